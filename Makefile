@@ -1,0 +1,42 @@
+# Everything runs in .venv, made on first use; needs Python 3.11+, make and the package index, no compiler.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+TORCH := torch==2.13.0
+
+.PHONY: run test contract lint bench docs clean
+.DEFAULT_GOAL := test
+
+# The exact torch first: a looser request may bring gigabytes of CUDA packages. `--no-build-isolation` keeps the C++ build on the tools
+# installed here, so that a later `make` rebuilds incrementally.
+$(STAMP): pyproject.toml CMakeLists.txt $(wildcard csrc/*)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -c "import torch" 2>/dev/null || $(BIN)/pip install -q $(TORCH)
+	$(BIN)/pip install -q "scikit-build-core>=0.11" "nanobind>=2.4" "cmake>=3.24" ninja
+	$(BIN)/pip install -q --no-build-isolation -e ".[train,data,bench,dev]"
+	touch $@
+
+run: $(STAMP)
+	$(BIN)/longscan train --config recipes/quickstart/basic_motions.yaml --out runs/basic_motions
+
+test: $(STAMP) lint
+	$(BIN)/pytest -q -n 2 -m "not slow"
+
+contract: $(STAMP)
+	LONGSCAN_EXAMPLES=2000 $(BIN)/pytest -q -n 2 tests/contracts
+
+lint: $(STAMP)
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(STAMP)
+	$(BIN)/python benchmarks/run.py
+
+docs: $(STAMP)
+	$(BIN)/pip install -q -e ".[docs]"
+	$(BIN)/mkdocs build --strict
+
+clean:
+	rm -rf $(VENV) build dist site runs

@@ -1,0 +1,90 @@
+"""Which backend runs an op.
+
+`reference` (the loop: the definition) and `eager` (vectorised torch, any device, any order of gradient) are plain torch code.
+`cpu` (C++) and `triton` are native: opaque custom ops with a hand-written backward. `auto` prefers a native backend and says
+once, through the `longscan` logger, why it could not take one.
+"""
+
+import functools
+import logging
+import os
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Backend = Literal["auto", "reference", "eager", "cpu", "triton"]
+BACKENDS = ("reference", "eager", "cpu", "triton")
+NATIVE = ("cpu", "triton")
+
+log = logging.getLogger("longscan")
+
+
+@functools.cache
+def native_cpu_missing() -> str | None:
+    """Why the compiled CPU kernels cannot be used, or None where they can."""
+    try:
+        from longscan.ops import _native  # noqa: F401
+    except ImportError as error:
+        return f"the compiled CPU kernels are not installed ({error})"
+    return None
+
+
+@functools.cache
+def _say_once(message: str) -> None:
+    log.warning(message)
+
+
+def reject(op: str, backend: str, device: torch.device, dtype: torch.dtype, native: tuple[str, ...]) -> str | None:
+    """Why `backend` cannot run `op` on tensors of this device and dtype, or None where it can."""
+    if backend not in NATIVE:
+        return None
+    if backend not in native:
+        return f"{op} has no {backend} kernel"
+    if dtype not in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
+        return f"no {backend} kernel for {dtype}"
+    if backend == "cpu":
+        return f"the inputs are on {device}" if device.type != "cpu" else native_cpu_missing()
+    interpreted = device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"
+    return None if device.type == "cuda" or interpreted else f"the inputs are on {device}"
+
+
+def resolve(op: str, backend: str, like: Tensor, native: tuple[str, ...]) -> str:
+    """The backend that runs `op` on inputs like `like` (its device and real dtype); an explicit choice that cannot be met raises.
+
+    native: the native backends this op has.
+    """
+    if backend != "auto":
+        if backend not in BACKENDS:
+            raise ValueError(f"backend: got {backend!r}, expected 'auto' or one of {BACKENDS}")
+        reason = reject(op, backend, like.device, like.dtype, native)
+        if reason:
+            raise ValueError(f"backend: {backend!r} cannot run {op}: {reason}")
+        return backend
+    candidate = {"cpu": "cpu", "cuda": "triton"}.get(like.device.type)
+    if candidate is None:
+        return "eager"
+    reason = reject(op, candidate, like.device, like.dtype, native)
+    if reason is None:
+        return candidate
+    if not torch.compiler.is_compiling():
+        _say_once(f"{op} runs on the eager backend, not {candidate}: {reason}")
+    return "eager"
+
+
+def explain(op: str, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32) -> str:
+    """One sentence: the backend `auto` takes for `op` on this device and dtype, and why.
+
+    >>> explain("linear_scan", "meta")
+    'linear_scan on meta, torch.float32: eager (no native kernel for this device)'
+    """
+    from longscan.ops import OPS
+
+    device = torch.device(device)
+    candidate = {"cpu": "cpu", "cuda": "triton"}.get(device.type)
+    if candidate is None:
+        chosen, why = "eager", "no native kernel for this device"
+    else:
+        reason = reject(op, candidate, device, dtype, OPS[op].native)
+        chosen, why = (candidate, "native kernel") if reason is None else ("eager", reason)
+    return f"{op} on {device}, {dtype}: {chosen} ({why})"
