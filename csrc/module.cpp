@@ -1,0 +1,64 @@
+// longscan.ops._native: the compiled CPU kernels. Which instruction set runs, and safety after fork.
+#include <cstdlib>
+#include <cstring>
+#include <stdexcept>
+#if !defined(_WIN32)
+#include <pthread.h>
+#endif
+
+#include "bindings.h"
+#include "dispatch.h"
+
+namespace longscan {
+
+static bool process_forked = false;
+bool forked() { return process_forked; }
+
+static const char* const ISA_NAMES[] = {"baseline", "avx2", "avx512"};
+
+static Isa best_isa() {
+#if defined(LONGSCAN_X86)
+  __builtin_cpu_init();
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512vl"))
+    return Isa::avx512;
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return Isa::avx2;
+#endif
+  return Isa::baseline;
+}
+
+static Isa choose_isa() {
+  Isa best = best_isa();
+  const char* wanted = std::getenv("LONGSCAN_CPU_ISA");
+  if (!wanted || !*wanted) return best;
+  for (int i = 0; i < 3; i++) {
+    if (std::strcmp(wanted, ISA_NAMES[i]) != 0) continue;
+    if (i > int(best)) throw std::runtime_error(std::string("LONGSCAN_CPU_ISA: this processor or build has no ") + wanted);
+    return Isa(i);
+  }
+  throw std::runtime_error(std::string("LONGSCAN_CPU_ISA: got '") + wanted + "', expected baseline, avx2 or avx512");
+}
+
+static Isa chosen = Isa::baseline;
+Isa isa() { return chosen; }
+
+}  // namespace longscan
+
+NB_MODULE(_native, module) {
+  using namespace longscan;
+  module.doc() = "Compiled CPU kernels of longscan.";
+  chosen = choose_isa();
+#if !defined(_WIN32)
+  pthread_atfork(nullptr, nullptr, [] { process_forked = true; });
+#endif
+  module.def("isa", [] { return std::string(ISA_NAMES[int(isa())]); }, "The instruction set in use.");
+#if defined(_OPENMP)
+  module.attr("openmp") = true;
+#else
+  module.attr("openmp") = false;
+#endif
+  bind_math_probe(module);
+#if defined(LONGSCAN_UNITARY_SCAN)
+  bind_unitary_scan(module);
+#endif
+}

@@ -1,0 +1,93 @@
+// Threads and scratch memory for the kernels. Included by kernel files only (see simd.h for why it lives in the ISA namespace).
+#pragma once
+
+#include <cstdint>
+#include <cstdlib>
+#include <new>
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+#if defined(_OPENMP)
+#include <omp.h>
+#endif
+
+namespace longscan {
+// True in a process that was forked from one with this module loaded: OpenMP's threads did not survive the fork and starting
+// a team would wait for them for ever, so such a process runs on one thread.
+bool forked();
+}  // namespace longscan
+
+namespace longscan::LONGSCAN_ISA {
+
+// Numbers below the smallest normal one become zero while this lives: decaying states pass through them, at a hundred times
+// the cost of an ordinary operation on some processors.
+class FlushDenormals {
+ public:
+#if defined(__SSE2__)
+  FlushDenormals() : saved_(_mm_getcsr()) { _mm_setcsr(saved_ | 0x8040); }
+  ~FlushDenormals() { _mm_setcsr(saved_); }
+
+ private:
+  unsigned saved_;
+#elif defined(__aarch64__)
+  FlushDenormals() {
+    asm volatile("mrs %0, fpcr" : "=r"(saved_));
+    asm volatile("msr fpcr, %0" ::"r"(saved_ | (uint64_t{1} << 24)));
+  }
+  ~FlushDenormals() { asm volatile("msr fpcr, %0" ::"r"(saved_)); }
+
+ private:
+  uint64_t saved_;
+#endif
+};
+
+// Scratch memory aligned to a cache line, uninitialised. Throws std::bad_alloc, so not to be made inside a parallel region.
+template <class T> class Buffer {
+ public:
+  explicit Buffer(int64_t count) {
+    size_t bytes = (size_t(count > 0 ? count : 1) * sizeof(T) + 63) / 64 * 64;
+    data_ = static_cast<T*>(::aligned_alloc(64, bytes));
+    if (!data_) throw std::bad_alloc();
+  }
+  ~Buffer() { ::free(data_); }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  T* data() { return data_; }
+  T* slice(int64_t index, int64_t size) { return data_ + index * size; }
+
+ private:
+  T* data_;
+};
+
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// How many threads a loop over `items` uses: index scratch memory by [0, workers).
+inline int workers(int64_t items, int threads) {
+#if defined(_OPENMP)
+  if (forked() || threads < 1) return 1;
+  return int(items < threads ? (items > 1 ? items : 1) : threads);
+#else
+  return 1;
+#endif
+}
+
+// body(item, worker) for every item; items go to whichever worker is free, so anything summed over items must be kept per
+// item, not per worker, for results to be the same bits on every run.
+template <class Body> void parallel_for(int64_t items, int threads, const Body& body) {
+  int team = workers(items, threads);
+  if (team <= 1) {
+    FlushDenormals flush;
+    for (int64_t item = 0; item < items; item++) body(item, 0);
+    return;
+  }
+#if defined(_OPENMP)
+#pragma omp parallel num_threads(team)
+  {
+    FlushDenormals flush;
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t item = 0; item < items; item++) body(item, omp_get_thread_num());
+  }
+#endif
+}
+
+}  // namespace longscan::LONGSCAN_ISA

@@ -1,0 +1,291 @@
+// Vectors of float or double at the width of the instruction set this translation unit is compiled for, and the elementary
+// functions the kernels need on them.
+//
+// Every kernel file is compiled once per instruction set with LONGSCAN_ISA naming it; everything here lives in
+// longscan::LONGSCAN_ISA, so that no inline function of one build can be merged by the linker with another's. For the same
+// reason kernel files use no std:: templates.
+//
+//   Vec<T>             T is float or double; operators + - * / < > act per lane, a * b + c contracts to a fused multiply-add
+//   lanes<T>           number of lanes
+//   load, store        unaligned; with a count: only the first `count` lanes are touched (the others load as zero)
+//   exp, exp2, softplus, sigmoid, silu, sincos, sum, min, max, round
+//
+// Accuracy, in units in the last place of the exact result (tests/ops/test_native_math.py measures all of them):
+//   exp, exp2 2; sigmoid, silu, softplus 4; sincos: absolute error 1 unit of 1.0 for every finite argument.
+// NaN in gives NaN out; overflow gives inf; results below the smallest normal number may be flushed to zero.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#ifndef LONGSCAN_ISA
+#error "kernel files are compiled with LONGSCAN_ISA set to the name of the instruction set"
+#endif
+
+namespace longscan::LONGSCAN_ISA {
+
+#if defined(__AVX512F__)
+constexpr int VECTOR_BYTES = 64;
+#elif defined(__AVX2__)
+constexpr int VECTOR_BYTES = 32;
+#else
+constexpr int VECTOR_BYTES = 16;  // SSE2, NEON, or whatever the compiler makes of it
+#endif
+
+template <class T> struct VectorTypes;
+template <> struct VectorTypes<float> {
+  typedef float type __attribute__((vector_size(VECTOR_BYTES)));
+  typedef int32_t integers __attribute__((vector_size(VECTOR_BYTES)));
+};
+template <> struct VectorTypes<double> {
+  typedef double type __attribute__((vector_size(VECTOR_BYTES)));
+  typedef int64_t integers __attribute__((vector_size(VECTOR_BYTES)));
+};
+template <class T> using Vec = typename VectorTypes<T>::type;
+template <class T> using IntVec = typename VectorTypes<T>::integers;
+using Floats = Vec<float>;
+using Doubles = Vec<double>;
+template <class T> constexpr int lanes = VECTOR_BYTES / sizeof(T);
+
+#define INLINE [[gnu::always_inline]] inline
+
+// ---------------------------------------------------------------------------------------------- moving and arranging
+
+template <class T> INLINE Vec<T> broadcast(T x) { return x - Vec<T>{}; }  // exact, -0.0 included
+template <class To, class From> INLINE To bits(From x) {
+  static_assert(sizeof(To) == sizeof(From));
+  To out;
+  memcpy(&out, &x, sizeof out);
+  return out;
+}
+
+template <class T> INLINE Vec<T> load(const T* p) {
+  Vec<T> x;
+  memcpy(&x, p, sizeof x);
+  return x;
+}
+template <class T> INLINE void store(T* p, Vec<T> x) { memcpy(p, &x, sizeof x); }
+
+#if defined(__AVX512F__)
+INLINE Floats load(const float* p, int count) { return (Floats)_mm512_maskz_loadu_ps((__mmask16)((1u << count) - 1), p); }
+INLINE Doubles load(const double* p, int count) { return (Doubles)_mm512_maskz_loadu_pd((__mmask8)((1u << count) - 1), p); }
+INLINE void store(float* p, Floats x, int count) { _mm512_mask_storeu_ps(p, (__mmask16)((1u << count) - 1), (__m512)x); }
+INLINE void store(double* p, Doubles x, int count) { _mm512_mask_storeu_pd(p, (__mmask8)((1u << count) - 1), (__m512d)x); }
+#else
+template <class T> INLINE Vec<T> load(const T* p, int count) {
+  if (count == lanes<T>) return load(p);
+  T buffer[lanes<T>] = {};
+  for (int i = 0; i < count; i++) buffer[i] = p[i];
+  return load(buffer);
+}
+template <class T> INLINE void store(T* p, Vec<T> x, int count) {
+  if (count == lanes<T>) return store(p, x);
+  for (int i = 0; i < count; i++) p[i] = x[i];
+}
+#endif
+
+template <class T> INLINE T sum(Vec<T> x) {  // pairwise: the same order on every call
+  T buffer[lanes<T>];
+  store(buffer, x);
+  for (int width = lanes<T> / 2; width > 0; width /= 2)
+    for (int i = 0; i < width; i++) buffer[i] += buffer[i + width];
+  return buffer[0];
+}
+
+// min and max return the second argument where either is NaN, so `max(limit, x)` keeps NaN in x.
+#if defined(__AVX512F__)
+INLINE Floats min(Floats a, Floats b) { return (Floats)_mm512_min_ps((__m512)a, (__m512)b); }
+INLINE Doubles min(Doubles a, Doubles b) { return (Doubles)_mm512_min_pd((__m512d)a, (__m512d)b); }
+INLINE Floats max(Floats a, Floats b) { return (Floats)_mm512_max_ps((__m512)a, (__m512)b); }
+INLINE Doubles max(Doubles a, Doubles b) { return (Doubles)_mm512_max_pd((__m512d)a, (__m512d)b); }
+#else
+template <class V> INLINE V min(V a, V b) { return a < b ? a : b; }
+template <class V> INLINE V max(V a, V b) { return a > b ? a : b; }
+#endif
+
+template <class T> INLINE Vec<T> absolute(Vec<T> x) {
+  constexpr auto mask = sizeof(T) == 4 ? int64_t{0x7fffffff} : int64_t{0x7fffffffffffffff};
+  using I = IntVec<T>;
+  return bits<Vec<T>>(bits<I>(x) & (I{} + (decltype(I{}[0] + 0))mask));
+}
+
+template <class T> INLINE bool any(IntVec<T> mask) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(T) == 4) return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask) != 0;
+  return _mm512_test_epi64_mask((__m512i)mask, (__m512i)mask) != 0;
+#else
+  IntVec<T> seen = mask;
+  int64_t words[VECTOR_BYTES / 8], joined = 0;
+  memcpy(words, &seen, sizeof seen);
+  for (int64_t word : words) joined |= word;
+  return joined != 0;
+#endif
+}
+
+// ---------------------------------------------------------------------------------------------- rounding and scaling
+
+// Adding and taking away 1.5 * 2^(mantissa bits) rounds to the nearest integer; the integer sits in the low bits of the sum.
+template <class T> constexpr T ROUNDING = sizeof(T) == 4 ? T(12582912.0) : T(6755399441055744.0);
+
+// The nearest integer, |x| < 2^22 (float) or 2^51 (double).
+template <class T> INLINE Vec<T> round(Vec<T> x) {
+  Vec<T> shifted = x + ROUNDING<T>;
+  return shifted - ROUNDING<T>;
+}
+
+// x * 2^n for integers n held as T, |n| below twice the exponent range.
+#if defined(__AVX512F__)
+INLINE Floats scale(Floats x, Floats n) { return (Floats)_mm512_scalef_ps((__m512)x, (__m512)n); }
+INLINE Doubles scale(Doubles x, Doubles n) { return (Doubles)_mm512_scalef_pd((__m512d)x, (__m512d)n); }
+#else
+template <class T> INLINE Vec<T> scale_by(Vec<T> x, Vec<T> n) {
+  constexpr int mantissa = sizeof(T) == 4 ? 23 : 52, bias = sizeof(T) == 4 ? 127 : 1023;
+  // In two halves: 2^n alone over- or underflows at the ends of the range.
+  IntVec<T> whole = bits<IntVec<T>>(n + ROUNDING<T>) - bits<IntVec<T>>(broadcast<T>(ROUNDING<T>));
+  IntVec<T> half = whole >> 1;
+  return x * bits<Vec<T>>((half + bias) << mantissa) * bits<Vec<T>>((whole - half + bias) << mantissa);
+}
+INLINE Floats scale(Floats x, Floats n) { return scale_by<float>(x, n); }
+INLINE Doubles scale(Doubles x, Doubles n) { return scale_by<double>(x, n); }
+#endif
+
+// ---------------------------------------------------------------------------------------------- exponentials
+
+// c[0] + c[1] x + c[2] x^2 + ..., Horner
+template <class T, int terms> INLINE Vec<T> polynomial(Vec<T> x, const T (&c)[terms]) {
+  Vec<T> p = broadcast<T>(c[terms - 1]);
+#pragma GCC unroll 20
+  for (int i = terms - 2; i >= 0; i--) p = p * x + c[i];
+  return p;
+}
+
+// 2^x from x = n + r with |r| <= 1/2
+template <class T> INLINE Vec<T> exp2_fraction(Vec<T> r);
+template <> INLINE Floats exp2_fraction<float>(Floats r) {
+  constexpr float c[] = {1.0f,           0.693147182f,    0.240226462f,    0.0555032333f,
+                         0.00961834751f, 0.00133988655f, 0.000154036229f};
+  return polynomial<float>(r, c);
+}
+template <> INLINE Doubles exp2_fraction<double>(Doubles r) {
+  // Taylor: ln(2)^k / k!; the term left out is below 1e-18 for |r| <= 1/2
+  constexpr double c[] = {1.0,
+                          0.6931471805599453,
+                          0.24022650695910072,
+                          0.05550410866482158,
+                          0.009618129107628477,
+                          0.0013333558146428443,
+                          0.00015403530393381608,
+                          1.5252733804059841e-05,
+                          1.321548679014431e-06,
+                          1.01780860092396997e-07,
+                          7.0549116208011233e-09,
+                          4.4455382718708116e-10,
+                          2.5678435993488202e-11,
+                          1.3691488853904128e-12};
+  return polynomial<double>(r, c);
+}
+
+// Bounds of the exponent of 2: the result is 0 below, inf above.
+template <class T> constexpr T EXP2_LOW = sizeof(T) == 4 ? T(-152) : T(-1078);
+template <class T> constexpr T EXP2_HIGH = sizeof(T) == 4 ? T(129) : T(1025);
+
+template <class T> INLINE Vec<T> exp2_any(Vec<T> x) {
+  x = min(broadcast<T>(EXP2_HIGH<T>), max(broadcast<T>(EXP2_LOW<T>), x));
+  Vec<T> n = round<T>(x);
+  return scale(exp2_fraction<T>(x - n), n);
+}
+INLINE Floats exp2(Floats x) { return exp2_any<float>(x); }
+INLINE Doubles exp2(Doubles x) { return exp2_any<double>(x); }
+
+// e^x: the fraction is taken before the multiplication by log2(e), with ln 2 in two parts, so large |x| loses nothing.
+template <class T> INLINE Vec<T> exp_any(Vec<T> x) {
+  constexpr T LOG2E = T(1.4426950408889634);
+  constexpr T LN2_HIGH = sizeof(T) == 4 ? T(0.693359375) : T(6.93147180369123816490e-01);
+  constexpr T LN2_LOW = sizeof(T) == 4 ? T(-2.12194440e-4) : T(1.90821492927058770002e-10);
+  x = min(broadcast<T>(T(0.6931471805599453) * EXP2_HIGH<T>), max(broadcast<T>(T(0.6931471805599453) * EXP2_LOW<T>), x));
+  Vec<T> n = round<T>(x * LOG2E);
+  Vec<T> r = (x - n * LN2_HIGH) - n * LN2_LOW;
+  return scale(exp2_fraction<T>(r * LOG2E), n);
+}
+INLINE Floats exp(Floats x) { return exp_any<float>(x); }
+INLINE Doubles exp(Doubles x) { return exp_any<double>(x); }
+
+template <class V> INLINE V sigmoid(V x) { return 1 / (1 + exp(-x)); }
+template <class V> INLINE V silu(V x) { return x / (1 + exp(-x)); }
+
+// log(1 + y) for 0 <= y <= 1: 2 atanh(s), s = y / (2 + y) <= 1/3, as an odd series in s
+INLINE Floats log1p_unit(Floats y) {
+  constexpr float c[] = {2.0f, 2.0f / 3, 2.0f / 5, 2.0f / 7, 2.0f / 9, 2.0f / 11, 2.0f / 13, 2.0f / 15};
+  Floats s = y / (2 + y);
+  return s * polynomial<float>(s * s, c);
+}
+INLINE Doubles log1p_unit(Doubles y) {
+  constexpr double c[] = {2.0,      2.0 / 3,  2.0 / 5,  2.0 / 7,  2.0 / 9,  2.0 / 11, 2.0 / 13, 2.0 / 15, 2.0 / 17,
+                          2.0 / 19, 2.0 / 21, 2.0 / 23, 2.0 / 25, 2.0 / 27, 2.0 / 29, 2.0 / 31, 2.0 / 33, 2.0 / 35};
+  Doubles s = y / (2 + y);
+  return s * polynomial<double>(s * s, c);
+}
+
+INLINE Floats softplus(Floats x) { return max(broadcast<float>(0), x) + log1p_unit(exp(-absolute<float>(x))); }
+INLINE Doubles softplus(Doubles x) { return max(broadcast<double>(0), x) + log1p_unit(exp(-absolute<double>(x))); }
+
+// ---------------------------------------------------------------------------------------------- sine and cosine
+
+template <class T> struct SinCos {
+  Vec<T> sin, cos;
+};
+
+// |x| up to here is reduced with pi/2 in three parts, the products with the first parts exact; beyond, lane by lane with libm.
+template <class T> constexpr T SINCOS_LIMIT = sizeof(T) == 4 ? T(8192) : T(1e6);
+
+template <class T> [[gnu::noinline]] SinCos<T> sincos_huge(Vec<T> x) {
+  SinCos<T> out;
+  for (int i = 0; i < lanes<T>; i++) {
+    out.sin[i] = T(__builtin_sin(double(x[i])));
+    out.cos[i] = T(__builtin_cos(double(x[i])));
+  }
+  return out;
+}
+
+template <class T> INLINE SinCos<T> sincos_any(Vec<T> x) {
+  constexpr bool single = sizeof(T) == 4;
+  // pi/2: float 11 + 11 bits and the rest, double 33 + 33 bits and the rest
+  constexpr T PART1 = single ? T(1.5703125) : T(1.57079632673412561417e+00);
+  constexpr T PART2 = single ? T(0.000483751296997070) : T(6.07710050630396597660e-11);
+  constexpr T PART3 = single ? T(7.549786305e-8) : T(2.02226624879595063154e-21);
+  if (__builtin_expect(any<T>(absolute<T>(x) > SINCOS_LIMIT<T>), 0)) return sincos_huge<T>(x);
+  Vec<T> shifted = x * T(0.63661977236758134308) + ROUNDING<T>;
+  Vec<T> n = shifted - ROUNDING<T>;
+  Vec<T> r = ((x - n * PART1) - n * PART2) - n * PART3;
+  Vec<T> rr = r * r, s, c;
+  if constexpr (single) {
+    constexpr float S[] = {-1.6666654611e-1f, 8.3321608736e-3f, -1.9515295891e-4f};
+    constexpr float C[] = {4.166664568298827e-2f, -1.388731625493765e-3f, 2.443315711809948e-5f};
+    s = r + r * rr * polynomial<float>(rr, S);
+    c = 1 - rr * 0.5f + rr * rr * polynomial<float>(rr, C);
+  } else {
+    constexpr double S[] = {-1.66666666666666324348e-01, 8.33333333332248946124e-03, -1.98412698298579493134e-04,
+                            2.75573137070700676789e-06,  -2.50507602534068634195e-08, 1.58969099521155010221e-10};
+    constexpr double C[] = {4.16666666666666019037e-02, -1.38888888888741095749e-03, 2.48015872894767294178e-05,
+                            -2.75573143513906633035e-07, 2.08757232129817482790e-09, -1.13596475577881948265e-11};
+    s = r + r * rr * polynomial<double>(rr, S);
+    c = 1 - rr * 0.5 + rr * rr * polynomial<double>(rr, C);
+  }
+  // quadrant: its low bit swaps the two, its second bit (shifted to the sign) negates
+  using I = IntVec<T>;
+  I quadrant = bits<I>(shifted);
+  constexpr int to_sign = single ? 30 : 62;
+  Vec<T> swapped_s = (quadrant & 1) == 0 ? s : c;
+  Vec<T> swapped_c = (quadrant & 1) == 0 ? c : s;
+  constexpr auto sign = single ? int64_t{INT32_MIN} : INT64_MIN;
+  I sign_s = (quadrant << to_sign) & (decltype(I{}[0] + 0))sign;
+  I sign_c = ((quadrant + 1) << to_sign) & (decltype(I{}[0] + 0))sign;
+  return {bits<Vec<T>>(bits<I>(swapped_s) ^ sign_s), bits<Vec<T>>(bits<I>(swapped_c) ^ sign_c)};
+}
+INLINE SinCos<float> sincos(Floats x) { return sincos_any<float>(x); }
+INLINE SinCos<double> sincos(Doubles x) { return sincos_any<double>(x); }
+
+}  // namespace longscan::LONGSCAN_ISA
