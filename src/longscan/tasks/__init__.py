@@ -1,0 +1,5 @@
+"""What to learn: formal languages and time series, with their losses, metrics and baselines; knows no model."""
+
+from longscan.tasks.base import TASKS as TASKS
+from longscan.tasks.base import Batch as Batch
+from longscan.tasks.base import Task as Task
