@@ -1,0 +1,144 @@
+"""The figures of the reports: pure functions from numbers to Plotly figures.
+
+Colours and fonts are named as variables of the page's style sheet, which has a light and a dark set.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+
+COLOURS = tuple(f"var(--{name})" for name in ("blue", "orange", "green", "purple", "red", "teal", "pink", "gold"))
+SPLITS = {"train": COLOURS[0], "valid": COLOURS[1], "test": COLOURS[2]}
+RINGS = 16  # more symbols than this are drawn as rows of a map, not as rings
+MANY = 400  # longer series are smoothed
+CLEAR = "rgba(0,0,0,0)"
+
+
+def title(text: str) -> dict[str, Any]:
+    """A title of an axis or a colour bar."""
+    return {"title": {"text": text, "standoff": 8}}
+
+
+def decorate(figure: go.Figure, height: int, x: Mapping[str, Any], y: Mapping[str, Any], **entries: Any) -> go.Figure:
+    """Give a figure the shared layout; x, y: entries of its axes, `entries`: other top-level entries of the layout."""
+    lines = {"gridcolor": "var(--grid)", "linecolor": "var(--line)", "tickcolor": "var(--line)", "zeroline": False}
+    axis: dict[str, Any] = lines | {"automargin": True}
+    shared = {
+        "template": "none",
+        "height": height,
+        "paper_bgcolor": CLEAR,
+        "plot_bgcolor": CLEAR,
+        "font": {"family": "var(--font)", "size": 13, "color": "var(--text)"},
+        "margin": {"l": 60, "r": 16, "t": 40, "b": 48},
+        "hoverlabel": {"bgcolor": "var(--surface)", "bordercolor": "var(--line)", "font": {"color": "var(--text)"}},
+        "legend": {"orientation": "h", "x": 0, "xanchor": "left", "y": 1.02, "yanchor": "bottom"},
+        "showlegend": True,
+    }
+    return figure.update_layout(shared | entries | {"xaxis": {**axis, **x}, "yaxis": {**axis, **y}})
+
+
+def level(figure: go.Figure, height: float | None, name: str) -> None:
+    """A dashed line across the whole figure, with its entry in the legend; none where there is no height."""
+    if height is not None:
+        line = {"color": "var(--text)", "dash": "dash", "width": 1.5}
+        figure.add_hline(height, line=line, opacity=0.7, name=name, showlegend=True)
+
+
+def heat(shares: np.ndarray, x: Sequence[Any], y: Sequence[Any], label: str, **trace: Any) -> go.Figure:
+    """A map of shares between 0 and their largest value or `zmax`."""
+    bar = {"title": {"text": label, "side": "right"}, "tickformat": ".0%", "thickness": 12, "outlinewidth": 0}
+    scale = [[0, "var(--empty)"], [1, "var(--full)"]]
+    return go.Figure(go.Heatmap(z=shares, x=x, y=y, zmin=0, colorscale=scale, colorbar=bar, **trace))
+
+
+def smooth(values: np.ndarray, width: int) -> np.ndarray:
+    """Centred running mean over `width` points, over fewer at the ends."""
+    total = np.concatenate(([0.0], np.cumsum(values)))
+    index = np.arange(len(values))
+    low, high = np.maximum(index - width // 2, 0), np.minimum(index + width // 2 + 1, len(values))
+    return (total[high] - total[low]) / (high - low)
+
+
+def curves(series: Mapping[str, tuple[Sequence[float], Sequence[float]]], label: str, constant: float | None = None) -> go.Figure:
+    """Values against steps, a line for each split; long noisy series are drawn faintly below their running mean.
+
+    series: split -> (steps, values); constant: height of the constant predictor's line. Without that line, positive values that
+    span more than a factor of 30 are drawn on a logarithmic axis.
+    """
+    figure = go.Figure()
+    for split, (steps, given) in series.items():
+        values, line = np.asarray(given, float), {"color": SPLITS[split], "width": 2}
+        if len(values) > MANY and np.isfinite(values).all():
+            faint = {"opacity": 0.3, "hoverinfo": "skip", "showlegend": False}
+            figure.add_scatter(x=steps, y=values, mode="lines", line=line | {"width": 1}, **faint)
+            values = smooth(values, len(values) // 100 + 1)
+        figure.add_scatter(x=steps, y=values, name=split, mode="lines+markers" if len(values) <= 40 else "lines", line=line)
+    level(figure, constant, "constant predictor")
+    everything = np.concatenate([np.asarray(values, float) for _, values in series.values()])
+    finite = everything[np.isfinite(everything)]
+    wide = constant is None and len(finite) > 0 and 0 < finite.min() < finite.max() / 30
+    scale = {"type": "log", "dtick": 1, "exponentformat": "power"} if wide else {"exponentformat": "power"}
+    return decorate(figure, 320, title("step") | {"exponentformat": "none"}, title(label) | scale, hovermode="x unified")
+
+
+def confusion(counts: Sequence[Sequence[float]], classes: Sequence[str]) -> go.Figure:
+    """Confusion matrix, rows: true class, columns: predicted class; the colour is the share of the row."""
+    table = np.asarray(counts)
+    share = table / np.maximum(table.sum(1, keepdims=True), 1)
+    trace = {"zmax": 1, "xgap": 2, "ygap": 2, "text": table, "texttemplate": "%{text}" if len(classes) <= 12 else ""}
+    hover = "true %{y}, predicted %{x}: %{text} (%{z:.0%})<extra></extra>"
+    figure = heat(share, classes, classes, "share of true class", hovertemplate=hover, **trace)
+    category = {"type": "category", "showgrid": False}
+    height = min(max(320, 160 + 30 * len(classes)), 720)
+    return decorate(figure, height, title("predicted") | category, title("true") | category | {"autorange": "reversed"})
+
+
+def by_length(scores: Mapping[str, float], metric: str, constant: float | None) -> go.Figure:
+    """A bar for each range of lengths and the constant predictor's line."""
+    lengths, values = list(scores), list(scores.values())
+    hover = "length %{x}: %{y:.4f}<extra></extra>"
+    text = {"texttemplate": "%{y:.3f}", "insidetextanchor": "end", "insidetextfont_color": "var(--background)"}
+    figure = go.Figure()
+    figure.add_bar(x=lengths, y=values, name="model", marker_color=COLOURS[0], width=0.6, hovertemplate=hover, **text)
+    level(figure, constant, "constant predictor")
+    category = {"type": "category", "showgrid": False}
+    return decorate(figure, 320, title("length") | category, title(metric) | {"rangemode": "tozero"})
+
+
+def angle_rings(symbols: Sequence[str], theta: Sequence[Sequence[float]]) -> go.Figure:
+    """Rotation angles on circles, one ring a symbol from the inside out; a point's area is the number of angles in it.
+
+    theta: radians, one list a symbol; angles equal to half a degree are one point.
+    """
+    figure = go.Figure()
+    for i, (symbol, angles) in enumerate(zip(symbols, theta, strict=True)):
+        degrees, number = np.unique(np.round(np.degrees(np.asarray(angles, float)) * 2) / 2 % 360, return_counts=True)
+        size = np.minimum(4 + 2 * np.sqrt(number), 24)
+        marker = {"size": size, "color": COLOURS[i % len(COLOURS)], "opacity": 0.6, "line": {"width": 0}}
+        hover = f"symbol {symbol}: %{{theta}}°, %{{customdata}} entries<extra></extra>"
+        ring = np.full(len(degrees), i + 2)
+        figure.add_scatterpolar(
+            theta=degrees, r=ring, name=str(symbol), mode="markers", customdata=number, marker=marker, hovertemplate=hover
+        )
+    rings = {"range": [0, len(symbols) + 2], "tickvals": [i + 2 for i in range(len(symbols))]}
+    radial = {"showticklabels": False, "ticks": "", "showline": False, "gridcolor": "var(--grid)"}
+    eighths = ["0", "π/4", "π/2", "3π/4", "π", "−3π/4", "−π/2", "−π/4"]
+    angular = {"gridcolor": "var(--grid)", "linecolor": "var(--line)", "tickvals": [*range(0, 360, 45)], "ticktext": eighths}
+    polar = {"bgcolor": CLEAR, "radialaxis": rings | radial, "angularaxis": angular}
+    legend = {"orientation": "h", "title_text": "symbol ", "x": 0.5, "xanchor": "center", "y": -0.1, "itemsizing": "constant"}
+    return decorate(figure, 460, {}, {}, polar=polar, legend=legend, margin={"l": 40, "r": 40, "t": 32, "b": 32})
+
+
+def angle_map(symbols: Sequence[str], theta: Sequence[Sequence[float]]) -> go.Figure:
+    """Rotation angles of many symbols: a row a symbol, bins of 5 degrees, the colour is the share of the layer's entries."""
+    edges = np.linspace(-180, 180, 73)
+    wrapped = (np.degrees(np.asarray(theta, float)) + 180) % 360 - 180
+    share = np.stack([np.histogram(row, edges)[0] / len(row) for row in wrapped])
+    centres = ((edges[:-1] + edges[1:]) / 2).tolist()
+    hover = "symbol %{y}, %{x}°: %{z:.1%}<extra></extra>"
+    figure = heat(share, centres, [str(s) for s in symbols], "share of entries", hovertemplate=hover)
+    angles = {"tickvals": [-180, -90, 0, 90, 180], "ticktext": ["−π", "−π/2", "0", "π/2", "π"], "showgrid": False}
+    rows = title("symbol") | {"type": "category", "showgrid": False}
+    return decorate(figure, min(160 + 14 * len(symbols), 900), title("angle") | angles, rows)

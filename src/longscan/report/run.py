@@ -1,0 +1,211 @@
+"""The report of one run: everything on the page comes from the files of the run's directory."""
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from longscan.report import figures, page
+
+_NOT_METRICS = {"step", "split", "loss", "lr", "seconds"}
+
+
+def run_report(run_dir: str | Path) -> Path:
+    """Write `report.html` into a run's directory and return its path.
+
+    The page is one file that opens offline. It reads settings.yaml, metrics.jsonl, result.json and angles.json; what is missing
+    is said on the page. Raises FileNotFoundError where the directory does not exist, ValueError where a file cannot be read.
+    """
+    folder = Path(run_dir)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"run_dir: {folder} is not a directory; a run's directory is needed")
+    settings = _read(folder / "settings.yaml", yaml.safe_load) or {}
+    result = _read(folder / "result.json", json.loads)
+    rows = _read(folder / "metrics.jsonl", _json_lines) or []
+    angles = _read(folder / "angles.json", json.loads)
+    title = _title(folder, settings, result)
+    body = [
+        *_summary(title, result),
+        *_scores(result),
+        *_curves(rows, result),
+        *_angles(angles, settings),
+        *_settings(settings),
+        *_origin(folder, result),
+    ]
+    return page.write(folder / "report.html", page.page(title, body))
+
+
+def _json_lines(text: str) -> list[dict[str, Any]]:
+    """The objects of a JSON Lines file; a last line cut short by a kill is left out."""
+    lines = text.splitlines()
+    rows = [json.loads(line) for line in lines[:-1]]
+    try:
+        return [*rows, *(json.loads(line) for line in lines[-1:])]
+    except json.JSONDecodeError:
+        return rows
+
+
+def _read(path: Path, parse: Any) -> Any:
+    """The parsed file, None where there is none."""
+    if not path.exists():
+        return None
+    try:
+        return parse(path.read_text("utf-8"))
+    except (ValueError, yaml.YAMLError) as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
+
+
+def _title(folder: Path, settings: Mapping[str, Any], result: Mapping[str, Any] | None) -> str:
+    source = result or {
+        "task": (settings.get("task") or {}).get("name"),
+        "spec": (settings.get("model") or {}).get("spec"),
+        "seed": (settings.get("training") or {}).get("seed"),
+    }
+    parts = [source.get("task"), source.get("spec"), None if source.get("seed") is None else f"seed {source['seed']}"]
+    return ", ".join(str(p) for p in parts if p) or folder.name
+
+
+def show(value: float | None, digits: int = 4) -> str:
+    """A number for reading; a dash where there is none."""
+    if value is None:
+        return "–"
+    if isinstance(value, int) or not math.isfinite(value):
+        return f"{value:,}"
+    return f"{value:.{digits}f}" if 1e-3 <= abs(value) < 1e4 or value == 0 else f"{value:.3g}"
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds as hours, minutes and seconds."""
+    if seconds is None:
+        return "–"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+
+
+def _summary(title: str, result: Mapping[str, Any] | None) -> Iterator[str]:
+    yield page.heading(1, title)
+    if result is None:
+        yield page.paragraph("There is no result.json: the run has not finished, so there is no test score.", "note")
+        return
+    facts = [result.get("suite") and f"suite {result['suite']}", result.get("date"), result.get("device")]
+    yield page.paragraph(" · ".join(str(f) for f in facts if f), "subtitle")
+    if result.get("status") != "finished":
+        yield page.paragraph(f"This run's status is “{result.get('status')}”; its figures are kept as they are.", "failure")
+    metric = result["metric"]
+    yield page.tiles(
+        [
+            (f"test {metric}", show(result.get("value")), f"model: {result['selected']}" if result.get("selected") else ""),
+            ("best constant predictor", show(result.get("constant")), "the same metric"),
+            ("scaled score", show(result.get("scaled")), f"constant predictor {show(result.get('constant_scaled'))}"),
+            ("parameters", show(result.get("params")), ""),
+            ("training", duration(result.get("seconds")), f"{show(result.get('steps'))} steps"),
+        ]
+    )
+
+
+def _scores(result: Mapping[str, Any] | None) -> Iterator[str]:
+    if result is None:
+        return
+    yield page.heading(2, "Test score in detail")
+    matrix, lengths = result.get("confusion"), result.get("by_length")
+    drawings = []
+    if matrix:
+        classes = [str(c) for c in result.get("classes") or range(len(matrix))]
+        caption = "Confusion matrix of the test split: number of examples, coloured by share of the true class."
+        drawings.append(page.figure(figures.confusion(matrix, classes), caption))
+    if lengths:
+        drawing = figures.by_length(lengths, result["metric"], result.get("constant"))
+        drawings.append(page.figure(drawing, f"Test {result['metric']} by length of the input."))
+    yield page.group("columns", drawings)
+    if not drawings:
+        yield page.paragraph("The run records neither a confusion matrix nor the score by length.", "note")
+
+
+def _series(rows: list[dict[str, Any]], key: str) -> dict[str, tuple[list[float], list[float]]]:
+    """split -> (steps, values) of one column."""
+    found: dict[str, tuple[list[float], list[float]]] = {}
+    for split in figures.SPLITS:
+        points = [(r["step"], r[key]) for r in rows if r.get("split") == split and r.get(key) is not None]
+        if points:
+            found[split] = ([p[0] for p in points], [p[1] for p in points])
+    return found
+
+
+def _curves(rows: list[dict[str, Any]], result: Mapping[str, Any] | None) -> Iterator[str]:
+    yield page.heading(2, "Learning curves")
+    if not rows:
+        yield page.paragraph("There is no metrics.jsonl, or it is empty: no learning curves.", "note")
+        return
+    main = (result or {}).get("metric")
+    names = sorted({k for row in rows for k in row if k not in _NOT_METRICS and "/" not in k}, key=lambda k: (k != main, k))
+    drawings = []
+    for key, label in [("loss", "loss"), *((n, n) for n in names), ("lr", "learning rate")]:
+        series = _series(rows, key)
+        if series:
+            constant = (result or {}).get("constant") if key == main else None
+            drawings.append(page.figure(figures.curves(series, label, constant)))
+        else:
+            yield page.paragraph(f"metrics.jsonl has no {label}.", "note")
+    yield page.group("columns", drawings)
+    if any(len(s) > 400 for _, (s, _) in _series(rows, "loss").items()):
+        yield page.paragraph("Faint: every recorded point; solid: its running mean over a hundredth of the run.", "caption")
+
+
+def _angles(angles: Mapping[str, Any] | None, settings: Mapping[str, Any]) -> Iterator[str]:
+    if not angles:
+        if "a" in str((settings.get("model") or {}).get("spec", "")):
+            yield page.heading(2, "Rotation angles")
+            yield page.paragraph("There is no angles.json: the angles of the AUSSM layers were not recorded.", "note")
+        return
+    yield page.heading(2, "Rotation angles")
+    yield page.paragraph(
+        "How far one step of each input symbol turns the state of an AUSSM layer. A point is an entry of its channels × states; "
+        "larger points are several entries at one angle."
+    )
+    drawings = []
+    for name, layer in angles.items():
+        few = len(layer["symbols"]) <= figures.RINGS
+        draw = figures.angle_rings if few else figures.angle_map
+        caption = "Rings from the inside out: the symbols in order." if few else "Rows: symbols."
+        drawings.append(page.heading(3, name) + page.figure(draw(layer["symbols"], layer["theta"]), caption))
+    yield page.group("columns", (f"<div>{d}</div>" for d in drawings))
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for key, value in settings.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", "–" if value is None else str(value)
+
+
+def _settings(settings: Mapping[str, Any]) -> Iterator[str]:
+    yield page.heading(2, "Settings")
+    if not settings:
+        yield page.paragraph("There is no settings.yaml: the settings of this run are not known.", "note")
+        return
+    parts = {k: v for k, v in settings.items() if isinstance(v, Mapping)}
+    single = {k: v for k, v in settings.items() if not isinstance(v, Mapping)}
+    columns = [*parts.items(), *([("other", single)] if single else [])]
+    yield page.group("settings", (f"<div>{page.heading(3, k)}{page.table(('', ''), _flat(v))}</div>" for k, v in columns))
+
+
+def _origin(folder: Path, result: Mapping[str, Any] | None) -> Iterator[str]:
+    yield page.heading(2, "Where it comes from")
+    if result is None:
+        yield page.paragraph("Without result.json neither the command nor the commit is known.", "note")
+        return
+    if result.get("command"):
+        yield page.code(result["command"])
+    versions = result.get("versions") or {}
+    rows = [("commit", result.get("commit")), ("date", result.get("date")), ("device", result.get("device")), *versions.items()]
+    yield page.table(("", ""), [(k, str(v)) for k, v in rows if v])
+    beside = [n for n in ("metrics.csv", "checkpoints", "tensorboard") if (folder / n).exists()]
+    if beside:
+        yield page.paragraph("Beside this page: " + ", ".join(beside) + ".", "caption")
