@@ -91,6 +91,106 @@ def write_run(
     return folder
 
 
+def run_row(**changes: Any) -> dict[str, Any]:
+    """A valid row of results/runs."""
+    row = {
+        "paper": "AUSSM",
+        "task": "parity",
+        "suite": "aussm",
+        "model": "hybrid",
+        "spec": "ma",
+        "seed": 0,
+        "metric": "accuracy",
+        "value": 0.99,
+        "scaled": 0.98,
+        "constant": 0.5,
+        "constant_scaled": 0.0,
+        "baselines": {},
+        "published": "r036",
+        "steps": 9000,
+        "seconds": 700.0,
+        "device": "cpu",
+        "params": 6000,
+        "recipe": "recipes/aussm/parity.yaml",
+        "commit": "0123abc",
+        "date": "2026-11-21",
+        "status": "finished",
+        "command": "longscan train --config recipes/aussm/parity.yaml --training.seed 0",
+    }
+    return row | changes
+
+
+def bench_row(**changes: Any) -> dict[str, Any]:
+    """A valid row of results/bench."""
+    row = {
+        "op": "selective_scan",
+        "backend": "cpu",
+        "peer": None,
+        "shape": {"B": 8, "L": 1024, "D": 256, "N": 16},
+        "dtype": "float32",
+        "device": "cpu, 2 threads",
+        "forward_ms": 10.0,
+        "forward_backward_ms": 40.0,
+        "peak_mib": 65.0,
+        "error_vs_float64": 2e-7,
+        "runs": 5,
+        "commit": "0123abc",
+        "date": "2026-11-21",
+        "torch": "2.13.0",
+        "triton": None,
+        "command": "make bench",
+    }
+    return row | changes
+
+
+def write_results(folder: Path) -> Path:
+    """A results folder with five seeds of one model (one failed), one of another, a task no paper has, and measurements."""
+    scaled = (1.0, 0.998, 0.41, 0.995)
+    runs = [run_row(seed=i, value=0.5 + s / 2, scaled=s) for i, s in enumerate(scaled)]
+    runs.append(run_row(seed=4, value=None, scaled=None, status="failed"))
+    mamba = {"model": "Mamba", "spec": "mm", "recipe": "recipes/aussm/parity_mamba.yaml", "published": "r018"}
+    runs += [run_row(seed=i, value=0.5 + s / 2, scaled=s, **mamba) for i, s in enumerate((0.01, 0.03, -0.01))]
+    own = {
+        "paper": None,
+        "task": "BasicMotions",
+        "suite": "archive",
+        "published": None,
+        "recipe": "recipes/quickstart/basic_motions.yaml",
+    }
+    runs.append(run_row(value=0.975, scaled=0.967, constant=0.25, baselines={"1-NN Euclidean": 0.675}, **own))
+    peers = [
+        {},
+        {"backend": "eager", "forward_ms": 31.0, "forward_backward_ms": 150.0, "peak_mib": 210.0},
+        {"backend": None, "peer": "plain torch loop", "forward_ms": 331.0, "forward_backward_ms": 1900.0, "peak_mib": 900.0},
+        {"backend": None, "peer": "mambapy", "forward_ms": 210.0, "forward_backward_ms": 900.0, "error_vs_float64": None},
+    ]
+    bench = [bench_row(**p) for p in peers] + [bench_row(date="2026-11-01", forward_ms=99.0)]
+    gpu = {"device": "NVIDIA H100", "op": "unitary_scan", "triton": "3.6"}
+    bench += [bench_row(**gpu, backend=b, forward_ms=t, forward_backward_ms=None) for b, t in (("triton", 0.5), ("eager", 4.2))]
+    for kind, rows in (("runs", runs), ("bench", bench)):
+        (folder / kind).mkdir(parents=True, exist_ok=True)
+        (folder / kind / "made_up.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows), "utf-8")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def make_results():
+    """Writes a made-up results folder: make_results(folder)."""
+    return write_results
+
+
+@pytest.fixture
+def new_run_row():
+    """A valid row of results/runs with changes: new_run_row(**changes)."""
+    return run_row
+
+
+@pytest.fixture
+def new_bench_row():
+    """A valid row of results/bench with changes: new_bench_row(**changes)."""
+    return bench_row
+
+
 @pytest.fixture(scope="session")
 def make_run():
     """Writes a made-up run directory: make_run(folder, **options)."""

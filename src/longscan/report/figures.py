@@ -4,6 +4,7 @@ Colours and fonts are named as variables of the page's style sheet, which has a 
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -142,3 +143,49 @@ def angle_map(symbols: Sequence[str], theta: Sequence[Sequence[float]]) -> go.Fi
     angles = {"tickvals": [-180, -90, 0, 90, 180], "ticktext": ["−π", "−π/2", "0", "π/2", "π"], "showgrid": False}
     rows = title("symbol") | {"type": "category", "showgrid": False}
     return decorate(figure, min(160 + 14 * len(symbols), 900), title("angle") | angles, rows)
+
+
+def scores(
+    ours: Sequence[tuple[str, Sequence[float], tuple[float, float | None] | None]],
+    published: Sequence[tuple[str, float]],
+    baselines: Mapping[str, float],
+    label: str,
+) -> go.Figure:
+    """Scores side by side, a row a model: every seed of ours, the mean with its interval, published values, baselines as lines.
+
+    ours: (model, score of each seed, (mean, half width of the interval)); the first model is drawn at the top.
+    """
+    figure = go.Figure()
+    dot = {"color": COLOURS[0], "size": 9, "opacity": 0.45}
+    bar = {"color": COLOURS[0], "size": 11, "symbol": "line-ns", "line": {"width": 3, "color": COLOURS[0]}}
+    for i, (name, values, mean) in enumerate(ours):
+        shared = {"mode": "markers", "showlegend": i == 0}
+        figure.add_scatter(x=list(values), y=[name] * len(values), name="longscan, a seed", marker=dot, **shared)
+        if mean is not None:
+            interval = {"type": "data", "array": [mean[1] or 0], "thickness": 1.5, "width": 5, "color": COLOURS[0]}
+            figure.add_scatter(x=[mean[0]], y=[name], name="longscan, mean", marker=bar, error_x=interval, **shared)
+    if published:
+        names, printed = zip(*published, strict=True)
+        marker = {"color": COLOURS[1], "size": 11, "symbol": "diamond"}
+        figure.add_scatter(x=printed, y=names, mode="markers", name="published", marker=marker)
+    for (name, value), dash in zip(baselines.items(), cycle(("dash", "dot", "dashdot", "longdash")), strict=False):
+        line = {"color": "var(--text)", "dash": dash, "width": 1.5}
+        figure.add_vline(value, line=line, opacity=0.7, name=name, showlegend=True)
+    rows = [*dict.fromkeys([name for name, _, _ in ours] + [name for name, _ in published])]
+    category = {"type": "category", "categoryarray": rows[::-1], "range": [-0.6, len(rows) - 0.4]}
+    return decorate(figure, 120 + 34 * max(len(rows), 3), title(label), category, margin={"l": 60, "r": 16, "t": 48, "b": 48})
+
+
+def ratios(times: Mapping[str, tuple[float | None, float | None]], unit: str) -> go.Figure:
+    """Times of implementations relative to `unit`, forward and forward+backward, on a logarithmic axis."""
+    names = list(times)[::-1]
+    figure = go.Figure()
+    for i, name in ((1, "forward+backward"), (0, "forward")):
+        values = [times[n][i] for n in names]
+        if any(v is not None for v in values):
+            hover = f"%{{y}}, {name}: %{{x:.2f}} ×<extra></extra>"
+            figure.add_bar(y=names, x=values, orientation="h", name=name, marker_color=COLOURS[i], hovertemplate=hover)
+    marks = [digit * 10.0**power for power in range(-3, 6) for digit in (1, 2, 5)]
+    axis = title(f"time / time of {unit}") | {"type": "log", "tickvals": marks, "ticktext": [f"{m:,g}" for m in marks]}
+    figure = decorate(figure, 120 + 44 * max(len(names), 2), axis, {"type": "category", "showgrid": False})
+    return figure.update_layout(legend_traceorder="reversed")

@@ -1,7 +1,6 @@
 """The report of one run: everything on the page comes from the files of the run's directory."""
 
 import json
-import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import yaml
 
 from longscan.report import figures, page
+from longscan.report.text import duration, show
 
 _NOT_METRICS = {"step", "split", "loss", "lr", "seconds"}
 
@@ -66,26 +66,6 @@ def _title(folder: Path, settings: Mapping[str, Any], result: Mapping[str, Any] 
     }
     parts = [source.get("task"), source.get("spec"), None if source.get("seed") is None else f"seed {source['seed']}"]
     return ", ".join(str(p) for p in parts if p) or folder.name
-
-
-def show(value: float | None, digits: int = 4) -> str:
-    """A number for reading; a dash where there is none."""
-    if value is None:
-        return "–"
-    if isinstance(value, int) or not math.isfinite(value):
-        return f"{value:,}"
-    return f"{value:.{digits}f}" if 1e-3 <= abs(value) < 1e4 or value == 0 else f"{value:.3g}"
-
-
-def duration(seconds: float | None) -> str:
-    """Seconds as hours, minutes and seconds."""
-    if seconds is None:
-        return "–"
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
 
 
 def _summary(title: str, result: Mapping[str, Any] | None) -> Iterator[str]:

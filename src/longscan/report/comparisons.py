@@ -1,0 +1,200 @@
+"""Our records put in order: runs grouped by task beside the published figures, measurements grouped by op and shape."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from longscan.report.published import published_beside, published_row
+from longscan.report.records import Record
+from longscan.report.statistics import mean_interval
+
+OWN = ("triton", "cpu", "eager", "reference")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """The runs of one setting, over its seeds, on the scale of the comparison that it belongs to."""
+
+    model: str
+    suite: str
+    scores: tuple[float, ...]
+    constant: float | None
+    baselines: dict[str, float]
+    failed: int
+    rows: tuple[Record, ...]
+
+    @property
+    def seeds(self) -> int:
+        """Number of finished runs."""
+        return len(self.scores)
+
+    @property
+    def mean(self) -> tuple[float, float | None] | None:
+        """Mean and half width of the 95 % interval over finished runs; None where none finished."""
+        return mean_interval(self.scores) if self.scores else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """One task and metric: our settings beside the published rows (none where no paper reports the task)."""
+
+    paper: str | None
+    task: str
+    metric: str
+    unit: str
+    source: str
+    published: tuple[dict[str, Any], ...]
+    entries: tuple[Entry, ...]
+
+
+def _ids(row: Record) -> tuple[str, ...]:
+    given = row["published"]
+    return () if given is None else (given,) if isinstance(given, str) else tuple(given)
+
+
+def _groups(rows: Iterable[Record], key: Any) -> list[tuple[Any, list[Record]]]:
+    """Rows by key, keys in the order of their first row."""
+    found: dict[Any, list[Record]] = {}
+    for row in rows:
+        found.setdefault(key(row), []).append(row)
+    return list(found.items())
+
+
+def _scale(row: Record, published: Sequence[dict[str, Any]], field: str) -> float | None:
+    """A score (`value` or `constant`) on the scale of the published figures: scaled or in per cent where they are."""
+    if not published:
+        return row[field]
+    scaled, factor = "scaled" in published[0]["metric"], 100 if published[0]["unit"].startswith("%") else 1
+    name = ("scaled" if field == "value" else "constant_scaled") if scaled else field
+    if name not in row:
+        raise ValueError(f"a run of {row['task']} (seed {row['seed']}) has no {name!r}, which published {_ids(row)[0]} needs")
+    return None if row[name] is None else row[name] * factor
+
+
+def _entry(rows: Sequence[Record], published: Sequence[dict[str, Any]]) -> Entry:
+    first = rows[0]
+    finished = [r for r in rows if r["status"] == "finished"]
+    constants = [c for r in rows if (c := _scale(r, published, "constant")) is not None]
+    baselines = {name: 0.0 for r in rows for name in r["baselines"]}
+    for name in baselines:
+        baselines[name] = mean_interval([r["baselines"][name] for r in rows if name in r["baselines"]])[0]
+    return Entry(
+        model=f"{first['model']} ({first['spec']})" if first["spec"] and first["spec"] != first["model"] else first["model"],
+        suite=first["suite"] or "",
+        scores=tuple(s for r in finished if (s := _scale(r, published, "value")) is not None),
+        constant=mean_interval(constants)[0] if constants else None,
+        baselines=baselines,
+        failed=len(rows) - len(finished),
+        rows=tuple(rows),
+    )
+
+
+def compare(rows: Iterable[Record]) -> list[Comparison]:
+    """Runs by paper, task and metric. ValueError: a run lacks the score that its published row has; KeyError: an unknown id."""
+
+    def table(row: Record) -> tuple[str, ...]:
+        references = [published_row(i) for i in _ids(row)]
+        return tuple(dict.fromkeys(f"{r['table']} {r['metric']} {r['unit']}" for r in references))
+
+    comparisons = []
+    for (paper, task, metric, _), members in _groups(rows, lambda r: (r["paper"], r["task"], r["metric"], table(r))):
+        beside = {p["id"]: p for identity in _ids(members[0])[:1] for p in published_beside(identity)}
+        published = tuple(beside.values())
+        entries = _groups(members, lambda r: (r["model"], r["spec"], r["suite"], r["recipe"] or r["steps"]))
+        comparisons.append(
+            Comparison(
+                paper=paper,
+                task=task,
+                metric=published[0]["metric"] if published else metric,
+                unit=published[0]["unit"] if published else "",
+                source=published[0]["table"] if published else "",
+                published=published,
+                entries=tuple(_entry(group, published) for _, group in entries),
+            )
+        )
+    return comparisons
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """One implementation in one measurement: times relative to ours, and absolute in milliseconds."""
+
+    name: str
+    ours: bool
+    forward: float | None
+    forward_ms: float | None
+    forward_backward: float | None
+    forward_backward_ms: float | None
+    peak_mib: float | None
+    error: float | None
+    measurements: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """All implementations of one op at one shape, measured side by side."""
+
+    op: str
+    shape: str
+    dtype: str
+    device: str
+    origin: str
+    commands: tuple[str, ...]
+    unit: str
+    timings: tuple[Timing, ...]
+
+
+def _middle(rows: Sequence[Record], field: str) -> float | None:
+    values = [r[field] for r in rows if r[field] is not None]
+    return median(values) if values else None
+
+
+def _ratio(time: float | None, unit: float | None) -> float | None:
+    return None if time is None or not unit else time / unit
+
+
+def measurements(rows: Iterable[Record]) -> list[Measurement]:
+    """Benchmark rows by op, shape, dtype and device; of each the latest day's rows only, so that a ratio is of one session.
+
+    Ratios are to our own fastest kind of backend present: triton, else cpu, else eager, else reference.
+    """
+    found = []
+    for (op, shape, dtype, device), members in _groups(
+        rows, lambda r: (r["op"], tuple(r["shape"].items()), r["dtype"], r["device"])
+    ):
+        latest = max(r["date"] for r in members)[:10]
+        today = [r for r in members if r["date"][:10] == latest]
+        named = dict(_groups(today, lambda r: f"longscan {r['backend']}" if r["peer"] is None else r["peer"]))
+        unit = next((f"longscan {b}" for b in OWN if f"longscan {b}" in named), next(iter(named)))
+        base = {field: _middle(named[unit], field) for field in ("forward_ms", "forward_backward_ms")}
+        timings = []
+        for name, group in named.items():
+            forward, both = _middle(group, "forward_ms"), _middle(group, "forward_backward_ms")
+            timings.append(
+                Timing(
+                    name=name,
+                    ours=group[0]["peer"] is None,
+                    forward=_ratio(forward, base["forward_ms"]),
+                    forward_ms=forward,
+                    forward_backward=_ratio(both, base["forward_backward_ms"]),
+                    forward_backward_ms=both,
+                    peak_mib=_middle(group, "peak_mib"),
+                    error=_middle(group, "error_vs_float64"),
+                    measurements=len(group),
+                )
+            )
+        commits = sorted({r["commit"] for r in today})
+        found.append(
+            Measurement(
+                op=op,
+                shape=", ".join(f"{k} {v}" for k, v in shape),
+                dtype=dtype,
+                device=device,
+                origin=f"commit {', '.join(commits)}, {latest}, torch {', '.join(sorted({r['torch'] for r in today}))}",
+                commands=tuple(dict.fromkeys(r["command"] for r in today)),
+                unit=unit,
+                timings=tuple(timings),
+            )
+        )
+    return found

@@ -1,0 +1,198 @@
+"""The report of all records: our runs beside the published figures, and the measurements of speed and memory."""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from longscan.report import figures, page
+from longscan.report.comparisons import Comparison, Entry, Measurement, Timing, compare, measurements
+from longscan.report.published import figure_of, papers
+from longscan.report.records import Record, read_folder
+from longscan.report.text import duration, mean_text, show
+
+INTERVAL = "mean ± half of Student's 95 % interval over seeds"
+
+
+def results_report(results_dir: str | Path, out: str | Path) -> Path:
+    """Write one page about the records in `results_dir`/runs and `results_dir`/bench to the file `out` and return its path.
+
+    Our runs stand beside the published figures and the best constant predictor; failed runs are listed and counted. Raises
+    FileNotFoundError where the directory does not exist, ValueError for a record that breaks its schema.
+    """
+    runs, bench = _records(results_dir)
+    body = [
+        page.heading(1, "Results"),
+        page.paragraph(_overview(runs, bench), "subtitle"),
+        *(piece for comparison in compare(runs) for piece in _comparison(comparison)),
+        *_all_runs(runs),
+        *_measurements(measurements(bench)),
+    ]
+    return page.write(Path(out), page.page("Results", body))
+
+
+def _records(results_dir: str | Path) -> tuple[list[Record], list[Record]]:
+    folder = Path(results_dir)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"results_dir: {folder} is not a directory; a folder with runs/ and bench/ is needed")
+    return read_folder(folder / "runs"), read_folder(folder / "bench")
+
+
+def _overview(runs: Sequence[Record], bench: Sequence[Record]) -> str:
+    failed = sum(r["status"] == "failed" for r in runs)
+    return f"{len(runs)} runs, of which {failed} failed · {len(bench)} measurements of speed and memory"
+
+
+def _title(comparison: Comparison) -> str:
+    source = f" ({comparison.paper}, {comparison.source})" if comparison.source else ""
+    return f"{comparison.task}: {comparison.metric}{source}"
+
+
+def _digits(comparison: Comparison) -> int:
+    return 1 if comparison.unit.startswith("%") else 3
+
+
+def _lines(comparison: Comparison) -> list[tuple[tuple[str, ...], str]]:
+    """The rows of a comparison's table, with the class of each: ours, the constant predictor's, other baselines, published."""
+    digits = _digits(comparison)
+    lines: list[tuple[tuple[str, ...], str]] = []
+    for entry in comparison.entries:
+        spread = f"{min(entry.scores):.{digits}f} to {max(entry.scores):.{digits}f}" if entry.seeds > 1 else ""
+        name = f"{entry.model}, {entry.suite}" if entry.suite else entry.model
+        counts = (str(entry.seeds), str(entry.failed) if entry.failed else "")
+        lines.append(((name, mean_text(entry.mean, digits), spread, *counts, "longscan"), "ours"))
+    for name, value in _reference_scores(comparison.entries).items():
+        lines.append(((name, f"{value:.{digits}f}", "", "", "", "longscan"), ""))
+    for row in comparison.published:
+        printed, seeds = figure_of(row), str(row.get("n_seeds", ""))
+        spread = f"std {row['std']:g}" if "std" in row else ""
+        score = "withdrawn" if printed is None else f"{printed:g}"
+        lines.append(((row["model"], score, spread, seeds, "", row["provenance"]), ""))
+    return lines
+
+
+def _reference_scores(entries: Sequence[Entry]) -> dict[str, float]:
+    """Baselines by name; where suites differ in them the name says the suite."""
+    scores: dict[str, float] = {}
+    for entry in entries:
+        named = {"best constant predictor": entry.constant} | entry.baselines
+        for name, value in named.items():
+            if value is not None:
+                several = len({e.suite for e in entries}) > 1 and entry.suite
+                scores[f"{name}, {entry.suite}" if several else name] = value
+    return scores
+
+
+def _comparison(comparison: Comparison) -> Iterator[str]:
+    yield page.heading(2, _title(comparison))
+    if comparison.paper in papers():
+        yield page.paragraph(papers()[comparison.paper], "caption")
+    if not comparison.published:
+        yield page.paragraph("No published figure is set beside these runs.", "caption")
+    header = ("model", "score", "range", "seeds", "failed", "source")
+    kinds = ("", page.NUMBER, page.NUMBER, page.NUMBER, page.NUMBER, "")
+    lines = _lines(comparison)
+    ours = [(e.model if not e.suite else f"{e.model}, {e.suite}", e.scores, e.mean) for e in comparison.entries if e.seeds]
+    others = [(r["model"], v) for r in comparison.published if (v := figure_of(r)) is not None]
+    label = f"{comparison.metric}, {comparison.unit}" if comparison.unit else comparison.metric
+    yield page.table(header, [cells for cells, _ in lines], kinds, [kind for _, kind in lines])
+    yield page.paragraph(f"Score: {label}; {INTERVAL}. Range: lowest and highest seed.", "caption")
+    if ours:
+        yield page.figure(figures.scores(ours, others, _reference_scores(comparison.entries), comparison.metric))
+    for command in dict.fromkeys(r["command"] for e in comparison.entries for r in e.rows[:1]):
+        yield page.code(command)
+
+
+def _all_runs(runs: Sequence[Record]) -> Iterator[str]:
+    yield page.heading(2, "Every run")
+    if not runs:
+        yield page.paragraph("There is no record of a run.", "note")
+        return
+    columns: dict[str, Callable[[Record], str]] = {
+        "task": lambda r: r["task"],
+        "suite": lambda r: r["suite"] or "–",
+        "model": lambda r: r["spec"] or r["model"],
+        "metric": lambda r: r["metric"],
+        "seed": lambda r: str(r["seed"]),
+        "value": lambda r: show(r["value"]),
+        "constant": lambda r: show(r["constant"]),
+        "steps": lambda r: show(r["steps"]),
+        "time": lambda r: duration(r["seconds"]),
+        "parameters": lambda r: show(r["params"]),
+        "device": lambda r: r["device"],
+        "commit": lambda r: r["commit"][:10],
+        "date": lambda r: r["date"][:10],
+        "status": lambda r: r["status"],
+    }
+    kinds = [page.NUMBER if name in ("seed", "value", "constant", "steps", "time", "parameters") else "" for name in columns]
+    rows = [[text(r) for text in columns.values()] for r in runs]
+    yield page.table([*columns], rows, kinds, ["failed" if r["status"] == "failed" else "" for r in runs])
+
+
+def _measurements(found: Sequence[Measurement]) -> Iterator[str]:
+    yield page.heading(2, "Speed and memory")
+    if not found:
+        yield page.paragraph("There is no record of a measurement.", "note")
+        return
+    yield page.paragraph(
+        "Times are ratios to ours, measured side by side in one session; milliseconds are given for GPUs only. Error: largest "
+        "deviation from the float64 reference."
+    )
+    for m in found:
+        absolute = not m.device.lower().startswith("cpu")
+        header = ["implementation", "forward", "forward+backward", "peak MiB", "error", "rows"]
+        header[3:3] = ["forward ms", "forward+backward ms"] if absolute else []
+        rows = [_timing(t, absolute) for t in m.timings]
+        yield page.heading(3, f"{m.op}: {m.shape}, {m.dtype}, {m.device}")
+        yield page.table(header, rows, ["", *[page.NUMBER] * (len(header) - 1)], ["ours" if t.ours else "" for t in m.timings])
+        yield page.paragraph(f"1 × is {m.unit}; {m.origin}.", "caption")
+        yield page.figure(figures.ratios({t.name: (t.forward, t.forward_backward) for t in m.timings}, m.unit))
+        for command in m.commands:
+            yield page.code(command)
+
+
+def _timing(t: Timing, absolute: bool) -> list[str]:
+    ratios = [show(v, 2) + " ×" if v is not None else "–" for v in (t.forward, t.forward_backward)]
+    times = [show(t.forward_ms, 3), show(t.forward_backward_ms, 3)] if absolute else []
+    return [t.name, *ratios, *times, show(t.peak_mib, 1), "–" if t.error is None else f"{t.error:.1e}", str(t.measurements)]
+
+
+def results_markdown(results_dir: str | Path) -> str:
+    """The same comparisons as two short Markdown tables, for the README; says so where there is no record.
+
+    Raises as `results_report` does.
+    """
+    runs, bench = _records(results_dir)
+    return "\n".join([*_runs_markdown(compare(runs)), "", *_bench_markdown(measurements(bench))]) + "\n"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _runs_markdown(found: Sequence[Comparison]) -> Iterator[str]:
+    if not found:
+        yield "No run is recorded yet."
+        return
+    yield "| Task | Model | Score | Seeds | Failed | Constant predictor | Published | Command |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for c in found:
+        printed = ", ".join(f"{r['model']} {v:g}" for r in c.published if (v := figure_of(r)) is not None)
+        for e in c.entries:
+            constant = "–" if e.constant is None else f"{e.constant:.{_digits(c)}f}"
+            task = f"{c.task} ({e.suite}), {c.metric}" if e.suite else f"{c.task}, {c.metric}"
+            command = f"`{e.rows[0]['command']}`"
+            cells = (task, e.model, mean_text(e.mean, _digits(c)), str(e.seeds), str(e.failed), constant, printed or "–", command)
+            yield f"| {' | '.join(_cell(cell) for cell in cells)} |"
+
+
+def _bench_markdown(found: Sequence[Measurement]) -> Iterator[str]:
+    if not found:
+        yield "No measurement is recorded yet."
+        return
+    yield "| Op, shape | Device | Against | Forward | Forward+backward | Command |"
+    yield "|---|---|---|---|---|---|"
+    for m in found:
+        for t in m.timings:
+            if t.name != m.unit:
+                ratios = " | ".join("–" if v is None else f"{v:.1f}×" for v in (t.forward, t.forward_backward))
+                where = f"{m.op}, {m.shape}, {m.dtype} | {m.device}"
+                yield f"| {where} | {_cell(t.name)} | {ratios} | `{_cell(m.commands[0])}` |"

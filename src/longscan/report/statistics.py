@@ -1,0 +1,22 @@
+"""Means and their intervals over seeds."""
+
+import math
+from collections.abc import Sequence
+
+from scipy.special import stdtrit
+
+
+def mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float | None]:
+    """Mean and half the width of Student's t interval; no interval (None) from a single value.
+
+    The interval assumes independent, roughly normal values: with few seeds, or scores that pile up at a bound, it is a guide.
+    Raises ValueError for no values.
+    """
+    n = len(values)
+    if n == 0:
+        raise ValueError("values: none came; at least one is needed")
+    mean = math.fsum(values) / n
+    if n == 1:
+        return mean, None
+    deviation = math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (n - 1))
+    return mean, float(stdtrit(n - 1, (1 + confidence) / 2)) * deviation / math.sqrt(n)

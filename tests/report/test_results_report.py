@@ -1,0 +1,144 @@
+"""The report of all records: grouping, scales, intervals, failed runs, published figures."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from longscan.report import append_record, results_markdown, results_report
+from longscan.report.comparisons import compare, measurements
+from longscan.report.published import _data, figure_of, papers, published_beside
+from longscan.report.statistics import mean_interval
+
+
+@pytest.fixture(scope="module")
+def results(make_results, tmp_path_factory):
+    return make_results(tmp_path_factory.mktemp("results"))
+
+
+@pytest.mark.parametrize("n", [2, 3, 5, 20])
+def test_the_interval_is_students(n):
+    values = np.random.default_rng(n).normal(size=n)
+    mean, half = mean_interval(values.tolist())
+    low, high = stats.t.interval(0.95, n - 1, loc=values.mean(), scale=stats.sem(values))
+    np.testing.assert_allclose([mean - half, mean + half], [low, high], rtol=1e-12)
+
+
+def test_one_value_has_no_interval_and_none_has_no_mean():
+    assert mean_interval([0.5]) == (0.5, None)
+    with pytest.raises(ValueError, match="at least one"):
+        mean_interval([])
+
+
+def test_seeds_are_grouped_failed_ones_counted_and_scores_scaled(new_run_row):
+    rows = [new_run_row(seed=i, value=0.5 + s / 2, scaled=s) for i, s in enumerate((1.0, 0.8))]
+    rows.append(new_run_row(seed=2, value=None, scaled=None, status="failed"))
+    (comparison,) = compare(rows)
+    (entry,) = comparison.entries
+    assert (entry.scores, entry.seeds, entry.failed, entry.constant) == ((1.0, 0.8), 2, 1, 0.0)
+    assert entry.mean[0] == pytest.approx(0.9)
+    assert [p["model"] for p in comparison.published] == ["xLSTM", "Mamba", "AUSSM", "AUSSM Hybrid"]
+
+
+def test_a_published_percentage_scales_ours(new_run_row):
+    worms = new_run_row(task="EigenWorms", published="r070", value=0.86, scaled=0.825, constant=0.42, constant_scaled=0.275)
+    (comparison,) = compare([worms])
+    assert comparison.entries[0].scores == (82.5,)
+    assert comparison.entries[0].constant == pytest.approx(27.5)
+
+
+def test_a_score_on_another_scale_than_the_published_one_is_refused(new_run_row):
+    row = new_run_row()
+    del row["scaled"]
+    with pytest.raises(ValueError, match=r"parity \(seed 0\) has no 'scaled', which published r036 needs"):
+        compare([row])
+
+
+def test_an_unknown_published_id_is_refused(new_run_row):
+    with pytest.raises(KeyError, match="r99999"):
+        compare([new_run_row(published="r99999")])
+
+
+def test_runs_of_all_seeds_failed_have_no_mean(new_run_row):
+    (comparison,) = compare([new_run_row(status="failed", value=None, scaled=None)])
+    assert comparison.entries[0].mean is None
+
+
+def test_measurements_are_ratios_to_ours_from_one_day(results, new_bench_row):
+    rows = [new_bench_row(), new_bench_row(backend=None, peer="loop", forward_ms=250.0, forward_backward_ms=None)]
+    (found,) = measurements([*rows, new_bench_row(date="2026-11-20", forward_ms=1.0)])
+    assert found.unit == "longscan cpu"
+    assert [(t.name, t.ours, t.forward, t.forward_backward) for t in found.timings] == [
+        ("longscan cpu", True, 1.0, 1.0),
+        ("loop", False, 25.0, None),
+    ]
+
+
+def test_repeated_measurements_count_by_their_median(new_bench_row):
+    rows = [new_bench_row(forward_ms=ms) for ms in (10.0, 11.0, 90.0)]
+    (found,) = measurements([*rows, new_bench_row(backend=None, peer="loop", forward_ms=110.0)])
+    assert [(t.forward, t.measurements) for t in found.timings] == [(1.0, 3), (10.0, 1)]
+
+
+def test_the_page_shows_ours_the_published_the_constant_and_the_failed(results, tmp_path):
+    text = results_report(results, tmp_path / "out.html").read_text("utf-8")
+    text = text.split("</style>")[1].split("</main>")[0]
+    rows = [re.sub(r"<[^>]+>", "|", r) for r in re.findall(r"<tr.*?</tr>", text)]
+    assert any("hybrid (ma), aussm||0.851 ± 0.468||0.410 to 1.000||4||1||longscan" in r for r in rows)
+    assert any("AUSSM Hybrid||1||" in r and "own" in r for r in rows)
+    assert any("best constant predictor||0.000" in r for r in rows)
+    assert any("1-NN Euclidean||0.675" in r for r in rows)
+    assert text.count('<tr class="failed">') == 1
+    assert "10 runs" not in text
+    assert "9 runs, of which 1 failed" in text
+    assert any("plain torch loop||33.10 ×||47.50 ×" in r for r in rows)
+    figures = [json.loads(f) for f in re.findall(r'class="figure">(.*?)</script>', text, re.S)]
+    assert len(figures) == 4
+
+
+def test_absolute_times_are_given_for_gpus_only(results, tmp_path):
+    text = results_report(results, tmp_path / "out.html").read_text("utf-8").split("</style>")[1]
+    sections = dict(zip(*[iter(re.split(r"<h3>(.*?)</h3>", text.split("Speed and memory</h2>")[1])[1:])] * 2, strict=True))
+    assert {name: "forward ms" in section for name, section in sections.items()} == {
+        "selective_scan: B 8, L 1024, D 256, N 16, float32, cpu, 2 threads": False,
+        "unitary_scan: B 8, L 1024, D 256, N 16, float32, NVIDIA H100": True,
+    }
+
+
+def test_the_markdown_tables_hold_the_same_numbers(results):
+    text = results_markdown(results)
+    assert "| parity (aussm), scaled test accuracy | hybrid (ma) | 0.851 ± 0.468 | 4 | 1 | 0.000 | xLSTM 1, Mamba 0.13," in text
+    assert "| BasicMotions (archive), accuracy | hybrid (ma) | 0.975 | 1 | 0 | 0.250 | – |" in text
+    assert "| plain torch loop | 33.1× | 47.5× | `make bench` |" in text
+
+
+def test_no_records_is_said(tmp_path):
+    text = results_report(tmp_path, tmp_path / "out.html").read_text("utf-8")
+    assert "There is no record of a run" in text
+    assert "There is no record of a measurement" in text
+    assert results_markdown(tmp_path) == "No run is recorded yet.\n\nNo measurement is recorded yet.\n"
+
+
+def test_a_missing_folder_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"results_dir: .*nowhere"):
+        results_report(tmp_path / "nowhere", tmp_path / "out.html")
+
+
+def test_the_published_figures_are_complete_and_consistent():
+    rows = _data()["results"]
+    assert len(rows) == len({r["id"] for r in rows}) == 465
+    assert {r["paper"] for r in rows} == set(papers())
+    assert all(r["direction"] in ("higher", "lower", "none") for r in rows)
+    corrected = {r["id"]: figure_of(r) for r in rows if figure_of(r) != r["value"]}
+    assert corrected["r335"] == 54
+    assert corrected["r326"] is None
+    assert len(published_beside("r036")) == 4
+
+
+def test_a_new_record_changes_the_report(results, make_results, tmp_path, new_run_row):
+    folder = make_results(tmp_path / "results")
+    append_record(folder / "runs" / "more.jsonl", new_run_row(seed=5, value=0.75, scaled=0.5))
+    assert "| 5 | 1 |" in results_markdown(folder)
+    assert "| 5 | 1 |" not in results_markdown(results)
