@@ -1,0 +1,13 @@
+"""Training: settings, the loop, checkpoints, logs, runs on disk."""
+
+from longscan.training.loop import train as train
+from longscan.training.parsing import parse_settings as parse_settings
+from longscan.training.records import record_run as record_run
+from longscan.training.run import Run as Run
+from longscan.training.settings import AboutSettings as AboutSettings
+from longscan.training.settings import CurriculumSettings as CurriculumSettings
+from longscan.training.settings import LateLengthSettings as LateLengthSettings
+from longscan.training.settings import ModelSettings as ModelSettings
+from longscan.training.settings import SettingError as SettingError
+from longscan.training.settings import Settings as Settings
+from longscan.training.settings import TrainingSettings as TrainingSettings

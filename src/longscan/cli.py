@@ -1,0 +1,275 @@
+"""The command `longscan`: train, eval, predict, record, tasks, layers, report.
+
+Each command is a function of its words that returns an exit code. What a user can mend (a setting, a file, a directory) is said in one
+line on stderr with exit code 2; a run whose loss left the finite numbers ends with 1, an interrupted one with 130.
+"""
+
+import csv
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from jsonargparse import ArgumentError, ArgumentParser, Namespace
+from rich.console import Console
+from rich.table import Table
+
+import longscan
+from longscan.training.settings import SettingError
+
+out = Console(highlight=False, soft_wrap=True)
+err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run the command that the words name (the process's own where None) and return its exit code."""
+    words = list(sys.argv[1:] if words is None else words)
+    if not words or words[0] in ("-h", "--help"):
+        _help()
+        return 0 if words else 2
+    if words[0] == "--version":
+        out.print(f"longscan {longscan.__version__}")
+        return 0
+    try:
+        if words[0] not in COMMANDS:
+            raise SettingError(f"{words[0]}: unknown command, needed one of {', '.join(COMMANDS)}")
+        return COMMANDS[words[0]](words[1:])
+    except SettingError as error:
+        err.print(f"longscan: {error}", style="red", markup=False)
+        return 2
+    except SystemExit as stop:  # jsonargparse leaves this way after --help
+        return int(stop.code or 0)
+    except KeyboardInterrupt:
+        err.print("longscan: stopped; `longscan train --resume` goes on from the last checkpoint")
+        return 130
+
+
+def train_command(words: Sequence[str]) -> int:
+    """Train a model, test it and write its report."""
+    from longscan.training import parse_settings, train
+    from longscan.training.parsing import read_yaml
+    from longscan.training.run import SETTINGS, Run
+
+    parser = _parser("train", train_command)
+    parser.add_argument("--out", type=str, help="directory of the run")
+    parser.add_argument("--steps", type=int, help="stands for --training.steps")
+    parser.add_argument("--checkpoint-every", type=int, help="stands for --training.checkpoint_every")
+    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in --out")
+    parser.add_argument("--overwrite", action="store_true", help="remove the run that --out holds")
+    parser.add_argument("--record", type=str, help="append the result to this file of records")
+    base = None
+    folder = _early(words, "--out")
+    if "--resume" in words and folder is not None:
+        base = read_yaml(Run(folder).folder / SETTINGS)
+    parsed = parse_settings(words, parser, base)
+    command = parsed.command
+    if command.out is None:
+        raise SettingError("--out: got nothing, needed the directory of the run")
+    if command.resume and command.overwrite:
+        raise SettingError("--resume: got --overwrite beside it, needed one of the two")
+    run = train(
+        parsed.settings,
+        command.out,
+        resume=command.resume,
+        overwrite=command.overwrite,
+        progress=True,
+        command="longscan train " + " ".join(words),
+    )
+    if command.record is not None:
+        _record(run, command.record)
+    return _say_result(run)
+
+
+def _say_result(run: Any) -> int:
+    result = run.result
+    if result["status"] == "failed":
+        err.print(f"failed: {result['failure']}; the report is {run.folder / 'report.html'}", style="red", markup=False)
+        return 1
+    out.print(f"test {result['metric']}: {result['value']:.4f} (scaled {result['scaled']:.4f}, weights: {result['selected']})")
+    out.print(f"best constant predictor: {result['constant']:.4f} (scaled {result['constant_scaled']:.4f})")
+    out.print(f"report: {run.folder / 'report.html'}", markup=False)
+    return 0
+
+
+def eval_command(words: Sequence[str]) -> int:
+    """Score a run's model on a split."""
+    from longscan.training import Run
+
+    parser = _parser("eval", eval_command)
+    parser.add_argument("run", type=str, help="directory of the run")
+    parser.add_argument("--split", type=str, default="test", help="train, valid or test")
+    parser.add_argument("--checkpoint", type=str, default="selected", help="selected, last, best or average")
+    parser.add_argument("--by-length", action="store_true", help="also show the score by length of the input")
+    given = _parse(parser, words)
+    run = Run(given.run)
+    scores = run.evaluate(given.split, given.checkpoint)
+    task = run.settings.task
+    table = Table("metric", "value", title=f"{given.run}, {given.split} split, weights: {given.checkpoint}")
+    table.add_row("loss", f"{scores.loss:.4f}")
+    buckets = {name: value for name, value in scores.values.items() if "/" in name}
+    if given.by_length and not buckets:
+        raise SettingError(f"--by-length: task {task.name} has no scores by length")
+    for name, value in scores.values.items():
+        if name not in buckets or given.by_length:
+            table.add_row(name, "none" if value is None else f"{value:.4f}")
+    main_value = scores.values[task.metric]
+    if main_value is not None:
+        table.add_row(f"{task.metric}, scaled", f"{task.scaled(main_value):.4f}")
+    table.add_row(f"{task.metric} of the best constant predictor", f"{task.constant_score(given.split):.4f}")
+    out.print(table)
+    return 0
+
+
+def predict_command(words: Sequence[str]) -> int:
+    """Apply a run's model to the examples in a file, as a CSV table."""
+    from longscan.training import Run
+
+    parser = _parser("predict", predict_command)
+    parser.add_argument("run", type=str, help="directory of the run")
+    parser.add_argument("file", type=str, help="examples in the form that the task reads")
+    parser.add_argument("--out", type=str, help="where to write the table; stdout without it")
+    parser.add_argument("--checkpoint", type=str, default="selected", help="selected, last, best or average")
+    given = _parse(parser, words)
+    rows = Run(given.run).predict(given.file, given.checkpoint)
+    target = sys.stdout if given.out is None else _open_table(given.out)
+    try:
+        writer = csv.DictWriter(target, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    finally:
+        if given.out is not None:
+            target.close()
+    return 0
+
+
+def _open_table(path: str) -> Any:
+    try:
+        return Path(path).open("w", encoding="utf-8", newline="")
+    except OSError as error:
+        raise SettingError(f"--out: {path} can not be written ({error.strerror})") from None
+
+
+def record_command(words: Sequence[str]) -> int:
+    """Append a run's result to a file of records, such as results/runs/parity.jsonl."""
+    from longscan.training import Run
+
+    parser = _parser("record", record_command)
+    parser.add_argument("run", type=str, help="directory of the run")
+    parser.add_argument("--results", type=str, required=True, help="JSON Lines file in a folder called runs")
+    given = _parse(parser, words)
+    _record(Run(given.run), given.results)
+    return 0
+
+
+def _record(run: Any, target: str) -> None:
+    from longscan.training import record_run
+
+    record_run(run, target)
+    out.print(f"recorded in {target}", markup=False)
+
+
+def tasks_command(words: Sequence[str]) -> int:
+    """List the tasks and their settings."""
+    from dataclasses import MISSING, fields
+
+    from longscan.tasks import TASKS
+
+    _parse(_parser("tasks", tasks_command), words)
+    table = Table("task", "what it asks", "settings (default)", show_lines=True)
+    for name, task in sorted(TASKS.items()):
+        settings = []
+        for f in fields(task):
+            default = f.default if f.default_factory is MISSING else f.default_factory()
+            settings.append(f.name if default is MISSING else f"{f.name} ({default})")
+        table.add_row(name, _first_line(task), ", ".join(settings))
+    out.print(table)
+    return 0
+
+
+def layers_command(words: Sequence[str]) -> int:
+    """List the layers, their letters in specs and what they are able to do."""
+    from longscan.layers import LAYERS
+    from longscan.models import LETTERS
+
+    _parse(_parser("layers", layers_command), words)
+    properties = ("causal", "streaming", "irregular", "changes_length", "batch_independent")
+    table = Table("letter", "layer", "block", "what it is", *(name.replace("_", " ") for name in properties))
+    letters = {layer: (letter, block) for letter, (layer, block) in LETTERS.items()}
+    for name, layer in sorted(LAYERS.items()):
+        letter, block = letters.get(name, ("", None))
+        marks = ["yes" if getattr(layer, flag) else "no" for flag in properties]
+        table.add_row(letter, name, block or "alone", _first_line(layer), *marks)
+    out.print(table)
+    return 0
+
+
+def report_command(words: Sequence[str]) -> int:
+    """Write the report of a run, or of a directory of results beside the published figures."""
+    from longscan.report import results_report, run_report
+    from longscan.training.run import holds_run
+
+    parser = _parser("report", report_command)
+    parser.add_argument("folder", type=str, default="results", nargs="?", help="a run's directory, or one with runs/*.jsonl")
+    parser.add_argument("--out", type=str, help="where to write the page of results; report.html in the folder without it")
+    given = _parse(parser, words)
+    folder = Path(given.folder)
+    try:
+        if holds_run(folder):
+            if given.out is not None:
+                raise SettingError(f"--out: got {given.out!r}, needed none, as a run's report stands in its directory")
+            page = run_report(folder)
+        elif folder.is_dir():
+            page = results_report(folder, Path(given.out) if given.out else folder / "report.html")
+        else:
+            raise SettingError(f"{folder}: no such directory, needed a run's or one of results")
+    except ValueError as error:
+        raise SettingError(" ".join(str(error).split())) from error
+    out.print(f"report: {page}", markup=False)
+    return 0
+
+
+COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
+    "train": train_command,
+    "eval": eval_command,
+    "predict": predict_command,
+    "record": record_command,
+    "tasks": tasks_command,
+    "layers": layers_command,
+    "report": report_command,
+}
+
+
+def _help() -> None:
+    table = Table("command", "what it does", title="longscan: state space models for long sequences", title_justify="left")
+    for name, command in COMMANDS.items():
+        table.add_row(name, _first_line(command))
+    out.print(table)
+    out.print("`longscan COMMAND --help` lists a command's words; `longscan train --task NAME --help` also the settings of a task.")
+
+
+def _first_line(thing: object) -> str:
+    return (inspect.getdoc(thing) or "").partition("\n")[0]
+
+
+def _parser(name: str, command: Callable[[Sequence[str]], int]) -> ArgumentParser:
+    return ArgumentParser(prog=f"longscan {name}", description=_first_line(command), exit_on_error=False, allow_abbrev=False)
+
+
+def _parse(parser: ArgumentParser, words: Sequence[str]) -> Namespace:
+    from longscan.training.parsing import explain
+
+    try:
+        return parser.parse_args(list(words))
+    except ArgumentError as error:
+        raise SettingError(explain(str(error))) from None
+
+
+def _early(words: Sequence[str], name: str) -> str | None:
+    """The value of a word before the parser is built."""
+    for position, word in enumerate(words):
+        if word == name and position + 1 < len(words):
+            return words[position + 1]
+        if word.startswith(f"{name}="):
+            return word.partition("=")[2]
+    return None

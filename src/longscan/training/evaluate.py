@@ -1,0 +1,96 @@
+"""A model's loss and metrics on a split."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from math import isfinite
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from longscan.tasks import Batch, Task
+from longscan.tasks.base import Split
+
+
+class Scores(NamedTuple):
+    """loss: mean over the scored answers. values: the scalar metrics by name, the task's own first, None where nothing was
+    scored (an empty length bucket). tables: the others as nested lists ("confusion")."""
+
+    loss: float
+    values: dict[str, float | None]
+    tables: dict[str, list[Any]]
+
+
+def scored_answers(batch: Batch, task: Task) -> Tensor:
+    """Number of answers that the mean loss of a batch is over (up to a constant factor)."""
+    if batch.loss_mask is not None:
+        return batch.loss_mask.sum()
+    if task.per_step and batch.valid is not None:
+        return batch.valid.sum()
+    rows, steps = batch.inputs.shape[:2]
+    return torch.tensor(rows * steps if task.per_step else rows)
+
+
+def predict(model: nn.Module, batch: Batch) -> Tensor:
+    """The model's output on a batch."""
+    output: Tensor = model(batch.inputs, elapsed=batch.elapsed, valid=batch.valid)
+    return output
+
+
+def batch_score(task: Task, output: Tensor, batch: Batch) -> float:
+    """The task's main metric on one training batch."""
+    metrics = task.metrics("train")
+    main = {task.metric: metrics[task.metric].to(output.device)}
+    task.update(main, output, batch)
+    return float(main[task.metric].compute())
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module,
+    task: Task,
+    split: Split,
+    *,
+    batch_size: int,
+    seed: int = 0,
+    max_batches: int = 0,
+    autocast: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> Scores:
+    """Loss and metrics over a split, or over its first `max_batches` batches; the model is put back into its mode afterwards.
+
+    Raises ValueError for an endless split without `max_batches`.
+    """
+    batches = task.num_batches(split, batch_size)
+    if batches is None and not max_batches:
+        raise ValueError(f"max_batches: got 0, needed a number of batches, as split {split!r} of {task.name} is endless")
+    batches = min(b for b in (batches, max_batches or None) if b is not None)
+    device = next(model.parameters()).device
+    metrics = {name: metric.to(device) for name, metric in task.metrics(split).items()}
+    for metric in metrics.values():
+        metric.sync_on_compute = False
+    was_training = model.training
+    model.eval()
+    total, count = 0.0, 0.0
+    for step in range(batches):
+        batch = task.batch(split, step, batch_size, seed).to(device)
+        with autocast():
+            output = predict(model, batch)
+        answers = float(scored_answers(batch, task))
+        total += float(task.loss(output, batch)) * answers
+        count += answers
+        task.update(metrics, output, batch)
+    model.train(was_training)
+    values: dict[str, float | None] = {}
+    tables: dict[str, list[Any]] = {}
+    for name, metric in metrics.items():
+        value = metric.compute() if metric.update_called else torch.tensor(torch.nan)
+        if value.ndim:
+            tables[name] = value.tolist()
+        else:
+            values[name] = number(value.item())
+    return Scores(total / count, values, tables)
+
+
+def number(value: float) -> float | None:
+    """The value, None where JSON has no name for it (not a number, infinite)."""
+    return value if isfinite(value) else None

@@ -1,0 +1,73 @@
+"""The log of a run in three forms: metrics.jsonl (the one that counts), metrics.csv and TensorBoard files made from the same rows."""
+
+import csv
+import json
+import os
+import shutil
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+Row = dict[str, Any]
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a metrics.jsonl; a last line cut short by a kill is left out."""
+    rows = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return rows
+
+
+class RunLog:
+    """Appends rows to the three logs; `keep` are the rows of an earlier part of the run, with which they start.
+
+    columns: of metrics.csv. Each row has "step", "split" and "seconds" (training time), and numbers.
+    """
+
+    def __init__(self, folder: Path, columns: Sequence[str], keep: Iterable[Row] = ()) -> None:
+        temporary = folder / "metrics.jsonl.writing"
+        temporary.write_text("".join(json.dumps(row) + "\n" for row in keep), encoding="utf-8")
+        temporary.replace(folder / "metrics.jsonl")
+        shutil.rmtree(folder / "tensorboard", ignore_errors=True)
+        self._lines = (folder / "metrics.jsonl").open("a", encoding="utf-8")
+        self._table = (folder / "metrics.csv").open("w", encoding="utf-8", newline="")
+        self._writer = csv.DictWriter(self._table, columns, extrasaction="ignore")
+        self._writer.writeheader()
+        self._events = EventFileWriter(str(folder / "tensorboard"))
+        for row in keep:
+            self._copy(row)
+
+    def add(self, row: Row) -> None:
+        """One more row; it is in the files' hands when this returns."""
+        self._lines.write(json.dumps(row) + "\n")
+        self._lines.flush()
+        self._copy(row)
+
+    def _copy(self, row: Row) -> None:
+        self._writer.writerow(row)
+        self._table.flush()
+        values = [
+            Summary.Value(tag=f"{row['split']}/{name}", simple_value=value)
+            for name, value in row.items()
+            if name not in ("step", "split") and isinstance(value, int | float)
+        ]
+        self._events.add_event(Event(wall_time=row["seconds"], step=row["step"], summary=Summary(value=values)))
+
+    def flush(self) -> None:
+        """Have everything on the disk, as before a checkpoint."""
+        os.fsync(self._lines.fileno())
+        self._events.flush()
+
+    def close(self) -> None:
+        """Close the files."""
+        self._lines.close()
+        self._table.close()
+        self._events.close()

@@ -1,0 +1,244 @@
+"""Settings from YAML files and command-line words, by jsonargparse; the task's name is read first, so that only its class is asked.
+
+`parse_settings(["--config", "recipes/x.yaml", "--model.d_model", "64"])` gives the `Settings`; every refusal is a `SettingError`.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jsonargparse import ArgumentError, ArgumentParser, Namespace
+
+from longscan.tasks import TASKS, Task
+from longscan.training.settings import (
+    AboutSettings,
+    ModelSettings,
+    SettingError,
+    Settings,
+    TrainingSettings,
+    refuse,
+)
+
+SECTIONS: dict[str, type] = {"model": ModelSettings, "training": TrainingSettings, "about": AboutSettings}
+BLOCK_OPTION = "--model.block_options."
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML in which 1e-3 is a number, as version 1.2 of the standard has it."""
+
+
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789"))
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """Settings, and the words of the command line that belong to the command itself (by name)."""
+
+    settings: Settings
+    command: Namespace
+
+
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """The mapping in a YAML file; SettingError naming the file and line where it is none."""
+    try:
+        content = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_Loader)
+    except OSError as error:
+        raise SettingError(f"{path}: {error.strerror or error}, needed a readable YAML file of settings") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" (line {mark.line + 1})" if mark else ""
+        problem = getattr(error, "problem", None) or "not text"
+        raise SettingError(f"{path}: not YAML{where}: {problem}, needed a mapping with {_sections()}") from None
+    if not isinstance(content, dict):
+        raise SettingError(f"{path}: got {_kind(content)}, needed a mapping with {_sections()}")
+    for section, value in content.items():
+        if section not in ("task", *SECTIONS):
+            raise SettingError(f"{path}: unknown setting {section!r}, needed {_sections()}")
+        if not isinstance(value, dict):
+            raise SettingError(f"{path}: {section}: got {_kind(value)}, needed a mapping of settings")
+    return content
+
+
+def _sections() -> str:
+    return "task, " + ", ".join(SECTIONS)
+
+
+def _kind(value: object) -> str:
+    return {type(None): "nothing", list: "a list", str: "text"}.get(type(value), repr(value))
+
+
+def _split_words(words: Sequence[str]) -> tuple[list[str], list[str], str | None, dict[str, dict[str, Any]]]:
+    """(words for the parser, config files, task name, block options); `--task NAME` counts as `--task.name NAME`.
+
+    Block options are taken out because jsonargparse lets a nested key of a mapping replace its siblings.
+    """
+    rest: list[str] = []
+    configs: list[str] = []
+    name = None
+    options: dict[str, dict[str, Any]] = {}
+    queue = list(words)
+    while queue:
+        word, equals, value = queue.pop(0).partition("=")
+        if word not in ("--config", "--task", "--task.name") and not word.startswith(BLOCK_OPTION):
+            rest.append(word + equals + value)
+            continue
+        if not equals:
+            if not queue:
+                raise SettingError(f"{word.lstrip('-')}: got nothing, needed a value")
+            value = queue.pop(0)
+        if word == "--config":
+            configs.append(value)
+        elif word.startswith(BLOCK_OPTION):
+            letter, dot, option = word.removeprefix(BLOCK_OPTION).partition(".")
+            if not (letter and dot and option):
+                raise refuse("model.block_options", word, "a letter and an option, for example --model.block_options.a.phase_dt true")
+            options.setdefault(letter, {})[option] = yaml.load(value, Loader=_Loader)
+        else:
+            name = value
+    return rest, configs, name, options
+
+
+def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in over.items():
+        old = merged.get(key)
+        merged[key] = _merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def task_class(name: str | None) -> type[Task]:
+    """The task registered under a name; SettingError listing the names where there is none."""
+    if name not in TASKS:
+        raise refuse("task.name", name, f"one of {', '.join(sorted(TASKS))}")
+    return TASKS[name]
+
+
+def settings_parser(task: type[Task] | None, command: ArgumentParser | None = None) -> ArgumentParser:
+    """A parser for the settings of one task, on top of the arguments that `command` has."""
+    parser = command or ArgumentParser(exit_on_error=False, allow_abbrev=False)
+    parser.add_argument("--config", type=str, help="YAML file of settings; may be given several times, later ones win")
+    parser.add_argument("--task.name", type=str, help=f"task: {', '.join(sorted(TASKS))}; the other task settings depend on it")
+    if task is not None:
+        parser.add_class_arguments(task, "task")
+    for section, kind in SECTIONS.items():
+        parser.add_class_arguments(kind, section)
+    return parser
+
+
+def parse_settings(words: Sequence[str], command: ArgumentParser | None = None, base: dict[str, Any] | None = None) -> Parsed:
+    """Settings from command-line words over YAML files over `base` over the defaults.
+
+    `command` may bring arguments of its own, whose values come back in `Parsed.command`; its `--steps` and `--checkpoint-every`
+    stand for the training settings of these names. Raises SettingError with one line for whatever can not be used.
+    """
+    rest, configs, name, block_options = _split_words(words)
+    plain = base or {}
+    for path in configs:
+        plain = _merge(plain, read_yaml(path))
+    if "--help" in rest or "-h" in rest:
+        chosen = name or plain.get("task", {}).get("name")
+        settings_parser(task_class(chosen) if chosen else None, command).print_help()
+        raise SystemExit(0)
+    task = plain.get("task", {})
+    name = name or task.get("name")
+    if name is None:
+        raise SettingError(f"task.name: got nothing, needed --config FILE or --task.name with one of {', '.join(sorted(TASKS))}")
+    kind = task_class(name)
+    _refuse_unknown(plain, kind)
+    parser = settings_parser(kind, command)
+    try:
+        parsed = parser.parse_args(rest, namespace=parser.parse_object(plain))
+    except (ArgumentError, TypeError, ValueError) as error:
+        raise SettingError(explain(str(error), kind)) from None
+    for alias in ("steps", "checkpoint_every"):
+        if parsed.get(alias) is not None:
+            parsed.training[alias] = parsed[alias]
+    parsed.model.block_options = _merge(parsed.model.block_options, block_options)
+    if configs and parsed.about.recipe is None:
+        parsed.about.recipe = configs[-1]
+    parsed.task.pop("name")
+    chosen = {section: getattr(parser.instantiate(Namespace({section: parsed[section]})), section) for section in SECTIONS}
+    return Parsed(Settings(task=build_task(kind, parsed.task.as_dict()), **chosen), parsed)
+
+
+def build_task(kind: type[Task], options: dict[str, Any]) -> Task:
+    """A task from its settings, its data looked at; what it refuses is a SettingError, on one line, that begins with its name."""
+    try:
+        task = kind(**options)
+        for split in task.splits:
+            task.size(split)
+    except (ValueError, TypeError, OSError, KeyError, ImportError) as error:
+        raise SettingError(f"task {kind.name}: {one_line(error)}") from error
+    return task
+
+
+def one_line(error: BaseException) -> str:
+    """An exception's message without line breaks and repeated spaces."""
+    text = error.args[0] if isinstance(error, KeyError) and error.args else error
+    return " ".join(str(text).split()) or type(error).__name__
+
+
+def _refuse_unknown(plain: dict[str, Any], kind: type[Task]) -> None:
+    """SettingError for a name in the sections of `plain` that is no setting, or a value where a mapping is needed."""
+    for section, value in plain.items():
+        known: type = kind if section == "task" else SECTIONS[section]
+        _compare(section, {key: v for key, v in value.items() if (section, key) != ("task", "name")}, known)
+
+
+def _compare(path: str, given: dict[str, Any], kind: Any) -> None:
+    known = {f.name: f for f in fields(kind)}
+    for key, value in given.items():
+        if key not in known:
+            raise unknown_setting(f"{path}.{key}", kind)
+        default = known[key].default_factory
+        if is_dataclass(default):
+            if not isinstance(value, dict):
+                raise refuse(f"{path}.{key}", value, f"a mapping with {', '.join(f.name for f in fields(default))}")
+            _compare(f"{path}.{key}", value, default)
+
+
+def unknown_setting(path: str, kind: Any) -> SettingError:
+    """The refusal of a name that `kind` does not have, with the nearest one that it has."""
+    key = path.rpartition(".")[2]
+    names = [f.name for f in fields(kind)]
+    near = get_close_matches(key, names, 1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    return SettingError(f"{path}: unknown setting; {hint}needed one of {', '.join(names)}")
+
+
+_NAMES = {"float": "a number", "int": "a whole number", "bool": "true or false", "str": "text", "dict": "a mapping", "list": "a list"}
+
+
+def explain(message: str, kind: type[Task] | None = None) -> str:
+    """jsonargparse's message in our form: the setting, what came, what was needed."""
+    if unknown := re.search(r"unrecognized arguments: (.*)", message):
+        word = unknown[1].split()[0]
+        path = word.lstrip("-").partition("=")[0]
+        section, _, rest = path.partition(".")
+        owner: Any = kind if section == "task" else SECTIONS.get(section)
+        for part in rest.split(".")[:-1]:
+            nested = next((f.default_factory for f in fields(owner) if f.name == part), None) if owner else None
+            owner = nested if is_dataclass(nested) else None
+        if word.startswith("--") and rest and owner:
+            return str(unknown_setting(path, owner))
+        return f"{word}: unknown argument; `--help` lists the arguments that exist"
+    if typed := re.search(r'Parser key "(?P<key>[^"]+)":\s+Expected an? (?P<type>.*)\. Got value: (?P<got>.*)', message, re.DOTALL):
+        needed = re.sub(r"<class '(\w+)'>", lambda match: _NAMES.get(match[1], match[1]), typed["type"])
+        needed = re.sub(r"typing\.Literal\[(.*)\]", lambda match: f"one of {match[1]}".replace("'", ""), needed)
+        return f"{typed['key']}: got {typed['got'].strip()!r}, needed {needed}"
+    if missing := re.search(r"argument --([\w.-]+): expected one argument", message):
+        return f"--{missing[1]}: got nothing, needed a value"
+    text = " ".join(message.split())
+    if union := re.search(r'Parser key "([^"]+)": Does not validate .* Subtypes: \[(.*?)\] Errors: .* Given value: (.*)', text):
+        needed = re.sub(r"<class '(\w+)'>", lambda match: _NAMES.get(match[1], "null"), union[2]).replace(", ", " or ")
+        return f"{union[1]}: got {union[3]!r}, needed {needed}"
+    return text
+
+
+def load_settings(path: str | Path) -> Settings:
+    """The settings of a run's settings.yaml."""
+    return parse_settings([], base=read_yaml(path)).settings

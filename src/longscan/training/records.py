@@ -1,0 +1,102 @@
+"""What a run leaves behind: result.json, and a row for the repository's results."""
+
+import platform
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from torch import nn
+
+import longscan
+from longscan.report import append_record
+from longscan.training.run import Run
+from longscan.training.settings import SettingError, Settings
+
+
+def describe_run(settings: Settings, model: nn.Module, device: torch.device, command: str) -> dict[str, Any]:
+    """The part of result.json that is known before training."""
+    task = settings.task
+    return {
+        "task": task_title(settings),
+        "suite": getattr(task, "suite", None) or getattr(task, "protocol", None),
+        "spec": settings.model.spec,
+        "seed": settings.training.seed,
+        "metric": task.metric,
+        "device": device_name(device),
+        "params": sum(parameter.numel() for parameter in model.parameters()),
+        "commit": commit(),
+        "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "versions": {
+            "longscan": longscan.__version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "numpy": numpy.__version__,
+        },
+        "command": command,
+        "classes": None if task.classes is None else list(task.classes),
+    }
+
+
+def task_title(settings: Settings) -> str:
+    """The task's name, with the data set's where one task reads many."""
+    dataset = getattr(settings.task, "dataset", None)
+    return f"{settings.task.name}/{dataset}" if dataset else settings.task.name
+
+
+def device_name(device: torch.device) -> str:
+    """The device in words: the model of a GPU; the processor and the number of threads of a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    if device.type != "cpu":
+        return device.type
+    name = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        models = (line.partition(":")[2].strip() for line in cpuinfo.read_text().splitlines() if line.startswith("model name"))
+        name = next(models, name)
+    return f"cpu, {name}, {torch.get_num_threads()} threads"
+
+
+def commit() -> str:
+    """The commit of the checkout that this package runs from, marked where files have changed since; "unknown" elsewhere."""
+    folder = Path(longscan.__file__).parent
+    try:
+        revision = _git(folder, "rev-parse", "--short=12", "HEAD")
+        return revision + ("+changes" if _git(folder, "status", "--porcelain", "--untracked-files=no", "--", ".") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def _git(folder: Path, *words: str) -> str:
+    return subprocess.run(["git", "-C", str(folder), *words], check=True, capture_output=True, text=True, timeout=10).stdout.strip()
+
+
+def result_row(run: Run) -> dict[str, Any]:
+    """The run as a row of results/runs/*.jsonl. Raises SettingError where the run is not over."""
+    result = run.result
+    if result is None:
+        raise SettingError(f"{run.folder}: its run is not over, so there is no result to record")
+    about = run.settings.about
+    same = ("task", "suite", "spec", "seed", "metric", "value", "scaled", "constant", "constant_scaled")
+    rest = ("steps", "seconds", "device", "params", "commit", "date", "status", "command", "by_length", "selected", "valid", "versions")
+    return {
+        "paper": about.paper,
+        "model": about.model or result["spec"],
+        **{name: result[name] for name in same},
+        "baselines": {},
+        "published": about.published or None,
+        "recipe": about.recipe,
+        **{name: result[name] for name in rest},
+    }
+
+
+def record_run(run: Run, target: str | Path) -> None:
+    """Append the run's row to a JSON Lines file in a folder called `runs`. Raises SettingError where the row or the place is no good."""
+    row = result_row(run)
+    try:
+        append_record(target, row)
+    except (ValueError, OSError) as error:
+        raise SettingError(f"record: {error}") from error

@@ -1,0 +1,154 @@
+"""The directory of a run, and a run as an object: its settings, its model, its scores on any split, its predictions.
+
+settings.yaml, metrics.jsonl, metrics.csv, tensorboard/, checkpoints/{last,best,average}/, result.json, angles.json, report.html.
+"""
+
+import json
+import shutil
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from longscan.models import SequenceModel
+from longscan.tasks import Batch
+from longscan.tasks.base import Split
+from longscan.training.checkpoint import find_checkpoint, read_checkpoint, read_tensors
+from longscan.training.evaluate import Scores, evaluate, predict
+from longscan.training.parsing import load_settings, one_line
+from longscan.training.settings import SettingError, Settings, refuse
+
+SETTINGS = "settings.yaml"
+_FILES = (SETTINGS, "metrics.jsonl", "metrics.csv", "result.json", "angles.json", "report.html")
+_FOLDERS = ("tensorboard", "checkpoints")
+
+
+def build_model(settings: Settings) -> SequenceModel:
+    """The model that the settings describe, sized for their task; SettingError for what the model refuses."""
+    task, model = settings.task, settings.model
+    pooling = ("none" if task.per_step else "mean") if model.pooling == "auto" else model.pooling
+    if (pooling == "none") != task.per_step:
+        needed = "none, as the task wants an answer at every step" if task.per_step else "mean or last, as the task wants one answer"
+        raise refuse("model.pooling", pooling, needed)
+    try:
+        return SequenceModel.from_spec(
+            model.spec,
+            d_model=model.d_model,
+            d_output=task.d_output,
+            vocab_size=task.vocab_size,
+            d_input=task.d_input,
+            d_state=model.d_state,
+            pooling=pooling,
+            head=model.head,
+            initial_state=model.initial_state,
+            block_options=model.block_options,
+            backend=model.backend,
+        )
+    except (ValueError, TypeError, KeyError) as error:
+        raise SettingError(f"model: {one_line(error)}") from error
+
+
+class Run:
+    """A run's directory, finished or not. Raises SettingError where `folder` holds no run."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        if not (self.folder / SETTINGS).exists():
+            raise SettingError(f"{folder}: holds no run, needed a directory with a {SETTINGS} (`longscan train --out` makes one)")
+
+    @cached_property
+    def settings(self) -> Settings:
+        """The settings that the run was started with."""
+        return load_settings(self.folder / SETTINGS)
+
+    @property
+    def result(self) -> dict[str, Any] | None:
+        """What result.json holds; None while the run is not over."""
+        path = self.folder / "result.json"
+        if not path.exists():
+            return None
+        try:
+            result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise SettingError(f"{path}: damaged ({error}), needed the JSON that training wrote") from None
+        return result
+
+    def checkpoint(self, which: str) -> Path:
+        """The folder of checkpoint last, best or average; "selected" is the one that the run ended with, or last before that."""
+        if which == "selected":
+            which = (self.result or {}).get("selected") or "last"
+        folder = find_checkpoint(self.folder / "checkpoints" / which)
+        if folder is None:
+            raise SettingError(f"{self.folder}: has no checkpoint {which!r} yet")
+        return folder
+
+    def model(self, which: str = "selected") -> SequenceModel:
+        """The model of a checkpoint, on the CPU, in evaluation mode."""
+        folder = self.checkpoint(which)
+        read_checkpoint(folder)
+        model = build_model(self.settings)
+        load_weights(model, folder)
+        return model.eval()
+
+    def evaluate(self, split: Split = "test", which: str = "selected", device: str = "cpu") -> Scores:
+        """Loss and metrics of a checkpoint on a split, on as many batches as training used."""
+        settings = self.settings
+        training = settings.training
+        if split not in settings.task.splits:
+            raise refuse("split", split, f"one of {', '.join(settings.task.splits)}")
+        limit = {"valid": training.eval_batches, "test": training.test_batches}.get(split, training.eval_batches)
+        if not limit and settings.task.size(split) is None:
+            limit = 100
+        model = self.model(which).to(device)
+        return evaluate(model, settings.task, split, batch_size=training.batch_size, seed=settings.data_seed, max_batches=limit)
+
+    @torch.no_grad()
+    def predict(self, path: str | Path, which: str = "selected") -> list[dict[str, str | float]]:
+        """What the model says about the examples in a user's file: a row an example, in the task's words."""
+        settings = self.settings
+        try:
+            examples = settings.task.read_inputs(path)
+        except (ValueError, OSError) as error:
+            raise SettingError(one_line(error)) from error
+        model = self.model(which)
+        rows: list[dict[str, str | float]] = []
+        for first in range(0, len(examples.inputs), settings.training.batch_size):
+            part = slice(first, first + settings.training.batch_size)
+            batch = Batch(*(None if tensor is None else tensor[part] for tensor in examples))  # type: ignore[arg-type]
+            rows += settings.task.decode(predict(model, batch), batch)
+        return rows
+
+
+def load_weights(model: SequenceModel, folder: Path) -> None:
+    """Fill a model from a checkpoint; SettingError where the checkpoint is of another model."""
+    try:
+        model.load_state_dict(read_tensors(folder / "model.safetensors"))
+    except RuntimeError as error:
+        raise SettingError(f"{folder / 'model.safetensors'}: does not fit the model of {SETTINGS} ({one_line(error)})") from None
+
+
+def holds_run(folder: Path) -> bool:
+    """Whether a directory is a run's."""
+    return (folder / SETTINGS).exists()
+
+
+def clear_run(folder: Path) -> None:
+    """Remove what a run put into its directory, the settings last, and nothing else."""
+    for name in _FOLDERS:
+        shutil.rmtree(folder / name, ignore_errors=True)
+    for name in reversed(_FILES):
+        (folder / name).unlink(missing_ok=True)
+
+
+def write_settings(folder: Path, settings: Settings) -> None:
+    """settings.yaml, at once or not at all."""
+    write_text(folder / SETTINGS, yaml.safe_dump(settings.as_dict(), sort_keys=False))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Put a file in place of another at once."""
+    temporary = path.with_name(path.name + ".writing")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)

@@ -1,0 +1,30 @@
+"""The learning rate as a function of the step, nothing else: so resuming needs only the step."""
+
+from math import cos, pi
+
+from longscan.training.settings import TrainingSettings
+
+
+def learning_rate(step: int, settings: TrainingSettings) -> float:
+    """The rate of update number `step`, 0 <= step < settings.steps, of a parameter with scale 1.
+
+    Warm-up is linear and reaches `lr` at step `warmup`; the schedule proper starts there. `restarts` is SGDR (Loshchilov and Hutter,
+    equation 5) with periods restart_period * restart_factor^i; `cosine` is one such period up to the last step. The cooldown
+    multiplies the last `cooldown` rates by a line that would reach 0 at step `steps`.
+    """
+    s = settings
+    if step < s.warmup:
+        return s.lr * (step + 1) / (s.warmup + 1)
+    since, last = step - s.warmup, s.steps - s.warmup
+    if s.schedule == "constant":
+        rate = s.lr
+    else:
+        period = last
+        if s.schedule == "restarts":
+            period = s.restart_period
+            while since >= period and s.restart_factor > 1:
+                since, period = since - period, period * s.restart_factor
+            since %= period
+        rate = s.lr_min + (s.lr - s.lr_min) * (1 + cos(pi * since / period)) / 2
+    remaining = s.steps - step
+    return rate * min(1.0, remaining / (s.cooldown + 1))
