@@ -3,27 +3,52 @@
 Errors name the argument, what came and what was needed.
 """
 
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
 import torch
 from torch import Tensor
 
 INVALID, RESET = 1, 2  # flags of a step, uint8: it does not count; the state restarts here
 
 
+def _spell(shape: tuple[int, ...]) -> str:
+    return "(" + ", ".join("*" if size == -1 else str(size) for size in shape) + ")"
+
+
+def _matches(value: Tensor, shape: tuple[int, ...]) -> bool:
+    return value.ndim == len(shape) and all(want in (-1, got) for got, want in zip(value.shape, shape, strict=True))
+
+
 def check_tensor(name: str, value: object, shape: tuple[int, ...], like: Tensor | None = None) -> None:
     """Raise unless `value` is a tensor of this shape on the device of `like`; -1 in `shape` matches any size."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{name}: got {type(value).__name__}, expected a tensor")
-    if value.ndim != len(shape) or any(want not in (-1, got) for got, want in zip(value.shape, shape, strict=True)):
-        wanted = "(" + ", ".join("*" if size == -1 else str(size) for size in shape) + ")"
-        raise ValueError(f"{name}: got shape {tuple(value.shape)}, expected {wanted}")
+    if not _matches(value, shape):
+        raise ValueError(f"{name}: got shape {tuple(value.shape)}, expected {_spell(shape)}")
     if like is not None and value.device != like.device:
         raise ValueError(f"{name}: is on {value.device}, expected {like.device} like the other inputs")
 
 
-def check_real(name: str, value: Tensor) -> None:
-    """Raise unless `value` holds real floating-point numbers."""
-    if not value.is_floating_point():
-        raise TypeError(f"{name}: got dtype {value.dtype}, expected a real floating-point dtype")
+def check_real(name: str, value: object, shape: tuple[int, ...], like: Tensor | None = None) -> None:
+    """As `check_tensor`, and raise unless `value` holds real floating-point numbers."""
+    check_tensor(name, value, shape, like)
+    if not value.is_floating_point():  # type: ignore[attr-defined]
+        raise TypeError(f"{name}: got dtype {value.dtype}, expected a real floating-point dtype")  # type: ignore[attr-defined]
+
+
+def check_complex(name: str, value: object, shape: tuple[int, ...], like: Tensor | None = None) -> None:
+    """Raise unless `value` holds complex numbers of this shape: a complex tensor, or real pairs (*shape, 2)."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name}: got {type(value).__name__}, expected a tensor")
+    if not _matches(value, shape if value.is_complex() else (*shape, 2)):
+        kind = "complex" if value.is_complex() else "real"
+        wanted = f"{_spell(shape)} complex or {_spell((*shape, 2))} real pairs"
+        raise ValueError(f"{name}: got shape {tuple(value.shape)} {kind}, expected {wanted}")
+    if not value.is_complex():
+        check_real(name, value, (*shape, 2), like)
+    elif like is not None and value.device != like.device:
+        raise ValueError(f"{name}: is on {value.device}, expected {like.device} like the other inputs")
 
 
 def state_dtype(*inputs: Tensor | None) -> torch.dtype:
@@ -35,6 +60,19 @@ def state_dtype(*inputs: Tensor | None) -> torch.dtype:
 def to_pairs(x: Tensor) -> Tensor:
     """A complex tensor as real pairs (..., 2); a real tensor is taken to hold pairs already."""
     return torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
+
+
+def in_form_of(pairs: Tensor, like: Tensor) -> Tensor:
+    """Pairs (..., 2) as complex numbers where `like` is complex, unchanged where it is real."""
+    return torch.view_as_complex(pairs) if like.is_complex() else pairs
+
+
+def without_autocast(like: Tensor) -> AbstractContextManager[object]:
+    """A context in which autocast changes nothing: ops accumulate in their own dtype whatever surrounds them."""
+    kind = like.device.type
+    if kind == "meta" or not torch.is_autocast_enabled(kind):
+        return nullcontext()
+    return torch.autocast(kind, enabled=False)
 
 
 def step_flags(batch: int, length: int, valid: Tensor | None, seq_idx: Tensor | None, like: Tensor) -> Tensor | None:
@@ -51,12 +89,24 @@ def step_flags(batch: int, length: int, valid: Tensor | None, seq_idx: Tensor | 
     check_tensor("seq_idx", seq_idx, (batch, length), like)
     if seq_idx.is_floating_point() or seq_idx.is_complex() or seq_idx.dtype == torch.bool:
         raise TypeError(f"seq_idx: got dtype {seq_idx.dtype}, expected an integer dtype")
+    first = torch.zeros(batch, min(length, 1), dtype=torch.bool, device=like.device)
     if valid is None:
-        starts = torch.zeros(batch, length, dtype=torch.bool, device=like.device)
-        starts[:, 1:] = seq_idx[:, 1:] != seq_idx[:, :-1]
-        return starts.to(torch.uint8) * RESET
-    steps = torch.arange(length, device=like.device).expand(batch, length)
+        return torch.cat([first, seq_idx[:, 1:] != seq_idx[:, :-1]], 1).to(torch.uint8) * RESET
+    steps = torch.arange(length, device=like.device)
     last_valid = torch.where(valid, steps, -1).cummax(1).values  # index of the latest valid step so far, -1 before the first
-    previous = torch.cat([torch.full_like(last_valid[:, :1], -1), last_valid[:, :-1]], 1)
-    starts = valid & (previous >= 0) & (seq_idx != seq_idx.gather(1, previous.clamp(min=0)))
-    return starts.to(torch.uint8) * RESET + (~valid).to(torch.uint8) * INVALID
+    previous = last_valid[:, :-1]
+    changed = valid[:, 1:] & (previous >= 0) & (seq_idx[:, 1:] != seq_idx.gather(1, previous.clamp(min=0)))
+    return torch.cat([first, changed], 1).to(torch.uint8) * RESET + (~valid).to(torch.uint8) * INVALID
+
+
+def marks(flags: Tensor, ndim: int) -> tuple[Tensor, Tensor]:
+    """Where `flags` (B, L) say INVALID and where they say RESET, each shaped (B, L, 1, ...) with `ndim` axes."""
+    per_step = flags.view(*flags.shape, *(1,) * (ndim - flags.ndim))
+    return per_step == INVALID, per_step == RESET
+
+
+def mask(flags: Tensor | None, *inputs: Tensor | None) -> list[Any]:
+    """Per-step inputs (B, L, ...) with zeros at invalid steps, so that what stands there reaches no result and no gradient."""
+    if flags is None:
+        return list(inputs)
+    return [None if x is None else torch.where(marks(flags, x.ndim)[0], 0, x) for x in inputs]

@@ -1,6 +1,6 @@
 """Run a scan chunk by chunk, recomputing a chunk's intermediates in the backward instead of keeping them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ CHUNK = 64
 Chunk = Callable[..., tuple[Tensor, Tensor]]
 
 
-def _run(step: Chunk, *inputs: Tensor | None) -> tuple[Tensor, Tensor]:
+def _run(step: Chunk, inputs: Sequence[Tensor | None]) -> tuple[Tensor, Tensor]:
     """One chunk; its intermediates are recomputed in the backward where autograd records at all.
 
     The transforms of torch.func take no saved-tensor hooks: under them intermediates are kept.
@@ -24,18 +24,22 @@ def _run(step: Chunk, *inputs: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 def scan_chunks(
-    step: Chunk, inputs: tuple[Tensor | None, ...], state: Tensor, length: int, size: int, empty: Tensor
+    step: Chunk, per_step: Sequence[Tensor | None], shared: Sequence[Tensor | None], state: Tensor, empty: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Apply `step(*chunk_of_inputs, state) -> (y, state)` to consecutive slices of `size` steps along axis 1.
+    """Apply `step(*chunk_of_per_step, *shared, state) -> (y, state)` to consecutive chunks of steps along axis 1.
 
     Returns y joined over time (`empty`, cloned, where there is no step) and the last state, which aliases no input.
     """
+    length = empty.shape[1]
     if length == 0:
         return empty.clone(), state.clone()
-    if length <= size:
-        return step(*inputs, state)
+    if length <= CHUNK:
+        return step(*per_step, *shared, state)
+    count = -(-length // CHUNK)
+    # split, not slices: its backward joins the chunks' gradients once, that of a slice fills a whole tensor for every chunk
+    pieces = [(None,) * count if x is None else torch.split(x, CHUNK, 1) for x in per_step]
     outputs = []
-    for start in range(0, length, size):
-        y, state = _run(step, *(None if x is None else x[:, start : start + size] for x in inputs), state)
+    for chunk in zip(*pieces, strict=True):
+        y, state = _run(step, (*chunk, *shared, state))
         outputs.append(y)
     return torch.cat(outputs, 1), state

@@ -5,9 +5,10 @@
 once, through the `longscan` logger, why it could not take one.
 """
 
-import functools
 import logging
 import os
+from functools import cache
+from importlib import import_module
 from typing import Literal
 
 import torch
@@ -16,21 +17,35 @@ from torch import Tensor
 Backend = Literal["auto", "reference", "eager", "cpu", "triton"]
 BACKENDS = ("reference", "eager", "cpu", "triton")
 NATIVE = ("cpu", "triton")
+MODULES = {"cpu": "cpu", "triton": "gpu"}  # the file of an op's folder that binds the kernels
+AUTO = {"cpu": "cpu", "cuda": "triton"}  # device type -> the native backend that `auto` wants there
 
 log = logging.getLogger("longscan")
 
+_unusable: dict[str, str] = {}  # op -> why its compiled CPU kernels cannot be used
 
-@functools.cache
-def native_cpu_missing() -> str | None:
-    """Why the compiled CPU kernels cannot be used, or None where they can."""
+
+def _import_error(module: str) -> str | None:
     try:
-        from longscan.ops import _native  # noqa: F401
+        import_module(module)
     except ImportError as error:
         return f"the compiled CPU kernels are not installed ({error})"
     return None
 
 
-@functools.cache
+def native_cpu_missing() -> str | None:
+    """Why the compiled CPU kernels cannot be used, or None where they can."""
+    return _import_error("longscan.ops._native")
+
+
+def probe(op: str, *native: str) -> tuple[str, ...]:
+    """The native backends of `op`, after trying once, when the op is imported, whether its CPU kernels load."""
+    if "cpu" in native and (reason := _import_error(f"longscan.ops.{op}.cpu")):
+        _unusable[op] = reason
+    return native
+
+
+@cache
 def _say_once(message: str) -> None:
     log.warning(message)
 
@@ -44,7 +59,7 @@ def reject(op: str, backend: str, device: torch.device, dtype: torch.dtype, nati
     if dtype not in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
         return f"no {backend} kernel for {dtype}"
     if backend == "cpu":
-        return f"the inputs are on {device}" if device.type != "cpu" else native_cpu_missing()
+        return f"the inputs are on {device}" if device.type != "cpu" else _unusable.get(op)
     interpreted = device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"
     return None if device.type == "cuda" or interpreted else f"the inputs are on {device}"
 
@@ -61,8 +76,8 @@ def resolve(op: str, backend: str, like: Tensor, native: tuple[str, ...]) -> str
         if reason:
             raise ValueError(f"backend: {backend!r} cannot run {op}: {reason}")
         return backend
-    candidate = {"cpu": "cpu", "cuda": "triton"}.get(like.device.type)
-    if candidate is None:
+    candidate = AUTO.get(like.device.type)
+    if candidate is None or not native:
         return "eager"
     reason = reject(op, candidate, like.device, like.dtype, native)
     if reason is None:
@@ -81,9 +96,9 @@ def explain(op: str, device: str | torch.device = "cpu", dtype: torch.dtype = to
     from longscan.ops import OPS
 
     device = torch.device(device)
-    candidate = {"cpu": "cpu", "cuda": "triton"}.get(device.type)
-    if candidate is None:
-        chosen, why = "eager", "no native kernel for this device"
+    candidate = AUTO.get(device.type)
+    if candidate is None or not OPS[op].native:
+        chosen, why = "eager", "no native kernel for this device" if candidate is None else f"{op} has no native kernel"
     else:
         reason = reject(op, candidate, device, dtype, OPS[op].native)
         chosen, why = (candidate, "native kernel") if reason is None else ("eager", reason)

@@ -7,22 +7,23 @@ from longscan.ops._arguments import INVALID, RESET
 
 
 def linear_scan(a: Tensor, b: Tensor, initial_state: Tensor, flags: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The recurrence step by step.
+    """The recurrence step by step, on real or complex tensors.
 
     a: (B, L, *S) or (*S); b: (B, L, *S); initial_state: (B, *S); flags: (B, L) marks or None. Returns x (B, L, *S) and the
     final state (B, *S); x is 0 at invalid steps.
     """
     batch, length = b.shape[:2]
-    steps = a.expand_as(b) if a.ndim == b.ndim - 2 else a
     per_row = (batch,) + (1,) * (b.ndim - 2)
     state, outputs = initial_state, []
     for t in range(length):
+        a_t, b_t = a[:, t] if a.ndim == b.ndim else a, b[:, t]
         if flags is None:
-            state = steps[:, t] * state + b[:, t]
+            state = a_t * state + b_t
             outputs.append(state)
             continue
-        invalid = (flags[:, t] == INVALID).view(per_row)
-        before = torch.where((flags[:, t] == RESET).view(per_row), 0, state)
-        state = torch.where(invalid, state, steps[:, t] * before + b[:, t])
+        invalid, reset = (flags[:, t] == INVALID).view(per_row), (flags[:, t] == RESET).view(per_row)
+        # an invalid step takes part with a = 1, b = 0, so that not even a NaN standing there reaches a gradient
+        a_t, b_t = torch.where(invalid, 1, a_t), torch.where(invalid, 0, b_t)
+        state = a_t * torch.where(reset, 0, state) + b_t
         outputs.append(torch.where(invalid, 0, state))
     return (torch.stack(outputs, 1) if outputs else b.clone()), state.clone()

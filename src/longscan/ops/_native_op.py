@@ -1,0 +1,210 @@
+"""Native backends as opaque `torch.library` custom ops, one for an op and one for its backward.
+
+A native backend of an op is a module `longscan.ops.<op>.<backend>` with `forward` and `backward` on contiguous real tensors of
+one dtype (complex numbers are pairs). `NativeOp` wraps both in custom ops with fake, autograd and vmap rules, so that
+`torch.compile`, export and many-model training treat each as one node. There is no second derivative: asking for it raises.
+"""
+
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from longscan.ops._dispatch import MODULES
+
+_library = torch.library.Library("longscan", "DEF")  # type: ignore[no-untyped-call]
+
+
+def _transforming() -> bool:
+    """Whether vmap, grad or another transform of torch.func is running, outside of torch.compile."""
+    return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
+
+
+class _Transformed(torch.autograd.Function):
+    """The autograd and vmap rules of a custom op, in the form that the transforms of torch.func understand."""
+
+    @staticmethod
+    def forward(op: "_CustomOp", *args: Any) -> Any:
+        return op.overload(*args)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.op = inputs[0]
+        ctx.op.save(ctx, inputs[1:], output)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return (None, *ctx.op.differentiate(ctx, *grads))
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], op: "_CustomOp", *args: Any) -> Any:
+        return op.vmap(info, in_dims[1:], *args)
+
+
+class _CustomOp:
+    """One custom op: call it with the positional arguments of its schema.
+
+    run and fake compute its results and their shapes; save and differentiate are its autograd rule; batched says which
+    arguments have a leading batch axis into which a mapped axis can be folded, given the number of axes of each (None: never).
+    """
+
+    def __init__(
+        self,
+        schema: str,
+        run: Callable[..., Any],
+        fake: Callable[..., Any],
+        save: Callable[..., None],
+        differentiate: Callable[..., Any],
+        batched: Callable[[Sequence[int]], Sequence[bool]] | None,
+    ) -> None:
+        name = "longscan::" + schema.split("(")[0]
+        self.save, self.differentiate, self._batched = save, differentiate, batched
+        _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
+        torch.library.impl(name, "default", run, lib=_library)
+        torch.library.register_fake(name, fake, lib=_library)
+        torch.library.register_autograd(name, differentiate, setup_context=save, lib=_library)
+        torch.library.register_vmap(name, self.vmap, lib=_library)
+        self.overload = getattr(torch.ops.longscan, name.split("::")[1]).default
+
+    def __call__(self, *args: Any) -> Any:
+        if _transforming():
+            return _Transformed.apply(self, *args)  # type: ignore[no-untyped-call]
+        return self.overload(*args)
+
+    def vmap(self, info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, Any]:
+        """Fold the mapped axis into the batch where every mapped argument has one, else go through it in a loop."""
+        mapped = [axis is not None for axis in in_dims]
+        axes = [x.ndim - moved if isinstance(x, Tensor) else 0 for x, moved in zip(args, mapped, strict=True)]
+        batched = self._batched(axes) if self._batched else [False] * len(args)
+        if all(can for can, moved in zip(batched, mapped, strict=True) if moved):
+            folded = [
+                x if not (can and isinstance(x, Tensor)) else self._fold(x, axis, info.batch_size)
+                for x, axis, can in zip(args, in_dims, batched, strict=True)
+            ]
+            outputs = [x.reshape(info.batch_size, x.shape[0] // info.batch_size, *x.shape[1:]) for x in self(*folded)]
+        else:
+            each = [
+                self(*(x if axis is None else x.select(axis, i) for x, axis in zip(args, in_dims, strict=True)))
+                for i in range(info.batch_size)
+            ]
+            outputs = [torch.stack(results) for results in zip(*each, strict=True)]
+        return tuple(outputs), (0,) * len(outputs)
+
+    @staticmethod
+    def _fold(x: Tensor, axis: int | None, size: int) -> Tensor:
+        return (x.expand(size, *x.shape) if axis is None else x.movedim(axis, 0)).flatten(0, 1)
+
+
+class NativeOp:
+    """The custom ops `longscan::<name>` and `longscan::<name>_backward` around the native kernels of one op.
+
+    inputs: the tensors that `forward` takes, in order, with a trailing "?" where None may come; constants: the booleans after
+    them. outputs: what `forward` returns, each with a leading batch axis; the first two carry gradients. saved: what `backward`
+    takes after the gradients of these two (inputs, outputs, then constants). gradients: the inputs that get a gradient, each
+    with the name in `saved` of a tensor of its shape. shapes: the shapes of the outputs, from the backend's module and the
+    arguments. batched: the inputs with a batch axis, given the number of axes of each.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        inputs: Sequence[str],
+        constants: Sequence[str],
+        outputs: Sequence[str],
+        saved: Sequence[str],
+        gradients: dict[str, str],
+        shapes: Callable[..., Sequence[Sequence[int]]],
+        batched: Callable[[dict[str, int]], Sequence[str]],
+    ) -> None:
+        self._name = name
+        optional = {name.rstrip("?") for name in inputs if name.endswith("?")}
+        arguments = (*(name.rstrip("?") for name in inputs), *constants)
+
+        def signature(names: Sequence[str], results: int) -> str:
+            types = {name: "bool" if name in constants else "Tensor?" if name in optional else "Tensor" for name in names}
+            declared = ", ".join(f"{kind} {name}" for name, kind in types.items())
+            return f"({declared}, str backend) -> ({', '.join(['Tensor'] * results)})"
+
+        def forward(*args: Any) -> Any:
+            return tuple(self._module(args[-1]).forward(*_contiguous(args[:-1])))
+
+        def backward(*args: Any) -> Any:
+            return tuple(self._module(args[-1]).backward(*_contiguous(args[:-1])))
+
+        def forward_fake(*args: Any) -> Any:
+            return tuple(args[0].new_empty(shape) for shape in shapes(self._module(args[-1]), *args[:-1]))
+
+        def backward_fake(*args: Any) -> Any:
+            known = dict(zip(saved, args[2:-1], strict=True))
+            like = [known[source] if known.get(name, args[0]) is not None else None for name, source in gradients.items()]
+            return tuple(args[0].new_empty((0,) if x is None else x.shape) for x in like)
+
+        def save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+            known = dict(zip((*arguments, *outputs), (*inputs[:-1], *output), strict=True))
+            ctx.save_for_backward(*(known[name] for name in saved if name not in constants))
+            ctx.constants = [known[name] for name in saved if name in constants]
+            ctx.backend, ctx.absent = inputs[-1], {name for name in arguments if known[name] is None}
+            ctx.mark_non_differentiable(*output[2:])
+
+        def differentiate(ctx: Any, grad_y: Tensor, grad_final: Tensor, *_: Any) -> Any:
+            found = dict(
+                zip(gradients, second(grad_y, grad_final, *ctx.saved_tensors, *ctx.constants, ctx.backend), strict=True)
+            )
+            return (*(None if name in ctx.absent else found.get(name) for name in arguments), None)
+
+        def remember_backend(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noqa: ARG001
+            ctx.backend = inputs[-1]
+
+        def refuse(ctx: Any, *_: Any) -> Any:
+            raise RuntimeError(
+                f"{name}: the {ctx.backend} backend has no second derivative; use backend='eager' where one is needed"
+            )
+
+        def has_batch(axes: Sequence[int]) -> Sequence[bool]:
+            chosen = batched(dict(zip((*arguments, "backend"), axes, strict=True)))
+            return [name in chosen for name in (*arguments, "backend")]
+
+        self._first = _CustomOp(
+            name + signature(arguments, len(outputs)), forward, forward_fake, save, differentiate, has_batch
+        )
+        second = _CustomOp(
+            name + "_backward" + signature(("grad_y", "grad_final", *saved), len(gradients)),
+            backward, backward_fake, remember_backend, refuse, None,
+        )  # fmt: skip
+
+    def _module(self, backend: str) -> Any:
+        return import_module(f"longscan.ops.{self._name}.{MODULES[backend]}")
+
+    def __call__(self, *args: Any) -> tuple[Tensor, ...]:
+        """Run `forward`: the kernel itself where nothing records, transforms or traces the call, else the custom op.
+
+        args: inputs, constants, and the name of the backend.
+        """
+        if torch.compiler.is_compiling():
+            return self._first(*args)
+        tensors = [x for x in args if isinstance(x, Tensor)]
+        if forward_ad._current_level >= 0 and any(map(_has_tangent, tensors)):
+            raise RuntimeError(f"{self._name}: the {args[-1]} backend has no forward-mode derivative; use backend='eager'")
+        recorded = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+        traced = torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack()
+        if recorded or traced or any(type(x) not in (Tensor, torch.nn.Parameter) for x in tensors):
+            return self._first(*args)
+        return self._module(args[-1]).forward(*_contiguous(args[:-1]))
+
+
+def _has_tangent(x: Tensor) -> bool:
+    return forward_ad.unpack_dual(x).tangent is not None  # type: ignore[no-untyped-call]
+
+
+def _contiguous(values: Sequence[Any]) -> list[Any]:
+    return [value.contiguous() if isinstance(value, Tensor) else value for value in values]
+
+
+def keeps_chunk_states(*inputs: Tensor | None) -> bool:
+    """Whether a backward may follow a call on these inputs, so that the kernel must hand out what it needs."""
+    if not torch.is_grad_enabled():
+        return False
+    return _transforming() or any(x is not None and x.requires_grad for x in inputs)

@@ -1,0 +1,118 @@
+"""The first-order linear recurrence x_t = a_t x_{t-1} + b_t, real or complex, a constant or one for every step."""
+
+import torch
+from torch import Tensor
+
+from longscan.ops._arguments import check_tensor, state_dtype, step_flags, to_pairs, without_autocast
+from longscan.ops._dispatch import NATIVE, probe, resolve
+from longscan.ops._native_op import NativeOp
+from longscan.ops.linear_scan import eager, reference
+
+NATIVE_BACKENDS = probe("linear_scan", "cpu")
+
+_native = NativeOp(
+    "linear_scan",
+    inputs=("a", "b", "initial_state", "flags?"),
+    constants=("reverse", "is_complex"),
+    outputs=("x", "final"),
+    saved=("a", "x", "initial_state", "flags", "reverse", "is_complex"),
+    gradients={"a": "a", "b": "x", "initial_state": "initial_state"},
+    shapes=lambda _module, _a, b, initial_state, *_: (b.shape, initial_state.shape),
+    batched=lambda axes: ("b", "initial_state", "flags", *(("a",) if axes["a"] == axes["b"] else ())),
+)
+
+
+def linear_scan(
+    a: Tensor,
+    b: Tensor,
+    initial_state: Tensor | None = None,
+    *,
+    reverse: bool = False,
+    pairs: bool = False,
+    valid: Tensor | None = None,
+    seq_idx: Tensor | None = None,
+    backend: str = "auto",
+) -> tuple[Tensor, Tensor]:
+    """x_t = a_t x_{t-1} + b_t for t = 1..L, elementwise over the axes S.
+
+    Args:
+        a: (B, L, *S), or (*S) when it does not change over time.
+        b: (B, L, *S). a and b are real or complex; their promoted dtype is that of x.
+        initial_state: (B, *S), the x before the first step; zeros when None. Complex where a or b is.
+        reverse: run from t = L to t = 1; the initial state enters at t = L.
+        pairs: a, b and initial_state are real pairs (..., 2) that stand for complex numbers.
+        valid: (B, L) bool; where False the step is as if absent and x is 0 there.
+        seq_idx: (B, L) integers; where it changes from one valid step to the next, the state restarts from zero.
+        backend: "auto", "reference", "eager", "cpu" or "triton".
+
+    Returns:
+        x (B, L, *S) and the final state (B, *S) in float32, complex64 or their double forms (pairs when `pairs`).
+
+    Raises:
+        TypeError, ValueError: an argument's type, dtype, shape or device is wrong, or the backend cannot run.
+
+    >>> linear_scan(torch.tensor([0.5]), torch.ones(1, 3, 1))[0].flatten()
+    tensor([1.0000, 1.5000, 1.7500])
+    """
+    check_tensor("b", b, b.shape if isinstance(b, Tensor) else ())
+    if b.ndim < 2 + pairs or (pairs and b.shape[-1] != 2):
+        raise ValueError(f"b: got shape {tuple(b.shape)}, expected (B, L, ...{', 2' if pairs else ''})")
+    check_tensor("a", a, a.shape if isinstance(a, Tensor) else (), b)
+    batch, length, *rest = b.shape
+    if a.shape not in (b.shape, b.shape[2:]):
+        raise ValueError(f"a: got shape {tuple(a.shape)}, expected {tuple(b.shape)} or {tuple(rest)} like b")
+    is_complex = pairs or a.is_complex() or b.is_complex()
+    if initial_state is None:
+        initial_state = b.new_zeros((batch, *rest), dtype=None if pairs else torch.promote_types(a.dtype, b.dtype))
+    check_tensor("initial_state", initial_state, (batch, *rest), b)
+    for name, value in (("a", a), ("b", b), ("initial_state", initial_state)):
+        if not value.is_floating_point() and (pairs or not value.is_complex()):
+            expected = "real floating-point pairs" if pairs else "floating-point or complex numbers"
+            raise TypeError(f"{name}: got dtype {value.dtype}, expected {expected}")
+    if not pairs and initial_state.is_complex() != is_complex:
+        kind = "complex" if is_complex else "real"
+        raise TypeError(f"initial_state: got dtype {initial_state.dtype}, expected a {kind} dtype like a and b together")
+    flags = step_flags(batch, length, valid, seq_idx, b)
+    if reverse and seq_idx is not None:
+        flags = step_flags(batch, length, None if valid is None else valid.flip(1), seq_idx.flip(1), b)
+        flags = None if flags is None else flags.flip(1)
+    chosen = resolve("linear_scan", backend, b, NATIVE_BACKENDS)
+
+    out, wide = torch.promote_types(a.dtype, b.dtype), state_dtype(a, b, initial_state)
+    form = initial_state
+    if is_complex and not a.is_complex() and not pairs:  # a real factor acts on both parts alike
+        a, is_complex = torch.stack([a, a], -1), False
+    elif is_complex and not b.is_complex() and not pairs:
+        b = torch.stack([b, torch.zeros_like(b)], -1)
+    a, b, initial_state = (to_pairs(x).to(wide) for x in (a, b, initial_state))
+    with without_autocast(b):
+        x, final = _run(a, b, initial_state, flags, reverse, is_complex, chosen)
+    if not form.is_complex():
+        return x.to(out), final
+    return torch.view_as_complex(x).to(out), torch.view_as_complex(final)
+
+
+def _run(
+    a: Tensor, b: Tensor, initial_state: Tensor, flags: Tensor | None, reverse: bool, is_complex: bool, backend: str
+) -> tuple[Tensor, Tensor]:
+    """The recurrence by one backend, on real tensors of one dtype; complex numbers are pairs where `is_complex`."""
+    if backend in NATIVE and b.numel():
+        tail = (2,) if is_complex else ()
+        x, final = _native(
+            a.reshape(*a.shape[: a.ndim - initial_state.ndim + 1], -1, *tail),
+            b.reshape(*b.shape[:2], -1, *tail),
+            initial_state.reshape(len(initial_state), -1, *tail),
+            flags, reverse, is_complex, backend,
+        )  # fmt: skip
+        return x.reshape(b.shape), final.reshape(initial_state.shape)
+    if reverse:
+        a, b, flags = a.flip(1) if a.ndim == b.ndim else a, b.flip(1), None if flags is None else flags.flip(1)
+    if backend != "reference":
+        x, final = eager.linear_scan(a, b, initial_state, flags, is_complex=is_complex)
+    elif is_complex:
+        a, b, initial_state = (torch.view_as_complex(x.contiguous()) for x in (a, b, initial_state))
+        x, final = reference.linear_scan(a, b, initial_state, flags)
+        x, final = torch.view_as_real(x), torch.view_as_real(final)
+    else:
+        x, final = reference.linear_scan(a, b, initial_state, flags)
+    return (x.flip(1) if reverse else x), final

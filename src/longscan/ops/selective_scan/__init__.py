@@ -1,0 +1,122 @@
+"""The selective scan of S6 (Mamba), real or complex, with step sizes, skip and gate fused."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from longscan.ops._arguments import (
+    check_complex,
+    check_real,
+    in_form_of,
+    state_dtype,
+    step_flags,
+    to_pairs,
+    without_autocast,
+)
+from longscan.ops._dispatch import NATIVE, probe, resolve
+from longscan.ops._native_op import NativeOp, keeps_chunk_states
+from longscan.ops.selective_scan import eager, reference
+
+NATIVE_BACKENDS = probe("selective_scan", "cpu")
+
+_inputs = ("u", "dt", "A", "B", "C", "D", "z", "dt_bias", "initial_state", "dt_scale")
+_native = NativeOp(
+    "selective_scan",
+    inputs=("u", "dt", "A", "B", "C", "D?", "z?", "dt_bias?", "initial_state", "dt_scale?", "flags?"),
+    constants=("dt_softplus", "paired", "keep"),
+    outputs=("y", "final", "chunk_states"),
+    saved=(*_inputs, "flags", "chunk_states", "dt_softplus", "paired"),
+    gradients={name: name for name in _inputs},
+    shapes=lambda module, u, _dt, A, *rest: (
+        u.shape,
+        (len(u), *A.shape),
+        module.chunk_states_shape(*u.shape, *A.shape[1:]) if rest[-1] else (0,),
+    ),
+    batched=lambda _: ("u", "dt", "B", "C", "z", "initial_state", "dt_scale", "flags"),
+)
+
+
+def selective_scan(
+    u: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    initial_state: Tensor | None = None,
+    *,
+    dt_softplus: bool = False,
+    dt_scale: Tensor | None = None,
+    paired: bool = True,
+    valid: Tensor | None = None,
+    seq_idx: Tensor | None = None,
+    backend: str = "auto",
+) -> tuple[Tensor, Tensor]:
+    """h_t = exp(s_t A) h_{t-1} + s_t B_t u_t,  y_t = (C_t h_t + D u_t) silu(z_t).
+
+    The step sizes are s = softplus(dt + dt_bias) dt_scale, each factor where asked for. Gu and Dao, "Mamba" (arXiv:2312.00752),
+    equations 1-2 and algorithm 2: zero-order hold for A, Euler for B.
+
+    Args:
+        u: (B, L, D) inputs; y has their dtype.
+        dt: (B, L, D) step sizes before bias, softplus and scale.
+        A: (D, N), real or complex. Complex numbers may come as real pairs, one more axis of size 2: (D, N, 2).
+        B, C: (B, L, N), complex (or pairs) where A is.
+        D: (D,) skip. z: (B, L, D) gate. dt_bias: (D,).
+        initial_state: (B, D, N), complex (or pairs) where A is; zeros when None.
+        dt_softplus: take the softplus of dt + dt_bias.
+        dt_scale: (B, L), multiplies the step sizes after bias and softplus: the elapsed time.
+        paired: with complex A, y takes 2 Re(C h): N states stand for N conjugate pairs. False: Re(C h). No effect for real A.
+        valid: (B, L) bool; where False the step is as if absent and y is 0 there.
+        seq_idx: (B, L) integers; where it changes from one valid step to the next, the state restarts from zero.
+        backend: "auto", "reference", "eager", "cpu" or "triton".
+
+    Returns:
+        y (B, L, D) and the final state (B, D, N) in float32 or float64 numbers, complex (or pairs) as A is.
+
+    Raises:
+        TypeError, ValueError: an argument's type, dtype, shape or device is wrong, or the backend cannot run.
+    """
+    check_real("u", u, (-1, -1, -1))
+    batch, length, channels = u.shape
+    check_real("dt", dt, (batch, length, channels), u)
+    is_complex = isinstance(A, Tensor) and (A.is_complex() or A.ndim == 3)
+    check = check_complex if is_complex else check_real
+    check("A", A, (channels, -1), u)
+    states = A.shape[1]
+    check("B", B, (batch, length, states), u)
+    check("C", C, (batch, length, states), u)
+    if initial_state is not None:
+        check("initial_state", initial_state, (batch, channels, states), u)
+    for name, value, shape in (
+        ("D", D, (channels,)),
+        ("z", z, (batch, length, channels)),
+        ("dt_bias", dt_bias, (channels,)),
+        ("dt_scale", dt_scale, (batch, length)),
+    ):
+        if value is not None:
+            check_real(name, value, shape, u)
+    flags = step_flags(batch, length, valid, seq_idx, u)
+    chosen = resolve("selective_scan", backend, u, NATIVE_BACKENDS)
+
+    form, out = A, u.dtype
+    if initial_state is None:
+        initial_state = torch.zeros(batch, channels, states, *(2,) * is_complex, device=u.device)
+    given = (u, dt, A, B, C, D, z, dt_bias, initial_state, dt_scale)
+    wide = state_dtype(*given)
+    tensors: list[Any] = [None if x is None else to_pairs(x).to(wide) for x in given] + [flags]
+    with without_autocast(u):
+        if chosen in NATIVE and u.numel() and states:
+            y, final, _ = _native(*tensors, dt_softplus, paired, keeps_chunk_states(*tensors[:-1]), chosen)
+        elif chosen == "reference" and is_complex:
+            for i in (2, 3, 4, 8):  # A, B, C and the state
+                tensors[i] = torch.view_as_complex(tensors[i].contiguous())
+            y, final = reference.selective_scan(*tensors, dt_softplus=dt_softplus, paired=paired)
+            final = torch.view_as_real(final)
+        else:
+            scan = reference.selective_scan if chosen == "reference" else eager.selective_scan
+            y, final = scan(*tensors, dt_softplus=dt_softplus, paired=paired)
+    return y.to(out), in_form_of(final, form) if is_complex else final

@@ -1,0 +1,76 @@
+"""`selective_scan` in vectorised torch: an associative scan inside chunks, chunks one after another, complex as real pairs."""
+
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn.functional import silu
+
+from longscan.numerics.pairs import multiply
+from longscan.ops._arguments import marks, mask
+from longscan.ops._associative import affine_scan
+from longscan.ops._chunks import scan_chunks
+from longscan.ops.selective_scan.reference import step_sizes
+
+
+def _decay(dt: Tensor, A: Tensor) -> Tensor:
+    """exp(dt A) for every step, channel and state: (B, L, D, N) for A (D, N), pairs (B, L, D, N, 2) for A (D, N, 2)."""
+    if A.ndim == 2:
+        return torch.exp(dt.unsqueeze(-1) * A)
+    exponent = dt[..., None, None] * A
+    size, angle = torch.exp(exponent[..., 0]), exponent[..., 1]
+    return torch.stack([size * torch.cos(angle), size * torch.sin(angle)], -1)
+
+
+def _chunk(
+    u: Tensor,
+    dt: Tensor,
+    B: Tensor,
+    C: Tensor,
+    z: Tensor | None,
+    dt_scale: Tensor | None,
+    flags: Tensor | None,
+    A: Tensor,
+    D: Tensor | None,
+    dt_bias: Tensor | None,
+    state: Tensor,
+    *,
+    dt_softplus: bool,
+    paired: bool,
+) -> tuple[Tensor, Tensor]:
+    u, dt, B, C, z, dt_scale = mask(flags, u, dt, B, C, z, dt_scale)
+    dt = step_sizes(dt, dt_bias, dt_scale, dt_softplus)
+    if flags is not None:  # a step of no length leaves the state as it is
+        dt = torch.where(marks(flags, 3)[0], 0, dt)
+    is_complex = A.ndim == 3
+    decay = _decay(dt, A)
+    if flags is not None:
+        decay = torch.where(marks(flags, decay.ndim)[1], 0, decay)
+    entering = (dt * u)[(..., *(None,) * (A.ndim - 1))] * B.unsqueeze(2)
+    states = affine_scan(decay, entering, state, multiply if is_complex else torch.mul)
+    products = states * C.unsqueeze(2)
+    y = (products[..., 0] - products[..., 1]).sum(-1) * (2 if paired else 1) if is_complex else products.sum(-1)
+    y = y if D is None else y + D * u
+    y = y if z is None else y * silu(z)
+    return y if flags is None else torch.where(marks(flags, 3)[0], 0, y), states[:, -1].clone()
+
+
+def selective_scan(
+    u: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    z: Tensor | None,
+    dt_bias: Tensor | None,
+    initial_state: Tensor,
+    dt_scale: Tensor | None,
+    flags: Tensor | None,
+    *,
+    dt_softplus: bool,
+    paired: bool,
+) -> tuple[Tensor, Tensor]:
+    """As `reference.selective_scan`, complex numbers as pairs (..., 2); memory beyond the output is bounded by a chunk."""
+    step = partial(_chunk, dt_softplus=dt_softplus, paired=paired)
+    return scan_chunks(step, (u, dt, B, C, z, dt_scale, flags), (A, D, dt_bias), initial_state, empty=u)

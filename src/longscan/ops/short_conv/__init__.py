@@ -1,0 +1,82 @@
+"""The short causal depthwise convolution that Mamba and AUSSM put before their scan, with the state that streaming needs."""
+
+import torch
+from torch import Tensor
+
+from longscan.ops._arguments import check_real, state_dtype, step_flags, without_autocast
+from longscan.ops._dispatch import NATIVE, probe, resolve
+from longscan.ops._native_op import NativeOp
+from longscan.ops.short_conv import eager, reference
+
+NATIVE_BACKENDS = probe("short_conv", "cpu")
+ACTIVATIONS = (None, "silu")
+
+_inputs = ("u", "weight", "bias", "initial_state")
+_native = NativeOp(
+    "short_conv",
+    inputs=("u", "weight", "bias?", "initial_state", "flags?"),
+    constants=("silu",),
+    outputs=("y", "final"),
+    saved=(*_inputs, "flags", "silu"),
+    gradients={name: name for name in _inputs},
+    shapes=lambda _module, u, _weight, _bias, initial_state, *_: (u.shape, initial_state.shape),
+    batched=lambda _: ("u", "initial_state", "flags"),
+)
+
+
+def short_conv(
+    u: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    initial_state: Tensor | None = None,
+    *,
+    activation: str | None = None,
+    valid: Tensor | None = None,
+    seq_idx: Tensor | None = None,
+    backend: str = "auto",
+) -> tuple[Tensor, Tensor]:
+    """y_t = activation(bias + sum_k weight[:, k] u_{t-(K-1)+k}) with u = initial_state before the first step.
+
+    Args:
+        u: (B, L, D) inputs; y has their dtype.
+        weight: (D, K), the last column multiplies the present input. bias: (D,).
+        initial_state: (B, D, K-1), the inputs before the first step, oldest first; zeros when None.
+        activation: None or "silu".
+        valid: (B, L) bool; where False the step is as if absent: windows and state skip it, and y is 0 there.
+        seq_idx: (B, L) integers; where it changes from one valid step to the next, earlier inputs count as zeros.
+        backend: "auto", "reference", "eager", "cpu" or "triton".
+
+    Returns:
+        y (B, L, D) and the final state (B, D, K-1) in float32 (float64 where an input is).
+
+    Raises:
+        TypeError, ValueError: an argument's type, dtype, shape or device is wrong, or the backend cannot run.
+    """
+    check_real("u", u, (-1, -1, -1))
+    batch, length, channels = u.shape
+    check_real("weight", weight, (channels, -1), u)
+    taps = weight.shape[1]
+    if taps < 1:
+        raise ValueError(f"weight: got shape {tuple(weight.shape)}, expected ({channels}, K) with K of at least 1")
+    if bias is not None:
+        check_real("bias", bias, (channels,), u)
+    if initial_state is not None:
+        check_real("initial_state", initial_state, (batch, channels, taps - 1), u)
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"activation: got {activation!r}, expected one of {ACTIVATIONS}")
+    flags = step_flags(batch, length, valid, seq_idx, u)
+    chosen = resolve("short_conv", backend, u, NATIVE_BACKENDS)
+
+    if initial_state is None:
+        initial_state = torch.zeros(batch, channels, taps - 1, device=u.device)
+    out, wide = u.dtype, state_dtype(u, weight, bias, initial_state)
+    u, weight, initial_state = u.to(wide), weight.to(wide), initial_state.to(wide)
+    bias = None if bias is None else bias.to(wide)
+    apply_silu = activation == "silu"
+    with without_autocast(u):
+        if chosen in NATIVE and u.numel():
+            y, final = _native(u, weight, bias, initial_state, flags, apply_silu, chosen)
+        else:
+            conv = reference.short_conv if chosen == "reference" else eager.short_conv
+            y, final = conv(u, weight, bias, initial_state, flags, apply_silu=apply_silu)
+    return y.to(out), final

@@ -1,0 +1,118 @@
+"""The scan of AUSSM: rotations by input-dependent angles, with the angle projection, SiLU, skip and gate fused."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from longscan.ops._arguments import (
+    check_complex,
+    check_real,
+    check_tensor,
+    in_form_of,
+    state_dtype,
+    step_flags,
+    to_pairs,
+    without_autocast,
+)
+from longscan.ops._dispatch import NATIVE, probe, resolve
+from longscan.ops._native_op import NativeOp, keeps_chunk_states
+from longscan.ops.unitary_scan import eager, reference
+
+NATIVE_BACKENDS = probe("unitary_scan", "cpu")
+
+_inputs = ("u", "dt", "W", "bias", "B", "C", "D", "z", "initial_state")
+_native = NativeOp(
+    "unitary_scan",
+    inputs=("u", "dt", "W", "bias", "B", "C", "D?", "z?", "initial_state", "flags?"),
+    constants=("phase_dt", "keep"),
+    outputs=("y", "final", "chunk_states"),
+    saved=(*_inputs, "flags", "chunk_states", "phase_dt"),
+    gradients={name: name for name in _inputs},
+    shapes=lambda module, u, _dt, _W, bias, *rest: (
+        u.shape,
+        (len(u), *bias.shape, 2),
+        module.chunk_states_shape(*u.shape, bias.shape[1]) if rest[-1] else (0,),
+    ),
+    batched=lambda _: ("u", "dt", "z", "initial_state", "flags"),
+)
+
+
+def unitary_scan(
+    u: Tensor,
+    dt: Tensor,
+    W: Tensor,
+    bias: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    initial_state: Tensor | None = None,
+    *,
+    phase_dt: bool = False,
+    valid: Tensor | None = None,
+    seq_idx: Tensor | None = None,
+    backend: str = "auto",
+) -> tuple[Tensor, Tensor]:
+    """h_t = e^{i theta_t} h_{t-1} + dt_t B silu(u_t),  y_t = (Re sum_n C h_t + D silu(u_t)) silu(z_t).
+
+    The angles are theta_t[d, n] = sum_p W[d, n, p] u_t[p] + bias[d, n], as the code that the AUSSM paper published computes them;
+    with `phase_dt`, times dt_t[d] (the paper's equations 4 and 10-19). Phases are summed modulo 2 pi so that neither the size
+    nor the phase of h drifts over long sequences.
+
+    Args:
+        u: (B, L, D) inputs; y has their dtype.
+        dt: (B, L, D) positive step sizes.
+        W: (D, N, D) angle weights, already scaled. bias: (D, N) angles.
+        B, C: complex (N,), shared by all channels, or (D, N): the coefficients themselves. Complex numbers may come as real
+            pairs, one more axis of size 2.
+        D: (D,) skip. z: (B, L, D) gate.
+        initial_state: (B, D, N) complex or pairs; zeros when None.
+        phase_dt: multiply the whole angle, bias included, by dt.
+        valid: (B, L) bool; where False the step is as if absent and y is 0 there.
+        seq_idx: (B, L) integers; where it changes from one valid step to the next, the state restarts from zero.
+        backend: "auto", "reference", "eager", "cpu" or "triton".
+
+    Returns:
+        y (B, L, D) and the final state (B, D, N), complex where B is, else pairs (B, D, N, 2).
+
+    Raises:
+        TypeError, ValueError: an argument's type, dtype, shape or device is wrong, or the backend cannot run.
+    """
+    check_real("u", u, (-1, -1, -1))
+    batch, length, channels = u.shape
+    check_real("dt", dt, (batch, length, channels), u)
+    check_real("bias", bias, (channels, -1), u)
+    states = bias.shape[1]
+    check_real("W", W, (channels, states, channels), u)
+    for name, value in (("B", B), ("C", C)):
+        check_tensor(name, value, value.shape if isinstance(value, Tensor) else (), u)
+        shared = value.ndim == (1 if value.is_complex() else 2)
+        check_complex(name, value, (states,) if shared else (channels, states), u)
+    if initial_state is not None:
+        check_complex("initial_state", initial_state, (batch, channels, states), u)
+    for name, optional, shape in (("D", D, (channels,)), ("z", z, (batch, length, channels))):
+        if optional is not None:
+            check_real(name, optional, shape, u)
+    flags = step_flags(batch, length, valid, seq_idx, u)
+    chosen = resolve("unitary_scan", backend, u, NATIVE_BACKENDS)
+
+    form, out = B, u.dtype
+    if initial_state is None:
+        initial_state = torch.zeros(batch, channels, states, 2, device=u.device)
+    given = (u, dt, W, bias, B, C, D, z, initial_state)
+    wide = state_dtype(*given)
+    tensors: list[Any] = [None if x is None else to_pairs(x).to(wide) for x in given] + [flags]
+    for i in (4, 5):  # B and C, one for every channel
+        tensors[i] = tensors[i].expand(channels, states, 2)
+    with without_autocast(u):
+        if chosen in NATIVE and u.numel() and states:
+            y, final, _ = _native(*tensors, phase_dt, keeps_chunk_states(*tensors[:-1]), chosen)
+        elif chosen == "reference":
+            for i in (4, 5, 8):  # B, C and the state
+                tensors[i] = torch.view_as_complex(tensors[i].contiguous())
+            y, final = reference.unitary_scan(*tensors, phase_dt=phase_dt)
+            final = torch.view_as_real(final)
+        else:
+            y, final = eager.unitary_scan(*tensors, phase_dt=phase_dt)
+    return y.to(out), in_form_of(final, form)

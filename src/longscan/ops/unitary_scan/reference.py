@@ -1,0 +1,54 @@
+"""The AUSSM recurrence as a loop over time: the definition of `unitary_scan`.
+
+h_t = e^{i theta_t} h_{t-1} + dt_t B silu(u_t) with theta_t = W u_t + bias, held as a phase and a sum: with G_t the running sum of
+the angles, wrapped, h_t = e^{i G_t} S_t and S_t = S_{t-1} + e^{-i G_t} dt_t B silu(u_t). Multiplying h by a rounded rotation
+step after step would let its size and phase drift; dividing by e^{i G} is safe here, and only here, because its size is 1.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn.functional import silu
+
+from longscan.ops._arguments import marks, mask
+
+
+def unitary_scan(
+    u: Tensor,
+    dt: Tensor,
+    W: Tensor,
+    bias: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    z: Tensor | None,
+    initial_state: Tensor,
+    flags: Tensor | None,
+    *,
+    phase_dt: bool,
+) -> tuple[Tensor, Tensor]:
+    """y_t = Re sum_n C h_t + D silu(u_t), times silu(z_t).
+
+    u, dt, z: (B, L, D); W: (D, N, D); bias: (D, N); B, C: complex (D, N); D: (D,); initial_state: complex (B, D, N). Returns
+    y (B, L, D) and the final state (B, D, N).
+    """
+    u, dt, z = mask(flags, u, dt, z)
+    gated, total, outputs = silu(u), initial_state, []
+    phase = torch.zeros_like(initial_state.real)
+    for t in range(u.shape[1]):
+        angle = torch.einsum("bp,dnp->bdn", u[:, t], W) + bias
+        angle = angle * dt[:, t, :, None] if phase_dt else angle
+        entering = (dt[:, t] * gated[:, t]).unsqueeze(-1) * B
+        if flags is not None:
+            invalid, reset = (mark.unsqueeze(-1) for mark in marks(flags[:, t], 2))
+            angle, total = torch.where(invalid, 0, angle), torch.where(reset, 0, total)
+        phase = torch.remainder(phase + angle, 2 * math.pi)
+        rotation = torch.complex(torch.cos(phase), torch.sin(phase))
+        total = total + rotation.conj() * entering  # at an invalid step u = 0, so nothing enters
+        outputs.append((C * rotation * total).real.sum(-1))
+    y = torch.stack(outputs, 1) if outputs else u.clone()
+    y = y if D is None else y + D * gated
+    y = y if z is None else y * silu(z)
+    y = y if flags is None else torch.where(marks(flags, 3)[0], 0, y)
+    return y, torch.complex(torch.cos(phase), torch.sin(phase)) * total
