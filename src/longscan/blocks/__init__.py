@@ -1,0 +1,8 @@
+"""Blocks: what stands around a layer in a stack (projections, short convolution, gate, GLU, residual and norm)."""
+
+from longscan.blocks._registry import BLOCKS as BLOCKS
+from longscan.blocks.aussm import AUSSMBlock as AUSSMBlock
+from longscan.blocks.gated import GatedState as GatedState
+from longscan.blocks.mamba import MambaBlock as MambaBlock
+from longscan.blocks.residual import Residual as Residual
+from longscan.blocks.simple import SimpleBlock as SimpleBlock

@@ -1,0 +1,17 @@
+"""Sequence layers: (B, L, D) -> (B, L, D), one paper per file; parameters, numerics and one op each."""
+
+from longscan.layers._registry import LAYERS as LAYERS
+from longscan.layers.aussm import AUSSM as AUSSM
+from longscan.layers.base import SequenceLayer as SequenceLayer
+from longscan.layers.base import SequenceModule as SequenceModule
+from longscan.layers.gru import GRU as GRU
+from longscan.layers.lru import LRU as LRU
+from longscan.layers.lstm import LSTM as LSTM
+from longscan.layers.lstm import LSTMState as LSTMState
+from longscan.layers.parameters import Marks as Marks
+from longscan.layers.parameters import mark as mark
+from longscan.layers.parameters import marks as marks
+from longscan.layers.s4d import S4D as S4D
+from longscan.layers.s6 import S6 as S6
+from longscan.layers.state import ScanState as ScanState
+from longscan.layers.state import layer_state as layer_state

@@ -1,0 +1,39 @@
+"""The AUSSM block (2025, the released code): the gated block without expansion around AUSSM, which activates its own input.
+
+    (x, z) = W_in u      y = W_out (aussm(conv(x)) * silu(z))
+"""
+
+from typing import Any
+
+from longscan.blocks._registry import BLOCKS
+from longscan.blocks.gated import GatedBlock
+
+
+@BLOCKS.register("aussm")
+class AUSSMBlock(GatedBlock):
+    """in_proj, short convolution, AUSSM, gate, out_proj.
+
+    Args:
+        d_model: width D at both ends.
+        layer: the inner layer, by its name in `LAYERS`.
+        expand: inner width over D.
+        d_conv: taps of the convolution; 0 leaves it out.
+        recompute: keep only the projected input for the backward; convolution and scan run again there.
+        layer_options: settings of the inner layer.
+        backend: of the inner layer's op.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        layer: str = "aussm",
+        expand: int = 1,
+        d_conv: int = 4,
+        recompute: bool = False,
+        layer_options: dict[str, Any] | None = None,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__(
+            d_model, layer=layer, expand=expand, d_conv=d_conv, recompute=recompute, layer_options=layer_options, backend=backend
+        )

@@ -1,0 +1,54 @@
+"""The Simple block of S4 and S4D (Gu et al. 2022): a layer, then a gated linear unit that mixes its channels.
+
+    y = GLU(W dropout(GELU(layer(u))) + b)      GLU((p, q)) = p * sigmoid(q)
+"""
+
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.functional import gelu, glu
+
+from longscan.blocks._registry import BLOCKS
+from longscan.layers import LAYERS
+from longscan.layers.base import SequenceModule, Steps, hide_padding
+from longscan.layers.state import State
+
+
+@BLOCKS.register("simple")
+class SimpleBlock(SequenceModule):
+    """Layer, GELU, dropout, linear map to 2D, gated linear unit. The state is the layer's.
+
+    Args:
+        d_model: width D.
+        layer: the inner layer, by its name in `LAYERS`.
+        dropout: probability of dropping an activation in training.
+        layer_options: settings of the inner layer.
+        backend: of the inner layer's op.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        layer: str = "s4d",
+        dropout: float = 0.0,
+        layer_options: dict[str, Any] | None = None,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__()
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout: got {dropout}, expected a probability in [0, 1)")
+        self.d_model = d_model
+        self.layer = self.adopt(LAYERS[layer](d_model, **(layer_options or {}), backend=backend))
+        self.dropout = nn.Dropout(dropout)
+        self.out_proj = nn.Linear(d_model, 2 * d_model)
+
+    def run(self, x: Tensor, state: State, steps: Steps) -> tuple[Tensor, State]:
+        """See the top of the file."""
+        y, state = self.layer(x, state, elapsed=steps.elapsed, valid=steps.valid, seq_idx=steps.seq_idx, return_state=True)
+        y = glu(self.out_proj(self.dropout(gelu(y))), -1)
+        return hide_padding(y, steps.valid), state
+
+    def initial_state(self, batch: int) -> State:
+        """The layer's."""
+        return self.layer.initial_state(batch)

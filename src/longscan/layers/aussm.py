@@ -1,0 +1,127 @@
+"""AUSSM, from "Bridging Expressivity and Scalability with Adaptive Unitary SSMs" (2025, equations 8-19).
+
+    q_t = W_x u_t                       Delta_t = softplus(W_D q_t + bias)       (times the elapsed time)
+    theta_t = W u_t / sqrt(D) + beta    h_t = e^{i theta_t} h_{t-1} + Delta_t B silu(u_t)
+    y_t = Re sum_n C h_t + skip silu(u_t),  times silu(gate_t)
+
+u: input (B, L, D). theta: angles (B, L, D, N). h: state (B, D, N), complex. Delta: step sizes (B, L, D). W: (D, N, D), beta: (D, N).
+B, C: softplus(magnitude) e^{i phase}, (N,) shared by the channels. R: rank of the map to Delta.
+
+The defaults are what the authors' released code computes. Where the paper says otherwise, or where the code looks unintended:
+`phase_dt` lets Delta multiply the angle (the paper's equations 10-19); `dt_bias_twice=False` adds the bias of Delta once (the code
+adds it twice); `phase_scale="one"` drops the 1/sqrt(D) (the paper has none); `shared=False` gives each channel its own B and C.
+`angle_spread=s` draws W from U(-s, s) instead of U(-1/sqrt(D), 1/sqrt(D)): with wide angles exact rotations are found sooner.
+"""
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear, softplus
+
+from longscan.layers._registry import LAYERS
+from longscan.layers.base import SequenceLayer, Steps, resume
+from longscan.layers.parameters import mark
+from longscan.layers.state import ScanState, State, no_sequence
+from longscan.numerics.initialisers import complex_normal
+from longscan.numerics.pairs import polar
+from longscan.ops import unitary_scan
+
+
+@LAYERS.register("aussm")
+class AUSSM(SequenceLayer):
+    """Rotations chosen by the input: a state that neither decays nor grows of itself.
+
+    Args:
+        d_model: channels D.
+        d_state: states per channel N.
+        dt_rank: rank R of the map to Delta; None: N.
+        phase_dt: Delta (and the elapsed time) multiplies the whole angle.
+        dt_bias_twice: add the bias of Delta twice.
+        phase_scale: "inverse_sqrt", the angle projection is divided by sqrt(D), or "one".
+        shared: B and C are shared by the channels.
+        angle_spread: None, or the s of U(-s, s) for the angle projection.
+        backend: of `longscan.ops.unitary_scan`.
+
+    Elapsed time multiplies Delta. The state is `ScanState` with ssm (B, D, N, 2).
+    """
+
+    fuses_gate = True
+    activates_input = True
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        d_state: int = 16,
+        dt_rank: int | None = None,
+        phase_dt: bool = False,
+        dt_bias_twice: bool = True,
+        phase_scale: Literal["inverse_sqrt", "one"] = "inverse_sqrt",
+        shared: bool = True,
+        angle_spread: float | None = None,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__()
+        rank = d_state if dt_rank is None else dt_rank
+        for name, size in (("d_model", d_model), ("d_state", d_state), ("dt_rank", rank)):
+            if size < 1:
+                raise ValueError(f"{name}: got {size}, expected at least 1")
+        if phase_scale not in ("inverse_sqrt", "one"):
+            raise ValueError(f"phase_scale: got {phase_scale!r}, expected 'inverse_sqrt' or 'one'")
+        if angle_spread is not None and not angle_spread > 0:
+            raise ValueError(f"angle_spread: got {angle_spread}, expected a positive number or None")
+        self.d_model, self.d_state = d_model, d_state
+        self.phase_dt, self.dt_bias_twice, self.backend = phase_dt, dt_bias_twice, backend
+        self.phase_factor = 1 / math.sqrt(d_model) if phase_scale == "inverse_sqrt" else 1.0
+
+        def uniform(*shape: int, bound: float) -> nn.Parameter:
+            return nn.Parameter(torch.empty(shape).uniform_(-bound, bound))
+
+        def coefficients() -> nn.Parameter:  # (..., 2): magnitude before the softplus, phase in radians
+            values = complex_normal((d_state,) if shared else (d_model, d_state))
+            return mark(nn.Parameter(values.to(torch.get_default_dtype())), "ssm", keep_float32=True)
+
+        spread = 1 / math.sqrt(d_model) if angle_spread is None else angle_spread
+        self.x_proj = mark(uniform(rank, d_model, bound=1 / math.sqrt(d_model)), "selector")
+        self.dt_proj = mark(uniform(d_model, rank, bound=1 / math.sqrt(rank)), "selector")
+        self.dt_bias = mark(uniform(d_model, bound=1 / math.sqrt(rank)), "selector", keep_float32=True)
+        self.angle_proj = mark(uniform(d_model, d_state, d_model, bound=spread), "ssm", keep_float32=True)
+        self.angle_bias = mark(uniform(d_model, d_state, bound=math.pi), "ssm", keep_float32=True)
+        self.B = coefficients()
+        self.C = coefficients()
+        self.D = mark(nn.Parameter(torch.ones(d_model)), "ssm", keep_float32=True)
+
+    def angles(self, u: Tensor) -> Tensor:
+        """theta (..., D, N) in radians for inputs u (..., D) to the scan, without any factor Delta."""
+        return torch.einsum("...p,inp->...in", u.to(self.angle_bias.dtype), self.angle_proj * self.phase_factor) + self.angle_bias
+
+    def run(self, x: Tensor, state: State, steps: Steps, gate: Tensor | None = None) -> tuple[Tensor, State]:
+        """See the top of the file."""
+        initial, last_seq_idx = resume(state, x.shape[0], steps, x.device)
+        raw = linear(linear(x, self.x_proj), self.dt_proj).to(self.dt_bias.dtype)
+        dt = softplus(raw + (2 * self.dt_bias if self.dt_bias_twice else self.dt_bias))
+        if steps.elapsed is not None:
+            dt = dt * steps.elapsed.unsqueeze(-1).to(dt.dtype)
+        y, ssm = unitary_scan(
+            x,
+            dt,
+            self.angle_proj * self.phase_factor,
+            self.angle_bias,
+            polar(softplus(self.B[..., 0]), self.B[..., 1]),
+            polar(softplus(self.C[..., 0]), self.C[..., 1]),
+            self.D,
+            gate,
+            initial,
+            phase_dt=self.phase_dt,
+            valid=steps.valid,
+            seq_idx=steps.seq_idx,
+            backend=self.backend,
+        )
+        return y, ScanState(ssm, last_seq_idx)
+
+    def initial_state(self, batch: int) -> ScanState:
+        """Zeros: ssm (batch, D, N, 2)."""
+        ssm = torch.zeros(batch, self.d_model, self.d_state, 2, dtype=self.state_dtype, device=self.device)
+        return ScanState(ssm, no_sequence(batch, self.device))

@@ -1,0 +1,205 @@
+"""The contract of everything that maps a sequence (B, L, D) to a sequence (B, L, D): layers, and the blocks around them."""
+
+from abc import ABC, abstractmethod
+from typing import Any, NamedTuple, TypeVar, cast
+
+import torch
+from torch import Tensor
+from torch.nn.functional import silu
+
+from longscan.layers.parameters import Marked
+from longscan.layers.state import ScanState, State, no_sequence, restarted_rows, zero_rows
+
+
+Part = TypeVar("Part", bound="SequenceModule")
+
+
+class Steps(NamedTuple):
+    """What is known of each step, (B, L) or None: time since the step before; whether it is real; which sequence it is of."""
+
+    elapsed: Tensor | None = None
+    valid: Tensor | None = None
+    seq_idx: Tensor | None = None
+
+
+class SequenceModule(Marked, ABC):
+    """Base of layers and blocks. Subclasses write `run` and `initial_state`.
+
+    Attributes say what holds (on the class, or for a module made of others on the instance), and the contract tests check it both ways:
+        causal: y_t depends on steps up to t only. streaming: states carry a sequence across calls, one step at a time if need be.
+        irregular: `elapsed` has a meaning (else it raises). changes_length: y is shorter than x.
+        batch_independent: no row influences another.
+    """
+
+    causal: bool = True
+    streaming: bool = True
+    irregular: bool = True
+    changes_length: bool = False
+    batch_independent: bool = True
+
+    d_model: int
+
+    def __init__(self) -> None:
+        super().__init__()
+        # False inside a block or a model, which has checked and cleaned its inputs: see `adopt`.
+        self.checks_inputs = True
+
+    @abstractmethod
+    def run(self, x: Tensor, state: State, steps: Steps) -> tuple[Tensor, State]:
+        """y and the state after the last step, for inputs that are checked; `state` is None at a sequence's start."""
+
+    @abstractmethod
+    def initial_state(self, batch: int) -> State:
+        """The state before the first step of `batch` sequences, on the parameters' device."""
+
+    def forward(
+        self,
+        x: Tensor,
+        state: State = None,
+        *,
+        elapsed: Tensor | None = None,
+        valid: Tensor | None = None,
+        seq_idx: Tensor | None = None,
+        return_state: bool = False,
+    ) -> Any:
+        """Run over a batch of sequences.
+
+        Args:
+            x: (B, L, d_model).
+            state: from `initial_state` or an earlier call; None starts afresh.
+            elapsed: (B, L), time since the previous step in units of the usual step; None means 1 everywhere.
+            valid: (B, L) bool, one contiguous run of real steps per row; the rest is padding: ignored, and y is 0 there.
+            seq_idx: (B, L) integers >= 0, a new sequence starts wherever it changes, also against the state's last one.
+            return_state: also return the state after the last valid step.
+
+        Returns y (B, L, d_model), or (y, state). Raises ValueError where an argument has the wrong shape or no meaning here.
+        """
+        if self.checks_inputs:
+            x, elapsed = self.admit(x, elapsed, valid, seq_idx)
+        y, state = self.run(x, state, Steps(elapsed, valid, seq_idx))
+        return (y, state) if return_state else y
+
+    def step(
+        self, x_t: Tensor, state: State, *, elapsed: Tensor | None = None, active: Tensor | None = None
+    ) -> tuple[Tensor, State]:
+        """One step: x_t (B, d_model), elapsed (B,), active (B,) bool; rows that are not active keep their state and give 0."""
+        y, state = self(
+            x_t.unsqueeze(1),
+            state,
+            elapsed=None if elapsed is None else elapsed.unsqueeze(1),
+            valid=None if active is None else active.unsqueeze(1),
+            return_state=True,
+        )
+        return y.squeeze(1), state
+
+    def admit(
+        self, x: Tensor, elapsed: Tensor | None, valid: Tensor | None, seq_idx: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Check the arguments of `forward`; return x and elapsed with harmless values in the padding."""
+        if x.ndim != 3 or x.shape[-1] != self.d_model:
+            raise ValueError(f"x: got shape {tuple(x.shape)}, expected (batch, length, {self.d_model})")
+        if elapsed is not None and not self.irregular:
+            raise ValueError(f"elapsed: {type(self).__name__} has no notion of elapsed time; leave it None")
+        check_steps((x.shape[0], x.shape[1]), elapsed, valid, seq_idx)
+        if valid is None:
+            return x, elapsed
+        # Also keeps a NaN in the padding out of the gradients of the weights that see it.
+        return torch.where(valid.unsqueeze(-1), x, 0), None if elapsed is None else torch.where(valid, elapsed, 1)
+
+    def adopt(self, part: Part) -> Part:
+        """Make `part` a part of this module: it trusts what this module has checked, and this module is only what all its parts are."""
+        part.checks_inputs = False
+        for name in ("causal", "streaming", "irregular", "batch_independent"):
+            setattr(self, name, getattr(self, name) and getattr(part, name))
+        self.changes_length = self.changes_length or part.changes_length
+        return part
+
+    @property
+    def state_dtype(self) -> torch.dtype:
+        """float64 for float64 parameters, otherwise float32."""
+        return torch.float64 if next(self.parameters()).dtype == torch.float64 else torch.float32
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters are."""
+        return next(self.parameters()).device
+
+
+class SequenceLayer(SequenceModule):
+    """A sequence primitive: its own projections and one op.
+
+    fuses_gate: the op multiplies y by silu(gate) itself. activates_input: the layer applies SiLU to what it scans, so that a
+    block must not do it before.
+    """
+
+    fuses_gate: bool = False
+    activates_input: bool = False
+
+    @abstractmethod
+    def run(self, x: Tensor, state: State, steps: Steps, gate: Tensor | None = None) -> tuple[Tensor, State]:
+        """As in `SequenceModule`; layers with `fuses_gate` also get the gate."""
+
+    def forward(
+        self,
+        x: Tensor,
+        state: State = None,
+        *,
+        gate: Tensor | None = None,
+        elapsed: Tensor | None = None,
+        valid: Tensor | None = None,
+        seq_idx: Tensor | None = None,
+        return_state: bool = False,
+    ) -> Any:
+        """As `SequenceModule.forward`; `gate` (B, L, d_model) multiplies y by silu(gate)."""
+        if self.checks_inputs:
+            x, elapsed = self.admit(x, elapsed, valid, seq_idx)
+            if gate is not None and gate.shape != x.shape:
+                raise ValueError(f"gate: got shape {tuple(gate.shape)}, expected {tuple(x.shape)}")
+            if gate is not None and valid is not None:
+                gate = torch.where(valid.unsqueeze(-1), gate, 0)
+        steps = Steps(elapsed, valid, seq_idx)
+        if self.fuses_gate:
+            y, state = self.run(x, state, steps, gate)
+        else:
+            y, state = self.run(x, state, steps)
+            y = y if gate is None else y * silu(gate)
+        return (y, state) if return_state else y
+
+
+def resume(state: ScanState | None, batch: int, steps: Steps, device: torch.device) -> tuple[Tensor | None, Tensor]:
+    """The tensor a scan starts from (None: zero) and the `last_seq_idx` that the state after it will hold."""
+    last = no_sequence(batch, device) if state is None else state.last_seq_idx
+    rows, last = restarted_rows(last, steps.valid, steps.seq_idx)
+    return None if state is None else zero_rows(rows, state.ssm), last
+
+
+def hide_padding(y: Tensor, valid: Tensor | None) -> Tensor:
+    """y (B, L, ...) with zeros at the steps that are not valid."""
+    return y if valid is None else torch.where(valid.view(*valid.shape, *(1,) * (y.ndim - 2)), y, 0)
+
+
+def check_steps(shape: tuple[int, int], elapsed: Tensor | None, valid: Tensor | None, seq_idx: Tensor | None) -> None:
+    """Raise ValueError or TypeError unless the three fit a batch of this (B, L).
+
+    The values (one run of valid steps, elapsed and seq_idx not negative) are looked at outside compiled graphs and transforms.
+    """
+    for name, value in (("elapsed", elapsed), ("valid", valid), ("seq_idx", seq_idx)):
+        if value is not None and tuple(value.shape) != shape:
+            raise ValueError(f"{name}: got shape {tuple(value.shape)}, expected {shape}")
+    if elapsed is not None and not elapsed.is_floating_point():
+        raise TypeError(f"elapsed: got dtype {elapsed.dtype}, expected a floating-point dtype")
+    if valid is not None and valid.dtype != torch.bool:
+        raise TypeError(f"valid: got dtype {valid.dtype}, expected torch.bool")
+    if seq_idx is not None and (seq_idx.is_floating_point() or seq_idx.is_complex() or seq_idx.dtype == torch.bool):
+        raise TypeError(f"seq_idx: got dtype {seq_idx.dtype}, expected an integer dtype")
+    if torch.compiler.is_compiling() or cast("bool", torch._C._are_functorch_transforms_active()):
+        return
+    if valid is not None and shape[1] > 1:
+        edges = (valid[:, 1:] != valid[:, :-1]).sum(1) + valid[:, 0] + valid[:, -1]
+        if bool((edges > 2).any()):
+            row = int((edges > 2).nonzero()[0])
+            raise ValueError(f"valid: row {row} has more than one run of valid steps, expected one (padding left or right)")
+    if elapsed is not None and bool(((elapsed < 0) if valid is None else (elapsed < 0) & valid).any()):
+        raise ValueError("elapsed: got a negative time, expected times since the previous step")
+    if seq_idx is not None and bool((seq_idx < 0).any()):
+        raise ValueError("seq_idx: got a negative number, expected numbers from 0")

@@ -1,0 +1,90 @@
+"""LRU, the linear recurrent unit (Orvieto et al. 2023, "Resurrecting recurrent neural networks for long sequences").
+
+    x_k = lambda * x_{k-1} + gamma * (B u_k)        y_k = Re(C x_k) + skip u_k        lambda = e^{-e^nu + i e^phi}
+
+u: input (B, L, D). x: state (B, N), complex, shared by all channels. B: (N, D), C: (D, N), complex. gamma: (N,), real.
+
+gamma starts at sqrt(1 - |lambda|^2) and is then trained freely, as its logarithm. The whole ring |lambda| in [0, 1] with any phase is
+the default here, as in the code of the works that compare with LRU; the paper's long-range runs keep |lambda| near 1 and the phase
+small (r_min, r_max, max_phase). With elapsed time tau the state decays and turns by lambda^tau; gamma stays.
+"""
+
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from longscan.layers._registry import LAYERS
+from longscan.layers.base import SequenceLayer, Steps, hide_padding, resume
+from longscan.layers.parameters import mark
+from longscan.layers.state import ScanState, State, no_sequence
+from longscan.numerics.initialisers import complex_normal, ring
+from longscan.numerics.pairs import exponential
+from longscan.ops import linear_scan
+
+
+@LAYERS.register("lru")
+class LRU(SequenceLayer):
+    """One diagonal complex recurrence over all channels, linear and time-invariant.
+
+    Args:
+        d_model: channels D.
+        d_state: complex states N.
+        r_min, r_max: range of |lambda| at the start.
+        max_phase: largest phase of lambda at the start, in radians.
+        backend: of `longscan.ops.linear_scan`.
+
+    The state is `ScanState` with ssm (B, N, 2). nu, phi and gamma learn at a quarter of the rate, without decay.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        d_state: int = 64,
+        r_min: float = 0.0,
+        r_max: float = 1.0,
+        max_phase: float = 6.28,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__()
+        for name, size in (("d_model", d_model), ("d_state", d_state)):
+            if size < 1:
+                raise ValueError(f"{name}: got {size}, expected at least 1")
+        self.d_model, self.d_state, self.backend = d_model, d_state, backend
+
+        def parameter(values: Tensor) -> nn.Parameter:
+            return nn.Parameter(values.to(torch.get_default_dtype()))
+
+        self.nu, self.phi, self.log_gamma = (
+            mark(parameter(values), "ssm", lr_scale=0.25, decay=False, keep_float32=True)
+            for values in ring(d_state, r_min, r_max, max_phase)
+        )
+        self.B = mark(parameter(complex_normal((d_state, d_model), variance=1 / d_model)), "ssm")
+        self.C = mark(parameter(complex_normal((d_model, d_state), variance=2 / d_state)), "ssm")
+        self.D = mark(parameter(torch.randn(d_model)), "ssm", keep_float32=True)
+
+    def run(self, x: Tensor, state: State, steps: Steps, gate: Tensor | None = None) -> tuple[Tensor, State]:
+        """See the top of the file."""
+        initial, last_seq_idx = resume(state, x.shape[0], steps, x.device)
+        log_a = torch.stack([-self.nu.exp(), self.phi.exp()], -1)
+        if steps.elapsed is not None:
+            log_a = steps.elapsed[..., None, None].to(log_a.dtype) * log_a
+        drive = linear(x, self.B.transpose(1, 2).reshape(-1, self.d_model)).unflatten(-1, (self.d_state, 2))
+        states, ssm = linear_scan(
+            exponential(log_a),
+            drive.to(log_a.dtype) * self.log_gamma.exp().unsqueeze(-1),
+            initial,
+            valid=steps.valid,
+            seq_idx=steps.seq_idx,
+            pairs=True,
+            backend=self.backend,
+        )
+        readout = torch.cat([self.C[..., :1], -self.C[..., 1:]], -1).flatten(1)
+        y = linear(states.flatten(-2).to(readout.dtype), readout) + (self.D * x).to(x.dtype)
+        return hide_padding(y, steps.valid), ScanState(ssm, last_seq_idx)
+
+    def initial_state(self, batch: int) -> ScanState:
+        """Zeros: ssm (batch, N, 2)."""
+        ssm = torch.zeros(batch, self.d_state, 2, dtype=self.state_dtype, device=self.device)
+        return ScanState(ssm, no_sequence(batch, self.device))

@@ -1,0 +1,73 @@
+"""What a parameter is to the optimiser and to casts, declared where the parameter is made and read in one place.
+
+`mark` writes on the parameter; `Marked` modules keep the marks through deepcopy, pickling and casts, and hold float-sensitive
+parameters (eigenvalues, angles, step-size biases) at float32 when the module is cast to half precision.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple, Self, cast
+
+import torch
+from torch import Tensor, nn
+
+Role = Literal["ssm", "selector", "dense", "norm", "embedding"]
+
+
+class Marks(NamedTuple):
+    """role: what the parameter is; lr_scale: factor on the learning rate; decay: whether weight decay applies."""
+
+    role: Role = "dense"
+    lr_scale: float = 1.0
+    decay: bool = True
+    keep_float32: bool = False
+
+
+def mark(
+    parameter: nn.Parameter, role: Role, *, lr_scale: float = 1.0, decay: bool = True, keep_float32: bool = False
+) -> nn.Parameter:
+    """Write the marks on `parameter` and return it."""
+    parameter._longscan_marks = Marks(role, lr_scale, decay, keep_float32)  # type: ignore[attr-defined]
+    return parameter
+
+
+def marks(parameter: Tensor) -> Marks:
+    """The marks of a parameter; the defaults of `Marks` where it has none."""
+    return cast("Marks", getattr(parameter, "_longscan_marks", Marks()))
+
+
+class Marked(nn.Module):
+    """A module whose parameters keep their marks, and their float32 where marked, whatever happens to the module."""
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        by_name = {name: marks(parameter) for name, parameter in self.named_parameters()}
+        kept = [parameter for parameter in self.parameters() if marks(parameter).keep_float32]
+        sensitive = {id(x) for parameter in kept for x in (parameter, parameter.grad)}
+
+        def convert(x: Tensor) -> Tensor:
+            converted = fn(x)
+            if id(x) in sensitive and converted.dtype in (torch.bfloat16, torch.float16):
+                return x.to(converted.device, torch.float32)
+            return converted
+
+        super()._apply(convert, recurse)
+        self._restore(by_name)
+        return self
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """As `nn.Module.load_state_dict`; with `assign` the new parameters take over the marks."""
+        by_name = {name: marks(parameter) for name, parameter in self.named_parameters()}
+        result = super().load_state_dict(state_dict, strict, assign)
+        self._restore(by_name)
+        return result
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_marks": {name: marks(parameter) for name, parameter in self.named_parameters()}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        by_name = state.pop("_marks")
+        super().__setstate__(state)
+        self._restore(by_name)
+
+    def _restore(self, by_name: dict[str, Marks]) -> None:
+        for name, parameter in self.named_parameters():
+            parameter._longscan_marks = by_name[name]  # type: ignore[attr-defined]

@@ -1,0 +1,141 @@
+"""S4D (Gu, Gupta, Goel and Re 2022, "On the parameterization and initialization of diagonal state space models").
+
+    x' = A x + u, sampled with step dt:   x_k = a x_{k-1} + b u_k       y_k = 2 Re sum_n C x_k + skip u_k
+
+u: input (B, L, D). x: state (B, D, N/2), complex, one of each conjugate pair. A: eigenvalues (D, N/2). C: (D, N/2). dt: (D,).
+a, b: of zero-order hold (section 3.1, the default) or of the bilinear rule. With elapsed times tau a step is dt tau long.
+
+As a convolution (FFT) or as a recurrence, with the same result: the convolution serves whole sequences with even steps, the recurrence
+single steps, elapsed times and packed rows. B is 1, absorbed in C as in the paper's minimal form; for the
+init "legs" C starts multiplied by HiPPO's B. The paper's GELU, dropout and GLU belong to the block around.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from longscan.layers._registry import LAYERS
+from longscan.layers.base import SequenceLayer, Steps, hide_padding, resume
+from longscan.layers.parameters import mark
+from longscan.layers.state import ScanState, State, no_sequence
+from longscan.numerics.discretisation import RULES, discretise, log_step
+from longscan.numerics.initialisers import complex_normal, diagonal_eigenvalues, diagonal_input
+from longscan.numerics.kernels import diagonal_final_state, diagonal_kernel, power
+from longscan.numerics.pairs import exponential, multiply
+from longscan.numerics.timescales import initial_dt
+from longscan.ops import linear_scan, long_conv
+from longscan.ops._arguments import INVALID, RESET, step_flags
+from longscan.ops._chunks import scan_chunks
+
+
+@LAYERS.register("s4d")
+class S4D(SequenceLayer):
+    """Linear and time-invariant: one diagonal system per channel.
+
+    Args:
+        d_model: channels D.
+        d_state: N, even: N/2 conjugate pairs per channel.
+        init: eigenvalues at the start: "lin", "inv", "legs" or "real".
+        discretisation: "zoh" or "bilinear".
+        dt_min, dt_max: initial range of dt, log-uniform.
+        backend: of `longscan.ops.linear_scan`, which runs the recurrence.
+
+    The state is `ScanState` with ssm (B, D, N/2, 2). Eigenvalues and dt learn at a tenth of the rate, without decay.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        d_state: int = 64,
+        init: Literal["lin", "inv", "legs", "real"] = "lin",
+        discretisation: Literal["zoh", "bilinear"] = "zoh",
+        dt_min: float = 1e-3,
+        dt_max: float = 0.1,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__()
+        if d_model < 1:
+            raise ValueError(f"d_model: got {d_model}, expected at least 1")
+        if discretisation not in RULES:
+            raise ValueError(f"discretisation: got {discretisation!r}, expected one of {RULES}")
+        self.d_model, self.d_state = d_model, d_state
+        self.discretisation: Literal["zoh", "bilinear"] = discretisation
+        self.backend = backend
+        eigenvalues = diagonal_eigenvalues(d_state, init).expand(d_model, -1, -1)
+        coefficients = multiply(complex_normal((d_model, d_state // 2)), diagonal_input(d_state, init))
+
+        def slow(values: Tensor) -> nn.Parameter:
+            parameter = nn.Parameter(values.to(torch.get_default_dtype()).clone())
+            return mark(parameter, "ssm", lr_scale=0.1, decay=False, keep_float32=True)
+
+        self.A_log = slow((-eigenvalues[..., 0]).log())
+        self.A_imag = slow(eigenvalues[..., 1])
+        self.log_dt = slow(initial_dt((d_model,), dt_min, dt_max, stored_as="log"))
+        self.C = mark(nn.Parameter(coefficients.to(torch.get_default_dtype())), "ssm", keep_float32=True)
+        self.D = mark(nn.Parameter(torch.randn(d_model)), "ssm", keep_float32=True)
+
+    def eigenvalues(self) -> Tensor:
+        """A: pairs (D, N/2, 2)."""
+        return torch.stack([-self.A_log.exp(), self.A_imag], -1)
+
+    def run(self, x: Tensor, state: State, steps: Steps, gate: Tensor | None = None) -> tuple[Tensor, State]:
+        """See the top of the file."""
+        initial, last_seq_idx = resume(state, x.shape[0], steps, x.device)
+        u = x.to(self.C.dtype)
+        even = steps.elapsed is None and steps.seq_idx is None
+        if even and x.shape[1] > 1:
+            y, ssm = self.convolve(u, initial, steps.valid)
+        else:
+            start = self.initial_state(x.shape[0]).ssm if initial is None else initial
+            y, ssm = self.recur(u, start, steps)
+        y = hide_padding(y + self.D * u, steps.valid)
+        return y.to(x.dtype), ScanState(ssm, last_seq_idx)
+
+    def recur(self, u: Tensor, initial: Tensor, steps: Steps) -> tuple[Tensor, Tensor]:
+        """y without the skip, and the final state, step after step; memory is bounded by a chunk of steps."""
+        readout = self.C * self.C.new_tensor([2.0, -2.0])
+        flags = step_flags(u.shape[0], u.shape[1], steps.valid, steps.seq_idx, u)
+
+        def chunk(u: Tensor, elapsed: Tensor | None, flags: Tensor | None, readout: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+            dt = self.log_dt.exp().unsqueeze(-1)
+            if elapsed is not None:
+                dt = dt * elapsed[..., None, None].to(dt.dtype)
+            a, b = discretise(self.eigenvalues(), dt, self.discretisation)
+            drive = b * u[..., None, None]
+            if flags is not None:
+                marks = flags[..., None, None, None]
+                a = torch.where(marks == RESET, 0, torch.where(marks == INVALID, a.new_tensor([1.0, 0.0]), a))
+                drive = torch.where(marks == INVALID, 0, drive)
+            x, state = linear_scan(a, drive, state, pairs=True, backend=self.backend)
+            return torch.einsum("bldnc,dnc->bld", x, readout), state
+
+        return scan_chunks(chunk, (u, steps.elapsed, flags), (readout,), initial, empty=u)
+
+    def convolve(self, u: Tensor, initial: Tensor | None, valid: Tensor | None) -> tuple[Tensor, Tensor]:
+        """As `recur` with even steps, by FFT."""
+        length = u.shape[1]
+        dt = self.log_dt.exp().unsqueeze(-1)
+        log_a = log_step(self.eigenvalues(), dt, self.discretisation)
+        _, b = discretise(self.eigenvalues(), dt, self.discretisation)
+        position = torch.arange(length, device=u.device)
+        first, count = 0 * position[:1], length + 0 * position[:1]
+        latest_last = u = hide_padding(u, valid)
+        if valid is not None:  # padding is zeros now: turn each row until its last valid step is its last step
+            first, count = valid.to(torch.int8).argmax(1), valid.sum(1)
+            turned = (position + (first + count).unsqueeze(1)) % length
+            latest_last = u.gather(1, turned.unsqueeze(-1).expand_as(u))
+        y = long_conv(u, diagonal_kernel(log_a, multiply(self.C, b), length))
+        final = multiply(diagonal_final_state(log_a, latest_last), b)
+        if initial is not None:
+            decaying = diagonal_kernel(log_a, multiply(multiply(self.C, exponential(log_a)), initial), length).transpose(1, 2)
+            since = (position - first.unsqueeze(1)).clamp(min=0)
+            y = y + decaying.gather(1, since.unsqueeze(-1).expand_as(decaying))
+            final = final + multiply(power(log_a, count.view(-1, 1, 1)), initial)
+        return y, final
+
+    def initial_state(self, batch: int) -> ScanState:
+        """Zeros: ssm (batch, D, N/2, 2)."""
+        ssm = torch.zeros(batch, self.d_model, self.d_state // 2, 2, dtype=self.state_dtype, device=self.device)
+        return ScanState(ssm, no_sequence(batch, self.device))

@@ -1,0 +1,133 @@
+"""S6, the selective state space model of Mamba (Gu and Dao 2023, algorithm 2), with real or complex diagonal A.
+
+    (q_t, B_t, C_t) = W_x u_t           Delta_t = softplus(W_D q_t + bias)       (times the elapsed time)
+    h_t = e^{Delta_t A} h_{t-1} + Delta_t B_t u_t       y_t = C_t h_t + skip u_t,  times silu(gate_t)
+
+u: input (B, L, D). h: state (B, D, N). A: (D, N), with negative real part. B_t, C_t: (B, L, N). Delta: (B, L, D). R: rank of the map to Delta.
+A is discretised by zero-order hold and B by Euler's rule, as in the authors' code (the paper writes zero-order hold for both).
+
+The defaults are the official initialisation: A = -(1..N), Delta log-uniform at the start through its bias, skip 1. The hybrid models of
+the AUSSM paper used another variant, in three options: `dt_init="linear"` starts Delta as an ordinary linear map, `dt_bias_twice` adds its
+bias twice, `activates_input` computes q, B, C from the raw input and scans silu of it. `complex_state` takes A = -1/2 + i pi n and
+y = 2 Re(C h), N standing for conjugate pairs; the op allows it, no released model builds it.
+"""
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear, silu
+
+from longscan.layers._registry import LAYERS
+from longscan.layers.base import SequenceLayer, Steps, resume
+from longscan.layers.parameters import mark
+from longscan.layers.state import ScanState, State, no_sequence
+from longscan.numerics.initialisers import diagonal_eigenvalues
+from longscan.numerics.timescales import initial_dt
+from longscan.ops import selective_scan
+
+
+@LAYERS.register("s6")
+class S6(SequenceLayer):
+    """A diagonal recurrence whose step size, input and output maps depend on the input.
+
+    Args:
+        d_model: channels D.
+        d_state: states per channel N (conjugate pairs with `complex_state`).
+        dt_rank: rank R of the map to Delta; None: D / 16, rounded up.
+        dt_min, dt_max: initial range of Delta, with dt_init "mamba".
+        dt_init: "mamba", or "linear": weights and bias from U(-R^-1/2, R^-1/2).
+        dt_bias_twice: add the bias of Delta twice.
+        activates_input: select from x, scan silu(x).
+        complex_state: complex A, B and C.
+        backend: of `longscan.ops.selective_scan`.
+
+    Elapsed time multiplies Delta. The state is `ScanState` with ssm (B, D, N), or (B, D, N, 2) with `complex_state`.
+    """
+
+    fuses_gate = True
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        d_state: int = 16,
+        dt_rank: int | None = None,
+        dt_min: float = 1e-3,
+        dt_max: float = 0.1,
+        dt_init: Literal["mamba", "linear"] = "mamba",
+        dt_bias_twice: bool = False,
+        activates_input: bool = False,
+        complex_state: bool = False,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__()
+        rank = math.ceil(d_model / 16) if dt_rank is None else dt_rank
+        for name, size in (("d_model", d_model), ("d_state", d_state), ("dt_rank", rank)):
+            if size < 1:
+                raise ValueError(f"{name}: got {size}, expected at least 1")
+        if dt_init not in ("mamba", "linear"):
+            raise ValueError(f"dt_init: got {dt_init!r}, expected 'mamba' or 'linear'")
+        self.d_model, self.d_state, self.dt_rank = d_model, d_state, rank
+        self.dt_bias_twice, self.activates_input, self.complex_state = dt_bias_twice, activates_input, complex_state
+        self.backend = backend
+        dtype = torch.get_default_dtype()
+
+        def uniform(*shape: int, fan_in: int) -> Tensor:
+            return torch.empty(shape).uniform_(-1 / math.sqrt(fan_in), 1 / math.sqrt(fan_in))
+
+        drawn = initial_dt((d_model,), dt_min, dt_max, stored_as="softplus") if dt_init == "mamba" else uniform(d_model, fan_in=rank)
+        numbers = 2 if complex_state else 1
+        self.x_proj = mark(nn.Parameter(uniform(rank + 2 * numbers * d_state, d_model, fan_in=d_model)), "selector")
+        self.dt_proj = mark(nn.Parameter(uniform(d_model, rank, fan_in=rank)), "selector")
+        self.dt_bias = mark(nn.Parameter(drawn.to(dtype)), "selector", decay=False, keep_float32=True)
+        if complex_state:
+            eigenvalues = diagonal_eigenvalues(2 * d_state, "lin").to(dtype).expand(d_model, d_state, 2)
+            self.A_log = nn.Parameter((-eigenvalues[..., 0]).log())
+            self.A_imag: nn.Parameter | None = mark(nn.Parameter(eigenvalues[..., 1].clone()), "ssm", decay=False, keep_float32=True)
+        else:
+            self.A_log = nn.Parameter(torch.arange(1, d_state + 1).to(dtype).log().repeat(d_model, 1))
+            self.register_parameter("A_imag", None)
+        mark(self.A_log, "ssm", decay=False, keep_float32=True)
+        self.D = mark(nn.Parameter(torch.ones(d_model)), "ssm", decay=False, keep_float32=True)
+
+    def eigenvalues(self) -> Tensor:
+        """A: (D, N), or pairs (D, N, 2)."""
+        real = -self.A_log.exp()
+        return real if self.A_imag is None else torch.stack([real, self.A_imag], -1)
+
+    def select(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Delta (..., D) before bias and softplus, B and C (..., N[, 2]) for inputs x (..., D)."""
+        numbers = 2 * self.d_state if self.complex_state else self.d_state
+        q, B, C = linear(x, self.x_proj).split([self.dt_rank, numbers, numbers], -1)
+        if self.complex_state:
+            B, C = B.unflatten(-1, (self.d_state, 2)), C.unflatten(-1, (self.d_state, 2))
+        return linear(q, self.dt_proj), B, C
+
+    def run(self, x: Tensor, state: State, steps: Steps, gate: Tensor | None = None) -> tuple[Tensor, State]:
+        """See the top of the file."""
+        initial, last_seq_idx = resume(state, x.shape[0], steps, x.device)
+        dt, B, C = self.select(x)
+        y, ssm = selective_scan(
+            silu(x) if self.activates_input else x,
+            dt,
+            self.eigenvalues(),
+            B,
+            C,
+            self.D,
+            gate,
+            2 * self.dt_bias if self.dt_bias_twice else self.dt_bias,
+            initial,
+            dt_softplus=True,
+            dt_scale=steps.elapsed,
+            valid=steps.valid,
+            seq_idx=steps.seq_idx,
+            backend=self.backend,
+        )
+        return y, ScanState(ssm, last_seq_idx)
+
+    def initial_state(self, batch: int) -> ScanState:
+        """Zeros: ssm (batch, D, N), with a last axis of 2 where the state is complex."""
+        shape = (batch, self.d_model, self.d_state) + ((2,) if self.complex_state else ())
+        return ScanState(torch.zeros(shape, dtype=self.state_dtype, device=self.device), no_sequence(batch, self.device))

@@ -1,0 +1,95 @@
+"""What a layer carries from one call to the next: NamedTuples of tensors with a batch axis first.
+
+They are plain NamedTuples, so torch's pytree functions (compile, export, vmap) see through them. Leaves may be None or further
+states.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+State = Any  # a NamedTuple under @layer_state: one class per layer
+T = TypeVar("T", bound=type)
+
+
+def map_state(function: Callable[[Tensor], Tensor], state: State) -> State:
+    """The state with `function` applied to every tensor in it."""
+    if state is None:
+        return None
+    if isinstance(state, Tensor):
+        return function(state)
+    entries = [map_state(function, entry) for entry in state]
+    return type(state)(*entries) if hasattr(state, "_fields") else tuple(entries)
+
+
+def _select_rows(self: State, index: Any) -> State:
+    """The state of the batch rows `index` picks (anything that indexes a tensor's first axis)."""
+    return map_state(lambda x: x[index], self)
+
+
+def _to(self: State, *args: Any, **kwargs: Any) -> State:
+    """Moved or cast as `Tensor.to` does; integer tensors are moved, never cast."""
+
+    def move(x: Tensor) -> Tensor:
+        moved = x.to(*args, **kwargs)
+        return moved if x.is_floating_point() else moved.to(x.dtype)
+
+    return map_state(move, self)
+
+
+def _nbytes(self: State) -> int:
+    """Bytes of all tensors in the state."""
+    sizes: list[int] = []
+
+    def count(x: Tensor) -> Tensor:
+        sizes.append(x.nbytes)
+        return x
+
+    map_state(count, self)
+    return sum(sizes)
+
+
+def layer_state(cls: T) -> T:
+    """Class decorator for NamedTuples: adds `select_rows(index)`, `to(...)` and the property `nbytes`."""
+    cls.select_rows = _select_rows  # type: ignore[attr-defined]
+    cls.to = _to  # type: ignore[attr-defined]
+    cls.nbytes = property(_nbytes)  # type: ignore[attr-defined]
+    return cls
+
+
+@layer_state
+class ScanState(NamedTuple):
+    """A recurrence's state: `ssm` (B, ...), and `last_seq_idx` (B,), the seq_idx of the last step seen, -1 before any."""
+
+    ssm: Tensor
+    last_seq_idx: Tensor
+
+
+def no_sequence(batch: int, device: torch.device) -> Tensor:
+    """`last_seq_idx` before any step: -1."""
+    return torch.full((batch,), -1, dtype=torch.int64, device=device)
+
+
+def restarted_rows(last_seq_idx: Tensor, valid: Tensor | None, seq_idx: Tensor | None) -> tuple[Tensor | None, Tensor]:
+    """Which rows start a new sequence at their first valid step, (B,) bool (None: none can), and the new `last_seq_idx`.
+
+    A row without a valid step keeps what it had. `valid` is one contiguous run per row.
+    """
+    if seq_idx is None or seq_idx.shape[1] == 0:
+        return None, last_seq_idx
+    if valid is None:
+        first, last = seq_idx[:, 0], seq_idx[:, -1].to(torch.int64)
+        return (last_seq_idx >= 0) & (first != last_seq_idx), last
+    start = valid.to(torch.int8).argmax(1, keepdim=True)
+    count = valid.sum(1, keepdim=True)
+    first = seq_idx.gather(1, start).squeeze(1)
+    last = seq_idx.gather(1, (start + count - 1).clamp(min=0)).squeeze(1).to(torch.int64)
+    some = count.squeeze(1) > 0
+    return some & (last_seq_idx >= 0) & (first != last_seq_idx), torch.where(some, last, last_seq_idx)
+
+
+def zero_rows(rows: Tensor | None, state: Tensor) -> Tensor:
+    """`state` with the given rows set to zero."""
+    return state if rows is None else torch.where(rows.view(-1, *(1,) * (state.ndim - 1)), 0, state)

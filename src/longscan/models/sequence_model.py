@@ -1,0 +1,244 @@
+"""The stack: encoder, residual blocks from a spec, pooling, norm, head."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Self
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from longscan.blocks.residual import Residual, rms_norm
+from longscan.layers.base import SequenceModule, check_steps
+from longscan.layers.parameters import Marked, mark
+from longscan.layers.state import State, layer_state
+from longscan.models.pooling import POOLINGS, Pooling, PoolState, pool
+from longscan.models.saving import read_model, write_model
+from longscan.models.spec import BlockSpec, build_block, parse_spec
+
+
+@layer_state
+class ModelState(NamedTuple):
+    """`blocks`: the state of each block; `pooled`: of the pooling, None where there is none."""
+
+    blocks: tuple[State, ...]
+    pooled: PoolState | None
+
+
+class SequenceModel(Marked):
+    """encoder -> x + block(RMSNorm(x)), block after block -> pooling -> RMSNorm -> head.
+
+    Args:
+        blocks: the canonical list, see `longscan.models.parse_spec`.
+        d_model: width of the stack.
+        d_output: size of an output.
+        vocab_size: inputs are tokens (B, L) int64 below it, encoded by an embedding. Exactly one of this and d_input.
+        d_input: inputs are vectors (B, L, d_input), encoded by a linear map.
+        pooling: "mean" over the valid steps, "last" valid step, "none": an output for every step.
+        head: "linear", without bias, or "mlp": two layers with GELU between.
+        initial_state: "zero", or "learned": every block starts a sequence from a state of its own that is trained.
+        backend: of every op.
+    """
+
+    def __init__(
+        self,
+        blocks: Sequence[Mapping[str, Any]],
+        *,
+        d_model: int,
+        d_output: int,
+        vocab_size: int | None = None,
+        d_input: int | None = None,
+        pooling: Pooling = "mean",
+        head: Literal["linear", "mlp"] = "linear",
+        initial_state: Literal["zero", "learned"] = "zero",
+        backend: str = "auto",
+    ) -> None:
+        super().__init__()
+        if (vocab_size is None) == (d_input is None):
+            raise ValueError(f"vocab_size, d_input: got {vocab_size} and {d_input}, expected exactly one of them")
+        for name, size in (("d_model", d_model), ("d_output", d_output), ("vocab_size", vocab_size), ("d_input", d_input)):
+            if size is not None and size < 1:
+                raise ValueError(f"{name}: got {size}, expected at least 1")
+        for name, value, choices in (
+            ("pooling", pooling, POOLINGS),
+            ("head", head, ("linear", "mlp")),
+            ("initial_state", initial_state, ("zero", "learned")),
+        ):
+            if value not in choices:
+                raise ValueError(f"{name}: got {value!r}, expected one of {choices}")
+        self.entries: list[BlockSpec] = parse_spec(list(blocks))
+        self.d_model, self.d_output, self.vocab_size, self.d_input = d_model, d_output, vocab_size, d_input
+        self.pooling, self.backend = pooling, backend
+        self.head_kind, self.initial_state_kind = head, initial_state
+        if vocab_size is not None:
+            self.encoder: nn.Embedding | nn.Linear = nn.Embedding(vocab_size, d_model)
+            mark(self.encoder.weight, "embedding", decay=False)
+        elif d_input is not None:
+            self.encoder = nn.Linear(d_input, d_model)
+        self.blocks = nn.ModuleList(Residual(build_block(entry, d_model, backend)) for entry in self.entries)
+        for block in self.blocks:
+            block.checks_inputs = False
+        self.norm = rms_norm(d_model)
+        if head == "linear":
+            self.head: nn.Module = nn.Linear(d_model, d_output, bias=False)
+        else:
+            self.head = nn.Sequential(nn.Linear(d_model, d_model), nn.GELU(), nn.Linear(d_model, d_output))
+        self.start = nn.ParameterList()  # one row of every float tensor of the blocks' initial states, where these are learned
+        if initial_state == "learned":
+            leaves, _ = tree_flatten(tuple(block.initial_state(1) for block in self.blocks))
+            self.start.extend(
+                mark(nn.Parameter(leaf[0].clone()), "ssm", decay=False, keep_float32=True)
+                for leaf in leaves
+                if leaf.is_floating_point()
+            )
+
+    @classmethod
+    def from_spec(
+        cls,
+        spec: str | Sequence[Mapping[str, Any]],
+        *,
+        d_model: int,
+        d_output: int,
+        vocab_size: int | None = None,
+        d_input: int | None = None,
+        d_state: int = 16,
+        pooling: Pooling = "mean",
+        head: Literal["linear", "mlp"] = "linear",
+        initial_state: Literal["zero", "learned"] = "zero",
+        block_options: Mapping[str, Mapping[str, Any]] | None = None,
+        backend: str = "auto",
+    ) -> Self:
+        """A model from letters, such as "(ma)*2", or from a list of `{"layer", "block", "options"}`.
+
+        d_state goes to every layer that has such a setting and is not given another one; block_options maps letters to further
+        settings, {"a": {"phase_dt": True}}. The other arguments are those of the class.
+        """
+        return cls(
+            parse_spec(spec, d_state=d_state, block_options=block_options),
+            d_model=d_model,
+            d_output=d_output,
+            vocab_size=vocab_size,
+            d_input=d_input,
+            pooling=pooling,
+            head=head,
+            initial_state=initial_state,
+            backend=backend,
+        )
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The arguments that make this model again, as JSON-able values."""
+        return {
+            "blocks": [{**entry, "options": dict(entry["options"])} for entry in self.entries],
+            "d_model": self.d_model,
+            "d_output": self.d_output,
+            "vocab_size": self.vocab_size,
+            "d_input": self.d_input,
+            "pooling": self.pooling,
+            "head": self.head_kind,
+            "initial_state": self.initial_state_kind,
+            "backend": self.backend,
+        }
+
+    def forward(
+        self,
+        inputs: Tensor,
+        state: ModelState | None = None,
+        *,
+        elapsed: Tensor | None = None,
+        valid: Tensor | None = None,
+        seq_idx: Tensor | None = None,
+        return_state: bool = False,
+    ) -> Any:
+        """Run over a batch of sequences.
+
+        Args:
+            inputs: tokens (B, L), or vectors (B, L, d_input).
+            state: from `initial_state` or an earlier call; None starts afresh. Pooling goes on from it, too.
+            elapsed, valid, seq_idx: (B, L), as in `longscan.layers.SequenceModule.forward`; seq_idx needs pooling "none" and
+                initial_state "zero", which is what a sequence inside a row starts from.
+            return_state: also return the state after the last valid step.
+
+        Returns (B, d_output), or (B, L, d_output) without pooling, where padding gives zeros; or this and the state.
+        """
+        self._check(inputs, elapsed, valid, seq_idx)
+        state = self.initial_state(inputs.shape[0]) if state is None else state
+        x = self._encode(inputs, valid)
+        elapsed = elapsed if elapsed is None or valid is None else torch.where(valid, elapsed, 1)
+        after = []
+        for block, before in zip(self.blocks, state.blocks, strict=True):
+            x, block_state = block(x, before, elapsed=elapsed, valid=valid, seq_idx=seq_idx, return_state=True)
+            after.append(block_state)
+        pooled = state.pooled
+        if pooled is not None:
+            x, pooled = pool(self.pooling, x, valid, pooled)
+        y = self.head(self.norm(x))
+        if pooled is None and valid is not None:
+            y = torch.where(valid.unsqueeze(-1), y, 0)
+        return (y, ModelState(tuple(after), pooled)) if return_state else y
+
+    def step(
+        self, inputs: Tensor, state: ModelState, *, elapsed: Tensor | None = None, active: Tensor | None = None
+    ) -> tuple[Tensor, ModelState]:
+        """One step: inputs (B,) or (B, d_input), elapsed (B,), active (B,) bool. Returns the output so far and the state."""
+        x = self.encoder(inputs if self.vocab_size is not None else inputs.to(self.encoder.weight.dtype))
+        after = []
+        for block, before in zip(self.blocks, state.blocks, strict=True):
+            x, block_state = block.step(x, before, elapsed=elapsed, active=active)
+            after.append(block_state)
+        pooled = state.pooled
+        if pooled is not None:
+            x, pooled = pool(self.pooling, x.unsqueeze(1), None if active is None else active.unsqueeze(1), pooled)
+        y = self.head(self.norm(x))
+        if pooled is None and active is not None:
+            y = torch.where(active.unsqueeze(-1), y, 0)
+        return y, ModelState(tuple(after), pooled)
+
+    def initial_state(self, batch: int) -> ModelState:
+        """The state before the first step of `batch` sequences."""
+        blocks: tuple[State, ...] = tuple(block.initial_state(batch) for block in self.blocks)
+        if self.initial_state_kind == "learned":
+            leaves, structure = tree_flatten(blocks)
+            learned = iter(self.start)
+            started = [next(learned).expand(batch, *leaf.shape[1:]) if leaf.is_floating_point() else leaf for leaf in leaves]
+            blocks = tree_unflatten(started, structure)
+        if self.pooling == "none":
+            return ModelState(blocks, None)
+        device = self.norm.weight.device
+        dtype = torch.float64 if self.norm.weight.dtype == torch.float64 else torch.float32
+        count = torch.zeros(batch, dtype=torch.int64, device=device)
+        return ModelState(blocks, PoolState(torch.zeros(batch, self.d_model, dtype=dtype, device=device), count))
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write config.json and model.safetensors into `folder`, each under a temporary name first and then moved."""
+        write_model(Path(folder), self.config, self.state_dict())
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path) -> Self:
+        """The model that `save_pretrained` wrote, on the CPU, in the dtypes it was saved in."""
+        config, tensors = read_model(Path(folder))
+        model = cls(**config)
+        model.load_state_dict(tensors, assign=True)
+        return model
+
+    def _check(self, inputs: Tensor, elapsed: Tensor | None, valid: Tensor | None, seq_idx: Tensor | None) -> None:
+        if self.vocab_size is not None and (inputs.ndim != 2 or inputs.is_floating_point()):
+            raise ValueError(f"inputs: got {inputs.dtype} of shape {tuple(inputs.shape)}, expected integer tokens (batch, length)")
+        if self.d_input is not None and (inputs.ndim != 3 or inputs.shape[-1] != self.d_input):
+            raise ValueError(f"inputs: got shape {tuple(inputs.shape)}, expected (batch, length, {self.d_input})")
+        if elapsed is not None:
+            for index, block in enumerate(self.blocks):
+                if not block.irregular:
+                    raise ValueError(f"elapsed: block {index} ({self.entries[index]['layer']}) has no notion of elapsed time")
+        if seq_idx is not None and self.pooling != "none":
+            raise ValueError(f"seq_idx: rows of several sequences need pooling 'none', but it is {self.pooling!r}")
+        if seq_idx is not None and self.initial_state_kind == "learned":
+            raise ValueError("seq_idx: sequences inside a row start from zero, but initial_state is 'learned'")
+        check_steps((inputs.shape[0], inputs.shape[1]), elapsed, valid, seq_idx)
+
+    def _encode(self, inputs: Tensor, valid: Tensor | None) -> Tensor:
+        """The inputs as (B, L, d_model); padding, which may hold anything, gives zeros."""
+        if valid is not None:
+            inputs = torch.where(valid.view(*valid.shape, *(1,) * (inputs.ndim - 2)), inputs, 0)
+        x: Tensor = self.encoder(inputs if self.vocab_size is not None else inputs.to(self.encoder.weight.dtype))
+        return x if valid is None else torch.where(valid.unsqueeze(-1), x, 0)

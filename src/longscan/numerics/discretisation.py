@@ -1,0 +1,47 @@
+"""From continuous diagonal systems x' = lambda x + b u to steps x_k = a_bar x_{k-1} + b_bar u_k.
+
+Numbers are real pairs (..., 2); `dt` has the same axes without the last, and may differ at every step (irregular sampling).
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from longscan.numerics.pairs import divide, exponential, exponential_minus_one
+
+Rule = Literal["zoh", "bilinear"]
+RULES = ("zoh", "bilinear")
+
+
+def discretise(eigenvalues: Tensor, dt: Tensor, rule: Rule = "zoh") -> tuple[Tensor, Tensor]:
+    """The pair (a_bar, b_bar / b) of one step of length `dt`.
+
+    zoh: a_bar = e^{lambda dt}, b_bar = (e^{lambda dt} - 1) / lambda b, exact where u is held over the step (S4D, section 3.1).
+    bilinear: a_bar = (1 + lambda dt / 2) / (1 - lambda dt / 2), b_bar = dt / (1 - lambda dt / 2) b, of second order.
+
+    Args:
+        eigenvalues: (..., 2), real parts negative; not zero.
+        dt: (...), positive, broadcast against the eigenvalues.
+        rule: "zoh" or "bilinear"; anything else raises ValueError.
+    """
+    z = eigenvalues * dt.unsqueeze(-1)
+    if rule == "zoh":
+        return exponential(z), divide(exponential_minus_one(z), eigenvalues)
+    if rule == "bilinear":
+        one = torch.tensor([1.0, 0.0], dtype=z.dtype, device=z.device)
+        below = one - z / 2
+        return divide(one + z / 2, below), divide(dt.unsqueeze(-1) * one, below)
+    raise ValueError(f"rule: got {rule!r}, expected one of {RULES}")
+
+
+def log_step(eigenvalues: Tensor, dt: Tensor, rule: Rule = "zoh") -> Tensor:
+    """(log |a_bar|, angle of a_bar) of one step, as (..., 2): powers a_bar^l are exp(l times this), for any real l.
+
+    Arguments and errors as for `discretise`.
+    """
+    z = eigenvalues * dt.unsqueeze(-1)
+    if rule == "zoh":
+        return z
+    a_bar, _ = discretise(eigenvalues, dt, rule)
+    return torch.stack([a_bar.square().sum(-1).log() / 2, torch.atan2(a_bar[..., 1], a_bar[..., 0])], -1)
