@@ -1,6 +1,6 @@
 """The AUSSM block (2025, the released code): the gated block without expansion around AUSSM, which activates its own input.
 
-    (x, z) = W_in u      y = W_out (aussm(conv(x)) * silu(z))
+(x, z) = W_in u      y = W_out (aussm(conv(x)) * silu(z))
 """
 
 from typing import Any

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 from torch.utils.checkpoint import checkpoint
 
-from longscan.layers import LAYERS
+from longscan.layers import make_layer
 from longscan.layers.base import SequenceModule, Steps
 from longscan.layers.parameters import mark
 from longscan.layers.state import State, layer_state, restarted_rows, zero_rows
@@ -61,9 +61,10 @@ class GatedBlock(SequenceModule):
         for name, size, least in (("d_model", d_model, 1), ("expand", expand, 1), ("d_conv", d_conv, 0)):
             if size < least:
                 raise ValueError(f"{name}: got {size}, expected at least {least}")
-        self.d_model, self.d_inner, self.d_conv, self.recompute, self.backend = d_model, expand * d_model, d_conv, recompute, backend
+        self.d_model, self.d_inner, self.d_conv = d_model, expand * d_model, d_conv
+        self.recompute, self.backend = recompute, backend
         self.in_proj = nn.Linear(d_model, 2 * self.d_inner, bias=False)
-        self.layer = self.adopt(LAYERS[layer](self.d_inner, **(layer_options or {}), backend=backend))
+        self.layer = self.adopt(make_layer(layer, self.d_inner, layer_options or {}, backend))
         self.activation = None if self.layer.activates_input else "silu"
         self.out_proj = nn.Linear(self.d_inner, d_model, bias=False)
         self.conv_weight: nn.Parameter | None = None

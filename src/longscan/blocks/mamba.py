@@ -1,7 +1,7 @@
 """The Mamba block (Gu and Dao 2023, section 3.4 and figure 3): the gated block, twice as wide inside, around S6.
 
-`variant="aussm"` is the block of the AUSSM paper's hybrid models, whose released code differs from Mamba's: q, B and C are selected from
-the convolution's output before SiLU, the bias of Delta is added twice, and Delta starts as an ordinary linear map.
+`variant="aussm"` is the block of the AUSSM paper's hybrid models, whose released code differs from Mamba's: q, B and C are
+selected from the convolution's output before SiLU, the bias of Delta is added twice, and Delta starts as an ordinary linear map.
 """
 
 import math

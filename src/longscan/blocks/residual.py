@@ -35,8 +35,10 @@ class Residual(SequenceModule):
         )
         return x + y, state
 
-    def step(self, x_t: Tensor, state: State, *, elapsed: Tensor | None = None, active: Tensor | None = None) -> tuple[Tensor, State]:
-        """One step: x_t (B, d_model), elapsed (B,), active (B,) bool."""
+    def step(
+        self, x_t: Tensor, state: State, *, elapsed: Tensor | None = None, active: Tensor | None = None
+    ) -> tuple[Tensor, State]:
+        """One step: x_t (B, d_model), elapsed (B,), active (B,) bool; rows that are not active give x_t."""
         y, state = self.block.step(self.norm(x_t), state, elapsed=elapsed, active=active)
         return x_t + y, state
 

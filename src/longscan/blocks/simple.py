@@ -1,6 +1,6 @@
 """The Simple block of S4 and S4D (Gu et al. 2022): a layer, then a gated linear unit that mixes its channels.
 
-    y = GLU(W dropout(GELU(layer(u))) + b)      GLU((p, q)) = p * sigmoid(q)
+y = GLU(W dropout(GELU(layer(u))) + b)      GLU((p, q)) = p * sigmoid(q)
 """
 
 from typing import Any
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, glu
 
 from longscan.blocks._registry import BLOCKS
-from longscan.layers import LAYERS
+from longscan.layers import make_layer
 from longscan.layers.base import SequenceModule, Steps, hide_padding
 from longscan.layers.state import State
 
@@ -39,7 +39,7 @@ class SimpleBlock(SequenceModule):
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout: got {dropout}, expected a probability in [0, 1)")
         self.d_model = d_model
-        self.layer = self.adopt(LAYERS[layer](d_model, **(layer_options or {}), backend=backend))
+        self.layer = self.adopt(make_layer(layer, d_model, layer_options or {}, backend))
         self.dropout = nn.Dropout(dropout)
         self.out_proj = nn.Linear(d_model, 2 * d_model)
 

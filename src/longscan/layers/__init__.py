@@ -1,6 +1,7 @@
 """Sequence layers: (B, L, D) -> (B, L, D), one paper per file; parameters, numerics and one op each."""
 
 from longscan.layers._registry import LAYERS as LAYERS
+from longscan.layers._registry import make_layer as make_layer
 from longscan.layers.aussm import AUSSM as AUSSM
 from longscan.layers.base import SequenceLayer as SequenceLayer
 from longscan.layers.base import SequenceModule as SequenceModule

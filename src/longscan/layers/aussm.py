@@ -4,13 +4,14 @@
     theta_t = W u_t / sqrt(D) + beta    h_t = e^{i theta_t} h_{t-1} + Delta_t B silu(u_t)
     y_t = Re sum_n C h_t + skip silu(u_t),  times silu(gate_t)
 
-u: input (B, L, D). theta: angles (B, L, D, N). h: state (B, D, N), complex. Delta: step sizes (B, L, D). W: (D, N, D), beta: (D, N).
-B, C: softplus(magnitude) e^{i phase}, (N,) shared by the channels. R: rank of the map to Delta.
+u: input (B, L, D). theta: angles (B, L, D, N). h: state (B, D, N), complex. Delta: step sizes (B, L, D). W: (D, N, D).
+beta: (D, N). B, C: softplus(magnitude) e^{i phase}, (N,) shared by the channels. R: rank of the map to Delta.
 
 The defaults are what the authors' released code computes. Where the paper says otherwise, or where the code looks unintended:
-`phase_dt` lets Delta multiply the angle (the paper's equations 10-19); `dt_bias_twice=False` adds the bias of Delta once (the code
-adds it twice); `phase_scale="one"` drops the 1/sqrt(D) (the paper has none); `shared=False` gives each channel its own B and C.
-`angle_spread=s` draws W from U(-s, s) instead of U(-1/sqrt(D), 1/sqrt(D)): with wide angles exact rotations are found sooner.
+`phase_dt` lets Delta multiply the angle (the paper's equations 10-19); `dt_bias_twice=False` adds the bias of Delta once (the
+code adds it twice); `phase_scale="one"` drops the 1/sqrt(D) (the paper has none); `shared=False` gives each channel its own B
+and C. `angle_spread=s` draws W from U(-s, s) instead of U(-1/sqrt(D), 1/sqrt(D)),
+with which exact rotations are found sooner.
 """
 
 import math
@@ -97,7 +98,7 @@ class AUSSM(SequenceLayer):
         """theta (..., D, N) in radians for inputs u (..., D) to the scan, without any factor Delta."""
         return torch.einsum("...p,inp->...in", u.to(self.angle_bias.dtype), self.angle_proj * self.phase_factor) + self.angle_bias
 
-    def run(self, x: Tensor, state: State, steps: Steps, gate: Tensor | None = None) -> tuple[Tensor, State]:
+    def run(self, x: Tensor, state: State, steps: Steps) -> tuple[Tensor, State]:
         """See the top of the file."""
         initial, last_seq_idx = resume(state, x.shape[0], steps, x.device)
         raw = linear(linear(x, self.x_proj), self.dt_proj).to(self.dt_bias.dtype)
@@ -112,7 +113,7 @@ class AUSSM(SequenceLayer):
             polar(softplus(self.B[..., 0]), self.B[..., 1]),
             polar(softplus(self.C[..., 0]), self.C[..., 1]),
             self.D,
-            gate,
+            steps.gate,
             initial,
             phase_dt=self.phase_dt,
             valid=steps.valid,

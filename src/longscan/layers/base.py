@@ -1,7 +1,7 @@
 """The contract of everything that maps a sequence (B, L, D) to a sequence (B, L, D): layers, and the blocks around them."""
 
 from abc import ABC, abstractmethod
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -10,23 +10,23 @@ from torch.nn.functional import silu
 from longscan.layers.parameters import Marked
 from longscan.layers.state import ScanState, State, no_sequence, restarted_rows, zero_rows
 
-
 Part = TypeVar("Part", bound="SequenceModule")
 
 
 class Steps(NamedTuple):
-    """What is known of each step, (B, L) or None: time since the step before; whether it is real; which sequence it is of."""
+    """What comes with the inputs, None where nothing does: elapsed, valid and seq_idx (B, L), and gate (B, L, D)."""
 
     elapsed: Tensor | None = None
     valid: Tensor | None = None
     seq_idx: Tensor | None = None
+    gate: Tensor | None = None
 
 
 class SequenceModule(Marked, ABC):
     """Base of layers and blocks. Subclasses write `run` and `initial_state`.
 
-    Attributes say what holds (on the class, or for a module made of others on the instance), and the contract tests check it both ways:
-        causal: y_t depends on steps up to t only. streaming: states carry a sequence across calls, one step at a time if need be.
+    Attributes say what holds, on the class or, for a module made of others, on the instance; the tests check it both ways:
+        causal: y_t depends on steps up to t only. streaming: states carry a sequence across calls, down to single steps.
         irregular: `elapsed` has a meaning (else it raises). changes_length: y is shorter than x.
         batch_independent: no row influences another.
     """
@@ -107,7 +107,7 @@ class SequenceModule(Marked, ABC):
         return torch.where(valid.unsqueeze(-1), x, 0), None if elapsed is None else torch.where(valid, elapsed, 1)
 
     def adopt(self, part: Part) -> Part:
-        """Make `part` a part of this module: it trusts what this module has checked, and this module is only what all its parts are."""
+        """Make `part` a part of this module: it trusts what this module has checked; this module is what all its parts are."""
         part.checks_inputs = False
         for name in ("causal", "streaming", "irregular", "batch_independent"):
             setattr(self, name, getattr(self, name) and getattr(part, name))
@@ -135,10 +135,6 @@ class SequenceLayer(SequenceModule):
     fuses_gate: bool = False
     activates_input: bool = False
 
-    @abstractmethod
-    def run(self, x: Tensor, state: State, steps: Steps, gate: Tensor | None = None) -> tuple[Tensor, State]:
-        """As in `SequenceModule`; layers with `fuses_gate` also get the gate."""
-
     def forward(
         self,
         x: Tensor,
@@ -157,12 +153,9 @@ class SequenceLayer(SequenceModule):
                 raise ValueError(f"gate: got shape {tuple(gate.shape)}, expected {tuple(x.shape)}")
             if gate is not None and valid is not None:
                 gate = torch.where(valid.unsqueeze(-1), gate, 0)
-        steps = Steps(elapsed, valid, seq_idx)
-        if self.fuses_gate:
-            y, state = self.run(x, state, steps, gate)
-        else:
-            y, state = self.run(x, state, steps)
-            y = y if gate is None else y * silu(gate)
+        y, state = self.run(x, state, Steps(elapsed, valid, seq_idx, gate if self.fuses_gate else None))
+        if gate is not None and not self.fuses_gate:
+            y = y * silu(gate)
         return (y, state) if return_state else y
 
 
@@ -192,7 +185,7 @@ def check_steps(shape: tuple[int, int], elapsed: Tensor | None, valid: Tensor | 
         raise TypeError(f"valid: got dtype {valid.dtype}, expected torch.bool")
     if seq_idx is not None and (seq_idx.is_floating_point() or seq_idx.is_complex() or seq_idx.dtype == torch.bool):
         raise TypeError(f"seq_idx: got dtype {seq_idx.dtype}, expected an integer dtype")
-    if torch.compiler.is_compiling() or cast("bool", torch._C._are_functorch_transforms_active()):
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return
     if valid is not None and shape[1] > 1:
         edges = (valid[:, 1:] != valid[:, :-1]).sum(1) + valid[:, 0] + valid[:, -1]

@@ -19,19 +19,18 @@ class GRU(SequenceLayer):
 
     Args:
         d_model: input and hidden size D.
-        backend: accepted for uniformity; only "auto" exists.
 
     The state is `ScanState` with ssm (B, D), the hidden state.
     """
 
     irregular = False
 
-    def __init__(self, d_model: int, *, backend: str = "auto") -> None:
+    def __init__(self, d_model: int) -> None:
         super().__init__()
         self.d_model = d_model
         self.rnn = nn.GRU(d_model, d_model, batch_first=True)
 
-    def run(self, x: Tensor, state: State, steps: Steps, gate: Tensor | None = None) -> tuple[Tensor, State]:
+    def run(self, x: Tensor, state: State, steps: Steps) -> tuple[Tensor, State]:
         """See the top of the file."""
         initial, last_seq_idx = resume(state, x.shape[0], steps, x.device)
         hidden = x.new_zeros(x.shape[0], self.d_model) if initial is None else initial.to(x.dtype)
@@ -40,9 +39,9 @@ class GRU(SequenceLayer):
             y, final = self.rnn(x, hidden.unsqueeze(0))
             hidden = final.squeeze(0)
         else:
-            rnn = self.rnn
-            weights = (rnn.weight_ih_l0, rnn.weight_hh_l0, rnn.bias_ih_l0, rnn.bias_hh_l0)
-            y, (hidden,) = run_cell(lambda x_t, h: (torch.gru_cell(x_t, h[0], *weights),), x, (hidden,), steps)
+            weights = dict(self.rnn.named_parameters())
+            w = [weights[name] for name in ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")]
+            y, (hidden,) = run_cell(lambda x_t, h: (torch.gru_cell(x_t, h[0], *w),), x, (hidden,), steps)
         return y, ScanState(hidden.to(self.state_dtype), last_seq_idx)
 
     def initial_state(self, batch: int) -> ScanState:

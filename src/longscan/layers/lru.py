@@ -4,11 +4,10 @@
 
 u: input (B, L, D). x: state (B, N), complex, shared by all channels. B: (N, D), C: (D, N), complex. gamma: (N,), real.
 
-gamma starts at sqrt(1 - |lambda|^2) and is then trained freely, as its logarithm. The whole ring |lambda| in [0, 1] with any phase is
-the default here, as in the code of the works that compare with LRU; the paper's long-range runs keep |lambda| near 1 and the phase
-small (r_min, r_max, max_phase). With elapsed time tau the state decays and turns by lambda^tau; gamma stays.
+gamma starts at sqrt(1 - |lambda|^2) and is then trained freely, as its logarithm. The whole disc |lambda| in [0, 1] with any
+phase is the default here, as in the code of the works that compare with LRU; the paper's long-range runs keep |lambda| near 1
+and the phase small (r_min, r_max, max_phase). With elapsed time tau the state decays and turns by lambda^tau; gamma stays.
 """
-
 
 import torch
 from torch import Tensor, nn
@@ -64,13 +63,13 @@ class LRU(SequenceLayer):
         self.C = mark(parameter(complex_normal((d_model, d_state), variance=2 / d_state)), "ssm")
         self.D = mark(parameter(torch.randn(d_model)), "ssm", keep_float32=True)
 
-    def run(self, x: Tensor, state: State, steps: Steps, gate: Tensor | None = None) -> tuple[Tensor, State]:
+    def run(self, x: Tensor, state: State, steps: Steps) -> tuple[Tensor, State]:
         """See the top of the file."""
         initial, last_seq_idx = resume(state, x.shape[0], steps, x.device)
         log_a = torch.stack([-self.nu.exp(), self.phi.exp()], -1)
         if steps.elapsed is not None:
             log_a = steps.elapsed[..., None, None].to(log_a.dtype) * log_a
-        drive = linear(x, self.B.transpose(1, 2).reshape(-1, self.d_model)).unflatten(-1, (self.d_state, 2))
+        drive = linear(x, self.B.transpose(1, 2).reshape(-1, self.d_model)).view(*x.shape[:2], self.d_state, 2)
         states, ssm = linear_scan(
             exponential(log_a),
             drive.to(log_a.dtype) * self.log_gamma.exp().unsqueeze(-1),

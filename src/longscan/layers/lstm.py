@@ -30,19 +30,18 @@ class LSTM(SequenceLayer):
 
     Args:
         d_model: input and hidden size D.
-        backend: accepted for uniformity; only "auto" exists.
 
     The state is `LSTMState`.
     """
 
     irregular = False
 
-    def __init__(self, d_model: int, *, backend: str = "auto") -> None:
+    def __init__(self, d_model: int) -> None:
         super().__init__()
         self.d_model = d_model
         self.rnn = nn.LSTM(d_model, d_model, batch_first=True)
 
-    def run(self, x: Tensor, state: State, steps: Steps, gate: Tensor | None = None) -> tuple[Tensor, State]:
+    def run(self, x: Tensor, state: State, steps: Steps) -> tuple[Tensor, State]:
         """See the top of the file."""
         state = self.initial_state(x.shape[0]) if state is None else state
         rows, last_seq_idx = restarted_rows(state.last_seq_idx, steps.valid, steps.seq_idx)
@@ -52,9 +51,9 @@ class LSTM(SequenceLayer):
             y, (hidden, cell) = self.rnn(x, (hidden.unsqueeze(0), cell.unsqueeze(0)))
             hidden, cell = hidden.squeeze(0), cell.squeeze(0)
         else:
-            rnn = self.rnn
-            weights = (rnn.weight_ih_l0, rnn.weight_hh_l0, rnn.bias_ih_l0, rnn.bias_hh_l0)
-            y, (hidden, cell) = run_cell(lambda x_t, parts: torch.lstm_cell(x_t, parts, *weights), x, (hidden, cell), steps)
+            weights = dict(self.rnn.named_parameters())
+            w = [weights[name] for name in ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")]
+            y, (hidden, cell) = run_cell(lambda x_t, parts: torch.lstm_cell(x_t, parts, *w), x, (hidden, cell), steps)
         return y, LSTMState(hidden.to(self.state_dtype), cell.to(self.state_dtype), last_seq_idx)
 
     def initial_state(self, batch: int) -> LSTMState:

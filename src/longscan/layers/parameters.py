@@ -5,11 +5,12 @@ parameters (eigenvalues, angles, step-size biases) at float32 when the module is
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple, Self, cast
+from typing import Any, Literal, NamedTuple, Self, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
+P = TypeVar("P", bound=Tensor)
 Role = Literal["ssm", "selector", "dense", "norm", "embedding"]
 
 
@@ -22,9 +23,7 @@ class Marks(NamedTuple):
     keep_float32: bool = False
 
 
-def mark(
-    parameter: nn.Parameter, role: Role, *, lr_scale: float = 1.0, decay: bool = True, keep_float32: bool = False
-) -> nn.Parameter:
+def mark(parameter: P, role: Role, *, lr_scale: float = 1.0, decay: bool = True, keep_float32: bool = False) -> P:
     """Write the marks on `parameter` and return it."""
     parameter._longscan_marks = Marks(role, lr_scale, decay, keep_float32)  # type: ignore[attr-defined]
     return parameter
@@ -49,7 +48,7 @@ class Marked(nn.Module):
                 return x.to(converted.device, torch.float32)
             return converted
 
-        super()._apply(convert, recurse)
+        super()._apply(convert, recurse)  # type: ignore[no-untyped-call]
         self._restore(by_name)
         return self
 
@@ -65,7 +64,7 @@ class Marked(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         by_name = state.pop("_marks")
-        super().__setstate__(state)
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._restore(by_name)
 
     def _restore(self, by_name: dict[str, Marks]) -> None:

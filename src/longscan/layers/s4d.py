@@ -5,9 +5,9 @@
 u: input (B, L, D). x: state (B, D, N/2), complex, one of each conjugate pair. A: eigenvalues (D, N/2). C: (D, N/2). dt: (D,).
 a, b: of zero-order hold (section 3.1, the default) or of the bilinear rule. With elapsed times tau a step is dt tau long.
 
-As a convolution (FFT) or as a recurrence, with the same result: the convolution serves whole sequences with even steps, the recurrence
-single steps, elapsed times and packed rows. B is 1, absorbed in C as in the paper's minimal form; for the
-init "legs" C starts multiplied by HiPPO's B. The paper's GELU, dropout and GLU belong to the block around.
+As a convolution (FFT) or as a recurrence, with the same result: the convolution serves rows with even steps, the recurrence
+single steps, elapsed times and packed rows. B is 1, absorbed in C as in the paper's minimal form; for the init "legs" C starts
+multiplied by HiPPO's B. The paper's GELU, dropout and GLU belong to the block around.
 """
 
 from typing import Literal
@@ -80,7 +80,7 @@ class S4D(SequenceLayer):
         """A: pairs (D, N/2, 2)."""
         return torch.stack([-self.A_log.exp(), self.A_imag], -1)
 
-    def run(self, x: Tensor, state: State, steps: Steps, gate: Tensor | None = None) -> tuple[Tensor, State]:
+    def run(self, x: Tensor, state: State, steps: Steps) -> tuple[Tensor, State]:
         """See the top of the file."""
         initial, last_seq_idx = resume(state, x.shape[0], steps, x.device)
         u = x.to(self.C.dtype)
@@ -98,7 +98,9 @@ class S4D(SequenceLayer):
         readout = self.C * self.C.new_tensor([2.0, -2.0])
         flags = step_flags(u.shape[0], u.shape[1], steps.valid, steps.seq_idx, u)
 
-        def chunk(u: Tensor, elapsed: Tensor | None, flags: Tensor | None, readout: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        def chunk(
+            u: Tensor, elapsed: Tensor | None, flags: Tensor | None, readout: Tensor, state: Tensor
+        ) -> tuple[Tensor, Tensor]:
             dt = self.log_dt.exp().unsqueeze(-1)
             if elapsed is not None:
                 dt = dt * elapsed[..., None, None].to(dt.dtype)

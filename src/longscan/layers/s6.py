@@ -3,13 +3,14 @@
     (q_t, B_t, C_t) = W_x u_t           Delta_t = softplus(W_D q_t + bias)       (times the elapsed time)
     h_t = e^{Delta_t A} h_{t-1} + Delta_t B_t u_t       y_t = C_t h_t + skip u_t,  times silu(gate_t)
 
-u: input (B, L, D). h: state (B, D, N). A: (D, N), with negative real part. B_t, C_t: (B, L, N). Delta: (B, L, D). R: rank of the map to Delta.
-A is discretised by zero-order hold and B by Euler's rule, as in the authors' code (the paper writes zero-order hold for both).
+u: input (B, L, D). h: state (B, D, N). A: (D, N), with negative real part. B_t, C_t: (B, L, N). Delta: (B, L, D).
+R: rank of the map to Delta. A is discretised by zero-order hold and B by Euler's rule, as in the authors' code (the paper
+writes zero-order hold for both).
 
-The defaults are the official initialisation: A = -(1..N), Delta log-uniform at the start through its bias, skip 1. The hybrid models of
-the AUSSM paper used another variant, in three options: `dt_init="linear"` starts Delta as an ordinary linear map, `dt_bias_twice` adds its
-bias twice, `activates_input` computes q, B, C from the raw input and scans silu of it. `complex_state` takes A = -1/2 + i pi n and
-y = 2 Re(C h), N standing for conjugate pairs; the op allows it, no released model builds it.
+The defaults are the official initialisation: A = -(1..N), Delta log-uniform at the start through its bias, skip 1. The hybrid
+models of the AUSSM paper used another variant, in three options: `dt_init="linear"` starts Delta as an ordinary linear map,
+`dt_bias_twice` adds its bias twice, `activates_input` computes q, B, C from the raw input and scans silu of it. `complex_state`
+takes A = -1/2 + i pi n and y = 2 Re(C h), N standing for conjugate pairs; the op allows it, no released model builds it.
 """
 
 import math
@@ -21,7 +22,7 @@ from torch.nn.functional import linear, silu
 
 from longscan.layers._registry import LAYERS
 from longscan.layers.base import SequenceLayer, Steps, resume
-from longscan.layers.parameters import mark
+from longscan.layers.parameters import Role, mark
 from longscan.layers.state import ScanState, State, no_sequence
 from longscan.numerics.initialisers import diagonal_eigenvalues
 from longscan.numerics.timescales import initial_dt
@@ -77,20 +78,22 @@ class S6(SequenceLayer):
         def uniform(*shape: int, fan_in: int) -> Tensor:
             return torch.empty(shape).uniform_(-1 / math.sqrt(fan_in), 1 / math.sqrt(fan_in))
 
-        drawn = initial_dt((d_model,), dt_min, dt_max, stored_as="softplus") if dt_init == "mamba" else uniform(d_model, fan_in=rank)
+        def slow(values: Tensor, role: Role = "ssm") -> nn.Parameter:
+            return mark(nn.Parameter(values.to(dtype).clone()), role, decay=False, keep_float32=True)
+
+        dt_bias = initial_dt((d_model,), dt_min, dt_max, stored_as="softplus") if dt_init == "mamba" else None
         numbers = 2 if complex_state else 1
         self.x_proj = mark(nn.Parameter(uniform(rank + 2 * numbers * d_state, d_model, fan_in=d_model)), "selector")
         self.dt_proj = mark(nn.Parameter(uniform(d_model, rank, fan_in=rank)), "selector")
-        self.dt_bias = mark(nn.Parameter(drawn.to(dtype)), "selector", decay=False, keep_float32=True)
+        self.dt_bias = slow(uniform(d_model, fan_in=rank) if dt_bias is None else dt_bias, "selector")
         if complex_state:
             eigenvalues = diagonal_eigenvalues(2 * d_state, "lin").to(dtype).expand(d_model, d_state, 2)
-            self.A_log = nn.Parameter((-eigenvalues[..., 0]).log())
-            self.A_imag: nn.Parameter | None = mark(nn.Parameter(eigenvalues[..., 1].clone()), "ssm", decay=False, keep_float32=True)
+            self.A_log = slow((-eigenvalues[..., 0]).log())
+            self.A_imag: nn.Parameter | None = slow(eigenvalues[..., 1])
         else:
-            self.A_log = nn.Parameter(torch.arange(1, d_state + 1).to(dtype).log().repeat(d_model, 1))
+            self.A_log = slow(torch.arange(1, d_state + 1).to(dtype).log().repeat(d_model, 1))
             self.register_parameter("A_imag", None)
-        mark(self.A_log, "ssm", decay=False, keep_float32=True)
-        self.D = mark(nn.Parameter(torch.ones(d_model)), "ssm", decay=False, keep_float32=True)
+        self.D = slow(torch.ones(d_model))
 
     def eigenvalues(self) -> Tensor:
         """A: (D, N), or pairs (D, N, 2)."""
@@ -100,12 +103,12 @@ class S6(SequenceLayer):
     def select(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Delta (..., D) before bias and softplus, B and C (..., N[, 2]) for inputs x (..., D)."""
         numbers = 2 * self.d_state if self.complex_state else self.d_state
-        q, B, C = linear(x, self.x_proj).split([self.dt_rank, numbers, numbers], -1)
+        q, B, C = torch.split(linear(x, self.x_proj), [self.dt_rank, numbers, numbers], -1)
         if self.complex_state:
-            B, C = B.unflatten(-1, (self.d_state, 2)), C.unflatten(-1, (self.d_state, 2))
+            B, C = B.reshape(*x.shape[:-1], -1, 2), C.reshape(*x.shape[:-1], -1, 2)
         return linear(q, self.dt_proj), B, C
 
-    def run(self, x: Tensor, state: State, steps: Steps, gate: Tensor | None = None) -> tuple[Tensor, State]:
+    def run(self, x: Tensor, state: State, steps: Steps) -> tuple[Tensor, State]:
         """See the top of the file."""
         initial, last_seq_idx = resume(state, x.shape[0], steps, x.device)
         dt, B, C = self.select(x)
@@ -116,7 +119,7 @@ class S6(SequenceLayer):
             B,
             C,
             self.D,
-            gate,
+            steps.gate,
             2 * self.dt_bias if self.dt_bias_twice else self.dt_bias,
             initial,
             dt_softplus=True,

@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self, cast
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from longscan.blocks.residual import Residual, rms_norm
-from longscan.layers.base import SequenceModule, check_steps
+from longscan.layers.base import check_steps
 from longscan.layers.parameters import Marked, mark
 from longscan.layers.state import State, layer_state
 from longscan.models.pooling import POOLINGS, Pooling, PoolState, pool
@@ -71,13 +71,15 @@ class SequenceModel(Marked):
         self.pooling, self.backend = pooling, backend
         self.head_kind, self.initial_state_kind = head, initial_state
         if vocab_size is not None:
-            self.encoder: nn.Embedding | nn.Linear = nn.Embedding(vocab_size, d_model)
-            mark(self.encoder.weight, "embedding", decay=False)
+            embedding = nn.Embedding(vocab_size, d_model)
+            mark(embedding.weight, "embedding", decay=False)
+            self.encoder: nn.Embedding | nn.Linear = embedding
         elif d_input is not None:
             self.encoder = nn.Linear(d_input, d_model)
-        self.blocks = nn.ModuleList(Residual(build_block(entry, d_model, backend)) for entry in self.entries)
-        for block in self.blocks:
+        stack = [Residual(build_block(entry, d_model, backend)) for entry in self.entries]
+        for block in stack:
             block.checks_inputs = False
+        self.blocks = nn.ModuleList(stack)
         self.norm = rms_norm(d_model)
         if head == "linear":
             self.head: nn.Module = nn.Linear(d_model, d_output, bias=False)
@@ -85,7 +87,7 @@ class SequenceModel(Marked):
             self.head = nn.Sequential(nn.Linear(d_model, d_model), nn.GELU(), nn.Linear(d_model, d_output))
         self.start = nn.ParameterList()  # one row of every float tensor of the blocks' initial states, where these are learned
         if initial_state == "learned":
-            leaves, _ = tree_flatten(tuple(block.initial_state(1) for block in self.blocks))
+            leaves, _ = tree_flatten(tuple(block.initial_state(1) for block in stack))
             self.start.extend(
                 mark(nn.Parameter(leaf[0].clone()), "ssm", decay=False, keep_float32=True)
                 for leaf in leaves
@@ -124,6 +126,11 @@ class SequenceModel(Marked):
             initial_state=initial_state,
             backend=backend,
         )
+
+    @property
+    def stack(self) -> list[Residual]:
+        """The blocks, each in its residual branch."""
+        return [cast("Residual", block) for block in self.blocks]
 
     @property
     def config(self) -> dict[str, Any]:
@@ -166,7 +173,7 @@ class SequenceModel(Marked):
         x = self._encode(inputs, valid)
         elapsed = elapsed if elapsed is None or valid is None else torch.where(valid, elapsed, 1)
         after = []
-        for block, before in zip(self.blocks, state.blocks, strict=True):
+        for block, before in zip(self.stack, state.blocks, strict=True):
             x, block_state = block(x, before, elapsed=elapsed, valid=valid, seq_idx=seq_idx, return_state=True)
             after.append(block_state)
         pooled = state.pooled
@@ -183,7 +190,7 @@ class SequenceModel(Marked):
         """One step: inputs (B,) or (B, d_input), elapsed (B,), active (B,) bool. Returns the output so far and the state."""
         x = self.encoder(inputs if self.vocab_size is not None else inputs.to(self.encoder.weight.dtype))
         after = []
-        for block, before in zip(self.blocks, state.blocks, strict=True):
+        for block, before in zip(self.stack, state.blocks, strict=True):
             x, block_state = block.step(x, before, elapsed=elapsed, active=active)
             after.append(block_state)
         pooled = state.pooled
@@ -196,7 +203,7 @@ class SequenceModel(Marked):
 
     def initial_state(self, batch: int) -> ModelState:
         """The state before the first step of `batch` sequences."""
-        blocks: tuple[State, ...] = tuple(block.initial_state(batch) for block in self.blocks)
+        blocks: tuple[State, ...] = tuple(block.initial_state(batch) for block in self.stack)
         if self.initial_state_kind == "learned":
             leaves, structure = tree_flatten(blocks)
             learned = iter(self.start)
@@ -223,11 +230,11 @@ class SequenceModel(Marked):
 
     def _check(self, inputs: Tensor, elapsed: Tensor | None, valid: Tensor | None, seq_idx: Tensor | None) -> None:
         if self.vocab_size is not None and (inputs.ndim != 2 or inputs.is_floating_point()):
-            raise ValueError(f"inputs: got {inputs.dtype} of shape {tuple(inputs.shape)}, expected integer tokens (batch, length)")
+            raise ValueError(f"inputs: got {inputs.dtype} {tuple(inputs.shape)}, expected integer tokens (batch, length)")
         if self.d_input is not None and (inputs.ndim != 3 or inputs.shape[-1] != self.d_input):
             raise ValueError(f"inputs: got shape {tuple(inputs.shape)}, expected (batch, length, {self.d_input})")
         if elapsed is not None:
-            for index, block in enumerate(self.blocks):
+            for index, block in enumerate(self.stack):
                 if not block.irregular:
                     raise ValueError(f"elapsed: block {index} ({self.entries[index]['layer']}) has no notion of elapsed time")
         if seq_idx is not None and self.pooling != "none":

@@ -6,11 +6,11 @@
 """
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict
 
 from longscan.blocks import BLOCKS
-from longscan.layers import LAYERS
+from longscan.layers import LAYERS, SequenceModule, make_layer
 
 LETTERS: dict[str, tuple[str, str | None]] = {  # letter -> layer, block around it (None: the layer alone)
     "m": ("s6", "mamba"),
@@ -131,7 +131,7 @@ def _entry(index: int, given: Mapping[str, Any]) -> BlockSpec:
     """One entry of a list, checked and completed."""
     unknown = set(given) - {"layer", "block", "options"}
     if unknown or "layer" not in given:
-        raise ValueError(f"spec: block {index} has the keys {sorted(given)}, expected 'layer' and if need be 'block' and 'options'")
+        raise ValueError(f"spec: block {index} has the keys {sorted(given)}, expected 'layer', and 'block' or 'options'")
     layer, block = given["layer"], given.get("block")
     if layer not in LAYERS:
         raise ValueError(f"spec: block {index} has the layer {layer!r}; the layers are {', '.join(sorted(LAYERS))}")
@@ -152,11 +152,12 @@ def shorthand(blocks: Sequence[BlockSpec]) -> str:
     return letters
 
 
-def build_block(entry: BlockSpec, d_model: int, backend: str) -> Any:
+def build_block(entry: BlockSpec, d_model: int, backend: str) -> SequenceModule:
     """The block that an entry of the canonical list describes."""
     if entry["block"] is None:
-        return LAYERS[entry["layer"]](d_model, **entry["options"], backend=backend)
+        return make_layer(entry["layer"], d_model, entry["options"], backend)
     _, block_settings = settings_of(entry["layer"], entry["block"])
     outer = {name: value for name, value in entry["options"].items() if name in block_settings}
     inner = {name: value for name, value in entry["options"].items() if name not in block_settings}
-    return BLOCKS[entry["block"]](d_model, layer=entry["layer"], **outer, layer_options=inner, backend=backend)
+    block: Callable[..., SequenceModule] = BLOCKS[entry["block"]]
+    return block(d_model, layer=entry["layer"], **outer, layer_options=inner, backend=backend)

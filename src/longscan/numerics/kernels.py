@@ -1,8 +1,8 @@
 """Long convolutions that equal a diagonal recurrence with constant eigenvalues: kernels and final states, as in S4D, section 3.3.
 
-A power a^l is a product of a coarse and a fine one, a^{qT} a^r with l = qT + r, T about sqrt(L): a kernel is then one matrix product
-per channel, and only 2 sqrt(L) exponentials per eigenvalue are taken, with exponents in float64 (l times a float32 angle would lose
-the phase of long kernels). Numbers are real pairs (..., 2).
+A power a^l is a product of a coarse and a fine one, a^{qT} a^r with l = qT + r, T about sqrt(L): a kernel is then one matrix
+product per channel, and only 2 sqrt(L) exponentials per eigenvalue are taken, with exponents in float64 (l times a float32
+angle would lose the phase of long kernels). Numbers are real pairs (..., 2).
 """
 
 import math
@@ -55,7 +55,8 @@ def diagonal_final_state(log_a: Tensor, u: Tensor) -> Tensor:
     """
     length = u.shape[1]
     coarse_count, fine_count = _split(length)
-    latest_first = pad(u.flip(1).transpose(1, 2), (0, coarse_count * fine_count - length)).unflatten(-1, (coarse_count, fine_count))
+    latest_first = pad(u.flip(1).transpose(1, 2), (0, coarse_count * fine_count - length))
+    latest_first = latest_first.view(*latest_first.shape[:2], coarse_count, fine_count)
     fine = powers(log_a, fine_count).permute(0, 2, 1, 3).flatten(-2)  # (D, T, 2N)
-    inner = (latest_first @ fine).unflatten(-1, (-1, 2))  # (B, D, Q, N, 2)
+    inner = (latest_first @ fine).view(*latest_first.shape[:3], -1, 2)  # (B, D, Q, N, 2)
     return multiply(inner, powers(log_a, coarse_count, fine_count).transpose(1, 2)).sum(2)
