@@ -1,6 +1,9 @@
 """What to learn: formal languages and time series, with their losses, metrics and baselines; knows no model."""
 
 from longscan.tasks import formal as formal
+from longscan.tasks import timeseries as timeseries
 from longscan.tasks.base import TASKS as TASKS
 from longscan.tasks.base import Batch as Batch
 from longscan.tasks.base import Task as Task
+from longscan.tasks.timeseries import read_arff as read_arff
+from longscan.tasks.timeseries import read_ts as read_ts

@@ -1,0 +1,254 @@
+"""Readers of series: the .ts and .arff files of the UEA archive, with labels; .csv and .npy, without.
+
+A header is advisory: where it contradicts the data, the data are used and one warning says so. Damaged files raise ValueError
+with the file, the line and what is wrong.
+"""
+
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+_MISSING = {"?", "nan", ""}
+Header = dict[str, list[str]]
+
+
+class Recordings(NamedTuple):
+    """Series and what they are called.
+
+    series: (C, L_i) float64 each, NaN where a value is missing. labels: one for each series, None where the file has none.
+    classes: the labels that occur, in the order of the header, those it lacks after them; empty without labels.
+    """
+
+    series: list[np.ndarray]
+    labels: list[str] | None
+    classes: tuple[str, ...]
+
+
+def read_ts(path: str | Path) -> Recordings:
+    """A .ts file: a header of @ lines, @data, then a series a line, its channels apart by ":", values by ",", the label last.
+
+    Series may differ in length, not in channels. "?", "NaN" and nothing between commas mark missing values; steps at the end of a
+    series that are missing in every channel are dropped. `@classLabel false` says that there are no labels. Raises ValueError for
+    damaged files and for `@timeStamps true`.
+    """
+    lines = _lines(path)
+    header: Header = {}
+    for text in _header(path, lines):
+        key, *values = text[1:].split()
+        header[key.lower()] = values
+    if header.get("timestamps", ["false"])[0].lower() == "true":
+        raise ValueError(f"{path}: holds time stamps (@timeStamps true); series with steps of equal length are needed")
+    stated = [header[key][0].lower() for key in ("classlabel", "targetlabel") if header.get(key)]
+    labelled = "true" in stated or not stated
+    series: list[np.ndarray] = []
+    labels: list[str] = []
+    for line, text in lines:
+        channels = text.split(":")
+        if labelled:
+            labels.append(_label(channels.pop(), path, line))
+        series.append(_case(channels, series, path, line))
+    return _finished(path, header, series, labels if labelled else None)
+
+
+def read_arff(path: str | Path) -> Recordings:
+    r"""An .arff file: a series a line, one channel with the label last, or several in quotes: 'channel\nchannel...',label.
+
+    Shorter series are filled up with "?": steps at the end that are missing in every channel are dropped. Raises ValueError for
+    damaged files.
+    """
+    return _finished(path, *_arff_cases(path))
+
+
+def read_arff_dimensions(paths: Sequence[str | Path]) -> Recordings:
+    """Several .arff files, each with one channel of the same series; ValueError where series, steps or labels differ."""
+    header, series, labels = _arff_cases(paths[0])
+    for path in paths[1:]:
+        _, more, more_labels = _arff_cases(path)
+        if [part.shape[1] for part in more] != [part.shape[1] for part in series]:
+            raise ValueError(f"{path}: the number or the lengths of its series differ from those of {paths[0]}")
+        if more_labels != labels:
+            raise ValueError(f"{path}: its labels differ from those of {paths[0]}")
+        series = [np.concatenate(pair) for pair in zip(series, more, strict=True)]
+    return _finished(paths[0], header, series, labels)
+
+
+def read_csv(path: str | Path) -> Recordings:
+    """One series: a step a line, channels apart by ","; a first line that holds no number is taken for names. No labels."""
+    lines = list(_lines(path))
+    if lines and all(_number(word) is None for word in lines[0][1].split(",")):
+        lines = lines[1:]
+    if not lines:
+        raise ValueError(f"{path}: holds no numbers")
+    width = len(lines[0][1].split(","))
+    rows = []
+    for line, text in lines:
+        words = text.split(",")
+        if len(words) != width:
+            raise ValueError(f"{path}:{line}: has {len(words)} columns, the first row has {width}")
+        rows.append(_numbers(words, path, line))
+    return Recordings([np.array(rows).T], None, ())
+
+
+def read_npy(path: str | Path) -> Recordings:
+    """One series (L, C) or several (N, L, C), numbers. No labels."""
+    try:
+        array = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise ValueError(f"{path}: is no readable .npy file: {str(error).splitlines()[0]}") from None
+    if array.ndim not in (2, 3) or array.dtype.kind not in "fiu" or not array.size:
+        need = "numbers of shape (steps, channels) or (series, steps, channels)"
+        raise ValueError(f"{path}: {need} are needed, not {array.dtype} of shape {array.shape}")
+    several = array if array.ndim == 3 else array[None]
+    return Recordings([np.ascontiguousarray(series.T, dtype=np.float64) for series in several], None, ())
+
+
+def read_recordings(path: str | Path) -> Recordings:
+    """A .ts, .arff, .csv or .npy file, by its ending; ValueError for another."""
+    readers = {".ts": read_ts, ".arff": read_arff, ".csv": read_csv, ".npy": read_npy}
+    reader = readers.get(Path(path).suffix.lower())
+    if reader is None:
+        raise ValueError(f"{path}: its name must end in one of {', '.join(readers)}")
+    return reader(path)
+
+
+def _lines(path: str | Path) -> Iterator[tuple[int, str]]:
+    """Numbered lines without comments and empty ones; only what is no comment must be UTF-8 text."""
+    try:
+        content = Path(path).read_bytes().removeprefix(b"\xef\xbb\xbf")
+    except OSError as error:
+        raise ValueError(f"{path}: can not be read: {error.strerror}") from None
+    if b"\0" in content:
+        raise ValueError(f"{path}: is not UTF-8 text (it holds zero bytes)")
+    for line, raw in enumerate(content.splitlines(), 1):
+        stripped = raw.strip()
+        if not stripped or stripped.startswith((b"#", b"%")):
+            continue
+        try:
+            yield line, stripped.decode()
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path}:{line}: is not UTF-8 text (byte 0x{stripped[error.start]:02x})") from None
+
+
+def _header(path: str | Path, lines: Iterator[tuple[int, str]]) -> Iterator[str]:
+    """The header's lines, up to and without @data."""
+    for line, text in lines:
+        if text.lower() == "@data":
+            return
+        if not text.startswith("@") or len(text) == 1:
+            raise ValueError(f"{path}:{line}: a line before @data must start with '@' and a key, not with {text[:20]!r}")
+        yield text
+    raise ValueError(f"{path}: has no @data line")
+
+
+def _arff_cases(path: str | Path) -> tuple[Header, list[np.ndarray], list[str]]:
+    lines = _lines(path)
+    header: Header = {}
+    relational = False
+    for text in _header(path, lines):
+        relational = relational or re.match(r"@attribute\s.*\srelational$", text, re.IGNORECASE) is not None
+        nominal = re.match(r"@attribute\s.*\{(.*)\}$", text, re.IGNORECASE)
+        if nominal is not None:
+            header["classlabel"] = ["true", *(word.strip(" '\"") for word in nominal[1].split(","))]
+    series: list[np.ndarray] = []
+    labels: list[str] = []
+    for line, text in lines:
+        if relational:
+            match = re.fullmatch(r"(['\"])(.*)\1\s*,(.*)", text)
+            if match is None:
+                raise ValueError(f"{path}:{line}: no series in quotes, comma and label; the line is damaged or cut off")
+            channels, label = match[2].split(r"\n"), match[3]
+        else:
+            channel, _, label = text.rpartition(",")
+            channels = [channel]
+        labels.append(_label(label, path, line))
+        series.append(_case(channels, series, path, line))
+    return header, series, labels
+
+
+def _label(text: str, path: str | Path, line: int) -> str:
+    label = text.strip().strip("'\"")
+    if not label or "," in label:
+        raise ValueError(f"{path}:{line}: the class label at the end is missing; the line is damaged or cut off")
+    return label
+
+
+def _case(channels: list[str], before: list[np.ndarray], path: str | Path, line: int) -> np.ndarray:
+    """One series (C, L) with as many channels as those before."""
+    rows = [_numbers(channel.split(","), path, line) for channel in channels]
+    if before and len(rows) != len(before[0]):
+        raise ValueError(f"{path}:{line}: has {len(rows)} channels, the first series has {len(before[0])}")
+    for number, row in enumerate(rows[1:], 2):
+        if len(row) != len(rows[0]):
+            raise ValueError(f"{path}:{line}: channel {number} has {len(row)} values, channel 1 has {len(rows[0])}")
+    return np.array(rows).reshape(len(rows), -1)
+
+
+def _number(word: str) -> float | None:
+    """The word as a number, NaN where it marks a missing value, None where it is neither."""
+    word = word.strip()
+    if word.lower() in _MISSING:
+        return np.nan
+    try:
+        number = float(word)
+    except ValueError:
+        return None
+    return number if np.isfinite(number) else None
+
+
+def _numbers(words: list[str], path: str | Path, line: int) -> list[float]:
+    try:
+        numbers = [float(word) for word in words]
+    except ValueError:
+        numbers = [np.inf]
+    if np.isfinite(numbers).all():
+        return numbers
+    checked = [_number(word) for word in words]
+    if None in checked:
+        word = words[checked.index(None)].strip()
+        raise ValueError(f"{path}:{line}: {word[:40]!r} is not a finite number")
+    return [np.nan if number is None else number for number in checked]
+
+
+def _finished(path: str | Path, header: Header, series: list[np.ndarray], labels: list[str] | None) -> Recordings:
+    """The series without missing steps at their ends; a warning where the header is wrong."""
+    if not series:
+        raise ValueError(f"{path}: holds no series after @data")
+    trimmed = []
+    for number, case in enumerate(series, 1):
+        present = np.flatnonzero(~np.isnan(case).all(0))
+        if not len(present):
+            raise ValueError(f"{path}: series {number} has no value at all")
+        trimmed.append(case[:, : present[-1] + 1])
+    found = set(labels or ())
+    stated = [] if labels is None else header.get("classlabel", [])[1:]
+    classes = (*dict.fromkeys(label for label in stated if label in found), *sorted(found.difference(stated)))
+    claims = _contradictions(header, trimmed, found.difference(stated) if stated else set())
+    if claims:
+        warnings.warn(f"{path}: its header does not fit its data, which are used: {'; '.join(claims)}", UserWarning, stacklevel=3)
+    return Recordings(trimmed, labels, classes)
+
+
+def _contradictions(header: Header, series: list[np.ndarray], unstated: set[str]) -> list[str]:
+    lengths = {case.shape[1] for case in series}
+    shortest, longest = min(lengths), max(lengths)
+    steps = str(longest) if shortest == longest else f"{shortest} to {longest}"
+    facts = {
+        "dimensions": {str(len(series[0]))},
+        "univariate": {str(len(series[0]) == 1).lower()},
+        "equallength": {str(shortest == longest).lower()},
+        "serieslength": {str(longest), "0"},
+        "missing": {"true"} if any(np.isnan(case).any() for case in series) else {"false", "true"},
+    }
+    shown = {**{key: next(iter(value)) for key, value in facts.items()}, "serieslength": steps}
+    claims = []
+    for key, values in facts.items():
+        claimed = header.get(key, [""])[0].lower()
+        if claimed and claimed not in values:
+            claims.append(f"{key} is {shown[key]}, not {claimed}")
+    if unstated:
+        claims.append(f"labels {', '.join(sorted(unstated))} are not in its list")
+    return claims

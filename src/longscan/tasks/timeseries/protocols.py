@@ -1,0 +1,128 @@
+"""How labelled series become train, valid and test: three published ways, which give figures that are not comparable.
+
+clean    The archive's own test set; valid is carved out of its train set; values are standardised by channel with mean and
+         standard deviation of the training part. Training series that also occur in test, or twice, are left out.
+linoss   As in the LinOSS and Log-NCDE repositories: both sets together without repeated series, raw values, 70/15/15 by JAX's
+         permutation.
+aussm    As in the AUSSM repository: both sets together, repeated series kept (so one may be in two splits), standardised with the
+         statistics of everything, test included; 70/15/15 by torch's random_split.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+
+from longscan.tasks._random import Draws
+from longscan.tasks.base import Split
+from longscan.tasks.timeseries import _threefry
+
+Protocol = Literal["clean", "linoss", "aussm"]
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Which series make which split, and how values are changed: (value - shift) / scale, a missing one being `fill` before that.
+
+    rows: indices into train + test. shift, scale, fill: (C,).
+    """
+
+    rows: dict[Split, np.ndarray]
+    shift: np.ndarray
+    scale: np.ndarray
+    fill: np.ndarray
+
+
+class Carving(NamedTuple):
+    """How valid is taken from train: by which seed, which share, of each class alike or not."""
+
+    seed: int
+    fraction: float
+    stratified: bool
+
+
+def clean(train: list[np.ndarray], test: list[np.ndarray], labels: np.ndarray, carving: Carving) -> Partition:
+    """The leak-free protocol. labels: (N,) int64 of train + test. ValueError where train is too small to give a valid set."""
+    seen = {_identity(series) for series in test}
+    kept = []
+    for row, series in enumerate(train):
+        if (identity := _identity(series)) not in seen:
+            seen.add(identity)
+            kept.append(row)
+    order = np.array(kept, np.int64)[Draws(("valid", carving.seed), 0).permutation(len(kept))]
+    if carving.stratified:
+        groups = [order[labels[order] == label] for label in np.unique(labels[order])]
+        valid = np.concatenate([group[: _share(len(group), carving.fraction)] for group in groups] or [order])
+    else:
+        valid = order[: _share(len(order), carving.fraction)]
+    training = np.setdiff1d(order, valid)
+    if not len(valid) or not len(training):
+        raise ValueError(f"valid_fraction: {len(kept)} training series are too few to take {carving.fraction:g} of them for valid")
+    rows: dict[Split, np.ndarray] = {
+        "train": training,
+        "valid": np.sort(valid),
+        "test": np.arange(len(train), len(train) + len(test)),
+    }
+    mean, std = _statistics([train[row] for row in training])
+    return Partition(rows, mean, std, mean)
+
+
+def linoss(series: list[np.ndarray], *, seed: int, order: Literal["sorted", "file"]) -> Partition:
+    """Raw values; the rows of `numpy.unique` (sorted), or in file order, permuted by the key chain of their training script.
+
+    key, _, _, _ = split(PRNGKey(seed), 4); key, _ = split(key); permutation(key, N), cut at int(.7 N) and int(.85 N).
+    """
+    first = {_identity(item): row for row, item in reversed(list(enumerate(series)))}
+    rows = np.array(sorted(first.values()))
+    if order == "sorted":
+        rows = rows[_lexicographic([series[row] for row in rows])]
+    key = _threefry.split(_threefry.split(_threefry.key_from_seed(seed), 4)[0])[0]
+    rows = rows[_threefry.permutation(key, len(rows))]
+    bounds = [int(len(rows) * 0.7), int(len(rows) * 0.85)]
+    parts = _three(rows, bounds)
+    channels = len(series[0])
+    return Partition(parts, np.zeros(channels), np.ones(channels), _statistics([series[row] for row in parts["train"]])[0])
+
+
+def aussm(series: list[np.ndarray], *, seed: int) -> Partition:
+    """Statistics of everything; the split of `torch.utils.data.random_split` into int(.7 N), int(.15 N) and the rest."""
+    count = len(series)
+    rows = torch.randperm(count, generator=torch.Generator().manual_seed(seed)).numpy()
+    mean, std = _statistics(series)
+    return Partition(_three(rows, [int(0.7 * count), int(0.7 * count) + int(0.15 * count)]), mean, std, mean)
+
+
+def _three(rows: np.ndarray, bounds: list[int]) -> dict[Split, np.ndarray]:
+    train, valid, test = np.split(rows, bounds)
+    if not len(train) or not len(valid):
+        raise ValueError(f"data_dir: {len(rows)} series are too few for a split 70/15/15")
+    return {"train": train, "valid": valid, "test": test}
+
+
+def _share(count: int, fraction: float) -> int:
+    """The nearest whole number, at least one of two or more, never all."""
+    return min(max(1, int(count * fraction + 0.5)), count - 1)
+
+
+def _identity(series: np.ndarray) -> tuple[int, bytes]:
+    return series.shape[1], series.astype(np.float32).tobytes()
+
+
+def _lexicographic(series: list[np.ndarray]) -> np.ndarray:
+    """The order of `numpy.unique` over float32 arrays (L, C); missing values and the end of a shorter series come last."""
+    longest = max(item.shape[1] for item in series)
+    padded = [np.pad(item, ((0, 0), (0, longest - item.shape[1])), constant_values=np.nan) for item in series]
+    keys = [np.nan_to_num(item, nan=np.inf).astype(np.float32).T.ravel().tolist() for item in padded]
+    return np.array(sorted(range(len(keys)), key=keys.__getitem__))
+
+
+def _statistics(series: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and unbiased standard deviation by channel over the values that are there; 0 without any, 1 without spread."""
+    values = np.concatenate(series, axis=1)
+    present = ~np.isnan(values)
+    count = present.sum(1)
+    mean = np.where(present, values, 0).sum(1) / np.maximum(count, 1)
+    spread = np.where(present, values - mean[:, None], 0)
+    std = np.sqrt((spread**2).sum(1) / np.maximum(count - 1, 1))
+    return mean, np.where(std > 0, std, 1.0)
