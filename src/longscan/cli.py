@@ -1,7 +1,7 @@
 """The command `longscan`: train, eval, predict, record, tasks, layers, report.
 
-Each command is a function of its words that returns an exit code. What a user can mend (a setting, a file, a directory) is said in one
-line on stderr with exit code 2; a run whose loss left the finite numbers ends with 1, an interrupted one with 130.
+Each command is a function of its words that returns an exit code. What a user can mend (a setting, a file, a directory) is said
+in one line on stderr with exit code 2; a run whose loss left the finite numbers ends with 1, an interrupted one with 130.
 """
 
 import csv
@@ -245,7 +245,9 @@ def _help() -> None:
     for name, command in COMMANDS.items():
         table.add_row(name, _first_line(command))
     out.print(table)
-    out.print("`longscan COMMAND --help` lists a command's words; `longscan train --task NAME --help` also the settings of a task.")
+    out.print(
+        "`longscan COMMAND --help` lists a command's words; `longscan train --task NAME --help` also the settings of a task."
+    )
 
 
 def _first_line(thing: object) -> str:

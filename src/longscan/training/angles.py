@@ -5,25 +5,27 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from longscan.layers import LAYERS
+from longscan.layers import AUSSM
 from longscan.tasks import Task
 
 
 @torch.no_grad()
 def symbol_angles(model: nn.Module, task: Task) -> dict[str, Any]:
-    """{layer name: {"symbols": [...], "theta": [[D * N angles in radians] for each symbol]}}; empty without AUSSM layers or tokens.
+    """{layer name: {"symbols": [...], "theta": [[D * N angles in radians] for each symbol]}}.
+
+    Empty for a model without AUSSM layers and for a task without symbols.
 
     A symbol's angle is the one at the first position of the sequence that holds this symbol alone: its embedding goes through the
     blocks below the layer and through the layer's own projection and convolution. What came before would add to it in general.
     """
-    layers = {name: module for name, module in model.named_modules() if isinstance(module, LAYERS["aussm"])}
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, AUSSM)}
     symbols = task.symbols
     if not layers or symbols is None:
         return {}
     seen: dict[str, Tensor] = {}
 
     def watch(name: str) -> Any:
-        def note(module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        def note(_: nn.Module, args: tuple[Tensor, ...]) -> None:
             seen[name] = args[0]
 
         return note

@@ -1,8 +1,9 @@
 """Checkpoints that a kill at any moment leaves usable: safetensors for tensors, JSON for the rest, nothing unpickled.
 
 A checkpoint is a folder: model.safetensors and config.json (what `SequenceModel.from_pretrained` reads), optimizer.safetensors,
-average.safetensors where there is an average, and state.json, which holds the CRC-32 of the other files. It is written under another
-name, flushed to the disk, and moved into place; for the moment between two renames the one before stands beside it as NAME.previous.
+average.safetensors where there is an average, and state.json, which holds the CRC-32 of the other files. It is written under
+another name, flushed to the disk, and moved into place; for the moment between two renames the one before stands beside it as
+NAME.previous.
 """
 
 import base64
@@ -96,7 +97,7 @@ def optimizer_tensors(optimizer: Optimizer, model: nn.Module) -> dict[str, Tenso
 
 
 def restore_optimizer(optimizer: Optimizer, model: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Put back what `optimizer_tensors` gave; `step` entries stay in float32, the others take the parameter's device and dtype."""
+    """Put back what `optimizer_tensors` gave; `step` stays in float32, the others take the parameter's device and dtype."""
     parameters = dict(model.named_parameters())
     for key, value in tensors.items():
         name, _, entry = key.rpartition("/")

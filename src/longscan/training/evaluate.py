@@ -87,7 +87,7 @@ def evaluate(
         if value.ndim:
             tables[name] = value.tolist()
         else:
-            values[name] = number(value.item())
+            values[name] = number(round(value.item(), 7))
     return Scores(total / count, values, tables)
 
 

@@ -1,4 +1,4 @@
-"""Training batches made ahead of time by a thread; since a batch is a pure function of its task and step, this changes no result."""
+"""Training batches made ahead of time by a thread; a batch is a pure function of its task and step, so this changes no result."""
 
 from collections import deque
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The log of a run in three forms: metrics.jsonl (the one that counts), metrics.csv and TensorBoard files made from the same rows."""
+"""The log of a run: metrics.jsonl, and the same rows as metrics.csv and as TensorBoard files."""
 
 import csv
 import json

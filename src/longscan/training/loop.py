@@ -1,54 +1,20 @@
-"""The training loop: one deterministic sequence of updates, validations and checkpoints, which a kill may cut and `resume` continues.
+"""`train`: opens the run's directory, takes the device, and has a `Trainer` bring the run to its end."""
 
-All that the rest of a run depends on is in checkpoints/last: weights, optimiser, average, step, generator states, the curriculum's
-length, the best validation. Batches and learning rates are functions of the step. The logs are cut back to the checkpoint's step.
-"""
-
-import json
 import shlex
-import signal
 import sys
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, PartialState
-from torch import Tensor, nn
 
-from longscan.models import SequenceModel
 from longscan.report import run_report
-from longscan.tasks import Batch
-from longscan.training.angles import symbol_angles
-from longscan.training.averaging import WeightAverage
-from longscan.training.checkpoint import (
-    find_checkpoint,
-    generator_states,
-    optimizer_tensors,
-    read_checkpoint,
-    read_tensors,
-    restore_generators,
-    restore_optimizer,
-    write_checkpoint,
-    write_tensors,
-)
-from longscan.training.evaluate import Scores, batch_score, evaluate, number, predict, scored_answers
-from longscan.training.lengths import LengthPlan
-from longscan.training.loader import Prefetcher
-from longscan.training.logs import Row, RunLog, read_rows
-from longscan.training.optim import build_optimizer, set_learning_rate
-from longscan.training.parsing import one_line
-from longscan.training.progress import ProgressView
-from longscan.training.records import describe_run
-from longscan.training.run import Run, build_model, clear_run, holds_run, load_weights, write_settings, write_text
-from longscan.training.schedule import learning_rate
+from longscan.training.run import Run, clear_run, holds_run
 from longscan.training.settings import SettingError, Settings, TrainingSettings, refuse
+from longscan.training.trainer import Trainer
 
 MAY_CHANGE = ("steps", "checkpoint_every", "device", "threads", "prefetch")
 
@@ -67,18 +33,20 @@ def train(
     Args:
         settings: all that decides the result.
         out: directory of the run, made if need be.
-        resume: go on from the last checkpoint in `out`, or from the start where a kill came before the first. Settings must be those
-            of the run, but for steps, checkpoint_every, device, threads and prefetch. A run that is over is left as it is.
+        resume: go on from the last checkpoint in `out`, or from the start where a kill came before the first. Settings must be
+            those of the run, but for steps, checkpoint_every, device, threads and prefetch. A run that is over is left as it is.
         overwrite: remove the run that `out` holds.
         progress: show a progress bar (in a terminal) or a line for each validation on stderr.
         command: what result.json gives as the command; the process's own words where None.
 
-    Returns the run, whose `result["status"]` is "finished", or "failed" where the loss left the finite numbers. Raises SettingError for
-    settings that can not be met, KeyboardInterrupt after a checkpoint where the process was asked to stop (SIGINT, SIGTERM).
+    Returns the run, whose `result["status"]` is "finished", or "failed" where the loss left the finite numbers. Raises
+    SettingError for settings that can not be met, KeyboardInterrupt after a checkpoint where the process was asked to stop
+    (SIGINT, SIGTERM).
     """
     folder = Path(out)
     settings = _open_folder(folder, settings, resume=resume, overwrite=overwrite)
     if resume and _is_over(folder, settings):
+        run_report(folder)
         return Run(folder)
     threads = torch.get_num_threads()
     if settings.training.threads:
@@ -111,7 +79,9 @@ def _same_settings(started: dict[str, Any], given: dict[str, Any], folder: Path)
         for name, value in settings.items():
             free = section == "about" or (section == "training" and name in MAY_CHANGE)
             if not free and given[section].get(name) != value:
-                raise SettingError(f"{section}.{name}: got {given[section].get(name)!r} with --resume, needed {value!r} as in {folder}")
+                raise SettingError(
+                    f"{section}.{name}: got {given[section].get(name)!r} with --resume, needed {value!r} as in {folder}"
+                )
 
 
 def _is_over(folder: Path, settings: Settings) -> bool:
@@ -129,7 +99,9 @@ def _accelerator(training: TrainingSettings) -> Iterator[Accelerator]:
     if training.device == "mps" and not torch.backends.mps.is_available():
         raise refuse("training.device", "mps", "cpu or auto, as torch finds no Apple GPU here")
     accelerator = Accelerator(
-        cpu=training.device == "cpu", mixed_precision="bf16" if training.precision == "bfloat16" else "no", step_scheduler_with_optimizer=False
+        cpu=training.device == "cpu",
+        mixed_precision="bf16" if training.precision == "bfloat16" else "no",
+        step_scheduler_with_optimizer=False,
     )
     try:
         yield accelerator
@@ -137,289 +109,3 @@ def _accelerator(training: TrainingSettings) -> Iterator[Accelerator]:
         if accelerator.num_processes == 1:
             AcceleratorState._reset_state()
             PartialState._reset_state()
-
-
-@dataclass
-class Progress:
-    """Where a run stands; all of it is saved. best and valid: validation scores by what was scored ("last", "average")."""
-
-    step: int = 0
-    seconds: float = 0.0
-    longest: int = 0
-    waited: int = 0
-    averaged: int = 0
-    best: dict[str, Any] | None = None
-    valid: dict[str, float | None] = field(default_factory=dict)
-    failed: str | None = None
-    stopped_early: bool = False
-
-
-class Trainer:
-    """One run in one process (of several, under torchrun): the state that `train` moves forward."""
-
-    def __init__(self, settings: Settings, folder: Path, accelerator: Accelerator, command: str, *, progress: bool) -> None:
-        self.settings, self.task, self.training = settings, settings.task, settings.training
-        self.folder, self.accelerator, self.command = folder, accelerator, command
-        self.is_main: bool = accelerator.is_main_process
-        self.shows = progress and self.is_main
-        torch.manual_seed(self.training.seed)
-        self.model: SequenceModel = build_model(settings).to(accelerator.device)
-        self._try_batch()
-        self.optimizer = build_optimizer(self.model, self.training)
-        self.average = WeightAverage(self.model, self.training.average)
-        self.lengths = LengthPlan(settings)
-        self.at = Progress(longest=self.lengths.longest)
-        self.wrapped: nn.Module = accelerator.prepare_model(self.model) if accelerator.num_processes > 1 else self.model
-        self.finite = torch.ones((), dtype=torch.bool, device=accelerator.device)
-        self.asked_to_stop = False
-
-    def _try_batch(self) -> None:
-        """Meet the data once before anything is written, so that what is wrong with it is a line and not a failed run."""
-        try:
-            self.task.batch("train", 0, self.training.batch_size, self.settings.data_seed)
-        except (ValueError, OSError) as error:
-            raise SettingError(f"task {self.task.name}: {one_line(error)}") from error
-        for split, setting in (("valid", "eval_batches"), ("test", "test_batches")):
-            if self.task.size(split) is None and not getattr(self.training, setting):
-                raise refuse(f"training.{setting}", 0, f"a number of batches, as split {split} of {self.task.name} is endless")
-
-    def run(self) -> None:
-        """From where the run stands to its end."""
-        last = find_checkpoint(self.folder / "checkpoints" / "last")
-        if last is not None:
-            self._restore(last)
-        if self.is_main:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            write_settings(self.folder, self.settings)
-            (self.folder / "result.json").unlink(missing_ok=True)
-        self.described = describe_run(self.settings, self.model, self.accelerator.device, self.command)
-        self.clock = time.perf_counter() - self.at.seconds
-        rows = [row for row in read_rows(self.folder / "metrics.jsonl") if row["step"] <= self.at.step and row["split"] != "test"]
-        self.log = RunLog(self.folder, self._columns(), rows) if self.is_main else None
-        view = ProgressView(self.training.steps, self.at.step, self.task.metric, shown=self.shows)
-        batches = Prefetcher(
-            self.lengths.task,
-            self.training.batch_size,
-            self.settings.data_seed,
-            depth=self.training.prefetch,
-            pin=self.accelerator.device.type == "cuda",
-        )
-        with view as self.view, batches, self._stop_signals():
-            while self.at.step < self.training.steps and not self.at.stopped_early and self.at.failed is None:
-                self._update(batches.get(self.at.step))
-                if self.asked_to_stop:
-                    self._save()
-                    raise KeyboardInterrupt
-        self._finish()
-        if self.log is not None:
-            self.log.close()
-
-    def _columns(self) -> list[str]:
-        names = dict.fromkeys(name for split in self.task.splits for name, metric in self.task.metrics(split).items() if name != "confusion")
-        extra = ["average_loss", *(f"average_{name}" for name in names)] if self.training.average else []
-        return ["step", "split", "loss", *names, *extra, "lr", "grad_norm", "max_length", "seconds"]
-
-    # One update, and what may follow it.
-
-    def _update(self, batch: Batch) -> None:
-        training = self.training
-        whole, batch = batch, self._share(batch).to(self.accelerator.device)
-        rate = learning_rate(self.at.step, training)
-        set_learning_rate(self.optimizer, rate)
-        with self.accelerator.autocast():
-            output = predict(self.wrapped, batch)
-        loss = self.task.loss(output, batch, training.loss_reduction) * self._loss_factor(whole, batch)
-        self.accelerator.backward(loss)
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), training.clip or float("inf"))
-        self.finite &= torch.isfinite(norm) & torch.isfinite(loss.detach())
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        self.at.step += 1
-        if training.average and self.at.step > training.average_start * training.steps:
-            self.average.update()
-        self._after_update(output.detach(), batch, rate, norm)
-
-    def _share(self, batch: Batch) -> Batch:
-        """The rows of this process: every n-th of the batch, so that any number of processes sees the same data."""
-        first, every = self.accelerator.process_index, self.accelerator.num_processes
-        if every == 1:
-            return batch
-        return Batch(*(None if part is None else part[first::every] for part in batch))  # type: ignore[arg-type]
-
-    def _loss_factor(self, whole: Batch, share: Batch) -> float:
-        """What makes the mean of the processes' gradients the gradient of the whole batch's loss."""
-        processes: int = self.accelerator.num_processes
-        if processes == 1 or self.training.loss_reduction == "sum":
-            return processes
-        return processes * float(scored_answers(share, self.task)) / float(scored_answers(whole, self.task))
-
-    def _after_update(self, output: Tensor, batch: Batch, rate: float, norm: Tensor) -> None:
-        training, step = self.training, self.at.step
-        final = step == training.steps
-        logs, looks = step % training.log_every == 0 or step == 1 or final, self.lengths.looks_at(step)
-        evaluates = final or bool(training.eval_every and step % training.eval_every == 0)
-        saves = evaluates or bool(training.checkpoint_every and step % training.checkpoint_every == 0)
-        if (logs or saves) and not bool(self.finite):
-            self.at.failed = f"the loss or its gradient was no finite number by step {step}"
-            return
-        score = batch_score(self.task, output, batch) if logs or looks else 0.0
-        if logs:
-            row: Row = {"loss": number(self.task.loss(output, batch).item()), self.task.metric: number(score), "lr": rate}
-            row["grad_norm"] = number(norm.item())
-            if self.lengths.longest:
-                row["max_length"] = self.lengths.longest
-            self._log("train", row)
-        if looks:
-            self.lengths.score(score)
-            self.at.longest = self.lengths.longest
-        if evaluates:
-            self._validate()
-        if saves:
-            self._save()
-        self.view.step(step)
-
-    def _log(self, split: str, row: Row) -> None:
-        row = {"step": self.at.step, "split": split, **row, "seconds": round(time.perf_counter() - self.clock, 3)}
-        if self.log is not None:
-            self.log.add(row)
-        self.view.row(row)
-
-    def _scores(self, split: Any) -> Scores:
-        return evaluate(
-            self.model,
-            self.task,
-            split,
-            batch_size=self.training.batch_size,
-            seed=self.settings.data_seed,
-            max_batches=self.training.test_batches if split == "test" else self.training.eval_batches,
-            autocast=self.accelerator.autocast,
-        )
-
-    def _validate(self) -> None:
-        """Score the weights, and their average, on validation; note the best and how long ago it was."""
-        scores = self._scores("valid")
-        row: Row = {"loss": number(scores.loss), **scores.values}
-        self.at.valid = {"last": scores.values[self.task.metric]}
-        if self.average.count:
-            with self.average.applied():
-                averaged = self._scores("valid")
-            row |= {"average_loss": number(averaged.loss)} | {f"average_{name}": value for name, value in averaged.values.items()}
-            self.at.valid["average"] = averaged.values[self.task.metric]
-        self._log("valid", row)
-        if self._improves(scores):
-            self.at.best = {"step": self.at.step, "value": scores.values[self.task.metric], "loss": number(scores.loss)}
-            self.at.waited = 0
-            if self.is_main:
-                self._write("best")
-        else:
-            self.at.waited += 1
-            self.at.stopped_early = bool(self.training.patience) and self.at.waited >= self.training.patience
-
-    def _improves(self, scores: Scores) -> bool:
-        """Whether this validation beats the best; between equal metrics the smaller loss wins."""
-        value, best = scores.values[self.task.metric], self.at.best
-        if value is None or best is None or best["value"] is None:
-            return value is not None or best is None
-        sign = 1 if self.task.higher_is_better else -1
-        return (sign * value, -scores.loss) > (sign * best["value"], -best["loss"])
-
-    # Checkpoints.
-
-    def _write(self, name: str) -> None:
-        write_checkpoint(self.folder / "checkpoints" / name, self.model.save_pretrained, {"step": self.at.step, "best": self.at.best})
-
-    def _save(self) -> None:
-        """Checkpoint "last", after which the logs hold nothing that a resumed run would write again."""
-        if not self.is_main:
-            return
-        self.at.seconds = time.perf_counter() - self.clock
-        self.at.averaged = self.average.count
-        if self.log is not None:
-            self.log.flush()
-
-        def write(folder: Path) -> None:
-            self.model.save_pretrained(folder)
-            write_tensors(folder / "optimizer.safetensors", optimizer_tensors(self.optimizer, self.model))
-            if self.average.count:
-                write_tensors(folder / "average.safetensors", self.average.weights)
-
-        state = {**vars(self.at), "generators": generator_states(), "lr": self.optimizer.param_groups[0]["lr"]}
-        write_checkpoint(self.folder / "checkpoints" / "last", write, state)
-
-    def _restore(self, folder: Path) -> None:
-        state = read_checkpoint(folder)
-        load_weights(self.model, folder)
-        try:
-            self.at = Progress(**{name: state[name] for name in vars(self.at)})
-            restore_optimizer(self.optimizer, self.model, read_tensors(folder / "optimizer.safetensors"))
-            if self.at.averaged:
-                self.average.restore(read_tensors(folder / "average.safetensors"), self.at.averaged)
-            restore_generators(state["generators"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise SettingError(f"{folder}: damaged ({one_line(error)}), needed the checkpoint that training wrote") from None
-        self.lengths.longest = self.at.longest
-
-    # The end.
-
-    def _finish(self) -> None:
-        """Choose the weights, test them, write result.json, angles.json and report.html."""
-        result = {**self.described, "steps": self.at.step, "status": "finished", "stopped_early": self.at.stopped_early}
-        result |= {"value": None, "scaled": None, "selected": None, "confusion": None, "by_length": None, "test": None}
-        result["valid"] = {**self.at.valid, "best": self.at.best and self.at.best["value"]}
-        constant = self.task.constant_score("test")
-        result |= {"constant": constant, "constant_scaled": self.task.scaled(constant)}
-        if self.at.failed is not None:
-            result |= {"status": "failed", "failure": self.at.failed}
-        else:
-            self._select()
-            scores = self._scores("test")
-            self._log("test", {"loss": number(scores.loss), **scores.values})
-            value = scores.values[self.task.metric]
-            lengths = {name.split("/", 1)[1]: v for name, v in scores.values.items() if name.startswith(f"{self.task.metric}/")}
-            result |= {
-                "value": value,
-                "scaled": None if value is None else self.task.scaled(value),
-                "selected": self.training.select,
-                "confusion": scores.tables.get("confusion"),
-                "by_length": lengths or None,
-                "test": {"loss": number(scores.loss), **scores.values},
-            }
-        result["seconds"] = round(time.perf_counter() - self.clock, 3)
-        if self.is_main:
-            angles = symbol_angles(self.model, self.task) if self.at.failed is None else {}
-            if angles:
-                write_text(self.folder / "angles.json", json.dumps(angles))
-            write_text(self.folder / "result.json", json.dumps(result, indent=1))
-            run_report(self.folder)
-
-    def _select(self) -> None:
-        """Put the weights that the run ends with into the model."""
-        if self.training.select == "best":
-            self.accelerator.wait_for_everyone()
-            folder = find_checkpoint(self.folder / "checkpoints" / "best")
-            assert folder is not None, "a finished run was validated at its last step"
-            load_weights(self.model, folder)
-        elif self.training.select == "average":
-            parameters = dict(self.model.named_parameters())
-            with torch.no_grad():
-                for name, value in self.average.weights.items():
-                    parameters[name].copy_(value)
-            if self.is_main:
-                self._write("average")
-
-    @contextmanager
-    def _stop_signals(self) -> Iterator[None]:
-        """Within the block, SIGINT and SIGTERM ask for a checkpoint and a stop after the present step."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def ask(number: int, frame: FrameType | None) -> None:
-            self.asked_to_stop = True
-
-        before = {name: signal.signal(name, ask) for name in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for name, handler in before.items():
-                signal.signal(name, handler)

@@ -10,7 +10,7 @@ from longscan.training.settings import TrainingSettings
 def build_optimizer(model: nn.Module, settings: TrainingSettings) -> AdamW:
     """AdamW over the trainable parameters of `model`, one group for each pair of learning-rate scale and decay.
 
-    The scale is the declared one times `lr_scale` of the parameter's role; a group keeps it under "scale", for `set_learning_rate`.
+    The scale is the declared one times `lr_scale` of the parameter's role; a group keeps it as "scale", for `set_learning_rate`.
     """
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for parameter in model.parameters():
@@ -20,7 +20,10 @@ def build_optimizer(model: nn.Module, settings: TrainingSettings) -> AdamW:
             decay = settings.weight_decay if mark.decay or settings.decay_all else 0.0
             groups.setdefault((scale, decay), []).append(parameter)
     return AdamW(
-        [{"params": members, "scale": scale, "weight_decay": decay} for (scale, decay), members in sorted(groups.items(), key=_first)],
+        [
+            {"params": members, "scale": scale, "weight_decay": decay}
+            for (scale, decay), members in sorted(groups.items(), key=_first)
+        ],
         lr=settings.lr,
         betas=settings.betas,
         fused=True,

@@ -1,4 +1,4 @@
-"""Settings from YAML files and command-line words, by jsonargparse; the task's name is read first, so that only its class is asked.
+"""Settings from YAML files and command-line words, by jsonargparse; the task's name comes first, so that only its class is asked.
 
 `parse_settings(["--config", "recipes/x.yaml", "--model.d_model", "64"])` gives the `Settings`; every refusal is a `SettingError`.
 """
@@ -31,7 +31,9 @@ class _Loader(yaml.SafeLoader):
     """YAML in which 1e-3 is a number, as version 1.2 of the standard has it."""
 
 
-_Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789"))
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,9 @@ def _split_words(words: Sequence[str]) -> tuple[list[str], list[str], str | None
         elif word.startswith(BLOCK_OPTION):
             letter, dot, option = word.removeprefix(BLOCK_OPTION).partition(".")
             if not (letter and dot and option):
-                raise refuse("model.block_options", word, "a letter and an option, for example --model.block_options.a.phase_dt true")
+                raise refuse(
+                    "model.block_options", word, "a letter and an option, for example --model.block_options.a.phase_dt true"
+                )
             options.setdefault(letter, {})[option] = yaml.load(value, Loader=_Loader)
         else:
             name = value
@@ -112,7 +116,7 @@ def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 
 def task_class(name: str | None) -> type[Task]:
     """The task registered under a name; SettingError listing the names where there is none."""
-    if name not in TASKS:
+    if name is None or name not in TASKS:
         raise refuse("task.name", name, f"one of {', '.join(sorted(TASKS))}")
     return TASKS[name]
 
@@ -161,8 +165,9 @@ def parse_settings(words: Sequence[str], command: ArgumentParser | None = None, 
     if configs and parsed.about.recipe is None:
         parsed.about.recipe = configs[-1]
     parsed.task.pop("name")
-    chosen = {section: getattr(parser.instantiate(Namespace({section: parsed[section]})), section) for section in SECTIONS}
-    return Parsed(Settings(task=build_task(kind, parsed.task.as_dict()), **chosen), parsed)
+    task = build_task(kind, parsed.pop("task").as_dict())
+    made = parser.instantiate(parsed)
+    return Parsed(Settings(task=task, model=made.model, training=made.training, about=made.about), parsed)
 
 
 def build_task(kind: type[Task], options: dict[str, Any]) -> Task:
@@ -210,7 +215,14 @@ def unknown_setting(path: str, kind: Any) -> SettingError:
     return SettingError(f"{path}: unknown setting; {hint}needed one of {', '.join(names)}")
 
 
-_NAMES = {"float": "a number", "int": "a whole number", "bool": "true or false", "str": "text", "dict": "a mapping", "list": "a list"}
+_NAMES = {
+    "float": "a number",
+    "int": "a whole number",
+    "bool": "true or false",
+    "str": "text",
+    "dict": "a mapping",
+    "list": "a list",
+}
 
 
 def explain(message: str, kind: type[Task] | None = None) -> str:
@@ -226,7 +238,9 @@ def explain(message: str, kind: type[Task] | None = None) -> str:
         if word.startswith("--") and rest and owner:
             return str(unknown_setting(path, owner))
         return f"{word}: unknown argument; `--help` lists the arguments that exist"
-    if typed := re.search(r'Parser key "(?P<key>[^"]+)":\s+Expected an? (?P<type>.*)\. Got value: (?P<got>.*)', message, re.DOTALL):
+    if typed := re.search(
+        r'Parser key "(?P<key>[^"]+)":\s+Expected an? (?P<type>.*)\. Got value: (?P<got>.*)', message, re.DOTALL
+    ):
         needed = re.sub(r"<class '(\w+)'>", lambda match: _NAMES.get(match[1], match[1]), typed["type"])
         needed = re.sub(r"typing\.Literal\[(.*)\]", lambda match: f"one of {match[1]}".replace("'", ""), needed)
         return f"{typed['key']}: got {typed['got'].strip()!r}, needed {needed}"

@@ -71,7 +71,9 @@ def commit() -> str:
 
 
 def _git(folder: Path, *words: str) -> str:
-    return subprocess.run(["git", "-C", str(folder), *words], check=True, capture_output=True, text=True, timeout=10).stdout.strip()
+    return subprocess.run(
+        ["git", "-C", str(folder), *words], check=True, capture_output=True, text=True, timeout=10
+    ).stdout.strip()
 
 
 def result_row(run: Run) -> dict[str, Any]:
@@ -81,7 +83,20 @@ def result_row(run: Run) -> dict[str, Any]:
         raise SettingError(f"{run.folder}: its run is not over, so there is no result to record")
     about = run.settings.about
     same = ("task", "suite", "spec", "seed", "metric", "value", "scaled", "constant", "constant_scaled")
-    rest = ("steps", "seconds", "device", "params", "commit", "date", "status", "command", "by_length", "selected", "valid", "versions")
+    rest = (
+        "steps",
+        "seconds",
+        "device",
+        "params",
+        "commit",
+        "date",
+        "status",
+        "command",
+        "by_length",
+        "selected",
+        "valid",
+        "versions",
+    )
     return {
         "paper": about.paper,
         "model": about.model or result["spec"],
@@ -94,7 +109,7 @@ def result_row(run: Run) -> dict[str, Any]:
 
 
 def record_run(run: Run, target: str | Path) -> None:
-    """Append the run's row to a JSON Lines file in a folder called `runs`. Raises SettingError where the row or the place is no good."""
+    """Append the run's row to a JSON Lines file in a folder called `runs`; SettingError where the row or the place is no good."""
     row = result_row(run)
     try:
         append_record(target, row)

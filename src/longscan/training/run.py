@@ -21,6 +21,7 @@ from longscan.training.parsing import load_settings, one_line
 from longscan.training.settings import SettingError, Settings, refuse
 
 SETTINGS = "settings.yaml"
+STREAM_BATCHES = 100  # of an endless split, where the settings give no number
 _FILES = (SETTINGS, "metrics.jsonl", "metrics.csv", "result.json", "angles.json", "report.html")
 _FOLDERS = ("tensorboard", "checkpoints")
 
@@ -30,7 +31,9 @@ def build_model(settings: Settings) -> SequenceModel:
     task, model = settings.task, settings.model
     pooling = ("none" if task.per_step else "mean") if model.pooling == "auto" else model.pooling
     if (pooling == "none") != task.per_step:
-        needed = "none, as the task wants an answer at every step" if task.per_step else "mean or last, as the task wants one answer"
+        needed = (
+            "none, as the task wants an answer at every step" if task.per_step else "mean or last, as the task wants one answer"
+        )
         raise refuse("model.pooling", pooling, needed)
     try:
         return SequenceModel.from_spec(
@@ -98,9 +101,7 @@ class Run:
         training = settings.training
         if split not in settings.task.splits:
             raise refuse("split", split, f"one of {', '.join(settings.task.splits)}")
-        limit = {"valid": training.eval_batches, "test": training.test_batches}.get(split, training.eval_batches)
-        if not limit and settings.task.size(split) is None:
-            limit = 100
+        limit = training.max_batches(split) or (0 if settings.task.size(split) is not None else STREAM_BATCHES)
         model = self.model(which).to(device)
         return evaluate(model, settings.task, split, batch_size=training.batch_size, seed=settings.data_seed, max_batches=limit)
 

@@ -1,7 +1,7 @@
 """What a run is made of: task, model and training settings, as frozen dataclasses that check their own values.
 
-A `Settings` object and a recipe (YAML) are two spellings of one thing: `Settings.as_dict` and `longscan.training.parsing` go from one
-to the other. Every refusal is a `SettingError` whose message is one line: the setting, what came, what was needed.
+A `Settings` object and a recipe (YAML) are two spellings of one thing: `Settings.as_dict` and `longscan.training.parsing` go from
+one to the other. Every refusal is a `SettingError` whose message is one line: the setting, what came, what was needed.
 """
 
 from collections.abc import Callable
@@ -10,6 +10,7 @@ from math import isfinite
 from typing import Any, Literal
 
 from longscan.tasks import Task
+from longscan.tasks.base import Split
 
 
 class SettingError(ValueError):
@@ -129,7 +130,9 @@ class LateLengthSettings:
         rules = {"share": _FRACTION, "start": _FRACTION, "shortest": _COUNT, "longest": _COUNT}
         _check("training.late_lengths", self, rules)
         if self.shortest > self.longest:
-            raise refuse("training.late_lengths.shortest", self.shortest, f"at most training.late_lengths.longest ({self.longest})")
+            raise refuse(
+                "training.late_lengths.shortest", self.shortest, f"at most training.late_lengths.longest ({self.longest})"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +147,7 @@ class TrainingSettings:
         betas: AdamW's two decay rates.
         weight_decay: decoupled weight decay of the parameters that declare decay.
         decay_all: also decay parameters that ask for none (the AUSSM repository's training does).
-        lr_scale: factor on the learning rate by parameter role (ssm, selector, dense, norm, embedding), on top of the declared one.
+        lr_scale: factor on the learning rate by role (ssm, selector, dense, norm, embedding), on top of a parameter's own.
         schedule: learning rate over the steps: constant, cosine down to lr_min, or cosine with warm restarts.
         warmup: steps of linear warm-up.
         cooldown: last steps over which the rate falls linearly to 0.
@@ -215,7 +218,10 @@ class TrainingSettings:
                 "batch_size": _COUNT,
                 "optimizer": _choice("adamw"),
                 "lr": _POSITIVE,
-                "betas": (lambda betas: len(betas) == 2 and all(0 <= beta < 1 for beta in betas), "two numbers from 0 to below 1"),
+                "betas": (
+                    lambda betas: len(betas) == 2 and all(0 <= beta < 1 for beta in betas),
+                    "two numbers from 0 to below 1",
+                ),
                 "weight_decay": _NOT_NEGATIVE,
                 "lr_scale": (
                     lambda scales: set(scales) <= set(ROLES) and all(isfinite(s) and s >= 0 for s in scales.values()),
@@ -249,11 +255,17 @@ class TrainingSettings:
         if self.schedule != "constant" and self.lr_min > self.lr:
             raise refuse("training.lr_min", self.lr_min, f"at most lr ({self.lr})")
         if self.warmup + self.cooldown > self.steps:
-            raise refuse("training.warmup", self.warmup, f"warmup and cooldown ({self.cooldown}) together within steps ({self.steps})")
+            raise refuse(
+                "training.warmup", self.warmup, f"warmup and cooldown ({self.cooldown}) together within steps ({self.steps})"
+            )
         if self.select == "average" and not self.average:
             raise refuse("training.select", self.select, "training.average above 0, or select last or best")
         if self.patience and not self.eval_every:
             raise refuse("training.patience", self.patience, "eval_every above 0")
+
+    def max_batches(self, split: Split) -> int:
+        """Batches in an evaluation on a split; 0 stands for all of them."""
+        return self.test_batches if split == "test" else self.eval_batches
 
 
 ROLES = ("ssm", "selector", "dense", "norm", "embedding")
@@ -300,7 +312,9 @@ class Settings:
                 try:
                     self.task.at_length(length)
                 except ValueError as error:
-                    raise refuse(f"training.curriculum.{setting}", length, f"a length that the task can train at ({error})") from None
+                    raise refuse(
+                        f"training.curriculum.{setting}", length, f"a length that the task can train at ({error})"
+                    ) from None
         if late.share and "train_lengths" not in {f.name for f in fields(self.task)}:
             raise refuse("training.late_lengths.share", late.share, f"0, as task {self.task.name} has no train_lengths")
 
