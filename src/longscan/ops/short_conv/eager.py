@@ -16,7 +16,8 @@ def _predecessors(flags: Tensor, taps: int) -> Tensor:
     batch, length = flags.shape
     steps = torch.arange(taps, taps + length, device=flags.device)
     latest = torch.where(flags == INVALID, taps - 1, steps).cummax(1).values  # state entries are places 1..K-1
-    before = torch.cat([torch.full_like(latest[:, :1], taps - 1), latest[:, :-1]], 1)
+    newest_state = torch.full((batch, min(length, 1)), taps - 1, device=flags.device)
+    before = torch.cat([newest_state, latest[:, :-1]], 1)
     state = (torch.arange(taps, device=flags.device) - 1).clamp(min=0).expand(batch, taps)
     return torch.cat([state, torch.where(flags == RESET, 0, before)], 1)
 
@@ -37,8 +38,8 @@ def short_conv(
         inputs = torch.cat([zero, initial_state.transpose(1, 2), u], 1)
         previous = _predecessors(flags, taps)
         place = torch.arange(taps, taps + length, device=u.device).expand(batch, length)
-        last = torch.where(flags == INVALID, taps - 1, place)
-        last = torch.cat([torch.full_like(last[:, :1], taps - 1), last], 1).amax(1, keepdim=True)
+        newest_state = torch.full((batch, 1), taps - 1, device=u.device)
+        last = torch.cat([newest_state, torch.where(flags == INVALID, taps - 1, place)], 1).amax(1, keepdim=True)
         y = u * weight[:, -1]
         entries: list[Tensor] = []
         for k in range(taps - 2, -1, -1):
