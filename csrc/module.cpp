@@ -58,6 +58,7 @@ NB_MODULE(_native, module) {
   module.attr("openmp") = false;
 #endif
   bind_math_probe(module);
+  bind_selective_scan(module);
 #if defined(LONGSCAN_UNITARY_SCAN)
   bind_unitary_scan(module);
 #endif

@@ -136,22 +136,6 @@ template <class T> INLINE Vec<T> round(Vec<T> x) {
   return shifted - ROUNDING<T>;
 }
 
-// x * 2^n for integers n held as T, |n| below twice the exponent range.
-#if defined(__AVX512F__)
-INLINE Floats scale(Floats x, Floats n) { return (Floats)_mm512_scalef_ps((__m512)x, (__m512)n); }
-INLINE Doubles scale(Doubles x, Doubles n) { return (Doubles)_mm512_scalef_pd((__m512d)x, (__m512d)n); }
-#else
-template <class T> INLINE Vec<T> scale_by(Vec<T> x, Vec<T> n) {
-  constexpr int mantissa = sizeof(T) == 4 ? 23 : 52, bias = sizeof(T) == 4 ? 127 : 1023;
-  // In two halves: 2^n alone over- or underflows at the ends of the range.
-  IntVec<T> whole = bits<IntVec<T>>(n + ROUNDING<T>) - bits<IntVec<T>>(broadcast<T>(ROUNDING<T>));
-  IntVec<T> half = whole >> 1;
-  return x * bits<Vec<T>>((half + bias) << mantissa) * bits<Vec<T>>((whole - half + bias) << mantissa);
-}
-INLINE Floats scale(Floats x, Floats n) { return scale_by<float>(x, n); }
-INLINE Doubles scale(Doubles x, Doubles n) { return scale_by<double>(x, n); }
-#endif
-
 // ---------------------------------------------------------------------------------------------- exponentials
 
 // c[0] + c[1] x + c[2] x^2 + ..., Horner
@@ -162,15 +146,14 @@ template <class T, int terms> INLINE Vec<T> polynomial(Vec<T> x, const T (&c)[te
   return p;
 }
 
-// 2^x from x = n + r with |r| <= 1/2
-template <class T> INLINE Vec<T> exp2_fraction(Vec<T> r);
-template <> INLINE Floats exp2_fraction<float>(Floats r) {
-  constexpr float c[] = {1.0f,           0.693147182f,    0.240226462f,    0.0555032333f,
+// 2^r for |r| <= 1/2; exactly 1 at 0
+INLINE Floats exp2_fraction(Floats r) {
+  constexpr float c[] = {1.0f,           0.693147182f,   0.240226462f,   0.0555032333f,
                          0.00961834751f, 0.00133988655f, 0.000154036229f};
   return polynomial<float>(r, c);
 }
-template <> INLINE Doubles exp2_fraction<double>(Doubles r) {
-  // Taylor: ln(2)^k / k!; the term left out is below 1e-18 for |r| <= 1/2
+INLINE Doubles exp2_fraction(Doubles r) {
+  // Taylor: ln(2)^k / k!; the term left out is below 1e-18
   constexpr double c[] = {1.0,
                           0.6931471805599453,
                           0.24022650695910072,
@@ -188,27 +171,82 @@ template <> INLINE Doubles exp2_fraction<double>(Doubles r) {
   return polynomial<double>(r, c);
 }
 
-// Bounds of the exponent of 2: the result is 0 below, inf above.
-template <class T> constexpr T EXP2_LOW = sizeof(T) == 4 ? T(-152) : T(-1078);
+// Bounds on the exponent of 2: the result is 0 at the lower, inf at the upper.
+#if defined(__AVX512F__)
+template <class T> constexpr T EXP2_LOW = sizeof(T) == 4 ? T(-152) : T(-1080);  // passes through the subnormal numbers
+#else
+template <class T> constexpr T EXP2_LOW = sizeof(T) == 4 ? T(-126) : T(-1022);
+#endif
 template <class T> constexpr T EXP2_HIGH = sizeof(T) == 4 ? T(129) : T(1025);
+template <class T> INLINE Vec<T> clamp(Vec<T> x, T low, T high) { return min(broadcast<T>(high), max(broadcast<T>(low), x)); }
+
+// 2^(n + r) for |r| <= 1/2 and an integer n within the bounds above, given as n + ROUNDING.
+#if defined(__AVX512F__)
+INLINE Floats exp2_parts(Floats r, Floats shifted) {
+  return (Floats)_mm512_scalef_ps((__m512)exp2_fraction(r), (__m512)(shifted - ROUNDING<float>));
+}
+INLINE Doubles exp2_parts(Doubles r, Doubles shifted) {
+  return (Doubles)_mm512_scalef_pd((__m512d)exp2_fraction(r), (__m512d)(shifted - ROUNDING<double>));
+}
+#else
+template <class V> INLINE V exp2_parts(V r, V shifted) {
+  // 2^(n-1) built from exponent bits (0 for the lowest n, inf for the highest), times twice the fraction's power: 2^128 alone
+  // would overflow.
+  using T = decltype(shifted[0] + shifted[0]);
+  constexpr int mantissa = sizeof(T) == 4 ? 23 : 52, bias = sizeof(T) == 4 ? 127 : 1023;
+  IntVec<T> n = bits<IntVec<T>>(shifted) - bits<IntVec<T>>(broadcast<T>(ROUNDING<T>));
+  V power = exp2_fraction(r);
+  return (power + power) * bits<V>((n + (bias - 1)) << mantissa);
+}
+#endif
 
 template <class T> INLINE Vec<T> exp2_any(Vec<T> x) {
-  x = min(broadcast<T>(EXP2_HIGH<T>), max(broadcast<T>(EXP2_LOW<T>), x));
-  Vec<T> n = round<T>(x);
-  return scale(exp2_fraction<T>(x - n), n);
+  x = clamp<T>(x, EXP2_LOW<T>, EXP2_HIGH<T>);
+  Vec<T> shifted = x + ROUNDING<T>;
+  return exp2_parts(x - (shifted - ROUNDING<T>), shifted);
 }
-INLINE Floats exp2(Floats x) { return exp2_any<float>(x); }
 INLINE Doubles exp2(Doubles x) { return exp2_any<double>(x); }
+#if defined(__AVX512F__)
+// The same from a table of 2^(i/16), which one register holds: x = n + r, n a multiple of 1/16 and |r| <= 1/32. The linear
+// coefficient is ln 2 itself, not a minimax one: an error that grows with r would shift every slow decay the same way and add up
+// over a scan. No clamp is needed for |x| < 2^80 (the error of r is swallowed by a result of 0 or inf).
+INLINE Floats exp2_table(Floats x) {
+  alignas(64) static constexpr float table[16] = {
+      1.0f, 1.04427373f, 1.09050775f, 1.13878858f, 1.18920708f, 1.24185777f, 1.29683959f, 1.35425556f,
+      1.41421354f, 1.47682619f, 1.54221082f, 1.61049032f, 1.68179286f, 1.75625217f, 1.8340081f, 1.91520655f};
+  constexpr float SHIFT = 786432.0f;  // 1.5 * 2^19: the last bit of the sum counts 1/16
+  constexpr float c[] = {0.693147182f, 0.240226507f, 0.0555041097f};  // ln(2)^k / k!
+  asm("" : "+v"(x));  // x is not recomputed inside fused multiply-adds: those units are the busy ones, the adders are free
+  Floats shifted = x + SHIFT;
+  Floats n = shifted - SHIFT;
+  Floats r = x - n;
+  Floats power = (Floats)_mm512_permutexvar_ps(bits<__m512i>(shifted), (__m512)load(table));
+  Floats rest = r * polynomial<float>(r, c);
+  return (Floats)_mm512_scalef_ps((__m512)(power * rest + power), (__m512)n);
+}
+INLINE Floats exp2(Floats x) { return exp2_table(clamp<float>(x, -200, 200)); }
+#else
+INLINE Floats exp2(Floats x) { return exp2_any<float>(x); }
+#endif
+
+// exp2 for |x| < 2^80, without the clamp where the instruction set allows.
+#if defined(__AVX512F__)
+INLINE Floats exp2_bounded(Floats x) { return exp2_table(x); }
+#else
+INLINE Floats exp2_bounded(Floats x) { return exp2(x); }
+#endif
+INLINE Doubles exp2_bounded(Doubles x) { return exp2(x); }
 
 // e^x: the fraction is taken before the multiplication by log2(e), with ln 2 in two parts, so large |x| loses nothing.
 template <class T> INLINE Vec<T> exp_any(Vec<T> x) {
   constexpr T LOG2E = T(1.4426950408889634);
   constexpr T LN2_HIGH = sizeof(T) == 4 ? T(0.693359375) : T(6.93147180369123816490e-01);
   constexpr T LN2_LOW = sizeof(T) == 4 ? T(-2.12194440e-4) : T(1.90821492927058770002e-10);
-  x = min(broadcast<T>(T(0.6931471805599453) * EXP2_HIGH<T>), max(broadcast<T>(T(0.6931471805599453) * EXP2_LOW<T>), x));
-  Vec<T> n = round<T>(x * LOG2E);
+  x = clamp<T>(x, T(0.6931471805599453) * EXP2_LOW<T>, T(0.6931471805599453) * EXP2_HIGH<T>);
+  Vec<T> shifted = x * LOG2E + ROUNDING<T>;
+  Vec<T> n = shifted - ROUNDING<T>;
   Vec<T> r = (x - n * LN2_HIGH) - n * LN2_LOW;
-  return scale(exp2_fraction<T>(r * LOG2E), n);
+  return exp2_parts(r * LOG2E, shifted);
 }
 INLINE Floats exp(Floats x) { return exp_any<float>(x); }
 INLINE Doubles exp(Doubles x) { return exp_any<double>(x); }

@@ -1,0 +1,558 @@
+// The S6 scan, forward and backward. Symbols: selective_scan.h.
+//
+// Lanes hold neighbouring channels: the recurrence needs no communication between lanes, and N states share one load of dt.
+// Work is cut into chunks of CHUNK steps and blocks of `lanes` channels. For a block and chunk, dt (after bias, softplus and
+// scale), dt u and y live in scratch that fits the first-level cache; states are taken NB at a time, time innermost, so that
+// h and A stay in registers.
+//
+// The backward takes the chunks in reverse. For each it runs the recurrence again from the saved chunk-start state, keeping
+//   decay_t = exp(dt_t A)   and   moved_t = decay_t h_{t-1}       (both 0 where the state restarts)
+// and sweeps back with the adjoint g_t = dL/dh_t = k gy_t conj(C_t) + conj(decay_{t+1}) g_{t+1}:
+//   dC_t = sum_d k gy_t conj(h_t)        dB_t = sum_d g_t dt_t u_t        d(dt_t u_t) = sum_n Re(g_t conj(B_t))
+//   dA   = sum_t w_t dt_t                d(dt_t) += sum_n Re(w_t conj(A)),  w_t = g_t conj(moved_t) = dL/d(dt_t A)
+// Sums over channels (dB, dC, d dt_scale) go over the blocks of a group lane by lane, then over lanes, then over groups, always
+// in this order; sums over the batch (dA, dD, d dt_bias) go over rows in order. No result depends on the number of threads.
+//
+// An invalid step is turned into dt = 0, u = 0, B = C = 0, z = 0 when its chunk is loaded: it leaves the state as it is, and
+// nothing of what the inputs hold there, NaN included, reaches a result.
+#include "selective_scan.h"
+
+#include "numbers.h"
+#include "parallel.h"
+
+namespace longscan::LONGSCAN_ISA {
+namespace {
+
+constexpr int CHUNK = SELECTIVE_SCAN_CHUNK;
+constexpr uint8_t INVALID = 1, RESET = 2;
+
+template <class T> INLINE const T* at(const void* p, int64_t index) { return p ? static_cast<const T*>(p) + index : nullptr; }
+template <class T> INLINE T* at(void* p, int64_t index) { return p ? static_cast<T*>(p) + index : nullptr; }
+
+// States taken together in the inner loops: as many as the registers hold.
+template <class Num> constexpr int BATCH = VECTOR_BYTES == 64 ? (Num::PARTS == 1 ? 8 : 2) : (Num::PARTS == 1 ? 2 : 1);
+
+// The pieces of a chunk between restarts of the state.
+struct Segments {
+  int count = 0, start[CHUNK + 1];
+  bool first_resets = false;
+
+  Segments(const uint8_t* flags, int steps) {
+    start[count++] = 0;
+    for (int t = 0; flags && t < steps; t++) {
+      if (!(flags[t] & RESET)) continue;
+      if (t == 0)
+        first_resets = true;
+      else
+        start[count++] = t;
+    }
+    start[count] = steps;
+  }
+  bool resets(int i) const { return i > 0 || first_resets; }
+};
+
+// Reads `count` channels of a (D, N) tensor into [n][part][lane] scratch, or writes them.
+template <class Num, class T> void gather_states(T* scratch, const T* tensor, int64_t states, int count) {
+  for (int64_t n = 0; n < states; n++)
+    for (int part = 0; part < Num::PARTS; part++)
+      for (int lane = 0; lane < lanes<T>; lane++)
+        scratch[(n * Num::PARTS + part) * lanes<T> + lane] =
+            tensor && lane < count ? tensor[(lane * states + n) * Num::PARTS + part] : T(0);
+}
+template <class Num, class T> void scatter_states(T* tensor, const T* scratch, int64_t states, int count) {
+  for (int64_t n = 0; n < states; n++)
+    for (int part = 0; part < Num::PARTS; part++)
+      for (int lane = 0; lane < count; lane++)
+        tensor[(lane * states + n) * Num::PARTS + part] = scratch[(n * Num::PARTS + part) * lanes<T> + lane];
+}
+
+// B or C of a chunk, zero at invalid steps.
+template <class Num, class T> const T* clean_rows(const T* rows, T* scratch, const uint8_t* flags, int steps, int64_t states) {
+  if (!flags) return rows;
+  int64_t width = states * Num::PARTS;
+  for (int t = 0; t < steps; t++)
+    for (int64_t i = 0; i < width; i++) scratch[t * width + i] = flags[t] & INVALID ? T(0) : rows[t * width + i];
+  return scratch;
+}
+
+// What a step's dt goes through. `raw` has the bias added.
+template <class T> INLINE Vec<T> step_size(const SelectiveScan& a, Vec<T> raw, const T* scale) {
+  Vec<T> dt = a.dt_softplus ? softplus(raw) : raw;
+  return scale ? dt * *scale : dt;
+}
+
+// One block of channels in one chunk: what the recurrences read and the sums they form, [step][lane].
+template <class T> struct Block {
+  static constexpr int SIZE = CHUNK * lanes<T>;
+  T dt[SIZE];    // after bias, softplus and scale
+  T dt2[SIZE];   // dt log2(e)
+  T du[SIZE];    // dt u
+  T y[SIZE];     // before the gate
+};
+
+template <class T>
+void prepare(const SelectiveScan& a, Block<T>& block, int64_t row, int64_t d, int count, int steps, const uint8_t* flags) {
+  const T *u = at<T>(a.u, row * a.channels + d), *dt = at<T>(a.dt, row * a.channels + d), *scale = at<T>(a.dt_scale, row);
+  Vec<T> bias = a.dt_bias ? load(at<T>(a.dt_bias, d), count) : Vec<T>{}, skip = a.D ? load(at<T>(a.D, d), count) : Vec<T>{};
+  for (int t = 0; t < steps; t++) {
+    Vec<T> step{}, input{};
+    if (!flags || !(flags[t] & INVALID)) {
+      step = step_size<T>(a, load(dt + t * a.channels, count) + bias, scale ? scale + t : nullptr);
+      input = load(u + t * a.channels, count);
+    }
+    store(block.dt + t * lanes<T>, step);
+    store(block.dt2 + t * lanes<T>, step * T(1.4426950408889634));
+    store(block.du + t * lanes<T>, step * input);
+    store(block.y + t * lanes<T>, skip * input);
+  }
+}
+
+// exp(dt A)
+template <class T> INLINE Real<T> decay(Vec<T>, Vec<T> dt2, Real<T> A) { return {exp2_bounded(dt2 * A.re)}; }
+template <class T> INLINE Complex<T> decay(Vec<T> dt, Vec<T> dt2, Complex<T> A) {
+  Vec<T> size = exp2_bounded(dt2 * A.re);
+  SinCos<T> turn = sincos(dt * A.im);
+  return {size * turn.cos, size * turn.sin};
+}
+
+// ---------------------------------------------------------------------------------------------- forward
+
+// Rows of the next chunk, asked for while this one is computed: rows lie far apart, which hardware prefetchers do not follow.
+template <class T> struct Ahead {
+  const T *first, *second;
+  int64_t stride;
+  INLINE void fetch(int t) const {
+    __builtin_prefetch(first + t * stride);
+    __builtin_prefetch(second + t * stride);
+  }
+};
+
+// Steps [begin, end) of NB states: h goes on in `state`, k Re(C h) is added to block.y.
+template <class Num, int NB, class T = typename Num::value_type>
+void recur(Block<T>& block, const T* A, T* state, const T* B, const T* C, int64_t row_size, T k, int begin, int end, Ahead<T> ahead) {
+  constexpr int WIDTH = Num::PARTS * lanes<T>;
+  Num a[NB], h[NB];
+  for (int i = 0; i < NB; i++) a[i] = load_number<Num>(A + i * WIDTH), h[i] = load_number<Num>(state + i * WIDTH);
+  for (int t = begin; t < end; t++) {
+    Vec<T> dt = load(block.dt + t * lanes<T>), dt2 = load(block.dt2 + t * lanes<T>), du = load(block.du + t * lanes<T>);
+    ahead.fetch(t);
+    Vec<T> y{};
+    for (int i = 0; i < NB; i++) {
+      h[i] = decay(dt, dt2, a[i]) * h[i] + times(broadcast_number<Num>(B + t * row_size + i * Num::PARTS), du);
+      y = add_real_product(y, broadcast_number<Num>(C + t * row_size + i * Num::PARTS), h[i]);
+    }
+    store(block.y + t * lanes<T>, load(block.y + t * lanes<T>) + k * y);
+  }
+  for (int i = 0; i < NB; i++) store_number(state + i * WIDTH, h[i]);
+}
+
+template <class Num, int NB, class T = typename Num::value_type>
+void recur_segments(const Segments& segments, Block<T>& block, const T* A, T* state, const T* B, const T* C, int64_t row_size, T k,
+                    Ahead<T> ahead) {
+  for (int i = 0; i < segments.count; i++) {
+    if (segments.resets(i)) memset(state, 0, sizeof(T) * NB * Num::PARTS * lanes<T>);
+    recur<Num, NB>(block, A, state, B, C, row_size, k, segments.start[i], segments.start[i + 1], ahead);
+  }
+}
+
+template <class Num> void forward(const SelectiveScan& a) {
+  using T = typename Num::value_type;
+  constexpr int PARTS = Num::PARTS, WIDTH = PARTS * lanes<T>, NB = BATCH<Num>;
+  const int64_t L = a.length, D = a.channels, N = a.states;
+  const int64_t blocks = ceil_div(D, lanes<T>), chunks = ceil_div(L, CHUNK);
+  // A task takes up to four neighbouring blocks together, for longer runs of contiguous memory, if enough tasks remain.
+  int64_t group = 4;
+  while (group > 1 && a.batch * ceil_div(blocks, group) < 2 * a.threads) group /= 2;
+  const int64_t groups = ceil_div(blocks, group), tasks = a.batch * groups;
+  const int team = workers(tasks, a.threads);
+  const T k = T(a.is_complex && a.paired ? 2 : 1);
+
+  Buffer<Block<T>> block_memory(team);
+  Buffer<T> A_memory(team * group * N * WIDTH), state_memory(team * group * N * WIDTH);
+  Buffer<T> B_memory(a.flags ? team * CHUNK * N * PARTS : 0), C_memory(a.flags ? team * CHUNK * N * PARTS : 0);
+
+  parallel_for(tasks, a.threads, [&](int64_t task, int worker) {
+    const int64_t b = task / groups, first = task % groups * group, last = first + group < blocks ? first + group : blocks;
+    Block<T>& block = *block_memory.slice(worker, 1);
+    T* A = A_memory.slice(worker, group * N * WIDTH);
+    T* state = state_memory.slice(worker, group * N * WIDTH);
+    for (int64_t j = first; j < last; j++) {
+      const int64_t d = j * lanes<T>, offset = (j - first) * N * WIDTH;
+      const int count = int(D - d < lanes<T> ? D - d : lanes<T>);
+      gather_states<Num>(A + offset, at<T>(a.A, d * N * PARTS), N, count);
+      gather_states<Num>(state + offset, at<T>(a.initial_state, (b * D + d) * N * PARTS), N, count);
+    }
+    for (int64_t chunk = 0; chunk < chunks; chunk++) {
+      const int64_t row = b * L + chunk * CHUNK;
+      const int steps = int(L - chunk * CHUNK < CHUNK ? L - chunk * CHUNK : CHUNK);
+      const uint8_t* flags = a.flags ? a.flags + row : nullptr;
+      const Segments segments(flags, steps);
+      const T* B = clean_rows<Num>(at<T>(a.B, row * N * PARTS), B_memory.slice(worker, CHUNK * N * PARTS), flags, steps, N);
+      const T* C = clean_rows<Num>(at<T>(a.C, row * N * PARTS), C_memory.slice(worker, CHUNK * N * PARTS), flags, steps, N);
+      for (int64_t j = first; j < last; j++) {
+        const int64_t d = j * lanes<T>, offset = (j - first) * N * WIDTH;
+        const int count = int(D - d < lanes<T> ? D - d : lanes<T>);
+        if (a.chunk_states) {
+          T* saved = at<T>(a.chunk_states, (b * chunks + chunk) * N * PARTS * D + d);
+          for (int64_t i = 0; i < N * PARTS; i++) store(saved + i * D, load(state + offset + i * lanes<T>), count);
+        }
+        prepare(a, block, row, d, count, steps, flags);
+        // The first batch of states fetches u and dt ahead, the others z and y (from here again where there is no next chunk).
+        const T* rows[] = {at<T>(a.u, row * D + d), at<T>(a.dt, row * D + d), at<T>(a.z ? a.z : a.y, row * D + d), at<T>(a.y, row * D + d)};
+        const int64_t next = chunk + 1 < chunks ? CHUNK * D : 0;
+        auto ahead = [&](bool others) { return Ahead<T>{rows[2 * others] + next, rows[2 * others + 1] + next, D}; };
+        int64_t n = 0;
+        for (; n + NB <= N; n += NB)
+          recur_segments<Num, NB>(segments, block, A + offset + n * WIDTH, state + offset + n * WIDTH, B + n * PARTS,
+                                  C + n * PARTS, N * PARTS, k, ahead(n > 0));
+        for (; n < N; n++)
+          recur_segments<Num, 1>(segments, block, A + offset + n * WIDTH, state + offset + n * WIDTH, B + n * PARTS,
+                                 C + n * PARTS, N * PARTS, k, ahead(n > 0));
+        T* y = at<T>(a.y, row * D + d);
+        const T* z = at<T>(a.z, row * D + d);
+        for (int t = 0; t < steps; t++) {
+          Vec<T> value = load(block.y + t * lanes<T>);
+          if (z) value *= silu(load(z + t * D, count));
+          if (flags && flags[t] & INVALID) value = Vec<T>{};
+          store(y + t * D, value, count);
+        }
+      }
+    }
+    for (int64_t j = first; j < last; j++) {
+      const int64_t d = j * lanes<T>;
+      const int count = int(D - d < lanes<T> ? D - d : lanes<T>);
+      scatter_states<Num>(at<T>(a.final_state, (b * D + d) * N * PARTS), state + (j - first) * N * WIDTH, N, count);
+    }
+  });
+}
+
+// ---------------------------------------------------------------------------------------------- backward
+
+// Blocks taken together in the backward: dB and dC are summed over them lane by lane before lanes are summed.
+constexpr int GROUP = 8;
+template <class Num> constexpr int BACK_BATCH = VECTOR_BYTES == 64 ? (Num::PARTS == 1 ? 4 : 2) : (Num::PARTS == 1 ? 2 : 1);
+
+// As Block, for the backward.
+template <class T> struct GradBlock : Block<T> {
+  T gy[Block<T>::SIZE];    // k times the gradient of y before the gate
+  T d_du[Block<T>::SIZE];  // gradients of dt u and, through the decay, of dt
+  T d_dt[Block<T>::SIZE];
+};
+
+// What NB states of a block keep between the two passes over a chunk, and the sums over channels: [step][state][part][lane].
+template <class Num, int NB> struct Tape {
+  using T = typename Num::value_type;
+  static constexpr int WIDTH = Num::PARTS * lanes<T>, STEP = NB * WIDTH;
+  T decay[CHUNK * STEP], moved[CHUNK * STEP], dB[CHUNK * STEP], dC[CHUNK * STEP];
+};
+
+// The recurrence again, from the chunk-start state h, onto the tape; block.y += Re(C h) where with_y.
+template <class Num, int NB, bool with_y, class T = typename Num::value_type>
+void replay(GradBlock<T>& block, Tape<Num, NB>& tape, const T* A, const T* start, int64_t start_stride, int count, const T* B,
+            const T* C, int64_t row_size, const Segments& segments) {
+  constexpr int WIDTH = Num::PARTS * lanes<T>;
+  Num a[NB], h[NB];
+  for (int i = 0; i < NB; i++) {
+    T parts[WIDTH];
+    for (int part = 0; part < Num::PARTS; part++)
+      store(parts + part * lanes<T>, load(start + (i * Num::PARTS + part) * start_stride, count));
+    a[i] = load_number<Num>(A + i * WIDTH), h[i] = load_number<Num>(parts);
+  }
+  for (int segment = 0; segment < segments.count; segment++) {
+    if (segments.resets(segment))
+      for (int i = 0; i < NB; i++) h[i] = Num{};
+    for (int t = segments.start[segment]; t < segments.start[segment + 1]; t++) {
+      Vec<T> dt = load(block.dt + t * lanes<T>), dt2 = load(block.dt2 + t * lanes<T>), du = load(block.du + t * lanes<T>);
+      Vec<T> y{};
+      for (int i = 0; i < NB; i++) {
+        Num d = decay(dt, dt2, a[i]), moved = d * h[i];
+        store_number(tape.decay + (t * NB + i) * WIDTH, d);
+        store_number(tape.moved + (t * NB + i) * WIDTH, moved);
+        h[i] = moved + times(broadcast_number<Num>(B + t * row_size + i * Num::PARTS), du);
+        if (with_y) y = add_real_product(y, broadcast_number<Num>(C + t * row_size + i * Num::PARTS), h[i]);
+      }
+      if (with_y) store(block.y + t * lanes<T>, load(block.y + t * lanes<T>) + y);
+    }
+    if (segments.resets(segment))
+      memset(tape.decay + segments.start[segment] * NB * WIDTH, 0, sizeof(T) * NB * WIDTH);
+  }
+}
+
+// Back over the chunk: `carry` is conj(decay_{t+1}) g_{t+1} after the chunk's last step, and becomes that before its first.
+template <class Num, int NB, class T = typename Num::value_type>
+void sweep(GradBlock<T>& block, Tape<Num, NB>& tape, const T* A, T* carry, T* dA, const T* B, const T* C, int64_t row_size, int steps) {
+  constexpr int WIDTH = Num::PARTS * lanes<T>;
+  Num a[NB], g[NB], da[NB];
+  for (int i = 0; i < NB; i++) {
+    a[i] = conj(load_number<Num>(A + i * WIDTH));
+    g[i] = load_number<Num>(carry + i * WIDTH);
+    da[i] = load_number<Num>(dA + i * WIDTH);
+  }
+  for (int t = steps - 1; t >= 0; t--) {
+    Vec<T> dt = load(block.dt + t * lanes<T>), du = load(block.du + t * lanes<T>), gy = load(block.gy + t * lanes<T>);
+    Vec<T> d_du = load(block.d_du + t * lanes<T>), d_dt = load(block.d_dt + t * lanes<T>);
+    for (int i = 0; i < NB; i++) {
+      const int64_t at = (t * NB + i) * WIDTH;
+      Num b = broadcast_number<Num>(B + t * row_size + i * Num::PARTS);
+      Num c = broadcast_number<Num>(C + t * row_size + i * Num::PARTS);
+      Num moved = load_number<Num>(tape.moved + at);
+      Num h = moved + times(b, du);
+      g[i] = g[i] + times(conj(c), gy);
+      store_number(tape.dC + at, load_number<Num>(tape.dC + at) + times(conj(h), gy));
+      store_number(tape.dB + at, load_number<Num>(tape.dB + at) + times(g[i], du));
+      d_du = add_real_product(d_du, g[i], conj(b));
+      Num w = g[i] * conj(moved);
+      d_dt = add_real_product(d_dt, w, a[i]);
+      da[i] = da[i] + times(w, dt);
+      g[i] = conj(load_number<Num>(tape.decay + at)) * g[i];
+    }
+    store(block.d_du + t * lanes<T>, d_du);
+    store(block.d_dt + t * lanes<T>, d_dt);
+  }
+  for (int i = 0; i < NB; i++) {
+    store_number(carry + i * WIDTH, g[i]);
+    store_number(dA + i * WIDTH, da[i]);
+  }
+}
+
+// What stays the same over a task of the backward: one batch row, one chunk, one group of blocks.
+template <class T> struct Span {
+  int64_t row, chunk;  // index of the chunk's first step among B L rows; of the chunk among B ceil(L / CHUNK)
+  int steps;
+  const uint8_t* flags;
+  int64_t first, last;  // blocks
+  const T *B, *C;
+  T *dB, *dC;      // where the group's sums go, (steps, N)
+  bool add;        // to what is there
+};
+
+// NB states, from n on, of every block of a group in one chunk.
+template <class Num, int NB, class T = typename Num::value_type>
+void group_states(const SelectiveScan& a, const Span<T>& span, const Segments& segments, Tape<Num, NB>& tape, GradBlock<T>* blocks,
+                  const T* A, T* carry, T* dA, int64_t n) {
+  constexpr int PARTS = Num::PARTS, WIDTH = PARTS * lanes<T>;
+  const int64_t N = a.states, D = a.channels;
+  memset(tape.dB, 0, sizeof(T) * span.steps * NB * WIDTH);
+  memset(tape.dC, 0, sizeof(T) * span.steps * NB * WIDTH);
+  const T *B = span.B + n * PARTS, *C = span.C + n * PARTS;
+  for (int64_t j = span.first; j < span.last; j++) {
+    const int64_t d = j * lanes<T>, offset = ((j - span.first) * N + n) * WIDTH;
+    const int count = int(D - d < lanes<T> ? D - d : lanes<T>);
+    const T* start = at<T>(a.chunk_states, (span.chunk * N + n) * PARTS * D + d);
+    GradBlock<T>& block = blocks[j - span.first];
+    if (a.z)
+      replay<Num, NB, true>(block, tape, A + offset, start, D, count, B, C, N * PARTS, segments);
+    else
+      replay<Num, NB, false>(block, tape, A + offset, start, D, count, B, C, N * PARTS, segments);
+    sweep<Num, NB>(block, tape, A + offset, carry + offset, dA + offset, B, C, N * PARTS, span.steps);
+  }
+  for (int t = 0; t < span.steps; t++)
+    for (int i = 0; i < NB * PARTS; i++) {
+      const int64_t to = t * N * PARTS + n * PARTS + i, from = (t * NB * PARTS + i) * lanes<T>;
+      T b = sum<T>(load(tape.dB + from)), c = sum<T>(load(tape.dC + from));
+      span.dB[to] = span.add ? span.dB[to] + b : b;
+      span.dC[to] = span.add ? span.dC[to] + c : c;
+    }
+}
+
+// The gradient before the gate and zeroed sums, for a block and chunk that prepare() has loaded.
+template <class T>
+void prepare_gradients(const SelectiveScanGradients& s, GradBlock<T>& block, int64_t row, int64_t d, int count, int steps,
+                       const uint8_t* flags, T k) {
+  const SelectiveScan& a = s.forward;
+  const T *gy = at<T>(s.gy, row * a.channels + d), *z = at<T>(a.z, row * a.channels + d);
+  for (int t = 0; t < steps; t++) {
+    Vec<T> g{};
+    if (!flags || !(flags[t] & INVALID)) {
+      g = load(gy + t * a.channels, count);
+      if (z) g *= silu(load(z + t * a.channels, count));
+    }
+    store(block.gy + t * lanes<T>, k * g);
+    store(block.y + t * lanes<T>, Vec<T>{});
+    store(block.d_du + t * lanes<T>, Vec<T>{});
+    store(block.d_dt + t * lanes<T>, Vec<T>{});
+  }
+}
+
+// From the gradients of dt u and of dt to those of the inputs. d_scale (steps) collects sums over channels, lane by lane.
+template <class T> struct ChannelSums {
+  Vec<T> dD, d_bias;
+};
+template <class T>
+void finish(const SelectiveScanGradients& s, const GradBlock<T>& block, ChannelSums<T>& sums, T* d_scale, int64_t row, int64_t d,
+            int count, int steps, const uint8_t* flags, T k) {
+  const SelectiveScan& a = s.forward;
+  const int64_t D = a.channels, at_row = row * D + d;
+  const T *u = at<T>(a.u, at_row), *dt = at<T>(a.dt, at_row), *z = at<T>(a.z, at_row), *gy = at<T>(s.gy, at_row);
+  const T* scale = at<T>(a.dt_scale, row);
+  T *du = at<T>(s.u, at_row), *ddt = at<T>(s.dt, at_row), *dz = at<T>(s.z, at_row);
+  Vec<T> bias = a.dt_bias ? load(at<T>(a.dt_bias, d), count) : Vec<T>{}, skip = a.D ? load(at<T>(a.D, d), count) : Vec<T>{};
+  for (int t = 0; t < steps; t++) {
+    if (flags && flags[t] & INVALID) {
+      store(du + t * D, Vec<T>{}, count);
+      store(ddt + t * D, Vec<T>{}, count);
+      if (z) store(dz + t * D, Vec<T>{}, count);
+      continue;
+    }
+    Vec<T> input = load(u + t * D, count), g = load(gy + t * D, count);
+    if (z) {
+      Vec<T> gate = load(z + t * D, count), s1 = sigmoid(gate);
+      Vec<T> y = k * load(block.y + t * lanes<T>) + skip * input;
+      store(dz + t * D, g * y * s1 * (1 + gate * (1 - s1)), count);
+      g *= gate * s1;
+    }
+    Vec<T> d_du = load(block.d_du + t * lanes<T>);
+    store(du + t * D, d_du * load(block.dt + t * lanes<T>) + skip * g, count);
+    sums.dD += g * input;
+    Vec<T> gradient = d_du * input + load(block.d_dt + t * lanes<T>);
+    Vec<T> raw = load(dt + t * D, count) + bias;
+    if (scale) {
+      store(d_scale + t * lanes<T>, load(d_scale + t * lanes<T>) + gradient * (a.dt_softplus ? softplus(raw) : raw));
+      gradient *= scale[t];
+    }
+    if (a.dt_softplus) gradient *= sigmoid(raw);
+    store(ddt + t * D, gradient, count);
+    sums.d_bias += gradient;
+  }
+}
+
+// to[i] = sum over `parts` arrays of `size`, in order
+template <class T> void add_up(T* to, const T* from, int64_t parts, int64_t size, int threads) {
+  constexpr int64_t PIECE = 4096;
+  parallel_for(to ? ceil_div(size, PIECE) : 0, threads, [&](int64_t piece, int) {
+    const int64_t end = (piece + 1) * PIECE < size ? (piece + 1) * PIECE : size;
+    for (int64_t i = piece * PIECE; i < end; i++) {
+      T total = 0;
+      for (int64_t part = 0; part < parts; part++) total += from[part * size + i];
+      to[i] = total;
+    }
+  });
+}
+
+template <class Num> void backward(const SelectiveScanGradients& s) {
+  using T = typename Num::value_type;
+  constexpr int PARTS = Num::PARTS, WIDTH = PARTS * lanes<T>, NB = BACK_BATCH<Num>;
+  const SelectiveScan& a = s.forward;
+  const int64_t L = a.length, D = a.channels, N = a.states, rows = a.batch * L, NP = N * PARTS;
+  const int64_t blocks = ceil_div(D, lanes<T>), chunks = ceil_div(L, CHUNK);
+  // Channels are split over `slots` tasks a batch row, each with its own dB and dC: for parallel work at small batches, but few
+  // enough that these take no more memory than a quarter of the inputs, outputs and their gradients. Not a function of the
+  // number of threads, on which no result may depend.
+  int64_t slots = ceil_div(16, a.batch > 0 ? a.batch : 1);
+  if (slots > D / NP) slots = D / NP;
+  if (slots > blocks) slots = blocks;
+  if (slots < 1) slots = 1;
+  const int64_t slot_blocks = ceil_div(blocks, slots), tasks = a.batch * slots;
+  const int team = workers(tasks, a.threads);
+  const T k = T(a.is_complex && a.paired ? 2 : 1);
+  const int64_t group_states_size = GROUP * N * WIDTH;
+
+  Buffer<GradBlock<T>> block_memory(team * GROUP);
+  Buffer<Tape<Num, NB>> tape_memory(team);
+  Buffer<Tape<Num, 1>> single_tape_memory(team);
+  Buffer<T> A_memory(team * group_states_size), carry_memory(team * group_states_size), dA_memory(team * group_states_size);
+  Buffer<T> clean_memory(a.flags ? team * 2 * CHUNK * NP : 0), scale_memory(team * CHUNK * lanes<T>);
+  Buffer<T> dB_parts(slots > 1 ? slots * rows * NP : 0), dC_parts(slots > 1 ? slots * rows * NP : 0);
+  Buffer<T> scale_parts(a.dt_scale ? slots * rows : 0);
+  Buffer<T> dA_parts(a.batch * D * NP), dD_parts(a.batch * D), bias_parts(a.batch * D);
+
+  parallel_for(tasks, a.threads, [&](int64_t task, int worker) {
+    const int64_t b = task / slots, slot = task % slots;
+    const int64_t slot_first = slot * slot_blocks, slot_last = slot_first + slot_blocks < blocks ? slot_first + slot_blocks : blocks;
+    GradBlock<T>* const group = block_memory.slice(worker, GROUP);
+    T* const A = A_memory.slice(worker, group_states_size);
+    T* const carry = carry_memory.slice(worker, group_states_size);
+    T* const dA = dA_memory.slice(worker, group_states_size);
+    T* const d_scale = scale_memory.slice(worker, CHUNK * lanes<T>);
+    T* const dB = slots > 1 ? dB_parts.slice(slot, rows * NP) : at<T>(s.B, 0);
+    T* const dC = slots > 1 ? dC_parts.slice(slot, rows * NP) : at<T>(s.C, 0);
+
+    // A slot beyond the last block (blocks need not divide evenly) has nothing but zeros to give.
+    if (slot_first >= slot_last) {
+      memset(dB + b * L * NP, 0, sizeof(T) * L * NP);
+      memset(dC + b * L * NP, 0, sizeof(T) * L * NP);
+      if (a.dt_scale) memset(scale_parts.slice(slot, rows) + b * L, 0, sizeof(T) * L);
+    }
+    for (int64_t first = slot_first; first < slot_last; first += GROUP) {
+      const int64_t last = first + GROUP < slot_last ? first + GROUP : slot_last;
+      ChannelSums<T> sums[GROUP] = {};
+      memset(dA, 0, sizeof(T) * group_states_size);
+      for (int64_t j = first; j < last; j++) {
+        const int64_t d = j * lanes<T>, offset = (j - first) * N * WIDTH;
+        const int count = int(D - d < lanes<T> ? D - d : lanes<T>);
+        gather_states<Num>(A + offset, at<T>(a.A, d * NP), N, count);
+        gather_states<Num>(carry + offset, at<T>(s.final_state, (b * D + d) * NP), N, count);
+      }
+      for (int64_t chunk = chunks - 1; chunk >= 0; chunk--) {
+        const int64_t row = b * L + chunk * CHUNK;
+        const int steps = int(L - chunk * CHUNK < CHUNK ? L - chunk * CHUNK : CHUNK);
+        const uint8_t* flags = a.flags ? a.flags + row : nullptr;
+        const Segments segments(flags, steps);
+        T* const clean = clean_memory.slice(worker, 2 * CHUNK * NP);
+        const Span<T> span = {row, b * chunks + chunk, steps, flags, first, last,
+                              clean_rows<Num>(at<T>(a.B, row * NP), clean, flags, steps, N),
+                              clean_rows<Num>(at<T>(a.C, row * NP), clean + CHUNK * NP, flags, steps, N),
+                              dB + row * NP, dC + row * NP, first > slot_first};
+        for (int64_t j = first; j < last; j++) {
+          const int64_t d = j * lanes<T>;
+          const int count = int(D - d < lanes<T> ? D - d : lanes<T>);
+          prepare<T>(a, group[j - first], row, d, count, steps, flags);
+          prepare_gradients<T>(s, group[j - first], row, d, count, steps, flags, k);
+        }
+        int64_t n = 0;
+        for (; n + NB <= N; n += NB)
+          group_states<Num, NB>(a, span, segments, *tape_memory.slice(worker, 1), group, A, carry, dA, n);
+        for (; n < N; n++)
+          group_states<Num, 1>(a, span, segments, *single_tape_memory.slice(worker, 1), group, A, carry, dA, n);
+        memset(d_scale, 0, sizeof(T) * CHUNK * lanes<T>);
+        for (int64_t j = first; j < last; j++) {
+          const int64_t d = j * lanes<T>;
+          const int count = int(D - d < lanes<T> ? D - d : lanes<T>);
+          finish<T>(s, group[j - first], sums[j - first], d_scale, row, d, count, steps, flags, k);
+        }
+        if (a.dt_scale) {
+          T* const to = scale_parts.slice(slot, rows) + row;
+          for (int t = 0; t < steps; t++) {
+            T total = sum<T>(load(d_scale + t * lanes<T>));
+            to[t] = span.add ? to[t] + total : total;
+          }
+        }
+      }
+      for (int64_t j = first; j < last; j++) {
+        const int64_t d = j * lanes<T>, offset = (j - first) * N * WIDTH;
+        const int count = int(D - d < lanes<T> ? D - d : lanes<T>);
+        scatter_states<Num>(dA_parts.data() + (b * D + d) * NP, dA + offset, N, count);
+        if (s.initial_state) scatter_states<Num>(at<T>(s.initial_state, (b * D + d) * NP), carry + offset, N, count);
+        store(dD_parts.data() + b * D + d, sums[j - first].dD, count);
+        store(bias_parts.data() + b * D + d, sums[j - first].d_bias, count);
+      }
+    }
+  });
+
+  if (slots > 1) {
+    add_up(at<T>(s.B, 0), dB_parts.data(), slots, rows * NP, a.threads);
+    add_up(at<T>(s.C, 0), dC_parts.data(), slots, rows * NP, a.threads);
+  }
+  add_up(at<T>(s.dt_scale, 0), scale_parts.data(), slots, rows, a.threads);
+  add_up(at<T>(s.A, 0), dA_parts.data(), a.batch, D * NP, a.threads);
+  add_up(at<T>(s.D, 0), dD_parts.data(), a.batch, D, a.threads);
+  add_up(at<T>(s.dt_bias, 0), bias_parts.data(), a.batch, D, a.threads);
+}
+
+}  // namespace
+
+void selective_scan_forward(const SelectiveScan& a) {
+  if (a.is_double)
+    a.is_complex ? forward<Complex<double>>(a) : forward<Real<double>>(a);
+  else
+    a.is_complex ? forward<Complex<float>>(a) : forward<Real<float>>(a);
+}
+
+void selective_scan_backward(const SelectiveScanGradients& s) {
+  if (s.forward.is_double)
+    s.forward.is_complex ? backward<Complex<double>>(s) : backward<Real<double>>(s);
+  else
+    s.forward.is_complex ? backward<Complex<float>>(s) : backward<Real<float>>(s);
+}
+
+}  // namespace longscan::LONGSCAN_ISA

@@ -1,0 +1,84 @@
+"""`selective_scan` by the compiled kernels of csrc/selective_scan.cpp: contiguous CPU tensors of one real dtype."""
+
+import torch
+from torch import Tensor
+
+from longscan.ops import _native
+from longscan.ops._cpu import address, empty_like
+
+
+def chunk_states_shape(batch: int, length: int, channels: int, states: int, *pair: int) -> tuple[int, ...]:
+    """Shape of the states that `forward` keeps for `backward`: one before each chunk of steps."""
+    chunks = (length + _native.SELECTIVE_SCAN_CHUNK - 1) // _native.SELECTIVE_SCAN_CHUNK
+    return batch, chunks, states, *pair, channels
+
+
+def forward(
+    u: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    z: Tensor | None,
+    dt_bias: Tensor | None,
+    initial_state: Tensor | None,
+    dt_scale: Tensor | None,
+    flags: Tensor | None,
+    dt_softplus: bool,
+    paired: bool,
+    keep: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(y, final state, chunk states); the last is empty unless `keep`. Complex where A has three axes."""
+    batch, length, channels = u.shape
+    y, final = torch.empty_like(u), u.new_empty((batch, *A.shape))
+    chunk_states = u.new_empty(chunk_states_shape(batch, length, channels, *A.shape[1:]) if keep else 0)
+    _native.selective_scan_forward(
+        batch,
+        length,
+        channels,
+        A.shape[1],
+        *(address(x) for x in (u, dt, A, B, C, D, z, dt_bias, initial_state, dt_scale, flags, y, final)),
+        address(chunk_states) if keep else 0,
+        dt_softplus,
+        paired,
+        A.ndim == 3,
+        u.dtype == torch.float64,
+        torch.get_num_threads(),
+    )
+    return y, final, chunk_states
+
+
+def backward(
+    grad_y: Tensor,
+    grad_final: Tensor | None,
+    u: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    z: Tensor | None,
+    dt_bias: Tensor | None,
+    initial_state: Tensor | None,
+    dt_scale: Tensor | None,
+    flags: Tensor | None,
+    chunk_states: Tensor,
+    dt_softplus: bool,
+    paired: bool,
+) -> tuple[Tensor, ...]:
+    """Gradients of u, dt, A, B, C, D, z, dt_bias, initial_state and dt_scale; empty where the input is None."""
+    inputs = (u, dt, A, B, C, D, z, dt_bias, initial_state, dt_scale)
+    gradients = tuple(empty_like(x, u) for x in inputs)
+    _native.selective_scan_backward(
+        *u.shape,
+        A.shape[1],
+        *(address(x) for x in (*inputs, flags, chunk_states, grad_y, grad_final)),
+        *(0 if x is None else address(gradient) for x, gradient in zip(inputs, gradients, strict=True)),
+        dt_softplus,
+        paired,
+        A.ndim == 3,
+        u.dtype == torch.float64,
+        torch.get_num_threads(),
+    )
+    return gradients
