@@ -206,24 +206,28 @@ def layers_command(words: Sequence[str]) -> int:
 
 def report_command(words: Sequence[str]) -> int:
     """Write the report of a run, or of a directory of results beside the published figures."""
-    from longscan.report import results_report, run_report
+    from longscan.report import fill_markdown, results_report, run_report
     from longscan.training.run import holds_run
 
     parser = _parser("report", report_command)
     parser.add_argument("folder", type=str, default="results", nargs="?", help="a run's directory, or one with runs/*.jsonl")
     parser.add_argument("--out", type=str, help="where to write the page of results; report.html in the folder without it")
+    parser.add_argument("--markdown", type=str, help="instead, put the tables of results between the marks of this Markdown file")
     given = _parse(parser, words)
     folder = Path(given.folder)
     try:
         if holds_run(folder):
-            if given.out is not None:
-                raise SettingError(f"--out: got {given.out!r}, needed none, as a run's report stands in its directory")
+            for word in ("out", "markdown"):
+                if given[word] is not None:
+                    raise SettingError(f"--{word}: got {given[word]!r}, needed none, as a run's report stands in its directory")
             page = run_report(folder)
+        elif given.markdown is not None:
+            page = fill_markdown(given.markdown, folder)
         elif folder.is_dir():
             page = results_report(folder, Path(given.out) if given.out else folder / "report.html")
         else:
             raise SettingError(f"{folder}: no such directory, needed a run's or one of results")
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         raise SettingError(" ".join(str(error).split())) from error
     out.print(f"report: {page}", markup=False)
     return 0

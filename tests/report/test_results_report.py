@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from longscan.report import append_record, results_markdown, results_report
+from longscan.cli import main
+from longscan.report import append_record, fill_markdown, results_markdown, results_report
 from longscan.report.comparisons import compare, measurements
 from longscan.report.published import _data, figure_of, papers, published_beside
 from longscan.report.statistics import mean_interval
@@ -57,7 +58,7 @@ def test_a_score_on_another_scale_than_the_published_one_is_refused(new_run_row)
 
 
 def test_an_unknown_published_id_is_refused(new_run_row):
-    with pytest.raises(KeyError, match="r99999"):
+    with pytest.raises(ValueError, match="r99999"):
         compare([new_run_row(published="r99999")])
 
 
@@ -112,6 +113,30 @@ def test_the_markdown_tables_hold_the_same_numbers(results):
     assert "| parity (aussm), scaled test accuracy | hybrid (ma) | 0.851 ± 0.468 | 4 | 1 | 0.000 | xLSTM 1, Mamba 0.13," in text
     assert "| BasicMotions (archive), accuracy | hybrid (ma) | 0.975 | 1 | 0 | 0.250 | – |" in text
     assert "| plain torch loop | 33.1× | 47.5× | `make bench` |" in text
+
+
+def test_the_tables_are_put_between_the_marks(results, tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- results -->\nold\n<!-- /results -->\nafter\n")
+    for _ in range(2):
+        fill_markdown(page, results)
+        expected = f"before\n<!-- results -->\n\n{results_markdown(results)}\n<!-- /results -->\nafter\n"
+        assert page.read_text("utf-8") == expected
+    page.write_text("no marks")
+    with pytest.raises(ValueError, match="are needed, once each"):
+        fill_markdown(page, results)
+    assert page.read_text() == "no marks"
+
+
+def test_the_command_writes_both(make_results, tmp_path, capsys):
+    folder, page = make_results(tmp_path / "results"), tmp_path / "page.md"
+    page.write_text("<!-- results -->\n<!-- /results -->\n")
+    assert main(["report", str(folder), "--markdown", str(page)]) == 0
+    assert results_markdown(folder) in page.read_text("utf-8")
+    assert main(["report", str(folder)]) == 0
+    assert "<!doctype html>" in (folder / "report.html").read_text("utf-8")[:20]
+    assert main(["report", str(folder), "--markdown", str(tmp_path / "nowhere.md")]) == 2
+    assert "nowhere.md" in capsys.readouterr().err
 
 
 def test_no_records_is_said(tmp_path):

@@ -98,7 +98,7 @@ def test_every_colour_is_one_of_the_style_sheet(full):
         ("settings.yaml", "There is no settings.yaml"),
         ("metrics.jsonl", "There is no metrics.jsonl"),
         ("result.json", "the run has not finished"),
-        ("angles.json", "There is no angles.json"),
+        ("angles.json", "No angles are recorded"),
     ],
 )
 def test_a_missing_file_is_said(make_run, tmp_path, file, said):

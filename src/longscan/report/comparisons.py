@@ -91,7 +91,7 @@ def _entry(rows: Sequence[Record], published: Sequence[dict[str, Any]]) -> Entry
 
 
 def compare(rows: Iterable[Record]) -> list[Comparison]:
-    """Runs by paper, task and metric. ValueError: a run lacks the score that its published row has; KeyError: an unknown id."""
+    """Runs by paper, task and metric. ValueError: an unknown id, or a run without the score that its published row has."""
 
     def table(row: Record) -> tuple[str, ...]:
         references = [published_row(i) for i in _ids(row)]

@@ -17,11 +17,11 @@ def papers() -> dict[str, str]:
 
 
 def published_row(identity: str) -> dict[str, Any]:
-    """The row with this id; KeyError where there is none."""
+    """The row with this id; ValueError where there is none."""
     for row in _data()["results"]:
         if row["id"] == identity:
             return row
-    raise KeyError(f"published: no published figure has the id {identity!r}")
+    raise ValueError(f"published: got {identity!r}, needed the id of a row of published.json")
 
 
 def published_beside(identity: str) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ from longscan.report.published import figure_of, papers
 from longscan.report.records import Record, read_folder
 from longscan.report.text import duration, mean_text, show
 
+MARKS = ("<!-- results -->", "<!-- /results -->")
 INTERVAL = "mean ± half of Student's 95 % interval over seeds"
 
 
@@ -162,6 +163,20 @@ def results_markdown(results_dir: str | Path) -> str:
     """
     runs, bench = _records(results_dir)
     return "\n".join([*_runs_markdown(compare(runs)), "", *_bench_markdown(measurements(bench))]) + "\n"
+
+
+def fill_markdown(path: str | Path, results_dir: str | Path) -> Path:
+    """Put `results_markdown(results_dir)` between the marks of a Markdown file and return its path.
+
+    The marks are the lines <!-- results --> and <!-- /results -->. Raises ValueError where the file does not have them once each.
+    """
+    path = Path(path)
+    text = path.read_text("utf-8")
+    if text.count(MARKS[0]) != 1 or text.count(MARKS[1]) != 1 or text.index(MARKS[0]) > text.index(MARKS[1]):
+        raise ValueError(f"{path}: the lines {MARKS[0]} and {MARKS[1]} are needed, once each and in this order")
+    before, rest = text.split(MARKS[0])
+    after = rest.split(MARKS[1])[1]
+    return page.write(path, f"{before}{MARKS[0]}\n\n{results_markdown(results_dir)}\n{MARKS[1]}{after}")
 
 
 def _cell(text: str) -> str:

@@ -141,7 +141,7 @@ def _angles(angles: Mapping[str, Any] | None, settings: Mapping[str, Any]) -> It
     if not angles:
         if "a" in str((settings.get("model") or {}).get("spec", "")):
             yield page.heading(2, "Rotation angles")
-            yield page.paragraph("There is no angles.json: the angles of the AUSSM layers were not recorded.", "note")
+            yield page.paragraph("No angles are recorded; they are drawn for AUSSM layers of models that read tokens.", "note")
         return
     yield page.heading(2, "Rotation angles")
     yield page.paragraph(

@@ -1,0 +1,107 @@
+"""The documentation: every code block runs, every command and name in it exists, the site builds."""
+
+import ast
+import importlib
+import re
+import shlex
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+import yaml
+
+from longscan.blocks import BLOCKS
+from longscan.cli import COMMANDS, main
+from longscan.layers import LAYERS
+from longscan.ops import OPS
+
+
+def test_the_code_of_a_page_runs(executed_page, run_page):
+    run_page(executed_page)
+
+
+def test_the_page_of_scans_counts_and_overflows(run_page):
+    page = run_page("docs/scans.md")
+    blelloch = page.names["blelloch"]
+    for k in range(1, 9):
+        sums, combinations, levels = blelloch(range(2**k), lambda x, y: x + y, 0)
+        assert sums == [i * (i + 1) // 2 for i in range(2**k)]
+        assert (combinations, levels) == (2 * 2**k - 2, 2 * k)
+    joined, _, _ = blelloch("longscan", lambda x, y: x + y, "")
+    assert joined == ["longscan"[: i + 1] for i in range(8)]  # the order is kept
+    assert page.names["overflows"][1.6] == 56
+    assert page.names["overflows"][0.1] == 864
+    assert sum("<svg" in text for text in page.printed) == 1
+
+
+def test_commands_exist_with_their_flags(page, blocks_of, root, capsys):
+    lines = [line for block in blocks_of(page, "bash") for line in block.splitlines()]
+    for words in [shlex.split(line, comments=True) for line in lines if line.startswith("longscan")]:
+        command, *rest = words[1:]
+        assert command in COMMANDS
+        given = {word.partition("=")[0] for word in rest if word.startswith("--")}
+        task = ["--task", rest[rest.index("--task") + 1]] if "--task" in rest else []
+        main([command, *task, "--help"])
+        shown = capsys.readouterr().out
+        assert {flag for flag in given - {"--task"} if not re.search(rf"{flag}\b", shown)} == set()
+        assert [word for word in rest if word.startswith("recipes/") and not (root / word).is_file()] == []
+    targets = re.findall(r"^(\w+):", (root / "Makefile").read_text(), re.MULTILINE)
+    assert [line for line in lines if line.startswith("make") and line.split()[1] not in targets] == []
+
+
+def test_links_between_pages_lead_somewhere(page, root):
+    text = (root / page).read_text("utf-8")
+    for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", re.sub(r"```.*?```|`[^`]*`|\$[^$]*\$", "", text, flags=re.DOTALL)):
+        assert target.startswith("https:") or ((root / page).parent / target).is_file(), f"{page} links to {target}"
+
+
+def test_every_name_of_the_api_pages_exists(root):
+    for path in sorted((root / "docs/api").glob("*.md")):
+        for name in re.findall(r"^::: (\S+)$", path.read_text(), re.MULTILINE):
+            module, _, attribute = name.rpartition(".")
+            thing = getattr(importlib.import_module(module), attribute)
+            assert thing.__doc__, f"{name} has no docstring"
+
+
+def test_everything_registered_is_documented(root):
+    text = "\n".join(p.read_text() for p in (root / "docs/api").glob("*.md"))
+    documented = set(re.findall(r"^::: \S+\.(\w+)$", text, re.MULTILINE))
+    classes = {kind.__name__ for kind in (*LAYERS.values(), *BLOCKS.values())}
+    assert classes | set(OPS) <= documented
+
+
+def test_the_navigation_lists_every_page(root):
+    class Loader(yaml.SafeLoader):
+        """Reads mkdocs.yml."""
+
+    def leaves(entry):
+        if isinstance(entry, str):
+            return [entry]
+        return [leaf for part in (entry.values() if isinstance(entry, dict) else entry) for leaf in leaves(part)]
+
+    config = yaml.load((root / "mkdocs.yml").read_text(), Loader)
+    assert sorted(leaves(config["nav"])) == sorted(str(p.relative_to(root / "docs")) for p in (root / "docs").rglob("*.md"))
+
+
+def test_decisions_name_tests_that_exist(root):
+    text = (root / "docs/decisions.md").read_text("utf-8")
+    rows = [line for line in text.splitlines() if line.startswith("| ") and not line.startswith("| Topic")]
+    assert len(rows) > 20
+    for row in rows:
+        named = re.findall(r"`(\w+(?:/\w+)*\.py)::(\w+)`", row)
+        assert named, f"no test is named in: {row}"
+        for file, function in named:
+            tree = ast.parse((root / "tests" / file).read_text("utf-8"))
+            assert function in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}, f"{file}::{function}"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("mkdocs_material") is None and find_spec("material") is None, reason="mkdocs is not installed")
+def test_the_site_builds_without_a_warning(root, tmp_path):
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-d", str(tmp_path)]
+    subprocess.run(command, cwd=root, check=True, timeout=200)
+    scans = (tmp_path / "scans.html").read_text("utf-8")
+    assert "<svg" in scans
+    assert "<math" in scans
+    assert 'class="arithmatex"' not in scans
