@@ -1,0 +1,70 @@
+"""Set-up of every test: poisoned memory, fixed seeds, one thread, and the number of generated cases a property was shown."""
+
+import os
+from collections import defaultdict
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+settings.register_profile(
+    "longscan",
+    max_examples=int(os.environ.get("LONGSCAN_EXAMPLES", "25")),
+    deadline=None,  # a shared machine is slow at times
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.differing_executors],
+)
+settings.load_profile("longscan")
+
+_GENERATED = "generated cases"
+
+
+def pytest_configure() -> None:
+    """Fill torch.empty with NaN, so that a result that was never written cannot pass, and keep to one thread a worker."""
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Any:
+    """Count the generated cases that a property test runs to their end."""
+    handle = getattr(getattr(item, "obj", None), "hypothesis", None)
+    if handle is None:
+        return (yield)
+    inner, count = handle.inner_test, 0
+
+    def counting(*args: Any, **kwargs: Any) -> Any:
+        nonlocal count
+        result = inner(*args, **kwargs)
+        count += 1
+        return result
+
+    handle.inner_test = counting
+    try:
+        return (yield)
+    finally:
+        handle.inner_test = inner
+        item.user_properties.append((_GENERATED, count))
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """One line a property: over how many parameter sets and how many generated cases it was tried."""
+    counts: dict[str, list[int]] = defaultdict(list)
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            for name, count in getattr(report, "user_properties", []):
+                if name == _GENERATED and report.when == "call":
+                    counts[report.nodeid.split("[")[0]].append(count)
+    if counts:
+        terminalreporter.section("generated cases per property")
+        for name, each in sorted(counts.items()):
+            sets = f" ({len(each)} parameter sets, {min(each)} to {max(each)} each)" if len(each) > 1 else ""
+            terminalreporter.line(f"{sum(each):8d}  {name}{sets}")

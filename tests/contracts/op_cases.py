@@ -1,0 +1,255 @@
+"""Generated calls of every op: what the contract tests draw, run and compare."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from longscan.ops import OPS
+
+LENGTHS = [0, 1, 2, 3, 63, 65] * 4 + [1000]
+PRECISIONS = [torch.float32] * 3 + [torch.float64, torch.bfloat16, torch.float16]
+COMPLEX = {torch.float64: torch.complex128}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call: differentiable inputs by argument name in float64 or complex128, and the other arguments.
+
+    half: whether half precisions apply to the inputs that change from step to step only, as under mixed precision.
+    """
+
+    op: str
+    inputs: dict[str, Tensor]
+    options: dict[str, Any]
+    seed: int
+    half: bool = False
+    masks: dict[str, Tensor] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        shapes = {name: f"{tuple(x.shape)}{' complex' if x.is_complex() else ''}" for name, x in self.inputs.items()}
+        return f"Case({self.op}, {shapes}, {self.options}, masks {sorted(self.masks)}, seed {self.seed})"
+
+    @property
+    def batch(self) -> int:
+        return self._leading.shape[0]
+
+    @property
+    def length(self) -> int:
+        return self._leading.shape[1]
+
+    @property
+    def _leading(self) -> Tensor:
+        return self.inputs["b" if self.op == "linear_scan" else "u"]
+
+    def changes_in_time(self, name: str) -> bool:
+        """Whether the input `name` has axes (B, L, ...)."""
+        if self.op == "linear_scan" and name == "a":
+            return self.inputs["a"].ndim == self.inputs["b"].ndim
+        return name in OPS[self.op].per_step
+
+    def in_precision(self, dtype: torch.dtype) -> "Case":
+        """The same call with its inputs rounded to `dtype`; those that never come in half precision stay in float32."""
+
+        def convert(name: str, x: Tensor) -> Tensor:
+            wide = torch.float64 if dtype == torch.float64 else torch.float32
+            if x.is_complex():
+                return x.to(COMPLEX.get(wide, torch.complex64))
+            return x.to(wide if name == "initial_state" or (self.half and not self.changes_in_time(name)) else dtype)
+
+        return replace(self, inputs={name: convert(name, x) for name, x in self.inputs.items()})
+
+    def in_double(self) -> "Case":
+        """The same call in float64, exactly."""
+        exact = {name: x.to(torch.complex128 if x.is_complex() else torch.float64) for name, x in self.inputs.items()}
+        return replace(self, inputs=exact)
+
+    def map_inputs(self, change: Callable[[Tensor], Tensor]) -> "Case":
+        return replace(self, inputs={name: change(x) for name, x in self.inputs.items()})
+
+    def steps(self, start: int, stop: int) -> "Case":
+        """The same call on steps start..stop only."""
+        cut = {name: x[:, start:stop] if self.changes_in_time(name) else x for name, x in self.inputs.items()}
+        return replace(self, inputs=cut, masks={name: x[:, start:stop] for name, x in self.masks.items()})
+
+
+def call(case: Case, backend: str) -> tuple[Tensor, ...]:
+    """The op's results as a tuple: (y, final state), or (y,) for an op without state."""
+    results = OPS[case.op].function(**case.inputs, **case.masks, **case.options, backend=backend)
+    return results if isinstance(results, tuple) else (results,)
+
+
+def run(case: Case, backend: str, shake: Callable[[Tensor], Tensor] | None = None) -> dict[str, Tensor]:
+    """Results and the gradients of every input for random cotangents on y and the final state.
+
+    shake: applied to inputs and cotangents first.
+    """
+    change = shake or (lambda x: x)
+    case = case.map_inputs(lambda x: change(x.detach()).clone().requires_grad_())
+    results = call(case, backend)
+    generator = torch.Generator().manual_seed(case.seed + 1)
+    weights = [change(random(x.shape, generator, x.is_complex()).to(x.dtype)) for x in results]
+    return named(results) | gradients(results, weights, case)
+
+
+def named(results: tuple[Tensor, ...]) -> dict[str, Tensor]:
+    """The results of an op by name."""
+    return {name: x.detach() for name, x in zip(("y", "final state"), results, strict=False)}
+
+
+def gradients(results: tuple[Tensor, ...], weights: list[Tensor], case: Case) -> dict[str, Tensor]:
+    """The gradients of every input, by name, for these cotangents; zeros where no result depends on an input."""
+    used = [(x, weight) for x, weight in zip(results, weights, strict=True) if x.requires_grad]
+    leaves = list(case.inputs.values())
+    found = torch.autograd.grad([x for x, _ in used], leaves, [weight for _, weight in used], allow_unused=True)
+    filled = [torch.zeros_like(x) if grad is None else grad for x, grad in zip(leaves, found, strict=True)]
+    return {f"gradient of {name}": grad for name, grad in zip(case.inputs, filled, strict=True)}
+
+
+def random(shape: tuple[int, ...], generator: torch.Generator, is_complex: bool = False) -> Tensor:
+    """Normal numbers in float64, or complex ones of variance 1."""
+    return torch.randn(shape, generator=generator, dtype=torch.complex128 if is_complex else torch.float64)
+
+
+def _masks(draw: st.DrawFn, batch: int, length: int, generator: torch.Generator) -> dict[str, Tensor]:
+    """Any pattern of invalid steps and any packing."""
+    masks = {}
+    kept = torch.randint(0, length + 1, (batch, 1), generator=generator)
+    steps = torch.arange(length).expand(batch, length)
+    kind = draw(st.sampled_from(["none", "none", "left", "right", "any", "nothing"]))
+    if kind != "none":
+        masks["valid"] = {
+            "left": steps >= length - kept,
+            "right": steps < kept,
+            "any": torch.rand(batch, length, generator=generator) < 0.7,
+            "nothing": torch.zeros(batch, length, dtype=torch.bool),
+        }[kind]
+    if draw(st.booleans()):
+        often = draw(st.sampled_from([0.02, 0.3]))
+        masks["seq_idx"] = (torch.rand(batch, length, generator=generator) < often).cumsum(1) % 3
+    return masks
+
+
+def _linear(draw: st.DrawFn, batch: int, length: int, generator: torch.Generator) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    axes = draw(st.sampled_from([(), (3,), (2, 3)]))
+    kind = draw(st.sampled_from(["real", "complex", "real a", "real b", "pairs"]))
+    lead = () if draw(st.booleans()) else (batch, length)
+    near_one = draw(st.booleans())
+    size = torch.rand((*lead, *axes), generator=generator, dtype=torch.float64)
+    size = 1 - 1e-3 * size if near_one else 1.2 * size
+    angle = 2 * math.pi * torch.rand((*lead, *axes), generator=generator, dtype=torch.float64)
+    a = torch.polar(size, angle) if kind in ("complex", "real b", "pairs") else size * (torch.cos(angle)).sign()
+    b = random((batch, length, *axes), generator, kind in ("complex", "real a", "pairs"))
+    inputs = {"a": a, "b": b, "initial_state": random((batch, *axes), generator, kind != "real")}
+    if kind == "pairs":
+        inputs = {name: torch.view_as_real(x) for name, x in inputs.items()}
+    return inputs, {"reverse": draw(st.booleans()), "pairs": kind == "pairs"}
+
+
+def _in_some_form(draw: st.DrawFn, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Complex inputs as they are or, by chance, as pairs."""
+    if not draw(st.booleans()):
+        return inputs
+    return {name: torch.view_as_real(x) if x.is_complex() else x for name, x in inputs.items()}
+
+
+def _some(draw: st.DrawFn, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Optional inputs, each there or not."""
+    return {name: x for name, x in inputs.items() if draw(st.booleans())}
+
+
+def _selective(draw: st.DrawFn, batch: int, length: int, generator: torch.Generator) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    channels, states = draw(st.integers(1, 9)), draw(st.sampled_from([1, 2, 5, 16]))
+    is_complex = draw(st.booleans())
+    softplus = draw(st.booleans())
+    scale = draw(st.sampled_from([1e-4, 0.1, 1.0]))  # 1e-4: every factor beyond 0.999
+    A = -torch.rand(channels, states, generator=generator, dtype=torch.float64) * 2
+    if is_complex:
+        A = torch.complex(A, 4 * random((channels, states), generator))
+    dt = random((batch, length, channels), generator)
+    inputs = {
+        "u": random((batch, length, channels), generator),
+        "dt": dt + math.log(scale) if softplus else dt.abs() * scale,
+        "A": A,
+        "B": random((batch, length, states), generator, is_complex),
+        "C": random((batch, length, states), generator, is_complex),
+        **_some(
+            draw,
+            {
+                "D": random((channels,), generator),
+                "z": random((batch, length, channels), generator),
+                "dt_bias": random((channels,), generator).abs() * scale,
+                "dt_scale": 3 * torch.rand(batch, length, generator=generator, dtype=torch.float64),
+                "initial_state": random((batch, channels, states), generator, is_complex),
+            },
+        ),
+    }
+    return _in_some_form(draw, inputs), {"dt_softplus": softplus, "paired": draw(st.booleans())}
+
+
+def _unitary(draw: st.DrawFn, batch: int, length: int, generator: torch.Generator) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    channels, states = draw(st.integers(1, 9)), draw(st.sampled_from([1, 2, 5, 16]))
+    shape = (states,) if draw(st.booleans()) else (channels, states)
+    inputs = {
+        "u": random((batch, length, channels), generator),
+        "dt": torch.rand(batch, length, channels, generator=generator, dtype=torch.float64),
+        "W": random((channels, states, channels), generator) / math.sqrt(channels),
+        "bias": 2 * math.pi * torch.rand(channels, states, generator=generator, dtype=torch.float64) - math.pi,
+        "B": random(shape, generator, True),
+        "C": random(shape, generator, True),
+        **_some(
+            draw,
+            {
+                "D": random((channels,), generator),
+                "z": random((batch, length, channels), generator),
+                "initial_state": random((batch, channels, states), generator, True),
+            },
+        ),
+    }
+    return _in_some_form(draw, inputs), {"phase_dt": draw(st.booleans())}
+
+
+def _short(draw: st.DrawFn, batch: int, length: int, generator: torch.Generator) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    channels, taps = draw(st.integers(1, 9)), draw(st.sampled_from([1, 2, 4, 7]))
+    inputs = {
+        "u": random((batch, length, channels), generator),
+        "weight": random((channels, taps), generator),
+        **_some(
+            draw,
+            {
+                "bias": random((channels,), generator),
+                "initial_state": random((batch, channels, taps - 1), generator),
+            },
+        ),
+    }
+    return inputs, {"activation": draw(st.sampled_from([None, "silu"]))}
+
+
+def _long(draw: st.DrawFn, batch: int, length: int, generator: torch.Generator) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    channels = draw(st.integers(1, 5))
+    decay = torch.exp(-torch.arange(length) / draw(st.sampled_from([3, 300])))
+    return {"u": random((batch, length, channels), generator), "k": random((channels, length), generator) * decay}, {}
+
+
+MAKERS = {
+    "linear_scan": _linear,
+    "selective_scan": _selective,
+    "unitary_scan": _unitary,
+    "short_conv": _short,
+    "long_conv": _long,
+}
+
+
+@st.composite
+def cases(draw: st.DrawFn, op: str, masked: bool = True, lengths: tuple[int, ...] = tuple(LENGTHS)) -> Case:
+    """Any call of `op`."""
+    seed = draw(st.integers(0, 2**31))
+    generator = torch.Generator().manual_seed(seed)
+    batch, length = draw(st.integers(1, 3)), draw(st.sampled_from(lengths))
+    inputs, options = MAKERS[op](draw, batch, length, generator)
+    masks = _masks(draw, batch, length, generator) if masked and OPS[op].stateful else {}
+    return Case(op, inputs, options, seed, draw(st.booleans()), masks)

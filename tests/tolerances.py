@@ -1,0 +1,63 @@
+"""How far a result may lie from the truth.
+
+The truth is the reference in float64. A fast result may err twice what plain arithmetic of the same precision errs, or a few
+times what the truth itself moves when every input is rounded to that precision, whichever asks for less; half precisions may
+add the rounding of the result. So no tolerance is a number that somebody chose for a test: it follows from the case.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+TWICE = 2  # times the error of plain arithmetic
+ROUNDINGS = 4  # an element of a scan passes about eight operations, of half an eps each, for each input that it depends on
+
+Results = Mapping[str, Tensor]
+
+
+def real_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of the parts of a number of `dtype`."""
+    return torch.zeros((), dtype=dtype).abs().dtype
+
+
+def shake(x: Tensor, eps: float, generator: torch.Generator) -> Tensor:
+    """`x` with every part of every number moved by a relative eps, up or down at random."""
+    parts = torch.view_as_real(x) if x.is_complex() else x
+    signs = torch.randint(0, 2, parts.shape, generator=generator).to(parts.dtype) * 2 - 1
+    moved = parts * (1 + signs * eps)
+    return torch.view_as_complex(moved) if x.is_complex() else moved
+
+
+def distance(x: Tensor, truth: Tensor) -> float:
+    """The largest error in `x`, where the truth is a number of the precision of `x`."""
+    assert x.shape == truth.shape, f"shape {tuple(x.shape)}, expected {tuple(truth.shape)}"
+    wide = torch.complex128 if truth.is_complex() else torch.float64
+    fits = truth.abs() < torch.finfo(real_dtype(x.dtype)).max / 2
+    error = (x.to(wide) - truth.to(wide)).abs()[fits]
+    return float("inf") if error.isnan().any() else error.max().item() if error.numel() else 0.0
+
+
+def size(truth: Tensor) -> float:
+    """The largest number in `truth`."""
+    return truth.abs().max().item() if truth.numel() else 0.0
+
+
+def assert_as_accurate(
+    fast: Results, plain: Sequence[Results], truth: Results, shaken: Sequence[Results], label: str = ""
+) -> None:
+    """Every result of `fast` errs at most twice the worst of `plain`, plus what roundings of the inputs do.
+
+    fast, plain: results of one precision, by name; truth: in float64; shaken: the truth for inputs moved by one rounding.
+    """
+    for name, value in fast.items():
+        eps = torch.finfo(real_dtype(value.dtype)).eps
+        floor = ROUNDINGS * max(distance(other[name], truth[name]) for other in shaken) + eps * size(truth[name])
+        allowed = TWICE * max((distance(other[name], truth[name]) for other in plain), default=0.0) + floor
+        error = distance(value, truth[name])
+        assert error <= allowed, f"{label}{name}: error {error:.3g}, allowed {allowed:.3g}, largest value {size(truth[name]):.3g}"
+
+
+def assert_same(one: Results, other: Results, shaken: Sequence[Results], label: str = "") -> None:
+    """Two ways of computing the same numbers in float64 agree to what roundings of the inputs do."""
+    assert_as_accurate(one, [], other, shaken, label)
