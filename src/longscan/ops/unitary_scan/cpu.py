@@ -1,0 +1,87 @@
+"""`unitary_scan` on the compiled CPU kernels of csrc/unitary_scan.cpp."""
+
+import torch
+from torch import Tensor
+
+from longscan.ops import _native
+
+
+def chunk_length(states: int) -> int:
+    """Steps between saved states: at least 64, and enough that the saved states stay smaller than two inputs."""
+    return max(64, -(-states // 4) * 8)
+
+
+def chunk_states_shape(batch: int, length: int, channels: int, states: int) -> tuple[int, ...]:
+    """The shape of the saved states: (B, chunks, D, N, 3)."""
+    return batch, -(-length // chunk_length(states)), channels, states, 3
+
+
+def _address(x: Tensor | None) -> int:
+    return 0 if x is None else x.data_ptr()
+
+
+def _check(u: Tensor) -> None:
+    if u.dtype not in (torch.float32, torch.float64):
+        raise TypeError(f"u: got dtype {u.dtype}, expected torch.float32 or torch.float64")
+
+
+def forward(
+    u: Tensor,
+    dt: Tensor,
+    W: Tensor,
+    bias: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    z: Tensor | None,
+    initial_state: Tensor,
+    flags: Tensor | None,
+    phase_dt: bool,
+    keep: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """y (B, L, D), the final state (B, D, N, 2) and, where `keep`, the states that `backward` starts its chunks from.
+
+    Contiguous tensors of one real dtype, shapes as in csrc/unitary_scan.h; L, D and N at least 1.
+    """
+    _check(u)
+    batch, length, channels = u.shape
+    states = bias.shape[1]
+    y, final = torch.empty_like(u), torch.empty_like(initial_state)
+    chunk_states = u.new_empty(chunk_states_shape(batch, length, channels, states) if keep else (0,))
+    _native.unitary_scan_forward(
+        batch, length, channels, states, chunk_length(states),
+        *map(_address, (u, dt, W, bias, B, C, D, z, initial_state, flags, y, final, chunk_states if keep else None)),
+        phase_dt, u.dtype == torch.float64, torch.get_num_threads(),
+    )  # fmt: skip
+    return y, final, chunk_states
+
+
+def backward(
+    grad_y: Tensor,
+    grad_final: Tensor,
+    u: Tensor,
+    dt: Tensor,
+    W: Tensor,
+    bias: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    z: Tensor | None,
+    initial_state: Tensor,
+    flags: Tensor | None,
+    chunk_states: Tensor,
+    phase_dt: bool,
+) -> tuple[Tensor, ...]:
+    """The gradients of u, dt, W, bias, B, C, D, z and initial_state; empty tensors for absent inputs."""
+    _check(u)
+    batch, length, channels = u.shape
+    states = bias.shape[1]
+    inputs = (u, dt, W, bias, B, C, D, z, initial_state)
+    gradients = [u.new_empty(0) if x is None else torch.empty_like(x) for x in inputs]
+    _native.unitary_scan_backward(
+        batch, length, channels, states, chunk_length(states),
+        *map(_address, (grad_y, grad_final, *inputs, flags, chunk_states)),
+        *(0 if x is None else gradient.data_ptr() for x, gradient in zip(inputs, gradients, strict=True)),
+        phase_dt, u.dtype == torch.float64, torch.get_num_threads(),
+    )  # fmt: skip
+    return tuple(gradients)
