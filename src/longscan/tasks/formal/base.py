@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from torchmetrics import Metric
 
 _BLOCK = 256  # examples of a fixed set that are drawn together
-_FRUITLESS = 50  # rounds of drawing that may find no example of a split before it is declared empty
+_ATTEMPTS = 100  # rounds of drawing after which a split counts as empty
 # Settings that choose among the examples or lay them out, and leave what is drawn as it is.
 _NOT_DRAWN = ("data", "train_lengths", "eval_lengths", "train_size", "valid_size", "test_size", "teacher_forcing")
 
@@ -276,23 +276,32 @@ class FormalTask(ClassificationTask):
         return [(before + 1, last) for before, last in pairwise(edges)]
 
     def _examples(self, split: Split, kind: tuple[object, ...], counter: int, count: int) -> Examples:
-        """`count` examples that belong to the split, a pure function of the arguments."""
+        """`count` examples that belong to the split, a pure function of the arguments.
+
+        Lengths are uniform over the split's range: what another split owns is drawn again at the same length.
+        """
         options = tuple((field.name, getattr(self, field.name)) for field in fields(self) if field.name not in _NOT_DRAWN)
         low, high = self._length_range(split)
         draws = Draws((self.name, options, split, low, high, *kind), counter)
+        lengths = draws.integers(low, high + 1, count)
         parts: list[Examples] = []
-        found, fruitless = 0, 0
-        while found < count:
-            candidates = self._draw(draws, draws.integers(low, high + 1, count if split == "train" else 3 * count + 32))
+        places: list[np.ndarray] = []
+        pending = np.arange(count)
+        for attempt in range(_ATTEMPTS):
+            copies = max(4, 2 * count // len(pending)) if attempt else 1 if split == "train" else 3
+            candidates = self._draw(draws, np.repeat(lengths[pending], copies))
             mine = self._owned(candidates, split)
-            rows = np.flatnonzero(mine if candidates.keep is None else mine & candidates.keep)[: count - found]
-            found += len(rows)
-            fruitless = 0 if len(rows) else fruitless + 1
-            if fruitless == _FRUITLESS:
-                setting = "train_lengths" if split == "train" else "eval_lengths"
-                raise ValueError(f"{setting}: {low} to {high} tokens give too few questions of {self.name} for a split {split!r}")
-            parts.append(candidates.select(rows))
-        return joined(parts, self.padding)
+            mine = (mine if candidates.keep is None else mine & candidates.keep).reshape(-1, copies)
+            found = mine.any(1)
+            parts.append(candidates.select(np.flatnonzero(found) * copies + mine.argmax(1)[found]))
+            places.append(pending[found])
+            pending = pending[~found]
+            if not len(pending):
+                return joined(parts, self.padding).select(np.argsort(np.concatenate(places)))
+            if attempt % 5 == 4:  # a length with so few questions that this split may own none
+                lengths[pending] = draws.integers(low, high + 1, len(pending))
+        setting = "train_lengths" if split == "train" else "eval_lengths"
+        raise ValueError(f"{setting}: {low} to {high} tokens give too few questions of {self.name} for a split {split!r}")
 
     def _owned(self, examples: Examples, split: Split) -> np.ndarray:
         """(n,) bool: the question belongs to the split."""

@@ -226,7 +226,7 @@ def _finished(path: str | Path, header: Header, series: list[np.ndarray], labels
     found = set(labels or ())
     stated = [] if labels is None else header.get("classlabel", [])[1:]
     classes = (*dict.fromkeys(label for label in stated if label in found), *sorted(found.difference(stated)))
-    claims = _contradictions(header, trimmed, found.difference(stated) if stated else set())
+    claims = _contradictions(header, series, found.difference(stated) if stated else set())
     if claims:
         warnings.warn(f"{path}: its header does not fit its data, which are used: {'; '.join(claims)}", UserWarning, stacklevel=3)
     return Recordings(trimmed, labels, classes)
@@ -239,11 +239,11 @@ def _contradictions(header: Header, series: list[np.ndarray], unstated: set[str]
     facts = {
         "dimensions": {str(len(series[0]))},
         "univariate": {str(len(series[0]) == 1).lower()},
-        "equallength": {str(shortest == longest).lower()},
-        "serieslength": {str(longest), "0"},
+        "equallength": {"true", "false"} if shortest == longest else {"false"},
+        "serieslength": {str(longest)},
         "missing": {"true"} if any(np.isnan(case).any() for case in series) else {"false", "true"},
     }
-    shown = {**{key: next(iter(value)) for key, value in facts.items()}, "serieslength": steps}
+    shown = {**{key: min(values) for key, values in facts.items()}, "serieslength": steps}
     claims = []
     for key, values in facts.items():
         claimed = header.get(key, [""])[0].lower()

@@ -58,7 +58,7 @@ def clean(train: list[np.ndarray], test: list[np.ndarray], labels: np.ndarray, c
         valid = order[: _share(len(order), carving.fraction)]
     training = np.setdiff1d(order, valid)
     if not len(valid) or not len(training):
-        raise ValueError(f"valid_fraction: {len(kept)} training series are too few to take {carving.fraction:g} of them for valid")
+        raise ValueError(f"valid_fraction: {len(kept)} training series are too few to take {carving.fraction:g} of them")
     rows: dict[Split, np.ndarray] = {
         "train": training,
         "valid": np.sort(valid),

@@ -27,7 +27,7 @@ _log = logging.getLogger("longscan")
 class Uea(ClassificationTask):
     """Which class a recording belongs to.
 
-        ▅█▁▃▂▂▁▂▂▂▂▂▂▂▂▂▁▂▁▂▂▃▂▂▃▂▂▂▁▂▂▂▂▂▂ 6 channels x 100 steps | Standing
+        ▃▅▇▇▄▄▇▆▆▁█▅▇▃▆▆▇▄▄▆▅▆▃▅▆▆▄▂▆▅▆▅▂▆ 6 channels x 100 steps | Walking
 
     dataset: NAME of the files NAME_TRAIN.ts and NAME_TEST.ts, or .arff, or NAMEDimension1_TRAIN.arff and so on. data_dir: the
     folder that holds them, or that holds a folder NAME with them; None: the sets that aeon carries (BasicMotions, JapaneseVowels
@@ -143,8 +143,8 @@ class Uea(ClassificationTask):
     def read_inputs(self, path: str | Path) -> Batch:
         """Series from a .ts, .arff, .csv or .npy file, treated as the training series were; labels in it are not used.
 
-        .csv: one series, a step a line, a channel a column. .npy: (L, C) or (N, L, C). Raises ValueError where the file is damaged
-        or has another number of channels than the training series.
+        .csv: one series, a step a line, a channel a column. .npy: (L, C) or (N, L, C). Raises ValueError where the file is
+        damaged or has another number of channels than the training series.
         """
         series = read_recordings(path).series
         loaded = _load(self)
@@ -202,7 +202,7 @@ def _load(task: Uea) -> _Loaded:
 
 
 def _arranged(series: Sequence[np.ndarray], partition: protocols.Partition, duration: int | None) -> tuple[Tensor, Tensor | None]:
-    """Inputs (N, L, C) float32, padded with zeros; valid (N, L), None where nothing is padded. duration: L of the time channel."""
+    """Inputs (N, L, C) float32, padded with zeros; valid (N, L), None without padding. duration: L of the time channel."""
     lengths = np.array([item.shape[1] for item in series])
     first = 0 if duration is None else 1
     inputs = np.zeros((len(series), lengths.max(), len(series[0]) + first), np.float32)
@@ -221,7 +221,7 @@ def _read(dataset: str, data_dir: str | None) -> tuple[Recordings, Recordings]:
         spec = find_spec("aeon")
         locations = spec.submodule_search_locations if spec is not None else None
         if not locations:
-            raise FileNotFoundError("data_dir: name the folder of the files, or install aeon, which carries some (longscan[data])")
+            raise FileNotFoundError("data_dir: name the files' folder, or install aeon, which carries some sets (longscan[data])")
         folders = [Path(locations[0]) / "datasets" / "data" / dataset]
     else:
         folders = [Path(data_dir), Path(data_dir) / dataset]

@@ -1,0 +1,299 @@
+"""What every registered task must keep, for its default settings and each choice of each setting."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields, replace
+from math import log
+from types import NoneType, UnionType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from longscan.tasks import TASKS, Batch, Task
+
+SMALL = {"train_size": 90, "valid_size": 40, "test_size": 300}  # of the settings that say how large a fixed set is
+
+
+def choices(hint: Any) -> list[Any]:
+    """The values of a setting that can be listed: literals and truth values."""
+    if get_origin(hint) is Literal:
+        return list(get_args(hint))
+    if hint is bool:
+        return [False, True]
+    if get_origin(hint) is UnionType:
+        return [choice for part in get_args(hint) if part is not NoneType for choice in choices(part)]
+    return []
+
+
+def small(cls: type[Task], **settings: Any) -> Task:
+    sizes = {field.name: SMALL[field.name] for field in fields(cls) if field.name in SMALL}
+    return cls(**sizes, **settings)
+
+
+def variants() -> Iterator[Any]:
+    for name, cls in TASKS.items():
+        yield pytest.param(small(cls), id=name)
+        hints = get_type_hints(cls)
+        for field in fields(cls):
+            for choice in choices(hints[field.name]):
+                if choice != field.default:
+                    yield pytest.param(small(cls, **{field.name: choice}), id=f"{name}-{field.name}={choice}")
+
+
+VARIANTS = list(variants())
+every_variant = pytest.mark.parametrize("task", VARIANTS)
+every_class = pytest.mark.parametrize("cls", [pytest.param(cls, id=name) for name, cls in TASKS.items()])
+
+
+def same(first: Batch, second: Batch) -> bool:
+    return all((a is None and b is None) or torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def examples(task: Task, batch: Batch) -> list[bytes]:
+    """What a model sees of each example before it must answer, as bytes."""
+    rows = []
+    for row, inputs in enumerate(batch.inputs):
+        steps = slice(None)
+        if batch.loss_mask is not None:
+            steps = slice(int(batch.loss_mask[row].int().argmax()) + 1)
+        elif batch.valid is not None:
+            steps = batch.valid[row]
+        rows.append(inputs[steps].numpy().tobytes())
+    return rows
+
+
+def whole(task: Task, split: str, batch_size: int = 64) -> list[Batch]:
+    """A finite split, or the first 256 examples of a stream."""
+    count = task.num_batches(split, batch_size)
+    return [task.batch(split, step, batch_size) for step in range(4 if count is None else count)]
+
+
+def answer(task: Task, batch: Batch, classes: Tensor) -> Tensor:
+    """Logits that choose the given classes, of the targets' shape, with certainty."""
+    return torch.nn.functional.one_hot(classes.clamp(min=0), task.num_classes).float() * 50
+
+
+def score(task: Task, split: str, constant: int | None) -> float:
+    """The main metric of always giving one class, or of giving the target where `constant` is None."""
+    metrics = task.metrics(split)
+    for batch in whole(task, split):
+        assert batch.targets is not None
+        classes = batch.targets if constant is None else torch.full_like(batch.targets, constant)
+        task.update(metrics, answer(task, batch, classes), batch)
+    assert next(iter(metrics)) == task.metric
+    values = {name: metric.compute() for name, metric in metrics.items()}
+    assert all(value.ndim == (2 if name == "confusion" else 0) for name, value in values.items())
+    return values[task.metric].item()
+
+
+@every_class
+def test_registered_under_its_name(cls):
+    assert TASKS[cls.name] is cls
+    assert cls.__doc__
+    assert " | " in cls.__doc__, "the docstring draws an example"
+
+
+@every_variant
+def test_batch_is_a_pure_function(task):
+    again = replace(task)
+    assert again == task
+    assert hash(again) == hash(task)
+    for split in task.splits:
+        last = 1 if split == "train" else task.num_batches(split, 16) - 1
+        forwards = [task.batch(split, step, 16, seed=3) for step in (0, last)]
+        backwards = [again.batch(split, step, 16, seed=3) for step in (last, 0)]
+        assert all(same(a, b) for a, b in zip(forwards, reversed(backwards), strict=True))
+
+
+@dataclass
+class Steps(Dataset):
+    task: Task
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, step: int) -> Batch:
+        return self.task.batch("train", step, 8, seed=1)
+
+
+@pytest.mark.parametrize("name", ["parity", "uea"])
+def test_any_number_of_workers_gives_the_same_batches(name):
+    task = small(TASKS[name])
+    alone = [task.batch("train", step, 8, seed=1) for step in range(6)]
+    loaded = DataLoader(Steps(task), batch_size=None, num_workers=2)
+    assert all(same(a, b) for a, b in zip(alone, loaded, strict=True))
+
+
+@every_variant
+def test_steps_and_seeds_give_other_training_batches(task):
+    first = task.batch("train", 0, 16)
+    assert not same(first, task.batch("train", 1, 16))
+    shuffles = not (task.name == "uea" and task.protocol == "aussm")  # that protocol keeps one order
+    assert same(first, task.batch("train", 0, 16, seed=1)) == (not shuffles)
+
+
+@every_variant
+def test_shapes_types_and_ranges(task):
+    assert (task.vocab_size is None) != (task.d_input is None)
+    assert task.d_output == task.num_classes == len(task.classes)
+    assert task.symbols is None or len(task.symbols) == len(set(task.symbols)) == task.vocab_size
+    longest = 0
+    for split in task.splits:
+        for batch in whole(task, split)[:3]:
+            count, length = batch.inputs.shape[:2]
+            longest = max(longest, length)
+            if task.vocab_size is None:
+                assert batch.inputs.dtype == torch.float32
+                assert batch.inputs.shape == (count, length, task.d_input)
+                assert batch.inputs.isfinite().all()
+            else:
+                assert batch.inputs.dtype == torch.int64
+                assert batch.inputs.shape == (count, length)
+                assert batch.inputs.min() >= 0
+                assert batch.inputs.max() < task.vocab_size
+            assert batch.targets.dtype == torch.int64
+            assert batch.targets.shape == ((count, length) if task.per_step else (count,))
+            scored = batch.targets if batch.loss_mask is None else batch.targets[batch.loss_mask]
+            assert scored.min() >= 0
+            assert scored.max() < task.num_classes
+            if batch.valid is not None:
+                assert batch.valid.dtype == torch.bool
+                assert batch.valid.shape == (count, length)
+                assert batch.valid[:, 0].all(), "padding stands on the right"
+                assert (batch.valid.int().diff(dim=1) <= 0).all(), "one run a row"
+            if batch.loss_mask is not None:
+                assert batch.loss_mask.shape == (count, length)
+                assert batch.loss_mask.any(1).all()
+                assert not (batch.loss_mask & ~batch.valid).any()
+            assert batch.elapsed is None
+    assert longest == task.length
+
+
+@every_variant
+def test_finite_splits_come_in_order_and_whole(task):
+    for split in ("valid", "test"):
+        size = task.size(split)
+        small_batches = [example for batch in whole(task, split, 7) for example in examples(task, batch)]
+        large_batches = [example for batch in whole(task, split, 64) for example in examples(task, batch)]
+        assert len(small_batches) == size
+        assert small_batches == large_batches
+        with pytest.raises(IndexError, match=split):
+            task.batch(split, task.num_batches(split, 7), 7)
+
+
+@every_variant
+def test_an_epoch_shows_each_training_example_once(task):
+    size = task.size("train")
+    if size is None:
+        assert task.num_batches("train", 7) is None
+        return
+    batches = task.num_batches("train", 7)
+    steps = (range(batches), range(batches, 2 * batches))
+    epochs = [[example for step in epoch for example in examples(task, task.batch("train", step, 7))] for epoch in steps]
+    if task.name == "uea" and task.protocol == "linoss":  # drops an epoch's last batch
+        assert len(epochs[0]) == len(epochs[1]) == (size - 1) // 7 * 7
+        assert len(set(epochs[0])) == len(epochs[0])
+        return
+    assert len(epochs[0]) == size
+    assert sorted(epochs[0]) == sorted(epochs[1])
+    assert (epochs[0] == epochs[1]) == (task.name == "uea" and task.protocol == "aussm")
+
+
+@every_variant
+def test_splits_are_disjoint(task):
+    seen = [{example for batch in whole(task, split) for example in examples(task, batch)} for split in task.splits]
+    assert not seen[0] & seen[1]
+    assert not seen[0] & seen[2]
+    assert not seen[1] & seen[2]
+
+
+@every_variant
+def test_constant_score_is_what_a_constant_predictor_gets(task):
+    answers = [batch.targets if batch.loss_mask is None else batch.targets[batch.loss_mask] for batch in whole(task, "valid")]
+    scores = [score(task, "valid", constant) for constant in torch.cat(answers).unique().tolist()]
+    assert min(abs(task.constant_score("valid") - value) for value in scores) < 1e-6
+    assert sum(scores) == pytest.approx(1, abs=1e-5)
+
+
+@every_variant
+def test_perfect_answers_score_one(task):
+    assert score(task, "test", None) == 1
+    assert task.higher_is_better
+    assert task.scaled(1) == 1
+    assert task.scaled(1 / task.num_classes) == pytest.approx(0, abs=1e-12)
+
+
+@every_variant
+def test_loss_of_blind_guessing_is_log_k(task):
+    batch = task.batch("valid", 0, 5)
+    output = torch.zeros(*batch.targets.shape, task.num_classes, requires_grad=True)
+    scored = 5 if batch.loss_mask is None else int(batch.loss_mask.sum())
+    assert task.loss(output, batch).item() == pytest.approx(log(task.num_classes), rel=1e-5)
+    total = task.loss(output, batch, reduction="sum")
+    assert total.item() == pytest.approx(scored * log(task.num_classes), rel=1e-5)
+    total.backward()
+    touched = output.grad.abs().sum(-1) > 0
+    assert touched.all() if batch.loss_mask is None else torch.equal(touched, batch.loss_mask)
+    assert task.loss(output.bfloat16(), batch).dtype == torch.float32
+
+
+@every_variant
+def test_an_example_as_text_can_be_read_back(task, tmp_path):
+    batch = task.batch("valid", 0, 4)
+    text = [task.describe(batch, row) for row in range(4)]
+    assert task.example("valid") == text[0]
+    assert all(line.count(" | ") == 1 for line in text)
+    if task.symbols is None or (task.shows_answers and batch.loss_mask.sum() > 4):
+        return
+    path = tmp_path / "questions.txt"
+    path.write_text("\n\n".join(text))
+    asked = task.read_inputs(path)
+    assert asked.targets is None
+    assert [task.describe(asked, row) for row in range(4)] == [line.split(" | ")[0] for line in text]
+    length = asked.inputs.shape[1]
+    assert torch.equal(asked.loss_mask, batch.loss_mask[:, :length])
+    assert torch.equal(asked.valid, batch.valid[:, :length])
+    rows = task.decode(answer(task, batch, batch.targets[:, :length]), asked)
+    assert [f"{row['question']} | {row['answer']}" for row in rows] == text
+    assert all(row["probability"] > 0.99 for row in rows)
+
+
+@every_variant
+def test_settings_survive_json(task):
+    assert type(task)(**json.loads(json.dumps(asdict(task)))) == task
+
+
+@every_class
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [(("dev", 0, 4), "split"), (("train", -1, 4), "step"), (("train", 0, 0), "batch_size"), (("train", 0, 4, -1), "seed")],
+)
+def test_requests_that_make_no_sense_are_refused_by_name(cls, arguments, named):
+    with pytest.raises(ValueError, match=f"^{named}"):
+        small(cls).batch(*arguments)
+
+
+@every_class
+def test_unknown_settings_and_choices_are_refused_by_name(cls):
+    with pytest.raises(TypeError, match="no_such_setting"):
+        cls(no_such_setting=1)
+    hints = get_type_hints(cls)
+    listed = [field.name for field in fields(cls) if any(isinstance(choice, str) for choice in choices(hints[field.name]))]
+    assert listed
+    for name in listed:
+        with pytest.raises(ValueError, match=f"^{name}: .*nonsense"):
+            cls(**{name: "nonsense"})
+
+
+@every_class
+def test_a_missing_or_empty_file_is_named(cls, tmp_path):
+    ending = "txt" if cls().symbols is not None else "csv"
+    with pytest.raises(ValueError, match=f"none.{ending}: can not be read: No such file"):
+        cls().read_inputs(tmp_path / f"none.{ending}")
+    path = tmp_path / f"empty.{ending}"
+    path.write_text("")
+    with pytest.raises(ValueError, match=f"empty.{ending}: holds no"):
+        cls().read_inputs(path)

@@ -1,0 +1,214 @@
+"""Readers of series: against aeon's where it reads rightly, every kind of damage, headers that are wrong."""
+
+import warnings
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from longscan.tasks import read_arff, read_ts
+from longscan.tasks.timeseries.files import read_arff_dimensions, read_recordings
+
+AEON = Path(find_spec("aeon").submodule_search_locations[0]) / "datasets" / "data"
+
+TS = """# a comment, é
+@problemName Toy
+@timeStamps false
+@univariate false
+@dimensions 2
+@equalLength true
+@seriesLength 3
+@classLabel true up Down
+@data
+1,2,3:4,5,6.5:up
+-1,-2e1,-3:+4,.5,6:Down
+"""
+ARFF = """% a comment
+@relation 'toy'
+@attribute relationalAtt relational
+@attribute att0 numeric
+@attribute att1 numeric
+@end relationalAtt
+@attribute class {up,'Down'}
+
+@data
+'1,2,3\\n4,5,6.5',up
+"-1,-2e1,-3\\n+4,.5,6",Down
+"""
+
+
+@pytest.mark.parametrize(("name", "text", "read"), [("toy.ts", TS, read_ts), ("toy.arff", ARFF, read_arff)])
+def test_both_formats_read_the_same(tmp_path, name, text, read):
+    path = tmp_path / name
+    path.write_text(text)
+    found = read(path)
+    assert [series.tolist() for series in found.series] == [[[1, 2, 3], [4, 5, 6.5]], [[-1, -20, -3], [4, 0.5, 6]]]
+    assert found.labels == ["up", "Down"]
+    assert found.classes == ("up", "Down")
+    assert read_recordings(path).labels == found.labels
+
+
+@pytest.mark.parametrize("name", ["BasicMotions", "JapaneseVowels", "ArrowHead", "PickupGestureWiimoteZ"])
+def test_ts_agrees_with_aeon(name):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from aeon.datasets import load_from_ts_file
+    for part in ("TRAIN", "TEST"):
+        path = AEON / name / f"{name}_{part}.ts"
+        found = read_ts(path)
+        series, labels = load_from_ts_file(str(path))
+        assert len(found.series) == len(series)
+        assert all(np.array_equal(ours, theirs) for ours, theirs in zip(found.series, series, strict=True))
+        assert [label.lower() for label in found.labels] == labels.tolist()
+
+
+@pytest.mark.parametrize("name", ["BasicMotions", "ArrowHead", "GunPoint"])
+def test_arff_holds_what_ts_holds(name):
+    arff, ts = (read_recordings(AEON / name / f"{name}_TRAIN.{ending}") for ending in ("arff", "ts"))
+    assert len(arff.series) == len(ts.series)
+    assert all(np.allclose(a, b, atol=1e-5) for a, b in zip(arff.series, ts.series, strict=True))
+    assert [label.lower() for label in arff.labels] == [label.lower() for label in ts.labels]
+
+
+DAMAGED = [  # file, what to replace, by what, the error after the path
+    ("toy.ts", TS, "4,5,6.5:up", "4,5:up", r":10: channel 2 has 2 values, channel 1 has 3$"),
+    ("toy.ts", TS, ":+4,.5,6:Down", ":Down", r":11: has 1 channels, the first series has 2$"),
+    ("toy.ts", TS, ":+4,.5,6:Down", ":+4,.5", r":11: the class label at the end is missing; the line is damaged or cut off$"),
+    ("toy.ts", TS, "6:Down", "6:", r":11: the class label at the end is missing"),
+    ("toy.ts", TS, "-2e1", "-2e", r":11: '-2e' is not a finite number$"),
+    ("toy.ts", TS, "-2e1", "inf", r":11: 'inf' is not a finite number$"),
+    ("toy.ts", TS, "-1,-2e1,-3:+4,.5,6", "?,?,?:NaN,?,?", r": series 2 has no value at all$"),
+    ("toy.ts", TS, "@data", "", r":10: a line before @data must start with '@' and a key, not with '1,2,3:4,5,6.5:up'$"),
+    ("toy.ts", TS, "@timeStamps false", "@timeStamps true", r": holds time stamps \(@timeStamps true\); series with steps"),
+    ("toy.ts", TS, TS[TS.index("1,2") :], "", r": holds no series after @data$"),
+    ("toy.ts", TS, TS[TS.index("@data") :], "", r": has no @data line$"),
+    ("toy.ts", TS, TS, "", r": has no @data line$"),
+    ("toy.ts", TS, "1,2,3", "1,\0,3", r": is not UTF-8 text \(it holds zero bytes\)$"),
+    ("toy.arff", ARFF, "6.5',up", "6.", r":10: no series in quotes, comma and label; the line is damaged or cut off$"),
+    ("toy.arff", ARFF, "6.5',up", "6.5',", r":10: the class label at the end is missing"),
+    ("toy.arff", ARFF, "-1,-2e1", "-1,-2e1,9", r":11: channel 2 has 3 values, channel 1 has 4$"),
+    ("toy.arff", ARFF, "-2e1", "two", r":11: 'two' is not a finite number$"),
+    ("toy.arff", ARFF, "@data", "", r":10: a line before @data must start with '@'"),
+    ("toy.arff", ARFF, ARFF[ARFF.index("'1,2") :], "", r": holds no series after @data$"),
+    ("toy.csv", "a,b\n1,2\n3,4\n", "3,4", "3", r":3: has 1 columns, the first row has 2$"),
+    ("toy.csv", "a,b\n1,2\n3,4\n", "3,4", "3,x", r":3: 'x' is not a finite number$"),
+    ("toy.csv", "a,b\n1,2\n3,4\n", "1,2\n3,4\n", "", r": holds no numbers$"),
+    ("toy.npy", "not numpy", "", "", r": is no readable .npy file: "),
+    ("toy.xlsx", "", "", "", r": its name must end in one of .ts, .arff, .csv, .npy$"),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "old", "new", "message"), DAMAGED)
+def test_damage_is_named_in_one_line(tmp_path, name, text, old, new, message):
+    path = tmp_path / name
+    path.write_text(text.replace(old, new) if old else text)
+    with pytest.raises(ValueError, match=rf"^{path}{message}") as caught:
+        read_recordings(path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("ending", ["ts", "arff", "csv", "npy"])
+def test_missing_files_are_named(tmp_path, ending):
+    with pytest.raises(ValueError, match=rf"^{tmp_path}/none.{ending}: "):
+        read_recordings(tmp_path / f"none.{ending}")
+
+
+def test_other_encodings(tmp_path):
+    path = tmp_path / "toy.ts"
+    path.write_bytes(TS.encode("latin-1"))
+    assert len(read_ts(path).series) == 2, "a comment may be of any encoding"
+    path.write_bytes(TS.replace("Down", "Düwn").encode("latin-1"))
+    with pytest.raises(ValueError, match=rf"^{path}:8: is not UTF-8 text \(byte 0xfc\)$"):
+        read_ts(path)
+    path.write_bytes(TS.encode("utf-16"))
+    with pytest.raises(ValueError, match="is not UTF-8 text"):
+        read_ts(path)
+    path.write_bytes(b"\xef\xbb\xbf" + TS.replace("\n", "\r\n").encode())
+    assert read_ts(path).labels == ["up", "Down"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "claims"),
+    [
+        ("@seriesLength 3", "@seriesLength 127", "serieslength is 3, not 127"),
+        ("@dimensions 2", "@dimensions 3", "dimensions is 2, not 3"),
+        ("@univariate false", "@univariate true", "univariate is false, not true"),
+        ("@equalLength true", "@equalLength false", None),
+        ("true up Down", "true up", "labels Down are not in its list"),
+        ("1,2,3:4,5,6.5", "1,2:4,5", "equallength is false, not true"),
+        ("1,2,3:4,5,6.5", "1,2,?:4,5,?", None),
+        ("1,2,3:4,5,6.5", "1,2,3,4:4,5,6.5,7", "equallength is false, not true; serieslength is 3 to 4, not 3"),
+        ("1,2,3", "1,?,3", None),
+        ("@dimensions 2", "@missing true", None),
+        ("@data\n1,2,3", "@missing false\n@data\n1,?,3", "missing is true, not false"),
+    ],
+)
+def test_a_header_is_advisory(tmp_path, old, new, claims):
+    path = tmp_path / "toy.ts"
+    path.write_text(TS.replace(old, new))
+    if claims is None:
+        found = read_ts(path)
+    else:
+        with pytest.warns(UserWarning, match=f"its header does not fit its data, which are used: {claims}$") as caught:
+            found = read_ts(path)
+        assert len(caught) == 1
+    assert set(found.labels) == set(found.classes) == {"up", "Down"}
+
+
+def test_missing_values_and_unequal_lengths(tmp_path):
+    path = tmp_path / "toy.ts"
+    text = TS.replace("equalLength true", "equalLength false").replace("1,2,3:4,5,6.5", "1,?,3,NaN:4,,6.5,nan")
+    path.write_text(text.replace("@seriesLength 3\n", ""))
+    first, second = read_ts(path).series
+    assert np.array_equal(first, [[1, np.nan, 3], [4, np.nan, 6.5]], equal_nan=True), "nothing is left of the last step"
+    assert second.shape == (2, 3)
+    path = tmp_path / "toy.arff"
+    path.write_text(ARFF.replace("-1,-2e1,-3\\n+4,.5,6", "-1,-2e1,?\\n+4,?,?"))
+    assert [series.shape for series in read_arff(path).series] == [(2, 3), (2, 2)]
+
+
+def test_files_without_labels(tmp_path):
+    path = tmp_path / "toy.ts"
+    path.write_text("@classLabel false\n@data\n1,2:3,4\n")
+    found = read_ts(path)
+    assert found.labels is None
+    assert found.classes == ()
+    assert found.series[0].shape == (2, 2)
+    path.write_text("@targetLabel true\n@data\n1,2:0.5\n")
+    assert read_ts(path).labels == ["0.5"]
+
+
+def test_one_file_a_channel(tmp_path):
+    header = "@relation toy\n@attribute a numeric\n@attribute class {up,down}\n@data\n"
+    paths = [tmp_path / f"toyDimension{number}_TRAIN.arff" for number in (1, 2)]
+    paths[0].write_text(header + "1,2,?,up\n3,4,5,down\n")
+    paths[1].write_text(header + "6,?,?,up\n7,8,9,down\n")
+    found = read_arff_dimensions(paths)
+    assert found.labels == ["up", "down"]
+    assert np.array_equal(found.series[0], [[1, 2], [6, np.nan]], equal_nan=True)
+    assert found.series[1].tolist() == [[3, 4, 5], [7, 8, 9]]
+    paths[1].write_text(header + "6,?,?,down\n7,8,9,down\n")
+    with pytest.raises(ValueError, match=r"toyDimension2_TRAIN.arff: its labels differ from those of"):
+        read_arff_dimensions(paths)
+    paths[1].write_text(header + "6,?,?,up\n")
+    with pytest.raises(ValueError, match=r"toyDimension2_TRAIN.arff: the number or the lengths of its series differ"):
+        read_arff_dimensions(paths)
+
+
+def test_plain_tables(tmp_path):
+    path = tmp_path / "one.csv"
+    path.write_text("x, y\n1, 2\n3,\n5,6\n")
+    assert np.array_equal(read_recordings(path).series[0], [[1, 3, 5], [2, np.nan, 6]], equal_nan=True)
+    path = tmp_path / "some.npy"
+    np.save(path, np.arange(12).reshape(2, 3, 2))
+    assert [series.shape for series in read_recordings(path).series] == [(2, 3), (2, 3)]
+    assert read_recordings(path).series[1].tolist() == [[6, 8, 10], [7, 9, 11]]
+    np.save(path, np.arange(6.0).reshape(3, 2))
+    assert read_recordings(path).series[0].tolist() == [[0, 2, 4], [1, 3, 5]]
+    np.save(path, np.arange(3))
+    with pytest.raises(ValueError, match=r"numbers of shape .* are needed, not int64 of shape \(3,\)$"):
+        read_recordings(path)
+    np.save(path, np.array([["a"]]))
+    with pytest.raises(ValueError, match="are needed, not <U1"):
+        read_recordings(path)

@@ -1,0 +1,467 @@
+"""Formal languages: samples of the papers, answers against independent evaluators, lengths, balance, disjoint splits, files."""
+
+import operator
+from collections import Counter
+from dataclasses import fields
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+from longscan.tasks import TASKS
+from longscan.tasks._random import Draws
+from longscan.tasks.formal import (
+    BucketSort,
+    CycleNavigation,
+    FormalTask,
+    Majority,
+    MajorityCount,
+    ModularArithmetic,
+    ModularArithmeticBrackets,
+    Parity,
+    Repetition,
+    Set,
+    SolveEquation,
+)
+from longscan.tasks.formal._expressions import Symbols, draw_expressions
+
+FORMAL = [cls for cls in TASKS.values() if issubclass(cls, FormalTask)]
+
+
+# Evaluators that share nothing with the generators: from the text of a question to the text of its answer.
+
+
+def parity_odd(question: str, modulus: int) -> str:
+    return str(question.split().count("1") % 2)
+
+
+def parity_even(question: str, modulus: int) -> str:
+    return str((question.split().count("1") + 1) % 2)
+
+
+def cycle(question: str, modulus: int) -> str:
+    return str(sum({"+1": 1, "-1": -1, "STAY": 0}[move] for move in question.split()) % modulus)
+
+
+def arithmetic(question: str, modulus: int) -> str:
+    return str(eval(question.removesuffix("=")) % modulus)
+
+
+def left_to_right(question: str, modulus: int) -> str:
+    words = question.split()
+    value = int(words[0])
+    for name, digit in zip(words[1:-1:2], words[2:-1:2], strict=True):
+        value = {"*": operator.mul, "-": operator.sub, "+": operator.add}[name](value, int(digit))
+    return str(value % modulus)
+
+
+def solve_modular(question: str, modulus: int) -> str:
+    left, right = question.removesuffix(" ACT").split(" = ")
+    fits = [x for x in range(modulus) if (eval(left.replace("x", str(x))) - eval(right)) % modulus == 0]
+    assert len(fits) == 1, "the solution is unique"
+    return str(fits[0])
+
+
+def solve_rational(question: str, modulus: int) -> str:
+    import sympy
+
+    left, right = question.removesuffix(" ACT").split(" = ")
+    (solution,) = sympy.solve(sympy.sympify(f"({left}) - ({right})"), sympy.Symbol("x"))
+    return str(int(solution) % modulus)
+
+
+def copied(question: str, modulus: int) -> str:
+    return question.removesuffix(" ACT")
+
+
+def ordered(question: str, modulus: int) -> str:
+    return " ".join(sorted(question.split()[:-1], key=int))
+
+
+def distinct(question: str, modulus: int) -> str:
+    return " ".join(sorted(set(question.split()[:-1]), key=int))
+
+
+def first_occurrences(question: str, modulus: int) -> str:
+    return " ".join(dict.fromkeys(question.split()[:-1]))
+
+
+def majority(question: str, modulus: int) -> str:
+    counts = Counter(map(int, question.split()))
+    return str(min(letter for letter, count in counts.items() if count == max(counts.values())))
+
+
+def majority_count(question: str, modulus: int) -> str:
+    return str(min(max(Counter(question.split()).values()), modulus - 1))
+
+
+EVALUATORS = [
+    (Parity(), parity_odd),
+    (Parity(suite="aussm"), parity_even),
+    (Parity(suite="aussm", one_means="odd"), parity_odd),
+    (CycleNavigation(), cycle),
+    (CycleNavigation(suite="aussm", vocab_size=9), cycle),
+    (ModularArithmetic(), arithmetic),
+    (ModularArithmetic(vocab_size=10), arithmetic),
+    (ModularArithmetic(precedence="left"), left_to_right),
+    (ModularArithmetic(suite="aussm"), left_to_right),
+    (ModularArithmetic(suite="aussm", precedence="standard"), arithmetic),
+    (ModularArithmeticBrackets(), arithmetic),
+    (ModularArithmeticBrackets(suite="aussm", vocab_size=14), arithmetic),
+    (SolveEquation(), solve_modular),
+    (SolveEquation(vocab_size=15), solve_modular),
+    (SolveEquation(suite="aussm"), solve_rational),
+    (SolveEquation(suite="aussm", vocab_size=14), solve_rational),
+    (Repetition(), copied),
+    (Repetition(suite="aussm"), copied),
+    (BucketSort(), ordered),
+    (BucketSort(suite="aussm", vocab_size=16), ordered),
+    (Set(), distinct),
+    (Set(order="first"), first_occurrences),
+    (Majority(), majority),
+    (Majority(suite="aussm", vocab_size=12), majority),
+    (MajorityCount(), majority_count),
+    (MajorityCount(suite="aussm", vocab_size=12), majority_count),
+]
+
+
+def described(task, split, count, step=0):
+    batch = task.batch(split, step, count)
+    return [task.describe(batch, row).split(" | ") for row in range(count)]
+
+
+@pytest.mark.parametrize(("task", "evaluate"), EVALUATORS, ids=lambda value: getattr(value, "__name__", type(value).__name__))
+def test_answers_agree_with_an_independent_evaluator(task, evaluate):
+    train, test = (10, 0) if evaluate is solve_rational else (200, 20)
+    for question, answer in described(task, "train", train) + described(task, "test", max(test, 1))[:test]:
+        assert answer == evaluate(question, task.num_classes), question
+
+
+SAMPLES = [  # question | answer, under the published semantics unless the evaluator says otherwise
+    ("1 0 1 1 0 | 0", parity_even, 2),
+    ("1 0 1 1 0 | 1", parity_odd, 2),
+    ("+1 STAY -1 -1 -1 | 6", cycle, 8),
+    ("3 * 5 - 2 + 0 = | 6", left_to_right, 7),
+    ("3 * 5 - 2 + 0 = | 6", arithmetic, 7),
+    ("2 + 3 * 4 - 0 = | 6", left_to_right, 7),
+    ("2 + 3 * 4 - 0 = | 0", arithmetic, 7),
+    ("( ( 3 * 4 ) - 2 ) = | 0", arithmetic, 5),
+    ("( x + 1 ) = ( 2 * 2 ) ACT | 0", solve_rational, 3),
+    ("( x * 2 ) = 1 ACT | 0", solve_rational, 3),
+    ("( x * 2 ) = 1 ACT | 2", solve_modular, 3),
+    ("5 2 9 2 ACT | 2 2 5 9", ordered, 10),
+    ("5 2 9 2 ACT | 5 2 9 2", copied, 10),
+    ("7 4 7 4 | 4", majority, 63),
+    ("7 4 7 4 7 | 3", majority_count, 63),
+    ("3 5 0 7 3 ACT | 3 5 0 7", first_occurrences, 10),
+    ("3 5 0 7 3 ACT | 0 3 5 7", distinct, 10),
+    ("45 56 51 43 51 34 10 46 54 44 56 | 51", majority, 63),
+    ("45 56 51 43 51 34 10 46 54 44 56 | 2", majority_count, 63),
+]
+
+
+@pytest.mark.parametrize(("sample", "evaluate", "modulus"), SAMPLES)
+def test_samples_of_the_papers(sample, evaluate, modulus):
+    question, answer = sample.split(" | ")
+    assert evaluate(question, modulus) == answer
+
+
+@pytest.mark.parametrize("cls", FORMAL, ids=lambda cls: cls.name)
+def test_docstrings_show_samples(cls):
+    samples = {sample for sample, _, _ in SAMPLES}
+    lines = [line.strip() for line in cls.__doc__.splitlines() if " | " in line]
+    assert lines
+    for line in lines:
+        assert any(sample in line for sample in samples), line
+
+
+def lengths(task, split, count):
+    """Whole sequences: question and answer."""
+    return (task.batch(split, 0, count).valid.sum(1) + 1).tolist()
+
+
+@pytest.mark.parametrize("cls", FORMAL, ids=lambda cls: cls.name)
+def test_lengths_of_the_suites(cls):
+    slack = {"solve_equation": 8, "set": 40, "modular_arithmetic_brackets": 3, "modular_arithmetic": 2}.get(cls.name, 2)
+    for suite, low in (("clean", 5 if cls is SolveEquation else 3), ("aussm", 6)):
+        task = cls(suite=suite, valid_size=600)
+        train, valid = lengths(task, "train", 600), lengths(task, "valid", 600)
+        assert low - slack <= min(train) <= low + 2
+        assert 40 - slack - (2 if suite == "aussm" else 0) <= max(train) <= 40
+        assert min(valid) >= (41 - slack if cls is not Set else 20)
+        assert 240 <= max(valid) + (110 if cls is Set else 0) <= 256 + (110 if cls is Set else 0)
+        assert task.batch("train", 0, 2).inputs.shape[1] == (37 if (cls, suite) == (CycleNavigation, "aussm") else 39)
+        assert task.length == (253 if (cls, suite) == (CycleNavigation, "aussm") else 255)
+
+
+@pytest.mark.parametrize(
+    ("task", "length", "question", "answer"),
+    [
+        (Parity(suite="aussm"), 40, 39, 1),
+        (Majority(suite="aussm"), 40, 39, 1),
+        (BucketSort(suite="aussm"), 40, 20, 19),
+        (Repetition(suite="aussm"), 40, 20, 19),
+        (Repetition(suite="aussm"), 6, 3, 2),
+        (ModularArithmetic(suite="aussm"), 40, 38, 1),
+        (ModularArithmetic(suite="aussm"), 6, 4, 1),
+        (ModularArithmeticBrackets(suite="aussm"), 6, 2, 1),
+        (ModularArithmetic(), 3, 2, 1),
+        (BucketSort(), 3, 2, 1),
+        (SolveEquation(), 5, 4, 1),
+    ],
+)
+def test_length_accounting(task, length, question, answer):
+    one_length = type(task)(suite=task.suite, train_lengths=(length, length))
+    batch = one_length.batch("train", 0, 20)
+    assert set((batch.valid.sum(1) + 1).tolist()) == {question + answer}
+    assert set(batch.loss_mask.sum(1).tolist()) == {answer}
+    assert set(batch.loss_mask.int().argmax(1).tolist()) == {question - 1}
+
+
+def test_published_sequences_show_their_answers_and_clean_ones_hide_them():
+    shown = BucketSort(suite="aussm", train_lengths=(11, 11)).batch("train", 0, 30)
+    assert torch.equal(shown.inputs[:, 5:9], shown.targets[:, 4:8]), "each answer is the next input"
+    hidden = BucketSort(train_lengths=(11, 11)).batch("train", 0, 30)
+    assert (hidden.inputs[:, 6:] == 11).all(), "padding stands at the places of the answer"
+    assert hidden.valid.sum(1).eq(10).all()
+    forced = BucketSort(train_lengths=(11, 11), teacher_forcing=True).batch("train", 0, 30)
+    assert torch.equal(forced.inputs[:, 6:], forced.targets[:, 5:9])
+    bare = BucketSort(suite="aussm", train_lengths=(11, 11), teacher_forcing=False).batch("train", 0, 30)
+    assert (bare.inputs[:, 5:] == 11).all()
+
+
+def share_of_zero(task, count=8000):
+    targets = [task.batch("test", step, 1000) for step in range(count // 1000)]
+    answers = torch.cat([batch.targets[batch.loss_mask] for batch in targets])
+    return (answers == 0).float().mean().item()
+
+
+def test_balance_of_the_answers():
+    # Shares by simulation of the published generators; five standard errors of 8,000 draws are 0.028.
+    assert share_of_zero(ModularArithmetic(suite="aussm")) == pytest.approx(0.467, abs=0.028)
+    assert share_of_zero(ModularArithmetic(suite="aussm", vocab_size=10)) == pytest.approx(0.517, abs=0.028)
+    assert share_of_zero(ModularArithmeticBrackets(suite="aussm")) == pytest.approx(0.306, abs=0.028)
+    assert share_of_zero(ModularArithmetic()) == pytest.approx(1 / 7, abs=0.02)
+
+
+def test_constant_predictor_on_the_scale_of_the_papers():
+    arithmetic_task = ModularArithmetic(suite="aussm")
+    assert arithmetic_task.scaled(arithmetic_task.constant_score()) == pytest.approx(0.38, abs=0.03)
+    assert Parity().constant_score() == pytest.approx(0.5, abs=0.02)
+    assert Parity().scaled(0.75) == 0.5
+    # A five-class and two two- and four-class rows of the published table.
+    for score, classes, scaled in ((0.95, 5, 0.9375), (0.758, 2, 0.516), (0.299, 4, 0.065)):
+        task = CycleNavigation(vocab_size=classes + 4)
+        assert task.scaled(score) == pytest.approx(scaled, abs=5e-4)
+
+
+def test_bracket_lengths_of_training():
+    shares = Counter(length - 2 for length in lengths(ModularArithmeticBrackets(suite="aussm"), "train", 8000))
+    assert set(shares) == set(range(1, 38, 4))
+    assert shares[1] / 8000 == pytest.approx(1 / 35, abs=0.01)
+    assert shares[37] / 8000 == pytest.approx(2 / 35, abs=0.015)
+    assert shares[17] / 8000 == pytest.approx(4 / 35, abs=0.02)
+
+
+def shapes(leaves: int) -> dict[str, float]:
+    """Probabilities of bracketings grown one uniformly chosen leaf at a time."""
+    now = {"d": 1.0}
+    for _ in range(leaves - 1):
+        after: Counter[str] = Counter()
+        for shape, probability in now.items():
+            places = [place for place, letter in enumerate(shape) if letter == "d"]
+            for place in places:
+                after[f"{shape[:place]}(dd){shape[place + 1 :]}"] += probability / len(places)
+        now = dict(after)
+    return now
+
+
+def test_trees_have_the_distribution_of_leaf_by_leaf_growth():
+    count = 20_000
+    drawn = draw_expressions(Draws(("trees",), 0), np.full(count, 4), 5, Symbols(closing=5, opening=6, times=7, padding=11))
+    letters = np.array([*"ddddd)(***"])
+    found = Counter("".join(row).replace("*", "") for row in letters[drawn.tokens])
+    expected = shapes(5)
+    assert set(found) == set(expected)
+    for shape, probability in expected.items():
+        error = (probability * (1 - probability) / count) ** 0.5
+        assert abs(found[shape] / count - probability) < 5 * error
+
+
+def test_equations_of_the_published_suite_have_any_size_of_solution():
+    # Products of many twos pass 2^63: the solution must stay exact.
+    task = SolveEquation(suite="aussm", vocab_size=40, train_lengths=(400, 400), eval_lengths=(400, 400))
+    for question, answer in described(task, "train", 5):
+        left, right = question.removesuffix(" ACT").split(" = ")
+        at = [eval(left.replace("x", str(x))) for x in (0, 1)]
+        rest, slope = eval(right) - at[0], at[1] - at[0]
+        cut = abs(rest) // abs(slope) * (1 if rest * slope > 0 else -1)
+        assert answer == str(cut % 31)
+
+
+@pytest.mark.parametrize("cls", FORMAL, ids=lambda cls: cls.name)
+@pytest.mark.parametrize("suite", ["clean", "aussm"])
+def test_overlapping_lengths_share_no_question(cls, suite):
+    task = cls(suite=suite, train_lengths=(12, 24), eval_lengths=(12, 24), valid_size=400, test_size=400)
+    questions = [{question for question, _ in described(task, split, 400)} for split in task.splits]
+    more = {question for question, _ in described(task, "train", 400, step=1)}
+    assert len(questions[0]) > 100
+    for first, second in ((questions[0] | more, questions[1]), (questions[0] | more, questions[2]), (questions[1], questions[2])):
+        assert not first & second
+
+
+def test_parity_words_are_split_even_where_there_are_few():
+    task = Parity(train_lengths=(2, 5), eval_lengths=(2, 5), data="samples", train_size=200, valid_size=200, test_size=200)
+    words = [{question for question, _ in described(task, split, 200)} for split in task.splits]
+    assert all(words)
+    assert set.union(*words) == {" ".join(f"{number:0{bits}b}") for bits in range(1, 5) for number in range(2**bits)}
+    assert sum(map(len, words)) == 2 + 4 + 8 + 16
+
+
+def test_a_split_that_can_hold_no_question_is_refused():
+    # Both words of one bit belong to test.
+    task = Parity(train_lengths=(2, 2), eval_lengths=(2, 2))
+    with pytest.raises(ValueError, match=r"^eval_lengths: 2 to 2 tokens give too few questions of parity for a split 'valid'"):
+        task.batch("valid", 0, 4)
+    with pytest.raises(ValueError, match=r"^train_lengths: 2 to 2 tokens"):
+        task.batch("train", 0, 4)
+    assert task.batch("test", 0, 4).valid.all()
+
+
+def test_valid_and_test_do_not_depend_on_how_training_data_come():
+    first, second = Parity(), Parity(train_lengths=(3, 9), data="samples")
+    assert torch.equal(first.batch("test", 0, 50).inputs, second.batch("test", 0, 50).inputs)
+
+
+def test_a_stream_does_not_repeat():
+    task = CycleNavigation(train_lengths=(40, 40))
+    rows = [tuple(row) for step in range(8) for row in task.batch("train", step, 64).inputs.tolist()]
+    assert len(set(rows)) == len(rows)
+
+
+def test_curriculum_lengths():
+    task = Parity()
+    short = task.at_length(7)
+    assert max(lengths(short, "train", 200)) == 7
+    assert short.batch("train", 0, 4).inputs.shape == (4, 6)
+    assert torch.equal(short.batch("valid", 0, 4).inputs, task.batch("valid", 0, 4).inputs)
+    with pytest.raises(ValueError, match=r"^length: .*3 tokens, so none can be 2"):
+        task.at_length(2)
+    with pytest.raises(ValueError, match="no length to choose"):
+        TASKS["uea"]().at_length(10)
+
+
+def test_accuracy_by_length():
+    task = Parity(test_size=600)
+    metrics = task.metrics("test")
+    ranges = ["41-64", "65-128", "129-192", "193-256"]
+    assert [name for name in metrics if "/" in name] == [f"accuracy/{lengths}" for lengths in ranges]
+    assert list(task.metrics("train")) == ["accuracy"]
+    for step in range(3):
+        batch = task.batch("test", step, 200)
+        right = batch.valid.sum(1, keepdim=True) + 1 <= 128
+        choice = torch.where(right, batch.targets, 1 - batch.targets).clamp(0, 1)
+        task.update(metrics, torch.nn.functional.one_hot(choice, 2).float(), batch)
+    values = {name: metric.compute().item() for name, metric in metrics.items()}
+    assert [values[name] for name in metrics if "/" in name] == [1, 1, 0, 0]
+    assert values["accuracy"] == values["sequence_accuracy"] == pytest.approx(88 / 216, abs=0.1)
+    long = Parity(eval_lengths=(41, 5000)).metrics("test")
+    assert [name for name in long if "/" in name][-1] == "accuracy/4097-5000"
+
+
+def test_sequence_accuracy_wants_every_token():
+    task = Repetition(valid_size=40)
+    batch, metrics = task.batch("valid", 0, 40), task.metrics("valid")
+    choice = batch.targets.clamp(min=0)
+    first = batch.loss_mask.int().argmax(1)
+    wrong = torch.arange(40) < 10
+    choice[wrong, first[wrong]] = (choice[wrong, first[wrong]] + 1) % 10
+    task.update(metrics, torch.nn.functional.one_hot(choice, 10).float(), batch)
+    assert metrics["sequence_accuracy"].compute() == 0.75
+    assert metrics["accuracy"].compute().item() == pytest.approx(1 - 10 / batch.loss_mask.sum().item())
+
+
+@pytest.mark.parametrize(
+    ("cls", "settings", "message"),
+    [
+        (Parity, {"vocab_size": 12}, "^vocab_size: parity .* so it is 3, not 12"),
+        (CycleNavigation, {"vocab_size": 5}, "^vocab_size: cycle_navigation needs at least 6 tokens, not 5"),
+        (Parity, {"train_lengths": (9, 8)}, "^train_lengths: .*2 <= shortest <= longest, not"),
+        (ModularArithmetic, {"train_lengths": (2, 8)}, "^train_lengths: .* 'clean' needs .*3 <= shortest"),
+        (BucketSort, {"suite": "aussm", "eval_lengths": (3, 8)}, "^eval_lengths: .*'aussm' needs .*4 <= shortest"),
+        (Parity, {"eval_lengths": (41,)}, "^eval_lengths"),
+        (Parity, {"train_size": 0}, "^train_size: must be positive, not 0"),
+        (Set, {"test_size": -1}, "^test_size"),
+    ],
+)
+def test_impossible_settings_are_refused_by_name(cls, settings, message):
+    with pytest.raises(ValueError, match=message):
+        cls(**settings)
+
+
+def test_lengths_may_come_as_lists():
+    assert Parity(train_lengths=[3, 9]) == Parity(train_lengths=(3, 9))
+
+
+@pytest.mark.parametrize(
+    ("task", "text", "message"),
+    [
+        (Parity(), "1 0 1\n\n1 2 0\n", r"questions.txt:3: '2' is no symbol of parity, which has 0 1$"),
+        (Parity(), " \n | 1\n", r"questions.txt: holds no question$"),
+        (BucketSort(suite="aussm"), "5 2 ACT\n", r"questions.txt: bucket_sort can not answer new questions: under"),
+    ],
+)
+def test_damaged_question_files(tmp_path, task, text, message):
+    path = tmp_path / "questions.txt"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        task.read_inputs(path)
+
+
+def test_question_files_of_another_encoding(tmp_path):
+    path = tmp_path / "questions.txt"
+    path.write_bytes("1 0 1 é".encode("latin-1"))
+    with pytest.raises(ValueError, match=r"questions.txt: is not UTF-8 text \(byte 6 is 0xe9\)"):
+        Parity().read_inputs(path)
+    with pytest.raises(ValueError, match="can not be read: Is a directory"):
+        Parity().read_inputs(tmp_path)
+
+
+def test_closing_symbols_may_be_left_out(tmp_path):
+    path = tmp_path / "questions.txt"
+    path.write_text("3 5 0 7 3\n5 2 ACT\n")
+    batch = Set().read_inputs(path)
+    assert batch.inputs.tolist() == [[3, 5, 0, 7, 3, 10, 11, 11, 11], [5, 2, 10, 11, 11, 11, 11, 11, 11]]
+    assert batch.loss_mask.sum(1).tolist() == [4, 2]
+    assert batch.valid.sum(1).tolist() == [9, 4]
+
+
+def test_random_numbers_never_change():
+    # Pins the streams: with other numbers, published seeds would mean other data.
+    assert Draws(("key", 1), 2).integers(0, 100, 8).tolist() == [62, 81, 82, 12, 40, 18, 37, 35]
+    assert Draws(("key", 1), 3).integers(5, np.array([6, 7, 100]), 3).tolist() == [5, 5, 91]
+    assert Draws(("key", 2), 2).permutation(6).tolist() == [1, 3, 0, 4, 2, 5]
+    assert Parity(train_lengths=(8, 8)).example() == "1 0 1 1 0 0 0 | 1"
+
+
+def test_random_numbers_are_uniform():
+    counts = np.bincount(Draws(("uniform",), 0).integers(0, 7, 70_000), minlength=7)
+    assert np.abs(counts - 10_000).max() < 5 * (70_000 / 7 * 6 / 7) ** 0.5
+    firsts = np.bincount([Draws(("uniform",), counter).permutation(4)[0] for counter in range(2000)], minlength=4)
+    assert np.abs(firsts - 500).max() < 5 * 375**0.5
+
+
+def test_settings_that_lay_out_examples_are_settings():
+    from longscan.tasks.formal.base import _NOT_DRAWN
+
+    assert set(_NOT_DRAWN) < {field.name for field in fields(FormalTask)}
+
+
+def test_buckets_have_no_gaps():
+    for low, high in ((41, 256), (2, 2), (64, 64), (65, 1000), (10, 65)):
+        buckets = Parity(eval_lengths=(low, high))._buckets()
+        assert buckets[0][0] == low
+        assert buckets[-1][1] == high
+        assert all(second[0] == first[1] + 1 for first, second in pairwise(buckets))
+        assert len(buckets) <= 5

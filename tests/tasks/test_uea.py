@@ -1,0 +1,351 @@
+"""Classification of recordings: protocols, statistics without leaks, padding, a user's own files, real data where present."""
+
+import logging
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from longscan.tasks import TASKS, read_ts
+from longscan.tasks.timeseries import protocols
+from longscan.tasks.timeseries._threefry import key_from_seed, permutation, split
+from longscan.tasks.timeseries.uea import Uea
+
+PROTOCOLS = ("clean", "linoss", "aussm")
+
+
+def series_of(seed, count, channels=2, lengths=(5, 9)):
+    random = np.random.default_rng(seed)
+    return [random.normal(10, 3, (channels, int(random.integers(*lengths)))).round(3) for _ in range(count)]
+
+
+def write_ts(path, series, labels, missing=()):
+    rows = []
+    for number, (item, label) in enumerate(zip(series, labels, strict=True)):
+        words = [["?" if (number, step) in missing else f"{value:g}" for step, value in enumerate(channel)] for channel in item]
+        rows.append(":".join([*map(",".join, words), label]))
+    path.write_text("@classLabel true b a\n@data\n" + "\n".join(rows) + "\n")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A user's own data set: 20 + 10 series of unequal lengths, two classes."""
+    write_ts(tmp_path / "Mine_TRAIN.ts", series_of(0, 20), ["a", "b", "b", "a"] * 5)
+    write_ts(tmp_path / "Mine_TEST.ts", series_of(1, 10, lengths=(5, 12)), ["b", "a"] * 5)
+    return tmp_path
+
+
+def everything(task, part):
+    return task.batch(part, 0, 10_000)
+
+
+def rows_as_bytes(batch):
+    return {inputs.numpy().tobytes() for inputs in batch.inputs}
+
+
+def test_the_docstring_shows_the_first_example():
+    assert Uea().example() in Uea.__doc__
+
+
+def test_own_folder(folder):
+    task = Uea(dataset="Mine", data_dir=str(folder))
+    assert task.classes == ("b", "a"), "in the order of the header"
+    assert (task.d_input, task.num_classes, task.length) == (2, 2, 10)
+    assert [task.size(part) for part in task.splits] == [16, 4, 10]
+    batch = everything(task, "test")
+    assert batch.targets.tolist() == [0, 1] * 5
+    test = read_ts(folder / "Mine_TEST.ts").series
+    assert batch.valid.sum(1).tolist() == [series.shape[1] for series in test]
+    assert not batch.inputs[~batch.valid].any(), "padding is zero"
+
+
+def test_a_folder_of_folders(tmp_path, folder):
+    (tmp_path / "all").mkdir()
+    (tmp_path / "all" / "Mine").symlink_to(folder)
+    task = Uea(dataset="Mine", data_dir=str(tmp_path / "all"))
+    assert task.size("test") == 10
+
+
+def test_clean_statistics_come_from_the_training_part_alone(folder):
+    task = Uea(dataset="Mine", data_dir=str(folder))
+    batch = everything(task, "train")
+    values = batch.inputs[batch.valid].double()
+    torch.testing.assert_close(values.mean(0), torch.zeros(2, dtype=torch.float64), atol=1e-6, rtol=0)
+    torch.testing.assert_close(values.std(0), torch.ones(2, dtype=torch.float64), atol=1e-6, rtol=0)
+    write_ts(folder / "Mine_TEST.ts", [series * 1000 for series in series_of(1, 10)], ["b", "a"] * 5)
+    other = Uea(dataset="Mine", data_dir=f"{folder}/")
+    for part in ("train", "valid"):
+        before, after = everything(task, part), everything(other, part)
+        assert torch.equal(before.inputs[:, :8], after.inputs[:, :8]), "test values change nothing in train and valid"
+    assert everything(other, "test").inputs.abs().max() > 1000
+
+
+def test_clean_valid_is_carved_out_of_train(folder):
+    task = Uea(dataset="Mine", data_dir=str(folder), valid_fraction=0.3)
+    assert [task.size(part) for part in task.splits] == [14, 6, 10]
+    assert everything(task, "valid").targets.bincount().tolist() == [3, 3], "each class alike"
+    assert rows_as_bytes(everything(task, "train")).isdisjoint(rows_as_bytes(everything(task, "valid")))
+    other = Uea(dataset="Mine", data_dir=str(folder), valid_fraction=0.3, split_seed=1)
+    assert everything(other, "valid").targets.bincount().tolist() == [3, 3]
+    assert not torch.equal(everything(other, "valid").inputs, everything(task, "valid").inputs)
+    tasks = [Uea(dataset="Mine", data_dir=str(folder), stratified=False, split_seed=seed) for seed in range(6)]
+    loose = [everything(task, "valid").targets.bincount(minlength=2) for task in tasks]
+    assert {int(counts.sum()) for counts in loose} == {3}
+    assert len({tuple(counts.tolist()) for counts in loose}) > 1
+
+
+def test_clean_leaves_out_what_test_repeats(folder, caplog):
+    train, test = series_of(0, 20), series_of(1, 10)
+    train[3], train[5] = test[7], train[4]
+    write_ts(folder / "Mine_TRAIN.ts", train, ["a", "b", "b", "a"] * 5)
+    write_ts(folder / "Mine_TEST.ts", test, ["b", "a"] * 5)
+    with caplog.at_level(logging.WARNING, "longscan"):
+        task = Uea(dataset="Mine", data_dir=str(folder))
+        assert task.size("train") + task.size("valid") == 18
+    assert caplog.messages == ["Mine: 2 training series occur in test, or twice, and are left out"]
+    leaky = Uea(dataset="Mine", data_dir=str(folder), protocol="aussm")
+    assert sum(leaky.size(part) for part in leaky.splits) == 30, "repeated series are kept"
+    deduplicated = Uea(dataset="Mine", data_dir=str(folder), protocol="linoss")
+    assert sum(deduplicated.size(part) for part in deduplicated.splits) == 28
+
+
+def test_aussm_protocol(folder):
+    task = Uea(dataset="Mine", data_dir=str(folder), protocol="aussm", split_seed=5)
+    together = series_of(0, 20) + series_of(1, 10, lengths=(5, 12))
+    parts = torch.utils.data.random_split(range(30), [21, 4, 5], torch.Generator().manual_seed(5))
+    values = torch.from_numpy(np.concatenate(together, 1))
+    mean, std = values.mean(1), values.std(1)
+    for part, indices in zip(task.splits, parts, strict=True):
+        batch = everything(task, part)
+        for row, index in enumerate(indices):
+            expected = (torch.from_numpy(together[index].T) - mean) / std
+            torch.testing.assert_close(batch.inputs[row][batch.valid[row]], expected.float())
+    first = task.batch("train", 0, 6, seed=1)
+    assert torch.equal(first.inputs, everything(task, "train").inputs[:6]), "nothing is shuffled"
+    assert torch.equal(task.batch("train", 3, 6).inputs, everything(task, "train").inputs[18:]), "the last batch is kept"
+    assert torch.equal(task.batch("train", 4, 6, seed=2).inputs, first.inputs)
+
+
+def test_linoss_protocol(folder):
+    equal = series_of(0, 20, lengths=(6, 7)), series_of(1, 10, lengths=(6, 7))
+    equal[0][3] = equal[1][7]
+    equal[1][2][:, 0] = equal[0][1][:, 0]  # so that the order is decided later
+    for name, series in zip(("TRAIN", "TEST"), equal, strict=True):
+        write_ts(folder / f"Mine_{name}.ts", series, ["a", "b"] * (len(series) // 2))
+    together = np.stack([*equal[0], *equal[1]]).transpose(0, 2, 1).astype(np.float32)
+    _, rows = np.unique(together, axis=0, return_index=True)
+    for order, expected in (("sorted", rows), ("file", np.sort(rows))):
+        task = Uea(dataset="Mine", data_dir=str(folder), protocol="linoss", split_seed=2345, linoss_order=order)
+        key = split(split(key_from_seed(2345), 4)[0])[0]
+        expected = together[expected[permutation(key, 29)]]
+        assert [task.size(part) for part in task.splits] == [20, 4, 5]
+        assert torch.equal(everything(task, "valid").inputs, torch.from_numpy(expected[20:24]))
+        assert torch.equal(everything(task, "test").inputs, torch.from_numpy(expected[24:]))
+        assert rows_as_bytes(everything(task, "train")) == {row.tobytes() for row in expected[:20]}, "raw values"
+    assert task.num_batches("train", 5) == 3, "the last batch is dropped, full or not"
+    assert task.num_batches("train", 6) == 3
+    assert task.num_batches("train", 20) == task.num_batches("train", 32) == 1
+    assert len(task.batch("train", 7, 32).inputs) == 20
+    epoch = [task.batch("train", step, 6, seed=4).inputs for step in range(6)]
+    assert all(len(inputs) == 6 for inputs in epoch)
+    assert len({row.numpy().tobytes() for inputs in epoch[:3] for row in inputs}) == 18
+    assert len({row.numpy().tobytes() for inputs in epoch for row in inputs}) > 18, "another order in the next epoch"
+
+
+def test_time_channel(folder):
+    plain = Uea(dataset="Mine", data_dir=str(folder), protocol="linoss")
+    timed = Uea(dataset="Mine", data_dir=str(folder), protocol="linoss", time_channel=True)
+    assert timed.d_input == 3
+    before, after = everything(plain, "test"), everything(timed, "test")
+    assert torch.equal(before.inputs, after.inputs[..., 1:])
+    row = int(after.valid.sum(1).argmax())
+    steps = int(after.valid[row].sum())
+    torch.testing.assert_close(after.inputs[row, :steps, 0], torch.arange(steps) / timed.length)
+    assert timed.describe(after, row).split(" ")[0] == plain.describe(before, row).split(" ")[0]
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_missing_values_become_the_mean(folder, protocol):
+    complete = Uea(dataset="Mine", data_dir=str(folder), protocol=protocol)
+    raw = read_ts(folder / "Mine_TRAIN.ts")
+    write_ts(folder / "Mine_TRAIN.ts", raw.series, raw.labels, missing={(0, 2)})
+    task = Uea(dataset="Mine", data_dir=f"{folder}/", protocol=protocol)
+    assert complete.size("train") == task.size("train")
+    filled = 0
+    for part in task.splits:
+        batch = everything(task, part)
+        assert batch.inputs.isfinite().all()
+        if protocol == "linoss":
+            continue
+        filled += int(((batch.inputs.abs() < 1e-6).all(-1) & batch.valid).sum())
+    assert protocol == "linoss" or filled == 1, "the standardised mean is zero"
+
+
+def test_constant_score_is_of_the_majority_of_train(folder):
+    write_ts(folder / "Mine_TRAIN.ts", series_of(0, 20), ["a"] * 15 + ["b"] * 5)
+    write_ts(folder / "Mine_TEST.ts", series_of(1, 10), ["a"] * 2 + ["b"] * 8)
+    task = Uea(dataset="Mine", data_dir=str(folder))
+    assert task.constant_score("train") == pytest.approx(0.75, abs=0.03)
+    assert task.constant_score() == pytest.approx(0.2)
+    assert task.scaled(task.constant_score()) == pytest.approx(-0.6)
+
+
+def test_confusion_has_a_row_a_class(folder):
+    task = Uea(dataset="Mine", data_dir=str(folder))
+    metrics = task.metrics("test")
+    assert list(metrics) == ["accuracy", "confusion"]
+    assert list(task.metrics("valid")) == ["accuracy"]
+    batch = everything(task, "test")
+    task.update(metrics, torch.tensor([[0.0, 1.0]]).expand(10, 2), batch)
+    assert metrics["confusion"].compute().tolist() == [[0, 5], [0, 5]]
+
+
+@pytest.mark.parametrize("ending", ["ts", "arff", "csv", "npy"])
+def test_predicting_from_a_file(folder, tmp_path, ending):
+    task = Uea(dataset="Mine", data_dir=str(folder), time_channel=True)
+    expected = everything(task, "test")
+    test = read_ts(folder / "Mine_TEST.ts").series
+    path = tmp_path / f"new.{ending}"
+    if ending == "ts":
+        write_ts(path, test, ["unknown"] * 10)
+        path.write_text(path.read_text().replace("@classLabel true b a\n", ""))
+    elif ending == "arff":
+        rows = ["'" + "\\n".join(",".join(f"{value:g}" for value in channel) for channel in series) + "',?" for series in test]
+        path.write_text("@attribute all relational\n@data\n" + "\n".join(rows))
+    elif ending == "csv":
+        path.write_text("\n".join(",".join(f"{value:g}" for value in row) for row in test[0].T))
+    else:
+        np.save(path, test[0].T)
+    batch = task.read_inputs(path)
+    assert batch.targets is None
+    for row in range(len(batch.inputs)):
+        ours = batch.inputs[row] if batch.valid is None else batch.inputs[row][batch.valid[row]]
+        assert torch.equal(ours, expected.inputs[row][expected.valid[row]])
+    assert len(batch.inputs) == (10 if ending in ("ts", "arff") else 1)
+    assert "|" not in task.describe(batch)
+    rows = task.decode(torch.tensor([[0.0, 9.0]]).expand(len(batch.inputs), 2), batch)
+    assert rows[0]["class"] == "a"
+    assert rows[0]["probability"] > 0.99
+
+
+def test_predicting_needs_the_same_channels(folder, tmp_path):
+    path = tmp_path / "new.csv"
+    path.write_text("1,2,3\n")
+    with pytest.raises(ValueError, match=r"new.csv: its series have 3 channels, those of Mine have 2$"):
+        Uea(dataset="Mine", data_dir=str(folder)).read_inputs(path)
+
+
+def test_one_arff_file_a_channel(tmp_path):
+    for part, count in (("TRAIN", 8), ("TEST", 4)):
+        series = series_of(count, count, channels=3, lengths=(6, 7))
+        for channel in range(3):
+            rows = [",".join(f"{value:g}" for value in item[channel]) + f",{'ab'[row % 2]}" for row, item in enumerate(series)]
+            (tmp_path / f"MineDimension{channel + 1}_{part}.arff").write_text("@relation x\n@data\n" + "\n".join(rows))
+    task = Uea(dataset="Mine", data_dir=str(tmp_path))
+    assert (task.d_input, task.length, task.size("test")) == (3, 6, 4)
+    (tmp_path / "MineDimension2_TEST.arff").unlink()
+    with pytest.raises(ValueError, match=r"MineDimension2_TEST.arff: can not be read: No such file"):
+        _ = Uea(dataset="Mine", data_dir=f"{tmp_path}/").length
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        ({"protocol": "other"}, ValueError, r"^protocol: must be one of clean, linoss, aussm, not 'other'$"),
+        ({"valid_fraction": 1.0}, ValueError, r"^valid_fraction: must lie between 0 and 1, not 1.0$"),
+        ({"split_seed": -1}, ValueError, r"^split_seed: "),
+        ({"time_channel": True, "protocol": "aussm"}, ValueError, r"^time_channel: the protocol 'aussm' has none$"),
+        ({"dataset": "../x"}, ValueError, r"^dataset: must be the NAME of NAME_TRAIN.ts, not '../x'$"),
+        ({"dataset": "Heartbeat"}, FileNotFoundError, r"^data_dir: looked for Heartbeat_TRAIN.ts, .* in the package aeon \("),
+        ({"data_dir": "/none"}, FileNotFoundError, r"BasicMotions_TRAIN.arff .* in /none and /none/BasicMotions: not there"),
+        ({"dataset": "Covid3Month"}, ValueError, r"^data_dir: Covid3Month has 156 different labels for 201 series; at least two"),
+    ],
+)
+def test_bad_settings_and_missing_data(settings, error, message):
+    with pytest.raises(error, match=message) as caught:
+        _ = Uea(**settings).length
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_test_file_is_named(folder):
+    (folder / "Mine_TEST.ts").unlink()
+    with pytest.raises(FileNotFoundError, match=r"looked for Mine_TEST.ts, Mine_TEST.arff and MineDimension1_TEST.arff"):
+        _ = Uea(dataset="Mine", data_dir=str(folder)).length
+
+
+def test_damaged_data_sets(folder):
+    write_ts(folder / "Mine_TEST.ts", series_of(1, 10, channels=3), ["b", "a"] * 5)
+    with pytest.raises(ValueError, match=r"^data_dir: Mine has 2 channels in train, 3 in test$"):
+        _ = Uea(dataset="Mine", data_dir=str(folder)).length
+    (folder / "Mine_TEST.ts").write_text("@classLabel false\n@data\n1,2:3,4\n")
+    with pytest.raises(ValueError, match=r"^data_dir: the files of Mine hold series without labels"):
+        _ = Uea(dataset="Mine", data_dir=str(folder)).length
+    write_ts(folder / "Mine_TEST.ts", series_of(1, 4), ["a", "b"] * 2)
+    write_ts(folder / "Mine_TRAIN.ts", series_of(0, 1), ["a"])
+    with pytest.raises(ValueError, match=r"^valid_fraction: 1 training series are too few to take 0.15 of them$"):
+        _ = Uea(dataset="Mine", data_dir=str(folder)).length
+    with pytest.raises(ValueError, match=r"^data_dir: 5 series are too few for a split 70/15/15$"):
+        _ = Uea(dataset="Mine", data_dir=str(folder), protocol="aussm").length
+
+
+def test_flat_channels_are_left_alone():
+    flat = [np.array([[1.0, 1.0], [2.0, 4.0]])] * 2
+    partition = protocols.aussm(flat * 10, seed=0)
+    assert partition.scale[0] == 1
+    assert partition.scale[1] == pytest.approx(np.std([2, 4] * 20, ddof=1))
+
+
+def test_permutation_of_jax():
+    # jax 0.10.2 with jax_threefry_partitionable=False: split(PRNGKey(seed), 4)[0], split(...)[0], permutation.
+    def drawn(seed, size):
+        return permutation(split(split(key_from_seed(seed), 4)[0])[0], size).tolist()
+
+    assert drawn(0, 1) == [0]
+    assert drawn(0, 7) == [2, 4, 5, 0, 3, 1, 6]
+    assert drawn(2345, 7) == [5, 0, 4, 1, 6, 2, 3]
+    assert drawn(2345, 236)[:12] == [164, 8, 168, 32, 106, 26, 105, 232, 61, 234, 233, 85]
+    assert drawn(3456, 70000)[:5] == [30210, 16177, 19606, 59400, 15794], "two rounds of sorting"
+
+
+CARRIED = {"BasicMotions": (40, 40, 6, 100, 4), "JapaneseVowels": (270, 370, 12, 29, 9)}  # by aeon
+ARCHIVE = {  # train, test, channels, longest, classes
+    **CARRIED,
+    "UWaveGestureLibrary": (120, 320, 3, 315, 8),
+    "FingerMovements": (316, 100, 28, 50, 2),
+    "AtrialFibrillation": (15, 15, 2, 640, 3),
+    "Handwriting": (150, 850, 3, 152, 26),
+    "ERing": (30, 270, 4, 65, 6),
+    "SelfRegulationSCP1": (268, 293, 6, 896, 2),
+}
+
+
+def check_archive(dataset, data_dir, facts, protocol):
+    train, test, channels, longest, classes = facts
+    task = TASKS["uea"](dataset=dataset, data_dir=data_dir, protocol=protocol)
+    sizes = [task.size(part) for part in task.splits]
+    assert (task.d_input, task.length, task.num_classes) == (channels, longest, classes)
+    if protocol == "clean":
+        assert sizes[2] == test
+    assert sum(sizes) == train + test
+    seen = [rows_as_bytes(everything(task, part)) for part in task.splits]
+    assert sum(map(len, seen)) == len(set.union(*seen)) == train + test
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("dataset", CARRIED)
+def test_sets_that_aeon_carries(dataset, protocol):
+    check_archive(dataset, None, CARRIED[dataset], protocol)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("dataset", ARCHIVE)
+def test_the_archive(dataset, protocol):
+    root = os.environ.get("LONGSCAN_DATA")
+    if root is None:
+        pytest.skip("set LONGSCAN_DATA to a folder with uea/NAME/NAME_TRAIN.ts to test on the archive's own files")
+    folder = Path(root) / "uea"
+    if not (folder / dataset).is_dir():
+        pytest.skip(f"{folder} has no {dataset}")
+    check_archive(dataset, str(folder), ARCHIVE[dataset], protocol)
