@@ -117,8 +117,10 @@ def test_a_run_without_details_says_so(make_run, tmp_path):
 
 
 def test_a_failed_run_keeps_its_figures_and_says_so(make_run, tmp_path):
-    text = body_of(run_report(make_run(tmp_path, steps=5, every=5, status="failed", value=None, scaled=None)))
-    assert 'class="failure"' in text
+    text = body_of(
+        run_report(make_run(tmp_path, steps=5, every=5, status="failed", failure="the loss is nan", value=None, scaled=None))
+    )
+    assert '<p class="failure">This run failed: the loss is nan.' in text
     assert "test accuracy" in text
 
 

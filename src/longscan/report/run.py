@@ -76,7 +76,8 @@ def _summary(title: str, result: Mapping[str, Any] | None) -> Iterator[str]:
     facts = [result.get("suite") and f"suite {result['suite']}", result.get("date"), result.get("device")]
     yield page.paragraph(" · ".join(str(f) for f in facts if f), "subtitle")
     if result.get("status") != "finished":
-        yield page.paragraph(f"This run's status is “{result.get('status')}”; its figures are kept as they are.", "failure")
+        reason = result.get("failure") or "no reason is recorded"
+        yield page.paragraph(f"This run {result.get('status')}: {reason}. Its figures are kept as they are.", "failure")
     metric = result["metric"]
     yield page.tiles(
         [
