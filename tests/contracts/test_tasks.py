@@ -263,6 +263,24 @@ def test_an_example_as_text_can_be_read_back(task, tmp_path):
     assert all(row["probability"] > 0.99 for row in rows)
 
 
+@every_class
+def test_outputs_without_targets_can_not_be_scored(cls):
+    task = small(cls)
+    batch = task.batch("valid", 0, 3)
+    output = torch.zeros(*batch.targets.shape, task.num_classes)
+    for use in (task.loss, lambda output, batch: task.update(task.metrics("valid"), output, batch)):
+        with pytest.raises(ValueError, match=r"^batch: it has no targets"):
+            use(output, batch._replace(targets=None))
+
+
+@every_class
+def test_a_batch_moves_as_a_whole(cls):
+    batch = small(cls).batch("valid", 0, 3)
+    moved = batch.to("meta")
+    assert [part is None for part in moved] == [part is None for part in batch]
+    assert {part.device.type for part in moved if part is not None} == {"meta"}
+
+
 @every_variant
 def test_settings_survive_json(task):
     assert type(task)(**json.loads(json.dumps(asdict(task)))) == task

@@ -249,6 +249,7 @@ def test_constant_predictor_on_the_scale_of_the_papers():
     arithmetic_task = ModularArithmetic(suite="aussm")
     assert arithmetic_task.scaled(arithmetic_task.constant_score()) == pytest.approx(0.38, abs=0.03)
     assert Parity().constant_score() == pytest.approx(0.5, abs=0.02)
+    assert Parity().constant_score("train") == pytest.approx(0.5, abs=0.02), "of the stream's first examples"
     assert Parity().scaled(0.75) == 0.5
     # A five-class and two two- and four-class rows of the published table.
     for score, classes, scaled in ((0.95, 5, 0.9375), (0.758, 2, 0.516), (0.299, 4, 0.065)):

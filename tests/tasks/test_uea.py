@@ -250,6 +250,27 @@ def test_one_arff_file_a_channel(tmp_path):
         _ = Uea(dataset="Mine", data_dir=f"{tmp_path}/").length
 
 
+def test_arff_and_ts_make_the_same_task(folder):
+    from_ts = everything(Uea(dataset="Mine", data_dir=str(folder)), "test")
+    for part in ("TRAIN", "TEST"):
+        path = folder / f"Mine_{part}.ts"
+        found = read_ts(path)
+        cases = [r"\n".join(",".join(map(str, channel)) for channel in series) for series in found.series]
+        rows = [f"'{case}',{label}" for case, label in zip(cases, found.labels, strict=True)]
+        header = "@relation mine\n@attribute all relational\n@attribute class {b,a}\n@data\n"
+        path.with_suffix(".arff").write_text(header + "\n".join(rows))
+        path.unlink()
+    from_arff = everything(Uea(dataset="Mine", data_dir=f"{folder}/"), "test")
+    assert torch.equal(from_ts.inputs, from_arff.inputs)
+    assert torch.equal(from_ts.targets, from_arff.targets)
+
+
+def test_without_aeon_a_folder_is_asked_for(monkeypatch):
+    monkeypatch.setattr("longscan.tasks.timeseries.uea.find_spec", lambda _: None)
+    with pytest.raises(FileNotFoundError, match=r"^data_dir: name the files' folder, or install aeon"):
+        _ = Uea(split_seed=77).length
+
+
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -63,8 +62,3 @@ def _answers(output: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
     if batch.loss_mask is None:
         return output.reshape(-1, output.shape[-1]), batch.targets.reshape(-1)
     return output[batch.loss_mask], batch.targets[batch.loss_mask]
-
-
-def most_frequent_share(classes: Tensor) -> float:
-    """The share of the most frequent class among (n,) int64 classes."""
-    return torch.bincount(classes).max().item() / classes.numel()
