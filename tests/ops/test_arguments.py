@@ -1,0 +1,143 @@
+"""What callers see when an argument is wrong: a message with its name, what came and what was needed."""
+
+import logging
+
+import pytest
+import torch
+from op_examples import example, floats
+
+from longscan.ops import OPS, _dispatch, explain, linear_scan, long_conv, selective_scan, short_conv, unitary_scan
+from longscan.ops._arguments import INVALID, RESET, step_flags
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_every_tensor_is_checked(op):
+    """Each tensor argument in turn: no tensor, a wrong shape, integers, another device."""
+    inputs = example(op)
+    for name, value in inputs.items():
+        if not isinstance(value, torch.Tensor):
+            continue
+        with pytest.raises(TypeError, match=f"{name}: got str, expected a tensor"):
+            OPS[op].function(**(inputs | {name: "tensor"}))
+        first = name in ("u", "b")  # what the other shapes are compared with: the error may name one of those
+        with pytest.raises(ValueError, match=r"got shape .*expected" if first else rf"{name}: got shape .*expected"):
+            OPS[op].function(**(inputs | {name: value[..., None, None]}))
+        if value.is_floating_point():
+            with pytest.raises(TypeError, match=f"{name}: got dtype torch.int64, expected"):
+                OPS[op].function(**(inputs | {name: value.long()}))
+        if not first:
+            with pytest.raises(ValueError, match=f"{name}: is on meta, expected cpu like the other inputs"):
+                OPS[op].function(**(inputs | {name: value.to("meta")}))
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_unknown_backends(op):
+    with pytest.raises(ValueError, match="backend: got 'cuda', expected 'auto' or one of"):
+        OPS[op].function(**example(op), backend="cuda")
+    with pytest.raises(ValueError, match=f"backend: 'triton' cannot run {op}"):
+        OPS[op].function(**example(op), backend="triton")
+
+
+@pytest.mark.parametrize("op", [name for name, op in OPS.items() if op.stateful])
+def test_masks_are_checked(op):
+    inputs = example(op, masked=False)
+    with pytest.raises(TypeError, match=r"valid: got dtype torch\.uint8, expected torch\.bool"):
+        OPS[op].function(**inputs, valid=torch.ones(2, 5, dtype=torch.uint8))
+    with pytest.raises(TypeError, match=r"seq_idx: got dtype torch\.float32, expected an integer dtype"):
+        OPS[op].function(**inputs, seq_idx=torch.ones(2, 5))
+    with pytest.raises(ValueError, match=r"valid: got shape \(2, 4\), expected \(2, 5\)"):
+        OPS[op].function(**inputs, valid=torch.ones(2, 4, dtype=torch.bool))
+
+
+def test_particular_errors():
+    x = torch.ones(1, 3, 2)
+    with pytest.raises(ValueError, match=r"b: got shape \(3,\), expected \(B, L, \.\.\.\)"):
+        linear_scan(x, torch.ones(3))
+    with pytest.raises(ValueError, match=r"b: got shape \(1, 3, 3\), expected \(B, L, \.\.\., 2\)"):
+        linear_scan(torch.ones(3), torch.ones(1, 3, 3), pairs=True)
+    with pytest.raises(TypeError, match=r"initial_state: got dtype torch\.float32, expected a complex dtype"):
+        linear_scan(x.to(torch.complex64), x, torch.ones(1, 2))
+    with pytest.raises(TypeError, match=r"a: got dtype torch\.complex64, expected real floating-point pairs"):
+        linear_scan(x.to(torch.complex64), x, pairs=True)
+    real, pairs = torch.ones(2, 4), torch.ones(2, 4, 2)
+    wanted = r"expected \(1, 3, 4\) complex or \(1, 3, 4, 2\) real pairs"
+    with pytest.raises(ValueError, match=rf"B: got shape \(1, 3, 4\) real, {wanted}"):
+        selective_scan(x, x, pairs, torch.ones(1, 3, 4), torch.ones(1, 3, 4))
+    with pytest.raises(ValueError, match=r"B: got shape \(1, 3, 4, 2\), expected \(1, 3, 4\)"):
+        selective_scan(x, x, real, torch.ones(1, 3, 4, 2), torch.ones(1, 3, 4, 2))
+    with pytest.raises(ValueError, match=r"B: got shape \(2, 4\) real, expected \(4\) complex or \(4, 2\) real pairs"):
+        unitary_scan(x, x, torch.ones(2, 4, 2), real, real, pairs)
+    with pytest.raises(ValueError, match=r"weight: got shape \(2, 0\), expected \(2, K\) with K of at least 1"):
+        short_conv(x, torch.ones(2, 0))
+    with pytest.raises(ValueError, match="activation: got 'relu', expected one of"):
+        short_conv(x, torch.ones(2, 3), activation="relu")
+    with pytest.raises(ValueError, match=r"k: got shape \(2, 4\), expected \(2, 3\)"):
+        long_conv(x, torch.ones(2, 4))
+
+
+def test_forms_of_complex_numbers():
+    """The final state comes back in the form of the parameters; the results are the same."""
+    u, dt, W, bias = torch.randn(1, 4, 3), torch.rand(1, 4, 3), torch.randn(3, 2, 3), torch.randn(3, 2)
+    B, C, h = torch.randn(2, dtype=torch.complex64), torch.randn(3, 2, dtype=torch.complex64), torch.randn(1, 3, 2, 2)
+    y, final = unitary_scan(u, dt, W, bias, B, C, initial_state=h)
+    assert final.dtype == torch.complex64
+    as_pairs = (torch.view_as_real(B), torch.view_as_real(C))
+    y_pairs, pairs = unitary_scan(u, dt, W, bias, *as_pairs, initial_state=torch.view_as_complex(h))
+    assert torch.equal(y, y_pairs)
+    assert torch.equal(torch.view_as_real(final), pairs)
+    conjugate, _ = unitary_scan(u, dt, W, bias, B.conj(), C.conj())
+    resolved, _ = unitary_scan(u, dt, W, bias, B.conj().resolve_conj(), C.conj().resolve_conj())
+    assert torch.equal(conjugate, resolved)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_meta_tensors_give_shapes(op):
+    inputs = {name: x.to("meta") if isinstance(x, torch.Tensor) else x for name, x in example(op).items()}
+    results, expected = OPS[op].function(**inputs), OPS[op].function(**example(op))
+    for one, other in zip(results, expected, strict=True):
+        assert one.shape == other.shape
+        assert one.is_meta
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_non_contiguous_inputs(op):
+    """Strides do not matter."""
+    inputs = example(op)
+    strided = inputs | {name: x.mT.contiguous().mT for name, x in floats(inputs).items() if x.ndim > 1}
+    for backend in [name for name in ("reference", "eager", *OPS[op].native) if usable(op, name)]:
+        one, other = OPS[op].function(**inputs, backend=backend), OPS[op].function(**strided, backend=backend)
+        torch.testing.assert_close(one, other)
+
+
+def usable(op, backend):
+    return _dispatch.reject(op, backend, torch.device("cpu"), torch.float32, OPS[op].native) is None
+
+
+def test_marks_of_steps():
+    """Segments start at valid steps whose id differs from that of the last valid step."""
+    like = torch.zeros(1)
+    valid = torch.tensor([[False, True, False, True, True, False, True]])
+    ids = torch.tensor([[5, 1, 9, 1, 2, 2, 3]])
+    expected = torch.tensor([[INVALID, 0, INVALID, 0, RESET, INVALID, RESET]], dtype=torch.uint8)
+    assert torch.equal(step_flags(1, 7, valid, ids, like), expected)
+    assert step_flags(1, 7, None, None, like) is None
+    every = torch.tensor([[0, RESET, RESET, RESET, RESET, 0, RESET]], dtype=torch.uint8)
+    assert torch.equal(step_flags(1, 7, None, ids, like), every)
+
+
+def test_explain_and_fall_back(monkeypatch, caplog):
+    """`auto` says once why it took another backend than the native one, and `explain` says it whenever asked."""
+    assert explain("linear_scan", "meta") == "linear_scan on meta, torch.float32: eager (no native kernel for this device)"
+    assert explain("long_conv") == "long_conv on cpu, torch.float32: eager (long_conv has no native kernel)"
+    monkeypatch.setattr(_dispatch, "_unusable", {"linear_scan": "no compiler for this test"})
+    assert explain("linear_scan") == "linear_scan on cpu, torch.float32: eager (no compiler for this test)"
+    with pytest.raises(ValueError, match="backend: 'cpu' cannot run linear_scan: no compiler for this test"):
+        linear_scan(torch.ones(1), torch.ones(1, 2, 1), backend="cpu")
+    with caplog.at_level(logging.WARNING, "longscan"):
+        for _ in range(2):
+            linear_scan(torch.ones(1), torch.ones(1, 2, 1))
+    assert [record.message for record in caplog.records] == [
+        "linear_scan runs on the eager backend, not cpu: no compiler for this test"
+    ]
+    with pytest.raises(KeyError, match="no op is called 'scan'; there are: linear_scan"):
+        explain("scan")

@@ -1,0 +1,81 @@
+"""Derivatives of the reference and eager backends against finite differences, in float64, over chunk boundaries."""
+
+import pytest
+import torch
+from op_examples import example, floats
+
+from longscan.ops import OPS, _chunks
+
+CALLS = [*((op, False) for op in OPS), ("linear_scan", True), ("selective_scan", True)]  # whether numbers are pairs
+
+
+def function_of_floats(op, backend, is_complex, masked=True):
+    inputs = example(op, torch.float64, length=4, batch=1, masked=masked, is_complex=is_complex)
+    values = floats(inputs)
+
+    def call(*args):
+        results = OPS[op].function(**(inputs | dict(zip(values, args, strict=True))), backend=backend)
+        return results if isinstance(results, tuple) else (results,)
+
+    return call, tuple(x.clone().requires_grad_() for x in values.values())
+
+
+@pytest.fixture(autouse=True)
+def _short_chunks(monkeypatch):
+    monkeypatch.setattr(_chunks, "CHUNK", 3)
+
+
+@pytest.mark.parametrize("backend", ["reference", "eager"])
+@pytest.mark.parametrize(("op", "is_complex"), CALLS)
+def test_first_derivatives(op, is_complex, backend):
+    torch.autograd.gradcheck(*function_of_floats(op, backend, is_complex))
+
+
+@pytest.mark.parametrize(("op", "is_complex"), CALLS)
+def test_second_derivatives_of_eager(op, is_complex):
+    torch.autograd.gradgradcheck(*function_of_floats(op, "eager", is_complex), fast_mode=True)
+
+
+def test_complex_arguments():
+    """Complex tensors, where the others come as pairs."""
+    u, dt = torch.randn(1, 4, 2, dtype=torch.float64), torch.rand(1, 4, 2, dtype=torch.float64)
+    A, B, C, h = (torch.randn(shape, dtype=torch.complex128) for shape in ((2, 2), (1, 4, 2), (1, 4, 2), (1, 2, 2)))
+    for backend in ("reference", "eager"):
+        torch.autograd.gradcheck(
+            lambda u, dt, A, B, C, h, backend=backend: OPS["selective_scan"].function(
+                u, dt, A, B, C, initial_state=h, backend=backend
+            ),
+            tuple(x.clone().requires_grad_() for x in (u, dt, A, B, C, h)),
+        )
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_eager_under_the_transforms_of_torch_func(op):
+    """vmap, per-example gradients and forward-over-reverse second derivatives equal a loop."""
+    size = 2
+    call, values = function_of_floats(op, "eager", False)
+    stacked = [torch.randn(size, *x.shape, dtype=torch.float64) * 0.1 + x.detach() for x in values]
+
+    def loss(*args):
+        return sum(x.square().sum() for x in call(*args))
+
+    rows = [[x[i] for x in stacked] for i in range(size)]
+    torch.testing.assert_close(torch.func.vmap(loss)(*stacked), torch.stack([loss(*row) for row in rows]))
+    which = tuple(range(len(values)))
+    per_example = torch.func.vmap(torch.func.grad(loss, which))(*stacked)
+    for found, *each in zip(per_example, *[torch.func.grad(loss, which)(*row) for row in rows], strict=True):
+        torch.testing.assert_close(found, torch.stack(each))
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")  # torch's own, in forward mode
+@pytest.mark.parametrize("op", OPS)
+def test_eager_in_forward_mode(op):
+    """The directional derivative by forward mode is that by backward mode."""
+    call, values = function_of_floats(op, "eager", False)
+    primals, directions = tuple(x.detach() for x in values), tuple(torch.randn_like(x) for x in values)
+    _, tangents = torch.func.jvp(lambda *args: call(*args)[0], primals, directions)
+    y = call(*values)[0]
+    weight = torch.randn_like(y)
+    grads = torch.autograd.grad(y, values, weight)
+    expected = sum((grad * direction).sum() for grad, direction in zip(grads, directions, strict=True))
+    torch.testing.assert_close((tangents * weight).sum(), expected)

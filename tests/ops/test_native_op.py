@@ -1,0 +1,197 @@
+"""The custom-op layer around native kernels: on the compiled kernels, or on stand-ins written in torch where there are none."""
+
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import pytest
+import torch
+from op_examples import example, floats, with_gradients
+
+from longscan.ops import OPS, _dispatch, linear_scan, selective_scan, short_conv, unitary_scan
+from longscan.ops._native_op import NativeOp
+from longscan.ops.linear_scan import eager as linear_eager
+from longscan.ops.selective_scan import eager as selective_eager
+from longscan.ops.short_conv import eager as short_eager
+from longscan.ops.unitary_scan import eager as unitary_eager
+
+NATIVE = [name for name, op in OPS.items() if op.native]
+
+
+def linear(a, b, initial_state, flags, reverse, is_complex):
+    if reverse:
+        a, b, flags = a.flip(1) if a.ndim == b.ndim else a, b.flip(1), None if flags is None else flags.flip(1)
+    x, final = linear_eager.linear_scan(a, b, initial_state, flags, is_complex=is_complex)
+    return x.flip(1) if reverse else x, final
+
+
+def selective(*args):
+    *tensors, dt_softplus, paired = args
+    return selective_eager.selective_scan(*tensors, dt_softplus=dt_softplus, paired=paired)
+
+
+def unitary(*args):
+    return unitary_eager.unitary_scan(*args[:-1], phase_dt=args[-1])
+
+
+def short(*args):
+    return short_eager.short_conv(*args[:-1], apply_silu=args[-1])
+
+
+def stand_in(scan, inputs, keeps):
+    """A module like a native backend's, from a torch function: `inputs` differentiable arguments, `keeps` chunk states or not."""
+
+    def forward(*args):
+        y, final = scan(*(args[:-1] if keeps else args))
+        y, final = y.contiguous(), final.contiguous()
+        return (y, final, y.new_zeros(y.shape[0] if args[-1] else 0)) if keeps else (y, final)
+
+    def backward(grad_y, grad_final, *args):
+        if keeps:
+            args = (*args[: inputs + 1], *args[inputs + 2 :])
+        elif scan is linear:
+            a, x, *rest = args
+            args = (a, torch.zeros_like(x), *rest)
+        with ThreadPoolExecutor(1) as fresh:  # a custom op runs below autograd; a new thread stands above it again
+            return fresh.submit(differentiate, (grad_y, grad_final), args).result()
+
+    def differentiate(weights, args):
+        leaves = [None if x is None else x.detach().requires_grad_() for x in args[:inputs]]
+        results = scan(*leaves, *args[inputs:])
+        given = [x for x in leaves if x is not None]
+        found = iter(torch.autograd.grad(results, given, weights, allow_unused=True, materialize_grads=True))
+        dense = torch.contiguous_format
+        return tuple(weights[0].new_empty(0) if x is None else next(found).clone(memory_format=dense) for x in leaves)
+
+    return SimpleNamespace(forward=forward, backward=backward, chunk_states_shape=lambda batch, *_: (batch,))
+
+
+STAND_INS = {
+    "linear_scan": stand_in(linear, 3, False),
+    "selective_scan": stand_in(selective, 10, True),
+    "unitary_scan": stand_in(unitary, 9, True),
+    "short_conv": stand_in(short, 4, False),
+}
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    """The cpu backend of every op: the compiled kernels, or stand-ins in their place."""
+    if any(_dispatch.reject(op, "cpu", torch.device("cpu"), torch.float32, ("cpu",)) for op in NATIVE):
+        monkeypatch.setattr(_dispatch, "_unusable", {})
+        monkeypatch.setattr(NativeOp, "_module", lambda self, _backend: STAND_INS[self._name])
+
+
+def recorded_calls(monkeypatch, op, inputs):
+    """The arguments with which the custom ops of `op` are called, forward and backward."""
+    from longscan.ops import _native_op
+
+    calls = []
+    original = _native_op._CustomOp.__call__
+    monkeypatch.setattr(_native_op._CustomOp, "__call__", lambda self, *args: calls.append((self, args)) or original(self, *args))
+    y, final = OPS[op].function(**with_gradients(inputs), backend="cpu")
+    (y.sum() + final.sum()).backward()
+    monkeypatch.setattr(_native_op._CustomOp, "__call__", original)
+    return calls
+
+
+@pytest.mark.parametrize("optional", [True, False])
+@pytest.mark.parametrize("op", NATIVE)
+def test_custom_ops_pass_opcheck(kernels, op, optional, monkeypatch):
+    calls = recorded_calls(monkeypatch, op, example(op, optional=optional, masked=optional, is_complex=optional))
+    assert len(calls) == 2
+    (first, forward), (second, backward) = calls
+    torch.library.opcheck(first.overload, leaves(forward, grads=True))
+    torch.library.opcheck(second.overload, leaves(backward, grads=False))
+
+
+def leaves(args, grads):
+    return tuple(
+        x.detach().clone().requires_grad_(grads and x.is_floating_point()) if isinstance(x, torch.Tensor) else x for x in args
+    )
+
+
+@pytest.mark.parametrize("op", NATIVE)
+def test_second_derivative_is_refused(kernels, op):
+    inputs = with_gradients(example(op))
+    leaves = list(floats(inputs).values())
+    y, _ = OPS[op].function(**inputs, backend="cpu")
+    grads = torch.autograd.grad(y.square().sum(), leaves, create_graph=True, allow_unused=True)
+    with pytest.raises(RuntimeError, match=f"{op}: the cpu backend has no second derivative; use backend='eager'"):
+        sum(g.square().sum() for g in grads if g is not None).backward()
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")  # torch's own, in forward mode
+@pytest.mark.parametrize("op", NATIVE)
+def test_forward_mode_is_refused(kernels, op):
+    inputs = example(op, masked=False)
+    name = next(iter(floats(inputs)))
+    with torch.autograd.forward_ad.dual_level():
+        inputs[name] = torch.autograd.forward_ad.make_dual(inputs[name], torch.ones_like(inputs[name]))
+        with pytest.raises(RuntimeError, match="no forward-mode derivative"):
+            OPS[op].function(**inputs, backend="cpu")
+
+
+@pytest.mark.parametrize("op", NATIVE)
+def test_direct_call_equals_custom_op(kernels, op):
+    """Where no gradient is asked for, the kernel is called directly, with the same result."""
+    inputs = example(op)
+    direct = OPS[op].function(**inputs, backend="cpu")
+    recorded = OPS[op].function(**with_gradients(inputs), backend="cpu")
+    for one, other in zip(direct, recorded, strict=True):
+        assert other.requires_grad
+        assert torch.equal(one, other)
+
+
+def loss(op, inputs, backend):
+    y, final = OPS[op].function(**inputs, backend=backend)
+    return y.square().sum() + final.square().sum()
+
+
+@pytest.mark.parametrize("mapped", ["steps", "parameters", "everything"])
+@pytest.mark.parametrize("op", NATIVE)
+def test_vmap_and_gradients_under_it(kernels, op, mapped):
+    """vmap, vmap of grad and grad of vmap equal a loop, whether the mapped axis folds into the batch or not."""
+    size = 3
+    many = [example(op, torch.float64) for _ in range(size)]
+    chosen = [name for name in floats(many[0]) if mapped == "everything" or (name in OPS[op].shared) == (mapped == "parameters")]
+    if op == "linear_scan" and mapped != "steps":
+        chosen = ["b"]
+    for inputs in many[1:]:
+        inputs.update({name: x for name, x in many[0].items() if name not in chosen})
+    stacked = {name: torch.stack([inputs[name] for inputs in many]) for name in chosen}
+
+    def of(chosen_inputs):
+        return loss(op, many[0] | chosen_inputs, "cpu")
+
+    each = [{name: inputs[name] for name in chosen} for inputs in many]
+    values = torch.stack([of(inputs) for inputs in each])
+    torch.testing.assert_close(torch.func.vmap(of)(stacked), values)
+    grads = [torch.func.grad(of)(inputs) for inputs in each]
+    per_example = torch.func.vmap(torch.func.grad(of))(stacked)
+    summed = torch.func.grad(lambda inputs: torch.func.vmap(of)(inputs).sum())(stacked)
+    for name in chosen:
+        expected = torch.stack([grad[name] for grad in grads])
+        torch.testing.assert_close(per_example[name], expected)
+        torch.testing.assert_close(summed[name], expected)
+
+
+def test_constant_factor_is_not_folded(kernels):
+    """A constant a has no batch axis: mapping it goes through the loop."""
+    a, b = torch.rand(3, 2, dtype=torch.float64), torch.randn(1, 4, 2, dtype=torch.float64)
+    mapped = torch.func.vmap(lambda a: linear_scan(a, b, backend="cpu")[0])(a)
+    torch.testing.assert_close(mapped, torch.stack([linear_scan(row, b, backend="eager")[0] for row in a]))
+
+
+@pytest.mark.parametrize("call", [selective_scan, unitary_scan, short_conv])
+def test_one_step_costs_no_custom_op(kernels, call, monkeypatch):
+    """At length 1 without gradients, nothing but the kernel runs between the checks."""
+    from longscan.ops import _native_op
+
+    def fail(*_):
+        raise AssertionError("custom op called")
+
+    monkeypatch.setattr(_native_op._CustomOp, "__call__", fail)
+    name = call.__name__
+    with torch.no_grad():
+        y, _ = call(**example(name, length=1, masked=False), backend="cpu")
+    assert y.shape == (2, 1, 3)

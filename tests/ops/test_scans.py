@@ -1,0 +1,107 @@
+"""What is special to single ops: closed forms, memory, and the pieces that eager backends are made of."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from longscan.ops import linear_scan, long_conv, selective_scan, short_conv
+from longscan.ops._associative import affine_scan
+from longscan.ops.long_conv.eager import fft_length
+
+
+@pytest.mark.parametrize("length", [*range(1, 10), 63, 64, 65])
+def test_affine_scan(length):
+    a, b = torch.randn(2, length, 3, dtype=torch.float64), torch.randn(2, length, 3, dtype=torch.float64)
+    state = torch.randn(2, 3, dtype=torch.float64)
+    expected = list(itertools.accumulate(range(length), lambda x, t: a[:, t] * x + b[:, t], initial=state))[1:]
+    torch.testing.assert_close(affine_scan(a, b, state), torch.stack(expected, 1))
+
+
+@pytest.mark.parametrize("backend", ["reference", "eager", "auto"])
+def test_linear_scan_closed_form(backend):
+    """A constant factor and input: x_t = a^t x_0 + b (1 - a^t) / (1 - a)."""
+    a, b, start = (torch.tensor([value], dtype=torch.float64) for value in (0.9, 0.3, 2.0))
+    x, final = linear_scan(a, b.expand(1, 100, 1), start[None], backend=backend)
+    powers = a ** torch.arange(1, 101)
+    torch.testing.assert_close(x[0, :, 0], powers * start + b * (1 - powers) / (1 - a))
+    assert torch.equal(final[0], x[0, -1])
+
+
+@pytest.mark.parametrize("backend", ["reference", "eager", "auto"])
+def test_linear_scan_in_reverse(backend):
+    """Running backwards is flipping, running and flipping back; segments restart from their end."""
+    a, b = torch.rand(2, 70, 3), torch.randn(2, 70, 3)
+    ids = torch.arange(70).expand(2, 70) // 30
+    valid = torch.rand(2, 70) < 0.8
+    x, final = linear_scan(a, b, reverse=True, valid=valid, seq_idx=ids, backend=backend)
+    flipped, last = linear_scan(a.flip(1), b.flip(1), valid=valid.flip(1), seq_idx=ids.flip(1), backend=backend)
+    torch.testing.assert_close(x, flipped.flip(1))
+    torch.testing.assert_close(final, last)
+
+
+@pytest.mark.parametrize("backend", ["reference", "eager", "auto"])
+def test_selective_scan_of_conjugate_pairs(backend):
+    """N paired complex states are 2N complex states that come in conjugate pairs, unpaired."""
+    u, dt = torch.randn(2, 9, 3), torch.rand(2, 9, 3)
+    A = torch.complex(-torch.rand(3, 2), torch.randn(3, 2))
+    B, C = torch.randn(2, 2, 9, 2, dtype=torch.complex64).unbind()
+    y, final = selective_scan(u, dt, A, B, C, backend=backend)
+    both = [torch.cat([x, x.conj()], -1) for x in (A, B, C)]
+    unpaired, _ = selective_scan(u, dt, *both, paired=False, backend=backend)
+    torch.testing.assert_close(y, unpaired)
+    assert final.dtype == torch.complex64
+
+
+@pytest.mark.parametrize("backend", ["reference", "eager", "auto"])
+def test_selective_scan_decays_beyond_the_range_of_float32(backend):
+    """A decay of e^-200 a step: the form that divides by the running product would overflow."""
+    u = torch.ones(1, 300, 1)
+    y, _ = selective_scan(u, 100 * u, torch.full((1, 1), -2.0), u, u, backend=backend)
+    torch.testing.assert_close(y, torch.full_like(u, 100.0))
+
+
+def test_short_conv_is_conv1d():
+    u, weight, bias = torch.randn(2, 20, 3), torch.randn(3, 4), torch.randn(3)
+    for backend in ("reference", "eager", "auto"):
+        y, final = short_conv(u, weight, bias, backend=backend)
+        expected = torch.nn.functional.conv1d(u.mT, weight[:, None], bias, padding=3, groups=3)[..., :20].mT
+        torch.testing.assert_close(y, expected)
+        torch.testing.assert_close(final, u[:, -3:].mT)
+
+
+@pytest.mark.parametrize("needed", [1, 2, 3, 7, 17, 100, 1023, 1025, 100_003])
+def test_fft_length(needed):
+    """Long enough, at most a fifth longer, a product of small primes."""
+    size = fft_length(needed)
+    assert needed <= size <= max(1.25 * needed, needed + 1)
+    odd = size // (size & -size)
+    assert odd in (1, 3, 5, 9, 15)
+
+
+def test_long_conv_equals_recurrence():
+    """A kernel of powers is a linear scan."""
+    u = torch.randn(2, 200, 3, dtype=torch.float64)
+    a = torch.tensor([0.9, -0.5, 0.999], dtype=torch.float64)
+    k = a[:, None] ** torch.arange(200)
+    torch.testing.assert_close(long_conv(u, k), linear_scan(a, u)[0])
+
+
+def test_eager_memory_is_bounded_by_a_chunk():
+    """What autograd keeps of a scan of (L, N) states does not grow with L N: a state a chunk and views of the inputs."""
+    kept = set()
+
+    def note(x):
+        kept.add((x.untyped_storage().data_ptr(), x.untyped_storage().nbytes()))
+        return x
+
+    length, channels, states = 1024, 4, 32
+    inputs = [torch.rand(1, length, n, requires_grad=True) for n in (channels, channels, states, states)]
+    u, dt, B, C = inputs
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda x: x):
+        y, _ = selective_scan(u, dt, -torch.rand(channels, states), B, C, backend="eager")
+    owned = {x.untyped_storage().data_ptr() for x in inputs}
+    extra = sum(size for pointer, size in kept if pointer not in owned)
+    assert extra < 4 * length * channels * states / 8
+    assert math.isfinite(y.sum().item())

@@ -1,0 +1,97 @@
+"""Ops inside torch.compile(fullgraph=True), torch.export and autocast."""
+
+import pytest
+import torch
+from op_examples import example, floats, with_gradients
+
+from longscan.ops import OPS
+from longscan.ops._dispatch import reject
+
+BACKENDS = [
+    (op, backend)
+    for op in OPS
+    for backend in ("reference", "eager", *OPS[op].native)
+    if reject(op, backend, torch.device("cpu"), torch.float32, OPS[op].native) is None
+]
+# torch's own remarks while it compiles; none of them is about this package
+IGNORED = pytest.mark.filterwarnings(
+    "ignore:.torch.jit.script:DeprecationWarning", "ignore:Torchinductor does not support code generation for complex:UserWarning"
+)
+
+
+def results_and_gradients(function, inputs):
+    inputs = with_gradients(inputs)
+    results = function(inputs)
+    results = results if isinstance(results, tuple) else (results,)
+    generator = torch.Generator().manual_seed(1)
+    weights = [torch.randn(x.shape, generator=generator, dtype=x.dtype) for x in results]
+    return [*results, *torch.autograd.grad(results, list(floats(inputs).values()), weights)]
+
+
+def close(found, expected):
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+@IGNORED
+@pytest.mark.parametrize(("op", "backend"), BACKENDS)
+def test_compiles_without_graph_breaks(op, backend):
+    """Forward and backward are captured whole, the chunks of eager included."""
+    inputs = example(op, length=70 if backend == "eager" else 3)
+
+    def function(inputs):
+        return OPS[op].function(**inputs, backend=backend)
+
+    torch.compiler.reset()
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    close(results_and_gradients(compiled, inputs), results_and_gradients(function, inputs))
+
+
+@IGNORED
+@pytest.mark.slow
+@pytest.mark.parametrize(("op", "backend"), [pair for pair in BACKENDS if pair[1] != "reference"])
+def test_generated_code_gives_the_same(op, backend):
+    """As above, through the code generator."""
+    inputs = example(op, length=70)
+
+    def function(inputs):
+        return OPS[op].function(**inputs, backend=backend)
+
+    torch.compiler.reset()
+    close(
+        results_and_gradients(torch.compile(function, fullgraph=True), inputs), results_and_gradients(function, inputs)
+    )
+
+
+@pytest.mark.parametrize(("op", "backend"), [pair for pair in BACKENDS if pair[1] != "reference"])
+def test_exports(op, backend):
+    inputs = example(op)
+
+    class Module(torch.nn.Module):
+        def forward(self, **inputs):
+            return OPS[op].function(**inputs, backend=backend)
+
+    constants = {name: x for name, x in inputs.items() if not isinstance(x, torch.Tensor)}
+    tensors = {name: x for name, x in inputs.items() if isinstance(x, torch.Tensor)}
+    module = Module()
+    module.forward = lambda **tensors: Module.forward(module, **tensors, **constants)
+    program = torch.export.export(module, (), tensors)
+    expected = OPS[op].function(**inputs, backend=backend)
+    torch.testing.assert_close(program.module()(**tensors), expected)
+
+
+@pytest.mark.parametrize(("op", "backend"), BACKENDS)
+def test_autocast_changes_nothing(op, backend):
+    inputs = example(op, length=70 if backend == "eager" else 5)
+
+    def function(inputs):
+        return OPS[op].function(**inputs, backend=backend)
+
+    expected = results_and_gradients(function, inputs)
+
+    def under_autocast(inputs):
+        with torch.autocast("cpu", torch.bfloat16):
+            return function(inputs)
+
+    for one, other in zip(results_and_gradients(under_autocast, inputs), expected, strict=True):
+        assert torch.equal(one, other)

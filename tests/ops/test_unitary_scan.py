@@ -1,0 +1,120 @@
+"""`unitary_scan`: the published recurrence, and phases that stay exact over long sequences."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import silu, softplus
+
+from longscan.ops import OPS, unitary_scan
+from longscan.ops._dispatch import reject
+
+BACKENDS = [
+    name
+    for name in ("reference", "eager", *OPS["unitary_scan"].native)
+    if reject("unitary_scan", name, torch.device("cpu"), torch.float32, OPS["unitary_scan"].native) is None
+]
+
+
+def published_example():
+    """Two channels, two states, five steps; angles, step sizes and coefficients as plain formulas of the indices."""
+    t, i = torch.arange(5, dtype=torch.float64)[:, None], torch.arange(2, dtype=torch.float64)
+    u, dt, z = torch.sin(0.7 * t + 0.3 * i), 0.5 + 0.1 * t + 0.05 * i, torch.cos(0.4 * t - 0.2 * i)
+    W = 0.3 * (i[:, None, None] + 1) - 0.2 * i[:, None] + 0.1 * i
+    bias = 1 + 0.5 * i[:, None] - 0.25 * i
+    B = torch.polar(softplus(0.2 - 0.1 * i), 0.3 + 0.4 * i)
+    C = torch.polar(softplus(-0.1 + 0.2 * i), -0.5 + 0.3 * i)
+    return u[None], dt[None], W, bias, B, C, torch.tensor([1, 0.5], dtype=torch.float64), z[None]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_published_recurrence(backend):
+    """Numbers computed from the recurrence that the AUSSM paper's code evaluates, in float64, to seven digits."""
+    y, final = unitary_scan(*published_example(), backend=backend)
+    expected = [
+        [0.0, 0.1261414],
+        [0.4436495, 0.4292926],
+        [0.5713468, 0.3186690],
+        [0.1995767, 0.1002493],
+        [-0.0001451, -0.0107892],
+    ]
+    torch.testing.assert_close(y[0], torch.tensor(expected, dtype=torch.float64), rtol=0, atol=5e-8)
+    states = [[-0.2148608 + 0.3006124j, -0.3385424 + 0.6113904j], [-0.1125313 + 0.0863291j, -0.1192945 - 0.0246524j]]
+    torch.testing.assert_close(final[0], torch.tensor(states, dtype=torch.complex128), rtol=0, atol=5e-8 * math.sqrt(2))
+
+
+@pytest.mark.parametrize("phase_dt", [False, True])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_sequential_form(backend, phase_dt):
+    """The recurrence as written, one rotation a step, independent of how the backends sum phases."""
+    u, dt, W, bias, B, C, D, z = published_example()
+    h = torch.zeros(1, 2, 2, dtype=torch.complex128)
+    outputs = []
+    for t in range(5):
+        angle = torch.einsum("bp,dnp->bdn", u[:, t], W) + bias
+        angle = angle * dt[:, t, :, None] if phase_dt else angle
+        h = torch.polar(torch.ones_like(angle), angle) * h + (dt[:, t] * silu(u[:, t]))[..., None] * B
+        outputs.append(((C * h).real.sum(-1) + D * silu(u[:, t])) * silu(z[:, t]))
+    y, final = unitary_scan(u, dt, W, bias, B, C, D, z, phase_dt=phase_dt, backend=backend)
+    torch.testing.assert_close(y, torch.stack(outputs, 1), rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(final, h, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_whole_turns_change_nothing(backend):
+    u, dt, W, bias, *rest = published_example()
+    y, final = unitary_scan(u, dt, W, bias, *rest, backend=backend)
+    turned, turned_final = unitary_scan(u, dt, W, bias + 2 * math.pi, *rest, backend=backend)
+    torch.testing.assert_close(y, turned, rtol=1e-12, atol=1e-13)
+    torch.testing.assert_close(final, turned_final, rtol=1e-12, atol=1e-13)
+
+
+QUICK = [(name, 65_536 if name != "reference" else 8_192) for name in BACKENDS]  # the reference is a loop in Python
+
+
+@pytest.mark.parametrize(
+    ("backend", "steps"), [*QUICK, *(pytest.param(name, 1_000_000, marks=pytest.mark.slow) for name in BACKENDS)]
+)
+@pytest.mark.timeout(1200)
+def test_phase_and_size_stay_exact(backend, steps):
+    """Constant angles 2 pi / k, k = 2..97, and random ones, without input, in float32.
+
+    The size of the state stays within 1e-4; its phase errs at most 4 times what summing the angle in float32 modulo 2 pi errs.
+    """
+    generator = torch.Generator().manual_seed(0)
+    exact = torch.cat([2 * math.pi / torch.arange(2, 98), (2 * torch.rand(32, generator=generator) - 1) * math.pi])
+    angles = exact.to(torch.float32)
+    states = len(angles)
+    start = torch.randn(states, generator=generator, dtype=torch.complex64)
+    u = torch.zeros(1, steps, 1)
+    one = torch.ones(states, dtype=torch.complex64)
+    _, final = unitary_scan(
+        u, u, torch.zeros(1, states, 1), angles[None], one, one, initial_state=start[None, None], backend=backend
+    )
+    plain, step, turn = np.zeros(states, np.float32), angles.numpy(), np.float32(2 * math.pi)
+    for _ in range(steps):
+        plain = np.remainder(plain + step, turn)
+    truth = angles.double() * steps
+    found = final[0, 0].to(torch.complex128) / start.to(torch.complex128)
+    assert (found.abs() - 1).abs().max() < 1e-4
+    error = (found * torch.polar(torch.ones(states, dtype=torch.float64), -truth)).angle().abs()
+    wrapped = torch.from_numpy(plain).double() - truth
+    plain_error = (wrapped - 2 * math.pi * (wrapped / (2 * math.pi)).round()).abs()
+    for group in (slice(0, 96), slice(96, states)):
+        assert error[group].max() <= 4 * plain_error[group].max()
+        assert error[group].square().mean() <= 16 * plain_error[group].square().mean()
+
+
+@pytest.mark.parametrize("backend", [name for name in BACKENDS if name != "reference"])
+def test_long_sequences_with_input(backend):
+    """4,096 steps of random input in float32: no worse than twice the reference in float32."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"u": (1, 4096, 2), "dt": (1, 4096, 2), "W": (2, 3, 2), "bias": (2, 3), "B": (2, 3, 2), "C": (2, 3, 2)}
+    inputs = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    inputs["dt"] = inputs["dt"].abs()
+    y, final = unitary_scan(*inputs.values(), backend=backend)
+    plain_y, plain_final = unitary_scan(*inputs.values(), backend="reference")
+    true_y, true_final = unitary_scan(*(x.double() for x in inputs.values()), backend="eager")
+    assert (y - true_y).abs().max() <= 2 * (plain_y - true_y).abs().max()
+    assert (final - true_final).abs().max() <= 2 * (plain_final - true_final).abs().max()
