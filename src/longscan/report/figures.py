@@ -62,11 +62,13 @@ def smooth(values: np.ndarray, width: int) -> np.ndarray:
     return (total[high] - total[low]) / (high - low)
 
 
-def curves(series: Mapping[str, tuple[Sequence[float], Sequence[float]]], label: str, constant: float | None = None) -> go.Figure:
+def curves(
+    series: Mapping[str, tuple[Sequence[float], Sequence[float]]], label: str, *, constant: float | None = None, log: bool = False
+) -> go.Figure:
     """Values against steps, a line for each split; long noisy series are drawn faintly below their running mean.
 
-    series: split -> (steps, values); constant: height of the constant predictor's line. Without that line, positive values that
-    span more than a factor of 30 are drawn on a logarithmic axis.
+    series: split -> (steps, values). constant: height of the constant predictor's line. log: draw positive values that span more
+    than a factor of 30 on a logarithmic axis.
     """
     figure = go.Figure()
     for split, (steps, given) in series.items():
@@ -79,7 +81,7 @@ def curves(series: Mapping[str, tuple[Sequence[float], Sequence[float]]], label:
     level(figure, constant, "constant predictor")
     everything = np.concatenate([np.asarray(values, float) for _, values in series.values()])
     finite = everything[np.isfinite(everything)]
-    wide = constant is None and len(finite) > 0 and 0 < finite.min() < finite.max() / 30
+    wide = log and len(finite) > 0 and 0 < finite.min() < finite.max() / 30
     scale = {"type": "log", "dtick": 1, "exponentformat": "power"} if wide else {"exponentformat": "power"}
     return decorate(figure, 320, title("step") | {"exponentformat": "none"}, title(label) | scale, hovermode="x unified")
 

@@ -73,7 +73,8 @@ def _summary(title: str, result: Mapping[str, Any] | None) -> Iterator[str]:
     if result is None:
         yield page.paragraph("There is no result.json: the run has not finished, so there is no test score.", "note")
         return
-    facts = [result.get("suite") and f"suite {result['suite']}", result.get("date"), result.get("device")]
+    date = (result.get("date") or "").replace("T", " ").replace("Z", " UTC")
+    facts = [result.get("suite") and f"suite {result['suite']}", date, result.get("device")]
     yield page.paragraph(" · ".join(str(f) for f in facts if f), "subtitle")
     if result.get("status") != "finished":
         reason = result.get("failure") or "no reason is recorded"
@@ -101,8 +102,10 @@ def _scores(result: Mapping[str, Any] | None) -> Iterator[str]:
         caption = "Confusion matrix of the test split: number of examples, coloured by share of the true class."
         drawings.append(page.figure(figures.confusion(matrix, classes), caption))
     if lengths:
-        drawing = figures.by_length(lengths, result["metric"], result.get("constant"))
-        drawings.append(page.figure(drawing, f"Test {result['metric']} by length of the input."))
+        known = {name: score for name, score in lengths.items() if score is not None}
+        empty = f" No test example is of length {', '.join(lengths.keys() - known.keys())}." if len(known) < len(lengths) else ""
+        drawing = figures.by_length(known, result["metric"], result.get("constant"))
+        drawings.append(page.figure(drawing, f"Test {result['metric']} by length of the input.{empty}"))
     yield page.group("columns", drawings)
     if not drawings:
         yield page.paragraph("The run records neither a confusion matrix nor the score by length.", "note")
@@ -130,7 +133,7 @@ def _curves(rows: list[dict[str, Any]], result: Mapping[str, Any] | None) -> Ite
         series = _series(rows, key)
         if series:
             constant = (result or {}).get("constant") if key == main else None
-            drawings.append(page.figure(figures.curves(series, label, constant)))
+            drawings.append(page.figure(figures.curves(series, label, constant=constant, log=key == "loss")))
         else:
             yield page.paragraph(f"metrics.jsonl has no {label}.", "note")
     yield page.group("columns", drawings)
