@@ -43,6 +43,17 @@ def test_seeds_are_grouped_failed_ones_counted_and_scores_scaled(new_run_row):
     assert [p["model"] for p in comparison.published] == ["xLSTM", "Mamba", "AUSSM", "AUSSM Hybrid"]
 
 
+def test_two_recipes_of_one_model_are_told_apart(new_run_row):
+    rows = [new_run_row(recipe=r) for r in ("recipes/aussm/parity.yaml", "recipes/quick/parity.yaml", None)]
+    (comparison,) = compare([*rows, new_run_row(model="Mamba", spec="mm")])
+    assert [entry.name for entry in comparison.entries] == [
+        "hybrid (ma), aussm, recipes/aussm/parity.yaml",
+        "hybrid (ma), aussm, recipes/quick/parity.yaml",
+        "hybrid (ma), aussm, 9000 steps",
+        "Mamba (mm), aussm",
+    ]
+
+
 def test_a_published_percentage_scales_ours(new_run_row):
     worms = new_run_row(task="EigenWorms", published="r070", value=0.86, scaled=0.825, constant=0.42, constant_scaled=0.275)
     (comparison,) = compare([worms])

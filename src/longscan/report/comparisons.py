@@ -16,6 +16,7 @@ OWN = ("triton", "cpu", "eager", "reference")
 class Entry:
     """The runs of one setting, over its seeds, on the scale of the comparison that it belongs to."""
 
+    name: str
     model: str
     suite: str
     scores: tuple[float, ...]
@@ -72,16 +73,29 @@ def _scale(row: Record, published: Sequence[dict[str, Any]], field: str) -> floa
     return None if row[name] is None else row[name] * factor
 
 
-def _entry(rows: Sequence[Record], published: Sequence[dict[str, Any]]) -> Entry:
-    first = rows[0]
+def _names(groups: Sequence[Sequence[Record]]) -> list[str]:
+    """A name for each group: model and suite, and the recipe or the number of steps where that is not enough."""
+    names = [", ".join(filter(None, (_model(rows[0]), rows[0]["suite"]))) for rows in groups]
+    settings = [rows[0]["recipe"] or f"{rows[0]['steps']} steps" for rows in groups]
+    return [
+        name if names.count(name) == 1 else f"{name}, {setting}" for name, setting in zip(names, settings, strict=True)
+    ]
+
+
+def _model(row: Record) -> str:
+    return f"{row['model']} ({row['spec']})" if row["spec"] and row["spec"] != row["model"] else row["model"]
+
+
+def _entry(name: str, rows: Sequence[Record], published: Sequence[dict[str, Any]]) -> Entry:
     finished = [r for r in rows if r["status"] == "finished"]
     constants = [c for r in rows if (c := _scale(r, published, "constant")) is not None]
     baselines = {name: 0.0 for r in rows for name in r["baselines"]}
     for name in baselines:
         baselines[name] = mean_interval([r["baselines"][name] for r in rows if name in r["baselines"]])[0]
     return Entry(
-        model=f"{first['model']} ({first['spec']})" if first["spec"] and first["spec"] != first["model"] else first["model"],
-        suite=first["suite"] or "",
+        name=name,
+        model=_model(rows[0]),
+        suite=rows[0]["suite"] or "",
         scores=tuple(s for r in finished if (s := _scale(r, published, "value")) is not None),
         constant=mean_interval(constants)[0] if constants else None,
         baselines=baselines,
@@ -101,7 +115,7 @@ def compare(rows: Iterable[Record]) -> list[Comparison]:
     for (paper, task, metric, _), members in _groups(rows, lambda r: (r["paper"], r["task"], r["metric"], table(r))):
         beside = {p["id"]: p for identity in _ids(members[0])[:1] for p in published_beside(identity)}
         published = tuple(beside.values())
-        entries = _groups(members, lambda r: (r["model"], r["spec"], r["suite"], r["recipe"] or r["steps"]))
+        groups = [g for _, g in _groups(members, lambda r: (r["model"], r["spec"], r["suite"], r["recipe"] or r["steps"]))]
         comparisons.append(
             Comparison(
                 paper=paper,
@@ -110,7 +124,7 @@ def compare(rows: Iterable[Record]) -> list[Comparison]:
                 unit=published[0]["unit"] if published else "",
                 source=published[0]["table"] if published else "",
                 published=published,
-                entries=tuple(_entry(group, published) for _, group in entries),
+                entries=tuple(_entry(name, group, published) for name, group in zip(_names(groups), groups, strict=True)),
             )
         )
     return comparisons

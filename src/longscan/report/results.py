@@ -57,9 +57,8 @@ def _lines(comparison: Comparison) -> list[tuple[tuple[str, ...], str]]:
     lines: list[tuple[tuple[str, ...], str]] = []
     for entry in comparison.entries:
         spread = f"{min(entry.scores):.{digits}f} to {max(entry.scores):.{digits}f}" if entry.seeds > 1 else ""
-        name = f"{entry.model}, {entry.suite}" if entry.suite else entry.model
         counts = (str(entry.seeds), str(entry.failed) if entry.failed else "")
-        lines.append(((name, mean_text(entry.mean, digits), spread, *counts, "longscan"), "ours"))
+        lines.append(((entry.name, mean_text(entry.mean, digits), spread, *counts, "longscan"), "ours"))
     for name, value in _reference_scores(comparison.entries).items():
         lines.append(((name, f"{value:.{digits}f}", "", "", "", "longscan"), ""))
     for row in comparison.published:
@@ -91,7 +90,7 @@ def _comparison(comparison: Comparison) -> Iterator[str]:
     header = ("model", "score", "range", "seeds", "failed", "source")
     kinds = ("", page.NUMBER, page.NUMBER, page.NUMBER, page.NUMBER, "")
     lines = _lines(comparison)
-    ours = [(e.model if not e.suite else f"{e.model}, {e.suite}", e.scores, e.mean) for e in comparison.entries if e.seeds]
+    ours = [(e.name, e.scores, e.mean) for e in comparison.entries if e.seeds]
     others = [(r["model"], v) for r in comparison.published if (v := figure_of(r)) is not None]
     label = f"{comparison.metric}, {comparison.unit}" if comparison.unit else comparison.metric
     yield page.table(header, [cells for cells, _ in lines], kinds, [kind for _, kind in lines])
