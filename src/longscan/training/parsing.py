@@ -177,8 +177,16 @@ def build_task(kind: type[Task], options: dict[str, Any]) -> Task:
         for split in task.splits:
             task.size(split)
     except (ValueError, TypeError, OSError, KeyError, ImportError) as error:
-        raise SettingError(f"task {kind.name}: {one_line(error)}") from error
+        raise SettingError(with_section("task", error, kind)) from error
     return task
+
+
+def with_section(section: str, error: BaseException, kind: Any) -> str:
+    """An exception's message after the section of the settings it is about, and the setting where the message begins with one."""
+    message = one_line(error)
+    if message.partition(":")[0] in {f.name for f in fields(kind)}:
+        return f"{section}.{message}"
+    return f"{section}: {message}"
 
 
 def one_line(error: BaseException) -> str:

@@ -17,8 +17,8 @@ from longscan.tasks import Batch
 from longscan.tasks.base import Split
 from longscan.training.checkpoint import find_checkpoint, read_checkpoint, read_tensors
 from longscan.training.evaluate import Scores, evaluate, predict
-from longscan.training.parsing import load_settings, one_line
-from longscan.training.settings import SettingError, Settings, refuse
+from longscan.training.parsing import load_settings, one_line, with_section
+from longscan.training.settings import ModelSettings, SettingError, Settings, refuse
 
 SETTINGS = "settings.yaml"
 STREAM_BATCHES = 100  # of an endless split, where the settings give no number
@@ -50,7 +50,7 @@ def build_model(settings: Settings) -> SequenceModel:
             backend=model.backend,
         )
     except (ValueError, TypeError, KeyError) as error:
-        raise SettingError(f"model: {one_line(error)}") from error
+        raise SettingError(with_section("model", error, ModelSettings)) from error
 
 
 class Run:

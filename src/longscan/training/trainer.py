@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -40,7 +40,7 @@ from longscan.training.lengths import LengthPlan
 from longscan.training.loader import Prefetcher
 from longscan.training.logs import Row, RunLog, read_rows
 from longscan.training.optim import build_optimizer, set_learning_rate
-from longscan.training.parsing import one_line
+from longscan.training.parsing import one_line, with_section
 from longscan.training.progress import ProgressView
 from longscan.training.records import describe_run
 from longscan.training.run import build_model, load_weights, write_settings, write_text
@@ -90,7 +90,7 @@ class Trainer:
         try:
             self.task.batch("train", 0, self.training.batch_size, self.settings.data_seed)
         except (ValueError, OSError) as error:
-            raise SettingError(f"task {self.task.name}: {one_line(error)}") from error
+            raise SettingError(with_section("task", error, type(self.task))) from error
         for split in self.task.splits[1:]:
             if self.task.size(split) is None and not self.training.max_batches(split):
                 setting = "test_batches" if split == "test" else "eval_batches"
@@ -107,26 +107,29 @@ class Trainer:
             (self.folder / "result.json").unlink(missing_ok=True)
         self.described = describe_run(self.settings, self.model, self.accelerator.device, self.command)
         self.clock = time.perf_counter() - self.at.seconds
+        with ExitStack() as stack:
+            self.log = stack.enter_context(closing(self._open_log())) if self.is_main else None
+            view = ProgressView(self.training.steps, self.at.step, self.task.metric, shown=self.shows)
+            self.view = stack.enter_context(view)
+            self._train()
+            self._finish()
+        self.accelerator.wait_for_everyone()
+
+    def _open_log(self) -> RunLog:
+        """The logs, cut back to the step where the run stands."""
         rows = [row for row in read_rows(self.folder / "metrics.jsonl") if row["step"] <= self.at.step and row["split"] != "test"]
-        self.log = RunLog(self.folder, self._columns(), rows) if self.is_main else None
-        view = ProgressView(self.training.steps, self.at.step, self.task.metric, shown=self.shows)
-        batches = Prefetcher(
-            self.lengths.task,
-            self.training.batch_size,
-            self.settings.data_seed,
-            depth=self.training.prefetch,
-            pin=self.accelerator.device.type == "cuda",
-        )
-        with view as self.view, batches, self._stop_signals():
+        return RunLog(self.folder, self._columns(), rows)
+
+    def _train(self) -> None:
+        """The updates that are left."""
+        pin = self.accelerator.device.type == "cuda"
+        seed, depth = self.settings.data_seed, self.training.prefetch
+        with Prefetcher(self.lengths.task, self.training.batch_size, seed, depth=depth, pin=pin) as batches, self._stop_signals():
             while self.at.step < self.training.steps and not self.at.stopped_early and self.at.failed is None:
                 self._update(batches.get(self.at.step))
                 if self.asked_to_stop:
                     self._save()
                     raise KeyboardInterrupt
-        self._finish()
-        if self.log is not None:
-            self.log.close()
-        self.accelerator.wait_for_everyone()
 
     def _columns(self) -> list[str]:
         names = dict.fromkeys(

@@ -1,0 +1,206 @@
+"""What a user gets wrong is said in one line that names it, with exit code 2, before anything is written."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from longscan.cli import main
+from longscan.training import Run
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, tiny_words: list[str]) -> Path:
+    """A run, to be looked at and copied."""
+    folder = tmp_path_factory.mktemp("runs") / "finished"
+    assert main(["train", "--out", str(folder), *tiny_words]) == 0
+    return folder
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """`refused(*words)`: the one line that the command answers with."""
+
+    def run(*words: Any) -> str:
+        capsys.readouterr()
+        assert main([str(word) for word in words]) == 2
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        lines = captured.err.splitlines()
+        assert len(lines) == 1, captured.err
+        assert "Traceback" not in captured.err
+        assert "usage" not in captured.err.lower()
+        return lines[0]
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        (["--model.d_modle", "4"], ["model.d_modle", "unknown setting", "did you mean d_model"]),
+        (["--training.curriculum.stop", "4"], ["training.curriculum.stop", "unknown setting", "start"]),
+        (["--task.size", "4"], ["task.size", "unknown setting", "train_size"]),
+        (["--bogus", "4"], ["--bogus", "unknown argument"]),
+        (["--training.lr", "-0.1"], ["training.lr", "-0.1", "above 0"]),
+        (["--training.lr", "fast"], ["training.lr", "'fast'", "a number"]),
+        (["--training.lr", "inf"], ["training.lr", "inf"]),
+        (["--steps", "0"], ["training.steps", "0", "at least 1"]),
+        (["--steps", "some"], ["steps", "'some'", "whole number"]),
+        (["--training.batch_size", "2.5"], ["training.batch_size", "'2.5'", "whole number"]),
+        (["--training.schedule", "linear"], ["training.schedule", "'linear'", "constant, cosine, restarts"]),
+        (["--training.betas", "[0.9, 1.0]"], ["training.betas", "1.0", "below 1"]),
+        (["--training.lr_scale.angles", "0.1"], ["training.lr_scale", "angles", "selector"]),
+        (["--training.schedule", "cosine", "--training.lr_min", "1"], ["training.lr_min", "1.0", "at most lr"]),
+        (["--training.warmup", "3"], ["training.warmup", "3", "within steps (2)"]),
+        (["--training.select", "average"], ["training.select", "'average'", "training.average above 0"]),
+        (["--training.patience", "3", "--training.eval_every", "0"], ["training.patience", "eval_every"]),
+        (["--training.curriculum.start", "50"], ["training.curriculum.start", "50", "training.curriculum.end (40)"]),
+        (["--training.curriculum.start", "2"], ["training.curriculum.start", "2", "shortest"]),
+        (["--training.late_lengths.shortest", "41"], ["training.late_lengths.shortest", "41"]),
+        (["--training.device", "tpu"], ["training.device", "'tpu'", "cpu"]),
+        (["--training.threads", "-1"], ["training.threads", "-1"]),
+        (["--model.spec", "mxa"], ["model.spec", "'x'", "position 2"]),
+        (["--model.spec", ""], ["model.spec", "at least one letter"]),
+        (["--model.d_model", "0"], ["model.d_model", "0"]),
+        (["--model.pooling", "mean"], ["model.pooling", "'mean'", "none"]),
+        (["--model.block_options.a.speed", "3"], ["aussm", "'speed'"]),
+        (["--model.block_options.a", "3"], ["model.block_options"]),
+        (["--model.backend", "quantum"], ["model.backend", "'quantum'"]),
+        (["--task.suite", "dirty"], ["task.suite", "'dirty'", "clean, aussm"]),
+        (["--task.train_lengths", "[9, 3]"], ["task.train_lengths", "(9, 3)"]),
+        (["--task.vocab_size", "7"], ["task.vocab_size", "7"]),
+        (["--task", "chess"], ["task.name", "'chess'", "parity"]),
+        (["--training.lr"], ["--training.lr", "got nothing"]),
+        (["--config"], ["config", "got nothing"]),
+        (["--resume", "--overwrite"], ["--overwrite"]),
+    ],
+    ids=lambda value: " ".join(value) if value and value[0].startswith("--") else "",
+)
+def test_settings(
+    refused: Callable[..., str], tmp_path: Path, finished: Path, tiny_words: list[str], words: list[str], names: list[str]
+) -> None:
+    out = finished if "--resume" in words else tmp_path / "run"
+    line = refused("train", "--out", out, *tiny_words, *words)
+    assert [name for name in names if name not in line] == [], line
+    assert out == finished or not out.exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has the device")
+def test_a_device_that_is_not_here(refused: Callable[..., str], tmp_path: Path, tiny_words: list[str]) -> None:
+    assert "training.device" in refused("train", "--out", tmp_path / "run", *tiny_words, "--training.device", "cuda")
+
+
+@pytest.mark.parametrize(
+    ("content", "names"),
+    [
+        (b"task: {name: parity\ntraining: [", ["c.yaml", "line 2", "not YAML"]),
+        (b"- 1\n- 2\n", ["c.yaml", "a list", "task, model, training, about"]),
+        (b"", ["c.yaml", "nothing"]),
+        (b"\xff\xfe\x00", ["c.yaml", "not YAML"]),
+        (b"trainer: {lr: 1}", ["c.yaml", "'trainer'", "training"]),
+        (b"training: 3", ["c.yaml", "training", "3"]),
+        (b"training: {learning_rate: 1}", ["training.learning_rate", "unknown setting"]),
+        (b"training: {curriculum: 3}", ["training.curriculum", "3", "start, end"]),
+        (b"training: {curriculum: {begin: 3}}", ["training.curriculum.begin", "unknown setting", "start"]),
+        (b"training: {lr: -1}", ["training.lr", "-1"]),
+        (b"task: {name: chess}", ["task.name", "'chess'"]),
+        (b"model: {d_model: wide}", ["model.d_model", "'wide'", "whole number"]),
+    ],
+)
+def test_config_files(refused: Callable[..., str], tmp_path: Path, content: bytes, names: list[str]) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_bytes(content)
+    rest = [] if b"chess" in content else ["--task", "parity"]
+    line = refused("train", "--out", tmp_path / "run", "--config", path, *rest)
+    assert [name for name in names if name not in line] == [], line
+
+
+def test_no_task_and_no_config(refused: Callable[..., str], tmp_path: Path) -> None:
+    assert "task.name: got nothing" in refused("train", "--out", tmp_path / "run")
+    assert "absent.yaml" in refused("train", "--out", tmp_path / "run", "--config", tmp_path / "absent.yaml")
+
+
+def test_no_out(refused: Callable[..., str], tiny_words: list[str]) -> None:
+    assert "--out: got nothing" in refused("train", *tiny_words)
+
+
+def test_missing_and_damaged_data(refused: Callable[..., str], tmp_path: Path) -> None:
+    words = ["train", "--out", tmp_path / "run", "--task", "uea", "--task.data_dir", tmp_path, "--task.dataset", "Mine"]
+    line = refused(*words)
+    assert "Mine_TRAIN.ts" in line
+    assert str(tmp_path) in line
+    for part in ("TRAIN", "TEST"):
+        (tmp_path / f"Mine_{part}.ts").write_text("@problemName Mine\n@classLabel true a b\n@data\n1,2,x:a\n")
+    line = refused(*words)
+    assert "Mine_TRAIN.ts" in line
+    assert "4" in line  # the line of the file
+
+
+def test_a_task_without_lengths_has_no_curriculum(refused: Callable[..., str], tmp_path: Path) -> None:
+    words = ["train", "--out", tmp_path / "run", "--task", "uea"]
+    assert "training.curriculum.start" in refused(*words, "--training.curriculum.start", "4")
+    assert "training.late_lengths.share" in refused(*words, "--training.late_lengths.share", "0.5")
+
+
+def test_directories_of_runs(refused: Callable[..., str], tmp_path: Path, finished: Path, tiny_words: list[str]) -> None:
+    assert "holds a run already" in refused("train", "--out", finished, *tiny_words)
+    assert "holds no run" in refused("train", "--out", tmp_path, "--resume", *tiny_words)
+    assert "training.seed" in refused("train", "--out", finished, "--resume", *tiny_words, "--training.seed", "7")
+    (tmp_path / "file").write_text("")
+    assert "is a file" in refused("train", "--out", tmp_path / "file", *tiny_words)
+    for command in ("eval", "record", "predict"):
+        words = {"record": ["--results", "r.jsonl"], "predict": ["words.txt"]}.get(command, [])
+        assert "holds no run" in refused(command, tmp_path, *words)
+
+
+def test_damaged_runs(refused: Callable[..., str], tmp_path: Path, finished: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    weights = run / "checkpoints" / "last" / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[: len(whole) // 2])
+    assert "model.safetensors: damaged" in refused("eval", run)
+    assert "model.safetensors: damaged" in refused("train", "--out", run, "--resume", "--steps", "4")
+    weights.unlink()
+    assert "model.safetensors: missing" in refused("eval", run)
+    weights.write_bytes(whole)
+    (run / "result.json").write_text("{")
+    assert "result.json: damaged" in refused("record", run, "--results", tmp_path / "runs" / "r.jsonl")
+    (run / "settings.yaml").write_text("task: [")
+    assert "settings.yaml: not YAML" in refused("eval", run)
+    shutil.rmtree(run / "checkpoints")
+    shutil.copy(finished / "settings.yaml", run)
+    (run / "result.json").unlink()
+    assert "no checkpoint" in refused("eval", run)
+    assert "not over" in refused("record", run, "--results", tmp_path / "runs" / "r.jsonl")
+
+
+def test_other_commands(refused: Callable[..., str], tmp_path: Path, finished: Path) -> None:
+    assert "dance: unknown command" in refused("dance")
+    assert "split" in refused("eval", finished, "--split", "future")
+    assert "checkpoint" in refused("eval", finished, "--checkpoint", "best_of_all")
+    assert "--fast" in refused("eval", finished, "--fast")
+    assert "run" in refused("eval")
+    assert "words.txt" in refused("predict", finished, tmp_path / "words.txt")
+    (tmp_path / "words.txt").write_text("1 0\n1 7\n")
+    line = refused("predict", finished, tmp_path / "words.txt")
+    assert "words.txt:2" in line
+    assert "'7'" in line
+    (tmp_path / "words.txt").write_text("1 0\n")
+    assert "--out" in refused("predict", finished, tmp_path / "words.txt", "--out", tmp_path / "absent" / "table.csv")
+    assert "runs" in refused("record", finished, "--results", tmp_path / "elsewhere" / "r.jsonl")
+    assert "no such directory" in refused("report", tmp_path / "absent")
+    assert "--out" in refused("report", finished, "--out", tmp_path / "page.html")
+    assert "tasks" in refused("tasks", "all") or "all" in refused("tasks", "all")
+
+
+def test_by_length_where_there_are_no_lengths(refused: Callable[..., str], tmp_path: Path) -> None:
+    words = ["--task", "uea", "--model.spec", "m", "--model.d_model", "2", "--model.d_state", "1", "--training.eval_batches", "1"]
+    rest = ["--training.test_batches", "1", "--training.batch_size", "2", "--steps", "1", "--model.backend", "eager"]
+    assert main(["train", "--out", str(tmp_path / "run"), *words, *rest]) == 0
+    assert "--by-length" in refused("eval", tmp_path / "run", "--by-length")
+    assert Run(tmp_path / "run").settings.model.spec == "m"

@@ -1,0 +1,200 @@
+"""What the commands do and print; that the command line and Python give the same run."""
+
+import csv
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+import longscan
+from longscan.cli import COMMANDS, main
+from longscan.layers import LAYERS
+from longscan.tasks import TASKS
+from longscan.training import ModelSettings, Run, Settings, TrainingSettings, parse_settings, train
+from longscan.training.checkpoint import read_tensors
+
+
+@pytest.fixture
+def said(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """`said(*words)`: what a command that succeeds prints on stdout."""
+
+    def run(*words: Any) -> str:
+        capsys.readouterr()
+        assert main([str(word) for word in words]) == 0
+        return capsys.readouterr().out
+
+    return run
+
+
+@pytest.fixture
+def run(tmp_path: Path, tiny_words: list[str]) -> Path:
+    folder = tmp_path / "run"
+    assert main(["train", "--out", str(folder), *tiny_words]) == 0
+    return folder
+
+
+def test_the_program_ends_with_the_code_and_says_no_more(tmp_path: Path) -> None:
+    words = [
+        sys.executable,
+        "-c",
+        "import sys; from longscan.cli import main; sys.exit(main())",
+        "train",
+        "--out",
+        str(tmp_path / "r"),
+    ]
+    done = subprocess.run([*words, "--task", "parity", "--training.lr", "-1"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr == "longscan: training.lr: got -1.0, needed a number above 0\n"
+
+
+def test_train_ends_with_the_score_the_constant_and_the_report(
+    said: Callable[..., str], tmp_path: Path, tiny_words: list[str]
+) -> None:
+    lines = said("train", "--out", tmp_path / "run", *tiny_words).splitlines()
+    result = Run(tmp_path / "run").result
+    assert result is not None
+    assert lines == [
+        f"test accuracy: {result['value']:.4f} (scaled {result['scaled']:.4f}, weights: last)",
+        f"best constant predictor: {result['constant']:.4f} (scaled {result['constant_scaled']:.4f})",
+        f"report: {tmp_path / 'run' / 'report.html'}",
+    ]
+    assert (tmp_path / "run" / "report.html").stat().st_size > 1000
+
+
+def test_python_gives_the_run_of_the_command_line(run: Path, tmp_path: Path) -> None:
+    settings = Settings(
+        task=TASKS["parity"](train_lengths=(3, 8), eval_lengths=(9, 12), valid_size=8, test_size=8),
+        model=ModelSettings(d_model=4, d_state=2, backend="eager"),
+        training=TrainingSettings(batch_size=4, threads=1, device="cpu", steps=2),
+    )
+    assert Run(run).settings == settings
+    other = train(settings, tmp_path / "python")
+    left, right = (read_tensors(folder / "checkpoints" / "last" / "model.safetensors") for folder in (run, other.folder))
+    assert all(torch.equal(left[name], right[name]) for name in left)
+    assert other.result is not None
+    assert other.result["value"] == json.loads((run / "result.json").read_text())["value"]
+
+
+def test_later_settings_win(tmp_path: Path) -> None:
+    first, second = tmp_path / "a.yaml", tmp_path / "b.yaml"
+    first.write_text(
+        "task: {name: parity, suite: aussm}\nmodel: {d_model: 8, block_options: {a: {angle_spread: 3}}}\ntraining: {lr: 1e-2}\n"
+    )
+    second.write_text("model: {d_model: 16}\ntraining: {curriculum: {start: 8}}\n")
+    options = ["--model.block_options.a.phase_dt", "true", "--model.block_options.m.d_conv=2"]
+    words = ["--config", str(first), "--config", str(second), "--training.curriculum.end", "20", "--training.lr=0.5", *options]
+    settings = parse_settings(words).settings
+    assert settings.task.suite == "aussm"
+    assert settings.model.d_model == 16
+    assert settings.model.block_options == {"a": {"angle_spread": 3, "phase_dt": True}, "m": {"d_conv": 2}}
+    assert (settings.training.lr, settings.training.curriculum.start, settings.training.curriculum.end) == (0.5, 8, 20)
+    assert settings.about.recipe == str(second)
+    assert parse_settings(["--config", str(first)]).settings.training.lr == 0.01
+
+
+def test_settings_survive_yaml(tmp_path: Path) -> None:
+    words = ["--task", "parity", "--task.train_lengths", "[4, 9]", "--training.betas", "[0.8, 0.99]", "--training.lr", "1e-05"]
+    settings = parse_settings(words).settings
+    path = tmp_path / "settings.yaml"
+    path.write_text(yaml.safe_dump(settings.as_dict()))
+    again = parse_settings(["--config", str(path), "--task.name", "parity"]).settings
+    assert again.as_dict() | {"about": None} == settings.as_dict() | {"about": None}
+    assert again.task == settings.task
+
+
+def test_resume_takes_the_settings_from_the_run(run: Path) -> None:
+    assert main(["train", "--out", str(run), "--resume", "--steps", "4", "--checkpoint-every", "1"]) == 0
+    result = Run(run).result
+    assert result is not None
+    assert result["steps"] == 4
+    assert Run(run).settings.training.checkpoint_every == 1
+
+
+def test_overwrite_makes_the_run_again(run: Path, tiny_words: list[str]) -> None:
+    assert main(["train", f"--out={run}", "--overwrite", *tiny_words, "--steps", "1"]) == 0
+    result = Run(run).result
+    assert result is not None
+    assert result["steps"] == 1
+
+
+def test_a_failed_run_ends_with_1(tmp_path: Path, tiny_words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--training.lr", "1e30", "--training.clip", "0", "--steps", "9"]
+    assert main(["train", "--out", str(tmp_path / "run"), *tiny_words, *words]) == 1
+    assert "failed: the loss or its gradient was no finite number" in capsys.readouterr().err
+
+
+def test_train_can_record(said: Callable[..., str], tmp_path: Path, tiny_words: list[str]) -> None:
+    target = tmp_path / "runs" / "parity.jsonl"
+    assert "recorded in" in said("train", "--out", tmp_path / "run", *tiny_words, "--record", target)
+    assert "recorded in" in said("record", tmp_path / "run", "--results", target)
+    rows = [json.loads(line) for line in target.read_text().splitlines()]
+    assert [row["task"] for row in rows] == ["parity", "parity"]
+
+
+def test_eval_prints_the_scores(said: Callable[..., str], run: Path) -> None:
+    result = Run(run).result
+    assert result is not None
+    text = said("eval", run)
+    assert f"{result['value']:.4f}" in text
+    assert f"{result['constant']:.4f}" in text
+    assert "accuracy/9-12" not in text
+    assert "accuracy/" in said("eval", run, "--by-length")
+    assert "valid split, weights: best" in said("eval", run, "--split", "valid", "--checkpoint", "best")
+
+
+def test_predict_writes_a_table(said: Callable[..., str], run: Path, tmp_path: Path) -> None:
+    words = tmp_path / "words.txt"
+    words.write_text("1 0 1\n\n0 0\n")
+    printed = list(csv.DictReader(io.StringIO(said("predict", run, words))))
+    assert [row["question"] for row in printed] == ["1 0 1", "0 0"]
+    assert all(row["answer"] in "01" and 0.5 <= float(row["probability"]) <= 1 for row in printed)
+    assert said("predict", run, words, "--out", tmp_path / "table.csv") == ""
+    with (tmp_path / "table.csv").open() as file:
+        assert list(csv.DictReader(file)) == printed
+
+
+def test_tasks_and_layers_are_listed(said: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("longscan.cli.out", longscan.cli.Console(width=240))
+    tasks = said("tasks")
+    assert all(name in tasks for name in TASKS)
+    assert "train_lengths (None)" in tasks
+    layers = said("layers")
+    assert all(name in layers for name in LAYERS)
+    assert "causal" in layers
+
+
+def test_report_of_a_run_and_of_results(said: Callable[..., str], run: Path, tmp_path: Path) -> None:
+    (run / "report.html").unlink()
+    assert said("report", run) == f"report: {run / 'report.html'}\n"
+    assert (run / "report.html").exists()
+    said("record", run, "--results", tmp_path / "results" / "runs" / "parity.jsonl")
+    page = tmp_path / "page.html"
+    said("report", tmp_path / "results", "--out", page)
+    assert "parity" in page.read_text()
+    said("report", tmp_path / "results")
+    assert (tmp_path / "results" / "report.html").exists()
+
+
+def test_help_names_every_command_and_setting(said: Callable[..., str]) -> None:
+    text = said("--help")
+    assert all(name in text for name in COMMANDS)
+    assert said("--version") == f"longscan {longscan.__version__}\n"
+    settings = said("train", "--task", "parity", "--help")
+    assert "--task.train_lengths" in settings
+    assert "--training.curriculum.start" in settings
+    assert "learning rate after warm-up" in settings
+    assert "--task.train_lengths" not in said("train", "--help")
+    for name in set(COMMANDS) - {"train"}:
+        assert f"longscan {name}" in said(name, "--help")
+
+
+def test_no_words_show_the_help_and_fail() -> None:
+    assert main([]) == 2

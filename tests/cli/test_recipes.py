@@ -1,0 +1,114 @@
+"""Every recipe is read, built and trained for two steps; where its data are not at hand, on made-up files of the same form."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from longscan.report import results_report
+from longscan.training import Run, parse_settings, record_run, train
+from longscan.training.run import build_model
+
+ROOT = Path(__file__).parents[2]
+RECIPES = sorted((ROOT / "recipes").rglob("*.yaml"))
+FORMS = {  # channels and classes of the sets that are not in a package
+    "Heartbeat": (61, 2),
+    "SelfRegulationSCP1": (6, 2),
+    "SelfRegulationSCP2": (7, 2),
+    "EthanolConcentration": (3, 4),
+    "MotorImagery": (64, 2),
+    "EigenWorms": (6, 5),
+}
+PUBLISHED = {  # AUSSM, Table 4: layers, d, n, weight decay, learning rate
+    "repetition": ("ma", 64, 32, 0.0, 0.01),
+    "bucket_sort": ("am", 64, 32, 0.0, 0.01),
+    "majority_count": ("ma", 64, 32, 0.1, 0.01),
+    "majority": ("ma", 64, 32, 0.1, 0.01),
+    "solve_equation": ("ma", 64, 32, 0.0, 0.01),
+    "modular_arithmetic_brackets": ("am", 16, 8, 0.0, 0.01),
+    "modular_arithmetic": ("ma", 8, 16, 0.0, 0.01),
+    "cycle_navigation": ("ma", 16, 8, 0.0, 0.01),
+    "parity": ("ma", 16, 8, 0.0, 0.01),
+    "heartbeat": ("ma", 64, 64, 0.0, 1e-4),
+    "self_regulation_scp1": ("amma", 16, 128, 0.0, 1e-3),
+    "self_regulation_scp2": ("ma", 16, 128, 0.0, 1e-4),
+    "ethanol_concentration": ("ammama", 16, 64, 0.001, 1e-5),
+    "motor_imagery": ("ma", 16, 128, 0.0, 1e-4),
+    "eigen_worms": ("amma", 16, 16, 0.0, 1e-3),
+}
+
+
+def make_up(folder: Path, dataset: str) -> None:
+    """Small files of a UEA set: its channels and classes, four series a class, ten steps."""
+    channels, classes = FORMS[dataset]
+    draw = np.random.default_rng(0)
+    labels = [f"c{number}" for number in range(classes)]
+    for part in ("TRAIN", "TEST"):
+        lines = [
+            f"@problemName {dataset}",
+            "@univariate false",
+            f"@dimensions {channels}",
+            "@equalLength true",
+            "@seriesLength 10",
+        ]
+        lines += [f"@classLabel true {' '.join(labels)}", "@data"]
+        for label in labels * 4:
+            lines.append(":".join([*(",".join(f"{x:.3f}" for x in row) for row in draw.normal(size=(channels, 10))), label]))
+        (folder / f"{dataset}_{part}.ts").write_text("\n".join(lines) + "\n")
+
+
+def shortened(path: Path, tmp_path: Path) -> list[str]:
+    """The recipe with two steps on little data."""
+    words = [
+        "--config",
+        str(path),
+        "--training.steps",
+        "2",
+        "--training.batch_size",
+        "4",
+        "--training.threads",
+        "1",
+        "--training.warmup",
+        "0",
+    ]
+    words += ["--training.eval_batches", "1", "--training.test_batches", "1", "--training.cooldown", "0"]
+    task = yaml.safe_load(path.read_text())["task"]
+    if task["name"] != "uea":
+        return [*words, "--task.eval_lengths", "[41, 48]", "--task.valid_size", "4", "--task.test_size", "4"]
+    if task["dataset"] in FORMS:
+        make_up(tmp_path, task["dataset"])
+        words += ["--task.data_dir", str(tmp_path)]
+    return words
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_recipe_runs(path: Path, tmp_path: Path) -> None:
+    settings = parse_settings(shortened(path, tmp_path)).settings
+    assert sum(p.numel() for p in build_model(settings).parameters()) > 0
+    run = train(settings, tmp_path / "run")
+    assert run.result is not None
+    assert run.result["status"] == "finished"
+    record_run(run, tmp_path / "results" / "runs" / "x.jsonl")
+    page = results_report(tmp_path / "results", tmp_path / "page.html")
+    assert Path(page).exists()
+    assert Run(run.folder).settings.about.recipe == str(path)
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_recipe_states_its_steps(path: Path) -> None:
+    recipe = yaml.safe_load(path.read_text())
+    assert recipe["training"]["steps"] > 0
+    assert path.read_text().startswith("# ")
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_recipe_is_the_published_row(name: str) -> None:
+    recipe = yaml.safe_load((ROOT / "recipes" / "aussm" / f"{name}.yaml").read_text())
+    model, training = recipe["model"], recipe["training"]
+    found = (model["spec"], model["d_model"], model["d_state"], training["weight_decay"], training["lr"])
+    assert found == PUBLISHED[name]
+    formal = recipe["task"]["name"] != "uea"
+    assert (training["batch_size"], training["steps"]) == ((256, 100_000) if formal else (64, 50_000))
+    assert training.get("loss_reduction", "mean") == ("sum" if formal else "mean")
+    assert training["clip"] == 1.0

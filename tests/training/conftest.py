@@ -1,0 +1,28 @@
+"""A run that takes a second: parity of short words, a model of a few hundred weights."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from longscan.tasks import TASKS
+from longscan.training import ModelSettings, Settings, TrainingSettings
+
+
+@pytest.fixture
+def tiny() -> Any:
+    """`tiny(steps=4, ...)`: settings whose training part takes the given values."""
+    task = TASKS["parity"](train_lengths=(3, 8), eval_lengths=(9, 12), valid_size=16, test_size=24)
+    model = ModelSettings(spec="ma", d_model=4, d_state=2, backend="eager")
+    training = TrainingSettings(steps=4, batch_size=8, eval_every=2, log_every=1, threads=1, device="cpu")
+
+    def settings(
+        task_values: dict[str, Any] | None = None, model_values: dict[str, Any] | None = None, **values: Any
+    ) -> Settings:
+        return Settings(
+            task=replace(task, **(task_values or {})),
+            model=replace(model, **(model_values or {})),
+            training=replace(training, **values),
+        )
+
+    return settings

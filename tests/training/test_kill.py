@@ -1,0 +1,144 @@
+"""kill -9 at a random moment, and `--resume`: the same final weights bit for bit, and a log without a gap or a repetition."""
+
+import csv
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+from longscan.training import Run
+from longscan.training.logs import read_rows
+
+STEPS = 30
+PROGRAM = "import sys; from longscan.cli import main; sys.exit(main())"
+WORDS = [
+    *("--task", "parity", "--task.train_lengths", "[3, 12]", "--task.eval_lengths", "[13, 20]", "--task.valid_size", "16"),
+    *("--task.test_size", "16", "--model.d_model", "8", "--model.d_state", "4", "--training.batch_size", "16"),
+    *("--steps", str(STEPS), "--checkpoint-every", "3", "--training.eval_every", "7", "--training.log_every", "1"),
+    *(
+        "--training.lr",
+        "0.01",
+        "--training.schedule",
+        "restarts",
+        "--training.restart_period",
+        "10",
+        "--training.average",
+        "0.95",
+    ),
+    *("--training.select", "average", "--training.curriculum.start", "4", "--training.curriculum.end", "12"),
+    *("--training.curriculum.threshold", "0.5", "--training.curriculum.every", "5", "--training.late_lengths.share", "0.4"),
+    *("--training.late_lengths.shortest", "8", "--training.late_lengths.longest", "16"),
+    *("--training.threads", "1", "--training.device", "cpu"),
+]
+
+
+def start(folder: Path, *words: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-c", PROGRAM, "train", "--out", str(folder), *WORDS, *words]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+
+
+def finish(process: subprocess.Popen[bytes]) -> None:
+    _, errors = process.communicate(timeout=240)
+    assert process.returncode == 0, errors.decode()
+
+
+def kill_after(process: subprocess.Popen[bytes], folder: Path, rows: int, delay: float) -> None:
+    """SIGKILL once the log has so many rows, and a moment more."""
+    log = folder / "metrics.jsonl"
+    while process.poll() is None and (not log.exists() or log.read_bytes().count(b"\n") < rows):
+        time.sleep(0.001)
+    time.sleep(delay)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+
+
+def contents(folder: Path) -> dict[str, Any]:
+    """All that must not depend on the kills: weights, optimiser, averages, rows of the three logs, result."""
+    tensors = {
+        f"{which}/{path.name}": path.read_bytes()
+        for which in ("last", "best", "average")
+        for path in sorted((folder / "checkpoints" / which).glob("*.safetensors"))
+    }
+    rows = [{name: value for name, value in row.items() if name != "seconds"} for row in read_rows(folder / "metrics.jsonl")]
+    with (folder / "metrics.csv").open() as file:
+        table = [{name: value for name, value in row.items() if name != "seconds"} for row in csv.DictReader(file)]
+    events = [
+        (event.step, value.tag, value.tensor.float_val[0])
+        for path in sorted((folder / "tensorboard").iterdir())
+        for event in EventFileLoader(str(path)).Load()
+        for value in event.summary.value
+        if not value.tag.endswith("/seconds")
+    ]
+    result = Run(folder).result
+    assert result is not None
+    same = {name: result[name] for name in ("value", "valid", "test", "by_length", "steps", "status", "selected")}
+    return {"tensors": tensors, "rows": rows, "table": table, "events": events, "result": same}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The run that nothing disturbed."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    finish(start(folder))
+    found = contents(folder)
+    assert [row["step"] for row in found["rows"] if row["split"] == "train"] == list(range(1, STEPS + 1))
+    return found
+
+
+def check(folder: Path, whole: dict[str, Any], seed: int) -> None:
+    draw = random.Random(seed)
+    kill_after(start(folder), folder, draw.randrange(1, STEPS), draw.uniform(0, 0.05))
+    assert Run(folder).result is None, "the kill came too late to test anything"
+    finish(start(folder, "--resume"))
+    found = contents(folder)
+    for part, expected in whole.items():
+        assert found[part] == expected, part
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:tensorboard")
+@pytest.mark.parametrize("seed", range(2))
+def test_a_killed_run_ends_as_if_it_had_not_been(tmp_path: Path, whole: dict[str, Any], seed: int) -> None:
+    check(tmp_path / "run", whole, seed)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:tensorboard")
+@pytest.mark.parametrize("seed", range(10, 20))
+def test_ten_killed_runs(tmp_path: Path, whole: dict[str, Any], seed: int) -> None:
+    check(tmp_path / "run", whole, seed)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:tensorboard")
+def test_a_run_killed_again_and_again(tmp_path: Path, whole: dict[str, Any]) -> None:
+    folder, draw = tmp_path / "run", random.Random(5)
+    kill_after(start(folder), folder, 6, 0.0)
+    for rows in (12, 20, 28):
+        kill_after(start(folder, "--resume"), folder, rows, draw.uniform(0, 0.05))
+    finish(start(folder, "--resume"))
+    assert contents(folder) == whole
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", pytest.param("SIGINT", marks=pytest.mark.slow)])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:tensorboard")
+def test_a_run_asked_to_stop_saves_first(tmp_path: Path, whole: dict[str, Any], name: str) -> None:
+    folder = tmp_path / "run"
+    process = start(folder)
+    log = folder / "metrics.jsonl"
+    while process.poll() is None and (not log.exists() or log.read_bytes().count(b"\n") < 10):
+        time.sleep(0.001)
+    process.send_signal(getattr(signal, name))
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert b"--resume" in errors
+    rows = [row for row in read_rows(log) if row["split"] == "train"]
+    finish(start(folder, "--resume"))
+    assert len(rows) < STEPS
+    assert contents(folder) == whole

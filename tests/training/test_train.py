@@ -1,0 +1,371 @@
+"""Runs from start to end: what they leave behind, that they repeat, that a pause changes nothing, how they fail."""
+
+import csv
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from longscan.models import SequenceModel
+from longscan.tasks import TASKS
+from longscan.training import (
+    CurriculumSettings,
+    LateLengthSettings,
+    ModelSettings,
+    Run,
+    SettingError,
+    Settings,
+    TrainingSettings,
+    record_run,
+    train,
+)
+from longscan.training.checkpoint import find_checkpoint, read_checkpoint, read_tensors
+from longscan.training.evaluate import evaluate
+from longscan.training.logs import read_rows
+from longscan.training.trainer import Trainer
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:tensorboard")
+
+
+def weights(run: Run, which: str = "last") -> dict[str, torch.Tensor]:
+    return read_tensors(run.checkpoint(which) / "model.safetensors")
+
+
+def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
+    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
+def logged(run: Run) -> list[dict[str, Any]]:
+    return [{k: v for k, v in row.items() if k != "seconds"} for row in read_rows(run.folder / "metrics.jsonl")]
+
+
+@pytest.fixture
+def eventful(tiny: Any) -> Any:
+    """Settings under which a step depends on all that a checkpoint holds."""
+
+    def settings(**values: Any) -> Settings:
+        return tiny(
+            **{
+                "steps": 12,
+                "lr": 0.01,
+                "schedule": "restarts",
+                "restart_period": 3,
+                "warmup": 2,
+                "average": 0.9,
+                "average_start": 0.2,
+                "select": "average",
+                "eval_every": 5,
+                "checkpoint_every": 1,
+                "curriculum": CurriculumSettings(start=4, end=8, threshold=0.2, every=2),
+                "late_lengths": LateLengthSettings(share=0.5, start=0.7, shortest=6, longest=10),
+                **values,
+            }
+        )
+
+    return settings
+
+
+def test_a_run_leaves_what_the_report_and_the_next_reader_need(tiny: Any, tmp_path: Path) -> None:
+    run = train(tiny(), tmp_path / "run", command="as typed")
+    names = {path.name for path in run.folder.iterdir()}
+    assert names == {
+        *("settings.yaml", "metrics.jsonl", "metrics.csv", "tensorboard", "checkpoints"),
+        *("result.json", "angles.json", "report.html"),
+    }
+    result = run.result
+    assert result is not None
+    assert result["status"] == "finished"
+    assert (result["task"], result["suite"], result["spec"], result["metric"]) == ("parity", "clean", "ma", "accuracy")
+    assert (result["steps"], result["seed"], result["selected"], result["command"]) == (4, 0, "last", "as typed")
+    assert result["params"] == sum(p.numel() for p in run.model().parameters())
+    assert result["scaled"] == pytest.approx(2 * result["value"] - 1)
+    assert result["constant"] == run.settings.task.constant_score("test")
+    assert set(result["by_length"]) == {name.split("/")[1] for name in result["test"] if "/" in name}
+    rows = logged(run)
+    assert [(r["step"], r["split"]) for r in rows] == [
+        *((1, "train"), (2, "train"), (2, "valid"), (3, "train"), (4, "train"), (4, "valid"), (4, "test"))
+    ]
+    assert rows[-1]["accuracy"] == result["value"]
+    assert all({"loss", "accuracy", "lr", "grad_norm"} <= set(r) for r in rows if r["split"] == "train")
+    with (run.folder / "metrics.csv").open() as file:
+        table = list(csv.DictReader(file))
+    assert [(int(r["step"]), r["split"], float(r["loss"])) for r in table] == [(r["step"], r["split"], r["loss"]) for r in rows]
+    assert isinstance(SequenceModel.from_pretrained(run.folder / "checkpoints" / "last"), SequenceModel)
+
+
+def test_settings_come_back_from_the_run(tiny: Any, tmp_path: Path) -> None:
+    settings = tiny(steps=1, lr_scale={"selector": 0.5}, betas=(0.8, 0.9))
+    assert train(settings, tmp_path).settings == settings
+
+
+def test_evaluation_of_a_run_is_what_training_reported(tiny: Any, tmp_path: Path) -> None:
+    run = train(tiny(), tmp_path)
+    assert run.result is not None
+    scores = run.evaluate("test")
+    assert scores.loss == pytest.approx(run.result["test"]["loss"], rel=1e-6)
+    assert {**scores.values} == {k: v for k, v in run.result["test"].items() if k != "loss"}
+    assert math.isfinite(run.evaluate("train").loss)
+    with pytest.raises(SettingError, match=r"split: got 'future'"):
+        run.evaluate("future")
+
+
+def test_evaluation_does_not_depend_on_the_batch_size(tiny: Any) -> None:
+    settings = tiny()
+    model = SequenceModel.from_spec("ma", d_model=4, d_output=2, vocab_size=3, pooling="none", backend="eager")
+    small, large = (evaluate(model, settings.task, "test", batch_size=size) for size in (5, 24))
+    assert small.loss == pytest.approx(large.loss, rel=1e-6)
+    assert small.values == large.values
+    assert model.training
+
+
+def test_the_same_settings_give_the_same_run_whatever_the_loader(eventful: Any, tmp_path: Path) -> None:
+    first = train(eventful(), tmp_path / "a")
+    second = train(eventful(prefetch=0), tmp_path / "b")
+    assert same(weights(first), weights(second))
+    assert logged(first) == logged(second)
+    other = train(eventful(seed=1), tmp_path / "c")
+    assert not same(weights(first), weights(other))
+
+
+def test_data_seed_is_apart_from_the_seed_of_the_weights(tiny: Any, tmp_path: Path) -> None:
+    run = train(tiny(seed=1, data_seed=0, steps=1), tmp_path)
+    assert run.settings.data_seed == 0
+    assert tiny(seed=3).data_seed == 3
+
+
+@pytest.mark.parametrize("pause", range(1, 12, 3))
+def test_a_pause_changes_nothing(eventful: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pause: int) -> None:
+    whole = train(eventful(), tmp_path / "whole")
+    after = Trainer._after_update
+
+    def stop(self: Trainer, *args: Any) -> None:
+        after(self, *args)
+        if self.at.step == pause:
+            raise RuntimeError("killed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_after_update", stop)
+        with pytest.raises(RuntimeError, match="killed"):
+            train(eventful(), tmp_path / "parts")
+    torch.manual_seed(99)
+    parts = train(eventful(), tmp_path / "parts", resume=True)
+    for which in ("last", "best", "average"):
+        assert same(weights(parts, which), weights(whole, which))
+    assert logged(parts) == logged(whole)
+    assert parts.result is not None
+    assert whole.result is not None
+    assert parts.result["test"] == whole.result["test"]
+
+
+def test_resuming_a_run_that_is_over_leaves_it(tiny: Any, tmp_path: Path) -> None:
+    run = train(tiny(), tmp_path)
+    before = (run.folder / "result.json").read_text()
+    train(tiny(), tmp_path, resume=True)
+    assert (run.folder / "result.json").read_text() == before
+
+
+def test_more_steps_continue_a_run_that_is_over(tiny: Any, tmp_path: Path) -> None:
+    longer = train(tiny(steps=8), tmp_path / "long")
+    train(tiny(steps=4), tmp_path / "short")
+    extended = train(tiny(steps=8), tmp_path / "short", resume=True)
+    assert same(weights(extended), weights(longer))
+    assert logged(extended) == logged(longer)
+
+
+@pytest.mark.parametrize("values", [{"lr": 0.5}, {"seed": 4}, {"curriculum": CurriculumSettings(start=4, end=8)}])
+def test_resuming_with_other_settings_is_refused(tiny: Any, tmp_path: Path, values: dict[str, Any]) -> None:
+    train(tiny(), tmp_path)
+    with pytest.raises(SettingError, match=f"training.{next(iter(values))}: got .* with --resume"):
+        train(tiny(**values), tmp_path, resume=True)
+
+
+def test_a_directory_with_a_run_is_not_written_into(tiny: Any, tmp_path: Path) -> None:
+    train(tiny(), tmp_path)
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(SettingError, match="holds a run already"):
+        train(tiny(), tmp_path)
+    train(tiny(steps=2), tmp_path, overwrite=True)
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+    assert max(row["step"] for row in logged(Run(tmp_path))) == 2
+
+
+def test_a_loss_that_is_no_number_is_a_failed_run(tiny: Any, tmp_path: Path) -> None:
+    run = train(tiny(lr=1e30, steps=20, clip=0.0, checkpoint_every=1), tmp_path)
+    result = run.result
+    assert result is not None
+    assert result["status"] == "failed"
+    assert result["value"] is None
+    assert "no finite number" in result["failure"]
+    assert result["steps"] < 20
+    assert all(torch.isfinite(value).all() for value in weights(run).values())
+    record_run(run, tmp_path / "runs" / "x.jsonl")
+    assert json.loads((tmp_path / "runs" / "x.jsonl").read_text())["status"] == "failed"
+    assert train(tiny(lr=1e30, steps=20, clip=0.0, checkpoint_every=1), tmp_path, resume=True).result == result
+
+
+@pytest.mark.parametrize("select", ["last", "best", "average"])
+def test_the_selected_weights_are_tested_and_kept(tiny: Any, tmp_path: Path, select: str) -> None:
+    run = train(tiny(steps=6, lr=0.05, average=1.0, select=select), tmp_path)
+    assert run.result is not None
+    assert run.result["selected"] == select
+    expected = run.evaluate("test", select)
+    assert expected.values["accuracy"] == run.result["value"]
+    assert expected.loss == pytest.approx(run.result["test"]["loss"], rel=1e-6)
+    assert set(run.result["valid"]) == {"last", "best", "average"}
+    valid = [row for row in logged(run) if row["split"] == "valid"]
+    assert run.result["valid"]["last"] == valid[-1]["accuracy"]
+    assert run.result["valid"]["average"] == valid[-1]["average_accuracy"]
+    best = max(valid, key=lambda row: (row["accuracy"], -row["loss"]))
+    assert run.result["valid"]["best"] == best["accuracy"]
+    assert read_checkpoint(run.checkpoint("best"))["step"] == best["step"]
+
+
+def test_average_is_the_mean_of_the_weights_from_its_start(tiny: Any, tmp_path: Path) -> None:
+    run = train(tiny(steps=8, average=1.0, average_start=0.5, select="average"), tmp_path / "a")
+    parts = [weights(train(tiny(steps=steps), tmp_path / f"{steps}")) for steps in (5, 6, 7, 8)]
+    for name, value in weights(run, "average").items():
+        assert torch.allclose(value, torch.stack([part[name] for part in parts]).mean(0), atol=1e-6)
+
+
+def test_patience_stops_a_run_that_no_longer_improves(tiny: Any, tmp_path: Path) -> None:
+    run = train(tiny(steps=50, lr=1e-30, eval_every=1, patience=3), tmp_path)
+    assert run.result is not None
+    assert run.result["steps"] == 4
+    assert run.result["stopped_early"]
+    assert train(tiny(steps=50, lr=1e-30, eval_every=1, patience=3), tmp_path, resume=True).result == run.result
+
+
+def test_curriculum_shows_in_the_log(tiny: Any, tmp_path: Path) -> None:
+    run = train(tiny(steps=6, curriculum=CurriculumSettings(start=4, end=7, threshold=0.0, every=2)), tmp_path)
+    assert [row["max_length"] for row in logged(run) if row["split"] == "train"] == [4, 4, 6, 6, 7, 7]
+
+
+def test_sum_reduction_multiplies_the_gradient_by_the_answers(tiny: Any, tmp_path: Path) -> None:
+    mean, total = (train(tiny(steps=1, loss_reduction=kind), tmp_path / kind) for kind in ("mean", "sum"))
+    assert logged(total)[0]["grad_norm"] == pytest.approx(8 * logged(mean)[0]["grad_norm"], rel=1e-4)
+    assert logged(total)[0]["loss"] == pytest.approx(logged(mean)[0]["loss"], rel=1e-6)
+
+
+def test_bfloat16_runs_under_autocast(tiny: Any, tmp_path: Path) -> None:
+    run = train(tiny(precision="bfloat16", steps=2), tmp_path / "half")
+    full = train(tiny(steps=2), tmp_path / "full")
+    assert all(value.dtype == torch.float32 for value in weights(run).values())
+    loss, exact = logged(run)[0]["loss"], logged(full)[0]["loss"]
+    assert loss != exact
+    assert loss == pytest.approx(exact, rel=0.05)
+
+
+def test_threads_are_put_back(tiny: Any, tmp_path: Path) -> None:
+    before = torch.get_num_threads()
+    train(tiny(steps=1, threads=2), tmp_path)
+    assert torch.get_num_threads() == before
+
+
+def test_series_of_unequal_length_train_and_predict(tmp_path: Path) -> None:
+    settings = Settings(
+        task=TASKS["uea"](dataset="JapaneseVowels"),
+        model=ModelSettings(spec="m", d_model=4, d_state=2, backend="eager"),
+        training=TrainingSettings(steps=2, batch_size=16, eval_batches=1, test_batches=2, threads=1),
+    )
+    run = train(settings, tmp_path / "run")
+    assert run.result is not None
+    confusion = run.result["confusion"]
+    assert sum(map(sum, confusion)) == 32
+    assert len(confusion) == len(run.result["classes"]) == 9
+    assert not (run.folder / "angles.json").exists()
+    path = tmp_path / "series.csv"
+    path.write_text("\n".join(",".join("0.1" for _ in range(12)) for _ in range(5)))
+    rows = run.predict(path)
+    assert len(rows) == 1
+    assert rows[0]["class"] in run.result["classes"]
+    with pytest.raises(SettingError, match=r"absent\.csv"):
+        run.predict(tmp_path / "absent.csv")
+
+
+def test_predictions_are_those_of_the_model_in_batches(tiny: Any, tmp_path: Path) -> None:
+    run = train(tiny(batch_size=2), tmp_path / "run")
+    path = tmp_path / "words.txt"
+    path.write_text("1 0 1\n1 1\n0 0 0 1\n")
+    rows = run.predict(path)
+    examples = run.settings.task.read_inputs(path)
+    with torch.no_grad():
+        expected = run.settings.task.decode(run.model()(examples.inputs, valid=examples.valid), examples)
+    assert [row["question"] for row in rows] == ["1 0 1", "1 1", "0 0 0 1"]
+    assert [row["answer"] for row in rows] == [row["answer"] for row in expected]
+
+
+def test_angles_are_those_of_a_word_of_one_symbol(tiny: Any, tmp_path: Path) -> None:
+    run = train(tiny(model_values={"spec": "ama"}), tmp_path)
+    angles = json.loads((tmp_path / "angles.json").read_text())
+    assert len(angles) == 2
+    model = run.model()
+    first = next(iter(angles.values()))
+    assert first["symbols"] == ["0", "1", "_"]
+    assert [len(theta) for theta in first["theta"]] == [8, 8, 8]
+    block = model.blocks[0]
+    with torch.no_grad():
+        x = model.encoder(torch.arange(3)).unsqueeze(1)
+        inner = block.block.in_proj(block.norm(x)).chunk(2, -1)[0][:, 0]
+        u = inner * block.block.conv_weight[:, -1] + block.block.conv_bias
+        expected = block.block.layer.angles(u).flatten(1)
+    assert torch.allclose(torch.tensor(first["theta"]), expected, atol=1e-6)
+
+
+def test_a_model_without_rotations_has_no_angles(tiny: Any, tmp_path: Path) -> None:
+    train(tiny(model_values={"spec": "mm"}, steps=1), tmp_path)
+    assert not (tmp_path / "angles.json").exists()
+
+
+def test_records_follow_the_schema(tiny: Any, tmp_path: Path) -> None:
+    run = train(tiny(), tmp_path / "run")
+    target = tmp_path / "runs" / "parity.jsonl"
+    record_run(run, target)
+    record_run(run, target)
+    rows = [json.loads(line) for line in target.read_text().splitlines()]
+    assert len(rows) == 2
+    assert rows[0]["task"] == "parity"
+    assert rows[0]["value"] == run.result["value"]
+    with pytest.raises(SettingError, match="record: "):
+        record_run(run, tmp_path / "elsewhere" / "parity.jsonl")
+
+
+def test_a_run_that_is_not_over_has_no_record(tiny: Any, tmp_path: Path) -> None:
+    run = train(tiny(), tmp_path / "run")
+    (run.folder / "result.json").unlink()
+    with pytest.raises(SettingError, match="not over"):
+        record_run(run, tmp_path / "runs" / "parity.jsonl")
+
+
+def test_a_checkpoint_of_another_model_is_refused(tiny: Any, tmp_path: Path) -> None:
+    run = train(tiny(), tmp_path / "run")
+    text = (run.folder / "settings.yaml").read_text()
+    (run.folder / "settings.yaml").write_text(text.replace("d_model: 4", "d_model: 6"))
+    with pytest.raises(SettingError, match="does not fit the model"):
+        Run(run.folder).model()
+
+
+def test_an_endless_split_needs_a_number_of_batches(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = tiny()
+    kind = type(settings.task)
+    size = kind.size
+    monkeypatch.setattr(kind, "size", lambda self, split: None if split == "valid" else size(self, split))
+    with pytest.raises(SettingError, match=r"training\.eval_batches: got 0"):
+        train(settings, tmp_path)
+    assert not list(tmp_path.iterdir())
+    train(replace(settings, training=replace(settings.training, eval_batches=1)), tmp_path)
+
+
+def test_a_damaged_checkpoint_stops_the_resumption(tiny: Any, tmp_path: Path) -> None:
+    run = train(tiny(), tmp_path)
+    folder = find_checkpoint(tmp_path / "checkpoints" / "last")
+    assert folder is not None
+    state = json.loads((folder / "state.json").read_text())
+    del state["generators"]
+    (folder / "state.json").write_text(json.dumps(state))
+    (run.folder / "result.json").unlink()
+    with pytest.raises(SettingError, match=r"damaged .*generators"):
+        train(tiny(), tmp_path, resume=True)
