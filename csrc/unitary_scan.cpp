@@ -120,7 +120,7 @@ template <class T> INLINE void store_channels(T* row, const Block& in, Vec<T> x)
 
 // ---------------------------------------------------------------------------------------------- parameters in lanes
 
-enum Constant { BIAS, TURNED, B_RE, B_IM, C_RE, C_IM, CONSTANTS };
+enum Constant { BIAS, BIAS_LOW, TURNED, B_RE, B_IM, C_RE, C_IM, CONSTANTS };
 
 template <class T> struct Parameters {
   const Layout<T>& layout;
@@ -172,25 +172,23 @@ template <class T> struct Parameters {
   }
 
  private:
-  // The bias without its whole half turns, which would cost the sum of phases bits at every step. With phase_dt it is multiplied
-  // first.
+  // The bias without its whole half turns, which would cost the sum of phases bits at every step, and what rounding the rest to T
+  // leaves, which would add up. With phase_dt it is multiplied first.
   static void pack_bias(const UnitaryScan& a, int64_t row, T* constant, int lane) {
     T bias = static_cast<const T*>(a.bias)[row];
-    Vec<T> angle = broadcast<T>(bias);
-    Phase<T> phase = {Vec<T>{}, IntVec<T>{}};
-    if (!a.phase_dt) {
-      phase.add(angle, IntVec<T>{});
-      angle = phase.rest;
-    }
-    constant[BIAS * lanes<T> + lane] = angle[0];
-    Vec<T> turned = bits<Vec<T>>(phase.half_turns & 1);
+    Phase<double> phase = {broadcast<double>(0), IntVec<double>{}};
+    if (!a.phase_dt) phase.add(broadcast<double>(double(bias)), IntVec<double>{});
+    double rest = a.phase_dt ? double(bias) : phase.rest[0];
+    constant[BIAS * lanes<T> + lane] = T(rest);
+    constant[BIAS_LOW * lanes<T> + lane] = T(rest - double(T(rest)));
+    IntVec<T> turned = IntVec<T>{} + int(phase.half_turns[0] & 1);
     memcpy(constant + TURNED * lanes<T> + lane, &turned, sizeof(T));
   }
 };
 
 // The constants of a unit in registers.
 template <class T, int V> struct Coefficients {
-  Vec<T> bias[V], Br[V], Bi[V], Cr[V], Ci[V];
+  Vec<T> bias[V], bias_low[V], Br[V], Bi[V], Cr[V], Ci[V];
   IntVec<T> turned[V];
 
   INLINE explicit Coefficients(const T* constant) {
@@ -198,6 +196,7 @@ template <class T, int V> struct Coefficients {
 #pragma GCC unroll 2
     for (int v = 0; v < V; v++, constant += CONSTANTS * W) {
       bias[v] = load(constant + BIAS * W);
+      bias_low[v] = load(constant + BIAS_LOW * W);
       turned[v] = bits<IntVec<T>>(load(constant + TURNED * W));
       Br[v] = load(constant + B_RE * W);
       Bi[v] = load(constant + B_IM * W);
@@ -279,6 +278,8 @@ void forward_unit(const Tile<T>& tile, int64_t block, const T* panel, int64_t D,
       }
       store(y + at, sum);
     }
+#pragma GCC unroll 2
+    for (int v = 0; v < V; v++) phase[v].rest += k.bias_low[v] * T(last - first);
   }
 #pragma GCC unroll 2
   for (int v = 0; v < V; v++) {
@@ -368,6 +369,8 @@ INLINE Ending<T, V> retrace(const Tile<T>& tile, int64_t block, const T* panel, 
       }
       if (y) store(y + at, load(y + at) + sum);
     }
+#pragma GCC unroll 2
+    for (int v = 0; v < V; v++) phase[v].rest += k.bias_low[v] * T(last - first);
   }
   Ending<T, V> ending;
 #pragma GCC unroll 2
