@@ -18,7 +18,7 @@ $(STAMP): pyproject.toml CMakeLists.txt $(wildcard csrc/*)
 	touch $@
 
 run: $(STAMP)
-	$(BIN)/longscan train --config recipes/quickstart/basic_motions.yaml --out runs/basic_motions
+	$(BIN)/longscan train --config recipes/quickstart/basic_motions.yaml --out runs/basic_motions --overwrite
 
 test: $(STAMP) lint
 	$(BIN)/pytest -q -n 2 -m "not slow"
