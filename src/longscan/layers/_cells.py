@@ -12,7 +12,7 @@ Cell = Callable[[Tensor, tuple[Tensor, ...]], tuple[Tensor, ...]]
 
 
 def run_cell(cell: Cell, x: Tensor, state: tuple[Tensor, ...], steps: Steps) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Outputs (B, L, H) and the final state of `cell(x_t, state) -> state`, whose first entry is the output.
+    """Outputs (B, L, H) and the final state of `cell(x_t, state) -> state`, whose first entry (B, H) is the output.
 
     Invalid steps keep the state and give 0; where seq_idx changes the state restarts from zero.
     """
@@ -28,4 +28,4 @@ def run_cell(cell: Cell, x: Tensor, state: tuple[Tensor, ...], steps: Steps) -> 
         after = cell(x[:, t], tuple(torch.where(reset, 0, part) for part in state))
         outputs.append(torch.where(invalid, 0, after[0]))
         state = tuple(torch.where(invalid, old, new) for old, new in zip(state, after, strict=True))
-    return (torch.stack(outputs, 1) if outputs else torch.zeros_like(x)), state
+    return (torch.stack(outputs, 1) if outputs else x[..., : state[0].shape[-1]].clone()), state

@@ -171,6 +171,11 @@ def hide_padding(y: Tensor, valid: Tensor | None) -> Tensor:
     return y if valid is None else torch.where(valid.view(*valid.shape, *(1,) * (y.ndim - 2)), y, 0)
 
 
+def transformed() -> bool:
+    """Whether a call is being compiled or under a transform of torch.func, where values cannot be looked at."""
+    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+
+
 def check_steps(shape: tuple[int, int], elapsed: Tensor | None, valid: Tensor | None, seq_idx: Tensor | None) -> None:
     """Raise ValueError or TypeError unless the three fit a batch of this (B, L).
 
@@ -185,7 +190,7 @@ def check_steps(shape: tuple[int, int], elapsed: Tensor | None, valid: Tensor | 
         raise TypeError(f"valid: got dtype {valid.dtype}, expected torch.bool")
     if seq_idx is not None and (seq_idx.is_floating_point() or seq_idx.is_complex() or seq_idx.dtype == torch.bool):
         raise TypeError(f"seq_idx: got dtype {seq_idx.dtype}, expected an integer dtype")
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+    if transformed():
         return
     if valid is not None and shape[1] > 1:
         edges = (valid[:, 1:] != valid[:, :-1]).sum(1) + valid[:, 0] + valid[:, -1]

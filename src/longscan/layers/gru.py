@@ -1,15 +1,18 @@
-"""GRU (Cho et al. 2014), torch.nn's, under the contract of a layer: the baseline that a state space model must beat.
+"""GRU (Cho et al. 2014), as torch.nn has it, under the contract of a layer: the baseline that a state space model must beat.
 
-Whole rows run through torch's fused kernel; padded and packed rows, and compiled graphs, run cell by cell. The hidden size is
-d_model. There is no notion of elapsed time, so `elapsed` is refused.
+Whole rows run through torch's fused kernel; padded and packed rows, compiled graphs and transforms, cell by
+cell. The hidden size is d_model. There is no notion of elapsed time, so `elapsed` is refused.
 """
+
+import math
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from longscan.layers._cells import run_cell
 from longscan.layers._registry import LAYERS
-from longscan.layers.base import SequenceLayer, Steps, resume
+from longscan.layers.base import SequenceLayer, Steps, resume, transformed
 from longscan.layers.state import ScanState, State, no_sequence
 
 
@@ -27,22 +30,36 @@ class GRU(SequenceLayer):
 
     def __init__(self, d_model: int) -> None:
         super().__init__()
+        if d_model < 1:
+            raise ValueError(f"d_model: got {d_model}, expected at least 1")
         self.d_model = d_model
-        self.rnn = nn.GRU(d_model, d_model, batch_first=True)
+
+        def uniform(*shape: int) -> nn.Parameter:
+            return nn.Parameter(torch.empty(shape).uniform_(-1 / math.sqrt(d_model), 1 / math.sqrt(d_model)))
+
+        gates = 3 * d_model
+        self.weight_ih, self.weight_hh = uniform(gates, d_model), uniform(gates, d_model)
+        self.bias_ih, self.bias_hh = uniform(gates), uniform(gates)
 
     def run(self, x: Tensor, state: State, steps: Steps) -> tuple[Tensor, State]:
         """See the top of the file."""
         initial, last_seq_idx = resume(state, x.shape[0], steps, x.device)
         hidden = x.new_zeros(x.shape[0], self.d_model) if initial is None else initial.to(x.dtype)
-        whole = steps.valid is None and steps.seq_idx is None and x.shape[1] > 0 and x.shape[0] > 0
-        if whole and not torch.compiler.is_compiling():
-            y, final = self.rnn(x, hidden.unsqueeze(0))
+        weights = (self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh)
+        whole = steps.valid is None and steps.seq_idx is None and x.numel() > 0
+        if whole and not transformed():
+            y, final = torch.gru(x, hidden.unsqueeze(0), weights, True, 1, 0.0, self.training, False, True)
             hidden = final.squeeze(0)
         else:
-            weights = dict(self.rnn.named_parameters())
-            w = [weights[name] for name in ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")]
-            y, (hidden,) = run_cell(lambda x_t, h: (torch.gru_cell(x_t, h[0], *w),), x, (hidden,), steps)
+            y, (hidden,) = run_cell(self._cell, linear(x, self.weight_ih, self.bias_ih), (hidden,), steps)
         return y, ScanState(hidden.to(self.state_dtype), last_seq_idx)
+
+    def _cell(self, projected: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """One step from the projected input (B, 3D)."""
+        reset, update, new = projected.chunk(3, -1)
+        reset_h, update_h, new_h = linear(state[0], self.weight_hh, self.bias_hh).chunk(3, -1)
+        candidate = torch.tanh(new + torch.sigmoid(reset + reset_h) * new_h)
+        return (torch.lerp(candidate, state[0], torch.sigmoid(update + update_h)),)
 
     def initial_state(self, batch: int) -> ScanState:
         """Zeros: ssm (batch, D)."""

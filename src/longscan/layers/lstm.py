@@ -1,17 +1,19 @@
-"""LSTM (Hochreiter and Schmidhuber 1997; Gers et al. 2000), torch.nn's, under the contract of a layer: a baseline.
+"""LSTM (Hochreiter and Schmidhuber 1997; Gers et al. 2000), as torch.nn has it, under the contract of a layer: a baseline.
 
-Whole rows run through torch's fused kernel; padded and packed rows, and compiled graphs, run cell by cell. The hidden size is
-d_model. There is no notion of elapsed time, so `elapsed` is refused.
+Whole rows run through torch's fused kernel; padded and packed rows, compiled graphs and transforms, cell by
+cell. The hidden size is d_model. There is no notion of elapsed time, so `elapsed` is refused.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from longscan.layers._cells import run_cell
 from longscan.layers._registry import LAYERS
-from longscan.layers.base import SequenceLayer, Steps
+from longscan.layers.base import SequenceLayer, Steps, transformed
 from longscan.layers.state import State, layer_state, no_sequence, restarted_rows, zero_rows
 
 
@@ -38,23 +40,38 @@ class LSTM(SequenceLayer):
 
     def __init__(self, d_model: int) -> None:
         super().__init__()
+        if d_model < 1:
+            raise ValueError(f"d_model: got {d_model}, expected at least 1")
         self.d_model = d_model
-        self.rnn = nn.LSTM(d_model, d_model, batch_first=True)
+
+        def uniform(*shape: int) -> nn.Parameter:
+            return nn.Parameter(torch.empty(shape).uniform_(-1 / math.sqrt(d_model), 1 / math.sqrt(d_model)))
+
+        gates = 4 * d_model
+        self.weight_ih, self.weight_hh = uniform(gates, d_model), uniform(gates, d_model)
+        self.bias_ih, self.bias_hh = uniform(gates), uniform(gates)
 
     def run(self, x: Tensor, state: State, steps: Steps) -> tuple[Tensor, State]:
         """See the top of the file."""
         state = self.initial_state(x.shape[0]) if state is None else state
         rows, last_seq_idx = restarted_rows(state.last_seq_idx, steps.valid, steps.seq_idx)
         hidden, cell = (zero_rows(rows, part).to(x.dtype) for part in (state.hidden, state.cell))
-        whole = steps.valid is None and steps.seq_idx is None and x.shape[1] > 0 and x.shape[0] > 0
-        if whole and not torch.compiler.is_compiling():
-            y, (hidden, cell) = self.rnn(x, (hidden.unsqueeze(0), cell.unsqueeze(0)))
+        weights = (self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh)
+        whole = steps.valid is None and steps.seq_idx is None and x.numel() > 0
+        if whole and not transformed():
+            before = (hidden.unsqueeze(0), cell.unsqueeze(0))
+            y, hidden, cell = torch.lstm(x, before, weights, True, 1, 0.0, self.training, False, True)
             hidden, cell = hidden.squeeze(0), cell.squeeze(0)
         else:
-            weights = dict(self.rnn.named_parameters())
-            w = [weights[name] for name in ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")]
-            y, (hidden, cell) = run_cell(lambda x_t, parts: torch.lstm_cell(x_t, parts, *w), x, (hidden, cell), steps)
+            y, (hidden, cell) = run_cell(self._cell, linear(x, self.weight_ih, self.bias_ih), (hidden, cell), steps)
         return y, LSTMState(hidden.to(self.state_dtype), cell.to(self.state_dtype), last_seq_idx)
+
+    def _cell(self, projected: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """One step from the projected input (B, 4D)."""
+        hidden, cell = state
+        enter, forget, new, leave = (projected + linear(hidden, self.weight_hh, self.bias_hh)).chunk(4, -1)
+        cell = torch.sigmoid(forget) * cell + torch.sigmoid(enter) * torch.tanh(new)
+        return torch.sigmoid(leave) * torch.tanh(cell), cell
 
     def initial_state(self, batch: int) -> LSTMState:
         """Zeros."""

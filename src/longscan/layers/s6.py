@@ -105,7 +105,7 @@ class S6(SequenceLayer):
         numbers = 2 * self.d_state if self.complex_state else self.d_state
         q, B, C = torch.split(linear(x, self.x_proj), [self.dt_rank, numbers, numbers], -1)
         if self.complex_state:
-            B, C = B.reshape(*x.shape[:-1], -1, 2), C.reshape(*x.shape[:-1], -1, 2)
+            B, C = (part.reshape(*x.shape[:-1], self.d_state, 2) for part in (B, C))
         return linear(q, self.dt_proj), B, C
 
     def run(self, x: Tensor, state: State, steps: Steps) -> tuple[Tensor, State]:

@@ -24,6 +24,18 @@ def map_state(function: Callable[[Tensor], Tensor], state: State) -> State:
     return type(state)(*entries) if hasattr(state, "_fields") else tuple(entries)
 
 
+def state_tensors(state: State) -> list[Tensor]:
+    """All tensors in the state, in order."""
+    found: list[Tensor] = []
+
+    def keep(x: Tensor) -> Tensor:
+        found.append(x)
+        return x
+
+    map_state(keep, state)
+    return found
+
+
 def _select_rows(self: State, index: Any) -> State:
     """The state of the batch rows `index` picks (anything that indexes a tensor's first axis)."""
     return map_state(lambda x: x[index], self)
@@ -41,14 +53,7 @@ def _to(self: State, *args: Any, **kwargs: Any) -> State:
 
 def _nbytes(self: State) -> int:
     """Bytes of all tensors in the state."""
-    sizes: list[int] = []
-
-    def count(x: Tensor) -> Tensor:
-        sizes.append(x.nbytes)
-        return x
-
-    map_state(count, self)
-    return sum(sizes)
+    return sum(x.nbytes for x in state_tensors(self))
 
 
 def layer_state(cls: T) -> T:

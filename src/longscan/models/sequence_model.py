@@ -6,12 +6,11 @@ from typing import Any, Literal, NamedTuple, Self, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from longscan.blocks.residual import Residual, rms_norm
 from longscan.layers.base import check_steps
 from longscan.layers.parameters import Marked, mark
-from longscan.layers.state import State, layer_state
+from longscan.layers.state import State, layer_state, map_state, state_tensors
 from longscan.models.pooling import POOLINGS, Pooling, PoolState, pool
 from longscan.models.saving import read_model, write_model
 from longscan.models.spec import BlockSpec, build_block, parse_spec
@@ -87,11 +86,10 @@ class SequenceModel(Marked):
             self.head = nn.Sequential(nn.Linear(d_model, d_model), nn.GELU(), nn.Linear(d_model, d_output))
         self.start = nn.ParameterList()  # one row of every float tensor of the blocks' initial states, where these are learned
         if initial_state == "learned":
-            leaves, _ = tree_flatten(tuple(block.initial_state(1) for block in stack))
             self.start.extend(
-                mark(nn.Parameter(leaf[0].clone()), "ssm", decay=False, keep_float32=True)
-                for leaf in leaves
-                if leaf.is_floating_point()
+                mark(nn.Parameter(x[0].clone()), "ssm", decay=False, keep_float32=True)
+                for x in state_tensors([block.initial_state(1) for block in stack])
+                if x.is_floating_point()
             )
 
     @classmethod
@@ -205,10 +203,8 @@ class SequenceModel(Marked):
         """The state before the first step of `batch` sequences."""
         blocks: tuple[State, ...] = tuple(block.initial_state(batch) for block in self.stack)
         if self.initial_state_kind == "learned":
-            leaves, structure = tree_flatten(blocks)
             learned = iter(self.start)
-            started = [next(learned).expand(batch, *leaf.shape[1:]) if leaf.is_floating_point() else leaf for leaf in leaves]
-            blocks = tree_unflatten(started, structure)
+            blocks = map_state(lambda x: next(learned).expand_as(x) if x.is_floating_point() else x, blocks)
         if self.pooling == "none":
             return ModelState(blocks, None)
         device = self.norm.weight.device

@@ -58,5 +58,5 @@ def diagonal_final_state(log_a: Tensor, u: Tensor) -> Tensor:
     latest_first = pad(u.flip(1).transpose(1, 2), (0, coarse_count * fine_count - length))
     latest_first = latest_first.view(*latest_first.shape[:2], coarse_count, fine_count)
     fine = powers(log_a, fine_count).permute(0, 2, 1, 3).flatten(-2)  # (D, T, 2N)
-    inner = (latest_first @ fine).view(*latest_first.shape[:3], -1, 2)  # (B, D, Q, N, 2)
+    inner = (latest_first @ fine).view(*latest_first.shape[:3], log_a.shape[1], 2)  # (B, D, Q, N, 2)
     return multiply(inner, powers(log_a, coarse_count, fine_count).transpose(1, 2)).sum(2)

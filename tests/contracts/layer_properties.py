@@ -1,0 +1,282 @@
+"""The contract of layers and blocks as functions: each takes a module (and generated inputs) and asserts one property.
+
+Where a module declares that it has a property the function asserts it; where it declares the contrary, its violation.
+"""
+
+import contextlib
+import copy
+import gc
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from longscan.layers import SequenceModule, marks
+from longscan.layers.state import State, map_state, state_tensors
+from tolerances import assert_as_accurate, shake
+
+TIGHT = {"rtol": 1e-8, "atol": 1e-9}  # float64, sums of a thousand terms, FFTs included
+
+
+@dataclass
+class Inputs:
+    """A batch for a module: x (B, L, D), and what comes with it."""
+
+    x: Tensor
+    elapsed: Tensor | None = None
+    valid: Tensor | None = None
+    seq_idx: Tensor | None = None
+
+    def between(self, start: int, stop: int) -> "Inputs":
+        return Inputs(*(None if part is None else part[:, start:stop] for part in vars(self).values()))
+
+    def rows(self, index: slice) -> "Inputs":
+        return Inputs(*(None if part is None else part[index] for part in vars(self).values()))
+
+    def run(self, module: SequenceModule, state: State = None) -> tuple[Tensor, State]:
+        return module(self.x, state, elapsed=self.elapsed, valid=self.valid, seq_idx=self.seq_idx, return_state=True)
+
+
+def assert_close(got: State, wanted: State, **tolerance: float) -> None:
+    """Every tensor of two results (tensors, states, tuples of them)."""
+    got_leaves, wanted_leaves = state_tensors(got), state_tensors(wanted)
+    assert len(got_leaves) == len(wanted_leaves)
+    for left, right in zip(got_leaves, wanted_leaves, strict=True):
+        torch.testing.assert_close(left, right, **(tolerance or TIGHT))
+
+
+def with_backend(module: SequenceModule, backend: str) -> SequenceModule:
+    """The module, every op in it run by `backend`."""
+    for part in module.modules():
+        if hasattr(part, "backend"):
+            part.backend = backend
+    return module
+
+
+def warm_state(module: SequenceModule, batch: int) -> State:
+    """A state that a sequence has left behind: not zero anywhere it matters."""
+    x = torch.randn(batch, 5, module.d_model, dtype=next(module.parameters()).dtype)
+    return map_state(lambda leaf: leaf.detach(), module(x, return_state=True)[1])
+
+
+@contextlib.contextmanager
+def expect(declared: bool, what: str) -> Iterator[None]:
+    """Pass where the assertions inside hold and this is declared, or fail and the contrary is declared."""
+    if declared:
+        yield
+        return
+    try:
+        yield
+    except (AssertionError, ValueError, NotImplementedError):
+        return
+    pytest.fail(f"declared not to be {what}, but the property holds", pytrace=False)
+
+
+def steps_equal_whole(module: SequenceModule, inputs: Inputs) -> None:
+    """`step` after `step`, rows active where valid, gives what one call gives, state included."""
+    with expect(module.streaming, "streaming"):
+        state = start = warm_state(module, len(inputs.x))
+        y, final = inputs.run(module, start)
+        outputs = []
+        for t in range(inputs.x.shape[1]):
+            elapsed = None if inputs.elapsed is None else inputs.elapsed[:, t]
+            active = None if inputs.valid is None else inputs.valid[:, t]
+            x_t = inputs.x[:, t] if active is None else torch.where(active.unsqueeze(-1), inputs.x[:, t], 0)
+            y_t, state = module.step(x_t, state, elapsed=elapsed, active=active)
+            outputs.append(y_t)
+        assert_close((torch.stack(outputs, 1) if outputs else y[:, :0], state), (y, final))
+
+
+def chunks_equal_whole(module: SequenceModule, inputs: Inputs, cuts: list[int]) -> None:
+    """Any division into consecutive calls that hand on the state gives what one call gives."""
+    with expect(module.streaming, "streaming"):
+        start = warm_state(module, len(inputs.x))
+        y, final = inputs.run(module, start)
+        state, outputs = start, []
+        for first, last in zip([0, *cuts], [*cuts, inputs.x.shape[1]], strict=True):
+            y_chunk, state = inputs.between(first, last).run(module, state)
+            outputs.append(y_chunk)
+        assert_close((torch.cat(outputs, 1), state), (y, final))
+
+
+def packed_equals_padded_equals_alone(module: SequenceModule, sequences: list[Inputs]) -> None:
+    """Sequences in one row told apart by seq_idx, in rows padded on either side with NaN, and each by itself: the same."""
+    alone = [sequence.run(module) for sequence in sequences]
+    lengths = [sequence.x.shape[1] for sequence in sequences]
+    longest = max(lengths)
+    timed = sequences[0].elapsed is not None
+
+    def padded(parts: list[Tensor], left: bool) -> Tensor:
+        rows = []
+        for part in parts:
+            filler = part.new_full((1, longest - part.shape[1] + 2, *part.shape[2:]), float("nan"))
+            rows.append(torch.cat([filler, part] if left else [part, filler], 1))
+        return torch.nn.utils.rnn.pad_sequence([row[0] for row in rows], batch_first=True)
+
+    for left in (False, True):
+        steps = torch.arange(longest + 2)
+        sizes = torch.tensor(lengths).unsqueeze(1)
+        valid = steps >= longest + 2 - sizes if left else steps < sizes
+        x = padded([sequence.x for sequence in sequences], left)
+        elapsed = padded([sequence.elapsed for sequence in sequences], left) if timed else None
+        y, final = Inputs(x, elapsed, valid).run(module)
+        assert torch.equal(torch.where(valid.unsqueeze(-1), 0, y), torch.zeros_like(y)), "padding does not give zeros"
+        for row, (y_alone, final_alone) in enumerate(alone):
+            assert_close(y[row : row + 1, valid[row]], y_alone)
+            assert_close(map_state(lambda part, row=row: part[row : row + 1], final), final_alone)
+
+    seq_idx = torch.cat([torch.full((1, length), index) for index, length in enumerate(lengths)], 1)
+    x = torch.cat([sequence.x for sequence in sequences], 1)
+    elapsed = torch.cat([sequence.elapsed for sequence in sequences], 1) if timed else None
+    y, final = Inputs(x, elapsed, seq_idx=seq_idx).run(module)
+    assert_close(y, torch.cat([y_alone for y_alone, _ in alone], 1))
+    last = [index for index, length in enumerate(lengths) if length]
+    if last:
+        assert_close(_without_seq_idx(final), _without_seq_idx(alone[last[-1]][1]))
+
+
+def _without_seq_idx(state: State) -> list[Tensor]:
+    return [leaf for leaf in state_tensors(state) if leaf.is_floating_point()]
+
+
+def is_causal(module: SequenceModule, inputs: Inputs, t: int) -> None:
+    """Steps from t on do not reach y before t."""
+    with expect(module.causal, "causal"):
+        y, _ = inputs.run(module)
+        changed = Inputs(inputs.x.clone(), inputs.elapsed, inputs.valid, inputs.seq_idx)
+        changed.x[:, t:] += 1
+        y_changed, _ = changed.run(module)
+        assert_close(y_changed[:, :t], y[:, :t])
+
+
+def rows_are_independent(module: SequenceModule, inputs: Inputs) -> None:
+    """A row alone gives what it gives in its batch."""
+    with expect(module.batch_independent, "independent of the batch"):
+        y, final = inputs.run(module)
+        for row in range(len(inputs.x)):
+            index = slice(row, row + 1)
+            alone = inputs.rows(index).run(module)
+            assert_close(alone, (y[index], map_state(lambda part, index=index: part[index], final)))
+
+
+def length_is_kept(module: SequenceModule, inputs: Inputs) -> None:
+    """y is as long as x, unless the module changes lengths."""
+    y = module(inputs.x)
+    assert (y.shape == inputs.x.shape) == (not module.changes_length)
+
+
+def elapsed_ones_change_nothing(module: SequenceModule, inputs: Inputs) -> None:
+    """Elapsed times of 1 are what None means; modules without a notion of time refuse them."""
+    ones = torch.ones(inputs.x.shape[:2], dtype=inputs.x.dtype)
+    if not module.irregular:
+        with pytest.raises(ValueError, match="elapsed"):
+            module(inputs.x, elapsed=ones)
+        return
+    with_ones = Inputs(inputs.x, ones, inputs.valid, inputs.seq_idx).run(module)
+    assert_close(with_ones, Inputs(inputs.x, None, inputs.valid, inputs.seq_idx).run(module))
+
+
+def padding_reaches_no_gradient(module: SequenceModule, inputs: Inputs) -> None:
+    """Whatever stands in the padding, the gradients of the parameters stay the same."""
+    assert inputs.valid is not None
+    results = []
+    for filler in (0.0, float("nan")):
+        x = torch.where(inputs.valid.unsqueeze(-1), inputs.x, filler).requires_grad_()
+        elapsed = None if inputs.elapsed is None else torch.where(inputs.valid, inputs.elapsed, filler)
+        y, final = Inputs(x, elapsed, inputs.valid, inputs.seq_idx).run(module)
+        loss = y.square().sum() + sum(leaf.square().sum() for leaf in _without_seq_idx(final))
+        parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        results.append(torch.autograd.grad(loss, [x, *parameters], allow_unused=True, materialize_grads=True))
+    assert_close(results[1], results[0])
+    assert not results[1][0].isnan().any()
+
+
+def outputs_and_gradients(module: SequenceModule, inputs: Inputs, state: State, cotangent_seed: int) -> dict[str, Tensor]:
+    """y, the final state, and the gradients of x, of the state and of every parameter, for random cotangents; by name."""
+    x = inputs.x.detach().clone().requires_grad_()
+    starts = [leaf.requires_grad_() for leaf in state_tensors(state) if leaf.is_floating_point()]
+    y, final = Inputs(x, inputs.elapsed, inputs.valid, inputs.seq_idx).run(module, state)
+    ends = _without_seq_idx(final)
+    generator = torch.Generator().manual_seed(cotangent_seed)
+    cotangents = [torch.randn(part.shape, generator=generator, dtype=torch.float64).to(part.dtype) for part in (y, *ends)]
+    sources = {"x": x, **{f"state {i}": start for i, start in enumerate(starts)}, **dict(module.named_parameters())}
+    grads = torch.autograd.grad((y, *ends), list(sources.values()), cotangents, allow_unused=True, materialize_grads=True)
+    results = {"y": y, **{f"final {i}": end for i, end in enumerate(ends)}}
+    results |= {f"gradient of {name}": grad for name, grad in zip(sources, grads, strict=True)}
+    return {name: result.detach() for name, result in results.items()}
+
+
+def float32_is_as_good_as_eager(module: SequenceModule, inputs: Inputs, seed: int) -> None:
+    """Outputs, states and gradients in float32, against the loop in float64, err no more than plain float32 arithmetic may."""
+    assert next(module.parameters()).dtype == torch.float64
+    state = warm_state(module, len(inputs.x))
+
+    def evaluate(dtype: torch.dtype, backend: str, shaker: Callable[[Tensor], Tensor] = lambda x: x) -> dict[str, Tensor]:
+        twin = with_backend(copy.deepcopy(module).to(dtype), backend)
+        with torch.no_grad():
+            for parameter in twin.parameters():
+                parameter.copy_(shaker(parameter))
+        elapsed = None if inputs.elapsed is None else shaker(inputs.elapsed.to(dtype))
+        moved = Inputs(shaker(inputs.x.to(dtype)), elapsed, inputs.valid, inputs.seq_idx)
+        start = map_state(lambda leaf: shaker(leaf.clone()) if leaf.is_floating_point() else leaf, state.to(dtype))
+        return outputs_and_gradients(twin, moved, start, seed)
+
+    def shaken(offset: int) -> dict[str, Tensor]:
+        generator = torch.Generator().manual_seed(seed + offset)
+        return evaluate(torch.float64, "reference", lambda x: shake(x, torch.finfo(torch.float32).eps, generator))
+
+    plain = [evaluate(torch.float32, backend) for backend in ("eager", "reference")]
+    truth = evaluate(torch.float64, "reference")
+    assert_as_accurate(evaluate(torch.float32, "auto"), plain, truth, [shaken(1), shaken(2)])
+
+
+def half_precision_is_as_good_as_eager(module: SequenceModule, inputs: Inputs) -> None:
+    """In bfloat16 the fast backend errs at most twice as much as eager, both against float64 with the same parameters."""
+    half = copy.deepcopy(module).to(torch.bfloat16)
+    x = inputs.x.to(torch.bfloat16)
+    truth = with_backend(copy.deepcopy(half).to(torch.float64), "eager")(x.double())
+    eager = with_backend(copy.deepcopy(half), "eager")(x)
+    fast = with_backend(half, "auto")(x)
+    assert fast.dtype == torch.bfloat16
+    assert_as_accurate({"y": fast}, [{"y": eager}], {"y": truth}, [{"y": truth}])
+
+
+def casts_keep_what_they_should(module: SequenceModule) -> None:
+    """bfloat16 leaves the sensitive parameters float32 to the bit; deepcopy and casts keep marks; state_dict comes back."""
+    before = {name: (marks(parameter), parameter.detach().clone()) for name, parameter in module.named_parameters()}
+    half = copy.deepcopy(module).to(torch.bfloat16)
+    for name, parameter in half.named_parameters():
+        mark, value = before[name]
+        assert marks(parameter) == mark, name
+        assert parameter.dtype == (torch.float32 if mark.keep_float32 else torch.bfloat16), name
+        assert torch.equal(parameter, value if mark.keep_float32 else value.to(torch.bfloat16)), name
+    fresh = copy.deepcopy(module)
+    with torch.no_grad():
+        for parameter in fresh.parameters():
+            parameter.zero_()
+    fresh.load_state_dict(module.state_dict(), assign=True)
+    for name, parameter in fresh.named_parameters():
+        assert torch.equal(parameter, before[name][1]), name
+        assert marks(parameter) == before[name][0], name
+
+
+def same_bits_twice(module: SequenceModule, inputs: Inputs) -> None:
+    """Two runs give the same outputs, states and gradients, bit by bit."""
+    first, second = (outputs_and_gradients(module, inputs, module.initial_state(len(inputs.x)), 3) for _ in range(2))
+    for name, value in first.items():
+        assert torch.equal(value, second[name]), name
+
+
+def forwards_leave_nothing_behind(module: nn.Module, inputs: Inputs) -> None:
+    """The number of live tensors stays the same from the third training step to the tenth."""
+
+    def live_after(count: int) -> int:
+        for _ in range(count):
+            inputs.run(module)[0].sum().backward()
+        gc.collect()
+        return sum(issubclass(type(thing), Tensor) for thing in gc.get_objects())
+
+    live_after(3)
+    assert live_after(1) == live_after(7)
