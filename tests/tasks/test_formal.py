@@ -263,6 +263,8 @@ def test_bracket_lengths_of_training():
     assert shares[1] / 8000 == pytest.approx(1 / 35, abs=0.01)
     assert shares[37] / 8000 == pytest.approx(2 / 35, abs=0.015)
     assert shares[17] / 8000 == pytest.approx(4 / 35, abs=0.02)
+    early = lengths(ModularArithmeticBrackets(suite="aussm"), "train", 8000)[:4000].count(39)
+    assert early / 4000 == pytest.approx(2 / 35, abs=0.02), "questions that were drawn again stand where they belong"
 
 
 def shapes(leaves: int) -> dict[str, float]:
