@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from longscan.numerics.pairs import multiply
 from longscan.ops._arguments import marks, mask
 from longscan.ops._associative import affine_scan
 from longscan.ops._chunks import scan_chunks
@@ -25,9 +24,13 @@ def _angles(u: Tensor, dt: Tensor, W: Tensor, bias: Tensor, flags: Tensor | None
     return angles if flags is None else torch.where(marks(flags, 4)[0], 0, angles)
 
 
-def _rotations(phase: Tensor) -> Tensor:
-    """e^{i phase} as pairs (..., 2)."""
-    return torch.stack([torch.cos(phase), torch.sin(phase)], -1)
+def _wrapped(phase: Tensor) -> Tensor:
+    """The phase within half a turn of 0."""
+    return phase - 2 * math.pi * torch.round(phase / (2 * math.pi))
+
+
+def _rotate(cos: Tensor, sin: Tensor, re: Tensor, im: Tensor) -> tuple[Tensor, Tensor]:
+    return cos * re - sin * im, cos * im + sin * re
 
 
 def _chunk(
@@ -46,23 +49,27 @@ def _chunk(
 ) -> tuple[Tensor, Tensor]:
     u, dt, z = mask(flags, u, dt, z)
     gated = silu(u)
-    phase = torch.remainder(torch.cumsum(_angles(u, dt, W, bias, flags, phase_dt).to(state.dtype), 1), 2 * math.pi)
-    rotation = _rotations(phase.to(u.dtype))
-    back = torch.stack([rotation[..., 0], -rotation[..., 1]], -1) * (dt * gated)[..., None, None]
+    entering = (dt * gated).unsqueeze(-1)
+    phase = _wrapped(torch.cumsum(_angles(u, dt, W, bias, flags, phase_dt).to(state.dtype), 1))
+    cos, sin = torch.cos(phase.to(u.dtype)), torch.sin(phase.to(u.dtype))
+    start_re, start_im = state.unsqueeze(1).unbind(-1)
     if flags is None:
-        sums, start = torch.cumsum(back, 1), state.unsqueeze(1)
-    else:
-        kept = (~marks(flags, 5)[1]).to(u.dtype)
-        sums = affine_scan(kept, back, torch.zeros_like(back[:, 0]))
-        start = torch.cumprod(kept, 1) * state.unsqueeze(1)
-    held = multiply(B, sums)
-    states = multiply(rotation, start.to(u.dtype) + held)
-    products = C * states
-    y = (products[..., 0] - products[..., 1]).sum(-1)
+        sum_re, sum_im = torch.cumsum(cos * entering, 1), torch.cumsum(-sin * entering, 1)
+    else:  # sums that start again, and a starting state that is dropped, where the state restarts
+        kept = (~marks(flags, 4)[1]).to(u.dtype)
+        zero = torch.zeros_like(cos[:, 0])
+        sum_re, sum_im = affine_scan(kept, cos * entering, zero), affine_scan(kept, -sin * entering, zero)
+        carried = torch.cumprod(kept, 1)
+        start_re, start_im = carried * start_re, carried * start_im
+    added_re, added_im = _rotate(B[..., 0], B[..., 1], sum_re, sum_im)
+    re, im = _rotate(cos, sin, start_re.to(u.dtype) + added_re, start_im.to(u.dtype) + added_im)
+    y = (C[..., 0] * re - C[..., 1] * im).sum(-1)
     y = y if D is None else y + D * gated
     y = y if z is None else y * silu(z)
     y = y if flags is None else torch.where(marks(flags, 3)[0], 0, y)
-    return y, multiply(_rotations(phase[:, -1]), start[:, -1] + held[:, -1].to(state.dtype))
+    last = phase[:, -1]
+    final = _rotate(torch.cos(last), torch.sin(last), start_re[:, -1] + added_re[:, -1], start_im[:, -1] + added_im[:, -1])
+    return y, torch.stack(final, -1)
 
 
 def unitary_scan(
