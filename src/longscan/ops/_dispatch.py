@@ -25,23 +25,23 @@ log = logging.getLogger("longscan")
 _unusable: dict[str, str] = {}  # op -> why its compiled CPU kernels cannot be used
 
 
-def _import_error(module: str) -> str | None:
+def native_cpu_missing() -> str | None:
+    """Why the compiled CPU kernels cannot be used, or None where they can."""
     try:
-        import_module(module)
+        import_module("longscan.ops._native")
     except ImportError as error:
         return f"the compiled CPU kernels are not installed ({error})"
     return None
 
 
-def native_cpu_missing() -> str | None:
-    """Why the compiled CPU kernels cannot be used, or None where they can."""
-    return _import_error("longscan.ops._native")
-
-
 def probe(op: str, *native: str) -> tuple[str, ...]:
-    """The native backends of `op`, after trying once, when the op is imported, whether its CPU kernels load."""
-    if "cpu" in native and (reason := _import_error(f"longscan.ops.{op}.cpu")):
-        _unusable[op] = reason
+    """The native backends of `op`, after looking once, when the op is imported, whether its CPU kernels are there."""
+    if "cpu" in native:
+        reason = native_cpu_missing()
+        if reason is None and not hasattr(import_module("longscan.ops._native"), f"{op}_forward"):
+            reason = f"the installed CPU kernels are of a version without {op}: install longscan again"
+        if reason is not None:
+            _unusable[op] = reason
     return native
 
 
