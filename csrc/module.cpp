@@ -58,7 +58,9 @@ NB_MODULE(_native, module) {
   module.attr("openmp") = false;
 #endif
   bind_math_probe(module);
+  bind_linear_scan(module);
   bind_selective_scan(module);
+  bind_short_conv(module);
 #if defined(LONGSCAN_UNITARY_SCAN)
   bind_unitary_scan(module);
 #endif

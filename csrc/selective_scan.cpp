@@ -17,18 +17,13 @@
 // nothing of what the inputs hold there, NaN included, reaches a result.
 #include "selective_scan.h"
 
+#include "arrays.h"
 #include "numbers.h"
-#include "parallel.h"
 
 namespace longscan::LONGSCAN_ISA {
 namespace {
 
 constexpr int CHUNK = SELECTIVE_SCAN_CHUNK;
-constexpr uint8_t INVALID = 1, RESET = 2;
-
-template <class T> INLINE const T* at(const void* p, int64_t index) { return p ? static_cast<const T*>(p) + index : nullptr; }
-template <class T> INLINE T* at(void* p, int64_t index) { return p ? static_cast<T*>(p) + index : nullptr; }
-
 // States taken together in the inner loops: as many as the registers hold.
 template <class Num> constexpr int BATCH = VECTOR_BYTES == 64 ? (Num::PARTS == 1 ? 8 : 2) : (Num::PARTS == 1 ? 2 : 1);
 
@@ -81,17 +76,17 @@ template <class T> INLINE Vec<T> step_size(const SelectiveScan& a, Vec<T> raw, c
   return scale ? dt * *scale : dt;
 }
 
-// One block of channels in one chunk: what the recurrences read and the sums they form, [step][lane].
-template <class T> struct Block {
-  static constexpr int SIZE = CHUNK * lanes<T>;
-  T dt[SIZE];    // after bias, softplus and scale
-  T dt2[SIZE];   // dt log2(e)
-  T du[SIZE];    // dt u
-  T y[SIZE];     // before the gate
+// What the recurrences read and form at one step of one block of channels. The fields of a step lie side by side: streams a
+// multiple of 4 KiB apart would fall into the same few lines of the cache.
+template <class T> struct Step {
+  T dt[lanes<T>];   // after bias, softplus and scale
+  T dt2[lanes<T>];  // dt log2(e)
+  T du[lanes<T>];   // dt u
+  T y[lanes<T>];    // before the gate
 };
 
-template <class T>
-void prepare(const SelectiveScan& a, Block<T>& block, int64_t row, int64_t d, int count, int steps, const uint8_t* flags) {
+template <class T, class Steps>
+void prepare(const SelectiveScan& a, Steps* block, int64_t row, int64_t d, int count, int steps, const uint8_t* flags) {
   const T *u = at<T>(a.u, row * a.channels + d), *dt = at<T>(a.dt, row * a.channels + d), *scale = at<T>(a.dt_scale, row);
   Vec<T> bias = a.dt_bias ? load(at<T>(a.dt_bias, d), count) : Vec<T>{}, skip = a.D ? load(at<T>(a.D, d), count) : Vec<T>{};
   for (int t = 0; t < steps; t++) {
@@ -100,10 +95,10 @@ void prepare(const SelectiveScan& a, Block<T>& block, int64_t row, int64_t d, in
       step = step_size<T>(a, load(dt + t * a.channels, count) + bias, scale ? scale + t : nullptr);
       input = load(u + t * a.channels, count);
     }
-    store(block.dt + t * lanes<T>, step);
-    store(block.dt2 + t * lanes<T>, step * T(1.4426950408889634));
-    store(block.du + t * lanes<T>, step * input);
-    store(block.y + t * lanes<T>, skip * input);
+    store(block[t].dt, step);
+    store(block[t].dt2, step * T(1.4426950408889634));
+    store(block[t].du, step * input);
+    store(block[t].y, skip * input);
   }
 }
 
@@ -129,25 +124,25 @@ template <class T> struct Ahead {
 
 // Steps [begin, end) of NB states: h goes on in `state`, k Re(C h) is added to block.y.
 template <class Num, int NB, class T = typename Num::value_type>
-void recur(Block<T>& block, const T* A, T* state, const T* B, const T* C, int64_t row_size, T k, int begin, int end, Ahead<T> ahead) {
+void recur(Step<T>* block, const T* A, T* state, const T* B, const T* C, int64_t row_size, T k, int begin, int end, Ahead<T> ahead) {
   constexpr int WIDTH = Num::PARTS * lanes<T>;
   Num a[NB], h[NB];
   for (int i = 0; i < NB; i++) a[i] = load_number<Num>(A + i * WIDTH), h[i] = load_number<Num>(state + i * WIDTH);
   for (int t = begin; t < end; t++) {
-    Vec<T> dt = load(block.dt + t * lanes<T>), dt2 = load(block.dt2 + t * lanes<T>), du = load(block.du + t * lanes<T>);
+    Vec<T> dt = load(block[t].dt), dt2 = load(block[t].dt2), du = load(block[t].du);
     ahead.fetch(t);
     Vec<T> y{};
     for (int i = 0; i < NB; i++) {
       h[i] = decay(dt, dt2, a[i]) * h[i] + times(broadcast_number<Num>(B + t * row_size + i * Num::PARTS), du);
       y = add_real_product(y, broadcast_number<Num>(C + t * row_size + i * Num::PARTS), h[i]);
     }
-    store(block.y + t * lanes<T>, load(block.y + t * lanes<T>) + k * y);
+    store(block[t].y, load(block[t].y) + k * y);
   }
   for (int i = 0; i < NB; i++) store_number(state + i * WIDTH, h[i]);
 }
 
 template <class Num, int NB, class T = typename Num::value_type>
-void recur_segments(const Segments& segments, Block<T>& block, const T* A, T* state, const T* B, const T* C, int64_t row_size, T k,
+void recur_segments(const Segments& segments, Step<T>* block, const T* A, T* state, const T* B, const T* C, int64_t row_size, T k,
                     Ahead<T> ahead) {
   for (int i = 0; i < segments.count; i++) {
     if (segments.resets(i)) memset(state, 0, sizeof(T) * NB * Num::PARTS * lanes<T>);
@@ -167,13 +162,13 @@ template <class Num> void forward(const SelectiveScan& a) {
   const int team = workers(tasks, a.threads);
   const T k = T(a.is_complex && a.paired ? 2 : 1);
 
-  Buffer<Block<T>> block_memory(team);
+  Buffer<Step<T>> block_memory(team * CHUNK);
   Buffer<T> A_memory(team * group * N * WIDTH), state_memory(team * group * N * WIDTH);
   Buffer<T> B_memory(a.flags ? team * CHUNK * N * PARTS : 0), C_memory(a.flags ? team * CHUNK * N * PARTS : 0);
 
   parallel_for(tasks, a.threads, [&](int64_t task, int worker) {
     const int64_t b = task / groups, first = task % groups * group, last = first + group < blocks ? first + group : blocks;
-    Block<T>& block = *block_memory.slice(worker, 1);
+    Step<T>* const block = block_memory.slice(worker, CHUNK);
     T* A = A_memory.slice(worker, group * N * WIDTH);
     T* state = state_memory.slice(worker, group * N * WIDTH);
     for (int64_t j = first; j < last; j++) {
@@ -196,7 +191,7 @@ template <class Num> void forward(const SelectiveScan& a) {
           T* saved = at<T>(a.chunk_states, (b * chunks + chunk) * N * PARTS * D + d);
           for (int64_t i = 0; i < N * PARTS; i++) store(saved + i * D, load(state + offset + i * lanes<T>), count);
         }
-        prepare(a, block, row, d, count, steps, flags);
+        prepare<T>(a, block, row, d, count, steps, flags);
         // The first batch of states fetches u and dt ahead, the others z and y (from here again where there is no next chunk).
         const T* rows[] = {at<T>(a.u, row * D + d), at<T>(a.dt, row * D + d), at<T>(a.z ? a.z : a.y, row * D + d), at<T>(a.y, row * D + d)};
         const int64_t next = chunk + 1 < chunks ? CHUNK * D : 0;
@@ -211,7 +206,7 @@ template <class Num> void forward(const SelectiveScan& a) {
         T* y = at<T>(a.y, row * D + d);
         const T* z = at<T>(a.z, row * D + d);
         for (int t = 0; t < steps; t++) {
-          Vec<T> value = load(block.y + t * lanes<T>);
+          Vec<T> value = load(block[t].y);
           if (z) value *= silu(load(z + t * D, count));
           if (flags && flags[t] & INVALID) value = Vec<T>{};
           store(y + t * D, value, count);
@@ -232,23 +227,22 @@ template <class Num> void forward(const SelectiveScan& a) {
 constexpr int GROUP = 8;
 template <class Num> constexpr int BACK_BATCH = VECTOR_BYTES == 64 ? (Num::PARTS == 1 ? 4 : 2) : (Num::PARTS == 1 ? 2 : 1);
 
-// As Block, for the backward.
-template <class T> struct GradBlock : Block<T> {
-  T gy[Block<T>::SIZE];    // k times the gradient of y before the gate
-  T d_du[Block<T>::SIZE];  // gradients of dt u and, through the decay, of dt
-  T d_dt[Block<T>::SIZE];
+// As Step, for the backward.
+template <class T> struct GradStep : Step<T> {
+  T gy[lanes<T>];    // k times the gradient of y before the gate
+  T d_du[lanes<T>];  // gradients of dt u and, through the decay, of dt
+  T d_dt[lanes<T>];
 };
 
-// What NB states of a block keep between the two passes over a chunk, and the sums over channels: [step][state][part][lane].
-template <class Num, int NB> struct Tape {
-  using T = typename Num::value_type;
-  static constexpr int WIDTH = Num::PARTS * lanes<T>, STEP = NB * WIDTH;
-  T decay[CHUNK * STEP], moved[CHUNK * STEP], dB[CHUNK * STEP], dC[CHUNK * STEP];
+// What a step of one state of a block keeps between the two passes over a chunk, and sums over the blocks of a group.
+template <class Num> struct Tape {
+  static constexpr int WIDTH = Num::PARTS * lanes<typename Num::value_type>;
+  typename Num::value_type decay[WIDTH], moved[WIDTH], dB[WIDTH], dC[WIDTH];
 };
 
 // The recurrence again, from the chunk-start state h, onto the tape; block.y += Re(C h) where with_y.
 template <class Num, int NB, bool with_y, class T = typename Num::value_type>
-void replay(GradBlock<T>& block, Tape<Num, NB>& tape, const T* A, const T* start, int64_t start_stride, int count, const T* B,
+void replay(GradStep<T>* block, Tape<Num>* tape, const T* A, const T* start, int64_t start_stride, int count, const T* B,
             const T* C, int64_t row_size, const Segments& segments) {
   constexpr int WIDTH = Num::PARTS * lanes<T>;
   Num a[NB], h[NB];
@@ -262,56 +256,56 @@ void replay(GradBlock<T>& block, Tape<Num, NB>& tape, const T* A, const T* start
     if (segments.resets(segment))
       for (int i = 0; i < NB; i++) h[i] = Num{};
     for (int t = segments.start[segment]; t < segments.start[segment + 1]; t++) {
-      Vec<T> dt = load(block.dt + t * lanes<T>), dt2 = load(block.dt2 + t * lanes<T>), du = load(block.du + t * lanes<T>);
+      Vec<T> dt = load(block[t].dt), dt2 = load(block[t].dt2), du = load(block[t].du);
       Vec<T> y{};
       for (int i = 0; i < NB; i++) {
         Num d = decay(dt, dt2, a[i]), moved = d * h[i];
-        store_number(tape.decay + (t * NB + i) * WIDTH, d);
-        store_number(tape.moved + (t * NB + i) * WIDTH, moved);
+        store_number(tape[t * NB + i].decay, d);
+        store_number(tape[t * NB + i].moved, moved);
         h[i] = moved + times(broadcast_number<Num>(B + t * row_size + i * Num::PARTS), du);
         if (with_y) y = add_real_product(y, broadcast_number<Num>(C + t * row_size + i * Num::PARTS), h[i]);
       }
-      if (with_y) store(block.y + t * lanes<T>, load(block.y + t * lanes<T>) + y);
+      if (with_y) store(block[t].y, load(block[t].y) + y);
     }
     if (segments.resets(segment))
-      memset(tape.decay + segments.start[segment] * NB * WIDTH, 0, sizeof(T) * NB * WIDTH);
+      for (int i = 0; i < NB; i++) store_number(tape[segments.start[segment] * NB + i].decay, Num{});
   }
 }
 
 // Back over the chunk: `carry` is conj(decay_{t+1}) g_{t+1} after the chunk's last step, and becomes that before its first.
 template <class Num, int NB, class T = typename Num::value_type>
-void sweep(GradBlock<T>& block, Tape<Num, NB>& tape, const T* A, T* carry, T* dA, const T* B, const T* C, int64_t row_size, int steps) {
+void sweep(GradStep<T>* block, Tape<Num>* tape, const T* A, T* carry, T* dA, const T* B, const T* C, int64_t row_size, int steps) {
   constexpr int WIDTH = Num::PARTS * lanes<T>;
   Num a[NB], g[NB], da[NB];
   for (int i = 0; i < NB; i++) {
     a[i] = conj(load_number<Num>(A + i * WIDTH));
     g[i] = load_number<Num>(carry + i * WIDTH);
-    da[i] = load_number<Num>(dA + i * WIDTH);
+    da[i] = Num{};
   }
   for (int t = steps - 1; t >= 0; t--) {
-    Vec<T> dt = load(block.dt + t * lanes<T>), du = load(block.du + t * lanes<T>), gy = load(block.gy + t * lanes<T>);
-    Vec<T> d_du = load(block.d_du + t * lanes<T>), d_dt = load(block.d_dt + t * lanes<T>);
+    Vec<T> dt = load(block[t].dt), du = load(block[t].du), gy = load(block[t].gy);
+    Vec<T> d_du = load(block[t].d_du), d_dt = load(block[t].d_dt);
     for (int i = 0; i < NB; i++) {
-      const int64_t at = (t * NB + i) * WIDTH;
+      Tape<Num>& kept = tape[t * NB + i];
       Num b = broadcast_number<Num>(B + t * row_size + i * Num::PARTS);
       Num c = broadcast_number<Num>(C + t * row_size + i * Num::PARTS);
-      Num moved = load_number<Num>(tape.moved + at);
+      Num moved = load_number<Num>(kept.moved);
       Num h = moved + times(b, du);
       g[i] = g[i] + times(conj(c), gy);
-      store_number(tape.dC + at, load_number<Num>(tape.dC + at) + times(conj(h), gy));
-      store_number(tape.dB + at, load_number<Num>(tape.dB + at) + times(g[i], du));
+      store_number(kept.dC, load_number<Num>(kept.dC) + times(conj(h), gy));
+      store_number(kept.dB, load_number<Num>(kept.dB) + times(g[i], du));
       d_du = add_real_product(d_du, g[i], conj(b));
       Num w = g[i] * conj(moved);
       d_dt = add_real_product(d_dt, w, a[i]);
       da[i] = da[i] + times(w, dt);
-      g[i] = conj(load_number<Num>(tape.decay + at)) * g[i];
+      g[i] = conj(load_number<Num>(kept.decay)) * g[i];
     }
-    store(block.d_du + t * lanes<T>, d_du);
-    store(block.d_dt + t * lanes<T>, d_dt);
+    store(block[t].d_du, d_du);
+    store(block[t].d_dt, d_dt);
   }
   for (int i = 0; i < NB; i++) {
     store_number(carry + i * WIDTH, g[i]);
-    store_number(dA + i * WIDTH, da[i]);
+    store_number(dA + i * WIDTH, load_number<Num>(dA + i * WIDTH) + da[i]);  // chunk by chunk: shorter chains of rounding
   }
 }
 
@@ -328,18 +322,20 @@ template <class T> struct Span {
 
 // NB states, from n on, of every block of a group in one chunk.
 template <class Num, int NB, class T = typename Num::value_type>
-void group_states(const SelectiveScan& a, const Span<T>& span, const Segments& segments, Tape<Num, NB>& tape, GradBlock<T>* blocks,
+void group_states(const SelectiveScan& a, const Span<T>& span, const Segments& segments, Tape<Num>* tape, GradStep<T>* blocks,
                   const T* A, T* carry, T* dA, int64_t n) {
   constexpr int PARTS = Num::PARTS, WIDTH = PARTS * lanes<T>;
   const int64_t N = a.states, D = a.channels;
-  memset(tape.dB, 0, sizeof(T) * span.steps * NB * WIDTH);
-  memset(tape.dC, 0, sizeof(T) * span.steps * NB * WIDTH);
+  for (int i = 0; i < span.steps * NB; i++) {
+    store_number(tape[i].dB, Num{});
+    store_number(tape[i].dC, Num{});
+  }
   const T *B = span.B + n * PARTS, *C = span.C + n * PARTS;
   for (int64_t j = span.first; j < span.last; j++) {
     const int64_t d = j * lanes<T>, offset = ((j - span.first) * N + n) * WIDTH;
     const int count = int(D - d < lanes<T> ? D - d : lanes<T>);
     const T* start = at<T>(a.chunk_states, (span.chunk * N + n) * PARTS * D + d);
-    GradBlock<T>& block = blocks[j - span.first];
+    GradStep<T>* const block = blocks + (j - span.first) * CHUNK;
     if (a.z)
       replay<Num, NB, true>(block, tape, A + offset, start, D, count, B, C, N * PARTS, segments);
     else
@@ -348,8 +344,9 @@ void group_states(const SelectiveScan& a, const Span<T>& span, const Segments& s
   }
   for (int t = 0; t < span.steps; t++)
     for (int i = 0; i < NB * PARTS; i++) {
-      const int64_t to = t * N * PARTS + n * PARTS + i, from = (t * NB * PARTS + i) * lanes<T>;
-      T b = sum<T>(load(tape.dB + from)), c = sum<T>(load(tape.dC + from));
+      const Tape<Num>& kept = tape[t * NB + i / PARTS];
+      const int64_t to = (t * N + n) * PARTS + i, part = i % PARTS * lanes<T>;
+      T b = sum<T>(load(kept.dB + part)), c = sum<T>(load(kept.dC + part));
       span.dB[to] = span.add ? span.dB[to] + b : b;
       span.dC[to] = span.add ? span.dC[to] + c : c;
     }
@@ -357,7 +354,7 @@ void group_states(const SelectiveScan& a, const Span<T>& span, const Segments& s
 
 // The gradient before the gate and zeroed sums, for a block and chunk that prepare() has loaded.
 template <class T>
-void prepare_gradients(const SelectiveScanGradients& s, GradBlock<T>& block, int64_t row, int64_t d, int count, int steps,
+void prepare_gradients(const SelectiveScanGradients& s, GradStep<T>* block, int64_t row, int64_t d, int count, int steps,
                        const uint8_t* flags, T k) {
   const SelectiveScan& a = s.forward;
   const T *gy = at<T>(s.gy, row * a.channels + d), *z = at<T>(a.z, row * a.channels + d);
@@ -367,10 +364,10 @@ void prepare_gradients(const SelectiveScanGradients& s, GradBlock<T>& block, int
       g = load(gy + t * a.channels, count);
       if (z) g *= silu(load(z + t * a.channels, count));
     }
-    store(block.gy + t * lanes<T>, k * g);
-    store(block.y + t * lanes<T>, Vec<T>{});
-    store(block.d_du + t * lanes<T>, Vec<T>{});
-    store(block.d_dt + t * lanes<T>, Vec<T>{});
+    store(block[t].gy, k * g);
+    store(block[t].y, Vec<T>{});
+    store(block[t].d_du, Vec<T>{});
+    store(block[t].d_dt, Vec<T>{});
   }
 }
 
@@ -379,10 +376,11 @@ template <class T> struct ChannelSums {
   Vec<T> dD, d_bias;
 };
 template <class T>
-void finish(const SelectiveScanGradients& s, const GradBlock<T>& block, ChannelSums<T>& sums, T* d_scale, int64_t row, int64_t d,
+void finish(const SelectiveScanGradients& s, const GradStep<T>* block, ChannelSums<T>& sums, T* d_scale, int64_t row, int64_t d,
             int count, int steps, const uint8_t* flags, T k) {
   const SelectiveScan& a = s.forward;
   const int64_t D = a.channels, at_row = row * D + d;
+  ChannelSums<T> here = {};
   const T *u = at<T>(a.u, at_row), *dt = at<T>(a.dt, at_row), *z = at<T>(a.z, at_row), *gy = at<T>(s.gy, at_row);
   const T* scale = at<T>(a.dt_scale, row);
   T *du = at<T>(s.u, at_row), *ddt = at<T>(s.dt, at_row), *dz = at<T>(s.z, at_row);
@@ -397,14 +395,14 @@ void finish(const SelectiveScanGradients& s, const GradBlock<T>& block, ChannelS
     Vec<T> input = load(u + t * D, count), g = load(gy + t * D, count);
     if (z) {
       Vec<T> gate = load(z + t * D, count), s1 = sigmoid(gate);
-      Vec<T> y = k * load(block.y + t * lanes<T>) + skip * input;
+      Vec<T> y = k * load(block[t].y) + skip * input;
       store(dz + t * D, g * y * s1 * (1 + gate * (1 - s1)), count);
       g *= gate * s1;
     }
-    Vec<T> d_du = load(block.d_du + t * lanes<T>);
-    store(du + t * D, d_du * load(block.dt + t * lanes<T>) + skip * g, count);
-    sums.dD += g * input;
-    Vec<T> gradient = d_du * input + load(block.d_dt + t * lanes<T>);
+    Vec<T> d_du = load(block[t].d_du);
+    store(du + t * D, d_du * load(block[t].dt) + skip * g, count);
+    here.dD += g * input;
+    Vec<T> gradient = d_du * input + load(block[t].d_dt);
     Vec<T> raw = load(dt + t * D, count) + bias;
     if (scale) {
       store(d_scale + t * lanes<T>, load(d_scale + t * lanes<T>) + gradient * (a.dt_softplus ? softplus(raw) : raw));
@@ -412,21 +410,10 @@ void finish(const SelectiveScanGradients& s, const GradBlock<T>& block, ChannelS
     }
     if (a.dt_softplus) gradient *= sigmoid(raw);
     store(ddt + t * D, gradient, count);
-    sums.d_bias += gradient;
+    here.d_bias += gradient;
   }
-}
-
-// to[i] = sum over `parts` arrays of `size`, in order
-template <class T> void add_up(T* to, const T* from, int64_t parts, int64_t size, int threads) {
-  constexpr int64_t PIECE = 4096;
-  parallel_for(to ? ceil_div(size, PIECE) : 0, threads, [&](int64_t piece, int) {
-    const int64_t end = (piece + 1) * PIECE < size ? (piece + 1) * PIECE : size;
-    for (int64_t i = piece * PIECE; i < end; i++) {
-      T total = 0;
-      for (int64_t part = 0; part < parts; part++) total += from[part * size + i];
-      to[i] = total;
-    }
-  });
+  sums.dD += here.dD;
+  sums.d_bias += here.d_bias;
 }
 
 template <class Num> void backward(const SelectiveScanGradients& s) {
@@ -447,9 +434,8 @@ template <class Num> void backward(const SelectiveScanGradients& s) {
   const T k = T(a.is_complex && a.paired ? 2 : 1);
   const int64_t group_states_size = GROUP * N * WIDTH;
 
-  Buffer<GradBlock<T>> block_memory(team * GROUP);
-  Buffer<Tape<Num, NB>> tape_memory(team);
-  Buffer<Tape<Num, 1>> single_tape_memory(team);
+  Buffer<GradStep<T>> block_memory(team * GROUP * CHUNK);
+  Buffer<Tape<Num>> tape_memory(team * CHUNK * NB);
   Buffer<T> A_memory(team * group_states_size), carry_memory(team * group_states_size), dA_memory(team * group_states_size);
   Buffer<T> clean_memory(a.flags ? team * 2 * CHUNK * NP : 0), scale_memory(team * CHUNK * lanes<T>);
   Buffer<T> dB_parts(slots > 1 ? slots * rows * NP : 0), dC_parts(slots > 1 ? slots * rows * NP : 0);
@@ -459,7 +445,8 @@ template <class Num> void backward(const SelectiveScanGradients& s) {
   parallel_for(tasks, a.threads, [&](int64_t task, int worker) {
     const int64_t b = task / slots, slot = task % slots;
     const int64_t slot_first = slot * slot_blocks, slot_last = slot_first + slot_blocks < blocks ? slot_first + slot_blocks : blocks;
-    GradBlock<T>* const group = block_memory.slice(worker, GROUP);
+    GradStep<T>* const group = block_memory.slice(worker, GROUP * CHUNK);
+    Tape<Num>* const tape = tape_memory.slice(worker, CHUNK * NB);
     T* const A = A_memory.slice(worker, group_states_size);
     T* const carry = carry_memory.slice(worker, group_states_size);
     T* const dA = dA_memory.slice(worker, group_states_size);
@@ -496,19 +483,19 @@ template <class Num> void backward(const SelectiveScanGradients& s) {
         for (int64_t j = first; j < last; j++) {
           const int64_t d = j * lanes<T>;
           const int count = int(D - d < lanes<T> ? D - d : lanes<T>);
-          prepare<T>(a, group[j - first], row, d, count, steps, flags);
-          prepare_gradients<T>(s, group[j - first], row, d, count, steps, flags, k);
+          prepare<T>(a, group + (j - first) * CHUNK, row, d, count, steps, flags);
+          prepare_gradients<T>(s, group + (j - first) * CHUNK, row, d, count, steps, flags, k);
         }
         int64_t n = 0;
         for (; n + NB <= N; n += NB)
-          group_states<Num, NB>(a, span, segments, *tape_memory.slice(worker, 1), group, A, carry, dA, n);
+          group_states<Num, NB>(a, span, segments, tape, group, A, carry, dA, n);
         for (; n < N; n++)
-          group_states<Num, 1>(a, span, segments, *single_tape_memory.slice(worker, 1), group, A, carry, dA, n);
+          group_states<Num, 1>(a, span, segments, tape, group, A, carry, dA, n);
         memset(d_scale, 0, sizeof(T) * CHUNK * lanes<T>);
         for (int64_t j = first; j < last; j++) {
           const int64_t d = j * lanes<T>;
           const int count = int(D - d < lanes<T> ? D - d : lanes<T>);
-          finish<T>(s, group[j - first], sums[j - first], d_scale, row, d, count, steps, flags, k);
+          finish<T>(s, group + (j - first) * CHUNK, sums[j - first], d_scale, row, d, count, steps, flags, k);
         }
         if (a.dt_scale) {
           T* const to = scale_parts.slice(slot, rows) + row;

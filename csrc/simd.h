@@ -87,13 +87,44 @@ template <class T> INLINE void store(T* p, Vec<T> x, int count) {
 }
 #endif
 
-template <class T> INLINE T sum(Vec<T> x) {  // pairwise: the same order on every call
-  T buffer[lanes<T>];
-  store(buffer, x);
-  for (int width = lanes<T> / 2; width > 0; width /= 2)
-    for (int i = 0; i < width; i++) buffer[i] += buffer[i + width];
-  return buffer[0];
+// For complex numbers as interleaved pairs (re, im): the parts exchanged; re or im in both places.
+#if defined(__clang__)
+#define LONGSCAN_SHUFFLE(x, i)                                                                                            \
+  if constexpr (sizeof(V) / sizeof(x[0]) == 2)                                                                            \
+    return __builtin_shufflevector(x, x, i(0), i(1));                                                                     \
+  else if constexpr (sizeof(V) / sizeof(x[0]) == 4)                                                                       \
+    return __builtin_shufflevector(x, x, i(0), i(1), i(2), i(3));                                                         \
+  else if constexpr (sizeof(V) / sizeof(x[0]) == 8)                                                                       \
+    return __builtin_shufflevector(x, x, i(0), i(1), i(2), i(3), i(4), i(5), i(6), i(7));                                 \
+  else                                                                                                                    \
+    return __builtin_shufflevector(x, x, i(0), i(1), i(2), i(3), i(4), i(5), i(6), i(7), i(8), i(9), i(10), i(11), i(12), \
+                                   i(13), i(14), i(15));
+#else
+#define LONGSCAN_SHUFFLE(x, i)                                     \
+  IntVec<decltype(x[0] + x[0])> index;                             \
+  for (int k = 0; k < int(sizeof(V) / sizeof(x[0])); k++) index[k] = i(k); \
+  return __builtin_shuffle(x, index);
+#endif
+#define LONGSCAN_EXCHANGED(k) ((k) ^ 1)
+#define LONGSCAN_FIRST(k) ((k) & ~1)
+#define LONGSCAN_SECOND(k) ((k) | 1)
+template <class V> INLINE V swap_pairs(V x) { LONGSCAN_SHUFFLE(x, LONGSCAN_EXCHANGED) }
+template <class V> INLINE V first_of_pairs(V x) { LONGSCAN_SHUFFLE(x, LONGSCAN_FIRST) }
+template <class V> INLINE V second_of_pairs(V x) { LONGSCAN_SHUFFLE(x, LONGSCAN_SECOND) }
+
+// Over the lanes, pairwise: the same order on every call.
+#if defined(__AVX512F__)
+INLINE float sum_lanes(Floats x) { return _mm512_reduce_add_ps((__m512)x); }
+INLINE double sum_lanes(Doubles x) { return _mm512_reduce_add_pd((__m512d)x); }
+#else
+template <class V> INLINE auto sum_lanes(V x) {
+  constexpr int count = sizeof(V) / sizeof(x[0]);
+  auto total = x[0] + x[count / 2];
+  for (int i = 1; i < count / 2; i++) total += x[i] + x[i + count / 2];
+  return total;
 }
+#endif
+template <class T> INLINE T sum(Vec<T> x) { return sum_lanes(x); }
 
 // min and max return the second argument where either is NaN, so `max(limit, x)` keeps NaN in x.
 #if defined(__AVX512F__)

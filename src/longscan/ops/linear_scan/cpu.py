@@ -1,0 +1,50 @@
+"""`linear_scan` by the compiled kernels of csrc/linear_scan.cpp: contiguous CPU tensors of one real dtype, complex as pairs."""
+
+import torch
+from torch import Tensor
+
+from longscan.ops import _native
+from longscan.ops._cpu import address
+
+
+def forward(
+    a: Tensor, b: Tensor, initial_state: Tensor, flags: Tensor | None, reverse: bool, is_complex: bool
+) -> tuple[Tensor, Tensor]:
+    """x (B, L, S[, 2]) and the final state (B, S[, 2])."""
+    x, final = torch.empty_like(b), torch.empty_like(initial_state)
+    _native.linear_scan_forward(
+        *b.shape[:2],
+        b.shape[2:].numel(),
+        *(address(tensor) for tensor in (a, b, initial_state, flags, x, final)),
+        a.ndim < b.ndim,
+        reverse,
+        is_complex,
+        b.dtype == torch.float64,
+        torch.get_num_threads(),
+    )
+    return x, final
+
+
+def backward(
+    grad_x: Tensor,
+    grad_final: Tensor | None,
+    a: Tensor,
+    x: Tensor,
+    initial_state: Tensor,
+    flags: Tensor | None,
+    reverse: bool,
+    is_complex: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of a, b and initial_state."""
+    gradients = torch.empty_like(a), torch.empty_like(x), torch.empty_like(initial_state)
+    _native.linear_scan_backward(
+        *x.shape[:2],
+        x.shape[2:].numel(),
+        *(address(tensor) for tensor in (a, initial_state, flags, x, grad_x, grad_final, *gradients)),
+        a.ndim < x.ndim,
+        reverse,
+        is_complex,
+        x.dtype == torch.float64,
+        torch.get_num_threads(),
+    )
+    return gradients

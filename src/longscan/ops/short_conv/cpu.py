@@ -1,0 +1,50 @@
+"""`short_conv` by the compiled kernels of csrc/short_conv.cpp: contiguous CPU tensors of one real dtype."""
+
+import torch
+from torch import Tensor
+
+from longscan.ops import _native
+from longscan.ops._cpu import address, empty_like
+
+
+def forward(
+    u: Tensor, weight: Tensor, bias: Tensor | None, initial_state: Tensor, flags: Tensor | None, silu: bool
+) -> tuple[Tensor, Tensor]:
+    """y (B, L, D) and the final state (B, D, K-1)."""
+    y, final = torch.empty_like(u), torch.empty_like(initial_state)
+    _native.short_conv_forward(
+        *u.shape,
+        weight.shape[1],
+        *(address(x) for x in (u, weight, bias, initial_state, flags, y, final)),
+        silu,
+        u.dtype == torch.float64,
+        torch.get_num_threads(),
+    )
+    return y, final
+
+
+def backward(
+    grad_y: Tensor,
+    grad_final: Tensor | None,
+    u: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    initial_state: Tensor,
+    flags: Tensor | None,
+    silu: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of u, weight, bias (empty where it is None) and initial_state."""
+    gradients = torch.empty_like(u), torch.empty_like(weight), empty_like(bias, u), torch.empty_like(initial_state)
+    to = [address(x) for x in gradients]
+    if bias is None:
+        to[2] = 0
+    _native.short_conv_backward(
+        *u.shape,
+        weight.shape[1],
+        *(address(x) for x in (u, weight, bias, initial_state, flags, grad_y, grad_final)),
+        *to,
+        silu,
+        u.dtype == torch.float64,
+        torch.get_num_threads(),
+    )
+    return gradients
