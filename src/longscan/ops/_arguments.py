@@ -17,6 +17,8 @@ def _spell(shape: tuple[int, ...]) -> str:
 
 
 def _matches(value: Tensor, shape: tuple[int, ...]) -> bool:
+    if value.shape == shape:
+        return True
     return value.ndim == len(shape) and all(want in (-1, got) for got, want in zip(value.shape, shape, strict=True))
 
 
@@ -57,9 +59,11 @@ def state_dtype(*inputs: Tensor | None) -> torch.dtype:
     return torch.float64 if any(x is not None and x.dtype in wide for x in inputs) else torch.float32
 
 
-def to_pairs(x: Tensor) -> Tensor:
-    """A complex tensor as real pairs (..., 2); a real tensor is taken to hold pairs already."""
-    return torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
+def to_pairs(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """A complex tensor as real pairs (..., 2) of `dtype`; a real one, which is taken to hold pairs already, in this dtype."""
+    if x.dtype == dtype:
+        return x
+    return (torch.view_as_real(x.resolve_conj()) if x.is_complex() else x).to(dtype)
 
 
 def in_form_of(pairs: Tensor, like: Tensor) -> Tensor:

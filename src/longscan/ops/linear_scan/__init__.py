@@ -84,7 +84,7 @@ def linear_scan(
         a, is_complex = torch.stack([a, a], -1), False
     elif is_complex and not b.is_complex() and not pairs:
         b = torch.stack([b, torch.zeros_like(b)], -1)
-    a, b, initial_state = (to_pairs(x).to(wide) for x in (a, b, initial_state))
+    a, b, initial_state = (to_pairs(x, wide) for x in (a, b, initial_state))
     with without_autocast(b):
         x, final = _run(a, b, initial_state, flags, reverse, is_complex, chosen)
     if not form.is_complex():

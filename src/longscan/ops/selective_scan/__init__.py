@@ -107,7 +107,7 @@ def selective_scan(
         initial_state = torch.zeros(batch, channels, states, *(2,) * is_complex, device=u.device)
     given = (u, dt, A, B, C, D, z, dt_bias, initial_state, dt_scale)
     wide = state_dtype(*given)
-    tensors: list[Any] = [None if x is None else to_pairs(x).to(wide) for x in given] + [flags]
+    tensors: list[Any] = [None if x is None else to_pairs(x, wide) for x in given] + [flags]
     with without_autocast(u):
         if chosen in NATIVE and u.numel() and states:
             y, final, _ = _native(*tensors, dt_softplus, paired, keeps_chunk_states(*tensors[:-1]), chosen)

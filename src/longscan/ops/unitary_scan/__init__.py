@@ -102,7 +102,7 @@ def unitary_scan(
         initial_state = torch.zeros(batch, channels, states, 2, device=u.device)
     given = (u, dt, W, bias, B, C, D, z, initial_state)
     wide = state_dtype(*given)
-    tensors: list[Any] = [None if x is None else to_pairs(x).to(wide) for x in given] + [flags]
+    tensors: list[Any] = [None if x is None else to_pairs(x, wide) for x in given] + [flags]
     for i in (4, 5):  # B and C, one for every channel
         tensors[i] = tensors[i].expand(channels, states, 2)
     with without_autocast(u):
