@@ -6,7 +6,8 @@ u: input (B, L, D). x: state (B, N), complex, shared by all channels. B: (N, D),
 
 gamma starts at sqrt(1 - |lambda|^2) and is then trained freely, as its logarithm. The whole disc |lambda| in [0, 1] with any
 phase is the default here, as in the code of the works that compare with LRU; the paper's long-range runs keep |lambda| near 1
-and the phase small (r_min, r_max, max_phase). With elapsed time tau the state decays and turns by lambda^tau; gamma stays.
+and the phase small (r_min, r_max, max_phase). With elapsed time tau the state decays and turns by e^{tau (-e^nu + i e^phi)};
+gamma stays.
 """
 
 import torch

@@ -1,0 +1,108 @@
+import math
+
+import pytest
+import torch
+from torch.nn.functional import silu, softplus
+
+from longscan.layers import AUSSM
+from longscan.numerics.timescales import inverse_softplus
+
+
+def published_example(twice: bool) -> tuple[AUSSM, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A layer with the parameters of a worked example, and its inputs, step sizes and gates."""
+    layer = AUSSM(2, d_state=2, dt_bias_twice=twice).double()
+    i, j, p = torch.arange(2.0, dtype=torch.float64), torch.arange(2.0, dtype=torch.float64), torch.arange(2.0).double()
+    with torch.no_grad():
+        layer.dt_proj.zero_()
+        effective = 0.3 * (i + 1).view(2, 1, 1) - 0.2 * j.view(1, 2, 1) + 0.1 * p.view(1, 1, 2)
+        layer.angle_proj.copy_(effective * math.sqrt(2))
+        layer.angle_bias.copy_(1 + 0.5 * i.view(2, 1) - 0.25 * j.view(1, 2))
+        layer.B.copy_(torch.stack([0.2 - 0.1 * j, 0.3 + 0.4 * j], -1))
+        layer.C.copy_(torch.stack([-0.1 + 0.2 * j, -0.5 + 0.3 * j], -1))
+        layer.D.copy_(torch.tensor([1.0, 0.5]))
+    t = torch.arange(5.0, dtype=torch.float64).view(5, 1)
+    return layer, torch.sin(0.7 * t + 0.3 * i), 0.5 + 0.1 * t + 0.05 * i, torch.cos(0.4 * t - 0.2 * i)
+
+
+@pytest.mark.parametrize("twice", [True, False])
+@pytest.mark.parametrize("backend", ["auto", "eager", "reference"])
+def test_worked_example(twice, backend):
+    """Outputs and final state that were computed from the published code's equations, to seven digits."""
+    layer, u, dt, z = published_example(twice)
+    layer.backend = backend
+    state, outputs = layer.initial_state(1), []
+    for t in range(5):
+        with torch.no_grad():
+            layer.dt_bias.copy_(inverse_softplus(dt[t]) / (2 if twice else 1))
+        y, state = layer(u[t].view(1, 1, 2), state, gate=z[t].view(1, 1, 2), return_state=True)
+        outputs.append(y[0, 0])
+    wanted = [
+        [0.0000000, 0.1261414],
+        [0.4436495, 0.4292926],
+        [0.5713468, 0.3186690],
+        [0.1995767, 0.1002493],
+        [-0.0001451, -0.0107892],
+    ]
+    torch.testing.assert_close(torch.stack(outputs), torch.tensor(wanted, dtype=torch.float64), atol=6e-8, rtol=0)
+    final = [
+        [[-0.2148608, 0.3006124], [-0.3385424, 0.6113904]],
+        [[-0.1125313, 0.0863291], [-0.1192945, -0.0246524]],
+    ]
+    torch.testing.assert_close(state.ssm[0], torch.tensor(final, dtype=torch.float64), atol=6e-8, rtol=0)
+
+
+def by_hand(layer: AUSSM, u: torch.Tensor) -> torch.Tensor:
+    """The equations at the top of the layer's file, in complex numbers, one step after the other."""
+    twice = 2 if layer.dt_bias_twice else 1
+    dt = softplus(u @ layer.x_proj.T @ layer.dt_proj.T + twice * layer.dt_bias)
+    theta = layer.angles(u)
+    if layer.phase_dt:
+        theta = theta * dt.unsqueeze(-1)
+    B, C = (torch.polar(softplus(part[..., 0]), part[..., 1]) for part in (layer.B, layer.C))
+    h, outputs = torch.zeros(len(u), *layer.angle_bias.shape, dtype=torch.complex128), []
+    for t in range(u.shape[1]):
+        drive = (dt[:, t] * silu(u[:, t])).unsqueeze(-1) * B
+        h = torch.polar(torch.ones_like(theta[:, t]), theta[:, t]) * h + drive
+        outputs.append((C * h).real.sum(-1) + layer.D * silu(u[:, t]))
+    return torch.stack(outputs, 1)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"phase_dt": True}, {"dt_bias_twice": False}, {"phase_scale": "one"}, {"shared": False}, {"dt_rank": 1}],
+    ids=str,
+)
+def test_equations(options):
+    layer = AUSSM(3, d_state=4, **options).double()
+    u = torch.randn(2, 12, 3, dtype=torch.float64)
+    torch.testing.assert_close(layer(u), by_hand(layer, u))
+
+
+def test_initial_values():
+    layer = AUSSM(16, d_state=32)
+    assert layer.angle_proj.abs().max() <= 1 / 4
+    assert layer.angle_proj.abs().max() > 0.24
+    assert math.pi - 0.05 < layer.angle_bias.abs().max() <= math.pi
+    assert layer.dt_proj.shape == (16, 32)
+    assert layer.B.shape == layer.C.shape == (32, 2)
+    assert AUSSM(16, d_state=32, shared=False).B.shape == (16, 32, 2)
+    assert 2.9 < AUSSM(16, d_state=32, angle_spread=3.0).angle_proj.abs().max() <= 3
+    u = torch.randn(5, 16)
+    wide = AUSSM(16, d_state=32, phase_scale="one")
+    wide.load_state_dict(layer.state_dict())
+    torch.testing.assert_close(wide.angles(u) - wide.angle_bias, 4 * (layer.angles(u) - layer.angle_bias))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"d_state": 0}, "d_state: got 0"),
+        ({"dt_rank": 0}, "dt_rank: got 0"),
+        ({"phase_scale": "half"}, "phase_scale: got 'half'"),
+        ({"angle_spread": 0.0}, "angle_spread: got 0.0"),
+        ({"angle_spread": -1.0}, "angle_spread: got -1.0"),
+    ],
+)
+def test_impossible_settings_are_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        AUSSM(4, **options)

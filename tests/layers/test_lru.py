@@ -1,0 +1,47 @@
+import pytest
+import torch
+
+from longscan.layers import LRU
+
+
+@pytest.mark.parametrize("timed", [False, True])
+def test_equations(timed):
+    """x_k = lambda^tau x_{k-1} + gamma B u_k, y = Re(C x) + D u, in complex numbers."""
+    layer = LRU(3, d_state=5).double()
+    u, elapsed = torch.randn(2, 9, 3, dtype=torch.float64), 2 * torch.rand(2, 9, dtype=torch.float64)
+    log_eigenvalues = torch.complex(-layer.nu.exp(), layer.phi.exp())
+    B, C = torch.view_as_complex(layer.B.detach()), torch.view_as_complex(layer.C.detach())
+    x, outputs = torch.zeros(2, 5, dtype=torch.complex128), []
+    for k in range(9):
+        tau = elapsed[:, k : k + 1] if timed else 1
+        x = (tau * log_eigenvalues).exp() * x + layer.log_gamma.exp() * (u[:, k].to(torch.complex128) @ B.T)
+        outputs.append((x @ C.T).real + layer.D * u[:, k])
+    torch.testing.assert_close(layer(u, elapsed=elapsed if timed else None), torch.stack(outputs, 1))
+
+
+def test_normalisation_keeps_the_variance_of_white_noise():
+    """gamma = sqrt(1 - |lambda|^2): the states of a long row of white noise have unit variance, up to that of B."""
+    layer = LRU(4, d_state=8, r_min=0.5, r_max=0.9)
+    with torch.no_grad():
+        _, state = layer(torch.randn(20_000, 200, 4), return_state=True)
+    variance = state.ssm.square().sum(-1).mean(0)
+    torch.testing.assert_close(variance, layer.B.square().sum((1, 2)).detach(), rtol=0.05, atol=0)
+
+
+def test_initial_values():
+    layer = LRU(64, d_state=4000, r_min=0.9, r_max=0.999, max_phase=0.3)
+    modulus = torch.exp(-layer.nu.exp())
+    assert modulus.min() >= 0.9 - 1e-6
+    assert modulus.max() <= 0.999 + 1e-6
+    assert layer.phi.exp().max() <= 0.3 + 1e-6
+    assert layer.B.var().item() == pytest.approx(1 / 128, rel=0.05)
+    assert layer.C.var().item() == pytest.approx(1 / 4000, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"d_state": 0}, "d_state: got 0"), ({"r_max": 1.2}, "r_min, r_max"), ({"max_phase": 0.0}, "max_phase: got 0.0")],
+)
+def test_impossible_settings_are_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        LRU(4, **options)

@@ -1,0 +1,36 @@
+import pytest
+import torch
+from torch import nn
+
+from longscan.layers import GRU, LSTM
+
+
+@pytest.mark.parametrize(("layer", "module"), [(GRU, nn.GRU), (LSTM, nn.LSTM)])
+def test_torch_computes_the_same(layer, module):
+    """With the same weights: the whole row at once, and cell by cell, which masks select."""
+    ours, theirs = layer(5).double(), module(5, 5, batch_first=True).double()
+    names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+    theirs.load_state_dict({f"{name}_l0": getattr(ours, name) for name in names})
+    x = torch.randn(3, 11, 5, dtype=torch.float64)
+    expected, final = theirs(x)
+    final = final if isinstance(final, tuple) else (final,)
+    for options in ({}, {"valid": torch.ones(3, 11, dtype=torch.bool)}):
+        y, state = ours(x, return_state=True, **options)
+        torch.testing.assert_close(y, expected)
+        for part, wanted in zip(state, final, strict=False):
+            torch.testing.assert_close(part, wanted[0])
+
+
+@pytest.mark.parametrize("layer", [GRU, LSTM])
+def test_initial_values_are_those_of_torch(layer):
+    weights = torch.cat([parameter.detach().flatten() for parameter in layer(100).parameters()])
+    assert 0.0999 < weights.abs().max() <= 0.1
+    assert weights.mean().abs() < 1e-3
+
+
+@pytest.mark.parametrize("layer", [GRU, LSTM])
+def test_impossible_settings_are_named(layer):
+    with pytest.raises(ValueError, match="d_model: got 0"):
+        layer(0)
+    with pytest.raises(ValueError, match="elapsed: .* has no notion of elapsed time"):
+        layer(3)(torch.randn(1, 2, 3), elapsed=torch.ones(1, 2))

@@ -1,0 +1,68 @@
+import pytest
+import torch
+
+from longscan.layers import S4D
+from longscan.layers.base import Steps
+
+FORMS = pytest.mark.parametrize(
+    "options",
+    [{"init": init, "discretisation": rule} for init in ("lin", "inv", "legs", "real") for rule in ("zoh", "bilinear")],
+    ids=str,
+)
+
+
+@FORMS
+@pytest.mark.parametrize("length", [2, 3, 63, 64, 65, 500])
+def test_convolution_equals_recurrence(options, length):
+    """With a carried state, and rows padded left, right or wholly: outputs and final states."""
+    layer = S4D(3, d_state=8, dt_max=0.5, **options).double()
+    u = torch.randn(4, length, 3, dtype=torch.float64)
+    state = torch.randn(4, 3, 4, 2, dtype=torch.float64)
+    steps = torch.arange(length)
+    first, last = torch.tensor([[0], [length // 2], [0], [1]]), torch.tensor([[length], [length], [0], [length - 1]])
+    for valid in (None, (steps >= first) & (steps < last)):
+        y, final = layer.convolve(u, state, valid)
+        y_slow, final_slow = layer.recur(u, state, Steps(valid=valid))
+        shown = torch.ones(4, length, dtype=torch.bool) if valid is None else valid
+        torch.testing.assert_close(y[shown], y_slow[shown], rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(final, final_slow, rtol=1e-9, atol=1e-9)
+
+
+def test_equations_of_the_default_form():
+    """K_l = 2 Re sum_n C_n (e^{dt A_n} - 1) / A_n e^{l dt A_n}, straight from the paper, and the skip."""
+    layer = S4D(2, d_state=6).double()
+    A, C = torch.view_as_complex(layer.eigenvalues()), torch.view_as_complex(layer.C.detach())
+    dt = layer.log_dt.exp().unsqueeze(-1)
+    lags = torch.arange(20, dtype=torch.float64)
+    kernel = 2 * (((C * ((dt * A).exp() - 1) / A).unsqueeze(-1)) * (lags * (dt * A).unsqueeze(-1)).exp()).real.sum(1)
+    u = torch.randn(1, 20, 2, dtype=torch.float64)
+    y = torch.stack([(kernel[:, : t + 1].flip(1).T * u[0, : t + 1]).sum(0) for t in range(20)])
+    torch.testing.assert_close(layer(u)[0], y + layer.D * u[0])
+
+
+def test_a_held_input_sampled_twice_as_fast_reaches_the_same_state():
+    """Zero-order hold is exact: two steps of half the time with the input held end where one step does."""
+    layer = S4D(2, d_state=4).double()
+    u = torch.randn(1, 6, 2, dtype=torch.float64)
+    _, once = layer(u, elapsed=torch.ones(1, 6), return_state=True)
+    _, twice = layer(u.repeat_interleave(2, 1), elapsed=torch.full((1, 12), 0.5), return_state=True)
+    torch.testing.assert_close(twice.ssm, once.ssm)
+
+
+@FORMS
+def test_the_initial_spectrum_is_stable(options):
+    assert (S4D(2, d_state=16, **options).eigenvalues()[..., 0] < 0).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"d_state": 3}, "d_state: got 3"),
+        ({"init": "fft"}, "init: got 'fft'"),
+        ({"discretisation": "euler"}, "discretisation: got 'euler'"),
+        ({"dt_max": 1e-4}, "dt_min, dt_max"),
+    ],
+)
+def test_impossible_settings_are_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        S4D(4, **options)

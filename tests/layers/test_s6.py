@@ -1,0 +1,68 @@
+import pytest
+import torch
+from torch.nn.functional import silu, softplus
+
+from longscan.layers import S6
+
+
+def by_hand(layer: S6, x: torch.Tensor) -> torch.Tensor:
+    """The equations at the top of the layer's file, one step after the other, complex where the state is."""
+    dt, B, C = layer.select(x)
+    dt = softplus(dt + (2 if layer.dt_bias_twice else 1) * layer.dt_bias)
+    u = silu(x) if layer.activates_input else x
+    A = layer.eigenvalues()
+    if layer.complex_state:
+        A, B, C = (torch.view_as_complex(part.contiguous()) for part in (A, B, C))
+    h, outputs = torch.zeros(len(x), *A.shape[:2], dtype=A.dtype), []
+    for t in range(x.shape[1]):
+        step = dt[:, t].unsqueeze(-1)
+        h = (step * A).exp() * h + step * B[:, t].unsqueeze(1) * u[:, t].unsqueeze(-1)
+        y = (h * C[:, t].unsqueeze(1)).sum(-1)
+        outputs.append((2 * y.real if layer.complex_state else y) + layer.D * u[:, t])
+    return torch.stack(outputs, 1)
+
+
+@pytest.mark.parametrize("options", [{}, {"activates_input": True, "dt_bias_twice": True}, {"complex_state": True}], ids=str)
+def test_equations(options):
+    layer = S6(3, d_state=4, **options).double()
+    x = torch.randn(2, 12, 3, dtype=torch.float64)
+    torch.testing.assert_close(layer(x), by_hand(layer, x))
+
+
+def test_official_initialisation():
+    layer = S6(512, d_state=16)
+    dt = softplus(layer.dt_bias)
+    assert 0.99e-3 < dt.min() < 1.1e-3
+    assert 0.09 < dt.max() < 0.1001
+    torch.testing.assert_close(layer.eigenvalues(), -torch.arange(1.0, 17).expand(512, 16))
+    assert layer.dt_proj.shape == (512, 32)
+    assert layer.dt_proj.abs().max() <= 32**-0.5
+    assert torch.equal(layer.D, torch.ones(512))
+
+
+def test_the_variant_of_the_hybrid_models_starts_with_steps_near_softplus_of_zero():
+    layer = S6(64, d_state=16, dt_init="linear", dt_bias_twice=True)
+    assert layer.dt_bias.abs().max() <= layer.dt_rank**-0.5
+    assert layer.dt_bias.mean().abs() < 0.1
+    standard = S6(64, d_state=16)
+    assert softplus(2 * layer.dt_bias).mean() > 5 * softplus(standard.dt_bias).mean()
+
+
+def test_complex_states_start_as_s4d_lin():
+    A = S6(2, d_state=3, complex_state=True).eigenvalues()
+    torch.testing.assert_close(A[0, :, 0], torch.full((3,), -0.5))
+    torch.testing.assert_close(A[1, :, 1], torch.pi * torch.arange(3.0))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"d_state": 0}, "d_state: got 0"),
+        ({"dt_rank": -1}, "dt_rank: got -1"),
+        ({"dt_init": "zero"}, "dt_init: got 'zero'"),
+        ({"dt_min": 0.5}, "dt_min, dt_max: got 0.5 and 0.1"),
+    ],
+)
+def test_impossible_settings_are_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        S6(4, **options)

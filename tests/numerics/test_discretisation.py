@@ -1,0 +1,67 @@
+"""Discretisations against the matrix exponential, which knows nothing of eigenvalues."""
+
+import pytest
+import torch
+
+from longscan.numerics.discretisation import discretise, log_step
+
+
+def real_system(eigenvalue: complex) -> torch.Tensor:
+    """x' = lambda x + u for complex x as a real 2x2 system with the held input as a third state."""
+    a, b = eigenvalue.real, eigenvalue.imag
+    return torch.tensor([[a, -b, 1.0], [b, a, 0.0], [0.0, 0.0, 0.0]], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("eigenvalue", [-0.5 + 3.0j, -2.0 + 0.0j, -1e-6 + 1e-3j])
+@pytest.mark.parametrize("dt", [0.001, 0.7])
+def test_zero_order_hold_is_exact_for_held_inputs(eigenvalue, dt):
+    exact = torch.linalg.matrix_exp(real_system(eigenvalue) * dt)
+    pair = torch.tensor([eigenvalue.real, eigenvalue.imag], dtype=torch.float64)
+    a, b = discretise(pair, torch.tensor(dt, dtype=torch.float64))
+    torch.testing.assert_close(a, exact[:2, 0], rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(b, exact[:2, 2], rtol=1e-12, atol=1e-12)
+
+
+def test_bilinear_is_of_second_order():
+    eigenvalue = torch.tensor([-0.5, 3.0], dtype=torch.float64)
+    errors = []
+    for dt in (0.02, 0.01, 0.005):
+        exact = torch.linalg.matrix_exp(real_system(-0.5 + 3j) * dt)[:2, 0]
+        a, _ = discretise(eigenvalue, torch.tensor(dt, dtype=torch.float64), "bilinear")
+        errors.append((a - exact).norm() / dt)  # of the rate, over one step: local error over dt
+    orders = [torch.log2(errors[i] / errors[i + 1]).item() for i in range(2)]
+    assert orders == pytest.approx([2.0, 2.0], abs=0.02)
+
+
+def test_bilinear_solves_the_trapezoidal_rule():
+    eigenvalue, dt, u, x = -0.3 + 2.0j, 0.4, 1.7, 0.5 - 0.2j
+    a, b = (
+        complex(*part.tolist())
+        for part in discretise(torch.tensor([-0.3, 2.0], dtype=torch.float64), torch.tensor(dt, dtype=torch.float64), "bilinear")
+    )
+    after = a * x + b * u
+    assert after == pytest.approx(x + dt * (eigenvalue * (x + after) / 2 + u))
+
+
+@pytest.mark.parametrize("rule", ["zoh", "bilinear"])
+def test_log_step_holds_modulus_and_angle(rule):
+    eigenvalues = torch.stack([-torch.rand(20), 5 * torch.randn(20)], -1).double()
+    dt = 0.1 + torch.rand(20, dtype=torch.float64)
+    a, _ = discretise(eigenvalues, dt, rule)
+    logs = torch.view_as_complex(log_step(eigenvalues, dt, rule))
+    torch.testing.assert_close(logs.exp(), torch.view_as_complex(a))
+
+
+@pytest.mark.parametrize("rule", ["zoh", "bilinear"])
+def test_every_step_may_have_its_own_length(rule):
+    eigenvalues = torch.tensor([[-0.5, 1.0], [-0.1, 4.0]], dtype=torch.float64)
+    dt = torch.rand(3, 5, 1, dtype=torch.float64)
+    a, b = discretise(eigenvalues, dt, rule)
+    assert a.shape == b.shape == (3, 5, 2, 2)
+    torch.testing.assert_close(a[1, 2], discretise(eigenvalues, dt[1, 2], rule)[0])
+    assert torch.autograd.gradcheck(lambda e, d: discretise(e, d, rule), (eigenvalues.requires_grad_(), dt.requires_grad_()))
+
+
+def test_an_unknown_rule_is_named():
+    with pytest.raises(ValueError, match="rule: got 'euler'"):
+        discretise(torch.ones(1, 2), torch.ones(1), "euler")  # type: ignore[arg-type]
