@@ -6,6 +6,7 @@ in one line on stderr with exit code 2; a run whose loss left the finite numbers
 
 import csv
 import inspect
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -76,6 +77,8 @@ def train_command(words: Sequence[str]) -> int:
         progress=True,
         command="longscan train " + " ".join(words),
     )
+    if int(os.environ.get("RANK", "0")):  # under torchrun the first process speaks for all
+        return 0
     if command.record is not None:
         _record(run, command.record)
     return _say_result(run)

@@ -1,23 +1,24 @@
 """kill -9 at a random moment, and `--resume`: the same final weights bit for bit, and a log without a gap or a repetition."""
 
 import csv
+import multiprocessing
 import os
 import random
 import signal
-import subprocess
 import sys
 import time
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
+from longscan.cli import main
 from longscan.training import Run
 from longscan.training.logs import read_rows
 
 STEPS = 30
-PROGRAM = "import sys; from longscan.cli import main; sys.exit(main())"
 WORDS = [
     *("--task", "parity", "--task.train_lengths", "[3, 12]", "--task.eval_lengths", "[13, 20]", "--task.valid_size", "16"),
     *("--task.test_size", "16", "--model.d_model", "8", "--model.d_state", "4", "--training.batch_size", "16"),
@@ -39,24 +40,44 @@ WORDS = [
 ]
 
 
-def start(folder: Path, *words: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-c", PROGRAM, "train", "--out", str(folder), *WORDS, *words]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+PROCESSES = multiprocessing.get_context("forkserver")  # so that what takes long to import is imported once
+PROCESSES.set_forkserver_preload(["longscan.cli", "longscan.training", "torchmetrics.classification"])
 
 
-def finish(process: subprocess.Popen[bytes]) -> None:
-    _, errors = process.communicate(timeout=240)
-    assert process.returncode == 0, errors.decode()
+def program(words: list[str], errors: Path) -> None:
+    """The command in a process of its own, its stderr in a file."""
+    descriptor = os.open(errors, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(descriptor, 2)
+    sys.exit(main(words))
 
 
-def kill_after(process: subprocess.Popen[bytes], folder: Path, rows: int, delay: float) -> None:
-    """SIGKILL once the log has so many rows, and a moment more."""
+def start(folder: Path, *words: str) -> BaseProcess:
+    process = PROCESSES.Process(
+        target=program, args=(["train", "--out", str(folder), *WORDS, *words], folder.with_suffix(".err"))
+    )
+    process.start()
+    return process
+
+
+def finish(process: BaseProcess, folder: Path) -> None:
+    process.join(timeout=240)
+    assert process.exitcode == 0, folder.with_suffix(".err").read_text()
+
+
+def wait_for(process: BaseProcess, folder: Path, rows: int) -> None:
+    """Until the log has so many rows."""
     log = folder / "metrics.jsonl"
-    while process.poll() is None and (not log.exists() or log.read_bytes().count(b"\n") < rows):
+    while process.is_alive() and (not log.exists() or log.read_bytes().count(b"\n") < rows):
         time.sleep(0.001)
+
+
+def kill_after(process: BaseProcess, folder: Path, rows: int, delay: float) -> None:
+    """SIGKILL once the log has so many rows, and a moment more."""
+    wait_for(process, folder, rows)
     time.sleep(delay)
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate()
+    assert process.is_alive(), "the kill came too late to test anything"
+    process.kill()
+    process.join()
 
 
 def contents(folder: Path) -> dict[str, Any]:
@@ -86,7 +107,7 @@ def contents(folder: Path) -> dict[str, Any]:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The run that nothing disturbed."""
     folder = tmp_path_factory.mktemp("whole") / "run"
-    finish(start(folder))
+    finish(start(folder), folder)
     found = contents(folder)
     assert [row["step"] for row in found["rows"] if row["split"] == "train"] == list(range(1, STEPS + 1))
     return found
@@ -95,8 +116,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def check(folder: Path, whole: dict[str, Any], seed: int) -> None:
     draw = random.Random(seed)
     kill_after(start(folder), folder, draw.randrange(1, STEPS), draw.uniform(0, 0.05))
-    assert Run(folder).result is None, "the kill came too late to test anything"
-    finish(start(folder, "--resume"))
+    finish(start(folder, "--resume"), folder)
     found = contents(folder)
     for part, expected in whole.items():
         assert found[part] == expected, part
@@ -122,7 +142,7 @@ def test_a_run_killed_again_and_again(tmp_path: Path, whole: dict[str, Any]) -> 
     kill_after(start(folder), folder, 6, 0.0)
     for rows in (12, 20, 28):
         kill_after(start(folder, "--resume"), folder, rows, draw.uniform(0, 0.05))
-    finish(start(folder, "--resume"))
+    finish(start(folder, "--resume"), folder)
     assert contents(folder) == whole
 
 
@@ -131,14 +151,13 @@ def test_a_run_killed_again_and_again(tmp_path: Path, whole: dict[str, Any]) -> 
 def test_a_run_asked_to_stop_saves_first(tmp_path: Path, whole: dict[str, Any], name: str) -> None:
     folder = tmp_path / "run"
     process = start(folder)
-    log = folder / "metrics.jsonl"
-    while process.poll() is None and (not log.exists() or log.read_bytes().count(b"\n") < 10):
-        time.sleep(0.001)
-    process.send_signal(getattr(signal, name))
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert b"--resume" in errors
-    rows = [row for row in read_rows(log) if row["split"] == "train"]
-    finish(start(folder, "--resume"))
+    wait_for(process, folder, 10)
+    assert process.pid is not None
+    os.kill(process.pid, getattr(signal, name))
+    process.join(timeout=60)
+    assert process.exitcode == 130
+    assert "--resume" in folder.with_suffix(".err").read_text()
+    rows = [row for row in read_rows(folder / "metrics.jsonl") if row["split"] == "train"]
+    finish(start(folder, "--resume"), folder)
     assert len(rows) < STEPS
     assert contents(folder) == whole

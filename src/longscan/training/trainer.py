@@ -181,9 +181,11 @@ class Trainer:
         if (logs or saves) and not bool(self.finite):
             self.at.failed = f"the loss or its gradient was no finite number by step {step}"
             return
-        score = batch_score(self.task, output, batch) if logs or looks else 0.0
+        score = 0.0
+        if logs or looks:
+            loss, score = self._whole_batch(self.task.loss(output, batch).item(), batch_score(self.task, output, batch), batch)
         if logs:
-            row: Row = {"loss": number(self.task.loss(output, batch).item()), self.task.metric: number(score), "lr": rate}
+            row: Row = {"loss": number(loss), self.task.metric: number(score), "lr": rate}
             row["grad_norm"] = number(norm.item())
             if self.lengths.longest:
                 row["max_length"] = self.lengths.longest
@@ -196,6 +198,15 @@ class Trainer:
         if saves:
             self._save()
         self.view.step(step)
+
+    def _whole_batch(self, loss: float, score: float, batch: Batch) -> tuple[float, float]:
+        """Loss and score over the shares of all processes."""
+        if self.accelerator.num_processes == 1:
+            return loss, score
+        answers = float(scored_answers(batch, self.task))
+        sums = torch.tensor([loss * answers, score * answers, answers], device=self.accelerator.device)
+        loss, score, answers = self.accelerator.reduce(sums).tolist()
+        return loss / answers, score / answers
 
     def _log(self, split: str, row: Row) -> None:
         row = {"step": self.at.step, "split": split, **row, "seconds": round(time.perf_counter() - self.clock, 3)}
