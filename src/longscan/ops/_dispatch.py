@@ -20,6 +20,8 @@ NATIVE = ("cpu", "triton")
 MODULES = {"cpu": "cpu", "triton": "gpu"}  # the file of an op's folder that binds the kernels
 AUTO = {"cpu": "cpu", "cuda": "triton"}  # device type -> the native backend that `auto` wants there
 
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64, torch.complex128)  # of native inputs
+
 log = logging.getLogger("longscan")
 
 _unusable: dict[str, str] = {}  # op -> why its compiled CPU kernels cannot be used
@@ -56,7 +58,7 @@ def reject(op: str, backend: str, device: torch.device, dtype: torch.dtype, nati
         return None
     if backend not in native:
         return f"{op} has no {backend} kernel"
-    if dtype not in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
+    if dtype not in DTYPES:
         return f"no {backend} kernel for {dtype}"
     if backend == "cpu":
         return f"the inputs are on {device}" if device.type != "cpu" else _unusable.get(op)
