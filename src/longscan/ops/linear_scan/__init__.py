@@ -76,7 +76,6 @@ def linear_scan(
     if reverse and seq_idx is not None:
         flags = step_flags(batch, length, None if valid is None else valid.flip(1), seq_idx.flip(1), b)
         flags = None if flags is None else flags.flip(1)
-    chosen = resolve("linear_scan", backend, b, NATIVE_BACKENDS)
 
     out, wide = torch.promote_types(a.dtype, b.dtype), state_dtype(a, b, initial_state)
     form = initial_state
@@ -85,6 +84,7 @@ def linear_scan(
     elif is_complex and not b.is_complex() and not pairs:
         b = torch.stack([b, torch.zeros_like(b)], -1)
     a, b, initial_state = (to_pairs(x, wide) for x in (a, b, initial_state))
+    chosen = resolve("linear_scan", backend, b, NATIVE_BACKENDS)
     with without_autocast(b):
         x, final = _run(a, b, initial_state, flags, reverse, is_complex, chosen)
     if not form.is_complex():
