@@ -32,5 +32,5 @@ def test_initial_values_are_those_of_torch(layer):
 def test_impossible_settings_are_named(layer):
     with pytest.raises(ValueError, match="d_model: got 0"):
         layer(0)
-    with pytest.raises(ValueError, match="elapsed: .* has no notion of elapsed time"):
+    with pytest.raises(ValueError, match=r"elapsed: .* has no notion of elapsed time"):
         layer(3)(torch.randn(1, 2, 3), elapsed=torch.ones(1, 2))

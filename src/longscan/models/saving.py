@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,18 @@ def write_model(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
-    partial = folder / f".{WEIGHTS}.{os.getpid()}"
-    save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, partial)
-    os.replace(partial, folder / WEIGHTS)
-    partial = folder / f".{CONFIG}.{os.getpid()}"
-    partial.write_text(json.dumps(config, indent=2) + "\n")
-    os.replace(partial, folder / CONFIG)
+    values = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+    _write(folder / WEIGHTS, lambda path: save_file(values, path))
+    _write(folder / CONFIG, lambda path: path.write_text(json.dumps(config, indent=2) + "\n"))
+
+
+def _write(path: Path, write: Callable[[Path], object]) -> None:
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        write(partial)
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def read_model(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:

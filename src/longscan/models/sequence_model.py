@@ -8,12 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from longscan.blocks.residual import Residual, rms_norm
-from longscan.layers.base import check_steps
+from longscan.layers.base import check_steps, transformed
 from longscan.layers.parameters import Marked, mark
 from longscan.layers.state import State, layer_state, map_state, state_tensors
 from longscan.models.pooling import POOLINGS, Pooling, PoolState, pool
 from longscan.models.saving import read_model, write_model
 from longscan.models.spec import BlockSpec, build_block, parse_spec
+from longscan.ops._dispatch import BACKENDS
 
 
 @layer_state
@@ -65,6 +66,8 @@ class SequenceModel(Marked):
         ):
             if value not in choices:
                 raise ValueError(f"{name}: got {value!r}, expected one of {choices}")
+        if backend not in ("auto", *BACKENDS):
+            raise ValueError(f"backend: got {backend!r}, expected 'auto' or one of {BACKENDS}")
         self.entries: list[BlockSpec] = parse_spec(list(blocks))
         self.d_model, self.d_output, self.vocab_size, self.d_input = d_model, d_output, vocab_size, d_input
         self.pooling, self.backend = pooling, backend
@@ -238,6 +241,12 @@ class SequenceModel(Marked):
         if seq_idx is not None and self.initial_state_kind == "learned":
             raise ValueError("seq_idx: sequences inside a row start from zero, but initial_state is 'learned'")
         check_steps((inputs.shape[0], inputs.shape[1]), elapsed, valid, seq_idx)
+        if self.vocab_size is not None and inputs.numel() and not transformed():
+            shown = inputs if valid is None else torch.where(valid, inputs, 0)
+            low, high = (int(extreme) for extreme in torch.aminmax(shown))
+            if low < 0 or high >= self.vocab_size:
+                wrong = low if low < 0 else high
+                raise ValueError(f"inputs: got a token {wrong}, expected numbers from 0 to {self.vocab_size - 1}")
 
     def _encode(self, inputs: Tensor, valid: Tensor | None) -> Tensor:
         """The inputs as (B, L, d_model); padding, which may hold anything, gives zeros."""

@@ -1,0 +1,241 @@
+import copy
+import json
+
+import pytest
+import torch
+
+from longscan.layers import marks
+from longscan.layers.state import map_state, state_tensors
+from longscan.models import SequenceModel
+
+SIZES = {"d_model": 6, "d_output": 3, "d_state": 4}
+POOLINGS = ("mean", "last", "none")
+
+
+def tokens(batch: int, length: int) -> torch.Tensor:
+    return torch.randint(0, 7, (batch, length))
+
+
+def model(spec: str = "ma", **options) -> SequenceModel:
+    return SequenceModel.from_spec(spec, vocab_size=7, **{**SIZES, **options}).double().eval()
+
+
+@pytest.mark.parametrize("spec", ["m", "a", "d", "l", "g", "h", "(ma)*2dlgh"])
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_shapes_and_gradients(spec, pooling):
+    net = model(spec, pooling=pooling)
+    y = net(tokens(2, 9))
+    assert y.shape == ((2, 9, 3) if pooling == "none" else (2, 3))
+    y.square().sum().backward()
+    assert all(parameter.grad is not None for parameter in net.parameters())
+
+
+def test_the_stack_by_hand():
+    """Embedding, x + block(RMSNorm(x)), mean over the steps, RMSNorm, linear head without bias."""
+    net = model("am")
+    inputs = tokens(2, 5)
+    x = net.encoder(inputs)
+    for residual in net.stack:
+        x = x + residual.block(residual.norm(x))
+    torch.testing.assert_close(net(inputs), net.norm(x.mean(1)) @ net.head.weight.T)
+    assert sum(parameter.numel() for parameter in net.head.parameters()) == 18
+
+
+def test_vectors_go_through_a_linear_map():
+    net = SequenceModel.from_spec("m", d_input=4, pooling="last", head="mlp", **SIZES)
+    inputs = torch.randn(2, 5, 4)
+    x = net.stack[0](inputs @ net.encoder.weight.T + net.encoder.bias)
+    hidden = torch.nn.functional.gelu(net.head[0](net.norm(x[:, -1])))
+    torch.testing.assert_close(net(inputs), net.head[2](hidden))
+    assert net(inputs.double()).dtype == torch.float32
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+@pytest.mark.parametrize("initial_state", ["zero", "learned"])
+def test_streaming_equals_whole(pooling, initial_state):
+    """Step by step, and in chunks with padding, the outputs and the state are those of one call."""
+    net = model("madl", pooling=pooling, initial_state=initial_state)
+    with torch.no_grad():
+        for start in net.start:
+            start.normal_()
+    inputs, elapsed = tokens(3, 12), torch.rand(3, 12, dtype=torch.float64)
+    valid = (torch.arange(12) >= torch.tensor([[0], [5], [0]])) & (torch.arange(12) < torch.tensor([[12], [12], [7]]))
+    whole, final = net(inputs, elapsed=elapsed, valid=valid, return_state=True)
+    state, outputs = net.initial_state(3), []
+    for t in range(12):
+        y, state = net.step(inputs[:, t], state, elapsed=elapsed[:, t], active=valid[:, t])
+        outputs.append(y)
+    torch.testing.assert_close(torch.stack(outputs, 1) if pooling == "none" else outputs[-1], whole)
+    torch.testing.assert_close(state_tensors(state), state_tensors(final))
+    state, outputs = None, []
+    for cut in (slice(0, 4), slice(4, 4), slice(4, 12)):
+        y, state = net(inputs[:, cut], state, elapsed=elapsed[:, cut], valid=valid[:, cut], return_state=True)
+        outputs.append(y)
+    torch.testing.assert_close(torch.cat(outputs, 1) if pooling == "none" else outputs[-1], whole)
+    torch.testing.assert_close(state_tensors(state), state_tensors(final))
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+@pytest.mark.parametrize("spec", ["ma", "d", "lg"])
+def test_padding_changes_nothing(spec, pooling):
+    """Padded left or right with tokens that do not exist, a row gives what it gives alone; so do its gradients."""
+    net = model(spec, pooling=pooling)
+    rows = [tokens(1, length) for length in (9, 4, 1)]
+    alone = torch.cat([net(row)[:, -1] if pooling == "none" else net(row) for row in rows])
+    wanted = torch.autograd.grad(alone.square().sum(), list(net.parameters()))
+    for left in (False, True):
+        inputs, valid = torch.full((3, 10), 99), torch.zeros(3, 10, dtype=torch.bool)
+        for index, row in enumerate(rows):
+            place = slice(10 - row.shape[1], 10) if left else slice(0, row.shape[1])
+            inputs[index, place], valid[index, place] = row[0], True
+        y = net(inputs, valid=valid)
+        if pooling == "none":
+            assert torch.equal(y[~valid], torch.zeros_like(y[~valid]))
+            ends = torch.full((3,), 9) if left else valid.sum(1) - 1
+            y = y[torch.arange(3), ends]
+        torch.testing.assert_close(y, alone)
+        torch.testing.assert_close(torch.autograd.grad(y.square().sum(), list(net.parameters())), wanted)
+
+
+def test_packed_rows_equal_their_sequences():
+    net = model("madlh", pooling="none")
+    first, second = tokens(1, 5), tokens(1, 8)
+    seq_idx = torch.tensor([[0] * 5 + [1] * 8])
+    packed = net(torch.cat([first, second], 1), seq_idx=seq_idx)
+    torch.testing.assert_close(packed, torch.cat([net(first), net(second)], 1))
+
+
+def test_nan_in_the_padding_of_vectors_reaches_nothing():
+    net = SequenceModel.from_spec("ma", d_input=2, **SIZES)
+    inputs, valid = torch.randn(2, 6, 2), torch.arange(6) < torch.tensor([[6], [3]])
+    results = []
+    for filler in (0.0, float("nan")):
+        elapsed = torch.where(valid, torch.tensor(0.7), filler)
+        y = net(torch.where(valid.unsqueeze(-1), inputs, filler), valid=valid, elapsed=elapsed)
+        results.append([y, *torch.autograd.grad(y.sum(), list(net.parameters()))])
+    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+
+
+def test_learned_states_are_trained_and_start_at_zero():
+    net, plain = model("ma", initial_state="learned"), model("ma")
+    plain.load_state_dict(net.state_dict(), strict=False)
+    inputs = tokens(2, 5)
+    torch.testing.assert_close(net(inputs), plain(inputs))
+    net(inputs).sum().backward()
+    assert len(net.start) == 4  # convolution and scan, twice
+    assert all(start.grad is not None and start.grad.abs().sum() > 0 for start in net.start)
+    assert all(marks(start).keep_float32 for start in net.start)
+
+
+def test_saved_models_come_back(tmp_path):
+    net = model("(ma)*2g", pooling="last", head="mlp", initial_state="learned", block_options={"a": {"angle_spread": 3.0}})
+    net.to(torch.bfloat16)
+    net.save_pretrained(tmp_path / "model")
+    assert sorted(path.name for path in (tmp_path / "model").iterdir()) == ["config.json", "model.safetensors"]
+    twin = SequenceModel.from_pretrained(tmp_path / "model")
+    assert json.loads((tmp_path / "model" / "config.json").read_text()) == twin.config == net.config
+    for (name, one), (_, other) in zip(net.named_parameters(), twin.named_parameters(), strict=True):
+        assert one.dtype == other.dtype, name
+        assert torch.equal(one, other), name
+        assert marks(one) == marks(other), name
+    inputs = tokens(2, 5)
+    assert torch.equal(net(inputs), twin(inputs))
+    net.save_pretrained(tmp_path / "model")  # again, over the first
+
+
+def test_a_folder_without_a_model_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"config\.json: no such file; a saved model is a folder"):
+        SequenceModel.from_pretrained(tmp_path)
+
+
+def test_a_failed_write_leaves_the_old_model(tmp_path, monkeypatch):
+    net = model()
+    net.save_pretrained(tmp_path)
+    before = (tmp_path / "model.safetensors").read_bytes()
+
+    def fail(*_: object) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr("os.replace", fail)
+    with torch.no_grad():
+        net.norm.weight.add_(1)
+    with pytest.raises(OSError, match="disk full"):
+        net.save_pretrained(tmp_path)
+    assert (tmp_path / "model.safetensors").read_bytes() == before
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_bfloat16_models_run_and_keep_float32_states():
+    net = model("madlgh", pooling="mean").to(torch.bfloat16)
+    y, state = net(tokens(2, 6), return_state=True)
+    assert y.dtype == torch.bfloat16
+    floats = [leaf for leaf in state_tensors(state) if leaf.is_floating_point()]
+    assert {leaf.dtype for leaf in floats} == {torch.float32}
+    once_more, _ = net.step(torch.tensor([1, 2]), state)
+    assert once_more.isfinite().all()
+
+
+def test_states_move_and_select_rows():
+    net = model("ma")
+    inputs = tokens(3, 5)
+    _, state = net(inputs, return_state=True)
+    rows = torch.tensor([2, 0])
+    later = tokens(3, 4)
+    torch.testing.assert_close(net(later[rows], state.select_rows(rows)), net(later, state)[rows])
+    assert state.nbytes == sum(leaf.nbytes for leaf in state_tensors(state))
+
+
+def test_compiles_to_one_graph():
+    net = model("mal", pooling="none")
+    compiled = torch.compile(net, fullgraph=True, backend="aot_eager")
+    inputs, valid = tokens(2, 4), torch.ones(2, 4, dtype=torch.bool)
+    torch.testing.assert_close(compiled(inputs, valid=valid), net(inputs, valid=valid))
+
+
+def test_deep_copies_are_independent():
+    net = model("ma")
+    twin = copy.deepcopy(net)
+    with torch.no_grad():
+        twin.norm.weight.zero_()
+    assert torch.equal(net.norm.weight, torch.ones_like(net.norm.weight))
+    assert map_state(torch.clone, net.initial_state(1)).pooled is not None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"vocab_size": 3, "d_input": 2}, "vocab_size, d_input: got 3 and 2, expected exactly one"),
+        ({}, "vocab_size, d_input: got None and None"),
+        ({"vocab_size": 0}, "vocab_size: got 0"),
+        ({"d_input": 2, "d_output": 0}, "d_output: got 0"),
+        ({"d_input": 2, "pooling": "max"}, "pooling: got 'max'"),
+        ({"d_input": 2, "head": "cubic"}, "head: got 'cubic'"),
+        ({"d_input": 2, "initial_state": "random"}, "initial_state: got 'random'"),
+        ({"d_input": 2, "backend": "cuda"}, "backend: got 'cuda'"),
+        ({"d_input": 2, "spec": "mz"}, "'z' at position 2"),
+    ],
+)
+def test_impossible_settings_are_named(options, message):
+    given = {"spec": "m", **SIZES, **options}
+    with pytest.raises(ValueError, match=message):
+        SequenceModel.from_spec(**given)
+
+
+def test_impossible_inputs_are_named():
+    net, vectors = model(), SequenceModel.from_spec("g", d_input=2, **SIZES)
+    with pytest.raises(ValueError, match=r"inputs: got torch\.float32 \(2, 3\), expected integer tokens"):
+        net(torch.randn(2, 3))
+    with pytest.raises(ValueError, match="inputs: got a token 7, expected numbers from 0 to 6"):
+        net(torch.tensor([[1, 7]]))
+    with pytest.raises(ValueError, match=r"inputs: got a token -1"):
+        net(torch.tensor([[1, -1]]))
+    with pytest.raises(ValueError, match=r"inputs: got shape \(2, 3\), expected \(batch, length, 2\)"):
+        vectors(torch.randn(2, 3))
+    with pytest.raises(ValueError, match=r"elapsed: block 0 \(gru\) has no notion"):
+        vectors(torch.randn(2, 3, 2), elapsed=torch.ones(2, 3))
+    with pytest.raises(ValueError, match="seq_idx: rows of several sequences need pooling 'none'"):
+        net(tokens(1, 3), seq_idx=torch.zeros(1, 3, dtype=torch.int64))
+    with pytest.raises(ValueError, match="seq_idx: sequences inside a row start from zero"):
+        model(pooling="none", initial_state="learned")(tokens(1, 3), seq_idx=torch.zeros(1, 3, dtype=torch.int64))
+    with pytest.raises(ValueError, match="valid: row 0 has more than one run"):
+        net(tokens(1, 3), valid=torch.tensor([[True, False, True]]))
