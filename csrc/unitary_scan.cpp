@@ -13,110 +13,29 @@
 // At the end of a chunk an odd number of half turns is moved from the phase into the sign of w, so a state between chunks is
 // three numbers (rest of the phase, w): this is what chunk_states holds for the first step of every chunk.
 //
-// Layout. The lanes of a vector are channels at one state index, so sums over states are plain additions; where fewer channels
-// than lanes are left, they take a power of two of lanes and the others hold further states of the same channels, folded at the
-// end. Work is cut into units of one or two vectors. For a unit and a chunk: the angles of 4 or 8 steps come out of the
-// registers of a small GEMM straight into the recurrence; the backward keeps (V, omega) of one unit and chunk in cache, runs
-// back over them, and feeds the gradients of the angles to two more GEMMs.
+// Units. lane_layout.h puts channels in lanes and cuts the work into units of one or two vectors. For a unit and a chunk: the
+// angles of 4 or 8 steps come out of the registers of a small GEMM straight into the recurrence; the backward keeps (V, omega) of
+// one unit and chunk in cache, runs back over them, and feeds the gradients of the angles to two more GEMMs.
 // Steps marked INVALID are left out when a chunk's inputs are gathered, so nothing that stands there is ever read.
 //
-// Counted per (batch, t, d, n) at D = N = 64, fused multiply-adds and multiplications: forward 64 for the projection and 22 (3
-// reduction, 11 sine and cosine, 2 sum, 4 omega, 2 output); backward 192 for the three products and 34. Two AVX-512 cores with one
-// unit each at 3.6 GHz (115e9 multiply-adds a second) need 0.75 ns and 2.7 ns for these, with two units each half of that. Memory
-// traffic is (4 + 3 N / chunk) numbers per (t, d) forward and (10 + 3 N / chunk) backward, below a tenth of it.
+// Counted per (batch, t, d, n) at D = N = 64, multiplications and fused multiply-adds: forward 64 for the projection and 22 (3
+// reduction of the phase, 11 sine and cosine, 2 S, 4 omega, 2 y); backward 192 for three products and 34. Two cores that each start
+// one AVX-512 multiply-add a cycle at 3.6 GHz (115e9 lanes a second) need at least 0.75 and 2.0 ns for these; with two a cycle, half.
+// Memory: forward 4 numbers per (t, d) and 3 N / chunk of saved states, backward 10 and as many again, a tenth of that time.
 //
-// Parallel over groups of batch rows, and over the units within a row by threads that meet twice a chunk. Sums are taken in an
-// order fixed by the sizes and the number of threads.
+// Threads. team.h: groups of batch rows, and units shared by the members of a group, who meet twice in a span of chunks. Every sum is
+// taken in an order that depends on the sizes and the number of threads only.
 #include "unitary_scan.h"
 
 #include "gemm.h"
-#include "parallel.h"
+#include "lane_layout.h"
 #include "phase.h"
+#include "team.h"
 
 namespace longscan::LONGSCAN_ISA {
 
 constexpr uint8_t INVALID = 1, RESET = 2;
 constexpr int ROWS = GEMM_ROWS;
-
-// ---------------------------------------------------------------------------------------------- layout
-
-INLINE int64_t round_up(int64_t x, int64_t multiple) { return ceil_div(x, multiple) * multiple; }
-
-struct Block {
-  int64_t channel;  // its first
-  int count;        // channels
-  int fold;         // lanes they take: lane l holds channel l % fold
-  int64_t vector;   // its first vector
-  int64_t vectors;
-};
-
-struct Unit {
-  int64_t block, vector;
-  int vectors;
-};
-
-// Which channel and state each lane of each vector holds.
-template <class T> class Layout {
- public:
-  static constexpr int LANES = lanes<T>;
-
-  Layout(int64_t channels, int64_t states) : channels_(channels), states_(states), full_(channels / LANES) {
-    rest_ = int(channels % LANES);
-    for (fold_ = 1; fold_ < rest_;) fold_ *= 2;
-    blocks = full_ + (rest_ > 0);
-    rest_vectors_ = rest_ > 0 ? ceil_div(states, LANES / fold_) : 0;
-    vectors = full_ * states + rest_vectors_;
-    units = full_ * ceil_div(states, 2) + ceil_div(rest_vectors_, 2);
-  }
-
-  int64_t blocks, vectors, units;
-
-  Block block(int64_t b) const {
-    if (b < full_) return {b * LANES, LANES, LANES, b * states_, states_};
-    return {b * LANES, rest_, fold_, b * states_, rest_vectors_};
-  }
-  Unit unit(int64_t index) const {
-    int64_t per_block = ceil_div(states_, 2), b = index / (per_block > 0 ? per_block : 1);
-    if (b > full_) b = full_;
-    Block in = block(b);
-    int64_t first = 2 * (index - b * per_block);
-    return {b, in.vector + first, in.vectors - first < 2 ? 1 : 2};
-  }
-  // Row of (D, N) that a lane holds, -1 for none.
-  int64_t row(const Block& in, int64_t vector, int lane) const {
-    int64_t channel = lane % in.fold, state = (vector - in.vector) * (LANES / in.fold) + lane / in.fold;
-    return channel < in.count && state < states_ ? (in.channel + channel) * states_ + state : -1;
-  }
-  int64_t channels() const { return channels_; }
-
- private:
-  int64_t channels_, states_, full_;
-  int rest_, fold_;
-  int64_t rest_vectors_;
-};
-
-// A block's channels of a row (.., D) in the lanes, each as often as it takes part.
-template <class T> INLINE Vec<T> load_channels(const T* row, const Block& in) {
-  if (in.count == lanes<T>) return load(row + in.channel);
-  T buffer[lanes<T>];
-  for (int l = 0; l < lanes<T>; l++) buffer[l] = l % in.fold < in.count ? row[in.channel + l % in.fold] : 0;
-  return load(buffer);
-}
-
-// The sum over the lanes that hold the same channel, in that channel's first lane.
-template <class T> INLINE Vec<T> fold_channels(Vec<T> x, const Block& in) {
-  if (in.fold == lanes<T>) return x;
-  T buffer[lanes<T>];
-  store(buffer, x);
-  for (int width = lanes<T> / 2; width >= in.fold; width /= 2)
-    for (int l = 0; l < width; l++) buffer[l] += buffer[l + width];
-  return load(buffer);
-}
-
-template <class T> INLINE void store_channels(T* row, const Block& in, Vec<T> x) {
-  if (in.count == lanes<T>) return store(row + in.channel, x);
-  store(row + in.channel, x, in.count);
-}
 
 // ---------------------------------------------------------------------------------------------- parameters in lanes
 
@@ -210,6 +129,7 @@ template <class T, int V> struct Coefficients {
 
 // The valid steps of a chunk of one batch row, gathered: shared by the threads that work on this row.
 template <class T> struct Tile {
+  int64_t b, first;       // batch row, and the step of the chunk's start
   int64_t steps, row;     // valid steps; length of a row of u
   const int32_t* times;   // [step] its index in the chunk
   const uint8_t* resets;  // [step] whether the state restarts there; null where it never does
@@ -478,70 +398,9 @@ void backward_unit(const Tile<T>& tile, int64_t block, const T* panel, int64_t D
   }
 }
 
-// ---------------------------------------------------------------------------------------------- threads
-
-// The threads form groups; a group takes every groups-th batch row, its members share the units of a row.
-struct Member {
-  int group, groups, rank, ranks;
-
-  int64_t begin(int64_t items) const { return items * rank / ranks; }
-  int64_t end(int64_t items) const { return items * (rank + 1) / ranks; }
-  void meet() const {
-#if defined(_OPENMP)
-    if (ranks > 1) {
-#pragma omp barrier
-    }
-#endif
-  }
-};
-
-// How many groups and members: as many groups as leave every thread the same number of batch rows, unless copies of what a group
-// holds (`group_size` numbers) would outgrow `limit`.
-INLINE Member plan(int threads, int64_t batch, int64_t units, int64_t group_size, int64_t limit) {
-  int total = workers(INT64_MAX, threads), groups = 1;
-  for (int n = 2; n <= total; n++)
-    if (total % n == 0 && batch % n == 0 && batch > 0 && n * group_size <= limit) groups = n;
-  int ranks = total / groups;
-  return {0, groups, 0, ranks < units ? ranks : int(units > 0 ? units : 1)};
-}
-
-// body(member, index, total) on every thread of the team, or on one if the team came out smaller than planned.
-template <class Body> void run_team(Member member, const Body& body) {
-  int total = member.groups * member.ranks;
-  if (total > 1) {
-#if defined(_OPENMP)
-#pragma omp parallel num_threads(total)
-    {
-      FlushDenormals flush;
-      int index = omp_get_thread_num();
-      if (omp_get_num_threads() == total)
-        body(Member{index / member.ranks, member.groups, index % member.ranks, member.ranks}, index, total);
-      else if (index == 0)
-        body(Member{0, 1, 0, 1}, 0, 1);
-    }
-#endif
-    return;
-  }
-  FlushDenormals flush;
-  body(Member{0, 1, 0, 1}, 0, 1);
-}
-
-// Cuts a piece of scratch memory into arrays, null where empty; without memory it counts.
-template <class T> class Cutter {
- public:
-  explicit Cutter(T* memory = nullptr) : memory_(memory) {}
-  T* take(int64_t count) {
-    T* piece = memory_ && count > 0 ? memory_ + size : nullptr;
-    size += round_up(count, 64 / sizeof(T));
-    return piece;
-  }
-  int64_t size = 0;
-
- private:
-  T* memory_;
-};
-
 // ---------------------------------------------------------------------------------------------- what both directions share
+
+constexpr int MAX_SPAN = 8;
 
 template <class T> struct Problem {
   static constexpr int W = lanes<T>;
@@ -552,6 +411,7 @@ template <class T> struct Problem {
   int64_t lanes_row;                       // numbers in a row of lanes
   int64_t padded;                          // channels in whole vectors
   int64_t u_row;                           // a cache line longer: rows a power of two apart would share cache sets
+  int64_t tile_size;                       // of a tile [step][block * lanes + lane]
 
   explicit Problem(const UnitaryScan& a)
       : a(a),
@@ -562,11 +422,22 @@ template <class T> struct Problem {
         padded_chunk(round_up(chunk, ROWS)),
         lanes_row(layout.blocks * W),
         padded(round_up(D, W)),
-        u_row(round_up(padded, ROWS) + W) {}
+        u_row(round_up(padded, ROWS) + W),
+        tile_size(chunk * lanes_row) {}
+
+  int64_t state_size() const { return a.channels * a.states; }
+  int64_t at(int64_t b, int64_t t) const { return (b * a.length + t) * D; }
+
+  // Chunks between two meetings of the members of a group: some, as meeting costs time, but so few that their tiles stay small.
+  int64_t span(const Member& team) const {
+    if (team.ranks == 1) return 1;
+    int64_t most = 65536 / tile_size < MAX_SPAN ? 65536 / tile_size : MAX_SPAN;
+    return most < 1 ? 1 : most < chunks ? most : chunks;
+  }
 
   // The blocks that a member's units lie in, and the members whose units lie in a block.
-  int64_t first_block(const Member& m) const { return m.begin(layout.units) < m.end(layout.units) ? layout.unit(m.begin(layout.units)).block : 0; }
-  int64_t last_block(const Member& m) const { return m.begin(layout.units) < m.end(layout.units) ? layout.unit(m.end(layout.units) - 1).block : -1; }
+  int64_t first_block(const Member& m) const { return layout.unit(m.begin(layout.units)).block; }
+  int64_t last_block(const Member& m) const { return layout.unit(m.end(layout.units) - 1).block; }
   void owners(const Member& m, int64_t block, int& first, int& last) const {
     first = m.ranks, last = -1;
     for (int rank = 0; rank < m.ranks; rank++) {
@@ -577,15 +448,16 @@ template <class T> struct Problem {
     }
   }
 
-  // Lists the valid steps of a chunk.
-  void list_steps(int64_t b, int64_t first, Tile<T>& tile, int32_t* times, uint8_t* resets) const {
-    int64_t last = first + a.chunk < a.length ? first + a.chunk : a.length;
+  // Lists the valid steps of chunk `c` of batch row `b`.
+  void list_steps(int64_t b, int64_t c, Tile<T>& tile, int32_t* times, uint8_t* resets) const {
     const uint8_t* flags = a.flags ? a.flags + b * a.length : nullptr;
     bool restarts = false;
+    tile.b = b;
+    tile.first = c * a.chunk;
     tile.steps = 0;
-    for (int64_t t = first; t < last; t++) {
+    for (int64_t t = tile.first; t < end_of(tile); t++) {
       if (flags && flags[t] & INVALID) continue;
-      times[tile.steps] = int32_t(t - first);
+      times[tile.steps] = int32_t(t - tile.first);
       resets[tile.steps] = flags && flags[t] & RESET;
       restarts |= resets[tile.steps] != 0;
       tile.steps++;
@@ -598,18 +470,18 @@ template <class T> struct Problem {
   int64_t begin_step(const Member& m, const Tile<T>& tile) const { return clip(m.begin(padded_chunk / ROWS) * ROWS, tile.steps); }
   int64_t end_step(const Member& m, const Tile<T>& tile) const { return clip(m.end(padded_chunk / ROWS) * ROWS, tile.steps); }
 
-  void zero_invalid(const Member& m, int64_t b, int64_t first, T* rows) const {
+  void zero_invalid(const Member& m, const Tile<T>& tile, T* rows) const {
     if (!a.flags || !rows) return;
-    int64_t last = first + a.chunk < a.length ? first + a.chunk : a.length;
-    for (int64_t t = first + m.rank; t < last; t += m.ranks)
-      if (a.flags[b * a.length + t] & INVALID) memset(rows + (b * a.length + t) * D, 0, D * sizeof(T));
+    for (int64_t t = tile.first + m.rank; t < end_of(tile); t += m.ranks)
+      if (a.flags[tile.b * a.length + t] & INVALID) memset(rows + at(tile.b, t), 0, D * sizeof(T));
   }
 
-  // u, dt silu(u) and dt of the steps [begin, end) of a tile that starts at (b, first).
-  void gather(int64_t b, int64_t first, const Tile<T>& tile, int64_t begin, int64_t end) const {
-    for (int64_t step = begin; step < end; step++) {
-      int64_t at = (b * a.length + first + tile.times[step]) * D;
-      const T *u = static_cast<const T*>(a.u) + at, *dt = static_cast<const T*>(a.dt) + at;
+  // A member's part of u, dt silu(u) and dt of a tile.
+  void gather(const Member& m, const Tile<T>& tile) const {
+    const int64_t end = end_step(m, tile);
+    for (int64_t step = begin_step(m, tile); step < end; step++) {
+      const int64_t from = at(tile.b, tile.first + tile.times[step]);
+      const T *u = static_cast<const T*>(a.u) + from, *dt = static_cast<const T*>(a.dt) + from;
       T* columns = tile.u_columns + step / ROWS * ROWS * D + step % ROWS;
       for (int64_t p = 0; p < D; p++) columns[p * ROWS] = u[p];
       for (int64_t n = 0; n < layout.blocks; n++) {
@@ -645,114 +517,165 @@ template <class T> struct Problem {
 
  private:
   static int64_t clip(int64_t x, int64_t limit) { return x < limit ? x : limit; }
+  int64_t end_of(const Tile<T>& tile) const { return clip(tile.first + a.chunk, a.length); }
 };
 
-// The sum of a vector of lanes over the members that own its block, folded to channels.
-template <class T> INLINE Vec<T> collect(T* const* tiles, int first, int last, int64_t at, const Block& block) {
-  Vec<T> sum{};
-  for (int rank = first; rank <= last; rank++) sum += load(tiles[rank] + at);
-  return fold_channels<T>(sum, block);
-}
+// The same tile of every member of a group, [rank].
+template <class T> struct Tiles {
+  T* const* of;
+  int64_t offset;
+
+  // The sum of a vector of lanes over the members [first, last], folded to channels.
+  INLINE Vec<T> collect(int first, int last, int64_t at, const Block& block) const {
+    return fold_channels<T>(sum(first, last, at), block);
+  }
+  INLINE Vec<T> sum(int first, int last, int64_t at) const {
+    Vec<T> total{};
+    for (int rank = first; rank <= last; rank++) total += load(of[rank] + offset + at);
+    return total;
+  }
+};
+
+// Lists of the steps of the chunks of a span, for every member.
+struct StepLists {
+  int64_t chunk, span;
+  Buffer<int32_t> times;
+  Buffer<uint8_t> resets;
+
+  StepLists(int members, int64_t span, int64_t chunk)
+      : chunk(chunk), span(span), times(members * span * chunk), resets(members * span * chunk) {}
+  int32_t* times_of(int member, int64_t i) { return times.slice(member * span + i, chunk); }
+  uint8_t* resets_of(int member, int64_t i) { return resets.slice(member * span + i, chunk); }
+};
 
 // ---------------------------------------------------------------------------------------------- forward
 
 template <class T> struct ForwardMemory {
-  Tile<T> tile;  // of the group
-  T* states;     // of the group: [vector][rest of the phase, re w, im w][lane]
-  T* y;          // of the member: [step][block * lanes + lane]
+  Tile<T> tiles[MAX_SPAN];  // of the group, for the chunks of a span
+  T* states;                // of the group: [vector][rest of the phase, re w, im w][lane]
+  T* y;                     // of the member: [chunk of the span][step][block * lanes + lane]
 
-  ForwardMemory(const Problem<T>& p, Cutter<T>& group, Cutter<T>& member) : tile() {
-    int64_t tile_size = p.chunk * p.lanes_row;
-    tile.lanes_row = p.lanes_row;
-    tile.u_columns = group.take(p.padded_chunk * p.D);
-    tile.x = group.take(tile_size);
-    tile.dt = group.take(p.a.phase_dt ? tile_size : 0);
+  ForwardMemory(const Problem<T>& p, int64_t span, Cutter<T>& group, Cutter<T>& member) : tiles() {
+    for (int64_t i = 0; i < span; i++) {
+      tiles[i].lanes_row = p.lanes_row;
+      tiles[i].u_columns = group.take(p.padded_chunk * p.D);
+      tiles[i].x = group.take(p.tile_size);
+      tiles[i].dt = group.take(p.a.phase_dt ? p.tile_size : 0);
+    }
     states = group.take(p.layout.vectors * 3 * lanes<T>);
-    y = member.take(tile_size);
+    y = member.take(span * p.tile_size);
+  }
+};
+
+// What one thread does.
+template <class T> struct Forward {
+  static constexpr int W = lanes<T>;
+
+  const Problem<T>& p;
+  Parameters<T>& parameters;
+  const Member m;
+  ForwardMemory<T> memory;
+  T* const* y_tiles;  // of the members of the group
+
+  void read_states(int64_t b) {
+    alignas(64) T h[2 * 2 * W];
+    for (int64_t n = m.begin(p.layout.units); n < m.end(p.layout.units); n++) {
+      Unit unit = p.layout.unit(n);
+      p.to_lanes(unit, static_cast<const T*>(p.a.initial_state) + b * p.state_size() * 2, 2, h);
+      for (int v = 0; v < unit.vectors; v++) {
+        T* state = memory.states + (unit.vector + v) * 3 * W;
+        memset(state, 0, W * sizeof(T));
+        memcpy(state + W, h + v * 2 * W, 2 * W * sizeof(T));
+      }
+    }
+  }
+
+  void run(const Tile<T>& tile, T* y) {
+    const UnitaryScan& a = p.a;
+    const int64_t first_lane = p.first_block(m) * W, own_lanes = (p.last_block(m) + 1) * W - first_lane;
+    for (int64_t step = 0; step < tile.steps; step++) memset(y + step * p.lanes_row + first_lane, 0, own_lanes * sizeof(T));
+    for (int64_t n = m.begin(p.layout.units); n < m.end(p.layout.units); n++) {
+      Unit unit = p.layout.unit(n);
+      T* state = memory.states + unit.vector * 3 * W;
+      if (a.chunk_states) {
+        int64_t saved = (tile.b * p.chunks + tile.first / a.chunk) * p.state_size() * 3;
+        p.from_lanes(unit, static_cast<T*>(a.chunk_states) + saved, 3, state);
+      }
+      auto kernel = unit.vectors == 2 ? (a.phase_dt ? forward_unit<T, 2, true> : forward_unit<T, 2, false>)
+                                      : (a.phase_dt ? forward_unit<T, 1, true> : forward_unit<T, 1, false>);
+      kernel(tile, unit.block, parameters.panel(unit), p.D, parameters.constant(unit.vector), state, y);
+    }
+  }
+
+  void finish(const Tile<T>& tile, int64_t offset) {
+    const UnitaryScan& a = p.a;
+    const Tiles<T> y_of = {y_tiles, offset};
+    const int64_t begin = p.begin_step(m, tile), end = p.end_step(m, tile);
+    for (int64_t n = 0; n < p.layout.blocks; n++) {
+      const Block block = p.layout.block(n);
+      int first, last;
+      p.owners(m, n, first, last);
+      const Vec<T> skip = a.D ? load_channels(static_cast<const T*>(a.D), block) : Vec<T>{};
+      for (int64_t step = begin; step < end; step++) {
+        const int64_t at = p.at(tile.b, tile.first + tile.times[step]);
+        Vec<T> y = y_of.collect(first, last, step * p.lanes_row + n * W, block);
+        if (a.D) y += skip * silu(load_channels(static_cast<const T*>(a.u) + at, block));
+        if (a.z) y *= silu(load_channels(static_cast<const T*>(a.z) + at, block));
+        store_channels(static_cast<T*>(a.y) + at, block, y);
+      }
+    }
+    p.zero_invalid(m, tile, static_cast<T*>(a.y));
+  }
+
+  void write_states(int64_t b) {
+    alignas(64) T h[2 * 2 * W];
+    for (int64_t n = m.begin(p.layout.units); n < m.end(p.layout.units); n++) {
+      Unit unit = p.layout.unit(n);
+      for (int v = 0; v < unit.vectors; v++) {
+        const T* state = memory.states + (unit.vector + v) * 3 * W;
+        SinCos<T> e = sincos_half_turn(load(state));
+        Vec<T> wr = load(state + W), wi = load(state + 2 * W);
+        store(h + v * 2 * W, e.cos * wr - e.sin * wi);
+        store(h + (v * 2 + 1) * W, e.cos * wi + e.sin * wr);
+      }
+      p.from_lanes(unit, static_cast<T*>(p.a.final_state) + b * p.state_size() * 2, 2, h);
+    }
   }
 };
 
 template <class T> static void forward(const UnitaryScan& a) {
-  constexpr int W = lanes<T>;
   const Problem<T> p(a);
-  const Layout<T>& layout = p.layout;
-  Parameters<T> parameters(layout, false);
-  parallel_for(layout.units, a.threads, [&](int64_t u, int) { parameters.pack(a, layout.unit(u), false); });
+  Parameters<T> parameters(p.layout, false);
+  parallel_for(p.layout.units, a.threads, [&](int64_t n, int) { parameters.pack(a, p.layout.unit(n), false); });
 
-  const Member team = plan(a.threads, a.batch, layout.units, 0, 0);
+  const Member team = plan(a.threads, a.batch, p.layout.units, 0, 0);
+  const int members = team.groups * team.ranks;
+  const int64_t span = p.span(team);
   Cutter<T> group_count, member_count;
-  ForwardMemory<T>(p, group_count, member_count);
-  Buffer<T> group_memory(team.groups * group_count.size), member_memory(team.groups * team.ranks * member_count.size);
-  Buffer<int32_t> times(team.groups * team.ranks * p.chunk);
-  Buffer<uint8_t> resets(team.groups * team.ranks * p.chunk);
-  Buffer<T*> y_tiles(team.groups * team.ranks);
+  ForwardMemory<T>{p, span, group_count, member_count};
+  Buffer<T> group_memory(team.groups * group_count.size), member_memory(members * member_count.size);
+  StepLists lists(members, span, p.chunk);
+  Buffer<T*> y_tiles(members);
 
   run_team(team, [&](const Member& m, int index, int) {
     Cutter<T> group(group_memory.slice(m.group, group_count.size)), own(member_memory.slice(index, member_count.size));
-    ForwardMemory<T> memory(p, group, own);
-    Tile<T>& tile = memory.tile;
-    T** tiles = y_tiles.data() + m.group * m.ranks;
-    tiles[m.rank] = memory.y;
-    const int64_t first_unit = m.begin(layout.units), last_unit = m.end(layout.units);
-    const int64_t first_block = p.first_block(m), own_lanes = (p.last_block(m) - first_block + 1) * W;
-    alignas(64) T lanes_of_unit[2 * 3 * W];
-
+    Forward<T> work = {p, parameters, m, ForwardMemory<T>(p, span, group, own), y_tiles.data() + m.group * m.ranks};
+    Tile<T>* tiles = work.memory.tiles;
+    y_tiles.data()[index] = work.memory.y;
     for (int64_t b = m.group; b < a.batch; b += m.groups) {
-      const int64_t state_size = a.channels * a.states;
-      for (int64_t n = first_unit; n < last_unit; n++) {
-        Unit unit = layout.unit(n);
-        p.to_lanes(unit, static_cast<const T*>(a.initial_state) + b * state_size * 2, 2, lanes_of_unit);
-        for (int v = 0; v < unit.vectors; v++) {
-          T* state = memory.states + (unit.vector + v) * 3 * W;
-          memset(state, 0, W * sizeof(T));
-          memcpy(state + W, lanes_of_unit + v * 2 * W, 2 * W * sizeof(T));
-        }
-      }
-      for (int64_t c = 0; c < p.chunks; c++) {
-        const int64_t first = c * a.chunk;
-        p.list_steps(b, first, tile, times.slice(index, p.chunk), resets.slice(index, p.chunk));
-        const int64_t begin = p.begin_step(m, tile), end = p.end_step(m, tile);
-        p.gather(b, first, tile, begin, end);
-        m.meet();
-
-        for (int64_t step = 0; step < tile.steps; step++)
-          memset(memory.y + step * p.lanes_row + first_block * W, 0, own_lanes * sizeof(T));
-        for (int64_t n = first_unit; n < last_unit; n++) {
-          Unit unit = layout.unit(n);
-          T* state = memory.states + unit.vector * 3 * W;
-          if (a.chunk_states) p.from_lanes(unit, static_cast<T*>(a.chunk_states) + (b * p.chunks + c) * state_size * 3, 3, state);
-          auto run = unit.vectors == 2 ? (a.phase_dt ? forward_unit<T, 2, true> : forward_unit<T, 2, false>)
-                                       : (a.phase_dt ? forward_unit<T, 1, true> : forward_unit<T, 1, false>);
-          run(tile, unit.block, parameters.panel(unit), p.D, parameters.constant(unit.vector), state, memory.y);
+      work.read_states(b);
+      for (int64_t c = 0; c < p.chunks; c += span) {
+        const int64_t count = p.chunks - c < span ? p.chunks - c : span;
+        for (int64_t i = 0; i < count; i++) {
+          p.list_steps(b, c + i, tiles[i], lists.times_of(index, i), lists.resets_of(index, i));
+          p.gather(m, tiles[i]);
         }
         m.meet();
-
-        for (int64_t n = 0; n < layout.blocks; n++) {
-          Block block = layout.block(n);
-          int first_rank, last_rank;
-          p.owners(m, n, first_rank, last_rank);
-          Vec<T> skip = a.D ? load_channels(static_cast<const T*>(a.D), block) : Vec<T>{};
-          for (int64_t step = begin; step < end; step++) {
-            int64_t at = (b * a.length + first + tile.times[step]) * p.D;
-            Vec<T> y = collect(tiles, first_rank, last_rank, step * p.lanes_row + n * W, block);
-            if (a.D) y += skip * silu(load_channels(static_cast<const T*>(a.u) + at, block));
-            if (a.z) y *= silu(load_channels(static_cast<const T*>(a.z) + at, block));
-            store_channels(static_cast<T*>(a.y) + at, block, y);
-          }
-        }
-        p.zero_invalid(m, b, first, static_cast<T*>(a.y));
+        for (int64_t i = 0; i < count; i++) work.run(tiles[i], work.memory.y + i * p.tile_size);
+        m.meet();
+        for (int64_t i = 0; i < count; i++) work.finish(tiles[i], i * p.tile_size);
       }
-      for (int64_t n = first_unit; n < last_unit; n++) {
-        Unit unit = layout.unit(n);
-        for (int v = 0; v < unit.vectors; v++) {
-          const T* state = memory.states + (unit.vector + v) * 3 * W;
-          SinCos<T> e = sincos_half_turn(load(state));
-          Vec<T> wr = load(state + W), wi = load(state + 2 * W);
-          store(lanes_of_unit + v * 2 * W, e.cos * wr - e.sin * wi);
-          store(lanes_of_unit + (v * 2 + 1) * W, e.cos * wi + e.sin * wr);
-        }
-        p.from_lanes(unit, static_cast<T*>(a.final_state) + b * state_size * 2, 2, lanes_of_unit);
-      }
+      work.write_states(b);
     }
   });
 }
@@ -760,32 +683,34 @@ template <class T> static void forward(const UnitaryScan& a) {
 // ---------------------------------------------------------------------------------------------- backward
 
 template <class T> struct BackwardMemory {
-  Tile<T> tile;  // of the group, as the next three
-  T* carried;    // [vector][Carried][lane]
-  T* sums;       // [vector][Summed][lane]
-  T* weights;    // per unit: [p][vector][lane], the gradient of its weights
-  TileGradients<T> gradients;  // of the member, as all that follow
-  T* u;          // [step][p]: what the angles give to the gradient of u
-  T* D;          // [block * lanes + lane]
+  Tile<T> tiles[MAX_SPAN];  // of the group, as the next three
+  T* carried;               // [vector][Carried][lane]
+  T* sums;                  // [vector][Summed][lane]
+  T* weights;               // per unit: [p][vector][lane], the gradient of its weights
+  TileGradients<T> gradients;  // of the member, as all that follow; for the chunks of a span
+  T* u;                        // [chunk of the span][step][p]: what the angles give to the gradient of u
+  T* D;                        // [block * lanes + lane]
   Trace<T> trace;
 
-  BackwardMemory(const Problem<T>& p, bool terminal, Cutter<T>& group, Cutter<T>& member) : tile() {
+  BackwardMemory(const Problem<T>& p, int64_t span, bool terminal, Cutter<T>& group, Cutter<T>& member) : tiles() {
     constexpr int W = lanes<T>;
-    int64_t tile_size = p.chunk * p.lanes_row, unit_size = p.padded_chunk * 2 * W;
-    tile.lanes_row = p.lanes_row;
-    tile.row = p.u_row;
-    tile.u = group.take(p.padded_chunk * p.u_row);
-    tile.u_columns = group.take(p.padded_chunk * p.D);
-    tile.x = group.take(tile_size);
-    tile.g = group.take(tile_size);
-    tile.dt = group.take(p.a.phase_dt ? tile_size : 0);
+    const int64_t unit_size = p.padded_chunk * 2 * W;
+    for (int64_t i = 0; i < span; i++) {
+      tiles[i].row = p.u_row;
+      tiles[i].lanes_row = p.lanes_row;
+      tiles[i].u = group.take(p.padded_chunk * p.u_row);
+      tiles[i].u_columns = group.take(p.padded_chunk * p.D);
+      tiles[i].x = group.take(p.tile_size);
+      tiles[i].g = group.take(p.tile_size);
+      tiles[i].dt = group.take(p.a.phase_dt ? p.tile_size : 0);
+    }
     carried = group.take(p.layout.vectors * CARRIED * W);
     sums = group.take(p.layout.vectors * SUMMED * W);
-    weights = group.take(p.layout.vectors * W * round_up(p.D, ROWS));
-    gradients.x = member.take(tile_size);
-    gradients.y = member.take(p.a.z ? tile_size : 0);
-    gradients.dt = member.take(p.a.phase_dt ? tile_size : 0);
-    u = member.take(p.padded_chunk * p.padded);
+    weights = group.take(p.layout.vectors * W * weight_rows(p));
+    gradients.x = member.take(span * p.tile_size);
+    gradients.y = member.take(p.a.z ? span * p.tile_size : 0);
+    gradients.dt = member.take(p.a.phase_dt ? span * p.tile_size : 0);
+    u = member.take(span * u_size(p));
     D = member.take(p.lanes_row);
     trace.rotation = member.take(2 * unit_size);
     trace.omega = member.take(2 * unit_size);
@@ -793,6 +718,12 @@ template <class T> struct BackwardMemory {
     trace.angles = member.take(p.a.phase_dt ? unit_size : 0);
     trace.slopes = member.take(unit_size);
   }
+
+  static int64_t weight_rows(const Problem<T>& p) { return round_up(p.D, ROWS); }
+  static int64_t u_size(const Problem<T>& p) { return p.padded_chunk * p.padded; }
+  T* weights_of(const Problem<T>& p, const Unit& unit) { return weights + unit.vector * lanes<T> * weight_rows(p); }
+  T* sums_of(const Unit& unit) { return sums + unit.vector * SUMMED * lanes<T>; }
+  T* carried_of(const Unit& unit) { return carried + unit.vector * CARRIED * lanes<T>; }
 };
 
 // weights += u^T slopes and u += slopes W for the steps of a tile.
@@ -811,44 +742,163 @@ static void apply_slopes(const Problem<T>& p, const Tile<T>& tile, T* slopes, co
       multiply_add<T, 1, V * W>(u + step * p.padded + i, p.padded, slopes + step * V * W, 1, rows + i, p.padded, V * W);
 }
 
-// The tiles of a group's members, [rank].
-template <class T> struct Tiles {
-  T **x, **y, **dt, **u;
+enum Gathered { OF_X, OF_Y, OF_DT, OF_U, OF_D, GATHERED };
+
+// What one thread does.
+template <class T> struct Backward {
+  static constexpr int W = lanes<T>;
+
+  const Problem<T>& p;
+  const UnitaryScanGradients& grads;
+  Parameters<T>& parameters;
+  const bool terminal;
+  const Member m;
+  BackwardMemory<T> memory;
+  T* const* pointers;  // [Gathered][member of any group]
+  const int members;
+
+  Tiles<T> tiles_of(Gathered what, int64_t offset) const { return {pointers + what * members + m.group * m.ranks, offset}; }
+
+  void clear_sums() {
+    memset(memory.D, 0, p.lanes_row * sizeof(T));
+    for (int64_t n = m.begin(p.layout.units); n < m.end(p.layout.units); n++) {
+      Unit unit = p.layout.unit(n);
+      memset(memory.sums_of(unit), 0, unit.vectors * SUMMED * W * sizeof(T));
+      memset(memory.weights_of(p, unit), 0, unit.vectors * W * memory.weight_rows(p) * sizeof(T));
+    }
+  }
+
+  void clear_carried() {
+    for (int64_t n = m.begin(p.layout.units); n < m.end(p.layout.units); n++) {
+      Unit unit = p.layout.unit(n);
+      memset(memory.carried_of(unit), 0, unit.vectors * CARRIED * W * sizeof(T));
+    }
+  }
+
+  // A member's part of u and of dL/dy silu(z).
+  void gather(const Tile<T>& tile) {
+    p.gather(m, tile);
+    for (int64_t step = p.begin_step(m, tile); step < p.end_step(m, tile); step++) {
+      const int64_t at = p.at(tile.b, tile.first + tile.times[step]);
+      memcpy(tile.u + step * tile.row, static_cast<const T*>(p.a.u) + at, p.D * sizeof(T));
+      memset(tile.u + step * tile.row + p.D, 0, (tile.row - p.D) * sizeof(T));
+      for (int64_t n = 0; n < p.layout.blocks; n++) {
+        Block block = p.layout.block(n);
+        Vec<T> g = load_channels(static_cast<const T*>(grads.y) + at, block);
+        if (p.a.z) g *= silu(load_channels(static_cast<const T*>(p.a.z) + at, block));
+        store(tile.g + step * p.lanes_row + n * W, g);
+      }
+    }
+  }
+
+  void run(const Tile<T>& tile, int64_t i) {
+    const UnitaryScan& a = p.a;
+    const TileGradients<T>& all = memory.gradients;
+    const int64_t offset = i * p.tile_size, chunk = tile.first / a.chunk;
+    const TileGradients<T> gradients = {all.x + offset, all.y ? all.y + offset : nullptr, all.dt ? all.dt + offset : nullptr};
+    T* const u = memory.u + i * memory.u_size(p);
+    memset(u, 0, memory.u_size(p) * sizeof(T));
+    const int64_t first_lane = p.first_block(m) * W, own_lanes = (p.last_block(m) + 1) * W - first_lane;
+    T* const to_clear[] = {gradients.x, gradients.y, gradients.dt};
+    for (T* gradient : to_clear)
+      for (int64_t step = 0; gradient && step < tile.steps; step++)
+        memset(gradient + step * p.lanes_row + first_lane, 0, own_lanes * sizeof(T));
+
+    alignas(64) T state[2 * 3 * W], final_state[2 * 2 * W];
+    const bool ends = terminal && chunk == p.chunks - 1;
+    for (int64_t n = m.begin(p.layout.units); n < m.end(p.layout.units); n++) {
+      Unit unit = p.layout.unit(n);
+      const T* saved = static_cast<const T*>(a.chunk_states) + (tile.b * p.chunks + chunk) * p.state_size() * 3;
+      p.to_lanes(unit, saved, 3, state);
+      if (ends) p.to_lanes(unit, static_cast<const T*>(grads.final_state) + tile.b * p.state_size() * 2, 2, final_state);
+      auto kernel = unit.vectors == 2 ? (a.phase_dt ? backward_unit<T, 2, true> : backward_unit<T, 2, false>)
+                                      : (a.phase_dt ? backward_unit<T, 1, true> : backward_unit<T, 1, false>);
+      kernel(tile, unit.block, parameters.panel(unit), p.D, parameters.constant(unit.vector), state, memory.trace,
+             ends ? final_state : nullptr, terminal, memory.carried_of(unit), memory.sums_of(unit), gradients);
+      auto apply = unit.vectors == 2 ? apply_slopes<T, 2> : apply_slopes<T, 1>;
+      apply(p, tile, memory.trace.slopes, parameters.weights(unit), memory.weights_of(p, unit), u);
+    }
+  }
+
+  // The gradients of the inputs at a member's part of a tile.
+  void finish(const Tile<T>& tile, int64_t i) {
+    const UnitaryScan& a = p.a;
+    const int64_t offset = i * p.tile_size, begin = p.begin_step(m, tile), end = p.end_step(m, tile);
+    const Tiles<T> x_of = tiles_of(OF_X, offset), y_of = tiles_of(OF_Y, offset), dt_of = tiles_of(OF_DT, offset);
+    const Tiles<T> u_of = tiles_of(OF_U, i * memory.u_size(p));
+    for (int64_t n = 0; n < p.layout.blocks; n++) {
+      const Block block = p.layout.block(n);
+      int first, last;
+      p.owners(m, n, first, last);
+      const Vec<T> skip = a.D ? load_channels(static_cast<const T*>(a.D), block) : Vec<T>{};
+      Vec<T> sum_D = load(memory.D + n * W);
+      for (int64_t step = begin; step < end; step++) {
+        const int64_t at = p.at(tile.b, tile.first + tile.times[step]), lane = step * p.lanes_row + n * W;
+        Vec<T> u = load_channels(static_cast<const T*>(a.u) + at, block), dt = load_channels(static_cast<const T*>(a.dt) + at, block);
+        Vec<T> g = load(tile.g + lane), gate = sigmoid(u), activated = u * gate;
+        Vec<T> dx = x_of.collect(first, last, lane, block);
+        Vec<T> du = (dt * dx + skip * g) * (gate + activated * (1 - gate));
+        du += u_of.sum(0, m.ranks - 1, step * p.padded + block.channel);
+        store_channels(static_cast<T*>(grads.u) + at, block, du);
+        Vec<T> ddt = dx * activated;
+        if (a.phase_dt) ddt += dt_of.collect(first, last, lane, block);
+        store_channels(static_cast<T*>(grads.dt) + at, block, ddt);
+        if (a.z) {
+          Vec<T> z = load_channels(static_cast<const T*>(a.z) + at, block), open = sigmoid(z);
+          Vec<T> y = y_of.collect(first, last, lane, block) + skip * activated;
+          Vec<T> dy = load_channels(static_cast<const T*>(grads.y) + at, block);
+          store_channels(static_cast<T*>(grads.z) + at, block, dy * y * (open + z * open * (1 - open)));
+        }
+        sum_D += g * activated;
+      }
+      store(memory.D + n * W, sum_D);
+    }
+    void* const per_step[] = {grads.u, grads.dt, grads.z};
+    for (void* rows : per_step) p.zero_invalid(m, tile, static_cast<T*>(rows));
+  }
+
+  // dL/dh before the first step: m + conj(C) R, the frame standing still there.
+  void write_initial(int64_t b) {
+    alignas(64) T h[2 * 2 * W];
+    for (int64_t n = m.begin(p.layout.units); n < m.end(p.layout.units); n++) {
+      Unit unit = p.layout.unit(n);
+      for (int v = 0; v < unit.vectors; v++) {
+        const T *carried = memory.carried_of(unit) + v * CARRIED * W, *constant = parameters.constant(unit.vector + v);
+        Vec<T> Rr = load(carried + R_RE * W), Ri = load(carried + R_IM * W);
+        Vec<T> Cr = load(constant + C_RE * W), Ci = load(constant + C_IM * W);
+        store(h + v * 2 * W, load(carried + M_RE * W) + Cr * Rr + Ci * Ri);
+        store(h + (v * 2 + 1) * W, load(carried + M_IM * W) + Cr * Ri - Ci * Rr);
+      }
+      p.from_lanes(unit, static_cast<T*>(grads.initial_state) + b * p.state_size() * 2, 2, h);
+    }
+  }
+
+  // The gradients of a unit's parameters from its sums, [vector][Summed][lane], and weights, [p][vector][lane].
+  void write_parameters(const Unit& unit, const T* sums, const T* weights) {
+    Block block = p.layout.block(unit.block);
+    for (int v = 0; v < unit.vectors; v++)
+      for (int l = 0; l < W; l++) {
+        int64_t row = p.layout.row(block, unit.vector + v, l);
+        if (row < 0) continue;
+        T* out = static_cast<T*>(grads.W) + row * p.D;
+        for (int64_t i = 0; i < p.D; i++) out[i] = weights[(i * unit.vectors + v) * W + l];
+        const T* sum = sums + v * SUMMED * W + l;
+        static_cast<T*>(grads.bias)[row] = sum[SUM_BIAS * W];
+        for (int part = 0; part < 2; part++) {
+          static_cast<T*>(grads.B)[2 * row + part] = sum[(SUM_B_RE + part) * W];
+          static_cast<T*>(grads.C)[2 * row + part] = sum[(SUM_C_RE + part) * W];
+        }
+      }
+  }
+
+  void write_D() {
+    for (int64_t n = 0; n < p.layout.blocks; n++)
+      store_channels(static_cast<T*>(grads.D), p.layout.block(n), Tiles<T>{pointers + OF_D * members, n * W}.sum(0, members - 1, 0));
+  }
 };
 
-// The gradients of the inputs at the steps [begin, end) of a tile that starts at (b, first). sums_D: [block * lanes + lane], added to.
-template <class T>
-static void finish_gradients(const Problem<T>& p, const UnitaryScanGradients& grads, const Member& m, int64_t b, int64_t first,
-                             const Tile<T>& tile, int64_t begin, int64_t end, const Tiles<T>& tiles, T* sums_D) {
-  constexpr int W = lanes<T>;
-  const UnitaryScan& a = p.a;
-  for (int64_t n = 0; n < p.layout.blocks; n++) {
-    const Block block = p.layout.block(n);
-    int first_rank, last_rank;
-    p.owners(m, n, first_rank, last_rank);
-    const Vec<T> skip = a.D ? load_channels(static_cast<const T*>(a.D), block) : Vec<T>{};
-    Vec<T> sum_D = load(sums_D + n * W);
-    for (int64_t step = begin; step < end; step++) {
-      const int64_t at = (b * a.length + first + tile.times[step]) * p.D, lane = step * p.lanes_row + n * W;
-      Vec<T> u = load_channels(static_cast<const T*>(a.u) + at, block), dt = load_channels(static_cast<const T*>(a.dt) + at, block);
-      Vec<T> g = load(tile.g + lane), gate = sigmoid(u), activated = u * gate;
-      Vec<T> dx = collect(tiles.x, first_rank, last_rank, lane, block);
-      Vec<T> du = (dt * dx + skip * g) * (gate + activated * (1 - gate));
-      for (int rank = 0; rank < m.ranks; rank++) du += load(tiles.u[rank] + step * p.padded + block.channel);
-      store_channels(static_cast<T*>(grads.u) + at, block, du);
-      Vec<T> ddt = dx * activated;
-      if (a.phase_dt) ddt += collect(tiles.dt, first_rank, last_rank, lane, block);
-      store_channels(static_cast<T*>(grads.dt) + at, block, ddt);
-      if (a.z) {
-        Vec<T> z = load_channels(static_cast<const T*>(a.z) + at, block), open = sigmoid(z);
-        Vec<T> y = collect(tiles.y, first_rank, last_rank, lane, block) + skip * activated;
-        Vec<T> dy = load_channels(static_cast<const T*>(grads.y) + at, block);
-        store_channels(static_cast<T*>(grads.z) + at, block, dy * y * (open + z * open * (1 - open)));
-      }
-      sum_D += g * activated;
-    }
-    store(sums_D + n * W, sum_D);
-  }
+template <class T> static void add(T* to, const T* more, int64_t count) {
+  for (int64_t i = 0; i < count; i += lanes<T>) store(to + i, load(to + i) + load(more + i));
 }
 
 template <class T> static bool any_nonzero(const T* x, int64_t count) {
@@ -858,153 +908,63 @@ template <class T> static bool any_nonzero(const T* x, int64_t count) {
 }
 
 template <class T> static void backward(const UnitaryScanGradients& grads) {
-  constexpr int W = lanes<T>;
   const UnitaryScan& a = grads.forward;
   const Problem<T> p(a);
-  const Layout<T>& layout = p.layout;
-  const int64_t state_size = a.channels * a.states;
-  Parameters<T> parameters(layout, true);
-  parallel_for(layout.units, a.threads, [&](int64_t u, int) { parameters.pack(a, layout.unit(u), true); });
+  Parameters<T> parameters(p.layout, true);
+  parallel_for(p.layout.units, a.threads, [&](int64_t n, int) { parameters.pack(a, p.layout.unit(n), true); });
 
-  const bool terminal = any_nonzero(static_cast<const T*>(grads.final_state), a.batch * state_size * 2);
-  const Member team = plan(a.threads, a.batch, layout.units, state_size, 4 * a.batch * a.length);
-  const int members = team.groups * team.ranks;
+  const bool terminal = any_nonzero(static_cast<const T*>(grads.final_state), a.batch * p.state_size() * 2);
+  const Member team = plan(a.threads, a.batch, p.layout.units, p.state_size(), 4 * a.batch * a.length);
+  const int64_t span = p.span(team);
   Cutter<T> group_count, member_count;
-  BackwardMemory<T>(p, terminal, group_count, member_count);
-  Buffer<T> group_memory(team.groups * group_count.size), member_memory(members * member_count.size);
-  Buffer<int32_t> times(members * p.chunk);
-  Buffer<uint8_t> resets(members * p.chunk);
-  Buffer<T*> pointers(5 * members);
+  BackwardMemory<T>{p, span, terminal, group_count, member_count};
+  Buffer<T> group_memory(team.groups * group_count.size), member_memory(team.groups * team.ranks * member_count.size);
+  StepLists lists(team.groups * team.ranks, span, p.chunk);
+  Buffer<T*> pointers(GATHERED * team.groups * team.ranks);
 
-  run_team(team, [&](const Member& m, int index, int total) {
+  run_team(team, [&](const Member& m, int index, int members) {
     Cutter<T> group(group_memory.slice(m.group, group_count.size)), own(member_memory.slice(index, member_count.size));
-    BackwardMemory<T> memory(p, terminal, group, own);
-    Tile<T>& tile = memory.tile;
-    T** of_group = pointers.data() + m.group * m.ranks;
-    const Tiles<T> tiles = {of_group, of_group + members, of_group + 2 * members, of_group + 3 * members};
-    tiles.x[m.rank] = memory.gradients.x;
-    tiles.y[m.rank] = memory.gradients.y;
-    tiles.dt[m.rank] = memory.gradients.dt;
-    tiles.u[m.rank] = memory.u;
-    pointers.data()[4 * members + index] = memory.D;
-    const int64_t first_unit = m.begin(layout.units), last_unit = m.end(layout.units);
-    const int64_t first_block = p.first_block(m), own_lanes = (p.last_block(m) - first_block + 1) * W;
-    const int64_t weight_rows = round_up(p.D, ROWS);
-    memset(memory.D, 0, p.lanes_row * sizeof(T));
-    for (int64_t n = first_unit; n < last_unit; n++) {
-      Unit unit = layout.unit(n);
-      memset(memory.sums + unit.vector * SUMMED * W, 0, unit.vectors * SUMMED * W * sizeof(T));
-      memset(memory.weights + unit.vector * W * weight_rows, 0, unit.vectors * W * weight_rows * sizeof(T));
-    }
-    alignas(64) T state[2 * 3 * W], final_state[2 * 2 * W];
-
+    Backward<T> work = {p, grads, parameters, terminal, m, BackwardMemory<T>(p, span, terminal, group, own), pointers.data(), members};
+    BackwardMemory<T>& memory = work.memory;
+    T* const shown[GATHERED] = {memory.gradients.x, memory.gradients.y, memory.gradients.dt, memory.u, memory.D};
+    for (int i = 0; i < GATHERED; i++) pointers.data()[i * members + index] = shown[i];
+    work.clear_sums();
     for (int64_t b = m.group; b < a.batch; b += m.groups) {
-      for (int64_t n = first_unit; n < last_unit; n++) {
-        Unit unit = layout.unit(n);
-        memset(memory.carried + unit.vector * CARRIED * W, 0, unit.vectors * CARRIED * W * sizeof(T));
-      }
-      for (int64_t c = p.chunks - 1; c >= 0; c--) {
-        const int64_t first = c * a.chunk;
-        p.list_steps(b, first, tile, times.slice(index, p.chunk), resets.slice(index, p.chunk));
-        const int64_t begin = p.begin_step(m, tile), end = p.end_step(m, tile);
-        p.gather(b, first, tile, begin, end);
-        for (int64_t step = begin; step < end; step++) {
-          int64_t at = (b * a.length + first + tile.times[step]) * p.D;
-          memcpy(tile.u + step * tile.row, static_cast<const T*>(a.u) + at, p.D * sizeof(T));
-          memset(tile.u + step * tile.row + p.D, 0, (tile.row - p.D) * sizeof(T));
-          for (int64_t n = 0; n < layout.blocks; n++) {
-            Block block = layout.block(n);
-            Vec<T> g = load_channels(static_cast<const T*>(grads.y) + at, block);
-            if (a.z) g *= silu(load_channels(static_cast<const T*>(a.z) + at, block));
-            store(tile.g + step * p.lanes_row + n * W, g);
-          }
+      work.clear_carried();
+      for (int64_t end = p.chunks; end > 0; end -= span) {
+        const int64_t count = end < span ? end : span;
+        for (int64_t i = 0; i < count; i++) {
+          p.list_steps(b, end - 1 - i, memory.tiles[i], lists.times_of(index, i), lists.resets_of(index, i));
+          work.gather(memory.tiles[i]);
         }
         m.meet();
-
-        memset(memory.u, 0, p.padded_chunk * p.padded * sizeof(T));
-        T* const to_clear[] = {memory.gradients.x, memory.gradients.y, memory.gradients.dt};
-        for (T* gradient : to_clear)
-          for (int64_t step = 0; gradient && step < tile.steps; step++)
-            memset(gradient + step * p.lanes_row + first_block * W, 0, own_lanes * sizeof(T));
-        for (int64_t n = first_unit; n < last_unit; n++) {
-          Unit unit = layout.unit(n);
-          p.to_lanes(unit, static_cast<const T*>(a.chunk_states) + (b * p.chunks + c) * state_size * 3, 3, state);
-          bool is_last = terminal && c == p.chunks - 1;
-          if (is_last) p.to_lanes(unit, static_cast<const T*>(grads.final_state) + b * state_size * 2, 2, final_state);
-          const T* panel = parameters.panel(unit);
-          const T* constant = parameters.constant(unit.vector);
-          T* carried = memory.carried + unit.vector * CARRIED * W;
-          auto run = unit.vectors == 2 ? (a.phase_dt ? backward_unit<T, 2, true> : backward_unit<T, 2, false>)
-                                       : (a.phase_dt ? backward_unit<T, 1, true> : backward_unit<T, 1, false>);
-          run(tile, unit.block, panel, p.D, constant, state, memory.trace, is_last ? final_state : nullptr, terminal, carried,
-              memory.sums + unit.vector * SUMMED * W, memory.gradients);
-          auto apply = unit.vectors == 2 ? apply_slopes<T, 2> : apply_slopes<T, 1>;
-          apply(p, tile, memory.trace.slopes, parameters.weights(unit), memory.weights + unit.vector * W * weight_rows, memory.u);
-        }
+        for (int64_t i = 0; i < count; i++) work.run(memory.tiles[i], i);
         m.meet();
-
-        finish_gradients(p, grads, m, b, first, tile, begin, end, tiles, memory.D);
-        void* const per_step[] = {grads.u, grads.dt, grads.z};
-        for (void* rows : per_step) p.zero_invalid(m, b, first, static_cast<T*>(rows));
+        for (int64_t i = 0; i < count; i++) work.finish(memory.tiles[i], i);
       }
-      // dL/dh before the first step: m + conj(C) R, the frame standing still there
-      for (int64_t n = first_unit; n < last_unit; n++) {
-        Unit unit = layout.unit(n);
-        for (int v = 0; v < unit.vectors; v++) {
-          const T* carried = memory.carried + (unit.vector + v) * CARRIED * W;
-          const T* constant = parameters.constant(unit.vector + v);
-          Vec<T> Rr = load(carried + R_RE * W), Ri = load(carried + R_IM * W), Cr = load(constant + C_RE * W), Ci = load(constant + C_IM * W);
-          store(final_state + v * 2 * W, load(carried + M_RE * W) + Cr * Rr + Ci * Ri);
-          store(final_state + (v * 2 + 1) * W, load(carried + M_IM * W) + Cr * Ri - Ci * Rr);
-        }
-        p.from_lanes(unit, static_cast<T*>(grads.initial_state) + b * state_size * 2, 2, final_state);
-      }
+      work.write_initial(b);
     }
 
     // Gradients of the parameters: over the groups, in their order.
-#if defined(_OPENMP)
-    if (total > 1) {
-#pragma omp barrier
-    }
-#endif
-    const Member whole = {0, 1, index, total};
-    for (int64_t n = whole.begin(layout.units); n < whole.end(layout.units); n++) {
-      Unit unit = layout.unit(n);
+    const Member all = {0, 1, index, members};
+    all.meet();
+    for (int64_t n = all.begin(p.layout.units); n < all.end(p.layout.units); n++) {
+      Unit unit = p.layout.unit(n);
       T *weights = nullptr, *sums = nullptr;
       for (int g = 0; g < m.groups; g++) {
         Cutter<T> other(group_memory.slice(g, group_count.size)), none;
-        BackwardMemory<T> of(p, terminal, other, none);
-        T *more_weights = of.weights + unit.vector * W * weight_rows, *more_sums = of.sums + unit.vector * SUMMED * W;
+        BackwardMemory<T> of(p, span, terminal, other, none);
         if (g == 0) {
-          weights = more_weights;
-          sums = more_sums;
+          weights = of.weights_of(p, unit);
+          sums = of.sums_of(unit);
           continue;
         }
-        for (int64_t i = 0; i < unit.vectors * weight_rows * W; i++) weights[i] += more_weights[i];
-        for (int64_t i = 0; i < unit.vectors * SUMMED * W; i++) sums[i] += more_sums[i];
+        add(weights, of.weights_of(p, unit), unit.vectors * lanes<T> * of.weight_rows(p));
+        add(sums, of.sums_of(unit), unit.vectors * SUMMED * lanes<T>);
       }
-      Block block = layout.block(unit.block);
-      for (int v = 0; v < unit.vectors; v++)
-        for (int l = 0; l < W; l++) {
-          int64_t row = layout.row(block, unit.vector + v, l);
-          if (row < 0) continue;
-          T* out = static_cast<T*>(grads.W) + row * p.D;
-          for (int64_t i = 0; i < p.D; i++) out[i] = weights[(i * unit.vectors + v) * W + l];
-          const T* sum = sums + v * SUMMED * W + l;
-          static_cast<T*>(grads.bias)[row] = sum[SUM_BIAS * W];
-          for (int part = 0; part < 2; part++) {
-            static_cast<T*>(grads.B)[2 * row + part] = sum[(SUM_B_RE + part) * W];
-            static_cast<T*>(grads.C)[2 * row + part] = sum[(SUM_C_RE + part) * W];
-          }
-        }
+      work.write_parameters(unit, sums, weights);
     }
-    if (a.D && index == 0)
-      for (int64_t n = 0; n < layout.blocks; n++) {
-        Block block = layout.block(n);
-        Vec<T> sum{};
-        for (int other = 0; other < total; other++) sum += load(pointers.data()[4 * members + other] + n * W);
-        store_channels(static_cast<T*>(grads.D), block, sum);
-      }
+    if (a.D && index == 0) work.write_D();
   });
 }
 

@@ -1,0 +1,75 @@
+// Threads that work on the rows of a batch in groups and share the work within a row, and the scratch memory they cut up.
+#pragma once
+
+#include "parallel.h"
+#include "simd.h"
+
+namespace longscan::LONGSCAN_ISA {
+
+INLINE int64_t round_up(int64_t x, int64_t multiple) { return ceil_div(x, multiple) * multiple; }
+
+// The threads form groups; a group takes every groups-th batch row, its members share the units of a row.
+struct Member {
+  int group, groups, rank, ranks;
+
+  int64_t begin(int64_t items) const { return items * rank / ranks; }
+  int64_t end(int64_t items) const { return items * (rank + 1) / ranks; }
+  void meet() const {
+#if defined(_OPENMP)
+    if (ranks > 1) {
+#pragma omp barrier
+    }
+#endif
+  }
+};
+
+// As many groups as leave no thread idle for more than a tenth of the time, unless copies of what a group holds (`group_size` numbers)
+// would outgrow `limit`; no more members than `units`.
+INLINE Member plan(int threads, int64_t batch, int64_t units, int64_t group_size, int64_t limit) {
+  int total = workers(INT64_MAX, threads), groups = 1;
+  for (int n = 2; n <= total; n++) {
+    // Members of a group meet, and all threads must meet as often: uneven shares only for groups of one.
+    bool even = batch % n == 0, nearly = n == total && 10 * batch >= 9 * n * ceil_div(batch, n);
+    if (batch > 0 && total % n == 0 && (even || nearly) && n * group_size <= limit) groups = n;
+  }
+  int ranks = total / groups;
+  return {0, groups, 0, ranks < units ? ranks : int(units > 0 ? units : 1)};
+}
+
+// body(member, index, members) on every thread of the team, or on one if the team came out smaller than planned.
+template <class Body> void run_team(Member member, const Body& body) {
+  int total = member.groups * member.ranks;
+  if (total > 1) {
+#if defined(_OPENMP)
+#pragma omp parallel num_threads(total)
+    {
+      FlushDenormals flush;
+      int index = omp_get_thread_num();
+      if (omp_get_num_threads() == total)
+        body(Member{index / member.ranks, member.groups, index % member.ranks, member.ranks}, index, total);
+      else if (index == 0)
+        body(Member{0, 1, 0, 1}, 0, 1);
+    }
+#endif
+    return;
+  }
+  FlushDenormals flush;
+  body(Member{0, 1, 0, 1}, 0, 1);
+}
+
+// Cuts a piece of scratch memory into arrays, null where empty; without memory it counts.
+template <class T> class Cutter {
+ public:
+  explicit Cutter(T* memory = nullptr) : memory_(memory) {}
+  T* take(int64_t count) {
+    T* piece = memory_ && count > 0 ? memory_ + size : nullptr;
+    size += round_up(count, 64 / sizeof(T));
+    return piece;
+  }
+  int64_t size = 0;
+
+ private:
+  T* memory_;
+};
+
+}  // namespace longscan::LONGSCAN_ISA
