@@ -1,0 +1,294 @@
+"""Several seeds of one recipe trained together: how often, and after how many steps, does training find the exact solution?
+
+The parameters of all seeds are stacked on a leading axis and the forward pass runs under `torch.vmap`, so a GPU trains five
+small models in the time of one. Model, task, schedule, parameter groups, curriculum and averaging are those of `longscan
+train`; weights and data of a seed are drawn as there. Every `--every` steps each seed is scored on validation words of the
+evaluation lengths (the weights as they are, and their average where the recipe keeps one), and a small file with all that the
+run needs is rewritten: the same command goes on from it.
+
+    python benchmarks/seeds.py recipes/aussm/parity.yaml --seeds 5 --steps 30000 --out results/seeds/parity_published.json
+    python benchmarks/seeds.py --draw results/seeds results/seeds/success.png
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from longscan.layers.parameters import mark, marks
+from longscan.tasks import Batch, Task
+from longscan.training.averaging import WeightAverage
+from longscan.training.lengths import LengthPlan
+from longscan.training.optim import build_optimizer, set_learning_rate
+from longscan.training.parsing import load_settings
+from longscan.training.run import build_model
+from longscan.training.schedule import learning_rate
+from longscan.training.settings import Settings
+
+SUCCESS = 0.99  # scaled accuracy from which a seed counts as having found the solution
+
+
+class Stacked(nn.Module):
+    """The parameters of several models of one shape, each with a leading axis over the models, and their joint forward pass."""
+
+    def __init__(self, models: list[nn.Module]) -> None:
+        super().__init__()
+        self.template = [models[0].to("meta")]  # in a list, so that its parameters are not this module's
+        self.names = {}
+        for name, parameter in models[0].named_parameters():
+            stacked = nn.Parameter(torch.stack([dict(model.named_parameters())[name].detach() for model in models[1:]]))
+            key = name.replace(".", "/")
+            self.register_parameter(key, mark(stacked, **marks(parameter)._asdict()))
+            self.names[key] = name
+
+    def forward(self, inputs: Tensor, valid: Tensor) -> Tensor:
+        """Outputs (K, B, L, classes) of K models on inputs and valid (K, B, L)."""
+
+        def one(parameters: dict[str, Tensor], inputs: Tensor, valid: Tensor) -> Tensor:
+            return functional_call(self.template[0], parameters, (inputs,), {"valid": valid})
+
+        parameters = {name: getattr(self, key) for key, name in self.names.items()}
+        return torch.vmap(one)(parameters, inputs, valid)
+
+
+class TrainingBatches(IterableDataset):
+    """The batches of all seeds for the steps from `start` on, made by loader processes ahead of time."""
+
+    def __init__(self, tasks: list[Task], seeds: list[int], batch_size: int, start: int, stop: int) -> None:
+        self.tasks, self.seeds, self.batch_size, self.start, self.stop = tasks, seeds, batch_size, start, stop
+
+    def __iter__(self) -> Iterator[Batch]:
+        worker = get_worker_info()
+        first, every = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        for step in range(self.start + first, self.stop, every):
+            pairs = zip(self.tasks, self.seeds, strict=True)
+            yield joined([task.batch("train", step, self.batch_size, seed) for task, seed in pairs])
+
+
+def joined(batches: list[Batch]) -> Batch:
+    """Batches of several seeds on a leading axis, padded on the right to the longest."""
+    width = max(batch.inputs.shape[1] for batch in batches)
+
+    def stack(part: str, fill: int) -> Tensor:
+        values = [getattr(batch, part) for batch in batches]
+        return torch.stack([nn.functional.pad(value, (0, width - value.shape[1]), value=fill) for value in values])
+
+    return Batch(stack("inputs", 0), stack("targets", -100), stack("valid", 0), stack("loss_mask", 0))
+
+
+def of_seed(batch: Batch, seed: int) -> Batch:
+    """The part of one seed."""
+    return Batch(*(None if part is None else part[seed] for part in batch))
+
+
+def accuracies(output: Tensor, batch: Batch) -> Tensor:
+    """Share of right answers of each seed, (K,)."""
+    right = (output.argmax(-1) == batch.targets) & batch.loss_mask
+    return right.sum((1, 2)) / batch.loss_mask.sum((1, 2))
+
+
+class Seeds:
+    """The training state of all seeds, one loop over the steps, and the file that it goes on from."""
+
+    def __init__(self, settings: Settings, seeds: list[int], out: Path, command: str) -> None:
+        self.settings, self.training, self.seeds, self.out = settings, settings.training, seeds, out
+        self.device = "cuda" if torch.cuda.is_available() else "cpu"
+        models = []
+        for seed in [seeds[0], *seeds]:
+            torch.manual_seed(seed)
+            models.append(build_model(settings))
+        self.model = Stacked(models).to(self.device)
+        self.optimizer = build_optimizer(self.model, self.training)
+        self.average = WeightAverage(self.model, self.training.average)
+        self.plans = [LengthPlan(settings) for _ in seeds]
+        self.valid = [settings.task.batch("valid", step, 125, 0) for step in range(settings.task.num_batches("valid", 125) or 8)]
+        self.step, self.seconds = 0, 0.0
+        self.record: dict[str, Any] = {
+            "task": settings.task.name,
+            "suite": getattr(settings.task, "suite", None),
+            "spec": settings.model.spec,
+            "seeds": seeds,
+            "constant_scaled": settings.task.scaled(settings.task.constant_score("valid")),
+            "success": SUCCESS,
+            "rows": [],
+            "settings": settings.as_dict(),
+            "command": command,
+            "commit": os.environ.get("LONGSCAN_COMMIT") or head(),
+            "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "torch": torch.__version__,
+            "device": torch.cuda.get_device_name() if self.device == "cuda" else "cpu",
+        }
+        self.forward: Callable[..., Tensor] = torch.compile(self.model) if self.device == "cuda" else self.model
+        if out.exists():
+            self.restore()
+
+    def restore(self) -> None:
+        """Go on from the file beside the record."""
+        self.record = json.loads(self.out.read_text(encoding="utf-8"))
+        tensors = load_file(self.out.with_suffix(".safetensors"))
+        self.step, self.seconds = self.record["steps"], self.record["seconds"]
+        with torch.no_grad():
+            for name, parameter in self.model.named_parameters():
+                parameter.copy_(tensors[f"weight:{name}"])
+                state = {key: tensors[f"{key}:{name}"].to(self.device) for key in ("exp_avg", "exp_avg_sq")}
+                self.optimizer.state[parameter] = {"step": torch.tensor(float(self.step), device=self.device), **state}
+        for plan, longest in zip(self.plans, self.record["longest"], strict=True):
+            plan.longest = longest
+        if self.record["averaged"]:
+            names = [name for name, _ in self.model.named_parameters()]
+            self.average.restore({name: tensors[f"average:{name}"] for name in names}, self.record["averaged"])
+
+    def save(self) -> None:
+        """Rewrite the record and the tensors, each in one move."""
+        tensors = {f"average:{name}": value for name, value in self.average.weights.items()}
+        for name, parameter in self.model.named_parameters():
+            tensors[f"weight:{name}"] = parameter.detach()
+            tensors |= {f"{key}:{name}": self.optimizer.state[parameter][key] for key in ("exp_avg", "exp_avg_sq")}
+        longest = [plan.longest for plan in self.plans]
+        self.record |= {"steps": self.step, "seconds": self.seconds, "longest": longest, "averaged": self.average.count}
+        self.out.parent.mkdir(parents=True, exist_ok=True)
+        for path, write in (
+            (self.out.with_suffix(".safetensors"), lambda to: save_file(tensors, to)),
+            (self.out, lambda to: Path(to).write_text(json.dumps(self.record), encoding="utf-8")),
+        ):
+            write(f"{path}.new")
+            os.replace(f"{path}.new", path)
+
+    @torch.no_grad()
+    def scores(self) -> list[float]:
+        """Scaled accuracy of each seed on validation."""
+        count = len(self.seeds)
+        total = torch.zeros(count, device=self.device)
+        answers = 0
+        for batch in self.valid:
+            wide = Batch(*(None if part is None else part.expand(count, *part.shape) for part in batch.to(self.device)))
+            total += accuracies(self.model(wide.inputs, wide.valid), wide) * batch.loss_mask.sum().item()
+            answers += batch.loss_mask.sum().item()
+        return [self.settings.task.scaled(value) for value in (total / answers).tolist()]
+
+    def evaluate(self, train: Tensor, loss: Tensor) -> None:
+        """A row of the record for the present step."""
+        row = {"step": self.step, "train": train.tolist(), "loss": loss.tolist(), "last": self.scores()}
+        if self.average.count:
+            with self.average.applied():
+                row["average"] = self.scores()
+        row["seconds"] = round(self.seconds, 1)
+        self.record["rows"].append(row)
+        self.save()
+        shown = row.get("average", row["last"])
+        print(self.step, "scaled", " ".join(f"{value:.3f}" for value in shown), f"{self.seconds:.0f} s", flush=True)
+
+    def run(self, steps: int, every: int, limit: float, workers: int) -> None:
+        """Train until `steps` updates are done or `limit` seconds have passed since the call."""
+        started, before = time.perf_counter(), self.seconds
+        while self.step < steps and time.perf_counter() - started < limit:
+            stop = min(steps, (self.step // every + 1) * every)
+            looks = any(plan.looks_at(self.step + n) for plan in self.plans for n in range(1, every + 1))
+            if looks:  # the curriculum may move at the next look, so batches are made no further ahead than that
+                stop = min(stop, (self.step // self.training.curriculum.every + 1) * self.training.curriculum.every)
+            tasks = [plan.task(self.step) for plan in self.plans]
+            data = TrainingBatches(tasks, self.seeds, self.training.batch_size, self.step, stop)
+            ahead = {} if looks or not workers else {"num_workers": workers, "prefetch_factor": 8}
+            for batch in DataLoader(data, batch_size=None, **ahead):
+                accuracy, losses = self.update(batch.to(self.device))
+            self.seconds = before + time.perf_counter() - started
+            for plan, value in zip(self.plans, accuracy.tolist(), strict=True):
+                if plan.looks_at(self.step):
+                    plan.score(value)
+            if self.step % every == 0 or self.step == steps:
+                self.evaluate(accuracy, losses)
+
+    def update(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """One step of every seed: each clips its own gradient."""
+        training, task = self.training, self.settings.task
+        set_learning_rate(self.optimizer, learning_rate(self.step, training))
+        output = self.forward(batch.inputs, batch.valid)
+        losses = torch.stack(
+            [task.loss(output[seed], of_seed(batch, seed), training.loss_reduction) for seed in range(len(self.seeds))]
+        )
+        losses.sum().backward()
+        gradients = [parameter.grad for parameter in self.model.parameters()]
+        norms = torch.stack([gradient.flatten(1).norm(dim=1) for gradient in gradients]).norm(dim=0)
+        if training.clip:
+            factors = (training.clip / (norms + 1e-6)).clamp(max=1.0)
+            for gradient in gradients:
+                gradient.mul_(factors.view(-1, *(1,) * (gradient.ndim - 1)))
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.step += 1
+        if training.average and self.step > training.average_start * training.steps:
+            self.average.update()
+        return accuracies(output.detach(), batch), losses.detach()
+
+
+def head() -> str:
+    """The commit that the working tree stands on."""
+    return subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def draw(folder: Path, out: Path) -> None:
+    """Success rate and every seed's score against steps, a row of two panels for each record in `folder`."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    records = [(path, json.loads(path.read_text(encoding="utf-8"))) for path in sorted(folder.glob("*.json"))]
+    figure, axes = plt.subplots(len(records), 2, figsize=(11, 3 * len(records)), squeeze=False, layout="constrained")
+    for (path, record), (left, right) in zip(records, axes, strict=True):
+        steps = [row["step"] for row in record["rows"]]
+        scores = [row.get("average", row["last"]) for row in record["rows"]]
+        rate = [sum(value >= SUCCESS for value in row) / len(row) for row in scores]
+        left.step(steps, rate, where="post", color="#1f5fa8")
+        left.set(ylim=(-0.05, 1.05), ylabel="success rate", title=f"{path.stem}: seeds at {SUCCESS:g} or more")
+        for number, seed in enumerate(record["seeds"]):
+            right.plot(steps, [row[number] for row in scores], lw=1.2, label=f"seed {seed}")
+        right.axhline(record["constant_scaled"], color="0.5", ls=":", label="constant predictor")
+        right.set(ylim=(-0.3, 1.05), ylabel="scaled accuracy", title="validation, lengths 41-256")
+        right.legend(fontsize=7, loc="upper left")
+        for axis in (left, right):
+            axis.grid(alpha=0.3)
+            axis.set_xlabel("steps")
+    figure.savefig(out, dpi=110)
+
+
+def main() -> None:
+    """Read the command line and train or draw."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipe", nargs="?", type=Path)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--steps", type=int, help="updates; the recipe's own number where not given")
+    parser.add_argument("--every", type=int, default=500, help="steps between evaluations")
+    parser.add_argument("--limit", type=float, default=1e9, help="seconds after which this call stops")
+    parser.add_argument("--workers", type=int, default=4, help="loader processes")
+    parser.add_argument("--backend", default="eager", help="backend of the scans; vmap wants eager")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--draw", nargs=2, type=Path, metavar=("FOLDER", "PNG"))
+    words = parser.parse_args()
+    if words.draw:
+        draw(*words.draw)
+        return
+    if words.recipe is None or words.out is None:
+        parser.error("RECIPE and --out, or --draw, are needed")
+    settings = load_settings(words.recipe)
+    settings = replace(settings, model=replace(settings.model, backend=words.backend))
+    command = "python benchmarks/seeds.py " + " ".join(sys.argv[1:])
+    Seeds(settings, list(range(words.seeds)), words.out, command).run(
+        words.steps or settings.training.steps, words.every, words.limit, words.workers
+    )
+
+
+if __name__ == "__main__":
+    main()
