@@ -239,6 +239,14 @@ def test_patience_stops_a_run_that_no_longer_improves(tiny: Any, tmp_path: Path)
     assert train(tiny(steps=50, lr=1e-30, eval_every=1, patience=3), tmp_path, resume=True).result == run.result
 
 
+def test_a_run_that_stops_before_its_average_starts_ends_with_the_last_weights(tiny: Any, tmp_path: Path) -> None:
+    settings = tiny(steps=50, lr=1e-30, eval_every=1, patience=2, average=1.0, average_start=0.9, select="average")
+    run = train(settings, tmp_path)
+    assert run.result is not None
+    assert run.result["selected"] == "last"
+    assert run.evaluate("test").values["accuracy"] == run.result["value"]
+
+
 def test_curriculum_shows_in_the_log(tiny: Any, tmp_path: Path) -> None:
     run = train(tiny(steps=6, curriculum=CurriculumSettings(start=4, end=7, threshold=0.0, every=2)), tmp_path)
     assert [row["max_length"] for row in logged(run) if row["split"] == "train"] == [4, 4, 6, 6, 7, 7]

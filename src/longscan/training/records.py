@@ -65,7 +65,11 @@ def commit() -> str:
     folder = Path(longscan.__file__).parent
     try:
         revision = _git(folder, "rev-parse", "--short=12", "HEAD")
-        return revision + ("+changes" if _git(folder, "status", "--porcelain", "--untracked-files=no", "--", ".") else "")
+        return revision + (
+            "+changes"
+            if _git(folder, "status", "--porcelain", "--untracked-files=no", "--", ":/", ":(top,exclude)results")
+            else ""
+        )
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
 

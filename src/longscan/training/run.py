@@ -95,15 +95,16 @@ class Run:
         load_weights(model, folder)
         return model.eval()
 
-    def evaluate(self, split: Split = "test", which: str = "selected", device: str = "cpu") -> Scores:
-        """Loss and metrics of a checkpoint on a split, on as many batches as training used."""
+    def evaluate(self, split: Split = "test", which: str = "selected") -> Scores:
+        """Loss and metrics of a checkpoint on a split, on the CPU, on as many batches as training used."""
         settings = self.settings
         training = settings.training
         if split not in settings.task.splits:
             raise refuse("split", split, f"one of {', '.join(settings.task.splits)}")
         limit = training.max_batches(split) or (0 if settings.task.size(split) is not None else STREAM_BATCHES)
-        model = self.model(which).to(device)
-        return evaluate(model, settings.task, split, batch_size=training.batch_size, seed=settings.data_seed, max_batches=limit)
+        return evaluate(
+            self.model(which), settings.task, split, batch_size=training.batch_size, seed=settings.data_seed, max_batches=limit
+        )
 
     @torch.no_grad()
     def predict(self, path: str | Path, which: str = "selected") -> list[dict[str, str | float]]:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -251,7 +252,7 @@ class Trainer:
         if value is None or best is None or best["value"] is None:
             return value is not None or best is None
         sign = 1 if self.task.higher_is_better else -1
-        return (sign * value, -scores.loss) > (sign * best["value"], -best["loss"])
+        return (sign * value, -scores.loss) > (sign * best["value"], -inf if best["loss"] is None else -best["loss"])
 
     # Checkpoints.
 
@@ -303,7 +304,7 @@ class Trainer:
         if self.at.failed is not None:
             result |= {"status": "failed", "failure": self.at.failed}
         else:
-            self._select()
+            selected = self._select()
             scores = self._scores("test")
             self._log("test", {"loss": number(scores.loss), **scores.values})
             value = scores.values[self.task.metric]
@@ -311,7 +312,7 @@ class Trainer:
             result |= {
                 "value": value,
                 "scaled": None if value is None else self.task.scaled(value),
-                "selected": self.training.select,
+                "selected": selected,
                 "confusion": scores.tables.get("confusion"),
                 "by_length": lengths or None,
                 "test": {"loss": number(scores.loss), **scores.values},
@@ -324,20 +325,22 @@ class Trainer:
             write_text(self.folder / "result.json", json.dumps(result, indent=1))
             run_report(self.folder)
 
-    def _select(self) -> None:
-        """Put the weights that the run ends with into the model."""
-        if self.training.select == "best":
+    def _select(self) -> str:
+        """Put the weights that the run ends with into the model and say which; no average where a run stops before it starts."""
+        selected = "last" if self.training.select == "average" and not self.average.count else self.training.select
+        if selected == "best":
             self.accelerator.wait_for_everyone()
             folder = find_checkpoint(self.folder / "checkpoints" / "best")
             assert folder is not None, "a finished run was validated at its last step"
             load_weights(self.model, folder)
-        elif self.training.select == "average":
+        elif selected == "average":
             parameters = dict(self.model.named_parameters())
             with torch.no_grad():
                 for name, value in self.average.weights.items():
                     parameters[name].copy_(value)
             if self.is_main:
                 self._write("average")
+        return selected
 
     @contextmanager
     def _stop_signals(self) -> Iterator[None]:

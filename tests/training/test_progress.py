@@ -1,0 +1,44 @@
+"""What a person sees of a run."""
+
+import functools
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from longscan.training.progress import ProgressView
+
+ROWS = [
+    {"step": 2, "split": "train", "loss": 0.5, "accuracy": 0.75, "lr": 0.01},
+    {"step": 2, "split": "valid", "loss": 0.25, "accuracy": None},
+]
+
+
+def seen(monkeypatch: pytest.MonkeyPatch, *, terminal: bool, shown: bool = True) -> str:
+    text = io.StringIO()
+    console = functools.partial(Console, file=text, force_terminal=terminal, width=160)
+    monkeypatch.setattr("longscan.training.progress.Console", lambda **values: console(quiet=values["quiet"]))
+    with ProgressView(10, 1, "accuracy", shown=shown) as view:
+        for step in (2, 3, 4):
+            view.step(step)
+        for row in ROWS:
+            view.row(row)
+    return text.getvalue()
+
+
+def test_a_terminal_has_a_bar_with_steps_speed_loss_metric_and_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = seen(monkeypatch, terminal=True)
+    assert "4/10" in text
+    assert "steps/s" in text
+    assert "train loss 0.5000, accuracy 0.7500, lr 0.01" in text
+    assert "step 2: valid loss 0.2500, accuracy none" in text
+
+
+def test_elsewhere_each_validation_has_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert seen(monkeypatch, terminal=False) == "step 2: valid loss 0.2500, accuracy none\n"
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_python_is_silent_unless_asked(monkeypatch: pytest.MonkeyPatch, terminal: Any) -> None:
+    assert seen(monkeypatch, terminal=terminal, shown=False) == ""
