@@ -1,8 +1,8 @@
 // Channels in the lanes of vectors: how a tensor (D, N) of channels and states is cut up when sums run over the states.
 //
-// A lane holds one channel, a vector one state index, so that sums over states are plain additions of vectors. Where fewer channels
-// are left than there are lanes, they take a power of two of lanes, and the other lanes hold further states of the same channels,
-// to be folded onto the first ones at the end. A unit of work is one or two vectors of the same channels.
+// A lane holds one channel, a vector one state index, so that sums over states are plain additions of vectors. Where fewer
+// channels are left than there are lanes, they take a power of two of lanes, and the other lanes hold further states of the same
+// channels, to be folded onto the first ones at the end. A unit of work is one or two vectors of the same channels.
 #pragma once
 
 #include "parallel.h"

@@ -12,7 +12,8 @@ namespace longscan::LONGSCAN_ISA {
 template <class T> struct HalfTurns {
   static constexpr T INVERSE = T(0.318309886183790671537767526745);
 #if defined(__FMA__) || defined(__aarch64__)  // one rounding to a multiply-add: the product may have any number of bits
-  static constexpr T PART1 = T(3.14159265358979323846), PART2 = sizeof(T) == 4 ? T(-8.74227800037248e-8) : T(1.2246467991473532e-16);
+  static constexpr T PART1 = T(3.14159265358979323846);
+  static constexpr T PART2 = sizeof(T) == 4 ? T(-8.74227800037248e-8) : T(1.2246467991473532e-16);
   static constexpr T PART3 = 0;
 #else
   static constexpr T PART1 = sizeof(T) == 4 ? T(3.140625) : T(3.1415926218032836914);

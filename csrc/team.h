@@ -23,8 +23,8 @@ struct Member {
   }
 };
 
-// As many groups as leave no thread idle for more than a tenth of the time, unless copies of what a group holds (`group_size` numbers)
-// would outgrow `limit`; no more members than `units`.
+// As many groups as leave no thread idle for more than a tenth of the time, unless copies of what a group holds (`group_size`
+// numbers) would outgrow `limit`; no more members than `units`.
 INLINE Member plan(int threads, int64_t batch, int64_t units, int64_t group_size, int64_t limit) {
   int total = workers(INT64_MAX, threads), groups = 1;
   for (int n = 2; n <= total; n++) {

@@ -19,12 +19,12 @@
 // Steps marked INVALID are left out when a chunk's inputs are gathered, so nothing that stands there is ever read.
 //
 // Counted per (batch, t, d, n) at D = N = 64, multiplications and fused multiply-adds: forward 64 for the projection and 22 (3
-// reduction of the phase, 11 sine and cosine, 2 S, 4 omega, 2 y); backward 192 for three products and 34. Two cores that each start
-// one AVX-512 multiply-add a cycle at 3.6 GHz (115e9 lanes a second) need at least 0.75 and 2.0 ns for these; with two a cycle, half.
+// reduction of the phase, 11 sine and cosine, 2 S, 4 omega, 2 y); backward 192 for three products and 34. Two cores that each
+// start one AVX-512 multiply-add a cycle at 3.6 GHz (115e9 lanes a second) need 0.75 and 2.0 ns for these; two a cycle, half.
 // Memory: forward 4 numbers per (t, d) and 3 N / chunk of saved states, backward 10 and as many again, a tenth of that time.
 //
-// Threads. team.h: groups of batch rows, and units shared by the members of a group, who meet twice in a span of chunks. Every sum is
-// taken in an order that depends on the sizes and the number of threads only.
+// Threads. team.h: groups of batch rows, and units shared by the members of a group, who meet twice in a span of chunks. Every
+// sum is taken in an order that depends on the sizes and the number of threads only.
 #include "unitary_scan.h"
 
 #include "gemm.h"
@@ -138,7 +138,9 @@ template <class T> struct Tile {
   T *x, *dt, *g;          // [step][block * lanes + lane]: dt silu(u), dt, and the gradient of the sum over states
 };
 
-template <class T, int V> INLINE void project(const Tile<T>& tile, int64_t first, const T* panel, int64_t D, const Vec<T> (&bias)[V], T* angles) {
+// The angles of ROWS steps: [step][vector][lane].
+template <class T, int V>
+INLINE void project(const Tile<T>& tile, int64_t first, const T* panel, int64_t D, const Vec<T> (&bias)[V], T* angles) {
   Vec<T> sums[ROWS][V];
 #pragma GCC unroll 8
   for (int m = 0; m < ROWS; m++) {
@@ -153,88 +155,26 @@ template <class T, int V> INLINE void project(const Tile<T>& tile, int64_t first
   }
 }
 
-// state: per vector [rest of the phase, re w, im w][lane], brought from the chunk's start to its end. y: [step][lane] += Re sum C h.
-template <class T, int V, bool PHASE_DT>
-void forward_unit(const Tile<T>& tile, int64_t block, const T* panel, int64_t D, const T* constant, T* state, T* y) {
-  constexpr int W = lanes<T>;
-  const Coefficients<T, V> k(constant);
-  Phase<T> phase[V];
-  Vec<T> wr[V], wi[V], ar[V], ai[V], pr[V], pi[V], Sr[V], Si[V];
-#pragma GCC unroll 2
-  for (int v = 0; v < V; v++) {
-    phase[v] = {load(state + v * 3 * W), IntVec<T>{}};
-    wr[v] = load(state + (v * 3 + 1) * W);
-    wi[v] = load(state + (v * 3 + 2) * W);
-    ar[v] = k.Cr[v] * wr[v] - k.Ci[v] * wi[v];
-    ai[v] = k.Cr[v] * wi[v] + k.Ci[v] * wr[v];
-    pr[v] = k.Cr[v] * k.Br[v] - k.Ci[v] * k.Bi[v];
-    pi[v] = k.Cr[v] * k.Bi[v] + k.Ci[v] * k.Br[v];
-    Sr[v] = Si[v] = Vec<T>{};
-  }
-  alignas(64) T angles[ROWS * V * W];
-  for (int64_t first = 0; first < tile.steps; first += ROWS) {
-    project<T, V>(tile, first, panel, D, k.bias, angles);
-    int64_t last = tile.steps < first + ROWS ? tile.steps : first + ROWS;
-    const T* angle = angles;
-    for (int64_t step = first; step < last; step++, angle += V * W) {
-      if (tile.resets && tile.resets[step]) {
-#pragma GCC unroll 2
-        for (int v = 0; v < V; v++) wr[v] = wi[v] = ar[v] = ai[v] = Sr[v] = Si[v] = Vec<T>{};
-      }
-      int64_t at = step * tile.lanes_row + block * W;
-      Vec<T> x = load(tile.x + at), sum = load(y + at);
-#pragma GCC unroll 2
-      for (int v = 0; v < V; v++) {
-        Vec<T> theta = load(angle + v * W);
-        if constexpr (PHASE_DT) theta *= load(tile.dt + at);
-        phase[v].add(theta, k.turned[v]);
-        SinCos<T> e = phase[v].sincos();
-        Vec<T> signed_x = flip<T>(x, phase[v].sign());
-        Sr[v] += signed_x * e.cos;
-        Si[v] -= signed_x * e.sin;
-        Vec<T> omega_r = ar[v] + pr[v] * Sr[v] - pi[v] * Si[v];
-        Vec<T> omega_i = ai[v] + pr[v] * Si[v] + pi[v] * Sr[v];
-        sum += flip<T>(e.cos * omega_r - e.sin * omega_i, phase[v].sign());
-      }
-      store(y + at, sum);
-    }
-#pragma GCC unroll 2
-    for (int v = 0; v < V; v++) phase[v].rest += k.bias_low[v] * T(last - first);
-  }
-#pragma GCC unroll 2
-  for (int v = 0; v < V; v++) {
-    store(state + v * 3 * W, phase[v].rest);
-    store(state + (v * 3 + 1) * W, flip<T>(wr[v] + k.Br[v] * Sr[v] - k.Bi[v] * Si[v], phase[v].sign()));
-    store(state + (v * 3 + 2) * W, flip<T>(wi[v] + k.Br[v] * Si[v] + k.Bi[v] * Sr[v], phase[v].sign()));
-  }
-}
-
-
-// ---------------------------------------------------------------------------------------------- the backward of a unit
-
-// What goes from chunk to chunk, backwards in time, for each vector of a batch row: R and m; and the sums for each vector.
-enum Carried { R_RE, R_IM, M_RE, M_IM, CARRIED };
-enum Summed { SUM_BIAS, SUM_B_RE, SUM_B_IM, SUM_C_RE, SUM_C_IM, SUMMED };
-
-// Scratch memory of one thread, of the size of a unit and a chunk.
+// What the backward needs of every step of a unit and chunk: scratch memory of one thread.
 template <class T> struct Trace {
   T* rotation;  // [step][vector][re, -im of V][lane]
   T* omega;     // [step][vector][re, im][lane], before the step
-  T* w;         // the same of w; where a gradient of the final state came in
+  T* w;         // the same of w; null unless the final state has a gradient
   T* angles;    // [step][vector][lane]: the angle before the multiplication by dt; with phase_dt
   T* slopes;    // [step][vector][lane]: the gradient of the projection
 };
 
-// How a chunk ended going forward: needed where the way back begins.
+// Where a sweep over a chunk ended: the phase, and w_0 and S of the last segment.
 template <class T, int V> struct Ending {
-  Vec<T> rest[V], Sr[V], Si[V];
+  Vec<T> rest[V], wr[V], wi[V], Sr[V], Si[V];
   IntVec<T> sign[V];
 };
 
-// Runs over the chunk as `forward_unit` does, from the same start, and keeps the trace. y: [step][lane] += Re sum C h, if not null.
-template <class T, int V, bool PHASE_DT>
-INLINE Ending<T, V> retrace(const Tile<T>& tile, int64_t block, const T* panel, int64_t D, const Coefficients<T, V>& k, const T* state,
-                            const Trace<T>& trace, bool terminal, T* y) {
+// Runs over a chunk from the state at its start: per vector [rest of the phase, re w, im w][lane]. y, unless null: [step][lane]
+// += Re sum C h.
+template <class T, int V, bool PHASE_DT, bool TRACE>
+INLINE Ending<T, V> sweep(const Tile<T>& tile, int64_t block, const T* panel, int64_t D, const Coefficients<T, V>& k,
+                          const T* state, const Trace<T>& trace, T* y) {
   constexpr int W = lanes<T>;
   Phase<T> phase[V];
   Vec<T> wr[V], wi[V], ar[V], ai[V], pr[V], pi[V], Sr[V], Si[V], omega_r[V], omega_i[V];
@@ -252,7 +192,7 @@ INLINE Ending<T, V> retrace(const Tile<T>& tile, int64_t block, const T* panel, 
   alignas(64) T angles[ROWS * V * W];
   for (int64_t first = 0; first < tile.steps; first += ROWS) {
     project<T, V>(tile, first, panel, D, k.bias, angles);
-    int64_t last = tile.steps < first + ROWS ? tile.steps : first + ROWS;
+    const int64_t last = tile.steps < first + ROWS ? tile.steps : first + ROWS;
     const T* angle = angles;
     for (int64_t step = first; step < last; step++, angle += V * W) {
       if (tile.resets && tile.resets[step]) {
@@ -260,26 +200,28 @@ INLINE Ending<T, V> retrace(const Tile<T>& tile, int64_t block, const T* panel, 
         for (int v = 0; v < V; v++)
           wr[v] = wi[v] = ar[v] = ai[v] = Sr[v] = Si[v] = omega_r[v] = omega_i[v] = Vec<T>{};
       }
-      int64_t at = step * tile.lanes_row + block * W;
+      const int64_t at = step * tile.lanes_row + block * W;
       Vec<T> x = load(tile.x + at), sum{};
 #pragma GCC unroll 2
       for (int v = 0; v < V; v++) {
-        int64_t pair = (step * V + v) * 2 * W;
+        const int64_t pair = (step * V + v) * 2 * W;
         Vec<T> theta = load(angle + v * W);
         if constexpr (PHASE_DT) {
-          store(trace.angles + (step * V + v) * W, theta);
+          if constexpr (TRACE) store(trace.angles + (step * V + v) * W, theta);
           theta *= load(tile.dt + at);
         }
         phase[v].add(theta, k.turned[v]);
         SinCos<T> e = phase[v].sincos();
         e = {flip<T>(e.sin, phase[v].sign()), flip<T>(e.cos, phase[v].sign())};
-        store(trace.rotation + pair, e.cos);
-        store(trace.rotation + pair + W, e.sin);
-        store(trace.omega + pair, omega_r[v]);
-        store(trace.omega + pair + W, omega_i[v]);
-        if (terminal) {
-          store(trace.w + pair, wr[v] + k.Br[v] * Sr[v] - k.Bi[v] * Si[v]);
-          store(trace.w + pair + W, wi[v] + k.Br[v] * Si[v] + k.Bi[v] * Sr[v]);
+        if constexpr (TRACE) {
+          store(trace.rotation + pair, e.cos);
+          store(trace.rotation + pair + W, e.sin);
+          store(trace.omega + pair, omega_r[v]);
+          store(trace.omega + pair + W, omega_i[v]);
+          if (trace.w) {
+            store(trace.w + pair, wr[v] + k.Br[v] * Sr[v] - k.Bi[v] * Si[v]);
+            store(trace.w + pair + W, wi[v] + k.Br[v] * Si[v] + k.Bi[v] * Sr[v]);
+          }
         }
         Sr[v] += x * e.cos;
         Si[v] -= x * e.sin;
@@ -297,11 +239,33 @@ INLINE Ending<T, V> retrace(const Tile<T>& tile, int64_t block, const T* panel, 
   for (int v = 0; v < V; v++) {
     ending.rest[v] = phase[v].rest;
     ending.sign[v] = phase[v].sign();
+    ending.wr[v] = wr[v];
+    ending.wi[v] = wi[v];
     ending.Sr[v] = Sr[v];
     ending.Si[v] = Si[v];
   }
   return ending;
 }
+
+// Brings the state of a unit from the chunk's start to its end. y: [step][lane] += Re sum C h.
+template <class T, int V, bool PHASE_DT>
+void forward_unit(const Tile<T>& tile, int64_t block, const T* panel, int64_t D, const T* constant, T* state, T* y) {
+  constexpr int W = lanes<T>;
+  const Coefficients<T, V> k(constant);
+  const Ending<T, V> end = sweep<T, V, PHASE_DT, false>(tile, block, panel, D, k, state, Trace<T>{}, y);
+#pragma GCC unroll 2
+  for (int v = 0; v < V; v++) {
+    store(state + v * 3 * W, end.rest[v]);
+    store(state + (v * 3 + 1) * W, flip<T>(end.wr[v] + k.Br[v] * end.Sr[v] - k.Bi[v] * end.Si[v], end.sign[v]));
+    store(state + (v * 3 + 2) * W, flip<T>(end.wi[v] + k.Br[v] * end.Si[v] + k.Bi[v] * end.Sr[v], end.sign[v]));
+  }
+}
+
+// ---------------------------------------------------------------------------------------------- the backward of a unit
+
+// What goes from chunk to chunk, backwards in time, for each vector of a batch row: R and m; and the sums for each vector.
+enum Carried { R_RE, R_IM, M_RE, M_IM, CARRIED };
+enum Summed { SUM_BIAS, SUM_B_RE, SUM_B_IM, SUM_C_RE, SUM_C_IM, SUMMED };
 
 // Gradients of the tile's inputs, [step][block * lanes + lane], to be added to; y and dt may be null.
 template <class T> struct TileGradients {
@@ -310,11 +274,11 @@ template <class T> struct TileGradients {
 
 // final_state: per vector [re, im][lane] of its gradient if the chunk is the row's last, else null.
 template <class T, int V, bool PHASE_DT>
-void backward_unit(const Tile<T>& tile, int64_t block, const T* panel, int64_t D, const T* constant, const T* state, const Trace<T>& trace,
-                   const T* final_state, bool terminal, T* carried, T* sums, const TileGradients<T>& gradients) {
+void backward_unit(const Tile<T>& tile, int64_t block, const T* panel, int64_t D, const T* constant, const T* state,
+                   const Trace<T>& trace, const T* final_state, T* carried, T* sums, const TileGradients<T>& gradients) {
   constexpr int W = lanes<T>;
   const Coefficients<T, V> k(constant);
-  const Ending<T, V> ending = retrace<T, V, PHASE_DT>(tile, block, panel, D, k, state, trace, terminal, gradients.y);
+  const Ending<T, V> ending = sweep<T, V, PHASE_DT, true>(tile, block, panel, D, k, state, trace, gradients.y);
   Vec<T> pr[V], pi[V], Rr[V], Ri[V], next_r[V], next_i[V], mr[V], mi[V], br[V], bi[V], Zr[V], Zi[V], bias[V];
 #pragma GCC unroll 2
   for (int v = 0; v < V; v++) {
@@ -357,7 +321,7 @@ void backward_unit(const Tile<T>& tile, int64_t block, const T* panel, int64_t D
       Vec<T> entering = pr[v] * kr - pi[v] * ki;
       Zr[v] += x * kr;
       Zi[v] -= x * ki;
-      if (terminal) {
+      if (trace.w) {
         slope += mi[v] * load(trace.w + pair) - mr[v] * load(trace.w + pair + W);
         entering += br[v] * cos + bi[v] * sin;
       }
@@ -814,7 +778,7 @@ template <class T> struct Backward {
       auto kernel = unit.vectors == 2 ? (a.phase_dt ? backward_unit<T, 2, true> : backward_unit<T, 2, false>)
                                       : (a.phase_dt ? backward_unit<T, 1, true> : backward_unit<T, 1, false>);
       kernel(tile, unit.block, parameters.panel(unit), p.D, parameters.constant(unit.vector), state, memory.trace,
-             ends ? final_state : nullptr, terminal, memory.carried_of(unit), memory.sums_of(unit), gradients);
+             ends ? final_state : nullptr, memory.carried_of(unit), memory.sums_of(unit), gradients);
       auto apply = unit.vectors == 2 ? apply_slopes<T, 2> : apply_slopes<T, 1>;
       apply(p, tile, memory.trace.slopes, parameters.weights(unit), memory.weights_of(p, unit), u);
     }
@@ -834,7 +798,8 @@ template <class T> struct Backward {
       Vec<T> sum_D = load(memory.D + n * W);
       for (int64_t step = begin; step < end; step++) {
         const int64_t at = p.at(tile.b, tile.first + tile.times[step]), lane = step * p.lanes_row + n * W;
-        Vec<T> u = load_channels(static_cast<const T*>(a.u) + at, block), dt = load_channels(static_cast<const T*>(a.dt) + at, block);
+        Vec<T> u = load_channels(static_cast<const T*>(a.u) + at, block);
+        Vec<T> dt = load_channels(static_cast<const T*>(a.dt) + at, block);
         Vec<T> g = load(tile.g + lane), gate = sigmoid(u), activated = u * gate;
         Vec<T> dx = x_of.collect(first, last, lane, block);
         Vec<T> du = (dt * dx + skip * g) * (gate + activated * (1 - gate));
@@ -892,8 +857,9 @@ template <class T> struct Backward {
   }
 
   void write_D() {
+    const Tiles<T> sums = {pointers + OF_D * members, 0};
     for (int64_t n = 0; n < p.layout.blocks; n++)
-      store_channels(static_cast<T*>(grads.D), p.layout.block(n), Tiles<T>{pointers + OF_D * members, n * W}.sum(0, members - 1, 0));
+      store_channels(static_cast<T*>(grads.D), p.layout.block(n), sums.sum(0, members - 1, n * W));
   }
 };
 
@@ -924,7 +890,8 @@ template <class T> static void backward(const UnitaryScanGradients& grads) {
 
   run_team(team, [&](const Member& m, int index, int members) {
     Cutter<T> group(group_memory.slice(m.group, group_count.size)), own(member_memory.slice(index, member_count.size));
-    Backward<T> work = {p, grads, parameters, terminal, m, BackwardMemory<T>(p, span, terminal, group, own), pointers.data(), members};
+    BackwardMemory<T> cut(p, span, terminal, group, own);
+    Backward<T> work = {p, grads, parameters, terminal, m, cut, pointers.data(), members};
     BackwardMemory<T>& memory = work.memory;
     T* const shown[GATHERED] = {memory.gradients.x, memory.gradients.y, memory.gradients.dt, memory.u, memory.D};
     for (int i = 0; i < GATHERED; i++) pointers.data()[i * members + index] = shown[i];
