@@ -1,8 +1,8 @@
 """How far a result may lie from the truth.
 
-The truth is the reference in float64. A fast result may err twice what plain arithmetic of the same precision errs, or a few
-times what the truth itself moves when every input is rounded to that precision, whichever asks for less; half precisions may
-add the rounding of the result. So no tolerance is a number that somebody chose for a test: it follows from the case.
+The truth is the reference in float64. A fast result may err twice what plain arithmetic of the same precision errs, and a few
+times what the truth itself moves when every input moves to a number next to it in that precision, and the rounding of the
+result. So no tolerance is a number that somebody chose for a test: it follows from the case.
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,20 +44,21 @@ def size(truth: Tensor) -> float:
 
 
 def assert_as_accurate(
-    fast: Results, plain: Sequence[Results], truth: Results, shaken: Sequence[Results], label: str = ""
+    fast: Results, truth: Results, plain: Sequence[tuple[Results, Results]], moved: Sequence[Results], label: str = ""
 ) -> None:
     """Every result of `fast` errs at most twice the worst of `plain`, plus what roundings of the inputs do.
 
-    fast, plain: results of one precision, by name; truth: in float64; shaken: the truth for inputs moved by one rounding.
+    fast: results by name; truth: the same in float64; plain: results of plain arithmetic, each with its truth, for these inputs
+    and for ones next to them, so that one lucky rounding decides nothing; moved: the truth for inputs next to these.
     """
     for name, value in fast.items():
         eps = torch.finfo(real_dtype(value.dtype)).eps
-        floor = ROUNDINGS * max(distance(other[name], truth[name]) for other in shaken) + eps * size(truth[name])
-        allowed = TWICE * max((distance(other[name], truth[name]) for other in plain), default=0.0) + floor
+        floor = ROUNDINGS * max(distance(other[name], truth[name]) for other in moved) + eps * size(truth[name])
+        allowed = TWICE * max((distance(other[name], true[name]) for other, true in plain), default=0.0) + floor
         error = distance(value, truth[name])
         assert error <= allowed, f"{label}{name}: error {error:.3g}, allowed {allowed:.3g}, largest value {size(truth[name]):.3g}"
 
 
-def assert_same(one: Results, other: Results, shaken: Sequence[Results], label: str = "") -> None:
+def assert_same(one: Results, other: Results, moved: Sequence[Results], label: str = "") -> None:
     """Two ways of computing the same numbers in float64 agree to what roundings of the inputs do."""
-    assert_as_accurate(one, [], other, shaken, label)
+    assert_as_accurate(one, other, [], moved, label)

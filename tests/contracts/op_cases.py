@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from longscan.ops import OPS
+from tolerances import shake
 
 LENGTHS = [0, 1, 2, 3, 63, 65] * 4 + [1000]
 PRECISIONS = [torch.float32] * 3 + [torch.float64, torch.bfloat16, torch.float16]
@@ -21,6 +22,7 @@ class Case:
     """One call: differentiable inputs by argument name in float64 or complex128, and the other arguments.
 
     half: whether half precisions apply to the inputs that change from step to step only, as under mixed precision.
+    cotangents: random weights of y and of the final state, of which gradients are taken.
     """
 
     op: str
@@ -29,6 +31,7 @@ class Case:
     seed: int
     half: bool = False
     masks: dict[str, Tensor] = field(default_factory=dict)
+    cotangents: tuple[Tensor, ...] = ()
 
     def __repr__(self) -> str:
         shapes = {name: f"{tuple(x.shape)}{' complex' if x.is_complex() else ''}" for name, x in self.inputs.items()}
@@ -44,7 +47,11 @@ class Case:
 
     @property
     def _leading(self) -> Tensor:
-        return self.inputs["b" if self.op == "linear_scan" else "u"]
+        return self.inputs[self._lead_name]
+
+    @property
+    def _lead_name(self) -> str:
+        return "b" if self.op == "linear_scan" else "u"
 
     def changes_in_time(self, name: str) -> bool:
         """Whether the input `name` has axes (B, L, ...)."""
@@ -61,15 +68,26 @@ class Case:
                 return x.to(COMPLEX.get(wide, torch.complex64))
             return x.to(wide if name == "initial_state" or (self.half and not self.changes_in_time(name)) else dtype)
 
-        return replace(self, inputs={name: convert(name, x) for name, x in self.inputs.items()})
+        inputs = {name: convert(name, x) for name, x in self.inputs.items()}
+        cotangents = tuple(convert(name, x) for name, x in zip((self._lead_name, "initial_state"), self.cotangents, strict=False))
+        return replace(self, inputs=inputs, cotangents=cotangents)
 
     def in_double(self) -> "Case":
         """The same call in float64, exactly."""
-        exact = {name: x.to(torch.complex128 if x.is_complex() else torch.float64) for name, x in self.inputs.items()}
-        return replace(self, inputs=exact)
+        return self.map(lambda x: x.to(torch.complex128 if x.is_complex() else torch.float64))
 
-    def map_inputs(self, change: Callable[[Tensor], Tensor]) -> "Case":
-        return replace(self, inputs={name: change(x) for name, x in self.inputs.items()})
+    def map(self, change: Callable[[Tensor], Tensor]) -> "Case":
+        """The same call with every input and cotangent changed."""
+        inputs = {name: change(x) for name, x in self.inputs.items()}
+        return replace(self, inputs=inputs, cotangents=tuple(change(x) for x in self.cotangents))
+
+    def neighbours(self, dtype: torch.dtype, count: int = 2) -> list["Case"]:
+        """The same call, in `dtype`, with every number moved to one next to it, up or down at random."""
+        found = []
+        for i in range(count):
+            generator = torch.Generator().manual_seed(self.seed + i)
+            found.append(self.in_double().map(lambda x, g=generator: shake(x, torch.finfo(dtype).eps, g)).in_precision(dtype))
+        return found
 
     def steps(self, start: int, stop: int) -> "Case":
         """The same call on steps start..stop only."""
@@ -83,17 +101,11 @@ def call(case: Case, backend: str) -> tuple[Tensor, ...]:
     return results if isinstance(results, tuple) else (results,)
 
 
-def run(case: Case, backend: str, shake: Callable[[Tensor], Tensor] | None = None) -> dict[str, Tensor]:
-    """Results and the gradients of every input for random cotangents on y and the final state.
-
-    shake: applied to inputs and cotangents first.
-    """
-    change = shake or (lambda x: x)
-    case = case.map_inputs(lambda x: change(x.detach()).clone().requires_grad_())
+def run(case: Case, backend: str) -> dict[str, Tensor]:
+    """Results, and the gradients of every input for the case's cotangents."""
+    case = replace(case, inputs={name: x.detach().clone().requires_grad_() for name, x in case.inputs.items()})
     results = call(case, backend)
-    generator = torch.Generator().manual_seed(case.seed + 1)
-    weights = [change(random(x.shape, generator, x.is_complex()).to(x.dtype)) for x in results]
-    return named(results) | gradients(results, weights, case)
+    return named(results) | gradients(results, case)
 
 
 def named(results: tuple[Tensor, ...]) -> dict[str, Tensor]:
@@ -101,9 +113,9 @@ def named(results: tuple[Tensor, ...]) -> dict[str, Tensor]:
     return {name: x.detach() for name, x in zip(("y", "final state"), results, strict=False)}
 
 
-def gradients(results: tuple[Tensor, ...], weights: list[Tensor], case: Case) -> dict[str, Tensor]:
-    """The gradients of every input, by name, for these cotangents; zeros where no result depends on an input."""
-    used = [(x, weight) for x, weight in zip(results, weights, strict=True) if x.requires_grad]
+def gradients(results: tuple[Tensor, ...], case: Case) -> dict[str, Tensor]:
+    """The gradients of every input, by name; zeros where no result depends on an input."""
+    used = [(x, weight.to(x.dtype)) for x, weight in zip(results, case.cotangents, strict=True) if x.requires_grad]
     leaves = list(case.inputs.values())
     found = torch.autograd.grad([x for x, _ in used], leaves, [weight for _, weight in used], allow_unused=True)
     filled = [torch.zeros_like(x) if grad is None else grad for x, grad in zip(leaves, found, strict=True)]
@@ -252,4 +264,6 @@ def cases(draw: st.DrawFn, op: str, masked: bool = True, lengths: tuple[int, ...
     batch, length = draw(st.integers(1, 3)), draw(st.sampled_from(lengths))
     inputs, options = MAKERS[op](draw, batch, length, generator)
     masks = _masks(draw, batch, length, generator) if masked and OPS[op].stateful else {}
-    return Case(op, inputs, options, seed, draw(st.booleans()), masks)
+    case = Case(op, inputs, options, seed, draw(st.booleans()), masks)
+    shapes = call(replace(case, inputs={name: x.to("meta") for name, x in inputs.items()}, masks={}), "eager")
+    return replace(case, cotangents=tuple(random(x.shape, generator, x.is_complex()) for x in shapes))

@@ -1,16 +1,17 @@
 """What every op promises, on every backend that this machine has."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from op_cases import PRECISIONS, Case, call, cases, gradients, named, random, run
+from op_cases import PRECISIONS, call, cases, named, run
 
 from longscan.ops import OPS
 from longscan.ops._dispatch import reject
-from tolerances import assert_as_accurate, assert_same, shake
+from tolerances import assert_as_accurate, assert_same
 
 STATEFUL = [name for name, op in OPS.items() if op.stateful]
 
@@ -28,14 +29,6 @@ STATEFUL_ON_EVERY_BACKEND = pytest.mark.parametrize(
 )
 
 
-def shakers(dtype: torch.dtype, seed: int):
-    """Two ways of rounding all inputs to `dtype` at random."""
-    eps = torch.finfo(dtype).eps
-    for offset in (0, 1):
-        generator = torch.Generator().manual_seed(seed + offset)
-        yield lambda x, generator=generator: shake(x, eps, generator)
-
-
 @pytest.mark.parametrize(("op", "backend"), [(op, backend) for op in OPS for backend in OPS[op].native])
 def test_native_kernels_are_there(op, backend):
     reason = reject(op, backend, torch.device("cpu"), torch.float32, OPS[op].native)
@@ -50,16 +43,15 @@ def test_as_accurate_as_plain_arithmetic(op, data):
     """y, final state and every gradient, on every backend, against the reference in float64."""
     dtype = data.draw(st.sampled_from(PRECISIONS))
     case = data.draw(cases(op)).in_precision(dtype)
-    exact = case.in_double()
-    wide = dtype if dtype == torch.float64 else torch.float32
-    truth = run(exact, "reference")
-    shaken = [run(exact, "reference", shaker) for shaker in shakers(wide, case.seed)]
-    plain = [run(case, "reference")]
+    truth = run(case.in_double(), "reference")
+    near = case.neighbours(dtype if dtype == torch.float64 else torch.float32)
+    moved = [run(other.in_double(), "reference") for other in near]
+    plain = [(run(other, "reference"), true) for other, true in zip([case, *near], [truth, *moved], strict=True)]
     for backend in FAST[op]:
         results = run(case, backend)
-        assert_as_accurate(results, plain, truth, shaken, f"{backend}: ")
+        assert_as_accurate(results, truth, plain, moved, f"{backend}: ")
         if backend == "eager":
-            plain.append(results)
+            plain.append((results, truth))
 
 
 @STATEFUL_ON_EVERY_BACKEND
@@ -80,8 +72,8 @@ def test_carrying_the_state_over_a_split_changes_nothing(op, backend, data):
                 state[row] = 0
     second.inputs["initial_state"] = state
     y2, state = call(second, backend)
-    shaken = [named(call(case.map_inputs(shaker), backend)) for shaker in shakers(torch.float64, case.seed)]
-    assert_same(named((torch.cat([y1, y2], 1), state)), named(whole), shaken)
+    moved = [named(call(other, backend)) for other in case.neighbours(torch.float64)]
+    assert_same(named((torch.cat([y1, y2], 1), state)), named(whole), moved)
 
 
 @STATEFUL_ON_EVERY_BACKEND
@@ -94,7 +86,8 @@ def test_packed_rows_equal_rows_alone(op, backend, data):
     for i, cut in enumerate(cuts):
         ids[:, cut:] = 7 - i
     case.masks["seq_idx"] = ids
-    packed = run(case, backend)
+    packed = named(call(case, backend))
+    moved = [named(call(other, backend)) for other in case.neighbours(torch.float64)]
     case.masks.clear()
     pieces, final = [], None
     reverse = case.options.get("reverse", False)
@@ -106,9 +99,7 @@ def test_packed_rows_equal_rows_alone(op, backend, data):
         y, final = call(piece, backend)
         pieces.append(y)
     y = torch.cat(pieces[::-1] if reverse else pieces, 1)
-    case.masks["seq_idx"] = ids
-    shaken = [run(case, backend, shaker) for shaker in shakers(torch.float64, case.seed)]
-    assert_same({"y": packed["y"], "final state": packed["final state"]}, {"y": y, "final state": final}, shaken)
+    assert_same(packed, {"y": y, "final state": final}, moved)
 
 
 @STATEFUL_ON_EVERY_BACKEND
@@ -134,29 +125,21 @@ def test_invalid_steps_are_as_if_absent(op, backend, data):
         index = places.view(*places.shape, *(1,) * (x.ndim - 2)).expand(-1, -1, *x.shape[2:])
         return torch.full((case.batch, length, *x.shape[2:]), fill, dtype=x.dtype).scatter(1, index, x)
 
+    def spread_results(results):
+        return {
+            name: spread(x, 0) if name == "y" or case.changes_in_time(name.removeprefix("gradient of ")) else x
+            for name, x in results.items()
+        }
+
     nan = float("nan")
-    padded = {name: spread(x, nan) if case.changes_in_time(name) else x for name, x in case.inputs.items()}
-    valid = spread(torch.ones(case.batch, case.length, dtype=torch.bool), False)
-    alone = run(case, backend)
-    results = run_padded(Case(op, padded, case.options, case.seed, masks={"valid": valid}), backend, alone, spread)
-    expected = {
-        name: spread(x, 0) if name == "y" or case.changes_in_time(name.removeprefix("gradient of ")) else x
-        for name, x in alone.items()
-    }
-    shaken = []
-    for shaker in shakers(torch.float64, case.seed):
-        moved = run(case, backend, shaker)
-        shaken.append({name: x if x.shape == expected[name].shape else spread(x, 0) for name, x in moved.items()})
-    assert_same(results, expected, shaken)
-
-
-def run_padded(case, backend, alone, spread):
-    """As `run`, with the cotangents that `run` gave the sequence alone, and NaN cotangents at invalid steps."""
-    case = case.map_inputs(lambda x: x.clone().requires_grad_())
-    results = call(case, backend)
-    generator = torch.Generator().manual_seed(case.seed + 1)
-    weights = [random(alone[name].shape, generator, alone[name].is_complex()) for name in ("y", "final state")]
-    return named(results) | gradients(results, [spread(weights[0], float("nan")), weights[1]], case)
+    padded = replace(
+        case,
+        inputs={name: spread(x, nan) if case.changes_in_time(name) else x for name, x in case.inputs.items()},
+        masks={"valid": spread(torch.ones(case.batch, case.length, dtype=torch.bool), False)},
+        cotangents=(spread(case.cotangents[0], nan), case.cotangents[1]),
+    )
+    moved = [spread_results(run(other, backend)) for other in case.neighbours(torch.float64)]
+    assert_same(run(padded, backend), spread_results(run(case, backend)), moved)
 
 
 @ON_EVERY_BACKEND
