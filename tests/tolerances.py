@@ -44,21 +44,27 @@ def size(truth: Tensor) -> float:
 
 
 def assert_as_accurate(
-    fast: Results, truth: Results, plain: Sequence[tuple[Results, Results]], moved: Sequence[Results], label: str = ""
+    fast: Results,
+    plain: Sequence[Results],
+    truth: Results,
+    moved: Sequence[Results],
+    plain_moved: Sequence[Results] = (),
+    label: str = "",
 ) -> None:
     """Every result of `fast` errs at most twice the worst of `plain`, plus what roundings of the inputs do.
 
-    fast: results by name; truth: the same in float64; plain: results of plain arithmetic, each with its truth, for these inputs
-    and for ones next to them, so that one lucky rounding decides nothing; moved: the truth for inputs next to these.
+    fast, plain: results of one precision, by name; truth: the same in float64; moved: the truth for inputs next to these;
+    plain_moved: plain results for the inputs of `moved`, so that one lucky rounding decides nothing.
     """
+    judged = [(result, truth) for result in plain] + list(zip(plain_moved, moved, strict=bool(plain_moved)))
     for name, value in fast.items():
         eps = torch.finfo(real_dtype(value.dtype)).eps
         floor = ROUNDINGS * max(distance(other[name], truth[name]) for other in moved) + eps * size(truth[name])
-        allowed = TWICE * max((distance(other[name], true[name]) for other, true in plain), default=0.0) + floor
+        allowed = TWICE * max((distance(other[name], true[name]) for other, true in judged), default=0.0) + floor
         error = distance(value, truth[name])
         assert error <= allowed, f"{label}{name}: error {error:.3g}, allowed {allowed:.3g}, largest value {size(truth[name]):.3g}"
 
 
 def assert_same(one: Results, other: Results, moved: Sequence[Results], label: str = "") -> None:
     """Two ways of computing the same numbers in float64 agree to what roundings of the inputs do."""
-    assert_as_accurate(one, other, [], moved, label)
+    assert_as_accurate(one, [], other, moved, label=label)
