@@ -57,6 +57,7 @@ NB_MODULE(_native, module) {
 #else
   module.attr("openmp") = false;
 #endif
+  bind_mamba_step(module);
   bind_math_probe(module);
   bind_linear_scan(module);
   bind_selective_scan(module);

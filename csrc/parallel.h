@@ -71,13 +71,17 @@ inline int workers(int64_t items, int threads) {
 #endif
 }
 
+// Bodies are called out of line, from one place: inlined into the serial and the parallel path separately, the compiler may
+// fuse different multiplications and additions in the two, and results would depend on the number of threads.
+template <class Body> [[gnu::noinline]] void call(const Body& body, int64_t item, int worker) { body(item, worker); }
+
 // body(item, worker) for every item; items go to whichever worker is free, so anything summed over items must be kept per
 // item, not per worker, for results to be the same bits on every run.
 template <class Body> void parallel_for(int64_t items, int threads, const Body& body) {
-  int team = workers(items, threads);
+  const int team = workers(items, threads);
   if (team <= 1) {
     FlushDenormals flush;
-    for (int64_t item = 0; item < items; item++) body(item, 0);
+    for (int64_t item = 0; item < items; item++) call(body, item, 0);
     return;
   }
 #if defined(_OPENMP)
@@ -85,9 +89,40 @@ template <class Body> void parallel_for(int64_t items, int threads, const Body& 
   {
     FlushDenormals flush;
 #pragma omp for schedule(dynamic, 1)
-    for (int64_t item = 0; item < items; item++) body(item, omp_get_thread_num());
+    for (int64_t item = 0; item < items; item++) call(body, item, omp_get_thread_num());
   }
 #endif
+}
+
+// One worker of a team that runs a kernel of several dependent stages.
+struct Worker {
+  int index, team;
+  // Waits until every worker of the team has come here.
+  void barrier() const {
+#if defined(_OPENMP)
+    if (team > 1) {
+#pragma omp barrier
+    }
+#endif
+  }
+};
+
+template <class Body> [[gnu::noinline]] void call(const Body& body, Worker worker) { body(worker); }
+
+// body(worker) on every worker of one team.
+template <class Body> void parallel_stages(int threads, const Body& body) {
+#if defined(_OPENMP)
+  if (workers(threads, threads) > 1) {
+#pragma omp parallel num_threads(threads)
+    {
+      FlushDenormals flush;
+      call(body, Worker{omp_get_thread_num(), omp_get_num_threads()});
+    }
+    return;
+  }
+#endif
+  FlushDenormals flush;
+  call(body, Worker{0, 1});
 }
 
 }  // namespace longscan::LONGSCAN_ISA
