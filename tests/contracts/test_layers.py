@@ -332,6 +332,8 @@ def test_one_graph(entry: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own, when inductor is loaded
+@pytest.mark.filterwarnings("ignore:Torchinductor does not support code generation for complex:UserWarning")  # long_conv's FFT
 @every_case
 def test_compiled_by_inductor(entry: str, options: dict[str, Any]) -> None:
     compiled_equals_eager(entry, options, "inductor")
