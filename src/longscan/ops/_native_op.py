@@ -148,11 +148,13 @@ class NativeOp:
             ctx.constants = [known[name] for name in saved if name in constants]
             ctx.backend, ctx.absent = inputs[-1], {name for name in arguments if known[name] is None}
             ctx.mark_non_differentiable(*output[2:])
+            ctx.set_materialize_grads(False)  # it would make zeros for what is kept for the backward, too
+            ctx.results = [result.shape for result in output[:2]]
 
-        def differentiate(ctx: Any, grad_y: Tensor, grad_final: Tensor, *_: Any) -> Any:
-            found = dict(
-                zip(gradients, second(grad_y, grad_final, *ctx.saved_tensors, *ctx.constants, ctx.backend), strict=True)
-            )
+        def differentiate(ctx: Any, *grads: Tensor | None) -> Any:
+            tensors = ctx.saved_tensors
+            given = [tensors[0].new_zeros(shape) if x is None else x for x, shape in zip(grads, ctx.results, strict=False)]
+            found = dict(zip(gradients, second(*given, *tensors, *ctx.constants, ctx.backend), strict=True))
             return (*(None if name in ctx.absent else found.get(name) for name in arguments), None)
 
         def remember_backend(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noqa: ARG001
