@@ -1,0 +1,114 @@
+"""The install: with a compiler the kernels come along, without one the package works on the eager backend and says so."""
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import scikit_build_core
+import torch
+
+ROOT = Path(__file__).parents[2]
+NO_COMPILER = {"CC": "/bin/false", "CXX": "/bin/false"}
+PIP = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check"]
+
+# What a user of an installed package sees: which backend runs, that it says so once, and a scan that works.
+PROBE = """
+import logging, torch
+records = []
+class Keep(logging.Handler):
+    def emit(self, record): records.append(record.getMessage())
+logging.getLogger("longscan").addHandler(Keep())
+from longscan.ops import explain, linear_scan
+print(explain("linear_scan"))
+for _ in range(2):
+    x, _ = linear_scan(torch.tensor([0.5]), torch.ones(1, 3, 1))
+    assert x.flatten().tolist() == [1.0, 1.5, 1.75]
+print(len(records), *records)
+try:
+    linear_scan(torch.tensor([0.5]), torch.ones(1, 3, 1), backend="cpu")
+    print("explicit: runs")
+except ValueError as error:
+    print("explicit:", error)
+"""
+
+pytestmark = pytest.mark.slow
+
+
+def run(command: list[str], **environment: str) -> str:
+    result = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment})
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A copy of what the build needs, so that no build of this checkout is touched."""
+    copy = tmp_path / "source"
+    copy.mkdir()
+    for name in ("pyproject.toml", "CMakeLists.txt", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, copy)
+    for name in ("csrc", "src"):
+        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+    return copy
+
+
+@pytest.fixture
+def python(tmp_path: Path) -> str:
+    """The Python of a fresh environment that borrows the packages of this one, but not its editable installs."""
+    run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "environment")])
+    python = str(tmp_path / "environment" / "bin" / "python")
+    site = Path(run([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]).strip())
+    borrowed = {str(Path(module.__file__).parents[1]) for module in (pytest, torch, scikit_build_core)}
+    site.joinpath("borrowed.pth").write_text("\n".join(sorted(borrowed)) + "\n")
+    return python
+
+
+def install(python: str, *what: str, **environment: str) -> None:
+    run([*PIP, "--python", python, "install", "--no-build-isolation", "--no-deps", *what], **environment)
+
+
+def wheel(source: Path, **environment: str) -> Path:
+    run([*PIP, "wheel", "--no-build-isolation", "--no-deps", "-w", str(source / "wheels"), str(source)], **environment)
+    (built,) = (source / "wheels").iterdir()
+    return built
+
+
+def kernels_in(built: Path) -> list[str]:
+    return [name for name in zipfile.ZipFile(built).namelist() if name.startswith("longscan/ops/_native.") and "pyi" not in name]
+
+
+def assert_eager_and_says_so(output: str) -> None:
+    backend, logged, explicit = output.splitlines()
+    assert backend.startswith("linear_scan on cpu, torch.float32: eager (the compiled CPU kernels are not installed")
+    assert logged.startswith("1 linear_scan runs on the eager backend, not cpu: the compiled CPU kernels are not installed")
+    assert explicit.startswith("explicit: backend: 'cpu' cannot run linear_scan: the compiled CPU kernels are not installed")
+
+
+def test_wheel_without_compiler(source: Path, python: str) -> None:
+    built = wheel(source, **NO_COMPILER)
+    assert built.name.endswith("-py3-none-any.whl")
+    assert kernels_in(built) == []
+    install(python, str(built))
+    assert_eager_and_says_so(run([python, "-c", PROBE]))
+
+
+def test_editable_install_without_compiler(source: Path, python: str) -> None:
+    install(python, "-e", str(source), **NO_COMPILER)
+    assert run([python, "-c", "import longscan; print(longscan.__file__)"]).startswith(str(source))
+    assert_eager_and_says_so(run([python, "-c", PROBE]))
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(shutil.which(os.environ.get("CXX", "c++")) is None, reason="no C++ compiler on this machine")
+def test_wheel_with_compiler(source: Path, python: str) -> None:
+    if subprocess.run([os.environ.get("CXX", "c++"), "--version"], capture_output=True).returncode != 0:
+        pytest.skip("no working C++ compiler on this machine")
+    built = wheel(source)
+    assert len(kernels_in(built)) == 1
+    install(python, str(built))
+    output = run([python, "-c", PROBE]).splitlines()
+    assert output == ["linear_scan on cpu, torch.float32: cpu (native kernel)", "0", "explicit: runs"]
