@@ -1,0 +1,132 @@
+"""What longscan is measured against: each computes the same function as our op or block, from the same arguments.
+
+Functions take float32 tensors and return y. The loops are what one writes first; `associative` is torch's own scan; mambapy and
+transformers are called as their users call them. Peers of the scans take (u, dt, A, B, C, D, z, dt_bias) for S6, with softplus
+inside, and (u, dt, W, bias, B, C, D, z) for AUSSM, with the projection to angles inside.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn.functional import silu, softplus
+
+
+def _recurrence_arguments(u: Tensor, dt: Tensor, A: Tensor, B: Tensor, dt_bias: Tensor) -> tuple[Tensor, Tensor]:
+    """Decay and input of every step, (B, L, D, N): what the peers keep in memory."""
+    step = softplus(dt + dt_bias)
+    return torch.exp(step.unsqueeze(-1) * A), (step * u).unsqueeze(-1) * B.unsqueeze(2)
+
+
+def s6_loop(u: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, z: Tensor, dt_bias: Tensor) -> Tensor:
+    """A plain loop over time."""
+    step = softplus(dt + dt_bias)
+    entering = step * u
+    h = u.new_zeros(u.shape[0], *A.shape)
+    outputs = []
+    for t in range(u.shape[1]):
+        h = torch.exp(step[:, t].unsqueeze(-1) * A) * h + entering[:, t].unsqueeze(-1) * B[:, t].unsqueeze(1)
+        outputs.append(torch.matmul(h, C[:, t].unsqueeze(-1)).squeeze(-1))
+    return (torch.stack(outputs, 1) + D * u) * silu(z)
+
+
+def s6_transformers(u: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, z: Tensor, dt_bias: Tensor) -> Tensor:
+    """The scan of transformers' MambaMixer where no CUDA kernels are installed, with its channels-first layout."""
+    from transformers.models.mamba.modeling_mamba import mamba_selective_scan
+
+    first = [x.transpose(1, 2) for x in (u, dt, B, C, z)]
+    y = mamba_selective_scan(first[0], first[1], A, first[2], first[3], D=D, z=first[4], delta_bias=dt_bias, delta_softplus=True)
+    return y.transpose(1, 2)
+
+
+def s6_mambapy(u: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, z: Tensor, dt_bias: Tensor) -> Tensor:
+    """mambapy's parallel scan, as its MambaBlock calls it."""
+    from mambapy.pscan import pscan
+
+    states = pscan(*_recurrence_arguments(u, dt, A, B, dt_bias))
+    return ((states @ C.unsqueeze(-1)).squeeze(3) + D * u) * silu(z)
+
+
+def _combine(left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    return left[0] * right[0], right[0] * left[1] + right[1]
+
+
+def s6_associative(u: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, z: Tensor, dt_bias: Tensor) -> Tensor:
+    """torch's associative scan."""
+    from torch._higher_order_ops.associative_scan import associative_scan
+
+    pair = _recurrence_arguments(u, dt, A, B, dt_bias)
+    _, states = associative_scan(_combine, pair, 1, combine_mode="generic")
+    return ((states @ C.unsqueeze(-1)).squeeze(3) + D * u) * silu(z)
+
+
+def _angles_and_inputs(u: Tensor, dt: Tensor, W: Tensor, bias: Tensor, B: Tensor) -> tuple[Tensor, Tensor]:
+    angle = torch.einsum("blp,dnp->bldn", u, W) + bias
+    return angle, (dt * silu(u)).unsqueeze(-1) * B
+
+
+def _read_out(states: Tensor, u: Tensor, C: Tensor, D: Tensor, z: Tensor) -> Tensor:
+    return ((C * states).real.sum(-1) + D * silu(u)) * silu(z)
+
+
+def aussm_loop(u: Tensor, dt: Tensor, W: Tensor, bias: Tensor, B: Tensor, C: Tensor, D: Tensor, z: Tensor) -> Tensor:
+    """A plain loop over time on complex states."""
+    angle, entering = _angles_and_inputs(u, dt, W, bias, B)
+    h = entering.new_zeros(u.shape[0], *bias.shape)
+    outputs = []
+    for t in range(u.shape[1]):
+        h = torch.polar(torch.ones_like(angle[:, t]), angle[:, t]) * h + entering[:, t]
+        outputs.append((C * h).real.sum(-1))
+    return (torch.stack(outputs, 1) + D * silu(u)) * silu(z)
+
+
+def aussm_separable(u: Tensor, dt: Tensor, W: Tensor, bias: Tensor, B: Tensor, C: Tensor, D: Tensor, z: Tensor) -> Tensor:
+    """Two running sums: h_t = e^{iG_t} sum_k e^{-iG_k} x_k with G the running sum of the angles."""
+    angle, entering = _angles_and_inputs(u, dt, W, bias, B)
+    total = angle.cumsum(1)
+    rotation = torch.polar(torch.ones_like(total), total)
+    return _read_out(rotation * (rotation.conj() * entering).cumsum(1), u, C, D, z)
+
+
+def aussm_associative(u: Tensor, dt: Tensor, W: Tensor, bias: Tensor, B: Tensor, C: Tensor, D: Tensor, z: Tensor) -> Tensor:
+    """torch's associative scan on complex numbers, without compilation (the compiler takes no complex numbers)."""
+    from torch._higher_order_ops.associative_scan import associative_scan
+
+    angle, entering = _angles_and_inputs(u, dt, W, bias, B)
+    rotation = torch.polar(torch.ones_like(angle), angle)
+    _, states = associative_scan(_combine, (rotation, entering), 1, combine_mode="generic")
+    return _read_out(states, u, C, D, z)
+
+
+def mambapy_stack(layers: int, d_model: int, d_state: int) -> torch.nn.Module:
+    """mambapy's stack of Mamba blocks with norms and residuals, its own initialisation."""
+    from mambapy.mamba import Mamba, MambaConfig
+
+    return Mamba(MambaConfig(d_model=d_model, n_layers=layers, d_state=d_state))
+
+
+def mambapy_stepper(stack: torch.nn.Module, batch: int) -> Callable[[Tensor], Tensor]:
+    """One token after another through mambapy's stack."""
+    config = stack.config
+    caches = [(None, torch.zeros(batch, config.d_inner, config.d_conv - 1)) for _ in range(config.n_layers)]
+
+    def step(x: Tensor) -> Tensor:
+        nonlocal caches
+        y, caches = stack.step(x, caches)
+        return y
+
+    return step
+
+
+def transformers_stepper(layers: int, d_model: int, d_state: int) -> Callable[[Tensor], Tensor]:
+    """One token after another through transformers' MambaModel, whose weights are its own (same shapes and work)."""
+    from transformers import MambaConfig, MambaModel
+
+    config = MambaConfig(hidden_size=d_model, num_hidden_layers=layers, state_size=d_state, vocab_size=8)
+    model = MambaModel(config).eval()
+    cache = model(inputs_embeds=torch.zeros(1, 1, d_model), use_cache=True).cache_params
+
+    def step(x: Tensor) -> Tensor:
+        return model(inputs_embeds=x.unsqueeze(1), cache_params=cache, use_cache=True).last_hidden_state.squeeze(1)
+
+    return step
