@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn.functional import conv1d, gelu, pad, sigmoid, silu
 
-from longscan.blocks import BLOCKS, AUSSMBlock, MambaBlock, Residual, SimpleBlock
+from longscan.blocks import BLOCKS, AUSSMBlock, MambaBlock, Residual, SimpleBlock, mamba
 from longscan.blocks.gated import GatedBlock
 from longscan.layers import AUSSM, S6, marks
 
@@ -142,3 +142,50 @@ def test_blocks_are_what_their_layers_are():
 def test_impossible_settings_are_named(block, options, error, message):
     with pytest.raises(error, match=message):
         BLOCKS[block](**{"d_model": 4, **options})
+
+
+@pytest.mark.parametrize(
+    ("options", "fused"),
+    [
+        ({}, True),
+        ({"variant": "aussm"}, True),
+        ({"d_conv": 0}, False),
+        ({"layer": "lru"}, False),
+        ({"layer_options": {"complex_state": True}}, False),
+        ({"backend": "reference"}, False),
+    ],
+    ids=str,
+)
+def test_a_step_is_one_kernel_where_it_can_be(options, fused, monkeypatch):
+    """Under no_grad: the fused step, with and without the residual branch, and the same numbers as the forward."""
+    residual = Residual(MambaBlock(6, **options)).double()
+    calls = []
+    original = mamba.mamba_step
+    monkeypatch.setattr(mamba, "mamba_step", lambda *args, **kwargs: calls.append(1) or original(*args, **kwargs))
+    x, elapsed = torch.randn(2, 3, 6, dtype=torch.float64), torch.rand(2, 3, dtype=torch.float64)
+    for module in (residual, residual.block):
+        calls.clear()
+        with torch.no_grad():
+            whole, state = module(x, elapsed=elapsed, return_state=True), module.initial_state(2)
+            for t in range(3):
+                y, state = module.step(x[:, t], state, elapsed=elapsed[:, t])
+        torch.testing.assert_close(y, whole[0][:, -1])
+        torch.testing.assert_close(state.layer, whole[1].layer)
+        assert len(calls) == (3 if fused else 0)
+    calls.clear()
+    residual.step(x[:, 0], residual.initial_state(2))[0].sum().backward()
+    assert not calls
+
+
+def test_fused_steps_check_what_they_are_given():
+    block = MambaBlock(6)
+    x, state = torch.randn(2, 6), block.initial_state(2)
+    with torch.no_grad():
+        with pytest.raises(ValueError, match="elapsed: got a negative time"):
+            block.step(x, state, elapsed=-torch.ones(2))
+        with pytest.raises(ValueError, match=r"x: got shape \(2, 1, 5\)"):
+            block.step(x[:, 1:], state)
+        active = torch.tensor([True, False])
+        y, after = block.step(torch.where(active.unsqueeze(1), x, float("nan")), state, active=active)
+    assert torch.equal(y[1], torch.zeros(6))
+    assert torch.equal(after.conv[1], state.conv[1])

@@ -74,9 +74,9 @@ def expect(declared: bool, what: str) -> Iterator[None]:
     pytest.fail(f"declared not to be {what}, but the property holds", pytrace=False)
 
 
-def steps_equal_whole(module: SequenceModule, inputs: Inputs) -> None:
-    """`step` after `step`, rows active where valid, gives what one call gives, state included."""
-    with expect(module.streaming, "streaming"):
+def steps_equal_whole(module: SequenceModule, inputs: Inputs, recorded: bool = True) -> None:
+    """`step` after `step`, rows active where valid, gives what one call gives, state included; with autograd recording or not."""
+    with expect(module.streaming, "streaming"), torch.set_grad_enabled(recorded):
         state = start = warm_state(module, len(inputs.x))
         y, final = inputs.run(module, start)
         outputs = []

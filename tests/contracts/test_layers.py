@@ -143,7 +143,7 @@ def test_every_setting_is_turned_on() -> None:
 @given(data=st.data())
 def test_step_by_step_equals_whole(entry: str, data: st.DataObject) -> None:
     module = draw_module(data, entry)
-    steps_equal_whole(module, draw_inputs(data, module, segments=False))
+    steps_equal_whole(module, draw_inputs(data, module, segments=False), data.draw(st.booleans(), label="recorded"))
 
 
 @every_entry

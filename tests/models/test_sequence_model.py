@@ -52,14 +52,21 @@ def test_vectors_go_through_a_linear_map():
 
 @pytest.mark.parametrize("pooling", POOLINGS)
 @pytest.mark.parametrize("initial_state", ["zero", "learned"])
-def test_streaming_equals_whole(pooling, initial_state):
+@pytest.mark.parametrize("recorded", [True, False])
+def test_streaming_equals_whole(pooling, initial_state, recorded):
     """Step by step, and in chunks with padding, the outputs and the state are those of one call."""
+    with torch.set_grad_enabled(recorded):
+        check_streaming(pooling, initial_state)
+
+
+def check_streaming(pooling: str, initial_state: str) -> None:
     net = model("madl", pooling=pooling, initial_state=initial_state)
     with torch.no_grad():
         for start in net.start:
             start.normal_()
     inputs, elapsed = tokens(3, 12), torch.rand(3, 12, dtype=torch.float64)
     valid = (torch.arange(12) >= torch.tensor([[0], [5], [0]])) & (torch.arange(12) < torch.tensor([[12], [12], [7]]))
+    inputs = torch.where(valid, inputs, 99)  # padding holds no token
     whole, final = net(inputs, elapsed=elapsed, valid=valid, return_state=True)
     state, outputs = net.initial_state(3), []
     for t in range(12):

@@ -5,10 +5,18 @@ selected from the convolution's output before SiLU, the bias of Delta is added t
 """
 
 import math
-from typing import Any, Literal
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor, nn
 
 from longscan.blocks._registry import BLOCKS
-from longscan.blocks.gated import GatedBlock
+from longscan.blocks.gated import GatedBlock, GatedState
+from longscan.blocks.residual import EPSILON
+from longscan.layers import S6
+from longscan.layers.base import transformed
+from longscan.layers.state import ScanState, State
+from longscan.ops.mamba_step import mamba_step
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "mamba": {},
@@ -57,3 +65,60 @@ class MambaBlock(GatedBlock):
             layer_options={**defaults, **(layer_options or {})},
             backend=backend,
         )
+        # One kernel for a whole step, where nothing is recorded: of S6 with real A, behind a convolution.
+        self.fuses_steps = isinstance(self.layer, S6) and not self.layer.complex_state and d_conv > 0
+
+    def step(
+        self, x_t: Tensor, state: State, *, elapsed: Tensor | None = None, active: Tensor | None = None
+    ) -> tuple[Tensor, State]:
+        """As `SequenceModule.step`."""
+        if not self._can_fuse(x_t):
+            return super().step(x_t, state, elapsed=elapsed, active=active)
+        return self._fused_step(x_t, None, state, elapsed, active)
+
+    def residual_step(
+        self, x_t: Tensor, norm: nn.RMSNorm, state: State, *, elapsed: Tensor | None = None, active: Tensor | None = None
+    ) -> tuple[Tensor, State]:
+        """As `SequenceModule.residual_step`."""
+        if not self._can_fuse(x_t):
+            return super().residual_step(x_t, norm, state, elapsed=elapsed, active=active)
+        return self._fused_step(x_t, norm, state, elapsed, active)
+
+    def _can_fuse(self, x_t: Tensor) -> bool:
+        return (
+            self.fuses_steps
+            and self.backend in ("auto", "cpu")
+            and x_t.dtype == self.layer.dt_bias.dtype == self.in_proj.weight.dtype
+            and not torch.is_grad_enabled()
+            and not transformed()
+        )
+
+    def _fused_step(
+        self, x_t: Tensor, norm: nn.RMSNorm | None, state: GatedState, elapsed: Tensor | None, active: Tensor | None
+    ) -> tuple[Tensor, GatedState]:
+        """One call of `mamba_step`, the norm and the residual branch inside it where a norm is given."""
+        if self.checks_inputs:
+            times, valid = (None if part is None else part.unsqueeze(1) for part in (elapsed, active))
+            x, times = self.admit(x_t.unsqueeze(1), times, valid, None)
+            x_t, elapsed = x.squeeze(1), None if times is None else times.squeeze(1)
+        layer = cast("S6", self.layer)
+        y, conv, ssm = mamba_step(
+            x_t,
+            cast("Tensor", state.conv),
+            state.layer.ssm,
+            in_proj=self.in_proj.weight,
+            conv_weight=cast("Tensor", self.conv_weight),
+            conv_bias=self.conv_bias,
+            x_proj=layer.x_proj,
+            dt_proj=layer.dt_proj,
+            dt_bias=2 * layer.dt_bias if layer.dt_bias_twice else layer.dt_bias,
+            A_log=layer.A_log,
+            D=layer.D,
+            out_proj=self.out_proj.weight,
+            norm_weight=None if norm is None else norm.weight,
+            norm_eps=EPSILON if norm is None or norm.eps is None else norm.eps,
+            elapsed=None if elapsed is None else elapsed.to(x_t.dtype),
+            active=active,
+            selects_raw=layer.activates_input,
+        )
+        return y, GatedState(conv, ScanState(ssm, state.layer.last_seq_idx))

@@ -39,8 +39,7 @@ class Residual(SequenceModule):
         self, x_t: Tensor, state: State, *, elapsed: Tensor | None = None, active: Tensor | None = None
     ) -> tuple[Tensor, State]:
         """One step: x_t (B, d_model), elapsed (B,), active (B,) bool; rows that are not active give x_t."""
-        y, state = self.block.step(self.norm(x_t), state, elapsed=elapsed, active=active)
-        return x_t + y, state
+        return self.block.residual_step(x_t, self.norm, state, elapsed=elapsed, active=active)
 
     def initial_state(self, batch: int) -> State:
         """The block's."""

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from typing import Any, NamedTuple, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from longscan.layers.parameters import Marked
@@ -91,6 +91,13 @@ class SequenceModule(Marked, ABC):
             return_state=True,
         )
         return y.squeeze(1), state
+
+    def residual_step(
+        self, x_t: Tensor, norm: nn.RMSNorm, state: State, *, elapsed: Tensor | None = None, active: Tensor | None = None
+    ) -> tuple[Tensor, State]:
+        """`step` inside its residual branch, x_t + step(norm(x_t)); blocks that can fuse the two override it."""
+        y, state = self.step(norm(x_t), state, elapsed=elapsed, active=active)
+        return x_t + y, state
 
     def admit(
         self, x: Tensor, elapsed: Tensor | None, valid: Tensor | None, seq_idx: Tensor | None

@@ -189,14 +189,17 @@ class SequenceModel(Marked):
         self, inputs: Tensor, state: ModelState, *, elapsed: Tensor | None = None, active: Tensor | None = None
     ) -> tuple[Tensor, ModelState]:
         """One step: inputs (B,) or (B, d_input), elapsed (B,), active (B,) bool. Returns the output so far and the state."""
-        x = self.encoder(inputs if self.vocab_size is not None else inputs.to(self.encoder.weight.dtype))
+        valid = None if active is None else active.unsqueeze(1)
+        inputs = inputs.unsqueeze(1)
+        self._check(inputs, None if elapsed is None else elapsed.unsqueeze(1), valid, None)
+        x = self._encode(inputs, valid).squeeze(1)
         after = []
         for block, before in zip(self.stack, state.blocks, strict=True):
             x, block_state = block.step(x, before, elapsed=elapsed, active=active)
             after.append(block_state)
         pooled = state.pooled
         if pooled is not None:
-            x, pooled = pool(self.pooling, x.unsqueeze(1), None if active is None else active.unsqueeze(1), pooled)
+            x, pooled = pool(self.pooling, x.unsqueeze(1), valid, pooled)
         y = self.head(self.norm(x))
         if pooled is None and active is not None:
             y = torch.where(active.unsqueeze(-1), y, 0)
