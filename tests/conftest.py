@@ -33,6 +33,14 @@ def _seed() -> None:
     torch.manual_seed(0)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """More generated cases may take more time."""
+    for item in items:
+        if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
+            limit = item.config.getini("timeout")
+            item.add_marker(pytest.mark.timeout(float(limit) * max(1, settings().max_examples / 25)))
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Any:
     """Count the generated cases that a property test runs to their end."""

@@ -1,5 +1,6 @@
 """What callers see when an argument is wrong: a message with its name, what came and what was needed."""
 
+import inspect
 import logging
 
 import pytest
@@ -107,6 +108,30 @@ def test_non_contiguous_inputs(op):
     for backend in [name for name in ("reference", "eager", *OPS[op].native) if usable(op, name)]:
         one, other = OPS[op].function(**inputs, backend=backend), OPS[op].function(**strided, backend=backend)
         torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_registry_names_the_arguments(op):
+    """What `OPS` says of an op's arguments is what its function takes."""
+    parameters = inspect.signature(OPS[op].function).parameters
+    assert {*OPS[op].per_step, *OPS[op].shared} <= set(parameters)
+    assert ("initial_state" in parameters) == ("valid" in parameters) == ("seq_idx" in parameters) == OPS[op].stateful
+    assert not any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters.values())
+
+
+@pytest.mark.parametrize("op", [name for name, op in OPS.items() if op.stateful])
+def test_masks_under_vmap(op):
+    """`valid` and `seq_idx` may be mapped like any other argument."""
+    inputs = example(op, masked=False)
+    valid, ids = torch.rand(3, 2, 5) < 0.7, torch.randint(0, 2, (3, 2, 5))
+    for backend in [name for name in ("reference", "eager", *OPS[op].native) if usable(op, name)]:
+
+        def call(valid, ids, backend=backend):
+            return OPS[op].function(**inputs, valid=valid, seq_idx=ids, backend=backend)
+
+        each = [call(*masks) for masks in zip(valid, ids, strict=True)]
+        for found, *expected in zip(torch.func.vmap(call)(valid, ids), *each, strict=True):
+            torch.testing.assert_close(found, torch.stack(expected))
 
 
 def usable(op, backend):

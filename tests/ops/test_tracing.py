@@ -4,7 +4,7 @@ import pytest
 import torch
 from op_examples import example, floats, with_gradients
 
-from longscan.ops import OPS
+from longscan.ops import OPS, _chunks
 from longscan.ops._dispatch import reject
 
 BACKENDS = [
@@ -35,9 +35,10 @@ def close(found, expected):
 
 @IGNORED
 @pytest.mark.parametrize(("op", "backend"), BACKENDS)
-def test_compiles_without_graph_breaks(op, backend):
+def test_compiles_without_graph_breaks(op, backend, monkeypatch):
     """Forward and backward are captured whole, the chunks of eager included."""
-    inputs = example(op, length=70 if backend == "eager" else 3)
+    monkeypatch.setattr(_chunks, "CHUNK", 3)
+    inputs = example(op, is_complex=op == "selective_scan")
 
     def function(inputs):
         return OPS[op].function(**inputs, backend=backend)
@@ -50,9 +51,10 @@ def test_compiles_without_graph_breaks(op, backend):
 @IGNORED
 @pytest.mark.slow
 @pytest.mark.parametrize(("op", "backend"), [pair for pair in BACKENDS if pair[1] != "reference"])
-def test_generated_code_gives_the_same(op, backend):
+def test_generated_code_gives_the_same(op, backend, monkeypatch):
     """As above, through the code generator."""
-    inputs = example(op, length=70)
+    monkeypatch.setattr(_chunks, "CHUNK", 3)
+    inputs = example(op)
 
     def function(inputs):
         return OPS[op].function(**inputs, backend=backend)

@@ -10,7 +10,10 @@ from longscan.ops._chunks import scan_chunks
 
 
 def _masked(a: Tensor, b: Tensor, flags: Tensor, is_complex: bool) -> tuple[Tensor, Tensor]:
-    """Invalid steps as the identity map, steps at which the state restarts as maps that forget it."""
+    """Invalid steps as the identity map, steps at which the state restarts as maps that forget it.
+
+    They forget by a factor of 0: a state that was infinite or NaN stays NaN, where the reference starts afresh.
+    """
     invalid, reset = marks(flags, b.ndim)
     one = torch.ones((), dtype=a.dtype, device=a.device)
     identity = torch.stack([one, torch.zeros_like(one)]) if is_complex else one
