@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from longscan.ops import _native
+import longscan.ops._native as _native
 
 
 def chunk_length(states: int) -> int:
