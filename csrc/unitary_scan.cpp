@@ -27,6 +27,7 @@
 // sum is taken in an order that depends on the sizes and the number of threads only.
 #include "unitary_scan.h"
 
+#include "arrays.h"
 #include "gemm.h"
 #include "lane_layout.h"
 #include "phase.h"
@@ -34,7 +35,6 @@
 
 namespace longscan::LONGSCAN_ISA {
 
-constexpr uint8_t INVALID = 1, RESET = 2;
 constexpr int ROWS = GEMM_ROWS;
 
 // ---------------------------------------------------------------------------------------------- parameters in lanes
@@ -75,7 +75,7 @@ template <class T> struct Parameters {
           if (backward) memset(weights, 0, padded * sizeof(T));
           continue;
         }
-        const T* source = static_cast<const T*>(a.W) + row * D;
+        const T* source = at<T>(a.W, row * D);
         for (int64_t p = 0; p < D; p++) panel[(p * unit.vectors + v) * W + l] = source[p];
         if (backward) {
           memcpy(weights, source, D * sizeof(T));
@@ -83,8 +83,8 @@ template <class T> struct Parameters {
         }
         pack_bias(a, row, constant, l);
         for (int part = 0; part < 2; part++) {
-          constant[(B_RE + part) * W + l] = static_cast<const T*>(a.B)[2 * row + part];
-          constant[(C_RE + part) * W + l] = static_cast<const T*>(a.C)[2 * row + part];
+          constant[(B_RE + part) * W + l] = *at<T>(a.B, 2 * row + part);
+          constant[(C_RE + part) * W + l] = *at<T>(a.C, 2 * row + part);
         }
       }
     }
@@ -94,7 +94,7 @@ template <class T> struct Parameters {
   // The bias without its whole half turns, which would cost the sum of phases bits at every step, and what rounding the rest to T
   // leaves, which would add up. With phase_dt it is multiplied first.
   static void pack_bias(const UnitaryScan& a, int64_t row, T* constant, int lane) {
-    T bias = static_cast<const T*>(a.bias)[row];
+    T bias = *at<T>(a.bias, row);
     Phase<double> phase = {broadcast<double>(0), IntVec<double>{}};
     if (!a.phase_dt) phase.add(broadcast<double>(double(bias)), IntVec<double>{});
     double rest = a.phase_dt ? double(bias) : phase.rest[0];
@@ -390,7 +390,7 @@ template <class T> struct Problem {
         tile_size(chunk * lanes_row) {}
 
   int64_t state_size() const { return a.channels * a.states; }
-  int64_t at(int64_t b, int64_t t) const { return (b * a.length + t) * D; }
+  int64_t position(int64_t b, int64_t t) const { return (b * a.length + t) * D; }
 
   // Chunks between two meetings of the members of a group: some, as meeting costs time, but so few that their tiles stay small.
   int64_t span(const Member& team) const {
@@ -437,15 +437,15 @@ template <class T> struct Problem {
   void zero_invalid(const Member& m, const Tile<T>& tile, T* rows) const {
     if (!a.flags || !rows) return;
     for (int64_t t = tile.first + m.rank; t < end_of(tile); t += m.ranks)
-      if (a.flags[tile.b * a.length + t] & INVALID) memset(rows + at(tile.b, t), 0, D * sizeof(T));
+      if (a.flags[tile.b * a.length + t] & INVALID) memset(rows + position(tile.b, t), 0, D * sizeof(T));
   }
 
   // A member's part of u, dt silu(u) and dt of a tile.
   void gather(const Member& m, const Tile<T>& tile) const {
     const int64_t end = end_step(m, tile);
     for (int64_t step = begin_step(m, tile); step < end; step++) {
-      const int64_t from = at(tile.b, tile.first + tile.times[step]);
-      const T *u = static_cast<const T*>(a.u) + from, *dt = static_cast<const T*>(a.dt) + from;
+      const int64_t from = position(tile.b, tile.first + tile.times[step]);
+      const T *u = at<T>(a.u, from), *dt = at<T>(a.dt, from);
       T* columns = tile.u_columns + step / ROWS * ROWS * D + step % ROWS;
       for (int64_t p = 0; p < D; p++) columns[p * ROWS] = u[p];
       for (int64_t n = 0; n < layout.blocks; n++) {
@@ -545,7 +545,7 @@ template <class T> struct Forward {
     alignas(64) T h[2 * 2 * W];
     for (int64_t n = m.begin(p.layout.units); n < m.end(p.layout.units); n++) {
       Unit unit = p.layout.unit(n);
-      p.to_lanes(unit, static_cast<const T*>(p.a.initial_state) + b * p.state_size() * 2, 2, h);
+      p.to_lanes(unit, at<T>(p.a.initial_state, b * p.state_size() * 2), 2, h);
       for (int v = 0; v < unit.vectors; v++) {
         T* state = memory.states + (unit.vector + v) * 3 * W;
         memset(state, 0, W * sizeof(T));
@@ -563,7 +563,7 @@ template <class T> struct Forward {
       T* state = memory.states + unit.vector * 3 * W;
       if (a.chunk_states) {
         int64_t saved = (tile.b * p.chunks + tile.first / a.chunk) * p.state_size() * 3;
-        p.from_lanes(unit, static_cast<T*>(a.chunk_states) + saved, 3, state);
+        p.from_lanes(unit, at<T>(a.chunk_states, saved), 3, state);
       }
       auto kernel = unit.vectors == 2 ? (a.phase_dt ? forward_unit<T, 2, true> : forward_unit<T, 2, false>)
                                       : (a.phase_dt ? forward_unit<T, 1, true> : forward_unit<T, 1, false>);
@@ -579,16 +579,16 @@ template <class T> struct Forward {
       const Block block = p.layout.block(n);
       int first, last;
       p.owners(m, n, first, last);
-      const Vec<T> skip = a.D ? load_channels(static_cast<const T*>(a.D), block) : Vec<T>{};
+      const Vec<T> skip = a.D ? load_channels(at<T>(a.D, 0), block) : Vec<T>{};
       for (int64_t step = begin; step < end; step++) {
-        const int64_t at = p.at(tile.b, tile.first + tile.times[step]);
+        const int64_t from = p.position(tile.b, tile.first + tile.times[step]);
         Vec<T> y = y_of.collect(first, last, step * p.lanes_row + n * W, block);
-        if (a.D) y += skip * silu(load_channels(static_cast<const T*>(a.u) + at, block));
-        if (a.z) y *= silu(load_channels(static_cast<const T*>(a.z) + at, block));
-        store_channels(static_cast<T*>(a.y) + at, block, y);
+        if (a.D) y += skip * silu(load_channels(at<T>(a.u, from), block));
+        if (a.z) y *= silu(load_channels(at<T>(a.z, from), block));
+        store_channels(at<T>(a.y, from), block, y);
       }
     }
-    p.zero_invalid(m, tile, static_cast<T*>(a.y));
+    p.zero_invalid(m, tile, at<T>(a.y, 0));
   }
 
   void write_states(int64_t b) {
@@ -602,7 +602,7 @@ template <class T> struct Forward {
         store(h + v * 2 * W, e.cos * wr - e.sin * wi);
         store(h + (v * 2 + 1) * W, e.cos * wi + e.sin * wr);
       }
-      p.from_lanes(unit, static_cast<T*>(p.a.final_state) + b * p.state_size() * 2, 2, h);
+      p.from_lanes(unit, at<T>(p.a.final_state, b * p.state_size() * 2), 2, h);
     }
   }
 };
@@ -743,13 +743,13 @@ template <class T> struct Backward {
   void gather(const Tile<T>& tile) {
     p.gather(m, tile);
     for (int64_t step = p.begin_step(m, tile); step < p.end_step(m, tile); step++) {
-      const int64_t at = p.at(tile.b, tile.first + tile.times[step]);
-      memcpy(tile.u + step * tile.row, static_cast<const T*>(p.a.u) + at, p.D * sizeof(T));
+      const int64_t from = p.position(tile.b, tile.first + tile.times[step]);
+      memcpy(tile.u + step * tile.row, at<T>(p.a.u, from), p.D * sizeof(T));
       memset(tile.u + step * tile.row + p.D, 0, (tile.row - p.D) * sizeof(T));
       for (int64_t n = 0; n < p.layout.blocks; n++) {
         Block block = p.layout.block(n);
-        Vec<T> g = load_channels(static_cast<const T*>(grads.y) + at, block);
-        if (p.a.z) g *= silu(load_channels(static_cast<const T*>(p.a.z) + at, block));
+        Vec<T> g = load_channels(at<T>(grads.y, from), block);
+        if (p.a.z) g *= silu(load_channels(at<T>(p.a.z, from), block));
         store(tile.g + step * p.lanes_row + n * W, g);
       }
     }
@@ -772,9 +772,9 @@ template <class T> struct Backward {
     const bool ends = terminal && chunk == p.chunks - 1;
     for (int64_t n = m.begin(p.layout.units); n < m.end(p.layout.units); n++) {
       Unit unit = p.layout.unit(n);
-      const T* saved = static_cast<const T*>(a.chunk_states) + (tile.b * p.chunks + chunk) * p.state_size() * 3;
+      const T* saved = at<T>(a.chunk_states, (tile.b * p.chunks + chunk) * p.state_size() * 3);
       p.to_lanes(unit, saved, 3, state);
-      if (ends) p.to_lanes(unit, static_cast<const T*>(grads.final_state) + tile.b * p.state_size() * 2, 2, final_state);
+      if (ends) p.to_lanes(unit, at<T>(grads.final_state, tile.b * p.state_size() * 2), 2, final_state);
       auto kernel = unit.vectors == 2 ? (a.phase_dt ? backward_unit<T, 2, true> : backward_unit<T, 2, false>)
                                       : (a.phase_dt ? backward_unit<T, 1, true> : backward_unit<T, 1, false>);
       kernel(tile, unit.block, parameters.panel(unit), p.D, parameters.constant(unit.vector), state, memory.trace,
@@ -794,25 +794,25 @@ template <class T> struct Backward {
       const Block block = p.layout.block(n);
       int first, last;
       p.owners(m, n, first, last);
-      const Vec<T> skip = a.D ? load_channels(static_cast<const T*>(a.D), block) : Vec<T>{};
+      const Vec<T> skip = a.D ? load_channels(at<T>(a.D, 0), block) : Vec<T>{};
       Vec<T> sum_D = load(memory.D + n * W);
       for (int64_t step = begin; step < end; step++) {
-        const int64_t at = p.at(tile.b, tile.first + tile.times[step]), lane = step * p.lanes_row + n * W;
-        Vec<T> u = load_channels(static_cast<const T*>(a.u) + at, block);
-        Vec<T> dt = load_channels(static_cast<const T*>(a.dt) + at, block);
+        const int64_t from = p.position(tile.b, tile.first + tile.times[step]), lane = step * p.lanes_row + n * W;
+        Vec<T> u = load_channels(at<T>(a.u, from), block);
+        Vec<T> dt = load_channels(at<T>(a.dt, from), block);
         Vec<T> g = load(tile.g + lane), gate = sigmoid(u), activated = u * gate;
         Vec<T> dx = x_of.collect(first, last, lane, block);
         Vec<T> du = (dt * dx + skip * g) * (gate + activated * (1 - gate));
         du += u_of.sum(0, m.ranks - 1, step * p.padded + block.channel);
-        store_channels(static_cast<T*>(grads.u) + at, block, du);
+        store_channels(at<T>(grads.u, from), block, du);
         Vec<T> ddt = dx * activated;
         if (a.phase_dt) ddt += dt_of.collect(first, last, lane, block);
-        store_channels(static_cast<T*>(grads.dt) + at, block, ddt);
+        store_channels(at<T>(grads.dt, from), block, ddt);
         if (a.z) {
-          Vec<T> z = load_channels(static_cast<const T*>(a.z) + at, block), open = sigmoid(z);
+          Vec<T> z = load_channels(at<T>(a.z, from), block), open = sigmoid(z);
           Vec<T> y = y_of.collect(first, last, lane, block) + skip * activated;
-          Vec<T> dy = load_channels(static_cast<const T*>(grads.y) + at, block);
-          store_channels(static_cast<T*>(grads.z) + at, block, dy * y * (open + z * open * (1 - open)));
+          Vec<T> dy = load_channels(at<T>(grads.y, from), block);
+          store_channels(at<T>(grads.z, from), block, dy * y * (open + z * open * (1 - open)));
         }
         sum_D += g * activated;
       }
@@ -834,7 +834,7 @@ template <class T> struct Backward {
         store(h + v * 2 * W, load(carried + M_RE * W) + Cr * Rr + Ci * Ri);
         store(h + (v * 2 + 1) * W, load(carried + M_IM * W) + Cr * Ri - Ci * Rr);
       }
-      p.from_lanes(unit, static_cast<T*>(grads.initial_state) + b * p.state_size() * 2, 2, h);
+      p.from_lanes(unit, at<T>(grads.initial_state, b * p.state_size() * 2), 2, h);
     }
   }
 
@@ -845,13 +845,13 @@ template <class T> struct Backward {
       for (int l = 0; l < W; l++) {
         int64_t row = p.layout.row(block, unit.vector + v, l);
         if (row < 0) continue;
-        T* out = static_cast<T*>(grads.W) + row * p.D;
+        T* out = at<T>(grads.W, row * p.D);
         for (int64_t i = 0; i < p.D; i++) out[i] = weights[(i * unit.vectors + v) * W + l];
         const T* sum = sums + v * SUMMED * W + l;
-        static_cast<T*>(grads.bias)[row] = sum[SUM_BIAS * W];
+        *at<T>(grads.bias, row) = sum[SUM_BIAS * W];
         for (int part = 0; part < 2; part++) {
-          static_cast<T*>(grads.B)[2 * row + part] = sum[(SUM_B_RE + part) * W];
-          static_cast<T*>(grads.C)[2 * row + part] = sum[(SUM_C_RE + part) * W];
+          *at<T>(grads.B, 2 * row + part) = sum[(SUM_B_RE + part) * W];
+          *at<T>(grads.C, 2 * row + part) = sum[(SUM_C_RE + part) * W];
         }
       }
   }
@@ -859,7 +859,7 @@ template <class T> struct Backward {
   void write_D() {
     const Tiles<T> sums = {pointers + OF_D * members, 0};
     for (int64_t n = 0; n < p.layout.blocks; n++)
-      store_channels(static_cast<T*>(grads.D), p.layout.block(n), sums.sum(0, members - 1, n * W));
+      store_channels(at<T>(grads.D, 0), p.layout.block(n), sums.sum(0, members - 1, n * W));
   }
 };
 
@@ -879,7 +879,7 @@ template <class T> static void backward(const UnitaryScanGradients& grads) {
   Parameters<T> parameters(p.layout, true);
   parallel_for(p.layout.units, a.threads, [&](int64_t n, int) { parameters.pack(a, p.layout.unit(n), true); });
 
-  const bool terminal = any_nonzero(static_cast<const T*>(grads.final_state), a.batch * p.state_size() * 2);
+  const bool terminal = any_nonzero(at<T>(grads.final_state, 0), a.batch * p.state_size() * 2);
   const Member team = plan(a.threads, a.batch, p.layout.units, p.state_size(), 4 * a.batch * a.length);
   const int64_t span = p.span(team);
   Cutter<T> group_count, member_count;
