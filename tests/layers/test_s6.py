@@ -29,6 +29,14 @@ def test_equations(options):
     torch.testing.assert_close(layer(x), by_hand(layer, x))
 
 
+@pytest.mark.parametrize("length", [0, 1])
+def test_complex_parts_of_a_projection_may_start_anywhere_in_memory(length):
+    """A row of one step, cut out of the projection at an odd place, is contiguous and yet no complex tensor in memory."""
+    layer = S6(3, d_state=4, complex_state=True, backend="reference").double()
+    x = torch.randn(1, length, 3, dtype=torch.float64)
+    assert layer(x).shape == x.shape
+
+
 def test_official_initialisation():
     layer = S6(512, d_state=16)
     dt = softplus(layer.dt_bias)

@@ -110,7 +110,7 @@ def _run(
     if backend != "reference":
         x, final = eager.linear_scan(a, b, initial_state, flags, is_complex=is_complex)
     elif is_complex:
-        a, b, initial_state = (torch.view_as_complex(x.contiguous()) for x in (a, b, initial_state))
+        a, b, initial_state = (torch.complex(*x.unbind(-1)) for x in (a, b, initial_state))
         x, final = reference.linear_scan(a, b, initial_state, flags)
         x, final = torch.view_as_real(x), torch.view_as_real(final)
     else:

@@ -104,7 +104,7 @@ def selective_scan(
 
     form, out = A, u.dtype
     if initial_state is None:
-        initial_state = torch.zeros(batch, channels, states, *(2,) * is_complex, device=u.device)
+        initial_state = torch.zeros(batch, channels, states, *(2,) * is_complex, dtype=torch.float32, device=u.device)
     given = (u, dt, A, B, C, D, z, dt_bias, initial_state, dt_scale)
     wide = state_dtype(*given)
     tensors: list[Any] = [None if x is None else to_pairs(x, wide) for x in given] + [flags]
@@ -113,7 +113,7 @@ def selective_scan(
             y, final, _ = _native(*tensors, dt_softplus, paired, keeps_chunk_states(*tensors[:-1]), chosen)
         elif chosen == "reference" and is_complex:
             for i in (2, 3, 4, 8):  # A, B, C and the state
-                tensors[i] = torch.view_as_complex(tensors[i].contiguous())
+                tensors[i] = torch.complex(*tensors[i].unbind(-1))
             y, final = reference.selective_scan(*tensors, dt_softplus=dt_softplus, paired=paired)
             final = torch.view_as_real(final)
         else:

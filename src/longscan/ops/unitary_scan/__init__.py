@@ -99,7 +99,7 @@ def unitary_scan(
 
     form, out = B, u.dtype
     if initial_state is None:
-        initial_state = torch.zeros(batch, channels, states, 2, device=u.device)
+        initial_state = torch.zeros(batch, channels, states, 2, dtype=torch.float32, device=u.device)
     given = (u, dt, W, bias, B, C, D, z, initial_state)
     wide = state_dtype(*given)
     tensors: list[Any] = [None if x is None else to_pairs(x, wide) for x in given] + [flags]
@@ -110,7 +110,7 @@ def unitary_scan(
             y, final, _ = _native(*tensors, phase_dt, keeps_chunk_states(*tensors[:-1]), chosen)
         elif chosen == "reference":
             for i in (4, 5, 8):  # B, C and the state
-                tensors[i] = torch.view_as_complex(tensors[i].contiguous())
+                tensors[i] = torch.complex(*tensors[i].unbind(-1))
             y, final = reference.unitary_scan(*tensors, phase_dt=phase_dt)
             final = torch.view_as_real(final)
         else:
