@@ -49,7 +49,8 @@ def test_as_accurate_as_plain_arithmetic(op, data):
     plain, plain_moved = [run(case, "reference")], [run(other, "reference") for other in near]
     for backend in FAST[op]:
         results = run(case, backend)
-        assert_as_accurate(results, plain, truth, moved, plain_moved, f"{backend}: ")
+        operations = 2 if backend == "eager" else 1  # its scan updates every element twice
+        assert_as_accurate(results, plain, truth, moved, plain_moved, operations, f"{backend}: ")
         if backend == "eager":
             plain.append(results)
 

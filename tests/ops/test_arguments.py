@@ -100,14 +100,17 @@ def test_meta_tensors_give_shapes(op):
         assert one.is_meta
 
 
+@pytest.mark.parametrize("is_complex", [False, True])
 @pytest.mark.parametrize("op", OPS)
-def test_non_contiguous_inputs(op):
-    """Strides do not matter."""
-    inputs = example(op)
-    strided = inputs | {name: x.mT.contiguous().mT for name, x in floats(inputs).items() if x.ndim > 1}
+def test_non_contiguous_inputs(op, is_complex):
+    """Strides and offsets do not matter, of pairs neither."""
+    inputs = example(op, is_complex=is_complex)
+    swapped = inputs | {name: x.mT.contiguous().mT for name, x in floats(inputs).items() if x.ndim > 1}
+    shifted = inputs | {name: torch.cat([x[..., :1], x], -1)[..., 1:] for name, x in floats(inputs).items()}
     for backend in [name for name in ("reference", "eager", *OPS[op].native) if usable(op, name)]:
-        one, other = OPS[op].function(**inputs, backend=backend), OPS[op].function(**strided, backend=backend)
-        torch.testing.assert_close(one, other)
+        expected = OPS[op].function(**inputs, backend=backend)
+        torch.testing.assert_close(OPS[op].function(**swapped, backend=backend), expected)
+        torch.testing.assert_close(OPS[op].function(**shifted, backend=backend), expected)
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -166,3 +169,19 @@ def test_explain_and_fall_back(monkeypatch, caplog):
     ]
     with pytest.raises(KeyError, match="no op is called 'scan'; there are: linear_scan"):
         explain("scan")
+
+
+@pytest.mark.parametrize("op", [name for name, op in OPS.items() if op.stateful])
+def test_default_dtype_changes_nothing(op):
+    """A state that nobody gave is float32 whatever torch's default is."""
+    inputs = example(op, optional=False)
+    inputs.pop("initial_state", None)
+    expected = OPS[op].function(**inputs)
+    torch.set_default_dtype(torch.float64)
+    try:
+        results = OPS[op].function(**inputs)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for one, other in zip(results, expected, strict=True):
+        assert torch.equal(one, other)
+        assert one.dtype == other.dtype

@@ -68,7 +68,7 @@ def short_conv(
     chosen = resolve("short_conv", backend, u, NATIVE_BACKENDS)
 
     if initial_state is None:
-        initial_state = torch.zeros(batch, channels, taps - 1, device=u.device)
+        initial_state = torch.zeros(batch, channels, taps - 1, dtype=torch.float32, device=u.device)
     out, wide = u.dtype, state_dtype(u, weight, bias, initial_state)
     u, weight, initial_state = u.to(wide), weight.to(wide), initial_state.to(wide)
     bias = None if bias is None else bias.to(wide)
