@@ -243,6 +243,19 @@ def half_precision_is_as_good_as_eager(module: SequenceModule, inputs: Inputs) -
     assert_as_accurate({"y": fast}, [{"y": eager}], {"y": truth}, [{"y": truth}])
 
 
+def mixed_precision_is_as_good_as_bfloat16(module: SequenceModule, inputs: Inputs) -> None:
+    """Under autocast with bfloat16 inputs a module errs at most twice as much as its bfloat16 copy; it streams, too."""
+    x = inputs.x.to(torch.bfloat16)
+    truth = copy.deepcopy(module).to(torch.float64)(x.double())
+    half = copy.deepcopy(module).to(torch.bfloat16)(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        y, state = module(x, return_state=True)
+        later, _ = module.step(x[:, 0], state)
+    assert y.dtype == torch.bfloat16
+    assert later.isfinite().all()
+    assert_as_accurate({"y": y}, [{"y": half}], {"y": truth}, [{"y": truth}])
+
+
 def casts_keep_what_they_should(module: SequenceModule) -> None:
     """bfloat16 leaves the sensitive parameters float32 to the bit; deepcopy and casts keep marks; state_dict comes back."""
     before = {name: (marks(parameter), parameter.detach().clone()) for name, parameter in module.named_parameters()}

@@ -24,6 +24,7 @@ from layer_properties import (
     half_precision_is_as_good_as_eager,
     is_causal,
     length_is_kept,
+    mixed_precision_is_as_good_as_bfloat16,
     packed_equals_padded_equals_alone,
     padding_reaches_no_gradient,
     rows_are_independent,
@@ -269,6 +270,12 @@ def test_time_has_no_unit(name: str, options: dict[str, Any]) -> None:
 def test_bfloat16_at_1k(entry: str, options: dict[str, Any]) -> None:
     module = build(entry, options, dtype=torch.float32)
     half_precision_is_as_good_as_eager(module, Inputs(torch.randn(1, 1024, WIDTH)))
+
+
+@every_case
+def test_mixed_precision(entry: str, options: dict[str, Any]) -> None:
+    module = build(entry, options, dtype=torch.float32)
+    mixed_precision_is_as_good_as_bfloat16(module, Inputs(torch.randn(2, 64, WIDTH)))
 
 
 @pytest.mark.slow

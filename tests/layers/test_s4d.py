@@ -49,6 +49,15 @@ def test_a_held_input_sampled_twice_as_fast_reaches_the_same_state():
     torch.testing.assert_close(twice.ssm, once.ssm)
 
 
+@pytest.mark.parametrize("timed", [False, True])
+def test_mixed_precision_leaves_the_kernel_alone(timed):
+    layer, u = S4D(3, d_state=8), torch.randn(2, 50, 3)
+    elapsed = torch.rand(2, 50) if timed else None
+    with torch.autocast("cpu", torch.bfloat16):
+        mixed = layer(u, elapsed=elapsed)
+    assert torch.equal(mixed, layer(u, elapsed=elapsed))
+
+
 @FORMS
 def test_the_initial_spectrum_is_stable(options):
     assert (S4D(2, d_state=16, **options).eigenvalues()[..., 0] < 0).all()

@@ -14,7 +14,7 @@ from longscan.blocks._registry import BLOCKS
 from longscan.blocks.gated import GatedBlock, GatedState
 from longscan.blocks.residual import EPSILON
 from longscan.layers import S6
-from longscan.layers.base import transformed
+from longscan.layers.checks import transformed
 from longscan.layers.state import ScanState, State
 from longscan.ops.mamba_step import mamba_step
 

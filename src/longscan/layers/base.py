@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
+from longscan.layers.checks import check_steps
 from longscan.layers.parameters import Marked
 from longscan.layers.state import ScanState, State, no_sequence, restarted_rows, zero_rows
 
@@ -176,35 +177,3 @@ def resume(state: ScanState | None, batch: int, steps: Steps, device: torch.devi
 def hide_padding(y: Tensor, valid: Tensor | None) -> Tensor:
     """y (B, L, ...) with zeros at the steps that are not valid."""
     return y if valid is None else torch.where(valid.view(*valid.shape, *(1,) * (y.ndim - 2)), y, 0)
-
-
-def transformed() -> bool:
-    """Whether a call is being compiled or under a transform of torch.func, where values cannot be looked at."""
-    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
-
-
-def check_steps(shape: tuple[int, int], elapsed: Tensor | None, valid: Tensor | None, seq_idx: Tensor | None) -> None:
-    """Raise ValueError or TypeError unless the three fit a batch of this (B, L).
-
-    The values (one run of valid steps, elapsed and seq_idx not negative) are looked at outside compiled graphs and transforms.
-    """
-    for name, value in (("elapsed", elapsed), ("valid", valid), ("seq_idx", seq_idx)):
-        if value is not None and tuple(value.shape) != shape:
-            raise ValueError(f"{name}: got shape {tuple(value.shape)}, expected {shape}")
-    if elapsed is not None and not elapsed.is_floating_point():
-        raise TypeError(f"elapsed: got dtype {elapsed.dtype}, expected a floating-point dtype")
-    if valid is not None and valid.dtype != torch.bool:
-        raise TypeError(f"valid: got dtype {valid.dtype}, expected torch.bool")
-    if seq_idx is not None and (seq_idx.is_floating_point() or seq_idx.is_complex() or seq_idx.dtype == torch.bool):
-        raise TypeError(f"seq_idx: got dtype {seq_idx.dtype}, expected an integer dtype")
-    if transformed():
-        return
-    if valid is not None and shape[1] > 1:
-        edges = (valid[:, 1:] != valid[:, :-1]).sum(1) + valid[:, 0] + valid[:, -1]
-        if bool((edges > 2).any()):
-            row = int((edges > 2).nonzero()[0])
-            raise ValueError(f"valid: row {row} has more than one run of valid steps, expected one (padding left or right)")
-    if elapsed is not None and bool(((elapsed < 0) if valid is None else (elapsed < 0) & valid).any()):
-        raise ValueError("elapsed: got a negative time, expected times since the previous step")
-    if seq_idx is not None and bool((seq_idx < 0).any()):
-        raise ValueError("seq_idx: got a negative number, expected numbers from 0")

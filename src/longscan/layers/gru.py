@@ -12,7 +12,8 @@ from torch.nn.functional import linear
 
 from longscan.layers._cells import run_cell
 from longscan.layers._registry import LAYERS
-from longscan.layers.base import SequenceLayer, Steps, resume, transformed
+from longscan.layers.base import SequenceLayer, Steps, resume
+from longscan.layers.checks import transformed
 from longscan.layers.state import ScanState, State, no_sequence
 
 

@@ -13,7 +13,8 @@ from torch.nn.functional import linear
 
 from longscan.layers._cells import run_cell
 from longscan.layers._registry import LAYERS
-from longscan.layers.base import SequenceLayer, Steps, transformed
+from longscan.layers.base import SequenceLayer, Steps
+from longscan.layers.checks import transformed
 from longscan.layers.state import State, layer_state, no_sequence, restarted_rows, zero_rows
 
 

@@ -25,7 +25,7 @@ from longscan.numerics.kernels import diagonal_final_state, diagonal_kernel, pow
 from longscan.numerics.pairs import exponential, multiply
 from longscan.numerics.timescales import initial_dt
 from longscan.ops import linear_scan, long_conv
-from longscan.ops._arguments import INVALID, RESET, step_flags
+from longscan.ops._arguments import INVALID, RESET, step_flags, without_autocast
 from longscan.ops._chunks import scan_chunks
 
 
@@ -85,11 +85,12 @@ class S4D(SequenceLayer):
         initial, last_seq_idx = resume(state, x.shape[0], steps, x.device)
         u = x.to(self.C.dtype)
         even = steps.elapsed is None and steps.seq_idx is None
-        if even and x.shape[1] > 1:
-            y, ssm = self.convolve(u, initial, steps.valid)
-        else:
-            start = self.initial_state(x.shape[0]).ssm if initial is None else initial
-            y, ssm = self.recur(u, start, steps)
+        with without_autocast(u):
+            if even and x.shape[1] > 1:
+                y, ssm = self.convolve(u, initial, steps.valid)
+            else:
+                start = self.initial_state(x.shape[0]).ssm if initial is None else initial
+                y, ssm = self.recur(u, start, steps)
         y = hide_padding(y + self.D * u, steps.valid)
         return y.to(x.dtype), ScanState(ssm, last_seq_idx)
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from longscan.blocks.residual import Residual, rms_norm
-from longscan.layers.base import check_steps, transformed
+from longscan.layers.checks import check_steps, transformed
 from longscan.layers.parameters import Marked, mark
 from longscan.layers.state import State, layer_state, map_state, state_tensors
 from longscan.models.pooling import POOLINGS, Pooling, PoolState, pool
