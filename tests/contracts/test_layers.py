@@ -302,6 +302,22 @@ def test_gradients_of_half_precision_keep_the_dtypes_of_their_parameters(entry: 
 
 
 @every_case
+def test_everything_is_on_the_device_of_the_inputs(entry: str, options: dict[str, Any]) -> None:
+    """On the meta device, which mixes with no other: nothing that a module makes on its way is made on the CPU."""
+    factory: Callable[..., SequenceModule] = ENTRIES[entry]
+    with torch.device("meta"):
+        module = factory(WIDTH, **options).eval()
+        x, ones = torch.randn(2, 70, WIDTH), torch.ones(2, 70)
+    module.checks_inputs = False  # there are no values to check
+    given: list[dict[str, Tensor]] = [{}, {"valid": ones.bool()}, {"seq_idx": ones.long()}]
+    for extra in [*given, {"elapsed": ones}] if module.irregular else given:
+        y, state = module(x, module.initial_state(2), return_state=True, **extra)
+        y.sum().backward()
+        y_t, state = module.step(x[:, 0], state)
+        assert {leaf.device.type for leaf in (y, y_t, *state_tensors(state))} == {"meta"}
+
+
+@every_case
 def test_same_bits_twice(entry: str, options: dict[str, Any]) -> None:
     module = build(entry, options, dtype=torch.float32)
     same_bits_twice(module, Inputs(torch.randn(2, 70, WIDTH), valid=torch.arange(70).expand(2, 70) < 60))

@@ -26,6 +26,6 @@ def legs_normal(size: int) -> tuple[Tensor, Tensor]:
     p = torch.sqrt(torch.arange(size, dtype=torch.float64) + 0.5)
     skew = a + torch.outer(p, p) + 0.5 * torch.eye(size, dtype=torch.float64)
     frequencies, vectors = torch.linalg.eigh(-1j * skew.to(torch.complex128))
-    kept = frequencies > 0
-    coefficients = vectors[:, kept].conj().T @ b.to(torch.complex128)
-    return torch.complex(torch.full_like(frequencies[kept], -0.5), frequencies[kept]), coefficients.abs().to(torch.complex128)
+    frequencies, vectors = frequencies[size // 2 :], vectors[:, size // 2 :]  # in ascending order, half of them positive
+    coefficients = vectors.conj().T @ b.to(torch.complex128)
+    return torch.complex(torch.full_like(frequencies, -0.5), frequencies), coefficients.abs().to(torch.complex128)
