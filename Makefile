@@ -35,7 +35,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/run.py
 
 docs: $(STAMP)
-	$(BIN)/pip install -q -e ".[docs]"
+	$(BIN)/pip install -q --no-build-isolation -e ".[docs]"
 	$(BIN)/mkdocs build --strict
 
 clean:

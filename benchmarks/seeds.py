@@ -16,7 +16,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -130,7 +130,6 @@ class Seeds:
             "torch": torch.__version__,
             "device": torch.cuda.get_device_name() if self.device == "cuda" else "cpu",
         }
-        self.forward: Callable[..., Tensor] = torch.compile(self.model) if self.device == "cuda" else self.model
         if out.exists():
             self.restore()
 
@@ -214,7 +213,7 @@ class Seeds:
         """One step of every seed: each clips its own gradient."""
         training, task = self.training, self.settings.task
         set_learning_rate(self.optimizer, learning_rate(self.step, training))
-        output = self.forward(batch.inputs, batch.valid)
+        output = self.model(batch.inputs, batch.valid)
         losses = torch.stack(
             [task.loss(output[seed], of_seed(batch, seed), training.loss_reduction) for seed in range(len(self.seeds))]
         )
