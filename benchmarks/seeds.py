@@ -7,7 +7,10 @@ evaluation lengths (the weights as they are, and their average where the recipe 
 run needs is rewritten: the same command goes on from it.
 
     python benchmarks/seeds.py recipes/aussm/parity.yaml --seeds 5 --steps 30000 --out results/seeds/parity_published.json
+    python benchmarks/seeds.py recipes/aussm/parity.yaml --model.spec mm --out results/seeds/parity_mamba.json
     python benchmarks/seeds.py --draw results/seeds results/seeds/success.png
+
+Further words are settings, as on the command line of `longscan train`.
 """
 
 import argparse
@@ -32,7 +35,7 @@ from longscan.tasks import Batch, Task
 from longscan.training.averaging import WeightAverage
 from longscan.training.lengths import LengthPlan
 from longscan.training.optim import build_optimizer, set_learning_rate
-from longscan.training.parsing import load_settings
+from longscan.training.parsing import parse_settings
 from longscan.training.run import build_model
 from longscan.training.schedule import learning_rate
 from longscan.training.settings import Settings
@@ -275,13 +278,13 @@ def main() -> None:
     parser.add_argument("--backend", default="eager", help="backend of the scans; vmap wants eager")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--draw", nargs=2, type=Path, metavar=("FOLDER", "PNG"))
-    words = parser.parse_args()
+    words, further = parser.parse_known_args()
     if words.draw:
         draw(*words.draw)
         return
     if words.recipe is None or words.out is None:
         parser.error("RECIPE and --out, or --draw, are needed")
-    settings = load_settings(words.recipe)
+    settings = parse_settings(["--config", str(words.recipe), *further]).settings
     settings = replace(settings, model=replace(settings.model, backend=words.backend))
     command = "python benchmarks/seeds.py " + " ".join(sys.argv[1:])
     Seeds(settings, list(range(words.seeds)), words.out, command).run(
