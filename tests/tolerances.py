@@ -50,19 +50,21 @@ def assert_as_accurate(
     moved: Sequence[Results],
     plain_moved: Sequence[Results] = (),
     operations: float = 1,
+    precision: float = 1,
     label: str = "",
 ) -> None:
     """Every result of `fast` errs at most twice the worst of `plain`, plus what roundings of the inputs do.
 
     fast, plain: results of one precision, by name; truth: the same in float64; moved: the truth for inputs next to these;
     plain_moved: plain results for the inputs of `moved`, so that one lucky rounding decides nothing; operations: how many rounded
-    operations `fast` needs for one of `plain`.
+    operations `fast` needs for one of `plain`; precision: that of `fast` in units of that of `plain` and `moved`.
     """
     judged = [(result, truth) for result in plain] + list(zip(plain_moved, moved, strict=bool(plain_moved)))
     for name, value in fast.items():
         eps = torch.finfo(real_dtype(value.dtype)).eps
-        floor = ROUNDINGS * max(distance(other[name], truth[name]) for other in moved) + eps * size(truth[name])
-        allowed = TWICE * operations * max((distance(other[name], true[name]) for other, true in judged), default=0.0) + floor
+        floor = ROUNDINGS * max(distance(other[name], truth[name]) for other in moved)
+        plainly = max((distance(other[name], true[name]) for other, true in judged), default=0.0)
+        allowed = precision * (TWICE * operations * plainly + floor) + eps * size(truth[name])
         error = distance(value, truth[name])
         assert error <= allowed, f"{label}{name}: error {error:.3g}, allowed {allowed:.3g}, largest value {size(truth[name]):.3g}"
 

@@ -29,6 +29,18 @@ def test_linear_scan_closed_form(backend):
     assert torch.equal(final[0], x[0, -1])
 
 
+@pytest.mark.parametrize("backend", ["eager", "auto"])
+def test_linear_scan_with_long_memory(backend):
+    """Factors just below 1, 10,000 steps, float32: no drift beyond what the loop in float32 shows."""
+    a = torch.tensor([1 - 1e-4, 1 - 3e-5, 1 - 1e-5, 1 - 1e-6])
+    b = torch.randn(1, 10_000, 4)
+    start = torch.full((1, 4), 100.0)
+    truth, _ = linear_scan(a.double(), b.double(), start.double(), backend="reference")
+    plain, _ = linear_scan(a, b, start, backend="reference")
+    x, _ = linear_scan(a, b, start, backend=backend)
+    assert ((x - truth).abs().amax(1) <= 2 * (plain - truth).abs().amax(1)).all()
+
+
 @pytest.mark.parametrize("backend", ["reference", "eager", "auto"])
 def test_linear_scan_in_reverse(backend):
     """Running backwards is flipping, running and flipping back; segments restart from their end."""

@@ -59,6 +59,11 @@ def state_dtype(*inputs: Tensor | None) -> torch.dtype:
     return torch.float64 if any(x is not None and x.dtype in wide for x in inputs) else torch.float32
 
 
+def carry_dtype(like: Tensor) -> torch.dtype:
+    """The dtype of what is carried over many steps: float64, but on Apple's GPUs, which have none, that of `like`."""
+    return like.dtype if like.device.type == "mps" else torch.float64
+
+
 def to_pairs(x: Tensor, dtype: torch.dtype) -> Tensor:
     """A complex tensor as real pairs (..., 2) of `dtype`; a real one, which is taken to hold pairs already, in this dtype."""
     if x.dtype == dtype:

@@ -10,6 +10,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from longscan.ops._arguments import carry_dtype
+
 Multiply = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -17,16 +19,22 @@ def affine_scan(a: Tensor, b: Tensor, state: Tensor, multiply: Multiply = torch.
     """All states x_t = a_t x_{t-1} + b_t along axis 1, at least one step.
 
     a, b: (B, L, *S), a may have size 1 in any axis of S; state: (B, *S), the x before the first step. Returns (B, L, *S).
+
+    Products of factors are formed in float64 and rounded where they are applied: in float32 the product of two numbers just
+    below 1 loses its last term, (1 - d)^2 = 1 - 2d + d^2, always in the same direction, and long memories drift.
     """
+    return _scan(a.to(carry_dtype(b)), b, state, multiply)
+
+
+def _scan(a: Tensor, b: Tensor, state: Tensor, multiply: Multiply) -> Tensor:
     length = b.shape[1]
+    factor = a.to(b.dtype)
     if length == 1:
-        return multiply(a, state.unsqueeze(1)) + b
+        return multiply(factor, state.unsqueeze(1)) + b
     half = length // 2
-    odd_a = a[:, 1::2]
-    odd = affine_scan(
-        multiply(odd_a, a[:, : 2 * half : 2]), multiply(odd_a, b[:, : 2 * half : 2]) + b[:, 1::2], state, multiply
-    )
+    joined = multiply(factor[:, 1::2], b[:, : 2 * half : 2]) + b[:, 1::2]
+    odd = _scan(multiply(a[:, 1::2], a[:, : 2 * half : 2]), joined, state, multiply)
     before_even = torch.cat([state.unsqueeze(1), odd[:, : length - half - 1]], 1)
-    even = multiply(a[:, ::2], before_even) + b[:, ::2]
+    even = multiply(factor[:, ::2], before_even) + b[:, ::2]
     interleaved = torch.stack([even[:, :half], odd], 2).flatten(1, 2)
     return interleaved if length % 2 == 0 else torch.cat([interleaved, even[:, half:]], 1)

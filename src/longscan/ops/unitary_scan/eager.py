@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from longscan.ops._arguments import marks, mask
+from longscan.ops._arguments import carry_dtype, marks, mask
 from longscan.ops._associative import affine_scan
 from longscan.ops._chunks import scan_chunks
 
@@ -87,8 +87,6 @@ def unitary_scan(
     phase_dt: bool,
 ) -> tuple[Tensor, Tensor]:
     """As `reference.unitary_scan`, complex numbers as pairs (..., 2); memory beyond the output is bounded by a chunk."""
-    # Apple's GPUs have no float64: there the carried state rounds like any other float32 number
-    wide = initial_state.dtype if u.device.type == "mps" else torch.float64
     step = partial(_chunk, phase_dt=phase_dt)
-    y, final = scan_chunks(step, (u, dt, z, flags), (W, bias, B, C, D), initial_state.to(wide), empty=u)
+    y, final = scan_chunks(step, (u, dt, z, flags), (W, bias, B, C, D), initial_state.to(carry_dtype(initial_state)), empty=u)
     return y, final.to(initial_state.dtype, copy=True)
