@@ -23,17 +23,13 @@ def affine_scan(a: Tensor, b: Tensor, state: Tensor, multiply: Multiply = torch.
     Products of factors are formed in float64 and rounded where they are applied: in float32 the product of two numbers just
     below 1 loses its last term, (1 - d)^2 = 1 - 2d + d^2, always in the same direction, and long memories drift.
     """
-    return _scan(a.to(carry_dtype(b)), b, state, multiply)
-
-
-def _scan(a: Tensor, b: Tensor, state: Tensor, multiply: Multiply) -> Tensor:
-    length = b.shape[1]
-    factor = a.to(b.dtype)
+    length, factor, wide = b.shape[1], a.to(b.dtype), carry_dtype(b)
     if length == 1:
         return multiply(factor, state.unsqueeze(1)) + b
     half = length // 2
+    product = multiply(a[:, 1::2].to(wide), a[:, : 2 * half : 2].to(wide))
     joined = multiply(factor[:, 1::2], b[:, : 2 * half : 2]) + b[:, 1::2]
-    odd = _scan(multiply(a[:, 1::2], a[:, : 2 * half : 2]), joined, state, multiply)
+    odd = affine_scan(product, joined, state, multiply)
     before_even = torch.cat([state.unsqueeze(1), odd[:, : length - half - 1]], 1)
     even = multiply(factor[:, ::2], before_even) + b[:, ::2]
     interleaved = torch.stack([even[:, :half], odd], 2).flatten(1, 2)
