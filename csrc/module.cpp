@@ -5,6 +5,9 @@
 #if !defined(_WIN32)
 #include <pthread.h>
 #endif
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
 
 #include "bindings.h"
 #include "dispatch.h"
@@ -39,6 +42,17 @@ static Isa choose_isa() {
   throw std::runtime_error(std::string("LONGSCAN_CPU_ISA: got '") + wanted + "', expected baseline, avx2 or avx512");
 }
 
+// Asks for huge pages under a fresh array: taking its first pages one by one costs more than the arithmetic that fills them.
+static void prefer_huge_pages(Pointer address, int64_t bytes) {
+#if defined(__linux__)
+  constexpr Pointer HUGE = Pointer{1} << 21;
+  const Pointer begin = (address + HUGE - 1) / HUGE * HUGE, end = (address + Pointer(bytes)) / HUGE * HUGE;
+  if (end > begin) madvise(out(begin), end - begin, MADV_HUGEPAGE);  // advice: nothing depends on its being taken
+#else
+  (void)address, (void)bytes;
+#endif
+}
+
 static Isa chosen = Isa::baseline;
 Isa isa() { return chosen; }
 
@@ -52,6 +66,7 @@ NB_MODULE(_native, module) {
   pthread_atfork(nullptr, nullptr, [] { process_forked = true; });
 #endif
   module.def("isa", [] { return std::string(ISA_NAMES[int(isa())]); }, "The instruction set in use.");
+  module.def("prefer_huge_pages", &prefer_huge_pages, "address"_a, "bytes"_a, "Advise the system to back an array by huge pages.");
 #if defined(_OPENMP)
   module.attr("openmp") = true;
 #else

@@ -274,7 +274,8 @@ void replay(GradStep<T>* block, Tape<Num>* tape, const T* A, const T* start, int
 
 // Back over the chunk: `carry` is conj(decay_{t+1}) g_{t+1} after the chunk's last step, and becomes that before its first.
 template <class Num, int NB, class T = typename Num::value_type>
-void sweep(GradStep<T>* block, Tape<Num>* tape, const T* A, T* carry, T* dA, const T* B, const T* C, int64_t row_size, int steps) {
+void sweep(GradStep<T>* block, Tape<Num>* tape, const T* A, T* carry, T* dA, const T* B, const T* C, int64_t row_size, int steps,
+           Ahead<T> ahead) {
   constexpr int WIDTH = Num::PARTS * lanes<T>;
   Num a[NB], g[NB], da[NB];
   for (int i = 0; i < NB; i++) {
@@ -285,6 +286,7 @@ void sweep(GradStep<T>* block, Tape<Num>* tape, const T* A, T* carry, T* dA, con
   for (int t = steps - 1; t >= 0; t--) {
     Vec<T> dt = load(block[t].dt), du = load(block[t].du), gy = load(block[t].gy);
     Vec<T> d_du = load(block[t].d_du), d_dt = load(block[t].d_dt);
+    ahead.fetch(t);
     for (int i = 0; i < NB; i++) {
       Tape<Num>& kept = tape[t * NB + i];
       Num b = broadcast_number<Num>(B + t * row_size + i * Num::PARTS);
@@ -313,7 +315,7 @@ void sweep(GradStep<T>* block, Tape<Num>* tape, const T* A, T* carry, T* dA, con
 template <class T> struct Span {
   int64_t row, chunk;  // index of the chunk's first step among B L rows; of the chunk among B ceil(L / CHUNK)
   int steps;
-  const uint8_t* flags;
+  bool first_chunk;
   int64_t first, last;  // blocks
   const T *B, *C;
   T *dB, *dC;      // where the group's sums go, (steps, N)
@@ -322,9 +324,10 @@ template <class T> struct Span {
 
 // NB states, from n on, of every block of a group in one chunk.
 template <class Num, int NB, class T = typename Num::value_type>
-void group_states(const SelectiveScan& a, const Span<T>& span, const Segments& segments, Tape<Num>* tape, GradStep<T>* blocks,
+void group_states(const SelectiveScanGradients& s, const Span<T>& span, const Segments& segments, Tape<Num>* tape, GradStep<T>* blocks,
                   const T* A, T* carry, T* dA, int64_t n) {
   constexpr int PARTS = Num::PARTS, WIDTH = PARTS * lanes<T>;
+  const SelectiveScan& a = s.forward;
   const int64_t N = a.states, D = a.channels;
   for (int i = 0; i < span.steps * NB; i++) {
     store_number(tape[i].dB, Num{});
@@ -340,7 +343,13 @@ void group_states(const SelectiveScan& a, const Span<T>& span, const Segments& s
       replay<Num, NB, true>(block, tape, A + offset, start, D, count, B, C, N * PARTS, segments);
     else
       replay<Num, NB, false>(block, tape, A + offset, start, D, count, B, C, N * PARTS, segments);
-    sweep<Num, NB>(block, tape, A + offset, carry + offset, dA + offset, B, C, N * PARTS, span.steps);
+    // While the first states are swept, the rows that the chunk before will read are fetched, then those about to be written.
+    const int64_t here = span.row * D + d, next = here - (span.first_chunk ? 0 : CHUNK * D);
+    const T* const rows[] = {at<T>(a.u, next), at<T>(a.dt, next), at<T>(s.gy, next), at<T>(a.z ? a.z : s.gy, next),
+                             at<T>(s.u, here), at<T>(s.dt, here)};
+    const int pair = n < 2 * NB ? 2 * int(n / NB) : 4;
+    const Ahead<T> ahead = {rows[pair], rows[pair + 1], D};
+    sweep<Num, NB>(block, tape, A + offset, carry + offset, dA + offset, B, C, N * PARTS, span.steps, ahead);
   }
   for (int t = 0; t < span.steps; t++)
     for (int i = 0; i < NB * PARTS; i++) {
@@ -476,7 +485,7 @@ template <class Num> void backward(const SelectiveScanGradients& s) {
         const uint8_t* flags = a.flags ? a.flags + row : nullptr;
         const Segments segments(flags, steps);
         T* const clean = clean_memory.slice(worker, 2 * CHUNK * NP);
-        const Span<T> span = {row, b * chunks + chunk, steps, flags, first, last,
+        const Span<T> span = {row, b * chunks + chunk, steps, chunk == 0, first, last,
                               clean_rows<Num>(at<T>(a.B, row * NP), clean, flags, steps, N),
                               clean_rows<Num>(at<T>(a.C, row * NP), clean + CHUNK * NP, flags, steps, N),
                               dB + row * NP, dC + row * NP, first > slot_first};
@@ -488,9 +497,9 @@ template <class Num> void backward(const SelectiveScanGradients& s) {
         }
         int64_t n = 0;
         for (; n + NB <= N; n += NB)
-          group_states<Num, NB>(a, span, segments, tape, group, A, carry, dA, n);
+          group_states<Num, NB>(s, span, segments, tape, group, A, carry, dA, n);
         for (; n < N; n++)
-          group_states<Num, 1>(a, span, segments, tape, group, A, carry, dA, n);
+          group_states<Num, 1>(s, span, segments, tape, group, A, carry, dA, n);
         memset(d_scale, 0, sizeof(T) * CHUNK * lanes<T>);
         for (int64_t j = first; j < last; j++) {
           const int64_t d = j * lanes<T>;

@@ -12,7 +12,7 @@
 //
 // Accuracy, in units in the last place of the exact result (tests/ops/test_native_math.py measures all of them):
 //   exp, exp2 2; sigmoid, silu, softplus 4; sincos: absolute error 1 unit of 1.0 for every finite argument.
-// NaN in gives NaN out; overflow gives inf; results below the smallest normal number may be flushed to zero.
+// NaN in gives NaN out; overflow gives inf; results below the smallest normal number are exact to that number only.
 #pragma once
 
 #include <cstdint>
@@ -238,20 +238,25 @@ template <class T> INLINE Vec<T> exp2_any(Vec<T> x) {
 }
 INLINE Doubles exp2(Doubles x) { return exp2_any<double>(x); }
 #if defined(__AVX512F__)
-// The same from a table of 2^(i/16), which one register holds: x = n + r, n a multiple of 1/16 and |r| <= 1/32. The linear
-// coefficient is ln 2 itself, not a minimax one: an error that grows with r would shift every slow decay the same way and add up
-// over a scan. No clamp is needed for |x| < 2^80 (the error of r is swallowed by a result of 0 or inf).
-INLINE Floats exp2_table(Floats x) {
+// 2^(i/16), i the last four bits of x: one register holds the table.
+INLINE Floats power_of_sixteenths(Floats x) {
   alignas(64) static constexpr float table[16] = {
       1.0f, 1.04427373f, 1.09050775f, 1.13878858f, 1.18920708f, 1.24185777f, 1.29683959f, 1.35425556f,
       1.41421354f, 1.47682619f, 1.54221082f, 1.61049032f, 1.68179286f, 1.75625217f, 1.8340081f, 1.91520655f};
+  return (Floats)_mm512_permutexvar_ps(bits<__m512i>(x), (__m512)load(table));
+}
+
+// The same from the table: x = n + r, n a multiple of 1/16 and |r| <= 1/32. The linear coefficient is ln 2 itself, not a minimax
+// one: an error that grows with r would shift every slow decay the same way and add up over a scan. No clamp is needed for
+// |x| < 2^80 (the error of r is swallowed by a result of 0 or inf).
+INLINE Floats exp2_table(Floats x) {
   constexpr float SHIFT = 786432.0f;  // 1.5 * 2^19: the last bit of the sum counts 1/16
   constexpr float c[] = {0.693147182f, 0.240226507f, 0.0555041097f};  // ln(2)^k / k!
   asm("" : "+v"(x));  // x is not recomputed inside fused multiply-adds: those units are the busy ones, the adders are free
   Floats shifted = x + SHIFT;
   Floats n = shifted - SHIFT;
   Floats r = x - n;
-  Floats power = (Floats)_mm512_permutexvar_ps(bits<__m512i>(shifted), (__m512)load(table));
+  Floats power = power_of_sixteenths(shifted);
   Floats rest = r * polynomial<float>(r, c);
   return (Floats)_mm512_scalef_ps((__m512)(power * rest + power), (__m512)n);
 }
@@ -279,17 +284,44 @@ template <class T> INLINE Vec<T> exp_any(Vec<T> x) {
   Vec<T> r = (x - n * LN2_HIGH) - n * LN2_LOW;
   return exp2_parts(r * LOG2E, shifted);
 }
+#if defined(__AVX512F__)
+// As exp2_table, the fraction r in natural units: e^r - 1 from its series.
+INLINE Floats exp(Floats x) {
+  constexpr float SHIFT = 786432.0f;
+  constexpr float c[] = {1.0f, 0.5f, 0.166666672f};
+  x = clamp<float>(x, -110.0f, 90.0f);
+  Floats shifted = x * 1.44269502f + SHIFT;
+  Floats n = shifted - SHIFT;
+  Floats r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
+  Floats power = power_of_sixteenths(shifted);
+  return (Floats)_mm512_scalef_ps((__m512)(power * (r * polynomial<float>(r, c)) + power), (__m512)n);
+}
+#else
 INLINE Floats exp(Floats x) { return exp_any<float>(x); }
+#endif
 INLINE Doubles exp(Doubles x) { return exp_any<double>(x); }
 
-template <class V> INLINE V sigmoid(V x) { return 1 / (1 + exp(-x)); }
-template <class V> INLINE V silu(V x) { return x / (1 + exp(-x)); }
+// 1 / x for 1 <= x <= inf
+#if defined(__AVX512F__)
+INLINE Floats reciprocal(Floats x) {  // an estimate of 14 bits and a Newton step; division blocks its unit for ten cycles
+  x = min(broadcast<float>(1e38f), x);
+  Floats estimate = (Floats)_mm512_rcp14_ps((__m512)x);
+  return estimate * (2 - x * estimate);
+}
+INLINE Doubles reciprocal(Doubles x) { return 1 / x; }
+#else
+template <class V> INLINE V reciprocal(V x) { return 1 / x; }
+#endif
 
-// log(1 + y) for 0 <= y <= 1: 2 atanh(s), s = y / (2 + y) <= 1/3, as an odd series in s
+template <class V> INLINE V sigmoid(V x) { return reciprocal(1 + exp(-x)); }
+template <class V> INLINE V silu(V x) { return x * sigmoid(x); }
+
+// log(1 + y) for 0 <= y <= 1. float: y times a polynomial that is 1 at 0, so that small results keep their digits; double:
+// 2 atanh(s), s = y / (2 + y) <= 1/3, as an odd series in s.
 INLINE Floats log1p_unit(Floats y) {
-  constexpr float c[] = {2.0f, 2.0f / 3, 2.0f / 5, 2.0f / 7, 2.0f / 9, 2.0f / 11, 2.0f / 13, 2.0f / 15};
-  Floats s = y / (2 + y);
-  return s * polynomial<float>(s * s, c);
+  constexpr float c[] = {1.0f, -0.49999997f, 0.333328426f, -0.249865264f, 0.19854106f,
+                         -0.158475652f, 0.115618452f, -0.0667577237f, 0.0252240542f, -0.00446621142f};
+  return y * polynomial<float>(y, c);
 }
 INLINE Doubles log1p_unit(Doubles y) {
   constexpr double c[] = {2.0,      2.0 / 3,  2.0 / 5,  2.0 / 7,  2.0 / 9,  2.0 / 11, 2.0 / 13, 2.0 / 15, 2.0 / 17,

@@ -4,14 +4,14 @@ import torch
 from torch import Tensor
 
 from longscan.ops import _native
-from longscan.ops._cpu import address
+from longscan.ops._cpu import address, empty
 
 
 def forward(
     a: Tensor, b: Tensor, initial_state: Tensor, flags: Tensor | None, reverse: bool, is_complex: bool
 ) -> tuple[Tensor, Tensor]:
     """x (B, L, S[, 2]) and the final state (B, S[, 2])."""
-    x, final = torch.empty_like(b), torch.empty_like(initial_state)
+    x, final = empty(b, b.shape), torch.empty_like(initial_state)
     _native.linear_scan_forward(
         *b.shape[:2],
         b.shape[2:].numel(),
@@ -36,7 +36,7 @@ def backward(
     is_complex: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of a, b and initial_state."""
-    gradients = torch.empty_like(a), torch.empty_like(x), torch.empty_like(initial_state)
+    gradients = empty(a, a.shape), empty(x, x.shape), torch.empty_like(initial_state)
     _native.linear_scan_backward(
         *x.shape[:2],
         x.shape[2:].numel(),

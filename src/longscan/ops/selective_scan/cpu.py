@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from longscan.ops import _native
-from longscan.ops._cpu import address, empty_like
+from longscan.ops._cpu import address, empty, empty_like
 
 
 def chunk_states_shape(batch: int, length: int, channels: int, states: int, *pair: int) -> tuple[int, ...]:
@@ -31,8 +31,8 @@ def forward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(y, final state, chunk states); the last is empty unless `keep`. Complex where A has three axes."""
     batch, length, channels = u.shape
-    y, final = torch.empty_like(u), u.new_empty((batch, *A.shape))
-    chunk_states = u.new_empty(chunk_states_shape(batch, length, channels, *A.shape[1:]) if keep else 0)
+    y, final = empty(u, u.shape), u.new_empty((batch, *A.shape))
+    chunk_states = empty(u, chunk_states_shape(batch, length, channels, *A.shape[1:]) if keep else (0,))
     _native.selective_scan_forward(
         batch,
         length,

@@ -4,14 +4,14 @@ import torch
 from torch import Tensor
 
 from longscan.ops import _native
-from longscan.ops._cpu import address, empty_like
+from longscan.ops._cpu import address, empty, empty_like
 
 
 def forward(
     u: Tensor, weight: Tensor, bias: Tensor | None, initial_state: Tensor, flags: Tensor | None, silu: bool
 ) -> tuple[Tensor, Tensor]:
     """y (B, L, D) and the final state (B, D, K-1)."""
-    y, final = torch.empty_like(u), torch.empty_like(initial_state)
+    y, final = empty(u, u.shape), torch.empty_like(initial_state)
     _native.short_conv_forward(
         *u.shape,
         weight.shape[1],
@@ -34,7 +34,7 @@ def backward(
     silu: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of u, weight, bias (empty where it is None) and initial_state."""
-    gradients = torch.empty_like(u), torch.empty_like(weight), empty_like(bias, u), torch.empty_like(initial_state)
+    gradients = empty(u, u.shape), torch.empty_like(weight), empty_like(bias, u), torch.empty_like(initial_state)
     to = [address(x) for x in gradients]
     if bias is None:
         to[2] = 0
