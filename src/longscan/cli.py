@@ -7,6 +7,7 @@ in one line on stderr with exit code 2; a run whose loss left the finite numbers
 import csv
 import inspect
 import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 import longscan
-from longscan.training.settings import SettingError
+from longscan._errors import SettingError
 
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -36,7 +37,7 @@ def main(words: Sequence[str] | None = None) -> int:
         if words[0] not in COMMANDS:
             raise SettingError(f"{words[0]}: unknown command, needed one of {', '.join(COMMANDS)}")
         return COMMANDS[words[0]](words[1:])
-    except SettingError as error:
+    except (SettingError, ImportError) as error:  # ImportError: a package that this command needs is not installed
         err.print(f"longscan: {error}", style="red", markup=False)
         return 2
     except SystemExit as stop:  # jsonargparse leaves this way after --help
@@ -75,7 +76,7 @@ def train_command(words: Sequence[str]) -> int:
         resume=command.resume,
         overwrite=command.overwrite,
         progress=True,
-        command="longscan train " + " ".join(words),
+        command=shlex.join(["longscan", "train", *words]),
     )
     if int(os.environ.get("RANK", "0")):  # under torchrun the first process speaks for all
         return 0

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -67,6 +68,8 @@ def test_train_ends_with_the_score_the_constant_and_the_report(
         f"report: {tmp_path / 'run' / 'report.html'}",
     ]
     assert (tmp_path / "run" / "report.html").stat().st_size > 1000
+    words = ["longscan", "train", "--out", str(tmp_path / "run"), *tiny_words]
+    assert shlex.split(result["command"]) == words, "the command can be given again as it is recorded"
 
 
 def test_python_gives_the_run_of_the_command_line(run: Path, tmp_path: Path) -> None:

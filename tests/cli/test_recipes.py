@@ -112,3 +112,4 @@ def test_recipe_is_the_published_row(name: str) -> None:
     assert (training["batch_size"], training["steps"]) == ((256, 100_000) if formal else (64, 50_000))
     assert training.get("loss_reduction", "mean") == ("sum" if formal else "mean")
     assert training["clip"] == 1.0
+    assert model["block_options"]["m"] == {"variant": "aussm"}, "the authors' hybrids have their own Mamba block"

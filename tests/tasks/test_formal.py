@@ -334,7 +334,9 @@ def test_a_split_that_can_hold_no_question_is_refused():
 
 def test_valid_and_test_do_not_depend_on_how_training_data_come():
     first, second = Parity(), Parity(train_lengths=(3, 9), data="samples")
-    assert torch.equal(first.batch("test", 0, 50).inputs, second.batch("test", 0, 50).inputs)
+    for split in ("valid", "test"):
+        assert torch.equal(first.batch(split, 0, 50).inputs, second.batch(split, 0, 50).inputs)
+        assert first.size(split) == second.size(split) == {"valid": 1_000, "test": 10_000}[split]
 
 
 def test_a_stream_does_not_repeat():

@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ from longscan.training import (
 from longscan.training.checkpoint import find_checkpoint, read_checkpoint, read_tensors
 from longscan.training.evaluate import evaluate
 from longscan.training.logs import read_rows
+from longscan.training.records import commit
+from longscan.training.run import build_model
 from longscan.training.trainer import Trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:tensorboard")
@@ -132,9 +135,17 @@ def test_the_same_settings_give_the_same_run_whatever_the_loader(eventful: Any, 
 
 
 def test_data_seed_is_apart_from_the_seed_of_the_weights(tiny: Any, tmp_path: Path) -> None:
-    run = train(tiny(seed=1, data_seed=0, steps=1), tmp_path)
-    assert run.settings.data_seed == 0
-    assert tiny(seed=3).data_seed == 3
+    seen = {}
+    for seed, data_seed in ((1, 0), (1, 1), (2, 0), (1, None)):
+        settings = tiny(seed=seed, data_seed=data_seed, steps=1)
+        torch.manual_seed(seed)
+        model = build_model(settings)
+        batch = settings.task.batch("train", 0, settings.training.batch_size, seed if data_seed is None else data_seed)
+        expected = settings.task.loss(model(batch.inputs, valid=batch.valid), batch).item()
+        seen[seed, data_seed] = logged(train(settings, tmp_path / f"{seed} {data_seed}"))[0]["loss"]
+        assert seen[seed, data_seed] == pytest.approx(expected, rel=1e-5)
+    assert seen[1, None] == seen[1, 1]
+    assert len({seen[1, 0], seen[1, 1], seen[2, 0]}) == 3
 
 
 @pytest.mark.parametrize("pause", range(1, 12, 3))
@@ -339,6 +350,25 @@ def test_records_follow_the_schema(tiny: Any, tmp_path: Path) -> None:
     assert rows[0]["value"] == run.result["value"]
     with pytest.raises(SettingError, match="record: "):
         record_run(run, tmp_path / "elsewhere" / "parity.jsonl")
+
+
+def test_the_commit_is_of_a_checkout_of_this_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Installed inside a checkout of something else, whose git ignores it, the package has no commit."""
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(tmp_path)]
+    package = tmp_path / "longscan"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    monkeypatch.setattr("longscan.__file__", str(package / "__init__.py"))
+    assert commit() == "unknown"
+    for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "other"]):
+        subprocess.run([*git, *words], check=True)
+    assert commit() == "unknown"
+    for words in (["add", "longscan"], ["commit", "-q", "-m", "this"]):
+        subprocess.run([*git, *words], check=True)
+    head = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+    assert commit() == head
+    (package / "__init__.py").write_text("changed")
+    assert commit() == f"{head}+changes"
 
 
 def test_a_run_that_is_not_over_has_no_record(tiny: Any, tmp_path: Path) -> None:

@@ -1,10 +1,30 @@
-"""Reports: a page for each run, and our results beside the published ones. Reads records, knows no model."""
+"""Reports: a page for each run, and our results beside the published ones. Reads records, knows no model.
 
-from longscan.report.records import append_record as append_record
-from longscan.report.records import read_records as read_records
-from longscan.report.results import fill_markdown as fill_markdown
-from longscan.report.results import results_markdown as results_markdown
-from longscan.report.results import results_report as results_report
-from longscan.report.run import run_report as run_report
+What draws needs plotly, what checks records jsonschema; both are imported when a name here is first used.
+"""
+
+from typing import TYPE_CHECKING
+
+from longscan._lazy import lazy
+
+if TYPE_CHECKING:
+    from longscan.report.records import append_record as append_record
+    from longscan.report.records import read_records as read_records
+    from longscan.report.results import fill_markdown as fill_markdown
+    from longscan.report.results import results_markdown as results_markdown
+    from longscan.report.results import results_report as results_report
+    from longscan.report.run import run_report as run_report
 
 __all__ = ["append_record", "fill_markdown", "read_records", "results_markdown", "results_report", "run_report"]
+
+__getattr__ = lazy(
+    __name__,
+    {
+        "append_record": "longscan.report.records",
+        "read_records": "longscan.report.records",
+        "fill_markdown": "longscan.report.results",
+        "results_markdown": "longscan.report.results",
+        "results_report": "longscan.report.results",
+        "run_report": "longscan.report.run",
+    },
+)

@@ -1,11 +1,9 @@
 """The HTML page: one file that opens offline, with Plotly, style and figures inside."""
 
 import html
-import os
 from collections.abc import Iterable, Sequence
 from importlib import resources
 from itertools import zip_longest
-from pathlib import Path
 from string import Template
 
 from plotly.graph_objects import Figure
@@ -32,14 +30,6 @@ def page(title: str, body: Iterable[str]) -> str:
         script=_asset("page.js"),
         body="\n".join(body),
     )
-
-
-def write(path: Path, text: str) -> Path:
-    """Write a file under a temporary name in the same folder and move it into place, so that no reader sees half of it."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text, "utf-8")
-    temporary.replace(path)
-    return path
 
 
 def heading(level: int, text: str) -> str:

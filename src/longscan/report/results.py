@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from longscan._files import write_text
 from longscan.report import figures, page
 from longscan.report.comparisons import Comparison, Entry, Measurement, Timing, compare, measurements
 from longscan.report.published import figure_of, papers
@@ -27,7 +28,7 @@ def results_report(results_dir: str | Path, out: str | Path) -> Path:
         *_all_runs(runs),
         *_measurements(measurements(bench)),
     ]
-    return page.write(Path(out), page.page("Results", body))
+    return write_text(Path(out), page.page("Results", body))
 
 
 def _records(results_dir: str | Path) -> tuple[list[Record], list[Record]]:
@@ -175,7 +176,7 @@ def fill_markdown(path: str | Path, results_dir: str | Path) -> Path:
         raise ValueError(f"{path}: the lines {MARKS[0]} and {MARKS[1]} are needed, once each and in this order")
     before, rest = text.split(MARKS[0])
     after = rest.split(MARKS[1])[1]
-    return page.write(path, f"{before}{MARKS[0]}\n\n{results_markdown(results_dir)}\n{MARKS[1]}{after}")
+    return write_text(path, f"{before}{MARKS[0]}\n\n{results_markdown(results_dir)}\n{MARKS[1]}{after}")
 
 
 def _cell(text: str) -> str:

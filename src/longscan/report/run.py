@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 
+from longscan._files import write_text
 from longscan.report import figures, page
 from longscan.report.text import duration, show
 
@@ -35,7 +36,7 @@ def run_report(run_dir: str | Path) -> Path:
         *_settings(settings),
         *_origin(folder, result),
     ]
-    return page.write(folder / "report.html", page.page(title, body))
+    return write_text(folder / "report.html", page.page(title, body))
 
 
 def _json_lines(text: str) -> list[dict[str, Any]]:

@@ -71,15 +71,17 @@ def evaluate(
     was_training = model.training
     model.eval()
     total, count = 0.0, 0.0
-    for step in range(batches):
-        batch = task.batch(split, step, batch_size, seed).to(device)
-        with autocast():
-            output = predict(model, batch)
-        answers = float(scored_answers(batch, task))
-        total += float(task.loss(output, batch)) * answers
-        count += answers
-        task.update(metrics, output, batch)
-    model.train(was_training)
+    try:
+        for step in range(batches):
+            batch = task.batch(split, step, batch_size, seed).to(device)
+            with autocast():
+                output = predict(model, batch)
+            answers = float(scored_answers(batch, task))
+            total += float(task.loss(output, batch)) * answers
+            count += answers
+            task.update(metrics, output, batch)
+    finally:
+        model.train(was_training)
     values: dict[str, float | None] = {}
     tables: dict[str, list[Any]] = {}
     for name, metric in metrics.items():

@@ -1,8 +1,5 @@
 """Which lengths the training batches of a step have: the length curriculum and the other range late in training."""
 
-from dataclasses import replace
-from typing import Any
-
 from longscan.tasks import Task
 from longscan.training.settings import Settings
 
@@ -14,12 +11,8 @@ class LengthPlan:
         self._settings = settings.training
         self._task = settings.task
         self._curriculum: Task | None = None
-        self._late: Task | None = None
         self._opens = int(settings.training.late_lengths.start * settings.training.steps)
-        late = settings.training.late_lengths
-        if late.share:
-            changed: dict[str, Any] = {"train_lengths": (late.shortest, late.longest)}
-            self._late = replace(settings.task, **changed)
+        self._late = settings.late_task() if settings.training.late_lengths.share else None
         self.longest = settings.training.curriculum.start
 
     @property

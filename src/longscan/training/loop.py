@@ -11,7 +11,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, PartialState
 
-from longscan.report import run_report
+import longscan.report
 from longscan.training.run import Run, clear_run, holds_run
 from longscan.training.settings import SettingError, Settings, TrainingSettings, refuse
 from longscan.training.trainer import Trainer
@@ -46,7 +46,7 @@ def train(
     folder = Path(out)
     settings = _open_folder(folder, settings, resume=resume, overwrite=overwrite)
     if resume and _is_over(folder, settings):
-        run_report(folder)
+        longscan.report.run_report(folder)
         return Run(folder)
     threads = torch.get_num_threads()
     if settings.training.threads:

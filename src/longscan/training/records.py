@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import longscan
-from longscan.report import append_record
+import longscan.report
 from longscan.training.run import Run
 from longscan.training.settings import SettingError, Settings
 
@@ -61,16 +61,20 @@ def device_name(device: torch.device) -> str:
 
 
 def commit() -> str:
-    """The commit of the checkout that this package runs from, marked where files have changed since; "unknown" elsewhere."""
+    """The commit of the checkout that this package runs from, marked where files have changed since; "unknown" elsewhere.
+
+    A package installed inside a checkout of something else is not of that checkout: git must know this package's files.
+    """
     folder = Path(longscan.__file__).parent
     try:
+        _git(folder, "ls-files", "--error-unmatch", "__init__.py")
         revision = _git(folder, "rev-parse", "--short=12", "HEAD")
         return revision + (
             "+changes"
             if _git(folder, "status", "--porcelain", "--untracked-files=no", "--", ":/", ":(top,exclude)results")
             else ""
         )
-    except (OSError, subprocess.CalledProcessError):
+    except (OSError, subprocess.SubprocessError):
         return "unknown"
 
 
@@ -116,6 +120,6 @@ def record_run(run: Run, target: str | Path) -> None:
     """Append the run's row to a JSON Lines file in a folder called `runs`; SettingError where the row or the place is no good."""
     row = result_row(run)
     try:
-        append_record(target, row)
+        longscan.report.append_record(target, row)
     except (ValueError, OSError) as error:
         raise SettingError(f"record: {error}") from error

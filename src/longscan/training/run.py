@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import yaml
 
+from longscan._files import write_text
 from longscan.models import SequenceModel
 from longscan.tasks import Batch
 from longscan.tasks.base import Split
@@ -147,10 +148,3 @@ def clear_run(folder: Path) -> None:
 def write_settings(folder: Path, settings: Settings) -> None:
     """settings.yaml, at once or not at all."""
     write_text(folder / SETTINGS, yaml.safe_dump(settings.as_dict(), sort_keys=False))
-
-
-def write_text(path: Path, text: str) -> None:
-    """Put a file in place of another at once."""
-    temporary = path.with_name(path.name + ".writing")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)

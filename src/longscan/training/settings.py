@@ -5,16 +5,13 @@ one to the other. Every refusal is a `SettingError` whose message is one line: t
 """
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from math import isfinite
 from typing import Any, Literal
 
+from longscan._errors import SettingError as SettingError
 from longscan.tasks import Task
 from longscan.tasks.base import Split
-
-
-class SettingError(ValueError):
-    """A setting, file or run directory that cannot be used; the message is one line and fit for a user's eyes."""
 
 
 def refuse(setting: str, got: object, needed: str) -> SettingError:
@@ -315,8 +312,20 @@ class Settings:
                     raise refuse(
                         f"training.curriculum.{setting}", length, f"a length that the task can train at ({error})"
                     ) from None
-        if late.share and "train_lengths" not in {f.name for f in fields(self.task)}:
-            raise refuse("training.late_lengths.share", late.share, f"0, as task {self.task.name} has no train_lengths")
+        if late.share:
+            if "train_lengths" not in {f.name for f in fields(self.task)}:
+                raise refuse("training.late_lengths.share", late.share, f"0, as task {self.task.name} has no train_lengths")
+            try:
+                self.late_task()
+            except ValueError as error:
+                lengths = (late.shortest, late.longest)
+                raise refuse("training.late_lengths", lengths, f"lengths that the task can train at ({error})") from None
+
+    def late_task(self) -> Task:
+        """The task with the training lengths of `training.late_lengths`."""
+        late = self.training.late_lengths
+        changed: dict[str, Any] = {"train_lengths": (late.shortest, late.longest)}
+        return replace(self.task, **changed)
 
     @property
     def data_seed(self) -> int:

@@ -21,7 +21,8 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from longscan.report import run_report
+import longscan.report
+from longscan._files import write_text
 from longscan.tasks import Batch
 from longscan.training.angles import symbol_angles
 from longscan.training.averaging import WeightAverage
@@ -44,7 +45,7 @@ from longscan.training.optim import build_optimizer, set_learning_rate
 from longscan.training.parsing import one_line, with_section
 from longscan.training.progress import ProgressView
 from longscan.training.records import describe_run
-from longscan.training.run import build_model, load_weights, write_settings, write_text
+from longscan.training.run import build_model, load_weights, write_settings
 from longscan.training.schedule import learning_rate
 from longscan.training.settings import SettingError, Settings, refuse
 
@@ -323,7 +324,7 @@ class Trainer:
             if angles:
                 write_text(self.folder / "angles.json", json.dumps(angles))
             write_text(self.folder / "result.json", json.dumps(result, indent=1))
-            run_report(self.folder)
+            longscan.report.run_report(self.folder)
 
     def _select(self) -> str:
         """Put the weights that the run ends with into the model and say which; no average where a run stops before it starts."""

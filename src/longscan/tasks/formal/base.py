@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Literal, Self
 import numpy as np
 from torch import Tensor
 
-from longscan.tasks._files import read_text
+from longscan._files import read_text
 from longscan.tasks._random import Draws
 from longscan.tasks.base import Batch, Split, check_request, rows_of_step
 from longscan.tasks.classification import ClassificationTask

@@ -1,0 +1,48 @@
+"""What is imported when: nothing by `import longscan`, torch by no help page, plotly and jsonschema only where they are used."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+BLOCKED = "import sys; sys.modules |= dict.fromkeys(['plotly', 'jsonschema']); "
+
+
+def python(code: str, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False, timeout=200)
+
+
+def imported_by(code: str) -> set[str]:
+    """Top-level packages outside the standard library that a program imports beyond those of Python's own start."""
+    listing = "import json, sys; print(json.dumps([name.partition('.')[0] for name in sys.modules]))"
+    before, after = (set(json.loads(python(f"{first}; {listing}").stdout)) for first in ("pass", code))
+    return after - before - sys.stdlib_module_names
+
+
+def test_importing_longscan_imports_nothing_else() -> None:
+    assert imported_by("import longscan") == {"longscan"}
+
+
+def test_the_commands_are_known_without_torch() -> None:
+    found = imported_by("import longscan.cli")
+    assert {"longscan", "jsonargparse", "rich"} <= found
+    assert not found & {"torch", "numpy", "accelerate", "plotly", "torchmetrics"}
+
+
+def test_models_need_nothing_but_torch_and_numpy() -> None:
+    others = "['safetensors', 'accelerate', 'jsonargparse', 'yaml', 'rich', 'torchmetrics', 'tensorboard', 'aeon', 'pandas']"
+    code = f"{BLOCKED} sys.modules |= dict.fromkeys({others}); from longscan import SequenceModel; import longscan.tasks; "
+    done = python(code + "SequenceModel.from_spec('madlgh', d_model=4, d_input=1, d_output=2)")
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_run_without_plotly_is_kept_and_the_report_says_what_it_needs(tmp_path: Path, tiny_words: list[str]) -> None:
+    program = BLOCKED + "from longscan.cli import main; sys.exit(main())"
+    done = python(program, "train", "--out", str(tmp_path / "run"), *tiny_words)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith("longscan: longscan.report.run_report: needs the package plotly, which is not")
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "finished"
+    done = python(program, "record", str(tmp_path / "run"), "--results", str(tmp_path / "runs" / "x.jsonl"))
+    assert done.returncode == 2
+    assert done.stderr.startswith("longscan: longscan.report.append_record: needs the package jsonschema")
+    assert "Traceback" not in done.stderr
