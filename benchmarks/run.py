@@ -12,10 +12,8 @@ import argparse
 import datetime
 import json
 import os
-import platform
 import shlex
 import statistics
-import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -29,6 +27,8 @@ import peers
 from longscan.blocks import MambaBlock
 from longscan.blocks.residual import Residual
 from longscan.ops import _native
+from longscan.report.records import check_record
+from longscan.training.records import commit, device_name
 from registry import BLOCK, SCANS, TOKEN, Peer, Scan, Shape
 from timing import Memory, Runs, memory_of, side_by_side
 
@@ -76,15 +76,10 @@ def gradients(function: Callable[..., Tensor], inputs: list[Tensor]) -> list[Ten
 
 def environment() -> dict[str, Any]:
     """What every row says about where it comes from."""
-    commit = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
-    cpu = platform.processor() or platform.machine()
-    if Path("/proc/cpuinfo").exists():
-        names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
-        cpu = names[0].split(":")[1].strip() if names else cpu
     return {
-        "device": f"{cpu}, {torch.get_num_threads()} threads, {_native.isa()}",
+        "device": f"{device_name(torch.device('cpu'))}, {_native.isa()}",
         "dtype": "float32",
-        "commit": commit or "unknown",
+        "commit": commit(),
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "torch": torch.__version__,
         "triton": None,
@@ -365,6 +360,8 @@ def main() -> int:
     out = options.out or (None if options.quick else ROOT / "results" / "bench")
     if out:
         out.mkdir(parents=True, exist_ok=True)
+        for one in report.rows:
+            check_record("bench", one)
         with (out / "cpu.jsonl").open("a") as file:
             file.writelines(json.dumps(one) + "\n" for one in report.rows)
         (out / "cpu.md").write_text("\n".join(report.table) + "\n")
