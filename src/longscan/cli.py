@@ -62,12 +62,12 @@ def train_command(words: Sequence[str]) -> int:
     parser.add_argument("--record", type=str, help="append the result to this file of records")
     base = None
     folder = _early(words, "--out")
+    if folder is None and not {"-h", "--help"} & set(words):
+        raise SettingError("--out: got nothing, needed the directory of the run")
     if "--resume" in words and folder is not None:
         base = read_yaml(Run(folder).folder / SETTINGS)
     parsed = parse_settings(words, parser, base)
     command = parsed.command
-    if command.out is None:
-        raise SettingError("--out: got nothing, needed the directory of the run")
     if command.resume and command.overwrite:
         raise SettingError("--resume: got --overwrite beside it, needed one of the two")
     run = train(
@@ -198,12 +198,12 @@ def layers_command(words: Sequence[str]) -> int:
 
     _parse(_parser("layers", layers_command), words)
     properties = ("causal", "streaming", "irregular", "changes_length", "batch_independent")
-    table = Table("letter", "layer", "block", "what it is", *(name.replace("_", " ") for name in properties))
+    table = Table("letter", "layer", "block", "what it is", "properties")
     letters = {layer: (letter, block) for letter, (layer, block) in LETTERS.items()}
     for name, layer in sorted(LAYERS.items()):
         letter, block = letters.get(name, ("", None))
-        marks = ["yes" if getattr(layer, flag) else "no" for flag in properties]
-        table.add_row(letter, name, block or "alone", _first_line(layer), *marks)
+        held = ", ".join(flag.replace("_", " ") for flag in properties if getattr(layer, flag))
+        table.add_row(letter, name, block or "alone", _first_line(layer), held)
     out.print(table)
     return 0
 

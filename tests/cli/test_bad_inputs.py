@@ -127,6 +127,8 @@ def test_no_task_and_no_config(refused: Callable[..., str], tmp_path: Path) -> N
 
 def test_no_out(refused: Callable[..., str], tiny_words: list[str]) -> None:
     assert "--out: got nothing" in refused("train", *tiny_words)
+    assert "--out: got nothing" in refused("train", "--resume")
+    assert "--out: got nothing" in refused("train", *tiny_words, "--out")
 
 
 def test_missing_and_damaged_data(refused: Callable[..., str], tmp_path: Path) -> None:

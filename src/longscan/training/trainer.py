@@ -6,15 +6,11 @@ checkpoint's step.
 """
 
 import json
-import signal
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -48,6 +44,7 @@ from longscan.training.records import describe_run
 from longscan.training.run import build_model, load_weights, write_settings
 from longscan.training.schedule import learning_rate
 from longscan.training.settings import SettingError, Settings, refuse
+from longscan.training.signals import stop_requests
 
 if TYPE_CHECKING:
     from longscan.models import SequenceModel
@@ -85,7 +82,6 @@ class Trainer:
         self.at = Progress(longest=self.lengths.longest)
         self.wrapped: nn.Module = accelerator.prepare_model(self.model) if accelerator.num_processes > 1 else self.model
         self.finite = torch.ones((), dtype=torch.bool, device=accelerator.device)
-        self.asked_to_stop = False
 
     def _try_batch(self) -> None:
         """Meet the data once before anything is written, so that what is wrong with it is a line and not a failed run."""
@@ -126,10 +122,15 @@ class Trainer:
         """The updates that are left."""
         pin = self.accelerator.device.type == "cuda"
         seed, depth = self.settings.data_seed, self.training.prefetch
-        with Prefetcher(self.lengths.task, self.training.batch_size, seed, depth=depth, pin=pin) as batches, self._stop_signals():
+        # Several processes would stop at different steps and wait for each other.
+        alone = self.accelerator.num_processes == 1
+        with (
+            Prefetcher(self.lengths.task, self.training.batch_size, seed, depth=depth, pin=pin) as batches,
+            stop_requests(active=alone) as asked_to_stop,
+        ):
             while self.at.step < self.training.steps and not self.at.stopped_early and self.at.failed is None:
                 self._update(batches.get(self.at.step))
-                if self.asked_to_stop:
+                if asked_to_stop.is_set():
                     self._save()
                     raise KeyboardInterrupt
 
@@ -342,23 +343,3 @@ class Trainer:
             if self.is_main:
                 self._write("average")
         return selected
-
-    @contextmanager
-    def _stop_signals(self) -> Iterator[None]:
-        """Within the block, SIGINT and SIGTERM ask for a checkpoint and a stop after the present step.
-
-        Not with several processes, which would stop at different steps and wait for each other.
-        """
-        if threading.current_thread() is not threading.main_thread() or self.accelerator.num_processes > 1:
-            yield
-            return
-
-        def ask(_: int, __: FrameType | None) -> None:
-            self.asked_to_stop = True
-
-        before = {name: signal.signal(name, ask) for name in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for name, handler in before.items():
-                signal.signal(name, handler)
