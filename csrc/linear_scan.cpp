@@ -26,14 +26,16 @@ template <class T> struct Factor<T, false> {
 };
 template <class T> struct Factor<T, true> {
   Vec<T> re, im;
-  INLINE Factor(Vec<T> a) : re(first_of_pairs(a)), im(second_of_pairs(a)) {
-    for (int i = 0; i < lanes<T>; i += 2) im[i] = -im[i];
-  }
+  INLINE Factor(Vec<T> a) : re(first_of_pairs(a)), im(second_of_pairs(a) * signs()) {}
   INLINE Vec<T> operator()(Vec<T> x) const { return re * x + im * swap_pairs(x); }
   INLINE Factor conj() const {
     Factor out = *this;
     out.im = -im;
     return out;
+  }
+  INLINE static Vec<T> signs() {
+    alignas(64) static constexpr T alternating[16] = {-1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1};
+    return load(alternating);
   }
 };
 

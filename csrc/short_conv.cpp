@@ -14,7 +14,7 @@ namespace longscan::LONGSCAN_ISA {
 namespace {
 
 constexpr int STEPS = 64;  // of a forward task
-constexpr int STRIP = 4;   // vectors of a backward task
+constexpr int STRIP = 4;   // vectors of a backward task where the batch alone does not keep the threads busy
 
 // (D, columns) to (columns, D)
 template <class T> void transpose(T* to, const T* from, int64_t channels, int64_t columns) {
@@ -86,7 +86,10 @@ template <class T> void forward(const ShortConv& s) {
 
 template <class T> void backward(const ShortConvGradients& g) {
   const ShortConv& s = g.forward;
-  const int64_t L = s.length, D = s.channels, K = s.taps, width = STRIP * lanes<T>, strips = ceil_div(D, width);
+  const int64_t L = s.length, D = s.channels, K = s.taps;
+  // Whole rows are read fastest. No sum goes over channels, so results do not depend on the width.
+  const int64_t width = s.batch >= 2 * s.threads ? ceil_div(D, lanes<T>) * lanes<T> : STRIP * lanes<T>;
+  const int64_t strips = ceil_div(D, width);
   const int64_t tasks = s.batch * strips;
   const int team = workers(tasks, s.threads);
   Buffer<T> weight(K * D), states(s.batch * (K - 1) * D), zeros(D), unused(team * width);

@@ -69,11 +69,18 @@ template <class T> INLINE Vec<T> load(const T* p) {
 }
 template <class T> INLINE void store(T* p, Vec<T> x) { memcpy(p, &x, sizeof x); }
 
+// Whole vectors go without a mask even where the instruction set has masks: masked stores are slow and cannot be read back early.
 #if defined(__AVX512F__)
-INLINE Floats load(const float* p, int count) { return (Floats)_mm512_maskz_loadu_ps((__mmask16)((1u << count) - 1), p); }
-INLINE Doubles load(const double* p, int count) { return (Doubles)_mm512_maskz_loadu_pd((__mmask8)((1u << count) - 1), p); }
-INLINE void store(float* p, Floats x, int count) { _mm512_mask_storeu_ps(p, (__mmask16)((1u << count) - 1), (__m512)x); }
-INLINE void store(double* p, Doubles x, int count) { _mm512_mask_storeu_pd(p, (__mmask8)((1u << count) - 1), (__m512d)x); }
+INLINE Floats load_masked(const float* p, __mmask16 mask) { return (Floats)_mm512_maskz_loadu_ps(mask, p); }
+INLINE Doubles load_masked(const double* p, __mmask16 mask) { return (Doubles)_mm512_maskz_loadu_pd((__mmask8)mask, p); }
+INLINE void store_masked(float* p, Floats x, __mmask16 mask) { _mm512_mask_storeu_ps(p, mask, (__m512)x); }
+INLINE void store_masked(double* p, Doubles x, __mmask16 mask) { _mm512_mask_storeu_pd(p, (__mmask8)mask, (__m512d)x); }
+template <class T> INLINE Vec<T> load(const T* p, int count) {
+  return count == lanes<T> ? load(p) : load_masked(p, (__mmask16)((1u << count) - 1));
+}
+template <class T> INLINE void store(T* p, Vec<T> x, int count) {
+  count == lanes<T> ? store(p, x) : store_masked(p, x, (__mmask16)((1u << count) - 1));
+}
 #else
 template <class T> INLINE Vec<T> load(const T* p, int count) {
   if (count == lanes<T>) return load(p);
