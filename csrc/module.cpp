@@ -77,7 +77,5 @@ NB_MODULE(_native, module) {
   bind_linear_scan(module);
   bind_selective_scan(module);
   bind_short_conv(module);
-#if defined(LONGSCAN_UNITARY_SCAN)
   bind_unitary_scan(module);
-#endif
 }

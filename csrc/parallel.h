@@ -62,7 +62,7 @@ template <class T> class Buffer {
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // How many threads a loop over `items` uses: index scratch memory by [0, workers).
-inline int workers(int64_t items, int threads) {
+inline int workers([[maybe_unused]] int64_t items, [[maybe_unused]] int threads) {
 #if defined(_OPENMP)
   if (forked() || threads < 1) return 1;
   return int(items < threads ? (items > 1 ? items : 1) : threads);
@@ -110,7 +110,7 @@ struct Worker {
 template <class Body> [[gnu::noinline]] void call(const Body& body, Worker worker) { body(worker); }
 
 // body(worker) on every worker of one team.
-template <class Body> void parallel_stages(int threads, const Body& body) {
+template <class Body> void parallel_stages([[maybe_unused]] int threads, const Body& body) {
 #if defined(_OPENMP)
   if (workers(threads, threads) > 1) {
 #pragma omp parallel num_threads(threads)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 TWICE = 2  # times the error of plain arithmetic
 ROUNDINGS = 4  # an element of a scan passes about eight operations, of half an eps each, for each input that it depends on
+DOUBLE = 2 * torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps  # float64 against float64: both sides err
 
 Results = Mapping[str, Tensor]
 
@@ -69,6 +70,9 @@ def assert_as_accurate(
         assert error <= allowed, f"{label}{name}: error {error:.3g}, allowed {allowed:.3g}, largest value {size(truth[name]):.3g}"
 
 
-def assert_same(one: Results, other: Results, moved: Sequence[Results], label: str = "") -> None:
-    """Two ways of computing the same numbers in float64 agree to what roundings of the inputs do."""
-    assert_as_accurate(one, [], other, moved, label=label)
+def assert_same(one: Results, other: Results, single: Results, moved: Sequence[Results], label: str = "") -> None:
+    """Two ways of computing the same numbers in float64 agree.
+
+    single: the results in float32; moved: those in float64 for inputs next to these in float32.
+    """
+    assert_as_accurate(one, [single], other, moved, operations=2, precision=DOUBLE, label=label)

@@ -11,7 +11,7 @@ from op_cases import PRECISIONS, call, cases, named, run
 
 from longscan.ops import OPS
 from longscan.ops._dispatch import reject
-from tolerances import assert_as_accurate, assert_same
+from tolerances import DOUBLE, assert_as_accurate, assert_same
 
 STATEFUL = [name for name, op in OPS.items() if op.stateful]
 
@@ -48,8 +48,8 @@ def test_as_accurate_as_plain_arithmetic(op, data):
     near = case.neighbours(torch.float32)
     moved = [run(other.in_double(), "reference") for other in near]
     plain, plain_moved = [run(case, "reference")], [run(other, "reference") for other in near]
-    double = dtype == torch.float64  # then the truth errs as much as what it is compared with
-    precision = 2 * torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps if double else 1
+    double = dtype == torch.float64
+    precision = DOUBLE if double else 1
     for backend in FAST[op]:
         results = run(case.in_double() if double else case, backend)
         operations = 2 if backend == "eager" else 1  # its scan updates every element twice
@@ -61,38 +61,50 @@ def test_as_accurate_as_plain_arithmetic(op, data):
 @STATEFUL_ON_EVERY_BACKEND
 @given(data=st.data())
 def test_carrying_the_state_over_a_split_changes_nothing(op, backend, data):
-    case = data.draw(cases(op, lengths=(1, 2, 3, 63, 65, 130)))
-    if case.options.get("reverse"):
-        case.options["reverse"] = False
+    single = data.draw(cases(op, lengths=(1, 2, 3, 63, 65, 130))).in_precision(torch.float32)
+    case = single.in_double()
     split = data.draw(st.integers(0, case.length))
-    whole = call(case, backend)
-    first, second = case.steps(0, split), case.steps(split, case.length)
+    pieces = [case.steps(0, split), case.steps(split, case.length)]
+    reverse = case.options.get("reverse", False)
+    first, second = reversed(pieces) if reverse else pieces
     y1, state = call(first, backend)
     if "seq_idx" in case.masks:  # a split is no new segment for the op: its caller resets the state where the id changed
-        ids, valid = case.masks["seq_idx"], case.masks.get("valid", torch.ones(case.batch, case.length, dtype=torch.bool))
+        before, after = valid_ids(first), valid_ids(second)
         for row in range(case.batch):
-            before, after = ids[row, :split][valid[row, :split]], ids[row, split:][valid[row, split:]]
-            if len(before) and len(after) and before[-1] != after[0]:
+            if before[row] and after[row] and before[row][0 if reverse else -1] != after[row][-1 if reverse else 0]:
                 state[row] = 0
     second.inputs["initial_state"] = state
     y2, state = call(second, backend)
-    moved = [named(call(other, backend)) for other in case.neighbours(torch.float64)]
-    assert_same(named((torch.cat([y1, y2], 1), state)), named(whole), moved)
+    y = torch.cat([y2, y1] if reverse else [y1, y2], 1)
+    assert_same(named((y, state)), named(call(case, backend)), *margins(single, reference))
+
+
+def valid_ids(case):
+    """The ids of the valid steps, row by row."""
+    ids = case.masks["seq_idx"]
+    valid = case.masks.get("valid", torch.ones_like(ids, dtype=torch.bool))
+    return [row[kept].tolist() for row, kept in zip(ids, valid, strict=True)]
+
+
+def margins(single, evaluate):
+    """What `assert_same` judges by: the reference in float32, and in float64 for the neighbours of this call in float32."""
+    return evaluate(single), [evaluate(other.in_double()) for other in single.neighbours(torch.float32)]
+
+
+def reference(case):
+    return named(call(case, "reference"))
 
 
 @STATEFUL_ON_EVERY_BACKEND
 @given(data=st.data())
 def test_packed_rows_equal_rows_alone(op, backend, data):
     """Segments of a packed row give what they give alone, the first from the initial state, the others from zero."""
-    case = data.draw(cases(op, masked=False, lengths=(1, 2, 3, 63, 65, 130)))
+    single = data.draw(cases(op, masked=False, lengths=(1, 2, 3, 63, 65, 130))).in_precision(torch.float32)
+    case = single.in_double()
     cuts = sorted(data.draw(st.sets(st.integers(0, case.length), max_size=3)) | {0, case.length})
     ids = torch.zeros(case.batch, case.length, dtype=torch.long)
     for i, cut in enumerate(cuts):
         ids[:, cut:] = 7 - i
-    case.masks["seq_idx"] = ids
-    packed = named(call(case, backend))
-    moved = [named(call(other, backend)) for other in case.neighbours(torch.float64)]
-    case.masks.clear()
     pieces, final = [], None
     reverse = case.options.get("reverse", False)
     spans = list(pairwise(cuts))
@@ -103,14 +115,17 @@ def test_packed_rows_equal_rows_alone(op, backend, data):
         y, final = call(piece, backend)
         pieces.append(y)
     y = torch.cat(pieces[::-1] if reverse else pieces, 1)
-    assert_same(packed, {"y": y, "final state": final}, moved)
+    alone = {"y": y, "final state": final}
+    packed, single = replace(case, masks={"seq_idx": ids}), replace(single, masks={"seq_idx": ids})
+    assert_same(named(call(packed, backend)), alone, *margins(single, reference))
 
 
 @STATEFUL_ON_EVERY_BACKEND
 @given(data=st.data())
 def test_invalid_steps_are_as_if_absent(op, backend, data):
     """Padding anywhere, filled with NaN, changes neither results nor gradients, which are 0 there."""
-    case = data.draw(cases(op, masked=False, lengths=(0, 1, 2, 3, 63, 65)))
+    single = data.draw(cases(op, masked=False, lengths=(0, 1, 2, 3, 63, 65))).in_precision(torch.float32)
+    case = single.in_double()
     length = case.length + data.draw(st.integers(1, 70))
     kind = data.draw(st.sampled_from(["left", "right", "any"]))
     generator = torch.Generator().manual_seed(case.seed)
@@ -142,8 +157,8 @@ def test_invalid_steps_are_as_if_absent(op, backend, data):
         masks={"valid": spread(torch.ones(case.batch, case.length, dtype=torch.bool), False)},
         cotangents=(spread(case.cotangents[0], nan), case.cotangents[1]),
     )
-    moved = [spread_results(run(other, backend)) for other in case.neighbours(torch.float64)]
-    assert_same(run(padded, backend), spread_results(run(case, backend)), moved)
+    alone = spread_results(run(case, backend))
+    assert_same(run(padded, backend), alone, *margins(single, lambda case: spread_results(run(case, "reference"))))
 
 
 @ON_EVERY_BACKEND
