@@ -46,6 +46,13 @@ def test_cosine_begins_after_the_warmup() -> None:
     assert found[2:] == pytest.approx(rates(steps=10, lr=1.0, schedule="cosine"))
 
 
+def test_the_schedule_waits_for_the_end_of_the_hold() -> None:
+    held = rates(steps=12, lr=1.0, schedule="cosine", warmup=2, hold=3)
+    assert held[:2] == rates(steps=12, lr=1.0, warmup=2)[:2]
+    assert held[2:5] == [1.0] * 3
+    assert held[5:] == rates(steps=7, lr=1.0, schedule="cosine")
+
+
 def test_cooldown_falls_in_equal_steps() -> None:
     found = rates(steps=8, lr=1.0, cooldown=4)
     assert found == pytest.approx([1, 1, 1, 1, 0.8, 0.6, 0.4, 0.2])

@@ -19,10 +19,10 @@ from longscan.layers._registry import LAYERS
 from longscan.layers.base import SequenceLayer, Steps, hide_padding, resume
 from longscan.layers.parameters import mark
 from longscan.layers.state import ScanState, State, no_sequence
-from longscan.numerics.discretisation import RULES, discretise, log_step
+from longscan.numerics.discretisation import RULES, change, discretise, log_step
 from longscan.numerics.initialisers import complex_normal, diagonal_eigenvalues, diagonal_input
 from longscan.numerics.kernels import diagonal_final_state, diagonal_kernel, power
-from longscan.numerics.pairs import exponential, multiply
+from longscan.numerics.pairs import divide, exponential, multiply
 from longscan.numerics.timescales import initial_dt
 from longscan.ops import linear_scan, long_conv
 from longscan.ops._arguments import INVALID, RESET, step_flags, without_autocast
@@ -95,8 +95,12 @@ class S4D(SequenceLayer):
         return y.to(x.dtype), ScanState(ssm, last_seq_idx)
 
     def recur(self, u: Tensor, initial: Tensor, steps: Steps) -> tuple[Tensor, Tensor]:
-        """y without the skip, and the final state, step after step; memory is bounded by a chunk of steps."""
-        readout = self.C * self.C.new_tensor([2.0, -2.0])
+        """y without the skip, and the final state, step after step; memory is bounded by a chunk of steps.
+
+        It is A x that runs: (A x)_k = a (A x)_{k-1} + (a - 1) u_k takes one complex number a step where x would take two.
+        """
+        eigenvalues = self.eigenvalues()
+        readout = divide(self.C, eigenvalues) * self.C.new_tensor([2.0, -2.0])
         flags = step_flags(u.shape[0], u.shape[1], steps.valid, steps.seq_idx, u)
 
         def chunk(
@@ -105,16 +109,17 @@ class S4D(SequenceLayer):
             dt = self.log_dt.exp().unsqueeze(-1)
             if elapsed is not None:
                 dt = dt * elapsed[..., None, None].to(dt.dtype)
-            a, b = discretise(self.eigenvalues(), dt, self.discretisation)
-            drive = b * u[..., None, None]
+            less_one = change(eigenvalues, dt, self.discretisation)
+            a, drive = less_one + less_one.new_tensor([1.0, 0.0]), less_one * u[..., None, None]
             if flags is not None:
                 marks = flags[..., None, None, None]
                 a = torch.where(marks == RESET, 0, torch.where(marks == INVALID, a.new_tensor([1.0, 0.0]), a))
                 drive = torch.where(marks == INVALID, 0, drive)
             x, state = linear_scan(a, drive, state, pairs=True, backend=self.backend)
-            return torch.einsum("bldnc,dnc->bld", x, readout), state
+            return (x * readout).sum((-1, -2)), state
 
-        return scan_chunks(chunk, (u, steps.elapsed, flags), (readout,), initial, empty=u)
+        y, final = scan_chunks(chunk, (u, steps.elapsed, flags), (readout,), multiply(eigenvalues, initial), empty=u)
+        return y, divide(final, eigenvalues)
 
     def convolve(self, u: Tensor, initial: Tensor | None, valid: Tensor | None) -> tuple[Tensor, Tensor]:
         """As `recur` with even steps, by FFT."""

@@ -41,11 +41,11 @@ def _select_rows(self: State, index: Any) -> State:
     return map_state(lambda x: x[index], self)
 
 
-def _to(self: State, *args: Any, **kwargs: Any) -> State:
-    """Moved or cast as `Tensor.to` does; integer tensors are moved, never cast."""
+def _to(self: State, target: torch.dtype | torch.device | str) -> State:
+    """Cast to a dtype or moved to a device; integer tensors are moved, never cast."""
 
     def move(x: Tensor) -> Tensor:
-        moved = x.to(*args, **kwargs)
+        moved = x.to(target)
         return moved if x.is_floating_point() else moved.to(x.dtype)
 
     return map_state(move, self)
@@ -57,7 +57,7 @@ def _nbytes(self: State) -> int:
 
 
 def layer_state(cls: T) -> T:
-    """Class decorator for NamedTuples: adds `select_rows(index)`, `to(...)` and the property `nbytes`."""
+    """Class decorator for NamedTuples: adds `select_rows(index)`, `to(dtype or device)` and the property `nbytes`."""
     cls.select_rows = _select_rows  # type: ignore[attr-defined]
     cls.to = _to  # type: ignore[attr-defined]
     cls.nbytes = property(_nbytes)  # type: ignore[attr-defined]

@@ -14,6 +14,20 @@ Rule = Literal["zoh", "bilinear"]
 RULES = ("zoh", "bilinear")
 
 
+def change(eigenvalues: Tensor, dt: Tensor, rule: Rule = "zoh") -> Tensor:
+    """a_bar - 1 of one step, to full precision where the step is short.
+
+    Under both rules b_bar / b is this over lambda, so that lambda x follows (lambda x)_k = a_bar (lambda x)_{k-1} + (a_bar - 1) b u_k.
+    Arguments and errors as for `discretise`.
+    """
+    z = eigenvalues * dt.unsqueeze(-1)
+    if rule == "zoh":
+        return exponential_minus_one(z)
+    if rule == "bilinear":
+        return divide(z, z.new_tensor([1.0, 0.0]) - z / 2)
+    raise ValueError(f"rule: got {rule!r}, expected one of {RULES}")
+
+
 def discretise(eigenvalues: Tensor, dt: Tensor, rule: Rule = "zoh") -> tuple[Tensor, Tensor]:
     """The pair (a_bar, b_bar / b) of one step of length `dt`.
 

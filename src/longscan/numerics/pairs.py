@@ -20,6 +20,11 @@ def divide(x: Tensor, y: Tensor) -> Tensor:
     return torch.stack([(xr * yr + xi * yi) / size, (xi * yr - xr * yi) / size], -1)
 
 
+def _parts(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Real and imaginary parts, each contiguous: torch takes transcendental functions of strided numbers one at a time."""
+    return x[..., 0].contiguous(), x[..., 1].contiguous()
+
+
 def polar(modulus: Tensor, angle: Tensor) -> Tensor:
     """modulus e^{i angle} as pairs (..., 2); angle in radians."""
     return torch.stack([modulus * angle.cos(), modulus * angle.sin()], -1)
@@ -27,10 +32,17 @@ def polar(modulus: Tensor, angle: Tensor) -> Tensor:
 
 def exponential(x: Tensor) -> Tensor:
     """e^x for pairs (..., 2)."""
-    return polar(x[..., 0].exp(), x[..., 1])
+    real, angle = _parts(x)
+    return polar(real.exp(), angle)
 
 
 def exponential_minus_one(x: Tensor) -> Tensor:
-    """e^x - 1 for pairs (..., 2), without cancellation near x = 0: e^r cos a - 1 = expm1(r) cos a - 2 sin^2(a/2)."""
-    real, angle = x.unbind(-1)
-    return torch.stack([real.expm1() * angle.cos() - 2 * (angle / 2).sin().square(), real.exp() * angle.sin()], -1)
+    """e^x - 1 for pairs (..., 2), without cancellation near x = 0.
+
+    With g = e^r - 1 and s, c the sine and cosine of half the angle: e^r cos a - 1 = g - 2 (1 + g) s^2, e^r sin a = 2 (1 + g) s c.
+    """
+    real, angle = _parts(x)
+    growth, half = real.expm1(), angle / 2
+    sine = half.sin()
+    twice = 2 * (growth + 1) * sine
+    return torch.stack([growth - twice * sine, twice * half.cos()], -1)

@@ -9,12 +9,14 @@ from longscan.ops import linear_scan as _linear_scan
 from longscan.ops import long_conv as _long_conv
 from longscan.ops import selective_scan as _selective_scan
 from longscan.ops import short_conv as _short_conv
+from longscan.ops import ssd_scan as _ssd_scan
 from longscan.ops import unitary_scan as _unitary_scan
 from longscan.ops._dispatch import explain as explain
 
 linear_scan = _linear_scan.linear_scan
 selective_scan = _selective_scan.selective_scan
 unitary_scan = _unitary_scan.unitary_scan
+ssd_scan = _ssd_scan.ssd_scan
 short_conv = _short_conv.short_conv
 long_conv = _long_conv.long_conv
 
@@ -42,6 +44,9 @@ OPS.register("selective_scan")(
 )
 OPS.register("unitary_scan")(
     Op(unitary_scan, _unitary_scan.NATIVE_BACKENDS, ("u", "dt", "z"), ("W", "bias", "B", "C", "D"))
+)
+OPS.register("ssd_scan")(
+    Op(ssd_scan, _ssd_scan.NATIVE_BACKENDS, ("x", "dt", "B", "C", "z", "input_scale", "angle"), ("A", "D"))
 )
 OPS.register("short_conv")(Op(short_conv, _short_conv.NATIVE_BACKENDS, ("u",), ("weight", "bias")))
 OPS.register("long_conv")(Op(long_conv, _long_conv.NATIVE_BACKENDS, ("u",), ("k",), stateful=False))

@@ -8,15 +8,15 @@ from longscan.training.settings import TrainingSettings
 def learning_rate(step: int, settings: TrainingSettings) -> float:
     """The rate of update number `step`, 0 <= step < settings.steps, of a parameter with scale 1.
 
-    Warm-up is linear and reaches `lr` at step `warmup`; the schedule proper starts there. `restarts` is SGDR (Loshchilov and
-    Hutter, equation 5) with periods restart_period * restart_factor^i; `cosine` is one such period up to the last step. The
-    cooldown multiplies the last `cooldown` rates by a line that would reach 0 at step `steps`.
+    Warm-up is linear and reaches `lr` at step `warmup`; the schedule proper starts `hold` steps later. `restarts` is SGDR
+    (Loshchilov and Hutter, equation 5) with periods restart_period * restart_factor^i; `cosine` is one such period up to the last
+    step. The cooldown multiplies the last `cooldown` rates by a line that would reach 0 at step `steps`.
     """
     s = settings
     if step < s.warmup:
         return s.lr * (step + 1) / (s.warmup + 1)
-    since, last = step - s.warmup, s.steps - s.warmup
-    if s.schedule == "constant":
+    since, last = step - s.warmup - s.hold, s.steps - s.warmup - s.hold
+    if s.schedule == "constant" or since < 0:
         rate = s.lr
     else:
         period = last

@@ -147,6 +147,7 @@ class TrainingSettings:
         lr_scale: factor on the learning rate by role (ssm, selector, dense, norm, embedding), on top of a parameter's own.
         schedule: learning rate over the steps: constant, cosine down to lr_min, or cosine with warm restarts.
         warmup: steps of linear warm-up.
+        hold: steps at lr after the warm-up, before the schedule begins.
         cooldown: last steps over which the rate falls linearly to 0.
         lr_min: the floor of cosine and restarts.
         restart_period: steps in the first period of restarts.
@@ -182,6 +183,7 @@ class TrainingSettings:
     lr_scale: dict[str, float] = field(default_factory=dict)
     schedule: Literal["constant", "cosine", "restarts"] = "constant"
     warmup: int = 0
+    hold: int = 0
     cooldown: int = 0
     lr_min: float = 0.0
     restart_period: int = 1000
@@ -226,6 +228,7 @@ class TrainingSettings:
                 ),
                 "schedule": _choice("constant", "cosine", "restarts"),
                 "warmup": _COUNT_OR_OFF,
+                "hold": _COUNT_OR_OFF,
                 "cooldown": _COUNT_OR_OFF,
                 "lr_min": _NOT_NEGATIVE,
                 "restart_period": _COUNT,
@@ -251,10 +254,9 @@ class TrainingSettings:
         )
         if self.schedule != "constant" and self.lr_min > self.lr:
             raise refuse("training.lr_min", self.lr_min, f"at most lr ({self.lr})")
-        if self.warmup + self.cooldown > self.steps:
-            raise refuse(
-                "training.warmup", self.warmup, f"warmup and cooldown ({self.cooldown}) together within steps ({self.steps})"
-            )
+        if self.warmup + self.hold + self.cooldown > self.steps:
+            others = f"hold ({self.hold}) and cooldown ({self.cooldown})"
+            raise refuse("training.warmup", self.warmup, f"warmup, {others} together within steps ({self.steps})")
         if self.select == "average" and not self.average:
             raise refuse("training.select", self.select, "training.average above 0, or select last or best")
         if self.patience and not self.eval_every:

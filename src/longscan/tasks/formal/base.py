@@ -1,7 +1,8 @@
-"""What the formal languages share: two suites, splits, the layout of question and answer, scores by length, and text files.
+"""What the formal languages share: splits, the layout of question and answer, scores by length, text files, and two suites.
 
 An example is a question, an answer of one or more tokens, and padding (the last token number). The model reads the sequence
-without its last token and answers at the last token of the question and, for longer answers, at the steps after it. Two suites:
+without its last token and answers at the last token of the question and, for longer answers, at the steps after it. Tasks under
+`FormalTask` come in two suites; those right under `WordTask` hide their answers as `clean` does:
 
 - `clean` (default): training sequences of 3-40 tokens, valid and test of 41-256; the answer is hidden in the input (the padding
   token stands at its places), so nothing can be copied from it and bidirectional models may be compared.
@@ -42,32 +43,26 @@ _NOT_DRAWN = ("data", "train_lengths", "eval_lengths", "train_size", "valid_size
 
 
 @dataclass(frozen=True, kw_only=True)
-class FormalTask(ClassificationTask):
-    """A formal language; see the module's text for what the settings mean.
+class WordTask(ClassificationTask):
+    """A language of questions and answers; see the module's text for what the settings mean.
 
-    train_lengths, eval_lengths: shortest and longest whole sequence (question and answer), both included. teacher_forcing: the
-    answer stands in the input after it was due. None means the suite's choice. Raises ValueError naming a setting that makes no
+    train_lengths, eval_lengths: shortest and longest sequence drawn, both included; None: the language's own. A length is that of
+    the whole sequence, question and answer, unless the class says otherwise. Raises ValueError naming a setting that makes no
     sense.
     """
 
-    suite: Literal["clean", "aussm"] = "clean"
     data: Literal["stream", "samples"] = "stream"
     train_lengths: tuple[int, int] | None = None
     eval_lengths: tuple[int, int] = (41, 256)
     train_size: int = 10_000
     valid_size: int = 1_000
     test_size: int = 10_000
-    vocab_size: int = 12
-    teacher_forcing: bool | None = None
 
     def __post_init__(self) -> None:
-        check_choice(self, "suite", ("clean", "aussm"))
         check_choice(self, "data", ("stream", "samples"))
         for setting in ("train_size", "valid_size", "test_size"):
             if getattr(self, setting) < 1:
                 raise ValueError(f"{setting}: must be positive, not {getattr(self, setting)}")
-        if self.vocab_size < self._least_vocab:
-            raise ValueError(f"vocab_size: {self.name} needs at least {self._least_vocab} tokens, not {self.vocab_size}")
         least = self._least_length
         for setting in ("train_lengths", "eval_lengths"):
             lengths = getattr(self, setting)
@@ -75,7 +70,7 @@ class FormalTask(ClassificationTask):
                 continue
             if len(lengths) != 2 or not least <= lengths[0] <= lengths[1]:
                 need = f"(shortest, longest) with {least} <= shortest <= longest"
-                raise ValueError(f"{setting}: {self.name} of suite {self.suite!r} needs {need}, not {lengths}")
+                raise ValueError(f"{setting}: {self._title} needs {need}, not {lengths}")
             object.__setattr__(self, setting, tuple(lengths))
 
     # What a language must say.
@@ -92,13 +87,18 @@ class FormalTask(ClassificationTask):
 
     @property
     @abstractmethod
-    def _least_vocab(self) -> int:
-        """The smallest vocabulary."""
+    def vocab_size(self) -> int:
+        """Number of tokens, the padding included."""
 
     @property
     @abstractmethod
     def _least_length(self) -> int:
         """The length of the shortest sequence."""
+
+    @property
+    @abstractmethod
+    def _own_lengths(self) -> tuple[int, int]:
+        """Shortest and longest training sequence where the settings name none."""
 
     @abstractmethod
     def _shortest_question(self, length: int) -> int:
@@ -117,11 +117,29 @@ class FormalTask(ClassificationTask):
         """The token that ends every question, None where there is none."""
         return None
 
+    @property
+    def _title(self) -> str:
+        """What messages call the task."""
+        return self.name
+
+    def _width(self, length: int) -> int:
+        """The most tokens of a sequence drawn at `length`."""
+        return length
+
+    def _drawn_lengths(self, batch: Batch) -> Tensor:
+        """The lengths (B,) that the examples of a batch count as when scores are given by length."""
+        assert batch.valid is not None
+        return batch.valid.sum(1) + 1
+
     def _length_range(self, split: Split) -> tuple[int, int]:
         """Shortest and longest sequence of a split."""
         if split != "train":
             return self.eval_lengths
-        return self.train_lengths or (max(self._least_length, 6 if self.suite == "aussm" else 3), 40)
+        return self.train_lengths or self._own_lengths
+
+    def _layout(self, examples: Examples, width: int, *, shows_answers: bool) -> Batch:
+        """The examples as a model reads them, `width` steps wide."""
+        return layout(examples, width, self.padding, shows_answers=shows_answers)
 
     # The rest follows.
 
@@ -138,7 +156,7 @@ class FormalTask(ClassificationTask):
     @property
     def length(self) -> int:
         """Steps of the longest input of any split."""
-        return max(self._length_range(split)[1] for split in self.splits) - 1
+        return max(self._width(self._length_range(split)[1]) for split in self.splits) - 1
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -152,8 +170,8 @@ class FormalTask(ClassificationTask):
 
     @property
     def shows_answers(self) -> bool:
-        """Whether answer tokens stand in the input: `teacher_forcing`, or the suite's choice."""
-        return self.suite == "aussm" if self.teacher_forcing is None else self.teacher_forcing
+        """Whether answer tokens stand in the input."""
+        return False
 
     def size(self, split: Split) -> int | None:
         """Examples of a split, None for the training stream."""
@@ -174,7 +192,7 @@ class FormalTask(ClassificationTask):
         else:
             rows = rows_of_step(size, split, step, batch_size, seed)
             examples = self._fixed_examples(split, rows, seed)
-        return layout(examples, self._length_range(split)[1] - 1, self.padding, shows_answers=self.shows_answers)
+        return self._layout(examples, self._width(self._length_range(split)[1]) - 1, shows_answers=self.shows_answers)
 
     def metrics(self, split: Split) -> "dict[str, Metric]":
         """Token accuracy; on valid and test also of whole answers ("sequence_accuracy") and by length ("accuracy/41-64")."""
@@ -196,7 +214,7 @@ class FormalTask(ClassificationTask):
         assert batch.loss_mask is not None
         right = output.argmax(-1) == batch.targets
         metrics["sequence_accuracy"].update((right | ~batch.loss_mask).all(1).float())
-        lengths = batch.valid.sum(1) + 1
+        lengths = self._drawn_lengths(batch)
         for low, high in self._buckets():
             rows = (lengths >= low) & (lengths <= high)
             metrics[f"accuracy/{low}-{high}"].update(right[rows][batch.loss_mask[rows]].float())
@@ -218,7 +236,7 @@ class FormalTask(ClassificationTask):
 
     def describe(self, batch: Batch, row: int = 0) -> str:
         """Question | answer, in symbols."""
-        question = " ".join(self.symbols[token] for token in _question(batch, row))
+        question = " ".join(self.symbols[token] for token in self._question(batch, row))
         if batch.targets is None or batch.loss_mask is None:
             return question
         return f"{question} | {' '.join(self.symbols[token] for token in batch.targets[row][batch.loss_mask[row]].tolist())}"
@@ -253,7 +271,7 @@ class FormalTask(ClassificationTask):
         unknown_answers = np.full((len(questions), answer_lengths.max()), self.padding)
         width = int((question_lengths + answer_lengths).max()) - 1
         examples = Examples(table, question_lengths, unknown_answers, answer_lengths)
-        return layout(examples, width, self.padding, shows_answers=False)._replace(targets=None)
+        return self._layout(examples, width, shows_answers=False)._replace(targets=None)
 
     def decode(self, output: Tensor, batch: Batch) -> list[dict[str, str | float]]:
         """Question, answer and the probability that the model gives to the whole answer, a row an example."""
@@ -261,10 +279,15 @@ class FormalTask(ClassificationTask):
         rows: list[dict[str, str | float]] = []
         for row, mask in enumerate(batch.loss_mask):
             best = output[row][mask].float().softmax(-1).max(-1)
-            question = " ".join(self.symbols[token] for token in _question(batch, row))
+            question = " ".join(self.symbols[token] for token in self._question(batch, row))
             answer = " ".join(self.symbols[token] for token in best.indices.tolist())
             rows.append({"question": question, "answer": answer, "probability": best.values.prod().item()})
         return rows
+
+    def _question(self, batch: Batch, row: int) -> list[int]:
+        """The question's tokens: everything up to the first scored step."""
+        assert batch.loss_mask is not None
+        return batch.inputs[row, : int(batch.loss_mask[row].int().argmax()) + 1].tolist()
 
     def _buckets(self) -> list[tuple[int, int]]:
         """Ranges of sequence lengths of valid and test, cut at multiples of a power of two, at most five."""
@@ -323,31 +346,61 @@ class FormalTask(ClassificationTask):
         return joined(blocks, self.padding).select(rows - first * _BLOCK)
 
 
-def check_choice(task: FormalTask, setting: str, choices: tuple[object, ...]) -> None:
+@dataclass(frozen=True, kw_only=True)
+class FormalTask(WordTask):
+    """A language of the two suites.
+
+    teacher_forcing: the answer stands in the input after it was due. None means the suite's choice.
+    """
+
+    suite: Literal["clean", "aussm"] = "clean"
+    vocab_size: int = 12
+    teacher_forcing: bool | None = None
+
+    def __post_init__(self) -> None:
+        check_choice(self, "suite", ("clean", "aussm"))
+        super().__post_init__()
+        if self.vocab_size < self._least_vocab:
+            raise ValueError(f"vocab_size: {self.name} needs at least {self._least_vocab} tokens, not {self.vocab_size}")
+
+    @property
+    @abstractmethod
+    def _least_vocab(self) -> int:
+        """The smallest vocabulary."""
+
+    @property
+    def _own_lengths(self) -> tuple[int, int]:
+        return max(self._least_length, 6 if self.suite == "aussm" else 3), 40
+
+    @property
+    def _title(self) -> str:
+        return f"{self.name} of suite {self.suite!r}"
+
+    @property
+    def shows_answers(self) -> bool:
+        """Whether answer tokens stand in the input: `teacher_forcing`, or the suite's choice."""
+        return self.suite == "aussm" if self.teacher_forcing is None else self.teacher_forcing
+
+
+def check_choice(task: WordTask, setting: str, choices: tuple[object, ...]) -> None:
     """ValueError where a setting is none of its choices."""
     if getattr(task, setting) not in choices:
         raise ValueError(f"{setting}: must be one of {', '.join(map(repr, choices))}, not {getattr(task, setting)!r}")
 
 
-def _question(batch: Batch, row: int) -> list[int]:
-    """The question's tokens: everything up to the first scored step."""
-    assert batch.loss_mask is not None
-    return batch.inputs[row, : int(batch.loss_mask[row].int().argmax()) + 1].tolist()
-
-
 # Blocks of valid and test are read in order, so a few are enough; shuffled training samples are kept whole.
 @lru_cache(maxsize=8)
-def _block(task: FormalTask, split: Split, seed: int, index: int) -> Examples:
+def _block(task: WordTask, split: Split, seed: int, index: int) -> Examples:
     return task._examples(split, ("block", seed), index, _BLOCK)
 
 
 @lru_cache(maxsize=2)
-def _all_blocks(task: FormalTask, split: Split, seed: int, count: int) -> Examples:
+def _all_blocks(task: WordTask, split: Split, seed: int, count: int) -> Examples:
     return joined([_block.__wrapped__(task, split, seed, index) for index in range(count)], task.padding)
 
 
 @lru_cache(maxsize=64)
-def _constant_score(task: FormalTask, split: Split) -> float:
+def _constant_score(task: WordTask, split: Split) -> float:
     size = task.size(split) or 10_000
     counts = np.zeros(task.num_classes, np.int64)
     for start in range(0, size, _BLOCK):
