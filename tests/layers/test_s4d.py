@@ -1,5 +1,6 @@
 import pytest
 import torch
+from dense_systems import real_form, simulate
 
 from longscan.layers import S4D
 from longscan.layers.base import Steps
@@ -38,6 +39,22 @@ def test_equations_of_the_default_form():
     u = torch.randn(1, 20, 2, dtype=torch.float64)
     y = torch.stack([(kernel[:, : t + 1].flip(1).T * u[0, : t + 1]).sum(0) for t in range(20)])
     torch.testing.assert_close(layer(u)[0], y + layer.D * u[0])
+
+
+@FORMS
+@pytest.mark.parametrize("timed", [False, True])
+def test_outputs_of_the_dense_system(options, timed):
+    """Convolution and recurrence against scipy's sampling and simulation of the same system as one real matrix."""
+    layer = S4D(2, d_state=8, dt_min=0.01, **options).double()
+    u = torch.randn(1, 60, 2, dtype=torch.float64)
+    y = layer(u, elapsed=torch.full((1, 60), 1.7, dtype=torch.float64) if timed else None)
+    eigenvalues, C = torch.view_as_complex(layer.eigenvalues()), torch.view_as_complex(layer.C.detach())
+    for channel in range(2):
+        dt = layer.log_dt[channel].exp().item() * (1.7 if timed else 1)
+        ones = torch.ones(4, 1, dtype=torch.complex128)
+        system = real_form(eigenvalues[channel], ones, C[channel : channel + 1])
+        expected = simulate(system, dt, options["discretisation"], u[0, :, channel : channel + 1])[:, 0]
+        torch.testing.assert_close(y[0, :, channel], expected + layer.D[channel] * u[0, :, channel], rtol=1e-9, atol=1e-10)
 
 
 def test_a_held_input_sampled_twice_as_fast_reaches_the_same_state():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from longscan.numerics.discretisation import discretise, log_step
+from longscan.numerics.discretisation import change, discretise, log_step
 
 
 def real_system(eigenvalue: complex) -> torch.Tensor:
@@ -44,6 +44,18 @@ def test_bilinear_solves_the_trapezoidal_rule():
 
 
 @pytest.mark.parametrize("rule", ["zoh", "bilinear"])
+def test_change_is_lambda_times_the_input_factor_and_keeps_its_digits(rule):
+    """a - 1 = lambda b under both rules; for steps so short that a rounds to 1 it is lambda dt."""
+    eigenvalues = torch.stack([-torch.rand(20), 5 * torch.randn(20)], -1).double()
+    dt = torch.rand(20, dtype=torch.float64)
+    a, b = (torch.view_as_complex(part) for part in discretise(eigenvalues, dt, rule))
+    less_one = torch.view_as_complex(change(eigenvalues, dt, rule))
+    torch.testing.assert_close(less_one, a - 1)
+    torch.testing.assert_close(less_one, torch.view_as_complex(eigenvalues) * b)
+    torch.testing.assert_close(change(eigenvalues, 1e-20 * dt, rule), 1e-20 * dt.unsqueeze(-1) * eigenvalues, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("rule", ["zoh", "bilinear"])
 def test_log_step_holds_modulus_and_angle(rule):
     eigenvalues = torch.stack([-torch.rand(20), 5 * torch.randn(20)], -1).double()
     dt = 0.1 + torch.rand(20, dtype=torch.float64)
@@ -63,5 +75,6 @@ def test_every_step_may_have_its_own_length(rule):
 
 
 def test_an_unknown_rule_is_named():
-    with pytest.raises(ValueError, match="rule: got 'euler'"):
-        discretise(torch.ones(1, 2), torch.ones(1), "euler")  # type: ignore[arg-type]
+    for function in (discretise, change):
+        with pytest.raises(ValueError, match="rule: got 'euler'"):
+            function(torch.ones(1, 2), torch.ones(1), "euler")

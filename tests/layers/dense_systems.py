@@ -1,0 +1,29 @@
+"""Linear systems as dense real matrices, sampled and simulated by scipy: what layers with structured matrices must agree with."""
+
+import numpy as np
+import torch
+from scipy.signal import cont2discrete, dlsim
+from torch import Tensor
+
+
+def real_form(eigenvalues: Tensor, B: Tensor, C: Tensor, P: Tensor | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """x' = (Lambda - P P*) x + B u, y = 2 Re C x, for the N/2 of each conjugate pair, as real A (N, N), B (N, H), C (H', N).
+
+    eigenvalues, P: (N/2,) complex; B: (N/2, H); C: (H', N/2). The real state holds all real parts, then all imaginary parts.
+    """
+    half = len(eigenvalues)
+    lam, b, c = (x.detach().numpy() for x in (eigenvalues, B, C))
+    a = np.block([[np.diag(lam.real), -np.diag(lam.imag)], [np.diag(lam.imag), np.diag(lam.real)]])
+    if P is not None:  # P* x is 2 Re sum conj(P) x over the stored half
+        p = P.detach().numpy()
+        a -= np.concatenate([p.real, p.imag])[:, None] @ (2 * np.concatenate([p.real, p.imag])[None])
+    assert a.shape == (2 * half, 2 * half)
+    return a, np.concatenate([b.real, b.imag]), 2 * np.concatenate([c.real, -c.imag], 1)
+
+
+def simulate(system: tuple[np.ndarray, np.ndarray, np.ndarray], dt: float, rule: str, u: Tensor) -> Tensor:
+    """y_k = C x_k for inputs u (L, H), where x_k = a x_{k-1} + b u_k is the system sampled by scipy: "zoh" or "bilinear"."""
+    a, b, c = system
+    ad, bd, *_ = cont2discrete((a, b, c, np.zeros((len(c), b.shape[1]))), dt, method=rule)
+    _, y, _ = dlsim((ad, bd, c @ ad, c @ bd, dt), u.detach().numpy())  # scipy's output is of the state before the input
+    return torch.from_numpy(y)
