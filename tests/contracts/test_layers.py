@@ -38,6 +38,8 @@ from longscan.blocks import BLOCKS
 from longscan.layers import LAYERS, ScanState, SequenceLayer, SequenceModule
 from longscan.layers.base import Steps, hide_padding
 from longscan.layers.state import State, map_state, restarted_rows, state_tensors, zero_rows
+from longscan.numerics.discretisation import discretise
+from longscan.numerics.pairs import divide, multiply
 from longscan.ops._arguments import step_flags
 from longscan.ops.linear_scan import eager
 
@@ -63,6 +65,12 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         {"d_state": 4, "init": "real"},
     ],
     "layer lru": [{"d_state": 5}, {"d_state": 5, "r_min": 0.9, "r_max": 0.999, "max_phase": 0.3}],
+    "layer s5": [
+        {"d_state": 4},
+        {"d_state": 4, "blocks": 2, "discretisation": "bilinear", "c_init": "complex_normal"},
+        {"d_state": 3, "conjugate": False, "discretisation": "dirac", "clip": False},
+        {"d_state": 4, "discretisation": "async", "dt_min": 0.01, "dt_max": 0.5},
+    ],
     "layer gru": [{}],
     "layer lstm": [{}],
     "block mamba": [
@@ -248,6 +256,14 @@ def _(layer: Any, factor: float) -> None:
 def _(layer: Any, factor: float) -> None:
     layer.nu -= math.log(factor)
     layer.phi -= math.log(factor)
+
+
+@rescales("s5")
+def _(layer: Any, factor: float) -> None:
+    if layer.discretisation == "async":  # the input is held over dt, which does not change with the unit of elapsed times
+        held = [discretise(layer.eigenvalues(), (layer.log_dt - shift).exp())[1] for shift in (0, math.log(factor))]
+        layer.B.copy_(multiply(divide(held[0], held[1]).unsqueeze(1), layer.B))
+    layer.log_dt -= math.log(factor)
 
 
 IRREGULAR = [(name, options) for name in LAYERS if LAYERS[name].irregular for options in options_of(f"layer {name}")]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from longscan.numerics.discretisation import change, discretise, log_step
+from longscan.numerics.discretisation import change, discretise, discretise_events, log_step
 
 
 def real_system(eigenvalue: complex) -> torch.Tensor:
@@ -78,3 +78,17 @@ def test_an_unknown_rule_is_named():
     for function in (discretise, change):
         with pytest.raises(ValueError, match="rule: got 'euler'"):
             function(torch.ones(1, 2), torch.ones(1), "euler")
+
+
+def test_events_decay_over_the_gap_and_enter_as_the_rule_says():
+    eigenvalues = torch.tensor([[-0.5, 1.0], [-0.1, 4.0]], dtype=torch.float64)
+    dt, elapsed = torch.tensor([0.1, 0.3], dtype=torch.float64), torch.tensor([[0.0], [2.5]], dtype=torch.float64)
+    for rule in ("zoh", "bilinear"):
+        torch.testing.assert_close(discretise_events(eigenvalues, dt, elapsed, rule), discretise(eigenvalues, dt * elapsed, rule))
+    one = torch.tensor([1.0, 0.0], dtype=torch.float64).expand(2, 2)
+    for rule, enters in (("dirac", one), ("async", discretise(eigenvalues, dt)[1])):
+        a, b = discretise_events(eigenvalues, dt, elapsed, rule)
+        assert torch.equal(a, discretise(eigenvalues, dt * elapsed)[0])
+        assert torch.equal(b, enters)
+    with pytest.raises(ValueError, match="rule: got 'euler'"):
+        discretise_events(eigenvalues, dt, None, "euler")

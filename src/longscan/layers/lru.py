@@ -12,14 +12,13 @@ gamma stays.
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
 
 from longscan.layers._registry import LAYERS
 from longscan.layers.base import SequenceLayer, Steps, hide_padding, resume
 from longscan.layers.parameters import mark
 from longscan.layers.state import ScanState, State, no_sequence
 from longscan.numerics.initialisers import complex_normal, ring
-from longscan.numerics.pairs import exponential
+from longscan.numerics.pairs import exponential, from_real, real_part
 from longscan.ops import linear_scan
 
 
@@ -70,18 +69,16 @@ class LRU(SequenceLayer):
         log_a = torch.stack([-self.nu.exp(), self.phi.exp()], -1)
         if steps.elapsed is not None:
             log_a = steps.elapsed[..., None, None].to(log_a.dtype) * log_a
-        drive = linear(x, self.B.transpose(1, 2).reshape(-1, self.d_model)).view(*x.shape[:2], self.d_state, 2)
         states, ssm = linear_scan(
             exponential(log_a),
-            drive.to(log_a.dtype) * self.log_gamma.exp().unsqueeze(-1),
+            from_real(x, self.B).to(log_a.dtype) * self.log_gamma.exp().unsqueeze(-1),
             initial,
             valid=steps.valid,
             seq_idx=steps.seq_idx,
             pairs=True,
             backend=self.backend,
         )
-        readout = torch.cat([self.C[..., :1], -self.C[..., 1:]], -1).flatten(1)
-        y = linear(states.flatten(-2).to(readout.dtype), readout) + (self.D * x).to(x.dtype)
+        y = real_part(states, self.C) + (self.D * x).to(x.dtype)
         return hide_padding(y, steps.valid), ScanState(ssm, last_seq_idx)
 
     def initial_state(self, batch: int) -> ScanState:

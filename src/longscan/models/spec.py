@@ -17,6 +17,7 @@ LETTERS: dict[str, tuple[str, str | None]] = {  # letter -> layer, block around 
     "a": ("aussm", "aussm"),
     "d": ("s4d", "simple"),
     "l": ("lru", "simple"),
+    "s": ("s5", "simple"),
     "g": ("gru", None),
     "h": ("lstm", None),
 }

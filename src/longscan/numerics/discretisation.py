@@ -12,12 +12,14 @@ from longscan.numerics.pairs import divide, exponential, exponential_minus_one
 
 Rule = Literal["zoh", "bilinear"]
 RULES = ("zoh", "bilinear")
+EventRule = Literal["zoh", "bilinear", "dirac", "async"]
+EVENT_RULES = (*RULES, "dirac", "async")
 
 
 def change(eigenvalues: Tensor, dt: Tensor, rule: Rule = "zoh") -> Tensor:
     """a_bar - 1 of one step, to full precision where the step is short.
 
-    Under both rules b_bar / b is this over lambda, so that lambda x follows (lambda x)_k = a_bar (lambda x)_{k-1} + (a_bar - 1) b u_k.
+    Under both rules b_bar / b is this over lambda, so that lambda x runs by a_bar with the input (a_bar - 1) b u_k.
     Arguments and errors as for `discretise`.
     """
     z = eigenvalues * dt.unsqueeze(-1)
@@ -59,3 +61,26 @@ def log_step(eigenvalues: Tensor, dt: Tensor, rule: Rule = "zoh") -> Tensor:
         return z
     a_bar, _ = discretise(eigenvalues, dt, rule)
     return torch.stack([a_bar.square().sum(-1).log() / 2, torch.atan2(a_bar[..., 1], a_bar[..., 0])], -1)
+
+
+def discretise_events(
+    eigenvalues: Tensor, dt: Tensor, elapsed: Tensor | None, rule: EventRule = "zoh"
+) -> tuple[Tensor, Tensor]:
+    """The pair (a_bar, b_bar / b) of the step to an event that comes `elapsed` after the one before, in units of dt.
+
+    zoh, bilinear: `discretise` for a step of dt elapsed. dirac: a_bar = e^{lambda dt elapsed}, b_bar = b, an event is an impulse.
+    async: a_bar as for dirac, b_bar of zero-order hold over dt, however long the pause was (event-ssm, Schoene et al. 2024).
+
+    Args:
+        eigenvalues: (..., 2), real parts negative; not zero.
+        dt: (...), positive.
+        elapsed: (..., 1, ...), broadcast against dt; None means 1.
+        rule: one of EVENT_RULES; anything else raises ValueError.
+    """
+    if rule not in EVENT_RULES:
+        raise ValueError(f"rule: got {rule!r}, expected one of {EVENT_RULES}")
+    pause = dt if elapsed is None else dt * elapsed
+    if rule in RULES:
+        return discretise(eigenvalues, pause, "zoh" if rule == "zoh" else "bilinear")
+    a_bar = exponential(eigenvalues * pause.unsqueeze(-1))
+    return a_bar, discretise(eigenvalues, dt)[1] if rule == "async" else a_bar.new_tensor([1.0, 0.0]).expand(eigenvalues.shape)

@@ -14,18 +14,29 @@ def legs(size: int) -> tuple[Tensor, Tensor]:
     return -torch.tril(torch.outer(b, b), -1) - torch.diag(n + 1), b
 
 
-def legs_normal(size: int) -> tuple[Tensor, Tensor]:
-    """Eigenvalues (N/2,) of the normal part A + P P^T of HiPPO-LegS, P_n = sqrt(n + 1/2), and B in their basis; complex128.
+def legs_basis(size: int, *, pairs: bool = True) -> tuple[Tensor, Tensor]:
+    """Eigenvalues (K,) and unitary eigenvectors V (N, K) of the normal part A + P P^T of HiPPO-LegS, P_n = sqrt(n + 1/2).
 
-    The normal part is -1/2 plus a skew-symmetric matrix: every real part is -1/2. Of each conjugate pair the one with positive
-    imaginary part is kept, smallest first. B is V* B for the unitary eigenvectors V, their free phases chosen so that B > 0.
+    The normal part is -1/2 plus a skew-symmetric matrix: every real part is -1/2. The free phases of V are chosen so that
+    V* B > 0.
+
+    Args:
+        size: N; even with `pairs` (ValueError).
+        pairs: keep of each conjugate pair the one with positive imaginary part, smallest first, K = N/2; else all, K = N.
     """
-    if size < 2 or size % 2:
-        raise ValueError(f"size: got {size}, expected an even number of at least 2")
+    if size < 1 or (pairs and size % 2):
+        raise ValueError(f"size: got {size}, expected {'an even number of at least 2' if pairs else 'at least 1'}")
     a, b = legs(size)
     p = torch.sqrt(torch.arange(size, dtype=torch.float64) + 0.5)
     skew = a + torch.outer(p, p) + 0.5 * torch.eye(size, dtype=torch.float64)
     frequencies, vectors = torch.linalg.eigh(-1j * skew.to(torch.complex128))
-    frequencies, vectors = frequencies[size // 2 :], vectors[:, size // 2 :]  # in ascending order, half of them positive
+    if pairs:  # in ascending order, half of them positive
+        frequencies, vectors = frequencies[size // 2 :], vectors[:, size // 2 :]
     coefficients = vectors.conj().T @ b.to(torch.complex128)
-    return torch.complex(torch.full_like(frequencies, -0.5), frequencies), coefficients.abs().to(torch.complex128)
+    return torch.complex(torch.full_like(frequencies, -0.5), frequencies), vectors * torch.sgn(coefficients)
+
+
+def legs_normal(size: int) -> tuple[Tensor, Tensor]:
+    """Eigenvalues (N/2,) of the normal part of HiPPO-LegS and B in their basis, positive: see `legs_basis`; complex128."""
+    eigenvalues, vectors = legs_basis(size)
+    return eigenvalues, (vectors.conj().T @ legs(size)[1].to(torch.complex128)).abs().to(torch.complex128)

@@ -5,6 +5,7 @@ Layers use these instead of complex tensors, so that compiled graphs hold real a
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
 
 def multiply(x: Tensor, y: Tensor) -> Tensor:
@@ -46,3 +47,15 @@ def exponential_minus_one(x: Tensor) -> Tensor:
     sine = half.sin()
     twice = 2 * (growth + 1) * sine
     return torch.stack([growth - twice * sine, twice * half.cos()], -1)
+
+
+def from_real(x: Tensor, matrix: Tensor) -> Tensor:
+    """matrix x for real x (..., D) and a complex matrix (N, D, 2): pairs (..., N, 2)."""
+    rows = matrix.transpose(1, 2).reshape(-1, matrix.shape[1])
+    return linear(x, rows).view(*x.shape[:-1], len(matrix), 2)
+
+
+def real_part(x: Tensor, matrix: Tensor) -> Tensor:
+    """Re(matrix x) for pairs x (..., N, 2) and a complex matrix (D, N, 2): real (..., D), in the dtype of the matrix."""
+    rows = torch.cat([matrix[..., :1], -matrix[..., 1:]], -1).flatten(1)
+    return linear(x.flatten(-2).to(rows.dtype), rows)
