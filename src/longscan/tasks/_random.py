@@ -31,6 +31,17 @@ class Draws:
         span = np.asarray(high - low).astype(np.uint64)
         return ((words * span) >> np.uint64(32)).astype(np.int64) + low
 
+    def uniform(self, shape: int | tuple[int, ...]) -> np.ndarray:
+        """Float64 of the given shape, uniform on the multiples of 2^-32 plus half of one inside (0, 1)."""
+        return (self._words(int(np.prod(shape))).reshape(shape) + 0.5) * 2.0**-32
+
+    def normal(self, shape: int | tuple[int, ...]) -> np.ndarray:
+        """Float64 of the given shape, normal with mean 0 and variance 1 (Box and Muller), equal everywhere but for rounding."""
+        count = int(np.prod(shape))
+        first, second = self.uniform((2, (count + 1) // 2))
+        radius = np.sqrt(-2 * np.log(first))
+        return np.concatenate([radius * np.cos(2 * np.pi * second), radius * np.sin(2 * np.pi * second)])[:count].reshape(shape)
+
     def permutation(self, size: int) -> np.ndarray:
         """A uniform permutation of 0..size - 1, int64."""
         return np.argsort(self._bits.random_raw(size), kind="stable")

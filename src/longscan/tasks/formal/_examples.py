@@ -70,14 +70,14 @@ def owner(questions: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Which of three splits a question belongs to, (n,) in 0..2, by a hash of its tokens. questions: (n, Q); lengths: (n,)."""
     width = questions.shape[1]
     inside = np.arange(width) < lengths[:, None]
-    weights = _mixed(np.arange(1, width + 1, dtype=np.uint64)) | np.uint64(1)
+    weights = mixed(np.arange(1, width + 1, dtype=np.uint64)) | np.uint64(1)
     sums = np.where(inside, questions + 1, 0).astype(np.uint64) @ weights
-    return (_mixed(sums) % np.uint64(3)).astype(np.int64)
+    return (mixed(sums) % np.uint64(3)).astype(np.int64)
 
 
-def _mixed(numbers: np.ndarray) -> np.ndarray:
+def mixed(numbers: np.ndarray) -> np.ndarray:
     """The finaliser of splitmix64, a bijection of uint64 that spreads every input bit over all output bits."""
-    mixed = numbers + np.uint64(0x9E3779B97F4A7C15)
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return mixed ^ (mixed >> np.uint64(31))
+    bits = numbers + np.uint64(0x9E3779B97F4A7C15)
+    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return bits ^ (bits >> np.uint64(31))

@@ -137,8 +137,9 @@ class WordTask(ClassificationTask):
             return self.eval_lengths
         return self.train_lengths or self._own_lengths
 
-    def _layout(self, examples: Examples, width: int, *, shows_answers: bool) -> Batch:
-        """The examples as a model reads them, `width` steps wide."""
+    def _layout(self, examples: Examples, width: int | None, *, shows_answers: bool) -> Batch:
+        """The examples as a model reads them, `width` steps wide or, where None, as wide as they need."""
+        width = int((examples.question_lengths + examples.answer_lengths).max()) - 1 if width is None else width
         return layout(examples, width, self.padding, shows_answers=shows_answers)
 
     # The rest follows.
@@ -269,9 +270,8 @@ class WordTask(ClassificationTask):
         table = np.full((len(questions), question_lengths.max()), self.padding)
         table[np.arange(table.shape[1]) < question_lengths[:, None]] = np.concatenate(questions)
         unknown_answers = np.full((len(questions), answer_lengths.max()), self.padding)
-        width = int((question_lengths + answer_lengths).max()) - 1
         examples = Examples(table, question_lengths, unknown_answers, answer_lengths)
-        return self._layout(examples, width, shows_answers=False)._replace(targets=None)
+        return self._layout(examples, None, shows_answers=False)._replace(targets=None)
 
     def decode(self, output: Tensor, batch: Batch) -> list[dict[str, str | float]]:
         """Question, answer and the probability that the model gives to the whole answer, a row an example."""
