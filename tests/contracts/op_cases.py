@@ -15,6 +15,12 @@ from tolerances import shake
 LENGTHS = [0, 1, 2, 3, 63, 65] * 4 + [1000]
 PRECISIONS = [torch.float32] * 3 + [torch.float64, torch.bfloat16, torch.float16]
 COMPLEX = {torch.float64: torch.complex128}
+LEADS = {"linear_scan": "b", "ssd_scan": "x"}
+
+
+def lead_name(op: str) -> str:
+    """The argument of `op` whose shape and dtype its output has."""
+    return LEADS.get(op, "u")
 
 
 @dataclass(frozen=True)
@@ -51,7 +57,7 @@ class Case:
 
     @property
     def _lead_name(self) -> str:
-        return "b" if self.op == "linear_scan" else "u"
+        return lead_name(self.op)
 
     def changes_in_time(self, name: str) -> bool:
         """Whether the input `name` has axes (B, L, ...)."""
@@ -225,6 +231,30 @@ def _unitary(draw: st.DrawFn, batch: int, length: int, generator: torch.Generato
     return _in_some_form(draw, inputs), {"phase_dt": draw(st.booleans())}
 
 
+def _ssd(draw: st.DrawFn, batch: int, length: int, generator: torch.Generator) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    heads, groups = draw(st.sampled_from([(1, 1), (2, 1), (3, 3), (4, 2)]))
+    width, states = draw(st.sampled_from([1, 2, 5])), draw(st.sampled_from([1, 2, 5, 16]))
+    scale = draw(st.sampled_from([1e-4, 0.1, 1.0]))
+    inputs = {
+        "x": random((batch, length, heads, width), generator),
+        "dt": random((batch, length, heads), generator).abs() * scale,
+        "A": -torch.rand(heads, generator=generator, dtype=torch.float64) * 4,
+        "B": random((batch, length, groups, states), generator),
+        "C": random((batch, length, groups, states), generator),
+        **_some(
+            draw,
+            {
+                "D": random((heads,), generator),
+                "z": random((batch, length, heads, width), generator),
+                "input_scale": random((batch, length, heads), generator),
+                "angle": 4 * random((batch, length, heads, draw(st.integers(0, states // 2))), generator),
+                "initial_state": random((batch, heads, width, states), generator),
+            },
+        ),
+    }
+    return inputs, {}
+
+
 def _short(draw: st.DrawFn, batch: int, length: int, generator: torch.Generator) -> tuple[dict[str, Tensor], dict[str, Any]]:
     channels, taps = draw(st.integers(1, 9)), draw(st.sampled_from([1, 2, 4, 7]))
     inputs = {
@@ -251,6 +281,7 @@ MAKERS = {
     "linear_scan": _linear,
     "selective_scan": _selective,
     "unitary_scan": _unitary,
+    "ssd_scan": _ssd,
     "short_conv": _short,
     "long_conv": _long,
 }

@@ -30,6 +30,14 @@ def example(op, dtype=torch.float32, length=5, batch=2, optional=True, masked=Tr
         inputs |= {"B": real(states, 2), "C": real(channels, states, 2)}
         if optional:
             inputs |= {"D": real(channels), "z": real(*steps, channels), "initial_state": real(batch, channels, states, 2)}
+    elif op == "ssd_scan":
+        heads, groups = 4, 2
+        inputs = {"x": real(*steps, heads, channels), "dt": torch.rand(*steps, heads, dtype=dtype), "A": -real(heads).abs()}
+        inputs |= {"B": real(*steps, groups, states), "C": real(*steps, groups, states)}
+        if optional:
+            inputs |= {"D": real(heads), "z": real(*steps, heads, channels)}
+            inputs |= {"initial_state": real(batch, heads, channels, states)}
+            inputs |= {"input_scale": real(*steps, heads), "angle": real(*steps, heads, 1)}
     elif op == "short_conv":
         inputs = {"u": real(*steps, channels), "weight": real(channels, 3)}
         if optional:

@@ -1,0 +1,30 @@
+"""Rotations of pairs of neighbouring features, as rotary positions use them (Su et al. 2021, RoFormer, equation 34)."""
+
+import torch
+from torch import Tensor
+
+
+def frequencies(width: int, base: float) -> list[float]:
+    """base^(-2i/width) for the width / 2 pairs of a rotated vector, in radians per step (RoFormer, section 3.3).
+
+    ValueError unless `width` is even and at least 0 and `base` is positive.
+    """
+    if width < 0 or width % 2:
+        raise ValueError(f"rotary width: got {width}, expected an even number of features (pairs that are turned)")
+    if not base > 0:
+        raise ValueError(f"base: got {base}, expected a positive number")
+    return [base ** (-2 * i / width) for i in range(width // 2)]
+
+
+def turn(x: Tensor, angle: Tensor) -> Tensor:
+    """x (..., N) with its first 2R entries, taken as R neighbouring pairs, turned by angle (..., R) radians; the rest as it is.
+
+    Sine and cosine are taken in the dtype of `angle`, the rotation in that of `x`; leading axes broadcast.
+    """
+    width = 2 * angle.shape[-1]
+    cosine, sine = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+    first, second = x[..., 0:width:2], x[..., 1:width:2]
+    turned = torch.stack([first * cosine - second * sine, first * sine + second * cosine], -1).flatten(-2)
+    if width == x.shape[-1]:
+        return turned
+    return torch.cat([turned, x[..., width:].expand(*turned.shape[:-1], x.shape[-1] - width)], -1)

@@ -1,0 +1,88 @@
+"""The scan of heads with a matrix state: Mamba-2's state space duality, with the rotations and input weights of Mamba-3."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from longscan.ops._arguments import check_real, state_dtype, step_flags, without_autocast
+from longscan.ops._dispatch import resolve
+from longscan.ops.ssd_scan import eager, reference
+
+NATIVE_BACKENDS = ()
+
+
+def ssd_scan(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    initial_state: Tensor | None = None,
+    *,
+    input_scale: Tensor | None = None,
+    angle: Tensor | None = None,
+    valid: Tensor | None = None,
+    seq_idx: Tensor | None = None,
+    backend: str = "auto",
+) -> tuple[Tensor, Tensor]:
+    """h_t = exp(dt_t A) R(angle_t) h_{t-1} + s_t x_t B_t^T,  y_t = (h_t C_t + D x_t) silu(z_t),  head by head.
+
+    The inputs are weighed by s = dt, or by `input_scale`. Dao and Gu, "Transformers are SSMs" (arXiv:2405.21060), section 6.
+    The trapezoidal rule of Mamba-3 needs nothing else: a step's two weights, that of its own and that of the next step, add up
+    to its `input_scale`, and what the first output must not yet see is subtracted from the skip (`longscan.layers.Mamba3`).
+
+    Args:
+        x: (B, L, H, P) inputs of H heads of width P; y has their dtype.
+        dt: (B, L, H) step sizes, already positive.
+        A: (H,), negative where the state is to decay.
+        B, C: (B, L, G, N), G groups, a divisor of H: head h takes those of group h G // H.
+        D: (H,) skip. z: (B, L, H, P) gate.
+        initial_state: (B, H, P, N); zeros when None.
+        input_scale: (B, L, H) weights of the inputs; dt when None.
+        angle: (B, L, H, R), 2R <= N: R(angle) turns the first R pairs of neighbouring entries of the N by these radians.
+        valid: (B, L) bool; where False the step is as if absent and y is 0 there.
+        seq_idx: (B, L) integers; where it changes from one valid step to the next, the state restarts from zero.
+        backend: "auto", "reference", "eager", "cpu" or "triton".
+
+    Returns:
+        y (B, L, H, P) and the final state (B, H, P, N) in float32 (float64 where an input is).
+
+    Raises:
+        TypeError, ValueError: an argument's type, dtype, shape or device is wrong, or the backend cannot run.
+    """
+    check_real("x", x, (-1, -1, -1, -1))
+    batch, length, heads, width = x.shape
+    check_real("dt", dt, (batch, length, heads), x)
+    check_real("A", A, (heads,), x)
+    check_real("B", B, (batch, length, -1, -1), x)
+    groups, states = B.shape[2:]
+    if groups < 1 or heads % groups:
+        raise ValueError(f"B: got {groups} groups in shape {tuple(B.shape)}, expected a divisor of the {heads} heads of x")
+    check_real("C", C, (batch, length, groups, states), x)
+    for name, value, shape in (
+        ("D", D, (heads,)),
+        ("z", z, (batch, length, heads, width)),
+        ("initial_state", initial_state, (batch, heads, width, states)),
+        ("input_scale", input_scale, (batch, length, heads)),
+        ("angle", angle, (batch, length, heads, -1)),
+    ):
+        if value is not None:
+            check_real(name, value, shape, x)
+    if angle is not None and 2 * angle.shape[3] > states:
+        raise ValueError(f"angle: got {angle.shape[3]} angles, expected at most {states // 2} (pairs of the {states} states)")
+    flags = step_flags(batch, length, valid, seq_idx, x)
+    chosen = resolve("ssd_scan", backend, x, NATIVE_BACKENDS)
+
+    out = x.dtype
+    if initial_state is None:
+        initial_state = torch.zeros(batch, heads, width, states, dtype=torch.float32, device=x.device)
+    given = (x, dt, A, B, C, D, z, initial_state, input_scale, angle)
+    wide = state_dtype(*given)
+    tensors: list[Any] = [None if value is None else value.to(wide) for value in given] + [flags]
+    with without_autocast(x):
+        scan = reference.ssd_scan if chosen == "reference" else eager.ssd_scan
+        y, final = scan(*tensors)
+    return y.to(out), final

@@ -1,0 +1,92 @@
+"""`ssd_scan` by matrix products: inside a chunk of steps every output is a weighted sum over the chunk, across chunks a state.
+
+Dao and Gu, "Transformers are SSMs" (arXiv:2405.21060), section 6.2: with a_t = exp(dt_t A) the outputs of a chunk are
+(decay * C B^T) (s x) from its own inputs, decay_ts = a_{s+1} ... a_t, plus (a_1 ... a_t) C_t h from the state h before it.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import silu
+
+from longscan.numerics.rotary import turn
+from longscan.ops._arguments import RESET, carry_dtype, marks, mask
+from longscan.ops._chunks import scan_chunks
+
+
+def _without_first(angle: Tensor, flags: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The angle of a chunk's first step, (B, H, R), which turns nothing but the state before it; and the others, (B, L, H, R)."""
+    if flags is None:
+        return angle[:, 0], torch.cat([torch.zeros_like(angle[:, :1]), angle[:, 1:]], 1)
+    invalid, reset = marks(flags, 4)
+    first = ~invalid & ((~invalid).cumsum(1) == 1)
+    return torch.where(first, angle, 0).sum(1), torch.where(first | reset, 0, angle)
+
+
+def _chunk(
+    x: Tensor,
+    dt: Tensor,
+    B: Tensor,
+    C: Tensor,
+    z: Tensor | None,
+    input_scale: Tensor | None,
+    angle: Tensor | None,
+    flags: Tensor | None,
+    A: Tensor,
+    D: Tensor | None,
+    state: Tensor,
+) -> tuple[Tensor, Tensor]:
+    x, dt, B, C, z, input_scale, angle = mask(flags, x, dt, B, C, z, input_scale, angle)
+    batch, length, heads, width = x.shape
+    turned = None
+    if angle is not None:  # in a frame that turns with the state nothing turns but inputs and readouts
+        opening, angle = _without_first(angle, flags)
+        state = turn(state, opening.unsqueeze(2))
+        turned = angle.to(carry_dtype(angle)).cumsum(1)
+        B, C = (turn(part.repeat_interleave(heads // part.shape[2], 2), -turned) for part in (B, C))
+    groups = B.shape[2]
+    drive = x * (dt if input_scale is None else input_scale).unsqueeze(-1)
+    B, C, drive = (part.transpose(1, 2) for part in (B, C, drive))  # (B, heads or groups, L, .)
+
+    later = torch.ones(length, length, dtype=torch.bool, device=x.device).tril(-1)
+    exponent = (dt * A).transpose(1, 2)  # (B, H, L)
+    # Sums over just the steps between: differences of running sums would cancel, in the gradient of A above all.
+    between = torch.where(later, exponent.unsqueeze(3), 0).cumsum(2)
+    since_start = exponent.cumsum(2)
+    apart = later.T
+    if flags is not None:
+        segment = (flags == RESET).cumsum(1).unsqueeze(1)
+        apart = apart | (segment.unsqueeze(3) != segment.unsqueeze(2))
+        since_start = since_start.masked_fill(segment != 0, -torch.inf)
+    decay, from_start = between.masked_fill(apart, -torch.inf).exp(), since_start.exp()
+    to_end = decay[..., -1, :]
+
+    per_group = (batch, groups, heads // groups)
+    weights = (C @ B.transpose(2, 3)).unsqueeze(2) * decay.reshape(*per_group, length, length)
+    own = (weights.flatten(1, 2) @ drive).transpose(1, 2)
+    carried = C @ state.reshape(batch, groups, -1, state.shape[-1]).transpose(2, 3)  # (B, G, L, heads of a group * P)
+    carried = carried.reshape(batch, groups, length, -1, width).transpose(2, 3).flatten(1, 2)
+    y = own + (carried * from_start.unsqueeze(-1)).transpose(1, 2)
+    entering = (drive * to_end.unsqueeze(-1)).reshape(*per_group, length, width).transpose(3, 4).flatten(2, 3) @ B
+    state = from_start[..., -1:, None] * state + entering.reshape(state.shape)
+    if turned is not None:
+        state = turn(state, turned[:, -1].unsqueeze(2))
+    y = y if D is None else y + D.unsqueeze(-1) * x
+    y = y if z is None else y * silu(z)
+    return y if flags is None else torch.where(marks(flags, 4)[0], 0, y), state
+
+
+def ssd_scan(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    z: Tensor | None,
+    initial_state: Tensor,
+    input_scale: Tensor | None,
+    angle: Tensor | None,
+    flags: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """As `reference.ssd_scan`; memory beyond the output is bounded by a chunk."""
+    return scan_chunks(_chunk, (x, dt, B, C, z, input_scale, angle, flags), (A, D), initial_state, empty=x)

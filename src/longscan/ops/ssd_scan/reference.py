@@ -1,0 +1,50 @@
+"""Heads with a matrix state as a loop over time: the definition of `ssd_scan`.
+
+Dao and Gu, "Transformers are SSMs" (arXiv:2405.21060), section 6: the recurrence that state space duality computes in blocks.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import silu
+
+from longscan.numerics.rotary import turn
+from longscan.ops._arguments import marks, mask
+
+
+def ssd_scan(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    z: Tensor | None,
+    initial_state: Tensor,
+    input_scale: Tensor | None,
+    angle: Tensor | None,
+    flags: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """h_t = exp(dt_t A) R(angle_t) h_{t-1} + s_t x_t B_t^T, y_t = h_t C_t + D x_t, times silu(z_t); s is input_scale, or dt.
+
+    x, z: (B, L, H, P); dt, input_scale: (B, L, H); A, D: (H,); B, C: (B, L, G, N), each group serving H / G heads; angle:
+    (B, L, H, R); initial_state: (B, H, P, N). R turns the first R pairs of the N entries. Returns y and the final state.
+    """
+    x, dt, B, C, z, input_scale, angle = mask(flags, x, dt, B, C, z, input_scale, angle)
+    scale = dt if input_scale is None else input_scale
+    B, C = (part.repeat_interleave(x.shape[2] // part.shape[2], 2) for part in (B, C))
+    state, outputs = initial_state, []
+    for t in range(x.shape[1]):
+        decay = torch.exp(dt[:, t] * A)[..., None, None]
+        entering = (scale[:, t, :, None] * x[:, t]).unsqueeze(-1) * B[:, t, :, None]
+        before = state
+        if flags is not None:
+            before = torch.where(marks(flags[:, t], 4)[1], 0, state)
+        if angle is not None:
+            before = turn(before, angle[:, t, :, None])
+        after = decay * before + entering
+        state = after if flags is None else torch.where(marks(flags[:, t], 4)[0], state, after)
+        outputs.append((state * C[:, t, :, None]).sum(-1))
+    y = torch.stack(outputs, 1) if outputs else x.clone()
+    y = y if D is None else y + D.unsqueeze(-1) * x
+    y = y if z is None else y * silu(z)
+    return y if flags is None else torch.where(marks(flags, 4)[0], 0, y), state.clone()

@@ -1,0 +1,31 @@
+import math
+
+import pytest
+import torch
+
+from longscan.numerics.rotary import frequencies, turn
+
+
+def test_pairs_turn_as_complex_numbers_do():
+    x, angle = torch.randn(3, 7, dtype=torch.float64), torch.randn(3, 2, dtype=torch.float64)
+    turned = turn(x, angle)
+    wanted = torch.view_as_complex(x[:, :4].reshape(3, 2, 2).contiguous()) * torch.polar(torch.ones_like(angle), angle)
+    torch.testing.assert_close(turned[:, :4], torch.view_as_real(wanted).flatten(1))
+    assert torch.equal(turned[:, 4:], x[:, 4:])
+    torch.testing.assert_close(turn(turned, -angle), x)
+
+
+def test_products_of_turned_vectors_depend_on_the_difference_of_their_angles():
+    q, k, angle = torch.randn(3, 6, dtype=torch.float64), torch.randn(3, 6, dtype=torch.float64), torch.randn(3, 3).double()
+    shifted = (turn(q, angle + 5) * turn(k, angle + 3)).sum(-1)
+    torch.testing.assert_close(shifted, (turn(q, torch.full_like(angle, 2.0)) * k).sum(-1))
+
+
+def test_frequencies():
+    assert frequencies(4, 10_000) == [1, pytest.approx(0.01)]
+    assert frequencies(0, 10_000) == []
+    assert frequencies(64, 500.0)[-1] == pytest.approx(math.exp(-62 / 64 * math.log(500)))
+    with pytest.raises(ValueError, match="rotary width: got 3"):
+        frequencies(3, 10_000)
+    with pytest.raises(ValueError, match="base: got 0"):
+        frequencies(4, 0)
