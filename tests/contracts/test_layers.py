@@ -35,6 +35,7 @@ from layer_properties import (
 from torch import Tensor
 
 from longscan.blocks import BLOCKS
+from longscan.blocks.feed_forward import Stateless
 from longscan.layers import LAYERS, ScanState, SequenceLayer, SequenceModule
 from longscan.layers.base import Steps, hide_padding
 from longscan.layers.state import State, map_state, restarted_rows, state_tensors, zero_rows
@@ -57,6 +58,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         {"d_state": 2, "dt_rank": 2, "dt_min": 0.01, "dt_max": 0.5},
         {"d_state": 2, "dt_init": "linear", "dt_bias_twice": True, "activates_input": True},
         {"d_state": 2, "complex_state": True},
+        {"d_state": 2, "complex_state": "A"},
     ],
     "layer s4d": [
         {"d_state": 4, "init": "lin"},
@@ -79,17 +81,27 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         {"expand": 1, "d_conv": 2, "recompute": True, "layer_options": {"d_state": 2, "complex_state": True}},
         {"d_conv": 0, "layer": "s4d", "layer_options": {"d_state": 4}},
         {"layer": "gru", "d_conv": 0},
+        {"dropout": 0.2, "rotary": {"base": 10.0, "targets": ["B", "C", "dt"]}, "layer_options": {"d_state": 2}},
     ],
     "block aussm": [
         {"layer_options": {"d_state": 3}},
+        {"dropout": 0.2, "rotary": {"learned": True, "length": 50, "repeat": 7}, "layer_options": {"d_state": 2}},
         {"expand": 2, "d_conv": 0, "recompute": True, "layer_options": {"d_state": 2, "phase_dt": True}},
         {"d_conv": 2, "layer": "aussm", "layer_options": {"d_state": 2, "shared": False}},
     ],
     "block simple": [
         {"layer_options": {"d_state": 4}},
         {"layer": "lru", "dropout": 0.3, "layer_options": {"d_state": 4}},
-        {"layer": "lstm"},
+        {"layer": "lstm", "dropout": 0.3, "shared_dropout": True},
     ],
+    "block bidirectional": [
+        {"layer_options": {"d_state": 3}},
+        {"variant": "own", "layer": "s4d", "expand": 1, "d_conv": 2, "layer_options": {"d_state": 4}},
+        {"variant": "tied", "dropout": 0.2, "layer_options": {"d_state": 2}},
+        {"variant": "own", "flip": False, "layer_options": {"d_state": 2}},
+        {"flip": False, "d_conv": 0, "layer": "gru"},
+    ],
+    "block feed_forward": [{}, {"d_hidden": 6, "gated": True, "dropout": 0.2}],
 }
 ENTRIES: dict[str, type[SequenceModule]] = {f"layer {name}": LAYERS[name] for name in LAYERS}
 ENTRIES |= {f"block {name}": BLOCKS[name] for name in BLOCKS}
@@ -140,6 +152,11 @@ def draw_inputs(data: st.DataObject, module: SequenceModule, *, length: int | No
     return Inputs(x, elapsed, valid, seq_idx)
 
 
+def telling_inputs() -> Inputs:
+    """One whole sequence, in which a module that is not causal, or that does not stream, cannot but show it."""
+    return Inputs(torch.randn(2, 9, WIDTH, dtype=torch.float64))
+
+
 def test_every_setting_is_turned_on() -> None:
     for entry, factory in ENTRIES.items():
         named = set(inspect.signature(factory.__init__).parameters) - {"self", "d_model", "backend"}
@@ -152,16 +169,17 @@ def test_every_setting_is_turned_on() -> None:
 @given(data=st.data())
 def test_step_by_step_equals_whole(entry: str, data: st.DataObject) -> None:
     module = draw_module(data, entry)
-    steps_equal_whole(module, draw_inputs(data, module, segments=False), data.draw(st.booleans(), label="recorded"))
+    inputs = draw_inputs(data, module, segments=False) if module.streaming else telling_inputs()
+    steps_equal_whole(module, inputs, data.draw(st.booleans(), label="recorded"))
 
 
 @every_entry
 @given(data=st.data())
 def test_random_chunks_equal_whole(entry: str, data: st.DataObject) -> None:
     module = draw_module(data, entry)
-    inputs = draw_inputs(data, module)
+    inputs = draw_inputs(data, module) if module.streaming else telling_inputs()
     cuts = data.draw(st.lists(st.integers(0, inputs.x.shape[1]), max_size=4), label="cuts")
-    chunks_equal_whole(module, inputs, sorted(cuts))
+    chunks_equal_whole(module, inputs, sorted(cuts) if module.streaming else [4])
 
 
 @every_entry
@@ -181,7 +199,8 @@ def test_packed_equals_padded_equals_alone(entry: str, data: st.DataObject) -> N
 def test_causality(entry: str, data: st.DataObject) -> None:
     module = draw_module(data, entry)
     length = data.draw(st.sampled_from([2, 3, 63, 65]), label="L")
-    is_causal(module, draw_inputs(data, module, length=length), data.draw(st.integers(1, length - 1), label="t"))
+    inputs = draw_inputs(data, module, length=length) if module.causal else telling_inputs()
+    is_causal(module, inputs, data.draw(st.integers(1, inputs.x.shape[1] - 1), label="t"))
 
 
 @every_entry
@@ -383,7 +402,8 @@ def test_states_select_move_and_tell_their_size(entry: str) -> None:
     module = build(entry, options_of(entry)[0])
     x = torch.randn(3, 4, WIDTH, dtype=torch.float64)
     y, state = module(x, return_state=True)
-    assert state.nbytes == sum(leaf.nbytes for leaf in state_tensors(state)) > 0
+    assert state.nbytes == sum(leaf.nbytes for leaf in state_tensors(state))
+    assert (state.nbytes > 0) == (not isinstance(state, Stateless))
     later = torch.randn(3, 4, WIDTH, dtype=torch.float64)
     rows = torch.tensor([2, 0])
     assert_close(module(later[rows], state.select_rows(rows)), module(later, state)[rows])

@@ -2,7 +2,12 @@
 
 from longscan.blocks._registry import BLOCKS as BLOCKS
 from longscan.blocks.aussm import AUSSMBlock as AUSSMBlock
+from longscan.blocks.bidirectional import BidirectionalBlock as BidirectionalBlock
+from longscan.blocks.bidirectional import BidirectionalState as BidirectionalState
+from longscan.blocks.dropout import SharedDropout as SharedDropout
+from longscan.blocks.feed_forward import FeedForwardBlock as FeedForwardBlock
 from longscan.blocks.gated import GatedState as GatedState
 from longscan.blocks.mamba import MambaBlock as MambaBlock
 from longscan.blocks.residual import Residual as Residual
+from longscan.blocks.rotary import Rotary as Rotary
 from longscan.blocks.simple import SimpleBlock as SimpleBlock

@@ -3,6 +3,7 @@
 (x, z) = W_in u      y = W_out (aussm(conv(x)) * silu(z))
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from longscan.blocks._registry import BLOCKS
@@ -19,6 +20,8 @@ class AUSSMBlock(GatedBlock):
         expand: inner width over D.
         d_conv: taps of the convolution; 0 leaves it out.
         recompute: keep only the projected input for the backward; convolution and scan run again there.
+        dropout: probability of dropping a channel after in_proj in training, for all steps of a sequence at once.
+        rotary: settings of `longscan.blocks.Rotary`; None: no positions.
         layer_options: settings of the inner layer.
         backend: of the inner layer's op.
     """
@@ -31,9 +34,19 @@ class AUSSMBlock(GatedBlock):
         expand: int = 1,
         d_conv: int = 4,
         recompute: bool = False,
+        dropout: float = 0.0,
+        rotary: Mapping[str, Any] | None = None,
         layer_options: dict[str, Any] | None = None,
         backend: str = "auto",
     ) -> None:
         super().__init__(
-            d_model, layer=layer, expand=expand, d_conv=d_conv, recompute=recompute, layer_options=layer_options, backend=backend
+            d_model,
+            layer=layer,
+            expand=expand,
+            d_conv=d_conv,
+            recompute=recompute,
+            dropout=dropout,
+            rotary=rotary,
+            layer_options=layer_options,
+            backend=backend,
         )

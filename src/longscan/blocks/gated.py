@@ -3,12 +3,13 @@
     (x, z) = W_in u        y = W_out (layer(act(conv(x))) * silu(z))
 
 u: input (B, L, D). x, z: (B, L, E), E = expand * D. conv: depthwise and causal, with bias. No bias in the two projections.
-act is SiLU, or nothing where the layer activates its own input (`activates_input`).
+act is SiLU, or nothing where the layer activates its own input (`activates_input`). Dropout, one mask for all steps, acts on
+(x, z); rotary positions turn what the layer reads, see `longscan.blocks.rotary`.
 """
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -16,8 +17,10 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 from torch.utils.checkpoint import checkpoint
 
-from longscan.layers import make_layer
-from longscan.layers.base import SequenceModule, Steps
+from longscan.blocks.dropout import SharedDropout
+from longscan.blocks.rotary import Rotary, positions
+from longscan.layers import S6, make_layer
+from longscan.layers.base import SequenceLayer, SequenceModule, Steps
 from longscan.layers.parameters import mark
 from longscan.layers.state import State, layer_state, restarted_rows, zero_rows
 from longscan.ops import short_conv
@@ -25,10 +28,13 @@ from longscan.ops import short_conv
 
 @layer_state
 class GatedState(NamedTuple):
-    """`conv` (B, E, d_conv - 1), the last inputs of the convolution, None without one; `layer`, the inner layer's state."""
+    """`conv` (B, E, d_conv - 1), the last inputs of the convolution, None without one; `layer`, the inner layer's state;
+    `position` (B,), where the next step stands, None without rotary positions.
+    """
 
     conv: Tensor | None
     layer: State
+    position: Tensor | None = None
 
 
 class GatedBlock(SequenceModule):
@@ -40,6 +46,8 @@ class GatedBlock(SequenceModule):
         expand: inner width over D.
         d_conv: taps of the convolution; 0 leaves it out.
         recompute: keep only the projected input for the backward; convolution, activation and scan run again there.
+        dropout: probability of dropping a channel of (x, z) in training, for all steps of a sequence at once.
+        rotary: settings of `longscan.blocks.Rotary`; None: no positions.
         layer_options: settings of the inner layer.
         backend: of the inner layer's op and of the convolution.
 
@@ -54,63 +62,114 @@ class GatedBlock(SequenceModule):
         expand: int,
         d_conv: int = 4,
         recompute: bool = False,
+        dropout: float = 0.0,
+        rotary: Mapping[str, Any] | None = None,
         layer_options: dict[str, Any] | None = None,
         backend: str = "auto",
     ) -> None:
         super().__init__()
-        for name, size, least in (("d_model", d_model, 1), ("expand", expand, 1), ("d_conv", d_conv, 0)):
-            if size < least:
-                raise ValueError(f"{name}: got {size}, expected at least {least}")
+        check_sizes(d_model, expand, d_conv)
         self.d_model, self.d_inner, self.d_conv = d_model, expand * d_model, d_conv
         self.recompute, self.backend = recompute, backend
         self.in_proj = nn.Linear(d_model, 2 * self.d_inner, bias=False)
         self.layer = self.adopt(make_layer(layer, self.d_inner, layer_options or {}, backend))
-        self.activation = None if self.layer.activates_input else "silu"
+        self.activation = activation_of(self.layer)
         self.out_proj = nn.Linear(self.d_inner, d_model, bias=False)
-        self.conv_weight: nn.Parameter | None = None
-        self.conv_bias: nn.Parameter | None = None
-        if d_conv:
-            bound = 1 / math.sqrt(d_conv)
-            self.conv_weight = mark(nn.Parameter(torch.empty(self.d_inner, d_conv).uniform_(-bound, bound)), "dense")
-            self.conv_bias = mark(nn.Parameter(torch.empty(self.d_inner).uniform_(-bound, bound)), "dense")
+        self.conv_weight, self.conv_bias = conv_parameters(self.d_inner, d_conv)
+        self.dropout = SharedDropout(dropout)
+        self.rotary = None if rotary is None else Rotary(self.d_inner, **rotary)
+        if self.rotary is not None and self.rotary.targets != ("x",) and not isinstance(self.layer, S6):
+            raise ValueError(f"rotary targets: got {self.rotary.targets}, but {layer!r} selects nothing; expected ('x',)")
 
     def run(self, x: Tensor, state: State, steps: Steps) -> tuple[Tensor, State]:
         """See the top of the file."""
-        conv = None
-        if state is not None and state.conv is not None:
-            rows, _ = restarted_rows(state.layer.last_seq_idx, steps.valid, steps.seq_idx)
-            conv = zero_rows(rows, state.conv)
+        conv = None if state is None else carried_conv(state, steps)
+        position = after = None
+        if self.rotary is not None:
+            given: State = self.initial_state(x.shape[0]) if state is None else state
+            rows, _ = restarted_rows(given.layer.last_seq_idx, steps.valid, steps.seq_idx)
+            position, after = positions(given.position, rows, (x.shape[0], x.shape[1]), steps)
         inner = functools.partial(self._mix, steps=steps)
-        inputs = (self.in_proj(x), conv, None if state is None else state.layer)
-        y, after = _recomputed(inner, inputs) if self.recompute else inner(*inputs)
-        return self.out_proj(y), after
+        inputs = (self.dropout(self.in_proj(x)), conv, None if state is None else state.layer, position)
+        y, conv, layer_state = _recomputed(inner, inputs) if self.recompute else inner(*inputs)
+        return self.out_proj(y), GatedState(conv, layer_state, after)
 
-    def _mix(self, projected: Tensor, conv: Tensor | None, layer_state: State, steps: Steps) -> tuple[Tensor, GatedState]:
+    def _mix(
+        self, projected: Tensor, conv: Tensor | None, layer_state: State, position: Tensor | None, steps: Steps
+    ) -> tuple[Tensor, Tensor | None, State]:
         x, z = projected.chunk(2, -1)
-        if self.conv_weight is not None:
-            x, conv = short_conv(
-                x,
-                self.conv_weight,
-                self.conv_bias,
-                conv,
-                activation=self.activation,
-                valid=steps.valid,
-                seq_idx=steps.seq_idx,
-                backend=self.backend,
-            )
-        elif self.activation:
-            x = silu(x)
-        y, layer_state = self.layer(
-            x, layer_state, gate=z, elapsed=steps.elapsed, valid=steps.valid, seq_idx=steps.seq_idx, return_state=True
-        )
-        return y, GatedState(conv, layer_state)
+        x, conv = convolve(x, self.conv_weight, self.conv_bias, conv, self.activation, steps, self.backend)
+        if self.rotary is None or position is None:
+            y, layer_state = scan(self.layer, x, z, layer_state, steps)
+            return y, conv, layer_state
+        turned = self.rotary(x, position)
+        if not isinstance(self.layer, S6):
+            y, layer_state = scan(self.layer, turned, z, layer_state, steps)
+            return y, conv, layer_state
+        targets = self.rotary.targets
+        plain, rotated = self.layer.select(x), self.layer.select(turned)
+        dt, B, C = (rotated[i] if name in targets else plain[i] for i, name in enumerate(("dt", "B", "C")))
+        scanned = turned if "x" in targets else x
+        y, layer_state = self.layer.scan(scanned, (dt, B, C), layer_state, steps._replace(gate=z))
+        return y, conv, layer_state
 
     def initial_state(self, batch: int) -> GatedState:
         """Zeros."""
         conv = None
         if self.d_conv:
             conv = torch.zeros(batch, self.d_inner, self.d_conv - 1, dtype=self.state_dtype, device=self.device)
-        return GatedState(conv, self.layer.initial_state(batch))
+        position = None if self.rotary is None else torch.zeros(batch, dtype=torch.int64, device=self.device)
+        return GatedState(conv, self.layer.initial_state(batch), position)
+
+
+def check_sizes(d_model: int, expand: int, d_conv: int) -> None:
+    """ValueError where a size of a gated block is impossible."""
+    for name, size, least in (("d_model", d_model, 1), ("expand", expand, 1), ("d_conv", d_conv, 0)):
+        if size < least:
+            raise ValueError(f"{name}: got {size}, expected at least {least}")
+
+
+def activation_of(layer: SequenceLayer) -> str | None:
+    """What stands between convolution and layer: "silu", or None where the layer activates its own input."""
+    return None if layer.activates_input else "silu"
+
+
+def conv_parameters(width: int, d_conv: int) -> tuple[nn.Parameter | None, nn.Parameter | None]:
+    """Taps (E, d_conv) and bias (E,) of a depthwise convolution, U(-d_conv^-1/2, d_conv^-1/2); None for no taps."""
+    if not d_conv:
+        return None, None
+    bound = 1 / math.sqrt(d_conv)
+    weight = mark(nn.Parameter(torch.empty(width, d_conv).uniform_(-bound, bound)), "dense")
+    return weight, mark(nn.Parameter(torch.empty(width).uniform_(-bound, bound)), "dense")
+
+
+def carried_conv(state: GatedState, steps: Steps) -> Tensor | None:
+    """The inputs that the convolution remembers, zeros in rows whose first valid step starts a sequence."""
+    if state.conv is None:
+        return None
+    rows, _ = restarted_rows(state.layer.last_seq_idx, steps.valid, steps.seq_idx)
+    return zero_rows(rows, state.conv)
+
+
+def convolve(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    state: Tensor | None,
+    activation: str | None,
+    steps: Steps,
+    backend: str,
+) -> tuple[Tensor, Tensor | None]:
+    """act(conv(x)) and what the convolution remembers; act(x) and None without taps."""
+    if weight is None:
+        return silu(x) if activation else x, None
+    return short_conv(x, weight, bias, state, activation=activation, valid=steps.valid, seq_idx=steps.seq_idx, backend=backend)
+
+
+def scan(layer: SequenceLayer, x: Tensor, gate: Tensor, state: State, steps: Steps) -> tuple[Tensor, State]:
+    """The layer's gated output and state."""
+    y, state = layer(x, state, gate=gate, elapsed=steps.elapsed, valid=steps.valid, seq_idx=steps.seq_idx, return_state=True)
+    return y, state
 
 
 def _recomputed(function: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:

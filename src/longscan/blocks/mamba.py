@@ -5,6 +5,7 @@ selected from the convolution's output before SiLU, the bias of Delta is added t
 """
 
 import math
+from collections.abc import Mapping
 from typing import Any, Literal, cast
 
 import torch
@@ -24,6 +25,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
+def inner_options(layer: str, d_model: int) -> dict[str, Any]:
+    """What a block of width d_model sets in its inner layer: S6's rank goes by the block's width, not by its own."""
+    return {"dt_rank": math.ceil(d_model / 16)} if layer == "s6" else {}
+
+
 @BLOCKS.register("mamba")
 class MambaBlock(GatedBlock):
     """in_proj, short convolution, SiLU, S6, gate, out_proj.
@@ -35,6 +41,8 @@ class MambaBlock(GatedBlock):
         d_conv: taps of the convolution; 0 leaves it out.
         variant: "mamba", or "aussm" (needs the layer "s6").
         recompute: keep only the projected input for the backward; convolution, activation and scan run again there.
+        dropout: probability of dropping a channel after in_proj in training, for all steps of a sequence at once.
+        rotary: settings of `longscan.blocks.Rotary`; None: no positions.
         layer_options: further settings of the inner layer; S6's dt_rank is D / 16, rounded up, unless given.
         backend: of the inner layer's op.
     """
@@ -48,6 +56,8 @@ class MambaBlock(GatedBlock):
         d_conv: int = 4,
         variant: Literal["mamba", "aussm"] = "mamba",
         recompute: bool = False,
+        dropout: float = 0.0,
+        rotary: Mapping[str, Any] | None = None,
         layer_options: dict[str, Any] | None = None,
         backend: str = "auto",
     ) -> None:
@@ -55,18 +65,20 @@ class MambaBlock(GatedBlock):
             raise ValueError(f"variant: got {variant!r}, expected one of {tuple(VARIANTS)}")
         if variant == "aussm" and layer != "s6":
             raise ValueError(f"variant: 'aussm' is a variant of S6, but the layer is {layer!r}")
-        defaults = {"dt_rank": math.ceil(d_model / 16), **VARIANTS[variant]} if layer == "s6" else {}
         super().__init__(
             d_model,
             layer=layer,
             expand=expand,
             d_conv=d_conv,
             recompute=recompute,
-            layer_options={**defaults, **(layer_options or {})},
+            dropout=dropout,
+            rotary=rotary,
+            layer_options={**inner_options(layer, d_model), **VARIANTS[variant], **(layer_options or {})},
             backend=backend,
         )
         # One kernel for a whole step, where nothing is recorded: of S6 with real A, behind a convolution.
-        self.fuses_steps = isinstance(self.layer, S6) and not self.layer.complex_state and d_conv > 0
+        plain = rotary is None and not dropout
+        self.fuses_steps = isinstance(self.layer, S6) and not self.layer.complex_state and d_conv > 0 and plain
 
     def step(
         self, x_t: Tensor, state: State, *, elapsed: Tensor | None = None, active: Tensor | None = None

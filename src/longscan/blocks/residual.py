@@ -1,11 +1,16 @@
-"""The residual branch around every block of a stack: x + block(RMSNorm(x))."""
+"""The residual branch around every block of a stack: x + block(RMSNorm(x)), and two other places and kinds of norm."""
 
+from typing import Literal
+
+import torch
 from torch import Tensor, nn
 
-from longscan.layers.base import SequenceModule, Steps
+from longscan.layers.base import SequenceModule, Steps, hide_padding
 from longscan.layers.parameters import mark
 from longscan.layers.state import State
 
+Norm = Literal["rms", "layer", "post"]
+NORMS = ("rms", "layer", "post")
 EPSILON = 1e-5
 
 
@@ -16,30 +21,52 @@ def rms_norm(d_model: int) -> nn.RMSNorm:
     return norm
 
 
+def layer_norm(d_model: int) -> nn.LayerNorm:
+    """LayerNorm with a learned scale and shift, epsilon 1e-5; not decayed."""
+    norm = nn.LayerNorm(d_model, eps=EPSILON)
+    for parameter in (norm.weight, norm.bias):
+        mark(parameter, "norm", decay=False)
+    return norm
+
+
+def _keep(new: Tensor, valid: Tensor | None, old: Tensor) -> Tensor:
+    """`new` at valid steps, `old` at the others."""
+    return new if valid is None else torch.where(valid.unsqueeze(-1), new, old)
+
+
 class Residual(SequenceModule):
-    """x + block(RMSNorm(x)), normalised before the block; its properties and its state are the block's.
+    """A block in its residual branch; its properties and its state are the block's.
 
     Padding passes through unchanged: y = x at steps that are not valid, zeros where this module is used on its own.
+
+    Args:
+        block: what stands in the branch.
+        norm: "rms", x + block(RMSNorm(x)); "layer", x + block(LayerNorm(x)); "post", LayerNorm(x + block(x)).
     """
 
-    def __init__(self, block: SequenceModule) -> None:
+    def __init__(self, block: SequenceModule, norm: Norm = "rms") -> None:
         super().__init__()
-        self.d_model = block.d_model
-        self.norm = rms_norm(block.d_model)
+        self.d_model, self.kind = block.d_model, norm
+        self.norm: nn.RMSNorm | nn.LayerNorm = rms_norm(self.d_model) if norm == "rms" else layer_norm(self.d_model)
         self.block = self.adopt(block)
 
     def run(self, x: Tensor, state: State, steps: Steps) -> tuple[Tensor, State]:
         """See the top of the file."""
-        y, state = self.block(
-            self.norm(x), state, elapsed=steps.elapsed, valid=steps.valid, seq_idx=steps.seq_idx, return_state=True
-        )
-        return x + y, state
+        inner = x if self.kind == "post" else hide_padding(self.norm(x), steps.valid)
+        y, state = self.block(inner, state, elapsed=steps.elapsed, valid=steps.valid, seq_idx=steps.seq_idx, return_state=True)
+        y = x + y
+        return (_keep(self.norm(y), steps.valid, x) if self.kind == "post" else y), state
 
     def step(
         self, x_t: Tensor, state: State, *, elapsed: Tensor | None = None, active: Tensor | None = None
     ) -> tuple[Tensor, State]:
         """One step: x_t (B, d_model), elapsed (B,), active (B,) bool; rows that are not active give x_t."""
-        return self.block.residual_step(x_t, self.norm, state, elapsed=elapsed, active=active)
+        if isinstance(self.norm, nn.RMSNorm):
+            return self.block.residual_step(x_t, self.norm, state, elapsed=elapsed, active=active)
+        inner = x_t if self.kind == "post" else hide_padding(self.norm(x_t), active)
+        y, state = self.block.step(inner, state, elapsed=elapsed, active=active)
+        y = x_t + y
+        return (_keep(self.norm(y), active, x_t) if self.kind == "post" else y), state
 
     def initial_state(self, batch: int) -> State:
         """The block's."""

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, glu
 
 from longscan.blocks._registry import BLOCKS
+from longscan.blocks.dropout import SharedDropout, check_probability
 from longscan.layers import make_layer
 from longscan.layers.base import SequenceModule, Steps, hide_padding
 from longscan.layers.state import State
@@ -22,6 +23,7 @@ class SimpleBlock(SequenceModule):
         d_model: width D.
         layer: the inner layer, by its name in `LAYERS`.
         dropout: probability of dropping an activation in training.
+        shared_dropout: drop whole channels, for all steps of a sequence at once.
         layer_options: settings of the inner layer.
         backend: of the inner layer's op.
     """
@@ -32,15 +34,15 @@ class SimpleBlock(SequenceModule):
         *,
         layer: str = "s4d",
         dropout: float = 0.0,
+        shared_dropout: bool = False,
         layer_options: dict[str, Any] | None = None,
         backend: str = "auto",
     ) -> None:
         super().__init__()
-        if not 0 <= dropout < 1:
-            raise ValueError(f"dropout: got {dropout}, expected a probability in [0, 1)")
+        check_probability("dropout", dropout)
         self.d_model = d_model
         self.layer = self.adopt(make_layer(layer, d_model, layer_options or {}, backend))
-        self.dropout = nn.Dropout(dropout)
+        self.dropout: nn.Module = SharedDropout(dropout) if shared_dropout else nn.Dropout(dropout)
         self.out_proj = nn.Linear(d_model, 2 * d_model)
 
     def run(self, x: Tensor, state: State, steps: Steps) -> tuple[Tensor, State]:

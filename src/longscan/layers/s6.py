@@ -10,7 +10,8 @@ writes zero-order hold for both).
 The defaults are the official initialisation: A = -(1..N), Delta log-uniform at the start through its bias, skip 1. The hybrid
 models of the AUSSM paper used another variant, in three options: `dt_init="linear"` starts Delta as an ordinary linear map,
 `dt_bias_twice` adds its bias twice, `activates_input` computes q, B, C from the raw input and scans silu of it. `complex_state`
-takes A = -1/2 + i pi n and y = 2 Re(C h), N standing for conjugate pairs; the op allows it, no released model builds it.
+takes A = -1/2 + i pi n and y = 2 Re(C h), N standing for conjugate pairs; the op allows it, no released model builds it. With
+`complex_state="A"` only A is complex, B and C stay real, which is what the parameter counts of "Long range tasks with Mamba" say.
 """
 
 import math
@@ -41,7 +42,7 @@ class S6(SequenceLayer):
         dt_init: "mamba", or "linear": weights and bias from U(-R^-1/2, R^-1/2).
         dt_bias_twice: add the bias of Delta twice.
         activates_input: select from x, scan silu(x).
-        complex_state: complex A, B and C.
+        complex_state: complex A, B and C; "A": complex A, real B and C.
         backend: of `longscan.ops.selective_scan`.
 
     Elapsed time multiplies Delta. The state is `ScanState` with ssm (B, D, N), or (B, D, N, 2) with `complex_state`.
@@ -60,7 +61,7 @@ class S6(SequenceLayer):
         dt_init: Literal["mamba", "linear"] = "mamba",
         dt_bias_twice: bool = False,
         activates_input: bool = False,
-        complex_state: bool = False,
+        complex_state: bool | Literal["A"] = False,
         backend: str = "auto",
     ) -> None:
         super().__init__()
@@ -70,8 +71,11 @@ class S6(SequenceLayer):
                 raise ValueError(f"{name}: got {size}, expected at least 1")
         if dt_init not in ("mamba", "linear"):
             raise ValueError(f"dt_init: got {dt_init!r}, expected 'mamba' or 'linear'")
+        if complex_state not in (False, True, "A"):
+            raise ValueError(f"complex_state: got {complex_state!r}, expected False, True or 'A'")
         self.d_model, self.d_state, self.dt_rank = d_model, d_state, rank
-        self.dt_bias_twice, self.activates_input, self.complex_state = dt_bias_twice, activates_input, complex_state
+        self.dt_bias_twice, self.activates_input, self.complex_state = dt_bias_twice, activates_input, bool(complex_state)
+        self.complex_maps = complex_state is True
         self.backend = backend
         dtype = torch.get_default_dtype()
 
@@ -82,7 +86,7 @@ class S6(SequenceLayer):
             return mark(nn.Parameter(values.to(dtype).clone()), role, decay=False, keep_float32=True)
 
         dt_bias = initial_dt((d_model,), dt_min, dt_max, stored_as="softplus") if dt_init == "mamba" else None
-        numbers = 2 if complex_state else 1
+        numbers = 2 if self.complex_maps else 1
         self.x_proj = mark(nn.Parameter(uniform(rank + 2 * numbers * d_state, d_model, fan_in=d_model)), "selector")
         self.dt_proj = mark(nn.Parameter(uniform(d_model, rank, fan_in=rank)), "selector")
         self.dt_bias = slow(uniform(d_model, fan_in=rank) if dt_bias is None else dt_bias, "selector")
@@ -102,16 +106,22 @@ class S6(SequenceLayer):
 
     def select(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Delta (..., D) before bias and softplus, B and C (..., N[, 2]) for inputs x (..., D)."""
-        numbers = 2 * self.d_state if self.complex_state else self.d_state
+        numbers = 2 * self.d_state if self.complex_maps else self.d_state
         q, B, C = torch.split(linear(x, self.x_proj), [self.dt_rank, numbers, numbers], -1)
-        if self.complex_state:
+        if self.complex_maps:
             B, C = (part.reshape(*x.shape[:-1], self.d_state, 2) for part in (B, C))
+        elif self.complex_state:
+            B, C = (torch.stack([part, torch.zeros_like(part)], -1) for part in (B, C))
         return linear(q, self.dt_proj), B, C
 
     def run(self, x: Tensor, state: State, steps: Steps) -> tuple[Tensor, State]:
         """See the top of the file."""
+        return self.scan(x, self.select(x), state, steps)
+
+    def scan(self, x: Tensor, selected: tuple[Tensor, Tensor, Tensor], state: State, steps: Steps) -> tuple[Tensor, State]:
+        """`run` with Delta, B and C that `select` gave, for x or for something else."""
         initial, last_seq_idx = resume(state, x.shape[0], steps, x.device)
-        dt, B, C = self.select(x)
+        dt, B, C = selected
         y, ssm = selective_scan(
             silu(x) if self.activates_input else x,
             dt,

@@ -1,5 +1,6 @@
 """Models: an encoder, a stack of blocks written as a spec, pooling and a head."""
 
+from longscan.models.language_model import LanguageModel as LanguageModel
 from longscan.models.sequence_model import ModelState as ModelState
 from longscan.models.sequence_model import SequenceModel as SequenceModel
 from longscan.models.spec import LETTERS as LETTERS

@@ -1,14 +1,47 @@
 """Models on disk: config.json and model.safetensors in a folder; nothing is ever unpickled."""
 
+import inspect
 import json
 import os
+from abc import abstractmethod
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from torch import Tensor
 
+from longscan.layers.parameters import Marked
+
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
+
+
+class Pretrained(Marked):
+    """A model that is made from JSON-able settings, its `config`, and kept in a folder with its weights."""
+
+    @property
+    @abstractmethod
+    def config(self) -> dict[str, Any]:
+        """The arguments that make this model again, as JSON-able values."""
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write config.json and model.safetensors into `folder`, each under a temporary name first and then moved."""
+        write_model(Path(folder), self.config, self.state_dict())
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path) -> Self:
+        """The model that `save_pretrained` wrote, on the CPU, in the dtypes it was saved in.
+
+        FileNotFoundError names a missing file, ValueError a setting that this class does not have.
+        """
+        config, tensors = read_model(Path(folder))
+        unknown = sorted(set(config) - set(inspect.signature(cls).parameters))
+        if unknown:
+            raise ValueError(
+                f"{Path(folder) / CONFIG}: {', '.join(unknown)} is no setting of {cls.__name__}; another class wrote it"
+            )
+        model = cls(**config)
+        model.load_state_dict(tensors, assign=True)
+        return model
 
 
 def write_model(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> None:

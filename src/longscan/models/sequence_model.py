@@ -1,18 +1,17 @@
 """The stack: encoder, residual blocks from a spec, pooling, norm, head."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self, cast
 
 import torch
 from torch import Tensor, nn
 
-from longscan.blocks.residual import Residual, rms_norm
+from longscan.blocks.residual import NORMS, Norm, Residual, layer_norm, rms_norm
 from longscan.layers.checks import check_steps, transformed
-from longscan.layers.parameters import Marked, mark
+from longscan.layers.parameters import mark
 from longscan.layers.state import State, layer_state, map_state, state_tensors
 from longscan.models.pooling import POOLINGS, Pooling, PoolState, pool
-from longscan.models.saving import read_model, write_model
+from longscan.models.saving import Pretrained
 from longscan.models.spec import BlockSpec, build_block, parse_spec
 from longscan.ops._dispatch import BACKENDS
 
@@ -25,7 +24,11 @@ class ModelState(NamedTuple):
     pooled: PoolState | None
 
 
-class SequenceModel(Marked):
+Head = Literal["linear", "affine", "mlp", "none"]
+HEADS = ("linear", "affine", "mlp", "none")
+
+
+class SequenceModel(Pretrained):
     """encoder -> x + block(RMSNorm(x)), block after block -> pooling -> RMSNorm -> head.
 
     Args:
@@ -35,9 +38,12 @@ class SequenceModel(Marked):
         vocab_size: inputs are tokens (B, L) int64 below it, encoded by an embedding. Exactly one of this and d_input.
         d_input: inputs are vectors (B, L, d_input), encoded by a linear map.
         pooling: "mean" over the valid steps, "last" valid step, "none": an output for every step.
-        head: "linear", without bias, or "mlp": two layers with GELU between.
+        head: "linear", without bias; "affine", with bias; "mlp", two layers with GELU between; "none", d_output is d_model.
         initial_state: "zero", or "learned": every block starts a sequence from a state of its own that is trained.
+        norm: of the residual branches, see `longscan.blocks.Residual`; the last norm is of the same kind, none with "post".
         backend: of every op.
+
+    causal, streaming: whether all blocks are.
     """
 
     def __init__(
@@ -49,8 +55,9 @@ class SequenceModel(Marked):
         vocab_size: int | None = None,
         d_input: int | None = None,
         pooling: Pooling = "mean",
-        head: Literal["linear", "mlp"] = "linear",
+        head: Head = "linear",
         initial_state: Literal["zero", "learned"] = "zero",
+        norm: Norm = "rms",
         backend: str = "auto",
     ) -> None:
         super().__init__()
@@ -61,31 +68,37 @@ class SequenceModel(Marked):
                 raise ValueError(f"{name}: got {size}, expected at least 1")
         for name, value, choices in (
             ("pooling", pooling, POOLINGS),
-            ("head", head, ("linear", "mlp")),
+            ("head", head, HEADS),
             ("initial_state", initial_state, ("zero", "learned")),
+            ("norm", norm, NORMS),
         ):
             if value not in choices:
                 raise ValueError(f"{name}: got {value!r}, expected one of {choices}")
         if backend not in ("auto", *BACKENDS):
             raise ValueError(f"backend: got {backend!r}, expected 'auto' or one of {BACKENDS}")
+        if head == "none" and d_output != d_model:
+            raise ValueError(f"d_output: got {d_output}, expected d_model ({d_model}) without a head")
         self.entries: list[BlockSpec] = parse_spec(list(blocks))
         self.d_model, self.d_output, self.vocab_size, self.d_input = d_model, d_output, vocab_size, d_input
         self.pooling, self.backend = pooling, backend
-        self.head_kind, self.initial_state_kind = head, initial_state
+        self.head_kind, self.initial_state_kind, self.norm_kind = head, initial_state, norm
         if vocab_size is not None:
             embedding = nn.Embedding(vocab_size, d_model)
             mark(embedding.weight, "embedding", decay=False)
             self.encoder: nn.Embedding | nn.Linear = embedding
         elif d_input is not None:
             self.encoder = nn.Linear(d_input, d_model)
-        stack = [Residual(build_block(entry, d_model, backend)) for entry in self.entries]
+        stack = [Residual(build_block(entry, d_model, backend), norm) for entry in self.entries]
         for block in stack:
             block.checks_inputs = False
         self.blocks = nn.ModuleList(stack)
-        self.norm = rms_norm(d_model)
-        if head == "linear":
-            self.head: nn.Module = nn.Linear(d_model, d_output, bias=False)
-        else:
+        self.causal = all(block.causal for block in stack)
+        self.streaming = all(block.streaming for block in stack)
+        self.norm: nn.Module = rms_norm(d_model) if norm == "rms" else layer_norm(d_model) if norm == "layer" else nn.Identity()
+        self.head: nn.Module = nn.Identity()
+        if head in ("linear", "affine"):
+            self.head = nn.Linear(d_model, d_output, bias=head == "affine")
+        elif head == "mlp":
             self.head = nn.Sequential(nn.Linear(d_model, d_model), nn.GELU(), nn.Linear(d_model, d_output))
         self.start = nn.ParameterList()  # one row of every float tensor of the blocks' initial states, where these are learned
         if initial_state == "learned":
@@ -106,8 +119,9 @@ class SequenceModel(Marked):
         d_input: int | None = None,
         d_state: int = 16,
         pooling: Pooling = "mean",
-        head: Literal["linear", "mlp"] = "linear",
+        head: Head = "linear",
         initial_state: Literal["zero", "learned"] = "zero",
+        norm: Norm = "rms",
         block_options: Mapping[str, Mapping[str, Any]] | None = None,
         backend: str = "auto",
     ) -> Self:
@@ -125,6 +139,7 @@ class SequenceModel(Marked):
             pooling=pooling,
             head=head,
             initial_state=initial_state,
+            norm=norm,
             backend=backend,
         )
 
@@ -145,6 +160,7 @@ class SequenceModel(Marked):
             "pooling": self.pooling,
             "head": self.head_kind,
             "initial_state": self.initial_state_kind,
+            "norm": self.norm_kind,
             "backend": self.backend,
         }
 
@@ -188,7 +204,11 @@ class SequenceModel(Marked):
     def step(
         self, inputs: Tensor, state: ModelState, *, elapsed: Tensor | None = None, active: Tensor | None = None
     ) -> tuple[Tensor, ModelState]:
-        """One step: inputs (B,) or (B, d_input), elapsed (B,), active (B,) bool. Returns the output so far and the state."""
+        """One step: inputs (B,) or (B, d_input), elapsed (B,), active (B,) bool. Returns the output so far and the state.
+
+        ValueError where a block needs the steps to come, too.
+        """
+        self.require_streaming("step")
         valid = None if active is None else active.unsqueeze(1)
         inputs = inputs.unsqueeze(1)
         self._check(inputs, None if elapsed is None else elapsed.unsqueeze(1), valid, None)
@@ -213,26 +233,21 @@ class SequenceModel(Marked):
             blocks = map_state(lambda x: next(learned).expand_as(x) if x.is_floating_point() else x, blocks)
         if self.pooling == "none":
             return ModelState(blocks, None)
-        device = self.norm.weight.device
-        dtype = torch.float64 if self.norm.weight.dtype == torch.float64 else torch.float32
+        device = self.encoder.weight.device
+        dtype = torch.float64 if self.encoder.weight.dtype == torch.float64 else torch.float32
         count = torch.zeros(batch, dtype=torch.int64, device=device)
         return ModelState(blocks, PoolState(torch.zeros(batch, self.d_model, dtype=dtype, device=device), count))
 
-    def save_pretrained(self, folder: str | Path) -> None:
-        """Write config.json and model.safetensors into `folder`, each under a temporary name first and then moved."""
-        write_model(Path(folder), self.config, self.state_dict())
-
-    @classmethod
-    def from_pretrained(cls, folder: str | Path) -> Self:
-        """The model that `save_pretrained` wrote, on the CPU, in the dtypes it was saved in."""
-        config, tensors = read_model(Path(folder))
-        model = cls(**config)
-        model.load_state_dict(tensors, assign=True)
-        return model
+    def require_streaming(self, what: str) -> None:
+        """ValueError unless a state carries a sequence through every block."""
+        for index, block in enumerate(self.stack):
+            if not block.streaming:
+                entry = self.entries[index]
+                raise ValueError(f"{what}: block {index} ({entry['layer']} in {entry['block']}) cannot be run step by step")
 
     def _check(self, inputs: Tensor, elapsed: Tensor | None, valid: Tensor | None, seq_idx: Tensor | None) -> None:
-        if self.vocab_size is not None and (inputs.ndim != 2 or inputs.is_floating_point()):
-            raise ValueError(f"inputs: got {inputs.dtype} {tuple(inputs.shape)}, expected integer tokens (batch, length)")
+        if self.vocab_size is not None:
+            check_tokens(inputs, valid, self.vocab_size)
         if self.d_input is not None and (inputs.ndim != 3 or inputs.shape[-1] != self.d_input):
             raise ValueError(f"inputs: got shape {tuple(inputs.shape)}, expected (batch, length, {self.d_input})")
         if elapsed is not None:
@@ -244,12 +259,6 @@ class SequenceModel(Marked):
         if seq_idx is not None and self.initial_state_kind == "learned":
             raise ValueError("seq_idx: sequences inside a row start from zero, but initial_state is 'learned'")
         check_steps((inputs.shape[0], inputs.shape[1]), elapsed, valid, seq_idx)
-        if self.vocab_size is not None and inputs.numel() and not transformed():
-            shown = inputs if valid is None else torch.where(valid, inputs, 0)
-            low, high = (int(extreme) for extreme in torch.aminmax(shown))
-            if low < 0 or high >= self.vocab_size:
-                wrong = low if low < 0 else high
-                raise ValueError(f"inputs: got a token {wrong}, expected numbers from 0 to {self.vocab_size - 1}")
 
     def _encode(self, inputs: Tensor, valid: Tensor | None) -> Tensor:
         """The inputs as (B, L, d_model); padding, which may hold anything, gives zeros."""
@@ -257,3 +266,16 @@ class SequenceModel(Marked):
             inputs = torch.where(valid.view(*valid.shape, *(1,) * (inputs.ndim - 2)), inputs, 0)
         x: Tensor = self.encoder(inputs if self.vocab_size is not None else inputs.to(self.encoder.weight.dtype))
         return x if valid is None else torch.where(valid.unsqueeze(-1), x, 0)
+
+
+def check_tokens(inputs: Tensor, valid: Tensor | None, vocab_size: int) -> None:
+    """ValueError unless inputs are tokens (B, L), below vocab_size where valid (looked at outside compiled graphs)."""
+    if inputs.ndim != 2 or inputs.is_floating_point():
+        raise ValueError(f"inputs: got {inputs.dtype} {tuple(inputs.shape)}, expected integer tokens (batch, length)")
+    if inputs.numel() and not transformed():
+        fits = valid is not None and valid.dtype == torch.bool and valid.shape == inputs.shape
+        shown = torch.where(valid, inputs, 0) if valid is not None and fits else inputs
+        low, high = (int(extreme) for extreme in torch.aminmax(shown))
+        if low < 0 or high >= vocab_size:
+            wrong = low if low < 0 else high
+            raise ValueError(f"inputs: got a token {wrong}, expected numbers from 0 to {vocab_size - 1}")

@@ -7,26 +7,28 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any, TypedDict, cast
 
 from longscan.blocks import BLOCKS
 from longscan.layers import LAYERS, SequenceModule, make_layer
 
-LETTERS: dict[str, tuple[str, str | None]] = {  # letter -> layer, block around it (None: the layer alone)
+LETTERS: dict[str, tuple[str | None, str | None]] = {  # letter -> layer and block around it; None: no layer, or the layer alone
     "m": ("s6", "mamba"),
     "a": ("aussm", "aussm"),
     "d": ("s4d", "simple"),
     "l": ("lru", "simple"),
     "s": ("s5", "simple"),
+    "b": ("s6", "bidirectional"),
+    "f": (None, "feed_forward"),
     "g": ("gru", None),
     "h": ("lstm", None),
 }
 
 
 class BlockSpec(TypedDict):
-    """One block: names in LAYERS and BLOCKS, and the settings of either."""
+    """One block: names in LAYERS and BLOCKS, one of which may be None, and the settings of either."""
 
-    layer: str
+    layer: str | None
     block: str | None
     options: dict[str, Any]
 
@@ -61,7 +63,7 @@ def _items(spec: str, at: int, opened: int | None) -> tuple[str, int]:
         elif character in LETTERS:
             letters, latest, at = letters + character, character, at + 1
         else:
-            known = ", ".join(f"{letter} ({layer})" for letter, (layer, _) in LETTERS.items())
+            known = ", ".join(f"{letter} ({layer or block})" for letter, (layer, block) in LETTERS.items())
             raise ValueError(f"spec: {spec!r} has {character!r} at position {at + 1}; the letters are {known}")
     if opened is not None and at == len(spec):
         raise ValueError(f"spec: {spec!r} opens a group at position {opened + 1} that no ')' closes")
@@ -81,10 +83,10 @@ def _count(spec: str, at: int, latest: str) -> tuple[int, int]:
     return int(digits), end
 
 
-def settings_of(layer: str, block: str | None) -> tuple[set[str], set[str]]:
+def settings_of(layer: str | None, block: str | None) -> tuple[set[str], set[str]]:
     """The names of the settings that the layer and the block take, besides the width and each other."""
     fixed = {"self", "d_model", "backend", "layer", "layer_options"}
-    layer_settings = set(inspect.signature(LAYERS[layer].__init__).parameters) - fixed
+    layer_settings = set(inspect.signature(LAYERS[layer].__init__).parameters) - fixed if layer else set()
     block_settings = set(inspect.signature(BLOCKS[block].__init__).parameters) - fixed if block else set()
     return layer_settings, block_settings
 
@@ -122,7 +124,8 @@ def parse_spec(
         for name in entry["options"]:
             if name not in layer_settings | block_settings:
                 known = ", ".join(sorted(layer_settings | block_settings))
-                raise ValueError(f"spec: block {index} ({entry['layer']}) has no setting {name!r}; its settings are {known}")
+                kind = entry["layer"] or entry["block"]
+                raise ValueError(f"spec: block {index} ({kind}) has no setting {name!r}; its settings are {known}")
         if d_state is not None and "d_state" in layer_settings:
             entry["options"].setdefault("d_state", d_state)
     return entries
@@ -134,10 +137,14 @@ def _entry(index: int, given: Mapping[str, Any]) -> BlockSpec:
     if unknown or "layer" not in given:
         raise ValueError(f"spec: block {index} has the keys {sorted(given)}, expected 'layer', and 'block' or 'options'")
     layer, block = given["layer"], given.get("block")
-    if layer not in LAYERS:
+    if layer is not None and layer not in LAYERS:
         raise ValueError(f"spec: block {index} has the layer {layer!r}; the layers are {', '.join(sorted(LAYERS))}")
     if block is not None and block not in BLOCKS:
         raise ValueError(f"spec: block {index} has the block {block!r}; the blocks are {', '.join(sorted(BLOCKS))}, or none")
+    alone = block is not None and "layer" not in inspect.signature(BLOCKS[block].__init__).parameters
+    if (layer is None) != alone:
+        needed = "no layer (None)" if alone else "a layer"
+        raise ValueError(f"spec: block {index} has the layer {layer!r} in the block {block!r}, which needs {needed}")
     return BlockSpec(layer=layer, block=block, options=dict(given.get("options") or {}))
 
 
@@ -155,10 +162,13 @@ def shorthand(blocks: Sequence[BlockSpec]) -> str:
 
 def build_block(entry: BlockSpec, d_model: int, backend: str) -> SequenceModule:
     """The block that an entry of the canonical list describes."""
+    layer = entry["layer"]
     if entry["block"] is None:
-        return make_layer(entry["layer"], d_model, entry["options"], backend)
-    _, block_settings = settings_of(entry["layer"], entry["block"])
+        return make_layer(cast("str", layer), d_model, entry["options"], backend)
+    block: Callable[..., SequenceModule] = BLOCKS[entry["block"]]
+    if layer is None:
+        return block(d_model, **entry["options"])
+    _, block_settings = settings_of(layer, entry["block"])
     outer = {name: value for name, value in entry["options"].items() if name in block_settings}
     inner = {name: value for name, value in entry["options"].items() if name not in block_settings}
-    block: Callable[..., SequenceModule] = BLOCKS[entry["block"]]
-    return block(d_model, layer=entry["layer"], **outer, layer_options=inner, backend=backend)
+    return block(d_model, layer=layer, **outer, layer_options=inner, backend=backend)

@@ -1,0 +1,129 @@
+"""Gated blocks that read a sequence in both directions (thesis "State space models for long sequences", section 15).
+
+    (x, z) = W_in u      y = W_out (f(x, z) + flip(g(flip x, flip z)))      f, g: layer(act(conv(.))) * silu(.)
+
+flip turns the run of valid steps round and leaves padding where it is. The thesis draws g with a convolution of its own ("own");
+its code computes one convolution, forward, and flips what comes out ("shared"), which is what its parameter counts say; "tied"
+gives both directions the same taps and the same layer, so that y(flip u) = flip y(u). Without flips both branches read forward:
+the placebo, of equal size and as causal as its layer.
+"""
+
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from longscan.blocks._registry import BLOCKS
+from longscan.blocks.dropout import SharedDropout
+from longscan.blocks.gated import GatedState, activation_of, carried_conv, check_sizes, conv_parameters, convolve, scan
+from longscan.blocks.mamba import inner_options
+from longscan.blocks.reversal import flip_valid, reversed_steps
+from longscan.layers import make_layer
+from longscan.layers.base import SequenceModule, Steps
+from longscan.layers.state import State, layer_state
+
+VARIANTS = ("shared", "own", "tied")
+
+
+@layer_state
+class BidirectionalState(NamedTuple):
+    """`forward`: of the branch that reads forward; `backward`: of the other one, None where it reads backward."""
+
+    forward: GatedState
+    backward: GatedState | None
+
+
+@BLOCKS.register("bidirectional")
+class BidirectionalBlock(SequenceModule):
+    """in_proj; convolution, layer and gate in both directions; out_proj of the sum.
+
+    A state carries the forward branch alone: in a sequence that comes in pieces the other branch reads each piece from its end,
+    so pieces do not give what the whole gives. Elapsed times are those to the neighbour that was read before.
+
+    Args:
+        d_model: width D at both ends.
+        layer: the layers of both branches, by their name in `LAYERS`.
+        expand: inner width over D.
+        d_conv: taps of the convolutions; 0 leaves them out.
+        variant: "shared", "own" or "tied", see the top of the file.
+        flip: False makes the placebo.
+        dropout: probability of dropping a channel after in_proj in training, for all steps of a sequence at once.
+        layer_options: settings of both layers; S6's dt_rank is D / 16, rounded up, unless given.
+        backend: of the layers' ops and of the convolutions.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        layer: str = "s6",
+        expand: int = 2,
+        d_conv: int = 4,
+        variant: Literal["shared", "own", "tied"] = "shared",
+        flip: bool = True,
+        dropout: float = 0.0,
+        layer_options: dict[str, Any] | None = None,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__()
+        check_sizes(d_model, expand, d_conv)
+        if variant not in VARIANTS:
+            raise ValueError(f"variant: got {variant!r}, expected one of {VARIANTS}")
+        self.d_model, self.d_inner, self.d_conv = d_model, expand * d_model, d_conv
+        self.variant, self.flip, self.backend = variant, flip, backend
+        options = {**inner_options(layer, d_model), **(layer_options or {})}
+        self.in_proj = nn.Linear(d_model, 2 * self.d_inner, bias=False)
+        self.layer = self.adopt(make_layer(layer, self.d_inner, options, backend))
+        self.activation = activation_of(self.layer)
+        self.out_proj = nn.Linear(self.d_inner, d_model, bias=False)
+        self.conv_weight, self.conv_bias = conv_parameters(self.d_inner, d_conv)
+        own = conv_parameters(self.d_inner, d_conv if variant == "own" else 0)
+        self.reverse_conv_weight, self.reverse_conv_bias = own
+        self.reverse_layer = None if variant == "tied" else self.adopt(make_layer(layer, self.d_inner, options, backend))
+        self.dropout = SharedDropout(dropout)
+        if flip:
+            self.causal = self.streaming = False
+
+    def run(self, x: Tensor, state: State, steps: Steps) -> tuple[Tensor, State]:
+        """See the top of the file."""
+        first = second = None
+        if state is not None:
+            first, second = state.forward, state.backward
+        u, z = self.dropout(self.in_proj(x)).chunk(2, -1)
+        convolved, conv = self._convolve(u, self.conv_weight, self.conv_bias, first, steps)
+        y, layer_state = scan(self.layer, convolved, z, None if first is None else first.layer, steps)
+        forward = GatedState(conv, layer_state)
+
+        other = reversed_steps(steps) if self.flip else steps
+        weight, bias = self.reverse_conv_weight, self.reverse_conv_bias
+        if self.variant == "tied":
+            weight, bias = self.conv_weight, self.conv_bias
+        if self.variant == "shared":
+            mirrored, conv = self._turn(convolved, steps), None
+        else:
+            mirrored, conv = self._convolve(self._turn(u, steps), weight, bias, second, other)
+        reverse = self.layer if self.reverse_layer is None else self.reverse_layer
+        back, layer_state = scan(reverse, mirrored, self._turn(z, steps), None if second is None else second.layer, other)
+        backward = None if self.flip else GatedState(conv, layer_state)
+        return self.out_proj(y + self._turn(back, steps)), BidirectionalState(forward, backward)
+
+    def _turn(self, x: Tensor, steps: Steps) -> Tensor:
+        return flip_valid(x, steps.valid) if self.flip else x
+
+    def _convolve(
+        self, x: Tensor, weight: Tensor | None, bias: Tensor | None, state: GatedState | None, steps: Steps
+    ) -> tuple[Tensor, Tensor | None]:
+        carried = None if state is None else carried_conv(state, steps)
+        return convolve(x, weight, bias, carried, self.activation, steps, self.backend)
+
+    def initial_state(self, batch: int) -> BidirectionalState:
+        """Zeros."""
+
+        def zeros(layer: Any, conv: bool) -> GatedState:
+            shape = (batch, self.d_inner, self.d_conv - 1)
+            memory = torch.zeros(shape, dtype=self.state_dtype, device=self.device) if conv and self.d_conv else None
+            return GatedState(memory, layer.initial_state(batch))
+
+        reverse = self.layer if self.reverse_layer is None else self.reverse_layer
+        backward = None if self.flip else zeros(reverse, self.variant != "shared")
+        return BidirectionalState(zeros(self.layer, True), backward)

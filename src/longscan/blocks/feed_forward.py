@@ -1,0 +1,58 @@
+"""The feed-forward block of Transformers (Vaswani et al. 2017, section 3.3), which mixes features and no steps.
+
+    y = W_2 dropout(GELU(W_1 x + b_1)) + b_2        gated: y = W_2 dropout(SiLU(W_1 x) * W_3 x), without biases (Shazeer 2020)
+
+x: (B, L, D).
+"""
+
+from typing import NamedTuple
+
+from torch import Tensor, nn
+from torch.nn.functional import gelu, silu
+
+from longscan.blocks._registry import BLOCKS
+from longscan.blocks.dropout import check_probability
+from longscan.layers.base import SequenceModule, Steps, hide_padding
+from longscan.layers.state import State, layer_state
+
+
+@layer_state
+class Stateless(NamedTuple):
+    """The state of a module that carries nothing from step to step."""
+
+
+@BLOCKS.register("feed_forward")
+class FeedForwardBlock(SequenceModule):
+    """Two linear maps with GELU between, at every step alone. It has no layer, and elapsed time changes nothing.
+
+    Args:
+        d_model: width D at both ends.
+        d_hidden: width between; None: 4 D.
+        gated: the gated form (SwiGLU), with three maps.
+        dropout: probability of dropping a hidden activation in training.
+    """
+
+    def __init__(self, d_model: int, *, d_hidden: int | None = None, gated: bool = False, dropout: float = 0.0) -> None:
+        super().__init__()
+        hidden = 4 * d_model if d_hidden is None else d_hidden
+        for name, size in (("d_model", d_model), ("d_hidden", hidden)):
+            if size < 1:
+                raise ValueError(f"{name}: got {size}, expected at least 1")
+        self.d_model, self.gated = d_model, gated
+        self.in_proj = nn.Linear(d_model, 2 * hidden if gated else hidden, bias=not gated)
+        self.dropout = nn.Dropout(check_probability("dropout", dropout))
+        self.out_proj = nn.Linear(hidden, d_model, bias=not gated)
+
+    def run(self, x: Tensor, state: State, steps: Steps) -> tuple[Tensor, State]:
+        """See the top of the file."""
+        h = self.in_proj(x)
+        if self.gated:
+            first, second = h.chunk(2, -1)
+            h = silu(first) * second
+        else:
+            h = gelu(h)
+        return hide_padding(self.out_proj(self.dropout(h)), steps.valid), Stateless() if state is None else state
+
+    def initial_state(self, batch: int) -> Stateless:  # noqa: ARG002 - there is nothing to make for a row
+        """Nothing."""
+        return Stateless()

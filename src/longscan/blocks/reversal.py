@@ -1,0 +1,33 @@
+"""Sequences read from their last step to their first: padding stays where it is, only the run of valid steps turns round."""
+
+import torch
+from torch import Tensor
+
+from longscan.layers.base import Steps
+
+
+def flip_valid(x: Tensor, valid: Tensor | None) -> Tensor:
+    """x (B, L, ...) with the valid steps of each row in reverse order, the others in place. valid: (B, L), one run a row."""
+    if valid is None:
+        return x.flip(1)
+    if not x.shape[1]:
+        return x
+    position = torch.arange(x.shape[1], device=x.device)
+    first, count = valid.to(torch.int8).argmax(1, keepdim=True), valid.sum(1, keepdim=True)
+    mirrored = torch.where(valid, 2 * first + count - 1 - position, position)
+    return x.gather(1, mirrored.view(*mirrored.shape, *(1,) * (x.ndim - 2)).expand_as(x))
+
+
+def reversed_steps(steps: Steps) -> Steps:
+    """What comes with the inputs, for the reversed sequence: the time before a step is now the time to the one that followed it.
+
+    1 stands before the last step of each sequence, as nothing is known of what follows. The gate is left out.
+    """
+    elapsed, valid, seq_idx = steps.elapsed, steps.valid, steps.seq_idx
+    if elapsed is not None:
+        follows = torch.ones_like(elapsed[:, 1:], dtype=torch.bool) if valid is None else valid[:, 1:]
+        if seq_idx is not None:
+            follows = follows & (seq_idx[:, 1:] == seq_idx[:, :-1])
+        until_next = torch.cat([torch.where(follows, elapsed[:, 1:], 1), torch.ones_like(elapsed[:, :1])], 1)
+        elapsed = flip_valid(until_next, valid)
+    return Steps(elapsed, valid, None if seq_idx is None else flip_valid(seq_idx, valid))

@@ -1,0 +1,100 @@
+"""Rotary positions (Su et al. 2021) inside a state space block, in front of the scan, with the options of the thesis
+"State space models for long sequences" (section 14): base, learned frequencies, a length that half a turn is spread over,
+positions that repeat, and which of the scan's inputs are computed from the turned features.
+
+    x'_{2i}, x'_{2i+1} = x_{2i}, x_{2i+1} turned by position * f_i        f_i = base^{-2i/E}   (times pi / length)
+
+x: features (B, L, E), E even. position: steps since the start of the sequence, padding not counted, also across calls.
+"""
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from longscan.layers.base import Steps
+from longscan.layers.parameters import mark
+from longscan.numerics.rotary import frequencies, turn
+
+Target = Literal["x", "dt", "B", "C"]
+TARGETS = ("x", "dt", "B", "C")
+
+
+class Rotary(nn.Module):
+    """Turns pairs of neighbouring features by angles that grow with the position.
+
+    Args:
+        width: features E, even.
+        base: of the frequencies; 10 turns all pairs fast, 10,000 most of them slowly.
+        learned: train the frequencies, at a tenth of the rate and without decay.
+        length: the fastest pair makes half a turn in this many steps; None: one radian a step.
+        repeat: positions start again after this many steps, as the rows of an image do.
+        targets: what is computed from the turned features: "x", what is scanned, and S6's "dt", "B" and "C".
+    """
+
+    def __init__(
+        self,
+        width: int,
+        *,
+        base: float = 10_000.0,
+        learned: bool = False,
+        length: int | None = None,
+        repeat: int | None = None,
+        targets: tuple[Target, ...] | list[Target] = ("x",),
+    ) -> None:
+        super().__init__()
+        for name, size in (("length", length), ("repeat", repeat)):
+            if size is not None and size < 1:
+                raise ValueError(f"rotary {name}: got {size}, expected at least 1")
+        if not targets or not set(targets) <= set(TARGETS):
+            raise ValueError(f"rotary targets: got {tuple(targets)!r}, expected some of {TARGETS}")
+        self.base, self.width, self.repeat, self.targets = base, width, repeat, tuple(targets)
+        self.scale = 1.0 if length is None else math.pi / length
+        start = torch.tensor(frequencies(width, base), dtype=torch.get_default_dtype())
+        self.theta: nn.Parameter | None = None
+        if learned:
+            self.theta = mark(nn.Parameter(start), "ssm", lr_scale=0.1, decay=False, keep_float32=True)
+
+    def forward(self, x: Tensor, position: Tensor) -> Tensor:
+        """x (B, L, E) turned; position (B, L), integers."""
+        if self.repeat is not None:
+            position = position % self.repeat
+        # In float32 a late position times a frequency would lose the angle.
+        wide = torch.float32 if x.device.type == "mps" else torch.float64
+        if self.theta is None:
+            rates = torch.tensor(frequencies(self.width, self.base), dtype=wide, device=x.device)
+        else:
+            rates = self.theta.to(wide)
+        angle = position.unsqueeze(-1).to(wide) * (rates * self.scale)
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        return turn(x, angle.remainder(2 * math.pi).to(dtype))
+
+
+def positions(carried: Tensor, restarted: Tensor | None, shape: tuple[int, int], steps: Steps) -> tuple[Tensor, Tensor]:
+    """Where each step stands in its sequence, (B, L), from 0; and where the next one will stand, (B,).
+
+    Args:
+        carried: (B,), int64, where the first step stands if it goes on with the sequence of the calls before.
+        restarted: (B,) bool, rows whose first valid step starts a sequence; None: none does.
+        shape: (B, L).
+        steps: valid and seq_idx as in `SequenceModule.forward`.
+    """
+    length = shape[1]
+    if restarted is not None:
+        carried = torch.where(restarted, 0, carried)
+    if length == 0:
+        return carried.new_zeros(shape), carried
+    index = torch.arange(length, device=carried.device).expand(shape)
+    count = torch.full_like(carried, length)
+    if steps.valid is not None:
+        index, count = (steps.valid.cumsum(1) - 1).clamp(min=0), steps.valid.sum(1)
+    position = index + carried.unsqueeze(1)
+    if steps.seq_idx is not None:
+        changed = torch.zeros(shape, dtype=torch.bool, device=carried.device)
+        changed[:, 1:] = (steps.seq_idx[:, 1:] != steps.seq_idx[:, :-1]) & (index[:, 1:] > 0)
+        if steps.valid is not None:
+            changed = changed & steps.valid
+        start = torch.where(changed, index, 0).cummax(1).values
+        position = torch.where(start > 0, index - start, position)
+    return position, torch.where(count > 0, position[:, -1] + 1, carried)

@@ -1,0 +1,95 @@
+import math
+
+import pytest
+import torch
+
+from longscan.layers import marks
+from longscan.layers.state import state_tensors
+from longscan.models import LanguageModel, SequenceModel
+
+
+def model(spec: str = "ma", **options) -> LanguageModel:
+    return LanguageModel.from_spec(spec, **{"d_model": 6, "vocab_size": 11, "d_state": 4, **options}).double().eval()
+
+
+def tokens(batch: int, length: int) -> torch.Tensor:
+    return torch.randint(0, 11, (batch, length))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_logits_are_those_of_the_embedding_or_of_a_head(tied):
+    net = model(tied=tied)
+    inputs = tokens(2, 5)
+    features = net.backbone(inputs)
+    weight = net.backbone.encoder.weight if tied else net.lm_head
+    assert weight.shape == (16, 6)
+    torch.testing.assert_close(net(inputs), features @ weight[:11].T)
+    assert len(list(net.parameters())) == len(list(net.backbone.parameters())) + (not tied)
+
+
+def test_the_padding_of_the_vocabulary_is_no_token_and_learns_nothing():
+    net = model(pad_vocab_to=8)
+    with pytest.raises(ValueError, match="inputs: got a token 11, expected numbers from 0 to 10"):
+        net(torch.tensor([[3, 11]]))
+    with pytest.raises(ValueError, match="inputs: got a token 12"):
+        net.step(torch.tensor([12]), net.initial_state(1))
+    net(tokens(2, 5)).square().sum().backward()
+    grad = net.backbone.encoder.weight.grad
+    assert grad[11:].abs().max() == 0
+    assert grad[:11].abs().min() > 0
+    assert model(pad_vocab_to=1).backbone.encoder.weight.shape[0] == 11
+    with pytest.raises(ValueError, match="pad_vocab_to: got 0"):
+        model(pad_vocab_to=0)
+
+
+def test_steps_and_pieces_give_what_the_whole_gives():
+    net = model("madg")
+    inputs, valid = tokens(2, 9), torch.arange(9) < torch.tensor([[9], [6]])
+    whole, final = net(inputs, valid=valid, return_state=True)
+    state, outputs = net.initial_state(2), []
+    for t in range(9):
+        y, state = net.step(inputs[:, t], state, active=valid[:, t])
+        outputs.append(y)
+    torch.testing.assert_close(torch.stack(outputs, 1), whole)
+    torch.testing.assert_close(state_tensors(state), state_tensors(final))
+    seq_idx = torch.tensor([[0] * 4 + [1] * 5] * 2)
+    packed = net(inputs, seq_idx=seq_idx)
+    torch.testing.assert_close(packed, torch.cat([net(inputs[:, :4]), net(inputs[:, 4:])], 1))
+
+
+def test_it_starts_as_mambas_language_models_do():
+    torch.manual_seed(0)
+    net = LanguageModel.from_spec("(mb)*2", d_model=64, vocab_size=500)
+    assert net.backbone.encoder.weight.std().item() == pytest.approx(0.02, rel=0.05)
+    for residual in net.backbone.stack:
+        weight = residual.block.out_proj.weight
+        assert weight.abs().max().item() == pytest.approx(1 / math.sqrt(128) / 2, rel=0.02)
+    loss = torch.nn.functional.cross_entropy(net(torch.randint(0, 500, (2, 30))).flatten(0, 1), torch.randint(0, 500, (60,)))
+    assert loss.item() == pytest.approx(math.log(500), rel=0.02)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"tied": False, "pad_vocab_to": 1, "norm": "layer", "initial_state": "learned"}], ids=str
+)
+def test_saved_models_come_back(options, tmp_path):
+    net = model("mb", **options)
+    net.save_pretrained(tmp_path)
+    back = LanguageModel.from_pretrained(tmp_path)
+    inputs = tokens(2, 5)
+    torch.testing.assert_close(back.eval()(inputs), net(inputs))
+    assert all(torch.equal(value, back.state_dict()[name]) for name, value in net.state_dict().items())
+    assert back.config == net.config
+    with pytest.raises(
+        ValueError, match=r"config.json: pad_vocab_to, tied is no setting of SequenceModel; another class wrote it"
+    ):
+        SequenceModel.from_pretrained(tmp_path)
+
+
+def test_what_the_blocks_allow():
+    assert model().causal
+    assert model().streaming
+    two_sided = model("mb")
+    assert not two_sided.causal
+    with pytest.raises(ValueError, match=r"step: block 1 \(s6 in bidirectional\) cannot be run step by step"):
+        two_sided.step(torch.tensor([1]), two_sided.initial_state(1))
+    assert marks(model(tied=False).lm_head).role == "dense"
