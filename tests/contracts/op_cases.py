@@ -15,7 +15,8 @@ from tolerances import shake
 LENGTHS = [0, 1, 2, 3, 63, 65] * 4 + [1000]
 PRECISIONS = [torch.float32] * 3 + [torch.float64, torch.bfloat16, torch.float16]
 COMPLEX = {torch.float64: torch.complex128}
-LEADS = {"linear_scan": "b", "ssd_scan": "x"}
+LEADS = {"linear_scan": "b", "block2_scan": "f", "ssd_scan": "x"}
+FACTORS = {"linear_scan": "a", "block2_scan": "M"}  # may change in time or not, and have their say in the dtype of the output
 
 
 def lead_name(op: str) -> str:
@@ -61,8 +62,8 @@ class Case:
 
     def changes_in_time(self, name: str) -> bool:
         """Whether the input `name` has axes (B, L, ...)."""
-        if self.op == "linear_scan" and name == "a":
-            return self.inputs["a"].ndim == self.inputs["b"].ndim
+        if FACTORS.get(self.op) == name:
+            return self.inputs[name].ndim >= self._leading.ndim
         return name in OPS[self.op].per_step
 
     def in_precision(self, dtype: torch.dtype) -> "Case":
@@ -166,6 +167,22 @@ def _linear(draw: st.DrawFn, batch: int, length: int, generator: torch.Generator
     if kind == "pairs":
         inputs = {name: torch.view_as_real(x) for name, x in inputs.items()}
     return inputs, {"reverse": draw(st.booleans()), "pairs": kind == "pairs"}
+
+
+def _block2(draw: st.DrawFn, batch: int, length: int, generator: torch.Generator) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Turns with a little decay or growth, in a slanted basis; the marginal case of a double eigenvalue 1 among them."""
+    axes = draw(st.sampled_from([(), (3,), (2, 3)]))
+    kind = draw(st.sampled_from(["real", "complex", "pairs"]))
+    lead = () if draw(st.booleans()) else (batch, length)
+    angle = 2 * math.pi * torch.rand((*lead, *axes), generator=generator, dtype=torch.float64)
+    turn = torch.stack([torch.stack([angle.cos(), -angle.sin()], -1), torch.stack([angle.sin(), angle.cos()], -1)], -2)
+    slant = torch.tensor([[1.0, 0.7], [0.0, 1.0]], dtype=torch.float64)
+    size = draw(st.sampled_from([0.5, 0.999, 1.0]))
+    M = slant.expand_as(turn).clone() if draw(st.integers(0, 4)) == 4 else size * slant @ turn @ torch.linalg.inv(slant)
+    f, start = (random((*shape, *axes, 2), generator, kind != "real") for shape in ((batch, length), (batch,)))
+    if kind == "pairs":
+        f, start = torch.view_as_real(f), torch.view_as_real(start)
+    return {"M": M, "f": f, "initial_state": start}, {"pairs": kind == "pairs"}
 
 
 def _in_some_form(draw: st.DrawFn, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -279,6 +296,7 @@ def _long(draw: st.DrawFn, batch: int, length: int, generator: torch.Generator) 
 
 MAKERS = {
     "linear_scan": _linear,
+    "block2_scan": _block2,
     "selective_scan": _selective,
     "unitary_scan": _unitary,
     "ssd_scan": _ssd,

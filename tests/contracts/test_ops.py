@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from op_cases import PRECISIONS, call, cases, lead_name, named, run
+from op_cases import FACTORS, PRECISIONS, call, cases, lead_name, named, run
 
 from longscan.ops import OPS
 from longscan.ops._dispatch import reject
@@ -182,7 +182,7 @@ def test_dtypes_and_shapes_of_results(op, backend, data):
     case = data.draw(cases(op, lengths=(0, 1, 3))).in_precision(data.draw(st.sampled_from(PRECISIONS)))
     results = call(case, backend)
     lead = case.inputs[lead_name(op)]
-    data_dtype = torch.promote_types(case.inputs["a"].dtype, lead.dtype) if op == "linear_scan" else lead.dtype
+    data_dtype = torch.promote_types(case.inputs[FACTORS[op]].dtype, lead.dtype) if op in FACTORS else lead.dtype
     assert results[0].dtype == data_dtype
     assert results[0].shape == lead.shape
     if OPS[op].stateful and "initial_state" in case.inputs:

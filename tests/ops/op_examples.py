@@ -18,6 +18,9 @@ def example(op, dtype=torch.float32, length=5, batch=2, optional=True, masked=Tr
         inputs = {"a": torch.rand(*steps, channels, *pair, dtype=dtype), "b": real(*steps, channels, *pair)}
         inputs["initial_state"] = real(batch, channels, *pair)
         inputs["pairs"] = is_complex
+    elif op == "block2_scan":
+        inputs = {"M": real(*steps, channels, 2, 2), "f": real(*steps, channels, 2, *pair)}
+        inputs |= {"initial_state": real(batch, channels, 2, *pair), "pairs": is_complex}
     elif op == "selective_scan":
         inputs = {"u": real(*steps, channels), "dt": torch.rand(*steps, channels, dtype=dtype)}
         inputs |= {"A": -real(channels, states, *pair).abs(), "B": real(*steps, states, *pair), "C": real(*steps, states, *pair)}

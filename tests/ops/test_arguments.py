@@ -20,7 +20,7 @@ def test_every_tensor_is_checked(op):
             continue
         with pytest.raises(TypeError, match=f"{name}: got str, expected a tensor"):
             OPS[op].function(**(inputs | {name: "tensor"}))
-        first = name in ("u", "b", "x")  # what the other shapes are compared with: the error may name one of those
+        first = name in ("u", "b", "f", "x")  # what the other shapes are compared with: the error may name one of those
         with pytest.raises(ValueError, match=r"got shape .*expected" if first else rf"{name}: got shape .*expected"):
             OPS[op].function(**(inputs | {name: value[..., None, None]}))
         if value.is_floating_point():

@@ -6,7 +6,8 @@ from op_examples import example, floats
 
 from longscan.ops import OPS, _chunks
 
-CALLS = [*((op, False) for op in OPS), ("linear_scan", True), ("selective_scan", True)]  # whether numbers are pairs
+PAIRS = ("linear_scan", "block2_scan", "selective_scan")
+CALLS = [*((op, False) for op in OPS), *((op, True) for op in PAIRS)]  # whether numbers are pairs
 
 
 def function_of_floats(op, backend, is_complex, masked=True):

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from longscan._registry import Registry
+from longscan.ops import block2_scan as _block2_scan
 from longscan.ops import linear_scan as _linear_scan
 from longscan.ops import long_conv as _long_conv
 from longscan.ops import selective_scan as _selective_scan
@@ -14,6 +15,7 @@ from longscan.ops import unitary_scan as _unitary_scan
 from longscan.ops._dispatch import explain as explain
 
 linear_scan = _linear_scan.linear_scan
+block2_scan = _block2_scan.block2_scan
 selective_scan = _selective_scan.selective_scan
 unitary_scan = _unitary_scan.unitary_scan
 ssd_scan = _ssd_scan.ssd_scan
@@ -39,6 +41,7 @@ class Op:
 
 OPS: Registry[Op] = Registry("op")
 OPS.register("linear_scan")(Op(linear_scan, _linear_scan.NATIVE_BACKENDS, ("a", "b"), ("a",)))
+OPS.register("block2_scan")(Op(block2_scan, _block2_scan.NATIVE_BACKENDS, ("M", "f"), ("M",)))
 OPS.register("selective_scan")(
     Op(selective_scan, _selective_scan.NATIVE_BACKENDS, ("u", "dt", "B", "C", "z", "dt_scale"), ("A", "D", "dt_bias"))
 )

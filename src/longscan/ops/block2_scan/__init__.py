@@ -1,0 +1,75 @@
+"""The recurrence x_t = M_t x_{t-1} + f_t with 2x2 matrices, constant or one for every step: a pair of coupled states (LinOSS)."""
+
+import torch
+from torch import Tensor
+
+from longscan.ops._arguments import check_real, check_tensor, in_form_of, state_dtype, step_flags, to_pairs, without_autocast
+from longscan.ops._dispatch import resolve
+from longscan.ops.block2_scan import eager, reference
+
+NATIVE_BACKENDS = ()
+
+
+def block2_scan(
+    M: Tensor,
+    f: Tensor,
+    initial_state: Tensor | None = None,
+    *,
+    pairs: bool = False,
+    valid: Tensor | None = None,
+    seq_idx: Tensor | None = None,
+    backend: str = "auto",
+) -> tuple[Tensor, Tensor]:
+    """x_t = M_t x_{t-1} + f_t for t = 1..L, for every index of the axes S (Rusch and Rus 2025, LinOSS, equations 3 to 6).
+
+    Args:
+        M: real, (B, L, *S, 2, 2), or (*S, 2, 2) when it does not change over time.
+        f: (B, L, *S, 2), real or complex; M acts on both parts of complex numbers alike.
+        initial_state: (B, *S, 2), the x before the first step; zeros when None. Complex where f is.
+        pairs: f and initial_state are real with one more axis (..., 2, 2), whose last is real and imaginary part.
+        valid: (B, L) bool; where False the step is as if absent and x is 0 there.
+        seq_idx: (B, L) integers; where it changes from one valid step to the next, the state restarts from zero.
+        backend: "auto", "reference" or "eager".
+
+    Returns:
+        x, shaped as f, of the dtype of M and f together, and the final state (B, *S, 2) in float32, complex64 or their double
+        forms (pairs when `pairs`).
+
+    Raises:
+        TypeError, ValueError: an argument's type, dtype, shape or device is wrong, or the backend cannot run.
+
+    >>> turn = torch.tensor([[0.0, -1.0], [1.0, 0.0]])
+    >>> block2_scan(turn, torch.tensor([[[1.0, 0.0], [0.0, 0.0], [0.0, 0.0]]]))[0]
+    tensor([[[ 1.,  0.],
+             [ 0.,  1.],
+             [-1.,  0.]]])
+    """
+    check_tensor("f", f, f.shape if isinstance(f, Tensor) else ())
+    tail = (2, 2) if pairs else (2,)
+    if f.ndim < 2 + len(tail) or f.shape[-len(tail) :] != tail:
+        raise ValueError(f"f: got shape {tuple(f.shape)}, expected (B, L, ..., {'2, 2' if pairs else '2'})")
+    if not f.is_floating_point() and (pairs or not f.is_complex()):
+        raise TypeError(f"f: got dtype {f.dtype}, expected {'real pairs' if pairs else 'floating-point or complex numbers'}")
+    batch, length, *axes = f.shape[: f.ndim - len(tail)]
+    check_real("M", M, M.shape if isinstance(M, Tensor) else (), f)
+    if tuple(M.shape) not in ((batch, length, *axes, 2, 2), (*axes, 2, 2)):
+        wanted = f"{(batch, length, *axes, 2, 2)} or {(*axes, 2, 2)}"
+        raise ValueError(f"M: got shape {tuple(M.shape)}, expected {wanted} as f is {tuple(f.shape)}")
+    if initial_state is None:
+        initial_state = f.new_zeros((batch, *axes, *tail))
+    check_tensor("initial_state", initial_state, (batch, *axes, *tail), f)
+    if initial_state.is_complex() != f.is_complex() or not (initial_state.is_floating_point() or initial_state.is_complex()):
+        kind = "complex" if f.is_complex() else "real floating-point"
+        raise TypeError(f"initial_state: got dtype {initial_state.dtype}, expected a {kind} dtype like f")
+    flags = step_flags(batch, length, valid, seq_idx, f)
+
+    out, wide = torch.promote_types(M.dtype, f.dtype), state_dtype(M, f, initial_state)
+    columns = pairs or f.is_complex()
+    parts = [to_pairs(part, wide) if columns else part.to(wide).unsqueeze(-1) for part in (f, initial_state)]
+    chosen = resolve("block2_scan", backend, f, NATIVE_BACKENDS)
+    with without_autocast(f):
+        scan = reference.block2_scan if chosen == "reference" else eager.block2_scan
+        x, final = scan(M.to(wide), *parts, flags)
+    if not columns:
+        return x.squeeze(-1).to(out), final.squeeze(-1)
+    return in_form_of(x.contiguous(), f).to(out), in_form_of(final.contiguous(), f)
