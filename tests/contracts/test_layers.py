@@ -73,6 +73,11 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         {"d_state": 3, "conjugate": False, "discretisation": "dirac", "clip": False},
         {"d_state": 4, "discretisation": "async", "dt_min": 0.01, "dt_max": 0.5},
     ],
+    "layer mamba2": [
+        {"d_state": 3, "head_dim": 2},
+        {"d_state": 2, "head_dim": 1, "groups": 2, "dt_min": 0.01, "dt_max": 0.5},
+        {"d_state": 3, "dt_limit": (0.0, 0.05)},
+    ],
     "layer gru": [{}],
     "layer lstm": [{}],
     "block mamba": [
@@ -88,6 +93,11 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         {"dropout": 0.2, "rotary": {"learned": True, "length": 50, "repeat": 7}, "layer_options": {"d_state": 2}},
         {"expand": 2, "d_conv": 0, "recompute": True, "layer_options": {"d_state": 2, "phase_dt": True}},
         {"d_conv": 2, "layer": "aussm", "layer_options": {"d_state": 2, "shared": False}},
+    ],
+    "block mamba2": [
+        {"layer_options": {"d_state": 3, "head_dim": 4}},
+        {"expand": 1, "d_conv": 2, "layer_options": {"d_state": 2, "head_dim": 1, "groups": 2}},
+        {"layer": "mamba2", "d_conv": 0, "norm": False, "layer_options": {"d_state": 2}},
     ],
     "block simple": [
         {"layer_options": {"d_state": 4}},
@@ -264,6 +274,13 @@ def _(layer: Any, factor: float) -> None:
     if layer.A_imag is not None:
         layer.A_imag /= factor
     layer.x_proj[layer.dt_rank : layer.dt_rank + (layer.x_proj.shape[0] - layer.dt_rank) // 2] /= factor  # the rows of B
+
+
+@rescales("mamba2")
+def _(layer: Any, factor: float) -> None:
+    heads = layer.heads
+    heads.A_log -= math.log(factor)
+    layer.x_proj[: heads.groups * heads.d_state] /= factor  # the rows of B
 
 
 @rescales("s4d")

@@ -1,0 +1,113 @@
+"""Mamba-2's heads, from "Transformers are SSMs" (Dao and Gu 2024, sections 6 and 7).
+
+    (B_t, C_t, dt_t) = W u_t        Delta_t = softplus(dt_t + bias)        (times the elapsed time)
+    h_t = e^{Delta_t A} h_{t-1} + Delta_t u_t B_t^T         y_t = h_t C_t + skip u_t,  times silu(gate_t)
+
+u: input (B, L, D) of H heads of width P, D = H P. h: state (B, H, P, N). A: (H,), negative: one decay a head. Delta: (B, L, H).
+B_t, C_t: (B, L, G, N), G groups of heads share theirs. skip: (H,).
+
+In the paper's block B, C and dt come from the block's input, not from u, in one projection with u itself; that is
+`longscan.blocks.Mamba2Block`, which takes the heads out of this layer. On its own the layer selects from its own input, as S6
+does. `dt_limit` clamps Delta, as the authors' code can.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from longscan.layers._registry import LAYERS
+from longscan.layers.base import Steps, resume
+from longscan.layers.heads import Heads, HeadsLayer, check_groups, slow
+from longscan.layers.state import ScanState, State, no_sequence
+from longscan.numerics.timescales import initial_dt
+from longscan.ops import ssd_scan
+
+
+class Mamba2Heads(Heads):
+    """The parameters A, dt_bias and D of the heads, and their scan; settings are those of `Mamba2`."""
+
+    def __init__(
+        self,
+        d_model: int,
+        d_state: int,
+        head_dim: int | None,
+        groups: int,
+        dt_range: tuple[float, float],
+        dt_limit: Sequence[float] | None,
+        backend: str,
+    ) -> None:
+        super().__init__(d_model, head_dim, backend)
+        check_groups(d_state, groups, self.heads)
+        if dt_limit is not None and (len(dt_limit) != 2 or not 0 <= dt_limit[0] < dt_limit[1]):
+            raise ValueError(f"dt_limit: got {dt_limit}, expected two step sizes, the smaller one first")
+        self.d_state, self.groups, self.dt_limit = d_state, groups, dt_limit
+        self.convolved = 2 * groups * d_state
+        self.selected = self.convolved + self.heads
+        self.A_log = slow(torch.empty(self.heads).uniform_(1, 16).log())
+        self.dt_bias = slow(initial_dt((self.heads,), *dt_range, stored_as="softplus"), "selector")
+        self.D = slow(torch.ones(self.heads))
+
+    def run(self, x: Tensor, selected: Tensor, state: State, steps: Steps) -> tuple[Tensor, State]:
+        """See the top of the file."""
+        initial, last_seq_idx = resume(state, x.shape[0], steps, x.device)
+        size = self.groups * self.d_state
+        B, C, dt = torch.split(selected, [size, size, self.heads], -1)
+        dt = softplus(dt.to(self.dt_bias.dtype) + self.dt_bias)
+        if self.dt_limit is not None:
+            dt = dt.clamp(*self.dt_limit)
+        if steps.elapsed is not None:
+            dt = dt * steps.elapsed.unsqueeze(-1).to(dt.dtype)
+        per_group = (*x.shape[:2], self.groups, self.d_state)
+        y, ssm = ssd_scan(
+            self.split(x),
+            dt,
+            -self.A_log.exp(),
+            B.reshape(per_group),
+            C.reshape(per_group),
+            self.D,
+            None if steps.gate is None else self.split(steps.gate),
+            initial,
+            valid=steps.valid,
+            seq_idx=steps.seq_idx,
+            backend=self.backend,
+        )
+        return y.flatten(2), ScanState(ssm, last_seq_idx)
+
+    def initial_state(self, batch: int) -> ScanState:
+        """Zeros: ssm (batch, H, P, N)."""
+        dtype = torch.float64 if self.D.dtype == torch.float64 else torch.float32
+        ssm = torch.zeros(batch, self.heads, self.head_dim, self.d_state, dtype=dtype, device=self.D.device)
+        return ScanState(ssm, no_sequence(batch, self.D.device))
+
+
+@LAYERS.register("mamba2")
+class Mamba2(HeadsLayer):
+    """Heads with a matrix state each, one decay a head, computed by matrix products.
+
+    Args:
+        d_model: channels D.
+        d_state: states N of every channel.
+        head_dim: channels P of a head; None: the largest divisor of D up to 64.
+        groups: G, groups of heads that share B and C.
+        dt_min, dt_max: initial range of Delta.
+        dt_limit: None, or the smallest and the largest Delta.
+        backend: of `longscan.ops.ssd_scan`.
+
+    Elapsed time multiplies Delta. The state is `ScanState` with ssm (B, H, P, N).
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        d_state: int = 128,
+        head_dim: int | None = None,
+        groups: int = 1,
+        dt_min: float = 1e-3,
+        dt_max: float = 0.1,
+        dt_limit: Sequence[float] | None = None,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__(Mamba2Heads(d_model, d_state, head_dim, groups, (dt_min, dt_max), dt_limit, backend))

@@ -1,0 +1,73 @@
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import conv1d, pad, silu
+
+from longscan import SequenceModel
+from longscan.blocks import BLOCKS, Mamba2Block
+from longscan.layers.base import Steps
+
+
+def count(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def by_hand(block, x):
+    """One projection, convolution over x and what goes with it, heads, gate, norm by group, output."""
+    heads, inner = block.heads, block.d_inner
+    z, through, rest = block.in_proj(x).split([inner, inner + heads.convolved, heads.selected - heads.convolved], -1)
+    if block.conv_weight is not None:
+        left_padded = pad(through.transpose(1, 2), (block.d_conv - 1, 0))
+        weight = block.conv_weight.unsqueeze(1)
+        through = silu(conv1d(left_padded, weight, block.conv_bias, groups=len(weight)).transpose(1, 2))
+    y, _ = heads.run(through[..., :inner], torch.cat([through[..., inner:], rest], -1), None, Steps())
+    y = y * silu(z)
+    if block.norm_weight is not None:
+        groups = y.chunk(heads.groups, -1)
+        y = torch.cat([group / (group.square().mean(-1, keepdim=True) + 1e-5).sqrt() for group in groups], -1) * block.norm_weight
+    return block.out_proj(y)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"layer_options": {"d_state": 3}},
+        {"d_conv": 2, "expand": 1, "layer_options": {"d_state": 3, "head_dim": 2, "groups": 3}},
+        {"d_conv": 0, "norm": False, "layer_options": {"d_state": 3}},
+    ],
+    ids=str,
+)
+def test_mamba2_by_hand(options):
+    block = Mamba2Block(6, **options).double()
+    for parameter in block.parameters():
+        nn.init.normal_(parameter)
+    x = torch.randn(2, 9, 6, dtype=torch.float64)
+    torch.testing.assert_close(block(x), by_hand(block, x))
+
+
+def test_parameters_of_mamba2():
+    """The sizes of the published 130M model: width 768, expand 2, 24 heads of 64, 128 states, one group."""
+    inner, states, heads = 1536, 128, 24
+    projections = 768 * (2 * inner + 2 * states + heads) + inner * 768
+    assert count(Mamba2Block(768)) == projections + (inner + 2 * states) * (4 + 1) + 3 * heads + inner
+
+
+@pytest.mark.parametrize("letter", ["n"])
+def test_letters(letter):
+    model = SequenceModel.from_spec(letter, d_model=8, d_output=2, d_input=1, d_state=4)
+    assert model(torch.randn(2, 5, 1)).shape == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"layer": "s6"}, "layer: got 's6', expected a layer with heads"),
+        ({"expand": 0}, "expand: got 0"),
+        ({"d_conv": -1}, "d_conv: got -1"),
+        ({"layer_options": {"head_dim": 3}}, "head_dim: got 3, expected a divisor of the width 8"),
+    ],
+)
+@pytest.mark.parametrize("block", ["mamba2"])
+def test_impossible_settings_are_named(block, options, message):
+    with pytest.raises(ValueError, match=message):
+        BLOCKS[block](4, **options)
