@@ -53,6 +53,15 @@ def test_gated_blocks_by_hand(block, options, d_conv):
     torch.testing.assert_close(module(x), gated_by_hand(module, x))
 
 
+def test_silu_before_a_layer_that_has_its_own():
+    block = AUSSMBlock(6, d_conv=0, activation="silu", layer_options={"d_state": 4}).double()
+    x = torch.randn(2, 9, 6, dtype=torch.float64)
+    inner, z = block.in_proj(x).chunk(2, -1)
+    torch.testing.assert_close(block(x), block.out_proj(block.layer(silu(inner)) * silu(z)))
+    with pytest.raises(ValueError, match="activation: got 'gelu'"):
+        AUSSMBlock(6, activation="gelu")
+
+
 def test_the_variant_sets_the_three_options_and_what_is_given_wins():
     variant = MambaBlock(32, variant="aussm", layer_options={"dt_bias_twice": False}).layer
     assert isinstance(variant, S6)

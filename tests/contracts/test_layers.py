@@ -52,6 +52,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         {"d_state": 3},
         {"d_state": 2, "dt_rank": 1, "phase_dt": True, "dt_bias_twice": False},
         {"d_state": 2, "phase_scale": "one", "shared": False, "angle_spread": 3.0},
+        {"d_state": 2, "phase_grid": 12, "angle_spread": 3.0},
     ],
     "layer s6": [
         {"d_state": 3},
@@ -78,6 +79,12 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         {"d_state": 2, "head_dim": 1, "groups": 2, "dt_min": 0.01, "dt_max": 0.5},
         {"d_state": 3, "dt_limit": (0.0, 0.05)},
     ],
+    "layer linoss": [{"d_state": 3}, {"d_state": 3, "discretisation": "imex"}],
+    "layer attention": [
+        {},
+        {"head_dim": 2, "window": 3, "base": 100.0},
+        {"rotary_dim": 2, "window": 2},
+    ],
     "layer gru": [{}],
     "layer lstm": [{}],
     "block mamba": [
@@ -92,7 +99,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         {"layer_options": {"d_state": 3}},
         {"dropout": 0.2, "rotary": {"learned": True, "length": 50, "repeat": 7}, "layer_options": {"d_state": 2}},
         {"expand": 2, "d_conv": 0, "recompute": True, "layer_options": {"d_state": 2, "phase_dt": True}},
-        {"d_conv": 2, "layer": "aussm", "layer_options": {"d_state": 2, "shared": False}},
+        {"d_conv": 2, "layer": "aussm", "activation": "silu", "layer_options": {"d_state": 2, "shared": False}},
     ],
     "block mamba2": [
         {"layer_options": {"d_state": 3, "head_dim": 4}},
@@ -276,6 +283,11 @@ def _(layer: Any, factor: float) -> None:
     layer.x_proj[layer.dt_rank : layer.dt_rank + (layer.x_proj.shape[0] - layer.dt_rank) // 2] /= factor  # the rows of B
 
 
+@rescales("attention")
+def _(layer: Any, factor: float) -> None:
+    layer.frequencies = [rate / factor for rate in layer.frequencies]
+
+
 @rescales("mamba2")
 def _(layer: Any, factor: float) -> None:
     heads = layer.heads
@@ -302,13 +314,18 @@ def _(layer: Any, factor: float) -> None:
     layer.log_dt -= math.log(factor)
 
 
+@rescales("linoss")
+def _(layer: Any, factor: float) -> None:
+    layer.dt.copy_(torch.logit(layer.dt.sigmoid() / factor))
+
+
 IRREGULAR = [(name, options) for name in LAYERS if LAYERS[name].irregular for options in options_of(f"layer {name}")]
 
 
 @pytest.mark.parametrize(("name", "options"), IRREGULAR, ids=str)
 def test_time_has_no_unit(name: str, options: dict[str, Any]) -> None:
     """Times in a unit `factor` times smaller, and rates as much smaller, give the same outputs."""
-    factor = 2.5
+    factor = 1.25
     layer = build(f"layer {name}", options)
     x, elapsed = torch.randn(2, 20, WIDTH, dtype=torch.float64), 2 * torch.rand(2, 20, dtype=torch.float64)
     y = layer(x, elapsed=elapsed)

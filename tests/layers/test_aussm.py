@@ -101,8 +101,60 @@ def test_initial_values():
         ({"phase_scale": "half"}, "phase_scale: got 'half'"),
         ({"angle_spread": 0.0}, "angle_spread: got 0.0"),
         ({"angle_spread": -1.0}, "angle_spread: got -1.0"),
+        ({"phase_grid": 1}, "phase_grid: got 1"),
+        ({"phase_grid": 8, "phase_dt": True}, "phase_grid: got 8 with phase_dt=True"),
     ],
 )
 def test_impossible_settings_are_named(options, message):
     with pytest.raises(ValueError, match=message):
         AUSSM(4, **options)
+
+
+def on_the_grid(layer: AUSSM, grid: int) -> AUSSM:
+    """Change the angles to multiples of 2 pi / grid for inputs of integers, up to a noise far below half a step."""
+    step = 2 * math.pi / grid
+    with torch.no_grad():
+        layer.angle_proj.copy_(torch.randint(-3, 4, layer.angle_proj.shape).double() * step / layer.phase_factor)
+        layer.angle_bias.copy_(torch.randint(0, grid, layer.angle_bias.shape).double() * step)
+        layer.angle_bias += 0.2 * step * (torch.rand_like(layer.angle_bias) - 0.5)
+    return layer
+
+
+@pytest.mark.parametrize("backend", ["reference", "eager", "cpu"])
+def test_phase_grid_is_the_recurrence_with_rounded_angles(backend):
+    layer = on_the_grid(AUSSM(3, d_state=4, phase_grid=7, backend=backend).double(), 7)
+    u = torch.randint(-2, 3, (2, 20, 3)).double()
+    rounded = AUSSM(3, d_state=4).double()
+    rounded.load_state_dict(layer.state_dict())
+    with torch.no_grad():
+        step = 2 * math.pi / 7
+        rounded.angle_bias.copy_(torch.round(layer.angle_bias / step) * step)
+    torch.testing.assert_close(layer(u), by_hand(rounded, u))
+
+
+def test_phase_grid_has_no_memory_of_noise():
+    """Ten thousand float32 steps of noisy thirds of a turn: the phase is an integer, the size of a parked state stays 1."""
+    layer = on_the_grid(AUSSM(2, d_state=1, phase_grid=3), 3)
+    with torch.no_grad():
+        layer.B[..., 0] = -200.0  # softplus(-200) = 0: nothing enters
+    start = layer.initial_state(1)
+    start.ssm[..., 0] = 1.0
+    u = torch.randint(-2, 3, (1, 10_000, 2)).float()
+    _, after = layer(u, start, return_state=True)
+    torch.testing.assert_close(after.ssm, start.ssm, rtol=0, atol=0)
+    exact = torch.round(layer.angles(u).double() / (2 * math.pi / 3)).sum(1) % 3
+    torch.testing.assert_close(after.phase, exact.long())
+
+
+def test_phase_grid_passes_the_gradient_of_the_angle():
+    layer = on_the_grid(AUSSM(2, d_state=3, phase_grid=5).double(), 5)
+    u = torch.randint(-2, 3, (1, 6, 2)).double()
+    rounded = AUSSM(2, d_state=3).double()
+    rounded.load_state_dict(layer.state_dict())
+    with torch.no_grad():
+        rounded.angle_bias.copy_(torch.round(layer.angle_bias / (2 * math.pi / 5)) * 2 * math.pi / 5)
+    gradients = []
+    for module in (layer, rounded):
+        module(u).square().sum().backward()
+        gradients.append(module.angle_proj.grad)
+    torch.testing.assert_close(*gradients)

@@ -3,14 +3,14 @@
     (x, z) = W_in u        y = W_out (layer(act(conv(x))) * silu(z))
 
 u: input (B, L, D). x, z: (B, L, E), E = expand * D. conv: depthwise and causal, with bias. No bias in the two projections.
-act is SiLU, or nothing where the layer activates its own input (`activates_input`). Dropout, one mask for all steps, acts on
-(x, z); rotary positions turn what the layer reads, see `longscan.blocks.rotary`.
+act is SiLU, or nothing where the layer activates its own input (`activates_input`), unless `activation="silu"` asks for
+both. Dropout, one mask for all steps, acts on (x, z); rotary positions turn what the layer reads, see `longscan.blocks.rotary`.
 """
 
 import functools
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -45,6 +45,7 @@ class GatedBlock(SequenceModule):
         layer: name in `LAYERS`.
         expand: inner width over D.
         d_conv: taps of the convolution; 0 leaves it out.
+        activation: "auto", SiLU behind the convolution unless the layer activates its own input, or "silu" for every layer.
         recompute: keep only the projected input for the backward; convolution, activation and scan run again there.
         dropout: probability of dropping a channel of (x, z) in training, for all steps of a sequence at once.
         rotary: settings of `longscan.blocks.Rotary`; None: no positions.
@@ -61,6 +62,7 @@ class GatedBlock(SequenceModule):
         layer: str,
         expand: int,
         d_conv: int = 4,
+        activation: Literal["auto", "silu"] = "auto",
         recompute: bool = False,
         dropout: float = 0.0,
         rotary: Mapping[str, Any] | None = None,
@@ -69,11 +71,13 @@ class GatedBlock(SequenceModule):
     ) -> None:
         super().__init__()
         check_sizes(d_model, expand, d_conv)
+        if activation not in ("auto", "silu"):
+            raise ValueError(f"activation: got {activation!r}, expected 'auto' or 'silu'")
         self.d_model, self.d_inner, self.d_conv = d_model, expand * d_model, d_conv
         self.recompute, self.backend = recompute, backend
         self.in_proj = nn.Linear(d_model, 2 * self.d_inner, bias=False)
         self.layer = self.adopt(make_layer(layer, self.d_inner, layer_options or {}, backend))
-        self.activation = activation_of(self.layer)
+        self.activation = "silu" if activation == "silu" else activation_of(self.layer)
         self.out_proj = nn.Linear(self.d_inner, d_model, bias=False)
         self.conv_weight, self.conv_bias = conv_parameters(self.d_inner, d_conv)
         self.dropout = SharedDropout(dropout)

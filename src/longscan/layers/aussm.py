@@ -11,7 +11,8 @@ The defaults are what the authors' released code computes. Where the paper says 
 `phase_dt` lets Delta multiply the angle (the paper's equations 10-19); `dt_bias_twice=False` adds the bias of Delta once (the
 code adds it twice); `phase_scale="one"` drops the 1/sqrt(D) (the paper has none); `shared=False` gives each channel its own B
 and C. `angle_spread=s` draws W from U(-s, s) instead of U(-1/sqrt(D), 1/sqrt(D)),
-with which exact rotations are found sooner.
+with which exact rotations are found sooner. `phase_grid=Q` rounds every angle to a multiple of 2 pi / Q and counts the multiples
+in integers: errors of the angle below pi / Q leave no trace, however long the sequence (the gradient passes the rounding).
 """
 
 import math
@@ -21,10 +22,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, softplus
 
+from longscan.layers._phase_grid import grid_scan
 from longscan.layers._registry import LAYERS
 from longscan.layers.base import SequenceLayer, Steps, resume
 from longscan.layers.parameters import mark
-from longscan.layers.state import ScanState, State, no_sequence
+from longscan.layers.state import PhaseState, ScanState, State, no_sequence, restarted_rows, zero_rows
 from longscan.numerics.initialisers import complex_normal
 from longscan.numerics.pairs import polar
 from longscan.ops import unitary_scan
@@ -43,9 +45,10 @@ class AUSSM(SequenceLayer):
         phase_scale: "inverse_sqrt", the angle projection is divided by sqrt(D), or "one".
         shared: B and C are shared by the channels.
         angle_spread: None, or the s of U(-s, s) for the angle projection.
-        backend: of `longscan.ops.unitary_scan`.
+        phase_grid: None, or the number of steps in a turn that angles are rounded to; not with phase_dt.
+        backend: of `longscan.ops.unitary_scan`; of `linear_scan` with phase_grid.
 
-    Elapsed time multiplies Delta. The state is `ScanState` with ssm (B, D, N, 2).
+    Elapsed time multiplies Delta. The state is `ScanState` with ssm (B, D, N, 2), or `PhaseState` with phase_grid.
     """
 
     fuses_gate = True
@@ -62,6 +65,7 @@ class AUSSM(SequenceLayer):
         phase_scale: Literal["inverse_sqrt", "one"] = "inverse_sqrt",
         shared: bool = True,
         angle_spread: float | None = None,
+        phase_grid: int | None = None,
         backend: str = "auto",
     ) -> None:
         super().__init__()
@@ -73,7 +77,9 @@ class AUSSM(SequenceLayer):
             raise ValueError(f"phase_scale: got {phase_scale!r}, expected 'inverse_sqrt' or 'one'")
         if angle_spread is not None and not angle_spread > 0:
             raise ValueError(f"angle_spread: got {angle_spread}, expected a positive number or None")
-        self.d_model, self.d_state = d_model, d_state
+        if phase_grid is not None and (phase_grid < 2 or phase_dt):
+            raise ValueError(f"phase_grid: got {phase_grid} with phase_dt={phase_dt}, expected at least 2 without phase_dt")
+        self.d_model, self.d_state, self.phase_grid = d_model, d_state, phase_grid
         self.phase_dt, self.dt_bias_twice, self.backend = phase_dt, dt_bias_twice, backend
         self.phase_factor = 1 / math.sqrt(d_model) if phase_scale == "inverse_sqrt" else 1.0
 
@@ -105,13 +111,22 @@ class AUSSM(SequenceLayer):
         dt = softplus(raw + (2 * self.dt_bias if self.dt_bias_twice else self.dt_bias))
         if steps.elapsed is not None:
             dt = dt * steps.elapsed.unsqueeze(-1).to(dt.dtype)
+        B, C = (polar(softplus(pairs[..., 0]), pairs[..., 1]) for pairs in (self.B, self.C))
+        if self.phase_grid is not None:
+            phase = None
+            if state is not None:
+                phase = zero_rows(restarted_rows(state.last_seq_idx, steps.valid, steps.seq_idx)[0], state.phase)
+            y, ssm, phase = grid_scan(
+                x, dt, self.angles, B, C, self.D, initial, phase, steps, grid=self.phase_grid, backend=self.backend
+            )
+            return y, PhaseState(ssm, phase, last_seq_idx)
         y, ssm = unitary_scan(
             x,
             dt,
             self.angle_proj * self.phase_factor,
             self.angle_bias,
-            polar(softplus(self.B[..., 0]), self.B[..., 1]),
-            polar(softplus(self.C[..., 0]), self.C[..., 1]),
+            B,
+            C,
             self.D,
             steps.gate,
             initial,
@@ -122,7 +137,10 @@ class AUSSM(SequenceLayer):
         )
         return y, ScanState(ssm, last_seq_idx)
 
-    def initial_state(self, batch: int) -> ScanState:
+    def initial_state(self, batch: int) -> ScanState | PhaseState:
         """Zeros: ssm (batch, D, N, 2)."""
         ssm = torch.zeros(batch, self.d_model, self.d_state, 2, dtype=self.state_dtype, device=self.device)
+        if self.phase_grid is not None:
+            phase = torch.zeros(batch, self.d_model, self.d_state, dtype=torch.int64, device=self.device)
+            return PhaseState(ssm, phase, no_sequence(batch, self.device))
         return ScanState(ssm, no_sequence(batch, self.device))

@@ -9,7 +9,7 @@ from torch.nn.functional import silu
 
 from longscan.layers.checks import check_steps
 from longscan.layers.parameters import Marked
-from longscan.layers.state import ScanState, State, no_sequence, restarted_rows, zero_rows
+from longscan.layers.state import PhaseState, ScanState, State, no_sequence, restarted_rows, zero_rows
 
 Part = TypeVar("Part", bound="SequenceModule")
 
@@ -167,7 +167,7 @@ class SequenceLayer(SequenceModule):
         return (y, state) if return_state else y
 
 
-def resume(state: ScanState | None, batch: int, steps: Steps, device: torch.device) -> tuple[Tensor | None, Tensor]:
+def resume(state: ScanState | PhaseState | None, batch: int, steps: Steps, device: torch.device) -> tuple[Tensor | None, Tensor]:
     """The tensor a scan starts from (None: zero) and the `last_seq_idx` that the state after it will hold."""
     last = no_sequence(batch, device) if state is None else state.last_seq_idx
     rows, last = restarted_rows(last, steps.valid, steps.seq_idx)

@@ -72,6 +72,17 @@ class ScanState(NamedTuple):
     last_seq_idx: Tensor
 
 
+@layer_state
+class PhaseState(NamedTuple):
+    """A rotation's state in two parts: `ssm` (B, D, N, 2), in the frame that turns along, and `phase` (B, D, N) int64, how
+    far that has turned, in steps of the grid; `last_seq_idx` (B,) as in `ScanState`.
+    """
+
+    ssm: Tensor
+    phase: Tensor
+    last_seq_idx: Tensor
+
+
 def no_sequence(batch: int, device: torch.device) -> Tensor:
     """`last_seq_idx` before any step: -1."""
     return torch.full((batch,), -1, dtype=torch.int64, device=device)
