@@ -19,6 +19,7 @@ LETTERS: dict[str, tuple[str | None, str | None]] = {  # letter -> layer and blo
     "d": ("s4d", "simple"),
     "l": ("lru", "simple"),
     "s": ("s5", "simple"),
+    "o": ("linoss", "simple"),
     "b": ("s6", "bidirectional"),
     "f": (None, "feed_forward"),
     "g": ("gru", None),

@@ -1,0 +1,101 @@
+"""LinOSS (Rusch and Rus 2025, "Oscillatory state-space models"): a layer of forced harmonic oscillators.
+
+    y'' = -A y + B u       (z, y)_k = M (z, y)_{k-1} + F (B u_k)       o_k = Re(C y_k) + skip u_k            (equations 1 to 6)
+
+u: input (B, L, D). y: positions, z = y': velocities, (B, P), complex since B is. A: (P,), at least 0. B: (P, D), C: (D, P),
+complex. dt: step sizes (P,). M, F: of the step, see `numerics.oscillators`. A = relu(a), dt = sigmoid(s), with a and s from
+U(0, 1) at first.
+
+"im", the implicit step, loses energy; "imex", the symplectic one, keeps it, as long as dt^2 A < 4. Every start is below that, but
+A has no upper bound in training; the authors' code goes on then, with states that grow without end, where this layer refuses.
+With elapsed times tau a step is dt tau long. Complex numbers do not stand for conjugate pairs here: the real part is taken once.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import relu
+
+from longscan.layers._registry import LAYERS
+from longscan.layers.base import SequenceLayer, Steps, hide_padding, resume
+from longscan.layers.checks import transformed
+from longscan.layers.parameters import mark
+from longscan.layers.state import ScanState, State, no_sequence
+from longscan.numerics.oscillators import OSCILLATOR_RULES, OscillatorRule, oscillator_step
+from longscan.numerics.pairs import from_real, real_part
+from longscan.ops import block2_scan
+
+
+@LAYERS.register("linoss")
+class LinOSS(SequenceLayer):
+    """Uncoupled oscillators driven by all channels, linear and time-invariant.
+
+    Args:
+        d_model: channels D.
+        d_state: oscillators P.
+        discretisation: "im", implicit, or "imex", implicit and explicit in turn.
+        backend: of `longscan.ops.block2_scan`.
+
+    With "imex" a step, or an elapsed time, that breaks the stability raises ValueError (outside compiled graphs and transforms).
+    The state is `ScanState` with ssm (B, P, 2, 2): velocity and position, real and imaginary part.
+    """
+
+    def __init__(
+        self, d_model: int, *, d_state: int = 64, discretisation: OscillatorRule = "im", backend: str = "auto"
+    ) -> None:
+        super().__init__()
+        for name, size in (("d_model", d_model), ("d_state", d_state)):
+            if size < 1:
+                raise ValueError(f"{name}: got {size}, expected at least 1")
+        if discretisation not in OSCILLATOR_RULES:
+            raise ValueError(f"discretisation: got {discretisation!r}, expected one of {OSCILLATOR_RULES}")
+        self.d_model, self.d_state, self.backend = d_model, d_state, backend
+        self.discretisation: OscillatorRule = discretisation
+
+        def uniform(*shape: int, bound: float) -> nn.Parameter:
+            return mark(nn.Parameter(torch.empty(shape).uniform_(-bound, bound)), "ssm")
+
+        def rate() -> nn.Parameter:
+            return mark(nn.Parameter(torch.rand(d_state)), "ssm", decay=False, keep_float32=True)
+
+        self.A, self.dt = rate(), rate()
+        self.B = uniform(d_state, d_model, 2, bound=1 / math.sqrt(d_model))
+        self.C = uniform(d_model, d_state, 2, bound=1 / math.sqrt(d_state))
+        self.D = mark(nn.Parameter(torch.randn(d_model)), "ssm", keep_float32=True)
+
+    def run(self, x: Tensor, state: State, steps: Steps) -> tuple[Tensor, State]:
+        """See the top of the file."""
+        initial, last_seq_idx = resume(state, x.shape[0], steps, x.device)
+        stiffness, dt = relu(self.A), self.dt.sigmoid()
+        if steps.elapsed is not None:
+            dt = dt * steps.elapsed.unsqueeze(-1).to(dt.dtype)
+        self._check_stability(stiffness, dt, "A" if steps.elapsed is None else "elapsed")
+        M, F = oscillator_step(stiffness, dt, self.discretisation)
+        drive = from_real(x, self.B).to(F.dtype)
+        states, ssm = block2_scan(
+            M,
+            F.unsqueeze(-1) * drive.unsqueeze(-2),
+            initial,
+            valid=steps.valid,
+            seq_idx=steps.seq_idx,
+            pairs=True,
+            backend=self.backend,
+        )
+        y = real_part(states[..., 1, :], self.C) + (self.D * x).to(x.dtype)
+        return hide_padding(y, steps.valid), ScanState(ssm, last_seq_idx)
+
+    def _check_stability(self, stiffness: Tensor, dt: Tensor, name: str) -> None:
+        """ValueError where a step of the symplectic rule would grow; not where values cannot be looked at."""
+        if self.discretisation == "im" or transformed() or dt.device.type == "meta" or not dt.numel():
+            return
+        largest = (dt.square() * stiffness).max().item()
+        if largest >= 4:
+            raise ValueError(
+                f"{name}: a step with dt^2 A = {largest:.3g}, expected below 4, where 'imex' is stable; 'im' always is"
+            )
+
+    def initial_state(self, batch: int) -> ScanState:
+        """Zeros: ssm (batch, P, 2, 2)."""
+        ssm = torch.zeros(batch, self.d_state, 2, 2, dtype=self.state_dtype, device=self.device)
+        return ScanState(ssm, no_sequence(batch, self.device))

@@ -1,0 +1,34 @@
+"""Steps of forced oscillators y'' = -A y + f, written with the velocity z = y' (Rusch and Rus 2025, LinOSS, section 2)."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+OscillatorRule = Literal["im", "imex"]
+OSCILLATOR_RULES = ("im", "imex")
+
+
+def oscillator_step(stiffness: Tensor, dt: Tensor, rule: OscillatorRule = "im") -> tuple[Tensor, Tensor]:
+    """M (..., 2, 2) and F (..., 2) of one step (z, y)_k = M (z, y)_{k-1} + F f_k of length dt.
+
+    im: z_k = z_{k-1} + dt (-A y_k + f_k), y_k = y_{k-1} + dt z_k, implicit: both eigenvalues of M have the modulus
+    1 / sqrt(1 + dt^2 A) (equations 3 and 4). imex: the same with A y_{k-1}, symplectic: modulus 1 while dt^2 A < 4 (equations 5
+    and 6). Both are of first order.
+
+    Args:
+        stiffness: A (...), not negative.
+        dt: (...), positive, broadcast against A.
+        rule: "im" or "imex"; anything else raises ValueError.
+    """
+    if rule not in OSCILLATOR_RULES:
+        raise ValueError(f"rule: got {rule!r}, expected one of {OSCILLATOR_RULES}")
+    stiffness, dt = torch.broadcast_tensors(stiffness, dt)
+    if rule == "im":
+        shrink = 1 / (1 + dt.square() * stiffness)
+        entries = (shrink, -dt * stiffness * shrink, dt * shrink, shrink)
+        inputs = (dt * shrink, dt.square() * shrink)
+    else:
+        entries = (torch.ones_like(dt), -dt * stiffness, dt, 1 - dt.square() * stiffness)
+        inputs = (dt, dt.square())
+    return torch.stack(entries, -1).view(*dt.shape, 2, 2), torch.stack(inputs, -1)
