@@ -85,7 +85,6 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         {"head_dim": 2, "window": 3, "base": 100.0},
         {"rotary_dim": 2, "window": 2},
     ],
-    "layer linoss": [{"d_state": 3}, {"d_state": 3, "discretisation": "imex"}],
     "layer gru": [{}],
     "layer lstm": [{}],
     "block mamba": [
