@@ -1,0 +1,107 @@
+"""Two sequences, one answer: whether one document cites the other (Long Range Arena's retrieval, Tay et al. 2021).
+
+a, b = features of both, pooled, from one stack        y = MLP([a, b, a * b, a - b])
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Self
+
+import torch
+from torch import Tensor, nn
+
+from longscan.models.pooling import Pooling
+from longscan.models.saving import Pretrained
+from longscan.models.sequence_model import SequenceModel
+from longscan.models.spec import parse_spec
+
+
+class SiameseModel(Pretrained):
+    """Two batches of sequences to (B, d_output).
+
+    Args:
+        blocks: the canonical list, see `longscan.models.parse_spec`.
+        d_model: width of the stack.
+        d_output: size of an answer.
+        vocab_size, d_input: tokens or vectors, as in `SequenceModel`: exactly one of them.
+        pooling: "mean" or "last".
+        interaction: "nli", [a, b, a * b, a - b] (Long Range Arena), or "concat", [a, b].
+        backend: of every op.
+    """
+
+    def __init__(
+        self,
+        blocks: Sequence[Mapping[str, Any]],
+        *,
+        d_model: int,
+        d_output: int,
+        vocab_size: int | None = None,
+        d_input: int | None = None,
+        pooling: Pooling = "mean",
+        interaction: Literal["nli", "concat"] = "nli",
+        backend: str = "auto",
+    ) -> None:
+        super().__init__()
+        if pooling == "none":
+            raise ValueError("pooling: got 'none', expected 'mean' or 'last': sequences are compared as wholes")
+        if interaction not in ("nli", "concat"):
+            raise ValueError(f"interaction: got {interaction!r}, expected 'nli' or 'concat'")
+        if d_output < 1:
+            raise ValueError(f"d_output: got {d_output}, expected at least 1")
+        self.d_output, self.interaction = d_output, interaction
+        self.backbone = SequenceModel(
+            blocks,
+            d_model=d_model,
+            d_output=d_model,
+            vocab_size=vocab_size,
+            d_input=d_input,
+            pooling=pooling,
+            head="none",
+            backend=backend,
+        )
+        parts = 4 if interaction == "nli" else 2
+        self.head = nn.Sequential(nn.Linear(parts * d_model, d_model), nn.GELU(), nn.Linear(d_model, d_output))
+
+    @classmethod
+    def from_spec(
+        cls,
+        spec: str | Sequence[Mapping[str, Any]],
+        *,
+        d_model: int,
+        d_output: int,
+        vocab_size: int | None = None,
+        d_input: int | None = None,
+        d_state: int = 16,
+        pooling: Pooling = "mean",
+        interaction: Literal["nli", "concat"] = "nli",
+        block_options: Mapping[str, Mapping[str, Any]] | None = None,
+        backend: str = "auto",
+    ) -> Self:
+        """A model from letters or from a list; d_state and block_options as in `SequenceModel.from_spec`."""
+        return cls(
+            parse_spec(spec, d_state=d_state, block_options=block_options),
+            d_model=d_model,
+            d_output=d_output,
+            vocab_size=vocab_size,
+            d_input=d_input,
+            pooling=pooling,
+            interaction=interaction,
+            backend=backend,
+        )
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The arguments that make this model again, as JSON-able values."""
+        inner = self.backbone.config
+        names = ("blocks", "d_model", "vocab_size", "d_input", "pooling", "backend")
+        return {**{name: inner[name] for name in names}, "d_output": self.d_output, "interaction": self.interaction}
+
+    def forward(
+        self, first: Tensor, second: Tensor, *, valid_first: Tensor | None = None, valid_second: Tensor | None = None
+    ) -> Tensor:
+        """(B, d_output) for two batches of B sequences, (B, L) or (B, L, d_input), whose lengths may differ."""
+        if len(first) != len(second):
+            raise ValueError(f"second: got {len(second)} sequences, expected {len(first)}, as many as first has")
+        a, b = self.backbone(first, valid=valid_first), self.backbone(second, valid=valid_second)
+        parts = [a, b, a * b, a - b] if self.interaction == "nli" else [a, b]
+        y: Tensor = self.head(torch.cat(parts, -1))
+        return y

@@ -1,0 +1,133 @@
+import pytest
+import torch
+
+from longscan.blocks import BidirectionalBlock, MambaBlock
+from longscan.models import LanguageModel, SequenceModel, freeze, make_bidirectional, parameters_by_role, with_head
+from longscan.training.optim import build_optimizer
+from longscan.training.settings import TrainingSettings
+
+
+def causal(seed: int = 0, spec: str = "mm", **options) -> SequenceModel:
+    torch.manual_seed(seed)
+    given = {"d_model": 6, "d_state": 4, "vocab_size": 9, "d_output": 3, "pooling": "none", **options}
+    return SequenceModel.from_spec(spec, **given).double()
+
+
+def count(module: torch.nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def silence_reverse(model: SequenceModel) -> None:
+    with torch.no_grad():
+        for residual in model.stack:
+            if isinstance(residual.block, BidirectionalBlock):
+                residual.block.reverse_conv_weight.zero_()
+                residual.block.reverse_conv_bias.zero_()
+
+
+@pytest.mark.parametrize(
+    ("spec", "options"),
+    [("mm", {}), ("m", {"m": {"variant": "aussm"}}), ("am", {}), ("mdf", {"m": {"expand": 1, "d_conv": 2, "dropout": 0.1}})],
+    ids=str,
+)
+def test_f1_without_its_reverse_branch_is_the_causal_model(spec, options):
+    """Both directions hold the pretrained layer; the model grows by a convolution and a layer for each block."""
+    old = causal(spec=spec, block_options=options).eval()
+    new = make_bidirectional(old, keep_head=True).eval()
+    assert not new.causal
+    grown = 0
+    for before, after in zip(old.stack, new.stack, strict=True):
+        if isinstance(after.block, BidirectionalBlock):
+            assert all(
+                torch.equal(value, after.block.reverse_layer.state_dict()[name])
+                for name, value in before.block.layer.state_dict().items()
+            )
+            assert torch.equal(after.block.reverse_conv_weight, before.block.conv_weight)
+            grown += count(before.block.layer) + before.block.conv_weight.numel() + before.block.conv_bias.numel()
+    assert count(new) - count(old) == grown > 0
+    tokens = torch.randint(0, 9, (2, 7))
+    assert not torch.allclose(new(tokens), old(tokens))
+    silence_reverse(new)
+    torch.testing.assert_close(new(tokens), old(tokens))
+
+
+def test_a_morphed_block_of_f1_is_equivariant_to_reversal():
+    new = make_bidirectional(causal()).eval()
+    x = torch.randn(2, 7, 6, dtype=torch.float64)
+    block = new.stack[0].block
+    torch.testing.assert_close(block(x.flip(1)), block(x).flip(1))
+
+
+@pytest.mark.parametrize("projections", ["forward", "reverse"])
+def test_f1r1_takes_the_projections_of_the_model_it_is_told(projections):
+    first, second = causal(0), causal(1)
+    new = make_bidirectional(first, second, projections=projections)
+    given = first if projections == "forward" else second
+    block = new.stack[1].block
+    assert isinstance(block, BidirectionalBlock)
+    for name in ("in_proj", "out_proj"):
+        assert torch.equal(getattr(block, name).weight, getattr(given.stack[1].block, name).weight)
+    assert torch.equal(new.encoder.weight, given.encoder.weight)
+    assert torch.equal(block.layer.A_log, first.stack[1].block.layer.A_log)
+    assert torch.equal(block.layer.dt_bias, first.stack[1].block.layer.dt_bias)
+    assert torch.equal(block.reverse_layer.dt_bias, second.stack[1].block.layer.dt_bias)
+    assert torch.equal(block.reverse_conv_weight, second.stack[1].block.conv_weight)
+    assert torch.equal(new.norm.weight, torch.ones_like(new.norm.weight))
+
+
+def test_f1r1_with_itself_is_f1():
+    first = causal()
+    one, two = make_bidirectional(first), make_bidirectional(first, first, projections="reverse")
+    for name, value in one.state_dict().items():
+        if not name.startswith("head"):
+            assert torch.equal(value, two.state_dict()[name]), name
+
+
+def test_a_pretrained_language_model_becomes_a_bidirectional_classifier():
+    pretrained = LanguageModel.from_spec("mm", d_model=6, d_state=4, vocab_size=9)
+    model = with_head(make_bidirectional(pretrained.backbone), 5, head="affine")
+    assert model(torch.randint(0, 9, (2, 7))).shape == (2, 5)
+    assert torch.equal(model.encoder.weight, pretrained.backbone.encoder.weight)
+    same = with_head(pretrained, 6, pooling="none", head="none")
+    tokens = torch.randint(0, 9, (2, 7))
+    torch.testing.assert_close(same(tokens), pretrained.backbone(tokens))
+
+
+def test_learned_states_come_along_with_a_new_head():
+    old = causal(initial_state="learned")
+    with torch.no_grad():
+        for start in old.start:
+            start.normal_()
+    new = with_head(old, 2)
+    assert all(torch.equal(a, b) for a, b in zip(old.start, new.start, strict=True))
+
+
+def test_morphs_that_make_no_sense_are_named():
+    with pytest.raises(ValueError, match="reverse: its blocks or its width"):
+        make_bidirectional(causal(), causal(spec="m"))
+    with pytest.raises(ValueError, match="forward: it has no gated block"):
+        make_bidirectional(causal(spec="d"))
+    with pytest.raises(ValueError, match="projections: got 'both'"):
+        make_bidirectional(causal(), projections="both")
+    with pytest.raises(ValueError, match="no rotary positions"):
+        make_bidirectional(causal(block_options={"m": {"rotary": {}}}))
+
+
+def test_parameters_have_roles_and_can_be_frozen():
+    model = causal()
+    groups = parameters_by_role(model)
+    assert set(groups) == {"ssm", "selector", "dense", "norm", "embedding"}
+    assert {name.rpartition(".")[2] for name in groups["ssm"]} == {"A_log", "D"}
+    assert {name.rpartition(".")[2] for name in groups["selector"]} == {"x_proj", "dt_proj", "dt_bias"}
+    assert sum(len(members) for members in groups.values()) == len(list(model.parameters()))
+    assert freeze(model, "ssm", "embedding") == sum(
+        parameter.numel() for role in ("ssm", "embedding") for parameter in groups[role].values()
+    )
+    trained = [parameter for group in build_optimizer(model, TrainingSettings()).param_groups for parameter in group["params"]]
+    assert len(trained) == len(list(model.parameters())) - len(groups["ssm"]) - len(groups["embedding"])
+    assert freeze(model, under="blocks.1") == count(model.stack[1])
+    with pytest.raises(ValueError, match="roles: got gate"):
+        freeze(model, "gate")
+    with pytest.raises(ValueError, match="freeze: no parameter of roles"):
+        freeze(model, "ssm", under="head")
+    assert isinstance(model.stack[0].block, MambaBlock)

@@ -1,0 +1,135 @@
+import copy
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from longscan.models import LanguageModel, masked_tokens, next_tokens, token_loss
+
+
+def model(spec: str = "m") -> LanguageModel:
+    return LanguageModel.from_spec(spec, d_model=8, vocab_size=12, d_state=4)
+
+
+def test_next_tokens_by_hand():
+    tokens = torch.tensor([[1, 2, 3, 4], [9, 5, 6, 9]])
+    valid = torch.tensor([[True] * 4, [False, True, True, False]])
+    batch = next_tokens(tokens, valid)
+    assert batch.inputs.tolist() == [[1, 2, 3], [9, 5, 6]]
+    assert batch.targets.tolist() == [[2, 3, 4], [5, 6, 9]]
+    assert batch.scored.tolist() == [[True] * 3, [False, True, False]]
+    back = next_tokens(tokens, valid, reverse=True)
+    assert back.inputs.tolist() == [[4, 3, 2], [9, 6, 5]]
+    assert back.targets.tolist() == [[3, 2, 1], [6, 5, 9]]
+    assert back.scored.tolist() == batch.scored.tolist()
+
+
+def test_loss_is_the_mean_over_what_is_scored():
+    net, tokens = model(), torch.randint(0, 12, (2, 6))
+    valid = torch.arange(6) < torch.tensor([[6], [3]])
+    batch = next_tokens(tokens, valid)
+    logits = net(tokens[:, :-1])
+    wanted = [cross_entropy(logits[row, t], tokens[row, t + 1]) for row, end in ((0, 5), (1, 2)) for t in range(end)]
+    torch.testing.assert_close(token_loss(net, batch), torch.stack(wanted).mean())
+    torch.testing.assert_close(token_loss(net, batch, "sum"), torch.stack(wanted).sum())
+    nothing = next_tokens(tokens, torch.zeros(2, 6, dtype=torch.bool))
+    assert token_loss(net, nothing) == 0
+
+
+def test_masking_frequencies():
+    """15 % of the tokens that are not special, of these 80 / 10 / 10, over a million tokens; the rest is as it was."""
+    tokens = torch.randint(0, 12, (1000, 1000))
+    batch = masked_tokens(tokens, mask_token=3, vocab_size=12, special=range(7), generator=torch.Generator().manual_seed(0))
+    ordinary = tokens >= 7
+    assert not (batch.scored & ~ordinary).any()
+    assert (batch.scored.sum() / ordinary.sum()).item() == pytest.approx(0.15, abs=0.002)
+    chosen, given = batch.inputs[batch.scored], tokens[batch.scored]
+    masked = (chosen == 3).float().mean().item()
+    kept = (chosen == given).float().mean().item()
+    assert masked == pytest.approx(0.8, abs=0.005)
+    assert kept == pytest.approx(0.1 + 0.1 / 5, abs=0.005)  # a random token is the same one in five
+    assert set(chosen.unique().tolist()) == {3, 7, 8, 9, 10, 11}
+    assert torch.equal(batch.inputs[~batch.scored], tokens[~batch.scored])
+    assert torch.equal(batch.targets, tokens)
+    everything = masked_tokens(tokens, mask_token=3, vocab_size=12, special=range(7), random_special=True, split=(0.0, 1.0))
+    assert len(everything.inputs[everything.scored].unique()) == 12
+
+
+def test_next_token_prediction_has_seven_times_the_targets():
+    """Thesis, section 4.3.2: 6.67 times as many predictions as masking 15 %."""
+    tokens = torch.randint(7, 12, (64, 4097))
+    masked = masked_tokens(tokens, mask_token=3, vocab_size=12).scored.sum()
+    assert (next_tokens(tokens).scored.sum() / masked).item() == pytest.approx(1 / 0.15, rel=0.02)
+
+
+def test_padding_is_never_masked_and_draws_are_repeatable():
+    tokens, valid = torch.randint(7, 12, (50, 40)), torch.arange(40) < torch.randint(1, 40, (50, 1))
+    one, two = (
+        masked_tokens(tokens, mask_token=3, vocab_size=12, valid=valid, share=0.5, generator=torch.Generator().manual_seed(4))
+        for _ in range(2)
+    )
+    assert torch.equal(one.inputs, two.inputs)
+    assert not (one.scored & ~valid).any()
+
+
+def learned(net: LanguageModel, objective, steps: int) -> list[float]:
+    """Losses on sequences that count up by one, modulo 5, from anywhere: every token tells its neighbours."""
+    optimizer = torch.optim.AdamW(net.parameters(), lr=2e-2)
+    losses = []
+    for _ in range(steps):
+        tokens = (torch.arange(16) + torch.randint(0, 5, (16, 1))) % 5 + 7
+        loss = token_loss(net, objective(tokens))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize(
+    ("spec", "objective"),
+    [
+        ("m", next_tokens),
+        ("m", lambda tokens: next_tokens(tokens, reverse=True)),
+        ("b", lambda tokens: masked_tokens(tokens, mask_token=3, vocab_size=12, special=range(7))),
+    ],
+    ids=["next", "reversed", "masked"],
+)
+def test_pretraining_learns(spec, objective):
+    losses = learned(model(spec), objective, 60)
+    assert losses[0] > 1.5
+    assert sum(losses[-5:]) / 5 < 0.3
+
+
+def test_reverse_pretraining_goes_on_from_the_forward_model():
+    """R1 started from F1: the same weights at first, another objective."""
+    forward = model()
+    reverse = copy.deepcopy(forward)
+    tokens = torch.randint(0, 12, (2, 9))
+    torch.testing.assert_close(
+        token_loss(reverse, next_tokens(tokens, reverse=True)), token_loss(forward, next_tokens(tokens.flip(1)))
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"share": 1.5}, "share: got 1.5"),
+        ({"split": (0.8, 0.3)}, r"split: got \(0\.8, 0\.3\)"),
+        ({"split": (1.1, -0.1)}, "split: got"),
+        ({"mask_token": 12}, "mask_token: got 12"),
+        ({"special": range(12)}, "special: got all 12 tokens"),
+    ],
+    ids=str,
+)
+def test_impossible_masks_are_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        masked_tokens(torch.zeros(1, 4, dtype=torch.int64), **{"mask_token": 3, "vocab_size": 12, **options})
+
+
+def test_models_that_would_see_the_answer_are_refused():
+    tokens = torch.randint(0, 12, (1, 5))
+    with pytest.raises(ValueError, match="model: it is not causal and would see"):
+        token_loss(model("mb"), next_tokens(tokens))
+    with pytest.raises(ValueError, match=r"tokens: got shape \(1, 1\)"):
+        next_tokens(tokens[:, :1])
