@@ -47,6 +47,11 @@ def assert_close(got: State, wanted: State, **tolerance: float) -> None:
         torch.testing.assert_close(left, right, **(tolerance or TIGHT))
 
 
+def settled(state: State) -> State:
+    """The state without the room that it holds for longer rows."""
+    return state.trimmed() if hasattr(state, "trimmed") else state
+
+
 def with_backend(module: SequenceModule, backend: str) -> SequenceModule:
     """The module, every op in it run by `backend`."""
     for part in module.modules():
@@ -125,7 +130,7 @@ def packed_equals_padded_equals_alone(module: SequenceModule, sequences: list[In
         assert torch.equal(torch.where(valid.unsqueeze(-1), 0, y), torch.zeros_like(y)), "padding does not give zeros"
         for row, (y_alone, final_alone) in enumerate(alone):
             assert_close(y[row : row + 1, valid[row]], y_alone)
-            assert_close(map_state(lambda part, row=row: part[row : row + 1], final), final_alone)
+            assert_close(settled(map_state(lambda part, row=row: part[row : row + 1], final)), settled(final_alone))
 
     seq_idx = torch.cat([torch.full((1, length), index) for index, length in enumerate(lengths)], 1)
     x = torch.cat([sequence.x for sequence in sequences], 1)
@@ -134,7 +139,7 @@ def packed_equals_padded_equals_alone(module: SequenceModule, sequences: list[In
     assert_close(y, torch.cat([y_alone for y_alone, _ in alone], 1))
     last = [index for index, length in enumerate(lengths) if length]
     if last:
-        assert_close(_without_seq_idx(final), _without_seq_idx(alone[last[-1]][1]))
+        assert_close(_without_seq_idx(settled(final)), _without_seq_idx(settled(alone[last[-1]][1])))
 
 
 def _without_seq_idx(state: State) -> list[Tensor]:

@@ -22,6 +22,7 @@ LETTERS: dict[str, tuple[str | None, str | None]] = {  # letter -> layer and blo
     "o": ("linoss", "simple"),
     "b": ("s6", "bidirectional"),
     "f": (None, "feed_forward"),
+    "t": ("attention", None),
     "g": ("gru", None),
     "h": ("lstm", None),
 }

@@ -1,0 +1,172 @@
+"""Causal multi-head attention (Vaswani et al. 2017, section 3.2) with rotary positions (Su et al. 2021, equations 14-16).
+
+    (q_t, k_t, v_t) = W u_t         y_t = W_o [ sum_s softmax_s( <R(p_t) q_t, R(p_s) k_s> / sqrt(P) ) v_s ]      s <= t
+
+u: input (B, L, D) of H heads of width P, D = H P. p: position, the running sum of the elapsed times: R(p) turns pair i of a head
+by p base^(-2i/R) radians, so that scores depend on p_t - p_s alone. With a window w the sum is over the last w steps.
+
+torch's scaled_dot_product_attention computes it, by its fused kernels where they apply. The state holds keys before the rotation
+and how long ago each was seen, so that the angles of a long stream stay small numbers. It grows: see `AttentionState`.
+"""
+
+import math
+from contextlib import nullcontext
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import linear, pad, scaled_dot_product_attention
+
+from longscan.layers._registry import LAYERS
+from longscan.layers.base import SequenceLayer, Steps, hide_padding
+from longscan.layers.checks import transformed
+from longscan.layers.heads import head_width
+from longscan.layers.state import State, layer_state, no_sequence, restarted_rows
+from longscan.numerics.rotary import frequencies, turn
+from longscan.ops._arguments import RESET, carry_dtype, step_flags
+
+PIECE = 128  # queries that a windowed layer answers at once, at least
+
+
+@layer_state
+class AttentionState(NamedTuple):
+    """What was seen: `keys`, `values` (B, T, H, P), the newest last; `age` (B, T), time since then; `filled` (B,), how many of the
+    T slots a row fills, from the right; `last_seq_idx` (B,) as in `ScanState`.
+
+    Without a window T grows by one with every step, 2 D + 1 numbers a row; with a window w it is w - 1 from the start.
+    """
+
+    keys: Tensor
+    values: Tensor
+    age: Tensor
+    filled: Tensor
+    last_seq_idx: Tensor
+
+    def trimmed(self) -> "AttentionState":
+        """Without the slots that no row fills, such as those of padding and of sequences that have ended."""
+        empty = self.age.shape[1] - int(self.filled.max())
+        return self._replace(keys=self.keys[:, empty:], values=self.values[:, empty:], age=self.age[:, empty:])
+
+
+@LAYERS.register("attention")
+class Attention(SequenceLayer):
+    """Every step looks at all before it, or at the last `window` of them.
+
+    Args:
+        d_model: channels D.
+        head_dim: channels P of a head; None: the largest divisor of D up to 64.
+        window: how many steps a step sees, itself included; None: all.
+        rotary_dim: how many features of a head turn with the position, even; None: all (but one, where P is odd).
+        base: of the frequencies.
+
+    Elapsed time adds to the position. The state is `AttentionState`.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        head_dim: int | None = None,
+        window: int | None = None,
+        rotary_dim: int | None = None,
+        base: float = 10_000.0,
+    ) -> None:
+        super().__init__()
+        self.d_model, self.head_dim = d_model, head_width(d_model, head_dim)
+        if self.head_dim < 2:
+            raise ValueError(f"head_dim: got {self.head_dim}, expected at least 2, a pair that turns with the position")
+        if window is not None and window < 1:
+            raise ValueError(f"window: got {window}, expected at least 1")
+        width = self.head_dim // 2 * 2 if rotary_dim is None else rotary_dim
+        if width % 2 or not 2 <= width <= self.head_dim:
+            raise ValueError(f"rotary_dim: got {width}, expected an even number from 2 to the head's width {self.head_dim}")
+        self.heads, self.window, self.frequencies = d_model // self.head_dim, window, frequencies(width, base)
+        bound = 1 / math.sqrt(d_model)
+        self.in_proj = nn.Parameter(torch.empty(3 * d_model, d_model).uniform_(-bound, bound))
+        self.out_proj = nn.Parameter(torch.empty(d_model, d_model).uniform_(-bound, bound))
+
+    def run(self, x: Tensor, state: State, steps: Steps) -> tuple[Tensor, State]:
+        """See the top of the file."""
+        if state is None:
+            state = self._no_steps(x.shape[0], 0) if x.shape[1] else self.initial_state(x.shape[0])
+        size = max(x.shape[1], 1) if self.window is None else max(self.window, PIECE)
+        outputs = []
+        for start in range(0, x.shape[1], size):
+            piece = slice(start, start + size)
+            given = (None if part is None else part[:, piece] for part in steps[:3])
+            y, state = self._attend(x[:, piece], state, Steps(*given))
+            outputs.append(y)
+            state = state if self.window is None else self._windowed(state)
+        return (torch.cat(outputs, 1) if outputs else x.clone()), state
+
+    def _attend(self, x: Tensor, state: AttentionState, steps: Steps) -> tuple[Tensor, AttentionState]:
+        """All of x at once, and the state with all its steps."""
+        (batch, length), held = x.shape[:2], state.age.shape[1]
+        rows, last_seq_idx = restarted_rows(state.last_seq_idx, steps.valid, steps.seq_idx)
+        flags = step_flags(batch, length, steps.valid, steps.seq_idx, x)
+        valid = torch.ones(batch, length, dtype=torch.bool, device=x.device) if steps.valid is None else steps.valid
+        q, k, v = linear(x, self.in_proj).view(batch, length, 3, self.heads, self.head_dim).unbind(2)
+        keys, values = (torch.cat([old.to(new.dtype), new], 1) for old, new in ((state.keys, k), (state.values, v)))
+
+        tick = torch.ones_like(valid, dtype=x.dtype) if steps.elapsed is None else steps.elapsed
+        time = torch.where(valid, tick, 0).to(carry_dtype(self.in_proj)).cumsum(1)  # since the last call
+        when = torch.cat([-state.age.to(time.dtype), time], 1)
+        rates = torch.tensor(self.frequencies, dtype=time.dtype, device=x.device)
+        queries, turned = (
+            turn(part.to(self.state_dtype), (moment.unsqueeze(-1) * rates).unsqueeze(2)).to(part.dtype).transpose(1, 2)
+            for part, moment in ((q, time), (keys, when))
+        )
+
+        old = torch.arange(held, device=x.device) >= held - state.filled.unsqueeze(1)
+        old = old if rows is None else old & ~rows.unsqueeze(1)
+        segment = torch.zeros_like(valid, dtype=torch.int64) if flags is None else (flags == RESET).cumsum(1)
+        seen = torch.cat([old, valid], 1)
+        plain = held == 0 and flags is None and (self.window is None or length <= self.window)
+        mask = None if plain else self._mask(seen, segment, valid, held).unsqueeze(1)
+        # The fused kernels know no vmap.
+        fusing = nullcontext() if torch.compiler.is_compiling() or not transformed() else sdpa_kernel(SDPBackend.MATH)
+        with fusing:
+            y = scaled_dot_product_attention(queries, turned, values.transpose(1, 2), attn_mask=mask, is_causal=plain)
+        y = hide_padding(linear(y.transpose(1, 2).flatten(2), self.out_proj), steps.valid)
+
+        if flags is not None:
+            ended = pad(segment, (held, 0)) != segment[:, -1:]
+            seen = seen & ~ended
+        kept = [keys.to(self.in_proj.dtype), values.to(self.in_proj.dtype), (time[:, -1:] - when).to(self.state_dtype)]
+        if steps.valid is not None:  # the filled slots to the right, in their order
+            order = seen.to(torch.uint8).argsort(dim=1, stable=True)
+            kept = [part.gather(1, order.view(*order.shape, *(1,) * (part.ndim - 2)).expand_as(part)) for part in kept]
+            seen = seen.gather(1, order)
+        keys, values, age = (torch.where(seen.view(*seen.shape, *(1,) * (part.ndim - 2)), part, 0) for part in kept)
+        return y, AttentionState(keys, values, age, seen.sum(1), last_seq_idx)
+
+    def _mask(self, seen: Tensor, segment: Tensor, valid: Tensor, held: int) -> Tensor:
+        """Which of the held and new keys (B, T + L) each new step sees: (B, L, T + L). Padding sees itself, lest it gives NaN."""
+        order = valid.cumsum(1)
+        old = torch.arange(1 - held, 1, device=seen.device).expand(seen.shape[0], held)
+        distance = order.unsqueeze(2) - torch.cat([old, order], 1).unsqueeze(1)
+        allowed = seen.unsqueeze(1) & (distance >= 0) & (segment.unsqueeze(2) == pad(segment, (held, 0)).unsqueeze(1))
+        if self.window is not None:
+            allowed = allowed & (distance < self.window)
+        length = valid.shape[1]
+        return allowed | torch.ones(length, held + length, dtype=torch.bool, device=seen.device).tril(held).triu(held)
+
+    def _windowed(self, state: AttentionState) -> AttentionState:
+        """The last w - 1 slots, empty ones on the left where there are fewer."""
+        room = (self.window or 1) - 1
+        held = state.age.shape[1]
+        cut = [part[:, max(held - room, 0) :] for part in state[:3]]
+        missing = room - cut[0].shape[1]
+        keys, values, age = (pad(part, (0, 0) * (part.ndim - 2) + (missing, 0)) for part in cut)
+        return AttentionState(keys, values, age, state.filled.clamp(max=room), state.last_seq_idx)
+
+    def _no_steps(self, batch: int, slots: int) -> AttentionState:
+        keys = self.in_proj.new_zeros(batch, slots, self.heads, self.head_dim)
+        age = torch.zeros(batch, slots, dtype=self.state_dtype, device=self.device)
+        filled = torch.zeros(batch, dtype=torch.int64, device=self.device)
+        return AttentionState(keys, torch.zeros_like(keys), age, filled, no_sequence(batch, self.device))
+
+    def initial_state(self, batch: int) -> AttentionState:
+        """No steps; with a window w - 1 empty slots."""
+        return self._no_steps(batch, 0 if self.window is None else self.window - 1)

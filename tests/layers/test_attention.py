@@ -1,0 +1,123 @@
+import math
+
+import pytest
+import torch
+from torch.nn.functional import linear
+
+from longscan import SequenceModel
+from longscan.layers import Attention
+from longscan.numerics.rotary import turn
+
+
+def by_hand(layer: Attention, u: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+    """The equation at the top of the layer's file, one query after the other."""
+    q, k, v = (part.unflatten(-1, (layer.heads, layer.head_dim)) for part in linear(u, layer.in_proj).chunk(3, -1))
+    rates = torch.tensor(layer.frequencies, dtype=u.dtype)
+    q, k = (turn(part, (position.unsqueeze(-1) * rates).unsqueeze(2)) for part in (q, k))
+    y = torch.zeros_like(v)
+    for t in range(u.shape[1]):
+        first = 0 if layer.window is None else max(0, t + 1 - layer.window)
+        scores = torch.einsum("bhp,bshp->bhs", q[:, t], k[:, first : t + 1]) / math.sqrt(layer.head_dim)
+        y[:, t] = torch.einsum("bhs,bshp->bhp", scores.softmax(-1), v[:, first : t + 1])
+    return linear(y.flatten(2), layer.out_proj)
+
+
+@pytest.mark.parametrize("timed", [False, True])
+@pytest.mark.parametrize("options", [{}, {"head_dim": 2, "base": 50.0}, {"window": 4}, {"rotary_dim": 2}], ids=str)
+def test_equations(options, timed):
+    layer = Attention(6, **{"head_dim": 3, **options}).double()
+    u = torch.randn(2, 11, 6, dtype=torch.float64)
+    elapsed = torch.rand(2, 11, dtype=torch.float64) * 4 if timed else torch.ones(2, 11, dtype=torch.float64)
+    y = layer(u, elapsed=elapsed if timed else None)
+    torch.testing.assert_close(y, by_hand(layer, u, elapsed.cumsum(1)))
+
+
+def test_long_windows_are_answered_in_pieces():
+    layer = Attention(4, window=5).double()
+    u = torch.randn(1, 300, 4, dtype=torch.float64)
+    torch.testing.assert_close(layer(u), by_hand(layer, u, torch.arange(300.0, dtype=torch.float64).unsqueeze(0)))
+
+
+def test_a_window_keeps_memory_linear():
+    """Four times the steps, not sixteen times the memory."""
+
+    def peak(length: int) -> int:
+        layer, u = Attention(4, window=8), torch.randn(1, length, 4)
+        sizes = []
+
+        class Largest(torch.utils._python_dispatch.TorchDispatchMode):
+            def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+                result = func(*args, **(kwargs or {}))
+                sizes.extend(part.nbytes for part in torch.utils._pytree.tree_leaves(result) if isinstance(part, torch.Tensor))
+                return result
+
+        with torch.no_grad(), Largest():
+            layer(u)
+        return max(sizes)
+
+    assert peak(4000) <= 4.5 * peak(1000)
+
+
+def test_the_cache_grows_by_one_slot_a_step_or_not_at_all():
+    full, windowed = Attention(8, head_dim=4), Attention(8, head_dim=4, window=6)
+    sizes = {}
+    for name, layer in (("full", full), ("windowed", windowed)):
+        state = layer.initial_state(2)
+        sizes[name] = [state.nbytes]
+        for _ in range(9):
+            _, state = layer.step(torch.randn(2, 8), state)
+            sizes[name].append(state.nbytes)
+    per_step = 2 * 4 * (2 * 8 + 1)  # two rows of float32
+    assert [after - before for before, after in zip(sizes["full"], sizes["full"][1:], strict=False)] == [per_step] * 9
+    assert len(set(sizes["windowed"])) == 1
+    assert windowed(torch.randn(2, 40, 8), return_state=True)[1].nbytes == sizes["windowed"][0]
+
+
+def test_trimming_gives_back_what_padding_took():
+    layer = Attention(4).double()
+    u, valid = torch.randn(2, 9, 4, dtype=torch.float64), torch.arange(9) < torch.tensor([[4], [3]])
+    _, state = layer(u, valid=valid, return_state=True)
+    assert state.age.shape == (2, 9)
+    trimmed = state.trimmed()
+    assert trimmed.age.shape == (2, 4)
+    assert trimmed.age[0].tolist() == [3, 2, 1, 0]
+    later = torch.randn(2, 2, 4, dtype=torch.float64)
+    torch.testing.assert_close(layer(later, trimmed), layer(later, state))
+
+
+def test_angles_stay_exact_in_a_long_stream():
+    """A million steps into a sequence the scores are what they are at its start."""
+    layer = Attention(4, window=4)
+    u = torch.randn(1, 6, 4)
+    _, state = layer(u[:, :3], elapsed=torch.tensor([[1e6, 1.0, 1.0]]), return_state=True)
+    torch.testing.assert_close(layer(u[:, 3:], state), layer(u)[:, 3:], rtol=1e-5, atol=1e-6)
+
+
+def test_hybrids_by_letters():
+    model = SequenceModel.from_spec("(mt)*2", d_model=8, d_output=3, vocab_size=5, d_state=4, pooling="none").double().eval()
+    assert [entry["layer"] for entry in model.entries] == ["s6", "attention"] * 2
+    tokens = torch.randint(0, 5, (2, 12))
+    whole, final = model(tokens, return_state=True)
+    state = model.initial_state(2)
+    for t in range(12):
+        y, state = model.step(tokens[:, t], state)
+    torch.testing.assert_close(y, whole[:, -1])
+    assert state.nbytes == final.nbytes
+
+
+@pytest.mark.parametrize(
+    ("d_model", "options", "message"),
+    [
+        (6, {"rotary_dim": 3}, "rotary_dim: got 3, expected an even number from 2 to the head's width 6"),
+        (6, {"rotary_dim": 0}, "rotary_dim: got 0"),
+        (6, {"head_dim": 2, "rotary_dim": 4}, "rotary_dim: got 4"),
+        (6, {"head_dim": 4}, "head_dim: got 4, expected a divisor of the width 6"),
+        (6, {"head_dim": 1}, "head_dim: got 1, expected at least 2"),
+        (67, {}, "head_dim: got 1, expected at least 2"),
+        (6, {"window": 0}, "window: got 0"),
+        (6, {"base": 0.0}, "base: got 0"),
+    ],
+)
+def test_impossible_settings_are_named(d_model, options, message):
+    with pytest.raises(ValueError, match=message):
+        Attention(d_model, **options)
