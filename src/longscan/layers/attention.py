@@ -31,8 +31,8 @@ PIECE = 128  # queries that a windowed layer answers at once, at least
 
 @layer_state
 class AttentionState(NamedTuple):
-    """What was seen: `keys`, `values` (B, T, H, P), the newest last; `age` (B, T), time since then; `filled` (B,), how many of the
-    T slots a row fills, from the right; `last_seq_idx` (B,) as in `ScanState`.
+    """What was seen: `keys`, `values` (B, T, H, P), the newest last; `age` (B, T), time since then; `filled` (B,), how many of
+    the T slots a row fills, from the right; `last_seq_idx` (B,) as in `ScanState`.
 
     Without a window T grows by one with every step, 2 D + 1 numbers a row; with a window w it is w - 1 from the start.
     """
