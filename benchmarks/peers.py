@@ -24,9 +24,10 @@ def s6_loop(u: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, z
     entering = step * u
     h = u.new_zeros(u.shape[0], *A.shape)
     outputs = []
-    for t in range(u.shape[1]):
-        h = torch.exp(step[:, t].unsqueeze(-1) * A) * h + entering[:, t].unsqueeze(-1) * B[:, t].unsqueeze(1)
-        outputs.append(torch.matmul(h, C[:, t].unsqueeze(-1)).squeeze(-1))
+    # unbind, as its backward is one stack: the backward of an index fills a whole tensor at every step
+    for step_t, entering_t, B_t, C_t in zip(step.unbind(1), entering.unbind(1), B.unbind(1), C.unbind(1), strict=True):
+        h = torch.exp(step_t.unsqueeze(-1) * A) * h + entering_t.unsqueeze(-1) * B_t.unsqueeze(1)
+        outputs.append(torch.matmul(h, C_t.unsqueeze(-1)).squeeze(-1))
     return (torch.stack(outputs, 1) + D * u) * silu(z)
 
 
@@ -74,8 +75,8 @@ def aussm_loop(u: Tensor, dt: Tensor, W: Tensor, bias: Tensor, B: Tensor, C: Ten
     angle, entering = _angles_and_inputs(u, dt, W, bias, B)
     h = entering.new_zeros(u.shape[0], *bias.shape)
     outputs = []
-    for t in range(u.shape[1]):
-        h = torch.polar(torch.ones_like(angle[:, t]), angle[:, t]) * h + entering[:, t]
+    for angle_t, entering_t in zip(angle.unbind(1), entering.unbind(1), strict=True):
+        h = torch.polar(torch.ones_like(angle_t), angle_t) * h + entering_t
         outputs.append((C * h).real.sum(-1))
     return (torch.stack(outputs, 1) + D * silu(u)) * silu(z)
 

@@ -16,7 +16,7 @@ Further words are settings, as on the command line of `longscan train`.
 import argparse
 import json
 import os
-import subprocess
+import shlex
 import sys
 import time
 from collections.abc import Iterator
@@ -36,6 +36,7 @@ from longscan.training.averaging import WeightAverage
 from longscan.training.lengths import LengthPlan
 from longscan.training.optim import build_optimizer, set_learning_rate
 from longscan.training.parsing import parse_settings
+from longscan.training.records import commit
 from longscan.training.run import build_model
 from longscan.training.schedule import learning_rate
 from longscan.training.settings import Settings
@@ -128,7 +129,7 @@ class Seeds:
             "rows": [],
             "settings": settings.as_dict(),
             "command": command,
-            "commit": os.environ.get("LONGSCAN_COMMIT") or head(),
+            "commit": os.environ.get("LONGSCAN_COMMIT") or commit(),
             "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "torch": torch.__version__,
             "device": torch.cuda.get_device_name() if self.device == "cuda" else "cpu",
@@ -235,11 +236,6 @@ class Seeds:
         return accuracies(output.detach(), batch), losses.detach()
 
 
-def head() -> str:
-    """The commit that the working tree stands on."""
-    return subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
-
-
 def draw(folder: Path, out: Path) -> None:
     """Success rate and every seed's score against steps, a row of two panels for each record in `folder`."""
     import matplotlib as mpl
@@ -286,7 +282,7 @@ def main() -> None:
         parser.error("RECIPE and --out, or --draw, are needed")
     settings = parse_settings(["--config", str(words.recipe), *further]).settings
     settings = replace(settings, model=replace(settings.model, backend=words.backend))
-    command = "python benchmarks/seeds.py " + " ".join(sys.argv[1:])
+    command = shlex.join(["python", "benchmarks/seeds.py", *sys.argv[1:]])
     Seeds(settings, list(range(words.seeds)), words.out, command).run(
         words.steps or settings.training.steps, words.every, words.limit, words.workers
     )
