@@ -63,7 +63,7 @@ class Residual(SequenceModule):
         """One step: x_t (B, d_model), elapsed (B,), active (B,) bool; rows that are not active give x_t."""
         if isinstance(self.norm, nn.RMSNorm):
             return self.block.residual_step(x_t, self.norm, state, elapsed=elapsed, active=active)
-        inner = x_t if self.kind == "post" else hide_padding(self.norm(x_t), active)
+        inner = x_t if self.kind == "post" else _keep(self.norm(x_t), active, torch.zeros_like(x_t))
         y, state = self.block.step(inner, state, elapsed=elapsed, active=active)
         y = x_t + y
         return (_keep(self.norm(y), active, x_t) if self.kind == "post" else y), state
