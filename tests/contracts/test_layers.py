@@ -41,6 +41,7 @@ from longscan.layers.base import Steps, hide_padding
 from longscan.layers.state import State, map_state, restarted_rows, state_tensors, zero_rows
 from longscan.numerics.discretisation import discretise
 from longscan.numerics.pairs import divide, multiply
+from longscan.numerics.timescales import inverse_softplus
 from longscan.ops._arguments import step_flags
 from longscan.ops.linear_scan import eager
 
@@ -84,6 +85,12 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         {},
         {"head_dim": 2, "window": 3, "base": 100.0},
         {"rotary_dim": 2, "window": 2},
+    ],
+    "layer s7": [
+        {"d_state": 3},
+        {"d_state": 3, "rank": 2, "reparam": (0.5, 1.0), "dt_min": 0.01, "dt_max": 0.5},
+        {"d_state": 3, "reparam": None, "selects": ("A", "C")},
+        {"d_state": 3, "reparam": "exponential", "selects": ("B", "C", "D")},
     ],
     "layer gru": [{}],
     "layer lstm": [{}],
@@ -319,7 +326,13 @@ def _(layer: Any, factor: float) -> None:
     layer.dt.copy_(torch.logit(layer.dt.sigmoid() / factor))
 
 
-IRREGULAR = [(name, options) for name in LAYERS if LAYERS[name].irregular for options in options_of(f"layer {name}")]
+@rescales("s7")
+def _(layer: Any, factor: float) -> None:
+    layer.w.copy_(inverse_softplus(torch.nn.functional.softplus(layer.w) / factor))
+
+
+IRREGULAR = [(name, options) for name in LAYERS for options in options_of(f"layer {name}")]
+IRREGULAR = [(name, options) for name, options in IRREGULAR if build(f"layer {name}", options).irregular]
 
 
 @pytest.mark.parametrize(("name", "options"), IRREGULAR, ids=str)

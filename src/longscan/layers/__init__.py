@@ -19,6 +19,7 @@ from longscan.layers.parameters import marks as marks
 from longscan.layers.s4d import S4D as S4D
 from longscan.layers.s5 import S5 as S5
 from longscan.layers.s6 import S6 as S6
+from longscan.layers.s7 import S7 as S7
 from longscan.layers.state import PhaseState as PhaseState
 from longscan.layers.state import ScanState as ScanState
 from longscan.layers.state import layer_state as layer_state

@@ -20,6 +20,7 @@ LETTERS: dict[str, tuple[str | None, str | None]] = {  # letter -> layer and blo
     "l": ("lru", "simple"),
     "s": ("s5", "simple"),
     "o": ("linoss", "simple"),
+    "e": ("s7", "simple"),
     "b": ("s6", "bidirectional"),
     "f": (None, "feed_forward"),
     "t": ("attention", None),

@@ -1,0 +1,169 @@
+"""S7 (Soydan et al. 2024, "S7: selective and simplified state space layers for sequence modeling").
+
+    x_k = a_k x_{k-1} + B_k u_k + beta        y_k = C_k x_k + D_k u_k        a_k = f(w_k)        (equations 3 to 5)
+    f(w) = 1 - 1 / (a w^2 + b)
+
+u: input (B, L, D). x: state (B, P), real. a_k: factors (P,), in [-1, 1). B_k: (P, D), C_k: (D, P), D_k: (D,), functions of u_k.
+beta: state bias (P,). R: rank.
+
+The paper leaves open how these depend on u_k. Here all are affine in it: w_k = w + W_A u_k, B_k = B + W_B u_k with the full
+tensor W_B (P, D, D), C_k and D_k likewise, D_k a diagonal; `rank` makes W_B and W_C sums of R outer products. The state is
+real, since f is bounded by 1 for real w only. At the start 1 - f(w) is log-uniform on [dt_min, dt_max], far from w = 0, where
+f has no slope; B has rows of variance (1 - a^2) / D, which keeps the size of the state near the input's; the paper's blocks of
+HiPPO have no meaning for real factors. `reparam="exponential"` is the paper's form for events, a_k = e^{-softplus(w_k) tau_k}
+(equation 12), tau the elapsed time, which f has no place for; None is its ablation, a_k = w_k.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear, softplus
+
+from longscan.layers._registry import LAYERS
+from longscan.layers.base import SequenceLayer, Steps, hide_padding, resume
+from longscan.layers.parameters import mark
+from longscan.layers.state import ScanState, State, no_sequence
+from longscan.numerics.stability import stable_factor, stable_parameter
+from longscan.numerics.timescales import inverse_softplus, log_uniform
+from longscan.ops import linear_scan
+
+SELECTED = ("A", "B", "C", "D")
+
+
+def _normal(*shape: int, variance: float) -> Tensor:
+    return torch.randn(shape, dtype=torch.float64) * variance**0.5
+
+
+class Bilinear(nn.Module):
+    """sum_ij W_oij l_i r_j for vectors l and r: W a full tensor, or a sum of `rank` outer products.
+
+    For l and r of unit variance an output has that of its entry of `scale` (O,), squared.
+    """
+
+    def __init__(self, left: int, right: int, scale: Tensor, rank: int | None) -> None:
+        super().__init__()
+        size = len(scale)
+        if rank is None:
+            factors = [_normal(size, left, right, variance=1 / (left * right)) * scale.view(-1, 1, 1)]
+        else:
+            factors = [_normal(size, rank, variance=1 / rank) * scale.view(-1, 1)]
+            factors += [_normal(rank, width, variance=1 / width) for width in (left, right)]
+        self.factors = nn.ParameterList(mark(nn.Parameter(x.to(torch.get_default_dtype())), "selector") for x in factors)
+
+    def forward(self, left: Tensor, right: Tensor) -> Tensor:
+        """(..., O) for left (..., I) and right (..., J)."""
+        if len(self.factors) == 3:
+            out, from_left, from_right = self.factors
+            return linear(linear(left, from_left) * linear(right, from_right), out)
+        (weight,) = self.factors
+        rows = linear(right, weight.flatten(0, 1)).view(*right.shape[:-1], *weight.shape[:2])
+        return (rows * left.unsqueeze(-2)).sum(-1)
+
+
+@LAYERS.register("s7")
+class S7(SequenceLayer):
+    """A real diagonal recurrence over all channels whose factors and maps depend on the input.
+
+    Args:
+        d_model: channels D.
+        d_state: states P.
+        reparam: (a, b) of f, a > 0 and b >= 1/2; "exponential"; or None.
+        selects: which of "A", "B", "C", "D" depend on the input.
+        rank: None, full tensors W_B and W_C, or R.
+        dt_min, dt_max: initial range of 1 - a_k (of -log a_k where exponential), log-uniform.
+        backend: of `longscan.ops.linear_scan`.
+
+    Elapsed times have a meaning with "exponential" only. The state is `ScanState` with ssm (B, P).
+    """
+
+    irregular = False
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        d_state: int = 16,
+        reparam: Sequence[float] | Literal["exponential"] | None = (1.0, 0.5),
+        selects: Collection[str] = SELECTED,
+        rank: int | None = None,
+        dt_min: float = 1e-3,
+        dt_max: float = 0.1,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__()
+        for name, size in (("d_model", d_model), ("d_state", d_state), ("rank", 1 if rank is None else rank)):
+            if size < 1:
+                raise ValueError(f"{name}: got {size}, expected at least 1")
+        if set(selects) - set(SELECTED):
+            raise ValueError(f"selects: got {tuple(selects)}, expected some of {SELECTED}")
+        if not dt_max < 1:
+            raise ValueError(f"dt_max: got {dt_max}, expected less than 1")
+        if isinstance(reparam, str) and reparam != "exponential":
+            raise ValueError(f"reparam: got {reparam!r}, expected (a, b), 'exponential' or None")
+        self.d_model, self.d_state, self.backend = d_model, d_state, backend
+        self.irregular = reparam == "exponential"
+        self.reparam: tuple[float, float] | Literal["exponential"] | None = "exponential" if self.irregular else None
+        dt = log_uniform((d_state,), dt_min, dt_max)
+        if self.irregular:
+            w, decay = inverse_softplus(dt), torch.exp(-dt)
+        elif reparam is None:
+            w = decay = 1 - dt
+        else:
+            a, b = (float(part) for part in reparam)
+            if not (a > 0 and 0.5 <= b < 1 / dt_max):
+                raise ValueError(f"reparam: got {(a, b)}, expected a > 0, and b from 1/2 (where f >= -1) to below 1/dt_max")
+            self.reparam, decay = (a, b), 1 - dt
+            w = stable_parameter(decay, a, b)
+
+        def kept(values: Tensor) -> nn.Parameter:
+            return mark(nn.Parameter(values.to(torch.get_default_dtype())), "ssm", decay=False, keep_float32=True)
+
+        def dense(values: Tensor, role: Literal["ssm", "selector"] = "ssm") -> nn.Parameter:
+            return mark(nn.Parameter(values.to(torch.get_default_dtype())), role)
+
+        scale, ones = torch.sqrt(1 - decay.square()), torch.ones(d_model)
+        self.w, self.bias = kept(w), kept(torch.zeros(d_state))
+        self.B = dense(_normal(d_state, d_model, variance=1 / d_model) * scale.unsqueeze(1))
+        self.C = dense(_normal(d_model, d_state, variance=1 / d_state))
+        self.D = kept(torch.randn(d_model))
+        selected_w = _normal(d_state, d_model, variance=1 / d_model) * (dt.unsqueeze(1) if reparam is None else 1)
+        self.select_w = dense(selected_w, "selector") if "A" in selects else None
+        self.select_B = Bilinear(d_model, d_model, scale, rank) if "B" in selects else None
+        self.select_C = Bilinear(d_state, d_model, ones, rank) if "C" in selects else None
+        self.select_D = dense(_normal(d_model, d_model, variance=1 / d_model), "selector") if "D" in selects else None
+
+    def factors(self, x: Tensor, elapsed: Tensor | None = None) -> Tensor:
+        """a_k (B, L, P) for inputs x (B, L, D), (P,) where they do not depend on them."""
+        w = self.w if self.select_w is None else self.w + linear(x, self.select_w).to(self.w.dtype)
+        if self.reparam == "exponential":
+            rate = softplus(w)
+            return torch.exp(-rate if elapsed is None else -rate * elapsed.unsqueeze(-1).to(rate.dtype))
+        return w if self.reparam is None else stable_factor(w, *self.reparam)
+
+    def run(self, x: Tensor, state: State, steps: Steps) -> tuple[Tensor, State]:
+        """See the top of the file."""
+        initial, last_seq_idx = resume(state, x.shape[0], steps, x.device)
+        drive = linear(x, self.B)
+        if self.select_B is not None:
+            drive = drive + self.select_B(x, x)
+        states, ssm = linear_scan(
+            self.factors(x, steps.elapsed),
+            drive.to(self.bias.dtype) + self.bias,
+            initial,
+            valid=steps.valid,
+            seq_idx=steps.seq_idx,
+            backend=self.backend,
+        )
+        states = states.to(self.C.dtype)
+        y = linear(states, self.C)
+        if self.select_C is not None:
+            y = y + self.select_C(states, x)
+        skip = self.D if self.select_D is None else self.D + linear(x, self.select_D).to(self.D.dtype)
+        return hide_padding((y + skip * x).to(x.dtype), steps.valid), ScanState(ssm, last_seq_idx)
+
+    def initial_state(self, batch: int) -> ScanState:
+        """Zeros: ssm (batch, P)."""
+        ssm = torch.zeros(batch, self.d_state, dtype=self.state_dtype, device=self.device)
+        return ScanState(ssm, no_sequence(batch, self.device))

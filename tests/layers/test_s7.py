@@ -1,0 +1,132 @@
+import pytest
+import torch
+
+from longscan.layers import S7
+from longscan.numerics.stability import stable_factor
+
+
+@pytest.mark.parametrize("reparam", [(1.0, 0.5), (0.5, 1.0), None, "exponential"])
+@pytest.mark.parametrize("rank", [None, 2])
+@pytest.mark.parametrize("selects", ["ABCD", "", "AC"])
+def test_equations(reparam, rank, selects):
+    """x_k = a_k x_{k-1} + B_k u_k + beta, y_k = C_k x_k + D_k u_k, every matrix written out at every step."""
+    layer = S7(3, d_state=4, reparam=reparam, rank=rank, selects=tuple(selects)).double()
+    with torch.no_grad():
+        layer.bias.normal_()
+    u, elapsed = torch.randn(9, 3, dtype=torch.float64), 3 * torch.rand(9, dtype=torch.float64)
+
+    def tensor(part):  # of a bilinear map: output, the vector it is applied to, the vector it is chosen by
+        if part is None:
+            return 0
+        if rank is None:
+            return part.factors[0]
+        return torch.einsum("or,ri,rj->oij", *part.factors)
+
+    x, outputs = torch.zeros(4, dtype=torch.float64), []
+    for k in range(9):
+        w = layer.w if layer.select_w is None else layer.w + layer.select_w @ u[k]
+        B, C = layer.B + tensor(layer.select_B) @ u[k] if "B" in selects else layer.B, layer.C
+        C = C + tensor(layer.select_C) @ u[k] if "C" in selects else C
+        D = layer.D + layer.select_D @ u[k] if "D" in selects else layer.D
+        if reparam == "exponential":
+            a = torch.exp(-torch.log1p(w.exp()) * elapsed[k])
+        else:
+            a = w if reparam is None else 1 - 1 / (reparam[0] * w**2 + reparam[1])
+        x = a * x + B @ u[k] + layer.bias
+        outputs.append(C @ x + D * u[k])
+    y = layer(u.unsqueeze(0), elapsed=elapsed.unsqueeze(0) if reparam == "exponential" else None)
+    torch.testing.assert_close(y[0], torch.stack(outputs))
+
+
+def test_the_gradient_stays_below_the_slope_of_the_reparametrisation():
+    """|dL/dw| <= C |f'(w)| for every w, C of the length and the inputs alone; as |a| <= 1 a state grows at most linearly."""
+    length = 40
+    w = torch.cat([torch.linspace(-3, 3, 60), torch.zeros(1), torch.logspace(0.5, 4, 60)]).double()
+    layer = S7(1, d_state=len(w), selects=()).double()
+    with torch.no_grad():
+        layer.w.copy_(w)
+        layer.B.fill_(1.0)
+        layer.C.fill_(1.0)
+    u = torch.randn(1, length, 1, dtype=torch.float64)
+    weight = torch.randn(length, dtype=torch.float64)
+    (layer(u)[0, :, 0] * weight).sum().backward()
+    slope = (2 * w / (w.square() + 0.5).square()).abs()
+    largest, steps = u.abs().max() * weight.abs().max(), torch.arange(length)
+    bound = largest * (steps * (length - steps)).sum()  # |x_{k-1}| <= k max|u|, and L - k later outputs see a_k
+    gradient = layer.w.grad.abs()
+    assert (gradient <= bound * slope).all()
+    assert gradient[w == 0] == 0
+    assert gradient[-1] < 1e-8  # w = 10^4, a memory of 10^8 steps: the factor 1 - 10^-8 itself has a gradient of order 100
+    free = S7(1, d_state=1, selects=(), reparam=None).double()
+    with torch.no_grad():
+        free.w.fill_(stable_factor(w[-1]).item())
+        free.B.fill_(1.0)
+        free.C.fill_(1.0)
+    (free(u)[0, :, 0] * weight).sum().backward()
+    assert free.w.grad.abs() > 1
+
+
+@pytest.mark.parametrize("reparam", [(1.0, 0.5), (0.5, 0.5), (1.0, 1.0), None, "exponential"])
+def test_the_start_remembers_and_has_a_slope(reparam):
+    """1 - a_k lies between dt_min and dt_max; w is far from 0, where f has no slope; white noise keeps its size."""
+    layer = S7(4, d_state=40, reparam=reparam, selects=(), dt_min=0.01, dt_max=0.2)
+    with torch.no_grad():
+        a = layer.factors(torch.zeros(1, 1, 4))
+        decay = -a.log() if reparam == "exponential" else 1 - a
+        assert decay.min() >= 0.01 * (1 - 1e-3)
+        assert decay.max() <= 0.2 * (1 + 1e-3)
+        if isinstance(reparam, tuple):
+            assert layer.w.min() > 1
+        _, state = layer(torch.randn(1000, 500, 4), return_state=True)
+    variance = state.ssm.square().mean(0)
+    torch.testing.assert_close(variance, layer.B.detach().square().sum(1) / (1 - a**2), rtol=0.25, atol=0)
+    assert variance.mean().item() == pytest.approx(1, rel=0.25)
+
+
+def test_stable_however_the_input_chooses():
+    """Factors stay in [-1, 1) for inputs of any size."""
+    layer = S7(4, d_state=6)
+    factors = layer.factors(1e4 * torch.randn(1, 1000, 4))
+    assert factors.min() >= -1
+    assert factors.max() <= 1
+    assert layer(100 * torch.randn(1, 2000, 4)).isfinite().all()
+
+
+@pytest.mark.parametrize("d", [16, 5])
+def test_parameters(d):
+    """Full maps: P D^2 each for B and C; of rank R: (P + 2 D) R and (D + P + D) R."""
+
+    def count(layer):
+        return sum(p.numel() for p in layer.parameters())
+
+    p, r = 14, 3
+    plain = 2 * p + 2 * p * d + d
+    assert count(S7(d, d_state=p, selects=())) == plain
+    assert count(S7(d, d_state=p)) == plain + 2 * p * d * d + p * d + d * d
+    assert count(S7(d, d_state=p, rank=r)) == plain + 2 * r * (p + 2 * d) + p * d + d * d
+
+
+def test_elapsed_time_needs_the_exponential_form():
+    x, elapsed = torch.randn(1, 5, 4), torch.rand(1, 5)
+    with pytest.raises(ValueError, match="elapsed: S7 has no notion"):
+        S7(4)(x, elapsed=elapsed)
+    assert S7(4, reparam="exponential")(x, elapsed=elapsed).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"d_state": 0}, "d_state: got 0"),
+        ({"rank": 0}, "rank: got 0"),
+        ({"selects": ("A", "E")}, r"selects: got \('A', 'E'\), expected some of \('A', 'B', 'C', 'D'\)"),
+        ({"reparam": "tanh"}, "reparam: got 'tanh'"),
+        ({"reparam": (1.0, 0.4)}, r"reparam: got \(1\.0, 0\.4\), expected a > 0, and b from 1/2"),
+        ({"reparam": (0.0, 0.5)}, r"reparam: got \(0\.0, 0\.5\)"),
+        ({"reparam": (1.0, 3.0), "dt_max": 0.5}, r"reparam: got \(1\.0, 3\.0\)"),
+        ({"dt_max": 1.0}, r"dt_max: got 1\.0, expected less than 1"),
+        ({"dt_min": 0.0}, "dt_min, dt_max"),
+    ],
+)
+def test_impossible_settings_are_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        S7(4, **options)
