@@ -102,7 +102,7 @@ def test_lists_may_leave_out_what_is_empty_and_combine_anything():
         ("ma", {"d": {}}, "'d' is not a letter of the spec 'ma'"),
         ("ma", {"a": {"d_stat": 3}}, r"block 1 \(aussm\) has no setting 'd_stat'; its settings are .*d_state"),
         ("gm", {"g": {"d_conv": 3}}, r"block 0 \(gru\) has no setting 'd_conv'"),
-        ([{"layer": "s7"}], None, "block 0 has the layer 's7'; the layers are attention, aussm"),
+        ([{"layer": "s8"}], None, "block 0 has the layer 's8'; the layers are attention, aussm"),
         ([{"layer": "s6", "block": "mambo"}], None, "block 0 has the block 'mambo'; the blocks are aussm, bidirectional"),
         ([{"block": "mamba"}], None, r"block 0 has the keys \['block'\], expected 'layer'"),
         ([{"layer": None, "block": "mamba"}], None, "block 0 has the layer None in the block 'mamba', which needs a layer"),
