@@ -4,6 +4,7 @@ from longscan.models.forecaster import Forecaster as Forecaster
 from longscan.models.generation import generate as generate
 from longscan.models.generation import sample as sample
 from longscan.models.generation import stream as stream
+from longscan.models.interchange import from_transformers as from_transformers
 from longscan.models.language_model import LanguageModel as LanguageModel
 from longscan.models.morph import make_bidirectional as make_bidirectional
 from longscan.models.morph import with_head as with_head

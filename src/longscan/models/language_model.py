@@ -14,6 +14,7 @@ from torch.nn.functional import linear
 
 from longscan.blocks.bidirectional import BidirectionalBlock
 from longscan.blocks.gated import GatedBlock
+from longscan.blocks.heads import HeadsBlock
 from longscan.blocks.residual import Norm
 from longscan.layers.parameters import mark
 from longscan.models.saving import Pretrained
@@ -80,7 +81,7 @@ class LanguageModel(Pretrained):
     def _start(self) -> None:
         nn.init.normal_(self.backbone.encoder.weight, std=0.02)
         for module in self.backbone.modules():
-            if isinstance(module, (GatedBlock, BidirectionalBlock)):
+            if isinstance(module, (GatedBlock, HeadsBlock, BidirectionalBlock)):
                 nn.init.kaiming_uniform_(module.out_proj.weight, a=math.sqrt(5))
                 module.out_proj.weight /= math.sqrt(len(self.backbone.stack))
 

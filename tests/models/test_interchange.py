@@ -1,0 +1,124 @@
+"""Checkpoints of transformers, built at random: the same logits and the same tokens."""
+
+import json
+import math
+
+import pytest
+import torch
+
+from longscan.models import LanguageModel, from_transformers, generate
+
+transformers = pytest.importorskip("transformers")
+
+SHAPES = {
+    "mamba": [
+        {"hidden_size": 16, "num_hidden_layers": 2, "vocab_size": 24, "state_size": 4},
+        {"hidden_size": 24, "num_hidden_layers": 3, "vocab_size": 21, "state_size": 5, "expand": 1, "conv_kernel": 2},
+        {"hidden_size": 32, "num_hidden_layers": 1, "vocab_size": 11, "time_step_rank": 5, "tie_word_embeddings": False},
+        {"hidden_size": 16, "num_hidden_layers": 2, "vocab_size": 24, "use_conv_bias": False},
+    ],
+    "mamba2": [
+        {"hidden_size": 16, "vocab_size": 24, "num_heads": 4, "head_dim": 8, "n_groups": 1, "state_size": 4},
+        {"hidden_size": 24, "vocab_size": 21, "num_heads": 12, "head_dim": 4, "n_groups": 3, "state_size": 5},
+        {"hidden_size": 16, "vocab_size": 11, "num_heads": 2, "head_dim": 8, "n_groups": 2, "expand": 1},
+    ],
+}
+SHAPES["mamba2"][0] |= {"num_hidden_layers": 2}
+SHAPES["mamba2"][1] |= {"num_hidden_layers": 3, "use_conv_bias": False}
+SHAPES["mamba2"][2] |= {"num_hidden_layers": 1, "tie_word_embeddings": True, "conv_kernel": 3, "state_size": 8, "chunk_size": 16}
+EVERY_SHAPE = pytest.mark.parametrize(("kind", "shape"), [(kind, shape) for kind in SHAPES for shape in SHAPES[kind]], ids=str)
+
+
+def published(kind, shape, **settings):
+    """A model of transformers with random weights, none of them at its initial zero or one."""
+    config = {"mamba": transformers.MambaConfig, "mamba2": transformers.Mamba2Config}[kind](**shape, **settings)
+    model = {"mamba": transformers.MambaForCausalLM, "mamba2": transformers.Mamba2ForCausalLM}[kind](config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith(("norm.weight", "norm_f.weight", ".D", "conv1d.bias")):
+                parameter += 0.3 * torch.randn_like(parameter)
+    return model
+
+
+@EVERY_SHAPE
+def test_the_same_logits_and_the_same_tokens(kind, shape, tmp_path):
+    theirs = published(kind, shape)
+    theirs.save_pretrained(tmp_path)
+    tokens = torch.randint(0, shape["vocab_size"], (2, 90))
+    with torch.no_grad():
+        wanted = theirs(tokens).logits
+    prompt = tokens[:, :7]
+    greedy = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0, "attention_mask": torch.ones_like(prompt)}
+    written = theirs.generate(prompt, max_new_tokens=25, **greedy)[:, 7:]
+    for source in (theirs, tmp_path):
+        ours = from_transformers(source).eval()
+        assert isinstance(ours, LanguageModel)
+        assert ours.backbone.encoder.weight.shape[0] % 8 == 0
+        with torch.no_grad():
+            difference = (ours(tokens) - wanted).abs().max()
+        assert difference < 1e-4, difference
+        assert torch.equal(generate(ours, prompt, 25, temperature=0)[0], written)
+    if shape.get("use_conv_bias", True):  # here a convolution always has one
+        theirs_and_ours = (theirs.backbone.layers, ours.backbone.blocks)
+        assert len({sum(part.numel() for part in stack.parameters()) for stack in theirs_and_ours}) == 1
+
+
+def test_clamped_steps_and_what_is_saved_again(tmp_path):
+    theirs = published("mamba2", SHAPES["mamba2"][0], time_step_limit=(0.001, 0.02))
+    tokens = torch.randint(0, 24, (2, 40))
+    ours = from_transformers(theirs).eval()
+    unclamped = from_transformers(published("mamba2", SHAPES["mamba2"][0])).eval()
+    unclamped.load_state_dict(ours.state_dict())
+    with torch.no_grad():
+        wanted = theirs(tokens).logits
+        assert (ours(tokens) - wanted).abs().max() < 1e-4
+        assert (unclamped(tokens) - wanted).abs().max() > 1e-3
+    ours.save_pretrained(tmp_path)
+    again = LanguageModel.from_pretrained(tmp_path)
+    assert torch.equal(again(tokens), ours(tokens))
+
+
+def test_shards_are_put_together(tmp_path):
+    theirs = published("mamba", SHAPES["mamba"][0])
+    theirs.save_pretrained(tmp_path, max_shard_size="8KB")
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
+    tokens = torch.randint(0, 24, (1, 9))
+    with torch.no_grad():
+        torch.testing.assert_close(from_transformers(tmp_path)(tokens), theirs(tokens).logits, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_type": "gpt2"}, "model_type: got 'gpt2', expected one of"),
+        ({"hidden_act": "gelu"}, "hidden_act: got 'gelu', expected 'silu'"),
+        ({"use_bias": True}, "use_bias: got True, expected False"),
+        ({"layer_norm_epsilon": 1e-6}, "layer_norm_epsilon: got 1e-06, expected 1e-05"),
+    ],
+)
+def test_what_models_here_do_not_have_is_named(change, message, tmp_path):
+    published("mamba", SHAPES["mamba"][0]).save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(ValueError, match=message):
+        from_transformers(tmp_path)
+
+
+def test_missing_files_and_other_checkpoints_are_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"config\.json: no such file"):
+        from_transformers(tmp_path)
+    transformers.MambaModel(transformers.MambaConfig(**SHAPES["mamba"][0])).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"source: got tensors such as .*causal language model"):
+        from_transformers(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match=r"model\.safetensors: no such file"):
+        from_transformers(tmp_path)
+
+
+def test_infinity_may_be_written_in_two_ways(tmp_path):
+    for infinity in (math.inf, {"__float__": "Infinity"}):
+        theirs = published("mamba2", SHAPES["mamba2"][0])
+        theirs.save_pretrained(tmp_path)
+        path = tmp_path / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"time_step_limit": [0.0, infinity]}))
+        assert from_transformers(tmp_path).config["blocks"][0]["options"]["dt_limit"] is None
