@@ -192,18 +192,27 @@ def tasks_command(words: Sequence[str]) -> int:
 
 
 def layers_command(words: Sequence[str]) -> int:
-    """List the layers, their letters in specs and what they are able to do."""
+    """List the layers and the blocks that have none, their letters in specs and what they are able to do."""
+    from longscan.blocks import BLOCKS
     from longscan.layers import LAYERS
     from longscan.models import LETTERS
 
     _parse(_parser("layers", layers_command), words)
     properties = ("causal", "streaming", "irregular", "changes_length", "batch_independent")
     table = Table("letter", "layer", "block", "what it is", "properties")
-    letters = {layer: (letter, block) for letter, (layer, block) in LETTERS.items()}
-    for name, layer in sorted(LAYERS.items()):
-        letter, block = letters.get(name, ("", None))
-        held = ", ".join(flag.replace("_", " ") for flag in properties if getattr(layer, flag))
-        table.add_row(letter, name, block or "alone", _first_line(layer), held)
+    of_layer: dict[str | None, list[tuple[str, str | None]]] = {}
+    for letter, (layer, block) in LETTERS.items():
+        of_layer.setdefault(layer, []).append((letter, block))
+
+    def row(letters: list[tuple[str, str | None]], name: str, kind: type[Any]) -> None:
+        held = ", ".join(flag.replace("_", " ") for flag in properties if getattr(kind, flag))
+        letter = ", ".join(letter for letter, _ in letters)
+        table.add_row(letter, name, ", ".join(block or "alone" for _, block in letters) or "alone", _first_line(kind), held)
+
+    for name, kind in sorted(LAYERS.items()):
+        row(of_layer.get(name, []), name, kind)
+    for letter, block in of_layer.get(None, []):
+        row([(letter, block)], "", BLOCKS[block or ""])
     out.print(table)
     return 0
 

@@ -23,7 +23,9 @@ class Stateless(NamedTuple):
 
 @BLOCKS.register("feed_forward")
 class FeedForwardBlock(SequenceModule):
-    """Two linear maps with GELU between, at every step alone. It has no layer, and elapsed time changes nothing.
+    """Two linear maps with GELU between, at every step alone.
+
+    It has no layer, and elapsed time changes nothing.
 
     Args:
         d_model: width D at both ends.

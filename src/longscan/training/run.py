@@ -47,6 +47,7 @@ def build_model(settings: Settings) -> SequenceModel:
             pooling=pooling,
             head=model.head,
             initial_state=model.initial_state,
+            norm=model.norm,
             block_options=model.block_options,
             backend=model.backend,
         )

@@ -47,12 +47,14 @@ class ModelSettings:
     """The stack of blocks; `SequenceModel.from_spec` reads the same names, input and output sizes come from the task.
 
     Attributes:
-        spec: one letter a block, from the bottom up: m Mamba/S6, a AUSSM, d S4D, l LRU, g GRU, h LSTM; `(ma)*2` repeats.
+        spec: one letter a block, from the bottom up, such as m Mamba/S6, a AUSSM, b Mamba in both directions (`longscan layers`
+            lists them); `(ma)*2` repeats.
         d_model: width of the residual stream.
         d_state: state size of the state space layers.
         pooling: how the steps become one output; auto is `none` for a task with an answer per step and `mean` otherwise.
         head: the map from the last width to the output.
         initial_state: whether the layers start from zero or from a learned state.
+        norm: of the residual branches: RMSNorm or LayerNorm before each block, or LayerNorm after it.
         block_options: options of a block by its letter, for example `{a: {recompute: true}}`.
         backend: which implementation of the scans to run.
     """
@@ -61,8 +63,9 @@ class ModelSettings:
     d_model: int = 64
     d_state: int = 16
     pooling: Literal["auto", "mean", "last", "none"] = "auto"
-    head: Literal["linear", "mlp"] = "linear"
+    head: Literal["linear", "affine", "mlp"] = "linear"
     initial_state: Literal["zero", "learned"] = "zero"
+    norm: Literal["rms", "layer", "post"] = "rms"
     block_options: dict[str, dict[str, Any]] = field(default_factory=dict)
     backend: Literal["auto", "reference", "eager", "cpu", "triton"] = "auto"
 
@@ -75,8 +78,9 @@ class ModelSettings:
                 "d_model": _COUNT,
                 "d_state": _COUNT,
                 "pooling": _choice("auto", "mean", "last", "none"),
-                "head": _choice("linear", "mlp"),
+                "head": _choice("linear", "affine", "mlp"),
                 "initial_state": _choice("zero", "learned"),
+                "norm": _choice("rms", "layer", "post"),
                 "backend": _choice("auto", "reference", "eager", "cpu", "triton"),
             },
         )
