@@ -4,7 +4,7 @@ from torch import nn
 from torch.nn.functional import conv1d, pad, silu
 
 from longscan import SequenceModel
-from longscan.blocks import BLOCKS, Mamba2Block
+from longscan.blocks import BLOCKS, Mamba2Block, Mamba3Block
 from longscan.layers.base import Steps
 
 
@@ -52,7 +52,16 @@ def test_parameters_of_mamba2():
     assert count(Mamba2Block(768)) == projections + (inner + 2 * states) * (4 + 1) + 3 * heads + inner
 
 
-@pytest.mark.parametrize("letter", ["n"])
+def test_mamba3_by_hand_and_its_parameters():
+    block = Mamba3Block(6, layer_options={"d_state": 4, "head_dim": 2}).double()
+    x = torch.randn(2, 9, 6, dtype=torch.float64)
+    torch.testing.assert_close(block(x), by_hand(block, x))
+    d, inner, states, heads, angles = 768, 1536, 128, 24, 32
+    wanted = d * (2 * inner + 2 * states + 3 * heads + angles) + 2 * heads * states + 2 * states + 2 * heads + inner * d
+    assert count(Mamba3Block(d)) == wanted
+
+
+@pytest.mark.parametrize("letter", ["n", "p"])
 def test_letters(letter):
     model = SequenceModel.from_spec(letter, d_model=8, d_output=2, d_input=1, d_state=4)
     assert model(torch.randn(2, 5, 1)).shape == (2, 2)
@@ -63,11 +72,15 @@ def test_letters(letter):
     [
         ({"layer": "s6"}, "layer: got 's6', expected a layer with heads"),
         ({"expand": 0}, "expand: got 0"),
-        ({"d_conv": -1}, "d_conv: got -1"),
         ({"layer_options": {"head_dim": 3}}, "head_dim: got 3, expected a divisor of the width 8"),
     ],
 )
-@pytest.mark.parametrize("block", ["mamba2"])
+@pytest.mark.parametrize("block", ["mamba2", "mamba3"])
 def test_impossible_settings_are_named(block, options, message):
     with pytest.raises(ValueError, match=message):
         BLOCKS[block](4, **options)
+
+
+def test_impossible_taps_are_named():
+    with pytest.raises(ValueError, match="d_conv: got -1"):
+        Mamba2Block(4, d_conv=-1)

@@ -81,6 +81,10 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         {"d_state": 3, "dt_limit": (0.0, 0.05)},
     ],
     "layer linoss": [{"d_state": 3}, {"d_state": 3, "discretisation": "imex"}],
+    "layer mamba3": [
+        {"d_state": 4, "head_dim": 2},
+        {"d_state": 2, "rope_fraction": 1.0, "head_dim": 1, "groups": 2, "dt_min": 0.01, "dt_max": 0.5},
+    ],
     "layer attention": [
         {},
         {"head_dim": 2, "window": 3, "base": 100.0},
@@ -112,6 +116,10 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         {"layer_options": {"d_state": 3, "head_dim": 4}},
         {"expand": 1, "d_conv": 2, "layer_options": {"d_state": 2, "head_dim": 1, "groups": 2}},
         {"layer": "mamba2", "d_conv": 0, "norm": False, "layer_options": {"d_state": 2}},
+    ],
+    "block mamba3": [
+        {"layer_options": {"d_state": 4, "head_dim": 4}},
+        {"layer": "mamba3", "expand": 1, "layer_options": {"d_state": 3, "rope_fraction": 1.0, "groups": 2, "head_dim": 2}},
     ],
     "block simple": [
         {"layer_options": {"d_state": 4}},
@@ -293,6 +301,12 @@ def _(layer: Any, factor: float) -> None:
 @rescales("attention")
 def _(layer: Any, factor: float) -> None:
     layer.frequencies = [rate / factor for rate in layer.frequencies]
+
+
+@rescales("mamba3")
+def _(layer: Any, factor: float) -> None:
+    step_sizes = layer.heads.step_sizes
+    layer.heads.step_sizes = lambda dt: step_sizes(dt) / factor  # the rates are functions of the input
 
 
 @rescales("mamba2")

@@ -9,6 +9,7 @@ from longscan.blocks.feed_forward import FeedForwardBlock as FeedForwardBlock
 from longscan.blocks.gated import GatedState as GatedState
 from longscan.blocks.mamba import MambaBlock as MambaBlock
 from longscan.blocks.mamba2 import Mamba2Block as Mamba2Block
+from longscan.blocks.mamba3 import Mamba3Block as Mamba3Block
 from longscan.blocks.residual import Residual as Residual
 from longscan.blocks.rotary import Rotary as Rotary
 from longscan.blocks.simple import SimpleBlock as SimpleBlock

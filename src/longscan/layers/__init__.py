@@ -13,6 +13,8 @@ from longscan.layers.lru import LRU as LRU
 from longscan.layers.lstm import LSTM as LSTM
 from longscan.layers.lstm import LSTMState as LSTMState
 from longscan.layers.mamba2 import Mamba2 as Mamba2
+from longscan.layers.mamba3 import Mamba3 as Mamba3
+from longscan.layers.mamba3 import Mamba3State as Mamba3State
 from longscan.layers.parameters import Marks as Marks
 from longscan.layers.parameters import mark as mark
 from longscan.layers.parameters import marks as marks

@@ -15,6 +15,7 @@ from longscan.layers import LAYERS, SequenceModule, make_layer
 LETTERS: dict[str, tuple[str | None, str | None]] = {  # letter -> layer and block around it; None: no layer, or the layer alone
     "m": ("s6", "mamba"),
     "n": ("mamba2", "mamba2"),
+    "p": ("mamba3", "mamba3"),
     "a": ("aussm", "aussm"),
     "d": ("s4d", "simple"),
     "l": ("lru", "simple"),

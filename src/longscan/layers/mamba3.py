@@ -1,0 +1,184 @@
+"""Mamba-3's heads, single input and single output (Lahoti et al. 2026, "Mamba-3"; the authors' code).
+
+    (B_t, C_t, dt_t, a_t, r_t, w_t) = W u_t             Delta_t = softplus(dt_t + bias)     (times the elapsed time)
+    alpha_t = e^{Delta_t A_t}, A_t = -g(a_t)            lambda_t = sigmoid(r_t)             theta_t = Delta_t pi tanh(w_t)
+    K_t = u_t [norm(B_t) + bias_B]^T                    Q_t = norm(C_t) + bias_C
+    h_t = alpha_t R(-theta_t) (h_{t-1} + (1 - lambda_t) Delta_t K_{t-1}) + lambda_t Delta_t K_t
+    y_t = h_t Q_t + skip u_t,  times silu(gate_t)
+
+u: input (B, L, D) of H heads of width P. h: state (B, H, P, N). A_t, Delta_t, lambda_t: (B, L, H). B_t, C_t: (B, L, G, N) with G
+groups, the norm over N, a bias for each head. w_t: (B, L, R) for all heads: R turns the first R pairs of the N. g(x) = 1 + x for
+x >= 0, 1 / (1 - x) below: positive, with slope; A_t is at most -1e-4.
+
+The input enters by a trapezoidal rule: lambda weighs its value at this step against that at the step before. So K_{t-1} belongs
+to the state. The authors turn B and C by the angles summed up so far; the state here is the same in a frame that turns along,
+and needs no such sum. `run` uses another form of the recurrence: with the weight s_t = lambda_t Delta_t + (1 - lambda_{t+1})
+Delta_{t+1} an input enters once, before the step that follows takes its share, and y_t must give that share back.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import rms_norm, silu, softplus
+
+from longscan.layers._registry import LAYERS
+from longscan.layers.base import Steps
+from longscan.layers.heads import Heads, HeadsLayer, check_groups, slow
+from longscan.layers.parameters import mark
+from longscan.layers.state import State, layer_state, no_sequence, restarted_rows, zero_rows
+from longscan.numerics.timescales import initial_dt
+from longscan.ops import ssd_scan
+
+SLOWEST = 1e-4  # the smallest -A
+
+
+@layer_state
+class Mamba3State(NamedTuple):
+    """`ssm` (B, H, P, N); the input and its map at the last step, `last_x` (B, H, P) and `last_map` (B, H, N); `last_seq_idx`."""
+
+    ssm: Tensor
+    last_x: Tensor
+    last_map: Tensor
+    last_seq_idx: Tensor
+
+
+def _follows(steps: Steps, x: Tensor) -> Tensor:
+    """(B, L): whether the next step goes on with the sequence of this one."""
+    follows = torch.arange(x.shape[1], device=x.device).expand(x.shape[:2]) < x.shape[1] - 1
+    if steps.valid is not None:
+        follows = follows & steps.valid & steps.valid.roll(-1, 1)
+    if steps.seq_idx is not None:
+        follows = follows & (steps.seq_idx == steps.seq_idx.roll(-1, 1))
+    return follows
+
+
+def _at(part: Tensor, valid: Tensor | None, end: int) -> Tensor:
+    """(B, ...): the first (end 0) or the last (-1) valid step of (B, L, ...), zeros in rows without one."""
+    if valid is None:
+        return part[:, end]
+    count = valid.cumsum(1)
+    place = valid & (count == (1 if end == 0 else count[:, -1:]))
+    return torch.where(place.view(*place.shape, *(1,) * (part.ndim - 2)), part, 0).sum(1)
+
+
+class Mamba3Heads(Heads):
+    """The parameters of the heads and their scan; settings are those of `Mamba3`."""
+
+    def __init__(
+        self,
+        d_model: int,
+        d_state: int,
+        head_dim: int | None,
+        groups: int,
+        rope_fraction: float,
+        dt_range: tuple[float, float],
+        backend: str,
+    ) -> None:
+        super().__init__(d_model, head_dim, backend)
+        check_groups(d_state, groups, self.heads)
+        if rope_fraction not in (0.5, 1.0):
+            raise ValueError(f"rope_fraction: got {rope_fraction}, expected 0.5 or 1.0")
+        self.d_state, self.groups, self.pairs = d_state, groups, int(d_state * rope_fraction) // 2
+        if not self.pairs:
+            raise ValueError(f"d_state: got {d_state}, expected at least {round(2 / rope_fraction)}, so that a pair can turn")
+        self.convolved = 2 * groups * d_state
+        self.selected = self.convolved + 3 * self.heads + self.pairs
+        self.dt_bias = slow(initial_dt((self.heads,), *dt_range, stored_as="softplus"), "selector")
+        self.B_bias, self.C_bias = (
+            mark(nn.Parameter(torch.ones(self.heads, d_state)), "ssm", keep_float32=True) for _ in range(2)
+        )
+        self.B_norm, self.C_norm = (mark(nn.Parameter(torch.ones(d_state)), "norm", decay=False) for _ in range(2))
+        self.D = slow(torch.ones(self.heads))
+
+    def step_sizes(self, dt: Tensor) -> Tensor:
+        """Delta (B, L, H) without the elapsed time."""
+        return softplus(dt + self.dt_bias)
+
+    def run(self, x: Tensor, selected: Tensor, state: State, steps: Steps) -> tuple[Tensor, State]:
+        """See the top of the file."""
+        state = self.initial_state(x.shape[0]) if state is None else state
+        rows, last_seq_idx = restarted_rows(state.last_seq_idx, steps.valid, steps.seq_idx)
+        ssm, last_x, last_map = (zero_rows(rows, part) for part in state[:3])
+        if x.shape[1] == 0:
+            return x.clone(), Mamba3State(ssm, last_x, last_map, last_seq_idx)
+        size, wide = self.groups * self.d_state, self.D.dtype
+        B, C, dt, a, r, w = torch.split(selected.to(wide), [size, size, *(self.heads,) * 3, self.pairs], -1)
+        B, C = self._map(B, self.B_norm, self.B_bias), self._map(C, self.C_norm, self.C_bias)
+        u, dt = self.split(x), self.step_sizes(dt)
+        if steps.elapsed is not None:
+            dt = dt * steps.elapsed.unsqueeze(-1).to(wide)
+        rate = torch.where(a >= 0, 1 + a, 1 / (1 - a.clamp(max=0))).clamp(min=SLOWEST)
+        share = torch.sigmoid(r)
+        angle = dt.unsqueeze(-1) * (math.pi * torch.tanh(w)).unsqueeze(2)
+
+        late = (1 - share) * dt  # (1 - lambda) Delta: what a step takes of the input before it
+        ssm = ssm + _at(late, steps.valid, 0)[..., None, None] * last_x.unsqueeze(-1) * last_map.unsqueeze(-2)
+        ahead = torch.where(_follows(steps, x).unsqueeze(-1), torch.cat([late[:, 1:], torch.zeros_like(late[:, :1])], 1), 0)
+        y, ssm = ssd_scan(
+            u,
+            rate * dt,
+            -torch.ones_like(self.D),
+            B,
+            C,
+            self.D,
+            initial_state=ssm,
+            input_scale=share * dt + ahead,
+            angle=-angle,
+            valid=steps.valid,
+            seq_idx=steps.seq_idx,
+            backend=self.backend,
+        )
+        back = (ahead * (B * C).sum(-1)).unsqueeze(-1) * u
+        y = y - (back if steps.valid is None else torch.where(steps.valid[..., None, None], back, 0)).to(y.dtype)
+        y = y.flatten(2) if steps.gate is None else y.flatten(2) * silu(steps.gate)
+        newest_x, newest_B = _at(u.to(wide), steps.valid, -1), _at(B, steps.valid, -1)
+        if steps.valid is not None:
+            some = steps.valid.any(1)[:, None, None]
+            newest_x, newest_B = torch.where(some, newest_x, last_x), torch.where(some, newest_B, last_map)
+        return y, Mamba3State(ssm, newest_x, newest_B, last_seq_idx)
+
+    def _map(self, selected: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
+        """B or C: normalised over its N, the groups' dealt out to the heads, with each head's bias: (B, L, H, N)."""
+        grouped = selected.reshape(*selected.shape[:2], self.groups, self.d_state)
+        normed = rms_norm(grouped, (self.d_state,), eps=1e-5) * scale.to(selected.dtype)
+        return normed.repeat_interleave(self.heads // self.groups, 2) + bias
+
+    def initial_state(self, batch: int) -> Mamba3State:
+        """Zeros."""
+        like = torch.zeros((), dtype=torch.float64 if self.D.dtype == torch.float64 else torch.float32, device=self.D.device)
+        shapes = ((self.head_dim, self.d_state), (self.head_dim,), (self.d_state,))
+        ssm, last_x, last_map = (like.new_zeros(batch, self.heads, *shape) for shape in shapes)
+        return Mamba3State(ssm, last_x, last_map, no_sequence(batch, self.D.device))
+
+
+@LAYERS.register("mamba3")
+class Mamba3(HeadsLayer):
+    """Heads whose state decays and turns as the input says, and takes it in by a trapezoidal rule.
+
+    Args:
+        d_model: channels D.
+        d_state: states N of every channel.
+        head_dim: channels P of a head; None: the largest divisor of D up to 64.
+        groups: G, groups of heads that share B and C.
+        rope_fraction: the part of the states that turns, 0.5 or 1.0.
+        dt_min, dt_max: initial range of Delta.
+        backend: of `longscan.ops.ssd_scan`.
+
+    Elapsed time multiplies Delta. The state is `Mamba3State`.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        d_state: int = 128,
+        head_dim: int | None = None,
+        groups: int = 1,
+        rope_fraction: float = 0.5,
+        dt_min: float = 1e-3,
+        dt_max: float = 0.1,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__(Mamba3Heads(d_model, d_state, head_dim, groups, rope_fraction, (dt_min, dt_max), backend))

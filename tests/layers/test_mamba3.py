@@ -1,0 +1,89 @@
+import math
+
+import pytest
+import torch
+from torch.nn.functional import linear, sigmoid, silu, softplus
+
+from longscan.layers import Mamba3, marks
+from longscan.numerics.rotary import turn
+
+
+def published_form(layer: Mamba3, u: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    """The authors' recurrence, one step after the other: maps turned by the angles summed so far, two input terms a step."""
+    heads, size = layer.heads, layer.heads.groups * layer.heads.d_state
+    sizes = [size, size, heads.heads, heads.heads, heads.heads, heads.pairs]
+    B, C, dt, a, trap, angle = linear(u, layer.x_proj).split(sizes, -1)
+
+    def mapped(part, scale, bias):
+        part = part.unflatten(-1, (heads.groups, heads.d_state))
+        part = part / (part.square().mean(-1, keepdim=True) + 1e-5).sqrt() * scale
+        return part.repeat_interleave(heads.heads // heads.groups, 2) + bias
+
+    B, C = mapped(B, heads.B_norm, heads.B_bias), mapped(C, heads.C_norm, heads.C_bias)
+    dt = softplus(dt + heads.dt_bias)
+    A = -torch.where(a >= 0, 1 + a, 1 / (1 - a)).clamp(min=1e-4)
+    alpha, share = (A * dt).exp(), sigmoid(trap)
+    turned = (dt.unsqueeze(-1) * math.pi * torch.tanh(angle).unsqueeze(2)).cumsum(1)
+    B, C = turn(B, turned), turn(C, turned)
+    x = u.unflatten(-1, (heads.heads, heads.head_dim))
+    h = u.new_zeros(len(u), heads.heads, heads.head_dim, heads.d_state)
+    before, outputs = torch.zeros_like(h), []
+    for t in range(u.shape[1]):
+        entering = x[:, t].unsqueeze(-1) * B[:, t].unsqueeze(-2)
+        decay, step, new = (part[:, t, :, None, None] for part in (alpha, dt, share))
+        h = decay * h + (1 - new) * step * decay * before + new * step * entering
+        before = entering
+        outputs.append(torch.einsum("bhpn,bhn->bhp", h, C[:, t]) + heads.D[:, None] * x[:, t])
+    return torch.stack(outputs, 1).flatten(2) * silu(gate)
+
+
+@pytest.mark.parametrize("options", [{}, {"groups": 3}, {"rope_fraction": 1.0, "d_state": 5}, {"head_dim": 6}], ids=str)
+def test_published_recurrence(options):
+    layer = Mamba3(6, **{"d_state": 4, "head_dim": 2, **options}).double()
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.normal_()
+    u, gate = torch.randn(2, 2, 70, 6, dtype=torch.float64)
+    torch.testing.assert_close(layer(u, gate=gate), published_form(layer, u, gate))
+
+
+def test_a_state_carries_the_last_input():
+    """The step after a call takes its share of the input before it: without that input the outputs differ."""
+    layer = Mamba3(4, d_state=4).double()
+    u = torch.randn(1, 6, 4, dtype=torch.float64)
+    _, state = layer(u[:, :3], return_state=True)
+    whole = layer(u)[:, 3:]
+    torch.testing.assert_close(layer(u[:, 3:], state), whole)
+    forgetful = layer(u[:, 3:], state._replace(last_x=torch.zeros_like(state.last_x)))
+    assert not torch.allclose(forgetful, whole)
+
+
+def test_initial_values():
+    layer = Mamba3(64 * 200)
+    heads = layer.heads
+    assert (heads.heads, heads.head_dim, heads.groups, heads.d_state, heads.pairs) == (200, 64, 1, 128, 32)
+    assert 0.99e-3 < softplus(heads.dt_bias).min() < 2e-3
+    assert 0.05 < softplus(heads.dt_bias).max() < 0.1001
+    for bias in (heads.B_bias, heads.C_bias):
+        assert torch.equal(bias, torch.ones(200, 128))
+    assert not marks(heads.D).decay
+    assert not marks(heads.dt_bias).decay
+    assert Mamba3(8, d_state=6).heads.pairs == 1
+    assert Mamba3(8, d_state=6, rope_fraction=1.0).heads.pairs == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rope_fraction": 0.3}, r"rope_fraction: got 0\.3, expected 0\.5 or 1\.0"),
+        ({"d_state": 3}, "d_state: got 3, expected at least 4, so that a pair can turn"),
+        ({"d_state": 1, "rope_fraction": 1.0}, "d_state: got 1, expected at least 2"),
+        ({"d_state": 0}, "d_state: got 0"),
+        ({"head_dim": 3}, "head_dim: got 3"),
+        ({"groups": 2}, "groups: got 2, expected a divisor of the 1 heads"),
+        ({"dt_min": 0.5}, "dt_min, dt_max: got 0.5 and 0.1"),
+    ],
+)
+def test_impossible_settings_are_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        Mamba3(4, **options)
