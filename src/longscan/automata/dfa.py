@@ -1,0 +1,181 @@
+"""Deterministic finite automata: complete, immutable, with letters numbered in the order of the alphabet."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+Word = str | Sequence[str]
+
+
+@dataclass(frozen=True)
+class DFA:
+    """A complete deterministic automaton.
+
+    Args:
+        alphabet: the letters, distinct non-empty strings.
+        delta: `delta[state][letter]` is the next state, both by number.
+        start: the state before any letter.
+        accept: the accepting states.
+
+    Raises ValueError naming what does not fit.
+
+    >>> DFA(("a", "b"), ((1, 0), (0, 1)), 0, frozenset({1})).accepts("aab")
+    False
+    """
+
+    alphabet: tuple[str, ...]
+    delta: tuple[tuple[int, ...], ...]
+    start: int
+    accept: frozenset[int]
+
+    def __post_init__(self) -> None:
+        for name, value in (
+            ("alphabet", tuple(self.alphabet)),
+            ("delta", tuple(tuple(int(target) for target in row) for row in self.delta)),
+            ("accept", frozenset(self.accept)),
+        ):
+            object.__setattr__(self, name, value)
+        letters, states = len(self.alphabet), len(self.delta)
+        if not letters or len(set(self.alphabet)) < letters or not all(isinstance(x, str) and x for x in self.alphabet):
+            raise ValueError(f"alphabet: got {self.alphabet!r}, expected at least one letter, all different")
+        if not states:
+            raise ValueError("delta: got no states, expected at least one row")
+        for state, row in enumerate(self.delta):
+            if len(row) != letters:
+                raise ValueError(f"delta: state {state} has {len(row)} targets, expected one for each of {letters} letters")
+            if not all(0 <= target < states for target in row):
+                raise ValueError(f"delta: state {state} leads to {row}, expected states from 0 to {states - 1}")
+        if not 0 <= self.start < states:
+            raise ValueError(f"start: got {self.start}, expected a state from 0 to {states - 1}")
+        if not all(0 <= state < states for state in self.accept):
+            raise ValueError(f"accept: got {sorted(self.accept)}, expected states from 0 to {states - 1}")
+
+    @property
+    def size(self) -> int:
+        """The number of states."""
+        return len(self.delta)
+
+    @cached_property
+    def table(self) -> np.ndarray:
+        """delta as an array (states, letters), int64."""
+        return np.array(self.delta, dtype=np.int64)
+
+    @property
+    def maps(self) -> tuple[tuple[int, ...], ...]:
+        """The map of states that each letter makes: `maps[letter][state]`."""
+        return tuple(zip(*self.delta, strict=True))
+
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        return {letter: number for number, letter in enumerate(self.alphabet)}
+
+    def encode(self, word: Word) -> list[int]:
+        """The numbers of a word's letters; ValueError names a letter that is not in the alphabet, and where (from 1)."""
+        for position, letter in enumerate(word, 1):
+            if letter not in self._numbers:
+                raise ValueError(f"word: got {letter!r} at position {position}, expected one of {', '.join(self.alphabet)}")
+        return [self._numbers[letter] for letter in word]
+
+    def accepts(self, word: Word) -> bool:
+        """Whether the word is in the language."""
+        state = self.start
+        for letter in self.encode(word):
+            state = self.delta[state][letter]
+        return state in self.accept
+
+    def run(self, words: np.ndarray) -> np.ndarray:
+        """The state after every letter: words (B, L) of letter numbers -> (B, L) int64."""
+        words = np.asarray(words)
+        states = np.empty(words.shape, np.int64)
+        state = np.full(words.shape[0], self.start, np.int64)
+        for t in range(words.shape[1]):
+            state = self.table[state, words[:, t]]
+            states[:, t] = state
+        return states
+
+    def trim(self) -> "DFA":
+        """Without the states that no word reaches; numbered in the order in which words, shortest first, reach them."""
+        order, seen = [self.start], {self.start: 0}
+        for state in order:
+            for target in self.delta[state]:
+                if target not in seen:
+                    seen[target] = len(order)
+                    order.append(target)
+        return DFA(
+            self.alphabet,
+            tuple(tuple(seen[target] for target in self.delta[state]) for state in order),
+            0,
+            frozenset(seen[state] for state in self.accept if state in seen),
+        )
+
+    def minimise(self) -> "DFA":
+        """The smallest automaton of the language, by Moore's refinement, its states numbered as `trim` does."""
+        dfa = self.trim()
+        block = [int(state in dfa.accept) for state in range(dfa.size)]
+        count = len(set(block))
+        while True:
+            numbers: dict[tuple[int, ...], int] = {}
+            block = [
+                numbers.setdefault((block[state], *(block[target] for target in dfa.delta[state])), len(numbers))
+                for state in range(dfa.size)
+            ]
+            if len(numbers) == count:
+                break
+            count = len(numbers)
+        rows = {block[state]: tuple(block[target] for target in dfa.delta[state]) for state in range(dfa.size)}
+        accept = frozenset(block[state] for state in dfa.accept)
+        return DFA(dfa.alphabet, tuple(rows[i] for i in range(count)), block[0], accept).trim()
+
+    def complement(self) -> "DFA":
+        """The automaton of the words that this one refuses."""
+        return DFA(self.alphabet, self.delta, self.start, frozenset(range(self.size)) - self.accept)
+
+    def product(self, other: "DFA", op: Callable[[bool, bool], bool]) -> "DFA":
+        """The minimal automaton of the words whose two answers `op` takes to True; both have one alphabet.
+
+        `a.product(b, operator.and_)` is the intersection.
+        """
+        if other.alphabet != self.alphabet:
+            raise ValueError(f"other: got the alphabet {other.alphabet}, expected {self.alphabet}")
+        n = other.size
+        pairs = [(p, q) for p in range(self.size) for q in range(n)]
+        delta = [[x * n + y for x, y in zip(self.delta[p], other.delta[q], strict=True)] for p, q in pairs]
+        accept = {p * n + q for p, q in pairs if op(p in self.accept, q in other.accept)}
+        return DFA(self.alphabet, tuple(map(tuple, delta)), self.start * n + other.start, frozenset(accept)).minimise()
+
+    @classmethod
+    def from_networkx(cls, graph: Any, start: Any, accept: Iterable[Any]) -> "DFA":
+        """From a networkx (multi)digraph whose edges have a `label`, a letter or several separated by commas."""
+        nodes = {node: number for number, node in enumerate(graph.nodes)}
+        moves: dict[tuple[int, str], int] = {}
+        for source, target, data in graph.edges(data=True):
+            for letter in str(data["label"]).split(","):
+                if moves.setdefault((nodes[source], letter.strip()), nodes[target]) != nodes[target]:
+                    raise ValueError(f"graph: node {source!r} has two edges labelled {letter.strip()!r}, expected one")
+        alphabet = tuple(sorted({letter for _, letter in moves}))
+        for node, number in nodes.items():
+            for letter in alphabet:
+                if (number, letter) not in moves:
+                    raise ValueError(f"graph: node {node!r} has no edge labelled {letter!r}; add a sink first")
+        delta = tuple(tuple(moves[number, letter] for letter in alphabet) for number in range(len(nodes)))
+        return cls(alphabet, delta, nodes[start], frozenset(nodes[node] for node in accept))
+
+    def to_dot(self) -> str:
+        """The state diagram in Graphviz' language; letters between the same two states share an edge."""
+        lines = ["digraph {", "  rankdir=LR;", '  "" [shape=none];', f'  "" -> {self.start};']
+        lines += [f"  {state} [shape={'doublecircle' if state in self.accept else 'circle'}];" for state in range(self.size)]
+        for (source, target), letters in self.edges().items():
+            label = ",".join(letters).replace("\\", "\\\\").replace('"', '\\"')
+            lines.append(f'  {source} -> {target} [label="{label}"];')
+        return "\n".join([*lines, "}"]) + "\n"
+
+    def edges(self) -> dict[tuple[int, int], list[str]]:
+        """(source, target) -> the letters that lead there."""
+        edges: dict[tuple[int, int], list[str]] = {}
+        for source, row in enumerate(self.delta):
+            for letter, target in zip(self.alphabet, row, strict=True):
+                edges.setdefault((source, target), []).append(letter)
+        return edges

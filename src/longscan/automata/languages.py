@@ -1,0 +1,127 @@
+"""Automata with a name: counters, words of a group, brackets, and the cases that the tests and benchmarks go through."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from longscan.automata.dfa import DFA
+from longscan.automata.errors import LimitExceeded
+from longscan.automata.permutations import Permutation, PermutationGroup, multiply
+from longscan.automata.regex import STATE_LIMIT, from_regex
+
+
+def letters(count: int) -> tuple[str, ...]:
+    """a, b, c, ...; ValueError beyond 26."""
+    if not 1 <= count <= 26:
+        raise ValueError(f"count: got {count}, expected 1 to 26 letters")
+    return tuple("abcdefghijklmnopqrstuvwxyz"[:count])
+
+
+def mod(k: int) -> DFA:
+    """Words over 0 and 1 whose number of ones is divisible by k."""
+    if k < 1:
+        raise ValueError(f"k: got {k}, expected at least 1")
+    return DFA(("0", "1"), tuple((i, (i + 1) % k) for i in range(k)), 0, frozenset({0}))
+
+
+def cycle_navigation(k: int) -> DFA:
+    """Walks on a cycle of k places by +, - and 0 that end where they began."""
+    if k < 1:
+        raise ValueError(f"k: got {k}, expected at least 1")
+    return DFA(("+", "-", "0"), tuple(((i + 1) % k, (i - 1) % k, i) for i in range(k)), 0, frozenset({0}))
+
+
+def dyck(depth: int) -> DFA:
+    """Balanced words of one kind of brackets, nested at most `depth` deep."""
+    if depth < 1:
+        raise ValueError(f"depth: got {depth}, expected at least 1")
+    sink = depth + 1
+    rows = [(i + 1 if i < depth else sink, i - 1 if i else sink) for i in range(depth + 1)]
+    return DFA(("(", ")"), (*rows, (sink, sink)), 0, frozenset({0}))
+
+
+def acting(maps: Mapping[str, Sequence[int]], accept: Sequence[int] = (0,)) -> DFA:
+    """The automaton whose letters act on 0 .. n-1 by the given maps (tuples of targets), from state 0."""
+    if not maps:
+        raise ValueError("maps: got none, expected at least one letter")
+    return DFA(tuple(maps), tuple(zip(*maps.values(), strict=True)), 0, frozenset(accept))
+
+
+def word_problem(perms: Mapping[str, Sequence[int]] | Sequence[Sequence[int]]) -> DFA:
+    """Words in the given permutations whose product is the identity: an automaton with a state for every element of the group.
+
+    perms: letter -> permutation as a tuple of images, or the permutations alone, which become the letters a, b, c, ...
+    """
+    given = perms if isinstance(perms, Mapping) else dict(zip(letters(len(perms)), perms, strict=True))
+    steps: dict[str, Permutation] = {letter: tuple(perm) for letter, perm in given.items()}
+    for letter, perm in steps.items():
+        if sorted(perm) != list(range(len(perm))):
+            raise ValueError(f"perms: letter {letter!r} is {perm}, expected a permutation of 0 to {len(perm) - 1}")
+    if not steps or len({len(perm) for perm in steps.values()}) > 1:
+        raise ValueError("perms: expected at least one permutation, all of the same points")
+    group = PermutationGroup(len(next(iter(steps.values()))), steps.values())
+    if group.order > STATE_LIMIT:
+        raise LimitExceeded("order of a group", STATE_LIMIT, group.order)
+    numbers = {group.identity: 0}
+    rows = []
+    for g in (queue := [group.identity]):
+        for h in steps.values():
+            product = multiply(g, h)
+            if product not in numbers:
+                numbers[product] = len(queue)
+                queue.append(product)
+        rows.append(tuple(numbers[multiply(g, h)] for h in steps.values()))
+    return DFA(tuple(steps), tuple(rows), 0, frozenset({0}))
+
+
+def _cycle(n: int, *points: int) -> Permutation:
+    image = list(range(n))
+    for x, y in zip(points, (*points[1:], points[0]), strict=True):
+        image[x] = y
+    return tuple(image)
+
+
+GROUPS: dict[str, tuple[Permutation, ...]] = {  # name -> generators
+    "S3": (_cycle(3, 0, 1), _cycle(3, 0, 1, 2)),
+    "A4": (_cycle(4, 0, 1, 2), multiply(_cycle(4, 0, 1), _cycle(4, 2, 3))),
+    "S4": (_cycle(4, 0, 1), _cycle(4, 0, 1, 2, 3)),
+    "D4": (_cycle(4, 0, 1, 2, 3), _cycle(4, 0, 2)),
+    "Q8": (
+        multiply(_cycle(8, 0, 1, 2, 3), _cycle(8, 4, 5, 6, 7)),
+        multiply(_cycle(8, 0, 4, 2, 6), _cycle(8, 1, 7, 3, 5)),
+    ),
+    "A5": (_cycle(5, 0, 1, 2), _cycle(5, 0, 1, 2, 3, 4)),
+    "S5": (_cycle(5, 0, 1), _cycle(5, 0, 1, 2, 3, 4)),
+}
+F20 = {"t": (1, 2, 3, 4, 0), "m": (0, 2, 4, 1, 3)}  # x + 1 and 2 x modulo 5
+
+NAMED: dict[str, Callable[[], DFA]] = {
+    "parity": lambda: mod(2),
+    "mod 3": lambda: mod(3),
+    "mod 5": lambda: mod(5),
+    "mod 6": lambda: mod(6),
+    "cycle navigation mod 5": lambda: cycle_navigation(5),
+    "(ab)*": lambda: from_regex("(ab)*"),
+    "a*b*": lambda: from_regex("a*b*", "abc"),
+    "contains aba": lambda: from_regex(".*aba.*"),
+    "Dyck depth 3": lambda: dyck(3),
+    "Dyck depth 8": lambda: dyck(8),
+    **{name: partial(word_problem, GROUPS[name]) for name in ("S3", "A4", "S4", "Q8", "D4")},
+    "F20 on 5 points": lambda: acting(F20),
+    "flip-flop and parity": lambda: acting({"t": (1, 0, 2), "s": (2, 2, 2), "r": (0, 0, 0)}),
+    "S3 and resets": lambda: acting({"a": (1, 0, 2), "b": (1, 2, 0), "r": (0, 0, 0), "s": (1, 1, 1)}),
+    "S4 and a map of rank 3": lambda: acting({"a": (1, 0, 2, 3), "b": (1, 2, 3, 0), "c": (0, 0, 2, 3)}),
+    "A5": lambda: word_problem(GROUPS["A5"]),
+    "S5": lambda: word_problem(GROUPS["S5"]),
+    "S5 and a reset": lambda: acting({"a": (1, 0, 2, 3, 4), "b": (1, 2, 3, 4, 0), "r": (0, 0, 0, 0, 0)}),
+}
+
+
+def named(name: str) -> DFA:
+    """The automaton of a name in `NAMED`, or of "mod K", "cycle navigation mod K" or "Dyck depth K" for any K."""
+    if name in NAMED:
+        return NAMED[name]()
+    for prefix, make in (("cycle navigation mod ", cycle_navigation), ("mod ", mod), ("Dyck depth ", dyck)):
+        if name.startswith(prefix) and name.removeprefix(prefix).isdecimal():
+            return make(int(name.removeprefix(prefix)))
+    known = ", ".join(NAMED)
+    raise ValueError(f"name: got {name!r}, expected one of {known}, or 'mod K', 'cycle navigation mod K' or 'Dyck depth K'")

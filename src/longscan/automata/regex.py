@@ -1,0 +1,140 @@
+"""Regular expressions to automata: Glushkov's positions, then subsets of positions, then the smallest automaton.
+
+    expression = term ("|" term)*      term = factor*      factor = atom ["*" | "+" | "?"]
+    atom = letter | "." | "(" expression ")"
+
+The meaning is that of `re.fullmatch`; an empty term is the empty word. (Glushkov, "The abstract theory of automata", 1961.)
+"""
+
+from typing import NamedTuple
+
+from longscan.automata.dfa import DFA
+from longscan.automata.errors import LimitExceeded, RegexError
+
+STATE_LIMIT = 20_000
+_OPERATORS = "|*+?()."
+_RESERVED = "[]{}^$\\"
+
+
+class _Part(NamedTuple):
+    """Of a subexpression: whether it matches the empty word, and the sets (bit masks) of positions it can begin and end with."""
+
+    nullable: bool
+    first: int
+    last: int
+
+
+class _Parser:
+    """Reads a pattern and collects the letters of its positions and which positions can follow each."""
+
+    def __init__(self, pattern: str) -> None:
+        self.pattern, self.at = pattern, 0
+        self.letters: list[str] = []  # of every position; "." is any letter
+        self.follow: list[int] = []
+        self.whole = self.expression()
+        if self.at < len(pattern):
+            raise RegexError(pattern, self.at + 1, "has a ')' that no '(' opens")
+
+    def peek(self) -> str:
+        return self.pattern[self.at : self.at + 1]
+
+    def expression(self) -> _Part:
+        part = self.term()
+        while self.peek() == "|":
+            self.at += 1
+            other = self.term()
+            part = _Part(part.nullable or other.nullable, part.first | other.first, part.last | other.last)
+        return part
+
+    def term(self) -> _Part:
+        part = _Part(True, 0, 0)
+        while self.peek() and self.peek() not in "|)":
+            other = self.factor()
+            self.connect(part.last, other.first)
+            part = _Part(
+                part.nullable and other.nullable,
+                part.first | other.first if part.nullable else part.first,
+                part.last | other.last if other.nullable else other.last,
+            )
+        return part
+
+    def factor(self) -> _Part:
+        if self.peek() in "*+?":
+            raise RegexError(self.pattern, self.at + 1, f"has nothing to repeat before {self.peek()!r}")
+        part = self.atom()
+        sign = self.peek()
+        if sign and sign in "*+?":
+            self.at += 1
+            if self.peek() and self.peek() in "*+?":
+                raise RegexError(self.pattern, self.at + 1, f"has two repetitions, the second is {self.peek()!r},")
+            if sign != "?":
+                self.connect(part.last, part.first)
+            part = part._replace(nullable=part.nullable or sign != "+")
+        return part
+
+    def atom(self) -> _Part:
+        character = self.peek()
+        self.at += 1
+        if character == "(":
+            opened = self.at
+            part = self.expression()
+            if self.peek() != ")":
+                raise RegexError(self.pattern, opened, "opens a '(' that no ')' closes")
+            self.at += 1
+            return part
+        if character in _RESERVED:
+            operators = " ".join(_OPERATORS)
+            raise RegexError(self.pattern, self.at, f"has {character!r}, which is not one of the operators {operators},")
+        position = 1 << len(self.letters)
+        self.letters.append(character)
+        self.follow.append(0)
+        return _Part(False, position, position)
+
+    def connect(self, before: int, after: int) -> None:
+        for position in range(len(self.follow)):
+            if before >> position & 1:
+                self.follow[position] |= after
+
+
+def from_regex(pattern: str, alphabet: str | tuple[str, ...] | None = None) -> DFA:
+    """The smallest automaton of a regular expression.
+
+    Args:
+        pattern: literals and the operators | * + ? ( ) and . (any letter).
+        alphabet: the letters; those of the pattern, sorted, where None.
+
+    Raises RegexError with the position of what cannot be read, ValueError where the pattern uses a letter outside the alphabet,
+    LimitExceeded beyond 20,000 states before minimisation.
+
+    >>> from_regex("(ab)*").size
+    3
+    """
+    parser = _Parser(pattern)
+    used = {letter for letter in parser.letters if letter != "."}
+    letters = tuple(sorted(used) if alphabet is None else alphabet)
+    if not letters:
+        raise ValueError(f"alphabet: the pattern {pattern!r} has no letters of its own, so they must be given")
+    if used - set(letters):
+        raise ValueError(f"alphabet: got {', '.join(letters)}, but the pattern uses {', '.join(sorted(used - set(letters)))}")
+    of_letter = [sum(1 << i for i, own in enumerate(parser.letters) if own in (letter, ".")) for letter in letters]
+
+    begin = 1 << len(parser.letters)  # a position before the word, which only the start state holds
+    final = parser.whole.last | (begin if parser.whole.nullable else 0)
+    states, delta = {begin: 0}, []
+    for state in (order := [begin]):
+        after = parser.whole.first if state == begin else 0
+        for position, follow in enumerate(parser.follow):
+            if state >> position & 1:
+                after |= follow
+        row = []
+        for mask in of_letter:
+            target = after & mask
+            if target not in states:
+                states[target] = len(order)
+                order.append(target)
+                if len(order) > STATE_LIMIT:
+                    raise LimitExceeded("states of the automaton", STATE_LIMIT, len(order))
+            row.append(states[target])
+        delta.append(tuple(row))
+    accept = frozenset(number for state, number in states.items() if state & final)
+    return DFA(letters, tuple(delta), 0, accept).minimise()
