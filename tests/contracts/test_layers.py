@@ -62,6 +62,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         {"d_state": 2, "complex_state": True},
         {"d_state": 2, "complex_state": "A"},
     ],
+    "layer s4": [{"d_state": 4}, {"d_state": 4, "n_ssm": 2, "dt_min": 0.01, "dt_max": 0.5}],
     "layer s4d": [
         {"d_state": 4, "init": "lin"},
         {"d_state": 4, "init": "inv", "dt_min": 0.01, "dt_max": 0.5},
@@ -316,6 +317,7 @@ def _(layer: Any, factor: float) -> None:
     layer.x_proj[: heads.groups * heads.d_state] /= factor  # the rows of B
 
 
+@rescales("s4")
 @rescales("s4d")
 def _(layer: Any, factor: float) -> None:
     layer.log_dt -= math.log(factor)

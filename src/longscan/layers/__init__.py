@@ -18,6 +18,7 @@ from longscan.layers.mamba3 import Mamba3State as Mamba3State
 from longscan.layers.parameters import Marks as Marks
 from longscan.layers.parameters import mark as mark
 from longscan.layers.parameters import marks as marks
+from longscan.layers.s4 import S4 as S4
 from longscan.layers.s4d import S4D as S4D
 from longscan.layers.s5 import S5 as S5
 from longscan.layers.s6 import S6 as S6

@@ -18,6 +18,7 @@ LETTERS: dict[str, tuple[str | None, str | None]] = {  # letter -> layer and blo
     "p": ("mamba3", "mamba3"),
     "a": ("aussm", "aussm"),
     "d": ("s4d", "simple"),
+    "k": ("s4", "simple"),
     "l": ("lru", "simple"),
     "s": ("s5", "simple"),
     "o": ("linoss", "simple"),

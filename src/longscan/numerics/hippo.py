@@ -38,5 +38,13 @@ def legs_basis(size: int, *, pairs: bool = True) -> tuple[Tensor, Tensor]:
 
 def legs_normal(size: int) -> tuple[Tensor, Tensor]:
     """Eigenvalues (N/2,) of the normal part of HiPPO-LegS and B in their basis, positive: see `legs_basis`; complex128."""
+    eigenvalues, _, coefficients = legs_dplr(size)
+    return eigenvalues, coefficients
+
+
+def legs_dplr(size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """HiPPO-LegS as Lambda - P P* with B, each (N/2,), in the eigenbasis of `legs_basis`; B is positive; complex128."""
     eigenvalues, vectors = legs_basis(size)
-    return eigenvalues, (vectors.conj().T @ legs(size)[1].to(torch.complex128)).abs().to(torch.complex128)
+    p = torch.sqrt(torch.arange(size, dtype=torch.float64) + 0.5)
+    low_rank, coefficients = (vectors.conj().T @ part.to(torch.complex128) for part in (p, legs(size)[1]))
+    return eigenvalues, low_rank, coefficients.abs().to(torch.complex128)

@@ -1,0 +1,159 @@
+"""S4 (Gu, Goel and Re 2022, "Efficiently modeling long sequences with structured state spaces").
+
+    x' = (Lambda - P P*) x + B u, sampled with step dt by the bilinear rule:
+    x_k = a x_{k-1} + b u_k       y_k = 2 Re sum_n C x_k + skip u_k                                         (equations 1 to 3)
+
+u: input (B, L, D). x: state (B, D, N/2), complex, one of each conjugate pair. Lambda: (D, N/2), diagonal. P: (D, N/2), the vector
+of the rank-1 term. B, C: (D, N/2), complex. dt: (D,). a: a matrix for each channel, in which every state meets every other.
+
+At the start Lambda - P P* is HiPPO-LegS in the eigenbasis of its normal part, B as HiPPO has it, C complex normal. Rows with even
+steps are convolved, with the kernel of algorithm 1: its transform at the roots of unity, from four Cauchy sums and Woodbury's
+identity; single steps, elapsed times and packed rows go step by step, by one diagonal and one rank-1 product (appendix C.2).
+C itself is stored, and C (1 - a^L) formed for the length at hand, where the authors train the latter: so kernel and steps agree
+at any length. Kernels are computed in float64. The phases of the eigenvectors are such that B > 0, where the code clips B.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from longscan.layers._registry import LAYERS
+from longscan.layers.base import SequenceLayer, Steps, hide_padding, resume
+from longscan.layers.parameters import mark
+from longscan.layers.state import ScanState, State, no_sequence
+from longscan.numerics.dense import decay, final_state
+from longscan.numerics.dplr import bilinear_solver, bilinear_step, dense_step, spectrum
+from longscan.numerics.hippo import legs_dplr
+from longscan.numerics.initialisers import complex_normal
+from longscan.numerics.timescales import initial_dt
+from longscan.ops import long_conv
+from longscan.ops._arguments import carry_dtype, marks, step_flags, without_autocast
+from longscan.ops._chunks import scan_chunks
+
+
+@LAYERS.register("s4")
+class S4(SequenceLayer):
+    """Linear and time-invariant: one system per channel, diagonal plus rank 1.
+
+    Args:
+        d_model: channels D.
+        d_state: N, even: N/2 conjugate pairs per channel.
+        n_ssm: how many different Lambda, P and B there are, repeated over the channels; divides D; None: D.
+        dt_min, dt_max: initial range of dt, log-uniform.
+
+    The state is `ScanState` with ssm (B, D, N/2, 2). Lambda, P, B and dt learn at a tenth of the rate, without decay.
+    """
+
+    def __init__(
+        self, d_model: int, *, d_state: int = 64, n_ssm: int | None = None, dt_min: float = 1e-3, dt_max: float = 0.1
+    ) -> None:
+        super().__init__()
+        systems = d_model if n_ssm is None else n_ssm
+        for name, size in (("d_model", d_model), ("n_ssm", systems)):
+            if size < 1:
+                raise ValueError(f"{name}: got {size}, expected at least 1")
+        if d_state < 2 or d_state % 2:
+            raise ValueError(f"d_state: got {d_state}, expected an even number of at least 2 (conjugate pairs)")
+        if d_model % systems:
+            raise ValueError(f"n_ssm: got {systems}, which does not divide d_model = {d_model}")
+        self.d_model, self.d_state = d_model, d_state
+
+        def slow(values: Tensor) -> nn.Parameter:
+            parameter = nn.Parameter(values.to(torch.get_default_dtype()).clone())
+            return mark(parameter, "ssm", lr_scale=0.1, decay=False, keep_float32=True)
+
+        eigenvalues, low_rank, B = (torch.view_as_real(part).repeat(systems, 1, 1) for part in legs_dplr(d_state))
+        self.A_log, self.A_imag = slow((-eigenvalues[..., 0]).log()), slow(eigenvalues[..., 1])
+        self.P, self.B = slow(low_rank), slow(B)
+        self.log_dt = slow(initial_dt((d_model,), dt_min, dt_max, stored_as="log"))
+        C = complex_normal((d_model, d_state // 2)).to(torch.get_default_dtype())
+        self.C = mark(nn.Parameter(C), "ssm", keep_float32=True)
+        self.D = mark(nn.Parameter(torch.randn(d_model)), "ssm", keep_float32=True)
+
+    def system(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+        """Lambda, P and B of every channel, each pairs (D, N/2, 2), in this dtype."""
+        eigenvalues = torch.stack([-self.A_log.to(dtype).exp(), self.A_imag.to(dtype)], -1)
+        repeats = self.d_model // len(self.P)
+        first, second, third = (part.to(dtype).repeat(repeats, 1, 1) for part in (eigenvalues, self.P, self.B))
+        return first, second, third
+
+    def run(self, x: Tensor, state: State, steps: Steps) -> tuple[Tensor, State]:
+        """See the top of the file."""
+        initial, last_seq_idx = resume(state, x.shape[0], steps, x.device)
+        u = x.to(self.C.dtype)
+        with without_autocast(u):
+            if steps.elapsed is None and steps.seq_idx is None and x.shape[1] > 1:
+                y, ssm = self.convolve(u, initial, steps.valid)
+            else:
+                start = self.initial_state(x.shape[0]).ssm if initial is None else initial
+                y, ssm = self.recur(u, start, steps)
+        return hide_padding(y + self.D * u, steps.valid).to(x.dtype), ScanState(ssm, last_seq_idx)
+
+    def recur(self, u: Tensor, initial: Tensor, steps: Steps) -> tuple[Tensor, Tensor]:
+        """y without the skip, and the final state, step after step; memory is bounded by a chunk of steps."""
+        eigenvalues, low_rank, B = self.system(u.dtype)
+        readout = self.C * self.C.new_tensor([2.0, -2.0])
+        flags = step_flags(u.shape[0], u.shape[1], steps.valid, steps.seq_idx, u)
+
+        def chunk(u: Tensor, elapsed: Tensor | None, flags: Tensor | None, state: Tensor) -> tuple[Tensor, Tensor]:
+            dt = self.log_dt.exp()
+            if elapsed is not None:
+                dt = dt * elapsed.unsqueeze(-1).to(dt.dtype)
+            diagonal, correction = bilinear_solver(eigenvalues, low_rank, dt)
+            drive = (dt * u)[..., None, None] * B
+            outputs = []
+            for t in range(u.shape[1]):
+                solver = (diagonal, correction) if elapsed is None else (diagonal[:, t], correction[:, t])
+                before = state
+                if flags is not None:
+                    invalid, reset = marks(flags[:, t], state.ndim)
+                    before = torch.where(reset, 0, state)
+                after = bilinear_step(solver, low_rank, before, drive[:, t])
+                state = after if flags is None else torch.where(invalid, state, after)
+                outputs.append((after * readout).sum((-2, -1)))
+            return torch.stack(outputs, 1), state
+
+        return scan_chunks(chunk, (u, steps.elapsed, flags), (), initial, empty=u)
+
+    def kernel(self, length: int, A_bar: Tensor | None = None) -> Tensor:
+        """K_l = 2 Re(C a^l b), l = 0..length-1: (D, length), in float64 where the device has it; A_bar is a, where known."""
+        wide = carry_dtype(self.C)
+        eigenvalues, low_rank, B = self.system(wide)
+        dt, sign = self.log_dt.to(wide).exp(), self.C.new_tensor([1.0, -1.0]).to(wide)
+        A_bar = dense_step(eigenvalues, low_rank, B, dt)[0] if A_bar is None else A_bar
+        row = (self.C.to(wide) * sign).flatten(-2).unsqueeze(-2)
+        cut = (row - row @ torch.linalg.matrix_power(A_bar, length)).view_as(B) * sign  # C (1 - a^L)
+
+        def chunk(angles: Tensor, nothing: Tensor) -> tuple[Tensor, Tensor]:
+            return spectrum(angles[0], eigenvalues, low_rank, B, cut, dt).unsqueeze(0), nothing
+
+        angles = torch.arange(length // 2 + 1, dtype=wide, device=dt.device).unsqueeze(0) * (2 * math.pi / length)
+        values, _ = scan_chunks(chunk, (angles,), (), angles[:, 0], empty=angles)
+        return torch.fft.irfft(torch.view_as_complex(values[0]), n=length, dim=0).T
+
+    def convolve(self, u: Tensor, initial: Tensor | None, valid: Tensor | None) -> tuple[Tensor, Tensor]:
+        """As `recur` with even steps, by FFT."""
+        length, wide = u.shape[1], carry_dtype(u)
+        A_bar, B_bar = dense_step(*self.system(wide), self.log_dt.to(wide).exp())
+        position = torch.arange(length, device=u.device)
+        first, count = (size + 0 * position[:1].expand(len(u)) for size in (0, length))
+        latest_last = u = hide_padding(u, valid)
+        if valid is not None:  # padding is zeros now: turn each row until its last valid step is its last step
+            first, count = valid.to(torch.int8).argmax(1), valid.sum(1)
+            turned = (position + (first + count).unsqueeze(1)) % length
+            latest_last = u.gather(1, turned.unsqueeze(-1).expand_as(u))
+        y = long_conv(u, self.kernel(length, A_bar).to(u.dtype))
+        start = None if initial is None else initial.to(wide).flatten(-2)
+        final = final_state(A_bar, B_bar, latest_last.to(wide), start, count)
+        if start is not None:
+            readout = (self.C * self.C.new_tensor([2.0, -2.0])).to(wide).flatten(-2)
+            decaying = decay(A_bar, readout, start, length).transpose(1, 2).to(u.dtype)
+            since = (position - first.unsqueeze(1)).clamp(min=0)
+            y = y + decaying.gather(1, since.unsqueeze(-1).expand_as(decaying))
+        return y, final.view(len(u), self.d_model, -1, 2).to(self.state_dtype)
+
+    def initial_state(self, batch: int) -> ScanState:
+        """Zeros: ssm (batch, D, N/2, 2)."""
+        ssm = torch.zeros(batch, self.d_model, self.d_state // 2, 2, dtype=self.state_dtype, device=self.device)
+        return ScanState(ssm, no_sequence(batch, self.device))

@@ -1,0 +1,67 @@
+"""Diagonal plus low rank: systems x' = (Lambda - P P*) x + B u under the bilinear rule (Gu, Goel and Ré 2022, S4, appendix C).
+
+Of every conjugate pair of states one is stored, as a real pair: x, Lambda, P, B are (..., N/2, 2). In real form a state is one
+vector of the N numbers stored; matrices (N, N) act on that. Products with P* go over both halves: P* x = 2 sum Re(conj(P) x).
+"""
+
+import torch
+from torch import Tensor
+
+from longscan.numerics.pairs import divide, multiply, polar
+
+
+def _inner(p: Tensor, x: Tensor) -> Tensor:
+    """P* x, (..., 1, 1)."""
+    return 2 * (p * x).sum((-2, -1), keepdim=True)
+
+
+def bilinear_solver(eigenvalues: Tensor, low_rank: Tensor, dt: Tensor) -> tuple[Tensor, Tensor]:
+    """(r, g) with (1 - dt/2 A)^{-1} v = r v - g P* (r v), by Woodbury's identity; dt (...) without the last two axes."""
+    half = dt[..., None, None] / 2
+    one = eigenvalues.new_tensor([1.0, 0.0])
+    diagonal = divide(one, one - half * eigenvalues)
+    direction = multiply(diagonal, low_rank)
+    return diagonal, half * direction / (1 + half * _inner(low_rank, direction))
+
+
+def bilinear_step(solver: tuple[Tensor, Tensor], low_rank: Tensor, x: Tensor, drive: Tensor) -> Tensor:
+    """The next state (1 - dt/2 A)^{-1} ((1 + dt/2 A) x + drive) in O(N), drive = dt B u; solver from `bilinear_solver`.
+
+    It is (1 - dt/2 A)^{-1} (2 x + drive) - x, one diagonal and one rank-1 product.
+    """
+    diagonal, correction = solver
+    scaled = multiply(diagonal, 2 * x + drive)
+    return scaled - correction * _inner(low_rank, scaled) - x
+
+
+def dense_step(eigenvalues: Tensor, low_rank: Tensor, B: Tensor, dt: Tensor) -> tuple[Tensor, Tensor]:
+    """The step of `bilinear_step` in real form: A_bar (D, N, N) and B_bar (D, N), for parameters (D, N/2, 2) and dt (D,)."""
+    size = 2 * eigenvalues.shape[-2]
+    solver = bilinear_solver(eigenvalues, low_rank, dt)
+    basis = torch.eye(size, dtype=B.dtype, device=B.device).view(size, 1, size // 2, 2)
+    columns = bilinear_step(solver, low_rank, basis, torch.zeros_like(B))
+    zero = torch.zeros_like(B)
+    return columns.flatten(-2).permute(1, 2, 0), bilinear_step(solver, low_rank, zero, dt[:, None, None] * B).flatten(-2)
+
+
+def spectrum(angle: Tensor, eigenvalues: Tensor, low_rank: Tensor, B: Tensor, C: Tensor, dt: Tensor) -> Tensor:
+    """sum_l K_l e^{-i angle l} over all l >= 0 for K_l = 2 Re(C A_bar^l B_bar), pairs (F, D, 2), at angles (F,) in [0, pi].
+
+    With s = 2 sin(angle/2) and t = dt cos(angle/2) it is dt e^{i angle/2} C (i s - t A)^{-1} B: four sums of Cauchy's kind over
+    the N/2 poles, (C, B), (C, P), (P, P), (P, B), and Woodbury's identity. No pole lies on the unit circle. Parameters are
+    (D, N/2, 2), dt (D,). For the kernel cut off after L steps take C (1 - A_bar^L) for C, at the L-th roots of unity.
+    """
+    conjugate = low_rank * low_rank.new_tensor([1.0, -1.0])
+    products = torch.stack([multiply(C, B), multiply(C, low_rank), multiply(conjugate, low_rank), multiply(conjugate, B)])
+    # v / (i s - t lambda) + its partner is (2 i s Re v - 2 t Re(v conj(lambda))) / (t^2 |lambda|^2 - s^2 - 2 i s t Re lambda)
+    weights = 2 * torch.cat([products[..., 0], (products * eigenvalues).sum(-1)]).permute(1, 2, 0)
+    s, t = 2 * (angle / 2).sin().view(-1, 1, 1), dt.unsqueeze(-1) * (angle / 2).cos().view(-1, 1, 1)
+    below = torch.stack([t.square() * eigenvalues.square().sum(-1) - s.square(), -2 * s * t * eigenvalues[..., 0]], -1)
+    size = below.square().sum(-1)
+    real, imaginary = ((below[..., part] / size).unsqueeze(-2) @ weights for part in (0, 1))
+    real, imaginary = real.squeeze(-2), -imaginary.squeeze(-2)  # sums of the weights over the denominators, (F, D, 8)
+    sums = torch.stack([-s * imaginary[..., :4] - t * real[..., 4:], s * real[..., :4] - t * imaginary[..., 4:]], -1)
+    cb, cp, pp, pb = sums.unbind(-2)
+    correction = divide(multiply(cp, pb), s.new_tensor([1.0, 0.0]) + t * pp)
+    half_turn = polar(torch.ones_like(angle), angle / 2).unsqueeze(1)
+    return dt.unsqueeze(-1) * multiply(half_turn, cb - t * correction)
