@@ -1,6 +1,8 @@
 """Set-up of every test: poisoned memory, fixed seeds, one thread, and the number of generated cases a property was shown."""
 
 import os
+import shutil
+import tempfile
 from collections import defaultdict
 from typing import Any
 
@@ -22,10 +24,20 @@ _GENERATED = "generated cases"
 
 
 def pytest_configure() -> None:
-    """Fill torch.empty with NaN, so that a result that was never written cannot pass, and keep to one thread a worker."""
+    """Fill torch.empty with NaN, so that a result that was never written cannot pass, and keep to one thread a worker.
+
+    Arrays made from data files are kept in a folder of this process, and no folder of data is taken from the environment.
+    """
+    os.environ["LONGSCAN_CACHE"] = tempfile.mkdtemp(prefix="longscan-tests-")
+    os.environ.pop("LONGSCAN_DATA", None)
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = True
     torch.set_num_threads(1)
+
+
+def pytest_unconfigure() -> None:
+    """Remove that folder."""
+    shutil.rmtree(os.environ["LONGSCAN_CACHE"], ignore_errors=True)
 
 
 @pytest.fixture(autouse=True)

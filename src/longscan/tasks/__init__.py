@@ -1,6 +1,7 @@
-"""What to learn: formal languages and time series, with their losses, metrics and baselines; knows no model."""
+"""What to learn: languages, texts, images, series, with their losses, metrics and baselines; knows no model."""
 
 from longscan.tasks import formal as formal
+from longscan.tasks import lra as lra
 from longscan.tasks import timeseries as timeseries
 from longscan.tasks.base import TASKS as TASKS
 from longscan.tasks.base import Batch as Batch

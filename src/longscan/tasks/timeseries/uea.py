@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from longscan.tasks._drawing import bars
 from longscan.tasks.base import TASKS, Batch, Split, check_request, rows_of_step
 from longscan.tasks.classification import ClassificationTask
 from longscan.tasks.timeseries import protocols
 from longscan.tasks.timeseries.files import Recordings, read_arff, read_arff_dimensions, read_recordings, read_ts
 
 _SOURCE = "https://www.timeseriesclassification.com"
-_BARS = "▁▂▃▄▅▆▇█"
 _log = logging.getLogger("longscan")
 
 
@@ -137,7 +137,7 @@ class Uea(ClassificationTask):
         """The first channel as a line of bars, the shape, the label."""
         channel = int(self.time_channel)
         series = batch.inputs[row] if batch.valid is None else batch.inputs[row][batch.valid[row]]
-        text = f"{_bars(series[:, channel])} {series.shape[1]} channels x {series.shape[0]} steps"
+        text = f"{bars(series[:, channel])} {series.shape[1]} channels x {series.shape[0]} steps"
         return text if batch.targets is None else f"{text} | {self.classes[int(batch.targets[row])]}"
 
     def read_inputs(self, path: str | Path) -> Batch:
@@ -246,11 +246,3 @@ def _read_part(dataset: str, part: str, folders: Sequence[Path]) -> Recordings |
             paths = [folder / f"{dataset}Dimension{number}_{part}.arff" for number in range(1, count + 1)]
             return read_arff_dimensions(paths)
     return None
-
-
-def _bars(values: Tensor, width: int = 40) -> str:
-    """A line of at most `width` bars, each the mean of its stretch."""
-    stretches = [stretch.mean().item() for stretch in values.chunk(width)]
-    low, high = min(stretches), max(stretches)
-    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
-    return "".join(_BARS[round((value - low) * scale)] for value in stretches)

@@ -1,0 +1,105 @@
+"""Where data folders are, arrays made from files once and memory-mapped from then on, and sequences of unequal lengths as arrays.
+
+Arrays are kept under `$LONGSCAN_CACHE`, else `~/.cache/longscan`, by what they were made from: settings, and the files' paths,
+sizes and times of change. A changed file makes new arrays. Where nothing can be written they stay in memory.
+"""
+
+import hashlib
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+VERSION = 1  # of what is stored; a change of a reader's output must raise it
+Arrays = dict[str, np.ndarray]
+_log = logging.getLogger("longscan")
+
+
+def data_folder(data_dir: str | None, area: str, wanted: str) -> Path:
+    """The folder that `data_dir` names, else `$LONGSCAN_DATA/area`; FileNotFoundError saying what it should hold."""
+    root = os.environ.get("LONGSCAN_DATA")
+    if data_dir is None and root is None:
+        raise FileNotFoundError(f"data_dir: name the folder with {wanted}, or set LONGSCAN_DATA to a folder with it in {area}/")
+    folder = Path(data_dir) if data_dir is not None else Path(root or "") / area
+    if not folder.is_dir():
+        raise FileNotFoundError(f"data_dir: {folder} is no folder; one with {wanted} is needed")
+    return folder
+
+
+def first_existing(folder: Path, names: Sequence[str], wanted: str) -> Path:
+    """The first of several paths below a folder that is there; FileNotFoundError naming what was looked for."""
+    for name in names:
+        if (folder / name).exists():
+            return folder / name
+    raise FileNotFoundError(f"data_dir: {folder} holds no {' or '.join(names)}; {wanted}")
+
+
+def cache_folder() -> Path:
+    """Where arrays are kept."""
+    if own := os.environ.get("LONGSCAN_CACHE"):
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "longscan"
+
+
+def stored(name: str, sources: Iterable[Path], settings: object, make: Callable[[], Arrays]) -> Arrays:
+    """The arrays that `make` returns, memory-mapped; made only where they are not kept yet for these sources and settings.
+
+    Safe with many processes: each writes a folder of its own and moves it into place.
+    """
+    facts: list[object] = [VERSION, name, repr(settings)]
+    for path in sources:
+        status = path.stat()
+        facts.append((str(path.resolve()), status.st_size, status.st_mtime_ns))
+    folder = cache_folder() / f"{name}-{hashlib.blake2b(repr(facts).encode(), digest_size=12).hexdigest()}"
+    if not folder.is_dir():
+        arrays = make()
+        try:
+            _write(folder, arrays)
+        except OSError as error:
+            _log.warning("%s: arrays can not be kept (%s), so they are made again by the next process", folder, error.strerror)
+            return arrays
+    return {path.stem: np.load(path, mmap_mode="r", allow_pickle=False) for path in folder.glob("*.npy")}
+
+
+def _write(folder: Path, arrays: Arrays) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
+    try:
+        for name, array in arrays.items():
+            np.save(temporary / f"{name}.npy", array, allow_pickle=False)
+        temporary.rename(folder)
+    except OSError:
+        shutil.rmtree(temporary, ignore_errors=True)
+        if not folder.is_dir():  # otherwise another process was first
+            raise
+
+
+class Ragged(NamedTuple):
+    """Sequences of unequal lengths: the i-th is values[offsets[i]:offsets[i + 1]]. values: (T,) or (T, C); offsets: (N + 1,)."""
+
+    values: np.ndarray
+    offsets: np.ndarray
+
+    @classmethod
+    def of(cls, sequences: Sequence[np.ndarray], dtype: type | None = None) -> "Ragged":
+        """From the sequences one by one."""
+        offsets = np.concatenate([[0], np.cumsum([len(sequence) for sequence in sequences])]).astype(np.int64)
+        return cls(np.concatenate(sequences).astype(dtype or sequences[0].dtype, copy=False), offsets)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """(N,) number of steps of each."""
+        return np.diff(self.offsets)
+
+    def padded(self, rows: np.ndarray, fill: float) -> tuple[np.ndarray, np.ndarray]:
+        """The sequences `rows` side by side, (n, longest[, C]), `fill` after their ends; their lengths (n,)."""
+        lengths = self.offsets[rows + 1] - self.offsets[rows]
+        table = np.full((len(rows), int(lengths.max()), *self.values.shape[1:]), fill, self.values.dtype)
+        for line, row, length in zip(table, rows.tolist(), lengths.tolist(), strict=True):
+            line[:length] = self.values[self.offsets[row] : self.offsets[row] + length]
+        return table, lengths

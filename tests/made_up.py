@@ -1,0 +1,87 @@
+"""Small data sets in the formats of the real ones, written by the tests: name of the task -> settings that read them."""
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+Settings = dict[str, Any]
+MADE_UP: dict[str, Callable[[Path], Settings]] = {}
+
+_WORDS = ("a plot of", "fine actors", "dull as", "the camera", "über", "never", "wonderful", "boring", "ending", "!")
+
+
+def made_up(name: str) -> Callable[[Callable[[Path], Settings]], Callable[[Path], Settings]]:
+    """Enters a function that writes a task's files into a folder and returns the task's settings."""
+
+    def enter(write: Callable[[Path], Settings]) -> Callable[[Path], Settings]:
+        MADE_UP[name] = write
+        return write
+
+    return enter
+
+
+def rng(seed: int) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+@made_up("listops")
+def listops(folder: Path) -> Settings:
+    """Short expressions: nothing is read."""
+    return {"train_size": 90, "valid_size": 40, "test_size": 90, "longer_than": 20, "shorter_than": 100, "max_depth": 6}
+
+
+@made_up("pathfinder")
+def pathfinder(folder: Path) -> Settings:
+    """Few images: nothing is read."""
+    return {"train_size": 30, "valid_size": 20, "test_size": 30}
+
+
+def reviews(seed: int, kind: str, count: int = 30) -> list[str]:
+    draw = rng(seed)
+    marked = {"pos": "wonderful ", "neg": "boring "}[kind]
+    return [marked + " ".join(draw.choice(_WORDS, draw.integers(2, 9))) + f" {seed} {number}" for number in range(count)]
+
+
+@made_up("lra_text")
+def lra_text(folder: Path) -> Settings:
+    """aclImdb with thirty reviews a folder."""
+    for seed, (part, kind) in enumerate((part, kind) for part in ("train", "test") for kind in ("neg", "pos")):
+        place = folder / "aclImdb" / part / kind
+        place.mkdir(parents=True)
+        for number, text in enumerate(reviews(seed, kind)):
+            (place / f"{number}_{seed + 1}.txt").write_text(text, encoding="utf-8")
+    return {"data_dir": str(folder), "longest": 40}
+
+
+@made_up("lra_retrieval")
+def lra_retrieval(folder: Path) -> Settings:
+    """Three files of pairs."""
+    for seed, part in enumerate(("train", "eval", "test")):
+        lines = []
+        for number, (first, second) in enumerate(zip(reviews(seed, "pos", 20), reviews(seed + 5, "neg", 20), strict=True)):
+            lines.append(f"{number % 2}.0\tP{number}\tQ{number}\t{first}\t{second}")
+        (folder / f"new_aan_pairs.{part}.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return {"data_dir": str(folder), "longest": 30}
+
+
+def cifar_batch(seed: int, count: int = 20) -> dict[bytes, Any]:
+    """What one of CIFAR-10's python batches holds."""
+    return {
+        b"batch_label": f"batch {seed}".encode(),
+        b"labels": (np.arange(count) % 10).tolist(),
+        b"data": rng(seed).integers(0, 256, (count, 3072), dtype=np.uint8),
+        b"filenames": [f"{number}.png".encode() for number in range(count)],
+    }
+
+
+@made_up("lra_image")
+def lra_image(folder: Path) -> Settings:
+    """Six python batches of twenty pictures."""
+    place = folder / "cifar-10-batches-py"
+    place.mkdir()
+    for number, name in enumerate([*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]):
+        (place / name).write_bytes(pickle.dumps(cifar_batch(number), protocol=2))
+    return {"data_dir": str(folder)}

@@ -1,0 +1,469 @@
+"""Long Range Arena: generators against independent evaluation, formats, protocols, damaged files, real files where present."""
+
+import os
+import pickle
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from longscan.tasks._images import grey
+from longscan.tasks._random import Draws
+from longscan.tasks._store import Ragged, stored
+from longscan.tasks._text import Alphabet
+from longscan.tasks.lra import ListOps, LraImage, LraRetrieval, LraText, Pathfinder
+from longscan.tasks.lra._batches import read_batch
+from longscan.tasks.lra._listops import SYMBOLS, Bounds, draw_expressions
+from longscan.tasks.lra._snakes import DRAWINGS, _Board, _draw, _two_snakes, draw_images
+from made_up import MADE_UP, cifar_batch
+
+# ListOps.
+
+
+def evaluated(words):
+    """The value of an expression, by recursion over its words."""
+    word = words.pop(0)
+    if word.isdigit():
+        return int(word)
+    values = []
+    while words[0] != "]":
+        values.append(evaluated(words))
+    words.pop(0)
+    function = {"[MIN": min, "[MAX": max, "[MED": lambda x: int(np.median(x)), "[SM": lambda x: sum(x) % 10}[word]
+    return function(values)
+
+
+def test_listops_values():
+    task = ListOps(train_size=60, valid_size=20, test_size=20)
+    batch = task.batch("train", 0, 60)
+    for row in range(60):
+        question, answer = task.describe(batch, row).split(" | ")
+        words = question.split()
+        assert 500 < len(words) < 2000
+        assert evaluated(words) == int(answer)
+        assert not words
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("[MAX 4 [MIN 2 3 ] 1 0 [MED 1 5 8 9 2 ] ]", 5), ("[MED 1 2 ]", 1), ("[SM 9 9 9 ]", 7), ("[MED 3 4 9 9 ]", 6)],
+)
+def test_the_evaluator_agrees_with_the_paper(text, value):
+    assert evaluated(text.split()) == value
+
+
+def test_listops_trees_are_those_of_the_published_generator():
+    sequences, values = draw_expressions(Draws(("trees",), 0), 3000, Bounds())
+    assert abs(sequences.lengths.mean() - 1030) < 30
+    shares = np.bincount(values, minlength=10) / 3000
+    assert shares[0] == pytest.approx(0.17, abs=0.03)
+    assert shares[9] == pytest.approx(0.163, abs=0.03)
+    tokens = Counter(sequences.values.tolist())
+    operators = sum(tokens[number] for number in range(10, 14))
+    assert tokens[14] == operators
+    for number in range(10, 14):
+        assert tokens[number] / operators == pytest.approx(0.25, abs=0.01)
+
+
+def test_listops_are_drawn_by_seed_alone():
+    settings = {"train_size": 20, "valid_size": 5, "test_size": 5}
+    first = ListOps(**settings).batch("train", 0, 20, seed=1)
+    again = ListOps(**{**settings, "test_size": 7}).batch("train", 0, 20, seed=1)
+    assert torch.equal(first.inputs, again.inputs)
+    stream = ListOps(data="stream", **settings)
+    assert stream.size("train") is None
+    values, _ = draw_expressions(Draws(("pinned",), 0), 1, Bounds(longer_than=5, shorter_than=30))
+    assert " ".join(SYMBOLS[token] for token in values.values) == "[MED 0 0 0 8 5 ]"
+
+
+def test_listops_files(tmp_path):
+    path = tmp_path / "expressions.txt"
+    path.write_text("( ( ( [MAX 4 ) 3 ) ] )\n\n[MIN 1 2 X | 1\n")
+    batch = ListOps().read_inputs(path)
+    assert batch.inputs.tolist() == [[11, 4, 3, 14], [10, 1, 2, 14]]
+    for text, message in (
+        ("[MAX 1 2 ]\n[FIRST 1 2 ]\n", r"expressions.txt:2: '\[FIRST' is no symbol"),
+        ("[MAX 1 2\n", "expressions.txt:1: the brackets"),
+        ("[MAX 1 ] 2 ]\n", "expressions.txt:1: the brackets"),
+        ("\n", "expressions.txt: holds no expression"),
+    ):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=message):
+            ListOps().read_inputs(path)
+
+
+def test_bounds_without_expressions_are_refused():
+    task = ListOps(max_depth=2, max_args=2, longer_than=20, shorter_than=30)
+    with pytest.raises(ValueError, match=r"^longer_than, shorter_than: between 20 and 30 tokens"):
+        task.batch("train", 0, 2)
+
+
+# Pathfinder.
+
+
+@pytest.mark.parametrize("size", DRAWINGS)
+def test_the_marks_of_a_drawing(size):
+    drawing = DRAWINGS[size]
+    if size in (64, 128):  # where a pair of long snakes is rarely finished
+        return
+    labels = np.array([0, 1] * 8)
+    images = draw_images(Draws(("marks", size), 0), labels, drawing)
+    assert images.shape == (16, size, size)
+    assert images.dtype == np.uint8
+    assert (images.max((1, 2)) == 255).all()
+    assert 0.01 < (images > 60).mean() < 0.25
+
+
+def board(count=2048):
+    return _Board(count, DRAWINGS[32], 1, Draws(("board",), 0))
+
+
+def test_long_snakes_keep_apart():
+    pairs = board()
+    rows, paddles, tips = _two_snakes(pairs)
+    assert len(rows) > 40
+    # 14 paddles of each snake were laid on each finished board, and ends lie on the image.
+    assert len(paddles.laid) == 28
+    assert all(np.isin(rows, laid).all() for laid, _, _ in paddles.laid)
+    assert ((tips[rows] >= 0) & (tips[rows] < 32)).all()
+    lengths = np.linalg.norm(tips[rows, :, 1] - tips[rows, :, 0], axis=-1)
+    assert lengths.max() > 12
+    starts = np.linalg.norm(tips[rows, 0, 0] - tips[rows, 1, 0], axis=-1)
+    assert (np.abs(starts - 7) < 1).all(), "the seeds are seven pixels apart"
+
+
+def test_discs_lie_where_the_label_says(monkeypatch):
+    from longscan.tasks.lra import _snakes
+
+    seen = []
+    inner = _snakes._two_snakes
+
+    def recorded(pairs):
+        result = inner(pairs)
+        seen.append(result)
+        return result
+
+    monkeypatch.setattr(_snakes, "_two_snakes", recorded)
+    labels = np.array([0, 1] * 10)
+    images = _draw(Draws(("discs",), 0), labels, DRAWINGS[32], 1)
+    tips = np.concatenate([result[2][result[0]] for result in seen])[:20]
+    for image, label, ends in zip(images, labels, tips, strict=True):
+        bright = [all(image[tuple(place)] == 255 for place in (ends[first, 0], ends[second, 1])) for first, second in
+                  ((0, 0), (1, 1), (0, 1), (1, 0))]  # fmt: skip
+        assert any(bright[:2] if label else bright[2:])
+
+
+def test_pathfinder_labels_are_balanced_and_pixels_scaled():
+    task = Pathfinder(train_size=40, valid_size=20, test_size=40)
+    batch = task.batch("train", 0, 40)
+    assert 8 < batch.targets.sum() < 32
+    assert batch.inputs.shape == (40, 1024, 1)
+    assert (batch.inputs.min().item(), batch.inputs.max().item()) == (-1, 1)
+    assert Pathfinder(train_size=40, valid_size=20, test_size=40, centred=False).batch("train", 0, 40).inputs.min() == 0
+    tokens = Pathfinder(train_size=40, valid_size=20, test_size=40, pixels="categorical").batch("train", 0, 40).inputs
+    assert torch.equal(tokens, ((batch.inputs[..., 0] + 1) * 127.5).round().long())
+
+
+def released(folder, count=30):
+    """The layout of the released Pathfinder files."""
+    (folder / "metadata").mkdir(parents=True)
+    draw = np.random.default_rng(0)
+    for part in (0, 1):
+        (folder / "imgs" / str(part)).mkdir(parents=True)
+        lines = []
+        for number in range(count // 2):
+            pixels = draw.integers(0, 256, (32, 32), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / "imgs" / str(part) / f"sample_{number}.png")
+            lines.append(f"imgs/{part} sample_{number}.png {number} {number % 2} 1.0 14 4 2 0.5 1 1")
+        (folder / "metadata" / f"{part}.npy").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def test_released_pathfinder_files(tmp_path):
+    folder = released(tmp_path)
+    task = Pathfinder(data_dir=str(folder))
+    assert [task.size(split) for split in task.splits] == [24, 3, 3]
+    shown = torch.cat([task.batch(split, 0, 30).inputs for split in ("valid", "test")])
+    image = np.asarray(Image.open(folder / "imgs" / "0" / "sample_0.png"))
+    rows = torch.cat([shown, task.batch("train", 0, 30).inputs])[..., 0]
+    wanted = torch.from_numpy(image.reshape(-1) / 255 * 2 - 1).float()
+    assert ((rows - wanted).abs() < 1e-6).all(1).sum() == 1
+    assert task.read_inputs(folder / "imgs" / "0").inputs.shape == (15, 1024, 1)
+
+
+def test_damaged_pathfinder_files(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"^data_dir: .* is no folder"):
+        Pathfinder(data_dir=str(tmp_path / "none")).batch("train", 0, 1)
+    with pytest.raises(FileNotFoundError, match=r"^data_dir: .* holds no metadata"):
+        Pathfinder(data_dir=str(tmp_path)).batch("train", 0, 1)
+    folder = released(tmp_path / "a")
+    listing = folder / "metadata" / "0.npy"
+    lines = listing.read_text().splitlines()
+    for line, message in (
+        ("imgs/0 sample_0.png 0 7", r"0.npy:1: needs folder, name, index and a label of 0 or 1"),
+        ("../../x sample_0.png 0 1", r"0.npy:1: .* lies outside"),
+        ("imgs/0 sample_99.png 0 1", r"sample_99.png: can not be read: No such file"),
+    ):
+        listing.write_text("\n".join([line, *lines[1:]]))
+        with pytest.raises(ValueError, match=message):
+            Pathfinder(data_dir=str(folder)).size("train")
+    listing.write_text("\n".join(lines))
+    image = folder / "imgs" / "0" / "sample_0.png"
+    image.write_bytes(image.read_bytes()[:200])
+    with pytest.raises(ValueError, match=r"sample_0.png: can not be read: it is damaged"):
+        Pathfinder(data_dir=str(folder), split_seed=1).size("train")
+    Image.new("L", (31, 32)).save(image)
+    with pytest.raises(ValueError, match=r"sample_0.png: has 31 x 32 pixels, 32 x 32 are needed"):
+        Pathfinder(data_dir=str(folder), split_seed=2).size("train")
+
+
+# Text and retrieval.
+
+
+@pytest.fixture
+def folder(request, tmp_path):
+    return MADE_UP[request.param](tmp_path)["data_dir"]
+
+
+@pytest.mark.parametrize("folder", ["lra_text"], indirect=True)
+def test_reviews(folder):
+    task = LraText(data_dir=folder)
+    assert [task.size(split) for split in task.splits] == [54, 6, 60]
+    batch = task.batch("test", 0, 60)
+    texts = [bytes(token - 1 for token in row.tolist() if token).decode() for row in batch.inputs]
+    assert all(text.startswith(("boring", "wonderful")[label]) for text, label in zip(texts, batch.targets.tolist(), strict=True))
+    assert any("über" in text for text in texts)
+    thesis = LraText(data_dir=folder, holdout="thesis")
+    assert [thesis.size(split) for split in task.splits] == [60, 30, 30]
+    first = Path(folder) / "aclImdb" / "test" / "neg" / "0_3.txt"
+    assert texts[0] == first.read_text()
+    short = LraText(data_dir=folder, longest=9)
+    assert short.length == 9
+    (first.parent.parent / "pos" / "9_9.txt").write_text("wonderful new")
+    assert LraText(data_dir=folder, split_seed=3).size("test") == 61, "a changed folder is read again"
+
+
+@pytest.mark.parametrize("folder", ["lra_text"], indirect=True)
+def test_characters(folder, tmp_path):
+    task = LraText(data_dir=folder, level="characters", longest=30)
+    characters = task._alphabet.characters
+    assert "ü" in characters
+    assert "é" not in characters
+    batch = task.batch("train", 0, 4)
+    assert (batch.inputs[batch.valid].view(-1) < task.vocab_size).all()
+    last = batch.valid.sum(1) - 1
+    assert (batch.inputs[torch.arange(4), last] == 2).all(), "every text ends with the end"
+    path = tmp_path / "new.txt"
+    path.write_text("éa\n")
+    assert task.read_inputs(path).inputs[0].tolist() == [1, characters.index("a") + 3, 2]
+
+
+def test_alphabets_round_trip():
+    bytes_ = Alphabet()
+    assert bytes_.text(bytes_.encoded(["naïve".encode()], 99)[0].tolist()) == "naïve"
+    some = Alphabet(("a", "b"))
+    assert some.text(some.encoded([b"abc"], 99)[0].tolist()) == "ab�"
+    assert len(bytes_.encoded([b""], 9)[0]) == 1
+
+
+@pytest.mark.parametrize("folder", ["lra_text"], indirect=True)
+def test_missing_reviews(folder):
+    for path in (Path(folder) / "aclImdb" / "train" / "pos").glob("*.txt"):
+        path.unlink()
+    with pytest.raises(FileNotFoundError, match=r"^data_dir: .*train/pos holds no .txt files; train/pos, train/neg"):
+        LraText(data_dir=folder, split_seed=9).size("train")
+    with pytest.raises(FileNotFoundError, match=r"^data_dir: name the folder with train/pos.* or set LONGSCAN_DATA"):
+        LraText().size("train")
+
+
+def test_data_may_stand_under_one_root(tmp_path, monkeypatch):
+    (tmp_path / "lra").mkdir()
+    MADE_UP["lra_text"](tmp_path / "lra")
+    monkeypatch.setenv("LONGSCAN_DATA", str(tmp_path))
+    assert LraText(split_seed=11).size("test") == 60
+
+
+@pytest.mark.parametrize("folder", ["lra_retrieval"], indirect=True)
+def test_pairs(folder, tmp_path):
+    task = LraRetrieval(data_dir=folder, longest=25)
+    batch = task.batch("test", 0, 20)
+    assert batch.targets.tolist() == [0, 1] * 10
+    assert (batch.inputs == 257).sum(1).tolist() == [1] * 20
+    assert batch.valid.sum(1).max() == 51
+    path = tmp_path / "new.tsv"
+    path.write_text("one text\tanother\n")
+    assert task.describe(task.read_inputs(path)) == "one text / another 8 + 7 bytes"
+    path.write_text("one text\n")
+    with pytest.raises(ValueError, match=r"new.tsv:1: two texts apart by a tab are needed, not 1"):
+        task.read_inputs(path)
+    train = Path(folder) / "new_aan_pairs.train.tsv"
+    train.write_text(train.read_text() + "2.0\ta\tb\tc\td\n")
+    with pytest.raises(ValueError, match=r"train.tsv:21: needs a label of 0 or 1"):
+        LraRetrieval(data_dir=folder, longest=26).size("train")
+
+
+# Images.
+
+
+@pytest.mark.parametrize("folder", ["lra_image"], indirect=True)
+def test_python_batches(folder):
+    task = LraImage(data_dir=folder, pixels="categorical")
+    assert [task.size(split) for split in task.splits] == [90, 10, 20]
+    batch = task.batch("test", 0, 20)
+    assert batch.targets.tolist() == list(range(10)) * 2
+    raw = cifar_batch(5)[b"data"].reshape(20, 3, 32, 32).transpose(0, 2, 3, 1)
+    assert torch.equal(batch.inputs[3], torch.from_numpy(np.array(Image.fromarray(raw[3]).convert("L")).reshape(-1)).long())
+    colour = LraImage(data_dir=folder, colour=True).batch("test", 0, 2).inputs
+    assert colour.shape == (2, 1024, 3)
+    expected = (raw[1, 0, 5] / 255 - [0.4914, 0.4822, 0.4465]) / [0.247, 0.243, 0.261]
+    assert torch.allclose(colour[1, 5].double(), torch.from_numpy(expected), atol=1e-6)
+
+
+def test_grey_is_what_pillow_makes_of_it():
+    colours = np.random.default_rng(0).integers(0, 256, (4, 9, 7, 3), dtype=np.uint8)
+    for picture, shades in zip(colours, grey(colours), strict=True):
+        assert np.array_equal(shades, np.asarray(Image.fromarray(picture).convert("L")))
+
+
+def test_a_folder_of_images(tmp_path):
+    from longscan.tasks.lra.image import CLASSES
+
+    for part, count in (("train", 3), ("test", 2)):
+        for number, kind in enumerate(CLASSES):
+            (tmp_path / part / kind).mkdir(parents=True)
+            for index in range(count):
+                Image.new("RGB", (32, 32), (number * 20, index, 0)).save(tmp_path / part / kind / f"{index:04}.png")
+    task = LraImage(data_dir=str(tmp_path))
+    assert [task.size(split) for split in task.splits] == [27, 3, 20]
+    assert task.batch("test", 0, 20).targets.tolist() == [number for number in range(10) for _ in range(2)]
+    assert task.read_inputs(tmp_path / "test" / "frog").inputs.shape == (2, 1024, 1)
+    for path in (tmp_path / "train" / "dog").iterdir():
+        path.unlink()
+    with pytest.raises(FileNotFoundError, match=r"^data_dir: .*train/dog holds no images"):
+        LraImage(data_dir=str(tmp_path), split_seed=1).size("train")
+
+
+class Bomb:
+    def __reduce__(self):
+        return (os.mkdir, ("/tmp/longscan-must-not-exist",))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (pickle.dumps(Bomb()), r"it asks for posix.mkdir"),
+        (pickle.dumps({b"data": Bomb(), b"labels": []}, protocol=2), r"it asks for posix.mkdir"),
+        (pickle.dumps({b"data": np.zeros((2, 3072), object), b"labels": [0, 1]}, protocol=2), "arrays must hold bytes"),
+        (pickle.dumps({b"data": np.zeros((2, 3071), np.uint8), b"labels": [0, 1]}, protocol=2), r"shape \(images, 3072\)"),
+        (pickle.dumps({b"data": np.zeros((2, 3072), np.float32), b"labels": [0, 1]}, protocol=2), "arrays must hold bytes"),
+        (pickle.dumps({**cifar_batch(0), b"labels": [10] * 20}, protocol=2), "20 numbers from 0 to 9"),
+        (pickle.dumps({**cifar_batch(0), b"labels": [1] * 19}, protocol=2), "20 numbers from 0 to 9"),
+        (pickle.dumps([1, 2]), "a dictionary is needed, not list"),
+        (pickle.dumps(cifar_batch(0), protocol=2)[:-500], "is no CIFAR-10 batch"),
+        (b"", "is no CIFAR-10 batch"),
+        (b"not a pickle", "is no CIFAR-10 batch"),
+    ],
+    ids=range(11),
+)
+def test_pickles_are_read_without_running_them(tmp_path, content, message):
+    path = tmp_path / "data_batch_1"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        read_batch(path)
+    assert not Path("/tmp/longscan-must-not-exist").exists()
+
+
+@pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4, 5])
+def test_pickles_of_every_protocol(tmp_path, protocol):
+    path = tmp_path / "data_batch_1"
+    path.write_bytes(pickle.dumps(cifar_batch(3), protocol=protocol))
+    if protocol == 5:  # numpy then names functions of its own, which CIFAR-10's files do not
+        with pytest.raises(ValueError, match="it asks for"):
+            read_batch(path)
+        return
+    found = read_batch(path)
+    assert np.array_equal(found.images.transpose(0, 3, 1, 2).reshape(20, 3072), cifar_batch(3)[b"data"])
+
+
+# What is kept.
+
+
+def test_arrays_are_kept_and_made_again_when_a_file_changes(tmp_path):
+    path, made = tmp_path / "source", []
+    path.write_text("1")
+
+    def make():
+        made.append(1)
+        return {"x": np.arange(3)}
+
+    for _ in range(2):
+        assert stored("kept", [path], 1, make)["x"].tolist() == [0, 1, 2]
+    assert len(made) == 1
+    stored("kept", [path], 2, make)
+    path.write_text("12")
+    assert isinstance(stored("kept", [path], 1, make)["x"], np.memmap)
+    assert len(made) == 3
+
+
+def test_arrays_stay_in_memory_where_nothing_can_be_kept(tmp_path, monkeypatch, caplog):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("LONGSCAN_CACHE", str(tmp_path / "file" / "below"))
+    assert stored("kept", [], 1, lambda: {"x": np.arange(3)})["x"].tolist() == [0, 1, 2]
+    assert "can not be kept" in caplog.text
+
+
+def test_unequal_sequences():
+    ragged = Ragged.of([np.array([1, 2, 3]), np.array([4]), np.array([5, 6])])
+    table, lengths = ragged.padded(np.array([2, 0]), 9)
+    assert table.tolist() == [[5, 6, 9], [1, 2, 3]]
+    assert lengths.tolist() == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("cls", "settings", "message"),
+    [
+        (ListOps, {"data": "files"}, "^data"),
+        (ListOps, {"max_depth": 1}, "^max_depth"),
+        (ListOps, {"longer_than": 1999}, "^longer_than"),
+        (ListOps, {"train_size": 0}, "^train_size"),
+        (Pathfinder, {"resolution": 48}, "^resolution: must be one of 32, 64, 128, 256, not 48"),
+        (Pathfinder, {"data": "stream", "data_dir": "x"}, "^data"),
+        (LraText, {"longest": 1}, "^longest"),
+        (LraText, {"valid_fraction": 1.0}, "^valid_fraction"),
+        (LraRetrieval, {"longest": 0}, "^longest"),
+        (LraImage, {"colour": True, "pixels": "categorical"}, "^colour"),
+    ],
+)
+def test_impossible_settings(cls, settings, message):
+    with pytest.raises(ValueError, match=message):
+        cls(**settings)
+
+
+# Real files, where they are.
+
+ROOT = Path(os.environ.get("LONGSCAN_TEST_DATA", "/nowhere"))
+needs_data = pytest.mark.skipif(not (ROOT / "lra").is_dir(), reason="LONGSCAN_TEST_DATA names no folder with lra/")
+
+
+@needs_data
+@pytest.mark.slow
+def test_the_real_reviews():
+    task = LraText(data_dir=str(ROOT / "lra"))
+    assert [task.size(split) for split in task.splits] == [22_500, 2_500, 25_000]
+    assert task.constant_score() == 0.5
+    assert task.length == 4096
+    assert 100 < LraText(data_dir=str(ROOT / "lra"), level="characters").vocab_size < 200
+
+
+@needs_data
+@pytest.mark.slow
+def test_the_real_pictures():
+    task = LraImage(data_dir=str(ROOT / "lra"))
+    assert [task.size(split) for split in task.splits] == [45_000, 5_000, 10_000]
+    assert task.constant_score() == pytest.approx(0.1)
+    inputs = task.batch("train", 0, 500).inputs
+    assert inputs.mean().abs() < 0.1
+    assert inputs.std() == pytest.approx(1, abs=0.1)
