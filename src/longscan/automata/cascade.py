@@ -232,7 +232,8 @@ class _Level:
                 if x in possible
             }
             branches.append(Branch((*here, *wires), rows))
-        passing: dict[Key, int] = {(i,): below[mask] for mask, i in self.numbers.items() if self.skeleton.level[mask] < self.level}
+        levels = self.skeleton.level
+        passing: dict[Key, int] = {(i,): below[mask] for mask, i in self.numbers.items() if levels[mask] < self.level}
         return [*branches, Branch(here, passing)] if passing else branches
 
 

@@ -202,7 +202,7 @@ class _Level:
 
 
 def _radix(parts: list[list[bool]], sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """For rows of flags: the weights of the flagged places in a number of mixed radix, 0 elsewhere; and how many numbers there are."""
+    """For rows of flags: the weights of the flagged places in a number of mixed radix, 0 elsewhere; how many values it has."""
     flags = np.array(parts, bool).reshape(len(parts), len(sizes))
     factors = np.where(flags, sizes, 1)
     counts = factors.prod(1)

@@ -1,0 +1,201 @@
+"""Groups, image sets and monoids, against sympy and against each other."""
+
+import itertools
+import math
+import random
+
+import pytest
+from sympy.combinatorics import Permutation as SympyPermutation
+from sympy.combinatorics import PermutationGroup as SympyGroup
+
+from longscan import automata
+from longscan.automata.abelian import factors, prime_powers, smith
+from longscan.automata.errors import LimitExceeded
+from longscan.automata.languages import GROUPS, NAMED
+from longscan.automata.monoid import transition_monoid
+from longscan.automata.permutations import PermutationGroup, cycles, element_order, inverse, multiply, power
+from longscan.automata.skeleton import Images, members, skeleton
+
+
+def random_group(seed: int) -> tuple[int, list[tuple[int, ...]]]:
+    draw = random.Random(seed)
+    degree = draw.randint(2, 8)
+    generators = []
+    for _ in range(draw.randint(1, 3)):
+        image = list(range(degree))
+        moved = draw.sample(range(degree), draw.randint(2, degree))
+        for x, y in zip(moved, [*moved[1:], moved[0]], strict=True):
+            image[x] = y
+        generators.append(tuple(image))
+    return degree, generators
+
+
+def test_groups_are_those_of_sympy():
+    for seed in range(200):
+        degree, generators = random_group(seed)
+        group, known = PermutationGroup(degree, generators), SympyGroup([SympyPermutation(list(g)) for g in generators])
+        assert group.order == known.order()
+        assert [g.order for g in group.derived_series()][:2] == [g.order() for g in known.derived_series()][:2]
+        assert group.is_solvable == known.is_solvable
+        assert group.is_abelian == known.is_abelian
+        draw = random.Random(seed)
+        for _ in range(5):
+            g = tuple(draw.sample(range(degree), degree))
+            assert (g in group) == known.contains(SympyPermutation(list(g)))
+        if group.order <= 200:
+            assert len(set(group.elements(200))) == group.order
+
+
+def test_arithmetic_of_permutations():
+    g = (1, 2, 0, 4, 3)
+    assert multiply(g, inverse(g)) == (0, 1, 2, 3, 4)
+    assert power(g, 0) == (0, 1, 2, 3, 4)
+    assert power(g, 6) == (0, 1, 2, 3, 4)
+    assert element_order(g) == 6
+    assert cycles(g) == "(0 1 2)(3 4)"
+    assert cycles((0, 1)) == "()"
+    with pytest.raises(LimitExceeded, match="order of a group: got at least 120, the limit is 100"):
+        PermutationGroup(5, GROUPS["S5"]).elements(100)
+
+
+def test_names_of_groups():
+    for name, generators in GROUPS.items():
+        assert PermutationGroup(len(generators[0]), generators).name == name
+        regular = automata.word_problem(generators)
+        assert PermutationGroup(regular.size, regular.maps).name == name
+    assert PermutationGroup(6, [(1, 2, 3, 4, 5, 0)]).name == "C6"
+    assert PermutationGroup(5, [(1, 0, 2, 3, 4), (0, 1, 3, 2, 4)]).name == "C2xC2"
+    assert PermutationGroup(6, [(1, 0, 2, 3, 4, 5), (0, 1, 3, 4, 5, 2)]).name == "C4xC2"
+    assert PermutationGroup(3).name == "1"
+    assert PermutationGroup(7, [(1, 2, 3, 4, 0, 5, 6), (1, 2, 0, 3, 4, 5, 6), (0, 1, 2, 3, 4, 6, 5)]).name == "order 120"
+    assert PermutationGroup(10, [(1, 2, 3, 4, 5, 6, 7, 8, 9, 0), (1, 0, *range(2, 10))]).name == "S10"
+
+
+def test_smith_form():
+    draw = random.Random(1)
+    for _ in range(100):
+        n = draw.randint(1, 4)
+        matrix = [[draw.randint(1, 6) if i == j else draw.randint(-5, 5) if j < i else 0 for j in range(n)] for i in range(n)]
+        diagonal, V, W = smith(matrix)
+        assert math.prod(diagonal) == math.prod(matrix[i][i] for i in range(n))
+        for i, j in itertools.product(range(n), repeat=2):
+            assert sum(V[i][k] * W[k][j] for k in range(n)) == int(i == j)
+        for row in matrix:  # a relation is zero in the new coordinates
+            along = [sum(x * V[i][j] for i, x in enumerate(row)) for j in range(n)]
+            assert all(x % d == 0 for x, d in zip(along, diagonal, strict=True))
+    assert prime_powers(360) == [8, 9, 5]
+    assert prime_powers(1) == []
+
+
+@pytest.mark.parametrize("series", ["abelian", "prime"])
+@pytest.mark.parametrize("name", ["S3", "A4", "S4", "D4", "Q8", "random"])
+def test_counters_multiply(name, series):
+    """Coordinates: phi is a homomorphism, the representatives hit it, and the carry brings the product back together."""
+    if name == "random":
+        degree, generators = 7, [(1, 2, 3, 0, 4, 5, 6), (0, 3, 2, 1, 4, 5, 6), (0, 1, 2, 3, 5, 6, 4), (0, 1, 2, 3, 5, 4, 6)]
+    else:
+        generators = list(GROUPS[name])
+        degree = len(generators[0])
+    group = PermutationGroup(degree, generators)
+    found = factors(group, series, 1000)
+    assert math.prod(q for factor in found for q in factor.moduli) == group.order
+    if series == "prime":
+        assert all(len(prime_powers(q)) == 1 and all(q % (d * d) for d in range(2, q)) for f in found for q in f.moduli)
+    else:
+        assert len(found) == len(list(group.derived_series())) - 1
+    draw = random.Random(0)
+    elements = group.elements(1000)
+    assert found[0].size == group.order
+    for _ in range(30):
+        product, counts = group.identity, [(0,) * len(factor.moduli) for factor in found]
+        for h in draw.choices(elements, k=6):
+            product = multiply(product, h)
+            for i, factor in enumerate(found):
+                counts[i] = tuple((c + d) % q for c, d, q in zip(counts[i], factor.phi[h], factor.moduli, strict=True))
+                h = factor.carry(h, counts[i])
+        decoded = group.identity
+        for factor, c in zip(found, counts, strict=True):
+            decoded = multiply(factor.representatives[c], decoded)
+        assert decoded == product
+
+
+def test_skeletons(automaton):
+    """Tiles cover, levels fall along letters that leave a class and along tiles, in-class letters permute tiles."""
+    for seed in range(80):
+        dfa = automaton(seed).minimise()
+        bones = skeleton(dfa)
+        images = Images(dfa)
+        for mask, targets in bones.moves.items():
+            expected = [sum(1 << q for q in {letter[p] for p in members(mask)}) for letter in dfa.maps]
+            assert list(targets) == expected == [images.of(mask, a) for a in range(len(dfa.alphabet))]
+            if mask not in bones.class_of:
+                assert bones.level[mask] == 0
+                continue
+            own = bones.class_of[mask]
+            union = 0
+            for tile in own.tiles[mask]:
+                union |= tile
+                assert bones.level[tile] < own.level
+            assert union == mask
+            for letter, target in enumerate(targets):
+                if target in own.tiles:
+                    carried = [bones.moves[tile][letter] for tile in own.tiles[mask]]
+                    assert sorted(carried) == sorted(own.tiles[target])
+                    assert tuple(own.tiles[target].index(tile) for tile in carried) in own.group
+                else:
+                    assert bones.level[target] < own.level
+    with pytest.raises(LimitExceeded, match="image sets"):
+        skeleton(automata.dyck(8), limit=12)
+
+
+def test_both_routes_to_the_verdict_agree(automaton):
+    compared = 0
+    for seed in range(120):
+        report = automata.analyse(automaton(seed, 6), monoid_limit=3000)
+        if report.monoid is None:
+            assert report.limits == ("monoid: more than 3000 elements",)
+            continue
+        compared += 1
+        assert report.monoid.is_aperiodic == (report.verdict == "star-free")
+        assert report.monoid.is_solvable == (report.verdict != "non-solvable")
+    assert compared > 60
+
+
+SIZES = {  # elements of the monoid, as known
+    "parity": 2, "(ab)*": 6, "a*b*": 5, "contains aba": 12, "Dyck depth 3": 31, "Dyck depth 8": 286, "S3": 6, "A4": 12, "S4": 24,
+    "F20 on 5 points": 20, "flip-flop and parity": 5, "S3 and resets": 9, "S4 and a map of rank 3": 256, "S5 and a reset": 125,
+}  # fmt: skip
+
+
+def test_known_monoids():
+    found = {name: transition_monoid(NAMED[name]().minimise()) for name in SIZES}
+    assert {name: monoid.size for name, monoid in found.items()} == SIZES
+    for monoid in found.values():
+        assert sum(c.size for c in monoid.d_classes) == monoid.size
+        for c in monoid.d_classes:
+            assert len({len(box) for row in c.boxes for box in row}) == 1  # H classes of a D class have one size
+            if c.group is not None:
+                assert c.group.order == len(c.boxes[0][0])
+    assert found["a*b*"].trivial == ["R", "L", "J"]
+    assert found["(ab)*"].counts == {"R": 4, "L": 4, "D": 3, "H": 6}
+    assert [c.rank for c in found["S4 and a map of rank 3"].d_classes] == [4, 3, 2, 1]
+    with pytest.raises(LimitExceeded, match="elements of the transition monoid"):
+        transition_monoid(NAMED["Dyck depth 8"](), limit=285)
+
+
+NEEDS = {
+    "parity": "aussm", "mod 6": "aussm", "(ab)*": "mamba", "Dyck depth 3": "mamba", "S4": "aussm", "F20 on 5 points": "aussm",
+    "flip-flop and parity": "hybrid", "S4 and a map of rank 3": "hybrid", "A5": "no diagonal model",
+}  # fmt: skip
+
+
+def test_verdicts():
+    assert {name: automata.analyse(NAMED[name]()).needs for name in NEEDS} == NEEDS
+    assert automata.analyse(automata.from_regex("(a|b)*")).needs == "none"
+    report = automata.analyse(NAMED["S4 and a map of rank 3"]())
+    assert [(g.level, g.name, g.series) for g in report.holonomy] == [
+        (1, "C2", ((2,),)), (2, "S3", ((2,), (3,))), (3, "S4", ((2,), (3,), (2, 2))),
+    ]  # fmt: skip
+    assert "256 elements" in report.table()
+    assert '"verdict": "solvable"' in report.to_json()
+    assert "perfect group of order 60" in automata.analyse(NAMED["A5"]()).table()

@@ -1,0 +1,144 @@
+"""Automata and regular expressions."""
+
+import itertools
+import operator
+import random
+import re
+
+import networkx
+import numpy as np
+import pytest
+
+from longscan import automata
+from longscan.automata import DFA, RegexError, from_regex
+
+
+def random_pattern(draw: random.Random, depth: int) -> str:
+    if depth == 0:
+        return draw.choice(["a", "b", "."])
+    kind = draw.randrange(4)
+    inner = [random_pattern(draw, depth - 1) for _ in range(2)]
+    if kind == 0:
+        return f"({inner[0]}|{inner[1]})"
+    if kind == 1:
+        return f"({inner[0]}){draw.choice('*+?')}"
+    return inner[0] + inner[1]
+
+
+def test_patterns_mean_what_they_mean_to_python():
+    draw = random.Random(0)
+    words = ["".join(word) for length in range(7) for word in itertools.product("ab", repeat=length)]
+    for _ in range(150):
+        pattern = random_pattern(draw, draw.randint(1, 5))
+        dfa = from_regex(pattern, "ab")
+        assert [dfa.accepts(word) for word in words] == [re.fullmatch(pattern, word) is not None for word in words], pattern
+
+
+@pytest.mark.parametrize("pattern", ["", "|a", "a|", "()", "(a|)*b"])
+def test_empty_terms_are_the_empty_word(pattern):
+    dfa = from_regex(pattern, "ab")
+    for word in ("", "a", "b", "ab", "aab", "ba"):
+        assert dfa.accepts(word) == (re.fullmatch(pattern, word) is not None)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "position"),
+    [("(ab", 1), ("ab)", 3), ("*a", 1), ("a|*", 3), ("a**", 3), ("a[bc]", 2), ("a\\b", 2), ("((a)", 1), ("a{2}", 2)],
+)
+def test_what_cannot_be_read_is_named_with_its_position(pattern, position):
+    with pytest.raises(RegexError, match=f"at position {position}$") as caught:
+        from_regex(pattern, "ab")
+    assert caught.value.position == position
+
+
+def test_letters_that_are_missing_are_named():
+    with pytest.raises(ValueError, match=r"alphabet: got a, but the pattern uses b"):
+        from_regex("ab", "a")
+    with pytest.raises(ValueError, match=r"alphabet: the pattern '\.\*' has no letters"):
+        from_regex(".*")
+    with pytest.raises(ValueError, match="word: got 'c' at position 2"):
+        from_regex("(ab)*").accepts("ac")
+
+
+def test_known_sizes():
+    sizes = {"(ab)*": 3, "a*b*": 3, ".*aba.*": 4, "(a|b)*": 1, "(a|b)*a(a|b)(a|b)": 8}
+    assert {pattern: from_regex(pattern, "ab").size for pattern in sizes} == sizes
+
+
+def test_minimal_automata_are_minimal_and_equal(automaton):
+    for seed in range(60):
+        dfa = automaton(seed)
+        small = dfa.minimise()
+        words = np.random.default_rng(seed).integers(0, len(dfa.alphabet), (50, 20))
+        accept = [np.isin(a.run(words), list(a.accept)) for a in (dfa, small)]
+        np.testing.assert_array_equal(*accept)
+        assert small.minimise() == small
+        # every two states are told apart by some word, every state is reached
+        equal = {(p, q) for p in range(small.size) for q in range(small.size) if (p in small.accept) == (q in small.accept)}
+        for _ in range(small.size):
+            equal = {(p, q) for p, q in equal if all(pair in equal for pair in zip(small.delta[p], small.delta[q], strict=True))}
+        assert all(p == q for p, q in equal)
+        assert small.trim().size == small.size
+
+
+def test_boolean_operations():
+    even, ends = automata.mod(2), from_regex("(0|1)*1")
+    both = even.product(ends, operator.and_)
+    neither = even.complement().product(ends.complement(), operator.and_)
+    either = even.product(ends, operator.or_)
+    for length in range(7):
+        for letters in itertools.product("01", repeat=length):
+            word = "".join(letters)
+            first, second = word.count("1") % 2 == 0, word.endswith("1")
+            assert both.accepts(word) == (first and second)
+            assert neither.accepts(word) == (not first and not second)
+            assert either.accepts(word) == (first or second)
+    with pytest.raises(ValueError, match="other: got the alphabet"):
+        even.product(from_regex("a"), operator.and_)
+
+
+def test_graphs():
+    graph = networkx.MultiDiGraph()
+    graph.add_edge("even", "odd", label="1")
+    graph.add_edge("odd", "even", label="1")
+    graph.add_edge("even", "even", label="0")
+    graph.add_edge("odd", "odd", label="0")
+    assert DFA.from_networkx(graph, "even", ["even"]) == automata.mod(2)
+    assert '0 -> 1 [label="1"];' in automata.mod(2).to_dot()
+    assert '  0 [shape=doublecircle];' in automata.mod(2).to_dot()
+    graph.remove_edge("odd", "odd")
+    with pytest.raises(ValueError, match="node 'odd' has no edge labelled '0'"):
+        DFA.from_networkx(graph, "even", ["even"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (((), ((),), 0, ()), "alphabet: got ()"),
+        ((("a", "a"), ((0, 0),), 0, ()), "all different"),
+        ((("a",), (), 0, ()), "delta: got no states"),
+        ((("a",), ((0, 0),), 0, ()), "state 0 has 2 targets"),
+        ((("a",), ((1,),), 0, ()), "expected states from 0 to 0"),
+        ((("a",), ((0,),), 1, ()), "start: got 1"),
+        ((("a",), ((0,),), 0, (3,)), "accept: got"),
+    ],
+)
+def test_impossible_automata_are_refused(arguments, message):
+    alphabet, delta, start, accept = arguments
+    with pytest.raises(ValueError, match=re.escape(message)):
+        DFA(alphabet, delta, start, frozenset(accept))
+
+
+def test_named_languages():
+    assert automata.named("mod 7").size == 7
+    assert automata.named("Dyck depth 2").accepts("(())()")
+    assert not automata.named("Dyck depth 2").accepts("((()))")
+    assert automata.named("cycle navigation mod 4").accepts("++++-+")
+    assert automata.word_problem([(1, 2, 0)]).accepts("aaa")
+    with pytest.raises(ValueError, match="name: got 'S17'"):
+        automata.named("S17")
+    with pytest.raises(ValueError, match="letter 'a' is"):
+        automata.word_problem([(0, 0)])
+    for make in (automata.mod, automata.dyck, automata.cycle_navigation):
+        with pytest.raises(ValueError, match="expected at least 1"):
+            make(0)

@@ -1,0 +1,251 @@
+"""Compiled models: the weights compute the automaton, and what cannot be compiled says why."""
+
+import itertools
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from longscan import automata
+from longscan.automata import LimitExceeded, NonSolvableError, PrecisionError
+from longscan.automata.compiler import Compiled, words_up_to
+from longscan.automata.languages import NAMED
+from longscan.models import SequenceModel
+
+QUICK = ["parity", "mod 6", "(ab)*", "a*b*", "S3", "Q8", "flip-flop and parity", "S3 and resets"]
+BACKENDS = ["reference", "eager", "cpu"]
+
+
+def random_words(dfa: automata.DFA, words: int, length: int, seed: int = 0) -> torch.Tensor:
+    return torch.from_numpy(np.random.default_rng(seed).integers(0, len(dfa.alphabet), (words, length)))
+
+
+def errors(compiled: Compiled, words: torch.Tensor) -> int:
+    """Prefixes after which the model's state or its answer is wrong."""
+    wanted = torch.from_numpy(compiled.dfa.run(words.numpy()))
+    wrong = 0
+    done = 0
+    for logits, stream in compiled.run(words):
+        expected = wanted[:, done : done + logits.shape[1]]
+        accepted = torch.isin(expected, torch.tensor(sorted(compiled.dfa.accept)))
+        wrong += int(((compiled.read_states(stream) != expected) | ((logits.argmax(-1) == 1) != accepted)).sum())
+        done += logits.shape[1]
+    assert done == words.shape[1]
+    return wrong
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", QUICK)
+def test_all_short_words_and_some_long_ones(name, backend):
+    compiled = automata.compile(NAMED[name](), backend=backend)
+    assert errors(compiled, words_up_to(compiled.dfa, 8 if len(compiled.dfa.alphabet) == 2 else 5)) == 0
+    assert errors(compiled, random_words(compiled.dfa, 4, 150)) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", [name for name in NAMED if name not in ("A5", "S5", "S5 and a reset")])
+def test_every_named_case(name, backend):
+    compiled = automata.compile(NAMED[name](), backend=backend)
+    assert errors(compiled, words_up_to(compiled.dfa, 8)) == 0
+    assert errors(compiled, random_words(compiled.dfa, 20 if backend == "reference" else 200, 1000)) == 0
+    assert compiled.verify().safe_length is None
+
+
+SPECS = {  # blocks, counters, flip-flops
+    "parity": ("am", (2,), ()), "mod 6": ("am", (2, 3), ()), "(ab)*": ("mmmm", (), (2, 2)), "Dyck depth 8": ("m" * 18, (), (2,) * 9),
+    "S3": ("aam", (2, 3), ()), "A4": ("aam", (3, 2, 2), ()), "S4": ("aaam", (2, 3, 2, 2), ()), "Q8": ("aam", (2, 2, 2), ()),
+    "F20 on 5 points": ("aam", (4, 5), ()), "flip-flop and parity": ("amm", (2,), (3,)), "S3 and resets": ("aamm", (2, 3), (3,)),
+}  # fmt: skip
+
+
+def test_sizes():
+    found = {name: automata.size(NAMED[name]()) for name in SPECS}
+    assert {name: (size.spec, size.counters, size.flip_flops) for name, size in found.items()} == SPECS
+    for name in ("S3", "S3 and resets"):
+        model = automata.compile(NAMED[name]()).model
+        assert sum(p.numel() for p in model.parameters()) == found[name].parameters
+
+
+def test_counters_take_as_many_scans_as_the_derived_series_is_long():
+    for name, length in (("parity", 1), ("S3", 2), ("A4", 2), ("S4", 3)):
+        assert automata.size(NAMED[name]()).spec.count("a") == length
+
+
+@pytest.mark.parametrize("options", [
+    {"series": "prime"}, {"phase": "float"}, {"layout": "am"}, {"layout": "ma"}, {"dtype": "float64"},
+    {"phase": "float", "dtype": "float64", "series": "prime"},
+], ids=str)  # fmt: skip
+@pytest.mark.parametrize("name", ["F20 on 5 points", "flip-flop and parity"])
+def test_options(name, options):
+    compiled = automata.compile(NAMED[name](), **options)
+    assert errors(compiled, words_up_to(compiled.dfa, 5)) == 0
+    assert errors(compiled, random_words(compiled.dfa, 3, 300)) == 0
+    certificate = compiled.verify()
+    assert certificate.holds
+    assert (certificate.safe_length is None) == (options.get("phase", "grid") == "grid")
+    if "layout" in options:
+        assert compiled.spec == (options["layout"] * 9)[: len(compiled.spec)]
+
+
+def test_the_phase_grid_keeps_a_long_word_exact():
+    dfa = automata.mod(5)
+    compiled = automata.compile(dfa)
+    words = random_words(dfa, 1, 100_000)
+    assert errors(compiled, words) == 0
+    _, stream = next(iter(compiled.run(words)))
+    first = compiled.plan.offsets[1]
+    assert torch.allclose(stream[..., first : first + 2].norm(dim=-1), torch.ones(()), atol=1e-6)
+
+
+def test_without_the_grid_the_certified_length_is_right_and_its_end_is_refused():
+    dfa = automata.mod(31)
+    compiled = automata.compile(dfa, phase="float")
+    certified = compiled.verify().safe_length
+    assert certified is not None
+    assert 10_000 < certified < 10_000_000
+    assert errors(compiled, torch.ones(1, min(certified, 50_000), dtype=torch.int64)) == 0
+    automata.compile(dfa, phase="float", length=certified)
+    with pytest.raises(PrecisionError, match=f"got {certified + 1}, but correct answers are certified up to {certified}") as caught:
+        automata.compile(dfa, phase="float", length=certified + 1)
+    assert (caught.value.wanted, caught.value.certified) == (certified + 1, certified)
+    assert automata.compile(dfa, length=10**12).verify().safe_length is None
+
+
+def test_one_state_and_one_letter():
+    everything = automata.compile(automata.from_regex("(a|b)*"))
+    assert everything.report.needs == "none"
+    assert everything.accepts(["", "ab"]) == [True, True]
+    assert everything.verify().holds
+    nothing = automata.compile(automata.from_regex("(a|b)*").complement())
+    assert nothing.accepts(["", "ab"]) == [False, False]
+    thirds = automata.compile(automata.from_regex("(aaa)*"))
+    assert [thirds.accepts(["a" * n])[0] for n in range(7)] == [n % 3 == 0 for n in range(7)]
+    first = automata.compile(automata.from_regex("a"))
+    assert first.accepts(["", "a", "aa", "aaa"]) == [False, True, False, False]
+
+
+def test_answers_states_and_explanations():
+    compiled = automata.compile(NAMED["S3 and resets"]())
+    words = ["", "a", "abra", "sabbab"]
+    assert compiled.accepts(words) == [compiled.dfa.accepts(word) for word in words]
+    states = compiled.states(words)
+    for word, row in zip(words, states.tolist(), strict=True):
+        expected = compiled.dfa.run(np.array([compiled.dfa.encode(word)], np.int64).reshape(1, -1))[0].tolist()
+        assert row == expected + [-1] * (6 - len(word))
+    trace = compiled.explain("abr")
+    assert [step.state for step in trace.steps] == [step.model_state for step in trace.steps] == states[2, :3].tolist()
+    assert trace.steps[0].chain == ((0, 1, 2), (1,))
+    assert set(trace.steps[0].memories) == {"c1.0.0", "c1.0.1", "y1.0"}
+    assert "accept" in str(trace)
+    assert str(compiled.explain("")).startswith("letter")
+    with pytest.raises(ValueError, match="word: got 'x' at position 2"):
+        compiled.explain("ax")
+
+
+def test_states_that_accept_alike_are_kept_apart_on_request():
+    dfa = automata.acting({"a": (1, 2, 0)}, accept=(0, 1, 2))
+    assert automata.compile(dfa).dfa.size == 1
+    kept = automata.compile(dfa, minimise=False)
+    assert kept.states(["aaaa"]).tolist() == [[1, 2, 0, 1]]
+
+
+def test_models_are_models(tmp_path):
+    """Saved, loaded, run step by step, with padding, in pieces."""
+    compiled = automata.compile(NAMED["flip-flop and parity"]())
+    compiled.save(tmp_path)
+    model = SequenceModel.from_pretrained(tmp_path)
+    words = random_words(compiled.dfa, 3, 12)
+    whole = compiled.model(words)
+    torch.testing.assert_close(model(words), whole, rtol=0, atol=0)
+    state, steps = model.initial_state(3), []
+    for t in range(12):
+        y, state = model.step(words[:, t], state)
+        steps.append(y.detach())
+    assert (torch.stack(steps, 1).argmax(-1) == whole.argmax(-1)).all()
+    valid = torch.arange(12) >= torch.tensor([[0], [3], [11]])
+    padded = model(torch.where(valid, words, 0), valid=valid)
+    alone = model(words[1:2, 3:])
+    assert (padded[1:2, 3:].argmax(-1) == alone.argmax(-1)).all()
+    assert torch.cat([logits for logits, _ in compiled.run(words, piece=5)], 1).argmax(-1).equal(whole.argmax(-1))
+    loaded = automata.load(tmp_path)
+    assert loaded.dfa == compiled.dfa
+    assert loaded.verify().holds
+    assert set(loaded.state_dict) == set(model.state_dict())
+    (tmp_path / "automaton.json").write_text(json.dumps({"alphabet": ["a"]}))
+    with pytest.raises(automata.AutomataError, match=r"automaton\.json: damaged"):
+        automata.load(tmp_path)
+    with pytest.raises(FileNotFoundError, match="no such file"):
+        automata.load(tmp_path / "nothing")
+
+
+def test_compiling_takes_no_random_numbers():
+    torch.manual_seed(3)
+    expected = torch.rand(2)
+    torch.manual_seed(3)
+    automata.compile(automata.mod(2))
+    torch.testing.assert_close(torch.rand(2), expected)
+
+
+def test_what_is_not_solvable_is_refused_with_the_group():
+    for name in ("A5", "S5", "S5 and a reset"):
+        with pytest.raises(NonSolvableError, match="holds a perfect group of order 60") as caught:
+            automata.compile(NAMED[name]())
+        assert caught.value.report.verdict == "non-solvable"
+        assert "A5" in str(caught.value) or "S5" in str(caught.value)
+
+
+def test_limits_say_that_nothing_is_known():
+    with pytest.raises(LimitExceeded, match=r"parameters: got at least \d+, the limit is 100; .* not mean impossible") as caught:
+        automata.compile(automata.mod(2), max_params=100)
+    assert (caught.value.what, caught.value.limit) == ("parameters", 100)
+    with pytest.raises(ValueError, match="dtype: got 'float16'"):
+        automata.compile(automata.mod(2), dtype="float16")
+    with pytest.raises(ValueError, match="phase: got 'wrapped'"):
+        automata.compile(automata.mod(2), phase="wrapped")
+    with pytest.raises(ValueError, match="layout: got 'mm'"):
+        automata.size(automata.mod(2), layout="mm")
+    with pytest.raises(ValueError, match="series: got 'long'"):
+        automata.size(automata.mod(2), series="long")
+
+
+@pytest.mark.parametrize("name", ["S3", "flip-flop and parity", "(ab)*"])
+def test_wrong_weights_are_not_certified(name):
+    """One weight moved by a large amount, parameter by parameter: the answers change only where the certificate is refused."""
+    generator = torch.Generator().manual_seed(0)
+    refused = 0
+    for index, parameter in enumerate(dict(automata.compile(NAMED[name]()).model.named_parameters())):
+        compiled = automata.compile(NAMED[name]())
+        value = dict(compiled.model.named_parameters())[parameter]
+        if not value.numel():
+            continue
+        with torch.no_grad():
+            place = int(torch.randint(value.numel(), (), generator=generator))
+            value.view(-1)[place] += 3.0 if index % 2 else -40.0
+        wrong = errors(compiled, words_up_to(compiled.dfa, 6)) > 0
+        holds = compiled.verify().holds
+        refused += not holds
+        assert not (wrong and holds), parameter
+    assert refused > 10
+
+
+def test_a_wrong_head_is_not_certified():
+    compiled = automata.compile(automata.mod(2))
+    with torch.no_grad():
+        compiled.model.head.weight.copy_(compiled.model.head.weight.flip(0))
+    assert compiled.verify().problems == ("head.weight has weights where none belong", "the head does not tell the states apart")
+
+
+def test_certificates_read_as_sentences():
+    certificate = automata.compile(automata.mod(2)).verify()
+    assert str(certificate).startswith("certified for words of every length in float32 on the backend auto")
+    assert certificate.margin == pytest.approx(0.25, abs=1e-5)
+    assert certificate.error < 1e-5
+    assert str(replace(certificate, holds=False, problems=("a", "b"))) == "not certified: a; b"
+
+
+def test_all_words_are_words():
+    words = words_up_to(automata.mod(2), 3)
+    assert words.tolist() == [list(word) for word in itertools.product(range(2), repeat=3)]
