@@ -97,6 +97,8 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         {"d_state": 3, "reparam": None, "selects": ("A", "C")},
         {"d_state": 3, "reparam": "exponential", "selects": ("B", "C", "D")},
     ],
+    "layer mlstm": [{}, {"head_dim": 2}],
+    "layer slstm": [{}, {"head_dim": 2}],
     "layer gru": [{}],
     "layer lstm": [{}],
     "block mamba": [

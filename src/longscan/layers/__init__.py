@@ -15,6 +15,8 @@ from longscan.layers.lstm import LSTMState as LSTMState
 from longscan.layers.mamba2 import Mamba2 as Mamba2
 from longscan.layers.mamba3 import Mamba3 as Mamba3
 from longscan.layers.mamba3 import Mamba3State as Mamba3State
+from longscan.layers.mlstm import MLSTM as MLSTM
+from longscan.layers.mlstm import MLSTMState as MLSTMState
 from longscan.layers.parameters import Marks as Marks
 from longscan.layers.parameters import mark as mark
 from longscan.layers.parameters import marks as marks
@@ -23,6 +25,8 @@ from longscan.layers.s4d import S4D as S4D
 from longscan.layers.s5 import S5 as S5
 from longscan.layers.s6 import S6 as S6
 from longscan.layers.s7 import S7 as S7
+from longscan.layers.slstm import SLSTM as SLSTM
+from longscan.layers.slstm import SLSTMState as SLSTMState
 from longscan.layers.state import PhaseState as PhaseState
 from longscan.layers.state import ScanState as ScanState
 from longscan.layers.state import layer_state as layer_state

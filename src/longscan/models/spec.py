@@ -26,6 +26,8 @@ LETTERS: dict[str, tuple[str | None, str | None]] = {  # letter -> layer and blo
     "b": ("s6", "bidirectional"),
     "f": (None, "feed_forward"),
     "t": ("attention", None),
+    "x": ("mlstm", "mamba"),
+    "y": ("slstm", None),
     "g": ("gru", None),
     "h": ("lstm", None),
 }

@@ -1,0 +1,125 @@
+"""mLSTM, the matrix memory of xLSTM (Beck et al. 2024, "xLSTM: Extended Long Short-Term Memory", equations 19-27).
+
+    (q_t, k_t, v_t) = W u_t + b, k_t / sqrt(P)          o_t = sigmoid(W_o u_t + b_o)
+    i_t = e^{w_i u_t + b_i}     f_t = sigmoid(w_f u_t + b_f)
+    C_t = f_t C_{t-1} + i_t v_t k_t^T       n_t = f_t n_{t-1} + i_t k_t       y_t = o_t * C_t q_t / max(|n_t q_t|, 1)
+
+u: input (B, L, D) of H heads of width P. C: memory (B, H, P, P). n: normaliser (B, H, P). i, f: gates, one a head.
+
+Exponential input gates need a stabiliser, m_t = max(log f_t + m_{t-1}, log i_t) (appendix A.3): C and n are held times e^{-m},
+which changes no output. Held so, memory and normaliser are one scan with factors and weights of at most 1: n_t q_t is what a
+further row of v that is always 1 gives. The paper's blocks put a convolution, a gate and norms around; here blocks do that.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear, logsigmoid, pad
+
+from longscan.layers._registry import LAYERS
+from longscan.layers.base import SequenceLayer, Steps, hide_padding
+from longscan.layers.heads import head_width
+from longscan.layers.parameters import mark
+from longscan.layers.state import State, layer_state, no_sequence, restarted_rows, zero_rows
+from longscan.ops import ssd_scan
+from longscan.ops._arguments import INVALID, RESET, step_flags
+
+SMALLEST = 80.0  # |m| up to which e^{-m} is a number of float32, with room
+
+
+@layer_state
+class MLSTMState(NamedTuple):
+    """`memory` (B, H, P + 1, P), C and below it n, both times e^{-m}; `stabiliser` m (B, H); `last_seq_idx` (B,)."""
+
+    memory: Tensor
+    stabiliser: Tensor
+    last_seq_idx: Tensor
+
+
+def running_maximum(forget: Tensor, enter: Tensor, start: Tensor, flags: Tensor | None) -> Tensor:
+    """m_t = max(forget_t + m_{t-1}, enter_t) without a loop over time, (B, L, H), from m = start (B, H); restarts begin from 0.
+
+    Affine maps of the max-plus semiring, joined by doubling: log2(L) times over all steps.
+    """
+    if flags is not None:
+        invalid, reset = (flags.unsqueeze(-1) == kind for kind in (INVALID, RESET))
+        enter = torch.where(invalid, -torch.inf, torch.where(reset, torch.maximum(forget, enter), enter))
+        forget = torch.where(invalid, 0, torch.where(reset, -torch.inf, forget))
+    reach = 1
+    while reach < enter.shape[1]:
+        earlier = pad(enter[:, :-reach], (0, 0, reach, 0), value=-torch.inf)
+        enter = torch.maximum(enter, forget + earlier)
+        forget = forget + pad(forget[:, :-reach], (0, 0, reach, 0))
+        reach *= 2
+    return torch.maximum(forget + start.unsqueeze(1), enter)
+
+
+@LAYERS.register("mlstm")
+class MLSTM(SequenceLayer):
+    """Memories of key-value pairs with gates of forgetting and of exponential entering.
+
+    Args:
+        d_model: channels D.
+        head_dim: channels P of a head; None: the largest divisor of D up to 64.
+        backend: of `longscan.ops.ssd_scan`.
+
+    There is no notion of elapsed time. The state is `MLSTMState`.
+    """
+
+    irregular = False
+
+    def __init__(self, d_model: int, *, head_dim: int | None = None, backend: str = "auto") -> None:
+        super().__init__()
+        self.d_model, self.head_dim, self.backend = d_model, head_width(d_model, head_dim), backend
+        self.heads = heads = d_model // self.head_dim
+
+        def uniform(*shape: int) -> nn.Parameter:
+            return nn.Parameter(torch.empty(shape).uniform_(-1 / math.sqrt(d_model), 1 / math.sqrt(d_model)))
+
+        self.in_proj, self.in_bias = uniform(4 * d_model, d_model), uniform(4 * d_model)
+        self.gate_proj = mark(uniform(2 * heads, d_model), "selector")
+        bias = torch.cat([0.1 * torch.randn(heads), torch.linspace(3, 6, heads)])
+        self.gate_bias = mark(nn.Parameter(bias), "selector", decay=False, keep_float32=True)
+
+    def run(self, x: Tensor, state: State, steps: Steps) -> tuple[Tensor, State]:
+        """See the top of the file."""
+        state = self.initial_state(x.shape[0]) if state is None else state
+        rows, last_seq_idx = restarted_rows(state.last_seq_idx, steps.valid, steps.seq_idx)
+        memory, start = zero_rows(rows, state.memory), zero_rows(rows, state.stabiliser)
+        if x.shape[1] == 0:
+            return x.clone(), MLSTMState(memory, start, last_seq_idx)
+        flags = step_flags(x.shape[0], x.shape[1], steps.valid, steps.seq_idx, x)
+        wide = self.gate_bias.dtype
+        enter, forget = (linear(x, self.gate_proj).to(wide) + self.gate_bias).chunk(2, -1)
+        forget = logsigmoid(forget)
+        m = running_maximum(forget, enter, start, flags)
+        before = torch.cat([start.unsqueeze(1), m[:, :-1]], 1)
+        decay = m - before - forget
+        if flags is not None:
+            decay = torch.where((flags == RESET).unsqueeze(-1), 0, decay)  # there is nothing left to decay
+
+        projected = linear(x, self.in_proj, self.in_bias)
+        q, k, v = (part.reshape(*x.shape[:2], self.heads, self.head_dim) for part in projected.chunk(4, -1)[:3])
+        y, memory = ssd_scan(
+            pad(v.to(wide), (0, 1), value=1.0),
+            decay,
+            decay.new_full((self.heads,), -1.0),
+            k / math.sqrt(self.head_dim),
+            q,
+            initial_state=memory,
+            input_scale=(enter - m).exp(),
+            valid=steps.valid,
+            seq_idx=steps.seq_idx,
+            backend=self.backend,
+        )
+        least = (-m.clamp(-SMALLEST, SMALLEST)).exp().unsqueeze(-1)
+        y = (y[..., :-1] / torch.maximum(y[..., -1:].abs(), least)).flatten(2).to(x.dtype)
+        y = y * torch.sigmoid(projected[..., 3 * self.d_model :])
+        return hide_padding(y, steps.valid), MLSTMState(memory, m[:, -1].clone(), last_seq_idx)
+
+    def initial_state(self, batch: int) -> MLSTMState:
+        """Zeros."""
+        memory = torch.zeros(batch, self.heads, self.head_dim + 1, self.head_dim, dtype=self.state_dtype, device=self.device)
+        return MLSTMState(memory, memory.new_zeros(batch, self.heads), no_sequence(batch, self.device))

@@ -1,0 +1,107 @@
+import math
+
+import pytest
+import torch
+from torch.nn.functional import linear, logsigmoid
+
+from longscan import SequenceModel
+from longscan.layers import MLSTM, SLSTM
+from longscan.layers.mlstm import running_maximum
+
+
+def mlstm_by_hand(layer: MLSTM, u: torch.Tensor) -> torch.Tensor:
+    """Equations 19-27 as they stand, without a stabiliser."""
+    projected = linear(u, layer.in_proj, layer.in_bias).chunk(4, -1)
+    q, k, v, o = (part.unflatten(-1, (layer.heads, layer.head_dim)) for part in projected)
+    k = k / math.sqrt(layer.head_dim)
+    enter, forget = (linear(u, layer.gate_proj) + layer.gate_bias).chunk(2, -1)
+    memory, outputs = u.new_zeros(len(u), layer.heads, layer.head_dim, layer.head_dim), []
+    normaliser = u.new_zeros(len(u), layer.heads, layer.head_dim)
+    for t in range(u.shape[1]):
+        i, f = enter[:, t].exp().unsqueeze(-1), forget[:, t].sigmoid().unsqueeze(-1)
+        memory = f.unsqueeze(-1) * memory + i.unsqueeze(-1) * v[:, t].unsqueeze(-1) * k[:, t].unsqueeze(-2)
+        normaliser = f * normaliser + i * k[:, t]
+        read = torch.einsum("bhpn,bhn->bhp", memory, q[:, t])
+        size = (normaliser * q[:, t]).sum(-1, keepdim=True).abs().clamp(min=1)
+        outputs.append(o[:, t].sigmoid() * read / size)
+    return torch.stack(outputs, 1).flatten(2)
+
+
+def slstm_by_hand(layer: SLSTM, u: torch.Tensor) -> torch.Tensor:
+    """Equations 8-14 as they stand, without a stabiliser."""
+    projected = linear(u, layer.in_proj) + layer.bias
+    y = cell = normaliser = torch.zeros_like(u[:, 0])
+    outputs = []
+    for t in range(u.shape[1]):
+        mixed = [
+            torch.cat([linear(part, layer.recurrent[h].chunk(4)[gate]) for h, part in enumerate(y.split(layer.head_dim, -1))], -1)
+            for gate in range(4)
+        ]
+        z, i, f, o = (part + other for part, other in zip(projected[:, t].chunk(4, -1), mixed, strict=True))
+        cell = f.sigmoid() * cell + i.exp() * z.tanh()
+        normaliser = f.sigmoid() * normaliser + i.exp()
+        y = o.sigmoid() * cell / normaliser
+        outputs.append(y)
+    return torch.stack(outputs, 1)
+
+
+@pytest.mark.parametrize("head_dim", [1, 2, 6])
+@pytest.mark.parametrize(("layer", "by_hand"), [(MLSTM, mlstm_by_hand), (SLSTM, slstm_by_hand)])
+def test_equations(layer, by_hand, head_dim):
+    module = layer(6, head_dim=head_dim).double()
+    u = torch.randn(2, 30, 6, dtype=torch.float64)
+    torch.testing.assert_close(module(u), by_hand(module, u))
+
+
+@pytest.mark.parametrize("layer", [MLSTM, SLSTM])
+@pytest.mark.parametrize("shift", [-300.0, 300.0])
+def test_gates_beyond_the_range_of_float32(layer, shift):
+    """Input gates of e^300 and e^-300: no output, state or gradient is infinite or a NaN, and float64 says the same."""
+    module = layer(4)
+    with torch.no_grad():
+        if layer is MLSTM:
+            module.gate_bias[: module.heads] += shift
+        else:
+            module.bias.view(4, 4)[1] += shift
+    u = torch.randn(2, 40, 4, requires_grad=True)
+    y, state = module(u, return_state=True)
+    assert all(part.isfinite().all() for part in state)
+    y.sum().backward()
+    assert all(x.grad.isfinite().all() for x in (u, *module.parameters()))
+    torch.testing.assert_close(y, module.double()(u.detach().double()).float(), rtol=1e-3, atol=1e-4)
+    if layer is SLSTM or shift > 0:
+        assert y.abs().max() > 1e-3  # the normaliser makes up for the gate
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 64, 65])
+def test_running_maximum(length):
+    forget, enter = logsigmoid(torch.randn(2, length, 3)), 3 * torch.randn(2, length, 3)
+    start = torch.randn(2, 3)
+    flags = torch.randint(0, 3, (2, length), dtype=torch.uint8)
+    for given in (None, flags):
+        m, wanted = start, []
+        for t in range(length):
+            after = torch.maximum(forget[:, t] + m, enter[:, t])
+            if given is not None:
+                restarted = torch.maximum(forget[:, t], enter[:, t])
+                mark = given[:, t].unsqueeze(-1)
+                after = torch.where(mark == 1, m, torch.where(mark == 2, restarted, after))
+            m = after
+            wanted.append(m)
+        torch.testing.assert_close(running_maximum(forget, enter, start, given), torch.stack(wanted, 1))
+
+
+def test_letters():
+    model = SequenceModel.from_spec("xy", d_model=8, d_output=2, d_input=1)
+    assert [entry["layer"] for entry in model.entries] == ["mlstm", "slstm"]
+    assert model(torch.randn(2, 5, 1)).shape == (2, 2)
+
+
+@pytest.mark.parametrize("layer", [MLSTM, SLSTM])
+def test_impossible_settings_are_named(layer):
+    with pytest.raises(ValueError, match="head_dim: got 3, expected a divisor of the width 4"):
+        layer(4, head_dim=3)
+    with pytest.raises(ValueError, match="d_model: got 0"):
+        layer(0)
+    with pytest.raises(ValueError, match=r"elapsed: .* has no notion of elapsed time"):
+        layer(4)(torch.randn(1, 3, 4), elapsed=torch.ones(1, 3))
