@@ -5,10 +5,10 @@ from importlib import import_module
 from typing import Any
 
 
-def lazy(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
+def lazy(package: str, modules: Mapping[str, str], extra: str = "train") -> Callable[[str], Any]:
     """The module-level `__getattr__` of a package: its names come from `modules` (name -> module).
 
-    Where a module needs a package that is not installed, ImportError says which one and what to install.
+    Where a module needs a package that is not installed, ImportError says which one and what to install: the extra of longscan.
     """
 
     def get(name: str) -> Any:
@@ -18,7 +18,7 @@ def lazy(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
             return getattr(import_module(modules[name]), name)
         except ModuleNotFoundError as error:
             missing = (error.name or "").partition(".")[0]
-            needed = f"needs the package {missing}, which is not installed: pip install 'longscan[train]'"
+            needed = f"needs the package {missing}, which is not installed: pip install 'longscan[{extra}]'"
             raise ImportError(f"{package}.{name}: {needed}", name=error.name) from error
 
     return get

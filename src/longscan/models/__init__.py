@@ -13,6 +13,7 @@ from longscan.models.objectives import masked_tokens as masked_tokens
 from longscan.models.objectives import next_tokens as next_tokens
 from longscan.models.objectives import token_loss as token_loss
 from longscan.models.roles import freeze as freeze
+from longscan.models.roles import optimizer_groups as optimizer_groups
 from longscan.models.roles import parameters_by_role as parameters_by_role
 from longscan.models.sequence_model import ModelState as ModelState
 from longscan.models.sequence_model import SequenceModel as SequenceModel

@@ -1,4 +1,7 @@
-"""The parameters of a model by what they are to it, and taking some of them out of training."""
+"""The parameters of a model by what they are to it: groups for an optimiser, and taking some of them out of training."""
+
+from collections.abc import Mapping
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -15,6 +18,24 @@ def parameters_by_role(model: nn.Module) -> dict[Role, dict[str, nn.Parameter]]:
         if members:
             groups[role] = members
     return groups
+
+
+def optimizer_groups(
+    model: nn.Module, *, weight_decay: float = 0.0, lr_scale: Mapping[str, float] | None = None, decay_all: bool = False
+) -> list[dict[str, Any]]:
+    """The trainable parameters as groups of an optimiser, one for each pair of learning-rate scale and decay.
+
+    The scale is the one that the parameter declares times `lr_scale` of its role; a group keeps it as "scale", to be multiplied
+    with the learning rate. Parameters that ask for no decay get none, unless decay_all.
+    """
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            mark = marks(parameter)
+            scale = mark.lr_scale * (lr_scale or {}).get(mark.role, 1.0)
+            decay = weight_decay if mark.decay or decay_all else 0.0
+            groups.setdefault((scale, decay), []).append(parameter)
+    return [{"params": groups[key], "scale": key[0], "weight_decay": key[1]} for key in sorted(groups)]
 
 
 def freeze(model: nn.Module, *roles: Role, under: str = "") -> int:

@@ -3,35 +3,16 @@
 from torch import nn
 from torch.optim import AdamW
 
-from longscan.layers.parameters import marks
+from longscan.models.roles import optimizer_groups
 from longscan.training.settings import TrainingSettings
 
 
 def build_optimizer(model: nn.Module, settings: TrainingSettings) -> AdamW:
-    """AdamW over the trainable parameters of `model`, one group for each pair of learning-rate scale and decay.
-
-    The scale is the declared one times `lr_scale` of the parameter's role; a group keeps it as "scale", for `set_learning_rate`.
-    """
-    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            mark = marks(parameter)
-            scale = mark.lr_scale * settings.lr_scale.get(mark.role, 1.0)
-            decay = settings.weight_decay if mark.decay or settings.decay_all else 0.0
-            groups.setdefault((scale, decay), []).append(parameter)
-    return AdamW(
-        [
-            {"params": members, "scale": scale, "weight_decay": decay}
-            for (scale, decay), members in sorted(groups.items(), key=_first)
-        ],
-        lr=settings.lr,
-        betas=settings.betas,
-        fused=True,
+    """AdamW over `longscan.models.optimizer_groups` of the model; a group keeps its "scale" for `set_learning_rate`."""
+    groups = optimizer_groups(
+        model, weight_decay=settings.weight_decay, lr_scale=settings.lr_scale, decay_all=settings.decay_all
     )
-
-
-def _first(entry: tuple[tuple[float, float], list[nn.Parameter]]) -> tuple[float, float]:
-    return entry[0]
+    return AdamW(groups, lr=settings.lr, betas=settings.betas, fused=True)
 
 
 def set_learning_rate(optimizer: AdamW, rate: float) -> None:

@@ -1,0 +1,25 @@
+"""Estimators in the scikit-learn convention: fit, predict, score on numpy arrays and pandas frames.
+
+`longscan.estimators.aeon` holds the same in aeon's convention.
+"""
+
+from typing import TYPE_CHECKING
+
+from longscan._lazy import lazy
+
+if TYPE_CHECKING:
+    from longscan.estimators.classifier import SSMClassifier as SSMClassifier
+    from longscan.estimators.forecaster import SSMForecaster as SSMForecaster
+    from longscan.estimators.regressor import SSMRegressor as SSMRegressor
+
+__all__ = ["SSMClassifier", "SSMForecaster", "SSMRegressor"]
+
+__getattr__ = lazy(
+    __name__,
+    {
+        "SSMClassifier": "longscan.estimators.classifier",
+        "SSMForecaster": "longscan.estimators.forecaster",
+        "SSMRegressor": "longscan.estimators.regressor",
+    },
+    extra="estimators",
+)

@@ -1,0 +1,233 @@
+import copy
+import pickle
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from sklearn.exceptions import NotFittedError
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer
+
+from longscan.estimators import SSMClassifier, SSMForecaster, SSMRegressor
+
+SMALL = {"d_model": 8, "d_state": 4, "epochs": 15, "lr": 0.02, "device": "cpu", "random_state": 0}
+BRIEF = {**SMALL, "d_model": 4, "epochs": 1}
+
+
+def waves(count: int, length: int = 20, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Two channels; the class says whether the second runs ahead of the first."""
+    random = np.random.default_rng(seed)
+    labels = random.integers(0, 2, count)
+    start = random.uniform(0, 2 * np.pi, (count, 1))
+    steps = np.arange(length) * 0.7
+    second = np.where(labels[:, None] == 1, start + 1, start - 1)
+    X = np.stack([np.sin(start + steps), np.sin(second + steps)], -1) + 0.1 * random.standard_normal((count, length, 2))
+    return X, np.array(["behind", "ahead"])[labels]
+
+
+def test_a_classifier_learns_and_beats_the_constant():
+    X, y = waves(96)
+    model = SSMClassifier(**SMALL).fit(X, y)
+    new, labels = waves(64, seed=1)
+    assert model.score(new, labels) > 0.9 > max(np.mean(labels == "ahead"), np.mean(labels == "behind"))
+    assert model.classes_.tolist() == ["ahead", "behind"]
+    chances = model.predict_proba(new)
+    np.testing.assert_allclose(chances.sum(1), 1)
+    assert (model.predict(new) == model.classes_[chances.argmax(1)]).all()
+    assert model.loss_curve_[-1] < 0.5 * model.loss_curve_[0]
+
+
+def test_a_regressor_learns_and_beats_the_constant():
+    random = np.random.default_rng(0)
+    X = random.standard_normal((128, 12))
+    y = 100 + 30 * X.mean(1)
+    model = SSMRegressor(**{**SMALL, "epochs": 30}).fit(X[:96], y[:96])
+    assert model.score(X[96:], y[96:]) > 0.8
+    two = SSMRegressor(**{**SMALL, "epochs": 2}).fit(X, np.stack([y, -y], 1))
+    assert two.predict(X[:3]).shape == (3, 2)
+
+
+def test_every_form_of_the_same_series_gives_the_same():
+    """Arrays, lists, frames in a list, and one frame indexed by series and time."""
+    X, y = waves(12, 8)
+    frame = pd.concat({name: pd.DataFrame(series, columns=["a", "b"]) for name, series in zip("lkjihgfedcba", X, strict=True)})
+    forms = [X, list(X), [pd.DataFrame(series) for series in X], frame, X.astype(np.float32), [series.tolist() for series in X]]
+    fitted = [SSMClassifier(**BRIEF).fit(form, y) for form in forms]
+    wanted = fitted[0].predict_proba(X)
+    for form, model in zip(forms, fitted, strict=True):
+        np.testing.assert_allclose(model.predict_proba(form), wanted, atol=1e-5)
+    table = X[..., 0]
+    one = SSMRegressor(**BRIEF).fit(table, np.arange(12.0))
+    for form in (table, pd.DataFrame(table), list(table), [pd.Series(row) for row in table], table.tolist(), table[..., None]):
+        np.testing.assert_allclose(one.predict(form), one.predict(table), atol=1e-4)
+
+
+def test_unequal_lengths_give_what_each_gives_alone():
+    X, y = waves(10)
+    ragged = [series[: 5 + index] for index, series in enumerate(X)]
+    model = SSMClassifier(**BRIEF).fit(ragged, y)
+    together = model.predict_proba(ragged)
+    alone = np.concatenate([model.predict_proba([series]) for series in ragged])
+    np.testing.assert_allclose(together, alone, atol=1e-5)
+
+
+def test_predictions_do_not_depend_on_the_batch():
+    X, y = waves(50)
+    model = SSMClassifier(**BRIEF).fit(X, y)
+    whole = model.predict_proba(X)
+    np.testing.assert_allclose(np.concatenate([model.predict_proba(X[i : i + 7]) for i in range(0, 50, 7)]), whole, atol=1e-5)
+
+
+def test_times_are_read_from_arguments_and_from_the_index():
+    X, y = waves(10, 8)
+    random = np.random.default_rng(0)
+    times = random.exponential(2.0, (10, 8)).cumsum(1)
+    model = SSMClassifier("l", **BRIEF).fit(X, y, times)
+    assert model.time_unit_ == pytest.approx(np.median(np.diff(times, axis=1)))
+    wanted = model.predict_proba(X, times)
+    assert not np.allclose(model.predict_proba(X, 3 * times), wanted, atol=1e-3)
+    frames = [pd.DataFrame(series, index=row) for series, row in zip(X, times, strict=True)]
+    np.testing.assert_allclose(model.predict_proba(frames, "index"), wanted, atol=1e-6)
+    dates = [
+        pd.DataFrame(s, index=pd.Timestamp("2024-01-01") + pd.to_timedelta(row, unit="s"))
+        for s, row in zip(X, times, strict=True)
+    ]
+    np.testing.assert_allclose(model.predict_proba(dates, "index"), wanted, atol=1e-5)
+    shifted = [row + 5 for row in times]
+    np.testing.assert_allclose(model.predict_proba(list(X), shifted), wanted, atol=1e-5)
+    even = SSMClassifier(**BRIEF).fit(X, y)
+    regular = SSMClassifier(**BRIEF).fit(X, y, np.tile(np.arange(8) * 0.25, (10, 1)))
+    np.testing.assert_allclose(regular.predict_proba(X, np.tile(np.arange(8) * 0.25, (10, 1))), even.predict_proba(X), atol=1e-5)
+
+
+def test_the_same_seed_gives_the_same_model_and_leaves_torch_alone():
+    X, y = waves(10, 8)
+    state = torch.get_rng_state()
+    one, two = (SSMClassifier(**BRIEF).fit(X, y) for _ in range(2))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert np.array_equal(one.predict_proba(X), two.predict_proba(X))
+    other = SSMClassifier(**{**BRIEF, "random_state": 1}).fit(X, y)
+    assert not np.allclose(one.predict_proba(X), other.predict_proba(X))
+    back = pickle.loads(pickle.dumps(one))
+    np.testing.assert_allclose(back.predict_proba(X), one.predict_proba(X), atol=1e-6)
+    network = one.network()
+    with torch.no_grad():
+        logits = network(torch.from_numpy(((X - one.mean_) / one.scale_).astype(np.float32)))
+    np.testing.assert_allclose(torch.softmax(logits, 1).numpy(), one.predict_proba(X), atol=1e-5)
+    assert network is not one.model_
+
+
+def test_it_works_in_the_tools_of_scikit_learn():
+    X, y = waves(24, 8)
+    table = X[..., 1]
+    assert cross_val_score(SSMClassifier(**BRIEF), table, y, cv=2).shape == (2,)
+    search = GridSearchCV(SSMClassifier(**BRIEF), {"spec": ["m", "l"], "lr": [0.01]}, cv=2).fit(table, y)
+    assert search.best_params_["spec"] in ("m", "l")
+    pipeline = make_pipeline(FunctionTransformer(np.log1p), SSMClassifier(**BRIEF)).fit(np.abs(table), y)
+    assert pipeline.predict(np.abs(table)).shape == (24,)
+
+
+def test_bidirectional_specs_and_lists_of_blocks():
+    X, y = waves(10, 8)
+    blocks = [{"layer": "s6", "block": "bidirectional", "options": {"variant": "own"}}, {"layer": None, "block": "feed_forward"}]
+    for spec in ("bf", blocks):
+        assert SSMClassifier(spec, **BRIEF, pooling="last").fit(X, y).predict(X).shape == (10,)
+
+
+@pytest.mark.parametrize(
+    ("X", "times", "message"),
+    [
+        ([], None, "X: got no series"),
+        ([np.zeros((3, 2)), np.zeros((3, 1))], None, "X: series 1 has 1 channels, expected 2"),
+        ([np.zeros((3, 2)), np.full((3, 2), np.nan)], None, "X: series 1 contains NaN"),
+        ([np.zeros((3, 2)), np.zeros((0, 2))], None, "X: series 1 has the shape"),
+        ([np.zeros((3, 2)), np.array([["a", "b"]])], None, "X: series 1 holds what is no number"),
+        (np.zeros((2, 3, 1)), np.zeros((1, 3)), "times: got 1 series of times, expected 2"),
+        (np.zeros((2, 3, 1)), np.zeros((2, 2)), "times: series 0 has 2 times, expected 3"),
+        (np.zeros((2, 3, 1)), [[0, 1, 2], [0, 2, 1]], "times: series 1 has times that are not finite or go back"),
+        (np.zeros((2, 3, 1)), "index", "times: got 'index', expected times, or 'index' with series of pandas"),
+    ],
+    ids=str,
+)
+def test_impossible_series_are_named(X, times, message):
+    with pytest.raises(ValueError, match=message):
+        SSMClassifier(**BRIEF).fit(X, [0, 1], times)
+
+
+def test_what_does_not_fit_what_was_fitted_is_named():
+    X, y = waves(8, 6)
+    model = SSMClassifier(**BRIEF).fit(X, y)
+    with pytest.raises(ValueError, match="X: got series of 1 channels, expected 2 as in fit"):
+        model.predict(X[..., :1])
+    with pytest.raises(ValueError, match="times: got some, expected them where fit had them"):
+        model.predict(X, np.zeros((8, 6)))
+    with pytest.raises(ValueError, match="y: got 7 labels, expected 8"):
+        SSMClassifier(**BRIEF).fit(X, y[:7])
+    with pytest.raises(ValueError, match=r"y: got shape \(7,\), expected \(8,\)"):
+        SSMRegressor(**BRIEF).fit(X, np.zeros(7))
+    with pytest.raises(ValueError, match="epochs: got 0"):
+        SSMClassifier(**{**BRIEF, "epochs": 0}).fit(X, y)
+    with pytest.raises(ValueError, match="'z' at position 1"):
+        SSMClassifier("z", **BRIEF).fit(X, y)
+    with pytest.raises(NotFittedError):
+        SSMForecaster().predict(X[0])
+
+
+def season(length: int) -> np.ndarray:
+    return 5 + 2 * np.sin(np.arange(length) * 2 * np.pi / 12)
+
+
+def test_a_forecaster_beats_the_last_value():
+    y = season(200)
+    model = SSMForecaster(horizon=6, window=24, **{**SMALL, "epochs": 25, "d_model": 16}).fit(y)
+    assert model.score(season(300)) > 0.7
+    assert model.score(np.full(60, 3.0)) <= 1
+    forecast = model.predict()
+    assert forecast.shape == (6,)
+    assert np.abs(forecast - season(206)[200:]).mean() < 0.5
+
+
+def test_forecasts_come_in_the_form_of_the_series():
+    y = np.stack([season(60), -season(60)], 1)
+    brief = {"horizon": 4, "window": 10, **BRIEF}
+    model = SSMForecaster(**brief).fit(y)
+    assert model.predict(y[:30]).shape == (4, 2)
+    frame = pd.DataFrame(y, columns=["up", "down"])
+    assert list(model.predict(frame).columns) == ["up", "down"]
+    np.testing.assert_allclose(model.predict(frame), model.predict(y), atol=1e-5)
+    several = SSMForecaster(**brief).fit([y, y[:20]])
+    assert several.predict(y).shape == (4, 2)
+    with pytest.raises(ValueError, match="y: fit had several series"):
+        several.predict()
+    np.testing.assert_allclose(model.predict(y), model.predict(y[-10:]), atol=1e-6)  # the window is all that is read
+    twin = copy.deepcopy(model).fit(y)
+    np.testing.assert_allclose(twin.predict(), model.predict(), atol=1e-6)
+
+
+def test_forecasts_for_uneven_times():
+    random = np.random.default_rng(0)
+    times = random.exponential(1.0, 80).cumsum()
+    y = np.sin(times)
+    model = SSMForecaster(horizon=3, window=10, **BRIEF).fit(y, times)
+    ahead = times[-1] + np.array([1.0, 2.0, 3.0]) * model.time_unit_
+    np.testing.assert_allclose(model.predict(y, times), model.predict(y, times, ahead), atol=1e-5)
+    assert not np.allclose(model.predict(y, times, times[-1] + np.array([5.0, 9.0, 20.0])), model.predict(y, times))
+    assert np.isfinite(model.score(y, times))
+    with pytest.raises(ValueError, match="times_ahead: they start before the series ends"):
+        model.predict(y, times, times[-4:-1])
+
+
+@pytest.mark.parametrize(
+    ("y", "options", "message"),
+    [
+        (np.zeros(4), {"horizon": 4}, "y: the longest series has 4 steps, expected more than the horizon of 4"),
+        (np.zeros(9), {"horizon": 0}, "horizon: got 0"),
+        (np.zeros(9), {"horizon": 2, "spec": "b"}, "blocks: some are not causal"),
+    ],
+    ids=str,
+)
+def test_impossible_forecasts_are_named(y, options, message):
+    with pytest.raises(ValueError, match=message):
+        SSMForecaster(**{**BRIEF, **options}).fit(y)
