@@ -1,4 +1,4 @@
-"""The command `longscan`: train, eval, predict, record, tasks, layers, report.
+"""The command `longscan`: train, eval, predict, record, automata, tasks, layers, report.
 
 Each command is a function of its words that returns an exit code. What a user can mend (a setting, a file, a directory) is said
 in one line on stderr with exit code 2; a run whose loss left the finite numbers ends with 1, an interrupted one with 130.
@@ -106,6 +106,8 @@ def eval_command(words: Sequence[str]) -> int:
     parser.add_argument("--checkpoint", type=str, default="selected", help="selected, last, best or average")
     parser.add_argument("--by-length", action="store_true", help="also show the score by length of the input")
     given = _parse(parser, words)
+    if (Path(given.run) / "automaton.json").is_file():
+        return _eval_automaton(given)
     run = Run(given.run)
     scores = run.evaluate(given.split, given.checkpoint)
     task = run.settings.task
@@ -122,6 +124,68 @@ def eval_command(words: Sequence[str]) -> int:
         table.add_row(f"{task.metric}, scaled", f"{task.scaled(main_value):.4f}")
     table.add_row(f"{task.metric} of the best constant predictor", f"{task.constant_score(given.split):.4f}")
     out.print(table)
+    return 0
+
+
+def _eval_automaton(given: Namespace) -> int:
+    """Score a model that `longscan automata --save` wrote, on all short words and on long random ones."""
+    from longscan.automata import load
+    from longscan.automata.scoring import scores
+
+    if given.split != "test" or given.checkpoint != "selected":
+        raise SettingError(f"{given.run}: a compiled model has no splits and no checkpoints, needed neither of these words")
+    compiled = load(given.run)
+    table = Table("words", "answers right", "states right", "best constant answer", title=f"{given.run}, after each letter")
+    for row in scores(compiled):
+        table.add_row(row.words, f"{row.accuracy:.6f}", f"{row.states:.6f}", f"{row.constant:.4f}")
+    out.print(table)
+    out.print(str(compiled.verify()), markup=False)
+    return 0
+
+
+def automata_command(words: Sequence[str]) -> int:
+    """Compile a regular expression or a named language into a model with exact weights."""
+    from longscan import automata
+    from longscan.automata.page import write_page
+    from longscan.automata.pictures import DPI, overview, some_word, write_pictures
+
+    parser = _parser("automata", automata_command)
+    parser.add_argument("pattern", type=str, nargs="?", help="regular expression with | * + ? ( ) and . for any letter")
+    parser.add_argument("--alphabet", type=str, help="its letters; those of the pattern without it")
+    parser.add_argument("--named", type=str, help="instead of a pattern: parity, mod K, Dyck depth K, S3, S4, A5, ...")
+    parser.add_argument("--series", type=str, default="abelian", help="abelian, or prime for counters of prime length only")
+    parser.add_argument("--phase", type=str, default="grid", help="grid, exact for every length, or float, the plain layer")
+    parser.add_argument("--layout", type=str, default="minimal", help="minimal, am or ma: which blocks follow one another")
+    parser.add_argument("--picture", type=str, help="where to draw state diagram and wiring; automaton.png without it")
+    parser.add_argument("--save", type=str, help="directory for the model, all pictures and a page that steps a word through it")
+    parser.add_argument("--word", type=str, help="the word of pictures and page; a random one without it")
+    given = _parse(parser, words)
+    if (given.pattern is None) == (given.named is None):
+        raise SettingError("automata: needed exactly one of a regular expression and --named")
+    try:
+        dfa = automata.named(given.named) if given.named is not None else automata.from_regex(given.pattern, given.alphabet)
+        report = automata.analyse(dfa)
+        table = Table("", "", show_header=False, title=given.named or given.pattern)
+        for row in report.rows():
+            table.add_row(*row)
+        out.print(table)
+        compiled = automata.compile(dfa, series=given.series, phase=given.phase, layout=given.layout)
+        word = some_word(compiled) if given.word is None else list(given.word)
+        size = compiled.size
+        out.print(f"model: blocks {size.spec}, d_model {size.d_model}, {size.parameters:,} parameters", markup=False)
+        out.print(str(compiled.verify()), markup=False)
+        folder = None if given.save is None else Path(given.save)
+        picture = Path(given.picture or ("automaton.png" if folder is None else folder / "automaton.png"))
+        picture.parent.mkdir(parents=True, exist_ok=True)
+        overview(compiled).savefig(picture, dpi=DPI)
+        out.print(f"picture: {picture}", markup=False)
+        if folder is not None:
+            compiled.save(folder)
+            write_pictures(compiled, folder, word)
+            page = write_page(compiled, folder / "page.html", word)
+            out.print(f"model: {folder}; page: {page}", markup=False)
+    except (ValueError, OSError) as error:
+        raise SettingError(" ".join(str(error).split())) from error
     return 0
 
 
@@ -251,6 +315,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "eval": eval_command,
     "predict": predict_command,
     "record": record_command,
+    "automata": automata_command,
     "tasks": tasks_command,
     "layers": layers_command,
     "report": report_command,

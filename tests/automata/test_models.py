@@ -55,8 +55,8 @@ def test_every_named_case(name, backend):
 
 
 SPECS = {  # blocks, counters, flip-flops
-    "parity": ("am", (2,), ()), "mod 6": ("am", (2, 3), ()), "(ab)*": ("mmmm", (), (2, 2)), "Dyck depth 8": ("m" * 18, (), (2,) * 9),
-    "S3": ("aam", (2, 3), ()), "A4": ("aam", (3, 2, 2), ()), "S4": ("aaam", (2, 3, 2, 2), ()), "Q8": ("aam", (2, 2, 2), ()),
+    "parity": ("am", (2,), ()), "mod 6": ("am", (2, 3), ()), "(ab)*": ("mmmm", (), (2, 2)),
+    "Dyck depth 8": ("m" * 18, (), (2,) * 9), "S3": ("aam", (2, 3), ()), "A4": ("aam", (3, 2, 2), ()), "S4": ("aaam", (2, 3, 2, 2), ()), "Q8": ("aam", (2, 2, 2), ()),
     "F20 on 5 points": ("aam", (4, 5), ()), "flip-flop and parity": ("amm", (2,), (3,)), "S3 and resets": ("aamm", (2, 3), (3,)),
 }  # fmt: skip
 
@@ -108,7 +108,7 @@ def test_without_the_grid_the_certified_length_is_right_and_its_end_is_refused()
     assert 10_000 < certified < 10_000_000
     assert errors(compiled, torch.ones(1, min(certified, 50_000), dtype=torch.int64)) == 0
     automata.compile(dfa, phase="float", length=certified)
-    with pytest.raises(PrecisionError, match=f"got {certified + 1}, but correct answers are certified up to {certified}") as caught:
+    with pytest.raises(PrecisionError, match=f"got {certified + 1}, but correct answers are certified up to") as caught:
         automata.compile(dfa, phase="float", length=certified + 1)
     assert (caught.value.wanted, caught.value.certified) == (certified + 1, certified)
     assert automata.compile(dfa, length=10**12).verify().safe_length is None

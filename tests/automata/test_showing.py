@@ -1,0 +1,159 @@
+"""Pictures, the page that steps a word, scores, and the command."""
+
+import json
+import re
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from longscan import automata
+from longscan.automata import pictures
+from longscan.automata.diagrams import arrows, circle, state_radius
+from longscan.automata.languages import NAMED
+from longscan.automata.monoid import transition_monoid
+from longscan.automata.page import stepping_figure, write_page
+from longscan.automata.scoring import random_words, score, scores
+from longscan.cli import main
+
+
+@pytest.fixture(scope="module")
+def hybrid() -> automata.Compiled:
+    return automata.compile(NAMED["S3 and resets"]())
+
+
+def size_of(path: Path) -> tuple[int, int]:
+    width, height = struct.unpack(">II", path.read_bytes()[16:24])
+    return width, height
+
+
+def test_all_pictures_are_drawn(hybrid, tmp_path):
+    written = pictures.write_pictures(hybrid, tmp_path, "abrsab")
+    assert [path.name for path in written] == ["states.png", "wiring.png", "phases.png", "flip_flops.png", "egg_box.png"]
+    assert all(min(size_of(path)) > 150 for path in written)
+
+
+def test_pictures_show_what_the_model_holds(hybrid):
+    word = "abrsab"
+    trace = hybrid.explain(word)
+    portrait = pictures.phase_portraits(hybrid, word)
+    assert portrait is not None
+    titles = [axes.get_title() for axes in portrait.axes]
+    assert titles[0].startswith("c1.0.0, modulo 2; radius off by")
+    drawn = portrait.axes[1].collections[-1].get_offsets()
+    expected = [2 * np.pi * step.memories["c1.0.1"] / 3 for step in trace.steps]
+    np.testing.assert_allclose(drawn, np.stack([np.cos(expected), np.sin(expected)], 1), atol=1e-5)
+    traces = pictures.flip_flop_traces(hybrid, word)
+    assert traces is not None
+    shown = np.asarray(traces.axes[0].images[0].get_array())
+    np.testing.assert_array_equal(shown.argmax(0), [step.memories["y1.0"] for step in trace.steps])
+    texts = {text.get_text().split("\n")[0] for text in pictures.wiring(hybrid).axes[0].texts}
+    assert {"letter", "c1.0.0", "c1.0.1", "y1.0", "P0"} <= texts
+
+
+def test_what_a_model_lacks_is_not_drawn():
+    group, star_free = automata.compile(automata.mod(3)), automata.compile(automata.from_regex("(ab)*"))
+    assert pictures.flip_flop_traces(group, "01") is None
+    assert pictures.phase_portraits(star_free, "ab") is None
+    assert pictures.egg_box(transition_monoid(automata.dyck(8))) is not None
+    large = automata.acting({"a": (1, 0, 2, 3, 4), "b": (1, 2, 3, 4, 0), "c": (0, 0, 2, 3, 4)})
+    assert pictures.egg_box(transition_monoid(large)) is None
+
+
+def test_egg_boxes_list_the_elements():
+    figure = pictures.egg_box(transition_monoid(automata.from_regex("(ab)*")))
+    assert figure is not None
+    texts = [text.get_text() for text in figure.axes[0].texts]
+    assert {"a", "b", "ab*", "ba*", "1*", "aa*", "rank 2, group 1"} <= set(texts)
+
+
+def test_state_diagrams_keep_apart_what_is_different():
+    for dfa in (automata.mod(5), NAMED["S3 and resets"](), automata.from_regex("(a|b)*")):
+        places, radius = circle(dfa.size), state_radius(dfa.size)
+        if dfa.size > 1:
+            gaps = np.linalg.norm(places[:, None] - places[None], axis=-1)[~np.eye(dfa.size, dtype=bool)]
+            assert gaps.min() > 2 * radius
+        found = arrows(dfa)
+        assert {(arrow.source, arrow.target) for arrow in found} == set(dfa.edges())
+        for arrow in found:
+            assert np.linalg.norm(arrow.curve[-1] - places[arrow.target]) < 3 * radius
+        spots = np.array([arrow.at for arrow in found])
+        if len(spots) > 1:
+            apart = np.linalg.norm(spots[:, None] - spots[None], axis=-1)[~np.eye(len(spots), dtype=bool)]
+            assert apart.min() > 0.05
+    crowded = pictures.state_diagram(automata.mod(50))
+    assert [text.get_text() for text in crowded.axes[0].texts] == ["50 states: too many to draw"]
+
+
+def test_the_page_stands_alone_and_has_a_frame_for_every_letter(hybrid, tmp_path):
+    word = "abrs"
+    figure = stepping_figure(hybrid, word)
+    assert [frame.name for frame in figure.frames] == ["0", "1", "2", "3", "4"]
+    states = [step.state for step in hybrid.explain(word).steps]
+    for frame, state in zip(figure.frames[1:], states, strict=True):
+        colours = frame.data[0].marker.color
+        assert colours[state] == pictures.ORANGE
+        assert colours.count(pictures.ORANGE) == 1
+    text = write_page(hybrid, tmp_path / "page.html", word).read_text("utf-8")
+    assert "certified for words of every length" in text
+    assert not re.search(r"<(?:script|link)[^>]*(?:src|href)=[\"']https?:", text)
+    for wrong in ("", "a" * 301):
+        with pytest.raises(ValueError, match=f"word: got {len(wrong)} letters, expected 1 to 300"):
+            write_page(hybrid, tmp_path / "page.html", wrong)
+
+
+def test_scores(hybrid):
+    rows = scores(hybrid, lengths=(30,), count=10)
+    assert [row.words for row in rows] == ["all up to length 7", "10 of length 30"]
+    assert all(row.accuracy == row.states == 1 for row in rows)
+    broken = automata.compile(automata.mod(2))
+    with torch.no_grad():
+        broken.model.head.weight.copy_(broken.model.head.weight.flip(0))
+    found = score(broken, random_words(broken, 20, 50))
+    assert (found.accuracy, found.states) == (0, 1)
+    assert 0.5 <= found.constant < 0.6
+
+
+def test_the_command(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["automata", "(ab)*", "--save", "model", "--word", "abab"]) == 0
+    said = capsys.readouterr().out
+    for words in ("star-free", "blocks mmmm, d_model 14, 3,206 parameters", "certified for words of every length", "page.html"):
+        assert words in said
+    assert {path.name for path in Path("model").iterdir()} >= {"model.safetensors", "config.json", "automaton.png", "page.html"}
+    assert json.loads(Path("model/automaton.json").read_text())["alphabet"] == ["a", "b"]
+    assert main(["eval", "model"]) == 0
+    assert "1.000000" in capsys.readouterr().out
+    assert main(["automata", "--named", "mod 4", "--picture", "p.png", "--series", "prime", "--phase", "float"]) == 0
+    assert "certified for words of up to" in capsys.readouterr().out
+    assert size_of(Path("p.png"))[0] > 500
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["automata"], "needed exactly one of a regular expression and --named"),
+        (["automata", "a", "--named", "S3"], "needed exactly one"),
+        (["automata", "(ab"], "opens a '(' that no ')' closes at position 1"),
+        (["automata", "--named", "A5"], "holds a perfect group of order 60"),
+        (["automata", "--named", "S9"], "name: got 'S9'"),
+        (["automata", "ab", "--alphabet", "a"], "the pattern uses b"),
+        (["automata", "ab", "--series", "long"], "series: got 'long'"),
+        (["automata", "ab", "--word", "abc"], "word: got 'c' at position 3"),
+    ],
+)
+def test_mistakes_are_one_line(words, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main([*words, "--save", "model"] if "--word" in words else words) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_a_compiled_model_has_no_splits(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    automata.compile(automata.mod(2)).save("model")
+    assert main(["eval", "model", "--split", "train"]) == 2
+    assert "has no splits" in capsys.readouterr().err
