@@ -136,6 +136,16 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         {"variant": "own", "flip": False, "layer_options": {"d_state": 2}},
         {"flip": False, "d_conv": 0, "layer": "gru"},
     ],
+    "block s5": [
+        {"layer_options": {"d_state": 4}},
+        {"layer": "s7", "glu": "half1", "output_norm": True, "dropout": 0.2, "layer_options": {"d_state": 3}},
+        {"layer": "lru", "glu": "full", "stride": 3, "pooling": "time", "layer_options": {"d_state": 3}},
+        {"stride": 3, "pooling": "last", "layer_options": {"d_state": 2, "discretisation": "async"}},
+    ],
+    "block linoss": [
+        {"layer_options": {"d_state": 3}},
+        {"layer": "lru", "dropout": 0.1, "layer_options": {"d_state": 3}},
+    ],
     "block feed_forward": [{}, {"d_hidden": 6, "gated": True, "dropout": 0.2}],
 }
 ENTRIES: dict[str, type[SequenceModule]] = {f"layer {name}": LAYERS[name] for name in LAYERS}
@@ -182,7 +192,7 @@ def draw_inputs(data: st.DataObject, module: SequenceModule, *, length: int | No
         ends = torch.randint(0, length + 1, (batch, 2)).sort(1).values
         steps = torch.arange(length)
         valid = (steps >= ends[:, :1]) & (steps < ends[:, 1:])
-    if segments and data.draw(st.booleans(), label="seq_idx"):
+    if segments and not module.changes_length and data.draw(st.booleans(), label="seq_idx"):
         seq_idx = (torch.rand(batch, length) < 0.2).cumsum(1)
     return Inputs(x, elapsed, valid, seq_idx)
 
@@ -409,11 +419,11 @@ def test_everything_is_on_the_device_of_the_inputs(entry: str, options: dict[str
         module = factory(WIDTH, **options).eval()
         x, ones = torch.randn(2, 70, WIDTH), torch.ones(2, 70)
     module.checks_inputs = False  # there are no values to check
-    given: list[dict[str, Tensor]] = [{}, {"valid": ones.bool()}, {"seq_idx": ones.long()}]
+    given: list[dict[str, Tensor]] = [{}, {"valid": ones.bool()}] + ([] if module.changes_length else [{"seq_idx": ones.long()}])
     for extra in [*given, {"elapsed": ones}] if module.irregular else given:
         y, state = module(x, module.initial_state(2), return_state=True, **extra)
         y.sum().backward()
-        y_t, state = module.step(x[:, 0], state)
+        y_t, state = (y, state) if module.changes_length else module.step(x[:, 0], state)
         assert {leaf.device.type for leaf in (y, y_t, *state_tensors(state))} == {"meta"}
 
 

@@ -1,16 +1,17 @@
-"""The residual branch around every block of a stack: x + block(RMSNorm(x)), and two other places and kinds of norm."""
+"""The residual branch around every block of a stack: x + block(RMSNorm(x)), and other places and kinds of norm."""
 
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from longscan.blocks.batch_norm import BatchNorm
 from longscan.layers.base import SequenceModule, Steps, hide_padding
 from longscan.layers.parameters import mark
 from longscan.layers.state import State
 
-Norm = Literal["rms", "layer", "post"]
-NORMS = ("rms", "layer", "post")
+Norm = Literal["rms", "layer", "batch", "post"]
+NORMS = ("rms", "layer", "batch", "post")
 EPSILON = 1e-5
 
 
@@ -41,21 +42,38 @@ class Residual(SequenceModule):
 
     Args:
         block: what stands in the branch.
-        norm: "rms", x + block(RMSNorm(x)); "layer", x + block(LayerNorm(x)); "post", LayerNorm(x + block(x)).
+        norm: "rms", x + block(RMSNorm(x)); "layer", x + block(LayerNorm(x)); "batch", x + block(BatchNorm(x)), without scale and
+            shift, rows depending on each other in training; "post", LayerNorm(x + block(x)).
+
+    Where the block makes the sequence shorter the residual path goes through its `shorten`.
     """
 
     def __init__(self, block: SequenceModule, norm: Norm = "rms") -> None:
         super().__init__()
         self.d_model, self.kind = block.d_model, norm
-        self.norm: nn.RMSNorm | nn.LayerNorm = rms_norm(self.d_model) if norm == "rms" else layer_norm(self.d_model)
+        self.norm: nn.Module = BatchNorm(self.d_model) if norm == "batch" else layer_norm(self.d_model)
+        if norm == "rms":
+            self.norm = rms_norm(self.d_model)
         self.block = self.adopt(block)
 
     def run(self, x: Tensor, state: State, steps: Steps) -> tuple[Tensor, State]:
         """See the top of the file."""
-        inner = x if self.kind == "post" else hide_padding(self.norm(x), steps.valid)
+        inner = x if self.kind == "post" else self._normed(x, steps.valid)
         y, state = self.block(inner, state, elapsed=steps.elapsed, valid=steps.valid, seq_idx=steps.seq_idx, return_state=True)
+        x, valid = self.shorten(x, steps), self.shorten_steps(steps).valid
         y = x + y
-        return (_keep(self.norm(y), steps.valid, x) if self.kind == "post" else y), state
+        return (_keep(self.norm(y), valid, x) if self.kind == "post" else y), state
+
+    def _normed(self, x: Tensor, valid: Tensor | None) -> Tensor:
+        return self.norm(x, valid) if isinstance(self.norm, BatchNorm) else hide_padding(self.norm(x), valid)
+
+    def shorten(self, x: Tensor, steps: Steps) -> Tensor:
+        """The block's."""
+        return self.block.shorten(x, steps)
+
+    def shorten_steps(self, steps: Steps) -> Steps:
+        """The block's."""
+        return self.block.shorten_steps(steps)
 
     def step(
         self, x_t: Tensor, state: State, *, elapsed: Tensor | None = None, active: Tensor | None = None
@@ -63,7 +81,8 @@ class Residual(SequenceModule):
         """One step: x_t (B, d_model), elapsed (B,), active (B,) bool; rows that are not active give x_t."""
         if isinstance(self.norm, nn.RMSNorm):
             return self.block.residual_step(x_t, self.norm, state, elapsed=elapsed, active=active)
-        inner = x_t if self.kind == "post" else _keep(self.norm(x_t), active, torch.zeros_like(x_t))
+        norm = self.norm.step if isinstance(self.norm, BatchNorm) else self.norm
+        inner = x_t if self.kind == "post" else _keep(norm(x_t), active, torch.zeros_like(x_t))
         y, state = self.block.step(inner, state, elapsed=elapsed, active=active)
         y = x_t + y
         return (_keep(self.norm(y), active, x_t) if self.kind == "post" else y), state

@@ -93,6 +93,14 @@ class SequenceModule(Marked, ABC):
         )
         return y.squeeze(1), state
 
+    def shorten(self, x: Tensor, steps: Steps) -> Tensor:  # noqa: ARG002 - modules that change lengths need them
+        """x (B, L, D) as it stands beside y, in a residual path: itself, where lengths are kept."""
+        return x
+
+    def shorten_steps(self, steps: Steps) -> Steps:
+        """`steps` as they are for y: themselves, where lengths are kept."""
+        return steps
+
     def residual_step(
         self, x_t: Tensor, norm: nn.RMSNorm, state: State, *, elapsed: Tensor | None = None, active: Tensor | None = None
     ) -> tuple[Tensor, State]:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from longscan.blocks.residual import NORMS, Norm, Residual, layer_norm, rms_norm
+from longscan.layers.base import Steps, hide_padding
 from longscan.layers.checks import check_steps, transformed
 from longscan.layers.parameters import mark
 from longscan.layers.state import State, layer_state, map_state, state_tensors
@@ -40,7 +41,8 @@ class SequenceModel(Pretrained):
         pooling: "mean" over the valid steps, "last" valid step, "none": an output for every step.
         head: "linear", without bias; "affine", with bias; "mlp", two layers with GELU between; "none", d_output is d_model.
         initial_state: "zero", or "learned": every block starts a sequence from a state of its own that is trained.
-        norm: of the residual branches, see `longscan.blocks.Residual`; the last norm is of the same kind, none with "post".
+        norm: of the residual branches, see `longscan.blocks.Residual`; the last norm is of the same kind, none with "batch" and
+            "post".
         backend: of every op.
 
     causal, streaming: whether all blocks are.
@@ -183,22 +185,26 @@ class SequenceModel(Pretrained):
                 initial_state "zero", which is what a sequence inside a row starts from.
             return_state: also return the state after the last valid step.
 
-        Returns (B, d_output), or (B, L, d_output) without pooling, where padding gives zeros; or this and the state.
+        Returns (B, d_output), or (B, L, d_output) without pooling, where padding gives zeros; or this and the state. L is that of
+        the last block's output, where blocks shorten the sequence.
         """
         self._check(inputs, elapsed, valid, seq_idx)
         state = self.initial_state(inputs.shape[0]) if state is None else state
         x = self._encode(inputs, valid)
         elapsed = elapsed if elapsed is None or valid is None else torch.where(valid, elapsed, 1)
-        after = []
+        steps, after = Steps(elapsed, valid, seq_idx), []
         for block, before in zip(self.stack, state.blocks, strict=True):
-            x, block_state = block(x, before, elapsed=elapsed, valid=valid, seq_idx=seq_idx, return_state=True)
+            x, block_state = block(
+                x, before, elapsed=steps.elapsed, valid=steps.valid, seq_idx=steps.seq_idx, return_state=True
+            )
+            steps = block.shorten_steps(steps)
             after.append(block_state)
         pooled = state.pooled
         if pooled is not None:
-            x, pooled = pool(self.pooling, x, valid, pooled)
+            x, pooled = pool(self.pooling, x, steps.valid, pooled)
         y = self.head(self.norm(x))
-        if pooled is None and valid is not None:
-            y = torch.where(valid.unsqueeze(-1), y, 0)
+        if pooled is None:
+            y = hide_padding(y, steps.valid)
         return (y, ModelState(tuple(after), pooled)) if return_state else y
 
     def step(

@@ -54,7 +54,7 @@ class ModelSettings:
         pooling: how the steps become one output; auto is `none` for a task with an answer per step and `mean` otherwise.
         head: the map from the last width to the output.
         initial_state: whether the layers start from zero or from a learned state.
-        norm: of the residual branches: RMSNorm or LayerNorm before each block, or LayerNorm after it.
+        norm: of the residual branches: RMSNorm, LayerNorm or BatchNorm before each block, or LayerNorm after it.
         block_options: options of a block by its letter, for example `{a: {recompute: true}}`.
         backend: which implementation of the scans to run.
     """
@@ -65,7 +65,7 @@ class ModelSettings:
     pooling: Literal["auto", "mean", "last", "none"] = "auto"
     head: Literal["linear", "affine", "mlp"] = "linear"
     initial_state: Literal["zero", "learned"] = "zero"
-    norm: Literal["rms", "layer", "post"] = "rms"
+    norm: Literal["rms", "layer", "batch", "post"] = "rms"
     block_options: dict[str, dict[str, Any]] = field(default_factory=dict)
     backend: Literal["auto", "reference", "eager", "cpu", "triton"] = "auto"
 
@@ -80,7 +80,7 @@ class ModelSettings:
                 "pooling": _choice("auto", "mean", "last", "none"),
                 "head": _choice("linear", "affine", "mlp"),
                 "initial_state": _choice("zero", "learned"),
-                "norm": _choice("rms", "layer", "post"),
+                "norm": _choice("rms", "layer", "batch", "post"),
                 "backend": _choice("auto", "reference", "eager", "cpu", "triton"),
             },
         )

@@ -1,0 +1,79 @@
+"""Batch normalisation of sequences (Ioffe and Szegedy 2015) over the steps that count.
+
+    y = (x - mean) / sqrt(variance + epsilon)   (times a scale, plus a shift, where these are learned)
+
+In training mean and variance are those of each channel over all valid steps of the batch, and the running ones move towards them;
+in evaluation, and in `step` always, they are the running ones: what a step gives does not depend on its batch.
+"""
+
+from collections.abc import Callable
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from longscan.layers.base import hide_padding
+from longscan.layers.parameters import mark
+
+
+class BatchNorm(nn.Module):
+    """Normalises (B, L, D) over batch and length, padding left out; y is 0 there.
+
+    Args:
+        d_model: channels D.
+        affine: learn a scale and a shift.
+        momentum: how far the running mean and variance move towards a batch's.
+        epsilon: added to the variance.
+
+    The running mean and variance stay float32 when the module is cast to half precision. A batch without a valid step changes
+    nothing; the running variance is that without bias, as in torch.
+    """
+
+    running_mean: Tensor
+    running_variance: Tensor
+
+    def __init__(self, d_model: int, *, affine: bool = False, momentum: float = 0.05, epsilon: float = 1e-5) -> None:
+        super().__init__()
+        if not 0 < momentum <= 1:
+            raise ValueError(f"momentum: got {momentum}, expected a number above 0, at most 1")
+        self.momentum, self.epsilon = momentum, epsilon
+        self.register_buffer("running_mean", torch.zeros(d_model))
+        self.register_buffer("running_variance", torch.ones(d_model))
+        self.weight: nn.Parameter | None = None
+        self.bias: nn.Parameter | None = None
+        if affine:
+            self.weight = mark(nn.Parameter(torch.ones(d_model)), "norm", decay=False)
+            self.bias = mark(nn.Parameter(torch.zeros(d_model)), "norm", decay=False)
+
+    def forward(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
+        """y (B, L, D) in the dtype of x; valid (B, L) bool."""
+        x = hide_padding(x, valid)  # before anything, so that no NaN there reaches a gradient
+        if not self.training or not x.numel():
+            return hide_padding(self.step(x), valid)
+        wide = x.to(self.running_mean.dtype)
+        count = torch.full((), x.shape[0] * x.shape[1], device=x.device) if valid is None else valid.sum()
+        some = count.clamp(min=1)
+        mean = wide.sum((0, 1)) / some
+        variance = hide_padding(wide - mean, valid).square().sum((0, 1)) / some
+        with torch.no_grad():
+            pace = torch.where(count > 0, self.momentum, 0.0)
+            self.running_mean.lerp_(mean.detach(), pace.to(mean.dtype))
+            self.running_variance.lerp_(variance.detach() * some / (some - 1).clamp(min=1), pace.to(mean.dtype))
+        return hide_padding(self._scale(x, mean, variance), valid)
+
+    def step(self, x: Tensor) -> Tensor:
+        """y for x (..., D) by the running statistics."""
+        return self._scale(x, self.running_mean, self.running_variance)
+
+    def _scale(self, x: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+        y = (x.to(mean.dtype) - mean) * torch.rsqrt(variance + self.epsilon)
+        if self.weight is not None and self.bias is not None:
+            y = y * self.weight + self.bias
+        return y.to(x.dtype)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        exact = (self.running_mean, self.running_variance)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if self.running_mean.dtype in (torch.bfloat16, torch.float16):
+            self.running_mean, self.running_variance = (x.to(self.running_mean.device, torch.float32) for x in exact)
+        return self

@@ -1,0 +1,75 @@
+"""A layer and a gated linear unit: the block of S5, S7 and event-ssm, and that of LinOSS and LRU.
+
+    v = dropout(GELU(norm(layer(u))))
+    half1: y = v * sigmoid(W v + b)     half2: y = layer(u) * sigmoid(W v + b)     full: y = (W_1 v + b_1) * sigmoid(W_2 v + b_2)
+
+u: input (B, L, D). norm: LayerNorm, or nothing. A second dropout follows. The norm before and the residual branch around are
+those of `Residual`.
+"""
+
+from typing import Any, Literal
+
+from torch import Tensor, nn
+from torch.nn.functional import gelu, sigmoid
+
+from longscan.blocks.dropout import SharedDropout, check_probability
+from longscan.blocks.residual import layer_norm
+from longscan.layers import make_layer
+from longscan.layers.base import SequenceModule, Steps, hide_padding
+from longscan.layers.state import State
+
+Glu = Literal["half1", "half2", "full"]
+GLUS = ("half1", "half2", "full")
+
+
+class GLUBlock(SequenceModule):
+    """Layer, norm, GELU, dropout, gated linear unit, dropout. The state is the layer's.
+
+    Args:
+        d_model: width D.
+        layer: the inner layer, by its name in `LAYERS`.
+        glu: "half1", "half2" or "full", see the top of the file.
+        dropout: probability of dropping an activation in training.
+        shared_dropout: drop whole channels, for all steps of a sequence at once.
+        output_norm: LayerNorm behind the layer.
+        layer_options: settings of the inner layer.
+        backend: of the inner layer's op.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        layer: str,
+        glu: Glu,
+        dropout: float,
+        shared_dropout: bool,
+        output_norm: bool,
+        layer_options: dict[str, Any] | None = None,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__()
+        if glu not in GLUS:
+            raise ValueError(f"glu: got {glu!r}, expected one of {GLUS}")
+        check_probability("dropout", dropout)
+        self.d_model, self.glu = d_model, glu
+        self.layer = self.adopt(make_layer(layer, d_model, layer_options or {}, backend))
+        self.norm = layer_norm(d_model) if output_norm else None
+        self.dropout: nn.Module = SharedDropout(dropout) if shared_dropout else nn.Dropout(dropout)
+        self.value_proj = nn.Linear(d_model, d_model) if glu == "full" else None
+        self.gate_proj = nn.Linear(d_model, d_model)
+
+    def run(self, x: Tensor, state: State, steps: Steps) -> tuple[Tensor, State]:
+        """See the top of the file."""
+        u, state = self.layer(x, state, elapsed=steps.elapsed, valid=steps.valid, seq_idx=steps.seq_idx, return_state=True)
+        return hide_padding(self.mix(u), steps.valid), state
+
+    def mix(self, u: Tensor) -> Tensor:
+        """What follows the layer, step by step: (B, L, D) to (B, L, D)."""
+        v = self.dropout(gelu(u if self.norm is None else self.norm(u)))
+        value = self.value_proj(v) if self.value_proj is not None else u if self.glu == "half2" else v
+        return self.dropout(value * sigmoid(self.gate_proj(v)))
+
+    def initial_state(self, batch: int) -> State:
+        """The layer's."""
+        return self.layer.initial_state(batch)

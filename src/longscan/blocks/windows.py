@@ -1,0 +1,51 @@
+"""Windows of steps: what is left of a sequence where a block keeps one step of every few (event pooling).
+
+A row's windows of `stride` steps start at its first valid step. They stand at the left of the shorter row; steps at the end that
+fill no window are dropped. L: length, J = L // stride: windows.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from longscan.layers.base import Steps, hide_padding
+
+Pooling = Literal["last", "mean", "time"]
+POOLINGS = ("last", "mean", "time")
+LEAST_TIME = 1e-6  # so that windows of simultaneous events have weights, too
+
+
+def _windows(x: Tensor, valid: Tensor | None, stride: int) -> Tensor:
+    """x (B, L, ...) as (B, J, stride, ...), each row turned so that its valid steps come first."""
+    length = x.shape[1]
+    if valid is not None and length:
+        turned = (torch.arange(length, device=x.device) + valid.to(torch.int8).argmax(1, keepdim=True)) % length
+        x = x.gather(1, turned.view(*turned.shape, *(1,) * (x.ndim - 2)).expand_as(x))
+    count = length // stride
+    return x[:, : count * stride].reshape(x.shape[0], count, stride, *x.shape[2:])
+
+
+def shorten_steps(steps: Steps, stride: int) -> Steps:
+    """elapsed, valid of the windows: the time since the last window, in units of a window's usual length; which are full."""
+    valid = elapsed = None
+    if steps.valid is not None:
+        count = steps.valid.shape[1] // stride
+        valid = torch.arange(count, device=steps.valid.device) < steps.valid.sum(1, keepdim=True) // stride
+    if steps.elapsed is not None:
+        elapsed = _windows(steps.elapsed, steps.valid, stride).mean(2)
+        elapsed = elapsed if valid is None else torch.where(valid, elapsed, 1)
+    return Steps(elapsed, valid)
+
+
+def shorten(x: Tensor, steps: Steps, stride: int, pooling: Pooling) -> Tensor:
+    """One vector (B, J, D) for each window of x (B, L, D): its last, its mean, or its mean weighted by the elapsed times."""
+    windows, valid = _windows(x, steps.valid, stride), shorten_steps(Steps(valid=steps.valid), stride).valid
+    if pooling == "last":
+        pooled = windows[:, :, -1]
+    elif pooling == "mean" or steps.elapsed is None:
+        pooled = windows.mean(2)
+    else:
+        weights = _windows(steps.elapsed, steps.valid, stride).unsqueeze(-1).to(x.dtype) + LEAST_TIME
+        pooled = (windows * weights).sum(2) / weights.sum(2)
+    return hide_padding(pooled, valid)

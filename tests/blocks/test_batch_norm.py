@@ -1,0 +1,92 @@
+import copy
+
+import pytest
+import torch
+from torch.nn.functional import batch_norm
+
+from longscan.blocks import BatchNorm, Residual, SimpleBlock
+from longscan.layers import marks
+from longscan.models import SequenceModel
+
+
+@pytest.mark.parametrize("affine", [False, True])
+def test_whole_rows_are_normalised_as_torch_does(affine):
+    """Training: over batch and time, running statistics moved by the momentum; evaluation: by these."""
+    norm = BatchNorm(3, affine=affine, momentum=0.2).double()
+    if affine:
+        torch.nn.init.normal_(norm.weight)
+        torch.nn.init.normal_(norm.bias)
+    mean, variance = torch.zeros(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
+    for training in (True, True, False):
+        norm.train(training)
+        x = 3 * torch.randn(4, 7, 3, dtype=torch.float64) + 1
+        expected = batch_norm(x.transpose(1, 2), mean, variance, norm.weight, norm.bias, training, 0.2).transpose(1, 2)
+        torch.testing.assert_close(norm(x), expected)
+        torch.testing.assert_close((norm.running_mean, norm.running_variance), (mean, variance))
+
+
+def test_padding_is_ignored():
+    """The valid steps of padded rows are normalised as if they stood in one row, whatever stands beside them; y is 0 there."""
+    valid = torch.arange(9) < torch.tensor([[9], [2], [0], [5]])
+    x = torch.randn(4, 9, 3, dtype=torch.float64)
+    padded, alone = BatchNorm(3).double(), BatchNorm(3).double()
+    given = torch.where(valid.unsqueeze(-1), x, float("nan")).requires_grad_()
+    y = padded(given, valid)
+    torch.testing.assert_close(y[valid], alone(x[valid].unsqueeze(0))[0])
+    assert torch.equal(y[~valid], torch.zeros_like(y[~valid]))
+    torch.testing.assert_close(padded.running_mean, alone.running_mean)
+    torch.testing.assert_close(padded.running_variance, alone.running_variance)
+    y.square().sum().backward()
+    assert given.grad.isfinite().all()
+    before = copy.deepcopy(padded)
+    padded(given.detach(), torch.zeros_like(valid))
+    assert torch.equal(padded.running_mean, before.running_mean)
+    assert torch.equal(padded.running_variance, before.running_variance)
+
+
+def test_a_step_uses_the_running_statistics_even_in_training():
+    residual = Residual(SimpleBlock(4, layer="lru"), "batch").double()
+    x = 2 + torch.randn(3, 6, 4, dtype=torch.float64)
+    whole = residual(x)
+    statistics = residual.norm.running_mean.clone(), residual.norm.running_variance.clone()
+    normed = (x - x.mean((0, 1))) / (x.var((0, 1), correction=0) + 1e-5).sqrt()
+    torch.testing.assert_close(whole, x + residual.block(normed))
+    y, _ = residual.step(x[:, 0], residual.initial_state(3), active=torch.tensor([True, True, False]))
+    by_running = (x[:, :1] - statistics[0]) / (statistics[1] + 1e-5).sqrt()
+    torch.testing.assert_close(y[:2], (x[:, :1] + residual.block(by_running))[:2, 0])
+    assert torch.equal(y[2], x[2, 0])
+    assert torch.equal(residual.norm.running_mean, statistics[0])
+    residual.eval()
+    torch.testing.assert_close(residual(x)[:2, 0], y[:2])
+
+
+def test_running_statistics_stay_float32():
+    norm = BatchNorm(3, affine=True)
+    norm(torch.randn(2, 5, 3))
+    exact = norm.running_mean.clone()
+    model = Residual(SimpleBlock(3, layer="lru"), "batch")
+    model(torch.randn(2, 5, 3))
+    norm.to(torch.bfloat16)
+    model.to(torch.bfloat16)
+    assert torch.equal(norm.running_mean, exact)
+    assert norm.weight.dtype == torch.bfloat16
+    assert model.norm.running_variance.dtype == torch.float32
+    assert norm(torch.randn(2, 5, 3).to(torch.bfloat16)).dtype == torch.bfloat16
+    assert marks(norm.weight).role == "norm"
+
+
+def test_a_model_with_batch_norm_steps_as_it_evaluates():
+    net = SequenceModel.from_spec("oo", d_model=6, d_output=2, d_input=3, d_state=4, norm="batch").double()
+    x = torch.randn(5, 8, 3, dtype=torch.float64)
+    net(x, valid=torch.arange(8) < torch.tensor([[8], [3], [5], [8], [1]]))
+    net.eval()
+    state = net.initial_state(5)
+    for t in range(8):
+        y, state = net.step(x[:, t], state)
+    torch.testing.assert_close(y, net(x))
+    assert SequenceModel(**net.config).norm_kind == "batch"
+
+
+def test_impossible_settings_are_named():
+    with pytest.raises(ValueError, match=r"momentum: got 0\.0"):
+        BatchNorm(3, momentum=0.0)

@@ -1,0 +1,151 @@
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import gelu, layer_norm, sigmoid
+
+from longscan.blocks import BLOCKS, LinOSSBlock, Residual, S5Block, SharedDropout, windows
+from longscan.layers.base import Steps
+from longscan.models import SequenceModel
+
+
+def count(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+@pytest.mark.parametrize("glu", ["half1", "half2", "full"])
+@pytest.mark.parametrize("output_norm", [False, True])
+def test_blocks_by_hand(glu, output_norm):
+    block = S5Block(6, glu=glu, output_norm=output_norm, layer_options={"d_state": 4}).double()
+    x = torch.randn(2, 9, 6, dtype=torch.float64)
+    u = block.layer(x)
+    v = gelu(layer_norm(u, (6,)) if output_norm else u)
+    gate = sigmoid(block.gate_proj(v))
+    value = {"half1": v, "half2": u, "full": block.value_proj(v) if glu == "full" else None}[glu]
+    torch.testing.assert_close(block(x), value * gate)
+    assert count(block) == count(block.layer) + (2 if glu == "full" else 1) * (6 * 6 + 6) + 2 * 6 * output_norm
+
+
+def test_linoss_block_by_hand():
+    block = LinOSSBlock(6, layer_options={"d_state": 4}).double().eval()
+    x = torch.randn(2, 9, 6, dtype=torch.float64)
+    v = gelu(block.layer(x))
+    torch.testing.assert_close(block(x), block.value_proj(v) * sigmoid(block.gate_proj(v)))
+    assert count(block) == (2 * 4 + 4 * 4 * 6 + 6) + 2 * (6 * 6 + 6)
+
+
+def test_dropout_of_whole_channels_or_of_single_activations():
+    shared, single = S5Block(6, dropout=0.5), LinOSSBlock(6, dropout=0.5)
+    assert isinstance(shared.dropout, SharedDropout)
+    x = torch.randn(3, 50, 6)
+    y = shared(x)
+    dropped = (y == 0).all(1)
+    assert dropped.any()
+    assert not (y == 0).transpose(1, 2)[~dropped].any()
+    y = single(x)
+    assert 0.3 < (y == 0).float().mean() < 0.7
+    assert not (y == 0).all(1).any()
+    for block in (shared, single):
+        block.eval()
+        assert torch.equal(block(x), block(x))
+
+
+def test_a_window_is_one_step_with_the_product_of_its_factors():
+    """x_{k+p} = (product of a over the window) x_k + what the window's inputs leave, factors chosen by the inputs."""
+    block = S5Block(3, layer="s7", stride=4, layer_options={"d_state": 5}).double()
+    layer = block.layer
+    u = torch.randn(1, 14, 3, dtype=torch.float64)
+    a = layer.factors(u)[0]
+    b = (u @ layer.B.T + layer.select_B(u, u) + layer.bias)[0]
+    x, states = torch.zeros(5, dtype=torch.float64), []
+    for start in range(0, 12, 4):
+        inputs = sum(a[start + i + 1 : start + 4].prod(0) * b[start + i] for i in range(4))
+        x = a[start : start + 4].prod(0) * x + inputs
+        states.append(x)
+    last, states = u[:, 3:12:4], torch.stack(states).unsqueeze(0)
+    skip = layer.D + last @ layer.select_D.T
+    expected = block.mix(states @ layer.C.T + layer.select_C(states, last) + skip * last)
+    y, after = block(u, return_state=True)
+    torch.testing.assert_close(y, expected)
+    assert y.shape == (1, 3, 3)
+    x = a[13] * (a[12] * x + b[12]) + b[13]  # steps that fill no window have no output, but the state has seen them
+    torch.testing.assert_close(after.ssm[0], x)
+
+
+@pytest.mark.parametrize("pooling", ["last", "mean", "time"])
+def test_the_residual_path_is_pooled(pooling):
+    residual = Residual(S5Block(3, stride=4, pooling=pooling, layer_options={"d_state": 4})).double()
+    x, elapsed = torch.randn(2, 14, 3, dtype=torch.float64), torch.rand(2, 14, dtype=torch.float64)
+    y = residual(x, elapsed=elapsed)
+    cut, times = x[:, :12].view(2, 3, 4, 3), elapsed[:, :12].view(2, 3, 4, 1) + 1e-6
+    skip = {"last": cut[:, :, 3], "mean": cut.mean(2), "time": (cut * times).sum(2) / times.sum(2)}[pooling]
+    torch.testing.assert_close(y, skip + residual.block(residual.norm(x), elapsed=elapsed))
+    after = residual.shorten_steps(Steps(elapsed, torch.arange(14) < torch.tensor([[14], [7]])))
+    torch.testing.assert_close(after.elapsed[0], elapsed[0, :12].view(3, 4).mean(1))
+    assert after.valid.tolist() == [[True, True, True], [True, False, False]]
+
+
+def test_cuts_between_windows_change_nothing():
+    block = S5Block(3, stride=4, layer_options={"d_state": 4}).double()
+    x = torch.randn(2, 20, 3, dtype=torch.float64)
+    whole, final = block(x, return_state=True)
+    first, state = block(x[:, :8], return_state=True)
+    second, state = block(x[:, 8:], state, return_state=True)
+    torch.testing.assert_close(torch.cat([first, second], 1), whole)
+    torch.testing.assert_close(state.ssm, final.ssm)
+
+
+@pytest.mark.parametrize("model_pooling", ["mean", "last", "none"])
+def test_stages_of_a_model(model_pooling):
+    """Two stages that pool by 3 and 2, among blocks that do not: padded rows give what they give alone."""
+    stage = [
+        {"layer": "s5", "block": "s5", "options": {"stride": stride, "pooling": "time", "d_state": 4, "discretisation": "async"}}
+        for stride in (3, 1, 2, 1)
+    ]
+    net = SequenceModel(stage, d_model=6, d_output=4, vocab_size=9, pooling=model_pooling).double().eval()
+    tokens, elapsed = torch.randint(0, 9, (3, 30)), torch.rand(3, 30, dtype=torch.float64)
+    lengths = [30, 17, 12]
+    for left in (False, True):
+        steps = torch.arange(30)
+        sizes = torch.tensor(lengths).unsqueeze(1)
+        valid = steps >= 30 - sizes if left else steps < sizes
+        y = net(tokens, elapsed=elapsed, valid=valid)
+        for row, length in enumerate(lengths):
+            alone = net(tokens[row : row + 1, valid[row]], elapsed=elapsed[row : row + 1, valid[row]])
+            shown = y[row : row + 1, : length // 6] if model_pooling == "none" else y[row : row + 1]
+            torch.testing.assert_close(shown, alone)
+            if model_pooling == "none":
+                assert alone.shape[1] == length // 6
+                assert not y[row, length // 6 :].any()
+    with pytest.raises(ValueError, match="step: block 0"):
+        net.step(tokens[:, 0], net.initial_state(3))
+
+
+def test_windows_of_simultaneous_events_have_weights():
+    x = torch.randn(1, 4, 2, dtype=torch.float64)
+    pooled = windows.shorten(x, Steps(torch.zeros(1, 4, dtype=torch.float64)), 4, "time")
+    torch.testing.assert_close(pooled[:, 0], x.mean(1))
+    assert windows.shorten(x, Steps(), 5, "mean").shape == (1, 0, 2)
+
+
+@pytest.mark.parametrize(
+    ("block", "options", "message"),
+    [
+        ("s5", {"glu": "half"}, "glu: got 'half'"),
+        ("s5", {"stride": 0}, "stride: got 0"),
+        ("s5", {"pooling": "max"}, "pooling: got 'max'"),
+        ("s5", {"dropout": 1.0}, r"dropout: got 1\.0"),
+        ("linoss", {"dropout": -0.1}, r"dropout: got -0\.1"),
+        ("s5", {"layer_options": {"d_state": 6, "blocks": 4}}, "blocks: got 4"),
+    ],
+)
+def test_impossible_settings_are_named(block, options, message):
+    with pytest.raises(ValueError, match=message):
+        BLOCKS[block](4, **options)
+
+
+def test_steps_and_packed_rows_need_every_step():
+    block = S5Block(4, stride=2)
+    with pytest.raises(ValueError, match="step: with a stride of 2"):
+        block.step(torch.randn(1, 4), block.initial_state(1))
+    with pytest.raises(ValueError, match="seq_idx: windows of 2 steps"):
+        block(torch.randn(1, 4, 4), seq_idx=torch.tensor([[0, 0, 1, 1]]))
