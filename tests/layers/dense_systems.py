@@ -21,9 +21,14 @@ def real_form(eigenvalues: Tensor, B: Tensor, C: Tensor, P: Tensor | None = None
     return a, np.concatenate([b.real, b.imag]), 2 * np.concatenate([c.real, -c.imag], 1)
 
 
+def recur(a: np.ndarray, b: np.ndarray, c: np.ndarray, u: Tensor) -> Tensor:
+    """y_k = c x_k, x_k = a x_{k-1} + b u_k, by scipy, whose outputs are of the state before the input."""
+    _, y, _ = dlsim((a, b, c @ a, c @ b, 1.0), u.detach().numpy())
+    return torch.from_numpy(y)
+
+
 def simulate(system: tuple[np.ndarray, np.ndarray, np.ndarray], dt: float, rule: str, u: Tensor) -> Tensor:
     """y_k = C x_k for inputs u (L, H), where x_k = a x_{k-1} + b u_k is the system sampled by scipy: "zoh" or "bilinear"."""
     a, b, c = system
     ad, bd, *_ = cont2discrete((a, b, c, np.zeros((len(c), b.shape[1]))), dt, method=rule)
-    _, y, _ = dlsim((ad, bd, c @ ad, c @ bd, dt), u.detach().numpy())  # scipy's output is of the state before the input
-    return torch.from_numpy(y)
+    return recur(ad, bd, c, u)

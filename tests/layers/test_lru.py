@@ -1,5 +1,6 @@
 import pytest
 import torch
+from dense_systems import real_form, recur
 
 from longscan.layers import LRU
 
@@ -17,6 +18,16 @@ def test_equations(timed):
         x = (tau * log_eigenvalues).exp() * x + layer.log_gamma.exp() * (u[:, k].to(torch.complex128) @ B.T)
         outputs.append((x @ C.T).real + layer.D * u[:, k])
     torch.testing.assert_close(layer(u, elapsed=elapsed if timed else None), torch.stack(outputs, 1))
+
+
+def test_outputs_of_the_dense_system():
+    """The recurrence as one real matrix, by scipy."""
+    layer = LRU(3, d_state=5).double()
+    u = torch.randn(1, 60, 3, dtype=torch.float64)
+    eigenvalues = torch.complex(-layer.nu.exp(), layer.phi.exp()).exp()
+    B, C = (torch.view_as_complex(part.detach()) for part in (layer.B, layer.C))
+    a, b, c = real_form(eigenvalues, layer.log_gamma.exp().unsqueeze(1) * B, C / 2)  # its states are not halves of pairs
+    torch.testing.assert_close(layer(u)[0], recur(a, b, c, u[0]) + layer.D * u[0], rtol=1e-9, atol=1e-10)
 
 
 def test_normalisation_keeps_the_variance_of_white_noise():

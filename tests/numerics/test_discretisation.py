@@ -1,5 +1,7 @@
 """Discretisations against the matrix exponential, which knows nothing of eigenvalues."""
 
+import math
+
 import pytest
 import torch
 
@@ -31,6 +33,26 @@ def test_bilinear_is_of_second_order():
         errors.append((a - exact).norm() / dt)  # of the rate, over one step: local error over dt
     orders = [torch.log2(errors[i] / errors[i + 1]).item() for i in range(2)]
     assert orders == pytest.approx([2.0, 2.0], abs=0.02)
+
+
+@pytest.mark.parametrize("rule", ["zoh", "bilinear"])
+def test_inputs_that_change_are_followed_to_first_order(rule):
+    """x' = lambda x + sin(t), each step driven by the input at its end: the error at t = 2 halves with the step."""
+    eigenvalue = -0.5 + 3j
+    exact = (1j * torch.tensor(2.0, dtype=torch.float64)).exp() / (1j - eigenvalue)
+    exact = (exact - torch.tensor(2 * eigenvalue).exp() / (1j - eigenvalue)) / 2j
+    other = (-1j * torch.tensor(2.0, dtype=torch.float64)).exp() - torch.tensor(2 * eigenvalue).exp()
+    exact = exact - other / (-1j - eigenvalue) / 2j
+    errors = []
+    for count in (400, 800, 1600):
+        dt = 2 / count
+        pair = torch.tensor([eigenvalue.real, eigenvalue.imag], dtype=torch.float64)
+        a, b = (complex(*part.tolist()) for part in discretise(pair, torch.tensor(dt, dtype=torch.float64), rule))
+        x = 0j
+        for k in range(1, count + 1):
+            x = a * x + b * math.sin(k * dt)
+        errors.append(abs(x - complex(exact)))
+    assert [math.log2(errors[i] / errors[i + 1]) for i in range(2)] == pytest.approx([1, 1], abs=0.02)
 
 
 def test_bilinear_solves_the_trapezoidal_rule():
