@@ -84,6 +84,8 @@ def compile_dfa(
 ) -> "Compiled":
     """Turn an automaton into a model of this package's blocks that computes it at every step of every word.
 
+    The tables are made and proved here; the weights when `model` is first asked for.
+
     Args:
         dfa: any automaton; its minimal one is compiled, unless `minimise` is False, which keeps its states apart.
         series: "abelian", fewest blocks, or "prime", counters of prime length only.
@@ -109,9 +111,8 @@ def compile_dfa(
     proof = check_program(program, report.dfa)
     if not proof.holds:
         raise AssertionError(f"the compiled program is wrong, please report this automaton: {proof.problems[0]}")
-    model = build_model(program, layout_plan, report.dfa.accept, phase=phase, dtype=DTYPES[dtype], backend=backend)
     settings = {"series": series, "phase": phase, "layout": layout, "dtype": dtype, "backend": backend}
-    compiled = Compiled(report, program, layout_plan, proof, model, settings)
+    compiled = Compiled(report, program, layout_plan, proof, settings)
     if length is not None:
         certified = compiled.verify().safe_length
         if certified is not None and certified < length:
@@ -122,14 +123,26 @@ def compile_dfa(
 @dataclass(frozen=True)
 class Compiled:
     """A compiled language. report: its analysis; program: the cascade as memories and tables; plan: where it stands in the model;
-    proof: that the program is right for all words; model: the weights; settings: what it was compiled with."""
+    proof: that the program is right for all words; settings: what it was compiled with.
+    """
 
     report: Report
     program: Program
     plan: Plan
     proof: LocalProof
-    model: SequenceModel
     settings: dict[str, Any]
+
+    @cached_property
+    def model(self) -> SequenceModel:
+        """The model, in evaluation mode; its modules and weights are made when they are first asked for."""
+        return build_model(
+            self.program,
+            self.plan,
+            self.dfa.accept,
+            phase=self.settings["phase"],
+            dtype=DTYPES[self.settings["dtype"]],
+            backend=self.settings["backend"],
+        )
 
     @property
     def dfa(self) -> DFA:
@@ -259,7 +272,9 @@ def load(folder: str | Path) -> Compiled:
         report, program, layout_plan = _translate(dfa, settings["series"], settings["layout"], minimise=False)
     except (KeyError, TypeError) as error:
         raise AutomataError(f"{path}: damaged ({error!r}), expected what `longscan automata --save` wrote") from None
-    return Compiled(report, program, layout_plan, check_program(program, dfa), SequenceModel.from_pretrained(folder), settings)
+    compiled = Compiled(report, program, layout_plan, check_program(program, dfa), settings)
+    vars(compiled)["model"] = SequenceModel.from_pretrained(folder).eval()
+    return compiled
 
 
 def words_up_to(dfa: DFA, length: int) -> Tensor:

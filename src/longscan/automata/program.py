@@ -19,6 +19,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 HOLD = -1
+SILENT = -2  # of a branch without a row for its inputs
+DENSE = 1 << 16
 Kind = Literal["lookup", "counter", "flip-flop"]
 Key = tuple[int, ...]
 
@@ -144,31 +146,51 @@ class Program:
 
 
 class _Tables:
-    """An op's branches over arrays of values."""
+    """An op's branches over arrays of values: as plain arrays, or sorted keys where these would be large."""
 
     def __init__(self, op: Op, sizes: Sequence[int]) -> None:
         self.default = op.default
-        self.branches = []
-        for branch in op.branches:
-            radix = [sizes[wire.field] for wire in branch.wires]
-            weights = np.array([math.prod(radix[i + 1 :]) for i in range(len(radix))], np.int64)
-            keys = np.array(list(branch.rows), np.int64).reshape(len(branch.rows), len(radix)) @ weights
-            order = np.argsort(keys)
-            told = np.array(list(branch.rows.values()), np.int64)[order]
-            self.branches.append((branch.wires, weights, keys[order], told))
+        self.branches = [_Table(branch, sizes) for branch in op.branches if branch.rows]
 
     def __call__(self, old: np.ndarray, new: np.ndarray) -> np.ndarray:
-        result = np.full(len(new), self.default, np.int64)
-        spoken = np.zeros(len(new), bool)
-        for wires, weights, keys, told in self.branches:
-            if not len(keys):
+        result = spoken = None
+        for branch in self.branches:
+            told = branch(old, new)
+            speaks = told != SILENT
+            if result is None:
+                result, spoken = np.where(speaks, told, self.default), speaks
                 continue
-            columns = [(old if wire.delayed else new)[:, wire.field] for wire in wires]
-            asked = np.stack(columns, 1) @ weights
-            place = np.minimum(np.searchsorted(keys, asked), len(keys) - 1)
-            found = keys[place] == asked
-            if (found & spoken).any():
+            if (speaks & spoken).any():
                 raise ValueError("branches: two rows of one table speak at the same time")
-            spoken |= found
-            result = np.where(found, told[place], result)
-        return result
+            spoken = spoken | speaks
+            result = np.where(speaks, told, result)
+        return np.full(len(new), self.default, np.int64) if result is None else result
+
+
+class _Table:
+    """One branch: SILENT where it has no row."""
+
+    def __init__(self, branch: Branch, sizes: Sequence[int]) -> None:
+        radix = [sizes[wire.field] for wire in branch.wires]
+        self.wires = [(wire, math.prod(radix[i + 1 :])) for i, wire in enumerate(branch.wires)]
+        weights = np.array([weight for _, weight in self.wires], np.int64)
+        keys = np.array(list(branch.rows), np.int64).reshape(len(branch.rows), len(radix)) @ weights
+        told = np.array(list(branch.rows.values()), np.int64)
+        self.dense: np.ndarray | None = None
+        if math.prod(radix) <= DENSE:
+            self.dense = np.full(math.prod(radix), SILENT, np.int64)
+            self.dense[keys] = told
+        else:
+            order = np.argsort(keys)
+            self.keys, self.told = keys[order], told[order]
+
+    def __call__(self, old: np.ndarray, new: np.ndarray) -> np.ndarray:
+        asked: np.ndarray | int = 0
+        for wire, weight in self.wires:
+            asked = asked + (old if wire.delayed else new)[:, wire.field] * weight
+        if isinstance(asked, int):
+            asked = np.zeros(len(new), np.int64)
+        if self.dense is not None:
+            return self.dense[asked]
+        place = np.minimum(np.searchsorted(self.keys, asked), len(self.told) - 1)
+        return np.where(self.keys[place] == asked, self.told[place], SILENT)

@@ -51,7 +51,8 @@ def build_model(
             backend=backend,
         )
     arrays = weight_arrays(program, plan, accept)
-    model.load_state_dict({name: torch.from_numpy(value).to(dtype) for name, value in arrays.items()}, assign=True)
+    for name, parameter in model.named_parameters():
+        parameter.data = torch.from_numpy(arrays[name]).to(dtype)
     return model.eval()
 
 
