@@ -85,3 +85,57 @@ def lra_image(folder: Path) -> Settings:
     for number, name in enumerate([*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]):
         (place / name).write_bytes(pickle.dumps(cifar_batch(number), protocol=2))
     return {"data_dir": str(folder)}
+
+
+def table(rows: int, variables: int, seed: int = 0) -> str:
+    """A table of measurements with a daily rhythm."""
+    hours = np.arange(rows)[:, None]
+    values = np.sin(2 * np.pi * hours / 24 + np.arange(variables)) + 0.1 * rng(seed).normal(size=(rows, variables))
+    lines = ["date," + ",".join(f"v{number}" for number in range(variables))]
+    lines += [f"1/{hour // 24 + 1}/2020 {hour % 24}:00," + ",".join(f"{x:.4f}" for x in row) for hour, row in enumerate(values)]
+    return "\n".join(lines) + "\n"
+
+
+@made_up("forecast")
+def forecast(folder: Path) -> Settings:
+    """A table of the right width, 900 hours long."""
+    (folder / "WTH.csv").write_text(table(900, 12))
+    return {"data_dir": str(folder), "context": 48, "horizon": 24}
+
+
+@made_up("pendulum")
+def pendulum(folder: Path) -> Settings:
+    """Few episodes: nothing is read."""
+    return {"train_size": 24, "valid_size": 10, "test_size": 12, "frames": 12}
+
+
+@made_up("fitzhugh_nagumo")
+def fitzhugh_nagumo(folder: Path) -> Settings:
+    """Few series: nothing is read."""
+    return {"train_size": 24, "valid_size": 10, "test_size": 12}
+
+
+@made_up("walker")
+def walker(folder: Path) -> Settings:
+    """Twenty rollouts of three channels."""
+    for number in range(20):
+        np.save(folder / f"rollout_{number:03}.npy", rng(number).normal(size=(160, 3)).cumsum(0))
+    return {"data_dir": str(folder)}
+
+
+@made_up("human_activity")
+def human_activity(folder: Path) -> Settings:
+    """Five people, two sequences each."""
+    from longscan.tasks.dynamics.activity import _TAGS
+
+    draw, lines, ticks = rng(0), [], 633790226051280329
+    for person in "ABCDE":
+        for sequence in range(2):
+            for step in range(150):
+                ticks += int(draw.integers(100_000, 900_000))
+                place = ",".join(f"{x:.6f}" for x in draw.normal(size=3))
+                activity = ("walking", "sitting", "lying down")[step // 50]
+                tag = _TAGS[draw.integers(4)]
+                lines.append(f"{person}0{sequence + 1},{tag},{ticks},27.05.2009 14:03:25:127,{place},{activity}")
+    (folder / "ConfLongDemo_JSI.txt").write_text("\n".join(lines) + "\n")
+    return {"data_dir": str(folder)}

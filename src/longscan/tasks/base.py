@@ -121,6 +121,14 @@ class Task(ABC):
     def constant_score(self, split: Split = "test") -> float:
         """The raw score of the best predictor that looks at no input (forecasts: persistence)."""
 
+    def baselines(self, split: Split = "test") -> dict[str, float]:
+        """The main metric of predictors that need no training, by name."""
+        return {"constant": self.constant_score(split)}
+
+    def fitted_baselines(self, split: Split = "test", seed: int = 0) -> dict[str, float]:  # noqa: ARG002
+        """The main metric on a split of simple methods that are fitted on train; may take minutes."""
+        return {}
+
     @abstractmethod
     def scaled(self, score: float) -> float:
         """The score put on a scale where blind guessing is 0 and perfection 1."""

@@ -1,7 +1,7 @@
 """The loss, the metrics and the scale shared by every task whose answers are classes."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor
 from torch.nn import functional as F
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class ClassificationTask(Task):
     """Cross entropy, micro accuracy over the scored answers, and (accuracy - 1/K) / (1 - 1/K)."""
+
+    uneven: ClassVar[bool] = False  # whether classes may be of very different sizes
 
     @property
     def d_output(self) -> int:
@@ -33,19 +35,27 @@ class ClassificationTask(Task):
         return F.cross_entropy(logits.float(), targets, reduction=reduction)
 
     def metrics(self, split: Split) -> "dict[str, Metric]":
-        """Accuracy over the scored answers; on test, where the model answers once, also the confusion matrix (a row a class)."""
-        from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix
+        """Accuracy over the scored answers, and what valid and test add to it.
 
-        metrics: dict[str, Metric] = {"accuracy": MulticlassAccuracy(self._classes_count, average="micro", validate_args=False)}
+        Where classes are uneven: "balanced_accuracy", the mean over classes of the share that is found, and "macro_f1". On
+        test, where the model answers once, "confusion", a matrix with a row a class.
+        """
+        from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix, MulticlassF1Score
+
+        count = self._classes_count
+        metrics: dict[str, Metric] = {"accuracy": MulticlassAccuracy(count, average="micro", validate_args=False)}
+        if split != "train" and self.uneven:
+            metrics["balanced_accuracy"] = MulticlassAccuracy(count, average="macro", validate_args=False)
+            metrics["macro_f1"] = MulticlassF1Score(count, average="macro", validate_args=False)
         if split == "test" and not self.per_step:
-            metrics["confusion"] = MulticlassConfusionMatrix(self._classes_count, validate_args=False)
+            metrics["confusion"] = MulticlassConfusionMatrix(count, validate_args=False)
         return metrics
 
     def update(self, metrics: "dict[str, Metric]", output: Tensor, batch: Batch) -> None:
         """Enter a batch. output: (B, L, K), or (B, K) where pooled."""
         logits, targets = _answers(output.detach(), batch)
         choice = logits.argmax(-1)
-        for name in ("accuracy", "confusion"):
+        for name in ("accuracy", "balanced_accuracy", "macro_f1", "confusion"):
             if name in metrics:
                 metrics[name].update(choice, targets)
 

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -25,6 +25,8 @@ class Labelled(NamedTuple):
 @dataclass(frozen=True, kw_only=True)
 class SequenceClassification(ClassificationTask):
     """One answer a sequence. Shorter sequences are padded on the right, which `valid` marks."""
+
+    uneven: ClassVar[bool] = True
 
     @abstractmethod
     def _labelled(self) -> Labelled:

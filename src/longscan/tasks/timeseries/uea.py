@@ -45,6 +45,7 @@ class Uea(ClassificationTask):
     """
 
     name: ClassVar[str] = "uea"
+    uneven: ClassVar[bool] = True
     dataset: str = "BasicMotions"
     data_dir: str | None = None
     protocol: protocols.Protocol = "clean"

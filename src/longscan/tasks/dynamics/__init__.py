@@ -1,0 +1,6 @@
+"""Dynamics: the pendulum in pictures, the FitzHugh-Nagumo neuron, a walker's joints, people's movements."""
+
+from longscan.tasks.dynamics.activity import HumanActivity as HumanActivity
+from longscan.tasks.dynamics.fitzhugh_nagumo import FitzHughNagumo as FitzHughNagumo
+from longscan.tasks.dynamics.pendulum import Pendulum as Pendulum
+from longscan.tasks.dynamics.walker import Walker as Walker

@@ -1,0 +1,223 @@
+"""Forecasts of all variables of a table, from windows of stride one."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import ClassVar, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from longscan.tasks._drawing import bars
+from longscan.tasks._store import data_folder, first_existing
+from longscan.tasks.base import TASKS, Batch, Split, check_request, rows_of_step
+from longscan.tasks.forecasting.baselines import fitted_dlinear, persistence, seasonal_naive
+from longscan.tasks.forecasting.tables import VARIABLES, read_table
+from longscan.tasks.regression import RegressionTask
+
+_WANTED = "NAME.csv: WTH of Informer2020, weather of Autoformer or ETTh1, ETTh2, ETTm1, ETTm2 of ETDataset"
+_MONTH = 30 * 24
+
+
+class Shape(NamedTuple):
+    """Steps of the context, of the forecast, and how many steps of the context are also asked for."""
+
+    context: int
+    horizon: int
+    overlap: int
+
+
+VARIANTS = {"720-720": Shape(720, 720, 0), "384-96-96": Shape(384, 96, 96)}
+
+
+@TASKS.register("forecast")
+@dataclass(frozen=True, kw_only=True)
+class Forecast(RegressionTask):
+    """The next steps of all variables of a table.
+
+        ▂▃▅▆▅▃▂▂▃▅▆▆▅▃▂▁▂▃▅▆▅▃▂ 12 variables, 720 steps | 720 steps ▂▃▅▆▅▃▂▂▃▅▆▆▅▃▂
+
+    dataset: the stem of a .csv file in data_dir. variant: "720-720", 720 steps from 720, which the AUSSM paper states; or
+    "384-96-96", what its released configuration trains, on windows of 384 steps: 192 answers, the first 96 of which lie inside
+    the window, since each step forecasts the one 96 later. context and horizon replace the variant's. layout: "shift", a step
+    answers for the one `horizon` later, so early answers know little; or "append", `horizon` empty steps follow the context and
+    give the answers, one more channel telling them apart.
+
+    Rows are split in time, 70/10/20, ETT by months, 12/4/4; a context of valid or test may reach back over the border. Variables
+    are standardised by the training rows, and errors are measured so. Every window counts; the last batch is never dropped.
+    """
+
+    name: ClassVar[str] = "forecast"
+    metric: ClassVar[str] = "mae"
+    dataset: str = "WTH"
+    data_dir: str | None = None
+    variant: Literal["720-720", "384-96-96"] = "720-720"
+    context: int | None = None
+    horizon: int | None = None
+    layout: Literal["shift", "append"] = "shift"
+    season: int = 24
+
+    def __post_init__(self) -> None:
+        for setting, choices in (("variant", tuple(VARIANTS)), ("layout", ("shift", "append"))):
+            if getattr(self, setting) not in choices:
+                raise ValueError(f"{setting}: must be one of {', '.join(choices)}, not {getattr(self, setting)!r}")
+        for setting in ("context", "horizon", "season"):
+            value = getattr(self, setting)
+            if value is not None and value < 1:
+                raise ValueError(f"{setting}: must be at least 1, not {value}")
+        if not self.dataset or Path(self.dataset).name != self.dataset:
+            raise ValueError(f"dataset: must be the NAME of NAME.csv, not {self.dataset!r}")
+        shape = self._shape
+        if self.layout == "shift" and shape.horizon + shape.overlap > shape.context:
+            raise ValueError(f"layout: 'shift' answers at most as many steps as the context has ({shape.context})")
+        if self.layout == "append" and shape.overlap:
+            raise ValueError(f"layout: the variant {self.variant!r} asks for steps of the context, so it must be 'shift'")
+
+    @property
+    def _shape(self) -> Shape:
+        own = VARIANTS[self.variant]
+        overlap = own.overlap if self.context is None and self.horizon is None else 0
+        return Shape(self.context or own.context, self.horizon or own.horizon, overlap)
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """The table's columns, without the date."""
+        return _load(self.dataset, self.data_dir).variables
+
+    @property
+    def d_input(self) -> int:
+        """The variables, and the mark of empty steps."""
+        return len(self.variables) + (self.layout == "append")
+
+    @property
+    def length(self) -> int:
+        """Steps of an input."""
+        return self._shape.context + (self._shape.horizon if self.layout == "append" else 0)
+
+    def size(self, split: Split) -> int:
+        """Number of windows."""
+        check_request(self, split, 0, 1, 0)
+        first, last = self._borders(split)
+        return last - first - sum(self._shape[:2]) + 1
+
+    def _borders(self, split: Split) -> tuple[int, int]:
+        """The rows of a split, contexts included; ValueError where they hold no window."""
+        (train, valid, test), (context, horizon, _) = _load(self.dataset, self.data_dir).borders, self._shape
+        first = {"train": 0, "valid": train - context, "test": valid - context}[split]
+        last = {"train": train, "valid": valid, "test": test}[split]
+        if first < 0 or last - first < context + horizon:
+            raise ValueError(f"context, horizon: {split} of {self.dataset} has too few rows for {context} + {horizon} steps")
+        return first, last
+
+    def batch(self, split: Split, step: int, batch_size: int, seed: int = 0) -> Batch:
+        """The batch of a step: inputs (B, L, C) float32, targets (B, L, C), loss_mask (B, L) where answers are due."""
+        check_request(self, split, step, batch_size, seed)
+        starts = self._borders(split)[0] + rows_of_step(self.size(split), split, step, batch_size, seed)
+        return self._arranged(self._windows(starts))
+
+    def _windows(self, starts: np.ndarray) -> Tensor:
+        """(n, context + horizon, C) from the rows where they start."""
+        rows = starts[:, None] + np.arange(sum(self._shape[:2]))
+        return torch.from_numpy(_load(self.dataset, self.data_dir).values[rows])
+
+    def _arranged(self, windows: Tensor) -> Batch:
+        context, horizon, overlap = self._shape
+        count = len(windows)
+        mask = torch.zeros(count, self.length, dtype=torch.bool)
+        mask[:, -(horizon + overlap) :] = True
+        if self.layout == "append":
+            inputs = torch.zeros(count, self.length, self.d_input)
+            inputs[:, :context, :-1] = windows[:, :context]
+            inputs[:, context:, -1] = 1
+            targets = torch.where(mask[..., None], windows, 0)
+        else:
+            inputs = windows[:, :context].contiguous()
+            targets = torch.where(mask[..., None], windows[:, horizon:], 0)
+        return Batch(inputs, targets, loss_mask=mask)
+
+    def baselines(self, split: Split = "test") -> dict[str, float]:
+        """The main metric of persistence, and of the value one season before."""
+        check_request(self, split, 0, 1, 0)
+        return _cheap_baselines(self, split)
+
+    def fitted_baselines(self, split: Split = "test", seed: int = 0) -> dict[str, float]:
+        """The main metric of DLinear, fitted on train and chosen on valid; of the forecast alone, without an overlap."""
+        data, (context, horizon, _) = _load(self.dataset, self.data_dir), self._shape
+        train, valid = (data.values[slice(*borders)] for borders in (self._borders("train"), self._borders("valid")))
+        model = fitted_dlinear(train, valid, context, horizon, seed=seed)
+        with torch.no_grad():
+            return {"dlinear": self._mean_error(split, model)}
+
+    def _mean_error(self, split: Split, forecast: Callable[[Tensor], Tensor]) -> float:
+        """The mean absolute error of a map from contexts to forecasts, over all windows."""
+        context, horizon, overlap = self._shape
+        first, total, size = self._borders(split)[0], 0.0, self.size(split)
+        for start in range(0, size, 256):
+            windows = self._windows(first + np.arange(start, min(start + 256, size)))
+            answers = forecast(windows[:, :context])
+            targets = windows[:, context - overlap + (horizon + overlap - answers.shape[1]) :]
+            total += float((answers - targets).abs().mean((1, 2)).double().sum())
+        return total / size
+
+    def describe(self, batch: Batch, row: int = 0) -> str:
+        """The first variable of context and answer as bars."""
+        context, horizon, overlap = self._shape
+        shape = f"{len(self.variables)} variables, {context} steps"
+        text = f"{bars(batch.inputs[row, :context, 0], 24)} {shape}"
+        if batch.targets is None or batch.loss_mask is None:
+            return text
+        return f"{text} | {horizon + overlap} steps {bars(batch.targets[row][batch.loss_mask[row]][:, 0], 24)}"
+
+    def read_inputs(self, path: str | Path) -> Batch:
+        """The last `context` rows of a table with the same variables, standardised as the training rows were."""
+        table = read_table(Path(path))
+        data, (context, horizon, _) = _load(self.dataset, self.data_dir), self._shape
+        if table.variables != data.variables:
+            raise ValueError(f"{path}: its variables are not those of {self.dataset}: {', '.join(data.variables)}")
+        if len(table.values) < context:
+            raise ValueError(f"{path}: has {len(table.values)} rows, the context needs {context}")
+        rows = ((table.values[-context:] - data.mean) / data.std).astype(np.float32)
+        window = torch.from_numpy(np.concatenate([rows, np.zeros((horizon, rows.shape[1]), np.float32)]))
+        return self._arranged(window[None])._replace(targets=None)
+
+
+class _Data(NamedTuple):
+    """values: standardised (rows, C) float32; borders: the rows where train, valid and test end."""
+
+    values: np.ndarray
+    variables: tuple[str, ...]
+    borders: tuple[int, int, int]
+    mean: np.ndarray
+    std: np.ndarray
+
+
+@lru_cache(maxsize=4)
+def _load(dataset: str, data_dir: str | None) -> _Data:
+    folder = data_folder(data_dir, "forecasting", _WANTED)
+    path = first_existing(folder, [f"{dataset}.csv"], _WANTED)
+    table = read_table(path, VARIABLES.get(dataset))
+    rows = len(table.values)
+    if dataset.startswith("ETT") and dataset in VARIABLES:
+        month = _MONTH * (4 if dataset.startswith("ETTm") else 1)
+        borders = (12 * month, 16 * month, 20 * month)
+        if rows < borders[-1]:
+            raise ValueError(f"{path}: has {rows} rows, the months of train, valid and test are {borders[-1]}")
+    else:
+        borders = (int(rows * 0.7), rows - int(rows * 0.2), rows)
+    train = table.values[: borders[0]]
+    if len(train) < 2:
+        raise ValueError(f"{path}: has {rows} rows, which are too few to split")
+    mean, std = train.mean(0), train.std(0)
+    std = np.where(std > 0, std, 1.0)
+    return _Data(((table.values - mean) / std).astype(np.float32), table.variables, borders, mean, std)
+
+
+@lru_cache(maxsize=16)
+def _cheap_baselines(task: Forecast, split: Split) -> dict[str, float]:
+    asked = task._shape.horizon + task._shape.overlap
+    return {
+        "persistence": task._mean_error(split, lambda contexts: persistence(contexts, asked)),
+        "seasonal_naive": task._mean_error(split, lambda contexts: seasonal_naive(contexts, task._shape.horizon, task.season)),
+    }

@@ -1,0 +1,93 @@
+"""The loss, the metrics and the scale shared by every task whose answers are numbers at steps of the sequence."""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from longscan.tasks.base import Batch, Reduction, Split, Task
+
+if TYPE_CHECKING:
+    from torchmetrics import Metric
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegressionTask(Task):
+    """Mean squared error at the scored steps; the scale is 1 - score / constant score, so that the simplest predictor is 0."""
+
+    metric: ClassVar[str] = "mse"
+    higher_is_better: ClassVar[bool] = False
+
+    @property
+    def vocab_size(self) -> None:
+        """None: the inputs are series."""
+        return
+
+    @property
+    def num_classes(self) -> None:
+        """None: the answers are numbers."""
+        return
+
+    @property
+    def per_step(self) -> bool:
+        """True: the model answers where the loss mask is set, at every step without one."""
+        return True
+
+    @property
+    @abstractmethod
+    def variables(self) -> tuple[str, ...]:
+        """What the numbers of an answer are called."""
+
+    @property
+    def d_output(self) -> int:
+        """One output a variable."""
+        return len(self.variables)
+
+    def loss(self, output: Tensor, batch: Batch, reduction: Reduction = "mean") -> Tensor:
+        """Squared error in float32, mean or sum over scored steps and variables. output: (B, L, C)."""
+        answers, targets = _scored(output, batch)
+        return F.mse_loss(answers.float(), targets, reduction=reduction)
+
+    def metrics(self, split: Split) -> "dict[str, Metric]":  # noqa: ARG002
+        """Mean squared and mean absolute error over scored steps and variables, and the root of the former."""
+        from torchmetrics.regression import MeanAbsoluteError, MeanSquaredError
+
+        known: dict[str, Metric] = {"mse": MeanSquaredError(), "mae": MeanAbsoluteError()}
+        known["rmse"] = MeanSquaredError(squared=False)
+        return {self.metric: known.pop(self.metric), **known}
+
+    def update(self, metrics: "dict[str, Metric]", output: Tensor, batch: Batch) -> None:
+        """Enter a batch. output: (B, L, C)."""
+        answers, targets = (part.reshape(-1) for part in _scored(output.detach(), batch))
+        for metric in metrics.values():
+            metric.update(answers.float(), targets)
+
+    def constant_score(self, split: Split = "test") -> float:
+        """The main metric of the first of `baselines`: persistence, or the mean where a task shows no values."""
+        return next(iter(self.baselines(split).values()))
+
+    def scaled(self, score: float) -> float:
+        """1 - score / `constant_score("test")`: 0 for the simplest predictor, 1 for perfection."""
+        return 1 - score / self.constant_score("test")
+
+    def decode(self, output: Tensor, batch: Batch) -> list[dict[str, str | float]]:
+        """A row for each scored step: example, step and the variables."""
+        mask = batch.loss_mask if batch.loss_mask is not None else batch.valid
+        rows: list[dict[str, str | float]] = []
+        for example, series in enumerate(output.float().tolist()):
+            for step, values in enumerate(series):
+                if mask is None or mask[example, step]:
+                    rows.append({"example": example, "step": step, **dict(zip(self.variables, values, strict=True))})
+        return rows
+
+
+def _scored(output: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Answers and targets (n, C) at the scored steps."""
+    if batch.targets is None:
+        raise ValueError("batch: it has no targets, so its output can not be scored")
+    mask = batch.loss_mask if batch.loss_mask is not None else batch.valid
+    if mask is None:
+        return output.flatten(0, 1), batch.targets.flatten(0, 1)
+    return output[mask], batch.targets[mask]

@@ -1,0 +1,192 @@
+"""Pendulum, neuron, walker, activity: physics, published splits, gaps, damaged files, real files where present."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from longscan.tasks._random import Draws
+from longscan.tasks.dynamics import FitzHughNagumo, HumanActivity, Pendulum, Walker
+from longscan.tasks.dynamics.fitzhugh_nagumo import solved, solved_by_scipy
+from longscan.tasks.dynamics.pendulum import noise_share, pictures, swing
+from made_up import MADE_UP
+
+
+class Still(Draws):
+    """A generator without disturbances."""
+
+    def normal(self, shape):
+        return np.zeros(shape)
+
+
+def test_a_pendulum_swings_as_physics_says():
+    angles = swing(Still(("still",), 0), 200)
+    assert angles.shape == (200, 100)
+    # Without kicks, small swings around the resting point have the period of a rod.
+    speeds = np.diff(np.unwrap(angles, axis=1), axis=1) / 0.01
+    energy = 0.5 * speeds**2 + 29.43 * np.cos(angles[:, 1:] + np.pi)
+    assert (np.diff(energy[:, [0, 30, 60, 98]], axis=1) < 0.5).all(), "friction takes energy"
+    assert np.abs(swing(Draws(("kicked",), 0), 5)).max() <= np.pi
+
+
+def test_pictures_show_the_angle():
+    shown = pictures(np.array([0.0, np.pi / 2])).reshape(2, 24, 24)
+    up, right = shown
+    assert up[16:21, 11:13].min() > 180
+    assert up[:10].max() == up[:, :9].max() == 0
+    assert np.allclose(up.T, right), "a quarter turn"
+    assert pictures(np.array([[1.0]])).shape == (1, 1, 576)
+
+
+def test_frames_are_irregular_and_noisy():
+    task = Pendulum(train_size=40, valid_size=10, test_size=10)
+    batch = task.batch("train", 0, 40)
+    assert batch.inputs.shape == (40, 50, 576)
+    assert 0 <= batch.inputs.min() < batch.inputs.max() <= 1
+    assert (batch.elapsed[:, 0] == 1).all()
+    assert (batch.elapsed >= 1).all()
+    assert (batch.elapsed.sum(1) <= 100).all()
+    assert len(batch.elapsed.sum(1).unique()) > 1
+    assert torch.allclose((batch.targets**2).sum(-1), torch.ones(40, 50), atol=1e-5)
+    share = noise_share(Draws(("share",), 0), 300)
+    assert (share[:, :5] == 1).all()
+    assert 0.2 < share.mean() < 0.8
+    whole = Pendulum(train_size=4, valid_size=4, test_size=4, frames=100).batch("train", 0, 4)
+    assert (whole.elapsed == 1).all()
+
+
+def test_the_neuron():
+    starts = np.array([-0.9, 0.0, 0.7])
+    voltages = solved(starts)
+    assert voltages.shape == (3, 1001)
+    assert np.array_equal(voltages[:, 0], starts)
+    published = solved_by_scipy(starts)
+    assert np.abs(voltages - published)[:, :20].max() < 0.01
+    assert np.sqrt(np.mean((voltages - published) ** 2)) < 0.5, "the same spikes, shifted by the solver's errors"
+    halves = np.abs(np.sign(voltages[:, 1:]) - np.sign(voltages[:, :-1])).sum(1) / 2
+    assert (halves > 5).all(), "it spikes"
+    task = FitzHughNagumo(train_size=8, valid_size=4, test_size=4)
+    batch = task.batch("train", 0, 8)
+    assert torch.equal(batch.inputs[:, 1:], batch.targets[:, :-1])
+    assert task.metric == "rmse"
+    assert 0 < task.constant_score() < 0.2
+
+
+@pytest.fixture
+def folder(request, tmp_path):
+    MADE_UP[request.param](tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("folder", ["walker"], indirect=True)
+def test_rollouts(folder):
+    task = Walker(data_dir=str(folder))
+    batch = task.batch("train", 0, 500)
+    assert batch.inputs.shape[1:] == (64, 3)
+    assert 0.08 < (batch.elapsed > 1).float().mean() < 0.12
+    rollouts = {path.name: np.load(path).astype(np.float32) for path in folder.glob("*.npy")}
+    steps = {states[step].tobytes(): states[step + 1] for states in rollouts.values() for step in range(len(states) - 1)}
+    for row in (0, 3):
+        for now, after in zip(batch.inputs[row].numpy(), batch.targets[row].numpy(), strict=True):
+            assert np.array_equal(steps[now.tobytes()], after), "the target is the very next step"
+    full = Walker(data_dir=str(folder), dropped=0.0)
+    assert (full.batch("train", 0, 9).elapsed == 1).all()
+    assert [full.size(split) for split in full.splits] == [15 * 6, 2 * 6, 3 * 6]
+    names = sorted(rollouts)
+    np.random.RandomState(125487).shuffle(names)
+    tested = {states.tobytes() for name in names[:3] for states in rollouts[name]}
+    assert all(step.tobytes() in tested for step in full.batch("test", 0, 99).inputs.numpy().reshape(-1, 3))
+
+
+@pytest.mark.parametrize("folder", ["walker"], indirect=True)
+def test_damaged_rollouts(folder):
+    path = folder / "rollout_004.npy"
+    sound = path.read_bytes()
+    for content, message in (
+        (sound[:500], "rollout_004.npy: is no readable .npy file"),
+        (b"", "rollout_004.npy: is no readable .npy file"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=message):
+            Walker(data_dir=str(folder), dropped=0.2).size("train")
+    for array, message in (
+        (np.zeros((9, 4)), "channels, the files before it have"),
+        (np.zeros(9), "floats of shape"),
+        (np.full((9, 3), np.nan), "step 0 has a value that is not finite"),
+        (np.array([[{}]]), "is no readable .npy file"),
+    ):
+        np.save(path, array)
+        with pytest.raises(ValueError, match=message):
+            Walker(data_dir=str(folder), dropped=0.3).size("train")
+    (folder / "empty").mkdir()
+    with pytest.raises(FileNotFoundError, match=r"holds 0 .npy files, at least 10 are needed"):
+        Walker(data_dir=str(folder / "empty")).size("train")
+
+
+@pytest.mark.parametrize("folder", ["human_activity"], indirect=True)
+def test_activities(folder):
+    by_person = HumanActivity(data_dir=str(folder), test_person="B")
+    assert [by_person.size(split) for split in by_person.splits] == [3 * 2 * 8, 2 * 8, 2 * 8]
+    batch = by_person.batch("test", 0, 16)
+    assert (batch.elapsed[:, 0] == 5).sum() == 2, "a sequence starts at 5; windows inside it do not"
+    assert (batch.inputs[..., :4].sum(-1) == 1).all()
+    assert set(batch.targets.unique().tolist()) == {0, 1, 3}
+    lines = (folder / "ConfLongDemo_JSI.txt").read_text().splitlines()
+    first, second = (line.split(",") for line in lines[300:302])
+    assert batch.inputs[0, 1, 4:].tolist() == pytest.approx([float(x) for x in second[4:7]], abs=1e-6)
+    assert batch.elapsed[0, 1].item() == pytest.approx((int(second[2]) - int(first[2])) / 1e6, rel=1e-3)
+    published = HumanActivity(data_dir=str(folder), protocol="published")
+    assert [published.size(split) for split in published.splits] == [53, 5, 14], "the last sequence is left out"
+    metrics = by_person.metrics("test")
+    assert {"balanced_accuracy", "macro_f1"} <= set(metrics)
+    output = torch.nn.functional.one_hot(torch.full_like(batch.targets, 3), 7).float()
+    by_person.update(metrics, output, batch)
+    assert metrics["balanced_accuracy"].compute().item() == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize("folder", ["human_activity"], indirect=True)
+def test_damaged_activities(folder):
+    path = folder / "ConfLongDemo_JSI.txt"
+    sound = path.read_text().splitlines()
+    for number, (line, message) in enumerate(
+        (
+            ("A01,1,2", "JSI.txt:2: has 3 columns, 8 are needed"),
+            (sound[1].replace("walking", "flying"), "JSI.txt:2: 'flying' is no known activity"),
+            (sound[1].replace("0-000-0", "9-000-0"), "JSI.txt:2: .* is none of the tags"),
+            (",".join([*sound[1].split(",")[:4], "x", "1", "2", "walking"]), "JSI.txt:2: ticks, x, y or z is no number"),
+            (",".join([*sound[1].split(",")[:4], "inf", "1", "2", "walking"]), "JSI.txt:2: x, y or z is not finite"),
+        )
+    ):
+        path.write_text("\n".join([sound[0], line, *sound[2:]]))
+        with pytest.raises(ValueError, match=message):
+            HumanActivity(data_dir=str(folder), test_person="ABCDE"[number]).size("train")
+    path.write_text("\n".join(line for line in sound if line[0] in "AB"))
+    with pytest.raises(ValueError, match="has no windows for"):
+        HumanActivity(data_dir=str(folder), protocol="person", test_person="C").size("train")
+
+
+@pytest.mark.parametrize(
+    ("cls", "settings", "message"),
+    [
+        (Pendulum, {"frames": 101}, "^frames"),
+        (Pendulum, {"train_size": 0}, "^train_size"),
+        (FitzHughNagumo, {"test_size": 0}, "^test_size"),
+        (Walker, {"dropped": 1.0}, "^dropped"),
+        (HumanActivity, {"test_person": "F"}, "^test_person"),
+    ],
+)
+def test_impossible_settings(cls, settings, message):
+    with pytest.raises(ValueError, match=message):
+        cls(**settings)
+
+
+ROOT = Path(os.environ.get("LONGSCAN_TEST_DATA", "/nowhere")) / "activity"
+
+
+@pytest.mark.skipif(not ROOT.is_dir(), reason="LONGSCAN_TEST_DATA names no folder with activity/")
+def test_real_rollouts():
+    task = Walker(data_dir=str(ROOT))
+    assert [task.size(split) for split in task.splits] == [9_669, 1_284, 1_936]
+    assert task.d_input == 17

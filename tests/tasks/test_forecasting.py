@@ -1,0 +1,193 @@
+"""Forecasts: windows, splits, layouts, baselines, damaged tables, real tables where present."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from longscan.tasks.forecasting import Forecast
+from longscan.tasks.forecasting.baselines import DLinear, fitted_dlinear, seasonal_naive
+from longscan.tasks.forecasting.tables import read_table
+from made_up import table
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "mine.csv").write_text(table(1000, 3))
+    return tmp_path
+
+
+def raw(folder, name="mine"):
+    return np.array([[float(x) for x in line.split(",")[1:]] for line in (folder / f"{name}.csv").read_text().split("\n")[1:-1]])
+
+
+def own(folder, **settings):
+    return Forecast(**{"dataset": "mine", "data_dir": str(folder), "context": 48, "horizon": 24, **settings})
+
+
+def test_windows_and_splits(folder):
+    task, values = own(folder), raw(folder)
+    mean, std = values[:700].mean(0), values[:700].std(0)
+    assert [task.size(split) for split in task.splits] == [700 - 71, 100 + 48 - 71, 200 + 48 - 71]
+    for split, first in (("train", None), ("valid", 652), ("test", 752)):
+        batch = task.batch(split, 0, 1000)
+        if first is None:
+            continue
+        last = task.size(split) - 1
+        for row in (0, 5, last):
+            start = first + row
+            window = torch.from_numpy(((values[start : start + 72] - mean) / std).astype(np.float32))
+            assert torch.allclose(batch.inputs[row], window[:48])
+            assert batch.loss_mask[row].nonzero()[:, 0].tolist() == list(range(24, 48))
+            assert torch.allclose(batch.targets[row][24:], window[48:])
+    assert first + last + 72 == 1000, "the last window of test ends with the table"
+
+
+def test_empty_steps_may_follow_the_context(folder):
+    batch, shifted = own(folder, layout="append").batch("test", 0, 3), own(folder).batch("test", 0, 3)
+    assert batch.inputs.shape == (3, 72, 4)
+    assert torch.equal(batch.inputs[:, :48, :3], shifted.inputs)
+    assert not batch.inputs[:, 48:, :3].any()
+    assert torch.equal(batch.inputs[..., 3].sum(1), torch.full((3,), 24.0))
+    assert torch.equal(batch.targets[batch.loss_mask], shifted.targets[shifted.loss_mask])
+
+
+def test_the_released_variant(tmp_path):
+    (tmp_path / "mine.csv").write_text(table(3000, 2))
+    task = own(tmp_path, variant="384-96-96", context=None, horizon=None)
+    batch = task.batch("train", 0, 2)
+    assert batch.inputs.shape == (2, 384, 2)
+    assert batch.loss_mask[0].nonzero()[:, 0].tolist() == list(range(192, 384))
+    # The first 96 answers lie inside the window: step t answers for step t + 96.
+    assert torch.equal(batch.targets[:, 192:288], batch.inputs[:, 288:])
+    assert task.size("test") == 600 + 384 - 480 + 1
+    whole = own(tmp_path, variant="720-720", context=None, horizon=None)
+    with pytest.raises(ValueError, match=r"^context, horizon: valid of mine has too few rows for 720 \+ 720 steps"):
+        whole.size("valid")
+
+
+def test_every_window_counts(folder):
+    task = own(folder)
+    metrics = task.metrics("test")
+    batches = [task.batch("test", step, 50) for step in range(task.num_batches("test", 50))]
+    assert [len(batch.inputs) for batch in batches] == [50, 50, 50, 27]
+    for batch in batches:
+        last = batch.inputs[:, -1:].expand_as(batch.targets)
+        task.update(metrics, last, batch)
+    assert metrics["mae"].compute().item() == pytest.approx(task.baselines()["persistence"], rel=1e-5)
+
+
+def test_baselines(folder):
+    task = own(folder)
+    scores = task.baselines() | task.fitted_baselines()
+    assert scores["seasonal_naive"] < 0.3 < scores["persistence"]
+    assert scores["dlinear"] < scores["seasonal_naive"]
+    assert task.scaled(scores["persistence"]) == 0
+    contexts = torch.arange(10.0).view(1, 10, 1)
+    assert seasonal_naive(contexts, 6, 4).flatten().tolist() == [6, 7, 8, 9, 6, 7]
+    assert seasonal_naive(contexts, 2, 11).flatten().tolist() == [9, 9]
+
+
+def test_dlinear_starts_as_a_mean_and_keeps_the_best_epoch():
+    model = DLinear(30, 5)
+    contexts = torch.randn(2, 30, 3)
+    for layer in (model.trend, model.rest):
+        torch.nn.init.zeros_(layer.bias)
+    assert torch.allclose(model(contexts), contexts.mean(1, keepdim=True).expand(-1, 5, -1), atol=1e-5)
+    rows = np.random.default_rng(0).normal(size=(200, 2)).astype(np.float32)
+    first, again = (fitted_dlinear(rows, rows[:80], 30, 5, seed=3, epochs=2) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first.state_dict().values(), again.state_dict().values(), strict=True))
+
+
+def test_ett_is_split_by_months(tmp_path):
+    (tmp_path / "ETTh1.csv").write_text(table(14_500, 7))
+    task = own(tmp_path, dataset="ETTh1")
+    assert task.size("test") == 2880 + 48 - 71
+    assert task._borders("test") == (11_520 - 48, 14_400)
+
+
+def test_forecasts_of_a_users_file(folder, tmp_path):
+    task, path = own(folder), tmp_path / "new.csv"
+    path.write_text(table(60, 3, seed=1))
+    batch = task.read_inputs(path)
+    assert batch.inputs.shape == (1, 48, 3)
+    assert batch.targets is None
+    rows = task.decode(torch.zeros(1, 48, 3), batch)
+    assert [row["step"] for row in rows] == list(range(24, 48))
+    for shape, message in (((60, 2), "its variables are not those of mine"), ((40, 3), "has 40 rows, the context needs 48")):
+        path.write_text(table(*shape))
+        with pytest.raises(ValueError, match=f"new.csv: {message}"):
+            task.read_inputs(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "t.csv:1: a header 'date,NAME"),
+        ("a,b\n1,2\n", "t.csv:1: a header"),
+        ("date,b\n", "t.csv: holds no rows"),
+        ("date,b,c\nx,1,2\nx,1\n", "t.csv:3: has 2 columns, the header has 3"),
+        ("date,b\nx,1\nx,one\n", "t.csv:3: a value is no number"),
+        ("date,b\nx,1\nx,\n", "t.csv:3: a value is no number"),
+        ("date,b\nx,1\nx,nan\n", "t.csv:3: a value is missing or not finite"),
+        ("date,b\nx,1\nx,1e999\n", "t.csv:3: a value is missing or not finite"),
+    ],
+)
+def test_damaged_tables(tmp_path, text, message):
+    path = tmp_path / "t.csv"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        read_table(path)
+
+
+def test_odd_but_sound_tables(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_bytes("\ufeff\"date\",\"T (°C)\",b\r\nx,1,2\r\n\r\ny,3,4\r\n".encode())
+    assert read_table(path).values.tolist() == [[1, 2], [3, 4]]
+    path.write_bytes("date,T (°C)\nx,1\n".encode("latin-1"))
+    assert read_table(path).variables == ("T (°C)",)
+
+
+def test_another_table_of_the_same_name_is_noticed(tmp_path):
+    (tmp_path / "WTH.csv").write_text(table(100, 21))
+    with pytest.raises(ValueError, match=r"WTH.csv: has 21 variables, 12 are needed; is it another table of the same name"):
+        Forecast(data_dir=str(tmp_path)).size("train")
+    with pytest.raises(FileNotFoundError, match=r"^data_dir: .* holds no weather.csv; NAME.csv: WTH of Informer2020"):
+        Forecast(data_dir=str(tmp_path), dataset="weather").size("train")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"context": 20}, "^layout: 'shift' answers at most as many steps as the context has"),
+        ({"context": 0}, "^context"),
+        ({"season": 0}, "^season"),
+        ({"dataset": "../mine"}, "^dataset"),
+        ({"variant": "384-96-96", "context": None, "horizon": None, "layout": "append"}, "^layout: the variant '384-96-96'"),
+    ],
+    ids=str,
+)
+def test_impossible_settings(settings, message):
+    with pytest.raises(ValueError, match=message):
+        own(Path(), **settings)
+
+
+ROOT = Path(os.environ.get("LONGSCAN_TEST_DATA", "/nowhere")) / "forecasting"
+
+
+@pytest.mark.skipif(not ROOT.is_dir(), reason="LONGSCAN_TEST_DATA names no folder with forecasting/")
+@pytest.mark.parametrize(
+    ("settings", "sizes", "persistence"),
+    [
+        ({"dataset": "WTH"}, [23_105, 2_789, 6_293], 0.7366),
+        ({"dataset": "WTH", "variant": "384-96-96"}, [24_065, 3_413, 6_917], 0.6187),
+        ({"dataset": "ETTh1", "context": 96, "horizon": 96}, [8_449, 2_785, 2_785], 0.713),  # as in Autoformer's and later tables
+        ({"dataset": "weather", "context": 96, "horizon": 96}, [36_696, 5_175, 10_444], 0.254),
+    ],
+)
+def test_real_tables(settings, sizes, persistence):
+    task = Forecast(data_dir=str(ROOT), **settings)
+    assert [task.size(split) for split in task.splits] == sizes
+    assert task.baselines()["persistence"] == pytest.approx(persistence, abs=1e-3)
