@@ -7,7 +7,7 @@
     python benchmarks/automata.py survival   what of the exact weights survives noise, bfloat16, weight decay and training
     ... --quick                              a few of each, nothing written
 
-Writes DIR/table.jsonl, random.jsonl, mutants.json, survival.jsonl and survival.png, DIR being results/automata unless --out is
+Writes DIR/table.jsonl, random.jsonl, mutants.jsonl, survival.jsonl and survival.png, DIR being results/automata unless --out is
 given. Exits with 1 where an answer is wrong.
 """
 
@@ -39,7 +39,7 @@ ROOT = Path(__file__).parents[1]
 BACKENDS = ("eager", "cpu", "reference")
 LONG = ("parity", "mod 5", "S3", "flip-flop and parity")
 PRODUCT_LIMIT = 5_000
-WORST = 20_000  # largest order of a group whose elements the oracle goes through
+CELLS = 20_000_000  # numbers in a residual stream at once
 
 
 def named_cases(quick: bool) -> Iterator[dict[str, Any]]:
@@ -61,19 +61,26 @@ def named_cases(quick: bool) -> Iterator[dict[str, Any]]:
                 "compile_ms": round(1e3 * seconds[0], 2), "weights_ms": round(1e3 * seconds[1], 2),
                 "certificate": str(compiled.verify()),
             }  # fmt: skip
-            started = time.perf_counter()
-            wrong, prefixes = 0, 0
-            batches = [("short", words_up_to(compiled.dfa, 8 if len(compiled.dfa.alphabet) == 2 or not quick else 5))]
-            batches.append(("thousand", random_words(compiled, 20 if quick else 1000, 100 if quick else 1000)))
-            if name in LONG:
-                batches.append(("million", random_words(compiled, 1, 10_000 if quick else 1_000_000, seed=1)))
-            for kind, words in batches:
-                for part in words.split(200):
-                    found = score(compiled, part)
-                    wrong += round((1 - found.accuracy) * found.prefixes) + round((1 - found.states) * found.prefixes)
-                    prefixes += found.prefixes
-                row[f"{kind}_words"] = list(words.shape)
-            yield row | {"prefixes": prefixes, "wrong": wrong, "seconds": round(time.perf_counter() - started, 1)}
+            short = words_up_to(compiled.dfa, 8 if len(compiled.dfa.alphabet) == 2 or not quick else 5)
+            thousand = random_words(compiled, 20 if quick else 1000, 100 if quick else 1000)
+            yield row | {"words": [list(short.shape), list(thousand.shape)], **mistakes(compiled, short, thousand)}
+    for backend in BACKENDS[: 2 if quick else 3]:
+        for name in LONG:
+            compiled = automata.compile(automata.named(name), backend=backend)
+            words = random_words(compiled, 1, 10_000 if quick else 1_000_000, seed=1)
+            yield {"case": name, "backend": backend, "dtype": "float32", "words": [list(words.shape)], **mistakes(compiled, words)}
+
+
+def mistakes(compiled: automata.Compiled, *batches: torch.Tensor) -> dict[str, Any]:
+    """Prefixes tried, and how many answers and states were wrong."""
+    started, wrong, prefixes = time.perf_counter(), 0, 0
+    for words in batches:
+        rows = max(1, CELLS // (words.shape[1] * compiled.plan.d_model))
+        for part in words.split(rows):
+            found = score(compiled, part)
+            wrong += round((1 - found.accuracy) * found.prefixes) + round((1 - found.states) * found.prefixes)
+            prefixes += found.prefixes
+    return {"prefixes": prefixes, "wrong": wrong, "seconds": round(time.perf_counter() - started, 1)}
 
 
 def timed_compile(dfa: automata.DFA, repeats: int = 3, **options: Any) -> tuple[automata.Compiled, tuple[float, float]]:
@@ -227,11 +234,11 @@ def stamp() -> dict[str, Any]:
     return {"commit": commit(), "date": now, "device": device_name(torch.device("cpu")), "torch": torch.__version__}
 
 
-def write_rows(path: Path, rows: list[dict[str, Any]], command: str) -> None:
-    """One JSON line a row."""
+def write_row(path: Path, row: dict[str, Any], command: str, *, first: bool) -> None:
+    """One JSON line, at once: a run that is stopped leaves what it has measured. The first row starts the file afresh."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    shared = stamp() | {"command": command}
-    path.write_text("".join(json.dumps(row | shared) + "\n" for row in rows), encoding="utf-8")
+    with path.open("w" if first else "a", encoding="utf-8") as file:
+        file.write(json.dumps(row | stamp() | {"command": command}) + "\n")
 
 
 def summary(rows: list[dict[str, Any]]) -> list[str]:
@@ -261,11 +268,13 @@ def main() -> int:
         counts = mutation_cases(given.quick)
         print(counts)
         if not given.quick:
-            write_rows(given.out / "mutants.jsonl", [counts], command)
+            write_row(given.out / "mutants.jsonl", counts, command, first=True)
         return int(counts.get("missed", 0) > 0)
     rows = []
     for row in {"table": named_cases, "random": random_cases, "survival": survival_cases}[given.what](given.quick):
         rows.append(row)
+        if not given.quick:
+            write_row(given.out / f"{given.what}.jsonl", row, command, first=len(rows) == 1)
         if given.what != "random" or not row["right"]:
             print(row, flush=True)
     if given.what == "random":
@@ -274,8 +283,6 @@ def main() -> int:
         from survival import draw
 
         draw(rows, given.out / "survival.png")
-    if not given.quick:
-        write_rows(given.out / f"{given.what}.jsonl", rows, command)
     return int(any(row.get("wrong", 0) or not row.get("right", True) for row in rows))
 
 
