@@ -1,5 +1,6 @@
 """Models: an encoder, a stack of blocks written as a spec, pooling and a head."""
 
+from longscan.models.export import export_onnx as export_onnx
 from longscan.models.forecaster import Forecaster as Forecaster
 from longscan.models.generation import generate as generate
 from longscan.models.generation import sample as sample

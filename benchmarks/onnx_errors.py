@@ -1,0 +1,76 @@
+"""How far every layer's ONNX graph is from the layer: writes the table of docs/howto/export.md.
+
+python benchmarks/onnx_errors.py [docs/howto/export.md]
+"""
+
+import math
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+
+import onnxruntime
+import torch
+from torch import Tensor, nn
+
+from longscan.layers import LAYERS
+from longscan.layers.state import state_tensors
+from longscan.models import export_onnx
+
+BEGIN, END = "<!-- onnx errors -->", "<!-- end of onnx errors -->"
+FURTHER = {"s6": [{"complex_state": True}], "attention": [{"window": 8}]}
+
+
+def error(module: nn.Module, example: Tensor, step: bool) -> str:
+    """The largest error of any output in units of its largest number, rounded up to a power of ten; or why there is none."""
+    with tempfile.TemporaryDirectory() as folder, torch.no_grad():
+        path = Path(folder) / "layer.onnx"
+        try:
+            export_onnx(module, path, example, step=step)
+        except Exception as problem:  # whatever the exporter says belongs into the table
+            return str(problem).strip().splitlines()[0]
+        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        given = [example]
+        wanted = [module(example)]
+        if step:
+            state = module(example, return_state=True)[1]
+            y, after = module.step(example[:, 0], state)
+            given, wanted = [example[:, 0], *state_tensors(state)], [y, *state_tensors(after)]
+        names = ["x", *(f"state_{i}" for i in range(len(given)))]
+        taken = {part.name for part in session.get_inputs()}
+        found = session.run(None, {name: x.numpy() for name, x in zip(names, given, strict=False) if name in taken})
+    distances = [
+        ((torch.from_numpy(one) - other).abs().max() / other.abs().max().clamp(min=1)).item()
+        for one, other in zip(found, wanted, strict=True)
+        if other.numel()
+    ]
+    return f"1e{math.ceil(math.log10(max(*distances, 1e-12)))}"
+
+
+def table() -> str:
+    """One row for every layer and for settings that change what is computed."""
+    rows = ["| Layer | Settings | forward | step |", "|---|---|---|---|"]
+    for name, layer in LAYERS.items():
+        for options in [{}, *FURTHER.get(name, [])]:
+            torch.manual_seed(0)
+            module = layer(8, **options).eval().requires_grad_(False)
+            example = torch.randn(2, 32, 8)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                cells = [error(module, example, step) for step in (False, True)]
+            settings = ", ".join(f"{key}={value!r}" for key, value in options.items())
+            rows.append(f"| `{name}` | {f'`{settings}`' if settings else ''} | {' | '.join(cells)} |")
+            print(rows[-1], flush=True)
+    return "\n".join(rows)
+
+
+def main() -> None:
+    """Put the table between the marks of the page."""
+    page = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/howto/export.md")
+    text = page.read_text()
+    before, rest = text.split(BEGIN)
+    page.write_text(f"{before}{BEGIN}\n\n{table()}\n\n{END}{rest.split(END)[1]}")
+
+
+if __name__ == "__main__":
+    main()
