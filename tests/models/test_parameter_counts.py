@@ -41,6 +41,11 @@ def test_table_3_of_the_thesis():
     assert thousands(count(s6)) == 587
     assert thousands(count(s4d) + input_maps(s4d, 16)) == 564
     assert thousands(count(simple) + input_maps(simple, 64)) == 551
+    s4 = SequenceModel(stack("s4", "mamba", 6, d_state=16), d_model=116, norm="layer", **CIFAR)
+    simple_s4 = SequenceModel(stack("s4", "simple", 6, d_state=64), d_model=170, norm="post", **CIFAR)
+    assert thousands(count(s4)) == 587
+    assert thousands(count(simple_s4)) == 616
+    assert layers(s4) == 91_872  # printed as those of S6, and so they are
     # "In the SSP": printed 95k, 72k, 200k, which is 2.1k to 3.1k more than the layers hold by the thesis's own sizes.
     assert layers(s6) == 91_872
     assert layers(s4d) + input_maps(s4d, 16) == 69_600
@@ -131,6 +136,16 @@ def test_blocks_of_the_mamba_article():
     assert count(image.blocks, norms=False) == 116_352
     assert thousands(count(speed.blocks)) == 614
     assert thousands(count(image.blocks, norms=False)) == 116
+
+
+def test_attention_of_the_mamba_article():
+    """Table 2: six layers of attention and feed-forward, 598K; its attention has biases, 4 d a layer, and LayerNorm."""
+    pair = [
+        {"layer": "attention", "options": {"head_dim": 16}},
+        {"layer": None, "block": "feed_forward", "options": {"d_hidden": 128}},
+    ]
+    model = SequenceModel(pair * 6, d_model=128, d_input=1, d_output=10, norm="layer")
+    assert thousands(count(model.blocks) + 6 * 4 * 128) == 598
 
 
 def test_complex_eigenvalues_cost_what_table_4_says():

@@ -1,4 +1,5 @@
 import pytest
+import torch
 
 from longscan.models import SequenceModel, expand_spec, parse_spec, place_rotary, replace_blocks, shorthand
 
@@ -56,3 +57,17 @@ def test_impossible_places_are_named():
 def test_interleaved_stacks():
     assert expand_spec("(ma)*4") == "mamamama"
     assert expand_spec("(mf)*2") == "mfmf"
+
+
+def test_mamba_and_attention_take_turns():
+    """(mt)*2 with feed-forward between: pieces give what the whole gives, padding changes nothing."""
+    net = SequenceModel.from_spec("(mtf)*2", d_model=8, d_input=3, d_output=2, d_state=4, pooling="none").double().eval()
+    x = torch.randn(2, 9, 3, dtype=torch.float64)
+    whole = net(x)
+    state, outputs = None, []
+    for piece in x.split([1, 5, 3], 1):
+        y, state = net(piece, state, return_state=True)
+        outputs.append(y)
+    torch.testing.assert_close(torch.cat(outputs, 1), whole)
+    valid = torch.arange(9) < torch.tensor([[9], [5]])
+    torch.testing.assert_close(net(x, valid=valid)[1, :5], net(x[1:, :5])[0])
