@@ -68,7 +68,8 @@ def named_cases(quick: bool) -> Iterator[dict[str, Any]]:
         for name in LONG:
             compiled = automata.compile(automata.named(name), backend=backend)
             words = random_words(compiled, 1, 10_000 if quick else 1_000_000, seed=1)
-            yield {"case": name, "backend": backend, "dtype": "float32", "words": [list(words.shape)], **mistakes(compiled, words)}
+            row = {"case": name, "backend": backend, "dtype": "float32", "words": [list(words.shape)]}
+            yield row | mistakes(compiled, words)
 
 
 def mistakes(compiled: automata.Compiled, *batches: torch.Tensor) -> dict[str, Any]:
