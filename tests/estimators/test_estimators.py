@@ -169,8 +169,8 @@ def test_what_does_not_fit_what_was_fitted_is_named():
         SSMRegressor(**BRIEF).fit(X, np.zeros(7))
     with pytest.raises(ValueError, match="epochs: got 0"):
         SSMClassifier(**{**BRIEF, "epochs": 0}).fit(X, y)
-    with pytest.raises(ValueError, match="'z' at position 1"):
-        SSMClassifier("z", **BRIEF).fit(X, y)
+    with pytest.raises(ValueError, match="'Z' at position 1"):
+        SSMClassifier("Z", **BRIEF).fit(X, y)
     with pytest.raises(NotFittedError):
         SSMForecaster().predict(X[0])
 

@@ -219,7 +219,7 @@ def test_deep_copies_are_independent():
         ({"d_input": 2, "head": "cubic"}, "head: got 'cubic'"),
         ({"d_input": 2, "initial_state": "random"}, "initial_state: got 'random'"),
         ({"d_input": 2, "backend": "cuda"}, "backend: got 'cuda'"),
-        ({"d_input": 2, "spec": "mz"}, "'z' at position 2"),
+        ({"d_input": 2, "spec": "mZ"}, "'Z' at position 2"),
     ],
 )
 def test_impossible_settings_are_named(options, message):

@@ -32,7 +32,7 @@ def test_examples(spec, letters):
     ("spec", "message"),
     [
         ("", "got no letters, expected at least one of m, "),
-        ("mxa", r"'x' at position 2; the letters are m \(s6\), .*a \(aussm\), d \(s4d\)"),
+        ("mZa", r"'Z' at position 2; the letters are m \(s6\), .*a \(aussm\), d \(s4d\)"),
         ("m|a", r"'\|' at position 2"),
         ("(ma", "opens a group at position 1 that no"),
         ("m(a(m)", "opens a group at position 2 that no"),
