@@ -139,3 +139,29 @@ def human_activity(folder: Path) -> Settings:
                 lines.append(f"{person}0{sequence + 1},{tag},{ticks},27.05.2009 14:03:25:127,{place},{activity}")
     (folder / "ConfLongDemo_JSI.txt").write_text("\n".join(lines) + "\n")
     return {"data_dir": str(folder)}
+
+
+def event_bytes(t: np.ndarray, x: np.ndarray, y: np.ndarray, p: np.ndarray) -> bytes:
+    """N-MNIST's five bytes an event."""
+    return np.stack([x, y, p << 7 | t >> 16, t >> 8 & 255, t & 255], axis=1).astype(np.uint8).tobytes()
+
+
+def events_of(seed: int, count: int, size: tuple[int, int]) -> tuple[np.ndarray, ...]:
+    """t, x, y, p of a made-up recording."""
+    draw = rng(seed)
+    times = np.sort(draw.integers(0, 300_000, count))
+    return times, draw.integers(0, size[0], count), draw.integers(0, size[1], count), draw.integers(0, 2, count)
+
+
+@made_up("events")
+def events(folder: Path) -> Settings:
+    """N-MNIST: three recordings a digit to train on, two to test on."""
+    seed = 0
+    for part, count in (("Train", 3), ("Test", 2)):
+        for digit in range(10):
+            place = folder / part / str(digit)
+            place.mkdir(parents=True)
+            for number in range(count):
+                seed += 1
+                (place / f"{number:05}.bin").write_bytes(event_bytes(*events_of(seed, 20 + seed % 9, (34, 34))))
+    return {"data_dir": str(folder), "valid_fraction": 0.2}

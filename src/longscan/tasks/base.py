@@ -25,7 +25,7 @@ class Batch(NamedTuple):
     inputs: (B, L) int64 tokens or (B, L, C) float32 series. targets: (B,) or (B, L) int64 classes, (B, L, C) floats for
     regression, None for inputs read from a user's file. valid: (B, L) bool, the steps that belong to the example (None: all).
     loss_mask: (B, L) bool, the steps whose output is scored (None: the pooled output, or all steps). elapsed: (B, L) time since
-    the step before (None: 1).
+    the step before (None: 1). seq_idx: (B, L) int64, which sequence of a row a step belongs to (None: one a row).
     """
 
     inputs: Tensor
@@ -33,6 +33,7 @@ class Batch(NamedTuple):
     valid: Tensor | None = None
     loss_mask: Tensor | None = None
     elapsed: Tensor | None = None
+    seq_idx: Tensor | None = None
 
     def to(self, device: torch.device | str) -> "Batch":
         """The same batch with every tensor on `device`."""

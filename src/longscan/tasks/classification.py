@@ -30,7 +30,10 @@ class ClassificationTask(Task):
         return count
 
     def loss(self, output: Tensor, batch: Batch, reduction: Reduction = "mean") -> Tensor:
-        """Cross entropy in float32, mean or sum over the scored answers. output: (B, L, K), or (B, K) where pooled."""
+        """Cross entropy in float32, mean or sum over the scored answers. output: (B, L, K), or (B, K) where pooled.
+
+        Targets may also be shares of classes, (B, K) float.
+        """
         logits, targets = _answers(output, batch)
         return F.cross_entropy(logits.float(), targets, reduction=reduction)
 
@@ -55,6 +58,7 @@ class ClassificationTask(Task):
         """Enter a batch. output: (B, L, K), or (B, K) where pooled."""
         logits, targets = _answers(output.detach(), batch)
         choice = logits.argmax(-1)
+        targets = targets.argmax(-1) if targets.is_floating_point() else targets
         for name in ("accuracy", "balanced_accuracy", "macro_f1", "confusion"):
             if name in metrics:
                 metrics[name].update(choice, targets)
@@ -66,9 +70,11 @@ class ClassificationTask(Task):
 
 
 def _answers(output: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-    """The scored logits (n, K) and targets (n,)."""
+    """The scored logits (n, K) and targets, (n,) classes or (n, K) shares."""
     if batch.targets is None:
         raise ValueError("batch: it has no targets, so its output can not be scored")
+    if batch.targets.is_floating_point():
+        return output, batch.targets
     if batch.loss_mask is None:
         return output.reshape(-1, output.shape[-1]), batch.targets.reshape(-1)
     return output[batch.loss_mask], batch.targets[batch.loss_mask]

@@ -33,7 +33,7 @@ def scored_answers(batch: Batch, task: Task) -> Tensor:
 
 def predict(model: nn.Module, batch: Batch) -> Tensor:
     """The model's output on a batch."""
-    output: Tensor = model(batch.inputs, elapsed=batch.elapsed, valid=batch.valid)
+    output: Tensor = model(batch.inputs, elapsed=batch.elapsed, valid=batch.valid, seq_idx=batch.seq_idx)
     return output
 
 

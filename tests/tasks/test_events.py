@@ -1,0 +1,373 @@
+"""Event streams: formats, tokens, gaps, changes with their units, buckets, packing, damaged files, real files."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from longscan import SequenceModel
+from longscan.tasks._random import Draws
+from longscan.tasks.events import Events
+from longscan.tasks.events.augment import (
+    PUBLISHED,
+    Strengths,
+    add_noise,
+    augmented,
+    cut_and_mix,
+    drop,
+    drop_chunk,
+    jitter_space,
+    jitter_time,
+    roll,
+    skew_time,
+    turn,
+)
+from longscan.tasks.events.batching import bucketed_rows, packed
+from longscan.tasks.events.files import Stream, read_40_bit, read_columns, read_spikes
+from made_up import MADE_UP, event_bytes, events_of
+
+h5py = pytest.importorskip("h5py")
+
+
+def stream_of(seed=0, count=4000, size=(128, 128)):
+    return Stream(*events_of(seed, count, size))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    MADE_UP["events"](tmp_path)
+    return tmp_path
+
+
+def nmnist(folder, **settings):
+    return Events(**{"data_dir": str(folder), "valid_fraction": 0.2, **settings})
+
+
+def test_digits(folder):
+    task = nmnist(folder)
+    assert [task.size(split) for split in task.splits] == [24, 6, 20]
+    batch = task.batch("test", 0, 20)
+    t, x, y, p = events_of(31, 20 + 31 % 9, (34, 34))
+    assert batch.inputs[0][batch.valid[0]].tolist() == ((x * 34 + y) * 2 + p).tolist()
+    assert batch.elapsed[0, 0] == 0
+    assert batch.elapsed[0][batch.valid[0]][1:].tolist() == pytest.approx((np.diff(t) / 1000).tolist(), rel=1e-5)
+    assert batch.targets.tolist() == [digit for digit in range(10) for _ in range(2)]
+    assert task.vocab_size == 34 * 34 * 2
+
+
+def test_no_two_places_share_a_token():
+    task = Events()
+    x, y, p = (part.ravel() for part in np.meshgrid(np.arange(34), np.arange(34), np.arange(2)))
+    tokens = task._tokens(Stream(x, x, y, p))
+    assert len(set(tokens.tolist())) == task.vocab_size == len(tokens)
+    assert tokens.max() == task.vocab_size - 1
+    half = Events(downsample=2)
+    assert half.vocab_size == 17 * 17 * 2
+    assert len(set(half._tokens(Stream(x, x, y, p)).tolist())) == half.vocab_size
+    assert Events(downsample=3).vocab_size == 12 * 12 * 2, "what is left over has a pixel of its own"
+
+
+def spikes(path, labels, seed=0):
+    draw = np.random.default_rng(seed)
+    with h5py.File(path, "w") as file:
+        kinds = h5py.vlen_dtype(np.float16), h5py.vlen_dtype(np.uint16)
+        times = file.create_dataset("spikes/times", (len(labels),), dtype=kinds[0])
+        units = file.create_dataset("spikes/units", (len(labels),), dtype=kinds[1])
+        for number in range(len(labels)):
+            count = int(draw.integers(5, 30))
+            times[number] = np.sort(draw.uniform(0, 1, count)).astype(np.float16)
+            units[number] = draw.integers(0, 700, count)
+        file["labels"] = np.array(labels)
+        file["extra/keys"] = np.array([b"null", b"eins", b"zwei"])
+    return path
+
+
+def test_spoken_digits(tmp_path):
+    spikes(tmp_path / "shd_train.h5", [0, 1, 2] * 10)
+    spikes(tmp_path / "shd_test.h5", [0, 1, 2] * 4, seed=1)
+    task = Events(dataset="shd", data_dir=str(tmp_path))
+    assert [task.size(split) for split in task.splits] == [27, 3, 12]
+    assert task.classes == ("null", "eins", "zwei")
+    assert task.vocab_size == 700
+    batch = task.batch("test", 0, 12)
+    with h5py.File(tmp_path / "shd_test.h5") as file:
+        assert batch.inputs[3][batch.valid[3]].tolist() == file["spikes/units"][3].tolist()
+        first, last = (float(file["spikes/times"][3][place]) for place in (0, -1))
+        total = (last - first) * 1000
+    assert batch.elapsed[3][batch.valid[3]].sum().item() == pytest.approx(total, abs=0.01)
+    assert batch.targets.tolist() == [0, 1, 2] * 4
+
+
+def test_spoken_words_have_their_own_valid(tmp_path):
+    for number, part in enumerate(("train", "valid", "test")):
+        spikes(tmp_path / f"ssc_{part}.h5", [0, 1, 2] * (number + 2), seed=number)
+    task = Events(dataset="ssc", data_dir=str(tmp_path))
+    assert [task.size(split) for split in task.splits] == [6, 9, 12]
+
+
+def test_gestures(tmp_path):
+    for part, users in (("ibmGestureTrain", 3), ("ibmGestureTest", 2)):
+        for user in range(users):
+            place = tmp_path / part / f"user{user:02}_led"
+            place.mkdir(parents=True)
+            for kind in (0, 4, 10):
+                t, x, y, p = events_of(user * 11 + kind, 40, (128, 128))
+                np.save(place / f"{kind}.npy", np.stack([x, y, p, t // 1000], axis=1))
+    task = Events(dataset="dvs_gesture", data_dir=str(tmp_path))
+    assert [task.size(split) for split in task.splits] == [8, 1, 6]
+    batch = task.batch("test", 0, 6)
+    assert sorted(batch.targets.tolist()) == [0, 0, 4, 4, 10, 10]
+    assert (batch.elapsed[batch.valid] % 1 == 0).all(), "milliseconds"
+    assert task.read_inputs(tmp_path / "ibmGestureTest" / "user00_led" / "4.npy").inputs.shape == (1, 40)
+
+
+def test_long_training_streams_are_cut(folder):
+    task = nmnist(folder, train_events=10)
+    train, test = task.batch("train", 0, 24), task.batch("test", 0, 20)
+    assert train.inputs.shape[1] == 10
+    assert test.inputs.shape[1] > 20
+    assert torch.equal(train.inputs, task.batch("train", 0, 24).inputs)
+    again = task.batch("train", 1, 24)
+    assert not torch.equal(train.inputs.sort(0).values, again.inputs.sort(0).values), "another place in the next epoch"
+
+
+def test_changes_are_drawn_by_seed_and_step(folder):
+    task = nmnist(folder, augment=True)
+    first, again, other = (task.batch("train", step, 8, seed=seed) for step, seed in ((3, 1), (3, 1), (3, 2)))
+    assert torch.equal(first.inputs, again.inputs)
+    assert first.inputs.shape != other.inputs.shape or not torch.equal(first.inputs, other.inputs)
+    plain = nmnist(folder).batch("test", 0, 20)
+    assert torch.equal(task.batch("test", 0, 20).inputs, plain.inputs), "valid and test stay"
+    for step in range(20):
+        batch = task.batch("train", step, 8)
+        assert batch.inputs.min() >= 0
+        assert batch.inputs.max() < task.vocab_size
+        assert (batch.elapsed >= 0).all()
+
+
+def test_mixed_streams_have_shares_of_classes(tmp_path, monkeypatch):
+    MADE_UP["events"](tmp_path)
+    monkeypatch.setitem(PUBLISHED, "nmnist", Strengths(cutmix=1.0))
+    task = nmnist(tmp_path, augment=True)
+    batch = task.batch("train", 0, 8)
+    assert batch.targets.shape == (8, 10)
+    assert torch.allclose(batch.targets.sum(1), torch.ones(8))
+    assert (batch.targets < 1).any()
+    output = torch.zeros(8, 10, requires_grad=True)
+    assert task.loss(output, batch).item() == pytest.approx(np.log(10), rel=1e-5)
+    metrics = task.metrics("train")
+    task.update(metrics, batch.targets, batch)
+    assert metrics["accuracy"].compute() == 1
+    assert " | " in task.describe(batch)
+
+
+def test_dropping_events():
+    stream = stream_of()
+    assert len(drop(stream, 0.25, Draws(("d",), 0)).t) == pytest.approx(3000, abs=150)
+    assert drop(stream, 0.0, Draws(("d",), 0)) is stream
+    cut = drop_chunk(stream, 0.5, Draws(("c",), 1))
+    lost = np.flatnonzero(~np.isin(stream.t, cut.t))
+    assert 0 < 4000 - len(cut.t) <= 2000
+    assert lost[-1] - lost[0] < 2100, "one run"
+
+
+def test_shifts_of_places_are_in_pixels():
+    stream = Stream(np.arange(5000), np.full(5000, 60), np.full(5000, 60), np.zeros(5000, int))
+    moved = jitter_space(stream, 3.0, (128, 128), Draws(("s",), 0))
+    assert (moved.x - 60).std() == pytest.approx(3.0, rel=0.05)
+    assert (moved.y - 60).std() == pytest.approx(3.0, rel=0.05)
+    edge = jitter_space(stream._replace(x=np.zeros(5000, int)), 3.0, (128, 128), Draws(("s",), 0))
+    assert len(edge.t) == pytest.approx(2830, abs=200), "those that leave the sensor are lost"
+    line = jitter_space(stream._replace(y=np.zeros(5000, int)), 3.0, (700, 1), Draws(("s",), 0))
+    assert len(line.t) == 5000
+    assert not line.y.any()
+
+
+def test_changes_of_time_are_in_microseconds():
+    stream = stream_of()
+    shifted = jitter_time(stream._replace(t=np.full(4000, 1_000_000)), 5.0, Draws(("t",), 0))
+    assert (shifted.t - 1_000_000).std() == pytest.approx(5.0, rel=0.05)
+    assert (np.diff(shifted.t) >= 0).all()
+    factors = [skew_time(stream, 1.2, Draws(("k",), n)).t[-1] / stream.t[-1] for n in range(200)]
+    assert 1 / 1.2 - 1e-3 < min(factors) < 0.86
+    assert 1.17 < max(factors) < 1.2 + 1e-3
+
+
+def test_noise():
+    stream = stream_of(count=100)
+    counts = [len(add_noise(stream, 35, (128, 128), Draws(("n",), n)).t) - 100 for n in range(300)]
+    assert (min(counts), max(counts)) == (0, 35)
+    noisy = add_noise(stream, 35, (128, 128), Draws(("n",), 3))
+    assert (np.diff(noisy.t) >= 0).all()
+    assert not add_noise(stream._replace(p=np.zeros(100, int)), 35, (700, 1), Draws(("n",), 3)).p.any()
+
+
+def test_movements():
+    square = Stream(np.arange(4), np.array([60, 67, 60, 67]), np.array([60, 60, 67, 67]), np.zeros(4, int))
+    rolled = roll(square, 32, (128, 128), Draws(("r",), 0))
+    assert len(set((rolled.x - square.x).tolist())) == 1
+    stream = stream_of()
+    turned = turn(stream, 10.0, 1.0, (128, 128), Draws(("a",), 1))
+    assert 0.9 * 4000 < len(turned.t) < 4000, "corners leave the sensor"
+    assert turned.x.max() <= 127
+    same = turn(stream, 0.0, 1.0, (128, 128), Draws(("a",), 1))
+    assert np.array_equal(same.x, stream.x)
+    sizes = [np.ptp(turn(square, 0.0, 1.9, (128, 128), Draws(("f",), n)).x) for n in range(40)]
+    assert min(sizes) < 6 < 10 < max(sizes)
+
+
+def test_cutmix():
+    stream = stream_of()._replace(p=np.zeros(4000, int))
+    partner = stream_of(1)._replace(p=np.ones(4000, int))
+    merged, share = cut_and_mix(stream, partner, Draws(("m",), 0))
+    assert merged.p.mean() == pytest.approx(share)
+    run = merged.t[merged.p == 1]
+    inside = (merged.t > run[0]) & (merged.t < run[-1])
+    assert (merged.p[inside] == 1).all(), "the stretch holds the partner's events alone"
+    assert (np.diff(merged.t) >= 0).all()
+    assert cut_and_mix(stream, partner.select(np.array([0])), Draws(("m",), 0))[1] == 0
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_strengths_leave_sound_streams(name):
+    size = {"shd": (700, 1), "ssc": (700, 1), "dvs_gesture": (128, 128), "nmnist": (34, 34)}[name]
+    stream = stream_of(count=300, size=size)
+    for number in range(60):
+        changed = augmented(stream, PUBLISHED[name], size, Draws((name,), number))
+        assert len(changed.t) > 0
+        assert (np.diff(changed.t) >= 0).all()
+        assert ((changed.x >= 0) & (changed.x < size[0]) & (changed.y >= 0) & (changed.y < size[1])).all()
+
+
+def test_an_epoch_of_buckets_holds_each_recording_once():
+    lengths = tuple(np.random.default_rng(0).integers(1, 1000, 203).tolist())
+    for epoch in (0, 1):
+        batches = [bucketed_rows(lengths, epoch * 26 + step, 8, seed=1) for step in range(26)]
+        assert sorted(np.concatenate(batches).tolist()) == list(range(203))
+        spread = np.mean([np.ptp([lengths[row] for row in batch]) for batch in batches])
+        assert spread < 150
+    assert not np.array_equal(bucketed_rows(lengths, 0, 8, seed=1), bucketed_rows(lengths, 26, 8, seed=1))
+
+
+def test_rows_are_filled():
+    places = packed([5, 3, 8, 2, 6])
+    assert places.width == 8
+    assert places.height == 3
+    used = np.zeros((3, 8), int)
+    for row, start, length in zip(places.rows, places.starts, [5, 3, 8, 2, 6], strict=True):
+        used[row, start : start + length] += 1
+    assert used.max() == 1
+    assert used.sum() == 24
+
+
+def test_packed_streams_answer_as_each_alone(folder):
+    (folder / "Test" / "0" / "00000.bin").write_bytes(event_bytes(*events_of(99, 70, (34, 34))))
+    packed_task, padded_task = nmnist(folder, batching="packed"), nmnist(folder)
+    torch.manual_seed(0)
+    model = SequenceModel.from_spec(
+        "m", d_model=8, d_state=4, d_output=10, vocab_size=padded_task.vocab_size, pooling="none", backend="eager"
+    )
+    rows = packed_task.batch("test", 0, 20)
+    assert len(rows.inputs) < 20
+    with torch.no_grad():
+        together = model(rows.inputs, elapsed=rows.elapsed, valid=rows.valid, seq_idx=rows.seq_idx)[rows.loss_mask]
+        alone = padded_task.batch("test", 0, 20)
+        apart = model(alone.inputs, elapsed=alone.elapsed, valid=alone.valid)
+    last = alone.valid.sum(1) - 1
+    apart = apart[torch.arange(20), last]
+    order = rows.seq_idx[rows.loss_mask]
+    assert torch.allclose(together, apart[order], atol=1e-5)
+    assert torch.equal(rows.targets[rows.loss_mask], alone.targets[order])
+    metrics = packed_task.metrics("test")
+    packed_task.update(metrics, torch.nn.functional.one_hot(rows.targets.clamp(min=0), 10).float(), rows)
+    assert metrics["accuracy"].compute() == 1
+    assert len(packed_task.decode(torch.zeros(*rows.inputs.shape, 10), rows)) == 20
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "x.bin: holds no events"),
+        (b"\0" * 7, "x.bin: has 7 bytes, no multiple of 5"),
+        (event_bytes(*(np.array([v]) for v in (5, 34, 0, 0))), "x.bin: event 0 has x 34, 0 .. 33 is possible"),
+    ],
+)
+def test_damaged_recordings(tmp_path, content, message):
+    path = tmp_path / "x.bin"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        read_40_bit(path)
+
+
+def test_damaged_arrays_of_events(tmp_path):
+    path = tmp_path / "0.npy"
+    for array, message in (
+        (np.zeros((3, 5)), r"numbers of shape \(events, 4\)"),
+        (np.array([[1, 2, 3, np.nan]]), "event 0 has a value that is not finite"),
+        (np.array([[1, 2, 5, 1]]), "event 0 has polarity 5"),
+        (np.array([[1, 2, 1, -1]]), "event 0 has time -1000"),
+        (np.array([[1, 200, 1, 1]]), "event 0 has y 200"),
+        (np.zeros((0, 4)), "holds no events"),
+    ):
+        np.save(path, array)
+        with pytest.raises(ValueError, match=f"0.npy: {message}"):
+            read_columns(path)
+    path.write_bytes(b"\x93NUMPY")
+    with pytest.raises(ValueError, match=r"is no readable .npy file"):
+        read_columns(path)
+
+
+def test_damaged_spikes(tmp_path):
+    path = spikes(tmp_path / "a.h5", [0, 1, 2])
+    sound = path.read_bytes()
+    for content in (b"", sound[: len(sound) // 2], b"not HDF5" * 20):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=r"a.h5: is no readable HDF5 file with spikes/times"):
+            read_spikes(path)
+    for change, message in (
+        (lambda file: file.__delitem__("labels"), "is no readable HDF5 file"),
+        (lambda file: file["labels"].__setitem__(0, 7), "a label lies outside the 3"),
+        (lambda file: file["spikes/units"].__setitem__(1, [701] * len(file["spikes/times"][1])), "recording 1: event 0 has x"),
+        (lambda file: file["spikes/units"].__setitem__(1, [1]), "recording 1 has .* times and 1 units"),
+    ):
+        path.write_bytes(sound)
+        with h5py.File(path, "a") as file:
+            change(file)
+        with pytest.raises(ValueError, match=message):
+            read_spikes(path)
+
+
+def test_missing_files(tmp_path):
+    for dataset, name in (("nmnist", "Train/0"), ("shd", "shd_train.h5"), ("ssc", "ssc_train.h5"), ("dvs_gesture", "ibmGesture")):
+        with pytest.raises(FileNotFoundError, match=rf"^data_dir: .*{name}"):
+            Events(dataset=dataset, data_dir=str(tmp_path)).size("train")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"downsample": 0}, "^downsample"),
+        ({"downsample": 35}, "^downsample"),
+        ({"train_events": 0}, "^train_events"),
+        ({"valid_fraction": 0.0}, "^valid_fraction"),
+    ],
+    ids=str,
+)
+def test_impossible_settings(settings, message):
+    with pytest.raises(ValueError, match=message):
+        Events(**settings)
+
+
+ROOT = Path(os.environ.get("LONGSCAN_TEST_DATA", "/nowhere")) / "events"
+
+
+@pytest.mark.skipif(not ROOT.is_dir(), reason="LONGSCAN_TEST_DATA names no folder with events/")
+def test_real_digits():
+    task = Events(data_dir=str(ROOT))
+    assert [task.size(split) for split in task.splits] == [900, 100, 100]
+    assert task.length <= 7152
+    sample = read_40_bit(ROOT / "tonic_sample_nmnist.bin")
+    assert len(sample.t) == 4325
+    assert 300_000 < sample.t[-1] < 320_000
