@@ -52,4 +52,4 @@ def test_the_spectrum_is_the_transform_of_the_kernel():
         A_bar = torch.linalg.solve(eye - half * A, eye + half * A)
         B_bar = torch.linalg.solve(eye - half * A, (dt.unsqueeze(-1) * both(B)).unsqueeze(-1))
         state = torch.linalg.solve(eye - torch.exp(-1j * angle) * A_bar, B_bar).squeeze(-1)
-        torch.testing.assert_close(found[k], (both(C) * state).sum(-1))
+        torch.testing.assert_close(found[:, k], (both(C) * state).sum(-1))

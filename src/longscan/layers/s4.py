@@ -126,11 +126,11 @@ class S4(SequenceLayer):
         cut = (row - row @ torch.linalg.matrix_power(A_bar, length)).view_as(B) * sign  # C (1 - a^L)
 
         def chunk(angles: Tensor, nothing: Tensor) -> tuple[Tensor, Tensor]:
-            return spectrum(angles[0], eigenvalues, low_rank, B, cut, dt).unsqueeze(0), nothing
+            return spectrum(angles[0], eigenvalues, low_rank, B, cut, dt), nothing
 
         angles = torch.arange(length // 2 + 1, dtype=wide, device=dt.device).unsqueeze(0) * (2 * math.pi / length)
         values, _ = scan_chunks(chunk, (angles,), (), angles[:, 0], empty=angles)
-        return torch.fft.irfft(torch.view_as_complex(values[0]), n=length, dim=0).T
+        return torch.fft.irfft(torch.view_as_complex(values), n=length)
 
     def convolve(self, u: Tensor, initial: Tensor | None, valid: Tensor | None) -> tuple[Tensor, Tensor]:
         """As `recur` with even steps, by FFT."""

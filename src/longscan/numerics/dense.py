@@ -11,11 +11,16 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 
+def _apply(A: Tensor, x: Tensor) -> Tensor:
+    """A x for columns x (..., D, N, c); unlike `A @ x` it makes no copy of A for every row of a batch."""
+    return torch.einsum("dnm,...dmc->...dnc", A, x)
+
+
 def krylov(A: Tensor, v: Tensor, count: int) -> Tensor:
     """v, A v, ..., A^{count-1} v as columns (..., N, count), by doubling; v (..., D, N)."""
     columns = v.unsqueeze(-1)
     while columns.shape[-1] < count:
-        columns = torch.cat([columns, A @ columns], -1)
+        columns = torch.cat([columns, _apply(A, columns)], -1)
         A = A @ A
     return columns[..., :count]
 
@@ -29,7 +34,7 @@ def _split(length: int) -> tuple[int, int]:
 def decay(A: Tensor, c: Tensor, start: Tensor, length: int) -> Tensor:
     """c A^{k+1} x_0 for k = 0..length-1, (B, D, length): what a start x_0 (B, D, N) leaves in the outputs."""
     coarse_count, fine_count = _split(length)
-    fine = krylov(A, (A @ start.unsqueeze(-1)).squeeze(-1), fine_count)
+    fine = krylov(A, _apply(A, start.unsqueeze(-1)).squeeze(-1), fine_count)
     coarse = krylov(torch.linalg.matrix_power(A, fine_count).mT, c, coarse_count)
     return torch.einsum("dnq,bdnt->bdqt", coarse, fine).flatten(-2)[..., :length]
 
@@ -49,7 +54,8 @@ def final_state(A: Tensor, B: Tensor, u: Tensor, start: Tensor | None, count: Te
     quotient = (count // fine_count).view(-1, 1, 1)
     state = torch.zeros_like(enters)
     for q in range(coarse_count - 1, -1, -1):  # x_0 enters where as many blocks are left as it has to pass
-        state = (jump @ (state + torch.where(quotient == q + 1, enters, 0)).unsqueeze(-1)).squeeze(-1) + inner[q]
+        before = state + torch.where(quotient == q + 1, enters, 0)
+        state = _apply(jump, before.unsqueeze(-1)).squeeze(-1) + inner[q]
     return state + torch.where(quotient == 0, enters, 0)
 
 

@@ -45,7 +45,7 @@ def dense_step(eigenvalues: Tensor, low_rank: Tensor, B: Tensor, dt: Tensor) -> 
 
 
 def spectrum(angle: Tensor, eigenvalues: Tensor, low_rank: Tensor, B: Tensor, C: Tensor, dt: Tensor) -> Tensor:
-    """sum_l K_l e^{-i angle l} over all l >= 0 for K_l = 2 Re(C A_bar^l B_bar), pairs (F, D, 2), at angles (F,) in [0, pi].
+    """sum_l K_l e^{-i angle l} over all l >= 0 for K_l = 2 Re(C A_bar^l B_bar), pairs (D, F, 2), at angles (F,) in [0, pi].
 
     With s = 2 sin(angle/2) and t = dt cos(angle/2) it is dt e^{i angle/2} C (i s - t A)^{-1} B: four sums of Cauchy's kind over
     the N/2 poles, (C, B), (C, P), (P, P), (P, B), and Woodbury's identity. No pole lies on the unit circle. Parameters are
@@ -55,13 +55,12 @@ def spectrum(angle: Tensor, eigenvalues: Tensor, low_rank: Tensor, B: Tensor, C:
     products = torch.stack([multiply(C, B), multiply(C, low_rank), multiply(conjugate, low_rank), multiply(conjugate, B)])
     # v / (i s - t lambda) + its partner is (2 i s Re v - 2 t Re(v conj(lambda))) / (t^2 |lambda|^2 - s^2 - 2 i s t Re lambda)
     weights = 2 * torch.cat([products[..., 0], (products * eigenvalues).sum(-1)]).permute(1, 2, 0)
-    s, t = 2 * (angle / 2).sin().view(-1, 1, 1), dt.unsqueeze(-1) * (angle / 2).cos().view(-1, 1, 1)
-    below = torch.stack([t.square() * eigenvalues.square().sum(-1) - s.square(), -2 * s * t * eigenvalues[..., 0]], -1)
-    size = below.square().sum(-1)
-    real, imaginary = ((below[..., part] / size).unsqueeze(-2) @ weights for part in (0, 1))
-    real, imaginary = real.squeeze(-2), -imaginary.squeeze(-2)  # sums of the weights over the denominators, (F, D, 8)
+    half, poles = (angle / 2).unsqueeze(-1), eigenvalues.unsqueeze(1)
+    s, t = 2 * half.sin(), dt[:, None, None] * half.cos()
+    real, imaginary = t.square() * poles.square().sum(-1) - s.square(), -2 * s * t * poles[..., 0]
+    size = real.square() + imaginary.square()
+    real, imaginary = (real / size) @ weights, -(imaginary / size) @ weights  # (D, F, 8)
     sums = torch.stack([-s * imaginary[..., :4] - t * real[..., 4:], s * real[..., :4] - t * imaginary[..., 4:]], -1)
     cb, cp, pp, pb = sums.unbind(-2)
     correction = divide(multiply(cp, pb), s.new_tensor([1.0, 0.0]) + t * pp)
-    half_turn = polar(torch.ones_like(angle), angle / 2).unsqueeze(1)
-    return dt.unsqueeze(-1) * multiply(half_turn, cb - t * correction)
+    return dt[:, None, None] * multiply(polar(torch.ones_like(angle), angle / 2), cb - t * correction)
