@@ -123,6 +123,29 @@ def test_nan_in_the_padding_of_vectors_reaches_nothing():
     assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
 
 
+@pytest.mark.parametrize("norm", ["rms", "layer", "post"])
+def test_norms_and_heads(norm):
+    """The last norm is of the branches' kind, none after "post"; pieces, padding and configuration as ever."""
+    net = model("mf", norm=norm, head="affine", pooling="none")
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)  # no norm has its first scale or shift
+    bare = model("mf", norm=norm, head="none", pooling="none", d_output=6)
+    bare.load_state_dict({name: value for name, value in net.state_dict().items() if not name.startswith("head")})
+    inputs, valid = tokens(2, 9), torch.arange(9) < torch.tensor([[9], [4]])
+    whole = net(inputs, valid=valid)
+    torch.testing.assert_close(net(inputs), bare(inputs) @ net.head.weight.T + net.head.bias)
+    torch.testing.assert_close(whole[1, :4], net(inputs[1:, :4])[0])
+    assert not whole[1, 4:].any()
+    state, outputs = net.initial_state(2), []
+    for t in range(9):
+        y, state = net.step(inputs[:, t], state, active=valid[:, t])
+        outputs.append(y)
+    torch.testing.assert_close(torch.stack(outputs, 1), whole)
+    assert isinstance(net.norm, torch.nn.Identity) == (norm == "post")
+    assert SequenceModel(**net.config).config == net.config
+
+
 def test_learned_states_are_trained_and_start_at_zero():
     net, plain = model("ma", initial_state="learned"), model("ma")
     plain.load_state_dict(net.state_dict(), strict=False)
@@ -218,6 +241,8 @@ def test_deep_copies_are_independent():
         ({"d_input": 2, "pooling": "max"}, "pooling: got 'max'"),
         ({"d_input": 2, "head": "cubic"}, "head: got 'cubic'"),
         ({"d_input": 2, "initial_state": "random"}, "initial_state: got 'random'"),
+        ({"d_input": 2, "norm": "group"}, "norm: got 'group'"),
+        ({"d_input": 2, "head": "none"}, r"d_output: got 3, expected d_model \(6\) without a head"),
         ({"d_input": 2, "backend": "cuda"}, "backend: got 'cuda'"),
         ({"d_input": 2, "spec": "mZ"}, "'Z' at position 2"),
     ],

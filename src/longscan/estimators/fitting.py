@@ -40,7 +40,7 @@ def pick_device(name: str) -> torch.device:
 def minimise(
     model: nn.Module,
     loss_of: Callable[[np.ndarray], Tensor],
-    size: Callable[[np.random.RandomState], np.ndarray],
+    epoch: Callable[[np.random.RandomState], np.ndarray],
     *,
     epochs: int,
     batch_size: int,
@@ -50,10 +50,10 @@ def minimise(
 ) -> list[float]:
     """AdamW under a warm-up and a cosine, gradients clipped at norm 1. Returns the mean loss of each epoch.
 
-    size: the examples of an epoch, in the order in which they are shown; loss_of: the mean loss of some of them.
+    epoch: the examples of an epoch, in the order in which they are shown; loss_of: the mean loss of some of them.
     """
     optimizer = torch.optim.AdamW(optimizer_groups(model, weight_decay=weight_decay), lr=lr, fused=True)
-    order = size(random)
+    order = epoch(random)
     steps = epochs * math.ceil(len(order) / batch_size)
     warmup = max(1, round(WARMUP * steps))
     step, curve = 0, []
@@ -72,7 +72,7 @@ def minimise(
             losses.append(loss.item())
             step += 1
         curve.append(float(np.mean(losses)))
-        order = size(random)
+        order = epoch(random)
     model.eval()
     return curve
 
@@ -157,7 +157,7 @@ class SeriesEstimator(BaseEstimator):
             for first in range(0, len(collection), self.batch_size):
                 rows = np.arange(first, min(first + self.batch_size, len(collection)))
                 inputs, valid, elapsed = collection.batch(rows, self.mean_, self.scale_, self.time_unit_, device)
-                parts.append(self.model_(inputs, valid=valid, elapsed=elapsed).double().cpu().numpy())
+                parts.append(self.model_(inputs, valid=valid, elapsed=elapsed).cpu().double().numpy())
         return np.concatenate(parts)
 
     def network(self) -> SequenceModel:

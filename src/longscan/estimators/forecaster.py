@@ -149,7 +149,7 @@ class SSMForecaster(BaseEstimator):
         values, _, elapsed = part.batch(np.arange(1), self.mean_, self.scale_, self.time_unit_, device)
         ahead = None if elapsed is None else self._ahead(history, times_ahead, device)
         with torch.no_grad():
-            forecast = self.model_(values, elapsed=elapsed, elapsed_ahead=ahead)[0].double().cpu().numpy()
+            forecast = self.model_(values, elapsed=elapsed, elapsed_ahead=ahead)[0].cpu().double().numpy()
         forecast = forecast * self.scale_ + self.mean_
         if isinstance(y, pd.DataFrame):
             return pd.DataFrame(forecast, columns=y.columns)

@@ -13,6 +13,7 @@ from torch import nn
 
 from longscan.blocks.bidirectional import BidirectionalBlock
 from longscan.blocks.gated import GatedBlock
+from longscan.blocks.mamba import VARIANTS
 from longscan.models.language_model import LanguageModel
 from longscan.models.pooling import Pooling
 from longscan.models.sequence_model import Head, SequenceModel
@@ -91,7 +92,7 @@ def _two_sided(entry: BlockSpec, block: GatedBlock) -> BlockSpec:
     layer_settings, _ = settings_of(layer, entry["block"])
     options = {name: value for name, value in entry["options"].items() if name in layer_settings}
     if entry["options"].get("variant") == "aussm":
-        options = {"dt_init": "linear", "dt_bias_twice": True, "activates_input": True, **options}
+        options = {**VARIANTS["aussm"], **options}
     sizes = {"expand": block.d_inner // block.d_model, "d_conv": block.d_conv, "dropout": block.dropout.p, "variant": "own"}
     return BlockSpec(layer=layer, block="bidirectional", options={**sizes, **options})
 
