@@ -165,3 +165,30 @@ def events(folder: Path) -> Settings:
                 seed += 1
                 (place / f"{number:05}.bin").write_bytes(event_bytes(*events_of(seed, 20 + seed % 9, (34, 34))))
     return {"data_dir": str(folder), "valid_fraction": 0.2}
+
+
+@made_up("byte_text")
+def byte_text(folder: Path) -> Settings:
+    """Ten thousand bytes of words and numbers."""
+    draw = rng(0)
+    words = [f"{word} {number}" for word, number in zip(draw.choice(_WORDS, 700), draw.integers(0, 10**6, 700), strict=True)]
+    (folder / "text.txt").write_text(" ".join(words), encoding="utf-8")
+    return {"path": str(folder / "text.txt"), "window": 24, "valid_fraction": 0.2}
+
+
+def genomes(folder: Path) -> Settings:
+    """Three species with two regions each, of different shares of bases."""
+    for number, species in enumerate(("cat", "dog", "eel")):
+        for region in ("R1", "R2"):
+            draw = rng(hash_of(species + region))
+            bases = "".join(draw.choice(list("ACGT"), 1500, p=np.roll([0.4, 0.3, 0.2, 0.1], number)))
+            lines = [bases[start : start + 50] for start in range(0, len(bases), 50)]
+            (folder / f"{species}.{region}.fa").write_text(f">{species}|{region}\n" + "\n".join(lines) + "\n")
+    return {"data_dir": str(folder), "window": 40, "valid_size": 40, "test_size": 60}
+
+
+def hash_of(text: str) -> int:
+    return sum(ord(letter) * 31**place for place, letter in enumerate(text))
+
+
+MADE_UP["species"] = MADE_UP["dna_language"] = genomes

@@ -22,12 +22,15 @@ from longscan.tasks.classification import ClassificationTask
 from longscan.tasks.dynamics import HumanActivity
 from longscan.tasks.forecasting import Forecast
 from longscan.tasks.formal import WordTask
+from longscan.tasks.language import LanguageTask
 from longscan.tasks.lra import LraImage, Pathfinder
 from longscan.tasks.regression import RegressionTask
 from made_up import MADE_UP
 
 # Choices that go with other settings only; tests of their own have them.
 ALONE = (
+    "species-split=chromosome",
+    "dna_language-split=chromosome",
     "forecast-variant=384-96-96",
     "events-augment=True",
     "events-batching=packed",
@@ -76,7 +79,10 @@ def variants() -> Iterator[Any]:
 
 VARIANTS = list(variants())
 every_variant = pytest.mark.parametrize("task", VARIANTS)
-every_classifier = pytest.mark.parametrize("task", [v for v in VARIANTS if isinstance(v.values[0], ClassificationTask)])
+LABELLED = [v for v in VARIANTS if isinstance(v.values[0], ClassificationTask)]
+every_labelled = pytest.mark.parametrize("task", LABELLED)
+every_classifier = pytest.mark.parametrize("task", [v for v in LABELLED if not isinstance(v.values[0], LanguageTask)])
+every_language = pytest.mark.parametrize("task", [v for v in LABELLED if isinstance(v.values[0], LanguageTask)])
 every_regressor = pytest.mark.parametrize("task", [v for v in VARIANTS if isinstance(v.values[0], RegressionTask)])
 every_class = pytest.mark.parametrize("cls", [pytest.param(cls, id=name) for name, cls in TASKS.items()])
 
@@ -309,7 +315,21 @@ def test_loss_is_the_squared_error(task):
     assert list(rows[0]) == ["example", "step", *task.variables]
 
 
-@every_classifier
+@every_language
+def test_bits_of_a_token(task):
+    uniform, known = task.metrics("test"), task.metrics("test")
+    for batch in whole(task, "test"):
+        task.update(uniform, torch.zeros(*batch.targets.shape, task.num_classes), batch)
+        task.update(known, answer(task, batch, batch.targets), batch)
+    bits = uniform["bits"].compute().item()
+    assert bits == pytest.approx(log(task.num_classes) / log(2), rel=1e-5)
+    assert known["bits"].compute() < 1e-6
+    assert 0 < task.constant_score() < bits
+    assert task.scaled(task.constant_score()) == 0
+    assert not task.higher_is_better
+
+
+@every_labelled
 def test_loss_of_blind_guessing_is_log_k(task):
     batch = task.batch("valid", 0, 5)
     output = torch.zeros(*batch.targets.shape, task.num_classes, requires_grad=True)
@@ -391,10 +411,11 @@ def test_unknown_settings_and_choices_are_refused_by_name(cls):
 @every_class
 def test_a_missing_or_empty_file_is_named(cls, tmp_path):
     task = small(cls)
-    ending = "txt" if task.d_input is None or isinstance(task, HumanActivity | Forecast | LraImage | Pathfinder) else "csv"
+    texts = task.d_input is None or isinstance(task, HumanActivity | Forecast | LraImage | Pathfinder)
+    ending = "txt" if texts else "csv"
     with pytest.raises(ValueError, match=f"none.{ending}: can not be read: No such file"):
         task.read_inputs(tmp_path / f"none.{ending}")
     path = tmp_path / f"empty.{ending}"
     path.write_text("")
-    with pytest.raises(ValueError, match=f"empty.{ending}:(1:)? (holds no|can not be read|a header)"):
+    with pytest.raises(ValueError, match=f"empty.{ending}:(1:)? (holds no|can not be read|a header|is no FASTA)"):
         task.read_inputs(path)

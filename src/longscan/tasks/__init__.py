@@ -1,9 +1,11 @@
 """What to learn: languages, texts, images, series, with their losses, metrics and baselines; knows no model."""
 
+from longscan.tasks import dna as dna
 from longscan.tasks import dynamics as dynamics
 from longscan.tasks import events as events
 from longscan.tasks import forecasting as forecasting
 from longscan.tasks import formal as formal
+from longscan.tasks import language as language
 from longscan.tasks import lra as lra
 from longscan.tasks import timeseries as timeseries
 from longscan.tasks.base import TASKS as TASKS

@@ -15,6 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from longscan._files import cache_folder
+
 VERSION = 1  # of what is stored; a change of a reader's output must raise it
 Arrays = dict[str, np.ndarray]
 _log = logging.getLogger("longscan")
@@ -37,13 +39,6 @@ def first_existing(folder: Path, names: Sequence[str], wanted: str) -> Path:
         if (folder / name).exists():
             return folder / name
     raise FileNotFoundError(f"data_dir: {folder} holds no {' or '.join(names)}; {wanted}")
-
-
-def cache_folder() -> Path:
-    """Where arrays are kept."""
-    if own := os.environ.get("LONGSCAN_CACHE"):
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "longscan"
 
 
 def stored(name: str, sources: Iterable[Path], settings: object, make: Callable[[], Arrays]) -> Arrays:

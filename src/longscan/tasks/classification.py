@@ -34,7 +34,7 @@ class ClassificationTask(Task):
 
         Targets may also be shares of classes, (B, K) float.
         """
-        logits, targets = _answers(output, batch)
+        logits, targets = answered(output, batch)
         return F.cross_entropy(logits.float(), targets, reduction=reduction)
 
     def metrics(self, split: Split) -> "dict[str, Metric]":
@@ -56,7 +56,7 @@ class ClassificationTask(Task):
 
     def update(self, metrics: "dict[str, Metric]", output: Tensor, batch: Batch) -> None:
         """Enter a batch. output: (B, L, K), or (B, K) where pooled."""
-        logits, targets = _answers(output.detach(), batch)
+        logits, targets = answered(output.detach(), batch)
         choice = logits.argmax(-1)
         targets = targets.argmax(-1) if targets.is_floating_point() else targets
         for name in ("accuracy", "balanced_accuracy", "macro_f1", "confusion"):
@@ -69,7 +69,7 @@ class ClassificationTask(Task):
         return (score - chance) / (1 - chance)
 
 
-def _answers(output: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+def answered(output: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
     """The scored logits (n, K) and targets, (n,) classes or (n, K) shares."""
     if batch.targets is None:
         raise ValueError("batch: it has no targets, so its output can not be scored")

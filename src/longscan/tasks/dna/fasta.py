@@ -1,0 +1,48 @@
+"""FASTA files as numbered bases: A 0, C 1, G 2, T 3, anything else that stands for a base N 4; case is not looked at."""
+
+from pathlib import Path
+
+import numpy as np
+
+BASES = ("A", "C", "G", "T", "N")
+_OTHER = b"RYSWKMBDHVNX-*."  # codes for several bases, gaps
+_CODES = np.full(256, 255, np.uint8)
+for _letters in (_OTHER, _OTHER.lower()):
+    _CODES[np.frombuffer(_letters, np.uint8)] = 4
+for _number, _letters in enumerate((b"Aa", b"Cc", b"Gg", b"TtUu")):
+    _CODES[np.frombuffer(_letters, np.uint8)] = _number
+
+
+def read_fasta(path: Path) -> list[tuple[str, np.ndarray]]:
+    """Names and bases (n,) uint8 of the sequences of a file. ValueError naming file and line where it holds anything else."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ValueError(f"{path}: can not be read: {error.strerror}") from None
+    if not content.lstrip().startswith(b">"):
+        raise ValueError(f"{path}: is no FASTA file: its first line must start with '>'")
+    records = []
+    position = content.index(b">")
+    while position < len(content):
+        end = content.find(b"\n>", position)
+        record = content[position : len(content) if end < 0 else end]
+        name, _, body = record.partition(b"\n")
+        letters = np.frombuffer(body, np.uint8)
+        letters = letters[(letters != 10) & (letters != 13)]
+        codes = _CODES[letters]
+        if (codes == 255).any():
+            wrong = letters[(codes == 255).argmax()]
+            line = content.count(b"\n", 0, position + len(name) + 1 + body.find(bytes([wrong]))) + 1
+            raise ValueError(f"{path}:{line}: {bytes([wrong])!r} is no base")
+        if len(codes):
+            records.append((name[1:].split(None, 1)[0].decode("utf-8", "replace") if len(name) > 1 else "", codes))
+        position = len(content) if end < 0 else end + 1
+    if not records:
+        raise ValueError(f"{path}: holds no sequence")
+    return records
+
+
+def reverse_complement(bases: np.ndarray) -> np.ndarray:
+    """The other strand, read in its own direction. bases: (..., L)."""
+    flipped = bases[..., ::-1]
+    return np.where(flipped < 4, 3 - flipped, flipped)
