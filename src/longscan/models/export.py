@@ -71,7 +71,8 @@ def graph(module: nn.Module, example: Tensor, *, step: bool = False) -> Graph:
         example: inputs (B, L, D), or tokens (B, L), of the sizes that the graph is for; at least three steps.
         step: the graph of one step from a state, not of the whole sequence.
 
-    `torch.export.export(*graph(module, example))` gives the program. ValueError where the module cannot go step by step.
+    With `g = graph(module, example)`, `torch.export.export(g.module, g.arguments, dynamic_shapes=g.dynamic_shapes)` gives the
+    program. ValueError where the module cannot go step by step.
     """
     if example.shape[1] < 3:
         raise ValueError(f"example: got {example.shape[1]} steps, expected at least 3")
