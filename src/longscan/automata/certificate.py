@@ -30,7 +30,8 @@ SLICE = 100_000
 @dataclass
 class LocalProof:
     """problems: what fails, in words; none means proved. cases: how many were run. domains: for each op the values of its inputs
-    that occur, (cases, wires), where they were asked for."""
+    that occur, (cases, wires), where they were asked for.
+    """
 
     problems: list[str] = field(default_factory=list)
     cases: int = 0

@@ -58,7 +58,8 @@ class BlockCheck:
 @dataclass(frozen=True)
 class Certificate:
     """holds: the program is proved and the weights do what its tables say. safe_length: the longest word for which that gives
-    right answers, None for every length. dtype, backend: what this is about. problems: what fails, in words."""
+    right answers, None for every length. dtype, backend: what this is about. problems: what fails, in words.
+    """
 
     holds: bool
     safe_length: int | None

@@ -36,7 +36,8 @@ class PlannedBlock:
 @dataclass(frozen=True)
 class Plan:
     """blocks: in order. offsets: where the new value of a field stands, delayed: where its value of one step before does; dummy:
-    the constant's place, `constant` its value. d_model: width of the stream."""
+    the constant's place, `constant` its value. d_model: width of the stream.
+    """
 
     blocks: tuple[PlannedBlock, ...]
     offsets: dict[int, int]
@@ -126,7 +127,8 @@ def table_rows(program: Program, op: Op) -> list[Row]:
 
 def inner_width(program: Program, block: PlannedBlock, d_model: int) -> int:
     """Channels inside a block, a multiple of d_model: a constant, two for each row and delayed row, two for each counter, one for
-    each value of a flip-flop."""
+    each value of a flip-flop.
+    """
     channels = 1 + sum(sum(op_channels(program, program.ops[i], len(block.rows[i]))) for i in block.ops)
     return d_model * math.ceil(channels / d_model)
 

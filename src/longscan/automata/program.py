@@ -74,7 +74,8 @@ class Op:
 @dataclass(frozen=True)
 class LevelFields:
     """Where a level of the cascade lives. `sets`: the image sets P_h by number; `field`: the field that holds the number, None
-    where there is one set only; `ops`: the range of the ops that lead from this level's sets to those of the level below."""
+    where there is one set only; `ops`: the range of the ops that lead from this level's sets to those of the level below.
+    """
 
     level: int
     sets: tuple[int, ...]

@@ -10,7 +10,8 @@ from longscan.automata.dfa import DFA
 @dataclass(frozen=True)
 class Step:
     """After one letter: the automaton's state and answer, the sets P_H .. P_0 of the cascade, counters and flip-flops by name,
-    and the state that the model holds."""
+    and the state that the model holds.
+    """
 
     letter: str
     state: int
