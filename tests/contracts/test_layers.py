@@ -68,6 +68,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         {"d_state": 4, "init": "inv", "dt_min": 0.01, "dt_max": 0.5},
         {"d_state": 4, "init": "legs", "discretisation": "bilinear"},
         {"d_state": 4, "init": "real"},
+        {"d_state": 4, "init": "legs", "trained_B": True},
     ],
     "layer lru": [{"d_state": 5}, {"d_state": 5, "r_min": 0.9, "r_max": 0.999, "max_phase": 0.3}],
     "layer s5": [
@@ -89,7 +90,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     "layer attention": [
         {},
         {"head_dim": 2, "window": 3, "base": 100.0},
-        {"rotary_dim": 2, "window": 2},
+        {"rotary_dim": 2, "window": 2, "bias": True},
     ],
     "layer s7": [
         {"d_state": 3},

@@ -11,7 +11,7 @@ from longscan.numerics.rotary import turn
 
 def by_hand(layer: Attention, u: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
     """The equation at the top of the layer's file, one query after the other."""
-    q, k, v = (part.unflatten(-1, (layer.heads, layer.head_dim)) for part in linear(u, layer.in_proj).chunk(3, -1))
+    q, k, v = (part.unflatten(-1, (layer.heads, layer.head_dim)) for part in linear(u, layer.in_proj, layer.in_bias).chunk(3, -1))
     rates = torch.tensor(layer.frequencies, dtype=u.dtype)
     q, k = (turn(part, (position.unsqueeze(-1) * rates).unsqueeze(2)) for part in (q, k))
     y = torch.zeros_like(v)
@@ -19,13 +19,19 @@ def by_hand(layer: Attention, u: torch.Tensor, position: torch.Tensor) -> torch.
         first = 0 if layer.window is None else max(0, t + 1 - layer.window)
         scores = torch.einsum("bhp,bshp->bhs", q[:, t], k[:, first : t + 1]) / math.sqrt(layer.head_dim)
         y[:, t] = torch.einsum("bhs,bshp->bhp", scores.softmax(-1), v[:, first : t + 1])
-    return linear(y.flatten(2), layer.out_proj)
+    return linear(y.flatten(2), layer.out_proj, layer.out_bias)
 
 
 @pytest.mark.parametrize("timed", [False, True])
-@pytest.mark.parametrize("options", [{}, {"head_dim": 2, "base": 50.0}, {"window": 4}, {"rotary_dim": 2}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"head_dim": 2, "base": 50.0}, {"window": 4}, {"rotary_dim": 2}, {"bias": True}], ids=str
+)
 def test_equations(options, timed):
     layer = Attention(6, **{"head_dim": 3, **options}).double()
+    if layer.in_bias is not None:
+        with torch.no_grad():
+            layer.in_bias.normal_()
+            layer.out_bias.normal_()
     u = torch.randn(2, 11, 6, dtype=torch.float64)
     elapsed = torch.rand(2, 11, dtype=torch.float64) * 4 if timed else torch.ones(2, 11, dtype=torch.float64)
     y = layer(u, elapsed=elapsed if timed else None)

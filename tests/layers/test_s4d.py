@@ -2,7 +2,7 @@ import pytest
 import torch
 from dense_systems import real_form, simulate
 
-from longscan.layers import S4D
+from longscan.layers import S4D, marks
 from longscan.layers.base import Steps
 
 FORMS = pytest.mark.parametrize(
@@ -92,3 +92,19 @@ def test_the_initial_spectrum_is_stable(options):
 def test_impossible_settings_are_named(options, message):
     with pytest.raises(ValueError, match=message):
         S4D(4, **options)
+
+
+@pytest.mark.parametrize("init", ["lin", "legs"])
+def test_a_trained_input_map_is_a_factor_of_the_output_map(init):
+    """At the start B is what the minimal form absorbs in C; any other B does what C B does."""
+    full = S4D(4, d_state=8, init=init, trained_B=True).double()
+    minimal = S4D(4, d_state=8, init=init).double()
+    with torch.no_grad():
+        full.B.add_(torch.randn_like(full.B))
+    product = torch.view_as_complex(full.C) * torch.view_as_complex(full.B)
+    shared = {name: value for name, value in full.state_dict().items() if name != "B"}
+    minimal.load_state_dict({**shared, "C": torch.view_as_real(product)})
+    x, elapsed = torch.randn(2, 20, 4, dtype=torch.float64), torch.rand(2, 20, dtype=torch.float64)
+    torch.testing.assert_close(full(x), minimal(x))
+    torch.testing.assert_close(full(x, elapsed=elapsed), minimal(x, elapsed=elapsed))
+    assert (marks(full.B).lr_scale, marks(full.B).decay) == (0.1, False)

@@ -24,11 +24,6 @@ def stack(layer: str, block: str, count: int, **options) -> list[dict]:
     return [{"layer": layer, "block": block, "options": options}] * count
 
 
-def input_maps(model: SequenceModel, d_state: int) -> int:
-    """The thesis trains B of S4D, complex for each of N/2 pairs; here B is part of C."""
-    return sum(residual.block.layer.d_model * d_state for residual in model.stack)
-
-
 def layers(model: SequenceModel) -> int:
     return sum(count(residual.block.layer) for residual in model.stack)
 
@@ -36,11 +31,12 @@ def layers(model: SequenceModel) -> int:
 def test_table_3_of_the_thesis():
     """Six Mamba blocks of width 116 with 16 states, six Simple blocks of width 170 with 64. The counts ask for LayerNorm."""
     s6 = SequenceModel(stack("s6", "mamba", 6, d_state=16), d_model=116, norm="layer", **CIFAR)
-    s4d = SequenceModel(stack("s4d", "mamba", 6, d_state=16, init="legs"), d_model=116, norm="layer", **CIFAR)
-    simple = SequenceModel(stack("s4d", "simple", 6, d_state=64, init="legs"), d_model=170, norm="post", **CIFAR)
+    legs = {"init": "legs", "trained_B": True}
+    s4d = SequenceModel(stack("s4d", "mamba", 6, d_state=16, **legs), d_model=116, norm="layer", **CIFAR)
+    simple = SequenceModel(stack("s4d", "simple", 6, d_state=64, **legs), d_model=170, norm="post", **CIFAR)
     assert thousands(count(s6)) == 587
-    assert thousands(count(s4d) + input_maps(s4d, 16)) == 564
-    assert thousands(count(simple) + input_maps(simple, 64)) == 551
+    assert thousands(count(s4d)) == 564
+    assert thousands(count(simple)) == 551
     s4 = SequenceModel(stack("s4", "mamba", 6, d_state=16), d_model=116, norm="layer", **CIFAR)
     simple_s4 = SequenceModel(stack("s4", "simple", 6, d_state=64), d_model=170, norm="post", **CIFAR)
     assert thousands(count(s4)) == 587
@@ -48,8 +44,8 @@ def test_table_3_of_the_thesis():
     assert layers(s4) == 91_872  # printed as those of S6, and so they are
     # "In the SSP": printed 95k, 72k, 200k, which is 2.1k to 3.1k more than the layers hold by the thesis's own sizes.
     assert layers(s6) == 91_872
-    assert layers(s4d) + input_maps(s4d, 16) == 69_600
-    assert layers(simple) + input_maps(simple, 64) == 197_880
+    assert layers(s4d) == 69_600
+    assert layers(simple) == 197_880
 
 
 def test_sizes_that_the_thesis_names():
@@ -72,17 +68,16 @@ def test_sizes_that_the_thesis_names():
     ids=str,
 )
 def test_table_6_of_the_thesis(layer, block, width, options, printed):
-    model = SequenceModel(stack(layer, block, 6, d_state=16, **options), d_model=width, **IMDB)
-    branches = 2 if block == "bidirectional" else 1
-    extra = branches * input_maps(model, 16) if layer == "s4d" else 0
-    assert thousands(count(model) + extra) == printed
+    trained = {"trained_B": True} if layer == "s4d" else {}
+    model = SequenceModel(stack(layer, block, 6, d_state=16, **trained, **options), d_model=width, **IMDB)
+    assert thousands(count(model)) == printed
 
 
 def test_table_6_of_the_thesis_where_it_is_not_exact():
     """575k and 1200k are printed; the second in round numbers."""
-    s4d = SequenceModel(stack("s4d", "mamba", 6, d_state=16), d_model=116, **IMDB)
+    s4d = SequenceModel(stack("s4d", "mamba", 6, d_state=16, trained_B=True), d_model=116, **IMDB)
     matched = SequenceModel(stack("s6", "mamba", 6, d_state=16), d_model=170, **IMDB)
-    assert count(s4d) + input_maps(s4d, 16) == 575_942
+    assert count(s4d) == 575_942
     assert count(matched) == 1_219_412
 
 
@@ -139,13 +134,13 @@ def test_blocks_of_the_mamba_article():
 
 
 def test_attention_of_the_mamba_article():
-    """Table 2: six layers of attention and feed-forward, 598K; its attention has biases, 4 d a layer, and LayerNorm."""
+    """Table 2: six layers of attention and feed-forward, 598K; with biases and LayerNorm."""
     pair = [
-        {"layer": "attention", "options": {"head_dim": 16}},
+        {"layer": "attention", "options": {"head_dim": 16, "bias": True}},
         {"layer": None, "block": "feed_forward", "options": {"d_hidden": 128}},
     ]
     model = SequenceModel(pair * 6, d_model=128, d_input=1, d_output=10, norm="layer")
-    assert thousands(count(model.blocks) + 6 * 4 * 128) == 598
+    assert thousands(count(model.blocks)) == 598
 
 
 def test_complex_eigenvalues_cost_what_table_4_says():

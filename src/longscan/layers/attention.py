@@ -59,6 +59,7 @@ class Attention(SequenceLayer):
         window: how many steps a step sees, itself included; None: all.
         rotary_dim: how many features of a head turn with the position, even; None: all (but one, where P is odd).
         base: of the frequencies.
+        bias: biases in both projections.
 
     Elapsed time adds to the position. The state is `AttentionState`.
     """
@@ -71,6 +72,7 @@ class Attention(SequenceLayer):
         window: int | None = None,
         rotary_dim: int | None = None,
         base: float = 10_000.0,
+        bias: bool = False,
     ) -> None:
         super().__init__()
         self.d_model, self.head_dim = d_model, head_width(d_model, head_dim)
@@ -85,6 +87,8 @@ class Attention(SequenceLayer):
         bound = 1 / math.sqrt(d_model)
         self.in_proj = nn.Parameter(torch.empty(3 * d_model, d_model).uniform_(-bound, bound))
         self.out_proj = nn.Parameter(torch.empty(d_model, d_model).uniform_(-bound, bound))
+        self.in_bias = nn.Parameter(torch.zeros(3 * d_model)) if bias else None
+        self.out_bias = nn.Parameter(torch.zeros(d_model)) if bias else None
 
     def run(self, x: Tensor, state: State, steps: Steps) -> tuple[Tensor, State]:
         """See the top of the file."""
@@ -106,7 +110,7 @@ class Attention(SequenceLayer):
         rows, last_seq_idx = restarted_rows(state.last_seq_idx, steps.valid, steps.seq_idx)
         flags = step_flags(batch, length, steps.valid, steps.seq_idx, x)
         valid = torch.ones(batch, length, dtype=torch.bool, device=x.device) if steps.valid is None else steps.valid
-        q, k, v = linear(x, self.in_proj).view(batch, length, 3, self.heads, self.head_dim).unbind(2)
+        q, k, v = linear(x, self.in_proj, self.in_bias).view(batch, length, 3, self.heads, self.head_dim).unbind(2)
         keys, values = (torch.cat([old.to(new.dtype), new], 1) for old, new in ((state.keys, k), (state.values, v)))
 
         tick = torch.ones_like(valid, dtype=x.dtype) if steps.elapsed is None else steps.elapsed
@@ -128,7 +132,7 @@ class Attention(SequenceLayer):
         fusing = nullcontext() if torch.compiler.is_compiling() or not transformed() else sdpa_kernel(SDPBackend.MATH)
         with fusing:
             y = scaled_dot_product_attention(queries, turned, values.transpose(1, 2), attn_mask=mask, is_causal=plain)
-        y = hide_padding(linear(y.transpose(1, 2).flatten(2), self.out_proj), steps.valid)
+        y = hide_padding(linear(y.transpose(1, 2).flatten(2), self.out_proj, self.out_bias), steps.valid)
 
         if flags is not None:
             ended = pad(segment, (held, 0)) != segment[:, -1:]

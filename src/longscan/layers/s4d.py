@@ -7,7 +7,8 @@ a, b: of zero-order hold (section 3.1, the default) or of the bilinear rule. Wit
 
 As a convolution (FFT) or as a recurrence, with the same result: the convolution serves rows with even steps, the recurrence
 single steps, elapsed times and packed rows. B is 1, absorbed in C as in the paper's minimal form; for the init "legs" C starts
-multiplied by HiPPO's B. The paper's GELU, dropout and GLU belong to the block around.
+multiplied by HiPPO's B. The authors' full form trains B beside C: with `trained_B` C B stands in the place of C, and x stays the
+same. The paper's GELU, dropout and GLU belong to the block around.
 """
 
 from typing import Literal
@@ -39,6 +40,7 @@ class S4D(SequenceLayer):
         init: eigenvalues at the start: "lin", "inv", "legs" or "real".
         discretisation: "zoh" or "bilinear".
         dt_min, dt_max: initial range of dt, log-uniform.
+        trained_B: B is a parameter of its own.
         backend: of `longscan.ops.linear_scan`, which runs the recurrence.
 
     The state is `ScanState` with ssm (B, D, N/2, 2). Eigenvalues and dt learn at a tenth of the rate, without decay.
@@ -53,6 +55,7 @@ class S4D(SequenceLayer):
         discretisation: Literal["zoh", "bilinear"] = "zoh",
         dt_min: float = 1e-3,
         dt_max: float = 0.1,
+        trained_B: bool = False,
         backend: str = "auto",
     ) -> None:
         super().__init__()
@@ -64,7 +67,8 @@ class S4D(SequenceLayer):
         self.discretisation: Literal["zoh", "bilinear"] = discretisation
         self.backend = backend
         eigenvalues = diagonal_eigenvalues(d_state, init).expand(d_model, -1, -1)
-        coefficients = multiply(complex_normal((d_model, d_state // 2)), diagonal_input(d_state, init))
+        coefficients, start = complex_normal((d_model, d_state // 2)), diagonal_input(d_state, init)
+        coefficients = coefficients if trained_B else multiply(coefficients, start)
 
         def slow(values: Tensor) -> nn.Parameter:
             parameter = nn.Parameter(values.to(torch.get_default_dtype()).clone())
@@ -73,12 +77,17 @@ class S4D(SequenceLayer):
         self.A_log = slow((-eigenvalues[..., 0]).log())
         self.A_imag = slow(eigenvalues[..., 1])
         self.log_dt = slow(initial_dt((d_model,), dt_min, dt_max, stored_as="log"))
+        self.B = slow(start.expand(d_model, -1, -1)) if trained_B else None
         self.C = mark(nn.Parameter(coefficients.to(torch.get_default_dtype())), "ssm", keep_float32=True)
         self.D = mark(nn.Parameter(torch.randn(d_model)), "ssm", keep_float32=True)
 
     def eigenvalues(self) -> Tensor:
         """A: pairs (D, N/2, 2)."""
         return torch.stack([-self.A_log.exp(), self.A_imag], -1)
+
+    def coefficients(self) -> Tensor:
+        """C B: pairs (D, N/2, 2)."""
+        return self.C if self.B is None else multiply(self.C, self.B)
 
     def run(self, x: Tensor, state: State, steps: Steps) -> tuple[Tensor, State]:
         """See the top of the file."""
@@ -100,7 +109,7 @@ class S4D(SequenceLayer):
         It is A x that runs: (A x)_k = a (A x)_{k-1} + (a - 1) u_k takes one complex number a step where x would take two.
         """
         eigenvalues = self.eigenvalues()
-        readout = divide(self.C, eigenvalues) * self.C.new_tensor([2.0, -2.0])
+        readout = divide(self.coefficients(), eigenvalues) * self.C.new_tensor([2.0, -2.0])
         flags = step_flags(u.shape[0], u.shape[1], steps.valid, steps.seq_idx, u)
 
         def chunk(
@@ -123,7 +132,7 @@ class S4D(SequenceLayer):
 
     def convolve(self, u: Tensor, initial: Tensor | None, valid: Tensor | None) -> tuple[Tensor, Tensor]:
         """As `recur` with even steps, by FFT."""
-        length = u.shape[1]
+        length, coefficients = u.shape[1], self.coefficients()
         dt = self.log_dt.exp().unsqueeze(-1)
         log_a = log_step(self.eigenvalues(), dt, self.discretisation)
         _, b = discretise(self.eigenvalues(), dt, self.discretisation)
@@ -134,10 +143,11 @@ class S4D(SequenceLayer):
             first, count = valid.to(torch.int8).argmax(1), valid.sum(1)
             turned = (position + (first + count).unsqueeze(1)) % length
             latest_last = u.gather(1, turned.unsqueeze(-1).expand_as(u))
-        y = long_conv(u, diagonal_kernel(log_a, multiply(self.C, b), length))
+        y = long_conv(u, diagonal_kernel(log_a, multiply(coefficients, b), length))
         final = multiply(diagonal_final_state(log_a, latest_last), b)
         if initial is not None:
-            decaying = diagonal_kernel(log_a, multiply(multiply(self.C, exponential(log_a)), initial), length).transpose(1, 2)
+            since_start = multiply(multiply(coefficients, exponential(log_a)), initial)
+            decaying = diagonal_kernel(log_a, since_start, length).transpose(1, 2)
             since = (position - first.unsqueeze(1)).clamp(min=0)
             y = y + decaying.gather(1, since.unsqueeze(-1).expand_as(decaying))
             final = final + multiply(power(log_a, count.view(-1, 1, 1)), initial)
