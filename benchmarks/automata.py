@@ -1,14 +1,15 @@
 """What the compiler of automata shows, measured on real models on the CPU.
 
-    python benchmarks/automata.py table      the named cases on every backend: all words up to length 8, 1,000 of length 1,000,
-                                             and one of 1,000,000 for four of them; about half an hour of one core
+    python benchmarks/automata.py table      the named cases on every backend: all words up to length 8, 1,000 of length 1,000;
+                                             about ten minutes of one core
+    python benchmarks/automata.py million    a word of 1,000,000 letters for four of them, on every backend; as long again
     python benchmarks/automata.py random     1,000 random automata of 2 to 10 states: compiled and certified, or refused rightly
     python benchmarks/automata.py mutants    500 single-entry corruptions of compiled cascades that change the language
     python benchmarks/automata.py survival   what of the exact weights survives noise, bfloat16, weight decay and training
     ... --quick                              a few of each, nothing written
 
-Writes DIR/table.jsonl, random.jsonl, mutants.jsonl, survival.jsonl and survival.png, DIR being results/automata unless --out is
-given. Exits with 1 where an answer is wrong.
+Writes a file of its name into DIR, table.jsonl and so on, and survival.png; DIR is results/automata unless --out is given. Exits
+with 1 where an answer is wrong.
 """
 
 import argparse
@@ -64,6 +65,10 @@ def named_cases(quick: bool) -> Iterator[dict[str, Any]]:
             short = words_up_to(compiled.dfa, 8 if len(compiled.dfa.alphabet) == 2 or not quick else 5)
             thousand = random_words(compiled, 20 if quick else 1000, 100 if quick else 1000)
             yield row | {"words": [list(short.shape), list(thousand.shape)], **mistakes(compiled, short, thousand)}
+
+
+def long_cases(quick: bool) -> Iterator[dict[str, Any]]:
+    """One word of a million letters, a row for each of four cases and backend."""
     for backend in BACKENDS[: 2 if quick else 3]:
         for name in LONG:
             compiled = automata.compile(automata.named(name), backend=backend)
@@ -257,9 +262,9 @@ def summary(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def main() -> int:
-    """Run one of the four."""
+    """Run one of the five."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("what", choices=("table", "random", "mutants", "survival"))
+    parser.add_argument("what", choices=("table", "million", "random", "mutants", "survival"))
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "automata")
     parser.add_argument("--quick", action="store_true")
     given = parser.parse_args()
@@ -272,7 +277,8 @@ def main() -> int:
             write_row(given.out / "mutants.jsonl", counts, command, first=True)
         return int(counts.get("missed", 0) > 0)
     rows = []
-    for row in {"table": named_cases, "random": random_cases, "survival": survival_cases}[given.what](given.quick):
+    cases = {"table": named_cases, "million": long_cases, "random": random_cases, "survival": survival_cases}[given.what]
+    for row in cases(given.quick):
         rows.append(row)
         if not given.quick:
             write_row(given.out / f"{given.what}.jsonl", row, command, first=len(rows) == 1)

@@ -56,8 +56,9 @@ def test_every_named_case(name, backend):
 
 SPECS = {  # blocks, counters, flip-flops
     "parity": ("am", (2,), ()), "mod 6": ("am", (2, 3), ()), "(ab)*": ("mmmm", (), (2, 2)),
-    "Dyck depth 8": ("m" * 18, (), (2,) * 9), "S3": ("aam", (2, 3), ()), "A4": ("aam", (3, 2, 2), ()), "S4": ("aaam", (2, 3, 2, 2), ()), "Q8": ("aam", (2, 2, 2), ()),
-    "F20 on 5 points": ("aam", (4, 5), ()), "flip-flop and parity": ("amm", (2,), (3,)), "S3 and resets": ("aamm", (2, 3), (3,)),
+    "Dyck depth 8": ("m" * 18, (), (2,) * 9), "S3": ("aam", (2, 3), ()), "A4": ("aam", (3, 2, 2), ()),
+    "S4": ("aaam", (2, 3, 2, 2), ()), "Q8": ("aam", (2, 2, 2), ()), "F20 on 5 points": ("aam", (4, 5), ()),
+    "flip-flop and parity": ("amm", (2,), (3,)), "S3 and resets": ("aamm", (2, 3), (3,)),
 }  # fmt: skip
 
 
@@ -205,6 +206,8 @@ def test_limits_say_that_nothing_is_known():
         automata.compile(automata.mod(2), dtype="float16")
     with pytest.raises(ValueError, match="phase: got 'wrapped'"):
         automata.compile(automata.mod(2), phase="wrapped")
+    with pytest.raises(ValueError, match="backend: got 'cuda'"):
+        automata.compile(automata.mod(2), backend="cuda")
     with pytest.raises(ValueError, match="layout: got 'mm'"):
         automata.size(automata.mod(2), layout="mm")
     with pytest.raises(ValueError, match="series: got 'long'"):

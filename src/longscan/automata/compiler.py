@@ -27,6 +27,7 @@ from longscan.automata.skeleton import members
 from longscan.automata.tracing import Step, Trace
 from longscan.automata.weights import Phase, build_model
 from longscan.models import SequenceModel
+from longscan.ops._dispatch import BACKENDS
 
 AUTOMATON = "automaton.json"
 MAX_PARAMETERS = 20_000_000
@@ -102,6 +103,8 @@ def compile_dfa(
     """
     if dtype not in DTYPES:
         raise ValueError(f"dtype: got {dtype!r}, expected one of {tuple(DTYPES)}")
+    if backend not in ("auto", *BACKENDS):
+        raise ValueError(f"backend: got {backend!r}, expected 'auto' or one of {BACKENDS}")
     if phase not in ("grid", "float"):
         raise ValueError(f"phase: got {phase!r}, expected 'grid' or 'float'")
     report, program, layout_plan = _translate(dfa, series, layout, minimise=minimise)
