@@ -23,12 +23,13 @@ def oscillator_step(stiffness: Tensor, dt: Tensor, rule: OscillatorRule = "im") 
     """
     if rule not in OSCILLATOR_RULES:
         raise ValueError(f"rule: got {rule!r}, expected one of {OSCILLATOR_RULES}")
-    stiffness, dt = torch.broadcast_tensors(stiffness, dt)
+    pull = dt * stiffness
+    dt = dt.expand_as(pull)
     if rule == "im":
-        shrink = 1 / (1 + dt.square() * stiffness)
-        entries = (shrink, -dt * stiffness * shrink, dt * shrink, shrink)
+        shrink = 1 / (1 + dt * pull)
+        entries = (shrink, -pull * shrink, dt * shrink, shrink)
         inputs = (dt * shrink, dt.square() * shrink)
     else:
-        entries = (torch.ones_like(dt), -dt * stiffness, dt, 1 - dt.square() * stiffness)
+        entries = (torch.ones_like(pull), -pull, dt, 1 - dt * pull)
         inputs = (dt, dt.square())
-    return torch.stack(entries, -1).view(*dt.shape, 2, 2), torch.stack(inputs, -1)
+    return torch.stack(entries, -1).view(*pull.shape, 2, 2), torch.stack(inputs, -1)

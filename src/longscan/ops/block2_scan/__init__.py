@@ -65,11 +65,11 @@ def block2_scan(
 
     out, wide = torch.promote_types(M.dtype, f.dtype), state_dtype(M, f, initial_state)
     columns = pairs or f.is_complex()
-    parts = [to_pairs(part, wide) if columns else part.to(wide).unsqueeze(-1) for part in (f, initial_state)]
+    drive, start = (to_pairs(part, wide) if columns else part.to(wide).unsqueeze(-1) for part in (f, initial_state))
     chosen = resolve("block2_scan", backend, f, NATIVE_BACKENDS)
     with without_autocast(f):
         scan = reference.block2_scan if chosen == "reference" else eager.block2_scan
-        x, final = scan(M.to(wide), *parts, flags)
+        x, final = scan(M.to(wide), drive, start, flags)
     if not columns:
         return x.squeeze(-1).to(out), final.squeeze(-1)
     return in_form_of(x.contiguous(), f).to(out), in_form_of(final.contiguous(), f)
