@@ -258,6 +258,16 @@ def test_a_run_that_stops_before_its_average_starts_ends_with_the_last_weights(t
     assert run.evaluate("test").values["accuracy"] == run.result["value"]
 
 
+@pytest.mark.parametrize("settings", [{}, {"average": 0.5, "select": "average"}])
+def test_a_solved_task_ends_the_run(tiny: Any, tmp_path: Path, settings: dict[str, Any]) -> None:
+    run = train(tiny(steps=50, eval_every=2, solved_at=1e-9, solved_for=3, **settings), tmp_path / "solved")
+    assert run.result is not None
+    assert (run.result["steps"], run.result["stopped_early"]) == (6, True)
+    run = train(tiny(steps=10, eval_every=2, solved_at=1.1, solved_for=1, **settings), tmp_path / "never")
+    assert run.result is not None
+    assert (run.result["steps"], run.result["stopped_early"]) == (10, False)
+
+
 def test_curriculum_shows_in_the_log(tiny: Any, tmp_path: Path) -> None:
     run = train(tiny(steps=6, curriculum=CurriculumSettings(start=4, end=7, threshold=0.0, every=2)), tmp_path)
     assert [row["max_length"] for row in logged(run) if row["split"] == "train"] == [4, 4, 6, 6, 7, 7]

@@ -88,17 +88,17 @@ class AUSSM(SequenceLayer):
 
         def coefficients() -> nn.Parameter:  # (..., 2): magnitude before the softplus, phase in radians
             values = complex_normal((d_state,) if shared else (d_model, d_state))
-            return mark(nn.Parameter(values.to(torch.get_default_dtype())), "ssm", keep_float32=True)
+            return mark(nn.Parameter(values.to(torch.get_default_dtype())), "ssm", decay=False, keep_float32=True)
 
         spread = 1 / math.sqrt(d_model) if angle_spread is None else angle_spread
         self.x_proj = mark(uniform(rank, d_model, bound=1 / math.sqrt(d_model)), "selector")
         self.dt_proj = mark(uniform(d_model, rank, bound=1 / math.sqrt(rank)), "selector")
-        self.dt_bias = mark(uniform(d_model, bound=1 / math.sqrt(rank)), "selector", keep_float32=True)
-        self.angle_proj = mark(uniform(d_model, d_state, d_model, bound=spread), "ssm", keep_float32=True)
-        self.angle_bias = mark(uniform(d_model, d_state, bound=math.pi), "ssm", keep_float32=True)
+        self.dt_bias = mark(uniform(d_model, bound=1 / math.sqrt(rank)), "selector", decay=False, keep_float32=True)
+        self.angle_proj = mark(uniform(d_model, d_state, d_model, bound=spread), "ssm", decay=False, keep_float32=True)
+        self.angle_bias = mark(uniform(d_model, d_state, bound=math.pi), "ssm", decay=False, keep_float32=True)
         self.B = coefficients()
         self.C = coefficients()
-        self.D = mark(nn.Parameter(torch.ones(d_model)), "ssm", keep_float32=True)
+        self.D = mark(nn.Parameter(torch.ones(d_model)), "ssm", decay=False, keep_float32=True)
 
     def angles(self, u: Tensor) -> Tensor:
         """theta (..., D, N) in radians for inputs u (..., D) to the scan, without any factor Delta."""

@@ -167,6 +167,10 @@ class TrainingSettings:
         eval_batches: validation batches; 0 is the whole split (an endless split needs a number).
         test_batches: the same for the test split.
         patience: validations without improvement after which training stops; 0 never stops.
+        solved_at: validation score from which the task counts as solved; solved_for such validations of the weights that `select`
+            names, one after the other, end the training, whatever is left of the steps. 0 never does. Where validation has the
+            test's lengths and not the training's, as for the formal languages, this chooses by them: say so beside the score.
+        solved_for: see solved_at.
         checkpoint_every: steps between checkpoints, beside the one at each validation; 0 writes those alone.
         log_every: steps between two rows of the training log.
         seed: of the weights, and of the data unless data_seed says otherwise.
@@ -203,6 +207,8 @@ class TrainingSettings:
     eval_batches: int = 0
     test_batches: int = 0
     patience: int = 0
+    solved_at: float = 0.0
+    solved_for: int = 3
     checkpoint_every: int = 0
     log_every: int = 50
     seed: int = 0
@@ -246,6 +252,8 @@ class TrainingSettings:
                 "eval_batches": _COUNT_OR_OFF,
                 "test_batches": _COUNT_OR_OFF,
                 "patience": _COUNT_OR_OFF,
+                "solved_at": _NOT_NEGATIVE,
+                "solved_for": _COUNT,
                 "checkpoint_every": _COUNT_OR_OFF,
                 "log_every": _COUNT,
                 "seed": _COUNT_OR_OFF,
@@ -263,8 +271,9 @@ class TrainingSettings:
             raise refuse("training.warmup", self.warmup, f"warmup, {others} together within steps ({self.steps})")
         if self.select == "average" and not self.average:
             raise refuse("training.select", self.select, "training.average above 0, or select last or best")
-        if self.patience and not self.eval_every:
-            raise refuse("training.patience", self.patience, "eval_every above 0")
+        for name in ("patience", "solved_at"):
+            if getattr(self, name) and not self.eval_every:
+                raise refuse(f"training.{name}", getattr(self, name), "eval_every above 0")
 
     def max_batches(self, split: Split) -> int:
         """Batches in an evaluation on a split; 0 stands for all of them."""

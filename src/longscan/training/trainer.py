@@ -58,6 +58,7 @@ class Progress:
     seconds: float = 0.0
     longest: int = 0
     waited: int = 0
+    solved: int = 0
     averaged: int = 0
     best: dict[str, Any] | None = None
     valid: dict[str, float | None] = field(default_factory=dict)
@@ -247,6 +248,16 @@ class Trainer:
         else:
             self.at.waited += 1
             self.at.stopped_early = bool(self.training.patience) and self.at.waited >= self.training.patience
+        if self.training.solved_at:
+            self.at.solved = self.at.solved + 1 if self._is_solved() else 0
+            self.at.stopped_early |= self.at.solved >= self.training.solved_for
+
+    def _is_solved(self) -> bool:
+        """Whether the weights that the run would end with have just scored `solved_at` on validation."""
+        value = self.at.valid.get("average" if self.training.select == "average" else "last")
+        if value is None:
+            return False
+        return value >= self.training.solved_at if self.task.higher_is_better else value <= self.training.solved_at
 
     def _improves(self, scores: Scores) -> bool:
         """Whether this validation beats the best; between equal metrics the smaller loss wins."""
