@@ -20,8 +20,9 @@ import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +44,9 @@ PRODUCT_LIMIT = 5_000
 CELLS = 20_000_000  # numbers in a residual stream at once
 
 
-def named_cases(quick: bool) -> Iterator[dict[str, Any]]:
+def named_cases(quick: bool, only: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
     """The named cases: a row for each case and backend, or one with the reason of the refusal."""
-    for name in automata.NAMED:
+    for name in only or automata.NAMED:
         dfa = automata.named(name)
         for backend in BACKENDS[: 2 if quick else 3]:
             try:
@@ -266,6 +267,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("what", choices=("table", "million", "random", "mutants", "survival"))
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "automata")
+    parser.add_argument("--only", nargs="+", default=(), help="of `table`: these cases")
     parser.add_argument("--quick", action="store_true")
     given = parser.parse_args()
     torch.set_num_threads(1)
@@ -277,7 +279,8 @@ def main() -> int:
             write_row(given.out / "mutants.jsonl", counts, command, first=True)
         return int(counts.get("missed", 0) > 0)
     rows = []
-    cases = {"table": named_cases, "million": long_cases, "random": random_cases, "survival": survival_cases}[given.what]
+    table = partial(named_cases, only=given.only)
+    cases = {"table": table, "million": long_cases, "random": random_cases, "survival": survival_cases}[given.what]
     for row in cases(given.quick):
         rows.append(row)
         if not given.quick:
