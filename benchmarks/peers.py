@@ -2,7 +2,7 @@
 
 Functions take float32 tensors and return y. The loops are what one writes first; `associative` is torch's own scan; mambapy and
 transformers are called as their users call them. Peers of the scans take (u, dt, A, B, C, D, z, dt_bias) for S6, with softplus
-inside, and (u, dt, W, bias, B, C, D, z) for AUSSM, with the projection to angles inside.
+inside, (u, dt, W, bias, B, C, D, z) for AUSSM, with the projection to angles inside, and (x, dt, A, B, C, D) for Mamba-2's heads.
 """
 
 from collections.abc import Callable
@@ -38,6 +38,24 @@ def s6_transformers(u: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: T
     first = [x.transpose(1, 2) for x in (u, dt, B, C, z)]
     y = mamba_selective_scan(first[0], first[1], A, first[2], first[3], D=D, z=first[4], delta_bias=dt_bias, delta_softplus=True)
     return y.transpose(1, 2)
+
+
+def ssd_loop(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor) -> Tensor:
+    """A plain loop over time, for one group of heads."""
+    decay, entering = torch.exp(dt * A), dt.unsqueeze(-1) * x
+    h = x.new_zeros(x.shape[0], *x.shape[2:], B.shape[-1])
+    outputs = []
+    for decay_t, entering_t, B_t, C_t in zip(decay.unbind(1), entering.unbind(1), B.unbind(1), C.unbind(1), strict=True):
+        h = decay_t[..., None, None] * h + entering_t.unsqueeze(-1) * B_t.unsqueeze(2)
+        outputs.append(torch.matmul(h, C_t.unsqueeze(-1)).squeeze(-1))
+    return torch.stack(outputs, 1) + D.unsqueeze(-1) * x
+
+
+def ssd_transformers(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor) -> Tensor:
+    """The scan of transformers' Mamba2Mixer where no CUDA kernels are installed, in its chunks of 256."""
+    from transformers.models.mamba2.modeling_mamba2 import mamba2_chunk_scan
+
+    return mamba2_chunk_scan(x, dt, A, B, C, 256, D=D)
 
 
 def s6_mambapy(u: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, z: Tensor, dt_bias: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import peers
-from longscan.ops import selective_scan, unitary_scan
+from longscan.ops import selective_scan, ssd_scan, unitary_scan
 
 Shape = dict[str, int]
 
@@ -29,7 +29,7 @@ class Peer:
 
 @dataclass(frozen=True)
 class Scan:
-    """A scan op. needs: (peer, "forward" or "forward_backward") -> how many times faster ours must be."""
+    """A scan op. needs: (peer, "forward" or "forward_backward") -> how many times faster ours must be; backend: of ours."""
 
     op: str
     inputs: Callable[..., list[Tensor]]
@@ -42,6 +42,7 @@ class Scan:
     needs: dict[tuple[str, str], float]
     tolerance: float = 1e-4  # of y and every gradient against float64, relative to the largest entry
     extra_memory: float = 0.5  # at long_shape, as a share of inputs, outputs and gradients
+    backend: str = "cpu"
 
 
 def _draw(seed: int = 0) -> tuple[torch.Generator, Callable[..., Tensor]]:
@@ -87,6 +88,22 @@ def aussm(*inputs: Tensor) -> Tensor:
     return unitary_scan(*inputs, backend="cpu")[0]
 
 
+def ssd_inputs(shape: Shape, dtype: torch.dtype, *, gradients: bool = False) -> list[Tensor]:
+    """x, dt, A, B, C, D of heads of width 64 (or D), with Mamba-2's initial A and step sizes."""
+    B, L, D, N = (shape[name] for name in "BLDN")
+    generator, normal = _draw()
+    width = min(D, 64)
+    heads = D // width
+    step = torch.exp(torch.rand(B, L, heads, generator=generator, dtype=torch.float64) * 4.6 - 6.9)  # 0.001 to 0.1
+    A = -1 - 15 * torch.rand(heads, generator=generator, dtype=torch.float64)
+    return _finish([normal(B, L, heads, width), step, A, normal(B, L, 1, N), normal(B, L, 1, N), normal(heads)], dtype, gradients)
+
+
+def ssd(*inputs: Tensor) -> Tensor:
+    """Our op."""
+    return ssd_scan(*inputs, backend="eager")[0]
+
+
 SCANS: dict[str, Scan] = {
     "s6": Scan(
         op="selective_scan",
@@ -122,6 +139,22 @@ SCANS: dict[str, Scan] = {
             ("plain torch separable", "forward"): 60.0,
             ("plain torch separable", "forward_backward"): 40.0,
         },
+    ),
+    "ssd": Scan(
+        op="ssd_scan",
+        backend="eager",
+        inputs=ssd_inputs,
+        ours=ssd,
+        reference=peers.ssd_loop,
+        shape={"B": 2, "L": 1024, "D": 512, "N": 128},
+        quick_shape={"B": 2, "L": 70, "D": 128, "N": 5},
+        long_shape={"B": 1, "L": 16384, "D": 512, "N": 128},
+        peers={
+            "plain torch loop": Peer(peers.ssd_loop),
+            "transformers, slow path": Peer(peers.ssd_transformers),
+        },
+        needs={("transformers, slow path", "forward"): 2.0, ("transformers, slow path", "forward_backward"): 1.5},
+        extra_memory=3.0,
     ),
 }
 

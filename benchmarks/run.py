@@ -1,7 +1,7 @@
 """Speed and memory of the CPU kernels beside their peers, in one process, correctness first.
 
     python benchmarks/run.py                    everything: about a quarter of an hour on two quiet cores
-    python benchmarks/run.py --only s6 token    some of: s6, aussm, block, token
+    python benchmarks/run.py --only s6 token    some of: s6, aussm, ssd, block, token
     python benchmarks/run.py --quick            small shapes, two runs, no files: does it work?
 
 Every implementation is first compared with float64. Appends rows to DIR/cpu.jsonl and rewrites DIR/cpu.md and DIR/cpu.png, DIR
@@ -96,12 +96,13 @@ def row(
     *,
     error: float | None,
     memory: Memory | None = None,
+    backend: str = "cpu",
 ) -> dict[str, Any]:
     """One measurement in the schema of the records, with every run beside the medians."""
     ours = name == OURS
     return {
         "op": op,
-        "backend": "cpu" if ours else None,
+        "backend": backend if ours else None,
         "peer": None if ours else name,
         "shape": shape,
         "forward_ms": forward.median if forward else None,
@@ -184,14 +185,14 @@ def measure_scan(name: str, scan: Scan, runs: int, quick: bool, report: Report) 
         )
         cells = label, spread(runs_of[0]), spread(runs_of[1]), ns, published, slower, f"{errors[label]:.1e}"
         report.line("| " + " | ".join(cells) + " |")
-        report.rows.append(row(scan.op, label, shape, *runs_of, error=errors[label]))
+        report.rows.append(row(scan.op, label, shape, *runs_of, error=errors[label], backend=scan.backend))
     report.line()
     for (label, kind), needed in scan.needs.items():
         found = ratio(times[kind][label], times[kind][OURS])
         report.require(f"{kind.replace('_', '+')}, times faster than the {label}", found, needed)
     if memory:
         long = scan.quick_shape if quick else scan.long_shape
-        report.rows.append(row(scan.op, OURS, long, None, None, error=None, memory=memory))
+        report.rows.append(row(scan.op, OURS, long, None, None, error=None, memory=memory, backend=scan.backend))
         what = f"extra memory of f+b at {tuple(long.values())}, as a share of inputs, outputs and gradients"
         what += f" ({memory.extra:.0f} of {memory.inputs + memory.outputs_and_gradients:.0f} MiB)"
         report.require(what, memory.share, scan.extra_memory, most=True)
