@@ -155,9 +155,9 @@ def solvable_by_points(dfa: automata.DFA) -> bool:
     return True
 
 
-def random_cases(quick: bool) -> Iterator[dict[str, Any]]:
-    """Random automata: compiled and certified, refused (rightly or not), or over a limit; a row each."""
-    for seed in range(30 if quick else 1000):
+def random_cases(quick: bool, seeds: Sequence[int] = (0, 1000)) -> Iterator[dict[str, Any]]:
+    """Random automata: compiled and certified, refused (rightly or not), or over a limit; a row for each seed."""
+    for seed in range(30) if quick else range(*seeds):
         dfa = random_automaton(seed)
         row: dict[str, Any] = {"seed": seed, "states": dfa.size, "letters": len(dfa.alphabet), "minimal": dfa.minimise().size}
         row["solvable"] = solvable_by_points(dfa.minimise())
@@ -268,6 +268,7 @@ def main() -> int:
     parser.add_argument("what", choices=("table", "million", "random", "mutants", "survival"))
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "automata")
     parser.add_argument("--only", nargs="+", default=(), help="of `table`: these cases")
+    parser.add_argument("--seeds", nargs=2, type=int, default=(0, 1000), help="of `random`: from the first to before the second")
     parser.add_argument("--quick", action="store_true")
     given = parser.parse_args()
     torch.set_num_threads(1)
@@ -280,7 +281,8 @@ def main() -> int:
         return int(counts.get("missed", 0) > 0)
     rows = []
     table = partial(named_cases, only=given.only)
-    cases = {"table": table, "million": long_cases, "random": random_cases, "survival": survival_cases}[given.what]
+    drawn = partial(random_cases, seeds=given.seeds)
+    cases = {"table": table, "million": long_cases, "random": drawn, "survival": survival_cases}[given.what]
     for row in cases(given.quick):
         rows.append(row)
         if not given.quick:
