@@ -238,19 +238,76 @@ def _record(run: Any, target: str) -> None:
 
 
 def tasks_command(words: Sequence[str]) -> int:
-    """List the tasks and their settings."""
+    """List the tasks: what they ask, how large they are, what a constant answer scores, whether their data are at hand."""
     from dataclasses import MISSING, fields
 
     from longscan.tasks import TASKS
+    from longscan.tasks.listing import facts
 
-    _parse(_parser("tasks", tasks_command), words)
-    table = Table("task", "what it asks", "settings (default)", show_lines=True)
+    parser = _parser("tasks", tasks_command)
+    parser.add_argument("--settings", action="store_true", help="list the tasks' settings and defaults instead")
+    given = _parse(parser, words)
+    if given.settings:
+        table = Table("task", "what it asks", "settings (default)", show_lines=True)
+        for name, task in sorted(TASKS.items()):
+            settings = []
+            for f in fields(task):
+                default = f.default if f.default_factory is MISSING else f.default_factory()
+                settings.append(f.name if default is MISSING else f"{f.name} ({default})")
+            table.add_row(name, _first_line(task), ", ".join(settings))
+        out.print(table)
+        return 0
+    table = Table("task", "what it asks", "train / valid / test", "classes", "length", "constant", "source", "at hand")
     for name, task in sorted(TASKS.items()):
-        settings = []
-        for f in fields(task):
-            default = f.default if f.default_factory is MISSING else f.default_factory()
-            settings.append(f.name if default is MISSING else f"{f.name} ({default})")
-        table.add_row(name, _first_line(task), ", ".join(settings))
+        found = facts(task())
+        sizes = "" if found.sizes is None else " / ".join("endless" if size is None else f"{size:,}" for size in found.sizes)
+        constant = "" if found.constant is None else f"{found.metric} {found.constant:.3g}"
+        counts = ["" if number is None else str(number) for number in (found.classes, found.length)]
+        table.add_row(name, _first_line(task), sizes, *counts, constant, found.source, found.at_hand)
+    out.print(table)
+    out.print("Data: --task.data_dir FOLDER, or LONGSCAN_DATA with a folder an area (lra, forecasting, activity, events, dna).")
+    return 0
+
+
+def show_command(words: Sequence[str]) -> int:
+    """Draw examples of a task into a PNG file: `longscan show parity`; the task's settings follow as in train."""
+    from longscan.tasks.pictures import draw_examples
+    from longscan.training import parse_settings
+
+    parser = _parser("show", show_command)
+    parser.add_argument("--out", type=str, help="the picture; TASK.png without it")
+    parser.add_argument("--split", type=str, default="train", help="train, valid or test")
+    parser.add_argument("--count", type=int, default=6, help="how many examples")
+    if words and not words[0].startswith("-"):
+        words = ["--task", *words]
+    parsed = parse_settings(words, parser)
+    task, given = parsed.settings.task, parsed.command
+    try:
+        picture = draw_examples(task, given.out or f"{task.name}.png", split=given.split, count=given.count)
+    except (ValueError, OSError) as error:
+        raise SettingError(" ".join(str(error).split())) from error
+    out.print(f"picture: {picture}", markup=False)
+    return 0
+
+
+def baselines_command(words: Sequence[str]) -> int:
+    """Score simple predictors on the test split of a run's task; `longscan record` then sets them beside the run."""
+    from longscan.training import Run, write_baselines
+
+    parser = _parser("baselines", baselines_command)
+    parser.add_argument("run", type=str, help="directory of the run")
+    parser.add_argument("--quick", action="store_true", help="leave out those that must be fitted")
+    given = _parse(parser, words)
+    run = Run(given.run)
+    try:
+        scores = write_baselines(run, fitted=not given.quick)
+    except (ValueError, OSError) as error:
+        raise SettingError(" ".join(str(error).split())) from error
+    table = Table("predictor", run.settings.task.metric, title=f"{given.run}, test split")
+    value = (run.result or {}).get("value")
+    for name, score in {"this run": value, **scores}.items():
+        if score is not None:
+            table.add_row(name, f"{score:.4f}")
     out.print(table)
     return 0
 
@@ -317,6 +374,8 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "record": record_command,
     "automata": automata_command,
     "tasks": tasks_command,
+    "show": show_command,
+    "baselines": baselines_command,
     "layers": layers_command,
     "report": report_command,
 }

@@ -168,7 +168,9 @@ def test_tasks_and_layers_are_listed(said: Callable[..., str], monkeypatch: pyte
     monkeypatch.setattr("longscan.cli.out", longscan.cli.Console(width=240))
     tasks = said("tasks")
     assert all(name in tasks for name in TASKS)
-    assert "train_lengths (None)" in tasks
+    assert "accuracy 0.5" in tasks, "what a constant answer scores"
+    assert "endless / 1,000 / 10,000" in tasks
+    assert "train_lengths (None)" in said("tasks", "--settings")
     layers = said("layers")
     assert all(name in layers for name in LAYERS)
     assert "causal" in layers

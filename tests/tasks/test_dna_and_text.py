@@ -117,7 +117,7 @@ def test_chromosomes(tmp_path):
 
 def test_missing_genomes(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"^data_dir: .* holds no FASTA files"):
-        species(tmp_path).size("train") or species(tmp_path).batch("train", 0, 1)
+        species(tmp_path).size("train")
     (tmp_path / "one.fa").write_text(">x\nACGT\n")
     with pytest.raises(ValueError, match=r"^data_dir: .* has files of 1 species, at least two are needed"):
         species(tmp_path, window=3).batch("train", 0, 1)

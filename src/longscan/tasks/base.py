@@ -52,6 +52,8 @@ class Task(ABC):
     splits: ClassVar[tuple[Split, ...]] = ("train", "valid", "test")
     metric: ClassVar[str] = "accuracy"
     higher_is_better: ClassVar[bool] = True
+    source: ClassVar[str] = "drawn"  # where the data come from; "drawn" by the task itself
+
 
     @property
     @abstractmethod
@@ -145,6 +147,20 @@ class Task(ABC):
     @abstractmethod
     def decode(self, output: Tensor, batch: Batch) -> list[dict[str, str | float]]:
         """One row of a table for each example: what the output says, in the task's own words."""
+
+    @property
+    def shown_as(self) -> Literal["text", "series", "image", "events"]:
+        """How a picture shows an example."""
+        return "text" if self.d_input is None else "series"
+
+    @property
+    def answers_later(self) -> int:
+        """How many steps after an input's step lies the step that its target is of."""
+        return 0
+
+    def event_places(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Column, row and polarity of tokens (n,) that are events."""
+        raise ValueError(f"{self.name}: its tokens are no events (first one: {tokens[:1].tolist()})")
 
     def at_length(self, length: int) -> Self:
         """The same task with training examples of at most `length` steps, for a length curriculum; valid and test stay."""

@@ -3,6 +3,7 @@
 from longscan.training.loop import train as train
 from longscan.training.parsing import parse_settings as parse_settings
 from longscan.training.records import record_run as record_run
+from longscan.training.records import write_baselines as write_baselines
 from longscan.training.run import Run as Run
 from longscan.training.settings import AboutSettings as AboutSettings
 from longscan.training.settings import CurriculumSettings as CurriculumSettings

@@ -1,5 +1,6 @@
 """What a run leaves behind: result.json, and a row for the repository's results."""
 
+import json
 import platform
 import subprocess
 from datetime import UTC, datetime
@@ -12,6 +13,7 @@ from torch import nn
 
 import longscan
 import longscan.report
+from longscan._files import write_text
 from longscan.training.run import Run
 from longscan.training.settings import SettingError, Settings
 
@@ -109,11 +111,29 @@ def result_row(run: Run) -> dict[str, Any]:
         "paper": about.paper,
         "model": about.model or result["spec"],
         **{name: result[name] for name in same},
-        "baselines": {},
+        "baselines": read_baselines(run),
         "published": about.published or None,
         "recipe": about.recipe,
         **{name: result[name] for name in rest},
     }
+
+
+def read_baselines(run: Run) -> dict[str, float]:
+    """The scores in the run's baselines.json; none where `longscan baselines` was not asked."""
+    path = run.folder / "baselines.json"
+    try:
+        scores: dict[str, float] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    except ValueError as error:
+        raise SettingError(f"{path}: damaged ({error}), needed the JSON that `longscan baselines` wrote") from None
+    return scores
+
+
+def write_baselines(run: Run, *, fitted: bool = True) -> dict[str, float]:
+    """Score the task's simple predictors on test, and those that are fitted on train; they join the run's record."""
+    task = run.settings.task
+    scores = task.baselines("test") | (task.fitted_baselines("test", run.settings.training.seed) if fitted else {})
+    write_text(run.folder / "baselines.json", json.dumps(scores, indent=1))
+    return scores
 
 
 def record_run(run: Run, target: str | Path) -> None:

@@ -78,6 +78,7 @@ class _Genomes(Task):
     def size(self, split: Split) -> int | None:
         """Windows of a split, None for the training stream."""
         check_request(self, split, 0, 1, 0)
+        _places(self)
         return {"train": None, "valid": self.valid_size, "test": self.test_size}[split]
 
     def _windows(self, split: Split, step: int, batch_size: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -133,6 +134,7 @@ class Species(_Genomes, ClassificationTask):
     """
 
     name: ClassVar[str] = "species"
+    source: ClassVar[str] = "any FASTA files, such as ENCODE's regions"
     uneven: ClassVar[bool] = True
 
     @property
@@ -189,6 +191,7 @@ class DnaLanguage(_Genomes, LanguageTask):
     """
 
     name: ClassVar[str] = "dna_language"
+    source: ClassVar[str] = "any FASTA files, such as ENCODE's regions"
 
     @property
     def num_classes(self) -> int:

@@ -41,6 +41,7 @@ class HumanActivity(ClassificationTask):
     """
 
     name: ClassVar[str] = "human_activity"
+    source: ClassVar[str] = "archive.ics.uci.edu/dataset/196"
     uneven: ClassVar[bool] = True
     data_dir: str | None = None
     protocol: Literal["person", "published"] = "person"

@@ -8,7 +8,7 @@ import numpy as np
 
 from longscan.tasks._random import Draws
 from longscan.tasks._store import Arrays, stored
-from longscan.tasks.base import TASKS, Split
+from longscan.tasks.base import TASKS, Split, check_request
 from longscan.tasks.dynamics.series import SeriesArrays, SeriesRegression
 
 _POINTS, _END, _INNER = 1001, 400.0, 10
@@ -45,6 +45,11 @@ class FitzHughNagumo(SeriesRegression):
     def variables(self) -> tuple[str, ...]:
         """The voltage."""
         return ("voltage",)
+
+    def size(self, split: Split) -> int:
+        """Number of series."""
+        check_request(self, split, 0, 1, 0)
+        return {"train": self.train_size, "valid": self.valid_size, "test": self.test_size}[split]
 
     def _arrays(self) -> SeriesArrays:
         return _arrays(self)

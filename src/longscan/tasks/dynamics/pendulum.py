@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 
 from longscan.tasks._random import Draws
 from longscan.tasks._store import Arrays, stored
-from longscan.tasks.base import TASKS, Split
+from longscan.tasks.base import TASKS, Split, check_request
 from longscan.tasks.dynamics.series import SeriesArrays, SeriesRegression
 
 FRAMES = 100
@@ -49,6 +49,16 @@ class Pendulum(SeriesRegression):
     def variables(self) -> tuple[str, ...]:
         """What is asked for."""
         return ("sine", "cosine")
+
+    @property
+    def shown_as(self) -> Literal["image"]:
+        """Pictures, some of the steps side by side."""
+        return "image"
+
+    def size(self, split: Split) -> int:
+        """Number of series."""
+        check_request(self, split, 0, 1, 0)
+        return {"train": self.train_size, "valid": self.valid_size, "test": self.test_size}[split]
 
     def _arrays(self) -> SeriesArrays:
         return _arrays(self)

@@ -28,6 +28,7 @@ class Walker(SeriesRegression):
     """
 
     name: ClassVar[str] = "walker"
+    source: ClassVar[str] = "people.csail.mit.edu/mlechner/datasets/walker.zip"
     data_dir: str | None = None
     dropped: float = 0.1
 

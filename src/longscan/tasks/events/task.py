@@ -53,6 +53,7 @@ class Events(ClassificationTask):
     """
 
     name: ClassVar[str] = "events"
+    source: ClassVar[str] = "garrickorchard.com, zenkelab.org, research.ibm.com/dvsgesture"
     uneven: ClassVar[bool] = True
     dataset: Dataset = "nmnist"
     data_dir: str | None = None
@@ -158,6 +159,16 @@ class Events(ClassificationTask):
         shares = torch.tensor([share for _, share in mixed]).unsqueeze(1)
         known = torch.nn.functional.one_hot(targets, self.num_classes).float()
         return [stream for stream, _ in mixed], (1 - shares) * known + shares * known[torch.from_numpy(partners)]
+
+    @property
+    def shown_as(self) -> Literal["events"]:
+        """A cloud of events."""
+        return "events"
+
+    def event_places(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Column, row and polarity of tokens (n,)."""
+        place = tokens // self._polarities
+        return place // self._size[1], place % self._size[1], tokens % self._polarities
 
     def _tokens(self, stream: Stream) -> np.ndarray:
         x, y = stream.x // self.downsample, stream.y // self.downsample

@@ -50,6 +50,7 @@ class Forecast(RegressionTask):
     """
 
     name: ClassVar[str] = "forecast"
+    source: ClassVar[str] = "Informer2020 (WTH), Autoformer (weather), ETDataset"
     metric: ClassVar[str] = "mae"
     dataset: str = "WTH"
     data_dir: str | None = None
@@ -95,6 +96,11 @@ class Forecast(RegressionTask):
     def length(self) -> int:
         """Steps of an input."""
         return self._shape.context + (self._shape.horizon if self.layout == "append" else 0)
+
+    @property
+    def answers_later(self) -> int:
+        """The horizon, where a step answers for a later one."""
+        return self._shape.horizon if self.layout == "shift" else 0
 
     def size(self, split: Split) -> int:
         """Number of windows."""

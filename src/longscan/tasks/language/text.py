@@ -28,6 +28,7 @@ class ByteText(LanguageTask):
     """
 
     name: ClassVar[str] = "byte_text"
+    source: ClassVar[str] = "any file"
     path: str | None = None
     window: int = 256
     valid_fraction: float = 0.05

@@ -61,9 +61,9 @@ class DrawnTask(SequenceClassification):
     def size(self, split: Split) -> int | None:
         """Examples of a split, None for the training stream."""
         check_request(self, split, 0, 1, 0)
-        if split == "train" and self._streams:
-            return None
-        return len(self._labelled().rows[split])
+        if split == "train":
+            return None if self._streams else self.train_size
+        return self.valid_size if split == "valid" else self.test_size
 
     def batch(self, split: Split, step: int, batch_size: int, seed: int = 0) -> Batch:
         """The batch of a step; a batch of the stream is drawn for itself."""

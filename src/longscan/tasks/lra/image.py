@@ -39,6 +39,7 @@ class LraImage(SequenceClassification):
     """
 
     name: ClassVar[str] = "lra_image"
+    source: ClassVar[str] = "cs.toronto.edu/~kriz/cifar.html"
     data_dir: str | None = None
     pixels: Literal["numerical", "categorical"] = "numerical"
     colour: bool = False
@@ -71,6 +72,11 @@ class LraImage(SequenceClassification):
     def classes(self) -> tuple[str, ...]:
         """The kinds of things, in the order of CIFAR-10's numbers."""
         return CLASSES
+
+    @property
+    def shown_as(self) -> Literal["image"]:
+        """An image."""
+        return "image"
 
     def _labelled(self) -> Labelled:
         return _load(self.data_dir, self.colour, self.valid_fraction, self.split_seed)

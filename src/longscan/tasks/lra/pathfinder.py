@@ -12,7 +12,7 @@ from longscan.tasks._drawing import shades
 from longscan.tasks._images import image_sequence, read_image, read_images
 from longscan.tasks._random import Draws
 from longscan.tasks._store import Ragged, data_folder, first_existing, stored
-from longscan.tasks.base import TASKS, Batch, Split
+from longscan.tasks.base import TASKS, Batch, Split, check_request
 from longscan.tasks.examples import Labelled
 from longscan.tasks.lra._drawn import Block, DrawnTask
 from longscan.tasks.lra._snakes import DRAWINGS, draw_images
@@ -89,6 +89,18 @@ class Pathfinder(DrawnTask):
         labels = draws.integers(0, 2, count)
         images = draw_images(draws, labels, DRAWINGS[self.resolution])
         return Ragged(images.reshape(-1), np.arange(count + 1) * self.length), labels
+
+    @property
+    def shown_as(self) -> Literal["image"]:
+        """An image."""
+        return "image"
+
+    def size(self, split: Split) -> int | None:
+        """Images of a split, None for the training stream."""
+        if self.data_dir is None:
+            return super().size(split)
+        check_request(self, split, 0, 1, 0)
+        return len(self._labelled().rows[split])
 
     def _labelled(self) -> Labelled:
         return super()._labelled() if self.data_dir is None else _released(self)

@@ -36,6 +36,7 @@ class LraRetrieval(SequenceClassification):
     """
 
     name: ClassVar[str] = "lra_retrieval"
+    source: ClassVar[str] = "github.com/google-research/long-range-arena"
     data_dir: str | None = None
     level: Literal["bytes", "characters"] = "bytes"
     longest: int = 4000

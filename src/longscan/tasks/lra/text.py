@@ -34,6 +34,7 @@ class LraText(SequenceClassification):
     """
 
     name: ClassVar[str] = "lra_text"
+    source: ClassVar[str] = "ai.stanford.edu/~amaas/data/sentiment"
     data_dir: str | None = None
     level: Literal["bytes", "characters"] = "bytes"
     longest: int = 4096

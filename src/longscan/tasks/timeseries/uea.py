@@ -1,6 +1,7 @@
 """Classification of labelled series: the UEA archive, or a user's own files in its format."""
 
 import logging
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -45,6 +46,7 @@ class Uea(ClassificationTask):
     """
 
     name: ClassVar[str] = "uea"
+    source: ClassVar[str] = "aeon; timeseriesclassification.com"
     uneven: ClassVar[bool] = True
     dataset: str = "BasicMotions"
     data_dir: str | None = None
@@ -134,6 +136,16 @@ class Uea(ClassificationTask):
         majority = torch.bincount(loaded.targets[loaded.partition.rows["train"]]).argmax()
         return (loaded.targets[loaded.partition.rows[split]] == majority).float().mean().item()
 
+    def fitted_baselines(self, split: Split = "test", seed: int = 0) -> dict[str, float]:
+        """The accuracy of MiniRocket and of the nearest neighbour by dynamic time warping, as aeon has them, fitted on train.
+
+        MiniRocket sees shorter series padded and needs nine steps. Warping is left out where it would take more than 10^11 cells.
+        """
+        check_request(self, split, 0, 1, 0)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # numba's, about code that aeon compiles
+            return _aeon_scores(_load(self), split, seed)
+
     def describe(self, batch: Batch, row: int = 0) -> str:
         """The first channel as a line of bars, the shape, the label."""
         channel = int(self.time_channel)
@@ -200,6 +212,32 @@ def _load(task: Uea) -> _Loaded:
     longest = max(item.shape[1] for item in series)
     inputs, valid = _arranged(series, partition, longest if task.time_channel else None)
     return _Loaded(inputs, torch.from_numpy(targets), valid, classes, partition)
+
+
+def _aeon_scores(loaded: _Loaded, split: Split, seed: int) -> dict[str, float]:
+    from aeon.classification.convolution_based import MiniRocketClassifier
+    from aeon.classification.distance_based import KNeighborsTimeSeriesClassifier
+
+    parts = {}
+    for name, rows in (("train", loaded.partition.rows["train"]), (split, loaded.partition.rows[split])):
+        parts[name] = loaded.inputs[torch.from_numpy(rows)].transpose(1, 2).double().numpy(), loaded.targets[rows].numpy()
+    (train, labels), (asked, answers) = parts["train"], parts[split]
+    scores = {}
+    if train.shape[2] >= 9:
+        rocket = MiniRocketClassifier(random_state=seed).fit(train, labels)
+        scores["minirocket"] = float((rocket.predict(asked) == answers).mean())
+    if len(train) * len(asked) * train.shape[2] ** 2 <= 1e11:
+        if loaded.valid is None:
+            series = list(train), list(asked)
+        else:
+            lengths = {name: loaded.valid[loaded.partition.rows[name]].sum(1).tolist() for name in parts}  # type: ignore[index]
+            series = tuple(  # type: ignore[assignment]
+                [item[:, :length] for item, length in zip(values, lengths[name], strict=True)]
+                for name, values in (("train", train), (split, asked))
+            )
+        nearest = KNeighborsTimeSeriesClassifier(distance="dtw", n_neighbors=1).fit(series[0], labels)
+        scores["dtw_1nn"] = float((nearest.predict(series[1]) == answers).mean())
+    return scores
 
 
 def _arranged(series: Sequence[np.ndarray], partition: protocols.Partition, duration: int | None) -> tuple[Tensor, Tensor | None]:

@@ -1,0 +1,104 @@
+"""Examples of a task as a picture: texts, series, images, event clouds."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from longscan.tasks.base import Batch, Split, Task
+
+_COLUMNS = 3
+
+
+def draw_examples(task: Task, path: str | Path, *, split: Split = "train", count: int = 6) -> Path:
+    """Draw the first `count` examples of a split into a PNG file and return its path. ValueError for a count below one."""
+    from matplotlib.figure import Figure
+
+    if count < 1:
+        raise ValueError(f"count: must be at least 1, not {count}")
+    batch = task.batch(split, 0, count)
+    shown = min(count, len(batch.inputs))
+    columns = 1 if task.shown_as == "text" else min(_COLUMNS, shown)
+    rows = -(-shown // columns)
+    height = 1.2 if task.shown_as == "text" else 3.2
+    figure = Figure(figsize=(12 if columns == 1 else 4.2 * columns, height * rows + 0.6), layout="constrained")
+    figure.suptitle(f"{task.name}, {split}")
+    for row in range(shown):
+        _DRAWERS[task.shown_as](figure.add_subplot(rows, columns, row + 1), task, batch, row)
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110, format="png")
+    return path
+
+
+def _text(axes: Any, task: Task, batch: Batch, row: int) -> None:
+    question, bar, answer = task.describe(batch, row).rpartition(" | ")
+    text = question if len(question) < 260 else f"{question[:170]} … {question[-80:]}"
+    axes.axis("off")
+    lines = [text[start : start + 130] for start in range(0, len(text), 130)]
+    axes.text(0, 0.95, "\n".join(lines), family="monospace", fontsize=8, va="top", parse_math=False)
+    axes.text(0, 0.02, f"{bar.strip()} {answer[:130]}", family="monospace", fontsize=9, va="bottom", color="C3", parse_math=False)
+
+
+def _series(axes: Any, task: Task, batch: Batch, row: int) -> None:
+    steps = torch.ones(batch.inputs.shape[1], dtype=torch.bool) if batch.valid is None else batch.valid[row]
+    times = steps.nonzero()[:, 0].float() if batch.elapsed is None else batch.elapsed[row][steps].cumsum(0)
+    values = batch.inputs[row][steps]
+    for channel in range(min(6, values.shape[1])):
+        axes.plot(times.numpy(), values[:, channel].numpy(), lw=0.8, color=f"C{channel}")
+    if batch.targets is not None and batch.targets.is_floating_point():
+        scored = steps if batch.loss_mask is None else batch.loss_mask[row]
+        places = scored.nonzero()[:, 0]
+        shift = places + task.answers_later if batch.elapsed is None else times
+        for channel in range(min(6, batch.targets.shape[2])):
+            axes.plot(shift.numpy(), batch.targets[row][scored][:, channel].numpy(), lw=0.8, ls=":", color=f"C{channel}")
+        axes.set_title("inputs, and what is asked for (dotted)", fontsize=8)
+    else:
+        _answer(axes, task, batch, row)
+    axes.set_xlabel("time" if batch.elapsed is not None else "step", fontsize=8)
+
+
+def _image(axes: Any, task: Task, batch: Batch, row: int) -> None:
+    pictures = batch.inputs[row].float()
+    if batch.elapsed is not None:  # a picture a step: some of them side by side
+        side = round(pictures.shape[1] ** 0.5)
+        chosen = torch.linspace(0, len(pictures) - 1, 8).round().long()
+        pictures = torch.cat(list(pictures[chosen].view(-1, side, side)), dim=1)
+    else:
+        side = round(len(pictures) ** 0.5)
+        pictures = pictures.view(side, side, -1)
+    low, high = pictures.min(), pictures.max()
+    axes.imshow(((pictures - low) / (high - low + 1e-9)).numpy(), cmap="gray", interpolation="nearest")
+    axes.axis("off")
+    _answer(axes, task, batch, row)
+
+
+def _events(axes: Any, task: Task, batch: Batch, row: int) -> None:
+    steps = torch.ones(batch.inputs.shape[1], dtype=torch.bool) if batch.valid is None else batch.valid[row]
+    assert batch.elapsed is not None
+    time = batch.elapsed[row][steps].cumsum(0).numpy()
+    x, y, polarity = (part.numpy() for part in task.event_places(batch.inputs[row][steps]))
+    colours = [("C0", "C3")[int(p)] for p in polarity]
+    if y.any():
+        figure, place = axes.figure, axes.get_subplotspec()
+        axes.remove()
+        axes = figure.add_subplot(place, projection="3d")
+        axes.scatter(time, x, -y, s=0.3, c=colours)
+        axes.set_zticks([])
+    else:
+        axes.scatter(time, x, s=0.5, c=colours)
+    axes.set_xlabel("ms", fontsize=8)
+    _answer(axes, task, batch, row)
+
+
+def _answer(axes: Any, task: Task, batch: Batch, row: int) -> None:
+    axes.set_title(task.describe(batch, row).rpartition(" | ")[2][:60], fontsize=9)
+
+
+_DRAWERS: dict[str, Callable[[Any, Task, Batch, int], None]] = {
+    "text": _text,
+    "series": _series,
+    "image": _image,
+    "events": _events,
+}

@@ -1,0 +1,83 @@
+"""Pictures of examples, facts of tasks, baselines beside a run."""
+
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from longscan.cli import main
+from longscan.tasks import TASKS
+from longscan.tasks.listing import facts
+from longscan.tasks.pictures import draw_examples
+from made_up import MADE_UP
+
+SHOWN = ("parity", "listops", "pathfinder", "forecast", "pendulum", "walker", "events", "species", "lra_image")
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_examples_are_drawn(name: str, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    task = TASKS[name](**(MADE_UP[name](tmp_path / "data") if name in MADE_UP else {}))
+    picture = draw_examples(task, tmp_path / "pictures" / "x.png", split="valid", count=2)
+    with Image.open(picture) as image:
+        image.load()
+        assert image.format == "PNG"
+        assert min(image.size) > 100
+        assert len(image.convert("L").getcolors(256) or ()) > 10, "something is drawn"
+    with pytest.raises(ValueError, match=r"^count"):
+        draw_examples(task, tmp_path / "x.png", count=0)
+
+
+def test_every_task_says_how_it_is_shown() -> None:
+    for name, cls in TASKS.items():
+        if name not in MADE_UP:
+            assert cls().shown_as in ("text", "series")
+
+
+def test_facts(tmp_path: Path) -> None:
+    known = facts(TASKS["parity"]())
+    assert (known.sizes, known.classes, known.length, known.at_hand) == ((None, 1000, 10_000), 2, 255, "drawn")
+    missing = facts(TASKS["lra_text"]())
+    assert missing.at_hand == "no"
+    assert missing.sizes is None
+    assert "LONGSCAN_DATA" in (missing.missing or "")
+    there = facts(TASKS["walker"](**MADE_UP["walker"](tmp_path)))
+    assert there.at_hand == "yes"
+    assert there.constant is not None
+
+
+def test_show_and_its_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", "parity", "--out", str(tmp_path / "p.png"), "--count", "2"]) == 0
+    assert (tmp_path / "p.png").exists()
+    for words, message in (
+        (["show", "parity", "--count", "0"], "count"),
+        (["show", "parities"], "task.name"),
+        (["show", "parity", "--split", "dev"], "split"),
+        (["show", "lra_text"], "data_dir"),
+    ):
+        assert main(words) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_baselines_join_the_record(tmp_path: Path, tiny_words: list[str]) -> None:
+    run = str(tmp_path / "run")
+    assert main(["train", *tiny_words, "--out", run]) == 0
+    assert main(["baselines", run]) == 0
+    scores = json.loads((tmp_path / "run" / "baselines.json").read_text())
+    assert set(scores) == {"constant"}
+    target = tmp_path / "results" / "runs" / "x.jsonl"
+    assert main(["record", run, "--results", str(target)]) == 0
+    assert json.loads(target.read_text())["baselines"] == scores
+    (tmp_path / "run" / "baselines.json").write_text("{")
+    assert main(["record", run, "--results", str(target)]) == 2
+
+
+@pytest.mark.slow
+def test_baselines_of_series() -> None:
+    pytest.importorskip("aeon")
+    task = TASKS["uea"]()
+    scores = task.baselines("test") | task.fitted_baselines("test")
+    assert scores["constant"] == 0.25
+    assert scores["minirocket"] > 0.9
+    assert scores["dtw_1nn"] > 0.8
