@@ -1,6 +1,14 @@
-"""Text files: reading a user's with errors of one line, replacing one of ours at once."""
+"""Text files: reading a user's with errors of one line, replacing one of ours at once; and where caches are."""
 
+import os
 from pathlib import Path
+
+
+def cache_folder() -> Path:
+    """Where the package keeps what it may lose: `$LONGSCAN_CACHE`, else `longscan` in the user's cache."""
+    if own := os.environ.get("LONGSCAN_CACHE"):
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "longscan"
 
 
 def read_text(path: str | Path) -> str:

@@ -41,6 +41,18 @@ def first_existing(folder: Path, names: Sequence[str], wanted: str) -> Path:
     raise FileNotFoundError(f"data_dir: {folder} holds no {' or '.join(names)}; {wanted}")
 
 
+def load_array(path: str | Path) -> np.ndarray:
+    """The array of an .npy file; ValueError naming the file where it is none, or holds objects."""
+    try:
+        array = np.load(path, allow_pickle=False)
+    except Exception as error:  # a damaged header is a damaged Python expression and fails in any way
+        lines = str(getattr(error, "strerror", None) or error).splitlines() or ["it is cut off"]
+        raise ValueError(f"{path}: is no readable .npy file: {lines[0][:120]}") from None
+    if not isinstance(array, np.ndarray):
+        raise ValueError(f"{path}: is no readable .npy file: it holds several arrays")
+    return array
+
+
 def stored(name: str, sources: Iterable[Path], settings: object, make: Callable[[], Arrays]) -> Arrays:
     """The arrays that `make` returns, memory-mapped; made only where they are not kept yet for these sources and settings.
 

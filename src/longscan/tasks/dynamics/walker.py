@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from longscan.tasks._store import Arrays, data_folder, stored
+from longscan.tasks._store import Arrays, data_folder, load_array, stored
 from longscan.tasks.base import TASKS, Split
 from longscan.tasks.dynamics.series import SeriesArrays, SeriesRegression
 
@@ -93,15 +93,13 @@ def _windows(paths: list[Path], dropped: float) -> Arrays:
 
 def _rollout(path: Path, channels: int | None) -> np.ndarray:
     """(steps, channels) float32; ValueError where the file holds anything else."""
-    try:
-        states = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        why = str(error).splitlines()[0] if str(error) else "it is cut off"
-        raise ValueError(f"{path}: is no readable .npy file: {why}") from None
-    if not isinstance(states, np.ndarray) or states.ndim != 2 or states.dtype.kind != "f" or len(states) < 2:
+    states = load_array(path)
+    if states.ndim != 2 or states.dtype.kind != "f" or len(states) < 2:
         raise ValueError(f"{path}: floats of shape (steps, channels) are needed, two steps at least")
     if channels is not None and states.shape[1] != channels:
         raise ValueError(f"{path}: has {states.shape[1]} channels, the files before it have {channels}")
+    with np.errstate(over="ignore"):
+        states = states.astype(np.float32)
     if not np.isfinite(states).all():
         raise ValueError(f"{path}: step {np.flatnonzero(~np.isfinite(states).all(1))[0]} has a value that is not finite")
-    return states.astype(np.float32)
+    return states

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from longscan._files import read_text
+from longscan.tasks._store import load_array
 
 
 class Stream(NamedTuple):
@@ -54,16 +55,12 @@ def read_40_bit(path: Path, size: tuple[int, int] = (34, 34)) -> Stream:
 
 def read_columns(path: Path, size: tuple[int, int] = (128, 128)) -> Stream:
     """DVS-Gesture as tonic keeps it: an .npy array (n, 4) of x, y, polarity and milliseconds."""
-    try:
-        events = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        why = str(error).splitlines()[0] if str(error) else "it is cut off"
-        raise ValueError(f"{path}: is no readable .npy file: {why}") from None
-    if not isinstance(events, np.ndarray) or events.ndim != 2 or events.shape[1] != 4 or events.dtype.kind not in "fiu":
+    events = load_array(path)
+    if events.ndim != 2 or events.shape[1] != 4 or events.dtype.kind not in "fiu":
         raise ValueError(f"{path}: numbers of shape (events, 4) are needed: x, y, polarity, milliseconds")
     if not np.isfinite(events).all():
         raise ValueError(f"{path}: event {np.flatnonzero(~np.isfinite(events).all(1))[0]} has a value that is not finite")
-    x, y, p, time = events.T
+    x, y, p, time = np.clip(events.T.astype(np.float64), -1, 2.0**31)
     return checked(Stream(np.rint(time * 1000.0).astype(np.int64), *(part.astype(np.int64) for part in (x, y, p))), size, path)
 
 

@@ -254,7 +254,7 @@ class WordTask(ClassificationTask):
             words = text.split("|")[0].split()
             unknown = next((word for word in words if word not in numbers), None)
             if unknown is not None:
-                raise ValueError(f"{path}:{line}: {unknown!r} is no symbol of {self.name}, which has {' '.join(numbers)}")
+                raise ValueError(f"{path}:{line}: {unknown[:40]!r} is no symbol of {self.name}, which has {' '.join(numbers)}")
             question = [numbers[word] for word in words]
             if question and self._closing is not None and question[-1] != self._closing:
                 question.append(self._closing)

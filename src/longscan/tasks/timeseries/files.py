@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from longscan.tasks._store import load_array
+
 _MISSING = {"?", "nan", ""}
 Header = dict[str, list[str]]
 
@@ -95,10 +97,7 @@ def read_csv(path: str | Path) -> Recordings:
 
 def read_npy(path: str | Path) -> Recordings:
     """One series (L, C) or several (N, L, C), numbers. No labels."""
-    try:
-        array = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise ValueError(f"{path}: is no readable .npy file: {str(error).splitlines()[0]}") from None
+    array = load_array(path)
     if array.ndim not in (2, 3) or array.dtype.kind not in "fiu" or not array.size:
         need = "numbers of shape (steps, channels) or (series, steps, channels)"
         raise ValueError(f"{path}: {need} are needed, not {array.dtype} of shape {array.shape}")
