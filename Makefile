@@ -22,6 +22,7 @@ run: $(STAMP)
 
 test: $(STAMP) lint
 	$(BIN)/pytest -q -n 2 -m "not slow"
+	TRITON_INTERPRET=1 LONGSCAN_BACKEND=triton LONGSCAN_EXAMPLES=2 $(BIN)/pytest -q -n 2 tests/contracts/test_ops.py
 
 contract: $(STAMP)
 	LONGSCAN_EXAMPLES=2000 $(BIN)/pytest -q -n 2 tests/contracts

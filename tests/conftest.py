@@ -10,6 +10,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from interpreter import interpret_quickly
+
 settings.register_profile(
     "longscan",
     max_examples=int(os.environ.get("LONGSCAN_EXAMPLES", "25")),
@@ -33,6 +35,8 @@ def pytest_configure() -> None:
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = True
     torch.set_num_threads(1)
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        interpret_quickly()
 
 
 def pytest_unconfigure() -> None:

@@ -367,6 +367,41 @@ def report_command(words: Sequence[str]) -> int:
     return 0
 
 
+def doctor_command(words: Sequence[str]) -> int:
+    """Try every kernel on this machine, forward and backward, against float64; `auto` goes by what it finds."""
+    import torch
+
+    from longscan.doctor import doctor, kernels
+
+    parser = _parser("doctor", doctor_command)
+    parser.add_argument("--device", type=str, help="cpu, cuda, cuda:1, ...; all that there are without it")
+    given = _parse(parser, words)
+    found = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
+    try:
+        devices = [torch.device(name) for name in ([given.device] if given.device else found)]
+        for device in devices:
+            torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise SettingError(f"--device: got {given.device}, which this machine has not ({str(error).splitlines()[0]})") from None
+    faults = 0
+    for device in devices:
+        if not list(kernels(device)):
+            out.print(f"{device}: no native kernels, ops run on the eager backend")
+            continue
+        table = Table("kernel", "calls", "worst: call, result", "error", "allowed", "verdict", title=f"kernels on {device}")
+        for findings in doctor(device):
+            faulty = [finding for finding in findings if finding.fault]
+            faults += len(faulty)
+            worst = faulty[0] if faulty else max(findings, key=lambda finding: finding.error / finding.allowed)
+            table.add_row(
+                f"{worst.op}, {worst.backend}", str(len(findings)), f"{worst.call}, {worst.worst}", f"{worst.error:.1e}",
+                f"{worst.allowed:.1e}", f"{len(faulty)} faults; {worst.fault}" if faulty else "passed",
+            )  # fmt: skip
+        out.print(table)
+    out.print(f"{faults} faults: `auto` will not take these kernels here" if faults else "no fault found")
+    return 1 if faults else 0
+
+
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "train": train_command,
     "eval": eval_command,
@@ -378,6 +413,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "baselines": baselines_command,
     "layers": layers_command,
     "report": report_command,
+    "doctor": doctor_command,
 }
 
 

@@ -1,6 +1,7 @@
 """Generated calls of every op: what the contract tests draw, run and compare."""
 
 import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,8 +14,11 @@ from longscan.ops import OPS
 from tolerances import shake
 
 LENGTHS = [0, 1, 2, 3, 63, 65] * 4 + [1000]
+if os.environ.get("TRITON_INTERPRET") == "1":  # a thousand steps take the interpreter seconds
+    LENGTHS.remove(1000)
 PRECISIONS = [torch.float32] * 3 + [torch.float64, torch.bfloat16, torch.float16]
 COMPLEX = {torch.float64: torch.complex128}
+DEVICE = torch.device(os.environ.get("LONGSCAN_DEVICE", "cpu"))  # where the Triton kernels are tried; all else runs on the CPU
 LEADS = {"linear_scan": "b", "block2_scan": "f", "ssd_scan": "x"}
 FACTORS = {"linear_scan": "a", "block2_scan": "M"}  # may change in time or not, and have their say in the dtype of the output
 
@@ -103,9 +107,12 @@ class Case:
 
 
 def call(case: Case, backend: str) -> tuple[Tensor, ...]:
-    """The op's results as a tuple: (y, final state), or (y,) for an op without state."""
-    results = OPS[case.op].function(**case.inputs, **case.masks, **case.options, backend=backend)
-    return results if isinstance(results, tuple) else (results,)
+    """The op's results as a tuple: (y, final state), or (y,) for an op without state; on the device of the inputs."""
+    home = next(iter(case.inputs.values())).device
+    place = DEVICE if backend == "triton" else home
+    tensors = {name: x.to(place) for name, x in (case.inputs | case.masks).items()}
+    results = OPS[case.op].function(**tensors, **case.options, backend=backend)
+    return tuple(x.to(home) for x in (results if isinstance(results, tuple) else (results,)))
 
 
 def run(case: Case, backend: str) -> dict[str, Tensor]:

@@ -1,5 +1,9 @@
-"""What every op promises, on every backend that this machine has."""
+"""What every op promises, on every backend that this machine has, or on the one that LONGSCAN_BACKEND names.
 
+The Triton kernels run in Triton's interpreter where TRITON_INTERPRET is 1, or on the GPU that LONGSCAN_DEVICE names.
+"""
+
+import os
 from dataclasses import replace
 from itertools import pairwise
 
@@ -7,37 +11,38 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from op_cases import FACTORS, PRECISIONS, call, cases, lead_name, named, run
+from op_cases import DEVICE, FACTORS, PRECISIONS, call, cases, lead_name, named, run
 
 from longscan.ops import OPS
 from longscan.ops._dispatch import reject
 from tolerances import DOUBLE, assert_as_accurate, assert_same
 
-STATEFUL = [name for name, op in OPS.items() if op.stateful]
+CHOSEN = os.environ.get("LONGSCAN_BACKEND")
+
+
+def why_not(op: str, backend: str) -> str | None:
+    return reject(op, backend, DEVICE if backend == "triton" else torch.device("cpu"), torch.float32, OPS[op].native)
 
 
 def usable(op: str, backend: str) -> bool:
-    return reject(op, backend, torch.device("cpu"), torch.float32, OPS[op].native) is None
+    return CHOSEN in (None, backend) and why_not(op, backend) is None
 
 
 FAST = {op: [backend for backend in ("eager", *OPS[op].native) if usable(op, backend)] for op in OPS}
-ON_EVERY_BACKEND = pytest.mark.parametrize(
-    ("op", "backend"), [(op, backend) for op in OPS for backend in ("reference", *FAST[op])]
-)
-STATEFUL_ON_EVERY_BACKEND = pytest.mark.parametrize(
-    ("op", "backend"), [(op, backend) for op in STATEFUL for backend in ("reference", *FAST[op])]
-)
+PAIRS = [(op, backend) for op in OPS for backend in ("reference", *FAST[op]) if usable(op, backend)]
+ON_EVERY_BACKEND = pytest.mark.parametrize(("op", "backend"), PAIRS)
+STATEFUL_ON_EVERY_BACKEND = pytest.mark.parametrize(("op", "backend"), [pair for pair in PAIRS if OPS[pair[0]].stateful])
 
 
 @pytest.mark.parametrize(("op", "backend"), [(op, backend) for op in OPS for backend in OPS[op].native])
 def test_native_kernels_are_there(op, backend):
-    reason = reject(op, backend, torch.device("cpu"), torch.float32, OPS[op].native)
-    if reason:
-        pytest.skip(reason)
+    reason = why_not(op, backend)
+    if reason or CHOSEN not in (None, backend):
+        pytest.skip(reason or f"LONGSCAN_BACKEND is {CHOSEN}")
     assert backend in FAST[op]
 
 
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", [op for op in OPS if FAST[op]])
 @given(data=st.data())
 def test_as_accurate_as_plain_arithmetic(op, data):
     """y, final state and every gradient, on every backend, against the reference in float64."""

@@ -9,15 +9,17 @@ import logging
 import os
 from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from longscan.ops import _verdicts
+
 Backend = Literal["auto", "reference", "eager", "cpu", "triton"]
 BACKENDS = ("reference", "eager", "cpu", "triton")
 NATIVE = ("cpu", "triton")
-MODULES = {"cpu": "cpu", "triton": "gpu"}  # the file of an op's folder that binds the kernels
 AUTO = {"cpu": "cpu", "cuda": "triton"}  # device type -> the native backend that `auto` wants there
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64, torch.complex128)  # of native inputs
@@ -25,6 +27,7 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.com
 log = logging.getLogger("longscan")
 
 _unusable: dict[str, str] = {}  # op -> why its compiled CPU kernels cannot be used
+_no_triton = None if find_spec("triton") else "Triton is not installed"
 
 
 def native_cpu_missing() -> str | None:
@@ -63,7 +66,19 @@ def reject(op: str, backend: str, device: torch.device, dtype: torch.dtype, nati
     if backend == "cpu":
         return f"the inputs are on {device}" if device.type != "cpu" else _unusable.get(op)
     interpreted = device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"
-    return None if device.type == "cuda" or interpreted else f"the inputs are on {device}"
+    return _no_triton if device.type == "cuda" or interpreted else f"the inputs are on {device}"
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def refuse(op: str, backend: str, device: torch.device) -> str | None:
+    """Why `auto` does not take a kernel that could run: `longscan doctor` found a fault on this device.
+
+    A GPU compiles its kernels anew, and may compile them wrongly: there the doctor must have passed them.
+    """
+    verdict = _verdicts.of(op, backend, device)
+    if verdict == _verdicts.PASSED or (verdict is None and backend == "cpu"):
+        return None
+    return "`longscan doctor` has not been run on this device" if verdict is None else f"`longscan doctor` found {verdict}"
 
 
 def resolve(op: str, backend: str, like: Tensor, native: tuple[str, ...]) -> str:
@@ -81,7 +96,7 @@ def resolve(op: str, backend: str, like: Tensor, native: tuple[str, ...]) -> str
     candidate = AUTO.get(like.device.type)
     if candidate is None or not native:
         return "eager"
-    reason = reject(op, candidate, like.device, like.dtype, native)
+    reason = reject(op, candidate, like.device, like.dtype, native) or refuse(op, candidate, like.device)
     if reason is None:
         return candidate
     if not torch.compiler.is_compiling():
@@ -102,6 +117,6 @@ def explain(op: str, device: str | torch.device = "cpu", dtype: torch.dtype = to
     if candidate is None or not OPS[op].native:
         chosen, why = "eager", "no native kernel for this device" if candidate is None else f"{op} has no native kernel"
     else:
-        reason = reject(op, candidate, device, dtype, OPS[op].native)
+        reason = reject(op, candidate, device, dtype, OPS[op].native) or refuse(op, candidate, device)
         chosen, why = (candidate, "native kernel") if reason is None else ("eager", reason)
     return f"{op} on {device}, {dtype}: {chosen} ({why})"

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from longscan.ops._dispatch import MODULES
+GROUPED = ("triton",)  # native backends whose kernels take parameters with a leading axis of groups
 
 _library = torch.library.Library("longscan", "DEF")  # type: ignore[no-untyped-call]
 
@@ -48,7 +48,8 @@ class _CustomOp:
     """One custom op: call it with the positional arguments of its schema.
 
     run and fake compute its results and their shapes; save and differentiate are its autograd rule; batched says which
-    arguments have a leading batch axis into which a mapped axis can be folded, given the number of axes of each (None: never).
+    arguments, and which results, have a leading batch axis into which a mapped axis can be folded, given the number of axes of
+    each argument; folds: whether the results are those of every row alone, so that rows of all models can stand in one batch.
     """
 
     def __init__(
@@ -58,10 +59,11 @@ class _CustomOp:
         fake: Callable[..., Any],
         save: Callable[..., None],
         differentiate: Callable[..., Any],
-        batched: Callable[[Sequence[int]], Sequence[bool]] | None,
+        batched: Callable[[Sequence[int]], tuple[Sequence[bool], Sequence[bool]]],
+        folds: bool,
     ) -> None:
         name = "longscan::" + schema.split("(")[0]
-        self.save, self.differentiate, self._batched = save, differentiate, batched
+        self.save, self.differentiate, self._batched, self._folds = save, differentiate, batched, folds
         _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
         torch.library.impl(name, "default", run, lib=_library)
         torch.library.register_fake(name, fake, lib=_library)
@@ -75,27 +77,32 @@ class _CustomOp:
         return self.overload(*args)
 
     def vmap(self, info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, Any]:
-        """Fold the mapped axis into the batch where every mapped argument has one, else go through it in a loop."""
-        mapped = [axis is not None for axis in in_dims]
+        """Fold the mapped axis into the batch where every mapped argument has one.
+
+        Else parameters are mapped: kernels that know groups get one group of parameters a model, others run model by model.
+        """
+        size, mapped = info.batch_size, [axis is not None for axis in in_dims]
         axes = [x.ndim - moved if isinstance(x, Tensor) else 0 for x, moved in zip(args, mapped, strict=True)]
-        batched = self._batched(axes) if self._batched else [False] * len(args)
-        if all(can for can, moved in zip(batched, mapped, strict=True) if moved):
-            folded = [
-                x if not (can and isinstance(x, Tensor)) else self._fold(x, axis, info.batch_size)
-                for x, axis, can in zip(args, in_dims, batched, strict=True)
+        batched, by_row = self._batched(axes)
+        rows_alone = self._folds and all(can for can, moved in zip(batched, mapped, strict=True) if moved)
+        if rows_alone or args[-1] in GROUPED:
+            given = []
+            for x, axis, can in zip(args, in_dims, batched, strict=True):
+                if isinstance(x, Tensor) and (can or not rows_alone):
+                    x = x.expand(size, *x.shape) if axis is None else x.movedim(axis, 0)
+                    x = x.flatten(0, 1) if can else x
+                given.append(x)
+            outputs = [
+                x.reshape(size, x.shape[0] // size, *x.shape[1:]) if folded or not len(x) else x
+                for x, folded in zip(self(*given), by_row, strict=True)
             ]
-            outputs = [x.reshape(info.batch_size, x.shape[0] // info.batch_size, *x.shape[1:]) for x in self(*folded)]
         else:
             each = [
                 self(*(x if axis is None else x.select(axis, i) for x, axis in zip(args, in_dims, strict=True)))
-                for i in range(info.batch_size)
+                for i in range(size)
             ]
             outputs = [torch.stack(results) for results in zip(*each, strict=True)]
         return tuple(outputs), (0,) * len(outputs)
-
-    @staticmethod
-    def _fold(x: Tensor, axis: int | None, size: int) -> Tensor:
-        return (x.expand(size, *x.shape) if axis is None else x.movedim(axis, 0)).flatten(0, 1)
 
 
 class NativeOp:
@@ -165,20 +172,25 @@ class NativeOp:
                 f"{name}: the {ctx.backend} backend has no second derivative; use backend='eager' where one is needed"
             )
 
-        def has_batch(axes: Sequence[int]) -> Sequence[bool]:
+        def has_batch(axes: Sequence[int]) -> tuple[Sequence[bool], Sequence[bool]]:
             chosen = batched(dict(zip((*arguments, "backend"), axes, strict=True)))
-            return [name in chosen for name in (*arguments, "backend")]
+            return [name in chosen for name in (*arguments, "backend")], [True] * len(outputs)
+
+        def has_batch_backward(axes: Sequence[int]) -> tuple[Sequence[bool], Sequence[bool]]:
+            names = ("grad_y", "grad_final", *saved, "backend")
+            chosen = {*batched(dict(zip(names, axes, strict=True))), *outputs, "grad_y", "grad_final"}
+            return [name in chosen for name in names], [name in chosen for name in gradients]
 
         self._first = _CustomOp(
-            name + signature(arguments, len(outputs)), forward, forward_fake, save, differentiate, has_batch
+            name + signature(arguments, len(outputs)), forward, forward_fake, save, differentiate, has_batch, True
         )
         second = _CustomOp(
             name + "_backward" + signature(("grad_y", "grad_final", *saved), len(gradients)),
-            backward, backward_fake, remember_backend, refuse, None,
+            backward, backward_fake, remember_backend, refuse, has_batch_backward, False,
         )  # fmt: skip
 
     def _module(self, backend: str) -> Any:
-        return import_module(f"longscan.ops.{self._name}.{MODULES[backend]}")
+        return import_module(f"longscan.ops.{self._name}.{backend}")
 
     def __call__(self, *args: Any) -> tuple[Tensor, ...]:
         """Run `forward`: the kernel itself where nothing records, transforms or traces the call, else the custom op.

@@ -8,7 +8,7 @@ from longscan.ops._dispatch import NATIVE, probe, resolve
 from longscan.ops._native_op import NativeOp
 from longscan.ops.linear_scan import eager, reference
 
-NATIVE_BACKENDS = probe("linear_scan", "cpu")
+NATIVE_BACKENDS = probe("linear_scan", "cpu", "triton")
 
 _native = NativeOp(
     "linear_scan",
@@ -18,7 +18,7 @@ _native = NativeOp(
     saved=("a", "x", "initial_state", "flags", "reverse", "is_complex"),
     gradients={"a": "a", "b": "x", "initial_state": "initial_state"},
     shapes=lambda _module, _a, b, initial_state, *_: (b.shape, initial_state.shape),
-    batched=lambda axes: ("b", "initial_state", "flags", *(("a",) if axes["a"] == axes["b"] else ())),
+    batched=lambda axes: ("b", "initial_state", "flags", *(("a",) if axes["a"] == axes.get("b", axes.get("x")) else ())),
 )
 
 

@@ -18,7 +18,7 @@ from longscan.ops._dispatch import NATIVE, probe, resolve
 from longscan.ops._native_op import NativeOp, keeps_chunk_states
 from longscan.ops.selective_scan import eager, reference
 
-NATIVE_BACKENDS = probe("selective_scan", "cpu")
+NATIVE_BACKENDS = probe("selective_scan", "cpu", "triton")
 
 _inputs = ("u", "dt", "A", "B", "C", "D", "z", "dt_bias", "initial_state", "dt_scale")
 _native = NativeOp(
@@ -28,10 +28,10 @@ _native = NativeOp(
     outputs=("y", "final", "chunk_states"),
     saved=(*_inputs, "flags", "chunk_states", "dt_softplus", "paired"),
     gradients={name: name for name in _inputs},
-    shapes=lambda module, u, _dt, A, *rest: (
+    shapes=lambda module, u, _dt, _A, _B, _C, _D, _z, _dt_bias, initial_state, *rest: (
         u.shape,
-        (len(u), *A.shape),
-        module.chunk_states_shape(*u.shape, *A.shape[1:]) if rest[-1] else (0,),
+        initial_state.shape,
+        module.chunk_states_shape(*u.shape, *initial_state.shape[2:]) if rest[-1] else (0,),
     ),
     batched=lambda _: ("u", "dt", "B", "C", "z", "initial_state", "dt_scale", "flags"),
 )

@@ -8,7 +8,7 @@ from longscan.ops._dispatch import NATIVE, probe, resolve
 from longscan.ops._native_op import NativeOp
 from longscan.ops.short_conv import eager, reference
 
-NATIVE_BACKENDS = probe("short_conv", "cpu")
+NATIVE_BACKENDS = probe("short_conv", "cpu", "triton")
 ACTIVATIONS = (None, "silu")
 
 _inputs = ("u", "weight", "bias", "initial_state")

@@ -19,7 +19,7 @@ from longscan.ops._dispatch import NATIVE, probe, resolve
 from longscan.ops._native_op import NativeOp, keeps_chunk_states
 from longscan.ops.unitary_scan import eager, reference
 
-NATIVE_BACKENDS = probe("unitary_scan", "cpu")
+NATIVE_BACKENDS = probe("unitary_scan", "cpu", "triton")
 
 _inputs = ("u", "dt", "W", "bias", "B", "C", "D", "z", "initial_state")
 _native = NativeOp(
@@ -29,10 +29,10 @@ _native = NativeOp(
     outputs=("y", "final", "chunk_states"),
     saved=(*_inputs, "flags", "chunk_states", "phase_dt"),
     gradients={name: name for name in _inputs},
-    shapes=lambda module, u, _dt, _W, bias, *rest: (
+    shapes=lambda module, u, _dt, _W, _bias, _B, _C, _D, _z, initial_state, *rest: (
         u.shape,
-        (len(u), *bias.shape, 2),
-        module.chunk_states_shape(*u.shape, bias.shape[1]) if rest[-1] else (0,),
+        initial_state.shape,
+        module.chunk_states_shape(*u.shape, initial_state.shape[2]) if rest[-1] else (0,),
     ),
     batched=lambda _: ("u", "dt", "z", "initial_state", "flags"),
 )

@@ -1,0 +1,194 @@
+"""`longscan doctor`: every kernel on this machine, forward and backward, against float64.
+
+A call is judged as the tests judge: a result may err a few times what plain float32 arithmetic errs and what the rounding of the
+inputs does, and no more. Memory that a kernel leaves unwritten holds NaN, what stands at invalid steps is NaN, and every call is
+made twice: the bits must be the same.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from longscan.ops import OPS, _verdicts
+from longscan.ops._dispatch import NATIVE, reject
+
+TIMES_PLAIN = 8  # times the error of plain float32 arithmetic that a kernel may make
+ROUNDINGS = 32  # times float32's eps, of the largest number in a result, that it may err besides
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of an op: its tensors and its other arguments. name: what is tried."""
+
+    op: str
+    name: str
+    tensors: dict[str, Tensor]
+    options: dict[str, Any]
+
+    def results(self, backend: str, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
+        """y, final state and the gradients of all inputs for fixed cotangents, on the CPU in float64."""
+        leaves = {
+            name: x.to(device, dtype).requires_grad_() if x.is_floating_point() else x.to(device)
+            for name, x in self.tensors.items()
+        }
+        outputs = OPS[self.op].function(**leaves, **self.options, backend=backend)
+        generator = torch.Generator().manual_seed(1)
+        cotangents = [torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x) for x in outputs]
+        valid = leaves.get("valid")
+        if valid is not None:
+            shape = *valid.shape, *(1,) * (outputs[0].ndim - 2)
+            cotangents[0] = cotangents[0].masked_fill(~valid.view(shape), float("nan"))
+        inputs = {name: x for name, x in leaves.items() if x.is_floating_point()}
+        gradients = torch.autograd.grad(outputs, list(inputs.values()), cotangents, allow_unused=True)
+        found = dict(zip(("y", "final state"), outputs, strict=True))
+        found |= {f"gradient of {name}": x for name, x in zip(inputs, gradients, strict=True) if x is not None}
+        return {name: x.detach().to("cpu", torch.float64) for name, x in found.items()}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One call of a kernel: its largest error, in the result `worst`, over the largest number there; what it may be; a fault."""
+
+    op: str
+    backend: str
+    call: str
+    worst: str
+    error: float
+    allowed: float
+    fault: str | None
+
+
+def _masks(batch: int, length: int, generator: torch.Generator) -> dict[str, Tensor]:
+    valid = torch.rand(batch, length, generator=generator) < 0.8
+    valid[0, : length // 3] = False
+    return {"valid": valid, "seq_idx": (torch.rand(batch, length, generator=generator) < 0.1).cumsum(1)}
+
+
+def calls(op: str, batch: int, length: int, channels: int, states: int, masked: bool, is_complex: bool) -> Call | None:
+    """A call of `op` with every optional argument, or None where the op knows none of this kind."""
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    def uniform(*shape: int) -> Tensor:
+        return torch.rand(shape, generator=generator, dtype=torch.float64)
+
+    pair, steps = (2,) * is_complex, (batch, length)
+    tensors = {"u": normal(*steps, channels)}
+    options: dict[str, Any] = {}
+    if op == "linear_scan":
+        a = torch.cat([uniform(*steps, channels, 1), uniform(*steps, channels, len(pair)) * 0.3], -1)
+        tensors = {"a": a if is_complex else a[..., 0], "b": normal(*steps, channels, *pair)}
+        tensors["initial_state"] = normal(batch, channels, *pair)
+        options = {"pairs": is_complex, "reverse": masked}
+    elif op == "selective_scan":
+        A = -uniform(channels, states, *pair)
+        tensors |= {"dt": normal(*steps, channels) - 2, "A": A, "B": normal(*steps, states, *pair)}
+        tensors |= {"C": normal(*steps, states, *pair), "D": normal(channels), "z": normal(*steps, channels)}
+        tensors |= {"dt_bias": normal(channels), "dt_scale": uniform(*steps)}
+        tensors["initial_state"] = normal(batch, channels, states, *pair)
+        options = {"dt_softplus": True}
+    elif op == "unitary_scan":
+        tensors |= {"dt": uniform(*steps, channels), "W": normal(channels, states, channels) / channels**0.5}
+        tensors |= {"bias": 3 * normal(channels, states), "B": normal(channels, states, 2), "C": normal(channels, states, 2)}
+        tensors |= {"D": normal(channels), "z": normal(*steps, channels), "initial_state": normal(batch, channels, states, 2)}
+        options = {"phase_dt": is_complex}
+    elif op == "short_conv":
+        tensors |= {"weight": normal(channels, 4), "bias": normal(channels), "initial_state": normal(batch, channels, 3)}
+        options = {"activation": "silu" if is_complex else None}
+    else:
+        return None
+    if masked:
+        tensors |= _masks(batch, length, generator)
+        for name in OPS[op].per_step:
+            x = tensors[name]
+            if x.shape[:2] == steps:
+                x.masked_fill_(~tensors["valid"].view(*steps, *(1,) * (x.ndim - 2)), float("nan"))
+    name = f"({batch}, {length}, {channels}, {states}){' masks' * masked}{' complex' * (is_complex and op.endswith('ve_scan'))}"
+    return Call(op, name, tensors, options)
+
+
+SIZES = ((2, 70, 5, 3), (3, 1, 4, 1))  # (B, L, D, N)
+LARGE = ((2, 300, 40, 16), (1, 1500, 3, 64))  # beside them where kernels run at speed
+
+
+def examine(op: str, backend: str, device: torch.device, sizes: tuple[tuple[int, int, int, int], ...]) -> Iterator[Finding]:
+    """Run a kernel on calls of every kind and size, and judge each."""
+    for size in sizes:
+        for masked in (False, True):
+            for is_complex in (False, True):
+                call = calls(op, *size, masked, is_complex)
+                if call is not None:
+                    yield judge(call, backend, device)
+
+
+def judge(call: Call, backend: str, device: torch.device) -> Finding:
+    """Run one call, twice, and compare it with float64 and with plain float32."""
+    cpu = torch.device("cpu")
+    rounded = replace(call, tensors={name: x.float() if x.is_floating_point() else x for name, x in call.tensors.items()})
+    truth = rounded.results("reference", cpu, torch.float64)
+    plain = rounded.results("reference", cpu, torch.float32)
+    finding = Finding(call.op, backend, call.name, "", 0.0, 0.0, None)
+    try:
+        with _Poisoned():
+            once = rounded.results(backend, device, torch.float32)
+            again = rounded.results(backend, device, torch.float32)
+    except Exception as raised:  # whatever a kernel or its compiler raises is a finding
+        return replace(finding, fault=f"{type(raised).__name__}: {' '.join(str(raised).split())[:200]}")
+    if once.keys() != truth.keys():
+        return replace(finding, fault=f"gives {', '.join(once)}, expected {', '.join(truth)}")
+    worst = 0.0
+    for name, exact in truth.items():
+        size = max(exact.abs().max().item() if exact.numel() else 0.0, 1e-30)
+        error = _distance(once[name], exact) / size
+        allowed = TIMES_PLAIN * _distance(plain[name], exact) / size + ROUNDINGS * torch.finfo(torch.float32).eps
+        if not error <= allowed:
+            fault = f"{name}: error {error:.1e}, allowed {allowed:.1e}"
+            return replace(finding, worst=name, error=error, allowed=allowed, fault=fault)
+        if not torch.equal(once[name], again[name]):
+            return replace(finding, worst=name, error=error, allowed=allowed, fault=f"{name}: other bits in a second run")
+        if error / allowed >= worst:
+            worst, finding = error / allowed, replace(finding, worst=name, error=error, allowed=allowed)
+    return finding
+
+
+def _distance(x: Tensor, exact: Tensor) -> float:
+    if x.shape != exact.shape:
+        return float("inf")
+    return (x - exact).abs().max().item() if exact.numel() else 0.0
+
+
+class _Poisoned:
+    """Within, memory that nobody wrote holds NaN."""
+
+    def __enter__(self) -> None:
+        self._before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+        self._filled = torch._C._get_deterministic_fill_uninitialized_memory()
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch._C._set_deterministic_fill_uninitialized_memory(True)
+
+    def __exit__(self, *_: object) -> None:
+        torch.use_deterministic_algorithms(self._before[0], warn_only=self._before[1])
+        torch._C._set_deterministic_fill_uninitialized_memory(self._filled)
+
+
+def kernels(device: torch.device) -> Iterator[tuple[str, str]]:
+    """The native kernels that can run on this device: op and backend."""
+    for op in OPS:
+        for backend in NATIVE:
+            if reject(op, backend, device, torch.float32, OPS[op].native) is None:
+                yield op, backend
+
+
+def doctor(device: torch.device) -> Iterator[list[Finding]]:
+    """Examine the kernels of a device, one after another, and keep the verdicts for `auto`."""
+    for op, backend in kernels(device):
+        interpreted = device.type == "cpu" and backend == "triton"
+        findings = list(examine(op, backend, device, SIZES if interpreted else SIZES + LARGE))
+        faults = [f"{finding.call}: {finding.fault}" for finding in findings if finding.fault]
+        _verdicts.write(device, {op: {backend: faults[0] if faults else _verdicts.PASSED}})
+        yield findings

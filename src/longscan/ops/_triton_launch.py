@@ -1,0 +1,110 @@
+"""How the Triton kernels are launched: every number that a measurement may change, in one table, and what follows from it.
+
+A scan kernel's program owns `lanes` pairs of a channel and a state (whole channels) of one batch row, and goes over a split of
+the time axis in tiles of `steps`. Where channels and rows alone do not fill the GPU, there are several splits: a first pass
+finds what each does to the state, `chain` brings the state from split to split, and a second pass does the work.
+"""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Launch:
+    """steps: of a tile. lanes: at least so many pairs of channel and state a program. warps: of 32 threads for so many lanes."""
+
+    steps: int
+    lanes: int
+    warps: int
+
+
+# The states between tiles are kept for the backward, so both directions of a scan use tiles of the same steps.
+TABLE = {
+    "linear_scan": Launch(steps=32, lanes=64, warps=2),
+    "selective_scan": Launch(steps=16, lanes=64, warps=2),
+    "unitary_scan": Launch(steps=32, lanes=64, warps=2),
+    "short_conv": Launch(steps=32, lanes=64, warps=4),
+    "elementwise": Launch(steps=16, lanes=64, warps=4),
+}
+PROGRAMS = 528  # programs that fill the GPU: four on each of 132 multiprocessors
+SCRATCH = 2**26  # bytes of memory for what a backward hands from kernel to kernel, beyond which it goes slice by slice
+MAX_STATES = 1024  # of a channel: they lie in one program
+MAX_WARPS = 16
+
+
+class Layout(NamedTuple):
+    """Of (channel, state) pairs: `blocks` programs of BD channels with NB places for states (powers of 2)."""
+
+    BD: int
+    NB: int
+    blocks: int
+    warps: int
+
+
+class Plan(NamedTuple):
+    """Of the time axis: `tiles` of T steps in `splits` of `span` tiles, which run side by side where `parallel`."""
+
+    T: int
+    tiles: int
+    splits: int
+    span: int
+    parallel: bool
+
+
+def power_of_two(size: int) -> int:
+    """The smallest power of 2 that is at least `size`."""
+    return 1 << max(size - 1, 0).bit_length()
+
+
+def ceil_div(size: int, by: int) -> int:
+    """size / by, rounded up."""
+    return -(-size // by)
+
+
+def layout(op: str, channels: int, states: int) -> Layout:
+    """How channels and states are divided among programs."""
+    if states > MAX_STATES:
+        raise ValueError(f"N: got {states} states a channel, the triton backend takes at most {MAX_STATES}")
+    launch, NB = TABLE[op], power_of_two(states)
+    BD = min(max(1, launch.lanes // NB), power_of_two(channels))
+    warps = min(MAX_WARPS, max(1, power_of_two(BD * NB * launch.warps // launch.lanes)))
+    return Layout(BD, NB, ceil_div(channels, BD), warps)
+
+
+def plan(op: str, length: int, programs: int, most: int | None = None) -> Plan:
+    """How the time axis is divided, where a split has `programs` programs and may not be longer than `most` tiles."""
+    T = TABLE[op].steps
+    tiles = ceil_div(length, T)
+    wanted = 1 if programs * 2 > PROGRAMS else min(tiles, ceil_div(PROGRAMS, programs))
+    span = ceil_div(tiles, wanted)
+    span = span if most is None else max(1, min(span, most))
+    return Plan(T, tiles, ceil_div(tiles, span), span, wanted > 1)
+
+
+def elementwise(batch: int, length: int, channels: int) -> tuple[tuple[int, int], int, dict[str, Any]]:
+    """Of an elementwise kernel on (B, L, D): its grid, the tiles of a batch row, and its compile-time arguments."""
+    table = TABLE["elementwise"]
+    tiles, BD = ceil_div(length, table.steps), min(table.lanes, power_of_two(channels))
+    grid = batch * tiles, ceil_div(channels, BD)
+    return grid, tiles, {"T": table.steps, "BD": BD, "num_warps": table.warps}
+
+
+def slices(splits: int, each: int) -> Iterator[tuple[int, int]]:
+    """Runs [start, stop) of at most `each` splits, from the last to the first."""
+    for stop in range(splits, 0, -each):
+        yield max(0, stop - each), stop
+
+
+def on_device(like: Tensor) -> AbstractContextManager[object]:
+    """A context in which kernels run on the GPU of `like`."""
+    return torch.cuda.device(like.device) if like.is_cuda else nullcontext()
+
+
+def dot_precision() -> str:
+    """How float32 products are formed on matrix units so that nothing of float32 is lost."""
+    return "ieee" if torch.version.hip else "tf32x3"

@@ -1,0 +1,61 @@
+"""What `longscan doctor` found on this machine's devices, kept from one process to the next, so that `auto` can go by it.
+
+One JSON file, `doctor.json` in the cache folder: per device and versions, per op and backend, "passed" or what was wrong.
+"""
+
+import json
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+
+from longscan._files import cache_folder, write_text
+
+PASSED = "passed"
+
+Verdicts = dict[str, dict[str, dict[str, str]]]
+
+
+def path() -> Path:
+    """Where the verdicts are kept."""
+    return cache_folder() / "doctor.json"
+
+
+def key(device: torch.device) -> str:
+    """The device and the versions that a verdict is about."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    return ", ".join([name, *(f"{package} {_version(package)}" for package in ("longscan", "torch", "triton"))])
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "absent"
+
+
+def read() -> Verdicts:
+    """All verdicts; none where there is no file, or none that can be read."""
+    try:
+        found = json.loads(path().read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def write(device: torch.device, verdicts: dict[str, dict[str, str]]) -> None:
+    """Keep the verdicts of one device, by op and backend; those of other devices and versions stay."""
+    whole = read()
+    for op, by_backend in verdicts.items():
+        whole.setdefault(key(device), {}).setdefault(op, {}).update(by_backend)
+    path().parent.mkdir(parents=True, exist_ok=True)
+    write_text(path(), json.dumps(whole, indent=1))
+    of.cache_clear()
+
+
+@cache
+def of(op: str, backend: str, device: torch.device) -> str | None:
+    """The verdict on a kernel on this device, None where there is none."""
+    whole = read()
+    return whole.get(key(device), {}).get(op, {}).get(backend) if whole else None

@@ -1,0 +1,114 @@
+"""The Triton kernels, in Triton's interpreter (TRITON_INTERPRET=1) or on the GPU that LONGSCAN_DEVICE names."""
+
+import os
+from dataclasses import replace
+from importlib import import_module
+
+import pytest
+import torch
+from op_examples import example, floats, with_gradients
+
+from longscan.ops import OPS, _triton_launch, selective_scan, unitary_scan
+from longscan.ops._dispatch import reject
+
+DEVICE = torch.device(os.environ.get("LONGSCAN_DEVICE", "cpu"))
+NATIVE = [op for op in OPS if "triton" in OPS[op].native]
+pytestmark = pytest.mark.skipif(
+    reject("linear_scan", "triton", DEVICE, torch.float32, ("triton",)) is not None, reason="needs TRITON_INTERPRET=1 or a GPU"
+)
+
+PLANS = {
+    "one split": {"PROGRAMS": 1},
+    "splits side by side": {"PROGRAMS": 64},
+    "slices one after another": {"PROGRAMS": 1, "SCRATCH": 1},
+    "slices of splits": {"PROGRAMS": 64, "SCRATCH": 1},
+}
+
+
+def on_device(inputs):
+    return {name: x.to(DEVICE) if isinstance(x, torch.Tensor) else x for name, x in inputs.items()}
+
+
+def results_and_gradients(op, inputs, backend):
+    inputs = with_gradients(inputs)
+    results = OPS[op].function(**inputs, backend=backend)
+    generator = torch.Generator().manual_seed(1)
+    weights = [torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x) for x in results]
+    return [*results, *torch.autograd.grad(results, list(floats(inputs).values()), weights)]
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("is_complex", [False, True])
+@pytest.mark.parametrize("op", NATIVE)
+def test_results_do_not_depend_on_the_plan(op, is_complex, plan, monkeypatch):
+    """However channels and steps are divided among programs: three tiles, a channel or two a program."""
+    for name, value in PLANS[plan].items():
+        monkeypatch.setattr(_triton_launch, name, value)
+    table = {name: replace(launch, steps=16, lanes=4, warps=1) for name, launch in _triton_launch.TABLE.items()}
+    monkeypatch.setattr(_triton_launch, "TABLE", table)
+    inputs = example(op, torch.float64, length=40, is_complex=is_complex and op.endswith("ve_scan"))
+    if op == "linear_scan":
+        inputs |= {"pairs": is_complex, "reverse": is_complex}
+        inputs["a"] = inputs["a"] if not is_complex else inputs["a"][0, 0]
+    if is_complex and op == "linear_scan":
+        inputs |= {name: torch.randn(*inputs[name].shape, 2, dtype=torch.float64) for name in ("a", "b", "initial_state")}
+        inputs["a"] /= 2
+    if op == "unitary_scan":
+        inputs["phase_dt"] = is_complex
+    expected = results_and_gradients(op, inputs, "reference")
+    for one, other in zip(results_and_gradients(op, on_device(inputs), "triton"), expected, strict=True):
+        torch.testing.assert_close(one.cpu(), other, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("op", NATIVE)
+def test_many_models_are_one_call(op, monkeypatch):
+    """Mapped parameters become groups: one call of the kernel, whose gradients are those of each model alone."""
+    module, size = import_module(f"longscan.ops.{op}.triton"), 3
+    calls = []
+    for name in ("forward", "backward"):
+        kernel = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *args, kernel=kernel, name=name: calls.append(name) or kernel(*args))
+    many = [on_device(example(op, torch.float64, masked=False)) for _ in range(size)]
+    if op == "linear_scan":  # a constant factor, of each model its own
+        many = [inputs | {"a": inputs["a"][0, 0]} for inputs in many]
+
+    def loss(tensors, backend):
+        y, final = OPS[op].function(**(many[0] | tensors), backend=backend)
+        return y.square().sum() + final.square().sum()
+
+    each = [floats(inputs) for inputs in many]
+    stacked = {name: torch.stack([inputs[name] for inputs in each]) for name in each[0]}
+    found = torch.func.vmap(torch.func.grad(lambda tensors: loss(tensors, "triton")))(stacked)
+    assert calls == ["forward", "backward"]
+    for i, inputs in enumerate(each):
+        for name, expected in torch.func.grad(lambda tensors: loss(tensors, "eager"))(inputs).items():
+            torch.testing.assert_close(found[name][i], expected)
+    shared = {name: stacked[name] for name in stacked if name not in OPS[op].per_step}  # the inputs are the same for all
+    found = torch.func.vmap(torch.func.grad(lambda tensors: loss(tensors, "triton")))(shared)
+    for i, inputs in enumerate(each):
+        own = {name: inputs[name] for name in shared}
+        for name, expected in torch.func.grad(lambda tensors: loss(tensors, "eager"))(own).items():
+            torch.testing.assert_close(found[name][i], expected)
+
+
+@pytest.mark.parametrize("call", [selective_scan, unitary_scan])
+def test_too_many_states(call, monkeypatch):
+    monkeypatch.setattr(_triton_launch, "MAX_STATES", 3)
+    with pytest.raises(ValueError, match="N: got 4 states a channel, the triton backend takes at most 3"):
+        call(**on_device(example(call.__name__)), backend="triton")
+
+
+@pytest.mark.skipif(DEVICE.type != "cpu", reason="about the interpreter")
+def test_scans_of_slices_are_those_of_elements(monkeypatch):
+    """What makes the interpreter fast enough to test with changes no bit."""
+    from triton.runtime.interpreter import ScanOps
+
+    from interpreter import element_by_element
+
+    inputs = example("selective_scan", is_complex=True)
+    fast = results_and_gradients("selective_scan", inputs, "triton")
+    monkeypatch.setattr(ScanOps, "generic_scan", element_by_element[0])
+    table = {name: replace(launch, steps=8, lanes=16) for name, launch in _triton_launch.TABLE.items()}
+    monkeypatch.setattr(_triton_launch, "TABLE", table)
+    for one, other in zip(results_and_gradients("selective_scan", inputs, "triton"), fast, strict=True):
+        torch.testing.assert_close(one, other)
