@@ -1,0 +1,296 @@
+"""Speed, memory and errors of the Triton kernels on a GPU, beside the bars that they have to meet, correctness first.
+
+    python benchmarks/gpu.py                          every shape, under five minutes once the kernels are compiled
+    python benchmarks/gpu.py --only linear            shapes whose name holds one of these words
+    python benchmarks/gpu.py --sweep --only unitary   the same for every launch of SWEEP, and which was fastest, no files
+    TRITON_INTERPRET=1 python benchmarks/gpu.py --quick    tiny shapes on the CPU: does it work?
+
+Appends rows to DIR/gpu.jsonl and rewrites DIR/gpu.md and DIR/gpu.png, DIR being results/bench unless --out is given.
+"""
+
+import argparse
+import datetime
+import itertools
+import json
+import shlex
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from longscan.ops import _triton_launch, linear_scan, selective_scan, short_conv, unitary_scan
+from longscan.report.records import check_record
+from longscan.training.records import commit, device_name
+from registry import Shape, aussm_inputs, s6_inputs
+from timing import once
+
+ROOT = Path(__file__).parents[1]
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+SHORT = 256  # steps of the call that is compared with float64
+SWEEP = {"steps": (16, 32, 64), "lanes": (32, 64, 128, 256), "warps": (1, 2, 4)}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A shape to measure. bars: milliseconds of forward, and forward and backward; copy: the share of copy speed, instead."""
+
+    name: str
+    op: str
+    shape: Shape
+    inputs: Callable[[Shape], list[Tensor]]
+    call: Callable[..., Tensor]
+    bars: tuple[float, float] | None = None
+    copy: tuple[float, float] | None = None
+    dtype: str = "float32"
+
+
+def complex_s6(shape: Shape) -> list[Tensor]:
+    """As `s6_inputs`, with A, B and C as complex pairs."""
+    inputs = s6_inputs(shape, torch.float32)
+    generator = torch.Generator().manual_seed(1)
+    for i in (2, 3, 4):
+        inputs[i] = torch.stack([inputs[i], torch.randn(inputs[i].shape, generator=generator)], -1)
+    return inputs
+
+
+def factors(shape: Shape) -> list[Tensor]:
+    """a and b of a linear scan, pairs where the shape says so."""
+    size = [shape[name] for name in "BLD"] + [2] * shape.get("complex", 0)
+    generator = torch.Generator().manual_seed(0)
+    return [torch.rand(size, generator=generator) * 0.7, torch.randn(size, generator=generator)]
+
+
+def window(shape: Shape) -> list[Tensor]:
+    """u, weight and bias of a short convolution."""
+    generator = torch.Generator().manual_seed(0)
+    u = torch.randn([shape[name] for name in "BLD"], generator=generator)
+    return [u, torch.randn(shape["D"], 4, generator=generator), torch.randn(shape["D"], generator=generator)]
+
+
+def _aussm(*inputs: Tensor, backend: str) -> Tensor:
+    return unitary_scan(*inputs, backend=backend)[0]
+
+
+def _s6(*inputs: Tensor, backend: str) -> Tensor:
+    return selective_scan(*inputs, dt_softplus=True, backend=backend)[0]
+
+
+def _linear(*inputs: Tensor, backend: str) -> Tensor:
+    return linear_scan(*inputs, pairs=inputs[0].ndim == 4, backend=backend)[0]
+
+
+def _conv(*inputs: Tensor, backend: str) -> Tensor:
+    return short_conv(*inputs, activation="silu", backend=backend)[0]
+
+
+def _sizes(B: int, L: int, D: int, N: int = 0, **more: int) -> Shape:
+    return {"B": B, "L": L, "D": D, **({"N": N} if N else {}), **more}
+
+
+def _unitary(sizes: Shape, *bars: float) -> Case:
+    return Case("unitary", "unitary_scan", sizes, lambda s: aussm_inputs(s, torch.float32), _aussm, bars or None)
+
+
+def _selective(sizes: Shape, *bars: float, dtype: str = "float32") -> Case:
+    return Case("selective", "selective_scan", sizes, lambda s: s6_inputs(s, torch.float32), _s6, bars or None, dtype=dtype)
+
+
+CASES = [
+    _unitary(_sizes(16, 1024, 32, 64), 0.09, 0.32),
+    _unitary(_sizes(16, 8192, 32, 64), 0.8, 2.7),
+    _unitary(_sizes(8, 2048, 64, 64), 0.25, 0.9),
+    _unitary(_sizes(16, 2048, 128, 128), 3.0, 9.0),
+    _unitary(_sizes(1, 131072, 32, 64)),
+    _selective(_sizes(8, 2048, 2048, 16), 0.45, 2.0, dtype="bfloat16"),
+    _selective(_sizes(8, 2048, 2048, 16), 0.8, 2.9),
+    _selective(_sizes(16, 8192, 32, 64), 0.6, 2.0),
+    Case("selective complex", "selective_scan", _sizes(8, 8192, 64, 64, complex=1), complex_s6, _s6, (1.1, 3.4)),
+    Case("linear", "linear_scan", _sizes(8, 4096, 2048), factors, _linear, copy=(0.85, 0.75)),
+    Case("linear complex", "linear_scan", _sizes(8, 4096, 2048, complex=1), factors, _linear, copy=(0.85, 0.75)),
+    Case("linear long", "linear_scan", _sizes(1, 65536, 256), factors, _linear, copy=(0.55, 0.55)),
+    Case("convolution", "short_conv", _sizes(8, 2048, 2048), window, _conv),
+]
+
+
+def tensors(case: Case, shape: Shape) -> list[Tensor]:
+    """The inputs on the device, those with axes (B, L, ...) in the case's dtype."""
+    found = case.inputs(shape)
+    lead = (shape["B"], shape["L"])
+    return [x.to(DEVICE, getattr(torch, case.dtype) if x.shape[:2] == lead and not x.is_complex() else x.dtype) for x in found]
+
+
+def gradients(case: Case, inputs: list[Tensor], backend: str) -> list[Tensor]:
+    """y and the gradients of all inputs."""
+    leaves = [x.detach().requires_grad_() for x in inputs]
+    y = case.call(*leaves, backend=backend)
+    return [y.detach(), *torch.autograd.grad(y, leaves, torch.ones_like(y))]
+
+
+def largest_error(case: Case, backend: str) -> float:
+    """Over y and all gradients, relative to the largest entry, against the reference in float64 on the same numbers."""
+    inputs = tensors(case, {**case.shape, "B": min(2, case.shape["B"]), "L": min(SHORT, case.shape["L"])})
+    wide = [x.cpu().to(torch.complex128 if x.is_complex() else torch.float64) for x in inputs]
+    truth = gradients(case, wide, "reference")
+    found = [x.cpu().to(exact.dtype) for x, exact in zip(gradients(case, inputs, backend), truth, strict=True)]
+    return max(float((x - exact).abs().max() / exact.abs().max().clamp(min=1e-30)) for x, exact in zip(found, truth, strict=True))
+
+
+def milliseconds(call: Callable[[], object]) -> float:
+    """The median time of a call."""
+    if DEVICE.type == "cpu":
+        return once(call)
+    from triton.testing import do_bench
+
+    return do_bench(call, return_mode="median")
+
+
+def copy_bytes_per_ms() -> float:
+    """Bytes read and written in a millisecond by a copy."""
+    x = torch.empty(2**28 if DEVICE.type == "cuda" else 2**20, device=DEVICE)
+    y = torch.empty_like(x)
+    return 2 * x.nbytes / milliseconds(lambda: y.copy_(x))
+
+
+def measure(case: Case) -> dict[str, Any]:
+    """A row of the records. first_call_s: compilation included; plain_error: that of the eager backend."""
+    inputs = tensors(case, case.shape)
+    leaves = [x.detach().requires_grad_() for x in inputs]
+    weight = torch.ones_like(case.call(*inputs, backend="triton"))
+
+    def train() -> object:
+        return torch.autograd.grad(case.call(*leaves, backend="triton"), leaves, weight)
+
+    first = once(train) / 1e3
+    peak = None
+    if DEVICE.type == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        train()
+        peak = (torch.cuda.max_memory_allocated() - before) / 2**20
+    with torch.no_grad():
+        forward = milliseconds(lambda: case.call(*inputs, backend="triton"))
+    return {
+        "op": case.op, "backend": "triton", "peer": None, "shape": case.shape, "dtype": case.dtype, "device": device_name(DEVICE),
+        "forward_ms": forward, "forward_backward_ms": milliseconds(train), "peak_mib": peak,
+        "error_vs_float64": largest_error(case, "triton"), "plain_error": largest_error(case, "eager"), "first_call_s": first,
+        "runs": 1, "commit": commit(), "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "torch": torch.__version__, "triton": version("triton"), "command": shlex.join(["python", *sys.argv]),
+    }  # fmt: skip
+
+
+def needed(case: Case, speed: float) -> tuple[float, float] | None:
+    """The milliseconds that forward, and forward and backward, may take. speed: bytes that a copy moves in a millisecond."""
+    if case.copy is None:
+        return case.bars
+    element = sum(x.nbytes for x in case.inputs({**case.shape, "B": 1, "L": 1})) * case.shape["B"] * case.shape["L"] / 2
+    # a, b and x; in the backward a, x and the gradient of x are read, those of a and b written
+    return 3 * element / speed / case.copy[0], 8 * element / speed / case.copy[1]
+
+
+@contextmanager
+def launched(op: str, **changes: int) -> Iterator[None]:
+    """Within, kernels of `op` are launched otherwise."""
+    before = _triton_launch.TABLE[op]
+    _triton_launch.TABLE[op] = replace(before, **changes)
+    try:
+        yield
+    finally:
+        _triton_launch.TABLE[op] = before
+
+
+def sweep(case: Case) -> None:
+    """Time a case for every launch, fastest forward and backward last."""
+    found = []
+    for values in itertools.product(*SWEEP.values()):
+        changes = dict(zip(SWEEP, values, strict=True))
+        with launched(case.op, **changes):
+            row = measure(case)
+        found.append((row["forward_backward_ms"], row["forward_ms"], row["first_call_s"], changes))
+        times = f"{row['forward_ms']:8.3f} {row['forward_backward_ms']:8.3f} ms"
+        print(f"{times}, compiled in {row['first_call_s']:.1f} s: {changes}", flush=True)
+    both, forward, _, changes = min(found, key=lambda entry: entry[0])
+    print(f"{case.name} {tuple(case.shape.values())}: fastest {forward:.3f} / {both:.3f} ms with {changes}", flush=True)
+
+
+def draw(rows: list[tuple[dict[str, Any], tuple[float, float] | None]], path: Path) -> None:
+    """Times as bars, with the ones that they have to meet as lines."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(1, 2, figsize=(11, 0.6 + 0.4 * len(rows)), sharey=True, layout="constrained")
+    for ax, kind, which in zip(axes, ("forward_ms", "forward_backward_ms"), (0, 1), strict=True):
+        for i, (row, bars) in enumerate(rows):
+            ax.barh(i, row[kind], color="tab:blue")
+            if bars is not None:
+                ax.plot([bars[which]] * 2, [i - 0.45, i + 0.45], color="tab:red")
+        labels = [f"{row['op']} {tuple(row['shape'].values())} {row['dtype']}" for row, _ in rows]
+        ax.set_yticks(range(len(rows)), labels, fontsize=7)
+        ax.set_xscale("log")
+        ax.set_xlabel(f"ms, {kind.removesuffix('_ms').replace('_', ' and ')}; red: needed")
+    axes[0].invert_yaxis()
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", default=[""], help="words of which a case's name holds one")
+    parser.add_argument("--sweep", action="store_true", help="time every launch")
+    parser.add_argument("--quick", action="store_true", help="tiny shapes, no files unless --out is given")
+    parser.add_argument("--out", type=Path, default=None, help="folder of gpu.jsonl, gpu.md and gpu.png")
+    options = parser.parse_args()
+    cases = [case for case in CASES if any(word in case.name for word in options.only)]
+    if options.quick:
+        tiny = {"B": 1, "L": 20, "D": 3, "N": 2}
+        cases = [replace(case, shape={name: tiny.get(name, size) for name, size in case.shape.items()}) for case in cases]
+    if options.sweep:
+        for case in cases:
+            sweep(case)
+        return 0
+    speed = copy_bytes_per_ms()
+    lines = [f"# Triton kernels on {device_name(DEVICE)}\n"]
+    lines += [f"Copy: {speed / 1e9:.2f} TB/s, read and written. Times in ms: found (needed).\n"]
+    lines += ["| case | forward | forward and backward | peak MiB | error | eager's error | first call, s |"]
+    lines += ["|---|---|---|---|---|---|---|"]
+    print(*lines, sep="\n")
+    measured = []
+    for case in cases:
+        row, bars = measure(case), needed(case, speed)
+        measured.append((row, bars))
+        times = [row["forward_ms"], row["forward_backward_ms"]]
+        cells = [f"{t:.3g}" + (f" ({bar:.3g})" if bars else "") for t, bar in zip(times, bars or (0, 0), strict=True)]
+        peak = "-" if row["peak_mib"] is None else f"{row['peak_mib']:.0f}"
+        errors = f"{row['error_vs_float64']:.1e} | {row['plain_error']:.1e}"
+        label = f"{case.name} {tuple(case.shape.values())} {case.dtype}"
+        lines.append(f"| {label} | {cells[0]} | {cells[1]} | {peak} | {errors} | {row['first_call_s']:.1f} |")
+        print(lines[-1], flush=True)
+    ratios = [row["forward_backward_ms"] / bars[1] for row, bars in measured if bars]
+    if ratios:
+        middle = statistics.median(ratios)
+        lines.append(f"\nForward and backward, times what is needed: median {middle:.2f}, worst {max(ratios):.2f}.")
+        print(lines[-1])
+    out = options.out or (None if options.quick else ROOT / "results" / "bench")
+    if out:
+        out.mkdir(parents=True, exist_ok=True)
+        for row, _ in measured:
+            check_record("bench", row)
+        with (out / "gpu.jsonl").open("a") as file:
+            file.writelines(json.dumps(row) + "\n" for row, _ in measured)
+        (out / "gpu.md").write_text("\n".join(lines) + "\n")
+        draw(measured, out / "gpu.png")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
