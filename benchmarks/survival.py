@@ -189,7 +189,8 @@ def draw(rows: list[Row], path: Path) -> None:
                 axes.set_xscale("log")
                 axes.set_xlabel("learning rate" if "training" in kind else "standard deviation")
         line[0].set_ylabel("share of right states")
-        line[0].legend(fontsize=7)
+        if case == cases[0]:
+            line[0].legend(fontsize=7, loc="lower left")
         bars = [row for row in rows if row["case"] == case and (row["change"] == "bfloat16" or "student" in row["change"])]
         for i, row in enumerate(bars):
             shares = row.get("states") or row["answers"]
@@ -197,9 +198,9 @@ def draw(rows: list[Row], path: Path) -> None:
                 line[-1].bar(i + 0.25 * j, shares[str(n)], 0.25, color=colours[n])
             if "constant" in row:
                 line[-1].plot([i - 0.13, i + 0.63], [row["constant"]["40"]] * 2, color="black", ls=":")
-        names = [row["change"].replace("student of the ", "student:\n") for row in bars]
+        names = [row["change"].replace("student of the ", "student of\n").replace(" of the ", "\nof the ") for row in bars]
         names = [f"{text}\n{row['phase']}" if text == "bfloat16" else text for text, row in zip(names, bars, strict=True)]
         line[-1].set_xticks([i + 0.25 for i in range(len(bars))], names, fontsize=6)
-        line[-1].set_title("bfloat16 (states) and students (answers); dotted: constant answer", fontsize=8)
+        line[-1].set_title(f"{case}: bfloat16 (states), students (answers)\ndotted: constant answer", fontsize=8)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=80)
