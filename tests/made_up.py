@@ -192,3 +192,39 @@ def hash_of(text: str) -> int:
 
 
 MADE_UP["species"] = MADE_UP["dna_language"] = genomes
+
+
+def spoken(folder: Path, dataset: str, parts: tuple[str, ...]) -> Settings:
+    """SHD or SSC: thirty recordings of three words in each file."""
+    import h5py
+
+    for seed, part in enumerate(parts):
+        draw = rng(seed)
+        with h5py.File(folder / f"{dataset}_{part}.h5", "w") as file:
+            times = file.create_dataset("spikes/times", (30,), dtype=h5py.vlen_dtype(np.float16))
+            units = file.create_dataset("spikes/units", (30,), dtype=h5py.vlen_dtype(np.uint16))
+            for number in range(30):
+                count = int(draw.integers(9, 20))
+                times[number] = np.sort(draw.uniform(0, 1, count)).astype(np.float16)
+                units[number] = draw.integers(0, 700, count)
+            file["labels"], file["extra/keys"] = np.arange(30) % 3, np.array([b"one", b"two", b"three"])
+    return {"data_dir": str(folder)}
+
+
+def gestures(folder: Path) -> Settings:
+    """DVS-Gesture as tonic keeps it: four people, three gestures."""
+    for part in ("ibmGestureTrain", "ibmGestureTest"):
+        for user in range(4):
+            place = folder / part / f"user{user:02}_led"
+            place.mkdir(parents=True)
+            for kind in (0, 4, 10):
+                t, x, y, p = events_of(user * 11 + kind, 40, (128, 128))
+                np.save(place / f"{kind}.npy", np.stack([x, y, p, t // 1000], axis=1))
+    return {"data_dir": str(folder)}
+
+
+EVENTS: dict[str, Callable[[Path], Settings]] = {
+    "shd": lambda folder: spoken(folder, "shd", ("train", "test")),
+    "ssc": lambda folder: spoken(folder, "ssc", ("train", "valid", "test")),
+    "dvs_gesture": gestures,
+}

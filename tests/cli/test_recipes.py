@@ -1,14 +1,18 @@
 """Every recipe is read, built and trained for two steps; where its data are not at hand, on made-up files of the same form."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import yaml
 
 from longscan.report import results_report
 from longscan.training import Run, parse_settings, record_run, train
+from longscan.training.evaluate import predict
 from longscan.training.run import build_model
+from made_up import EVENTS, MADE_UP, table
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes").rglob("*.yaml"))
@@ -58,6 +62,19 @@ def make_up(folder: Path, dataset: str) -> None:
         (folder / f"{dataset}_{part}.ts").write_text("\n".join(lines) + "\n")
 
 
+def made_up_for(task: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Settings that put small files, and small numbers of drawn examples, in the place of a recipe's data."""
+    if task["name"] == "events" and task["dataset"] != "nmnist":
+        return EVENTS[task["dataset"]](folder)
+    settings = MADE_UP[task["name"]](folder)
+    if task["name"] == "forecast":
+        (folder / "WTH.csv").write_text(table(7300, 12))
+        return {"data_dir": settings["data_dir"]}
+    if task.get("resolution", 32) > 32:
+        return {**settings, "train_size": 4, "valid_size": 4, "test_size": 4}
+    return settings
+
+
 def shortened(path: Path, tmp_path: Path) -> list[str]:
     """The recipe with two steps on little data."""
     words = [
@@ -74,6 +91,11 @@ def shortened(path: Path, tmp_path: Path) -> list[str]:
     ]
     words += ["--training.eval_batches", "1", "--training.test_batches", "1", "--training.cooldown", "0"]
     task = yaml.safe_load(path.read_text())["task"]
+    if task["name"] in MADE_UP:
+        folder = tmp_path / "data"
+        folder.mkdir()
+        settings = made_up_for(task, folder)
+        return words + [word for name, value in settings.items() for word in (f"--task.{name}", str(value))]
     if task["name"] != "uea":
         return [*words, "--task.eval_lengths", "[41, 48]", "--task.valid_size", "4", "--task.test_size", "4"]
     if task["dataset"] in FORMS:
@@ -82,7 +104,11 @@ def shortened(path: Path, tmp_path: Path) -> list[str]:
     return words
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+FAST = ("aussm", "quickstart")
+RUNS = [pytest.param(p, id=f"{p.parent.name}-{p.stem}", marks=[] if p.parent.name in FAST else pytest.mark.slow) for p in RECIPES]
+
+
+@pytest.mark.parametrize("path", RUNS)
 def test_recipe_runs(path: Path, tmp_path: Path) -> None:
     settings = parse_settings(shortened(path, tmp_path)).settings
     assert sum(p.numel() for p in build_model(settings).parameters()) > 0
@@ -93,6 +119,19 @@ def test_recipe_runs(path: Path, tmp_path: Path) -> None:
     page = results_report(tmp_path / "results", tmp_path / "page.html")
     assert Path(page).exists()
     assert Run(run.folder).settings.about.recipe == str(path)
+
+
+SLOW_TO_DRAW = "pathfinder_64"
+LARGE = [p for p in RECIPES if p.parent.name not in FAST and p.stem != SLOW_TO_DRAW]
+
+
+@pytest.mark.parametrize("path", LARGE, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_recipe_fits_its_data(path: Path, tmp_path: Path) -> None:
+    settings = parse_settings(shortened(path, tmp_path)).settings
+    batch = settings.task.batch("train", 0, 2)
+    with torch.no_grad():
+        output = predict(build_model(settings), batch)
+    assert settings.task.loss(output, batch).isfinite()
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
