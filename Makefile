@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TORCH := torch==2.13.0
 
+INTERPRETED := tests/contracts/test_ops.py tests/ops/test_triton.py  # the Triton kernels, where there is no GPU
+
 .PHONY: run test contract lint bench docs clean
 .DEFAULT_GOAL := test
 
@@ -22,10 +24,11 @@ run: $(STAMP)
 
 test: $(STAMP) lint
 	$(BIN)/pytest -q -n 2 -m "not slow"
-	TRITON_INTERPRET=1 LONGSCAN_BACKEND=triton LONGSCAN_EXAMPLES=2 $(BIN)/pytest -q -n 2 tests/contracts/test_ops.py
+	TRITON_INTERPRET=1 LONGSCAN_BACKEND=triton LONGSCAN_EXAMPLES=2 $(BIN)/pytest -q -n 2 -m "not slow" $(INTERPRETED)
 
 contract: $(STAMP)
 	LONGSCAN_EXAMPLES=2000 $(BIN)/pytest -q -n 2 tests/contracts
+	TRITON_INTERPRET=1 LONGSCAN_BACKEND=triton LONGSCAN_EXAMPLES=50 $(BIN)/pytest -q -n 2 $(INTERPRETED)
 
 lint: $(STAMP)
 	$(BIN)/ruff check src tests benchmarks

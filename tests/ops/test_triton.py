@@ -37,7 +37,9 @@ def results_and_gradients(op, inputs, backend):
     return [*results, *torch.autograd.grad(results, list(floats(inputs).values()), weights)]
 
 
-@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize(
+    "plan", [*list(PLANS)[-1:], *(pytest.param(plan, marks=pytest.mark.slow) for plan in list(PLANS)[:-1])]
+)
 @pytest.mark.parametrize("is_complex", [False, True])
 @pytest.mark.parametrize("op", NATIVE)
 def test_results_do_not_depend_on_the_plan(op, is_complex, plan, monkeypatch):
