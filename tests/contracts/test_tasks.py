@@ -73,6 +73,8 @@ def variants() -> Iterator[Any]:
             for choice in choices(hints[field.name]):
                 if field.name == "dataset" and name in MADE_UP:  # other data sets have other files
                     continue
+                if field.name == "data" and name.startswith("chomsky_"):  # the other languages have the same code for it
+                    continue
                 if choice != field.default and f"{name}-{field.name}={choice}" not in ALONE:
                     yield pytest.param(small(cls, **{field.name: choice}), id=f"{name}-{field.name}={choice}")
 

@@ -195,8 +195,9 @@ def test_constant_score_is_of_the_majority_of_train(folder):
 def test_confusion_has_a_row_a_class(folder):
     task = Uea(dataset="Mine", data_dir=str(folder))
     metrics = task.metrics("test")
-    assert list(metrics) == ["accuracy", "confusion"]
-    assert list(task.metrics("valid")) == ["accuracy"]
+    assert list(metrics) == ["accuracy", "balanced_accuracy", "macro_f1", "confusion"]
+    assert list(task.metrics("valid")) == ["accuracy", "balanced_accuracy", "macro_f1"]
+    assert list(task.metrics("train")) == ["accuracy"]
     batch = everything(task, "test")
     task.update(metrics, torch.tensor([[0.0, 1.0]]).expand(10, 2), batch)
     assert metrics["confusion"].compute().tolist() == [[0, 5], [0, 5]]
@@ -363,9 +364,9 @@ def test_sets_that_aeon_carries(dataset, protocol):
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("dataset", ARCHIVE)
 def test_the_archive(dataset, protocol):
-    root = os.environ.get("LONGSCAN_DATA")
+    root = os.environ.get("LONGSCAN_TEST_DATA")
     if root is None:
-        pytest.skip("set LONGSCAN_DATA to a folder with uea/NAME/NAME_TRAIN.ts to test on the archive's own files")
+        pytest.skip("set LONGSCAN_TEST_DATA to a folder with uea/NAME/NAME_TRAIN.ts to test on the archive's own files")
     folder = Path(root) / "uea"
     if not (folder / dataset).is_dir():
         pytest.skip(f"{folder} has no {dataset}")
