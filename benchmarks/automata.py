@@ -35,6 +35,7 @@ from longscan.automata.certificate import check_product, check_program
 from longscan.automata.compiler import words_up_to
 from longscan.automata.program import HOLD, Branch, Program
 from longscan.automata.scoring import random_words, score
+from longscan.report.records import check_record
 from longscan.training.records import commit, device_name
 
 ROOT = Path(__file__).parents[1]
@@ -243,9 +244,13 @@ def stamp() -> dict[str, Any]:
 
 def write_row(path: Path, row: dict[str, Any], command: str, *, first: bool) -> None:
     """One JSON line, at once: a run that is stopped leaves what it has measured. The first row starts the file afresh."""
+    if first:
+        path.unlink(missing_ok=True)
+    record = row | stamp() | {"command": command}
+    check_record("automata", record)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w" if first else "a", encoding="utf-8") as file:
-        file.write(json.dumps(row | stamp() | {"command": command}) + "\n")
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(record) + "\n")
 
 
 def summary(rows: list[dict[str, Any]]) -> list[str]:

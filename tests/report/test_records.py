@@ -49,7 +49,7 @@ def test_a_missing_field_is_named(tmp_path, new_bench_row):
 
 
 def test_the_folder_says_the_schema(tmp_path, new_run_row):
-    with pytest.raises(ValueError, match=r"records live in folders bench and runs"):
+    with pytest.raises(ValueError, match=r"records live in folders automata, bench, runs"):
         append_record(tmp_path / "rows.jsonl", new_run_row())
 
 

@@ -10,7 +10,7 @@ import jsonschema
 
 Record = dict[str, Any]
 
-_SCHEMAS = {"bench": "bench.json", "runs": "run.json"}
+_SCHEMAS = {"automata": "automata.json", "bench": "bench.json", "runs": "run.json"}
 
 
 @cache
@@ -20,7 +20,7 @@ def _validator(kind: str) -> Any:
 
 
 def check_record(kind: str, row: Record) -> None:
-    """Raise ValueError naming every field in which a row departs from the schema of its kind, `runs` or `bench`."""
+    """Raise ValueError naming every field in which a row departs from the schema of its kind: `runs`, `bench` or `automata`."""
     errors = sorted(_validator(kind).iter_errors(row), key=lambda e: e.json_path)
     if errors:
         said = "; ".join(f"{e.json_path.replace('$', 'row', 1)}: {e.message}" for e in errors)
@@ -30,12 +30,12 @@ def check_record(kind: str, row: Record) -> None:
 def _kind(path: Path) -> str:
     kind = path.resolve().parent.name
     if kind not in _SCHEMAS:
-        raise ValueError(f"path: {path} lies in a folder {kind!r}; records live in folders {' and '.join(_SCHEMAS)}")
+        raise ValueError(f"path: {path} lies in a folder {kind!r}; records live in folders {', '.join(_SCHEMAS)}")
     return kind
 
 
 def append_record(path: str | Path, row: Record) -> None:
-    """Add one row to a JSON Lines file whose folder is called `runs` or `bench`, which says the schema.
+    """Add one row to a JSON Lines file whose folder is called `runs`, `bench` or `automata`, which says the schema.
 
     The row is checked and turned into text before the file is opened, and written in one call at the end of the file, so that
     processes that write at the same time do not mix their rows. Raises ValueError for a row that breaks the schema or holds NaN
