@@ -29,8 +29,8 @@ def _turned(X: Any) -> list[np.ndarray]:
     return [np.asarray(series).T for series in X]
 
 
-class AeonSSMClassifier(BaseClassifier):
-    """`longscan.estimators.SSMClassifier` for aeon; the settings are the same."""
+class _CollectionShell:
+    """The settings of `longscan.estimators.SSMClassifier` and `SSMRegressor`, and how their aeon versions are checked."""
 
     _tags = COLLECTION_TAGS
 
@@ -59,6 +59,14 @@ class AeonSSMClassifier(BaseClassifier):
         self.device = device
         self.random_state = random_state
         super().__init__()
+
+    @classmethod
+    def _get_test_params(cls, parameter_set: str = "default") -> dict[str, Any]:  # noqa: ARG003
+        return dict(SMALL)
+
+
+class AeonSSMClassifier(_CollectionShell, BaseClassifier):
+    """`longscan.estimators.SSMClassifier` for aeon; the settings are the same."""
 
     def _fit(self, X: Any, y: np.ndarray) -> None:
         self.estimator_ = SSMClassifier(**self.get_params()).fit(_turned(X), y)
@@ -69,51 +77,15 @@ class AeonSSMClassifier(BaseClassifier):
     def _predict_proba(self, X: Any) -> np.ndarray:
         return self.estimator_.predict_proba(_turned(X))
 
-    @classmethod
-    def _get_test_params(cls, parameter_set: str = "default") -> dict[str, Any]:  # noqa: ARG003
-        return dict(SMALL)
 
-
-class AeonSSMRegressor(BaseRegressor):
+class AeonSSMRegressor(_CollectionShell, BaseRegressor):
     """`longscan.estimators.SSMRegressor` for aeon; the settings are the same."""
-
-    _tags = COLLECTION_TAGS
-
-    def __init__(
-        self,
-        spec: Spec = "m",
-        *,
-        d_model: int = 64,
-        d_state: int = 16,
-        pooling: Literal["mean", "last"] = "mean",
-        epochs: int = 50,
-        batch_size: int = 32,
-        lr: float = 3e-3,
-        weight_decay: float = 0.01,
-        device: str = "auto",
-        random_state: Any = None,
-    ) -> None:
-        self.spec = spec
-        self.d_model = d_model
-        self.d_state = d_state
-        self.pooling = pooling
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.lr = lr
-        self.weight_decay = weight_decay
-        self.device = device
-        self.random_state = random_state
-        super().__init__()
 
     def _fit(self, X: Any, y: np.ndarray) -> None:
         self.estimator_ = SSMRegressor(**self.get_params()).fit(_turned(X), y)
 
     def _predict(self, X: Any) -> np.ndarray:
         return self.estimator_.predict(_turned(X))
-
-    @classmethod
-    def _get_test_params(cls, parameter_set: str = "default") -> dict[str, Any]:  # noqa: ARG003
-        return dict(SMALL)
 
 
 class AeonSSMForecaster(BaseForecaster):

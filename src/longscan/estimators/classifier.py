@@ -1,6 +1,6 @@
 """A classifier of series."""
 
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -10,7 +10,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d
 from torch.nn.functional import cross_entropy
 
-from longscan.estimators.fitting import SeriesEstimator, Spec
+from longscan.estimators.fitting import SeriesEstimator
 
 
 class SSMClassifier(ClassifierMixin, SeriesEstimator):
@@ -37,31 +37,6 @@ class SSMClassifier(ClassifierMixin, SeriesEstimator):
         classes_: the labels. model_: the fitted `SequenceModel`. loss_curve_: mean loss of each epoch. mean_, scale_: of the
         channels. time_unit_: the median time between steps. n_channels_, has_times_: what X was like.
     """
-
-    def __init__(
-        self,
-        spec: Spec = "m",
-        *,
-        d_model: int = 64,
-        d_state: int = 16,
-        pooling: Literal["mean", "last"] = "mean",
-        epochs: int = 50,
-        batch_size: int = 32,
-        lr: float = 3e-3,
-        weight_decay: float = 0.01,
-        device: str = "auto",
-        random_state: Any = None,
-    ) -> None:
-        self.spec = spec
-        self.d_model = d_model
-        self.d_state = d_state
-        self.pooling = pooling
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.lr = lr
-        self.weight_decay = weight_decay
-        self.device = device
-        self.random_state = random_state
 
     def fit(self, X: Any, y: Any, times: Any = None) -> Self:
         """Fit to series X and their labels y (n,)."""

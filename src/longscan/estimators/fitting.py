@@ -4,7 +4,7 @@ import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -58,7 +58,8 @@ def minimise(
     warmup = max(1, round(WARMUP * steps))
     step, curve = 0, []
     model.train()
-    for _ in range(epochs):
+    for number in range(epochs):
+        order = order if number == 0 else epoch(random)
         losses = []
         for first in range(0, len(order), batch_size):
             rate = lr * min(1, (step + 1) / warmup) * (1 + math.cos(math.pi * step / steps)) / 2
@@ -72,7 +73,6 @@ def minimise(
             losses.append(loss.item())
             step += 1
         curve.append(float(np.mean(losses)))
-        order = epoch(random)
     model.eval()
     return curve
 
@@ -80,19 +80,33 @@ def minimise(
 class SeriesEstimator(BaseEstimator):
     """A model of whole series: reads collections, fits a `SequenceModel` to one target a series.
 
-    Subclasses set what is fitted; the settings are theirs, as scikit-learn wants them.
+    Subclasses set what is fitted. scikit-learn reads the settings off the signature of the constructor.
     """
 
-    spec: Spec
-    d_model: int
-    d_state: int
-    pooling: str
-    epochs: int
-    batch_size: int
-    lr: float
-    weight_decay: float
-    device: str
-    random_state: Any
+    def __init__(
+        self,
+        spec: Spec = "m",
+        *,
+        d_model: int = 64,
+        d_state: int = 16,
+        pooling: Literal["mean", "last"] = "mean",
+        epochs: int = 50,
+        batch_size: int = 32,
+        lr: float = 3e-3,
+        weight_decay: float = 0.01,
+        device: str = "auto",
+        random_state: Any = None,
+    ) -> None:
+        self.spec = spec
+        self.d_model = d_model
+        self.d_state = d_state
+        self.pooling = pooling
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.lr = lr
+        self.weight_decay = weight_decay
+        self.device = device
+        self.random_state = random_state
 
     def _read(self, X: Any, times: Any, *, fitting: bool) -> Collection:
         """X and times as a collection; ValueError where they are not, or are of other channels than fitted ones."""

@@ -1,6 +1,6 @@
 """A regressor of series: one number, or several, for each."""
 
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -10,7 +10,7 @@ from sklearn.utils.validation import check_array
 from torch import Tensor
 from torch.nn.functional import mse_loss
 
-from longscan.estimators.fitting import SeriesEstimator, Spec
+from longscan.estimators.fitting import SeriesEstimator
 
 
 class SSMRegressor(RegressorMixin, SeriesEstimator):
@@ -34,31 +34,6 @@ class SSMRegressor(RegressorMixin, SeriesEstimator):
         model_, loss_curve_, mean_, scale_, time_unit_, n_channels_, has_times_: as in `SSMClassifier`.
         target_mean_, target_scale_: of y.
     """
-
-    def __init__(
-        self,
-        spec: Spec = "m",
-        *,
-        d_model: int = 64,
-        d_state: int = 16,
-        pooling: Literal["mean", "last"] = "mean",
-        epochs: int = 50,
-        batch_size: int = 32,
-        lr: float = 3e-3,
-        weight_decay: float = 0.01,
-        device: str = "auto",
-        random_state: Any = None,
-    ) -> None:
-        self.spec = spec
-        self.d_model = d_model
-        self.d_state = d_state
-        self.pooling = pooling
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.lr = lr
-        self.weight_decay = weight_decay
-        self.device = device
-        self.random_state = random_state
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -243,3 +243,29 @@ def chain(mult, local, first, out, splits, size, COMPLEX: tl.constexpr, REVERSE:
             xr = moved + br
         else:
             xr = mr * xr + br
+
+
+@triton.jit(do_not_specialize=["length", "tiles", "rows", "raw_stride"])
+def leave(
+    raw, u, D, z, flags, y, length, channels, tiles, rows, raw_stride, ACTIVATED: tl.constexpr,
+    T: tl.constexpr, BD: tl.constexpr,
+):  # fmt: skip
+    """y = (raw + D u) silu(z), or with silu(u) for u where ACTIVATED; 0 at invalid steps."""
+    b, tile = (tl.program_id(0) // tiles).to(tl.int64), tl.program_id(0) % tiles
+    steps, d = tl.arange(0, T), tl.program_id(1) * BD + tl.arange(0, BD)
+    inside = tile * T + steps < length
+    first = b * length + tile * T
+    valid = inside
+    if flags is not None:
+        valid = inside & (tl.load(flags + first + steps, mask=inside, other=1) != 1)
+    offsets = steps[:, None] * channels + d[None, :]
+    at = first * channels + offsets
+    here, there = valid[:, None] & (d < channels)[None, :], inside[:, None] & (d < channels)[None, :]
+    value = tl.load(raw + b * raw_stride + tile.to(tl.int64) * T * channels + offsets, mask=here, other=0.0)
+    if D is not None:
+        skip = tl.load(D + (b // rows) * channels + d, mask=d < channels, other=0.0)
+        entry = tl.load(u + at, mask=here, other=0.0)
+        value += skip[None, :] * (silu(entry) if ACTIVATED else entry)
+    if z is not None:
+        value *= silu(tl.load(z + at, mask=here, other=0.0))
+    tl.store(y + at, value, mask=there)

@@ -27,6 +27,7 @@ from longscan.ops._triton import (
     affine_moved,
     affine_moved_complex,
     chain,
+    leave,
     over_channels,
     over_states,
     row_of,
@@ -301,28 +302,6 @@ def enter(
 
 
 @triton.jit(do_not_specialize=["length", "tiles", "rows", "raw_stride"])
-def leave(raw, u, D, z, flags, y, length, channels, tiles, rows, raw_stride, T: tl.constexpr, BD: tl.constexpr):
-    """y = (raw + D u) silu(z), 0 at invalid steps."""
-    b, tile = (tl.program_id(0) // tiles).to(tl.int64), tl.program_id(0) % tiles
-    steps, d = tl.arange(0, T), tl.program_id(1) * BD + tl.arange(0, BD)
-    inside = tile * T + steps < length
-    first = b * length + tile * T
-    valid = inside
-    if flags is not None:
-        valid = inside & (tl.load(flags + first + steps, mask=inside, other=1) != 1)
-    offsets = steps[:, None] * channels + d[None, :]
-    at = first * channels + offsets
-    here, there = valid[:, None] & (d < channels)[None, :], inside[:, None] & (d < channels)[None, :]
-    value = tl.load(raw + b * raw_stride + tile.to(tl.int64) * T * channels + offsets, mask=here, other=0.0)
-    if D is not None:
-        skip = tl.load(D + (b // rows) * channels + d, mask=d < channels, other=0.0)
-        value += skip[None, :] * tl.load(u + at, mask=here, other=0.0)
-    if z is not None:
-        value *= silu(tl.load(z + at, mask=here, other=0.0))
-    tl.store(y + at, value, mask=there)
-
-
-@triton.jit(do_not_specialize=["length", "tiles", "rows", "raw_stride"])
 def leave_backward(
     grad_y, g, u, dt, dt_bias, dt_scale, D, z, flags, raw, step, d_input, d_step, du, ddt, dz, d_scale, sums, length, channels,
     tiles, rows, raw_stride, SOFTPLUS: tl.constexpr, T: tl.constexpr, BD: tl.constexpr,
@@ -459,7 +438,7 @@ def forward(
             _chain(p, split, mult, ends, initial_state, start, False)
         outputs = (raw, final, kept if keep else None, None, None)
         _scan(p, split, (*inputs, start, flags, *outputs), kept.stride(0), raw.stride(0), paired, False)
-        leave[grid](raw, u, D, z, flags, y, p.length, p.channels, tiles, p.rows, raw.stride(0), **each)
+        leave[grid](raw, u, D, z, flags, y, p.length, p.channels, tiles, p.rows, raw.stride(0), ACTIVATED=False, **each)
     return y, final, kept
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from longscan.ops import _triton_launch as launch
 from longscan.ops._arguments import INVALID
-from longscan.ops._triton import affine, chain, over_states, row_of, silu, silu_slope, sincos, wrap
+from longscan.ops._triton import affine, chain, leave, over_states, row_of, silu, silu_slope, sincos, wrap
 
 
 @triton.jit
@@ -342,28 +342,6 @@ def enter(u, dt, z, grad_y, flags, x, g, length, channels, tiles, T: tl.constexp
 
 
 @triton.jit(do_not_specialize=["length", "tiles", "rows", "raw_stride"])
-def leave(raw, u, D, z, flags, y, length, channels, tiles, rows, raw_stride, T: tl.constexpr, BD: tl.constexpr):
-    """y = (raw + D silu(u)) silu(z), 0 at invalid steps."""
-    b, tile = (tl.program_id(0) // tiles).to(tl.int64), tl.program_id(0) % tiles
-    steps, d = tl.arange(0, T), tl.program_id(1) * BD + tl.arange(0, BD)
-    inside = tile * T + steps < length
-    first = b * length + tile * T
-    valid = inside
-    if flags is not None:
-        valid = inside & (tl.load(flags + first + steps, mask=inside, other=1) != 1)
-    offsets = steps[:, None] * channels + d[None, :]
-    at = first * channels + offsets
-    here, there = valid[:, None] & (d < channels)[None, :], inside[:, None] & (d < channels)[None, :]
-    value = tl.load(raw + b * raw_stride + tile.to(tl.int64) * T * channels + offsets, mask=here, other=0.0)
-    if D is not None:
-        skip = tl.load(D + (b // rows) * channels + d, mask=d < channels, other=0.0)
-        value += skip[None, :] * silu(tl.load(u + at, mask=here, other=0.0))
-    if z is not None:
-        value *= silu(tl.load(z + at, mask=here, other=0.0))
-    tl.store(y + at, value, mask=there)
-
-
-@triton.jit(do_not_specialize=["length", "tiles", "rows", "raw_stride"])
 def leave_backward(
     grad_y, u, dt, D, z, flags, raw, dx, du, ddt, dz, dD, length, channels, tiles, rows, raw_stride, PHASE_DT: tl.constexpr,
     T: tl.constexpr, BD: tl.constexpr,
@@ -489,7 +467,7 @@ def forward(
         outputs = (raw, final, kept if keep else None, None)
         inputs = (u, dt, x, W, bias, B, C, initial_state, start, flags)
         _scan(p, split, (*inputs, *outputs), kept.stride(0), raw.stride(0), phase_dt, False)
-        leave[grid](raw, u, D, z, flags, y, p.length, p.channels, tiles, p.rows, raw.stride(0), **each)
+        leave[grid](raw, u, D, z, flags, y, p.length, p.channels, tiles, p.rows, raw.stride(0), ACTIVATED=True, **each)
     return y, final, kept
 
 
