@@ -18,9 +18,11 @@ def wrap(x):
     """
     if x.dtype == tl.float64:
         n = (x * 0.15915494309189535 + 6755399441055744.0) - 6755399441055744.0
-        return (x - n * 6.283185243606567) - n * 6.357301909411279e-08
-    n = (x * 0.15915494309189535 + 12582912.0) - 12582912.0
-    return (x - n * 6.283203125) - n * -1.7817820413523074e-05
+        rest = (x - n * 6.283185243606567) - n * 6.357301909411279e-08
+    else:
+        n = (x * 0.15915494309189535 + 12582912.0) - 12582912.0
+        rest = (x - n * 6.283203125) - n * -1.7817820413523074e-05
+    return rest
 
 
 @triton.jit
@@ -48,24 +50,24 @@ def sincos(x):
         c = q * c + 0.041666666666666661
         c = q * c - 0.5
         flip = shifted.to(tl.int64, bitcast=True) << 63
-        s = ((r * q) * s + r).to(tl.int64, bitcast=True) ^ flip
-        c = (q * c + 1.0).to(tl.int64, bitcast=True) ^ flip
-        return s.to(tl.float64, bitcast=True), c.to(tl.float64, bitcast=True)
-    shifted = x * 0.31830988618379067 + 12582912.0
-    n = shifted - 12582912.0
-    r = (x - n * 3.1416015625) - n * -8.908910206761537e-06
-    q = r * r
-    s = q * 2.60002448459523376e-6 - 0.000198066015967426324
-    s = q * s + 0.00833301710461481536
-    s = q * s - 0.166666570889362478
-    c = q * -2.60768168437181856e-7 + 0.00002476187063885143
-    c = q * c - 0.00138884032207222194
-    c = q * c + 0.041666640707521854
-    c = q * c - 0.499999995491106717
-    flip = shifted.to(tl.int32, bitcast=True) << 31
-    s = ((r * q) * s + r).to(tl.int32, bitcast=True) ^ flip
-    c = (q * c + 1.0).to(tl.int32, bitcast=True) ^ flip
-    return s.to(tl.float32, bitcast=True), c.to(tl.float32, bitcast=True)
+        sine = (((r * q) * s + r).to(tl.int64, bitcast=True) ^ flip).to(tl.float64, bitcast=True)
+        cosine = ((q * c + 1.0).to(tl.int64, bitcast=True) ^ flip).to(tl.float64, bitcast=True)
+    else:
+        shifted = x * 0.31830988618379067 + 12582912.0
+        n = shifted - 12582912.0
+        r = (x - n * 3.1416015625) - n * -8.908910206761537e-06
+        q = r * r
+        s = q * 2.60002448459523376e-6 - 0.000198066015967426324
+        s = q * s + 0.00833301710461481536
+        s = q * s - 0.166666570889362478
+        c = q * -2.60768168437181856e-7 + 0.00002476187063885143
+        c = q * c - 0.00138884032207222194
+        c = q * c + 0.041666640707521854
+        c = q * c - 0.499999995491106717
+        flip = shifted.to(tl.int32, bitcast=True) << 31
+        sine = (((r * q) * s + r).to(tl.int32, bitcast=True) ^ flip).to(tl.float32, bitcast=True)
+        cosine = ((q * c + 1.0).to(tl.int32, bitcast=True) ^ flip).to(tl.float32, bitcast=True)
+    return sine, cosine
 
 
 @triton.jit
