@@ -93,7 +93,7 @@ def test_many_models_are_one_call(op, monkeypatch):
             torch.testing.assert_close(found[name][i], expected)
 
 
-@pytest.mark.parametrize("call", [selective_scan, unitary_scan])
+@pytest.mark.parametrize("call", [selective_scan])
 def test_too_many_states(call, monkeypatch):
     monkeypatch.setattr(_triton_launch, "MAX_STATES", 3)
     with pytest.raises(ValueError, match="N: got 4 states a channel, the triton backend takes at most 3"):

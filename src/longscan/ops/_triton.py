@@ -71,6 +71,14 @@ def sincos(x):
 
 
 @triton.jit
+def fast_sincos(x):
+    """sin(x), cos(x) by NVIDIA's special function unit: off by at most 2^-20.5 for |x| <= pi."""
+    s = tl.inline_asm_elementwise("sin.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+    c = tl.inline_asm_elementwise("cos.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+    return s, c
+
+
+@triton.jit
 def sigmoid(x):
     """1 / (1 + e^-x)."""
     return 1.0 / (1.0 + tl.exp(-x))

@@ -16,21 +16,42 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Launch:
-    """steps: of a tile. lanes: at least so many pairs of channel and state a program. warps: of 32 threads for so many lanes."""
+    """steps: of a tile. lanes: at least so many pairs of channel and state a program. warps: of 32 threads for so many lanes.
+
+    stages: tiles on their way from memory at once, where kernels of the op leave that to Triton's pipeliner; 1: it has no part.
+    """
 
     steps: int
     lanes: int
     warps: int
+    stages: int = 1
 
 
 # The states between tiles are kept for the backward, so both directions of a scan use tiles of the same steps.
 TABLE = {
-    "linear_scan": Launch(steps=32, lanes=64, warps=2),
-    "selective_scan": Launch(steps=16, lanes=64, warps=2),
-    "unitary_scan": Launch(steps=32, lanes=64, warps=2),
-    "short_conv": Launch(steps=32, lanes=64, warps=4),
+    "linear_scan": Launch(steps=8, lanes=32, warps=1, stages=5),
+    "linear_scan_backward": Launch(steps=8, lanes=32, warps=1, stages=4),
+    "selective_scan": Launch(steps=8, lanes=512, warps=4),
+    "selective_scan_pairs": Launch(steps=4, lanes=512, warps=4),
+    "unitary_scan": Launch(steps=16, lanes=32, warps=1),
+    "short_conv": Launch(steps=8, lanes=512, warps=4),
+    "short_conv_backward": Launch(steps=8, lanes=256, warps=4),
     "elementwise": Launch(steps=16, lanes=64, warps=4),
 }
+
+
+@dataclass(frozen=True)
+class Product:
+    """Tiles of the products with W: steps of u's, pairs of channel and state of W's, channels of u, and what is added at once."""
+
+    rows: int
+    slots: int
+    columns: int
+    depth: int
+    warps: int
+
+
+PRODUCTS = Product(rows=64, slots=64, columns=64, depth=32, warps=4)
 PROGRAMS = 528  # programs that fill the GPU: four on each of 132 multiprocessors
 SCRATCH = 2**26  # bytes of memory for what a backward hands from kernel to kernel, beyond which it goes slice by slice
 MAX_STATES = 1024  # of a channel: they lie in one program
@@ -105,6 +126,6 @@ def on_device(like: Tensor) -> AbstractContextManager[object]:
     return torch.cuda.device(like.device) if like.is_cuda else nullcontext()
 
 
-def dot_precision() -> str:
-    """How float32 products are formed on matrix units so that nothing of float32 is lost."""
-    return "ieee" if torch.version.hip else "tf32x3"
+def special_functions(like: Tensor) -> bool:
+    """Whether the GPU of `like` has a unit for sine and cosine that Triton reaches."""
+    return like.is_cuda and torch.version.hip is None

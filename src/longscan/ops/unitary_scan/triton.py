@@ -2,15 +2,20 @@
 
 Algebra, as in csrc/unitary_scan.cpp. With G_t the running sum of the angles and V_t = e^{-i G_t}, the state in the rotating frame
 is a plain sum, h_t = e^{i G_t} w_t with w_t = w_0 + B sum_{k<=t} x_k V_k and x = dt silu(u): nothing is multiplied by a rounded
-rotation and fed back. A state between tiles is three numbers: G less whole turns, and w. With g = dL/dy silu(z) and
-mu_t = conj(C) sum_{k>=t} g_k V_k + (what the final state contributes), the gradient of w:
-  dL/dtheta_t = Im(mu_t conj(w_{t-1}))      dL/dx_t = sum_n Re(B V_t conj(mu_t))
-  dL/dB = sum_t x_t conj(V_t) mu_t          dL/dC = sum_t g_t V_t conj(w_t)
-The frame is one for the whole row, so mu goes from tile to tile unchanged. Where the state restarts, sums start again.
+rotation and fed back. A state is three numbers: G less whole turns, and w. With g = dL/dy silu(z) and
+mu_t = conj(C) sum_{k>=t} g_k V_k + (what the final state contributes), the gradient of w, turned m_t = e^{i G_t} mu_t and
+q_t = e^{i G_t} w_{t-1}:
+  dL/dtheta_t = Im(m_t conj(q_t))           dL/dx_t = sum_n Re(conj(B) m_t)
+  dL/dB = sum_t x_t m_t                     dL/dC = conj sum_t g_t (q_t + B x_t)
+The backward is reversible: G and w go back from split to split as they came, by subtraction, so that a state is kept for a split,
+not for a tile. Its arrays run backwards in time, so that every sum over a tile goes the same way. Where packed rows restart, the
+state before cannot be got back by subtraction: then a forward pass over the slice finds the states where tiles start.
 
-A tile's angles are a small matrix product in registers. In the backward those of their gradients would have to be summed over all
-programs: instead a slice of them goes to memory, and two matrix products take it to the gradients of u and W.
-SiLUs, skip and gate are elementwise kernels before and after, so that a program's lanes do not all compute them again.
+A tile's lanes are states, fastest, and channels; its steps lie in the registers of one thread. The angles are a matrix product
+whose factors are given as two numbers of 11 bits each, so that matrix units keep float32. In the backward the gradients of the
+angles would have to be summed over all programs: a slice of them goes to memory, and two products take it to u and W.
+SiLUs, skip and gate are elementwise kernels before and after, so that a program's lanes do not all compute them again; what they
+hand to a scan has the time axis last.
 """
 
 from typing import Any, NamedTuple
@@ -22,147 +27,201 @@ from torch import Tensor
 
 from longscan.ops import _triton_launch as launch
 from longscan.ops._arguments import INVALID
-from longscan.ops._triton import affine, chain, leave, over_states, row_of, silu, silu_slope, sincos, wrap
+from longscan.ops._triton import affine, chain, fast_sincos, row_of, silu, silu_slope, sincos, wrap
+
+# ---------------------------------------------------------------------------------------------- tiles
 
 
 @triton.jit
-def _angles(
-    u, W, steps, valid, channels, row, live, bias, T: tl.constexpr, R: tl.constexpr, K: tl.constexpr, DOT: tl.constexpr,
-    PRECISION: tl.constexpr,
-):  # fmt: skip
-    """W u + bias of a tile, for the lanes' rows of W: (T, R). u points to the tile's first step."""
-    sums = tl.zeros((T, R), bias.dtype)
-    if DOT:
-        for first in range(0, channels, K):
-            p = first + tl.arange(0, K)
-            inputs = tl.load(u + steps[:, None] * channels + p[None, :], mask=valid[:, None] & (p < channels)[None, :], other=0.0)
-            weights = tl.load(W + row[None, :] * channels + p[:, None], mask=live[None, :] & (p < channels)[:, None], other=0.0)
-            sums = tl.dot(inputs, weights, sums, input_precision=PRECISION)
-    else:
-        for p in range(channels):
-            inputs = tl.load(u + steps * channels + p, mask=valid, other=0.0)
-            weights = tl.load(W + row * channels + p, mask=live, other=0.0)
-            sums += inputs[:, None] * weights[None, :]
-    return sums + bias[None, :]
+def _turned(a, b):
+    """Angles added, less whole turns."""
+    return wrap(a + b)
 
 
 @triton.jit
-def _running(x, c, s, keep, SEGMENTS: tl.constexpr):
-    """How much of the tile's start is still there, and the sums over the steps so far of x e^{-iG}."""
-    if SEGMENTS:
-        kept, re = tl.associative_scan((keep, x * c), 0, affine)
-        _, im = tl.associative_scan((keep, -(x * s)), 0, affine)
-    else:
-        kept, re, im = keep, tl.cumsum(x * c, 0), tl.cumsum(-(x * s), 0)
-    return kept, re, im
+def _turned_back(a, before_a, b, before_b):
+    """Angles added, less whole turns, and the sum without the last of them."""
+    return wrap(a + b), a + before_b
 
 
 @triton.jit
-def _ahead(x, keep, SEGMENTS: tl.constexpr):
-    """How much of the tile's end is still there, and the sums of x over the steps from each on; keep is that of the next step."""
-    if SEGMENTS:
-        kept, sums = tl.associative_scan((keep, x), 0, affine, reverse=True)
+def _unit(angle, FAST: tl.constexpr):
+    """sin, cos of angles within a turn or so of 0; by the special function unit where FAST."""
+    if FAST:
+        s, c = fast_sincos(angle)
     else:
-        kept, sums = keep, tl.cumsum(x, 0, reverse=True)
-    return kept, sums
+        s, c = sincos(angle)
+    return s, c
 
 
-@triton.jit(do_not_specialize=["length", "tiles", "splits", "span", "rows", "kept_stride", "y_stride"])
+@triton.jit
+def _two_parts(x):
+    """x as the sum of two numbers with 11 bits each."""
+    high = ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+    return high, x - high
+
+
+@triton.jit
+def _product(high, low, weights_high, weights_low, sums):
+    """sums + (high + low) (weights_high + weights_low) but for low times low: the error is float32's."""
+    sums = tl.dot(low, weights_high, sums, input_precision="tf32")
+    sums = tl.dot(high, weights_low, sums, input_precision="tf32")
+    return tl.dot(high, weights_high, sums, input_precision="tf32")
+
+
+@triton.jit
+def _projected(high, low, weights_high, weights_low, at, row, live, width, T: tl.constexpr, R: tl.constexpr, K: tl.constexpr):
+    """W u of a tile, (T, R): `high` and `low` point to u, `at` (T,) are its rows there; float64 has one part and no K."""
+    if K:
+        k = tl.arange(0, K)
+        place = at[None, :] * K + k[:, None]
+        sums = tl.zeros((T, R), tl.float32)
+        sums = _product(tl.trans(tl.load(high + place)), tl.trans(tl.load(low + place)), weights_high, weights_low, sums)
+    else:
+        sums = tl.zeros((T, R), high.dtype.element_ty)
+        for p in range(width):
+            weights = tl.load(weights_high + row * width + p, mask=live, other=0.0)
+            sums += tl.load(high + at * width + p)[:, None] * weights[None, :]
+    return sums
+
+
+@triton.jit
+def _weights(part, row, live, width, K: tl.constexpr):
+    """A part of W of the lanes, (K, R); where K is 0 they are loaded later."""
+    if K:
+        part = tl.load(part + row[None, :] * K + tl.arange(0, K)[:, None], mask=live[None, :], other=0.0)
+    return part
+
+
+@triton.jit
+def _of_channels(x, at, present, T: tl.constexpr, BD: tl.constexpr, NB: tl.constexpr):
+    """What belongs to channels, for all lanes: (T, BD * NB) from pointers x to (T, BD)."""
+    found = tl.load(x + at, mask=present[None, :], other=0.0)
+    return tl.reshape(tl.broadcast_to(found[:, :, None], (T, BD, NB)), (T, BD * NB))
+
+
+@triton.jit
+def _over_states(x, T: tl.constexpr, BD: tl.constexpr, NB: tl.constexpr):
+    return tl.sum(tl.reshape(x, (T, BD, NB)), 2)
+
+
+# ---------------------------------------------------------------------------------------------- scans
+
+
+@triton.jit(
+    do_not_specialize=["bias", "length", "tiles", "splits", "span", "rows", "origin", "first_split", "bounds_stride"]
+)
 def scan(
-    u, dt, x, W, bias, B, C, initial, start, flags, y, final, kept, ends, length, channels, states, blocks, tiles, splits, span,
-    rows, kept_stride, y_stride, PHASE_DT: tl.constexpr, SUMMARY: tl.constexpr, T: tl.constexpr, BD: tl.constexpr,
-    NB: tl.constexpr, K: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
+    high, low, rate, x, W_high, W_low, bias, B, C, initial, bounds, flags, y, final, ends, resume, batch, length, splits, span,
+    tiles, rows, padded, origin, first_split, bounds_stride, SUMMARY: tl.constexpr, RECORD: tl.constexpr,
+    channels: tl.constexpr, states: tl.constexpr, width: tl.constexpr, parts: tl.constexpr, blocks: tl.constexpr,
+    PHASE_DT: tl.constexpr, T: tl.constexpr, BD: tl.constexpr, NB: tl.constexpr, K: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
-    """One split of one batch row for BD channels: y = Re sum_n C h, and the state before every tile, to `kept`.
+    """Some tiles of one batch row for BD channels and NB of their states: y (parts, B, D, padded) = Re sum_n C h.
 
-    start: (B, splits + 1, D N, 3), or None where the split is the whole row; then `initial` (B, D N, 2) holds. With SUMMARY the
-    split is run from a state of 0, and `ends` (B, splits, D N, 4) gets its turn, its w, and 0 where it forgets what came before.
-    kept: in each row the turn of the whole row (D N), then the states (tiles, D N, 3).
+    bounds: in each row the state before every split, (splits + 1, 3, D N). Without `initial` (B, D N, 2) the run starts from
+    there and is `tiles` long, all of a split; else it is the whole row, and with RECORD fills `bounds`. With SUMMARY a split is
+    run from a state of 0: `ends` (B, splits, D N, 4) gets its turn, its w, and 0 where it forgets what came before. resume:
+    (B, tiles of all runs, 2, D N), w before every tile. origin: the step of the arrays' first.
     """
     R: tl.constexpr = BD * NB
     b = (tl.program_id(0) // blocks).to(tl.int64)
-    block, split = tl.program_id(0) % blocks, tl.program_id(1)
+    block, run = tl.program_id(0) % blocks, tl.program_id(1)
+    part = block % parts
+    first_channel = (block // parts) * BD
     lane = tl.arange(0, R)
-    d, n = block * BD + lane // NB, lane % NB
+    d, n = first_channel + lane // NB, part * NB + lane % NB
     live = (d < channels) & (n < states)
-    place, size = d * states + n, channels * states
+    size: tl.constexpr = channels * states
+    place = d * states + n
     parameter = (b // rows) * size
-    angle = tl.load(bias + parameter + place, mask=live, other=0.0)
     Br = tl.load(B + 2 * parameter + place * 2, mask=live, other=0.0)
     Bi = tl.load(B + 2 * parameter + place * 2 + 1, mask=live, other=0.0)
     Cr = tl.load(C + 2 * parameter + place * 2, mask=live, other=0.0)
     Ci = tl.load(C + 2 * parameter + place * 2 + 1, mask=live, other=0.0)
     pr, pi = Cr * Br - Ci * Bi, Cr * Bi + Ci * Br
-    phase = tl.zeros((R,), angle.dtype)
+    phase = tl.zeros((R,), Br.dtype)
     wr, wi, alive = phase, phase, phase + 1.0
     if not SUMMARY:
-        if start is not None:
-            source = start + (b * (splits + 1) + split) * size * 3 + place * 3
-            phase = tl.load(source, mask=live, other=0.0)
-            wr, wi = tl.load(source + 1, mask=live, other=0.0), tl.load(source + 2, mask=live, other=0.0)
-        else:
+        if initial is not None:
             source = initial + b * size * 2 + place * 2
             wr, wi = tl.load(source, mask=live, other=0.0), tl.load(source + 1, mask=live, other=0.0)
-    steps = tl.arange(0, T)
-    last = (steps == T - 1)[:, None]
-    offsets = steps[:, None] * channels + d[None, :]
-    own = block * BD + tl.arange(0, BD)
-    begin = split * span
-    for i in range(tl.minimum(span, tiles - begin)):
-        tile = begin + i
-        valid = tile * T + steps < length
-        inside = valid
-        first = b * length + tile * T
-        keep = tl.full((T, R), 1.0, angle.dtype)
-        if flags is not None:
-            mark = tl.load(flags + first + steps, mask=inside, other=1)
-            valid = inside & (mark != 1)
-            keep = tl.where((mark == 2)[:, None], 0.0, keep)
-        here = valid[:, None] & live[None, :]
-        if kept is not None:
-            to = kept + b * kept_stride + size + tile.to(tl.int64) * size * 3 + place * 3
-            tl.store(to, phase, mask=live)
-            tl.store(to + 1, wr, mask=live)
-            tl.store(to + 2, wi, mask=live)
-        theta = _angles(
-            u + first * channels, W + parameter * channels, steps, valid, channels, place, live, angle, T, R, K, DOT, PRECISION
-        )
+        else:
+            source = bounds + b * bounds_stride + (first_split + run).to(tl.int64) * 3 * size + place
+            phase = tl.load(source, mask=live, other=0.0)
+            wr, wi = tl.load(source + size, mask=live, other=0.0), tl.load(source + 2 * size, mask=live, other=0.0)
+    weights_high = _weights(W_high + parameter * width, place, live, width, K)
+    weights_low = _weights(W_low + parameter * width, place, live, width, K)
+    steps, own = tl.arange(0, T), first_channel + tl.arange(0, BD)
+    present = own < channels
+    top, last = (steps == 0)[:, None], (steps == T - 1)[:, None]
+    by_channel = own[None, :].to(tl.int64) * padded
+    # a tile in memory's own layout: from it the compiler takes that of the scans, and leaves a thread all steps of its lanes
+    angles = tl.load(bias + parameter + place[None, :] + steps[:, None] * 0, mask=live[None, :], other=0.0)
+    for i in range(tiles):
+        tile = run * tiles + i
+        here = tile * T + steps
+        if RECORD:
+            to = bounds + b * bounds_stride + (i // span) * 3 * size + place
+            starts = live & (place * 0 + i % span == 0)
+            tl.store(to, phase, mask=starts)
+            tl.store(to + size, wr, mask=starts)
+            tl.store(to + 2 * size, wi, mask=starts)
+        if resume is not None:
+            to = resume + (b * (tl.num_programs(1) * tiles) + tile) * 2 * size + place
+            tl.store(to, wr, mask=live)
+            tl.store(to + size, wi, mask=live)
+        theta = _projected(high, low, weights_high, weights_low, b * padded + here, place, live, width, T, R, K)
         if PHASE_DT:
-            theta *= tl.load(dt + first * channels + offsets, mask=here, other=0.0)
-        theta = tl.where(valid[:, None], wrap(theta), 0.0)
-        total = phase[None, :] + tl.cumsum(theta, 0)
-        s, c = sincos(total)
-        entering = tl.load(x + first * channels + offsets, mask=here, other=0.0)
-        carried, Sr, Si = _running(entering, c, s, keep, flags is not None)
-        if not SUMMARY:
+            at = b * channels * padded + by_channel + here[:, None]
+            theta = (theta + angles) * _of_channels(rate, at, present, T, BD, NB)
+        else:
+            theta += tl.load(rate + b * padded + here)[:, None] * angles
+        total = tl.associative_scan(tl.where(top, wrap(theta + phase[None, :]), theta), 0, _turned)
+        s, c = _unit(total, FAST)
+        entering = _of_channels(x, b * channels * padded + by_channel + here[:, None], present, T, BD, NB)
+        carried = 1.0
+        if flags is not None:
+            mark = tl.load(flags + b * length + origin + here, mask=origin + here < length, other=1)
+            keep = tl.where((mark == 2)[:, None], 0.0, tl.full((T, R), 1.0, Br.dtype))
+            carried, Sr = tl.associative_scan((keep, entering * c), 0, affine)
+            _, Si = tl.associative_scan((keep, -(entering * s)), 0, affine)
+        else:
+            Sr, Si = tl.cumsum(entering * c, 0), tl.cumsum(-(entering * s), 0)
+        if y is not None:
             read_r = carried * (Cr * wr - Ci * wi)[None, :] + pr[None, :] * Sr - pi[None, :] * Si
             read_i = carried * (Cr * wi + Ci * wr)[None, :] + pr[None, :] * Si + pi[None, :] * Sr
-            sums = over_states(c * read_r - s * read_i, T, BD, NB)
-            to = y + b * y_stride + tile.to(tl.int64) * T * channels + steps[:, None] * channels + own[None, :]
-            tl.store(to, sums, mask=inside[:, None] & (own < channels)[None, :])
-        phase = wrap(row_of(total, last))
-        end_r, end_i, holds = row_of(Sr, last), row_of(Si, last), row_of(carried, last)
-        wr = holds * wr + (Br * end_r - Bi * end_i)
-        wi = holds * wi + (Br * end_i + Bi * end_r)
-        alive *= holds
+            to = y + (part * batch + b) * channels * padded + by_channel + here[:, None]
+            tl.store(to, _over_states(c * read_r - s * read_i, T, BD, NB), mask=present[None, :])
+        phase = row_of(total, last)
+        end_r, end_i = row_of(Sr, last), row_of(Si, last)
+        if flags is not None:
+            holds = row_of(carried, last)
+            wr, wi, alive = holds * wr, holds * wi, alive * holds
+        wr += Br * end_r - Bi * end_i
+        wi += Br * end_i + Bi * end_r
     if SUMMARY:
-        to = ends + (b * splits + split) * size * 4 + place * 4
+        to = ends + (b * splits + run) * size * 4 + place * 4
         tl.store(to, phase, mask=live)
         tl.store(to + 1, wr, mask=live)
         tl.store(to + 2, wi, mask=live)
         tl.store(to + 3, alive, mask=live)
-    elif split == splits - 1:
-        s, c = sincos(phase)
-        to = final + b * size * 2 + place * 2
-        tl.store(to, c * wr - s * wi, mask=live)
-        tl.store(to + 1, c * wi + s * wr, mask=live)
-        if kept is not None:
-            tl.store(kept + b * kept_stride + place, phase, mask=live)
+    elif final is not None:
+        if run == tl.num_programs(1) - 1:
+            s, c = sincos(phase)
+            to = final + b * size * 2 + place * 2
+            tl.store(to, c * wr - s * wi, mask=live)
+            tl.store(to + 1, c * wi + s * wr, mask=live)
+            if RECORD:
+                to = bounds + b * bounds_stride + splits * 3 * size + place
+                tl.store(to, phase, mask=live)
+                tl.store(to + size, wr, mask=live)
+                tl.store(to + 2 * size, wi, mask=live)
 
 
-@triton.jit(do_not_specialize=["splits"])
-def turn_chain(ends, initial, start, splits, size, BLOCK: tl.constexpr):
-    """The state before every split (B, splits + 1, size, 3), from what splits do to a state of 0 (B, splits, size, 4)."""
+@triton.jit(do_not_specialize=["splits", "bounds_stride"])
+def turn_chain(ends, initial, bounds, splits, size, bounds_stride, BLOCK: tl.constexpr):
+    """The state before every split (splits + 1, 3, size) in each row, from what splits do to a state of 0 (B, splits, size, 4)."""
     b = tl.program_id(0).to(tl.int64)
     place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     here = place < size
@@ -170,10 +229,10 @@ def turn_chain(ends, initial, start, splits, size, BLOCK: tl.constexpr):
     wi = tl.load(initial + b * size * 2 + place * 2 + 1, mask=here, other=0.0)
     phase = tl.zeros((BLOCK,), wr.dtype)
     for split in range(splits + 1):
-        to = start + (b * (splits + 1) + split) * size * 3 + place * 3
+        to = bounds + b * bounds_stride + split * 3 * size + place
         tl.store(to, phase, mask=here)
-        tl.store(to + 1, wr, mask=here)
-        tl.store(to + 2, wi, mask=here)
+        tl.store(to + size, wr, mask=here)
+        tl.store(to + 2 * size, wi, mask=here)
         source = ends + (b * splits + split) * size * 4 + place * 4
         ours = here & (place * 0 + split < splits)
         s, c = sincos(phase)
@@ -186,108 +245,127 @@ def turn_chain(ends, initial, start, splits, size, BLOCK: tl.constexpr):
 
 
 @triton.jit(
-    do_not_specialize=["length", "tiles", "splits", "span", "rows", "kept_stride", "first_split", "slice_steps", "slice_start"]
+    do_not_specialize=["bias", "slopes", "length", "tiles", "splits", "rows", "origin", "first_split", "bounds_stride"]
 )
 def scan_backward(
-    u, dt, x, g, W, bias, B, C, flags, kept, mu, dx, ddt, slopes, sums, holds, length, channels, states, blocks, tiles, splits,
-    span, rows, kept_stride, first_split, slice_start, slice_steps, PHASE_DT: tl.constexpr, SUMMARY: tl.constexpr,
-    CHAINED: tl.constexpr, T: tl.constexpr, BD: tl.constexpr, NB: tl.constexpr, K: tl.constexpr, DOT: tl.constexpr,
-    PRECISION: tl.constexpr,
+    high, low, rate, x, g, W_high, W_low, bias, B, C, bounds, flags, resume, mu, dx, d_rate, slopes, sums, holds, d_initial, batch, length,
+    splits, tiles, rows, padded, origin, first_split, bounds_stride, SUMMARY: tl.constexpr, CHAINED: tl.constexpr,
+    channels: tl.constexpr, states: tl.constexpr, width: tl.constexpr, parts: tl.constexpr, blocks: tl.constexpr,
+    PHASE_DT: tl.constexpr, T: tl.constexpr, BD: tl.constexpr, NB: tl.constexpr, K: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
-    """One split of one batch row for BD channels, backwards; mu (B, splits + 1, D N, 2): the gradient of w after each split.
+    """One split of one batch row for BD channels and NB of their states, backwards: a tile's first step is its latest.
 
-    dx, ddt (with PHASE_DT): (B, L, D). slopes (B, slice_steps, D, N): the gradients of the projection from step slice_start on.
-    sums (B, splits, D N, 5): of the bias, B and C. With CHAINED mu after the split before is stored, else it was there already:
-    SUMMARY stores what the split adds, to `sums` (B, splits, D N, 2), and 0 in `holds` (the same) where it forgets mu after it.
+    Arrays of a slice run backwards, from the step `origin`; the run 0 is the latest split. mu: (B, splits + 1, D N, 2), the
+    gradient of w after each split. dx, d_rate (with PHASE_DT): (parts, B, D, padded). slopes: (B, padded, D N), the gradients of
+    the projection. sums: (B, splits, 5, D N), of the bias, B and C; d_initial (B, D N, 2): of the initial state. With CHAINED mu after the split before is stored, else it
+    was there already: SUMMARY stores what the split adds, to `sums` (B, splits, D N, 2), and 0 in `holds` (the same) where it
+    forgets mu after it.
     """
     R: tl.constexpr = BD * NB
     b = (tl.program_id(0) // blocks).to(tl.int64)
-    block, split = tl.program_id(0) % blocks, first_split + tl.program_id(1)
+    block, run = tl.program_id(0) % blocks, tl.program_id(1)
+    split = first_split + tl.num_programs(1) - 1 - run
+    part = block % parts
+    first_channel = (block // parts) * BD
     lane = tl.arange(0, R)
-    d, n = block * BD + lane // NB, lane % NB
+    d, n = first_channel + lane // NB, part * NB + lane % NB
     live = (d < channels) & (n < states)
-    place, size = d * states + n, channels * states
+    size: tl.constexpr = channels * states
+    place = d * states + n
     parameter = (b // rows) * size
-    angle = tl.load(bias + parameter + place, mask=live, other=0.0)
     Br = tl.load(B + 2 * parameter + place * 2, mask=live, other=0.0)
     Bi = tl.load(B + 2 * parameter + place * 2 + 1, mask=live, other=0.0)
     Cr = tl.load(C + 2 * parameter + place * 2, mask=live, other=0.0)
     Ci = tl.load(C + 2 * parameter + place * 2 + 1, mask=live, other=0.0)
-    zero = tl.zeros((R,), angle.dtype)
+    source = bounds + b * bounds_stride + (split + 1).to(tl.int64) * 3 * size + place
+    phase = tl.load(source, mask=live, other=0.0)
+    wr, wi = tl.load(source + size, mask=live, other=0.0), tl.load(source + 2 * size, mask=live, other=0.0)
+    zero = tl.zeros((R,), Br.dtype)
     mr, mi, alive = zero, zero, zero + 1.0
     if not SUMMARY:
         source = mu + (b * (splits + 1) + split + 1) * size * 2 + place * 2
         mr, mi = tl.load(source, mask=live, other=0.0), tl.load(source + 1, mask=live, other=0.0)
-    sum_bias, sum_Br, sum_Bi, sum_Cr, sum_Ci = zero, zero, zero, zero, zero
-    steps = tl.arange(0, T)
-    top = (steps == 0)[:, None]
-    offsets = steps[:, None] * channels + d[None, :]
-    own = block * BD + tl.arange(0, BD)
-    begin = split * span
-    count = tl.minimum(span, tiles - begin)
-    for i in range(count):
-        tile = begin + count - 1 - i
-        valid = tile * T + steps < length
-        inside = valid
-        first = b * length + tile * T
-        keep = tl.full((T, R), 1.0, angle.dtype)
-        keep_next = keep
-        fresh = steps < 0
-        if flags is not None:
-            mark = tl.load(flags + first + steps, mask=inside, other=1)
-            following = tl.load(flags + first + steps + 1, mask=tile * T + steps + 1 < length, other=1)
-            valid, fresh = inside & (mark != 1), mark == 2
-            keep = tl.where(fresh[:, None], 0.0, keep)
-            keep_next = tl.where((following == 2)[:, None], 0.0, keep_next)
-        here = valid[:, None] & live[None, :]
-        source = kept + b * kept_stride + size + tile.to(tl.int64) * size * 3 + place * 3
-        phase = tl.load(source, mask=live, other=0.0)
-        wr, wi = tl.load(source + 1, mask=live, other=0.0), tl.load(source + 2, mask=live, other=0.0)
-        projected = _angles(
-            u + first * channels, W + parameter * channels, steps, valid, channels, place, live, angle, T, R, K, DOT, PRECISION
-        )
-        theta = projected
+    sum_bias, sum_Br, sum_Bi, sum_Cr, sum_Ci, sum_gx = zero, zero, zero, zero, zero, zero
+    weights_high = _weights(W_high + parameter * width, place, live, width, K)
+    weights_low = _weights(W_low + parameter * width, place, live, width, K)
+    steps, own = tl.arange(0, T), first_channel + tl.arange(0, BD)
+    present = own < channels
+    top, last = (steps == 0)[:, None], (steps == T - 1)[:, None]
+    by_channel = own[None, :].to(tl.int64) * padded
+    # a tile in memory's own layout: from it the compiler takes that of the scans, and leaves a thread all steps of its lanes
+    angles = tl.load(bias + parameter + place[None, :] + steps[:, None] * 0, mask=live[None, :], other=0.0)
+    for i in range(tiles):
+        tile = run * tiles + i
+        here = tile * T + steps
+        at = b * channels * padded + by_channel + here[:, None]
+        projected = _projected(high, low, weights_high, weights_low, b * padded + here, place, live, width, T, R, K)
         if PHASE_DT:
-            step = tl.load(dt + first * channels + offsets, mask=here, other=0.0)
+            projected += angles
+            step = _of_channels(rate, at, present, T, BD, NB)
             theta = projected * step
-        theta = tl.where(valid[:, None], wrap(theta), 0.0)
-        s, c = sincos(phase[None, :] + tl.cumsum(theta, 0))
-        out = tl.load(g + first * channels + offsets, mask=here, other=0.0)
-        carried, Rr = _ahead(out * c, keep_next, flags is not None)
-        _, Ri = _ahead(-(out * s), keep_next, flags is not None)
-        mur = carried * mr[None, :] + Cr[None, :] * Rr + Ci[None, :] * Ri
-        mui = carried * mi[None, :] + Cr[None, :] * Ri - Ci[None, :] * Rr
-        mr, mi = row_of(mur, top), row_of(mui, top)
-        alive *= row_of(carried, top)
-        if not SUMMARY:
-            entering = tl.load(x + first * channels + offsets, mask=here, other=0.0)
-            holding, Sr, Si = _running(entering, c, s, keep, flags is not None)
-            now_r = holding * wr[None, :] + Br[None, :] * Sr - Bi[None, :] * Si
-            now_i = holding * wi[None, :] + Br[None, :] * Si + Bi[None, :] * Sr
-            Sr -= entering * c
-            Si += entering * s
-            before_r = tl.where(fresh[:, None], 0.0, holding * wr[None, :] + Br[None, :] * Sr - Bi[None, :] * Si)
-            before_i = tl.where(fresh[:, None], 0.0, holding * wi[None, :] + Br[None, :] * Si + Bi[None, :] * Sr)
-            slope = tl.where(here, mui * before_r - mur * before_i, 0.0)
-            if PHASE_DT:
-                to = ddt + first * channels + steps[:, None] * channels + own[None, :]
-                more = over_states(slope * projected, T, BD, NB)
-                tl.store(to, more, mask=inside[:, None] & (own < channels)[None, :])
-                slope *= step
-            to = slopes + (b * slice_steps + tile * T - slice_start) * size
-            tl.store(to + steps[:, None] * size + place[None, :], slope, mask=inside[:, None] & live[None, :])
-            to = dx + first * channels + steps[:, None] * channels + own[None, :]
-            turned_r, turned_i = Br[None, :] * c + Bi[None, :] * s, Bi[None, :] * c - Br[None, :] * s
-            more = over_states(turned_r * mur + turned_i * mui, T, BD, NB)
-            tl.store(to, more, mask=inside[:, None] & (own < channels)[None, :])
-            sum_bias += tl.sum(slope, 0)
-            sum_Br += tl.sum(entering * (c * mur - s * mui), 0)
-            sum_Bi += tl.sum(entering * (c * mui + s * mur), 0)
-            sum_Cr += tl.sum(out * (c * now_r - s * now_i), 0)
-            sum_Ci -= tl.sum(out * (c * now_i + s * now_r), 0)
+        else:
+            theta = projected + tl.load(rate + b * padded + here)[:, None] * angles
+        before = tl.where(top, wrap(phase[None, :] - theta), -theta)
+        before, total = tl.associative_scan((before, tl.where(top, phase[None, :], 0.0)), 0, _turned_back)
+        s, c = _unit(total, FAST)
+        out = _of_channels(g, at, present, T, BD, NB)
         if flags is not None:
-            holds_first = row_of(keep, top)
-            mr, mi, alive = mr * holds_first, mi * holds_first, alive * holds_first
+            time = origin - here
+            mark = tl.load(flags + b * length + time, mask=time < length, other=1)
+            later = tl.load(flags + b * length + time + 1, mask=(steps > 0) & (time + 1 < length), other=1)
+            keep = tl.where((mark == 2)[:, None], 0.0, tl.full((T, R), 1.0, Br.dtype))
+            keep_later = tl.where((later == 2)[:, None], 0.0, tl.full((T, R), 1.0, Br.dtype))
+            carried, Rr = tl.associative_scan((keep_later, out * c), 0, affine)
+            _, Ri = tl.associative_scan((keep_later, -(out * s)), 0, affine)
+            mur = carried * mr[None, :] + Cr[None, :] * Rr + Ci[None, :] * Ri
+            mui = carried * mi[None, :] + Cr[None, :] * Ri - Ci[None, :] * Rr
+        else:
+            Rr, Ri = tl.cumsum(out * c, 0), tl.cumsum(-(out * s), 0)
+            mur = mr[None, :] + Cr[None, :] * Rr + Ci[None, :] * Ri
+            mui = mi[None, :] + Cr[None, :] * Ri - Ci[None, :] * Rr
+        if not SUMMARY:
+            entering = _of_channels(x, at, present, T, BD, NB)
+            if flags is not None:
+                tiles_of_row = tl.num_programs(1) * tiles
+                source = resume + (b * tiles_of_row + tiles_of_row - 1 - tile) * 2 * size + place
+                wr, wi = tl.load(source, mask=live, other=0.0), tl.load(source + size, mask=live, other=0.0)
+                holding, Sr = tl.associative_scan((keep, entering * c), 0, affine, reverse=True)
+                _, Si = tl.associative_scan((keep, -(entering * s)), 0, affine, reverse=True)
+                Sr -= entering * c
+                Si += entering * s
+                before_r = keep * (holding * wr[None, :] + Br[None, :] * Sr - Bi[None, :] * Si)
+                before_i = keep * (holding * wi[None, :] + Br[None, :] * Si + Bi[None, :] * Sr)
+            else:
+                Sr, Si = tl.cumsum(entering * c, 0), tl.cumsum(-(entering * s), 0)
+                before_r = wr[None, :] - Br[None, :] * Sr + Bi[None, :] * Si
+                before_i = wi[None, :] - Br[None, :] * Si - Bi[None, :] * Sr
+                wr, wi = row_of(before_r, last), row_of(before_i, last)
+            m_r, m_i = c * mur - s * mui, c * mui + s * mur
+            q_r, q_i = c * before_r - s * before_i, c * before_i + s * before_r
+            slope = m_i * q_r - m_r * q_i
+            if PHASE_DT:
+                to = d_rate + part * batch * channels * padded + at
+                tl.store(to, _over_states(slope * projected, T, BD, NB), mask=present[None, :])
+                slope *= step
+            to = slopes + (b * padded + tile * T) * size + (steps[:, None] * size + place[None, :])
+            tl.store(to, slope, mask=live[None, :])
+            to = dx + part * batch * channels * padded + at
+            tl.store(to, _over_states(Br[None, :] * m_r + Bi[None, :] * m_i, T, BD, NB), mask=present[None, :])
+            if PHASE_DT:
+                sum_bias += tl.sum(slope, 0)
+            else:
+                sum_bias += tl.sum(slope * tl.load(rate + b * padded + here)[:, None], 0)
+            sum_Br += tl.sum(entering * m_r, 0)
+            sum_Bi += tl.sum(entering * m_i, 0)
+            sum_Cr += tl.sum(out * q_r, 0)
+            sum_Ci -= tl.sum(out * q_i, 0)
+            sum_gx += tl.sum(out * entering, 0)
+        phase = row_of(before, last)
+        mr, mi = row_of(mur, last), row_of(mui, last)
+        if flags is not None:
+            first_holds = row_of(keep, last)
+            alive *= row_of(carried, last) * first_holds
+            mr, mi = mr * first_holds, mi * first_holds
     if SUMMARY:
         to = (b * splits + split) * size * 2 + place * 2
         tl.store(sums + to, mr, mask=live)
@@ -295,72 +373,224 @@ def scan_backward(
         tl.store(holds + to, alive, mask=live)
         tl.store(holds + to + 1, alive, mask=live)
     else:
-        to = sums + (b * splits + split) * size * 5 + place * 5
+        to = sums + (b * splits + split) * size * 5 + place
         tl.store(to, sum_bias, mask=live)
-        tl.store(to + 1, sum_Br, mask=live)
-        tl.store(to + 2, sum_Bi, mask=live)
-        tl.store(to + 3, sum_Cr, mask=live)
-        tl.store(to + 4, sum_Ci, mask=live)
+        tl.store(to + size, sum_Br, mask=live)
+        tl.store(to + 2 * size, sum_Bi, mask=live)
+        tl.store(to + 3 * size, sum_Cr + Br * sum_gx, mask=live)
+        tl.store(to + 4 * size, sum_Ci - Bi * sum_gx, mask=live)
         if CHAINED:
             to = mu + (b * (splits + 1) + split) * size * 2 + place * 2
             tl.store(to, mr, mask=live)
             tl.store(to + 1, mi, mask=live)
+        if split == 0:
+            to = d_initial + b * size * 2 + place * 2
+            tl.store(to, mr, mask=live)
+            tl.store(to + 1, mi, mask=live)
 
 
-@triton.jit(do_not_specialize=["kept_stride", "mu_stride"])
-def turn_back(kept, grad_final, mu, kept_stride, mu_stride, size, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["phase_stride", "mu_stride"])
+def turn_back(phase, grad_final, mu, phase_stride, mu_stride, size, BLOCK: tl.constexpr):
     """What the gradient of the final state is in the frame of w."""
     b = tl.program_id(0).to(tl.int64)
     place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     here = place < size
-    s, c = sincos(tl.load(kept + b * kept_stride + place, mask=here, other=0.0))
+    s, c = sincos(tl.load(phase + b * phase_stride + place, mask=here, other=0.0))
     re = tl.load(grad_final + b * size * 2 + place * 2, mask=here, other=0.0)
     im = tl.load(grad_final + b * size * 2 + place * 2 + 1, mask=here, other=0.0)
     tl.store(mu + b * mu_stride + place * 2, c * re + s * im, mask=here)
     tl.store(mu + b * mu_stride + place * 2 + 1, c * im - s * re, mask=here)
 
 
-@triton.jit(do_not_specialize=["length", "tiles"])
-def enter(u, dt, z, grad_y, flags, x, g, length, channels, tiles, T: tl.constexpr, BD: tl.constexpr):
-    """What a scan reads: x = dt silu(u), and of grad_y the gradient g before the gate. 0 at invalid steps."""
+@triton.jit(do_not_specialize=["count"])
+def add_up(sums, d_bias, dB, dC, count, size, BLOCK: tl.constexpr):
+    """The gradients of the bias, B and C: `count` sums (5, D N) of every group, added in order."""
+    group, place = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    here = place < size
+    bias = tl.zeros((BLOCK,), sums.dtype.element_ty)
+    Br, Bi, Cr, Ci = bias, bias, bias, bias
+    for i in range(count):
+        source = sums + (group * count + i) * 5 * size + place
+        bias += tl.load(source, mask=here, other=0.0)
+        Br += tl.load(source + size, mask=here, other=0.0)
+        Bi += tl.load(source + 2 * size, mask=here, other=0.0)
+        Cr += tl.load(source + 3 * size, mask=here, other=0.0)
+        Ci += tl.load(source + 4 * size, mask=here, other=0.0)
+    to = group * size + place
+    tl.store(d_bias + to, bias, mask=here)
+    tl.store(dB + 2 * to, Br, mask=here)
+    tl.store(dB + 2 * to + 1, Bi, mask=here)
+    tl.store(dC + 2 * to, Cr, mask=here)
+    tl.store(dC + 2 * to + 1, Ci, mask=here)
+
+
+# ---------------------------------------------------------------------------------------------- products with W
+
+
+@triton.jit
+def parts_of(W, high, low, size, channels, K: tl.constexpr, BLOCK: tl.constexpr):
+    """W (groups D N, D) in two parts (groups D N, K), 0 beyond D."""
+    row, k = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, K)
+    here, to = (row < size)[:, None], row[:, None].to(tl.int64) * K + k[None, :]
+    source = W + row[:, None].to(tl.int64) * channels + k[None, :]
+    first, second = _two_parts(tl.load(source, mask=here & (k < channels)[None, :], other=0.0))
+    tl.store(high + to, first, mask=here)
+    tl.store(low + to, second, mask=here)
+
+
+@triton.jit(do_not_specialize=["length", "rows", "padded", "origin"])
+def through_projection(
+    slopes, W_high, W_low, du, length, channels, size, rows, padded, origin, tiles, K: tl.constexpr, BR: tl.constexpr,
+    BS: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """du = slopes W at the slice's steps, for BR of them and BK of the channels."""
     b, tile = (tl.program_id(0) // tiles).to(tl.int64), tl.program_id(0) % tiles
-    steps, d = tl.arange(0, T), tl.program_id(1) * BD + tl.arange(0, BD)
-    inside = tile * T + steps < length
-    first = b * length + tile * T
-    valid = inside
+    row, k = tile * BR + tl.arange(0, BR), tl.program_id(1) * BK + tl.arange(0, BK)
+    group = (b // rows) * size
+    sums = tl.zeros((BR, BK), tl.float32)
+    for first in range(0, size, BS):
+        slot = first + tl.arange(0, BS)
+        source = slopes + (b * padded + row[:, None]) * size + slot[None, :]
+        high, low = _two_parts(tl.load(source, mask=(row < padded)[:, None] & (slot < size)[None, :], other=0.0))
+        place, there = (group + slot[:, None]) * K + k[None, :], (slot < size)[:, None]
+        weights_high, weights_low = tl.load(W_high + place, mask=there, other=0.0), tl.load(W_low + place, mask=there, other=0.0)
+        sums = _product(high, low, weights_high, weights_low, sums)
+    time = origin - row
+    to = du + (b * length + time[:, None]) * channels + k[None, :]
+    tl.store(to, sums, mask=((row < padded) & (time < length))[:, None] & (k < channels)[None, :])
+
+
+@triton.jit(do_not_specialize=["count", "share"])
+def projection_gradient(
+    slopes, high, low, parts, size, count, share, more, K: tl.constexpr, BR: tl.constexpr, BS: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """slopes^T u, for BS rows of W and BK of its columns, over `share` of a group's `count` steps: (shares, groups, D N, K)."""
+    slot = tl.program_id(0) * BS + tl.arange(0, BS)
+    blocks: tl.constexpr = K // BK
+    group = (tl.program_id(1) // blocks).to(tl.int64)
+    k = (tl.program_id(1) % blocks) * BK + tl.arange(0, BK)
+    to = parts + ((tl.program_id(2) * (tl.num_programs(1) // blocks) + group) * size + slot[:, None]) * K + k[None, :]
+    sums = tl.zeros((BS, BK), tl.float32)
+    begin = tl.program_id(2) * share
+    stop = tl.minimum(begin + share, count)
+    for first in range(begin, stop, BR):
+        row = first + tl.arange(0, BR)
+        at = group * count + row
+        inside = row < stop
+        source = slopes + at[None, :] * size + slot[:, None]
+        first_part, second_part = _two_parts(tl.load(source, mask=(slot < size)[:, None] & inside[None, :], other=0.0))
+        place = at[:, None] * K + k[None, :]
+        inputs_high = tl.load(high + place, mask=inside[:, None], other=0.0)
+        inputs_low = tl.load(low + place, mask=inside[:, None], other=0.0)
+        sums = _product(first_part, second_part, inputs_high, inputs_low, sums)
+    if more:
+        sums += tl.load(to, mask=(slot < size)[:, None], other=0.0)
+    tl.store(to, sums, mask=(slot < size)[:, None])
+
+
+# ---------------------------------------------------------------------------------------------- before and after the scans
+
+
+@triton.jit(do_not_specialize=["length", "padded", "origin", "tiles"])
+def enter(
+    u, dt, z, grad_y, flags, high, low, rate, x, g, length, channels, width, padded, origin, tiles, REVERSE: tl.constexpr,
+    PHASE_DT: tl.constexpr, T: tl.constexpr, BD: tl.constexpr,
+):  # fmt: skip
+    """What a scan reads, 0 at invalid steps and beyond the row: u in two parts (B, padded, width), and with the time axis last
+    x = dt silu(u), the gradient g before the gate, and the rate, dt with PHASE_DT, else 1 for a step that counts (B, padded).
+
+    The arrays begin with the step `origin` and go on from there, backwards with REVERSE.
+    """
+    b, tile = (tl.program_id(0) // tiles).to(tl.int64), tl.program_id(0) % tiles
+    place, d = tile * T + tl.arange(0, T), tl.program_id(1) * BD + tl.arange(0, BD)
+    time = origin - place if REVERSE else origin + place
+    valid = (place < padded) & (time < length)
     if flags is not None:
-        valid = inside & (tl.load(flags + first + steps, mask=inside, other=1) != 1)
-    at = first * channels + steps[:, None] * channels + d[None, :]
-    here, there = valid[:, None] & (d < channels)[None, :], inside[:, None] & (d < channels)[None, :]
-    value = tl.load(dt + at, mask=here, other=0.0) * silu(tl.load(u + at, mask=here, other=0.0))
-    tl.store(x + at, value, mask=there)
+        valid = valid & (tl.load(flags + b * length + time, mask=valid, other=1) != 1)
+    at = (b * length + time[:, None]) * channels + d[None, :]
+    here = valid[:, None] & (d < channels)[None, :]
+    within, there = (place < padded)[:, None] & (d < width)[None, :], (place < padded)[:, None] & (d < channels)[None, :]
+    value = tl.load(u + at, mask=here, other=0.0)
+    to = (b * padded + place[:, None]) * width + d[None, :]
+    if low is not None:
+        first, second = _two_parts(value)
+        tl.store(high + to, first, mask=within)
+        tl.store(low + to, second, mask=within)
+    else:
+        tl.store(high + to, value, mask=within)
+    to = (b * channels + d[None, :]) * padded + place[:, None]
+    step = tl.load(dt + at, mask=here, other=0.0)
+    tl.store(x + to, step * silu(value), mask=there)
+    if PHASE_DT:
+        tl.store(rate + to, step, mask=there)
+    else:
+        counts = tl.where(valid, 1.0, 0.0).to(value.dtype)
+        tl.store(rate + b * padded + place, counts, mask=(place < padded) & (place * 0 + tl.program_id(1) == 0))
     if grad_y is not None:
         slope = tl.load(grad_y + at, mask=here, other=0.0)
         if z is not None:
             slope *= silu(tl.load(z + at, mask=here, other=0.0))
-        tl.store(g + at, slope, mask=there)
+        tl.store(g + to, slope, mask=there)
 
 
-@triton.jit(do_not_specialize=["length", "tiles", "rows", "raw_stride"])
-def leave_backward(
-    grad_y, u, dt, D, z, flags, raw, dx, du, ddt, dz, dD, length, channels, tiles, rows, raw_stride, PHASE_DT: tl.constexpr,
-    T: tl.constexpr, BD: tl.constexpr,
+@triton.jit
+def _added(source, stride, parts, there):
+    """The sum of `parts` tiles that lie `stride` apart."""
+    found = tl.load(source, mask=there, other=0.0)
+    for i in range(1, parts):
+        found += tl.load(source + i * stride, mask=there, other=0.0)
+    return found
+
+
+@triton.jit(do_not_specialize=["batch", "length", "padded", "tiles", "rows", "raw_stride"])
+def leave(
+    sums, u, D, z, flags, y, raw, batch, length, channels, padded, parts, tiles, rows, raw_stride, T: tl.constexpr,
+    BD: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of u, dt and z: du and (with PHASE_DT) ddt hold what comes through the angles. dD: (B, tiles, D) sums."""
+    """y = (sums + D silu(u)) silu(z), 0 at invalid steps, and the sums (B, L, D) to `raw`; from (parts, B, D, padded)."""
     b, tile = (tl.program_id(0) // tiles).to(tl.int64), tl.program_id(0) % tiles
-    steps, d = tl.arange(0, T), tl.program_id(1) * BD + tl.arange(0, BD)
-    inside = tile * T + steps < length
-    first = b * length + tile * T
+    time, d = tile * T + tl.arange(0, T), tl.program_id(1) * BD + tl.arange(0, BD)
+    inside = time < length
     valid = inside
     if flags is not None:
-        valid = inside & (tl.load(flags + first + steps, mask=inside, other=1) != 1)
-    offsets = steps[:, None] * channels + d[None, :]
-    at = first * channels + offsets
+        valid = inside & (tl.load(flags + b * length + time, mask=inside, other=1) != 1)
+    at = time[:, None] * channels + d[None, :]
     here, there = valid[:, None] & (d < channels)[None, :], inside[:, None] & (d < channels)[None, :]
+    stride = batch.to(tl.int64) * channels * padded
+    value = _added(sums + (b * channels + d[None, :]) * padded + time[:, None], stride, parts, here)
+    if raw is not None:
+        tl.store(raw + b * raw_stride + at, value, mask=there)
+    at += b * length * channels
+    if D is not None:
+        skip = tl.load(D + (b // rows) * channels + d, mask=d < channels, other=0.0)
+        value += skip[None, :] * silu(tl.load(u + at, mask=here, other=0.0))
+    if z is not None:
+        value *= silu(tl.load(z + at, mask=here, other=0.0))
+    tl.store(y + at, value, mask=there)
+
+
+@triton.jit(
+    do_not_specialize=["batch", "length", "padded", "origin", "tiles", "rows", "raw_stride", "first_tile", "all_tiles"]
+)
+def leave_backward(
+    grad_y, u, dt, D, z, flags, raw, dx, d_rate, du, ddt, dz, dD, batch, length, channels, padded, origin, parts, tiles, rows,
+    raw_stride, first_tile, all_tiles, PHASE_DT: tl.constexpr, T: tl.constexpr, BD: tl.constexpr,
+):  # fmt: skip
+    """The gradients of u, dt and z at a slice's steps: du holds what comes through the angles. dD: (B, all_tiles, D) sums."""
+    b, tile = (tl.program_id(0) // tiles).to(tl.int64), tl.program_id(0) % tiles
+    place, d = tile * T + tl.arange(0, T), tl.program_id(1) * BD + tl.arange(0, BD)
+    time = origin - place
+    inside = (place < padded) & (time < length)
+    valid = inside
+    if flags is not None:
+        valid = inside & (tl.load(flags + b * length + time, mask=inside, other=1) != 1)
+    at = time[:, None] * channels + d[None, :]
+    here, there = valid[:, None] & (d < channels)[None, :], inside[:, None] & (d < channels)[None, :]
+    value = tl.load(raw + b * raw_stride + at, mask=here, other=0.0)
+    at += b * length * channels
     entry = tl.load(u + at, mask=here, other=0.0)
     activated = silu(entry)
     slope = tl.load(grad_y + at, mask=here, other=0.0)
-    value = tl.load(raw + b * raw_stride + tile.to(tl.int64) * T * channels + offsets, mask=here, other=0.0)
     skip = tl.zeros((BD,), entry.dtype)
     if D is not None:
         skip = tl.load(D + (b // rows) * channels + d, mask=d < channels, other=0.0)
@@ -370,64 +600,138 @@ def leave_backward(
         tl.store(dz + at, slope * value * silu_slope(gate), mask=there)
         slope *= silu(gate)
     if D is not None:
-        tl.store(dD + (b * tiles + tile) * channels + d, tl.sum(slope * activated, 0), mask=d < channels)
-    entering = tl.load(dx + at, mask=here, other=0.0)
+        tl.store(dD + (b * all_tiles + first_tile + tile) * channels + d, tl.sum(slope * activated, 0), mask=d < channels)
+    source, stride = (b * channels + d[None, :]) * padded + place[:, None], batch.to(tl.int64) * channels * padded
+    entering = _added(dx + source, stride, parts, here)
     step = tl.load(dt + at, mask=here, other=0.0)
     more = (step * entering + skip[None, :] * slope) * silu_slope(entry)
     tl.store(du + at, tl.where(here, tl.load(du + at, mask=here, other=0.0) + more, 0.0), mask=there)
     change = entering * activated
     if PHASE_DT:
-        change += tl.load(ddt + at, mask=here, other=0.0)
+        change += _added(d_rate + source, stride, parts, here)
     tl.store(ddt + at, tl.where(here, change, 0.0), mask=there)
 
 
 # ---------------------------------------------------------------------------------------------- launches
 
 
-class _Problem(NamedTuple):
-    """Sizes of a call, and how channels and states are laid out. rows: batch rows a group; each has its own parameters."""
+class _Problem:
+    """Sizes of a call, and how channels, states and steps are divided.
 
-    batch: int
-    length: int
-    channels: int
-    states: int
-    groups: int
-    single: bool
-    layout: launch.Layout
+    rows: batch rows a group; each group has its own parameters. A split is `tiles` tiles of T steps; `parallel`: splits run side
+    by side. A program has BD channels and NB states of each; `parts` programs have the states of a channel.
+    """
 
-    @property
-    def rows(self) -> int:
-        return self.batch // self.groups
-
-    @property
-    def size(self) -> int:
-        return self.channels * self.states
+    def __init__(self, u: Tensor, W: Tensor, states: int, phase_dt: bool) -> None:
+        self.batch, self.length, self.channels = u.shape
+        self.states, self.size, self.phase_dt = states, self.channels * states, phase_dt
+        self.groups = len(W) if W.ndim == 4 else 1
+        self.rows = self.batch // self.groups
+        self.single = u.dtype == torch.float32
+        table = launch.TABLE["unitary_scan"]
+        self.NB, self.BD, self.parts, self.blocks = _lanes(self.channels, states)
+        self.T = table.steps if self.single else max(1, table.steps // 2)
+        steps, self.splits, self.parallel = _splits(self.batch, self.length, self.channels, states)
+        self.tiles = steps // self.T
+        self.steps = steps
+        self.K = max(16, launch.power_of_two(self.channels)) if self.single else 0
+        self.width = self.K or self.channels
+        self.warps = min(launch.MAX_WARPS, max(1, self.BD * self.NB * table.warps // table.lanes))
+        self.fast = self.single and launch.special_functions(u)
 
     @property
     def programs(self) -> int:
-        return self.batch * self.layout.blocks
+        return self.batch * self.blocks
 
     def constants(self) -> dict[str, Any]:
         """The compile-time arguments of both scans."""
-        K = max(16, min(32, launch.power_of_two(self.channels)))
         return {
-            "T": launch.TABLE["unitary_scan"].steps, "BD": self.layout.BD, "NB": self.layout.NB, "K": K,
-            "DOT": self.single, "PRECISION": launch.dot_precision(), "num_warps": self.layout.warps,
+            "channels": self.channels, "states": self.states, "width": self.width, "parts": self.parts, "blocks": self.blocks,
+            "PHASE_DT": self.phase_dt, "T": self.T, "BD": self.BD, "NB": self.NB, "K": self.K, "FAST": self.fast,
+            "num_warps": self.warps,
         }  # fmt: skip
 
 
-def _problem(u: Tensor, W: Tensor, initial_state: Tensor) -> _Problem:
-    batch, length, channels = u.shape
-    states = initial_state.shape[2]
-    groups = len(W) if W.ndim == 4 else 1
-    lay = launch.layout("unitary_scan", channels, states)
-    return _Problem(batch, length, channels, states, groups, u.dtype == torch.float32, lay)
+def _lanes(channels: int, states: int) -> tuple[int, int, int, int]:
+    """States and channels of a program, programs for the states of a channel, and programs for a step."""
+    lanes = launch.TABLE["unitary_scan"].lanes
+    NB = min(lanes, launch.power_of_two(states))
+    BD = min(max(1, lanes // NB), launch.power_of_two(channels))
+    parts = launch.ceil_div(states, NB)
+    return NB, BD, parts, launch.ceil_div(channels, BD) * parts
+
+
+def _splits(batch: int, length: int, channels: int, states: int) -> tuple[int, int, bool]:
+    """The steps of a split, how many splits there are, and whether they run side by side."""
+    T = launch.TABLE["unitary_scan"].steps
+    programs = batch * _lanes(channels, states)[3]
+    parallel = programs * 2 <= launch.PROGRAMS
+    wanted = launch.ceil_div(length, launch.ceil_div(launch.PROGRAMS, programs)) if parallel else length
+    most = max(T, launch.SCRATCH // (4 * batch * channels * states))
+    count = launch.ceil_div(length, min(max(wanted, T), most))
+    steps = launch.ceil_div(launch.ceil_div(length, count), T) * T
+    count = launch.ceil_div(length, steps)
+    return steps, count, parallel and count > 1
 
 
 def chunk_states_shape(batch: int, length: int, channels: int, states: int) -> tuple[int, int]:
-    """Of what `forward` keeps for `backward`, row by row: the whole turn, the state before every tile, and y before the gate."""
-    tiles = launch.ceil_div(length, launch.TABLE["unitary_scan"].steps)
-    return batch, channels * states * (1 + 3 * tiles) + length * channels
+    """Of what `forward` keeps for `backward`, row by row: the state before every split, and y before the gate."""
+    _, splits, _ = _splits(batch, length, channels, states)
+    return batch, channels * states * 3 * (splits + 1) + length * channels
+
+
+class _Entered(NamedTuple):
+    """What scans read of a slice of the steps; backwards, with g, where they run backwards. padded: how many steps, 0 beyond."""
+
+    high: Tensor
+    low: Tensor | None
+    rate: Tensor
+    x: Tensor
+    g: Tensor | None
+    padded: int
+    origin: int
+
+
+class _Weights(NamedTuple):
+    """W in two parts, and the other parameters of a scan."""
+
+    high: Tensor
+    low: Tensor
+    bias: Tensor
+    B: Tensor
+    C: Tensor
+
+
+def _weights_of(p: _Problem, W: Tensor, bias: Tensor, B: Tensor, C: Tensor) -> _Weights:
+    if not p.single:
+        return _Weights(W, W, bias, B, C)
+    rows = p.groups * p.size
+    high, low = (W.new_empty(rows, p.K) for _ in range(2))
+    parts_of[(launch.ceil_div(rows, 32),)](W, high, low, rows, p.channels, K=p.K, BLOCK=32)
+    return _Weights(high, low, bias, B, C)
+
+
+class _Slice:
+    """The arrays of a slice of at most `steps` steps, filled again for every slice."""
+
+    def __init__(self, p: _Problem, like: Tensor, steps: int, backward: bool) -> None:
+        self.p = p
+        rate = p.channels if p.phase_dt else 1
+        self.high = like.new_empty(p.batch * steps * p.width)
+        self.low = torch.empty_like(self.high) if p.single else None
+        self.rate = like.new_empty(p.batch * steps * rate)
+        self.x = like.new_empty(p.batch * steps * p.channels)
+        self.g = torch.empty_like(self.x) if backward else None
+
+    def fill(self, tensors: tuple[Tensor | None, ...], origin: int, padded: int, reverse: bool) -> _Entered:
+        """From u, dt, z, grad_y (None where nothing runs backwards) and flags."""
+        p = self.p
+        grid, tiles, each = launch.elementwise(p.batch, padded, p.width)
+        enter[grid](
+            *tensors, self.high, self.low, self.rate, self.x, self.g, p.length, p.channels, p.width, padded, origin, tiles,
+            REVERSE=reverse, PHASE_DT=p.phase_dt, **each,
+        )  # fmt: skip
+        return _Entered(self.high, self.low, self.rate, self.x, self.g, padded, origin)
 
 
 def forward(
@@ -449,40 +753,45 @@ def forward(
     Contiguous tensors of one real dtype; L, D and N at least 1. The parameters W (D, N, D), bias, B, C and D may have one more
     leading axis, of groups: as many runs of batch rows then have parameters of their own.
     """
-    p = _problem(u, W, initial_state)
-    split = launch.plan("unitary_scan", p.length, p.programs)
-    y, final, x = torch.empty_like(u), torch.empty_like(initial_state), torch.empty_like(u)
+    p = _Problem(u, W, initial_state.shape[2], phase_dt)
+    y, final = torch.empty_like(u), torch.empty_like(initial_state)
     kept = u.new_empty(chunk_states_shape(p.batch, p.length, p.channels, p.states) if keep else (0,))
-    raw = kept[:, -p.length * p.channels :] if keep else y
+    bounds, raw = (kept, kept[:, -p.length * p.channels :]) if keep else (None, None)
+    padded = p.splits * p.steps
+    sums = u.new_empty(p.parts * p.batch * padded * p.channels)
     with launch.on_device(u):
+        entered = _Slice(p, u, padded, False).fill((u, dt, None, None, flags), 0, padded, False)
+        weights = _weights_of(p, W, bias, B, C)
+        if p.parallel:
+            ends = u.new_empty((p.batch, p.splits, p.size, 4))
+            _scan(p, entered, weights, (None, None, flags, None, None, ends, None), 0, p.splits, "SUMMARY")
+            if bounds is None:
+                bounds = u.new_empty((p.batch, 3 * p.size * (p.splits + 1)))
+            grid = p.batch, launch.ceil_div(p.size, 128)
+            turn_chain[grid](ends, initial_state, bounds, p.splits, p.size, bounds.stride(0), BLOCK=128)
+            _scan(p, entered, weights, (None, bounds, flags, sums, final, None, None), 0, p.splits, "")
+        else:
+            _scan(p, entered, weights, (initial_state, bounds, flags, sums, final, None, None), 0, 1, "RECORD" if keep else "")
         grid, tiles, each = launch.elementwise(p.batch, p.length, p.channels)
-        enter[grid](u, dt, None, None, flags, x, None, p.length, p.channels, tiles, **each)
-        start = None
-        if split.splits > 1:
-            ends = u.new_empty((p.batch, split.splits, p.size, 4))
-            start = u.new_empty((p.batch, split.splits + 1, p.size, 3))
-            _scan(p, split, (u, dt, x, W, bias, B, C, initial_state, None, flags, None, None, None, ends), 0, 0, phase_dt, True)
-            chain_grid = p.batch, launch.ceil_div(p.size, 128)
-            turn_chain[chain_grid](ends, initial_state, start, split.splits, p.size, BLOCK=128)
-        outputs = (raw, final, kept if keep else None, None)
-        inputs = (u, dt, x, W, bias, B, C, initial_state, start, flags)
-        _scan(p, split, (*inputs, *outputs), kept.stride(0), raw.stride(0), phase_dt, False)
-        leave[grid](raw, u, D, z, flags, y, p.length, p.channels, tiles, p.rows, raw.stride(0), ACTIVATED=True, **each)
+        leave[grid](
+            sums, u, D, z, flags, y, raw, p.batch, p.length, p.channels, padded, p.parts, tiles, p.rows, kept.stride(0), **each
+        )
     return y, final, kept
 
 
 def _scan(
     p: _Problem,
-    split: launch.Plan,
+    entered: _Entered,
+    weights: _Weights,
     tensors: tuple[Tensor | None, ...],
-    kept_stride: int,
-    y_stride: int,
-    phase_dt: bool,
-    summary: bool,
+    first_split: int,
+    runs: int,
+    kind: str,
 ) -> None:
-    scan[(p.programs, split.splits)](
-        *tensors, p.length, p.channels, p.states, p.layout.blocks, split.tiles, split.splits, split.span, p.rows, kept_stride,
-        y_stride, PHASE_DT=phase_dt, SUMMARY=summary, **p.constants(),
+    bounds = tensors[1]
+    scan[(p.programs, runs)](
+        *entered[:4], *weights, *tensors, p.batch, p.length, p.splits, p.tiles, entered.padded // (p.T * runs), p.rows,
+        entered.padded, entered.origin, first_split, 0 if bounds is None else bounds.stride(0), SUMMARY=kind == "SUMMARY", RECORD=kind == "RECORD", **p.constants(),
     )  # fmt: skip
 
 
@@ -503,72 +812,105 @@ def backward(
     phase_dt: bool,
 ) -> tuple[Tensor, ...]:
     """The gradients of u, dt, W, bias, B, C, D, z and initial_state; empty tensors for absent inputs."""
-    p = _problem(u, W, initial_state)
-    step_bytes = p.batch * p.size * u.element_size()
-    most = max(1, launch.SCRATCH // (step_bytes * launch.TABLE["unitary_scan"].steps))
-    split = launch.plan("unitary_scan", p.length, p.programs, most)
-    if flags is not None:  # what stands at an invalid step meets a gradient of 0 in a matrix product: it must be finite
-        u = u.masked_fill((flags == INVALID).unsqueeze(-1), 0)
-    x, g, dx, du, ddt = (torch.empty_like(u) for _ in range(5))
-    dz, dW = u.new_empty(0) if z is None else torch.empty_like(z), torch.zeros_like(W)
-    mu = u.new_empty((p.batch, split.splits + 1, p.size, 2))
-    sums = u.new_empty((p.batch, split.splits, p.size, 5))
-    raw = chunk_states[:, -p.length * p.channels :]
+    p = _Problem(u, W, initial_state.shape[2], phase_dt)
+    du, ddt, dz = torch.empty_like(u), torch.empty_like(u), u.new_empty(0) if z is None else torch.empty_like(z)
+    mu = u.new_empty((p.batch, p.splits + 1, p.size, 2))
+    sums = u.new_empty((p.batch, p.splits, 5, p.size))
+    d_bias, dB, dC, d_initial = map(torch.empty_like, (bias, B, C, initial_state))
+    stride, raw = chunk_states.stride(0), chunk_states[:, -p.length * p.channels :]
+    at_once = max(1, launch.SCRATCH // (4 * p.batch * p.size * p.steps)) if p.parallel else 1
+    most = min(at_once, p.splits) * p.steps
+    _, tiles, each = launch.elementwise(p.batch, most, p.channels)
+    dD = None if D is None else u.new_zeros((p.batch, tiles * launch.ceil_div(p.splits, at_once), p.channels))
     with launch.on_device(u):
-        grid, tiles, each = launch.elementwise(p.batch, p.length, p.channels)
-        enter[grid](u, dt, z, grad_y, flags, x, g, p.length, p.channels, tiles, **each)
-        chain_grid = p.batch, launch.ceil_div(p.size, 128)
-        turn_back[chain_grid](
-            chunk_states, grad_final, mu[:, -1], chunk_states.stride(0), mu.stride(0), p.size, BLOCK=128
-        )
-        inputs, stride = (u, dt, x, g, W, bias, B, C, flags, chunk_states, mu), chunk_states.stride(0)
-        if split.parallel:
-            local, holds = (u.new_empty((p.batch, split.splits, p.size, 2)) for _ in range(2))
-            _scan_backward(p, split, (*inputs, None, None, None, local, holds), stride, (0, split.splits), 0, phase_dt, True)
+        weights = _weights_of(p, W, bias, B, C)
+        grid = p.batch, launch.ceil_div(p.size, 128)
+        last = chunk_states[:, 3 * p.size * p.splits :]
+        turn_back[grid](last, grad_final, mu[:, -1], stride, mu.stride(0), p.size, BLOCK=128)
+        arrays = _Slice(p, u, most, True)
+        if p.parallel:
+            local, holds = (u.new_empty((p.batch, p.splits, p.size, 2)) for _ in range(2))
+            for first, stop in launch.slices(p.splits, at_once):
+                entered = arrays.fill((u, dt, z, grad_y, flags), stop * p.steps - 1, (stop - first) * p.steps, True)
+                outputs = (None, mu, None, None, None, local, holds, None)
+                _scan_backward(p, entered, weights, (chunk_states, flags, *outputs), first, stop, True)
             end = mu[:, -1].contiguous()
-            chain_grid = p.batch, launch.ceil_div(2 * p.size, 128)
-            chain[chain_grid](holds, local, end, mu, split.splits, 2 * p.size, COMPLEX=False, REVERSE=True, BLOCK=128)
-        steps_of_split = split.span * split.T
-        at_once = max(1, launch.SCRATCH // (step_bytes * steps_of_split)) if split.parallel else 1
-        scratch = u.new_empty(p.batch * min(at_once * steps_of_split, p.length) * p.size)
-        for first, stop in launch.slices(split.splits, at_once):
-            begin, end_step = first * steps_of_split, min(stop * steps_of_split, p.length)
-            count = end_step - begin
-            slopes = scratch[: p.batch * count * p.size]
-            outputs = (dx, ddt, slopes, sums, None)
-            _scan_backward(p, split, (*inputs, *outputs), stride, (first, stop), count, phase_dt, False)
-            slopes = slopes.view(p.groups, p.rows * count, p.size)
-            weights = W.view(p.groups, p.size, p.channels)
-            du[:, begin:end_step] = torch.bmm(slopes, weights).view(p.batch, count, p.channels)
-            rows = u[:, begin:end_step].reshape(p.groups, p.rows * count, p.channels)
-            dW.view(p.groups, p.size, p.channels).baddbmm_(slopes.mT, rows)
-        dD = None if D is None else u.new_empty((p.batch, tiles, p.channels))
-        leave_backward[grid](
-            grad_y, u, dt, D, z, flags, raw, dx, du, ddt, dz, dD, p.length, p.channels, tiles, p.rows, raw.stride(0),
-            PHASE_DT=phase_dt, **each,
-        )  # fmt: skip
-    d_bias, dB, dC = (
-        x.clone(memory_format=torch.contiguous_format) for x in sums.view(p.groups, -1, p.size, 5).sum(1).split([1, 2, 2], -1)
-    )
-    d_initial = torch.empty_like(initial_state)
-    d_initial.view(p.batch, p.size, 2).copy_(mu[:, 0])
+            grid = p.batch, launch.ceil_div(2 * p.size, 128)
+            chain[grid](holds, local, end, mu, p.splits, 2 * p.size, COMPLEX=False, REVERSE=True, BLOCK=128)
+        dx = u.new_empty(p.parts * p.batch * most * p.channels)
+        d_rate = torch.empty_like(dx) if phase_dt else None
+        slopes = u.new_empty(p.batch * most * p.size)
+        product = _Products(p, W, slopes)
+        for index, (first, stop) in enumerate(launch.slices(p.splits, at_once)):
+            padded, origin, resume = (stop - first) * p.steps, stop * p.steps - 1, None
+            if flags is not None:
+                resume = u.new_empty((p.batch, (stop - first) * p.tiles, 2, p.size))
+                entered = arrays.fill((u, dt, z, grad_y, flags), first * p.steps, padded, False)
+                tensors = (None, chunk_states, flags, None, None, None, resume)
+                _scan(p, entered, weights, tensors, first, stop - first, "")
+            entered = arrays.fill((u, dt, z, grad_y, flags), origin, padded, True)
+            outputs = (resume, mu, dx, d_rate, slopes, sums, None, d_initial)
+            _scan_backward(p, entered, weights, (chunk_states, flags, *outputs), first, stop, False)
+            product.add(entered, weights, du)
+            grid, tiles, each = launch.elementwise(p.batch, padded, p.channels)
+            leave_backward[grid](
+                grad_y, u, dt, D, z, flags, raw, dx, d_rate, du, ddt, dz, dD, p.batch, p.length, p.channels, padded, origin,
+                p.parts, tiles, p.rows, stride, index * tiles, 0 if dD is None else dD.shape[1], PHASE_DT=phase_dt, **each,
+            )  # fmt: skip
+        count = p.rows * p.splits
+        add_up[(p.groups, launch.ceil_div(p.size, 128))](sums, d_bias, dB, dC, count, p.size, BLOCK=128)
     skip = u.new_empty(0) if D is None or dD is None else dD.view(p.groups, -1, p.channels).sum(1).reshape(D.shape)
-    return du, ddt, dW, d_bias.view(bias.shape), dB.view(B.shape), dC.view(C.shape), skip, dz, d_initial
+    return du, ddt, product.total(W), d_bias, dB, dC, skip, dz, d_initial
 
 
 def _scan_backward(
-    p: _Problem,
-    split: launch.Plan,
-    tensors: tuple[Tensor | None, ...],
-    kept_stride: int,
-    which: tuple[int, int],
-    count: int,
-    phase_dt: bool,
-    summary: bool,
+    p: _Problem, entered: _Entered, weights: _Weights, tensors: tuple[Tensor | None, ...], first: int, stop: int, summary: bool
 ) -> None:
-    first, stop = which
+    bounds = tensors[0]
+    assert bounds is not None
     scan_backward[(p.programs, stop - first)](
-        *tensors, p.length, p.channels, p.states, p.layout.blocks, split.tiles, split.splits, split.span, p.rows, kept_stride,
-        first, first * split.span * split.T, count, PHASE_DT=phase_dt, SUMMARY=summary, CHAINED=not split.parallel,
-        **p.constants(),
+        *entered[:5], *weights, *tensors, p.batch, p.length, p.splits, p.tiles, p.rows, entered.padded, entered.origin, first,
+        bounds.stride(0), SUMMARY=summary, CHAINED=not p.parallel, **p.constants(),
     )  # fmt: skip
+
+
+class _Products:
+    """From the gradients of the projection, slice after slice, to those of u and W."""
+
+    def __init__(self, p: _Problem, W: Tensor, slopes: Tensor) -> None:
+        self.p, self.slopes, self.more = p, slopes, False
+        table = launch.PRODUCTS
+        self.columns = min(p.K, table.columns) if p.single else 0
+        blocks = launch.ceil_div(p.size, table.slots) * p.groups * (p.K // self.columns if p.single else 1)
+        self.shares = max(1, launch.PROGRAMS // blocks)
+        self.sums = W.new_empty((self.shares, p.groups, p.size, p.K)) if p.single else W.new_zeros(p.groups, p.size, p.channels)
+
+    def add(self, entered: _Entered, weights: _Weights, du: Tensor) -> None:
+        """One slice: its part of du, and what it adds to the gradient of W."""
+        p, padded, origin, table = self.p, entered.padded, entered.origin, launch.PRODUCTS
+        if not p.single:
+            begin, end = origin + 1 - padded, min(origin + 1, p.length)
+            slopes = self.slopes[: p.batch * padded * p.size].view(p.groups, p.rows * padded, p.size)
+            found = torch.bmm(slopes, weights.high.view(p.groups, p.size, p.channels)).view(p.batch, padded, p.channels)
+            du[:, begin:end] = found.flip(1)[:, : end - begin]
+            rows = entered.high[: p.batch * padded * p.channels].view(p.groups, p.rows * padded, p.channels)
+            self.sums.baddbmm_(slopes.mT, rows)
+            return
+        tiles, columns = launch.ceil_div(padded, table.rows), p.K // self.columns
+        tile = {"K": p.K, "BK": self.columns, "num_warps": table.warps}
+        through_projection[(p.batch * tiles, columns)](
+            self.slopes, weights.high, weights.low, du, p.length, p.channels, p.size, p.rows, padded, origin, tiles,
+            BR=table.rows, BS=table.depth, **tile,
+        )  # fmt: skip
+        count = p.rows * padded
+        share = launch.ceil_div(launch.ceil_div(count, self.shares), table.depth) * table.depth
+        projection_gradient[(launch.ceil_div(p.size, table.slots), p.groups * columns, self.shares)](
+            self.slopes, entered.high, entered.low, self.sums, p.size, count, share, self.more, BR=table.depth, BS=table.slots,
+            **tile,
+        )  # fmt: skip
+        self.more = True
+
+    def total(self, W: Tensor) -> Tensor:
+        """The gradient of W."""
+        found = self.sums.sum(0)[..., : self.p.channels] if self.p.single else self.sums
+        return found.reshape(W.shape).contiguous()
