@@ -120,9 +120,11 @@ CASES = [
 
 
 def tensors(case: Case, shape: Shape) -> list[Tensor]:
-    """The inputs on the device, those with axes (B, L, ...) in the case's dtype."""
+    """The inputs on the device, in the case's dtype; of less than float32 only those with axes (B, L, ...)."""
     found = case.inputs(shape)
     lead = (shape["B"], shape["L"])
+    if case.dtype == "float64":
+        return [x.to(DEVICE, torch.complex128 if x.is_complex() else torch.float64) for x in found]
     return [x.to(DEVICE, getattr(torch, case.dtype) if x.shape[:2] == lead and not x.is_complex() else x.dtype) for x in found]
 
 
@@ -133,9 +135,9 @@ def gradients(case: Case, inputs: list[Tensor], backend: str) -> list[Tensor]:
     return [y.detach(), *torch.autograd.grad(y, leaves, torch.ones_like(y))]
 
 
-def largest_error(case: Case, backend: str) -> float:
+def largest_error(case: Case, backend: str, length: int = SHORT) -> float:
     """Over y and all gradients, relative to the largest entry, against the reference in float64 on the same numbers."""
-    inputs = tensors(case, {**case.shape, "B": min(2, case.shape["B"]), "L": min(SHORT, case.shape["L"])})
+    inputs = tensors(case, {**case.shape, "B": min(2, case.shape["B"]), "L": min(length, case.shape["L"])})
     wide = [x.cpu().to(torch.complex128 if x.is_complex() else torch.float64) for x in inputs]
     truth = gradients(case, wide, "reference")
     found = [x.cpu().to(exact.dtype) for x, exact in zip(gradients(case, inputs, backend), truth, strict=True)]

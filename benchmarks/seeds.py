@@ -1,10 +1,10 @@
 """Several seeds of one recipe trained together: how often, and after how many steps, does training find the exact solution?
 
 The parameters of all seeds are stacked on a leading axis and the forward pass runs under `torch.vmap`, so a GPU trains five
-small models in the time of one. Model, task, schedule, parameter groups, curriculum and averaging are those of `longscan
-train`; weights and data of a seed are drawn as there. Every `--every` steps each seed is scored on validation words of the
-evaluation lengths (the weights as they are, and their average where the recipe keeps one), and a small file with all that the
-run needs is rewritten: the same command goes on from it.
+small models in the time of one; there an update is captured once and replayed. Model, task, schedule, parameter groups,
+curriculum and averaging are those of `longscan train`; weights and data of a seed are drawn as there. Every `--every` steps each
+seed is scored on validation words of the evaluation lengths (the weights as they are, and their average where the recipe keeps
+one), and a small file with all that the run needs is rewritten: the same command goes on from it.
 
     python benchmarks/seeds.py recipes/aussm/parity.yaml --seeds 5 --steps 30000 --out results/seeds/parity_published.json
     python benchmarks/seeds.py recipes/aussm/parity.yaml --model.spec mm --out results/seeds/parity_mamba.json
@@ -19,7 +19,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from longscan.layers.parameters import mark, marks
 from longscan.tasks import Batch, Task
 from longscan.training.averaging import WeightAverage
 from longscan.training.lengths import LengthPlan
-from longscan.training.optim import build_optimizer, set_learning_rate
+from longscan.training.optim import build_optimizer
 from longscan.training.parsing import parse_settings
 from longscan.training.records import commit
 from longscan.training.run import build_model
@@ -92,15 +92,48 @@ def joined(batches: list[Batch]) -> Batch:
     return Batch(stack("inputs", 0), stack("targets", -100), stack("valid", 0), stack("loss_mask", 0))
 
 
-def of_seed(batch: Batch, seed: int) -> Batch:
-    """The part of one seed."""
-    return Batch(*(None if part is None else part[seed] for part in batch))
+def summed_losses(output: Tensor, batch: Batch) -> Tensor:
+    """The cross-entropy of each seed, summed over its answers, (K,)."""
+    each = nn.functional.cross_entropy(output.movedim(-1, 1).float(), batch.targets.clamp(min=0), reduction="none")
+    return (each * batch.loss_mask).sum((1, 2))
 
 
 def accuracies(output: Tensor, batch: Batch) -> Tensor:
     """Share of right answers of each seed, (K,)."""
     right = (output.argmax(-1) == batch.targets) & batch.loss_mask
     return right.sum((1, 2)) / batch.loss_mask.sum((1, 2))
+
+
+class Captured:
+    """An update that is recorded as one CUDA graph once it has run three times on batches of a width, and replayed from then on.
+
+    Shorter batches are padded with invalid steps; a wider one is recorded anew.
+    """
+
+    def __init__(self, update: Callable[[Batch], tuple[Tensor, Tensor]]) -> None:
+        self.update, self.batch, self.graph, self.calls = update, None, None, 0
+
+    def __call__(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The update on a batch: what it returns."""
+        if self.batch is None or batch.inputs.shape[2] > self.batch.inputs.shape[2]:
+            self.batch, self.graph, self.calls = batch, None, 0
+        for mine, new, fill in zip(self.batch, batch, (0, -100, 0, 0, 0, 0), strict=True):
+            if mine is not None and mine is not new:
+                mine.fill_(fill)[..., : new.shape[2]].copy_(new)
+        self.calls += 1
+        if self.calls <= 3:
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                found = self.update(self.batch)
+            torch.cuda.current_stream().wait_stream(stream)
+            return found
+        if self.graph is None:
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph):
+                self.found = self.update(self.batch)
+        self.graph.replay()
+        return self.found
 
 
 class Seeds:
@@ -115,6 +148,10 @@ class Seeds:
             models.append(build_model(settings))
         self.model = Stacked(models).to(self.device)
         self.optimizer = build_optimizer(self.model, self.training)
+        for group in self.optimizer.param_groups:
+            group["lr"] = torch.tensor(group["lr"], device=self.device)
+            group["capturable"] = self.device == "cuda"
+        self.captured = Captured(self.advance) if self.device == "cuda" else self.advance
         self.average = WeightAverage(self.model, self.training.average)
         self.plans = [LengthPlan(settings) for _ in seeds]
         self.valid = [settings.task.batch("valid", step, 125, 0) for step in range(settings.task.num_batches("valid", 125) or 8)]
@@ -214,13 +251,24 @@ class Seeds:
                 self.evaluate(accuracy, losses)
 
     def update(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """One step of every seed: each clips its own gradient."""
-        training, task = self.training, self.settings.task
-        set_learning_rate(self.optimizer, learning_rate(self.step, training))
+        """One step of every seed: its accuracy and loss, (K,) each."""
+        rate = learning_rate(self.step, self.training)
+        for group in self.optimizer.param_groups:
+            group["lr"].fill_(rate * group["scale"])
+        found = self.captured(batch)
+        self.step += 1
+        if self.training.average and self.step > self.training.average_start * self.training.steps:
+            self.average.update()
+        return found
+
+    def advance(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Forward, backward and optimiser; each seed clips its own gradient."""
+        training = self.training
+        self.optimizer.zero_grad()
         output = self.model(batch.inputs, batch.valid)
-        losses = torch.stack(
-            [task.loss(output[seed], of_seed(batch, seed), training.loss_reduction) for seed in range(len(self.seeds))]
-        )
+        losses = summed_losses(output, batch)
+        if training.loss_reduction == "mean":
+            losses = losses / batch.loss_mask.sum((1, 2))
         losses.sum().backward()
         gradients = [parameter.grad for parameter in self.model.parameters()]
         norms = torch.stack([gradient.flatten(1).norm(dim=1) for gradient in gradients]).norm(dim=0)
@@ -229,10 +277,6 @@ class Seeds:
             for gradient in gradients:
                 gradient.mul_(factors.view(-1, *(1,) * (gradient.ndim - 1)))
         self.optimizer.step()
-        self.optimizer.zero_grad()
-        self.step += 1
-        if training.average and self.step > training.average_start * training.steps:
-            self.average.update()
         return accuracies(output.detach(), batch), losses.detach()
 
 
@@ -271,7 +315,7 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=500, help="steps between evaluations")
     parser.add_argument("--limit", type=float, default=1e9, help="seconds after which this call stops")
     parser.add_argument("--workers", type=int, default=4, help="loader processes")
-    parser.add_argument("--backend", default="eager", help="backend of the scans; vmap wants eager")
+    parser.add_argument("--backend", default="eager", help="backend of the scans")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--draw", nargs=2, type=Path, metavar=("FOLDER", "PNG"))
     words, further = parser.parse_known_args()

@@ -1,0 +1,210 @@
+"""How the scans scale on a GPU: with the length, with the number of models trained together, and in a whole model.
+
+    python benchmarks/gpu_scaling.py                               all three, about two minutes
+    TRITON_INTERPRET=1 python benchmarks/gpu_scaling.py --quick    tiny sizes on the CPU: does it work?
+
+Length: time and peak memory of forward and backward of one AUSSM scan as a loop over the steps, in separable form and by our
+kernel, and of S6 by ours; the lengths of the AUSSM paper's figure 2, then on to 65,536. Models: one update of K stacked models of
+d_model 16 under `torch.vmap`, and of K models one after another. Step: one update of a hybrid of Mamba and AUSSM blocks with our
+kernels and without, and how much of it the scans take. Appends rows to DIR/gpu_scaling.jsonl and draws DIR/gpu_scaling.png, DIR
+being results/bench unless --out is given.
+"""
+
+import argparse
+import datetime
+import json
+import shlex
+import sys
+from collections.abc import Callable
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, stack_module_state
+
+import gpu
+import peers
+from longscan.models import SequenceModel
+from longscan.ops import selective_scan, unitary_scan
+from longscan.report.records import check_record
+from longscan.training.records import commit, device_name
+from registry import Shape, aussm_inputs, s6_inputs
+
+Row = dict[str, Any]
+PAPER = (10, 13, 17, 23, 30, 40, 53, 71, 94, 124, 164, 217, 288, 381, 504, 667, 883, 1169, 1547, 2048)  # AUSSM, figure 2
+LENGTHS = (*PAPER, 4096, 8192, 16384, 32768, 65536)
+MODELS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+LOOPED = PAPER[1::3]  # a loop over the steps takes long: every third length
+SEPARABLE = tuple(length for length in LENGTHS if length <= 8192)  # beyond, its states fill the memory
+Implementation = tuple[str, str, Callable[..., list[Tensor]], Callable[..., Tensor], tuple[int, ...]]
+VERSIONS: tuple[Implementation, ...] = (
+    ("unitary_scan", "loop over the steps", aussm_inputs, peers.aussm_loop, LOOPED),
+    ("unitary_scan", "separable", aussm_inputs, peers.aussm_separable, SEPARABLE),
+    ("unitary_scan", "triton", aussm_inputs, lambda *x: unitary_scan(*x, backend="triton")[0], LENGTHS),
+    ("selective_scan", "triton", s6_inputs, lambda *x: selective_scan(*x, dt_softplus=True, backend="triton")[0], LENGTHS),
+)
+
+
+def row(op: str, name: str, shape: Shape, both: float, peak: float | None, **more: Any) -> Row:
+    """A row of the records; name: the backend, or the peer's."""
+    ours = name in ("triton", "eager")
+    return {
+        "op": op, "backend": name if ours else None, "peer": None if ours else name, "shape": shape, "dtype": "float32",
+        "device": device_name(gpu.DEVICE), "forward_ms": None, "forward_backward_ms": both, "peak_mib": peak,
+        "error_vs_float64": None, "runs": 1, "commit": commit(),
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), "torch": torch.__version__,
+        "triton": version("triton"), "command": shlex.join(["python", *sys.argv]), **more,
+    }  # fmt: skip
+
+
+def peak_of(call: Callable[[], object]) -> float | None:
+    """MiB that a call needs beyond what is there; None on the CPU."""
+    if gpu.DEVICE.type != "cuda":
+        return None
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    call()
+    torch.cuda.synchronize()
+    return (torch.cuda.max_memory_allocated() - before) / 2**20
+
+
+def of_lengths(quick: bool) -> list[Row]:
+    """Forward and backward of one scan for every length and version."""
+    rows = []
+    for op, name, inputs, function, lengths in VERSIONS:
+        for length in lengths[:1] if quick else lengths:
+            shape = {"B": 1, "L": length, "D": 3, "N": 2} if quick else {"B": 16, "L": length, "D": 32, "N": 64}
+            leaves = [x.to(gpu.DEVICE).requires_grad_() for x in inputs(shape, torch.float32)]
+            weight = torch.ones_like(leaves[0])
+
+            def train(leaves: list[Tensor] = leaves, weight: Tensor = weight, function: Any = function) -> object:
+                return torch.autograd.grad(function(*leaves), leaves, weight)
+
+            train()
+            rows.append(row(op, name, shape, gpu.milliseconds(train), peak_of(train), figure="length"))
+            print(op, name, length, f"{rows[-1]['forward_backward_ms']:.3f} ms", rows[-1]["peak_mib"], flush=True)
+    return rows
+
+
+def hybrid(width: int, states: int, backend: str) -> nn.Module:
+    """A Mamba block and an AUSSM block on eight letters."""
+    model = SequenceModel.from_spec(
+        "ma", d_model=width, d_state=states, d_output=4, vocab_size=8, pooling="last", backend=backend
+    )
+    return model.to(gpu.DEVICE)
+
+
+def of_models(quick: bool) -> list[Row]:
+    """Forward and backward of K hybrids of d_model 16, stacked and one after another."""
+    rows = []
+    batch, length = (2, 8) if quick else (32, 256)
+    for count in (1, 2) if quick else MODELS:
+        each = []
+        for seed in range(count):
+            torch.manual_seed(seed)
+            each.append(hybrid(16, 8, "triton"))
+        tokens = torch.randint(0, 8, (batch, length), device=gpu.DEVICE)
+
+        def loss(weights: dict[str, Tensor], buffers: dict[str, Tensor], one: nn.Module = each[0], x: Tensor = tokens) -> Tensor:
+            return functional_call(one, (weights, buffers), (x,)).square().mean()
+
+        together = partial(torch.func.vmap(torch.func.grad(loss)), *stack_module_state(each))
+
+        def apart(each: list[nn.Module] = each, x: Tensor = tokens) -> None:
+            for model in each:
+                model(x).square().mean().backward()
+
+        shape = {"K": count, "B": batch, "L": length, "d_model": 16, "d_state": 8}
+        calls: dict[str, Callable[[], object]] = {"stacked": together}
+        if count <= 64:
+            calls["one after another"] = apart
+        for how, call in calls.items():
+            call()
+            rows.append(row("SequenceModel", "triton", shape, gpu.milliseconds(call), peak_of(call), figure="models", how=how))
+            print("models", count, how, f"{rows[-1]['forward_backward_ms']:.2f} ms", flush=True)
+    return rows
+
+
+def of_a_step(quick: bool) -> list[Row]:
+    """One update of a hybrid, and the share of its time on the GPU that kernels of ours take."""
+    batch, length, width = (2, 16, 8) if quick else (16, 4096, 64)
+    tokens = torch.randint(0, 8, (batch, length), device=gpu.DEVICE)
+    rows = []
+    for backend in ("triton", "eager"):
+        torch.manual_seed(0)
+        model = hybrid(width, width, backend)
+        optimizer = torch.optim.AdamW(model.parameters())
+
+        def update(model: nn.Module = model, optimizer: torch.optim.Optimizer = optimizer) -> None:
+            model(tokens).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        update()
+        shape = {"B": batch, "L": length, "d_model": width, "d_state": width}
+        rows.append(row("SequenceModel", backend, shape, gpu.milliseconds(update), peak_of(update), figure="step"))
+        if gpu.DEVICE.type == "cuda" and backend == "triton":
+            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+                update()
+                torch.cuda.synchronize()
+            each = {event.key: event.self_device_time_total for event in profile.key_averages()}
+            scans = ("scan", "scan_backward", "enter", "leave", "leave_backward", "through_projection", "projection_gradient")
+            rows[-1]["share_of_scans"] = sum(each.get(name, 0.0) for name in scans) / sum(each.values())
+        print("step", backend, {k: rows[-1].get(k) for k in ("forward_backward_ms", "peak_mib", "share_of_scans")}, flush=True)
+    return rows
+
+
+def draw(rows: list[Row], path: Path) -> None:
+    """Time and memory against the length, and time against the number of models."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, (time, memory, many) = plt.subplots(1, 3, figsize=(15, 4.2), layout="constrained")
+    of_length = [found for found in rows if found["figure"] == "length"]
+    label, sizes = "ms, forward and backward", "16 rows, 32 channels, 64 states"
+    for op, name, *_ in VERSIONS:
+        mine = [found for found in of_length if found["op"] == op and (found["peer"] or found["backend"]) == name]
+        called = f"{'AUSSM' if op == 'unitary_scan' else 'S6'}: {name}"
+        steps = [found["shape"]["L"] for found in mine]
+        for ax, key in ((time, "forward_backward_ms"), (memory, "peak_mib")):
+            ax.plot(steps, [found[key] or 0 for found in mine], marker="o", ms=3, label=called)
+    time.set(xscale="log", yscale="log", xlabel="steps", ylabel=label, title=sizes)
+    memory.set(xscale="log", yscale="log", xlabel="steps", ylabel="MiB beyond the inputs")
+    of_models = [found for found in rows if found["figure"] == "models"]
+    for how in ("stacked", "one after another"):
+        mine = [found for found in of_models if found["how"] == how]
+        many.plot([r["shape"]["K"] for r in mine], [r["forward_backward_ms"] for r in mine], marker="o", ms=3, label=how)
+    many.set(xscale="log", yscale="log", xlabel="models of d_model 16", ylabel=label, title="hybrids of 2 blocks")
+    for ax in (time, memory, many):
+        ax.grid(alpha=0.3)
+        ax.legend(fontsize=8)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, no files unless --out is given")
+    parser.add_argument("--out", type=Path, default=None, help="folder of gpu_scaling.jsonl and gpu_scaling.png")
+    options = parser.parse_args()
+    rows = [*of_lengths(options.quick), *of_models(options.quick), *of_a_step(options.quick)]
+    out = options.out or (None if options.quick else gpu.ROOT / "results" / "bench")
+    if out:
+        out.mkdir(parents=True, exist_ok=True)
+        for found in rows:
+            check_record("bench", found)
+        with (out / "gpu_scaling.jsonl").open("a") as file:
+            file.writelines(json.dumps(found) + "\n" for found in rows)
+        draw(rows, out / "gpu_scaling.png")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
