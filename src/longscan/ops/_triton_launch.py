@@ -32,10 +32,12 @@ TABLE = {
     "linear_scan": Launch(steps=8, lanes=32, warps=1, stages=5),
     "linear_scan_backward": Launch(steps=8, lanes=32, warps=1, stages=4),
     "selective_scan": Launch(steps=8, lanes=512, warps=4),
+    "selective_scan_backward": Launch(steps=8, lanes=512, warps=4),
     "selective_scan_pairs": Launch(steps=4, lanes=512, warps=4),
+    "selective_scan_pairs_backward": Launch(steps=4, lanes=512, warps=4),
     "unitary_scan": Launch(steps=16, lanes=32, warps=1),
-    "short_conv": Launch(steps=8, lanes=512, warps=4),
-    "short_conv_backward": Launch(steps=8, lanes=256, warps=4),
+    "short_conv": Launch(steps=8, lanes=256, warps=4),
+    "short_conv_backward": Launch(steps=4, lanes=256, warps=4),
     "elementwise": Launch(steps=16, lanes=64, warps=4),
 }
 

@@ -26,7 +26,6 @@ import triton.language as tl
 from torch import Tensor
 
 from longscan.ops import _triton_launch as launch
-from longscan.ops._arguments import INVALID
 from longscan.ops._triton import affine, chain, fast_sincos, row_of, silu, silu_slope, sincos, wrap
 
 # ---------------------------------------------------------------------------------------------- tiles
@@ -39,7 +38,7 @@ def _turned(a, b):
 
 
 @triton.jit
-def _turned_back(a, before_a, b, before_b):
+def _turned_back(a, before_a, b, before_b):  # noqa: ARG001
     """Angles added, less whole turns, and the sum without the last of them."""
     return wrap(a + b), a + before_b
 
@@ -86,7 +85,7 @@ def _projected(high, low, weights_high, weights_low, at, row, live, width, T: tl
 
 
 @triton.jit
-def _weights(part, row, live, width, K: tl.constexpr):
+def _weights(part, row, live, K: tl.constexpr):
     """A part of W of the lanes, (K, R); where K is 0 they are loaded later."""
     if K:
         part = tl.load(part + row[None, :] * K + tl.arange(0, K)[:, None], mask=live[None, :], other=0.0)
@@ -150,8 +149,8 @@ def scan(
             source = bounds + b * bounds_stride + (first_split + run).to(tl.int64) * 3 * size + place
             phase = tl.load(source, mask=live, other=0.0)
             wr, wi = tl.load(source + size, mask=live, other=0.0), tl.load(source + 2 * size, mask=live, other=0.0)
-    weights_high = _weights(W_high + parameter * width, place, live, width, K)
-    weights_low = _weights(W_low + parameter * width, place, live, width, K)
+    weights_high = _weights(W_high + parameter * width, place, live, K)
+    weights_low = _weights(W_low + parameter * width, place, live, K)
     steps, own = tl.arange(0, T), first_channel + tl.arange(0, BD)
     present = own < channels
     top, last = (steps == 0)[:, None], (steps == T - 1)[:, None]
@@ -206,7 +205,7 @@ def scan(
         tl.store(to + 1, wr, mask=live)
         tl.store(to + 2, wi, mask=live)
         tl.store(to + 3, alive, mask=live)
-    elif final is not None:
+    elif final is not None:  # noqa: SIM102
         if run == tl.num_programs(1) - 1:
             s, c = sincos(phase)
             to = final + b * size * 2 + place * 2
@@ -221,7 +220,7 @@ def scan(
 
 @triton.jit(do_not_specialize=["splits", "bounds_stride"])
 def turn_chain(ends, initial, bounds, splits, size, bounds_stride, BLOCK: tl.constexpr):
-    """The state before every split (splits + 1, 3, size) in each row, from what splits do to a state of 0 (B, splits, size, 4)."""
+    """The state before every split, each row (splits + 1, 3, size), from what splits do to a state of 0 (B, splits, size, 4)."""
     b = tl.program_id(0).to(tl.int64)
     place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     here = place < size
@@ -248,18 +247,19 @@ def turn_chain(ends, initial, bounds, splits, size, bounds_stride, BLOCK: tl.con
     do_not_specialize=["bias", "slopes", "length", "tiles", "splits", "rows", "origin", "first_split", "bounds_stride"]
 )
 def scan_backward(
-    high, low, rate, x, g, W_high, W_low, bias, B, C, bounds, flags, resume, mu, dx, d_rate, slopes, sums, holds, d_initial, batch, length,
-    splits, tiles, rows, padded, origin, first_split, bounds_stride, SUMMARY: tl.constexpr, CHAINED: tl.constexpr,
-    channels: tl.constexpr, states: tl.constexpr, width: tl.constexpr, parts: tl.constexpr, blocks: tl.constexpr,
-    PHASE_DT: tl.constexpr, T: tl.constexpr, BD: tl.constexpr, NB: tl.constexpr, K: tl.constexpr, FAST: tl.constexpr,
+    high, low, rate, x, g, W_high, W_low, bias, B, C, bounds, flags, resume, mu, dx, d_rate, slopes, sums, holds, d_initial,
+    batch, length, splits, tiles, rows, padded, origin, first_split, bounds_stride, SUMMARY: tl.constexpr,
+    CHAINED: tl.constexpr, channels: tl.constexpr, states: tl.constexpr, width: tl.constexpr, parts: tl.constexpr,
+    blocks: tl.constexpr, PHASE_DT: tl.constexpr, T: tl.constexpr, BD: tl.constexpr, NB: tl.constexpr, K: tl.constexpr,
+    FAST: tl.constexpr,
 ):  # fmt: skip
     """One split of one batch row for BD channels and NB of their states, backwards: a tile's first step is its latest.
 
     Arrays of a slice run backwards, from the step `origin`; the run 0 is the latest split. mu: (B, splits + 1, D N, 2), the
     gradient of w after each split. dx, d_rate (with PHASE_DT): (parts, B, D, padded). slopes: (B, padded, D N), the gradients of
-    the projection. sums: (B, splits, 5, D N), of the bias, B and C; d_initial (B, D N, 2): of the initial state. With CHAINED mu after the split before is stored, else it
-    was there already: SUMMARY stores what the split adds, to `sums` (B, splits, D N, 2), and 0 in `holds` (the same) where it
-    forgets mu after it.
+    the projection. sums: (B, splits, 5, D N), of the bias, B and C; d_initial (B, D N, 2): of the initial state. With CHAINED mu
+    after the split before is stored, else it was there already: SUMMARY stores what the split adds, to `sums` (B, splits, D N,
+    2), and 0 in `holds` (the same) where it forgets mu after it.
     """
     R: tl.constexpr = BD * NB
     b = (tl.program_id(0) // blocks).to(tl.int64)
@@ -286,8 +286,8 @@ def scan_backward(
         source = mu + (b * (splits + 1) + split + 1) * size * 2 + place * 2
         mr, mi = tl.load(source, mask=live, other=0.0), tl.load(source + 1, mask=live, other=0.0)
     sum_bias, sum_Br, sum_Bi, sum_Cr, sum_Ci, sum_gx = zero, zero, zero, zero, zero, zero
-    weights_high = _weights(W_high + parameter * width, place, live, width, K)
-    weights_low = _weights(W_low + parameter * width, place, live, width, K)
+    weights_high = _weights(W_high + parameter * width, place, live, K)
+    weights_low = _weights(W_low + parameter * width, place, live, K)
     steps, own = tl.arange(0, T), first_channel + tl.arange(0, BD)
     present = own < channels
     top, last = (steps == 0)[:, None], (steps == T - 1)[:, None]
@@ -791,7 +791,8 @@ def _scan(
     bounds = tensors[1]
     scan[(p.programs, runs)](
         *entered[:4], *weights, *tensors, p.batch, p.length, p.splits, p.tiles, entered.padded // (p.T * runs), p.rows,
-        entered.padded, entered.origin, first_split, 0 if bounds is None else bounds.stride(0), SUMMARY=kind == "SUMMARY", RECORD=kind == "RECORD", **p.constants(),
+        entered.padded, entered.origin, first_split, 0 if bounds is None else bounds.stride(0), SUMMARY=kind == "SUMMARY",
+        RECORD=kind == "RECORD", **p.constants(),
     )  # fmt: skip
 
 
@@ -832,8 +833,8 @@ def backward(
             local, holds = (u.new_empty((p.batch, p.splits, p.size, 2)) for _ in range(2))
             for first, stop in launch.slices(p.splits, at_once):
                 entered = arrays.fill((u, dt, z, grad_y, flags), stop * p.steps - 1, (stop - first) * p.steps, True)
-                outputs = (None, mu, None, None, None, local, holds, None)
-                _scan_backward(p, entered, weights, (chunk_states, flags, *outputs), first, stop, True)
+                tensors = (chunk_states, flags, None, mu, None, None, None, local, holds, None)
+                _scan_backward(p, entered, weights, tensors, first, stop, True)
             end = mu[:, -1].contiguous()
             grid = p.batch, launch.ceil_div(2 * p.size, 128)
             chain[grid](holds, local, end, mu, p.splits, 2 * p.size, COMPLEX=False, REVERSE=True, BLOCK=128)
@@ -846,11 +847,11 @@ def backward(
             if flags is not None:
                 resume = u.new_empty((p.batch, (stop - first) * p.tiles, 2, p.size))
                 entered = arrays.fill((u, dt, z, grad_y, flags), first * p.steps, padded, False)
-                tensors = (None, chunk_states, flags, None, None, None, resume)
-                _scan(p, entered, weights, tensors, first, stop - first, "")
+                again = (None, chunk_states, flags, None, None, None, resume)
+                _scan(p, entered, weights, again, first, stop - first, "")
             entered = arrays.fill((u, dt, z, grad_y, flags), origin, padded, True)
-            outputs = (resume, mu, dx, d_rate, slopes, sums, None, d_initial)
-            _scan_backward(p, entered, weights, (chunk_states, flags, *outputs), first, stop, False)
+            outputs = (chunk_states, flags, resume, mu, dx, d_rate, slopes, sums, None, d_initial)
+            _scan_backward(p, entered, weights, outputs, first, stop, False)
             product.add(entered, weights, du)
             grid, tiles, each = launch.elementwise(p.batch, padded, p.channels)
             leave_backward[grid](
