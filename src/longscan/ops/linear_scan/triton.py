@@ -1,10 +1,13 @@
 """`linear_scan` in Triton: each number is read once and written once, but where splits of the time axis run side by side.
 
-A program owns a strip of S and goes over the steps tile by tile. The x of a tile are an associative scan of x -> a x + b; the
-x before its first step enters the b of that. The backward is the same scan backwards in time,
-g_t = dL/dx_t + conj(a_{t+1}) g_{t+1}, with db_t = g_t and da_t = g_t conj(x_{t-1}). An invalid step has a = 1 and b = 0, a step
-where the state restarts a = 0.
-With REVERSE, step i of the scan is the step L - 1 - i of the tensors.
+A program owns a strip of S and walks over a split of the scan step after step. The rows of a tile of steps are loaded together,
+tiles before they are needed, and a thread keeps to its own numbers; what is left of the steps follows one by one.
+The backward walks against the scan: g_t = dL/dx_t + m_{t+1} and m_t = conj(a_t) g_t give db_t = g_t, da_t = g_t conj(x_{t-1}),
+which is written where the walk meets x_{t-1}, and m_1, the gradient of the initial state. An invalid step has a = 1 and b = 0, a
+step where the state restarts a = 0.
+Where there are several splits, a first pass finds the affine map of each. It walks the other way, so that the caches hold what
+the second pass reads first.
+With REVERSE, step i of the scan is the step L - 1 - i of the tensors. Complex numbers are pairs, the last axis of a tile.
 """
 
 import torch
@@ -14,260 +17,363 @@ from torch import Tensor
 
 from longscan.ops import _triton_launch as launch
 from longscan.ops._arguments import INVALID
-from longscan.ops._triton import affine, affine_complex, chain, row_of
 
 
 @triton.jit
-def _factor(a, place, size, times, inside, here, marks, CONSTANT: tl.constexpr, P: tl.constexpr, SEGMENTS: tl.constexpr):
-    """a of a tile's steps `times`, 1 beyond the row and where `marks` say invalid, 0 where the state restarts.
-
-    a points to a batch row. Where P is 2 the imaginary part comes second, else the same again.
-    """
-    if CONSTANT:
-        re = tl.where(here, tl.load(a + place * P, mask=place < size, other=0.0)[None, :], 1.0)
-        im = re
-        if P == 2:
-            im = tl.where(here, tl.load(a + place * P + 1, mask=place < size, other=0.0)[None, :], 0.0)
-    else:
-        at = a + (times[:, None] * size + place[None, :]) * P
-        re = tl.load(at, mask=here, other=1.0)
-        im = re
-        if P == 2:
-            im = tl.load(at + 1, mask=here, other=0.0)
-    if SEGMENTS:
-        fresh = (inside & (marks == 2))[:, None]
-        re = tl.where(fresh, 0.0, re)
-        if P == 2:
-            im = tl.where(fresh, 0.0, im)
-    return re, im
-
-
-@triton.jit(do_not_specialize=["length", "tiles", "splits", "span", "rows"])
-def scan(
-    a, b, initial, start, flags, x, final, mult, ends, length, size, blocks, tiles, splits, span, rows, CONSTANT: tl.constexpr,
-    COMPLEX: tl.constexpr, REVERSE: tl.constexpr, SUMMARY: tl.constexpr, T: tl.constexpr, R: tl.constexpr,
-):  # fmt: skip
-    """One split of one batch row for R elements of S.
-
-    start: (B, splits + 1, S[, 2]), or None where the split is the whole row; then `initial` (B, S[, 2]) holds. With SUMMARY the
-    split is run from 0: `ends` (B, splits, S[, 2]) gets its last x, `mult` the factor of the x before it.
-    """
-    P: tl.constexpr = 2 if COMPLEX else 1
-    row = (tl.program_id(0) // blocks).to(tl.int64)
-    split = tl.program_id(1)
-    place = (tl.program_id(0) % blocks) * R + tl.arange(0, R)
-    live = place < size
-    base = row * length * size * P
-    a_row = a + (row // rows) * size * P if CONSTANT else a + base
-    steps = tl.arange(0, T)
-    top, last = (steps == 0)[:, None], (steps == T - 1)[:, None]
-    xr = tl.load(initial + row * size * P + place * P, mask=live, other=0.0)
-    xi = xr
+def _times(a, b, COMPLEX: tl.constexpr, CONJUGATE: tl.constexpr = False):
+    """a b, or conj(a) b."""
     if COMPLEX:
-        xi = tl.load(initial + row * size * P + place * P + 1, mask=live, other=0.0)
-    if start is not None:
-        source = start + (row * (splits + 1) + split) * size * P + place * P
-        xr = tl.load(source, mask=live, other=0.0)
-        if COMPLEX:
-            xi = tl.load(source + 1, mask=live, other=0.0)
-    factor_r, factor_i = xr * 0.0 + 1.0, xr * 0.0
-    if SUMMARY:
-        xr, xi = xr * 0.0, xi * 0.0
-    begin = split * span
-    for i in range(tl.minimum(span, tiles - begin)):
-        order = ((begin + i) * T + steps).to(tl.int64)
-        inside = order < length
-        times = length - 1 - order if REVERSE else order
-        valid, mark = inside, order
+        ar, ai = tl.split(a)
+        br, bi = tl.split(b)
+        if CONJUGATE:
+            ai = -ai
+        product = tl.join(ar * br - ai * bi, ar * bi + ai * br)
+    else:
+        product = a * b
+    return product
+
+
+@triton.jit
+def _affine(a, x, b, COMPLEX: tl.constexpr):
+    """a x + b."""
+    if COMPLEX:
+        ar, ai = tl.split(a)
+        xr, xi = tl.split(x)
+        br, bi = tl.split(b)
+        value = tl.join(ar * xr + (br - ai * xi), ar * xi + (ai * xr + bi))
+    else:
+        value = a * x + b
+    return value
+
+
+@triton.jit
+def _strip(block, size, COMPLEX: tl.constexpr, R: tl.constexpr):
+    """Of a program's numbers: where they lie in a row, which of them exist, and the number 1."""
+    place = block * R + tl.arange(0, R)
+    if COMPLEX:
+        part = tl.arange(0, 2)[None, :]
+        offsets = place[:, None] * 2 + part
+        live = offsets < size * 2
+        one = offsets * 0 + 1 - part
+    else:
+        offsets = place
+        live = place < size
+        one = place * 0 + 1
+    return offsets, live, one
+
+
+@triton.jit
+def _walk(split, span, length, REVERSE: tl.constexpr, BACKWARDS: tl.constexpr, T: tl.constexpr):
+    """The first step of a split, how many it has, and at which step of the tensors a walk over it begins."""
+    first = (split * span).to(tl.int64) * T
+    steps = tl.minimum(length - first, span * T).to(tl.int32)
+    start = first + steps - 1 if BACKWARDS else first
+    if REVERSE:
+        start = length - 1 - start
+    return first, steps, start
+
+
+@triton.jit
+def _with(items, item):
+    """A tuple and one item more."""
+    return items + (item,)  # noqa: RUF005
+
+
+@triton.jit
+def _where(live, count):
+    """`live` where `count` is positive, else nothing."""
+    return live & (tl.zeros(live.shape, tl.int32) < count)
+
+
+@triton.jit
+def _rows(source, stride, live, T: tl.constexpr):
+    """The next T rows of a walk."""
+    rows = ()
+    for j in tl.static_range(T):
+        rows = _with(rows, tl.load(source + j * stride, mask=live, other=0.0))
+    return rows
+
+
+@triton.jit
+def _marks(flags, sign, T: tl.constexpr):
+    """The marks of the next T steps of a walk."""
+    marks = ()
+    for j in tl.static_range(T):
         if flags is not None:
-            mark = tl.load(flags + row * length + times, mask=inside, other=1).to(tl.int64)
-            valid = inside & (mark != 1)
-        here = valid[:, None] & live[None, :]
-        ar, ai = _factor(a_row, place, size, times, inside, here, mark, CONSTANT, P, flags is not None)
-        at = (times[:, None] * size + place[None, :]) * P
-        br = tl.load(b + base + at, mask=here, other=0.0)
-        if COMPLEX:
-            bi = tl.load(b + base + at + 1, mask=here, other=0.0)
-            br += tl.where(top, ar * xr[None, :] - ai * xi[None, :], 0.0)
-            bi += tl.where(top, ar * xi[None, :] + ai * xr[None, :], 0.0)
-            pr, pi, yr, yi = tl.associative_scan((ar, ai, br, bi), 0, affine_complex)
-            xr, xi = row_of(yr, last), row_of(yi, last)
-        else:
-            br += tl.where(top, ar * xr[None, :], 0.0)
-            pr, yr = tl.associative_scan((ar, br), 0, affine)
-            xr = row_of(yr, last)
-        if SUMMARY:
-            more = row_of(pr, last)
-            if COMPLEX:
-                more_i = row_of(pi, last)
-                turned = more * factor_r - more_i * factor_i
-                factor_i = more * factor_i + more_i * factor_r
-                factor_r = turned
-            else:
-                factor_r = more * factor_r
-        else:
-            there = inside[:, None] & live[None, :]
-            tl.store(x + base + at, tl.where(here, yr, 0.0), mask=there)
-            if COMPLEX:
-                tl.store(x + base + at + 1, tl.where(here, yi, 0.0), mask=there)
-    if SUMMARY:
-        to = (row * splits + split) * size * P + place * P
-        tl.store(ends + to, xr, mask=live)
-        tl.store(mult + to, factor_r, mask=live)
-        if COMPLEX:
-            tl.store(ends + to + 1, xi, mask=live)
-            tl.store(mult + to + 1, factor_i, mask=live)
-    elif split == splits - 1:
-        to = final + row * size * P + place * P
-        tl.store(to, xr, mask=live)
-        if COMPLEX:
-            tl.store(to + 1, xi, mask=live)
+            marks = _with(marks, tl.load(flags + j * sign))
+    return marks
 
 
-@triton.jit(do_not_specialize=["length", "tiles", "splits", "span", "rows"])
-def scan_backward(
-    grad_x, a, x, initial, flags, previous, adjoints, da, db, mult, ends, length, size, blocks, tiles, splits, span, rows,
-    CONSTANT: tl.constexpr, COMPLEX: tl.constexpr, REVERSE: tl.constexpr, SUMMARY: tl.constexpr, T: tl.constexpr, R: tl.constexpr,
+# ---------------------------------------------------------------------------------------------- splits side by side
+
+
+@triton.jit
+def _summary_tiles(
+    product, entry, a, b, flags, constant, one, stride, sign, live, tiles, COMPLEX: tl.constexpr, ADJOINT: tl.constexpr,
+    T: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """One split of one batch row for R elements of S, backwards; adjoints (B, splits + 1, S[, 2]): g after each split.
+    """The map x -> product x + entry, after that of as many tiles of T steps."""
+    for _ in tl.range(0, tiles, num_stages=STAGES):
+        if constant is None:
+            factors = _rows(a, stride, live, T)
+        entries, marks = _rows(b, stride, live, T), _marks(flags, sign, T)
+        for j in tl.static_range(T):
+            factor = factors[j] if constant is None else constant
+            value = entries[j]
+            if flags is not None:
+                factor = tl.where(marks[j] == 1, one, tl.where(marks[j] == 2, 0.0, factor))
+                value = tl.where(marks[j] == 1, 0.0, value)
+            if ADJOINT:
+                product = _times(factor, product, COMPLEX, True)
+                entry = _affine(product, value, entry, COMPLEX)
+            else:
+                entry = _affine(product, value, entry, COMPLEX)
+                product = _times(factor, product, COMPLEX)
+        a += T * stride
+        b += T * stride
+        if flags is not None:
+            flags += T * sign
+    return product, entry
+
+
+@triton.jit(do_not_specialize=["length", "blocks", "span", "rows"])
+def summary(
+    a, b, flags, mult, ends, length, size, blocks, span, rows, CONSTANT: tl.constexpr, COMPLEX: tl.constexpr,
+    REVERSE: tl.constexpr, ADJOINT: tl.constexpr, T: tl.constexpr, R: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """What a split does to the state, or where ADJOINT to m, b being the gradient of x: mult and ends (B, splits, S[, 2])."""
+    BACKWARDS: tl.constexpr = not ADJOINT
+    row, split = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(1)
+    offsets, live, one = _strip(tl.program_id(0) % blocks, size, COMPLEX, R)
+    width = tl.cast(size, tl.int64) * (2 if COMPLEX else 1)
+    sign = -1 if REVERSE != BACKWARDS else 1
+    _, steps, start = _walk(split, span, length, REVERSE, BACKWARDS, T)
+    one = one.to(b.dtype.element_ty)
+    product, entry, constant = one, one * 0.0, None
+    begin = row * length + start
+    b += begin * width + offsets
+    if CONSTANT:
+        constant = tl.load(a + (row // rows) * width + offsets, mask=live, other=0.0)
+    else:
+        a += begin * width + offsets
+    if flags is not None:
+        flags += begin
+    stride = sign * width
+    product, entry = _summary_tiles(
+        product, entry, a, b, flags, constant, one, stride, sign, live, steps // T, COMPLEX, ADJOINT, T, STAGES
+    )
+    done = steps - steps % T
+    if flags is not None:
+        flags += done * sign
+    product, entry = _summary_tiles(
+        product, entry, a + done * stride, b + done * stride, flags, constant, one, stride, sign, live,
+        steps % T, COMPLEX, ADJOINT, 1, 8,
+    )  # fmt: skip
+    to = (row * tl.num_programs(1) + split) * width + offsets
+    tl.store(mult + to, product, mask=live)
+    tl.store(ends + to, entry, mask=live)
+
+
+@triton.jit
+def _arrive(state, mult, ends, stride, splits, live, COMPLEX: tl.constexpr, T: tl.constexpr, STAGES: tl.constexpr):
+    """The state after as many times T splits, whose maps lie `stride` apart."""
+    for _ in tl.range(0, splits, num_stages=STAGES):
+        products, entries = _rows(mult, stride, live, T), _rows(ends, stride, live, T)
+        for j in tl.static_range(T):
+            state = _affine(products[j], state, entries[j], COMPLEX)
+        mult += T * stride
+        ends += T * stride
+    return state
+
+
+@triton.jit
+def _after(state, mult, ends, stride, splits, live, COMPLEX: tl.constexpr, STAGES: tl.constexpr):
+    """The state after as many splits, whose maps are loaded four at a time."""
+    state = _arrive(state, mult, ends, stride, splits // 4, live, COMPLEX, 4, STAGES)
+    done = splits - splits % 4
+    return _arrive(state, mult + done * stride, ends + done * stride, stride, splits % 4, live, COMPLEX, 1, 4)
+
+
+# ---------------------------------------------------------------------------------------------- the scan and its backward
+
+
+@triton.jit
+def _scan_tiles(
+    state, a, b, flags, x, constant, one, stride, sign, live, tiles, COMPLEX: tl.constexpr, T: tl.constexpr, STAGES: tl.constexpr
+):
+    """The state after as many tiles of T steps."""
+    for _ in tl.range(0, tiles, num_stages=STAGES):
+        if constant is None:
+            factors = _rows(a, stride, live, T)
+        entries, marks = _rows(b, stride, live, T), _marks(flags, sign, T)
+        for j in tl.static_range(T):
+            factor = factors[j] if constant is None else constant
+            value = entries[j]
+            if flags is not None:
+                factor = tl.where(marks[j] == 1, one, tl.where(marks[j] == 2, 0.0, factor))
+                value = tl.where(marks[j] == 1, 0.0, value)
+            state = _affine(factor, state, value, COMPLEX)
+            shown = state if flags is None else tl.where(marks[j] == 1, 0.0, state)
+            tl.store(x + j * stride, shown, mask=live, eviction_policy="evict_first")
+        a += T * stride
+        b += T * stride
+        x += T * stride
+        if flags is not None:
+            flags += T * sign
+    return state
+
+
+@triton.jit(do_not_specialize=["length", "blocks", "span", "rows"])
+def scan(
+    a, b, initial, mult, ends, flags, x, final, length, size, blocks, span, rows, CONSTANT: tl.constexpr, COMPLEX: tl.constexpr,
+    REVERSE: tl.constexpr, T: tl.constexpr, R: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """x of one split of one batch row for R numbers of S. mult, ends: of `summary`, None where the split is the whole row."""
+    row, split, splits = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(1), tl.num_programs(1)
+    offsets, live, one = _strip(tl.program_id(0) % blocks, size, COMPLEX, R)
+    width = tl.cast(size, tl.int64) * (2 if COMPLEX else 1)
+    sign = -1 if REVERSE else 1
+    _, steps, start = _walk(split, span, length, REVERSE, False, T)
+    one = one.to(b.dtype.element_ty)
+    constant = None
+    state = tl.load(initial + row * width + offsets, mask=live, other=0.0)
+    if mult is not None:
+        at = row * splits * width + offsets
+        state = _after(state, mult + at, ends + at, width, split, live, COMPLEX, STAGES)
+    begin = row * length + start
+    b += begin * width + offsets
+    x += begin * width + offsets
+    if CONSTANT:
+        constant = tl.load(a + (row // rows) * width + offsets, mask=live, other=0.0)
+    else:
+        a += begin * width + offsets
+    if flags is not None:
+        flags += begin
+    stride = sign * width
+    state = _scan_tiles(state, a, b, flags, x, constant, one, stride, sign, live, steps // T, COMPLEX, T, STAGES)
+    done = steps - steps % T
+    if flags is not None:
+        flags += done * sign
+    state = _scan_tiles(
+        state, a + done * stride, b + done * stride, flags, x + done * stride, constant, one, stride, sign,
+        live, steps % T, COMPLEX, 1, 8,
+    )  # fmt: skip
+    if split == splits - 1:
+        tl.store(final + row * width + offsets, state, mask=live)
+
+
+@triton.jit
+def _backward_tiles(
+    m, waiting, place, total, done, grad_x, a, x, flags, da, db, constant, one, stride, sign, live, tiles,
+    COMPLEX: tl.constexpr, T: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """m before as many tiles of T steps, `done` steps of the walk lying behind.
+
+    waiting: g of the last valid step, which waits for x; place: which step of the walk that was, -1 if there was none. total: the
+    sum of da where a is constant.
+    """
+    for i in tl.range(0, tiles, num_stages=STAGES):
+        if constant is None:
+            factors = _rows(a, stride, live, T)
+        grads, states, marks = _rows(grad_x, stride, live, T), _rows(x, stride, live, T), _marks(flags, sign, T)
+        for j in tl.static_range(T):
+            now = done + i * T + j
+            factor = factors[j] if constant is None else constant
+            value = grads[j]
+            more = _times(states[j], waiting, COMPLEX, True)
+            to = place
+            if flags is not None:
+                skip = marks[j] == 1
+                factor = tl.where(skip, one, tl.where(marks[j] == 2, 0.0, factor))
+                value = tl.where(skip, 0.0, value)
+                more = tl.where(skip, 0.0, more)
+                to = tl.where(skip, now, place)
+            if constant is None:
+                at = da + (to - now + j) * stride
+                tl.store(at, more, mask=_where(live, to + 1), eviction_policy="evict_first")
+            else:
+                total += tl.where(to >= 0, more, 0.0)
+            g = value + m
+            m = _times(factor, g, COMPLEX, True)
+            if flags is not None:
+                waiting = tl.where(skip, waiting, tl.where(marks[j] == 2, 0.0, g))
+                place = tl.where(skip, place, now)
+                g = tl.where(skip, 0.0, g)
+            else:
+                waiting = g
+                place = now
+            tl.store(db + j * stride, g, mask=live, eviction_policy="evict_first")
+        grad_x += T * stride
+        a += T * stride
+        x += T * stride
+        da += T * stride
+        db += T * stride
+        if flags is not None:
+            flags += T * sign
+    return m, waiting, place, total
+
+
+@triton.jit(do_not_specialize=["length", "blocks", "span", "rows"])
+def scan_backward(
+    grad_x, grad_final, a, x, initial, mult, ends, flags, previous, da, db, d_initial, length, size, blocks, span, rows,
+    CONSTANT: tl.constexpr, COMPLEX: tl.constexpr, REVERSE: tl.constexpr, T: tl.constexpr, R: tl.constexpr,
+    STAGES: tl.constexpr,
+):  # fmt: skip
+    """One split of one batch row for R numbers of S. mult, ends: of `summary`, None where the split is the whole row.
 
     da: as a, or (B, splits, S[, 2]) sums of the splits where a is CONSTANT. previous: (B, L), which step of the scan was the
-    last valid one before each, -1 before the first; None where every step is valid. With SUMMARY the split is run from 0: `ends`
-    gets its first g, `mult` the factor, unconjugated, of the g after it.
+    last valid one before each, -1 before the first; None where every step is valid.
     """
-    P: tl.constexpr = 2 if COMPLEX else 1
-    row = (tl.program_id(0) // blocks).to(tl.int64)
-    split = tl.program_id(1)
-    place = (tl.program_id(0) % blocks) * R + tl.arange(0, R)
-    live = place < size
-    base = row * length * size * P
-    a_row = a + (row // rows) * size * P if CONSTANT else a + base
-    steps = tl.arange(0, T)
-    top, last = (steps == 0)[:, None], (steps == T - 1)[:, None]
-    source = initial + row * size * P + place * P
-    first_r = tl.load(source, mask=live, other=0.0)
-    first_i = first_r
-    if COMPLEX:
-        first_i = tl.load(source + 1, mask=live, other=0.0)
-    gr, gi, sum_r, sum_i, factor_r, factor_i = (
-        first_r * 0.0, first_r * 0.0, first_r * 0.0, first_r * 0.0, first_r * 0.0 + 1.0, first_r * 0.0,
-    )  # fmt: skip
-    if not SUMMARY:
-        source = adjoints + (row * (splits + 1) + split + 1) * size * P + place * P
-        gr = tl.load(source, mask=live, other=0.0)
-        if COMPLEX:
-            gi = tl.load(source + 1, mask=live, other=0.0)
-    begin = split * span
-    count = tl.minimum(span, tiles - begin)
-    for i in range(count):
-        order = ((begin + count - 1 - i) * T + steps).to(tl.int64)
-        inside, inside_next = order < length, order + 1 < length
-        times = length - 1 - order if REVERSE else order
-        times_next = times - 1 if REVERSE else times + 1
-        valid, valid_next, mark, mark_next = inside, inside_next, order, order
-        if flags is not None:
-            mark = tl.load(flags + row * length + times, mask=inside, other=1).to(tl.int64)
-            mark_next = tl.load(flags + row * length + times_next, mask=inside_next, other=1).to(tl.int64)
-            valid, valid_next = inside & (mark != 1), inside_next & (mark_next != 1)
-        here = valid[:, None] & live[None, :]
-        here_next = valid_next[:, None] & live[None, :]
-        ar, ai = _factor(a_row, place, size, times_next, inside_next, here_next, mark_next, CONSTANT, P, flags is not None)
-        at = (times[:, None] * size + place[None, :]) * P
-        vr = tl.load(grad_x + base + at, mask=here, other=0.0)
-        if COMPLEX:
-            vi = tl.load(grad_x + base + at + 1, mask=here, other=0.0)
-            vr += tl.where(last, ar * gr[None, :] + ai * gi[None, :], 0.0)
-            vi += tl.where(last, ar * gi[None, :] - ai * gr[None, :], 0.0)
-            pr, pi, yr, yi = tl.associative_scan((ar, -ai, vr, vi), 0, affine_complex, reverse=True)
-            gr, gi = row_of(yr, top), row_of(yi, top)
-        else:
-            vr += tl.where(last, ar * gr[None, :], 0.0)
-            pr, yr = tl.associative_scan((ar, vr), 0, affine, reverse=True)
-            gr = row_of(yr, top)
-        if SUMMARY:
-            more = row_of(pr, top)
-            if COMPLEX:
-                more_i = -row_of(pi, top)
-                turned = more * factor_r - more_i * factor_i
-                factor_i = more * factor_i + more_i * factor_r
-                factor_r = turned
-            else:
-                factor_r = more * factor_r
-        else:
-            there = inside[:, None] & live[None, :]
-            tl.store(db + base + at, tl.where(here, yr, 0.0), mask=there)
-            before = order - 1
-            if flags is not None:
-                before = tl.load(previous + row * length + order, mask=inside, other=-1)
-            before_time = length - 1 - before if REVERSE else before
-            earlier = here & (before >= 0)[:, None]
-            from_x = (before_time[:, None] * size + place[None, :]) * P
-            hr = tl.load(x + base + from_x, mask=earlier, other=0.0)
-            hr = tl.where((before < 0)[:, None], first_r[None, :], hr)
-            moved = here
-            if flags is not None:
-                moved = here & (mark != 2)[:, None]
-            if COMPLEX:
-                tl.store(db + base + at + 1, tl.where(here, yi, 0.0), mask=there)
-                hi = tl.load(x + base + from_x + 1, mask=earlier, other=0.0)
-                hi = tl.where((before < 0)[:, None], first_i[None, :], hi)
-                more_r = tl.where(moved, yr * hr + yi * hi, 0.0)
-                more_i = tl.where(moved, yi * hr - yr * hi, 0.0)
-                if CONSTANT:
-                    sum_i += tl.sum(more_i, 0)
-                else:
-                    tl.store(da + base + at + 1, more_i, mask=there)
-            else:
-                more_r = tl.where(moved, yr * hr, 0.0)
-            if CONSTANT:
-                sum_r += tl.sum(more_r, 0)
-            else:
-                tl.store(da + base + at, more_r, mask=there)
-    to = (row * splits + split) * size * P + place * P
-    if SUMMARY:
-        tl.store(ends + to, gr, mask=live)
-        tl.store(mult + to, factor_r, mask=live)
-        if COMPLEX:
-            tl.store(ends + to + 1, gi, mask=live)
-            tl.store(mult + to + 1, factor_i, mask=live)
+    row, split, splits = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(1), tl.num_programs(1)
+    offsets, live, one = _strip(tl.program_id(0) % blocks, size, COMPLEX, R)
+    width = tl.cast(size, tl.int64) * (2 if COMPLEX else 1)
+    sign = 1 if REVERSE else -1
+    first, steps, start = _walk(split, span, length, REVERSE, True, T)
+    one = one.to(x.dtype.element_ty)
+    constant = None
+    m = tl.load(grad_final + row * width + offsets, mask=live, other=0.0)
+    if mult is not None:
+        at = (row * splits + splits - 1) * width + offsets
+        m = _after(m, mult + at, ends + at, -width, splits - 1 - split, live, COMPLEX, STAGES)
+    sums = da
+    begin, first_x = row * length + start, x + row * length * width + offsets
+    grad_x += begin * width + offsets
+    x += begin * width + offsets
+    db += begin * width + offsets
+    if CONSTANT:
+        constant = tl.load(a + (row // rows) * width + offsets, mask=live, other=0.0)
     else:
-        if CONSTANT:
-            tl.store(da + to, sum_r, mask=live)
-            if COMPLEX:
-                tl.store(da + to + 1, sum_i, mask=live)
-        to = adjoints + (row * (splits + 1) + split) * size * P + place * P
-        if split == 0:
-            tl.store(to, gr, mask=live)
-            if COMPLEX:
-                tl.store(to + 1, gi, mask=live)
-
-
-@triton.jit(do_not_specialize=["length", "splits", "rows"])
-def first_gradient(
-    a, adjoints, flags, grad_initial, length, size, splits, rows, CONSTANT: tl.constexpr, COMPLEX: tl.constexpr,
-    REVERSE: tl.constexpr, R: tl.constexpr,
-):  # fmt: skip
-    """The gradient of the initial state, conj(a) g of the first step."""
-    P: tl.constexpr = 2 if COMPLEX else 1
-    row = tl.program_id(0).to(tl.int64)
-    place = tl.program_id(1) * R + tl.arange(0, R)
-    live = place < size
-    time = length - 1 if REVERSE else 0
-    gr = tl.load(adjoints + row * (splits + 1) * size * P + place * P, mask=live, other=0.0)
-    source = a + (row // rows) * size * P + place * P if CONSTANT else a + (row * length + time) * size * P + place * P
-    kind = place * 0
+        a += begin * width + offsets
+        da += begin * width + offsets
     if flags is not None:
-        kind += tl.load(flags + row * length + time).to(tl.int32)
-    counts = live & (kind != 1)
-    ar = tl.where(kind == 2, 0.0, tl.load(source, mask=counts, other=1.0))
-    to = grad_initial + row * size * P + place * P
-    if COMPLEX:
-        gi = tl.load(adjoints + row * (splits + 1) * size * P + place * P + 1, mask=live, other=0.0)
-        ai = tl.where(kind == 2, 0.0, tl.load(source + 1, mask=counts, other=0.0))
-        tl.store(to, ar * gr + ai * gi, mask=live)
-        tl.store(to + 1, ar * gi - ai * gr, mask=live)
+        flags += begin
+    stride = sign * width
+    waiting, total, place = one * 0.0, one * 0.0, tl.cast(-1, tl.int32)
+    m, waiting, place, total = _backward_tiles(
+        m, waiting, place, total, 0, grad_x, a, x, flags, da, db, constant, one, stride, sign, live, steps // T, COMPLEX, T,
+        STAGES,
+    )  # fmt: skip
+    done = steps - steps % T
+    if flags is not None:
+        flags += done * sign
+    m, waiting, place, total = _backward_tiles(
+        m, waiting, place, total, done, grad_x + done * stride, a + done * stride, x + done * stride, flags,
+        da + done * stride, db + done * stride, constant, one, stride, sign, live, steps % T, COMPLEX, 1, 8,
+    )  # fmt: skip
+    before = first - 1  # the step of the scan whose x the first valid step of the split waits for
+    if flags is not None:
+        before = tl.load(previous + row * length + first + steps - 1 - place, mask=place >= 0, other=-1)
+    time = length - 1 - before if REVERSE else before
+    h = tl.load(first_x + time * width, mask=_where(live, before + 1), other=0.0)
+    h = tl.where(before >= 0, h, tl.load(initial + row * width + offsets, mask=live, other=0.0))
+    more = _times(h, waiting, COMPLEX, True)
+    if CONSTANT:
+        total += tl.where(place >= 0, more, 0.0)
+        tl.store(sums + (row * splits + split) * width + offsets, total, mask=live)
     else:
-        tl.store(to, ar * gr, mask=live)
+        tl.store(da + place * stride, more, mask=_where(live, place + 1))
+    if split == 0:
+        tl.store(d_initial + row * width + offsets, m, mask=live)
 
 
 # ---------------------------------------------------------------------------------------------- launches
@@ -276,20 +382,19 @@ def first_gradient(
 class _Problem:
     """Sizes of a call, and how S and the time axis are divided. rows: batch rows a group; each group has an `a` of its own."""
 
-    def __init__(self, a: Tensor, b: Tensor, reverse: bool, is_complex: bool) -> None:
+    def __init__(self, op: str, a: Tensor, b: Tensor, reverse: bool, is_complex: bool) -> None:
         self.batch, self.length, self.size = b.shape[:3]
         self.parts = 2 if is_complex else 1
-        table = launch.TABLE["linear_scan"]
+        table = launch.TABLE[op]
         strip = min(table.lanes, launch.power_of_two(self.size))
         self.blocks = launch.ceil_div(self.size, strip)
-        self.split = launch.plan("linear_scan", self.length, self.batch * self.blocks)
+        warps = max(1, table.warps * strip // table.lanes)
+        self.split = launch.plan(op, self.length, self.batch * self.blocks * warps)
         self.constant = a.ndim < b.ndim
         self.groups = len(a) if a.ndim == b.ndim - 1 else 1
-        self.rows = self.batch // self.groups
-        warps = max(1, table.warps * strip // table.lanes)
         self.options = {
-            "CONSTANT": self.constant, "COMPLEX": is_complex, "REVERSE": reverse, "T": table.steps, "R": strip, "num_warps":
-            warps,
+            "CONSTANT": self.constant, "COMPLEX": is_complex, "REVERSE": reverse, "T": table.steps, "R": strip, "STAGES":
+            table.stages, "num_warps": warps,
         }  # fmt: skip
 
     @property
@@ -298,20 +403,19 @@ class _Problem:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        return self.length, self.size, self.blocks, self.split.tiles, self.split.splits, self.split.span, self.rows
+        return self.length, self.size, self.blocks, self.split.span, self.batch // self.groups
 
-    def between_splits(self, like: Tensor, count: int) -> Tensor:
-        """Room for a state for each of `count` places between splits."""
-        return like.new_empty((self.batch, count, self.size, self.parts))
+    def of_splits(self, like: Tensor) -> Tensor:
+        """Room for a row for each split."""
+        return like.new_empty((self.batch, self.split.splits, self.size, self.parts))
 
-    def chain(self, mult: Tensor, local: Tensor, first: Tensor, backwards: bool) -> Tensor:
-        """The state at each end of a split."""
-        out = self.between_splits(first, self.split.splits + 1)
-        grid = self.batch, launch.ceil_div(self.size, 128)
-        chain[grid](
-            mult, local, first, out, self.split.splits, self.size, COMPLEX=self.parts == 2, REVERSE=backwards, BLOCK=128
-        )
-        return out
+    def summaries(self, a: Tensor, b: Tensor, flags: Tensor | None, adjoint: bool) -> tuple[Tensor | None, Tensor | None]:
+        """What each split does to the state, or to m; None where there is one."""
+        if self.split.splits == 1:
+            return None, None
+        mult, ends = self.of_splits(b), self.of_splits(b)
+        summary[self.grid](a, b, flags, mult, ends, *self.sizes, ADJOINT=adjoint, **self.options)
+        return mult, ends
 
 
 def forward(
@@ -321,14 +425,10 @@ def forward(
 
     A constant a (S[, 2]) may have one more leading axis, of groups: as many runs of batch rows then have an `a` of their own.
     """
-    p = _Problem(a, b, reverse, is_complex)
-    x, final, start = torch.empty_like(b), torch.empty_like(initial_state), None
+    p = _Problem("linear_scan", a, b, reverse, is_complex)
+    x, final = torch.empty_like(b), torch.empty_like(initial_state)
     with launch.on_device(b):
-        if p.split.splits > 1:
-            mult, ends = (p.between_splits(b, p.split.splits) for _ in range(2))
-            scan[p.grid](a, b, initial_state, None, flags, None, None, mult, ends, *p.sizes, SUMMARY=True, **p.options)
-            start = p.chain(mult, ends, initial_state, False)
-        scan[p.grid](a, b, initial_state, start, flags, x, final, None, None, *p.sizes, SUMMARY=False, **p.options)
+        scan[p.grid](a, b, initial_state, *p.summaries(a, b, flags, False), flags, x, final, *p.sizes, **p.options)
     return x, final
 
 
@@ -351,22 +451,13 @@ def backward(
     is_complex: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of a, b and initial_state."""
-    p = _Problem(a, x, reverse, is_complex)
+    p = _Problem("linear_scan_backward", a, x, reverse, is_complex)
     previous = None if flags is None else _previous(flags, reverse)
-    da = p.between_splits(x, p.split.splits) if p.constant else torch.empty_like(a)
+    da = p.of_splits(x) if p.constant else torch.empty_like(a)
     db, d_initial = torch.empty_like(x), torch.empty_like(initial_state)
-    inputs = (grad_x, a, x, initial_state, flags, previous)
     with launch.on_device(x):
-        if p.split.splits > 1:
-            mult, ends = (p.between_splits(x, p.split.splits) for _ in range(2))
-            scan_backward[p.grid](*inputs, None, None, None, mult, ends, *p.sizes, SUMMARY=True, **p.options)
-            adjoints = p.chain(mult, ends, grad_final, True)
-        else:
-            adjoints = p.between_splits(x, 2)
-            adjoints[:, 1] = grad_final.view(p.batch, p.size, p.parts)
-        scan_backward[p.grid](*inputs, adjoints, da, db, None, None, *p.sizes, SUMMARY=False, **p.options)
-        first_gradient[(p.batch, launch.ceil_div(p.size, 128))](
-            a, adjoints, flags, d_initial, p.length, p.size, p.split.splits, p.rows, CONSTANT=p.constant, COMPLEX=is_complex,
-            REVERSE=reverse, R=128,
-        )  # fmt: skip
+        maps = p.summaries(a, grad_x, flags, True)
+        scan_backward[p.grid](
+            grad_x, grad_final, a, x, initial_state, *maps, flags, previous, da, db, d_initial, *p.sizes, **p.options
+        )
     return da.view(p.groups, -1, p.size, p.parts).sum(1).view(a.shape) if p.constant else da, db, d_initial

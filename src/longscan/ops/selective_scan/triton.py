@@ -7,8 +7,12 @@ reads the states that were kept where tiles start, runs each tile again, and sca
   dC_t = sum_d gy_t conj(h_t)      dB_t = sum_d g_t s_t u_t        d(s_t u_t) = sum_n Re(g_t conj(B_t))
   dA = sum_t s_t w_t               ds_t = sum_n Re(w_t conj(A)),   w_t = g_t conj(a_t h_{t-1})
 with gy = k dL/dy silu(z), k = 2 for conjugate pairs. dB and dC are summed over a program's channels in registers and over
-programs from memory, a slice of the steps at a time, always in the same order.
-Softplus, bias, elapsed time, skip and gate are elementwise kernels before and after. An invalid step has s = 0 and B = C = 0.
+programs from memory, a slice of the steps at a time, always in the same order. An invalid step has s = 0 and B = C = 0.
+
+Axes of a tile: (steps T, CR, NR, CW, NL, CL), channel (CR, CW, CL) and state (NR, NL). From the last axis on, Triton fills the
+32 lanes of a warp and then the warps: CL channels and NL states lie over lanes, CW channels and some of NR over warps, the rest
+and all steps in the registers of a thread. So steps are scanned, and most states summed, without a word to another thread. What
+belongs to a channel alone is (T, BD), what belongs to a state (T, NB): loaded once, and softplus and silu taken once.
 """
 
 from typing import Any, NamedTuple
@@ -20,17 +24,8 @@ from torch import Tensor
 
 from longscan.ops import _triton_launch as launch
 from longscan.ops._triton import (
-    adjoint,
-    adjoint_complex,
     affine,
-    affine_complex,
-    affine_moved,
-    affine_moved_complex,
     chain,
-    leave,
-    over_channels,
-    over_states,
-    row_of,
     sigmoid,
     silu,
     silu_slope,
@@ -40,108 +35,322 @@ from longscan.ops._triton import (
 
 
 @triton.jit
-def _decay(step, Ar, Ai, fresh, COMPLEX: tl.constexpr, SEGMENTS: tl.constexpr):
-    """exp(step A) of a tile, A with its real part times log2(e); 0 where the state restarts."""
-    size = tl.exp2(step * Ar[None, :])
-    if SEGMENTS:
-        size = tl.where(fresh[:, None], 0.0, size)
-    if COMPLEX:
-        s, c = sincos(step * Ai[None, :])
+def _bits(x):
+    """The same bits as integers: sums with 0 and differences of equal ones are exact, and vanish where they are in registers."""
+    return x.to(tl.int64 if x.dtype == tl.float64 else tl.int32, bitcast=True)
+
+
+@triton.jit
+def _at(x, place):
+    """Of numbers along the first axis those at the one `place` that is marked."""
+    return tl.sum(tl.where(place, _bits(x), 0), 0).to(x.dtype, bitcast=True)
+
+
+@triton.jit
+def _channels(CR: tl.constexpr, CW: tl.constexpr, CL: tl.constexpr):
+    """The channels of a program, (CR, 1, CW, 1, CL)."""
+    first = (tl.arange(0, CR) * (CW * CL))[:, None, None] + (tl.arange(0, CW) * CL)[None, :, None]
+    return (first + tl.arange(0, CL)[None, None, :])[:, None, :, None, :]
+
+
+@triton.jit
+def _states(NR: tl.constexpr, NL: tl.constexpr):
+    """The states of a channel, (1, NR, 1, NL, 1)."""
+    return ((tl.arange(0, NR) * NL)[:, None] + tl.arange(0, NL)[None, :])[None, :, None, :, None]
+
+
+@triton.jit
+def _load(source, mask):
+    """Numbers of the pairs of channel and state."""
+    x = tl.load(source, mask=mask, other=0.0)
+    return tl.reshape(x[None], x.shape)
+
+
+@triton.jit
+def _stack(a, b):
+    """Tiles, or numbers (T, BD), one after the other along the steps."""
+    first = tl.arange(0, 2) == 0
+    if len(a.shape) == 2:
+        both = tl.where(first[:, None, None], a[None], b[None])
+        both = tl.reshape(both, (2 * a.shape[0], a.shape[1]))
+    else:
+        both = tl.where(tl.reshape(first, (2, 1, 1, 1, 1, 1, 1)), a[None], b[None])
+        both = tl.reshape(both, (2 * a.shape[0], a.shape[1], a.shape[2], a.shape[3], a.shape[4], a.shape[5]))
+    return both
+
+
+@triton.jit
+def _pick(x, which: tl.constexpr):
+    """Of tiles along a first axis the one at `which`."""
+    return _at(x, tl.reshape(tl.arange(0, x.shape[0]) == which, (x.shape[0], 1, 1, 1, 1, 1, 1)))
+
+
+@triton.jit
+def _by_channel(x, T: tl.constexpr, CR: tl.constexpr, NR: tl.constexpr, CW: tl.constexpr, NL: tl.constexpr, CL: tl.constexpr):
+    """Stacked (T, BD) as tiles. The layout of x goes no further than its new axis: scans have Triton's default."""
+    x = tl.reshape(x[:, None, :], (x.shape[0] // T, T, CR, 1, CW, 1, CL))
+    return tl.broadcast_to(x, (x.shape[0], T, CR, NR, CW, NL, CL))
+
+
+@triton.jit
+def _once(x, FEW: tl.constexpr):
+    """x (T, BD). Where a program has more threads than FEW x, Triton would compute x anew in every thread, but for this sum."""
+    if FEW:
+        first = (tl.arange(0, 4) == 0)[None, None, :]
+        x = tl.sum(tl.where(first, x[:, :, None], 0.0), 2)
+    return x
+
+
+@triton.jit
+def _by_state(
+    source, offsets, mask, dtype: tl.constexpr, P: tl.constexpr, CR: tl.constexpr, NR: tl.constexpr, CW: tl.constexpr,
+    NL: tl.constexpr, CL: tl.constexpr,
+):  # fmt: skip
+    """(T, NB * P) numbers from memory as P tiles."""
+    x = tl.load(source + offsets, mask=mask, other=0.0).to(dtype)
+    T: tl.constexpr = x.shape[0]
+    x = tl.permute(tl.reshape(x, (T, NR * NL, P)), (2, 0, 1))
+    x = tl.reshape(x[:, :, :, None], (P, T, 1, NR, 1, NL, 1))
+    return tl.broadcast_to(x, (P, T, CR, NR, CW, NL, CL))
+
+
+@triton.jit
+def _exchange(x, axis: tl.constexpr):
+    """The two numbers along an axis, each in the place of the other: as integers, their sum less each."""
+    bits = _bits(x)
+    return (tl.sum(bits, axis, keep_dims=True) - bits).to(x.dtype, bitcast=True)
+
+
+@triton.jit
+def _backwards(x):
+    """A tile, its last step first."""
+    shape: tl.constexpr = x.shape
+    for i in tl.static_range(10):
+        if 2**i < shape[0]:
+            x = _exchange(tl.reshape(x, (2**i, 2, shape[0] // 2 ** (i + 1), shape[1], shape[2], shape[3], shape[4], shape[5])), 1)
+    return tl.reshape(x, shape)
+
+
+@triton.jit
+def _over_lanes(x):
+    """(T, M, L) of T steps in the registers and L numbers in the lanes of a warp, summed over L: (T, M), steps in the lanes.
+
+    Two lanes that differ in one bit exchange halves: each keeps the steps of one half and sends those of the other, so that every
+    exchange leaves half as many numbers.
+    """
+    half = tl.arange(0, 2)
+    for _ in tl.static_range(5):
+        if x.shape[0] > 1 and x.shape[2] > 1:
+            x = tl.reshape(x, (2, x.shape[0] // 2, x.shape[1], 2, x.shape[2] // 2))
+            first = _at(x, (half == 0)[:, None, None, None, None])
+            second = _at(x, (half == 1)[:, None, None, None, None])
+            lower = (half == 0)[None, None, :, None]
+            x = tl.where(lower, first, second) + _exchange(tl.where(lower, second, first), 2)
+            x = tl.reshape(x, (x.shape[0], x.shape[1] * 2, x.shape[3]))
+    return tl.sum(x, 2)
+
+
+@triton.jit
+def _in_order(x, T: tl.constexpr):
+    """What `_over_lanes` made of (T, M, L), as (T, M)."""
+    shape: tl.constexpr = (x.shape[0], x.shape[0] * x.shape[1] // T, T // x.shape[0])
+    return tl.reshape(tl.permute(tl.reshape(x, shape), (2, 0, 1)), (T, shape[1]))
+
+
+@triton.jit
+def _over_states(x, NW: tl.constexpr):
+    """A tile, summed over the states, which lie over NW warps: (T, BD)."""
+    T: tl.constexpr = x.shape[0]
+    CR: tl.constexpr = x.shape[1]
+    CW: tl.constexpr = x.shape[3]
+    NL: tl.constexpr = x.shape[4]
+    CL: tl.constexpr = x.shape[5]
+    x = tl.sum(tl.reshape(x, (T, CR, x.shape[2] // NW, NW, CW, NL, CL)), 2)
+    x = _over_lanes(tl.reshape(tl.permute(x, (0, 1, 2, 3, 5, 4)), (T, CR * NW * CW * CL, NL)))
+    rest: tl.constexpr = x.shape[0]
+    x = tl.sum(tl.reshape(x, (rest, CR, NW, CW * CL * (T // rest))), 2)
+    return _in_order(tl.reshape(x, (rest, CR * CW * CL * (T // rest))), T)
+
+
+@triton.jit
+def _over_channels(x):
+    """A tile, summed over the channels: (T, NB)."""
+    T: tl.constexpr = x.shape[0]
+    NR: tl.constexpr = x.shape[2]
+    CW: tl.constexpr = x.shape[3]
+    NL: tl.constexpr = x.shape[4]
+    x = _over_lanes(tl.reshape(tl.sum(x, 1), (T, NR * CW * NL, x.shape[5])))
+    rest: tl.constexpr = x.shape[0]
+    x = tl.sum(tl.reshape(x, (rest, NR, CW, NL * (T // rest))), 2)
+    return _in_order(tl.reshape(x, (rest, NR * NL * (T // rest))), T)
+
+
+@triton.jit
+def _complex(ar1, ai1, br1, bi1, ar2, ai2, br2, bi2):
+    """`affine` for complex numbers, in as few operations as there are products."""
+    return (
+        ar1 * ar2 - ai1 * ai2,
+        ar1 * ai2 + ai1 * ar2,
+        ar2 * br1 + (br2 - ai2 * bi1),
+        ar2 * bi1 + (bi2 + ai2 * br1),
+    )
+
+
+@triton.jit
+def _before(x1, p1, many1, x2, p2, many2):  # noqa: ARG001
+    """Of an associative scan: each x, the one before it, and whether there is one. p of a single x is what stands before all."""
+    return x2, tl.where(many2, p2, x1), many1 | True
+
+
+@triton.jit
+def _previous(x, first):
+    """A tile one step later; `first` stands at its first step."""
+    first, _ = tl.broadcast(first, x)
+    _, before, _ = tl.associative_scan((x, first, tl.full(x.shape, 0, tl.int1)), 0, _before)
+    return before
+
+
+@triton.jit
+def _decay(step, Ar, Ai, COMPLEX: tl.constexpr):
+    """exp(step A). In float32 the angle is counted in half turns r, and sin(pi r) and cos(pi r) are near-minimax polynomials."""
+    size = tl.exp2(step * (Ar * 1.4426950408889634))
+    if COMPLEX and step.dtype == tl.float64:
+        s, c = sincos(step * Ai)
         re, im = size * c, size * s
+    elif COMPLEX:
+        half_turns = Ai * 0.3183098861837907
+        shifted = step * half_turns + 12582912.0
+        r = step * half_turns - (shifted - 12582912.0)
+        q = r * r
+        s = q * 0.07756038697733733 - 0.5982421264103598
+        s = q * s + 2.550069726333355
+        s = q * s - 5.167709684798838
+        s = q * s + 3.141592636895391
+        c = q * -0.024420699929364294 + 0.2349539256378065
+        c = q * c - 1.3352161048711328
+        c = q * c + 4.058709599759716
+        c = q * c - 4.934802156087734
+        size = (size.to(tl.int32, bitcast=True) ^ (shifted.to(tl.int32, bitcast=True) << 31)).to(tl.float32, bitcast=True)
+        re, im = size * (q * c + 1.0), size * r * s
     else:
         re, im = size, size
     return re, im
 
 
-@triton.jit(do_not_specialize=["length", "tiles", "splits", "span", "rows", "kept_stride", "y_stride"])
+@triton.jit(do_not_specialize=["length", "blocks", "tiles", "splits", "span", "rows"])
 def scan(
-    u, step, A, B, C, initial, start, flags, y, final, kept, mult, ends, length, channels, states, blocks, tiles, splits, span,
-    rows, kept_stride, y_stride, k: tl.constexpr, COMPLEX: tl.constexpr, SUMMARY: tl.constexpr, T: tl.constexpr, BD: tl.constexpr,
-    NB: tl.constexpr,
+    u, dt, A, B, C, D, z, dt_bias, dt_scale, initial, start, flags, y, final, kept, mult, ends, length, channels, states, blocks,
+    tiles, splits, span, rows, k: tl.constexpr, SOFTPLUS: tl.constexpr, COMPLEX: tl.constexpr, SUMMARY: tl.constexpr,
+    EACH: tl.constexpr, T: tl.constexpr, CR: tl.constexpr, NR: tl.constexpr, CW: tl.constexpr, NL: tl.constexpr,
+    CL: tl.constexpr, NW: tl.constexpr, FEW: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """One split of one batch row for BD channels: y = k Re sum_n C h, and the state before every tile, to `kept`.
+    """One split of one batch row for BD channels: y, and the state before every EACH steps, to `kept` (B, L / EACH, [2,] N, D).
 
     start: (B, splits + 1, D N[, 2]), or None where the split is the whole row; then `initial` (B, D N[, 2]) holds. With SUMMARY
     the split is run from a state of 0: `ends` (B, splits, D N[, 2]) gets its last state, `mult` the factor of the state before
     it.
     """
-    R: tl.constexpr = BD * NB
     P: tl.constexpr = 2 if COMPLEX else 1
+    BD: tl.constexpr = CR * CW * CL
+    NB: tl.constexpr = NR * NL
     b = (tl.program_id(0) // blocks).to(tl.int64)
     block, split = tl.program_id(0) % blocks, tl.program_id(1)
-    lane = tl.arange(0, R)
-    d, n = block * BD + lane // NB, lane % NB
-    live = (d < channels) & (n < states)
-    place, size = d * states + n, channels * states
+    steps, d, numbers = tl.arange(0, T), block * BD + tl.arange(0, BD), tl.arange(0, NB * P)
+    lane_d, lane_n = block * BD + _channels(CR, CW, CL), _states(NR, NL)
+    live = (lane_d < channels) & (lane_n < states)
+    place, size = lane_d * states + lane_n, channels * states
     source = A + (b // rows) * size * P + place * P
-    Ar = tl.load(source, mask=live, other=0.0) * 1.4426950408889634
+    Ar = _load(source, live)
     Ai = Ar
     hr, hi = Ar * 0.0, Ar * 0.0
     if COMPLEX:
-        Ai = tl.load(source + 1, mask=live, other=0.0)
+        Ai = _load(source + 1, live)
     if not SUMMARY:
         if start is not None:
             source = start + (b * (splits + 1) + split) * size * P + place * P
         else:
             source = initial + b * size * P + place * P
-        hr = tl.load(source, mask=live, other=0.0)
+        hr = _load(source, live)
         if COMPLEX:
-            hi = tl.load(source + 1, mask=live, other=0.0)
-    steps = tl.arange(0, T)
-    top, last = (steps == 0)[:, None], (steps == T - 1)[:, None]
-    offsets, by_state = steps[:, None] * channels + d[None, :], (steps[:, None] * states + n[None, :]) * P
-    own = block * BD + tl.arange(0, BD)
-    elapsed, alive = Ar * 0.0, 1.0
+            hi = _load(source + 1, live)
+    bias, skip, elapsed, alive = tl.zeros((BD,), Ar.dtype), tl.zeros((BD,), Ar.dtype), tl.zeros((BD,), Ar.dtype), 1.0
+    if dt_bias is not None:
+        bias = tl.load(dt_bias + (b // rows) * channels + d, mask=d < channels, other=0.0)
+    if D is not None:
+        skip = tl.load(D + (b // rows) * channels + d, mask=d < channels, other=0.0)
+    top, last = tl.reshape(steps == 0, (T, 1, 1, 1, 1, 1)), tl.reshape(steps == T - 1, (T, 1, 1, 1, 1, 1))
     begin = split * span
-    for i in range(tl.minimum(span, tiles - begin)):
+    for i in tl.range(tl.minimum(span, tiles - begin), num_stages=STAGES):
         tile = begin + i
-        valid = tile * T + steps < length
-        inside, fresh = valid, steps < 0
+        inside = tile * T + steps < length
+        valid, fresh = inside, steps < 0
         first = b * length + tile * T
+        at = first * channels + (steps[:, None] * channels + d[None, :])
+        by_state = first * states * P + (steps[:, None] * states * P + numbers[None, :])
         if flags is not None:
             mark = tl.load(flags + first + steps, mask=inside, other=1)
             valid, fresh = inside & (mark != 1), mark == 2
-        here = valid[:, None] & live[None, :]
-        if kept is not None:
-            to = kept + b * kept_stride + tile.to(tl.int64) * size * P + place * P
-            tl.store(to, hr, mask=live)
-            if COMPLEX:
-                tl.store(to + 1, hi, mask=live)
-        s = tl.load(step + first * channels + offsets, mask=here, other=0.0)
-        entering = s * tl.load(u + first * channels + offsets, mask=here, other=0.0)
-        ar, ai = _decay(s, Ar, Ai, fresh, COMPLEX, flags is not None)
-        br = entering * tl.load(B + first * states * P + by_state, mask=here, other=0.0)
+        here, there = valid[:, None] & (d < channels)[None, :], inside[:, None] & (d < channels)[None, :]
+        with_state = valid[:, None] & (numbers < states * P)[None, :]
+        entry = tl.load(u + at, mask=here, other=0.0).to(Ar.dtype)
+        s = tl.load(dt + at, mask=here, other=0.0).to(Ar.dtype) + bias[None, :]
+        if SOFTPLUS:
+            s = softplus(s)
+        if dt_scale is not None:
+            s *= tl.load(dt_scale + first + steps, mask=valid, other=0.0).to(Ar.dtype)[:, None]
+        s = _once(tl.where(here, s, 0.0), FEW)
+        lifted = _by_channel(_stack(s, s * entry), T, CR, NR, CW, NL, CL)
+        step, entering = _pick(lifted, 0), _pick(lifted, 1)
+        ar, ai = _decay(step, Ar[None], Ai[None], COMPLEX)
+        if flags is not None:
+            restart = tl.reshape(fresh, (T, 1, 1, 1, 1, 1))
+            ar, ai = tl.where(restart, 0.0, ar), tl.where(restart, 0.0, ai)
+        at_B = _by_state(B, by_state, with_state, Ar.dtype, P, CR, NR, CW, NL, CL)
+        Br = _pick(at_B, 0)
         if COMPLEX:
-            bi = entering * tl.load(B + first * states * P + by_state + 1, mask=here, other=0.0)
-            br += tl.where(top, ar * hr[None, :] - ai * hi[None, :], 0.0)
-            bi += tl.where(top, ar * hi[None, :] + ai * hr[None, :], 0.0)
-            _, _, xr, xi = tl.associative_scan((ar, ai, br, bi), 0, affine_complex)
-            hr, hi = row_of(xr, last), row_of(xi, last)
+            Bi = _pick(at_B, 1)
+            br = entering * Br + tl.where(top, ar * hr[None] - ai * hi[None], 0.0)
+            bi = entering * Bi + tl.where(top, ar * hi[None] + ai * hr[None], 0.0)
+            _, _, xr, xi = tl.associative_scan((ar, ai, br, bi), 0, _complex)
         else:
-            br += tl.where(top, ar * hr[None, :], 0.0)
-            _, xr = tl.associative_scan((ar, br), 0, affine)
-            hr = row_of(xr, last)
-        if not SUMMARY:
-            read = xr * tl.load(C + first * states * P + by_state, mask=here, other=0.0)
-            if COMPLEX:
-                read -= xi * tl.load(C + first * states * P + by_state + 1, mask=here, other=0.0)
-            to = y + b * y_stride + tile.to(tl.int64) * T * channels + steps[:, None] * channels + own[None, :]
-            tl.store(to, k * over_states(read, T, BD, NB), mask=inside[:, None] & (own < channels)[None, :])
+            _, xr = tl.associative_scan((ar, entering * Br + tl.where(top, ar * hr[None], 0.0)), 0, affine)
+        if kept is not None:
+            for part in tl.static_range(max(1, T // EACH)):
+                if part > 0:
+                    before = tl.reshape(steps == part * EACH - 1, (T, 1, 1, 1, 1, 1))
+                    hr = _at(xr, before)
+                    if COMPLEX:
+                        hi = _at(xi, before)
+                t = tile * T + part * EACH
+                to = kept + (b * tl.cdiv(length, EACH) + t // EACH) * size * P + (lane_n * channels + lane_d)
+                keep = live & (lane_d * 0 + t < length) & (lane_d * 0 + t % EACH == 0)
+                tl.store(to, hr, mask=keep)
+                if COMPLEX:
+                    tl.store(to + size, hi, mask=keep)
+        hr = _at(xr, last)
+        if COMPLEX:
+            hi = _at(xi, last)
         if SUMMARY:
             elapsed += tl.sum(s, 0)
             if flags is not None:
                 alive *= 1.0 - tl.max(tl.where(fresh, 1.0, 0.0), 0)
+        else:
+            at_C = _by_state(C, by_state, with_state, Ar.dtype, P, CR, NR, CW, NL, CL)
+            read = xr * _pick(at_C, 0)
+            if COMPLEX:
+                read -= xi * _pick(at_C, 1)
+            value = k * _over_states(read, NW) + skip[None, :] * entry
+            if z is not None:
+                value *= silu(tl.load(z + at, mask=here, other=0.0).to(Ar.dtype))
+            tl.store(y + at, tl.where(here, value, 0.0), mask=there)
     if SUMMARY:
         to = (b * splits + split) * size * P + place * P
         tl.store(ends + to, hr, mask=live)
-        factor = tl.exp2(elapsed * Ar) * alive
+        ar, ai = _decay(tl.reshape(elapsed, (CR, 1, CW, 1, CL)), Ar, Ai, COMPLEX)
+        tl.store(mult + to, ar * alive, mask=live)
         if COMPLEX:
-            si, co = sincos(elapsed * Ai)
             tl.store(ends + to + 1, hi, mask=live)
-            tl.store(mult + to, factor * co, mask=live)
-            tl.store(mult + to + 1, factor * si, mask=live)
-        else:
-            tl.store(mult + to, factor, mask=live)
+            tl.store(mult + to + 1, ai * alive, mask=live)
     elif split == splits - 1:
         to = final + b * size * P + place * P
         tl.store(to, hr, mask=live)
@@ -150,120 +359,183 @@ def scan(
 
 
 @triton.jit(
-    do_not_specialize=["length", "tiles", "splits", "span", "rows", "kept_stride", "first_split", "slice_steps", "slice_start"]
-)
+    do_not_specialize=[
+        "length", "blocks", "tiles", "splits", "span", "rows", "first_split", "slice_steps", "slice_start"
+    ]
+)  # fmt: skip
 def scan_backward(
-    u, step, g, A, B, C, flags, kept, adjoints, d_input, d_step, dB, dC, sums, mult, length, channels, states, blocks, tiles,
-    splits, span, rows, kept_stride, first_split, slice_start, slice_steps, k: tl.constexpr, COMPLEX: tl.constexpr,
-    SUMMARY: tl.constexpr, CHAINED: tl.constexpr, T: tl.constexpr, BD: tl.constexpr, NB: tl.constexpr,
+    grad_y, u, dt, A, B, C, D, z, dt_bias, dt_scale, flags, kept, adjoints, du, ddt, dz, d_scale, parts, by_channel, sums, mult,
+    length, channels, states, blocks, tiles, splits, span, rows, first_split, slice_start, slice_steps, k: tl.constexpr,
+    SOFTPLUS: tl.constexpr, COMPLEX: tl.constexpr, SUMMARY: tl.constexpr, CHAINED: tl.constexpr, T: tl.constexpr,
+    CR: tl.constexpr, NR: tl.constexpr, CW: tl.constexpr, NL: tl.constexpr, CL: tl.constexpr, NW: tl.constexpr,
+    FEW: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """One split of one batch row for BD channels, backwards; adjoints (B, splits + 1, D N[, 2]): dL/dh after each split.
 
-    d_input, d_step: (B, L, D), gradients of s u and, through the decay, of s. dB, dC: (B, slice_steps, blocks, N[, 2]), a
-    program's part, from step slice_start on. sums: (B, splits, D N[, 2]), of A. With CHAINED dL/dh after the split before is
-    stored, else it was there already: SUMMARY stores what the split adds, to `sums`, and the factor of dL/dh after it,
-    unconjugated, to `mult`.
+    A program's parts of what is summed over programs: d_scale (blocks, B, L); parts (2[, 2], blocks, B, slice_steps, N), of B
+    and C, from step slice_start on; by_channel (B, splits, 2, D), of dt_bias and D; sums (B, splits, D N[, 2]), of A. With
+    CHAINED dL/dh after the split before is stored, else it was there already: SUMMARY stores what the split adds, to `sums`, and
+    the factor of dL/dh after it, unconjugated, to `mult`.
     """
-    R: tl.constexpr = BD * NB
     P: tl.constexpr = 2 if COMPLEX else 1
-    b = (tl.program_id(0) // blocks).to(tl.int64)
+    BD: tl.constexpr = CR * CW * CL
+    NB: tl.constexpr = NR * NL
+    b, batch = (tl.program_id(0) // blocks).to(tl.int64), tl.num_programs(0) // blocks
     block, split = tl.program_id(0) % blocks, first_split + tl.program_id(1)
-    lane = tl.arange(0, R)
-    d, n = block * BD + lane // NB, lane % NB
-    live = (d < channels) & (n < states)
-    place, size = d * states + n, channels * states
+    steps, d, n = tl.arange(0, T), block * BD + tl.arange(0, BD), tl.arange(0, NB)
+    numbers = tl.arange(0, NB * P)
+    lane_d, lane_n = block * BD + _channels(CR, CW, CL), _states(NR, NL)
+    live = (lane_d < channels) & (lane_n < states)
+    place, size = lane_d * states + lane_n, channels * states
     source = A + (b // rows) * size * P + place * P
-    A_re = tl.load(source, mask=live, other=0.0)
-    Ar = A_re * 1.4426950408889634
+    Ar = _load(source, live)
     Ai = Ar
     qr, qi, sum_r, sum_i = Ar * 0.0, Ar * 0.0, Ar * 0.0, Ar * 0.0
     if COMPLEX:
-        Ai = tl.load(source + 1, mask=live, other=0.0)
+        Ai = _load(source + 1, live)
     if not SUMMARY:
         source = adjoints + (b * (splits + 1) + split + 1) * size * P + place * P
-        qr = tl.load(source, mask=live, other=0.0)
+        qr = _load(source, live)
         if COMPLEX:
-            qi = tl.load(source + 1, mask=live, other=0.0)
-    steps = tl.arange(0, T)
-    top, last = (steps == 0)[:, None], (steps == T - 1)[:, None]
-    offsets, by_state = steps[:, None] * channels + d[None, :], (steps[:, None] * states + n[None, :]) * P
-    own, own_state = block * BD + tl.arange(0, BD), tl.arange(0, NB)
-    one = tl.full((T, R), 1.0, Ar.dtype)
-    elapsed, alive = Ar * 0.0, 1.0
+            qi = _load(source + 1, live)
+    bias, skip, elapsed, alive = tl.zeros((BD,), Ar.dtype), tl.zeros((BD,), Ar.dtype), tl.zeros((BD,), Ar.dtype), 1.0
+    sum_bias, sum_skip = elapsed, elapsed
+    if dt_bias is not None:
+        bias = tl.load(dt_bias + (b // rows) * channels + d, mask=d < channels, other=0.0)
+    if D is not None:
+        skip = tl.load(D + (b // rows) * channels + d, mask=d < channels, other=0.0)
+    top, last = tl.reshape(steps == 0, (T, 1, 1, 1, 1, 1)), tl.reshape(steps == T - 1, (T, 1, 1, 1, 1, 1))
     begin = split * span
     count = tl.minimum(span, tiles - begin)
-    for i in range(count):
+    for i in tl.range(count, num_stages=STAGES):
         tile = begin + count - 1 - i
-        valid = tile * T + steps < length
-        inside, fresh = valid, steps < 0
+        inside = tile * T + steps < length
+        valid, fresh = inside, steps < 0
         first = b * length + tile * T
+        at = first * channels + (steps[:, None] * channels + d[None, :])
+        by_state = first * states * P + (steps[:, None] * states * P + numbers[None, :])
         if flags is not None:
             mark = tl.load(flags + first + steps, mask=inside, other=1)
             valid, fresh = inside & (mark != 1), mark == 2
-        here = valid[:, None] & live[None, :]
-        s = tl.load(step + first * channels + offsets, mask=here, other=0.0)
-        ar, ai = _decay(s, Ar, Ai, fresh, COMPLEX, flags is not None)
-        gy = k * tl.load(g + first * channels + offsets, mask=here, other=0.0)
-        vr = gy * tl.load(C + first * states * P + by_state, mask=here, other=0.0) + tl.where(last, qr[None, :], 0.0)
+        here, there = valid[:, None] & (d < channels)[None, :], inside[:, None] & (d < channels)[None, :]
+        with_state = valid[:, None] & (numbers < states * P)[None, :]
+        before = tl.load(dt + at, mask=here, other=0.0).to(Ar.dtype) + bias[None, :]
+        s = before
+        if SOFTPLUS:
+            s = softplus(before)
+        unscaled = s
+        if dt_scale is not None:
+            scale = tl.load(dt_scale + first + steps, mask=valid, other=0.0).to(Ar.dtype)[:, None]
+            s *= scale
+        s = _once(tl.where(here, s, 0.0), FEW)
+        outer = tl.load(grad_y + at, mask=here, other=0.0).to(Ar.dtype)
+        slope = outer
+        if z is not None:
+            gate = tl.load(z + at, mask=here, other=0.0).to(Ar.dtype)
+            slope = outer * silu(gate)
+        slope = _once(slope, FEW)
+        if not SUMMARY:
+            entry = tl.load(u + at, mask=here, other=0.0).to(Ar.dtype)
+        stacked = _stack(s, k * slope)
+        if not SUMMARY:
+            stacked = _stack(stacked, _stack(s * entry, entry))
+        lifted = _by_channel(stacked, T, CR, NR, CW, NL, CL)
+        step, gy = _pick(lifted, 0), _pick(lifted, 1)
+        ar, ai = _decay(step, Ar[None], Ai[None], COMPLEX)
+        if flags is not None:
+            restart = tl.reshape(fresh, (T, 1, 1, 1, 1, 1))
+            ar, ai = tl.where(restart, 0.0, ar), tl.where(restart, 0.0, ai)
+        if not SUMMARY:
+            before_tile = kept + (b * tiles + tile) * size * P + (lane_n * channels + lane_d)
+            hr = _load(before_tile, live)
+            at_B = _by_state(B, by_state, with_state, Ar.dtype, P, CR, NR, CW, NL, CL)
+            entering = _pick(lifted, 2)
+            br = entering * _pick(at_B, 0)
+            if COMPLEX:
+                hi = _load(before_tile + size, live)
+                br += tl.where(top, ar * hr[None] - ai * hi[None], 0.0)
+                bi = entering * _pick(at_B, 1) + tl.where(top, ar * hi[None] + ai * hr[None], 0.0)
+                _, _, xr, xi = tl.associative_scan((ar, ai, br, bi), 0, _complex)
+                hi = _previous(xi, hi[None])
+            else:
+                _, xr = tl.associative_scan((ar, br + tl.where(top, ar * hr[None], 0.0)), 0, affine)
+            hr = _previous(xr, hr[None])
+        at_C = _by_state(C, by_state, with_state, Ar.dtype, P, CR, NR, CW, NL, CL)
+        Cr = _pick(at_C, 0)
         if COMPLEX:
-            vi = tl.where(last, qi[None, :], 0.0) - gy * tl.load(C + first * states * P + by_state + 1, mask=here, other=0.0)
-            _, _, _, _, lr, li = tl.associative_scan((ar, -ai, one, one * 0.0, vr, vi), 0, adjoint_complex, reverse=True)
-            qr, qi = row_of(ar * lr + ai * li, top), row_of(ar * li - ai * lr, top)
+            Ci = _pick(at_C, 1)
+        if not SUMMARY and z is not None:
+            read = xr * Cr
+            if COMPLEX:
+                read -= xi * Ci
+            value = k * _over_states(read, NW) + skip[None, :] * entry
+            tl.store(dz + at, tl.where(here, outer * value * silu_slope(gate), 0.0), mask=there)
+        vr = gy * Cr + tl.where(last, qr[None], 0.0)
+        next_r = _previous(_backwards(ar), ar)
+        if COMPLEX:
+            vi = tl.where(last, qi[None], 0.0) - gy * Ci
+            next_i = _previous(_backwards(ai), ai)
+            _, _, lr, li = tl.associative_scan((next_r, -next_i, _backwards(vr), _backwards(vi)), 0, _complex)
+            lr, li = _backwards(lr), _backwards(li)
+            movedr, movedi = ar * lr + ai * li, ar * li - ai * lr
+            qr, qi = _at(movedr, top), _at(movedi, top)
         else:
-            _, _, lr = tl.associative_scan((ar, one, vr), 0, adjoint, reverse=True)
-            qr = row_of(ar * lr, top)
+            _, lr = tl.associative_scan((next_r, _backwards(vr)), 0, affine)
+            lr = _backwards(lr)
+            movedr = ar * lr
+            qr = _at(movedr, top)
         if SUMMARY:
             elapsed += tl.sum(s, 0)
             if flags is not None:
                 alive *= 1.0 - tl.max(tl.where(fresh, 1.0, 0.0), 0)
         else:
-            source = kept + b * kept_stride + tile.to(tl.int64) * size * P + place * P
-            hr = tl.load(source, mask=live, other=0.0)
-            entering = s * tl.load(u + first * channels + offsets, mask=here, other=0.0)
-            Br = tl.load(B + first * states * P + by_state, mask=here, other=0.0)
+            at_B = _by_state(B, by_state, with_state, Ar.dtype, P, CR, NR, CW, NL, CL)
+            by_input, of_B, of_C = lr * _pick(at_B, 0), lr * entering, gy * xr
             if COMPLEX:
-                hi = tl.load(source + 1, mask=live, other=0.0)
-                Bi = tl.load(B + first * states * P + by_state + 1, mask=here, other=0.0)
-                mr = tl.where(top, ar * hr[None, :] - ai * hi[None, :], 0.0)
-                mi = tl.where(top, ar * hi[None, :] + ai * hr[None, :], 0.0)
-                leaves = (ar, ai, entering * Br + mr, entering * Bi + mi, mr, mi)
-                _, _, xr, xi, mr, mi = tl.associative_scan(leaves, 0, affine_moved_complex)
-                wr, wi = lr * mr + li * mi, li * mr - lr * mi
-                by_input, by_step = lr * Br + li * Bi, wr * A_re[None, :] + wi * Ai[None, :]
-                sum_i += tl.sum(wi * s, 0)
+                by_input += li * _pick(at_B, 1)
+                wr, wi = movedr * hr + movedi * hi, movedi * hr - movedr * hi
+                by_step = wr * Ar[None] + wi * Ai[None]
+                sum_i += tl.sum(wi * step, 0)
+                of_B, of_C = _stack(of_B, li * entering), _stack(of_C, -gy * xi)
             else:
-                mr = tl.where(top, ar * hr[None, :], 0.0)
-                _, xr, mr = tl.associative_scan((ar, entering * Br + mr, mr), 0, affine_moved)
-                wr = lr * mr
-                by_input, by_step = lr * Br, wr * A_re[None, :]
-            sum_r += tl.sum(wr * s, 0)
-            to = first * channels + steps[:, None] * channels + own[None, :]
-            there = inside[:, None] & (own < channels)[None, :]
-            tl.store(d_input + to, over_states(by_input, T, BD, NB), mask=there)
-            tl.store(d_step + to, over_states(by_step, T, BD, NB), mask=there)
-            base = (b * slice_steps + tile * T - slice_start) * blocks * states * P + block * states * P
-            to = base + (steps[:, None] * blocks * states + own_state[None, :]) * P
-            there = inside[:, None] & (own_state < states)[None, :]
-            tl.store(dB + to, over_channels(tl.where(here, lr * entering, 0.0), T, BD, NB), mask=there)
-            tl.store(dC + to, over_channels(tl.where(here, gy * xr, 0.0), T, BD, NB), mask=there)
-            if COMPLEX:
-                tl.store(dB + to + 1, over_channels(tl.where(here, li * entering, 0.0), T, BD, NB), mask=there)
-                tl.store(dC + to + 1, over_channels(tl.where(here, -gy * xi, 0.0), T, BD, NB), mask=there)
+                wr = movedr * hr
+                by_step = wr * Ar[None]
+            sum_r += tl.sum(wr * step, 0)
+            row = tl.arange(0, 2 * P * T)
+            t, to = tile * T + row % T, (row // T * batch * blocks + block * batch + b) * slice_steps - slice_start
+            to = ((to + t) * states)[:, None] + n[None, :]
+            on_state = (t < length)[:, None] & (n < states)[None, :]
+            tl.store(parts + to, _over_channels(_stack(of_B, of_C)), mask=on_state)
+            both = _over_states(_stack(by_input, by_step), NW)
+            by = tl.reshape(both, (2, T, BD))
+            half = (tl.arange(0, 2) == 0)[:, None, None]
+            entered, change = _at(by, half), _at(by, ~half)
+            change = tl.where(here, entered * entry + change, 0.0)
+            tl.store(du + at, tl.where(here, skip[None, :] * slope + s * entered, 0.0), mask=there)
+            if dt_scale is not None:
+                to_scale = d_scale + (block.to(tl.int64) * batch + b) * length + tile * T + steps
+                tl.store(to_scale, tl.sum(change * unscaled, 1), mask=inside)
+                change *= scale
+            if SOFTPLUS:
+                change *= sigmoid(before)
+            tl.store(ddt + at, change, mask=there)
+            sum_bias += tl.sum(change, 0)
+            sum_skip += tl.sum(slope * entry, 0)
     to = (b * splits + split) * size * P + place * P
     if SUMMARY:
         tl.store(sums + to, qr, mask=live)
-        factor = tl.exp2(elapsed * Ar) * alive
+        ar, ai = _decay(tl.reshape(elapsed, (CR, 1, CW, 1, CL)), Ar, Ai, COMPLEX)
+        tl.store(mult + to, ar * alive, mask=live)
         if COMPLEX:
-            si, co = sincos(elapsed * Ai)
             tl.store(sums + to + 1, qi, mask=live)
-            tl.store(mult + to, factor * co, mask=live)
-            tl.store(mult + to + 1, factor * si, mask=live)
-        else:
-            tl.store(mult + to, factor, mask=live)
+            tl.store(mult + to + 1, ai * alive, mask=live)
     else:
         tl.store(sums + to, sum_r, mask=live)
         if COMPLEX:
             tl.store(sums + to + 1, sum_i, mask=live)
+        to = by_channel + (b * splits + split) * 2 * channels + d
+        tl.store(to, sum_bias, mask=d < channels)
+        tl.store(to + channels, sum_skip, mask=d < channels)
         if CHAINED:
             to = adjoints + (b * (splits + 1) + split) * size * P + place * P
             tl.store(to, qr, mask=live)
@@ -271,97 +543,24 @@ def scan_backward(
                 tl.store(to + 1, qi, mask=live)
 
 
-@triton.jit(do_not_specialize=["length", "tiles", "rows"])
-def enter(
-    dt, dt_bias, dt_scale, z, grad_y, flags, step, g, length, channels, tiles, rows, SOFTPLUS: tl.constexpr, T: tl.constexpr,
-    BD: tl.constexpr,
-):  # fmt: skip
-    """What a scan reads: the step sizes, 0 at invalid steps, and of grad_y the gradient g before the gate."""
-    b, tile = (tl.program_id(0) // tiles).to(tl.int64), tl.program_id(0) % tiles
-    steps, d = tl.arange(0, T), tl.program_id(1) * BD + tl.arange(0, BD)
-    inside = tile * T + steps < length
-    first = b * length + tile * T
-    valid = inside
-    if flags is not None:
-        valid = inside & (tl.load(flags + first + steps, mask=inside, other=1) != 1)
-    at = first * channels + steps[:, None] * channels + d[None, :]
-    here, there = valid[:, None] & (d < channels)[None, :], inside[:, None] & (d < channels)[None, :]
-    s = tl.load(dt + at, mask=here, other=0.0)
-    if dt_bias is not None:
-        s += tl.load(dt_bias + (b // rows) * channels + d, mask=d < channels, other=0.0)[None, :]
-    if SOFTPLUS:
-        s = softplus(s)
-    if dt_scale is not None:
-        s *= tl.load(dt_scale + first + steps, mask=valid, other=0.0)[:, None]
-    tl.store(step + at, tl.where(here, s, 0.0), mask=there)
-    if grad_y is not None:
-        slope = tl.load(grad_y + at, mask=here, other=0.0)
-        if z is not None:
-            slope *= silu(tl.load(z + at, mask=here, other=0.0))
-        tl.store(g + at, slope, mask=there)
-
-
-@triton.jit(do_not_specialize=["length", "tiles", "rows", "raw_stride"])
-def leave_backward(
-    grad_y, g, u, dt, dt_bias, dt_scale, D, z, flags, raw, step, d_input, d_step, du, ddt, dz, d_scale, sums, length, channels,
-    tiles, rows, raw_stride, SOFTPLUS: tl.constexpr, T: tl.constexpr, BD: tl.constexpr,
-):  # fmt: skip
-    """The gradients of u, dt and z; d_scale: (blocks, B, L), sums: (B, tiles, 2, D), of dt_bias and D: parts to be added up."""
-    b, tile = (tl.program_id(0) // tiles).to(tl.int64), tl.program_id(0) % tiles
-    steps, d = tl.arange(0, T), tl.program_id(1) * BD + tl.arange(0, BD)
-    inside = tile * T + steps < length
-    first = b * length + tile * T
-    valid = inside
-    if flags is not None:
-        valid = inside & (tl.load(flags + first + steps, mask=inside, other=1) != 1)
-    offsets = steps[:, None] * channels + d[None, :]
-    at = first * channels + offsets
-    here, there = valid[:, None] & (d < channels)[None, :], inside[:, None] & (d < channels)[None, :]
-    slope, entry = tl.load(g + at, mask=here, other=0.0), tl.load(u + at, mask=here, other=0.0)
-    by_input = tl.load(d_input + at, mask=here, other=0.0)
-    s = tl.load(step + at, mask=here, other=0.0)
-    skip = tl.zeros((BD,), entry.dtype)
-    if D is not None:
-        skip = tl.load(D + (b // rows) * channels + d, mask=d < channels, other=0.0)
-    if z is not None:
-        value = tl.load(raw + b * raw_stride + tile.to(tl.int64) * T * channels + offsets, mask=here, other=0.0)
-        gate = tl.load(z + at, mask=here, other=0.0)
-        outer = tl.load(grad_y + at, mask=here, other=0.0)
-        tl.store(dz + at, outer * (value + skip[None, :] * entry) * silu_slope(gate), mask=there)
-    tl.store(du + at, skip[None, :] * slope + s * by_input, mask=there)
-    change = by_input * entry + tl.load(d_step + at, mask=here, other=0.0)
-    before = tl.load(dt + at, mask=here, other=0.0)
-    if dt_bias is not None:
-        before += tl.load(dt_bias + (b // rows) * channels + d, mask=d < channels, other=0.0)[None, :]
-    if dt_scale is not None:
-        unscaled = before
-        if SOFTPLUS:
-            unscaled = softplus(before)
-        to = d_scale + tl.program_id(1).to(tl.int64) * (tl.num_programs(0) // tiles) * length + first + steps
-        tl.store(to, tl.sum(tl.where(here, change * unscaled, 0.0), 1), mask=inside)
-        change *= tl.load(dt_scale + first + steps, mask=valid, other=0.0)[:, None]
-    if SOFTPLUS:
-        change *= sigmoid(before)
-    change = tl.where(here, change, 0.0)
-    tl.store(ddt + at, change, mask=there)
-    to = sums + (b * tiles + tile) * 2 * channels + d
-    tl.store(to, tl.sum(change, 0), mask=d < channels)
-    tl.store(to + channels, tl.sum(slope * entry, 0), mask=d < channels)
-
-
 # ---------------------------------------------------------------------------------------------- launches
 
 
 class _Problem(NamedTuple):
-    """Sizes of a call, and how channels and states are laid out. rows: batch rows a group; each has its own parameters."""
+    """Sizes of a call. rows: batch rows a group; each has its own parameters. blocks: programs for the channels of a row.
 
+    op: its entry in the table of launches. constants: compile-time arguments of both scans.
+    """
+
+    op: str
     batch: int
     length: int
     channels: int
     states: int
     parts: int
     groups: int
-    layout: launch.Layout
+    blocks: int
+    constants: dict[str, Any]
 
     @property
     def rows(self) -> int:
@@ -373,28 +572,38 @@ class _Problem(NamedTuple):
 
     @property
     def programs(self) -> int:
-        return self.batch * self.layout.blocks
-
-    def constants(self, paired: bool) -> dict[str, Any]:
-        """The compile-time arguments of both scans."""
-        return {
-            "k": 2.0 if self.parts == 2 and paired else 1.0, "COMPLEX": self.parts == 2, "BD": self.layout.BD, "NB":
-            self.layout.NB, "T": launch.TABLE["selective_scan"].steps, "num_warps": self.layout.warps,
-        }  # fmt: skip
+        return self.batch * self.blocks
 
 
-def _problem(u: Tensor, A: Tensor, initial_state: Tensor) -> _Problem:
-    states, parts = initial_state.shape[2], 2 if initial_state.ndim == 4 else 1
-    groups = len(A) if A.ndim > initial_state.ndim - 1 else 1
-    lay = launch.layout("selective_scan", u.shape[2], states)
+def _op(parts: int, direction: str) -> str:
+    """The entry in the table of launches."""
+    return f"selective_scan{'_pairs' * (parts == 2)}{direction}"
+
+
+def _problem(u: Tensor, A: Tensor, initial_state: Tensor, dt_softplus: bool, paired: bool, direction: str) -> _Problem:
     batch, length, channels = u.shape
-    return _Problem(batch, length, channels, states, parts, groups, lay)
+    states, parts = initial_state.shape[2], 2 if initial_state.ndim == 4 else 1
+    op = _op(parts, direction)
+    lay = launch.layout(op, channels, states)
+    each = max(1, lay.BD * lay.NB // (32 * lay.warps))  # pairs of channel and state a thread: states of one channel if it can
+    NL = min(8, max(1, lay.NB // each))
+    CL = min(32 // NL, lay.BD)
+    CW = min(lay.warps, lay.BD // CL)
+    few = launch.TABLE[op].steps * lay.BD <= 32 * lay.warps
+    stages = launch.TABLE[op].stages if lay.NB <= 128 else 1  # the tiles of more states would fill the shared memory
+    constants = {
+        "k": 2.0 if parts == 2 and paired else 1.0, "SOFTPLUS": dt_softplus, "COMPLEX": parts == 2, "T": launch.TABLE[op].steps,
+        "CR": lay.BD // (CL * CW), "NR": lay.NB // NL, "CW": CW, "NL": NL, "CL": CL,
+        "NW": min(lay.NB // NL, lay.warps // CW), "FEW": few, "STAGES": stages, "num_warps": lay.warps,
+    }  # fmt: skip
+    groups = len(A) if A.ndim > initial_state.ndim - 1 else 1
+    return _Problem(op, batch, length, channels, states, parts, groups, lay.blocks, constants)
 
 
-def chunk_states_shape(batch: int, length: int, channels: int, states: int, *pair: int) -> tuple[int, int]:
-    """Of what `forward` keeps for `backward`, row by row: the state before every tile, and y before the gate."""
-    tiles = launch.ceil_div(length, launch.TABLE["selective_scan"].steps)
-    return batch, (tiles * states * (2 if pair else 1) + length) * channels
+def chunk_states_shape(batch: int, length: int, channels: int, states: int, *pair: int) -> tuple[int, ...]:
+    """Of what `forward` keeps for `backward`: the state before every tile, real parts before imaginary ones."""
+    tiles = launch.ceil_div(length, launch.TABLE[_op(len(pair) + 1, "_backward")].steps)
+    return batch, tiles, *pair, states, channels
 
 
 def forward(
@@ -415,45 +624,30 @@ def forward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """y (B, L, D), the final state (B, D, N[, 2]) and what `backward` needs where `keep`. Complex where the state has four axes.
 
-    Contiguous tensors of one real dtype; L, D and N at least 1. The parameters A (D, N[, 2]), D and dt_bias may have one more
-    leading axis, of groups: as many runs of batch rows then have parameters of their own.
+    Contiguous tensors, the state and the parameters of one real dtype; L, D and N at least 1. The parameters A (D, N[, 2]), D and
+    dt_bias may have one more leading axis, of groups: as many runs of batch rows then have parameters of their own.
     """
-    p = _problem(u, A, initial_state)
-    split = launch.plan("selective_scan", p.length, p.programs)
-    y, final, step = torch.empty_like(u), torch.empty_like(initial_state), torch.empty_like(u)
-    kept = u.new_empty(chunk_states_shape(p.batch, p.length, p.channels, *initial_state.shape[2:]) if keep else (0,))
-    raw = kept[:, -p.length * p.channels :] if keep else y
-    inputs = (u, step, A, B, C, initial_state)
+    p = _problem(u, A, initial_state, dt_softplus, paired, "")
+    split = launch.plan(p.op, p.length, p.programs)
+    y, final = torch.empty_like(u), torch.empty_like(initial_state)
+    shape = chunk_states_shape(p.batch, p.length, p.channels, *initial_state.shape[2:])
+    kept = initial_state.new_empty(shape if keep else (0,))
+    inputs = (u, dt, A, B, C, D, z, dt_bias, dt_scale, initial_state)
     with launch.on_device(u):
-        grid, tiles, each = launch.elementwise(p.batch, p.length, p.channels)
-        enter[grid](
-            dt, dt_bias, dt_scale, None, None, flags, step, None, p.length, p.channels, tiles, p.rows, SOFTPLUS=dt_softplus,
-            **each,
-        )  # fmt: skip
         start = None
         if split.parallel and split.splits > 1:
-            mult, ends = (u.new_empty((p.batch, split.splits, p.size, p.parts)) for _ in range(2))
-            start = u.new_empty((p.batch, split.splits + 1, p.size, p.parts))
-            _scan(p, split, (*inputs, None, flags, None, None, None, mult, ends), 0, 0, paired, True)
+            mult, ends = (initial_state.new_empty((p.batch, split.splits, p.size, p.parts)) for _ in range(2))
+            start = initial_state.new_empty((p.batch, split.splits + 1, p.size, p.parts))
+            _scan(p, split, (*inputs, None, flags, None, None, None, mult, ends), True)
             _chain(p, split, mult, ends, initial_state, start, False)
-        outputs = (raw, final, kept if keep else None, None, None)
-        _scan(p, split, (*inputs, start, flags, *outputs), kept.stride(0), raw.stride(0), paired, False)
-        leave[grid](raw, u, D, z, flags, y, p.length, p.channels, tiles, p.rows, raw.stride(0), ACTIVATED=False, **each)
+        _scan(p, split, (*inputs, start, flags, y, final, kept if keep else None, None, None), False)
     return y, final, kept
 
 
-def _scan(
-    p: _Problem,
-    split: launch.Plan,
-    tensors: tuple[Tensor | None, ...],
-    kept_stride: int,
-    y_stride: int,
-    paired: bool,
-    summary: bool,
-) -> None:
+def _scan(p: _Problem, split: launch.Plan, tensors: tuple[Tensor | None, ...], summary: bool) -> None:
     scan[(p.programs, split.splits)](
-        *tensors, p.length, p.channels, p.states, p.layout.blocks, split.tiles, split.splits, split.span, p.rows, kept_stride,
-        y_stride, SUMMARY=summary, **p.constants(paired),
+        *tensors, p.length, p.channels, p.states, p.blocks, split.tiles, split.splits, split.span, p.rows, SUMMARY=summary,
+        EACH=launch.TABLE[_op(p.parts, "_backward")].steps, **p.constants,
     )  # fmt: skip
 
 
@@ -481,68 +675,52 @@ def backward(
     paired: bool,
 ) -> tuple[Tensor, ...]:
     """Gradients of u, dt, A, B, C, D, z, dt_bias, initial_state and dt_scale; empty where the input is None."""
-    p = _problem(u, A, initial_state)
-    part = p.layout.blocks * p.states * p.parts  # numbers a step and batch row in the parts of dB, and of dC
-    step_bytes = 2 * p.batch * part * u.element_size()
-    most = max(1, launch.SCRATCH // (step_bytes * launch.TABLE["selective_scan"].steps))
-    split = launch.plan("selective_scan", p.length, p.programs, most)
-    step, g, d_input, d_step, du, ddt = (torch.empty_like(u) for _ in range(6))
-    dz, dB, dC = u.new_empty(0) if z is None else torch.empty_like(z), torch.empty_like(B), torch.empty_like(C)
-    adjoints = u.new_empty((p.batch, split.splits + 1, p.size, p.parts))
-    sums = u.new_empty((p.batch, split.splits, p.size, p.parts))
-    raw = chunk_states[:, -p.length * p.channels :]
-    inputs, stride = (u, step, g, A, B, C, flags, chunk_states, adjoints), chunk_states.stride(0)
+    p, like = _problem(u, A, initial_state, dt_softplus, paired, "_backward"), initial_state
+    part = p.batch * p.blocks * p.states * p.parts  # numbers a step in the parts of dB, and of dC
+    step_bytes = 2 * part * like.element_size()
+    side_by_side = max(1, launch.PROGRAMS // p.programs)  # splits that together have room for their parts
+    most = max(1, launch.SCRATCH // (step_bytes * launch.TABLE[p.op].steps * side_by_side))
+    split = launch.plan(p.op, p.length, p.programs, most)
+    du, ddt, dz = (u.new_empty(0) if x is None else torch.empty_like(x) for x in (u, dt, z))
+    dB, dC = torch.empty_like(B), torch.empty_like(C)
+    adjoints = like.new_empty((p.batch, split.splits + 1, p.size, p.parts))
+    sums = like.new_empty((p.batch, split.splits, p.size, p.parts))
+    by_channel = like.new_empty((p.batch, split.splits, 2, p.channels))
+    d_scale = None if dt_scale is None else like.new_empty((p.blocks, p.batch, p.length))
+    inputs = (grad_y, u, dt, A, B, C, D, z, dt_bias, dt_scale, flags, chunk_states, adjoints)
     with launch.on_device(u):
-        grid, tiles, each = launch.elementwise(p.batch, p.length, p.channels)
-        enter[grid](
-            dt, dt_bias, dt_scale, z, grad_y, flags, step, g, p.length, p.channels, tiles, p.rows, SOFTPLUS=dt_softplus, **each
-        )
         if split.parallel:
             mult, local = (torch.empty_like(sums) for _ in range(2))
-            _scan_backward(p, split, (*inputs, None, None, None, None, local, mult), stride, (0, split.splits), 0, paired, True)
+            _scan_backward(p, split, (*inputs, *[None] * 6, local, mult), (0, split.splits), 0, True)
             _chain(p, split, mult, local, grad_final, adjoints, True)
         else:
             adjoints[:, -1] = grad_final.view(p.batch, p.size, p.parts)
         steps_of_split = split.span * split.T
         at_once = max(1, launch.SCRATCH // (step_bytes * steps_of_split)) if split.parallel else 1
-        scratch = u.new_empty(2, p.batch * min(at_once * steps_of_split, p.length) * part)
+        scratch = like.new_empty(2 * min(at_once * steps_of_split, p.length) * part)
         for first, stop in launch.slices(split.splits, at_once):
             begin, end = first * steps_of_split, min(stop * steps_of_split, p.length)
-            parts = scratch[:, : p.batch * (end - begin) * part]
-            outputs = (d_input, d_step, parts[0], parts[1], sums, None)
-            _scan_backward(p, split, (*inputs, *outputs), stride, (first, stop), end - begin, paired, False)
-            shape = p.batch, end - begin, p.layout.blocks, *B.shape[2:]
+            parts = scratch[: 2 * (end - begin) * part].view(2, p.parts, p.blocks, p.batch, end - begin, p.states)
+            outputs = (du, ddt, dz, d_scale, parts, by_channel, sums, None)
+            _scan_backward(p, split, (*inputs, *outputs), (first, stop), end - begin, False)
             for gradient, found in ((dB, parts[0]), (dC, parts[1])):
-                gradient[:, begin:end] = found.view(shape).sum(2)
-        d_scale = None if dt_scale is None else u.new_empty((grid[1], p.batch, p.length))
-        by_channel = u.new_empty((p.batch, tiles, 2, p.channels))
-        leave_backward[grid](
-            grad_y, g, u, dt, dt_bias, dt_scale, D, z, flags, raw, step, d_input, d_step, du, ddt, dz, d_scale, by_channel,
-            p.length, p.channels, tiles, p.rows, raw.stride(0), SOFTPLUS=dt_softplus, **each,
-        )  # fmt: skip
+                gradient[:, begin:end] = found.sum(1).movedim(0, -1).view_as(gradient[:, begin:end])
     by_channel = by_channel.view(p.groups, -1, 2, p.channels).sum(1)
     d_bias, dD = (
         u.new_empty(0) if x is None else by_channel[:, i].reshape(x.shape).contiguous() for i, x in enumerate((dt_bias, D))
     )
     dA = sums.view(p.groups, -1, p.size * p.parts).sum(1).view(A.shape)
+    d_scale = u.new_empty(0) if d_scale is None or dt_scale is None else d_scale.sum(0).to(dt_scale.dtype)
     d_initial = torch.empty_like(initial_state)
     d_initial.view(p.batch, p.size, p.parts).copy_(adjoints[:, 0])
-    return du, ddt, dA, dB, dC, dD, dz, d_bias, d_initial, u.new_empty(0) if d_scale is None else d_scale.sum(0)
+    return du, ddt, dA, dB, dC, dD, dz, d_bias, d_initial, d_scale
 
 
 def _scan_backward(
-    p: _Problem,
-    split: launch.Plan,
-    tensors: tuple[Tensor | None, ...],
-    kept_stride: int,
-    which: tuple[int, int],
-    count: int,
-    paired: bool,
-    summary: bool,
+    p: _Problem, split: launch.Plan, tensors: tuple[Tensor | None, ...], which: tuple[int, int], count: int, summary: bool
 ) -> None:
     first, stop = which
     scan_backward[(p.programs, stop - first)](
-        *tensors, p.length, p.channels, p.states, p.layout.blocks, split.tiles, split.splits, split.span, p.rows,
-        kept_stride, first, first * split.span * split.T, count, SUMMARY=summary, CHAINED=not split.parallel,
-        **p.constants(paired),
+        *tensors, p.length, p.channels, p.states, p.blocks, split.tiles, split.splits, split.span, p.rows, first,
+        first * split.span * split.T, count, SUMMARY=summary, CHAINED=not split.parallel, **p.constants,
     )  # fmt: skip

@@ -1,9 +1,10 @@
-"""`short_conv` in Triton: a program owns a tile of steps and channels; no two programs write the same numbers.
+"""`short_conv` in Triton: a program goes over a split of the time axis step by step; no two programs write the same numbers.
 
-What a step sees is a window of K inputs, found by going back from it K - 1 times: to the step before where there are no marks,
-else to the last valid step of the segment, from a table (B, L). Before the first step come the places -1, -2, ... of the initial
-state, newest first, and from -K on there are zeros; a step where the state restarts is preceded by -K. The backward finds the
-steps whose windows hold an input by going forward in the same way.
+A thread keeps the last K - 1 inputs, the window of the present step without its newest entry. The backward keeps beside each
+what of its gradient is known: a step adds to the K inputs of its window, and what is the oldest there is done. It goes K - 1
+steps beyond its split, for the gradients of the inputs whose windows reach there.
+Invalid steps are left out: steps are counted without them, a table (B, L) says where each lies in the tensors, and another
+which step its segment starts with. The steps before the first, -(K - 1) to -1, are the initial state.
 """
 
 from typing import Any, NamedTuple
@@ -17,223 +18,362 @@ from longscan.ops import _triton_launch as launch
 from longscan.ops._arguments import INVALID, RESET
 from longscan.ops._triton import silu, silu_slope
 
-
-@triton.jit
-def _step_back(place, previous, row):
-    """The place before each of `place`; previous: (B, L) or None."""
-    before = place - 1
-    if previous is not None:
-        before = tl.where(place >= 0, tl.load(previous + row + place, mask=place >= 0, other=0), before)
-    return before
+# steps a program at most, where channels alone would fill the GPU; a program loads up to 2 (K - 1) more
+SPANS = {"short_conv": 128, "short_conv_backward": 256}
 
 
 @triton.jit
-def _inputs_at(u, initial, place, d, row, b, channels, known, K: tl.constexpr):
-    """The inputs at `place`, steps or entries of the initial state: (T, BD). row: the first step of batch row b."""
-    steps, entries = known & (place >= 0)[:, None], known & ((place < 0) & (place > -K))[:, None]
-    found = tl.load(u + row * channels + place[:, None] * channels + d[None, :], mask=steps, other=0.0)
-    source = initial + (b * channels + d[None, :]) * (K - 1) + (K - 1 + place)[:, None]
-    return found + tl.load(source, mask=entries, other=0.0)
+def _with(items, item):
+    """A tuple and one item more."""
+    return items + (item,)  # noqa: RUF005
 
 
 @triton.jit
-def _convolve(u, weight, bias, initial, previous, times, valid, d, row, b, channels, K: tl.constexpr):
-    """bias + sum_k weight_k window_k: (T, BD). weight and bias point to the group's."""
-    known = valid[:, None] & (d < channels)[None, :]
-    place = tl.where(valid, times, -K)
-    total = tl.load(u + row * channels + times[:, None] * channels + d[None, :], mask=known, other=0.0)
-    total *= tl.load(weight + d * K + K - 1, mask=d < channels, other=0.0)[None, :]
-    for i in tl.static_range(1, K):
-        place = _step_back(place, previous, row)
-        w = tl.load(weight + d * K + (K - 1 - i), mask=d < channels, other=0.0)
-        total += w[None, :] * _inputs_at(u, initial, place, d, row, b, channels, known, K)
+def _where(live, count):
+    """`live` where `count` is positive, else nothing."""
+    return live & (tl.zeros(live.shape, tl.int32) < count)
+
+
+@triton.jit
+def _row(j, order, known):
+    """Which row of the tensors, counted from where their pointers stand, the step j is; order points to step 0, or is None."""
+    row = j
+    if order is not None:
+        row = tl.load(order + j, mask=known, other=0)
+    return row
+
+
+@triton.jit
+def _rows(source, order, left, channels, live, T: tl.constexpr, RAGGED: tl.constexpr):
+    """The rows of T steps, `left` of them where RAGGED."""
+    rows = ()
+    for j in tl.static_range(T):
+        at = source + _row(j, order, j < left) * channels
+        rows = _with(rows, tl.load(at, mask=_where(live, left - j) if RAGGED else live, other=0.0))
+    return rows
+
+
+@triton.jit
+def _starts(starts, left, T: tl.constexpr):
+    """With which steps the segments of T steps start."""
+    found = ()
+    for j in tl.static_range(T):
+        if starts is not None:
+            found = _with(found, tl.load(starts + j, mask=j < left, other=0))
+    return found
+
+
+@triton.jit
+def _window(u, initial, order, step, channels, live, K: tl.constexpr):
+    """The K - 1 inputs before a step, oldest first; the pointers stand at step 0."""
+    rows = ()
+    for k in tl.static_range(K - 1):
+        place = tl.cast(step - (K - 1) + k, tl.int64)
+        row = tl.load(u + _row(place, order, place >= 0) * channels, mask=_where(live, place + 1), other=0.0)
+        rows = _with(rows, row + tl.load(initial + (K - 1) + place, mask=_where(live, -place), other=0.0))
+    return rows
+
+
+@triton.jit
+def _parameters(weight, bias, group, d, channels, K: tl.constexpr):
+    """The columns of the weight, and the bias or 0."""
+    columns, shift = (), tl.zeros(d.shape, weight.dtype.element_ty)
+    for k in tl.static_range(K):
+        columns = _with(columns, tl.load(weight + (group * channels + d) * K + k, mask=d < channels, other=0.0))
     if bias is not None:
-        total += tl.load(bias + d, mask=d < channels, other=0.0)[None, :]
+        shift = tl.load(bias + group * channels + d, mask=d < channels, other=0.0)
+    return columns, shift
+
+
+@triton.jit
+def _counted(x, step, k: tl.constexpr, start, K: tl.constexpr):
+    """x, of entry k of the window of a step, where the entry belongs to the segment from `start` on; else 0."""
+    if start is not None and k < K - 1:
+        x = tl.where(step - (K - 1) + k >= start, x, 0.0)
+    return x
+
+
+@triton.jit
+def _convolve(window, columns, shift, step, start, K: tl.constexpr):
+    """The sum over a window of all K entries."""
+    total = shift
+    for k in tl.static_range(K):
+        total += _counted(columns[k] * window[k], step, k, start, K)
     return total
 
 
-@triton.jit(do_not_specialize=["length", "tiles", "rows"])
+@triton.jit
+def _added(totals, value, others, step, start, K: tl.constexpr):
+    """totals and value times others, for each entry of a window."""
+    found = ()
+    for k in tl.static_range(K):
+        found = _with(found, totals[k] + _counted(value * others[k], step, k, start, K))
+    return found
+
+
+@triton.jit
+def _extent(counts, b, split, span, length, T: tl.constexpr):
+    """The first step of a split, the one after its last, and how many steps the row has."""
+    count = length
+    if counts is not None:
+        count = tl.load(counts + b).to(tl.int32)
+    first = split * span * T
+    return first, tl.maximum(tl.minimum(first + span * T, count), first), count
+
+
+@triton.jit
+def _last_start(starts, count, K: tl.constexpr):
+    """With which step the segment of the last of `count` steps starts, or None."""
+    start = None
+    if starts is not None:
+        start = tl.load(starts + count - 1, mask=count > 0, other=1 - K)
+    return start
+
+
+@triton.jit
+def _forward_tiles(
+    window, u, y, order, starts, columns, shift, step, tiles, channels, live, SILU: tl.constexpr, K: tl.constexpr,
+    T: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """The window after as many tiles of T steps from `step` on, where the pointers stand."""
+    for i in tl.range(0, tiles, num_stages=STAGES):
+        rows, begun = _rows(u, order, T, channels, live, T, False), _starts(starts, T, T)
+        for j in tl.static_range(T):
+            window = _with(window, rows[j])
+            value = _convolve(window, columns, shift, step + i * T + j, None if starts is None else begun[j], K)
+            if SILU:
+                value = silu(value)
+            tl.store(y + _row(j, order, True) * channels, value, mask=live)
+            window = window[1:]
+        if order is None:
+            u += T * channels
+            y += T * channels
+        else:
+            order += T
+            starts += T
+    return window
+
+
+@triton.jit(do_not_specialize=["length", "blocks", "span", "rows"])
 def convolve(
-    u, weight, bias, initial, flags, previous, y, length, channels, tiles, rows, SILU: tl.constexpr, K: tl.constexpr,
-    T: tl.constexpr, BD: tl.constexpr,
+    u, weight, bias, initial, order, starts, counts, y, final, length, channels, blocks, span, rows, SILU: tl.constexpr,
+    K: tl.constexpr, T: tl.constexpr, BD: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """y of one tile, 0 at invalid steps."""
-    b, tile = (tl.program_id(0) // tiles).to(tl.int64), tl.program_id(0) % tiles
-    d = tl.program_id(1) * BD + tl.arange(0, BD)
-    times, row, group = (tile * T + tl.arange(0, T)).to(tl.int64), b * length, b // rows
-    inside = times < length
-    valid = inside
-    if flags is not None:
-        valid = inside & (tl.load(flags + row + times, mask=inside, other=1) != 1)
-    if bias is not None:
-        bias += group * channels
-    value = _convolve(u, weight + group * channels * K, bias, initial, previous, times, valid, d, row, b, channels, K)
-    if SILU:
-        value = silu(value)
-    to = y + row * channels + times[:, None] * channels + d[None, :]
-    tl.store(to, tl.where(valid[:, None], value, 0.0), mask=inside[:, None] & (d < channels)[None, :])
+    """y of one split of one batch row, and the final state.
 
-
-@triton.jit(do_not_specialize=["length"])
-def last_inputs(u, initial, previous, last, final, length, channels, K: tl.constexpr, BD: tl.constexpr):
-    """The last K - 1 inputs of each batch row, oldest first; last: (B,) its last valid step, -1 if there is none, or None."""
-    b = tl.program_id(0).to(tl.int64)
-    d = tl.program_id(1) * BD + tl.arange(0, BD)
-    place = tl.zeros((1,), tl.int64) + length - 1
-    if last is not None:
-        place = tl.zeros((1,), tl.int64) + tl.load(last + b)
-    known = (d < channels)[None, :]
-    for i in tl.static_range(1, K):
-        value = _inputs_at(u, initial, place, d, b * length, b, channels, known, K)
-        tl.store(final + (b * channels + d[None, :]) * (K - 1) + (K - 1 - i), value, mask=known)
-        place = _step_back(place, previous, b * length)
-
-
-@triton.jit(do_not_specialize=["length", "tiles", "rows"])
-def slopes(
-    grad_y, u, weight, bias, initial, flags, previous, slope, sums, length, channels, tiles, rows, SILU: tl.constexpr,
-    K: tl.constexpr, T: tl.constexpr, BD: tl.constexpr,
-):  # fmt: skip
-    """The gradients before the activation, and a tile's sums (B, tiles, K + 1, D) for the gradients of weight and bias."""
-    b, tile = (tl.program_id(0) // tiles).to(tl.int64), tl.program_id(0) % tiles
-    d = tl.program_id(1) * BD + tl.arange(0, BD)
-    times, row, group = (tile * T + tl.arange(0, T)).to(tl.int64), b * length, b // rows
-    inside = times < length
-    valid = inside
-    if flags is not None:
-        valid = inside & (tl.load(flags + row + times, mask=inside, other=1) != 1)
-    known = valid[:, None] & (d < channels)[None, :]
-    at = row * channels + times[:, None] * channels + d[None, :]
-    value = tl.load(grad_y + at, mask=known, other=0.0)
-    if SILU:
-        if bias is not None:
-            bias += group * channels
-        before = _convolve(u, weight + group * channels * K, bias, initial, previous, times, valid, d, row, b, channels, K)
-        value *= silu_slope(before)
-    tl.store(slope + at, value, mask=inside[:, None] & (d < channels)[None, :])
-    to = sums + (b * tiles + tile) * (K + 1) * channels + d
-    tl.store(to + K * channels, tl.sum(value, 0), mask=d < channels)
-    place = tl.where(valid, times, -K)
-    for i in tl.static_range(0, K):
-        product = tl.sum(value * _inputs_at(u, initial, place, d, row, b, channels, known, K), 0)
-        tl.store(to + (K - 1 - i) * channels, product, mask=d < channels)
-        place = _step_back(place, previous, row)
-
-
-@triton.jit(do_not_specialize=["length", "tiles", "rows"])
-def spread(
-    slope, weight, flags, following, du, length, channels, tiles, rows, K: tl.constexpr, T: tl.constexpr, BD: tl.constexpr
-):
-    """du of one tile; following: (B, L), the next valid step of the segment, L if there is none, or None."""
-    b, tile = (tl.program_id(0) // tiles).to(tl.int64), tl.program_id(0) % tiles
-    d = tl.program_id(1) * BD + tl.arange(0, BD)
-    times, row = (tile * T + tl.arange(0, T)).to(tl.int64), b * length
-    weight += (b // rows) * channels * K
-    inside = times < length
-    place = times
-    total = tl.zeros((T, BD), slope.dtype.element_ty)
-    for i in tl.static_range(0, K):
-        known = (place < length)[:, None] & (d < channels)[None, :]
-        value = tl.load(slope + row * channels + place[:, None] * channels + d[None, :], mask=known, other=0.0)
-        total += value * tl.load(weight + d * K + (K - 1 - i), mask=d < channels, other=0.0)[None, :]
-        if following is not None:
-            place = tl.load(following + row + place, mask=place < length, other=length)
-        else:
-            place += 1
-    if flags is not None:
-        total = tl.where((tl.load(flags + row + times, mask=inside, other=1) != 1)[:, None], total, 0.0)
-    to = du + row * channels + times[:, None] * channels + d[None, :]
-    tl.store(to, total, mask=inside[:, None] & (d < channels)[None, :])
-
-
-@triton.jit(do_not_specialize=["length", "rows"])
-def ends(
-    slope, weight, grad_final, previous, following, first, last, du, d_initial, length, channels, rows, K: tl.constexpr,
-    BD: tl.constexpr,
-):  # fmt: skip
-    """The gradient of the initial state, and what that of the final state adds to either end.
-
-    first, last: (B,) the first valid step of the row's first segment, L if there is none, and the row's last valid step; or None.
+    order, starts: (B, L), where each valid step lies and with which its segment starts; counts: (B,), how many there are; None
+    where every step is valid.
     """
-    b = tl.program_id(0).to(tl.int64)
-    d = tl.program_id(1) * BD + tl.arange(0, BD)
-    known, row = d < channels, b * length
-    weight += (b // rows) * channels * K
-    state = d_initial + (b * channels + d) * (K - 1)
-    for i in tl.static_range(1, K):  # the entry i places before the first step, in the windows of the first K - i steps
-        total = tl.zeros((BD,), slope.dtype.element_ty)
-        place = b * 0
-        if first is not None:
-            place = tl.load(first + b)
-        for j in tl.static_range(i, K):
-            value = tl.load(slope + (row + place) * channels + d, mask=known & (place + d * 0 < length), other=0.0)
-            total += value * tl.load(weight + d * K + (K - 1 - j), mask=known, other=0.0)
-            if following is not None:
-                place = tl.load(following + row + place, mask=place < length, other=length)
-            else:
-                place += 1
-        tl.store(state + (K - 1 - i), total, mask=known)
-    place = b * 0 + length - 1
-    if last is not None:
-        place = tl.load(last + b)
-    for i in tl.static_range(1, K):
-        more = tl.load(grad_final + (b * channels + d) * (K - 1) + (K - 1 - i), mask=known, other=0.0)
-        step, entry = known & (place + d * 0 >= 0), known & (place + d * 0 < 0) & (place + d * 0 > -K)
-        to = du + (row + place) * channels + d
-        tl.store(to, tl.load(to, mask=step, other=0.0) + more, mask=step)
-        to = state + (K - 1 + place)
-        tl.store(to, tl.load(to, mask=entry, other=0.0) + more, mask=entry)
-        if previous is not None:
-            before = tl.load(previous + row + place, mask=place >= 0, other=0)
-            place = tl.where(place >= 0, before, place - 1)
+    b, split = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(1)
+    d = (tl.program_id(0) % blocks) * BD + tl.arange(0, BD)
+    live = d < channels
+    first, stop, count = _extent(counts, b, split, span, length, T)
+    columns, shift = _parameters(weight, bias, b // rows, d, channels, K)
+    u += b * length * channels + d
+    y += b * length * channels + d
+    initial += (b * channels + d) * (K - 1)
+    if order is not None:
+        order += b * length
+        starts += b * length
+    window = _window(u, initial, order, first, channels, live, K)
+    start = _last_start(starts, count, K)
+    if split == tl.num_programs(1) - 1:
+        last = _window(u, initial, order, count, channels, live, K)
+        for k in tl.static_range(K - 1):
+            state = _counted(last[k], count, k, start, K)
+            tl.store(final + (b * channels + d) * (K - 1) + k, state, mask=live)
+    if order is None:
+        u += first.to(tl.int64) * channels
+        y += first.to(tl.int64) * channels
+    else:
+        order += first
+        starts += first
+    steps = stop - first
+    window = _forward_tiles(window, u, y, order, starts, columns, shift, first, steps // T, channels, live, SILU, K, T, STAGES)
+    done = steps - steps % T
+    if order is None:
+        u += done * channels
+        y += done * channels
+    else:
+        order += done
+        starts += done
+    _forward_tiles(window, u, y, order, starts, columns, shift, first + done, steps % T, channels, live, SILU, K, 1, 8)
+
+
+@triton.jit
+def _backward_tile(
+    window, parts, sums, grad_y, grad_final, u, du, d_initial, order, starts, columns, shift, step, first, count, last_start,
+    channels, live, SILU: tl.constexpr, K: tl.constexpr, T: tl.constexpr, BEYOND: tl.constexpr, INITIAL: tl.constexpr,
+):  # fmt: skip
+    """The window after T steps from `step` on, and the parts of the gradients of its entries; sums: of the weight and the bias.
+
+    What is done are gradients of inputs from `first` on, or of the initial state where INITIAL. BEYOND the split steps do not
+    count in sums, and there are none from `count` on.
+    """
+    left = count - step if BEYOND else T
+    rows, slopes = _rows(u, order, left, channels, live, T, BEYOND), _rows(grad_y, order, left, channels, live, T, BEYOND)
+    begun = _starts(starts, left, T)
+    for j in tl.static_range(T):
+        now = step + j
+        start = None if starts is None else begun[j]
+        window = _with(window, rows[j])
+        slope = slopes[j]
+        if SILU:
+            slope *= silu_slope(_convolve(window, columns, shift, now, start, K))
+        if BEYOND:
+            slope = tl.where(now < count, slope, 0.0)
         else:
-            place -= 1
+            sums = _with(_added(sums, slope, window, now, start, K), sums[K] + slope)
+        parts = _added(_with(parts, slope * 0.0), slope, columns, now, start, K)
+        place, done = now - (K - 1), parts[0]
+        if BEYOND:
+            entry = place - count + (K - 1)
+            kept = tl.minimum(entry + 1, count - place)
+            if last_start is not None:
+                kept = tl.minimum(kept, place - last_start + 1)
+            done += tl.load(grad_final + entry, mask=_where(live, kept), other=0.0)
+        if INITIAL:
+            tl.store(d_initial + (K - 1) + place, done, mask=live)
+        else:
+            to = du + _row(j - (K - 1), order, place >= first) * channels
+            tl.store(to, done, mask=_where(live, place - first + 1))
+        window, parts = window[1:], parts[1:]
+    return window, parts, sums
+
+
+@triton.jit
+def _backward_tiles(
+    window, parts, sums, grad_y, grad_final, u, du, d_initial, order, starts, columns, shift, step, tiles, first, count,
+    last_start, channels, live, SILU: tl.constexpr, K: tl.constexpr, T: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """As many tiles of the split."""
+    for i in tl.range(0, tiles, num_stages=STAGES):
+        window, parts, sums = _backward_tile(
+            window, parts, sums, grad_y, grad_final, u, du, d_initial, order, starts, columns, shift, step + i * T, first, count,
+            last_start, channels, live, SILU, K, T, False, False,
+        )  # fmt: skip
+        if order is None:
+            u += T * channels
+            du += T * channels
+            grad_y += T * channels
+        else:
+            order += T
+            starts += T
+    return window, parts, sums
+
+
+@triton.jit(do_not_specialize=["length", "blocks", "span", "rows"])
+def convolve_backward(
+    grad_y, grad_final, u, weight, bias, initial, order, starts, counts, du, d_initial, sums, length, channels, blocks, span,
+    rows, SILU: tl.constexpr, K: tl.constexpr, T: tl.constexpr, BD: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """du of one split of one batch row, its sums (B, splits, K + 1, D) for weight and bias, and d_initial."""
+    b, split = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(1)
+    d = (tl.program_id(0) % blocks) * BD + tl.arange(0, BD)
+    live = d < channels
+    first, stop, count = _extent(counts, b, split, span, length, T)
+    columns, shift = _parameters(weight, bias, b // rows, d, channels, K)
+    u += b * length * channels + d
+    du += b * length * channels + d
+    grad_y += b * length * channels + d
+    initial += (b * channels + d) * (K - 1)
+    d_initial += (b * channels + d) * (K - 1)
+    grad_final += (b * channels + d) * (K - 1)
+    if order is not None:
+        order += b * length
+        starts += b * length
+    last_start = _last_start(starts, count, K)
+    window = _window(u, initial, order, first, channels, live, K)
+    parts, totals = (), (shift * 0.0,)
+    for _ in tl.static_range(K - 1):
+        parts = _with(parts, shift * 0.0)
+    for _ in tl.static_range(K):
+        totals = _with(totals, shift * 0.0)
+    if order is None:
+        u += first.to(tl.int64) * channels
+        du += first.to(tl.int64) * channels
+        grad_y += first.to(tl.int64) * channels
+    else:
+        order += first
+        starts += first
+    if split == 0:
+        _backward_tile(
+            window, parts, totals, grad_y, grad_final, u, du, d_initial, order, starts, columns, shift, first, first, count,
+            last_start, channels, live, SILU, K, K - 1, True, True,
+        )  # fmt: skip
+    steps = stop - first
+    window, parts, totals = _backward_tiles(
+        window, parts, totals, grad_y, grad_final, u, du, d_initial, order, starts, columns, shift, first, steps // T, first,
+        count, last_start, channels, live, SILU, K, T, STAGES,
+    )  # fmt: skip
+    done = steps - steps % T
+    if order is None:
+        u += done * channels
+        du += done * channels
+        grad_y += done * channels
+    else:
+        order += done
+        starts += done
+    window, parts, totals = _backward_tiles(
+        window, parts, totals, grad_y, grad_final, u, du, d_initial, order, starts, columns, shift, first + done, steps % T,
+        first, count, last_start, channels, live, SILU, K, 1, 8,
+    )  # fmt: skip
+    left = steps % T
+    if order is None:
+        u += left * channels
+        du += left * channels
+        grad_y += left * channels
+    else:
+        order += left
+        starts += left
+    _backward_tile(
+        window, parts, totals, grad_y, grad_final, u, du, d_initial, order, starts, columns, shift, stop, first, count,
+        last_start, channels, live, SILU, K, K - 1, True, False,
+    )  # fmt: skip
+    to = sums + (b * tl.num_programs(1) + split) * (K + 1) * channels + d
+    for k in tl.static_range(K + 1):
+        tl.store(to + k * channels, totals[k], mask=live)
 
 
 # ---------------------------------------------------------------------------------------------- launches
 
 
-class _Chains(NamedTuple):
-    """Where to go from a step, as the kernels read it; all None where there are no marks."""
+class _Steps(NamedTuple):
+    """Where the valid steps lie, with which the segment of each starts, how many there are; all None where there are no marks."""
 
-    previous: Tensor | None = None
-    last: Tensor | None = None
-    following: Tensor | None = None
-    first: Tensor | None = None
+    order: Tensor | None = None
+    starts: Tensor | None = None
+    counts: Tensor | None = None
 
 
-def _chains(flags: Tensor | None, taps: int) -> _Chains:
+def _steps(flags: Tensor | None, taps: int) -> _Steps:
     if flags is None:
-        return _Chains()
-    length = flags.shape[1]
-    steps = torch.arange(length, device=flags.device).expand_as(flags)
-    invalid, fresh = flags == INVALID, flags == RESET
-    latest = torch.where(invalid, -1, steps).cummax(1).values
-    previous = torch.cat([torch.full_like(latest[:, :1], -1), latest[:, :-1]], 1)
-    soonest = torch.where(invalid, length, steps).flip(1).cummin(1).values.flip(1)
-    following = torch.cat([soonest[:, 1:], torch.full_like(soonest[:, :1], length)], 1)
-    padded = torch.cat([fresh, torch.ones_like(fresh[:, :1])], 1)  # the step after a segment's last one is that of a restart
-    following = torch.where(padded.gather(1, following), length, following)
-    first = soonest[:, 0]
-    first = torch.where(padded.gather(1, first.unsqueeze(1)).squeeze(1), length, first)
-    return _Chains(torch.where(fresh, -taps, previous), latest[:, -1].contiguous(), following, first)
+        return _Steps()
+    invalid = flags == INVALID
+    order = invalid.to(torch.uint8).argsort(dim=1, stable=True)
+    index = torch.arange(flags.shape[1], device=flags.device).expand_as(flags)
+    starts = torch.where(flags.gather(1, order) == RESET, index, 1 - taps).cummax(1).values
+    return _Steps(order, starts, (~invalid).sum(1))
 
 
 class _Problem:
-    """Sizes of a call and its grids. rows: batch rows a group, groups having weights of their own."""
+    """Sizes of a call and its grid. rows: batch rows a group, groups having weights of their own."""
 
-    def __init__(self, u: Tensor, weight: Tensor) -> None:
+    def __init__(self, op: str, u: Tensor, weight: Tensor, silu: bool) -> None:
         self.batch, self.length, self.channels = u.shape
         self.taps = weight.shape[-1]
         self.groups = len(weight) if weight.ndim == 3 else 1
-        self.rows = self.batch // self.groups
-        table = launch.TABLE["short_conv"]
-        T, BD = table.steps, min(table.lanes, launch.power_of_two(self.channels))
-        self.tiles, self.blocks = launch.ceil_div(self.length, T), launch.ceil_div(self.channels, BD)
-        self.grid, self.row_grid = (self.batch * self.tiles, self.blocks), (self.batch, self.blocks)
-        self.sizes = self.length, self.channels, self.tiles, self.rows
-        self.row_options: dict[str, Any] = {"K": self.taps, "BD": BD, "num_warps": table.warps}
-        self.options = {**self.row_options, "T": T}
+        table = launch.TABLE[op]
+        BD = min(table.lanes, launch.power_of_two(self.channels))
+        blocks = launch.ceil_div(self.channels, BD)
+        most = max(1, SPANS[op] // table.steps, launch.ceil_div(self.length, 65535 * table.steps))  # a grid is that long at most
+        self.split = launch.plan(op, self.length, self.batch * blocks, most)
+        self.grid = self.batch * blocks, self.split.splits
+        self.sizes = self.length, self.channels, blocks, self.split.span, self.batch // self.groups
+        self.options: dict[str, Any] = {
+            "SILU": silu, "K": self.taps, "T": table.steps, "BD": BD, "STAGES": table.stages, "num_warps":
+            max(1, table.warps * BD // table.lanes),
+        }  # fmt: skip
 
 
 def forward(
@@ -243,14 +383,10 @@ def forward(
 
     weight (D, K) and bias may have one more leading axis, of groups: as many runs of batch rows then have weights of their own.
     """
-    p, chains = _Problem(u, weight), _chains(flags, weight.shape[-1])
-    y, final = torch.empty_like(u), torch.empty_like(initial_state)
+    p = _Problem("short_conv", u, weight, silu)
+    y, final = torch.empty_like(u) if flags is None else torch.zeros_like(u), torch.empty_like(initial_state)
     with launch.on_device(u):
-        convolve[p.grid](u, weight, bias, initial_state, flags, chains.previous, y, *p.sizes, SILU=silu, **p.options)
-        if p.taps > 1:
-            last_inputs[p.row_grid](
-                u, initial_state, chains.previous, chains.last, final, p.length, p.channels, **p.row_options
-            )
+        convolve[p.grid](u, weight, bias, initial_state, *_steps(flags, p.taps), y, final, *p.sizes, **p.options)
     return y, final
 
 
@@ -265,19 +401,13 @@ def backward(
     silu: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of u, weight, bias (empty where it is None) and initial_state."""
-    p, chains = _Problem(u, weight), _chains(flags, weight.shape[-1])
-    slope, du, d_initial = torch.empty_like(u), torch.empty_like(u), torch.empty_like(initial_state)
-    sums = u.new_empty((p.batch, p.tiles, p.taps + 1, p.channels))
+    p = _Problem("short_conv_backward", u, weight, silu)
+    du, d_initial = torch.empty_like(u) if flags is None else torch.zeros_like(u), torch.empty_like(initial_state)
+    sums = u.new_empty((p.batch, p.split.splits, p.taps + 1, p.channels))
     with launch.on_device(u):
-        slopes[p.grid](
-            grad_y, u, weight, bias, initial_state, flags, chains.previous, slope, sums, *p.sizes, SILU=silu, **p.options
+        convolve_backward[p.grid](
+            grad_y, grad_final, u, weight, bias, initial_state, *_steps(flags, p.taps), du, d_initial, sums, *p.sizes, **p.options
         )
-        spread[p.grid](slope, weight, flags, chains.following, du, *p.sizes, **p.options)
-        if p.taps > 1:
-            ends[p.row_grid](
-                slope, weight, grad_final, *chains[:1], chains.following, chains.first, chains.last, du, d_initial, p.length,
-                p.channels, p.rows, **p.row_options,
-            )  # fmt: skip
     total = sums.view(p.groups, -1, p.taps + 1, p.channels).sum(1)
     d_weight = total[:, :-1].mT.reshape(weight.shape).contiguous()
     return du, d_weight, u.new_empty(0) if bias is None else total[:, -1].reshape(bias.shape).contiguous(), d_initial

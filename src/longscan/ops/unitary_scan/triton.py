@@ -28,6 +28,9 @@ from torch import Tensor
 from longscan.ops import _triton_launch as launch
 from longscan.ops._triton import affine, chain, fast_sincos, row_of, silu, silu_slope, sincos, wrap
 
+U_STEP = tl.constexpr(16.0)  # u is divided by it before it becomes half precision, which ends at 65504
+
+
 # ---------------------------------------------------------------------------------------------- tiles
 
 
@@ -44,6 +47,13 @@ def _turned_back(a, before_a, b, before_b):  # noqa: ARG001
 
 
 @triton.jit
+def _back(re, im, angle):
+    """A complex number turned back by an angle."""
+    s, c = sincos(angle)
+    return c * re + s * im, c * im - s * re
+
+
+@triton.jit
 def _unit(angle, FAST: tl.constexpr):
     """sin, cos of angles within a turn or so of 0; by the special function unit where FAST."""
     if FAST:
@@ -54,6 +64,14 @@ def _unit(angle, FAST: tl.constexpr):
 
 
 @triton.jit
+def _halves(x, SCALE: tl.constexpr):
+    """x SCALE as high + low / 2048 with numbers of half precision, 22 bits together."""
+    x *= SCALE
+    high = x.to(tl.float16)
+    return high, ((x - high.to(tl.float32)) * 2048.0).to(tl.float16)
+
+
+@triton.jit
 def _two_parts(x):
     """x as the sum of two numbers with 11 bits each."""
     high = ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
@@ -61,21 +79,25 @@ def _two_parts(x):
 
 
 @triton.jit
-def _product(high, low, weights_high, weights_low, sums):
-    """sums + (high + low) (weights_high + weights_low) but for low times low: the error is float32's."""
-    sums = tl.dot(low, weights_high, sums, input_precision="tf32")
-    sums = tl.dot(high, weights_low, sums, input_precision="tf32")
-    return tl.dot(high, weights_high, sums, input_precision="tf32")
+def _product(high, low, other_high, other_low, sums, one):
+    """sums + (high + low) (other_high + other_low) but for low times low, of numbers with 11 bits.
+
+    Matrix units cut off what they add up, so only the products of a tile are added there; a multiplication by `one` keeps the
+    compiler from handing them the sums.
+    """
+    more = tl.dot(low, other_high, input_precision="tf32")
+    more = tl.dot(high, other_low, more, input_precision="tf32")
+    return tl.fma(tl.dot(high, other_high, input_precision="tf32"), one, sums) + more
 
 
 @triton.jit
 def _projected(high, low, weights_high, weights_low, at, row, live, width, T: tl.constexpr, R: tl.constexpr, K: tl.constexpr):
     """W u of a tile, (T, R): `high` and `low` point to u, `at` (T,) are its rows there; float64 has one part and no K."""
     if K:
-        k = tl.arange(0, K)
-        place = at[None, :] * K + k[:, None]
-        sums = tl.zeros((T, R), tl.float32)
-        sums = _product(tl.trans(tl.load(high + place)), tl.trans(tl.load(low + place)), weights_high, weights_low, sums)
+        place = at[None, :] * K + tl.arange(0, K)[:, None]
+        inputs_high, inputs_low = tl.trans(tl.load(high + place)), tl.trans(tl.load(low + place))
+        more = tl.dot(inputs_high, weights_low, tl.dot(inputs_low, weights_high))
+        sums = tl.dot(inputs_high, weights_high) * U_STEP + more * (U_STEP / 2048.0)
     else:
         sums = tl.zeros((T, R), high.dtype.element_ty)
         for p in range(width):
@@ -101,7 +123,17 @@ def _of_channels(x, at, present, T: tl.constexpr, BD: tl.constexpr, NB: tl.const
 
 @triton.jit
 def _over_states(x, T: tl.constexpr, BD: tl.constexpr, NB: tl.constexpr):
-    return tl.sum(tl.reshape(x, (T, BD, NB)), 2)
+    """A tile of channels and states summed over the states, (T, BD): neighbours are added as long as there are two.
+
+    Half the lanes have nothing to do once two are added, so the compiler gives them steps: a sum costs each lane one exchange,
+    not five.
+    """
+    if NB > 1:
+        first, second = tl.split(tl.reshape(x, (T, BD, NB // 2, 2)))
+        sums = _over_states(first + second, T, BD, NB // 2)
+    else:
+        sums = tl.reshape(x, (T, BD))
+    return sums
 
 
 # ---------------------------------------------------------------------------------------------- scans
@@ -247,8 +279,8 @@ def turn_chain(ends, initial, bounds, splits, size, bounds_stride, BLOCK: tl.con
     do_not_specialize=["bias", "slopes", "length", "tiles", "splits", "rows", "origin", "first_split", "bounds_stride"]
 )
 def scan_backward(
-    high, low, rate, x, g, W_high, W_low, bias, B, C, bounds, flags, resume, mu, dx, d_rate, slopes, sums, holds, d_initial,
-    batch, length, splits, tiles, rows, padded, origin, first_split, bounds_stride, SUMMARY: tl.constexpr,
+    high, low, rate, x, g, W_high, W_low, bias, B, C, bounds, flags, resume, grad_final, mu, dx, d_rate, slopes, sums, holds,
+    d_initial, batch, length, splits, tiles, rows, padded, origin, first_split, bounds_stride, SUMMARY: tl.constexpr,
     CHAINED: tl.constexpr, channels: tl.constexpr, states: tl.constexpr, width: tl.constexpr, parts: tl.constexpr,
     blocks: tl.constexpr, PHASE_DT: tl.constexpr, T: tl.constexpr, BD: tl.constexpr, NB: tl.constexpr, K: tl.constexpr,
     FAST: tl.constexpr,
@@ -283,8 +315,13 @@ def scan_backward(
     zero = tl.zeros((R,), Br.dtype)
     mr, mi, alive = zero, zero, zero + 1.0
     if not SUMMARY:
-        source = mu + (b * (splits + 1) + split + 1) * size * 2 + place * 2
-        mr, mi = tl.load(source, mask=live, other=0.0), tl.load(source + 1, mask=live, other=0.0)
+        if CHAINED and split == splits - 1:
+            source = grad_final + b * size * 2 + place * 2
+            mr, mi = tl.load(source, mask=live, other=0.0), tl.load(source + 1, mask=live, other=0.0)
+            mr, mi = _back(mr, mi, phase)
+        else:
+            source = mu + (b * (splits + 1) + split + 1) * size * 2 + place * 2
+            mr, mi = tl.load(source, mask=live, other=0.0), tl.load(source + 1, mask=live, other=0.0)
     sum_bias, sum_Br, sum_Bi, sum_Cr, sum_Ci, sum_gx = zero, zero, zero, zero, zero, zero
     weights_high = _weights(W_high + parameter * width, place, live, K)
     weights_low = _weights(W_low + parameter * width, place, live, K)
@@ -389,17 +426,17 @@ def scan_backward(
             tl.store(to + 1, mi, mask=live)
 
 
-@triton.jit(do_not_specialize=["phase_stride", "mu_stride"])
-def turn_back(phase, grad_final, mu, phase_stride, mu_stride, size, BLOCK: tl.constexpr):
-    """What the gradient of the final state is in the frame of w."""
+@triton.jit(do_not_specialize=["phase_stride"])
+def turn_back(phase, grad_final, end, phase_stride, size, BLOCK: tl.constexpr):
+    """What the gradient of the final state is in the frame of w, (B, size, 2)."""
     b = tl.program_id(0).to(tl.int64)
     place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     here = place < size
-    s, c = sincos(tl.load(phase + b * phase_stride + place, mask=here, other=0.0))
-    re = tl.load(grad_final + b * size * 2 + place * 2, mask=here, other=0.0)
-    im = tl.load(grad_final + b * size * 2 + place * 2 + 1, mask=here, other=0.0)
-    tl.store(mu + b * mu_stride + place * 2, c * re + s * im, mask=here)
-    tl.store(mu + b * mu_stride + place * 2 + 1, c * im - s * re, mask=here)
+    source = grad_final + b * size * 2 + place * 2
+    re, im = tl.load(source, mask=here, other=0.0), tl.load(source + 1, mask=here, other=0.0)
+    re, im = _back(re, im, tl.load(phase + b * phase_stride + place, mask=here, other=0.0))
+    tl.store(end + b * size * 2 + place * 2, re, mask=here)
+    tl.store(end + b * size * 2 + place * 2 + 1, im, mask=here)
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -433,36 +470,39 @@ def parts_of(W, high, low, size, channels, K: tl.constexpr, BLOCK: tl.constexpr)
     row, k = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, K)
     here, to = (row < size)[:, None], row[:, None].to(tl.int64) * K + k[None, :]
     source = W + row[:, None].to(tl.int64) * channels + k[None, :]
-    first, second = _two_parts(tl.load(source, mask=here & (k < channels)[None, :], other=0.0))
+    first, second = _halves(tl.load(source, mask=here & (k < channels)[None, :], other=0.0), 1.0)
     tl.store(high + to, first, mask=here)
     tl.store(low + to, second, mask=here)
 
 
-@triton.jit(do_not_specialize=["length", "rows", "padded", "origin"])
+@triton.jit(do_not_specialize=["batch", "rows", "padded", "share"])
 def through_projection(
-    slopes, W_high, W_low, du, length, channels, size, rows, padded, origin, tiles, K: tl.constexpr, BR: tl.constexpr,
-    BS: tl.constexpr, BK: tl.constexpr,
+    slopes, W_high, W_low, du, batch, size, rows, padded, share, tiles, one, K: tl.constexpr, BR: tl.constexpr, BS: tl.constexpr,
+    BK: tl.constexpr,
 ):  # fmt: skip
-    """du = slopes W at the slice's steps, for BR of them and BK of the channels."""
+    """slopes W for BR steps of a slice and BK of the channels, over `share` of W's rows: du (shares, B, padded, K)."""
     b, tile = (tl.program_id(0) // tiles).to(tl.int64), tl.program_id(0) % tiles
     row, k = tile * BR + tl.arange(0, BR), tl.program_id(1) * BK + tl.arange(0, BK)
     group = (b // rows) * size
     sums = tl.zeros((BR, BK), tl.float32)
-    for first in range(0, size, BS):
+    begin = tl.program_id(2) * share
+    stop = tl.minimum(begin + share, size)
+    for first in range(begin, stop, BS):
         slot = first + tl.arange(0, BS)
         source = slopes + (b * padded + row[:, None]) * size + slot[None, :]
-        high, low = _two_parts(tl.load(source, mask=(row < padded)[:, None] & (slot < size)[None, :], other=0.0))
-        place, there = (group + slot[:, None]) * K + k[None, :], (slot < size)[:, None]
-        weights_high, weights_low = tl.load(W_high + place, mask=there, other=0.0), tl.load(W_low + place, mask=there, other=0.0)
-        sums = _product(high, low, weights_high, weights_low, sums)
-    time = origin - row
-    to = du + (b * length + time[:, None]) * channels + k[None, :]
-    tl.store(to, sums, mask=((row < padded) & (time < length))[:, None] & (k < channels)[None, :])
+        high, low = _two_parts(tl.load(source, mask=(row < padded)[:, None] & (slot < stop)[None, :], other=0.0))
+        place, there = (group + slot[:, None]) * K + k[None, :], (slot < stop)[:, None]
+        weights_high = tl.load(W_high + place, mask=there, other=0.0).to(tl.float32)
+        weights_low = tl.load(W_low + place, mask=there, other=0.0).to(tl.float32) * (1.0 / 2048.0)
+        sums = _product(high, low, weights_high, weights_low, sums, one)
+    to = du + ((tl.program_id(2) * batch + b) * padded + row[:, None]) * K + k[None, :]
+    tl.store(to, sums, mask=(row < padded)[:, None])
 
 
 @triton.jit(do_not_specialize=["count", "share"])
 def projection_gradient(
-    slopes, high, low, parts, size, count, share, more, K: tl.constexpr, BR: tl.constexpr, BS: tl.constexpr, BK: tl.constexpr,
+    slopes, high, low, parts, size, count, share, more, one, K: tl.constexpr, BR: tl.constexpr, BS: tl.constexpr,
+    BK: tl.constexpr,
 ):  # fmt: skip
     """slopes^T u, for BS rows of W and BK of its columns, over `share` of a group's `count` steps: (shares, groups, D N, K)."""
     slot = tl.program_id(0) * BS + tl.arange(0, BS)
@@ -480,9 +520,9 @@ def projection_gradient(
         source = slopes + at[None, :] * size + slot[:, None]
         first_part, second_part = _two_parts(tl.load(source, mask=(slot < size)[:, None] & inside[None, :], other=0.0))
         place = at[:, None] * K + k[None, :]
-        inputs_high = tl.load(high + place, mask=inside[:, None], other=0.0)
-        inputs_low = tl.load(low + place, mask=inside[:, None], other=0.0)
-        sums = _product(first_part, second_part, inputs_high, inputs_low, sums)
+        inputs_high = tl.load(high + place, mask=inside[:, None], other=0.0).to(tl.float32) * U_STEP
+        inputs_low = tl.load(low + place, mask=inside[:, None], other=0.0).to(tl.float32) * (U_STEP / 2048.0)
+        sums = _product(first_part, second_part, inputs_high, inputs_low, sums, one)
     if more:
         sums += tl.load(to, mask=(slot < size)[:, None], other=0.0)
     tl.store(to, sums, mask=(slot < size)[:, None])
@@ -513,7 +553,7 @@ def enter(
     value = tl.load(u + at, mask=here, other=0.0)
     to = (b * padded + place[:, None]) * width + d[None, :]
     if low is not None:
-        first, second = _two_parts(value)
+        first, second = _halves(value, 1.0 / U_STEP)
         tl.store(high + to, first, mask=within)
         tl.store(low + to, second, mask=within)
     else:
@@ -573,10 +613,12 @@ def leave(
     do_not_specialize=["batch", "length", "padded", "origin", "tiles", "rows", "raw_stride", "first_tile", "all_tiles"]
 )
 def leave_backward(
-    grad_y, u, dt, D, z, flags, raw, dx, d_rate, du, ddt, dz, dD, batch, length, channels, padded, origin, parts, tiles, rows,
-    raw_stride, first_tile, all_tiles, PHASE_DT: tl.constexpr, T: tl.constexpr, BD: tl.constexpr,
+    grad_y, u, dt, D, z, flags, raw, dx, d_rate, through, du, ddt, dz, dD, batch, length, channels, width, padded, origin, parts,
+    shares, tiles, rows, raw_stride, first_tile, all_tiles, PHASE_DT: tl.constexpr, T: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of u, dt and z at a slice's steps: du holds what comes through the angles. dD: (B, all_tiles, D) sums."""
+    """The gradients of u, dt and z at a slice's steps. through: (shares, B, padded, width), what comes to u through the angles;
+    dD: (B, all_tiles, D) sums.
+    """
     b, tile = (tl.program_id(0) // tiles).to(tl.int64), tl.program_id(0) % tiles
     place, d = tile * T + tl.arange(0, T), tl.program_id(1) * BD + tl.arange(0, BD)
     time = origin - place
@@ -605,7 +647,9 @@ def leave_backward(
     entering = _added(dx + source, stride, parts, here)
     step = tl.load(dt + at, mask=here, other=0.0)
     more = (step * entering + skip[None, :] * slope) * silu_slope(entry)
-    tl.store(du + at, tl.where(here, tl.load(du + at, mask=here, other=0.0) + more, 0.0), mask=there)
+    angles = through + (b * padded + place[:, None]) * width + d[None, :]
+    more += _added(angles, batch.to(tl.int64) * padded * width, shares, here)
+    tl.store(du + at, tl.where(here, more, 0.0), mask=there)
     change = entering * activated
     if PHASE_DT:
         change += _added(d_rate + source, stride, parts, here)
@@ -665,10 +709,11 @@ def _splits(batch: int, length: int, channels: int, states: int) -> tuple[int, i
     """The steps of a split, how many splits there are, and whether they run side by side."""
     T = launch.TABLE["unitary_scan"].steps
     programs = batch * _lanes(channels, states)[3]
-    parallel = programs * 2 <= launch.PROGRAMS
-    wanted = launch.ceil_div(length, launch.ceil_div(launch.PROGRAMS, programs)) if parallel else length
-    most = max(T, launch.SCRATCH // (4 * batch * channels * states))
-    count = launch.ceil_div(length, min(max(wanted, T), most))
+    parallel, most = programs * 2 <= launch.PROGRAMS, launch.SCRATCH // (4 * batch * channels * states)
+    if parallel:
+        side_by_side = launch.ceil_div(launch.PROGRAMS, programs)
+        most = min(launch.ceil_div(length, side_by_side), most // side_by_side)
+    count = launch.ceil_div(length, min(max(most, T), length))
     steps = launch.ceil_div(launch.ceil_div(length, count), T) * T
     count = launch.ceil_div(length, steps)
     return steps, count, parallel and count > 1
@@ -706,8 +751,8 @@ def _weights_of(p: _Problem, W: Tensor, bias: Tensor, B: Tensor, C: Tensor) -> _
     if not p.single:
         return _Weights(W, W, bias, B, C)
     rows = p.groups * p.size
-    high, low = (W.new_empty(rows, p.K) for _ in range(2))
-    parts_of[(launch.ceil_div(rows, 32),)](W, high, low, rows, p.channels, K=p.K, BLOCK=32)
+    high, low = (W.new_empty((rows, p.K), dtype=torch.float16) for _ in range(2))
+    launch.run(parts_of, (launch.ceil_div(rows, 32),), W, high, low, rows, p.channels, K=p.K, BLOCK=32)
     return _Weights(high, low, bias, B, C)
 
 
@@ -717,7 +762,7 @@ class _Slice:
     def __init__(self, p: _Problem, like: Tensor, steps: int, backward: bool) -> None:
         self.p = p
         rate = p.channels if p.phase_dt else 1
-        self.high = like.new_empty(p.batch * steps * p.width)
+        self.high = like.new_empty(p.batch * steps * p.width, dtype=torch.float16 if p.single else like.dtype)
         self.low = torch.empty_like(self.high) if p.single else None
         self.rate = like.new_empty(p.batch * steps * rate)
         self.x = like.new_empty(p.batch * steps * p.channels)
@@ -727,9 +772,9 @@ class _Slice:
         """From u, dt, z, grad_y (None where nothing runs backwards) and flags."""
         p = self.p
         grid, tiles, each = launch.elementwise(p.batch, padded, p.width)
-        enter[grid](
-            *tensors, self.high, self.low, self.rate, self.x, self.g, p.length, p.channels, p.width, padded, origin, tiles,
-            REVERSE=reverse, PHASE_DT=p.phase_dt, **each,
+        launch.run(
+            enter, grid, *tensors, self.high, self.low, self.rate, self.x, self.g, p.length, p.channels, p.width, padded, origin,
+            tiles, REVERSE=reverse, PHASE_DT=p.phase_dt, **each,
         )  # fmt: skip
         return _Entered(self.high, self.low, self.rate, self.x, self.g, padded, origin)
 
@@ -768,14 +813,15 @@ def forward(
             if bounds is None:
                 bounds = u.new_empty((p.batch, 3 * p.size * (p.splits + 1)))
             grid = p.batch, launch.ceil_div(p.size, 128)
-            turn_chain[grid](ends, initial_state, bounds, p.splits, p.size, bounds.stride(0), BLOCK=128)
+            launch.run(turn_chain, grid, ends, initial_state, bounds, p.splits, p.size, bounds.stride(0), BLOCK=128)
             _scan(p, entered, weights, (None, bounds, flags, sums, final, None, None), 0, p.splits, "")
         else:
             _scan(p, entered, weights, (initial_state, bounds, flags, sums, final, None, None), 0, 1, "RECORD" if keep else "")
         grid, tiles, each = launch.elementwise(p.batch, p.length, p.channels)
-        leave[grid](
-            sums, u, D, z, flags, y, raw, p.batch, p.length, p.channels, padded, p.parts, tiles, p.rows, kept.stride(0), **each
-        )
+        launch.run(
+            leave, grid, sums, u, D, z, flags, y, raw, p.batch, p.length, p.channels, padded, p.parts, tiles, p.rows,
+            kept.stride(0), **each,
+        )  # fmt: skip
     return y, final, kept
 
 
@@ -789,9 +835,9 @@ def _scan(
     kind: str,
 ) -> None:
     bounds = tensors[1]
-    scan[(p.programs, runs)](
-        *entered[:4], *weights, *tensors, p.batch, p.length, p.splits, p.tiles, entered.padded // (p.T * runs), p.rows,
-        entered.padded, entered.origin, first_split, 0 if bounds is None else bounds.stride(0), SUMMARY=kind == "SUMMARY",
+    launch.run(
+        scan, (p.programs, runs), *entered[:4], *weights, *tensors, p.batch, p.length, p.splits, p.tiles,
+        entered.padded // (p.T * runs), p.rows, entered.padded, entered.origin, first_split, 0 if bounds is None else bounds.stride(0), SUMMARY=kind == "SUMMARY",
         RECORD=kind == "RECORD", **p.constants(),
     )  # fmt: skip
 
@@ -820,29 +866,29 @@ def backward(
     d_bias, dB, dC, d_initial = map(torch.empty_like, (bias, B, C, initial_state))
     stride, raw = chunk_states.stride(0), chunk_states[:, -p.length * p.channels :]
     at_once = max(1, launch.SCRATCH // (4 * p.batch * p.size * p.steps)) if p.parallel else 1
+    slices = list(launch.slices(p.splits, at_once))
     most = min(at_once, p.splits) * p.steps
-    _, tiles, each = launch.elementwise(p.batch, most, p.channels)
-    dD = None if D is None else u.new_zeros((p.batch, tiles * launch.ceil_div(p.splits, at_once), p.channels))
+    tiles_of = [launch.elementwise(p.batch, (stop - first) * p.steps, p.channels)[1] for first, stop in slices]
+    dD = None if D is None else u.new_empty((p.batch, sum(tiles_of), p.channels))
     with launch.on_device(u):
         weights = _weights_of(p, W, bias, B, C)
-        grid = p.batch, launch.ceil_div(p.size, 128)
-        last = chunk_states[:, 3 * p.size * p.splits :]
-        turn_back[grid](last, grad_final, mu[:, -1], stride, mu.stride(0), p.size, BLOCK=128)
         arrays = _Slice(p, u, most, True)
         if p.parallel:
             local, holds = (u.new_empty((p.batch, p.splits, p.size, 2)) for _ in range(2))
-            for first, stop in launch.slices(p.splits, at_once):
+            for first, stop in slices:
                 entered = arrays.fill((u, dt, z, grad_y, flags), stop * p.steps - 1, (stop - first) * p.steps, True)
-                tensors = (chunk_states, flags, None, mu, None, None, None, local, holds, None)
+                tensors = (chunk_states, flags, None, grad_final, mu, None, None, None, local, holds, None)
                 _scan_backward(p, entered, weights, tensors, first, stop, True)
-            end = mu[:, -1].contiguous()
+            end = u.new_empty((p.batch, p.size, 2))
+            grid = p.batch, launch.ceil_div(p.size, 128)
+            launch.run(turn_back, grid, chunk_states[:, 3 * p.size * p.splits :], grad_final, end, stride, p.size, BLOCK=128)
             grid = p.batch, launch.ceil_div(2 * p.size, 128)
-            chain[grid](holds, local, end, mu, p.splits, 2 * p.size, COMPLEX=False, REVERSE=True, BLOCK=128)
+            launch.run(chain, grid, holds, local, end, mu, p.splits, 2 * p.size, COMPLEX=False, REVERSE=True, BLOCK=128)
         dx = u.new_empty(p.parts * p.batch * most * p.channels)
         d_rate = torch.empty_like(dx) if phase_dt else None
         slopes = u.new_empty(p.batch * most * p.size)
         product = _Products(p, W, slopes)
-        for index, (first, stop) in enumerate(launch.slices(p.splits, at_once)):
+        for index, (first, stop) in enumerate(slices):
             padded, origin, resume = (stop - first) * p.steps, stop * p.steps - 1, None
             if flags is not None:
                 resume = u.new_empty((p.batch, (stop - first) * p.tiles, 2, p.size))
@@ -850,16 +896,17 @@ def backward(
                 again = (None, chunk_states, flags, None, None, None, resume)
                 _scan(p, entered, weights, again, first, stop - first, "")
             entered = arrays.fill((u, dt, z, grad_y, flags), origin, padded, True)
-            outputs = (chunk_states, flags, resume, mu, dx, d_rate, slopes, sums, None, d_initial)
+            outputs = (chunk_states, flags, resume, grad_final, mu, dx, d_rate, slopes, sums, None, d_initial)
             _scan_backward(p, entered, weights, outputs, first, stop, False)
-            product.add(entered, weights, du)
+            through, shares = product.add(entered, weights)
             grid, tiles, each = launch.elementwise(p.batch, padded, p.channels)
-            leave_backward[grid](
-                grad_y, u, dt, D, z, flags, raw, dx, d_rate, du, ddt, dz, dD, p.batch, p.length, p.channels, padded, origin,
-                p.parts, tiles, p.rows, stride, index * tiles, 0 if dD is None else dD.shape[1], PHASE_DT=phase_dt, **each,
+            launch.run(
+                leave_backward, grid, grad_y, u, dt, D, z, flags, raw, dx, d_rate, through, du, ddt, dz, dD, p.batch, p.length,
+                p.channels, p.width, padded, origin, p.parts, shares, tiles, p.rows, stride, sum(tiles_of[:index]),
+                sum(tiles_of), PHASE_DT=phase_dt, **each,
             )  # fmt: skip
-        count = p.rows * p.splits
-        add_up[(p.groups, launch.ceil_div(p.size, 128))](sums, d_bias, dB, dC, count, p.size, BLOCK=128)
+        grid = p.groups, launch.ceil_div(p.size, 128)
+        launch.run(add_up, grid, sums, d_bias, dB, dC, p.rows * p.splits, p.size, BLOCK=128)
     skip = u.new_empty(0) if D is None or dD is None else dD.view(p.groups, -1, p.channels).sum(1).reshape(D.shape)
     return du, ddt, product.total(W), d_bias, dB, dC, skip, dz, d_initial
 
@@ -869,9 +916,9 @@ def _scan_backward(
 ) -> None:
     bounds = tensors[0]
     assert bounds is not None
-    scan_backward[(p.programs, stop - first)](
-        *entered[:5], *weights, *tensors, p.batch, p.length, p.splits, p.tiles, p.rows, entered.padded, entered.origin, first,
-        bounds.stride(0), SUMMARY=summary, CHAINED=not p.parallel, **p.constants(),
+    launch.run(
+        scan_backward, (p.programs, stop - first), *entered[:5], *weights, *tensors, p.batch, p.length, p.splits, p.tiles,
+        p.rows, entered.padded, entered.origin, first, bounds.stride(0), SUMMARY=summary, CHAINED=not p.parallel, **p.constants(),
     )  # fmt: skip
 
 
@@ -879,37 +926,39 @@ class _Products:
     """From the gradients of the projection, slice after slice, to those of u and W."""
 
     def __init__(self, p: _Problem, W: Tensor, slopes: Tensor) -> None:
-        self.p, self.slopes, self.more = p, slopes, False
-        table = launch.PRODUCTS
-        self.columns = min(p.K, table.columns) if p.single else 0
-        blocks = launch.ceil_div(p.size, table.slots) * p.groups * (p.K // self.columns if p.single else 1)
-        self.shares = max(1, launch.PROGRAMS // blocks)
+        self.p, self.slopes, self.more, table = p, slopes, False, launch.PRODUCTS
+        self.columns = min(p.K, table.columns) if p.single else 1
+        self.blocks = max(1, p.K // self.columns)
+        programs = launch.ceil_div(p.size, table.slots) * p.groups * self.blocks
+        self.shares = max(1, launch.PROGRAMS // programs)
         self.sums = W.new_empty((self.shares, p.groups, p.size, p.K)) if p.single else W.new_zeros(p.groups, p.size, p.channels)
 
-    def add(self, entered: _Entered, weights: _Weights, du: Tensor) -> None:
-        """One slice: its part of du, and what it adds to the gradient of W."""
-        p, padded, origin, table = self.p, entered.padded, entered.origin, launch.PRODUCTS
-        if not p.single:
-            begin, end = origin + 1 - padded, min(origin + 1, p.length)
-            slopes = self.slopes[: p.batch * padded * p.size].view(p.groups, p.rows * padded, p.size)
-            found = torch.bmm(slopes, weights.high.view(p.groups, p.size, p.channels)).view(p.batch, padded, p.channels)
-            du[:, begin:end] = found.flip(1)[:, : end - begin]
-            rows = entered.high[: p.batch * padded * p.channels].view(p.groups, p.rows * padded, p.channels)
-            self.sums.baddbmm_(slopes.mT, rows)
-            return
-        tiles, columns = launch.ceil_div(padded, table.rows), p.K // self.columns
-        tile = {"K": p.K, "BK": self.columns, "num_warps": table.warps}
-        through_projection[(p.batch * tiles, columns)](
-            self.slopes, weights.high, weights.low, du, p.length, p.channels, p.size, p.rows, padded, origin, tiles,
-            BR=table.rows, BS=table.depth, **tile,
-        )  # fmt: skip
+    def add(self, entered: _Entered, weights: _Weights) -> tuple[Tensor, int]:
+        """One slice: what comes to u, (shares, B, padded, width), and how many shares. The gradient of W grows."""
+        p, padded, table = self.p, entered.padded, launch.PRODUCTS
         count = p.rows * padded
+        if not p.single:
+            slopes = self.slopes[: p.batch * padded * p.size].view(p.groups, count, p.size)
+            rows = entered.high[: p.batch * padded * p.channels].view(p.groups, count, p.channels)
+            self.sums.baddbmm_(slopes.mT, rows)
+            return torch.bmm(slopes, weights.high.view(p.groups, p.size, p.channels)), 1
+        tiles = launch.ceil_div(padded, table.rows)
+        tile = {"K": p.K, "BK": self.columns, "num_warps": table.warps}
+        wanted = max(1, launch.PROGRAMS // (p.batch * tiles * self.blocks))
+        share = launch.ceil_div(launch.ceil_div(p.size, wanted), table.depth) * table.depth
+        shares = launch.ceil_div(p.size, share)
+        through = self.slopes.new_empty(shares * p.batch * padded * p.K)
+        launch.run(
+            through_projection, (p.batch * tiles, self.blocks, shares), self.slopes, weights.high, weights.low, through, p.batch,
+            p.size, p.rows, padded, share, tiles, 1.0, BR=table.rows, BS=table.depth, **tile,
+        )  # fmt: skip
         share = launch.ceil_div(launch.ceil_div(count, self.shares), table.depth) * table.depth
-        projection_gradient[(launch.ceil_div(p.size, table.slots), p.groups * columns, self.shares)](
-            self.slopes, entered.high, entered.low, self.sums, p.size, count, share, self.more, BR=table.depth, BS=table.slots,
-            **tile,
+        launch.run(
+            projection_gradient, (launch.ceil_div(p.size, table.slots), p.groups * self.blocks, self.shares), self.slopes,
+            entered.high, entered.low, self.sums, p.size, count, share, self.more, 1.0, BR=table.depth, BS=table.slots, **tile,
         )  # fmt: skip
         self.more = True
+        return through, shares
 
     def total(self, W: Tensor) -> Tensor:
         """The gradient of W."""
