@@ -153,6 +153,15 @@ def milliseconds(call: Callable[[], object]) -> float:
     return do_bench(call, return_mode="median")
 
 
+def replayed(call: Callable[[], object]) -> float | None:
+    """The median time of a call that was captured as a CUDA graph: that of its kernels alone. None on the CPU."""
+    if DEVICE.type == "cpu":
+        return None
+    from triton.testing import do_bench_cudagraph
+
+    return do_bench_cudagraph(call, rep=40, return_mode="median")
+
+
 def copy_bytes_per_ms() -> float:
     """Bytes read and written in a millisecond by a copy."""
     x = torch.empty(2**28 if DEVICE.type == "cuda" else 2**20, device=DEVICE)
@@ -179,9 +188,11 @@ def measure(case: Case) -> dict[str, Any]:
         peak = (torch.cuda.max_memory_allocated() - before) / 2**20
     with torch.no_grad():
         forward = milliseconds(lambda: case.call(*inputs, backend="triton"))
+        kernels = replayed(lambda: case.call(*inputs, backend="triton"))
     return {
         "op": case.op, "backend": "triton", "peer": None, "shape": case.shape, "dtype": case.dtype, "device": device_name(DEVICE),
         "forward_ms": forward, "forward_backward_ms": milliseconds(train), "peak_mib": peak,
+        "replayed_forward_ms": kernels, "replayed_forward_backward_ms": replayed(train),
         "error_vs_float64": largest_error(case, "triton"), "plain_error": largest_error(case, "eager"), "first_call_s": first,
         "runs": 1, "commit": commit(), "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "torch": torch.__version__, "triton": version("triton"), "command": shlex.join(["python", *sys.argv]),
@@ -233,12 +244,14 @@ def draw(rows: list[tuple[dict[str, Any], tuple[float, float] | None]], path: Pa
     for ax, kind, which in zip(axes, ("forward_ms", "forward_backward_ms"), (0, 1), strict=True):
         for i, (row, bars) in enumerate(rows):
             ax.barh(i, row[kind], color="tab:blue")
+            if row[f"replayed_{kind}"] is not None:
+                ax.plot(row[f"replayed_{kind}"], i, marker="o", color="black", ms=4)
             if bars is not None:
                 ax.plot([bars[which]] * 2, [i - 0.45, i + 0.45], color="tab:red")
         labels = [f"{row['op']} {tuple(row['shape'].values())} {row['dtype']}" for row, _ in rows]
         ax.set_yticks(range(len(rows)), labels, fontsize=7)
         ax.set_xscale("log")
-        ax.set_xlabel(f"ms, {kind.removesuffix('_ms').replace('_', ' and ')}; red: needed")
+        ax.set_xlabel(f"ms, {kind.removesuffix('_ms').replace('_', ' and ')}; dot: replayed; red: needed")
     axes[0].invert_yaxis()
     figure.savefig(path, dpi=120)
     plt.close(figure)
@@ -262,26 +275,30 @@ def main() -> int:
         return 0
     speed = copy_bytes_per_ms()
     lines = [f"# Triton kernels on {device_name(DEVICE)}\n"]
-    lines += [f"Copy: {speed / 1e9:.2f} TB/s, read and written. Times in ms: found (needed).\n"]
-    lines += ["| case | forward | forward and backward | peak MiB | error | eager's error | first call, s |"]
-    lines += ["|---|---|---|---|---|---|---|"]
+    lines += [f"Copy: {speed / 1e9:.2f} TB/s, read and written. Times in ms: found (needed); called from Python, and replayed"]
+    lines += ["as a CUDA graph, which leaves the kernels alone.\n"]
+    lines += ["| case | forward | replayed | forward+backward | replayed | peak MiB | error | eager's error | first call, s |"]
+    lines += ["|---|---|---|---|---|---|---|---|---|"]
     print(*lines, sep="\n")
     measured = []
     for case in cases:
         row, bars = measure(case), needed(case, speed)
         measured.append((row, bars))
-        times = [row["forward_ms"], row["forward_backward_ms"]]
-        cells = [f"{t:.3g}" + (f" ({bar:.3g})" if bars else "") for t, bar in zip(times, bars or (0, 0), strict=True)]
+        cells = []
+        for name, bar in zip(("forward_ms", "forward_backward_ms"), bars or (None, None), strict=True):
+            cells.append(f"{row[name]:.3g}" + (f" ({bar:.3g})" if bar else ""))
+            cells.append("-" if row[f"replayed_{name}"] is None else f"{row[f'replayed_{name}']:.3g}")
         peak = "-" if row["peak_mib"] is None else f"{row['peak_mib']:.0f}"
         errors = f"{row['error_vs_float64']:.1e} | {row['plain_error']:.1e}"
         label = f"{case.name} {tuple(case.shape.values())} {case.dtype}"
-        lines.append(f"| {label} | {cells[0]} | {cells[1]} | {peak} | {errors} | {row['first_call_s']:.1f} |")
+        lines.append(f"| {label} | {' | '.join(cells)} | {peak} | {errors} | {row['first_call_s']:.1f} |")
         print(lines[-1], flush=True)
-    ratios = [row["forward_backward_ms"] / bars[1] for row, bars in measured if bars]
-    if ratios:
-        middle = statistics.median(ratios)
-        lines.append(f"\nForward and backward, times what is needed: median {middle:.2f}, worst {max(ratios):.2f}.")
-        print(lines[-1])
+    for name, how in (("forward_backward_ms", "called"), ("replayed_forward_backward_ms", "replayed")):
+        ratios = [row[name] / bars[1] for row, bars in measured if bars and row[name]]
+        if ratios:
+            middle = statistics.median(ratios)
+            lines.append(f"\nForward and backward, {how}, times what is needed: median {middle:.2f}, worst {max(ratios):.2f}.")
+            print(lines[-1])
     out = options.out or (None if options.quick else ROOT / "results" / "bench")
     if out:
         out.mkdir(parents=True, exist_ok=True)

@@ -1,13 +1,14 @@
 """How the scans scale on a GPU: with the length, with the number of models trained together, and in a whole model.
 
     python benchmarks/gpu_scaling.py                               all three, about two minutes
+    python benchmarks/gpu_scaling.py --parts length step           some of them
     TRITON_INTERPRET=1 python benchmarks/gpu_scaling.py --quick    tiny sizes on the CPU: does it work?
 
 Length: time and peak memory of forward and backward of one AUSSM scan as a loop over the steps, in separable form and by our
 kernel, and of S6 by ours; the lengths of the AUSSM paper's figure 2, then on to 65,536. Models: one update of K stacked models of
 d_model 16 under `torch.vmap`, and of K models one after another. Step: one update of a hybrid of Mamba and AUSSM blocks with our
-kernels and without, and how much of it the scans take. Appends rows to DIR/gpu_scaling.jsonl and draws DIR/gpu_scaling.png, DIR
-being results/bench unless --out is given.
+kernels and without, and how much of it the scans take. Appends rows to DIR/gpu_scaling.jsonl as they come and draws its latest
+ones in DIR/gpu_scaling.png, DIR being results/bench unless --out is given.
 """
 
 import argparse
@@ -15,7 +16,7 @@ import datetime
 import json
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -37,7 +38,7 @@ Row = dict[str, Any]
 PAPER = (10, 13, 17, 23, 30, 40, 53, 71, 94, 124, 164, 217, 288, 381, 504, 667, 883, 1169, 1547, 2048)  # AUSSM, figure 2
 LENGTHS = (*PAPER, 4096, 8192, 16384, 32768, 65536)
 MODELS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-LOOPED = PAPER[1::3]  # a loop over the steps takes long: every third length
+LOOPED = PAPER[1:18:4]  # a loop over the steps takes long: a few lengths
 SEPARABLE = tuple(length for length in LENGTHS if length <= 8192)  # beyond, its states fill the memory
 Implementation = tuple[str, str, Callable[..., list[Tensor]], Callable[..., Tensor], tuple[int, ...]]
 VERSIONS: tuple[Implementation, ...] = (
@@ -72,9 +73,8 @@ def peak_of(call: Callable[[], object]) -> float | None:
     return (torch.cuda.max_memory_allocated() - before) / 2**20
 
 
-def of_lengths(quick: bool) -> list[Row]:
+def of_lengths(quick: bool) -> Iterator[Row]:
     """Forward and backward of one scan for every length and version."""
-    rows = []
     for op, name, inputs, function, lengths in VERSIONS:
         for length in lengths[:1] if quick else lengths:
             shape = {"B": 1, "L": length, "D": 3, "N": 2} if quick else {"B": 16, "L": length, "D": 32, "N": 64}
@@ -85,9 +85,9 @@ def of_lengths(quick: bool) -> list[Row]:
                 return torch.autograd.grad(function(*leaves), leaves, weight)
 
             train()
-            rows.append(row(op, name, shape, gpu.milliseconds(train), peak_of(train), figure="length"))
-            print(op, name, length, f"{rows[-1]['forward_backward_ms']:.3f} ms", rows[-1]["peak_mib"], flush=True)
-    return rows
+            found = row(op, name, shape, gpu.milliseconds(train), peak_of(train), figure="length")
+            print(op, name, length, f"{found['forward_backward_ms']:.3f} ms", found["peak_mib"], flush=True)
+            yield found
 
 
 def hybrid(width: int, states: int, backend: str) -> nn.Module:
@@ -98,9 +98,8 @@ def hybrid(width: int, states: int, backend: str) -> nn.Module:
     return model.to(gpu.DEVICE)
 
 
-def of_models(quick: bool) -> list[Row]:
+def of_models(quick: bool) -> Iterator[Row]:
     """Forward and backward of K hybrids of d_model 16, stacked and one after another."""
-    rows = []
     batch, length = (2, 8) if quick else (32, 256)
     for count in (1, 2) if quick else MODELS:
         each = []
@@ -120,20 +119,19 @@ def of_models(quick: bool) -> list[Row]:
 
         shape = {"K": count, "B": batch, "L": length, "d_model": 16, "d_state": 8}
         calls: dict[str, Callable[[], object]] = {"stacked": together}
-        if count <= 64:
+        if count <= 16:
             calls["one after another"] = apart
         for how, call in calls.items():
             call()
-            rows.append(row("SequenceModel", "triton", shape, gpu.milliseconds(call), peak_of(call), figure="models", how=how))
-            print("models", count, how, f"{rows[-1]['forward_backward_ms']:.2f} ms", flush=True)
-    return rows
+            found = row("SequenceModel", "triton", shape, gpu.milliseconds(call), peak_of(call), figure="models", how=how)
+            print("models", count, how, f"{found['forward_backward_ms']:.2f} ms", flush=True)
+            yield found
 
 
-def of_a_step(quick: bool) -> list[Row]:
+def of_a_step(quick: bool) -> Iterator[Row]:
     """One update of a hybrid, and the share of its time on the GPU that kernels of ours take."""
     batch, length, width = (2, 16, 8) if quick else (16, 4096, 64)
     tokens = torch.randint(0, 8, (batch, length), device=gpu.DEVICE)
-    rows = []
     for backend in ("triton", "eager"):
         torch.manual_seed(0)
         model = hybrid(width, width, backend)
@@ -146,25 +144,30 @@ def of_a_step(quick: bool) -> list[Row]:
 
         update()
         shape = {"B": batch, "L": length, "d_model": width, "d_state": width}
-        rows.append(row("SequenceModel", backend, shape, gpu.milliseconds(update), peak_of(update), figure="step"))
+        found = row("SequenceModel", backend, shape, gpu.milliseconds(update), peak_of(update), figure="step")
         if gpu.DEVICE.type == "cuda" and backend == "triton":
             with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
                 update()
                 torch.cuda.synchronize()
             each = {event.key: event.self_device_time_total for event in profile.key_averages()}
             scans = ("scan", "scan_backward", "enter", "leave", "leave_backward", "through_projection", "projection_gradient")
-            rows[-1]["share_of_scans"] = sum(each.get(name, 0.0) for name in scans) / sum(each.values())
-        print("step", backend, {k: rows[-1].get(k) for k in ("forward_backward_ms", "peak_mib", "share_of_scans")}, flush=True)
-    return rows
+            found["share_of_scans"] = sum(each.get(name, 0.0) for name in scans) / sum(each.values())
+        print("step", backend, {k: found.get(k) for k in ("forward_backward_ms", "peak_mib", "share_of_scans")}, flush=True)
+        yield found
 
 
-def draw(rows: list[Row], path: Path) -> None:
-    """Time and memory against the length, and time against the number of models."""
+def draw(path: Path, out: Path) -> None:
+    """From the latest rows of each measurement: time and memory against the length, and time against the number of models."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
+    latest = {}
+    for line in path.read_text("utf-8").splitlines():
+        found = json.loads(line)
+        latest[found["figure"], found["op"], found["backend"], found["peer"], found.get("how"), str(found["shape"])] = found
+    rows = list(latest.values())
     figure, (time, memory, many) = plt.subplots(1, 3, figsize=(15, 4.2), layout="constrained")
     of_length = [found for found in rows if found["figure"] == "length"]
     label, sizes = "ms, forward and backward", "16 rows, 32 channels, 64 states"
@@ -175,7 +178,9 @@ def draw(rows: list[Row], path: Path) -> None:
         for ax, key in ((time, "forward_backward_ms"), (memory, "peak_mib")):
             ax.plot(steps, [found[key] or 0 for found in mine], marker="o", ms=3, label=called)
     time.set(xscale="log", yscale="log", xlabel="steps", ylabel=label, title=sizes)
-    memory.set(xscale="log", yscale="log", xlabel="steps", ylabel="MiB beyond the inputs")
+    memory.set(xscale="log", xlabel="steps", ylabel="MiB beyond the inputs")
+    if any(found["peak_mib"] for found in of_length):
+        memory.set_yscale("log")
     of_models = [found for found in rows if found["figure"] == "models"]
     for how in ("stacked", "one after another"):
         mine = [found for found in of_models if found["how"] == how]
@@ -184,25 +189,30 @@ def draw(rows: list[Row], path: Path) -> None:
     for ax in (time, memory, many):
         ax.grid(alpha=0.3)
         ax.legend(fontsize=8)
-    figure.savefig(path, dpi=120)
+    figure.savefig(out, dpi=120)
     plt.close(figure)
+
+
+PARTS = {"length": of_lengths, "step": of_a_step, "models": of_models}
 
 
 def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="what to measure")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, no files unless --out is given")
     parser.add_argument("--out", type=Path, default=None, help="folder of gpu_scaling.jsonl and gpu_scaling.png")
     options = parser.parse_args()
-    rows = [*of_lengths(options.quick), *of_models(options.quick), *of_a_step(options.quick)]
     out = options.out or (None if options.quick else gpu.ROOT / "results" / "bench")
-    if out:
-        out.mkdir(parents=True, exist_ok=True)
-        for found in rows:
+    for part in options.parts:
+        for found in PARTS[part](options.quick):
             check_record("bench", found)
-        with (out / "gpu_scaling.jsonl").open("a") as file:
-            file.writelines(json.dumps(found) + "\n" for found in rows)
-        draw(rows, out / "gpu_scaling.png")
+            if out:
+                out.mkdir(parents=True, exist_ok=True)
+                with (out / "gpu_scaling.jsonl").open("a") as file:
+                    file.write(json.dumps(found) + "\n")
+    if out:
+        draw(out / "gpu_scaling.jsonl", out / "gpu_scaling.png")
     return 0
 
 

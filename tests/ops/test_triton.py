@@ -8,7 +8,7 @@ import pytest
 import torch
 from op_examples import example, floats, with_gradients
 
-from longscan.ops import OPS, _triton_launch, selective_scan, unitary_scan
+from longscan.ops import OPS, _triton_launch, selective_scan
 from longscan.ops._dispatch import reject
 
 DEVICE = torch.device(os.environ.get("LONGSCAN_DEVICE", "cpu"))

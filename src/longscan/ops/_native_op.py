@@ -142,12 +142,14 @@ class NativeOp:
             return tuple(self._module(args[-1]).backward(*_contiguous(args[:-1])))
 
         def forward_fake(*args: Any) -> Any:
-            return tuple(args[0].new_empty(shape) for shape in shapes(self._module(args[-1]), *args[:-1]))
+            y, *others = shapes(self._module(args[-1]), *args[:-1])
+            state = args[arguments.index("initial_state")]  # y has the dtype of the first input, the others that of the state
+            return args[0].new_empty(y), *(state.new_empty(shape) for shape in others)
 
         def backward_fake(*args: Any) -> Any:
             known = dict(zip(saved, args[2:-1], strict=True))
             like = [known[source] if known.get(name, args[0]) is not None else None for name, source in gradients.items()]
-            return tuple(args[0].new_empty((0,) if x is None else x.shape) for x in like)
+            return tuple(args[0].new_empty((0,)) if x is None else x.new_empty(x.shape) for x in like)
 
         def save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
             known = dict(zip((*arguments, *outputs), (*inputs[:-1], *output), strict=True))
@@ -156,11 +158,12 @@ class NativeOp:
             ctx.backend, ctx.absent = inputs[-1], {name for name in arguments if known[name] is None}
             ctx.mark_non_differentiable(*output[2:])
             ctx.set_materialize_grads(False)  # it would make zeros for what is kept for the backward, too
-            ctx.results = [result.shape for result in output[:2]]
+            ctx.results = [(result.shape, result.dtype) for result in output[:2]]
 
         def differentiate(ctx: Any, *grads: Tensor | None) -> Any:
             tensors = ctx.saved_tensors
-            given = [tensors[0].new_zeros(shape) if x is None else x for x, shape in zip(grads, ctx.results, strict=False)]
+            results = zip(grads, ctx.results, strict=False)
+            given = [tensors[0].new_zeros(shape, dtype=dtype) if x is None else x for x, (shape, dtype) in results]
             found = dict(zip(gradients, second(*given, *tensors, *ctx.constants, ctx.backend), strict=True))
             return (*(None if name in ctx.absent else found.get(name) for name in arguments), None)
 

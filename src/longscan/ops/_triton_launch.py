@@ -27,14 +27,14 @@ class Launch:
     stages: int = 1
 
 
-# The states between tiles are kept for the backward, so both directions of a scan use tiles of the same steps.
 TABLE = {
     "linear_scan": Launch(steps=8, lanes=32, warps=1, stages=5),
     "linear_scan_backward": Launch(steps=8, lanes=32, warps=1, stages=4),
-    "selective_scan": Launch(steps=8, lanes=512, warps=4, stages=2),
-    "selective_scan_backward": Launch(steps=8, lanes=512, warps=4, stages=2),
-    "selective_scan_pairs": Launch(steps=8, lanes=512, warps=4, stages=2),
-    "selective_scan_pairs_backward": Launch(steps=8, lanes=512, warps=8),
+    "selective_scan": Launch(steps=8, lanes=512, warps=4, stages=3),
+    "selective_scan_wide": Launch(steps=16, lanes=1024, warps=8, stages=2),
+    "selective_scan_backward": Launch(steps=8, lanes=512, warps=2),
+    "selective_scan_pairs": Launch(steps=4, lanes=512, warps=4, stages=2),
+    "selective_scan_pairs_backward": Launch(steps=8, lanes=256, warps=4),
     "unitary_scan": Launch(steps=16, lanes=32, warps=1),
     "short_conv": Launch(steps=8, lanes=256, warps=4),
     "short_conv_backward": Launch(steps=4, lanes=256, warps=4),
@@ -53,7 +53,7 @@ class Product:
     warps: int
 
 
-PRODUCTS = Product(rows=64, slots=64, columns=64, depth=32, warps=4)
+PRODUCTS = Product(rows=128, slots=128, columns=128, depth=32, warps=8)
 PROGRAMS = 528  # programs that fill the GPU: four on each of 132 multiprocessors
 SCRATCH = 2**26  # bytes of memory for what a backward hands from kernel to kernel, beyond which it goes slice by slice
 MAX_STATES = 1024  # of a channel: they lie in one program

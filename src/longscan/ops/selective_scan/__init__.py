@@ -107,7 +107,11 @@ def selective_scan(
         initial_state = torch.zeros(batch, channels, states, *(2,) * is_complex, dtype=torch.float32, device=u.device)
     given = (u, dt, A, B, C, D, z, dt_bias, initial_state, dt_scale)
     wide = state_dtype(*given)
-    tensors: list[Any] = [None if x is None else to_pairs(x, wide) for x in given] + [flags]
+    narrow = (torch.bfloat16, torch.float16) if chosen == "triton" and wide == torch.float32 else ()
+    by_step = (0, 1, 3, 4, 6, 9)  # Triton reads u, dt, B, C, z and dt_scale in half precision
+    tensors: list[Any] = [
+        x if x is None or (i in by_step and x.dtype in narrow) else to_pairs(x, wide) for i, x in enumerate(given)
+    ] + [flags]
     with without_autocast(u):
         if chosen in NATIVE and u.numel() and states:
             y, final, _ = _native(*tensors, dt_softplus, paired, keeps_chunk_states(*tensors[:-1]), chosen)

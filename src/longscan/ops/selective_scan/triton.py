@@ -575,15 +575,16 @@ class _Problem(NamedTuple):
         return self.batch * self.blocks
 
 
-def _op(parts: int, direction: str) -> str:
-    """The entry in the table of launches."""
-    return f"selective_scan{'_pairs' * (parts == 2)}{direction}"
+def _op(parts: int, direction: str, states: int = 0) -> str:
+    """The entry in the table of launches; real channels of many states go forward otherwise than those of few."""
+    kind = "_pairs" if parts == 2 else "_wide" * (states > 32 and not direction)
+    return f"selective_scan{kind}{direction}"
 
 
 def _problem(u: Tensor, A: Tensor, initial_state: Tensor, dt_softplus: bool, paired: bool, direction: str) -> _Problem:
     batch, length, channels = u.shape
     states, parts = initial_state.shape[2], 2 if initial_state.ndim == 4 else 1
-    op = _op(parts, direction)
+    op = _op(parts, direction, states)
     lay = launch.layout(op, channels, states)
     each = max(1, lay.BD * lay.NB // (32 * lay.warps))  # pairs of channel and state a thread: states of one channel if it can
     NL = min(8, max(1, lay.NB // each))

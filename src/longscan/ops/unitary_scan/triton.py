@@ -287,11 +287,12 @@ def scan_backward(
 ):  # fmt: skip
     """One split of one batch row for BD channels and NB of their states, backwards: a tile's first step is its latest.
 
-    Arrays of a slice run backwards, from the step `origin`; the run 0 is the latest split. mu: (B, splits + 1, D N, 2), the
-    gradient of w after each split. dx, d_rate (with PHASE_DT): (parts, B, D, padded). slopes: (B, padded, D N), the gradients of
-    the projection. sums: (B, splits, 5, D N), of the bias, B and C; d_initial (B, D N, 2): of the initial state. With CHAINED mu
-    after the split before is stored, else it was there already: SUMMARY stores what the split adds, to `sums` (B, splits, D N,
-    2), and 0 in `holds` (the same) where it forgets mu after it.
+    Arrays of a slice run backwards, from the step `origin`; the run 0 is the latest split. dx, d_rate (with PHASE_DT):
+    (parts, B, D, padded). slopes: (B, padded, D N), the gradients of the projection. sums: of the bias, B and C; d_initial
+    (B, D N, 2): of the initial state.
+    With CHAINED one split follows another: mu (B, D N, 2), the gradient of w, and sums (B, 5, D N) go from launch to launch.
+    Else mu (B, splits + 1, D N, 2) is there for every split, and each has its sums (B, splits, 5, D N): SUMMARY stores what a
+    split adds to mu in `sums` (B, splits, D N, 2), and 0 in `holds` (the same) where it forgets mu after it.
     """
     R: tl.constexpr = BD * NB
     b = (tl.program_id(0) // blocks).to(tl.int64)
@@ -320,7 +321,7 @@ def scan_backward(
             mr, mi = tl.load(source, mask=live, other=0.0), tl.load(source + 1, mask=live, other=0.0)
             mr, mi = _back(mr, mi, phase)
         else:
-            source = mu + (b * (splits + 1) + split + 1) * size * 2 + place * 2
+            source = mu + (b if CHAINED else b * (splits + 1) + split + 1) * size * 2 + place * 2
             mr, mi = tl.load(source, mask=live, other=0.0), tl.load(source + 1, mask=live, other=0.0)
     sum_bias, sum_Br, sum_Bi, sum_Cr, sum_Ci, sum_gx = zero, zero, zero, zero, zero, zero
     weights_high = _weights(W_high + parameter * width, place, live, K)
@@ -410,14 +411,22 @@ def scan_backward(
         tl.store(holds + to, alive, mask=live)
         tl.store(holds + to + 1, alive, mask=live)
     else:
-        to = sums + (b * splits + split) * size * 5 + place
+        to = sums + (b if CHAINED else b * splits + split) * size * 5 + place
+        sum_Cr += Br * sum_gx
+        sum_Ci -= Bi * sum_gx
+        if CHAINED and split < splits - 1:
+            sum_bias += tl.load(to, mask=live, other=0.0)
+            sum_Br += tl.load(to + size, mask=live, other=0.0)
+            sum_Bi += tl.load(to + 2 * size, mask=live, other=0.0)
+            sum_Cr += tl.load(to + 3 * size, mask=live, other=0.0)
+            sum_Ci += tl.load(to + 4 * size, mask=live, other=0.0)
         tl.store(to, sum_bias, mask=live)
         tl.store(to + size, sum_Br, mask=live)
         tl.store(to + 2 * size, sum_Bi, mask=live)
-        tl.store(to + 3 * size, sum_Cr + Br * sum_gx, mask=live)
-        tl.store(to + 4 * size, sum_Ci - Bi * sum_gx, mask=live)
+        tl.store(to + 3 * size, sum_Cr, mask=live)
+        tl.store(to + 4 * size, sum_Ci, mask=live)
         if CHAINED:
-            to = mu + (b * (splits + 1) + split) * size * 2 + place * 2
+            to = mu + b * size * 2 + place * 2
             tl.store(to, mr, mask=live)
             tl.store(to + 1, mi, mask=live)
         if split == 0:
@@ -440,25 +449,26 @@ def turn_back(phase, grad_final, end, phase_stride, size, BLOCK: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["count"])
-def add_up(sums, d_bias, dB, dC, count, size, BLOCK: tl.constexpr):
-    """The gradients of the bias, B and C: `count` sums (5, D N) of every group, added in order."""
+def add_up(sums, d_bias, dB, dC, count, size, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """The gradients of the bias, B and C: `count` sums (5, D N) of every group, added in a fixed order."""
     group, place = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    here = place < size
-    bias = tl.zeros((BLOCK,), sums.dtype.element_ty)
+    here, row = place < size, tl.arange(0, ROWS)
+    bias = tl.zeros((ROWS, BLOCK), sums.dtype.element_ty)
     Br, Bi, Cr, Ci = bias, bias, bias, bias
-    for i in range(count):
-        source = sums + (group * count + i) * 5 * size + place
-        bias += tl.load(source, mask=here, other=0.0)
-        Br += tl.load(source + size, mask=here, other=0.0)
-        Bi += tl.load(source + 2 * size, mask=here, other=0.0)
-        Cr += tl.load(source + 3 * size, mask=here, other=0.0)
-        Ci += tl.load(source + 4 * size, mask=here, other=0.0)
+    for first in range(0, count, ROWS):
+        source = sums + (group * count + first + row[:, None]) * 5 * size + place[None, :]
+        there = (first + row < count)[:, None] & here[None, :]
+        bias += tl.load(source, mask=there, other=0.0)
+        Br += tl.load(source + size, mask=there, other=0.0)
+        Bi += tl.load(source + 2 * size, mask=there, other=0.0)
+        Cr += tl.load(source + 3 * size, mask=there, other=0.0)
+        Ci += tl.load(source + 4 * size, mask=there, other=0.0)
     to = group * size + place
-    tl.store(d_bias + to, bias, mask=here)
-    tl.store(dB + 2 * to, Br, mask=here)
-    tl.store(dB + 2 * to + 1, Bi, mask=here)
-    tl.store(dC + 2 * to, Cr, mask=here)
-    tl.store(dC + 2 * to + 1, Ci, mask=here)
+    tl.store(d_bias + to, tl.sum(bias, 0), mask=here)
+    tl.store(dB + 2 * to, tl.sum(Br, 0), mask=here)
+    tl.store(dB + 2 * to + 1, tl.sum(Bi, 0), mask=here)
+    tl.store(dC + 2 * to, tl.sum(Cr, 0), mask=here)
+    tl.store(dC + 2 * to + 1, tl.sum(Ci, 0), mask=here)
 
 
 # ---------------------------------------------------------------------------------------------- products with W
@@ -478,9 +488,12 @@ def parts_of(W, high, low, size, channels, K: tl.constexpr, BLOCK: tl.constexpr)
 @triton.jit(do_not_specialize=["batch", "rows", "padded", "share"])
 def through_projection(
     slopes, W_high, W_low, du, batch, size, rows, padded, share, tiles, one, K: tl.constexpr, BR: tl.constexpr, BS: tl.constexpr,
-    BK: tl.constexpr,
+    BK: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """slopes W for BR steps of a slice and BK of the channels, over `share` of W's rows: du (shares, B, padded, K)."""
+    """slopes W for BR steps of a slice and BK of the channels, over `share` of W's rows: du (shares, B, padded, K).
+
+    EVEN: no tile reaches beyond the arrays.
+    """
     b, tile = (tl.program_id(0) // tiles).to(tl.int64), tl.program_id(0) % tiles
     row, k = tile * BR + tl.arange(0, BR), tl.program_id(1) * BK + tl.arange(0, BK)
     group = (b // rows) * size
@@ -490,10 +503,15 @@ def through_projection(
     for first in range(begin, stop, BS):
         slot = first + tl.arange(0, BS)
         source = slopes + (b * padded + row[:, None]) * size + slot[None, :]
-        high, low = _two_parts(tl.load(source, mask=(row < padded)[:, None] & (slot < stop)[None, :], other=0.0))
-        place, there = (group + slot[:, None]) * K + k[None, :], (slot < stop)[:, None]
-        weights_high = tl.load(W_high + place, mask=there, other=0.0).to(tl.float32)
-        weights_low = tl.load(W_low + place, mask=there, other=0.0).to(tl.float32) * (1.0 / 2048.0)
+        place = (group + slot[:, None]) * K + k[None, :]
+        if EVEN:
+            gradients, first_half, second_half = tl.load(source), tl.load(W_high + place), tl.load(W_low + place)
+        else:
+            gradients = tl.load(source, mask=(row < padded)[:, None] & (slot < stop)[None, :], other=0.0)
+            first_half = tl.load(W_high + place, mask=(slot < stop)[:, None], other=0.0)
+            second_half = tl.load(W_low + place, mask=(slot < stop)[:, None], other=0.0)
+        high, low = _two_parts(gradients)
+        weights_high, weights_low = first_half.to(tl.float32), second_half.to(tl.float32) * (1.0 / 2048.0)
         sums = _product(high, low, weights_high, weights_low, sums, one)
     to = du + ((tl.program_id(2) * batch + b) * padded + row[:, None]) * K + k[None, :]
     tl.store(to, sums, mask=(row < padded)[:, None])
@@ -502,7 +520,7 @@ def through_projection(
 @triton.jit(do_not_specialize=["count", "share"])
 def projection_gradient(
     slopes, high, low, parts, size, count, share, more, one, K: tl.constexpr, BR: tl.constexpr, BS: tl.constexpr,
-    BK: tl.constexpr,
+    BK: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """slopes^T u, for BS rows of W and BK of its columns, over `share` of a group's `count` steps: (shares, groups, D N, K)."""
     slot = tl.program_id(0) * BS + tl.arange(0, BS)
@@ -517,11 +535,16 @@ def projection_gradient(
         row = first + tl.arange(0, BR)
         at = group * count + row
         inside = row < stop
-        source = slopes + at[None, :] * size + slot[:, None]
-        first_part, second_part = _two_parts(tl.load(source, mask=(slot < size)[:, None] & inside[None, :], other=0.0))
-        place = at[:, None] * K + k[None, :]
-        inputs_high = tl.load(high + place, mask=inside[:, None], other=0.0).to(tl.float32) * U_STEP
-        inputs_low = tl.load(low + place, mask=inside[:, None], other=0.0).to(tl.float32) * (U_STEP / 2048.0)
+        source, place = slopes + at[None, :] * size + slot[:, None], at[:, None] * K + k[None, :]
+        if EVEN:
+            gradients, first_half, second_half = tl.load(source), tl.load(high + place), tl.load(low + place)
+        else:
+            gradients = tl.load(source, mask=(slot < size)[:, None] & inside[None, :], other=0.0)
+            first_half = tl.load(high + place, mask=inside[:, None], other=0.0)
+            second_half = tl.load(low + place, mask=inside[:, None], other=0.0)
+        first_part, second_part = _two_parts(gradients)
+        inputs_high = first_half.to(tl.float32) * U_STEP
+        inputs_low = second_half.to(tl.float32) * (U_STEP / 2048.0)
         sums = _product(first_part, second_part, inputs_high, inputs_low, sums, one)
     if more:
         sums += tl.load(to, mask=(slot < size)[:, None], other=0.0)
@@ -837,8 +860,8 @@ def _scan(
     bounds = tensors[1]
     launch.run(
         scan, (p.programs, runs), *entered[:4], *weights, *tensors, p.batch, p.length, p.splits, p.tiles,
-        entered.padded // (p.T * runs), p.rows, entered.padded, entered.origin, first_split, 0 if bounds is None else bounds.stride(0), SUMMARY=kind == "SUMMARY",
-        RECORD=kind == "RECORD", **p.constants(),
+        entered.padded // (p.T * runs), p.rows, entered.padded, entered.origin, first_split,
+        0 if bounds is None else bounds.stride(0), SUMMARY=kind == "SUMMARY", RECORD=kind == "RECORD", **p.constants(),
     )  # fmt: skip
 
 
@@ -861,8 +884,8 @@ def backward(
     """The gradients of u, dt, W, bias, B, C, D, z and initial_state; empty tensors for absent inputs."""
     p = _Problem(u, W, initial_state.shape[2], phase_dt)
     du, ddt, dz = torch.empty_like(u), torch.empty_like(u), u.new_empty(0) if z is None else torch.empty_like(z)
-    mu = u.new_empty((p.batch, p.splits + 1, p.size, 2))
-    sums = u.new_empty((p.batch, p.splits, 5, p.size))
+    mu = u.new_empty((p.batch, p.splits + 1 if p.parallel else 1, p.size, 2))
+    sums = u.new_empty((p.batch, p.splits if p.parallel else 1, 5, p.size))
     d_bias, dB, dC, d_initial = map(torch.empty_like, (bias, B, C, initial_state))
     stride, raw = chunk_states.stride(0), chunk_states[:, -p.length * p.channels :]
     at_once = max(1, launch.SCRATCH // (4 * p.batch * p.size * p.steps)) if p.parallel else 1
@@ -905,8 +928,8 @@ def backward(
                 p.channels, p.width, padded, origin, p.parts, shares, tiles, p.rows, stride, sum(tiles_of[:index]),
                 sum(tiles_of), PHASE_DT=phase_dt, **each,
             )  # fmt: skip
-        grid = p.groups, launch.ceil_div(p.size, 128)
-        launch.run(add_up, grid, sums, d_bias, dB, dC, p.rows * p.splits, p.size, BLOCK=128)
+        count = sums.shape[1] * p.rows
+        launch.run(add_up, (p.groups, launch.ceil_div(p.size, 32)), sums, d_bias, dB, dC, count, p.size, ROWS=16, BLOCK=32)
     skip = u.new_empty(0) if D is None or dD is None else dD.view(p.groups, -1, p.channels).sum(1).reshape(D.shape)
     return du, ddt, product.total(W), d_bias, dB, dC, skip, dz, d_initial
 
@@ -950,12 +973,14 @@ class _Products:
         through = self.slopes.new_empty(shares * p.batch * padded * p.K)
         launch.run(
             through_projection, (p.batch * tiles, self.blocks, shares), self.slopes, weights.high, weights.low, through, p.batch,
-            p.size, p.rows, padded, share, tiles, 1.0, BR=table.rows, BS=table.depth, **tile,
+            p.size, p.rows, padded, share, tiles, 1.0, BR=table.rows, BS=table.depth,
+            EVEN=padded % table.rows == 0 and p.size % share == 0, **tile,
         )  # fmt: skip
         share = launch.ceil_div(launch.ceil_div(count, self.shares), table.depth) * table.depth
         launch.run(
             projection_gradient, (launch.ceil_div(p.size, table.slots), p.groups * self.blocks, self.shares), self.slopes,
-            entered.high, entered.low, self.sums, p.size, count, share, self.more, 1.0, BR=table.depth, BS=table.slots, **tile,
+            entered.high, entered.low, self.sums, p.size, count, share, self.more, 1.0, BR=table.depth, BS=table.slots,
+            EVEN=count % share == 0 and p.size % table.slots == 0, **tile,
         )  # fmt: skip
         self.more = True
         return through, shares
