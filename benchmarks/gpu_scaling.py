@@ -156,6 +156,21 @@ def of_a_step(quick: bool) -> Iterator[Row]:
         yield found
 
 
+def draw_lengths(rows: list[Row], time: Any, memory: Any) -> None:
+    """Time and memory against the length."""
+    for op, name, *_ in VERSIONS:
+        mine = [found for found in rows if found["op"] == op and (found["peer"] or found["backend"]) == name]
+        called = f"{'AUSSM' if op == 'unitary_scan' else 'S6'}: {name}"
+        steps = [found["shape"]["L"] for found in mine]
+        for ax, key in ((time, "forward_backward_ms"), (memory, "peak_mib")):
+            ax.plot(steps, [found[key] or 0 for found in mine], marker="o", ms=3, label=called)
+    sizes = ", ".join(f"{name} {rows[0]['shape'][name]}" for name in "BDN")
+    time.set(xscale="log", yscale="log", xlabel="steps", ylabel="ms, forward and backward", title=sizes)
+    memory.set(xscale="log", xlabel="steps", ylabel="MiB beyond the inputs", title=sizes)
+    if any(found["peak_mib"] for found in rows):
+        memory.set_yscale("log")
+
+
 def draw(path: Path, out: Path) -> None:
     """From the latest rows of each measurement: time and memory against the length, and time against the number of models."""
     import matplotlib as mpl
@@ -168,25 +183,19 @@ def draw(path: Path, out: Path) -> None:
         found = json.loads(line)
         latest[found["figure"], found["op"], found["backend"], found["peer"], found.get("how"), str(found["shape"])] = found
     rows = list(latest.values())
-    figure, (time, memory, many) = plt.subplots(1, 3, figsize=(15, 4.2), layout="constrained")
-    of_length = [found for found in rows if found["figure"] == "length"]
-    label, sizes = "ms, forward and backward", "16 rows, 32 channels, 64 states"
-    for op, name, *_ in VERSIONS:
-        mine = [found for found in of_length if found["op"] == op and (found["peer"] or found["backend"]) == name]
-        called = f"{'AUSSM' if op == 'unitary_scan' else 'S6'}: {name}"
-        steps = [found["shape"]["L"] for found in mine]
-        for ax, key in ((time, "forward_backward_ms"), (memory, "peak_mib")):
-            ax.plot(steps, [found[key] or 0 for found in mine], marker="o", ms=3, label=called)
-    time.set(xscale="log", yscale="log", xlabel="steps", ylabel=label, title=sizes)
-    memory.set(xscale="log", xlabel="steps", ylabel="MiB beyond the inputs")
-    if any(found["peak_mib"] for found in of_length):
-        memory.set_yscale("log")
-    of_models = [found for found in rows if found["figure"] == "models"]
-    for how in ("stacked", "one after another"):
-        mine = [found for found in of_models if found["how"] == how]
-        many.plot([r["shape"]["K"] for r in mine], [r["forward_backward_ms"] for r in mine], marker="o", ms=3, label=how)
-    many.set(xscale="log", yscale="log", xlabel="models of d_model 16", ylabel=label, title="hybrids of 2 blocks")
-    for ax in (time, memory, many):
+    panels = [kind for kind in ("length", "models") if any(found["figure"] == kind for found in rows)]
+    count = 2 * ("length" in panels) + ("models" in panels)
+    figure, axes = plt.subplots(1, count, figsize=(5 * count, 4.2), squeeze=False, layout="constrained")
+    if "length" in panels:
+        draw_lengths([found for found in rows if found["figure"] == "length"], *axes[0, :2])
+    if "models" in panels:
+        of_models, ax = [found for found in rows if found["figure"] == "models"], axes[0, -1]
+        for how in ("stacked", "one after another"):
+            mine = [found for found in of_models if found["how"] == how]
+            ax.plot([r["shape"]["K"] for r in mine], [r["forward_backward_ms"] for r in mine], marker="o", ms=3, label=how)
+        ax.set(xscale="log", yscale="log", xlabel="models of d_model 16", title="hybrids of 2 blocks")
+        ax.set_ylabel("ms, forward and backward")
+    for ax in axes[0]:
         ax.grid(alpha=0.3)
         ax.legend(fontsize=8)
     figure.savefig(out, dpi=120)

@@ -71,14 +71,9 @@ def reject(op: str, backend: str, device: torch.device, dtype: torch.dtype, nati
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def refuse(op: str, backend: str, device: torch.device) -> str | None:
-    """Why `auto` does not take a kernel that could run: `longscan doctor` found a fault on this device.
-
-    A GPU compiles its kernels anew, and may compile them wrongly: there the doctor must have passed them.
-    """
+    """Why `auto` does not take a kernel that could run: `longscan doctor` found a fault on this device."""
     verdict = _verdicts.of(op, backend, device)
-    if verdict == _verdicts.PASSED or (verdict is None and backend == "cpu"):
-        return None
-    return "`longscan doctor` has not been run on this device" if verdict is None else f"`longscan doctor` found {verdict}"
+    return None if verdict in (None, _verdicts.PASSED) else f"`longscan doctor` found {verdict}"
 
 
 def resolve(op: str, backend: str, like: Tensor, native: tuple[str, ...]) -> str:

@@ -145,55 +145,6 @@ def affine(a1, b1, a2, b2):
     return a1 * a2, a2 * b1 + b2
 
 
-@triton.jit
-def affine_complex(ar1, ai1, br1, bi1, ar2, ai2, br2, bi2):
-    """`affine` for complex numbers."""
-    return (
-        ar1 * ar2 - ai1 * ai2,
-        ar1 * ai2 + ai1 * ar2,
-        ar2 * br1 - ai2 * bi1 + br2,
-        ar2 * bi1 + ai2 * br1 + bi2,
-    )
-
-
-@triton.jit
-def affine_moved(a1, b1, m1, a2, b2, m2):  # noqa: ARG001
-    """`affine`, and beside each state b the part m = a x of it that came from the state before: no difference is ever taken."""
-    moved = a2 * b1
-    return a1 * a2, moved + b2, moved + m2
-
-
-@triton.jit
-def affine_moved_complex(ar1, ai1, br1, bi1, mr1, mi1, ar2, ai2, br2, bi2, mr2, mi2):  # noqa: ARG001
-    """`affine_moved` for complex numbers."""
-    mr, mi = ar2 * br1 - ai2 * bi1, ar2 * bi1 + ai2 * br1
-    return ar1 * ar2 - ai1 * ai2, ar1 * ai2 + ai1 * ar2, mr + br2, mi + bi2, mr + mr2, mi + mi2
-
-
-@triton.jit
-def adjoint(a1, p1, g1, a2, p2, g2):
-    """Backwards in time (1 later, 2 earlier) g_t = v_t + a_{t+1} g_{t+1}: a is that of the earliest step, p x + g its g.
-
-    A single step has p = 1 and g = v. The factor that belongs to the next step is taken from there, not loaded again.
-    """
-    return a2, p2 * (a1 * p1), p2 * (a1 * g1) + g2
-
-
-@triton.jit
-def adjoint_complex(ar1, ai1, pr1, pi1, gr1, gi1, ar2, ai2, pr2, pi2, gr2, gi2):
-    """`adjoint` for complex numbers, the factors a conjugated already."""
-    xr, xi = ar1 * pr1 - ai1 * pi1, ar1 * pi1 + ai1 * pr1
-    yr, yi = ar1 * gr1 - ai1 * gi1, ar1 * gi1 + ai1 * gr1
-    return (
-        ar2,
-        ai2,
-        pr2 * xr - pi2 * xi,
-        pr2 * xi + pi2 * xr,
-        pr2 * yr - pi2 * yi + gr2,
-        pr2 * yi + pi2 * yr + gi2,
-    )
-
-
 # ---------------------------------------------------------------------------------------------- tiles
 
 
@@ -204,15 +155,15 @@ def row_of(x, which):
 
 
 @triton.jit
-def over_states(x, T: tl.constexpr, BD: tl.constexpr, NB: tl.constexpr):
-    """A tile (T, BD * NB) of channels and states, summed over the states: (T, BD)."""
-    return tl.sum(tl.reshape(x, (T, BD, NB)), 2)
+def extended(items, item):
+    """A tuple and one item more."""
+    return items + (item,)  # noqa: RUF005
 
 
 @triton.jit
-def over_channels(x, T: tl.constexpr, BD: tl.constexpr, NB: tl.constexpr):
-    """A tile (T, BD * NB) of channels and states, summed over the channels: (T, NB)."""
-    return tl.sum(tl.reshape(x, (T, BD, NB)), 1)
+def where_positive(live, count):
+    """`live` where `count` is positive, else nothing."""
+    return live & (tl.zeros(live.shape, tl.int32) < count)
 
 
 # ---------------------------------------------------------------------------------------------- chains of splits
@@ -253,29 +204,3 @@ def chain(mult, local, first, out, splits, size, COMPLEX: tl.constexpr, REVERSE:
             xr = moved + br
         else:
             xr = mr * xr + br
-
-
-@triton.jit(do_not_specialize=["length", "tiles", "rows", "raw_stride"])
-def leave(
-    raw, u, D, z, flags, y, length, channels, tiles, rows, raw_stride, ACTIVATED: tl.constexpr,
-    T: tl.constexpr, BD: tl.constexpr,
-):  # fmt: skip
-    """y = (raw + D u) silu(z), or with silu(u) for u where ACTIVATED; 0 at invalid steps."""
-    b, tile = (tl.program_id(0) // tiles).to(tl.int64), tl.program_id(0) % tiles
-    steps, d = tl.arange(0, T), tl.program_id(1) * BD + tl.arange(0, BD)
-    inside = tile * T + steps < length
-    first = b * length + tile * T
-    valid = inside
-    if flags is not None:
-        valid = inside & (tl.load(flags + first + steps, mask=inside, other=1) != 1)
-    offsets = steps[:, None] * channels + d[None, :]
-    at = first * channels + offsets
-    here, there = valid[:, None] & (d < channels)[None, :], inside[:, None] & (d < channels)[None, :]
-    value = tl.load(raw + b * raw_stride + tile.to(tl.int64) * T * channels + offsets, mask=here, other=0.0)
-    if D is not None:
-        skip = tl.load(D + (b // rows) * channels + d, mask=d < channels, other=0.0)
-        entry = tl.load(u + at, mask=here, other=0.0)
-        value += skip[None, :] * (silu(entry) if ACTIVATED else entry)
-    if z is not None:
-        value *= silu(tl.load(z + at, mask=here, other=0.0))
-    tl.store(y + at, value, mask=there)

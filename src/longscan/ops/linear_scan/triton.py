@@ -17,6 +17,7 @@ from torch import Tensor
 
 from longscan.ops import _triton_launch as launch
 from longscan.ops._arguments import INVALID
+from longscan.ops._triton import extended, where_positive
 
 
 @triton.jit
@@ -74,23 +75,11 @@ def _walk(split, span, length, REVERSE: tl.constexpr, BACKWARDS: tl.constexpr, T
 
 
 @triton.jit
-def _with(items, item):
-    """A tuple and one item more."""
-    return items + (item,)  # noqa: RUF005
-
-
-@triton.jit
-def _where(live, count):
-    """`live` where `count` is positive, else nothing."""
-    return live & (tl.zeros(live.shape, tl.int32) < count)
-
-
-@triton.jit
 def _rows(source, stride, live, T: tl.constexpr):
     """The next T rows of a walk."""
     rows = ()
     for j in tl.static_range(T):
-        rows = _with(rows, tl.load(source + j * stride, mask=live, other=0.0))
+        rows = extended(rows, tl.load(source + j * stride, mask=live, other=0.0))
     return rows
 
 
@@ -100,7 +89,7 @@ def _marks(flags, sign, T: tl.constexpr):
     marks = ()
     for j in tl.static_range(T):
         if flags is not None:
-            marks = _with(marks, tl.load(flags + j * sign))
+            marks = extended(marks, tl.load(flags + j * sign))
     return marks
 
 
@@ -290,7 +279,7 @@ def _backward_tiles(
                 to = tl.where(skip, now, place)
             if constant is None:
                 at = da + (to - now + j) * stride
-                tl.store(at, more, mask=_where(live, to + 1), eviction_policy="evict_first")
+                tl.store(at, more, mask=where_positive(live, to + 1), eviction_policy="evict_first")
             else:
                 total += tl.where(to >= 0, more, 0.0)
             g = value + m
@@ -364,14 +353,14 @@ def scan_backward(
     if flags is not None:
         before = tl.load(previous + row * length + first + steps - 1 - place, mask=place >= 0, other=-1)
     time = length - 1 - before if REVERSE else before
-    h = tl.load(first_x + time * width, mask=_where(live, before + 1), other=0.0)
+    h = tl.load(first_x + time * width, mask=where_positive(live, before + 1), other=0.0)
     h = tl.where(before >= 0, h, tl.load(initial + row * width + offsets, mask=live, other=0.0))
     more = _times(h, waiting, COMPLEX, True)
     if CONSTANT:
         total += tl.where(place >= 0, more, 0.0)
         tl.store(sums + (row * splits + split) * width + offsets, total, mask=live)
     else:
-        tl.store(da + place * stride, more, mask=_where(live, place + 1))
+        tl.store(da + place * stride, more, mask=where_positive(live, place + 1))
     if split == 0:
         tl.store(d_initial + row * width + offsets, m, mask=live)
 

@@ -16,22 +16,10 @@ from torch import Tensor
 
 from longscan.ops import _triton_launch as launch
 from longscan.ops._arguments import INVALID, RESET
-from longscan.ops._triton import silu, silu_slope
+from longscan.ops._triton import extended, silu, silu_slope, where_positive
 
 # steps a program at most, where channels alone would fill the GPU; a program loads up to 2 (K - 1) more
 SPANS = {"short_conv": 128, "short_conv_backward": 256}
-
-
-@triton.jit
-def _with(items, item):
-    """A tuple and one item more."""
-    return items + (item,)  # noqa: RUF005
-
-
-@triton.jit
-def _where(live, count):
-    """`live` where `count` is positive, else nothing."""
-    return live & (tl.zeros(live.shape, tl.int32) < count)
 
 
 @triton.jit
@@ -49,7 +37,7 @@ def _rows(source, order, left, channels, live, T: tl.constexpr, RAGGED: tl.const
     rows = ()
     for j in tl.static_range(T):
         at = source + _row(j, order, j < left) * channels
-        rows = _with(rows, tl.load(at, mask=_where(live, left - j) if RAGGED else live, other=0.0))
+        rows = extended(rows, tl.load(at, mask=where_positive(live, left - j) if RAGGED else live, other=0.0))
     return rows
 
 
@@ -59,7 +47,7 @@ def _starts(starts, left, T: tl.constexpr):
     found = ()
     for j in tl.static_range(T):
         if starts is not None:
-            found = _with(found, tl.load(starts + j, mask=j < left, other=0))
+            found = extended(found, tl.load(starts + j, mask=j < left, other=0))
     return found
 
 
@@ -69,8 +57,8 @@ def _window(u, initial, order, step, channels, live, K: tl.constexpr):
     rows = ()
     for k in tl.static_range(K - 1):
         place = tl.cast(step - (K - 1) + k, tl.int64)
-        row = tl.load(u + _row(place, order, place >= 0) * channels, mask=_where(live, place + 1), other=0.0)
-        rows = _with(rows, row + tl.load(initial + (K - 1) + place, mask=_where(live, -place), other=0.0))
+        row = tl.load(u + _row(place, order, place >= 0) * channels, mask=where_positive(live, place + 1), other=0.0)
+        rows = extended(rows, row + tl.load(initial + (K - 1) + place, mask=where_positive(live, -place), other=0.0))
     return rows
 
 
@@ -79,7 +67,7 @@ def _parameters(weight, bias, group, d, channels, K: tl.constexpr):
     """The columns of the weight, and the bias or 0."""
     columns, shift = (), tl.zeros(d.shape, weight.dtype.element_ty)
     for k in tl.static_range(K):
-        columns = _with(columns, tl.load(weight + (group * channels + d) * K + k, mask=d < channels, other=0.0))
+        columns = extended(columns, tl.load(weight + (group * channels + d) * K + k, mask=d < channels, other=0.0))
     if bias is not None:
         shift = tl.load(bias + group * channels + d, mask=d < channels, other=0.0)
     return columns, shift
@@ -107,7 +95,7 @@ def _added(totals, value, others, step, start, K: tl.constexpr):
     """totals and value times others, for each entry of a window."""
     found = ()
     for k in tl.static_range(K):
-        found = _with(found, totals[k] + _counted(value * others[k], step, k, start, K))
+        found = extended(found, totals[k] + _counted(value * others[k], step, k, start, K))
     return found
 
 
@@ -139,7 +127,7 @@ def _forward_tiles(
     for i in tl.range(0, tiles, num_stages=STAGES):
         rows, begun = _rows(u, order, T, channels, live, T, False), _starts(starts, T, T)
         for j in tl.static_range(T):
-            window = _with(window, rows[j])
+            window = extended(window, rows[j])
             value = _convolve(window, columns, shift, step + i * T + j, None if starts is None else begun[j], K)
             if SILU:
                 value = silu(value)
@@ -216,27 +204,27 @@ def _backward_tile(
     for j in tl.static_range(T):
         now = step + j
         start = None if starts is None else begun[j]
-        window = _with(window, rows[j])
+        window = extended(window, rows[j])
         slope = slopes[j]
         if SILU:
             slope *= silu_slope(_convolve(window, columns, shift, now, start, K))
         if BEYOND:
             slope = tl.where(now < count, slope, 0.0)
         else:
-            sums = _with(_added(sums, slope, window, now, start, K), sums[K] + slope)
-        parts = _added(_with(parts, slope * 0.0), slope, columns, now, start, K)
+            sums = extended(_added(sums, slope, window, now, start, K), sums[K] + slope)
+        parts = _added(extended(parts, slope * 0.0), slope, columns, now, start, K)
         place, done = now - (K - 1), parts[0]
         if BEYOND:
             entry = place - count + (K - 1)
             kept = tl.minimum(entry + 1, count - place)
             if last_start is not None:
                 kept = tl.minimum(kept, place - last_start + 1)
-            done += tl.load(grad_final + entry, mask=_where(live, kept), other=0.0)
+            done += tl.load(grad_final + entry, mask=where_positive(live, kept), other=0.0)
         if INITIAL:
             tl.store(d_initial + (K - 1) + place, done, mask=live)
         else:
             to = du + _row(j - (K - 1), order, place >= first) * channels
-            tl.store(to, done, mask=_where(live, place - first + 1))
+            tl.store(to, done, mask=where_positive(live, place - first + 1))
         window, parts = window[1:], parts[1:]
     return window, parts, sums
 
@@ -286,9 +274,9 @@ def convolve_backward(
     window = _window(u, initial, order, first, channels, live, K)
     parts, totals = (), (shift * 0.0,)
     for _ in tl.static_range(K - 1):
-        parts = _with(parts, shift * 0.0)
+        parts = extended(parts, shift * 0.0)
     for _ in tl.static_range(K):
-        totals = _with(totals, shift * 0.0)
+        totals = extended(totals, shift * 0.0)
     if order is None:
         u += first.to(tl.int64) * channels
         du += first.to(tl.int64) * channels
