@@ -12,6 +12,7 @@ from longscan.report.records import _SCHEMAS, _validator
 
 ROOT = Path(__file__).parents[2]
 RESULTS = sorted((ROOT / "results").glob("*/*.jsonl"))
+SEEDS = sorted((ROOT / "results" / "seeds").glob("*.json"))
 
 
 def test_what_is_appended_is_read(tmp_path, new_run_row, new_bench_row):
@@ -94,5 +95,15 @@ def test_the_records_of_the_project_are_valid():
 
 
 def test_nothing_but_records_and_drawings_lies_under_results():
-    others = {p for p in (ROOT / "results").rglob("*") if p.is_file()} - set(RESULTS)
+    others = {p for p in (ROOT / "results").rglob("*") if p.is_file()} - set(RESULTS) - set(SEEDS)
     assert {p for p in others if p.suffix not in {".png", ".svg", ".md"} and p.name != "report.html"} == set()
+
+
+@pytest.mark.parametrize("path", SEEDS, ids=lambda path: path.stem)
+def test_seeds_trained_together_are_whole(path):
+    record = json.loads(path.read_text("utf-8"))
+    assert {"task", "suite", "spec", "settings", "command", "commit", "date", "torch", "device"} <= set(record)
+    steps = [row["step"] for row in record["rows"]]
+    assert steps == sorted(set(steps)) and steps[-1] == record["steps"]
+    assert all(len(row["last"]) == len(record["seeds"]) and max(row["last"]) <= 1 for row in record["rows"])
+    assert record["constant_scaled"] < 0.5

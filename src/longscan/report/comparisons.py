@@ -171,8 +171,10 @@ def _ratio(time: float | None, unit: float | None) -> float | None:
 def measurements(rows: Iterable[Record]) -> list[Measurement]:
     """Benchmark rows by op, shape, dtype and device; of each the latest day's rows only, so that a ratio is of one session.
 
-    Ratios are to our own fastest kind of backend present: triton, else cpu, else eager, else reference.
+    Ratios are to our own fastest kind of backend present: triton, else cpu, else eager, else reference. Rows that are points of a
+    figure, or that time nothing, are left out.
     """
+    rows = [row for row in rows if "figure" not in row and "check" not in row]
     found = []
     for (op, shape, dtype, device), members in _groups(
         rows, lambda r: (r["op"], tuple(r["shape"].items()), r["dtype"], r["device"])
