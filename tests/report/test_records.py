@@ -1,5 +1,6 @@
 """Records: what is accepted, what is refused, and that everything under results/ is accepted."""
 
+import json
 import multiprocessing
 from pathlib import Path
 
@@ -104,6 +105,7 @@ def test_seeds_trained_together_are_whole(path):
     record = json.loads(path.read_text("utf-8"))
     assert {"task", "suite", "spec", "settings", "command", "commit", "date", "torch", "device"} <= set(record)
     steps = [row["step"] for row in record["rows"]]
-    assert steps == sorted(set(steps)) and steps[-1] == record["steps"]
+    assert steps == sorted(set(steps))
+    assert steps[-1] == record["steps"]
     assert all(len(row["last"]) == len(record["seeds"]) and max(row["last"]) <= 1 for row in record["rows"])
     assert record["constant_scaled"] < 0.5
