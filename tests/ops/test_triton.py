@@ -114,3 +114,10 @@ def test_scans_of_slices_are_those_of_elements(monkeypatch):
     monkeypatch.setattr(_triton_launch, "TABLE", table)
     for one, other in zip(results_and_gradients("selective_scan", inputs, "triton"), fast, strict=True):
         torch.testing.assert_close(one, other)
+
+
+def test_a_launch_names_every_compile_time_argument():
+    kernel = import_module("longscan.ops._triton").chain
+    x = torch.zeros(1, 1, 1, device=DEVICE)
+    with pytest.raises(TypeError, match=r"got 6 arguments and .'BLOCK', 'COMPLEX'., expected .*'REVERSE'"):
+        _triton_launch.run(kernel, (1, 1), x, x, x, x, 1, 1, COMPLEX=False, BLOCK=128)

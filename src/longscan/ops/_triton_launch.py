@@ -123,6 +123,7 @@ def slices(splits: int, each: int) -> Iterator[tuple[int, int]]:
         yield max(0, stop - each), stop
 
 
+OPTIONS = {"num_warps", "num_stages"}  # of the compiler, beside a kernel's own compile-time arguments
 _compiled: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}  # kernels, and their compile-time arguments in order
 
 
@@ -133,17 +134,18 @@ def run(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> Non
     key: types, which addresses and integers are multiples of 16, which integers are 1 or wide.
     """
     like = next(x for x in args if isinstance(x, Tensor))
-    if not like.is_cuda:
-        kernel[grid](*args, **constants)
-        return
     key = kernel, like.device, *constants.values(), *map(_kind, args)
-    found = _compiled.get(key)
-    if found is None:
-        compiled = kernel[grid](*args, **constants)
-        _compiled[key] = compiled, tuple(constants[name] for name in kernel.arg_names[len(args) :])
+    found = _compiled.get(key) if like.is_cuda else None
+    if found is not None:
+        compiled, ordered = found
+        compiled[(*grid, 1, 1)[:3]](*args, *ordered)
         return
-    compiled, ordered = found
-    compiled[(*grid, 1, 1)[:3]](*args, *ordered)
+    names = kernel.arg_names[len(args) :]
+    if set(names) != set(constants) - OPTIONS:
+        raise TypeError(f"{kernel}: got {len(args)} arguments and {sorted(constants)}, expected {names} after the arguments")
+    compiled = kernel[grid](*args, **constants)
+    if like.is_cuda:
+        _compiled[key] = compiled, tuple(constants[name] for name in names)
 
 
 def _kind(x: Any) -> Any:

@@ -374,7 +374,8 @@ def forward(
     p = _Problem("short_conv", u, weight, silu)
     y, final = torch.empty_like(u) if flags is None else torch.zeros_like(u), torch.empty_like(initial_state)
     with launch.on_device(u):
-        convolve[p.grid](u, weight, bias, initial_state, *_steps(flags, p.taps), y, final, *p.sizes, **p.options)
+        steps = _steps(flags, p.taps)
+        launch.run(convolve, p.grid, u, weight, bias, initial_state, *steps, y, final, *p.sizes, **p.options)
     return y, final
 
 
@@ -393,9 +394,10 @@ def backward(
     du, d_initial = torch.empty_like(u) if flags is None else torch.zeros_like(u), torch.empty_like(initial_state)
     sums = u.new_empty((p.batch, p.split.splits, p.taps + 1, p.channels))
     with launch.on_device(u):
-        convolve_backward[p.grid](
-            grad_y, grad_final, u, weight, bias, initial_state, *_steps(flags, p.taps), du, d_initial, sums, *p.sizes, **p.options
-        )
+        launch.run(
+            convolve_backward, p.grid, grad_y, grad_final, u, weight, bias, initial_state, *_steps(flags, p.taps), du, d_initial,
+            sums, *p.sizes, **p.options,
+        )  # fmt: skip
     total = sums.view(p.groups, -1, p.taps + 1, p.channels).sum(1)
     d_weight = total[:, :-1].mT.reshape(weight.shape).contiguous()
     return du, d_weight, u.new_empty(0) if bias is None else total[:, -1].reshape(bias.shape).contiguous(), d_initial
