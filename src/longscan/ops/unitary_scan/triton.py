@@ -517,7 +517,7 @@ def through_projection(
     tl.store(to, sums, mask=(row < padded)[:, None])
 
 
-@triton.jit(do_not_specialize=["count", "share"])
+@triton.jit(do_not_specialize=["count", "share", "more"])
 def projection_gradient(
     slopes, high, low, parts, size, count, share, more, one, K: tl.constexpr, BR: tl.constexpr, BS: tl.constexpr,
     BK: tl.constexpr, EVEN: tl.constexpr,
@@ -546,7 +546,7 @@ def projection_gradient(
         inputs_high = first_half.to(tl.float32) * U_STEP
         inputs_low = second_half.to(tl.float32) * (U_STEP / 2048.0)
         sums = _product(first_part, second_part, inputs_high, inputs_low, sums, one)
-    if more:
+    if more > 0:
         sums += tl.load(to, mask=(slot < size)[:, None], other=0.0)
     tl.store(to, sums, mask=(slot < size)[:, None])
 
@@ -979,7 +979,7 @@ class _Products:
         share = launch.ceil_div(launch.ceil_div(count, self.shares), table.depth) * table.depth
         launch.run(
             projection_gradient, (launch.ceil_div(p.size, table.slots), p.groups * self.blocks, self.shares), self.slopes,
-            entered.high, entered.low, self.sums, p.size, count, share, self.more, 1.0, BR=table.depth, BS=table.slots,
+            entered.high, entered.low, self.sums, p.size, count, share, int(self.more), 1.0, BR=table.depth, BS=table.slots,
             EVEN=count % share == 0 and p.size % table.slots == 0, **tile,
         )  # fmt: skip
         self.more = True
