@@ -1,0 +1,133 @@
+"""What the Triton kernels become on a GPU, found without one: registers, spills, shared memory, and the instructions of loops.
+
+    python benchmarks/compiled.py                                 the cases of gpu.py, for Hopper
+    python benchmarks/compiled.py --only unitary --capability 80
+    python benchmarks/compiled.py --only unitary --set unitary_scan=16,64,1
+
+Every launch is compiled instead of run. A loop's instructions are given for one thread and trip, by opcode, the most frequent
+first. LDL and STL are spills, SHFL, STS and LDS words between threads; MUFU is the special function unit, HMMA and HGMMA are
+matrix units.
+"""
+
+import argparse
+import collections
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+import gpu
+from longscan.ops import _dispatch, _triton_launch
+
+TYPES = {
+    torch.float32: "*fp32", torch.float64: "*fp64", torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.uint8: "*u8",
+    torch.int32: "*i32", torch.int64: "*i64",
+}  # fmt: skip
+TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+STEPS = 512  # of a case: what is compiled does not depend on more
+LEAST = 60  # instructions of a loop that is shown
+
+
+class Compiler:
+    """Stands in for `JITFunction.run`: compiles a kernel for its arguments, once, and prints what came out."""
+
+    def __init__(self, capability: int) -> None:
+        self.target, self.seen = GPUTarget("cuda", capability, 32), set()
+
+    def __call__(self, kernel: JITFunction, args: tuple[Any, ...], given: dict[str, Any]) -> None:
+        """Compile `kernel` for these arguments; given: its compile-time arguments and the compiler's options."""
+        bound = dict(zip(kernel.arg_names, args, strict=False)) | {k: v for k, v in given.items() if k in kernel.arg_names}
+        options = {k: v for k, v in given.items() if k not in kernel.arg_names}
+        signature, constants, aligned = {}, {}, {}
+        for i, parameter in enumerate(kernel.params):
+            value = bound[parameter.name]
+            fixed = value is None or parameter.is_constexpr or (type(value) is int and value == 1)
+            if fixed and (parameter.is_constexpr or value is None or not parameter.do_not_specialize):
+                signature[parameter.name], constants[(i,)] = "constexpr", value
+                continue
+            signature[parameter.name] = self._type(value)
+            even = isinstance(value, torch.Tensor) or (isinstance(value, int) and value % 16 == 0)
+            if even and not parameter.do_not_specialize:
+                aligned[(i,)] = [["tt.divisibility", 16]]
+        key = kernel, tuple(signature.values()), tuple(constants.values()), tuple(options.values()), tuple(aligned)
+        if key in self.seen:
+            return
+        self.seen.add(key)
+        start = time.perf_counter()
+        compiled = triton.compile(ASTSource(kernel, signature, constants, aligned), target=self.target, options=options)
+        seconds = time.perf_counter() - start
+        self._print(kernel.__name__, compiled, seconds)
+
+    @staticmethod
+    def _type(value: Any) -> str:
+        if isinstance(value, torch.Tensor):
+            return TYPES[value.dtype]
+        if isinstance(value, float):
+            return "fp32"
+        return "i32" if -(2**31) <= value < 2**31 else "i64"
+
+    @staticmethod
+    def _print(name: str, compiled: Any, seconds: float) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "kernel.cubin"
+            path.write_bytes(compiled.asm["cubin"])
+            usage, code = (
+                subprocess.run([TOOLS / "cuobjdump", option, path], capture_output=True, text=True, check=True).stdout
+                for option in ("-res-usage", "-sass")
+            )
+        found = re.search(r"REG:(\d+) STACK:(\d+) SHARED:(\d+)", usage)
+        registers, stack = found.group(1, 2) if found else ("?", "?")
+        about = f"{registers} registers, {stack} bytes of stack, {compiled.metadata.shared} shared"
+        print(f"{name}: {about}, {compiled.metadata.num_warps} warps, compiled in {seconds:.1f} s", flush=True)
+        lines = [(int(m[1], 16), m[2]) for m in re.finditer(r"/\*([0-9a-f]{4,})\*/\s+(.*?);", code)]
+        for end, line in lines:
+            jump = re.search(r"\bBRA\S*\s.*?0x([0-9a-f]+)", line)
+            if jump and int(jump[1], 16) < end:
+                body = [re.sub(r"^@!?U?P\w+\s+", "", text) for at, text in lines if int(jump[1], 16) <= at <= end]
+                if len(body) >= LEAST:
+                    counted = collections.Counter(text.split()[0].split(".")[0] for text in body).most_common(16)
+                    print(f"    loop of {len(body)}: " + ", ".join(f"{code} {count}" for code, count in counted), flush=True)
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", default=[""], help="words of which a case's name holds one")
+    parser.add_argument("--capability", type=int, default=90, help="of the GPU: 80, 90, 120")
+    parser.add_argument("--set", nargs="*", default=[], metavar="OP=STEPS,LANES,WARPS[,STAGES]", help="other launches")
+    options = parser.parse_args()
+    for entry in options.set:
+        name, numbers = entry.split("=")
+        if name not in _triton_launch.TABLE:
+            parser.error(f"--set: got {name!r}, expected one of {', '.join(_triton_launch.TABLE)}")
+        _triton_launch.TABLE[name] = _triton_launch.Launch(*map(int, numbers.split(",")))
+    compiler = Compiler(options.capability)
+
+    def run(kernel: JITFunction, *args: Any, grid: Any, warmup: bool = False, **given: Any) -> None:  # noqa: ARG001
+        compiler(kernel, args, given)
+
+    JITFunction.run = run
+    _triton_launch.special_functions = lambda _: True
+    _dispatch.reject = lambda *_: None
+    gpu.DEVICE = torch.device("cpu")
+    for case in gpu.CASES:
+        if any(word in case.name for word in options.only):
+            shape = {**case.shape, "L": min(STEPS, case.shape["L"])}
+            print(f"\n{case.name} {tuple(case.shape.values())} {case.dtype}", flush=True)
+            small = replace(case, shape=shape)
+            gpu.gradients(small, gpu.tensors(small, shape), "triton")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
