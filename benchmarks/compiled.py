@@ -106,11 +106,7 @@ def main() -> int:
     parser.add_argument("--capability", type=int, default=90, help="of the GPU: 80, 90, 120")
     parser.add_argument("--set", nargs="*", default=[], metavar="OP=STEPS,LANES,WARPS[,STAGES]", help="other launches")
     options = parser.parse_args()
-    for entry in options.set:
-        name, numbers = entry.split("=")
-        if name not in _triton_launch.TABLE:
-            parser.error(f"--set: got {name!r}, expected one of {', '.join(_triton_launch.TABLE)}")
-        _triton_launch.TABLE[name] = _triton_launch.Launch(*map(int, numbers.split(",")))
+    gpu.set_launches(parser, options.set)
     compiler = Compiler(options.capability)
 
     def run(kernel: JITFunction, *args: Any, grid: Any, warmup: bool = False, **given: Any) -> None:  # noqa: ARG001

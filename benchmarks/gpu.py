@@ -2,22 +2,20 @@
 
     python benchmarks/gpu.py                          every shape, under five minutes once the kernels are compiled
     python benchmarks/gpu.py --only linear            shapes whose name holds one of these words
-    python benchmarks/gpu.py --sweep --only unitary   the same for every launch of SWEEP, and which was fastest, no files
+    python benchmarks/gpu.py --set unitary_scan=16,64,1    the same with another launch of an op, no files
     TRITON_INTERPRET=1 python benchmarks/gpu.py --quick    tiny shapes on the CPU: does it work?
 
-Appends rows to DIR/gpu.jsonl and rewrites DIR/gpu.md and DIR/gpu.png, DIR being results/bench unless --out is given.
+Appends rows to DIR/gpu.jsonl and rewrites DIR/gpu.md and DIR/gpu.png, DIR being results/bench unless --out names another folder
+called bench.
 """
 
 import argparse
 import datetime
-import itertools
-import json
 import shlex
 import statistics
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -26,7 +24,7 @@ import torch
 from torch import Tensor
 
 from longscan.ops import _triton_launch, linear_scan, selective_scan, short_conv, unitary_scan
-from longscan.report.records import check_record
+from longscan.report.records import append_record
 from longscan.training.records import commit, device_name
 from registry import Shape, aussm_inputs, s6_inputs
 from timing import once
@@ -34,7 +32,7 @@ from timing import once
 ROOT = Path(__file__).parents[1]
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SHORT = 256  # steps of the call that is compared with float64
-SWEEP = {"steps": (16, 32, 64), "lanes": (32, 64, 128, 256), "warps": (1, 2, 4)}
+Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -169,7 +167,50 @@ def copy_bytes_per_ms() -> float:
     return 2 * x.nbytes / milliseconds(lambda: y.copy_(x))
 
 
-def measure(case: Case) -> dict[str, Any]:
+def record(op: str, backend: str | None, shape: Shape, **found: Any) -> Row:
+    """A row of the records: what was found, and on what it was; what is not given was not measured."""
+    nothing = dict.fromkeys(("peer", "forward_ms", "forward_backward_ms", "peak_mib", "error_vs_float64"))
+    about = {
+        "device": device_name(DEVICE), "runs": 1, "commit": commit(), "torch": torch.__version__, "triton": version("triton"),
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), "command": shlex.join(["python", *sys.argv]),
+    }  # fmt: skip
+    return {"op": op, "backend": backend, "shape": shape, "dtype": "float32", **nothing, **found, **about}
+
+
+def append(out: Path | None, name: str, rows: Iterable[Row]) -> None:
+    """Add rows to a file of the folder `out`, where there is one."""
+    for row in rows:
+        if out:
+            append_record(out / name, row)
+
+
+def set_launches(parser: argparse.ArgumentParser, entries: list[str]) -> None:
+    """Put launches given as OP=STEPS,LANES,WARPS[,...] into the table of launches; the parser reports those that cannot be."""
+    for entry in entries:
+        name, _, numbers = entry.partition("=")
+        if name not in _triton_launch.TABLE:
+            parser.error(f"--set: got {name!r}, expected one of {', '.join(_triton_launch.TABLE)}")
+        kind = type(_triton_launch.TABLE[name])
+        try:
+            _triton_launch.TABLE[name] = kind(*map(int, numbers.split(",")))
+        except (TypeError, ValueError):
+            expected = ",".join(field.name.upper() for field in fields(kind))
+            parser.error(f"--set: got {entry!r}, expected {name}={expected} in whole numbers")
+
+
+def peak_of(call: Callable[[], object]) -> float | None:
+    """MiB that a call needs beyond what is there; None on the CPU."""
+    if DEVICE.type == "cpu":
+        return None
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    call()
+    torch.cuda.synchronize()
+    return (torch.cuda.max_memory_allocated() - before) / 2**20
+
+
+def measure(case: Case) -> Row:
     """A row of the records. first_call_s: compilation included; plain_error: that of the eager backend."""
     inputs = tensors(case, case.shape)
     leaves = [x.detach().requires_grad_() for x in inputs]
@@ -179,24 +220,15 @@ def measure(case: Case) -> dict[str, Any]:
         return torch.autograd.grad(case.call(*leaves, backend="triton"), leaves, weight)
 
     first = once(train) / 1e3
-    peak = None
-    if DEVICE.type == "cuda":
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        train()
-        peak = (torch.cuda.max_memory_allocated() - before) / 2**20
+    peak = peak_of(train)
     with torch.no_grad():
         forward = milliseconds(lambda: case.call(*inputs, backend="triton"))
         kernels = replayed(lambda: case.call(*inputs, backend="triton"))
-    return {
-        "op": case.op, "backend": "triton", "peer": None, "shape": case.shape, "dtype": case.dtype, "device": device_name(DEVICE),
-        "forward_ms": forward, "forward_backward_ms": milliseconds(train), "peak_mib": peak,
-        "replayed_forward_ms": kernels, "replayed_forward_backward_ms": replayed(train),
-        "error_vs_float64": largest_error(case, "triton"), "plain_error": largest_error(case, "eager"), "first_call_s": first,
-        "runs": 1, "commit": commit(), "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "torch": torch.__version__, "triton": version("triton"), "command": shlex.join(["python", *sys.argv]),
-    }  # fmt: skip
+    return record(
+        case.op, "triton", case.shape, dtype=case.dtype, peak_mib=peak, first_call_s=first, forward_ms=forward,
+        forward_backward_ms=milliseconds(train), replayed_forward_ms=kernels, replayed_forward_backward_ms=replayed(train),
+        error_vs_float64=largest_error(case, "triton"), plain_error=largest_error(case, "eager"),
+    )  # fmt: skip
 
 
 def needed(case: Case, speed: float) -> tuple[float, float] | None:
@@ -208,32 +240,7 @@ def needed(case: Case, speed: float) -> tuple[float, float] | None:
     return 3 * element / speed / case.copy[0], 8 * element / speed / case.copy[1]
 
 
-@contextmanager
-def launched(op: str, **changes: int) -> Iterator[None]:
-    """Within, kernels of `op` are launched otherwise."""
-    before = _triton_launch.TABLE[op]
-    _triton_launch.TABLE[op] = replace(before, **changes)
-    try:
-        yield
-    finally:
-        _triton_launch.TABLE[op] = before
-
-
-def sweep(case: Case) -> None:
-    """Time a case for every launch, fastest forward and backward last."""
-    found = []
-    for values in itertools.product(*SWEEP.values()):
-        changes = dict(zip(SWEEP, values, strict=True))
-        with launched(case.op, **changes):
-            row = measure(case)
-        found.append((row["forward_backward_ms"], row["forward_ms"], row["first_call_s"], changes))
-        times = f"{row['forward_ms']:8.3f} {row['forward_backward_ms']:8.3f} ms"
-        print(f"{times}, compiled in {row['first_call_s']:.1f} s: {changes}", flush=True)
-    both, forward, _, changes = min(found, key=lambda entry: entry[0])
-    print(f"{case.name} {tuple(case.shape.values())}: fastest {forward:.3f} / {both:.3f} ms with {changes}", flush=True)
-
-
-def draw(rows: list[tuple[dict[str, Any], tuple[float, float] | None]], path: Path) -> None:
+def draw(rows: list[tuple[Row, tuple[float, float] | None]], path: Path) -> None:
     """Times as bars, with the ones that they have to meet as lines."""
     import matplotlib as mpl
 
@@ -261,18 +268,15 @@ def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", default=[""], help="words of which a case's name holds one")
-    parser.add_argument("--sweep", action="store_true", help="time every launch")
+    parser.add_argument("--set", nargs="*", default=[], metavar="OP=STEPS,LANES,WARPS[,STAGES]", help="other launches, no files")
     parser.add_argument("--quick", action="store_true", help="tiny shapes, no files unless --out is given")
-    parser.add_argument("--out", type=Path, default=None, help="folder of gpu.jsonl, gpu.md and gpu.png")
+    parser.add_argument("--out", type=Path, default=None, help="folder of gpu.jsonl, gpu.md and gpu.png, called bench")
     options = parser.parse_args()
     cases = [case for case in CASES if any(word in case.name for word in options.only)]
     if options.quick:
         tiny = {"B": 1, "L": 20, "D": 3, "N": 2}
         cases = [replace(case, shape={name: tiny.get(name, size) for name, size in case.shape.items()}) for case in cases]
-    if options.sweep:
-        for case in cases:
-            sweep(case)
-        return 0
+    set_launches(parser, options.set)
     speed = copy_bytes_per_ms()
     lines = [f"# Triton kernels on {device_name(DEVICE)}\n"]
     lines += [f"Copy: {speed / 1e9:.2f} TB/s, read and written. Times in ms: found (needed); called from Python, and replayed"]
@@ -299,13 +303,9 @@ def main() -> int:
             middle = statistics.median(ratios)
             lines.append(f"\nForward and backward, {how}, times what is needed: median {middle:.2f}, worst {max(ratios):.2f}.")
             print(lines[-1])
-    out = options.out or (None if options.quick else ROOT / "results" / "bench")
+    out = options.out or (None if options.quick or options.set else ROOT / "results" / "bench")
+    append(out, "gpu.jsonl", (row for row, _ in measured))
     if out:
-        out.mkdir(parents=True, exist_ok=True)
-        for row, _ in measured:
-            check_record("bench", row)
-        with (out / "gpu.jsonl").open("a") as file:
-            file.writelines(json.dumps(row) + "\n" for row, _ in measured)
         (out / "gpu.md").write_text("\n".join(lines) + "\n")
         draw(measured, out / "gpu.png")
     return 0

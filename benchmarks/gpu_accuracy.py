@@ -3,43 +3,27 @@
     python benchmarks/gpu_accuracy.py                             every kernel and dtype, phases, counters: a minute
     TRITON_INTERPRET=1 python benchmarks/gpu_accuracy.py --quick    tiny shapes on the CPU: does it work?
 
-Appends rows to DIR/gpu_accuracy.jsonl and rewrites DIR/gpu_accuracy.md, DIR being results/bench unless --out is given.
+Appends rows to DIR/gpu_accuracy.jsonl and rewrites DIR/gpu_accuracy.md, DIR being results/bench unless --out names another
+folder called bench.
 """
 
 import argparse
-import datetime
-import json
 import math
-import shlex
 import sys
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 import gpu
 from longscan.ops import unitary_scan
-from longscan.report.records import check_record
-from longscan.training.records import commit, device_name
+from longscan.training.records import device_name
 
-Row = dict[str, Any]
 KINDS = ("unitary", "selective", "selective complex", "linear", "linear complex", "convolution")
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
-def row(op: str, backend: str, shape: dict[str, int], dtype: str, error: float, check: str) -> Row:
-    """A row of the records without times."""
-    return {
-        "op": op, "backend": backend, "peer": None, "shape": shape, "dtype": dtype, "device": device_name(gpu.DEVICE),
-        "forward_ms": None, "forward_backward_ms": None, "peak_mib": None, "error_vs_float64": error, "runs": 1, "check": check,
-        "commit": commit(), "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "torch": torch.__version__, "triton": version("triton"), "command": shlex.join(["python", *sys.argv]),
-    }  # fmt: skip
-
-
-def errors(quick: bool) -> list[Row]:
+def errors(quick: bool) -> list[gpu.Row]:
     """Over y and every gradient, relative to the largest entry of each, of every kernel for every dtype."""
     rows = []
     for name in KINDS:
@@ -50,12 +34,13 @@ def errors(quick: bool) -> list[Row]:
             of_dtype = gpu.replace(case, shape=shape, dtype=dtype)
             for backend in ("triton", "eager"):
                 error = gpu.largest_error(of_dtype, backend, length=shape["L"])
-                rows.append(row(case.op, backend, shape, dtype, error, f"{name}: y and gradients"))
+                check = f"{name}: y and gradients"
+                rows.append(gpu.record(case.op, backend, shape, dtype=dtype, error_vs_float64=error, check=check))
                 print(name, dtype, backend, f"{error:.1e}", flush=True)
     return rows
 
 
-def phases(quick: bool) -> list[Row]:
+def phases(quick: bool) -> list[gpu.Row]:
     """The phase of the final state, u up to 10 in size, in radians: the largest error over batch, channels and states."""
     length, channels, states = (64, 3, 4) if quick else (8192, 32, 64)
     generator = torch.Generator().manual_seed(0)
@@ -77,12 +62,13 @@ def phases(quick: bool) -> list[Row]:
     for backend, name in (("triton", "triton"), ("reference", "plain float32")):
         error = float((final(backend, torch.float32, gpu.DEVICE) * truth.conj()).angle().abs().max())
         shape = {"B": 2, "L": length, "D": channels, "N": states}
-        rows.append(row("unitary_scan", backend, shape, "float32", error, f"phase after {length} steps, |u| <= 10, {name}"))
+        check = f"phase after {length} steps, |u| <= 10, {name}"
+        rows.append(gpu.record("unitary_scan", backend, shape, error_vs_float64=error, check=check))
         print(rows[-1]["check"], f"{error:.1e}", flush=True)
     return rows
 
 
-def counters(quick: bool) -> list[Row]:
+def counters(quick: bool) -> list[gpu.Row]:
     """Letters 1 counted modulo 2 and 97 by rotations, read at every step: the share of steps read wrongly."""
     length, rows = 200 if quick else 65536, []
     letters = torch.randint(0, 2, (4, length, 1), generator=torch.Generator().manual_seed(0))
@@ -97,7 +83,8 @@ def counters(quick: bool) -> list[Row]:
         counted = (torch.atan2(read[1], read[0]) / (2 * math.pi / modulus)).round().long() % modulus
         wrong = float((counted != letters.cumsum(1) % modulus).double().mean())
         shape = {"B": 4, "L": length, "D": 1, "N": 1}
-        rows.append(row("unitary_scan", "triton", shape, "float32", wrong, f"share of steps counted wrongly modulo {modulus}"))
+        check = f"share of steps counted wrongly modulo {modulus}"
+        rows.append(gpu.record("unitary_scan", "triton", shape, error_vs_float64=wrong, check=check))
         print(rows[-1]["check"], wrong, flush=True)
     return rows
 
@@ -106,16 +93,12 @@ def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="tiny shapes, no files unless --out is given")
-    parser.add_argument("--out", type=Path, default=None, help="folder of gpu_accuracy.jsonl and gpu_accuracy.md")
+    parser.add_argument("--out", type=Path, default=None, help="folder of gpu_accuracy.jsonl and gpu_accuracy.md, called bench")
     options = parser.parse_args()
     rows = [*errors(options.quick), *phases(options.quick), *counters(options.quick)]
     out = options.out or (None if options.quick else gpu.ROOT / "results" / "bench")
+    gpu.append(out, "gpu_accuracy.jsonl", rows)
     if out:
-        out.mkdir(parents=True, exist_ok=True)
-        for found in rows:
-            check_record("bench", found)
-        with (out / "gpu_accuracy.jsonl").open("a") as file:
-            file.writelines(json.dumps(found) + "\n" for found in rows)
         lines = [f"# Errors of the Triton kernels on {device_name(gpu.DEVICE)}\n"]
         lines += ["Largest error over y and every gradient, relative to the largest entry of each, against float64 on the same"]
         lines += ["(rounded) numbers; eager: plain torch in the same dtype.\n"]

@@ -8,17 +8,14 @@ Length: time and peak memory of forward and backward of one AUSSM scan as a loop
 kernel, and of S6 by ours; the lengths of the AUSSM paper's figure 2, then on to 65,536. Models: one update of K stacked models of
 d_model 16 under `torch.vmap`, and of K models one after another. Step: one update of a hybrid of Mamba and AUSSM blocks with our
 kernels and without, and how much of it the scans take. Appends rows to DIR/gpu_scaling.jsonl as they come and draws its latest
-ones in DIR/gpu_scaling.png, DIR being results/bench unless --out is given.
+ones in DIR/gpu_scaling.png, DIR being results/bench unless --out names another folder called bench.
 """
 
 import argparse
-import datetime
 import json
-import shlex
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +28,8 @@ import peers
 from longscan.models import SequenceModel
 from longscan.ops import selective_scan, unitary_scan
 from longscan.report.records import check_record
-from longscan.training.records import commit, device_name
 from registry import Shape, aussm_inputs, s6_inputs
 
-Row = dict[str, Any]
 PAPER = (10, 13, 17, 23, 30, 40, 53, 71, 94, 124, 164, 217, 288, 381, 504, 667, 883, 1169, 1547, 2048)  # AUSSM, figure 2
 LENGTHS = (*PAPER, 4096, 8192, 16384, 32768, 65536)
 MODELS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -49,31 +44,14 @@ VERSIONS: tuple[Implementation, ...] = (
 )
 
 
-def row(op: str, name: str, shape: Shape, both: float, peak: float | None, **more: Any) -> Row:
-    """A row of the records; name: the backend, or the peer's."""
+def row(op: str, name: str, shape: Shape, call: Callable[[], object], **more: Any) -> gpu.Row:
+    """A row of the records of a call, which has run before; name: the backend, or the peer's."""
     ours = name in ("triton", "eager")
-    return {
-        "op": op, "backend": name if ours else None, "peer": None if ours else name, "shape": shape, "dtype": "float32",
-        "device": device_name(gpu.DEVICE), "forward_ms": None, "forward_backward_ms": both, "peak_mib": peak,
-        "error_vs_float64": None, "runs": 1, "commit": commit(),
-        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), "torch": torch.__version__,
-        "triton": version("triton"), "command": shlex.join(["python", *sys.argv]), **more,
-    }  # fmt: skip
+    time, peak, peer = gpu.milliseconds(call), gpu.peak_of(call), None if ours else name
+    return gpu.record(op, name if ours else None, shape, peer=peer, forward_backward_ms=time, peak_mib=peak, **more)
 
 
-def peak_of(call: Callable[[], object]) -> float | None:
-    """MiB that a call needs beyond what is there; None on the CPU."""
-    if gpu.DEVICE.type != "cuda":
-        return None
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    call()
-    torch.cuda.synchronize()
-    return (torch.cuda.max_memory_allocated() - before) / 2**20
-
-
-def of_lengths(quick: bool) -> Iterator[Row]:
+def of_lengths(quick: bool) -> Iterator[gpu.Row]:
     """Forward and backward of one scan for every length and version."""
     for op, name, inputs, function, lengths in VERSIONS:
         for length in lengths[:1] if quick else lengths:
@@ -85,7 +63,7 @@ def of_lengths(quick: bool) -> Iterator[Row]:
                 return torch.autograd.grad(function(*leaves), leaves, weight)
 
             train()
-            found = row(op, name, shape, gpu.milliseconds(train), peak_of(train), figure="length")
+            found = row(op, name, shape, train, figure="length")
             print(op, name, length, f"{found['forward_backward_ms']:.3f} ms", found["peak_mib"], flush=True)
             yield found
 
@@ -98,7 +76,7 @@ def hybrid(width: int, states: int, backend: str) -> nn.Module:
     return model.to(gpu.DEVICE)
 
 
-def of_models(quick: bool) -> Iterator[Row]:
+def of_models(quick: bool) -> Iterator[gpu.Row]:
     """Forward and backward of K hybrids of d_model 16, stacked and one after another."""
     batch, length = (2, 8) if quick else (32, 256)
     for count in (1, 2) if quick else MODELS:
@@ -123,12 +101,12 @@ def of_models(quick: bool) -> Iterator[Row]:
             calls["one after another"] = apart
         for how, call in calls.items():
             call()
-            found = row("SequenceModel", "triton", shape, gpu.milliseconds(call), peak_of(call), figure="models", how=how)
+            found = row("SequenceModel", "triton", shape, call, figure="models", how=how)
             print("models", count, how, f"{found['forward_backward_ms']:.2f} ms", flush=True)
             yield found
 
 
-def of_a_step(quick: bool) -> Iterator[Row]:
+def of_a_step(quick: bool) -> Iterator[gpu.Row]:
     """One update of a hybrid, and the share of its time on the GPU that kernels of ours take."""
     batch, length, width = (2, 16, 8) if quick else (16, 4096, 64)
     tokens = torch.randint(0, 8, (batch, length), device=gpu.DEVICE)
@@ -144,7 +122,7 @@ def of_a_step(quick: bool) -> Iterator[Row]:
 
         update()
         shape = {"B": batch, "L": length, "d_model": width, "d_state": width}
-        found = row("SequenceModel", backend, shape, gpu.milliseconds(update), peak_of(update), figure="step")
+        found = row("SequenceModel", backend, shape, update, figure="step")
         if gpu.DEVICE.type == "cuda" and backend == "triton":
             with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
                 update()
@@ -156,7 +134,7 @@ def of_a_step(quick: bool) -> Iterator[Row]:
         yield found
 
 
-def draw_lengths(rows: list[Row], time: Any, memory: Any) -> None:
+def draw_lengths(rows: list[gpu.Row], time: Any, memory: Any) -> None:
     """Time and memory against the length."""
     for op, name, *_ in VERSIONS:
         mine = [found for found in rows if found["op"] == op and (found["peer"] or found["backend"]) == name]
@@ -210,16 +188,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="what to measure")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, no files unless --out is given")
-    parser.add_argument("--out", type=Path, default=None, help="folder of gpu_scaling.jsonl and gpu_scaling.png")
+    parser.add_argument("--out", type=Path, default=None, help="folder of gpu_scaling.jsonl and gpu_scaling.png, called bench")
     options = parser.parse_args()
     out = options.out or (None if options.quick else gpu.ROOT / "results" / "bench")
     for part in options.parts:
         for found in PARTS[part](options.quick):
             check_record("bench", found)
-            if out:
-                out.mkdir(parents=True, exist_ok=True)
-                with (out / "gpu_scaling.jsonl").open("a") as file:
-                    file.write(json.dumps(found) + "\n")
+            gpu.append(out, "gpu_scaling.jsonl", [found])
     if out:
         draw(out / "gpu_scaling.jsonl", out / "gpu_scaling.png")
     return 0

@@ -34,7 +34,7 @@ from longscan.layers.parameters import mark, marks
 from longscan.tasks import Batch, Task
 from longscan.training.averaging import WeightAverage
 from longscan.training.lengths import LengthPlan
-from longscan.training.optim import build_optimizer
+from longscan.training.optim import build_optimizer, set_learning_rate
 from longscan.training.parsing import parse_settings
 from longscan.training.records import commit
 from longscan.training.run import build_model
@@ -252,9 +252,7 @@ class Seeds:
 
     def update(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """One step of every seed: its accuracy and loss, (K,) each."""
-        rate = learning_rate(self.step, self.training)
-        for group in self.optimizer.param_groups:
-            group["lr"].fill_(rate * group["scale"])
+        set_learning_rate(self.optimizer, learning_rate(self.step, self.training))
         found = self.captured(batch)
         self.step += 1
         if self.training.average and self.step > self.training.average_start * self.training.steps:

@@ -120,4 +120,4 @@ def test_a_launch_names_every_compile_time_argument():
     kernel = import_module("longscan.ops._triton").chain
     x = torch.zeros(1, 1, 1, device=DEVICE)
     with pytest.raises(TypeError, match=r"got 6 arguments and .'BLOCK', 'COMPLEX'., expected .*'REVERSE'"):
-        _triton_launch.run(kernel, (1, 1), x, x, x, x, 1, 1, COMPLEX=False, BLOCK=128)
+        _triton_launch.run(kernel, (1, 1), x, x, x, x, 1, 1, constants={"COMPLEX": False, "BLOCK": 128})

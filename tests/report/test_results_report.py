@@ -94,6 +94,11 @@ def test_repeated_measurements_count_by_their_median(new_bench_row):
     assert [(t.forward, t.measurements) for t in found.timings] == [(1.0, 3), (10.0, 1)]
 
 
+def test_points_of_figures_and_checks_stand_in_no_table(new_bench_row):
+    (found,) = measurements([new_bench_row(), new_bench_row(figure="length"), new_bench_row(check="phase")])
+    assert [t.measurements for t in found.timings] == [1]
+
+
 def test_the_page_shows_ours_the_published_the_constant_and_the_failed(results, tmp_path):
     text = results_report(results, tmp_path / "out.html").read_text("utf-8")
     text = text.split("</style>")[1].split("</main>")[0]

@@ -127,7 +127,7 @@ OPTIONS = {"num_warps", "num_stages"}  # of the compiler, beside a kernel's own 
 _compiled: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}  # kernels, and their compile-time arguments in order
 
 
-def run(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
+def run(kernel: Any, grid: tuple[int, ...], *args: Any, constants: dict[str, Any]) -> None:
     """`kernel[grid](*args, **constants)`, where a kernel that has run on such arguments before is found in a tenth of the time.
 
     args: in the order of the signature, before all compile-time arguments. What Triton compiles a kernel for, and more, is the

@@ -1,6 +1,6 @@
 """AdamW with the groups that the parameters declare (`longscan.layers.parameters.mark`)."""
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import AdamW
 
 from longscan.models.roles import optimizer_groups
@@ -16,6 +16,9 @@ def build_optimizer(model: nn.Module, settings: TrainingSettings) -> AdamW:
 
 
 def set_learning_rate(optimizer: AdamW, rate: float) -> None:
-    """Give each group `rate` times its scale."""
+    """Give each group `rate` times its scale; a rate that is a tensor, as in a captured update, is filled in place."""
     for group in optimizer.param_groups:
-        group["lr"] = rate * group["scale"]
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate * group["scale"])
+        else:
+            group["lr"] = rate * group["scale"]

@@ -403,7 +403,7 @@ class _Problem:
         if self.split.splits == 1:
             return None, None
         mult, ends = self.of_splits(b), self.of_splits(b)
-        launch.run(summary, self.grid, a, b, flags, mult, ends, *self.sizes, ADJOINT=adjoint, **self.options)
+        launch.run(summary, self.grid, a, b, flags, mult, ends, *self.sizes, constants={"ADJOINT": adjoint, **self.options})
         return mult, ends
 
 
@@ -418,7 +418,7 @@ def forward(
     x, final = torch.empty_like(b), torch.empty_like(initial_state)
     with launch.on_device(b):
         maps = p.summaries(a, b, flags, False)
-        launch.run(scan, p.grid, a, b, initial_state, *maps, flags, x, final, *p.sizes, **p.options)
+        launch.run(scan, p.grid, a, b, initial_state, *maps, flags, x, final, *p.sizes, constants=p.options)
     return x, final
 
 
@@ -449,6 +449,6 @@ def backward(
         maps = p.summaries(a, grad_x, flags, True)
         launch.run(
             scan_backward, p.grid, grad_x, grad_final, a, x, initial_state, *maps, flags, previous, da, db, d_initial, *p.sizes,
-            **p.options,
+            constants=p.options,
         )  # fmt: skip
     return da.view(p.groups, -1, p.size, p.parts).sum(1).view(a.shape) if p.constant else da, db, d_initial

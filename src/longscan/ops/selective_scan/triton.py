@@ -648,13 +648,15 @@ def forward(
 def _scan(p: _Problem, split: launch.Plan, tensors: tuple[Tensor | None, ...], summary: bool) -> None:
     launch.run(
         scan, (p.programs, split.splits), *tensors, p.length, p.channels, p.states, p.blocks, split.tiles, split.splits,
-        split.span, p.rows, SUMMARY=summary, EACH=launch.TABLE[_op(p.parts, "_backward")].steps, **p.constants,
+        split.span, p.rows,
+        constants={"SUMMARY": summary, "EACH": launch.TABLE[_op(p.parts, "_backward")].steps, **p.constants},
     )  # fmt: skip
 
 
 def _chain(p: _Problem, split: launch.Plan, mult: Tensor, local: Tensor, first: Tensor, out: Tensor, reverse: bool) -> None:
     grid = p.batch, launch.ceil_div(p.size, 128)
-    launch.run(chain, grid, mult, local, first, out, split.splits, p.size, COMPLEX=p.parts == 2, REVERSE=reverse, BLOCK=128)
+    constants = {"COMPLEX": p.parts == 2, "REVERSE": reverse, "BLOCK": 128}
+    launch.run(chain, grid, mult, local, first, out, split.splits, p.size, constants=constants)
 
 
 def backward(
@@ -723,6 +725,6 @@ def _scan_backward(
     first, stop = which
     launch.run(
         scan_backward, (p.programs, stop - first), *tensors, p.length, p.channels, p.states, p.blocks, split.tiles,
-        split.splits, split.span, p.rows, first, first * split.span * split.T, count, SUMMARY=summary,
-        CHAINED=not split.parallel, **p.constants,
+        split.splits, split.span, p.rows, first, first * split.span * split.T, count,
+        constants={"SUMMARY": summary, "CHAINED": not split.parallel, **p.constants},
     )  # fmt: skip

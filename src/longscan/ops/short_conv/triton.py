@@ -375,7 +375,7 @@ def forward(
     y, final = torch.empty_like(u) if flags is None else torch.zeros_like(u), torch.empty_like(initial_state)
     with launch.on_device(u):
         steps = _steps(flags, p.taps)
-        launch.run(convolve, p.grid, u, weight, bias, initial_state, *steps, y, final, *p.sizes, **p.options)
+        launch.run(convolve, p.grid, u, weight, bias, initial_state, *steps, y, final, *p.sizes, constants=p.options)
     return y, final
 
 
@@ -396,7 +396,7 @@ def backward(
     with launch.on_device(u):
         launch.run(
             convolve_backward, p.grid, grad_y, grad_final, u, weight, bias, initial_state, *_steps(flags, p.taps), du, d_initial,
-            sums, *p.sizes, **p.options,
+            sums, *p.sizes, constants=p.options,
         )  # fmt: skip
     total = sums.view(p.groups, -1, p.taps + 1, p.channels).sum(1)
     d_weight = total[:, :-1].mT.reshape(weight.shape).contiguous()

@@ -115,6 +115,23 @@ def _weights(part, row, live, K: tl.constexpr):
 
 
 @triton.jit
+def _lanes_of(
+    channels: tl.constexpr, states: tl.constexpr, parts: tl.constexpr, blocks: tl.constexpr, BD: tl.constexpr, NB: tl.constexpr,
+):  # fmt: skip
+    """Which part of the states a program has, its first channel, which lanes it needs, and their places in (D, N)."""
+    block, lane = tl.program_id(0) % blocks, tl.arange(0, BD * NB)
+    part, first = block % parts, (block // parts) * BD
+    d, n = first + lane // NB, part * NB + lane % NB
+    return part, first, (d < channels) & (n < states), d * states + n
+
+
+@triton.jit
+def _pairs(source, place, live):
+    """Real and imaginary parts from memory."""
+    return tl.load(source + place * 2, mask=live, other=0.0), tl.load(source + place * 2 + 1, mask=live, other=0.0)
+
+
+@triton.jit
 def _of_channels(x, at, present, T: tl.constexpr, BD: tl.constexpr, NB: tl.constexpr):
     """What belongs to channels, for all lanes: (T, BD * NB) from pointers x to (T, BD)."""
     found = tl.load(x + at, mask=present[None, :], other=0.0)
@@ -156,27 +173,18 @@ def scan(
     (B, tiles of all runs, 2, D N), w before every tile. origin: the step of the arrays' first.
     """
     R: tl.constexpr = BD * NB
-    b = (tl.program_id(0) // blocks).to(tl.int64)
-    block, run = tl.program_id(0) % blocks, tl.program_id(1)
-    part = block % parts
-    first_channel = (block // parts) * BD
-    lane = tl.arange(0, R)
-    d, n = first_channel + lane // NB, part * NB + lane % NB
-    live = (d < channels) & (n < states)
     size: tl.constexpr = channels * states
-    place = d * states + n
+    b, run = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(1)
+    part, first_channel, live, place = _lanes_of(channels, states, parts, blocks, BD, NB)
     parameter = (b // rows) * size
-    Br = tl.load(B + 2 * parameter + place * 2, mask=live, other=0.0)
-    Bi = tl.load(B + 2 * parameter + place * 2 + 1, mask=live, other=0.0)
-    Cr = tl.load(C + 2 * parameter + place * 2, mask=live, other=0.0)
-    Ci = tl.load(C + 2 * parameter + place * 2 + 1, mask=live, other=0.0)
+    Br, Bi = _pairs(B + 2 * parameter, place, live)
+    Cr, Ci = _pairs(C + 2 * parameter, place, live)
     pr, pi = Cr * Br - Ci * Bi, Cr * Bi + Ci * Br
     phase = tl.zeros((R,), Br.dtype)
     wr, wi, alive = phase, phase, phase + 1.0
     if not SUMMARY:
         if initial is not None:
-            source = initial + b * size * 2 + place * 2
-            wr, wi = tl.load(source, mask=live, other=0.0), tl.load(source + 1, mask=live, other=0.0)
+            wr, wi = _pairs(initial + b * size * 2, place, live)
         else:
             source = bounds + b * bounds_stride + (first_split + run).to(tl.int64) * 3 * size + place
             phase = tl.load(source, mask=live, other=0.0)
@@ -203,14 +211,14 @@ def scan(
             tl.store(to, wr, mask=live)
             tl.store(to + size, wi, mask=live)
         theta = _projected(high, low, weights_high, weights_low, b * padded + here, place, live, width, T, R, K)
+        at = b * channels * padded + by_channel + here[:, None]
         if PHASE_DT:
-            at = b * channels * padded + by_channel + here[:, None]
             theta = (theta + angles) * _of_channels(rate, at, present, T, BD, NB)
         else:
             theta += tl.load(rate + b * padded + here)[:, None] * angles
         total = tl.associative_scan(tl.where(top, wrap(theta + phase[None, :]), theta), 0, _turned)
         s, c = _unit(total, FAST)
-        entering = _of_channels(x, b * channels * padded + by_channel + here[:, None], present, T, BD, NB)
+        entering = _of_channels(x, at, present, T, BD, NB)
         carried = 1.0
         if flags is not None:
             mark = tl.load(flags + b * length + origin + here, mask=origin + here < length, other=1)
@@ -222,7 +230,7 @@ def scan(
         if y is not None:
             read_r = carried * (Cr * wr - Ci * wi)[None, :] + pr[None, :] * Sr - pi[None, :] * Si
             read_i = carried * (Cr * wi + Ci * wr)[None, :] + pr[None, :] * Si + pi[None, :] * Sr
-            to = y + (part * batch + b) * channels * padded + by_channel + here[:, None]
+            to = y + part * batch * channels * padded + at
             tl.store(to, _over_states(c * read_r - s * read_i, T, BD, NB), mask=present[None, :])
         phase = row_of(total, last)
         end_r, end_i = row_of(Sr, last), row_of(Si, last)
@@ -295,21 +303,13 @@ def scan_backward(
     split adds to mu in `sums` (B, splits, D N, 2), and 0 in `holds` (the same) where it forgets mu after it.
     """
     R: tl.constexpr = BD * NB
-    b = (tl.program_id(0) // blocks).to(tl.int64)
-    block, run = tl.program_id(0) % blocks, tl.program_id(1)
-    split = first_split + tl.num_programs(1) - 1 - run
-    part = block % parts
-    first_channel = (block // parts) * BD
-    lane = tl.arange(0, R)
-    d, n = first_channel + lane // NB, part * NB + lane % NB
-    live = (d < channels) & (n < states)
     size: tl.constexpr = channels * states
-    place = d * states + n
+    b, run = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(1)
+    split = first_split + tl.num_programs(1) - 1 - run
+    part, first_channel, live, place = _lanes_of(channels, states, parts, blocks, BD, NB)
     parameter = (b // rows) * size
-    Br = tl.load(B + 2 * parameter + place * 2, mask=live, other=0.0)
-    Bi = tl.load(B + 2 * parameter + place * 2 + 1, mask=live, other=0.0)
-    Cr = tl.load(C + 2 * parameter + place * 2, mask=live, other=0.0)
-    Ci = tl.load(C + 2 * parameter + place * 2 + 1, mask=live, other=0.0)
+    Br, Bi = _pairs(B + 2 * parameter, place, live)
+    Cr, Ci = _pairs(C + 2 * parameter, place, live)
     source = bounds + b * bounds_stride + (split + 1).to(tl.int64) * 3 * size + place
     phase = tl.load(source, mask=live, other=0.0)
     wr, wi = tl.load(source + size, mask=live, other=0.0), tl.load(source + 2 * size, mask=live, other=0.0)
@@ -317,12 +317,10 @@ def scan_backward(
     mr, mi, alive = zero, zero, zero + 1.0
     if not SUMMARY:
         if CHAINED and split == splits - 1:
-            source = grad_final + b * size * 2 + place * 2
-            mr, mi = tl.load(source, mask=live, other=0.0), tl.load(source + 1, mask=live, other=0.0)
+            mr, mi = _pairs(grad_final + b * size * 2, place, live)
             mr, mi = _back(mr, mi, phase)
         else:
-            source = mu + (b if CHAINED else b * (splits + 1) + split + 1) * size * 2 + place * 2
-            mr, mi = tl.load(source, mask=live, other=0.0), tl.load(source + 1, mask=live, other=0.0)
+            mr, mi = _pairs(mu + (b if CHAINED else b * (splits + 1) + split + 1) * size * 2, place, live)
     sum_bias, sum_Br, sum_Bi, sum_Cr, sum_Ci, sum_gx = zero, zero, zero, zero, zero, zero
     weights_high = _weights(W_high + parameter * width, place, live, K)
     weights_low = _weights(W_low + parameter * width, place, live, K)
@@ -681,6 +679,9 @@ def leave_backward(
 
 # ---------------------------------------------------------------------------------------------- launches
 
+BLOCK = {"BLOCK": 128}  # pairs of channel and state a program, between splits
+SUMS = {"ROWS": 16, "BLOCK": 32}  # of `add_up`
+
 
 class _Problem:
     """Sizes of a call, and how channels, states and steps are divided.
@@ -775,7 +776,7 @@ def _weights_of(p: _Problem, W: Tensor, bias: Tensor, B: Tensor, C: Tensor) -> _
         return _Weights(W, W, bias, B, C)
     rows = p.groups * p.size
     high, low = (W.new_empty((rows, p.K), dtype=torch.float16) for _ in range(2))
-    launch.run(parts_of, (launch.ceil_div(rows, 32),), W, high, low, rows, p.channels, K=p.K, BLOCK=32)
+    launch.run(parts_of, (launch.ceil_div(rows, 32),), W, high, low, rows, p.channels, constants={"K": p.K, "BLOCK": 32})
     return _Weights(high, low, bias, B, C)
 
 
@@ -797,7 +798,7 @@ class _Slice:
         grid, tiles, each = launch.elementwise(p.batch, padded, p.width)
         launch.run(
             enter, grid, *tensors, self.high, self.low, self.rate, self.x, self.g, p.length, p.channels, p.width, padded, origin,
-            tiles, REVERSE=reverse, PHASE_DT=p.phase_dt, **each,
+            tiles, constants={"REVERSE": reverse, "PHASE_DT": p.phase_dt, **each},
         )  # fmt: skip
         return _Entered(self.high, self.low, self.rate, self.x, self.g, padded, origin)
 
@@ -836,14 +837,14 @@ def forward(
             if bounds is None:
                 bounds = u.new_empty((p.batch, 3 * p.size * (p.splits + 1)))
             grid = p.batch, launch.ceil_div(p.size, 128)
-            launch.run(turn_chain, grid, ends, initial_state, bounds, p.splits, p.size, bounds.stride(0), BLOCK=128)
+            launch.run(turn_chain, grid, ends, initial_state, bounds, p.splits, p.size, bounds.stride(0), constants=BLOCK)
             _scan(p, entered, weights, (None, bounds, flags, sums, final, None, None), 0, p.splits, "")
         else:
             _scan(p, entered, weights, (initial_state, bounds, flags, sums, final, None, None), 0, 1, "RECORD" if keep else "")
         grid, tiles, each = launch.elementwise(p.batch, p.length, p.channels)
         launch.run(
             leave, grid, sums, u, D, z, flags, y, raw, p.batch, p.length, p.channels, padded, p.parts, tiles, p.rows,
-            kept.stride(0), **each,
+            kept.stride(0), constants=each,
         )  # fmt: skip
     return y, final, kept
 
@@ -861,7 +862,8 @@ def _scan(
     launch.run(
         scan, (p.programs, runs), *entered[:4], *weights, *tensors, p.batch, p.length, p.splits, p.tiles,
         entered.padded // (p.T * runs), p.rows, entered.padded, entered.origin, first_split,
-        0 if bounds is None else bounds.stride(0), SUMMARY=kind == "SUMMARY", RECORD=kind == "RECORD", **p.constants(),
+        0 if bounds is None else bounds.stride(0),
+        constants={"SUMMARY": kind == "SUMMARY", "RECORD": kind == "RECORD", **p.constants()},
     )  # fmt: skip
 
 
@@ -904,9 +906,11 @@ def backward(
                 _scan_backward(p, entered, weights, tensors, first, stop, True)
             end = u.new_empty((p.batch, p.size, 2))
             grid = p.batch, launch.ceil_div(p.size, 128)
-            launch.run(turn_back, grid, chunk_states[:, 3 * p.size * p.splits :], grad_final, end, stride, p.size, BLOCK=128)
+            last = chunk_states[:, 3 * p.size * p.splits :]
+            launch.run(turn_back, grid, last, grad_final, end, stride, p.size, constants=BLOCK)
             grid = p.batch, launch.ceil_div(2 * p.size, 128)
-            launch.run(chain, grid, holds, local, end, mu, p.splits, 2 * p.size, COMPLEX=False, REVERSE=True, BLOCK=128)
+            constants = {"COMPLEX": False, "REVERSE": True, **BLOCK}
+            launch.run(chain, grid, holds, local, end, mu, p.splits, 2 * p.size, constants=constants)
         dx = u.new_empty(p.parts * p.batch * most * p.channels)
         d_rate = torch.empty_like(dx) if phase_dt else None
         slopes = u.new_empty(p.batch * most * p.size)
@@ -926,10 +930,10 @@ def backward(
             launch.run(
                 leave_backward, grid, grad_y, u, dt, D, z, flags, raw, dx, d_rate, through, du, ddt, dz, dD, p.batch, p.length,
                 p.channels, p.width, padded, origin, p.parts, shares, tiles, p.rows, stride, sum(tiles_of[:index]),
-                sum(tiles_of), PHASE_DT=phase_dt, **each,
+                sum(tiles_of), constants={"PHASE_DT": phase_dt, **each},
             )  # fmt: skip
         count = sums.shape[1] * p.rows
-        launch.run(add_up, (p.groups, launch.ceil_div(p.size, 32)), sums, d_bias, dB, dC, count, p.size, ROWS=16, BLOCK=32)
+        launch.run(add_up, (p.groups, launch.ceil_div(p.size, 32)), sums, d_bias, dB, dC, count, p.size, constants=SUMS)
     skip = u.new_empty(0) if D is None or dD is None else dD.view(p.groups, -1, p.channels).sum(1).reshape(D.shape)
     return du, ddt, product.total(W), d_bias, dB, dC, skip, dz, d_initial
 
@@ -941,7 +945,8 @@ def _scan_backward(
     assert bounds is not None
     launch.run(
         scan_backward, (p.programs, stop - first), *entered[:5], *weights, *tensors, p.batch, p.length, p.splits, p.tiles,
-        p.rows, entered.padded, entered.origin, first, bounds.stride(0), SUMMARY=summary, CHAINED=not p.parallel, **p.constants(),
+        p.rows, entered.padded, entered.origin, first, bounds.stride(0),
+        constants={"SUMMARY": summary, "CHAINED": not p.parallel, **p.constants()},
     )  # fmt: skip
 
 
@@ -973,14 +978,14 @@ class _Products:
         through = self.slopes.new_empty(shares * p.batch * padded * p.K)
         launch.run(
             through_projection, (p.batch * tiles, self.blocks, shares), self.slopes, weights.high, weights.low, through, p.batch,
-            p.size, p.rows, padded, share, tiles, 1.0, BR=table.rows, BS=table.depth,
-            EVEN=padded % table.rows == 0 and p.size % share == 0, **tile,
+            p.size, p.rows, padded, share, tiles, 1.0,
+            constants={"BR": table.rows, "BS": table.depth, "EVEN": padded % table.rows == 0 and p.size % share == 0, **tile},
         )  # fmt: skip
         share = launch.ceil_div(launch.ceil_div(count, self.shares), table.depth) * table.depth
         launch.run(
             projection_gradient, (launch.ceil_div(p.size, table.slots), p.groups * self.blocks, self.shares), self.slopes,
-            entered.high, entered.low, self.sums, p.size, count, share, int(self.more), 1.0, BR=table.depth, BS=table.slots,
-            EVEN=count % share == 0 and p.size % table.slots == 0, **tile,
+            entered.high, entered.low, self.sums, p.size, count, share, int(self.more), 1.0,
+            constants={"BR": table.depth, "BS": table.slots, "EVEN": count % share == 0 and p.size % table.slots == 0, **tile},
         )  # fmt: skip
         self.more = True
         return through, shares
