@@ -70,11 +70,6 @@ template <class Num, class T> const T* clean_rows(const T* rows, T* scratch, con
   return scratch;
 }
 
-// What a step's dt goes through. `raw` has the bias added.
-template <class T> INLINE Vec<T> step_size(const SelectiveScan& a, Vec<T> raw, const T* scale) {
-  Vec<T> dt = a.dt_softplus ? softplus(raw) : raw;
-  return scale ? dt * *scale : dt;
-}
 
 // What the recurrences read and form at one step of one block of channels. The fields of a step lie side by side: streams a
 // multiple of 4 KiB apart would fall into the same few lines of the cache.
@@ -85,19 +80,34 @@ template <class T> struct Step {
   T y[lanes<T>];    // before the gate
 };
 
+// As Step, for the backward.
+template <class T> struct GradStep : Step<T> {
+  T slope[lanes<T>];  // d dt / d raw dt
+  T gy[lanes<T>];     // k times the gradient of y before the gate
+  T d_du[lanes<T>];   // gradients of dt u and, through the decay, of dt
+  T d_dt[lanes<T>];
+};
+
+template <class T> INLINE void keep_slope(Step<T>&, Vec<T>) {}
+template <class T> INLINE void keep_slope(GradStep<T>& step, Vec<T> slope) { store(step.slope, slope); }
+
 template <class T, class Steps>
 void prepare(const SelectiveScan& a, Steps* block, int64_t row, int64_t d, int count, int steps, const uint8_t* flags) {
   const T *u = at<T>(a.u, row * a.channels + d), *dt = at<T>(a.dt, row * a.channels + d), *scale = at<T>(a.dt_scale, row);
   Vec<T> bias = a.dt_bias ? load(at<T>(a.dt_bias, d), count) : Vec<T>{}, skip = a.D ? load(at<T>(a.D, d), count) : Vec<T>{};
   for (int t = 0; t < steps; t++) {
-    Vec<T> step{}, input{};
+    Softplus<T> step = {};
+    Vec<T> input{};
     if (!flags || !(flags[t] & INVALID)) {
-      step = step_size<T>(a, load(dt + t * a.channels, count) + bias, scale ? scale + t : nullptr);
+      Vec<T> raw = load(dt + t * a.channels, count) + bias, factor = broadcast<T>(scale ? scale[t] : T(1));
+      step = a.dt_softplus ? softplus_and_slope<T>(raw) : Softplus<T>{raw, broadcast<T>(1)};
+      step = {step.value * factor, step.slope * factor};
       input = load(u + t * a.channels, count);
     }
-    store(block[t].dt, step);
-    store(block[t].dt2, step * T(1.4426950408889634));
-    store(block[t].du, step * input);
+    keep_slope<T>(block[t], step.slope);
+    store(block[t].dt, step.value);
+    store(block[t].dt2, step.value * T(1.4426950408889634));
+    store(block[t].du, step.value * input);
     store(block[t].y, skip * input);
   }
 }
@@ -227,20 +237,13 @@ template <class Num> void forward(const SelectiveScan& a) {
 constexpr int GROUP = 8;
 template <class Num> constexpr int BACK_BATCH = VECTOR_BYTES == 64 ? (Num::PARTS == 1 ? 4 : 2) : (Num::PARTS == 1 ? 2 : 1);
 
-// As Step, for the backward.
-template <class T> struct GradStep : Step<T> {
-  T gy[lanes<T>];    // k times the gradient of y before the gate
-  T d_du[lanes<T>];  // gradients of dt u and, through the decay, of dt
-  T d_dt[lanes<T>];
-};
-
 // What a step of one state of a block keeps between the two passes over a chunk, and sums over the blocks of a group.
 template <class Num> struct Tape {
   static constexpr int WIDTH = Num::PARTS * lanes<typename Num::value_type>;
   typename Num::value_type decay[WIDTH], moved[WIDTH], dB[WIDTH], dC[WIDTH];
 };
 
-// The recurrence again, from the chunk-start state h, onto the tape; block.y += Re(C h) where with_y.
+// The recurrence again, from the chunk-start state h, onto the tape, with dC; block.y += Re(C h) where with_y.
 template <class Num, int NB, bool with_y, class T = typename Num::value_type>
 void replay(GradStep<T>* block, Tape<Num>* tape, const T* A, const T* start, int64_t start_stride, int count, const T* B,
             const T* C, int64_t row_size, const Segments& segments) {
@@ -256,13 +259,15 @@ void replay(GradStep<T>* block, Tape<Num>* tape, const T* A, const T* start, int
     if (segments.resets(segment))
       for (int i = 0; i < NB; i++) h[i] = Num{};
     for (int t = segments.start[segment]; t < segments.start[segment + 1]; t++) {
-      Vec<T> dt = load(block[t].dt), dt2 = load(block[t].dt2), du = load(block[t].du);
+      Vec<T> dt = load(block[t].dt), dt2 = load(block[t].dt2), du = load(block[t].du), gy = load(block[t].gy);
       Vec<T> y{};
       for (int i = 0; i < NB; i++) {
         Num d = decay(dt, dt2, a[i]), moved = d * h[i];
-        store_number(tape[t * NB + i].decay, d);
-        store_number(tape[t * NB + i].moved, moved);
+        Tape<Num>& kept = tape[t * NB + i];
+        store_number(kept.decay, d);
+        store_number(kept.moved, moved);
         h[i] = moved + times(broadcast_number<Num>(B + t * row_size + i * Num::PARTS), du);
+        store_number(kept.dC, load_number<Num>(kept.dC) + times(conj(h[i]), gy));
         if (with_y) y = add_real_product(y, broadcast_number<Num>(C + t * row_size + i * Num::PARTS), h[i]);
       }
       if (with_y) store(block[t].y, load(block[t].y) + y);
@@ -290,11 +295,8 @@ void sweep(GradStep<T>* block, Tape<Num>* tape, const T* A, T* carry, T* dA, con
     for (int i = 0; i < NB; i++) {
       Tape<Num>& kept = tape[t * NB + i];
       Num b = broadcast_number<Num>(B + t * row_size + i * Num::PARTS);
-      Num c = broadcast_number<Num>(C + t * row_size + i * Num::PARTS);
-      Num moved = load_number<Num>(kept.moved);
-      Num h = moved + times(b, du);
+      Num c = broadcast_number<Num>(C + t * row_size + i * Num::PARTS), moved = load_number<Num>(kept.moved);
       g[i] = g[i] + times(conj(c), gy);
-      store_number(kept.dC, load_number<Num>(kept.dC) + times(conj(h), gy));
       store_number(kept.dB, load_number<Num>(kept.dB) + times(g[i], du));
       d_du = add_real_product(d_du, g[i], conj(b));
       Num w = g[i] * conj(moved);
@@ -412,12 +414,11 @@ void finish(const SelectiveScanGradients& s, const GradStep<T>* block, ChannelSu
     store(du + t * D, d_du * load(block[t].dt) + skip * g, count);
     here.dD += g * input;
     Vec<T> gradient = d_du * input + load(block[t].d_dt);
-    Vec<T> raw = load(dt + t * D, count) + bias;
     if (scale) {
+      Vec<T> raw = load(dt + t * D, count) + bias;
       store(d_scale + t * lanes<T>, load(d_scale + t * lanes<T>) + gradient * (a.dt_softplus ? softplus(raw) : raw));
-      gradient *= scale[t];
     }
-    if (a.dt_softplus) gradient *= sigmoid(raw);
+    gradient *= load(block[t].slope);
     store(ddt + t * D, gradient, count);
     here.d_bias += gradient;
   }

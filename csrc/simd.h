@@ -337,8 +337,16 @@ INLINE Doubles log1p_unit(Doubles y) {
   return s * polynomial<double>(s * s, c);
 }
 
-INLINE Floats softplus(Floats x) { return max(broadcast<float>(0), x) + log1p_unit(exp(-absolute<float>(x))); }
-INLINE Doubles softplus(Doubles x) { return max(broadcast<double>(0), x) + log1p_unit(exp(-absolute<double>(x))); }
+// softplus and its derivative, the sigmoid, from one exponential
+template <class T> struct Softplus {
+  Vec<T> value, slope;
+};
+template <class T> INLINE Softplus<T> softplus_and_slope(Vec<T> x) {
+  Vec<T> small = exp(-absolute<T>(x)), large = reciprocal(1 + small);
+  return {max(broadcast<T>(0), x) + log1p_unit(small), x < 0 ? small * large : large};
+}
+INLINE Floats softplus(Floats x) { return softplus_and_slope<float>(x).value; }
+INLINE Doubles softplus(Doubles x) { return softplus_and_slope<double>(x).value; }
 
 // ---------------------------------------------------------------------------------------------- sine and cosine
 
