@@ -13,9 +13,9 @@ from longscan.automata import LimitExceeded, NonSolvableError, PrecisionError
 from longscan.automata.compiler import Compiled, words_up_to
 from longscan.automata.languages import NAMED
 from longscan.models import SequenceModel
+from native import BACKENDS
 
 QUICK = ["parity", "mod 6", "(ab)*", "a*b*", "S3", "Q8", "flip-flop and parity", "S3 and resets"]
-BACKENDS = ["reference", "eager", "cpu"]
 
 
 def random_words(dfa: automata.DFA, words: int, length: int, seed: int = 0) -> torch.Tensor:

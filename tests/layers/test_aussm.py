@@ -6,6 +6,7 @@ from torch.nn.functional import silu, softplus
 
 from longscan.layers import AUSSM
 from longscan.numerics.timescales import inverse_softplus
+from native import BACKENDS
 
 
 def published_example(twice: bool) -> tuple[AUSSM, torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -120,7 +121,7 @@ def on_the_grid(layer: AUSSM, grid: int) -> AUSSM:
     return layer
 
 
-@pytest.mark.parametrize("backend", ["reference", "eager", "cpu"])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_phase_grid_is_the_recurrence_with_rounded_angles(backend):
     layer = on_the_grid(AUSSM(3, d_state=4, phase_grid=7, backend=backend).double(), 7)
     u = torch.randint(-2, 3, (2, 20, 3)).double()

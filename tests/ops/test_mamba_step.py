@@ -5,10 +5,8 @@ import itertools
 import pytest
 import torch
 
-from longscan.ops._dispatch import native_cpu_missing
 from longscan.ops.mamba_step import mamba_step
-
-needs_kernels = pytest.mark.skipif(native_cpu_missing() is not None, reason="the compiled kernels are not installed")
+from native import needs_kernels
 
 
 def step_inputs(rows=3, width=24, inner=40, taps=4, rank=3, states=5, seed=0):

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from longscan.ops import linear_scan, selective_scan, short_conv
-from longscan.ops._dispatch import native_cpu_missing
+from native import needs_kernels
 
-pytestmark = pytest.mark.skipif(native_cpu_missing() is not None, reason="the compiled kernels are not installed")
+pytestmark = needs_kernels
 
 
 @pytest.fixture

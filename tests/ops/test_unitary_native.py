@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from longscan.ops import unitary_scan
-from longscan.ops._dispatch import native_cpu_missing
+from native import needs_kernels
 
-pytestmark = pytest.mark.skipif(native_cpu_missing() is not None, reason="the compiled kernels are not installed")
+pytestmark = needs_kernels
 
 CHUNK = 64  # steps between saved states for up to 32 states
 
@@ -99,11 +99,10 @@ def test_threads_agree_and_repeat_themselves(threads, shape, count):
 
 IN_ANOTHER_PROCESS = """
 import sys, torch
-sys.path.insert(0, sys.argv[1])
 from longscan.ops import _native
 from test_unitary_native import arguments, results
 found = {dtype: results(arguments((2, 90, 19, 7), dtype)) for dtype in (torch.float32, torch.float64)}
-torch.save((_native.isa(), found), sys.argv[2])
+torch.save((_native.isa(), found), sys.argv[1])
 """
 
 
@@ -111,8 +110,8 @@ torch.save((_native.isa(), found), sys.argv[2])
 def test_instruction_sets_agree(isa, tmp_path):
     saved = tmp_path / "results.pt"
     run = subprocess.run(
-        [sys.executable, "-c", IN_ANOTHER_PROCESS, os.path.dirname(__file__), str(saved)],
-        env={**os.environ, "LONGSCAN_CPU_ISA": isa},
+        [sys.executable, "-c", IN_ANOTHER_PROCESS, str(saved)],
+        env={**os.environ, "LONGSCAN_CPU_ISA": isa, "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
         check=False,
