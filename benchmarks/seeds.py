@@ -6,7 +6,7 @@ curriculum and averaging are those of `longscan train`; weights and data of a se
 seed is scored on validation words of the evaluation lengths (the weights as they are, and their average where the recipe keeps
 one), and a small file with all that the run needs is rewritten: the same command goes on from it.
 
-    python benchmarks/seeds.py recipes/aussm/parity.yaml --seeds 5 --steps 30000 --out results/seeds/parity_published.json
+    python benchmarks/seeds.py recipes/aussm/parity.yaml --training.steps 30000 --out results/seeds/parity_published.json
     python benchmarks/seeds.py recipes/aussm/parity.yaml --model.spec mm --out results/seeds/parity_mamba.json
     python benchmarks/seeds.py --draw results/seeds results/seeds/success.png
 
@@ -230,9 +230,9 @@ class Seeds:
         shown = row.get("average", row["last"])
         print(self.step, "scaled", " ".join(f"{value:.3f}" for value in shown), f"{self.seconds:.0f} s", flush=True)
 
-    def run(self, steps: int, every: int, limit: float, workers: int) -> None:
-        """Train until `steps` updates are done or `limit` seconds have passed since the call."""
-        started, before = time.perf_counter(), self.seconds
+    def run(self, every: int, limit: float, workers: int) -> None:
+        """Train until the recipe's updates are done or `limit` seconds have passed since the call."""
+        started, before, steps = time.perf_counter(), self.seconds, self.training.steps
         while self.step < steps and time.perf_counter() - started < limit:
             stop = min(steps, (self.step // every + 1) * every)
             looks = any(plan.looks_at(self.step + n) for plan in self.plans for n in range(1, every + 1))
@@ -309,7 +309,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipe", nargs="?", type=Path)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--steps", type=int, help="updates; the recipe's own number where not given")
     parser.add_argument("--every", type=int, default=500, help="steps between evaluations")
     parser.add_argument("--limit", type=float, default=1e9, help="seconds after which this call stops")
     parser.add_argument("--workers", type=int, default=4, help="loader processes")
@@ -325,9 +324,7 @@ def main() -> None:
     settings = parse_settings(["--config", str(words.recipe), *further]).settings
     settings = replace(settings, model=replace(settings.model, backend=words.backend))
     command = shlex.join(["python", "benchmarks/seeds.py", *sys.argv[1:]])
-    Seeds(settings, list(range(words.seeds)), words.out, command).run(
-        words.steps or settings.training.steps, words.every, words.limit, words.workers
-    )
+    Seeds(settings, list(range(words.seeds)), words.out, command).run(words.every, words.limit, words.workers)
 
 
 if __name__ == "__main__":

@@ -182,16 +182,15 @@ def test_constant_factor_is_not_folded(kernels):
     torch.testing.assert_close(mapped, torch.stack([linear_scan(row, b, backend="eager")[0] for row in a]))
 
 
+@pytest.mark.parametrize("trains", [False, True])
 @pytest.mark.parametrize("call", [selective_scan, unitary_scan, short_conv])
-def test_one_step_costs_no_custom_op(kernels, call, monkeypatch):
-    """At length 1 without gradients, nothing but the kernel runs between the checks."""
-    from longscan.ops import _native_op
-
-    def fail(*_):
-        raise AssertionError("custom op called")
-
-    monkeypatch.setattr(_native_op._CustomOp, "__call__", fail)
-    name = call.__name__
-    with torch.no_grad():
-        y, _ = call(**example(name, length=1, masked=False), backend="cpu")
+def test_a_plain_call_costs_no_custom_op(kernels, call, trains):
+    """Nothing but the kernel runs between the checks, with gradients and without."""
+    inputs = example(call.__name__, length=1, masked=False)
+    inputs["u"].requires_grad_(trains)
+    with torch.profiler.profile() as profile:
+        y, _ = call(**inputs, backend="cpu")
+        if trains:
+            y.sum().backward()
+    assert not [event.key for event in profile.key_averages() if event.key.startswith("longscan::")]
     assert y.shape == (2, 1, 3)

@@ -2,7 +2,9 @@
 
 A native backend of an op is a module `longscan.ops.<op>.<backend>` with `forward` and `backward` on contiguous real tensors of
 one dtype (complex numbers are pairs). `NativeOp` wraps both in custom ops with fake, autograd and vmap rules, so that
-`torch.compile`, export and many-model training treat each as one node. There is no second derivative: asking for it raises.
+`torch.compile`, export and many-model training treat each as one node. A plain call takes none of that way, whose layers cost
+more than a small kernel: it goes to the kernel, by an autograd function where it is recorded. There is no second derivative:
+asking for it raises.
 """
 
 from collections.abc import Callable, Sequence
@@ -44,6 +46,21 @@ class _Transformed(torch.autograd.Function):
         return op.vmap(info, in_dims[1:], *args)
 
 
+class _Recorded(torch.autograd.Function):
+    """The autograd rule of a custom op around its kernel, for plain calls."""
+
+    @staticmethod
+    def forward(ctx: Any, op: "_CustomOp", *args: Any) -> Any:
+        ctx.op = op
+        output = op.run(*args)
+        op.save(ctx, args, output)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return (None, *ctx.op.differentiate(ctx, *grads))
+
+
 class _CustomOp:
     """One custom op: call it with the positional arguments of its schema.
 
@@ -63,7 +80,7 @@ class _CustomOp:
         folds: bool,
     ) -> None:
         name = "longscan::" + schema.split("(")[0]
-        self.save, self.differentiate, self._batched, self._folds = save, differentiate, batched, folds
+        self.run, self.save, self.differentiate, self._batched, self._folds = run, save, differentiate, batched, folds
         _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
         torch.library.impl(name, "default", run, lib=_library)
         torch.library.register_fake(name, fake, lib=_library)
@@ -72,9 +89,16 @@ class _CustomOp:
         self.overload = getattr(torch.ops.longscan, name.split("::")[1]).default
 
     def __call__(self, *args: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return self.overload(*args)
         if _transforming():
             return _Transformed.apply(self, *args)  # type: ignore[no-untyped-call]
-        return self.overload(*args)
+        tensors = [x for x in args if isinstance(x, Tensor)]
+        if torch._C._len_torch_dispatch_stack() or any(type(x) not in (Tensor, torch.nn.Parameter) for x in tensors):
+            return self.overload(*args)
+        if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+            return _Recorded.apply(self, *args)  # type: ignore[no-untyped-call]
+        return self.run(*args)
 
     def vmap(self, info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, Any]:
         """Fold the mapped axis into the batch where every mapped argument has one.
@@ -196,20 +220,10 @@ class NativeOp:
         return import_module(f"longscan.ops.{self._name}.{backend}")
 
     def __call__(self, *args: Any) -> tuple[Tensor, ...]:
-        """Run `forward`: the kernel itself where nothing records, transforms or traces the call, else the custom op.
-
-        args: inputs, constants, and the name of the backend.
-        """
-        if torch.compiler.is_compiling():
-            return self._first(*args)
-        tensors = [x for x in args if isinstance(x, Tensor)]
-        if forward_ad._current_level >= 0 and any(map(_has_tangent, tensors)):
+        """Run `forward`. args: inputs, constants, and the name of the backend."""
+        if forward_ad._current_level >= 0 and any(_has_tangent(x) for x in args if isinstance(x, Tensor)):
             raise RuntimeError(f"{self._name}: the {args[-1]} backend has no forward-mode derivative; use backend='eager'")
-        recorded = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-        traced = torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack()
-        if recorded or traced or any(type(x) not in (Tensor, torch.nn.Parameter) for x in tensors):
-            return self._first(*args)
-        return self._module(args[-1]).forward(*_contiguous(args[:-1]))
+        return self._first(*args)
 
 
 def _has_tangent(x: Tensor) -> bool:

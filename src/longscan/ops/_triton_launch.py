@@ -134,26 +134,32 @@ def run(kernel: Any, grid: tuple[int, ...], *args: Any, constants: dict[str, Any
     key: types, which addresses and integers are multiples of 16, which integers are 1 or wide.
     """
     like = next(x for x in args if isinstance(x, Tensor))
-    key = kernel, like.device, *constants.values(), *map(_kind, args)
-    found = _compiled.get(key) if like.is_cuda else None
-    if found is not None:
-        compiled, ordered = found
-        compiled[(*grid, 1, 1)[:3]](*args, *ordered)
+    if not like.is_cuda:
+        _checked(kernel, grid, args, constants)
         return
+    key: list[Any] = [kernel, like.device, *constants.values()]
+    values = []
+    for x in args:
+        if isinstance(x, Tensor):
+            values.append(x.data_ptr())  # an address, which the launcher need not look up
+            key += (x.dtype, values[-1] % 16)
+        else:
+            values.append(x)
+            key += (type(x), (x % 16 == 0, x == 1, -(2**31) <= x < 2**31) if isinstance(x, int) else None)
+    found = _compiled.get(tuple(key))
+    if found is None:
+        compiled = _checked(kernel, grid, args, constants)
+        _compiled[tuple(key)] = compiled, tuple(constants[name] for name in kernel.arg_names[len(args) :])
+        return
+    compiled, ordered = found
+    compiled[(*grid, 1, 1)[:3]](*values, *ordered)
+
+
+def _checked(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], constants: dict[str, Any]) -> Any:
     names = kernel.arg_names[len(args) :]
     if set(names) != set(constants) - OPTIONS:
         raise TypeError(f"{kernel}: got {len(args)} arguments and {sorted(constants)}, expected {names} after the arguments")
-    compiled = kernel[grid](*args, **constants)
-    if like.is_cuda:
-        _compiled[key] = compiled, tuple(constants[name] for name in names)
-
-
-def _kind(x: Any) -> Any:
-    if isinstance(x, Tensor):
-        return x.dtype, x.data_ptr() % 16 == 0
-    if isinstance(x, int):
-        return x % 16 == 0, x == 1, -(2**31) <= x < 2**31, type(x)
-    return type(x)
+    return kernel[grid](*args, **constants)
 
 
 def on_device(like: Tensor) -> AbstractContextManager[object]:
