@@ -7,11 +7,11 @@ made twice: the bits must be the same.
 
 import os
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import product
+from itertools import groupby, product
+from multiprocessing import get_context
 from typing import Any
 
 import torch
@@ -120,22 +120,18 @@ def calls(op: str, batch: int, length: int, channels: int, states: int, masked: 
 SIZES = ((2, 70, 5, 3), (3, 1, 4, 1))  # (B, L, D, N)
 LARGE = ((2, 300, 40, 16), (1, 700, 3, 64))  # beside them where kernels run at speed
 KINDS = tuple(product((False, True), repeat=2))  # masked, complex
+PROCESS_BYTES = 2**30  # of a GPU, for a process that judges calls
 
 
-def examine(op: str, backend: str, device: torch.device, sizes: tuple[tuple[int, int, int, int], ...]) -> Iterator[Finding]:
-    """Run a kernel on calls of every kind at the first size, and of two kinds, in turn, at the others, and judge each."""
-    wanted = [(size, kind) for i, size in enumerate(sizes) for kind in KINDS if i == 0 or (sum(kind) + i) % 2]
-    found = [call for size, kind in wanted if (call := calls(op, *size, *kind)) is not None]
-    if device.type == "cuda":
-        with ThreadPoolExecutor(os.cpu_count()) as pool:  # most of the time goes into compiling
-            list(pool.map(partial(_compile, backend=backend, device=device), found))
-    for call in found:
-        yield judge(call, backend, device)
+def wanted(op: str, sizes: tuple[tuple[int, int, int, int], ...]) -> list[Call]:
+    """Calls of every kind at the first size, and of two kinds, in turn, at the others."""
+    kinds = [(size, kind) for i, size in enumerate(sizes) for kind in KINDS if i == 0 or (sum(kind) + i) % 2]
+    return [call for size, kind in kinds if (call := calls(op, *size, *kind)) is not None]
 
 
-def _compile(call: Call, backend: str, device: torch.device) -> None:
-    with suppress(Exception):  # it comes again, and is a finding, when the call is judged
-        call.results(backend, device, torch.float32)
+def examine(op: str, backend: str, device: torch.device, sizes: tuple[tuple[int, int, int, int], ...]) -> list[Finding]:
+    """Run a kernel on the calls that are wanted of its op, and judge each."""
+    return [judge(call, backend, device) for call in wanted(op, sizes)]
 
 
 def judge(call: Call, backend: str, device: torch.device) -> Finding:
@@ -197,10 +193,38 @@ def kernels(device: torch.device) -> Iterator[tuple[str, str]]:
 
 
 def doctor(device: torch.device) -> Iterator[list[Finding]]:
-    """Examine the kernels of a device, one after another, and keep the verdicts for `auto`."""
-    for op, backend in kernels(device):
-        interpreted = device.type == "cpu" and backend == "triton"
-        findings = list(examine(op, backend, device, SIZES if interpreted else SIZES + LARGE))
-        faults = [f"{finding.call}: {finding.fault}" for finding in findings if finding.fault]
-        _verdicts.write(device, {op: {backend: faults[0] if faults else _verdicts.PASSED}})
-        yield findings
+    """Examine the kernels of a device, one after another, and keep the verdicts for `auto`.
+
+    Most of the time on a GPU goes into compiling, so the calls there are judged by processes of their own, side by side.
+    """
+    found = list(kernels(device))
+    if device.type != "cuda":
+        for op, backend in found:
+            findings = examine(op, backend, device, SIZES if backend == "triton" else SIZES + LARGE)  # interpreted
+            _keep(device, op, backend, findings)
+            yield findings
+        return
+    free = torch.cuda.mem_get_info(device)[0]
+    workers = max(1, min(os.cpu_count() or 1, free // PROCESS_BYTES))
+    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
+        running = [
+            (op, backend, call, pool.submit(judge, call, backend, device))
+            for op, backend in found
+            for call in wanted(op, SIZES + LARGE)
+        ]
+        for (op, backend), members in groupby(running, lambda entry: entry[:2]):
+            findings = [_result(call, backend, future) for _, _, call, future in members]
+            _keep(device, op, backend, findings)
+            yield findings
+
+
+def _result(call: Call, backend: str, future: "Future[Finding]") -> Finding:
+    try:
+        return future.result()
+    except BrokenProcessPool:
+        return Finding(call.op, backend, call.name, "", 0.0, 0.0, "its process, or one beside it, died")
+
+
+def _keep(device: torch.device, op: str, backend: str, findings: list[Finding]) -> None:
+    faults = [f"{finding.call}: {finding.fault}" for finding in findings if finding.fault]
+    _verdicts.write(device, {op: {backend: faults[0] if faults else _verdicts.PASSED}})
