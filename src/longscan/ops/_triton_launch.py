@@ -53,7 +53,7 @@ class Product:
     warps: int
 
 
-PRODUCTS = Product(rows=64, slots=64, columns=64, depth=32, warps=4)
+PRODUCTS = Product(rows=64, slots=64, columns=64, depth=32, warps=2)
 PROGRAMS = 528  # programs that fill the GPU: four on each of 132 multiprocessors
 SCRATCH = 2**26  # bytes of memory for what a backward hands from kernel to kernel, beyond which it goes slice by slice
 MAX_STATES = 1024  # of a channel: they lie in one program
