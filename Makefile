@@ -26,9 +26,11 @@ test: $(STAMP) lint
 	$(BIN)/pytest -q -n 2 -m "not slow"
 	TRITON_INTERPRET=1 LONGSCAN_BACKEND=triton LONGSCAN_EXAMPLES=2 $(BIN)/pytest -q -n 2 -m "not slow" $(INTERPRETED)
 
+# Cases per property and setting; each op and layer has eight properties at least, so 250 make 2,000 and more for each.
+CASES ?= 250
 contract: $(STAMP)
-	LONGSCAN_EXAMPLES=2000 $(BIN)/pytest -q -n 2 tests/contracts
-	TRITON_INTERPRET=1 LONGSCAN_BACKEND=triton LONGSCAN_EXAMPLES=50 $(BIN)/pytest -q -n 2 $(INTERPRETED)
+	LONGSCAN_EXAMPLES=$(CASES) $(BIN)/pytest -q -n 2 tests/contracts
+	TRITON_INTERPRET=1 LONGSCAN_BACKEND=triton LONGSCAN_EXAMPLES=5 $(BIN)/pytest -q -n 2 $(INTERPRETED)
 
 lint: $(STAMP)
 	$(BIN)/ruff check src tests benchmarks

@@ -82,15 +82,20 @@ def pytest_runtest_call(item: pytest.Item) -> Any:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """One line a property: over how many parameter sets and how many generated cases it was tried."""
+    """One line a property, and one for each op, layer, block or task of a contract: how many generated cases it was tried on."""
     counts: dict[str, list[int]] = defaultdict(list)
+    subjects: dict[str, list[int]] = defaultdict(list)
     for reports in terminalreporter.stats.values():
         for report in reports:
             for name, count in getattr(report, "user_properties", []):
                 if name == _GENERATED and report.when == "call":
-                    counts[report.nodeid.split("[")[0]].append(count)
-    if counts:
-        terminalreporter.section("generated cases per property")
-        for name, each in sorted(counts.items()):
+                    function, _, parameters = report.nodeid.partition("[")
+                    counts[function].append(count)
+                    if parameters and function.startswith("tests/contracts/"):
+                        subjects[parameters.rstrip("]").split("-")[0]].append(count)
+    for title, found in (("property", counts), ("subject of a contract", subjects)):
+        if found:
+            terminalreporter.section(f"generated cases per {title}")
+        for name, each in sorted(found.items()):
             sets = f" ({len(each)} parameter sets, {min(each)} to {max(each)} each)" if len(each) > 1 else ""
             terminalreporter.line(f"{sum(each):8d}  {name}{sets}")
