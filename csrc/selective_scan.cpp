@@ -70,7 +70,6 @@ template <class Num, class T> const T* clean_rows(const T* rows, T* scratch, con
   return scratch;
 }
 
-
 // What the recurrences read and form at one step of one block of channels. The fields of a step lie side by side: streams a
 // multiple of 4 KiB apart would fall into the same few lines of the cache.
 template <class T> struct Step {

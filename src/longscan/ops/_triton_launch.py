@@ -53,6 +53,8 @@ class Product:
     warps: int
 
 
+# Two warps: four would get Hopper's warp-group instructions, for which what was split in registers goes through shared memory
+# behind a fence at every step: twice the time.
 PRODUCTS = Product(rows=64, slots=64, columns=64, depth=32, warps=2)
 PROGRAMS = 528  # programs that fill the GPU: four on each of 132 multiprocessors
 SCRATCH = 2**26  # bytes of memory for what a backward hands from kernel to kernel, beyond which it goes slice by slice
