@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
-from itertools import groupby, product
+from itertools import product
 from multiprocessing import get_context
 from typing import Any
 
@@ -193,29 +193,29 @@ def kernels(device: torch.device) -> Iterator[tuple[str, str]]:
 
 
 def doctor(device: torch.device) -> Iterator[list[Finding]]:
-    """Examine the kernels of a device, one after another, and keep the verdicts for `auto`.
-
-    Most of the time on a GPU goes into compiling, so the calls there are judged by processes of their own, side by side.
-    """
+    """Examine the kernels of a device, one after another, and keep the verdicts for `auto`."""
     found = list(kernels(device))
-    if device.type != "cuda":
-        for op, backend in found:
-            findings = examine(op, backend, device, SIZES if backend == "triton" else SIZES + LARGE)  # interpreted
-            _keep(device, op, backend, findings)
-            yield findings
-        return
-    free = torch.cuda.mem_get_info(device)[0]
-    workers = max(1, min(os.cpu_count() or 1, free // PROCESS_BYTES))
+    if device.type == "cuda":  # most of the time goes into compiling
+        workers = max(1, min(os.cpu_count() or 1, torch.cuda.mem_get_info(device)[0] // PROCESS_BYTES))
+        examined = side_by_side(found, device, SIZES + LARGE, workers)
+    else:  # Triton's interpreter is slow
+        examined = (examine(op, backend, device, SIZES if backend == "triton" else SIZES + LARGE) for op, backend in found)
+    for (op, backend), findings in zip(found, examined, strict=True):
+        faults = [f"{finding.call}: {finding.fault}" for finding in findings if finding.fault]
+        _verdicts.write(device, {op: {backend: faults[0] if faults else _verdicts.PASSED}})
+        yield findings
+
+
+def side_by_side(
+    found: list[tuple[str, str]], device: torch.device, sizes: tuple[tuple[int, int, int, int], ...], workers: int
+) -> Iterator[list[Finding]]:
+    """Examine kernels as `examine` does, all their calls in `workers` processes; what kills a process is a fault."""
     with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
         running = [
-            (op, backend, call, pool.submit(judge, call, backend, device))
-            for op, backend in found
-            for call in wanted(op, SIZES + LARGE)
+            [(call, backend, pool.submit(judge, call, backend, device)) for call in wanted(op, sizes)] for op, backend in found
         ]
-        for (op, backend), members in groupby(running, lambda entry: entry[:2]):
-            findings = [_result(call, backend, future) for _, _, call, future in members]
-            _keep(device, op, backend, findings)
-            yield findings
+        for members in running:
+            yield [_result(*member) for member in members]
 
 
 def _result(call: Call, backend: str, future: "Future[Finding]") -> Finding:
@@ -223,8 +223,3 @@ def _result(call: Call, backend: str, future: "Future[Finding]") -> Finding:
         return future.result()
     except BrokenProcessPool:
         return Finding(call.op, backend, call.name, "", 0.0, 0.0, "its process, or one beside it, died")
-
-
-def _keep(device: torch.device, op: str, backend: str, findings: list[Finding]) -> None:
-    faults = [f"{finding.call}: {finding.fault}" for finding in findings if finding.fault]
-    _verdicts.write(device, {op: {backend: faults[0] if faults else _verdicts.PASSED}})

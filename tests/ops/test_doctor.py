@@ -1,6 +1,8 @@
 """`longscan doctor` on kernels that are right and on kernels that are wrong, and what `auto` makes of it."""
 
 import os
+from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
 from importlib import import_module
 
 import pytest
@@ -88,6 +90,19 @@ def test_every_mutant_is_caught(mutant, monkeypatch):
     module = import_module(f"longscan.ops.{op}.{BACKEND}")
     monkeypatch.setattr(module, direction, mutate(getattr(module, direction)))
     assert any(finding.fault for finding in doctor.examine(op, BACKEND, CPU, doctor.SIZES))
+
+
+def test_processes_side_by_side_find_the_same():
+    found = [("short_conv", BACKEND), ("linear_scan", BACKEND)]
+    here = [doctor.examine(op, backend, CPU, doctor.SIZES[1:]) for op, backend in found]
+    assert list(doctor.side_by_side(found, CPU, doctor.SIZES[1:], workers=2)) == here
+
+
+def test_a_kernel_that_kills_its_process_has_a_fault():
+    call = doctor.wanted("short_conv", doctor.SIZES)[0]
+    future = Future()
+    future.set_exception(BrokenProcessPool())
+    assert "died" in doctor._result(call, BACKEND, future).fault
 
 
 @pytest.fixture
