@@ -24,20 +24,25 @@ def _run(step: Chunk, inputs: Sequence[Tensor | None]) -> tuple[Tensor, Tensor]:
 
 
 def scan_chunks(
-    step: Chunk, per_step: Sequence[Tensor | None], shared: Sequence[Tensor | None], state: Tensor, empty: Tensor
+    step: Chunk,
+    per_step: Sequence[Tensor | None],
+    shared: Sequence[Tensor | None],
+    state: Tensor,
+    empty: Tensor,
+    size: int = CHUNK,
 ) -> tuple[Tensor, Tensor]:
-    """Apply `step(*chunk_of_per_step, *shared, state) -> (y, state)` to consecutive chunks of steps along axis 1.
+    """Apply `step(*chunk_of_per_step, *shared, state) -> (y, state)` to consecutive chunks of `size` steps along axis 1.
 
     Returns y joined over time (`empty`, cloned, where there is no step) and the last state, which aliases no input.
     """
     length = empty.shape[1]
     if length == 0:
         return empty.clone(), state.clone()
-    if length <= CHUNK:
+    if length <= size:
         return step(*per_step, *shared, state)
-    count = -(-length // CHUNK)
+    count = -(-length // size)
     # split, not slices: its backward joins the chunks' gradients once, that of a slice fills a whole tensor for every chunk
-    pieces = [(None,) * count if x is None else torch.split(x, CHUNK, 1) for x in per_step]
+    pieces = [(None,) * count if x is None else torch.split(x, size, 1) for x in per_step]
     outputs = []
     for chunk in zip(*pieces, strict=True):
         y, state = _run(step, (*chunk, *shared, state))

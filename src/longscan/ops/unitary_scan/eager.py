@@ -14,7 +14,7 @@ from torch.nn.functional import silu
 
 from longscan.ops._arguments import carry_dtype, marks, mask
 from longscan.ops._associative import affine_scan
-from longscan.ops._chunks import scan_chunks
+from longscan.ops._chunks import CHUNK, scan_chunks
 
 
 def _angles(u: Tensor, dt: Tensor, W: Tensor, bias: Tensor, flags: Tensor | None, phase_dt: bool) -> Tensor:
@@ -50,7 +50,8 @@ def _chunk(
     u, dt, z = mask(flags, u, dt, z)
     gated = silu(u)
     entering = (dt * gated).unsqueeze(-1)
-    phase = _wrapped(torch.cumsum(_angles(u, dt, W, bias, flags, phase_dt).to(state.dtype), 1))
+    turns = _wrapped(_angles(u, dt, W, bias, flags, phase_dt).to(state.dtype))  # small, so that their sums round little
+    phase = _wrapped(torch.cumsum(turns, 1))
     cos, sin = torch.cos(phase.to(u.dtype)), torch.sin(phase.to(u.dtype))
     start_re, start_im = state.unsqueeze(1).unbind(-1)
     if flags is None:
@@ -88,5 +89,7 @@ def unitary_scan(
 ) -> tuple[Tensor, Tensor]:
     """As `reference.unitary_scan`, complex numbers as pairs (..., 2); memory beyond the output is bounded by a chunk."""
     step = partial(_chunk, phase_dt=phase_dt)
-    y, final = scan_chunks(step, (u, dt, z, flags), (W, bias, B, C, D), initial_state.to(carry_dtype(initial_state)), empty=u)
+    state = initial_state.to(carry_dtype(initial_state))
+    size = CHUNK // 4 if state.dtype == u.dtype else CHUNK  # sums no wider than what they add: short ones round less
+    y, final = scan_chunks(step, (u, dt, z, flags), (W, bias, B, C, D), state, empty=u, size=size)
     return y, final.to(initial_state.dtype, copy=True)
