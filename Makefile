@@ -26,8 +26,8 @@ test: $(STAMP) lint
 	$(BIN)/pytest -q -n 2 -m "not slow"
 	TRITON_INTERPRET=1 LONGSCAN_BACKEND=triton LONGSCAN_EXAMPLES=2 $(BIN)/pytest -q -n 2 -m "not slow" $(INTERPRETED)
 
-# Cases per property and setting; each op and layer has eight properties at least, so 250 make 2,000 and more for each.
-CASES ?= 250
+# Cases per property and setting; an op or layer has five properties at least, so 400 make 2,000 and more for each.
+CASES ?= 400
 contract: $(STAMP)
 	LONGSCAN_EXAMPLES=$(CASES) $(BIN)/pytest -q -n 2 tests/contracts
 	TRITON_INTERPRET=1 LONGSCAN_BACKEND=triton LONGSCAN_EXAMPLES=5 $(BIN)/pytest -q -n 2 $(INTERPRETED)
