@@ -139,19 +139,20 @@ def run(kernel: Any, grid: tuple[int, ...], *args: Any, constants: dict[str, Any
     if not like.is_cuda:
         _checked(kernel, grid, args, constants)
         return
-    key: list[Any] = [kernel, like.device, *constants.values()]
+    parts: list[Any] = [kernel, like.device, *constants.values()]
     values = []
     for x in args:
         if isinstance(x, Tensor):
             values.append(x.data_ptr())  # an address, which the launcher need not look up
-            key += (x.dtype, values[-1] % 16)
+            parts += (x.dtype, values[-1] % 16)
         else:
             values.append(x)
-            key += (type(x), (x % 16 == 0, x == 1, -(2**31) <= x < 2**31) if isinstance(x, int) else None)
-    found = _compiled.get(tuple(key))
+            parts += (type(x), (x % 16 == 0, x == 1, -(2**31) <= x < 2**31) if isinstance(x, int) else None)
+    key = tuple(parts)
+    found = _compiled.get(key)
     if found is None:
         compiled = _checked(kernel, grid, args, constants)
-        _compiled[tuple(key)] = compiled, tuple(constants[name] for name in kernel.arg_names[len(args) :])
+        _compiled[key] = compiled, tuple(constants[name] for name in kernel.arg_names[len(args) :])
         return
     compiled, ordered = found
     compiled[(*grid, 1, 1)[:3]](*values, *ordered)
