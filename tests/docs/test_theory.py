@@ -33,3 +33,44 @@ def test_each_class_has_a_system_outside_it(run_page):
     assert names["apart"]["AUSSM"] == pytest.approx(1, abs=1e-3)
     assert names["apart"]["S6"] < 0.05
     assert drawings(page) == 2
+
+
+def test_the_derivation_holds_and_the_misprints_do_not(run_page):
+    page = run_page("docs/theory/derivation.md")
+    names = page.names
+    assert names["steps"].pop("1. exact hold, against the integral") < 1e-6
+    assert len(names["steps"]) == 5
+    assert max(names["steps"].values()) < 1e-12
+    first, *_, before, last = names["euler_error"]
+    assert first > 0.1
+    assert before / last == pytest.approx(2, rel=0.2)  # first order
+    assert names["commutators"]["A0 + u A1"] > 0.1 > 1e-12 > names["commutators"]["one basis"]
+    assert names["lost"]["A0 + u A1"] > 0.1 > 1e-12 > names["lost"]["one basis"]
+    assert len(names["printed"]) == 7
+    assert min(names["printed"].values()) > 0.3
+    assert max(names["right"].values()) < 1e-12
+    assert names["negative"] == pytest.approx(0.5, abs=0.01)
+    assert names["below"] == pytest.approx(0.5, abs=0.1)
+    assert names["softplus_error"] > 1 > 1e-12 > names["right_softplus"]
+    assert drawings(page) == 1
+
+
+def test_what_a_rotation_keeps_and_what_grows(run_page):
+    page = run_page("docs/theory/rotations.md")
+    names = page.names
+    assert max(max(errors) for errors in names["lemmas"].values()) < 1e-12
+    assert names["zeros"] == {size: size % 2 for size in names["zeros"]}
+    assert max(names["half_turn"], names["pairing"]) < 1e-12
+    assert max(names["weyl"].values()) <= 1 + 1e-9
+    assert names["turned"]["ε = 0.003"].max() > 5 * names["turned"]["ε = 0.03"].max() > 25 * names["turned"]["ε = 0.3"].max()
+    assert max((values - 1).abs().max() for values in names["spectra"]["AUSSM"]) < 1e-12
+    assert names["spectra"]["S6"][-1].max() < 1e-20
+    assert names["by_angle"] == pytest.approx({length: length for length in names["lengths"]})
+    sizes = names["sizes"]
+    assert sizes["its own frequency"][-1].item() == pytest.approx(10_000)
+    assert sizes["0.02 away"].max() <= 1 / math.sin(0.01)
+    assert sizes["its own, |a| = 0.99"].max() <= 100 + 1e-9
+    assert 10 < sizes["random"][-1] < 400  # about the square root of 10,000
+    assert [math.log2(steps) for steps in names["stalls"].values()] == [8, 11, 24]
+    assert names["kept"] == pytest.approx(1, abs=1e-3)
+    assert drawings(page) == 2
