@@ -1,0 +1,118 @@
+"""What the tests of claims share: scans and operations that count what they do, published figures, and records."""
+
+import json
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from longscan.report.published import figure_of, published_row
+
+ROOT = Path(__file__).parents[2]
+Combine = Callable[[Any, Any], Any]
+
+
+def blelloch(items: list[Any], combine: Combine, identity: Any) -> tuple[list[Any], list[int]]:
+    """Inclusive prefixes of 2^k items by an up- and a down-sweep in one array; how many combinations each level took."""
+    tree, levels, half = list(items), [], 1
+    while half < len(tree):
+        places = range(2 * half - 1, len(tree), 2 * half)
+        for right in places:
+            tree[right] = combine(tree[right - half], tree[right])
+        levels.append(len(places))
+        half *= 2
+    total, tree[-1] = tree[-1], identity
+    while half > 1:
+        half //= 2
+        places = range(2 * half - 1, len(tree), 2 * half)
+        for right in places:
+            tree[right - half], tree[right] = tree[right], combine(tree[right], tree[right - half])
+        levels.append(len(places))
+    return [*tree[1:], total], levels
+
+
+def compose(first: Any, then: Any) -> tuple[Any, Any]:
+    """The map x -> a x + b of two pairs (a, b), one after the other."""
+    return then[0] * first[0], then[0] * first[1] + then[1]
+
+
+class Entries(TorchDispatchMode):
+    """Counts the entries of the tensors that operations make; views and changes in place make none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+        self.largest = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if not any(result.alias_info for result in func._schema.returns):
+            sizes = [part.numel() for part in tree_leaves(made) if isinstance(part, Tensor)]
+            self.count += sum(sizes)
+            self.largest = max(self.largest, *sizes, 0)
+        return made
+
+
+def entries(function: Callable[[], object]) -> Entries:
+    """What a call makes."""
+    with Entries() as counter:
+        function()
+    return counter
+
+
+def orders(sizes: list[int], amounts: list[float]) -> list[float]:
+    """The exponents of growth between neighbours: log(amount ratio) / log(size ratio)."""
+    return (np.diff(np.log(amounts)) / np.diff(np.log(sizes))).tolist()
+
+
+@cache
+def records(name: str) -> tuple[dict[str, Any], ...]:
+    """The rows of a file of results/, oldest first."""
+    lines = (ROOT / "results" / name).read_text("utf-8").splitlines()
+    return tuple(sorted((json.loads(line) for line in lines), key=lambda row: row["date"]))
+
+
+def scaling(op: str, backend: str | None, peer: str | None) -> dict[int, tuple[float, float]]:
+    """Length -> (forward and backward in ms, peak in MiB), the latest of what was measured on a GPU."""
+    rows = [row for row in records("bench/gpu_scaling.jsonl") if row.get("figure") == "length"]
+    return {
+        row["shape"]["L"]: (row["forward_backward_ms"], row["peak_mib"])
+        for row in rows
+        if (row["op"], row["backend"], row["peer"]) == (op, backend, peer)
+    }
+
+
+def seeds(name: str) -> dict[str, Any]:
+    """Several seeds that were trained together."""
+    return json.loads((ROOT / "results/seeds" / f"{name}.json").read_text("utf-8"))
+
+
+def figures(first: int, count: int) -> list[float]:
+    """Published figures r<first> and on, corrected where the author did so."""
+    found = [figure_of(published_row(f"r{number:03}")) for number in range(first, first + count)]
+    assert None not in found, "withdrawn by the author"
+    return [value for value in found if value is not None]
+
+
+def printed(first: int, count: int) -> list[float]:
+    """The same as printed."""
+    return [published_row(f"r{number:03}")["value"] for number in range(first, first + count)]
+
+
+def words(alphabet: int, count: int, length: int, seed: int = 0) -> np.ndarray:
+    """Random words (count, length) of letters 0 .. alphabet - 1."""
+    return np.random.default_rng(seed).integers(0, alphabet, (count, length))
+
+
+def loop(a: Tensor, b: Tensor, start: Tensor | None = None) -> Iterator[Tensor]:
+    """x_t = a_t x_{t-1} + b_t over the first axis: the definition."""
+    x = torch.zeros_like(b[0]) if start is None else start
+    for a_t, b_t in zip(a, b, strict=True):
+        x = a_t * x + b_t
+        yield x
