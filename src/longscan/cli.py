@@ -1,4 +1,4 @@
-"""The command `longscan`: train, eval, predict, record, automata, tasks, layers, report.
+"""The command `longscan`: train, sweep, eval, predict, record, automata, tasks, layers, report.
 
 Each command is a function of its words that returns an exit code. What a user can mend (a setting, a file, a directory) is said
 in one line on stderr with exit code 2; a run whose loss left the finite numbers ends with 1, an interrupted one with 130.
@@ -15,6 +15,7 @@ from typing import Any
 
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 import longscan
@@ -43,7 +44,7 @@ def main(words: Sequence[str] | None = None) -> int:
     except SystemExit as stop:  # jsonargparse leaves this way after --help
         return int(stop.code or 0)
     except KeyboardInterrupt:
-        err.print("longscan: stopped; `longscan train --resume` goes on from the last checkpoint")
+        err.print(f"longscan: stopped; `longscan {words[0]} --resume` goes on from the last checkpoint", markup=False)
         return 130
 
 
@@ -94,6 +95,89 @@ def _say_result(run: Any) -> int:
     out.print(f"best constant predictor: {result['constant']:.4f} (scaled {result['constant_scaled']:.4f})")
     out.print(f"report: {run.folder / 'report.html'}", markup=False)
     return 0
+
+
+def sweep_command(words: Sequence[str]) -> int:
+    """Search settings by validation scores and test the best over seeds, with many workers; `--seeds` alone repeats a recipe."""
+    from longscan.training.space import stored_plan
+
+    parser = _parser("sweep", sweep_command)
+    parser.add_argument("file", type=str, nargs="?", help="sweep file: config, space, sampler, trials, seeds; comes first")
+    parser.add_argument("--out", type=str, help="folder of the sweep, with a run's directory for each trial and seed")
+    parser.add_argument("--workers", type=int, default=1, help="processes, each with one run at a time")
+    parser.add_argument("--sampler", type=str, help="grid, random or tpe")
+    parser.add_argument("--trials", type=int, help="settings that random and tpe try")
+    parser.add_argument("--search_seeds", type=int, help="runs of each setting in the search")
+    parser.add_argument("--seeds", type=int, help="tested runs of the best setting")
+    parser.add_argument("--storage", type=str, help="database URL for Optuna; a file in --out without it")
+    parser.add_argument("--slurm", type=str, help="workers as Slurm jobs: partition=gpu,time=120,gpus=1,cpus=8,memory=32")
+    parser.add_argument("--resume", action="store_true", help="go on with the sweep in --out, or help with it from here")
+    parser.add_argument("--record", type=str, help="append the tested runs to this file of records")
+    folder = _early(words, "--out")
+    if folder is None and not {"-h", "--help"} & set(words):
+        raise SettingError("--out: got nothing, needed the folder of the sweep")
+    file = words[0] if words and not words[0].startswith("-") else None
+    stored = stored_plan(Path(folder))[1] if folder is not None and "--resume" in words else None
+    given, slurm, plan = _sweep_plan(words, parser, file, stored)
+    return _sweep(given, slurm, plan)
+
+
+def _sweep_plan(words: Sequence[str], parser: ArgumentParser, file: str | None, stored: Any) -> tuple[Namespace, Any, Any]:
+    """(the command's words, Slurm settings, plan) from the words over the sweep file over the sweep that is gone on with."""
+    from longscan.training import parse_settings
+    from longscan.training.space import Plan, read_plan
+    from longscan.training.workers import slurm_settings
+
+    plain: dict[str, Any] = {} if stored is None else stored.as_dict()
+    if file is not None:
+        plain |= read_plan(file)
+    parsed = parse_settings(words, parser, plain.pop("settings", None))
+    given = parsed.command
+    names = ("sampler", "trials", "search_seeds", "seeds", "storage")
+    plain |= {name: given[name] for name in names if given[name] is not None}
+    if stored is None:
+        plain["command"] = shlex.join(["longscan", "sweep", *words])
+    return given, None if given.slurm is None else slurm_settings(given.slurm), Plan(settings=parsed.settings, **plain)
+
+
+def _sweep(given: Namespace, slurm: Any, plan: Any) -> int:
+    from longscan.training import run_sweep
+
+    sweep = run_sweep(
+        plan, given.out, resume=given.resume, workers=given.workers, slurm=slurm, say=lambda line: err.print(line, markup=False)
+    )
+    found = sweep.result()
+    _show_sweep(found)
+    if given.record is not None:
+        for run in sweep.unrecorded(given.record):
+            _record(run, given.record)
+    out.print(f"report: {sweep.folder / 'report.html'}", markup=False)
+    if found["status"] != "finished":
+        err.print("longscan: not over, as workers were lost; `longscan sweep --resume` goes on", style="red", markup=False)
+    return 0 if found["status"] == "finished" and (found["test"] or (found["best"] and not found["seeds"])) else 1
+
+
+def _show_sweep(found: dict[str, Any]) -> None:
+    """The trials, best first, and the test over seeds."""
+    from longscan.report.sweep import best_first, failures, setting_text, settings_text
+    from longscan.report.text import mean_text, show
+
+    metric, best, test = found["metric"], found["best"], found["test"]
+    if found["trials"]:
+        table = Table("trial", *found["space"], f"validation {metric}", "constant", "status", title=f"sweep, {found['task']}")
+        for row in best_first(found):
+            values = [escape(setting_text(row["settings"][key])) if key in row["settings"] else "" for key in found["space"]]
+            table.add_row(str(row["trial"]), *values, show(row["score"]), show(row["constant"]), row["status"])
+        out.print(table)
+    for line in (*failures(found["trials"], "trial"), *failures(found["seeds"], "seed")):
+        out.print(line, markup=False)
+    if best is not None:
+        said = f"trial {best['trial']}, {metric} {best['score']:.4f} ({settings_text(best['settings'])})"
+        out.print(f"best on validation: {said}", markup=False)
+    if test is not None:
+        mean = mean_text((test["mean"], test["half_width"]), 4)
+        out.print(f"test {metric}: {mean} over {test['count']} seeds (scaled {test['scaled']:.4f}), {test['failed']} failed")
+        out.print(f"best constant predictor: {test['constant']:.4f}")
 
 
 def eval_command(words: Sequence[str]) -> int:
@@ -340,21 +424,21 @@ def layers_command(words: Sequence[str]) -> int:
 
 def report_command(words: Sequence[str]) -> int:
     """Write the report of a run, or of a directory of results beside the published figures."""
-    from longscan.report import fill_markdown, results_report, run_report
+    from longscan.report import fill_markdown, results_report, run_report, sweep_report
     from longscan.training.run import holds_run
 
     parser = _parser("report", report_command)
-    parser.add_argument("folder", type=str, default="results", nargs="?", help="a run's directory, or one with runs/*.jsonl")
+    parser.add_argument("folder", type=str, default="results", nargs="?", help="directory of a run, a sweep, or of results")
     parser.add_argument("--out", type=str, help="where to write the page of results; report.html in the folder without it")
     parser.add_argument("--markdown", type=str, help="instead, put the tables of results between the marks of this Markdown file")
     given = _parse(parser, words)
     folder = Path(given.folder)
     try:
-        if holds_run(folder):
+        if holds_run(folder) or (folder / "sweep.json").is_file():
             for word in ("out", "markdown"):
                 if given[word] is not None:
                     raise SettingError(f"--{word}: got {given[word]!r}, needed none, as a run's report stands in its directory")
-            page = run_report(folder)
+            page = run_report(folder) if holds_run(folder) else sweep_report(folder)
         elif given.markdown is not None:
             page = fill_markdown(given.markdown, folder)
         elif folder.is_dir():
@@ -404,6 +488,7 @@ def doctor_command(words: Sequence[str]) -> int:
 
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "train": train_command,
+    "sweep": sweep_command,
     "eval": eval_command,
     "predict": predict_command,
     "record": record_command,

@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from longscan.report.results import results_markdown as results_markdown
     from longscan.report.results import results_report as results_report
     from longscan.report.run import run_report as run_report
+    from longscan.report.sweep import sweep_report as sweep_report
 
-__all__ = ["append_record", "fill_markdown", "read_records", "results_markdown", "results_report", "run_report"]
+__all__ = ["append_record", "fill_markdown", "read_records", "results_markdown", "results_report", "run_report", "sweep_report"]
 
 __getattr__ = lazy(
     __name__,
@@ -26,5 +27,6 @@ __getattr__ = lazy(
         "results_markdown": "longscan.report.results",
         "results_report": "longscan.report.results",
         "run_report": "longscan.report.run",
+        "sweep_report": "longscan.report.sweep",
     },
 )

@@ -178,6 +178,47 @@ def scores(
     return decorate(figure, 120 + 34 * max(len(rows), 3), title(label), category, margin={"l": 60, "r": 16, "t": 48, "b": 48})
 
 
+def against(
+    name: str,
+    points: Sequence[tuple[Mapping[str, Any], float | None, str]],
+    chosen: Sequence[bool],
+    label: str,
+    constant: float | None,
+) -> go.Figure:
+    """Scores against one setting; trials without a score are crosses at the foot, and what was chosen is larger.
+
+    points: (settings, score, what to say of it) for each trial. constant: height of the constant predictor's line.
+    """
+    known = [(point[0][name], *point[1:], best) for point, best in zip(points, chosen, strict=True) if name in point[0]]
+    numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value, *_ in known)
+    axis = _setting_axis([value for value, *_ in known]) if numbers else {"type": "category", "showgrid": False}
+    heights = [score for _, score, _, _ in known if score is not None] + ([] if constant is None else [constant])
+    foot = min(heights, default=0.0) - 0.06 * ((max(heights) - min(heights)) or 1.0 if heights else 1.0)
+    figure = go.Figure()
+    for best, failed, title_, marker in (
+        (False, False, "trial", {"color": COLOURS[0], "size": 9, "opacity": 0.55}),
+        (False, True, "failed", {"color": COLOURS[4], "size": 9, "symbol": "x"}),
+        (True, False, "best", {"color": COLOURS[1], "size": 14, "symbol": "diamond"}),
+    ):
+        drawn = [point for point in known if point[3] is best and (point[1] is None) is failed]
+        if drawn:
+            x = [value if numbers else str(value) for value, *_ in drawn]
+            y = [foot if score is None else score for _, score, *_ in drawn]
+            said = [words for _, _, words, _ in drawn]
+            hover = "%{customdata}<extra></extra>"
+            figure.add_scatter(x=x, y=y, mode="markers", name=title_, marker=marker, customdata=said, hovertemplate=hover)
+    level(figure, constant, "constant predictor")
+    return decorate(figure, 320, title(name) | axis, title(label))
+
+
+def _setting_axis(values: Sequence[float]) -> dict[str, Any]:
+    """A logarithmic axis for values that span more than a factor of 8; a tick for each value where they are few."""
+    different = sorted(set(values))
+    wide = len(different) > 1 and 0 < different[0] < different[-1] / 8
+    few = {"tickvals": different, "ticktext": [f"{value:g}" for value in different]} if 0 < len(different) <= 8 else {}
+    return ({"type": "log", "exponentformat": "power"} if wide else {"exponentformat": "power"}) | few
+
+
 def ratios(times: Mapping[str, tuple[float | None, float | None]], unit: str) -> go.Figure:
     """Times of implementations relative to `unit`, forward and forward+backward, on a logarithmic axis."""
     names = list(times)[::-1]

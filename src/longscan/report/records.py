@@ -10,17 +10,21 @@ import jsonschema
 
 Record = dict[str, Any]
 
-_SCHEMAS = {"automata": "automata.json", "bench": "bench.json", "runs": "run.json"}
+_SCHEMAS = {"automata": "automata.json", "bench": "bench.json", "runs": "run.json"}  # of rows, by the folder of their file
 
 
 @cache
 def _validator(kind: str) -> Any:
-    text = resources.files("longscan.report").joinpath("schemas", _SCHEMAS[kind]).read_text("utf-8")
+    name = _SCHEMAS.get(kind, f"{kind}.json")
+    text = resources.files("longscan.report").joinpath("schemas", name).read_text("utf-8")
     return jsonschema.Draft202012Validator(json.loads(text))
 
 
 def check_record(kind: str, row: Record) -> None:
-    """Raise ValueError naming every field in which a row departs from the schema of its kind: `runs`, `bench` or `automata`."""
+    """Raise ValueError naming every field in which a row departs from the schema of its kind.
+
+    Kinds: `runs`, `bench`, `automata`, and `sweep`, which is a file of its own and no row.
+    """
     errors = sorted(_validator(kind).iter_errors(row), key=lambda e: e.json_path)
     if errors:
         said = "; ".join(f"{e.json_path.replace('$', 'row', 1)}: {e.message}" for e in errors)

@@ -81,6 +81,9 @@ def _summary(title: str, result: Mapping[str, Any] | None) -> Iterator[str]:
         reason = result.get("failure") or "no reason is recorded"
         yield page.paragraph(f"This run {result.get('status')}: {reason}. Its figures are kept as they are.", "failure")
     metric = result["metric"]
+    if result.get("status") == "finished" and result.get("test", {}) is None:
+        best = (result.get("valid") or {}).get(result.get("selected"))
+        yield page.paragraph(f"A run of a search: the test split was left alone. Validation {metric} {show(best)}.", "note")
     yield page.tiles(
         [
             (f"test {metric}", show(result.get("value")), f"model: {result['selected']}" if result.get("selected") else ""),

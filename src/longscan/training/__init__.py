@@ -1,5 +1,11 @@
-"""Training: settings, the loop, checkpoints, logs, runs on disk."""
+"""Training: settings, the loop, checkpoints, logs, runs on disk, sweeps.
 
+A sweep needs Optuna, which is imported when `run_sweep` is first used.
+"""
+
+from typing import TYPE_CHECKING
+
+from longscan._lazy import lazy
 from longscan.training.loop import train as train
 from longscan.training.parsing import parse_settings as parse_settings
 from longscan.training.records import record_run as record_run
@@ -12,3 +18,9 @@ from longscan.training.settings import ModelSettings as ModelSettings
 from longscan.training.settings import SettingError as SettingError
 from longscan.training.settings import Settings as Settings
 from longscan.training.settings import TrainingSettings as TrainingSettings
+from longscan.training.space import Plan as Plan
+
+if TYPE_CHECKING:
+    from longscan.training.sweep import run_sweep as run_sweep
+
+__getattr__ = lazy(__name__, {"run_sweep": "longscan.training.sweep"}, extra="sweep")

@@ -27,6 +27,7 @@ def train(
     overwrite: bool = False,
     progress: bool = False,
     command: str | None = None,
+    test: bool = True,
 ) -> Run:
     """Train, test and report; the run's directory is `out`.
 
@@ -38,6 +39,7 @@ def train(
         overwrite: remove the run that `out` holds.
         progress: show a progress bar (in a terminal) or a line for each validation on stderr.
         command: what result.json gives as the command; the process's own words where None.
+        test: score the test split at the end. A search goes without, and result.json then holds the validation scores alone.
 
     Returns the run, whose `result["status"]` is "finished", or "failed" where the loss left the finite numbers. Raises
     SettingError for settings that can not be met, KeyboardInterrupt after a checkpoint where the process was asked to stop
@@ -53,7 +55,8 @@ def train(
         torch.set_num_threads(settings.training.threads)
     try:
         with _accelerator(settings.training) as accelerator:
-            trainer = Trainer(settings, folder, accelerator, command or shlex.join(sys.argv), progress=progress)
+            words = command or shlex.join(sys.argv)
+            trainer = Trainer(settings, folder, accelerator, words, progress=progress, test=test)
             trainer.run()
     finally:
         torch.set_num_threads(threads)

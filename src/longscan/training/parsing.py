@@ -45,28 +45,32 @@ class Parsed:
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
-    """The mapping in a YAML file; SettingError naming the file and line where it is none."""
-    try:
-        content = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_Loader)
-    except OSError as error:
-        raise SettingError(f"{path}: {error.strerror or error}, needed a readable YAML file of settings") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f" (line {mark.line + 1})" if mark else ""
-        problem = getattr(error, "problem", None) or "not text"
-        raise SettingError(f"{path}: not YAML{where}: {problem}, needed a mapping with {_sections()}") from None
-    if not isinstance(content, dict):
-        raise SettingError(f"{path}: got {_kind(content)}, needed a mapping with {_sections()}")
+    """The sections of settings in a YAML file; SettingError naming the file and line where it holds none."""
+    content = read_mapping(path, ("task", *SECTIONS))
     for section, value in content.items():
-        if section not in ("task", *SECTIONS):
-            raise SettingError(f"{path}: unknown setting {section!r}, needed {_sections()}")
         if not isinstance(value, dict):
             raise SettingError(f"{path}: {section}: got {_kind(value)}, needed a mapping of settings")
     return content
 
 
-def _sections() -> str:
-    return "task, " + ", ".join(SECTIONS)
+def read_mapping(path: str | Path, names: Sequence[str]) -> dict[str, Any]:
+    """The mapping in a YAML file, its keys among `names`; SettingError naming the file and line where it is none."""
+    needed = f"a mapping with {', '.join(names)}"
+    try:
+        content = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_Loader)
+    except OSError as error:
+        raise SettingError(f"{path}: {error.strerror or error}, needed a readable YAML file") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" (line {mark.line + 1})" if mark else ""
+        problem = getattr(error, "problem", None) or "not text"
+        raise SettingError(f"{path}: not YAML{where}: {problem}, needed {needed}") from None
+    if not isinstance(content, dict):
+        raise SettingError(f"{path}: got {_kind(content)}, needed {needed}")
+    for name in content:
+        if name not in names:
+            raise SettingError(f"{path}: unknown setting {name!r}, needed one of {', '.join(names)}")
+    return content
 
 
 def _kind(value: object) -> str:

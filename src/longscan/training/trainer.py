@@ -69,9 +69,11 @@ class Progress:
 class Trainer:
     """One run in one process (of several, under torchrun): the state that `train` moves forward."""
 
-    def __init__(self, settings: Settings, folder: Path, accelerator: Accelerator, command: str, *, progress: bool) -> None:
+    def __init__(
+        self, settings: Settings, folder: Path, accelerator: Accelerator, command: str, *, progress: bool, test: bool
+    ) -> None:
         self.settings, self.task, self.training = settings, settings.task, settings.training
-        self.folder, self.accelerator, self.command = folder, accelerator, command
+        self.folder, self.accelerator, self.command, self.tests = folder, accelerator, command, test
         self.is_main: bool = accelerator.is_main_process
         self.shows = progress and self.is_main
         torch.manual_seed(self.training.seed)
@@ -312,24 +314,16 @@ class Trainer:
         result = {**self.described, "steps": self.at.step, "status": "finished", "stopped_early": self.at.stopped_early}
         result |= {"value": None, "scaled": None, "selected": None, "confusion": None, "by_length": None, "test": None}
         result["valid"] = {**self.at.valid, "best": self.at.best and self.at.best["value"]}
-        constant = self.task.constant_score("test")
-        result |= {"constant": constant, "constant_scaled": self.task.scaled(constant)}
+        result |= {"constant": None, "constant_scaled": None}
+        if self.tests:
+            constant = self.task.constant_score("test")
+            result |= {"constant": constant, "constant_scaled": self.task.scaled(constant)}
         if self.at.failed is not None:
             result |= {"status": "failed", "failure": self.at.failed}
         else:
-            selected = self._select()
-            scores = self._scores("test")
-            self._log("test", {"loss": number(scores.loss), **scores.values})
-            value = scores.values[self.task.metric]
-            lengths = {name.split("/", 1)[1]: v for name, v in scores.values.items() if name.startswith(f"{self.task.metric}/")}
-            result |= {
-                "value": value,
-                "scaled": None if value is None else self.task.scaled(value),
-                "selected": selected,
-                "confusion": scores.tables.get("confusion"),
-                "by_length": lengths or None,
-                "test": {"loss": number(scores.loss), **scores.values},
-            }
+            result["selected"] = self._select()
+            if self.tests:
+                result |= self._test()
         result["seconds"] = round(time.perf_counter() - self.clock, 3)
         if self.is_main:
             angles = symbol_angles(self.model, self.task) if self.at.failed is None else {}
@@ -337,6 +331,20 @@ class Trainer:
                 write_text(self.folder / "angles.json", json.dumps(angles))
             write_text(self.folder / "result.json", json.dumps(result, indent=1))
             longscan.report.run_report(self.folder)
+
+    def _test(self) -> dict[str, Any]:
+        """Score the chosen weights on the test split."""
+        scores = self._scores("test")
+        self._log("test", {"loss": number(scores.loss), **scores.values})
+        value = scores.values[self.task.metric]
+        lengths = {name.split("/", 1)[1]: v for name, v in scores.values.items() if name.startswith(f"{self.task.metric}/")}
+        return {
+            "value": value,
+            "scaled": None if value is None else self.task.scaled(value),
+            "confusion": scores.tables.get("confusion"),
+            "by_length": lengths or None,
+            "test": {"loss": number(scores.loss), **scores.values},
+        }
 
     def _select(self) -> str:
         """Put the weights that the run ends with into the model and say which; no average where a run stops before it starts."""

@@ -1,0 +1,155 @@
+"""The report of a sweep: every trial's score against each setting, and the spread of the best setting over seeds."""
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from longscan._files import write_text
+from longscan.report import figures, page
+from longscan.report.text import duration, mean_text, show
+
+Found = Mapping[str, Any]
+
+
+def sweep_report(folder: str | Path) -> Path:
+    """Write `report.html` into a sweep's folder from its sweep.json, and return its path.
+
+    Raises FileNotFoundError where there is no sweep.json, ValueError where it can not be read.
+    """
+    path = Path(folder) / "sweep.json"
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
+    body = [*_summary(found), *_search(found), *_seeds(found), *_origin(found)]
+    return write_text(path.with_name("report.html"), page.page(f"sweep, {found['task']}", body))
+
+
+def setting_text(value: Any) -> str:
+    """A setting's value as a sweep file has it, on one line."""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return yaml.safe_dump(value, default_flow_style=True, width=math.inf).removesuffix("...\n").strip()
+
+
+def settings_text(values: Found) -> str:
+    """Settings by their names with dots, on one line."""
+    return ", ".join(f"{name} {setting_text(value)}" for name, value in values.items())
+
+
+def _summary(found: Found) -> Iterator[str]:
+    yield page.heading(1, f"Sweep, {found['task']}")
+    trials, seeds, test, best = found["trials"], found["seeds"], found["test"], found["best"]
+    failed = sum(row["status"] == "failed" for row in trials)
+    parts = [f"{len(trials)} settings, {failed} of them failed" if trials else "", found["date"].replace("T", " ").rstrip("Z")]
+    yield page.paragraph(" · ".join(part for part in parts if part), "subtitle")
+    if found["status"] != "finished":
+        over = sum(row["status"] in ("finished", "failed") for row in [*trials, *seeds])
+        yield page.paragraph(f"This sweep is not over: {over} of {len(trials) + len(seeds)} trials and seeds are.", "note")
+    mean = None if test is None else (test["mean"], test["half_width"])
+    count = "" if test is None else f"{test['count']} seeds, {test['failed']} failed"
+    entries = [(f"test {found['metric']}", "–" if mean is None else mean_text(mean, 4), count)]
+    if test is not None:
+        entries.append(("best constant predictor", show(test["constant"]), "the same metric"))
+        entries.append(("scaled score", show(test["scaled"]), "0: blind guessing, 1: perfect"))
+    if best is not None:
+        entries.append((f"validation {found['metric']}", show(best["score"]), f"best of the search, trial {best['trial']}"))
+    yield page.tiles(entries)
+    if best is not None:
+        yield page.paragraph(f"Best setting on validation: {settings_text(best['settings'])}.")
+
+
+def _search(found: Found) -> Iterator[str]:
+    trials = found["trials"]
+    if not trials:
+        return
+    yield page.heading(2, "Search")
+    seeds = len(found["search_seeds"])
+    mean = f"; a score is the mean over {seeds} seeds" if seeds > 1 else ""
+    yield page.paragraph(f"Scores are of the validation split; the test split was left alone{mean}.")
+    constants = [row["constant"] for row in trials if row["constant"] is not None]
+    constant = sum(constants) / len(constants) if constants else None
+    points = [(row["settings"], row["score"], f"trial {row['trial']}: {_hover(row)}") for row in trials if row["runs"]]
+    best = None if found["best"] is None else found["best"]["trial"]
+    chosen = [row["trial"] == best for row in trials if row["runs"]]
+    drawings = [
+        page.figure(figures.against(name, points, chosen, f"validation {found['metric']}", constant)) for name in found["space"]
+    ]
+    yield page.group("columns", drawings)
+    yield page.heading(3, "All trials")
+    header = ["trial", *found["space"], f"validation {found['metric']}", "constant", "time", "status"]
+    kinds = [page.NUMBER, *[""] * len(found["space"]), *[page.NUMBER] * 3, ""]
+    ordered = best_first(found)
+    rows = [
+        [
+            str(row["trial"]),
+            *(setting_text(row["settings"][name]) if name in row["settings"] else "–" for name in found["space"]),
+            *(show(row["score"]), show(row["constant"]), duration(row["seconds"])),
+            status_text(row),
+        ]
+        for row in ordered
+    ]
+    yield page.table(header, rows, kinds, [_class(row, row["trial"] == best) for row in ordered])
+
+
+def best_first(found: Found) -> list[Found]:
+    """The trials by their scores; those without one at the end."""
+    sign = -1 if found["higher_is_better"] else 1
+    return sorted(found["trials"], key=lambda row: (row["score"] is None, sign * (row["score"] or 0.0), row["trial"]))
+
+
+def _hover(row: Found) -> str:
+    return f"{settings_text(row['settings'])}: {show(row['score']) if row['failure'] is None else status_text(row)}"
+
+
+def failures(rows: Iterable[Found], kind: str) -> Iterator[str]:
+    """Why trials or seeds failed, a line for each reason."""
+    reasons: dict[str, list[str]] = {}
+    for row in rows:
+        if row["failure"] is not None:
+            reasons.setdefault(row["failure"], []).append(str(row[kind]))
+    for reason, which in reasons.items():
+        yield f"failed, {kind} {', '.join(which)}: {reason}"
+
+
+def status_text(row: Found) -> str:
+    """How a trial or seed stands, and why where it failed."""
+    return row["status"] if row["failure"] is None else f"{row['status']}: {row['failure']}"
+
+
+def _class(row: Found, best: bool) -> str:
+    return "ours" if best else "failed" if row["status"] == "failed" else ""
+
+
+def _seeds(found: Found) -> Iterator[str]:
+    seeds, test = found["seeds"], found["test"]
+    if not seeds:
+        return
+    yield page.heading(2, "Test over seeds")
+    if test is not None:
+        scores = [row["score"] for row in seeds if row["score"] is not None]
+        name = "best setting" if found["trials"] else "longscan"
+        mean = (test["mean"], test["half_width"])
+        drawing = figures.scores(
+            [(name, scores, mean)], [], {"best constant predictor": test["constant"]}, f"test {found['metric']}"
+        )
+        caption = "Every seed, and their mean with its 95 % interval (Student's t)."
+        yield page.figure(drawing, caption)
+    rows = [
+        [str(row["seed"]), show(row["score"]), show(row["constant"]), duration(row["seconds"]), status_text(row)] for row in seeds
+    ]
+    header = ["seed", f"test {found['metric']}", "constant", "time", "status"]
+    yield page.table(header, rows, [page.NUMBER] * 4 + [""], [_class(row, False) for row in seeds])
+
+
+def _origin(found: Found) -> Iterator[str]:
+    yield page.heading(2, "Where it comes from")
+    if found["command"]:
+        yield page.code(found["command"])
+    rows = [("recipe", found["recipe"]), ("sampler", found["sampler"]), ("commit", found["commit"]), ("date", found["date"])]
+    yield page.table(("", ""), [(name, str(value)) for name, value in rows if value])
+    yield page.paragraph("Beside this page: sweep.json, and a run's directory for each trial and seed.", "caption")
