@@ -74,3 +74,30 @@ def test_what_a_rotation_keeps_and_what_grows(run_page):
     assert [math.log2(steps) for steps in names["stalls"].values()] == [8, 11, 24]
     assert names["kept"] == pytest.approx(1, abs=1e-3)
     assert drawings(page) == 2
+
+
+def test_how_far_rounded_rotations_count(run_page):
+    page = run_page("docs/theory/rounding.md")
+    names = page.names
+    epsilon, counts, measured = names["EPSILON"], names["counts"], names["measured"]
+    for dtype in epsilon:
+        assert names["of_the_bound"](f"products, {dtype}") <= 1
+        assert names["of_the_bound"](f"plain sum, {dtype}") > 100
+    sums = {"eager, float32": 2, "eager, float64": 35, "cpu, float32": 7, "cpu, float64": 7}  # proved, in eps a step
+    for name in measured.keys() & sums.keys():
+        worst = measured[name].max(1) / epsilon[name.split()[-1]]
+        assert (worst <= sums[name] * counts + 4).all(), name
+    for name in measured.keys() & {"eager, float32", "cpu, float32"}:
+        assert names["of_the_bound"](name) <= 1
+    assert names["of_the_bound"]("eager, float64") > 1  # the products' bound is not the sums'
+    assert names["horizon"](10**6, "float64") == pytest.approx(1.27e10, rel=0.01)
+    assert names["horizon"](5, "float32") == pytest.approx(4.4e6, rel=0.01)
+    misses = names["misses"]
+    allowed = [names["horizon"](int(k), "float32") for k in names["MODULI"]]
+    assert all(miss == 0 or miss > bound for miss, bound in zip(misses["products"], allowed, strict=True))
+    assert misses["products"].any()
+    assert ((misses["plain sum"] > 1000) & (misses["plain sum"] < 20_000)).all()
+    assert not any(misses[backend].any() for backend in names["backends"])
+    assert names["drift"].max() <= 1
+    assert names["on_grid"] == {k: names["LENGTH"] % k for k in names["on_grid"]}
+    assert drawings(page) == 1
