@@ -1,0 +1,176 @@
+"""Claims of "Long range tasks with Mamba", by their ids in claims.json."""
+
+import itertools
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from counted import blelloch, compose, figures, printed
+from torch import nn
+
+from longscan.layers import S6
+from longscan.models import SequenceModel
+from longscan.numerics.discretisation import discretise
+from longscan.report.published import published_row
+from longscan.tasks._images import grey, image_sequence
+
+TABLE_3 = {  # thousands of parameters: Mamba, attention
+    "ListOps": (634, 797),
+    "Text": (648, 827),
+    "Retrieval": (692, 871),
+    "Image": (116, 105),
+    "Path-32": (123, 793),
+    "Path-64": (242, 598),
+}
+
+
+def rows_of_table_1() -> dict[str, tuple[list[float], float]]:
+    """Model -> its five accuracies (ListOps, Text, Retrieval, Image, Path-32) and the printed average."""
+    starts = {"Mamba": 394, "MHFA": 401, "Transformer": 407, "Performer": 413, "RoPE [26]": 419}
+    with_path_x = {"RoPE [2]": 425, "S4": 432, "S4D": 439, "S5": 446}
+    rows = {name: (figures(first, 5), figures(first + 5, 1)[0]) for name, first in starts.items() if name != "Mamba"}
+    rows["Mamba"] = (figures(394, 5), figures(400, 1)[0])  # Path-64 stands between
+    return rows | {name: (figures(first, 5), figures(first + 6, 1)[0]) for name, first in with_path_x.items()}
+
+
+def size(module: nn.Module, *, norms: bool = True) -> int:
+    """Parameters, with or without those of norms."""
+    kinds = (nn.RMSNorm, nn.LayerNorm)
+    left_out = 0 if norms else sum(p.numel() for m in module.modules() if isinstance(m, kinds) for p in m.parameters())
+    return sum(parameter.numel() for parameter in module.parameters()) - left_out
+
+
+def mamba(layers: int, d_model: int, d_state: int, **options: str) -> SequenceModel:
+    """Mamba blocks alone."""
+    block = {"layer": "s6", "block": "mamba", "options": {"d_state": d_state, **options}}
+    return SequenceModel([block] * layers, d_model=d_model, d_input=1, d_output=2)
+
+
+def with_feed_forward(layers: int, d_state: int, hidden: int, classes: int, complex_state: str | None = None) -> SequenceModel:
+    """Mamba blocks of width 64, a feed-forward block behind each, and a head of two layers."""
+    options = {"d_state": d_state} if complex_state is None else {"d_state": d_state, "complex_state": complex_state}
+    pair = [
+        {"layer": "s6", "block": "mamba", "options": options},
+        {"layer": None, "block": "feed_forward", "options": {"d_hidden": hidden}},
+    ]
+    return SequenceModel(pair * layers, d_model=64, d_input=1, d_output=classes, head="mlp")
+
+
+def test_m04_the_printed_averages():
+    rows = rows_of_table_1()
+    for name in ("Mamba", "MHFA"):
+        values, average = rows[name]
+        assert round(float(np.mean(values)), 2) == average
+    assert all(np.array(rows["Mamba"][0]) > rows["MHFA"][0])
+    assert rows["Mamba"][1] - rows["MHFA"][1] == pytest.approx(8.09)
+
+
+def test_m05_mamba_is_smaller_but_for_image():
+    assert {task for task, (ours, theirs) in TABLE_3.items() if ours > theirs} == {"Image"}
+
+
+def test_m06_models_beyond_600_thousand():
+    limit = published_row("r458")["value"]
+    assert limit == 600
+    large = {(task, model) for task, pair in TABLE_3.items() for model, size in zip("ma", pair, strict=True) if size > limit}
+    assert {task for task, model in large if model == "m"} == {"ListOps", "Text", "Retrieval"}
+    assert {task for task, model in large if model == "a"} == {"ListOps", "Text", "Retrieval", "Path-32"}
+
+
+def test_m07_parameter_counts():
+    speed, image = mamba(4, 128, 64), mamba(3, 64, 32)
+    assert size(speed.blocks, norms=False) == 613_376
+    assert round(size(speed.blocks) / 1000) == printed(460, 1)[0] == 614
+    assert size(image.blocks, norms=False) == 116_352
+    counts = [size(with_feed_forward(layers, 64, 64, 2), norms=False) for layers in (2, 4)]
+    assert [round(count / 1000) for count in counts] == [TABLE_3["Path-32"][0], TABLE_3["Path-64"][0]]
+
+
+def test_m09_complex_eigenvalues_cost_parameters():
+    cifar = [with_feed_forward(3, 16, 128, 10, kind) for kind in (None, "A")]
+    path = [with_feed_forward(2, 64, 64, 2, kind) for kind in (None, "A")]
+    counts = [size(model, norms=False) for model in (*cifar, *path)]
+    assert counts[1] - counts[0] == 3 * 128 * 16 == 6_144
+    assert counts[3] - counts[2] == 2 * 128 * 64 == 16_384
+    assert np.abs(np.array(counts) / 1000 - printed(462, 4)).max() < 0.6
+    assert np.diff(printed(462, 4))[[0, 2]].tolist() == [6, 16]
+
+
+def as_printed(first: tuple[Fraction, Fraction], then: tuple[Fraction, Fraction]) -> tuple[Fraction, Fraction]:
+    """Equation 16: B_i x_i stands in both places of the sum."""
+    return then[0] * first[0], then[0] * first[1] + first[1]
+
+
+def test_m11_the_printed_operator_is_wrong():
+    numbers = [Fraction(int(x), 7) for x in np.random.default_rng(0).integers(-20, 20, 16)]
+    pairs = list(zip(numbers[::2], numbers[1::2], strict=True))
+    state, truth = Fraction(0), []
+    for a, b in pairs:
+        state = a * state + b
+        truth.append(state)
+    for operator, right in ((compose, True), (as_printed, False)):
+        triples = itertools.combinations(pairs, 3)
+        ways = [operator(operator(x, y), z) == operator(x, operator(y, z)) for x, y, z in triples]
+        assert all(ways) == right
+        prefixes, _ = blelloch(pairs, operator, (Fraction(1), Fraction(0)))
+        assert ([b for _, b in prefixes] == truth) == right
+    stepwise = list(itertools.accumulate(pairs, as_printed))
+    assert [b for _, b in stepwise] != truth  # one after another it is wrong, too
+
+
+def parallel_scan(items: list[float], processors: int) -> tuple[list[float], int]:
+    """Prefix sums on p processors, and the time they take: blocks one by one, their totals by Blelloch, blocks again."""
+    width = -(-len(items) // processors)
+    blocks = [list(itertools.accumulate(items[first : first + width])) for first in range(0, len(items), width)]
+    totals = [block[-1] for block in blocks] + [0] * (processors - len(blocks))
+    sums, levels = blelloch(totals, lambda x, y: x + y, 0)
+    offsets = [0, *sums]
+    prefixes = [offset + value for offset, block in zip(offsets, blocks, strict=False) for value in block]
+    return prefixes, (width - 1) + len(levels) + (width if processors > 1 else 0)
+
+
+def test_m12_time_on_many_processors():
+    n = 1024
+    items = np.random.default_rng(0).integers(0, 9, n).tolist()
+    times = {}
+    for log_p in range(11):
+        prefixes, times[log_p] = parallel_scan(items, 2**log_p)
+        assert prefixes == list(itertools.accumulate(items))
+    assert times[0] == n - 1
+    assert all(time <= 2 * (n / 2**log_p + log_p) for log_p, time in times.items())
+    assert times[10] <= 2 * 10 + 1
+
+
+def test_m13_how_far_euler_is_from_the_hold():
+    layer, dt = S6(4), torch.logspace(-5, -1, 9).double()
+    A = -layer.A_log.exp().double().flatten().unique()
+    eigenvalues = torch.stack([A, torch.zeros_like(A)], -1)
+    _, held = discretise(eigenvalues, dt[:, None])
+    difference = (dt[:, None] - held[..., 0]) / dt[:, None]
+    z = dt[:, None] * -A
+    torch.testing.assert_close(difference[z < 1e-2], z[z < 1e-2] / 2, rtol=5e-3, atol=0)
+    assert A.min().item() == pytest.approx(-16)
+    assert difference.max().item() == pytest.approx(0.5, abs=0.01)
+
+
+def test_m15_one_transformer_is_ahead():
+    average = {name: value for name, (_, value) in rows_of_table_1().items()}
+    transformers = ("MHFA", "Transformer", "Performer", "RoPE [26]", "RoPE [2]")
+    assert average["Mamba"] < min(average[name] for name in ("S4", "S4D", "S5"))
+    assert [name for name in transformers if average[name] > average["Mamba"]] == ["RoPE [2]"]
+    assert average["RoPE [2]"] == 72.19
+
+
+def test_m16_an_average_that_is_not_one():
+    rows = rows_of_table_1()
+    off = {name for name, (values, average) in rows.items() if abs(np.mean(values) - average) > 0.011}
+    assert off == {"RoPE [26]"}
+    values, average = rows["RoPE [26]"]
+    assert average == 64.59
+    assert np.mean(values) == pytest.approx(64.206)
+
+
+def test_m21_a_picture_is_1024_steps():
+    picture = image_sequence(grey(np.zeros((1, 32, 32, 3), dtype=np.uint8)))
+    assert picture.lengths.tolist() == [1024]

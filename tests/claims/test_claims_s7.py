@@ -1,0 +1,305 @@
+"""Claims of the S7 paper, by their ids in claims.json."""
+
+import numpy as np
+import pytest
+import torch
+from counted import blelloch, compose, entries, figures, loop, orders, printed
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import gelu, layer_norm, sigmoid
+
+from longscan.blocks import S5Block
+from longscan.layers import S7, Attention
+from longscan.models import SequenceModel
+from longscan.numerics.stability import stable_factor
+from longscan.ops import linear_scan
+from longscan.report.published import _data, published_row
+from longscan.tasks.events import Events
+
+PAIRS = ((1.0, 0.5), (0.5, 0.5), (1.0, 1.0))  # (a, b) of Table 10, the first is equation 4's
+
+
+def slope(w: Tensor, a: float, b: float) -> tuple[Tensor, Tensor]:
+    """f(w) and f'(w)."""
+    w = w.clone().requires_grad_()
+    f = stable_factor(w, a, b)
+    return f.detach(), torch.autograd.grad(f.sum(), w)[0]
+
+
+def test_s01_the_factor_touches_the_unit_circle_at_zero():
+    w = torch.arange(-100_000, 100_001, dtype=torch.float64) / 100
+    f = stable_factor(w)
+    assert f[w == 0].tolist() == [-1.0]
+    assert f[w != 0].abs().max() < 1
+    assert f.min() == -1
+
+
+def test_s02_other_constants():
+    w = torch.arange(-100_000, 100_001, dtype=torch.float64) / 100
+    half, one = stable_factor(w, 0.5, 0.5), stable_factor(w, 1.0, 1.0)
+    assert half.min() == -1
+    assert half[w != 0].abs().max() < 1
+    assert one.min() == 0
+    assert one.max() < 1
+
+
+@pytest.mark.parametrize(("a", "b"), PAIRS)
+def test_s03_the_equation_that_the_factor_solves(a, b):
+    w = torch.linspace(0.05, 5, 400, dtype=torch.float64)
+    f, derivative = slope(w, a, b)
+    g = f - 1  # -1 / (a w^2 + b)
+    torch.testing.assert_close(derivative.abs() / g.square(), 2 * a * w, rtol=1e-10, atol=1e-12)
+    ratio = (derivative.abs() / f.square()) / w  # constant, were f itself a solution
+    assert ratio.max() > 10 * ratio.min()
+
+
+def test_s04_gradients_scale_with_the_slope():
+    steepest = []
+    for a, b in PAIRS:
+        w = torch.cat([torch.zeros(1), torch.linspace(-4, 4, 800), torch.logspace(0.6, 3, 100)]).double()
+        layer = S7(1, d_state=len(w), selects=(), reparam=(a, b)).double()
+        with torch.no_grad():
+            layer.w.copy_(w)
+            layer.B.fill_(1.0)
+            layer.C.fill_(1.0)
+        length = 30
+        u, weight = torch.randn(1, length, 1).double(), torch.randn(length).double()
+        (layer(u)[0, :, 0] * weight).sum().backward()
+        _, derivative = slope(w, a, b)
+        steps = torch.arange(length)
+        largest = u.abs().max() * weight.abs().max() * (steps * (length - steps)).sum()  # |x_k| <= k max |u|
+        assert (layer.w.grad.abs() <= largest * derivative.abs()).all()
+        assert layer.w.grad[0] == 0
+        steepest.append(derivative.abs().max().item())
+    assert steepest == pytest.approx([1.84, 1.30, 0.65], abs=0.005)
+
+
+def moved(layer: S7, size: float) -> float:
+    """How far the outputs move when every parameter of the factors moves by `size`, up or down."""
+    u = torch.randn(1, 4000, 2, generator=torch.Generator().manual_seed(1)).double()
+    before, at_rest = layer(u), layer.w.detach().clone()
+    signs = torch.ones(len(at_rest)).double()
+    signs[::2] = -1
+    with torch.no_grad():
+        layer.w.add_(size * signs)
+        after = layer(u)
+        layer.w.copy_(at_rest)
+    return (after - before).abs().max().item()
+
+
+def test_s05_perturbations_stay_proportional():
+    sizes = [10.0**-k for k in range(6, 0, -1)]
+    stable = S7(2, d_state=16, selects=(), dt_min=1e-3, dt_max=1e-2).double()
+    free = S7(2, d_state=16, selects=(), dt_min=1e-3, dt_max=1e-2, reparam=None).double()
+    with torch.no_grad():
+        ratios = [moved(stable, size) / size for size in sizes]
+        assert max(ratios) < 1.5 * ratios[0]
+        assert min(ratios) > 0.5 * ratios[0]
+        assert moved(free, sizes[-1]) / sizes[-1] > 1e50 * moved(free, sizes[0]) / sizes[0]
+
+
+def test_s06_printed_tokens_collide():
+    x, y = (part.flatten() for part in np.mgrid[:128, :128])
+    as_printed = np.concatenate([2 * (x * 128 + y) + p for p in (-1, 1)])
+    assert len(as_printed) == 32_768
+    assert len(np.unique(as_printed)) == 16_385
+    assert len(np.unique(np.concatenate([2 * (x * 128 + y) + p for p in (0, 1)]))) == 32_768
+    wide, tall = (np.mgrid[:columns, :rows] for columns, rows in ((128, 96), (96, 128)))
+    collide = [len(np.unique(x * columns + y)) < 96 * 128 for (x, y), columns in ((wide, 128), (tall, 96))]
+    assert collide == [False, True]
+    task = Events(dataset="dvs_gesture")
+    places = torch.stack(task.event_places(torch.arange(task.vocab_size)))
+    assert task.vocab_size == 32_768
+    assert places.unique(dim=1).shape[1] == 32_768
+    assert places.amax(1).tolist() == [127, 127, 1]
+
+
+def test_s07_a_window_is_its_steps():
+    length, p = 24, 4
+    factor, drive = torch.rand(3).double() * 2 - 1, torch.randn(1, length, 3).double()
+    stepwise, _ = linear_scan(factor, drive)
+
+    def pooled(powers: Tensor) -> Tensor:
+        """x_{k+p} = powers[p] x_k + sum_i powers[p - i] B u_{k+i}; powers: (windows, p + 1, P)."""
+        x, states = torch.zeros(3).double(), []
+        for window, power in zip(drive[0].split(p), powers, strict=True):
+            x = power[p] * x + sum(power[p - 1 - i] * window[i] for i in range(p))
+            states.append(x)
+        return torch.stack(states)
+
+    powers = (factor ** torch.arange(p + 1)[:, None]).expand(length // p, -1, -1)
+    torch.testing.assert_close(pooled(powers), stepwise[0, p - 1 :: p], rtol=1e-12, atol=1e-12)
+    varying = torch.rand(1, length, 3).double()
+    selected, _ = linear_scan(varying, drive)
+    last = varying[0, p - 1 :: p, None] ** torch.arange(p + 1)[:, None]
+    assert (pooled(last) - selected[0, p - 1 :: p]).abs().max() > 0.1
+    later = torch.stack([torch.cat([torch.ones(1, 3), w.flip(0).cumprod(0)]) for w in varying[0].split(p)])
+    torch.testing.assert_close(pooled(later), selected[0, p - 1 :: p], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("selects", ["BCD", "ABCD"])
+def test_s08_a_gap_may_be_cut_in_two(selects):
+    layer = S7(3, d_state=5, reparam="exponential", selects=tuple(selects)).double()
+    u, elapsed = torch.randn(1, 8, 3).double(), torch.rand(1, 8).double() * 30 + 1
+    whole = layer(u, elapsed=elapsed)
+    first, rest = 0.3 * elapsed[:, 4:5], 0.7 * elapsed[:, 4:5]
+    more = torch.cat([u[:, :4], torch.zeros(1, 1, 3).double(), u[:, 4:]], 1)
+    times = torch.cat([elapsed[:, :4], first, rest, elapsed[:, 5:]], 1)
+    cut = layer(more, elapsed=times)
+    kept = torch.cat([cut[:, :4], cut[:, 5:]], 1)
+    if "A" in selects:
+        assert (kept - whole)[:, 4:].abs().max() > 1e-3
+    else:
+        torch.testing.assert_close(kept, whole, rtol=1e-12, atol=1e-12)
+    assert (layer(u) - whole).abs().max() > 1e-3  # the times do count
+
+
+def test_s09_an_associative_scan_computes_the_selective_recurrence():
+    layer = S7(3, d_state=4).double()
+    u = torch.randn(1, 256, 3).double()
+    factors, drive = layer.factors(u).detach(), torch.randn(1, 256, 4).double()
+    truth = torch.stack(list(loop(factors[0], drive[0])))
+    prefixes, _ = blelloch(list(zip(factors[0], drive[0], strict=True)), compose, (torch.ones(4), torch.zeros(4)))
+    assert (torch.stack([b for _, b in prefixes]) - truth).abs().max() < 1e-12
+    for backend in ("eager", "auto"):
+        assert (linear_scan(factors, drive, backend=backend)[0][0] - truth).abs().max() < 1e-12
+
+
+def test_s10_the_printed_gains_of_the_reparametrisation():
+    values = figures(192, 18)
+    gains = np.array(values[1::2]) - np.array(values[::2])
+    assert len(gains) == 9
+    assert gains.min() == pytest.approx(0.16)
+    assert gains.max() == pytest.approx(3.2)
+
+
+def test_s11_the_printed_differences_of_the_constants():
+    table = np.array(figures(210, 9)).reshape(3, 3)  # (1/2, 1/2), (1, 1/2), (1, 1)
+    assert (table.argmax(1) == 1).all()
+    behind = (table.max(1, keepdims=True) - table)[:, [0, 2]]
+    assert behind.min() == pytest.approx(0.3)
+    assert behind.max() == pytest.approx(1.24)
+
+
+def table_2() -> dict[str, list[float]]:
+    """Task or average -> Mega, S4, S5, Mamba, LRU, S7."""
+    names = ("listops", "text", "retrieval", "image", "pathfinder", "pathx", "average")
+    return {name: figures(98 + 6 * i, 6) for i, name in enumerate(names)}
+
+
+def test_s12_mamba_is_behind_on_average_and_ahead_on_three_tasks():
+    table = table_2()
+    ahead = {task for task, (*_, mamba, _, s7) in table.items() if mamba > s7}
+    assert ahead == {"image", "pathfinder", "pathx"}
+    assert table["average"][5] == 71.82
+    assert table["average"][3] == 66.59
+
+
+def test_s14_the_best_of_the_table():
+    table = table_2()
+    assert {task for task, row in table.items() if max(row) == row[5]} == {"listops", "retrieval"}
+    assert (table["listops"][5], table["retrieval"][5]) == (63.77, 91.80)
+
+
+def test_s15_linear_against_quadratic():
+    sizes = [256, 512, 1024]
+    s7, attention = S7(8, d_state=4, backend="eager"), Attention(8, head_dim=8)
+    grown = []
+    for layer in (s7, attention):
+        made = []
+        for length in sizes:
+            x = torch.randn(1, length, 8)
+            with sdpa_kernel(SDPBackend.MATH):  # the scores written out: any exact attention forms them
+                made.append(entries(lambda layer=layer, x=x: layer(x)).count)
+        grown.append(orders(sizes, made))
+    assert grown[0] == pytest.approx([1, 1], abs=0.05)
+    assert min(grown[1]) > 1.8
+
+
+def s7_model(depth: int, width: int, states: int, vocab: int, classes: int) -> SequenceModel:
+    block = {"layer": "s7", "block": "s5", "options": {"d_state": states, "glu": "half1", "output_norm": True}}
+    return SequenceModel([block] * depth, d_model=width, vocab_size=vocab, d_output=classes)
+
+
+def size(model: torch.nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def maps(model: SequenceModel) -> int:
+    """Parameters of all that could be complex: factors, B, C, and what selects them."""
+    names = ("w", "bias", "B", "C", "select_w", "select_B", "select_C")
+    layers = [residual.block.layer for residual in model.stack]
+    return sum(p.numel() for layer in layers for name, p in layer.named_parameters() if name.split(".")[0] in names)
+
+
+def test_s16_a_width_of_32_has_no_4_million_parameters():
+    model = s7_model(6, 32, 16, 2 * 128 * 128, 11)
+    assert model.encoder.weight.numel() == 32_768 * 32 == 1_048_576
+    complex_maps = size(model) + maps(model)
+    full_skip = 6 * 32**3  # D a full matrix, of which every entry is selected
+    assert complex_maps + full_skip - model.encoder.weight.numel() < 1_000_000
+    assert complex_maps + full_skip < 4_100_000 / 2
+    assert s7_model(1, 128, 16, 32_768, 11).encoder.weight.numel() == pytest.approx(4.1e6, rel=0.03)
+
+
+def test_s17_no_one_kind_of_full_maps_gives_both_sizes():
+    shd, ssc = s7_model(6, 48, 8, 700, 20), s7_model(8, 32, 32, 700, 35)
+    real = [round(size(model) / 1e6, 2) for model in (shd, ssc)]
+    with_complex = [round((size(model) + maps(model)) / 1e6, 2) for model in (shd, ssc)]
+    assert real == [0.29, 0.59]
+    assert with_complex == [0.52, 1.14]
+
+
+def test_s22_the_headline_is_the_best_run():
+    mean, best = published_row("r190"), published_row("r191")
+    assert best["value"] == 0.114
+    assert (mean["value"], mean["std"]) == (0.120, 0.005)
+    assert best["value"] < mean["value"] - mean["std"]
+
+
+def test_s23_another_dense_method_is_better():
+    lsn, sgn, cnn_s5 = figures(93, 3)
+    assert lsn == 80.7
+    assert max(lsn, sgn, cnn_s5) == cnn_s5 == 81.2
+
+
+def test_s24_with_and_without_are_swapped_in_the_text():
+    without, with_it = figures(196, 2)
+    assert (without, with_it) == (87.8, 88.2)
+    assert with_it == published_row("r097")["value"]
+
+
+def test_s25_factors_may_be_positive():
+    w = torch.linspace(-3, 3, 601, dtype=torch.float64)
+    f = stable_factor(w)
+    assert torch.equal(f > 0, w.square() > 0.5)
+    assert 300 < (f > 0).sum() < 601
+
+
+def test_s27_the_averages_of_table_2():
+    table = table_2()
+    means = np.mean([row for task, row in table.items() if task != "average"], axis=0)
+    assert np.abs(means - table["average"]).max() <= 0.01 + 1e-9
+    assert printed(134, 6) == [88.21, 86.09, 87.46, 66.59, 86.30, 71.82]
+
+
+TABLE_11 = {
+    "event/dvs_gesture", "event/shd", "event/ssc", "eigenworms", "har", "walker2d", "lra/image", "lra/listops", "lra/pathfinder",
+    "lra/retrieval", "lra/text",
+}  # fmt: skip
+
+
+def test_s28_three_tasks_have_no_row():
+    tables = ("Table 1", "Table 2", "Table 3", "Table 4", "Table 5", "Table 6", "Figure 2 (table)")
+    own = [row for row in _data()["results"] if row["paper"] == "S7" and row["model"] == "S7" and row["table"] in tables]
+    tasks = {row["task_key"] for row in own} - {"lra/avg6", "pendulum/speed"}
+    assert tasks - TABLE_11 == {"lra/pathx", "pendulum/mse", "fhn/l2"}
+    assert len(TABLE_11 & tasks) == 11
+
+
+def test_s29_the_block_here_has_the_described_output_path():
+    block = S5Block(4, layer="s7", glu="half1", output_norm=True, layer_options={"d_state": 3}).double()
+    u = torch.randn(2, 7, 4).double()
+    y = gelu(layer_norm(block.layer(u), (4,), eps=1e-5))
+    gate = sigmoid(y @ block.gate_proj.weight.T + block.gate_proj.bias)
+    torch.testing.assert_close(block(u), y * gate)
