@@ -65,7 +65,7 @@ def pages() -> list[str]:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """`page` runs over all pages, `executed_page` over those with Python blocks that no test of their own runs."""
     if "executed_page" in metafunc.fixturenames:
-        theory = (f"docs/theory/{name}.md" for name in ("expressivity", "derivation", "rotations", "rounding"))
+        theory = (f"docs/theory/{name}.md" for name in ("expressivity", "derivation", "rotations", "rounding", "work"))
         own = ("README.md", "docs/scans.md", *theory)
         metafunc.parametrize("executed_page", [p for p in pages() if blocks(ROOT / p, "python") and p not in own])
     if "page" in metafunc.fixturenames:

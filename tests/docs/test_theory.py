@@ -101,3 +101,28 @@ def test_how_far_rounded_rotations_count(run_page):
     assert names["drift"].max() <= 1
     assert names["on_grid"] == {k: names["LENGTH"] % k for k in names["on_grid"]}
     assert drawings(page) == 1
+
+
+def test_work_and_span_are_counted(run_page):
+    page = run_page("docs/theory/work.md")
+    names = page.names
+    counted = names["counted"]
+    a_step = {way: sum(counted[way, 1024][:2]) / 1024 for way in names["WAYS"]}
+    assert a_step == pytest.approx({"loop": 8, "scan of maps": 28, "separable": 18}, rel=0.01)
+    for way, depth in (("scan of maps", 6), ("separable", 4)):  # operations deep, for each doubling of the length
+        assert counted[way, 1024][3] - counted[way, 128][3] <= 3 * depth
+        assert counted[way, 1024][3] < 60
+    assert counted["loop", 1024][3] == pytest.approx(3 * 1024, rel=0.01)
+    assert names["additions"] == {2**k: 2 * 2**k - 2 - k for k in range(1, 13)}
+    table, steps = names["table"], names["STEPS"]
+    assert table[1] == {"loop": 4095, "Blelloch": 8190, "doubling": 45_057, "loops and a scan of totals": 4095}
+    assert names["pays"] == {"Blelloch": 4, "doubling": 16, "loops and a scan of totals": 4}
+    assert all(abs(row["Blelloch"] - row["loops and a scan of totals"]) <= 1 for p, row in table.items() if p > 2)
+    assert table[steps]["doubling"] == 12
+    sizes = names["sizes"]
+    assert all(long == pytest.approx(short, rel=0.3) for short, long in sizes.values())  # a step: whatever the length
+    assert sizes["plain torch", 64][1] - sizes["plain torch", 4][1] == pytest.approx(32 * 60, rel=0.01)
+    assert max(sizes[name, 64][1] for name in names["backends"]) < 50
+    assert len(names["chunked"]) == 4
+    assert max(names["chunked"].values()) < 1e-11
+    assert drawings(page) == 1
