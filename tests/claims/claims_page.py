@@ -10,6 +10,7 @@ import json
 import re
 from collections import Counter
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -49,6 +50,7 @@ def claims() -> list[Claim]:
     return [Claim(**row) for row in json.loads((HERE / "claims.json").read_text("utf-8"))["claims"]]
 
 
+@cache
 def named_tests() -> dict[str, list[Found]]:
     """Id of a claim -> the tests that are named by it."""
     found: dict[str, list[Found]] = {}
