@@ -107,8 +107,10 @@ def sweep_command(words: Sequence[str]) -> int:
     parser.add_argument("--workers", type=int, default=1, help="processes, each with one run at a time")
     parser.add_argument("--sampler", type=str, help="grid, random or tpe")
     parser.add_argument("--trials", type=int, help="settings that random and tpe try")
-    parser.add_argument("--search_seeds", type=int, help="runs of each setting in the search")
+    parser.add_argument("--search-seeds", type=int, help="runs of each setting in the search")
     parser.add_argument("--seeds", type=int, help="tested runs of the best setting")
+    parser.add_argument("--steps", type=int, help="stands for --training.steps")
+    parser.add_argument("--checkpoint-every", type=int, help="stands for --training.checkpoint_every")
     parser.add_argument("--storage", type=str, help="database URL for Optuna; a file in --out without it")
     parser.add_argument("--slurm", type=str, help="workers as Slurm jobs: partition=gpu,time=120,gpus=1,cpus=8,memory=32")
     parser.add_argument("--resume", action="store_true", help="go on with the sweep in --out, or help with it from here")
@@ -164,7 +166,8 @@ def _show_sweep(found: dict[str, Any]) -> None:
 
     metric, best, test = found["metric"], found["best"], found["test"]
     if found["trials"]:
-        table = Table("trial", *found["space"], f"validation {metric}", "constant", "status", title=f"sweep, {found['task']}")
+        names = [", ".join(name.rpartition(".")[2] for name in key.split(",")) for key in found["space"]]
+        table = Table("trial", *names, f"validation {metric}", "constant", "status", title=f"sweep, {found['task']}")
         for row in best_first(found):
             values = [escape(setting_text(row["settings"][key])) if key in row["settings"] else "" for key in found["space"]]
             table.add_row(str(row["trial"]), *values, show(row["score"]), show(row["constant"]), row["status"])

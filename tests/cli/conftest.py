@@ -1,6 +1,11 @@
-"""Words for a run that takes a second."""
+"""Words for a run that takes a second, and what a command answers to bad ones."""
+
+from collections.abc import Callable
+from typing import Any
 
 import pytest
+
+from longscan.cli import main
 
 
 @pytest.fixture(scope="session")
@@ -12,3 +17,21 @@ def tiny_words() -> list[str]:
         *("--model.backend", "eager", "--training.batch_size", "4", "--training.threads", "1", "--training.device", "cpu"),
         *("--steps", "2"),
     ]
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """`refused(*words)`: the one line that the command answers with."""
+
+    def run(*words: Any) -> str:
+        capsys.readouterr()
+        assert main([str(word) for word in words]) == 2
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        lines = captured.err.splitlines()
+        assert len(lines) == 1, captured.err
+        assert "Traceback" not in captured.err
+        assert "usage" not in captured.err.lower()
+        return lines[0]
+
+    return run

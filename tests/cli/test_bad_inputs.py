@@ -3,7 +3,6 @@
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,24 +17,6 @@ def finished(tmp_path_factory: pytest.TempPathFactory, tiny_words: list[str]) ->
     folder = tmp_path_factory.mktemp("runs") / "finished"
     assert main(["train", "--out", str(folder), *tiny_words]) == 0
     return folder
-
-
-@pytest.fixture
-def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """`refused(*words)`: the one line that the command answers with."""
-
-    def run(*words: Any) -> str:
-        capsys.readouterr()
-        assert main([str(word) for word in words]) == 2
-        captured = capsys.readouterr()
-        assert captured.out == ""
-        lines = captured.err.splitlines()
-        assert len(lines) == 1, captured.err
-        assert "Traceback" not in captured.err
-        assert "usage" not in captured.err.lower()
-        return lines[0]
-
-    return run
 
 
 @pytest.mark.parametrize(

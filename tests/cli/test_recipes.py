@@ -15,7 +15,8 @@ from longscan.training.run import build_model
 from made_up import EVENTS, MADE_UP, table
 
 ROOT = Path(__file__).parents[2]
-RECIPES = sorted((ROOT / "recipes").rglob("*.yaml"))
+SWEEPS = sorted((ROOT / "recipes").glob("*/sweeps/*.yaml"))
+RECIPES = sorted(set((ROOT / "recipes").rglob("*.yaml")) - set(SWEEPS))
 FORMS = {  # channels and classes of the sets that are not in a package
     "Heartbeat": (61, 2),
     "SelfRegulationSCP1": (6, 2),

@@ -180,43 +180,37 @@ def scores(
 
 def against(
     name: str,
-    points: Sequence[tuple[Mapping[str, Any], float | None, str]],
-    chosen: Sequence[bool],
+    points: Sequence[tuple[Any, float | None, str, bool]],
     label: str,
+    *,
     constant: float | None,
+    values: Sequence[str] | None = None,
+    log: bool = False,
 ) -> go.Figure:
     """Scores against one setting; trials without a score are crosses at the foot, and what was chosen is larger.
 
-    points: (settings, score, what to say of it) for each trial. constant: height of the constant predictor's line.
+    points: (value, score, what to say of it, whether it was chosen) for each trial. constant: height of the constant predictor's
+    line. values: the setting's values as text, in their order; numbers on an axis where None.
     """
-    known = [(point[0][name], *point[1:], best) for point, best in zip(points, chosen, strict=True) if name in point[0]]
-    numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value, *_ in known)
-    axis = _setting_axis([value for value, *_ in known]) if numbers else {"type": "category", "showgrid": False}
-    heights = [score for _, score, _, _ in known if score is not None] + ([] if constant is None else [constant])
-    foot = min(heights, default=0.0) - 0.06 * ((max(heights) - min(heights)) or 1.0 if heights else 1.0)
+    heights = [score for _, score, _, _ in points if score is not None] + ([] if constant is None else [constant])
+    foot = min(heights, default=0.0) - 0.12 * (max(heights, default=1.0) - min(heights, default=0.0) or 1.0)
     figure = go.Figure()
-    for best, failed, title_, marker in (
+    for best, failed, kind, marker in (
         (False, False, "trial", {"color": COLOURS[0], "size": 9, "opacity": 0.55}),
         (False, True, "failed", {"color": COLOURS[4], "size": 9, "symbol": "x"}),
-        (True, False, "best", {"color": COLOURS[1], "size": 14, "symbol": "diamond"}),
+        (True, False, "best", {"color": COLOURS[1], "size": 13, "symbol": "diamond"}),
     ):
-        drawn = [point for point in known if point[3] is best and (point[1] is None) is failed]
+        drawn = [point for point in points if point[3] is best and (point[1] is None) is failed]
         if drawn:
-            x = [value if numbers else str(value) for value, *_ in drawn]
-            y = [foot if score is None else score for _, score, *_ in drawn]
-            said = [words for _, _, words, _ in drawn]
-            hover = "%{customdata}<extra></extra>"
-            figure.add_scatter(x=x, y=y, mode="markers", name=title_, marker=marker, customdata=said, hovertemplate=hover)
+            x, y, said, _ = zip(*drawn, strict=True)
+            heights_drawn = [foot if score is None else score for score in y]
+            shared = {"mode": "markers", "marker": marker, "customdata": said, "hovertemplate": "%{customdata}<extra></extra>"}
+            figure.add_scatter(x=x, y=heights_drawn, name=kind, **shared)
     level(figure, constant, "constant predictor")
+    axis: dict[str, Any] = {"type": "log", "dtick": 1, "exponentformat": "power"} if log else {}
+    if values is not None:
+        axis = {"type": "category", "categoryarray": values, "range": [-0.5, len(values) - 0.5], "showgrid": False}
     return decorate(figure, 320, title(name) | axis, title(label))
-
-
-def _setting_axis(values: Sequence[float]) -> dict[str, Any]:
-    """A logarithmic axis for values that span more than a factor of 8; a tick for each value where they are few."""
-    different = sorted(set(values))
-    wide = len(different) > 1 and 0 < different[0] < different[-1] / 8
-    few = {"tickvals": different, "ticktext": [f"{value:g}" for value in different]} if 0 < len(different) <= 8 else {}
-    return ({"type": "log", "exponentformat": "power"} if wide else {"exponentformat": "power"}) | few
 
 
 def ratios(times: Mapping[str, tuple[float | None, float | None]], unit: str) -> go.Figure:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from plotly.graph_objects import Figure
 
 from longscan._files import write_text
 from longscan.report import figures, page
@@ -32,7 +33,7 @@ def sweep_report(folder: str | Path) -> Path:
 def setting_text(value: Any) -> str:
     """A setting's value as a sweep file has it, on one line."""
     if isinstance(value, float):
-        return f"{value:.6g}"
+        return f"{value:.4g}"
     return yaml.safe_dump(value, default_flow_style=True, width=math.inf).removesuffix("...\n").strip()
 
 
@@ -73,12 +74,8 @@ def _search(found: Found) -> Iterator[str]:
     yield page.paragraph(f"Scores are of the validation split; the test split was left alone{mean}.")
     constants = [row["constant"] for row in trials if row["constant"] is not None]
     constant = sum(constants) / len(constants) if constants else None
-    points = [(row["settings"], row["score"], f"trial {row['trial']}: {_hover(row)}") for row in trials if row["runs"]]
     best = None if found["best"] is None else found["best"]["trial"]
-    chosen = [row["trial"] == best for row in trials if row["runs"]]
-    drawings = [
-        page.figure(figures.against(name, points, chosen, f"validation {found['metric']}", constant)) for name in found["space"]
-    ]
+    drawings = [page.figure(_drawing(found, key, best, constant)) for key in found["space"]]
     yield page.group("columns", drawings)
     yield page.heading(3, "All trials")
     header = ["trial", *found["space"], f"validation {found['metric']}", "constant", "time", "status"]
@@ -96,6 +93,23 @@ def _search(found: Found) -> Iterator[str]:
     yield page.table(header, rows, kinds, [_class(row, row["trial"] == best) for row in ordered])
 
 
+def _drawing(found: Found, key: str, best: int | None, constant: float | None) -> Figure:
+    """The scores of all trials against one setting of the space."""
+    way = found["space"][key]
+    values = [setting_text(value) for value in way] if isinstance(way, list) else None
+    points = [
+        (_place(row["settings"][key], values), row["score"], _hover(row), row["trial"] == best)
+        for row in found["trials"]
+        if row["status"] in ("finished", "failed") and key in row["settings"]
+    ]
+    log = values is None and way.get("log", False)
+    return figures.against(key, points, f"validation {found['metric']}", constant=constant, values=values, log=log)
+
+
+def _place(value: Any, values: list[str] | None) -> Any:
+    return value if values is None else setting_text(value)
+
+
 def best_first(found: Found) -> list[Found]:
     """The trials by their scores; those without one at the end."""
     sign = -1 if found["higher_is_better"] else 1
@@ -103,7 +117,8 @@ def best_first(found: Found) -> list[Found]:
 
 
 def _hover(row: Found) -> str:
-    return f"{settings_text(row['settings'])}: {show(row['score']) if row['failure'] is None else status_text(row)}"
+    said = show(row["score"]) if row["failure"] is None else status_text(row)
+    return f"trial {row['trial']}: {said} ({settings_text(row['settings'])})"
 
 
 def failures(rows: Iterable[Found], kind: str) -> Iterator[str]:

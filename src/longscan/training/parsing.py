@@ -46,8 +46,14 @@ class Parsed:
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
     """The sections of settings in a YAML file; SettingError naming the file and line where it holds none."""
-    content = read_mapping(path, ("task", *SECTIONS))
+    return sections(path, read_mapping(path, ("task", *SECTIONS)))
+
+
+def sections(path: str | Path, content: dict[str, Any]) -> dict[str, Any]:
+    """`content` as it came; SettingError naming the file where it is no mapping of sections to mappings of settings."""
     for section, value in content.items():
+        if section not in ("task", *SECTIONS):
+            raise SettingError(f"{path}: unknown setting {section!r}, needed one of task, {', '.join(SECTIONS)}")
         if not isinstance(value, dict):
             raise SettingError(f"{path}: {section}: got {_kind(value)}, needed a mapping of settings")
     return content
@@ -110,11 +116,12 @@ def _split_words(words: Sequence[str]) -> tuple[list[str], list[str], str | None
     return rest, configs, name, options
 
 
-def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """Nested mappings as one, `over` winning."""
     merged = dict(base)
     for key, value in over.items():
         old = merged.get(key)
-        merged[key] = _merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+        merged[key] = merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
     return merged
 
 
@@ -146,7 +153,7 @@ def parse_settings(words: Sequence[str], command: ArgumentParser | None = None, 
     rest, configs, name, block_options = _split_words(words)
     plain = base or {}
     for path in configs:
-        plain = _merge(plain, read_yaml(path))
+        plain = merge(plain, read_yaml(path))
     if "--help" in rest or "-h" in rest:
         chosen = name or plain.get("task", {}).get("name")
         settings_parser(task_class(chosen) if chosen else None, command).print_help()
@@ -165,7 +172,7 @@ def parse_settings(words: Sequence[str], command: ArgumentParser | None = None, 
     for alias in ("steps", "checkpoint_every"):
         if parsed.get(alias) is not None:
             parsed.training[alias] = parsed[alias]
-    parsed.model.block_options = _merge(parsed.model.block_options, block_options)
+    parsed.model.block_options = merge(parsed.model.block_options, block_options)
     if configs and parsed.about.recipe is None:
         parsed.about.recipe = configs[-1]
     parsed.task.pop("name")

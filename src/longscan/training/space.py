@@ -3,7 +3,8 @@
 A sweep file (YAML) and a `Plan` are two spellings of one thing. A setting of the space has a list of values, or a range; settings
 that go together stand before one list, separated by commas:
 
-    config: ../parity.yaml                                # the recipe, seen from this file
+    config: ../parity.yaml                                # the recipe, seen from this file; or --config
+    settings: {training: {steps: 20000}}                  # over the recipe's
     space:
       model.spec, model.block_options: [[ma, {m: {variant: aussm}}], [aa, {}]]
       model.d_state: {int: [8, 64], step: 8}
@@ -15,6 +16,7 @@ that go together stand before one list, separated by commas:
 """
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from functools import cached_property
@@ -26,13 +28,13 @@ from typing import Any
 import yaml
 
 from longscan._files import write_text
-from longscan.training.parsing import parse_settings, read_mapping, read_yaml
+from longscan.training.parsing import merge, parse_settings, read_mapping, read_yaml, sections
 from longscan.training.run import build_model
 from longscan.training.settings import SettingError, Settings, refuse
 
 PLAN = "sweep.yaml"
 SAMPLERS = ("grid", "random", "tpe")
-FILE = ("config", "space", "sampler", "trials", "search_seeds", "seeds", "with_seed")
+FILE = ("config", "settings", "space", "sampler", "trials", "search_seeds", "seeds", "with_seed")
 _SECTIONS = ("task", "model", "training")
 
 
@@ -173,15 +175,15 @@ class Plan:
 
         Model and training settings meet in no check, so a grid's points are looked at without the product of the two.
         """
-        for sections in (("task", "model"), ("task", "training")):
-            for point in self._looked_at(sections):
+        for pair in (("task", "model"), ("task", "training")):
+            for point in self._looked_at(pair):
                 try:
                     build_model(self.at(point, self.first_seed))
                 except SettingError as error:
                     raise SettingError(f"space: {error}") from None
 
-    def _looked_at(self, sections: tuple[str, str]) -> Iterator[dict[str, Any]]:
-        ways = {key: way for key, way in self.dimensions.items() if {n.partition(".")[0] for n in names_of(key)} & set(sections)}
+    def _looked_at(self, pair: tuple[str, str]) -> Iterator[dict[str, Any]]:
+        ways = {key: way for key, way in self.dimensions.items() if {n.partition(".")[0] for n in names_of(key)} & set(pair)}
         if self.sampler == "grid":
             yield from (dict(zip(ways, values, strict=True)) for values in product(*(way.looked_at for way in ways.values())))
             return
@@ -248,15 +250,17 @@ def _placed(settings: dict[str, Any], name: str, value: Any) -> dict[str, Any]:
 
 
 def read_plan(path: str | Path) -> dict[str, Any]:
-    """The words of a sweep file, with the recipe that it names as `settings`; SettingError naming file and setting."""
+    """The words of a sweep file, its settings over those of the recipe that it names; SettingError naming file and setting."""
     words = read_mapping(path, FILE)
+    own = words.pop("settings", {})
+    if not isinstance(own, dict):
+        raise SettingError(f"{path}: settings: got {own!r}, needed a mapping of settings")
+    settings = sections(path, own)
     config = words.pop("config", None)
-    if config is None:
-        return words
-    recipe = Path(path).parent / str(config)
-    settings = read_yaml(recipe)
-    about = {"recipe": str(recipe), **settings.get("about", {})}
-    return {**words, "settings": {**settings, "about": about}}
+    if config is not None:
+        recipe = Path(os.path.normpath(Path(path).parent / str(config)))
+        settings = merge({"about": {"recipe": str(recipe)}}, merge(read_yaml(recipe), settings))
+    return {**words, "settings": settings} if settings else words
 
 
 def write_plan(folder: Path, plan: Plan, name: str) -> None:

@@ -458,7 +458,7 @@ def run_sweep(
     """
     if workers < 1:
         raise refuse("--workers", workers, "a whole number of at least 1")
-    sweep = _open(plan, Path(out), resume=resume)
+    sweep = open_sweep(plan, Path(out), resume=resume)
     if sweep.write()["status"] != "finished":
         number = min(workers, max(plan.number, plan.seeds))
         started = start_jobs(sweep.folder, number, slurm) if slurm is not None else start_processes(sweep.folder, number)
@@ -471,8 +471,8 @@ def _silent(_: str) -> None:
     return
 
 
-def _open(plan: Plan, folder: Path, *, resume: bool) -> Sweep:
-    """Make the folder ready and queue what is to be done."""
+def open_sweep(plan: Plan, folder: Path, *, resume: bool = False) -> Sweep:
+    """Make the folder ready and queue what is to be done; SettingError where the plan or the folder is no good."""
     if resume:
         name, stored = stored_plan(folder)
         same_search(stored, plan, folder)

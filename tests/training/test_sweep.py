@@ -1,0 +1,419 @@
+"""Sweeps: what is tried, what is chosen and by which split, and that no kill loses or repeats anything."""
+
+import json
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from filelock import FileLock
+from optuna.trial import TrialState
+
+from longscan.report import sweep_report
+from longscan.tasks import TASKS
+from longscan.training import ModelSettings, Plan, Run, SettingError, Settings, TrainingSettings, sweep, train
+from longscan.training.checkpoint import read_tensors
+from longscan.training.logs import read_rows
+from longscan.training.space import read_plan
+from longscan.training.sweep import Sweep, open_sweep, valid_score, work
+
+GRID = {"training.lr": [1e20, 1e-2], "model.spec, model.block_options": [["ma", {}], ["m", {"m": {"d_conv": 2}}]]}
+PROCESSES = multiprocessing.get_context("forkserver")  # so that what takes long to import is imported once
+PROCESSES.set_forkserver_preload(["longscan.cli", "longscan.training.sweep", "torchmetrics.classification"])
+
+
+def swept(plan: Plan, folder: Path) -> dict[str, Any]:
+    """All of a sweep's work done in this process, and its result."""
+    open_sweep(plan, folder)
+    assert work(folder) == 0
+    return Sweep(folder).write()
+
+
+def rest(folder: Path, *, resume: bool = True) -> dict[str, Any]:
+    """The same of a sweep that was begun."""
+    open_sweep(Sweep(folder).plan, folder, resume=resume)
+    assert work(folder) == 0
+    return Sweep(folder).write()
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    """Four settings of two seeds each, two of which diverge; two seeds of the best."""
+    task = TASKS["parity"](train_lengths=(3, 8), eval_lengths=(9, 12), valid_size=16, test_size=24)
+    model = ModelSettings(spec="ma", d_model=4, d_state=2, backend="eager")
+    training = TrainingSettings(
+        steps=4, batch_size=8, eval_every=4, log_every=1, checkpoint_every=1, threads=1, device="cpu", seed=7
+    )
+    settings = Settings(task=task, model=model, training=training)
+    return Plan(settings=settings, space=GRID, search_seeds=2, seeds=2, command="a command")
+
+
+@pytest.fixture(scope="module")
+def whole(plan: Plan, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """The sweep that nothing disturbed: its folder and what came of it."""
+    folder = tmp_path_factory.mktemp("whole") / "sweep"
+    return folder, swept(plan, folder)
+
+
+def weights(folder: Path) -> dict[str, Any]:
+    """The last weights of every run below a folder."""
+    paths = sorted(folder.rglob("checkpoints/last/model.safetensors"))
+    return {str(path.relative_to(folder)): read_tensors(path) for path in paths}
+
+
+def same_weights(left: Path, right: Path) -> bool:
+    ours, theirs = weights(left), weights(right)
+    assert ours.keys() == theirs.keys()
+    return all(torch.equal(ours[run][name], theirs[run][name]) for run in ours for name in ours[run])
+
+
+def test_every_point_is_tried_and_failures_are_kept(plan: Plan, whole: tuple[Path, dict[str, Any]]) -> None:
+    folder, found = whole
+    assert found["status"] == "finished"
+    values = [row["settings"] for row in found["trials"]]
+    assert values == plan.points()
+    assert len({json.dumps(point) for point in values}) == 4
+    for row in found["trials"]:
+        diverges = row["settings"]["training.lr"] == 1e20
+        assert row["status"] == ("failed" if diverges else "finished")
+        assert len(row["runs"]) == (1 if diverges else 2)
+        assert ("no finite number" in row["failure"]) if diverges else row["failure"] is None
+        for run in row["runs"]:
+            settings = Run(folder / run["folder"]).settings
+            assert settings == plan.at(row["settings"], run["seed"])
+        if not diverges:
+            results = [Run(folder / run["folder"]).result for run in row["runs"]]
+            assert row["score"] == pytest.approx(sum(valid_score(r) for r in results if r) / 2)
+            assert [r and r["value"] for r in results] == [None, None], "the search has no test scores"
+    assert (folder / "trials" / "0000" / "seed_7" / "report.html").exists(), "a failed run has its report too"
+
+
+def test_the_best_on_validation_is_tested_with_seeds_of_its_own(
+    plan: Plan, whole: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    folder, found = whole
+    scores = [row["score"] for row in found["trials"]]
+    best = max(range(4), key=lambda place: (-1 if scores[place] is None else scores[place], -place))
+    assert found["best"] == found["trials"][best]
+    assert [row["seed"] for row in found["seeds"]] == [9, 10]
+    values = [row["score"] for row in found["seeds"]]
+    assert found["test"]["mean"] == pytest.approx(sum(values) / 2)
+    assert found["test"]["constant"] == pytest.approx(plan.settings.task.constant_score("test"))
+    alone = train(plan.at(found["best"]["settings"], 10), tmp_path / "alone").result
+    assert alone is not None
+    assert alone["value"] == values[1]
+    assert (folder / "seeds" / f"trial_{best:04d}" / "seed_10" / "result.json").exists()
+
+
+def test_the_search_does_not_touch_the_test_split(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = type(plan.settings.task)
+    asked: list[tuple[str, bool]] = []
+
+    def watched(name: str) -> None:
+        whole = getattr(kind, name)
+
+        def method(self: Any, split: Any = "test", *rest: Any) -> Any:
+            asked.append((split, Sweep(folder).search.is_over()))
+            return whole(self, split, *rest)
+
+        monkeypatch.setattr(kind, name, method)
+
+    folder = tmp_path / "sweep"
+    open_sweep(Plan(settings=plan.settings, space={"training.lr": [1e-3, 1e-2]}, seeds=1), folder)
+    for name in ("batch", "constant_score"):
+        watched(name)
+    work(folder)
+    assert {over for split, over in asked if split == "test"} == {True}
+    assert {over for split, over in asked if split == "valid"} == {False, True}
+
+
+def test_seeds_without_a_space(plan: Plan, tmp_path: Path) -> None:
+    found = swept(Plan(settings=plan.settings, seeds=2, with_seed=["training.data_seed"]), tmp_path / "seeds")
+    assert (found["trials"], found["best"], [row["seed"] for row in found["seeds"]]) == ([], None, [7, 8])
+    assert Run(tmp_path / "seeds" / "seeds" / "seed_8").settings.training.data_seed == 8
+    more = Plan(settings=plan.settings, seeds=3, with_seed=["training.data_seed"])
+    open_sweep(more, tmp_path / "seeds", resume=True)
+    before = (tmp_path / "seeds" / "seeds" / "seed_8" / "result.json").stat()
+    work(tmp_path / "seeds")
+    found = Sweep(tmp_path / "seeds").write()
+    assert [row["seed"] for row in found["seeds"]] == [7, 8, 9]
+    assert (tmp_path / "seeds" / "seeds" / "seed_8" / "result.json").stat() == before, "what is over is not run again"
+
+
+RANGES = {
+    "training.lr": {"float": [1e-4, 1e-1], "log": True},
+    "training.weight_decay": {"float": [0, 0.5], "step": 0.25},
+    "model.d_model": {"int": [2, 8], "step": 2},
+    "model.d_state": {"int": [1, 8], "log": True},
+    "task.suite": ["clean", "aussm"],
+}
+
+
+@pytest.mark.parametrize("sampler", ["random", "tpe"])
+def test_samplers(plan: Plan, tmp_path: Path, sampler: str) -> None:
+    searched = Plan(settings=plan.settings, space=RANGES, sampler=sampler, trials=8, seeds=0)
+    sweeps = []
+    for name in ("one", "two"):
+        open_sweep(searched, tmp_path / name)
+        sweeps.append(Sweep(tmp_path / name))
+        with_stub(sweeps[-1])
+    drawn = [[row["settings"] for row in one.result()["trials"]] for one in sweeps]
+    assert drawn[0] == drawn[1], "what is drawn depends on the seed and the scores alone"
+    for point in drawn[0]:
+        assert list(point) == list(RANGES)
+        assert 1e-4 <= point["training.lr"] <= 1e-1
+        assert point["training.weight_decay"] in (0.0, 0.25, 0.5)
+        assert point["model.d_model"] in (2, 4, 6, 8)
+        assert isinstance(point["model.d_state"], int)
+        assert point["task.suite"] in ("clean", "aussm")
+        assert searched.at(point, 0).training.lr == point["training.lr"]
+    assert len({point["training.lr"] for point in drawn[0]}) == 8
+    failed = sweeps[0].result()["trials"][3]
+    assert (failed["status"], failed["failure"]) == ("failed", "too wide")
+    assert sweeps[0].search.study.trials[3].state is TrialState.PRUNED
+
+
+def with_stub(one: Sweep) -> None:
+    """A sweep's places taken and given scores without any training; the fourth fails."""
+    while (claim := one.claim("nobody")) is not None:
+        if claim.place == 3:
+            claim.trial.set_user_attr("failure", "too wide")
+            claim.stage.study.tell(claim.trial, state=TrialState.PRUNED)
+        else:
+            claim.stage.study.tell(claim.trial, claim.values["training.lr"])
+
+
+def test_a_setting_that_a_run_refuses_is_a_failed_trial(plan: Plan, tmp_path: Path) -> None:
+    space = {"training.warmup": {"int": [0, 4]}, "training.hold": {"int": [0, 4]}}
+    found = swept(Plan(settings=plan.settings, space=space, sampler="random", trials=5, seeds=0), tmp_path / "sweep")
+    for row in found["trials"]:
+        fits = sum(row["settings"].values()) <= 4
+        assert row["status"] == ("finished" if fits else "failed")
+        assert fits or row["failure"].startswith("training.warmup: got")
+    assert {row["status"] for row in found["trials"]} == {"finished", "failed"}
+
+
+def test_an_error_is_kept_and_tried_again_on_resume(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def short_of_memory(settings: Settings, *rest: Any, **named: Any) -> Run:
+        if settings.training.lr == 1e-2:
+            raise RuntimeError("not enough memory:\n for this one")
+        return train(settings, *rest, **named)
+
+    monkeypatch.setattr(sweep, "train", short_of_memory)
+    found = swept(Plan(settings=plan.settings, space={"training.lr": [1e-2, 1e-3]}, seeds=1), tmp_path / "sweep")
+    assert [row["status"] for row in found["trials"]] == ["failed", "finished"]
+    assert found["trials"][0]["failure"] == "RuntimeError: not enough memory: for this one"
+    assert found["seeds"][0]["status"] == "finished"
+    monkeypatch.undo()
+    result = tmp_path / "sweep" / "trials" / "0001" / "seed_7" / "result.json"
+    before = result.stat()
+    found = rest(tmp_path / "sweep")
+    assert [row["status"] for row in found["trials"]] == ["finished"] * 2
+    assert result.stat() == before, "what is over is not run again"
+
+
+def in_process(folder: Path, errors: Path) -> None:
+    descriptor = os.open(errors, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(descriptor, 2)
+    work(folder)
+
+
+def start(folder: Path) -> Any:
+    process = PROCESSES.Process(target=in_process, args=(folder, folder / "errors.txt"))
+    process.start()
+    return process
+
+
+def wait_for(process: Any, happened: Callable[[], bool]) -> None:
+    while process.is_alive() and not happened():
+        time.sleep(0.002)
+    assert process.is_alive(), "the kill came too late to test anything"
+
+
+@pytest.mark.parametrize("place", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_a_killed_worker_loses_nothing(plan: Plan, whole: tuple[Path, dict[str, Any]], tmp_path: Path, place: int) -> None:
+    folder = tmp_path / "sweep"
+    open_sweep(plan, folder)
+    process = start(folder)
+    log = folder / "trials" / f"{place:04d}" / "seed_8" / "metrics.jsonl"
+    wait_for(process, lambda: len(read_rows(log)) >= 2)
+    process.kill()
+    process.join()
+    before = {path: path.stat() for path in folder.rglob("result.json")}
+    states = [row["status"] for row in Sweep(folder).result()["trials"]]
+    assert states[place] == "running"
+    found = rest(folder)
+    assert {path: path.stat() for path in before} == before, "what is over is not run again"
+    assert same_weights(folder, whole[0])
+    for part in ("trials", "seeds"):
+        for left, right in zip(found[part], whole[1][part], strict=True):
+            assert {k: v for k, v in left.items() if k not in ("seconds", "runs")} == {
+                k: v for k, v in right.items() if k not in ("seconds", "runs")
+            }
+
+
+def test_a_worker_asked_to_stop_gives_its_place_back(plan: Plan, whole: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    folder = tmp_path / "sweep"
+    open_sweep(plan, folder)
+    process = start(folder)
+    wait_for(process, (folder / "trials" / "0002" / "seed_7" / "checkpoints" / "last" / "state.json").exists)
+    os.kill(process.pid, signal.SIGTERM)
+    process.join()
+    assert "running" not in {row["status"] for row in rest(folder)["trials"]}
+    assert same_weights(folder, whole[0])
+
+
+def test_two_workers_share_the_work(plan: Plan, whole: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    folder = tmp_path / "sweep"
+    open_sweep(plan, folder)
+    processes = [start(folder) for _ in range(2)]
+    for process in processes:
+        process.join()
+    one = Sweep(folder)
+    assert one.write()["status"] == "finished"
+    trials = one.search.study.trials
+    assert len(trials) == 4, "every place was taken once"
+    assert len({trial.user_attrs["worker"] for trial in trials}) == 2
+    assert same_weights(folder, whole[0])
+
+
+def test_a_living_worker_keeps_its_place_and_a_dead_one_loses_it(plan: Plan, tmp_path: Path) -> None:
+    one = open_sweep(plan, tmp_path / "sweep")
+    (one.folder / "workers").mkdir()
+    with FileLock(one.folder / "workers" / "living.lock"):
+        first = one.claim("living")
+        second = one.claim("dead")  # holds no lock
+        assert first is not None
+        assert second is not None
+        one.free_places(one.search)
+        places = [trial.user_attrs["place"] for trial in one.search.study.trials if trial.state is TrialState.WAITING]
+        assert sorted(places) == [1, 2, 3]
+    one.free_places(one.search)
+    one.free_places(one.search)
+    places = [trial.user_attrs["place"] for trial in one.search.study.trials if trial.state is TrialState.WAITING]
+    assert sorted(places) == [0, 1, 2, 3], "queued once, however often one looks"
+
+
+def test_a_torn_line_of_the_journal_is_cut_off(plan: Plan, tmp_path: Path) -> None:
+    one = open_sweep(plan, tmp_path / "sweep")
+    journal = one.folder / "journal.log"
+    before = journal.read_bytes()
+    journal.write_bytes(before + b'{"op_code": 4, "wor')
+    assert len(Sweep(one.folder).search.study.trials) == 4
+    assert journal.read_bytes().startswith(before)
+    assert b'"wor\n' not in journal.read_bytes()
+
+
+def test_a_database_keeps_the_trials(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLACE", str(tmp_path))
+    searched = Plan(settings=plan.settings, space={"training.lr": [1e-3, 1e-2]}, seeds=1, storage="sqlite:///$PLACE/trials.db")
+    found = swept(searched, tmp_path / "sweep")
+    assert [row["status"] for row in found["trials"]] == ["finished"] * 2
+    assert (tmp_path / "trials.db").exists()
+    assert not (tmp_path / "sweep" / "journal.log").exists()
+    assert "$PLACE" in (tmp_path / "sweep" / "sweep.yaml").read_text()
+
+
+def test_the_page_shows_trials_failures_and_seeds(whole: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    page = sweep_report(whole[0]).read_text("utf-8")
+    for words in ("training.lr", "model.spec, model.block_options", "no finite number", "best constant predictor", "a command"):
+        assert words in page
+    assert page.count('class="plot"') == 3
+    begun = {**whole[1], "status": "unfinished", "seeds": [], "test": None, "best": None}
+    begun["trials"] = [{**row, "status": "waiting", "score": None, "runs": [], "settings": {}} for row in begun["trials"]]
+    (tmp_path / "sweep.json").write_text(json.dumps(begun))
+    assert "is not over" in sweep_report(tmp_path).read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("space", "values", "names"),
+    [
+        ({}, {"seeds": 0}, ["seeds", "at least 1"]),
+        ({"training.lr": []}, {}, ["space.training.lr", "at least one value"]),
+        ({"training.lr": [1e-3, 1e-3]}, {}, ["space.training.lr", "once"]),
+        ({"training.lr": 3}, {}, ["space.training.lr", "a list of values, or a range"]),
+        ({"training.lr": {"float": [1, 0]}}, {}, ["space.training.lr.float", "the smaller one first"]),
+        ({"training.lr": {"float": [1e-3]}}, {}, ["space.training.lr.float", "two numbers"]),
+        ({"training.lr": {"int": [1, 2.5]}}, {}, ["space.training.lr.int", "whole numbers"]),
+        ({"training.lr": {"float": [0, 1], "log": True}}, {}, ["space.training.lr.log", "above 0"]),
+        ({"training.lr": {"float": [0, 1], "step": 2}}, {}, ["space.training.lr.step", "fits"]),
+        ({"training.lr": {"float": [0, 1], "steps": 2}}, {}, ["space.training.lr.steps", "step, log"]),
+        ({"training.lr": {"float": [1e-3, 1e-2]}}, {}, ["space.training.lr", "a list of values, or sampler random or tpe"]),
+        ({"training.lr": [1e-3]}, {"trials": 3}, ["trials", "3"]),
+        ({"training.lr": [1e-3]}, {"sampler": "tpe"}, ["trials: got nothing", "tpe"]),
+        ({"training.lr": [1e-3]}, {"sampler": "tpe", "trials": 0}, ["trials", "at least 1"]),
+        ({"training.lr": [1e-3]}, {"sampler": "sobol"}, ["sampler", "'sobol'", "grid, random, tpe"]),
+        ({"training.lr": [1e-3]}, {"search_seeds": 0}, ["search_seeds", "at least 1"]),
+        ({"training.lr": [1e-3]}, {"seeds": "many"}, ["seeds", "'many'"]),
+        ({"lr": [1e-3]}, {}, ["'lr'", "task, model, training"]),
+        ({"about.paper": ["x"]}, {}, ["'about.paper'"]),
+        ({"training.seed": [1, 2]}, {}, ["training.seed", "search_seeds or seeds"]),
+        ({"task.name": ["parity"]}, {}, ["task.name", "different tasks"]),
+        ({"training.lr": [1e-3]}, {"with_seed": ["training.lr"]}, ["training.lr", "twice"]),
+        ({"training.lr": [1e-3], "training.lr, training.clip": [[1, 1]]}, {}, ["training.lr", "twice"]),
+        ({"training.lr, training.clip": [1e-3]}, {}, ["lists of 2 values"]),
+        ({"training.lr": [1e-3]}, {"with_seed": "task.split_seed"}, ["with_seed", "a list"]),
+        (["training.lr"], {}, ["space", "a mapping"]),
+    ],
+)
+def test_plans_that_make_no_sense(plan: Plan, space: Any, values: dict[str, Any], names: list[str]) -> None:
+    with pytest.raises(SettingError) as refused:
+        Plan(settings=plan.settings, space=space, **values).points()
+    assert [name for name in names if name not in str(refused.value)] == [], refused.value
+
+
+@pytest.mark.parametrize(
+    ("space", "names"),
+    [
+        ({"training.lrr": [1e-3]}, ["training.lrr", "did you mean lr"]),
+        ({"training.lr": [1e-3, "fast"]}, ["training.lr", "'fast'"]),
+        ({"training.lr": [1e-3, -1]}, ["training.lr", "-1"]),
+        ({"training.lr.scale": [1]}, ["training.lr", "a number"]),
+        ({"model.spec": ["ma", "mza"]}, ["model.spec", "'z'"]),
+        ({"model.block_options.a.speed": [1]}, ["model", "speed"]),
+        ({"training.curriculum.starts": [1]}, ["training.curriculum.starts", "did you mean start"]),
+        ({"task.train_lengths": [[3, 8], [9, 3]]}, ["task.train_lengths"]),
+    ],
+)
+def test_values_that_a_run_would_refuse_are_found_before_it(plan: Plan, tmp_path: Path, space: Any, names: list[str]) -> None:
+    with pytest.raises(SettingError) as refused:
+        open_sweep(Plan(settings=plan.settings, space=space), tmp_path / "sweep")
+    assert [name for name in ("space: ", *names) if name not in str(refused.value)] == [], refused.value
+    assert not (tmp_path / "sweep").exists()
+
+
+def test_another_plan_is_not_the_sweep_of_a_folder(plan: Plan, whole: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    folder = whole[0]
+    with pytest.raises(SettingError, match="holds a sweep already"):
+        open_sweep(plan, folder)
+    with pytest.raises(SettingError, match=r"space: got .*needed .*as in"):
+        open_sweep(Plan(settings=plan.settings, space={"training.lr": [1.0]}, search_seeds=2), folder, resume=True)
+    with pytest.raises(SettingError, match="holds a run, needed another"):
+        open_sweep(plan, folder / "trials" / "0000" / "seed_7")
+    with pytest.raises(SettingError, match="holds no sweep"):
+        open_sweep(plan, tmp_path, resume=True)
+
+
+def test_sweep_files_name_what_is_wrong(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text("task: {name: parity}\nmodel: {d_model: 8}\n")
+    path = tmp_path / "s.yaml"
+    path.write_text("config: recipe.yaml\nsettings: {model: {d_state: 4}}\nspace: {training.lr: [1.0e-3]}\n")
+    words = read_plan(path)
+    assert words["settings"]["model"] == {"d_model": 8, "d_state": 4}
+    assert words["settings"]["about"]["recipe"] == str(tmp_path / "recipe.yaml")
+    for text, names in (
+        ("spaces: {}", ["s.yaml", "'spaces'", "config"]),
+        ("config: gone.yaml", ["gone.yaml"]),
+        ("settings: 3", ["s.yaml", "settings"]),
+        ("settings: {trainer: {lr: 1}}", ["s.yaml", "'trainer'"]),
+        ("space: [", ["s.yaml", "line"]),
+    ):
+        path.write_text(text)
+        with pytest.raises(SettingError) as refused:
+            read_plan(path)
+        assert [name for name in names if name not in str(refused.value)] == [], refused.value
