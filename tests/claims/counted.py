@@ -1,6 +1,8 @@
 """What the tests of claims share: scans and operations that count what they do, published figures, and records."""
 
+import itertools
 import json
+import time
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -71,6 +74,25 @@ def orders(sizes: list[int], amounts: list[float]) -> list[float]:
     return (np.diff(np.log(amounts)) / np.diff(np.log(sizes))).tolist()
 
 
+def seconds(function: Callable[[], object]) -> float:
+    """The processor time of a call, the least of three: other processes do not count."""
+    times = []
+    for _ in range(3):
+        start = time.process_time()
+        function()
+        times.append(time.process_time() - start)
+    return min(times)
+
+
+def peak(function: Callable[[], object]) -> int:
+    """The most bytes that a call holds at once on the CPU, what operations hold inside themselves included."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        function()
+    assert profiled.profiler is not None
+    changes = [event.nbytes() for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"]
+    return max(itertools.accumulate(changes))
+
+
 @cache
 def records(name: str) -> tuple[dict[str, Any], ...]:
     """The rows of a file of results/, oldest first."""
@@ -79,8 +101,8 @@ def records(name: str) -> tuple[dict[str, Any], ...]:
 
 
 def scaling(op: str, backend: str | None, peer: str | None) -> dict[int, tuple[float, float]]:
-    """Length -> (forward and backward in ms, peak in MiB), the latest of what was measured on a GPU."""
-    rows = [row for row in records("bench/gpu_scaling.jsonl") if row.get("figure") == "length"]
+    """Length -> (forward and backward in ms, peak in MiB), the latest of what was measured on an H200."""
+    rows = [row for row in records("bench/gpu_scaling.jsonl") if row.get("figure") == "length" and "H200" in row["device"]]
     return {
         row["shape"]["L"]: (row["forward_backward_ms"], row["peak_mib"])
         for row in rows

@@ -405,6 +405,7 @@ def test_a22_solvable_languages_have_exact_hybrids(name):
     assert np.array_equal(logits.argmax(-1).numpy() == 1, expected)
     drawn = [row for row in records("automata/random.jsonl") if row["solvable"]]
     assert len(drawn) > 500
+    assert {row["outcome"] for row in drawn} == {"compiled", "limit"}
     assert all(row["certified"] and row["right"] for row in drawn if row["outcome"] == "compiled")
 
 

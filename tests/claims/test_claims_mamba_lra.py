@@ -1,15 +1,18 @@
 """Claims of "Long range tasks with Mamba", by their ids in claims.json."""
 
 import itertools
+from collections.abc import Callable
 from fractions import Fraction
 
 import numpy as np
 import pytest
 import torch
-from counted import blelloch, compose, figures, printed
+from counted import blelloch, compose, figures, orders, peak, printed, records, seconds
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
 
-from longscan.layers import S6
+from longscan.layers import S6, Attention
 from longscan.models import SequenceModel
 from longscan.numerics.discretisation import discretise
 from longscan.report.published import published_row
@@ -55,6 +58,37 @@ def with_feed_forward(layers: int, d_state: int, hidden: int, classes: int, comp
         {"layer": None, "block": "feed_forward", "options": {"d_hidden": hidden}},
     ]
     return SequenceModel(pair * layers, d_model=64, d_input=1, d_output=classes, head="mlp")
+
+
+def test_m01_time_of_mamba_and_of_attention():
+    """Forward, and forward and backward, at the lengths of figure 3, on a CPU."""
+    lengths = [1024, 4096, 16384]
+    for layer, least, most in ((S6(16, d_state=16), 0, 7), (Attention(16, head_dim=16), 8, 24)):
+        infer, train = [], []
+        for length in lengths:
+            x = torch.randn(1, length, 16)
+            with torch.no_grad():
+                infer.append(seconds(lambda layer=layer, x=x: layer(x)))
+            train.append(seconds(lambda layer=layer, x=x: layer(x).sum().backward()))
+        for times in (infer, train):
+            assert least < times[2] / times[1] < most  # 4 where time is linear in the length, 16 where it is quadratic
+
+
+def test_m02_flash_attention_saves_memory_and_no_time():
+    def attend(length: int, backend: SDPBackend) -> Callable[[], object]:
+        q = torch.randn(1, 1, length, 16)
+
+        def run() -> object:
+            with sdpa_kernel(backend):
+                return scaled_dot_product_attention(q, q, q, is_causal=True)
+
+        return run
+
+    flash, plain = SDPBackend.FLASH_ATTENTION, SDPBackend.MATH
+    grown = np.diff([peak(attend(length, flash)) for length in (2048, 4096, 8192, 16384)])
+    assert grown[1:] / grown[:-1] == pytest.approx([2, 2], abs=0.01)  # so much a step, beside its tiles
+    assert orders([1024, 2048], [peak(attend(length, plain)) for length in (1024, 2048)]) == pytest.approx([2], abs=0.05)
+    assert 8 < seconds(attend(16384, flash)) / seconds(attend(4096, flash)) < 24  # 16 where quadratic
 
 
 def test_m04_the_printed_averages():
@@ -169,6 +203,17 @@ def test_m16_an_average_that_is_not_one():
     values, average = rows["RoPE [26]"]
     assert average == 64.59
     assert np.mean(values) == pytest.approx(64.206)
+
+
+def test_m20_what_the_convolution_takes_beside_the_scan():
+    rows = [
+        row for row in records("bench/gpu.jsonl") if row["shape"] == {"B": 8, "L": 2048, "D": 2048} and row["dtype"] == "float32"
+    ]
+    scans = [row for row in records("bench/gpu.jsonl") if row["shape"] == {"B": 8, "L": 2048, "D": 2048, "N": 16}]
+    conv = next(row for row in reversed(rows) if row["op"] == "short_conv")
+    scan = next(row for row in reversed(scans) if row["op"] == "selective_scan" and row["dtype"] == "float32")
+    assert conv["replayed_forward_backward_ms"] < 0.1 * scan["replayed_forward_backward_ms"]
+    assert 0.25 < conv["peak_mib"] / scan["peak_mib"] < 0.4
 
 
 def test_m21_a_picture_is_1024_steps():

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from counted import blelloch, compose, entries, figures, loop, orders, printed
+from counted import blelloch, compose, entries, figures, loop, orders, printed, records
 from scipy.integrate import solve_ivp
 from torch import Tensor, nn
 from torch.nn.functional import silu, softplus
@@ -598,3 +598,11 @@ def test_t52_which_columns_the_averages_take():
     assert fits == {(1, 4)}  # numerical Cifar10, categorical Pathfinder
     others = np.array([figures(first, 4) for first in (246, 250, 254, 258, 262)])
     assert np.abs(others[:, :3].mean(1) - others[:, 3]).max() <= 0.051
+
+
+def test_t55_a_fused_scan_against_a_loop_on_a_cpu():
+    rows = [row for row in records("bench/cpu.jsonl") if row["op"] == "selective_scan" and row["forward_backward_ms"]]
+    ours = next(row for row in reversed(rows) if row["backend"] == "cpu")
+    stepwise = next(row for row in reversed(rows) if row["peer"] == "plain torch loop" and row["shape"] == ours["shape"])
+    for kind in ("forward_ms", "forward_backward_ms"):
+        assert 20 < stepwise[kind] / ours[kind] < 40
