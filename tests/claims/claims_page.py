@@ -20,8 +20,8 @@ PUBLISHED = HERE.parents[1] / "src/longscan/report/published.json"
 OUTCOMES = {
     "holds": "a test shows it",
     "false as printed": "a test shows that it is not so, and what is",
-    "needs data": "a data set, a run or a timing would settle it that is not here",
-    "open": "not settled by that alone",
+    "needs data": "what would settle it is not here: a data set, a run or a timing",
+    "open": "no data alone would settle it",
 }
 TESTED = ("holds", "false as printed")
 

@@ -303,3 +303,24 @@ def test_s29_the_block_here_has_the_described_output_path():
     y = gelu(layer_norm(block.layer(u), (4,), eps=1e-5))
     gate = sigmoid(y @ block.gate_proj.weight.T + block.gate_proj.bias)
     torch.testing.assert_close(block(u), y * gate)
+
+
+def test_s30_selection_drops_tokens():
+    """Of tokens (value, mark) the state sums the values that are marked."""
+    layer = S7(2, d_state=1, selects=("B",), reparam=None).double()
+    with torch.no_grad():
+        for parameter in (layer.B, layer.C, layer.D):
+            parameter.zero_()
+        layer.w.fill_(1.0)
+        layer.C[0, 0] = 1
+        (weight,) = layer.select_B.factors
+        weight.zero_()
+        weight[0, 0, 1] = 1  # value times mark
+        value, mark = torch.randn(500, 20).double(), (torch.rand(500, 20) < 0.3).double()
+        sums = layer(torch.stack([value, mark], -1))[:, -1, 0]
+    wanted = (value * mark).sum(1)
+    torch.testing.assert_close(sums, wanted)
+    # What a recurrence without selection holds is a linear function of all that came in.
+    given = torch.cat([value, mark, torch.ones(500, 1).double()], 1)
+    best = given @ torch.linalg.lstsq(given, wanted.unsqueeze(1)).solution
+    assert (best.squeeze(1) - wanted).square().mean() > 0.4 * wanted.var()

@@ -40,6 +40,12 @@ def test_every_test_is_of_a_claim():
     assert set(named_tests()) <= {row.id for row in CLAIMS}
 
 
+def test_what_is_tested_of_an_unsettled_claim_is_said():
+    for row in CLAIMS:
+        if row.outcome not in TESTED:
+            assert (row.id in named_tests()) == ("tested" in row.note.lower()), row.id
+
+
 @pytest.mark.parametrize("row", [row for row in CLAIMS if row.outcome in TESTED], ids=lambda row: row.id)
 def test_what_holds_or_is_false_has_a_test_that_can_fail(row):
     (found,) = named_tests()[row.id]
