@@ -12,6 +12,7 @@ from longscan.report import results_report
 from longscan.training import Run, parse_settings, record_run, train
 from longscan.training.evaluate import predict
 from longscan.training.run import build_model
+from longscan.training.space import Plan, read_plan
 from made_up import EVENTS, MADE_UP, table
 
 ROOT = Path(__file__).parents[2]
@@ -153,3 +154,33 @@ def test_recipe_is_the_published_row(name: str) -> None:
     assert training.get("loss_reduction", "mean") == ("sum" if formal else "mean")
     assert training["clip"] == 1.0
     assert model["block_options"]["m"] == {"variant": "aussm"}, "the authors' hybrids have their own Mamba block"
+
+
+GRIDS = {  # what the papers print: sweep file -> (recipes it is for, settings tried, seeds of the search, seeds tested)
+    "aussm-hybrid": (("parity",), 4 * 4 * 3 * 3 * 3, 5, 5),
+    "aussm-pure": (("parity",), 3 * 4 * 3 * 3 * 3, 5, 5),
+    "aussm-series": (("heartbeat",), 3 * 3 * 3, 5, 20),
+    "aussm-weather": ((), 3 * 3 * 3, 5, 20),
+    "thesis-bidirectional": ((), 4, 5, 5),
+    "quickstart-basic_motions": ((), 12, 1, 5),
+}
+
+
+@pytest.mark.parametrize("path", SWEEPS, ids=lambda path: f"{path.parts[-3]}-{path.stem}")
+def test_sweep_file(path: Path, tmp_path: Path) -> None:
+    recipes, number, searched, tested = GRIDS[f"{path.parts[-3]}-{path.stem}"]
+    assert path.read_text().startswith("# ")
+    for recipe in [path.parents[1] / f"{name}.yaml" for name in recipes] or [None]:
+        words = read_plan(path)
+        settings = words.pop("settings", {})
+        folder = tmp_path / str(recipe and recipe.stem)
+        folder.mkdir()
+        short = shortened(recipe or Path(settings["about"]["recipe"]), folder)
+        plan = Plan(settings=parse_settings(short if recipe else short[2:], base=settings).settings, **words)
+        assert (plan.number, len(plan.seeds_of_search()), len(plan.seeds_of_test())) == (number, searched, tested)
+        assert not set(plan.seeds_of_search()) & set(plan.seeds_of_test())
+        plan.try_values()
+
+
+def test_every_grid_that_is_named_is_there() -> None:
+    assert {f"{path.parts[-3]}-{path.stem}" for path in SWEEPS} == set(GRIDS)

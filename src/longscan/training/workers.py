@@ -54,7 +54,10 @@ class _Process:
     process: subprocess.Popen
 
     def code(self) -> int | None:
-        return self.process.poll()
+        code = self.process.poll()
+        if code is not None:
+            self.ask_to_stop()
+        return code
 
     def ask_to_stop(self) -> None:
         assert self.process.stdin is not None
@@ -135,7 +138,8 @@ class SlurmWorker:
 
     def __call__(self) -> None:
         """Work until the sweep is over. Raises RuntimeError where the worker is lost."""
-        code = _start(self._folder, dict(os.environ)).wait()
+        with _start(self._folder, dict(os.environ)) as process:
+            code = process.wait()
         if code:
             raise RuntimeError(f"the worker ended with code {code}")
 

@@ -1,0 +1,185 @@
+"""`longscan sweep`: what it prints and leaves, that it survives the death of its parent, and what it answers to bad words."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from longscan.cli import main
+from longscan.report.records import check_record, read_records
+from longscan.training import Plan, parse_settings
+from longscan.training.sweep import Sweep, open_sweep, work
+
+FILE = """
+config: recipe.yaml
+space:
+  training.lr: [1.0e-2, 1.0e+20]
+search_seeds: 1
+seeds: 1
+"""
+RECIPE = """
+task: {name: parity, train_lengths: [3, 8], eval_lengths: [9, 12], valid_size: 8, test_size: 8}
+model: {d_model: 4, d_state: 2, backend: eager}
+training: {steps: 4, batch_size: 4, eval_every: 2, checkpoint_every: 1, threads: 1, device: cpu}
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A sweep of two settings, one of which diverges, and one seed."""
+    (tmp_path / "recipe.yaml").write_text(RECIPE)
+    (tmp_path / "sweep.yaml").write_text(FILE)
+    return tmp_path / "sweep.yaml"
+
+
+def test_a_sweep_from_its_file_to_its_record(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, records = tmp_path / "out", tmp_path / "runs" / "x.jsonl"
+    words = ["sweep", str(file), "--out", str(out)]
+    assert main([*words, "--record", str(records), "--training.threads", "1"]) == 0
+    said = capsys.readouterr()
+    found = json.loads((out / "sweep.json").read_text())
+    check_record("sweep", found)
+    assert found["status"] == "finished"
+    assert found["command"] == f"longscan sweep {file} --out {out} --record {records} --training.threads 1"
+    score = found["trials"][0]["score"]
+    assert f"trial 0: accuracy {score:.4f} on validation (training.lr 0.01)" in said.err
+    assert "trial 1: the loss or its gradient was no finite number" in said.err
+    assert "seed 1: accuracy" in said.err
+    assert f"best on validation: trial 0, accuracy {score:.4f} (training.lr 0.01)" in said.out
+    assert "failed, trial 1: the loss or its gradient was no finite number" in said.out
+    lines = said.out.splitlines()
+    assert lines[-4].startswith(f"test accuracy: {found['test']['mean']:.4f} over 1 seeds (scaled ")
+    assert lines[-3:] == [
+        f"best constant predictor: {found['test']['constant']:.4f}",
+        f"recorded in {records}",
+        f"report: {out / 'report.html'}",
+    ]
+    (row,) = read_records(records)
+    assert (row["seed"], row["value"], row["recipe"]) == (1, found["seeds"][0]["score"], str(tmp_path / "recipe.yaml"))
+
+    assert main([*words, "--resume", "--record", str(records)]) == 0
+    assert len(read_records(records)) == 1, "what is recorded is not recorded again"
+    assert capsys.readouterr().err == "", "what is over is not told again"
+    (out / "report.html").unlink()
+    assert main(["report", str(out)]) == 0
+    assert (out / "report.html").exists()
+
+
+def test_a_search_that_finds_nothing_ends_with_1(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = parse_settings(["--config", str(tmp_path / "recipe.yaml")]).settings
+    open_sweep(Plan(settings=settings, space={"training.lr": [1e20]}, seeds=1), tmp_path / "out")
+    work(tmp_path / "out")
+    assert main(["sweep", "--out", str(tmp_path / "out"), "--resume"]) == 1
+    said = capsys.readouterr().out
+    assert "failed, trial 0" in said
+    assert "test accuracy" not in said
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        (["--seeds", "-1"], ["seeds", "-1"]),
+        (["--workers", "0"], ["--workers", "0"]),
+        (["--workers", "two"], ["workers", "'two'", "whole number"]),
+        (["--sampler", "tpe"], ["trials: got nothing"]),
+        (["--trials", "3"], ["trials", "3", "grid"]),
+        (["--training.lrr", "1"], ["training.lrr", "did you mean lr"]),
+        (["--storage", "nowhere"], ["--storage", "'nowhere'", "URL"]),
+        (["--storage", "oracle+x://a/b"], ["--storage", "oracle"]),
+        (["--storage", "sqlite:////nowhere/at/all.db"], ["--storage", "unable to open database file"]),
+        (["--slurm", "partion=gpu"], ["--slurm", "'partion=gpu'", "partition"]),
+        (["--slurm", "time=soon"], ["--slurm time", "'soon'", "a number"]),
+        (["--slurm", "executor=cloud"], ["--slurm executor", "'cloud'"]),
+        (["--resume"], ["holds no sweep"]),
+        (["--bogus"], ["--bogus", "unknown argument"]),
+    ],
+    ids=lambda value: " ".join(value) if value and value[0].startswith("--") else "",
+)
+def test_words(refused: Callable[..., str], file: Path, tmp_path: Path, words: list[str], names: list[str]) -> None:
+    line = refused("sweep", file, "--out", tmp_path / "out", *words)
+    assert [name for name in names if name not in line] == [], line
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.skipif(shutil.which("srun") is not None, reason="this machine has Slurm")
+def test_no_slurm_here(refused: Callable[..., str], file: Path, tmp_path: Path) -> None:
+    assert "--slurm: " in refused("sweep", file, "--out", tmp_path / "out", "--slurm", "partition=gpu")
+
+
+def test_files(refused: Callable[..., str], file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert "--out: got nothing" in refused("sweep", file)
+    assert "gone.yaml" in refused("sweep", tmp_path / "gone.yaml", "--out", out)
+    assert "task.name: got nothing" in refused("sweep", "--out", out)
+    file.write_text(FILE.replace("training.lr:", "training.rate:"))
+    assert "space: training.rate: unknown setting" in refused("sweep", file, "--out", out)
+    file.write_text(FILE + "speed: 3\n")
+    assert "sweep.yaml: unknown setting 'speed'" in refused("sweep", file, "--out", out)
+    (tmp_path / "text").write_text("")
+    file.write_text(FILE)
+    assert "is a file" in refused("sweep", file, "--out", tmp_path / "text")
+    assert not out.exists()
+
+
+def test_without_optuna(refused: Callable[..., str], file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    monkeypatch.delitem(sys.modules, "longscan.training.sweep")
+    line = refused("sweep", file, "--out", tmp_path / "out")
+    assert line.endswith("needs the package optuna, which is not installed: pip install 'longscan[sweep]'")
+
+
+def start(*words: object) -> subprocess.Popen:
+    program = "import sys; from longscan.cli import main; sys.exit(main())"
+    return subprocess.Popen(
+        [sys.executable, "-c", program, "sweep", *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def finished_runs(out: Path) -> dict[Path, float]:
+    return {path: path.stat().st_mtime for path in out.glob("*/*/seed_*/result.json")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGINT"])
+def test_workers_end_with_their_parent_and_the_sweep_goes_on(file: Path, tmp_path: Path, name: str) -> None:
+    file.write_text(FILE.replace("[1.0e-2, 1.0e+20]", "[1.0e-2, 1.0e+20, 1.0e-3, 1.0e-4, 3.0e-3]"))
+    out = tmp_path / "out"
+    words = (file, "--out", out, "--workers", "2", "--steps", "60")
+    process = start(*words)
+    while len(finished_runs(out)) < 2:
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(getattr(signal, name))
+    process.communicate(timeout=100)
+    assert process.returncode == {"SIGKILL": -9, "SIGINT": 130}[name]
+    for _ in range(1000):  # until the workers have noticed
+        rows = Sweep(out).result()["trials"]
+        locks = list((out / "workers").glob("*.lock"))
+        if not any(Sweep(out)._is_alive(lock.stem) for lock in locks):
+            break
+        time.sleep(0.1)
+    else:
+        pytest.fail("a worker outlived its parent")
+    assert any(row["status"] in ("waiting", "running") for row in rows), "the signal came too late to test anything"
+    before = finished_runs(out)
+    process = start(*words, "--resume")
+    said = process.communicate(timeout=250)
+    assert process.returncode == 0, said[1]
+    assert {path: time_ for path, time_ in finished_runs(out).items() if path in before} == before
+    found = json.loads((out / "sweep.json").read_text())
+    assert [row["status"] for row in found["trials"]] == ["finished", "failed", *["finished"] * 3]
+
+
+@pytest.mark.slow
+def test_jobs_of_slurm(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    slurm = "executor=local,partition=gpu,time=5,cpus=1,memory=2"
+    assert main(["sweep", str(file), "--out", str(out), "--workers", "2", "--slurm", slurm]) == 0
+    assert "test accuracy: " in capsys.readouterr().out
+    assert len(list((out / "slurm").glob("*_submitted.pkl"))) == 2
