@@ -92,9 +92,10 @@ def joined(batches: list[Batch]) -> Batch:
     return Batch(stack("inputs", 0), stack("targets", -100), stack("valid", 0), stack("loss_mask", 0))
 
 
-def summed_losses(output: Tensor, batch: Batch) -> Tensor:
+def summed_losses(output: Tensor, batch: Batch, smoothing: float) -> Tensor:
     """The cross-entropy of each seed, summed over its answers, (K,)."""
-    each = nn.functional.cross_entropy(output.movedim(-1, 1).float(), batch.targets.clamp(min=0), reduction="none")
+    logits, targets = output.movedim(-1, 1).float(), batch.targets.clamp(min=0)
+    each = nn.functional.cross_entropy(logits, targets, reduction="none", label_smoothing=smoothing)
     return (each * batch.loss_mask).sum((1, 2))
 
 
@@ -264,7 +265,7 @@ class Seeds:
         training = self.training
         self.optimizer.zero_grad()
         output = self.model(batch.inputs, batch.valid)
-        losses = summed_losses(output, batch)
+        losses = summed_losses(output, batch, training.label_smoothing)
         if training.loss_reduction == "mean":
             losses = losses / batch.loss_mask.sum((1, 2))
         losses.sum().backward()

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from longscan.models import SequenceModel
-from longscan.tasks import TASKS
+from longscan.tasks import TASKS, Batch
 from longscan.training import (
     CurriculumSettings,
     LateLengthSettings,
@@ -277,6 +277,29 @@ def test_sum_reduction_multiplies_the_gradient_by_the_answers(tiny: Any, tmp_pat
     mean, total = (train(tiny(steps=1, loss_reduction=kind), tmp_path / kind) for kind in ("mean", "sum"))
     assert logged(total)[0]["grad_norm"] == pytest.approx(8 * logged(mean)[0]["grad_norm"], rel=1e-4)
     assert logged(total)[0]["loss"] == pytest.approx(logged(mean)[0]["loss"], rel=1e-6)
+
+
+def test_label_smoothing_is_trained_on_and_not_logged(tiny: Any, tmp_path: Path) -> None:
+    plain, smooth = (train(tiny(steps=1, label_smoothing=share), tmp_path / f"{share}") for share in (0.0, 0.2))
+    assert logged(plain)[0]["loss"] == logged(smooth)[0]["loss"]
+    settings = tiny(steps=1)
+    torch.manual_seed(0)
+    model = build_model(settings)
+    batch = settings.task.batch("train", 0, settings.training.batch_size, 0)
+    logits, targets = model(batch.inputs, valid=batch.valid)[batch.loss_mask], batch.targets[batch.loss_mask]
+    chances = logits.log_softmax(-1)
+    expected = -0.8 * chances.gather(-1, targets[:, None]).mean() - 0.2 * chances.mean()
+    norm = torch.stack([g.norm() for g in torch.autograd.grad(expected, list(model.parameters()))]).norm().item()
+    assert logged(smooth)[0]["grad_norm"] == pytest.approx(norm, rel=1e-4)
+    assert logged(plain)[0]["grad_norm"] != pytest.approx(norm, rel=1e-2)
+
+
+def test_only_classes_are_smoothed() -> None:
+    task = TASKS["fitzhugh_nagumo"]()
+    with pytest.raises(SettingError, match=r"training.label_smoothing: got 0.1, needed 0, as fitzhugh_nagumo has no classes"):
+        Settings(task=task, training=TrainingSettings(label_smoothing=0.1))
+    with pytest.raises(ValueError, match=r"smoothing: fitzhugh_nagumo has no classes to smooth, got 0.1, needed 0"):
+        task.loss(torch.zeros(1), Batch(torch.zeros(1)), smoothing=0.1)
 
 
 def test_bfloat16_runs_under_autocast(tiny: Any, tmp_path: Path) -> None:

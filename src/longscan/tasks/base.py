@@ -109,8 +109,11 @@ class Task(ABC):
         """
 
     @abstractmethod
-    def loss(self, output: Tensor, batch: Batch, reduction: Reduction = "mean") -> Tensor:
-        """The training loss of a model's output, its mean or its sum over the scored answers."""
+    def loss(self, output: Tensor, batch: Batch, reduction: Reduction = "mean", smoothing: float = 0.0) -> Tensor:
+        """The training loss of a model's output, its mean or its sum over the scored answers.
+
+        smoothing: the share of a target class that is spread over all classes; tasks without classes refuse all but 0.
+        """
 
     @abstractmethod
     def metrics(self, split: Split) -> "dict[str, Metric]":

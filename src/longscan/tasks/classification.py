@@ -29,13 +29,13 @@ class ClassificationTask(Task):
         assert count is not None, "a classification task has classes"
         return count
 
-    def loss(self, output: Tensor, batch: Batch, reduction: Reduction = "mean") -> Tensor:
+    def loss(self, output: Tensor, batch: Batch, reduction: Reduction = "mean", smoothing: float = 0.0) -> Tensor:
         """Cross entropy in float32, mean or sum over the scored answers. output: (B, L, K), or (B, K) where pooled.
 
-        Targets may also be shares of classes, (B, K) float.
+        Targets may also be shares of classes, (B, K) float. smoothing: label smoothing (Szegedy et al. 2016, section 7).
         """
         logits, targets = answered(output, batch)
-        return F.cross_entropy(logits.float(), targets, reduction=reduction)
+        return F.cross_entropy(logits.float(), targets, reduction=reduction, label_smoothing=smoothing)
 
     def metrics(self, split: Split) -> "dict[str, Metric]":
         """Accuracy over the scored answers, and what valid and test add to it.

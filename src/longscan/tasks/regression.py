@@ -45,8 +45,10 @@ class RegressionTask(Task):
         """One output a variable."""
         return len(self.variables)
 
-    def loss(self, output: Tensor, batch: Batch, reduction: Reduction = "mean") -> Tensor:
+    def loss(self, output: Tensor, batch: Batch, reduction: Reduction = "mean", smoothing: float = 0.0) -> Tensor:
         """Squared error in float32, mean or sum over scored steps and variables. output: (B, L, C)."""
+        if smoothing:
+            raise ValueError(f"smoothing: {self.name} has no classes to smooth, got {smoothing}, needed 0")
         answers, targets = _scored(output, batch)
         return F.mse_loss(answers.float(), targets, reduction=reduction)
 

@@ -158,6 +158,8 @@ class TrainingSettings:
         restart_factor: each period is this many times the one before.
         clip: largest norm of the gradient; 0 leaves it alone.
         loss_reduction: mean or sum of the loss over the batch's targets (what is logged is always the mean).
+        label_smoothing: share of a target class that is spread over all classes in training (not in what is logged), so that the
+            loss has its least value at finite answers; for tasks with classes.
         curriculum: growing training lengths.
         late_lengths: another range of lengths late in training.
         average: decay of the running average of the weights; 0 keeps none, 1 is the plain mean.
@@ -198,6 +200,7 @@ class TrainingSettings:
     restart_factor: int = 2
     clip: float = 1.0
     loss_reduction: Literal["mean", "sum"] = "mean"
+    label_smoothing: float = 0.0
     curriculum: CurriculumSettings = field(default_factory=CurriculumSettings)
     late_lengths: LateLengthSettings = field(default_factory=LateLengthSettings)
     average: float = 0.0
@@ -245,6 +248,7 @@ class TrainingSettings:
                 "restart_factor": _COUNT,
                 "clip": _NOT_NEGATIVE,
                 "loss_reduction": _choice("mean", "sum"),
+                "label_smoothing": _real(lambda value: 0 <= value < 1, "a number from 0 to below 1"),
                 "average": _FRACTION,
                 "average_start": _real(lambda value: 0 <= value < 1, "a number from 0 to below 1"),
                 "select": _choice("last", "best", "average"),
@@ -317,6 +321,8 @@ class Settings:
     about: AboutSettings = field(default_factory=AboutSettings)
 
     def __post_init__(self) -> None:
+        if self.training.label_smoothing and self.task.num_classes is None:
+            raise refuse("training.label_smoothing", self.training.label_smoothing, f"0, as {self.task.name} has no classes")
         curriculum, late = self.training.curriculum, self.training.late_lengths
         if curriculum.start:
             for setting in ("start", "end"):

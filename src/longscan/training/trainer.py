@@ -153,7 +153,7 @@ class Trainer:
         set_learning_rate(self.optimizer, rate)
         with self.accelerator.autocast():
             output = predict(self.wrapped, batch)
-        loss = self.task.loss(output, batch, training.loss_reduction) * self._loss_factor(whole, batch)
+        loss = self.task.loss(output, batch, training.loss_reduction, training.label_smoothing) * self._loss_factor(whole, batch)
         self.accelerator.backward(loss)
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), training.clip or float("inf"))
         self.finite &= torch.isfinite(norm) & torch.isfinite(loss.detach())
