@@ -18,6 +18,9 @@ from longscan.training.settings import ModelSettings as ModelSettings
 from longscan.training.settings import SettingError as SettingError
 from longscan.training.settings import Settings as Settings
 from longscan.training.settings import TrainingSettings as TrainingSettings
+from longscan.training.sharing import Share as Share
+from longscan.training.sharing import shard_model as shard_model
+from longscan.training.sharing import share_of as share_of
 from longscan.training.space import Plan as Plan
 
 if TYPE_CHECKING:

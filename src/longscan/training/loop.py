@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, PartialState
+from accelerate.utils import DistributedType
 
 import longscan.report
 from longscan.training.run import Run, clear_run, holds_run
@@ -106,6 +107,10 @@ def _accelerator(training: TrainingSettings) -> Iterator[Accelerator]:
         mixed_precision="bf16" if training.precision == "bfloat16" else "no",
         step_scheduler_with_optimizer=False,
     )
+    # Accelerate's own sharding comes after the optimiser is built, on parameters that the optimiser then does not have.
+    if accelerator.distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM):
+        needed = "none of it, as training holds whole models (`longscan.training.shard_model` splits one for a loop of your own)"
+        raise SettingError(f"accelerate: got {accelerator.distributed_type.value}, needed {needed}")
     try:
         yield accelerator
     finally:

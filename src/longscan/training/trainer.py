@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import gather_object
 from torch import Tensor, nn
 
 import longscan.report
@@ -33,7 +34,7 @@ from longscan.training.checkpoint import (
     write_checkpoint,
     write_tensors,
 )
-from longscan.training.evaluate import Scores, batch_score, evaluate, number, predict, scored_answers
+from longscan.training.evaluate import Scores, batch_score, evaluate, number, predict
 from longscan.training.lengths import LengthPlan
 from longscan.training.loader import Prefetcher
 from longscan.training.logs import Row, RunLog, read_rows
@@ -44,6 +45,7 @@ from longscan.training.records import describe_run
 from longscan.training.run import build_model, load_weights, write_settings
 from longscan.training.schedule import learning_rate
 from longscan.training.settings import SettingError, Settings, refuse
+from longscan.training.sharing import Share, share_of
 from longscan.training.signals import stop_requests
 
 if TYPE_CHECKING:
@@ -78,6 +80,8 @@ class Trainer:
         self.shows = progress and self.is_main
         torch.manual_seed(self.training.seed)
         self.model: SequenceModel = build_model(settings).to(accelerator.device)
+        if accelerator.process_index:  # the same weights as the others, and dropout of its own
+            torch.manual_seed(self.training.seed + accelerator.process_index)
         self._try_batch()
         self.optimizer = build_optimizer(self.model, self.training)
         self.average = WeightAverage(self.model, self.training.average)
@@ -148,12 +152,14 @@ class Trainer:
 
     def _update(self, batch: Batch) -> None:
         training = self.training
-        whole, batch = batch, self._share(batch).to(self.accelerator.device)
+        accelerator = self.accelerator
+        share = share_of(batch, self.task, training.loss_reduction, accelerator.process_index, accelerator.num_processes)
+        batch = share.rows.to(accelerator.device)
         rate = learning_rate(self.at.step, training)
         set_learning_rate(self.optimizer, rate)
         with self.accelerator.autocast():
             output = predict(self.wrapped, batch)
-        loss = self.task.loss(output, batch, training.loss_reduction, training.label_smoothing) * self._loss_factor(whole, batch)
+        loss = self.task.loss(output, batch, training.loss_reduction, training.label_smoothing) * share.factor
         self.accelerator.backward(loss)
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), training.clip or float("inf"))
         self.finite &= torch.isfinite(norm) & torch.isfinite(loss.detach())
@@ -162,34 +168,22 @@ class Trainer:
         self.at.step += 1
         if training.average and self.at.step > training.average_start * training.steps:
             self.average.update()
-        self._after_update(output.detach(), batch, rate, norm)
+        self._after_update(output.detach(), share._replace(rows=batch), rate, norm)
 
-    def _share(self, batch: Batch) -> Batch:
-        """The rows of this process: every n-th of the batch, so that any number of processes sees the same data."""
-        first, every = self.accelerator.process_index, self.accelerator.num_processes
-        if every == 1:
-            return batch
-        return Batch(*(None if part is None else part[first::every] for part in batch))  # type: ignore[arg-type]
-
-    def _loss_factor(self, whole: Batch, share: Batch) -> float:
-        """What makes the mean of the processes' gradients the gradient of the whole batch's loss."""
-        processes: int = self.accelerator.num_processes
-        if processes == 1 or self.training.loss_reduction == "sum":
-            return processes
-        return processes * float(scored_answers(share, self.task)) / float(scored_answers(whole, self.task))
-
-    def _after_update(self, output: Tensor, batch: Batch, rate: float, norm: Tensor) -> None:
+    def _after_update(self, output: Tensor, share: Share, rate: float, norm: Tensor) -> None:
         training, step = self.training, self.at.step
         final = step == training.steps
         logs, looks = step % training.log_every == 0 or step == 1 or final, self.lengths.looks_at(step)
         evaluates = final or bool(training.eval_every and step % training.eval_every == 0)
         saves = evaluates or bool(training.checkpoint_every and step % training.checkpoint_every == 0)
-        if (logs or saves) and not bool(self.finite):
+        if (logs or saves) and not self._is_finite():
             self.at.failed = f"the loss or its gradient was no finite number by step {step}"
             return
         score = 0.0
         if logs or looks:
-            loss, score = self._whole_batch(self.task.loss(output, batch).item(), batch_score(self.task, output, batch), batch)
+            batch = share.rows
+            found = self.task.loss(output, batch).item(), batch_score(self.task, output, batch)
+            loss, score = self._whole_batch(*found, share.answers)
         if logs:
             row: Row = {"loss": number(loss), self.task.metric: number(score), "lr": rate}
             row["grad_norm"] = number(norm.item())
@@ -205,11 +199,15 @@ class Trainer:
             self._save()
         self.view.step(step)
 
-    def _whole_batch(self, loss: float, score: float, batch: Batch) -> tuple[float, float]:
+    def _is_finite(self) -> bool:
+        """Whether every loss and gradient so far was a finite number, on all processes alike."""
+        wrong = (~self.finite).float()
+        return not bool(wrong if self.accelerator.num_processes == 1 else self.accelerator.reduce(wrong))
+
+    def _whole_batch(self, loss: float, score: float, answers: float) -> tuple[float, float]:
         """Loss and score over the shares of all processes."""
         if self.accelerator.num_processes == 1:
             return loss, score
-        answers = float(scored_answers(batch, self.task))
         sums = torch.tensor([loss * answers, score * answers, answers], device=self.accelerator.device)
         loss, score, answers = self.accelerator.reduce(sums).tolist()
         return loss / answers, score / answers
@@ -278,6 +276,7 @@ class Trainer:
 
     def _save(self) -> None:
         """Checkpoint "last", after which the logs hold nothing that a resumed run would write again."""
+        generators = gather_object([generator_states()])
         if not self.is_main:
             return
         self.at.seconds = time.perf_counter() - self.clock
@@ -291,7 +290,8 @@ class Trainer:
             if self.average.count:
                 write_tensors(folder / "average.safetensors", self.average.weights)
 
-        state = {**vars(self.at), "generators": generator_states(), "lr": self.optimizer.param_groups[0]["lr"]}
+        state = {**vars(self.at), "generators": generators[0], "lr": self.optimizer.param_groups[0]["lr"]}
+        state["generators_of_others"] = generators[1:]
         write_checkpoint(self.folder / "checkpoints" / "last", write, state)
 
     def _restore(self, folder: Path) -> None:
@@ -302,7 +302,9 @@ class Trainer:
             restore_optimizer(self.optimizer, self.model, read_tensors(folder / "optimizer.safetensors"))
             if self.at.averaged:
                 self.average.restore(read_tensors(folder / "average.safetensors"), self.at.averaged)
-            restore_generators(state["generators"])
+            states = [state["generators"], *state.get("generators_of_others", [])]
+            if self.accelerator.process_index < len(states):  # a process that the run did not have before keeps its fresh ones
+                restore_generators(states[self.accelerator.process_index])
         except (KeyError, TypeError, ValueError) as error:
             raise SettingError(f"{folder}: damaged ({one_line(error)}), needed the checkpoint that training wrote") from None
         self.lengths.longest = self.at.longest

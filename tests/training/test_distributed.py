@@ -1,0 +1,199 @@
+"""Two processes have one process's gradients, whatever each holds of a batch; a killed run of two goes on as if it were whole."""
+
+import multiprocessing
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from accelerate.utils import DistributedType
+from torch import Tensor, distributed
+from torch.nn.parallel import DistributedDataParallel
+
+from longscan.layers.parameters import marks
+from longscan.models import SequenceModel
+from longscan.models.roles import optimizer_groups
+from longscan.tasks import TASKS, Batch, Task
+from longscan.training import SettingError, loop, shard_model, share_of, train
+from longscan.training.checkpoint import read_tensors
+from longscan.training.evaluate import predict
+from longscan.training.logs import read_rows
+
+PROCESSES = multiprocessing.get_context("forkserver")  # so that what takes long to import is imported once
+PROCESSES.set_forkserver_preload(["longscan.cli", "longscan.training", "torchmetrics.classification", "torch.distributed.fsdp"])
+OPTIONS: dict[str, dict[str, Any]] = {"m": {}, "a": {"d_conv": 2}}
+
+
+def task_and_model(dtype: torch.dtype) -> tuple[Task, SequenceModel]:
+    torch.manual_seed(0)
+    task = TASKS["bucket_sort"](train_lengths=(6, 12), eval_lengths=(13, 20), valid_size=4, test_size=4)
+    sizes = {"d_output": task.d_output, "vocab_size": task.vocab_size, "d_model": 8, "d_state": 4}
+    return task, SequenceModel.from_spec("ma", pooling="none", block_options=OPTIONS, **sizes).to(dtype)
+
+
+def rows_of(batch: Batch, count: int) -> Batch:
+    return Batch(*(None if part is None else part[:count] for part in batch))
+
+
+def gradients(rows: int, reduction: Any, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Of one process with the whole batch; words differ in length, so shares differ in the number of scored answers."""
+    task, model = task_and_model(dtype)
+    batch = rows_of(task.batch("train", 0, 7), rows)
+    task.loss(predict(model, batch), batch, reduction).backward()
+    return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+
+
+def one_of_two(rank: int, how: str, folder: str) -> None:
+    """Write down how far this process's gradients are from those of one process, for every case."""
+    distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    torch.set_num_threads(1)
+    lines = []
+    for dtype in (torch.float32, torch.float64):
+        for rows in (7, 1):
+            for reduction in ("mean", "sum"):
+                task, model = task_and_model(dtype)
+                before = {name: marks(parameter) for name, parameter in model.named_parameters()}
+                wrapped = DistributedDataParallel(model) if how == "ddp" else shard_model(model)
+                assert {name: marks(parameter) for name, parameter in model.named_parameters()} == before
+                share = share_of(rows_of(task.batch("train", 0, 7), rows), task, reduction, rank, 2)
+                (task.loss(predict(wrapped, share.rows), share.rows, reduction) * share.factor).backward()
+                expected = gradients(rows, reduction, dtype)
+                for name, parameter in model.named_parameters():
+                    found = parameter.grad if how == "ddp" else parameter.grad.full_tensor()
+                    error = (found - expected[name]).norm() / expected[name].norm()
+                    lines.append(f"{dtype} {rows} {reduction} {name} {error.item()}")
+    Path(folder, f"errors-{rank}.txt").write_text("\n".join(lines))
+    distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("how", ["ddp", "fsdp2"])
+def test_two_processes_have_the_gradients_of_one(tmp_path: Path, how: str) -> None:
+    started = [PROCESSES.Process(target=one_of_two, args=(rank, how, str(tmp_path))) for rank in range(2)]
+    for process in started:
+        process.start()
+    for process in started:
+        process.join(120)
+        assert process.exitcode == 0
+    number = len(list(task_and_model(torch.float32)[1].parameters()))
+    for rank in range(2):
+        lines = [line.split() for line in (tmp_path / f"errors-{rank}.txt").read_text().splitlines()]
+        assert len(lines) == 8 * number
+        for dtype, *case, error in lines:
+            assert float(error) < (1e-6 if dtype == "torch.float32" else 1e-13), (dtype, *case, error)
+
+
+def test_shares() -> None:
+    task, _ = task_and_model(torch.float32)
+    batch = task.batch("train", 0, 7)
+    whole = share_of(batch, task, "mean", 0, 1)
+    assert whole.rows is batch
+    assert whole.factor == 1.0
+    shares = [share_of(batch, task, "mean", process, 3) for process in range(3)]
+    assert [len(share.rows.inputs) for share in shares] == [3, 2, 2]
+    assert sum(share.answers for share in shares) == whole.answers
+    assert len({share.answers for share in shares}) > 1
+    assert sum(share.factor for share in shares) == pytest.approx(3.0)
+    assert [share_of(batch, task, "sum", process, 3).factor for process in range(3)] == [3.0] * 3
+    for reduction in ("mean", "sum"):
+        one, none = (share_of(rows_of(batch, 1), task, reduction, process, 2) for process in range(2))
+        assert (one.factor, none.factor, none.answers) == (2.0, 0.0, 0.0)
+        assert torch.equal(none.rows.inputs, batch.inputs[:1])
+
+
+def test_a_split_model_declares_what_the_whole_one_does() -> None:
+    """In one process, where FSDP2 makes new parameters all the same."""
+    _, whole = task_and_model(torch.float32)
+    _, split = task_and_model(torch.float32)
+    store = distributed.HashStore()
+    distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        shard_model(split)
+        groups = [
+            [(group["scale"], group["weight_decay"], len(group["params"])) for group in optimizer_groups(model, weight_decay=0.1)]
+            for model in (whole, split)
+        ]
+    finally:
+        distributed.destroy_process_group()
+    assert groups[0] == groups[1]
+    assert len(groups[0]) > 1
+
+
+def test_sharding_by_accelerate_is_refused(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def sharding(**_: Any) -> Any:
+        return SimpleNamespace(distributed_type=DistributedType.FSDP)
+
+    monkeypatch.setattr(loop, "Accelerator", sharding)
+    with pytest.raises(SettingError, match=r"^accelerate: got FSDP, needed none"):
+        train(tiny(), tmp_path / "run")
+
+
+STEPS = 12
+WORDS = [
+    *("train", "--task", "bucket_sort", "--task.train_lengths", "[6, 12]", "--task.eval_lengths", "[13, 20]"),
+    *("--task.valid_size", "16", "--task.test_size", "16", "--model.d_model", "8", "--model.d_state", "4"),
+    *("--model.block_options.m.dropout", "0.3", "--training.batch_size", "7", "--training.eval_every", "6"),
+    *("--training.log_every", "1", "--training.average", "0.9", "--training.threads", "1", "--training.device", "cpu"),
+    *("--training.lr", "0.01", "--checkpoint-every", "4", "--steps", str(STEPS)),
+]
+
+
+def command(rank: int, port: int, words: list[str], errors: str) -> None:
+    """The command in a process as torchrun starts it, its stderr in a file."""
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+    os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
+    from longscan.cli import main
+
+    code = main(words)
+    distributed.destroy_process_group()
+    sys.exit(code)
+
+
+def start_two(folder: Path, *words: str) -> list[Any]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = (*WORDS, "--out", str(folder), *words)
+    started = [
+        PROCESSES.Process(target=command, args=(rank, port, list(words), f"{folder}-{rank}.err")) for rank in range(2)
+    ]
+    for process in started:
+        process.start()
+    return started
+
+
+def finish(started: list[Any], folder: Path) -> None:
+    for rank, process in enumerate(started):
+        process.join(200)
+        assert process.exitcode == 0, Path(f"{folder}-{rank}.err").read_text()
+
+
+def test_two_processes_that_were_killed_go_on(tmp_path: Path) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    finish(start_two(whole), whole)
+    started = start_two(cut)
+    while all(process.is_alive() for process in started) and len(read_rows(cut / "metrics.jsonl")) < 7:
+        time.sleep(0.002)
+    for process in reversed(started):
+        assert process.is_alive(), "the kill came too late to test anything"
+        process.kill()
+    for process in started:
+        process.join()
+    assert len(read_rows(cut / "metrics.jsonl")) < STEPS
+    finish(start_two(cut, "--resume"), cut)
+    for which in ("last", "best"):
+        for name in ("model", "optimizer", "average"):
+            path = Path("checkpoints", which, f"{name}.safetensors")
+            if (whole / path).exists():
+                left, right = read_tensors(whole / path), read_tensors(cut / path)
+                assert all(torch.equal(left[key], right[key]) for key in left), path
+    rows = [
+        [{name: value for name, value in row.items() if name != "seconds"} for row in read_rows(folder / "metrics.jsonl")]
+        for folder in (whole, cut)
+    ]
+    assert rows[0] == rows[1]
