@@ -135,7 +135,9 @@ def test_without_optuna(refused: Callable[..., str], file: Path, tmp_path: Path,
 
 
 def start(*words: object) -> subprocess.Popen:
-    program = "import sys; from longscan.cli import main; sys.exit(main())"
+    # A background job of a shell has SIGINT ignored, and so have its children.
+    program = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    program += "from longscan.cli import main; sys.exit(main())"
     return subprocess.Popen(
         [sys.executable, "-c", program, "sweep", *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

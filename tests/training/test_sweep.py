@@ -16,7 +16,7 @@ from optuna.trial import TrialState
 
 from longscan.report import sweep_report
 from longscan.tasks import TASKS
-from longscan.training import ModelSettings, Plan, Run, SettingError, Settings, TrainingSettings, sweep, train
+from longscan.training import ModelSettings, Plan, Run, SettingError, Settings, TrainingSettings, sweep, train, workers
 from longscan.training.checkpoint import read_tensors
 from longscan.training.logs import read_rows
 from longscan.training.space import read_plan
@@ -297,6 +297,21 @@ def test_a_living_worker_keeps_its_place_and_a_dead_one_loses_it(plan: Plan, tmp
     one.free_places(one.search)
     places = [trial.user_attrs["place"] for trial in one.search.study.trials if trial.state is TrialState.WAITING]
     assert sorted(places) == [0, 1, 2, 3], "queued once, however often one looks"
+
+
+def test_workers_share_cores_and_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    environments = [workers.environment(position, 3) for position in range(3)]
+    assert [e["OMP_NUM_THREADS"] for e in environments] == ["2"] * 3
+    assert [e["CUDA_VISIBLE_DEVICES"] for e in environments] == ["0", "1", "0"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    environments = [workers.environment(position, 3) for position in range(3)]
+    assert [(e["OMP_NUM_THREADS"], e["CUDA_VISIBLE_DEVICES"]) for e in environments] == [("3", "5"), ("3", "7"), ("3", "5")]
+    assert workers.environment(0, 1)["CUDA_VISIBLE_DEVICES"] == "5,7"
 
 
 def test_a_torn_line_of_the_journal_is_cut_off(plan: Plan, tmp_path: Path) -> None:

@@ -96,24 +96,25 @@ def start_processes(folder: Path, number: int) -> list[Worker]:
     for position in range(number):
         log = logs / f"{os.getpid()}-{position}.log"
         with log.open("wb") as file:
-            process = _start(folder, _environment(position, number), file)
+            process = _start(folder, environment(position, number), file)
         started.append(_Process(str(log), process))
     return started
 
 
-def _start(folder: Path, environment: dict[str, str], output: Any = None) -> subprocess.Popen:
+def _start(folder: Path, variables: dict[str, str], output: Any = None) -> subprocess.Popen:
     command = [sys.executable, "-c", _PROGRAM, str(folder)]
     # The pipe closes with this process, however it ends; that is how the worker knows.
-    return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=output, stderr=output)
+    return subprocess.Popen(command, env=variables, stdin=subprocess.PIPE, stdout=output, stderr=output)
 
 
-def _environment(position: int, number: int) -> dict[str, str]:
-    environment = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // number)), **os.environ}
+def environment(position: int, number: int) -> dict[str, str]:
+    """The environment variables of one of so many workers: its share of the cores, and its GPU where there are several."""
+    found = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // number)), **os.environ}
     if number > 1 and torch.cuda.device_count() > 1:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
         devices = visible.split(",")
-        environment["CUDA_VISIBLE_DEVICES"] = devices[position % len(devices)]
-    return environment
+        found["CUDA_VISIBLE_DEVICES"] = devices[position % len(devices)]
+    return found
 
 
 def stop_with_parent() -> None:
