@@ -15,6 +15,7 @@ from filelock import FileLock
 from optuna.trial import TrialState
 
 from longscan.report import sweep_report
+from longscan.report.sweep import settings_text
 from longscan.tasks import TASKS
 from longscan.training import ModelSettings, Plan, Run, SettingError, Settings, TrainingSettings, sweep, train, workers
 from longscan.training.checkpoint import read_tensors
@@ -336,6 +337,8 @@ def test_a_database_keeps_the_trials(plan: Plan, tmp_path: Path, monkeypatch: py
 
 def test_the_page_shows_trials_failures_and_seeds(whole: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     page = sweep_report(whole[0]).read_text("utf-8")
+    values = {"training.lr": 0.00123456, "model.spec, model.norm": ["ma", "rms"], "task.train_lengths": [3, 8], "x": None}
+    assert settings_text(values) == "training.lr 0.001235, model.spec ma, model.norm rms, task.train_lengths [3, 8], x null"
     for words in ("training.lr", "model.spec, model.block_options", "no finite number", "best constant predictor", "a command"):
         assert words in page
     assert page.count('class="plot"') == 3

@@ -39,7 +39,11 @@ def setting_text(value: Any) -> str:
 
 def settings_text(values: Found) -> str:
     """Settings by their names with dots, on one line."""
-    return ", ".join(f"{name} {setting_text(value)}" for name, value in values.items())
+    pairs: list[tuple[str, Any]] = []
+    for key, value in values.items():
+        names = key.split(",")
+        pairs += zip(names, value if len(names) > 1 else [value], strict=True)
+    return ", ".join(f"{name.strip()} {setting_text(value)}" for name, value in pairs)
 
 
 def _summary(found: Found) -> Iterator[str]:
