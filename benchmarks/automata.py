@@ -1,12 +1,14 @@
 """What the compiler of automata shows, measured on real models on the CPU.
 
-    python benchmarks/automata.py table      the named cases on every backend: all words up to length 8, 1,000 of length 1,000;
-                                             about ten minutes of one core
+    python benchmarks/automata.py table      the named cases on every backend of a CPU: all words up to length 8, 1,000 of
+                                             length 1,000; about half an hour of one core
     python benchmarks/automata.py million    a word of 1,000,000 letters for four of them, on every backend; as long again
     python benchmarks/automata.py random     1,000 random automata of 2 to 10 states: compiled and certified, or refused rightly
     python benchmarks/automata.py mutants    500 single-entry corruptions of compiled cascades that change the language
     python benchmarks/automata.py survival   what of the exact weights survives noise, bfloat16, weight decay and training
     ... --quick                              a few of each, nothing written
+    ... --backends triton                    of `table` and `million`: these backends; triton needs a GPU, and the models go there
+    ... --resume                             of these two: keep the rows that the file has, measure the others
 
 Writes a file of its name into DIR, table.jsonl and so on, and survival.png; DIR is results/automata unless --out is given. Exits
 with 1 where an answer is wrong.
@@ -16,6 +18,7 @@ import argparse
 import datetime
 import json
 import random
+import shlex
 import statistics
 import sys
 import time
@@ -35,7 +38,7 @@ from longscan.automata.certificate import check_product, check_program
 from longscan.automata.compiler import words_up_to
 from longscan.automata.program import HOLD, Branch, Program
 from longscan.automata.scoring import random_words, score
-from longscan.report.records import check_record
+from longscan.report.records import check_record, read_records
 from longscan.training.records import commit, device_name
 
 ROOT = Path(__file__).parents[1]
@@ -44,17 +47,24 @@ LONG = ("parity", "mod 5", "S3", "flip-flop and parity")
 PRODUCT_LIMIT = 5_000
 CELLS = 20_000_000  # numbers in a residual stream at once
 
+Done = frozenset[tuple[str, str | None]]  # case and backend, which a refusal lacks
 
-def named_cases(quick: bool, only: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
-    """The named cases: a row for each case and backend, or one with the reason of the refusal."""
+
+def named_cases(
+    quick: bool, only: Sequence[str] = (), backends: Sequence[str] = BACKENDS, done: Done = frozenset()
+) -> Iterator[dict[str, Any]]:
+    """The named cases: a row for each case and backend that is not `done`, or one with the reason of the refusal."""
     for name in only or automata.NAMED:
         dfa = automata.named(name)
-        for backend in BACKENDS[: 2 if quick else 3]:
+        for backend in backends[: 2 if quick else None]:
+            if {(name, backend), (name, None)} & done:
+                continue
             try:
                 compiled, seconds = timed_compile(dfa, backend=backend)
             except automata.NonSolvableError as error:
                 yield {"case": name, "states": dfa.minimise().size, "refused": str(error)}
                 break
+            compiled.model.to(device_of(backend))
             monoid = automata.analyse(dfa).monoid
             size = compiled.size
             row = {
@@ -69,11 +79,21 @@ def named_cases(quick: bool, only: Sequence[str] = ()) -> Iterator[dict[str, Any
             yield row | {"words": [list(short.shape), list(thousand.shape)], **mistakes(compiled, short, thousand)}
 
 
-def long_cases(quick: bool) -> Iterator[dict[str, Any]]:
-    """One word of a million letters, a row for each of four cases and backend."""
-    for backend in BACKENDS[: 2 if quick else 3]:
-        for name in LONG:
+def device_of(backend: str) -> torch.device:
+    """Where the models of a backend run."""
+    return torch.device("cuda" if backend == "triton" else "cpu")
+
+
+def long_cases(
+    quick: bool, only: Sequence[str] = (), backends: Sequence[str] = BACKENDS, done: Done = frozenset()
+) -> Iterator[dict[str, Any]]:
+    """One word of a million letters, a row for each of four cases and backend that is not `done`."""
+    for backend in backends[: 2 if quick else None]:
+        for name in only or LONG:
+            if (name, backend) in done:
+                continue
             compiled = automata.compile(automata.named(name), backend=backend)
+            compiled.model.to(device_of(backend))
             words = random_words(compiled, 1, 10_000 if quick else 1_000_000, seed=1)
             row = {"case": name, "backend": backend, "dtype": "float32", "words": [list(words.shape)]}
             yield row | mistakes(compiled, words)
@@ -236,17 +256,17 @@ def survival_cases(quick: bool) -> Iterator[dict[str, Any]]:
         yield from changes(name, quick)
 
 
-def stamp() -> dict[str, Any]:
+def stamp(backend: str) -> dict[str, Any]:
     """What every row says about where it comes from."""
     now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return {"commit": commit(), "date": now, "device": device_name(torch.device("cpu")), "torch": torch.__version__}
+    return {"commit": commit(), "date": now, "device": device_name(device_of(backend)), "torch": torch.__version__}
 
 
 def write_row(path: Path, row: dict[str, Any], command: str, *, first: bool) -> None:
     """One JSON line, at once: a run that is stopped leaves what it has measured. The first row starts the file afresh."""
     if first:
         path.unlink(missing_ok=True)
-    record = row | stamp() | {"command": command}
+    record = row | stamp(row.get("backend", "cpu")) | {"command": command}
     check_record("automata", record)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
@@ -272,26 +292,33 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("what", choices=("table", "million", "random", "mutants", "survival"))
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "automata")
-    parser.add_argument("--only", nargs="+", default=(), help="of `table`: these cases")
+    parser.add_argument("--only", nargs="+", default=(), help="of `table` and `million`: these cases")
+    parser.add_argument("--backends", nargs="+", default=BACKENDS, choices=(*BACKENDS, "triton"))
+    parser.add_argument("--resume", action="store_true", help="of `table` and `million`: only what the file lacks, onto its end")
     parser.add_argument("--seeds", nargs=2, type=int, default=(0, 1000), help="of `random`: from the first to before the second")
     parser.add_argument("--quick", action="store_true")
     given = parser.parse_args()
+    if given.resume and given.what not in ("table", "million"):
+        parser.error(f"--resume: got it for {given.what}, expected table or million")
     torch.set_num_threads(1)
-    command = f"python benchmarks/automata.py {given.what}"
+    command = shlex.join(["python", "benchmarks/automata.py", *sys.argv[1:]])
     if given.what == "mutants":
         counts = mutation_cases(given.quick)
         print(counts)
         if not given.quick:
             write_row(given.out / "mutants.jsonl", counts, command, first=True)
         return int(counts.get("missed", 0) > 0)
-    rows = []
-    table = partial(named_cases, only=given.only)
+    rows: list[dict[str, Any]] = []
+    path = given.out / f"{given.what}.jsonl"
+    kept = read_records(path) if given.resume and path.is_file() else []
+    chosen = {"only": given.only, "backends": given.backends, "done": frozenset((r["case"], r.get("backend")) for r in kept)}
+    table, million = partial(named_cases, **chosen), partial(long_cases, **chosen)
     drawn = partial(random_cases, seeds=given.seeds)
-    cases = {"table": table, "million": long_cases, "random": drawn, "survival": survival_cases}[given.what]
+    cases = {"table": table, "million": million, "random": drawn, "survival": survival_cases}[given.what]
     for row in cases(given.quick):
         rows.append(row)
         if not given.quick:
-            write_row(given.out / f"{given.what}.jsonl", row, command, first=len(rows) == 1)
+            write_row(path, row, command, first=len(rows) == 1 and not given.resume)
         if given.what != "random" or not row["right"]:
             print(row, flush=True)
     if given.what == "random":

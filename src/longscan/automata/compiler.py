@@ -168,14 +168,15 @@ class Compiled:
         return dict(self.model.state_dict())
 
     def run(self, words: Tensor, state: Any = None, *, piece: int = PIECE) -> Iterator[tuple[Tensor, Tensor]]:
-        """Run the model over words (B, L) of letter numbers, piece by piece of the length.
+        """Run the model, on its own device, over words (B, L) of letter numbers, piece by piece of the length.
 
-        Yields the logits (B, l, 2) and the residual stream behind the last block (B, l, d_model) of every piece.
+        Yields the logits (B, l, 2) and the residual stream behind the last block (B, l, d_model) of every piece, on the CPU.
         """
+        device = next(self.model.parameters()).device
         for first in range(0, words.shape[1], piece):
             with torch.no_grad(), self._watch() as seen:
-                logits, state = self.model(words[:, first : first + piece], state, return_state=True)
-            yield logits, seen[0]
+                logits, state = self.model(words[:, first : first + piece].to(device), state, return_state=True)
+            yield logits.cpu(), seen[0].cpu()
 
     @contextmanager
     def _watch(self) -> Iterator[list[Tensor]]:

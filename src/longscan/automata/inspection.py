@@ -114,7 +114,7 @@ def _stray(model: SequenceModel, arrays: Arrays) -> list[str]:
     return [
         f"{name} has weights where none belong"
         for name, array in arrays.items()
-        if bool((parameters[name] != 0)[torch.from_numpy(array == 0)].any())
+        if bool((parameters[name].cpu() != 0)[torch.from_numpy(array == 0)].any())
     ]
 
 
@@ -126,7 +126,7 @@ def _readout(model: SequenceModel, program: Program, plan: Plan, accept: frozens
     inspector = _Inspector(model, program, plan, len(plan.blocks) - 1, None)
     inspector.written += [program.ops[i].output for i in plan.blocks[-1].ops]
     inspector.fill(streams, {} if last.field is None else {(last.field, False): np.arange(len(last.sets))})
-    logits = model.head(model.norm(torch.from_numpy(streams).to(inspector.dtype))).double()
+    logits = model.head(model.norm(inspector.tensor(streams))).double().cpu()
     told = logits[:, 1] - logits[:, 0]
     right = torch.tensor([1.0 if mask.bit_length() - 1 in accept else -1.0 for mask in last.sets])
     return [] if bool((told * right > 0.5 * logits.abs().max()).all()) else ["the head does not tell the states apart"]
@@ -157,9 +157,12 @@ class _Inspector:
         self.norm = model.stack[number].norm
         self.block = cast("GatedBlock", model.stack[number].block)
         self.planned = plan.blocks[number]
-        self.dtype = self.block.in_proj.weight.dtype
         self.written = [0, *(program.ops[i].output for block in plan.blocks[:number] for i in block.ops)]
         self.generator = np.random.default_rng(number)
+
+    def tensor(self, stream: np.ndarray) -> Tensor:
+        """A stream in the dtype and on the device of the block."""
+        return torch.from_numpy(stream).to(self.block.in_proj.weight)
 
     def check(self, domains: dict[int, np.ndarray]) -> tuple[BlockCheck, list[str]]:
         """Every op on every value of its inputs; what was measured, and what is wrong."""
@@ -187,9 +190,9 @@ class _Inspector:
         cases, order = len(values), self.generator.permutation(len(values))
         both = np.stack([values, values[order]], 1)  # (cases, 2 steps, wires)
         stream = self._streams(op, both)
-        start = self.start.select_rows(torch.zeros(cases, dtype=torch.int64))
+        start = self.start.select_rows(torch.zeros(cases, dtype=torch.int64, device=stream.device))
         normed = self.norm(stream)
-        written = self.block(normed, start).double()
+        written = self.block(normed, start).double().cpu()
         old, told = self.program.start(cases), []
         for step in range(2):
             now = np.zeros_like(old)
@@ -211,7 +214,7 @@ class _Inspector:
         stream = np.zeros((*both.shape[:2], self.plan.d_model))
         stream[..., self.plan.dummy] = self.plan.constant
         self.fill(stream, {(wire.field, wire.delayed): both[..., i] for i, wire in enumerate(op.wires)})
-        return torch.from_numpy(stream).to(self.dtype)
+        return self.tensor(stream)
 
     def fill(self, stream: np.ndarray, given: Mapping[tuple[int, bool], np.ndarray]) -> None:
         """Write all fields that the blocks before have written into streams (..., d_model): given values, or random ones."""

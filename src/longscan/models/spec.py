@@ -5,12 +5,12 @@
 `*count` repeats the letter or the group before it: "ma*2" is maa, "(ma)*4" is mamamama. Blanks are ignored.
 """
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict, cast
 
 from longscan.blocks import BLOCKS
 from longscan.layers import LAYERS, SequenceModule, make_layer
+from longscan.layers._registry import parameter_names
 
 LETTERS: dict[str, tuple[str | None, str | None]] = {  # letter -> layer and block around it; None: no layer, or the layer alone
     "m": ("s6", "mamba"),
@@ -93,9 +93,9 @@ def _count(spec: str, at: int, latest: str) -> tuple[int, int]:
 
 def settings_of(layer: str | None, block: str | None) -> tuple[set[str], set[str]]:
     """The names of the settings that the layer and the block take, besides the width and each other."""
-    fixed = {"self", "d_model", "backend", "layer", "layer_options"}
-    layer_settings = set(inspect.signature(LAYERS[layer].__init__).parameters) - fixed if layer else set()
-    block_settings = set(inspect.signature(BLOCKS[block].__init__).parameters) - fixed if block else set()
+    fixed = {"d_model", "backend", "layer", "layer_options"}
+    layer_settings = set(parameter_names(LAYERS[layer]) - fixed) if layer else set()
+    block_settings = set(parameter_names(BLOCKS[block]) - fixed) if block else set()
     return layer_settings, block_settings
 
 
@@ -149,7 +149,7 @@ def _entry(index: int, given: Mapping[str, Any]) -> BlockSpec:
         raise ValueError(f"spec: block {index} has the layer {layer!r}; the layers are {', '.join(sorted(LAYERS))}")
     if block is not None and block not in BLOCKS:
         raise ValueError(f"spec: block {index} has the block {block!r}; the blocks are {', '.join(sorted(BLOCKS))}, or none")
-    alone = block is not None and "layer" not in inspect.signature(BLOCKS[block].__init__).parameters
+    alone = block is not None and "layer" not in parameter_names(BLOCKS[block])
     if (layer is None) != alone:
         needed = "no layer (None)" if alone else "a layer"
         raise ValueError(f"spec: block {index} has the layer {layer!r} in the block {block!r}, which needs {needed}")
