@@ -238,13 +238,14 @@ def float32_is_as_good_as_eager(module: SequenceModule, inputs: Inputs, seed: in
         start = map_state(lambda leaf: shaker(leaf.clone()) if leaf.is_floating_point() else leaf, state.to(dtype))
         return outputs_and_gradients(twin, moved, start, seed)
 
-    def shaken(offset: int) -> dict[str, Tensor]:
+    def shaken(dtype: torch.dtype, offset: int) -> dict[str, Tensor]:
         generator = torch.Generator().manual_seed(seed + offset)
-        return evaluate(torch.float64, "reference", lambda x: shake(x, torch.finfo(torch.float32).eps, generator))
+        return evaluate(dtype, "reference", lambda x: shake(x, torch.finfo(torch.float32).eps, generator))
 
     plain = [evaluate(torch.float32, backend) for backend in ("eager", "reference")]
     truth = evaluate(torch.float64, "reference")
-    assert_as_accurate(evaluate(torch.float32, "auto"), plain, truth, [shaken(1), shaken(2)])
+    moved, plain_moved = ([shaken(dtype, offset) for offset in (1, 2)] for dtype in (torch.float64, torch.float32))
+    assert_as_accurate(evaluate(torch.float32, "auto"), plain, truth, moved, plain_moved)
 
 
 def half_precision_is_as_good_as_eager(module: SequenceModule, inputs: Inputs) -> None:

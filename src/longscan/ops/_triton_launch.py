@@ -30,12 +30,13 @@ class Launch:
 TABLE = {
     "linear_scan": Launch(steps=8, lanes=32, warps=1, stages=5),
     "linear_scan_backward": Launch(steps=8, lanes=32, warps=1, stages=4),
-    "selective_scan": Launch(steps=8, lanes=512, warps=4, stages=3),
-    "selective_scan_wide": Launch(steps=16, lanes=1024, warps=8, stages=2),
-    "selective_scan_backward": Launch(steps=8, lanes=512, warps=2),
-    "selective_scan_pairs": Launch(steps=4, lanes=512, warps=4, stages=2),
-    "selective_scan_pairs_backward": Launch(steps=8, lanes=256, warps=4),
-    "unitary_scan": Launch(steps=16, lanes=32, warps=1),
+    "selective_scan": Launch(steps=16, lanes=256, warps=1, stages=3),
+    "selective_scan_wide": Launch(steps=8, lanes=1024, warps=4, stages=3),
+    "selective_scan_backward": Launch(steps=4, lanes=256, warps=1, stages=3),
+    "selective_scan_wide_backward": Launch(steps=8, lanes=256, warps=1, stages=3),
+    "selective_scan_pairs": Launch(steps=4, lanes=512, warps=4, stages=3),
+    "selective_scan_pairs_backward": Launch(steps=4, lanes=256, warps=2, stages=3),
+    "unitary_scan": Launch(steps=16, lanes=32, warps=1, stages=3),
     "short_conv": Launch(steps=8, lanes=256, warps=4),
     "short_conv_backward": Launch(steps=4, lanes=256, warps=4),
     "elementwise": Launch(steps=16, lanes=64, warps=4),
@@ -101,9 +102,12 @@ def layout(op: str, channels: int, states: int) -> Layout:
     return Layout(BD, NB, ceil_div(channels, BD), warps)
 
 
-def plan(op: str, length: int, programs: int, most: int | None = None) -> Plan:
-    """How the time axis is divided, where a split has `programs` programs and may not be longer than `most` tiles."""
-    T = TABLE[op].steps
+def plan(op: str, length: int, programs: int, most: int | None = None, chunk: int | None = None) -> Plan:
+    """How the time axis is divided, where a split has `programs` programs and may not be longer than `most` tiles.
+
+    chunk: steps that stay together, for tiles of the op's own.
+    """
+    T = chunk or TABLE[op].steps
     tiles = ceil_div(length, T)
     wanted = 1 if programs * 2 > PROGRAMS else min(tiles, ceil_div(PROGRAMS, programs))
     span = ceil_div(tiles, wanted)

@@ -2,7 +2,9 @@
 
 A program owns BD channels with all their states and goes over the steps tile by tile. The states of a tile are an associative
 scan of x -> a x + b with a = exp(s A), b = s B u, s the step size; the state before the first step enters its b. The backward
-reads the states that were kept where tiles start, runs each tile again, and scans it backwards for the adjoint
+goes tile by tile from the last to the first. It takes the states that were kept where tiles start; where there is work enough to
+fill the GPU only those where chunks of many tiles start were kept, and a chunk is run again for those of its tiles. Each tile is
+run again for all its states and scanned backwards for the adjoint
   g_t = gy_t conj(C_t) + conj(a_{t+1}) g_{t+1}
   dC_t = sum_d gy_t conj(h_t)      dB_t = sum_d g_t s_t u_t        d(s_t u_t) = sum_n Re(g_t conj(B_t))
   dA = sum_t s_t w_t               ds_t = sum_n Re(w_t conj(A)),   w_t = g_t conj(a_t h_{t-1})
@@ -15,6 +17,7 @@ and all steps in the registers of a thread. So steps are scanned, and most state
 belongs to a channel alone is (T, BD), what belongs to a state (T, NB): loaded once, and softplus and silu taken once.
 """
 
+from math import isqrt
 from typing import Any, NamedTuple
 
 import torch
@@ -31,6 +34,7 @@ from longscan.ops._triton import (
     silu_slope,
     sincos,
     softplus,
+    where_positive,
 )
 
 
@@ -197,6 +201,56 @@ def _complex(ar1, ai1, br1, bi1, ar2, ai2, br2, bi2):
 
 
 @triton.jit
+def _marked(flags, first, steps, inside):
+    """Which steps of a tile count, and which start a sequence."""
+    valid, fresh = inside, steps < 0
+    if flags is not None:
+        mark = tl.load(flags + first + steps, mask=inside, other=1)
+        valid, fresh = inside & (mark != 1), mark == 2
+    return valid, fresh
+
+
+@triton.jit
+def _step_sizes(dt, dt_scale, at, first, steps, bias, valid, here, SOFTPLUS: tl.constexpr, FEW: tl.constexpr):
+    """s (T, BD) of a tile: what dt is with the bias, what that is scaled by, s before it is scaled, and s, 0 at invalid steps."""
+    before = tl.load(dt + at, mask=here, other=0.0).to(bias.dtype) + bias[None, :]
+    unscaled = before
+    if SOFTPLUS:
+        unscaled = softplus(before)
+    s, scale = unscaled, 1.0
+    if dt_scale is not None:
+        scale = tl.load(dt_scale + first + steps, mask=valid, other=0.0).to(bias.dtype)[:, None]
+        s *= scale
+    return before, scale, unscaled, _once(tl.where(here, s, 0.0), FEW)
+
+
+@triton.jit
+def _factors(step, Ar, Ai, flags, fresh, COMPLEX: tl.constexpr):
+    """a of a tile, 0 where a sequence starts."""
+    ar, ai = _decay(step, Ar[None], Ai[None], COMPLEX)
+    if flags is not None:
+        restart = tl.reshape(fresh, (step.shape[0], 1, 1, 1, 1, 1))
+        ar, ai = tl.where(restart, 0.0, ar), tl.where(restart, 0.0, ai)
+    return ar, ai
+
+
+@triton.jit
+def _states_of_tile(ar, ai, entering, at_B, hr, hi, COMPLEX: tl.constexpr):
+    """The states after each step of a tile, from the state h before it."""
+    T: tl.constexpr = ar.shape[0]
+    top = tl.reshape(tl.arange(0, T) == 0, (T, 1, 1, 1, 1, 1))
+    br = entering * _pick(at_B, 0)
+    if COMPLEX:
+        br += tl.where(top, ar * hr[None] - ai * hi[None], 0.0)
+        bi = entering * _pick(at_B, 1) + tl.where(top, ar * hi[None] + ai * hr[None], 0.0)
+        _, _, xr, xi = tl.associative_scan((ar, ai, br, bi), 0, _complex)
+    else:
+        _, xr = tl.associative_scan((ar, br + tl.where(top, ar * hr[None], 0.0)), 0, affine)
+        xi = xr
+    return xr, xi
+
+
+@triton.jit
 def _before(x1, p1, many1, x2, p2, many2):  # noqa: ARG001
     """Of an associative scan: each x, the one before it, and whether there is one. p of a single x is what stands before all."""
     return x2, tl.where(many2, p2, x1), many1 | True
@@ -237,14 +291,15 @@ def _decay(step, Ar, Ai, COMPLEX: tl.constexpr):
     return re, im
 
 
-@triton.jit(do_not_specialize=["length", "blocks", "tiles", "splits", "span", "rows"])
+@triton.jit(do_not_specialize=["length", "blocks", "tiles", "splits", "span", "rows", "each"])
 def scan(
     u, dt, A, B, C, D, z, dt_bias, dt_scale, initial, start, flags, y, final, kept, mult, ends, length, channels, states, blocks,
-    tiles, splits, span, rows, k: tl.constexpr, SOFTPLUS: tl.constexpr, COMPLEX: tl.constexpr, SUMMARY: tl.constexpr,
+    tiles, splits, span, rows, each, k: tl.constexpr, SOFTPLUS: tl.constexpr, COMPLEX: tl.constexpr, SUMMARY: tl.constexpr,
     EACH: tl.constexpr, T: tl.constexpr, CR: tl.constexpr, NR: tl.constexpr, CW: tl.constexpr, NL: tl.constexpr,
     CL: tl.constexpr, NW: tl.constexpr, FEW: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """One split of one batch row for BD channels: y, and the state before every EACH steps, to `kept` (B, L / EACH, [2,] N, D).
+    """One split of one batch row for BD channels: y, and the state before every `each` steps, to `kept` (B, L / each, [2,] N, D).
+    EACH: the smaller of `each` and T.
 
     start: (B, splits + 1, D N[, 2]), or None where the split is the whole row; then `initial` (B, D N[, 2]) holds. With SUMMARY
     the split is run from a state of 0: `ends` (B, splits, D N[, 2]) gets its last state, `mult` the factor of the state before
@@ -278,55 +333,36 @@ def scan(
         bias = tl.load(dt_bias + (b // rows) * channels + d, mask=d < channels, other=0.0)
     if D is not None:
         skip = tl.load(D + (b // rows) * channels + d, mask=d < channels, other=0.0)
-    top, last = tl.reshape(steps == 0, (T, 1, 1, 1, 1, 1)), tl.reshape(steps == T - 1, (T, 1, 1, 1, 1, 1))
+    last = tl.reshape(steps == T - 1, (T, 1, 1, 1, 1, 1))
     begin = split * span
     for i in tl.range(tl.minimum(span, tiles - begin), num_stages=STAGES):
         tile = begin + i
         inside = tile * T + steps < length
-        valid, fresh = inside, steps < 0
         first = b * length + tile * T
         at = first * channels + (steps[:, None] * channels + d[None, :])
         by_state = first * states * P + (steps[:, None] * states * P + numbers[None, :])
-        if flags is not None:
-            mark = tl.load(flags + first + steps, mask=inside, other=1)
-            valid, fresh = inside & (mark != 1), mark == 2
+        valid, fresh = _marked(flags, first, steps, inside)
         here, there = valid[:, None] & (d < channels)[None, :], inside[:, None] & (d < channels)[None, :]
         with_state = valid[:, None] & (numbers < states * P)[None, :]
         entry = tl.load(u + at, mask=here, other=0.0).to(Ar.dtype)
-        s = tl.load(dt + at, mask=here, other=0.0).to(Ar.dtype) + bias[None, :]
-        if SOFTPLUS:
-            s = softplus(s)
-        if dt_scale is not None:
-            s *= tl.load(dt_scale + first + steps, mask=valid, other=0.0).to(Ar.dtype)[:, None]
-        s = _once(tl.where(here, s, 0.0), FEW)
+        _, _, _, s = _step_sizes(dt, dt_scale, at, first, steps, bias, valid, here, SOFTPLUS, FEW)
         lifted = _by_channel(_stack(s, s * entry), T, CR, NR, CW, NL, CL)
-        step, entering = _pick(lifted, 0), _pick(lifted, 1)
-        ar, ai = _decay(step, Ar[None], Ai[None], COMPLEX)
-        if flags is not None:
-            restart = tl.reshape(fresh, (T, 1, 1, 1, 1, 1))
-            ar, ai = tl.where(restart, 0.0, ar), tl.where(restart, 0.0, ai)
+        ar, ai = _factors(_pick(lifted, 0), Ar, Ai, flags, fresh, COMPLEX)
         at_B = _by_state(B, by_state, with_state, Ar.dtype, P, CR, NR, CW, NL, CL)
-        Br = _pick(at_B, 0)
-        if COMPLEX:
-            Bi = _pick(at_B, 1)
-            br = entering * Br + tl.where(top, ar * hr[None] - ai * hi[None], 0.0)
-            bi = entering * Bi + tl.where(top, ar * hi[None] + ai * hr[None], 0.0)
-            _, _, xr, xi = tl.associative_scan((ar, ai, br, bi), 0, _complex)
-        else:
-            _, xr = tl.associative_scan((ar, entering * Br + tl.where(top, ar * hr[None], 0.0)), 0, affine)
+        xr, xi = _states_of_tile(ar, ai, _pick(lifted, 1), at_B, hr, hi, COMPLEX)
         if kept is not None:
-            for part in tl.static_range(max(1, T // EACH)):
+            for part in tl.static_range(T // EACH):
                 if part > 0:
                     before = tl.reshape(steps == part * EACH - 1, (T, 1, 1, 1, 1, 1))
                     hr = _at(xr, before)
                     if COMPLEX:
                         hi = _at(xi, before)
                 t = tile * T + part * EACH
-                to = kept + (b * tl.cdiv(length, EACH) + t // EACH) * size * P + (lane_n * channels + lane_d)
-                keep = live & (lane_d * 0 + t < length) & (lane_d * 0 + t % EACH == 0)
-                tl.store(to, hr, mask=keep)
+                to = kept + (b * tl.cdiv(length, each) + t // each) * size * P + (lane_n * channels + lane_d)
+                starts = live & (lane_d * 0 + t < length) & (lane_d * 0 + t % each == 0)
+                tl.store(to, hr, mask=starts)
                 if COMPLEX:
-                    tl.store(to + size, hi, mask=keep)
+                    tl.store(to + size, hi, mask=starts)
         hr = _at(xr, last)
         if COMPLEX:
             hi = _at(xi, last)
@@ -358,19 +394,59 @@ def scan(
             tl.store(to + 1, hi, mask=live)
 
 
+@triton.jit
+def _run_again(
+    kept, own, u, dt, B, dt_scale, flags, bias, Ar, Ai, live, begin, stop, d, channels, states, SOFTPLUS: tl.constexpr,
+    COMPLEX: tl.constexpr, EACH: tl.constexpr, T: tl.constexpr, CR: tl.constexpr, NR: tl.constexpr, CW: tl.constexpr,
+    NL: tl.constexpr, CL: tl.constexpr, FEW: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """From the state before the row `begin` of u, at `kept`, the states before every EACH rows on to `stop`, to `own`."""
+    P: tl.constexpr = 2 if COMPLEX else 1
+    pairs: tl.constexpr = CR * NR * CW * NL * CL
+    steps, numbers = tl.arange(0, T), tl.arange(0, NR * NL * P)
+    hr = _load(kept, live)
+    hi = hr
+    if COMPLEX:
+        hi = _load(kept + channels * states, live)
+    for first in tl.range(begin, stop, T, num_stages=STAGES):
+        at = first * channels + (steps[:, None] * channels + d[None, :])
+        by_state = first * states * P + (steps[:, None] * states * P + numbers[None, :])
+        valid, fresh = _marked(flags, first, steps, first + steps < stop)
+        here, with_state = valid[:, None] & (d < channels)[None, :], valid[:, None] & (numbers < states * P)[None, :]
+        entry = tl.load(u + at, mask=here, other=0.0).to(Ar.dtype)
+        _, _, _, s = _step_sizes(dt, dt_scale, at, first, steps, bias, valid, here, SOFTPLUS, FEW)
+        lifted = _by_channel(_stack(s, s * entry), T, CR, NR, CW, NL, CL)
+        ar, ai = _factors(_pick(lifted, 0), Ar, Ai, flags, fresh, COMPLEX)
+        at_B = _by_state(B, by_state, with_state, Ar.dtype, P, CR, NR, CW, NL, CL)
+        xr, xi = _states_of_tile(ar, ai, _pick(lifted, 1), at_B, hr, hi, COMPLEX)
+        for part in tl.static_range(T // EACH):
+            to = own + ((first - begin) // EACH + part) * (P * pairs)
+            tl.store(to, hr)
+            if COMPLEX:
+                tl.store(to + pairs, hi)
+            end = tl.reshape(steps == (part + 1) * EACH - 1, (T, 1, 1, 1, 1, 1))
+            hr = _at(xr, end)
+            hi = hr
+            if COMPLEX:
+                hi = _at(xi, end)
+
+
 @triton.jit(
     do_not_specialize=[
-        "length", "blocks", "tiles", "splits", "span", "rows", "first_split", "slice_steps", "slice_start"
+        "length", "blocks", "tiles", "splits", "span", "rows", "group", "first_split", "slice_steps", "slice_start"
     ]
 )  # fmt: skip
 def scan_backward(
-    grad_y, u, dt, A, B, C, D, z, dt_bias, dt_scale, flags, kept, adjoints, du, ddt, dz, d_scale, parts, by_channel, sums, mult,
-    length, channels, states, blocks, tiles, splits, span, rows, first_split, slice_start, slice_steps, k: tl.constexpr,
-    SOFTPLUS: tl.constexpr, COMPLEX: tl.constexpr, SUMMARY: tl.constexpr, CHAINED: tl.constexpr, T: tl.constexpr,
-    CR: tl.constexpr, NR: tl.constexpr, CW: tl.constexpr, NL: tl.constexpr, CL: tl.constexpr, NW: tl.constexpr,
-    FEW: tl.constexpr, STAGES: tl.constexpr,
+    grad_y, u, dt, A, B, C, D, z, dt_bias, dt_scale, flags, kept, fine, adjoints, du, ddt, dz, d_scale, parts, by_channel, sums,
+    mult, length, channels, states, blocks, tiles, splits, span, rows, group, first_split, slice_start, slice_steps,
+    k: tl.constexpr, SOFTPLUS: tl.constexpr, COMPLEX: tl.constexpr, SUMMARY: tl.constexpr, CHAINED: tl.constexpr, T: tl.constexpr,
+    AGAIN: tl.constexpr, CR: tl.constexpr, NR: tl.constexpr, CW: tl.constexpr, NL: tl.constexpr, CL: tl.constexpr,
+    NW: tl.constexpr, FEW: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """One split of one batch row for BD channels, backwards; adjoints (B, splits + 1, D N[, 2]): dL/dh after each split.
+
+    A split, `span` tiles, goes chunk by chunk of `group` tiles. kept: the states where tiles start; with AGAIN, where chunks
+    start, and those of a chunk's tiles, found in tiles of AGAIN steps, are in `fine` (programs, group, [2,] NB, BD) meanwhile.
 
     A program's parts of what is summed over programs: d_scale (blocks, B, L); parts (2[, 2], blocks, B, slice_steps, N), of B
     and C, from step slice_start on; by_channel (B, splits, 2, D), of dt_bias and D; sums (B, splits, D N[, 2]), of A. With
@@ -406,121 +482,122 @@ def scan_backward(
         skip = tl.load(D + (b // rows) * channels + d, mask=d < channels, other=0.0)
     top, last = tl.reshape(steps == 0, (T, 1, 1, 1, 1, 1)), tl.reshape(steps == T - 1, (T, 1, 1, 1, 1, 1))
     begin = split * span
-    count = tl.minimum(span, tiles - begin)
-    for i in tl.range(count, num_stages=STAGES):
-        tile = begin + count - 1 - i
-        inside = tile * T + steps < length
-        valid, fresh = inside, steps < 0
-        first = b * length + tile * T
-        at = first * channels + (steps[:, None] * channels + d[None, :])
-        by_state = first * states * P + (steps[:, None] * states * P + numbers[None, :])
-        if flags is not None:
-            mark = tl.load(flags + first + steps, mask=inside, other=1)
-            valid, fresh = inside & (mark != 1), mark == 2
-        here, there = valid[:, None] & (d < channels)[None, :], inside[:, None] & (d < channels)[None, :]
-        with_state = valid[:, None] & (numbers < states * P)[None, :]
-        before = tl.load(dt + at, mask=here, other=0.0).to(Ar.dtype) + bias[None, :]
-        s = before
-        if SOFTPLUS:
-            s = softplus(before)
-        unscaled = s
-        if dt_scale is not None:
-            scale = tl.load(dt_scale + first + steps, mask=valid, other=0.0).to(Ar.dtype)[:, None]
-            s *= scale
-        s = _once(tl.where(here, s, 0.0), FEW)
-        outer = tl.load(grad_y + at, mask=here, other=0.0).to(Ar.dtype)
-        slope = outer
-        if z is not None:
-            gate = tl.load(z + at, mask=here, other=0.0).to(Ar.dtype)
-            slope = outer * silu(gate)
-        slope = _once(slope, FEW)
-        if not SUMMARY:
-            entry = tl.load(u + at, mask=here, other=0.0).to(Ar.dtype)
-        stacked = _stack(s, k * slope)
-        if not SUMMARY:
-            stacked = _stack(stacked, _stack(s * entry, entry))
-        lifted = _by_channel(stacked, T, CR, NR, CW, NL, CL)
-        step, gy = _pick(lifted, 0), _pick(lifted, 1)
-        ar, ai = _decay(step, Ar[None], Ai[None], COMPLEX)
-        if flags is not None:
-            restart = tl.reshape(fresh, (T, 1, 1, 1, 1, 1))
-            ar, ai = tl.where(restart, 0.0, ar), tl.where(restart, 0.0, ai)
-        if not SUMMARY:
-            before_tile = kept + (b * tiles + tile) * size * P + (lane_n * channels + lane_d)
-            hr = _load(before_tile, live)
-            at_B = _by_state(B, by_state, with_state, Ar.dtype, P, CR, NR, CW, NL, CL)
-            entering = _pick(lifted, 2)
-            br = entering * _pick(at_B, 0)
+    chunks = tl.cdiv(tl.minimum(span, tiles - begin), group)
+    program = (tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)).to(tl.int64)
+    for j in range(chunks):
+        chunk = begin + (chunks - 1 - j) * group
+        count = tl.minimum(group, tl.minimum(begin + span, tiles) - chunk)
+        if AGAIN and not SUMMARY:
+            own = fine + program * group * (P * NB * BD) + (lane_n * BD + lane_d - block * BD)
+            source = kept + (b * tl.cdiv(tiles, group) + chunk // group) * size * P + (lane_n * channels + lane_d)
+            stop = b * length + tl.minimum((chunk + count) * T, length)
+            _run_again(
+                source, own, u, dt, B, dt_scale, flags, bias, Ar, Ai, live, b * length + chunk * T, stop, d, channels,
+                states, SOFTPLUS, COMPLEX, T, AGAIN, CR, NR, CW, NL, CL, FEW, STAGES,
+            )  # fmt: skip
+            tl.debug_barrier()  # what one thread stored another may read
+        for i in tl.range(count, num_stages=STAGES):
+            tile = chunk + count - 1 - i
+            inside = tile * T + steps < length
+            first = b * length + tile * T
+            at = first * channels + (steps[:, None] * channels + d[None, :])
+            by_state = first * states * P + (steps[:, None] * states * P + numbers[None, :])
+            valid, fresh = _marked(flags, first, steps, inside)
+            here, there = valid[:, None] & (d < channels)[None, :], inside[:, None] & (d < channels)[None, :]
+            with_state = valid[:, None] & (numbers < states * P)[None, :]
+            before, scale, unscaled, s = _step_sizes(dt, dt_scale, at, first, steps, bias, valid, here, SOFTPLUS, FEW)
+            outer = tl.load(grad_y + at, mask=here, other=0.0).to(Ar.dtype)
+            slope = outer
+            if z is not None:
+                gate = tl.load(z + at, mask=here, other=0.0).to(Ar.dtype)
+                slope = outer * silu(gate)
+            slope = _once(slope, FEW)
+            if not SUMMARY:
+                entry = tl.load(u + at, mask=here, other=0.0).to(Ar.dtype)
+            stacked = _stack(s, k * slope)
+            if not SUMMARY:
+                stacked = _stack(stacked, _stack(s * entry, entry))
+            lifted = _by_channel(stacked, T, CR, NR, CW, NL, CL)
+            step, gy = _pick(lifted, 0), _pick(lifted, 1)
+            ar, ai = _factors(step, Ar, Ai, flags, fresh, COMPLEX)
+            if not SUMMARY:
+                if AGAIN:
+                    source, imaginary = own + (tile - chunk) * (P * NB * BD), NB * BD
+                else:
+                    source, imaginary = kept + (b * tiles + tile) * size * P + (lane_n * channels + lane_d), size
+                hr = _load(source, live)
+                hi = hr
+                if COMPLEX:
+                    hi = _load(source + imaginary, live)
+                at_B = _by_state(B, by_state, with_state, Ar.dtype, P, CR, NR, CW, NL, CL)
+                entering = _pick(lifted, 2)
+                xr, xi = _states_of_tile(ar, ai, entering, at_B, hr, hi, COMPLEX)
+                if COMPLEX:
+                    hi = _previous(xi, hi[None])
+                hr = _previous(xr, hr[None])
+            at_C = _by_state(C, by_state, with_state, Ar.dtype, P, CR, NR, CW, NL, CL)
+            Cr = _pick(at_C, 0)
             if COMPLEX:
-                hi = _load(before_tile + size, live)
-                br += tl.where(top, ar * hr[None] - ai * hi[None], 0.0)
-                bi = entering * _pick(at_B, 1) + tl.where(top, ar * hi[None] + ai * hr[None], 0.0)
-                _, _, xr, xi = tl.associative_scan((ar, ai, br, bi), 0, _complex)
-                hi = _previous(xi, hi[None])
+                Ci = _pick(at_C, 1)
+            if not SUMMARY and z is not None:
+                read = xr * Cr
+                if COMPLEX:
+                    read -= xi * Ci
+                value = k * _over_states(read, NW) + skip[None, :] * entry
+                tl.store(dz + at, tl.where(here, outer * value * silu_slope(gate), 0.0), mask=there)
+            vr = gy * Cr + tl.where(last, qr[None], 0.0)
+            next_r = _previous(_backwards(ar), ar)
+            if COMPLEX:
+                vi = tl.where(last, qi[None], 0.0) - gy * Ci
+                next_i = _previous(_backwards(ai), ai)
+                _, _, lr, li = tl.associative_scan((next_r, -next_i, _backwards(vr), _backwards(vi)), 0, _complex)
+                lr, li = _backwards(lr), _backwards(li)
+                movedr, movedi = ar * lr + ai * li, ar * li - ai * lr
+                qr, qi = _at(movedr, top), _at(movedi, top)
             else:
-                _, xr = tl.associative_scan((ar, br + tl.where(top, ar * hr[None], 0.0)), 0, affine)
-            hr = _previous(xr, hr[None])
-        at_C = _by_state(C, by_state, with_state, Ar.dtype, P, CR, NR, CW, NL, CL)
-        Cr = _pick(at_C, 0)
-        if COMPLEX:
-            Ci = _pick(at_C, 1)
-        if not SUMMARY and z is not None:
-            read = xr * Cr
-            if COMPLEX:
-                read -= xi * Ci
-            value = k * _over_states(read, NW) + skip[None, :] * entry
-            tl.store(dz + at, tl.where(here, outer * value * silu_slope(gate), 0.0), mask=there)
-        vr = gy * Cr + tl.where(last, qr[None], 0.0)
-        next_r = _previous(_backwards(ar), ar)
-        if COMPLEX:
-            vi = tl.where(last, qi[None], 0.0) - gy * Ci
-            next_i = _previous(_backwards(ai), ai)
-            _, _, lr, li = tl.associative_scan((next_r, -next_i, _backwards(vr), _backwards(vi)), 0, _complex)
-            lr, li = _backwards(lr), _backwards(li)
-            movedr, movedi = ar * lr + ai * li, ar * li - ai * lr
-            qr, qi = _at(movedr, top), _at(movedi, top)
-        else:
-            _, lr = tl.associative_scan((next_r, _backwards(vr)), 0, affine)
-            lr = _backwards(lr)
-            movedr = ar * lr
-            qr = _at(movedr, top)
-        if SUMMARY:
-            elapsed += tl.sum(s, 0)
-            if flags is not None:
-                alive *= 1.0 - tl.max(tl.where(fresh, 1.0, 0.0), 0)
-        else:
-            at_B = _by_state(B, by_state, with_state, Ar.dtype, P, CR, NR, CW, NL, CL)
-            by_input, of_B, of_C = lr * _pick(at_B, 0), lr * entering, gy * xr
-            if COMPLEX:
-                by_input += li * _pick(at_B, 1)
-                wr, wi = movedr * hr + movedi * hi, movedi * hr - movedr * hi
-                by_step = wr * Ar[None] + wi * Ai[None]
-                sum_i += tl.sum(wi * step, 0)
-                of_B, of_C = _stack(of_B, li * entering), _stack(of_C, -gy * xi)
+                _, lr = tl.associative_scan((next_r, _backwards(vr)), 0, affine)
+                lr = _backwards(lr)
+                movedr = ar * lr
+                qr = _at(movedr, top)
+            if SUMMARY:
+                elapsed += tl.sum(s, 0)
+                if flags is not None:
+                    alive *= 1.0 - tl.max(tl.where(fresh, 1.0, 0.0), 0)
             else:
-                wr = movedr * hr
-                by_step = wr * Ar[None]
-            sum_r += tl.sum(wr * step, 0)
-            row = tl.arange(0, 2 * P * T)
-            t, to = tile * T + row % T, (row // T * batch * blocks + block * batch + b) * slice_steps - slice_start
-            to = ((to + t) * states)[:, None] + n[None, :]
-            on_state = (t < length)[:, None] & (n < states)[None, :]
-            tl.store(parts + to, _over_channels(_stack(of_B, of_C)), mask=on_state)
-            both = _over_states(_stack(by_input, by_step), NW)
-            by = tl.reshape(both, (2, T, BD))
-            half = (tl.arange(0, 2) == 0)[:, None, None]
-            entered, change = _at(by, half), _at(by, ~half)
-            change = tl.where(here, entered * entry + change, 0.0)
-            tl.store(du + at, tl.where(here, skip[None, :] * slope + s * entered, 0.0), mask=there)
-            if dt_scale is not None:
-                to_scale = d_scale + (block.to(tl.int64) * batch + b) * length + tile * T + steps
-                tl.store(to_scale, tl.sum(change * unscaled, 1), mask=inside)
-                change *= scale
-            if SOFTPLUS:
-                change *= sigmoid(before)
-            tl.store(ddt + at, change, mask=there)
-            sum_bias += tl.sum(change, 0)
-            sum_skip += tl.sum(slope * entry, 0)
+                at_B = _by_state(B, by_state, with_state, Ar.dtype, P, CR, NR, CW, NL, CL)
+                by_input, of_B, of_C = lr * _pick(at_B, 0), lr * entering, gy * xr
+                if COMPLEX:
+                    by_input += li * _pick(at_B, 1)
+                    wr, wi = movedr * hr + movedi * hi, movedi * hr - movedr * hi
+                    by_step = wr * Ar[None] + wi * Ai[None]
+                    sum_i += tl.sum(wi * step, 0)
+                    of_B, of_C = _stack(of_B, li * entering), _stack(of_C, -gy * xi)
+                else:
+                    wr = movedr * hr
+                    by_step = wr * Ar[None]
+                sum_r += tl.sum(wr * step, 0)
+                row = tl.arange(0, 2 * P * T)
+                t, to = tile * T + row % T, (row // T * batch * blocks + block * batch + b) * slice_steps - slice_start
+                to = ((to + t) * states)[:, None] + n[None, :]
+                on_state = (t < length)[:, None] & (n < states)[None, :]
+                tl.store(parts + to, _over_channels(_stack(of_B, of_C)), mask=on_state)
+                both = _over_states(_stack(by_input, by_step), NW)
+                by = tl.reshape(both, (2, T, BD))
+                half = (tl.arange(0, 2) == 0)[:, None, None]
+                entered, change = _at(by, half), _at(by, ~half)
+                change = tl.where(here, entered * entry + change, 0.0)
+                tl.store(du + at, tl.where(here, skip[None, :] * slope + s * entered, 0.0), mask=there)
+                if dt_scale is not None:
+                    to_scale = d_scale + (block.to(tl.int64) * batch + b) * length + tile * T + steps
+                    tl.store(to_scale, tl.sum(change * unscaled, 1), mask=inside)
+                    change *= scale
+                if SOFTPLUS:
+                    change *= sigmoid(before)
+                tl.store(ddt + at, change, mask=there)
+                sum_bias += tl.sum(change, 0)
+                sum_skip += tl.sum(slope * entry, 0)
+        if AGAIN and not SUMMARY:
+            tl.debug_barrier()  # before the next chunk's states take their place
     to = (b * splits + split) * size * P + place * P
     if SUMMARY:
         tl.store(sums + to, qr, mask=live)
@@ -543,11 +620,33 @@ def scan_backward(
                 tl.store(to + 1, qi, mask=live)
 
 
+@triton.jit(do_not_specialize=["blocks", "count", "each", "row", "begin"])
+def add_parts(parts, dB, dC, blocks, count, each, row, begin, P: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """dB and dC (B, L, N, P) of a slice from parts (2, P, blocks, B, slice_steps, N), added in a fixed order.
+
+    count: numbers of a part; each: those of a batch row, `row` of them with all steps; the slice begins with the number `begin`.
+    """
+    which, place, block = tl.program_id(1), tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, ROWS)
+    here = place < count
+    sums = tl.zeros((ROWS, BLOCK), parts.dtype.element_ty)
+    for first in range(0, blocks, ROWS):
+        source = parts + (which * blocks + first + block[:, None]) * count + place[None, :]
+        sums += tl.load(source, mask=(first + block < blocks)[:, None] & here[None, :], other=0.0)
+    total = tl.sum(sums, 0)
+    to = (place // each * row + begin + place % each) * P + which % P
+    tl.store(dB + to, total, mask=where_positive(here, P - which))
+    tl.store(dC + to, total, mask=where_positive(here, which - P + 1))
+
+
 # ---------------------------------------------------------------------------------------------- launches
+
+AGAIN = {1: 16, 2: 4}  # steps of a tile where states, real or pairs, are only found again
+PARTS = {"ROWS": 16, "BLOCK": 64}  # of `add_parts`
 
 
 class _Problem(NamedTuple):
-    """Sizes of a call. rows: batch rows a group; each has its own parameters. blocks: programs for the channels of a row.
+    """Sizes of a call. rows: batch rows a group; each has its own parameters. blocks: programs for the channels of a row,
+    each with `lanes` pairs of a channel and a state. each: steps between two states that are kept.
 
     op: its entry in the table of launches. constants: compile-time arguments of both scans.
     """
@@ -560,6 +659,8 @@ class _Problem(NamedTuple):
     parts: int
     groups: int
     blocks: int
+    lanes: int
+    each: int
     constants: dict[str, Any]
 
     @property
@@ -571,13 +672,18 @@ class _Problem(NamedTuple):
         return self.channels * self.states
 
     @property
+    def again(self) -> bool:
+        """Whether the backward has to find the states where its tiles start."""
+        return self.each > launch.TABLE[_op(self.parts, "_backward", self.states)].steps
+
+    @property
     def programs(self) -> int:
         return self.batch * self.blocks
 
 
 def _op(parts: int, direction: str, states: int = 0) -> str:
-    """The entry in the table of launches; real channels of many states go forward otherwise than those of few."""
-    kind = "_pairs" if parts == 2 else "_wide" * (states > 32 and not direction)
+    """The entry in the table of launches; real channels of many states go otherwise than those of few."""
+    kind = "_pairs" if parts == 2 else "_wide" * (states > 32)
     return f"selective_scan{kind}{direction}"
 
 
@@ -586,8 +692,8 @@ def _problem(u: Tensor, A: Tensor, initial_state: Tensor, dt_softplus: bool, pai
     states, parts = initial_state.shape[2], 2 if initial_state.ndim == 4 else 1
     op = _op(parts, direction, states)
     lay = launch.layout(op, channels, states)
-    each = max(1, lay.BD * lay.NB // (32 * lay.warps))  # pairs of channel and state a thread: states of one channel if it can
-    NL = min(8, max(1, lay.NB // each))
+    of_thread = max(1, lay.BD * lay.NB // (32 * lay.warps))  # pairs of channel and state: states of one channel if it can be
+    NL = min(8, max(1, lay.NB // of_thread))
     CL = min(32 // NL, lay.BD)
     CW = min(lay.warps, lay.BD // CL)
     few = launch.TABLE[op].steps * lay.BD <= 32 * lay.warps
@@ -598,13 +704,32 @@ def _problem(u: Tensor, A: Tensor, initial_state: Tensor, dt_softplus: bool, pai
         "NW": min(lay.NB // NL, lay.warps // CW), "FEW": few, "STAGES": stages, "num_warps": lay.warps,
     }  # fmt: skip
     groups = len(A) if A.ndim > initial_state.ndim - 1 else 1
-    return _Problem(op, batch, length, channels, states, parts, groups, lay.blocks, constants)
+    each = _kept_each(batch, length, channels, states, parts)
+    return _Problem(op, batch, length, channels, states, parts, groups, lay.blocks, lay.BD * lay.NB, each, constants)
+
+
+def _kept_each(batch: int, length: int, channels: int, states: int, parts: int) -> int:
+    """Steps between two states that are kept: a tile of the backward, or a chunk of many.
+
+    Where there is work enough to fill the GPU, running chunks again costs little, and 2 sqrt(L) steps leave the kept states and
+    those of a chunk's tiles few together; elsewhere it would double the time.
+    """
+    op = _op(parts, "_backward", states)
+    lay, tile = launch.layout(op, channels, states), launch.TABLE[op].steps
+    if not _fills(batch * lay.blocks, lay.warps):
+        return tile
+    return max(tile, AGAIN[parts], launch.TABLE[_op(parts, "", states)].steps, launch.power_of_two(2 * isqrt(length)))
+
+
+def _fills(programs: int, warps: int) -> bool:
+    """Whether so many programs fill at least half of the GPU without splits: eight warps a multiprocessor are all of it."""
+    return programs * warps > launch.PROGRAMS
 
 
 def chunk_states_shape(batch: int, length: int, channels: int, states: int, *pair: int) -> tuple[int, ...]:
-    """Of what `forward` keeps for `backward`: the state before every tile, real parts before imaginary ones."""
-    tiles = launch.ceil_div(length, launch.TABLE[_op(len(pair) + 1, "_backward")].steps)
-    return batch, tiles, *pair, states, channels
+    """Of what `forward` keeps for `backward`: the state before every tile or chunk, real parts before imaginary ones."""
+    each = _kept_each(batch, length, channels, states, 1 + len(pair))
+    return batch, launch.ceil_div(length, each), *pair, states, channels
 
 
 def forward(
@@ -648,8 +773,8 @@ def forward(
 def _scan(p: _Problem, split: launch.Plan, tensors: tuple[Tensor | None, ...], summary: bool) -> None:
     launch.run(
         scan, (p.programs, split.splits), *tensors, p.length, p.channels, p.states, p.blocks, split.tiles, split.splits,
-        split.span, p.rows,
-        constants={"SUMMARY": summary, "EACH": launch.TABLE[_op(p.parts, "_backward")].steps, **p.constants},
+        split.span, p.rows, p.each,
+        constants={"SUMMARY": summary, "EACH": min(p.each, p.constants["T"]), **p.constants},
     )  # fmt: skip
 
 
@@ -680,34 +805,38 @@ def backward(
     """Gradients of u, dt, A, B, C, D, z, dt_bias, initial_state and dt_scale; empty where the input is None."""
     p, like = _problem(u, A, initial_state, dt_softplus, paired, "_backward"), initial_state
     part = p.batch * p.blocks * p.states * p.parts  # numbers a step in the parts of dB, and of dC
-    step_bytes = 2 * part * like.element_size()
-    side_by_side = max(1, launch.PROGRAMS // p.programs)  # splits that together have room for their parts
-    most = max(1, launch.SCRATCH // (step_bytes * launch.TABLE[p.op].steps * side_by_side))
-    split = launch.plan(p.op, p.length, p.programs, most)
+    step_bytes, room = 2 * part * like.element_size(), launch.SCRATCH // 2
+    two_warps = launch.ceil_div(p.programs * p.constants["num_warps"], 2)  # programs, were all of two warps
+    side_by_side = max(1, launch.PROGRAMS // two_warps)  # splits that together have room for their parts
+    most = max(1, room // (step_bytes * p.each * side_by_side))
+    split = launch.plan(p.op, p.length, two_warps, most, p.each)
     du, ddt, dz = (u.new_empty(0) if x is None else torch.empty_like(x) for x in (u, dt, z))
     dB, dC = torch.empty_like(B), torch.empty_like(C)
     adjoints = like.new_empty((p.batch, split.splits + 1, p.size, p.parts))
     sums = like.new_empty((p.batch, split.splits, p.size, p.parts))
     by_channel = like.new_empty((p.batch, split.splits, 2, p.channels))
     d_scale = None if dt_scale is None else like.new_empty((p.blocks, p.batch, p.length))
-    inputs = (grad_y, u, dt, A, B, C, D, z, dt_bias, dt_scale, flags, chunk_states, adjoints)
+    inputs = (grad_y, u, dt, A, B, C, D, z, dt_bias, dt_scale, flags, chunk_states)
     with launch.on_device(u):
         if split.parallel:
             mult, local = (torch.empty_like(sums) for _ in range(2))
-            _scan_backward(p, split, (*inputs, *[None] * 6, local, mult), (0, split.splits), 0, True)
+            _scan_backward(p, split, (*inputs, None, adjoints, *[None] * 6, local, mult), (0, split.splits), 0, True)
             _chain(p, split, mult, local, grad_final, adjoints, True)
         else:
             adjoints[:, -1] = grad_final.view(p.batch, p.size, p.parts)
         steps_of_split = split.span * split.T
-        at_once = max(1, launch.SCRATCH // (step_bytes * steps_of_split)) if split.parallel else 1
+        at_once = min(split.splits, max(1, room // (step_bytes * steps_of_split)) if split.parallel else 1)
+        fine = like.new_empty((p.programs * at_once, p.each // launch.TABLE[p.op].steps, p.parts, p.lanes)) if p.again else None
         scratch = like.new_empty(2 * min(at_once * steps_of_split, p.length) * part)
         for first, stop in launch.slices(split.splits, at_once):
             begin, end = first * steps_of_split, min(stop * steps_of_split, p.length)
-            parts = scratch[: 2 * (end - begin) * part].view(2, p.parts, p.blocks, p.batch, end - begin, p.states)
-            outputs = (du, ddt, dz, d_scale, parts, by_channel, sums, None)
+            outputs = (fine, adjoints, du, ddt, dz, d_scale, scratch, by_channel, sums, None)
             _scan_backward(p, split, (*inputs, *outputs), (first, stop), end - begin, False)
-            for gradient, found in ((dB, parts[0]), (dC, parts[1])):
-                gradient[:, begin:end] = found.sum(1).movedim(0, -1).view_as(gradient[:, begin:end])
+            each = (end - begin) * p.states
+            launch.run(
+                add_parts, (launch.ceil_div(p.batch * each, PARTS["BLOCK"]), 2 * p.parts), scratch, dB, dC, p.blocks,
+                p.batch * each, each, p.length * p.states, begin * p.states, constants={"P": p.parts, **PARTS},
+            )  # fmt: skip
     by_channel = by_channel.view(p.groups, -1, 2, p.channels).sum(1)
     d_bias, dD = (
         u.new_empty(0) if x is None else by_channel[:, i].reshape(x.shape).contiguous() for i, x in enumerate((dt_bias, D))
@@ -722,9 +851,11 @@ def backward(
 def _scan_backward(
     p: _Problem, split: launch.Plan, tensors: tuple[Tensor | None, ...], which: tuple[int, int], count: int, summary: bool
 ) -> None:
-    first, stop = which
+    (first, stop), T = which, launch.TABLE[p.op].steps
+    span, again = split.span * (split.T // T), max(T, AGAIN[p.parts]) if p.again else 0
+    group = split.T // T if again else span
     launch.run(
-        scan_backward, (p.programs, stop - first), *tensors, p.length, p.channels, p.states, p.blocks, split.tiles,
-        split.splits, split.span, p.rows, first, first * split.span * split.T, count,
-        constants={"SUMMARY": summary, "CHAINED": not split.parallel, **p.constants},
+        scan_backward, (p.programs, stop - first), *tensors, p.length, p.channels, p.states, p.blocks,
+        launch.ceil_div(p.length, T), split.splits, span, p.rows, group, first, first * span * T, count,
+        constants={"SUMMARY": summary, "CHAINED": not split.parallel, "AGAIN": again, **p.constants},
     )  # fmt: skip

@@ -164,6 +164,7 @@ def scan(
     tiles, rows, padded, origin, first_split, bounds_stride, SUMMARY: tl.constexpr, RECORD: tl.constexpr,
     channels: tl.constexpr, states: tl.constexpr, width: tl.constexpr, parts: tl.constexpr, blocks: tl.constexpr,
     PHASE_DT: tl.constexpr, T: tl.constexpr, BD: tl.constexpr, NB: tl.constexpr, K: tl.constexpr, FAST: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """Some tiles of one batch row for BD channels and NB of their states: y (parts, B, D, padded) = Re sum_n C h.
 
@@ -197,7 +198,7 @@ def scan(
     by_channel = own[None, :].to(tl.int64) * padded
     # a tile in memory's own layout: from it the compiler takes that of the scans, and leaves a thread all steps of its lanes
     angles = tl.load(bias + parameter + place[None, :] + steps[:, None] * 0, mask=live[None, :], other=0.0)
-    for i in range(tiles):
+    for i in tl.range(tiles, num_stages=STAGES):
         tile = run * tiles + i
         here = tile * T + steps
         if RECORD:
@@ -291,7 +292,7 @@ def scan_backward(
     d_initial, batch, length, splits, tiles, rows, padded, origin, first_split, bounds_stride, SUMMARY: tl.constexpr,
     CHAINED: tl.constexpr, channels: tl.constexpr, states: tl.constexpr, width: tl.constexpr, parts: tl.constexpr,
     blocks: tl.constexpr, PHASE_DT: tl.constexpr, T: tl.constexpr, BD: tl.constexpr, NB: tl.constexpr, K: tl.constexpr,
-    FAST: tl.constexpr,
+    FAST: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """One split of one batch row for BD channels and NB of their states, backwards: a tile's first step is its latest.
 
@@ -330,7 +331,7 @@ def scan_backward(
     by_channel = own[None, :].to(tl.int64) * padded
     # a tile in memory's own layout: from it the compiler takes that of the scans, and leaves a thread all steps of its lanes
     angles = tl.load(bias + parameter + place[None, :] + steps[:, None] * 0, mask=live[None, :], other=0.0)
-    for i in range(tiles):
+    for i in tl.range(tiles, num_stages=STAGES):
         tile = run * tiles + i
         here = tile * T + steps
         at = b * channels * padded + by_channel + here[:, None]
@@ -716,6 +717,7 @@ class _Problem:
         return {
             "channels": self.channels, "states": self.states, "width": self.width, "parts": self.parts, "blocks": self.blocks,
             "PHASE_DT": self.phase_dt, "T": self.T, "BD": self.BD, "NB": self.NB, "K": self.K, "FAST": self.fast,
+            "STAGES": launch.TABLE["unitary_scan"].stages,
             "num_warps": self.warps,
         }  # fmt: skip
 
