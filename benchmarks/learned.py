@@ -1,0 +1,337 @@
+"""A learned model against the compiled one on the word problems of groups: success by length, with fewer AUSSM blocks than the
+group's derived length, as many, and more.
+
+    python benchmarks/learned.py --limit 540               a slice of nine minutes; the same command goes on where it stopped
+    python benchmarks/learned.py --only S3 --steps 2000    one group, other settings
+    python benchmarks/learned.py --draw                    learned.png from the rows
+
+Groups: Z2, Z5, S3, A4, S4, A5; letters: their generators, as the compiler has them. A model of blocks `a..am` (one Mamba block
+behind n AUSSM blocks) reads 40 random letters and is told the state, an element of the group, after each; it is asked after every
+letter of words of up to 1,024. n is the derived length less one, the derived length, one more; A5 has none, and gets 1, 2 and 4.
+With n = 0 Mamba is alone. Five seeds of one n are trained together, as in seeds.py.
+
+Writes into DIR (results/automata unless --out is given; it must be called automata): learned.jsonl, a row for every seed and one
+for the compiled model, as soon as a depth is done; learned.safetensors, a few megabytes from which the depth in progress goes on;
+in the end learned.png. A finished depth is not run again.
+"""
+
+import argparse
+import math
+import os
+import shlex
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from matplotlib.figure import Figure
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from longscan import automata
+from longscan.layers.parameters import marks
+from longscan.models import SequenceModel
+from longscan.report.records import append_record, read_records
+from longscan.tasks import Batch
+from longscan.training.records import commit, device_name
+from seeds import Captured, Stacked, accuracies, summed_losses
+
+ROOT = Path(__file__).parents[1]
+GROUPS = {"Z2": "mod 2", "Z5": "mod 5", "S3": "S3", "A4": "A4", "S4": "S4", "A5": "A5"}
+WITHOUT_SERIES = (1, 2, 4)  # numbers of AUSSM blocks for a group that has no derived length
+LENGTHS = (10, 20, 40, 64, 128, 256, 512, 1024)
+TRAINED = 40  # letters of a training word
+TEST_SEED = 1_000_003
+SUCCESS = 0.99
+WARM = 0.05  # share of the steps over which the learning rate rises; then it falls, as half a cosine, to a twentieth
+OPTIONS = {"a": {"angle_spread": 3.0}}  # exact rotations are found sooner
+COLOURS = ("#d9822b", "#2f6fb2", "#3c8d5a", "#8a5ca8")
+CELLS = 2**26  # numbers of a state over all steps of the words that are scored at once
+
+
+class Setting(NamedTuple):
+    """What a row is one of: the group, the number of AUSSM blocks, and the sizes of training."""
+
+    group: str
+    layers: int
+    steps: int
+    d_model: int
+    d_state: int
+    batch: int
+    rate: float
+
+    @property
+    def spec(self) -> str:
+        """The letters of the blocks."""
+        return "a" * self.layers + "m"
+
+
+def language(group: str) -> automata.DFA:
+    """The word problem of a group: a state for each element."""
+    return automata.named(GROUPS[group]).minimise()
+
+
+def derived_length(group: str) -> int | None:
+    """The number of abelian factors of the derived series; None where it does not end."""
+    (found,) = automata.analyse(language(group), monoid_limit=0).holonomy
+    return len(found.series) if found.solvable else None
+
+
+def depths(group: str) -> tuple[int, ...]:
+    """Below, at and above the derived length."""
+    k = derived_length(group)
+    return WITHOUT_SERIES if k is None else (k - 1, k, k + 1)
+
+
+def letters(dfa: automata.DFA, count: int, length: int, seed: int, step: int) -> Tensor:
+    """Uniform words (count, length), a function of seed and step."""
+    generator = torch.Generator().manual_seed(seed << 32 | step)
+    return torch.randint(len(dfa.alphabet), (count, length), generator=generator)
+
+
+def shares(right: Tensor, longest: int) -> dict[str, dict[str, float]]:
+    """Of right answers (words, L), by length up to `longest`: the share of right ones, the share of words without a wrong one."""
+    lengths = [n for n in LENGTHS if n <= longest]
+    states = {str(n): float(right[:, :n].double().mean()) for n in lengths}
+    return {"states": states, "exact": {str(n): float(right[:, :n].all(1).double().mean()) for n in lengths}}
+
+
+class Learning:
+    """All seeds of one setting: their state, the file that it goes on from, and the rows at the end."""
+
+    def __init__(self, setting: Setting, seeds: int, file: Path) -> None:
+        self.setting, self.seeds, self.file, self.dfa = setting, list(range(seeds)), file, language(setting.group)
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        models = []
+        for seed in [0, *self.seeds]:
+            torch.manual_seed(seed)
+            models.append(
+                SequenceModel.from_spec(
+                    setting.spec, d_model=setting.d_model, d_state=setting.d_state, d_output=self.dfa.size, pooling="none",
+                    vocab_size=len(self.dfa.alphabet), backend="eager", block_options=OPTIONS if setting.layers else None,
+                )
+            )  # fmt: skip
+        self.parameters = sum(p.numel() for p in models[0].parameters())
+        self.model = Stacked(models).to(self.device)
+        groups: list[dict[str, Any]] = [
+            {"params": [p for p in self.model.parameters() if marks(p).decay == decays], "weight_decay": 0.01 * decays}
+            for decays in (True, False)
+        ]
+        self.optimiser = torch.optim.AdamW(
+            groups, lr=torch.tensor(setting.rate, device=self.device), capturable=self.device.type == "cuda"
+        )
+        self.update = Captured(self.advance) if self.device.type == "cuda" else self.advance
+        self.step, self.seconds, self.solved = 0, 0.0, [-1.0] * seeds
+        if file.exists():
+            self.restore()
+
+    def batch(self, step: int) -> Batch:
+        """The words of a step and their states, (seeds, words, letters)."""
+        words = torch.stack([letters(self.dfa, self.setting.batch, TRAINED, seed, step) for seed in self.seeds])
+        states = torch.from_numpy(self.dfa.run(words.flatten(0, 1).numpy())).view_as(words)
+        mask = torch.ones_like(words, dtype=torch.bool)
+        return Batch(words, states, mask, mask).to(self.device)
+
+    def advance(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Forward, backward and optimiser, every seed's gradient clipped at 1: accuracies and losses, one for each seed."""
+        self.optimiser.zero_grad()
+        output = self.model(batch.inputs, batch.valid)
+        losses = summed_losses(output, batch, 0.0) / batch.loss_mask.sum((1, 2))
+        losses.sum().backward()
+        gradients = [parameter.grad for parameter in self.model.parameters()]
+        norms = torch.stack([gradient.flatten(1).norm(dim=1) for gradient in gradients]).norm(dim=0)
+        for gradient in gradients:
+            gradient.mul_((1 / (norms + 1e-6)).clamp(max=1.0).view(-1, *(1,) * (gradient.ndim - 1)))
+        self.optimiser.step()
+        return accuracies(output.detach(), batch), losses.detach()
+
+    def run(self, until: float, every: int) -> bool:
+        """Train until the steps are done or the clock says `until`, one step at least; whether they are done."""
+        started, before = time.perf_counter(), self.seconds
+        while self.step < self.setting.steps:
+            share = self.step / self.setting.steps
+            warm, fall = min(1.0, (self.step + 1) / (WARM * self.setting.steps)), 0.525 + 0.475 * math.cos(math.pi * share)
+            for group in self.optimiser.param_groups:
+                group["lr"].fill_(self.setting.rate * warm * fall)
+            accuracy, loss = self.update(self.batch(self.step))
+            self.step += 1
+            self.seconds = before + time.perf_counter() - started
+            if self.step % every == 0 or self.step == self.setting.steps:
+                self.look(accuracy, loss)
+                self.save()
+            if time.perf_counter() >= until:
+                self.save()
+                break
+        return self.step == self.setting.steps
+
+    def look(self, accuracy: Tensor, loss: Tensor) -> None:
+        """Remember which seeds answer the present batch, show where training is."""
+        if not bool(torch.isfinite(loss).all()):
+            raise FloatingPointError(f"{self.setting}: the loss is {loss.tolist()} at step {self.step}")
+        for seed, share in enumerate(accuracy.tolist()):
+            if share >= SUCCESS and self.solved[seed] < 0:
+                self.solved[seed] = self.step
+        shown = " ".join(f"{share:.3f}" for share in accuracy.tolist())
+        print(f"{self.setting.group} {self.setting.spec} step {self.step}: {shown}, {self.seconds:.0f} s", flush=True)
+
+    def save(self) -> None:
+        """Weights, moments and progress, in one move."""
+        tensors = {"progress": torch.tensor([self.step, self.seconds, *self.solved], dtype=torch.float64)}
+        for name, parameter in self.model.named_parameters():
+            tensors[f"weight:{name}"] = parameter.detach()
+            tensors |= {f"{key}:{name}": self.optimiser.state[parameter][key] for key in ("exp_avg", "exp_avg_sq")}
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, f"{self.file}.new", {"setting": self.name})
+        os.replace(f"{self.file}.new", self.file)
+
+    @property
+    def name(self) -> str:
+        """What the file says that it is of."""
+        return f"{self.setting} {len(self.seeds)} seeds"
+
+    def restore(self) -> None:
+        """Go on from the file; ValueError where it is of another setting."""
+        with safe_open(self.file, "pt") as file:
+            held = file.metadata()["setting"]
+            if held != self.name:
+                raise ValueError(f"{self.file}: holds {held}, expected {self.name}; go on with its settings, or move the file")
+            step, self.seconds, *self.solved = file.get_tensor("progress").tolist()
+            self.step = int(step)
+            with torch.no_grad():
+                for name, parameter in self.model.named_parameters():
+                    parameter.copy_(file.get_tensor(f"weight:{name}"))
+                    state = {key: file.get_tensor(f"{key}:{name}").to(self.device) for key in ("exp_avg", "exp_avg_sq")}
+                    self.optimiser.state[parameter] = {"step": torch.tensor(float(step), device=self.device), **state}
+
+    @torch.no_grad()
+    def rows(self, count: int, longest: int) -> Iterator[dict[str, Any]]:
+        """A row for every seed, from `count` random words of `longest` letters."""
+        words = letters(self.dfa, count, longest, TEST_SEED, 0)
+        states = torch.from_numpy(self.dfa.run(words.numpy()))
+        numbers = len(self.seeds) * longest * self.setting.d_model * self.setting.d_state * 2
+        told = []
+        for part in words.to(self.device).split(max(1, CELLS // numbers)):
+            wide = part.expand(len(self.seeds), *part.shape)
+            told.append(self.model(wide, torch.ones_like(wide, dtype=torch.bool)).argmax(-1).cpu())
+        answers = torch.cat(told, 1)
+        for seed in self.seeds:
+            solved = None if self.solved[seed] < 0 else int(self.solved[seed])
+            yield about(self.setting, self.dfa, self.device) | {
+                "change": "learned", "seed": seed, "parameters": self.parameters, "seconds": round(self.seconds, 1),
+                "solved_at": solved, "words": [list(words.shape)], **shares(answers[seed] == states, longest),
+            }  # fmt: skip
+
+
+def about(setting: Setting, dfa: automata.DFA, device: torch.device) -> dict[str, Any]:
+    """What every row says."""
+    return {
+        "case": setting.group, "derived_length": derived_length(setting.group), "elements": dfa.size, "layers": setting.layers,
+        "blocks": setting.spec, "steps": setting.steps, "d_model": setting.d_model, "d_state": setting.d_state,
+        "batch": setting.batch, "rate": setting.rate, "commit": os.environ.get("LONGSCAN_COMMIT") or commit(),
+        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "device": device_name(device), "torch": torch.__version__,
+        "command": shlex.join(["python", "benchmarks/learned.py", *sys.argv[1:]]),
+    }  # fmt: skip
+
+
+def compiled_row(group: str, count: int, longest: int) -> dict[str, Any]:
+    """The compiled model of a group on the words of the learned ones; for a group that is refused, the reason."""
+    dfa = language(group)
+    plain = Setting(group, 0, 0, 0, 0, 0, 0.0)
+    row = about(plain, dfa, torch.device("cpu")) | {"change": "compiled", "seed": 0}
+    for training in ("layers", "blocks", "steps", "d_model", "d_state", "batch", "rate"):
+        del row[training]
+    try:
+        compiled = automata.compile(dfa, minimise=False)
+    except automata.NonSolvableError as error:
+        return row | {"refused": str(error)}
+    words = letters(dfa, count, longest, TEST_SEED, 0)
+    read = torch.cat([compiled.read_states(stream) for part in words.split(16) for _, stream in compiled.run(part)])
+    size = compiled.size
+    row |= {"layers": size.spec.count("a"), "blocks": size.spec, "d_model": size.d_model, "parameters": size.parameters}
+    return row | {"words": [list(words.shape)], **shares(read == torch.from_numpy(dfa.run(words.numpy())), longest)}
+
+
+def draw(rows: list[dict[str, Any]], path: Path) -> None:
+    """A panel for every group: the share of right states by length, each depth's mean and its seeds, the compiled model's."""
+    groups = [group for group in GROUPS if any(row["case"] == group for row in rows)]
+    figure = Figure(figsize=(4.6 * min(3, len(groups)), 3.7 * math.ceil(len(groups) / 3)), layout="constrained")
+    grid = figure.subplots(math.ceil(len(groups) / 3), min(3, len(groups)), squeeze=False)
+    for axes in list(grid.flat)[len(groups) :]:
+        axes.set_axis_off()
+    for group, axes in zip(groups, grid.flat, strict=False):
+        own = [row for row in rows if row["case"] == group]
+        learned = [row for row in own if row["change"] == "learned"]
+        for layers, colour in zip(sorted({row["layers"] for row in learned}), COLOURS, strict=False):
+            seeds = [row["states"] for row in learned if row["layers"] == layers]
+            lengths = [int(n) for n in seeds[0]]
+            for shown in seeds:
+                axes.plot(lengths, list(shown.values()), color=colour, lw=0.7, alpha=0.45)
+            means = [sum(shown[str(n)] for shown in seeds) / len(seeds) for n in lengths]
+            exact = [row["exact"][str(lengths[-1])] for row in learned if row["layers"] == layers]
+            good = sum(share >= SUCCESS for share in exact)
+            label = f"{'a' * layers}m: {good} of {len(seeds)} seeds exact at {lengths[-1]}"
+            axes.plot(lengths, means, color=colour, marker="o", ms=3, label=label)
+        for row in own:
+            if row["change"] == "compiled" and "states" in row:
+                lengths = [int(n) for n in row["states"]]
+                axes.plot(lengths, list(row["states"].values()), color="black", ls="--", label=f"compiled, {row['blocks']}")
+        k, elements = own[0]["derived_length"], own[0]["elements"]
+        axes.axhline(1 / elements, color="0.5", ls=":", label="one answer for all")
+        axes.axvline(TRAINED, color="0.8", lw=0.8)
+        axes.set_xscale("log", base=2)
+        axes.set_ylim(-0.03, 1.04)
+        axes.set_title(f"{group}: " + ("not solvable, nothing compiled" if k is None else f"derived length {k}"), fontsize=10)
+        axes.set_xlabel("letters")
+        axes.legend(fontsize=7)
+    grid[0, 0].set_ylabel("share of right states, all prefixes")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=100)
+
+
+def main() -> int:
+    """Train what is missing, or draw."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=ROOT / "results" / "automata")
+    parser.add_argument("--only", nargs="+", choices=tuple(GROUPS), default=tuple(GROUPS))
+    parser.add_argument("--depths", nargs="+", type=int, help="numbers of AUSSM blocks; around the derived length without it")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=10_000)
+    parser.add_argument("--width", type=int, default=48, help="d_model")
+    parser.add_argument("--states", type=int, default=8, help="d_state")
+    parser.add_argument("--batch", type=int, default=64, help="words of a step and seed")
+    parser.add_argument("--rate", type=float, default=3e-3, help="highest learning rate")
+    parser.add_argument("--words", type=int, default=200, help="words of the test")
+    parser.add_argument("--longest", type=int, default=LENGTHS[-1], help="letters of a test word")
+    parser.add_argument("--every", type=int, default=500, help="steps between two looks, each of which rewrites the file")
+    parser.add_argument("--limit", type=float, default=math.inf, help="seconds after which this call stops")
+    parser.add_argument("--draw", action="store_true", help="only draw learned.png from the rows")
+    given = parser.parse_args()
+    until = time.perf_counter() + given.limit
+    path, file = given.out / "learned.jsonl", given.out / "learned.safetensors"
+    rows = read_records(path) if path.exists() else []
+    if given.draw:
+        draw(rows, given.out / "learned.png")
+        return 0
+    for group in given.only:
+        if not any((row["case"], row["change"]) == (group, "compiled") for row in rows):
+            append_record(path, compiled_row(group, given.words, given.longest))
+        for layers in given.depths or depths(group):
+            setting = Setting(group, layers, given.steps, given.width, given.states, given.batch, given.rate)
+            if any((row["case"], row.get("layers"), row["change"]) == (group, layers, "learned") for row in rows):
+                continue
+            learning = Learning(setting, given.seeds, file)
+            if not learning.run(until, given.every):
+                print("not done: the same command goes on")
+                return 0
+            for row in learning.rows(given.words, given.longest):
+                append_record(path, row)
+            file.unlink()
+    draw(read_records(path), given.out / "learned.png")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,72 @@
+"""benchmarks/learned.py at a tiny size: its rows, its picture, and that it goes on where it stopped."""
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from longscan.report.records import read_records
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+TINY = "--steps 6 --width 8 --states 2 --batch 4 --words 6 --longest 64 --every 4 --seeds 2".split()
+
+
+@pytest.fixture(scope="module")
+def learned() -> ModuleType:
+    sys.path.insert(0, str(FOLDER))
+    try:
+        spec = importlib.util.spec_from_file_location("benchmark_learned", FOLDER / "learned.py")
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(FOLDER))
+    return module
+
+
+def test_depths_are_around_the_derived_length(learned):
+    found = {group: (learned.derived_length(group), learned.depths(group)) for group in learned.GROUPS}
+    assert found == {
+        "Z2": (1, (0, 1, 2)),
+        "Z5": (1, (0, 1, 2)),
+        "S3": (2, (1, 2, 3)),
+        "A4": (2, (1, 2, 3)),
+        "S4": (3, (2, 3, 4)),
+        "A5": (None, (1, 2, 4)),
+    }
+
+
+def test_a_run_in_slices_is_the_run(learned, tmp_path, monkeypatch, capsys):
+    def run(name, *words):
+        out = tmp_path / name / "automata"
+        monkeypatch.setattr(sys, "argv", ["learned.py", "--out", str(out), "--only", "S3", "--depths", "1", *TINY, *words])
+        assert learned.main() == 0
+        return out
+
+    whole = run("whole")
+    for number in range(5):  # a slice takes one step at least
+        sliced = run("sliced", "--limit", "0")
+        assert (sliced / "learned.safetensors").stat().st_size < 100_000
+        assert "the same command goes on" in capsys.readouterr().out, number
+    with pytest.raises(ValueError, match="go on with its settings"):
+        run("sliced", "--width", "16")
+    run("sliced")
+    assert {path.name for path in sliced.iterdir()} == {"learned.jsonl", "learned.png"}
+    rows, again = (read_records(folder / "learned.jsonl") for folder in (whole, sliced))
+    for row, other in zip(rows, again, strict=True):
+        told = {key: row[key] for key in ("case", "change", "seed", "blocks", "derived_length", "elements", "states", "exact")}
+        assert told == {key: other[key] for key in told}
+    assert [row["change"] for row in rows] == ["compiled", "learned", "learned"]
+    assert rows[0]["exact"]["64"] == rows[0]["states"]["10"] == 1
+    assert list(rows[1]["states"]) == ["10", "20", "40", "64"]
+    assert run("whole") == whole
+    assert len(read_records(whole / "learned.jsonl")) == 3
+
+
+def test_what_is_refused_has_its_reason(learned):
+    row = learned.compiled_row("A5", 4, 10)
+    assert "perfect group of order 60" in row["refused"]
+    assert "states" not in row
