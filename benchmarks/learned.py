@@ -282,6 +282,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
         axes.axhline(1 / elements, color="0.5", ls=":", label="one answer for all")
         axes.axvline(TRAINED, color="0.8", lw=0.8)
         axes.set_xscale("log", base=2)
+        axes.set_xticks(lengths, [str(n) for n in lengths], fontsize=8)
         axes.set_ylim(-0.03, 1.04)
         axes.set_title(f"{group}: " + ("not solvable, nothing compiled" if k is None else f"derived length {k}"), fontsize=10)
         axes.set_xlabel("letters")

@@ -10,7 +10,7 @@ import pytest
 from longscan.report.records import read_records
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
-TINY = "--steps 6 --width 8 --states 2 --batch 4 --words 6 --longest 64 --every 4 --seeds 2".split()
+TINY = {"steps": 6, "width": 8, "states": 2, "batch": 4, "words": 6, "longest": 64, "every": 4, "seeds": 2}
 
 
 @pytest.fixture(scope="module")
@@ -40,9 +40,11 @@ def test_depths_are_around_the_derived_length(learned):
 
 
 def test_a_run_in_slices_is_the_run(learned, tmp_path, monkeypatch, capsys):
+    sizes = [word for name, value in TINY.items() for word in (f"--{name}", str(value))]
+
     def run(name, *words):
         out = tmp_path / name / "automata"
-        monkeypatch.setattr(sys, "argv", ["learned.py", "--out", str(out), "--only", "S3", "--depths", "1", *TINY, *words])
+        monkeypatch.setattr(sys, "argv", ["learned.py", "--out", str(out), "--only", "S3", "--depths", "1", *sizes, *words])
         assert learned.main() == 0
         return out
 

@@ -116,6 +116,21 @@ def test_scores(hybrid):
     assert 0.5 <= found.constant < 0.6
 
 
+def test_words_that_keep_out_of_sinks():
+    compiled = automata.compile(automata.from_regex("(ab)*"))
+    (sink,) = compiled.dfa.sinks
+    assert sink in compiled.dfa.run(random_words(compiled, 1, 50).numpy())
+    words = random_words(compiled, 5, 50, shun_sinks=True)
+    assert sink not in compiled.dfa.run(words.numpy())
+    rows = scores(compiled, lengths=(30,), count=3)
+    assert [row.words for row in rows[1:]] == ["3 of length 30", "3 of length 30, out of sinks"]
+    dyck = automata.compile(automata.dyck(2))
+    walks = dyck.dfa.run(random_words(dyck, 20, 50, shun_sinks=True).numpy())
+    assert set(walks.flatten().tolist()) == set(range(4)) - set(dyck.dfa.sinks)
+    everything = automata.compile(automata.from_regex(".*", "ab"))
+    assert random_words(everything, 3, 20, shun_sinks=True).unique().tolist() == [0, 1]
+
+
 def test_the_command(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["automata", "(ab)*", "--save", "model", "--word", "abab"]) == 0

@@ -68,6 +68,11 @@ class DFA:
         """The map of states that each letter makes: `maps[letter][state]`."""
         return tuple(zip(*self.delta, strict=True))
 
+    @property
+    def sinks(self) -> tuple[int, ...]:
+        """The states that no letter leads out of."""
+        return tuple(state for state, row in enumerate(self.delta) if set(row) == {state})
+
     @cached_property
     def _numbers(self) -> dict[str, int]:
         return {letter: number for number, letter in enumerate(self.alphabet)}

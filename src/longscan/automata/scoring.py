@@ -37,14 +37,33 @@ def score(compiled: Compiled, words: Tensor, name: str = "words") -> Score:
     return Score(name, count, right / max(count, 1), same / max(count, 1), max(share, 1 - share))
 
 
-def random_words(compiled: Compiled, count: int, length: int, seed: int = 0) -> Tensor:
-    """Uniform words (count, length)."""
+def random_words(compiled: Compiled, count: int, length: int, seed: int = 0, *, shun_sinks: bool = False) -> Tensor:
+    """Uniform words (count, length). shun_sinks: each letter is uniform among those that lead to no sink, where there is one;
+    uniform words of a language like (ab)* are in a sink after a few letters.
+    """
     generator = torch.Generator().manual_seed(seed)
-    return torch.randint(len(compiled.dfa.alphabet), (count, length), generator=generator)
+    dfa = compiled.dfa
+    if not shun_sinks:
+        return torch.randint(len(dfa.alphabet), (count, length), generator=generator)
+    table = torch.from_numpy(dfa.table)
+    open_letters = ~torch.isin(table, torch.tensor(dfa.sinks, dtype=torch.int64))
+    weights = torch.where(open_letters.any(1, keepdim=True), open_letters, True).double()
+    words, state = torch.empty(count, length, dtype=torch.int64), torch.full((count,), dfa.start)
+    for t in range(length):
+        words[:, t] = torch.multinomial(weights[state], 1, generator=generator)[:, 0]
+        state = table[state, words[:, t]]
+    return words
 
 
 def scores(compiled: Compiled, lengths: Sequence[int] = LENGTHS, count: int = 100) -> list[Score]:
-    """All words of the greatest length up to 8 that has at most 20,000 of them, then `count` random words of each length."""
+    """All words of the greatest length up to 8 that has at most 20,000 of them, then `count` random words of each length, and
+    where there are sinks as many that keep out of them.
+    """
     longest = max(n for n in range(1, 9) if len(compiled.dfa.alphabet) ** n <= MOST_WORDS or n == 1)
     result = [score(compiled, words_up_to(compiled.dfa, longest), f"all up to length {longest}")]
-    return result + [score(compiled, random_words(compiled, count, n), f"{count} of length {n}") for n in lengths]
+    for n in lengths:
+        result.append(score(compiled, random_words(compiled, count, n), f"{count} of length {n}"))
+        if compiled.dfa.sinks:
+            words = random_words(compiled, count, n, shun_sinks=True)
+            result.append(score(compiled, words, f"{count} of length {n}, out of sinks"))
+    return result
