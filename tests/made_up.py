@@ -10,6 +10,15 @@ import numpy as np
 Settings = dict[str, Any]
 MADE_UP: dict[str, Callable[[Path], Settings]] = {}
 
+FORMS = {  # channels and classes of the sets that are not in a package
+    "Heartbeat": (61, 2),
+    "SelfRegulationSCP1": (6, 2),
+    "SelfRegulationSCP2": (7, 2),
+    "EthanolConcentration": (3, 4),
+    "MotorImagery": (64, 2),
+    "EigenWorms": (6, 5),
+}
+
 _WORDS = ("a plot of", "fine actors", "dull as", "the camera", "über", "never", "wonderful", "boring", "ending", "!")
 
 

@@ -13,19 +13,11 @@ from longscan.training import Run, parse_settings, record_run, train
 from longscan.training.evaluate import predict
 from longscan.training.run import build_model
 from longscan.training.space import Plan, read_plan
-from made_up import EVENTS, MADE_UP, table
+from made_up import EVENTS, FORMS, MADE_UP, table
 
 ROOT = Path(__file__).parents[2]
 SWEEPS = sorted((ROOT / "recipes").glob("*/sweeps/*.yaml"))
 RECIPES = sorted(set((ROOT / "recipes").rglob("*.yaml")) - set(SWEEPS))
-FORMS = {  # channels and classes of the sets that are not in a package
-    "Heartbeat": (61, 2),
-    "SelfRegulationSCP1": (6, 2),
-    "SelfRegulationSCP2": (7, 2),
-    "EthanolConcentration": (3, 4),
-    "MotorImagery": (64, 2),
-    "EigenWorms": (6, 5),
-}
 PUBLISHED = {  # AUSSM, Table 4: layers, d, n, weight decay, learning rate
     "repetition": ("ma", 64, 32, 0.0, 0.01),
     "bucket_sort": ("am", 64, 32, 0.0, 0.01),

@@ -17,7 +17,7 @@ from longscan.tasks._text import Alphabet
 from longscan.tasks.lra import ListOps, LraImage, LraRetrieval, LraText, Pathfinder
 from longscan.tasks.lra._batches import read_batch
 from longscan.tasks.lra._listops import SYMBOLS, Bounds, draw_expressions
-from longscan.tasks.lra._snakes import DRAWINGS, _Board, _draw, _two_snakes, draw_images
+from longscan.tasks.lra._snakes import DRAWINGS, _Board, _draw, _two_snakes, draw_images, drawing
 from made_up import MADE_UP, cifar_batch
 
 # ListOps.
@@ -154,6 +154,21 @@ def test_discs_lie_where_the_label_says(monkeypatch):
         bright = [all(image[tuple(place)] == 255 for place in (ends[first, 0], ends[second, 1])) for first, second in
                   ((0, 0), (1, 1), (0, 1), (1, 0))]  # fmt: skip
         assert any(bright[:2] if label else bright[2:])
+
+
+def test_shorter_contours_are_other_images_and_the_published_ones_stay():
+    easy, hard = Pathfinder(contour=6), Pathfinder()
+    assert easy._key("test") != hard._key("test") == ("pathfinder", 32, "test")
+    assert (drawing(32, 6).contour_length, drawing(32, 6).distractor_length) == (6, 2)
+    assert drawing(32, 14) == DRAWINGS[32]
+    shades = [task._draw(Draws(("ink",), 0), 40)[0].values.mean() for task in (easy, hard)]
+    assert shades[0] < 0.8 * shades[1]
+
+
+@pytest.mark.parametrize(("contour", "folder"), [(2, None), (15, None), (6, "files")])
+def test_contours_that_can_not_be(contour, folder):
+    with pytest.raises(ValueError, match=r"^contour: "):
+        Pathfinder(contour=contour, data_dir=folder)
 
 
 def test_pathfinder_labels_are_balanced_and_pixels_scaled():

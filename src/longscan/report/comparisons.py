@@ -105,14 +105,15 @@ def _entry(name: str, rows: Sequence[Record], published: Sequence[dict[str, Any]
 
 
 def compare(rows: Iterable[Record]) -> list[Comparison]:
-    """Runs by paper, task and metric. ValueError: an unknown id, or a run without the score that its published row has."""
+    """Runs by paper, task and metric, less quick ones. ValueError: an unknown id, or a run without its published row's score."""
 
     def table(row: Record) -> tuple[str, ...]:
         references = [published_row(i) for i in _ids(row)]
         return tuple(dict.fromkeys(f"{r['table']} {r['metric']} {r['unit']}" for r in references))
 
     comparisons = []
-    for (paper, task, metric, _), members in _groups(rows, lambda r: (r["paper"], r["task"], r["metric"], table(r))):
+    full = [row for row in rows if not row.get("quick")]
+    for (paper, task, metric, _), members in _groups(full, lambda r: (r["paper"], r["task"], r["metric"], table(r))):
         beside = {p["id"]: p for identity in _ids(members[0])[:1] for p in published_beside(identity)}
         published = tuple(beside.values())
         groups = [g for _, g in _groups(members, lambda r: (r["model"], r["spec"], r["suite"], r["recipe"] or r["steps"]))]

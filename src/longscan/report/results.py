@@ -11,6 +11,7 @@ from longscan.report.records import Record, read_folder
 from longscan.report.text import duration, mean_text, show
 
 MARKS = ("<!-- results -->", "<!-- /results -->")
+QUICK_MARKS = ("<!-- quick -->", "<!-- /quick -->")
 INTERVAL = "mean ± half of Student's 95 % interval over seeds"
 
 
@@ -110,6 +111,7 @@ def _all_runs(runs: Sequence[Record]) -> Iterator[str]:
     columns: dict[str, Callable[[Record], str]] = {
         "task": lambda r: r["task"],
         "suite": lambda r: r["suite"] or "–",
+        "size": lambda r: "quick" if r.get("quick") else "full",
         "model": lambda r: r["spec"] or r["model"],
         "metric": lambda r: r["metric"],
         "seed": lambda r: str(r["seed"]),
@@ -165,22 +167,49 @@ def results_markdown(results_dir: str | Path) -> str:
     return "\n".join([*_runs_markdown(compare(runs)), "", *_bench_markdown(measurements(bench))]) + "\n"
 
 
-def fill_markdown(path: str | Path, results_dir: str | Path) -> Path:
-    """Put `results_markdown(results_dir)` between the marks of a Markdown file and return its path.
+def quick_markdown(results_dir: str | Path) -> str:
+    """What the quick runs reached, the last one of each recipe and data set, as a Markdown table; says so where there is none.
 
-    The marks are the lines <!-- results --> and <!-- /results -->. Raises ValueError where the file does not have them once each.
+    Raises as `results_report` does.
+    """
+    last = {(r["recipe"], r["task"]): r for r in _records(results_dir)[0] if r.get("quick")}
+    return "\n".join(_quick_markdown([last[key] for key in sorted(last, key=str)])) + "\n"
+
+
+def fill_markdown(path: str | Path, results_dir: str | Path) -> Path:
+    """Put the tables of `results_dir` between the marks of a Markdown file and return its path.
+
+    `results_markdown` goes between the lines <!-- results --> and <!-- /results -->, `quick_markdown` between <!-- quick --> and
+    <!-- /quick -->. Raises ValueError where the file has neither pair, or one that is not there once and in this order.
     """
     path = Path(path)
-    text = path.read_text("utf-8")
-    if text.count(MARKS[0]) != 1 or text.count(MARKS[1]) != 1 or text.index(MARKS[0]) > text.index(MARKS[1]):
-        raise ValueError(f"{path}: the lines {MARKS[0]} and {MARKS[1]} are needed, once each and in this order")
-    before, rest = text.split(MARKS[0])
-    after = rest.split(MARKS[1])[1]
-    return write_text(path, f"{before}{MARKS[0]}\n\n{results_markdown(results_dir)}\n{MARKS[1]}{after}")
+    text = filled = path.read_text("utf-8")
+    tables = {MARKS: results_markdown, QUICK_MARKS: quick_markdown}
+    present = [marks for marks in tables if any(mark in text for mark in marks)]
+    for marks in present or [MARKS]:
+        if text.count(marks[0]) != 1 or text.count(marks[1]) != 1 or text.index(marks[0]) > text.index(marks[1]):
+            raise ValueError(f"{path}: the lines {marks[0]} and {marks[1]} are needed, once each and in this order")
+        before, rest = filled.split(marks[0])
+        after = rest.split(marks[1])[1]
+        filled = f"{before}{marks[0]}\n\n{tables[marks](results_dir)}\n{marks[1]}{after}"
+    return write_text(path, filled)
 
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|")
+
+
+def _quick_markdown(rows: Sequence[Record]) -> Iterator[str]:
+    if not rows:
+        yield "No quick run is recorded yet."
+        return
+    yield "| Recipe | Metric | Score | Constant predictor | Seconds | Command |"
+    yield "|---|---|---|---|---|---|"
+    for r in rows:
+        recipe = r["recipe"].removeprefix("recipes/").removesuffix(".yaml")
+        value = "failed" if r["value"] is None else f"{r['value']:.3f}"
+        cells = (recipe, r["metric"], value, show(r["constant"], 3), show(r["seconds"], 0), f"`{r['command']}`")
+        yield f"| {' | '.join(_cell(cell) for cell in cells)} |"
 
 
 def _runs_markdown(found: Sequence[Comparison]) -> Iterator[str]:

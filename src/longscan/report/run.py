@@ -66,6 +66,8 @@ def _title(folder: Path, settings: Mapping[str, Any], result: Mapping[str, Any] 
         "seed": (settings.get("training") or {}).get("seed"),
     }
     parts = [source.get("task"), source.get("spec"), None if source.get("seed") is None else f"seed {source['seed']}"]
+    if (settings.get("about") or {}).get("quick"):
+        parts.append("quick size")
     return ", ".join(str(p) for p in parts if p) or folder.name
 
 

@@ -79,6 +79,9 @@ def _open_folder(folder: Path, settings: Settings, *, resume: bool, overwrite: b
 
 
 def _same_settings(started: dict[str, Any], given: dict[str, Any], folder: Path) -> None:
+    if started["about"]["quick"] != given["about"]["quick"]:
+        got, held = ("--quick", "full") if given["about"]["quick"] else ("no --quick", "quick")
+        raise SettingError(f"--resume: got {got}, needed settings of the same size, as {folder} holds a {held} run of its recipe")
     for section, settings in started.items():
         for name, value in settings.items():
             free = section == "about" or (section == "training" and name in MAY_CHANGE)

@@ -1,6 +1,7 @@
 """Settings from YAML files and command-line words, by jsonargparse; the task's name comes first, so that only its class is asked.
 
 `parse_settings(["--config", "recipes/x.yaml", "--model.d_model", "64"])` gives the `Settings`; every refusal is a `SettingError`.
+A recipe's section `quick` holds settings that `--quick` puts over the others of that file.
 """
 
 import re
@@ -8,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
@@ -25,6 +26,8 @@ from longscan.training.settings import (
 
 SECTIONS: dict[str, type] = {"model": ModelSettings, "training": TrainingSettings, "about": AboutSettings}
 BLOCK_OPTION = "--model.block_options."
+QUICK = "quick"
+_QUICK_SECTIONS = ("task", "model", "training")
 
 
 class _Loader(yaml.SafeLoader):
@@ -45,8 +48,26 @@ class Parsed:
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
-    """The sections of settings in a YAML file; SettingError naming the file and line where it holds none."""
-    return sections(path, read_mapping(path, ("task", *SECTIONS)))
+    """The sections of settings in a YAML file, less its quick one; SettingError naming the file and line where it holds none."""
+    return read_recipe(path)[0]
+
+
+def read_recipe(path: str | Path) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """(settings, quick settings or None) of a YAML file; SettingError naming file, line or section where it can not be used."""
+    content = read_mapping(path, ("task", *SECTIONS, QUICK))
+    quick = content.pop(QUICK, None)
+    if quick is None:
+        return sections(path, content), None
+    if not isinstance(quick, dict) or not quick:
+        raise SettingError(f"{path}: {QUICK}: got {_kind(quick)}, needed a mapping with {', '.join(_QUICK_SECTIONS)}")
+    for section, value in quick.items():
+        if section not in _QUICK_SECTIONS:
+            raise SettingError(f"{path}: {QUICK}: unknown section {section!r}, needed one of {', '.join(_QUICK_SECTIONS)}")
+        if not isinstance(value, dict):
+            raise SettingError(f"{path}: {QUICK}.{section}: got {_kind(value)}, needed a mapping of settings")
+    if (name := quick.get("task", {}).get("name")) is not None:
+        raise SettingError(f"{path}: {QUICK}.task.name: got {name!r}, needed none, as a quick run is of the recipe's task")
+    return sections(path, content), quick
 
 
 def sections(path: str | Path, content: dict[str, Any]) -> dict[str, Any]:
@@ -83,8 +104,18 @@ def _kind(value: object) -> str:
     return {type(None): "nothing", list: "a list", str: "text"}.get(type(value), repr(value))
 
 
-def _split_words(words: Sequence[str]) -> tuple[list[str], list[str], str | None, dict[str, dict[str, Any]]]:
-    """(words for the parser, config files, task name, block options); `--task NAME` counts as `--task.name NAME`.
+class _Words(NamedTuple):
+    """rest: for the parser; configs: files; name: of the task; options: of blocks; quick: whether --quick is among the words."""
+
+    rest: list[str]
+    configs: list[str]
+    name: str | None
+    options: dict[str, dict[str, Any]]
+    quick: bool
+
+
+def _split_words(words: Sequence[str]) -> _Words:
+    """The words that are read before the parser is built, and the rest; `--task NAME` counts as `--task.name NAME`.
 
     Block options are taken out because jsonargparse lets a nested key of a mapping replace its siblings.
     """
@@ -92,7 +123,8 @@ def _split_words(words: Sequence[str]) -> tuple[list[str], list[str], str | None
     configs: list[str] = []
     name = None
     options: dict[str, dict[str, Any]] = {}
-    queue = list(words)
+    queue = [word for word in words if word != "--quick"]
+    quick = len(queue) < len(words)
     while queue:
         word, equals, value = queue.pop(0).partition("=")
         if word not in ("--config", "--task", "--task.name") and not word.startswith(BLOCK_OPTION):
@@ -113,7 +145,7 @@ def _split_words(words: Sequence[str]) -> tuple[list[str], list[str], str | None
             options.setdefault(letter, {})[option] = yaml.load(value, Loader=_Loader)
         else:
             name = value
-    return rest, configs, name, options
+    return _Words(rest, configs, name, options, quick)
 
 
 def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
@@ -136,6 +168,7 @@ def settings_parser(task: type[Task] | None, command: ArgumentParser | None = No
     """A parser for the settings of one task, on top of the arguments that `command` has."""
     parser = command or ArgumentParser(exit_on_error=False, allow_abbrev=False)
     parser.add_argument("--config", type=str, help="YAML file of settings; may be given several times, later ones win")
+    parser.add_argument("--quick", action="store_true", help="the recipe's quick size: under two minutes on a CPU")
     parser.add_argument("--task.name", type=str, help=f"task: {', '.join(sorted(TASKS))}; the other task settings depend on it")
     if task is not None:
         parser.add_class_arguments(task, "task")
@@ -148,12 +181,11 @@ def parse_settings(words: Sequence[str], command: ArgumentParser | None = None, 
     """Settings from command-line words over YAML files over `base` over the defaults.
 
     `command` may bring arguments of its own, whose values come back in `Parsed.command`; its `--steps` and `--checkpoint-every`
-    stand for the training settings of these names. Raises SettingError with one line for whatever can not be used.
+    stand for the training settings of these names. With `--quick` among the words the quick section of each file goes over its
+    other settings. Raises SettingError with one line for whatever can not be used.
     """
-    rest, configs, name, block_options = _split_words(words)
-    plain = base or {}
-    for path in configs:
-        plain = merge(plain, read_yaml(path))
+    rest, configs, name, block_options, quick = _split_words(words)
+    plain = _read_configs(base or {}, configs, quick=quick)
     if "--help" in rest or "-h" in rest:
         chosen = name or plain.get("task", {}).get("name")
         settings_parser(task_class(chosen) if chosen else None, command).print_help()
@@ -179,6 +211,22 @@ def parse_settings(words: Sequence[str], command: ArgumentParser | None = None, 
     task = build_task(kind, parsed.pop("task").as_dict())
     made = parser.instantiate(parsed)
     return Parsed(Settings(task=task, model=made.model, training=made.training, about=made.about), parsed)
+
+
+def _read_configs(base: dict[str, Any], configs: Sequence[str], *, quick: bool) -> dict[str, Any]:
+    """The settings of files over `base`, the quick ones of each file among them where asked for."""
+    plain, was_quick = base, bool(base.get("about", {}).get(QUICK))
+    if quick and not configs and not was_quick:
+        raise SettingError("--quick: got no --config, needed the recipe whose quick section to take")
+    found = [read_recipe(path) for path in configs]
+    if quick and configs and not any(small for _, small in found):
+        raise SettingError(f"--quick: {configs[-1]} has no section {QUICK!r}, needed a recipe with one")
+    for content, small in found:
+        plain = merge(plain, merge(content, small) if quick and small else content)
+    if found:  # what a stored quick run says of itself holds until a recipe comes without --quick
+        is_quick = quick or any(content.get("about", {}).get(QUICK) for content, _ in found)
+        plain = merge(plain, {"about": {QUICK: is_quick}})
+    return plain
 
 
 def build_task(kind: type[Task], options: dict[str, Any]) -> Task:

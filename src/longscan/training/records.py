@@ -87,7 +87,7 @@ def _git(folder: Path, *words: str) -> str:
 
 
 def result_row(run: Run) -> dict[str, Any]:
-    """The run as a row of results/runs/*.jsonl. Raises SettingError where the run is not over."""
+    """The run as a row of results/runs/*.jsonl; a quick run names no published rows. SettingError where the run is not over."""
     result = run.result
     if result is None:
         raise SettingError(f"{run.folder}: its run is not over, so there is no result to record")
@@ -112,8 +112,9 @@ def result_row(run: Run) -> dict[str, Any]:
         "model": about.model or result["spec"],
         **{name: result[name] for name in same},
         "baselines": read_baselines(run),
-        "published": about.published or None,
+        "published": None if about.quick else about.published or None,
         "recipe": about.recipe,
+        "quick": about.quick,
         **{name: result[name] for name in rest},
     }
 

@@ -296,12 +296,14 @@ class AboutSettings:
         model: the name of the model in tables; the spec where it is not given.
         published: ids of the published rows that the run is to be set beside.
         recipe: where the settings came from; the command line fills it in.
+        quick: whether the recipe's quick section was taken, so that reports keep such runs apart; `--quick` sets it.
     """
 
     paper: str | None = None
     model: str | None = None
     published: list[str] = field(default_factory=list)
     recipe: str | None = None
+    quick: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

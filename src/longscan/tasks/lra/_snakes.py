@@ -9,7 +9,7 @@ instead of by searching the whole image. Paddles brighter than white are cut to 
 Coordinates are (row, column), angles in radian from the column axis towards the row axis. L: paddle length, m: margin.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil
 from typing import NamedTuple
@@ -19,6 +19,7 @@ import numpy as np
 from longscan.tasks._random import Draws
 
 _TRIES = 64
+CONTOUR = 14  # paddles of a long snake in the hard set
 _SCALE = 2  # paddles are drawn at twice the resolution
 _RETRIES = 3  # tries of a paddle
 _SNAKE_RETRIES = 5  # tries of a short snake
@@ -37,15 +38,15 @@ class Drawing:
     paddle_length: int = 5
     thickness: float
     continuity: float = 1.8
-    contour_length: int = 14
-    distractor_length: int = 4
+    contour_length: int = CONTOUR
+    distractor_length: int = CONTOUR // 3
     distractors: int
     contrast: float = 1.0
 
 
 DRAWINGS = {
-    drawing.window: drawing
-    for drawing in (
+    each.window: each
+    for each in (
         Drawing(
             window=32,
             padding=1,
@@ -80,6 +81,11 @@ DRAWINGS = {
         Drawing(window=256, padding=22, margins=(3,), seed_distance=27, marker_radius=5, thickness=2, distractors=7),
     )
 }
+
+
+def drawing(resolution: int, contour: int) -> Drawing:
+    """The settings for a size of image with long snakes of `contour` paddles; short ones have a third of that, rounded down."""
+    return replace(DRAWINGS[resolution], contour_length=contour, distractor_length=contour // 3)
 
 
 class _Sprites(NamedTuple):

@@ -15,7 +15,7 @@ from longscan.tasks._store import Ragged, data_folder, first_existing, stored
 from longscan.tasks.base import TASKS, Batch, Split, check_request
 from longscan.tasks.examples import Labelled
 from longscan.tasks.lra._drawn import Block, DrawnTask
-from longscan.tasks.lra._snakes import DRAWINGS, draw_images
+from longscan.tasks.lra._snakes import CONTOUR, DRAWINGS, draw_images, drawing
 
 _SOURCE = "get them from https://github.com/google-research/long-range-arena (lra_release.gz, lra_release/pathfinder32)"
 
@@ -28,10 +28,10 @@ class Pathfinder(DrawnTask):
         ░▒░ ▒░█▒ ░░ 1024 pixels of 32 x 32 | apart
 
     resolution: 32, 64, 128 (Path-X) or 256. Images are drawn by `longscan.tasks.lra._snakes` with the published settings of
-    each size, contours of 14 paddles (the hard set); or, where data_dir is given, read from the released files: a folder with
-    metadata/ and the images that it names, such as .../pathfinder32/curv_contour_length_14, 80 % of them train, then 10 % valid
-    and 10 % test, drawn by split_seed. pixels: "numerical", one channel from -1 to 1 (0 to 1 where not `centred`), or
-    "categorical", 256 tokens.
+    each size and contours of 14 paddles (the hard set; contour: 3 .. 14, the published easier sets have 6 and 9); or, where
+    data_dir is given, read from the released files: a folder with metadata/ and the images that it names, such as
+    .../pathfinder32/curv_contour_length_14, 80 % of them train, then 10 % valid and 10 % test, drawn by split_seed. pixels:
+    "numerical", one channel from -1 to 1 (0 to 1 where not `centred`), or "categorical", 256 tokens.
     """
 
     name: ClassVar[str] = "pathfinder"
@@ -41,6 +41,7 @@ class Pathfinder(DrawnTask):
     resolution: int = 32
     pixels: Literal["numerical", "categorical"] = "numerical"
     centred: bool = True
+    contour: int = CONTOUR
     data_dir: str | None = None
     split_seed: int = 42
 
@@ -50,6 +51,10 @@ class Pathfinder(DrawnTask):
             raise ValueError(f"resolution: must be one of {', '.join(map(str, DRAWINGS))}, not {self.resolution}")
         if self.pixels not in ("numerical", "categorical"):
             raise ValueError(f"pixels: must be one of 'numerical', 'categorical', not {self.pixels!r}")
+        if not 3 <= self.contour <= CONTOUR:
+            raise ValueError(f"contour: must lie in 3 .. {CONTOUR} paddles, not {self.contour}")
+        if self.data_dir is not None and self.contour != CONTOUR:
+            raise ValueError(f"contour: the files in data_dir have contours of their own, so it must be {CONTOUR}")
         if self.data_dir is not None and self.data == "stream":
             raise ValueError("data: the released files in data_dir are no stream, so it must be 'samples'")
 
@@ -83,11 +88,11 @@ class Pathfinder(DrawnTask):
         return 512 if self.resolution == 32 else 64
 
     def _key(self, split: Split) -> tuple[object, ...]:
-        return (self.name, self.resolution, split)
+        return (self.name, self.resolution, split, *([] if self.contour == CONTOUR else [self.contour]))
 
     def _draw(self, draws: Draws, count: int) -> Block:
         labels = draws.integers(0, 2, count)
-        images = draw_images(draws, labels, DRAWINGS[self.resolution])
+        images = draw_images(draws, labels, drawing(self.resolution, self.contour))
         return Ragged(images.reshape(-1), np.arange(count + 1) * self.length), labels
 
     @property
