@@ -317,7 +317,8 @@ def main() -> int:
     rows: list[dict[str, Any]] = []
     path = given.out / f"{given.what}.jsonl"
     kept = read_records(path) if given.resume and path.is_file() else []
-    chosen = {"only": given.only, "backends": given.backends, "done": {(r["case"], r.get("backend")): len(r.get("words", ())) for r in kept}}
+    done = {(row["case"], row.get("backend")): len(row.get("words", ())) for row in kept}
+    chosen = {"only": given.only, "backends": given.backends, "done": done}
     table, million = partial(named_cases, **chosen), partial(long_cases, **chosen)
     drawn = partial(random_cases, seeds=given.seeds)
     cases = {"table": table, "million": million, "random": drawn, "survival": survival_cases}[given.what]

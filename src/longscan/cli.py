@@ -243,6 +243,9 @@ def automata_command(words: Sequence[str]) -> int:
     parser.add_argument("--series", type=str, default="abelian", help="abelian, or prime for counters of prime length only")
     parser.add_argument("--phase", type=str, default="grid", help="grid, exact for every length, or float, the plain layer")
     parser.add_argument("--layout", type=str, default="minimal", help="minimal, am or ma: which blocks follow one another")
+    parser.add_argument("--dtype", type=str, default="float32", help="float32 or float64")
+    parser.add_argument("--backend", type=str, default="auto", help="of the model's ops: auto, reference, eager, cpu or triton")
+    parser.add_argument("--length", type=int, help="refuse unless words of this length are certified")
     parser.add_argument("--picture", type=str, help="where to draw state diagram and wiring; automaton.png without it")
     parser.add_argument("--save", type=str, help="directory for the model, all pictures and a page that steps a word through it")
     parser.add_argument("--word", type=str, help="the word of pictures and page; a random one without it")
@@ -256,7 +259,10 @@ def automata_command(words: Sequence[str]) -> int:
         for row in report.rows():
             table.add_row(*row)
         out.print(table)
-        compiled = automata.compile(dfa, series=given.series, phase=given.phase, layout=given.layout)
+        compiled = automata.compile(
+            dfa, series=given.series, phase=given.phase, layout=given.layout, dtype=given.dtype, backend=given.backend,
+            length=given.length,
+        )  # fmt: skip
         word = some_word(compiled) if given.word is None else list(given.word)
         size = compiled.size
         out.print(f"model: blocks {size.spec}, d_model {size.d_model}, {size.parameters:,} parameters", markup=False)

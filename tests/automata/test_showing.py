@@ -31,7 +31,8 @@ def size_of(path: Path) -> tuple[int, int]:
 
 def test_all_pictures_are_drawn(hybrid, tmp_path):
     written = pictures.write_pictures(hybrid, tmp_path, "abrsab")
-    assert [path.name for path in written] == ["states.png", "wiring.png", "phases.png", "flip_flops.png", "egg_box.png"]
+    names = ["states", "skeleton", "wiring", "phases", "flip_flops", "residual", "egg_box"]
+    assert [path.name for path in written] == [f"{name}.png" for name in names]
     assert all(min(size_of(path)) > 150 for path in written)
 
 
@@ -104,6 +105,33 @@ def test_the_page_stands_alone_and_has_a_frame_for_every_letter(hybrid, tmp_path
             write_page(hybrid, tmp_path / "page.html", wrong)
 
 
+def test_what_is_too_large_to_draw_is_named():
+    large = automata.compile(automata.mod(50))
+    figure = stepping_figure(large, "0111")
+    assert figure.frames[4].data[0].text == ("<br><br><br><br>state 3 of 50; model: 3",)
+    assert "{50 states} > {3}" in str(large.explain("0111"))
+    texts = [text.get_text() for text in pictures.skeleton_diagram(large.report).axes[0].texts]
+    assert texts[:2] == ["50 states\n50 tiles\ngroup C50", "single states, 50 of them"]
+
+
+def test_skeletons_show_levels_and_groups(hybrid):
+    report = automata.analyse(NAMED["S5 and a reset"]())
+    texts = [text.get_text() for text in pictures.skeleton_diagram(report).axes[0].texts]
+    assert texts == ["{0,1,2,3,4}\n5 tiles\ngroup S5, not solvable", "single states, 5 of them", "level 0", "level 1"]
+    texts = [text.get_text() for text in pictures.skeleton_diagram(hybrid.report).axes[0].texts]
+    assert texts[0] == "{0,1,2}\n3 tiles\ngroup S3"
+
+
+def test_the_residual_stream_is_drawn_by_fields():
+    compiled = automata.compile(NAMED["Dyck depth 3"]())
+    drawn = pictures.residual_heat_map(compiled, "(()").axes[0]
+    names = [text.get_text() for text in drawn.get_yticklabels()]
+    assert names[0] == "letter"
+    assert names[-1] == "constant"
+    assert {"P1", "P1 before", "x1"} <= set(names)
+    np.testing.assert_array_equal(drawn.images[0].get_array(), compiled.explain("(()").stream.T)
+
+
 def test_scores(hybrid):
     rows = scores(hybrid, lengths=(30,), count=10)
     assert [row.words for row in rows] == ["all up to length 7", "10 of length 30"]
@@ -157,6 +185,9 @@ def test_the_command(tmp_path, monkeypatch, capsys):
         (["automata", "ab", "--alphabet", "a"], "the pattern uses b"),
         (["automata", "ab", "--series", "long"], "series: got 'long'"),
         (["automata", "ab", "--word", "abc"], "word: got 'c' at position 3"),
+        (["automata", "ab", "--dtype", "half"], "dtype: got 'half'"),
+        (["automata", "ab", "--backend", "gpu"], "backend: got 'gpu'"),
+        (["automata", "--named", "mod 5", "--phase", "float", "--length", "1000000000"], "certified up to"),
     ],
 )
 def test_mistakes_are_one_line(words, message, tmp_path, monkeypatch, capsys):

@@ -31,6 +31,8 @@ from longscan.automata.program import Op, Program
 from longscan.automata.weights import HALF, ON, SHARPNESS, Arrays, weight_arrays
 from longscan.layers.state import State
 from longscan.models import SequenceModel
+from longscan.ops import OPS
+from longscan.ops._dispatch import resolve
 
 if TYPE_CHECKING:
     from longscan.blocks.gated import GatedBlock
@@ -40,7 +42,8 @@ LEAST_MARGIN = 1 / 16
 WORST_ERROR = 1e-2
 SLICE = 4096
 # Radians that a running phase may lose a step, in float32: two roundings of a sum below 3 pi and of its reduction.
-ROUNDING = {"reference": 7e-7, "eager": 2.5e-7, "cpu": 5e-7, "triton": 7e-7, "auto": 7e-7}
+ROUNDING = {"reference": 7e-7, "eager": 2.5e-7, "cpu": 5e-7, "triton": 7e-7}
+USED = ("linear_scan", "selective_scan", "short_conv", "unitary_scan")  # ops
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,8 @@ class BlockCheck:
 @dataclass(frozen=True)
 class Certificate:
     """holds: the program is proved and the weights do what its tables say. safe_length: the longest word for which that gives
-    right answers, None for every length. dtype, backend: what this is about. problems: what fails, in words.
+    right answers, None for every length. dtype, backend: what this is about; the backend is that which runs, where the model's is
+    "auto". problems: what fails, in words.
     """
 
     holds: bool
@@ -104,8 +108,10 @@ def inspect_weights(
         checks.append(check)
         problems += [f"block {number}: {text}" for text in wrong]
     dtype = str(model.norm.weight.dtype).removeprefix("torch.")
-    length = _safe_length(program, plan, checks, model.backend, dtype) if not problems else 0
-    return Certificate(not problems, length, dtype, model.backend, proof.cases, tuple(checks), tuple(problems))
+    weight = model.encoder.weight
+    backends = sorted({resolve(op, model.backend, weight, OPS[op].native) for op in USED})
+    length = 0 if problems else _safe_length(program, plan, checks, max(map(ROUNDING.__getitem__, backends)), dtype)
+    return Certificate(not problems, length, dtype, " and ".join(backends), proof.cases, tuple(checks), tuple(problems))
 
 
 def _stray(model: SequenceModel, arrays: Arrays) -> list[str]:
@@ -132,10 +138,10 @@ def _readout(model: SequenceModel, program: Program, plan: Plan, accept: frozens
     return [] if bool((told * right > 0.5 * logits.abs().max()).all()) else ["the head does not tell the states apart"]
 
 
-def _safe_length(program: Program, plan: Plan, checks: list[BlockCheck], backend: str, dtype: str) -> int | None:
+def _safe_length(program: Program, plan: Plan, checks: list[BlockCheck], rounding: float, dtype: str) -> int | None:
     """The length up to which the phases of all counters stay within the tolerance of the rows that read them."""
     shortest = None
-    rounding = ROUNDING[backend] * (2.0**-29 if dtype == "float64" else 1)
+    rounding *= 2.0**-29 if dtype == "float64" else 1
     for planned, check in zip(plan.blocks, checks, strict=True):
         moduli = [program.fields[program.ops[i].output].size for i in planned.ops if program.ops[i].kind == "counter"]
         if not moduli or check.allowed_angle is not None:

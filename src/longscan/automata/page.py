@@ -14,10 +14,11 @@ from plotly.subplots import make_subplots
 
 from longscan.automata.compiler import Compiled
 from longscan.automata.dfa import Word
-from longscan.automata.diagrams import arrows, circle, pinned
+from longscan.automata.diagrams import arrows, circle, pinned, state_radius
 from longscan.automata.pictures import BLUE, INK, LINE, MOST_STATES, ORANGE, PALE
 
-LONGEST = 300
+LONGEST = 300  # letters of a word
+MOST_VALUES, MOST_TICKS = 12, 30  # of a counter that are named on its circle; of a field that are named on the axis
 
 
 def write_page(compiled: Compiled, path: str | Path, word: Word) -> Path:
@@ -99,20 +100,30 @@ def _still(figure: go.Figure, compiled: Compiled, counters: list[int]) -> None:
             marker = {"symbol": "triangle-up", "size": 9, "angle": angle, "color": LINE}
             figure.add_scatter(x=[tip[0]], y=[tip[1]], mode="markers", marker=marker, hoverinfo="skip", **left)
             figure.add_scatter(x=[arrow.at[0]], y=[arrow.at[1]], mode="text", text=[arrow.label], hoverinfo="skip", **left)
-    turn = np.linspace(0, 2 * np.pi, 80)
+    turn, centres = np.linspace(0, 2 * np.pi, 80), _centres(len(counters))
     for i, number in enumerate(counters):
         f = compiled.program.fields[number]
         values, _ = pinned(f.size)
-        figure.add_scatter(x=3 * i + np.cos(turn), y=np.sin(turn), hoverinfo="skip", **line, **right)
-        x, y = 3 * i + 1.25 * values[:, 0], 1.25 * values[:, 1]
-        figure.add_scatter(x=x, y=y, mode="text", text=[str(v) for v in range(f.size)], hoverinfo="skip", **right)
-        figure.add_scatter(x=[3 * i], y=[-1.65], mode="text", text=[f.name], hoverinfo="skip", **right)
+        x, y = centres[i].tolist()
+        figure.add_scatter(x=x + np.cos(turn), y=y + np.sin(turn), hoverinfo="skip", **line, **right)
+        if f.size <= MOST_VALUES:
+            named = {"mode": "text", "text": [str(v) for v in range(f.size)]}
+            figure.add_scatter(x=x + 1.35 * values[:, 0], y=y + 1.35 * values[:, 1], hoverinfo="skip", **named, **right)
+        figure.add_scatter(x=[x], y=[y - 1.75], mode="text", text=[f.name], hoverinfo="skip", **right)
     figure.update_xaxes(range=[-1.7, 1.7], **hidden, **left)
     figure.update_yaxes(range=[-1.7, 1.7], scaleanchor="x", **hidden, **left)
-    figure.update_xaxes(range=[-1.7, max(1, len(counters)) * 3 - 1.3], **hidden, **right)
-    figure.update_yaxes(range=[-1.9, 1.6], scaleanchor="x2", **hidden, **right)
-    figure.update_xaxes(title="value", dtick=1, row=2, col=2)
-    figure.update_yaxes(automargin=True, autorange="reversed", row=2, col=2)
+    across, down = centres.max(0, initial=0)[0], centres.min(0, initial=0)[1]
+    figure.update_xaxes(range=[-1.7, across + 1.7], **hidden, **right)
+    figure.update_yaxes(range=[down - 2.0, 1.7], scaleanchor="x2", **hidden, **right)
+    bare = {"showgrid": False, "zeroline": False, "row": 2, "col": 2}
+    widest = max((f.size for f in compiled.program.fields[1:] if not f.is_counter), default=1)
+    figure.update_xaxes(title="value", dtick=1 if widest <= MOST_TICKS else None, **bare)
+    figure.update_yaxes(automargin=True, autorange="reversed", **bare)
+
+
+def _centres(count: int) -> np.ndarray:
+    """The centres of the circles of `count` counters, four side by side: (count, 2)."""
+    return np.array([(3.2 * (i % 4), -3.9 * (i // 4)) for i in range(count)]).reshape(-1, 2)
 
 
 def _moving(
@@ -122,20 +133,26 @@ def _moving(
     dfa, program, plan = compiled.dfa, compiled.program, compiled.plan
     state = dfa.start if now is None else now.state
     held = dfa.start if now is None else now.model_state
-    shown = min(dfa.size, MOST_STATES)
-    places = circle(shown)
-    colours = [ORANGE if q == state else PALE for q in range(shown)]
-    rims = [BLUE if q == held else INK for q in range(shown)]
-    widths = [5 if q == held else 3 if q in dfa.accept else 1 for q in range(shown)]
-    marker = {"size": 34, "color": colours, "line": {"color": rims, "width": widths}}
-    names = [f"<b>{q}</b>" if q in dfa.accept else str(q) for q in range(shown)]
-    result: list[tuple[Any, int, int]] = [
-        (go.Scatter(x=places[:, 0], y=places[:, 1], mode="markers+text", text=names, marker=marker, hoverinfo="skip"), 1, 1)
-    ]
+    if dfa.size <= MOST_STATES:
+        places, size = circle(dfa.size), min(34.0, 350 * state_radius(dfa.size))
+        colours = [ORANGE if q == state else PALE for q in range(dfa.size)]
+        rims = [BLUE if q == held else INK for q in range(dfa.size)]
+        widths = [(5 if size > 20 else 3) if q == held else 3 if q in dfa.accept else 1 for q in range(dfa.size)]
+        names = [f"<b>{q}</b>" if q in dfa.accept else str(q) for q in range(dfa.size)]
+    else:  # too many to draw: the two states by their numbers
+        places, size, colours, rims, widths = np.zeros((1, 2)), 34.0, [ORANGE], [BLUE if held == state else INK], [5]
+        names = [f"<br><br><br><br>state {state} of {dfa.size}; model: {held}"]
+    marker = {"size": size, "color": colours, "line": {"color": rims, "width": widths}}
+    states = go.Scatter(
+        x=places[:, 0], y=places[:, 1], mode="markers+text", text=names, marker=marker, hoverinfo="skip",
+        textfont={"size": 12 if size > 20 else 8},
+    )  # fmt: skip
+    result: list[tuple[Any, int, int]] = [(states, 1, 1)]
     firsts = [plan.offsets[i] for i in counters]
     at = np.array([[1.0, 0.0] if stream is None else stream[first : first + 2] for first in firsts]).reshape(-1, 2)
     dots = {"size": 14, "color": BLUE}
-    result.append((go.Scatter(x=at[:, 0] + 3 * np.arange(len(at)), y=at[:, 1], mode="markers", marker=dots), 1, 2))
+    at = at + _centres(len(counters))
+    result.append((go.Scatter(x=at[:, 0], y=at[:, 1], mode="markers", marker=dots, hoverinfo="skip"), 1, 2))
     width = max((program.fields[i].size for i in fields), default=1)
     shades = np.full((len(fields), width), np.nan)
     for row, number in enumerate(fields):

@@ -1,4 +1,5 @@
-"""Still pictures: state diagram, wiring of the cascade, phase portraits of counters, traces of flip-flops, egg-box.
+"""Still pictures: state diagram, skeleton, wiring of the cascade, phase portraits of counters, traces of flip-flops, the residual
+stream over a word, egg-box.
 
 Each function draws into a matplotlib figure of its own and returns it; `write_pictures` writes all that a compiled language has.
 """
@@ -13,15 +14,17 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Circle, FancyArrowPatch, FancyBboxPatch, Rectangle
 
+from longscan.automata.analysis import Report, analyse
 from longscan.automata.compiler import Compiled
 from longscan.automata.dfa import DFA, Word
 from longscan.automata.diagrams import arrows, circle, pinned, state_radius
 from longscan.automata.monoid import Monoid
+from longscan.automata.skeleton import SetClass, members
 
-INK, PALE, BLUE, ORANGE, GREEN, LINE = "#22272e", "#f4f5f7", "#2f6fb2", "#d9822b", "#3c8d5a", "#9aa4b0"
+INK, PALE, BLUE, ORANGE, GREEN, LINE, RED = "#22272e", "#f4f5f7", "#2f6fb2", "#d9822b", "#3c8d5a", "#9aa4b0", "#b3392f"
 KINDS = {"counter": BLUE, "flip-flop": ORANGE, "lookup": GREEN}
 DPI = 110
-MOST_STATES, MOST_OPS, MOST_BOXES = 40, 60, 400
+MOST_STATES, MOST_OPS, MOST_BOXES, MOST_CLASSES, FEW = 40, 60, 400, 40, 6
 
 
 def state_diagram(dfa: DFA) -> Figure:
@@ -48,6 +51,66 @@ def wiring(compiled: Compiled) -> Figure:
     """The blocks as columns with their counters, flip-flops and lookups, and who reads whom; dashed: from one step before."""
     figure, axes = _figure(max(7, 1.5 * len(compiled.plan.blocks) + 2), 5)
     _draw_wiring(axes, compiled)
+    return figure
+
+
+def skeleton_diagram(report: Report) -> Figure:
+    """The classes of image sets, a row for each level, the largest sets on top; single states at the bottom.
+
+    A box names a set of its class, how many more the class has, their tiles, and the holonomy group where it is not trivial;
+    lines go to the classes of its tiles.
+    """
+    bones = report.skeleton
+    rows: dict[int, list[SetClass]] = {}
+    for found in bones.classes:
+        rows.setdefault(found.level, []).append(found)
+    widest = max([len(row) for row in rows.values()], default=1)
+    figure, axes = _figure(max(5.0, 2.3 * min(widest, MOST_CLASSES)), 1.25 * (bones.height + 1) + 0.4)
+    axes.set_axis_off()
+    if len(bones.classes) > MOST_CLASSES:
+        axes.text(0.5, 0.5, f"{len(bones.classes)} classes of image sets: too many to draw", ha="center", color=INK)
+        return figure
+    places = {c.number: (i - (len(row) - 1) / 2, float(level)) for level, row in rows.items() for i, c in enumerate(row)}
+    for found in bones.classes:
+        x, y = places[found.number]
+        below = {bones.class_of[tile].number if tile in bones.class_of else None for t in found.tiles.values() for tile in t}
+        for number in below:
+            low = (0.0, 0.0) if number is None else places[number]
+            axes.plot([x, low[0]], [y - 0.3, low[1] + 0.3], color=LINE, lw=1.0, zorder=1)
+        states = members(min(found.tiles))
+        named = "{" + ",".join(map(str, states)) + "}" if len(states) <= FEW else f"{len(states)} states"
+        others = len(found.tiles) - 1
+        text = named + (f" and {others} more" if others else "") + f"\n{found.width} tiles"
+        solvable = found.group.is_solvable
+        colour = LINE if found.group.order == 1 else BLUE if solvable else RED
+        if found.group.order > 1:
+            text += f"\ngroup {found.group.name}" + ("" if solvable else ", not solvable")
+        _box(axes, (x, y), text, colour, 0.42)
+    _box(axes, (0.0, 0.0), f"single states, {report.dfa.size} of them", GREEN, 0.42 if widest > 1 else 0.3)
+    edge = max(0.6, (widest - 1) / 2 + 0.6)
+    for level in range(bones.height + 1):
+        axes.text(-edge, level, f"level {level}", ha="right", va="center", color=INK, fontsize=8)
+    axes.set_xlim(-edge - 0.4, edge)
+    axes.set_ylim(-0.5, bones.height + 0.5)
+    return figure
+
+
+def residual_heat_map(compiled: Compiled, word: Word) -> Figure:
+    """The residual stream behind the last block over a word: a row for each dimension, named by the fields that stand there."""
+    trace, program, plan = compiled.explain(word), compiled.program, compiled.plan
+    spans = [(plan.offsets[i], f.name, 2 if f.is_counter else f.size) for i, f in enumerate(program.fields)]
+    spans += [(place, f"{program.fields[i].name} before", program.fields[i].size) for i, place in plan.delayed.items()]
+    spans.append((plan.dummy, "constant", 1))
+    figure, axes = _figure(max(6, 0.2 * len(trace.steps) + 3), min(24, max(2.5, 0.17 * plan.d_model + 0.9)))
+    values = trace.stream.T.float().numpy()
+    image = axes.imshow(values, aspect="auto", cmap="RdBu_r", vmin=-1, vmax=1, interpolation="nearest")
+    for first, _, size in spans:
+        axes.axhline(first + size - 0.5, color=LINE, lw=0.6)
+    axes.set_yticks([first + (size - 1) / 2 for first, _, size in spans], [name for _, name, _ in spans], fontsize=7)
+    axes.set_xticks(range(len(trace.steps)), [step.letter for step in trace.steps], fontsize=8)
+    axes.tick_params(length=0)
+    axes.set_xlabel(f"letters of the word; the constant is {plan.constant:g}, off the scale")
+    figure.colorbar(image, ax=axes, shrink=0.8)
     return figure
 
 
@@ -162,16 +225,16 @@ def _idempotent(element: tuple[int, ...]) -> bool:
 
 def write_pictures(compiled: Compiled, folder: str | Path, word: Word) -> list[Path]:
     """Write all pictures that the language has into a folder, as PNG; the word is what portraits and traces show."""
-    from longscan.automata.analysis import analyse
-
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     monoid = analyse(compiled.dfa, monoid_limit=1000, minimise=False).monoid
     figures = {
         "states": state_diagram(compiled.dfa),
+        "skeleton": skeleton_diagram(compiled.report),
         "wiring": wiring(compiled),
         "phases": phase_portraits(compiled, word),
         "flip_flops": flip_flop_traces(compiled, word),
+        "residual": residual_heat_map(compiled, word),
         "egg_box": None if monoid is None else egg_box(monoid),
     }
     written = []
@@ -192,6 +255,14 @@ def some_word(compiled: Compiled, length: int = 40) -> list[str]:
 def _figure(width: float, height: float) -> tuple[Figure, Axes]:
     figure = Figure(figsize=(width, height), layout="constrained")
     return figure, figure.subplots()
+
+
+def _box(axes: Axes, at: tuple[float, float], text: str, colour: str, half: float) -> None:
+    """A box of half width `half` with text in its middle."""
+    corner = (at[0] - half, at[1] - 0.3)
+    box = FancyBboxPatch(corner, 2 * half, 0.6, boxstyle="round,pad=0.02", fc="white", ec=colour, lw=1.6, zorder=3)
+    axes.add_patch(box)
+    axes.text(*at, text, ha="center", va="center", fontsize=7.5, color=INK, zorder=4)
 
 
 def _bare(axes: Axes, reach: float) -> None:
@@ -246,7 +317,9 @@ def _draw_wiring(axes: Axes, compiled: Compiled) -> None:
     for op in program.ops:
         for wire in op.wires:
             (x0, y0), (x1, y1) = places[wire.field], places[op.output]
-            bend = (0.0 if x1 - x0 <= 1.01 else -0.22 if y1 >= 0 else 0.22) + (0.35 if wire.delayed else 0)
+            gap = x1 - x0 - 0.72
+            bend = 0.0 if x1 - x0 <= 1.01 else (0.95 + 0.14 * gap) / gap  # over the boxes between, farther the longer the way
+            bend = (-bend if y1 >= 0 else bend) + (0.35 if wire.delayed else 0)
             colour, dashes = (ORANGE, "--") if wire.delayed else (LINE, "-")
             patch = FancyArrowPatch(
                 (x0 + 0.36, y0), (x1 - 0.36, y1), connectionstyle=f"arc3,rad={bend}", arrowstyle="-|>", mutation_scale=9,
@@ -255,13 +328,11 @@ def _draw_wiring(axes: Axes, compiled: Compiled) -> None:
             axes.add_patch(patch)
     for number, (x, y) in places.items():
         colour = KINDS[writer[number].kind] if number in writer else INK
-        box = FancyBboxPatch((x - 0.34, y - 0.3), 0.68, 0.6, boxstyle="round,pad=0.02", fc="white", ec=colour, lw=1.6, zorder=3)
-        axes.add_patch(box)
         f = program.fields[number]
         text = "letter"
         if number in writer:
             text = f"{f.name}\n{'mod ' if f.is_counter else 'one of '}{f.size}\ntable of {writer[number].rows}"
-        axes.text(x, y, text, ha="center", va="center", fontsize=7.5, color=INK, zorder=4)
+        _box(axes, (x, y), text, colour, 0.34)
     for column, block in enumerate(plan.blocks):
         axes.text(column, tallest / 2 + 0.75, block.letter, ha="center", fontsize=13, weight="bold", color=INK)
     for place, (kind, colour) in enumerate(KINDS.items()):

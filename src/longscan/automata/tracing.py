@@ -6,6 +6,8 @@ from torch import Tensor
 
 from longscan.automata.dfa import DFA
 
+MOST = 12  # states of a set that are listed
+
 
 @dataclass(frozen=True)
 class Step:
@@ -33,9 +35,14 @@ class Trace:
         header = ("letter", "state", "answer", "model", "memories", "sets of the cascade")
         rows = [header]
         for step in self.steps:
-            chain = " > ".join("{" + ",".join(map(str, states)) + "}" for states in step.chain)
+            chain = " > ".join(map(_named, step.chain))
             memories = " ".join(f"{name}={value}" for name, value in step.memories.items())
             answer = "accept" if step.accepted else "reject"
             rows.append((step.letter, str(step.state), answer, str(step.model_state), memories, chain))
         widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
         return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+
+
+def _named(states: tuple[int, ...]) -> str:
+    """A set of states, or its size where it is large."""
+    return "{" + ",".join(map(str, states)) + "}" if len(states) <= MOST else f"{{{len(states)} states}}"
