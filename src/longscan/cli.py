@@ -358,7 +358,7 @@ def tasks_command(words: Sequence[str]) -> int:
         counts = ["" if number is None else str(number) for number in (found.classes, found.length)]
         table.add_row(name, _first_line(task), sizes, *counts, constant, found.source, found.at_hand)
     out.print(table)
-    out.print("Data: --task.data_dir FOLDER, or LONGSCAN_DATA with a folder an area (lra, forecasting, activity, events, dna).")
+    out.print("Data: --data-dir FOLDER, or LONGSCAN_DATA with a folder an area (lra, forecasting, activity, events, dna).")
     return 0
 
 

@@ -60,6 +60,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory, tiny_words: list[str]) ->
         (["--training.lr"], ["--training.lr", "got nothing"]),
         (["--config"], ["config", "got nothing"]),
         (["--resume", "--overwrite"], ["--overwrite"]),
+        (["--data-dir", "somewhere"], ["--data-dir", "'somewhere'", "parity", "data_dir"]),
+        (["--data-dir"], ["--data-dir", "got nothing"]),
     ],
     ids=lambda value: " ".join(value) if value and value[0].startswith("--") else "",
 )
@@ -123,6 +125,14 @@ def test_missing_and_damaged_data(refused: Callable[..., str], tmp_path: Path) -
     line = refused(*words)
     assert "Mine_TRAIN.ts" in line
     assert "4" in line  # the line of the file
+
+
+@pytest.mark.parametrize("command", ["train", "sweep", "show"])
+def test_data_dir_stands_for_the_setting_of_the_task(refused: Callable[..., str], tmp_path: Path, command: str) -> None:
+    words = ["--task", "uea", "--task.dataset", "Mine", "--out", tmp_path / "out"]
+    said = {refused(command, *words, name, tmp_path / "data") for name in ("--data-dir", "--task.data_dir")}
+    assert len(said) == 1
+    assert str(tmp_path / "data") in said.pop()
 
 
 def test_a_task_without_lengths_has_no_curriculum(refused: Callable[..., str], tmp_path: Path) -> None:

@@ -169,6 +169,7 @@ def settings_parser(task: type[Task] | None, command: ArgumentParser | None = No
     parser = command or ArgumentParser(exit_on_error=False, allow_abbrev=False)
     parser.add_argument("--config", type=str, help="YAML file of settings; may be given several times, later ones win")
     parser.add_argument("--quick", action="store_true", help="the recipe's quick size: under two minutes on a CPU")
+    parser.add_argument("--data-dir", type=str, help="folder of the task's files; stands for --task.data_dir")
     parser.add_argument("--task.name", type=str, help=f"task: {', '.join(sorted(TASKS))}; the other task settings depend on it")
     if task is not None:
         parser.add_class_arguments(task, "task")
@@ -181,8 +182,8 @@ def parse_settings(words: Sequence[str], command: ArgumentParser | None = None, 
     """Settings from command-line words over YAML files over `base` over the defaults.
 
     `command` may bring arguments of its own, whose values come back in `Parsed.command`; its `--steps` and `--checkpoint-every`
-    stand for the training settings of these names. With `--quick` among the words the quick section of each file goes over its
-    other settings. Raises SettingError with one line for whatever can not be used.
+    stand for the training settings of these names, as `--data-dir` does for the task's. With `--quick` among the words the quick
+    section of each file goes over its other settings. Raises SettingError with one line for whatever can not be used.
     """
     rest, configs, name, block_options, quick = _split_words(words)
     plain = _read_configs(base or {}, configs, quick=quick)
@@ -204,6 +205,10 @@ def parse_settings(words: Sequence[str], command: ArgumentParser | None = None, 
     for alias in ("steps", "checkpoint_every"):
         if parsed.get(alias) is not None:
             parsed.training[alias] = parsed[alias]
+    if parsed.data_dir is not None:
+        if "data_dir" not in {f.name for f in fields(kind)}:
+            raise refuse("--data-dir", parsed.data_dir, f"none, as task {kind.name} has no setting data_dir")
+        parsed.task.data_dir = parsed.data_dir
     parsed.model.block_options = merge(parsed.model.block_options, block_options)
     if configs and parsed.about.recipe is None:
         parsed.about.recipe = configs[-1]
