@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 
 def cache_folder() -> Path:
@@ -19,6 +20,17 @@ def read_text(path: str | Path) -> str:
         raise ValueError(f"{path}: is not UTF-8 text (byte {error.start} is 0x{error.object[error.start]:02x})") from None
     except OSError as error:
         raise ValueError(f"{path}: can not be read: {error.strerror}") from None
+
+
+def try_writing(path: str | Path) -> None:
+    """Raise OSError where a file or folder can not be written, or not be made; nothing is left behind."""
+    whole = Path(path).absolute()
+    nearest = next(place for place in (whole, *whole.parents) if place.exists() or place.is_symlink())
+    if nearest.is_file() and nearest == whole:
+        nearest.open("ab").close()
+        return
+    with TemporaryDirectory(dir=nearest):  # permissions alone do not tell: root may do all, and yet nothing in /proc
+        return
 
 
 def write_text(path: Path, text: str) -> Path:

@@ -152,6 +152,21 @@ def test_directories_of_runs(refused: Callable[..., str], tmp_path: Path, finish
         assert "holds no run" in refused(command, tmp_path, *words)
 
 
+@pytest.mark.parametrize("command", ["train", "sweep"])
+@pytest.mark.parametrize("place", ["file/run", "file/a/run", "link", "/proc/run", "long"])
+def test_places_that_can_not_be_written(
+    refused: Callable[..., str], tmp_path: Path, tiny_words: list[str], command: str, place: str
+) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "link").symlink_to(tmp_path / "absent" / "further")
+    out = tmp_path / (place if place != "long" else "x" * 999)
+    before = sorted(tmp_path.iterdir())
+    line = refused(command, "--out", out, *tiny_words)
+    assert line.startswith(f"longscan: --out: {out} can not be written (")
+    assert sorted(tmp_path.iterdir()) == before
+    refused(command, "--out", out, *tiny_words, "--resume")
+
+
 def test_damaged_runs(refused: Callable[..., str], tmp_path: Path, finished: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(finished, run)

@@ -13,7 +13,7 @@ from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DistributedType
 
 import longscan.report
-from longscan.training.run import Run, clear_run, holds_run
+from longscan.training.run import Run, check_out, clear_run, holds_run
 from longscan.training.settings import SettingError, Settings, TrainingSettings, refuse
 from longscan.training.trainer import Trainer
 
@@ -66,6 +66,7 @@ def train(
 
 def _open_folder(folder: Path, settings: Settings, *, resume: bool, overwrite: bool) -> Settings:
     """Make the directory ready and return the settings that hold."""
+    check_out(folder)
     if resume:
         started = Run(folder).settings
         _same_settings(started.as_dict(), settings.as_dict(), folder)
@@ -73,8 +74,6 @@ def _open_folder(folder: Path, settings: Settings, *, resume: bool, overwrite: b
         if not overwrite:
             raise SettingError(f"--out: {folder} holds a run already, needed another directory, --resume or --overwrite")
         clear_run(folder)
-    elif folder.exists() and not folder.is_dir():
-        raise SettingError(f"--out: {folder} is a file, needed a directory")
     return settings
 
 

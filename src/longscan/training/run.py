@@ -4,6 +4,7 @@ settings.yaml, metrics.jsonl, metrics.csv, tensorboard/, checkpoints/{last,best,
 """
 
 import json
+import os
 import shutil
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 import yaml
 
-from longscan._files import write_text
+from longscan._files import try_writing, write_text
 from longscan.models import SequenceModel
 from longscan.tasks import Batch
 from longscan.tasks.base import Split
@@ -60,7 +61,7 @@ class Run:
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
-        if not (self.folder / SETTINGS).exists():
+        if not holds_run(self.folder):
             raise SettingError(f"{folder}: holds no run, needed a directory with a {SETTINGS} (`longscan train --out` makes one)")
 
     @cached_property
@@ -135,7 +136,17 @@ def load_weights(model: SequenceModel, folder: Path) -> None:
 
 def holds_run(folder: Path) -> bool:
     """Whether a directory is a run's."""
-    return (folder / SETTINGS).exists()
+    return os.path.exists(folder / SETTINGS)  # which, unlike Path.exists, is False where the folder can not be looked into
+
+
+def check_out(folder: Path) -> None:
+    """SettingError where a directory can not be made or nothing can be written into it."""
+    if os.path.isfile(folder):
+        raise SettingError(f"--out: {folder} is a file, needed a directory")
+    try:
+        try_writing(folder)
+    except OSError as error:
+        raise SettingError(f"--out: {folder} can not be written ({error.strerror or error})") from None
 
 
 def clear_run(folder: Path) -> None:

@@ -271,7 +271,7 @@ def write_plan(folder: Path, plan: Plan, name: str) -> None:
 def stored_plan(folder: Path) -> tuple[str, Plan]:
     """The sweep's name and its plan, from its folder; SettingError where it holds no sweep."""
     path = folder / PLAN
-    if not path.exists():
+    if not os.path.exists(path):
         raise SettingError(f"{folder}: holds no sweep, needed a directory with a {PLAN} (`longscan sweep --out` makes one)")
     words = read_mapping(path, ("name", *(f.name for f in fields(Plan))))
     name, settings = words.pop("name"), words.pop("settings")

@@ -43,7 +43,7 @@ from longscan.tasks import Task
 from longscan.training.loop import train
 from longscan.training.parsing import one_line
 from longscan.training.records import commit, result_row, task_title
-from longscan.training.run import Run, holds_run
+from longscan.training.run import Run, check_out, holds_run
 from longscan.training.settings import SettingError, refuse
 from longscan.training.space import PLAN, Choices, Plan, same_search, stored_plan, write_plan
 from longscan.training.workers import Worker, start_jobs, start_processes
@@ -473,6 +473,7 @@ def _silent(_: str) -> None:
 
 def open_sweep(plan: Plan, folder: Path, *, resume: bool = False) -> Sweep:
     """Make the folder ready and queue what is to be done; SettingError where the plan or the folder is no good."""
+    check_out(folder)
     if resume:
         name, stored = stored_plan(folder)
         same_search(stored, plan, folder)
@@ -482,8 +483,6 @@ def open_sweep(plan: Plan, folder: Path, *, resume: bool = False) -> Sweep:
             raise SettingError(f"--out: {folder} holds a sweep already, needed another directory or --resume")
         if holds_run(folder):
             raise SettingError(f"--out: {folder} holds a run, needed another directory")
-        if folder.exists() and not folder.is_dir():
-            raise SettingError(f"--out: {folder} is a file, needed a directory")
         plan.try_values()
         if plan.storage is not None:
             open_storage(plan.storage, folder)
