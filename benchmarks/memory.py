@@ -1,11 +1,17 @@
-"""Peak memory of one forward and backward, run by `timing.memory_of` in a process of its own: memory.py NAME [--quick]."""
+"""Peak memory of one forward and backward, run by `timing.memory_of` in a process of its own: memory.py NAME [--quick].
+
+NAME: a scan of the registry, or `block` or `recompute` for the Mamba block that keeps its intermediates or runs them again.
+"""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
-from registry import SCANS
+from longscan.blocks import MambaBlock
+from registry import BLOCK, SCANS, Shape
 
 MIB = 2**20
 
@@ -16,18 +22,35 @@ def resident(field: str) -> int:
     return int(line.split()[1]) * 1024
 
 
+def scan_call(name: str, shape: Shape) -> tuple[Callable[[], Tensor], list[Tensor]]:
+    """A call of our scan, and its inputs."""
+    inputs = SCANS[name].inputs(shape, torch.float32, gradients=True)
+    return lambda: SCANS[name].ours(*inputs), inputs
+
+
+def block_call(name: str, shape: Shape) -> tuple[Callable[[], Tensor], list[Tensor]]:
+    """A call of our Mamba block, and its input and parameters."""
+    block = MambaBlock(shape["d_model"], layer_options={"d_state": shape["N"]}, recompute=name == "recompute")
+    x = torch.randn(shape["B"], shape["L"], shape["d_model"], requires_grad=True)
+    return lambda: block(x), [x, *block.parameters()]
+
+
 def main() -> None:
     """Print MiB: the peak beyond the inputs, the inputs, outputs and gradients."""
-    scan, quick = SCANS[sys.argv[1]], "--quick" in sys.argv
+    name, quick = sys.argv[1], "--quick" in sys.argv
     torch.set_num_threads(2)
-    small = scan.inputs(scan.quick_shape, torch.float32, gradients=True)
-    scan.ours(*small).backward(torch.ones_like(small[0]))  # what the first call loads does not count
+    if name in SCANS:
+        make, small, large = scan_call, SCANS[name].quick_shape, SCANS[name].long_shape
+    else:
+        make, small, large = block_call, BLOCK.quick_shape, BLOCK.shape
+    call, _ = make(name, small)
+    call().sum().backward()  # what the first call loads does not count
 
-    inputs = scan.inputs(scan.quick_shape if quick else scan.long_shape, torch.float32, gradients=True)
-    grad_y = torch.ones_like(inputs[0])
+    call, inputs = make(name, small if quick else large)
+    grad_y = torch.ones_like(inputs[0])  # y has the shape of the first input
     before = resident("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark
-    y = scan.ours(*inputs)
+    y = call()
     y.backward(grad_y)
     peak = resident("VmHWM") - before
     results = sum(x.nbytes for x in (y, *(x.grad for x in inputs)))

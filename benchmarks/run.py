@@ -1,11 +1,12 @@
 """Speed and memory of the CPU kernels beside their peers, in one process, correctness first.
 
     python benchmarks/run.py                    everything: about a quarter of an hour on two quiet cores
-    python benchmarks/run.py --only s6 token    some of: s6, aussm, ssd, block, token
+    python benchmarks/run.py --only s6 token    some of: s6, aussm, ssd, block, recompute, token
     python benchmarks/run.py --quick            small shapes, two runs, no files: does it work?
 
 Every implementation is first compared with float64. Appends rows to DIR/cpu.jsonl and rewrites DIR/cpu.md and DIR/cpu.png, DIR
-being results/bench unless --out is given. Exits with 1 where a result is wrong, or a ratio falls short (not with --quick).
+being results/bench unless --out is given; --name gives the files another name than cpu, so that a part measured later does not
+replace the tables of a whole run. Exits with 1 where a result is wrong, or a ratio falls short (not with --quick).
 """
 
 import argparse
@@ -17,6 +18,7 @@ import statistics
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +117,11 @@ def row(
         **({"extra_mib": memory.extra, "extra_share": memory.share} if memory else {}),
         **environment(),
     }
+
+
+def label_of(one: dict[str, Any]) -> str:
+    """The implementation of a row."""
+    return one["peer"] or ", ".join([OURS, *filter(None, [one.get("variant")])])
 
 
 def spread(runs: Runs | None, scale: float = 1.0) -> str:
@@ -251,6 +258,50 @@ def measure_block(runs: int, quick: bool, report: Report) -> None:
     report.require("f+b, times faster than mambapy's block", found, BLOCK.need)
 
 
+def with_and_without_recompute(shape: Shape) -> tuple[dict[str, MambaBlock], MambaBlock]:
+    """Our Mamba block that keeps its intermediates and the one that runs them again, and the first in float64; equal weights."""
+    torch.manual_seed(0)
+    options = {"d_state": shape["N"]}
+    block = MambaBlock(shape["d_model"], layer_options=options)
+    recompute = MambaBlock(shape["d_model"], layer_options=options, recompute=True)
+    double = MambaBlock(shape["d_model"], layer_options=options, backend="reference").double()
+    for other in (recompute, double):
+        other.load_state_dict(block.state_dict())
+    return {"block": block, "recompute": recompute}, double
+
+
+def trained(block: nn.Module, x: Tensor) -> list[Tensor]:
+    """y and the gradients of its sum by x and the parameters."""
+    y = block(x)
+    return [y.detach(), *torch.autograd.grad(y.sum(), [x, *block.parameters()])]
+
+
+def measure_recompute(runs: int, quick: bool, report: Report) -> None:
+    """Forward and backward of our Mamba block with and without `recompute`: time and peak memory."""
+    shape = BLOCK.quick_shape if quick else BLOCK.shape
+    blocks, double = with_and_without_recompute(shape)
+    x = torch.randn(shape["B"], shape["L"], shape["d_model"], requires_grad=True)
+    few = x.detach()[:2].requires_grad_()
+    truth = trained(double, few.detach().double().requires_grad_())
+    errors = {
+        name: max(relative_error(a, b) for a, b in zip(trained(block, few), truth, strict=True)) for name, block in blocks.items()
+    }
+    if not max(errors.values()) <= BLOCK.tolerance:
+        raise SystemExit(f"recompute: error {max(errors.values()):.2e} against float64, at most {BLOCK.tolerance:g} allowed")
+
+    both = side_by_side({name: partial(trained, block, x) for name, block in blocks.items()}, runs, 5.0 if quick else 200.0)
+    memory = {name: memory_of(name, quick) for name in blocks} if sys.platform == "linux" else {}
+    report.line(f"\n## Mamba block with and without recompute, {shape}, forward and backward\n")
+    report.line("| | f+b, ms | times slower | peak MiB | error |")
+    report.line("|---|---|---|---|---|")
+    for name, times in both.items():
+        one = row("mamba_block_recompute", OURS, shape, None, times, error=errors[name])
+        one |= {"peak_mib": memory[name].peak if memory else None} | ({"variant": name} if name == "recompute" else {})
+        peak = f"{memory[name].peak:.0f}" if memory else "-"
+        report.line(f"| {label_of(one)} | {spread(times)} | {ratio(times, both['block']):.3g} | {peak} | {errors[name]:.1e} |")
+        report.rows.append(one)
+
+
 def measure_token(runs: int, quick: bool, report: Report) -> None:
     """One token through a stack of Mamba blocks."""
     shape = TOKEN.quick_shape if quick else TOKEN.shape
@@ -312,12 +363,12 @@ def draw(rows: Iterable[dict[str, Any]], path: Path) -> None:
             if one[f"{kind}_runs_ms"]:
                 title = f"{one['op']}, {kind.replace('_', '+')}"
                 key = (title, ", ".join(f"{name} {size}" for name, size in one["shape"].items()))
-                panels.setdefault(key, []).append((one["peer"] or OURS, one[f"{kind}_runs_ms"]))
+                panels.setdefault(key, []).append((label_of(one), one[f"{kind}_runs_ms"]))
     figure, axes = plt.subplots(len(panels), 1, figsize=(8, 0.7 + 1.7 * len(panels)), squeeze=False, layout="constrained")
     for ax, ((title, shape), bars) in zip(axes[:, 0], panels.items(), strict=True):
         for i, (label, each) in enumerate(bars):
             middle = statistics.median(each)
-            colour = "tab:blue" if label == OURS else "0.7"
+            colour = "tab:blue" if label.startswith(OURS) else "0.7"
             ax.barh(i, middle, xerr=[[middle - min(each)], [max(each) - middle]], color=colour, ecolor="0.3", capsize=2)
             ax.text(max(each) * 1.1, i, f"{middle:.3g}", va="center", fontsize=8)
         ax.set_yticks(range(len(bars)), [label for label, _ in bars], fontsize=8)
@@ -334,12 +385,13 @@ def draw(rows: Iterable[dict[str, Any]], path: Path) -> None:
 def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    names = [*SCANS, "block", "token"]
+    names = [*SCANS, "block", "recompute", "token"]
     parser.add_argument("--only", nargs="+", choices=names, default=names, help="what to measure")
     parser.add_argument("--quick", action="store_true", help="small shapes, two runs, no files unless --out is given")
     parser.add_argument("--runs", type=int, default=None, help="runs of each implementation (5; 2 with --quick)")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--out", type=Path, default=None, help="folder of cpu.jsonl, cpu.md and cpu.png")
+    parser.add_argument("--out", type=Path, default=None, help="folder of the files")
+    parser.add_argument("--name", default="cpu", help="what the files are called, before .jsonl, .md and .png")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     runs = options.runs or (2 if options.quick else 5)
@@ -349,12 +401,15 @@ def main() -> int:
     about = environment()
     report.line("# Speed and memory on the CPU\n")
     report.line(f"`{about['command']}`, commit {about['commit']}, {about['date']}, torch {about['torch']}, {about['device']}.")
+    report.line(f"Load of the machine at the start: {os.getloadavg()[0]:.1f}.")
     report.line(f"Median of {runs} runs in turns (lowest-highest). Error: the largest of y and all gradients, against float64.")
     for name in options.only:
         if name in SCANS:
             measure_scan(name, SCANS[name], runs, options.quick, report)
         elif name == "block":
             measure_block(runs, options.quick, report)
+        elif name == "recompute":
+            measure_recompute(runs, options.quick, report)
         else:
             measure_token(runs, options.quick, report)
 
@@ -363,10 +418,10 @@ def main() -> int:
         out.mkdir(parents=True, exist_ok=True)
         for one in report.rows:
             check_record("bench", one)
-        with (out / "cpu.jsonl").open("a") as file:
+        with (out / f"{options.name}.jsonl").open("a") as file:
             file.writelines(json.dumps(one) + "\n" for one in report.rows)
-        (out / "cpu.md").write_text("\n".join(report.table) + "\n")
-        draw(report.rows, out / "cpu.png")
+        (out / f"{options.name}.md").write_text("\n".join(report.table) + "\n")
+        draw(report.rows, out / f"{options.name}.png")
     if report.short:
         print("\nFalls short:", *report.short, sep="\n- ")
         return 1

@@ -94,6 +94,15 @@ def test_repeated_measurements_count_by_their_median(new_bench_row):
     assert [(t.forward, t.measurements) for t in found.timings] == [(1.0, 3), (10.0, 1)]
 
 
+def test_a_variant_stands_beside_the_plain_one(new_bench_row):
+    (found,) = measurements([new_bench_row(), new_bench_row(variant="recompute", forward_backward_ms=50.0)])
+    assert found.unit == "longscan cpu"
+    assert [(t.name, t.ours, t.forward_backward) for t in found.timings] == [
+        ("longscan cpu", True, 1.0),
+        ("longscan cpu, recompute", True, 1.25),
+    ]
+
+
 def test_points_of_figures_and_checks_stand_in_no_table(new_bench_row):
     (found,) = measurements([new_bench_row(), new_bench_row(figure="length"), new_bench_row(check="phase")])
     assert [t.measurements for t in found.timings] == [1]

@@ -169,6 +169,11 @@ def _ratio(time: float | None, unit: float | None) -> float | None:
     return None if time is None or not unit else time / unit
 
 
+def _implementation(row: Record) -> str:
+    """The name of what a row measures: our backend with what sets it apart, or the peer."""
+    return row["peer"] or ", ".join(filter(None, (f"longscan {row['backend']}", row.get("variant"))))
+
+
 def measurements(rows: Iterable[Record]) -> list[Measurement]:
     """Benchmark rows by op, shape, dtype and device; of each the latest day's rows only, so that a ratio is of one session.
 
@@ -182,7 +187,7 @@ def measurements(rows: Iterable[Record]) -> list[Measurement]:
     ):
         latest = max(r["date"] for r in members)[:10]
         today = [r for r in members if r["date"][:10] == latest]
-        named = dict(_groups(today, lambda r: f"longscan {r['backend']}" if r["peer"] is None else r["peer"]))
+        named = dict(_groups(today, _implementation))
         unit = next((f"longscan {b}" for b in OWN if f"longscan {b}" in named), next(iter(named)))
         base = {field: _middle(named[unit], field) for field in ("forward_ms", "forward_backward_ms")}
         timings = []
