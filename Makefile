@@ -7,7 +7,7 @@ TORCH := torch==2.13.0
 
 INTERPRETED := tests/contracts/test_ops.py tests/ops/test_triton.py  # the Triton kernels, where there is no GPU
 
-.PHONY: run test contract lint bench docs clean
+.PHONY: run test slow contract lint bench docs clean
 .DEFAULT_GOAL := test
 
 # The exact torch first: a looser request may bring gigabytes of CUDA packages. `--no-build-isolation` keeps the C++ build on the tools
@@ -25,6 +25,9 @@ run: $(STAMP)
 test: $(STAMP) lint
 	$(BIN)/pytest -q -n 2 -m "not slow"
 	TRITON_INTERPRET=1 LONGSCAN_BACKEND=triton LONGSCAN_EXAMPLES=2 $(BIN)/pytest -q -n 2 -m "not slow" $(INTERPRETED)
+
+slow: $(STAMP)
+	$(BIN)/pytest -q -n 2 -m slow --ignore tests/contracts
 
 # Cases per property and setting; an op or layer has five properties at least, so 400 make 2,000 and more for each.
 CASES ?= 400

@@ -190,8 +190,10 @@ def test_fused_steps_check_what_they_are_given():
     block = MambaBlock(6)
     x, state = torch.randn(2, 6), block.initial_state(2)
     with torch.no_grad():
-        with pytest.raises(ValueError, match="elapsed: got a negative time"):
+        with pytest.raises(ValueError, match="elapsed: got a time of -"):
             block.step(x, state, elapsed=-torch.ones(2))
+        with pytest.raises(ValueError, match="elapsed: got a time of nan, expected finite times of at least 0"):
+            block.step(x, state, elapsed=torch.tensor([1.0, float("nan")]))
         with pytest.raises(ValueError, match=r"x: got shape \(2, 1, 5\)"):
             block.step(x[:, 1:], state)
         active = torch.tensor([True, False])

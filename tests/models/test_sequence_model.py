@@ -178,6 +178,34 @@ def test_a_folder_without_a_model_is_named(tmp_path):
         SequenceModel.from_pretrained(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("config.json", b"{", r"config\.json: damaged"),
+        ("config.json", b"[1]", r"config\.json: damaged \(got a list, needed a mapping"),
+        ("config.json", b"{}", r"config\.json: .*d_model.* is missing, which SequenceModel needs"),
+        ("model.safetensors", b"x" * 40, r"model\.safetensors: damaged"),
+    ],
+)
+def test_a_damaged_model_is_named(tmp_path, name, content, message):
+    model().save_pretrained(tmp_path)
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        SequenceModel.from_pretrained(tmp_path)
+
+
+def test_states_and_sizes_that_do_not_fit_are_named():
+    net, other = model("ma"), model("m")
+    state = other.initial_state(2)
+    for call in (lambda state: net(tokens(2, 3), state=state), lambda state: net.step(tokens(2, 3)[:, 0], state)):
+        with pytest.raises(ValueError, match="state: got the states of 1 blocks, expected those of 2"):
+            call(state)
+        with pytest.raises(TypeError, match="state: got a list, expected the ModelState of an earlier call"):
+            call([])
+    with pytest.raises(ValueError, match=r"d_input: got 1.5, expected a whole number of at least 1"):
+        SequenceModel.from_spec("m", d_model=4, d_output=2, d_input=1.5)
+
+
 def test_a_failed_write_leaves_the_old_model(tmp_path, monkeypatch):
     net = model()
     net.save_pretrained(tmp_path)

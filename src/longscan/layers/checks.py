@@ -30,7 +30,10 @@ def check_steps(shape: tuple[int, int], elapsed: Tensor | None, valid: Tensor | 
         if bool((edges > 2).any()):
             row = int((edges > 2).nonzero()[0])
             raise ValueError(f"valid: row {row} has more than one run of valid steps, expected one (padding left or right)")
-    if elapsed is not None and bool(((elapsed < 0) if valid is None else (elapsed < 0) & valid).any()):
-        raise ValueError("elapsed: got a negative time, expected times since the previous step")
+    if elapsed is not None:
+        wrong = ~(elapsed.isfinite() & (elapsed >= 0))
+        if bool((wrong if valid is None else wrong & valid).any()):
+            found = elapsed[wrong if valid is None else wrong & valid][0].item()
+            raise ValueError(f"elapsed: got a time of {found}, expected finite times of at least 0 since the previous step")
     if seq_idx is not None and bool((seq_idx < 0).any()):
         raise ValueError("seq_idx: got a negative number, expected numbers from 0")

@@ -31,14 +31,18 @@ class Pretrained(Marked):
     def from_pretrained(cls, folder: str | Path) -> Self:
         """The model that `save_pretrained` wrote, on the CPU, in the dtypes it was saved in.
 
-        FileNotFoundError names a missing file, ValueError a setting that this class does not have.
+        FileNotFoundError names a missing file, ValueError a damaged one and a setting that this class does not have or needs.
         """
         config, tensors = read_model(Path(folder))
-        unknown = sorted(set(config) - set(inspect.signature(cls).parameters))
+        parameters = inspect.signature(cls).parameters
+        unknown = sorted(set(config) - set(parameters))
         if unknown:
             raise ValueError(
                 f"{Path(folder) / CONFIG}: {', '.join(unknown)} is no setting of {cls.__name__}; another class wrote it"
             )
+        missing = [name for name, given in parameters.items() if given.default is given.empty and name not in config]
+        if missing:
+            raise ValueError(f"{Path(folder) / CONFIG}: {', '.join(missing)} is missing, which {cls.__name__} needs")
         model = cls(**config)
         model.load_state_dict(tensors, assign=True)
         return model
@@ -51,7 +55,7 @@ def write_model(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]
     folder.mkdir(parents=True, exist_ok=True)
     values = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
     _write(folder / WEIGHTS, lambda path: save_file(values, path))
-    _write(folder / CONFIG, lambda path: path.write_text(json.dumps(config, indent=2) + "\n"))
+    _write(folder / CONFIG, lambda path: path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8"))
 
 
 def _write(path: Path, write: Callable[[Path], object]) -> None:
@@ -64,10 +68,20 @@ def _write(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def read_model(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The settings and the tensors; FileNotFoundError names the file that is missing."""
+    """The settings and the tensors; FileNotFoundError names the file that is missing, ValueError the one that is damaged."""
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     for name in (CONFIG, WEIGHTS):
         if not (folder / name).is_file():
             raise FileNotFoundError(f"{folder / name}: no such file; a saved model is a folder with {CONFIG} and {WEIGHTS}")
-    return json.loads((folder / CONFIG).read_text()), load_file(folder / WEIGHTS)
+    try:
+        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{folder / CONFIG}: damaged ({error})") from None
+    if not isinstance(config, dict):
+        raise ValueError(f"{folder / CONFIG}: damaged (got a {type(config).__name__}, needed a mapping of settings)")
+    try:
+        return config, load_file(folder / WEIGHTS)
+    except SafetensorError as error:
+        raise ValueError(f"{folder / WEIGHTS}: damaged ({error})") from None

@@ -11,6 +11,7 @@ from longscan.layers.base import Steps, hide_padding
 from longscan.layers.checks import check_steps, transformed
 from longscan.layers.parameters import mark
 from longscan.layers.state import State, layer_state, map_state, state_tensors
+from longscan.models._option_types import fits
 from longscan.models.pooling import POOLINGS, Pooling, PoolState, pool
 from longscan.models.saving import Pretrained
 from longscan.models.spec import BlockSpec, build_block, parse_spec
@@ -66,8 +67,8 @@ class SequenceModel(Pretrained):
         if (vocab_size is None) == (d_input is None):
             raise ValueError(f"vocab_size, d_input: got {vocab_size} and {d_input}, expected exactly one of them")
         for name, size in (("d_model", d_model), ("d_output", d_output), ("vocab_size", vocab_size), ("d_input", d_input)):
-            if size is not None and size < 1:
-                raise ValueError(f"{name}: got {size}, expected at least 1")
+            if size is not None and (not fits(size, int) or size < 1):
+                raise ValueError(f"{name}: got {size!r}, expected a whole number of at least 1")
         for name, value, choices in (
             ("pooling", pooling, POOLINGS),
             ("head", head, HEADS),
@@ -189,7 +190,7 @@ class SequenceModel(Pretrained):
         the last block's output, where blocks shorten the sequence.
         """
         self._check(inputs, elapsed, valid, seq_idx)
-        state = self.initial_state(inputs.shape[0]) if state is None else state
+        state = self.initial_state(inputs.shape[0]) if state is None else self._checked_state(state)
         x = self._encode(inputs, valid)
         elapsed = elapsed if elapsed is None or valid is None else torch.where(valid, elapsed, 1)
         steps, after = Steps(elapsed, valid, seq_idx), []
@@ -220,7 +221,7 @@ class SequenceModel(Pretrained):
         self._check(inputs, None if elapsed is None else elapsed.unsqueeze(1), valid, None)
         x = self._encode(inputs, valid).squeeze(1)
         after = []
-        for block, before in zip(self.stack, state.blocks, strict=True):
+        for block, before in zip(self.stack, self._checked_state(state).blocks, strict=True):
             x, block_state = block.step(x, before, elapsed=elapsed, active=active)
             after.append(block_state)
         pooled = state.pooled
@@ -250,6 +251,13 @@ class SequenceModel(Pretrained):
             if not block.streaming:
                 entry = self.entries[index]
                 raise ValueError(f"{what}: block {index} ({entry['layer']} in {entry['block']}) cannot be run step by step")
+
+    def _checked_state(self, state: ModelState) -> ModelState:
+        if not isinstance(state, ModelState):
+            raise TypeError(f"state: got a {type(state).__name__}, expected the ModelState of an earlier call")
+        if len(state.blocks) != len(self.stack):
+            raise ValueError(f"state: got the states of {len(state.blocks)} blocks, expected those of {len(self.stack)}")
+        return state
 
     def _check(self, inputs: Tensor, elapsed: Tensor | None, valid: Tensor | None, seq_idx: Tensor | None) -> None:
         if self.vocab_size is not None:

@@ -11,6 +11,7 @@ from typing import Any, TypedDict, cast
 from longscan.blocks import BLOCKS
 from longscan.layers import LAYERS, SequenceModule, make_layer
 from longscan.layers._registry import parameter_names
+from longscan.models._option_types import declared_types, fits, told
 
 LETTERS: dict[str, tuple[str | None, str | None]] = {  # letter -> layer and block around it; None: no layer, or the layer alone
     "m": ("s6", "mamba"),
@@ -129,11 +130,15 @@ def parse_spec(
             raise ValueError("spec: got an empty list, expected at least one block")
     for index, entry in enumerate(entries):
         layer_settings, block_settings = settings_of(entry["layer"], entry["block"])
-        for name in entry["options"]:
+        kind = entry["layer"] or entry["block"]
+        for name, value in entry["options"].items():
             if name not in layer_settings | block_settings:
                 known = ", ".join(sorted(layer_settings | block_settings))
-                kind = entry["layer"] or entry["block"]
                 raise ValueError(f"spec: block {index} ({kind}) has no setting {name!r}; its settings are {known}")
+            made = LAYERS[str(entry["layer"])] if name in layer_settings else BLOCKS[str(entry["block"])]
+            declared = declared_types(made)[name]
+            if not fits(value, declared):
+                raise ValueError(f"spec: block {index} ({kind}): {name} got {value!r}, needed {told(declared)}")
         if d_state is not None and "d_state" in layer_settings:
             entry["options"].setdefault("d_state", d_state)
     return entries
