@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from longscan.cli import main
+from longscan.ops import _dispatch
 from longscan.training import Run
 
 
@@ -77,6 +78,26 @@ def test_settings(
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has the device")
 def test_a_device_that_is_not_here(refused: Callable[..., str], tmp_path: Path, tiny_words: list[str]) -> None:
     assert "training.device" in refused("train", "--out", tmp_path / "run", *tiny_words, "--training.device", "cuda")
+
+
+@pytest.mark.parametrize("backend", ["triton", "cpu"])
+def test_a_backend_that_can_not_run_here(
+    refused: Callable[..., str], tmp_path: Path, tiny_words: list[str], monkeypatch: pytest.MonkeyPatch, backend: str
+) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    for op in ("short_conv", "selective_scan", "unitary_scan"):
+        monkeypatch.setitem(_dispatch._unusable, op, "the compiled CPU kernels are not installed")
+    out = tmp_path / "run"
+    line = refused("train", "--out", out, *tiny_words, "--model.backend", backend)
+    assert line.startswith(f"longscan: model.backend: got '{backend}', needed auto, or a backend that can run on cpu (")
+    assert not out.exists()
+    assert main(["train", "--out", str(out), *tiny_words]) == 0
+    held = sorted(out.rglob("*"))
+    assert "model.backend" in refused("train", "--out", out, *tiny_words, "--model.backend", backend, "--overwrite")
+    assert sorted(out.rglob("*")) == held, "the run that was there is left alone"
+    settings = out / "settings.yaml"
+    settings.write_text(settings.read_text().replace("backend: eager", f"backend: {backend}"))
+    assert main(["eval", str(out)]) == 0, "a run of another device is scored on the CPU"
 
 
 @pytest.mark.parametrize(

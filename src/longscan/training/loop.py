@@ -47,7 +47,7 @@ def train(
     (SIGINT, SIGTERM).
     """
     folder = Path(out)
-    settings = _open_folder(folder, settings, resume=resume, overwrite=overwrite)
+    _check_folder(folder, settings, resume=resume, overwrite=overwrite)
     if resume and _is_over(folder, settings):
         longscan.report.run_report(folder)
         return Run(folder)
@@ -58,23 +58,24 @@ def train(
         with _accelerator(settings.training) as accelerator:
             words = command or shlex.join(sys.argv)
             trainer = Trainer(settings, folder, accelerator, words, progress=progress, test=test)
+            if overwrite and not resume:  # only now that nothing is left to be refused
+                if accelerator.is_main_process and holds_run(folder):
+                    clear_run(folder)
+                accelerator.wait_for_everyone()
             trainer.run()
     finally:
         torch.set_num_threads(threads)
     return Run(folder)
 
 
-def _open_folder(folder: Path, settings: Settings, *, resume: bool, overwrite: bool) -> Settings:
-    """Make the directory ready and return the settings that hold."""
+def _check_folder(folder: Path, settings: Settings, *, resume: bool, overwrite: bool) -> None:
+    """SettingError where the directory can not be written, holds a run that is not to go, or one of other settings."""
     check_out(folder)
     if resume:
         started = Run(folder).settings
         _same_settings(started.as_dict(), settings.as_dict(), folder)
-    elif holds_run(folder):
-        if not overwrite:
-            raise SettingError(f"--out: {folder} holds a run already, needed another directory, --resume or --overwrite")
-        clear_run(folder)
-    return settings
+    elif holds_run(folder) and not overwrite:
+        raise SettingError(f"--out: {folder} holds a run already, needed another directory, --resume or --overwrite")
 
 
 def _same_settings(started: dict[str, Any], given: dict[str, Any], folder: Path) -> None:

@@ -6,6 +6,7 @@ settings.yaml, metrics.jsonl, metrics.csv, tensorboard/, checkpoints/{last,best,
 import json
 import os
 import shutil
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import yaml
 
 from longscan._files import try_writing, write_text
 from longscan.models import SequenceModel
+from longscan.ops._dispatch import NATIVE
 from longscan.tasks import Batch
 from longscan.tasks.base import Split
 from longscan.training.checkpoint import find_checkpoint, read_checkpoint, read_tensors
@@ -91,10 +93,13 @@ class Run:
         return folder
 
     def model(self, which: str = "selected") -> SequenceModel:
-        """The model of a checkpoint, on the CPU, in evaluation mode."""
+        """The model of a checkpoint, on the CPU, in evaluation mode; a native backend gives way to `auto`, which can run here."""
         folder = self.checkpoint(which)
         read_checkpoint(folder)
-        model = build_model(self.settings)
+        settings = self.settings
+        if settings.model.backend in NATIVE:
+            settings = replace(settings, model=replace(settings.model, backend="auto"))
+        model = build_model(settings)
         load_weights(model, folder)
         return model.eval()
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 import longscan.report
 from longscan._files import write_text
+from longscan.ops._dispatch import NATIVE
 from longscan.tasks import Batch
 from longscan.training.angles import symbol_angles
 from longscan.training.averaging import WeightAverage
@@ -93,13 +94,32 @@ class Trainer:
     def _try_batch(self) -> None:
         """Meet the data once before anything is written, so that what is wrong with it is a line and not a failed run."""
         try:
-            self.task.batch("train", 0, self.training.batch_size, self.settings.data_seed)
+            batch = self.task.batch("train", 0, self.training.batch_size, self.settings.data_seed)
         except (ValueError, OSError) as error:
             raise SettingError(with_section("task", error, type(self.task))) from error
+        if self.settings.model.backend in NATIVE:
+            self._try_backend(batch)
         for split in self.task.splits[1:]:
             if self.task.size(split) is None and not self.training.max_batches(split):
                 setting = "test_batches" if split == "test" else "eval_batches"
                 raise refuse(f"training.{setting}", 0, f"a number of batches, as split {split} of {self.task.name} is endless")
+
+    @torch.no_grad()
+    def _try_backend(self, batch: Batch) -> None:
+        """Run the model on the first example of a batch; SettingError where the backend that is asked for can not run here."""
+        backend, device = self.settings.model.backend, self.accelerator.device
+        first = Batch(*(None if tensor is None else tensor[:1] for tensor in batch))  # type: ignore[arg-type]
+        self.model.eval()  # in which nothing is drawn and no statistics move, so that the run is the same as without this look
+        try:
+            with self.accelerator.autocast():
+                predict(self.model, first.to(device))
+        except ValueError as error:
+            if not str(error).startswith("backend: "):
+                raise
+            reason = str(error).removeprefix("backend: ")
+            raise refuse("model.backend", backend, f"auto, or a backend that can run on {device.type} ({reason})") from None
+        finally:
+            self.model.train()
 
     def run(self) -> None:
         """From where the run stands to its end."""
