@@ -50,7 +50,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def train_command(words: Sequence[str]) -> int:
     """Train a model, test it and write its report."""
-    from longscan.training import parse_settings, train
+    from longscan.training import check_target, parse_settings, train
     from longscan.training.parsing import read_yaml
     from longscan.training.run import SETTINGS, Run
 
@@ -71,6 +71,8 @@ def train_command(words: Sequence[str]) -> int:
     command = parsed.command
     if command.resume and command.overwrite:
         raise SettingError("--resume: got --overwrite beside it, needed one of the two")
+    if command.record is not None:
+        check_target(command.record)
     run = train(
         parsed.settings,
         command.out,
@@ -143,8 +145,10 @@ def _sweep_plan(words: Sequence[str], parser: ArgumentParser, file: str | None, 
 
 
 def _sweep(given: Namespace, slurm: Any, plan: Any) -> int:
-    from longscan.training import run_sweep
+    from longscan.training import check_target, run_sweep
 
+    if given.record is not None:
+        check_target(given.record)
     sweep = run_sweep(
         plan, given.out, resume=given.resume, workers=given.workers, slurm=slurm, say=lambda line: err.print(line, markup=False)
     )

@@ -47,6 +47,17 @@ def finished(tmp_path_factory: pytest.TempPathFactory, tiny_words: list[str]) ->
         (["--training.late_lengths.shortest", "1", "--training.late_lengths.share", "0.5"], ["training.late_lengths", "(1, 40)"]),
         (["--training.device", "tpu"], ["training.device", "'tpu'", "cpu"]),
         (["--training.threads", "-1"], ["training.threads", "-1"]),
+        (["--training.threads", "100000"], ["training.threads", "100000", "1024"]),
+        (["--training.seed", "99999999999999999999999"], ["training.seed", "below 2^63"]),
+        (["--training.seed", str(2**63)], ["training.seed", "below 2^63"]),
+        (["--training.data_seed", str(2**63)], ["training.data_seed", "below 2^63"]),
+        (["--training.batch_size", "100000000000000"], ["training.batch_size", "100000000000000", "memory"]),
+        (["--model.spec", "(ma)*999999"], ["model.spec", "(ma)*999999", "10,000 letters"]),
+        (["--model.spec", "m*1" + "0" * 5000], ["model.spec", "10,000 letters"]),
+        (["--model.spec", "((m*100)*100)*2"], ["model.spec", "10,000 letters"]),
+        (["--model.spec", "(" * 3000 + "m" + ")" * 3000], ["model.spec", "nested too deeply"]),
+        (["--about.published", "[zz]"], ["about.published", "'zz'", "published.json"]),
+        (["--about.published", "[r036, r0018]"], ["about.published", "'r0018'", "did you mean r018?"]),
         (["--model.spec", "mza"], ["model.spec", "'z'", "position 2"]),
         (["--model.spec", ""], ["model.spec", "at least one letter"]),
         (["--model.d_model", "0"], ["model.d_model", "0"]),
@@ -186,6 +197,30 @@ def test_places_that_can_not_be_written(
     assert line.startswith(f"longscan: --out: {out} can not be written (")
     assert sorted(tmp_path.iterdir()) == before
     refused(command, "--out", out, *tiny_words, "--resume")
+
+
+@pytest.mark.parametrize("command", ["train", "sweep"])
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ("elsewhere/r.jsonl", "needed a JSON Lines file in a folder called runs"),
+        ("bench/r.jsonl", "needed a JSON Lines file in a folder called runs"),
+        ("runs", "needed a JSON Lines file in a folder called runs"),
+        ("file/runs/r.jsonl", "can not be written ("),
+        ("/proc/runs/r.jsonl", "can not be written ("),
+        ("runs/damaged.jsonl", "damaged.jsonl, line 1"),
+    ],
+)
+def test_records_that_can_not_be_written_are_refused_before_the_run(
+    refused: Callable[..., str], tmp_path: Path, tiny_words: list[str], command: str, place: str, said: str
+) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "damaged.jsonl").write_text("{\n")
+    (tmp_path / "file").write_text("")
+    line = refused(command, "--out", tmp_path / "out", *tiny_words, "--record", tmp_path / place)
+    assert line.startswith("longscan: --record: ")
+    assert said in line
+    assert not (tmp_path / "out").exists()
 
 
 def test_damaged_runs(refused: Callable[..., str], tmp_path: Path, finished: Path) -> None:

@@ -34,6 +34,9 @@ LETTERS: dict[str, tuple[str | None, str | None]] = {  # letter -> layer and blo
 }
 
 
+LONGEST = 10_000  # letters of a spec: more are a slip, and would be built for hours
+
+
 class BlockSpec(TypedDict):
     """One block: names in LAYERS and BLOCKS, one of which may be None, and the settings of either."""
 
@@ -44,7 +47,10 @@ class BlockSpec(TypedDict):
 
 def expand_spec(spec: str) -> str:
     """The letters of a spec, groups and repetitions written out; ValueError names what is wrong and where (counted from 1)."""
-    letters, end = _items(spec, 0, opened=None)
+    try:
+        letters, end = _items(spec, 0, opened=None)
+    except RecursionError:
+        raise ValueError("spec: its groups are nested too deeply") from None
     if end < len(spec):
         raise ValueError(f"spec: {spec!r} has a ')' at position {end + 1} that no '(' opens")
     if not letters:
@@ -66,6 +72,8 @@ def _items(spec: str, at: int, opened: int | None) -> tuple[str, int]:
             letters, at = letters + latest, close + 1
         elif character == "*":
             count, at = _count(spec, at, latest)
+            if len(letters) + len(latest) * (count - 1) > LONGEST:
+                raise ValueError(f"spec: {spec[:40]!r} stands for more than {LONGEST:,} letters")
             letters, latest = letters + latest * (count - 1), ""
         elif character.isspace():
             at += 1
@@ -86,10 +94,10 @@ def _count(spec: str, at: int, latest: str) -> tuple[int, int]:
     end = at + 1
     while end < len(spec) and spec[end] in "0123456789":
         end += 1
-    digits = spec[at + 1 : end]
-    if not digits or int(digits) < 1:
+    digits = spec[at + 1 : end].lstrip("0")
+    if not digits:
         raise ValueError(f"spec: {spec!r} needs a number of at least 1 after the '*' at position {at + 1}")
-    return int(digits), end
+    return (int(digits) if len(digits) <= len(str(LONGEST)) else LONGEST + 2), end
 
 
 def settings_of(layer: str | None, block: str | None) -> tuple[set[str], set[str]]:

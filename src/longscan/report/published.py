@@ -16,6 +16,12 @@ def papers() -> dict[str, str]:
     return _data()["papers"]
 
 
+@cache
+def published_ids() -> tuple[str, ...]:
+    """The ids of all rows."""
+    return tuple(row["id"] for row in _data()["results"])
+
+
 def published_row(identity: str) -> dict[str, Any]:
     """The row with this id; ValueError where there is none."""
     for row in _data()["results"]:

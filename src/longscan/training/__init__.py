@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from longscan._lazy import lazy
 from longscan.training.loop import train as train
 from longscan.training.parsing import parse_settings as parse_settings
+from longscan.training.records import check_target as check_target
 from longscan.training.records import record_run as record_run
 from longscan.training.records import write_baselines as write_baselines
 from longscan.training.run import Run as Run

@@ -13,9 +13,9 @@ from torch import nn
 
 import longscan
 import longscan.report
-from longscan._files import write_text
+from longscan._files import try_writing, write_text
 from longscan.training.run import Run
-from longscan.training.settings import SettingError, Settings
+from longscan.training.settings import SettingError, Settings, refuse
 
 
 def describe_run(settings: Settings, model: nn.Module, device: torch.device, command: str) -> dict[str, Any]:
@@ -135,6 +135,21 @@ def write_baselines(run: Run, *, fitted: bool = True) -> dict[str, float]:
     scores = task.baselines("test") | (task.fitted_baselines("test", run.settings.training.seed) if fitted else {})
     write_text(run.folder / "baselines.json", json.dumps(scores, indent=1))
     return scores
+
+
+def check_target(target: str | Path) -> None:
+    """SettingError where `record_run` could not append to this file, so that it is said before a run and not after it."""
+    path = Path(target)
+    if path.resolve().parent.name != "runs" or path.is_dir():
+        raise refuse("--record", str(target), "a JSON Lines file in a folder called runs")
+    try:
+        try_writing(path)
+        if path.exists():
+            longscan.report.read_records(path)
+    except OSError as error:
+        raise SettingError(f"--record: {target} can not be written ({error.strerror or error})") from None
+    except ValueError as error:
+        raise SettingError(f"--record: {error}") from error
 
 
 def record_run(run: Run, target: str | Path) -> None:

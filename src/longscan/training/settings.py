@@ -6,10 +6,12 @@ one to the other. Every refusal is a `SettingError` whose message is one line: t
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, replace
+from difflib import get_close_matches
 from math import isfinite
 from typing import Any, Literal
 
 from longscan._errors import SettingError as SettingError
+from longscan.report.published import published_ids
 from longscan.tasks import Task
 from longscan.tasks.base import Split
 
@@ -40,6 +42,8 @@ _NOT_NEGATIVE = _real(lambda value: value >= 0, "a number of at least 0")
 _FRACTION = _real(lambda value: 0 <= value <= 1, "a number from 0 to 1")
 _COUNT = _real(lambda value: value >= 1, "a whole number of at least 1")
 _COUNT_OR_OFF = _real(lambda value: value >= 0, "a whole number of at least 0")
+_SEED = _real(lambda value: 0 <= value < 2**63, "a whole number from 0 to below 2^63")
+_THREADS = _real(lambda value: 0 <= value <= 1024, "a whole number from 0 to 1024")  # far more end the process without a word
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,11 +264,11 @@ class TrainingSettings:
                 "solved_for": _COUNT,
                 "checkpoint_every": _COUNT_OR_OFF,
                 "log_every": _COUNT,
-                "seed": _COUNT_OR_OFF,
-                "data_seed": (lambda seed: seed is None or seed >= 0, "a whole number of at least 0"),
+                "seed": _SEED,
+                "data_seed": (lambda seed: seed is None or _SEED[0](seed), _SEED[1]),
                 "device": _choice("auto", "cpu", "cuda", "mps"),
                 "precision": _choice("float32", "bfloat16"),
-                "threads": _COUNT_OR_OFF,
+                "threads": _THREADS,
                 "prefetch": _COUNT_OR_OFF,
             },
         )
@@ -304,6 +308,13 @@ class AboutSettings:
     published: list[str] = field(default_factory=list)
     recipe: str | None = None
     quick: bool = False
+
+    def __post_init__(self) -> None:
+        for identity in self.published:
+            if identity not in published_ids():
+                near = get_close_matches(identity, published_ids(), 1)
+                hint = f"; did you mean {near[0]}?" if near else ""
+                raise refuse("about.published", identity, f"ids of rows in longscan/report/published.json{hint}")
 
 
 @dataclass(frozen=True, kw_only=True)

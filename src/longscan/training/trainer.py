@@ -97,6 +97,8 @@ class Trainer:
             batch = self.task.batch("train", 0, self.training.batch_size, self.settings.data_seed)
         except (ValueError, OSError) as error:
             raise SettingError(with_section("task", error, type(self.task))) from error
+        except (MemoryError, OverflowError):
+            raise refuse("training.batch_size", self.training.batch_size, "a batch that fits into memory") from None
         if self.settings.model.backend in NATIVE:
             self._try_backend(batch)
         for split in self.task.splits[1:]:
