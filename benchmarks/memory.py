@@ -1,6 +1,6 @@
 """Peak memory of one forward and backward, run by `timing.memory_of` in a process of its own: memory.py NAME [--quick].
 
-NAME: a scan of the registry, or `block` or `recompute` for the Mamba block that keeps its intermediates or runs them again.
+NAME: a scan of the registry; `block` or `stack` of Mamba blocks; `block_recompute` or `stack_recompute`.
 """
 
 import sys
@@ -10,8 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from longscan.blocks import MambaBlock
-from registry import BLOCK, SCANS, Shape
+from registry import RECOMPUTE, SCANS, Shape
 
 MIB = 2**20
 
@@ -29,10 +28,10 @@ def scan_call(name: str, shape: Shape) -> tuple[Callable[[], Tensor], list[Tenso
 
 
 def block_call(name: str, shape: Shape) -> tuple[Callable[[], Tensor], list[Tensor]]:
-    """A call of our Mamba block, and its input and parameters."""
-    block = MambaBlock(shape["d_model"], layer_options={"d_state": shape["N"]}, recompute=name == "recompute")
+    """A call of our Mamba blocks, and their input and parameters."""
+    model = RECOMPUTE.model(shape, recompute=name.endswith("_recompute"))
     x = torch.randn(shape["B"], shape["L"], shape["d_model"], requires_grad=True)
-    return lambda: block(x), [x, *block.parameters()]
+    return lambda: model(x), [x, *model.parameters()]
 
 
 def main() -> None:
@@ -42,7 +41,8 @@ def main() -> None:
     if name in SCANS:
         make, small, large = scan_call, SCANS[name].quick_shape, SCANS[name].long_shape
     else:
-        make, small, large = block_call, BLOCK.quick_shape, BLOCK.shape
+        kind = name.removesuffix("_recompute")
+        make, small, large = block_call, RECOMPUTE.quick_shapes[kind], RECOMPUTE.shapes[kind]
     call, _ = make(name, small)
     call().sum().backward()  # what the first call loads does not count
 

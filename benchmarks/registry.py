@@ -7,9 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import peers
+from longscan.blocks import MambaBlock
+from longscan.blocks.residual import Residual
 from longscan.ops import selective_scan, ssd_scan, unitary_scan
 
 Shape = dict[str, int]
@@ -170,6 +172,27 @@ class Block:
 
 
 @dataclass(frozen=True)
+class Recompute:
+    """Our Mamba block with and without `recompute`: one, and a stack, where what every block keeps adds up."""
+
+    shapes: dict[str, Shape] = field(
+        default_factory=lambda: {"block": Block().shape, "stack": {"layers": 8, "B": 8, "L": 1024, "d_model": 128, "N": 16}}
+    )
+    quick_shapes: dict[str, Shape] = field(
+        default_factory=lambda: {"block": Block().quick_shape, "stack": {"layers": 2, "B": 2, "L": 64, "d_model": 16, "N": 4}}
+    )
+    tolerance: float = 1e-4
+
+    def model(self, shape: Shape, *, recompute: bool = False, backend: str = "auto") -> nn.Module:
+        """The block, or the stack of residual blocks, with weights that depend on nothing but the shape."""
+        torch.manual_seed(0)
+        options = {"layer_options": {"d_state": shape["N"]}, "recompute": recompute, "backend": backend}
+        if "layers" not in shape:
+            return MambaBlock(shape["d_model"], **options)
+        return nn.Sequential(*(Residual(MambaBlock(shape["d_model"], **options)) for _ in range(shape["layers"])))
+
+
+@dataclass(frozen=True)
 class Token:
     """One token through a stack of Mamba blocks, against mambapy's stack with the same weights, and transformers'."""
 
@@ -179,4 +202,4 @@ class Token:
     tolerance: float = 1e-4
 
 
-BLOCK, TOKEN = Block(), Token()
+BLOCK, RECOMPUTE, TOKEN = Block(), Recompute(), Token()

@@ -31,7 +31,7 @@ from longscan.blocks.residual import Residual
 from longscan.ops import _native
 from longscan.report.records import check_record
 from longscan.training.records import commit, device_name
-from registry import BLOCK, SCANS, TOKEN, Peer, Scan, Shape
+from registry import BLOCK, RECOMPUTE, SCANS, TOKEN, Peer, Scan, Shape
 from timing import Memory, Runs, memory_of, side_by_side
 
 ROOT = Path(__file__).parents[1]
@@ -258,47 +258,34 @@ def measure_block(runs: int, quick: bool, report: Report) -> None:
     report.require("f+b, times faster than mambapy's block", found, BLOCK.need)
 
 
-def with_and_without_recompute(shape: Shape) -> tuple[dict[str, MambaBlock], MambaBlock]:
-    """Our Mamba block that keeps its intermediates and the one that runs them again, and the first in float64; equal weights."""
-    torch.manual_seed(0)
-    options = {"d_state": shape["N"]}
-    block = MambaBlock(shape["d_model"], layer_options=options)
-    recompute = MambaBlock(shape["d_model"], layer_options=options, recompute=True)
-    double = MambaBlock(shape["d_model"], layer_options=options, backend="reference").double()
-    for other in (recompute, double):
-        other.load_state_dict(block.state_dict())
-    return {"block": block, "recompute": recompute}, double
-
-
 def trained(block: nn.Module, x: Tensor) -> list[Tensor]:
     """y and the gradients of its sum by x and the parameters."""
     y = block(x)
     return [y.detach(), *torch.autograd.grad(y.sum(), [x, *block.parameters()])]
 
 
-def measure_recompute(runs: int, quick: bool, report: Report) -> None:
-    """Forward and backward of our Mamba block with and without `recompute`: time and peak memory."""
-    shape = BLOCK.quick_shape if quick else BLOCK.shape
-    blocks, double = with_and_without_recompute(shape)
+def measure_recompute(kind: str, shape: Shape, runs: int, quick: bool, report: Report) -> None:
+    """Forward and backward of one of our Mamba blocks, or of a stack, with and without `recompute`: time and peak memory."""
+    models = {kind: RECOMPUTE.model(shape), f"{kind}_recompute": RECOMPUTE.model(shape, recompute=True)}
     x = torch.randn(shape["B"], shape["L"], shape["d_model"], requires_grad=True)
     few = x.detach()[:2].requires_grad_()
-    truth = trained(double, few.detach().double().requires_grad_())
+    truth = trained(RECOMPUTE.model(shape, backend="reference").double(), few.detach().double().requires_grad_())
     errors = {
-        name: max(relative_error(a, b) for a, b in zip(trained(block, few), truth, strict=True)) for name, block in blocks.items()
+        name: max(relative_error(a, b) for a, b in zip(trained(model, few), truth, strict=True)) for name, model in models.items()
     }
-    if not max(errors.values()) <= BLOCK.tolerance:
-        raise SystemExit(f"recompute: error {max(errors.values()):.2e} against float64, at most {BLOCK.tolerance:g} allowed")
+    if not max(errors.values()) <= RECOMPUTE.tolerance:
+        raise SystemExit(f"recompute: error {max(errors.values()):.2e} against float64, at most {RECOMPUTE.tolerance:g} allowed")
 
-    both = side_by_side({name: partial(trained, block, x) for name, block in blocks.items()}, runs, 5.0 if quick else 200.0)
-    memory = {name: memory_of(name, quick) for name in blocks} if sys.platform == "linux" else {}
-    report.line(f"\n## Mamba block with and without recompute, {shape}, forward and backward\n")
+    both = side_by_side({name: partial(trained, model, x) for name, model in models.items()}, runs, 5.0 if quick else 200.0)
+    memory = {name: memory_of(name, quick) for name in models} if sys.platform == "linux" else {}
+    report.line(f"\n## Mamba {kind} with and without recompute, {shape}, forward and backward\n")
     report.line("| | f+b, ms | times slower | peak MiB | error |")
     report.line("|---|---|---|---|---|")
     for name, times in both.items():
-        one = row("mamba_block_recompute", OURS, shape, None, times, error=errors[name])
-        one |= {"peak_mib": memory[name].peak if memory else None} | ({"variant": name} if name == "recompute" else {})
+        one = row(f"mamba_{kind}_recompute", OURS, shape, None, times, error=errors[name])
+        one |= {"peak_mib": memory[name].peak if memory else None} | ({} if name == kind else {"variant": "recompute"})
         peak = f"{memory[name].peak:.0f}" if memory else "-"
-        report.line(f"| {label_of(one)} | {spread(times)} | {ratio(times, both['block']):.3g} | {peak} | {errors[name]:.1e} |")
+        report.line(f"| {label_of(one)} | {spread(times)} | {ratio(times, both[kind]):.3g} | {peak} | {errors[name]:.1e} |")
         report.rows.append(one)
 
 
@@ -409,7 +396,8 @@ def main() -> int:
         elif name == "block":
             measure_block(runs, options.quick, report)
         elif name == "recompute":
-            measure_recompute(runs, options.quick, report)
+            for kind, shape in (RECOMPUTE.quick_shapes if options.quick else RECOMPUTE.shapes).items():
+                measure_recompute(kind, shape, runs, options.quick, report)
         else:
             measure_token(runs, options.quick, report)
 
