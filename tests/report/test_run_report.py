@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from plotly.offline import get_plotlyjs
 
-from longscan.report import run_report
+from longscan.report import figures, run_report
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 
@@ -82,6 +82,23 @@ def test_figures_hold_the_recorded_numbers(make_run, tmp_path):
     np.testing.assert_array_equal(values, expected)
     accuracy = next(f for f in drawn if f["layout"]["yaxis"]["title"]["text"] == "accuracy" and "shapes" in f["layout"])
     assert accuracy["layout"]["shapes"][0]["y0"] == 0.131
+
+
+@pytest.mark.parametrize(("rates", "top"), [((0.001, 0.001), 0.001), ((0.0, 0.003, 0.0001), 0.003), ((3e-7, 3e-7), 3e-7)])
+def test_the_axis_of_the_learning_rate_goes_from_zero_to_a_little_above_its_maximum(make_run, tmp_path, rates, top):
+    folder = make_run(tmp_path, steps=5, every=5)
+    rows = [{"step": step, "split": "train", "loss": 1.0 / step, "lr": rate} for step, rate in enumerate(rates, 1)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    axes = {f["layout"]["yaxis"]["title"]["text"]: f["layout"]["yaxis"] for f in figures_of(body_of(run_report(folder)))[2:4]}
+    assert axes["learning rate"]["range"] == pytest.approx([0, 1.1 * top])
+    assert "range" not in axes["loss"]
+
+
+def test_values_all_alike_stand_on_an_axis_from_zero_that_holds_the_constant_predictor():
+    flat = figures.curves({"train": ([1, 2], [0.5, 0.5])}, "accuracy", constant=0.6)
+    assert flat.layout.yaxis.range == pytest.approx((0, 0.66))
+    for values in ([0.0, 0.0], [-1.0, -1.0], [0.5, 0.6], [np.nan, np.nan]):
+        assert figures.curves({"train": ([1, 2], values)}, "accuracy").layout.yaxis.range is None
 
 
 def test_every_colour_is_one_of_the_style_sheet(full):

@@ -63,12 +63,17 @@ def smooth(values: np.ndarray, width: int) -> np.ndarray:
 
 
 def curves(
-    series: Mapping[str, tuple[Sequence[float], Sequence[float]]], label: str, *, constant: float | None = None, log: bool = False
+    series: Mapping[str, tuple[Sequence[float], Sequence[float]]],
+    label: str,
+    *,
+    constant: float | None = None,
+    log: bool = False,
+    from_zero: bool = False,
 ) -> go.Figure:
     """Values against steps, a line for each split; long noisy series are drawn faintly below their running mean.
 
     series: split -> (steps, values). constant: height of the constant predictor's line. log: draw positive values that span more
-    than a factor of 30 on a logarithmic axis.
+    than a factor of 30 on a logarithmic axis. from_zero: the axis begins at 0, as it also does for positive values all alike.
     """
     figure = go.Figure()
     for split, (steps, given) in series.items():
@@ -82,7 +87,10 @@ def curves(
     everything = np.concatenate([np.asarray(values, float) for _, values in series.values()])
     finite = everything[np.isfinite(everything)]
     wide = log and len(finite) > 0 and 0 < finite.min() < finite.max() / 30
-    scale = {"type": "log", "dtick": 1, "exponentformat": "power"} if wide else {"exponentformat": "power"}
+    scale: dict[str, Any] = {"type": "log", "dtick": 1, "exponentformat": "power"} if wide else {"exponentformat": "power"}
+    if not wide and len(finite) > 0 and (from_zero or finite.min() == finite.max()) and 0 <= finite.min() and finite.max() > 0:
+        # Plotly puts a flat line into the middle of a range of 2, in which a learning rate is not told from 0.
+        scale = {"range": [0, 1.1 * max(finite.max(), constant or 0.0)], "exponentformat": "none", "separatethousands": True}
     return decorate(figure, 320, title("step") | {"exponentformat": "none"}, title(label) | scale, hovermode="x unified")
 
 
