@@ -10,6 +10,7 @@
     ... --quick                              a few of each, nothing written
     ... --backends triton                    of `table` and `million`: these backends; triton needs a GPU, and the models go there
     ... --resume                             of these two: keep the rows that the file has, measure the others
+    ... --draw                               of `survival`: only draw the picture again from the rows
 
 Writes a file of its name into DIR, table.jsonl and so on, and survival.png; DIR is results/automata unless --out is given. Exits
 with 1 where an answer is wrong.
@@ -302,10 +303,18 @@ def main() -> int:
     parser.add_argument("--backends", nargs="+", default=BACKENDS, choices=(*BACKENDS, "triton"))
     parser.add_argument("--resume", action="store_true", help="of `table` and `million`: only what the file lacks, onto its end")
     parser.add_argument("--seeds", nargs=2, type=int, default=(0, 1000), help="of `random`: from the first to before the second")
+    parser.add_argument("--draw", action="store_true", help="of `survival`: only the picture, from the rows of the file")
     parser.add_argument("--quick", action="store_true")
     given = parser.parse_args()
     if given.resume and given.what not in ("table", "million"):
         parser.error(f"--resume: got it for {given.what}, expected table or million")
+    if given.draw and given.what != "survival":
+        parser.error(f"--draw: got it for {given.what}, expected survival")
+    if given.draw:
+        from survival import draw
+
+        draw(read_records(given.out / "survival.jsonl"), given.out / "survival.png")
+        return 0
     torch.set_num_threads(1)
     command = shlex.join(["python", "benchmarks/automata.py", *sys.argv[1:]])
     if given.what == "mutants":

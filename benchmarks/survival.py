@@ -24,6 +24,10 @@ LENGTHS = (40, 256, 1024)
 NOISE = (1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
 KEPT = (0.999, 0.99, 0.97, 0.9, 0.8, 0.5)
 RATES = (1e-4, 1e-3, 1e-2)
+STUDENTS = {  # change -> what stands under its bars
+    "student of the answers of the compiled model": "student of\nall answers",
+    "student of the labels of the last letter": "student of\nlast labels",
+}
 Row = dict[str, Any]
 
 
@@ -169,7 +173,7 @@ def draw(rows: list[Row], path: Path) -> None:
         "training on, no decay", "training on, decay 0.1",
     ]  # fmt: skip
     cases = list(dict.fromkeys(row["case"] for row in rows))
-    figure = Figure(figsize=(19, 4.2 * len(cases)), layout="constrained")
+    figure = Figure(figsize=(20, 4.2 * len(cases)), layout="constrained")
     grid = figure.subplots(len(cases), len(kinds) + 1, squeeze=False, width_ratios=[1] * len(kinds) + [1.2])
     colours = dict(zip(LENGTHS, ("#2f6fb2", "#d9822b", "#3c8d5a"), strict=True))
     for case, line in zip(cases, grid, strict=True):
@@ -198,9 +202,9 @@ def draw(rows: list[Row], path: Path) -> None:
                 line[-1].bar(i + 0.25 * j, shares[str(n)], 0.25, color=colours[n])
             if "constant" in row:
                 line[-1].plot([i - 0.13, i + 0.63], [row["constant"]["40"]] * 2, color="black", ls=":")
-        names = [row["change"].replace("student of the ", "student of\n").replace(" of the ", "\nof the ") for row in bars]
+        names = [STUDENTS.get(row["change"], row["change"]) for row in bars]
         names = [f"{text}\n{row['phase']}" if text == "bfloat16" else text for text, row in zip(names, bars, strict=True)]
-        line[-1].set_xticks([i + 0.25 for i in range(len(bars))], names, fontsize=6)
+        line[-1].set_xticks([i + 0.25 for i in range(len(bars))], names, fontsize=7)
         line[-1].set_title(f"{case}: bfloat16 (states), students (answers)\ndotted: constant answer", fontsize=8)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=80)

@@ -199,3 +199,9 @@ def test_verdicts():
     assert "256 elements" in report.table()
     assert '"verdict": "solvable"' in report.to_json()
     assert "perfect group of order 60" in automata.analyse(NAMED["A5"]()).table()
+
+
+def test_large_automata_reach_their_limit_at_once():
+    with pytest.raises(LimitExceeded, match="image sets: got at least 30001, the limit is 20000"):
+        automata.analyse(automata.mod(30_000))
+    assert PermutationGroup(500, [tuple((x + 1) % 500 for x in range(500))]).name == "C500"

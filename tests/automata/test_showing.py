@@ -198,6 +198,34 @@ def test_mistakes_are_one_line(words, message, tmp_path, monkeypatch, capsys):
     assert error.count("\n") == 1
 
 
+def test_a_damaged_model_is_refused_in_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    automata.compile(automata.mod(2)).save("model")
+    saved = Path("model/automaton.json").read_text()
+    other = json.loads(saved) | {"alphabet": ["0", "1", "2"], "delta": [[0, 1, 0], [1, 0, 1]]}
+    for text, message in (
+        ("{", "damaged"),
+        ('{"alphabet": ["a"]}', "damaged (KeyError('delta'))"),
+        (json.dumps(json.loads(saved) | {"start": 5}), "start: got 5"),
+        (json.dumps(other), "the model is not of the automaton in automaton.json"),
+    ):
+        Path("model/automaton.json").write_text(text)
+        assert main(["eval", "model"]) == 2
+        error = capsys.readouterr().err
+        assert message in error
+        assert error.count("\n") == 1
+    Path("model/automaton.json").write_text(saved)
+    Path("model/model.safetensors").unlink()
+    assert main(["eval", "model"]) == 2
+    assert "model.safetensors: no such file" in capsys.readouterr().err
+
+
+def test_nothing_is_saved_beside_a_wrong_word(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["automata", "ab", "--word", "abc", "--save", "model"]) == 2
+    assert not Path("model").exists()
+
+
 def test_a_compiled_model_has_no_splits(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     automata.compile(automata.mod(2)).save("model")

@@ -25,7 +25,7 @@ from longscan.automata.layout import Layout, Plan, count_parameters, plan
 from longscan.automata.program import Program
 from longscan.automata.skeleton import members
 from longscan.automata.tracing import Step, Trace
-from longscan.automata.weights import Phase, build_model
+from longscan.automata.weights import Phase, build_model, weight_arrays
 from longscan.models import SequenceModel
 from longscan.ops._dispatch import BACKENDS
 
@@ -265,19 +265,26 @@ class Compiled:
 
 
 def load(folder: str | Path) -> Compiled:
-    """What `Compiled.save` wrote; the weights are those of the file, whatever has become of them since."""
+    """What `Compiled.save` wrote; the weights are those of the file, whatever has become of them since.
+
+    FileNotFoundError where a file is missing, AutomataError where they do not belong together.
+    """
     path = Path(folder) / AUTOMATON
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file; `longscan automata --save` writes it beside the model")
-    content = json.loads(path.read_text(encoding="utf-8"))
     try:
+        content = json.loads(path.read_text(encoding="utf-8"))
         dfa = DFA(content["alphabet"], content["delta"], content["start"], frozenset(content["accept"]))
         settings = content["settings"]
         report, program, layout_plan = _translate(dfa, settings["series"], settings["layout"], minimise=False)
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, json.JSONDecodeError) as error:
         raise AutomataError(f"{path}: damaged ({error!r}), expected what `longscan automata --save` wrote") from None
+    model = SequenceModel.from_pretrained(folder).eval()
+    shapes = {name: value.shape for name, value in weight_arrays(program, layout_plan, dfa.accept).items()}
+    if {name: tuple(parameter.shape) for name, parameter in model.named_parameters()} != shapes:
+        raise AutomataError(f"{folder}: the model is not of the automaton in {AUTOMATON}, expected both from one --save")
     compiled = Compiled(report, program, layout_plan, check_program(program, dfa), settings)
-    vars(compiled)["model"] = SequenceModel.from_pretrained(folder).eval()
+    vars(compiled)["model"] = model
     return compiled
 
 

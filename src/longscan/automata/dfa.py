@@ -117,22 +117,36 @@ class DFA:
         )
 
     def minimise(self) -> "DFA":
-        """The smallest automaton of the language, by Moore's refinement, its states numbered as `trim` does."""
+        """The smallest automaton of the language, by Hopcroft's refinement (1971), its states numbered as `trim` does."""
         dfa = self.trim()
-        block = [int(state in dfa.accept) for state in range(dfa.size)]
-        count = len(set(block))
-        while True:
-            numbers: dict[tuple[int, ...], int] = {}
-            block = [
-                numbers.setdefault((block[state], *(block[target] for target in dfa.delta[state])), len(numbers))
-                for state in range(dfa.size)
-            ]
-            if len(numbers) == count:
-                break
-            count = len(numbers)
-        rows = {block[state]: tuple(block[target] for target in dfa.delta[state]) for state in range(dfa.size)}
-        accept = frozenset(block[state] for state in dfa.accept)
-        return DFA(dfa.alphabet, tuple(rows[i] for i in range(count)), block[0], accept).trim()
+        letters = range(len(dfa.alphabet))
+        sources: list[list[list[int]]] = [[[] for _ in range(dfa.size)] for _ in letters]
+        for state, row in enumerate(dfa.delta):
+            for letter, target in enumerate(row):
+                sources[letter][target].append(state)
+        blocks = [block for block in (set(range(dfa.size)) - dfa.accept, set(dfa.accept)) if block]
+        block_of = [0] * dfa.size
+        for state in blocks[-1]:
+            block_of[state] = len(blocks) - 1
+        waiting = {(len(blocks) - 1, letter) for letter in letters}
+        while waiting:
+            number, letter = waiting.pop()
+            parts: dict[int, list[int]] = {}
+            for target in blocks[number]:
+                for state in sources[letter][target]:
+                    parts.setdefault(block_of[state], []).append(state)
+            for other, part in parts.items():
+                if len(part) == len(blocks[other]):
+                    continue
+                new = len(blocks)
+                blocks.append(set(part))
+                blocks[other] -= blocks[new]
+                for state in part:
+                    block_of[state] = new
+                smaller = new if len(blocks[new]) <= len(blocks[other]) else other
+                waiting |= {(new if (other, a) in waiting else smaller, a) for a in letters}
+        rows = tuple(tuple(block_of[target] for target in dfa.delta[min(block)]) for block in blocks)
+        return DFA(dfa.alphabet, rows, block_of[0], frozenset(block_of[state] for state in dfa.accept)).trim()
 
     def complement(self) -> "DFA":
         """The automaton of the words that this one refuses."""

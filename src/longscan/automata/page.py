@@ -21,10 +21,16 @@ LONGEST = 300  # letters of a word
 MOST_VALUES, MOST_TICKS = 12, 30  # of a counter that are named on its circle; of a field that are named on the axis
 
 
-def write_page(compiled: Compiled, path: str | Path, word: Word) -> Path:
-    """Write the page for a word of at most 300 letters; ValueError for a longer word, or one without letters."""
+def check_word(compiled: Compiled, word: Word) -> None:
+    """Raise ValueError where the page cannot show the word: none or more than 300 letters, or letters of another alphabet."""
     if not 1 <= len(word) <= LONGEST:
         raise ValueError(f"word: got {len(word)} letters, expected 1 to {LONGEST}")
+    compiled.dfa.encode(word)
+
+
+def write_page(compiled: Compiled, path: str | Path, word: Word) -> Path:
+    """Write the page for a word of at most 300 letters; ValueError as in `check_word`."""
+    check_word(compiled, word)
     path = Path(path)
     figure = stepping_figure(compiled, word)
     title = f"{compiled.report.verdict}: {compiled.spec}"

@@ -216,6 +216,8 @@ class PermutationGroup:
 
 def _invariants(group: PermutationGroup) -> list[int]:
     """The orders of cyclic factors of an abelian group, each dividing the one before it."""
+    if any(element_order(g) == group.order for g in group.generators):
+        return [group.order]
     factors: list[int] = []
     counts: dict[int, list[int]] = {}
     rest, p = group.order, 2

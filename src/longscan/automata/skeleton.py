@@ -93,10 +93,12 @@ def members(mask: Mask) -> list[int]:
 
 def skeleton(dfa: DFA, limit: int = SET_LIMIT) -> Skeleton:
     """The skeleton of an automaton; LimitExceeded where it has more than `limit` image sets."""
-    images, letters = Images(dfa), range(len(dfa.alphabet))
     full = (1 << dfa.size) - 1
     moves: dict[Mask, tuple[Mask, ...]] = {}
     seen = {full, *(1 << state for state in range(dfa.size))}
+    if len(seen) > limit:
+        raise LimitExceeded("image sets", limit, len(seen))
+    images, letters = Images(dfa), range(len(dfa.alphabet))
     for mask in (queue := list(seen)):
         moves[mask] = tuple([images.of(mask, letter) for letter in letters])
         for target in moves[mask]:
@@ -139,9 +141,12 @@ class _Inside:
         else:
             candidates = self.array[(self.array & ~mask) == 0].tolist()
         kept: list[Mask] = []
+        union = 0
         for other in candidates:
-            if other != mask and all(other & ~larger for larger in kept):
+            single = not other & (other - 1)  # inside one of the larger ones where it is inside their union
+            if other != mask and (not other & union if single else all(other & ~larger for larger in kept)):
                 kept.append(other)
+                union |= other
         return sorted(kept)
 
 
