@@ -225,7 +225,10 @@ def _eval_automaton(given: Namespace) -> int:
 
     if given.split != "test" or given.checkpoint != "selected":
         raise SettingError(f"{given.run}: a compiled model has no splits and no checkpoints, needed neither of these words")
-    compiled = load(given.run)
+    try:
+        compiled = load(given.run)
+    except (ValueError, OSError) as error:
+        raise SettingError(" ".join(str(error).split())) from error
     table = Table("words", "answers right", "states right", "best constant answer", title=f"{given.run}, after each letter")
     for row in scores(compiled):
         table.add_row(row.words, f"{row.accuracy:.6f}", f"{row.states:.6f}", f"{row.constant:.4f}")
@@ -237,7 +240,7 @@ def _eval_automaton(given: Namespace) -> int:
 def automata_command(words: Sequence[str]) -> int:
     """Compile a regular expression or a named language into a model with exact weights."""
     from longscan import automata
-    from longscan.automata.page import write_page
+    from longscan.automata.page import check_word, write_page
     from longscan.automata.pictures import DPI, overview, some_word, write_pictures
 
     parser = _parser("automata", automata_command)
@@ -268,6 +271,7 @@ def automata_command(words: Sequence[str]) -> int:
             length=given.length,
         )  # fmt: skip
         word = some_word(compiled) if given.word is None else list(given.word)
+        check_word(compiled, word)
         size = compiled.size
         out.print(f"model: blocks {size.spec}, d_model {size.d_model}, {size.parameters:,} parameters", markup=False)
         out.print(str(compiled.verify()), markup=False)
