@@ -1,6 +1,7 @@
 """Times side by side, and memory in a process of its own."""
 
 import gc
+import os
 import statistics
 import subprocess
 import sys
@@ -82,7 +83,9 @@ class Memory:
 def memory_of(name: str, quick: bool) -> Memory:
     """Of one registered measurement, in a fresh process (Linux; peak of the resident set)."""
     command = [sys.executable, str(Path(__file__).with_name("memory.py")), name, *(("--quick",) if quick else ())]
-    result = subprocess.run(command, capture_output=True, text=True)
+    # Memory that was freed goes back at once: the peak is that of live tensors, not of holes between them.
+    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}
+    result = subprocess.run(command, capture_output=True, text=True, env=environment)
     if result.returncode != 0:
         raise RuntimeError(f"{' '.join(command)}\n{result.stderr}")
     return Memory(*map(float, result.stdout.split()))
