@@ -117,6 +117,8 @@ def test_lists_may_leave_out_what_is_empty_and_combine_anything():
         ("a", {"a": {"d_state": "x"}}, r"d_state got 'x', needed whole number"),
         ("m", {"m": {"d_conv": 2.5}}, r"d_conv got 2.5, needed whole number"),
         ("a", {"a": {"phase_grid": True}}, r"phase_grid got True, needed whole number or None"),
+        ("b", {"b": {"layer_options": 3}}, r"has no setting 'layer_options'"),
+        ("m", {"m": {"rotary": "theta"}}, r"rotary got 'theta', needed mapping or None"),
         ("a", {"a": {"angle_spread": "wide"}}, r"angle_spread got 'wide', needed number or None"),
     ],
 )

@@ -1,7 +1,7 @@
 """Whether the settings of blocks are of the types that their constructors declare, told by name before anything is made."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from numbers import Integral, Real
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -35,4 +35,4 @@ def told(declared: Any) -> str:
     if origin is Literal:
         return " or ".join(repr(part) for part in parts)
     words = {int: "whole number", float: "number", bool: "true or false", str: "word", type(None): "None"}
-    return words.get(declared, "list" if hasattr(origin, "__getitem__") and not hasattr(origin, "keys") else "mapping")
+    return words.get(declared, "mapping" if issubclass(origin or declared, Mapping) else "list")
