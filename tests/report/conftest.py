@@ -173,6 +173,46 @@ def write_results(folder: Path) -> Path:
     return folder
 
 
+def write_seeds(path: Path, **changes: Any) -> Path:
+    """A record of three seeds trained together, one of which finds the solution and loses it again."""
+    scores = ((0.0, 0.02, 0.1), (0.3, 0.02, 1.0), (0.4, -0.02, 1.0), (0.5, -0.02, 0.2))
+    rows = [
+        {"step": 500 * i, "train": [0.5] * 3, "loss": [1.0] * 3, "last": list(row), "seconds": 7.0 * i}
+        for i, row in enumerate(scores, 1)
+    ]
+    record = {
+        "task": "parity",
+        "suite": "aussm",
+        "spec": "mm",
+        "seeds": [0, 1, 2],
+        "constant_scaled": 0.022,
+        "success": 0.99,
+        "rows": rows,
+        "settings": {
+            "task": {"name": "parity", "eval_lengths": [41, 256]},
+            "model": {"spec": "mm"},
+            "training": {"steps": 2000},
+            "about": {"paper": "AUSSM", "model": "AUSSM Hybrid", "published": ["r036"]},
+        },
+        "steps": 2000,
+        "seconds": 28.0,
+        "device": "cpu",
+        "commit": "0123abc",
+        "date": "2026-11-21T18:57:11Z",
+        "torch": "2.13.0",
+        "command": "python benchmarks/seeds.py recipes/aussm/parity.yaml --model.spec mm",
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(record | changes), "utf-8")
+    return path
+
+
+@pytest.fixture(scope="session")
+def make_seeds():
+    """Writes a made-up record of seeds trained together: make_seeds(path, **changes)."""
+    return write_seeds
+
+
 @pytest.fixture(scope="session")
 def make_results():
     """Writes a made-up results folder: make_results(folder)."""

@@ -9,7 +9,7 @@ import pytest
 
 from longscan.report import append_record, read_records
 from longscan.report.published import published_row
-from longscan.report.records import _SCHEMAS, _validator
+from longscan.report.records import _SCHEMAS, _validator, read_seeds
 
 ROOT = Path(__file__).parents[2]
 RESULTS = sorted((ROOT / "results").glob("*/*.jsonl"))
@@ -98,6 +98,22 @@ def test_the_records_of_the_project_are_valid():
 def test_nothing_but_records_and_drawings_lies_under_results():
     others = {p for p in (ROOT / "results").rglob("*") if p.is_file()} - set(RESULTS) - set(SEEDS)
     assert {p for p in others if p.suffix not in {".png", ".svg", ".md"} and p.name != "report.html"} == set()
+
+
+def test_seeds_trained_together_are_checked(make_seeds, tmp_path):
+    path = make_seeds(tmp_path / "seeds" / "one.json")
+    assert list(read_seeds(path.parent)) == ["one"]
+    assert read_seeds(tmp_path / "nowhere") == {}
+    make_seeds(path, success="high")
+    with pytest.raises(ValueError, match=r"one\.json: not a row of seeds: row\.success: 'high' is not of type"):
+        read_seeds(path.parent)
+    path.write_text("{")
+    with pytest.raises(ValueError, match=r"one\.json: Expecting"):
+        read_seeds(path.parent)
+
+
+def test_the_seeds_of_the_project_are_valid():
+    assert list(read_seeds(ROOT / "results" / "seeds")) == [path.stem for path in SEEDS]
 
 
 @pytest.mark.parametrize("path", SEEDS, ids=lambda path: path.stem)

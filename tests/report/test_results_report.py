@@ -11,6 +11,8 @@ from longscan.cli import main
 from longscan.report import append_record, fill_markdown, results_markdown, results_report
 from longscan.report.comparisons import compare, measurements
 from longscan.report.published import _data, figure_of, papers, published_beside
+from longscan.report.records import read_seeds
+from longscan.report.seeds import trained_together
 from longscan.report.statistics import mean_interval
 
 
@@ -116,7 +118,8 @@ def test_the_page_shows_ours_the_published_the_constant_and_the_failed(results, 
     assert any("AUSSM Hybrid||1||" in r and "own" in r for r in rows)
     assert any("best constant predictor||0.000" in r for r in rows)
     assert any("1-NN Euclidean||0.675" in r for r in rows)
-    assert text.count('<tr class="failed">') == 1
+    (failed,) = re.findall(r'<tr class="failed">.*?</tr>', text)
+    assert ">failed</td>" in failed
     assert "10 runs" not in text
     assert "9 runs, of which 1 failed" in text
     assert any("plain torch loop||33.10 ×||47.50 ×" in r for r in rows)
@@ -131,6 +134,46 @@ def test_absolute_times_are_given_for_gpus_only(results, tmp_path):
         "selective_scan: B 8, L 1024, D 256, N 16, float32, cpu, 2 threads": False,
         "unitary_scan: B 8, L 1024, D 256, N 16, float32, NVIDIA H100": True,
     }
+
+
+def test_rows_without_times_draw_no_chart_and_show_the_extra_memory(tmp_path, new_bench_row):
+    path = tmp_path / "results" / "bench" / "rows.jsonl"
+    timeless = {"forward_ms": None, "forward_backward_ms": None, "error_vs_float64": None}
+    append_record(path, new_bench_row(**timeless, peak_mib=207.8, extra_mib=71.8, extra_share=0.264))
+    text = results_report(tmp_path / "results", tmp_path / "out.html").read_text("utf-8").split("</style>")[1].split("</main>")[0]
+    assert 'class="figure"' not in text
+    header, row = [re.sub(r"<[^>]+>", "|", r) for r in re.findall(r"<tr.*?</tr>", text)]
+    assert header == "||implementation||peak MiB||extra memory||rows||"
+    assert row == "||longscan cpu||207.8||26%||1||"
+    assert "at most one half" in text
+    assert "1 × is" not in text
+    append_record(path, new_bench_row(shape={"L": 4}))
+    append_record(path, new_bench_row(shape={"L": 4}, backend="eager"))
+    text = results_report(tmp_path / "results", tmp_path / "out.html").read_text("utf-8").split("</style>")[1].split("</main>")[0]
+    assert text.count('class="figure"') == 1
+    assert text.count("extra memory</th>") == 1
+
+
+def test_seeds_trained_together_are_drawn_beside_the_constant_and_the_published(make_seeds, tmp_path):
+    folder = tmp_path / "results"
+    make_seeds(folder / "seeds" / "parity_mamba.json")
+    text = results_report(folder, tmp_path / "out.html").read_text("utf-8").split("</style>")[1]
+    rows = [re.sub(r"<[^>]+>", "|", r) for r in re.findall(r"<tr.*?</tr>", text)]
+    cells = ["parity_mamba", "parity (aussm)", "Mamba (mm)", "3", "1, 0", "1.000", "-0.020 to 0.500", "0.022", "0.13"]
+    assert f"||{'||'.join(cells)}||" in rows
+    rate, every = [json.loads(f) for f in re.findall(r'class="figure">(.*?)</script>', text, re.S)]
+    assert rate["data"][0]["customdata"] == ["0 of 3 seeds", "1 of 3 seeds", "1 of 3 seeds", "0 of 3 seeds"]
+    assert [trace["name"] for trace in every["data"] if trace["y"]][:3] == ["seed 0", "seed 1", "seed 2"]
+    assert [line["y0"] for line in every["layout"]["shapes"]] == [0.022, 0.13]
+    markdown = results_markdown(folder)
+    assert "| parity (aussm), 2,000 steps | Mamba (mm) | 3 | 1, 0 | 1.000 | -0.020 to 0.500 | 0.022 | 0.13 | `python" in markdown
+
+
+def test_averages_count_before_the_last_weights_and_a_model_no_paper_has_is_set_beside_none(make_seeds, tmp_path):
+    row = {"step": 500, "train": [0.5], "loss": [1.0], "last": [0.1], "average": [0.999], "seconds": 7.0}
+    make_seeds(tmp_path / "one.json", spec="ss", seeds=[4], rows=[row])
+    (found,) = trained_together(read_seeds(tmp_path))
+    assert (found.model, found.scores, found.successes, found.published) == ("ss", ((0.999,),), (1,), None)
 
 
 def test_the_markdown_tables_hold_the_same_numbers(results):

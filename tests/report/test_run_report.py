@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from plotly.offline import get_plotlyjs
 
-from longscan.report import figures, run_report
+from longscan.report import append_record, figures, results_report, run_report
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 
@@ -190,3 +190,20 @@ def test_chromium_draws_every_figure(full, tmp_path):
     command = [CHROMIUM, *flags, f"--user-data-dir={tmp_path}", "--dump-dom", full.as_uri()]
     dom = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
     assert len(re.findall(r'class="plot[^"]*js-plotly-plot', dom)) == len(figures_of(full.read_text("utf-8")))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+def test_nothing_is_wider_than_the_page(make_results, make_seeds, tmp_path, new_run_row):
+    folder = make_results(tmp_path / "results")
+    append_record(folder / "runs" / "more.jsonl", new_run_row(command="longscan train " + "--setting.of.the.run value " * 20))
+    append_record(folder / "runs" / "more.jsonl", new_run_row(device="NVIDIA H200, with a name of many words", commit="0" * 40))
+    make_seeds(folder / "seeds" / "seeds.json")
+    path = results_report(folder, tmp_path / "out.html")
+    measure = "[...document.querySelectorAll('pre, .scroll')].filter(e => e.scrollWidth > e.clientWidth).length"
+    probe = f"<script>document.title = 'clipped ' + {measure};</script></body>"
+    path.write_text(probe.join(path.read_text("utf-8").rsplit("</body>", 1)), "utf-8")
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--window-size=1400,900", "--virtual-time-budget=10000"]
+    command = [CHROMIUM, *flags, f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", path.as_uri()]
+    dom = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+    assert re.search(r"<title>(.*?)</title>", dom)[1] == "clipped 0"

@@ -133,7 +133,10 @@ def compare(rows: Iterable[Record]) -> list[Comparison]:
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """One implementation in one measurement: times relative to ours, and absolute in milliseconds."""
+    """One implementation in one measurement: times relative to ours, and absolute in milliseconds.
+
+    extra_share: peak memory beyond inputs, outputs and their gradients, as a share of these.
+    """
 
     name: str
     ours: bool
@@ -142,8 +145,14 @@ class Timing:
     forward_backward: float | None
     forward_backward_ms: float | None
     peak_mib: float | None
+    extra_share: float | None
     error: float | None
     measurements: int
+
+    @property
+    def timed(self) -> bool:
+        """Whether there is a time."""
+        return self.forward_ms is not None or self.forward_backward_ms is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +170,7 @@ class Measurement:
 
 
 def _middle(rows: Sequence[Record], field: str) -> float | None:
-    values = [r[field] for r in rows if r[field] is not None]
+    values = [r[field] for r in rows if r.get(field) is not None]
     return median(values) if values else None
 
 
@@ -202,6 +211,7 @@ def measurements(rows: Iterable[Record]) -> list[Measurement]:
                     forward_backward=_ratio(both, base["forward_backward_ms"]),
                     forward_backward_ms=both,
                     peak_mib=_middle(group, "peak_mib"),
+                    extra_share=_middle(group, "extra_share"),
                     error=_middle(group, "error_vs_float64"),
                     measurements=len(group),
                 )

@@ -40,10 +40,10 @@ def decorate(figure: go.Figure, height: int, x: Mapping[str, Any], y: Mapping[st
     return figure.update_layout(shared | entries | {"xaxis": {**axis, **x}, "yaxis": {**axis, **y}})
 
 
-def level(figure: go.Figure, height: float | None, name: str) -> None:
+def level(figure: go.Figure, height: float | None, name: str, dash: str = "dash") -> None:
     """A dashed line across the whole figure, with its entry in the legend; none where there is no height."""
     if height is not None:
-        line = {"color": "var(--text)", "dash": "dash", "width": 1.5}
+        line = {"color": "var(--text)", "dash": dash, "width": 1.5}
         figure.add_hline(height, line=line, opacity=0.7, name=name, showlegend=True)
 
 
@@ -88,10 +88,36 @@ def curves(
     finite = everything[np.isfinite(everything)]
     wide = log and len(finite) > 0 and 0 < finite.min() < finite.max() / 30
     scale: dict[str, Any] = {"type": "log", "dtick": 1, "exponentformat": "power"} if wide else {"exponentformat": "power"}
-    if not wide and len(finite) > 0 and (from_zero or finite.min() == finite.max()) and 0 <= finite.min() and finite.max() > 0:
+    if not wide and len(finite) > 0 and (from_zero or finite.min() == finite.max()) and finite.min() >= 0 and finite.max() > 0:
         # Plotly puts a flat line into the middle of a range of 2, in which a learning rate is not told from 0.
         scale = {"range": [0, 1.1 * max(finite.max(), constant or 0.0)], "exponentformat": "none", "separatethousands": True}
     return decorate(figure, 320, title("step") | {"exponentformat": "none"}, title(label) | scale, hovermode="x unified")
+
+
+def success_rate(steps: Sequence[int], successes: Sequence[int], seeds: int) -> go.Figure:
+    """The share of the seeds that count as successful, against steps."""
+    figure = go.Figure()
+    hover = "step %{x}: %{customdata}<extra></extra>"
+    said = [f"{number} of {seeds} seeds" for number in successes]
+    line = {"color": COLOURS[0], "width": 2, "shape": "hv"}
+    rate = [number / seeds for number in successes]
+    figure.add_scatter(x=steps, y=rate, mode="lines", line=line, customdata=said, hovertemplate=hover, showlegend=False)
+    share = {"range": [-0.04, 1.04], "tickformat": ".0%", "dtick": 0.2}
+    return decorate(figure, 380, title("step") | {"exponentformat": "none"}, title("success rate") | share)
+
+
+def every_seed(
+    steps: Sequence[int], scores: Mapping[int, Sequence[float]], *, constant: float | None, published: float | None
+) -> go.Figure:
+    """The scaled score of every seed against steps, with the constant predictor's and the published score as lines."""
+    figure = go.Figure()
+    for (seed, values), colour in zip(scores.items(), cycle(COLOURS), strict=False):
+        figure.add_scatter(x=steps, y=values, name=f"seed {seed}", mode="lines", line={"color": colour, "width": 1.5})
+    level(figure, constant, "constant predictor")
+    level(figure, published, "published", "dot")
+    lowest = min([min(values) for values in scores.values()])
+    scale = {"range": [min(lowest, 0.0) - 0.05, 1.05], "dtick": 0.2}
+    return decorate(figure, 380, title("step") | {"exponentformat": "none"}, title("scaled score") | scale, hovermode="x unified")
 
 
 def confusion(counts: Sequence[Sequence[float]], classes: Sequence[str]) -> go.Figure:

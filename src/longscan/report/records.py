@@ -23,7 +23,7 @@ def _validator(kind: str) -> Any:
 def check_record(kind: str, row: Record) -> None:
     """Raise ValueError naming every field in which a row departs from the schema of its kind.
 
-    Kinds: `runs`, `bench`, `automata`, and `sweep`, which is a file of its own and no row.
+    Kinds: `runs`, `bench`, `automata`, and `sweep` and `seeds`, which are files of their own and no rows.
     """
     errors = sorted(_validator(kind).iter_errors(row), key=lambda e: e.json_path)
     if errors:
@@ -69,3 +69,15 @@ def read_records(path: str | Path) -> list[Record]:
 def read_folder(folder: str | Path) -> list[Record]:
     """The rows of all `*.jsonl` files of a folder, in the order of their names; none where there is no such folder."""
     return [row for path in sorted(Path(folder).glob("*.jsonl")) for row in read_records(path)]
+
+
+def read_seeds(folder: str | Path) -> dict[str, Record]:
+    """Name -> record of all `*.json` files of a folder, each checked; ValueError names the file."""
+    records = {}
+    for path in sorted(Path(folder).glob("*.json")):
+        try:
+            records[path.stem] = json.loads(path.read_text("utf-8"))
+            check_record("seeds", records[path.stem])
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
+    return records

@@ -1,31 +1,40 @@
 """The report of all records: our runs beside the published figures, and the measurements of speed and memory."""
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from longscan._files import write_text
 from longscan.report import figures, page
 from longscan.report.comparisons import Comparison, Entry, Measurement, Timing, compare, measurements
 from longscan.report.published import figure_of, papers
-from longscan.report.records import Record, read_folder
+from longscan.report.records import Record, read_folder, read_seeds
+from longscan.report.seeds import Seeds, trained_together
 from longscan.report.text import duration, mean_text, show
 
 MARKS = ("<!-- results -->", "<!-- /results -->")
 QUICK_MARKS = ("<!-- quick -->", "<!-- /quick -->")
+TOGETHER = ("seeds", "successful", "best", "at the end", "constant", "published")
+EXTRA_MEMORY = (
+    "Extra memory: the peak beyond inputs, outputs and their gradients, as a share of these; at most one half is asked of the "
+    "compiled scans."
+)
 INTERVAL = "mean ± half of Student's 95 % interval over seeds"
 
 
 def results_report(results_dir: str | Path, out: str | Path) -> Path:
-    """Write one page about the records in `results_dir`/runs and `results_dir`/bench to the file `out` and return its path.
+    """Write one page about the records in `results_dir`/runs, /seeds and /bench to the file `out` and return its path.
 
     Our runs stand beside the published figures and the best constant predictor; failed runs are listed and counted. Raises
     FileNotFoundError where the directory does not exist, ValueError for a record that breaks its schema.
     """
     runs, bench = _records(results_dir)
+    together = trained_together(read_seeds(Path(results_dir) / "seeds"))
     body = [
         page.heading(1, "Results"),
         page.paragraph(_overview(runs, bench), "subtitle"),
         *(piece for comparison in compare(runs) for piece in _comparison(comparison)),
+        *_together(together),
         *_all_runs(runs),
         *_measurements(measurements(bench)),
     ]
@@ -103,6 +112,39 @@ def _comparison(comparison: Comparison) -> Iterator[str]:
         yield page.code(command)
 
 
+def _together(found: Sequence[Seeds]) -> Iterator[str]:
+    if not found:
+        return
+    yield page.heading(2, "Success over seeds")
+    yield page.paragraph("Seeds of one recipe that were trained together and scored on validation words on the way.")
+    kinds = ["", "", "", *[page.NUMBER] * len(TOGETHER)]
+    rows = [(s.name, s.task, s.model, *_together_cells(s)) for s in found]
+    yield page.table(("record", "task", "model", *TOGETHER), rows, kinds)
+    yield page.paragraph(
+        "Scaled scores: 0 is uniform guessing, 1 perfection. Best: the highest of any seed at any evaluation; at the end: lowest "
+        "to highest seed; successful: seeds at or above the score that the figure names, at best and at the end.",
+        "caption",
+    )
+    for s in found:
+        yield page.heading(3, f"{s.name}: {s.model} on {s.task}")
+        scores = {seed: [row[i] for row in s.scores] for i, seed in enumerate(s.seeds)}
+        rate = figures.success_rate(s.steps, s.successes, len(s.seeds))
+        every = figures.every_seed(s.steps, scores, constant=s.constant, published=s.published)
+        validation = ", ".join(filter(None, ("Validation", s.lengths)))
+        captions = (f"Share of {len(s.seeds)} seeds at {s.success:g} or more.", f"{validation}.")
+        yield page.group("columns", map(page.figure, (rate, every), captions))
+        yield page.paragraph(f"{s.origin[0].upper()}{s.origin[1:]}.", "caption")
+        yield page.code(s.command)
+
+
+def _together_cells(s: Seeds) -> tuple[str, ...]:
+    """The cells below `TOGETHER`."""
+    successful = f"{max(s.successes)}, {s.successes[-1]}"
+    end = f"{min(s.scores[-1]):.3f} to {max(s.scores[-1]):.3f}"
+    published = "–" if s.published is None else f"{s.published:g}"
+    return (str(len(s.seeds)), successful, f"{s.best:.3f}", end, f"{s.constant:.3f}", published)
+
+
 def _all_runs(runs: Sequence[Record]) -> Iterator[str]:
     yield page.heading(2, "Every run")
     if not runs:
@@ -115,19 +157,23 @@ def _all_runs(runs: Sequence[Record]) -> Iterator[str]:
         "model": lambda r: r["spec"] or r["model"],
         "metric": lambda r: r["metric"],
         "seed": lambda r: str(r["seed"]),
-        "value": lambda r: show(r["value"]),
+        "value": _value,
         "constant": lambda r: show(r["constant"]),
         "steps": lambda r: show(r["steps"]),
         "time": lambda r: duration(r["seconds"]),
         "parameters": lambda r: show(r["params"]),
         "device": lambda r: r["device"],
-        "commit": lambda r: r["commit"][:10],
-        "date": lambda r: r["date"][:10],
-        "status": lambda r: r["status"],
+        "commit, date": lambda r: f"{r['commit'][:10]}, {r['date'][:10]}",
     }
     kinds = [page.NUMBER if name in ("seed", "value", "constant", "steps", "time", "parameters") else "" for name in columns]
     rows = [[text(r) for text in columns.values()] for r in runs]
     yield page.table([*columns], rows, kinds, ["failed" if r["status"] == "failed" else "" for r in runs])
+
+
+def _value(run: Record) -> str:
+    """The score, and whether the run failed; one of them is always there."""
+    score = [] if run["value"] is None else [show(run["value"])]
+    return ", ".join(score + ["failed"] * (run["status"] == "failed"))
 
 
 def _measurements(found: Sequence[Measurement]) -> Iterator[str]:
@@ -140,31 +186,56 @@ def _measurements(found: Sequence[Measurement]) -> Iterator[str]:
         "deviation from the float64 reference."
     )
     for m in found:
-        absolute = not m.device.lower().startswith("cpu")
-        header = ["implementation", "forward", "forward+backward", "peak MiB", "error", "rows"]
-        header[3:3] = ["forward ms", "forward+backward ms"] if absolute else []
-        rows = [_timing(t, absolute) for t in m.timings]
+        columns = _measured(m)
+        kinds = ["", *[page.NUMBER] * (len(columns) - 1)]
         yield page.heading(3, f"{m.op}: {m.shape}, {m.dtype}, {m.device}")
-        yield page.table(header, rows, ["", *[page.NUMBER] * (len(header) - 1)], ["ours" if t.ours else "" for t in m.timings])
-        yield page.paragraph(f"1 × is {m.unit}; {m.origin}.", "caption")
-        yield page.figure(figures.ratios({t.name: (t.forward, t.forward_backward) for t in m.timings}, m.unit))
+        rows = [[text(t) for text in columns.values()] for t in m.timings]
+        yield page.table([*columns], rows, kinds, ["ours" if t.ours else "" for t in m.timings])
+        timed = any(t.timed for t in m.timings)
+        yield page.paragraph(f"1 × is {m.unit}; {m.origin}." if timed else f"{m.origin[0].upper()}{m.origin[1:]}.", "caption")
+        if "extra memory" in columns:
+            yield page.paragraph(EXTRA_MEMORY, "caption")
+        if sum(t.timed for t in m.timings) > 1:
+            yield page.figure(figures.ratios({t.name: (t.forward, t.forward_backward) for t in m.timings}, m.unit))
         for command in m.commands:
             yield page.code(command)
 
 
-def _timing(t: Timing, absolute: bool) -> list[str]:
-    ratios = [show(v, 2) + " ×" if v is not None else "–" for v in (t.forward, t.forward_backward)]
-    times = [show(t.forward_ms, 3), show(t.forward_backward_ms, 3)] if absolute else []
-    return [t.name, *ratios, *times, show(t.peak_mib, 1), "–" if t.error is None else f"{t.error:.1e}", str(t.measurements)]
+def _measured(m: Measurement) -> dict[str, Callable[[Timing], str]]:
+    """Header -> cell of the columns that some implementation fills; absolute times of GPUs only."""
+    absolute = not m.device.lower().startswith("cpu")
+    formats: dict[str, tuple[str, Callable[[float], str]]] = {
+        "forward": ("forward", lambda v: f"{show(v, 2)} ×"),
+        "forward+backward": ("forward_backward", lambda v: f"{show(v, 2)} ×"),
+        "forward ms": ("forward_ms", lambda v: show(v, 3)),
+        "forward+backward ms": ("forward_backward_ms", lambda v: show(v, 3)),
+        "peak MiB": ("peak_mib", lambda v: show(v, 1)),
+        "extra memory": ("extra_share", lambda v: f"{v:.0%}"),
+        "error": ("error", lambda v: f"{v:.1e}"),
+    }
+    columns: dict[str, Callable[[Timing], str]] = {"implementation": lambda t: t.name}
+    for name, (field, text) in formats.items():
+        if (absolute or not name.endswith(" ms")) and any(getattr(t, field) is not None for t in m.timings):
+            columns[name] = partial(_filled, field, text)
+    return columns | {"rows": lambda t: str(t.measurements)}
+
+
+def _filled(field: str, text: Callable[[float], str], timing: Timing) -> str:
+    value = getattr(timing, field)
+    return "–" if value is None else text(value)
 
 
 def results_markdown(results_dir: str | Path) -> str:
-    """The same comparisons as two short Markdown tables, for the README; says so where there is no record.
+    """The same comparisons as short Markdown tables, for the README: runs, seeds trained together, measurements.
+
+    Says so where there is no run or no measurement.
 
     Raises as `results_report` does.
     """
     runs, bench = _records(results_dir)
-    return "\n".join([*_runs_markdown(compare(runs)), "", *_bench_markdown(measurements(bench))]) + "\n"
+    together = trained_together(read_seeds(Path(results_dir) / "seeds"))
+    lines = [*_runs_markdown(compare(runs)), "", *_together_markdown(together), *_bench_markdown(measurements(bench))]
+    return "\n".join(lines) + "\n"
 
 
 def quick_markdown(results_dir: str | Path) -> str:
@@ -226,6 +297,18 @@ def _runs_markdown(found: Sequence[Comparison]) -> Iterator[str]:
             command = f"`{e.rows[0]['command']}`"
             cells = (task, e.model, mean_text(e.mean, _digits(c)), str(e.seeds), str(e.failed), constant, printed or "–", command)
             yield f"| {' | '.join(_cell(cell) for cell in cells)} |"
+
+
+def _together_markdown(found: Sequence[Seeds]) -> Iterator[str]:
+    if not found:
+        return
+    header = ("Seeds trained together", "Model", *(name.capitalize() for name in TOGETHER), "Command")
+    yield f"| {' | '.join(header)} |"
+    yield "|---" * len(header) + "|"
+    for s in found:
+        cells = (f"{s.task}, {s.steps[-1]:,} steps", s.model, *_together_cells(s), f"`{s.command}`")
+        yield f"| {' | '.join(_cell(cell) for cell in cells)} |"
+    yield ""
 
 
 def _bench_markdown(found: Sequence[Measurement]) -> Iterator[str]:

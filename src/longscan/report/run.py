@@ -139,7 +139,8 @@ def _curves(rows: list[dict[str, Any]], result: Mapping[str, Any] | None) -> Ite
         series = _series(rows, key)
         if series:
             constant = (result or {}).get("constant") if key == main else None
-            drawings.append(page.figure(figures.curves(series, label, constant=constant, log=key == "loss", from_zero=key == "lr")))
+            drawing = figures.curves(series, label, constant=constant, log=key == "loss", from_zero=key == "lr")
+            drawings.append(page.figure(drawing))
         else:
             yield page.paragraph(f"metrics.jsonl has no {label}.", "note")
     yield page.group("columns", drawings)

@@ -1,0 +1,73 @@
+"""Several seeds trained together, put in order: how many of them find the solution, and when."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from longscan.report.published import figure_of, published_beside
+from longscan.report.records import Record
+
+MODELS = {frozenset("m"): "Mamba", frozenset("a"): "AUSSM", frozenset("am"): "AUSSM Hybrid"}  # published names by blocks
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seeds:
+    """One record: the scaled validation scores of its seeds at every evaluation.
+
+    scores: a tuple an evaluation, a score a seed. success: the score from which a seed counts. published: the paper's score
+    of the model.
+    """
+
+    name: str
+    task: str
+    model: str
+    lengths: str
+    seeds: tuple[int, ...]
+    steps: tuple[int, ...]
+    scores: tuple[tuple[float, ...], ...]
+    success: float
+    constant: float
+    published: float | None
+    command: str
+    origin: str
+
+    @property
+    def successes(self) -> tuple[int, ...]:
+        """How many seeds count as successful at every evaluation."""
+        return tuple(sum(score >= self.success for score in row) for row in self.scores)
+
+    @property
+    def best(self) -> float:
+        """The highest score of any seed at any evaluation."""
+        return max(max(row) for row in self.scores)
+
+
+def trained_together(records: Mapping[str, Record]) -> list[Seeds]:
+    """The records of `read_seeds` in their order; scores are of the averaged weights where a record has these."""
+    return [_seeds(name, record) for name, record in records.items()]
+
+
+def _seeds(name: str, record: Record) -> Seeds:
+    low, high = record["settings"]["task"].get("eval_lengths") or (None, None)
+    where = f"{record['task']} ({record['suite']})" if record["suite"] else record["task"]
+    known = MODELS.get(frozenset(record["spec"]))
+    return Seeds(
+        name=name,
+        task=where,
+        model=f"{known} ({record['spec']})" if known else record["spec"],
+        lengths="" if low is None else f"lengths {low} to {high}",
+        seeds=tuple(record["seeds"]),
+        steps=tuple(row["step"] for row in record["rows"]),
+        scores=tuple(tuple(row.get("average", row["last"])) for row in record["rows"]),
+        success=record["success"],
+        constant=record["constant_scaled"],
+        published=_published(record, known),
+        command=record["command"],
+        origin=f"commit {record['commit']}, {record['date'][:10]}, torch {record['torch']}, {record['device']}",
+    )
+
+
+def _published(record: Record, model: str | None) -> float | None:
+    """The paper's scaled score of this model on the recipe's task: the recipe may name another model than was trained."""
+    rows = [row for name in (record["settings"].get("about") or {}).get("published") or () for row in published_beside(name)]
+    found = (figure_of(row) for row in rows if row["model"] == model and "scaled" in row["metric"])
+    return next(found, None)
