@@ -338,7 +338,7 @@ def measure_token(runs: int, quick: bool, report: Report) -> None:
 
 
 def draw(rows: Iterable[dict[str, Any]], path: Path) -> None:
-    """Median times with the spread of the runs, a panel per measurement, on a logarithmic axis."""
+    """Median times with the spread of the runs, a panel per measurement, on a logarithmic axis where they are far apart."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -360,7 +360,9 @@ def draw(rows: Iterable[dict[str, Any]], path: Path) -> None:
             ax.text(max(each) * 1.1, i, f"{middle:.3g}", va="center", fontsize=8)
         ax.set_yticks(range(len(bars)), [label for label, _ in bars], fontsize=8)
         ax.invert_yaxis()
-        ax.set_xscale("log")
+        times = [time for _, each in bars for time in each]
+        if max(times) > 10 * min(times):
+            ax.set_xscale("log")
         ax.margins(x=0.15)
         ax.set_title(f"{title} ({shape})", fontsize=9, loc="left")
         ax.set_xlabel("ms", fontsize=8)
