@@ -240,7 +240,7 @@ def build_task(kind: type[Task], options: dict[str, Any]) -> Task:
         task = kind(**options)
         for split in task.splits:
             task.size(split)
-    except (ValueError, TypeError, OSError, KeyError, ImportError) as error:
+    except (ValueError, TypeError, OSError, KeyError) as error:
         raise SettingError(with_section("task", error, kind)) from error
     return task
 
