@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from longscan.cli import main
-from longscan.report import append_record, fill_markdown, results_markdown, results_report
+from longscan.report import append_record, figures, fill_markdown, results_markdown, results_report
 from longscan.report.comparisons import compare, measurements
 from longscan.report.published import _data, figure_of, papers, published_beside
 from longscan.report.records import read_seeds
@@ -152,6 +152,12 @@ def test_rows_without_times_draw_no_chart_and_show_the_extra_memory(tmp_path, ne
     text = results_report(tmp_path / "results", tmp_path / "out.html").read_text("utf-8").split("</style>")[1].split("</main>")[0]
     assert text.count('class="figure"') == 1
     assert text.count("extra memory</th>") == 1
+
+
+def test_ratios_near_one_stand_on_an_axis_from_zero():
+    near = figures.ratios({"plain": (None, 1.0), "recompute": (None, 1.19)}, "plain").layout.xaxis
+    far = figures.ratios({"plain": (None, 1.0), "loop": (30.0, None)}, "plain").layout.xaxis
+    assert (near.type, near.rangemode, far.type) == (None, "tozero", "log")
 
 
 def test_seeds_trained_together_are_drawn_beside_the_constant_and_the_published(make_seeds, tmp_path):

@@ -248,7 +248,7 @@ def against(
 
 
 def ratios(times: Mapping[str, tuple[float | None, float | None]], unit: str) -> go.Figure:
-    """Times of implementations relative to `unit`, forward and forward+backward, on a logarithmic axis."""
+    """Times relative to `unit`, forward and forward+backward; on a logarithmic axis where they are far apart."""
     names = list(times)[::-1]
     figure = go.Figure()
     for i, name in ((1, "forward+backward"), (0, "forward")):
@@ -257,6 +257,9 @@ def ratios(times: Mapping[str, tuple[float | None, float | None]], unit: str) ->
             hover = f"%{{y}}, {name}: %{{x:.2f}} ×<extra></extra>"
             figure.add_bar(y=names, x=values, orientation="h", name=name, marker_color=COLOURS[i], hovertemplate=hover)
     marks = [digit * 10.0**power for power in range(-3, 6) for digit in (1, 2, 5)]
-    axis = title(f"time / time of {unit}") | {"type": "log", "tickvals": marks, "ticktext": [f"{m:,g}" for m in marks]}
+    axis = title(f"time / time of {unit}") | {"rangemode": "tozero"}
+    drawn = [v for pair in times.values() for v in pair if v is not None]
+    if max(drawn, default=0.0) > 5 * min(drawn, default=0.0):
+        axis |= {"type": "log", "tickvals": marks, "ticktext": [f"{m:,g}" for m in marks]}
     figure = decorate(figure, 120 + 44 * max(len(names), 2), axis, {"type": "category", "showgrid": False})
     return figure.update_layout(legend_traceorder="reversed")
