@@ -2,50 +2,107 @@
 
 Each command is a function of its words that returns an exit code. What a user can mend (a setting, a file, a directory) is said
 in one line on stderr with exit code 2; a run whose loss left the finite numbers ends with 1, an interrupted one with 130.
+Packages outside the standard library are imported where they are used, so that one that is not installed is said in a line too.
 """
 
 import csv
 import inspect
+import io
 import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import MISSING, fields
+from functools import cache
 from pathlib import Path
-from typing import Any
-
-from jsonargparse import ArgumentError, ArgumentParser, Namespace
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
+from typing import TYPE_CHECKING, Any
 
 import longscan
 from longscan._errors import SettingError
 
-out = Console(highlight=False, soft_wrap=True)
-err = Console(stderr=True, highlight=False, soft_wrap=True)
+if TYPE_CHECKING:
+    from jsonargparse import ArgumentParser, Namespace
+    from rich.console import Console
+    from rich.table import Table
+
+RESUMABLE = ("train", "sweep")
+WIDE = 130  # columns of a terminal that holds all that there is to say of a task
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run the command that the words name (the process's own where None) and return its exit code."""
     words = list(sys.argv[1:] if words is None else words)
-    if not words or words[0] in ("-h", "--help"):
-        _help()
-        return 0 if words else 2
-    if words[0] == "--version":
-        out.print(f"longscan {longscan.__version__}")
-        return 0
+    name = words[0] if words else "--help"
     try:
-        if words[0] not in COMMANDS:
-            raise SettingError(f"{words[0]}: unknown command, needed one of {', '.join(COMMANDS)}")
-        return COMMANDS[words[0]](words[1:])
-    except (SettingError, ImportError) as error:  # ImportError: a package that this command needs is not installed
-        err.print(f"longscan: {error}", style="red", markup=False)
+        code = _run(words)
+        sys.stdout.flush()
+        return code
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package in ("", "longscan"):
+            raise
+        _complain(f"longscan {name} needs the package {package}, which is not installed: pip install 'longscan[train,data]'")
+        return 2
+    except (SettingError, ImportError) as error:  # ImportError: one that says itself which package to install
+        _complain(str(error))
         return 2
     except SystemExit as stop:  # jsonargparse leaves this way after --help
         return int(stop.code or 0)
     except KeyboardInterrupt:
-        err.print(f"longscan: stopped; `longscan {words[0]} --resume` goes on from the last checkpoint", markup=False)
+        advice = f"; `longscan {name} --resume` goes on from the last checkpoint" if name in RESUMABLE else ""
+        sys.stderr.write(f"longscan: stopped{advice}\n")
         return 130
+    except BrokenPipeError:  # who read our output has left; Python would flush the rest at its exit and fail again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _run(words: Sequence[str]) -> int:
+    if not words or words[0] in ("-h", "--help"):
+        _help()
+        return 0 if words else 2
+    if words[0] == "--version":
+        sys.stdout.write(f"longscan {longscan.__version__}\n")
+        return 0
+    if words[0] not in COMMANDS:
+        raise SettingError(f"{words[0]}: unknown command, needed one of {', '.join(COMMANDS)}")
+    return COMMANDS[words[0]](words[1:])
+
+
+def _complain(text: str) -> None:
+    """A line on stderr, red on a terminal; without rich, which may be what is missing."""
+    red, plain = ("\033[31m", "\033[0m") if sys.stderr.isatty() and "NO_COLOR" not in os.environ else ("", "")
+    sys.stderr.write(f"{red}longscan: {text}{plain}\n")
+
+
+@cache
+def _out() -> "Console":
+    from rich.console import Console
+
+    return Console(highlight=False, soft_wrap=True)
+
+
+@cache
+def _err() -> "Console":
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def _show(table: "Table") -> None:
+    """Print a table: within the terminal, with cells that fold; elsewhere plain rows, each as long as it needs."""
+    from rich.console import Console
+
+    if _out().is_terminal:
+        _out().print(table, soft_wrap=False)
+        return
+    if table.title:
+        _out().print(table.title)
+    table.title, table.box, table.show_lines, table.pad_edge = None, None, False, False
+    whole = Console(width=100_000, file=io.StringIO(), highlight=False)
+    with whole.capture() as captured:
+        whole.print(table)
+    sys.stdout.writelines(f"{line.rstrip()}\n" for line in captured.get().splitlines())
 
 
 def train_command(words: Sequence[str]) -> int:
@@ -91,11 +148,11 @@ def train_command(words: Sequence[str]) -> int:
 def _say_result(run: Any) -> int:
     result = run.result
     if result["status"] == "failed":
-        err.print(f"failed: {result['failure']}; the report is {run.folder / 'report.html'}", style="red", markup=False)
+        _err().print(f"failed: {result['failure']}; the report is {run.folder / 'report.html'}", style="red", markup=False)
         return 1
-    out.print(f"test {result['metric']}: {result['value']:.4f} (scaled {result['scaled']:.4f}, weights: {result['selected']})")
-    out.print(f"best constant predictor: {result['constant']:.4f} (scaled {result['constant_scaled']:.4f})")
-    out.print(f"report: {run.folder / 'report.html'}", markup=False)
+    _out().print(f"test {result['metric']}: {result['value']:.4f} (scaled {result['scaled']:.4f}, weights: {result['selected']})")
+    _out().print(f"best constant predictor: {result['constant']:.4f} (scaled {result['constant_scaled']:.4f})")
+    _out().print(f"report: {run.folder / 'report.html'}", markup=False)
     return 0
 
 
@@ -126,7 +183,7 @@ def sweep_command(words: Sequence[str]) -> int:
     return _sweep(given, slurm, plan)
 
 
-def _sweep_plan(words: Sequence[str], parser: ArgumentParser, file: str | None, stored: Any) -> tuple[Namespace, Any, Any]:
+def _sweep_plan(words: Sequence[str], parser: "ArgumentParser", file: str | None, stored: Any) -> "tuple[Namespace, Any, Any]":
     """(the command's words, Slurm settings, plan) from the words over the sweep file over the sweep that is gone on with."""
     from longscan.training import parse_settings
     from longscan.training.space import Plan, read_plan
@@ -144,27 +201,32 @@ def _sweep_plan(words: Sequence[str], parser: ArgumentParser, file: str | None, 
     return given, None if given.slurm is None else slurm_settings(given.slurm), Plan(settings=parsed.settings, **plain)
 
 
-def _sweep(given: Namespace, slurm: Any, plan: Any) -> int:
+def _sweep(given: "Namespace", slurm: Any, plan: Any) -> int:
     from longscan.training import check_target, run_sweep
 
     if given.record is not None:
         check_target(given.record)
-    sweep = run_sweep(
-        plan, given.out, resume=given.resume, workers=given.workers, slurm=slurm, say=lambda line: err.print(line, markup=False)
-    )
+
+    def say(line: str) -> None:
+        _err().print(line, markup=False)
+
+    sweep = run_sweep(plan, given.out, resume=given.resume, workers=given.workers, slurm=slurm, say=say)
     found = sweep.result()
     _show_sweep(found)
     if given.record is not None:
         for run in sweep.unrecorded(given.record):
             _record(run, given.record)
-    out.print(f"report: {sweep.folder / 'report.html'}", markup=False)
+    _out().print(f"report: {sweep.folder / 'report.html'}", markup=False)
     if found["status"] != "finished":
-        err.print("longscan: not over, as workers were lost; `longscan sweep --resume` goes on", style="red", markup=False)
+        _err().print("longscan: not over, as workers were lost; `longscan sweep --resume` goes on", style="red", markup=False)
     return 0 if found["status"] == "finished" and (found["test"] or (found["best"] and not found["seeds"])) else 1
 
 
 def _show_sweep(found: dict[str, Any]) -> None:
     """The trials, best first, and the test over seeds."""
+    from rich.markup import escape
+    from rich.table import Table
+
     from longscan.report.sweep import best_first, failures, setting_text, settings_text
     from longscan.report.text import mean_text, show
 
@@ -175,20 +237,22 @@ def _show_sweep(found: dict[str, Any]) -> None:
         for row in best_first(found):
             values = [escape(setting_text(row["settings"][key])) if key in row["settings"] else "" for key in found["space"]]
             table.add_row(str(row["trial"]), *values, show(row["score"]), show(row["constant"]), row["status"])
-        out.print(table)
+        _show(table)
     for line in (*failures(found["trials"], "trial"), *failures(found["seeds"], "seed")):
-        out.print(line, markup=False)
+        _out().print(line, markup=False)
     if best is not None:
         said = f"trial {best['trial']}, {metric} {best['score']:.4f} ({settings_text(best['settings'])})"
-        out.print(f"best on validation: {said}", markup=False)
+        _out().print(f"best on validation: {said}", markup=False)
     if test is not None:
         mean = mean_text((test["mean"], test["half_width"]), 4)
-        out.print(f"test {metric}: {mean} over {test['count']} seeds (scaled {test['scaled']:.4f}), {test['failed']} failed")
-        out.print(f"best constant predictor: {test['constant']:.4f}")
+        _out().print(f"test {metric}: {mean} over {test['count']} seeds (scaled {test['scaled']:.4f}), {test['failed']} failed")
+        _out().print(f"best constant predictor: {test['constant']:.4f}")
 
 
 def eval_command(words: Sequence[str]) -> int:
     """Score a run's model on a split."""
+    from rich.table import Table
+
     from longscan.training import Run
 
     parser = _parser("eval", eval_command)
@@ -214,12 +278,14 @@ def eval_command(words: Sequence[str]) -> int:
     if main_value is not None:
         table.add_row(f"{task.metric}, scaled", f"{task.scaled(main_value):.4f}")
     table.add_row(f"{task.metric} of the best constant predictor", f"{task.constant_score(given.split):.4f}")
-    out.print(table)
+    _show(table)
     return 0
 
 
-def _eval_automaton(given: Namespace) -> int:
+def _eval_automaton(given: "Namespace") -> int:
     """Score a model that `longscan automata --save` wrote, on all short words and on long random ones."""
+    from rich.table import Table
+
     from longscan.automata import load
     from longscan.automata.scoring import scores
 
@@ -232,13 +298,15 @@ def _eval_automaton(given: Namespace) -> int:
     table = Table("words", "answers right", "states right", "best constant answer", title=f"{given.run}, after each letter")
     for row in scores(compiled):
         table.add_row(row.words, f"{row.accuracy:.6f}", f"{row.states:.6f}", f"{row.constant:.4f}")
-    out.print(table)
-    out.print(str(compiled.verify()), markup=False)
+    _show(table)
+    _out().print(str(compiled.verify()), markup=False)
     return 0
 
 
 def automata_command(words: Sequence[str]) -> int:
     """Compile a regular expression or a named language into a model with exact weights."""
+    from rich.table import Table
+
     from longscan import automata
     from longscan.automata.page import check_word, write_page
     from longscan.automata.pictures import DPI, overview, some_word, write_pictures
@@ -265,7 +333,7 @@ def automata_command(words: Sequence[str]) -> int:
         table = Table("", "", show_header=False, title=given.named or given.pattern)
         for row in report.rows():
             table.add_row(*row)
-        out.print(table)
+        _show(table)
         compiled = automata.compile(
             dfa, series=given.series, phase=given.phase, layout=given.layout, dtype=given.dtype, backend=given.backend,
             length=given.length,
@@ -273,18 +341,18 @@ def automata_command(words: Sequence[str]) -> int:
         word = some_word(compiled) if given.word is None else list(given.word)
         check_word(compiled, word)
         size = compiled.size
-        out.print(f"model: blocks {size.spec}, d_model {size.d_model}, {size.parameters:,} parameters", markup=False)
-        out.print(str(compiled.verify()), markup=False)
+        _out().print(f"model: blocks {size.spec}, d_model {size.d_model}, {size.parameters:,} parameters", markup=False)
+        _out().print(str(compiled.verify()), markup=False)
         folder = None if given.save is None else Path(given.save)
         picture = Path(given.picture or ("automaton.png" if folder is None else folder / "automaton.png"))
         picture.parent.mkdir(parents=True, exist_ok=True)
         overview(compiled).savefig(picture, dpi=DPI)
-        out.print(f"picture: {picture}", markup=False)
+        _out().print(f"picture: {picture}", markup=False)
         if folder is not None:
             compiled.save(folder)
             write_pictures(compiled, folder, word)
             page = write_page(compiled, folder / "page.html", word)
-            out.print(f"model: {folder}; page: {page}", markup=False)
+            _out().print(f"model: {folder}; page: {page}", markup=False)
     except (ValueError, OSError) as error:
         raise SettingError(" ".join(str(error).split())) from error
     return 0
@@ -335,13 +403,11 @@ def _record(run: Any, target: str) -> None:
     from longscan.training import record_run
 
     record_run(run, target)
-    out.print(f"recorded in {target}", markup=False)
+    _out().print(f"recorded in {target}", markup=False)
 
 
 def tasks_command(words: Sequence[str]) -> int:
     """List the tasks: what they ask, how large they are, what a constant answer scores, whether their data are at hand."""
-    from dataclasses import MISSING, fields
-
     from longscan.tasks import TASKS
     from longscan.tasks.listing import facts
 
@@ -349,25 +415,45 @@ def tasks_command(words: Sequence[str]) -> int:
     parser.add_argument("--settings", action="store_true", help="list the tasks' settings and defaults instead")
     given = _parse(parser, words)
     if given.settings:
-        table = Table("task", "what it asks", "settings (default)", show_lines=True)
-        for name, task in sorted(TASKS.items()):
-            settings = []
-            for f in fields(task):
-                default = f.default if f.default_factory is MISSING else f.default_factory()
-                settings.append(f.name if default is MISSING else f"{f.name} ({default})")
-            table.add_row(name, _first_line(task), ", ".join(settings))
-        out.print(table)
+        asked = sorted(TASKS.items())
+        rows = [{"task": n, "what it asks": _first_line(t), "settings (default)": _defaults(t)} for n, t in asked]
+        _show_rows(rows, ("task", "settings (default)"))
         return 0
-    table = Table("task", "what it asks", "train / valid / test", "classes", "length", "constant", "source", "at hand")
+    rows = []
     for name, task in sorted(TASKS.items()):
         found = facts(task())
         sizes = "" if found.sizes is None else " / ".join("endless" if size is None else f"{size:,}" for size in found.sizes)
-        constant = "" if found.constant is None else f"{found.metric} {found.constant:.3g}"
-        counts = ["" if number is None else str(number) for number in (found.classes, found.length)]
-        table.add_row(name, _first_line(task), sizes, *counts, constant, found.source, found.at_hand)
-    out.print(table)
-    out.print("Data: --data-dir FOLDER, or LONGSCAN_DATA with a folder an area (lra, forecasting, activity, events, dna).")
+        row = {"task": name, "what it asks": _first_line(task), "train / valid / test": sizes}
+        for word, number in (("classes", found.classes), ("length", found.length)):
+            row[word] = "" if number is None else str(number)
+        row["constant"] = "" if found.constant is None else f"{found.metric} {found.constant:.3g}"
+        rows.append({**row, "source": found.source, "at hand": found.at_hand})
+    _show_rows(rows, ("task", "what it asks", "at hand"))
+    _out().print("Data: --data-dir FOLDER, or LONGSCAN_DATA with a folder an area (lra, forecasting, activity, events, dna).")
     return 0
+
+
+def _defaults(task: Any) -> str:
+    """A task's settings and their defaults, in a line."""
+    settings = []
+    for f in fields(task):
+        default = f.default if f.default_factory is MISSING else f.default_factory()
+        settings.append(f.name if default is MISSING else f"{f.name} ({default})")
+    return ", ".join(settings)
+
+
+def _show_rows(rows: Sequence[dict[str, str]], kept: Sequence[str]) -> None:
+    """A table of tasks, names never cut; on a narrow terminal only the columns `kept`."""
+    from rich.table import Column, Table
+
+    narrow = _out().is_terminal and _out().width < WIDE
+    names = [name for name in rows[0] if not narrow or name in kept]
+    table = Table(*(Column(name, no_wrap=name == "task", overflow="fold") for name in names), show_lines=narrow)
+    for row in rows:
+        table.add_row(*(row[name] for name in names))
+    _show(table)
+    if narrow:
+        _out().print(f"More columns: in a terminal of {WIDE} columns, or with `| less -S`.", soft_wrap=False)
 
 
 def show_command(words: Sequence[str]) -> int:
@@ -387,12 +473,14 @@ def show_command(words: Sequence[str]) -> int:
         picture = draw_examples(task, given.out or f"{task.name}.png", split=given.split, count=given.count)
     except (ValueError, OSError) as error:
         raise SettingError(" ".join(str(error).split())) from error
-    out.print(f"picture: {picture}", markup=False)
+    _out().print(f"picture: {picture}", markup=False)
     return 0
 
 
 def baselines_command(words: Sequence[str]) -> int:
     """Score simple predictors on the test split of a run's task; `longscan record` then sets them beside the run."""
+    from rich.table import Table
+
     from longscan.training import Run, write_baselines
 
     parser = _parser("baselines", baselines_command)
@@ -409,12 +497,14 @@ def baselines_command(words: Sequence[str]) -> int:
     for name, score in {"this run": value, **scores}.items():
         if score is not None:
             table.add_row(name, f"{score:.4f}")
-    out.print(table)
+    _show(table)
     return 0
 
 
 def layers_command(words: Sequence[str]) -> int:
     """List the layers and the blocks that have none, their letters in specs and what they are able to do."""
+    from rich.table import Table
+
     from longscan.blocks import BLOCKS
     from longscan.layers import LAYERS
     from longscan.models import LETTERS
@@ -435,7 +525,7 @@ def layers_command(words: Sequence[str]) -> int:
         row(of_layer.get(name, []), name, kind)
     for letter, block in of_layer.get(None, []):
         row([(letter, block)], "", BLOCKS[block or ""])
-    out.print(table)
+    _show(table)
     return 0
 
 
@@ -464,13 +554,14 @@ def report_command(words: Sequence[str]) -> int:
             raise SettingError(f"{folder}: no such directory, needed a run's or one of results")
     except (ValueError, OSError) as error:
         raise SettingError(" ".join(str(error).split())) from error
-    out.print(f"report: {page}", markup=False)
+    _out().print(f"report: {page}", markup=False)
     return 0
 
 
 def doctor_command(words: Sequence[str]) -> int:
     """Try every kernel on this machine, forward and backward, against float64; `auto` goes by what it finds."""
     import torch
+    from rich.table import Table
 
     from longscan.doctor import doctor, kernels
 
@@ -487,7 +578,7 @@ def doctor_command(words: Sequence[str]) -> int:
     faults = 0
     for device in devices:
         if not list(kernels(device)):
-            out.print(f"{device}: no native kernels, ops run on the eager backend")
+            _out().print(f"{device}: no native kernels, ops run on the eager backend")
             continue
         table = Table("kernel", "calls", "worst: call, result", "error", "allowed", "verdict", title=f"kernels on {device}")
         for findings in doctor(device):
@@ -498,8 +589,8 @@ def doctor_command(words: Sequence[str]) -> int:
                 f"{worst.op}, {worst.backend}", str(len(findings)), f"{worst.call}, {worst.worst}", f"{worst.error:.1e}",
                 f"{worst.allowed:.1e}", f"{len(faulty)} faults; {worst.fault}" if faulty else "passed",
             )  # fmt: skip
-        out.print(table)
-    out.print(f"{faults} faults: `auto` will not take these kernels here" if faults else "no fault found")
+        _show(table)
+    _out().print(f"{faults} faults: `auto` will not take these kernels here" if faults else "no fault found")
     return 1 if faults else 0
 
 
@@ -520,11 +611,13 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
 
 
 def _help() -> None:
+    from rich.table import Table
+
     table = Table("command", "what it does", title="longscan: state space models for long sequences", title_justify="left")
     for name, command in COMMANDS.items():
         table.add_row(name, _first_line(command))
-    out.print(table)
-    out.print(
+    _show(table)
+    _out().print(
         "`longscan COMMAND --help` lists a command's words; `longscan train --task NAME --help` also the settings of a task."
     )
 
@@ -533,11 +626,15 @@ def _first_line(thing: object) -> str:
     return (inspect.getdoc(thing) or "").partition("\n")[0]
 
 
-def _parser(name: str, command: Callable[[Sequence[str]], int]) -> ArgumentParser:
+def _parser(name: str, command: Callable[[Sequence[str]], int]) -> "ArgumentParser":
+    from jsonargparse import ArgumentParser
+
     return ArgumentParser(prog=f"longscan {name}", description=_first_line(command), exit_on_error=False, allow_abbrev=False)
 
 
-def _parse(parser: ArgumentParser, words: Sequence[str]) -> Namespace:
+def _parse(parser: "ArgumentParser", words: Sequence[str]) -> "Namespace":
+    from jsonargparse import ArgumentError
+
     from longscan.training.parsing import explain
 
     try:

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from rich.console import Console
 
 import longscan
 from longscan.cli import COMMANDS, main
@@ -164,16 +166,58 @@ def test_predict_writes_a_table(said: Callable[..., str], run: Path, tmp_path: P
         assert list(csv.DictReader(file)) == printed
 
 
-def test_tasks_and_layers_are_listed(said: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("longscan.cli.out", longscan.cli.Console(width=240))
+def test_tasks_and_layers_are_listed(said: Callable[..., str]) -> None:
     tasks = said("tasks")
+    assert "…" not in tasks
+    assert [line.split()[0] for line in tasks.splitlines()[1:-1]] == sorted(TASKS), "a row a task, with its whole name"
     assert all(name in tasks for name in TASKS)
     assert "accuracy 0.5" in tasks, "what a constant answer scores"
     assert "endless / 1,000 / 10,000" in tasks
-    assert "train_lengths (None)" in said("tasks", "--settings")
+    settings = said("tasks", "--settings")
+    assert "train_lengths (None)" in settings
+    assert [line.split()[0] for line in settings.splitlines()[1:]] == sorted(TASKS)
     layers = said("layers")
     assert all(name in layers for name in LAYERS)
     assert "causal" in layers
+
+
+@pytest.mark.parametrize("words", [["tasks"], ["tasks", "--settings"]])
+def test_names_are_whole_on_a_narrow_terminal(
+    said: Callable[..., str], monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    monkeypatch.setattr("longscan.cli._out", lambda: Console(width=80, force_terminal=True, soft_wrap=True, no_color=True))
+    text = said(*words)
+    assert [name for name in TASKS if f" {name} " not in text] == []
+    assert "…" not in text
+    assert max(map(len, re.sub(r"\x1b\[\d*m", "", text.partition("Data:")[0]).splitlines())) <= 80
+
+
+def test_a_reader_that_leaves_ends_the_command_without_a_word(run: Path, tmp_path: Path) -> None:
+    examples = tmp_path / "words.txt"
+    examples.write_text("1 0 1\n" * 20_000)
+    program = "import sys; from longscan.cli import main; sys.exit(main())"
+    words = [sys.executable, "-c", program, "predict", str(run), str(examples)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as done:
+        assert done.stdout is not None
+        assert done.stderr is not None
+        assert done.stdout.readline() == "question,answer,probability\n"
+        done.stdout.close()
+        assert done.stderr.read() == ""
+    assert done.returncode == 1
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_only_commands_that_can_go_on_say_so(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    def interrupted(_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(COMMANDS, name, interrupted)
+    assert main([name]) == 130
+    said = capsys.readouterr().err
+    assert said.startswith("longscan: stopped")
+    assert ("--resume" in said) == (name in ("train", "sweep"))
 
 
 def test_report_of_a_run_and_of_results(said: Callable[..., str], run: Path, tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 BLOCKED = "import sys; sys.modules |= dict.fromkeys(['plotly', 'jsonschema']); "
 
 
@@ -24,9 +26,35 @@ def test_importing_longscan_imports_nothing_else() -> None:
 
 
 def test_the_commands_are_known_without_torch() -> None:
-    found = imported_by("import longscan.cli")
-    assert {"longscan", "jsonargparse", "rich"} <= found
-    assert not found & {"torch", "numpy", "accelerate", "plotly", "torchmetrics"}
+    assert imported_by("import longscan.cli") == {"longscan"}
+
+
+TRAIN = ["accelerate", "jsonargparse", "yaml", "rich", "safetensors", "torchmetrics", "tensorboard", "scipy"]
+
+
+@pytest.mark.parametrize("missing", [["jsonargparse"], ["rich"], TRAIN])
+@pytest.mark.parametrize("command", ["--help", "layers", "tasks", "train", "eval"])
+def test_a_missing_package_is_one_line(missing: list[str], command: str) -> None:
+    program = f"import sys; sys.modules |= dict.fromkeys({missing}); from longscan.cli import main; sys.exit(main())"
+    done = python(program, command, *(["--out", "x", "--task", "parity"] if command == "train" else []))
+    if command == "--help" and "rich" not in missing:
+        assert done.returncode == 0
+        return
+    assert done.returncode == 2
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"longscan: longscan {command} needs the package ")
+    assert line.partition(" needs the package ")[2].partition(",")[0] in missing
+    assert line.endswith("pip install 'longscan[train,data]'")
+
+
+def test_data_sets_that_a_missing_package_carries() -> None:
+    program = "import sys; sys.modules |= dict.fromkeys(['aeon']); from longscan.cli import main; sys.exit(main())"
+    done = python(program, "show", "uea")
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("longscan: task.data_dir: name the files' folder, or install aeon")
+    assert line.endswith("pip install 'longscan[train,data]'")
 
 
 def test_models_need_nothing_but_torch_and_numpy() -> None:

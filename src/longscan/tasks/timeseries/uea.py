@@ -260,7 +260,8 @@ def _read(dataset: str, data_dir: str | None) -> tuple[Recordings, Recordings]:
         spec = find_spec("aeon")
         locations = spec.submodule_search_locations if spec is not None else None
         if not locations:
-            raise FileNotFoundError("data_dir: name the files' folder, or install aeon, which carries some sets (longscan[data])")
+            install = "pip install 'longscan[train,data]'"
+            raise FileNotFoundError(f"data_dir: name the files' folder, or install aeon, which carries some sets: {install}")
         folders = [Path(locations[0]) / "datasets" / "data" / dataset]
     else:
         folders = [Path(data_dir), Path(data_dir) / dataset]
