@@ -39,7 +39,7 @@ from longscan.training.parsing import parse_settings
 from longscan.training.records import commit
 from longscan.training.run import build_model
 from longscan.training.schedule import learning_rate
-from longscan.training.settings import Settings
+from longscan.training.settings import SettingError, Settings
 
 SUCCESS = 0.99  # scaled accuracy from which a seed counts as having found the solution
 
@@ -322,10 +322,14 @@ def main() -> None:
         return
     if words.recipe is None or words.out is None:
         parser.error("RECIPE and --out, or --draw, are needed")
-    settings = parse_settings(["--config", str(words.recipe), *further]).settings
-    settings = replace(settings, model=replace(settings.model, backend=words.backend))
     command = shlex.join(["python", "benchmarks/seeds.py", *sys.argv[1:]])
-    Seeds(settings, list(range(words.seeds)), words.out, command).run(words.every, words.limit, words.workers)
+    try:
+        settings = parse_settings(["--config", str(words.recipe), *further]).settings
+        settings = replace(settings, model=replace(settings.model, backend=words.backend))
+        seeds = Seeds(settings, list(range(words.seeds)), words.out, command)
+    except SettingError as error:
+        parser.exit(2, f"seeds.py: {error}\n")
+    seeds.run(words.every, words.limit, words.workers)
 
 
 if __name__ == "__main__":

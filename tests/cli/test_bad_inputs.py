@@ -1,6 +1,8 @@
 """What a user gets wrong is said in one line that names it, with exit code 2, before anything is written."""
 
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -270,3 +272,14 @@ def test_by_length_where_there_are_no_lengths(refused: Callable[..., str], tmp_p
     assert main(["train", "--out", str(tmp_path / "run"), *words, *rest]) == 0
     assert "--by-length" in refused("eval", tmp_path / "run", "--by-length")
     assert Run(tmp_path / "run").settings.model.spec == "m"
+
+
+@pytest.mark.parametrize("words", [["--training.lr", "-1"], ["--backend", "quantum"], ["--model.spec", "mza"]])
+def test_the_benchmark_of_seeds(tmp_path: Path, words: list[str]) -> None:
+    root = Path(__file__).parents[2]
+    program = [sys.executable, str(root / "benchmarks" / "seeds.py"), str(root / "recipes" / "aussm" / "parity.yaml")]
+    done = subprocess.run([*program, "--out", str(tmp_path / "x.json"), *words], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"seeds.py: {'model.backend' if words[0] == '--backend' else words[0].lstrip('-')}: ")
+    assert not (tmp_path / "x.json").exists()
