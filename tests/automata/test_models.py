@@ -175,7 +175,7 @@ def test_models_are_models(tmp_path):
     loaded = automata.load(tmp_path)
     assert loaded.dfa == compiled.dfa
     assert loaded.verify().holds
-    assert set(loaded.state_dict) == set(model.state_dict())
+    assert set(loaded.state_dict()) == set(model.state_dict())
     (tmp_path / "automaton.json").write_text(json.dumps({"alphabet": ["a"]}))
     with pytest.raises(automata.AutomataError, match=r"automaton\.json: damaged"):
         automata.load(tmp_path)

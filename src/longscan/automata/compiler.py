@@ -162,7 +162,6 @@ class Compiled:
         """Blocks, width, parameters, memories."""
         return _size(self.program, self.plan)
 
-    @property
     def state_dict(self) -> dict[str, Tensor]:
         """The weights."""
         return dict(self.model.state_dict())
