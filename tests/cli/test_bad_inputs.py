@@ -266,11 +266,20 @@ def test_other_commands(refused: Callable[..., str], tmp_path: Path, finished: P
     assert "all: unknown argument" in refused("tasks", "all")
 
 
-def test_by_length_where_there_are_no_lengths(refused: Callable[..., str], tmp_path: Path) -> None:
+def test_scores_by_length_and_missing_values_of_series(refused: Callable[..., str], tmp_path: Path) -> None:
     words = ["--task", "uea", "--model.spec", "m", "--model.d_model", "2", "--model.d_state", "1", "--training.eval_batches", "1"]
     rest = ["--training.test_batches", "1", "--training.batch_size", "2", "--steps", "1", "--model.backend", "eager"]
     assert main(["train", "--out", str(tmp_path / "run"), *words, *rest]) == 0
     assert "--by-length" in refused("eval", tmp_path / "run", "--by-length")
+    examples = tmp_path / "new.ts"
+    channels = [":".join(["1,2,3"] * 6), ":".join(["1,?,3", "1,2,NaN", *["1,2,3"] * 4]), ":".join(["?,2,3", *["1,2,3"] * 5])]
+    examples.write_text("@problemName New\n@classLabel false\n@data\n" + "\n".join(channels) + "\n")
+    program = "import sys; from longscan.cli import main; sys.exit(main())"
+    words = [sys.executable, "-c", program, "predict", str(tmp_path / "run"), str(examples)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (done.returncode, len(done.stdout.splitlines())) == (0, 4)
+    (line,) = done.stderr.splitlines()
+    assert line == f"{examples}: 3 missing values in 2 of its 3 series were given the channel's mean over the training series"
     assert Run(tmp_path / "run").settings.model.spec == "m"
 
 

@@ -156,14 +156,19 @@ class Uea(ClassificationTask):
     def read_inputs(self, path: str | Path) -> Batch:
         """Series from a .ts, .arff, .csv or .npy file, treated as the training series were; labels in it are not used.
 
-        .csv: one series, a step a line, a channel a column. .npy: (L, C) or (N, L, C). Raises ValueError where the file is
-        damaged or has another number of channels than the training series.
+        .csv: one series, a step a line, a channel a column. .npy: (L, C) or (N, L, C). How many missing values are filled in is
+        logged as a warning. Raises ValueError where the file is damaged or has another number of channels than the training
+        series.
         """
         series = read_recordings(path).series
         loaded = _load(self)
         channels = len(loaded.partition.shift)
         if len(series[0]) != channels:
             raise ValueError(f"{path}: its series have {len(series[0])} channels, those of {self.dataset} have {channels}")
+        missing = [int(np.isnan(item).sum()) for item in series]
+        if any(missing):
+            counts = f"{sum(missing)} missing values in {sum(map(bool, missing))} of its {len(series)} series"
+            _log.warning("%s: %s were given the channel's mean over the training series", path, counts)
         inputs, valid = _arranged(series, loaded.partition, self.length if self.time_channel else None)
         return Batch(inputs=inputs, valid=valid)
 
