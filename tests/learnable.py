@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from made_up import FORMS, cifar_batch, events_of, reviews, rng
+from made_up import FORMS, cifar_batch, gestures, reviews, rng, spoken
 
 Settings = dict[str, Any]
 
@@ -34,32 +34,8 @@ def uea(folder: Path, dataset: str, each: int = 12, length: int = 40) -> Setting
 def events(folder: Path, dataset: str) -> Settings:
     """SHD, SSC or DVS-Gesture: a class has its own units, or its own columns of the sensor."""
     if dataset == "dvs_gesture":
-        return gestures(folder)
-    import h5py
-
-    for seed, part in enumerate(("train", "test") if dataset == "shd" else ("train", "valid", "test")):
-        draw = rng(seed)
-        with h5py.File(folder / f"{dataset}_{part}.h5", "w") as file:
-            times = file.create_dataset("spikes/times", (60,), dtype=h5py.vlen_dtype(np.float16))
-            units = file.create_dataset("spikes/units", (60,), dtype=h5py.vlen_dtype(np.uint16))
-            for number in range(60):
-                count = int(draw.integers(60, 90))
-                times[number] = np.sort(draw.uniform(0, 1, count)).astype(np.float16)
-                units[number] = draw.integers(0, 200, count) + 250 * (number % 3)
-            file["labels"], file["extra/keys"] = np.arange(60) % 3, np.array([b"one", b"two", b"three"])
-    return {"data_dir": str(folder)}
-
-
-def gestures(folder: Path) -> Settings:
-    """Ten people, three gestures."""
-    for part in ("ibmGestureTrain", "ibmGestureTest"):
-        for user in range(10):
-            place = folder / part / f"user{user:02}_led"
-            place.mkdir(parents=True)
-            for number, kind in enumerate((0, 4, 10)):
-                t, x, y, p = events_of(user * 11 + kind, 90, (40, 128))
-                np.save(place / f"{kind}.npy", np.stack([x + 44 * number, y, p, t // 1000], axis=1))
-    return {"data_dir": str(folder)}
+        return gestures(folder, users=10, count=90, size=(40, 128), shift=44)
+    return spoken(folder, dataset, recordings=60, spikes=(60, 90), units=200, shift=250)
 
 
 def human_activity(folder: Path) -> Settings:

@@ -203,37 +203,39 @@ def hash_of(text: str) -> int:
 MADE_UP["species"] = MADE_UP["dna_language"] = genomes
 
 
-def spoken(folder: Path, dataset: str, parts: tuple[str, ...]) -> Settings:
-    """SHD or SSC: thirty recordings of three words in each file."""
+def spoken(
+    folder: Path, dataset: str, recordings: int = 30, spikes: tuple[int, int] = (9, 20), units: int = 700, shift: int = 0
+) -> Settings:
+    """SHD or SSC: recordings of three words in each file, of so many spikes; the units of a word are `shift` above the last's."""
     import h5py
 
-    for seed, part in enumerate(parts):
+    for seed, part in enumerate(("train", "test") if dataset == "shd" else ("train", "valid", "test")):
         draw = rng(seed)
         with h5py.File(folder / f"{dataset}_{part}.h5", "w") as file:
-            times = file.create_dataset("spikes/times", (30,), dtype=h5py.vlen_dtype(np.float16))
-            units = file.create_dataset("spikes/units", (30,), dtype=h5py.vlen_dtype(np.uint16))
-            for number in range(30):
-                count = int(draw.integers(9, 20))
+            times = file.create_dataset("spikes/times", (recordings,), dtype=h5py.vlen_dtype(np.float16))
+            fired = file.create_dataset("spikes/units", (recordings,), dtype=h5py.vlen_dtype(np.uint16))
+            for number in range(recordings):
+                count = int(draw.integers(*spikes))
                 times[number] = np.sort(draw.uniform(0, 1, count)).astype(np.float16)
-                units[number] = draw.integers(0, 700, count)
-            file["labels"], file["extra/keys"] = np.arange(30) % 3, np.array([b"one", b"two", b"three"])
+                fired[number] = draw.integers(0, units, count) + shift * (number % 3)
+            file["labels"], file["extra/keys"] = np.arange(recordings) % 3, np.array([b"one", b"two", b"three"])
     return {"data_dir": str(folder)}
 
 
-def gestures(folder: Path) -> Settings:
-    """DVS-Gesture as tonic keeps it: four people, three gestures."""
+def gestures(folder: Path, users: int = 4, count: int = 40, size: tuple[int, int] = (128, 128), shift: int = 0) -> Settings:
+    """DVS-Gesture as tonic keeps it: some people, three gestures of `count` events, each gesture `shift` columns further."""
     for part in ("ibmGestureTrain", "ibmGestureTest"):
-        for user in range(4):
+        for user in range(users):
             place = folder / part / f"user{user:02}_led"
             place.mkdir(parents=True)
-            for kind in (0, 4, 10):
-                t, x, y, p = events_of(user * 11 + kind, 40, (128, 128))
-                np.save(place / f"{kind}.npy", np.stack([x, y, p, t // 1000], axis=1))
+            for number, kind in enumerate((0, 4, 10)):
+                t, x, y, p = events_of(user * 11 + kind, count, size)
+                np.save(place / f"{kind}.npy", np.stack([x + shift * number, y, p, t // 1000], axis=1))
     return {"data_dir": str(folder)}
 
 
 EVENTS: dict[str, Callable[[Path], Settings]] = {
-    "shd": lambda folder: spoken(folder, "shd", ("train", "test")),
-    "ssc": lambda folder: spoken(folder, "ssc", ("train", "valid", "test")),
+    "shd": lambda folder: spoken(folder, "shd"),
+    "ssc": lambda folder: spoken(folder, "ssc"),
     "dvs_gesture": gestures,
 }

@@ -34,6 +34,7 @@ from longscan.tasks.formal import (
     Set,
     SolveEquation,
 )
+from published_settings import FORMAL, SERIES, WEATHER
 
 GROUPS = automata.languages.GROUPS
 
@@ -613,26 +614,6 @@ def test_a36_work_depth_and_space_of_a_prefix_sum(power):
     assert len(sums) == length
 
 
-TABLE_4 = {  # task: layers, d, n, weight decay, learning rate
-    "repetition": ("ma", 64, 32, 0, 1e-2),
-    "bucket sort": ("am", 64, 32, 0, 1e-2),
-    "majority count": ("ma", 64, 32, 0.1, 1e-2),
-    "majority": ("ma", 64, 32, 0.1, 1e-2),
-    "solve equation": ("ma", 64, 32, 0, 1e-2),
-    "mod arith": ("am", 16, 8, 0, 1e-2),
-    "mod arith without brackets": ("ma", 8, 16, 0, 1e-2),
-    "cycle navigation": ("ma", 16, 8, 0, 1e-2),
-    "parity": ("ma", 16, 8, 0, 1e-2),
-}
-TABLE_4_SERIES = {
-    "Heartbeat": ("ma", 64, 64, 0, 1e-4),
-    "SCP1": ("amma", 16, 128, 0, 1e-3),
-    "SCP2": ("ma", 16, 128, 0, 1e-4),
-    "Ethanol": ("ammama", 16, 64, 1e-3, 1e-5),
-    "Motor": ("ma", 16, 128, 0, 1e-4),
-    "Worms": ("amma", 16, 16, 0, 1e-3),
-    "weather": ("ma", 16, 128, 0, 1e-3),
-}
 GRID = {
     "layers": {"ma", "am", "mm", "aa"},
     "d": {8, 16, 32, 64},
@@ -645,11 +626,11 @@ GRID_SERIES = {"d": {16, 64, 128}, "n": {16, 64, 128}, "decay": {0}, "lr": {1e-5
 
 def test_a37_some_chosen_settings_lie_outside_the_grids():
     outside = set()
-    for table, grid in ((TABLE_4, GRID), (TABLE_4_SERIES, GRID_SERIES)):
+    for table, grid in ((FORMAL, GRID), (SERIES | {"weather": WEATHER}, GRID_SERIES)):
         for task, row in table.items():
             settings = dict(zip(("layers", "d", "n", "decay", "lr"), row, strict=True))
             outside |= {(task, name) for name, choices in grid.items() if settings[name] not in choices}
-    assert outside == {("majority count", "decay"), ("majority", "decay"), ("Ethanol", "decay")}
+    assert outside == {("majority_count", "decay"), ("majority", "decay"), ("ethanol_concentration", "decay")}
 
 
 def test_a38_separable_mamba_and_aussm_grow_alike_with_the_length():

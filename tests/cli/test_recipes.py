@@ -14,27 +14,12 @@ from longscan.training.evaluate import predict
 from longscan.training.run import build_model
 from longscan.training.space import Plan, read_plan
 from made_up import EVENTS, FORMS, MADE_UP, table
+from published_settings import FORMAL, SERIES
 
 ROOT = Path(__file__).parents[2]
 SWEEPS = sorted((ROOT / "recipes").glob("*/sweeps/*.yaml"))
 RECIPES = sorted(set((ROOT / "recipes").rglob("*.yaml")) - set(SWEEPS))
-PUBLISHED = {  # AUSSM, Table 4: layers, d, n, weight decay, learning rate
-    "repetition": ("ma", 64, 32, 0.0, 0.01),
-    "bucket_sort": ("am", 64, 32, 0.0, 0.01),
-    "majority_count": ("ma", 64, 32, 0.1, 0.01),
-    "majority": ("ma", 64, 32, 0.1, 0.01),
-    "solve_equation": ("ma", 64, 32, 0.0, 0.01),
-    "modular_arithmetic_brackets": ("am", 16, 8, 0.0, 0.01),
-    "modular_arithmetic": ("ma", 8, 16, 0.0, 0.01),
-    "cycle_navigation": ("ma", 16, 8, 0.0, 0.01),
-    "parity": ("ma", 16, 8, 0.0, 0.01),
-    "heartbeat": ("ma", 64, 64, 0.0, 1e-4),
-    "self_regulation_scp1": ("amma", 16, 128, 0.0, 1e-3),
-    "self_regulation_scp2": ("ma", 16, 128, 0.0, 1e-4),
-    "ethanol_concentration": ("ammama", 16, 64, 0.001, 1e-5),
-    "motor_imagery": ("ma", 16, 128, 0.0, 1e-4),
-    "eigen_worms": ("amma", 16, 16, 0.0, 1e-3),
-}
+PUBLISHED = FORMAL | SERIES
 
 
 def make_up(folder: Path, dataset: str) -> None:

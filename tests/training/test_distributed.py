@@ -21,7 +21,7 @@ from longscan.models.roles import optimizer_groups
 from longscan.tasks import TASKS, Batch, Task
 from longscan.training import SettingError, loop, shard_model, share_of, train
 from longscan.training.checkpoint import read_tensors
-from longscan.training.evaluate import predict
+from longscan.training.evaluate import predict, scored_answers
 from longscan.training.logs import read_rows
 
 PROCESSES = multiprocessing.get_context("forkserver")  # so that what takes long to import is imported once
@@ -95,13 +95,13 @@ def test_shares() -> None:
     assert whole.factor == 1.0
     shares = [share_of(batch, task, "mean", process, 3) for process in range(3)]
     assert [len(share.rows.inputs) for share in shares] == [3, 2, 2]
-    assert sum(share.answers for share in shares) == whole.answers
-    assert len({share.answers for share in shares}) > 1
+    assert sum(share.weight for share in shares) == float(scored_answers(batch, task))
+    assert len({share.weight for share in shares}) > 1
     assert sum(share.factor for share in shares) == pytest.approx(3.0)
     assert [share_of(batch, task, "sum", process, 3).factor for process in range(3)] == [3.0] * 3
     for reduction in ("mean", "sum"):
         one, none = (share_of(rows_of(batch, 1), task, reduction, process, 2) for process in range(2))
-        assert (one.factor, none.factor, none.answers) == (2.0, 0.0, 0.0)
+        assert (one.factor, none.factor, none.weight) == (2.0, 0.0, 0.0)
         assert torch.equal(none.rows.inputs, batch.inputs[:1])
 
 

@@ -32,8 +32,9 @@ def check_steps(shape: tuple[int, int], elapsed: Tensor | None, valid: Tensor | 
             raise ValueError(f"valid: row {row} has more than one run of valid steps, expected one (padding left or right)")
     if elapsed is not None:
         wrong = ~(elapsed.isfinite() & (elapsed >= 0))
-        if bool((wrong if valid is None else wrong & valid).any()):
-            found = elapsed[wrong if valid is None else wrong & valid][0].item()
+        wrong = wrong if valid is None else wrong & valid
+        if bool(wrong.any()):
+            found = elapsed[wrong][0].item()
             raise ValueError(f"elapsed: got a time of {found}, expected finite times of at least 0 since the previous step")
     if seq_idx is not None and bool((seq_idx < 0).any()):
         raise ValueError("seq_idx: got a negative number, expected numbers from 0")

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+import numpy as np
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -67,6 +68,11 @@ class ClassificationTask(Task):
         """(score - 1/K) / (1 - 1/K): guessing uniformly among K classes is 0, perfection 1."""
         chance = 1 / self._classes_count
         return (score - chance) / (1 - chance)
+
+
+def largest_share(targets: np.ndarray) -> float:
+    """The share of the most frequent class: what the best constant answer scores. targets: whole numbers of any shape."""
+    return float(np.bincount(targets.ravel()).max() / targets.size)
 
 
 def answered(output: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from longscan.tasks._random import Draws
 from longscan.tasks._store import Ragged
 from longscan.tasks.base import Batch, Split, check_request, rows_of_step
-from longscan.tasks.classification import ClassificationTask
+from longscan.tasks.classification import ClassificationTask, largest_share
 
 
 class Labelled(NamedTuple):
@@ -65,8 +65,7 @@ class SequenceClassification(ClassificationTask):
         """The accuracy on a split of always giving its most frequent class."""
         check_request(self, split, 0, 1, 0)
         data = self._labelled()
-        targets = data.targets[data.rows[split]]
-        return float(np.bincount(targets).max() / len(targets))
+        return largest_share(data.targets[data.rows[split]])
 
     def decode(self, output: Tensor, batch: Batch) -> list[dict[str, str | float]]:  # noqa: ARG002
         """The most probable class and its probability, a row a sequence. output: (B, K)."""

@@ -19,10 +19,14 @@ M = TypeVar("M", bound=SequenceModel)
 
 
 class Share(NamedTuple):
-    """A process's part of a batch; answers: how many of its answers are scored; factor: on its loss before the mean is taken."""
+    """A process's part of a batch.
+
+    weight: of its mean score among those of the others, the number of its scored answers; factor: on its loss before the
+    gradients' mean is taken.
+    """
 
     rows: Batch
-    answers: float
+    weight: float
     factor: float
 
 
@@ -32,14 +36,14 @@ def share_of(batch: Batch, task: Task, reduction: Reduction, process: int, proce
     A process whose rows hold no scored answer, as where there are fewer rows than processes, gets all rows at factor 0: the mean
     over no answers is no number, and all processes have to take part in the exchange of gradients.
     """
-    whole = float(scored_answers(batch, task))
     if processes == 1:
-        return Share(batch, whole, 1.0)
+        return Share(batch, 1.0, 1.0)
     rows = Batch(*(None if part is None else part[process::processes] for part in batch))  # type: ignore[arg-type]
     answers = float(scored_answers(rows, task))
     if not answers:
         return Share(batch, 0.0, 0.0)
-    return Share(rows, answers, processes * (1.0 if reduction == "sum" else answers / whole))
+    part = 1.0 if reduction == "sum" else answers / float(scored_answers(batch, task))
+    return Share(rows, answers, processes * part)
 
 
 def shard_model(model: M, mesh: "DeviceMesh | None" = None) -> M:

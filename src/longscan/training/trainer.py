@@ -205,7 +205,7 @@ class Trainer:
         if logs or looks:
             batch = share.rows
             found = self.task.loss(output, batch).item(), batch_score(self.task, output, batch)
-            loss, score = self._whole_batch(*found, share.answers)
+            loss, score = self._whole_batch(*found, share.weight)
         if logs:
             row: Row = {"loss": number(loss), self.task.metric: number(score), "lr": rate}
             row["grad_norm"] = number(norm.item())
@@ -226,13 +226,13 @@ class Trainer:
         wrong = (~self.finite).float()
         return not bool(wrong if self.accelerator.num_processes == 1 else self.accelerator.reduce(wrong))
 
-    def _whole_batch(self, loss: float, score: float, answers: float) -> tuple[float, float]:
+    def _whole_batch(self, loss: float, score: float, weight: float) -> tuple[float, float]:
         """Loss and score over the shares of all processes."""
         if self.accelerator.num_processes == 1:
             return loss, score
-        sums = torch.tensor([loss * answers, score * answers, answers], device=self.accelerator.device)
-        loss, score, answers = self.accelerator.reduce(sums).tolist()
-        return loss / answers, score / answers
+        sums = torch.tensor([loss * weight, score * weight, weight], device=self.accelerator.device)
+        loss, score, weight = self.accelerator.reduce(sums).tolist()
+        return loss / weight, score / weight
 
     def _log(self, split: str, row: Row) -> None:
         row = {"step": self.at.step, "split": split, **row, "seconds": round(time.perf_counter() - self.clock, 3)}

@@ -14,7 +14,7 @@ from torch import Tensor
 from longscan.tasks._random import Draws
 from longscan.tasks._store import Arrays, Ragged, data_folder, stored
 from longscan.tasks.base import TASKS, Batch, Split, Task, check_request, rows_of_step
-from longscan.tasks.classification import ClassificationTask
+from longscan.tasks.classification import ClassificationTask, largest_share
 from longscan.tasks.dna.fasta import BASES, read_fasta, reverse_complement
 from longscan.tasks.language.base import LanguageTask
 
@@ -168,7 +168,7 @@ class Species(_Genomes, ClassificationTask):
         if size is None:
             return 1 / self.num_classes
         targets = np.concatenate([_block(self, split, number)[1] for number in range(-(-size // _BLOCK))])[:size]
-        return float(np.bincount(targets).max() / size)
+        return largest_share(targets)
 
     def describe(self, batch: Batch, row: int = 0) -> str:
         """The first bases, the number of bases, the species."""

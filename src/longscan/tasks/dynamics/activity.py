@@ -14,7 +14,7 @@ from longscan.tasks._drawing import bars
 from longscan.tasks._random import Draws
 from longscan.tasks._store import data_folder, first_existing
 from longscan.tasks.base import TASKS, Batch, Split, check_request, rows_of_step
-from longscan.tasks.classification import ClassificationTask
+from longscan.tasks.classification import ClassificationTask, largest_share
 
 _WANTED = "ConfLongDemo_JSI.txt (https://archive.ics.uci.edu/dataset/196)"
 _TAGS = ("010-000-024-033", "010-000-030-096", "020-000-033-111", "020-000-032-221")
@@ -99,8 +99,7 @@ class HumanActivity(ClassificationTask):
         """The accuracy on a split of always giving its most frequent activity."""
         check_request(self, split, 0, 1, 0)
         data = _load(self)
-        targets = data.targets[data.rows[split]].ravel()
-        return float(np.bincount(targets).max() / len(targets))
+        return largest_share(data.targets[data.rows[split]])
 
     def describe(self, batch: Batch, row: int = 0) -> str:
         """The height as bars, the activity of the last step."""

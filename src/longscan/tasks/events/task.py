@@ -13,7 +13,7 @@ from longscan.tasks._drawing import bars
 from longscan.tasks._random import Draws
 from longscan.tasks._store import Arrays, data_folder, first_existing, stored
 from longscan.tasks.base import TASKS, Batch, Split, check_request, rows_of_step
-from longscan.tasks.classification import ClassificationTask
+from longscan.tasks.classification import ClassificationTask, largest_share
 from longscan.tasks.events.augment import PUBLISHED, augmented, cut_and_mix
 from longscan.tasks.events.batching import bucketed_rows, packed
 from longscan.tasks.events.files import Stream, read_40_bit, read_columns, read_listing, read_spikes
@@ -203,8 +203,7 @@ class Events(ClassificationTask):
         """The accuracy on a split of always giving its most frequent class."""
         check_request(self, split, 0, 1, 0)
         data, rows = _recordings(self.dataset, self.data_dir), _rows(self)
-        targets = data.targets[rows[split]]
-        return float(np.bincount(targets).max() / len(targets))
+        return largest_share(data.targets[rows[split]])
 
     def describe(self, batch: Batch, row: int = 0) -> str:
         """How many events fall into each stretch of time, their number, the duration, the class."""

@@ -14,6 +14,7 @@ import torch
 from longscan.tasks._random import Draws
 from longscan.tasks._store import Arrays, Ragged, stored
 from longscan.tasks.base import Batch, Split, check_request
+from longscan.tasks.classification import largest_share
 from longscan.tasks.examples import Labelled, SequenceClassification
 
 Block = tuple[Ragged, np.ndarray]  # sequences and targets
@@ -77,8 +78,7 @@ class DrawnTask(SequenceClassification):
         """The accuracy on a split of always giving its most frequent class; of the stream, on valid."""
         check_request(self, split, 0, 1, 0)
         data = self._labelled()
-        targets = data.targets[data.rows["valid" if split == "train" and self._streams else split]]
-        return float(np.bincount(targets).max() / len(targets))
+        return largest_share(data.targets[data.rows["valid" if split == "train" and self._streams else split]])
 
     def _labelled(self) -> Labelled:
         return _labelled(self)

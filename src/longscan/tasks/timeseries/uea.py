@@ -15,7 +15,7 @@ from torch import Tensor
 
 from longscan.tasks._drawing import bars
 from longscan.tasks.base import TASKS, Batch, Split, check_request, rows_of_step
-from longscan.tasks.classification import ClassificationTask
+from longscan.tasks.classification import ClassificationTask, largest_share
 from longscan.tasks.timeseries import protocols
 from longscan.tasks.timeseries.files import Recordings, read_arff, read_arff_dimensions, read_recordings, read_ts
 
@@ -133,8 +133,7 @@ class Uea(ClassificationTask):
         """The accuracy on a split of always giving its most frequent class."""
         check_request(self, split, 0, 1, 0)
         loaded = _load(self)
-        targets = loaded.targets[loaded.partition.rows[split]]
-        return torch.bincount(targets).max().item() / len(targets)
+        return largest_share(loaded.targets[loaded.partition.rows[split]].numpy())
 
     def fitted_baselines(self, split: Split = "test", seed: int = 0) -> dict[str, float]:
         """The accuracy of MiniRocket and of the nearest neighbour by dynamic time warping, as aeon has them, fitted on train.

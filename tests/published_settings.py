@@ -1,0 +1,25 @@
+"""The settings that papers print, for tests to hold recipes and claims against."""
+
+Row = tuple[str, int, int, float, float]
+
+# AUSSM, Table 4: layers, d, n, weight decay, learning rate of each task's hybrid, by the names of our recipes
+FORMAL: dict[str, Row] = {
+    "repetition": ("ma", 64, 32, 0.0, 0.01),
+    "bucket_sort": ("am", 64, 32, 0.0, 0.01),
+    "majority_count": ("ma", 64, 32, 0.1, 0.01),
+    "majority": ("ma", 64, 32, 0.1, 0.01),
+    "solve_equation": ("ma", 64, 32, 0.0, 0.01),
+    "modular_arithmetic_brackets": ("am", 16, 8, 0.0, 0.01),
+    "modular_arithmetic": ("ma", 8, 16, 0.0, 0.01),
+    "cycle_navigation": ("ma", 16, 8, 0.0, 0.01),
+    "parity": ("ma", 16, 8, 0.0, 0.01),
+}
+SERIES: dict[str, Row] = {
+    "heartbeat": ("ma", 64, 64, 0.0, 1e-4),
+    "self_regulation_scp1": ("amma", 16, 128, 0.0, 1e-3),
+    "self_regulation_scp2": ("ma", 16, 128, 0.0, 1e-4),
+    "ethanol_concentration": ("ammama", 16, 64, 0.001, 1e-5),
+    "motor_imagery": ("ma", 16, 128, 0.0, 1e-4),
+    "eigen_worms": ("amma", 16, 16, 0.0, 1e-3),
+}
+WEATHER: Row = ("ma", 16, 128, 0.0, 1e-3)
