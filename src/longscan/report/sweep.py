@@ -101,17 +101,14 @@ def _drawing(found: Found, key: str, best: int | None, constant: float | None) -
     """The scores of all trials against one setting of the space."""
     way = found["space"][key]
     values = [setting_text(value) for value in way] if isinstance(way, list) else None
+    placed = (lambda value: value) if values is None else setting_text
     points = [
-        (_place(row["settings"][key], values), row["score"], _hover(row), row["trial"] == best)
+        (placed(row["settings"][key]), row["score"], _hover(row), row["trial"] == best)
         for row in found["trials"]
         if row["status"] in ("finished", "failed") and key in row["settings"]
     ]
     log = values is None and way.get("log", False)
     return figures.against(key, points, f"validation {found['metric']}", constant=constant, values=values, log=log)
-
-
-def _place(value: Any, values: list[str] | None) -> Any:
-    return value if values is None else setting_text(value)
 
 
 def best_first(found: Found) -> list[Found]:
