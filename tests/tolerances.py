@@ -25,7 +25,7 @@ def real_dtype(dtype: torch.dtype) -> torch.dtype:
 def shake(x: Tensor, eps: float, generator: torch.Generator) -> Tensor:
     """`x` with every part of every number moved by a relative eps, up or down at random."""
     parts = torch.view_as_real(x) if x.is_complex() else x
-    signs = torch.randint(0, 2, parts.shape, generator=generator).to(parts.dtype) * 2 - 1
+    signs = torch.randint(0, 2, parts.shape, generator=generator, device=generator.device).to(parts) * 2 - 1
     moved = parts * (1 + signs * eps)
     return torch.view_as_complex(moved) if x.is_complex() else moved
 

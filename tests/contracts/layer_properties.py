@@ -214,8 +214,10 @@ def outputs_and_gradients(module: SequenceModule, inputs: Inputs, state: State, 
     starts = [leaf.requires_grad_() for leaf in state_tensors(state) if leaf.is_floating_point()]
     y, final = Inputs(x, inputs.elapsed, inputs.valid, inputs.seq_idx).run(module, state)
     ends = _without_seq_idx(final)
-    generator = torch.Generator().manual_seed(cotangent_seed)
-    cotangents = [torch.randn(part.shape, generator=generator, dtype=torch.float64).to(part.dtype) for part in (y, *ends)]
+    generator = torch.Generator("cpu").manual_seed(cotangent_seed)
+    cotangents = [
+        torch.randn(part.shape, generator=generator, dtype=torch.float64, device="cpu").to(part) for part in (y, *ends)
+    ]
     sources = {"x": x, **{f"state {i}": start for i, start in enumerate(starts)}, **dict(module.named_parameters())}
     grads = torch.autograd.grad((y, *ends), list(sources.values()), cotangents, allow_unused=True, materialize_grads=True)
     results = {"y": y, **{f"final {i}": end for i, end in enumerate(ends)}}
@@ -239,7 +241,7 @@ def float32_is_as_good_as_eager(module: SequenceModule, inputs: Inputs, seed: in
         return outputs_and_gradients(twin, moved, start, seed)
 
     def shaken(dtype: torch.dtype, offset: int) -> dict[str, Tensor]:
-        generator = torch.Generator().manual_seed(seed + offset)
+        generator = torch.Generator("cpu").manual_seed(seed + offset)
         return evaluate(dtype, "reference", lambda x: shake(x, torch.finfo(torch.float32).eps, generator))
 
     plain = [evaluate(torch.float32, backend) for backend in ("eager", "reference")]
@@ -264,7 +266,7 @@ def mixed_precision_is_as_good_as_bfloat16(module: SequenceModule, inputs: Input
     x = inputs.x.to(torch.bfloat16)
     truth = copy.deepcopy(module).to(torch.float64)(x.double())
     half = copy.deepcopy(module).to(torch.bfloat16)(x)
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(x.device.type, torch.bfloat16):
         y, state = module(x, return_state=True)
         later, _ = module(x, state, return_state=True) if module.changes_length else module.step(x[:, 0], state)
     assert y.dtype == torch.bfloat16

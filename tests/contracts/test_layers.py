@@ -2,11 +2,13 @@
 
 A new entry in LAYERS or BLOCKS is tested by being registered; settings that matter for it are added to OPTIONS, and
 `test_every_setting_is_turned_on` fails until they are. LONGSCAN_EXAMPLES sets the number of cases per property and entry.
+Everything is on the CPU, or on the GPU that LONGSCAN_DEVICE names, where `auto` takes the Triton kernels.
 """
 
 import inspect
 import math
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -45,6 +47,7 @@ from longscan.numerics.timescales import inverse_softplus
 from longscan.ops._arguments import step_flags
 from longscan.ops.linear_scan import eager
 
+DEVICE = torch.device(os.environ.get("LONGSCAN_DEVICE", "cpu"))
 LENGTHS = [0, 1, 2, 3, 63, 65]
 WIDTH = 4
 
@@ -152,6 +155,13 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
 ENTRIES: dict[str, type[SequenceModule]] = {f"layer {name}": LAYERS[name] for name in LAYERS}
 ENTRIES |= {f"block {name}": BLOCKS[name] for name in BLOCKS}
 every_entry = pytest.mark.parametrize("entry", ENTRIES)
+
+
+@pytest.fixture(autouse=True)
+def _device() -> Iterator[None]:
+    torch.set_default_device(None if DEVICE.type == "cpu" else DEVICE)
+    yield
+    torch.set_default_device(None)
 
 
 def build(entry: str, options: dict[str, Any], seed: int = 0, dtype: torch.dtype = torch.float64) -> SequenceModule:
@@ -445,6 +455,7 @@ def compiled_equals_eager(entry: str, options: dict[str, Any], compiler: str) ->
     module = build(entry, options)
     x = torch.randn(2, 5, WIDTH, dtype=torch.float64)
     valid = torch.arange(5) < torch.tensor([[5], [3]])
+    torch.set_default_device(None)  # dynamo does not see through a default
 
     def run(x: Tensor, state: State, valid: Tensor) -> tuple[Tensor, State]:
         return module(x, state, valid=valid, return_state=True)

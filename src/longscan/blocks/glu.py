@@ -66,7 +66,8 @@ class GLUBlock(SequenceModule):
 
     def mix(self, u: Tensor) -> Tensor:
         """What follows the layer, step by step: (B, L, D) to (B, L, D)."""
-        v = self.dropout(gelu(u if self.norm is None else self.norm(u)))
+        normed = u if self.norm is None else self.norm(u).to(u.dtype)  # autocast has GPUs normalise in float32
+        v = self.dropout(gelu(normed))
         value = self.value_proj(v) if self.value_proj is not None else u if self.glu == "half2" else v
         return self.dropout(value * sigmoid(self.gate_proj(v)))
 

@@ -11,6 +11,14 @@ from longscan.ops._arguments import INVALID, RESET, step_flags
 Cell = Callable[[Tensor, tuple[Tensor, ...]], tuple[Tensor, ...]]
 
 
+def in_one_piece(weights: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The weights as parts of one tensor on a GPU, where cuDNN wants them one behind the other."""
+    if not weights[0].is_cuda:
+        return weights
+    parts = torch.cat([weight.flatten() for weight in weights]).split([weight.numel() for weight in weights])
+    return tuple(part.view_as(weight) for part, weight in zip(parts, weights, strict=True))
+
+
 def run_cell(cell: Cell, x: Tensor, state: tuple[Tensor, ...], steps: Steps) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Outputs (B, L, H) and the final state of `cell(x_t, state) -> state`, whose first entry (B, H) is the output.
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from longscan.layers._cells import run_cell
+from longscan.layers._cells import in_one_piece, run_cell
 from longscan.layers._registry import LAYERS
 from longscan.layers.base import SequenceLayer, Steps, resume
 from longscan.layers.checks import transformed
@@ -46,9 +46,9 @@ class GRU(SequenceLayer):
         """See the top of the file."""
         initial, last_seq_idx = resume(state, x.shape[0], steps, x.device)
         hidden = x.new_zeros(x.shape[0], self.d_model) if initial is None else initial.to(x.dtype)
-        weights = (self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh)
         whole = steps.valid is None and steps.seq_idx is None and x.numel() > 0
         if whole and not transformed():
+            weights = in_one_piece((self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh))
             y, final = torch.gru(x, hidden.unsqueeze(0), weights, True, 1, 0.0, self.training, False, True)
             hidden = final.squeeze(0)
         else:
