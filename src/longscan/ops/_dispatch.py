@@ -89,7 +89,7 @@ def resolve(op: str, backend: str, like: Tensor, native: tuple[str, ...]) -> str
             raise ValueError(f"backend: {backend!r} cannot run {op}: {reason}")
         return backend
     candidate = AUTO.get(like.device.type)
-    if candidate is None or not native:
+    if candidate is None or candidate not in native:
         return "eager"
     reason = reject(op, candidate, like.device, like.dtype, native) or refuse(op, candidate, like.device)
     if reason is None:
@@ -108,10 +108,11 @@ def explain(op: str, device: str | torch.device = "cpu", dtype: torch.dtype = to
     from longscan.ops import OPS
 
     device = torch.device(device)
-    candidate = AUTO.get(device.type)
-    if candidate is None or not OPS[op].native:
-        chosen, why = "eager", "no native kernel for this device" if candidate is None else f"{op} has no native kernel"
+    candidate, native = AUTO.get(device.type), OPS[op].native
+    if candidate is None or candidate not in native:
+        missing = f"{op} has no native kernel" if candidate and not native else "no native kernel for this device"
+        chosen, why = "eager", missing
     else:
-        reason = reject(op, candidate, device, dtype, OPS[op].native) or refuse(op, candidate, device)
+        reason = reject(op, candidate, device, dtype, native) or refuse(op, candidate, device)
         chosen, why = (candidate, "native kernel") if reason is None else ("eager", reason)
     return f"{op} on {device}, {dtype}: {chosen} ({why})"

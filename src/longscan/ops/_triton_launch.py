@@ -37,6 +37,8 @@ TABLE = {
     "selective_scan_pairs": Launch(steps=4, lanes=512, warps=4, stages=3),
     "selective_scan_pairs_backward": Launch(steps=4, lanes=256, warps=2, stages=3),
     "unitary_scan": Launch(steps=16, lanes=32, warps=1, stages=3),
+    "ssd_scan": Launch(steps=64, lanes=8192, warps=4, stages=2),
+    "ssd_scan_backward": Launch(steps=64, lanes=8192, warps=8, stages=1),
     "short_conv": Launch(steps=8, lanes=256, warps=4),
     "short_conv_backward": Launch(steps=4, lanes=256, warps=4),
     "elementwise": Launch(steps=16, lanes=64, warps=4),

@@ -1,15 +1,37 @@
 """The scan of heads with a matrix state: Mamba-2's state space duality, with the rotations and input weights of Mamba-3."""
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import silu
 
-from longscan.ops._arguments import check_real, state_dtype, step_flags, without_autocast
-from longscan.ops._dispatch import resolve
+from longscan.numerics.rotary import turn
+from longscan.ops._arguments import carry_dtype, check_real, mask, state_dtype, step_flags, without_autocast
+from longscan.ops._dispatch import NATIVE, probe, resolve
+from longscan.ops._native_op import NativeOp, keeps_chunk_states
 from longscan.ops.ssd_scan import eager, reference
 
-NATIVE_BACKENDS = ()
+NATIVE_BACKENDS = probe("ssd_scan", "triton")
+
+_inputs = ("x", "dt", "input_scale", "A", "B", "C", "D", "initial_state")
+_native = NativeOp(
+    "ssd_scan",
+    inputs=("x", "dt", "input_scale?", "A", "B", "C", "D?", "initial_state", "flags?"),
+    constants=("keep",),
+    outputs=("y", "final", "chunk_states"),
+    saved=(*_inputs, "flags", "chunk_states"),
+    gradients={name: name for name in _inputs},
+    shapes=lambda module, x, _dt, _scale, _A, _B, _C, _D, initial_state, _flags, keep: (
+        x.shape,
+        initial_state.shape,
+        module.chunk_states_shape(*x.shape[:2], x.element_size(), initial_state.element_size(), *initial_state.shape[1:])
+        if keep
+        else (0,),
+    ),
+    batched=lambda _: ("x", "dt", "input_scale", "B", "C", "initial_state", "flags"),
+)
 
 
 def ssd_scan(
@@ -81,8 +103,53 @@ def ssd_scan(
         initial_state = torch.zeros(batch, heads, width, states, dtype=torch.float32, device=x.device)
     given = (x, dt, A, B, C, D, z, initial_state, input_scale, angle)
     wide = state_dtype(*given)
-    tensors: list[Any] = [None if value is None else value.to(wide) for value in given] + [flags]
+    native = chosen in NATIVE and x.numel() > 0 and states > 0
+    products = (x, B, C) if angle is None else (x,)  # Triton multiplies these in bfloat16 if all are; what it turns is not
+    narrow = native and wide == torch.float32 and all(value.dtype == torch.bfloat16 for value in products)
+    tensors: list[Any] = [
+        None if value is None else value.to(torch.bfloat16 if narrow and i in (0, 3, 4) else wide) for i, value in enumerate(given)
+    ] + [flags]
     with without_autocast(x):
-        scan = reference.ssd_scan if chosen == "reference" else eager.ssd_scan
-        y, final = scan(*tensors)
+        if native:
+            y, final = _run_native(*tensors, backend=chosen)
+        else:
+            scan = reference.ssd_scan if chosen == "reference" else eager.ssd_scan
+            y, final = scan(*tensors)
     return y.to(out), final
+
+
+def _run_native(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    z: Tensor | None,
+    initial_state: Tensor,
+    input_scale: Tensor | None,
+    angle: Tensor | None,
+    flags: Tensor | None,
+    *,
+    backend: str,
+) -> tuple[Tensor, Tensor]:
+    """As `reference.ssd_scan`, by a kernel that knows neither turns nor gates.
+
+    In a frame that turns with the state nothing turns but B and C, by the sum of the angles so far, less whole turns.
+    """
+    turned = None
+    if angle is not None:
+        (angle,) = mask(flags, angle)
+        total = angle.to(carry_dtype(angle)).cumsum(1)
+        turned = (total - 2 * math.pi * torch.round(total / (2 * math.pi))).to(angle.dtype)
+        B, C = (
+            turn(part.to(turned.dtype).repeat_interleave(x.shape[2] // part.shape[2], 2), -turned).to(x.dtype)
+            for part in mask(flags, B, C)
+        )
+    inputs = (x, dt, input_scale, A, B, C, D, initial_state)
+    y, final, _ = _native(*inputs, flags, keeps_chunk_states(*inputs), backend)
+    if turned is not None:
+        final = turn(final, turned[:, -1].unsqueeze(2))
+    if z is not None:
+        y = y * silu(mask(flags, z)[0])
+    return y, final

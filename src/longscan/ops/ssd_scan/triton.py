@@ -1,0 +1,393 @@
+"""`ssd_scan` in Triton: a program goes over the chunks of one head with the state in registers, every product on matrix units.
+
+With cum_t the running sum of the log decays dt A of a chunk and S the state (P, N) before it, a chunk of Q steps is, as in section
+6 of Dao and Gu, "Transformers are SSMs" (arXiv:2405.21060),
+  y = (C B^T * decay) (s x) + exp(cum) C S^T + D x,   decay_ts = exp(cum_t - cum_s) for s <= t, else 0
+  S' = exp(cum_Q) S + sum_s exp(cum_Q - cum_s) s_s x_s B_s^T.
+The backward goes from the last chunk to the first with the gradient of the state, from the states before the chunks, which the
+forward keeps in the dtype of x.
+
+Differences of running sums would cancel. So every log decay is a multiple of a unit, so large that sums of a chunk are exact, and
+a small rest; and the gradient of a log decay adds up what passes over its step, instead of all that comes after it less all that
+comes before.
+
+Q: steps of a chunk. x: (B, L, H, P), B and C: (B, L, G, N), dt and s: (B, L, H). A program has PB of a head's P channels.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from longscan.ops import _triton_launch as launch
+from longscan.ops._triton import chain
+
+MAX_STATES = 512  # of a channel: they lie in one program
+CHAIN = 128  # numbers of a state that a program hands from split to split
+
+
+# ---------------------------------------------------------------------------------------------- chunks
+
+
+@triton.jit
+def _sums(a, Q: tl.constexpr):
+    """Running sums of a (Q,), as a part that is exact and a rest, and the sum of all, likewise."""
+    unit = tl.minimum(tl.max(tl.abs(a)) * (4.0 * Q), 1e37)  # its last place is the unit; no sum has more than 24 bits of these
+    coarse = (a + unit) - unit
+    fine = a - coarse
+    return tl.cumsum(coarse), tl.cumsum(fine), tl.sum(coarse), tl.sum(fine)
+
+
+@triton.jit
+def _chunk(dt, scale, A, flags, at, step, length, heads, Q: tl.constexpr):
+    """Of the steps `step` (Q,) of a head: which count, dt, weights of the inputs, decay (Q, Q), from the start, to the end, of all.
+
+    at: the places of the steps in (B, L). A restart lets nothing before it pass.
+    """
+    ok = step < length
+    segment = tl.zeros((Q,), tl.int32)
+    if flags is not None:
+        mark = tl.load(flags + at, mask=ok, other=1)
+        ok = ok & (mark != 1)
+        segment = tl.cumsum((mark == 2).to(tl.int32))
+    size = tl.load(dt + at * heads, mask=ok, other=0.0)
+    weight = size
+    if scale is not None:
+        weight = tl.load(scale + at * heads, mask=ok, other=0.0)
+    coarse, fine, all_coarse, all_fine = _sums(size * A, Q)
+    here = tl.arange(0, Q)
+    passes = (here[:, None] >= here[None, :]) & (segment[:, None] == segment[None, :])
+    apart = (coarse[:, None] - coarse[None, :]) + (fine[:, None] - fine[None, :])
+    decay = tl.exp(tl.where(passes, apart, float("-inf")))
+    last = tl.max(segment)
+    start = tl.exp(tl.where(segment == 0, coarse + fine, float("-inf")))
+    end = tl.exp(tl.where(segment == last, (all_coarse - coarse) + (all_fine - fine), float("-inf")))
+    whole = tl.exp(tl.where(last == 0, all_coarse + all_fine, float("-inf")))
+    return ok, size, weight, decay, start, end, whole
+
+
+@triton.jit
+def _tile(source, at, stride, columns, width, ok):
+    """Rows of a matrix, (Q, columns): 0 where a step does not count and beyond `width`."""
+    place = at[:, None] * stride + columns[None, :]
+    return tl.load(source + place, mask=ok[:, None] & (columns < width)[None, :], other=0.0)
+
+
+@triton.jit
+def _program(heads: tl.constexpr, parts: tl.constexpr, groups: tl.constexpr, P: tl.constexpr, N: tl.constexpr, PB: tl.constexpr,
+             NB: tl.constexpr):  # fmt: skip
+    """Batch row, head, its group, part, and of that the channels, the states, their places in (H, P, N) and which there are."""
+    head, part = tl.program_id(0) // parts % heads, tl.program_id(0) % parts
+    b = (tl.program_id(0) // (parts * heads)).to(tl.int64)
+    p, n = part * PB + tl.arange(0, PB), tl.arange(0, NB)
+    place = (head * P + p[:, None]) * N + n[None, :]
+    return b, head, head // (heads // groups), part, p, n, place, (p < P)[:, None] & (n < N)[None, :]
+
+
+# ---------------------------------------------------------------------------------------------- scans
+
+
+@triton.jit(do_not_specialize=["length", "chunks", "splits", "span", "rows", "stride"])
+def scan(
+    x, dt, scale, A, B, C, D, flags, initial, y, final, kept, mult, ends, length, chunks, splits, span, rows, stride,
+    SUMMARY: tl.constexpr, SPLIT: tl.constexpr, heads: tl.constexpr, groups: tl.constexpr, parts: tl.constexpr, P: tl.constexpr,
+    N: tl.constexpr, Q: tl.constexpr, PB: tl.constexpr, NB: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """`span` chunks of one head: y, and where `kept` (B, stride) is given the state before every chunk, (chunks, H, P, N).
+
+    initial: (B, H, P, N), or with SPLIT the states before the splits, (B, splits + 1, H, P, N). With SUMMARY a split is run from a
+    state of 0 and leaves what it makes of that, `ends`, and by what it multiplies a state, `mult`, both (B, splits, H, P, N).
+    """
+    b, head, group, part, p, n, place, live = _program(heads, parts, groups, P, N, PB, NB)
+    split, size = tl.program_id(1), b * 0 + heads * P * N
+    rate = tl.load(A + (b // rows) * heads + head)
+    dtype: tl.constexpr = x.dtype.element_ty
+    wide: tl.constexpr = rate.dtype
+    x += head * P
+    B += group * N
+    dt += head
+    if scale is not None:
+        scale += head
+    if D is not None:
+        skip = tl.load(D + (b // rows) * heads + head)
+    held = rate * 0.0 + 1.0
+    if SUMMARY:
+        state = tl.zeros((PB, NB), rate.dtype)
+    elif SPLIT:
+        state = tl.load(initial + (b * (splits + 1) + split) * size + place, mask=live, other=0.0)
+    else:
+        state = tl.load(initial + b * size + place, mask=live, other=0.0)
+    for chunk in range(split * span, tl.minimum((split + 1) * span, chunks)):
+        step = chunk * Q + tl.arange(0, Q)
+        at = b * length + step
+        ok, _, weight, decay, start, end, whole = _chunk(dt, scale, rate, flags, at, step, length, heads, Q)
+        inputs = _tile(x, at, heads * P, p, P, ok)
+        into = _tile(B, at, groups * N, n, N, ok)
+        if not SUMMARY:
+            if kept is not None:
+                tl.store(kept + b * stride + chunk * size + place, state.to(dtype), mask=live)
+            out = _tile(C + group * N, at, groups * N, n, N, ok)
+            scores = tl.dot(out, tl.trans(into), input_precision=PRECISION, out_dtype=wide) * decay * weight[None, :]
+            found = tl.dot(out, tl.trans(state.to(dtype)), input_precision=PRECISION, out_dtype=wide) * start[:, None]
+            found = tl.dot(scores.to(dtype), inputs, found, input_precision=PRECISION, out_dtype=wide)
+            if D is not None:
+                found += skip * inputs
+            to = at[:, None] * (heads * P) + head * P + p[None, :]
+            tl.store(y + to, tl.where(ok[:, None], found, 0.0).to(dtype), mask=(step < length)[:, None] & (p < P)[None, :])
+        weighed = (into * (end * weight)[:, None]).to(dtype)
+        state = tl.dot(tl.trans(inputs), weighed, state * whole, input_precision=PRECISION, out_dtype=wide)
+        held *= whole
+    if SUMMARY:
+        to = (b * splits + split) * size + place
+        tl.store(ends + to, state, mask=live)
+        tl.store(mult + to, tl.full((PB, NB), 0.0, held.dtype) + held, mask=live)
+    elif split == splits - 1:
+        tl.store(final + b * size + place, state, mask=live)
+
+
+@triton.jit(do_not_specialize=["length", "chunks", "splits", "span", "rows", "stride"])
+def scan_backward(
+    grad_y, x, dt, scale, A, B, C, D, flags, adjoint, kept, dx, d_dt, d_scale, dB, dC, d_initial, sums, mult, ends, batch, length,
+    chunks, splits, span, rows, stride, SUMMARY: tl.constexpr, SPLIT: tl.constexpr, heads: tl.constexpr, groups: tl.constexpr,
+    parts: tl.constexpr, P: tl.constexpr, N: tl.constexpr, Q: tl.constexpr, PB: tl.constexpr, NB: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """`span` chunks of one head from the last to the first: dx; parts of the others, (parts, B, L, H[, N]), and of dA and dD.
+
+    adjoint: the gradient of the final state, (B, H, P, N), or with SPLIT of the states after splits: split i begins with entry
+    i + 1 of (B, splits + 1, H, P, N). sums: (2, B, splits, parts, H). SUMMARY as in `scan`, of gradients.
+    """
+    b, head, group, part, p, n, place, live = _program(heads, parts, groups, P, N, PB, NB)
+    split, size = tl.program_id(1), b * 0 + heads * P * N
+    rate = tl.load(A + (b // rows) * heads + head)
+    dtype: tl.constexpr = x.dtype.element_ty
+    wide: tl.constexpr = rate.dtype
+    here = tl.arange(0, Q)
+    dt += head
+    if scale is not None:
+        scale += head
+    held, sum_A, sum_D = rate * 0.0 + 1.0, rate * 0.0, rate * 0.0
+    if SUMMARY:
+        after = tl.zeros((PB, NB), rate.dtype)
+    elif SPLIT:
+        after = tl.load(adjoint + (b * (splits + 1) + split + 1) * size + place, mask=live, other=0.0)
+    else:
+        after = tl.load(adjoint + b * size + place, mask=live, other=0.0)
+    first = split * span
+    for i in range(tl.minimum(span, chunks - first)):
+        chunk = tl.minimum(first + span, chunks) - 1 - i
+        step = chunk * Q + here
+        at = b * length + step
+        ok, size_of, weight, decay, start, end, whole = _chunk(dt, scale, rate, flags, at, step, length, heads, Q)
+        out = _tile(C + group * N, at, groups * N, n, N, ok)
+        grads = _tile(grad_y + head * P, at, heads * P, p, P, ok)
+        from_start = (grads * start[:, None]).to(dtype)
+        if not SUMMARY:
+            inputs = _tile(x + head * P, at, heads * P, p, P, ok)
+            into = _tile(B + group * N, at, groups * N, n, N, ok)
+            before = tl.load(kept + b * stride + chunk * size + place, mask=live, other=0.0)
+            carried = after.to(dtype)
+            present = (step < length)[:, None]
+            # what the outputs and the next state make of the inputs
+            scores = tl.dot(out, tl.trans(into), input_precision=PRECISION, out_dtype=wide) * decay
+            late = tl.dot(into, tl.trans(carried), input_precision=PRECISION, out_dtype=wide) * end[:, None]
+            both = tl.dot(tl.trans(scores.to(dtype)), grads, late, input_precision=PRECISION, out_dtype=wide)
+            found = both * weight[:, None]
+            if D is not None:
+                found += tl.load(D + (b // rows) * heads + head) * grads
+                sum_D += tl.sum(tl.sum(grads.to(rate.dtype) * inputs, 1), 0)
+            to = at[:, None] * (heads * P) + head * P + p[None, :]
+            tl.store(dx + to, tl.where(ok[:, None], found, 0.0).to(dtype), mask=present & (p < P)[None, :])
+            d_weight = tl.sum(inputs * both, 1)
+            passed_on = tl.sum(inputs * late, 1) * weight
+            # of B and C
+            products = tl.dot(grads, tl.trans(inputs), input_precision=PRECISION, out_dtype=wide) * weight[None, :]
+            own = (products * decay).to(dtype)
+            read = tl.dot(from_start, before, input_precision=PRECISION, out_dtype=wide)
+            carried_out = tl.sum(out * read, 1)
+            to = ((part * batch + b) * length + step)[:, None] * (heads * N) + head * N + n[None, :]
+            mask = present & (n < N)[None, :]
+            d_out = tl.dot(own, into, read, input_precision=PRECISION, out_dtype=wide)
+            tl.store(dC + to, tl.where(ok[:, None], d_out, 0.0).to(dtype), mask=mask)
+            written = tl.dot((inputs * (end * weight)[:, None]).to(dtype), carried, input_precision=PRECISION, out_dtype=wide)
+            d_into = tl.dot(tl.trans(own), out, written, input_precision=PRECISION, out_dtype=wide)
+            tl.store(dB + to, tl.where(ok[:, None], d_into, 0.0).to(dtype), mask=mask)
+            # of a step's log decay: what passes over the step, within the chunk, to its end, from its start, and through it
+            over = (here[None, :] >= here[:, None]).to(dtype)
+            passing = tl.dot(over, (products * scores).to(dtype), input_precision=PRECISION, out_dtype=wide)
+            d_log = tl.sum(tl.where(here[None, :] < here[:, None], passing, 0.0), 1)
+            d_log += tl.sum(tl.where(here[None, :] >= here[:, None], carried_out[None, :], 0.0), 1)
+            d_log += tl.sum(tl.where(here[None, :] < here[:, None], passed_on[None, :], 0.0), 1)
+            d_log += whole * tl.sum(tl.sum(after * before, 1), 0)
+            sum_A += tl.sum(tl.where(ok, d_log * size_of, 0.0), 0)
+            to = ((part * batch + b) * length + step) * heads + head
+            d_size = d_log * rate
+            if scale is None:
+                d_size += d_weight
+            else:
+                tl.store(d_scale + to, tl.where(ok, d_weight, 0.0), mask=step < length)
+            tl.store(d_dt + to, tl.where(ok, d_size, 0.0), mask=step < length)
+        after = tl.dot(tl.trans(from_start), out, after * whole, input_precision=PRECISION, out_dtype=wide)
+        held *= whole
+    if SUMMARY:
+        to = (b * splits + split) * size + place
+        tl.store(ends + to, after, mask=live)
+        tl.store(mult + to, tl.full((PB, NB), 0.0, held.dtype) + held, mask=live)
+    else:
+        to = ((b * splits + split) * parts + part) * heads + head
+        tl.store(sums + to, sum_A)
+        tl.store(sums + batch * splits * parts * heads + to, sum_D)
+        if split == 0:
+            tl.store(d_initial + b * size + place, after, mask=live)
+
+
+# ---------------------------------------------------------------------------------------------- launches
+
+
+class _Problem(NamedTuple):
+    """Sizes of a call. rows: batch rows a group of models, whose A and D are their own."""
+
+    batch: int
+    length: int
+    size: int
+    programs: int
+    rows: int
+    split: launch.Plan
+    constants: dict[str, Any]
+
+    @property
+    def parts(self) -> int:
+        return int(self.constants["parts"])
+
+    @property
+    def heads(self) -> int:
+        return int(self.constants["heads"])
+
+
+def _problem(x: Tensor, A: Tensor, B: Tensor, op: str) -> _Problem:
+    batch, length, heads, width = x.shape
+    groups, states = B.shape[2:]
+    if states > MAX_STATES:
+        raise ValueError(f"N: got {states} states, the triton backend takes at most {MAX_STATES}")
+    table = launch.TABLE[op]
+    NB, Q = max(16, launch.power_of_two(states)), _steps(x.element_size(), states)
+    PB = max(16, min(launch.power_of_two(width), table.lanes // NB, 64))
+    parts = launch.ceil_div(width, PB)
+    warps = max(1, min(table.warps, PB * NB * table.warps * 4 // table.lanes))
+    split = launch.plan(op, length, batch * heads * parts, chunk=Q)
+    constants = {
+        "heads": heads, "groups": groups, "parts": parts, "P": width, "N": states, "Q": Q, "PB": PB, "NB": NB,
+        "PRECISION": "tf32x3" if x.dtype == torch.float32 else "ieee", "num_warps": warps, "num_stages": table.stages,
+    }  # fmt: skip
+    many = len(A) if A.ndim == 2 else 1
+    return _Problem(batch, length, heads * width * states, batch * heads * parts, batch // many, split, constants)
+
+
+def _steps(item: int, states: int) -> int:
+    """Steps of a chunk, by the bytes of a number of x: what matrix units multiply has to fit into shared memory."""
+    return max(16, min(launch.TABLE["ssd_scan"].steps, 16384 // (item * launch.power_of_two(states))))
+
+
+def chunk_states_shape(batch: int, length: int, item: int, wide: int, heads: int, width: int, states: int) -> tuple[int, int]:
+    """Of what `forward` keeps for `backward`: states before chunks, numbers of `item` bytes as ones of `wide`."""
+    chunks = launch.ceil_div(length, _steps(item, states))
+    return batch, launch.ceil_div(chunks * heads * width * states * item, wide)
+
+
+def forward(
+    x: Tensor,
+    dt: Tensor,
+    input_scale: Tensor | None,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    initial_state: Tensor,
+    flags: Tensor | None,
+    keep: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """y (B, L, H, P), the final state (B, H, P, N) and what `backward` needs where `keep`.
+
+    Contiguous tensors; x, B and C of one dtype, half precision too, the others of that of the state. A and D may have one more
+    leading axis, of groups: as many runs of batch rows then have parameters of their own.
+    """
+    p = _problem(x, A, B, "ssd_scan")
+    y, final = torch.empty_like(x), torch.empty_like(initial_state)
+    shape = chunk_states_shape(p.batch, p.length, x.element_size(), initial_state.element_size(), *initial_state.shape[1:])
+    kept = initial_state.new_empty(shape if keep else (0,))
+    states = kept.view(x.dtype) if keep else None
+    inputs = (x, dt, input_scale, A, B, C, D, flags)
+    with launch.on_device(x):
+        start = initial_state
+        if p.split.splits > 1:
+            mult, ends = (initial_state.new_empty((p.batch, p.split.splits, p.size)) for _ in range(2))
+            start = initial_state.new_empty((p.batch, p.split.splits + 1, p.size))
+            _scan(p, (*inputs, None, None, None, None, mult, ends), 0, True)
+            _chain(p, mult, ends, initial_state, start, False)
+        _scan(p, (*inputs, start, y, final, states, None, None), 0 if states is None else states.stride(0), False)
+    return y, final, kept
+
+
+def _scan(p: _Problem, tensors: tuple[Tensor | None, ...], stride: int, summary: bool) -> None:
+    split = p.split
+    launch.run(
+        scan, (p.programs, split.splits), *tensors, p.length, split.tiles, split.splits, split.span, p.rows, stride,
+        constants={"SUMMARY": summary, "SPLIT": split.splits > 1, **p.constants},
+    )  # fmt: skip
+
+
+def _chain(p: _Problem, mult: Tensor, local: Tensor, first: Tensor, out: Tensor, reverse: bool) -> None:
+    constants = {"COMPLEX": False, "REVERSE": reverse, "BLOCK": CHAIN}
+    grid = p.batch, launch.ceil_div(p.size, CHAIN)
+    launch.run(chain, grid, mult, local, first, out, p.split.splits, p.size, constants=constants)
+
+
+def backward(
+    grad_y: Tensor,
+    grad_final: Tensor,
+    x: Tensor,
+    dt: Tensor,
+    input_scale: Tensor | None,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    initial_state: Tensor,
+    flags: Tensor | None,
+    chunk_states: Tensor,
+) -> tuple[Tensor, ...]:
+    """Gradients of x, dt, input_scale, A, B, C, D and initial_state; empty where the input is None."""
+    p = _problem(x, A, B, "ssd_scan_backward")
+    split, like = p.split, initial_state
+    dx, d_initial, states = torch.empty_like(x), torch.empty_like(initial_state), chunk_states.view(x.dtype)
+    d_dt = like.new_empty((p.parts, *dt.shape))
+    d_scale = None if input_scale is None else torch.empty_like(d_dt)
+    dB, dC = (x.new_empty((p.parts, *dt.shape, B.shape[-1])) for _ in range(2))
+    sums = like.new_empty((2, p.batch, split.splits, p.parts, p.heads))
+    inputs = (grad_y, x, dt, input_scale, A, B, C, D, flags)
+    with launch.on_device(x):
+        adjoint = grad_final
+        if split.splits > 1:
+            mult, ends = (like.new_empty((p.batch, split.splits, p.size)) for _ in range(2))
+            adjoint = like.new_empty((p.batch, split.splits + 1, p.size))
+            _scan_backward(p, (*inputs, *[None] * 9, mult, ends), 0, True)
+            _chain(p, mult, ends, grad_final, adjoint, True)
+        outputs = (adjoint, states, dx, d_dt, d_scale, dB, dC, d_initial, sums, None, None)
+        _scan_backward(p, (*inputs, *outputs), states.stride(0), False)
+    dA, dD = sums.view(2, p.batch // p.rows, -1, p.heads).sum(2)
+    dB, dC = (part.view(p.parts, *B.shape[:3], -1, B.shape[-1]).sum((0, 4)) for part in (dB, dC))
+    none = like.new_empty(0)
+    return (
+        dx, d_dt.sum(0), none if d_scale is None else d_scale.sum(0), dA.reshape(A.shape), dB, dC,
+        none if D is None else dD.reshape(D.shape), d_initial,
+    )  # fmt: skip
+
+
+def _scan_backward(p: _Problem, tensors: tuple[Tensor | None, ...], stride: int, summary: bool) -> None:
+    split = p.split
+    launch.run(
+        scan_backward, (p.programs, split.splits), *tensors, p.batch, p.length, split.tiles, split.splits, split.span, p.rows,
+        stride, constants={"SUMMARY": summary, "SPLIT": split.splits > 1, **p.constants},
+    )  # fmt: skip
