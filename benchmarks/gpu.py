@@ -23,10 +23,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longscan.ops import _triton_launch, linear_scan, selective_scan, short_conv, unitary_scan
+from longscan.ops import _triton_launch, linear_scan, selective_scan, short_conv, ssd_scan, unitary_scan
 from longscan.report.records import append_record
 from longscan.training.records import commit, device_name
-from registry import Shape, aussm_inputs, s6_inputs
+from registry import Shape, aussm_inputs, s6_inputs, ssd_inputs
 from timing import once
 
 ROOT = Path(__file__).parents[1]
@@ -88,6 +88,10 @@ def _conv(*inputs: Tensor, backend: str) -> Tensor:
     return short_conv(*inputs, activation="silu", backend=backend)[0]
 
 
+def _heads(*inputs: Tensor, backend: str) -> Tensor:
+    return ssd_scan(*inputs, backend=backend)[0]
+
+
 def _sizes(B: int, L: int, D: int, N: int = 0, **more: int) -> Shape:
     return {"B": B, "L": L, "D": D, **({"N": N} if N else {}), **more}
 
@@ -100,6 +104,10 @@ def _selective(sizes: Shape, *bars: float, dtype: str = "float32") -> Case:
     return Case("selective", "selective_scan", sizes, lambda s: s6_inputs(s, torch.float32), _s6, bars or None, dtype=dtype)
 
 
+def _ssd(sizes: Shape, *bars: float, dtype: str = "bfloat16") -> Case:
+    return Case("heads", "ssd_scan", sizes, lambda s: ssd_inputs(s, torch.float32), _heads, bars or None, dtype=dtype)
+
+
 CASES = [
     _unitary(_sizes(16, 1024, 32, 64), 0.09, 0.32),
     _unitary(_sizes(16, 8192, 32, 64), 0.8, 2.7),
@@ -110,6 +118,9 @@ CASES = [
     _selective(_sizes(8, 2048, 2048, 16), 0.8, 2.9),
     _selective(_sizes(16, 8192, 32, 64), 0.6, 2.0),
     Case("selective complex", "selective_scan", _sizes(8, 8192, 64, 64, complex=1), complex_s6, _s6, (1.1, 3.4)),
+    _ssd(_sizes(8, 2048, 2048, 128), 0.792, 7.6),
+    _ssd(_sizes(2, 8192, 2048, 128), 0.714, 5.95),
+    _ssd(_sizes(8, 2048, 2048, 128), dtype="float32"),
     Case("linear", "linear_scan", _sizes(8, 4096, 2048), factors, _linear, copy=(0.85, 0.75)),
     Case("linear complex", "linear_scan", _sizes(8, 4096, 2048, complex=1), factors, _linear, copy=(0.85, 0.75)),
     Case("linear long", "linear_scan", _sizes(1, 65536, 256), factors, _linear, copy=(0.55, 0.55)),

@@ -105,15 +105,23 @@ def calls(op: str, batch: int, length: int, channels: int, states: int, masked: 
     elif op == "short_conv":
         tensors |= {"weight": normal(channels, 4), "bias": normal(channels), "initial_state": normal(batch, channels, 3)}
         options = {"activation": "silu" if is_complex else None}
+    elif op == "ssd_scan":
+        tensors = {"x": normal(*steps, channels, 2), "dt": uniform(*steps, channels), "A": -uniform(channels)}
+        tensors |= {"B": normal(*steps, 1, states), "C": normal(*steps, 1, states), "D": normal(channels)}
+        tensors |= {"z": normal(*steps, channels, 2), "initial_state": normal(batch, channels, 2, states)}
+        tensors |= {"input_scale": uniform(*steps, channels)}
+        if is_complex:
+            tensors["angle"] = normal(*steps, channels, states // 2)
     else:
         return None
     if masked:
         tensors |= _masks(batch, length, generator)
         for name in OPS[op].per_step:
-            x = tensors[name]
-            if x.shape[:2] == steps:
+            x = tensors.get(name)
+            if x is not None and x.shape[:2] == steps:
                 x.masked_fill_(~tensors["valid"].view(*steps, *(1,) * (x.ndim - 2)), float("nan"))
-    name = f"({batch}, {length}, {channels}, {states}){' masks' * masked}{' complex' * (is_complex and op.endswith('ve_scan'))}"
+    kind = {"selective_scan": " complex", "ssd_scan": " turning"}.get(op, "") * is_complex
+    name = f"({batch}, {length}, {channels}, {states}){' masks' * masked}{kind}"
     return Call(op, name, tensors, options)
 
 

@@ -15,7 +15,7 @@ def in_one_piece(weights: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """The weights as parts of one tensor on a GPU, where cuDNN wants them one behind the other."""
     if not weights[0].is_cuda:
         return weights
-    parts = torch.cat([weight.flatten() for weight in weights]).split([weight.numel() for weight in weights])
+    parts = torch.split(torch.cat([weight.flatten() for weight in weights]), [weight.numel() for weight in weights])
     return tuple(part.view_as(weight) for part, weight in zip(parts, weights, strict=True))
 
 

@@ -38,7 +38,9 @@ TABLE = {
     "selective_scan_pairs_backward": Launch(steps=4, lanes=256, warps=2, stages=3),
     "unitary_scan": Launch(steps=16, lanes=32, warps=1, stages=3),
     "ssd_scan": Launch(steps=64, lanes=8192, warps=4, stages=2),
-    "ssd_scan_backward": Launch(steps=64, lanes=8192, warps=8, stages=1),
+    "ssd_scan_backward": Launch(steps=64, lanes=8192, warps=4, stages=1),
+    "ssd_scan_exact": Launch(steps=16, lanes=4096, warps=4),
+    "ssd_scan_backward_exact": Launch(steps=16, lanes=4096, warps=4),
     "short_conv": Launch(steps=8, lanes=256, warps=4),
     "short_conv_backward": Launch(steps=4, lanes=256, warps=4),
     "elementwise": Launch(steps=16, lanes=64, warps=4),
@@ -62,6 +64,7 @@ PRODUCTS = Product(rows=64, slots=64, columns=64, depth=32, warps=2)
 PROGRAMS = 528  # programs that fill the GPU: four on each of 132 multiprocessors
 SCRATCH = 2**26  # bytes of memory for what a backward hands from kernel to kernel, beyond which it goes slice by slice
 MAX_STATES = 1024  # of a channel: they lie in one program
+MAX_MATRIX_STATES = 256  # of a head's state (P, N): they lie in one program, and what they are multiplied with in shared memory
 MAX_WARPS = 16
 
 

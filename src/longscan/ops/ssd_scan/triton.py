@@ -1,7 +1,7 @@
 """`ssd_scan` in Triton: a program goes over the chunks of one head with the state in registers, every product on matrix units.
 
-With cum_t the running sum of the log decays dt A of a chunk and S the state (P, N) before it, a chunk of Q steps is, as in section
-6 of Dao and Gu, "Transformers are SSMs" (arXiv:2405.21060),
+With cum_t the running sum of the log decays dt A of a chunk and S the state (P, N) before it, a chunk of Q steps is, as in
+section 6 of Dao and Gu, "Transformers are SSMs" (arXiv:2405.21060),
   y = (C B^T * decay) (s x) + exp(cum) C S^T + D x,   decay_ts = exp(cum_t - cum_s) for s <= t, else 0
   S' = exp(cum_Q) S + sum_s exp(cum_Q - cum_s) s_s x_s B_s^T.
 The backward goes from the last chunk to the first with the gradient of the state, from the states before the chunks, which the
@@ -24,7 +24,6 @@ from torch import Tensor
 from longscan.ops import _triton_launch as launch
 from longscan.ops._triton import chain
 
-MAX_STATES = 512  # of a channel: they lie in one program
 CHAIN = 128  # numbers of a state that a program hands from split to split
 
 
@@ -42,7 +41,7 @@ def _sums(a, Q: tl.constexpr):
 
 @triton.jit
 def _chunk(dt, scale, A, flags, at, step, length, heads, Q: tl.constexpr):
-    """Of the steps `step` (Q,) of a head: which count, dt, weights of the inputs, decay (Q, Q), from the start, to the end, of all.
+    """Of the steps `step` (Q,) of a head: which count, dt, weights of inputs; decays: (Q, Q), from the start, to the end, of all.
 
     at: the places of the steps in (B, L). A restart lets nothing before it pass.
     """
@@ -76,8 +75,7 @@ def _tile(source, at, stride, columns, width, ok):
 
 
 @triton.jit
-def _program(heads: tl.constexpr, parts: tl.constexpr, groups: tl.constexpr, P: tl.constexpr, N: tl.constexpr, PB: tl.constexpr,
-             NB: tl.constexpr):  # fmt: skip
+def _program(heads, parts, groups, P, N, PB: tl.constexpr, NB: tl.constexpr):
     """Batch row, head, its group, part, and of that the channels, the states, their places in (H, P, N) and which there are."""
     head, part = tl.program_id(0) // parts % heads, tl.program_id(0) % parts
     b = (tl.program_id(0) // (parts * heads)).to(tl.int64)
@@ -89,18 +87,18 @@ def _program(heads: tl.constexpr, parts: tl.constexpr, groups: tl.constexpr, P: 
 # ---------------------------------------------------------------------------------------------- scans
 
 
-@triton.jit(do_not_specialize=["length", "chunks", "splits", "span", "rows", "stride"])
+@triton.jit(do_not_specialize=["length", "chunks", "splits", "span", "rows", "groups", "parts"])
 def scan(
     x, dt, scale, A, B, C, D, flags, initial, y, final, kept, mult, ends, length, chunks, splits, span, rows, stride,
-    SUMMARY: tl.constexpr, SPLIT: tl.constexpr, heads: tl.constexpr, groups: tl.constexpr, parts: tl.constexpr, P: tl.constexpr,
-    N: tl.constexpr, Q: tl.constexpr, PB: tl.constexpr, NB: tl.constexpr, PRECISION: tl.constexpr,
+    heads, groups, parts, P, N, SUMMARY: tl.constexpr, SPLIT: tl.constexpr, Q: tl.constexpr, PB: tl.constexpr, NB: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """`span` chunks of one head: y, and where `kept` (B, stride) is given the state before every chunk, (chunks, H, P, N).
 
-    initial: (B, H, P, N), or with SPLIT the states before the splits, (B, splits + 1, H, P, N). With SUMMARY a split is run from a
-    state of 0 and leaves what it makes of that, `ends`, and by what it multiplies a state, `mult`, both (B, splits, H, P, N).
+    initial: (B, H, P, N), or with SPLIT the states before the splits, (B, splits + 1, H, P, N). With SUMMARY a split is run from
+    a state of 0 and leaves what it makes of that, `ends`, and by what it multiplies a state, `mult`, (B, splits, H, P, N).
     """
-    b, head, group, part, p, n, place, live = _program(heads, parts, groups, P, N, PB, NB)
+    b, head, group, _, p, n, place, live = _program(heads, parts, groups, P, N, PB, NB)
     split, size = tl.program_id(1), b * 0 + heads * P * N
     rate = tl.load(A + (b // rows) * heads + head)
     dtype: tl.constexpr = x.dtype.element_ty
@@ -147,12 +145,11 @@ def scan(
         tl.store(final + b * size + place, state, mask=live)
 
 
-@triton.jit(do_not_specialize=["length", "chunks", "splits", "span", "rows", "stride"])
+@triton.jit(do_not_specialize=["batch", "length", "chunks", "splits", "span", "rows", "groups", "parts"])
 def scan_backward(
     grad_y, x, dt, scale, A, B, C, D, flags, adjoint, kept, dx, d_dt, d_scale, dB, dC, d_initial, sums, mult, ends, batch, length,
-    chunks, splits, span, rows, stride, SUMMARY: tl.constexpr, SPLIT: tl.constexpr, heads: tl.constexpr, groups: tl.constexpr,
-    parts: tl.constexpr, P: tl.constexpr, N: tl.constexpr, Q: tl.constexpr, PB: tl.constexpr, NB: tl.constexpr,
-    PRECISION: tl.constexpr,
+    chunks, splits, span, rows, stride, heads, groups, parts, P, N, SUMMARY: tl.constexpr, SPLIT: tl.constexpr, Q: tl.constexpr,
+    PB: tl.constexpr, NB: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """`span` chunks of one head from the last to the first: dx; parts of the others, (parts, B, L, H[, N]), and of dA and dD.
 
@@ -247,47 +244,55 @@ def scan_backward(
 
 
 class _Problem(NamedTuple):
-    """Sizes of a call. rows: batch rows a group of models, whose A and D are their own."""
+    """Sizes of a call. rows: batch rows a group of models, whose A and D are their own. parts: programs for the P of a head."""
 
     batch: int
     length: int
-    size: int
-    programs: int
+    heads: int
+    groups: int
+    parts: int
+    width: int
+    states: int
     rows: int
     split: launch.Plan
     constants: dict[str, Any]
 
     @property
-    def parts(self) -> int:
-        return int(self.constants["parts"])
+    def size(self) -> int:
+        return self.heads * self.width * self.states
 
     @property
-    def heads(self) -> int:
-        return int(self.constants["heads"])
+    def grid(self) -> tuple[int, int]:
+        return self.batch * self.heads * self.parts, self.split.splits
+
+    def sizes(self, stride: int) -> tuple[int, ...]:
+        """The sizes that both scans take, in their order."""
+        split, own = self.split, (self.heads, self.groups, self.parts, self.width, self.states)
+        return self.length, split.tiles, split.splits, split.span, self.rows, stride, *own
 
 
 def _problem(x: Tensor, A: Tensor, B: Tensor, op: str) -> _Problem:
     batch, length, heads, width = x.shape
     groups, states = B.shape[2:]
-    if states > MAX_STATES:
-        raise ValueError(f"N: got {states} states, the triton backend takes at most {MAX_STATES}")
-    table = launch.TABLE[op]
-    NB, Q = max(16, launch.power_of_two(states)), _steps(x.element_size(), states)
+    if states > launch.MAX_MATRIX_STATES:
+        raise ValueError(f"N: got {states} states, the triton backend takes at most {launch.MAX_MATRIX_STATES}")
+    table, Q = launch.TABLE[op if x.element_size() == 2 else f"{op}_exact"], _steps(x.element_size(), states)
+    NB = max(16, launch.power_of_two(states))
     PB = max(16, min(launch.power_of_two(width), table.lanes // NB, 64))
     parts = launch.ceil_div(width, PB)
-    warps = max(1, min(table.warps, PB * NB * table.warps * 4 // table.lanes))
     split = launch.plan(op, length, batch * heads * parts, chunk=Q)
     constants = {
-        "heads": heads, "groups": groups, "parts": parts, "P": width, "N": states, "Q": Q, "PB": PB, "NB": NB,
-        "PRECISION": "tf32x3" if x.dtype == torch.float32 else "ieee", "num_warps": warps, "num_stages": table.stages,
+        "Q": Q, "PB": PB, "NB": NB, "PRECISION": "tf32x3" if x.dtype == torch.float32 else "ieee", "num_warps": table.warps,
+        "num_stages": table.stages,
     }  # fmt: skip
     many = len(A) if A.ndim == 2 else 1
-    return _Problem(batch, length, heads * width * states, batch * heads * parts, batch // many, split, constants)
+    return _Problem(batch, length, heads, groups, parts, width, states, batch // many, split, constants)
 
 
 def _steps(item: int, states: int) -> int:
     """Steps of a chunk, by the bytes of a number of x: what matrix units multiply has to fit into shared memory."""
-    return max(16, min(launch.TABLE["ssd_scan"].steps, 16384 // (item * launch.power_of_two(states))))
+    table = launch.TABLE["ssd_scan" if item == 2 else "ssd_scan_exact"]
+    return max(16, min(table.steps, 8192 // launch.power_of_two(states)))
 
 
 def chunk_states_shape(batch: int, length: int, item: int, wide: int, heads: int, width: int, states: int) -> tuple[int, int]:
@@ -331,11 +336,8 @@ def forward(
 
 
 def _scan(p: _Problem, tensors: tuple[Tensor | None, ...], stride: int, summary: bool) -> None:
-    split = p.split
-    launch.run(
-        scan, (p.programs, split.splits), *tensors, p.length, split.tiles, split.splits, split.span, p.rows, stride,
-        constants={"SUMMARY": summary, "SPLIT": split.splits > 1, **p.constants},
-    )  # fmt: skip
+    constants = {"SUMMARY": summary, "SPLIT": p.split.splits > 1, **p.constants}
+    launch.run(scan, p.grid, *tensors, *p.sizes(stride), constants=constants)
 
 
 def _chain(p: _Problem, mult: Tensor, local: Tensor, first: Tensor, out: Tensor, reverse: bool) -> None:
@@ -386,8 +388,5 @@ def backward(
 
 
 def _scan_backward(p: _Problem, tensors: tuple[Tensor | None, ...], stride: int, summary: bool) -> None:
-    split = p.split
-    launch.run(
-        scan_backward, (p.programs, split.splits), *tensors, p.batch, p.length, split.tiles, split.splits, split.span, p.rows,
-        stride, constants={"SUMMARY": summary, "SPLIT": split.splits > 1, **p.constants},
-    )  # fmt: skip
+    constants = {"SUMMARY": summary, "SPLIT": p.split.splits > 1, **p.constants}
+    launch.run(scan_backward, p.grid, *tensors, p.batch, *p.sizes(stride), constants=constants)
