@@ -11,7 +11,6 @@ from longscan.numerics.rotary import turn
 from longscan.ops._arguments import carry_dtype, check_real, mask, state_dtype, step_flags, without_autocast
 from longscan.ops._dispatch import NATIVE, probe, resolve
 from longscan.ops._native_op import NativeOp, keeps_chunk_states
-from longscan.ops._triton_launch import MAX_MATRIX_STATES
 from longscan.ops.ssd_scan import eager, reference
 
 NATIVE_BACKENDS = probe("ssd_scan", "triton")
@@ -68,7 +67,7 @@ def ssd_scan(
         angle: (B, L, H, R), 2R <= N: R(angle) turns the first R pairs of neighbouring entries of the N by these radians.
         valid: (B, L) bool; where False the step is as if absent and y is 0 there.
         seq_idx: (B, L) integers; where it changes from one valid step to the next, the state restarts from zero.
-        backend: "auto", "reference", "eager", "cpu" or "triton". auto takes triton up to 256 states N.
+        backend: "auto", "reference", "eager", "cpu" or "triton". auto takes eager; triton has up to 256 states N.
 
     Returns:
         y (B, L, H, P) and the final state (B, H, P, N) in float32 (float64 where an input is).
@@ -98,7 +97,7 @@ def ssd_scan(
         raise ValueError(f"angle: got {angle.shape[3]} angles, expected at most {states // 2} (pairs of the {states} states)")
     flags = step_flags(batch, length, valid, seq_idx, x)
     chosen = resolve("ssd_scan", backend, x, NATIVE_BACKENDS)
-    if backend == "auto" and states > MAX_MATRIX_STATES:
+    if backend == "auto":  # the kernel is taken where it is asked for, until every device test of it has passed
         chosen = "eager"
 
     out = x.dtype

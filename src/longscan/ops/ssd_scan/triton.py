@@ -68,6 +68,20 @@ def _chunk(dt, scale, A, flags, at, step, length, heads, Q: tl.constexpr):
 
 
 @triton.jit
+def _dot(a, b, sums, PRECISION: tl.constexpr):
+    """sums + a b, on matrix units but for float64, whose instructions there Triton (3.6) gets wrong for some tiles."""
+    if a.dtype == tl.float64:
+        inner: tl.constexpr = a.shape[1]
+        along = tl.arange(0, inner)
+        for k in range(inner):
+            column = tl.sum(tl.where((along == k)[None, :], a, 0.0), 1)
+            sums += column[:, None] * tl.sum(tl.where((along == k)[:, None], b, 0.0), 0)[None, :]
+    else:
+        sums = tl.dot(a, b, sums, input_precision=PRECISION)
+    return sums
+
+
+@triton.jit
 def _tile(source, at, stride, columns, width, ok):
     """Rows of a matrix, (Q, columns): 0 where a step does not count and beyond `width`."""
     place = at[:, None] * stride + columns[None, :]
@@ -98,11 +112,11 @@ def scan(
     initial: (B, H, P, N), or with SPLIT the states before the splits, (B, splits + 1, H, P, N). With SUMMARY a split is run from
     a state of 0 and leaves what it makes of that, `ends`, and by what it multiplies a state, `mult`, (B, splits, H, P, N).
     """
-    b, head, group, _, p, n, place, live = _program(heads, parts, groups, P, N, PB, NB)
+    b, head, group, _part, p, n, place, live = _program(heads, parts, groups, P, N, PB, NB)
     split, size = tl.program_id(1), b * 0 + heads * P * N
     rate = tl.load(A + (b // rows) * heads + head)
     dtype: tl.constexpr = x.dtype.element_ty
-    wide: tl.constexpr = rate.dtype
+    square, by_p = tl.zeros((Q, Q), rate.dtype), tl.zeros((Q, PB), rate.dtype)
     x += head * P
     B += group * N
     dt += head
@@ -120,22 +134,22 @@ def scan(
     for chunk in range(split * span, tl.minimum((split + 1) * span, chunks)):
         step = chunk * Q + tl.arange(0, Q)
         at = b * length + step
-        ok, _, weight, decay, start, end, whole = _chunk(dt, scale, rate, flags, at, step, length, heads, Q)
+        ok, _size, weight, decay, start, end, whole = _chunk(dt, scale, rate, flags, at, step, length, heads, Q)
         inputs = _tile(x, at, heads * P, p, P, ok)
         into = _tile(B, at, groups * N, n, N, ok)
         if not SUMMARY:
             if kept is not None:
                 tl.store(kept + b * stride + chunk * size + place, state.to(dtype), mask=live)
             out = _tile(C + group * N, at, groups * N, n, N, ok)
-            scores = tl.dot(out, tl.trans(into), input_precision=PRECISION, out_dtype=wide) * decay * weight[None, :]
-            found = tl.dot(out, tl.trans(state.to(dtype)), input_precision=PRECISION, out_dtype=wide) * start[:, None]
-            found = tl.dot(scores.to(dtype), inputs, found, input_precision=PRECISION, out_dtype=wide)
+            scores = _dot(out, tl.trans(into), square, PRECISION) * decay * weight[None, :]
+            found = _dot(out, tl.trans(state.to(dtype)), by_p, PRECISION) * start[:, None]
+            found = _dot(scores.to(dtype), inputs, found, PRECISION)
             if D is not None:
                 found += skip * inputs
             to = at[:, None] * (heads * P) + head * P + p[None, :]
             tl.store(y + to, tl.where(ok[:, None], found, 0.0).to(dtype), mask=(step < length)[:, None] & (p < P)[None, :])
         weighed = (into * (end * weight)[:, None]).to(dtype)
-        state = tl.dot(tl.trans(inputs), weighed, state * whole, input_precision=PRECISION, out_dtype=wide)
+        state = _dot(tl.trans(inputs), weighed, state * whole, PRECISION)
         held *= whole
     if SUMMARY:
         to = (b * splits + split) * size + place
@@ -160,7 +174,8 @@ def scan_backward(
     split, size = tl.program_id(1), b * 0 + heads * P * N
     rate = tl.load(A + (b // rows) * heads + head)
     dtype: tl.constexpr = x.dtype.element_ty
-    wide: tl.constexpr = rate.dtype
+    square, by_p = tl.zeros((Q, Q), rate.dtype), tl.zeros((Q, PB), rate.dtype)
+    by_n = tl.zeros((Q, NB), rate.dtype)
     here = tl.arange(0, Q)
     dt += head
     if scale is not None:
@@ -188,9 +203,9 @@ def scan_backward(
             carried = after.to(dtype)
             present = (step < length)[:, None]
             # what the outputs and the next state make of the inputs
-            scores = tl.dot(out, tl.trans(into), input_precision=PRECISION, out_dtype=wide) * decay
-            late = tl.dot(into, tl.trans(carried), input_precision=PRECISION, out_dtype=wide) * end[:, None]
-            both = tl.dot(tl.trans(scores.to(dtype)), grads, late, input_precision=PRECISION, out_dtype=wide)
+            scores = _dot(out, tl.trans(into), square, PRECISION) * decay
+            late = _dot(into, tl.trans(carried), by_p, PRECISION) * end[:, None]
+            both = _dot(tl.trans(scores.to(dtype)), grads, late, PRECISION)
             found = both * weight[:, None]
             if D is not None:
                 found += tl.load(D + (b // rows) * heads + head) * grads
@@ -200,20 +215,20 @@ def scan_backward(
             d_weight = tl.sum(inputs * both, 1)
             passed_on = tl.sum(inputs * late, 1) * weight
             # of B and C
-            products = tl.dot(grads, tl.trans(inputs), input_precision=PRECISION, out_dtype=wide) * weight[None, :]
+            products = _dot(grads, tl.trans(inputs), square, PRECISION) * weight[None, :]
             own = (products * decay).to(dtype)
-            read = tl.dot(from_start, before, input_precision=PRECISION, out_dtype=wide)
+            read = _dot(from_start, before, by_n, PRECISION)
             carried_out = tl.sum(out * read, 1)
             to = ((part * batch + b) * length + step)[:, None] * (heads * N) + head * N + n[None, :]
             mask = present & (n < N)[None, :]
-            d_out = tl.dot(own, into, read, input_precision=PRECISION, out_dtype=wide)
+            d_out = _dot(own, into, read, PRECISION)
             tl.store(dC + to, tl.where(ok[:, None], d_out, 0.0).to(dtype), mask=mask)
-            written = tl.dot((inputs * (end * weight)[:, None]).to(dtype), carried, input_precision=PRECISION, out_dtype=wide)
-            d_into = tl.dot(tl.trans(own), out, written, input_precision=PRECISION, out_dtype=wide)
+            written = _dot((inputs * (end * weight)[:, None]).to(dtype), carried, by_n, PRECISION)
+            d_into = _dot(tl.trans(own), out, written, PRECISION)
             tl.store(dB + to, tl.where(ok[:, None], d_into, 0.0).to(dtype), mask=mask)
             # of a step's log decay: what passes over the step, within the chunk, to its end, from its start, and through it
             over = (here[None, :] >= here[:, None]).to(dtype)
-            passing = tl.dot(over, (products * scores).to(dtype), input_precision=PRECISION, out_dtype=wide)
+            passing = _dot(over, (products * scores).to(dtype), square, PRECISION)
             d_log = tl.sum(tl.where(here[None, :] < here[:, None], passing, 0.0), 1)
             d_log += tl.sum(tl.where(here[None, :] >= here[:, None], carried_out[None, :], 0.0), 1)
             d_log += tl.sum(tl.where(here[None, :] < here[:, None], passed_on[None, :], 0.0), 1)
@@ -226,7 +241,7 @@ def scan_backward(
             else:
                 tl.store(d_scale + to, tl.where(ok, d_weight, 0.0), mask=step < length)
             tl.store(d_dt + to, tl.where(ok, d_size, 0.0), mask=step < length)
-        after = tl.dot(tl.trans(from_start), out, after * whole, input_precision=PRECISION, out_dtype=wide)
+        after = _dot(tl.trans(from_start), out, after * whole, PRECISION)
         held *= whole
     if SUMMARY:
         to = (b * splits + split) * size + place
@@ -281,8 +296,9 @@ def _problem(x: Tensor, A: Tensor, B: Tensor, op: str) -> _Problem:
     PB = max(16, min(launch.power_of_two(width), table.lanes // NB, 64))
     parts = launch.ceil_div(width, PB)
     split = launch.plan(op, length, batch * heads * parts, chunk=Q)
+    warps = max(1, min(table.warps, max(Q * Q, Q * NB, PB * NB) // 1024))
     constants = {
-        "Q": Q, "PB": PB, "NB": NB, "PRECISION": "tf32x3" if x.dtype == torch.float32 else "ieee", "num_warps": table.warps,
+        "Q": Q, "PB": PB, "NB": NB, "PRECISION": "tf32x3" if x.dtype == torch.float32 else "ieee", "num_warps": warps,
         "num_stages": table.stages,
     }  # fmt: skip
     many = len(A) if A.ndim == 2 else 1
