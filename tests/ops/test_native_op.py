@@ -7,14 +7,16 @@ import pytest
 import torch
 from op_examples import example, floats, with_gradients
 
-from longscan.ops import OPS, _dispatch, linear_scan, selective_scan, short_conv, unitary_scan
+from longscan.ops import OPS, _dispatch, _native_op, linear_scan, selective_scan, short_conv, unitary_scan
 from longscan.ops._native_op import NativeOp
 from longscan.ops.linear_scan import eager as linear_eager
 from longscan.ops.selective_scan import eager as selective_eager
 from longscan.ops.short_conv import eager as short_eager
+from longscan.ops.ssd_scan import eager as ssd_eager
 from longscan.ops.unitary_scan import eager as unitary_eager
 
-NATIVE = [name for name, op in OPS.items() if op.native]
+BACKEND = {name: op.native[0] for name, op in OPS.items() if op.native}  # the first native one: cpu, where there is one
+NATIVE = list(BACKEND)
 
 
 def linear(a, b, initial_state, flags, reverse, is_complex):
@@ -35,6 +37,10 @@ def unitary(*args):
 
 def short(*args):
     return short_eager.short_conv(*args[:-1], apply_silu=args[-1])
+
+
+def ssd(x, dt, input_scale, A, B, C, D, initial_state, flags):
+    return ssd_eager.ssd_scan(x, dt, A, B, C, D, None, initial_state, input_scale, None, flags)
 
 
 def stand_in(scan, inputs, keeps):
@@ -70,25 +76,32 @@ STAND_INS = {
     "selective_scan": stand_in(selective, 10, True),
     "unitary_scan": stand_in(unitary, 9, True),
     "short_conv": stand_in(short, 4, False),
+    "ssd_scan": stand_in(ssd, 8, True),
 }
+
+
+def unusable(op):
+    return _dispatch.reject(op, BACKEND[op], torch.device("cpu"), torch.float32, OPS[op].native)
 
 
 @pytest.fixture
 def kernels(monkeypatch):
-    """The cpu backend of every op: the compiled kernels, or stand-ins in their place."""
-    if any(_dispatch.reject(op, "cpu", torch.device("cpu"), torch.float32, ("cpu",)) for op in NATIVE):
-        monkeypatch.setattr(_dispatch, "_unusable", {})
-        monkeypatch.setattr(NativeOp, "_module", lambda self, _backend: STAND_INS[self._name])
+    """The first native backend of every op: the compiled kernels, or a stand-in where they cannot run."""
+    missing = {op for op in NATIVE if unusable(op)}
+    module, reject = NativeOp._module, _dispatch.reject
+    monkeypatch.setattr(_dispatch, "reject", lambda op, *args: None if op in missing else reject(op, *args))
+    monkeypatch.setattr(_native_op, "GROUPED", ())  # no stand-in takes groups of parameters
+    monkeypatch.setattr(
+        NativeOp, "_module", lambda self, backend: STAND_INS[self._name] if self._name in missing else module(self, backend)
+    )
 
 
 def recorded_calls(monkeypatch, op, inputs):
     """The arguments with which the custom ops of `op` are called, forward and backward."""
-    from longscan.ops import _native_op
-
     calls = []
     original = _native_op._CustomOp.__call__
     monkeypatch.setattr(_native_op._CustomOp, "__call__", lambda self, *args: calls.append((self, args)) or original(self, *args))
-    y, final = OPS[op].function(**with_gradients(inputs), backend="cpu")
+    y, final = OPS[op].function(**with_gradients(inputs), backend=BACKEND[op])
     (y.sum() + final.sum()).backward()
     monkeypatch.setattr(_native_op._CustomOp, "__call__", original)
     return calls
@@ -114,9 +127,9 @@ def leaves(args, grads):
 def test_second_derivative_is_refused(kernels, op):
     inputs = with_gradients(example(op))
     leaves = list(floats(inputs).values())
-    y, _ = OPS[op].function(**inputs, backend="cpu")
+    y, _ = OPS[op].function(**inputs, backend=BACKEND[op])
     grads = torch.autograd.grad(y.square().sum(), leaves, create_graph=True, allow_unused=True)
-    with pytest.raises(RuntimeError, match=f"{op}: the cpu backend has no second derivative; use backend='eager'"):
+    with pytest.raises(RuntimeError, match=f"{op}: the {BACKEND[op]} backend has no second derivative; use backend='eager'"):
         sum(g.square().sum() for g in grads if g is not None).backward()
 
 
@@ -128,15 +141,15 @@ def test_forward_mode_is_refused(kernels, op):
     with torch.autograd.forward_ad.dual_level():
         inputs[name] = torch.autograd.forward_ad.make_dual(inputs[name], torch.ones_like(inputs[name]))
         with pytest.raises(RuntimeError, match="no forward-mode derivative"):
-            OPS[op].function(**inputs, backend="cpu")
+            OPS[op].function(**inputs, backend=BACKEND[op])
 
 
 @pytest.mark.parametrize("op", NATIVE)
 def test_direct_call_equals_custom_op(kernels, op):
     """Where no gradient is asked for, the kernel is called directly, with the same result."""
     inputs = example(op)
-    direct = OPS[op].function(**inputs, backend="cpu")
-    recorded = OPS[op].function(**with_gradients(inputs), backend="cpu")
+    direct = OPS[op].function(**inputs, backend=BACKEND[op])
+    recorded = OPS[op].function(**with_gradients(inputs), backend=BACKEND[op])
     for one, other in zip(direct, recorded, strict=True):
         assert other.requires_grad
         assert torch.equal(one, other)
@@ -161,7 +174,7 @@ def test_vmap_and_gradients_under_it(kernels, op, mapped):
     stacked = {name: torch.stack([inputs[name] for inputs in many]) for name in chosen}
 
     def of(chosen_inputs):
-        return loss(op, many[0] | chosen_inputs, "cpu")
+        return loss(op, many[0] | chosen_inputs, BACKEND[op])
 
     each = [{name: inputs[name] for name in chosen} for inputs in many]
     values = torch.stack([of(inputs) for inputs in each])
