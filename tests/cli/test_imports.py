@@ -64,6 +64,13 @@ def test_models_need_nothing_but_torch_and_numpy() -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_the_compiler_is_imported_only_where_it_is_used() -> None:
+    """It takes as long to import as everything else together."""
+    done = python("import sys, longscan, longscan.ops, longscan.layers, longscan.models, longscan.tasks; "
+                  "sys.exit('torch._dynamo' in sys.modules)")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_run_without_plotly_is_kept_and_the_report_says_what_it_needs(tmp_path: Path, tiny_words: list[str]) -> None:
     program = BLOCKED + "from longscan.cli import main; sys.exit(main())"
     done = python(program, "train", "--out", str(tmp_path / "run"), *tiny_words)

@@ -69,11 +69,14 @@ def reject(op: str, backend: str, device: torch.device, dtype: torch.dtype, nati
     return _no_triton if device.type == "cuda" or interpreted else f"the inputs are on {device}"
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def refuse(op: str, backend: str, device: torch.device) -> str | None:
     """Why `auto` does not take a kernel that could run: `longscan doctor` found a fault on this device."""
     verdict = _verdicts.of(op, backend, device)
     return None if verdict in (None, _verdicts.PASSED) else f"`longscan doctor` found {verdict}"
+
+
+# what torch.compiler.assume_constant_result sets, which would import the compiler with every import of this package: 1.4 s
+refuse._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def resolve(op: str, backend: str, like: Tensor, native: tuple[str, ...]) -> str:
