@@ -1,22 +1,36 @@
 """A cell run step by step over rows with padding and restarts: how the recurrent baselines meet the contract of a layer."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
 
 from longscan.layers.base import Steps
-from longscan.ops._arguments import INVALID, RESET, step_flags
+from longscan.ops._arguments import INVALID, RESET, step_flags, without_autocast
 
 Cell = Callable[[Tensor, tuple[Tensor, ...]], tuple[Tensor, ...]]
 
 
-def in_one_piece(weights: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """The weights as parts of one tensor on a GPU, where cuDNN wants them one behind the other."""
-    if not weights[0].is_cuda:
-        return weights
-    parts = torch.split(torch.cat([weight.flatten() for weight in weights]), [weight.numel() for weight in weights])
-    return tuple(part.view_as(weight) for part, weight in zip(parts, weights, strict=True))
+def run_whole(
+    kernel: Callable[..., tuple[Tensor, ...]], x: Tensor, state: tuple[Tensor, ...], weights: tuple[Tensor, ...]
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """As `run_cell`, for rows without padding and restarts, by torch's fused `kernel`: torch.gru or torch.lstm.
+
+    On a GPU cuDNN wants the weights one behind the other; under autocast it would take float16 whatever the dtype asked for. It
+    keeps what a backward needs only where it is told that it trains, which without dropout changes nothing else.
+    """
+    if x.is_cuda:
+        dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
+        x, *state_parts = (value.to(dtype) for value in (x, *state))
+        whole = torch.cat([weight.flatten().to(dtype) for weight in weights])
+        parts = torch.split(whole, [weight.numel() for weight in weights])
+        state, weights = tuple(state_parts), tuple(part.view_as(like) for part, like in zip(parts, weights, strict=True))
+    hidden = tuple(part.unsqueeze(0) for part in state)
+    trains = torch.is_grad_enabled()
+    with without_autocast(x) if x.is_cuda else nullcontext():
+        y, *after = kernel(x, hidden if len(hidden) > 1 else hidden[0], weights, True, 1, 0.0, trains, False, True)
+    return y, tuple(part.squeeze(0) for part in after)
 
 
 def run_cell(cell: Cell, x: Tensor, state: tuple[Tensor, ...], steps: Steps) -> tuple[Tensor, tuple[Tensor, ...]]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from longscan.layers._cells import in_one_piece, run_cell
+from longscan.layers._cells import run_cell, run_whole
 from longscan.layers._registry import LAYERS
 from longscan.layers.base import SequenceLayer, Steps, resume
 from longscan.layers.checks import transformed
@@ -48,9 +48,8 @@ class GRU(SequenceLayer):
         hidden = x.new_zeros(x.shape[0], self.d_model) if initial is None else initial.to(x.dtype)
         whole = steps.valid is None and steps.seq_idx is None and x.numel() > 0
         if whole and not transformed():
-            weights = in_one_piece((self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh))
-            y, final = torch.gru(x, hidden.unsqueeze(0), weights, True, 1, 0.0, self.training, False, True)
-            hidden = final.squeeze(0)
+            weights = (self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh)
+            y, (hidden,) = run_whole(torch.gru, x, (hidden,), weights)
         else:
             y, (hidden,) = run_cell(self._cell, linear(x, self.weight_ih, self.bias_ih), (hidden,), steps)
         return y, ScanState(hidden.to(self.state_dtype), last_seq_idx)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from longscan.layers._cells import in_one_piece, run_cell
+from longscan.layers._cells import run_cell, run_whole
 from longscan.layers._registry import LAYERS
 from longscan.layers.base import SequenceLayer, Steps
 from longscan.layers.checks import transformed
@@ -59,10 +59,8 @@ class LSTM(SequenceLayer):
         hidden, cell = (zero_rows(rows, part).to(x.dtype) for part in (state.hidden, state.cell))
         whole = steps.valid is None and steps.seq_idx is None and x.numel() > 0
         if whole and not transformed():
-            weights = in_one_piece((self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh))
-            before = (hidden.unsqueeze(0), cell.unsqueeze(0))
-            y, hidden, cell = torch.lstm(x, before, weights, True, 1, 0.0, self.training, False, True)
-            hidden, cell = hidden.squeeze(0), cell.squeeze(0)
+            weights = (self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh)
+            y, (hidden, cell) = run_whole(torch.lstm, x, (hidden, cell), weights)
         else:
             y, (hidden, cell) = run_cell(self._cell, linear(x, self.weight_ih, self.bias_ih), (hidden, cell), steps)
         return y, LSTMState(hidden.to(self.state_dtype), cell.to(self.state_dtype), last_seq_idx)

@@ -14,6 +14,7 @@ from longscan.ops._native_op import NativeOp, keeps_chunk_states
 from longscan.ops.ssd_scan import eager, reference
 
 NATIVE_BACKENDS = probe("ssd_scan", "triton")
+AUTO_STATES = 128  # with more states than these the Triton kernel spills registers, and auto takes eager
 
 _inputs = ("x", "dt", "input_scale", "A", "B", "C", "D", "initial_state")
 _native = NativeOp(
@@ -67,7 +68,7 @@ def ssd_scan(
         angle: (B, L, H, R), 2R <= N: R(angle) turns the first R pairs of neighbouring entries of the N by these radians.
         valid: (B, L) bool; where False the step is as if absent and y is 0 there.
         seq_idx: (B, L) integers; where it changes from one valid step to the next, the state restarts from zero.
-        backend: "auto", "reference", "eager", "cpu" or "triton". auto takes eager; triton has up to 256 states N.
+        backend: "auto", "reference", "eager" or "triton", which takes up to 256 states N; auto takes eager beyond 128.
 
     Returns:
         y (B, L, H, P) and the final state (B, H, P, N) in float32 (float64 where an input is).
@@ -97,7 +98,7 @@ def ssd_scan(
         raise ValueError(f"angle: got {angle.shape[3]} angles, expected at most {states // 2} (pairs of the {states} states)")
     flags = step_flags(batch, length, valid, seq_idx, x)
     chosen = resolve("ssd_scan", backend, x, NATIVE_BACKENDS)
-    if backend == "auto":  # the kernel is taken where it is asked for, until every device test of it has passed
+    if backend == "auto" and chosen == "triton" and states > AUTO_STATES:
         chosen = "eager"
 
     out = x.dtype
