@@ -4,15 +4,17 @@ group's derived length, as many, and more.
     python benchmarks/learned.py --limit 540               a slice of nine minutes; the same command goes on where it stopped
     python benchmarks/learned.py --only S3 --steps 2000    one group, other settings
     python benchmarks/learned.py --draw                    learned.png from the rows
+    python benchmarks/learned.py --name helped --start learned --smoothing 0.2 --average 0.999
+        what makes exact rotations easier to find, as recipes/quickstart/cycle_navigation.yaml has it, with files of its own
 
 Groups: Z2, Z5, S3, A4, S4, A5; letters: their generators, as the compiler has them. A model of blocks `a..am` (one Mamba block
 behind n AUSSM blocks) reads 40 random letters and is told the state, an element of the group, after each; it is asked after every
 letter of words of up to 1,024. n is the derived length less one, the derived length, one more; A5 has none, and gets 1, 2 and 4.
 With n = 0 Mamba is alone. Five seeds of one n are trained together, as in seeds.py.
 
-Writes into DIR (results/automata unless --out is given; it must be called automata): learned.jsonl, a row for every seed and one
-for the compiled model, as soon as a depth is done; learned.safetensors, a few megabytes from which the depth in progress goes on;
-in the end learned.png. A finished depth is not run again.
+Writes into DIR (results/automata unless --out is given; it must be called automata): NAME.jsonl (learned.jsonl unless --name is
+given), a row for every seed and one for the compiled model, as soon as a depth is done; NAME.safetensors, a few megabytes from
+which the depth in progress goes on; in the end NAME.png. A finished depth is not run again.
 """
 
 import argparse
@@ -62,6 +64,9 @@ class Setting(NamedTuple):
     d_state: int
     batch: int
     rate: float
+    start: str
+    smoothing: float
+    average: float
 
     @property
     def spec(self) -> str:
@@ -112,10 +117,12 @@ class Learning:
                 SequenceModel.from_spec(
                     setting.spec, d_model=setting.d_model, d_state=setting.d_state, d_output=self.dfa.size, pooling="none",
                     vocab_size=len(self.dfa.alphabet), backend="eager", block_options=OPTIONS if setting.layers else None,
+                    initial_state=setting.start,
                 )
             )  # fmt: skip
         self.parameters = sum(p.numel() for p in models[0].parameters())
         self.model = Stacked(models).to(self.device)
+        self.averaged = [p.detach().clone() for p in self.model.parameters()] if setting.average else []
         groups: list[dict[str, Any]] = [
             {"params": [p for p in self.model.parameters() if marks(p).decay == decays], "weight_decay": 0.01 * decays}
             for decays in (True, False)
@@ -139,13 +146,16 @@ class Learning:
         """Forward, backward and optimiser, every seed's gradient clipped at 1: accuracies and losses, one for each seed."""
         self.optimiser.zero_grad()
         output = self.model(batch.inputs, batch.valid)
-        losses = summed_losses(output, batch, 0.0) / batch.loss_mask.sum((1, 2))
+        losses = summed_losses(output, batch, self.setting.smoothing) / batch.loss_mask.sum((1, 2))
         losses.sum().backward()
         gradients = [parameter.grad for parameter in self.model.parameters()]
         norms = torch.stack([gradient.flatten(1).norm(dim=1) for gradient in gradients]).norm(dim=0)
         for gradient in gradients:
             gradient.mul_((1 / (norms + 1e-6)).clamp(max=1.0).view(-1, *(1,) * (gradient.ndim - 1)))
         self.optimiser.step()
+        if self.averaged:
+            with torch.no_grad():
+                torch._foreach_lerp_(self.averaged, list(self.model.parameters()), 1 - self.setting.average)
         return accuracies(output.detach(), batch), losses.detach()
 
     def run(self, until: float, every: int) -> bool:
@@ -183,6 +193,7 @@ class Learning:
         for name, parameter in self.model.named_parameters():
             tensors[f"weight:{name}"] = parameter.detach()
             tensors |= {f"{key}:{name}": self.optimiser.state[parameter][key] for key in ("exp_avg", "exp_avg_sq")}
+        tensors |= {f"average:{i}": average for i, average in enumerate(self.averaged)}
         self.file.parent.mkdir(parents=True, exist_ok=True)
         save_file(tensors, f"{self.file}.new", {"setting": self.name})
         os.replace(f"{self.file}.new", self.file)
@@ -205,10 +216,14 @@ class Learning:
                     parameter.copy_(file.get_tensor(f"weight:{name}"))
                     state = {key: file.get_tensor(f"{key}:{name}").to(self.device) for key in ("exp_avg", "exp_avg_sq")}
                     self.optimiser.state[parameter] = {"step": torch.tensor(float(step), device=self.device), **state}
+                for i, average in enumerate(self.averaged):
+                    average.copy_(file.get_tensor(f"average:{i}"))
 
     @torch.no_grad()
     def rows(self, count: int, longest: int) -> Iterator[dict[str, Any]]:
-        """A row for every seed, from `count` random words of `longest` letters."""
+        """A row for every seed, from `count` random words of `longest` letters, by the averaged weights where there are any."""
+        if self.averaged:
+            torch._foreach_copy_(list(self.model.parameters()), self.averaged)
         words = letters(self.dfa, count, longest, TEST_SEED, 0)
         states = torch.from_numpy(self.dfa.run(words.numpy()))
         numbers = len(self.seeds) * longest * self.setting.d_model * self.setting.d_state * 2
@@ -230,7 +245,8 @@ def about(setting: Setting, dfa: automata.DFA, device: torch.device) -> dict[str
     return {
         "case": setting.group, "derived_length": derived_length(setting.group), "elements": dfa.size, "layers": setting.layers,
         "blocks": setting.spec, "steps": setting.steps, "d_model": setting.d_model, "d_state": setting.d_state,
-        "batch": setting.batch, "rate": setting.rate, "commit": os.environ.get("LONGSCAN_COMMIT") or commit(),
+        "batch": setting.batch, "rate": setting.rate, "start": setting.start, "smoothing": setting.smoothing,
+        "average": setting.average, "commit": os.environ.get("LONGSCAN_COMMIT") or commit(),
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "device": device_name(device), "torch": torch.__version__,
         "command": shlex.join(["python", "benchmarks/learned.py", *sys.argv[1:]]),
     }  # fmt: skip
@@ -239,9 +255,9 @@ def about(setting: Setting, dfa: automata.DFA, device: torch.device) -> dict[str
 def compiled_row(group: str, count: int, longest: int) -> dict[str, Any]:
     """The compiled model of a group on the words of the learned ones; for a group that is refused, the reason."""
     dfa = language(group)
-    plain = Setting(group, 0, 0, 0, 0, 0, 0.0)
+    plain = Setting(group, 0, 0, 0, 0, 0, 0.0, "zero", 0.0, 0.0)
     row = about(plain, dfa, torch.device("cpu")) | {"change": "compiled", "seed": 0}
-    for training in ("layers", "blocks", "steps", "d_model", "d_state", "batch", "rate"):
+    for training in ("layers", "blocks", "steps", "d_model", "d_state", "batch", "rate", "start", "smoothing", "average"):
         del row[training]
     try:
         compiled = automata.compile(dfa, minimise=False)
@@ -304,23 +320,28 @@ def main() -> int:
     parser.add_argument("--states", type=int, default=8, help="d_state")
     parser.add_argument("--batch", type=int, default=64, help="words of a step and seed")
     parser.add_argument("--rate", type=float, default=3e-3, help="highest learning rate")
+    parser.add_argument("--start", choices=("zero", "learned"), default="zero", help="state before the first letter")
+    parser.add_argument("--smoothing", type=float, default=0.0, help="share of a label that is spread over all answers")
+    parser.add_argument("--average", type=float, default=0.0, help="decay of an average of the weights, which is tested; 0: none")
     parser.add_argument("--words", type=int, default=200, help="words of the test")
     parser.add_argument("--longest", type=int, default=LENGTHS[-1], help="letters of a test word")
     parser.add_argument("--every", type=int, default=500, help="steps between two looks, each of which rewrites the file")
     parser.add_argument("--limit", type=float, default=math.inf, help="seconds after which this call stops")
-    parser.add_argument("--draw", action="store_true", help="only draw learned.png from the rows")
+    parser.add_argument("--name", default="learned", help="of the files")
+    parser.add_argument("--draw", action="store_true", help="only draw NAME.png from the rows")
     given = parser.parse_args()
     until = time.perf_counter() + given.limit
-    path, file = given.out / "learned.jsonl", given.out / "learned.safetensors"
+    path, file = given.out / f"{given.name}.jsonl", given.out / f"{given.name}.safetensors"
     rows = read_records(path) if path.exists() else []
     if given.draw:
-        draw(rows, given.out / "learned.png")
+        draw(rows, path.with_suffix(".png"))
         return 0
     for group in given.only:
         if not any((row["case"], row["change"]) == (group, "compiled") for row in rows):
             append_record(path, compiled_row(group, given.words, given.longest))
         for layers in given.depths or depths(group):
-            setting = Setting(group, layers, given.steps, given.width, given.states, given.batch, given.rate)
+            sizes = (given.steps, given.width, given.states, given.batch, given.rate)
+            setting = Setting(group, layers, *sizes, given.start, given.smoothing, given.average)
             if any((row["case"], row.get("layers"), row["change"]) == (group, layers, "learned") for row in rows):
                 continue
             learning = Learning(setting, given.seeds, file)
@@ -330,7 +351,7 @@ def main() -> int:
             for row in learning.rows(given.words, given.longest):
                 append_record(path, row)
             file.unlink()
-    draw(read_records(path), given.out / "learned.png")
+    draw(read_records(path), path.with_suffix(".png"))
     return 0
 
 

@@ -39,8 +39,10 @@ def test_depths_are_around_the_derived_length(learned):
     }
 
 
-def test_a_run_in_slices_is_the_run(learned, tmp_path, monkeypatch, capsys):
-    sizes = [word for name, value in TINY.items() for word in (f"--{name}", str(value))]
+@pytest.mark.parametrize("helps", [[], ["--start", "learned", "--smoothing", "0.2", "--average", "0.5", "--name", "helped"]])
+def test_a_run_in_slices_is_the_run(learned, tmp_path, monkeypatch, capsys, helps):
+    sizes = [word for name, value in TINY.items() for word in (f"--{name}", str(value))] + helps
+    stem = helps[-1] if helps else "learned"
 
     def run(name, *words):
         out = tmp_path / name / "automata"
@@ -51,13 +53,13 @@ def test_a_run_in_slices_is_the_run(learned, tmp_path, monkeypatch, capsys):
     whole = run("whole")
     for number in range(5):  # a slice takes one step at least
         sliced = run("sliced", "--limit", "0")
-        assert (sliced / "learned.safetensors").stat().st_size < 100_000
+        assert (sliced / f"{stem}.safetensors").stat().st_size < 100_000
         assert "the same command goes on" in capsys.readouterr().out, number
     with pytest.raises(ValueError, match="go on with its settings"):
         run("sliced", "--width", "16")
     run("sliced")
-    assert {path.name for path in sliced.iterdir()} == {"learned.jsonl", "learned.png"}
-    rows, again = (read_records(folder / "learned.jsonl") for folder in (whole, sliced))
+    assert {path.name for path in sliced.iterdir()} == {f"{stem}.jsonl", f"{stem}.png"}
+    rows, again = (read_records(folder / f"{stem}.jsonl") for folder in (whole, sliced))
     for row, other in zip(rows, again, strict=True):
         told = {key: row[key] for key in ("case", "change", "seed", "blocks", "derived_length", "elements", "states", "exact")}
         assert told == {key: other[key] for key in told}
@@ -65,7 +67,7 @@ def test_a_run_in_slices_is_the_run(learned, tmp_path, monkeypatch, capsys):
     assert rows[0]["exact"]["64"] == rows[0]["states"]["10"] == 1
     assert list(rows[1]["states"]) == ["10", "20", "40", "64"]
     assert run("whole") == whole
-    assert len(read_records(whole / "learned.jsonl")) == 3
+    assert len(read_records(whole / f"{stem}.jsonl")) == 3
 
 
 def test_what_is_refused_has_its_reason(learned):
