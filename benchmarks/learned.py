@@ -2,10 +2,10 @@
 group's derived length, as many, and more.
 
     python benchmarks/learned.py --limit 540               a slice of nine minutes; the same command goes on where it stopped
-    python benchmarks/learned.py --only S3 --steps 2000    one group, other settings
+    python benchmarks/learned.py --only S3 --steps 2000 --name short    other settings, files of their own
     python benchmarks/learned.py --draw                    learned.png from the rows
     python benchmarks/learned.py --name helped --start learned --smoothing 0.2 --average 0.999
-        what makes exact rotations easier to find, as recipes/quickstart/cycle_navigation.yaml has it, with files of its own
+        what makes exact rotations easier to find in recipes/quickstart/cycle_navigation.yaml, with files of its own
 
 Groups: Z2, Z5, S3, A4, S4, A5; letters: their generators, as the compiler has them. A model of blocks `a..am` (one Mamba block
 behind n AUSSM blocks) reads 40 random letters and is told the state, an element of the group, after each; it is asked after every
@@ -123,6 +123,7 @@ class Learning:
         self.parameters = sum(p.numel() for p in models[0].parameters())
         self.model = Stacked(models).to(self.device)
         self.averaged = [p.detach().clone() for p in self.model.parameters()] if setting.average else []
+        self.share = torch.ones((), device=self.device)  # of the present weights in the average, read by a recorded update
         groups: list[dict[str, Any]] = [
             {"params": [p for p in self.model.parameters() if marks(p).decay == decays], "weight_decay": 0.01 * decays}
             for decays in (True, False)
@@ -154,8 +155,8 @@ class Learning:
             gradient.mul_((1 / (norms + 1e-6)).clamp(max=1.0).view(-1, *(1,) * (gradient.ndim - 1)))
         self.optimiser.step()
         if self.averaged:
-            with torch.no_grad():
-                torch._foreach_lerp_(self.averaged, list(self.model.parameters()), 1 - self.setting.average)
+            for average, parameter in zip(self.averaged, self.model.parameters(), strict=True):
+                average.lerp_(parameter.detach(), self.share)
         return accuracies(output.detach(), batch), losses.detach()
 
     def run(self, until: float, every: int) -> bool:
@@ -166,6 +167,7 @@ class Learning:
             warm, fall = min(1.0, (self.step + 1) / (WARM * self.setting.steps)), 0.525 + 0.475 * math.cos(math.pi * share)
             for group in self.optimiser.param_groups:
                 group["lr"].fill_(self.setting.rate * warm * fall)
+            self.share.fill_(max(1 - self.setting.average, 1 / (self.step + 1)))  # the mean, as long as that has fewer weights
             accuracy, loss = self.update(self.batch(self.step))
             self.step += 1
             self.seconds = before + time.perf_counter() - started
@@ -252,6 +254,12 @@ def about(setting: Setting, dfa: automata.DFA, device: torch.device) -> dict[str
     }  # fmt: skip
 
 
+def trained_by(row: dict[str, Any]) -> tuple[Any, ...]:
+    """The fields of `Setting`, less the group and the depth, that a row of a learned model was made with."""
+    absent = {"start": "zero", "smoothing": 0.0, "average": 0.0}
+    return tuple(row.get(name, absent.get(name)) for name in Setting._fields[2:])
+
+
 def compiled_row(group: str, count: int, longest: int) -> dict[str, Any]:
     """The compiled model of a group on the words of the learned ones; for a group that is refused, the reason."""
     dfa = language(group)
@@ -278,7 +286,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     for axes in list(grid.flat)[len(groups) :]:
         axes.set_axis_off()
     for group, axes in zip(groups, grid.flat, strict=False):
-        own = [row for row in rows if row["case"] == group]
+        own, lengths = [row for row in rows if row["case"] == group], list(LENGTHS)
         learned = [row for row in own if row["change"] == "learned"]
         for layers, colour in zip(sorted({row["layers"] for row in learned}), COLOURS, strict=False):
             seeds = [row["states"] for row in learned if row["layers"] == layers]
@@ -336,12 +344,15 @@ def main() -> int:
     if given.draw:
         draw(rows, path.with_suffix(".png"))
         return 0
+    training = (given.steps, given.width, given.states, given.batch, given.rate, given.start, given.smoothing, given.average)
+    for row in rows:
+        if row["change"] == "learned" and trained_by(row) != training:
+            raise ValueError(f"{path}: holds rows of other settings, {trained_by(row)}, expected {training}; give --name")
     for group in given.only:
         if not any((row["case"], row["change"]) == (group, "compiled") for row in rows):
             append_record(path, compiled_row(group, given.words, given.longest))
         for layers in given.depths or depths(group):
-            sizes = (given.steps, given.width, given.states, given.batch, given.rate)
-            setting = Setting(group, layers, *sizes, given.start, given.smoothing, given.average)
+            setting = Setting(group, layers, *training)
             if any((row["case"], row.get("layers"), row["change"]) == (group, layers, "learned") for row in rows):
                 continue
             learning = Learning(setting, given.seeds, file)

@@ -1,11 +1,13 @@
 """benchmarks/learned.py at a tiny size: its rows, its picture, and that it goes on where it stopped."""
 
 import importlib.util
+import math
 import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 
 from longscan.report.records import read_records
 
@@ -68,6 +70,43 @@ def test_a_run_in_slices_is_the_run(learned, tmp_path, monkeypatch, capsys, help
     assert list(rows[1]["states"]) == ["10", "20", "40", "64"]
     assert run("whole") == whole
     assert len(read_records(whole / f"{stem}.jsonl")) == 3
+
+
+def test_the_average_is_of_the_weights_on_the_way(learned, tmp_path):
+    setting = learned.Setting("S3", 1, 6, 8, 2, 4, 3e-3, "learned", 0.2, 0.5)
+    whole, sliced = (learned.Learning(setting, 2, tmp_path / name) for name in ("whole", "sliced"))
+    means = [torch.zeros_like(p) for p in whole.model.parameters()]
+    for step in range(setting.steps):
+        whole.run(0.0, 100)  # one step
+        for mean, p in zip(means, whole.model.parameters(), strict=True):
+            mean.lerp_(p.detach(), 1.0 if step == 0 else 0.5)
+    torch.testing.assert_close(whole.averaged, means)
+    sliced.run(0.0, 100)
+    sliced = learned.Learning(setting, 2, tmp_path / "sliced")
+    assert sliced.run(math.inf, 100)
+    torch.testing.assert_close(sliced.averaged, means)
+    assert not torch.equal(means[0], next(whole.model.parameters()))
+    list(whole.rows(2, 10))
+    for mean, p in zip(means, whole.model.parameters(), strict=True):
+        torch.testing.assert_close(p.detach(), mean)
+
+
+def test_labels_are_smoothed(learned, tmp_path):
+    losses = []
+    for smoothing in (0.0, 0.2):
+        learning = learned.Learning(learned.Setting("S3", 1, 6, 8, 2, 4, 3e-3, "zero", smoothing, 0.0), 2, tmp_path / "none")
+        losses.append(learning.advance(learning.batch(0))[1])
+    assert (losses[0] != losses[1]).all()
+
+
+def test_rows_of_other_settings_are_not_mixed(learned, tmp_path, monkeypatch):
+    words = [word for name, value in TINY.items() for word in (f"--{name}", str(value))]
+    words = ["learned.py", "--out", str(tmp_path / "automata"), "--only", "Z2", "--depths", "0", *words]
+    monkeypatch.setattr(sys, "argv", words)
+    assert learned.main() == 0
+    monkeypatch.setattr(sys, "argv", [*words, "--start", "learned"])
+    with pytest.raises(ValueError, match=r"rows of other settings.*give --name"):
+        learned.main()
 
 
 def test_what_is_refused_has_its_reason(learned):

@@ -194,7 +194,7 @@ def test_names_are_whole_on_a_narrow_terminal(
 
 def test_a_reader_that_leaves_ends_the_command_without_a_word(run: Path, tmp_path: Path) -> None:
     examples = tmp_path / "words.txt"
-    examples.write_text("1 0 1\n" * 2_000)
+    examples.write_text("1 0 1\n" * 5_000)  # more rows than a pipe holds (64 KiB)
     program = "import sys; from longscan.cli import main; sys.exit(main())"
     words = [sys.executable, "-c", program, "predict", str(run), str(examples)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as done:

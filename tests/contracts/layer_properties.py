@@ -262,13 +262,20 @@ def half_precision_is_as_good_as_eager(module: SequenceModule, inputs: Inputs) -
 
 
 def mixed_precision_is_as_good_as_bfloat16(module: SequenceModule, inputs: Inputs) -> None:
-    """Under autocast with bfloat16 inputs a module errs at most twice as much as its bfloat16 copy; it streams, too."""
+    """Under autocast with bfloat16 inputs a module errs at most twice as much as its bfloat16 copy; it streams, too.
+
+    And it takes float32 inputs with padding, as the first block of a model does.
+    """
     x = inputs.x.to(torch.bfloat16)
+    valid = x.new_ones(x.shape[:2], dtype=torch.bool)
+    valid[0, 5:] = False
     truth = copy.deepcopy(module).to(torch.float64)(x.double())
     half = copy.deepcopy(module).to(torch.bfloat16)(x)
     with torch.autocast(x.device.type, torch.bfloat16):
         y, state = module(x, return_state=True)
         later, _ = module(x, state, return_state=True) if module.changes_length else module.step(x[:, 0], state)
+        padded = module(inputs.x, valid=valid)
+    assert padded.isfinite().all()
     assert y.dtype == torch.bfloat16
     assert later.isfinite().all()
     assert_as_accurate({"y": y}, [{"y": half}], {"y": truth}, [{"y": truth}])

@@ -1,6 +1,7 @@
 """`ssd_scan` against what it generalises: the selective scan, a complex recurrence, and the matrix of a sequence."""
 
 import time
+from importlib import import_module
 
 import pytest
 import torch
@@ -111,3 +112,14 @@ def test_what_does_not_fit_is_named(change, message):
     inputs |= {"B": torch.ones(1, 5, 2, 2), "C": torch.ones(1, 5, 2, 2)}
     with pytest.raises(ValueError, match=message):
         ssd_scan(**(inputs | change))
+
+
+@pytest.mark.parametrize(("states", "dtype", "taken"), [(128, torch.float32, 1), (129, torch.float32, 0), (4, torch.float64, 0)])
+def test_auto_takes_the_kernel_where_it_was_measured(monkeypatch, states, dtype, taken):
+    module = import_module("longscan.ops.ssd_scan")
+    monkeypatch.setattr(module, "resolve", lambda *_: "triton")
+    called = []
+    monkeypatch.setattr(module, "_run_native", lambda x, *rest, backend: called.append(backend) or (x, rest[6]))
+    maps = torch.randn(1, 3, 1, states, dtype=dtype)
+    ssd_scan(torch.randn(1, 3, 2, 4, dtype=dtype), torch.rand(1, 3, 2, dtype=dtype), -torch.ones(2, dtype=dtype), maps, maps)
+    assert called == ["triton"] * taken

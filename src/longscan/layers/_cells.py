@@ -21,11 +21,13 @@ def run_whole(
     keeps what a backward needs only where it is told that it trains, which without dropout changes nothing else.
     """
     if x.is_cuda:
-        dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
-        x, *state_parts = (value.to(dtype) for value in (x, *state))
-        whole = torch.cat([weight.flatten().to(dtype) for weight in weights])
-        parts = torch.split(whole, [weight.numel() for weight in weights])
-        state, weights = tuple(state_parts), tuple(part.view_as(like) for part, like in zip(parts, weights, strict=True))
+        if torch.is_autocast_enabled("cuda") and x.dtype != torch.float64:
+            dtype = torch.get_autocast_dtype("cuda")
+            x, *parts = (value.to(dtype) for value in (x, *state, *weights))
+            state, weights = tuple(parts[: len(state)]), tuple(parts[len(state) :])
+        whole = torch.cat([weight.flatten() for weight in weights])
+        parts = list(torch.split(whole, [weight.numel() for weight in weights]))
+        weights = tuple(part.view_as(like) for part, like in zip(parts, weights, strict=True))
     hidden = tuple(part.unsqueeze(0) for part in state)
     trains = torch.is_grad_enabled()
     with without_autocast(x) if x.is_cuda else nullcontext():

@@ -59,7 +59,7 @@ class GRU(SequenceLayer):
         reset, update, new = projected.chunk(3, -1)
         reset_h, update_h, new_h = linear(state[0], self.weight_hh, self.bias_hh).chunk(3, -1)
         candidate = torch.tanh(new + torch.sigmoid(reset + reset_h) * new_h)
-        return (torch.lerp(candidate, state[0], torch.sigmoid(update + update_h)),)
+        return (candidate + torch.sigmoid(update + update_h) * (state[0] - candidate),)
 
     def initial_state(self, batch: int) -> ScanState:
         """Zeros: ssm (batch, D)."""

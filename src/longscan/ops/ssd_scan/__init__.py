@@ -68,7 +68,8 @@ def ssd_scan(
         angle: (B, L, H, R), 2R <= N: R(angle) turns the first R pairs of neighbouring entries of the N by these radians.
         valid: (B, L) bool; where False the step is as if absent and y is 0 there.
         seq_idx: (B, L) integers; where it changes from one valid step to the next, the state restarts from zero.
-        backend: "auto", "reference", "eager" or "triton", which takes up to 256 states N; auto takes eager beyond 128.
+        backend: "auto", "reference", "eager" or "triton", which takes up to 256 states N. auto takes eager beyond 128 states and
+            for float64, which the kernel multiplies without matrix units.
 
     Returns:
         y (B, L, H, P) and the final state (B, H, P, N) in float32 (float64 where an input is).
@@ -98,14 +99,13 @@ def ssd_scan(
         raise ValueError(f"angle: got {angle.shape[3]} angles, expected at most {states // 2} (pairs of the {states} states)")
     flags = step_flags(batch, length, valid, seq_idx, x)
     chosen = resolve("ssd_scan", backend, x, NATIVE_BACKENDS)
-    if backend == "auto" and chosen == "triton" and states > AUTO_STATES:
-        chosen = "eager"
-
     out = x.dtype
     if initial_state is None:
         initial_state = torch.zeros(batch, heads, width, states, dtype=torch.float32, device=x.device)
     given = (x, dt, A, B, C, D, z, initial_state, input_scale, angle)
     wide = state_dtype(*given)
+    if backend == "auto" and chosen == "triton" and (states > AUTO_STATES or wide == torch.float64):
+        chosen = "eager"
     native = chosen in NATIVE and x.numel() > 0 and states > 0
     products = (x, B, C) if angle is None else (x,)  # Triton multiplies these in bfloat16 if all are; what it turns is not
     narrow = native and wide == torch.float32 and all(value.dtype == torch.bfloat16 for value in products)
