@@ -14,7 +14,7 @@ from interpreter import interpret_quickly
 
 settings.register_profile(
     "longscan",
-    max_examples=int(os.environ.get("LONGSCAN_EXAMPLES", "15")),
+    max_examples=int(os.environ.get("LONGSCAN_EXAMPLES", "10")),
     deadline=None,  # a shared machine is slow at times
     derandomize=True,
     database=None,
@@ -56,7 +56,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
             limit = item.config.getini("timeout")
-            item.add_marker(pytest.mark.timeout(float(limit) * max(1, settings().max_examples / 15)))
+            item.add_marker(pytest.mark.timeout(float(limit) * max(1, settings().max_examples / 10)))
 
 
 @pytest.hookimpl(wrapper=True)
