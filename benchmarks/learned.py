@@ -24,6 +24,7 @@ import shlex
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,6 +39,7 @@ from longscan.layers.parameters import marks
 from longscan.models import SequenceModel
 from longscan.report.records import append_record, read_records
 from longscan.tasks import Batch
+from longscan.training.averaging import WeightAverage
 from longscan.training.records import commit, device_name
 from seeds import Captured, Stacked, accuracies, summed_losses
 
@@ -122,8 +124,7 @@ class Learning:
             )  # fmt: skip
         self.parameters = sum(p.numel() for p in models[0].parameters())
         self.model = Stacked(models).to(self.device)
-        self.averaged = [p.detach().clone() for p in self.model.parameters()] if setting.average else []
-        self.share = torch.ones((), device=self.device)  # of the present weights in the average, read by a recorded update
+        self.average = WeightAverage(self.model, setting.average) if setting.average else None
         groups: list[dict[str, Any]] = [
             {"params": [p for p in self.model.parameters() if marks(p).decay == decays], "weight_decay": 0.01 * decays}
             for decays in (True, False)
@@ -154,9 +155,6 @@ class Learning:
         for gradient in gradients:
             gradient.mul_((1 / (norms + 1e-6)).clamp(max=1.0).view(-1, *(1,) * (gradient.ndim - 1)))
         self.optimiser.step()
-        if self.averaged:
-            for average, parameter in zip(self.averaged, self.model.parameters(), strict=True):
-                average.lerp_(parameter.detach(), self.share)
         return accuracies(output.detach(), batch), losses.detach()
 
     def run(self, until: float, every: int) -> bool:
@@ -167,8 +165,9 @@ class Learning:
             warm, fall = min(1.0, (self.step + 1) / (WARM * self.setting.steps)), 0.525 + 0.475 * math.cos(math.pi * share)
             for group in self.optimiser.param_groups:
                 group["lr"].fill_(self.setting.rate * warm * fall)
-            self.share.fill_(max(1 - self.setting.average, 1 / (self.step + 1)))  # the mean, as long as that has fewer weights
             accuracy, loss = self.update(self.batch(self.step))
+            if self.average is not None:
+                self.average.update()
             self.step += 1
             self.seconds = before + time.perf_counter() - started
             if self.step % every == 0 or self.step == self.setting.steps:
@@ -195,7 +194,8 @@ class Learning:
         for name, parameter in self.model.named_parameters():
             tensors[f"weight:{name}"] = parameter.detach()
             tensors |= {f"{key}:{name}": self.optimiser.state[parameter][key] for key in ("exp_avg", "exp_avg_sq")}
-        tensors |= {f"average:{i}": average for i, average in enumerate(self.averaged)}
+        if self.average is not None:
+            tensors |= {f"average:{name}": weight for name, weight in self.average.weights.items()}
         self.file.parent.mkdir(parents=True, exist_ok=True)
         save_file(tensors, f"{self.file}.new", {"setting": self.name})
         os.replace(f"{self.file}.new", self.file)
@@ -218,21 +218,21 @@ class Learning:
                     parameter.copy_(file.get_tensor(f"weight:{name}"))
                     state = {key: file.get_tensor(f"{key}:{name}").to(self.device) for key in ("exp_avg", "exp_avg_sq")}
                     self.optimiser.state[parameter] = {"step": torch.tensor(float(step), device=self.device), **state}
-                for i, average in enumerate(self.averaged):
-                    average.copy_(file.get_tensor(f"average:{i}"))
+            if self.average is not None:
+                names = [name for name, _ in self.model.named_parameters()]
+                self.average.restore({name: file.get_tensor(f"average:{name}") for name in names}, self.step)
 
     @torch.no_grad()
     def rows(self, count: int, longest: int) -> Iterator[dict[str, Any]]:
         """A row for every seed, from `count` random words of `longest` letters, by the averaged weights where there are any."""
-        if self.averaged:
-            torch._foreach_copy_(list(self.model.parameters()), self.averaged)
         words = letters(self.dfa, count, longest, TEST_SEED, 0)
         states = torch.from_numpy(self.dfa.run(words.numpy()))
         numbers = len(self.seeds) * longest * self.setting.d_model * self.setting.d_state * 2
         told = []
-        for part in words.to(self.device).split(max(1, CELLS // numbers)):
-            wide = part.expand(len(self.seeds), *part.shape)
-            told.append(self.model(wide, torch.ones_like(wide, dtype=torch.bool)).argmax(-1).cpu())
+        with nullcontext() if self.average is None else self.average.applied():
+            for part in words.to(self.device).split(max(1, CELLS // numbers)):
+                wide = part.expand(len(self.seeds), *part.shape)
+                told.append(self.model(wide, torch.ones_like(wide, dtype=torch.bool)).argmax(-1).cpu())
         answers = torch.cat(told, 1)
         for seed in self.seeds:
             solved = None if self.solved[seed] < 0 else int(self.solved[seed])
@@ -245,10 +245,8 @@ class Learning:
 def about(setting: Setting, dfa: automata.DFA, device: torch.device) -> dict[str, Any]:
     """What every row says."""
     return {
-        "case": setting.group, "derived_length": derived_length(setting.group), "elements": dfa.size, "layers": setting.layers,
-        "blocks": setting.spec, "steps": setting.steps, "d_model": setting.d_model, "d_state": setting.d_state,
-        "batch": setting.batch, "rate": setting.rate, "start": setting.start, "smoothing": setting.smoothing,
-        "average": setting.average, "commit": os.environ.get("LONGSCAN_COMMIT") or commit(),
+        "case": setting.group, "derived_length": derived_length(setting.group), "elements": dfa.size, "blocks": setting.spec,
+        **dict(zip(setting._fields[1:], setting[1:], strict=True)), "commit": os.environ.get("LONGSCAN_COMMIT") or commit(),
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "device": device_name(device), "torch": torch.__version__,
         "command": shlex.join(["python", "benchmarks/learned.py", *sys.argv[1:]]),
     }  # fmt: skip
@@ -265,7 +263,7 @@ def compiled_row(group: str, count: int, longest: int) -> dict[str, Any]:
     dfa = language(group)
     plain = Setting(group, 0, 0, 0, 0, 0, 0.0, "zero", 0.0, 0.0)
     row = about(plain, dfa, torch.device("cpu")) | {"change": "compiled", "seed": 0}
-    for training in ("layers", "blocks", "steps", "d_model", "d_state", "batch", "rate", "start", "smoothing", "average"):
+    for training in ("blocks", *Setting._fields[1:]):
         del row[training]
     try:
         compiled = automata.compile(dfa, minimise=False)

@@ -56,7 +56,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
             limit = item.config.getini("timeout")
-            item.add_marker(pytest.mark.timeout(float(limit) * max(1, settings().max_examples / 10)))
+            item.add_marker(pytest.mark.timeout(float(limit) * max(1, settings().max_examples / 25)))
 
 
 @pytest.hookimpl(wrapper=True)

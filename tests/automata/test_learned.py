@@ -75,20 +75,25 @@ def test_a_run_in_slices_is_the_run(learned, tmp_path, monkeypatch, capsys, help
 def test_the_average_is_of_the_weights_on_the_way(learned, tmp_path):
     setting = learned.Setting("S3", 1, 6, 8, 2, 4, 3e-3, "learned", 0.2, 0.5)
     whole, sliced = (learned.Learning(setting, 2, tmp_path / name) for name in ("whole", "sliced"))
-    means = [torch.zeros_like(p) for p in whole.model.parameters()]
-    for step in range(setting.steps):
+    means: dict[str, torch.Tensor] = {}
+    for _ in range(setting.steps):
         whole.run(0.0, 100)  # one step
-        for mean, p in zip(means, whole.model.parameters(), strict=True):
-            mean.lerp_(p.detach(), 1.0 if step == 0 else 0.5)
-    torch.testing.assert_close(whole.averaged, means)
+        for name, p in whole.model.named_parameters():
+            means[name] = torch.lerp(means.get(name, p.detach()), p.detach(), 0.5)
+    torch.testing.assert_close(whole.average.weights, means)
     sliced.run(0.0, 100)
     sliced = learned.Learning(setting, 2, tmp_path / "sliced")
     assert sliced.run(math.inf, 100)
-    torch.testing.assert_close(sliced.averaged, means)
-    assert not torch.equal(means[0], next(whole.model.parameters()))
+    torch.testing.assert_close(sliced.average.weights, means)
+    seen = {}
+
+    def look(model, _):
+        seen.update({name: p.detach().clone() for name, p in model.named_parameters()})
+
+    whole.model.register_forward_pre_hook(look)
+    assert any(not torch.equal(means[name], p) for name, p in whole.model.named_parameters())
     list(whole.rows(2, 10))
-    for mean, p in zip(means, whole.model.parameters(), strict=True):
-        torch.testing.assert_close(p.detach(), mean)
+    torch.testing.assert_close(seen, means)
 
 
 def test_labels_are_smoothed(learned, tmp_path):

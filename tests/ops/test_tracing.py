@@ -4,14 +4,13 @@ import pytest
 import torch
 from op_examples import example, floats, with_gradients
 
-from longscan.ops import OPS, _chunks
-from longscan.ops._dispatch import reject
+from longscan.ops import OPS, _chunks, _dispatch
 
 BACKENDS = [
     (op, backend)
     for op in OPS
     for backend in ("reference", "eager", *OPS[op].native)
-    if reject(op, backend, torch.device("cpu"), torch.float32, OPS[op].native) is None
+    if _dispatch.reject(op, backend, torch.device("cpu"), torch.float32, OPS[op].native) is None
 ]
 # torch's own remarks while it compiles; none of them is about this package
 IGNORED = pytest.mark.filterwarnings(
@@ -97,3 +96,7 @@ def test_autocast_changes_nothing(op, backend):
 
     for one, other in zip(results_and_gradients(under_autocast, inputs), expected, strict=True):
         assert torch.equal(one, other)
+
+
+def test_verdicts_are_marked_as_torch_marks_constants():
+    assert vars(_dispatch.refuse) == vars(torch.compiler.assume_constant_result(lambda: None))

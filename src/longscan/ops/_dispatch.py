@@ -79,10 +79,10 @@ def refuse(op: str, backend: str, device: torch.device) -> str | None:
 refuse._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def resolve(op: str, backend: str, like: Tensor, native: tuple[str, ...]) -> str:
+def resolve(op: str, backend: str, like: Tensor, native: tuple[str, ...], unsuited: str | None = None) -> str:
     """The backend that runs `op` on inputs like `like` (its device and real dtype); an explicit choice that cannot be met raises.
 
-    native: the native backends this op has.
+    native: the native backends this op has. unsuited: why `auto` is to leave a native backend on these inputs.
     """
     if backend != "auto":
         if backend not in BACKENDS:
@@ -94,7 +94,7 @@ def resolve(op: str, backend: str, like: Tensor, native: tuple[str, ...]) -> str
     candidate = AUTO.get(like.device.type)
     if candidate is None or candidate not in native:
         return "eager"
-    reason = reject(op, candidate, like.device, like.dtype, native) or refuse(op, candidate, like.device)
+    reason = reject(op, candidate, like.device, like.dtype, native) or refuse(op, candidate, like.device) or unsuited
     if reason is None:
         return candidate
     if not torch.compiler.is_compiling():

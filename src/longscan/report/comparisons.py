@@ -19,6 +19,7 @@ class Entry:
     name: str
     model: str
     suite: str
+    setting: str
     scores: tuple[float, ...]
     constant: float | None
     baselines: dict[str, float]
@@ -73,12 +74,12 @@ def _scale(row: Record, published: Sequence[dict[str, Any]], field: str) -> floa
     return None if row[name] is None else row[name] * factor
 
 
-def _names(groups: Sequence[Sequence[Record]]) -> list[str]:
-    """A name for each group: model and suite, and the recipe or the number of steps where that is not enough."""
-    names = [", ".join(filter(None, (_model(rows[0]), rows[0]["suite"]))) for rows in groups]
-    settings = [rows[0]["recipe"] or f"{rows[0]['steps']} steps" for rows in groups]
+def _settings(groups: Sequence[Sequence[Record]]) -> list[str]:
+    """What tells each group from others of its model and suite: the recipe or the number of steps; "" where nothing needs to."""
+    names = [(_model(rows[0]), rows[0]["suite"]) for rows in groups]
     return [
-        name if names.count(name) == 1 else f"{name}, {setting}" for name, setting in zip(names, settings, strict=True)
+        "" if names.count(name) == 1 else rows[0]["recipe"] or f"{rows[0]['steps']} steps"
+        for name, rows in zip(names, groups, strict=True)
     ]
 
 
@@ -86,16 +87,17 @@ def _model(row: Record) -> str:
     return f"{row['model']} ({row['spec']})" if row["spec"] and row["spec"] != row["model"] else row["model"]
 
 
-def _entry(name: str, rows: Sequence[Record], published: Sequence[dict[str, Any]]) -> Entry:
+def _entry(setting: str, rows: Sequence[Record], published: Sequence[dict[str, Any]]) -> Entry:
     finished = [r for r in rows if r["status"] == "finished"]
     constants = [c for r in rows if (c := _scale(r, published, "constant")) is not None]
     baselines = {name: 0.0 for r in rows for name in r["baselines"]}
     for name in baselines:
         baselines[name] = mean_interval([r["baselines"][name] for r in rows if name in r["baselines"]])[0]
     return Entry(
-        name=name,
+        name=", ".join(filter(None, (_model(rows[0]), rows[0]["suite"], setting))),
         model=_model(rows[0]),
         suite=rows[0]["suite"] or "",
+        setting=setting,
         scores=tuple(s for r in finished if (s := _scale(r, published, "value")) is not None),
         constant=mean_interval(constants)[0] if constants else None,
         baselines=baselines,
@@ -125,7 +127,7 @@ def compare(rows: Iterable[Record]) -> list[Comparison]:
                 unit=published[0]["unit"] if published else "",
                 source=published[0]["table"] if published else "",
                 published=published,
-                entries=tuple(_entry(name, group, published) for name, group in zip(_names(groups), groups, strict=True)),
+                entries=tuple(_entry(told, group, published) for told, group in zip(_settings(groups), groups, strict=True)),
             )
         )
     return comparisons

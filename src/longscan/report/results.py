@@ -1,6 +1,5 @@
 """The report of all records: our runs beside the published figures, and the measurements of speed and memory."""
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -292,9 +291,8 @@ def _runs_markdown(found: Sequence[Comparison]) -> Iterator[str]:
     yield "|---|---|---|---|---|---|---|---|"
     for c in found:
         printed = ", ".join(f"{r['model']} {v:g}" for r in c.published if (v := figure_of(r)) is not None)
-        alike = Counter((e.model, e.suite) for e in c.entries)
         for e in c.entries:
-            model = e.model if alike[e.model, e.suite] == 1 else f"{e.model}, {e.rows[0]['recipe'] or e.name}"
+            model = ", ".join(filter(None, (e.model, e.setting)))
             constant = "–" if e.constant is None else f"{e.constant:.{_digits(c)}f}"
             task = f"{c.task} ({e.suite}), {c.metric}" if e.suite else f"{c.task}, {c.metric}"
             command = f"`{e.rows[0]['command']}`"

@@ -98,14 +98,13 @@ def ssd_scan(
     if angle is not None and 2 * angle.shape[3] > states:
         raise ValueError(f"angle: got {angle.shape[3]} angles, expected at most {states // 2} (pairs of the {states} states)")
     flags = step_flags(batch, length, valid, seq_idx, x)
-    chosen = resolve("ssd_scan", backend, x, NATIVE_BACKENDS)
     out = x.dtype
     if initial_state is None:
         initial_state = torch.zeros(batch, heads, width, states, dtype=torch.float32, device=x.device)
     given = (x, dt, A, B, C, D, z, initial_state, input_scale, angle)
     wide = state_dtype(*given)
-    if backend == "auto" and chosen == "triton" and (states > AUTO_STATES or wide == torch.float64):
-        chosen = "eager"
+    unsuited = f"more than {AUTO_STATES} states" if states > AUTO_STATES else "float64" if wide == torch.float64 else None
+    chosen = resolve("ssd_scan", backend, x, NATIVE_BACKENDS, unsuited)
     native = chosen in NATIVE and x.numel() > 0 and states > 0
     products = (x, B, C) if angle is None else (x,)  # Triton multiplies these in bfloat16 if all are; what it turns is not
     narrow = native and wide == torch.float32 and all(value.dtype == torch.bfloat16 for value in products)
