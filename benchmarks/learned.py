@@ -246,7 +246,7 @@ def about(setting: Setting, dfa: automata.DFA, device: torch.device) -> dict[str
     """What every row says."""
     return {
         "case": setting.group, "derived_length": derived_length(setting.group), "elements": dfa.size, "blocks": setting.spec,
-        **dict(zip(setting._fields[1:], setting[1:], strict=True)), "commit": os.environ.get("LONGSCAN_COMMIT") or commit(),
+        **dict(zip(setting._fields[1:], setting[1:], strict=True)), "commit": commit(),
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "device": device_name(device), "torch": torch.__version__,
         "command": shlex.join(["python", "benchmarks/learned.py", *sys.argv[1:]]),
     }  # fmt: skip

@@ -167,7 +167,7 @@ class Seeds:
             "rows": [],
             "settings": settings.as_dict(),
             "command": command,
-            "commit": os.environ.get("LONGSCAN_COMMIT") or commit(),
+            "commit": commit(),
             "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "torch": torch.__version__,
             "device": torch.cuda.get_device_name() if self.device == "cuda" else "cpu",

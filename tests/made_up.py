@@ -17,6 +17,9 @@ FORMS = {  # channels and classes of the sets that are not in a package
     "EthanolConcentration": (3, 4),
     "MotorImagery": (64, 2),
     "EigenWorms": (6, 5),
+    "UWaveGestureLibrary": (3, 8),
+    "FingerMovements": (28, 2),
+    "Handwriting": (3, 26),
 }
 
 _WORDS = ("a plot of", "fine actors", "dull as", "the camera", "über", "never", "wonderful", "boring", "ending", "!")

@@ -429,7 +429,8 @@ def tasks_command(words: Sequence[str]) -> int:
         row["constant"] = "" if found.constant is None else f"{found.metric} {found.constant:.3g}"
         rows.append({**row, "source": found.source, "at hand": found.at_hand})
     _show_rows(rows, ("task", "what it asks", "at hand"))
-    _out().print("Data: --data-dir FOLDER, or LONGSCAN_DATA with a folder an area (lra, forecasting, activity, events, dna).")
+    areas = "uea, lra, forecasting, activity, events, dna"
+    _out().print(f"Data: --data-dir FOLDER, or LONGSCAN_DATA with a folder an area ({areas}).")
     return 0
 
 

@@ -47,7 +47,8 @@ def made_up_for(task: dict[str, Any], folder: Path) -> dict[str, Any]:
         return EVENTS[task["dataset"]](folder)
     settings = MADE_UP[task["name"]](folder)
     if task["name"] == "forecast":
-        (folder / "WTH.csv").write_text(table(7300, 12))
+        rows, variables = {"WTH": (7300, 12), "ETTh1": (20 * 30 * 24, 7)}[task["dataset"]]
+        (folder / f"{task['dataset']}.csv").write_text(table(rows, variables))
         return {"data_dir": settings["data_dir"]}
     if task.get("resolution", 32) > 32:
         return {**settings, "train_size": 4, "valid_size": 4, "test_size": 4}

@@ -11,6 +11,7 @@ from longscan.tasks._random import Draws
 from longscan.tasks.dynamics import FitzHughNagumo, HumanActivity, Pendulum, Walker
 from longscan.tasks.dynamics.fitzhugh_nagumo import solved, solved_by_scipy
 from longscan.tasks.dynamics.pendulum import noise_share, pictures, swing
+from longscan.tasks.pictures import draw_examples
 from made_up import MADE_UP
 
 
@@ -55,6 +56,23 @@ def test_frames_are_irregular_and_noisy():
     assert 0.2 < share.mean() < 0.8
     whole = Pendulum(train_size=4, valid_size=4, test_size=4, frames=100).batch("train", 0, 4)
     assert (whole.elapsed == 1).all()
+
+
+def test_the_time_may_be_a_channel(tmp_path):
+    sizes = {"train_size": 4, "valid_size": 4, "test_size": 4}
+    plain, task = Pendulum(**sizes), Pendulum(**sizes, elapsed="channel")
+    told, batch = plain.batch("test", 0, 4), task.batch("test", 0, 4)
+    assert task.d_input == plain.d_input + 1 == batch.inputs.shape[2]
+    assert batch.elapsed is None
+    assert torch.equal(batch.inputs[..., :-1], told.inputs)
+    assert torch.equal(batch.inputs[..., -1], told.elapsed)
+    assert torch.equal(batch.targets, told.targets)
+    assert draw_examples(task, tmp_path / "pendulum.png").exists()
+    assert (FitzHughNagumo(**sizes, elapsed="channel").batch("train", 0, 2).inputs[..., -1] == 1).all(), "equal steps"
+    np.save(tmp_path / "one.npy", np.zeros((5, plain.d_input)))
+    read = task.read_inputs(tmp_path / "one.npy")
+    assert read.inputs.shape[2] == task.d_input
+    assert (read.inputs[..., -1] == 1).all()
 
 
 def test_the_neuron():
@@ -172,6 +190,7 @@ def test_damaged_activities(folder):
     [
         (Pendulum, {"frames": 101}, "^frames"),
         (Pendulum, {"train_size": 0}, "^train_size"),
+        (Walker, {"elapsed": "none"}, "^elapsed"),
         (FitzHughNagumo, {"test_size": 0}, "^test_size"),
         (Walker, {"dropped": 1.0}, "^dropped"),
         (HumanActivity, {"test_person": "F"}, "^test_person"),

@@ -54,6 +54,25 @@ def test_empty_steps_may_follow_the_context(folder):
     assert torch.equal(batch.targets[batch.loss_mask], shifted.targets[shifted.loss_mask])
 
 
+def test_forecasts_may_be_of_what_is_added_to_the_last_value(folder):
+    plain, task = own(folder, layout="append"), own(folder, layout="append", level="last")
+    kept, batch = plain.batch("test", 0, 3), task.batch("test", 0, 3)
+    last = kept.inputs[:, 47:48, :3]
+    assert batch.inputs.shape == (3, 72, task.d_input) == (3, 72, 7)
+    assert torch.equal(batch.inputs[:, :48, :3], kept.inputs[:, :48, :3] - last)
+    assert not batch.inputs[:, 48:, :3].any()
+    assert torch.equal(batch.inputs[..., 3], kept.inputs[..., 3])
+    assert torch.equal(batch.inputs[..., 4:], last.expand(3, 72, 3))
+    assert torch.allclose((batch.targets + last)[batch.loss_mask], kept.targets[kept.loss_mask], atol=1e-6)
+    assert task.baselines() == plain.baselines(), "errors are those of the forecasts"
+    rows = task.decode(batch.targets, batch)
+    wanted = plain.decode(kept.targets, kept)
+    assert [list(row) for row in rows] == [list(row) for row in wanted]
+    assert all(
+        list(row.values()) == pytest.approx(list(other.values()), abs=1e-6) for row, other in zip(rows, wanted, strict=True)
+    )
+
+
 def test_the_released_variant(tmp_path):
     (tmp_path / "mine.csv").write_text(table(3000, 2))
     task = own(tmp_path, variant="384-96-96", context=None, horizon=None)
@@ -144,7 +163,7 @@ def test_damaged_tables(tmp_path, text, message):
 
 def test_odd_but_sound_tables(tmp_path):
     path = tmp_path / "t.csv"
-    path.write_bytes("\ufeff\"date\",\"T (°C)\",b\r\nx,1,2\r\n\r\ny,3,4\r\n".encode())
+    path.write_bytes('\ufeff"date","T (°C)",b\r\nx,1,2\r\n\r\ny,3,4\r\n'.encode())
     assert read_table(path).values.tolist() == [[1, 2], [3, 4]]
     path.write_bytes("date,T (°C)\nx,1\n".encode("latin-1"))
     assert read_table(path).variables == ("T (°C)",)
@@ -166,6 +185,8 @@ def test_another_table_of_the_same_name_is_noticed(tmp_path):
         ({"season": 0}, "^season"),
         ({"dataset": "../mine"}, "^dataset"),
         ({"variant": "384-96-96", "context": None, "horizon": None, "layout": "append"}, "^layout: the variant '384-96-96'"),
+        ({"level": "mean"}, "^level: must be one of kept, last"),
+        ({"level": "last"}, "^level: 'last' needs layout 'append'"),
     ],
     ids=str,
 )

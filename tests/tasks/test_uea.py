@@ -45,6 +45,19 @@ def rows_as_bytes(batch):
     return {inputs.numpy().tobytes() for inputs in batch.inputs}
 
 
+def test_folders_of_areas(tmp_path, monkeypatch):
+    folder = tmp_path / "uea" / "Mine"
+    folder.mkdir(parents=True)
+    head = "@problemName Mine\n@classLabel true a b\n@data\n"
+    for number, part in enumerate(("TRAIN", "TEST")):
+        (folder / f"Mine_{part}.ts").write_text(head + "".join(f"{n},{number}:{'ab'[n % 2]}\n" for n in range(40)))
+    monkeypatch.setenv("LONGSCAN_DATA", str(tmp_path))
+    assert Uea(dataset="Mine").size("test") == 40
+    assert Uea(dataset="BasicMotions").size("test") == 40, "what is not there may be in the package aeon"
+    with pytest.raises(FileNotFoundError, match=r"uea/Nothing and the package aeon \(data_dir was not given\)"):
+        Uea(dataset="Nothing").size("test")
+
+
 def test_the_docstring_shows_the_first_example():
     assert Uea().example() in Uea.__doc__
 

@@ -275,10 +275,14 @@ class SequenceModel(Pretrained):
         check_steps((inputs.shape[0], inputs.shape[1]), elapsed, valid, seq_idx)
 
     def _encode(self, inputs: Tensor, valid: Tensor | None) -> Tensor:
-        """The inputs as (B, L, d_model); padding, which may hold anything, gives zeros."""
+        """The inputs as (B, L, d_model); padding, which may hold anything, gives zeros.
+
+        In the weights' type under autocast, too: the residual stream adds up what every block says.
+        """
         if valid is not None:
             inputs = torch.where(valid.view(*valid.shape, *(1,) * (inputs.ndim - 2)), inputs, 0)
-        x: Tensor = self.encoder(inputs if self.vocab_size is not None else inputs.to(self.encoder.weight.dtype))
+        dtype = self.encoder.weight.dtype
+        x: Tensor = self.encoder(inputs if self.vocab_size is not None else inputs.to(dtype)).to(dtype)
         return x if valid is None else torch.where(valid.unsqueeze(-1), x, 0)
 
 

@@ -1,6 +1,7 @@
 """Examples of a task as a picture: texts, series, images, event clouds."""
 
 from collections.abc import Callable
+from math import isqrt
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from longscan.tasks.base import Batch, Split, Task
 
 _COLUMNS = 3
+_COLOURS = 3  # channels of a pixel at most
 
 
 def draw_examples(task: Task, path: str | Path, *, split: Split = "train", count: int = 6) -> Path:
@@ -61,10 +63,10 @@ def _series(axes: Any, task: Task, batch: Batch, row: int) -> None:
 
 def _image(axes: Any, task: Task, batch: Batch, row: int) -> None:
     pictures = batch.inputs[row].float()
-    if batch.elapsed is not None:  # a picture a step: some of them side by side
-        side = round(pictures.shape[1] ** 0.5)
+    if pictures.ndim == 2 and pictures.shape[1] > _COLOURS:  # a picture a step, and perhaps its time: some of them side by side
+        side = isqrt(pictures.shape[1])
         chosen = torch.linspace(0, len(pictures) - 1, 8).round().long()
-        pictures = torch.cat(list(pictures[chosen].view(-1, side, side)), dim=1)
+        pictures = torch.cat(list(pictures[chosen, : side * side].view(-1, side, side)), dim=1)
     else:
         side = round(len(pictures) ** 0.5)
         pictures = pictures.view(side, side, -1)

@@ -1,6 +1,7 @@
 """What a run leaves behind: result.json, and a row for the repository's results."""
 
 import json
+import os
 import platform
 import subprocess
 from datetime import UTC, datetime
@@ -65,8 +66,11 @@ def device_name(device: torch.device) -> str:
 def commit() -> str:
     """The commit of the checkout that this package runs from, marked where files have changed since; "unknown" elsewhere.
 
-    A package installed inside a checkout of something else is not of that checkout: git must know this package's files.
+    LONGSCAN_COMMIT names it where the files were copied without their history. A package installed inside a checkout of something
+    else is not of that checkout: git must know this package's files.
     """
+    if os.environ.get("LONGSCAN_COMMIT"):
+        return os.environ["LONGSCAN_COMMIT"]
     folder = Path(longscan.__file__).parent
     try:
         _git(folder, "ls-files", "--error-unmatch", "__init__.py")

@@ -35,6 +35,7 @@ class FitzHughNagumo(SeriesRegression):
     solver: Literal["accurate", "published"] = "accurate"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for setting in ("train_size", "valid_size", "test_size"):
             if getattr(self, setting) < 1:
                 raise ValueError(f"{setting}: must be positive, not {getattr(self, setting)}")

@@ -39,6 +39,7 @@ class Pendulum(SeriesRegression):
     frames: int = 50
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for setting in ("train_size", "valid_size", "test_size"):
             if getattr(self, setting) < 1:
                 raise ValueError(f"{setting}: must be positive, not {getattr(self, setting)}")

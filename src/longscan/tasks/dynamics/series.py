@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -25,7 +25,17 @@ class SeriesArrays(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class SeriesRegression(RegressionTask):
-    """A target at every step of series of equal length."""
+    """A target at every step of series of equal length.
+
+    elapsed: who is told the time since the step before: "layers", whose recurrences take it as it is meant, or "channel", one
+    more channel of the input after the others, for layers that have no notion of time; 1 where steps are equal.
+    """
+
+    elapsed: Literal["layers", "channel"] = "layers"
+
+    def __post_init__(self) -> None:
+        if self.elapsed not in ("layers", "channel"):
+            raise ValueError(f"elapsed: must be one of layers, channel, not {self.elapsed!r}")
 
     @abstractmethod
     def _arrays(self) -> SeriesArrays:
@@ -33,7 +43,11 @@ class SeriesRegression(RegressionTask):
 
     @property
     def d_input(self) -> int:
-        """Channels."""
+        """Channels, that of the time with them."""
+        return self._channels + (self.elapsed == "channel")
+
+    @property
+    def _channels(self) -> int:
         return int(self._arrays().inputs.shape[2])
 
     @property
@@ -53,7 +67,14 @@ class SeriesRegression(RegressionTask):
         rows = data.rows[split][rows_of_step(self.size(split), split, step, batch_size, seed)]
         elapsed = None if data.elapsed is None else torch.from_numpy(data.elapsed[rows].astype(np.float32))
         targets = torch.from_numpy(data.targets[rows].astype(np.float32))
-        return Batch(torch.from_numpy(self._scaled(data.inputs[rows])), targets, elapsed=elapsed)
+        return self._timed(Batch(torch.from_numpy(self._scaled(data.inputs[rows])), targets, elapsed=elapsed))
+
+    def _timed(self, batch: Batch) -> Batch:
+        """The batch with its times where `elapsed` wants them."""
+        if self.elapsed == "layers":
+            return batch
+        times = torch.ones(batch.inputs.shape[:2]) if batch.elapsed is None else batch.elapsed
+        return batch._replace(inputs=torch.cat([batch.inputs, times.unsqueeze(2)], 2), elapsed=None)
 
     def _scaled(self, inputs: np.ndarray) -> np.ndarray:
         """Inputs as the model reads them, float32."""
@@ -73,9 +94,9 @@ class SeriesRegression(RegressionTask):
     def read_inputs(self, path: str | Path) -> Batch:
         """Series of a .ts, .arff, .csv or .npy file with as many channels, steps apart by one unit of time, all equally long."""
         series = read_recordings(path).series
-        if len(series[0]) != self.d_input:
-            raise ValueError(f"{path}: its series have {len(series[0])} channels, {self.d_input} are needed")
+        if len(series[0]) != self._channels:
+            raise ValueError(f"{path}: its series have {len(series[0])} channels, {self._channels} are needed")
         lengths = {item.shape[1] for item in series}
         if len(lengths) > 1 or any(np.isnan(item).any() for item in series):
             raise ValueError(f"{path}: series without missing values and of one length are needed")
-        return Batch(torch.from_numpy(np.stack([item.T for item in series]).astype(np.float32)))
+        return self._timed(Batch(torch.from_numpy(np.stack([item.T for item in series]).astype(np.float32))))

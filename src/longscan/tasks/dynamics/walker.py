@@ -33,13 +33,14 @@ class Walker(SeriesRegression):
     dropped: float = 0.1
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 <= self.dropped < 1:
             raise ValueError(f"dropped: must lie in 0 .. 1, 1 left out, not {self.dropped}")
 
     @property
     def variables(self) -> tuple[str, ...]:
         """The state's components by number."""
-        return tuple(f"state_{number}" for number in range(self.d_input))
+        return tuple(f"state_{number}" for number in range(self._channels))
 
     def _arrays(self) -> SeriesArrays:
         return _arrays(self.data_dir, self.dropped)

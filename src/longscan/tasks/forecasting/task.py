@@ -43,7 +43,9 @@ class Forecast(RegressionTask):
     "384-96-96", what its released configuration trains, on windows of 384 steps: 192 answers, the first 96 of which lie inside
     the window, since each step forecasts the one 96 later. context and horizon replace the variant's. layout: "shift", a step
     answers for the one `horizon` later, so early answers know little; or "append", `horizon` empty steps follow the context and
-    give the answers, one more channel telling them apart.
+    give the answers, one more channel telling them apart. level, for "append": "last" asks for what is added to the last value of
+    the context, shows the context in the same way, and gives that value in as many more channels (as NLinear of Zeng et al.,
+    2023, does; errors are those of the forecasts either way).
 
     Rows are split in time, 70/10/20, ETT by months, 12/4/4; a context of valid or test may reach back over the border. Variables
     are standardised by the training rows, and errors are measured so. Every window counts; the last batch is never dropped.
@@ -58,10 +60,15 @@ class Forecast(RegressionTask):
     context: int | None = None
     horizon: int | None = None
     layout: Literal["shift", "append"] = "shift"
+    level: Literal["kept", "last"] = "kept"
     season: int = 24
 
     def __post_init__(self) -> None:
-        for setting, choices in (("variant", tuple(VARIANTS)), ("layout", ("shift", "append"))):
+        for setting, choices in (
+            ("variant", tuple(VARIANTS)),
+            ("layout", ("shift", "append")),
+            ("level", ("kept", "last")),
+        ):
             if getattr(self, setting) not in choices:
                 raise ValueError(f"{setting}: must be one of {', '.join(choices)}, not {getattr(self, setting)!r}")
         for setting in ("context", "horizon", "season"):
@@ -75,6 +82,8 @@ class Forecast(RegressionTask):
             raise ValueError(f"layout: 'shift' answers at most as many steps as the context has ({shape.context})")
         if self.layout == "append" and shape.overlap:
             raise ValueError(f"layout: the variant {self.variant!r} asks for steps of the context, so it must be 'shift'")
+        if self.level == "last" and self.layout == "shift":
+            raise ValueError("level: 'last' needs layout 'append', as early answers of 'shift' come before the last value")
 
     @property
     def _shape(self) -> Shape:
@@ -89,8 +98,9 @@ class Forecast(RegressionTask):
 
     @property
     def d_input(self) -> int:
-        """The variables, and the mark of empty steps."""
-        return len(self.variables) + (self.layout == "append")
+        """The variables, and the mark of empty steps, and the variables' last values."""
+        variables = len(self.variables)
+        return variables + (self.layout == "append") + (variables if self.level == "last" else 0)
 
     @property
     def length(self) -> int:
@@ -134,9 +144,13 @@ class Forecast(RegressionTask):
         mask = torch.zeros(count, self.length, dtype=torch.bool)
         mask[:, -(horizon + overlap) :] = True
         if self.layout == "append":
-            inputs = torch.zeros(count, self.length, self.d_input)
-            inputs[:, :context, :-1] = windows[:, :context]
-            inputs[:, context:, -1] = 1
+            inputs, variables = torch.zeros(count, self.length, self.d_input), windows.shape[2]
+            if self.level == "last":
+                last = windows[:, context - 1 : context]
+                windows = windows - last
+                inputs[..., variables + 1 :] = last
+            inputs[:, :context, :variables] = windows[:, :context]
+            inputs[:, context:, variables] = 1
             targets = torch.where(mask[..., None], windows, 0)
         else:
             inputs = windows[:, :context].contiguous()
@@ -175,6 +189,11 @@ class Forecast(RegressionTask):
         if batch.targets is None or batch.loss_mask is None:
             return text
         return f"{text} | {horizon + overlap} steps {bars(batch.targets[row][batch.loss_mask[row]][:, 0], 24)}"
+
+    def decode(self, output: Tensor, batch: Batch) -> list[dict[str, str | float]]:
+        """A row for each step of a forecast: example, step and the variables, standardised."""
+        last = batch.inputs[..., -len(self.variables) :]
+        return super().decode(output + last if self.level == "last" else output, batch)
 
     def read_inputs(self, path: str | Path) -> Batch:
         """The last `context` rows of a table with the same variables, standardised as the training rows were."""

@@ -1,6 +1,7 @@
 """Classification of labelled series: the UEA archive, or a user's own files in its format."""
 
 import logging
+import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,8 +32,9 @@ class Uea(ClassificationTask):
         ▃▅▇▇▄▄▇▆▆▁█▅▇▃▆▆▇▄▄▆▅▆▃▅▆▆▄▂▆▅▆▅▂▆ 6 channels x 100 steps | Walking
 
     dataset: NAME of the files NAME_TRAIN.ts and NAME_TEST.ts, or .arff, or NAMEDimension1_TRAIN.arff and so on. data_dir: the
-    folder that holds them, or that holds a folder NAME with them; None: the sets that aeon carries (BasicMotions, JapaneseVowels
-    and some of one channel). Nothing is downloaded. A user's own files work the same; the classes are the labels that occur.
+    folder that holds them, or that holds a folder NAME with them; None: `$LONGSCAN_DATA/uea/NAME`, else the sets that aeon
+    carries (BasicMotions, JapaneseVowels and some of one channel). Nothing is downloaded. A user's own files work the same; the
+    classes are the labels that occur.
 
     protocol, split_seed: see `longscan.tasks.timeseries.protocols`. Of "clean" only: valid_fraction of the training series make
     valid, the same share of each class where `stratified`. Of "linoss" only: linoss_order, since the preprocessing behind the
@@ -260,23 +262,32 @@ def _arranged(series: Sequence[np.ndarray], partition: protocols.Partition, dura
 
 def _read(dataset: str, data_dir: str | None) -> tuple[Recordings, Recordings]:
     """Train and test of a data set; FileNotFoundError saying what was looked for and where to get it."""
-    if data_dir is None:
-        spec = find_spec("aeon")
-        locations = spec.submodule_search_locations if spec is not None else None
-        if not locations:
-            install = "pip install 'longscan[train,data]'"
-            raise FileNotFoundError(f"data_dir: name the files' folder, or install aeon, which carries some sets: {install}")
-        folders = [Path(locations[0]) / "datasets" / "data" / dataset]
-    else:
-        folders = [Path(data_dir), Path(data_dir) / dataset]
-    found = [_read_part(dataset, part, folders) for part in ("TRAIN", "TEST")]
+    folders = _folders(dataset, data_dir)
+    found = [_read_part(dataset, part, list(folders.values())) for part in ("TRAIN", "TEST")]
     if found[0] is None or found[1] is None:
         missing = "TRAIN" if found[0] is None else "TEST"
         wanted = f"{dataset}_{missing}.ts, {dataset}_{missing}.arff and {dataset}Dimension1_{missing}.arff"
-        places = " and ".join(map(str, folders)) if data_dir is not None else "the package aeon (data_dir was not given)"
+        places = " and ".join(folders) + (" (data_dir was not given)" if data_dir is None else "")
         source = f"get them from {_SOURCE}/description.php?Dataset={dataset}"
         raise FileNotFoundError(f"data_dir: looked for {wanted} in {places}: not there; {source}")
     return found[0], found[1]
+
+
+def _folders(dataset: str, data_dir: str | None) -> dict[str, Path]:
+    """Where the files may be, by what the place is called: `data_dir`, else `$LONGSCAN_DATA/uea` and the package aeon."""
+    if data_dir is not None:
+        return {str(folder): folder for folder in (Path(data_dir), Path(data_dir) / dataset)}
+    folders = {}
+    root = os.environ.get("LONGSCAN_DATA")
+    if root is not None:
+        folders[f"{root}/uea/{dataset}"] = Path(root) / "uea" / dataset
+    spec = find_spec("aeon")
+    if spec is not None and spec.submodule_search_locations:
+        folders["the package aeon"] = Path(spec.submodule_search_locations[0]) / "datasets" / "data" / dataset
+    if not folders:
+        install = "pip install 'longscan[train,data]'"
+        raise FileNotFoundError(f"data_dir: name the files' folder, or install aeon, which carries some sets: {install}")
+    return folders
 
 
 def _read_part(dataset: str, part: str, folders: Sequence[Path]) -> Recordings | None:
