@@ -237,7 +237,7 @@ def test_the_residual_stream_stays_in_float32_under_autocast():
     model = SequenceModel.from_spec("ma", d_model=8, d_state=4, d_input=3, d_output=2, pooling="none")
     streams = []
     for block in model.stack:
-        block.register_forward_hook(lambda block, given, made: streams.extend([given[0].dtype, made[0].dtype]))
+        block.register_forward_hook(lambda _, given, made: streams.extend([given[0].dtype, made[0].dtype]))
     with torch.autocast("cpu", torch.bfloat16):
         model(torch.randn(2, 9, 3))
     assert streams == [torch.float32] * 4

@@ -54,23 +54,96 @@ def test_empty_steps_may_follow_the_context(folder):
     assert torch.equal(batch.targets[batch.loss_mask], shifted.targets[shifted.loss_mask])
 
 
-def test_forecasts_may_be_of_what_is_added_to_the_last_value(folder):
-    plain, task = own(folder, layout="append"), own(folder, layout="append", level="last")
+@pytest.mark.parametrize(("level", "period"), [("last", 1), ("season", 7)])
+def test_forecasts_may_be_of_what_is_added_to_the_last_values(folder, level, period):
+    plain, task = own(folder, layout="append"), own(folder, layout="append", level=level, season=7)
     kept, batch = plain.batch("test", 0, 3), task.batch("test", 0, 3)
-    last = kept.inputs[:, 47:48, :3]
+    final = kept.inputs[:, 48 - period : 48, :3]
+    last = torch.stack([final[:, (step - 48) % period] for step in range(72)], 1)
     assert batch.inputs.shape == (3, 72, task.d_input) == (3, 72, 7)
-    assert torch.equal(batch.inputs[:, :48, :3], kept.inputs[:, :48, :3] - last)
+    assert torch.equal(batch.inputs[:, :48, :3], kept.inputs[:, :48, :3] - last[:, :48])
     assert not batch.inputs[:, 48:, :3].any()
     assert torch.equal(batch.inputs[..., 3], kept.inputs[..., 3])
-    assert torch.equal(batch.inputs[..., 4:], last.expand(3, 72, 3))
+    assert torch.equal(batch.inputs[..., 4:], last)
     assert torch.allclose((batch.targets + last)[batch.loss_mask], kept.targets[kept.loss_mask], atol=1e-6)
-    assert task.baselines() == plain.baselines(), "errors are those of the forecasts"
+    assert task.baselines() == own(folder, season=7).baselines(), "errors are those of the forecasts"
+    assert batch.targets[:, 48:].abs().mean() == pytest.approx((last - kept.targets)[:, 48:].abs().mean().item())
     rows = task.decode(batch.targets, batch)
     wanted = plain.decode(kept.targets, kept)
     assert [list(row) for row in rows] == [list(row) for row in wanted]
     assert all(
         list(row.values()) == pytest.approx(list(other.values()), abs=1e-6) for row, other in zip(rows, wanted, strict=True)
     )
+
+
+def split_up(series):
+    """(B, L, C) to (B * C, L, 1), the variables of a window one after another."""
+    return series.transpose(1, 2).flatten(0, 1)[..., None]
+
+
+LAYOUTS = pytest.mark.parametrize(
+    "settings", [{}, {"layout": "append"}, {"layout": "append", "level": "last"}], ids=["shift", "append", "last"]
+)
+
+
+@LAYOUTS
+def test_variables_may_be_examples_of_their_own(folder, settings):
+    whole, task = own(folder, **settings), own(folder, channels="apart", **settings)
+    assert [task.size(split) for split in task.splits] == [3 * whole.size(split) for split in task.splits]
+    assert (task.variables, task.d_output, task.d_input) == (("value",), 1, 1 + len(settings))
+    together, batch = whole.batch("test", 0, 4), task.batch("test", 0, 12)
+    assert torch.equal(batch.targets, split_up(together.targets))
+    assert torch.equal(batch.loss_mask, together.loss_mask.repeat_interleave(3, 0))
+    assert torch.equal(batch.inputs[..., :1], split_up(together.inputs[..., :3]))
+    if settings:
+        assert torch.equal(batch.inputs[..., 1], together.inputs[..., 3].repeat_interleave(3, 0))
+    if "level" in settings:
+        assert torch.equal(batch.inputs[..., 2:], split_up(together.inputs[..., 4:]))
+    later = task.batch("test", 1, 5)  # begins in the midst of a window
+    assert all(torch.equal(one, other[5:10]) for one, other in zip(later, batch, strict=True) if one is not None)
+    assert "1 of 3 variables, 48 steps" in task.describe(batch, 2)
+    assert list(task.decode(batch.targets, batch)[0]) == ["example", "step", "value"]
+    # An epoch of train holds every variable of every window once.
+    size = task.size("train")
+    drawn, wanted = task.batch("train", 0, size).targets, split_up(whole.batch("train", 0, size // 3).targets)
+    assert torch.equal(drawn.double().sum((1, 2)).sort()[0], wanted.double().sum((1, 2)).sort()[0])
+
+
+@LAYOUTS
+def test_errors_are_the_same_with_variables_apart(folder, settings):
+    whole, task = own(folder, **settings), own(folder, channels="apart", **settings)
+    assert task.baselines() == whole.baselines()
+    assert task.constant_score() == whole.constant_score()
+    if not settings:
+        assert task.fitted_baselines() == whole.fitted_baselines()
+    perfect, last = task.metrics("test"), task.metrics("test")
+    batches = [task.batch("test", step, 50) for step in range(task.num_batches("test", 50))]
+    assert sum(len(batch.inputs) for batch in batches) == 3 * whole.size("test")
+    for batch in batches:
+        kept = torch.zeros(1) if "level" in settings else batch.inputs[:, 47:48, :1]
+        task.update(perfect, batch.targets, batch)
+        task.update(last, kept.expand_as(batch.targets), batch)
+    assert perfect["mae"].compute().item() == 0
+    assert last["mae"].compute().item() == pytest.approx(whole.baselines()["persistence"], rel=1e-5)
+
+
+@LAYOUTS
+def test_forecasts_of_a_users_file_with_variables_apart(folder, tmp_path, settings):
+    whole, task, path = own(folder, **settings), own(folder, channels="apart", **settings), tmp_path / "new.csv"
+    path.write_text(table(60, 3, seed=1))
+    together, batch = whole.read_inputs(path), task.read_inputs(path)
+    assert batch.targets is None
+    assert batch.inputs.shape == (3, task.length, task.d_input)
+    assert torch.equal(batch.inputs[..., :1], split_up(together.inputs[..., :3]))
+    output = torch.randn(1, task.length, 3)
+    rows = task.decode(split_up(output), batch)
+    named = whole.decode(output, together)
+    assert [(row["example"], row["step"], row["value"]) for row in rows] == [
+        (number, row["step"], row[name]) for number, name in enumerate(whole.variables) for row in named
+    ]
+    path.write_text(table(60, 2))
+    with pytest.raises(ValueError, match=r"new.csv: its variables are not those of mine"):
+        task.read_inputs(path)
 
 
 def test_the_released_variant(tmp_path):
@@ -186,7 +259,12 @@ def test_another_table_of_the_same_name_is_noticed(tmp_path):
         ({"dataset": "../mine"}, "^dataset"),
         ({"variant": "384-96-96", "context": None, "horizon": None, "layout": "append"}, "^layout: the variant '384-96-96'"),
         ({"level": "mean"}, "^level: must be one of kept, last"),
+        ({"channels": "alone"}, "^channels: must be one of together, apart, not 'alone'"),
         ({"level": "last"}, "^level: 'last' needs layout 'append'"),
+        (
+            {"level": "season", "layout": "append", "season": 49, "context": 48, "horizon": 24},
+            "^season: must be at most the context",
+        ),
     ],
     ids=str,
 )

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Self
 
@@ -191,6 +192,12 @@ def check_request(task: Task, split: str, step: int, batch_size: int, seed: int)
             raise ValueError(f"{argument} must be at least {least}, not {value}")
 
 
+@lru_cache(maxsize=4)
+def _epoch_order(size: int, seed: int, epoch: int) -> np.ndarray:
+    """The order of the training examples in an epoch."""
+    return Draws(("epoch", size, seed), epoch).permutation(size)
+
+
 def rows_of_step(size: int, split: Split, step: int, batch_size: int, seed: int) -> np.ndarray:
     """Which of `size` examples make the batch of a step: reshuffled each epoch for train, in order for valid and test.
 
@@ -200,7 +207,7 @@ def rows_of_step(size: int, split: Split, step: int, batch_size: int, seed: int)
     epoch, position = divmod(step, batches)
     rows = np.arange(position * batch_size, min((position + 1) * batch_size, size))
     if split == "train":
-        return Draws(("epoch", size, seed), epoch).permutation(size)[rows]
+        return _epoch_order(size, seed, epoch)[rows]
     if epoch:
         raise IndexError(f"step {step} is beyond the {batches} batches of {batch_size} in split {split!r}")
     return rows

@@ -127,7 +127,8 @@ class Run:
         for first in range(0, len(examples.inputs), settings.training.batch_size):
             part = slice(first, first + settings.training.batch_size)
             batch = Batch(*(None if tensor is None else tensor[part] for tensor in examples))  # type: ignore[arg-type]
-            rows += settings.task.decode(predict(model, batch), batch)
+            for row in settings.task.decode(predict(model, batch), batch):
+                rows.append(row | {"example": first + int(row["example"])} if "example" in row else row)
         return rows
 
 

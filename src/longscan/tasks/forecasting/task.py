@@ -44,8 +44,11 @@ class Forecast(RegressionTask):
     the window, since each step forecasts the one 96 later. context and horizon replace the variant's. layout: "shift", a step
     answers for the one `horizon` later, so early answers know little; or "append", `horizon` empty steps follow the context and
     give the answers, one more channel telling them apart. level, for "append": "last" asks for what is added to the last value of
-    the context, shows the context in the same way, and gives that value in as many more channels (as NLinear of Zeng et al.,
-    2023, does; errors are those of the forecasts either way).
+    the context, as NLinear of Zeng et al., 2023, does, and "season" for what is added to the last `season` values, repeated; the
+    context is shown in the same way, and what is added to in as many more channels. Errors are those of the forecasts either way.
+    channels: "together", an example is a window of all variables; or
+    "apart", every variable of every window is one, as in DLinear of Zeng et al., 2023, and PatchTST of Nie et al., 2023: those of
+    a window follow one another in the table's order, and errors are over the same numbers.
 
     Rows are split in time, 70/10/20, ETT by months, 12/4/4; a context of valid or test may reach back over the border. Variables
     are standardised by the training rows, and errors are measured so. Every window counts; the last batch is never dropped.
@@ -60,14 +63,16 @@ class Forecast(RegressionTask):
     context: int | None = None
     horizon: int | None = None
     layout: Literal["shift", "append"] = "shift"
-    level: Literal["kept", "last"] = "kept"
+    level: Literal["kept", "last", "season"] = "kept"
+    channels: Literal["together", "apart"] = "together"
     season: int = 24
 
     def __post_init__(self) -> None:
         for setting, choices in (
             ("variant", tuple(VARIANTS)),
             ("layout", ("shift", "append")),
-            ("level", ("kept", "last")),
+            ("level", ("kept", "last", "season")),
+            ("channels", ("together", "apart")),
         ):
             if getattr(self, setting) not in choices:
                 raise ValueError(f"{setting}: must be one of {', '.join(choices)}, not {getattr(self, setting)!r}")
@@ -82,8 +87,12 @@ class Forecast(RegressionTask):
             raise ValueError(f"layout: 'shift' answers at most as many steps as the context has ({shape.context})")
         if self.layout == "append" and shape.overlap:
             raise ValueError(f"layout: the variant {self.variant!r} asks for steps of the context, so it must be 'shift'")
-        if self.level == "last" and self.layout == "shift":
-            raise ValueError("level: 'last' needs layout 'append', as early answers of 'shift' come before the last value")
+        if self.level != "kept" and self.layout == "shift":
+            raise ValueError(
+                f"level: {self.level!r} needs layout 'append', as early answers of 'shift' come before the last value"
+            )
+        if self._period > shape.context:
+            raise ValueError(f"season: must be at most the context ({shape.context}), not {self.season}, with level 'season'")
 
     @property
     def _shape(self) -> Shape:
@@ -93,14 +102,24 @@ class Forecast(RegressionTask):
 
     @property
     def variables(self) -> tuple[str, ...]:
+        """The table's columns, without the date; "value" alone where they are examples of their own."""
+        return self._columns if self.channels == "together" else ("value",)
+
+    @property
+    def _columns(self) -> tuple[str, ...]:
         """The table's columns, without the date."""
         return _load(self.dataset, self.data_dir).variables
 
     @property
     def d_input(self) -> int:
-        """The variables, and the mark of empty steps, and the variables' last values."""
+        """The variables, and the mark of empty steps, and what is added to."""
         variables = len(self.variables)
-        return variables + (self.layout == "append") + (variables if self.level == "last" else 0)
+        return variables + (self.layout == "append") + (variables if self._period else 0)
+
+    @property
+    def _period(self) -> int:
+        """How many of the last values are repeated as what is added to, 0 for none."""
+        return {"kept": 0, "last": 1, "season": self.season}[self.level]
 
     @property
     def length(self) -> int:
@@ -113,8 +132,12 @@ class Forecast(RegressionTask):
         return self._shape.horizon if self.layout == "shift" else 0
 
     def size(self, split: Split) -> int:
-        """Number of windows."""
+        """Number of windows, times that of the table's variables where these are apart."""
         check_request(self, split, 0, 1, 0)
+        return self._count(split) * (len(self._columns) if self.channels == "apart" else 1)
+
+    def _count(self, split: Split) -> int:
+        """Number of windows."""
         first, last = self._borders(split)
         return last - first - sum(self._shape[:2]) + 1
 
@@ -130,13 +153,16 @@ class Forecast(RegressionTask):
     def batch(self, split: Split, step: int, batch_size: int, seed: int = 0) -> Batch:
         """The batch of a step: inputs (B, L, C) float32, targets (B, L, C), loss_mask (B, L) where answers are due."""
         check_request(self, split, step, batch_size, seed)
-        starts = self._borders(split)[0] + rows_of_step(self.size(split), split, step, batch_size, seed)
-        return self._arranged(self._windows(starts))
+        first, chosen = self._borders(split)[0], rows_of_step(self.size(split), split, step, batch_size, seed)
+        if self.channels == "together":
+            return self._arranged(self._windows(first + chosen))
+        starts, columns = np.divmod(chosen, len(self._columns))
+        return self._arranged(self._windows(first + starts, columns))
 
-    def _windows(self, starts: np.ndarray) -> Tensor:
-        """(n, context + horizon, C) from the rows where they start."""
-        rows = starts[:, None] + np.arange(sum(self._shape[:2]))
-        return torch.from_numpy(_load(self.dataset, self.data_dir).values[rows])
+    def _windows(self, starts: np.ndarray, columns: np.ndarray | None = None) -> Tensor:
+        """(n, context + horizon, C) from the rows where they start; (n, context + horizon, 1) of one column each where given."""
+        rows, values = starts[:, None] + np.arange(sum(self._shape[:2])), _load(self.dataset, self.data_dir).values
+        return torch.from_numpy(values[rows] if columns is None else values[rows, columns[:, None]][..., None])
 
     def _arranged(self, windows: Tensor) -> Batch:
         context, horizon, overlap = self._shape
@@ -145,10 +171,10 @@ class Forecast(RegressionTask):
         mask[:, -(horizon + overlap) :] = True
         if self.layout == "append":
             inputs, variables = torch.zeros(count, self.length, self.d_input), windows.shape[2]
-            if self.level == "last":
-                last = windows[:, context - 1 : context]
-                windows = windows - last
-                inputs[..., variables + 1 :] = last
+            if self._period:
+                repeated = windows[:, context - self._period + (torch.arange(self.length) - context) % self._period]
+                windows = windows - repeated
+                inputs[..., variables + 1 :] = repeated
             inputs[:, :context, :variables] = windows[:, :context]
             inputs[:, context:, variables] = 1
             targets = torch.where(mask[..., None], windows, 0)
@@ -173,7 +199,7 @@ class Forecast(RegressionTask):
     def _mean_error(self, split: Split, forecast: Callable[[Tensor], Tensor]) -> float:
         """The mean absolute error of a map from contexts to forecasts, over all windows."""
         context, horizon, overlap = self._shape
-        first, total, size = self._borders(split)[0], 0.0, self.size(split)
+        first, total, size = self._borders(split)[0], 0.0, self._count(split)
         for start in range(0, size, 256):
             windows = self._windows(first + np.arange(start, min(start + 256, size)))
             answers = forecast(windows[:, :context])
@@ -184,7 +210,7 @@ class Forecast(RegressionTask):
     def describe(self, batch: Batch, row: int = 0) -> str:
         """The first variable of context and answer as bars."""
         context, horizon, overlap = self._shape
-        shape = f"{len(self.variables)} variables, {context} steps"
+        shape = f"{'1 of ' if self.channels == 'apart' else ''}{len(self._columns)} variables, {context} steps"
         text = f"{bars(batch.inputs[row, :context, 0], 24)} {shape}"
         if batch.targets is None or batch.loss_mask is None:
             return text
@@ -192,11 +218,13 @@ class Forecast(RegressionTask):
 
     def decode(self, output: Tensor, batch: Batch) -> list[dict[str, str | float]]:
         """A row for each step of a forecast: example, step and the variables, standardised."""
-        last = batch.inputs[..., -len(self.variables) :]
-        return super().decode(output + last if self.level == "last" else output, batch)
+        return super().decode(output + batch.inputs[..., -len(self.variables) :] if self._period else output, batch)
 
     def read_inputs(self, path: str | Path) -> Batch:
-        """The last `context` rows of a table with the same variables, standardised as the training rows were."""
+        """The last `context` rows of a table with the same variables, standardised as the training rows were.
+
+        One example; where variables are apart one for each, in the table's order.
+        """
         table = read_table(Path(path))
         data, (context, horizon, _) = _load(self.dataset, self.data_dir), self._shape
         if table.variables != data.variables:
@@ -205,7 +233,8 @@ class Forecast(RegressionTask):
             raise ValueError(f"{path}: has {len(table.values)} rows, the context needs {context}")
         rows = ((table.values[-context:] - data.mean) / data.std).astype(np.float32)
         window = torch.from_numpy(np.concatenate([rows, np.zeros((horizon, rows.shape[1]), np.float32)]))
-        return self._arranged(window[None])._replace(targets=None)
+        windows = window[None] if self.channels == "together" else window.T[..., None]
+        return self._arranged(windows)._replace(targets=None)
 
 
 class _Data(NamedTuple):
