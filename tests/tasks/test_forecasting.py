@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from longscan.tasks.forecasting import Forecast
-from longscan.tasks.forecasting.baselines import DLinear, fitted_dlinear, seasonal_naive
+from longscan.tasks.forecasting.baselines import DLinear, fitted_dlinear, seasonal_mean
 from longscan.tasks.forecasting.tables import read_table
 from made_up import table
 
@@ -54,20 +54,22 @@ def test_empty_steps_may_follow_the_context(folder):
     assert torch.equal(batch.targets[batch.loss_mask], shifted.targets[shifted.loss_mask])
 
 
-@pytest.mark.parametrize(("level", "period"), [("last", 1), ("season", 7)])
-def test_forecasts_may_be_of_what_is_added_to_the_last_values(folder, level, period):
-    plain, task = own(folder, layout="append"), own(folder, layout="append", level=level, season=7)
+@pytest.mark.parametrize(("level", "period", "periods"), [("last", 1, 1), ("season", 7, 1), ("season", 7, 3)])
+def test_forecasts_may_be_of_what_is_added_to_the_last_values(folder, level, period, periods):
+    plain, task = own(folder, layout="append"), own(folder, layout="append", level=level, season=7, periods=periods)
     kept, batch = plain.batch("test", 0, 3), task.batch("test", 0, 3)
-    final = kept.inputs[:, 48 - period : 48, :3]
+    final = sum(kept.inputs[:, 48 - n * period : 48 - (n - 1) * period, :3] for n in range(1, periods + 1)) / periods
     last = torch.stack([final[:, (step - 48) % period] for step in range(72)], 1)
     assert batch.inputs.shape == (3, 72, task.d_input) == (3, 72, 7)
-    assert torch.equal(batch.inputs[:, :48, :3], kept.inputs[:, :48, :3] - last[:, :48])
+    assert torch.equal(batch.inputs[:, :48, :3], kept.inputs[:, :48, :3] - batch.inputs[:, :48, 4:])
     assert not batch.inputs[:, 48:, :3].any()
     assert torch.equal(batch.inputs[..., 3], kept.inputs[..., 3])
-    assert torch.equal(batch.inputs[..., 4:], last)
+    assert torch.allclose(batch.inputs[..., 4:], last, atol=1e-6)
     assert torch.allclose((batch.targets + last)[batch.loss_mask], kept.targets[kept.loss_mask], atol=1e-6)
-    assert task.baselines() == own(folder, season=7).baselines(), "errors are those of the forecasts"
-    assert batch.targets[:, 48:].abs().mean() == pytest.approx((last - kept.targets)[:, 48:].abs().mean().item())
+    assert task.baselines() == own(folder, season=7, periods=periods).baselines(), "errors are those of the forecasts"
+    whole = task.batch("test", 0, 1000)
+    name = {"last": "persistence", "season": "seasonal_mean"}[level]
+    assert whole.targets[:, 48:].abs().mean().item() == pytest.approx(task.baselines()[name], rel=1e-5)
     rows = task.decode(batch.targets, batch)
     wanted = plain.decode(kept.targets, kept)
     assert [list(row) for row in rows] == [list(row) for row in wanted]
@@ -178,8 +180,11 @@ def test_baselines(folder):
     assert scores["dlinear"] < scores["seasonal_naive"]
     assert task.scaled(scores["persistence"]) == 0
     contexts = torch.arange(10.0).view(1, 10, 1)
-    assert seasonal_naive(contexts, 6, 4).flatten().tolist() == [6, 7, 8, 9, 6, 7]
-    assert seasonal_naive(contexts, 2, 11).flatten().tolist() == [9, 9]
+    assert seasonal_mean(contexts, 6, 4, 1).flatten().tolist() == [6, 7, 8, 9, 6, 7]
+    assert seasonal_mean(contexts, 6, 4, 2).flatten().tolist() == [4, 5, 6, 7, 4, 5]
+    assert seasonal_mean(contexts, 3, 4, 1, start=-2).flatten().tolist() == [8, 9, 6]
+    assert torch.equal(seasonal_mean(contexts, 6, 4, 9), seasonal_mean(contexts, 6, 4, 2)), "as many as there are"
+    assert seasonal_mean(contexts, 2, 11, 1).flatten().tolist() == [9, 9]
 
 
 def test_dlinear_starts_as_a_mean_and_keeps_the_best_epoch():
@@ -260,10 +265,11 @@ def test_another_table_of_the_same_name_is_noticed(tmp_path):
         ({"variant": "384-96-96", "context": None, "horizon": None, "layout": "append"}, "^layout: the variant '384-96-96'"),
         ({"level": "mean"}, "^level: must be one of kept, last"),
         ({"channels": "alone"}, "^channels: must be one of together, apart, not 'alone'"),
+        ({"periods": 0}, "^periods: must be at least 1"),
         ({"level": "last"}, "^level: 'last' needs layout 'append'"),
         (
-            {"level": "season", "layout": "append", "season": 49, "context": 48, "horizon": 24},
-            "^season: must be at most the context",
+            {"level": "season", "layout": "append", "season": 7, "context": 48, "horizon": 24},
+            "^season, periods: their product",
         ),
     ],
     ids=str,

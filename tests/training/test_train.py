@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -21,6 +22,7 @@ from longscan.training import (
     SettingError,
     Settings,
     TrainingSettings,
+    parse_settings,
     record_run,
     train,
 )
@@ -348,6 +350,15 @@ def test_predictions_are_those_of_the_model_in_batches(tiny: Any, tmp_path: Path
         expected = run.settings.task.decode(run.model()(examples.inputs, valid=examples.valid), examples)
     assert [row["question"] for row in rows] == ["1 0 1", "1 1", "0 0 0 1"]
     assert [row["answer"] for row in rows] == [row["answer"] for row in expected]
+
+
+def test_predictions_count_examples_over_batches(tmp_path: Path) -> None:
+    words = ["--task", "fitzhugh_nagumo", "--task.train_size", "2", "--task.valid_size", "2", "--task.test_size", "2"]
+    words += ["--model.spec", "g", "--model.d_model", "4", "--training.steps", "1", "--training.batch_size", "2"]
+    run = train(parse_settings(words).settings, tmp_path / "run")
+    np.save(tmp_path / "new.npy", np.random.default_rng(0).normal(size=(3, 5, 1)))
+    rows = run.predict(tmp_path / "new.npy")
+    assert [(row["example"], row["step"]) for row in rows] == [(example, step) for example in range(3) for step in range(5)]
 
 
 def test_angles_are_those_of_a_word_of_one_symbol(tiny: Any, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Forecasts without a sequence model: persistence, seasonal naive, DLinear.
+"""Forecasts without a sequence model: persistence, seasonal mean (of one period: seasonal naive), DLinear.
 
 Each maps contexts (n, context, C) to forecasts (n, horizon, C).
 """
@@ -15,11 +15,16 @@ def persistence(contexts: Tensor, horizon: int) -> Tensor:
     return contexts[:, -1:].expand(-1, horizon, -1)
 
 
-def seasonal_naive(contexts: Tensor, horizon: int, period: int) -> Tensor:
-    """The value of one period before, of the last period that the context holds; persistence where it holds none."""
-    if contexts.shape[1] < period:
-        return persistence(contexts, horizon)
-    return contexts[:, -period:][:, torch.arange(horizon) % period]
+def seasonal_mean(contexts: Tensor, horizon: int, period: int, count: int, start: int = 0) -> Tensor:
+    """The mean of the last `count` periods, or of as many as the context holds, repeated; persistence where it holds none.
+
+    count 1 is the seasonal naive forecast. start: the first step of the answer, counted from the context's end.
+    """
+    count = min(count, contexts.shape[1] // period)
+    if not count:
+        period = count = 1
+    mean = contexts[:, -period * count :].reshape(len(contexts), count, period, -1).mean(1)
+    return mean[:, torch.arange(start, start + horizon) % period]
 
 
 class DLinear(nn.Module):

@@ -13,7 +13,7 @@ from torch import Tensor
 from longscan.tasks._drawing import bars
 from longscan.tasks._store import data_folder, first_existing
 from longscan.tasks.base import TASKS, Batch, Split, check_request, rows_of_step
-from longscan.tasks.forecasting.baselines import fitted_dlinear, persistence, seasonal_naive
+from longscan.tasks.forecasting.baselines import fitted_dlinear, persistence, seasonal_mean
 from longscan.tasks.forecasting.tables import VARIABLES, read_table
 from longscan.tasks.regression import RegressionTask
 
@@ -44,8 +44,9 @@ class Forecast(RegressionTask):
     the window, since each step forecasts the one 96 later. context and horizon replace the variant's. layout: "shift", a step
     answers for the one `horizon` later, so early answers know little; or "append", `horizon` empty steps follow the context and
     give the answers, one more channel telling them apart. level, for "append": "last" asks for what is added to the last value of
-    the context, as NLinear of Zeng et al., 2023, does, and "season" for what is added to the last `season` values, repeated; the
-    context is shown in the same way, and what is added to in as many more channels. Errors are those of the forecasts either way.
+    the context, as NLinear of Zeng et al., 2023, does, and "season" for what is added to the mean of the last `periods` seasons,
+    repeated; the context is shown in the same way, and what is added to in as many more channels. Errors are those of the
+    forecasts either way.
     channels: "together", an example is a window of all variables; or
     "apart", every variable of every window is one, as in DLinear of Zeng et al., 2023, and PatchTST of Nie et al., 2023: those of
     a window follow one another in the table's order, and errors are over the same numbers.
@@ -66,6 +67,7 @@ class Forecast(RegressionTask):
     level: Literal["kept", "last", "season"] = "kept"
     channels: Literal["together", "apart"] = "together"
     season: int = 24
+    periods: int = 7
 
     def __post_init__(self) -> None:
         for setting, choices in (
@@ -76,7 +78,7 @@ class Forecast(RegressionTask):
         ):
             if getattr(self, setting) not in choices:
                 raise ValueError(f"{setting}: must be one of {', '.join(choices)}, not {getattr(self, setting)!r}")
-        for setting in ("context", "horizon", "season"):
+        for setting in ("context", "horizon", "season", "periods"):
             value = getattr(self, setting)
             if value is not None and value < 1:
                 raise ValueError(f"{setting}: must be at least 1, not {value}")
@@ -91,8 +93,9 @@ class Forecast(RegressionTask):
             raise ValueError(
                 f"level: {self.level!r} needs layout 'append', as early answers of 'shift' come before the last value"
             )
-        if self._period > shape.context:
-            raise ValueError(f"season: must be at most the context ({shape.context}), not {self.season}, with level 'season'")
+        if self.level == "season" and self.season * self.periods > shape.context:
+            asked = f"{self.season} times {self.periods}"
+            raise ValueError(f"season, periods: their product must be at most the context ({shape.context}), not {asked}")
 
     @property
     def _shape(self) -> Shape:
@@ -114,12 +117,7 @@ class Forecast(RegressionTask):
     def d_input(self) -> int:
         """The variables, and the mark of empty steps, and what is added to."""
         variables = len(self.variables)
-        return variables + (self.layout == "append") + (variables if self._period else 0)
-
-    @property
-    def _period(self) -> int:
-        """How many of the last values are repeated as what is added to, 0 for none."""
-        return {"kept": 0, "last": 1, "season": self.season}[self.level]
+        return variables + (self.layout == "append") + (variables if self.level != "kept" else 0)
 
     @property
     def length(self) -> int:
@@ -171,10 +169,11 @@ class Forecast(RegressionTask):
         mask[:, -(horizon + overlap) :] = True
         if self.layout == "append":
             inputs, variables = torch.zeros(count, self.length, self.d_input), windows.shape[2]
-            if self._period:
-                repeated = windows[:, context - self._period + (torch.arange(self.length) - context) % self._period]
-                windows = windows - repeated
-                inputs[..., variables + 1 :] = repeated
+            if self.level != "kept":
+                period, count = (1, 1) if self.level == "last" else (self.season, self.periods)
+                known = seasonal_mean(windows[:, :context], self.length, period, count, start=-context)
+                windows = windows - known
+                inputs[..., variables + 1 :] = known
             inputs[:, :context, :variables] = windows[:, :context]
             inputs[:, context:, variables] = 1
             targets = torch.where(mask[..., None], windows, 0)
@@ -184,7 +183,7 @@ class Forecast(RegressionTask):
         return Batch(inputs, targets, loss_mask=mask)
 
     def baselines(self, split: Split = "test") -> dict[str, float]:
-        """The main metric of persistence, and of the value one season before."""
+        """The main metric of persistence, of the value one season before, and of the mean of `periods` such values."""
         check_request(self, split, 0, 1, 0)
         return _cheap_baselines(self, split)
 
@@ -218,7 +217,7 @@ class Forecast(RegressionTask):
 
     def decode(self, output: Tensor, batch: Batch) -> list[dict[str, str | float]]:
         """A row for each step of a forecast: example, step and the variables, standardised."""
-        return super().decode(output + batch.inputs[..., -len(self.variables) :] if self._period else output, batch)
+        return super().decode(output + batch.inputs[..., -len(self.variables) :] if self.level != "kept" else output, batch)
 
     def read_inputs(self, path: str | Path) -> Batch:
         """The last `context` rows of a table with the same variables, standardised as the training rows were.
@@ -270,8 +269,9 @@ def _load(dataset: str, data_dir: str | None) -> _Data:
 
 @lru_cache(maxsize=16)
 def _cheap_baselines(task: Forecast, split: Split) -> dict[str, float]:
-    asked = task._shape.horizon + task._shape.overlap
+    (_, horizon, overlap), season = task._shape, task.season
     return {
-        "persistence": task._mean_error(split, lambda contexts: persistence(contexts, asked)),
-        "seasonal_naive": task._mean_error(split, lambda contexts: seasonal_naive(contexts, task._shape.horizon, task.season)),
+        "persistence": task._mean_error(split, lambda contexts: persistence(contexts, horizon + overlap)),
+        "seasonal_naive": task._mean_error(split, lambda contexts: seasonal_mean(contexts, horizon, season, 1)),
+        "seasonal_mean": task._mean_error(split, lambda contexts: seasonal_mean(contexts, horizon, season, task.periods)),
     }
