@@ -11,7 +11,7 @@ from longscan.cli import main
 from longscan.report import append_record, figures, fill_markdown, results_markdown, results_report
 from longscan.report.comparisons import compare, measurements
 from longscan.report.published import _data, figure_of, papers, published_beside
-from longscan.report.records import read_seeds
+from longscan.report.records import read_records, read_seeds
 from longscan.report.seeds import trained_together
 from longscan.report.statistics import mean_interval
 
@@ -184,9 +184,21 @@ def test_averages_count_before_the_last_weights_and_a_model_no_paper_has_is_set_
 
 def test_the_markdown_tables_hold_the_same_numbers(results):
     text = results_markdown(results)
-    assert "| parity (aussm), scaled test accuracy | hybrid (ma) | 0.851 ± 0.468 | 4 | 1 | 0.000 | xLSTM 1, Mamba 0.13," in text
-    assert "| BasicMotions (archive), accuracy | hybrid (ma) | 0.975 | 1 | 0 | 0.250 | – |" in text
+    assert "| parity (aussm), scaled test accuracy | hybrid (ma) | 0.851 ± 0.468 | 4 | 1 | 0.000 | – | xLSTM 1, Mamba 0.13," in text
+    assert "| BasicMotions (archive), accuracy | hybrid (ma) | 0.975 | 1 | 0 | 0.250 | 1-NN Euclidean 0.675 | – |" in text
     assert "| plain torch loop | 33.1× | 47.5× | `make bench` |" in text
+
+
+def test_scores_and_baselines_are_in_the_unit_of_the_published_figure(make_results, tmp_path):
+    folder = make_results(tmp_path / "results")
+    row = read_records(next((folder / "runs").glob("*.jsonl")))[0] | {"suite": None, "spec": "s", "model": "s"}
+    swings = {"task": "pendulum", "paper": "S7", "published": ["r146"], "value": 0.0127, "constant": 0.4267}
+    reviews = {"task": "lra_text", "paper": "THESIS", "published": ["r278"], "value": 0.888, "constant": 0.5}
+    append_record(folder / "runs" / "units.jsonl", row | swings | {"baselines": {"gru": 0.0044}})
+    append_record(folder / "runs" / "units.jsonl", row | reviews | {"baselines": {}})
+    text = results_markdown(folder)
+    assert "| pendulum, test MSE, 1e-3 | s | 12.700 | 1 | 0 | 426.700 | gru 4.400 | RKN 8.43," in text
+    assert "| lra_text, test accuracy, % | s | 88.8 | 1 | 0 | 50.0 | – | s4(old) 76," in text
 
 
 def test_the_tables_are_put_between_the_marks(results, tmp_path):

@@ -64,14 +64,20 @@ def _groups(rows: Iterable[Record], key: Any) -> list[tuple[Any, list[Record]]]:
 
 
 def _scale(row: Record, published: Sequence[dict[str, Any]], field: str) -> float | None:
-    """A score (`value` or `constant`) on the scale of the published figures: scaled or in per cent where they are."""
+    """A score (`value` or `constant`) in the unit of the published figures: scaled, in per cent or in thousandths."""
     if not published:
         return row[field]
-    scaled, factor = "scaled" in published[0]["metric"], 100 if published[0]["unit"].startswith("%") else 1
+    scaled, factor = "scaled" in published[0]["metric"], _factor(published)
     name = ("scaled" if field == "value" else "constant_scaled") if scaled else field
     if name not in row:
         raise ValueError(f"a run of {row['task']} (seed {row['seed']}) has no {name!r}, which published {_ids(row)[0]} needs")
     return None if row[name] is None else row[name] * factor
+
+
+def _factor(published: Sequence[dict[str, Any]]) -> float:
+    """What one is in the unit of the published figures."""
+    unit = published[0]["unit"] if published else ""
+    return 100 if unit.startswith("%") else {"1e-2": 100, "1e-3": 1000}.get(unit, 1)
 
 
 def _settings(groups: Sequence[Sequence[Record]]) -> list[str]:
@@ -92,7 +98,8 @@ def _entry(setting: str, rows: Sequence[Record], published: Sequence[dict[str, A
     constants = [c for r in rows if (c := _scale(r, published, "constant")) is not None]
     baselines = {name: 0.0 for r in rows for name in r["baselines"]}
     for name in baselines:
-        baselines[name] = mean_interval([r["baselines"][name] for r in rows if name in r["baselines"]])[0]
+        mean, _ = mean_interval([r["baselines"][name] for r in rows if name in r["baselines"]])
+        baselines[name] = mean * _factor(published)
     return Entry(
         name=", ".join(filter(None, (_model(rows[0]), rows[0]["suite"], setting))),
         model=_model(rows[0]),

@@ -287,16 +287,18 @@ def _runs_markdown(found: Sequence[Comparison]) -> Iterator[str]:
     if not found:
         yield "No run is recorded yet."
         return
-    yield "| Task | Model | Score | Seeds | Failed | Constant predictor | Published | Command |"
-    yield "|---|---|---|---|---|---|---|---|"
+    yield "| Task | Model | Score | Seeds | Failed | Constant predictor | Other predictors | Published | Command |"
+    yield "|---|---|---|---|---|---|---|---|---|"
     for c in found:
         printed = ", ".join(f"{r['model']} {v:g}" for r in c.published if (v := figure_of(r)) is not None)
         for e in c.entries:
             model = ", ".join(filter(None, (e.model, e.setting)))
             constant = "–" if e.constant is None else f"{e.constant:.{_digits(c)}f}"
             task = f"{c.task} ({e.suite}), {c.metric}" if e.suite else f"{c.task}, {c.metric}"
-            command = f"`{e.rows[0]['command']}`"
-            cells = (task, model, mean_text(e.mean, _digits(c)), str(e.seeds), str(e.failed), constant, printed or "–", command)
+            task += f", {c.unit}" if c.unit in ("%", "1e-2", "1e-3") else ""
+            others = [f"{name.replace('_', ' ')} {v:.{_digits(c)}f}" for name, v in e.baselines.items() if v != e.constant]
+            score, command = mean_text(e.mean, _digits(c)), f"`{e.rows[0]['command']}`"
+            cells = (task, model, score, str(e.seeds), str(e.failed), constant, ", ".join(others) or "–", printed or "–", command)
             yield f"| {' | '.join(_cell(cell) for cell in cells)} |"
 
 
