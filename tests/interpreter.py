@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 element_by_element: list[Any] = []  # the interpreter's own way to scan, once it is replaced
+column_by_column: Any = None  # what multiplies tiles in the kernel, once it is replaced
 
 
 def interpret_quickly() -> None:
@@ -15,12 +16,26 @@ def interpret_quickly() -> None:
     from longscan.ops import _triton_launch
 
     scan_slices_at_once()
+    multiply_at_once()
     _triton_launch.PROGRAMS = 2
     for name, launch in _triton_launch.TABLE.items():
         steps = 128 if name in ("elementwise", "short_conv") else 64
-        if name.startswith("ssd_scan"):  # goes through products of float64 a step of the tile after another
-            steps = 16
         _triton_launch.TABLE[name] = replace(launch, lanes=128, steps=steps)
+
+
+def multiply_at_once() -> None:
+    """Let products of float64 be numpy's, not a column after another; `column_by_column` is the kernel's own way."""
+    from longscan.ops.ssd_scan import triton as kernels
+
+    global column_by_column
+    column_by_column = kernels._dot
+
+    def dot(a: Any, b: Any, sums: Any, PRECISION: Any) -> Any:
+        import triton.language as tl
+
+        return tl.dot(a, b, sums, input_precision=PRECISION)
+
+    kernels._dot = dot
 
 
 def scan_slices_at_once() -> None:

@@ -116,6 +116,22 @@ def test_scans_of_slices_are_those_of_elements(monkeypatch):
         torch.testing.assert_close(one, other)
 
 
+@pytest.mark.skipif(DEVICE.type != "cpu", reason="is about the interpreter")
+def test_the_interpreters_products_are_those_of_the_kernel(monkeypatch):
+    """Products of float64, a column after another in the kernel."""
+    import interpreter
+
+    kernels = import_module("longscan.ops.ssd_scan.triton")
+    inputs = example("ssd_scan")
+    fast = results_and_gradients("ssd_scan", inputs, "triton")
+    assert interpreter.column_by_column is not kernels._dot
+    monkeypatch.setattr(kernels, "_dot", interpreter.column_by_column)
+    table = {name: replace(launch, steps=16) for name, launch in _triton_launch.TABLE.items()}
+    monkeypatch.setattr(_triton_launch, "TABLE", table)
+    for one, other in zip(results_and_gradients("ssd_scan", inputs, "triton"), fast, strict=True):
+        torch.testing.assert_close(one, other)
+
+
 def test_a_launch_names_every_compile_time_argument():
     kernel = import_module("longscan.ops._triton").chain
     x = torch.zeros(1, 1, 1, device=DEVICE)
