@@ -1,12 +1,13 @@
-"""Many runs of `longscan train` side by side, spread over the GPUs of a machine; what a time limit cuts goes on by the same call.
+"""Many trainings side by side, spread over the GPUs of a machine; what a time limit cuts goes on by the same call.
 
-    python benchmarks/afternoon.py benchmarks/afternoon.txt --limit 540
-    python benchmarks/afternoon.py benchmarks/afternoon.txt --only etth1 wth --per-gpu 4
+    python benchmarks/side_by_side.py benchmarks/plans/afternoon.txt --limit 540
+    python benchmarks/side_by_side.py benchmarks/plans/table1.txt --only parity --per-gpu 4
 
-A line of the plan is a name and the words of `longscan train`, without --out; lines that begin with # are left out. Each run is a
-process in DIR/NAME (runs/afternoon unless --out is given) and prints into DIR/NAME.txt. Free places, --per-gpu of them on each
-GPU, are filled in the plan's order; --gpus names those to use. When --limit seconds are over the runs are told to stop, which
-leaves a checkpoint; a run that is over is not made again. The exit status is 1 where a run failed.
+A line of a plan is a name, a program and its words, without --out and --limit; lines that begin with # are left out. Programs:
+train (`longscan train`, into DIR/NAME), seeds (benchmarks/seeds.py, DIR/NAME.json), learned (benchmarks/learned.py,
+DIR/NAME/automata); DIR is runs/PLAN unless --out is given. Each line is a process and prints into DIR/NAME.txt. Free places,
+--per-gpu of them on each GPU, are filled in the plan's order; --gpus names those to use. When --limit seconds are over the
+processes are told to stop, which leaves a checkpoint; what is over is not made again. The exit status is 1 where one failed.
 """
 
 import argparse
@@ -24,13 +25,26 @@ from tqdm import tqdm
 
 GRACE = 20  # seconds before the limit at which runs are told to stop
 TRAIN = "import sys; from longscan.cli import main; sys.exit(main())"
+PROGRAMS = ("train", "seeds", "learned")
 
 
 class Planned(NamedTuple):
     """A line of a plan."""
 
     name: str
+    program: str
     words: list[str]
+
+    def command(self, out: Path, seconds: float) -> list[str]:
+        """The words of the process, which goes on where `out` holds an earlier part of it and ends after `seconds`."""
+        target = out / self.name
+        if self.program == "train":
+            resume = ["--resume"] if (target / "settings.yaml").exists() else []
+            return [sys.executable, "-c", TRAIN, "train", *self.words, "--out", str(target), *resume]
+        target = target / "automata" if self.program == "learned" else target.with_name(f"{self.name}.json")
+        limit = [] if seconds == float("inf") else ["--limit", f"{max(1.0, seconds):.0f}"]
+        script = str(Path(__file__).with_name(f"{self.program}.py"))
+        return [sys.executable, script, *self.words, "--out", str(target), *limit]
 
 
 class Started(NamedTuple):
@@ -42,9 +56,12 @@ class Started(NamedTuple):
 
 
 def read_plan(path: Path, only: list[str]) -> list[Planned]:
-    """The lines of a plan, those whose name begins with one of `only` where it is given; ValueError where two have one name."""
+    """The lines of a plan, those whose name begins with one of `only` where it is given; ValueError for a line that is none."""
     lines = [shlex.split(line, comments=True) for line in path.read_text(encoding="utf-8").splitlines()]
-    plan = [Planned(words[0], words[1:]) for words in lines if words]
+    for words in lines:
+        if words and (len(words) < 2 or words[1] not in PROGRAMS):
+            raise ValueError(f"{path}: got {shlex.join(words)!r}, needed a name and one of {', '.join(PROGRAMS)}")
+    plan = [Planned(words[0], words[1], words[2:]) for words in lines if words]
     names = [line.name for line in plan]
     for name in names:
         if names.count(name) > 1:
@@ -52,18 +69,11 @@ def read_plan(path: Path, only: list[str]) -> list[Planned]:
     return [line for line in plan if not only or line.name.startswith(tuple(only))]
 
 
-def start(line: Planned, gpu: str, out: Path) -> Started:
-    """The process of a line; it goes on where its directory holds a run."""
-    folder = out / line.name
-    words = ["train", *line.words, "--out", str(folder)]
-    if (folder / "settings.yaml").exists():
-        words.append("--resume")
+def start(line: Planned, gpu: str, out: Path, seconds: float) -> Started:
+    """The process of a line."""
     with (out / f"{line.name}.txt").open("ab") as log:
         process = subprocess.Popen(
-            [sys.executable, "-c", TRAIN, *words],
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=os.environ | {"CUDA_VISIBLE_DEVICES": gpu},
+            line.command(out, seconds), stdout=log, stderr=subprocess.STDOUT, env=os.environ | {"CUDA_VISIBLE_DEVICES": gpu}
         )
     return Started(line.name, process, gpu)
 
@@ -76,7 +86,8 @@ def side_by_side(plan: list[Planned], gpus: list[str], per_gpu: int, out: Path, 
     with tqdm(total=len(plan), unit="run", mininterval=10) as bar:
         while (waiting or running) and time.monotonic() - began < limit - GRACE:
             while waiting and places:
-                running.append(start(waiting.pop(0), places.pop(0), out))
+                left = limit - GRACE - (time.monotonic() - began)
+                running.append(start(waiting.pop(0), places.pop(0), out, left))
             for one in [one for one in running if one.process.poll() is not None]:
                 running.remove(one)
                 places.append(one.gpu)
@@ -99,12 +110,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("plan", type=Path)
     parser.add_argument("--only", nargs="+", default=[], help="beginnings of names")
-    parser.add_argument("--out", type=Path, default=Path("runs/afternoon"))
+    parser.add_argument("--out", type=Path, help="runs/PLAN without it")
     parser.add_argument("--gpus", nargs="+", default=[str(number) for number in range(torch.cuda.device_count())] or [""])
     parser.add_argument("--per-gpu", type=int, default=8)
     parser.add_argument("--limit", type=float, default=float("inf"), help="seconds")
     given = parser.parse_args()
-    ended = side_by_side(read_plan(given.plan, given.only), given.gpus, given.per_gpu, given.out, given.limit)
+    out = given.out or Path("runs") / given.plan.stem
+    ended = side_by_side(read_plan(given.plan, given.only), given.gpus, given.per_gpu, out, given.limit)
     stopped = (130, -signal.SIGKILL)  # asked to stop: by the signal, or after it
     for name, status in ended.items():
         print(name, "over" if status == 0 else "not done: the same call goes on" if status in stopped else f"FAILED ({status})")
