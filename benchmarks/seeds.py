@@ -9,6 +9,7 @@ one), and a small file with all that the run needs is rewritten: the same comman
     python benchmarks/seeds.py recipes/aussm/parity.yaml --training.steps 30000 --out results/seeds/parity_published.json
     python benchmarks/seeds.py recipes/aussm/parity.yaml --model.spec mm --out results/seeds/parity_mamba.json
     python benchmarks/seeds.py --draw results/seeds results/seeds/success.png
+    python benchmarks/seeds.py --table results/table1 results/table1/table1.md
 
 Further words are settings, as on the command line of `longscan train`.
 """
@@ -31,6 +32,7 @@ from torch.func import functional_call
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from longscan.layers.parameters import mark, marks
+from longscan.report.published import figure_of, published_beside
 from longscan.tasks import Batch, Task
 from longscan.training.averaging import WeightAverage
 from longscan.training.lengths import LengthPlan
@@ -305,6 +307,42 @@ def draw(folder: Path, out: Path) -> None:
     figure.savefig(out, dpi=110)
 
 
+MODELS = {"mm": "Mamba", "aa": "AUSSM", "ma": "AUSSM Hybrid", "am": "AUSSM Hybrid"}  # stack: its name in the published table
+
+
+def table(folder: Path, out: Path) -> None:
+    """A row for each suite and task of the records in `folder`; for each stack what it scores and what is published."""
+    cells: dict[tuple[str, str], dict[str, str]] = {}
+    seconds = 0.0
+    for path in sorted(folder.rglob("*.json")):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        if not record["rows"]:
+            continue
+        scores = [row.get("average", row["last"]) for row in record["rows"]]
+        end, best = scores[-1], max(max(row) for row in scores)
+        said = f"{sum(end) / len(end):.2f} [{min(end):.2f}, {max(end):.2f}] ({best:.2f})"
+        if record["steps"] < record["settings"]["training"]["steps"]:
+            said += f", stopped at {record['steps']:,}"
+        (identity, *_) = record["settings"]["about"]["published"]
+        figures = {row["model"]: figure_of(row) for row in published_beside(identity)}
+        row = cells.setdefault((record["suite"], record["task"]), {"constant": f"{record['constant_scaled']:.2f}"})
+        row[record["spec"]] = said
+        row[f"{record['spec']}, published"] = f"{figures[MODELS[record['spec']]]}"
+        seconds += record["seconds"]
+    columns = [column for spec in MODELS for column in (spec, f"{spec}, published")]
+    lines = [
+        "# Formal languages: mean over seeds at the end [lowest, highest] (best of any seed on the way)",
+        "",
+        f"Scaled accuracy on validation words of lengths 41 to 256; {seconds / 60:.0f} minutes over all processes, which shared GPUs.",
+        "",
+        f"| suite | task | constant | {' | '.join(columns)} |",
+        "|---|---|---|" + "---|" * len(columns),
+    ]
+    for (suite, task), row in sorted(cells.items()):
+        lines.append(f"| {suite} | {task} | {row['constant']} | {' | '.join(row.get(column, '–') for column in columns)} |")
+    out.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
 def main() -> None:
     """Read the command line and train or draw."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -316,12 +354,16 @@ def main() -> None:
     parser.add_argument("--backend", default="eager", help="backend of the scans")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--draw", nargs=2, type=Path, metavar=("FOLDER", "PNG"))
+    parser.add_argument("--table", nargs=2, type=Path, metavar=("FOLDER", "MD"))
     words, further = parser.parse_known_args()
     if words.draw:
         draw(*words.draw)
         return
+    if words.table:
+        table(*words.table)
+        return
     if words.recipe is None or words.out is None:
-        parser.error("RECIPE and --out, or --draw, are needed")
+        parser.error("RECIPE and --out, or --draw, or --table, are needed")
     command = shlex.join(["python", "benchmarks/seeds.py", *sys.argv[1:]])
     try:
         settings = parse_settings(["--config", str(words.recipe), *further]).settings
