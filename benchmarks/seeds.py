@@ -333,7 +333,7 @@ def table(folder: Path, out: Path) -> None:
     lines = [
         "# Formal languages: mean over seeds at the end [lowest, highest] (best of any seed on the way)",
         "",
-        f"Scaled accuracy on validation words of lengths 41 to 256; {seconds / 60:.0f} minutes over all processes, which shared GPUs.",
+        f"Scaled accuracy on validation words of lengths 41 to 256; {seconds / 60:.0f} minutes over processes that share GPUs.",
         "",
         f"| suite | task | constant | {' | '.join(columns)} |",
         "|---|---|---|" + "---|" * len(columns),
