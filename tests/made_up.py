@@ -1,6 +1,7 @@
 """Small data sets in the formats of the real ones, written by the tests: name of the task -> settings that read them."""
 
 import pickle
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -234,6 +235,41 @@ def gestures(folder: Path, users: int = 4, count: int = 40, size: tuple[int, int
             for number, kind in enumerate((0, 4, 10)):
                 t, x, y, p = events_of(user * 11 + kind, count, size)
                 np.save(place / f"{kind}.npy", np.stack([x + shift * number, y, p, t // 1000], axis=1))
+    return {"data_dir": str(folder)}
+
+
+def aedat_bytes(t: np.ndarray, x: np.ndarray, y: np.ndarray, p: np.ndarray, packet: int = 16) -> bytes:
+    """AEDAT 3.1, `packet` polarity events a packet, with a packet of another kind first; times from 2^31 on are overflows."""
+    header = b"#!AER-DAT3.1\r\n#Format: RAW\r\n#Source 1: DVS128\r\n#Start-Time: 2016-05-17 12:00:00\r\n#!END-HEADER\r\n"
+    parts = [header, struct.pack("<hh6iii", 0, 1, 8, 4, 0, 1, 1, 1, 3, 0)]
+    data = np.stack([x << 17 | y << 2 | p << 1 | 1, t & 2**31 - 1], axis=1).astype("<u4")
+    for overflow in np.unique(t >> 31).tolist():
+        mine = data[t >> 31 == overflow]
+        for events in (mine[start : start + packet] for start in range(0, len(mine), packet)):
+            number = len(events)
+            parts += [struct.pack("<hh6i", 1, 1, 8, 4, overflow, number, number, number), events.tobytes()]
+    return b"".join(parts)
+
+
+def recordings(folder: Path, users: int = 4, count: int = 40, begin: int = 0) -> Settings:
+    """The gestures of `gestures` as IBM hands them out: a recording a person, with other events between, from `begin` us on."""
+    root = folder / "DvsGesture"
+    root.mkdir()
+    for number, part in enumerate(("train", "test")):
+        names = []
+        for user in range(users):
+            pieces, lines = [], ["class,startTime_usec,endTime_usec"]
+            for place, kind in enumerate((0, 10, 4)):  # tonic's arrays in the order of their names
+                t, x, y, p = events_of(user * 11 + kind, count, (128, 128))
+                start = begin + 1_000_000 * (place + 1)
+                pieces += [(t // 1000 * 1000 + start, x, y, p), (np.array([start - 1, start + 300_000]), *np.full((3, 2), 1))]
+                lines.append(f"{kind + 1},{start},{start + 300_000}")
+            columns = [np.concatenate(parts) for parts in zip(*pieces, strict=True)]
+            order = np.argsort(columns[0], kind="stable")
+            names.append(f"user{number * users + user:02}_led")
+            (root / f"{names[-1]}.aedat").write_bytes(aedat_bytes(*(column[order] for column in columns)))
+            (root / f"{names[-1]}_labels.csv").write_text("\n".join(lines) + "\n")
+        (root / f"trials_to_{part}.txt").write_text("".join(f"{name}.aedat\n" for name in names))
     return {"data_dir": str(folder)}
 
 

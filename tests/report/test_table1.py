@@ -4,12 +4,11 @@ import json
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 import seeds
 
-RESULTS = ROOT / "results" / "table1"
+RESULTS = Path(__file__).parents[2] / "results" / "table1"
 
 
 def test_the_table_is_of_the_records(tmp_path: Path) -> None:

@@ -15,12 +15,22 @@ from longscan.tasks._images import read_image
 from longscan.tasks.dna.fasta import read_fasta
 from longscan.tasks.dynamics.activity import _read as read_activities
 from longscan.tasks.dynamics.walker import _rollout
-from longscan.tasks.events.files import read_40_bit, read_columns, read_listing, read_spikes
+from longscan.tasks.events.files import (
+    Span,
+    read_40_bit,
+    read_columns,
+    read_gestures,
+    read_listing,
+    read_recording,
+    read_spans,
+    read_spikes,
+    read_trials,
+)
 from longscan.tasks.forecasting.tables import read_table
 from longscan.tasks.lra._batches import read_batch
 from longscan.tasks.lra.retrieval import _rows
 from longscan.tasks.timeseries.files import read_csv, read_npy
-from made_up import MADE_UP, cifar_batch, event_bytes, events_of, table
+from made_up import MADE_UP, aedat_bytes, cifar_batch, event_bytes, events_of, table
 
 h5py = pytest.importorskip("h5py")
 
@@ -46,6 +56,17 @@ def npy(path: Path) -> None:
 def rounded(path: Path) -> None:
     t, x, y, p = events_of(0, 40, (128, 128))
     np.save(path, np.stack([x, y, p, t // 1000], axis=1))
+
+
+def recording(path: Path) -> None:
+    path.write_bytes(aedat_bytes(*events_of(0, 40, (128, 128)), packet=9))
+
+
+def labels(path: Path) -> None:
+    path.write_text("class,startTime_usec,endTime_usec\n1,100,2000\n11,3000,4000\n10,5000,60000\n")
+
+
+SPANS = [Span(0, 0, 140_000, "x.csv:2"), Span(10, 150_000, 300_000, "x.csv:3")]
 
 
 def spikes(path: Path) -> None:
@@ -79,6 +100,10 @@ FORMATS: dict[str, tuple[Callable[[Path], Any], Callable[[Path], Any]]] = {  # w
     "genome.fa": (lambda path: path.write_text(">a b\nACGTNACGT\nACG\n>c\nTTT\n"), read_fasta),
     "events.bin": (lambda path: path.write_bytes(event_bytes(*events_of(0, 30, (34, 34)))), read_40_bit),
     "events.npy": (rounded, read_columns),
+    "events.aedat": (recording, lambda path: read_gestures(path, SPANS)),
+    "whole.aedat": (recording, read_recording),
+    "labels.csv": (labels, read_spans),
+    "trials.txt": (lambda path: path.write_text("user01_led.aedat\nuser02_lab.aedat\n"), read_trials),
     "spikes.h5": (spikes, read_spikes),
     "listing.txt": (lambda path: path.write_text("#sample #class\n1\t5\n2\t0\n"), read_listing),
     "data_batch": (lambda path: path.write_bytes(pickle.dumps(cifar_batch(0), protocol=2)), read_batch),

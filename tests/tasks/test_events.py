@@ -1,6 +1,7 @@
 """Event streams: formats, tokens, gaps, changes with their units, buckets, packing, damaged files, real files."""
 
 import os
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -25,8 +26,18 @@ from longscan.tasks.events.augment import (
     turn,
 )
 from longscan.tasks.events.batching import bucketed_rows, packed
-from longscan.tasks.events.files import Stream, read_40_bit, read_columns, read_spikes
-from made_up import MADE_UP, event_bytes, events_of
+from longscan.tasks.events.files import (
+    Span,
+    Stream,
+    read_40_bit,
+    read_columns,
+    read_gestures,
+    read_recording,
+    read_spans,
+    read_spikes,
+    read_trials,
+)
+from made_up import MADE_UP, aedat_bytes, event_bytes, events_of, gestures, recordings
 
 h5py = pytest.importorskip("h5py")
 
@@ -121,6 +132,54 @@ def test_gestures(tmp_path):
     assert sorted(batch.targets.tolist()) == [0, 0, 4, 4, 10, 10]
     assert (batch.elapsed[batch.valid] % 1 == 0).all(), "milliseconds"
     assert task.read_inputs(tmp_path / "ibmGestureTest" / "user00_led" / "4.npy").inputs.shape == (1, 40)
+
+
+@pytest.mark.parametrize("begin", [0, 2**31 - 1_500_000], ids=["early", "times overflow"])
+def test_gestures_of_ibm_are_those_of_tonic(tmp_path, begin):
+    for name, write in (("tonic", gestures), ("ibm", lambda folder: recordings(folder, begin=begin))):
+        (tmp_path / name).mkdir()
+        write(tmp_path / name)
+    tonic, ibm = (Events(dataset="dvs_gesture", data_dir=str(tmp_path / name)) for name in ("tonic", "ibm"))
+    for split in tonic.splits:
+        size = tonic.size(split)
+        assert ibm.size(split) == size > 0
+        left, right = tonic.batch(split, 0, size), ibm.batch(split, 0, size)
+        assert torch.equal(left.targets, right.targets)
+        assert torch.equal(left.inputs, right.inputs)
+        assert torch.equal(left.elapsed, right.elapsed)
+        assert torch.equal(left.valid, right.valid)
+    root = tmp_path / "ibm" / "DvsGesture"
+    (found,) = read_gestures(root / "user00_led.aedat", read_spans(root / "user00_led_labels.csv")[1:2])
+    held = read_columns(tmp_path / "tonic" / "ibmGestureTrain" / "user00_led" / "10.npy")
+    assert all(np.array_equal(mine, theirs) for mine, theirs in zip(found, held, strict=True)), "times since the span's start"
+    whole = ibm.read_inputs(root / "user00_led.aedat")
+    assert whole.inputs.shape == (1, 3 * (40 + 2))
+    (tmp_path / "both").mkdir()
+    recordings(tmp_path / "both")
+    gestures(tmp_path / "both", count=50)
+    assert Events(dataset="dvs_gesture", data_dir=str(tmp_path / "both")).length == 50, "tonic's are read where both are there"
+
+
+def test_a_gesture_labelled_twice_is_two_streams(tmp_path):
+    recordings(tmp_path)
+    path = tmp_path / "DvsGesture" / "user04_led_labels.csv"
+    path.write_text(path.read_text().replace("\n11,", "\n1,"))
+    task = Events(dataset="dvs_gesture", data_dir=str(tmp_path))
+    assert task.batch("test", 0, 12).targets.tolist() == [0, 0, 4, *[0, 10, 4] * 3]
+
+
+def test_events_that_are_not_valid_are_left_out(tmp_path):
+    path = tmp_path / "x.aedat"
+    sound = aedat_bytes(*events_of(0, 4, (128, 128)))
+    data = bytearray(sound)
+    data[-32] &= 0xFE
+    path.write_bytes(data)
+    assert len(read_recording(path).t) == 4, "the packet says that all are valid"
+    data[-36:-32] = struct.pack("<i", 3)
+    path.write_bytes(data)
+    left, whole = read_recording(path), Stream(*events_of(0, 4, (128, 128)))
+    assert left.t.tolist() == (whole.t[1:] - whole.t[1]).tolist()
+    assert left.x.tolist() == whole.x[1:].tolist()
 
 
 def test_long_training_streams_are_cut(folder):
@@ -337,6 +396,98 @@ def test_damaged_spikes(tmp_path):
             change(file)
         with pytest.raises(ValueError, match=message):
             read_spikes(path)
+
+
+def packed_header(kind=1, length=8, offset=4, overflow=0, number=4):
+    return struct.pack("<hh6i", kind, 1, length, offset, overflow, number, number, number)
+
+
+def test_damaged_recordings_of_gestures(tmp_path):
+    path = tmp_path / "user01_led.aedat"
+    t, x, y, p = np.array([10, 20, 30, 40]), *np.ones((3, 4), int)
+    sound = aedat_bytes(t, x, y, p)
+    head, body = sound[:-60], sound[-32:]
+    spans = [Span(0, 5, 45, "user01_led_labels.csv:2")]
+    for content, message in (
+        (b"", "begins with b'', needed #!AER-DAT3.1"),
+        (sound.replace(b"3.1", b"2.0", 1), "begins with b'#!AER-DAT2.0', needed #!AER-DAT3.1"),
+        (sound.replace(b"#!END-HEADER", b"#!END-FOOTER"), "its header is without the line #!END-HEADER"),
+        (sound.replace(b"RAW", b"PNG"), "its header says b'#Format: PNG', needed the format RAW"),
+        (sound[:-1], "packet at byte .* is cut off, 4 events of 8 bytes are due and 31 follow"),
+        (head + packed_header()[:-1], "packet at byte .* is cut off, its header has 28 bytes and 27 follow"),
+        (head + packed_header(length=16, number=2) + body, "its events have 16 bytes, the time at byte 4; 8 and 4 are needed"),
+        (head + packed_header(offset=0) + body, "its events have 8 bytes, the time at byte 0"),
+        (head + packed_header(length=0) + body, "its header is none of AEDAT 3.1: type 1, 4 events of 0 bytes"),
+        (head + packed_header(number=-4) + body, "its header is none of AEDAT 3.1: type 1, -4 events"),
+        (head + packed_header(kind=-3) + body, "its header is none of AEDAT 3.1: type -3"),
+        (head + packed_header(overflow=-1) + body, "its header is none of AEDAT 3.1: .*, -1 overflows"),
+        (head + packed_header() + body[:-4] + b"\xff" * 4, "has an event at time -1"),
+        (head, "holds no polarity events"),
+        (head + packed_header(number=0), "holds no polarity events"),
+        (aedat_bytes(t, x + 127, y, p), r"user01_led_labels.csv:2: event 0 has x 128, 0 .. 127 is possible"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=f"user01_led.aedat: .*{message}"):
+            read_gestures(path, spans)
+    path.write_bytes(sound)
+    for start, end, message in (
+        (41, 50, r"has events of 10 .. 40 microseconds, labels.csv:3 speaks of 41 .. 50"),
+        (0, 10, r"has events of 10 .. 40 microseconds, labels.csv:3 speaks of 0 .. 10"),
+        (21, 30, "labels.csv:3: holds no events"),
+    ):
+        with pytest.raises(ValueError, match=f"user01_led.aedat: {message}"):
+            read_gestures(path, [*spans, Span(1, start, end, "labels.csv:3")])
+    with pytest.raises(ValueError, match=r"gone.aedat: can not be read: No such file"):
+        read_recording(tmp_path / "gone.aedat")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "l.csv: begins with '', needed the columns class,startTime_usec,endTime_usec"),
+        ("class,start,end\n1,2,3\n", "l.csv: begins with 'class,start,end', needed the columns"),
+        ("class,startTime_usec,endTime_usec\n", "l.csv: labels nothing"),
+        ("class,startTime_usec,endTime_usec\n1,2\n", "l.csv:2: three whole numbers are needed"),
+        ("class,startTime_usec,endTime_usec\n1,2,3\n\n1,2.5,3\n", "l.csv:4: three whole numbers are needed"),
+        (f"class,startTime_usec,endTime_usec\n1,2,{10**30}\n", "l.csv:2: three whole numbers are needed"),
+        ("class,startTime_usec,endTime_usec\n12,2,3\n", "l.csv:2: a class of 1 .. 11"),
+        ("class,startTime_usec,endTime_usec\n1,3,3\n", "l.csv:2: a class of 1 .. 11 and a start before its end"),
+    ],
+)
+def test_damaged_labels_of_gestures(tmp_path, content, message):
+    path = tmp_path / "l.csv"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=message):
+        read_spans(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("\n", "t.txt: lists no recording"),
+        ("user01_led\n", "t.txt: lists 'user01_led', needed a recording"),
+        ("../user01_led.aedat\n", "t.txt: lists '../user01_led.aedat', needed a recording"),
+        ("user01_led.aedat\nuser01_led.aedat\n", "t.txt: lists user01_led.aedat twice"),
+    ],
+)
+def test_damaged_trials_of_gestures(tmp_path, content, message):
+    path = tmp_path / "t.txt"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=message):
+        read_trials(path)
+
+
+def test_recordings_that_do_not_fit_together(tmp_path):
+    recordings(tmp_path)
+    task, root = Events(dataset="dvs_gesture", data_dir=str(tmp_path)), tmp_path / "DvsGesture"
+    lists = [root / f"trials_to_{part}.txt" for part in ("train", "test")]
+    lists[0].write_text(lists[0].read_text() + "user04_led.aedat\n")
+    with pytest.raises(ValueError, match=r"trials_to_test.txt: lists user04_led.aedat, which is in trials_to_train.txt too"):
+        task.size("train")
+    lists[0].write_text("user00_led.aedat\n")
+    (root / "user00_led_labels.csv").unlink()
+    with pytest.raises(FileNotFoundError, match=r"^data_dir: .*user00_led_labels.csv is listed but missing"):
+        task.size("train")
 
 
 def test_missing_files(tmp_path):

@@ -1,5 +1,6 @@
 """Classification of event streams, an event a step."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -16,7 +17,17 @@ from longscan.tasks.base import TASKS, Batch, Split, check_request, rows_of_step
 from longscan.tasks.classification import ClassificationTask, largest_share
 from longscan.tasks.events.augment import PUBLISHED, augmented, cut_and_mix
 from longscan.tasks.events.batching import bucketed_rows, packed
-from longscan.tasks.events.files import Stream, read_40_bit, read_columns, read_listing, read_spikes
+from longscan.tasks.events.files import (
+    Stream,
+    read_40_bit,
+    read_columns,
+    read_gestures,
+    read_listing,
+    read_recording,
+    read_spans,
+    read_spikes,
+    read_trials,
+)
 from longscan.tasks.examples import carved, check_fraction
 
 Dataset = Literal["nmnist", "shd", "ssc", "dvs_gesture"]
@@ -26,7 +37,8 @@ _WANTED = {
     "train1K.txt, test100.txt and .bs2 files",
     "shd": "shd_train.h5 and shd_test.h5 (https://zenkelab.org/datasets)",
     "ssc": "ssc_train.h5, ssc_valid.h5 and ssc_test.h5 (https://zenkelab.org/datasets)",
-    "dvs_gesture": "ibmGestureTrain/USER/CLASS.npy and ibmGestureTest, as tonic keeps them (https://tonic.readthedocs.io)",
+    "dvs_gesture": "ibmGestureTrain/USER/CLASS.npy and ibmGestureTest, as tonic keeps them (https://tonic.readthedocs.io), or "
+    "trials_to_train.txt, trials_to_test.txt and the recordings (https://research.ibm.com/dvsgesture)",
 }
 _GESTURES = (
     "hand clapping", "right hand wave", "left hand wave", "right arm clockwise", "right arm counter clockwise",
@@ -45,6 +57,10 @@ class Events(ClassificationTask):
     published ones without two places that share one; SHD and SSC have their 700 units as tokens. `elapsed` is the time since
     the event before in milliseconds, 0 for the first. downsample: pixels along a side that become one. train_events: training
     streams are cut to so many events at a random place, None: not at all; valid and test are whole.
+
+    dvs_gesture is read from the arrays of tonic, one of each gesture of a recording and in whole milliseconds, where they are
+    there; else from IBM's recordings and labels, each labelled span a stream, also a second one of the same gesture, in
+    microseconds. Train and test are the same people either way.
 
     augment: training streams are changed as published (`longscan.tasks.events.augment`); CutMix makes targets shares (B, K).
     batching, of training: "padded"; "bucketed", streams of about equal length together; "packed", several streams in a row,
@@ -218,12 +234,12 @@ class Events(ClassificationTask):
         return f"{text} | {self.classes[int(target.argmax() if target.ndim else target)]}"
 
     def read_inputs(self, path: str | Path) -> Batch:
-        """One recording: five bytes an event (.bin, .bs2), or an .npy array (n, 4) of x, y, polarity, milliseconds."""
+        """One recording: five bytes an event (.bin, .bs2), an .npy array (n, 4) of x, y, polarity, milliseconds, or .aedat."""
         path = Path(path)
         if not path.is_file():
             raise ValueError(f"{path}: can not be read: No such file or directory")
         size = _SIZES[self.dataset]
-        stream = read_columns(path, size) if path.suffix == ".npy" else read_40_bit(path, size)
+        stream = {".npy": read_columns, ".aedat": read_recording}.get(path.suffix, read_40_bit)(path, size)
         if self.per_step:
             return self._packed([stream], torch.zeros(1, dtype=torch.int64))._replace(targets=None)
         return self._padded([stream], None)
@@ -281,25 +297,30 @@ def _recordings(dataset: Dataset, data_dir: str | None) -> _Recordings:
         paths = [first_existing(folder, [f"{dataset}_{part}.h5"], _WANTED[dataset]) for part in parts]
         arrays = stored(f"events-{dataset}", paths, None, lambda: _from_spikes(paths))
         classes = tuple(bytes(row).rstrip(b"\0").decode() for row in arrays["names"])
+    elif dataset == "dvs_gesture" and (trials := _trials(folder)) is not None:
+        sources = [path for part in trials for recording in part for path in (recording, _labels(recording))]
+        counts = [len(part) for part in trials]
+        arrays, classes = stored("events-dvs_gesture", sources, counts, lambda: _from_recordings(trials)), ()
     else:
         listed = _nmnist(folder) if dataset == "nmnist" else _gestures(folder)
         reader = read_40_bit if dataset == "nmnist" else read_columns
         sources = [path for part in listed for path, _ in part]
 
         def make() -> Arrays:
-            streams = [reader(path) for path in sources]
             targets = np.array([label for part in listed for _, label in part])
-            return _joined(streams) | {"targets": targets, "counts": np.array([len(part) for part in listed])}
+            arrays = _joined(reader(path) for path in sources)
+            return arrays | {"targets": targets, "counts": np.array([len(part) for part in listed])}
 
         arrays, classes = stored(f"events-{dataset}", sources, None, make), ()
     return _Recordings(arrays, np.array(arrays["targets"]), tuple(arrays["counts"].tolist()), classes)
 
 
-def _joined(streams: list[Stream]) -> Arrays:
+def _joined(streams: Iterable[Stream]) -> Arrays:
+    """All streams as one, each made narrow as it comes: a set may hold more events than fit into memory in int64."""
     kinds = {"t": np.int32, "x": np.int16, "y": np.int16, "p": np.int8}
-    offsets = np.concatenate([[0], np.cumsum([len(stream.t) for stream in streams])])
-    joined = {name: np.concatenate([getattr(stream, name).astype(kind) for stream in streams]) for name, kind in kinds.items()}
-    return joined | {"offsets": offsets}
+    narrow = [{name: getattr(stream, name).astype(kind) for name, kind in kinds.items()} for stream in streams]
+    offsets = np.concatenate([[0], np.cumsum([len(parts["t"]) for parts in narrow])])
+    return {name: np.concatenate([parts[name] for parts in narrow]) for name in kinds} | {"offsets": offsets}
 
 
 def _from_spikes(paths: list[Path]) -> Arrays:
@@ -312,6 +333,37 @@ def _from_spikes(paths: list[Path]) -> Arrays:
         "counts": np.array([len(labels) for _, labels, _ in parts]),
         "names": names.view(np.uint8).reshape(len(names), -1),
     }
+
+
+def _from_recordings(trials: list[list[Path]]) -> Arrays:
+    """Streams of train and test, in the order of the trials and of each one's labels."""
+    spans = {path: read_spans(_labels(path)) for part in trials for path in part}
+    return _joined(stream for path, labelled in spans.items() for stream in read_gestures(path, labelled)) | {
+        "targets": np.array([span.target for labelled in spans.values() for span in labelled]),
+        "counts": np.array([sum(len(spans[path]) for path in part) for part in trials]),
+    }
+
+
+def _labels(recording: Path) -> Path:
+    return recording.with_name(f"{recording.stem}_labels.csv")
+
+
+def _trials(folder: Path) -> list[list[Path]] | None:
+    """The recordings of train and test as IBM lists them; None where its lists are not there, or tonic's arrays are."""
+    if any((folder / name).exists() for name in ("ibmGestureTrain", "DVSGesture/ibmGestureTrain")):
+        return None
+    for root in (folder, folder / "DvsGesture", folder / "DvsGesture" / "DvsGesture"):
+        lists = [root / f"trials_to_{part}.txt" for part in ("train", "test")]
+        if not all(path.is_file() for path in lists):
+            continue
+        trials = [[root / name for name in read_trials(path)] for path in lists]
+        if both := set(trials[0]) & set(trials[1]):
+            raise ValueError(f"{lists[1]}: lists {min(both).name}, which is in {lists[0].name} too")
+        for path in (path for part in trials for recording in part for path in (recording, _labels(recording))):
+            if not path.is_file():
+                raise FileNotFoundError(f"data_dir: {path} is listed but missing")
+        return trials
+    return None
 
 
 Listed = list[list[tuple[Path, int]]]
