@@ -191,7 +191,7 @@ def _sweep_plan(words: Sequence[str], parser: "ArgumentParser", file: str | None
 
     plain: dict[str, Any] = {} if stored is None else stored.as_dict()
     if file is not None:
-        plain |= read_plan(file)
+        plain |= read_plan(file, quick="--quick" in words)
     parsed = parse_settings(words, parser, plain.pop("settings", None))
     given = parsed.command
     names = ("sampler", "trials", "search_seeds", "seeds", "storage")

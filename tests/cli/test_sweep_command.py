@@ -13,7 +13,7 @@ import pytest
 
 from longscan.cli import main
 from longscan.report.records import check_record, read_records
-from longscan.training import Plan, parse_settings
+from longscan.training import Plan, Run, parse_settings
 from longscan.training.sweep import Sweep, open_sweep, work
 
 FILE = """
@@ -145,6 +145,53 @@ def start(*words: object) -> subprocess.Popen:
 
 def finished_runs(out: Path) -> dict[Path, float]:
     return {path: path.stat().st_mtime for path in out.glob("*/*/seed_*/result.json")}
+
+
+QUICK = """
+about: {paper: AUSSM, published: [r036]}
+quick: {model: {d_model: 2}, training: {steps: 2}}
+"""
+
+
+def test_a_quick_sweep(file: Path, refused: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text(RECIPE + QUICK)
+    file.write_text(FILE.replace("1.0e+20", "1.0e-3") + "settings: {training: {steps: 3, weight_decay: 0.5}}\n")
+    out, records = tmp_path / "out", tmp_path / "runs" / "x.jsonl"
+    words = ["sweep", str(file), "--out", str(out)]
+    assert main([*words, "--quick", "--record", str(records), "--training.threads", "1"]) == 0
+    found = json.loads((out / "sweep.json").read_text())
+    assert found["quick"]
+    assert "quick size" in (out / "report.html").read_text("utf-8")
+    runs = [Run(out / run["folder"]) for row in [*found["trials"], *found["seeds"]] for run in row["runs"]]
+    assert len(runs) == 3
+    for run in runs:
+        settings = run.settings
+        assert (settings.about.quick, settings.model.d_model, settings.training.steps) == (True, 2, 2)
+        assert settings.training.weight_decay == 0.5
+    assert [run.settings.training.lr for run in runs[:2]] == [1e-2, 1e-3], "the space goes over the quick section"
+    (row,) = read_records(records)
+    assert (row["quick"], row["published"], row["steps"]) == (True, None, 2)
+
+    line = refused(*words, "--resume")
+    assert line == (
+        f"longscan: --resume: got no --quick, needed settings of the same size, as {out} holds a quick sweep of its recipe"
+    )
+    assert main([*words, "--quick", "--resume", "--record", str(records)]) == 0
+    assert main(["sweep", "--out", str(out), "--resume"]) == 0, "what is stored stays quick"
+    assert len(read_records(records)) == 1
+
+
+def test_a_quick_sweep_of_a_recipe_alone(file: Path, refused: Callable[..., str], tmp_path: Path) -> None:
+    recipe, out = tmp_path / "recipe.yaml", tmp_path / "out"
+    line = refused("sweep", file, "--out", out, "--quick")
+    assert line == f"longscan: --quick: {recipe} has no section 'quick', needed a recipe with one"
+    recipe.write_text(RECIPE + QUICK)
+    words = ["sweep", "--config", str(recipe), "--seeds", "1", "--out", str(out)]
+    assert main(words) == 0
+    assert not json.loads((out / "sweep.json").read_text())["quick"]
+    assert "got --quick, needed settings of the same size" in refused(*words, "--quick", "--resume")
+    assert main([*words[:-1], str(tmp_path / "quick"), "--quick"]) == 0
+    assert Run(tmp_path / "quick" / "seeds" / "seed_0").settings.about.quick
 
 
 @pytest.mark.slow

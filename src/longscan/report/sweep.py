@@ -50,7 +50,8 @@ def _summary(found: Found) -> Iterator[str]:
     yield page.heading(1, f"Sweep, {found['task']}")
     trials, seeds, test, best = found["trials"], found["seeds"], found["test"], found["best"]
     failed = sum(row["status"] == "failed" for row in trials)
-    parts = [f"{len(trials)} settings, {failed} of them failed" if trials else "", found["date"].replace("T", " ").rstrip("Z")]
+    size, date = "quick size" if found.get("quick") else "", found["date"].replace("T", " ").rstrip("Z")
+    parts = [f"{len(trials)} settings, {failed} of them failed" if trials else "", size, date]
     yield page.paragraph(" · ".join(part for part in parts if part), "subtitle")
     if found["status"] != "finished":
         over = sum(row["status"] in ("finished", "failed") for row in [*trials, *seeds])

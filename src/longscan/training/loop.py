@@ -14,7 +14,7 @@ from accelerate.utils import DistributedType
 
 import longscan.report
 from longscan.training.run import Run, check_out, clear_run, holds_run
-from longscan.training.settings import SettingError, Settings, TrainingSettings, refuse
+from longscan.training.settings import SettingError, Settings, TrainingSettings, refuse, same_size
 from longscan.training.trainer import Trainer
 
 MAY_CHANGE = ("steps", "checkpoint_every", "device", "threads", "prefetch")
@@ -79,9 +79,7 @@ def _check_folder(folder: Path, settings: Settings, *, resume: bool, overwrite: 
 
 
 def _same_settings(started: dict[str, Any], given: dict[str, Any], folder: Path) -> None:
-    if started["about"]["quick"] != given["about"]["quick"]:
-        got, held = ("--quick", "full") if given["about"]["quick"] else ("no --quick", "quick")
-        raise SettingError(f"--resume: got {got}, needed settings of the same size, as {folder} holds a {held} run of its recipe")
+    same_size(started["about"]["quick"], given["about"]["quick"], folder, "run")
     for section, settings in started.items():
         for name, value in settings.items():
             free = section == "about" or (section == "training" and name in MAY_CHANGE)

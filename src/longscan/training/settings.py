@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, replace
 from difflib import get_close_matches
 from math import isfinite
+from pathlib import Path
 from typing import Any, Literal
 
 from longscan._errors import SettingError as SettingError
@@ -19,6 +20,14 @@ from longscan.tasks.base import Split
 def refuse(setting: str, got: object, needed: str) -> SettingError:
     """The one form of a refusal: `training.lr: got -1, needed a number above 0`."""
     return SettingError(f"{setting}: got {got!r}, needed {needed}")
+
+
+def same_size(started: bool, given: bool, folder: Path, kind: str) -> None:
+    """SettingError where a run or sweep (`kind`) was started at a recipe's quick size and given its full one, or vice versa."""
+    if started != given:
+        got, held = ("--quick", "full") if given else ("no --quick", "quick")
+        held = f"{folder} holds a {held} {kind} of its recipe"
+        raise SettingError(f"--resume: got {got}, needed settings of the same size, as {held}")
 
 
 def _check(prefix: str, settings: object, rules: dict[str, tuple[Callable[[Any], bool], str]]) -> None:

@@ -28,9 +28,9 @@ from typing import Any
 import yaml
 
 from longscan._files import write_text
-from longscan.training.parsing import merge, parse_settings, read_mapping, read_yaml, sections
+from longscan.training.parsing import QUICK, merge, parse_settings, read_mapping, read_recipe, sections
 from longscan.training.run import build_model
-from longscan.training.settings import SettingError, Settings, refuse
+from longscan.training.settings import SettingError, Settings, refuse, same_size
 
 PLAN = "sweep.yaml"
 SAMPLERS = ("grid", "random", "tpe")
@@ -249,8 +249,11 @@ def _placed(settings: dict[str, Any], name: str, value: Any) -> dict[str, Any]:
     return {**settings, head: _placed(inner if isinstance(inner, dict) else {}, rest, value)}
 
 
-def read_plan(path: str | Path) -> dict[str, Any]:
-    """The words of a sweep file, its settings over those of the recipe that it names; SettingError naming file and setting."""
+def read_plan(path: str | Path, *, quick: bool = False) -> dict[str, Any]:
+    """The words of a sweep file, its settings over those of the recipe that it names; SettingError naming file and setting.
+
+    quick: the recipe's quick section goes over both.
+    """
     words = read_mapping(path, FILE)
     own = words.pop("settings", {})
     if not isinstance(own, dict):
@@ -259,7 +262,12 @@ def read_plan(path: str | Path) -> dict[str, Any]:
     config = words.pop("config", None)
     if config is not None:
         recipe = Path(os.path.normpath(Path(path).parent / str(config)))
-        settings = merge({"about": {"recipe": str(recipe)}}, merge(read_yaml(recipe), settings))
+        content, small = read_recipe(recipe)
+        settings = merge({"about": {"recipe": str(recipe)}}, merge(content, settings))
+        if quick:
+            if small is None:
+                raise SettingError(f"--quick: {recipe} has no section {QUICK!r}, needed a recipe with one")
+            settings = merge(settings, {**small, "about": {QUICK: True}})
     return {**words, "settings": settings} if settings else words
 
 
@@ -280,6 +288,7 @@ def stored_plan(folder: Path) -> tuple[str, Plan]:
 
 def same_search(stored: Plan, given: Plan, folder: Path) -> None:
     """SettingError naming the first setting in which a plan is another than the one whose trials a folder holds."""
+    same_size(stored.settings.about.quick, given.settings.about.quick, folder, "sweep")
     free = ("trials", "seeds", "command")
     pairs = [(name, value, given.as_dict()[name]) for name, value in stored.as_dict().items() if name not in (*free, "settings")]
     mine = given.settings.as_dict()

@@ -339,6 +339,7 @@ class Sweep:
             "seeds": seeds,
             "test": _summary(seeds, task.scaled),
             "recipe": plan.settings.about.recipe,
+            "quick": plan.settings.about.quick,
             "commit": _commit(),
             "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
             "command": plan.command or "",
