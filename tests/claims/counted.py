@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import time
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -72,16 +71,6 @@ def entries(function: Callable[[], object]) -> Entries:
 def orders(sizes: list[int], amounts: list[float]) -> list[float]:
     """The exponents of growth between neighbours: log(amount ratio) / log(size ratio)."""
     return (np.diff(np.log(amounts)) / np.diff(np.log(sizes))).tolist()
-
-
-def seconds(function: Callable[[], object]) -> float:
-    """The processor time of a call, the least of three: other processes do not count."""
-    times = []
-    for _ in range(3):
-        start = time.process_time()
-        function()
-        times.append(time.process_time() - start)
-    return min(times)
 
 
 def peak(function: Callable[[], object]) -> int:

@@ -32,6 +32,8 @@ ALONE = (
     "species-split=chromosome",
     "dna_language-split=chromosome",
     "forecast-variant=384-96-96",
+    "forecast-level=last",
+    "forecast-level=season",
     "events-augment=True",
     "events-batching=packed",
     *(f"human_activity-test_person={person}" for person in "ABCD"),
@@ -77,6 +79,8 @@ def variants() -> Iterator[Any]:
                     continue
                 if choice != field.default and f"{name}-{field.name}={choice}" not in ALONE:
                     yield pytest.param(small(cls, **{field.name: choice}), id=f"{name}-{field.name}={choice}")
+    both = small(Forecast, layout="append", level="season", periods=2, channels="apart")
+    yield pytest.param(both, id="forecast-append-season-apart")
 
 
 VARIANTS = list(variants())
