@@ -2,8 +2,8 @@
 
 Random actions make a walker fall within some twenty steps, so a policy is searched first. It is linear and knows the state alone,
 and is improved by augmented random search (Mania, Guy and Recht, 2018, algorithm 2, version V2-t) with noise on its actions. The
-rollouts come from several stages of that search, with noise of a strength drawn for each, so that they differ: as the published
-ones come from several stages of training with some actions at random (Lechner and Hasani, 2020).
+rollouts come from several stages of that search, with noise of a strength drawn for each, so that they differ; the published
+ones (Lechner and Hasani, 2020) have some actions at random, too, but are of other policies.
 """
 
 import argparse
