@@ -9,6 +9,7 @@ import csv
 import inspect
 import io
 import os
+import re
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 RESUMABLE = ("train", "sweep")
+# What torch says, in a RuntimeError of its own, where the CPU's or a GPU's memory does not suffice.
+_OUT_OF_MEMORY = re.compile(r"can't allocate memory|not enough memory|out of memory|Storage size calculation overflowed")
 WIDE = 130  # columns of a terminal that holds all that there is to say of a task
 
 
@@ -48,6 +51,11 @@ def main(words: Sequence[str] | None = None) -> int:
         return 2
     except SystemExit as stop:  # jsonargparse leaves this way after --help
         return int(stop.code or 0)
+    except (MemoryError, RuntimeError) as error:
+        if not (isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(str(error))):
+            raise
+        _complain(f"{name} needs more memory than there is here: make the model, batches, lengths or splits smaller")
+        return 2
     except KeyboardInterrupt:
         advice = f"; `longscan {name} --resume` goes on from the last checkpoint" if name in RESUMABLE else ""
         sys.stderr.write(f"longscan: stopped{advice}\n")
@@ -517,13 +525,22 @@ def layers_command(words: Sequence[str]) -> int:
     for letter, (layer, block) in LETTERS.items():
         of_layer.setdefault(layer, []).append((letter, block))
 
-    def row(letters: list[tuple[str, str | None]], name: str, kind: type[Any]) -> None:
-        held = ", ".join(flag.replace("_", " ") for flag in properties if getattr(kind, flag))
+    def row(letters: list[tuple[str, str | None]], name: str, kind: type[Any], lost: Sequence[str] = ()) -> None:
+        held = ", ".join(flag.replace("_", " ") for flag in properties if getattr(kind, flag) and flag not in lost)
         letter = ", ".join(letter for letter, _ in letters)
         table.add_row(letter, name, ", ".join(block or "alone" for _, block in letters) or "alone", _first_line(kind), held)
 
+    def lost(block: str | None) -> list[str]:
+        """What a layer may have and has no longer in a block."""
+        kept = () if block is None else (flag for flag in properties if flag != "changes_length")
+        return [flag for flag in kept if not getattr(BLOCKS[block or ""], flag)]
+
     for name, kind in sorted(LAYERS.items()):
-        row(of_layer.get(name, []), name, kind)
+        letters = of_layer.get(name, [])
+        row([pair for pair in letters if not lost(pair[1])], name, kind)
+        for pair in letters:
+            if lost(pair[1]):
+                row([pair], name, kind, lost(pair[1]))
     for letter, block in of_layer.get(None, []):
         row([(letter, block)], "", BLOCKS[block or ""])
     _show(table)

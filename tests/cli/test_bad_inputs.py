@@ -138,6 +138,11 @@ def test_config_files(refused: Callable[..., str], tmp_path: Path, content: byte
     assert [name for name in names if name not in line] == [], line
 
 
+@pytest.mark.parametrize("setting", ["--model.d_model=9999999", "--task.eval_lengths=[41,99999999]"])
+def test_what_does_not_fit_into_memory(refused: Callable[..., str], tmp_path: Path, tiny_words: list[str], setting: str) -> None:
+    assert "needs more memory than there is here" in refused("train", *tiny_words, setting, "--out", str(tmp_path / "run"))
+
+
 def test_no_task_and_no_config(refused: Callable[..., str], tmp_path: Path) -> None:
     assert "task.name: got nothing" in refused("train", "--out", tmp_path / "run")
     assert "absent.yaml" in refused("train", "--out", tmp_path / "run", "--config", tmp_path / "absent.yaml")

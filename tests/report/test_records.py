@@ -14,6 +14,7 @@ from longscan.report.records import _SCHEMAS, _validator, read_seeds
 ROOT = Path(__file__).parents[2]
 RESULTS = sorted((ROOT / "results").glob("*/*.jsonl"))
 SEEDS = sorted((ROOT / "results" / "seeds").glob("*.json"))
+TABLE1 = sorted((ROOT / "results" / "table1").rglob("*.json"))
 
 
 def test_what_is_appended_is_read(tmp_path, new_run_row, new_bench_row):
@@ -96,7 +97,7 @@ def test_the_records_of_the_project_are_valid():
 
 
 def test_nothing_but_records_and_drawings_lies_under_results():
-    others = {p for p in (ROOT / "results").rglob("*") if p.is_file()} - set(RESULTS) - set(SEEDS)
+    others = {p for p in (ROOT / "results").rglob("*") if p.is_file()} - set(RESULTS) - set(SEEDS) - set(TABLE1)
     assert {p for p in others if p.suffix not in {".png", ".svg", ".md"} and p.name != "report.html"} == set()
 
 
@@ -114,6 +115,8 @@ def test_seeds_trained_together_are_checked(make_seeds, tmp_path):
 
 def test_the_seeds_of_the_project_are_valid():
     assert list(read_seeds(ROOT / "results" / "seeds")) == [path.stem for path in SEEDS]
+    for folder in sorted({path.parent for path in TABLE1}):
+        assert list(read_seeds(folder)) == [path.stem for path in TABLE1 if path.parent == folder]
 
 
 @pytest.mark.parametrize("path", SEEDS, ids=lambda path: path.stem)

@@ -52,6 +52,9 @@ class BidirectionalBlock(SequenceModule):
         backend: of the layers' ops and of the convolutions.
     """
 
+    causal = False  # the placebo is what its layers are
+    streaming = False
+
     def __init__(
         self,
         d_model: int,
@@ -66,6 +69,7 @@ class BidirectionalBlock(SequenceModule):
         backend: str = "auto",
     ) -> None:
         super().__init__()
+        self.causal = self.streaming = not flip
         check_sizes(d_model, expand, d_conv)
         if variant not in VARIANTS:
             raise ValueError(f"variant: got {variant!r}, expected one of {VARIANTS}")
@@ -81,8 +85,6 @@ class BidirectionalBlock(SequenceModule):
         self.reverse_conv_weight, self.reverse_conv_bias = own
         self.reverse_layer = None if variant == "tied" else self.adopt(make_layer(layer, self.d_inner, options, backend))
         self.dropout = SharedDropout(dropout)
-        if flip:
-            self.causal = self.streaming = False
 
     def run(self, x: Tensor, state: State, steps: Steps) -> tuple[Tensor, State]:
         """See the top of the file."""
