@@ -187,6 +187,8 @@ def test_more_steps_continue_a_run_that_is_over(tiny: Any, tmp_path: Path) -> No
     extended = train(tiny(steps=8), tmp_path / "short", resume=True)
     assert same(weights(extended), weights(longer))
     assert logged(extended) == logged(longer)
+    with pytest.raises(SettingError, match=r"^training\.steps: got 4 with --resume, needed at least 8"):
+        train(tiny(steps=4), tmp_path / "short", resume=True)
 
 
 @pytest.mark.parametrize("values", [{"lr": 0.5}, {"seed": 4}, {"curriculum": CurriculumSettings(start=4, end=8)}])

@@ -13,6 +13,7 @@ from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DistributedType
 
 import longscan.report
+from longscan.training.checkpoint import find_checkpoint, read_checkpoint
 from longscan.training.run import Run, check_out, clear_run, holds_run
 from longscan.training.settings import SettingError, Settings, TrainingSettings, refuse, same_size
 from longscan.training.trainer import Trainer
@@ -36,7 +37,8 @@ def train(
         settings: all that decides the result.
         out: directory of the run, made if need be.
         resume: go on from the last checkpoint in `out`, or from the start where a kill came before the first. Settings must be
-            those of the run, but for steps, checkpoint_every, device, threads and prefetch. A run that is over is left as it is.
+            those of the run, but for steps (no fewer than made), checkpoint_every, device, threads and prefetch. A run that is
+            over is left as it is.
         overwrite: remove the run that `out` holds.
         progress: show a progress bar (in a terminal) or a line for each validation on stderr.
         command: what result.json gives as the command; the process's own words where None.
@@ -74,6 +76,10 @@ def _check_folder(folder: Path, settings: Settings, *, resume: bool, overwrite: 
     if resume:
         started = Run(folder).settings
         _same_settings(started.as_dict(), settings.as_dict(), folder)
+        made = _steps_made(folder)
+        if settings.training.steps < made:
+            needed = f"at least {made}, which the run in {folder} has made"
+            raise SettingError(f"training.steps: got {settings.training.steps} with --resume, needed {needed}")
     elif holds_run(folder) and not overwrite:
         raise SettingError(f"--out: {folder} holds a run already, needed another directory, --resume or --overwrite")
 
@@ -87,6 +93,14 @@ def _same_settings(started: dict[str, Any], given: dict[str, Any], folder: Path)
                 raise SettingError(
                     f"{section}.{name}: got {given[section].get(name)!r} with --resume, needed {value!r} as in {folder}"
                 )
+
+
+def _steps_made(folder: Path) -> int:
+    """The updates up to a run's result, else up to its last checkpoint."""
+    result, last = Run(folder).result, find_checkpoint(folder / "checkpoints" / "last")
+    if result is not None:
+        return int(result["steps"])
+    return 0 if last is None else int(read_checkpoint(last)["step"])
 
 
 def _is_over(folder: Path, settings: Settings) -> bool:
