@@ -1,0 +1,44 @@
+"""The rules on imports in pyproject.toml hold, and each of them bites where it is broken."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+# The copy comes before the package that is installed, whose finder comes before all folders.
+PROGRAM = """
+import sys
+sys.meta_path[:] = [finder for finder in sys.meta_path if "ScikitBuild" not in type(finder).__name__]
+sys.path.insert(0, "")
+from importlinter.cli import lint_imports_command
+lint_imports_command()
+"""
+
+
+def linted(folder: Path) -> subprocess.CompletedProcess[str]:
+    """What import-linter says of the package in `folder` under the project's rules."""
+    command = [sys.executable, "-c", PROGRAM, "--config", str(ROOT / "pyproject.toml"), "--no-cache"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("module", "line", "rule"),
+    [
+        ("numerics/discretisation.py", "import longscan.ops", "Imports go one way"),
+        ("ops/__init__.py", "import longscan.training", "Imports go one way"),
+        ("tasks/classification.py", "import longscan.models", "Tasks know no model"),
+        ("report/page.py", "import longscan.tasks", "Reports read records, not models"),
+    ],
+)
+def test_a_forbidden_import_is_found(tmp_path: Path, module: str, line: str, rule: str) -> None:
+    shutil.copytree(ROOT / "src" / "longscan", tmp_path / "longscan", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    path = tmp_path / "longscan" / module
+    path.write_text(f"{path.read_text()}\n{line}\n")
+    found = linted(tmp_path)
+    assert found.returncode == 1, found.stdout + found.stderr
+    assert f"{rule} BROKEN" in " ".join(found.stdout.split())
