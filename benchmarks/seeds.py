@@ -300,7 +300,7 @@ def draw(folder: Path, out: Path) -> None:
             right.plot(steps, [row[number] for row in scores], lw=1.2, label=f"seed {seed}")
         right.axhline(record["constant_scaled"], color="0.5", ls=":", label="constant predictor")
         right.set(ylim=(-0.3, 1.05), ylabel="scaled accuracy", title="validation, lengths 41-256")
-        right.legend(fontsize=7, loc="upper left")
+        right.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))  # beside the curves, not over them
         for axis in (left, right):
             axis.grid(alpha=0.3)
             axis.set_xlabel("steps")
