@@ -434,7 +434,8 @@ def tasks_command(words: Sequence[str]) -> int:
         row = {"task": name, "what it asks": _first_line(task), "train / valid / test": sizes}
         for word, number in (("classes", found.classes), ("length", found.length)):
             row[word] = "" if number is None else str(number)
-        row["constant"] = "" if found.constant is None else f"{found.metric} {found.constant:.3g}"
+        about = "about " if found.at_hand == "drawn" else ""  # of a small set of the same kind
+        row["constant"] = "" if found.constant is None else f"{found.metric} {about}{found.constant:.2g}"
         rows.append({**row, "source": found.source, "at hand": found.at_hand})
     _show_rows(rows, ("task", "what it asks", "at hand"))
     areas = "uea, lra, forecasting, activity, events, dna"
