@@ -533,8 +533,9 @@ def layers_command(words: Sequence[str]) -> int:
 
     def lost(block: str | None) -> list[str]:
         """What a layer may have and has no longer in a block."""
-        kept = () if block is None else (flag for flag in properties if flag != "changes_length")
-        return [flag for flag in kept if not getattr(BLOCKS[block or ""], flag)]
+        if block is None:
+            return []
+        return [flag for flag in properties if flag != "changes_length" and not getattr(BLOCKS[block], flag)]
 
     for name, kind in sorted(LAYERS.items()):
         letters = of_layer.get(name, [])

@@ -22,12 +22,17 @@ Arrays = dict[str, np.ndarray]
 _log = logging.getLogger("longscan")
 
 
+def area_folder(area: str) -> Path | None:
+    """`$LONGSCAN_DATA/area`, there or not; None where the variable is not set."""
+    root = os.environ.get("LONGSCAN_DATA")
+    return None if root is None else Path(root) / area
+
+
 def data_folder(data_dir: str | None, area: str, wanted: str) -> Path:
     """The folder that `data_dir` names, else `$LONGSCAN_DATA/area`; FileNotFoundError saying what it should hold."""
-    root = os.environ.get("LONGSCAN_DATA")
-    if data_dir is None and root is None:
+    folder = area_folder(area) if data_dir is None else Path(data_dir)
+    if folder is None:
         raise FileNotFoundError(f"data_dir: name the folder with {wanted}, or set LONGSCAN_DATA to a folder with it in {area}/")
-    folder = Path(data_dir) if data_dir is not None else Path(root or "") / area
     if not folder.is_dir():
         raise FileNotFoundError(f"data_dir: {folder} is no folder; one with {wanted} is needed")
     return folder

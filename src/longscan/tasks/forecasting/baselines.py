@@ -1,4 +1,4 @@
-"""Forecasts without a sequence model: persistence, seasonal mean (of one period: seasonal naive), DLinear.
+"""Forecasts without a sequence model: seasonal mean, seasonal naive and persistence, DLinear.
 
 Each maps contexts (n, context, C) to forecasts (n, horizon, C).
 """
@@ -10,15 +10,11 @@ from torch import Tensor, nn
 _KERNEL = 25  # of DLinear's moving average
 
 
-def persistence(contexts: Tensor, horizon: int) -> Tensor:
-    """The last value again and again."""
-    return contexts[:, -1:].expand(-1, horizon, -1)
-
-
 def seasonal_mean(contexts: Tensor, horizon: int, period: int, count: int, start: int = 0) -> Tensor:
     """The mean of the last `count` periods, or of as many as the context holds, repeated; persistence where it holds none.
 
-    count 1 is the seasonal naive forecast. start: the first step of the answer, counted from the context's end.
+    count 1 is the seasonal naive forecast, period 1 and count 1 persistence. start: the first step of the answer, counted from
+    the context's end.
     """
     count = min(count, contexts.shape[1] // period)
     if not count:

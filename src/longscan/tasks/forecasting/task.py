@@ -13,7 +13,7 @@ from torch import Tensor
 from longscan.tasks._drawing import bars
 from longscan.tasks._store import data_folder, first_existing
 from longscan.tasks.base import TASKS, Batch, Split, check_request, rows_of_step
-from longscan.tasks.forecasting.baselines import fitted_dlinear, persistence, seasonal_mean
+from longscan.tasks.forecasting.baselines import fitted_dlinear, seasonal_mean
 from longscan.tasks.forecasting.tables import VARIABLES, read_table
 from longscan.tasks.regression import RegressionTask
 
@@ -46,10 +46,9 @@ class Forecast(RegressionTask):
     give the answers, one more channel telling them apart. level, for "append": "last" asks for what is added to the last value of
     the context, as NLinear of Zeng et al., 2023, does, and "season" for what is added to the mean of the last `periods` seasons,
     repeated; the context is shown in the same way, and what is added to in as many more channels. Errors are those of the
-    forecasts either way.
-    channels: "together", an example is a window of all variables; or
-    "apart", every variable of every window is one, as in DLinear of Zeng et al., 2023, and PatchTST of Nie et al., 2023: those of
-    a window follow one another in the table's order, and errors are over the same numbers.
+    forecasts either way. channels: "together", an example is a window of all variables; or "apart", every variable of every
+    window is one, as in DLinear of Zeng et al., 2023, and PatchTST of Nie et al., 2023: those of a window follow one another in
+    the table's order, and errors are over the same numbers.
 
     Rows are split in time, 70/10/20, ETT by months, 12/4/4; a context of valid or test may reach back over the border. Variables
     are standardised by the training rows, and errors are measured so. Every window counts; the last batch is never dropped.
@@ -170,8 +169,8 @@ class Forecast(RegressionTask):
         if self.layout == "append":
             inputs, variables = torch.zeros(count, self.length, self.d_input), windows.shape[2]
             if self.level != "kept":
-                period, count = (1, 1) if self.level == "last" else (self.season, self.periods)
-                known = seasonal_mean(windows[:, :context], self.length, period, count, start=-context)
+                season = (1, 1) if self.level == "last" else (self.season, self.periods)
+                known = seasonal_mean(windows[:, :context], self.length, *season, start=-context)
                 windows = windows - known
                 inputs[..., variables + 1 :] = known
             inputs[:, :context, :variables] = windows[:, :context]
@@ -271,7 +270,7 @@ def _load(dataset: str, data_dir: str | None) -> _Data:
 def _cheap_baselines(task: Forecast, split: Split) -> dict[str, float]:
     (_, horizon, overlap), season = task._shape, task.season
     return {
-        "persistence": task._mean_error(split, lambda contexts: persistence(contexts, horizon + overlap)),
+        "persistence": task._mean_error(split, lambda contexts: seasonal_mean(contexts, horizon + overlap, 1, 1)),
         "seasonal_naive": task._mean_error(split, lambda contexts: seasonal_mean(contexts, horizon, season, 1)),
         "seasonal_mean": task._mean_error(split, lambda contexts: seasonal_mean(contexts, horizon, season, task.periods)),
     }

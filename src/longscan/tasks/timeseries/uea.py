@@ -1,7 +1,6 @@
 """Classification of labelled series: the UEA archive, or a user's own files in its format."""
 
 import logging
-import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 
 from longscan.tasks._drawing import bars
+from longscan.tasks._store import area_folder
 from longscan.tasks.base import TASKS, Batch, Split, check_request, rows_of_step
 from longscan.tasks.classification import ClassificationTask, largest_share
 from longscan.tasks.timeseries import protocols
@@ -277,10 +277,8 @@ def _folders(dataset: str, data_dir: str | None) -> dict[str, Path]:
     """Where the files may be, by what the place is called: `data_dir`, else `$LONGSCAN_DATA/uea` and the package aeon."""
     if data_dir is not None:
         return {str(folder): folder for folder in (Path(data_dir), Path(data_dir) / dataset)}
-    folders = {}
-    root = os.environ.get("LONGSCAN_DATA")
-    if root is not None:
-        folders[f"{root}/uea/{dataset}"] = Path(root) / "uea" / dataset
+    area = area_folder("uea")
+    folders = {} if area is None else {str(area / dataset): area / dataset}
     spec = find_spec("aeon")
     if spec is not None and spec.submodule_search_locations:
         folders["the package aeon"] = Path(spec.submodule_search_locations[0]) / "datasets" / "data" / dataset
