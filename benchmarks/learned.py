@@ -40,8 +40,9 @@ from longscan.models import SequenceModel
 from longscan.report.records import append_record, read_records
 from longscan.tasks import Batch
 from longscan.training.averaging import WeightAverage
+from longscan.training.capture import Captured
 from longscan.training.records import commit, device_name
-from seeds import Captured, Stacked, accuracies, summed_losses
+from seeds import Stacked, accuracies, summed_losses
 
 ROOT = Path(__file__).parents[1]
 GROUPS = {"Z2": "mod 2", "Z5": "mod 5", "S3": "S3", "A4": "A4", "S4": "S4", "A5": "A5"}
@@ -109,7 +110,7 @@ def shares(right: Tensor, longest: int) -> dict[str, dict[str, float]]:
 class Learning:
     """All seeds of one setting: their state, the file that it goes on from, and the rows at the end."""
 
-    def __init__(self, setting: Setting, seeds: int, file: Path) -> None:
+    def __init__(self, setting: Setting, seeds: int, file: Path, backend: str = "eager") -> None:
         self.setting, self.seeds, self.file, self.dfa = setting, list(range(seeds)), file, language(setting.group)
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         models = []
@@ -118,7 +119,7 @@ class Learning:
             models.append(
                 SequenceModel.from_spec(
                     setting.spec, d_model=setting.d_model, d_state=setting.d_state, d_output=self.dfa.size, pooling="none",
-                    vocab_size=len(self.dfa.alphabet), backend="eager", block_options=OPTIONS if setting.layers else None,
+                    vocab_size=len(self.dfa.alphabet), backend=backend, block_options=OPTIONS if setting.layers else None,
                     initial_state=setting.start,
                 )
             )  # fmt: skip
@@ -132,7 +133,7 @@ class Learning:
         self.optimiser = torch.optim.AdamW(
             groups, lr=torch.tensor(setting.rate, device=self.device), capturable=self.device.type == "cuda"
         )
-        self.update = Captured(self.advance) if self.device.type == "cuda" else self.advance
+        self.update = Captured(self.advance, self.device) if self.device.type == "cuda" else self.advance
         self.step, self.seconds, self.solved = 0, 0.0, [-1.0] * seeds
         if file.exists():
             self.restore()
@@ -332,6 +333,7 @@ def main() -> int:
     parser.add_argument("--words", type=int, default=200, help="words of the test")
     parser.add_argument("--longest", type=int, default=LENGTHS[-1], help="letters of a test word")
     parser.add_argument("--every", type=int, default=500, help="steps between two looks, each of which rewrites the file")
+    parser.add_argument("--backend", choices=("eager", "triton"), default="eager", help="of the scans")
     parser.add_argument("--limit", type=float, default=math.inf, help="seconds after which this call stops")
     parser.add_argument("--name", default="learned", help="of the files")
     parser.add_argument("--draw", action="store_true", help="only draw NAME.png from the rows")
@@ -353,7 +355,7 @@ def main() -> int:
             setting = Setting(group, layers, *training)
             if any((row["case"], row.get("layers"), row["change"]) == (group, layers, "learned") for row in rows):
                 continue
-            learning = Learning(setting, given.seeds, file)
+            learning = Learning(setting, given.seeds, file, given.backend)
             if not learning.run(until, given.every):
                 print("not done: the same command goes on")
                 return 0

@@ -20,7 +20,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,8 +35,9 @@ from longscan.layers.parameters import mark, marks
 from longscan.report.published import figure_of, published_beside
 from longscan.tasks import Batch, Task
 from longscan.training.averaging import WeightAverage
+from longscan.training.capture import Captured
 from longscan.training.lengths import LengthPlan
-from longscan.training.optim import build_optimizer, set_learning_rate
+from longscan.training.optim import build_optimizer, make_capturable, set_learning_rate
 from longscan.training.parsing import parse_settings
 from longscan.training.records import commit
 from longscan.training.run import build_model
@@ -107,36 +108,11 @@ def accuracies(output: Tensor, batch: Batch) -> Tensor:
     return right.sum((1, 2)) / batch.loss_mask.sum((1, 2))
 
 
-class Captured:
-    """An update that is recorded as one CUDA graph once it has run three times on batches of a width, and replayed from then on.
-
-    Shorter batches are padded with invalid steps; a wider one is recorded anew.
-    """
-
-    def __init__(self, update: Callable[[Batch], tuple[Tensor, Tensor]]) -> None:
-        self.update, self.batch, self.graph, self.calls = update, None, None, 0
-
-    def __call__(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The update on a batch: what it returns."""
-        if self.batch is None or batch.inputs.shape[2] > self.batch.inputs.shape[2]:
-            self.batch, self.graph, self.calls = batch, None, 0
-        for mine, new, fill in zip(self.batch, batch, (0, -100, 0, 0, 0, 0), strict=True):
-            if mine is not None and mine is not new:
-                mine.fill_(fill)[..., : new.shape[2]].copy_(new)
-        self.calls += 1
-        if self.calls <= 3:
-            stream = torch.cuda.Stream()
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
-                found = self.update(self.batch)
-            torch.cuda.current_stream().wait_stream(stream)
-            return found
-        if self.graph is None:
-            self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph):
-                self.found = self.update(self.batch)
-        self.graph.replay()
-        return self.found
+def widened(batch: Batch, width: int) -> Batch:
+    """A batch (K, B, L) with invalid steps on the right up to `width`."""
+    missing = width - batch.inputs.shape[2]
+    parts = zip(batch, (0, -100, 0, 0, 0, 0), strict=True)
+    return Batch(*(None if part is None else nn.functional.pad(part, (0, missing), value=fill) for part, fill in parts))
 
 
 class Seeds:
@@ -151,10 +127,9 @@ class Seeds:
             models.append(build_model(settings))
         self.model = Stacked(models).to(self.device)
         self.optimizer = build_optimizer(self.model, self.training)
-        for group in self.optimizer.param_groups:
-            group["lr"] = torch.tensor(group["lr"], device=self.device)
-            group["capturable"] = self.device == "cuda"
-        self.captured = Captured(self.advance) if self.device == "cuda" else self.advance
+        self.width = 0  # of the widest batch so far
+        if self.device == "cuda":
+            make_capturable(self.optimizer, torch.device(self.device))
         self.average = WeightAverage(self.model, self.training.average)
         self.plans = [LengthPlan(settings) for _ in seeds]
         self.valid = [settings.task.batch("valid", step, 125, 0) for step in range(settings.task.num_batches("valid", 125) or 8)]
@@ -256,7 +231,10 @@ class Seeds:
     def update(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """One step of every seed: its accuracy and loss, (K,) each."""
         set_learning_rate(self.optimizer, learning_rate(self.step, self.training))
-        found = self.captured(batch)
+        if batch.inputs.shape[2] > self.width:
+            self.width = batch.inputs.shape[2]
+            self.captured = Captured(self.advance, torch.device("cuda")) if self.device == "cuda" else self.advance
+        found = self.captured(widened(batch, self.width))
         self.step += 1
         if self.training.average and self.step > self.training.average_start * self.training.steps:
             self.average.update()

@@ -5,14 +5,16 @@ from torch import Tensor
 
 
 def transformed() -> bool:
-    """Whether a call is being compiled or under a transform of torch.func, where values cannot be looked at."""
-    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+    """Whether a call is being compiled, recorded as a CUDA graph, or under a transform of torch.func: no values to look at."""
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return True
+    return bool(torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())  # type: ignore[no-untyped-call]
 
 
 def check_steps(shape: tuple[int, int], elapsed: Tensor | None, valid: Tensor | None, seq_idx: Tensor | None) -> None:
     """Raise ValueError or TypeError unless the three fit a batch of this (B, L).
 
-    The values (one run of valid steps, elapsed and seq_idx not negative) are looked at outside compiled graphs and transforms.
+    The values (one run of valid steps, elapsed and seq_idx not negative) are looked at outside graphs and transforms.
     """
     for name, value in (("elapsed", elapsed), ("valid", valid), ("seq_idx", seq_idx)):
         if value is not None and tuple(value.shape) != shape:

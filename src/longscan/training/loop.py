@@ -18,7 +18,7 @@ from longscan.training.run import Run, check_out, clear_run, holds_run
 from longscan.training.settings import SettingError, Settings, TrainingSettings, refuse, same_size
 from longscan.training.trainer import Trainer
 
-MAY_CHANGE = ("steps", "checkpoint_every", "device", "threads", "prefetch")
+MAY_CHANGE = ("steps", "checkpoint_every", "device", "threads", "prefetch", "capture")
 
 
 def train(
@@ -37,8 +37,8 @@ def train(
         settings: all that decides the result.
         out: directory of the run, made if need be.
         resume: go on from the last checkpoint in `out`, or from the start where a kill came before the first. Settings must be
-            those of the run, but for steps (no fewer than made), checkpoint_every, device, threads and prefetch. A run that is
-            over is left as it is.
+            those of the run, but for steps (no fewer than made), checkpoint_every, device, threads, prefetch and capture. A run
+            that is over is left as it is.
         overwrite: remove the run that `out` holds.
         progress: show a progress bar (in a terminal) or a line for each validation on stderr.
         command: what result.json gives as the command; the process's own words where None.

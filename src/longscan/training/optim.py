@@ -1,5 +1,6 @@
 """AdamW with the groups that the parameters declare (`longscan.layers.parameters.mark`)."""
 
+import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
 
@@ -13,6 +14,13 @@ def build_optimizer(model: nn.Module, settings: TrainingSettings) -> AdamW:
         model, weight_decay=settings.weight_decay, lr_scale=settings.lr_scale, decay_all=settings.decay_all
     )
     return AdamW(groups, lr=settings.lr, betas=settings.betas, fused=True)
+
+
+def make_capturable(optimizer: AdamW, device: torch.device) -> None:
+    """Rates and step counts as tensors on `device`, from where a recorded update (`longscan.training.capture`) reads them."""
+    for group in optimizer.param_groups:
+        group["lr"] = torch.tensor(float(group["lr"]), device=device)
+        group["capturable"] = True
 
 
 def set_learning_rate(optimizer: AdamW, rate: float) -> None:

@@ -24,6 +24,7 @@ from longscan.ops._dispatch import NATIVE
 from longscan.tasks import Batch
 from longscan.training.angles import symbol_angles
 from longscan.training.averaging import WeightAverage
+from longscan.training.capture import Captured
 from longscan.training.checkpoint import (
     find_checkpoint,
     generator_states,
@@ -39,7 +40,7 @@ from longscan.training.evaluate import Scores, batch_score, evaluate, number, pr
 from longscan.training.lengths import LengthPlan
 from longscan.training.loader import Prefetcher
 from longscan.training.logs import Row, RunLog, read_rows
-from longscan.training.optim import build_optimizer, set_learning_rate
+from longscan.training.optim import build_optimizer, make_capturable, set_learning_rate
 from longscan.training.parsing import one_line, with_section
 from longscan.training.progress import ProgressView
 from longscan.training.records import describe_run
@@ -90,6 +91,10 @@ class Trainer:
         self.at = Progress(longest=self.lengths.longest)
         self.wrapped: nn.Module = accelerator.prepare_model(self.model) if accelerator.num_processes > 1 else self.model
         self.finite = torch.ones((), dtype=torch.bool, device=accelerator.device)
+        self.captured: Captured | None = None
+        if self.training.capture and accelerator.device.type == "cuda":
+            make_capturable(self.optimizer, accelerator.device)
+            self.captured = Captured(self._advance, accelerator.device)
 
     def _try_batch(self) -> None:
         """Meet the data once before anything is written, so that what is wrong with it is a line and not a failed run."""
@@ -99,12 +104,21 @@ class Trainer:
             raise SettingError(with_section("task", error, type(self.task))) from error
         except (MemoryError, OverflowError):
             raise refuse("training.batch_size", self.training.batch_size, "a batch that fits into memory") from None
+        if self.training.capture:
+            self._check_capture(batch)
         if self.settings.model.backend in NATIVE:
             self._try_backend(batch)
         for split in self.task.splits[1:]:
             if self.task.size(split) is None and not self.training.max_batches(split):
                 setting = "test_batches" if split == "test" else "eval_batches"
                 raise refuse(f"training.{setting}", 0, f"a number of batches, as split {split} of {self.task.name} is endless")
+
+    def _check_capture(self, batch: Batch) -> None:
+        """SettingError where an update can not be recorded; the same on all devices."""
+        if self.accelerator.num_processes > 1:
+            raise refuse("training.capture", True, f"false, as {self.accelerator.num_processes} processes exchange gradients")
+        if batch.loss_mask is not None or (self.task.per_step and batch.valid is not None):
+            raise refuse("training.capture", True, f"false, as {self.task.name} scores some of the steps, and how many varies")
 
     @torch.no_grad()
     def _try_backend(self, batch: Batch) -> None:
@@ -176,21 +190,27 @@ class Trainer:
         training = self.training
         accelerator = self.accelerator
         share = share_of(batch, self.task, training.loss_reduction, accelerator.process_index, accelerator.num_processes)
-        batch = share.rows.to(accelerator.device)
         rate = learning_rate(self.at.step, training)
         set_learning_rate(self.optimizer, rate)
+        batch = share.rows.to(accelerator.device)
+        output, norm = self._advance(batch, share.factor) if self.captured is None else self.captured(batch)
+        self.at.step += 1
+        if training.average and self.at.step > training.average_start * training.steps:
+            self.average.update()
+        self._after_update(output, share._replace(rows=batch), rate, norm)
+
+    def _advance(self, batch: Batch, factor: float = 1.0) -> tuple[Tensor, Tensor]:
+        """Forward, backward and optimiser: the output and the norm of the gradient."""
+        training = self.training
+        self.optimizer.zero_grad()
         with self.accelerator.autocast():
             output = predict(self.wrapped, batch)
-        loss = self.task.loss(output, batch, training.loss_reduction, training.label_smoothing) * share.factor
+        loss = self.task.loss(output, batch, training.loss_reduction, training.label_smoothing) * factor
         self.accelerator.backward(loss)
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), training.clip or float("inf"))
         self.finite &= torch.isfinite(norm) & torch.isfinite(loss.detach())
         self.optimizer.step()
-        self.optimizer.zero_grad()
-        self.at.step += 1
-        if training.average and self.at.step > training.average_start * training.steps:
-            self.average.update()
-        self._after_update(output.detach(), share._replace(rows=batch), rate, norm)
+        return output.detach(), norm
 
     def _after_update(self, output: Tensor, share: Share, rate: float, norm: Tensor) -> None:
         training, step = self.training, self.at.step
@@ -312,7 +332,7 @@ class Trainer:
             if self.average.count:
                 write_tensors(folder / "average.safetensors", self.average.weights)
 
-        state = {**vars(self.at), "generators": generators[0], "lr": self.optimizer.param_groups[0]["lr"]}
+        state = {**vars(self.at), "generators": generators[0], "lr": float(self.optimizer.param_groups[0]["lr"])}
         state["generators_of_others"] = generators[1:]
         write_checkpoint(self.folder / "checkpoints" / "last", write, state)
 

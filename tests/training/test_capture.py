@@ -1,0 +1,63 @@
+"""Updates recorded as a CUDA graph: the same numbers, and a refusal where an update cannot be recorded."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from longscan.tasks import TASKS
+from longscan.training import ModelSettings, SettingError, Settings, TrainingSettings, train
+from longscan.training.checkpoint import read_tensors
+
+
+@pytest.fixture
+def settings() -> Settings:
+    """Twelve updates of a small forecaster, with dropout, warm-up and an average of the weights."""
+    model = ModelSettings(spec="m", d_model=8, d_state=2, backend="eager", block_options={"m": {"dropout": 0.1}})
+    training = TrainingSettings(
+        steps=12, batch_size=4, lr=0.01, schedule="cosine", warmup=4, average=0.9, eval_every=6, eval_batches=1, test_batches=1,
+        log_every=1, device="auto", capture=True,
+    )  # fmt: skip
+    return Settings(task=TASKS["fitzhugh_nagumo"](train_size=16, valid_size=4, test_size=4), model=model, training=training)
+
+
+def test_a_task_that_scores_some_steps_is_refused(tiny: Any, tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match=r"training.capture: got True, needed false, as parity scores some of the steps"):
+        train(tiny(capture=True), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_cpu_runs_the_update_as_it_is(settings: Settings, tmp_path: Path) -> None:
+    settings = replace(settings, training=replace(settings.training, device="cpu"))
+    captured = train(settings, tmp_path / "captured")
+    plain = train(replace(settings, training=replace(settings.training, capture=False)), tmp_path / "plain")
+    assert weights_of(captured) == weights_of(plain)
+
+
+def weights_of(run: Any) -> dict[str, list[float]]:
+    tensors = read_tensors(run.checkpoint("last") / "model.safetensors")
+    return {name: tensor.flatten().tolist() for name, tensor in tensors.items()}
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("backend", ["eager", "triton"])
+def test_a_replayed_update_is_the_plain_one(settings: Settings, tmp_path: Path, backend: str) -> None:
+    settings = replace(settings, model=replace(settings.model, backend=backend))
+    captured = train(settings, tmp_path / "captured")
+    plain = train(replace(settings, training=replace(settings.training, capture=False)), tmp_path / "plain")
+    expected = weights_of(plain)
+    for name, found in weights_of(captured).items():
+        torch.testing.assert_close(torch.tensor(found), torch.tensor(expected[name]), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_resumed_run_ends_as_one_that_was_not_stopped(settings: Settings, tmp_path: Path) -> None:
+    training = replace(settings.training, schedule="constant", warmup=0)
+    whole = replace(settings, training=training)
+    train(replace(whole, training=replace(training, steps=6)), tmp_path / "parts")
+    resumed, unstopped = train(whole, tmp_path / "parts", resume=True), train(whole, tmp_path / "whole")
+    expected = weights_of(unstopped)
+    for name, found in weights_of(resumed).items():
+        torch.testing.assert_close(torch.tensor(found), torch.tensor(expected[name]), rtol=1e-4, atol=1e-6)
