@@ -1,6 +1,6 @@
 """Whole models on one GPU: time and memory against the length, what a variant of a block costs, and heads beside their peers.
 
-    python benchmarks/systems.py                             all three, as far as --limit lets it: under six minutes
+    python benchmarks/systems.py                             all three, as far as --limit lets it: 330 seconds
     python benchmarks/systems.py --parts length --only S7    one of them, systems whose name holds one of these words
     python benchmarks/systems.py --quick                     tiny sizes on the CPU: does it work?
 
