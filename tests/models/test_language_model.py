@@ -92,4 +92,6 @@ def test_what_the_blocks_allow():
     assert not two_sided.causal
     with pytest.raises(ValueError, match=r"step: block 1 \(s6 in bidirectional\) cannot be run step by step"):
         two_sided.step(torch.tensor([1]), two_sided.initial_state(1))
+    with pytest.raises(ValueError, match=r"blocks: block 1 \(s5 in s5\) has no output for most steps"):
+        model("ms", block_options={"s": {"stride": 2}})
     assert marks(model(tied=False).lm_head).role == "dense"

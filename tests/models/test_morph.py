@@ -2,7 +2,15 @@ import pytest
 import torch
 
 from longscan.blocks import BidirectionalBlock, MambaBlock
-from longscan.models import LanguageModel, SequenceModel, freeze, make_bidirectional, parameters_by_role, with_head
+from longscan.models import (
+    LanguageModel,
+    SequenceModel,
+    freeze,
+    make_bidirectional,
+    optimizer_groups,
+    parameters_by_role,
+    with_head,
+)
 from longscan.training.optim import build_optimizer
 from longscan.training.settings import TrainingSettings
 
@@ -85,7 +93,7 @@ def test_f1r1_with_itself_is_f1():
 
 def test_a_pretrained_language_model_becomes_a_bidirectional_classifier():
     pretrained = LanguageModel.from_spec("mm", d_model=6, d_state=4, vocab_size=9)
-    model = with_head(make_bidirectional(pretrained.backbone), 5, head="affine")
+    model = with_head(make_bidirectional(pretrained), 5, head="affine")
     assert model(torch.randint(0, 9, (2, 7))).shape == (2, 5)
     assert torch.equal(model.encoder.weight, pretrained.backbone.encoder.weight)
     same = with_head(pretrained, 6, pooling="none", head="none")
@@ -128,6 +136,8 @@ def test_parameters_have_roles_and_can_be_frozen():
     assert freeze(model, under="blocks.1") == count(model.stack[1])
     with pytest.raises(ValueError, match="roles: got gate"):
         freeze(model, "gate")
+    with pytest.raises(ValueError, match="lr_scale: got gate, expected some of ssm"):
+        optimizer_groups(model, lr_scale={"gate": 0.1})
     with pytest.raises(ValueError, match="freeze: no parameter of roles"):
         freeze(model, "ssm", under="head")
     assert isinstance(model.stack[0].block, MambaBlock)

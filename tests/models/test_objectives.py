@@ -119,12 +119,14 @@ def test_reverse_pretraining_goes_on_from_the_forward_model():
         ({"split": (1.1, -0.1)}, "split: got"),
         ({"mask_token": 12}, "mask_token: got 12"),
         ({"special": range(12)}, "special: got all 12 tokens"),
+        ({"tokens": torch.zeros(1, 4)}, "tokens: got torch.float32"),
+        ({"tokens": torch.full((1, 4), 12)}, "tokens: got a token 12, expected numbers from 0 to 11"),
     ],
     ids=str,
 )
 def test_impossible_masks_are_named(options, message):
     with pytest.raises(ValueError, match=message):
-        masked_tokens(torch.zeros(1, 4, dtype=torch.int64), **{"mask_token": 3, "vocab_size": 12, **options})
+        masked_tokens(**{"tokens": torch.zeros(1, 4, dtype=torch.int64), "mask_token": 3, "vocab_size": 12, **options})
 
 
 def test_models_that_would_see_the_answer_are_refused():

@@ -112,6 +112,7 @@ def test_lists_may_leave_out_what_is_empty_and_combine_anything():
         ([{"layer": "s6", "option": {}}], None, r"block 0 has the keys \['layer', 'option'\]"),
         ([{"layer": "s6"}], {"m": {}}, "block_options: go by letter"),
         ([], None, "got an empty list"),
+        (3, None, "spec: got 3, expected letters or a list of blocks"),
         ("ma", {"a": {"phase_dt": "no"}}, r"block 1 \(aussm\): phase_dt got 'no', needed true or false"),
         ("m", {"m": {"recompute": 3}}, r"block 0 \(s6\): recompute got 3, needed true or false"),
         ("a", {"a": {"d_state": "x"}}, r"d_state got 'x', needed whole number"),
@@ -119,7 +120,7 @@ def test_lists_may_leave_out_what_is_empty_and_combine_anything():
         ("a", {"a": {"phase_grid": True}}, r"phase_grid got True, needed whole number or None"),
         ("b", {"b": {"layer_options": 3}}, r"has no setting 'layer_options'"),
         ("m", {"m": {"rotary": "theta"}}, r"rotary got 'theta', needed mapping or None"),
-        ("a", {"a": {"angle_spread": "wide"}}, r"angle_spread got 'wide', needed number or None"),
+        ("a", {"a": {"angle_spread": "wide"}}, r"angle_spread got 'wide', needed finite number or None"),
     ],
 )
 def test_impossible_lists_and_options_are_named(spec, options, message):

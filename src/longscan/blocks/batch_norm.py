@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from longscan.layers.base import hide_padding
-from longscan.layers.parameters import mark
+from longscan.layers.parameters import Marked, mark
 
 
-class BatchNorm(nn.Module):
+class BatchNorm(Marked):
     """Normalises (B, L, D) over batch and length, padding left out; y is 0 there.
 
     Args:
@@ -34,8 +34,12 @@ class BatchNorm(nn.Module):
 
     def __init__(self, d_model: int, *, affine: bool = False, momentum: float = 0.05, epsilon: float = 1e-5) -> None:
         super().__init__()
+        if d_model < 1:
+            raise ValueError(f"d_model: got {d_model}, expected at least 1")
         if not 0 < momentum <= 1:
             raise ValueError(f"momentum: got {momentum}, expected a number above 0, at most 1")
+        if not epsilon > 0:
+            raise ValueError(f"epsilon: got {epsilon}, expected a positive number")
         self.momentum, self.epsilon = momentum, epsilon
         self.register_buffer("running_mean", torch.zeros(d_model))
         self.register_buffer("running_variance", torch.ones(d_model))
@@ -73,7 +77,7 @@ class BatchNorm(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         exact = (self.running_mean, self.running_variance)
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        super()._apply(fn, recurse)
         if self.running_mean.dtype in (torch.bfloat16, torch.float16):
             self.running_mean, self.running_variance = (x.to(self.running_mean.device, torch.float32) for x in exact)
         return self

@@ -50,6 +50,8 @@ class Residual(SequenceModule):
 
     def __init__(self, block: SequenceModule, norm: Norm = "rms") -> None:
         super().__init__()
+        if norm not in NORMS:
+            raise ValueError(f"norm: got {norm!r}, expected one of {NORMS}")
         self.d_model, self.kind = block.d_model, norm
         self.norm: nn.Module = BatchNorm(self.d_model) if norm == "batch" else layer_norm(self.d_model)
         if norm == "rms":

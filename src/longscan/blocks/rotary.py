@@ -14,14 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from longscan.layers.base import Steps
-from longscan.layers.parameters import mark
+from longscan.layers.parameters import Marked, mark
 from longscan.numerics.rotary import frequencies, turn
 
 Target = Literal["x", "dt", "B", "C"]
 TARGETS = ("x", "dt", "B", "C")
 
 
-class Rotary(nn.Module):
+class Rotary(Marked):
     """Turns pairs of neighbouring features by angles that grow with the position.
 
     Args:
@@ -44,7 +44,7 @@ class Rotary(nn.Module):
         targets: tuple[Target, ...] | list[Target] = ("x",),
     ) -> None:
         super().__init__()
-        for name, size in (("length", length), ("repeat", repeat)):
+        for name, size in (("width", width), ("length", length), ("repeat", repeat)):
             if size is not None and size < 1:
                 raise ValueError(f"rotary {name}: got {size}, expected at least 1")
         if not targets or not set(targets) <= set(TARGETS):

@@ -10,6 +10,8 @@ from typing import Any, Literal, NamedTuple, Self, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
+from longscan.layers._settings import checks_settings
+
 P = TypeVar("P", bound=Tensor)
 Role = Literal["ssm", "selector", "dense", "norm", "embedding"]
 
@@ -35,7 +37,15 @@ def marks(parameter: Tensor) -> Marks:
 
 
 class Marked(nn.Module):
-    """A module whose parameters keep their marks, and their float32 where marked, whatever happens to the module."""
+    """A module whose parameters keep their marks, and their float32 where marked, whatever happens to the module.
+
+    The constructors of subclasses refuse settings that are not of the types they declare, by name.
+    """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "__init__" in cls.__dict__:
+            checks_settings(cls)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         by_name = {name: marks(parameter) for name, parameter in self.named_parameters()}

@@ -100,7 +100,7 @@ class S7(SequenceLayer):
             raise ValueError(f"selects: got {tuple(selects)}, expected some of {SELECTED}")
         if not dt_max < 1:
             raise ValueError(f"dt_max: got {dt_max}, expected less than 1")
-        if isinstance(reparam, str) and reparam != "exponential":
+        if reparam is not None and reparam != "exponential" and (isinstance(reparam, str) or len(reparam) != 2):
             raise ValueError(f"reparam: got {reparam!r}, expected (a, b), 'exponential' or None")
         self.d_model, self.d_state, self.backend = d_model, d_state, backend
         self.irregular = reparam == "exponential"

@@ -45,8 +45,9 @@ class Forecaster(Pretrained):
         backend: str = "auto",
     ) -> None:
         super().__init__()
-        if horizon < 1:
-            raise ValueError(f"horizon: got {horizon}, expected at least 1")
+        for name, size in (("d_input", d_input), ("horizon", horizon)):
+            if size < 1:
+                raise ValueError(f"{name}: got {size}, expected at least 1")
         if mode not in ("queries", "offset"):
             raise ValueError(f"mode: got {mode!r}, expected 'queries' or 'offset'")
         self.horizon, self.mode, self.normalise, self.d_input = horizon, mode, normalise, d_input
@@ -56,6 +57,7 @@ class Forecaster(Pretrained):
         )
         if not self.backbone.causal:
             raise ValueError("blocks: some are not causal, expected blocks that see no later steps")
+        self.backbone.require_length("blocks")
         if mode == "queries":
             self.backbone.require_streaming("blocks")
 

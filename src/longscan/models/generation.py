@@ -81,6 +81,8 @@ def generate(
         raise ValueError("valid: a row of the prompt has no token, expected at least one")
     if steps < 0:
         raise ValueError(f"steps: got {steps}, expected at least 0")
+    if stop is not None and not 0 <= stop < model.vocab_size:
+        raise ValueError(f"stop: got {stop}, expected a token below vocab_size ({model.vocab_size})")
     logits, state = model(prompt, state, valid=valid, return_state=True)
     last = torch.full_like(prompt[:, 0], prompt.shape[1] - 1)
     if valid is not None:

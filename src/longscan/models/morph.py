@@ -40,13 +40,13 @@ def with_head(
 
 
 def make_bidirectional(
-    forward: SequenceModel,
-    reverse: SequenceModel | None = None,
+    forward: SequenceModel | LanguageModel,
+    reverse: SequenceModel | LanguageModel | None = None,
     *,
     projections: Literal["forward", "reverse"] = "forward",
     keep_head: bool = False,
 ) -> SequenceModel:
-    """F1, or F1R1 with a reverse model: a bidirectional model out of causal ones.
+    """F1, or F1R1 with a reverse model: a bidirectional model out of causal ones; of language models, without their heads.
 
     Args:
         forward: its blocks' convolutions and layers become the forward direction, and without `reverse` the other one, too.
@@ -57,7 +57,8 @@ def make_bidirectional(
 
     Blocks that are no gated blocks are copied. ValueError where the models do not fit, or hold no gated block.
     """
-    other = forward if reverse is None else reverse
+    forward = backbone_of(forward)
+    other = forward if reverse is None else backbone_of(reverse)
     if other.config["blocks"] != forward.config["blocks"] or other.d_model != forward.d_model:
         raise ValueError("reverse: its blocks or its width are not those of the forward model")
     if projections not in ("forward", "reverse"):

@@ -9,6 +9,7 @@ from torch.nn.functional import cross_entropy
 
 from longscan.blocks.reversal import flip_valid
 from longscan.models.language_model import LanguageModel
+from longscan.models.sequence_model import check_tokens
 
 
 class TokenTargets(NamedTuple):
@@ -57,7 +58,7 @@ def masked_tokens(
     """Some tokens hidden, to be told from the rest: of those chosen 80 % become the mask, 10 % a random token, 10 % stay.
 
     Args:
-        tokens: (B, L).
+        tokens: (B, L), below vocab_size where valid.
         mask_token: what stands in place of a hidden token.
         vocab_size: tokens are below it.
         special: tokens that are never chosen, and never drawn unless random_special; the mask is one of them anyway.
@@ -74,6 +75,7 @@ def masked_tokens(
             )
     if not 0 <= mask_token < vocab_size:
         raise ValueError(f"mask_token: got {mask_token}, expected a token below vocab_size ({vocab_size})")
+    check_tokens(tokens, valid, vocab_size, name="tokens")
     kept = torch.tensor(sorted({mask_token, *special}))
     eligible = ~torch.isin(tokens, kept.to(tokens.device))
     if valid is not None:

@@ -1,6 +1,6 @@
 """The parameters of a model by what they are to it: groups for an optimiser, and taking some of them out of training."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -26,8 +26,9 @@ def optimizer_groups(
     """The trainable parameters as groups of an optimiser, one for each pair of learning-rate scale and decay.
 
     The scale is the one that the parameter declares times `lr_scale` of its role; a group keeps it as "scale", to be multiplied
-    with the learning rate. Parameters that ask for no decay get none, unless decay_all.
+    with the learning rate. Parameters that ask for no decay get none, unless decay_all. ValueError names an unknown role.
     """
+    _check_roles("lr_scale", lr_scale or {})
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for parameter in model.parameters():
         if parameter.requires_grad:
@@ -43,9 +44,7 @@ def freeze(model: nn.Module, *roles: Role, under: str = "") -> int:
 
     Optimisers of `longscan.training` leave them out. ValueError where no parameter is meant.
     """
-    unknown = set(roles) - set(ROLES)
-    if unknown:
-        raise ValueError(f"roles: got {', '.join(sorted(unknown))}, expected some of {', '.join(ROLES)}")
+    _check_roles("roles", roles)
     chosen: list[Tensor] = [
         parameter
         for name, parameter in model.named_parameters()
@@ -56,3 +55,9 @@ def freeze(model: nn.Module, *roles: Role, under: str = "") -> int:
     for parameter in chosen:
         parameter.requires_grad_(False)
     return sum(parameter.numel() for parameter in chosen)
+
+
+def _check_roles(name: str, roles: Iterable[str]) -> None:
+    unknown = set(roles) - set(ROLES)
+    if unknown:
+        raise ValueError(f"{name}: got {', '.join(sorted(unknown))}, expected some of {', '.join(ROLES)}")

@@ -11,11 +11,9 @@ from longscan.layers.base import Steps, hide_padding
 from longscan.layers.checks import check_steps, transformed
 from longscan.layers.parameters import mark
 from longscan.layers.state import State, layer_state, map_state, state_tensors
-from longscan.models._option_types import fits
 from longscan.models.pooling import POOLINGS, Pooling, PoolState, pool
 from longscan.models.saving import Pretrained
 from longscan.models.spec import BlockSpec, build_block, parse_spec
-from longscan.ops._dispatch import BACKENDS
 
 
 @layer_state
@@ -67,8 +65,8 @@ class SequenceModel(Pretrained):
         if (vocab_size is None) == (d_input is None):
             raise ValueError(f"vocab_size, d_input: got {vocab_size} and {d_input}, expected exactly one of them")
         for name, size in (("d_model", d_model), ("d_output", d_output), ("vocab_size", vocab_size), ("d_input", d_input)):
-            if size is not None and (not fits(size, int) or size < 1):
-                raise ValueError(f"{name}: got {size!r}, expected a whole number of at least 1")
+            if size is not None and size < 1:
+                raise ValueError(f"{name}: got {size}, expected at least 1")
         for name, value, choices in (
             ("pooling", pooling, POOLINGS),
             ("head", head, HEADS),
@@ -77,8 +75,6 @@ class SequenceModel(Pretrained):
         ):
             if value not in choices:
                 raise ValueError(f"{name}: got {value!r}, expected one of {choices}")
-        if backend not in ("auto", *BACKENDS):
-            raise ValueError(f"backend: got {backend!r}, expected 'auto' or one of {BACKENDS}")
         if head == "none" and d_output != d_model:
             raise ValueError(f"d_output: got {d_output}, expected d_model ({d_model}) without a head")
         self.entries: list[BlockSpec] = parse_spec(list(blocks))
@@ -252,6 +248,13 @@ class SequenceModel(Pretrained):
                 entry = self.entries[index]
                 raise ValueError(f"{what}: block {index} ({entry['layer']} in {entry['block']}) cannot be run step by step")
 
+    def require_length(self, what: str) -> None:
+        """ValueError unless there is an output for every step of the input."""
+        for index, block in enumerate(self.stack):
+            if block.changes_length:
+                entry = self.entries[index]
+                raise ValueError(f"{what}: block {index} ({entry['layer']} in {entry['block']}) has no output for most steps")
+
     def _checked_state(self, state: ModelState) -> ModelState:
         if not isinstance(state, ModelState):
             raise TypeError(f"state: got a {type(state).__name__}, expected the ModelState of an earlier call")
@@ -286,14 +289,17 @@ class SequenceModel(Pretrained):
         return x if valid is None else torch.where(valid.unsqueeze(-1), x, 0)
 
 
-def check_tokens(inputs: Tensor, valid: Tensor | None, vocab_size: int) -> None:
-    """ValueError unless inputs are tokens (B, L), below vocab_size where valid (looked at outside compiled graphs)."""
+def check_tokens(inputs: Tensor, valid: Tensor | None, vocab_size: int, name: str = "inputs") -> None:
+    """ValueError unless inputs are tokens (B, L), below vocab_size where valid (looked at outside compiled graphs).
+
+    name: of the inputs in the message.
+    """
     if inputs.ndim != 2 or inputs.is_floating_point():
-        raise ValueError(f"inputs: got {inputs.dtype} {tuple(inputs.shape)}, expected integer tokens (batch, length)")
+        raise ValueError(f"{name}: got {inputs.dtype} {tuple(inputs.shape)}, expected integer tokens (batch, length)")
     if inputs.numel() and not transformed():
         fits = valid is not None and valid.dtype == torch.bool and valid.shape == inputs.shape
         shown = torch.where(valid, inputs, 0) if valid is not None and fits else inputs
         low, high = (int(extreme) for extreme in torch.aminmax(shown))
         if low < 0 or high >= vocab_size:
             wrong = low if low < 0 else high
-            raise ValueError(f"inputs: got a token {wrong}, expected numbers from 0 to {vocab_size - 1}")
+            raise ValueError(f"{name}: got a token {wrong}, expected numbers from 0 to {vocab_size - 1}")

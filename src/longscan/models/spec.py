@@ -11,7 +11,7 @@ from typing import Any, TypedDict, cast
 from longscan.blocks import BLOCKS
 from longscan.layers import LAYERS, SequenceModule, make_layer
 from longscan.layers._registry import parameter_names
-from longscan.models._option_types import declared_types, fits, told
+from longscan.layers._settings import declared_types, fits, told
 
 LETTERS: dict[str, tuple[str | None, str | None]] = {  # letter -> layer and block around it; None: no layer, or the layer alone
     "m": ("s6", "mamba"),
@@ -123,6 +123,8 @@ def parse_spec(
 
     Raises ValueError where a name does not exist or a setting is not one of the layer or its block.
     """
+    if not isinstance(spec, (str, Sequence)):
+        raise ValueError(f"spec: got {spec!r}, expected letters or a list of blocks")
     options_of = {letter: dict(options) for letter, options in (block_options or {}).items()}
     if isinstance(spec, str):
         letters = expand_spec(spec)

@@ -1,0 +1,69 @@
+"""What every constructor refuses, whatever it makes: values that are not of the type that a setting declares, by its name."""
+
+import inspect
+import math
+from typing import Any, get_type_hints
+
+import pytest
+
+from longscan.blocks import BLOCKS, BatchNorm, Residual, Rotary
+from longscan.layers import LAYERS
+from longscan.models import Forecaster, LanguageModel, SequenceModel, SiameseModel
+
+MADE = [*LAYERS.values(), *BLOCKS.values(), BatchNorm, Residual, Rotary, SequenceModel, LanguageModel, Forecaster, SiameseModel]
+ELSEWHERE: dict[str, Any] = {"blocks": [{"layer": "gru"}], "block": LAYERS["gru"](4)}  # what is asked for beside whole numbers
+every_constructor = pytest.mark.parametrize("made", MADE, ids=lambda made: made.__name__)
+
+
+def construct(made: type, name: str, value: object) -> object:
+    """With this value, and the least that is asked for elsewhere."""
+    parameters = list(inspect.signature(made).parameters.values())
+    needed = [parameter.name for parameter in parameters if parameter.default is parameter.empty]
+    if made in (SequenceModel, SiameseModel) and name != "vocab_size":
+        needed.append("d_input")  # which is not told from vocab_size by the signature
+    return made(**{**{other: ELSEWHERE.get(other, 4) for other in needed}, name: value})
+
+
+@every_constructor
+def test_every_setting_has_a_type_and_keeps_to_it(made: type) -> None:
+    declared = get_type_hints(made.__init__)
+    for name in inspect.signature(made).parameters:
+        wrong: list[object] = [object()]
+        types = str(declared[name])
+        if "int" in types and "float" not in types:
+            wrong += [2.5, "many"]
+        if "float" in types and "Sequence" not in types:
+            wrong += [math.nan, math.inf]
+        if declared[name] is bool:
+            wrong += [1, "no"]
+        for value in wrong:
+            with pytest.raises(ValueError, match=f"^{name}: got "):
+                construct(made, name, value)
+
+
+@every_constructor
+def test_backends_exist(made: type) -> None:
+    if "backend" in inspect.signature(made).parameters:
+        with pytest.raises(ValueError, match=r"^backend: got 'gpu', expected 'auto' or one of"):
+            construct(made, "backend", "gpu")
+
+
+@every_constructor
+def test_sizes_are_at_least_one(made: type) -> None:
+    """Zero where it has a meaning: no convolution, no dropout."""
+    for name, kind in get_type_hints(made.__init__).items():
+        if kind in (int, int | None):
+            with pytest.raises(ValueError, match=rf"{name}: got -1"):
+                construct(made, name, -1)
+
+
+def test_impossible_values_of_the_right_type() -> None:
+    with pytest.raises(ValueError, match=r"norm: got 'group'"):
+        Residual(LAYERS["gru"](4), norm="group")
+    with pytest.raises(ValueError, match=r"epsilon: got -1\.0"):
+        BatchNorm(4, epsilon=-1.0)
+    with pytest.raises(ValueError, match=r"rotary width: got 0"):
+        Rotary(0)
+    for pair in ((), (1.0,), (1.0, 0.5, 0.5), ("a", "b")):
+        with pytest.raises(ValueError, match="reparam"):
+            LAYERS["s7"](4, reparam=pair)
