@@ -71,6 +71,16 @@ def test_everything_registered_is_documented(root):
     assert classes | set(OPS) <= documented
 
 
+def test_every_layer_has_a_page_of_equations_with_numbers(root):
+    pages = [path.read_text("utf-8") for path in sorted((root / "docs/math").glob("*.md"))]
+    for page in pages:
+        numbers = [int(number) for number in re.findall(r"\\tag\{(\d+)\}", page)]
+        assert numbers == list(range(1, len(numbers) + 1)), page[:40]
+    for name in LAYERS:
+        (page,) = (page for page in pages if f"`longscan/layers/{name}.py`" in page)
+        assert page.count("\\tag{") >= 2, name
+
+
 def test_the_navigation_lists_every_page(root):
     class Loader(yaml.SafeLoader):
         """Reads mkdocs.yml."""

@@ -1,11 +1,13 @@
 """scikit-learn's and aeon's own checks of estimators; what is skipped stands in SKIPPED with its reason."""
 
+import pickle
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from aeon.testing.estimator_checking import parametrize_with_checks
-from sklearn.base import BaseEstimator
+from sklearn.base import BaseEstimator, clone
 from sklearn.exceptions import SkipTestWarning
 from sklearn.utils._testing import SkipTest
 from sklearn.utils.estimator_checks import estimator_checks_generator
@@ -18,6 +20,19 @@ SKIPPED = {
     "1e-5 by test_estimators.py::test_predictions_do_not_depend_on_the_batch",
     "check_array_api_input": "scikit-learn itself leaves it out unless SCIPY_ARRAY_API is set",
 }
+WITHOUT_DATA = (  # the checks that a forecaster can pass: all others hand fit a table of cases and their targets, not a series
+    "check_do_not_raise_errors_in_init_or_set_params",
+    "check_estimator_cloneable",
+    "check_estimator_repr",
+    "check_estimator_tags_renamed",
+    "check_estimators_unfitted",
+    "check_get_params_invariance",
+    "check_mixin_order",
+    "check_no_attributes_set_in_init",
+    "check_parameters_default_constructible",
+    "check_set_params",
+    "check_valid_tag_types",
+)
 LEARNS = ("check_classifiers_train", "check_regressors_train")  # the checks that ask for a good score
 BRIEF = {"d_model": 4, "d_state": 2, "epochs": 1, "device": "cpu", "random_state": 0}
 ENOUGH = {"d_model": 16, "d_state": 4, "epochs": 60, "lr": 0.01, "device": "cpu", "random_state": 0}
@@ -32,6 +47,11 @@ def checks() -> list[Any]:
                 if name not in SKIPPED and (name in LEARNS) == (settings is ENOUGH):
                     marks = [pytest.mark.slow] if settings is ENOUGH else []
                     cases.append(pytest.param(estimator, check, id=f"{kind.__name__}-{name}", marks=marks))
+    forecaster = SSMForecaster(horizon=2, window=4, d_model=4, d_state=2, epochs=1, device="cpu", random_state=0)
+    for estimator, check in estimator_checks_generator(forecaster):
+        name = check.func.__name__
+        if name in WITHOUT_DATA:
+            cases.append(pytest.param(estimator, check, id=f"SSMForecaster-{name}"))
     return cases
 
 
@@ -57,12 +77,19 @@ def test_check_of_aeon(check: Callable[[], None]) -> None:
     check()
 
 
-def test_the_forecaster_keeps_to_the_conventions_of_settings() -> None:
-    """No check of scikit-learn is made for forecasters; those of settings are."""
-    from sklearn.base import clone
-
-    forecaster = SSMForecaster(horizon=3, spec="ml", random_state=1)
-    twin = clone(forecaster)
-    assert twin.get_params() == forecaster.get_params()
-    assert twin.set_params(horizon=5).horizon == 5
-    assert "horizon=3" in repr(forecaster)
+def test_the_forecaster_keeps_to_what_the_other_checks_ask() -> None:
+    """Of series: settings and data stay as they are, fits repeat themselves, and a pickled copy forecasts the same."""
+    forecaster = SSMForecaster(horizon=3, window=8, d_model=4, d_state=2, epochs=1, device="cpu", random_state=0)
+    settings = forecaster.get_params()
+    y = np.sin(np.arange(30.0))
+    y.flags.writeable = False
+    assert forecaster.fit(y) is forecaster
+    forecast = forecaster.predict(y)
+    assert forecaster.get_params() == settings
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(forecaster)).predict(y), forecast)
+    np.testing.assert_array_equal(forecaster.fit(y).predict(), forecast)
+    for kind in (np.float32, object):
+        np.testing.assert_allclose(clone(forecaster).fit(y.astype(kind)).predict(), forecast, rtol=1e-3)
+    for wrong in (np.where(y > 0.9, np.nan, y), np.array(["a"] * 30), y.astype(complex), np.zeros((0,))):
+        with pytest.raises(ValueError, match=r"^[yX]: "):
+            clone(forecaster).fit(wrong)

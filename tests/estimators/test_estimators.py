@@ -95,6 +95,8 @@ def test_times_are_read_from_arguments_and_from_the_index():
         for s, row in zip(X, times, strict=True)
     ]
     np.testing.assert_allclose(model.predict_proba(dates, "index"), wanted, atol=1e-5)
+    zoned = [frame.tz_localize("Asia/Tokyo") for frame in dates]
+    np.testing.assert_allclose(model.predict_proba(zoned, "index"), wanted, atol=1e-5)
     shifted = [row + 5 for row in times]
     np.testing.assert_allclose(model.predict_proba(list(X), shifted), wanted, atol=1e-5)
     even = SSMClassifier(**BRIEF).fit(X, y)
@@ -136,6 +138,9 @@ def test_bidirectional_specs_and_lists_of_blocks():
         assert SSMClassifier(spec, **BRIEF, pooling="last").fit(X, y).predict(X).shape == (10,)
 
 
+NO_DATE = np.array(["NaT", "2024-01-01", "2024-01-02"], "datetime64[D]")
+
+
 @pytest.mark.parametrize(
     ("X", "times", "message"),
     [
@@ -144,9 +149,13 @@ def test_bidirectional_specs_and_lists_of_blocks():
         ([np.zeros((3, 2)), np.full((3, 2), np.nan)], None, "X: series 1 contains NaN"),
         ([np.zeros((3, 2)), np.zeros((0, 2))], None, "X: series 1 has the shape"),
         ([np.zeros((3, 2)), np.array([["a", "b"]])], None, "X: series 1 holds what is no number"),
+        ([np.zeros((3, 2)), np.zeros((3, 2), complex)], None, "X: series 1 holds complex128, expected real numbers"),
+        ([np.zeros((3, 2)), np.zeros((3, 2), "datetime64[s]")], None, r"X: series 1 holds datetime64\[s\], expected"),
         (np.zeros((2, 3, 1)), np.zeros((1, 3)), "times: got 1 series of times, expected 2"),
         (np.zeros((2, 3, 1)), np.zeros((2, 2)), "times: series 0 has 2 times, expected 3"),
         (np.zeros((2, 3, 1)), [[0, 1, 2], [0, 2, 1]], "times: series 1 has times that are not finite or go back"),
+        (np.zeros((2, 3, 1)), [[0, 1, 2], ["a", "b", "c"]], "times: series 1 has times that are neither numbers nor dates"),
+        (np.zeros((2, 3, 1)), [[0, 1, 2], NO_DATE], "times: series 1 has times that are not finite or go back"),
         (np.zeros((2, 3, 1)), "index", "times: got 'index', expected times, or 'index' with series of pandas"),
     ],
     ids=str,
@@ -217,6 +226,8 @@ def test_forecasts_for_uneven_times():
     assert np.isfinite(model.score(y, times))
     with pytest.raises(ValueError, match="times_ahead: they start before the series ends"):
         model.predict(y, times, times[-4:-1])
+    with pytest.raises(ValueError, match="times_ahead: got times, expected none where fit had none"):
+        SSMForecaster(horizon=3, window=8, **BRIEF).fit(y).predict(y, times_ahead=times[-3:])
 
 
 @pytest.mark.parametrize(
@@ -225,9 +236,29 @@ def test_forecasts_for_uneven_times():
         (np.zeros(4), {"horizon": 4}, "y: the longest series has 4 steps, expected more than the horizon of 4"),
         (np.zeros(9), {"horizon": 0}, "horizon: got 0"),
         (np.zeros(9), {"horizon": 2, "spec": "b"}, "blocks: some are not causal"),
+        (np.zeros(9), {"horizon": 2.5}, r"horizon: got 2\.5, needed whole number"),
+        ([], {}, "X: got no series"),
     ],
     ids=str,
 )
 def test_impossible_forecasts_are_named(y, options, message):
     with pytest.raises(ValueError, match=message):
         SSMForecaster(**{**BRIEF, **options}).fit(y)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"epochs": 2.5}, r"epochs: got 2\.5, needed whole number"),
+        ({"batch_size": 0}, "batch_size: got 0, expected at least 1"),
+        ({"lr": float("nan")}, "lr: got nan, needed finite number"),
+        ({"weight_decay": -1.0}, r"weight_decay: got -1\.0, expected at least 0"),
+        ({"pooling": "none"}, "pooling: got 'none', expected 'mean' or 'last'"),
+        ({"device": "tpu"}, "device: got 'tpu', expected 'auto' or a device of torch"),
+        ({"spec": 3}, "spec: got 3, needed word or list"),
+    ],
+    ids=str,
+)
+def test_impossible_settings_are_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        SSMClassifier(**{**BRIEF, **options}).fit(*waves(4, 6))

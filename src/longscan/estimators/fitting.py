@@ -14,6 +14,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from longscan.estimators.series import Collection, is_table, read_series
+from longscan.layers._settings import declared_types, fits, told
 from longscan.models import SequenceModel, optimizer_groups
 
 CLIP = 1.0
@@ -34,7 +35,27 @@ def pick_device(name: str) -> torch.device:
     if name == "auto":
         accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         return torch.device("cpu") if accelerator is None else accelerator
-    return torch.device(name)
+    try:
+        return torch.device(name)
+    except RuntimeError as error:
+        raise ValueError(f"device: got {name!r}, expected 'auto' or a device of torch ({error})") from None
+
+
+def check_settings(estimator: BaseEstimator) -> None:
+    """ValueError names a setting that is not of its declared type, or can not be; scikit-learn wants them looked at in `fit`."""
+    kind: type = type(estimator)
+    settings, declared = estimator.get_params(deep=False), declared_types(kind)
+    for name, value in settings.items():
+        if not fits(value, declared[name]):
+            raise ValueError(f"{name}: got {value!r}, needed {told(declared[name])}")
+    for name in ("epochs", "batch_size", "horizon", "window"):
+        if settings.get(name, 1) < 1:
+            raise ValueError(f"{name}: got {settings[name]}, expected at least 1")
+    for name in ("lr", "weight_decay"):
+        if settings.get(name, 0) < 0:
+            raise ValueError(f"{name}: got {settings[name]}, expected at least 0")
+    if settings.get("pooling", "mean") not in ("mean", "last"):
+        raise ValueError(f"pooling: got {settings['pooling']!r}, expected 'mean' or 'last'")
 
 
 def minimise(
@@ -126,9 +147,7 @@ class SeriesEstimator(BaseEstimator):
 
     def _fit(self, collection: Collection, d_output: int, loss: Callable[[Tensor, np.ndarray], Tensor]) -> None:
         """Fit `model_` to the collection; loss: mean loss of outputs (b, d_output) for the rows of these numbers."""
-        for name in ("epochs", "batch_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: got {getattr(self, name)}, expected at least 1")
+        check_settings(self)
         random = check_random_state(self.random_state)
         self.n_channels_, self.has_times_ = collection.channels, collection.times is not None
         self.mean_, self.scale_ = collection.statistics()

@@ -1,7 +1,7 @@
 """A forecaster of series."""
 
 import math
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import numpy as np
 import pandas as pd
@@ -12,7 +12,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 from torch.nn.functional import l1_loss
 
-from longscan.estimators.fitting import Spec, minimise, pick_device, seeded
+from longscan.estimators.fitting import Spec, check_settings, minimise, pick_device, seeded
 from longscan.estimators.series import Collection, read_series
 from longscan.models import Forecaster
 
@@ -71,10 +71,8 @@ class SSMForecaster(BaseEstimator):
         times: of the steps, (L,), or "index" of a frame; for a list, a list of these or "index". ValueError where no series is
         longer than the horizon.
         """
-        for name in ("horizon", "window", "epochs", "batch_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: got {getattr(self, name)}, expected at least 1")
-        several = isinstance(y, list) and not np.isscalar(y[0])
+        check_settings(self)
+        several = isinstance(y, list) and not (y and np.isscalar(y[0]))
         given = times if several or times is None or isinstance(times, str) else [times]
         collection = read_series(y if several else [y], given)
         window = min(self.window, int(collection.lengths.max()) - self.horizon)
@@ -143,6 +141,8 @@ class SSMForecaster(BaseEstimator):
             raise ValueError(f"y: got {history.channels} channels, expected {self.n_channels_} as in fit")
         if (history.times is not None) != self.has_times_:
             raise ValueError(f"times: got {'some' if times is not None else 'none'}, expected them where fit had them")
+        if times_ahead is not None and not self.has_times_:
+            raise ValueError("times_ahead: got times, expected none where fit had none")
         length = int(history.lengths[0])
         part = _windows(history, np.array([[0, max(0, length - self.window)]]), min(length, self.window))
         device = next(self.model_.parameters()).device
@@ -179,11 +179,8 @@ class SSMForecaster(BaseEstimator):
         """(1, horizon): gaps between the times that are asked for, in `time_unit_`."""
         if times_ahead is None:
             return torch.ones(1, self.horizon, device=device)
-        given = read_series([np.zeros(self.horizon)], [times_ahead]).times
-        last = history.times
-        if given is None or last is None:
-            raise ValueError("times_ahead: got times, expected none where fit had none")
-        gaps = np.diff(given[0], prepend=last[0, history.lengths[0] - 1])
+        given, last = read_series([np.zeros(self.horizon)], [times_ahead]).times, history.times
+        gaps = np.diff(cast("np.ndarray", given)[0], prepend=cast("np.ndarray", last)[0, history.lengths[0] - 1])
         if gaps[0] < 0:
             raise ValueError("times_ahead: they start before the series ends")
         return torch.from_numpy((gaps / self.time_unit_).astype(np.float32)).to(device).unsqueeze(0)

@@ -76,7 +76,10 @@ class Collection:
             raise ValueError(f"times: got {len(times)} series of times, expected {len(self)}")
         padded = np.zeros(self.values.shape[:2])
         for index, (row, length) in enumerate(zip(times, self.lengths, strict=True)):
-            seconds = in_seconds(row)
+            try:
+                seconds = in_seconds(row)
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"times: series {index} has times that are neither numbers nor dates ({error})") from None
             if len(seconds) != length:
                 raise ValueError(f"times: series {index} has {len(seconds)} times, expected {length}, one for each step")
             if not np.isfinite(seconds).all() or (np.diff(seconds) < 0).any():
@@ -86,10 +89,17 @@ class Collection:
 
 
 def in_seconds(times: Any) -> np.ndarray:
-    """Times as float64: numbers as they are, dates and durations in seconds."""
+    """Times as float64: numbers as they are, dates (with their time zone), beginnings of periods and durations in seconds."""
+    if isinstance(times, pd.Series):
+        times = pd.Index(times)
+    if isinstance(times, pd.PeriodIndex):
+        times = times.to_timestamp()
+    if isinstance(times, pd.DatetimeIndex) and times.tz is not None:
+        times = times.tz_convert(None)
     array = np.asarray(times)
     if array.dtype.kind in "mM":
-        return array.astype("datetime64[ns]" if array.dtype.kind == "M" else "timedelta64[ns]").astype(np.int64) / 1e9
+        fine = array.astype("datetime64[ns]" if array.dtype.kind == "M" else "timedelta64[ns]")
+        return np.where(np.isnat(fine), np.nan, fine.astype(np.int64) / 1e9)
     return array.astype(np.float64)
 
 
@@ -145,6 +155,8 @@ def pad_arrays(arrays: Sequence[np.ndarray]) -> Collection:
 def _values(index: int, part: Any) -> np.ndarray:
     """(L, C) of one series."""
     array = np.asarray(part)
+    if array.dtype.kind in "cmM":
+        raise ValueError(f"X: series {index} holds {array.dtype}, expected real numbers")
     if array.dtype.kind not in "fiub":
         try:
             array = array.astype(np.float64)
