@@ -37,7 +37,10 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Case:
-    """A shape to measure. bars: milliseconds of forward, and forward and backward; copy: the share of copy speed, instead."""
+    """A shape to measure. bars: milliseconds of forward, and forward and backward; copy: the share of copy speed, instead.
+
+    wide: which inputs are float32 whatever the dtype.
+    """
 
     name: str
     op: str
@@ -47,6 +50,7 @@ class Case:
     bars: tuple[float, float] | None = None
     copy: tuple[float, float] | None = None
     dtype: str = "float32"
+    wide: tuple[int, ...] = ()
 
 
 def complex_s6(shape: Shape) -> list[Tensor]:
@@ -56,6 +60,16 @@ def complex_s6(shape: Shape) -> list[Tensor]:
     for i in (2, 3, 4):
         inputs[i] = torch.stack([inputs[i], torch.randn(inputs[i].shape, generator=generator)], -1)
     return inputs
+
+
+def turning_heads(shape: Shape) -> list[Tensor]:
+    """As `ssd_inputs`, and what else Mamba-3 has: weights of inputs, the angles of R pairs of states, biases of the maps."""
+    inputs = ssd_inputs(shape, torch.float32)
+    generator, dt, states = torch.Generator().manual_seed(1), inputs[1], shape["N"]
+    inputs[2] = -torch.ones_like(inputs[2])
+    turns = torch.tanh(torch.randn(shape["B"], shape["L"], 1, min(shape["R"], states // 2), generator=generator))
+    scale = dt * 2 * torch.rand(dt.shape, generator=generator)
+    return [*inputs, scale, torch.pi * dt.unsqueeze(-1) * turns, *(torch.ones(dt.shape[2], states) for _ in range(2))]
 
 
 def factors(shape: Shape) -> list[Tensor]:
@@ -92,6 +106,11 @@ def _heads(*inputs: Tensor, backend: str) -> Tensor:
     return ssd_scan(*inputs, backend=backend)[0]
 
 
+def _turning_heads(*inputs: Tensor, backend: str) -> Tensor:
+    names = ("x", "dt", "A", "B", "C", "D", "input_scale", "angle", "B_bias", "C_bias")
+    return ssd_scan(**dict(zip(names, inputs, strict=True)), backend=backend)[0]
+
+
 def _sizes(B: int, L: int, D: int, N: int = 0, **more: int) -> Shape:
     return {"B": B, "L": L, "D": D, **({"N": N} if N else {}), **more}
 
@@ -108,6 +127,11 @@ def _ssd(sizes: Shape, *bars: float, dtype: str = "bfloat16") -> Case:
     return Case("heads", "ssd_scan", sizes, lambda s: ssd_inputs(s, torch.float32), _heads, bars or None, dtype=dtype)
 
 
+def _turning(sizes: Shape, *bars: float) -> Case:
+    wide = (1, 6, 7)  # dt, input_scale and angle, as in the layer
+    return Case("turning", "ssd_scan", sizes, turning_heads, _turning_heads, bars or None, dtype="bfloat16", wide=wide)
+
+
 CASES = [
     _unitary(_sizes(16, 1024, 32, 64), 0.09, 0.32),
     _unitary(_sizes(16, 8192, 32, 64), 0.8, 2.7),
@@ -121,6 +145,8 @@ CASES = [
     _ssd(_sizes(8, 2048, 2048, 128), 0.792, 7.6),
     _ssd(_sizes(2, 8192, 2048, 128), 0.714, 5.95),
     _ssd(_sizes(8, 2048, 2048, 128), dtype="float32"),
+    _turning(_sizes(8, 2048, 2048, 128, R=32), 1.33, 6.2),
+    _turning(_sizes(2, 8192, 2048, 128, R=32), 3.62, 8.0),
     Case("linear", "linear_scan", _sizes(8, 4096, 2048), factors, _linear, copy=(0.85, 0.75)),
     Case("linear complex", "linear_scan", _sizes(8, 4096, 2048, complex=1), factors, _linear, copy=(0.85, 0.75)),
     Case("linear long", "linear_scan", _sizes(1, 65536, 256), factors, _linear, copy=(0.55, 0.55)),
@@ -129,12 +155,13 @@ CASES = [
 
 
 def tensors(case: Case, shape: Shape) -> list[Tensor]:
-    """The inputs on the device, in the case's dtype; of less than float32 only those with axes (B, L, ...)."""
+    """The inputs on the device, in the case's dtype; of less than float32 only those with axes (B, L, ...) that are not wide."""
     found = case.inputs(shape)
     lead = (shape["B"], shape["L"])
     if case.dtype == "float64":
         return [x.to(DEVICE, torch.complex128 if x.is_complex() else torch.float64) for x in found]
-    return [x.to(DEVICE, getattr(torch, case.dtype) if x.shape[:2] == lead and not x.is_complex() else x.dtype) for x in found]
+    narrow = [x.shape[:2] == lead and not x.is_complex() and i not in case.wide for i, x in enumerate(found)]
+    return [x.to(DEVICE, getattr(torch, case.dtype) if less else x.dtype) for x, less in zip(found, narrow, strict=True)]
 
 
 def gradients(case: Case, inputs: list[Tensor], backend: str) -> list[Tensor]:

@@ -24,7 +24,10 @@ def interpret_quickly() -> None:
 
 
 def multiply_at_once() -> None:
-    """Let products of float64 be numpy's, not a column after another; `column_by_column` is the kernel's own way."""
+    """Let products of float64 be numpy's, not a column after another; `column_by_column` is the kernel's own way.
+
+    And let those of bfloat16 be products of numbers: the interpreter holds these as integers, and multiplies the integers.
+    """
     from longscan.ops.ssd_scan import triton as kernels
 
     global column_by_column
@@ -33,6 +36,8 @@ def multiply_at_once() -> None:
     def dot(a: Any, b: Any, sums: Any, PRECISION: Any) -> Any:
         import triton.language as tl
 
+        if a.dtype == tl.bfloat16:
+            a, b = a.to(tl.float32), b.to(tl.float32)
         return tl.dot(a, b, sums, input_precision=PRECISION)
 
     kernels._dot = dot

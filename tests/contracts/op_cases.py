@@ -272,6 +272,8 @@ def _ssd(draw: st.DrawFn, batch: int, length: int, generator: torch.Generator) -
                 "z": random((batch, length, heads, width), generator),
                 "input_scale": random((batch, length, heads), generator),
                 "angle": 4 * random((batch, length, heads, draw(st.integers(0, states // 2))), generator),
+                "B_bias": random((heads, states), generator),
+                "C_bias": random((heads, states), generator),
                 "initial_state": random((batch, heads, width, states), generator),
             },
         ),

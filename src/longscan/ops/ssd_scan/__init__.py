@@ -1,14 +1,12 @@
 """The scan of heads with a matrix state: Mamba-2's state space duality, with the rotations and input weights of Mamba-3."""
 
-import math
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from longscan.numerics.rotary import turn
-from longscan.ops._arguments import carry_dtype, check_real, mask, state_dtype, step_flags, without_autocast
+from longscan.ops._arguments import check_real, mask, state_dtype, step_flags, without_autocast
 from longscan.ops._dispatch import NATIVE, probe, resolve
 from longscan.ops._native_op import NativeOp, keeps_chunk_states
 from longscan.ops.ssd_scan import eager, reference
@@ -16,22 +14,24 @@ from longscan.ops.ssd_scan import eager, reference
 NATIVE_BACKENDS = probe("ssd_scan", "triton")
 AUTO_STATES = 128  # with more states than these the Triton kernel spills registers, and auto takes eager
 
-_inputs = ("x", "dt", "input_scale", "A", "B", "C", "D", "initial_state")
+_inputs = ("x", "dt", "input_scale", "A", "B", "C", "D", "B_bias", "C_bias", "angle", "initial_state")
+
+
+def _shapes(module: Any, x: Tensor, *others: Any) -> tuple[tuple[int, ...], ...]:
+    *_, initial_state, _flags, keep = others
+    sizes = x.element_size(), initial_state.element_size(), *initial_state.shape[1:]
+    return x.shape, initial_state.shape, module.chunk_states_shape(*x.shape[:2], *sizes) if keep else (0,)
+
+
 _native = NativeOp(
     "ssd_scan",
-    inputs=("x", "dt", "input_scale?", "A", "B", "C", "D?", "initial_state", "flags?"),
+    inputs=("x", "dt", "input_scale?", "A", "B", "C", "D?", "B_bias?", "C_bias?", "angle?", "initial_state", "flags?"),
     constants=("keep",),
     outputs=("y", "final", "chunk_states"),
-    saved=(*_inputs, "flags", "chunk_states"),
+    saved=(*_inputs, "flags", "final", "chunk_states"),
     gradients={name: name for name in _inputs},
-    shapes=lambda module, x, _dt, _scale, _A, _B, _C, _D, initial_state, _flags, keep: (
-        x.shape,
-        initial_state.shape,
-        module.chunk_states_shape(*x.shape[:2], x.element_size(), initial_state.element_size(), *initial_state.shape[1:])
-        if keep
-        else (0,),
-    ),
-    batched=lambda _: ("x", "dt", "input_scale", "B", "C", "initial_state", "flags"),
+    shapes=_shapes,
+    batched=lambda _: ("x", "dt", "input_scale", "B", "C", "angle", "initial_state", "flags"),
 )
 
 
@@ -47,6 +47,8 @@ def ssd_scan(
     *,
     input_scale: Tensor | None = None,
     angle: Tensor | None = None,
+    B_bias: Tensor | None = None,
+    C_bias: Tensor | None = None,
     valid: Tensor | None = None,
     seq_idx: Tensor | None = None,
     backend: str = "auto",
@@ -66,6 +68,7 @@ def ssd_scan(
         initial_state: (B, H, P, N); zeros when None.
         input_scale: (B, L, H) weights of the inputs; dt when None.
         angle: (B, L, H, R), 2R <= N: R(angle) turns the first R pairs of neighbouring entries of the N by these radians.
+        B_bias, C_bias: (H, N), what each head adds to what it takes of B or C.
         valid: (B, L) bool; where False the step is as if absent and y is 0 there.
         seq_idx: (B, L) integers; where it changes from one valid step to the next, the state restarts from zero.
         backend: "auto", "reference", "eager" or "triton", which takes up to 256 states N. auto takes eager beyond 128 states and
@@ -92,6 +95,8 @@ def ssd_scan(
         ("initial_state", initial_state, (batch, heads, width, states)),
         ("input_scale", input_scale, (batch, length, heads)),
         ("angle", angle, (batch, length, heads, -1)),
+        ("B_bias", B_bias, (heads, states)),
+        ("C_bias", C_bias, (heads, states)),
     ):
         if value is not None:
             check_real(name, value, shape, x)
@@ -101,15 +106,14 @@ def ssd_scan(
     out = x.dtype
     if initial_state is None:
         initial_state = torch.zeros(batch, heads, width, states, dtype=torch.float32, device=x.device)
-    given = (x, dt, A, B, C, D, z, initial_state, input_scale, angle)
+    given = (x, dt, A, B, C, D, z, initial_state, input_scale, angle, B_bias, C_bias)
     wide = state_dtype(*given)
     unsuited = f"more than {AUTO_STATES} states" if states > AUTO_STATES else "float64" if wide == torch.float64 else None
     chosen = resolve("ssd_scan", backend, x, NATIVE_BACKENDS, unsuited)
     native = chosen in NATIVE and x.numel() > 0 and states > 0
-    products = (x, B, C) if angle is None else (x,)  # Triton multiplies these in bfloat16 if all are; what it turns is not
-    narrow = native and wide == torch.float32 and all(value.dtype == torch.bfloat16 for value in products)
+    narrow = native and wide == torch.float32 and all(value.dtype == torch.bfloat16 for value in (x, B, C))
     tensors: list[Any] = [
-        None if value is None else value.to(torch.bfloat16 if narrow and i in (0, 3, 4) else wide)  # x, B and C
+        None if value is None else value.to(torch.bfloat16 if narrow and i in (0, 3, 4) else wide)  # x, B, C: what is multiplied
         for i, value in enumerate(given)
     ]
     tensors.append(flags)
@@ -133,27 +137,15 @@ def _run_native(
     initial_state: Tensor,
     input_scale: Tensor | None,
     angle: Tensor | None,
+    B_bias: Tensor | None,
+    C_bias: Tensor | None,
     flags: Tensor | None,
     *,
     backend: str,
 ) -> tuple[Tensor, Tensor]:
-    """As `reference.ssd_scan`, by a kernel that knows neither turns nor gates.
-
-    In a frame that turns with the state nothing turns but B and C, by the sum of the angles so far, less whole turns.
-    """
-    turned = None
-    if angle is not None:
-        (angle,) = mask(flags, angle)
-        total = angle.to(carry_dtype(angle)).cumsum(1)
-        turned = (total - 2 * math.pi * torch.round(total / (2 * math.pi))).to(angle.dtype)
-        B, C = (
-            turn(part.to(turned.dtype).repeat_interleave(x.shape[2] // part.shape[2], 2), -turned).to(x.dtype)
-            for part in mask(flags, B, C)
-        )
-    inputs = (x, dt, input_scale, A, B, C, D, initial_state)
+    """As `reference.ssd_scan`, by a kernel that knows no gates."""
+    inputs = (x, dt, input_scale, A, B, C, D, B_bias, C_bias, angle, initial_state)
     y, final, _ = _native(*inputs, flags, keeps_chunk_states(*inputs), backend)
-    if turned is not None:
-        final = turn(final, turned[:, -1].unsqueeze(2))
     if z is not None:
         y = y * silu(mask(flags, z)[0])
     return y, final

@@ -11,6 +11,7 @@ from torch.nn.functional import silu
 from longscan.numerics.rotary import turn
 from longscan.ops._arguments import RESET, carry_dtype, marks, mask
 from longscan.ops._chunks import scan_chunks
+from longscan.ops.ssd_scan.reference import of_heads
 
 
 def _without_first(angle: Tensor, flags: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -33,16 +34,20 @@ def _chunk(
     flags: Tensor | None,
     A: Tensor,
     D: Tensor | None,
+    B_bias: Tensor | None,
+    C_bias: Tensor | None,
     state: Tensor,
 ) -> tuple[Tensor, Tensor]:
     x, dt, B, C, z, input_scale, angle = mask(flags, x, dt, B, C, z, input_scale, angle)
     batch, length, heads, width = x.shape
+    if angle is not None or B_bias is not None or C_bias is not None:
+        B, C = of_heads(B, heads, B_bias), of_heads(C, heads, C_bias)
     turned = None
     if angle is not None:  # in a frame that turns with the state nothing turns but inputs and readouts
         opening, angle = _without_first(angle, flags)
         state = turn(state, opening.unsqueeze(2))
         turned = angle.to(carry_dtype(angle)).cumsum(1)
-        B, C = (turn(part.repeat_interleave(heads // part.shape[2], 2), -turned) for part in (B, C))
+        B, C = (turn(part, -turned) for part in (B, C))
     groups = B.shape[2]
     drive = x * (dt if input_scale is None else input_scale).unsqueeze(-1)
     B, C, drive = (part.transpose(1, 2) for part in (B, C, drive))  # (B, heads or groups, L, .)
@@ -86,7 +91,9 @@ def ssd_scan(
     initial_state: Tensor,
     input_scale: Tensor | None,
     angle: Tensor | None,
+    B_bias: Tensor | None,
+    C_bias: Tensor | None,
     flags: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """As `reference.ssd_scan`; memory beyond the output is bounded by a chunk."""
-    return scan_chunks(_chunk, (x, dt, B, C, z, input_scale, angle, flags), (A, D), initial_state, empty=x)
+    return scan_chunks(_chunk, (x, dt, B, C, z, input_scale, angle, flags), (A, D, B_bias, C_bias), initial_state, empty=x)

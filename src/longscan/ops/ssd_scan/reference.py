@@ -11,6 +11,12 @@ from longscan.numerics.rotary import turn
 from longscan.ops._arguments import marks, mask
 
 
+def of_heads(part: Tensor, heads: int, bias: Tensor | None) -> Tensor:
+    """B or C (B, L, G, N), dealt out to the heads, (B, L, H, N), which add their `bias` (H, N)."""
+    part = part.repeat_interleave(heads // part.shape[2], 2)
+    return part if bias is None else part + bias
+
+
 def ssd_scan(
     x: Tensor,
     dt: Tensor,
@@ -22,16 +28,19 @@ def ssd_scan(
     initial_state: Tensor,
     input_scale: Tensor | None,
     angle: Tensor | None,
+    B_bias: Tensor | None,
+    C_bias: Tensor | None,
     flags: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """h_t = exp(dt_t A) R(angle_t) h_{t-1} + s_t x_t B_t^T, y_t = h_t C_t + D x_t, times silu(z_t); s is input_scale, or dt.
 
     x, z: (B, L, H, P); dt, input_scale: (B, L, H); A, D: (H,); B, C: (B, L, G, N), each group serving H / G heads; angle:
-    (B, L, H, R); initial_state: (B, H, P, N). R turns the first R pairs of the N entries. Returns y and the final state.
+    (B, L, H, R); initial_state: (B, H, P, N). R turns the first R pairs of the N entries. A head adds its row of the biases
+    (H, N) to what it takes of B and C. Returns y and the final state.
     """
     x, dt, B, C, z, input_scale, angle = mask(flags, x, dt, B, C, z, input_scale, angle)
     scale = dt if input_scale is None else input_scale
-    B, C = (part.repeat_interleave(x.shape[2] // part.shape[2], 2) for part in (B, C))
+    B, C = of_heads(B, x.shape[2], B_bias), of_heads(C, x.shape[2], C_bias)
     state, outputs = initial_state, []
     for t in range(x.shape[1]):
         decay = torch.exp(dt[:, t] * A)[..., None, None]

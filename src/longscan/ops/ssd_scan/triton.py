@@ -23,6 +23,7 @@ from torch import Tensor
 
 from longscan.ops import _triton_launch as launch
 from longscan.ops._triton import chain
+from longscan.ops.ssd_scan import triton_turns as turns
 
 CHAIN = 128  # numbers of a state that a program hands from split to split
 
@@ -86,6 +87,16 @@ def _tile(source, at, stride, columns, width, ok):
     """Rows of a matrix, (Q, columns): 0 where a step does not count and beyond `width`."""
     place = at[:, None] * stride + columns[None, :]
     return tl.load(source + place, mask=ok[:, None] & (columns < width)[None, :], other=0.0)
+
+
+@triton.jit
+def _turning(gradient, state):
+    """The gradient of turns of the pairs of a state, (NB / 2,), from the state (PB, NB) and its gradient."""
+    PB: tl.constexpr = state.shape[0]
+    NB: tl.constexpr = state.shape[1]
+    by_first, by_second = tl.split(tl.reshape(gradient, (PB, NB // 2, 2)))
+    first, second = tl.split(tl.reshape(state.to(gradient.dtype), (PB, NB // 2, 2)))
+    return tl.sum(by_second * first - by_first * second, 0)
 
 
 @triton.jit
@@ -161,14 +172,15 @@ def scan(
 
 @triton.jit(do_not_specialize=["batch", "length", "chunks", "splits", "span", "rows", "groups", "parts"])
 def scan_backward(
-    grad_y, x, dt, scale, A, B, C, D, flags, adjoint, kept, dx, d_dt, d_scale, dB, dC, d_initial, sums, mult, ends, batch, length,
-    chunks, splits, span, rows, stride, heads, groups, parts, P, N, SUMMARY: tl.constexpr, SPLIT: tl.constexpr, Q: tl.constexpr,
-    PB: tl.constexpr, NB: tl.constexpr, PRECISION: tl.constexpr,
+    grad_y, x, dt, scale, A, B, C, D, flags, adjoint, kept, dx, d_dt, d_scale, dB, dC, d_initial, sums, edges, mult, ends, batch,
+    R, length, chunks, splits, span, rows, stride, heads, groups, parts, P, N, SUMMARY: tl.constexpr, SPLIT: tl.constexpr,
+    Q: tl.constexpr, PB: tl.constexpr, NB: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """`span` chunks of one head from the last to the first: dx; parts of the others, (parts, B, L, H[, N]), and of dA and dD.
 
     adjoint: the gradient of the final state, (B, H, P, N), or with SPLIT of the states after splits: split i begins with entry
-    i + 1 of (B, splits + 1, H, P, N). sums: (2, B, splits, parts, H). SUMMARY as in `scan`, of gradients.
+    i + 1 of (B, splits + 1, H, P, N). sums: (2, B, splits, parts, H). edges: (parts, B, chunks, H, R), the gradients of turns of
+    the first R pairs of the states after all chunks but the last. SUMMARY as in `scan`, of gradients.
     """
     b, head, group, part, p, n, place, live = _program(heads, parts, groups, P, N, PB, NB)
     split, size = tl.program_id(1), b * 0 + heads * P * N
@@ -222,10 +234,10 @@ def scan_backward(
             to = ((part * batch + b) * length + step)[:, None] * (heads * N) + head * N + n[None, :]
             mask = present & (n < N)[None, :]
             d_out = _dot(own, into, read, PRECISION)
-            tl.store(dC + to, tl.where(ok[:, None], d_out, 0.0).to(dtype), mask=mask)
+            tl.store(dC + to, tl.where(ok[:, None], d_out, 0.0).to(dC.dtype.element_ty), mask=mask)
             written = _dot((inputs * (end * weight)[:, None]).to(dtype), carried, by_n, PRECISION)
             d_into = _dot(tl.trans(own), out, written, PRECISION)
-            tl.store(dB + to, tl.where(ok[:, None], d_into, 0.0).to(dtype), mask=mask)
+            tl.store(dB + to, tl.where(ok[:, None], d_into, 0.0).to(dB.dtype.element_ty), mask=mask)
             # of a step's log decay: what passes over the step, within the chunk, to its end, from its start, and through it
             over = (here[None, :] >= here[:, None]).to(dtype)
             passing = _dot(over, (products * scores).to(dtype), square, PRECISION)
@@ -243,6 +255,10 @@ def scan_backward(
             tl.store(d_dt + to, tl.where(ok, d_size, 0.0), mask=step < length)
         after = _dot(tl.trans(from_start), out, after * whole, PRECISION)
         held *= whole
+        if edges is not None and not SUMMARY:
+            pair = tl.arange(0, NB // 2)
+            to = (((part * batch + b) * chunks + chunk - 1) * heads + head) * R + pair
+            tl.store(edges + to, _turning(after, before), mask=(pair < R) & (pair * 0 + chunk > 0))
     if SUMMARY:
         to = (b * splits + split) * size + place
         tl.store(ends + to, after, mask=live)
@@ -325,29 +341,69 @@ def forward(
     B: Tensor,
     C: Tensor,
     D: Tensor | None,
+    B_bias: Tensor | None,
+    C_bias: Tensor | None,
+    angle: Tensor | None,
     initial_state: Tensor,
     flags: Tensor | None,
     keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """y (B, L, H, P), the final state (B, H, P, N) and what `backward` needs where `keep`.
 
-    Contiguous tensors; x, B and C of one dtype, half precision too, the others of that of the state. A and D may have one more
-    leading axis, of groups: as many runs of batch rows then have parameters of their own.
+    Contiguous tensors; x, B and C of one dtype, half precision too, the others of that of the state. A, D and the biases may have
+    one more leading axis, of groups: as many runs of batch rows then have parameters of their own.
     """
+    with launch.on_device(x):
+        maps = _maps(x, A, B, C, B_bias, C_bias, angle, flags)
+        starts, end = turns.phases(maps)
+        if maps.change:
+            B, C = turns.turn(maps, starts)
+        y, final, kept = _forward(x, dt, input_scale, A, B, C, D, initial_state, flags, keep)
+        if end is not None:
+            final, _ = turns.turn_final(final, end)
+    return y, final, kept
+
+
+def _maps(
+    x: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    B_bias: Tensor | None,
+    C_bias: Tensor | None,
+    angle: Tensor | None,
+    flags: Tensor | None,
+) -> turns.Maps:
+    rows, chunk = len(x) // (len(A) if A.ndim == 2 else 1), _steps(x.element_size(), B.shape[-1])
+    return turns.Maps(B, C, B_bias, C_bias, angle, flags, x.shape[2], rows, chunk)
+
+
+def _forward(
+    x: Tensor,
+    dt: Tensor,
+    input_scale: Tensor | None,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    initial_state: Tensor,
+    flags: Tensor | None,
+    keep: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As `forward`, where nothing turns."""
     p = _problem(x, A, B, "ssd_scan")
     y, final = torch.empty_like(x), torch.empty_like(initial_state)
     shape = chunk_states_shape(p.batch, p.length, x.element_size(), initial_state.element_size(), *initial_state.shape[1:])
     kept = initial_state.new_empty(shape if keep else (0,))
     states = kept.view(x.dtype) if keep else None
     inputs = (x, dt, input_scale, A, B, C, D, flags)
-    with launch.on_device(x):
-        start = initial_state
-        if p.split.splits > 1:
-            mult, ends = (initial_state.new_empty((p.batch, p.split.splits, p.size)) for _ in range(2))
-            start = initial_state.new_empty((p.batch, p.split.splits + 1, p.size))
-            _scan(p, (*inputs, None, None, None, None, mult, ends), 0, True)
-            _chain(p, mult, ends, initial_state, start, False)
-        _scan(p, (*inputs, start, y, final, states, None, None), 0 if states is None else states.stride(0), False)
+    start = initial_state
+    if p.split.splits > 1:
+        mult, ends = (initial_state.new_empty((p.batch, p.split.splits, p.size)) for _ in range(2))
+        start = initial_state.new_empty((p.batch, p.split.splits + 1, p.size))
+        _scan(p, (*inputs, None, None, None, None, mult, ends), 0, True)
+        _chain(p, mult, ends, initial_state, start, False)
+    _scan(p, (*inputs, start, y, final, states, None, None), 0 if states is None else states.stride(0), False)
     return y, final, kept
 
 
@@ -372,37 +428,80 @@ def backward(
     B: Tensor,
     C: Tensor,
     D: Tensor | None,
+    B_bias: Tensor | None,
+    C_bias: Tensor | None,
+    angle: Tensor | None,
+    initial_state: Tensor,
+    flags: Tensor | None,
+    final: Tensor,
+    chunk_states: Tensor,
+) -> tuple[Tensor, ...]:
+    """Gradients of x, dt, input_scale, A, B, C, D, the biases, angle and initial_state; empty where the input is None."""
+    others: tuple[Tensor | None, ...] = (None, None, None)
+    with launch.on_device(x):
+        maps = _maps(x, A, B, C, B_bias, C_bias, angle, flags)
+        starts, end = turns.phases(maps)
+        if end is not None:
+            grad_final, grad_end = turns.turn_final(grad_final, end, final)
+        if maps.change:
+            B, C = turns.turn(maps, starts)
+        dx, d_dt, d_scale, dA, dB, dC, dD, d_initial, edges = _backward(
+            grad_y, grad_final, x, dt, input_scale, A, B, C, D, initial_state, flags, chunk_states, maps.pairs
+        )
+        if end is not None:
+            edges[:, -1] = grad_end
+        if maps.change:
+            del B, C  # what was turned
+            dB, dC, others = turns.turn_back(maps, starts, dB, dC, edges)
+    optional = (initial_state.new_empty(0) if grad is None else grad for grad in (dD, *others))
+    return dx, d_dt, initial_state.new_empty(0) if d_scale is None else d_scale, dA, dB, dC, *optional, d_initial
+
+
+def _backward(
+    grad_y: Tensor,
+    grad_final: Tensor,
+    x: Tensor,
+    dt: Tensor,
+    input_scale: Tensor | None,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
     initial_state: Tensor,
     flags: Tensor | None,
     chunk_states: Tensor,
-) -> tuple[Tensor, ...]:
-    """Gradients of x, dt, input_scale, A, B, C, D and initial_state; empty where the input is None."""
+    pairs: int,
+) -> tuple[Any, ...]:
+    """Gradients of x, dt, input_scale, A, B, C, D and initial_state, None where the input is; nothing turns.
+
+    And of turns of `pairs` pairs of the states after all chunks but the last, (B, chunks, H, pairs).
+    """
     p = _problem(x, A, B, "ssd_scan_backward")
     split, like = p.split, initial_state
     dx, d_initial, states = torch.empty_like(x), torch.empty_like(initial_state), chunk_states.view(x.dtype)
     d_dt = like.new_empty((p.parts, *dt.shape))
     d_scale = None if input_scale is None else torch.empty_like(d_dt)
-    dB, dC = (x.new_empty((p.parts, *dt.shape, B.shape[-1])) for _ in range(2))
+    dB, dC = ((like if pairs else x).new_empty((p.parts, *dt.shape, B.shape[-1])) for _ in range(2))
     sums = like.new_empty((2, p.batch, split.splits, p.parts, p.heads))
+    edges = like.new_empty((p.parts, p.batch, split.tiles, p.heads, pairs)) if pairs else None
     inputs = (grad_y, x, dt, input_scale, A, B, C, D, flags)
-    with launch.on_device(x):
-        adjoint = grad_final
-        if split.splits > 1:
-            mult, ends = (like.new_empty((p.batch, split.splits, p.size)) for _ in range(2))
-            adjoint = like.new_empty((p.batch, split.splits + 1, p.size))
-            _scan_backward(p, (*inputs, *[None] * 9, mult, ends), 0, True)
-            _chain(p, mult, ends, grad_final, adjoint, True)
-        outputs = (adjoint, states, dx, d_dt, d_scale, dB, dC, d_initial, sums, None, None)
-        _scan_backward(p, (*inputs, *outputs), states.stride(0), False)
+    adjoint = grad_final
+    if split.splits > 1:
+        mult, ends = (like.new_empty((p.batch, split.splits, p.size)) for _ in range(2))
+        adjoint = like.new_empty((p.batch, split.splits + 1, p.size))
+        _scan_backward(p, (*inputs, *[None] * 10, mult, ends), pairs, 0, True)
+        _chain(p, mult, ends, grad_final, adjoint, True)
+    outputs = (adjoint, states, dx, d_dt, d_scale, dB, dC, d_initial, sums, edges, None, None)
+    _scan_backward(p, (*inputs, *outputs), pairs, states.stride(0), False)
     dA, dD = sums.view(2, p.batch // p.rows, -1, p.heads).sum(2)
-    dB, dC = (part.view(p.parts, *B.shape[:3], -1, B.shape[-1]).sum((0, 4)) for part in (dB, dC))
-    none = like.new_empty(0)
+    if dB.numel() > B.numel():
+        dB, dC = (part.view(p.parts, *B.shape[:3], -1, B.shape[-1]).sum((0, 4)) for part in (dB, dC))
     return (
-        dx, d_dt.sum(0), none if d_scale is None else d_scale.sum(0), dA.reshape(A.shape), dB, dC,
-        none if D is None else dD.reshape(D.shape), d_initial,
+        dx, d_dt.sum(0), None if d_scale is None else d_scale.sum(0), dA.reshape(A.shape), dB.view(B.shape), dC.view(B.shape),
+        None if D is None else dD.reshape(D.shape), d_initial, None if edges is None else edges.sum(0),
     )  # fmt: skip
 
 
-def _scan_backward(p: _Problem, tensors: tuple[Tensor | None, ...], stride: int, summary: bool) -> None:
+def _scan_backward(p: _Problem, tensors: tuple[Tensor | None, ...], pairs: int, stride: int, summary: bool) -> None:
     constants = {"SUMMARY": summary, "SPLIT": p.split.splits > 1, **p.constants}
-    launch.run(scan_backward, p.grid, *tensors, p.batch, *p.sizes(stride), constants=constants)
+    launch.run(scan_backward, p.grid, *tensors, p.batch, pairs, *p.sizes(stride), constants=constants)
