@@ -137,7 +137,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         {"layer_options": {"d_state": 3}},
         {"variant": "own", "layer": "s4d", "expand": 1, "d_conv": 2, "layer_options": {"d_state": 4}},
         {"variant": "tied", "dropout": 0.2, "layer_options": {"d_state": 2}},
-        {"variant": "own", "flip": False, "layer_options": {"d_state": 2}},
+        {"variant": "own", "flip": False, "activation": "silu", "layer": "aussm", "layer_options": {"d_state": 2}},
         {"flip": False, "d_conv": 0, "layer": "gru"},
     ],
     "block s5": [

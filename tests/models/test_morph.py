@@ -35,7 +35,13 @@ def silence_reverse(model: SequenceModel) -> None:
 
 @pytest.mark.parametrize(
     ("spec", "options"),
-    [("mm", {}), ("m", {"m": {"variant": "aussm"}}), ("am", {}), ("mdf", {"m": {"expand": 1, "d_conv": 2, "dropout": 0.1}})],
+    [
+        ("mm", {}),
+        ("m", {"m": {"variant": "aussm"}}),
+        ("am", {}),
+        ("aa", {"a": {"activation": "silu", "angle_spread": 3.0}}),
+        ("mdf", {"m": {"expand": 1, "d_conv": 2, "dropout": 0.1}}),
+    ],
     ids=str,
 )
 def test_f1_without_its_reverse_branch_is_the_causal_model(spec, options):

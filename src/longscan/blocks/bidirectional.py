@@ -15,7 +15,16 @@ from torch import Tensor, nn
 
 from longscan.blocks._registry import BLOCKS
 from longscan.blocks.dropout import SharedDropout
-from longscan.blocks.gated import GatedState, activation_of, carried_conv, check_sizes, conv_parameters, convolve, scan
+from longscan.blocks.gated import (
+    Activation,
+    GatedState,
+    activation_before,
+    carried_conv,
+    check_sizes,
+    conv_parameters,
+    convolve,
+    scan,
+)
 from longscan.blocks.mamba import inner_options
 from longscan.blocks.reversal import flip_valid, reversed_steps
 from longscan.layers import make_layer
@@ -45,6 +54,7 @@ class BidirectionalBlock(SequenceModule):
         layer: the layers of both branches, by their name in `LAYERS`.
         expand: inner width over D.
         d_conv: taps of the convolutions; 0 leaves them out.
+        activation: "auto", SiLU behind the convolutions unless the layers activate their own input, or "silu" for every layer.
         variant: "shared", "own" or "tied", see the top of the file.
         flip: False makes the placebo.
         dropout: probability of dropping a channel after in_proj in training, for all steps of a sequence at once.
@@ -62,6 +72,7 @@ class BidirectionalBlock(SequenceModule):
         layer: str = "s6",
         expand: int = 2,
         d_conv: int = 4,
+        activation: Activation = "auto",
         variant: Literal["shared", "own", "tied"] = "shared",
         flip: bool = True,
         dropout: float = 0.0,
@@ -78,7 +89,7 @@ class BidirectionalBlock(SequenceModule):
         options = {**inner_options(layer, d_model), **(layer_options or {})}
         self.in_proj = nn.Linear(d_model, 2 * self.d_inner, bias=False)
         self.layer = self.adopt(make_layer(layer, self.d_inner, options, backend))
-        self.activation = activation_of(self.layer)
+        self.activation = activation_before(self.layer, activation)
         self.out_proj = nn.Linear(self.d_inner, d_model, bias=False)
         self.conv_weight, self.conv_bias = conv_parameters(self.d_inner, d_conv)
         own = conv_parameters(self.d_inner, d_conv if variant == "own" else 0)

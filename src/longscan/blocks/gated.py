@@ -26,6 +26,9 @@ from longscan.layers.state import State, layer_state, restarted_rows, zero_rows
 from longscan.ops import short_conv
 
 
+Activation = Literal["auto", "silu"]
+
+
 @layer_state
 class GatedState(NamedTuple):
     """`conv` (B, E, d_conv - 1), the last inputs of the convolution, None without one; `layer`, the inner layer's state;
@@ -62,7 +65,7 @@ class GatedBlock(SequenceModule):
         layer: str,
         expand: int,
         d_conv: int = 4,
-        activation: Literal["auto", "silu"] = "auto",
+        activation: Activation = "auto",
         recompute: bool = False,
         dropout: float = 0.0,
         rotary: Mapping[str, Any] | None = None,
@@ -71,13 +74,11 @@ class GatedBlock(SequenceModule):
     ) -> None:
         super().__init__()
         check_sizes(d_model, expand, d_conv)
-        if activation not in ("auto", "silu"):
-            raise ValueError(f"activation: got {activation!r}, expected 'auto' or 'silu'")
         self.d_model, self.d_inner, self.d_conv = d_model, expand * d_model, d_conv
         self.recompute, self.backend = recompute, backend
         self.in_proj = nn.Linear(d_model, 2 * self.d_inner, bias=False)
         self.layer = self.adopt(make_layer(layer, self.d_inner, layer_options or {}, backend))
-        self.activation = "silu" if activation == "silu" else activation_of(self.layer)
+        self.activation = activation_before(self.layer, activation)
         self.out_proj = nn.Linear(self.d_inner, d_model, bias=False)
         self.conv_weight, self.conv_bias = conv_parameters(self.d_inner, d_conv)
         self.dropout = SharedDropout(dropout)
@@ -133,9 +134,11 @@ def check_sizes(d_model: int, expand: int, d_conv: int) -> None:
             raise ValueError(f"{name}: got {size}, expected at least {least}")
 
 
-def activation_of(layer: SequenceLayer) -> str | None:
-    """What stands between convolution and layer: "silu", or None where the layer activates its own input."""
-    return None if layer.activates_input else "silu"
+def activation_before(layer: SequenceLayer, activation: Activation) -> str | None:
+    """What stands between convolution and layer: "silu", or None with "auto" where the layer activates its own input."""
+    if activation not in ("auto", "silu"):
+        raise ValueError(f"activation: got {activation!r}, expected 'auto' or 'silu'")
+    return None if activation == "auto" and layer.activates_input else "silu"
 
 
 def conv_parameters(width: int, d_conv: int) -> tuple[nn.Parameter | None, nn.Parameter | None]:

@@ -94,8 +94,14 @@ def _two_sided(entry: BlockSpec, block: GatedBlock) -> BlockSpec:
     options = {name: value for name, value in entry["options"].items() if name in layer_settings}
     if entry["options"].get("variant") == "aussm":
         options = {**VARIANTS["aussm"], **options}
-    sizes = {"expand": block.d_inner // block.d_model, "d_conv": block.d_conv, "dropout": block.dropout.p, "variant": "own"}
-    return BlockSpec(layer=layer, block="bidirectional", options={**sizes, **options})
+    around = {
+        "expand": block.d_inner // block.d_model,
+        "d_conv": block.d_conv,
+        "activation": entry["options"].get("activation", "auto"),
+        "dropout": block.dropout.p,
+        "variant": "own",
+    }
+    return BlockSpec(layer=layer, block="bidirectional", options={**around, **options})
 
 
 @torch.no_grad()
