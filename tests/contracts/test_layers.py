@@ -509,6 +509,10 @@ def test_wrong_arguments_are_named(entry: str) -> None:
     x = torch.randn(2, 4, WIDTH, dtype=torch.float64)
     with pytest.raises(ValueError, match="x: got shape"):
         module(x[..., 1:])
+    with pytest.raises(TypeError, match=r"x: got dtype torch\.float32, expected that of the parameters, torch\.float64"):
+        module(x.float())
+    with pytest.raises(TypeError, match=r"x: got dtype torch\.int64"):
+        module(x.long())
     with pytest.raises(ValueError, match=r"valid: row 1 has more than one run"):
         module(x, valid=torch.tensor([[True] * 4, [True, False, True, True]]))
     with pytest.raises(ValueError, match="valid: got shape"):

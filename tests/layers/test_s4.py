@@ -106,3 +106,10 @@ def test_channels_may_share_their_systems():
 def test_impossible_settings_are_named(options, message):
     with pytest.raises(ValueError, match=message):
         S4(4, **options)
+
+
+def test_no_sequence_at_all():
+    layer = S4(4, d_state=4)
+    y, state = layer(torch.zeros(0, 9, 4), return_state=True)
+    assert y.shape == (0, 9, 4)
+    assert state.ssm.shape == (0, 4, 2, 2)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from longscan.layers.checks import check_steps
-from longscan.layers.parameters import Marked
+from longscan.layers.parameters import Marked, marks
 from longscan.layers.state import PhaseState, ScanState, State, no_sequence, restarted_rows, zero_rows
 
 Part = TypeVar("Part", bound="SequenceModule")
@@ -73,7 +73,8 @@ class SequenceModule(Marked, ABC):
             seq_idx: (B, L) integers >= 0, a new sequence starts wherever it changes, also against the state's last one.
             return_state: also return the state after the last valid step.
 
-        Returns y (B, L, d_model), or (y, state). Raises ValueError where an argument has the wrong shape or no meaning here.
+        Returns y (B, L, d_model), or (y, state). Raises ValueError where an argument has the wrong shape or no meaning here,
+        TypeError where it has the wrong dtype.
         """
         if self.checks_inputs:
             x, elapsed = self.admit(x, elapsed, valid, seq_idx)
@@ -114,6 +115,7 @@ class SequenceModule(Marked, ABC):
         """Check the arguments of `forward`; return x and elapsed with harmless values in the padding."""
         if x.ndim != 3 or x.shape[-1] != self.d_model:
             raise ValueError(f"x: got shape {tuple(x.shape)}, expected (batch, length, {self.d_model})")
+        self._check_dtype(x)
         if elapsed is not None and not self.irregular:
             raise ValueError(f"elapsed: {type(self).__name__} has no notion of elapsed time; leave it None")
         check_steps((x.shape[0], x.shape[1]), elapsed, valid, seq_idx)
@@ -121,6 +123,15 @@ class SequenceModule(Marked, ABC):
             return x, elapsed
         # Also keeps a NaN in the padding out of the gradients of the weights that see it.
         return torch.where(valid.unsqueeze(-1), x, 0), None if elapsed is None else torch.where(valid, elapsed, 1)
+
+    def _check_dtype(self, x: Tensor) -> None:
+        """TypeError unless x is of the parameters' dtype, or of half precision where all of these keep float32."""
+        dtypes = {parameter.dtype for parameter in self.parameters()}
+        if x.dtype in dtypes or torch.is_autocast_enabled(x.device.type):
+            return
+        half = x.dtype in (torch.bfloat16, torch.float16)
+        if not (half and all(marks(parameter).keep_float32 for parameter in self.parameters())):
+            raise TypeError(f"x: got dtype {x.dtype}, expected that of the parameters, {' or '.join(sorted(map(str, dtypes)))}")
 
     def adopt(self, part: Part) -> Part:
         """Make `part` a part of this module: it trusts what this module has checked; this module is what all its parts are."""

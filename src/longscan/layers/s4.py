@@ -151,7 +151,7 @@ class S4(SequenceLayer):
             decaying = decay(A_bar, readout, start, length).transpose(1, 2).to(u.dtype)
             since = (position - first.unsqueeze(1)).clamp(min=0)
             y = y + decaying.gather(1, since.unsqueeze(-1).expand_as(decaying))
-        return y, final.view(len(u), self.d_model, -1, 2).to(self.state_dtype)
+        return y, final.view(len(u), self.d_model, self.d_state // 2, 2).to(self.state_dtype)
 
     def initial_state(self, batch: int) -> ScanState:
         """Zeros: ssm (batch, D, N/2, 2)."""
