@@ -81,6 +81,13 @@ def test_every_layer_has_a_page_of_equations_with_numbers(root):
         assert page.count("\\tag{") >= 2, name
 
 
+def test_every_layer_says_what_elapsed_time_is_to_it(root):
+    rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \|$", (root / "docs/howto/irregular.md").read_text("utf-8"), re.MULTILINE)
+    told = {name.strip().replace("-", "").lower(): meaning for names, meaning in rows for name in re.split(r",| with ", names)}
+    for name, layer in LAYERS.items():
+        assert layer.irregular == (told[name] != "no meaning: a ValueError") or name == "s7", name
+
+
 def test_the_navigation_lists_every_page(root):
     class Loader(yaml.SafeLoader):
         """Reads mkdocs.yml."""

@@ -26,6 +26,11 @@ def test_states_within_states_select_move_and_count():
     assert moved.inner[0].ssm.dtype == torch.float64
     assert moved.inner[0].last_seq_idx.dtype == torch.int64
     assert isinstance(moved, Outer)
+    grown = ScanState(torch.ones(2, 3, requires_grad=True) * 2, torch.zeros(2, dtype=torch.int64))
+    assert grown.ssm.requires_grad
+    cut = Outer(None, (grown,)).detach()
+    assert not cut.inner[0].ssm.requires_grad
+    assert torch.equal(cut.inner[0].ssm, grown.ssm)
     assert state.to("meta").inner[0].last_seq_idx.device.type == "meta"
 
 

@@ -51,15 +51,21 @@ def _to(self: State, target: torch.dtype | torch.device | str) -> State:
     return map_state(move, self)
 
 
+def _detach(self: State) -> State:
+    """The same numbers, cut off from what made them: gradients go no further back."""
+    return map_state(Tensor.detach, self)
+
+
 def _nbytes(self: State) -> int:
     """Bytes of all tensors in the state."""
     return sum(x.nbytes for x in state_tensors(self))
 
 
 def layer_state(cls: T) -> T:
-    """Class decorator for NamedTuples: adds `select_rows(index)`, `to(dtype or device)` and the property `nbytes`."""
+    """Class decorator for NamedTuples: adds `select_rows(index)`, `to(dtype or device)`, `detach()` and the property `nbytes`."""
     cls.select_rows = _select_rows  # type: ignore[attr-defined]
     cls.to = _to  # type: ignore[attr-defined]
+    cls.detach = _detach  # type: ignore[attr-defined]
     cls.nbytes = property(_nbytes)  # type: ignore[attr-defined]
     return cls
 
