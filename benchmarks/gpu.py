@@ -68,8 +68,9 @@ def turning_heads(shape: Shape) -> list[Tensor]:
     generator, dt, states = torch.Generator().manual_seed(1), inputs[1], shape["N"]
     inputs[2] = -torch.ones_like(inputs[2])
     turns = torch.tanh(torch.randn(shape["B"], shape["L"], 1, min(shape["R"], states // 2), generator=generator))
-    scale = dt * 2 * torch.rand(dt.shape, generator=generator)
-    return [*inputs, scale, torch.pi * dt.unsqueeze(-1) * turns, *(torch.ones(dt.shape[2], states) for _ in range(2))]
+    own, later = (dt * torch.rand(dt.shape, generator=generator) for _ in range(2))
+    biases = (torch.ones(dt.shape[2], states) for _ in range(2))
+    return [*inputs, own + later, own, torch.pi * dt.unsqueeze(-1) * turns, *biases]
 
 
 def factors(shape: Shape) -> list[Tensor]:
@@ -107,7 +108,7 @@ def _heads(*inputs: Tensor, backend: str) -> Tensor:
 
 
 def _turning_heads(*inputs: Tensor, backend: str) -> Tensor:
-    names = ("x", "dt", "A", "B", "C", "D", "input_scale", "angle", "B_bias", "C_bias")
+    names = ("x", "dt", "A", "B", "C", "D", "input_scale", "own_scale", "angle", "B_bias", "C_bias")
     return ssd_scan(**dict(zip(names, inputs, strict=True)), backend=backend)[0]
 
 
@@ -128,7 +129,7 @@ def _ssd(sizes: Shape, *bars: float, dtype: str = "bfloat16") -> Case:
 
 
 def _turning(sizes: Shape, *bars: float) -> Case:
-    wide = (1, 6, 7)  # dt, input_scale and angle, as in the layer
+    wide = (1, 6, 7, 8)  # dt, both scales and the angles, as in the layer
     return Case("turning", "ssd_scan", sizes, turning_heads, _turning_heads, bars or None, dtype="bfloat16", wide=wide)
 
 

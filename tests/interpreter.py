@@ -17,6 +17,7 @@ def interpret_quickly() -> None:
 
     scan_slices_at_once()
     multiply_at_once()
+    round_to_bfloat16()
     _triton_launch.PROGRAMS = 2
     for name, launch in _triton_launch.TABLE.items():
         steps = 128 if name in ("elementwise", "short_conv") else 64
@@ -26,7 +27,7 @@ def interpret_quickly() -> None:
 def multiply_at_once() -> None:
     """Let products of float64 be numpy's, not a column after another; `column_by_column` is the kernel's own way.
 
-    And let those of bfloat16 be products of numbers: the interpreter holds these as integers, and multiplies the integers.
+    And let those of bfloat16 be products of numbers: the interpreter multiplies the integers that it holds them as.
     """
     from longscan.ops.ssd_scan import triton as kernels
 
@@ -41,6 +42,32 @@ def multiply_at_once() -> None:
         return tl.dot(a, b, sums, input_precision=PRECISION)
 
     kernels._dot = dot
+
+
+def round_to_bfloat16() -> None:
+    """Let numbers become bfloat16 as on a GPU, to the nearest: the interpreter cuts digits off, and spoils integers."""
+    import numpy
+    import torch
+    import triton.language as tl
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    cast_others, convert_others = InterpreterBuilder.cast_impl, InterpreterBuilder.create_fp_to_fp
+
+    def cast(self: Any, source: Any, dtype: Any) -> Any:
+        old, new = source.dtype.scalar, dtype.scalar
+        if old == tl.bfloat16 and new != old:
+            single = (source.data.astype(numpy.uint32) << 16).view(numpy.float32)
+            return cast(self, TensorHandle(single, tl.float32), dtype)
+        if new == tl.bfloat16 and new != old:
+            rounded = torch.from_numpy(source.data.astype(numpy.float32)).to(torch.bfloat16)
+            return TensorHandle(rounded.view(torch.int16).numpy().view(numpy.uint16), tl.bfloat16)
+        return cast_others(self, source, dtype)
+
+    def convert(self: Any, source: Any, dtype: Any, rounding_mode: Any) -> Any:
+        narrow = tl.bfloat16 in (source.dtype.scalar, dtype.scalar)
+        return cast(self, source, dtype) if narrow else convert_others(self, source, dtype, rounding_mode)
+
+    InterpreterBuilder.cast_impl, InterpreterBuilder.create_fp_to_fp = cast, convert
 
 
 def scan_slices_at_once() -> None:

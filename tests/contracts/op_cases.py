@@ -271,6 +271,7 @@ def _ssd(draw: st.DrawFn, batch: int, length: int, generator: torch.Generator) -
                 "D": random((heads,), generator),
                 "z": random((batch, length, heads, width), generator),
                 "input_scale": random((batch, length, heads), generator),
+                "own_scale": random((batch, length, heads), generator),
                 "angle": 4 * random((batch, length, heads, draw(st.integers(0, states // 2))), generator),
                 "B_bias": random((heads, states), generator),
                 "C_bias": random((heads, states), generator),

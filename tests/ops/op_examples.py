@@ -40,7 +40,7 @@ def example(op, dtype=torch.float32, length=5, batch=2, optional=True, masked=Tr
         if optional:
             inputs |= {"D": real(heads), "z": real(*steps, heads, channels)}
             inputs |= {"initial_state": real(batch, heads, channels, states)}
-            inputs |= {"input_scale": real(*steps, heads), "angle": real(*steps, heads, 1)}
+            inputs |= {"input_scale": real(*steps, heads), "own_scale": real(*steps, heads), "angle": real(*steps, heads, 1)}
             inputs |= {"B_bias": real(heads, states), "C_bias": real(heads, states)}
     elif op == "short_conv":
         inputs = {"u": real(*steps, channels), "weight": real(channels, 3)}

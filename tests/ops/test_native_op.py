@@ -39,8 +39,8 @@ def short(*args):
     return short_eager.short_conv(*args[:-1], apply_silu=args[-1])
 
 
-def ssd(x, dt, input_scale, A, B, C, D, B_bias, C_bias, angle, initial_state, flags, *_):
-    return ssd_eager.ssd_scan(x, dt, A, B, C, D, None, initial_state, input_scale, angle, B_bias, C_bias, flags)
+def ssd(x, dt, input_scale, own_scale, A, B, C, D, B_bias, C_bias, angle, initial_state, flags, *_):
+    return ssd_eager.ssd_scan(x, dt, A, B, C, D, None, initial_state, input_scale, own_scale, angle, B_bias, C_bias, flags)
 
 
 def stand_in(scan, inputs, keeps):
@@ -76,7 +76,7 @@ STAND_INS = {
     "selective_scan": stand_in(selective, 10, True),
     "unitary_scan": stand_in(unitary, 9, True),
     "short_conv": stand_in(short, 4, False),
-    "ssd_scan": stand_in(ssd, 11, True),
+    "ssd_scan": stand_in(ssd, 12, True),
 }
 
 

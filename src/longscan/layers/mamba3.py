@@ -13,7 +13,7 @@ x >= 0, 1 / (1 - x) below: positive, with slope; A_t is at most -1e-4.
 The input enters by a trapezoidal rule: lambda weighs its value at this step against that at the step before. So K_{t-1} belongs
 to the state. The authors turn B and C by the angles summed up so far; the state here is the same in a frame that turns along,
 and needs no such sum. `run` uses another form of the recurrence: with the weight s_t = lambda_t Delta_t + (1 - lambda_{t+1})
-Delta_{t+1} an input enters once, before the step that follows takes its share, and y_t must give that share back.
+Delta_{t+1} an input enters once, before the step that follows takes its share, and only y_t sees it with lambda_t Delta_t.
 """
 
 import math
@@ -105,13 +105,13 @@ class Mamba3Heads(Heads):
             return x.clone(), Mamba3State(ssm, last_x, last_map, last_seq_idx)
         size, wide = self.groups * self.d_state, self.D.dtype
         B, C, dt, a, r, w = torch.split(selected.to(wide), [size, size, *(self.heads,) * 3, self.pairs], -1)
-        B, C = self._map(B, self.B_norm, self.B_bias), self._map(C, self.C_norm, self.C_bias)
+        B, C = (self._normed(part, scale).to(x.dtype) for part, scale in ((B, self.B_norm), (C, self.C_norm)))
         u, dt = self.split(x), self.step_sizes(dt)
         if steps.elapsed is not None:
             dt = dt * steps.elapsed.unsqueeze(-1).to(wide)
         rate = torch.where(a >= 0, 1 + a, 1 / (1 - a.clamp(max=0))).clamp(min=SLOWEST)
         share = torch.sigmoid(r)
-        angle = dt.unsqueeze(-1) * (math.pi * torch.tanh(w)).unsqueeze(2)
+        angle = dt.unsqueeze(-1) * (-math.pi * torch.tanh(w)).unsqueeze(2)
 
         late = (1 - share) * dt  # (1 - lambda) Delta: what a step takes of the input before it
         ssm = ssm + _at(late, steps.valid, 0)[..., None, None] * last_x.unsqueeze(-1) * last_map.unsqueeze(-2)
@@ -125,25 +125,26 @@ class Mamba3Heads(Heads):
             self.D,
             initial_state=ssm,
             input_scale=share * dt + ahead,
-            angle=-angle,
+            own_scale=share * dt,
+            angle=angle,
+            B_bias=self.B_bias,
+            C_bias=self.C_bias,
             valid=steps.valid,
             seq_idx=steps.seq_idx,
             backend=self.backend,
         )
-        back = (ahead * (B * C).sum(-1)).unsqueeze(-1) * u
-        y = y - (back if steps.valid is None else torch.where(steps.valid[..., None, None], back, 0)).to(y.dtype)
         y = y.flatten(2) if steps.gate is None else y.flatten(2) * silu(steps.gate)
-        newest_x, newest_B = _at(u.to(wide), steps.valid, -1), _at(B, steps.valid, -1)
+        newest_x, newest_B = (_at(part, steps.valid, -1).to(wide) for part in (u, B))
+        newest_B = newest_B.repeat_interleave(self.heads // self.groups, 1) + self.B_bias
         if steps.valid is not None:
             some = steps.valid.any(1)[:, None, None]
             newest_x, newest_B = torch.where(some, newest_x, last_x), torch.where(some, newest_B, last_map)
         return y, Mamba3State(ssm, newest_x, newest_B, last_seq_idx)
 
-    def _map(self, selected: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
-        """B or C: normalised over its N, the groups' dealt out to the heads, with each head's bias: (B, L, H, N)."""
+    def _normed(self, selected: Tensor, scale: Tensor) -> Tensor:
+        """B or C of the groups, normalised over its N: (B, L, G, N)."""
         grouped = selected.reshape(*selected.shape[:2], self.groups, self.d_state)
-        normed = rms_norm(grouped, (self.d_state,), eps=1e-5) * scale.to(selected.dtype)
-        return normed.repeat_interleave(self.heads // self.groups, 2) + bias
+        return rms_norm(grouped, (self.d_state,), eps=1e-5) * scale.to(selected.dtype)
 
     def initial_state(self, batch: int) -> Mamba3State:
         """Zeros."""

@@ -49,7 +49,12 @@ OPS.register("unitary_scan")(
     Op(unitary_scan, _unitary_scan.NATIVE_BACKENDS, ("u", "dt", "z"), ("W", "bias", "B", "C", "D"))
 )
 OPS.register("ssd_scan")(
-    Op(ssd_scan, _ssd_scan.NATIVE_BACKENDS, ("x", "dt", "B", "C", "z", "input_scale", "angle"), ("A", "D", "B_bias", "C_bias"))
+    Op(
+        ssd_scan,
+        _ssd_scan.NATIVE_BACKENDS,
+        ("x", "dt", "B", "C", "z", "input_scale", "own_scale", "angle"),
+        ("A", "D", "B_bias", "C_bias"),
+    )
 )
 OPS.register("short_conv")(Op(short_conv, _short_conv.NATIVE_BACKENDS, ("u",), ("weight", "bias")))
 OPS.register("long_conv")(Op(long_conv, _long_conv.NATIVE_BACKENDS, ("u",), ("k",), stateful=False))

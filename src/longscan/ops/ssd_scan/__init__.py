@@ -14,7 +14,8 @@ from longscan.ops.ssd_scan import eager, reference
 NATIVE_BACKENDS = probe("ssd_scan", "triton")
 AUTO_STATES = 128  # with more states than these the Triton kernel spills registers, and auto takes eager
 
-_inputs = ("x", "dt", "input_scale", "A", "B", "C", "D", "B_bias", "C_bias", "angle", "initial_state")
+_inputs = ("x", "dt", "input_scale", "own_scale", "A", "B", "C", "D", "B_bias", "C_bias", "angle", "initial_state")
+_optional = ("input_scale", "own_scale", "D", "B_bias", "C_bias", "angle")
 
 
 def _shapes(module: Any, x: Tensor, *others: Any) -> tuple[tuple[int, ...], ...]:
@@ -25,13 +26,13 @@ def _shapes(module: Any, x: Tensor, *others: Any) -> tuple[tuple[int, ...], ...]
 
 _native = NativeOp(
     "ssd_scan",
-    inputs=("x", "dt", "input_scale?", "A", "B", "C", "D?", "B_bias?", "C_bias?", "angle?", "initial_state", "flags?"),
+    inputs=(*(f"{name}?" if name in _optional else name for name in _inputs), "flags?"),
     constants=("keep",),
     outputs=("y", "final", "chunk_states"),
     saved=(*_inputs, "flags", "final", "chunk_states"),
     gradients={name: name for name in _inputs},
     shapes=_shapes,
-    batched=lambda _: ("x", "dt", "input_scale", "B", "C", "angle", "initial_state", "flags"),
+    batched=lambda _: ("x", "dt", "input_scale", "own_scale", "B", "C", "angle", "initial_state", "flags"),
 )
 
 
@@ -46,6 +47,7 @@ def ssd_scan(
     initial_state: Tensor | None = None,
     *,
     input_scale: Tensor | None = None,
+    own_scale: Tensor | None = None,
     angle: Tensor | None = None,
     B_bias: Tensor | None = None,
     C_bias: Tensor | None = None,
@@ -56,8 +58,9 @@ def ssd_scan(
     """h_t = exp(dt_t A) R(angle_t) h_{t-1} + s_t x_t B_t^T,  y_t = (h_t C_t + D x_t) silu(z_t),  head by head.
 
     The inputs are weighed by s = dt, or by `input_scale`. Dao and Gu, "Transformers are SSMs" (arXiv:2405.21060), section 6.
-    The trapezoidal rule of Mamba-3 needs nothing else: a step's two weights, that of its own and that of the next step, add up
-    to its `input_scale`, and what the first output must not yet see is subtracted from the skip (`longscan.layers.Mamba3`).
+    With `own_scale`, o, y_t sees its own input with another weight than later outputs do: h_t + (o_t - s_t) x_t B_t^T in place of
+    h_t. That makes one scan of Mamba-3's trapezoidal rule, whose inputs have a weight at their own step and one at the next: the
+    output of their own step sees them with the first, later ones with the sum of both (`longscan.layers.Mamba3`).
 
     Args:
         x: (B, L, H, P) inputs of H heads of width P; y has their dtype.
@@ -67,6 +70,7 @@ def ssd_scan(
         D: (H,) skip. z: (B, L, H, P) gate.
         initial_state: (B, H, P, N); zeros when None.
         input_scale: (B, L, H) weights of the inputs; dt when None.
+        own_scale: (B, L, H) weights of the inputs in the outputs of their own steps; those of the inputs when None.
         angle: (B, L, H, R), 2R <= N: R(angle) turns the first R pairs of neighbouring entries of the N by these radians.
         B_bias, C_bias: (H, N), what each head adds to what it takes of B or C.
         valid: (B, L) bool; where False the step is as if absent and y is 0 there.
@@ -94,6 +98,7 @@ def ssd_scan(
         ("z", z, (batch, length, heads, width)),
         ("initial_state", initial_state, (batch, heads, width, states)),
         ("input_scale", input_scale, (batch, length, heads)),
+        ("own_scale", own_scale, (batch, length, heads)),
         ("angle", angle, (batch, length, heads, -1)),
         ("B_bias", B_bias, (heads, states)),
         ("C_bias", C_bias, (heads, states)),
@@ -106,7 +111,7 @@ def ssd_scan(
     out = x.dtype
     if initial_state is None:
         initial_state = torch.zeros(batch, heads, width, states, dtype=torch.float32, device=x.device)
-    given = (x, dt, A, B, C, D, z, initial_state, input_scale, angle, B_bias, C_bias)
+    given = (x, dt, A, B, C, D, z, initial_state, input_scale, own_scale, angle, B_bias, C_bias)
     wide = state_dtype(*given)
     unsuited = f"more than {AUTO_STATES} states" if states > AUTO_STATES else "float64" if wide == torch.float64 else None
     chosen = resolve("ssd_scan", backend, x, NATIVE_BACKENDS, unsuited)
@@ -136,6 +141,7 @@ def _run_native(
     z: Tensor | None,
     initial_state: Tensor,
     input_scale: Tensor | None,
+    own_scale: Tensor | None,
     angle: Tensor | None,
     B_bias: Tensor | None,
     C_bias: Tensor | None,
@@ -144,7 +150,7 @@ def _run_native(
     backend: str,
 ) -> tuple[Tensor, Tensor]:
     """As `reference.ssd_scan`, by a kernel that knows no gates."""
-    inputs = (x, dt, input_scale, A, B, C, D, B_bias, C_bias, angle, initial_state)
+    inputs = (x, dt, input_scale, own_scale, A, B, C, D, B_bias, C_bias, angle, initial_state)
     y, final, _ = _native(*inputs, flags, keeps_chunk_states(*inputs), backend)
     if z is not None:
         y = y * silu(mask(flags, z)[0])

@@ -30,6 +30,7 @@ def _chunk(
     C: Tensor,
     z: Tensor | None,
     input_scale: Tensor | None,
+    own_scale: Tensor | None,
     angle: Tensor | None,
     flags: Tensor | None,
     A: Tensor,
@@ -38,7 +39,7 @@ def _chunk(
     C_bias: Tensor | None,
     state: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    x, dt, B, C, z, input_scale, angle = mask(flags, x, dt, B, C, z, input_scale, angle)
+    x, dt, B, C, z, input_scale, own_scale, angle = mask(flags, x, dt, B, C, z, input_scale, own_scale, angle)
     batch, length, heads, width = x.shape
     if angle is not None or B_bias is not None or C_bias is not None:
         B, C = of_heads(B, heads, B_bias), of_heads(C, heads, C_bias)
@@ -66,7 +67,8 @@ def _chunk(
     to_end = decay[..., -1, :]
 
     per_group = (batch, groups, heads // groups)
-    weights = (C @ B.transpose(2, 3)).unsqueeze(2) * decay.reshape(*per_group, length, length)
+    within = decay if own_scale is None else torch.where(later, decay, 0)
+    weights = (C @ B.transpose(2, 3)).unsqueeze(2) * within.reshape(*per_group, length, length)
     own = (weights.flatten(1, 2) @ drive).transpose(1, 2)
     carried = C @ state.reshape(batch, groups, -1, state.shape[-1]).transpose(2, 3)  # (B, G, L, heads of a group * P)
     carried = carried.reshape(batch, groups, length, -1, width).transpose(2, 3).flatten(1, 2)
@@ -75,6 +77,9 @@ def _chunk(
     state = from_start[..., -1:, None] * state + entering.reshape(state.shape)
     if turned is not None:
         state = turn(state, turned[:, -1].unsqueeze(2))
+    if own_scale is not None:
+        now = (C * B).sum(-1).repeat_interleave(heads // groups, 1).transpose(1, 2)
+        y = y + (now * own_scale).unsqueeze(-1) * x
     y = y if D is None else y + D.unsqueeze(-1) * x
     y = y if z is None else y * silu(z)
     return y if flags is None else torch.where(marks(flags, 4)[0], 0, y), state
@@ -90,10 +95,12 @@ def ssd_scan(
     z: Tensor | None,
     initial_state: Tensor,
     input_scale: Tensor | None,
+    own_scale: Tensor | None,
     angle: Tensor | None,
     B_bias: Tensor | None,
     C_bias: Tensor | None,
     flags: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """As `reference.ssd_scan`; memory beyond the output is bounded by a chunk."""
-    return scan_chunks(_chunk, (x, dt, B, C, z, input_scale, angle, flags), (A, D, B_bias, C_bias), initial_state, empty=x)
+    per_step = (x, dt, B, C, z, input_scale, own_scale, angle, flags)
+    return scan_chunks(_chunk, per_step, (A, D, B_bias, C_bias), initial_state, empty=x)

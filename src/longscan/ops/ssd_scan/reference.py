@@ -27,6 +27,7 @@ def ssd_scan(
     z: Tensor | None,
     initial_state: Tensor,
     input_scale: Tensor | None,
+    own_scale: Tensor | None,
     angle: Tensor | None,
     B_bias: Tensor | None,
     C_bias: Tensor | None,
@@ -34,25 +35,27 @@ def ssd_scan(
 ) -> tuple[Tensor, Tensor]:
     """h_t = exp(dt_t A) R(angle_t) h_{t-1} + s_t x_t B_t^T, y_t = h_t C_t + D x_t, times silu(z_t); s is input_scale, or dt.
 
-    x, z: (B, L, H, P); dt, input_scale: (B, L, H); A, D: (H,); B, C: (B, L, G, N), each group serving H / G heads; angle:
-    (B, L, H, R); initial_state: (B, H, P, N). R turns the first R pairs of the N entries. A head adds its row of the biases
-    (H, N) to what it takes of B and C. Returns y and the final state.
+    y_t sees its own input with the weight own_scale where that is given. x, z: (B, L, H, P); dt, input_scale, own_scale:
+    (B, L, H); A, D: (H,); B, C: (B, L, G, N), each group serving H / G heads, which add their rows of the biases (H, N); angle:
+    (B, L, H, R); initial_state: (B, H, P, N). R turns the first R pairs of the N entries. Returns y and the final state.
     """
-    x, dt, B, C, z, input_scale, angle = mask(flags, x, dt, B, C, z, input_scale, angle)
+    x, dt, B, C, z, input_scale, own_scale, angle = mask(flags, x, dt, B, C, z, input_scale, own_scale, angle)
     scale = dt if input_scale is None else input_scale
     B, C = of_heads(B, x.shape[2], B_bias), of_heads(C, x.shape[2], C_bias)
     state, outputs = initial_state, []
     for t in range(x.shape[1]):
         decay = torch.exp(dt[:, t] * A)[..., None, None]
-        entering = (scale[:, t, :, None] * x[:, t]).unsqueeze(-1) * B[:, t, :, None]
+        entering = x[:, t].unsqueeze(-1) * B[:, t, :, None]
         before = state
         if flags is not None:
             before = torch.where(marks(flags[:, t], 4)[1], 0, state)
         if angle is not None:
             before = turn(before, angle[:, t, :, None])
-        after = decay * before + entering
+        before = decay * before
+        after = before + scale[:, t, :, None, None] * entering
+        seen = after if own_scale is None else before + own_scale[:, t, :, None, None] * entering
         state = after if flags is None else torch.where(marks(flags[:, t], 4)[0], state, after)
-        outputs.append((state * C[:, t, :, None]).sum(-1))
+        outputs.append((seen * C[:, t, :, None]).sum(-1))
     y = torch.stack(outputs, 1) if outputs else x.clone()
     y = y if D is None else y + D.unsqueeze(-1) * x
     y = y if z is None else y * silu(z)

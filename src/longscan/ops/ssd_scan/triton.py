@@ -69,6 +69,17 @@ def _chunk(dt, scale, A, flags, at, step, length, heads, Q: tl.constexpr):
 
 
 @triton.jit
+def _weights(weight, own_scale, at, ok, heads, Q: tl.constexpr):
+    """Weights of the inputs of a chunk in its outputs, (Q, Q) or (1, Q), and in those of their own steps, (Q,)."""
+    own, weights = weight, weight[None, :]
+    if own_scale is not None:
+        here = tl.arange(0, Q)
+        own = tl.load(own_scale + at * heads, mask=ok, other=0.0)
+        weights = tl.where(here[:, None] == here[None, :], own[None, :], weights)
+    return weights, own
+
+
+@triton.jit
 def _dot(a, b, sums, PRECISION: tl.constexpr):
     """sums + a b, on matrix units but for float64, whose instructions there Triton (3.6) gets wrong for some tiles."""
     if a.dtype == tl.float64:
@@ -114,9 +125,9 @@ def _program(heads, parts, groups, P, N, PB: tl.constexpr, NB: tl.constexpr):
 
 @triton.jit(do_not_specialize=["length", "chunks", "splits", "span", "rows", "groups", "parts"])
 def scan(
-    x, dt, scale, A, B, C, D, flags, initial, y, final, kept, mult, ends, length, chunks, splits, span, rows, stride,
-    heads, groups, parts, P, N, SUMMARY: tl.constexpr, SPLIT: tl.constexpr, Q: tl.constexpr, PB: tl.constexpr, NB: tl.constexpr,
-    PRECISION: tl.constexpr,
+    x, dt, scale, own_scale, A, B, C, D, flags, initial, y, final, kept, mult, ends, length, chunks, splits, span,
+    rows, stride, heads, groups, parts, P, N, SUMMARY: tl.constexpr, SPLIT: tl.constexpr, Q: tl.constexpr, PB: tl.constexpr,
+    NB: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """`span` chunks of one head: y, and where `kept` (B, stride) is given the state before every chunk, (chunks, H, P, N).
 
@@ -133,6 +144,8 @@ def scan(
     dt += head
     if scale is not None:
         scale += head
+    if own_scale is not None:
+        own_scale += head
     if D is not None:
         skip = tl.load(D + (b // rows) * heads + head)
     held = rate * 0.0 + 1.0
@@ -152,7 +165,8 @@ def scan(
             if kept is not None:
                 tl.store(kept + b * stride + chunk * size + place, state.to(dtype), mask=live)
             out = _tile(C + group * N, at, groups * N, n, N, ok)
-            scores = _dot(out, tl.trans(into), square, PRECISION) * decay * weight[None, :]
+            weights, _own = _weights(weight, own_scale, at, ok, heads, Q)
+            scores = _dot(out, tl.trans(into), square, PRECISION) * decay * weights
             found = _dot(out, tl.trans(state.to(dtype)), by_p, PRECISION) * start[:, None]
             found = _dot(scores.to(dtype), inputs, found, PRECISION)
             if D is not None:
@@ -172,9 +186,9 @@ def scan(
 
 @triton.jit(do_not_specialize=["batch", "length", "chunks", "splits", "span", "rows", "groups", "parts"])
 def scan_backward(
-    grad_y, x, dt, scale, A, B, C, D, flags, adjoint, kept, dx, d_dt, d_scale, dB, dC, d_initial, sums, edges, mult, ends, batch,
-    R, length, chunks, splits, span, rows, stride, heads, groups, parts, P, N, SUMMARY: tl.constexpr, SPLIT: tl.constexpr,
-    Q: tl.constexpr, PB: tl.constexpr, NB: tl.constexpr, PRECISION: tl.constexpr,
+    grad_y, x, dt, scale, own_scale, A, B, C, D, flags, adjoint, kept, dx, d_dt, d_scale, d_own, dB, dC, d_initial, sums, edges,
+    mult, ends, batch, R, length, chunks, splits, span, rows, stride, heads, groups, parts, P, N, SUMMARY: tl.constexpr,
+    SPLIT: tl.constexpr, Q: tl.constexpr, PB: tl.constexpr, NB: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """`span` chunks of one head from the last to the first: dx; parts of the others, (parts, B, L, H[, N]), and of dA and dD.
 
@@ -192,6 +206,8 @@ def scan_backward(
     dt += head
     if scale is not None:
         scale += head
+    if own_scale is not None:
+        own_scale += head
     held, sum_A, sum_D = rate * 0.0 + 1.0, rate * 0.0, rate * 0.0
     if SUMMARY:
         after = tl.zeros((PB, NB), rate.dtype)
@@ -217,8 +233,15 @@ def scan_backward(
             # what the outputs and the next state make of the inputs
             scores = _dot(out, tl.trans(into), square, PRECISION) * decay
             late = _dot(into, tl.trans(carried), by_p, PRECISION) * end[:, None]
-            both = _dot(tl.trans(scores.to(dtype)), grads, late, PRECISION)
+            later = scores if own_scale is None else tl.where(here[:, None] == here[None, :], 0.0, scores)
+            both = _dot(tl.trans(later.to(dtype)), grads, late, PRECISION)
             found = both * weight[:, None]
+            weights, own = _weights(weight, own_scale, at, ok, heads, Q)
+            if own_scale is not None:
+                now = tl.sum(scores - later, 1)
+                found += grads * (now * own)[:, None]
+                to = ((part * batch + b) * length + step) * heads + head
+                tl.store(d_own + to, now * tl.sum(grads.to(rate.dtype) * inputs, 1), mask=step < length)
             if D is not None:
                 found += tl.load(D + (b // rows) * heads + head) * grads
                 sum_D += tl.sum(tl.sum(grads.to(rate.dtype) * inputs, 1), 0)
@@ -227,16 +250,16 @@ def scan_backward(
             d_weight = tl.sum(inputs * both, 1)
             passed_on = tl.sum(inputs * late, 1) * weight
             # of B and C
-            products = _dot(grads, tl.trans(inputs), square, PRECISION) * weight[None, :]
-            own = (products * decay).to(dtype)
+            products = _dot(grads, tl.trans(inputs), square, PRECISION) * weights
+            within = (products * decay).to(dtype)
             read = _dot(from_start, before, by_n, PRECISION)
             carried_out = tl.sum(out * read, 1)
             to = ((part * batch + b) * length + step)[:, None] * (heads * N) + head * N + n[None, :]
             mask = present & (n < N)[None, :]
-            d_out = _dot(own, into, read, PRECISION)
+            d_out = _dot(within, into, read, PRECISION)
             tl.store(dC + to, tl.where(ok[:, None], d_out, 0.0).to(dC.dtype.element_ty), mask=mask)
             written = _dot((inputs * (end * weight)[:, None]).to(dtype), carried, by_n, PRECISION)
-            d_into = _dot(tl.trans(own), out, written, PRECISION)
+            d_into = _dot(tl.trans(within), out, written, PRECISION)
             tl.store(dB + to, tl.where(ok[:, None], d_into, 0.0).to(dB.dtype.element_ty), mask=mask)
             # of a step's log decay: what passes over the step, within the chunk, to its end, from its start, and through it
             over = (here[None, :] >= here[:, None]).to(dtype)
@@ -337,6 +360,7 @@ def forward(
     x: Tensor,
     dt: Tensor,
     input_scale: Tensor | None,
+    own_scale: Tensor | None,
     A: Tensor,
     B: Tensor,
     C: Tensor,
@@ -358,7 +382,7 @@ def forward(
         starts, end = turns.phases(maps)
         if maps.change:
             B, C = turns.turn(maps, starts)
-        y, final, kept = _forward(x, dt, input_scale, A, B, C, D, initial_state, flags, keep)
+        y, final, kept = _forward(x, dt, input_scale, own_scale, A, B, C, D, initial_state, flags, keep)
         if end is not None:
             final, _ = turns.turn_final(final, end)
     return y, final, kept
@@ -382,6 +406,7 @@ def _forward(
     x: Tensor,
     dt: Tensor,
     input_scale: Tensor | None,
+    own_scale: Tensor | None,
     A: Tensor,
     B: Tensor,
     C: Tensor,
@@ -396,7 +421,7 @@ def _forward(
     shape = chunk_states_shape(p.batch, p.length, x.element_size(), initial_state.element_size(), *initial_state.shape[1:])
     kept = initial_state.new_empty(shape if keep else (0,))
     states = kept.view(x.dtype) if keep else None
-    inputs = (x, dt, input_scale, A, B, C, D, flags)
+    inputs = (x, dt, input_scale, own_scale, A, B, C, D, flags)
     start = initial_state
     if p.split.splits > 1:
         mult, ends = (initial_state.new_empty((p.batch, p.split.splits, p.size)) for _ in range(2))
@@ -424,6 +449,7 @@ def backward(
     x: Tensor,
     dt: Tensor,
     input_scale: Tensor | None,
+    own_scale: Tensor | None,
     A: Tensor,
     B: Tensor,
     C: Tensor,
@@ -436,7 +462,7 @@ def backward(
     final: Tensor,
     chunk_states: Tensor,
 ) -> tuple[Tensor, ...]:
-    """Gradients of x, dt, input_scale, A, B, C, D, the biases, angle and initial_state; empty where the input is None."""
+    """Gradients of x, dt, both scales, A, B, C, D, both biases, angle and initial_state; empty where the input is None."""
     others: tuple[Tensor | None, ...] = (None, None, None)
     with launch.on_device(x):
         maps = _maps(x, A, B, C, B_bias, C_bias, angle, flags)
@@ -445,16 +471,16 @@ def backward(
             grad_final, grad_end = turns.turn_final(grad_final, end, final)
         if maps.change:
             B, C = turns.turn(maps, starts)
-        dx, d_dt, d_scale, dA, dB, dC, dD, d_initial, edges = _backward(
-            grad_y, grad_final, x, dt, input_scale, A, B, C, D, initial_state, flags, chunk_states, maps.pairs
+        dx, d_dt, *scales, dA, dB, dC, dD, d_initial, edges = _backward(
+            grad_y, grad_final, x, dt, input_scale, own_scale, A, B, C, D, initial_state, flags, chunk_states, maps.pairs
         )
         if end is not None:
             edges[:, -1] = grad_end
         if maps.change:
             del B, C  # what was turned
             dB, dC, others = turns.turn_back(maps, starts, dB, dC, edges)
-    optional = (initial_state.new_empty(0) if grad is None else grad for grad in (dD, *others))
-    return dx, d_dt, initial_state.new_empty(0) if d_scale is None else d_scale, dA, dB, dC, *optional, d_initial
+    found = (dx, d_dt, *scales, dA, dB, dC, dD, *others, d_initial)
+    return tuple(initial_state.new_empty(0) if grad is None else grad for grad in found)
 
 
 def _backward(
@@ -463,6 +489,7 @@ def _backward(
     x: Tensor,
     dt: Tensor,
     input_scale: Tensor | None,
+    own_scale: Tensor | None,
     A: Tensor,
     B: Tensor,
     C: Tensor,
@@ -472,7 +499,7 @@ def _backward(
     chunk_states: Tensor,
     pairs: int,
 ) -> tuple[Any, ...]:
-    """Gradients of x, dt, input_scale, A, B, C, D and initial_state, None where the input is; nothing turns.
+    """Gradients of x, dt, both scales, A, B, C, D and initial_state, None where the input is; nothing turns.
 
     And of turns of `pairs` pairs of the states after all chunks but the last, (B, chunks, H, pairs).
     """
@@ -480,24 +507,25 @@ def _backward(
     split, like = p.split, initial_state
     dx, d_initial, states = torch.empty_like(x), torch.empty_like(initial_state), chunk_states.view(x.dtype)
     d_dt = like.new_empty((p.parts, *dt.shape))
-    d_scale = None if input_scale is None else torch.empty_like(d_dt)
+    d_scale, d_own = (None if given is None else torch.empty_like(d_dt) for given in (input_scale, own_scale))
     dB, dC = ((like if pairs else x).new_empty((p.parts, *dt.shape, B.shape[-1])) for _ in range(2))
     sums = like.new_empty((2, p.batch, split.splits, p.parts, p.heads))
     edges = like.new_empty((p.parts, p.batch, split.tiles, p.heads, pairs)) if pairs else None
-    inputs = (grad_y, x, dt, input_scale, A, B, C, D, flags)
+    inputs = (grad_y, x, dt, input_scale, own_scale, A, B, C, D, flags)
     adjoint = grad_final
     if split.splits > 1:
         mult, ends = (like.new_empty((p.batch, split.splits, p.size)) for _ in range(2))
         adjoint = like.new_empty((p.batch, split.splits + 1, p.size))
-        _scan_backward(p, (*inputs, *[None] * 10, mult, ends), pairs, 0, True)
+        _scan_backward(p, (*inputs, *[None] * 11, mult, ends), pairs, 0, True)
         _chain(p, mult, ends, grad_final, adjoint, True)
-    outputs = (adjoint, states, dx, d_dt, d_scale, dB, dC, d_initial, sums, edges, None, None)
+    outputs = (adjoint, states, dx, d_dt, d_scale, d_own, dB, dC, d_initial, sums, edges, None, None)
     _scan_backward(p, (*inputs, *outputs), pairs, states.stride(0), False)
     dA, dD = sums.view(2, p.batch // p.rows, -1, p.heads).sum(2)
     if dB.numel() > B.numel():
         dB, dC = (part.view(p.parts, *B.shape[:3], -1, B.shape[-1]).sum((0, 4)) for part in (dB, dC))
+    scales = (None if part is None else part.sum(0) for part in (d_scale, d_own))
     return (
-        dx, d_dt.sum(0), None if d_scale is None else d_scale.sum(0), dA.reshape(A.shape), dB.view(B.shape), dC.view(B.shape),
+        dx, d_dt.sum(0), *scales, dA.reshape(A.shape), dB.view(B.shape), dC.view(B.shape),
         None if D is None else dD.reshape(D.shape), d_initial, None if edges is None else edges.sum(0),
     )  # fmt: skip
 
