@@ -25,7 +25,6 @@ from longscan.layers.parameters import mark
 from longscan.layers.state import State, layer_state, restarted_rows, zero_rows
 from longscan.ops import short_conv
 
-
 Activation = Literal["auto", "silu"]
 
 
@@ -175,8 +174,7 @@ def convolve(
 
 def scan(layer: SequenceLayer, x: Tensor, gate: Tensor, state: State, steps: Steps) -> tuple[Tensor, State]:
     """The layer's gated output and state."""
-    y, state = layer(x, state, gate=gate, elapsed=steps.elapsed, valid=steps.valid, seq_idx=steps.seq_idx, return_state=True)
-    return y, state
+    return layer.within(x, state, steps._replace(gate=gate))
 
 
 def _recomputed(function: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:

@@ -61,7 +61,7 @@ class GLUBlock(SequenceModule):
 
     def run(self, x: Tensor, state: State, steps: Steps) -> tuple[Tensor, State]:
         """See the top of the file."""
-        u, state = self.layer(x, state, elapsed=steps.elapsed, valid=steps.valid, seq_idx=steps.seq_idx, return_state=True)
+        u, state = self.layer.within(x, state, steps)
         return hide_padding(self.mix(u), steps.valid), state
 
     def mix(self, u: Tensor) -> Tensor:

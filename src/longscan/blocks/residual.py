@@ -61,7 +61,7 @@ class Residual(SequenceModule):
     def run(self, x: Tensor, state: State, steps: Steps) -> tuple[Tensor, State]:
         """See the top of the file."""
         inner = x if self.kind == "post" else self._normed(x, steps.valid)
-        y, state = self.block(inner, state, elapsed=steps.elapsed, valid=steps.valid, seq_idx=steps.seq_idx, return_state=True)
+        y, state = self.block.within(inner, state, steps)
         x, valid = self.shorten(x, steps), self.shorten_steps(steps).valid
         y = x + y
         return (_keep(self.norm(y), valid, x) if self.kind == "post" else y), state

@@ -21,7 +21,8 @@ def flip_valid(x: Tensor, valid: Tensor | None) -> Tensor:
 def reversed_steps(steps: Steps) -> Steps:
     """What comes with the inputs, for the reversed sequence: the time before a step is now the time to the one that followed it.
 
-    1 stands before the last step of each sequence, as nothing is known of what follows. The gate is left out.
+    1 stands before the last step of each sequence, as nothing is known of what follows. The gate is left out, and no state is
+    wanted: it would be that before the first step.
     """
     elapsed, valid, seq_idx = steps.elapsed, steps.valid, steps.seq_idx
     if elapsed is not None:
@@ -30,4 +31,4 @@ def reversed_steps(steps: Steps) -> Steps:
             follows = follows & (seq_idx[:, 1:] == seq_idx[:, :-1])
         until_next = torch.cat([torch.where(follows, elapsed[:, 1:], 1), torch.ones_like(elapsed[:, :1])], 1)
         elapsed = flip_valid(until_next, valid)
-    return Steps(elapsed, valid, None if seq_idx is None else flip_valid(seq_idx, valid))
+    return Steps(elapsed, valid, None if seq_idx is None else flip_valid(seq_idx, valid), final=False)

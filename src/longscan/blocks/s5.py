@@ -80,7 +80,7 @@ class S5Block(GLUBlock):
             return super().run(x, state, steps)
         if steps.seq_idx is not None:
             raise ValueError(f"seq_idx: windows of {self.stride} steps would reach over sequences; pad them instead")
-        u, state = self.layer(x, state, elapsed=steps.elapsed, valid=steps.valid, return_state=True)
+        u, state = self.layer.within(x, state, steps)
         y = self.mix(windows.shorten(u, steps, self.stride, "last"))
         return hide_padding(y, self.shorten_steps(steps).valid), state
 

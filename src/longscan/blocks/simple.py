@@ -47,7 +47,7 @@ class SimpleBlock(SequenceModule):
 
     def run(self, x: Tensor, state: State, steps: Steps) -> tuple[Tensor, State]:
         """See the top of the file."""
-        y, state = self.layer(x, state, elapsed=steps.elapsed, valid=steps.valid, seq_idx=steps.seq_idx, return_state=True)
+        y, state = self.layer.within(x, state, steps)
         y = glu(self.out_proj(self.dropout(gelu(y))), -1)
         return hide_padding(y, steps.valid), state
 

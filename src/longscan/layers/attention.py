@@ -98,8 +98,8 @@ class Attention(SequenceLayer):
         outputs = []
         for start in range(0, x.shape[1], size):
             piece = slice(start, start + size)
-            given = (None if part is None else part[:, piece] for part in steps[:3])
-            y, state = self._attend(x[:, piece], state, Steps(*given))
+            elapsed, valid, seq_idx = (None if part is None else part[:, piece] for part in steps[:3])
+            y, state = self._attend(x[:, piece], state, Steps(elapsed, valid, seq_idx))
             outputs.append(y)
             state = state if self.window is None else self._windowed(state)
         return (torch.cat(outputs, 1) if outputs else x.clone()), state

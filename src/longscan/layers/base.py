@@ -7,20 +7,24 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-from longscan.layers.checks import check_steps
+from longscan.layers.checks import check_steps, transformed
 from longscan.layers.parameters import Marked, marks
-from longscan.layers.state import PhaseState, ScanState, State, no_sequence, restarted_rows, zero_rows
+from longscan.layers.state import PhaseState, ScanState, State, no_sequence, restarted_rows, state_tensors, zero_rows
 
 Part = TypeVar("Part", bound="SequenceModule")
 
 
 class Steps(NamedTuple):
-    """What comes with the inputs, None where nothing does: elapsed, valid and seq_idx (B, L), and gate (B, L, D)."""
+    """What comes with the inputs, None where nothing does: elapsed, valid and seq_idx (B, L), and gate (B, L, D).
+
+    final: whether the state after the last step is wanted; where it is not, None may stand for one that costs much.
+    """
 
     elapsed: Tensor | None = None
     valid: Tensor | None = None
     seq_idx: Tensor | None = None
     gate: Tensor | None = None
+    final: bool = True
 
 
 class SequenceModule(Marked, ABC):
@@ -44,6 +48,7 @@ class SequenceModule(Marked, ABC):
         super().__init__()
         # False inside a block or a model, which has checked and cleaned its inputs: see `adopt`.
         self.checks_inputs = True
+        self._form_of_states: tuple[type, list[torch.Size]] | None = None  # what an initial state is, once one was asked for
 
     @abstractmethod
     def run(self, x: Tensor, state: State, steps: Steps) -> tuple[Tensor, State]:
@@ -78,13 +83,24 @@ class SequenceModule(Marked, ABC):
         """
         if self.checks_inputs:
             x, elapsed = self.admit(x, elapsed, valid, seq_idx)
-        y, state = self.run(x, state, Steps(elapsed, valid, seq_idx))
+            self.check_state(state, len(x))
+        y, state = self.run(x, state, Steps(elapsed, valid, seq_idx, final=return_state))
         return (y, state) if return_state else y
+
+    def within(self, x: Tensor, state: State, steps: Steps) -> tuple[Tensor, State]:
+        """`run` for the module around this one, by a call, so that hooks see it; state None unless `steps.final`."""
+        found = self(x, state, elapsed=steps.elapsed, valid=steps.valid, seq_idx=steps.seq_idx, return_state=steps.final)
+        return found if steps.final else (found, None)
 
     def step(
         self, x_t: Tensor, state: State, *, elapsed: Tensor | None = None, active: Tensor | None = None
     ) -> tuple[Tensor, State]:
-        """One step: x_t (B, d_model), elapsed (B,), active (B,) bool; rows that are not active keep their state and give 0."""
+        """One step: x_t (B, d_model), elapsed (B,), active (B,) bool; rows that are not active keep their state and give 0.
+
+        ValueError where steps depend on those to come.
+        """
+        if not self.streaming:
+            raise ValueError(f"step: {type(self).__name__} needs the steps to come, too")
         y, state = self(
             x_t.unsqueeze(1),
             state,
@@ -123,6 +139,25 @@ class SequenceModule(Marked, ABC):
             return x, elapsed
         # Also keeps a NaN in the padding out of the gradients of the weights that see it.
         return torch.where(valid.unsqueeze(-1), x, 0), None if elapsed is None else torch.where(valid, elapsed, 1)
+
+    def check_state(self, state: State, batch: int) -> None:
+        """TypeError or ValueError unless a state is None, or of this module and of `batch` rows; not looked at in transforms."""
+        if state is None or transformed():
+            return
+        if self._form_of_states is None:
+            blank = self.initial_state(1)
+            self._form_of_states = type(blank), [part.shape[1:] for part in state_tensors(blank)]
+        kind, shapes = self._form_of_states
+        if type(state) is not kind:
+            raise TypeError(f"state: got a {type(state).__name__}, expected the {kind.__name__} of a {type(self).__name__}")
+        parts = state_tensors(state)
+        wanted = [(batch, *shape) for shape in shapes]
+        if len(parts) != len(wanted) or any(  # an axis without a size of its own grows with the steps
+            part.ndim != len(shape) or any(size not in (got, 0) for size, got in zip(shape, part.shape, strict=True))
+            for part, shape in zip(parts, wanted, strict=False)
+        ):
+            found = ", ".join(str(tuple(part.shape)) for part in parts)
+            raise ValueError(f"state: got tensors of shapes {found}, expected {', '.join(map(str, wanted))}")
 
     def _check_dtype(self, x: Tensor) -> None:
         """TypeError unless x is of the parameters' dtype, or of half precision where all of these keep float32."""
@@ -176,14 +211,21 @@ class SequenceLayer(SequenceModule):
         """As `SequenceModule.forward`; `gate` (B, L, d_model) multiplies y by silu(gate)."""
         if self.checks_inputs:
             x, elapsed = self.admit(x, elapsed, valid, seq_idx)
+            self.check_state(state, len(x))
             if gate is not None and gate.shape != x.shape:
                 raise ValueError(f"gate: got shape {tuple(gate.shape)}, expected {tuple(x.shape)}")
             if gate is not None and valid is not None:
                 gate = torch.where(valid.unsqueeze(-1), gate, 0)
-        y, state = self.run(x, state, Steps(elapsed, valid, seq_idx, gate if self.fuses_gate else None))
+        y, state = self.run(x, state, Steps(elapsed, valid, seq_idx, gate if self.fuses_gate else None, return_state))
         if gate is not None and not self.fuses_gate:
             y = y * silu(gate)
         return (y, state) if return_state else y
+
+    def within(self, x: Tensor, state: State, steps: Steps) -> tuple[Tensor, State]:
+        """As `SequenceModule.within`, with the gate."""
+        elapsed, valid, seq_idx, gate, final = steps
+        found = self(x, state, gate=gate, elapsed=elapsed, valid=valid, seq_idx=seq_idx, return_state=final)
+        return found if final else (found, None)
 
 
 def resume(state: ScanState | PhaseState | None, batch: int, steps: Steps, device: torch.device) -> tuple[Tensor | None, Tensor]:

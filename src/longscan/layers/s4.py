@@ -29,7 +29,9 @@ from longscan.numerics.initialisers import complex_normal
 from longscan.numerics.timescales import initial_dt
 from longscan.ops import long_conv
 from longscan.ops._arguments import carry_dtype, marks, step_flags, without_autocast
-from longscan.ops._chunks import scan_chunks
+from longscan.ops._chunks import CHUNK, scan_chunks
+
+NUMBERS = 2**24  # of all channels and states at the angles that are computed at once
 
 
 @LAYERS.register("s4")
@@ -84,11 +86,12 @@ class S4(SequenceLayer):
         u = x.to(self.C.dtype)
         with without_autocast(u):
             if steps.elapsed is None and steps.seq_idx is None and x.shape[1] > 1:
-                y, ssm = self.convolve(u, initial, steps.valid)
+                y, ssm = self.convolve(u, initial, steps.valid, steps.final)
             else:
                 start = self.initial_state(x.shape[0]).ssm if initial is None else initial
                 y, ssm = self.recur(u, start, steps)
-        return hide_padding(y + self.D * u, steps.valid).to(x.dtype), ScanState(ssm, last_seq_idx)
+        after = None if ssm is None else ScanState(ssm, last_seq_idx)
+        return hide_padding(y + self.D * u, steps.valid).to(x.dtype), after
 
     def recur(self, u: Tensor, initial: Tensor, steps: Steps) -> tuple[Tensor, Tensor]:
         """y without the skip, and the final state, step after step; memory is bounded by a chunk of steps."""
@@ -129,11 +132,14 @@ class S4(SequenceLayer):
             return spectrum(angles[0], eigenvalues, low_rank, B, cut, dt), nothing
 
         angles = torch.arange(length // 2 + 1, dtype=wide, device=dt.device).unsqueeze(0) * (2 * math.pi / length)
-        values, _ = scan_chunks(chunk, (angles,), (), angles[:, 0], empty=angles)
+        size = max(CHUNK, NUMBERS // (self.d_model * self.d_state))
+        values, _ = scan_chunks(chunk, (angles,), (), angles[:, 0], empty=angles, size=size)
         return torch.fft.irfft(torch.view_as_complex(values), n=length)
 
-    def convolve(self, u: Tensor, initial: Tensor | None, valid: Tensor | None) -> tuple[Tensor, Tensor]:
-        """As `recur` with even steps, by FFT."""
+    def convolve(
+        self, u: Tensor, initial: Tensor | None, valid: Tensor | None, final: bool = True
+    ) -> tuple[Tensor, Tensor | None]:
+        """As `recur` with even steps, by FFT; the state None unless `final`."""
         length, wide = u.shape[1], carry_dtype(u)
         A_bar, B_bar = dense_step(*self.system(wide), self.log_dt.to(wide).exp())
         position = torch.arange(length, device=u.device)
@@ -145,13 +151,15 @@ class S4(SequenceLayer):
             latest_last = u.gather(1, turned.unsqueeze(-1).expand_as(u))
         y = long_conv(u, self.kernel(length, A_bar).to(u.dtype))
         start = None if initial is None else initial.to(wide).flatten(-2)
-        final = final_state(A_bar, B_bar, latest_last.to(wide), start, count)
         if start is not None:
             readout = (self.C * self.C.new_tensor([2.0, -2.0])).to(wide).flatten(-2)
             decaying = decay(A_bar, readout, start, length).transpose(1, 2).to(u.dtype)
             since = (position - first.unsqueeze(1)).clamp(min=0)
             y = y + decaying.gather(1, since.unsqueeze(-1).expand_as(decaying))
-        return y, final.view(len(u), self.d_model, self.d_state // 2, 2).to(self.state_dtype)
+        if not final:
+            return y, None
+        ssm = final_state(A_bar, B_bar, latest_last.to(wide), start, count)
+        return y, ssm.view(len(u), self.d_model, self.d_state // 2, 2).to(self.state_dtype)
 
     def initial_state(self, batch: int) -> ScanState:
         """Zeros: ssm (batch, D, N/2, 2)."""

@@ -96,12 +96,12 @@ class S4D(SequenceLayer):
         even = steps.elapsed is None and steps.seq_idx is None
         with without_autocast(u):
             if even and x.shape[1] > 1:
-                y, ssm = self.convolve(u, initial, steps.valid)
+                y, ssm = self.convolve(u, initial, steps.valid, steps.final)
             else:
                 start = self.initial_state(x.shape[0]).ssm if initial is None else initial
                 y, ssm = self.recur(u, start, steps)
         y = hide_padding(y + self.D * u, steps.valid)
-        return y.to(x.dtype), ScanState(ssm, last_seq_idx)
+        return y.to(x.dtype), None if ssm is None else ScanState(ssm, last_seq_idx)
 
     def recur(self, u: Tensor, initial: Tensor, steps: Steps) -> tuple[Tensor, Tensor]:
         """y without the skip, and the final state, step after step; memory is bounded by a chunk of steps.
@@ -130,8 +130,10 @@ class S4D(SequenceLayer):
         y, final = scan_chunks(chunk, (u, steps.elapsed, flags), (readout,), multiply(eigenvalues, initial), empty=u)
         return y, divide(final, eigenvalues)
 
-    def convolve(self, u: Tensor, initial: Tensor | None, valid: Tensor | None) -> tuple[Tensor, Tensor]:
-        """As `recur` with even steps, by FFT."""
+    def convolve(
+        self, u: Tensor, initial: Tensor | None, valid: Tensor | None, final: bool = True
+    ) -> tuple[Tensor, Tensor | None]:
+        """As `recur` with even steps, by FFT; the state None unless `final`."""
         length, coefficients = u.shape[1], self.coefficients()
         dt = self.log_dt.exp().unsqueeze(-1)
         log_a = log_step(self.eigenvalues(), dt, self.discretisation)
@@ -144,14 +146,15 @@ class S4D(SequenceLayer):
             turned = (position + (first + count).unsqueeze(1)) % length
             latest_last = u.gather(1, turned.unsqueeze(-1).expand_as(u))
         y = long_conv(u, diagonal_kernel(log_a, multiply(coefficients, b), length))
-        final = multiply(diagonal_final_state(log_a, latest_last), b)
         if initial is not None:
             since_start = multiply(multiply(coefficients, exponential(log_a)), initial)
             decaying = diagonal_kernel(log_a, since_start, length).transpose(1, 2)
             since = (position - first.unsqueeze(1)).clamp(min=0)
             y = y + decaying.gather(1, since.unsqueeze(-1).expand_as(decaying))
-            final = final + multiply(power(log_a, count.view(-1, 1, 1)), initial)
-        return y, final
+        if not final:
+            return y, None
+        ssm = multiply(diagonal_final_state(log_a, latest_last), b)
+        return y, ssm if initial is None else ssm + multiply(power(log_a, count.view(-1, 1, 1)), initial)
 
     def initial_state(self, batch: int) -> ScanState:
         """Zeros: ssm (batch, D, N/2, 2)."""

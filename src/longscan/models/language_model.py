@@ -153,7 +153,8 @@ class LanguageModel(Pretrained):
         The arguments are those of `SequenceModel.forward`.
         """
         check_tokens(inputs, valid, self.vocab_size)
-        features, after = self.backbone(inputs, state, elapsed=elapsed, valid=valid, seq_idx=seq_idx, return_state=True)
+        found = self.backbone(inputs, state, elapsed=elapsed, valid=valid, seq_idx=seq_idx, return_state=return_state)
+        features, after = found if return_state else (found, None)
         logits = self.logits(features)
         return (logits, after) if return_state else logits
 

@@ -186,15 +186,20 @@ class SequenceModel(Pretrained):
         the last block's output, where blocks shorten the sequence.
         """
         self._check(inputs, elapsed, valid, seq_idx)
-        state = self.initial_state(inputs.shape[0]) if state is None else self._checked_state(state)
+        if state is not None:
+            state = self._checked_state(state)
+        elif self.initial_state_kind == "learned":
+            state = self.initial_state(inputs.shape[0])
+        else:  # blocks start from zero without being given zeros
+            state = ModelState((None,) * len(self.stack), self._empty_pool(inputs.shape[0]))
+        for block, before in zip(self.stack, state.blocks, strict=True):
+            block.check_state(before, inputs.shape[0])
         x = self._encode(inputs, valid)
         elapsed = elapsed if elapsed is None or valid is None else torch.where(valid, elapsed, 1)
-        steps, after = Steps(elapsed, valid, seq_idx), []
+        steps, after = Steps(elapsed, valid, seq_idx, final=return_state), []
         for block, before in zip(self.stack, state.blocks, strict=True):
-            x, block_state = block(
-                x, before, elapsed=steps.elapsed, valid=steps.valid, seq_idx=steps.seq_idx, return_state=True
-            )
-            steps = block.shorten_steps(steps)
+            x, block_state = block.within(x, before, steps)
+            steps = block.shorten_steps(steps)._replace(final=return_state)
             after.append(block_state)
         pooled = state.pooled
         if pooled is not None:
@@ -234,12 +239,15 @@ class SequenceModel(Pretrained):
         if self.initial_state_kind == "learned":
             learned = iter(self.start)
             blocks = map_state(lambda x: next(learned).expand_as(x) if x.is_floating_point() else x, blocks)
+        return ModelState(blocks, self._empty_pool(batch))
+
+    def _empty_pool(self, batch: int) -> PoolState | None:
         if self.pooling == "none":
-            return ModelState(blocks, None)
+            return None
         device = self.encoder.weight.device
         dtype = torch.float64 if self.encoder.weight.dtype == torch.float64 else torch.float32
         count = torch.zeros(batch, dtype=torch.int64, device=device)
-        return ModelState(blocks, PoolState(torch.zeros(batch, self.d_model, dtype=dtype, device=device), count))
+        return PoolState(torch.zeros(batch, self.d_model, dtype=dtype, device=device), count)
 
     def require_streaming(self, what: str) -> None:
         """ValueError unless a state carries a sequence through every block."""
