@@ -42,6 +42,7 @@ from timing import once
 LENGTHS = tuple(2**power for power in range(10, 17))
 BATCH = 4  # of the lengths
 SLOWEST = 4000.0  # ms of a training step
+REPLAYED = 500.0  # ms, likewise: recording takes seconds beyond
 TURNS = 5  # that the variants take
 CLASSES = 10
 HEADS = ((8, 2048), (2, 8192))  # batch and length
@@ -133,7 +134,7 @@ class Trained:
 
     def __init__(self, system: System) -> None:
         self.model = system.model().to(gpu.DEVICE)
-        self.optimizer = torch.optim.AdamW(self.model.parameters())
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), capturable=gpu.DEVICE.type == "cuda")
 
     def train(self, x: Tensor, classes: Tensor) -> None:
         """A training step on each of the batches x (K, B, L, 3), classes (K, B)."""
@@ -169,12 +170,22 @@ def peaks(trained: Trained, x: Tensor, classes: Tensor) -> gpu.Row:
     return found
 
 
+def replays(trained: Trained, x: Tensor, classes: Tensor) -> gpu.Row:
+    """Times of a training step and an inference pass replayed as CUDA graphs, as `training.capture` does: no host in them."""
+    found: gpu.Row = {}
+    for name, call in (("forward_backward_ms", trained.train), ("forward_ms", trained.infer)):
+        tried = attempt(lambda name=name, call=call: {f"replayed_{name}": gpu.replayed(partial(call, x, classes))})
+        found |= tried if "reason" not in tried else {f"replayed_{name}": None, "replay": tried["reason"]}
+    return found
+
+
 def measure(system: System, batch: int, length: int) -> gpu.Row:
-    """Times and memory at one length."""
+    """Times and memory at one length; replayed where a training step is no longer than `REPLAYED`."""
     trained, batches = Trained(system), drawn(1, batch, length)
     found = peaks(trained, *batches)
     found["forward_backward_ms"] = timed(partial(trained.train, *batches))
-    return found | {"forward_ms": timed(partial(trained.infer, *batches))}
+    found["forward_ms"] = timed(partial(trained.infer, *batches))
+    return found | (replays(trained, *batches) if found["forward_backward_ms"] <= REPLAYED else {})
 
 
 def of_lengths(plan: Plan) -> Iterator[gpu.Row]:
@@ -222,6 +233,9 @@ def of_overhead(plan: Plan) -> Iterator[gpu.Row]:
             each[place].append(once(partial(finished, partial(call, *share))) / len(share[0]))
     for (name, key), times in each.items():
         found[name][key] = statistics.median(times)
+    for name, one in trained.items():
+        if "reason" not in found[name] and not plan.late(f"{name} replayed"):
+            found[name] |= replays(one, x[:1], classes[:1])
     for system in systems:
         row = system.row(batch, length, found[system.name], "overhead")
         yield row | {"runs": each.get((system.name, "forward_backward_ms"), 1)}
