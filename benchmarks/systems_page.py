@@ -52,8 +52,8 @@ def lengths_page(rows: Sequence[Record]) -> Iterator[str]:
     steps = sorted({row["shape"]["L"] for row in rows})
     cells = {(row["variant"], row["shape"]["L"]): row for row in rows}
     yield f"## Against the length\n\nBatch {rows[0]['shape']['B']}, {rows[0]['dtype']}. {origin(rows)}"
-    yield "Called: from Python, launch by launch. Replayed: the same work as one CUDA graph, as `training.capture` does it. A reason"
-    yield "stands where a length was too much; longer ones were not tried then. –: not measured.\n"
+    yield "Called: from Python, launch by launch. Replayed: the same work as one CUDA graph, as `training.capture` does it. A"
+    yield "reason stands where a length was too much; longer ones were not tried then. –: not measured.\n"
     for key, called, unit in QUANTITIES:
         lines = []
         for name in names:
