@@ -273,7 +273,7 @@ def mixed_precision_is_as_good_as_bfloat16(module: SequenceModule, inputs: Input
     half = copy.deepcopy(module).to(torch.bfloat16)(x)
     with torch.autocast(x.device.type, torch.bfloat16):
         y, state = module(x, return_state=True)
-        later, _ = module(x, state, return_state=True) if module.changes_length else module.step(x[:, 0], state)
+        later, _ = module.step(x[:, 0], state) if module.streaming else module(x, state, return_state=True)
         padded = module(inputs.x, valid=valid)
     assert padded.isfinite().all()
     assert y.dtype == torch.bfloat16

@@ -434,7 +434,7 @@ def test_everything_is_on_the_device_of_the_inputs(entry: str, options: dict[str
     for extra in [*given, {"elapsed": ones}] if module.irregular else given:
         y, state = module(x, module.initial_state(2), return_state=True, **extra)
         y.sum().backward()
-        y_t, state = (y, state) if module.changes_length else module.step(x[:, 0], state)
+        y_t, state = module.step(x[:, 0], state) if module.streaming else (y, state)
         assert {leaf.device.type for leaf in (y, y_t, *state_tensors(state))} == {"meta"}
 
 
@@ -527,6 +527,14 @@ def test_wrong_arguments_are_named(entry: str) -> None:
         module(x, elapsed=-torch.ones(2, 4))
     with pytest.raises(TypeError, match="unexpected keyword"):
         build(entry, {"no_such_setting": 1})
+    with pytest.raises(TypeError, match="state: got a tuple, expected the"):
+        module(x, (x,))
+    if not isinstance(module.initial_state(2), Stateless):
+        with pytest.raises(ValueError, match="state: got tensors of shapes"):
+            module(x, module.initial_state(3))
+    if not module.streaming:
+        with pytest.raises(ValueError, match="step: "):
+            module.step(x[:, 0], module.initial_state(2))
 
 
 @pytest.mark.parametrize("name", LAYERS)
