@@ -111,7 +111,8 @@ def calls(op: str, batch: int, length: int, channels: int, states: int, masked: 
         tensors |= {"z": normal(*steps, channels, 2), "initial_state": normal(batch, channels, 2, states)}
         tensors |= {"input_scale": uniform(*steps, channels)}
         if is_complex:
-            tensors["angle"] = normal(*steps, channels, states // 2)
+            tensors |= {"angle": normal(*steps, channels, states // 2), "own_scale": uniform(*steps, channels)}
+            tensors |= {"B_bias": normal(channels, states), "C_bias": normal(channels, states)}
     else:
         return None
     if masked:

@@ -41,7 +41,7 @@ TABLE = {
     "ssd_scan_backward": Launch(steps=64, lanes=8192, warps=4, stages=1),
     "ssd_scan_exact": Launch(steps=16, lanes=4096, warps=4),
     "ssd_scan_backward_exact": Launch(steps=16, lanes=4096, warps=4),
-    "turns": Launch(steps=16, lanes=128, warps=8),
+    "turns": Launch(steps=16, lanes=128, warps=4, stages=3),
     "short_conv": Launch(steps=8, lanes=256, warps=4),
     "short_conv_backward": Launch(steps=4, lanes=256, warps=4),
     "elementwise": Launch(steps=16, lanes=64, warps=4),

@@ -134,7 +134,7 @@ def add_later(
 @triton.jit(do_not_specialize=["length", "tiles", "rows", "groups", "each"])
 def turn_maps(
     B, C, B_bias, C_bias, angle, flags, starts, turned_B, turned_C, length, tiles, rows, heads, groups, each, N, R,
-    T: tl.constexpr, NB: tl.constexpr,
+    T: tl.constexpr, NB: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """turned_B and turned_C, (B, L, H, N): those of a group with each head's bias, turned by minus the phase.
 
@@ -150,7 +150,8 @@ def turn_maps(
     source = (at * groups + group)[:, None] * N + n[None, :]
     b0, b1 = _pairs(B, source, live)
     c0, c1 = _pairs(C, source, live)
-    for head in range(group * per_group + block * each, group * per_group + tl.minimum(per_group, (block + 1) * each)):
+    first, last = group * per_group + block * each, group * per_group + tl.minimum(per_group, (block + 1) * each)
+    for head in tl.range(first, last, num_stages=STAGES):
         parameters = (b // rows) * heads + head
         into0, into1 = _biased(b0, b1, B_bias, parameters, n, N)
         out0, out1 = _biased(c0, c1, C_bias, parameters, n, N)
@@ -167,7 +168,7 @@ def turn_maps(
 @triton.jit(do_not_specialize=["batch", "length", "tiles", "rows", "groups", "each"])
 def turn_maps_back(
     grad_B, grad_C, B, C, B_bias, C_bias, angle, flags, starts, dB, dC, dB_bias, dC_bias, d_angle, sums, batch, length, tiles,
-    rows, heads, groups, each, N, R, T: tl.constexpr, NB: tl.constexpr,
+    rows, heads, groups, each, N, R, T: tl.constexpr, NB: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """From the gradients of what `turn_maps` gave: dB and dC, (blocks, B, L, G, N), and parts of the others.
 
@@ -184,7 +185,8 @@ def turn_maps_back(
     b0, b1 = _pairs(B, source, live)
     c0, c1 = _pairs(C, source, live)
     all_b0, all_b1, all_c0, all_c1 = b0 * 0.0, b0 * 0.0, b0 * 0.0, b0 * 0.0
-    for head in range(group * per_group + block * each, group * per_group + tl.minimum(per_group, (block + 1) * each)):
+    first, last = group * per_group + block * each, group * per_group + tl.minimum(per_group, (block + 1) * each)
+    for head in tl.range(first, last, num_stages=STAGES):
         parameters, tiled = (b // rows) * heads + head, tile.to(tl.int64) * heads + head
         to = (at * heads + head)[:, None] * N + n[None, :]
         db0, db1 = _pairs(grad_B, to, live)
@@ -193,10 +195,11 @@ def turn_maps_back(
             place = (at * heads + head)[:, None] * R + pair[None, :]
             sine, cosine = _phase(angle, starts, place, tile, head, heads, R, ok, pair)
             db0, db1 = _turn(db0, db1, sine, cosine)
-            dc0, dc1 = _turn(dc0, dc1, sine, cosine)
             into0, into1 = _biased(b0, b1, B_bias, parameters, n, N)
+            of_phase = db0 * into1 - db1 * into0
+            dc0, dc1 = _turn(dc0, dc1, sine, cosine)
             out0, out1 = _biased(c0, c1, C_bias, parameters, n, N)
-            of_phase = (db0 * into1 - db1 * into0) + (dc0 * out1 - dc1 * out0)
+            of_phase += dc0 * out1 - dc1 * out0
             tl.store(d_angle + place, tl.cumsum(of_phase, 0, reverse=True), mask=ok[:, None] & (pair < R)[None, :])
             tl.store(sums + tiled * R + pair, tl.sum(of_phase, 0), mask=pair < R)
         if dB_bias is not None:
@@ -357,7 +360,8 @@ def turn_final(state: Tensor, phase: Tensor, forth: Tensor | None = None) -> tup
 def _of_maps(kernel: Any, maps: Maps, first: tuple[Tensor, ...], starts: Tensor | None, last: tuple[Any, ...]) -> None:
     batch, length, groups, states = maps.B.shape
     sizes = (length, maps.tiles, maps.rows, maps.heads, groups, maps.each, states, maps.pairs)
-    constants = {"T": maps.steps, "NB": maps.places, "num_warps": launch.TABLE["turns"].warps}
+    table = launch.TABLE["turns"]
+    constants = {"T": maps.steps, "NB": maps.places, "STAGES": table.stages, "num_warps": table.warps}
     angle = maps.angle if maps.pairs else None
     tensors = (*first, maps.B, maps.C, maps.B_bias, maps.C_bias, angle, maps.flags, starts, *last)
     launch.run(kernel, (batch * maps.tiles, groups * maps.blocks), *tensors, *sizes, constants=constants)
