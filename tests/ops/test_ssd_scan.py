@@ -66,6 +66,23 @@ def test_input_scale_replaces_the_step_as_the_weight_of_an_input(heads):
     torch.testing.assert_close((y, final), (wanted, last))
 
 
+def test_own_scale_weighs_an_input_in_the_output_of_its_own_step_alone(heads):
+    x, dt, A, into, out, start = heads
+    own = double(B, L, H)
+    options = {"initial_state": start, "angle": double(B, L, H, 1)}
+    y, final = ssd_scan(x, dt, A, into, out, own_scale=own, **options)
+    wanted, last = ssd_scan(x, dt, A, into, out, **options)
+    torch.testing.assert_close(y, wanted + ((own - dt) * (into * out).sum(-1)).unsqueeze(-1) * x)
+    torch.testing.assert_close(final, last)
+
+
+def test_heads_add_their_biases_to_the_maps_of_their_group(heads):
+    x, dt, A, into, out, _ = heads
+    biases = double(2, H, N)
+    found = ssd_scan(x, dt, A, into, out, B_bias=biases[0], C_bias=biases[1])
+    torch.testing.assert_close(found, ssd_scan(x, dt, A, into + biases[0], out + biases[1]))
+
+
 def test_groups_serve_heads_in_order():
     into, out = double(1, L, 2, N), double(1, L, 2, N)
     x, dt, A = double(1, L, 4, P), torch.rand(1, L, 4, dtype=torch.float64), -torch.rand(4, dtype=torch.float64)
@@ -112,6 +129,7 @@ def test_matrix_products_take_the_place_of_the_loop():
     [
         ({"B": torch.ones(1, 5, 3, 2)}, "B: got 3 groups in shape"),
         ({"angle": torch.ones(1, 5, 4, 2)}, "angle: got 2 angles, expected at most 1"),
+        ({"C_bias": torch.ones(2, 2)}, r"C_bias: got shape \(2, 2\), expected \(4, 2\)"),
     ],
 )
 def test_what_does_not_fit_is_named(change, message):

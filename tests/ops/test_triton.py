@@ -8,7 +8,7 @@ import pytest
 import torch
 from op_examples import example, floats, with_gradients
 
-from longscan.ops import OPS, _triton_launch, selective_scan
+from longscan.ops import OPS, _triton_launch, selective_scan, ssd_scan
 from longscan.ops._dispatch import reject
 
 DEVICE = torch.device(os.environ.get("LONGSCAN_DEVICE", "cpu"))
@@ -91,6 +91,18 @@ def test_many_models_are_one_call(op, monkeypatch):
         own = {name: inputs[name] for name in shared}
         for name, expected in torch.func.grad(lambda tensors: loss(tensors, "eager"))(own).items():
             torch.testing.assert_close(found[name][i], expected)
+
+
+def test_turns_add_up_over_thousands_of_steps():
+    """An input that nothing but turns, and what is left of it after each step; whole turns count for nothing."""
+    length = 5000
+    x, angle = torch.zeros(1, length, 1, 1, device=DEVICE), torch.full((1, length, 1, 1), 3.0, device=DEVICE)
+    x[:, 0] = 1
+    first = torch.tensor([1.0, 0.0], device=DEVICE).expand(1, length, 1, 2)
+    y, final = ssd_scan(x, torch.ones_like(x[..., 0]), torch.zeros(1, device=DEVICE), first, first, angle=angle, backend="triton")
+    turned = 3.0 * torch.arange(length, dtype=torch.float64)
+    assert (y.cpu().flatten() - turned.cos()).abs().max() < 2e-6
+    assert (final.cpu().flatten() - torch.stack([turned[-1].cos(), turned[-1].sin()])).abs().max() < 2e-6
 
 
 @pytest.mark.parametrize("call", [selective_scan])
