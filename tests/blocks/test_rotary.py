@@ -3,9 +3,9 @@ import math
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import conv1d, linear, pad, silu, softplus
+from torch.nn.functional import conv1d, gelu, glu, linear, pad, silu, softplus
 
-from longscan.blocks import AUSSMBlock, MambaBlock, Rotary
+from longscan.blocks import AUSSMBlock, MambaBlock, Rotary, SimpleBlock
 from longscan.blocks.rotary import positions
 from longscan.layers import marks
 from longscan.layers.base import Steps
@@ -101,6 +101,15 @@ def test_each_input_of_the_scan_is_turned_where_it_is_asked_for(targets):
     plain = MambaBlock(6, expand=1, layer_options={"d_state": 3}).double()
     plain.load_state_dict(block.state_dict())
     assert not torch.allclose(plain(u), wanted)
+
+
+def test_the_simple_block_turns_what_its_layer_reads():
+    block = SimpleBlock(6, rotary={"base": 10.0}, layer_options={"d_state": 4}).double()
+    u = torch.randn(2, 7, 6, dtype=torch.float64)
+    y = block.layer(turned(block.rotary, u))
+    torch.testing.assert_close(block(u), glu(block.out_proj(gelu(y)), -1))
+    with pytest.raises(ValueError, match=r"rotary targets: got \('B',\), expected \('x',\)"):
+        SimpleBlock(6, rotary={"targets": ["B"]})
 
 
 @pytest.mark.parametrize("make", [lambda **o: MambaBlock(4, layer="lru", **o), lambda **o: AUSSMBlock(4, **o)])

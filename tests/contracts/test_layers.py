@@ -130,7 +130,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     ],
     "block simple": [
         {"layer_options": {"d_state": 4}},
-        {"layer": "lru", "dropout": 0.3, "layer_options": {"d_state": 4}},
+        {"layer": "lru", "dropout": 0.3, "rotary": {"base": 10.0, "repeat": 7}, "layer_options": {"d_state": 4}},
         {"layer": "lstm", "dropout": 0.3, "shared_dropout": True},
     ],
     "block bidirectional": [

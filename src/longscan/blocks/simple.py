@@ -1,29 +1,38 @@
 """The Simple block of S4 and S4D (Gu et al. 2022): a layer, then a gated linear unit that mixes its channels.
 
 y = GLU(W dropout(GELU(layer(u))) + b)      GLU((p, q)) = p * sigmoid(q)
+
+Rotary positions turn what the layer reads, u itself, see `longscan.blocks.rotary`.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, glu
 
 from longscan.blocks._registry import BLOCKS
 from longscan.blocks.dropout import SharedDropout, check_probability
+from longscan.blocks.gated import GatedState
+from longscan.blocks.rotary import Rotary, positions
 from longscan.layers import make_layer
 from longscan.layers.base import SequenceModule, Steps, hide_padding
-from longscan.layers.state import State
+from longscan.layers.state import State, restarted_rows
 
 
 @BLOCKS.register("simple")
 class SimpleBlock(SequenceModule):
-    """Layer, GELU, dropout, linear map to 2D, gated linear unit. The state is the layer's.
+    """Layer, GELU, dropout, linear map to 2D, gated linear unit.
+
+    The state is the layer's; with rotary positions `GatedState`, without a convolution.
 
     Args:
         d_model: width D.
         layer: the inner layer, by its name in `LAYERS`.
         dropout: probability of dropping an activation in training.
         shared_dropout: drop whole channels, for all steps of a sequence at once.
+        rotary: settings of `longscan.blocks.Rotary`, whose targets are ("x",) here; None: no positions.
         layer_options: settings of the inner layer.
         backend: of the inner layer's op.
     """
@@ -35,6 +44,7 @@ class SimpleBlock(SequenceModule):
         layer: str = "s4d",
         dropout: float = 0.0,
         shared_dropout: bool = False,
+        rotary: Mapping[str, Any] | None = None,
         layer_options: dict[str, Any] | None = None,
         backend: str = "auto",
     ) -> None:
@@ -44,13 +54,26 @@ class SimpleBlock(SequenceModule):
         self.layer = self.adopt(make_layer(layer, d_model, layer_options or {}, backend))
         self.dropout: nn.Module = SharedDropout(dropout) if shared_dropout else nn.Dropout(dropout)
         self.out_proj = nn.Linear(d_model, 2 * d_model)
+        self.rotary = None if rotary is None else Rotary(d_model, **rotary)
+        if self.rotary is not None and self.rotary.targets != ("x",):
+            raise ValueError(f"rotary targets: got {self.rotary.targets}, expected ('x',): the layer is turned as a whole")
 
     def run(self, x: Tensor, state: State, steps: Steps) -> tuple[Tensor, State]:
         """See the top of the file."""
-        y, state = self.layer.within(x, state, steps)
+        if self.rotary is None:
+            y, state = self.layer.within(x, state, steps)
+        else:
+            given = self.initial_state(len(x)) if state is None else state
+            rows, _ = restarted_rows(given.layer.last_seq_idx, steps.valid, steps.seq_idx)
+            position, after = positions(given.position, rows, (x.shape[0], x.shape[1]), steps)
+            y, inner = self.layer.within(self.rotary(x, position), None if state is None else state.layer, steps)
+            state = GatedState(None, inner, after)
         y = glu(self.out_proj(self.dropout(gelu(y))), -1)
         return hide_padding(y, steps.valid), state
 
     def initial_state(self, batch: int) -> State:
-        """The layer's."""
-        return self.layer.initial_state(batch)
+        """The layer's, and position 0."""
+        inner = self.layer.initial_state(batch)
+        if self.rotary is None:
+            return inner
+        return GatedState(None, inner, torch.zeros(batch, dtype=torch.int64, device=self.device))

@@ -57,9 +57,9 @@ def place_rotary(blocks: str | Sequence[Mapping[str, Any]], options: Mapping[str
     if where not in ("all", "first", "every_other"):
         raise ValueError(f"where: got {where!r}, expected 'all', 'first' or 'every_other'")
     entries = parse_spec(blocks)
-    places = [index for index, entry in enumerate(entries) if entry["block"] in ("mamba", "aussm")]
+    places = [index for index, entry in enumerate(entries) if entry["block"] in ("mamba", "aussm", "simple")]
     if not places:
-        raise ValueError("blocks: none of them can have rotary positions, expected mamba or aussm blocks")
+        raise ValueError("blocks: none of them can have rotary positions, expected mamba, aussm or simple blocks")
     for index in {"all": places, "first": places[:1], "every_other": places[::2]}[where]:
         entries[index]["options"]["rotary"] = dict(options)
     return entries
