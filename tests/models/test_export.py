@@ -10,7 +10,7 @@ from longscan import SequenceModel
 from longscan.blocks import BidirectionalBlock
 from longscan.layers import LAYERS, Attention
 from longscan.layers.state import state_tensors
-from longscan.models import LanguageModel, export_onnx
+from longscan.models import Forecaster, LanguageModel, export_onnx
 from longscan.models.export import graph
 
 pytest.importorskip("onnxruntime")
@@ -132,3 +132,6 @@ def test_what_can_not_be_exported_is_named():
         graph(Attention(4), torch.randn(1, 2, 4))
     with pytest.raises(ValueError, match="step: BidirectionalBlock cannot be run step by step"):
         graph(BidirectionalBlock(4), torch.randn(1, 5, 4), step=True)
+    forecaster = Forecaster.from_spec("m", d_model=4, d_input=2, horizon=3)
+    with pytest.raises(ValueError, match="step: Forecaster cannot be run step by step"):
+        graph(forecaster, torch.randn(1, 5, 2), step=True)

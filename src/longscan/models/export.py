@@ -79,7 +79,7 @@ def graph(module: nn.Module, example: Tensor, *, step: bool = False) -> Graph:
     twin = exportable(module)
     if not step:
         return Graph(Whole(twin).eval(), (example,), None)
-    if not getattr(twin, "streaming", True):
+    if not getattr(twin, "streaming", False):
         raise ValueError(f"step: {type(module).__name__} cannot be run step by step")
     with torch.no_grad():
         shorter, state = (twin(example[:, :steps], return_state=True)[1] for steps in (2, 3))
