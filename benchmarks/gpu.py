@@ -23,7 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longscan.ops import _triton_launch, linear_scan, selective_scan, short_conv, ssd_scan, unitary_scan
+from longscan.numerics.oscillators import oscillator_step
+from longscan.ops import _triton_launch, block2_scan, linear_scan, selective_scan, short_conv, ssd_scan, unitary_scan
 from longscan.report.records import append_record
 from longscan.training.records import commit, device_name
 from registry import Shape, aussm_inputs, s6_inputs, ssd_inputs
@@ -80,6 +81,14 @@ def factors(shape: Shape) -> list[Tensor]:
     return [torch.rand(size, generator=generator) * 0.7, torch.randn(size, generator=generator)]
 
 
+def oscillators(shape: Shape) -> list[Tensor]:
+    """M, the same at every step, and f of D pairs of coupled states, as LinOSS has them at first."""
+    generator = torch.Generator().manual_seed(0)
+    stiffness, dt = torch.rand(shape["D"], generator=generator), torch.rand(shape["D"], generator=generator).sigmoid()
+    f = torch.randn(shape["B"], shape["L"], shape["D"], 2, 2, generator=generator)
+    return [oscillator_step(stiffness, dt)[0], f]
+
+
 def window(shape: Shape) -> list[Tensor]:
     """u, weight and bias of a short convolution."""
     generator = torch.Generator().manual_seed(0)
@@ -97,6 +106,10 @@ def _s6(*inputs: Tensor, backend: str) -> Tensor:
 
 def _linear(*inputs: Tensor, backend: str) -> Tensor:
     return linear_scan(*inputs, pairs=inputs[0].ndim == 4, backend=backend)[0]
+
+
+def _block2(*inputs: Tensor, backend: str) -> Tensor:
+    return block2_scan(*inputs, pairs=True, backend=backend)[0]
 
 
 def _conv(*inputs: Tensor, backend: str) -> Tensor:
@@ -151,6 +164,8 @@ CASES = [
     Case("linear", "linear_scan", _sizes(8, 4096, 2048), factors, _linear, copy=(0.85, 0.75)),
     Case("linear complex", "linear_scan", _sizes(8, 4096, 2048, complex=1), factors, _linear, copy=(0.85, 0.75)),
     Case("linear long", "linear_scan", _sizes(1, 65536, 256), factors, _linear, copy=(0.55, 0.55)),
+    Case("block2", "block2_scan", _sizes(4, 1024, 64), oscillators, _block2),
+    Case("block2", "block2_scan", _sizes(8, 8192, 256), oscillators, _block2),
     Case("convolution", "short_conv", _sizes(8, 2048, 2048), window, _conv),
 ]
 

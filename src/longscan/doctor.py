@@ -90,6 +90,10 @@ def calls(op: str, batch: int, length: int, channels: int, states: int, masked: 
         tensors = {"a": a if is_complex else a[..., 0], "b": normal(*steps, channels, *pair)}
         tensors["initial_state"] = normal(batch, channels, *pair)
         options = {"pairs": is_complex, "reverse": masked}
+    elif op == "block2_scan":
+        M = uniform(*(() if is_complex else steps), channels, 2, 2) - 0.5
+        tensors = {"M": M, "f": normal(*steps, channels, 2, *pair), "initial_state": normal(batch, channels, 2, *pair)}
+        options = {"pairs": is_complex}
     elif op == "selective_scan":
         A = -uniform(channels, states, *pair)
         tensors |= {"dt": normal(*steps, channels) - 2, "A": A, "B": normal(*steps, states, *pair)}
@@ -121,7 +125,7 @@ def calls(op: str, batch: int, length: int, channels: int, states: int, masked: 
             x = tensors.get(name)
             if x is not None and x.shape[:2] == steps:
                 x.masked_fill_(~tensors["valid"].view(*steps, *(1,) * (x.ndim - 2)), float("nan"))
-    kind = {"selective_scan": " complex", "ssd_scan": " turning"}.get(op, "") * is_complex
+    kind = {"block2_scan": " constant complex", "selective_scan": " complex", "ssd_scan": " turning"}.get(op, "") * is_complex
     name = f"({batch}, {length}, {channels}, {states}){' masks' * masked}{kind}"
     return Call(op, name, tensors, options)
 

@@ -9,6 +9,7 @@ from op_examples import example, floats, with_gradients
 
 from longscan.ops import OPS, _dispatch, _native_op, linear_scan, selective_scan, short_conv, unitary_scan
 from longscan.ops._native_op import NativeOp
+from longscan.ops.block2_scan import eager as block2_eager
 from longscan.ops.linear_scan import eager as linear_eager
 from longscan.ops.selective_scan import eager as selective_eager
 from longscan.ops.short_conv import eager as short_eager
@@ -24,6 +25,10 @@ def linear(a, b, initial_state, flags, reverse, is_complex):
         a, b, flags = a.flip(1) if a.ndim == b.ndim else a, b.flip(1), None if flags is None else flags.flip(1)
     x, final = linear_eager.linear_scan(a, b, initial_state, flags, is_complex=is_complex)
     return x.flip(1) if reverse else x, final
+
+
+def block2(*args):
+    return block2_eager.block2_scan(*args)
 
 
 def selective(*args):
@@ -54,9 +59,9 @@ def stand_in(scan, inputs, keeps):
     def backward(grad_y, grad_final, *args):
         if keeps:
             args = (*args[: inputs + 1], *args[inputs + 2 :])
-        elif scan is linear:
-            a, x, *rest = args
-            args = (a, torch.zeros_like(x), *rest)
+        elif scan in (linear, block2):
+            factor, x, *rest = args
+            args = (factor, torch.zeros_like(x), *rest)
         with ThreadPoolExecutor(1) as fresh:  # a custom op runs below autograd; a new thread stands above it again
             return fresh.submit(differentiate, (grad_y, grad_final), args).result()
 
@@ -73,6 +78,7 @@ def stand_in(scan, inputs, keeps):
 
 STAND_INS = {
     "linear_scan": stand_in(linear, 3, False),
+    "block2_scan": stand_in(block2, 3, False),
     "selective_scan": stand_in(selective, 10, True),
     "unitary_scan": stand_in(unitary, 9, True),
     "short_conv": stand_in(short, 4, False),

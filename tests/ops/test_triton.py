@@ -17,6 +17,7 @@ pytestmark = pytest.mark.skipif(
     reject("linear_scan", "triton", DEVICE, torch.float32, ("triton",)) is not None, reason="needs TRITON_INTERPRET=1 or a GPU"
 )
 
+FACTORS = {"linear_scan": "a", "block2_scan": "M"}
 PLANS = {
     "one split": {"PROGRAMS": 1},
     "splits side by side": {"PROGRAMS": 64},
@@ -48,7 +49,9 @@ def test_results_do_not_depend_on_the_plan(op, is_complex, plan, monkeypatch):
         monkeypatch.setattr(_triton_launch, name, value)
     table = {name: replace(launch, steps=8, lanes=4, warps=1) for name, launch in _triton_launch.TABLE.items()}
     monkeypatch.setattr(_triton_launch, "TABLE", table)
-    inputs = example(op, torch.float64, length=40, is_complex=is_complex and op.endswith("ve_scan"))
+    inputs = example(op, torch.float64, length=40, is_complex=is_complex and op in ("block2_scan", "selective_scan"))
+    if op == "block2_scan":
+        inputs["M"] = 0.7 * (inputs["M"][0, 0] if is_complex else inputs["M"])
     if op == "linear_scan":
         inputs |= {"pairs": is_complex, "reverse": is_complex}
         inputs["a"] = inputs["a"] if not is_complex else inputs["a"][0, 0]
@@ -71,8 +74,8 @@ def test_many_models_are_one_call(op, monkeypatch):
         kernel = getattr(module, name)
         monkeypatch.setattr(module, name, lambda *args, kernel=kernel, name=name: calls.append(name) or kernel(*args))
     many = [on_device(example(op, torch.float64, masked=False)) for _ in range(size)]
-    if op == "linear_scan":  # a constant factor, of each model its own
-        many = [inputs | {"a": inputs["a"][0, 0]} for inputs in many]
+    if op in FACTORS:  # a constant factor, of each model its own
+        many = [inputs | {FACTORS[op]: inputs[FACTORS[op]][0, 0]} for inputs in many]
 
     def loss(tensors, backend):
         y, final = OPS[op].function(**(many[0] | tensors), backend=backend)

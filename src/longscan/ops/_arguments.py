@@ -108,6 +108,13 @@ def step_flags(batch: int, length: int, valid: Tensor | None, seq_idx: Tensor | 
     return torch.cat([first, changed], 1).to(torch.uint8) * RESET + (~valid).to(torch.uint8) * INVALID
 
 
+def last_valid(flags: Tensor) -> Tensor:
+    """The last valid step before each, (B, L) int64; -1 where there is none."""
+    steps = torch.arange(flags.shape[1], device=flags.device).expand_as(flags)
+    latest = torch.where(flags == INVALID, -1, steps).cummax(1).values
+    return torch.cat([torch.full_like(latest[:, :1], -1), latest[:, :-1]], 1)
+
+
 def marks(flags: Tensor, ndim: int) -> tuple[Tensor, Tensor]:
     """Where `flags` (B, L) say INVALID and where they say RESET, each shaped (B, L, 1, ...) with `ndim` axes."""
     per_step = flags.view(*flags.shape, *(1,) * (ndim - flags.ndim))

@@ -1,4 +1,5 @@
-"""What the Triton kernels share: range reduction and elementary functions, operators of associative scans, chains of splits.
+"""What the Triton kernels share: range reduction and elementary functions, operators of associative scans,
+walks over the steps of a split, chains of splits.
 
 Everything here is plain arithmetic, without calls to a vendor's library in inner loops, and the same on every GPU and in Triton's
 interpreter; float32 and float64 alike. Complex numbers are two tensors. A tile holds consecutive steps along axis 0.
@@ -164,6 +165,39 @@ def extended(items, item):
 def where_positive(live, count):
     """`live` where `count` is positive, else nothing."""
     return live & (tl.zeros(live.shape, tl.int32) < count)
+
+
+# ---------------------------------------------------------------------------------------------- walks over the steps of a split
+
+
+@triton.jit
+def walk(split, span, length, REVERSE: tl.constexpr, BACKWARDS: tl.constexpr, T: tl.constexpr):
+    """The first step of a split, how many it has, and at which step of the tensors a walk over it begins."""
+    first = (split * span).to(tl.int64) * T
+    steps = tl.minimum(length - first, span * T).to(tl.int32)
+    start = first + steps - 1 if BACKWARDS else first
+    if REVERSE:
+        start = length - 1 - start
+    return first, steps, start
+
+
+@triton.jit
+def next_rows(source, stride, live, T: tl.constexpr):
+    """The next T rows of a walk."""
+    rows = ()
+    for j in tl.static_range(T):
+        rows = extended(rows, tl.load(source + j * stride, mask=live, other=0.0))
+    return rows
+
+
+@triton.jit
+def next_numbers(source, sign, T: tl.constexpr):
+    """What stands at the next T steps of a walk, a number each; nothing where source is None."""
+    numbers = ()
+    for j in tl.static_range(T):
+        if source is not None:
+            numbers = extended(numbers, tl.load(source + j * sign))
+    return numbers
 
 
 # ---------------------------------------------------------------------------------------------- chains of splits

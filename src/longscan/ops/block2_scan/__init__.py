@@ -4,10 +4,22 @@ import torch
 from torch import Tensor
 
 from longscan.ops._arguments import check_real, check_tensor, in_form_of, state_dtype, step_flags, to_pairs, without_autocast
-from longscan.ops._dispatch import resolve
+from longscan.ops._dispatch import NATIVE, probe, resolve
+from longscan.ops._native_op import NativeOp
 from longscan.ops.block2_scan import eager, reference
 
-NATIVE_BACKENDS = ()
+NATIVE_BACKENDS = probe("block2_scan", "triton")
+
+_native = NativeOp(
+    "block2_scan",
+    inputs=("M", "f", "initial_state", "flags?"),
+    constants=(),
+    outputs=("x", "final"),
+    saved=("M", "x", "initial_state", "flags"),
+    gradients={"M": "M", "f": "x", "initial_state": "initial_state"},
+    shapes=lambda _module, _M, f, initial_state, *_: (f.shape, initial_state.shape),
+    batched=lambda axes: ("f", "initial_state", "flags", *(("M",) if axes["M"] == axes.get("f", axes.get("x")) else ())),
+)
 
 
 def block2_scan(
@@ -29,7 +41,7 @@ def block2_scan(
         pairs: f and initial_state are real with one more axis (..., 2, 2), whose last is real and imaginary part.
         valid: (B, L) bool; where False the step is as if absent and x is 0 there.
         seq_idx: (B, L) integers; where it changes from one valid step to the next, the state restarts from zero.
-        backend: "auto", "reference" or "eager".
+        backend: "auto", "reference", "eager" or "triton".
 
     Returns:
         x, shaped as f, of the dtype of M and f together, and the final state (B, *S, 2) in float32, complex64 or their double
@@ -68,8 +80,23 @@ def block2_scan(
     drive, start = (to_pairs(part, wide) if columns else part.to(wide).unsqueeze(-1) for part in (f, initial_state))
     chosen = resolve("block2_scan", backend, f, NATIVE_BACKENDS)
     with without_autocast(f):
-        scan = reference.block2_scan if chosen == "reference" else eager.block2_scan
-        x, final = scan(M.to(wide), drive, start, flags)
+        x, final = _run(M.to(wide), drive, start, flags, chosen)
     if not columns:
         return x.squeeze(-1).to(out), final.squeeze(-1)
     return in_form_of(x.contiguous(), f).to(out), in_form_of(final.contiguous(), f)
+
+
+def _run(M: Tensor, f: Tensor, initial_state: Tensor, flags: Tensor | None, backend: str) -> tuple[Tensor, Tensor]:
+    """The recurrence by one backend, on real tensors of one dtype; see `reference`."""
+    if backend in NATIVE and f.numel():
+        batch, length, *_, columns = f.shape
+        x, final = _native(
+            M.reshape(*M.shape[: M.ndim - initial_state.ndim + 1], -1, 2, 2),
+            f.reshape(batch, length, -1, 2, columns),
+            initial_state.reshape(batch, -1, 2, columns),
+            flags,
+            backend,
+        )
+        return x.reshape(f.shape), final.reshape(initial_state.shape)
+    scan = reference.block2_scan if backend == "reference" else eager.block2_scan
+    return scan(M, f, initial_state, flags)

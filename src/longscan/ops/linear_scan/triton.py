@@ -16,8 +16,8 @@ import triton.language as tl
 from torch import Tensor
 
 from longscan.ops import _triton_launch as launch
-from longscan.ops._arguments import INVALID
-from longscan.ops._triton import extended, where_positive
+from longscan.ops._arguments import last_valid
+from longscan.ops._triton import next_numbers, next_rows, walk, where_positive
 
 
 @triton.jit
@@ -63,36 +63,6 @@ def _strip(block, size, COMPLEX: tl.constexpr, R: tl.constexpr):
     return offsets, live, one
 
 
-@triton.jit
-def _walk(split, span, length, REVERSE: tl.constexpr, BACKWARDS: tl.constexpr, T: tl.constexpr):
-    """The first step of a split, how many it has, and at which step of the tensors a walk over it begins."""
-    first = (split * span).to(tl.int64) * T
-    steps = tl.minimum(length - first, span * T).to(tl.int32)
-    start = first + steps - 1 if BACKWARDS else first
-    if REVERSE:
-        start = length - 1 - start
-    return first, steps, start
-
-
-@triton.jit
-def _rows(source, stride, live, T: tl.constexpr):
-    """The next T rows of a walk."""
-    rows = ()
-    for j in tl.static_range(T):
-        rows = extended(rows, tl.load(source + j * stride, mask=live, other=0.0))
-    return rows
-
-
-@triton.jit
-def _marks(flags, sign, T: tl.constexpr):
-    """The marks of the next T steps of a walk."""
-    marks = ()
-    for j in tl.static_range(T):
-        if flags is not None:
-            marks = extended(marks, tl.load(flags + j * sign))
-    return marks
-
-
 # ---------------------------------------------------------------------------------------------- splits side by side
 
 
@@ -104,8 +74,8 @@ def _summary_tiles(
     """The map x -> product x + entry, after that of as many tiles of T steps."""
     for _ in tl.range(0, tiles, num_stages=STAGES):
         if constant is None:
-            factors = _rows(a, stride, live, T)
-        entries, marks = _rows(b, stride, live, T), _marks(flags, sign, T)
+            factors = next_rows(a, stride, live, T)
+        entries, marks = next_rows(b, stride, live, T), next_numbers(flags, sign, T)
         for j in tl.static_range(T):
             factor = factors[j] if constant is None else constant
             value = entries[j]
@@ -136,7 +106,7 @@ def summary(
     offsets, live, one = _strip(tl.program_id(0) % blocks, size, COMPLEX, R)
     width = tl.cast(size, tl.int64) * (2 if COMPLEX else 1)
     sign = -1 if REVERSE != BACKWARDS else 1
-    _, steps, start = _walk(split, span, length, REVERSE, BACKWARDS, T)
+    _, steps, start = walk(split, span, length, REVERSE, BACKWARDS, T)
     one = one.to(b.dtype.element_ty)
     product, entry, constant = one, one * 0.0, None
     begin = row * length + start
@@ -167,7 +137,7 @@ def summary(
 def _arrive(state, mult, ends, stride, splits, live, COMPLEX: tl.constexpr, T: tl.constexpr, STAGES: tl.constexpr):
     """The state after as many times T splits, whose maps lie `stride` apart."""
     for _ in tl.range(0, splits, num_stages=STAGES):
-        products, entries = _rows(mult, stride, live, T), _rows(ends, stride, live, T)
+        products, entries = next_rows(mult, stride, live, T), next_rows(ends, stride, live, T)
         for j in tl.static_range(T):
             state = _affine(products[j], state, entries[j], COMPLEX)
         mult += T * stride
@@ -193,8 +163,8 @@ def _scan_tiles(
     """The state after as many tiles of T steps."""
     for _ in tl.range(0, tiles, num_stages=STAGES):
         if constant is None:
-            factors = _rows(a, stride, live, T)
-        entries, marks = _rows(b, stride, live, T), _marks(flags, sign, T)
+            factors = next_rows(a, stride, live, T)
+        entries, marks = next_rows(b, stride, live, T), next_numbers(flags, sign, T)
         for j in tl.static_range(T):
             factor = factors[j] if constant is None else constant
             value = entries[j]
@@ -222,7 +192,7 @@ def scan(
     offsets, live, one = _strip(tl.program_id(0) % blocks, size, COMPLEX, R)
     width = tl.cast(size, tl.int64) * (2 if COMPLEX else 1)
     sign = -1 if REVERSE else 1
-    _, steps, start = _walk(split, span, length, REVERSE, False, T)
+    _, steps, start = walk(split, span, length, REVERSE, False, T)
     one = one.to(b.dtype.element_ty)
     constant = None
     state = tl.load(initial + row * width + offsets, mask=live, other=0.0)
@@ -263,8 +233,8 @@ def _backward_tiles(
     """
     for i in tl.range(0, tiles, num_stages=STAGES):
         if constant is None:
-            factors = _rows(a, stride, live, T)
-        grads, states, marks = _rows(grad_x, stride, live, T), _rows(x, stride, live, T), _marks(flags, sign, T)
+            factors = next_rows(a, stride, live, T)
+        grads, states, marks = next_rows(grad_x, stride, live, T), next_rows(x, stride, live, T), next_numbers(flags, sign, T)
         for j in tl.static_range(T):
             now = done + i * T + j
             factor = factors[j] if constant is None else constant
@@ -317,7 +287,7 @@ def scan_backward(
     offsets, live, one = _strip(tl.program_id(0) % blocks, size, COMPLEX, R)
     width = tl.cast(size, tl.int64) * (2 if COMPLEX else 1)
     sign = 1 if REVERSE else -1
-    first, steps, start = _walk(split, span, length, REVERSE, True, T)
+    first, steps, start = walk(split, span, length, REVERSE, True, T)
     one = one.to(x.dtype.element_ty)
     constant = None
     m = tl.load(grad_final + row * width + offsets, mask=live, other=0.0)
@@ -422,14 +392,6 @@ def forward(
     return x, final
 
 
-def _previous(flags: Tensor, reverse: bool) -> Tensor:
-    """The last valid step of the scan before each of its steps, (B, L) int64; -1 before the first."""
-    flags = flags.flip(1) if reverse else flags
-    steps = torch.arange(flags.shape[1], device=flags.device).expand_as(flags)
-    latest = torch.where(flags == INVALID, -1, steps).cummax(1).values
-    return torch.cat([torch.full_like(latest[:, :1], -1), latest[:, :-1]], 1)
-
-
 def backward(
     grad_x: Tensor,
     grad_final: Tensor,
@@ -442,7 +404,9 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of a, b and initial_state."""
     p = _Problem("linear_scan_backward", a, x, reverse, is_complex)
-    previous = None if flags is None else _previous(flags, reverse)
+    previous = None
+    if flags is not None:
+        previous = last_valid(flags.flip(1) if reverse else flags)
     da = p.of_splits(x) if p.constant else torch.empty_like(a)
     db, d_initial = torch.empty_like(x), torch.empty_like(initial_state)
     with launch.on_device(x):
