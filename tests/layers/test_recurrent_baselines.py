@@ -3,6 +3,7 @@ import torch
 from torch import nn
 
 from longscan.layers import GRU, LSTM
+from longscan.models import SequenceModel
 
 
 @pytest.mark.parametrize(("layer", "module"), [(GRU, nn.GRU), (LSTM, nn.LSTM)])
@@ -34,3 +35,14 @@ def test_impossible_settings_are_named(layer):
         layer(0)
     with pytest.raises(ValueError, match=r"elapsed: .* has no notion of elapsed time"):
         layer(3)(torch.randn(1, 2, 3), elapsed=torch.ones(1, 2))
+
+
+@pytest.mark.parametrize("letter", ["g", "h"])
+def test_states_of_other_batches_never_reach_the_kernel(letter):
+    """Inside a model too, where layers trust what they are given."""
+    model = SequenceModel.from_spec(letter, d_model=4, d_input=2, d_output=1, pooling="none")
+    for rows in (1, 3):
+        with pytest.raises(ValueError, match=rf"state: got shape \({rows}, 4\), expected \(2, 4\)"):
+            model.step(torch.zeros(2, 2), model.initial_state(rows))
+        with pytest.raises(ValueError, match="state: got tensors of shapes"):
+            model(torch.zeros(2, 5, 2), model.initial_state(rows))

@@ -19,7 +19,13 @@ def run_whole(
 
     On a GPU cuDNN wants the weights one behind the other; under autocast it would take float16 whatever the dtype asked for. It
     keeps what a backward needs only where it is told that it trains, which without dropout changes nothing else.
+
+    States of other sizes are refused here: torch's kernels would read past their end.
     """
+    wanted = (x.shape[0], weights[1].shape[1])
+    for part in state:
+        if part.shape != wanted:
+            raise ValueError(f"state: got shape {tuple(part.shape)}, expected {wanted}")
     if x.is_cuda:
         if torch.is_autocast_enabled("cuda") and x.dtype != torch.float64:
             dtype = torch.get_autocast_dtype("cuda")

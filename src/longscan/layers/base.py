@@ -48,7 +48,7 @@ class SequenceModule(Marked, ABC):
         super().__init__()
         # False inside a block or a model, which has checked and cleaned its inputs: see `adopt`.
         self.checks_inputs = True
-        self._form_of_states: tuple[type, list[torch.Size]] | None = None  # what an initial state is, once one was asked for
+        self._form_of_states: tuple[type, list[tuple[int, ...]]] | None = None  # what an initial state is, once one was asked for
 
     @abstractmethod
     def run(self, x: Tensor, state: State, steps: Steps) -> tuple[Tensor, State]:
@@ -146,18 +146,18 @@ class SequenceModule(Marked, ABC):
             return
         if self._form_of_states is None:
             blank = self.initial_state(1)
-            self._form_of_states = type(blank), [part.shape[1:] for part in state_tensors(blank)]
+            self._form_of_states = type(blank), [tuple(part.shape[1:]) for part in state_tensors(blank)]
         kind, shapes = self._form_of_states
         if type(state) is not kind:
             raise TypeError(f"state: got a {type(state).__name__}, expected the {kind.__name__} of a {type(self).__name__}")
-        parts = state_tensors(state)
-        wanted = [(batch, *shape) for shape in shapes]
-        if len(parts) != len(wanted) or any(  # an axis without a size of its own grows with the steps
-            part.ndim != len(shape) or any(size not in (got, 0) for size, got in zip(shape, part.shape, strict=True))
-            for part, shape in zip(parts, wanted, strict=False)
+        found, wanted = [tuple(part.shape) for part in state_tensors(state)], [(batch, *shape) for shape in shapes]
+        if found == wanted:
+            return
+        if len(found) != len(wanted) or any(  # an axis that starts without a size grows with the steps
+            len(got) != len(shape) or got[0] != batch or any(0 != size != of for size, of in zip(shape[1:], got[1:], strict=True))
+            for got, shape in zip(found, wanted, strict=False)
         ):
-            found = ", ".join(str(tuple(part.shape)) for part in parts)
-            raise ValueError(f"state: got tensors of shapes {found}, expected {', '.join(map(str, wanted))}")
+            raise ValueError(f"state: got tensors of shapes {found}, expected {wanted}")
 
     def _check_dtype(self, x: Tensor) -> None:
         """TypeError unless x is of the parameters' dtype, or of half precision where all of these keep float32."""

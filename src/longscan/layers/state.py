@@ -26,14 +26,11 @@ def map_state(function: Callable[[Tensor], Tensor], state: State) -> State:
 
 def state_tensors(state: State) -> list[Tensor]:
     """All tensors in the state, in order."""
-    found: list[Tensor] = []
-
-    def keep(x: Tensor) -> Tensor:
-        found.append(x)
-        return x
-
-    map_state(keep, state)
-    return found
+    if state is None:
+        return []
+    if isinstance(state, Tensor):
+        return [state]
+    return [x for entry in state for x in state_tensors(entry)]
 
 
 def _select_rows(self: State, index: Any) -> State:
