@@ -4,6 +4,7 @@ group's derived length, as many, and more.
     python benchmarks/learned.py --limit 540               a slice of nine minutes; the same command goes on where it stopped
     python benchmarks/learned.py --only S3 --steps 2000 --name short    other settings, files of their own
     python benchmarks/learned.py --draw                    learned.png from the rows
+    python benchmarks/learned.py --table                   the table of docs/automata.md, from learned.jsonl and helped.jsonl
     python benchmarks/learned.py --name helped --start learned --smoothing 0.2 --average 0.999
         what makes exact rotations easier to find in recipes/quickstart/cycle_navigation.yaml, with files of its own
 
@@ -53,6 +54,7 @@ TEST_SEED = 1_000_003
 SUCCESS = 0.99
 WARM = 0.05  # share of the steps over which the learning rate rises; then it falls, as half a cosine, to a twentieth
 OPTIONS = {"a": {"angle_spread": 3.0}}  # exact rotations are found sooner
+SHOWN = (40, 256, 1024)  # lengths in the table
 COLOURS = ("#d9822b", "#2f6fb2", "#3c8d5a", "#8a5ca8")
 CELLS = 2**26  # numbers of a state over all steps of the words that are scored at once
 
@@ -315,8 +317,24 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     figure.savefig(path, dpi=100)
 
 
+def table(plain: list[dict[str, Any]], helped: list[dict[str, Any]]) -> str:
+    """The share of right states as a table of Markdown: a line for every depth, means of its seeds without and with what helps."""
+    lengths = [*(f"{n:,}" for n in SHOWN), *(f"{n:,}, helped" for n in SHOWN)]
+    lines = [f"| Group | Blocks | One answer for all | {' | '.join(lengths)} |", "|---|---|---:|" + "---:|" * len(lengths)]
+    for group in GROUPS:
+        for layers in depths(group):
+            cells: list[str] = []
+            for rows in (plain, helped):
+                learned = (row for row in rows if row["change"] == "learned")
+                seeds = [row["states"] for row in learned if (row["case"], row["layers"]) == (group, layers)]
+                cells += [f"{sum(seed[str(n)] for seed in seeds) / len(seeds):.2f}" if seeds else "–" for n in SHOWN]
+            constant = 1 / language(group).size
+            lines.append(f"| {group} | `{'a' * layers}m` | {constant:.2f} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def main() -> int:
-    """Train what is missing, or draw."""
+    """Train what is missing, draw, or print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "automata")
     parser.add_argument("--only", nargs="+", choices=tuple(GROUPS), default=tuple(GROUPS))
@@ -337,7 +355,11 @@ def main() -> int:
     parser.add_argument("--limit", type=float, default=math.inf, help="seconds after which this call stops")
     parser.add_argument("--name", default="learned", help="of the files")
     parser.add_argument("--draw", action="store_true", help="only draw NAME.png from the rows")
+    parser.add_argument("--table", action="store_true", help="only print the table of learned.jsonl and helped.jsonl")
     given = parser.parse_args()
+    if given.table:
+        print(table(*(read_records(given.out / f"{name}.jsonl") for name in ("learned", "helped"))))
+        return 0
     until = time.perf_counter() + given.limit
     path, file = given.out / f"{given.name}.jsonl", given.out / f"{given.name}.safetensors"
     rows = read_records(path) if path.exists() else []

@@ -11,7 +11,8 @@ import torch
 
 from longscan.report.records import read_records
 
-FOLDER = Path(__file__).parents[2] / "benchmarks"
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "benchmarks"
 TINY = {"steps": 6, "width": 8, "states": 2, "batch": 4, "words": 6, "longest": 64, "every": 4, "seeds": 2}
 
 
@@ -118,3 +119,16 @@ def test_what_is_refused_has_its_reason(learned):
     row = learned.compiled_row("A5", 4, 10)
     assert "perfect group of order 60" in row["refused"]
     assert "states" not in row
+
+
+def test_the_page_has_the_table_of_the_records(learned):
+    rows, helped = (read_records(ROOT / f"results/automata/{name}.jsonl") for name in ("learned", "helped"))
+    told = learned.table(rows, helped)
+    assert told in (ROOT / "docs/automata.md").read_text("utf-8"), "run: python benchmarks/learned.py --table"
+    assert len(told.splitlines()) == 2 + 6 * 3
+    depths = {group: set(learned.depths(group)) for group in learned.GROUPS}
+    for group, wanted in depths.items():
+        seeds = [(row["layers"], row["seed"]) for row in rows if (row["case"], row["change"]) == (group, "learned")]
+        assert sorted(seeds) == [(layers, seed) for layers in sorted(wanted) for seed in range(5)]
+    assert not any(row["exact"]["1024"] for row in rows if row["change"] == "learned")
+    assert all(row["exact"]["1024"] == 1 for row in rows if row["change"] == "compiled" and "exact" in row)
