@@ -318,7 +318,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
 
 
 def table(plain: list[dict[str, Any]], helped: list[dict[str, Any]]) -> str:
-    """The share of right states as a table of Markdown: a line for every depth, means of its seeds without and with what helps."""
+    """The share of right states as a table of Markdown: a line for every depth, means of its seeds, without help and with."""
     lengths = [*(f"{n:,}" for n in SHOWN), *(f"{n:,}, helped" for n in SHOWN)]
     lines = [f"| Group | Blocks | One answer for all | {' | '.join(lengths)} |", "|---|---|---:|" + "---:|" * len(lengths)]
     for group in GROUPS:
