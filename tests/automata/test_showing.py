@@ -84,6 +84,11 @@ def test_state_diagrams_keep_apart_what_is_different():
         if len(spots) > 1:
             apart = np.linalg.norm(spots[:, None] - spots[None], axis=-1)[~np.eye(len(spots), dtype=bool)]
             assert apart.min() > 0.05
+    for count in range(3, 8):  # no edge begins where another ends: the two would read as one with a head at each end
+        full = automata.DFA(tuple("abcdefgh"[:count]), tuple(tuple(range(count)) for _ in range(count)), 0, frozenset())
+        between = [arrow for arrow in arrows(full) if arrow.source != arrow.target]
+        begins, ends = (np.array([arrow.curve[at] for arrow in between]) for at in (0, -1))
+        assert np.linalg.norm(begins[:, None] - ends[None], axis=-1).min() > 0.2 * state_radius(count), count
     crowded = pictures.state_diagram(automata.mod(50))
     assert [text.get_text() for text in crowded.axes[0].texts] == ["50 states: too many to draw"]
 

@@ -7,6 +7,9 @@ import numpy as np
 
 from longscan.automata.dfa import DFA
 
+BESIDE = math.radians(25)  # between an edge's ends and the straight line, about
+AT_RIM = 0.85  # 1 - t of the parabola where it crosses a state's rim
+
 
 class Arrow(NamedTuple):
     """An edge: a curve (points, 2) from the rim of one state to that of another, its letters and where they stand."""
@@ -31,9 +34,18 @@ def state_radius(count: int) -> float:
     return min(0.2, 0.36 * math.sin(math.pi / max(count, 2)))
 
 
+def _bend(count: int) -> float:
+    """How far an edge swings out, as a share of its length. Lines from one of `count` places on a circle to the others are pi / count
+    apart; edges leave and arrive at an uneven multiple of half of that beside them, so that none begins where another ends.
+    """
+    half = math.pi / count / 2
+    beside = min(((k + 0.5) * half for k in range(count)), key=lambda angle: abs(angle - BESIDE))
+    return math.tan(beside) / 4 / AT_RIM
+
+
 def arrows(dfa: DFA) -> list[Arrow]:
     """The edges of a state diagram on the circle: bent to the right, so that two between the same states part; loops outside."""
-    places, radius = circle(dfa.size), state_radius(dfa.size)
+    places, radius, share = circle(dfa.size), state_radius(dfa.size), _bend(dfa.size)
     result = []
     for (source, target), letters in dfa.edges().items():
         p, q = places[source], places[target]
@@ -48,7 +60,7 @@ def arrows(dfa: DFA) -> list[Arrow]:
         else:
             along = (q - p) / np.linalg.norm(q - p)
             right = np.array([along[1], -along[0]])
-            bend = 0.16 * np.linalg.norm(q - p)
+            bend = share * np.linalg.norm(q - p)
             middle = (p + q) / 2 + 2 * bend * right
             t = np.linspace(0, 1, 60)[:, None]
             curve = (1 - t) ** 2 * p + 2 * t * (1 - t) * middle + t**2 * q
