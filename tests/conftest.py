@@ -11,6 +11,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from interpreter import interpret_quickly
+from longscan.ops import _chunks
 
 settings.register_profile(
     "longscan",
@@ -28,7 +29,8 @@ _GENERATED = "generated cases"
 def pytest_configure() -> None:
     """Fill torch.empty with NaN, so that a result that was never written cannot pass, and keep to one thread a worker.
 
-    Arrays made from data files are kept in a folder of this process, and no folder of data is taken from the environment.
+    Arrays made from data files are kept in a folder of this process, and no folder of data is taken from the environment. Small
+    calls have several chunks, as large ones have.
     """
     os.environ["LONGSCAN_CACHE"] = tempfile.mkdtemp(prefix="longscan-tests-")
     root = os.environ.pop("LONGSCAN_DATA", None)
@@ -37,6 +39,7 @@ def pytest_configure() -> None:
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = True
     torch.set_num_threads(1)
+    _chunks.NUMBERS = 2**12
     if os.environ.get("TRITON_INTERPRET") == "1":
         interpret_quickly()
 

@@ -24,6 +24,7 @@ def function_of_floats(op, backend, is_complex, masked=True):
 @pytest.fixture(autouse=True)
 def _short_chunks(monkeypatch):
     monkeypatch.setattr(_chunks, "CHUNK", 3)
+    monkeypatch.setattr(_chunks, "NUMBERS", 1)
 
 
 @pytest.mark.parametrize("backend", ["reference", "eager"])

@@ -11,11 +11,12 @@ from longscan.ops._associative import affine_scan
 from longscan.ops.long_conv.eager import fft_length
 
 
+@pytest.mark.parametrize("constant", [False, True])
 @pytest.mark.parametrize("length", [*range(1, 10), 63, 64, 65])
-def test_affine_scan(length):
-    a, b = torch.randn(2, length, 3, dtype=torch.float64), torch.randn(2, length, 3, dtype=torch.float64)
-    state = torch.randn(2, 3, dtype=torch.float64)
-    expected = list(itertools.accumulate(range(length), lambda x, t: a[:, t] * x + b[:, t], initial=state))[1:]
+def test_affine_scan(length, constant):
+    a, b = torch.randn(2, 1 if constant else length, 3, dtype=torch.float64), torch.randn(2, length, 3, dtype=torch.float64)
+    state, steps = torch.randn(2, 3, dtype=torch.float64), a.expand_as(b)
+    expected = list(itertools.accumulate(range(length), lambda x, t: steps[:, t] * x + b[:, t], initial=state))[1:]
     torch.testing.assert_close(affine_scan(a, b, state), torch.stack(expected, 1))
 
 

@@ -37,6 +37,7 @@ def close(found, expected):
 def test_compiles_without_graph_breaks(op, backend, monkeypatch):
     """Forward and backward are captured whole, the chunks of eager included."""
     monkeypatch.setattr(_chunks, "CHUNK", 3)
+    monkeypatch.setattr(_chunks, "NUMBERS", 1)
     inputs = example(op, is_complex=op == "selective_scan")
 
     def function(inputs):
@@ -53,6 +54,7 @@ def test_compiles_without_graph_breaks(op, backend, monkeypatch):
 def test_generated_code_gives_the_same(op, backend, monkeypatch):
     """As above, through the code generator."""
     monkeypatch.setattr(_chunks, "CHUNK", 3)
+    monkeypatch.setattr(_chunks, "NUMBERS", 1)
     inputs = example(op)
 
     def function(inputs):

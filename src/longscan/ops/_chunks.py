@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 CHUNK = 64
+NUMBERS = 2**20  # of a tensor; on fewer, much of an operation's time goes into starting it
 
 Chunk = Callable[..., tuple[Tensor, Tensor]]
 
@@ -23,19 +24,25 @@ def _run(step: Chunk, inputs: Sequence[Tensor | None]) -> tuple[Tensor, Tensor]:
     return checkpoint(step, *inputs, use_reentrant=False, preserve_rng_state=False)
 
 
+def long_chunk(x: Tensor) -> int:
+    """The steps of a chunk of x (B, L, ...) where operations hold little more than x: CHUNK, and more of few numbers each."""
+    return max(CHUNK, NUMBERS // max(1, x[:, :1].numel()))
+
+
 def scan_chunks(
     step: Chunk,
     per_step: Sequence[Tensor | None],
     shared: Sequence[Tensor | None],
     state: Tensor,
     empty: Tensor,
-    size: int = CHUNK,
+    size: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Apply `step(*chunk_of_per_step, *shared, state) -> (y, state)` to consecutive chunks of `size` steps along axis 1.
 
-    Returns y joined over time (`empty`, cloned, where there is no step) and the last state, which aliases no input.
+    size: CHUNK when None. Returns y joined over time (`empty`, cloned, where there is no step) and the last state, which aliases
+    no input.
     """
-    length = empty.shape[1]
+    length, size = empty.shape[1], size or CHUNK
     if length == 0:
         return empty.clone(), state.clone()
     if length <= size:

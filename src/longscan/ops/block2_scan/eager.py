@@ -7,22 +7,29 @@ from torch import Tensor
 
 from longscan.ops._arguments import marks
 from longscan.ops._associative import affine_scan
-from longscan.ops._chunks import scan_chunks
+from longscan.ops._chunks import long_chunk, scan_chunks
 
 
 def _product(x: Tensor, y: Tensor) -> Tensor:
     """x y for matrices in planes: x (..., 2, 2, S), y (..., 2, K, S)."""
-    return x[..., :1, :] * y[..., :1, :, :] + x[..., 1:, :] * y[..., 1:, :, :]
+    (left, right), (upper, lower) = torch.split(x, 1, -2), torch.split(y, 1, -3)
+    return torch.addcmul(left * upper, right, lower)
 
 
-def _chunk(M: Tensor, f: Tensor, flags: Tensor | None, state: Tensor) -> tuple[Tensor, Tensor]:
+def _affine(x: Tensor, y: Tensor, f: Tensor) -> Tensor:
+    """x y + f."""
+    (left, right), (upper, lower) = torch.split(x, 1, -2), torch.split(y, 1, -3)
+    return torch.addcmul(torch.addcmul(f, left, upper), right, lower)
+
+
+def _chunk(f: Tensor, flags: Tensor | None, M: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     M, f = M.contiguous(), f.contiguous()
     if flags is not None:
         invalid, reset = marks(flags, f.ndim)
         identity = torch.eye(2, dtype=M.dtype, device=M.device).unsqueeze(-1)
         # a state that was infinite or NaN stays NaN through the factor 0 of a restart, where the reference starts afresh
         M, f = torch.where(reset, 0, torch.where(invalid, identity, M)), torch.where(invalid, 0, f)
-    states = affine_scan(M, f, state, _product)
+    states = affine_scan(M, f, state, _product, _affine)
     final = states[:, -1].clone()
     return (states if flags is None else torch.where(invalid, 0, states)), final
 
@@ -34,11 +41,11 @@ def block2_scan(M: Tensor, f: Tensor, initial_state: Tensor, flags: Tensor | Non
     """
     batch, length, *axes, _, columns = f.shape
     size = math.prod(axes)
-    if M.ndim < f.ndim:  # one copy for all rows, not one for each
-        M = M.expand(1, length, *M.shape)
-    planes = M.reshape(*M.shape[:2], size, 2, 2).movedim(2, -1)
+    constant = M.ndim < f.ndim
+    planes = M.reshape(*((1, 1) if constant else (batch, length)), size, 2, 2).movedim(2, -1)
     drive = f.reshape(batch, length, size, 2, columns).movedim(2, -1)
     start = initial_state.reshape(batch, size, 2, columns).movedim(1, -1)
-    x, final = scan_chunks(_chunk, (planes, drive, flags), (), start, empty=drive)
+    per_step, shared = ((drive, flags), (planes,)) if constant else ((drive, flags, planes), ())
+    x, final = scan_chunks(_chunk, per_step, shared, start, empty=drive, size=long_chunk(drive))
     x, final = x.movedim(-1, 2), final.movedim(-1, 1)
     return x.reshape(batch, length, *axes, 2, columns), final.reshape(initial_state.shape)
