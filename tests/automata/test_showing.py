@@ -84,6 +84,10 @@ def test_state_diagrams_keep_apart_what_is_different():
         if len(spots) > 1:
             apart = np.linalg.norm(spots[:, None] - spots[None], axis=-1)[~np.eye(len(spots), dtype=bool)]
             assert apart.min() > 0.05
+    for name in ("cycle navigation mod 5", "S3", "S3 and resets", "Dyck depth 3"):  # letters are nearest to their own edge
+        found = arrows(NAMED[name]().minimise())
+        away = np.array([[np.linalg.norm(edge.curve - arrow.at, axis=1).min() for edge in found] for arrow in found])
+        assert (away.argmin(1) == np.arange(len(found))).all(), name
     for count in range(3, 8):  # no edge begins where another ends: the two would read as one with a head at each end
         full = automata.DFA(tuple("abcdefgh"[:count]), tuple(tuple(range(count)) for _ in range(count)), 0, frozenset())
         between = [arrow for arrow in arrows(full) if arrow.source != arrow.target]
