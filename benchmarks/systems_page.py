@@ -109,7 +109,7 @@ def heads_page(rows: Sequence[Record]) -> Iterator[str]:
 
 
 def value(row: Record, key: str) -> float | None:
-    """A quantity as it is drawn: where nothing was replayed, as it was called, which is long enough for that to be the same."""
+    """A quantity as it is drawn: where nothing was replayed, as it was called."""
     found: float | None = row.get(key)
     return row[key.removeprefix("replayed_")] if found is None else found
 
@@ -130,7 +130,7 @@ def draw(rows: Sequence[Record], path: Path) -> None:
             points = sorted((row["shape"]["L"], value(row, key)) for row in mine)
             style = {"color": f"C{i % 10}", "ls": "-" if i < 10 else "--", "marker": "osD^v<>PX*hp8dHs"[i % 16]}
             ax.plot([length for length, _ in points], [height for _, height in points], label=name, ms=4, lw=1.3, **style)
-        ax.set(xscale="log", xlabel="steps", ylabel=unit, title=called)
+        ax.set(xscale="log", xlabel="steps", ylabel=unit, title=called.replace("replayed", "replayed where that was measured"))
         ax.xaxis.set_major_formatter("{x:,.0f}")
         ax.xaxis.set_minor_locator(NullLocator())
         ax.set_xticks(steps)
