@@ -324,7 +324,8 @@ def _(layer: Any, factor: float) -> None:
 
 @rescales("attention")
 def _(layer: Any, factor: float) -> None:
-    layer.frequencies = [rate / factor for rate in layer.frequencies]
+    rates = layer.rates
+    layer.rates = lambda like: rates(like) / factor
 
 
 @rescales("mamba3")

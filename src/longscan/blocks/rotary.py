@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from longscan.layers.base import Steps
 from longscan.layers.parameters import Marked, mark
-from longscan.numerics.rotary import frequencies, turn
+from longscan.numerics.rotary import frequencies, rates, turn
 
 Target = Literal["x", "dt", "B", "C"]
 TARGETS = ("x", "dt", "B", "C")
@@ -62,11 +62,9 @@ class Rotary(Marked):
             position = position % self.repeat
         # In float32 a late position times a frequency would lose the angle.
         wide = torch.float32 if x.device.type == "mps" else torch.float64
-        if self.theta is None:
-            rates = torch.tensor(frequencies(self.width, self.base), dtype=wide, device=x.device)
-        else:
-            rates = self.theta.to(wide)
-        angle = position.unsqueeze(-1).to(wide) * (rates * self.scale)
+        position = position.to(wide)
+        speed = rates(self.width, self.base, position) if self.theta is None else self.theta.to(wide)
+        angle = position.unsqueeze(-1) * (speed * self.scale)
         dtype = torch.promote_types(x.dtype, torch.float32)
         return turn(x, angle.remainder(2 * math.pi).to(dtype))
 

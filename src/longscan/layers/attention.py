@@ -23,7 +23,7 @@ from longscan.layers.base import SequenceLayer, Steps, hide_padding
 from longscan.layers.checks import transformed
 from longscan.layers.heads import head_width
 from longscan.layers.state import State, layer_state, no_sequence, restarted_rows
-from longscan.numerics.rotary import frequencies, turn
+from longscan.numerics.rotary import frequencies, rates, turn
 from longscan.ops._arguments import RESET, carry_dtype, step_flags
 
 PIECE = 128  # queries that a windowed layer answers at once, at least
@@ -83,12 +83,17 @@ class Attention(SequenceLayer):
         width = self.head_dim // 2 * 2 if rotary_dim is None else rotary_dim
         if width % 2 or not 2 <= width <= self.head_dim:
             raise ValueError(f"rotary_dim: got {width}, expected an even number from 2 to the head's width {self.head_dim}")
-        self.heads, self.window, self.frequencies = d_model // self.head_dim, window, frequencies(width, base)
+        frequencies(width, base)  # refuses what has none
+        self.heads, self.window, self.rotary_dim, self.base = d_model // self.head_dim, window, width, base
         bound = 1 / math.sqrt(d_model)
         self.in_proj = nn.Parameter(torch.empty(3 * d_model, d_model).uniform_(-bound, bound))
         self.out_proj = nn.Parameter(torch.empty(d_model, d_model).uniform_(-bound, bound))
         self.in_bias = nn.Parameter(torch.zeros(3 * d_model)) if bias else None
         self.out_bias = nn.Parameter(torch.zeros(d_model)) if bias else None
+
+    def rates(self, like: Tensor) -> Tensor:
+        """Radians per step, (rotary_dim / 2,), of the dtype and on the device of `like`."""
+        return rates(self.rotary_dim, self.base, like)
 
     def run(self, x: Tensor, state: State, steps: Steps) -> tuple[Tensor, State]:
         """See the top of the file."""
@@ -116,9 +121,9 @@ class Attention(SequenceLayer):
         tick = torch.ones_like(valid, dtype=x.dtype) if steps.elapsed is None else steps.elapsed
         time = torch.where(valid, tick, 0).to(carry_dtype(self.in_proj)).cumsum(1)  # since the last call
         when = torch.cat([-state.age.to(time.dtype), time], 1)
-        rates = torch.tensor(self.frequencies, dtype=time.dtype, device=x.device)
+        speed = self.rates(time)
         queries, turned = (
-            turn(part.to(self.state_dtype), (moment.unsqueeze(-1) * rates).unsqueeze(2)).to(part.dtype).transpose(1, 2)
+            turn(part.to(self.state_dtype), (moment.unsqueeze(-1) * speed).unsqueeze(2)).to(part.dtype).transpose(1, 2)
             for part, moment in ((q, time), (keys, when))
         )
 

@@ -5,8 +5,13 @@ from torch import Tensor
 
 
 def transformed() -> bool:
-    """Whether a call is being compiled, recorded as a CUDA graph, or under a transform of torch.func: no values to look at."""
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+    """Whether a call is being compiled or under a transform of torch.func."""
+    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+
+
+def unreadable() -> bool:
+    """Whether values cannot be looked at: in a transformed call, and while a CUDA graph is recorded."""
+    if transformed():
         return True
     return bool(torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())  # type: ignore[no-untyped-call]
 
@@ -25,7 +30,7 @@ def check_steps(shape: tuple[int, int], elapsed: Tensor | None, valid: Tensor | 
         raise TypeError(f"valid: got dtype {valid.dtype}, expected torch.bool")
     if seq_idx is not None and (seq_idx.is_floating_point() or seq_idx.is_complex() or seq_idx.dtype == torch.bool):
         raise TypeError(f"seq_idx: got dtype {seq_idx.dtype}, expected an integer dtype")
-    if transformed():
+    if unreadable():
         return
     if valid is not None and shape[1] > 1:
         edges = (valid[:, 1:] != valid[:, :-1]).sum(1) + valid[:, 0] + valid[:, -1]

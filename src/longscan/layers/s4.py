@@ -26,6 +26,7 @@ from longscan.numerics.dense import decay, final_state
 from longscan.numerics.dplr import bilinear_solver, bilinear_step, dense_step, spectrum
 from longscan.numerics.hippo import legs_dplr
 from longscan.numerics.initialisers import complex_normal
+from longscan.numerics.pairs import constant
 from longscan.numerics.timescales import initial_dt
 from longscan.ops import long_conv
 from longscan.ops._arguments import carry_dtype, marks, step_flags, without_autocast
@@ -96,7 +97,7 @@ class S4(SequenceLayer):
     def recur(self, u: Tensor, initial: Tensor, steps: Steps) -> tuple[Tensor, Tensor]:
         """y without the skip, and the final state, step after step; memory is bounded by a chunk of steps."""
         eigenvalues, low_rank, B = self.system(u.dtype)
-        readout = self.C * self.C.new_tensor([2.0, -2.0])
+        readout = self.C * constant(self.C, 2.0, -2.0)
         flags = step_flags(u.shape[0], u.shape[1], steps.valid, steps.seq_idx, u)
 
         def chunk(u: Tensor, elapsed: Tensor | None, flags: Tensor | None, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -123,7 +124,7 @@ class S4(SequenceLayer):
         """K_l = 2 Re(C a^l b), l = 0..length-1: (D, length), in float64 where the device has it; A_bar is a, where known."""
         wide = carry_dtype(self.C)
         eigenvalues, low_rank, B = self.system(wide)
-        dt, sign = self.log_dt.to(wide).exp(), self.C.new_tensor([1.0, -1.0]).to(wide)
+        dt, sign = self.log_dt.to(wide).exp(), constant(self.C, 1.0, -1.0).to(wide)
         A_bar = dense_step(eigenvalues, low_rank, B, dt)[0] if A_bar is None else A_bar
         row = (self.C.to(wide) * sign).flatten(-2).unsqueeze(-2)
         cut = (row - row @ torch.linalg.matrix_power(A_bar, length)).view_as(B) * sign  # C (1 - a^L)
@@ -152,7 +153,7 @@ class S4(SequenceLayer):
         y = long_conv(u, self.kernel(length, A_bar).to(u.dtype))
         start = None if initial is None else initial.to(wide).flatten(-2)
         if start is not None:
-            readout = (self.C * self.C.new_tensor([2.0, -2.0])).to(wide).flatten(-2)
+            readout = (self.C * constant(self.C, 2.0, -2.0)).to(wide).flatten(-2)
             decaying = decay(A_bar, readout, start, length).transpose(1, 2).to(u.dtype)
             since = (position - first.unsqueeze(1)).clamp(min=0)
             y = y + decaying.gather(1, since.unsqueeze(-1).expand_as(decaying))

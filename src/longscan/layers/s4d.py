@@ -23,7 +23,7 @@ from longscan.layers.state import ScanState, State, no_sequence
 from longscan.numerics.discretisation import RULES, change, discretise, log_step
 from longscan.numerics.initialisers import complex_normal, diagonal_eigenvalues, diagonal_input
 from longscan.numerics.kernels import diagonal_final_state, diagonal_kernel, power
-from longscan.numerics.pairs import divide, exponential, multiply
+from longscan.numerics.pairs import constant, divide, exponential, multiply
 from longscan.numerics.timescales import initial_dt
 from longscan.ops import linear_scan, long_conv
 from longscan.ops._arguments import INVALID, RESET, step_flags, without_autocast
@@ -109,7 +109,7 @@ class S4D(SequenceLayer):
         It is A x that runs: (A x)_k = a (A x)_{k-1} + (a - 1) u_k takes one complex number a step where x would take two.
         """
         eigenvalues = self.eigenvalues()
-        readout = divide(self.coefficients(), eigenvalues) * self.C.new_tensor([2.0, -2.0])
+        readout = divide(self.coefficients(), eigenvalues) * constant(self.C, 2.0, -2.0)
         flags = step_flags(u.shape[0], u.shape[1], steps.valid, steps.seq_idx, u)
 
         def chunk(
@@ -119,10 +119,10 @@ class S4D(SequenceLayer):
             if elapsed is not None:
                 dt = dt * elapsed[..., None, None].to(dt.dtype)
             less_one = change(eigenvalues, dt, self.discretisation)
-            a, drive = less_one + less_one.new_tensor([1.0, 0.0]), less_one * u[..., None, None]
+            a, drive = less_one + constant(less_one, 1.0, 0.0), less_one * u[..., None, None]
             if flags is not None:
                 marks = flags[..., None, None, None]
-                a = torch.where(marks == RESET, 0, torch.where(marks == INVALID, a.new_tensor([1.0, 0.0]), a))
+                a = torch.where(marks == RESET, 0, torch.where(marks == INVALID, constant(a, 1.0, 0.0), a))
                 drive = torch.where(marks == INVALID, 0, drive)
             x, state = linear_scan(a, drive, state, pairs=True, backend=self.backend)
             return (x * readout).sum((-1, -2)), state

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from longscan.numerics.pairs import divide, exponential, exponential_minus_one
+from longscan.numerics.pairs import constant, divide, exponential, exponential_minus_one
 
 Rule = Literal["zoh", "bilinear"]
 RULES = ("zoh", "bilinear")
@@ -26,7 +26,7 @@ def change(eigenvalues: Tensor, dt: Tensor, rule: Rule = "zoh") -> Tensor:
     if rule == "zoh":
         return exponential_minus_one(z)
     if rule == "bilinear":
-        return divide(z, z.new_tensor([1.0, 0.0]) - z / 2)
+        return divide(z, constant(z, 1.0, 0.0) - z / 2)
     raise ValueError(f"rule: got {rule!r}, expected one of {RULES}")
 
 
@@ -45,7 +45,7 @@ def discretise(eigenvalues: Tensor, dt: Tensor, rule: Rule = "zoh") -> tuple[Ten
     if rule == "zoh":
         return exponential(z), divide(exponential_minus_one(z), eigenvalues)
     if rule == "bilinear":
-        one = torch.tensor([1.0, 0.0], dtype=z.dtype, device=z.device)
+        one = constant(z, 1.0, 0.0)
         below = one - z / 2
         return divide(one + z / 2, below), divide(dt.unsqueeze(-1) * one, below)
     raise ValueError(f"rule: got {rule!r}, expected one of {RULES}")
@@ -83,4 +83,4 @@ def discretise_events(
     if rule in RULES:
         return discretise(eigenvalues, pause, "zoh" if rule == "zoh" else "bilinear")
     a_bar = exponential(eigenvalues * pause.unsqueeze(-1))
-    return a_bar, discretise(eigenvalues, dt)[1] if rule == "async" else a_bar.new_tensor([1.0, 0.0]).expand(eigenvalues.shape)
+    return a_bar, discretise(eigenvalues, dt)[1] if rule == "async" else constant(a_bar, 1.0, 0.0).expand(eigenvalues.shape)

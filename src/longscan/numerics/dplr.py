@@ -7,7 +7,7 @@ vector of the N numbers stored; matrices (N, N) act on that. Products with P* go
 import torch
 from torch import Tensor
 
-from longscan.numerics.pairs import divide, multiply, polar
+from longscan.numerics.pairs import constant, divide, multiply, polar
 
 
 def _inner(p: Tensor, x: Tensor) -> Tensor:
@@ -18,7 +18,7 @@ def _inner(p: Tensor, x: Tensor) -> Tensor:
 def bilinear_solver(eigenvalues: Tensor, low_rank: Tensor, dt: Tensor) -> tuple[Tensor, Tensor]:
     """(r, g) with (1 - dt/2 A)^{-1} v = r v - g P* (r v), by Woodbury's identity; dt (...) without the last two axes."""
     half = dt[..., None, None] / 2
-    one = eigenvalues.new_tensor([1.0, 0.0])
+    one = constant(eigenvalues, 1.0, 0.0)
     diagonal = divide(one, one - half * eigenvalues)
     direction = multiply(diagonal, low_rank)
     return diagonal, half * direction / (1 + half * _inner(low_rank, direction))
@@ -51,7 +51,7 @@ def spectrum(angle: Tensor, eigenvalues: Tensor, low_rank: Tensor, B: Tensor, C:
     the N/2 poles, (C, B), (C, P), (P, P), (P, B), and Woodbury's identity. No pole lies on the unit circle. Parameters are
     (D, N/2, 2), dt (D,). For the kernel cut off after L steps take C (1 - A_bar^L) for C, at the L-th roots of unity.
     """
-    conjugate = low_rank * low_rank.new_tensor([1.0, -1.0])
+    conjugate = low_rank * constant(low_rank, 1.0, -1.0)
     products = torch.stack([multiply(C, B), multiply(C, low_rank), multiply(conjugate, low_rank), multiply(conjugate, B)])
     # v / (i s - t lambda) + its partner is (2 i s Re v - 2 t Re(v conj(lambda))) / (t^2 |lambda|^2 - s^2 - 2 i s t Re lambda)
     weights = 2 * torch.cat([products[..., 0], (products * eigenvalues).sum(-1)]).permute(1, 2, 0)
@@ -62,5 +62,5 @@ def spectrum(angle: Tensor, eigenvalues: Tensor, low_rank: Tensor, B: Tensor, C:
     real, imaginary = (real / size) @ weights, -(imaginary / size) @ weights  # (D, F, 8)
     sums = torch.stack([-s * imaginary[..., :4] - t * real[..., 4:], s * real[..., :4] - t * imaginary[..., 4:]], -1)
     cb, cp, pp, pb = sums.unbind(-2)
-    correction = divide(multiply(cp, pb), s.new_tensor([1.0, 0.0]) + t * pp)
+    correction = divide(multiply(cp, pb), constant(s, 1.0, 0.0) + t * pp)
     return dt[:, None, None] * multiply(polar(torch.ones_like(angle), angle / 2), cb - t * correction)

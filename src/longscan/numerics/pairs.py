@@ -8,6 +8,14 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 
+def constant(like: Tensor, real: float, imaginary: float) -> Tensor:
+    """A number as a pair (2,), of the dtype and on the device of `like`.
+
+    Filled there, as a CUDA graph records no copy from the host.
+    """
+    return torch.stack([like.new_full((), real), like.new_full((), imaginary)])
+
+
 def multiply(x: Tensor, y: Tensor) -> Tensor:
     """x y for pairs (..., 2), broadcasting over the other axes."""
     (xr, xi), (yr, yi) = x.unbind(-1), y.unbind(-1)

@@ -1,5 +1,7 @@
 """Rotations of pairs of neighbouring features, as rotary positions use them (Su et al. 2021, RoFormer, equation 34)."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -14,6 +16,14 @@ def frequencies(width: int, base: float) -> list[float]:
     if not base > 0:
         raise ValueError(f"base: got {base}, expected a positive number")
     return [base ** (-2 * i / width) for i in range(width // 2)]
+
+
+def rates(width: int, base: float, like: Tensor) -> Tensor:
+    """`frequencies` as a tensor (width / 2,), of the dtype and on the device of `like`.
+
+    Computed there, as a CUDA graph records no copy from the host.
+    """
+    return (torch.arange(0, width, 2, dtype=like.dtype, device=like.device) * (-math.log(base) / width)).exp()
 
 
 def turn(x: Tensor, angle: Tensor) -> Tensor:
