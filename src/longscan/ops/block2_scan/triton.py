@@ -242,22 +242,30 @@ def _outer(total, g, x, K: tl.constexpr):
 @triton.jit
 def _backward_tiles(
     m, total, time, grad_x, M, x, first_state, previous, dM, df, constant, M_width, width, M_live, live, tiles,
-    K: tl.constexpr, T: tl.constexpr, STAGES: tl.constexpr,
+    EDGE: tl.constexpr, K: tl.constexpr, T: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """m before as many tiles of T steps, of which `time` is the last; total: the sum of dM where M is constant."""
+    """m before as many tiles of T steps, of which `time` is the last; total: the sum of dM where M is constant.
+
+    EDGE: whether the state before a step may be another than that of the step before.
+    """
     nothing = _repeated(tl.zeros_like(m[0]), 2 * K)
     for i in tl.range(0, tiles, num_stages=STAGES):
         if constant is None:
             matrices = next_rows(M, -M_width, M_live, T)
-        grads, before, states = next_rows(grad_x, -width, live, T), next_numbers(previous, -1, T), ()
-        for j in tl.static_range(T):
-            if previous is None:
-                before = extended(before, time - i * T - j - 1)
-            there = where_positive(live, before[j] + 1)
-            states = extended(states, tl.load(x + before[j] * width, mask=there, other=0.0))
+        grads, before = next_rows(grad_x, -width, live, T), next_numbers(previous, -1, T)
+        if EDGE:
+            states = ()
+            for j in tl.static_range(T):
+                if previous is None:
+                    before = extended(before, time - i * T - j - 1)
+                there = where_positive(live, before[j] + 1)
+                row = tl.load(x + before[j] * width, mask=there, other=0.0)
+                states = extended(states, tl.where(before[j] == -1, first_state, row))
+        else:
+            states = next_rows(x + (time - i * T - 1) * width, -width, live, T)
         for j in tl.static_range(T):
             matrix = _entries(matrices[j], 2) if constant is None else constant
-            state = _entries(tl.where(before[j] == -1, first_state, states[j]), K)
+            state = _entries(states[j], K)
             g = _sum(_entries(grads[j], K), m)
             if previous is None:
                 m = _affine(matrix, g, None, True, K)
@@ -316,16 +324,18 @@ def scan_backward(
         dM += begin * M_width + M_offsets
     if previous is not None:
         previous += begin
-    total, done = _repeated(tl.zeros_like(m[0]), 4), steps - steps % T
+    total = _repeated(tl.zeros_like(m[0]), 4)
+    tiles = (steps - (split == 0).to(tl.int32)) // T  # without the first step of all, before which is the initial state
+    done = tiles * T
     m, total = _backward_tiles(
-        m, total, time, grad_x, M, x, first_state, previous, dM, df, constant, M_width, width, M_live, live, steps // T, K, T,
-        STAGES,
+        m, total, time, grad_x, M, x, first_state, previous, dM, df, constant, M_width, width, M_live, live, tiles,
+        previous is not None, K, T, STAGES,
     )  # fmt: skip
     if previous is not None:
         previous -= done
     m, total = _backward_tiles(
         m, total, time - done, grad_x - done * width, M - done * M_width, x, first_state, previous, dM - done * M_width,
-        df - done * width, constant, M_width, width, M_live, live, steps % T, K, 1, 8,
+        df - done * width, constant, M_width, width, M_live, live, steps - done, True, K, 1, 8,
     )  # fmt: skip
     if CONSTANT:
         tl.store(dM, _tile(total, 2), mask=M_live)
