@@ -5,6 +5,7 @@ import itertools
 import json
 import math
 from functools import partial
+from typing import Any
 
 import mpmath
 import numpy as np
@@ -361,6 +362,26 @@ def test_a17_positive_eigenvalues_cannot_do_parity():
     assert reached < published_row("r018")["value"] == 0.13
 
 
+NINE = (
+    "bucket_sort", "cycle_navigation", "majority", "majority_count", "modular_arithmetic", "modular_arithmetic_brackets",
+    "parity", "repetition", "solve_equation",
+)  # fmt: skip
+
+
+def formal(task: str, spec: str) -> list[dict[str, Any]]:
+    """What three seeds of a stack scored on a formal language in the published suite, evaluation by evaluation."""
+    return json.loads((ROOT / f"results/table1/aussm/{task}-{spec}.json").read_text("utf-8"))["rows"]
+
+
+def test_a18_the_recorded_runs_of_aussm_alone():
+    best = []
+    for task, steps in (("parity", 4000), ("cycle_navigation", 2000)):
+        rows = formal(task, "aa")
+        assert rows[-1]["step"] == steps
+        best.append(max(max(row["last"]) for row in rows))
+    assert best == pytest.approx([0.06, 0.23], abs=0.005)
+
+
 def test_a19_the_recorded_tasks_of_the_hybrid():
     for task, identity in (("parity", "r036"), ("cycle_navigation", "r035")):
         assert published_row(identity)["value"] == 1.0
@@ -368,6 +389,10 @@ def test_a19_the_recorded_tasks_of_the_hybrid():
         assert sum(row["value"] > 0.999 for row in runs) >= 2
     for name in ("parity_published", "cycle_navigation_published"):
         assert max(seeds(name)["rows"][-1]["last"]) < 0.99
+    means = {task: {spec: np.mean(formal(task, spec)[-1]["last"]) for spec in ("mm", "aa", "ma")} for task in NINE}
+    ahead = [task for task, of in means.items() if of["ma"] > max(of["mm"], of["aa"]) + 0.02]
+    assert ahead == ["bucket_sort", "cycle_navigation"]
+    assert sum(formal(task, "ma")[-1]["step"] < 10_000 for task in NINE) > 4
 
 
 def table_1() -> dict[str, list[float]]:
@@ -383,6 +408,12 @@ def test_a20_the_hybrid_and_xlstm_have_one_mean():
     difference = np.array(table["hybrid"]) - np.array(table["xLSTM"])
     assert [(difference > 0).sum(), (difference == 0).sum(), (difference < 0).sum()] == [4, 2, 3]
     assert np.sqrt(9) * difference.mean() / difference.std(ddof=1) < 1.86  # a one-sided t test at 5 % with 8 degrees of freedom
+
+
+def test_a21_aussm_alone_is_behind_mamba_on_majorities_and_equations():
+    for task in ("majority", "majority_count", "solve_equation"):
+        alone, mamba = (np.mean(formal(task, spec)[-1]["last"]) for spec in ("aa", "mm"))
+        assert alone < mamba
 
 
 SOLVABLE = {
@@ -602,6 +633,12 @@ def test_a33_the_means_of_table_2():
         assert abs(mean - average) < 0.1
         assert average in (rounded, round(rounded - 0.1, 1))
         assert math.floor(10 * mean) / 10 == pytest.approx(average)  # cut after the first digit, all of them
+
+
+def test_a34_the_recorded_forecast_of_mamba():
+    (value,) = [row["value"] for row in records("runs/afternoon.jsonl") if (row["task"], row["spec"]) == ("forecast/WTH", "mm")]
+    assert value == pytest.approx(0.549, abs=5e-4)
+    assert value > published_row("r078")["value"]
 
 
 @pytest.mark.parametrize("power", range(1, 11))
