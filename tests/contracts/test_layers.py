@@ -504,6 +504,15 @@ def test_states_select_move_and_tell_their_size(entry: str) -> None:
     assert y.shape == x.shape
 
 
+@every_case
+def test_no_rows(entry: str, options: dict[str, Any]) -> None:
+    module = build(entry, options)
+    for length in (1, 70):
+        y, state = module(torch.randn(0, length, WIDTH, dtype=torch.float64), return_state=True)
+        assert y.shape[0] == 0
+        assert all(len(leaf) == 0 for leaf in state_tensors(state))
+
+
 @every_entry
 def test_wrong_arguments_are_named(entry: str) -> None:
     module = build(entry, options_of(entry)[0])

@@ -113,6 +113,9 @@ def test_siamese_models_by_hand(interaction, tmp_path):
     valid = torch.arange(8) < 5
     padded = torch.cat([first, torch.full((3, 3), 99)], 1)
     torch.testing.assert_close(net(padded, second, valid_first=valid.expand(3, 8)), net(first, second))
+    times = torch.rand(3, 8, dtype=torch.float64)
+    later = net.head(torch.cat([a, c := net.backbone(second, elapsed=times), a * c, a - c][: 4 if interaction == "nli" else 2], -1))
+    torch.testing.assert_close(net(first, second, elapsed_second=times), later)
     net.save_pretrained(tmp_path)
     torch.testing.assert_close(SiameseModel.from_pretrained(tmp_path)(first, second), net(first, second))
 

@@ -96,12 +96,23 @@ class SiameseModel(Pretrained):
         return {**{name: inner[name] for name in names}, "d_output": self.d_output, "interaction": self.interaction}
 
     def forward(
-        self, first: Tensor, second: Tensor, *, valid_first: Tensor | None = None, valid_second: Tensor | None = None
+        self,
+        first: Tensor,
+        second: Tensor,
+        *,
+        valid_first: Tensor | None = None,
+        valid_second: Tensor | None = None,
+        elapsed_first: Tensor | None = None,
+        elapsed_second: Tensor | None = None,
     ) -> Tensor:
-        """(B, d_output) for two batches of B sequences, (B, L) or (B, L, d_input), whose lengths may differ."""
+        """(B, d_output) for two batches of B sequences, (B, L) or (B, L, d_input), whose lengths may differ.
+
+        valid and elapsed of either are those of `SequenceModel.forward`.
+        """
         if len(first) != len(second):
             raise ValueError(f"second: got {len(second)} sequences, expected {len(first)}, as many as first has")
-        a, b = self.backbone(first, valid=valid_first), self.backbone(second, valid=valid_second)
+        a = self.backbone(first, valid=valid_first, elapsed=elapsed_first)
+        b = self.backbone(second, valid=valid_second, elapsed=elapsed_second)
         parts = [a, b, a * b, a - b] if self.interaction == "nli" else [a, b]
         y: Tensor = self.head(torch.cat(parts, -1))
         return y

@@ -70,8 +70,9 @@ def _chunk(
     within = decay if own_scale is None else torch.where(later, decay, 0)
     weights = (C @ B.transpose(2, 3)).unsqueeze(2) * within.reshape(*per_group, length, length)
     own = (weights.flatten(1, 2) @ drive).transpose(1, 2)
-    carried = C @ state.reshape(batch, groups, -1, state.shape[-1]).transpose(2, 3)  # (B, G, L, heads of a group * P)
-    carried = carried.reshape(batch, groups, length, -1, width).transpose(2, 3).flatten(1, 2)
+    rows = state.reshape(batch, groups, heads // groups * width, state.shape[-1])
+    carried = C @ rows.transpose(2, 3)  # (B, G, L, heads of a group * P)
+    carried = carried.reshape(batch, groups, length, heads // groups, width).transpose(2, 3).flatten(1, 2)
     y = own + (carried * from_start.unsqueeze(-1)).transpose(1, 2)
     entering = (drive * to_end.unsqueeze(-1)).reshape(*per_group, length, width).transpose(3, 4).flatten(2, 3) @ B
     state = from_start[..., -1:, None] * state + entering.reshape(state.shape)
