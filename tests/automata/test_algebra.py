@@ -198,7 +198,10 @@ def test_verdicts():
     ]  # fmt: skip
     assert "256 elements" in report.table()
     assert '"verdict": "solvable"' in report.to_json()
-    assert "perfect group of order 60" in automata.analyse(NAMED["A5"]()).table()
+    obstruction = automata.analyse(NAMED["A5"]()).obstruction
+    assert "holds a perfect group of order 60, made by the permutations of tiles (0 1 3)(2 5 10)" in obstruction
+    assert all(text.endswith((")", ")...")) for text in obstruction.split("of tiles ")[1].split(", "))  # whole cycles
+    assert obstruction in automata.analyse(NAMED["A5"]()).table()
 
 
 def test_large_automata_reach_their_limit_at_once():

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
 from longscan import automata
 from longscan.automata import pictures
@@ -52,6 +53,20 @@ def test_pictures_show_what_the_model_holds(hybrid):
     np.testing.assert_array_equal(shown.argmax(0), [step.memories["y1.0"] for step in trace.steps])
     texts = {text.get_text().split("\n")[0] for text in pictures.wiring(hybrid).axes[0].texts}
     assert {"letter", "c1.0.0", "c1.0.1", "y1.0", "P0"} <= texts
+
+
+def test_no_wire_is_drawn_behind_a_box():
+    for name in ("S3 and resets", "Dyck depth 3", "S4"):
+        drawn = pictures.wiring(automata.compile(NAMED[name]())).axes[0]
+        centres = [
+            np.array(patch.get_bbox().get_points()).mean(0) for patch in drawn.patches if isinstance(patch, FancyBboxPatch)
+        ]
+        wires = [patch for patch in drawn.patches if isinstance(patch, FancyArrowPatch)]
+        assert len(wires) > len(centres) > 2
+        for wire in wires:
+            points = np.concatenate(wire.get_path().to_polygons(closed_only=False))
+            for x, y in centres:
+                assert not ((abs(points[:, 0] - x) < 0.33) & (abs(points[:, 1] - y) < 0.29)).any(), name
 
 
 def test_what_a_model_lacks_is_not_drawn():

@@ -170,10 +170,17 @@ def _obstruction(found: SetClass) -> str:
     core: PermutationGroup = found.group.perfect_core
     states = members(next(iter(found.tiles)))
     sets = "the states " + ",".join(map(str, states)) if len(states) <= SHOWN else f"{len(states)} states"
-    shown = [cycles(g) for g in core.generators[:3]]
-    generators = ", ".join(text if len(text) <= 10 * SHOWN else text[: 10 * SHOWN] + "..." for text in shown)
+    generators = ", ".join(_shortened(cycles(g)) for g in core.generators[:3])
     where = f"order {found.group.order}, level {found.level}, on the {found.width} tiles of {sets}"
     return (
         f"its holonomy group {found.group.name} ({where}) holds a perfect group of order {core.order}, made by the permutations "
-        f"{generators} of tiles"
+        f"of tiles {generators}"
     )
+
+
+def _shortened(text: str) -> str:
+    """A permutation's cycles, the whole ones among the first 80 characters where there are more, or a part of the first."""
+    if len(text) <= 10 * SHOWN:
+        return text
+    start = text[: 10 * SHOWN]
+    return start[: start.rindex(")") + 1] + "..." if ")" in start else start[: start.rindex(" ")] + " ...)"

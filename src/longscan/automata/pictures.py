@@ -13,6 +13,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Circle, FancyArrowPatch, FancyBboxPatch, Rectangle
+from matplotlib.path import Path as MplPath
 
 from longscan.automata.analysis import Report, analyse
 from longscan.automata.compiler import Compiled
@@ -314,17 +315,26 @@ def _draw_wiring(axes: Axes, compiled: Compiled) -> None:
     for column, block in enumerate(plan.blocks):
         for i, number in enumerate(block.ops):
             places[program.ops[number].output] = (float(column), (len(block.ops) - 1) / 2 - i + 0.18 * (-1) ** column)
+    reach = tallest / 2 + 0.5
     for op in program.ops:
         for wire in op.wires:
             (x0, y0), (x1, y1) = places[wire.field], places[op.output]
-            gap = x1 - x0 - 0.72
-            bend = 0.0 if x1 - x0 <= 1.01 else (0.95 + 0.14 * gap) / gap  # over the boxes between, farther the longer the way
-            bend = (-bend if y1 >= 0 else bend) + (0.35 if wire.delayed else 0)
+            between = [y for x, y in places.values() if x0 < x < x1]
+            side = 1 if y1 >= 0 else -1
+            middle: list[tuple[float, float]] = []
+            if between:  # around the boxes between, farther the longer the way
+                away = max(side * y for y in between) + 0.45 + 0.08 * (x1 - x0)
+                handle = (side * away - (y0 + y1) / 8) / 0.75  # a curve with handles there has its middle at `away`
+                middle = [(x0 + 0.4, handle), (x1 - 0.58, handle)]
+                reach = max(reach, away)
+            elif wire.delayed:
+                middle = [(x0 + 0.46, y0 + 0.2), (x1 - 0.46, y1 + 0.2)]
+            codes = [MplPath.MOVETO, *([MplPath.CURVE4] * 3 if middle else [MplPath.LINETO])]
             colour, dashes = (ORANGE, "--") if wire.delayed else (LINE, "-")
+            path = MplPath([(x0 + 0.36, y0), *middle, (x1 - 0.36, y1)], codes)
             patch = FancyArrowPatch(
-                (x0 + 0.36, y0), (x1 - 0.36, y1), connectionstyle=f"arc3,rad={bend}", arrowstyle="-|>", mutation_scale=9,
-                color=colour, linestyle=dashes, lw=1.1, zorder=1,
-            )  # fmt: skip
+                path=path, arrowstyle="-|>", mutation_scale=9, color=colour, linestyle=dashes, lw=1.1, zorder=1
+            )
             axes.add_patch(patch)
     for number, (x, y) in places.items():
         colour = KINDS[writer[number].kind] if number in writer else INK
@@ -334,9 +344,9 @@ def _draw_wiring(axes: Axes, compiled: Compiled) -> None:
             text = f"{f.name}\n{'mod ' if f.is_counter else 'one of '}{f.size}\ntable of {writer[number].rows}"
         _box(axes, (x, y), text, colour, 0.34)
     for column, block in enumerate(plan.blocks):
-        axes.text(column, tallest / 2 + 0.75, block.letter, ha="center", fontsize=13, weight="bold", color=INK)
+        axes.text(column, reach + 0.25, block.letter, ha="center", fontsize=13, weight="bold", color=INK)
     for place, (kind, colour) in enumerate(KINDS.items()):
-        axes.text(-1.3 + 1.1 * place, -tallest / 2 - 0.75, kind, color=colour, fontsize=9)
-    axes.text(2.0, -tallest / 2 - 0.75, "dashed: as it was one step before", color=INK, fontsize=9)
+        axes.text(-1.3 + 1.1 * place, -reach - 0.25, kind, color=colour, fontsize=9)
+    axes.text(2.0, -reach - 0.25, "dashed: as it was one step before", color=INK, fontsize=9)
     axes.set_xlim(-1.5, len(plan.blocks) - 0.4)
-    axes.set_ylim(-tallest / 2 - 1.0, tallest / 2 + 1.2)
+    axes.set_ylim(-reach - 0.5, reach + 0.7)
