@@ -378,7 +378,11 @@ def main() -> int:
             if any((row["case"], row.get("layers"), row["change"]) == (group, layers, "learned") for row in rows):
                 continue
             learning = Learning(setting, given.seeds, file, given.backend)
-            if not learning.run(until, given.every):
+            try:
+                done = learning.run(until, given.every)
+            except KeyboardInterrupt:
+                parser.exit(130, "learned.py: stopped; the same command goes on from the last look\n")
+            if not done:
                 print("not done: the same command goes on")
                 return 0
             for row in learning.rows(given.words, given.longest):

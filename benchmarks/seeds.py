@@ -349,7 +349,10 @@ def main() -> None:
         seeds = Seeds(settings, list(range(words.seeds)), words.out, command)
     except SettingError as error:
         parser.exit(2, f"seeds.py: {error}\n")
-    seeds.run(words.every, words.limit, words.workers)
+    try:
+        seeds.run(words.every, words.limit, words.workers)
+    except KeyboardInterrupt:
+        parser.exit(130, "seeds.py: stopped; the same command goes on from the last evaluation\n")
 
 
 if __name__ == "__main__":
