@@ -54,9 +54,9 @@ def page(rows: list[Record], runs: list[Record]) -> str:
     lines += ["|---|---|---:|---:|---:|---:|---|"]
     for name, row in sorted(latest.items()):
         update = update_ms(name, runs)
-        beside = "– | –" if update is None else f"{update:.1f} | {row['batch_ms'] / update:.2f}"
+        beside = "– | –" if update is None else f"{update:.1f} | {row['batch_ms'] / update:.3f}"
         size = f"{row['shape']['B']} x {row['shape']['L']:,}"
-        lines.append(f"| {name} | {size} | {row['first_batch_s']:.1f} | {row['batch_ms']:.1f} | {beside} | {row['device']} |")
+        lines.append(f"| {name} | {size} | {row['first_batch_s']:.2f} | {row['batch_ms']:.2f} | {beside} | {row['device']} |")
     commands = dict.fromkeys(f"`{row['command']}`, {row['commit']}" for row in latest.values())
     return "\n".join([*lines, "", *commands]) + "\n"
 
