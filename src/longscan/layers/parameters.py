@@ -42,8 +42,8 @@ class Marked(nn.Module):
     The constructors of subclasses refuse settings that are not of the types they declare, by name.
     """
 
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
         if "__init__" in cls.__dict__:
             checks_settings(cls)
 

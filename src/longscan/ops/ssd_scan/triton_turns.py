@@ -302,7 +302,7 @@ def phases(maps: Maps) -> tuple[Tensor | None, Tensor | None]:
     batch = maps.angle.shape[0]
     sums = maps.angle.new_empty((batch, maps.tiles, maps.heads, maps.pairs), dtype=torch.float64)
     before, total = torch.empty_like(sums), maps.angle.new_empty((batch, maps.heads, maps.pairs))
-    _along_steps(sum_tiles, maps, (maps.angle, maps.flags, sums), (maps.tiles, maps.heads * maps.pairs))
+    _along_steps(sum_tiles, maps, (maps.angle, maps.flags, sums), (maps.tiles, maps.heads * maps.pairs), {})
     width, steps = maps.heads * maps.pairs, min(launch.TABLE["turns"].steps, launch.power_of_two(maps.tiles))
     constants = {"T": steps, "BLOCK": COLUMNS, "num_warps": launch.TABLE["turns"].warps}
     launch.run(run_up, (batch, launch.ceil_div(width, COLUMNS)), sums, before, total, maps.tiles, width, constants=constants)
@@ -334,7 +334,7 @@ def turn_back(
     _of_maps(turn_maps_back, maps, (grad_B, grad_C), starts, (dB, dC, dB_bias, dC_bias, d_angle, sums, batch))
     if edges is not None:
         sizes = maps.tiles, edges.shape[1], maps.heads * maps.pairs
-        _along_steps(add_later, maps, (d_angle, sums, edges, maps.flags), sizes, PER=maps.chunk // maps.steps)
+        _along_steps(add_later, maps, (d_angle, sums, edges, maps.flags), sizes, {"PER": maps.chunk // maps.steps})
     dB_bias, dC_bias = (
         None if part is None or x is None else part.view(batch // maps.rows, -1, *tiled[2:]).sum(1).view(x.shape)
         for part, x in ((dB_bias, maps.B_bias), (dC_bias, maps.C_bias))
@@ -367,9 +367,12 @@ def _of_maps(kernel: Any, maps: Maps, first: tuple[Tensor, ...], starts: Tensor 
     launch.run(kernel, (batch * maps.tiles, groups * maps.blocks), *tensors, *sizes, constants=constants)
 
 
-def _along_steps(kernel: Any, maps: Maps, tensors: tuple[Tensor | None, ...], sizes: tuple[int, ...], **more: int) -> None:
+def _along_steps(
+    kernel: Any, maps: Maps, tensors: tuple[Tensor | None, ...], sizes: tuple[int, ...], own: dict[str, int]
+) -> None:
+    """own: compile-time arguments of this kernel alone."""
     batch, length, _, _ = maps.B.shape
     table = launch.TABLE["turns"]
     block = min(table.lanes, launch.power_of_two(sizes[-1]))
-    constants = {**more, "T": maps.steps, "BLOCK": block, "num_warps": table.warps}
+    constants = {**own, "T": maps.steps, "BLOCK": block, "num_warps": table.warps}
     launch.run(kernel, (batch * maps.tiles, launch.ceil_div(sizes[-1], block)), *tensors, length, *sizes, constants=constants)
