@@ -127,7 +127,7 @@ class Seeds:
             models.append(build_model(settings))
         self.model = Stacked(models).to(self.device)
         self.optimizer = build_optimizer(self.model, self.training)
-        self.width = 0  # of the widest batch so far
+        self.captured, self.width = self.advance, 0  # the latter of the widest batch so far
         if self.device == "cuda":
             make_capturable(self.optimizer, torch.device(self.device))
         self.average = WeightAverage(self.model, self.training.average)
@@ -231,10 +231,11 @@ class Seeds:
     def update(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """One step of every seed: its accuracy and loss, (K,) each."""
         set_learning_rate(self.optimizer, learning_rate(self.step, self.training))
-        if batch.inputs.shape[2] > self.width:
-            self.width = batch.inputs.shape[2]
-            self.captured = Captured(self.advance, torch.device("cuda")) if self.device == "cuda" else self.advance
-        found = self.captured(widened(batch, self.width))
+        if self.device == "cuda":  # one recording, of the widest batches; the others get invalid steps
+            if batch.inputs.shape[2] > self.width:
+                self.width, self.captured = batch.inputs.shape[2], Captured(self.advance, torch.device("cuda"))
+            batch = widened(batch, self.width)
+        found = self.captured(batch)
         self.step += 1
         if self.training.average and self.step > self.training.average_start * self.training.steps:
             self.average.update()
