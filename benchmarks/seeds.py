@@ -4,10 +4,12 @@ The parameters of all seeds are stacked on a leading axis and the forward pass r
 small models in the time of one; there an update is captured once and replayed. Model, task, schedule, parameter groups,
 curriculum and averaging are those of `longscan train`; weights and data of a seed are drawn as there. Every `--every` steps each
 seed is scored on validation words of the evaluation lengths (the weights as they are, and their average where the recipe keeps
-one), and a small file with all that the run needs is rewritten: the same command goes on from it.
+one), and a small file with all that the run needs is rewritten: the same command goes on from it. Several stacks read the same
+batches, each on a CUDA stream of its own and with a record of its own, OUT-STACK.json.
 
     python benchmarks/seeds.py recipes/aussm/parity.yaml --training.steps 30000 --out results/seeds/parity_published.json
     python benchmarks/seeds.py recipes/aussm/parity.yaml --model.spec mm --out results/seeds/parity_mamba.json
+    python benchmarks/seeds.py recipes/aussm/parity.yaml --stacks mm aa ma am --out results/table1/aussm/parity.json
     python benchmarks/seeds.py --draw results/seeds results/seeds/success.png
     python benchmarks/seeds.py --table results/table1 results/table1/table1.md
 
@@ -21,6 +23,7 @@ import shlex
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +36,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from longscan.layers.parameters import mark, marks
 from longscan.report.published import figure_of, published_beside
-from longscan.tasks import Batch, Task
+from longscan.tasks import Batch
 from longscan.training.averaging import WeightAverage
 from longscan.training.capture import Captured
 from longscan.training.lengths import LengthPlan
@@ -44,6 +47,8 @@ from longscan.training.run import build_model
 from longscan.training.schedule import learning_rate
 from longscan.training.settings import SettingError, Settings
 
+EXACT = 1 - 1e-6  # above it all words are answered, up to the rounding of a mean
+BLOCK = 10  # steps whose batches go from a loader process to the GPU together
 SUCCESS = 0.99  # scaled accuracy from which a seed counts as having found the solution
 
 
@@ -71,26 +76,29 @@ class Stacked(nn.Module):
 
 
 class TrainingBatches(IterableDataset):
-    """The batches of all seeds for the steps from `start` on, made by loader processes ahead of time."""
+    """The batches of all seeds for the steps from `start` to `stop`, BLOCK steps on a leading axis, made by loader processes."""
 
-    def __init__(self, tasks: list[Task], seeds: list[int], batch_size: int, start: int, stop: int) -> None:
-        self.tasks, self.seeds, self.batch_size, self.start, self.stop = tasks, seeds, batch_size, start, stop
+    def __init__(self, plans: list[LengthPlan], seeds: list[int], batch_size: int, start: int, stop: int) -> None:
+        self.plans, self.seeds, self.batch_size, self.start, self.stop = plans, seeds, batch_size, start, stop
 
     def __iter__(self) -> Iterator[Batch]:
         worker = get_worker_info()
         first, every = (0, 1) if worker is None else (worker.id, worker.num_workers)
-        for step in range(self.start + first, self.stop, every):
-            pairs = zip(self.tasks, self.seeds, strict=True)
-            yield joined([task.batch("train", step, self.batch_size, seed) for task, seed in pairs])
+        for begin in range(self.start + first * BLOCK, self.stop, every * BLOCK):
+            steps = range(begin, min(begin + BLOCK, self.stop))
+            yield joined([joined([self._batch(i, step) for i in range(len(self.seeds))]) for step in steps])
+
+    def _batch(self, i: int, step: int) -> Batch:
+        return self.plans[i].task(step).batch("train", step, self.batch_size, self.seeds[i])
 
 
 def joined(batches: list[Batch]) -> Batch:
-    """Batches of several seeds on a leading axis, padded on the right to the longest."""
-    width = max(batch.inputs.shape[1] for batch in batches)
+    """Batches on a leading axis, padded on the right to the longest."""
+    width = max(batch.inputs.shape[-1] for batch in batches)
 
     def stack(part: str, fill: int) -> Tensor:
         values = [getattr(batch, part) for batch in batches]
-        return torch.stack([nn.functional.pad(value, (0, width - value.shape[1]), value=fill) for value in values])
+        return torch.stack([nn.functional.pad(value, (0, width - value.shape[-1]), value=fill) for value in values])
 
     return Batch(stack("inputs", 0), stack("targets", -100), stack("valid", 0), stack("loss_mask", 0))
 
@@ -133,6 +141,7 @@ class Seeds:
         self.average = WeightAverage(self.model, self.training.average)
         self.plans = [LengthPlan(settings) for _ in seeds]
         self.valid = [settings.task.batch("valid", step, 125, 0) for step in range(settings.task.num_batches("valid", 125) or 8)]
+        self.stream = torch.cuda.Stream() if self.device == "cuda" else None
         self.step, self.seconds = 0, 0.0
         self.record: dict[str, Any] = {
             "task": settings.task.name,
@@ -151,6 +160,7 @@ class Seeds:
         }
         if out.exists():
             self.restore()
+        self.before = self.seconds  # of earlier calls
 
     def restore(self) -> None:
         """Go on from the file beside the record."""
@@ -206,26 +216,24 @@ class Seeds:
         self.record["rows"].append(row)
         self.save()
         shown = row.get("average", row["last"])
-        print(self.step, "scaled", " ".join(f"{value:.3f}" for value in shown), f"{self.seconds:.0f} s", flush=True)
+        values = " ".join(f"{value:.3f}" for value in shown)
+        print(self.record["spec"], self.step, "scaled", values, f"{self.seconds:.0f} s", flush=True)
 
-    def run(self, every: int, limit: float, workers: int) -> None:
-        """Train until the recipe's updates are done or `limit` seconds have passed since the call."""
-        started, before, steps = time.perf_counter(), self.seconds, self.training.steps
-        while self.step < steps and time.perf_counter() - started < limit:
-            stop = min(steps, (self.step // every + 1) * every)
-            looks = any(plan.looks_at(self.step + n) for plan in self.plans for n in range(1, every + 1))
-            if looks:  # the curriculum may move at the next look, so batches are made no further ahead than that
-                stop = min(stop, (self.step // self.training.curriculum.every + 1) * self.training.curriculum.every)
-            tasks = [plan.task(self.step) for plan in self.plans]
-            data = TrainingBatches(tasks, self.seeds, self.training.batch_size, self.step, stop)
-            ahead = {} if looks or not workers else {"num_workers": workers, "prefetch_factor": 8}
-            for batch in DataLoader(data, batch_size=None, **ahead):
-                accuracy, losses = self.update(batch.to(self.device))
-            self.seconds = before + time.perf_counter() - started
-            for plan, value in zip(self.plans, accuracy.tolist(), strict=True):
-                if plan.looks_at(self.step):
+    def held(self, evaluations: int) -> bool:
+        """Whether every seed has answered all validation words at the last `evaluations` (0: never)."""
+        last = self.record["rows"][-evaluations:] if evaluations else []
+        rows = [row.get("average", row["last"]) for row in last]
+        return len(rows) == evaluations > 0 and all(value > EXACT for row in rows for value in row)
+
+    def train(self, batch: Batch, every: int, seconds: float) -> None:
+        """One step, and what is due after it. seconds: how long this call has trained."""
+        with torch.cuda.stream(self.stream) if self.stream else nullcontext():
+            accuracy, losses = self.update(batch)
+            if any(plan.looks_at(self.step) for plan in self.plans):
+                for plan, value in zip(self.plans, accuracy.tolist(), strict=True):
                     plan.score(value)
-            if self.step % every == 0 or self.step == steps:
+            if self.step % every == 0 or self.step == self.training.steps:
+                self.seconds = self.before + seconds
                 self.evaluate(accuracy, losses)
 
     def update(self, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -258,6 +266,30 @@ class Seeds:
                 gradient.mul_(factors.view(-1, *(1,) * (gradient.ndim - 1)))
         self.optimizer.step()
         return accuracies(output.detach(), batch), losses.detach()
+
+
+def train_together(stacks: list[Seeds], every: int, limit: float, workers: int, evaluations: int) -> None:
+    """Train stacks on the same batches until the recipe's updates are done or `limit` seconds have passed since the call.
+
+    evaluations: a stack ends when it has held 1.00 for so many.
+    """
+    started, first = time.perf_counter(), stacks[0]
+    training, step = first.training, min(stack.step for stack in stacks)
+    while step < training.steps:
+        stop = training.steps
+        looks = any(plan.looks_at(n) for plan in first.plans for n in range(step + 1, step + every + 1))
+        if looks:  # the curriculum may move at the next look, so batches are made no further ahead than that
+            stop = min(stop, (step // training.curriculum.every + 1) * training.curriculum.every)
+        data = TrainingBatches(first.plans, first.seeds, training.batch_size, step, stop)
+        ahead = {} if looks or not workers else {"num_workers": workers, "prefetch_factor": 4}
+        for block in DataLoader(data, batch_size=None, pin_memory=first.device == "cuda", **ahead):
+            for parts in zip(*(part for part in block if part is not None), strict=True):
+                for stack in stacks:
+                    if stack.step == step and not stack.held(evaluations):
+                        stack.train(Batch(*parts), every, time.perf_counter() - started)
+                step += 1
+            if time.perf_counter() - started > limit or all(stack.held(evaluations) for stack in stacks):
+                return
 
 
 def draw(folder: Path, out: Path) -> None:
@@ -301,7 +333,7 @@ def table(folder: Path, out: Path) -> None:
         end, best = scores[-1], max(max(row) for row in scores)
         said = f"{sum(end) / len(end):.2f} [{min(end):.2f}, {max(end):.2f}] ({best:.2f})"
         if record["steps"] < record["settings"]["training"]["steps"]:
-            said += f", stopped at {record['steps']:,}"
+            said += f", {'held 1.00' if min(end) > EXACT else 'stopped'} at {record['steps']:,}"
         (identity, *_) = record["settings"]["about"]["published"]
         figures = {row["model"]: figure_of(row) for row in published_beside(identity)}
         row = cells.setdefault((record["suite"], record["task"]), {"constant": f"{record['constant_scaled']:.2f}"})
@@ -322,19 +354,27 @@ def table(folder: Path, out: Path) -> None:
     out.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def main() -> None:
-    """Read the command line and train or draw."""
+def with_spec(settings: Settings, spec: str) -> Settings:
+    """The settings of another stack; options of blocks that it lacks go."""
+    options = {letter: values for letter, values in settings.model.block_options.items() if letter in spec}
+    return replace(settings, model=replace(settings.model, spec=spec, block_options=options))
+
+
+def main(given: list[str] | None = None) -> None:
+    """Read the command line, or the words given, and train or draw."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipe", nargs="?", type=Path)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--every", type=int, default=500, help="steps between evaluations")
+    parser.add_argument("--stacks", nargs="+", default=[], help="specs in place of the recipe's, trained on the same batches")
+    parser.add_argument("--held", type=int, default=0, help="evaluations at 1.00 of every seed that end the training; 0: none do")
     parser.add_argument("--limit", type=float, default=1e9, help="seconds after which this call stops")
     parser.add_argument("--workers", type=int, default=4, help="loader processes")
     parser.add_argument("--backend", default="eager", help="backend of the scans")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--draw", nargs=2, type=Path, metavar=("FOLDER", "PNG"))
     parser.add_argument("--table", nargs=2, type=Path, metavar=("FOLDER", "MD"))
-    words, further = parser.parse_known_args()
+    words, further = parser.parse_known_args(given)
     if words.draw:
         draw(*words.draw)
         return
@@ -343,15 +383,19 @@ def main() -> None:
         return
     if words.recipe is None or words.out is None:
         parser.error("RECIPE and --out, or --draw, or --table, are needed")
-    command = shlex.join(["python", "benchmarks/seeds.py", *sys.argv[1:]])
+    command = shlex.join(["python", "benchmarks/seeds.py", *(sys.argv[1:] if given is None else given)])
     try:
         settings = parse_settings(["--config", str(words.recipe), *further]).settings
         settings = replace(settings, model=replace(settings.model, backend=words.backend))
-        seeds = Seeds(settings, list(range(words.seeds)), words.out, command)
+        seeds = list(range(words.seeds))
+        if words.stacks and settings.training.curriculum.start:
+            parser.error("--stacks: a curriculum gives every stack batches of its own; needed one call for each")
+        planned = [(with_spec(settings, spec), words.out.with_stem(f"{words.out.stem}-{spec}")) for spec in words.stacks]
+        stacks = [Seeds(one, seeds, out, command) for one, out in planned or [(settings, words.out)]]
     except SettingError as error:
         parser.exit(2, f"seeds.py: {error}\n")
     try:
-        seeds.run(words.every, words.limit, words.workers)
+        train_together(stacks, words.every, words.limit, words.workers, words.held)
     except KeyboardInterrupt:
         parser.exit(130, "seeds.py: stopped; the same command goes on from the last evaluation\n")
 

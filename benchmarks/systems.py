@@ -102,7 +102,7 @@ VARIANTS = (  # widths: the thesis, Tables 2 and 6; the first is what the others
     System("S6, rotary, fixed", "m*6", 116, 16, {"m": {"rotary": {}}}),
     System("S6, rotary, learned", "m*6", 116, 16, {"m": {"rotary": {"learned": True}}}),
     System("S6, bidirectional", "b*6", 107, 16),
-    System("S6, placebo", "b*6", 107, 16, {"b": {"flip": False}}),
+    System("S6, placebo", "b*6", 107, 16, {"b": {"variant": "shared placebo"}}),
     System("S6, speed-matched", "m*6", 170, 16),
     System("S4D in Mamba's block", [{"layer": "s4d", "block": "mamba"}] * 6, 116, 16),
 )

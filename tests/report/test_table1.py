@@ -7,6 +7,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 import seeds
+from longscan.training.parsing import parse_settings
 
 RESULTS = Path(__file__).parents[2] / "results" / "table1"
 
@@ -22,3 +23,26 @@ def test_a_record_says_how_far_it_went(tmp_path: Path) -> None:
     (tmp_path / "one.json").write_text(json.dumps({**record, "rows": rows, "steps": 1000}))
     seeds.table(tmp_path, tmp_path / "table.md")
     assert "| 0.40 [0.20, 0.60] (0.90), stopped at 1,000 | 0.13 | – |" in (tmp_path / "table.md").read_text()
+
+
+def test_stacks_side_by_side_learn_what_they_learn_alone(tmp_path: Path) -> None:
+    recipe = Path(__file__).parents[2] / "recipes" / "aussm" / "parity.yaml"
+    small = ["--seeds", "2", "--every", "4", "--workers", "0", "--training.steps", "12", "--training.batch_size", "4"]
+    words = [str(recipe), *small, "--task.valid_size", "20", "--task.eval_lengths", "[8,12]"]
+    for more, out in ((["--stacks", "mm", "ma"], "both.json"), (["--model.spec", "ma"], "alone.json")):
+        seeds.main([*words, *more, "--out", str(tmp_path / out)])
+    both, alone = (json.loads((tmp_path / name).read_text())["rows"] for name in ("both-ma.json", "alone.json"))
+    assert [row["step"] for row in both] == [4, 8, 12]
+    for row, other in zip(both, alone, strict=True):
+        assert {**row, "seconds": 0} == {**other, "seconds": 0}
+
+
+def test_training_ends_where_all_seeds_have_held_one(tmp_path: Path) -> None:
+    recipe = Path(__file__).parents[2] / "recipes" / "aussm" / "parity.yaml"
+    settings = parse_settings(["--config", str(recipe), "--task.valid_size", "20", "--task.eval_lengths", "[8,12]"]).settings
+    stack = seeds.Seeds(settings, [0, 1], tmp_path / "one.json", "")
+    exact, other = {"last": [1.0, 1.0 - 1e-8]}, {"last": [1.0, 0.998]}
+    for rows, held in (([exact], False), ([other, exact, exact], True), ([exact, exact, other], False)):
+        stack.record["rows"] = rows
+        assert stack.held(2) is held
+        assert not stack.held(0)
