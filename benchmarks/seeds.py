@@ -43,7 +43,7 @@ from longscan.training.lengths import LengthPlan
 from longscan.training.optim import build_optimizer, make_capturable, set_learning_rate
 from longscan.training.parsing import parse_settings
 from longscan.training.records import commit
-from longscan.training.run import build_model
+from longscan.training.run import first_model
 from longscan.training.schedule import learning_rate
 from longscan.training.settings import SettingError, Settings
 
@@ -132,7 +132,7 @@ class Seeds:
         models = []
         for seed in [seeds[0], *seeds]:
             torch.manual_seed(seed)
-            models.append(build_model(settings))
+            models.append(first_model(settings))
         self.model = Stacked(models).to(self.device)
         self.optimizer = build_optimizer(self.model, self.training)
         self.captured, self.width = self.advance, 0  # the latter of the widest batch so far

@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from longscan.models import SequenceModel
+from longscan.models import LanguageModel, SequenceModel
 from longscan.tasks import TASKS, Batch
 from longscan.training import (
     CurriculumSettings,
@@ -30,7 +31,7 @@ from longscan.training.checkpoint import find_checkpoint, read_checkpoint, read_
 from longscan.training.evaluate import evaluate
 from longscan.training.logs import read_rows
 from longscan.training.records import commit
-from longscan.training.run import build_model
+from longscan.training.run import build_model, first_model
 from longscan.training.trainer import Trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:tensorboard")
@@ -105,6 +106,52 @@ def test_a_run_leaves_what_the_report_and_the_next_reader_need(tiny: Any, tmp_pa
 def test_settings_come_back_from_the_run(tiny: Any, tmp_path: Path) -> None:
     settings = tiny(steps=1, lr_scale={"selector": 0.5}, betas=(0.8, 0.9))
     assert train(settings, tmp_path).settings == settings
+
+
+def test_a_run_starts_from_the_weights_of_another(tiny: Any, tmp_path: Path) -> None:
+    before = weights(train(tiny(), tmp_path / "before"))
+    for folder in (tmp_path / "before", tmp_path / "before" / "checkpoints" / "last"):
+        assert same(first_model(tiny(start_from=str(folder))).state_dict(), before)
+    after = train(tiny(start_from=str(tmp_path / "before"), steps=2, lr=1e-9), tmp_path / "after")
+    assert not same(weights(after), before)
+    torch.testing.assert_close(weights(after), before, rtol=0, atol=1e-7)
+
+
+def test_a_head_of_another_size_starts_as_drawn(tiny: Any, tmp_path: Path) -> None:
+    tokens = tiny(model_values={"head": "affine"})
+    sizes = {"d_model": 4, "d_state": 2, "vocab_size": 3}
+    SequenceModel.from_spec("ma", d_output=7, pooling="none", **sizes).save_pretrained(tmp_path / "more")
+    LanguageModel.from_spec("ma", pad_vocab_to=1, **sizes).save_pretrained(tmp_path / "language")
+    for name in ("more", "language"):
+        settings = replace(tokens, training=replace(tokens.training, start_from=str(tmp_path / name)))
+        torch.manual_seed(3)
+        drawn = build_model(settings).state_dict()
+        torch.manual_seed(3)
+        found = first_model(settings).state_dict()
+        changed = {key for key, value in found.items() if not torch.equal(value, drawn[key])}
+        assert {key.split(".")[0] for key in changed} == {"encoder", "blocks"}
+        saved = read_tensors(tmp_path / name / "model.safetensors")
+        assert all(torch.equal(found[key], saved.get(key, saved.get(f"backbone.{key}"))) for key in changed)
+
+
+def test_weights_that_do_not_fit_are_refused(tiny: Any, tmp_path: Path) -> None:
+    train(tiny(), tmp_path / "before")
+    wider = tiny(model_values={"d_model": 6}, start_from=str(tmp_path / "before"))
+    with pytest.raises(SettingError, match=r"training.start_from: .*blocks\.0.* is \[.*\] there and \[.*\] here"):
+        train(wider, tmp_path / "wider")
+    with pytest.raises(SettingError, match=r"training.start_from: .*absent"):
+        first_model(tiny(model_values={"spec": "m"}, start_from=str(tmp_path / "before")))
+    with pytest.raises(SettingError, match=r"training.start_from: got '.*nothing', needed a folder of a run or a saved model"):
+        first_model(tiny(start_from=str(tmp_path / "nothing")))
+
+
+def test_a_run_that_goes_on_needs_no_start(tiny: Any, tmp_path: Path) -> None:
+    train(tiny(), tmp_path / "before")
+    settings = tiny(start_from=str(tmp_path / "before"), steps=2)
+    train(settings, tmp_path / "run")
+    shutil.rmtree(tmp_path / "before")
+    longer = replace(settings, training=replace(settings.training, steps=4))
+    assert train(longer, tmp_path / "run", resume=True).result is not None
 
 
 def test_evaluation_of_a_run_is_what_training_reported(tiny: Any, tmp_path: Path) -> None:

@@ -58,6 +58,36 @@ def build_model(settings: Settings) -> SequenceModel:
         raise SettingError(with_section("model", error, ModelSettings)) from error
 
 
+def first_model(settings: Settings) -> SequenceModel:
+    """The model that a run starts with: as the settings describe it, with the weights of `training.start_from`, if set."""
+    model = build_model(settings)
+    if settings.training.start_from is not None:
+        _start_from(model, Path(settings.training.start_from))
+    return model
+
+
+def _start_from(model: SequenceModel, given: Path) -> None:
+    """Copy what a run ended with, or a saved model (of a language model, its stack), into a new one; a head where it fits."""
+    try:
+        folder = Run(given).checkpoint("selected") if holds_run(given) else given
+        tensors = read_tensors(folder / "model.safetensors")
+    except SettingError as error:
+        raise refuse("training.start_from", str(given), f"a folder of a run or a saved model ({error})") from None
+    tensors = {name.removeprefix("backbone."): tensor for name, tensor in tensors.items()}
+    own = model.state_dict()
+    unlike = {name for name in own.keys() | tensors.keys() if name not in own or name not in tensors} | {
+        name for name in own.keys() & tensors.keys() if own[name].shape != tensors[name].shape
+    }
+    heads = {name for name in own.keys() | tensors.keys() if name.startswith("head.")}
+    if unlike - heads:
+        first = min(unlike - heads)
+        there, here = (f"{list(of[first].shape)}" if first in of else "absent" for of in (tensors, own))
+        needed = f"weights for the encoder, blocks and norm of this model: {first} is {there} there and {here} here"
+        raise refuse("training.start_from", str(given), needed)
+    new_head = bool(unlike & heads)
+    model.load_state_dict(own | {name: tensors[name] for name in own if not (new_head and name in heads)})
+
+
 class Run:
     """A run's directory, finished or not. Raises SettingError where `folder` holds no run."""
 

@@ -188,6 +188,8 @@ class TrainingSettings:
         solved_for: see solved_at.
         checkpoint_every: steps between checkpoints, beside the one at each validation; 0 writes those alone.
         log_every: steps between two rows of the training log.
+        start_from: folder of a run, or of a model that `save_pretrained` wrote, whose weights the run starts from; its encoder,
+            blocks and norm must be those of `model`, a head of other sizes starts as drawn.
         seed: of the weights, and of the data unless data_seed says otherwise.
         data_seed: of the data, if it is to stay the same while seed varies.
         device: auto takes an accelerator where there is one.
@@ -229,6 +231,7 @@ class TrainingSettings:
     solved_for: int = 3
     checkpoint_every: int = 0
     log_every: int = 50
+    start_from: str | None = None
     seed: int = 0
     data_seed: int | None = None
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"

@@ -44,7 +44,7 @@ from longscan.training.optim import build_optimizer, make_capturable, set_learni
 from longscan.training.parsing import one_line, with_section
 from longscan.training.progress import ProgressView
 from longscan.training.records import describe_run
-from longscan.training.run import build_model, load_weights, write_settings
+from longscan.training.run import build_model, first_model, load_weights, write_settings
 from longscan.training.schedule import learning_rate
 from longscan.training.settings import SettingError, Settings, refuse
 from longscan.training.sharing import Share, share_of
@@ -81,7 +81,8 @@ class Trainer:
         self.is_main: bool = accelerator.is_main_process
         self.shows = progress and self.is_main
         torch.manual_seed(self.training.seed)
-        self.model: SequenceModel = build_model(settings).to(accelerator.device)
+        resumes = find_checkpoint(folder / "checkpoints" / "last") is not None
+        self.model: SequenceModel = (build_model if resumes else first_model)(settings).to(accelerator.device)
         if accelerator.process_index:  # the same weights as the others, and dropout of its own
             torch.manual_seed(self.training.seed + accelerator.process_index)
         self._try_batch()
