@@ -2,8 +2,9 @@ import pytest
 import torch
 from torch.nn.functional import silu
 
-from longscan.blocks import BidirectionalBlock, MambaBlock
+from longscan.blocks import BidirectionalBlock, MambaBlock, Rotary
 from longscan.blocks.reversal import flip_valid, reversed_steps
+from longscan.layers import S6, SequenceLayer
 from longscan.layers.base import Steps
 from longscan.layers.state import state_tensors
 from longscan.ops import short_conv
@@ -22,6 +23,17 @@ def series(length: int = 9) -> torch.Tensor:
 def by_hand(module: BidirectionalBlock, u: torch.Tensor) -> torch.Tensor:
     """y = W_out (f(x, z) + flip(g(flip x, flip z))), from `flip`, ops and layers alone."""
 
+    def read(layer: SequenceLayer, rotary: Rotary | None, x: torch.Tensor) -> torch.Tensor:
+        """The layer's output, its inputs turned by the place at which this direction reads them."""
+        if rotary is None:
+            return layer(x)
+        spun = rotary(x, torch.arange(x.shape[1]).expand(x.shape[:2]))
+        if not isinstance(layer, S6):
+            return layer(spun)
+        chosen = dict(zip(("dt", "B", "C"), zip(layer.select(x), layer.select(spun), strict=True), strict=True))
+        selected = tuple(turned if name in rotary.targets else plain for name, (plain, turned) in chosen.items())
+        return layer.scan(spun if "x" in rotary.targets else x, selected, None, Steps())[0]
+
     def conv(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         return short_conv(x, weight, bias, activation="silu")[0]
 
@@ -35,22 +47,36 @@ def by_hand(module: BidirectionalBlock, u: torch.Tensor) -> torch.Tensor:
         backward = conv(turn(x), module.reverse_conv_weight, module.reverse_conv_bias)
     else:
         backward = conv(turn(x), module.conv_weight, module.conv_bias)
-    return module.out_proj(module.layer(forward) * silu(z) + turn(reverse(backward) * silu(turn(z))))
+    reverse_rotary = module.reverse_rotary if module.reverse_layer is not None else module.rotary
+    ahead, back = read(module.layer, module.rotary, forward), read(reverse, reverse_rotary, backward)
+    return module.out_proj(ahead * silu(z) + turn(back * silu(turn(z))))
 
 
-@pytest.mark.parametrize("flip", [True, False])
-@pytest.mark.parametrize("layer", ["s6", "s4d"])
+SPUN = {"base": 10.0, "learned": True}
+
+
+@pytest.mark.parametrize("placebo", ["", " placebo"])
+@pytest.mark.parametrize(
+    ("layer", "rotary"),
+    [("s6", None), ("s4d", None), ("s4d", SPUN), ("s6", {**SPUN, "targets": ["x"]}), ("s6", {**SPUN, "targets": ["B", "dt"]})],
+    ids=str,
+)
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_by_hand(variant, layer, flip):
-    module, x = block(variant=variant, layer=layer, flip=flip), series()
+def test_by_hand(variant, layer, rotary, placebo):
+    module, x = block(variant=variant + placebo, layer=layer, rotary=rotary), series()
+    assert module.flip == (not placebo)
+    if variant != "tied" and rotary is not None:
+        with torch.no_grad():
+            module.reverse_rotary.theta *= 1.5  # frequencies are each direction's own
     torch.testing.assert_close(module(x), by_hand(module, x))
 
 
-def test_tied_directions_are_equivariant_to_reversal():
-    """Bi(flip x) = flip(Bi x); neither other variant is."""
+@pytest.mark.parametrize("rotary", [None, {"base": 10.0}], ids=str)
+def test_tied_directions_are_equivariant_to_reversal(rotary):
+    """Bi(flip x) = flip(Bi x), with rotary positions because each direction counts in its own order; neither other variant is."""
     x = series()
     for variant in VARIANTS:
-        module = block(variant=variant)
+        module = block(variant=variant, rotary=rotary)
         assert torch.allclose(module(x.flip(1)), module(x).flip(1)) == (variant == "tied")
 
 
@@ -60,7 +86,7 @@ def test_the_placebo_differs_in_its_flips_alone(variant):
     torch.manual_seed(0)
     real = block(variant=variant)
     torch.manual_seed(0)
-    placebo = block(variant=variant, flip=False)
+    placebo = block(variant=f"{variant} placebo")
     shapes = [(name, parameter.shape) for name, parameter in real.named_parameters()]
     assert shapes == [(name, parameter.shape) for name, parameter in placebo.named_parameters()]
     assert all(torch.equal(a, b) for a, b in zip(real.parameters(), placebo.parameters(), strict=True))
@@ -101,6 +127,32 @@ def test_pieces_read_forward_from_the_state_and_backward_from_their_own_end():
     torch.testing.assert_close(piece, forward_only(x)[:, 5:] + reverse_part)
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_rotary_positions_count_valid_steps_in_each_reading_order(variant):
+    """Padding on either side, whatever stands in it, and neighbours in a packed row change nothing."""
+    module = block(variant=variant, rotary={"base": 10.0, "targets": ["x", "dt", "B", "C"]})
+    first, second = series(7)[:1], series(4)[:1]
+    padding = torch.full((1, 5, 6), torch.nan, dtype=torch.float64)
+    rows = torch.cat([torch.cat([first, padding[:, :1]], 1), torch.cat([padding[:, :3], second, padding[:, :1]], 1)])
+    valid = ~rows.isnan().any(-1)
+    y = module(rows, valid=valid)
+    torch.testing.assert_close(y[:1, :7], module(first))
+    torch.testing.assert_close(y[1:, 3:7], module(second))
+    assert not y[~valid].any()
+    packed = module(torch.cat([first, second], 1), seq_idx=torch.tensor([[3] * 7 + [4] * 4]))
+    torch.testing.assert_close(packed, torch.cat([module(first), module(second)], 1))
+
+
+def test_rotary_positions_go_on_in_the_direction_that_streams():
+    module, x = block(variant="own", rotary={"base": 10.0}), series(8)
+    _, state = module(x[:, :5], return_state=True)
+    assert state.forward.position.tolist() == [5, 5]
+    with torch.no_grad():
+        module.reverse_conv_weight.zero_()
+        module.reverse_conv_bias.zero_()
+    torch.testing.assert_close(module(x[:, 5:], state), module(x)[:, 5:])
+
+
 def test_flips_turn_the_valid_run_only():
     x = torch.arange(12.0).view(2, 6)
     valid = torch.tensor([[False, True, True, True, False, False], [False] * 6])
@@ -121,15 +173,23 @@ def test_times_of_the_reversed_sequence_are_those_to_the_step_after():
 
 
 def test_states_of_the_placebo_hold_both_branches():
-    module = block(variant="own", flip=False)
+    module = block(variant="own placebo")
     state = module.initial_state(2)
     assert len(state_tensors(state)) == 6
-    assert block(variant="shared", flip=False).initial_state(2).backward.conv is None
+    assert len(state_tensors(block(variant="own placebo", rotary={}).initial_state(2))) == 8
+    assert block(variant="shared placebo").initial_state(2).backward.conv is None
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"variant": "twin"}, "variant: got 'twin'"), ({"dropout": 1.0}, r"dropout: got 1\.0"), ({"expand": 0}, "expand: got 0")],
+    [
+        ({"variant": "twin"}, "variant: got 'twin', expected one of .*'shared', 'own', 'tied', 'shared placebo'"),
+        ({"variant": "own "}, "variant: got 'own '"),
+        ({"dropout": 1.0}, r"dropout: got 1\.0"),
+        ({"expand": 0}, "expand: got 0"),
+        ({"rotary": {"base": 0.0}}, "base: got 0.0"),
+        ({"rotary": {"targets": ["B"]}, "layer": "s4d"}, "rotary targets: got .* but 's4d' selects nothing"),
+    ],
     ids=str,
 )
 def test_impossible_settings_are_named(options, message):

@@ -400,7 +400,7 @@ def test_t32_the_placebo_is_as_large_and_causal():
     torch.manual_seed(0)
     both = BidirectionalBlock(6, **sizes)
     torch.manual_seed(0)
-    placebo = BidirectionalBlock(6, flip=False, **sizes)
+    placebo = BidirectionalBlock(6, variant="shared placebo", **sizes)
     first, second = dict(both.named_parameters()), dict(placebo.named_parameters())
     assert first.keys() == second.keys()
     assert all(torch.equal(first[name], second[name]) for name in first)  # drawn alike

@@ -38,6 +38,7 @@ def silence_reverse(model: SequenceModel) -> None:
     [
         ("mm", {}),
         ("m", {"m": {"variant": "aussm"}}),
+        ("am", {"m": {"rotary": {"base": 10.0, "targets": ["x", "dt"]}}}),
         ("am", {}),
         ("aa", {"a": {"activation": "silu", "angle_spread": 3.0}}),
         ("mdf", {"m": {"expand": 1, "d_conv": 2, "dropout": 0.1}}),
@@ -89,6 +90,21 @@ def test_f1r1_takes_the_projections_of_the_model_it_is_told(projections):
     assert torch.equal(new.norm.weight, torch.ones_like(new.norm.weight))
 
 
+def test_f1r1_takes_the_learned_frequencies_of_each_direction_from_its_model():
+    """And the reverse model's block on reversed inputs is the reverse branch: both count in the order that they read in."""
+    options = {"m": {"rotary": {"base": 10.0, "learned": True}}}
+    first, second = (causal(seed, "m", block_options=options).eval() for seed in (0, 1))
+    with torch.no_grad():
+        second.stack[0].block.rotary.theta *= 2
+    block = make_bidirectional(first, second).stack[0].block.eval()
+    ahead, back = first.stack[0].block, second.stack[0].block
+    assert torch.equal(block.rotary.theta, ahead.rotary.theta)
+    assert torch.equal(block.reverse_rotary.theta, back.rotary.theta)
+    back.in_proj, back.out_proj = ahead.in_proj, ahead.out_proj
+    x = torch.randn(2, 7, 6, dtype=torch.float64)
+    torch.testing.assert_close(block(x), ahead(x) + back(x.flip(1)).flip(1))
+
+
 def test_f1r1_with_itself_is_f1():
     first = causal()
     one, two = make_bidirectional(first), make_bidirectional(first, first, projections="reverse")
@@ -123,8 +139,6 @@ def test_morphs_that_make_no_sense_are_named():
         make_bidirectional(causal(spec="d"))
     with pytest.raises(ValueError, match="projections: got 'both'"):
         make_bidirectional(causal(), projections="both")
-    with pytest.raises(ValueError, match="no rotary positions"):
-        make_bidirectional(causal(block_options={"m": {"rotary": {}}}))
 
 
 def test_parameters_have_roles_and_can_be_frozen():

@@ -60,9 +60,9 @@ def test_sizes_that_the_thesis_names():
     [
         ("s6", "mamba", 116, {}, 598),
         ("s6", "bidirectional", 107, {"variant": "shared"}, 597),
-        ("s6", "bidirectional", 107, {"variant": "shared", "flip": False}, 597),
+        ("s6", "bidirectional", 107, {"variant": "shared placebo"}, 597),
         ("s4d", "bidirectional", 108, {"variant": "own"}, 576),
-        ("s4d", "bidirectional", 108, {"variant": "own", "flip": False}, 576),
+        ("s4d", "bidirectional", 108, {"variant": "own placebo"}, 576),
         ("s4d", "mamba", 140, {}, 816),
     ],
     ids=str,

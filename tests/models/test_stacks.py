@@ -38,9 +38,9 @@ def test_impossible_replacements_are_named(options, message):
         replace_blocks("mdm", **options)
 
 
-@pytest.mark.parametrize(("where", "places"), [("all", [0, 1, 3, 5]), ("first", [0]), ("every_other", [0, 3])], ids=str)
+@pytest.mark.parametrize(("where", "places"), [("all", [0, 1, 3, 5, 6]), ("first", [0]), ("every_other", [0, 3, 6])], ids=str)
 def test_rotary_positions_stand_where_they_are_put(where, places):
-    blocks = place_rotary("magdta", {"base": 10.0}, where)
+    blocks = place_rotary("magdtab", {"base": 10.0}, where)
     assert [index for index, entry in enumerate(blocks) if "rotary" in entry["options"]] == places
     model = SequenceModel(blocks, d_model=4, d_output=2, d_input=1)
     assert model.stack[0].block.rotary.base == 10.0
@@ -50,7 +50,7 @@ def test_rotary_positions_stand_where_they_are_put(where, places):
 def test_impossible_places_are_named():
     with pytest.raises(ValueError, match="where: got 'last'"):
         place_rotary("m", {}, "last")
-    with pytest.raises(ValueError, match="blocks: none of them can have rotary positions"):
+    with pytest.raises(ValueError, match="blocks: none of them can have rotary positions, expected some of aussm, bidirectional"):
         place_rotary("gt", {})
 
 

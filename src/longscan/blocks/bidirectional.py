@@ -5,10 +5,15 @@
 flip turns the run of valid steps round and leaves padding where it is. The thesis draws g with a convolution of its own ("own");
 its code computes one convolution, forward, and flips what comes out ("shared"), which is what its parameter counts say; "tied"
 gives both directions the same taps and the same layer, so that y(flip u) = flip y(u). Without flips both branches read forward:
-the placebo, of equal size and as causal as its layer.
+the placebo of a variant, of equal size and as causal as its layer.
+
+Rotary positions turn what each direction's layer reads, see `longscan.blocks.rotary`. The thesis does not say which positions the
+reverse direction has; here the position of a step is its place in the direction's own reading order, as in a causal model that is
+trained on reversed sequences. Learned frequencies are the direction's own, like its layer.
 """
 
-from typing import Any, Literal, NamedTuple
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
@@ -23,15 +28,17 @@ from longscan.blocks.gated import (
     check_sizes,
     conv_parameters,
     convolve,
+    rotary_before,
     scan,
 )
 from longscan.blocks.mamba import inner_options
 from longscan.blocks.reversal import flip_valid, reversed_steps
+from longscan.blocks.rotary import Rotary, positions_from
 from longscan.layers import make_layer
-from longscan.layers.base import SequenceModule, Steps
+from longscan.layers.base import SequenceLayer, SequenceModule, Steps
 from longscan.layers.state import State, layer_state
 
-VARIANTS = ("shared", "own", "tied")
+Variant = Literal["shared", "own", "tied", "shared placebo", "own placebo", "tied placebo"]
 
 
 @layer_state
@@ -55,9 +62,10 @@ class BidirectionalBlock(SequenceModule):
         expand: inner width over D.
         d_conv: taps of the convolutions; 0 leaves them out.
         activation: "auto", SiLU behind the convolutions unless the layers activate their own input, or "silu" for every layer.
-        variant: "shared", "own" or "tied", see the top of the file.
-        flip: False makes the placebo.
+        variant: "shared", "own" or "tied", see the top of the file; with " placebo" behind it, the placebo of that variant.
         dropout: probability of dropping a channel after in_proj in training, for all steps of a sequence at once.
+        rotary: settings of `longscan.blocks.Rotary`, for both directions, each of which counts the valid steps in the order that
+            it reads them in; None: no positions.
         layer_options: settings of both layers; S6's dt_rank is D / 16, rounded up, unless given.
         backend: of the layers' ops and of the convolutions.
     """
@@ -73,29 +81,33 @@ class BidirectionalBlock(SequenceModule):
         expand: int = 2,
         d_conv: int = 4,
         activation: Activation = "auto",
-        variant: Literal["shared", "own", "tied"] = "shared",
-        flip: bool = True,
+        variant: Variant = "shared",
         dropout: float = 0.0,
+        rotary: Mapping[str, Any] | None = None,
         layer_options: dict[str, Any] | None = None,
         backend: str = "auto",
     ) -> None:
         super().__init__()
-        self.causal = self.streaming = not flip
+        if variant not in get_args(Variant):
+            raise ValueError(f"variant: got {variant!r}, expected one of {get_args(Variant)}")
+        self.variant, _, placebo = variant.partition(" ")
+        self.flip = not placebo
+        self.causal = self.streaming = not self.flip
         check_sizes(d_model, expand, d_conv)
-        if variant not in VARIANTS:
-            raise ValueError(f"variant: got {variant!r}, expected one of {VARIANTS}")
-        self.d_model, self.d_inner, self.d_conv = d_model, expand * d_model, d_conv
-        self.variant, self.flip, self.backend = variant, flip, backend
+        self.d_model, self.d_inner, self.d_conv, self.backend = d_model, expand * d_model, d_conv, backend
         options = {**inner_options(layer, d_model), **(layer_options or {})}
         self.in_proj = nn.Linear(d_model, 2 * self.d_inner, bias=False)
         self.layer = self.adopt(make_layer(layer, self.d_inner, options, backend))
         self.activation = activation_before(self.layer, activation)
         self.out_proj = nn.Linear(self.d_inner, d_model, bias=False)
         self.conv_weight, self.conv_bias = conv_parameters(self.d_inner, d_conv)
-        own = conv_parameters(self.d_inner, d_conv if variant == "own" else 0)
+        own = conv_parameters(self.d_inner, d_conv if self.variant == "own" else 0)
         self.reverse_conv_weight, self.reverse_conv_bias = own
-        self.reverse_layer = None if variant == "tied" else self.adopt(make_layer(layer, self.d_inner, options, backend))
+        tied = self.variant == "tied"
+        self.reverse_layer = None if tied else self.adopt(make_layer(layer, self.d_inner, options, backend))
         self.dropout = SharedDropout(dropout)
+        self.rotary = rotary_before(self.layer, layer, rotary)
+        self.reverse_rotary = None if tied else rotary_before(self.layer, layer, rotary)
 
     def run(self, x: Tensor, state: State, steps: Steps) -> tuple[Tensor, State]:
         """See the top of the file."""
@@ -104,21 +116,18 @@ class BidirectionalBlock(SequenceModule):
             first, second = state.forward, state.backward
         u, z = self.dropout(self.in_proj(x)).chunk(2, -1)
         convolved, conv = self._convolve(u, self.conv_weight, self.conv_bias, first, steps)
-        y, layer_state = scan(self.layer, convolved, z, None if first is None else first.layer, steps)
-        forward = GatedState(conv, layer_state)
+        y, forward = self._scan(self.layer, self.rotary, convolved, z, first, steps, conv)
 
         other = reversed_steps(steps) if self.flip else steps
-        weight, bias = self.reverse_conv_weight, self.reverse_conv_bias
-        if self.variant == "tied":
-            weight, bias = self.conv_weight, self.conv_bias
+        weight, bias, layer, rotary = self.reverse_conv_weight, self.reverse_conv_bias, self.reverse_layer, self.reverse_rotary
+        if layer is None:
+            weight, bias, layer, rotary = self.conv_weight, self.conv_bias, self.layer, self.rotary
         if self.variant == "shared":
             mirrored, conv = self._turn(convolved, steps), None
         else:
             mirrored, conv = self._convolve(self._turn(u, steps), weight, bias, second, other)
-        reverse = self.layer if self.reverse_layer is None else self.reverse_layer
-        back, layer_state = scan(reverse, mirrored, self._turn(z, steps), None if second is None else second.layer, other)
-        backward = None if self.flip else GatedState(conv, layer_state)
-        return self.out_proj(y + self._turn(back, steps)), BidirectionalState(forward, backward)
+        back, backward = self._scan(layer, rotary, mirrored, self._turn(z, steps), second, other, conv)
+        return self.out_proj(y + self._turn(back, steps)), BidirectionalState(forward, None if self.flip else backward)
 
     def _turn(self, x: Tensor, steps: Steps) -> Tensor:
         return flip_valid(x, steps.valid) if self.flip else x
@@ -129,13 +138,29 @@ class BidirectionalBlock(SequenceModule):
         carried = None if state is None else carried_conv(state, steps)
         return convolve(x, weight, bias, carried, self.activation, steps, self.backend)
 
+    def _scan(
+        self,
+        layer: SequenceLayer,
+        rotary: Rotary | None,
+        x: Tensor,
+        gate: Tensor,
+        state: GatedState | None,
+        steps: Steps,
+        conv: Tensor | None,
+    ) -> tuple[Tensor, GatedState]:
+        """The gated output of a direction, and its state with what its convolution remembers."""
+        position, after = positions_from(state, x, steps) if rotary is not None else (None, None)
+        y, layer_state = scan(layer, x, gate, None if state is None else state.layer, steps, rotary, position)
+        return y, GatedState(conv, layer_state, after)
+
     def initial_state(self, batch: int) -> BidirectionalState:
         """Zeros."""
 
         def zeros(layer: Any, conv: bool) -> GatedState:
             shape = (batch, self.d_inner, self.d_conv - 1)
             memory = torch.zeros(shape, dtype=self.state_dtype, device=self.device) if conv and self.d_conv else None
-            return GatedState(memory, layer.initial_state(batch))
+            position = None if self.rotary is None else torch.zeros(batch, dtype=torch.int64, device=self.device)
+            return GatedState(memory, layer.initial_state(batch), position)
 
         reverse = self.layer if self.reverse_layer is None else self.reverse_layer
         backward = None if self.flip else zeros(reverse, self.variant != "shared")

@@ -18,7 +18,7 @@ from torch.nn.functional import silu
 from torch.utils.checkpoint import checkpoint
 
 from longscan.blocks.dropout import SharedDropout
-from longscan.blocks.rotary import Rotary, positions
+from longscan.blocks.rotary import Rotary, positions_from
 from longscan.layers import S6, make_layer
 from longscan.layers.base import SequenceLayer, SequenceModule, Steps
 from longscan.layers.parameters import mark
@@ -81,18 +81,12 @@ class GatedBlock(SequenceModule):
         self.out_proj = nn.Linear(self.d_inner, d_model, bias=False)
         self.conv_weight, self.conv_bias = conv_parameters(self.d_inner, d_conv)
         self.dropout = SharedDropout(dropout)
-        self.rotary = None if rotary is None else Rotary(self.d_inner, **rotary)
-        if self.rotary is not None and self.rotary.targets != ("x",) and not isinstance(self.layer, S6):
-            raise ValueError(f"rotary targets: got {self.rotary.targets}, but {layer!r} selects nothing; expected ('x',)")
+        self.rotary = rotary_before(self.layer, layer, rotary)
 
     def run(self, x: Tensor, state: State, steps: Steps) -> tuple[Tensor, State]:
         """See the top of the file."""
         conv = None if state is None else carried_conv(state, steps)
-        position = after = None
-        if self.rotary is not None:
-            given: State = self.initial_state(x.shape[0]) if state is None else state
-            rows, _ = restarted_rows(given.layer.last_seq_idx, steps.valid, steps.seq_idx)
-            position, after = positions(given.position, rows, (x.shape[0], x.shape[1]), steps)
+        position, after = positions_from(state, x, steps) if self.rotary is not None else (None, None)
         inner = functools.partial(self._mix, steps=steps)
         inputs = (self.dropout(self.in_proj(x)), conv, None if state is None else state.layer, position)
         y, conv, layer_state = _recomputed(inner, inputs) if self.recompute else inner(*inputs)
@@ -103,18 +97,7 @@ class GatedBlock(SequenceModule):
     ) -> tuple[Tensor, Tensor | None, State]:
         x, z = projected.chunk(2, -1)
         x, conv = convolve(x, self.conv_weight, self.conv_bias, conv, self.activation, steps, self.backend)
-        if self.rotary is None or position is None:
-            y, layer_state = scan(self.layer, x, z, layer_state, steps)
-            return y, conv, layer_state
-        turned = self.rotary(x, position)
-        if not isinstance(self.layer, S6):
-            y, layer_state = scan(self.layer, turned, z, layer_state, steps)
-            return y, conv, layer_state
-        targets = self.rotary.targets
-        plain, rotated = self.layer.select(x), self.layer.select(turned)
-        dt, B, C = (rotated[i] if name in targets else plain[i] for i, name in enumerate(("dt", "B", "C")))
-        scanned = turned if "x" in targets else x
-        y, layer_state = self.layer.scan(scanned, (dt, B, C), layer_state, steps._replace(gate=z))
+        y, layer_state = scan(self.layer, x, z, layer_state, steps, self.rotary, position)
         return y, conv, layer_state
 
     def initial_state(self, batch: int) -> GatedState:
@@ -138,6 +121,14 @@ def activation_before(layer: SequenceLayer, activation: Activation) -> str | Non
     if activation not in ("auto", "silu"):
         raise ValueError(f"activation: got {activation!r}, expected 'auto' or 'silu'")
     return None if activation == "auto" and layer.activates_input else "silu"
+
+
+def rotary_before(layer: SequenceLayer, name: str, settings: Mapping[str, Any] | None) -> Rotary | None:
+    """Rotary positions of what the layer of this name reads, None without settings; ValueError where it has no such targets."""
+    rotary = None if settings is None else Rotary(layer.d_model, **settings)
+    if rotary is not None and rotary.targets != ("x",) and not isinstance(layer, S6):
+        raise ValueError(f"rotary targets: got {rotary.targets}, but {name!r} selects nothing; expected ('x',)")
+    return rotary
 
 
 def conv_parameters(width: int, d_conv: int) -> tuple[nn.Parameter | None, nn.Parameter | None]:
@@ -172,9 +163,26 @@ def convolve(
     return short_conv(x, weight, bias, state, activation=activation, valid=steps.valid, seq_idx=steps.seq_idx, backend=backend)
 
 
-def scan(layer: SequenceLayer, x: Tensor, gate: Tensor, state: State, steps: Steps) -> tuple[Tensor, State]:
-    """The layer's gated output and state."""
-    return layer.within(x, state, steps._replace(gate=gate))
+def scan(
+    layer: SequenceLayer,
+    x: Tensor,
+    gate: Tensor,
+    state: State,
+    steps: Steps,
+    rotary: Rotary | None,
+    position: Tensor | None,
+) -> tuple[Tensor, State]:
+    """The layer's gated output and state, what it reads turned by its position where there are rotary positions."""
+    steps = steps._replace(gate=gate)
+    if rotary is None or position is None:
+        return layer.within(x, state, steps)
+    turned = rotary(x, position)
+    if not isinstance(layer, S6):
+        return layer.within(turned, state, steps)
+    targets = rotary.targets
+    plain, rotated = layer.select(x), layer.select(turned)
+    dt, B, C = (rotated[i] if name in targets else plain[i] for i, name in enumerate(("dt", "B", "C")))
+    return layer.scan(turned if "x" in targets else x, (dt, B, C), state, steps)
 
 
 def _recomputed(function: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from longscan.layers.base import Steps
 from longscan.layers.parameters import Marked, mark
+from longscan.layers.state import State, restarted_rows
 from longscan.numerics.rotary import frequencies, rates, turn
 
 Target = Literal["x", "dt", "B", "C"]
@@ -67,6 +68,15 @@ class Rotary(Marked):
         angle = position.unsqueeze(-1) * (speed * self.scale)
         dtype = torch.promote_types(x.dtype, torch.float32)
         return turn(x, angle.remainder(2 * math.pi).to(dtype))
+
+
+def positions_from(state: State, x: Tensor, steps: Steps) -> tuple[Tensor, Tensor]:
+    """`positions` of the steps of x (B, L, D), from a block's state with `position` (B,) and `layer`; from 0 where it is None."""
+    shape = (x.shape[0], x.shape[1])
+    if state is None:
+        return positions(torch.zeros(len(x), dtype=torch.int64, device=x.device), None, shape, steps)
+    rows, _ = restarted_rows(state.layer.last_seq_idx, steps.valid, steps.seq_idx)
+    return positions(state.position, rows, shape, steps)
 
 
 def positions(carried: Tensor, restarted: Tensor | None, shape: tuple[int, int], steps: Steps) -> tuple[Tensor, Tensor]:

@@ -15,10 +15,10 @@ from torch.nn.functional import gelu, glu
 from longscan.blocks._registry import BLOCKS
 from longscan.blocks.dropout import SharedDropout, check_probability
 from longscan.blocks.gated import GatedState
-from longscan.blocks.rotary import Rotary, positions
+from longscan.blocks.rotary import Rotary, positions_from
 from longscan.layers import make_layer
 from longscan.layers.base import SequenceModule, Steps, hide_padding
-from longscan.layers.state import State, restarted_rows
+from longscan.layers.state import State
 
 
 @BLOCKS.register("simple")
@@ -63,9 +63,7 @@ class SimpleBlock(SequenceModule):
         if self.rotary is None:
             y, state = self.layer.within(x, state, steps)
         else:
-            given = self.initial_state(len(x)) if state is None else state
-            rows, _ = restarted_rows(given.layer.last_seq_idx, steps.valid, steps.seq_idx)
-            position, after = positions(given.position, rows, (x.shape[0], x.shape[1]), steps)
+            position, after = positions_from(state, x, steps)
             y, inner = self.layer.within(self.rotary(x, position), None if state is None else state.layer, steps)
             state = GatedState(None, inner, after)
         y = glu(self.out_proj(self.dropout(gelu(y))), -1)

@@ -1,9 +1,10 @@
 """From pretrained models to others: a bidirectional model out of causal ones, another head.
 
 Morphs of the thesis "State space models for long sequences" (section 16): F1 copies the convolution and the layer of each block
-of a causal model into both directions of a bidirectional block; F1R1 takes the reverse direction from a second model, which was
-pretrained on reversed sequences. Projections, norms and encoder come from one of the two. A reverse model that starts from the
-first (`copy.deepcopy`) and goes on with `next_tokens(reverse=True)` is the thesis's proposal to keep their time scales together.
+of a causal model, and its rotary positions, into both directions of a bidirectional block; F1R1 takes the reverse direction from
+a second model, which was pretrained on reversed sequences. Projections, norms and encoder come from one of the two. A reverse
+model that starts from the first (`copy.deepcopy`) and goes on with `next_tokens(reverse=True)` is the thesis's proposal to keep
+their time scales together.
 """
 
 from typing import Literal, cast
@@ -87,8 +88,6 @@ def make_bidirectional(
 
 def _two_sided(entry: BlockSpec, block: GatedBlock) -> BlockSpec:
     """The bidirectional block with convolutions of its own around the layer of a gated block."""
-    if block.rotary is not None:
-        raise ValueError("forward: bidirectional blocks have no rotary positions, but a block of the model does")
     layer = cast("str", entry["layer"])
     layer_settings, _ = settings_of(layer, entry["block"])
     options = {name: value for name, value in entry["options"].items() if name in layer_settings}
@@ -99,6 +98,7 @@ def _two_sided(entry: BlockSpec, block: GatedBlock) -> BlockSpec:
         "d_conv": block.d_conv,
         "activation": entry["options"].get("activation", "auto"),
         "dropout": block.dropout.p,
+        "rotary": entry["options"].get("rotary"),
         "variant": "own",
     }
     return BlockSpec(layer=layer, block="bidirectional", options={**around, **options})
@@ -119,3 +119,6 @@ def _fill(target: BidirectionalBlock, ahead: GatedBlock, back: GatedBlock, proje
     for new, old in pairs:
         if new is not None and old is not None:
             new.copy_(old)
+    for turned, before in ((target.rotary, ahead.rotary), (target.reverse_rotary, back.rotary)):
+        if turned is not None and before is not None:
+            turned.load_state_dict(before.state_dict())

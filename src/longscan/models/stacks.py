@@ -5,10 +5,13 @@ from typing import Any, Literal
 
 import numpy as np
 
+from longscan.blocks import BLOCKS
+from longscan.layers._registry import parameter_names
 from longscan.models.spec import BlockSpec, parse_spec
 
 Where = Literal["all", "first", "every_other"]
 AUSSM_BLOCK: Mapping[str, Any] = {"layer": "aussm", "block": "aussm"}
+ROTARY_BLOCKS = tuple(name for name in sorted(BLOCKS) if "rotary" in parameter_names(BLOCKS[name]))
 
 
 def replace_blocks(
@@ -57,9 +60,9 @@ def place_rotary(blocks: str | Sequence[Mapping[str, Any]], options: Mapping[str
     if where not in ("all", "first", "every_other"):
         raise ValueError(f"where: got {where!r}, expected 'all', 'first' or 'every_other'")
     entries = parse_spec(blocks)
-    places = [index for index, entry in enumerate(entries) if entry["block"] in ("mamba", "aussm", "simple")]
+    places = [index for index, entry in enumerate(entries) if entry["block"] in ROTARY_BLOCKS]
     if not places:
-        raise ValueError("blocks: none of them can have rotary positions, expected mamba, aussm or simple blocks")
+        raise ValueError(f"blocks: none of them can have rotary positions, expected some of {', '.join(ROTARY_BLOCKS)}")
     for index in {"all": places, "first": places[:1], "every_other": places[::2]}[where]:
         entries[index]["options"]["rotary"] = dict(options)
     return entries
