@@ -25,6 +25,7 @@ AREAS = {  # task, or task and data set -> the folder of its files where the rea
     "forecast": "forecasting",
     "walker": "activity",
     "species": "dna",
+    "dna_language": "dna",
     "uea/SelfRegulationSCP1": "uea",
 }
 SECONDS = 120  # of processor time
