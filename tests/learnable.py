@@ -117,7 +117,7 @@ def species(folder: Path) -> Settings:
 
 FILES: dict[str, Callable[[Path], Settings]] = {
     made.__name__: made for made in (forecast, human_activity, lra_image, lra_retrieval, lra_text, species, walker)
-}
+} | {"dna_language": species}
 SETS: dict[str, Callable[[Path, str], Settings]] = {"events": events, "uea": uea}
 
 
