@@ -151,8 +151,8 @@ def affine(a1, b1, a2, b2):
 
 @triton.jit
 def row_of(x, which):
-    """The row of a tile (steps, lanes) that `which` (steps, 1) marks."""
-    return tl.sum(tl.where(which, x, 0.0), 0)
+    """The row of a tile (steps, lanes) that `which` (steps, 1) marks. Sums with -0, unlike those with 0, cost nothing."""
+    return tl.sum(tl.where(which, x, -0.0), 0)
 
 
 @triton.jit

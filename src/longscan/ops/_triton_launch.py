@@ -52,18 +52,30 @@ TABLE = {
 
 @dataclass(frozen=True)
 class Product:
-    """Tiles of the products with W: steps of u's, pairs of channel and state of W's, channels of u, and what is added at once."""
+    """Tiles of the products with W: steps of u's, pairs of channel and state of W's, and channels of u.
+
+    times: tiles of W's side by side in one program. programs: as many as fill the GPU.
+    """
 
     rows: int
     slots: int
+    times: int
     columns: int
-    depth: int
     warps: int
+    programs: int
+    stages: int = 2
 
 
-# Two warps: four would get Hopper's warp-group instructions, for which what was split in registers goes through shared memory
-# behind a fence at every step: twice the time.
-PRODUCTS = Product(rows=64, slots=64, columns=64, depth=32, warps=2)
+# By the channels, up to a power of 2; more channels than the last are divided among programs. Either two warps or fewer than 64
+# rows and slots: else Triton takes Hopper's warp-group instructions, for which what was split in registers goes through shared
+# memory behind a fence at every step: twice the time. Fewer pairs in a program leave more partial sums for u, and more programs
+# more for W.
+PRODUCTS = {
+    16: Product(rows=32, slots=32, times=4, columns=16, warps=2, programs=528),
+    32: Product(rows=32, slots=32, times=4, columns=32, warps=2, programs=528),
+    64: Product(rows=32, slots=32, times=4, columns=64, warps=4, programs=264),
+    128: Product(rows=32, slots=32, times=8, columns=128, warps=8, programs=132),
+}
 PROGRAMS = 528  # programs that fill the GPU: four on each of 132 multiprocessors
 SCRATCH = 2**26  # bytes of memory for what a backward hands from kernel to kernel, beyond which it goes slice by slice
 MAX_STATES = 1024  # of a channel: they lie in one program

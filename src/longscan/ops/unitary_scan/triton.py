@@ -13,7 +13,7 @@ state before cannot be got back by subtraction: then a forward pass over the sli
 
 A tile's lanes are states, fastest, and channels; its steps lie in the registers of one thread. The angles are a matrix product
 whose factors are given as two numbers of 11 bits each, so that matrix units keep float32. In the backward the gradients of the
-angles would have to be summed over all programs: a slice of them goes to memory, and two products take it to u and W.
+angles would have to be summed over all programs: a slice of them goes to memory, and a kernel of products takes it to u and W.
 SiLUs, skip and gate are elementwise kernels before and after, so that a program's lanes do not all compute them again; what they
 hand to a scan has the time axis last.
 """
@@ -26,9 +26,9 @@ import triton.language as tl
 from torch import Tensor
 
 from longscan.ops import _triton_launch as launch
-from longscan.ops._triton import affine, chain, fast_sincos, row_of, silu, silu_slope, sincos, wrap
+from longscan.ops._triton import affine, chain, extended, fast_sincos, row_of, silu, silu_slope, sincos, wrap
 
-U_STEP = tl.constexpr(16.0)  # u is divided by it before it becomes half precision, which ends at 65504
+U_STEP = tl.constexpr(16.0)  # u is divided by it, and W multiplied, before they become half precision, which ends at 65504
 
 
 # ---------------------------------------------------------------------------------------------- tiles
@@ -72,32 +72,32 @@ def _halves(x, SCALE: tl.constexpr):
 
 
 @triton.jit
-def _two_parts(x):
-    """x as the sum of two numbers with 11 bits each."""
-    high = ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
-    return high, x - high
+def _scaled_halves(x, scale):
+    """x scale as the sum of two numbers of half precision: 22 bits, or as many as lie above 2^-25."""
+    x *= scale
+    high = x.to(tl.float16)
+    return high, (x - high.to(tl.float32)).to(tl.float16)
 
 
 @triton.jit
-def _product(high, low, other_high, other_low, sums, one):
-    """sums + (high + low) (other_high + other_low) but for low times low, of numbers with 11 bits.
+def _product(high, low, other_high, other_low, sums, scale):
+    """sums + (high + low) (other_high + other_low / 2048) scale, but for low times low.
 
-    Matrix units cut off what they add up, so only the products of a tile are added there; a multiplication by `one` keeps the
-    compiler from handing them the sums.
+    Matrix units cut off what they add up, so only the products of a tile are added there: by the multiplication the compiler
+    cannot hand them the sums.
     """
-    more = tl.dot(low, other_high, input_precision="tf32")
-    more = tl.dot(high, other_low, more, input_precision="tf32")
-    return tl.fma(tl.dot(high, other_high, input_precision="tf32"), one, sums) + more
+    main = tl.dot(high, other_high, tl.dot(low, other_high))
+    return tl.fma(tl.dot(high, other_low), scale * (1.0 / 2048.0), tl.fma(main, scale, sums))
 
 
 @triton.jit
 def _projected(high, low, weights_high, weights_low, at, row, live, width, T: tl.constexpr, R: tl.constexpr, K: tl.constexpr):
-    """W u of a tile, (T, R): `high` and `low` point to u, `at` (T,) are its rows there; float64 has one part and no K."""
+    """W u of a tile, (T, R): `high` and `low` point to u, `at` (T,) are its rows there; float64 has no K, and points to W."""
     if K:
         place = at[None, :] * K + tl.arange(0, K)[:, None]
         inputs_high, inputs_low = tl.trans(tl.load(high + place)), tl.trans(tl.load(low + place))
         more = tl.dot(inputs_high, weights_low, tl.dot(inputs_low, weights_high))
-        sums = tl.dot(inputs_high, weights_high) * U_STEP + more * (U_STEP / 2048.0)
+        sums = tl.dot(inputs_high, weights_high) + more * (1.0 / 2048.0)
     else:
         sums = tl.zeros((T, R), high.dtype.element_ty)
         for p in range(width):
@@ -107,11 +107,13 @@ def _projected(high, low, weights_high, weights_low, at, row, live, width, T: tl
 
 
 @triton.jit
-def _weights(part, row, live, K: tl.constexpr):
-    """A part of W of the lanes, (K, R); where K is 0 they are loaded later."""
+def _weights(W, row, live, width, K: tl.constexpr):
+    """W U_STEP of the lanes in two parts, (K, R); where K is 0 they are loaded later."""
+    high, low = W, W
     if K:
-        part = tl.load(part + row[None, :] * K + tl.arange(0, K)[:, None], mask=live[None, :], other=0.0)
-    return part
+        k = tl.arange(0, K)[:, None]
+        high, low = _halves(tl.load(W + row[None, :] * width + k, mask=live[None, :] & (k < width), other=0.0), U_STEP)
+    return high, low
 
 
 @triton.jit
@@ -160,10 +162,10 @@ def _over_states(x, T: tl.constexpr, BD: tl.constexpr, NB: tl.constexpr):
     do_not_specialize=["bias", "length", "tiles", "splits", "span", "rows", "origin", "first_split", "bounds_stride"]
 )
 def scan(
-    high, low, rate, x, W_high, W_low, bias, B, C, initial, bounds, flags, y, final, ends, resume, batch, length, splits, span,
+    high, low, rate, x, W, bias, B, C, initial, bounds, flags, y, final, ends, resume, batch, length, splits, span,
     tiles, rows, padded, origin, first_split, bounds_stride, SUMMARY: tl.constexpr, RECORD: tl.constexpr,
-    channels: tl.constexpr, states: tl.constexpr, width: tl.constexpr, parts: tl.constexpr, blocks: tl.constexpr,
-    PHASE_DT: tl.constexpr, T: tl.constexpr, BD: tl.constexpr, NB: tl.constexpr, K: tl.constexpr, FAST: tl.constexpr,
+    channels: tl.constexpr, states: tl.constexpr, parts: tl.constexpr, blocks: tl.constexpr, PHASE_DT: tl.constexpr,
+    T: tl.constexpr, BD: tl.constexpr, NB: tl.constexpr, K: tl.constexpr, FAST: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
     """Some tiles of one batch row for BD channels and NB of their states: y (parts, B, D, padded) = Re sum_n C h.
@@ -190,8 +192,7 @@ def scan(
             source = bounds + b * bounds_stride + (first_split + run).to(tl.int64) * 3 * size + place
             phase = tl.load(source, mask=live, other=0.0)
             wr, wi = tl.load(source + size, mask=live, other=0.0), tl.load(source + 2 * size, mask=live, other=0.0)
-    weights_high = _weights(W_high + parameter * width, place, live, K)
-    weights_low = _weights(W_low + parameter * width, place, live, K)
+    weights_high, weights_low = _weights(W + parameter * channels, place, live, channels, K)
     steps, own = tl.arange(0, T), first_channel + tl.arange(0, BD)
     present = own < channels
     top, last = (steps == 0)[:, None], (steps == T - 1)[:, None]
@@ -211,7 +212,7 @@ def scan(
             to = resume + (b * (tl.num_programs(1) * tiles) + tile) * 2 * size + place
             tl.store(to, wr, mask=live)
             tl.store(to + size, wi, mask=live)
-        theta = _projected(high, low, weights_high, weights_low, b * padded + here, place, live, width, T, R, K)
+        theta = _projected(high, low, weights_high, weights_low, b * padded + here, place, live, channels, T, R, K)
         at = b * channels * padded + by_channel + here[:, None]
         if PHASE_DT:
             theta = (theta + angles) * _of_channels(rate, at, present, T, BD, NB)
@@ -288,17 +289,17 @@ def turn_chain(ends, initial, bounds, splits, size, bounds_stride, BLOCK: tl.con
     do_not_specialize=["bias", "slopes", "length", "tiles", "splits", "rows", "origin", "first_split", "bounds_stride"]
 )
 def scan_backward(
-    high, low, rate, x, g, W_high, W_low, bias, B, C, bounds, flags, resume, grad_final, mu, dx, d_rate, slopes, sums, holds,
-    d_initial, batch, length, splits, tiles, rows, padded, origin, first_split, bounds_stride, SUMMARY: tl.constexpr,
-    CHAINED: tl.constexpr, channels: tl.constexpr, states: tl.constexpr, width: tl.constexpr, parts: tl.constexpr,
+    high, low, rate, x, g, W, bias, B, C, bounds, flags, resume, grad_final, mu, dx, d_rate, slopes, peaks, sums,
+    holds, d_initial, batch, length, splits, tiles, rows, padded, origin, first_split, bounds_stride, SUMMARY: tl.constexpr,
+    CHAINED: tl.constexpr, channels: tl.constexpr, states: tl.constexpr, parts: tl.constexpr,
     blocks: tl.constexpr, PHASE_DT: tl.constexpr, T: tl.constexpr, BD: tl.constexpr, NB: tl.constexpr, K: tl.constexpr,
     FAST: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """One split of one batch row for BD channels and NB of their states, backwards: a tile's first step is its latest.
 
     Arrays of a slice run backwards, from the step `origin`; the run 0 is the latest split. dx, d_rate (with PHASE_DT):
-    (parts, B, D, padded). slopes: (B, padded, D N), the gradients of the projection. sums: of the bias, B and C; d_initial
-    (B, D N, 2): of the initial state.
+    (parts, B, D, padded). slopes: (B, padded, D N), the gradients of the projection; peaks: (B, runs, programs of a row), the
+    largest of them. sums: of the bias, B and C; d_initial (B, D N, 2): of the initial state.
     With CHAINED one split follows another: mu (B, D N, 2), the gradient of w, and sums (B, 5, D N) go from launch to launch.
     Else mu (B, splits + 1, D N, 2) is there for every split, and each has its sums (B, splits, 5, D N): SUMMARY stores what a
     split adds to mu in `sums` (B, splits, D N, 2), and 0 in `holds` (the same) where it forgets mu after it.
@@ -322,9 +323,8 @@ def scan_backward(
             mr, mi = _back(mr, mi, phase)
         else:
             mr, mi = _pairs(mu + (b if CHAINED else b * (splits + 1) + split + 1) * size * 2, place, live)
-    sum_bias, sum_Br, sum_Bi, sum_Cr, sum_Ci, sum_gx = zero, zero, zero, zero, zero, zero
-    weights_high = _weights(W_high + parameter * width, place, live, K)
-    weights_low = _weights(W_low + parameter * width, place, live, K)
+    sum_bias, sum_Br, sum_Bi, sum_Cr, sum_Ci, sum_gx, peak = zero, zero, zero, zero, zero, zero, zero
+    weights_high, weights_low = _weights(W + parameter * channels, place, live, channels, K)
     steps, own = tl.arange(0, T), first_channel + tl.arange(0, BD)
     present = own < channels
     top, last = (steps == 0)[:, None], (steps == T - 1)[:, None]
@@ -335,7 +335,7 @@ def scan_backward(
         tile = run * tiles + i
         here = tile * T + steps
         at = b * channels * padded + by_channel + here[:, None]
-        projected = _projected(high, low, weights_high, weights_low, b * padded + here, place, live, width, T, R, K)
+        projected = _projected(high, low, weights_high, weights_low, b * padded + here, place, live, channels, T, R, K)
         if PHASE_DT:
             projected += angles
             step = _of_channels(rate, at, present, T, BD, NB)
@@ -343,7 +343,7 @@ def scan_backward(
         else:
             theta = projected + tl.load(rate + b * padded + here)[:, None] * angles
         before = tl.where(top, wrap(phase[None, :] - theta), -theta)
-        before, total = tl.associative_scan((before, tl.where(top, phase[None, :], 0.0)), 0, _turned_back)
+        before, total = tl.associative_scan((before, tl.where(top, phase[None, :], -0.0)), 0, _turned_back)
         s, c = _unit(total, FAST)
         out = _of_channels(g, at, present, T, BD, NB)
         if flags is not None:
@@ -386,6 +386,8 @@ def scan_backward(
                 slope *= step
             to = slopes + (b * padded + tile * T) * size + (steps[:, None] * size + place[None, :])
             tl.store(to, slope, mask=live[None, :])
+            if peaks is not None:
+                peak = tl.maximum(peak, tl.max(tl.abs(slope), 0))
             to = dx + part * batch * channels * padded + at
             tl.store(to, _over_states(Br[None, :] * m_r + Bi[None, :] * m_i, T, BD, NB), mask=present[None, :])
             if PHASE_DT:
@@ -410,6 +412,8 @@ def scan_backward(
         tl.store(holds + to, alive, mask=live)
         tl.store(holds + to + 1, alive, mask=live)
     else:
+        if peaks is not None:
+            tl.store(peaks + (b * tl.num_programs(1) + run) * blocks + tl.program_id(0) % blocks, tl.max(peak, 0))
         to = sums + (b if CHAINED else b * splits + split) * size * 5 + place
         sum_Cr += Br * sum_gx
         sum_Ci -= Bi * sum_gx
@@ -474,80 +478,65 @@ def add_up(sums, d_bias, dB, dC, count, size, ROWS: tl.constexpr, BLOCK: tl.cons
 
 
 @triton.jit
-def parts_of(W, high, low, size, channels, K: tl.constexpr, BLOCK: tl.constexpr):
-    """W (groups D N, D) in two parts (groups D N, K), 0 beyond D."""
-    row, k = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, K)
-    here, to = (row < size)[:, None], row[:, None].to(tl.int64) * K + k[None, :]
-    source = W + row[:, None].to(tl.int64) * channels + k[None, :]
-    first, second = _halves(tl.load(source, mask=here & (k < channels)[None, :], other=0.0), 1.0)
-    tl.store(high + to, first, mask=here)
-    tl.store(low + to, second, mask=here)
+def _powers(peak):
+    """The power of two that takes numbers up to `peak` below 2^15, and its inverse."""
+    inverse = tl.maximum((peak.to(tl.int32, bitcast=True) & 0x7F800000) - (14 << 23), 1 << 23)
+    return ((254 << 23) - inverse).to(tl.float32, bitcast=True), inverse.to(tl.float32, bitcast=True)
 
 
-@triton.jit(do_not_specialize=["batch", "rows", "padded", "share"])
-def through_projection(
-    slopes, W_high, W_low, du, batch, size, rows, padded, share, tiles, one, K: tl.constexpr, BR: tl.constexpr, BS: tl.constexpr,
-    BK: tl.constexpr, EVEN: tl.constexpr,
+@triton.jit(do_not_specialize=["runs", "steps", "tiles", "share", "more"])
+def products(
+    slopes, peaks, W, high, low, through, parts, size, width, runs, steps, tiles, share, more, states: tl.constexpr,
+    pieces: tl.constexpr, blocks: tl.constexpr, BD: tl.constexpr, NB: tl.constexpr, K: tl.constexpr, BK: tl.constexpr,
+    BR: tl.constexpr, BS: tl.constexpr, TIMES: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """slopes W for BR steps of a slice and BK of the channels, over `share` of W's rows: du (shares, B, padded, K).
+    """What the slopes of TIMES BS pairs (channel, state) do to u and to their rows of W, for BK of the channels.
 
-    EVEN: no tile reaches beyond the arrays.
+    slopes: (groups, runs, steps, D N), of which a program takes `share` of a group's tiles of BR steps, `tiles` a run; peaks:
+    (groups, runs, blocks), the largest of what the scan's programs have. through: (shares of pairs, groups, runs, steps, K);
+    parts: (shares of tiles, groups, D N, K). EVEN: no tile reaches beyond the arrays.
     """
-    b, tile = (tl.program_id(0) // tiles).to(tl.int64), tl.program_id(0) % tiles
-    row, k = tile * BR + tl.arange(0, BR), tl.program_id(1) * BK + tl.arange(0, BK)
-    group = (b // rows) * size
-    sums = tl.zeros((BR, BK), tl.float32)
+    columns: tl.constexpr = K // BK
+    group = (tl.program_id(1) // columns).to(tl.int64)
+    k = (tl.program_id(1) % columns) * BK + tl.arange(0, BK)
+    first = tl.program_id(0) * (TIMES * BS)
+    weights, gradients = (), ()
+    for i in tl.static_range(TIMES):
+        slot = first + i * BS + tl.arange(0, BS)
+        row_of_W, there = W + (group * size + slot[:, None]) * width + k[None, :], (slot < size)[:, None] & (k < width)[None, :]
+        weights = extended(weights, _halves(tl.load(row_of_W, mask=there, other=0.0), U_STEP))
+        gradients = extended(gradients, tl.zeros((BS, BK), tl.float32))
+    pair = tl.minimum(first + tl.arange(0, TIMES * BS), size - 1)
+    block = pair // states // BD * pieces + pair % states // NB
     begin = tl.program_id(2) * share
-    stop = tl.minimum(begin + share, size)
-    for first in range(begin, stop, BS):
-        slot = first + tl.arange(0, BS)
-        source = slopes + (b * padded + row[:, None]) * size + slot[None, :]
-        place = (group + slot[:, None]) * K + k[None, :]
+    for tile in range(begin, tl.minimum(begin + share, runs * tiles)):
+        run, row = group * runs + tile // tiles, tile % tiles * BR + tl.arange(0, BR)
+        at, inside = run * steps + row, row < steps
+        scale, unscale = _powers(tl.max(tl.load(peaks + run * blocks + block), 0))
         if EVEN:
-            gradients, first_half, second_half = tl.load(source), tl.load(W_high + place), tl.load(W_low + place)
+            inputs_high, inputs_low = tl.load(high + at[:, None] * K + k[None, :]), tl.load(low + at[:, None] * K + k[None, :])
         else:
-            gradients = tl.load(source, mask=(row < padded)[:, None] & (slot < stop)[None, :], other=0.0)
-            first_half = tl.load(W_high + place, mask=(slot < stop)[:, None], other=0.0)
-            second_half = tl.load(W_low + place, mask=(slot < stop)[:, None], other=0.0)
-        high, low = _two_parts(gradients)
-        weights_high, weights_low = first_half.to(tl.float32), second_half.to(tl.float32) * (1.0 / 2048.0)
-        sums = _product(high, low, weights_high, weights_low, sums, one)
-    to = du + ((tl.program_id(2) * batch + b) * padded + row[:, None]) * K + k[None, :]
-    tl.store(to, sums, mask=(row < padded)[:, None])
-
-
-@triton.jit(do_not_specialize=["count", "share", "more"])
-def projection_gradient(
-    slopes, high, low, parts, size, count, share, more, one, K: tl.constexpr, BR: tl.constexpr, BS: tl.constexpr,
-    BK: tl.constexpr, EVEN: tl.constexpr,
-):  # fmt: skip
-    """slopes^T u, for BS rows of W and BK of its columns, over `share` of a group's `count` steps: (shares, groups, D N, K)."""
-    slot = tl.program_id(0) * BS + tl.arange(0, BS)
-    blocks: tl.constexpr = K // BK
-    group = (tl.program_id(1) // blocks).to(tl.int64)
-    k = (tl.program_id(1) % blocks) * BK + tl.arange(0, BK)
-    to = parts + ((tl.program_id(2) * (tl.num_programs(1) // blocks) + group) * size + slot[:, None]) * K + k[None, :]
-    sums = tl.zeros((BS, BK), tl.float32)
-    begin = tl.program_id(2) * share
-    stop = tl.minimum(begin + share, count)
-    for first in range(begin, stop, BR):
-        row = first + tl.arange(0, BR)
-        at = group * count + row
-        inside = row < stop
-        source, place = slopes + at[None, :] * size + slot[:, None], at[:, None] * K + k[None, :]
-        if EVEN:
-            gradients, first_half, second_half = tl.load(source), tl.load(high + place), tl.load(low + place)
-        else:
-            gradients = tl.load(source, mask=(slot < size)[:, None] & inside[None, :], other=0.0)
-            first_half = tl.load(high + place, mask=inside[:, None], other=0.0)
-            second_half = tl.load(low + place, mask=inside[:, None], other=0.0)
-        first_part, second_part = _two_parts(gradients)
-        inputs_high = first_half.to(tl.float32) * U_STEP
-        inputs_low = second_half.to(tl.float32) * (U_STEP / 2048.0)
-        sums = _product(first_part, second_part, inputs_high, inputs_low, sums, one)
-    if more > 0:
-        sums += tl.load(to, mask=(slot < size)[:, None], other=0.0)
-    tl.store(to, sums, mask=(slot < size)[:, None])
+            inputs_high = tl.load(high + at[:, None] * K + k[None, :], mask=inside[:, None], other=0.0)
+            inputs_low = tl.load(low + at[:, None] * K + k[None, :], mask=inside[:, None], other=0.0)
+        sums, grown = tl.zeros((BR, BK), tl.float32), ()
+        for i in tl.static_range(TIMES):
+            slot = first + i * BS + tl.arange(0, BS)
+            source = slopes + at[:, None] * size + slot[None, :]
+            found = tl.load(source) if EVEN else tl.load(source, mask=inside[:, None] & (slot < size)[None, :], other=0.0)
+            first_half, second_half = _scaled_halves(found, scale)
+            sums = _product(first_half, second_half, weights[i][0], weights[i][1], sums, unscale / U_STEP)
+            across = tl.trans(first_half), tl.trans(second_half)
+            grown = extended(grown, _product(across[0], across[1], inputs_high, inputs_low, gradients[i], unscale * U_STEP))
+        gradients = grown
+        to = through + ((tl.program_id(0) * (tl.num_programs(1) // columns) * runs * steps) + at[:, None]) * K + k[None, :]
+        tl.store(to, sums, mask=inside[:, None])
+    for i in tl.static_range(TIMES):
+        slot = first + i * BS + tl.arange(0, BS)
+        to = parts + ((tl.program_id(2) * (tl.num_programs(1) // columns) + group) * size + slot[:, None]) * K + k[None, :]
+        sums = gradients[i]
+        if more > 0:
+            sums += tl.load(to, mask=(slot < size)[:, None], other=0.0)
+        tl.store(to, sums, mask=(slot < size)[:, None])
 
 
 # ---------------------------------------------------------------------------------------------- before and after the scans
@@ -715,7 +704,7 @@ class _Problem:
     def constants(self) -> dict[str, Any]:
         """The compile-time arguments of both scans."""
         return {
-            "channels": self.channels, "states": self.states, "width": self.width, "parts": self.parts, "blocks": self.blocks,
+            "channels": self.channels, "states": self.states, "parts": self.parts, "blocks": self.blocks,
             "PHASE_DT": self.phase_dt, "T": self.T, "BD": self.BD, "NB": self.NB, "K": self.K, "FAST": self.fast,
             "STAGES": launch.TABLE["unitary_scan"].stages,
             "num_warps": self.warps,
@@ -761,25 +750,6 @@ class _Entered(NamedTuple):
     g: Tensor | None
     padded: int
     origin: int
-
-
-class _Weights(NamedTuple):
-    """W in two parts, and the other parameters of a scan."""
-
-    high: Tensor
-    low: Tensor
-    bias: Tensor
-    B: Tensor
-    C: Tensor
-
-
-def _weights_of(p: _Problem, W: Tensor, bias: Tensor, B: Tensor, C: Tensor) -> _Weights:
-    if not p.single:
-        return _Weights(W, W, bias, B, C)
-    rows = p.groups * p.size
-    high, low = (W.new_empty((rows, p.K), dtype=torch.float16) for _ in range(2))
-    launch.run(parts_of, (launch.ceil_div(rows, 32),), W, high, low, rows, p.channels, constants={"K": p.K, "BLOCK": 32})
-    return _Weights(high, low, bias, B, C)
 
 
 class _Slice:
@@ -832,7 +802,7 @@ def forward(
     sums = u.new_empty(p.parts * p.batch * padded * p.channels)
     with launch.on_device(u):
         entered = _Slice(p, u, padded, False).fill((u, dt, None, None, flags), 0, padded, False)
-        weights = _weights_of(p, W, bias, B, C)
+        weights = W, bias, B, C
         if p.parallel:
             ends = u.new_empty((p.batch, p.splits, p.size, 4))
             _scan(p, entered, weights, (None, None, flags, None, None, ends, None), 0, p.splits, "SUMMARY")
@@ -854,7 +824,7 @@ def forward(
 def _scan(
     p: _Problem,
     entered: _Entered,
-    weights: _Weights,
+    weights: tuple[Tensor, ...],
     tensors: tuple[Tensor | None, ...],
     first_split: int,
     runs: int,
@@ -898,13 +868,13 @@ def backward(
     tiles_of = [launch.elementwise(p.batch, (stop - first) * p.steps, p.channels)[1] for first, stop in slices]
     dD = None if D is None else u.new_empty((p.batch, sum(tiles_of), p.channels))
     with launch.on_device(u):
-        weights = _weights_of(p, W, bias, B, C)
+        weights = W, bias, B, C
         arrays = _Slice(p, u, most, True)
         if p.parallel:
             local, holds = (u.new_empty((p.batch, p.splits, p.size, 2)) for _ in range(2))
             for first, stop in slices:
                 entered = arrays.fill((u, dt, z, grad_y, flags), stop * p.steps - 1, (stop - first) * p.steps, True)
-                tensors = (chunk_states, flags, None, grad_final, mu, None, None, None, local, holds, None)
+                tensors = (chunk_states, flags, None, grad_final, mu, None, None, None, None, local, holds, None)
                 _scan_backward(p, entered, weights, tensors, first, stop, True)
             end = u.new_empty((p.batch, p.size, 2))
             grid = p.batch, launch.ceil_div(p.size, 128)
@@ -925,9 +895,9 @@ def backward(
                 again = (None, chunk_states, flags, None, None, None, resume)
                 _scan(p, entered, weights, again, first, stop - first, "")
             entered = arrays.fill((u, dt, z, grad_y, flags), origin, padded, True)
-            outputs = (chunk_states, flags, resume, grad_final, mu, dx, d_rate, slopes, sums, None, d_initial)
+            outputs = (chunk_states, flags, resume, grad_final, mu, dx, d_rate, slopes, product.peaks, sums, None, d_initial)
             _scan_backward(p, entered, weights, outputs, first, stop, False)
-            through, shares = product.add(entered, weights)
+            through, shares = product.add(entered, stop - first)
             grid, tiles, each = launch.elementwise(p.batch, padded, p.channels)
             launch.run(
                 leave_backward, grid, grad_y, u, dt, D, z, flags, raw, dx, d_rate, through, du, ddt, dz, dD, p.batch, p.length,
@@ -941,7 +911,13 @@ def backward(
 
 
 def _scan_backward(
-    p: _Problem, entered: _Entered, weights: _Weights, tensors: tuple[Tensor | None, ...], first: int, stop: int, summary: bool
+    p: _Problem,
+    entered: _Entered,
+    weights: tuple[Tensor, ...],
+    tensors: tuple[Tensor | None, ...],
+    first: int,
+    stop: int,
+    summary: bool,
 ) -> None:
     bounds = tensors[0]
     assert bounds is not None
@@ -956,41 +932,40 @@ class _Products:
     """From the gradients of the projection, slice after slice, to those of u and W."""
 
     def __init__(self, p: _Problem, W: Tensor, slopes: Tensor) -> None:
-        self.p, self.slopes, self.more, table = p, slopes, False, launch.PRODUCTS
-        self.columns = min(p.K, table.columns) if p.single else 1
-        self.blocks = max(1, p.K // self.columns)
-        programs = launch.ceil_div(p.size, table.slots) * p.groups * self.blocks
-        self.shares = max(1, launch.PROGRAMS // programs)
-        self.sums = W.new_empty((self.shares, p.groups, p.size, p.K)) if p.single else W.new_zeros(p.groups, p.size, p.channels)
-
-    def add(self, entered: _Entered, weights: _Weights) -> tuple[Tensor, int]:
-        """One slice: what comes to u, (shares, B, padded, width), and how many shares. The gradient of W grows."""
-        p, padded, table = self.p, entered.padded, launch.PRODUCTS
-        count = p.rows * padded
+        self.p, self.W, self.slopes, self.more = p, W, slopes, False
+        self.peaks = None
         if not p.single:
-            slopes = self.slopes[: p.batch * padded * p.size].view(p.groups, count, p.size)
-            rows = entered.high[: p.batch * padded * p.channels].view(p.groups, count, p.channels)
+            self.sums = W.new_zeros(p.groups, p.size, p.channels)
+            return
+        self.tile = table = launch.PRODUCTS[min(p.K, max(launch.PRODUCTS))]
+        self.blocks, self.columns = launch.ceil_div(p.size, table.slots * table.times), p.K // table.columns
+        self.shares = max(1, table.programs // (self.blocks * self.columns * p.groups))
+        self.sums = W.new_empty((self.shares, p.groups, p.size, p.K))
+        self.peaks = W.new_empty(len(slopes) // (p.size * p.steps) * p.blocks)
+
+    def add(self, entered: _Entered, runs: int) -> tuple[Tensor, int]:
+        """One slice of `runs` splits: what comes to u, (shares, B, padded, width), and how many shares. W's gradient grows."""
+        p, padded = self.p, entered.padded
+        if self.peaks is None:
+            slopes = self.slopes[: p.batch * padded * p.size].view(p.groups, -1, p.size)
+            rows = entered.high[: p.batch * padded * p.channels].view(p.groups, -1, p.channels)
             self.sums.baddbmm_(slopes.mT, rows)
-            return torch.bmm(slopes, weights.high.view(p.groups, p.size, p.channels)), 1
-        tiles = launch.ceil_div(padded, table.rows)
-        tile = {"K": p.K, "BK": self.columns, "num_warps": table.warps}
-        wanted = max(1, launch.PROGRAMS // (p.batch * tiles * self.blocks))
-        share = launch.ceil_div(launch.ceil_div(p.size, wanted), table.depth) * table.depth
-        shares = launch.ceil_div(p.size, share)
-        through = self.slopes.new_empty(shares * p.batch * padded * p.K)
+            return torch.bmm(slopes, self.W.view(p.groups, p.size, p.channels)), 1
+        table, runs, steps = self.tile, runs * p.rows, padded // runs
+        tiles = launch.ceil_div(steps, table.rows)
+        through = self.slopes.new_empty(self.blocks * p.batch * padded * p.K)
+        even = steps % table.rows == 0 and p.size % (table.slots * table.times) == 0
         launch.run(
-            through_projection, (p.batch * tiles, self.blocks, shares), self.slopes, weights.high, weights.low, through, p.batch,
-            p.size, p.rows, padded, share, tiles, 1.0,
-            constants={"BR": table.rows, "BS": table.depth, "EVEN": padded % table.rows == 0 and p.size % share == 0, **tile},
-        )  # fmt: skip
-        share = launch.ceil_div(launch.ceil_div(count, self.shares), table.depth) * table.depth
-        launch.run(
-            projection_gradient, (launch.ceil_div(p.size, table.slots), p.groups * self.blocks, self.shares), self.slopes,
-            entered.high, entered.low, self.sums, p.size, count, share, int(self.more), 1.0,
-            constants={"BR": table.depth, "BS": table.slots, "EVEN": count % share == 0 and p.size % table.slots == 0, **tile},
+            products, (self.blocks, p.groups * self.columns, self.shares), self.slopes, self.peaks, self.W, entered.high,
+            entered.low, through, self.sums, p.size, p.channels, runs, steps, tiles, launch.ceil_div(runs * tiles, self.shares),
+            int(self.more), constants={
+                "states": p.states, "pieces": p.parts, "blocks": p.blocks, "BD": p.BD, "NB": p.NB, "K": p.K,
+                "BK": table.columns, "BR": table.rows, "BS": table.slots, "TIMES": table.times, "EVEN": even,
+                "num_warps": table.warps, "num_stages": table.stages,
+            },
         )  # fmt: skip
         self.more = True
-        return through, shares
+        return through, self.blocks
 
     def total(self, W: Tensor) -> Tensor:
         """The gradient of W."""
