@@ -26,7 +26,7 @@ import triton.language as tl
 from torch import Tensor
 
 from longscan.ops import _triton_launch as launch
-from longscan.ops._triton import affine, chain, extended, fast_sincos, row_of, silu, silu_slope, sincos, wrap
+from longscan.ops._triton import affine, extended, fast_sincos, row_of, silu, silu_slope, sincos, wrap
 
 U_STEP = tl.constexpr(16.0)  # u is divided by it, and W multiplied, before they become half precision, which ends at 65504
 
@@ -290,7 +290,7 @@ def turn_chain(ends, initial, bounds, splits, size, bounds_stride, BLOCK: tl.con
 )
 def scan_backward(
     high, low, rate, x, g, W, bias, B, C, bounds, flags, resume, grad_final, mu, dx, d_rate, slopes, peaks, sums,
-    holds, d_initial, batch, length, splits, tiles, rows, padded, origin, first_split, bounds_stride, SUMMARY: tl.constexpr,
+    d_initial, batch, length, splits, tiles, rows, padded, origin, first_split, bounds_stride, SUMMARY: tl.constexpr,
     CHAINED: tl.constexpr, channels: tl.constexpr, states: tl.constexpr, parts: tl.constexpr,
     blocks: tl.constexpr, PHASE_DT: tl.constexpr, T: tl.constexpr, BD: tl.constexpr, NB: tl.constexpr, K: tl.constexpr,
     FAST: tl.constexpr, STAGES: tl.constexpr,
@@ -302,7 +302,7 @@ def scan_backward(
     largest of them. sums: of the bias, B and C; d_initial (B, D N, 2): of the initial state.
     With CHAINED one split follows another: mu (B, D N, 2), the gradient of w, and sums (B, 5, D N) go from launch to launch.
     Else mu (B, splits + 1, D N, 2) is there for every split, and each has its sums (B, splits, 5, D N): SUMMARY stores what a
-    split adds to mu in `sums` (B, splits, D N, 2), and 0 in `holds` (the same) where it forgets mu after it.
+    split adds to mu in `sums` (B, splits, D N, 3), and 0 beside it where it forgets mu after it.
     """
     R: tl.constexpr = BD * NB
     size: tl.constexpr = channels * states
@@ -406,11 +406,10 @@ def scan_backward(
             alive *= row_of(carried, last) * first_holds
             mr, mi = mr * first_holds, mi * first_holds
     if SUMMARY:
-        to = (b * splits + split) * size * 2 + place * 2
-        tl.store(sums + to, mr, mask=live)
-        tl.store(sums + to + 1, mi, mask=live)
-        tl.store(holds + to, alive, mask=live)
-        tl.store(holds + to + 1, alive, mask=live)
+        to = sums + (b * splits + split) * size * 3 + place * 3
+        tl.store(to, mr, mask=live)
+        tl.store(to + 1, mi, mask=live)
+        tl.store(to + 2, alive, mask=live)
     else:
         if peaks is not None:
             tl.store(peaks + (b * tl.num_programs(1) + run) * blocks + tl.program_id(0) % blocks, tl.max(peak, 0))
@@ -438,17 +437,26 @@ def scan_backward(
             tl.store(to + 1, mi, mask=live)
 
 
-@triton.jit(do_not_specialize=["phase_stride"])
-def turn_back(phase, grad_final, end, phase_stride, size, BLOCK: tl.constexpr):
-    """What the gradient of the final state is in the frame of w, (B, size, 2)."""
+@triton.jit(do_not_specialize=["splits", "bounds_stride"])
+def turn_chain_back(ends, bounds, grad_final, mu, splits, size, bounds_stride, BLOCK: tl.constexpr):
+    """The gradient of w after every split, mu (B, splits + 1, size, 2), from what splits add to it and whether they forget it,
+    (B, splits, size, 3), and from that of the final state, turned back into the frame of w.
+    """
     b = tl.program_id(0).to(tl.int64)
     place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     here = place < size
-    source = grad_final + b * size * 2 + place * 2
-    re, im = tl.load(source, mask=here, other=0.0), tl.load(source + 1, mask=here, other=0.0)
-    re, im = _back(re, im, tl.load(phase + b * phase_stride + place, mask=here, other=0.0))
-    tl.store(end + b * size * 2 + place * 2, re, mask=here)
-    tl.store(end + b * size * 2 + place * 2 + 1, im, mask=here)
+    mr, mi = _pairs(grad_final + b * size * 2, place, here)
+    mr, mi = _back(mr, mi, tl.load(bounds + b * bounds_stride + splits.to(tl.int64) * 3 * size + place, mask=here, other=0.0))
+    for i in range(splits + 1):
+        split = splits - i
+        to = mu + ((b * (splits + 1) + split) * size + place) * 2
+        tl.store(to, mr, mask=here)
+        tl.store(to + 1, mi, mask=here)
+        source = ends + ((b * splits + split - 1) * size + place) * 3
+        ours = here & (place * 0 + split > 0)
+        holds = tl.load(source + 2, mask=ours, other=0.0)
+        mr = holds * mr + tl.load(source, mask=ours, other=0.0)
+        mi = holds * mi + tl.load(source + 1, mask=ours, other=0.0)
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -753,7 +761,7 @@ class _Entered(NamedTuple):
 
 
 class _Slice:
-    """The arrays of a slice of at most `steps` steps, filled again for every slice."""
+    """The arrays of a slice of at most `steps` steps, filled again where another slice is asked for."""
 
     def __init__(self, p: _Problem, like: Tensor, steps: int, backward: bool) -> None:
         self.p = p
@@ -763,15 +771,18 @@ class _Slice:
         self.rate = like.new_empty(p.batch * steps * rate)
         self.x = like.new_empty(p.batch * steps * p.channels)
         self.g = torch.empty_like(self.x) if backward else None
+        self.held: tuple[int, bool] | None = None  # where they begin, and whether they go backwards
 
     def fill(self, tensors: tuple[Tensor | None, ...], origin: int, padded: int, reverse: bool) -> _Entered:
         """From u, dt, z, grad_y (None where nothing runs backwards) and flags."""
         p = self.p
-        grid, tiles, each = launch.elementwise(p.batch, padded, p.width)
-        launch.run(
-            enter, grid, *tensors, self.high, self.low, self.rate, self.x, self.g, p.length, p.channels, p.width, padded, origin,
-            tiles, constants={"REVERSE": reverse, "PHASE_DT": p.phase_dt, **each},
-        )  # fmt: skip
+        if self.held != (origin, reverse):
+            grid, tiles, each = launch.elementwise(p.batch, padded, p.width)
+            launch.run(
+                enter, grid, *tensors, self.high, self.low, self.rate, self.x, self.g, p.length, p.channels, p.width, padded,
+                origin, tiles, constants={"REVERSE": reverse, "PHASE_DT": p.phase_dt, **each},
+            )  # fmt: skip
+        self.held = origin, reverse
         return _Entered(self.high, self.low, self.rate, self.x, self.g, padded, origin)
 
 
@@ -871,18 +882,13 @@ def backward(
         weights = W, bias, B, C
         arrays = _Slice(p, u, most, True)
         if p.parallel:
-            local, holds = (u.new_empty((p.batch, p.splits, p.size, 2)) for _ in range(2))
+            ends = u.new_empty((p.batch, p.splits, p.size, 3))
             for first, stop in slices:
                 entered = arrays.fill((u, dt, z, grad_y, flags), stop * p.steps - 1, (stop - first) * p.steps, True)
-                tensors = (chunk_states, flags, None, grad_final, mu, None, None, None, None, local, holds, None)
+                tensors = (chunk_states, flags, None, grad_final, mu, None, None, None, None, ends, None)
                 _scan_backward(p, entered, weights, tensors, first, stop, True)
-            end = u.new_empty((p.batch, p.size, 2))
             grid = p.batch, launch.ceil_div(p.size, 128)
-            last = chunk_states[:, 3 * p.size * p.splits :]
-            launch.run(turn_back, grid, last, grad_final, end, stride, p.size, constants=BLOCK)
-            grid = p.batch, launch.ceil_div(2 * p.size, 128)
-            constants = {"COMPLEX": False, "REVERSE": True, **BLOCK}
-            launch.run(chain, grid, holds, local, end, mu, p.splits, 2 * p.size, constants=constants)
+            launch.run(turn_chain_back, grid, ends, chunk_states, grad_final, mu, p.splits, p.size, stride, constants=BLOCK)
         dx = u.new_empty(p.parts * p.batch * most * p.channels)
         d_rate = torch.empty_like(dx) if phase_dt else None
         slopes = u.new_empty(p.batch * most * p.size)
@@ -895,7 +901,7 @@ def backward(
                 again = (None, chunk_states, flags, None, None, None, resume)
                 _scan(p, entered, weights, again, first, stop - first, "")
             entered = arrays.fill((u, dt, z, grad_y, flags), origin, padded, True)
-            outputs = (chunk_states, flags, resume, grad_final, mu, dx, d_rate, slopes, product.peaks, sums, None, d_initial)
+            outputs = (chunk_states, flags, resume, grad_final, mu, dx, d_rate, slopes, product.peaks, sums, d_initial)
             _scan_backward(p, entered, weights, outputs, first, stop, False)
             through, shares = product.add(entered, stop - first)
             grid, tiles, each = launch.elementwise(p.batch, padded, p.channels)
