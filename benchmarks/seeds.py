@@ -161,6 +161,8 @@ class Seeds:
         if out.exists():
             self.restore()
         self.before = self.seconds  # of earlier calls
+        if self.stream:
+            torch.cuda.synchronize()  # the stack's own stream knows nothing of what is still being written on this one
 
     def restore(self) -> None:
         """Go on from the file beside the record."""
