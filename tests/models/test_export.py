@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from longscan import SequenceModel
-from longscan.blocks import BidirectionalBlock
+from longscan.blocks import BidirectionalBlock, MambaBlock
 from longscan.layers import LAYERS, Attention
 from longscan.layers.state import state_tensors
-from longscan.models import Forecaster, LanguageModel, export_onnx
+from longscan.models import Forecaster, LanguageModel, SiameseModel, export_onnx
 from longscan.models.export import graph
 
 pytest.importorskip("onnxruntime")
@@ -43,10 +43,10 @@ def test_programs(name, step):
     assert not any(value.dtype.is_complex for value in traced.arguments)
 
 
-def session(module, path, example, step):
+def session(module, path, example, step, inputs=None):
     import onnxruntime
 
-    export_onnx(module, path, example, step=step)
+    export_onnx(module, path, example, step=step, inputs=inputs)
     return onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
 
 
@@ -118,6 +118,155 @@ def test_models(tmp_path):
     run = session(model, tmp_path / "model.onnx", series, False)
     with torch.no_grad():
         assert relative_error(run.run(None, feed(run, series)), [model(series)]) < 1e-4
+
+
+def named_inputs(module, length, *, other, state=True):
+    """Inputs by name: padding right, or left in others; times where they have a meaning; a state after some steps."""
+    steps = torch.arange(length)
+    named = {"valid": steps >= torch.tensor([[1], [3]]) if other else steps < torch.tensor([[length], [length - 2]])}
+    if getattr(module, "irregular", True):
+        named["elapsed"] = torch.rand(2, length) + 0.5
+    if state:
+        with torch.no_grad():
+            named["state"] = module(torch.randn(2, 4 if other else 3, 4), return_state=True)[1]
+    return named
+
+
+def flat(example, named):
+    """The arguments of a graph for named inputs, the state last."""
+    named = dict(named)
+    state = named.pop("state", None)
+    return example, *named.values(), *state_tensors(state)
+
+
+def unlike(example, valid):
+    """Other inputs of the same sizes, with no number in the padding."""
+    return torch.where(valid.unsqueeze(-1), torch.randn_like(example), torch.nan)
+
+
+def whole(module, example, named):
+    """What a graph of named inputs gives: y, and the state's tensors after where there is one before."""
+    with torch.no_grad():
+        return state_tensors(module(example, **named, **({"return_state": True} if "state" in named else {})))
+
+
+@IGNORED
+@pytest.mark.parametrize("name", LAYERS)
+def test_programs_take_padding_times_and_a_state(name):
+    layer, example = layer_and_example(name)
+    layer.eval()
+    traced = graph(layer, example, inputs=named_inputs(layer, 5, other=False))
+    program = torch.export.export(traced.module, traced.arguments, dynamic_shapes=traced.dynamic_shapes)
+    named = named_inputs(layer, 5, other=True)
+    example = unlike(example, named["valid"])
+    found, wanted = program.module()(*flat(example, named)), whole(layer, example, named)
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+@IGNORED
+@pytest.mark.parametrize("name", [name if name == "s6" else pytest.param(name, marks=pytest.mark.slow) for name in LAYERS])
+def test_onnx_takes_padding_packing_times_and_a_state(name, tmp_path):
+    layer, example = layer_and_example(name)
+    layer.eval()
+    given, named = (named_inputs(layer, 5, other=other) for other in (False, True))
+    run = session(layer, tmp_path / "padded.onnx", example, False, given)
+    assert {"x", "valid", "state_0"} | ({"elapsed"} if layer.irregular else set()) <= {part.name for part in run.get_inputs()}
+    x = unlike(example, named["valid"])
+    assert relative_error(run.run(None, feed_named(run, layer, x, named)), whole(layer, x, named)) < 1e-4
+    first, second = packings()
+    given, named = {"seq_idx": first, "state": given["state"]}, {"seq_idx": second, "state": named["state"]}
+    run = session(layer, tmp_path / "packed.onnx", example, False, given)
+    assert relative_error(run.run(None, feed_named(run, layer, example, named)), whole(layer, example, named)) < 1e-4
+
+
+def packings():
+    """Sequence numbers of two batches, the second unlike the first."""
+    return torch.tensor([[0, 0, 1, 1, 1]] * 2), torch.tensor([[0, 1, 1, 2, 2], [0, 0, 0, 0, 4]])
+
+
+def feed_named(run, module, example, named):
+    """The inputs of a session by the names that `graph` gives them."""
+    names, taken = graph(module, example, inputs=named).names, {part.name for part in run.get_inputs()}
+    return {name: part.numpy() for name, part in zip(names, flat(example, named), strict=True) if name in taken}
+
+
+@IGNORED
+def test_a_step_takes_times_and_rows_that_rest(tmp_path):
+    layer, example = layer_and_example("s6")
+    layer.eval()
+    given = {"elapsed": torch.ones(2), "active": torch.ones(2, dtype=torch.bool)}
+    run = session(layer, tmp_path / "step.onnx", example, True, given)
+    state, named = layer.initial_state(2), {"elapsed": torch.tensor([0.3, 2.0]), "active": torch.tensor([True, False])}
+    for x in example.unbind(1):
+        with torch.no_grad():
+            y, after = layer.step(x, state, **named)
+        values = {"x": x, **named, **{f"state_{i}": part for i, part in enumerate(state_tensors(state))}}
+        found = run.run(None, {part.name: values[part.name].numpy() for part in run.get_inputs()})
+        assert relative_error(found, [y, *state_tensors(after)]) < 1e-4
+        state = after
+
+
+TIMES = torch.ones(2, 5)
+MODELS = {  # a module, and what it takes beside its first input, twice
+    "bidirectional": lambda: BidirectionalBlock(4, rotary={"base": 10.0, "targets": ["B", "x"]}, layer_options={"d_state": 3}),
+    "rotary": lambda: MambaBlock(4, rotary={"base": 10.0}, layer_options={"d_state": 3}),
+    "hybrid": lambda: SequenceModel.from_spec("ma", d_model=4, d_input=4, d_output=3, d_state=4),
+    "queries": lambda: Forecaster.from_spec("m", d_model=4, d_input=4, horizon=2, d_state=4, normalise=True),
+    "offset": lambda: Forecaster.from_spec("m", d_model=4, d_input=4, horizon=2, d_state=4, mode="offset"),
+    "siamese": lambda: SiameseModel.from_spec("d", d_model=4, d_input=4, d_output=2, d_state=4),
+}
+
+
+@IGNORED
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_blocks_and_models_take_named_inputs(name, tmp_path):
+    torch.manual_seed(0)
+    module, example = MODELS[name]().eval(), torch.randn(2, 6, 4)
+    given, named = (named_inputs(module, 6, other=other, state=name in ("rotary", "hybrid")) for other in (False, True))
+    x = unlike(example, named["valid"])
+    if name == "queries":
+        given["elapsed_ahead"], named["elapsed_ahead"] = torch.rand(2, 2), torch.rand(2, 2)
+    if name == "siamese":
+        given, named = ({"second": torch.randn(2, 6, 4), "valid_second": part["valid"]} for part in (given, named))
+        x = example
+    run = session(module, tmp_path / "model.onnx", example, False, given)
+    assert relative_error(run.run(None, feed_named(run, module, x, named)), whole(module, x, named)) < 1e-4
+
+
+def test_the_arguments_of_a_graph_have_names():
+    layer, example = layer_and_example("s6")
+    plain = graph(layer, example)
+    assert (plain.names, plain.dynamic_shapes, len(plain.arguments)) == (("x",), None, 1)
+    state = layer.initial_state(2)
+    assert graph(layer, example, inputs={"state": state, "elapsed": TIMES}).names == ("x", "elapsed", "state_0", "state_1")
+    stepped = graph(layer, example, step=True, inputs={"elapsed": TIMES[:, 0]})
+    assert stepped.names == ("x", "elapsed", "state_0", "state_1")
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "step", "error", "message"),
+    [
+        ("s6", {"vald": TIMES}, False, ValueError, "inputs: got 'vald', .* S6 takes: elapsed, gate, seq_idx, state, valid"),
+        ("s6", {"x": torch.ones(2, 5, 4)}, False, ValueError, "inputs: got 'x'"),
+        ("s6", {"valid": TIMES}, True, ValueError, "inputs: got 'valid', .* S6 step by step takes: active, elapsed$"),
+        ("s6", {"state": None}, True, ValueError, "inputs: got 'state'"),
+        ("s6", {"return_state": True}, False, ValueError, "inputs: got 'return_state'"),
+        ("s6", {"valid": [True] * 5}, False, TypeError, "inputs: valid got a list, expected a tensor"),
+        ("s6", {"valid": torch.ones(2, 4, dtype=torch.bool)}, False, ValueError, r"valid: got shape \(2, 4\), expected \(2, 5\)"),
+        ("s6", {"state": (torch.zeros(2),)}, False, TypeError, "state: got a tuple, expected the ScanState of a S6"),
+        ("gru", {"elapsed": TIMES}, False, ValueError, "elapsed: GRU has no notion of elapsed time"),
+        ("attention", {"state": "initial"}, False, ValueError, "state: it grows with the steps, expected that after two steps"),
+    ],
+    ids=str,
+)
+def test_inputs_that_do_not_fit_are_named(name, inputs, step, error, message):
+    layer, example = layer_and_example(name)
+    if inputs.get("state") == "initial":
+        inputs = {"state": layer.initial_state(2)}
+    with pytest.raises(error, match=message):
+        graph(layer, example, step=step, inputs=inputs)
 
 
 def test_the_table_of_the_page_has_every_layer_and_no_error_beyond_the_bound():

@@ -131,7 +131,7 @@ class Attention(SequenceLayer):
         old = old if rows is None else old & ~rows.unsqueeze(1)
         segment = torch.zeros_like(valid, dtype=torch.int64) if flags is None else (flags == RESET).cumsum(1)
         seen = torch.cat([old, valid], 1)
-        plain = length > 1 and held == 0 and flags is None and (self.window is None or length <= self.window)
+        plain = length > 1 and not held and flags is None and (self.window is None or length <= self.window)
         mask = None if plain else self._mask(seen, segment, valid, held).unsqueeze(1)
         # The fused kernels know no vmap.
         fusing = nullcontext() if torch.compiler.is_compiling() or not transformed() else sdpa_kernel(SDPBackend.MATH)

@@ -13,6 +13,7 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor
 
+from longscan.layers.checks import unreadable
 from longscan.models.saving import Pretrained
 from longscan.models.sequence_model import SequenceModel
 from longscan.models.spec import parse_spec
@@ -134,7 +135,7 @@ class Forecaster(Pretrained):
 
     def _last(self, y: Tensor, valid: Tensor | None) -> Tensor:
         """The last `horizon` valid steps."""
-        shortest = y.shape[1] if valid is None else int(valid.sum(1).min())
+        shortest = y.shape[1] if valid is None or unreadable() else int(valid.sum(1).min())
         if shortest < self.horizon:
             raise ValueError(f"inputs: got a series of {shortest} steps, expected at least the horizon's {self.horizon}")
         if valid is None:
