@@ -98,6 +98,9 @@ def _projected(high, low, weights_high, weights_low, at, row, live, width, T: tl
         inputs_high, inputs_low = tl.trans(tl.load(high + place)), tl.trans(tl.load(low + place))
         more = tl.dot(inputs_high, weights_low, tl.dot(inputs_low, weights_high))
         sums = tl.dot(inputs_high, weights_high) + more * (1.0 / 2048.0)
+        # A scan over one element changes nothing but the layout: a thread then has all steps of its lanes. Without it what the
+        # angles are computed with is first brought to the layout of matrix units, and all of it back.
+        sums = tl.reshape(tl.cumsum(tl.reshape(sums, (T, R, 1)), 2), (T, R))
     else:
         sums = tl.zeros((T, R), high.dtype.element_ty)
         for p in range(width):
@@ -341,7 +344,8 @@ def scan_backward(
             step = _of_channels(rate, at, present, T, BD, NB)
             theta = projected * step
         else:
-            theta = projected + tl.load(rate + b * padded + here)[:, None] * angles
+            counts = tl.load(rate + b * padded + here)[:, None]
+            theta = projected + counts * angles
         before = tl.where(top, wrap(phase[None, :] - theta), -theta)
         before, total = tl.associative_scan((before, tl.where(top, phase[None, :], -0.0)), 0, _turned_back)
         s, c = _unit(total, FAST)
@@ -393,7 +397,7 @@ def scan_backward(
             if PHASE_DT:
                 sum_bias += tl.sum(slope, 0)
             else:
-                sum_bias += tl.sum(slope * tl.load(rate + b * padded + here)[:, None], 0)
+                sum_bias += tl.sum(slope * counts, 0)
             sum_Br += tl.sum(entering * m_r, 0)
             sum_Bi += tl.sum(entering * m_i, 0)
             sum_Cr += tl.sum(out * q_r, 0)
