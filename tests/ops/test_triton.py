@@ -108,6 +108,20 @@ def test_turns_add_up_over_thousands_of_steps():
     assert (final.cpu().flatten() - torch.stack([turned[-1].cos(), turned[-1].sin()])).abs().max() < 2e-6
 
 
+@pytest.mark.parametrize("is_complex", [False, True])
+@pytest.mark.parametrize("lag", [1, 2])
+def test_programs_add_their_parts_in_turn(is_complex, lag, monkeypatch):
+    """Programs of one or two channels, up to five tiles apart, one after the other: dB and dC are sums over all channels."""
+    monkeypatch.setattr(import_module("longscan.ops.selective_scan.triton"), "LAG", lag)
+    monkeypatch.setattr(_triton_launch, "PROGRAMS", 1)
+    table = {name: replace(launch, steps=8, lanes=4, warps=1) for name, launch in _triton_launch.TABLE.items()}
+    monkeypatch.setattr(_triton_launch, "TABLE", table)
+    inputs = example("selective_scan", torch.float64, length=40, is_complex=is_complex)
+    expected = results_and_gradients("selective_scan", inputs, "reference")
+    for one, other in zip(results_and_gradients("selective_scan", on_device(inputs), "triton"), expected, strict=True):
+        torch.testing.assert_close(one.cpu(), other, rtol=1e-9, atol=1e-9)
+
+
 @pytest.mark.parametrize("call", [selective_scan])
 def test_too_many_states(call, monkeypatch):
     monkeypatch.setattr(_triton_launch, "MAX_STATES", 3)

@@ -2,14 +2,14 @@
 
 A program owns BD channels with all their states and goes over the steps tile by tile. The states of a tile are an associative
 scan of x -> a x + b with a = exp(s A), b = s B u, s the step size; the state before the first step enters its b. The backward
-goes tile by tile from the last to the first. It takes the states that were kept where tiles start; where there is work enough to
-fill the GPU only those where chunks of many tiles start were kept, and a chunk is run again for those of its tiles. Each tile is
-run again for all its states and scanned backwards for the adjoint
+goes tile by tile from the last to the first. Of the states only those where chunks of many tiles start were kept, and a chunk is
+run again for those of its tiles. Each tile is run again for all its states and scanned backwards for the adjoint
   g_t = gy_t conj(C_t) + conj(a_{t+1}) g_{t+1}
   dC_t = sum_d gy_t conj(h_t)      dB_t = sum_d g_t s_t u_t        d(s_t u_t) = sum_n Re(g_t conj(B_t))
   dA = sum_t s_t w_t               ds_t = sum_n Re(w_t conj(A)),   w_t = g_t conj(a_t h_{t-1})
 with gy = k dL/dy silu(z), k = 2 for conjugate pairs. dB and dC are summed over a program's channels in registers and over
-programs from memory, a slice of the steps at a time, always in the same order. An invalid step has s = 0 and B = C = 0.
+programs in memory, always in the same order: a program adds what it has of a tile after the one before it did, and as all go
+from the last tile to the first, each a little behind another, they seldom wait. An invalid step has s = 0 and B = C = 0.
 
 Axes of a tile: (steps T, CR, NR, CW, NL, CL), channel (CR, CW, CL) and state (NR, NL). From the last axis on, Triton fills the
 32 lanes of a warp and then the warps: CL channels and NL states lie over lanes, CW channels and some of NR over warps, the rest
@@ -34,7 +34,6 @@ from longscan.ops._triton import (
     silu_slope,
     sincos,
     softplus,
-    where_positive,
 )
 
 
@@ -431,35 +430,83 @@ def _run_again(
                 hi = _at(xi, end)
 
 
-@triton.jit(
-    do_not_specialize=[
-        "length", "blocks", "tiles", "splits", "span", "rows", "group", "first_split", "slice_steps", "slice_start"
-    ]
-)  # fmt: skip
+# Loops and barriers of Triton's own in a loop would keep it from loading ahead there: where it can be, they are assembly.
+@triton.jit
+def _announce(counter, count, PTX: tl.constexpr):
+    """Once all threads have done what is before: store `count`, so that whoever sees it sees that, too."""
+    if PTX:
+        code: tl.constexpr = """{
+            .reg .pred first;
+            mov.u32 $0, %tid.x;
+            setp.eq.u32 first, $0, 0;
+            bar.sync 0;
+            @first st.release.gpu.global.s32 [$1], $2;
+        }"""
+        args = [counter.to(tl.int64), count]
+        tl.inline_asm_elementwise(code, "=&r,l,r", args, dtype=tl.int32, is_pure=False, pack=1)
+    else:
+        tl.debug_barrier()
+        tl.atomic_xchg(counter, count, sem="release")
+
+
+@triton.jit
+def _look(counter, PTX: tl.constexpr):
+    """The number at `counter`, asked for now, and waited for where it is needed."""
+    if PTX:
+        code: tl.constexpr = "ld.relaxed.gpu.global.s32 $0, [$1];"
+        seen = tl.inline_asm_elementwise(code, "=r,l", [counter.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1)
+    else:
+        seen = tl.atomic_add(counter, 0)
+    return seen
+
+
+@triton.jit
+def _wait(counter, seen, least, PTX: tl.constexpr):
+    """Wait until the number at `counter`, last `seen`, is at least `least`."""
+    if PTX:
+        code: tl.constexpr = """{
+            .reg .pred late;
+            mov.s32 $0, $2;
+            again: setp.lt.s32 late, $0, $3;
+            @late ld.acquire.gpu.global.s32 $0, [$1];
+            @late bra again;
+        }"""
+        args = [counter.to(tl.int64), seen, least]
+        tl.inline_asm_elementwise(code, "=&r,l,r,r", args, dtype=tl.int32, is_pure=False, pack=1)
+    else:
+        while seen < least:
+            seen = tl.atomic_add(counter, 0)
+
+
+@triton.jit(do_not_specialize=["length", "blocks", "tiles", "splits", "span", "rows", "group", "links"])
 def scan_backward(
-    grad_y, u, dt, A, B, C, D, z, dt_bias, dt_scale, flags, kept, fine, adjoints, du, ddt, dz, d_scale, parts, by_channel, sums,
-    mult, length, channels, states, blocks, tiles, splits, span, rows, group, first_split, slice_start, slice_steps,
-    k: tl.constexpr, SOFTPLUS: tl.constexpr, COMPLEX: tl.constexpr, SUMMARY: tl.constexpr, CHAINED: tl.constexpr, T: tl.constexpr,
-    AGAIN: tl.constexpr, CR: tl.constexpr, NR: tl.constexpr, CW: tl.constexpr, NL: tl.constexpr, CL: tl.constexpr,
-    NW: tl.constexpr, FEW: tl.constexpr, STAGES: tl.constexpr,
+    grad_y, u, dt, A, B, C, D, z, dt_bias, dt_scale, flags, kept, fine, adjoints, du, ddt, dz, d_scale, dB, dC, by_channel, sums,
+    mult, counters, length, channels, states, blocks, tiles, splits, span, rows, group, links, k: tl.constexpr,
+    SOFTPLUS: tl.constexpr, COMPLEX: tl.constexpr, SUMMARY: tl.constexpr, CHAINED: tl.constexpr, PTX: tl.constexpr,
+    T: tl.constexpr, AGAIN: tl.constexpr, CR: tl.constexpr, NR: tl.constexpr, CW: tl.constexpr, NL: tl.constexpr,
+    CL: tl.constexpr, NW: tl.constexpr, FEW: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """One split of one batch row for BD channels, backwards; adjoints (B, splits + 1, D N[, 2]): dL/dh after each split.
 
     A split, `span` tiles, goes chunk by chunk of `group` tiles. kept: the states where tiles start; with AGAIN, where chunks
     start, and those of a chunk's tiles, found in tiles of AGAIN steps, are in `fine` (programs, group, [2,] NB, BD) meanwhile.
 
-    A program's parts of what is summed over programs: d_scale (blocks, B, L); parts (2[, 2], blocks, B, slice_steps, N), of B
-    and C, from step slice_start on; by_channel (B, splits, 2, D), of dt_bias and D; sums (B, splits, D N[, 2]), of A. With
+    A program's parts of what is summed over programs: d_scale (blocks, B, L); by_channel (B, splits, 2, D), of dt_bias and D;
+    sums (B, splits, D N[, 2]), of A. A chain of `links` programs adds to the same dB and dC (blocks / links, B, L, N[, 2]), tile
+    by tile one after the other. counters: the tiles that each program has added; last, how many programs have started, by which
+    and not by its place in the grid a program is the next one, so that those it waits for run. With
     CHAINED dL/dh after the split before is stored, else it was there already: SUMMARY stores what the split adds, to `sums`, and
     the factor of dL/dh after it, unconjugated, to `mult`.
     """
     P: tl.constexpr = 2 if COMPLEX else 1
     BD: tl.constexpr = CR * CW * CL
     NB: tl.constexpr = NR * NL
-    b, batch = (tl.program_id(0) // blocks).to(tl.int64), tl.num_programs(0) // blocks
-    block, split = tl.program_id(0) % blocks, first_split + tl.program_id(1)
-    steps, d, n = tl.arange(0, T), block * BD + tl.arange(0, BD), tl.arange(0, NB)
-    numbers = tl.arange(0, NB * P)
+    program = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+    if not SUMMARY:
+        program = tl.atomic_add(counters + tl.num_programs(0) * splits, 1)
+    b, batch = (program % tl.num_programs(0) // blocks).to(tl.int64), tl.num_programs(0) // blocks
+    block, split = program % blocks, program // tl.num_programs(0)
+    steps, d, numbers = tl.arange(0, T), block * BD + tl.arange(0, BD), tl.arange(0, NB * P)
     lane_d, lane_n = block * BD + _channels(CR, CW, CL), _states(NR, NL)
     live = (lane_d < channels) & (lane_n < states)
     place, size = lane_d * states + lane_n, channels * states
@@ -483,12 +530,14 @@ def scan_backward(
     top, last = tl.reshape(steps == 0, (T, 1, 1, 1, 1, 1)), tl.reshape(steps == T - 1, (T, 1, 1, 1, 1, 1))
     begin = split * span
     chunks = tl.cdiv(tl.minimum(span, tiles - begin), group)
-    program = (tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)).to(tl.int64)
+    done, leads, chain = 0, block % links == 0, block // links * batch + b
+    if not SUMMARY:
+        previous = counters + tl.where(leads, program, program - 1)
     for j in range(chunks):
         chunk = begin + (chunks - 1 - j) * group
         count = tl.minimum(group, tl.minimum(begin + span, tiles) - chunk)
         if AGAIN and not SUMMARY:
-            own = fine + program * group * (P * NB * BD) + (lane_n * BD + lane_d - block * BD)
+            own = fine + program.to(tl.int64) * group * (P * NB * BD) + (lane_n * BD + lane_d - block * BD)
             source = kept + (b * tl.cdiv(tiles, group) + chunk // group) * size * P + (lane_n * channels + lane_d)
             stop = b * length + tl.minimum((chunk + count) * T, length)
             _run_again(
@@ -514,6 +563,7 @@ def scan_backward(
             slope = _once(slope, FEW)
             if not SUMMARY:
                 entry = tl.load(u + at, mask=here, other=0.0).to(Ar.dtype)
+                seen = _look(previous, PTX)
             stacked = _stack(s, k * slope)
             if not SUMMARY:
                 stacked = _stack(stacked, _stack(s * entry, entry))
@@ -576,12 +626,17 @@ def scan_backward(
                     wr = movedr * hr
                     by_step = wr * Ar[None]
                 sum_r += tl.sum(wr * step, 0)
-                row = tl.arange(0, 2 * P * T)
-                t, to = tile * T + row % T, (row // T * batch * blocks + block * batch + b) * slice_steps - slice_start
-                to = ((to + t) * states)[:, None] + n[None, :]
-                on_state = (t < length)[:, None] & (n < states)[None, :]
-                tl.store(parts + to, _over_channels(_stack(of_B, of_C)), mask=on_state)
-                both = _over_states(_stack(by_input, by_step), NW)
+                of_both = tl.reshape(_over_channels(_stack(of_B, of_C)), (2, P, T, NB))
+                of_both = tl.reshape(tl.permute(of_both, (0, 2, 3, 1)), (2 * T, NB * P))
+                _wait(previous, seen, tl.where(leads, 0, done + 1), PTX)
+                row = tl.arange(0, 2 * T)
+                to = (chain * length + tile * T + row % T) * states * P
+                to, on_state = to[:, None] + numbers[None, :], (numbers < states * P)[None, :]
+                on_state &= (tile * T + row % T < length)[:, None]
+                tl.atomic_add(dB + to, of_both, mask=on_state & (row < T)[:, None], sem="relaxed")
+                tl.atomic_add(dC + to, of_both, mask=on_state & (row >= T)[:, None], sem="relaxed")
+                both, done = _over_states(_stack(by_input, by_step), NW), done + 1
+                _announce(counters + program, done, PTX)  # not at once: what was added is in memory by now
                 by = tl.reshape(both, (2, T, BD))
                 half = (tl.arange(0, 2) == 0)[:, None, None]
                 entered, change = _at(by, half), _at(by, ~half)
@@ -620,33 +675,16 @@ def scan_backward(
                 tl.store(to + 1, qi, mask=live)
 
 
-@triton.jit(do_not_specialize=["blocks", "count", "each", "row", "begin"])
-def add_parts(parts, dB, dC, blocks, count, each, row, begin, P: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """dB and dC (B, L, N, P) of a slice from parts (2, P, blocks, B, slice_steps, N), added in a fixed order.
-
-    count: numbers of a part; each: those of a batch row, `row` of them with all steps; the slice begins with the number `begin`.
-    """
-    which, place, block = tl.program_id(1), tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, ROWS)
-    here = place < count
-    sums = tl.zeros((ROWS, BLOCK), parts.dtype.element_ty)
-    for first in range(0, blocks, ROWS):
-        source = parts + (which * blocks + first + block[:, None]) * count + place[None, :]
-        sums += tl.load(source, mask=(first + block < blocks)[:, None] & here[None, :], other=0.0)
-    total = tl.sum(sums, 0)
-    to = (place // each * row + begin + place % each) * P + which % P
-    tl.store(dB + to, total, mask=where_positive(here, P - which))
-    tl.store(dC + to, total, mask=where_positive(here, which - P + 1))
-
-
 # ---------------------------------------------------------------------------------------------- launches
 
-AGAIN = {1: 16, 2: 4}  # steps of a tile where states, real or pairs, are only found again
-PARTS = {"ROWS": 16, "BLOCK": 64}  # of `add_parts`
+AGAIN = 16  # steps of a tile, at least, where states are only found again
+MANY = {1: 32, 2: 256}  # states of a channel, real or pairs, beyond which it has launches of its own
+LAG = 12  # tiles of a split for each program that adds to the same dB and dC: the last ends about one after the one before it
 
 
 class _Problem(NamedTuple):
     """Sizes of a call. rows: batch rows a group; each has its own parameters. blocks: programs for the channels of a row,
-    each with `lanes` pairs of a channel and a state. each: steps between two states that are kept.
+    each with `lanes` pairs of a channel and a state. each: steps between two states that are kept. ptx: NVIDIA's assembler runs.
 
     op: its entry in the table of launches. constants: compile-time arguments of both scans.
     """
@@ -661,6 +699,7 @@ class _Problem(NamedTuple):
     blocks: int
     lanes: int
     each: int
+    ptx: bool
     constants: dict[str, Any]
 
     @property
@@ -681,10 +720,9 @@ class _Problem(NamedTuple):
         return self.batch * self.blocks
 
 
-def _op(parts: int, direction: str, states: int = 0) -> str:
-    """The entry in the table of launches; real channels of many states go otherwise than those of few."""
-    kind = "_pairs" if parts == 2 else "_wide" * (states > 32)
-    return f"selective_scan{kind}{direction}"
+def _op(parts: int, direction: str, states: int) -> str:
+    """The entry in the table of launches; channels of many states go otherwise than those of few."""
+    return f"selective_scan{'_pairs' * (parts == 2)}{'_wide' * (states > MANY[parts])}{direction}"
 
 
 def _problem(u: Tensor, A: Tensor, initial_state: Tensor, dt_softplus: bool, paired: bool, direction: str) -> _Problem:
@@ -704,26 +742,24 @@ def _problem(u: Tensor, A: Tensor, initial_state: Tensor, dt_softplus: bool, pai
         "NW": min(lay.NB // NL, lay.warps // CW), "FEW": few, "STAGES": stages, "num_warps": lay.warps,
     }  # fmt: skip
     groups = len(A) if A.ndim > initial_state.ndim - 1 else 1
-    each = _kept_each(batch, length, channels, states, parts)
-    return _Problem(op, batch, length, channels, states, parts, groups, lay.blocks, lay.BD * lay.NB, each, constants)
+    each, ptx = _kept_each(batch, length, channels, states, parts), launch.special_functions(u)
+    return _Problem(op, batch, length, channels, states, parts, groups, lay.blocks, lay.BD * lay.NB, each, ptx, constants)
 
 
 def _kept_each(batch: int, length: int, channels: int, states: int, parts: int) -> int:
-    """Steps between two states that are kept: a tile of the backward, or a chunk of many.
+    """Steps between two states that are kept: chunks that leave the kept states and those of a chunk's tiles few together.
 
-    Where there is work enough to fill the GPU, running chunks again costs little, and 2 sqrt(L) steps leave the kept states and
-    those of a chunk's tiles few together; elsewhere it would double the time.
+    With K steps a chunk, L / K states of every pair of channel and state are kept, and K / T found again in each split at once.
     """
     op = _op(parts, "_backward", states)
     lay, tile = launch.layout(op, channels, states), launch.TABLE[op].steps
-    if not _fills(batch * lay.blocks, lay.warps):
-        return tile
-    return max(tile, AGAIN[parts], launch.TABLE[_op(parts, "", states)].steps, launch.power_of_two(2 * isqrt(length)))
+    chunk = launch.power_of_two(isqrt(length * tile // _side_by_side(batch * lay.blocks, lay.warps)))
+    return max(tile, AGAIN, launch.TABLE[_op(parts, "", states)].steps, chunk)
 
 
-def _fills(programs: int, warps: int) -> bool:
-    """Whether so many programs fill at least half of the GPU without splits: eight warps a multiprocessor are all of it."""
-    return programs * warps > launch.PROGRAMS
+def _side_by_side(programs: int, warps: int) -> int:
+    """Splits of so many programs that run at once: eight warps a multiprocessor are all of the GPU."""
+    return max(1, launch.PROGRAMS // launch.ceil_div(programs * warps, 2))
 
 
 def chunk_states_shape(batch: int, length: int, channels: int, states: int, *pair: int) -> tuple[int, ...]:
@@ -804,14 +840,13 @@ def backward(
 ) -> tuple[Tensor, ...]:
     """Gradients of u, dt, A, B, C, D, z, dt_bias, initial_state and dt_scale; empty where the input is None."""
     p, like = _problem(u, A, initial_state, dt_softplus, paired, "_backward"), initial_state
-    part = p.batch * p.blocks * p.states * p.parts  # numbers a step in the parts of dB, and of dC
-    step_bytes, room = 2 * part * like.element_size(), launch.SCRATCH // 2
-    two_warps = launch.ceil_div(p.programs * p.constants["num_warps"], 2)  # programs, were all of two warps
-    side_by_side = max(1, launch.PROGRAMS // two_warps)  # splits that together have room for their parts
-    most = max(1, room // (step_bytes * p.each * side_by_side))
-    split = launch.plan(p.op, p.length, two_warps, most, p.each)
+    splits = _side_by_side(p.programs, p.constants["num_warps"])
+    split = launch.plan(p.op, p.length, launch.ceil_div(launch.PROGRAMS, splits), chunk=p.each)
+    chains = launch.ceil_div(p.blocks, max(1, split.span * split.T // (launch.TABLE[p.op].steps * LAG)))
+    links = launch.ceil_div(p.blocks, chains)
     du, ddt, dz = (u.new_empty(0) if x is None else torch.empty_like(x) for x in (u, dt, z))
-    dB, dC = torch.empty_like(B), torch.empty_like(C)
+    dB, dC = (like.new_zeros((chains, *x.shape)) for x in (B, C))
+    counters = torch.zeros(p.programs * split.splits + 1, dtype=torch.int32, device=u.device)
     adjoints = like.new_empty((p.batch, split.splits + 1, p.size, p.parts))
     sums = like.new_empty((p.batch, split.splits, p.size, p.parts))
     by_channel = like.new_empty((p.batch, split.splits, 2, p.channels))
@@ -820,23 +855,15 @@ def backward(
     with launch.on_device(u):
         if split.parallel:
             mult, local = (torch.empty_like(sums) for _ in range(2))
-            _scan_backward(p, split, (*inputs, None, adjoints, *[None] * 6, local, mult), (0, split.splits), 0, True)
+            _scan_backward(p, split, (*inputs, None, adjoints, *[None] * 7, local, mult, None), links, True)
             _chain(p, split, mult, local, grad_final, adjoints, True)
         else:
             adjoints[:, -1] = grad_final.view(p.batch, p.size, p.parts)
-        steps_of_split = split.span * split.T
-        at_once = min(split.splits, max(1, room // (step_bytes * steps_of_split)) if split.parallel else 1)
-        fine = like.new_empty((p.programs * at_once, p.each // launch.TABLE[p.op].steps, p.parts, p.lanes)) if p.again else None
-        scratch = like.new_empty(2 * min(at_once * steps_of_split, p.length) * part)
-        for first, stop in launch.slices(split.splits, at_once):
-            begin, end = first * steps_of_split, min(stop * steps_of_split, p.length)
-            outputs = (fine, adjoints, du, ddt, dz, d_scale, scratch, by_channel, sums, None)
-            _scan_backward(p, split, (*inputs, *outputs), (first, stop), end - begin, False)
-            each = (end - begin) * p.states
-            launch.run(
-                add_parts, (launch.ceil_div(p.batch * each, PARTS["BLOCK"]), 2 * p.parts), scratch, dB, dC, p.blocks,
-                p.batch * each, each, p.length * p.states, begin * p.states, constants={"P": p.parts, **PARTS},
-            )  # fmt: skip
+        chunk = p.each // launch.TABLE[p.op].steps
+        fine = like.new_empty((p.programs * split.splits, chunk, p.parts, p.lanes)) if p.again else None
+        outputs = (fine, adjoints, du, ddt, dz, d_scale, dB, dC, by_channel, sums, None, counters)
+        _scan_backward(p, split, (*inputs, *outputs), links, False)
+    dB, dC = ((x.sum(0) if len(x) > 1 else x[0]).to(like.dtype) for x, like in ((dB, B), (dC, C)))
     by_channel = by_channel.view(p.groups, -1, 2, p.channels).sum(1)
     d_bias, dD = (
         u.new_empty(0) if x is None else by_channel[:, i].reshape(x.shape).contiguous() for i, x in enumerate((dt_bias, D))
@@ -848,14 +875,12 @@ def backward(
     return du, ddt, dA, dB, dC, dD, dz, d_bias, d_initial, d_scale
 
 
-def _scan_backward(
-    p: _Problem, split: launch.Plan, tensors: tuple[Tensor | None, ...], which: tuple[int, int], count: int, summary: bool
-) -> None:
-    (first, stop), T = which, launch.TABLE[p.op].steps
-    span, again = split.span * (split.T // T), max(T, AGAIN[p.parts]) if p.again else 0
+def _scan_backward(p: _Problem, split: launch.Plan, tensors: tuple[Tensor | None, ...], links: int, summary: bool) -> None:
+    T = launch.TABLE[p.op].steps
+    span, again = split.span * (split.T // T), max(T, AGAIN) if p.again else 0
     group = split.T // T if again else span
     launch.run(
-        scan_backward, (p.programs, stop - first), *tensors, p.length, p.channels, p.states, p.blocks,
-        launch.ceil_div(p.length, T), split.splits, span, p.rows, group, first, first * span * T, count,
-        constants={"SUMMARY": summary, "CHAINED": not split.parallel, "AGAIN": again, **p.constants},
+        scan_backward, (p.programs, split.splits), *tensors, p.length, p.channels, p.states, p.blocks,
+        launch.ceil_div(p.length, T), split.splits, span, p.rows, group, links,
+        constants={"SUMMARY": summary, "CHAINED": not split.parallel, "PTX": p.ptx, "AGAIN": again, **p.constants},
     )  # fmt: skip
