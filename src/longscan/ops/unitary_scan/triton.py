@@ -7,6 +7,10 @@ mu_t = conj(C) sum_{k>=t} g_k V_k + (what the final state contributes), the grad
 q_t = e^{i G_t} w_{t-1}:
   dL/dtheta_t = Im(m_t conj(q_t))           dL/dx_t = sum_n Re(conj(B) m_t)
   dL/dB = sum_t x_t m_t                     dL/dC = conj sum_t g_t (q_t + B x_t)
+A tile without restarts needs neither m nor q. With R_t and S_t the sums of g V and x V from its latest step to t, mu and w the
+numbers after it, rho_t = conj(B) (mu + conj(C) R_t) and P = sum_t x_t conj(V_t) R_t:
+  dL/dtheta_t = Im(mu conj(w) + conj(C w) R_t - rho_t conj(S_t))      dL/dx_t = sum_n Re(e^{i G_t} rho_t)
+  dL/dB = mu conj(S) + conj(C) P                                      dL/dC = R conj(w before the tile) + conj(B) P
 The backward is reversible: G and w go back from split to split as they came, by subtraction, so that a state is kept for a split,
 not for a tile. Its arrays run backwards in time, so that every sum over a tile goes the same way. Where packed rows restart, the
 state before cannot be got back by subtraction: then a forward pass over the slice finds the states where tiles start.
@@ -326,7 +330,8 @@ def scan_backward(
             mr, mi = _back(mr, mi, phase)
         else:
             mr, mi = _pairs(mu + (b if CHAINED else b * (splits + 1) + split + 1) * size * 2, place, live)
-    sum_bias, sum_Br, sum_Bi, sum_Cr, sum_Ci, sum_gx, peak = zero, zero, zero, zero, zero, zero, zero
+    sum_bias, sum_Br, sum_Bi, sum_Cr, sum_Ci, cross_r, cross_i, peak = zero, zero, zero, zero, zero, zero, zero, zero
+    pr, pi = Cr * Br - Ci * Bi, Cr * Bi + Ci * Br
     weights_high, weights_low = _weights(W + parameter * channels, place, live, channels, K)
     steps, own = tl.arange(0, T), first_channel + tl.arange(0, BD)
     present = own < channels
@@ -349,7 +354,9 @@ def scan_backward(
         before = tl.where(top, wrap(phase[None, :] - theta), -theta)
         before, total = tl.associative_scan((before, tl.where(top, phase[None, :], -0.0)), 0, _turned_back)
         s, c = _unit(total, FAST)
-        out = _of_channels(g, at, present, T, BD, NB)
+        out, entering, entry, slope = _of_channels(g, at, present, T, BD, NB), 0.0, 0.0, 0.0
+        if not SUMMARY:
+            entering = _of_channels(x, at, present, T, BD, NB)
         if flags is not None:
             time = origin - here
             mark = tl.load(flags + b * length + time, mask=time < length, other=1)
@@ -360,13 +367,7 @@ def scan_backward(
             _, Ri = tl.associative_scan((keep_later, -(out * s)), 0, affine)
             mur = carried * mr[None, :] + Cr[None, :] * Rr + Ci[None, :] * Ri
             mui = carried * mi[None, :] + Cr[None, :] * Ri - Ci[None, :] * Rr
-        else:
-            Rr, Ri = tl.cumsum(out * c, 0), tl.cumsum(-(out * s), 0)
-            mur = mr[None, :] + Cr[None, :] * Rr + Ci[None, :] * Ri
-            mui = mi[None, :] + Cr[None, :] * Ri - Ci[None, :] * Rr
-        if not SUMMARY:
-            entering = _of_channels(x, at, present, T, BD, NB)
-            if flags is not None:
+            if not SUMMARY:
                 tiles_of_row = tl.num_programs(1) * tiles
                 source = resume + (b * tiles_of_row + tiles_of_row - 1 - tile) * 2 * size + place
                 wr, wi = tl.load(source, mask=live, other=0.0), tl.load(source + size, mask=live, other=0.0)
@@ -376,39 +377,54 @@ def scan_backward(
                 Si += entering * s
                 before_r = keep * (holding * wr[None, :] + Br[None, :] * Sr - Bi[None, :] * Si)
                 before_i = keep * (holding * wi[None, :] + Br[None, :] * Si + Bi[None, :] * Sr)
-            else:
-                Sr, Si = tl.cumsum(entering * c, 0), tl.cumsum(-(entering * s), 0)
-                before_r = wr[None, :] - Br[None, :] * Sr + Bi[None, :] * Si
-                before_i = wi[None, :] - Br[None, :] * Si - Bi[None, :] * Sr
-                wr, wi = row_of(before_r, last), row_of(before_i, last)
-            m_r, m_i = c * mur - s * mui, c * mui + s * mur
-            q_r, q_i = c * before_r - s * before_i, c * before_i + s * before_r
-            slope = m_i * q_r - m_r * q_i
+                m_r, m_i = c * mur - s * mui, c * mui + s * mur
+                q_r, q_i = c * before_r - s * before_i, c * before_i + s * before_r
+                slope = m_i * q_r - m_r * q_i
+                entry = Br[None, :] * m_r + Bi[None, :] * m_i
+                sum_Br += tl.sum(entering * m_r, 0)
+                sum_Bi += tl.sum(entering * m_i, 0)
+                sum_Cr += tl.sum(out * (q_r + Br[None, :] * entering), 0)
+                sum_Ci -= tl.sum(out * (q_i + Bi[None, :] * entering), 0)
+            first_holds = row_of(keep, last)
+            alive *= row_of(carried, last) * first_holds
+            mr, mi = row_of(mur, last) * first_holds, row_of(mui, last) * first_holds
+        else:
+            Rr, Ri = tl.cumsum(out * c, 0), tl.cumsum(-(out * s), 0)
+            all_Rr, all_Ri = row_of(Rr, last), row_of(Ri, last)
+            if not SUMMARY:
+                turned_r, turned_i = entering * c, -(entering * s)
+                Sr, Si = tl.cumsum(turned_r, 0), tl.cumsum(turned_i, 0)
+                all_Sr, all_Si = row_of(Sr, last), row_of(Si, last)
+                rho_r = (Br * mr + Bi * mi)[None, :] + pr[None, :] * Rr + pi[None, :] * Ri
+                rho_i = (Br * mi - Bi * mr)[None, :] + pr[None, :] * Ri - pi[None, :] * Rr
+                entry = c * rho_r - s * rho_i
+                slope = (mi * wr - mr * wi)[None, :] + (Cr * wr - Ci * wi)[None, :] * Ri - (Cr * wi + Ci * wr)[None, :] * Rr
+                slope += rho_r * Si - rho_i * Sr
+                cross_r += tl.sum(turned_r * Rr, 0) + tl.sum(turned_i * Ri, 0)
+                cross_i += tl.sum(turned_r * Ri, 0) - tl.sum(turned_i * Rr, 0)
+                sum_Br += mr * all_Sr + mi * all_Si
+                sum_Bi += mi * all_Sr - mr * all_Si
+                wr += Bi * all_Si - Br * all_Sr
+                wi -= Br * all_Si + Bi * all_Sr
+                sum_Cr += all_Rr * wr + all_Ri * wi
+                sum_Ci += all_Ri * wr - all_Rr * wi
+            mr += Cr * all_Rr + Ci * all_Ri
+            mi += Cr * all_Ri - Ci * all_Rr
+        if not SUMMARY:
             if PHASE_DT:
                 to = d_rate + part * batch * channels * padded + at
                 tl.store(to, _over_states(slope * projected, T, BD, NB), mask=present[None, :])
                 slope *= step
+                sum_bias += tl.sum(slope, 0)
+            else:
+                sum_bias += tl.sum(slope * counts, 0)
             to = slopes + (b * padded + tile * T) * size + (steps[:, None] * size + place[None, :])
             tl.store(to, slope, mask=live[None, :])
             if peaks is not None:
                 peak = tl.maximum(peak, tl.max(tl.abs(slope), 0))
             to = dx + part * batch * channels * padded + at
-            tl.store(to, _over_states(Br[None, :] * m_r + Bi[None, :] * m_i, T, BD, NB), mask=present[None, :])
-            if PHASE_DT:
-                sum_bias += tl.sum(slope, 0)
-            else:
-                sum_bias += tl.sum(slope * counts, 0)
-            sum_Br += tl.sum(entering * m_r, 0)
-            sum_Bi += tl.sum(entering * m_i, 0)
-            sum_Cr += tl.sum(out * q_r, 0)
-            sum_Ci -= tl.sum(out * q_i, 0)
-            sum_gx += tl.sum(out * entering, 0)
+            tl.store(to, _over_states(entry, T, BD, NB), mask=present[None, :])
         phase = row_of(before, last)
-        mr, mi = row_of(mur, last), row_of(mui, last)
-        if flags is not None:
-            first_holds = row_of(keep, last)
-            alive *= row_of(carried, last) * first_holds
-            mr, mi = mr * first_holds, mi * first_holds
     if SUMMARY:
         to = sums + (b * splits + split) * size * 3 + place * 3
         tl.store(to, mr, mask=live)
@@ -418,8 +434,10 @@ def scan_backward(
         if peaks is not None:
             tl.store(peaks + (b * tl.num_programs(1) + run) * blocks + tl.program_id(0) % blocks, tl.max(peak, 0))
         to = sums + (b if CHAINED else b * splits + split) * size * 5 + place
-        sum_Cr += Br * sum_gx
-        sum_Ci -= Bi * sum_gx
+        sum_Br += Cr * cross_r + Ci * cross_i
+        sum_Bi += Cr * cross_i - Ci * cross_r
+        sum_Cr += Br * cross_r + Bi * cross_i
+        sum_Ci += Br * cross_i - Bi * cross_r
         if CHAINED and split < splits - 1:
             sum_bias += tl.load(to, mask=live, other=0.0)
             sum_Br += tl.load(to + size, mask=live, other=0.0)
