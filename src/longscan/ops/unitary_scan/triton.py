@@ -970,6 +970,7 @@ class _Products:
         self.shares = max(1, table.programs // (self.blocks * self.columns * p.groups))
         self.sums = W.new_empty((self.shares, p.groups, p.size, p.K))
         self.peaks = W.new_empty(len(slopes) // (p.size * p.steps) * p.blocks)
+        self.through = W.new_empty(len(slopes) // p.size * self.blocks * p.K)
 
     def add(self, entered: _Entered, runs: int) -> tuple[Tensor, int]:
         """One slice of `runs` splits: what comes to u, (shares, B, padded, width), and how many shares. W's gradient grows."""
@@ -981,19 +982,18 @@ class _Products:
             return torch.bmm(slopes, self.W.view(p.groups, p.size, p.channels)), 1
         table, runs, steps = self.tile, runs * p.rows, padded // runs
         tiles = launch.ceil_div(steps, table.rows)
-        through = self.slopes.new_empty(self.blocks * p.batch * padded * p.K)
         even = steps % table.rows == 0 and p.size % (table.slots * table.times) == 0
         launch.run(
             products, (self.blocks, p.groups * self.columns, self.shares), self.slopes, self.peaks, self.W, entered.high,
-            entered.low, through, self.sums, p.size, p.channels, runs, steps, tiles, launch.ceil_div(runs * tiles, self.shares),
-            int(self.more), constants={
+            entered.low, self.through, self.sums, p.size, p.channels, runs, steps, tiles,
+            launch.ceil_div(runs * tiles, self.shares), int(self.more), constants={
                 "states": p.states, "pieces": p.parts, "blocks": p.blocks, "BD": p.BD, "NB": p.NB, "K": p.K,
                 "BK": table.columns, "BR": table.rows, "BS": table.slots, "TIMES": table.times, "EVEN": even,
                 "num_warps": table.warps, "num_stages": table.stages,
             },
         )  # fmt: skip
         self.more = True
-        return through, self.blocks
+        return self.through, self.blocks
 
     def total(self, W: Tensor) -> Tensor:
         """The gradient of W."""
