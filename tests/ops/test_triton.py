@@ -109,10 +109,13 @@ def test_turns_add_up_over_thousands_of_steps():
 
 
 @pytest.mark.parametrize("is_complex", [False, True])
-@pytest.mark.parametrize("lag", [1, 2])
-def test_programs_add_their_parts_in_turn(is_complex, lag, monkeypatch):
+@pytest.mark.parametrize(
+    "turns", [{"lag": 1}, {"lag": 2, "fenced": True}, {"lag": 1, "every": 16}, {"links": 1}], ids=lambda turns: "-".join(turns)
+)
+def test_programs_add_their_parts_in_turn(is_complex, turns, monkeypatch):
     """Programs of one or two channels, up to five tiles apart, one after the other: dB and dC are sums over all channels."""
-    monkeypatch.setattr(import_module("longscan.ops.selective_scan.triton"), "LAG", lag)
+    module = import_module("longscan.ops.selective_scan.triton")
+    monkeypatch.setattr(module, "TURNS", {op: module.Turns(**turns) for op in module.TURNS})
     monkeypatch.setattr(_triton_launch, "PROGRAMS", 1)
     table = {name: replace(launch, steps=8, lanes=4, warps=1) for name, launch in _triton_launch.TABLE.items()}
     monkeypatch.setattr(_triton_launch, "TABLE", table)

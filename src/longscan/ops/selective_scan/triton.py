@@ -432,45 +432,62 @@ def _run_again(
 
 # Loops and barriers of Triton's own in a loop would keep it from loading ahead there: where it can be, they are assembly.
 @triton.jit
-def _announce(counter, count, PTX: tl.constexpr):
-    """Once all threads have done what is before: store `count`, so that whoever sees it sees that, too."""
-    if PTX:
+def _announce(counter, count, FENCED: tl.constexpr, PTX: tl.constexpr):
+    """Where `count` is not 0, store it. FENCED: once all threads have done what is before, and whoever sees it sees that, too."""
+    if PTX and FENCED:
         code: tl.constexpr = """{
-            .reg .pred first;
+            .reg .pred due, first;
             mov.u32 $0, %tid.x;
-            setp.eq.u32 first, $0, 0;
-            bar.sync 0;
+            setp.gt.s32 due, $2, 0;
+            setp.eq.and.u32 first, $0, 0, due;
+            @due bar.sync 0;
             @first st.release.gpu.global.s32 [$1], $2;
         }"""
         args = [counter.to(tl.int64), count]
         tl.inline_asm_elementwise(code, "=&r,l,r", args, dtype=tl.int32, is_pure=False, pack=1)
-    else:
+    elif PTX:
+        relaxed: tl.constexpr = """{
+            .reg .pred first;
+            mov.u32 $0, %tid.x;
+            setp.eq.u32 first, $0, 0;
+            setp.gt.and.s32 first, $2, 0, first;
+            @first st.relaxed.gpu.global.s32 [$1], $2;
+        }"""
+        args = [counter.to(tl.int64), count]
+        tl.inline_asm_elementwise(relaxed, "=&r,l,r", args, dtype=tl.int32, is_pure=False, pack=1)
+    elif count > 0:
         tl.debug_barrier()
         tl.atomic_xchg(counter, count, sem="release")
 
 
 @triton.jit
-def _look(counter, PTX: tl.constexpr):
-    """The number at `counter`, asked for now, and waited for where it is needed."""
+def _look(counter, least, PTX: tl.constexpr):
+    """Where `least` is not 0 the number at `counter`, asked for now, and waited for where it is needed."""
     if PTX:
-        code: tl.constexpr = "ld.relaxed.gpu.global.s32 $0, [$1];"
-        seen = tl.inline_asm_elementwise(code, "=r,l", [counter.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1)
+        code: tl.constexpr = """{
+            .reg .pred due;
+            mov.s32 $0, 0;
+            setp.gt.s32 due, $2, 0;
+            @due ld.relaxed.gpu.global.s32 $0, [$1];
+        }"""
+        args = [counter.to(tl.int64), least]
+        seen = tl.inline_asm_elementwise(code, "=&r,l,r", args, dtype=tl.int32, is_pure=False, pack=1)
     else:
         seen = tl.atomic_add(counter, 0)
     return seen
 
 
 @triton.jit
-def _wait(counter, seen, least, PTX: tl.constexpr):
+def _wait(counter, seen, least, FENCED: tl.constexpr, PTX: tl.constexpr):
     """Wait until the number at `counter`, last `seen`, is at least `least`."""
     if PTX:
         code: tl.constexpr = """{
             .reg .pred late;
             mov.s32 $0, $2;
             again: setp.lt.s32 late, $0, $3;
-            @late ld.acquire.gpu.global.s32 $0, [$1];
+            @late ld.HOW.gpu.global.s32 $0, [$1];
             @late bra again;
-        }"""
+        }""".replace("HOW", "acquire" if FENCED else "relaxed")
         args = [counter.to(tl.int64), seen, least]
         tl.inline_asm_elementwise(code, "=&r,l,r,r", args, dtype=tl.int32, is_pure=False, pack=1)
     else:
@@ -478,13 +495,22 @@ def _wait(counter, seen, least, PTX: tl.constexpr):
             seen = tl.atomic_add(counter, 0)
 
 
+@triton.jit
+def _zero_of(x):
+    """0, known once all of x are. No compiler finds that out: it would have to know the sign of what other threads have."""
+    bits = _bits(x)
+    size: tl.constexpr = bits.dtype.primitive_bitwidth - 1
+    return (tl.max(tl.ravel(bits & ((1 << size) - 1)), 0) >> size).to(tl.int32)
+
+
 @triton.jit(do_not_specialize=["length", "blocks", "tiles", "splits", "span", "rows", "group", "links"])
 def scan_backward(
     grad_y, u, dt, A, B, C, D, z, dt_bias, dt_scale, flags, kept, fine, adjoints, du, ddt, dz, d_scale, dB, dC, by_channel, sums,
     mult, counters, length, channels, states, blocks, tiles, splits, span, rows, group, links, k: tl.constexpr,
-    SOFTPLUS: tl.constexpr, COMPLEX: tl.constexpr, SUMMARY: tl.constexpr, CHAINED: tl.constexpr, PTX: tl.constexpr,
-    T: tl.constexpr, AGAIN: tl.constexpr, CR: tl.constexpr, NR: tl.constexpr, CW: tl.constexpr, NL: tl.constexpr,
-    CL: tl.constexpr, NW: tl.constexpr, FEW: tl.constexpr, STAGES: tl.constexpr,
+    SOFTPLUS: tl.constexpr, COMPLEX: tl.constexpr, SUMMARY: tl.constexpr, CHAINED: tl.constexpr, LINKED: tl.constexpr,
+    EVERY: tl.constexpr, FENCED: tl.constexpr, PTX: tl.constexpr, T: tl.constexpr, AGAIN: tl.constexpr, CR: tl.constexpr,
+    NR: tl.constexpr, CW: tl.constexpr, NL: tl.constexpr, CL: tl.constexpr, NW: tl.constexpr, FEW: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """One split of one batch row for BD channels, backwards; adjoints (B, splits + 1, D N[, 2]): dL/dh after each split.
 
@@ -492,17 +518,18 @@ def scan_backward(
     start, and those of a chunk's tiles, found in tiles of AGAIN steps, are in `fine` (programs, group, [2,] NB, BD) meanwhile.
 
     A program's parts of what is summed over programs: d_scale (blocks, B, L); by_channel (B, splits, 2, D), of dt_bias and D;
-    sums (B, splits, D N[, 2]), of A. A chain of `links` programs adds to the same dB and dC (blocks / links, B, L, N[, 2]), tile
-    by tile one after the other. counters: the tiles that each program has added; last, how many programs have started, by which
-    and not by its place in the grid a program is the next one, so that those it waits for run. With
-    CHAINED dL/dh after the split before is stored, else it was there already: SUMMARY stores what the split adds, to `sums`, and
-    the factor of dL/dh after it, unconjugated, to `mult`.
+    sums (B, splits, D N[, 2]), of A. A chain of `links` programs adds to the same dB and dC (blocks / links, B, L, N[, 2]), EVERY
+    tiles by EVERY tiles one after the other; not LINKED, each program has its own. counters: the tiles that each program has
+    added; last, how many programs have started, by which and not by its place in the grid a program is the next one, so that
+    those it waits for run. That tiles are added is known by a fence where FENCED, else because the sums before have come back.
+    With CHAINED dL/dh after the split before is stored, else it was there already: SUMMARY stores what the split adds, to `sums`,
+    and the factor of dL/dh after it, unconjugated, to `mult`.
     """
     P: tl.constexpr = 2 if COMPLEX else 1
     BD: tl.constexpr = CR * CW * CL
     NB: tl.constexpr = NR * NL
     program = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
-    if not SUMMARY:
+    if LINKED and not SUMMARY:
         program = tl.atomic_add(counters + tl.num_programs(0) * splits, 1)
     b, batch = (program % tl.num_programs(0) // blocks).to(tl.int64), tl.num_programs(0) // blocks
     block, split = program % blocks, program // tl.num_programs(0)
@@ -529,9 +556,10 @@ def scan_backward(
         skip = tl.load(D + (b // rows) * channels + d, mask=d < channels, other=0.0)
     top, last = tl.reshape(steps == 0, (T, 1, 1, 1, 1, 1)), tl.reshape(steps == T - 1, (T, 1, 1, 1, 1, 1))
     begin = split * span
-    chunks = tl.cdiv(tl.minimum(span, tiles - begin), group)
-    done, leads, chain = 0, block % links == 0, block // links * batch + b
-    if not SUMMARY:
+    total = tl.minimum(span, tiles - begin)
+    chunks = tl.cdiv(total, group)
+    done, added, leads, chain = 0, 0, block % links == 0, block // links * batch + b
+    if LINKED and not SUMMARY:
         previous = counters + tl.where(leads, program, program - 1)
     for j in range(chunks):
         chunk = begin + (chunks - 1 - j) * group
@@ -563,7 +591,9 @@ def scan_backward(
             slope = _once(slope, FEW)
             if not SUMMARY:
                 entry = tl.load(u + at, mask=here, other=0.0).to(Ar.dtype)
-                seen = _look(previous, PTX)
+                if LINKED:
+                    least = tl.where(leads | (done % EVERY != 0), 0, tl.minimum(done + EVERY, total))
+                    seen = _look(previous, least, PTX)
             stacked = _stack(s, k * slope)
             if not SUMMARY:
                 stacked = _stack(stacked, _stack(s * entry, entry))
@@ -628,15 +658,25 @@ def scan_backward(
                 sum_r += tl.sum(wr * step, 0)
                 of_both = tl.reshape(_over_channels(_stack(of_B, of_C)), (2, P, T, NB))
                 of_both = tl.reshape(tl.permute(of_both, (0, 2, 3, 1)), (2 * T, NB * P))
-                _wait(previous, seen, tl.where(leads, 0, done + 1), PTX)
                 row = tl.arange(0, 2 * T)
                 to = (chain * length + tile * T + row % T) * states * P
                 to, on_state = to[:, None] + numbers[None, :], (numbers < states * P)[None, :]
                 on_state &= (tile * T + row % T < length)[:, None]
-                tl.atomic_add(dB + to, of_both, mask=on_state & (row < T)[:, None], sem="relaxed")
-                tl.atomic_add(dC + to, of_both, mask=on_state & (row >= T)[:, None], sem="relaxed")
-                both, done = _over_states(_stack(by_input, by_step), NW), done + 1
-                _announce(counters + program, done, PTX)  # not at once: what was added is in memory by now
+                done += 1
+                if LINKED:
+                    _wait(previous, seen, least, FENCED, PTX)
+                    turn = tl.where((done % EVERY == 0) | (done == total), done, 0)
+                if LINKED and FENCED:
+                    tl.atomic_add(dB + to, of_both, mask=on_state & (row < T)[:, None], sem="relaxed")
+                    tl.atomic_add(dC + to, of_both, mask=on_state & (row >= T)[:, None], sem="relaxed")
+                elif LINKED:
+                    to = tl.where((row < T)[:, None], dB + to, dC + to)
+                    sums_before = tl.atomic_add(to, of_both, mask=on_state, sem="relaxed")
+                else:
+                    tl.store(tl.where((row < T)[:, None], dB + to, dC + to), of_both, mask=on_state)
+                both = _over_states(_stack(by_input, by_step), NW)
+                if LINKED and FENCED:
+                    _announce(counters + program, turn, True, PTX)  # not at once: what was added is in memory by now
                 by = tl.reshape(both, (2, T, BD))
                 half = (tl.arange(0, 2) == 0)[:, None, None]
                 entered, change = _at(by, half), _at(by, ~half)
@@ -651,6 +691,9 @@ def scan_backward(
                 tl.store(ddt + at, change, mask=there)
                 sum_bias += tl.sum(change, 0)
                 sum_skip += tl.sum(slope * entry, 0)
+                if LINKED and not FENCED:
+                    added |= _zero_of(sums_before)
+                    _announce(counters + program, turn | added, False, PTX)
         if AGAIN and not SUMMARY:
             tl.debug_barrier()  # before the next chunk's states take their place
     to = (b * splits + split) * size * P + place * P
@@ -677,9 +720,28 @@ def scan_backward(
 
 # ---------------------------------------------------------------------------------------------- launches
 
-AGAIN = 16  # steps of a tile, at least, where states are only found again
-MANY = {1: 32, 2: 256}  # states of a channel, real or pairs, beyond which it has launches of its own
-LAG = 12  # tiles of a split for each program that adds to the same dB and dC: the last ends about one after the one before it
+AGAIN = {1: 16, 2: 4}  # steps of a tile, at least, where states, real or pairs, are only found again
+MANY = 32  # real states of a channel, beyond which it has launches of its own
+
+
+class Turns(NamedTuple):
+    """How programs add to the same dB and dC, each a turn of `every` steps, or a tile, behind the one before it.
+
+    lag: turns of a split for each program, of which there are at most `links`; 1: every program has a dB and dC of its own.
+    fenced: a fence before another's turn, else sums that have come back.
+    """
+
+    every: int = 1
+    lag: int = 12
+    links: int = 2**30
+    fenced: bool = False
+
+
+TURNS = {
+    "selective_scan_backward": Turns(),
+    "selective_scan_wide_backward": Turns(fenced=True),
+    "selective_scan_pairs_backward": Turns(),
+}
 
 
 class _Problem(NamedTuple):
@@ -721,8 +783,8 @@ class _Problem(NamedTuple):
 
 
 def _op(parts: int, direction: str, states: int) -> str:
-    """The entry in the table of launches; channels of many states go otherwise than those of few."""
-    return f"selective_scan{'_pairs' * (parts == 2)}{'_wide' * (states > MANY[parts])}{direction}"
+    """The entry in the table of launches; real channels of many states go otherwise than those of few."""
+    return f"selective_scan{'_pairs' * (parts == 2)}{'_wide' * (parts == 1 and states > MANY)}{direction}"
 
 
 def _problem(u: Tensor, A: Tensor, initial_state: Tensor, dt_softplus: bool, paired: bool, direction: str) -> _Problem:
@@ -754,7 +816,7 @@ def _kept_each(batch: int, length: int, channels: int, states: int, parts: int) 
     op = _op(parts, "_backward", states)
     lay, tile = launch.layout(op, channels, states), launch.TABLE[op].steps
     chunk = launch.power_of_two(isqrt(length * tile // _side_by_side(batch * lay.blocks, lay.warps)))
-    return max(tile, AGAIN, launch.TABLE[_op(parts, "", states)].steps, chunk)
+    return max(tile, AGAIN[parts], launch.TABLE[_op(parts, "", states)].steps, chunk)
 
 
 def _side_by_side(programs: int, warps: int) -> int:
@@ -842,7 +904,8 @@ def backward(
     p, like = _problem(u, A, initial_state, dt_softplus, paired, "_backward"), initial_state
     splits = _side_by_side(p.programs, p.constants["num_warps"])
     split = launch.plan(p.op, p.length, launch.ceil_div(launch.PROGRAMS, splits), chunk=p.each)
-    chains = launch.ceil_div(p.blocks, max(1, split.span * split.T // (launch.TABLE[p.op].steps * LAG)))
+    turns, tile = TURNS[p.op], launch.TABLE[p.op].steps
+    chains = launch.ceil_div(p.blocks, min(turns.links, max(1, split.span * split.T // (max(turns.every, tile) * turns.lag))))
     links = launch.ceil_div(p.blocks, chains)
     du, ddt, dz = (u.new_empty(0) if x is None else torch.empty_like(x) for x in (u, dt, z))
     dB, dC = (like.new_zeros((chains, *x.shape)) for x in (B, C))
@@ -859,7 +922,7 @@ def backward(
             _chain(p, split, mult, local, grad_final, adjoints, True)
         else:
             adjoints[:, -1] = grad_final.view(p.batch, p.size, p.parts)
-        chunk = p.each // launch.TABLE[p.op].steps
+        chunk = p.each // tile
         fine = like.new_empty((p.programs * split.splits, chunk, p.parts, p.lanes)) if p.again else None
         outputs = (fine, adjoints, du, ddt, dz, d_scale, dB, dC, by_channel, sums, None, counters)
         _scan_backward(p, split, (*inputs, *outputs), links, False)
@@ -876,11 +939,14 @@ def backward(
 
 
 def _scan_backward(p: _Problem, split: launch.Plan, tensors: tuple[Tensor | None, ...], links: int, summary: bool) -> None:
-    T = launch.TABLE[p.op].steps
-    span, again = split.span * (split.T // T), max(T, AGAIN) if p.again else 0
+    T, turns = launch.TABLE[p.op].steps, TURNS[p.op]
+    span, again = split.span * (split.T // T), max(T, AGAIN[p.parts]) if p.again else 0
     group = split.T // T if again else span
     launch.run(
         scan_backward, (p.programs, split.splits), *tensors, p.length, p.channels, p.states, p.blocks,
         launch.ceil_div(p.length, T), split.splits, span, p.rows, group, links,
-        constants={"SUMMARY": summary, "CHAINED": not split.parallel, "PTX": p.ptx, "AGAIN": again, **p.constants},
+        constants={
+            "SUMMARY": summary, "CHAINED": not split.parallel, "LINKED": links > 1, "EVERY": max(1, turns.every // T),
+            "FENCED": turns.fenced, "PTX": p.ptx, "AGAIN": again, **p.constants,
+        },
     )  # fmt: skip
