@@ -375,11 +375,11 @@ def formal(task: str, spec: str) -> list[dict[str, Any]]:
 
 def test_a18_the_recorded_runs_of_aussm_alone():
     best = []
-    for task, steps in (("parity", 4000), ("cycle_navigation", 2000)):
+    for task, steps in (("parity", 30_000), ("cycle_navigation", 31_000)):
         rows = formal(task, "aa")
         assert rows[-1]["step"] == steps
         best.append(max(max(row["last"]) for row in rows))
-    assert best == pytest.approx([0.06, 0.23], abs=0.005)
+    assert best == pytest.approx([0.08, 0.89], abs=0.005)
 
 
 def test_a19_the_recorded_tasks_of_the_hybrid():
@@ -389,10 +389,10 @@ def test_a19_the_recorded_tasks_of_the_hybrid():
         assert sum(row["value"] > 0.999 for row in runs) >= 2
     for name in ("parity_published", "cycle_navigation_published"):
         assert max(seeds(name)["rows"][-1]["last"]) < 0.99
-    means = {task: {spec: np.mean(formal(task, spec)[-1]["last"]) for spec in ("mm", "aa", "ma")} for task in NINE}
-    ahead = [task for task, of in means.items() if of["ma"] > max(of["mm"], of["aa"]) + 0.02]
+    means = {task: {spec: np.mean(formal(task, spec)[-1]["last"]) for spec in ("mm", "aa", "ma", "am")} for task in NINE}
+    ahead = [task for task, of in means.items() if max(of["ma"], of["am"]) > max(of["mm"], of["aa"]) + 0.02]
     assert ahead == ["bucket_sort", "cycle_navigation"]
-    assert sum(formal(task, "ma")[-1]["step"] < 10_000 for task in NINE) > 4
+    assert max(max(row["last"]) for row in formal("cycle_navigation", "ma")) > 0.99
 
 
 def table_1() -> dict[str, list[float]]:
