@@ -39,6 +39,7 @@ TABLE = {
     "selective_scan_pairs": Launch(steps=4, lanes=512, warps=4, stages=3),
     "selective_scan_pairs_backward": Launch(steps=4, lanes=256, warps=2, stages=3),
     "unitary_scan": Launch(steps=16, lanes=32, warps=1, stages=3),
+    "unitary_scan_wide": Launch(steps=16, lanes=32, warps=1, stages=2),
     "ssd_scan": Launch(steps=64, lanes=8192, warps=4, stages=2),
     "ssd_scan_backward": Launch(steps=64, lanes=8192, warps=4, stages=1),
     "ssd_scan_exact": Launch(steps=16, lanes=4096, warps=4),
@@ -74,7 +75,6 @@ PRODUCTS = {
     16: Product(rows=32, slots=32, times=4, columns=16, warps=2, programs=528),
     32: Product(rows=32, slots=32, times=4, columns=32, warps=2, programs=528),
     64: Product(rows=32, slots=32, times=4, columns=64, warps=4, programs=264),
-    128: Product(rows=32, slots=32, times=8, columns=128, warps=8, programs=132),
 }
 PROGRAMS = 528  # programs that fill the GPU: four on each of 132 multiprocessors
 SCRATCH = 2**26  # bytes of memory for what a backward hands from kernel to kernel, beyond which it goes slice by slice

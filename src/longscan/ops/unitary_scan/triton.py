@@ -699,6 +699,7 @@ def leave_backward(
 
 # ---------------------------------------------------------------------------------------------- launches
 
+MANY = 64  # channels, beyond which the scans have a launch of their own
 BLOCK = {"BLOCK": 128}  # pairs of channel and state a program, between splits
 SUMS = {"ROWS": 16, "BLOCK": 32}  # of `add_up`
 
@@ -716,7 +717,7 @@ class _Problem:
         self.groups = len(W) if W.ndim == 4 else 1
         self.rows = self.batch // self.groups
         self.single = u.dtype == torch.float32
-        table = launch.TABLE["unitary_scan"]
+        table = _table(self.channels)
         self.NB, self.BD, self.parts, self.blocks = _lanes(self.channels, states)
         self.T = table.steps if self.single else max(1, table.steps // 2)
         steps, self.splits, self.parallel = _splits(self.batch, self.length, self.channels, states)
@@ -736,14 +737,19 @@ class _Problem:
         return {
             "channels": self.channels, "states": self.states, "parts": self.parts, "blocks": self.blocks,
             "PHASE_DT": self.phase_dt, "T": self.T, "BD": self.BD, "NB": self.NB, "K": self.K, "FAST": self.fast,
-            "STAGES": launch.TABLE["unitary_scan"].stages,
+            "STAGES": _table(self.channels).stages,
             "num_warps": self.warps,
         }  # fmt: skip
 
 
+def _table(channels: int) -> launch.Launch:
+    """The launch of the scans; with many channels tiles of u fill the shared memory sooner."""
+    return launch.TABLE["unitary_scan_wide" if channels > MANY else "unitary_scan"]
+
+
 def _lanes(channels: int, states: int) -> tuple[int, int, int, int]:
     """States and channels of a program, programs for the states of a channel, and programs for a step."""
-    lanes = launch.TABLE["unitary_scan"].lanes
+    lanes = _table(channels).lanes
     NB = min(lanes, launch.power_of_two(states))
     BD = min(max(1, lanes // NB), launch.power_of_two(channels))
     parts = launch.ceil_div(states, NB)
@@ -752,7 +758,7 @@ def _lanes(channels: int, states: int) -> tuple[int, int, int, int]:
 
 def _splits(batch: int, length: int, channels: int, states: int) -> tuple[int, int, bool]:
     """The steps of a split, how many splits there are, and whether they run side by side."""
-    T = launch.TABLE["unitary_scan"].steps
+    T = _table(channels).steps
     programs = batch * _lanes(channels, states)[3]
     parallel, most = programs * 2 <= launch.PROGRAMS, launch.SCRATCH // (4 * batch * channels * states)
     if parallel:
