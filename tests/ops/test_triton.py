@@ -109,17 +109,42 @@ def test_turns_add_up_over_thousands_of_steps():
 
 
 @pytest.mark.parametrize("is_complex", [False, True])
-@pytest.mark.parametrize(
-    "turns", [{"lag": 1}, {"lag": 2, "fenced": True}, {"lag": 1, "every": 16}, {"links": 1}], ids=lambda turns: "-".join(turns)
-)
-def test_programs_add_their_parts_in_turn(is_complex, turns, monkeypatch):
-    """Programs of one or two channels, up to five tiles apart, one after the other: dB and dC are sums over all channels."""
+@pytest.mark.parametrize(("lag", "fenced"), [(1, False), (2, True)])
+def test_programs_add_their_parts_in_turn(is_complex, lag, fenced, monkeypatch):
+    """Programs of one or two channels, one after the other, in chains of up to five: dB and dC are sums over all channels."""
     module = import_module("longscan.ops.selective_scan.triton")
-    monkeypatch.setattr(module, "TURNS", {op: module.Turns(**turns) for op in module.TURNS})
-    monkeypatch.setattr(_triton_launch, "PROGRAMS", 1)
+    monkeypatch.setattr(module, "CHAINS", {f"selective_scan{kind}_backward": fenced for kind in ("", "_wide", "_pairs")})
+    monkeypatch.setattr(module, "LAG", lag)
+    check_selective_scan(40, is_complex, monkeypatch)
+
+
+@pytest.mark.parametrize("is_complex", [False, True])
+@pytest.mark.parametrize("plan", ["slices one after another", "slices of splits"])
+def test_programs_have_parts_of_slices(plan, is_complex, monkeypatch):
+    """As above, but each program has parts of its own, of three or more slices of the steps, of which one is shorter."""
+    module = import_module("longscan.ops.selective_scan.triton")
+    monkeypatch.setattr(module, "CHAINS", {})
+    slices = []
+    monkeypatch.setattr(module, "add_parts", LoggedKernel(module.add_parts, slices))
+    check_selective_scan(72, is_complex, monkeypatch, **PLANS[plan])
+    assert len(slices) > 2
+
+
+class LoggedKernel:
+    def __init__(self, kernel, launches):
+        self.kernel, self.launches, self.arg_names = kernel, launches, kernel.arg_names
+
+    def __getitem__(self, grid):
+        self.launches.append(grid)
+        return self.kernel[grid]
+
+
+def check_selective_scan(length, is_complex, monkeypatch, PROGRAMS=1, **sizes):
+    for name, value in ({"PROGRAMS": PROGRAMS} | sizes).items():
+        monkeypatch.setattr(_triton_launch, name, value)
     table = {name: replace(launch, steps=8, lanes=4, warps=1) for name, launch in _triton_launch.TABLE.items()}
     monkeypatch.setattr(_triton_launch, "TABLE", table)
-    inputs = example("selective_scan", torch.float64, length=40, is_complex=is_complex)
+    inputs = example("selective_scan", torch.float64, length=length, is_complex=is_complex)
     expected = results_and_gradients("selective_scan", inputs, "reference")
     for one, other in zip(results_and_gradients("selective_scan", on_device(inputs), "triton"), expected, strict=True):
         torch.testing.assert_close(one.cpu(), other, rtol=1e-9, atol=1e-9)

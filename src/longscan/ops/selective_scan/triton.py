@@ -8,7 +8,8 @@ run again for those of its tiles. Each tile is run again for all its states and 
   dC_t = sum_d gy_t conj(h_t)      dB_t = sum_d g_t s_t u_t        d(s_t u_t) = sum_n Re(g_t conj(B_t))
   dA = sum_t s_t w_t               ds_t = sum_n Re(w_t conj(A)),   w_t = g_t conj(a_t h_{t-1})
 with gy = k dL/dy silu(z), k = 2 for conjugate pairs. dB and dC are summed over a program's channels in registers and over
-programs in memory, always in the same order: a program adds what it has of a tile after the one before it did, and as all go
+programs in memory, always in the same order. Of channels with few states that is done after each slice of the steps, for which
+every program has a part of its own. Of others a program adds what it has of a tile after the one before it did, and as all go
 from the last tile to the first, each a little behind another, they seldom wait. An invalid step has s = 0 and B = C = 0.
 
 Axes of a tile: (steps T, CR, NR, CW, NL, CL), channel (CR, CW, CL) and state (NR, NL). From the last axis on, Triton fills the
@@ -503,12 +504,14 @@ def _zero_of(x):
     return (tl.max(tl.ravel(bits & ((1 << size) - 1)), 0) >> size).to(tl.int32)
 
 
-@triton.jit(do_not_specialize=["length", "blocks", "tiles", "splits", "span", "rows", "group", "links"])
+@triton.jit(
+    do_not_specialize=["length", "blocks", "tiles", "splits", "span", "rows", "group", "links", "first_split", "slice_steps"]
+)  # fmt: skip
 def scan_backward(
     grad_y, u, dt, A, B, C, D, z, dt_bias, dt_scale, flags, kept, fine, adjoints, du, ddt, dz, d_scale, dB, dC, by_channel, sums,
-    mult, counters, length, channels, states, blocks, tiles, splits, span, rows, group, links, k: tl.constexpr,
-    SOFTPLUS: tl.constexpr, COMPLEX: tl.constexpr, SUMMARY: tl.constexpr, CHAINED: tl.constexpr, LINKED: tl.constexpr,
-    EVERY: tl.constexpr, FENCED: tl.constexpr, PTX: tl.constexpr, T: tl.constexpr, AGAIN: tl.constexpr, CR: tl.constexpr,
+    mult, counters, length, channels, states, blocks, tiles, splits, span, rows, group, links, first_split, slice_steps,
+    k: tl.constexpr, SOFTPLUS: tl.constexpr, COMPLEX: tl.constexpr, SUMMARY: tl.constexpr, CHAINED: tl.constexpr,
+    LINKED: tl.constexpr, FENCED: tl.constexpr, PTX: tl.constexpr, T: tl.constexpr, AGAIN: tl.constexpr, CR: tl.constexpr,
     NR: tl.constexpr, CW: tl.constexpr, NL: tl.constexpr, CL: tl.constexpr, NW: tl.constexpr, FEW: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -518,12 +521,15 @@ def scan_backward(
     start, and those of a chunk's tiles, found in tiles of AGAIN steps, are in `fine` (programs, group, [2,] NB, BD) meanwhile.
 
     A program's parts of what is summed over programs: d_scale (blocks, B, L); by_channel (B, splits, 2, D), of dt_bias and D;
-    sums (B, splits, D N[, 2]), of A. A chain of `links` programs adds to the same dB and dC (blocks / links, B, L, N[, 2]), EVERY
-    tiles by EVERY tiles one after the other; not LINKED, each program has its own. counters: the tiles that each program has
-    added; last, how many programs have started, by which and not by its place in the grid a program is the next one, so that
-    those it waits for run. That tiles are added is known by a fence where FENCED, else because the sums before have come back.
-    With CHAINED dL/dh after the split before is stored, else it was there already: SUMMARY stores what the split adds, to `sums`,
-    and the factor of dL/dh after it, unconjugated, to `mult`.
+    sums (B, splits, D N[, 2]), of A. Where LINKED a chain of `links` programs adds to the same dB and dC (blocks / links, B, L,
+    N[, 2]), tile by tile one after the other. counters: the tiles that each program has added; last, how many programs have
+    started, by which and not by its place in the grid a program is the next one, so that those it waits for run. That tiles are
+    added is known by a fence where FENCED, else because the sums before have come back. Else dB and dC (blocks, B, slice_steps,
+    N[, 2]) are of the slice of the steps that begins with `first_split`, and each program has its own.
+
+    With CHAINED splits go one after the other: there is one place for all of them in adjoints, by_channel and sums, where dL/dh
+    is changed and the others are added to. Else dL/dh was there already: SUMMARY stores what the split adds, to `sums`, and the
+    factor of dL/dh after it, unconjugated, to `mult`.
     """
     P: tl.constexpr = 2 if COMPLEX else 1
     BD: tl.constexpr = CR * CW * CL
@@ -532,7 +538,7 @@ def scan_backward(
     if LINKED and not SUMMARY:
         program = tl.atomic_add(counters + tl.num_programs(0) * splits, 1)
     b, batch = (program % tl.num_programs(0) // blocks).to(tl.int64), tl.num_programs(0) // blocks
-    block, split = program % blocks, program // tl.num_programs(0)
+    block, split = program % blocks, first_split + program // tl.num_programs(0)
     steps, d, numbers = tl.arange(0, T), block * BD + tl.arange(0, BD), tl.arange(0, NB * P)
     lane_d, lane_n = block * BD + _channels(CR, CW, CL), _states(NR, NL)
     live = (lane_d < channels) & (lane_n < states)
@@ -544,10 +550,13 @@ def scan_backward(
     if COMPLEX:
         Ai = _load(source + 1, live)
     if not SUMMARY:
-        source = adjoints + (b * (splits + 1) + split + 1) * size * P + place * P
+        after = b if CHAINED else b * (splits + 1) + split + 1
+        source = adjoints + after * size * P + place * P
         qr = _load(source, live)
         if COMPLEX:
             qi = _load(source + 1, live)
+        if CHAINED:
+            tl.debug_barrier()  # before what comes to the same place
     bias, skip, elapsed, alive = tl.zeros((BD,), Ar.dtype), tl.zeros((BD,), Ar.dtype), tl.zeros((BD,), Ar.dtype), 1.0
     sum_bias, sum_skip = elapsed, elapsed
     if dt_bias is not None:
@@ -559,6 +568,7 @@ def scan_backward(
     total = tl.minimum(span, tiles - begin)
     chunks = tl.cdiv(total, group)
     done, added, leads, chain = 0, 0, block % links == 0, block // links * batch + b
+    first_row = chain * length if LINKED else chain * slice_steps - first_split * span * T
     if LINKED and not SUMMARY:
         previous = counters + tl.where(leads, program, program - 1)
     for j in range(chunks):
@@ -592,7 +602,7 @@ def scan_backward(
             if not SUMMARY:
                 entry = tl.load(u + at, mask=here, other=0.0).to(Ar.dtype)
                 if LINKED:
-                    least = tl.where(leads | (done % EVERY != 0), 0, tl.minimum(done + EVERY, total))
+                    least = tl.where(leads, 0, done + 1)
                     seen = _look(previous, least, PTX)
             stacked = _stack(s, k * slope)
             if not SUMMARY:
@@ -659,13 +669,12 @@ def scan_backward(
                 of_both = tl.reshape(_over_channels(_stack(of_B, of_C)), (2, P, T, NB))
                 of_both = tl.reshape(tl.permute(of_both, (0, 2, 3, 1)), (2 * T, NB * P))
                 row = tl.arange(0, 2 * T)
-                to = (chain * length + tile * T + row % T) * states * P
+                to = (first_row + tile * T + row % T) * states * P
                 to, on_state = to[:, None] + numbers[None, :], (numbers < states * P)[None, :]
                 on_state &= (tile * T + row % T < length)[:, None]
                 done += 1
                 if LINKED:
                     _wait(previous, seen, least, FENCED, PTX)
-                    turn = tl.where((done % EVERY == 0) | (done == total), done, 0)
                 if LINKED and FENCED:
                     tl.atomic_add(dB + to, of_both, mask=on_state & (row < T)[:, None], sem="relaxed")
                     tl.atomic_add(dC + to, of_both, mask=on_state & (row >= T)[:, None], sem="relaxed")
@@ -676,7 +685,7 @@ def scan_backward(
                     tl.store(tl.where((row < T)[:, None], dB + to, dC + to), of_both, mask=on_state)
                 both = _over_states(_stack(by_input, by_step), NW)
                 if LINKED and FENCED:
-                    _announce(counters + program, turn, True, PTX)  # not at once: what was added is in memory by now
+                    _announce(counters + program, done, True, PTX)  # not at once: what was added is in memory by now
                 by = tl.reshape(both, (2, T, BD))
                 half = (tl.arange(0, 2) == 0)[:, None, None]
                 entered, change = _at(by, half), _at(by, ~half)
@@ -693,10 +702,11 @@ def scan_backward(
                 sum_skip += tl.sum(slope * entry, 0)
                 if LINKED and not FENCED:
                     added |= _zero_of(sums_before)
-                    _announce(counters + program, turn | added, False, PTX)
+                    _announce(counters + program, done | added, False, PTX)
         if AGAIN and not SUMMARY:
             tl.debug_barrier()  # before the next chunk's states take their place
-    to = (b * splits + split) * size * P + place * P
+    own_sums = b if CHAINED else b * splits + split
+    to = own_sums * size * P + place * P
     if SUMMARY:
         tl.store(sums + to, qr, mask=live)
         ar, ai = _decay(tl.reshape(elapsed, (CR, 1, CW, 1, CL)), Ar, Ai, COMPLEX)
@@ -705,17 +715,43 @@ def scan_backward(
             tl.store(sums + to + 1, qi, mask=live)
             tl.store(mult + to + 1, ai * alive, mask=live)
     else:
+        to_channel = by_channel + own_sums * 2 * channels + d
+        if CHAINED:
+            stop = begin + span  # where splits begin, if any, that were before this one and left their sums
+            later, later_channel = live & (lane_d * 0 + stop < tiles), (d < channels) & (d * 0 + stop < tiles)
+            sum_r += _load(sums + to, later)
+            if COMPLEX:
+                sum_i += _load(sums + to + 1, later)
+            sum_bias += tl.load(to_channel, mask=later_channel, other=0.0)
+            sum_skip += tl.load(to_channel + channels, mask=later_channel, other=0.0)
+            tl.store(adjoints + to, qr, mask=live)
+            if COMPLEX:
+                tl.store(adjoints + to + 1, qi, mask=live)
         tl.store(sums + to, sum_r, mask=live)
         if COMPLEX:
             tl.store(sums + to + 1, sum_i, mask=live)
-        to = by_channel + (b * splits + split) * 2 * channels + d
-        tl.store(to, sum_bias, mask=d < channels)
-        tl.store(to + channels, sum_skip, mask=d < channels)
-        if CHAINED:
-            to = adjoints + (b * (splits + 1) + split) * size * P + place * P
-            tl.store(to, qr, mask=live)
-            if COMPLEX:
-                tl.store(to + 1, qi, mask=live)
+        tl.store(to_channel, sum_bias, mask=d < channels)
+        tl.store(to_channel + channels, sum_skip, mask=d < channels)
+
+
+@triton.jit(do_not_specialize=["blocks", "room", "count", "each", "row", "begin"])
+def add_parts(parts, dB, dC, blocks, room, count, each, row, begin, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """dB and dC (B, L, N[, 2]) of a slice from parts (blocks, B, slice_steps, N[, 2]), added in a fixed order.
+
+    room: numbers from the parts of dB to those of dC. count: numbers of a part; each: those of a batch row, `row` of them with
+    all steps; the slice begins with the number `begin`.
+    """
+    which, place = tl.program_id(1).to(tl.int64), tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    block, here = tl.arange(0, ROWS).to(tl.int64), place < count
+    sums = tl.zeros((ROWS, BLOCK), parts.dtype.element_ty)
+    for first in range(0, blocks, ROWS):
+        source = parts + which * room + (first + block[:, None]) * count + place[None, :]
+        sums += tl.load(source, mask=(first + block < blocks)[:, None] & here[None, :], other=0.0)
+    to = place // each * row + begin + place % each
+    if which == 0:
+        tl.store(dB + to, tl.sum(sums, 0), mask=here)
+    else:
+        tl.store(dC + to, tl.sum(sums, 0), mask=here)
 
 
 # ---------------------------------------------------------------------------------------------- launches
@@ -724,24 +760,12 @@ AGAIN = {1: 16, 2: 4}  # steps of a tile, at least, where states, real or pairs,
 MANY = 32  # real states of a channel, beyond which it has launches of its own
 
 
-class Turns(NamedTuple):
-    """How programs add to the same dB and dC, each a turn of `every` steps, or a tile, behind the one before it.
-
-    lag: turns of a split for each program, of which there are at most `links`; 1: every program has a dB and dC of its own.
-    fenced: a fence before another's turn, else sums that have come back.
-    """
-
-    every: int = 1
-    lag: int = 12
-    links: int = 2**30
-    fenced: bool = False
-
-
-TURNS = {
-    "selective_scan_backward": Turns(),
-    "selective_scan_wide_backward": Turns(fenced=True),
-    "selective_scan_pairs_backward": Turns(),
+LAG = 12  # tiles of a split for each program of a chain, at least
+CHAINS = {  # whose programs add to the same dB and dC: whether a fence is before another's turn, else sums that have come back
+    "selective_scan_wide_backward": True,
+    "selective_scan_pairs_backward": False,
 }
+ADD = {"ROWS": 16, "BLOCK": 64}  # of `add_parts`
 
 
 class _Problem(NamedTuple):
@@ -902,17 +926,13 @@ def backward(
 ) -> tuple[Tensor, ...]:
     """Gradients of u, dt, A, B, C, D, z, dt_bias, initial_state and dt_scale; empty where the input is None."""
     p, like = _problem(u, A, initial_state, dt_softplus, paired, "_backward"), initial_state
-    splits = _side_by_side(p.programs, p.constants["num_warps"])
-    split = launch.plan(p.op, p.length, launch.ceil_div(launch.PROGRAMS, splits), chunk=p.each)
-    turns, tile = TURNS[p.op], launch.TABLE[p.op].steps
-    chains = launch.ceil_div(p.blocks, min(turns.links, max(1, split.span * split.T // (max(turns.every, tile) * turns.lag))))
-    links = launch.ceil_div(p.blocks, chains)
+    split, links, at_once = _plan_backward(p, like.element_size())
+    steps, held = split.span * split.T, split.splits if split.parallel else 1
+    sliced, chains = links == 1 and p.blocks > 1, launch.ceil_div(p.blocks, links)
     du, ddt, dz = (u.new_empty(0) if x is None else torch.empty_like(x) for x in (u, dt, z))
-    dB, dC = (like.new_zeros((chains, *x.shape)) for x in (B, C))
-    counters = torch.zeros(p.programs * split.splits + 1, dtype=torch.int32, device=u.device)
-    adjoints = like.new_empty((p.batch, split.splits + 1, p.size, p.parts))
-    sums = like.new_empty((p.batch, split.splits, p.size, p.parts))
-    by_channel = like.new_empty((p.batch, split.splits, 2, p.channels))
+    adjoints = like.new_empty((p.batch, held + split.parallel, p.size, p.parts))
+    sums = like.new_empty((p.batch, held, p.size, p.parts))
+    by_channel = like.new_empty((p.batch, held, 2, p.channels))
     d_scale = None if dt_scale is None else like.new_empty((p.blocks, p.batch, p.length))
     inputs = (grad_y, u, dt, A, B, C, D, z, dt_bias, dt_scale, flags, chunk_states)
     with launch.on_device(u):
@@ -921,32 +941,71 @@ def backward(
             _scan_backward(p, split, (*inputs, None, adjoints, *[None] * 7, local, mult, None), links, True)
             _chain(p, split, mult, local, grad_final, adjoints, True)
         else:
-            adjoints[:, -1] = grad_final.view(p.batch, p.size, p.parts)
-        chunk = p.each // tile
-        fine = like.new_empty((p.programs * split.splits, chunk, p.parts, p.lanes)) if p.again else None
-        outputs = (fine, adjoints, du, ddt, dz, d_scale, dB, dC, by_channel, sums, None, counters)
-        _scan_backward(p, split, (*inputs, *outputs), links, False)
-    dB, dC = ((x.sum(0) if len(x) > 1 else x[0]).to(like.dtype) for x, like in ((dB, B), (dC, C)))
+            adjoints[:, 0] = grad_final.view(p.batch, p.size, p.parts)
+        counters = torch.zeros(p.programs * split.splits + 1, dtype=torch.int32, device=u.device) if links > 1 else None
+        chunk = p.each // launch.TABLE[p.op].steps
+        fine = like.new_empty((p.programs * at_once, chunk, p.parts, p.lanes)) if p.again else None
+        outputs = fine, adjoints, du, ddt, dz, d_scale
+        others = by_channel, sums, None, counters
+        if sliced:
+            dB, dC = torch.empty_like(B), torch.empty_like(C)
+            row = p.states * p.parts  # numbers of a step
+            parts = like.new_empty((2, p.programs * row * min(at_once * steps, p.length)))
+            for first, stop in launch.slices(split.splits, at_once):
+                begin, end = first * steps, min(stop * steps, p.length)
+                _scan_backward(p, split, (*inputs, *outputs, *parts, *others), links, False, (first, stop))
+                each = (end - begin) * row
+                launch.run(
+                    add_parts, (launch.ceil_div(p.batch * each, ADD["BLOCK"]), 2), parts, dB, dC, p.blocks, parts.shape[1],
+                    p.batch * each, each, p.length * row, begin * row, constants=ADD,
+                )  # fmt: skip
+            del parts
+        else:
+            both = [like.new_zeros((chains, *x.shape)) for x in (B, C)]
+            _scan_backward(p, split, (*inputs, *outputs, *both, *others), links, False)
+            dB, dC = ((x.sum(0) if len(x) > 1 else x[0]).to(like.dtype) for x, like in zip(both, (B, C), strict=True))
+        del fine, outputs
     by_channel = by_channel.view(p.groups, -1, 2, p.channels).sum(1)
     d_bias, dD = (
         u.new_empty(0) if x is None else by_channel[:, i].reshape(x.shape).contiguous() for i, x in enumerate((dt_bias, D))
     )
     dA = sums.view(p.groups, -1, p.size * p.parts).sum(1).view(A.shape)
     d_scale = u.new_empty(0) if d_scale is None or dt_scale is None else d_scale.sum(0).to(dt_scale.dtype)
-    d_initial = torch.empty_like(initial_state)
-    d_initial.view(p.batch, p.size, p.parts).copy_(adjoints[:, 0])
+    d_initial = adjoints[:, 0].reshape(initial_state.shape).contiguous()
     return du, ddt, dA, dB, dC, dD, dz, d_bias, d_initial, d_scale
 
 
-def _scan_backward(p: _Problem, split: launch.Plan, tensors: tuple[Tensor | None, ...], links: int, summary: bool) -> None:
-    T, turns = launch.TABLE[p.op].steps, TURNS[p.op]
-    span, again = split.span * (split.T // T), max(T, AGAIN[p.parts]) if p.again else 0
-    group = split.T // T if again else span
+def _plan_backward(p: _Problem, number: int) -> tuple[launch.Plan, int, int]:
+    """How the backward divides the steps, the programs of a chain, and how many splits are in a launch.
+
+    number: bytes of one. Where chains have one link, slices leave the parts of dB and dC in a quarter of `SCRATCH`, if it can be.
+    """
+    splits, tile = _side_by_side(p.programs, p.constants["num_warps"]), launch.TABLE[p.op].steps
+    programs = launch.ceil_div(launch.PROGRAMS, splits)
+    split = launch.plan(p.op, p.length, programs, chunk=p.each)
+    longest = max(1, split.span * split.T // (tile * LAG)) if p.op in CHAINS else 1
+    links = launch.ceil_div(p.blocks, launch.ceil_div(p.blocks, longest))
+    if links > 1 or p.blocks == 1:
+        return split, links, split.splits
+    chunks = launch.SCRATCH // 4 // (2 * p.programs * p.states * p.parts * number * p.each)  # whose parts have room
+    split = launch.plan(p.op, p.length, programs, max(1, chunks // splits), p.each)
+    return split, links, min(split.splits, max(1, chunks // split.span)) if split.parallel else 1
+
+
+def _scan_backward(
+    p: _Problem, split: launch.Plan, tensors: tuple[Tensor | None, ...], links: int, summary: bool,
+    which: tuple[int, int] | None = None,
+) -> None:  # fmt: skip
+    """The splits [first, stop) of `which`, or all."""
+    first, stop = which or (0, split.splits)
+    T, steps = launch.TABLE[p.op].steps, split.span * split.T
+    span, again = steps // T, max(T, AGAIN[p.parts]) if p.again else 0
+    group, of_slice = split.T // T if again else span, min(stop * steps, p.length) - first * steps
     launch.run(
-        scan_backward, (p.programs, split.splits), *tensors, p.length, p.channels, p.states, p.blocks,
-        launch.ceil_div(p.length, T), split.splits, span, p.rows, group, links,
+        scan_backward, (p.programs, stop - first), *tensors, p.length, p.channels, p.states, p.blocks,
+        launch.ceil_div(p.length, T), split.splits, span, p.rows, group, links, first, of_slice,
         constants={
-            "SUMMARY": summary, "CHAINED": not split.parallel, "LINKED": links > 1, "EVERY": max(1, turns.every // T),
-            "FENCED": turns.fenced, "PTX": p.ptx, "AGAIN": again, **p.constants,
+            "SUMMARY": summary, "CHAINED": not split.parallel, "LINKED": links > 1, "FENCED": CHAINS.get(p.op, False),
+            "PTX": p.ptx, "AGAIN": again, **p.constants,
         },
     )  # fmt: skip
