@@ -271,27 +271,32 @@ class Seeds:
 
 
 def train_together(stacks: list[Seeds], every: int, limit: float, workers: int, evaluations: int) -> None:
-    """Train stacks on the same batches until the recipe's updates are done or `limit` seconds have passed since the call.
+    """Train stacks on the same batches until the recipe's updates are done, or for `limit` seconds, after which the call goes on.
 
     evaluations: a stack ends when it has held 1.00 for so many.
     """
     started, first = time.perf_counter(), stacks[0]
-    training, step = first.training, min(stack.step for stack in stacks)
-    while step < training.steps:
-        stop = training.steps
-        looks = any(plan.looks_at(n) for plan in first.plans for n in range(step + 1, step + every + 1))
+    training, curriculum = first.training, first.training.curriculum
+    while going := [stack for stack in stacks if stack.step < training.steps and not stack.held(evaluations)]:
+        step, stop = min(stack.step for stack in going), training.steps
+        looks = any(0 < plan.longest < curriculum.end for plan in first.plans)
         if looks:  # the curriculum may move at the next look, so batches are made no further ahead than that
-            stop = min(stop, (step // training.curriculum.every + 1) * training.curriculum.every)
+            stop = min(stop, (step // curriculum.every + 1) * curriculum.every)
         data = TrainingBatches(first.plans, first.seeds, training.batch_size, step, stop)
         ahead = {} if looks or not workers else {"num_workers": workers, "prefetch_factor": 4}
         for block in DataLoader(data, batch_size=None, pin_memory=first.device == "cuda", **ahead):
             for parts in zip(*(part for part in block if part is not None), strict=True):
-                for stack in stacks:
+                for stack in going:
                     if stack.step == step and not stack.held(evaluations):
                         stack.train(Batch(*parts), every, time.perf_counter() - started)
                 step += 1
-            if time.perf_counter() - started > limit or all(stack.held(evaluations) for stack in stacks):
+            if time.perf_counter() - started > limit:
+                for stack in going:
+                    stack.seconds = stack.before + time.perf_counter() - started
+                    stack.save()
                 return
+            if all(stack.held(evaluations) for stack in going):
+                break
 
 
 def draw(folder: Path, out: Path) -> None:
@@ -334,8 +339,9 @@ def table(folder: Path, out: Path) -> None:
         scores = [row.get("average", row["last"]) for row in record["rows"]]
         end, best = scores[-1], max(max(row) for row in scores)
         said = f"{sum(end) / len(end):.2f} [{min(end):.2f}, {max(end):.2f}] ({best:.2f})"
-        if record["steps"] < record["settings"]["training"]["steps"]:
-            said += f", {'held 1.00' if min(end) > EXACT else 'stopped'} at {record['steps']:,}"
+        steps = record["rows"][-1]["step"]
+        if steps < record["settings"]["training"]["steps"]:
+            said += f", {'held 1.00' if min(end) > EXACT else 'stopped'} at {steps:,}"
         (identity, *_) = record["settings"]["about"]["published"]
         figures = {row["model"]: figure_of(row) for row in published_beside(identity)}
         row = cells.setdefault((record["suite"], record["task"]), {"constant": f"{record['constant_scaled']:.2f}"})

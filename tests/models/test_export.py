@@ -257,7 +257,7 @@ def test_the_arguments_of_a_graph_have_names():
         ("s6", {"valid": torch.ones(2, 4, dtype=torch.bool)}, False, ValueError, r"valid: got shape \(2, 4\), expected \(2, 5\)"),
         ("s6", {"state": (torch.zeros(2),)}, False, TypeError, "state: got a tuple, expected the ScanState of a S6"),
         ("gru", {"elapsed": TIMES}, False, ValueError, "elapsed: GRU has no notion of elapsed time"),
-        ("attention", {"state": "initial"}, False, ValueError, "state: it grows with the steps, expected that after two steps"),
+        ("attention", {"state": "initial"}, False, ValueError, "state: got one of fewer than two steps, needed an example"),
     ],
     ids=str,
 )

@@ -2,13 +2,14 @@
 
 import os
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 
 import pytest
 import torch
 from op_examples import example, floats, with_gradients
 
-from longscan.ops import OPS, _triton_launch, selective_scan, ssd_scan
+from longscan.ops import OPS, _triton_launch, selective_scan, ssd_scan, unitary_scan
 from longscan.ops._dispatch import reject
 
 DEVICE = torch.device(os.environ.get("LONGSCAN_DEVICE", "cpu"))
@@ -194,3 +195,25 @@ def test_a_launch_names_every_compile_time_argument():
     x = torch.zeros(1, 1, 1, device=DEVICE)
     with pytest.raises(TypeError, match=r"got 6 arguments and .'BLOCK', 'COMPLEX'., expected .*'REVERSE'"):
         _triton_launch.run(kernel, (1, 1), x, x, x, x, 1, 1, constants={"COMPLEX": False, "BLOCK": 128})
+
+
+def test_a_loud_channel_leaves_the_others_their_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(_triton_launch.TABLE, "unitary_scan", _triton_launch.Launch(16, 32, 1))  # a channel a program, as on GPUs
+    generator = torch.Generator().manual_seed(0)
+    batch, length, channels, states = 1, 20, 5, 32
+    draw = partial(torch.randn, generator=generator)
+    u, dt, W = draw(batch, length, channels), draw(batch, length, channels).abs(), draw(channels, states, channels) / channels
+    inputs = [u, dt, W, draw(channels, states), draw(channels, states, 2), draw(channels, states, 2)]
+    cotangent = draw(batch, length, channels)
+    cotangent[..., 2] *= 1e8
+
+    def gradient(dtype: torch.dtype, backend: str) -> torch.Tensor:
+        leaves = [x.to(DEVICE, dtype).requires_grad_() for x in inputs]
+        y, _ = unitary_scan(*leaves, backend=backend)
+        return torch.autograd.grad(y, leaves[2], cotangent.to(DEVICE, dtype))[0].cpu().double()
+
+    kinds = (torch.float64, "eager"), (torch.float32, "triton"), (torch.float32, "eager")
+    exact, found, plain = (gradient(*kind) for kind in kinds)
+    sizes = exact.abs().amax((1, 2))
+    errors, usual = (((x - exact).abs().amax((1, 2)) / sizes).max() for x in (found, plain))
+    assert errors <= 4 * usual + 2.0**-20  # factors of the products have 22 bits

@@ -37,6 +37,28 @@ def test_stacks_side_by_side_learn_what_they_learn_alone(tmp_path: Path) -> None
         assert {**row, "seconds": 0} == {**other, "seconds": 0}
 
 
+def test_a_call_goes_on_where_its_time_was_over(tmp_path: Path) -> None:
+    recipe = Path(__file__).parents[2] / "recipes" / "aussm" / "parity.yaml"
+    small = ["--seeds", "2", "--every", "8", "--workers", "0", "--training.steps", "24", "--training.batch_size", "4"]
+    words = [str(recipe), *small, "--stacks", "mm", "ma", "--task.valid_size", "20", "--task.eval_lengths", "[8,12]"]
+    seeds.main([*words, "--out", str(tmp_path / "whole.json")])
+    for limit, steps in (("0", 10), ("0", 20), ("1000", 24)):
+        seeds.main([*words, "--out", str(tmp_path / "parts.json"), "--limit", limit])
+        assert json.loads((tmp_path / "parts-ma.json").read_text())["steps"] == steps
+    for stack in ("mm", "ma"):
+        whole, parts = (json.loads((tmp_path / f"{name}-{stack}.json").read_text())["rows"] for name in ("whole", "parts"))
+        assert [{**row, "seconds": 0} for row in parts] == [{**row, "seconds": 0} for row in whole]
+
+
+def test_a_curriculum_moves_however_often_seeds_are_scored(tmp_path: Path) -> None:
+    recipe = Path(__file__).parents[2] / "recipes" / "aussm" / "parity.yaml"
+    words = ["--seeds", "1", "--every", "2", "--training.steps", "12", "--training.batch_size", "4", "--task.valid_size", "20"]
+    words += ["--task.eval_lengths", "[41,42]", "--training.curriculum.start", "6", "--training.curriculum.end", "12"]
+    words += ["--training.curriculum.every", "4", "--training.curriculum.threshold", "0", "--workers", "1"]
+    seeds.main([str(recipe), *words, "--out", str(tmp_path / "one.json")])
+    assert json.loads((tmp_path / "one.json").read_text())["longest"] == [12]
+
+
 def test_training_ends_where_all_seeds_have_held_one(tmp_path: Path) -> None:
     recipe = Path(__file__).parents[2] / "recipes" / "aussm" / "parity.yaml"
     settings = parse_settings(["--config", str(recipe), "--task.valid_size", "20", "--task.eval_lengths", "[8,12]"]).settings

@@ -145,6 +145,16 @@ def test_weights_that_do_not_fit_are_refused(tiny: Any, tmp_path: Path) -> None:
         first_model(tiny(start_from=str(tmp_path / "nothing")))
 
 
+def test_a_run_in_the_place_of_another_starts_from_its_weights(tiny: Any, tmp_path: Path) -> None:
+    before = weights(train(tiny(), tmp_path / "before"))
+    train(tiny(seed=1), tmp_path / "run")
+    run = train(tiny(start_from=str(tmp_path / "before"), steps=2, lr=1e-9), tmp_path / "run", overwrite=True)
+    torch.testing.assert_close(weights(run), before, rtol=0, atol=1e-7)
+    with pytest.raises(SettingError, match=r"training.start_from: got '.*last', needed .* not the run that is overwritten"):
+        train(tiny(start_from=str(tmp_path / "run" / "checkpoints" / "last")), tmp_path / "run", overwrite=True)
+    assert run.result is not None
+
+
 def test_a_run_that_goes_on_needs_no_start(tiny: Any, tmp_path: Path) -> None:
     train(tiny(), tmp_path / "before")
     settings = tiny(start_from=str(tmp_path / "before"), steps=2)

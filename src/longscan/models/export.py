@@ -126,7 +126,7 @@ def _growing_axes(before: Sequence[Tensor], after: Sequence[Tensor]) -> list[dic
     for one, other in zip(before, after, strict=True):
         axes = [axis for axis, (short, long) in enumerate(zip(one.shape, other.shape, strict=True)) if short != long]
         if any(one.shape[axis] < 2 for axis in axes):
-            raise ValueError("state: it grows with the steps, expected that after two steps or more as an example")
+            raise ValueError("state: got one of fewer than two steps, needed an example after two or more, as it grows")
         found.append(dict.fromkeys(axes, growing) or None)
     return found
 
@@ -147,7 +147,9 @@ def _translations() -> dict[Callable[..., Any], Callable[..., Any]]:
         return (x,)
 
     def sort(x: Any, *, stable: bool, dim: int = -1, descending: bool = False) -> Any:  # noqa: ARG001 - TopK is stable
-        """TopK puts the first of equals first."""
+        """TopK puts the first of equals first; booleans, which it does not know, are sorted as whole numbers."""
+        if x.dtype.is_floating_point():
+            raise TypeError(f"sort: got {x.dtype}, needed whole numbers or booleans")
         whole = onnx.Gather(onnx.Shape(x), [dim])
         values, places = onnx.TopK(onnx.Cast(x, to=7), whole, axis=dim, largest=int(descending))
         return onnx.CastLike(values, x), places

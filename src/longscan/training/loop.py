@@ -48,7 +48,9 @@ def train(
     SettingError for settings that can not be met, KeyboardInterrupt after a checkpoint where the process was asked to stop
     (SIGINT, SIGTERM).
     """
-    folder = Path(out)
+    folder, source = Path(out), settings.training.start_from
+    if overwrite and source is not None and Path(source).resolve().is_relative_to(folder.resolve()):
+        raise refuse("training.start_from", source, "a folder that stays, not the run that is overwritten")
     _check_folder(folder, settings, resume=resume, overwrite=overwrite)
     if resume and _is_over(folder, settings):
         longscan.report.run_report(folder)
@@ -59,7 +61,7 @@ def train(
     try:
         with _accelerator(settings.training) as accelerator:
             words = command or shlex.join(sys.argv)
-            trainer = Trainer(settings, folder, accelerator, words, progress=progress, test=test)
+            trainer = Trainer(settings, folder, accelerator, words, resume=resume, progress=progress, test=test)
             if overwrite and not resume:  # only now that nothing is left to be refused
                 if accelerator.is_main_process and holds_run(folder):
                     clear_run(folder)

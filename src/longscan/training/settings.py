@@ -188,8 +188,9 @@ class TrainingSettings:
         solved_for: see solved_at.
         checkpoint_every: steps between checkpoints, beside the one at each validation; 0 writes those alone.
         log_every: steps between two rows of the training log.
-        start_from: folder of a run, or of a model that `save_pretrained` wrote, whose weights the run starts from; its encoder,
-            blocks and norm must be those of `model`, a head of other sizes starts as drawn.
+        start_from: folder whose weights the run starts from: of a run (those it ended with, or its last ones), of a checkpoint,
+            or of a model that `save_pretrained` wrote. Encoder, blocks and norm must be those of `model`; a head of other sizes
+            starts as drawn.
         seed: of the weights, and of the data unless data_seed says otherwise.
         data_seed: of the data, if it is to stay the same while seed varies.
         device: auto takes an accelerator where there is one.

@@ -29,7 +29,7 @@ import yaml
 
 from longscan._files import write_text
 from longscan.training.parsing import QUICK, merge, parse_settings, read_mapping, read_recipe, sections
-from longscan.training.run import build_model
+from longscan.training.run import first_model
 from longscan.training.settings import SettingError, Settings, refuse, same_size
 
 PLAN = "sweep.yaml"
@@ -178,7 +178,7 @@ class Plan:
         for pair in (("task", "model"), ("task", "training")):
             for point in self._looked_at(pair):
                 try:
-                    build_model(self.at(point, self.first_seed))
+                    first_model(self.at(point, self.first_seed))
                 except SettingError as error:
                     raise SettingError(f"space: {error}") from None
 

@@ -74,15 +74,23 @@ class Trainer:
     """One run in one process (of several, under torchrun): the state that `train` moves forward."""
 
     def __init__(
-        self, settings: Settings, folder: Path, accelerator: Accelerator, command: str, *, progress: bool, test: bool
+        self,
+        settings: Settings,
+        folder: Path,
+        accelerator: Accelerator,
+        command: str,
+        *,
+        resume: bool,
+        progress: bool,
+        test: bool,
     ) -> None:
         self.settings, self.task, self.training = settings, settings.task, settings.training
         self.folder, self.accelerator, self.command, self.tests = folder, accelerator, command, test
         self.is_main: bool = accelerator.is_main_process
         self.shows = progress and self.is_main
         torch.manual_seed(self.training.seed)
-        resumes = find_checkpoint(folder / "checkpoints" / "last") is not None
-        self.model: SequenceModel = (build_model if resumes else first_model)(settings).to(accelerator.device)
+        goes_on = resume and find_checkpoint(folder / "checkpoints" / "last") is not None
+        self.model: SequenceModel = (build_model if goes_on else first_model)(settings).to(accelerator.device)
         if accelerator.process_index:  # the same weights as the others, and dropout of its own
             torch.manual_seed(self.training.seed + accelerator.process_index)
         self._try_batch()

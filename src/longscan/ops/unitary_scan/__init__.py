@@ -61,7 +61,8 @@ def unitary_scan(
     nor the phase of h drifts over long sequences.
 
     Args:
-        u: (B, L, D) inputs; y has their dtype.
+        u: (B, L, D) inputs; y has their dtype. In float32 the triton backend wants |u| < 2^20 and |W| < 4,094, beyond which
+            angles are not finite.
         dt: (B, L, D) positive step sizes.
         W: (D, N, D) angle weights, already scaled. bias: (D, N) angles.
         B, C: complex (N,), shared by all channels, or (D, N): the coefficients themselves. Complex numbers may come as real

@@ -32,7 +32,7 @@ from torch import Tensor
 from longscan.ops import _triton_launch as launch
 from longscan.ops._triton import affine, extended, fast_sincos, row_of, silu, silu_slope, sincos, wrap
 
-U_STEP = tl.constexpr(16.0)  # u is divided by it, and W multiplied, before they become half precision, which ends at 65504
+U_STEP = tl.constexpr(16.0)  # u is divided by it, and W multiplied, before they become half precision: inf beyond 65504
 
 
 # ---------------------------------------------------------------------------------------------- tiles
@@ -69,7 +69,7 @@ def _unit(angle, FAST: tl.constexpr):
 
 @triton.jit
 def _halves(x, SCALE: tl.constexpr):
-    """x SCALE as high + low / 2048 with numbers of half precision, 22 bits together."""
+    """x SCALE as high + low / 2048 with numbers of half precision: 22 bits, or as many as lie above 2^-36."""
     x *= SCALE
     high = x.to(tl.float16)
     return high, ((x - high.to(tl.float32)) * 2048.0).to(tl.float16)
@@ -523,26 +523,25 @@ def products(
     """What the slopes of TIMES BS pairs (channel, state) do to u and to their rows of W, for BK of the channels.
 
     slopes: (groups, runs, steps, D N), of which a program takes `share` of a group's tiles of BR steps, `tiles` a run; peaks:
-    (groups, runs, blocks), the largest of what the scan's programs have. through: (shares of pairs, groups, runs, steps, K);
-    parts: (shares of tiles, groups, D N, K). EVEN: no tile reaches beyond the arrays.
+    (groups, runs, blocks), the largest of what the scan's programs have; BS pairs share a scale. through: (shares of pairs,
+    groups, runs, steps, K); parts: (shares of tiles, groups, D N, K). EVEN: no tile reaches beyond the arrays.
     """
     columns: tl.constexpr = K // BK
     group = (tl.program_id(1) // columns).to(tl.int64)
     k = (tl.program_id(1) % columns) * BK + tl.arange(0, BK)
     first = tl.program_id(0) * (TIMES * BS)
-    weights, gradients = (), ()
+    weights, gradients, owners = (), (), ()
     for i in tl.static_range(TIMES):
         slot = first + i * BS + tl.arange(0, BS)
         row_of_W, there = W + (group * size + slot[:, None]) * width + k[None, :], (slot < size)[:, None] & (k < width)[None, :]
         weights = extended(weights, _halves(tl.load(row_of_W, mask=there, other=0.0), U_STEP))
         gradients = extended(gradients, tl.zeros((BS, BK), tl.float32))
-    pair = tl.minimum(first + tl.arange(0, TIMES * BS), size - 1)
-    block = pair // states // BD * pieces + pair % states // NB
+        pair = tl.minimum(slot, size - 1)
+        owners = extended(owners, pair // states // BD * pieces + pair % states // NB)
     begin = tl.program_id(2) * share
     for tile in range(begin, tl.minimum(begin + share, runs * tiles)):
         run, row = group * runs + tile // tiles, tile % tiles * BR + tl.arange(0, BR)
         at, inside = run * steps + row, row < steps
-        scale, unscale = _powers(tl.max(tl.load(peaks + run * blocks + block), 0))
         if EVEN:
             inputs_high, inputs_low = tl.load(high + at[:, None] * K + k[None, :]), tl.load(low + at[:, None] * K + k[None, :])
         else:
@@ -553,6 +552,7 @@ def products(
             slot = first + i * BS + tl.arange(0, BS)
             source = slopes + at[:, None] * size + slot[None, :]
             found = tl.load(source) if EVEN else tl.load(source, mask=inside[:, None] & (slot < size)[None, :], other=0.0)
+            scale, unscale = _powers(tl.max(tl.load(peaks + run * blocks + owners[i]), 0))
             first_half, second_half = _scaled_halves(found, scale)
             sums = _product(first_half, second_half, weights[i][0], weights[i][1], sums, unscale / U_STEP)
             across = tl.trans(first_half), tl.trans(second_half)
