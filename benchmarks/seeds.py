@@ -182,6 +182,8 @@ class Seeds:
 
     def save(self) -> None:
         """Rewrite the record and the tensors, each in one move."""
+        if self.stream:
+            self.stream.synchronize()  # so that no step is halfway through
         tensors = {f"average:{name}": value for name, value in self.average.weights.items()}
         for name, parameter in self.model.named_parameters():
             tensors[f"weight:{name}"] = parameter.detach()

@@ -75,17 +75,14 @@ def _start_from(model: SequenceModel, given: Path) -> None:
         raise refuse("training.start_from", str(given), f"a folder of a run or a saved model ({error})") from None
     tensors = {name.removeprefix("backbone."): tensor for name, tensor in tensors.items()}
     own = model.state_dict()
-    unlike = {name for name in own.keys() | tensors.keys() if name not in own or name not in tensors} | {
-        name for name in own.keys() & tensors.keys() if own[name].shape != tensors[name].shape
-    }
-    heads = {name for name in own.keys() | tensors.keys() if name.startswith("head.")}
-    if unlike - heads:
+    here, there = ({name: list(tensor.shape) for name, tensor in of.items()} for of in (own, tensors))
+    unlike = {name for name in here.keys() | there.keys() if here.get(name) != there.get(name)}
+    heads = {name for name in unlike if name.startswith("head.")}
+    if unlike > heads:
         first = min(unlike - heads)
-        there, here = (f"{list(of[first].shape)}" if first in of else "absent" for of in (tensors, own))
-        needed = f"weights for the encoder, blocks and norm of this model: {first} is {there} there and {here} here"
-        raise refuse("training.start_from", str(given), needed)
-    new_head = bool(unlike & heads)
-    model.load_state_dict(own | {name: tensors[name] for name in own if not (new_head and name in heads)})
+        sizes = f"{first} is {there.get(first, 'absent')} there and {here.get(first, 'absent')} here"
+        raise refuse("training.start_from", str(given), f"weights for the encoder, blocks and norm of this model: {sizes}")
+    model.load_state_dict({name: value if heads and name.startswith("head.") else tensors[name] for name, value in own.items()})
 
 
 class Run:

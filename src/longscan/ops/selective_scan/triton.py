@@ -758,8 +758,6 @@ def add_parts(parts, dB, dC, blocks, room, count, each, row, begin, ROWS: tl.con
 
 AGAIN = {1: 16, 2: 4}  # steps of a tile, at least, where states, real or pairs, are only found again
 MANY = 32  # real states of a channel, beyond which it has launches of its own
-
-
 LAG = 12  # tiles of a split for each program of a chain, at least
 CHAINS = {  # whose programs add to the same dB and dC: whether a fence is before another's turn, else sums that have come back
     "selective_scan_wide_backward": True,
