@@ -128,7 +128,7 @@ def of_a_step(quick: bool) -> Iterator[gpu.Row]:
                 update()
                 torch.cuda.synchronize()
             each = {event.key: event.self_device_time_total for event in profile.key_averages()}
-            scans = ("scan", "scan_backward", "products", "enter", "leave", "leave_backward", "add_up", "add_parts")
+            scans = ("scan", "scan_backward", "products", "enter", "leave", "leave_backward", "add_up", "add_parts", "halve")
             found["share_of_scans"] = sum(each.get(name, 0.0) for name in scans) / sum(each.values())
         print("step", backend, {k: found.get(k) for k in ("forward_backward_ms", "peak_mib", "share_of_scans")}, flush=True)
         yield found

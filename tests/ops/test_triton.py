@@ -197,6 +197,23 @@ def test_a_launch_names_every_compile_time_argument():
         _triton_launch.run(kernel, (1, 1), x, x, x, x, 1, 1, constants={"COMPLEX": False, "BLOCK": 128})
 
 
+@pytest.mark.parametrize("exponent", [-80, 80])
+def test_gradients_are_as_accurate_at_any_size(exponent: int) -> None:
+    """Powers of two go through unchanged, though matrix units are handed numbers of half precision."""
+    generator = torch.Generator().manual_seed(0)
+    batch, length, channels, states = 2, 70, 3, 5
+    draw = partial(torch.randn, generator=generator)
+    u, dt, W = draw(batch, length, channels), draw(batch, length, channels).abs(), draw(channels, states, channels) / channels
+    leaves = [u, dt, W, draw(channels, states), draw(channels, states, 2), draw(channels, states, 2)]
+    leaves = [x.to(DEVICE).requires_grad_() for x in leaves]
+    y, _ = unitary_scan(*leaves, backend="triton")
+    cotangent = draw(batch, length, channels).to(DEVICE)
+    usual = torch.autograd.grad(y, leaves, cotangent, retain_graph=True)
+    for one, other in zip(usual, torch.autograd.grad(y, leaves, cotangent * 2.0**exponent), strict=True):
+        assert one.abs().max() > 0
+        assert torch.equal(one, other * 2.0**-exponent)
+
+
 def test_a_loud_channel_leaves_the_others_their_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(_triton_launch.TABLE, "unitary_scan", _triton_launch.Launch(16, 32, 1))  # a channel a program, as on GPUs
     generator = torch.Generator().manual_seed(0)

@@ -763,7 +763,7 @@ CHAINS = {  # whose programs add to the same dB and dC: whether a fence is befor
     "selective_scan_wide_backward": True,
     "selective_scan_pairs_backward": False,
 }
-ADD = {"ROWS": 16, "BLOCK": 64}  # of `add_parts`
+ADD = {"ROWS": 64, "BLOCK": 32}  # of `add_parts`
 
 
 class _Problem(NamedTuple):
@@ -976,7 +976,7 @@ def backward(
 def _plan_backward(p: _Problem, number: int) -> tuple[launch.Plan, int, int]:
     """How the backward divides the steps, the programs of a chain, and how many splits are in a launch.
 
-    number: bytes of one. Where chains have one link, slices leave the parts of dB and dC in a quarter of `SCRATCH`, if it can be.
+    number: bytes of one. Where chains have one link, slices leave the parts of dB and dC in 2 / 5 of `SCRATCH`, if it can be.
     """
     splits, tile = _side_by_side(p.programs, p.constants["num_warps"]), launch.TABLE[p.op].steps
     programs = launch.ceil_div(launch.PROGRAMS, splits)
@@ -985,7 +985,7 @@ def _plan_backward(p: _Problem, number: int) -> tuple[launch.Plan, int, int]:
     links = launch.ceil_div(p.blocks, launch.ceil_div(p.blocks, longest))
     if links > 1 or p.blocks == 1:
         return split, links, split.splits
-    chunks = launch.SCRATCH // 4 // (2 * p.programs * p.states * p.parts * number * p.each)  # whose parts have room
+    chunks = 2 * launch.SCRATCH // 5 // (2 * p.programs * p.states * p.parts * number * p.each)  # whose parts have room
     split = launch.plan(p.op, p.length, programs, max(1, chunks // splits), p.each)
     return split, links, min(split.splits, max(1, chunks // split.span)) if split.parallel else 1
 

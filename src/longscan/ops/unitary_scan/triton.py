@@ -30,7 +30,7 @@ import triton.language as tl
 from torch import Tensor
 
 from longscan.ops import _triton_launch as launch
-from longscan.ops._triton import affine, extended, fast_sincos, row_of, silu, silu_slope, sincos, wrap
+from longscan.ops._triton import affine, fast_sincos, row_of, silu, silu_slope, sincos, wrap
 
 U_STEP = tl.constexpr(16.0)  # u is divided by it, and W multiplied, before they become half precision: inf beyond 65504
 
@@ -90,8 +90,8 @@ def _product(high, low, other_high, other_low, sums, scale):
     Matrix units cut off what they add up, so only the products of a tile are added there: by the multiplication the compiler
     cannot hand them the sums.
     """
-    main = tl.dot(high, other_high, tl.dot(low, other_high))
-    return tl.fma(tl.dot(high, other_low), scale * (1.0 / 2048.0), tl.fma(main, scale, sums))
+    small = tl.dot(high, other_low) * (1.0 / 2048.0)
+    return tl.fma(tl.dot(high, other_high, tl.dot(low, other_high, small)), scale, sums)
 
 
 @triton.jit
@@ -292,11 +292,31 @@ def turn_chain(ends, initial, bounds, splits, size, bounds_stride, BLOCK: tl.con
         phase = wrap(phase + tl.load(source, mask=ours, other=0.0))
 
 
+@triton.jit
+def _powers(peak):
+    """The power of two that takes numbers up to `peak` below 2^15, and its inverse."""
+    inverse = tl.maximum((peak.to(tl.int32, bitcast=True) & 0x7F800000) - (14 << 23), 1 << 23)
+    return ((254 << 23) - inverse).to(tl.float32, bitcast=True), inverse.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _reach(x, first, present, steps, BD: tl.constexpr, NB: tl.constexpr):
+    """Sums of |x| over `steps` steps of each channel, for all lanes; x + first (BD,): where they begin."""
+    COLUMNS: tl.constexpr = 512 // BD if BD < 32 else 16
+    sums = tl.zeros((BD, COLUMNS), tl.float32)
+    for begin in range(0, steps, COLUMNS):
+        step = begin + tl.arange(0, COLUMNS)
+        sums += tl.abs(tl.load(x + first[:, None] + step[None, :], mask=present[:, None] & (step < steps)[None, :], other=0.0))
+    return tl.reshape(tl.broadcast_to(tl.sum(sums, 1)[:, None], (BD, NB)), (BD * NB,))
+
+
 @triton.jit(
-    do_not_specialize=["bias", "slopes", "length", "tiles", "splits", "rows", "origin", "first_split", "bounds_stride"]
-)
+    do_not_specialize=[
+        "bias", "slopes", "slopes_low", "length", "tiles", "splits", "rows", "origin", "first_split", "bounds_stride",
+    ]
+)  # fmt: skip
 def scan_backward(
-    high, low, rate, x, g, W, bias, B, C, bounds, flags, resume, grad_final, mu, dx, d_rate, slopes, peaks, sums,
+    high, low, rate, x, g, W, bias, B, C, bounds, flags, resume, grad_final, mu, dx, d_rate, slopes, slopes_low, unscale, sums,
     d_initial, batch, length, splits, tiles, rows, padded, origin, first_split, bounds_stride, SUMMARY: tl.constexpr,
     CHAINED: tl.constexpr, channels: tl.constexpr, states: tl.constexpr, parts: tl.constexpr,
     blocks: tl.constexpr, PHASE_DT: tl.constexpr, T: tl.constexpr, BD: tl.constexpr, NB: tl.constexpr, K: tl.constexpr,
@@ -305,8 +325,9 @@ def scan_backward(
     """One split of one batch row for BD channels and NB of their states, backwards: a tile's first step is its latest.
 
     Arrays of a slice run backwards, from the step `origin`; the run 0 is the latest split. dx, d_rate (with PHASE_DT):
-    (parts, B, D, padded). slopes: (B, padded, D N), the gradients of the projection; peaks: (B, runs, programs of a row), the
-    largest of them. sums: of the bias, B and C; d_initial (B, D N, 2): of the initial state.
+    (parts, B, D, padded). slopes: (B, padded, programs of a row, lanes), the gradients of the projection, by a power of two the
+    sum of two numbers of half precision; unscale: (B, runs, programs of a row), one over that power. sums: of the bias, B and C;
+    d_initial (B, D N, 2): of the initial state.
     With CHAINED one split follows another: mu (B, D N, 2), the gradient of w, and sums (B, 5, D N) go from launch to launch.
     Else mu (B, splits + 1, D N, 2) is there for every split, and each has its sums (B, splits, 5, D N): SUMMARY stores what a
     split adds to mu in `sums` (B, splits, D N, 3), and 0 beside it where it forgets mu after it.
@@ -330,13 +351,25 @@ def scan_backward(
             mr, mi = _back(mr, mi, phase)
         else:
             mr, mi = _pairs(mu + (b if CHAINED else b * (splits + 1) + split + 1) * size * 2, place, live)
-    sum_bias, sum_Br, sum_Bi, sum_Cr, sum_Ci, cross_r, cross_i, peak = zero, zero, zero, zero, zero, zero, zero, zero
+    sum_bias, sum_Br, sum_Bi, sum_Cr, sum_Ci, cross_r, cross_i = zero, zero, zero, zero, zero, zero, zero
     pr, pi = Cr * Br - Ci * Bi, Cr * Bi + Ci * Br
     weights_high, weights_low = _weights(W + parameter * channels, place, live, channels, K)
     steps, own = tl.arange(0, T), first_channel + tl.arange(0, BD)
     present = own < channels
     top, last = (steps == 0)[:, None], (steps == T - 1)[:, None]
-    by_channel = own[None, :].to(tl.int64) * padded
+    by_channel, column = own[None, :].to(tl.int64) * padded, tl.program_id(0) % blocks * R + tl.arange(0, R)
+    scale = 1.0
+    if slopes_low is not None and not SUMMARY:
+        first = (b * channels + own.to(tl.int64)) * padded + run * tiles * T
+        reach = _reach(x, first, present, tiles * T, BD, NB), _reach(g, first, present, tiles * T, BD, NB)
+        source = bounds + b * bounds_stride + split.to(tl.int64) * 3 * size + place
+        begin = tl.abs(tl.load(source + size, mask=live, other=0.0)) + tl.abs(tl.load(source + 2 * size, mask=live, other=0.0))
+        largest = begin + (tl.abs(Br) + tl.abs(Bi)) * reach[0]
+        largest *= tl.abs(mr) + tl.abs(mi) + (tl.abs(Cr) + tl.abs(Ci)) * reach[1]
+        if PHASE_DT:
+            largest *= _reach(rate, first, present, tiles * T, BD, NB)
+        scale, inverse = _powers(tl.max(largest, 0))
+        tl.store(unscale + (b * tl.num_programs(1) + run) * blocks + tl.program_id(0) % blocks, inverse)
     # a tile in memory's own layout: from it the compiler takes that of the scans, and leaves a thread all steps of its lanes
     angles = tl.load(bias + parameter + place[None, :] + steps[:, None] * 0, mask=live[None, :], other=0.0)
     for i in tl.range(tiles, num_stages=STAGES):
@@ -418,10 +451,13 @@ def scan_backward(
                 sum_bias += tl.sum(slope, 0)
             else:
                 sum_bias += tl.sum(slope * counts, 0)
-            to = slopes + (b * padded + tile * T) * size + (steps[:, None] * size + place[None, :])
-            tl.store(to, slope, mask=live[None, :])
-            if peaks is not None:
-                peak = tl.maximum(peak, tl.max(tl.abs(slope), 0))
+            to = (b * padded + tile * T) * (blocks * R) + (steps[:, None] * (blocks * R) + column[None, :])
+            if slopes_low is not None:
+                first_half, second_half = _scaled_halves(slope, scale)
+                tl.store(slopes + to, first_half)
+                tl.store(slopes_low + to, second_half)
+            else:
+                tl.store(slopes + to, slope)
             to = dx + part * batch * channels * padded + at
             tl.store(to, _over_states(entry, T, BD, NB), mask=present[None, :])
         phase = row_of(before, last)
@@ -431,8 +467,6 @@ def scan_backward(
         tl.store(to + 1, mi, mask=live)
         tl.store(to + 2, alive, mask=live)
     else:
-        if peaks is not None:
-            tl.store(peaks + (b * tl.num_programs(1) + run) * blocks + tl.program_id(0) % blocks, tl.max(peak, 0))
         to = sums + (b if CHAINED else b * splits + split) * size * 5 + place
         sum_Br += Cr * cross_r + Ci * cross_i
         sum_Bi += Cr * cross_i - Ci * cross_r
@@ -504,69 +538,117 @@ def add_up(sums, d_bias, dB, dC, count, size, ROWS: tl.constexpr, BLOCK: tl.cons
     tl.store(dC + 2 * to + 1, tl.sum(Ci, 0), mask=here)
 
 
+@triton.jit(do_not_specialize=["shares"])
+def add_parts(
+    parts, dW, shares, size, states, width, SLOTS: tl.constexpr, NB: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The gradient of W (groups, D, N, D): parts (shares, groups, SLOTS, K), NB rows a channel, added in a fixed order."""
+    group, place, row = tl.program_id(1).to(tl.int64), tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, ROWS)
+    pair, here = place // width, place < size * width
+    source = (group * SLOTS + pair // states * NB + pair % states) * K + place % width
+    stride = tl.num_programs(1).to(tl.int64) * SLOTS * K
+    sums = tl.zeros((ROWS, BLOCK), parts.dtype.element_ty)
+    for first in range(0, shares, ROWS):
+        there = (first + row < shares)[:, None] & here[None, :]
+        sums += tl.load(parts + (first + row)[:, None] * stride + source[None, :], mask=there, other=0.0)
+    tl.store(dW + group * size * width + place, tl.sum(sums, 0), mask=here)
+
+
 # ---------------------------------------------------------------------------------------------- products with W
 
 
 @triton.jit
-def _powers(peak):
-    """The power of two that takes numbers up to `peak` below 2^15, and its inverse."""
-    inverse = tl.maximum((peak.to(tl.int32, bitcast=True) & 0x7F800000) - (14 << 23), 1 << 23)
-    return ((254 << 23) - inverse).to(tl.float32, bitcast=True), inverse.to(tl.float32, bitcast=True)
+def halve(W, high, low, channels, states, width, SLOTS: tl.constexpr, NB: tl.constexpr, K: tl.constexpr, BS: tl.constexpr):
+    """W (groups, D, N, D) U_STEP in two parts (groups, SLOTS, K), rows in the order of slopes: NB for the states of a channel."""
+    group, slot = tl.program_id(1).to(tl.int64), tl.program_id(0) * BS + tl.arange(0, BS)
+    k, d, n = tl.arange(0, K), slot // NB, slot % NB
+    source = W + ((group * channels + d) * states + n)[:, None] * width + k[None, :]
+    there = ((d < channels) & (n < states))[:, None] & (k < width)[None, :]
+    first, second = _halves(tl.load(source, mask=there, other=0.0), U_STEP)
+    to = (group * SLOTS + slot)[:, None] * K + k[None, :]
+    tl.store(high + to, first, mask=(slot < SLOTS)[:, None])
+    tl.store(low + to, second, mask=(slot < SLOTS)[:, None])
 
 
-@triton.jit(do_not_specialize=["runs", "steps", "tiles", "share", "more"])
-def products(
-    slopes, peaks, W, high, low, through, parts, size, width, runs, steps, tiles, share, more, states: tl.constexpr,
-    pieces: tl.constexpr, blocks: tl.constexpr, BD: tl.constexpr, NB: tl.constexpr, K: tl.constexpr, BK: tl.constexpr,
-    BR: tl.constexpr, BS: tl.constexpr, TIMES: tl.constexpr, EVEN: tl.constexpr,
+@triton.jit
+def _tile(x, row, column, inside, width, EVEN: tl.constexpr):
+    """A tile of x (.., width), with 0 in the rows that are not inside."""
+    at = row[:, None] * width + column[None, :]
+    return tl.load(x + at) if EVEN else tl.load(x + at, mask=inside[:, None], other=0.0)
+
+
+@triton.jit
+def _through(
+    slopes, slopes_low, unscale, W_high, W_low, through, group, tile, share, k, runs, steps, tiles, chunks, BLOCKS: tl.constexpr,
+    R: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, BR: tl.constexpr, STAGES: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """What the slopes of TIMES BS pairs (channel, state) do to u and to their rows of W, for BK of the channels.
+    """BR steps of what comes to u through the angles: of the lanes of `chunks` of the scan's programs, added up."""
+    run, inner = group * runs + tile // tiles, tile % tiles * BR + tl.arange(0, BR)
+    row, inside = run * steps + inner, inner < steps
+    sums = tl.zeros((BR, BK), tl.float32)
+    for chunk in tl.range(share * chunks, tl.minimum((share + 1) * chunks, BLOCKS), num_stages=STAGES):
+        slot = chunk * R + tl.arange(0, R)
+        high, low = _tile(slopes, row, slot, inside, BLOCKS * R, EVEN), _tile(slopes_low, row, slot, inside, BLOCKS * R, EVEN)
+        weights = (group * BLOCKS * R + slot)[:, None] * K + k[None, :]
+        scale = tl.load(unscale + run * BLOCKS + chunk) * (1.0 / U_STEP)
+        sums = _product(high, low, tl.load(W_high + weights), tl.load(W_low + weights), sums, scale)
+    to = through + (share * (tl.num_programs(2) * runs * steps) + row[:, None]) * K + k[None, :]
+    tl.store(to, sums, mask=inside[:, None])
 
-    slopes: (groups, runs, steps, D N), of which a program takes `share` of a group's tiles of BR steps, `tiles` a run; peaks:
-    (groups, runs, blocks), the largest of what the scan's programs have; BS pairs share a scale. through: (shares of pairs,
-    groups, runs, steps, K); parts: (shares of tiles, groups, D N, K). EVEN: no tile reaches beyond the arrays.
-    """
-    columns: tl.constexpr = K // BK
-    group = (tl.program_id(1) // columns).to(tl.int64)
-    k = (tl.program_id(1) % columns) * BK + tl.arange(0, BK)
-    first = tl.program_id(0) * (TIMES * BS)
-    weights, gradients, owners = (), (), ()
-    for i in tl.static_range(TIMES):
-        slot = first + i * BS + tl.arange(0, BS)
-        row_of_W, there = W + (group * size + slot[:, None]) * width + k[None, :], (slot < size)[:, None] & (k < width)[None, :]
-        weights = extended(weights, _halves(tl.load(row_of_W, mask=there, other=0.0), U_STEP))
-        gradients = extended(gradients, tl.zeros((BS, BK), tl.float32))
-        pair = tl.minimum(slot, size - 1)
-        owners = extended(owners, pair // states // BD * pieces + pair % states // NB)
-    begin = tl.program_id(2) * share
-    for tile in range(begin, tl.minimum(begin + share, runs * tiles)):
-        run, row = group * runs + tile // tiles, tile % tiles * BR + tl.arange(0, BR)
-        at, inside = run * steps + row, row < steps
+
+@triton.jit
+def _gradient(
+    slopes, slopes_low, unscale, high, low, parts, group, block, share, k, runs, steps, tiles, count, more, BLOCKS: tl.constexpr,
+    R: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, BR: tl.constexpr, BS: tl.constexpr, STAGES: tl.constexpr,
+    EVEN: tl.constexpr,
+):  # fmt: skip
+    """BS rows of W's gradient: of `count` tiles of BR steps, added up, and to what is there if `more`."""
+    slot = block * BS + tl.arange(0, BS)
+    there = slot < BLOCKS * R
+    sums = tl.zeros((BS, BK), tl.float32)
+    for tile in tl.range(share * count, tl.minimum((share + 1) * count, runs * tiles), num_stages=STAGES):
+        run, inner = group * runs + tile // tiles, tile % tiles * BR + tl.arange(0, BR)
+        row, inside = run * steps + inner, inner < steps
         if EVEN:
-            inputs_high, inputs_low = tl.load(high + at[:, None] * K + k[None, :]), tl.load(low + at[:, None] * K + k[None, :])
+            at = row[:, None] * (BLOCKS * R) + slot[None, :]
+            first, second = tl.load(slopes + at), tl.load(slopes_low + at)
         else:
-            inputs_high = tl.load(high + at[:, None] * K + k[None, :], mask=inside[:, None], other=0.0)
-            inputs_low = tl.load(low + at[:, None] * K + k[None, :], mask=inside[:, None], other=0.0)
-        sums, grown = tl.zeros((BR, BK), tl.float32), ()
-        for i in tl.static_range(TIMES):
-            slot = first + i * BS + tl.arange(0, BS)
-            source = slopes + at[:, None] * size + slot[None, :]
-            found = tl.load(source) if EVEN else tl.load(source, mask=inside[:, None] & (slot < size)[None, :], other=0.0)
-            scale, unscale = _powers(tl.max(tl.load(peaks + run * blocks + owners[i]), 0))
-            first_half, second_half = _scaled_halves(found, scale)
-            sums = _product(first_half, second_half, weights[i][0], weights[i][1], sums, unscale / U_STEP)
-            across = tl.trans(first_half), tl.trans(second_half)
-            grown = extended(grown, _product(across[0], across[1], inputs_high, inputs_low, gradients[i], unscale * U_STEP))
-        gradients = grown
-        to = through + ((tl.program_id(0) * (tl.num_programs(1) // columns) * runs * steps) + at[:, None]) * K + k[None, :]
-        tl.store(to, sums, mask=inside[:, None])
-    for i in tl.static_range(TIMES):
-        slot = first + i * BS + tl.arange(0, BS)
-        to = parts + ((tl.program_id(2) * (tl.num_programs(1) // columns) + group) * size + slot[:, None]) * K + k[None, :]
-        sums = gradients[i]
-        if more > 0:
-            sums += tl.load(to, mask=(slot < size)[:, None], other=0.0)
-        tl.store(to, sums, mask=(slot < size)[:, None])
+            at, mask = row[:, None] * (BLOCKS * R) + slot[None, :], inside[:, None] & there[None, :]
+            first, second = tl.load(slopes + at, mask=mask, other=0.0), tl.load(slopes_low + at, mask=mask, other=0.0)
+        inputs, inputs_low = _tile(high, row, k, inside, K, EVEN), _tile(low, row, k, inside, K, EVEN)
+        scale = tl.load(unscale + run * BLOCKS + slot // R, mask=there, other=0.0) * U_STEP
+        sums = _product(tl.trans(first), tl.trans(second), inputs, inputs_low, sums, scale[:, None])
+    to = parts + ((share * tl.num_programs(2) + group) * (BLOCKS * R) + slot[:, None]) * K + k[None, :]
+    if more > 0:
+        sums += tl.load(to, mask=there[:, None], other=0.0)
+    tl.store(to, sums, mask=there[:, None])
+
+
+@triton.jit(do_not_specialize=["runs", "steps", "tiles", "row_tiles", "chunks", "count", "first", "blocks", "more"])
+def products(
+    slopes, slopes_low, unscale, W_high, W_low, high, low, through, parts, runs, steps, tiles, row_tiles, chunks, count, first,
+    blocks, more, BLOCKS: tl.constexpr, R: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, BR: tl.constexpr,
+    BS: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """What slopes do to u, by the first programs, and to W, by the others; for BK of the channels, of one group.
+
+    slopes (groups, runs, steps, BLOCKS R), times unscale (groups, runs, BLOCKS) for R of them. through: (shares of the slopes,
+    groups, runs, steps, K), of tiles of BR steps, `tiles` a run; parts: (shares of the steps, groups, BLOCKS R, K), of `blocks`
+    tiles of BS and of ROWS steps, `row_tiles` a run. EVEN: no tile reaches beyond the arrays.
+    """
+    group, program = tl.program_id(2).to(tl.int64), tl.program_id(0)
+    k = tl.program_id(1) * BK + tl.arange(0, BK)
+    if program < first:
+        _through(
+            slopes, slopes_low, unscale, W_high, W_low, through, group, program % (runs * tiles), program // (runs * tiles), k,
+            runs, steps, tiles, chunks, BLOCKS, R, K, BK, BR, STAGES, EVEN,
+        )  # fmt: skip
+    else:
+        _gradient(
+            slopes, slopes_low, unscale, high, low, parts, group, (program - first) % blocks, (program - first) // blocks, k,
+            runs, steps, row_tiles, count, more, BLOCKS, R, K, BK, ROWS, BS, STAGES, EVEN,
+        )  # fmt: skip
 
 
 # ---------------------------------------------------------------------------------------------- before and after the scans
@@ -699,9 +781,12 @@ def leave_backward(
 
 # ---------------------------------------------------------------------------------------------- launches
 
-MANY = 64  # channels, beyond which the scans have a launch of their own
+MANY = 32  # channels, beyond which the scans have a launch of their own
+FEW = 128  # steps of a slice, for which it may take four times the memory: what starts with a slice costs more than memory saves
+EVEN = 64  # steps, of which longer splits are multiples, as tiles of the products are
 BLOCK = {"BLOCK": 128}  # pairs of channel and state a program, between splits
 SUMS = {"ROWS": 16, "BLOCK": 32}  # of `add_up`
+PARTS = {"ROWS": 8, "BLOCK": 256}  # of `add_parts`
 
 
 class _Problem:
@@ -751,7 +836,7 @@ def _lanes(channels: int, states: int) -> tuple[int, int, int, int]:
     """States and channels of a program, programs for the states of a channel, and programs for a step."""
     lanes = _table(channels).lanes
     NB = min(lanes, launch.power_of_two(states))
-    BD = min(max(1, lanes // NB), launch.power_of_two(channels))
+    BD = lanes // NB
     parts = launch.ceil_div(states, NB)
     return NB, BD, parts, launch.ceil_div(channels, BD) * parts
 
@@ -759,13 +844,17 @@ def _lanes(channels: int, states: int) -> tuple[int, int, int, int]:
 def _splits(batch: int, length: int, channels: int, states: int) -> tuple[int, int, bool]:
     """The steps of a split, how many splits there are, and whether they run side by side."""
     T = _table(channels).steps
-    programs = batch * _lanes(channels, states)[3]
-    parallel, most = programs * 2 <= launch.PROGRAMS, launch.SCRATCH // (4 * batch * channels * states)
+    programs, row = batch * _lanes(channels, states)[3], 4 * batch * channels * states
+    parallel, most = programs * 2 <= launch.PROGRAMS, launch.SCRATCH // row
     if parallel:
         side_by_side = launch.ceil_div(launch.PROGRAMS, programs)
         most = min(launch.ceil_div(length, side_by_side), most // side_by_side)
+    elif most < FEW:
+        most = min(FEW, 4 * launch.SCRATCH // row)
     count = launch.ceil_div(length, min(max(most, T), length))
-    steps = launch.ceil_div(launch.ceil_div(length, count), T) * T
+    steps = launch.ceil_div(length, count)
+    unit = max(T, EVEN) if steps >= 4 * EVEN else T
+    steps = launch.ceil_div(steps, unit) * unit
     count = launch.ceil_div(length, steps)
     return steps, count, parallel and count > 1
 
@@ -913,14 +1002,13 @@ def backward(
             ends = u.new_empty((p.batch, p.splits, p.size, 3))
             for first, stop in slices:
                 entered = arrays.fill((u, dt, z, grad_y, flags), stop * p.steps - 1, (stop - first) * p.steps, True)
-                tensors = (chunk_states, flags, None, grad_final, mu, None, None, None, None, ends, None)
+                tensors = (chunk_states, flags, None, grad_final, mu, *(None,) * 5, ends, None)
                 _scan_backward(p, entered, weights, tensors, first, stop, True)
             grid = p.batch, launch.ceil_div(p.size, 128)
             launch.run(turn_chain_back, grid, ends, chunk_states, grad_final, mu, p.splits, p.size, stride, constants=BLOCK)
         dx = u.new_empty(p.parts * p.batch * most * p.channels)
         d_rate = torch.empty_like(dx) if phase_dt else None
-        slopes = u.new_empty(p.batch * most * p.size)
-        product = _Products(p, W, slopes)
+        product = _Products(p, W, most)
         for index, (first, stop) in enumerate(slices):
             padded, origin, resume = (stop - first) * p.steps, stop * p.steps - 1, None
             if flags is not None:
@@ -929,7 +1017,7 @@ def backward(
                 again = (None, chunk_states, flags, None, None, None, resume)
                 _scan(p, entered, weights, again, first, stop - first, "")
             entered = arrays.fill((u, dt, z, grad_y, flags), origin, padded, True)
-            outputs = (chunk_states, flags, resume, grad_final, mu, dx, d_rate, slopes, product.peaks, sums, d_initial)
+            outputs = (chunk_states, flags, resume, grad_final, mu, dx, d_rate, *product.slopes, sums, d_initial)
             _scan_backward(p, entered, weights, outputs, first, stop, False)
             through, shares = product.add(entered, stop - first)
             grid, tiles, each = launch.elementwise(p.batch, padded, p.channels)
@@ -941,7 +1029,7 @@ def backward(
         count = sums.shape[1] * p.rows
         launch.run(add_up, (p.groups, launch.ceil_div(p.size, 32)), sums, d_bias, dB, dC, count, p.size, constants=SUMS)
     skip = u.new_empty(0) if D is None or dD is None else dD.view(p.groups, -1, p.channels).sum(1).reshape(D.shape)
-    return du, ddt, product.total(W), d_bias, dB, dC, skip, dz, d_initial
+    return du, ddt, product.total(), d_bias, dB, dC, skip, dz, d_initial
 
 
 def _scan_backward(
@@ -963,45 +1051,75 @@ def _scan_backward(
 
 
 class _Products:
-    """From the gradients of the projection, slice after slice, to those of u and W."""
+    """From the gradients of the projection, slice after slice, to those of u and W.
 
-    def __init__(self, p: _Problem, W: Tensor, slopes: Tensor) -> None:
-        self.p, self.W, self.slopes, self.more = p, W, slopes, False
-        self.peaks = None
-        if not p.single:
-            self.sums = W.new_zeros(p.groups, p.size, p.channels)
+    slopes: as scan_backward stores them, for slices of at most `most` steps.
+    """
+
+    def __init__(self, p: _Problem, W: Tensor, most: int) -> None:
+        self.p, self.W, self.more = p, W, False
+        self.lanes, self.width = p.BD * p.NB, p.parts * p.NB  # of a program; for the states of a channel
+        self.slots, rows = p.blocks * self.lanes, p.batch * most
+        if p.single:
+            self._divide(rows, p.rows * (most // p.steps))
             return
+        self.slopes: tuple[Tensor, Tensor | None, Tensor | None] = W.new_empty(rows * self.slots), None, None
+        self.weights = W.new_zeros(p.groups, self.slots, p.channels)
+        there = self.weights.view(p.groups, -1, self.width, p.channels)[:, : p.channels, : p.states]
+        there.copy_(W.view(there.shape))
+        self.sums = torch.zeros_like(self.weights)
+
+    def _divide(self, rows: int, runs: int) -> None:
+        """Room for `rows` steps, `runs` runs a group; W in two parts; and which programs there are."""
+        p, W = self.p, self.W
+        high = torch.empty(rows * self.slots, dtype=torch.float16, device=W.device)
+        self.slopes = high, torch.empty_like(high), W.new_empty(rows // p.steps * p.blocks)
+        self.weights = high.new_empty(p.groups * self.slots * p.K)
+        self.low_weights = torch.empty_like(self.weights)
+        grid = launch.ceil_div(self.slots, 16), p.groups
+        launch.run(
+            halve, grid, W, self.weights, self.low_weights, p.channels, p.states, p.channels,
+            constants={"SLOTS": self.slots, "NB": self.width, "K": p.K, "BS": 16},
+        )  # fmt: skip
         self.tile = table = launch.PRODUCTS[min(p.K, max(launch.PRODUCTS))]
-        self.blocks, self.columns = launch.ceil_div(p.size, table.slots * table.times), p.K // table.columns
-        self.shares = max(1, table.programs // (self.blocks * self.columns * p.groups))
-        self.sums = W.new_empty((self.shares, p.groups, p.size, p.K))
-        self.peaks = W.new_empty(len(slopes) // (p.size * p.steps) * p.blocks)
-        self.through = W.new_empty(len(slopes) // p.size * self.blocks * p.K)
+        self.columns, self.blocks = p.K // table.columns, launch.ceil_div(self.slots, table.slots)
+        programs = launch.ceil_div(table.programs, self.columns * p.groups)
+        tiles, row_tiles = (runs * launch.ceil_div(p.steps, each) for each in (table.rows, table.steps))
+        self.chunks = launch.ceil_div(p.blocks, launch.ceil_div(programs, tiles))  # of lanes, in a program for u
+        self.count = launch.ceil_div(row_tiles, launch.ceil_div(programs, self.blocks))  # of tiles, in a program for W
+        self.shares, self.parts = launch.ceil_div(p.blocks, self.chunks), launch.ceil_div(row_tiles, self.count)
+        self.sums = W.new_empty((self.parts, p.groups, self.slots, p.K))
+        self.through = W.new_empty(self.shares * rows * p.K)
 
     def add(self, entered: _Entered, runs: int) -> tuple[Tensor, int]:
         """One slice of `runs` splits: what comes to u, (shares, B, padded, width), and how many shares. W's gradient grows."""
         p, padded = self.p, entered.padded
-        if self.peaks is None:
-            slopes = self.slopes[: p.batch * padded * p.size].view(p.groups, -1, p.size)
+        if self.slopes[1] is None:
+            slopes = self.slopes[0][: p.batch * padded * self.slots].view(p.groups, -1, self.slots)
             rows = entered.high[: p.batch * padded * p.channels].view(p.groups, -1, p.channels)
             self.sums.baddbmm_(slopes.mT, rows)
-            return torch.bmm(slopes, self.W.view(p.groups, p.size, p.channels)), 1
-        table, runs, steps = self.tile, runs * p.rows, padded // runs
-        tiles = launch.ceil_div(steps, table.rows)
-        even = steps % table.rows == 0 and p.size % (table.slots * table.times) == 0
+            return torch.bmm(slopes, self.weights), 1
+        table, runs = self.tile, runs * p.rows
+        tiles, row_tiles = launch.ceil_div(p.steps, table.rows), launch.ceil_div(p.steps, table.steps)
+        first = runs * tiles * self.shares
+        grid = first + self.blocks * self.parts, self.columns, p.groups
+        even = p.steps % table.rows == p.steps % table.steps == self.slots % table.slots == 0
         launch.run(
-            products, (self.blocks, p.groups * self.columns, self.shares), self.slopes, self.peaks, self.W, entered.high,
-            entered.low, self.through, self.sums, p.size, p.channels, runs, steps, tiles,
-            launch.ceil_div(runs * tiles, self.shares), int(self.more), constants={
-                "states": p.states, "pieces": p.parts, "blocks": p.blocks, "BD": p.BD, "NB": p.NB, "K": p.K,
-                "BK": table.columns, "BR": table.rows, "BS": table.slots, "TIMES": table.times, "EVEN": even,
-                "num_warps": table.warps, "num_stages": table.stages,
+            products, grid, *self.slopes, self.weights, self.low_weights, entered.high, entered.low, self.through, self.sums,
+            runs, p.steps, tiles, row_tiles, self.chunks, self.count, first, self.blocks, int(self.more), constants={
+                "BLOCKS": p.blocks, "R": self.lanes, "K": p.K, "BK": table.columns, "BR": table.rows, "BS": table.slots,
+                "ROWS": table.steps, "STAGES": table.stages, "EVEN": even, "num_warps": table.warps,
             },
         )  # fmt: skip
         self.more = True
-        return self.through, self.blocks
+        return self.through, self.shares
 
-    def total(self, W: Tensor) -> Tensor:
+    def total(self) -> Tensor:
         """The gradient of W."""
-        found = self.sums.sum(0)[..., : self.p.channels] if self.p.single else self.sums
-        return found.reshape(W.shape).contiguous()
+        p, dW = self.p, torch.empty_like(self.W)
+        grid, shares = (launch.ceil_div(p.size * p.channels, PARTS["BLOCK"]), p.groups), self.sums.numel() // self.weights.numel()
+        launch.run(
+            add_parts, grid, self.sums, dW, shares, p.size, p.states, p.channels,
+            constants={"SLOTS": self.slots, "NB": self.width, "K": p.width, **PARTS},
+        )  # fmt: skip
+        return dW
