@@ -9,7 +9,7 @@ import pytest
 import torch
 from op_examples import example, floats, with_gradients
 
-from longscan.ops import OPS, _triton_launch, selective_scan, ssd_scan, unitary_scan
+from longscan.ops import OPS, _triton_launch, linear_scan, selective_scan, ssd_scan, unitary_scan
 from longscan.ops._dispatch import reject
 
 DEVICE = torch.device(os.environ.get("LONGSCAN_DEVICE", "cpu"))
@@ -84,7 +84,10 @@ def test_many_models_are_one_call(op, monkeypatch):
 
     each = [floats(inputs) for inputs in many]
     stacked = {name: torch.stack([inputs[name] for inputs in each]) for name in each[0]}
-    found = torch.func.vmap(torch.func.grad(lambda tensors: loss(tensors, "triton")))(stacked)
+    call = torch.func.vmap(torch.func.grad(lambda tensors: loss(tensors, "triton")))
+    call(stacked)  # on a GPU the kernels are compiled by then
+    calls.clear()
+    found = call(stacked)
     assert calls == ["forward", "backward"]
     for i, inputs in enumerate(each):
         for name, expected in torch.func.grad(lambda tensors: loss(tensors, "eager"))(inputs).items():
@@ -195,6 +198,33 @@ def test_a_launch_names_every_compile_time_argument():
     x = torch.zeros(1, 1, 1, device=DEVICE)
     with pytest.raises(TypeError, match=r"got 6 arguments and .'BLOCK', 'COMPLEX'., expected .*'REVERSE'"):
         _triton_launch.run(kernel, (1, 1), x, x, x, x, 1, 1, constants={"COMPLEX": False, "BLOCK": 128})
+
+
+@pytest.mark.skipif(DEVICE.type != "cuda", reason="about compiling for a GPU")
+def test_forward_and_backward_are_compiled_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = import_module("longscan.ops.linear_scan.triton")
+    compiled: list[str] = []
+    for name in ("summary", "scan", "scan_backward"):
+        kernel = getattr(module, name)
+        monkeypatch.setattr(module, name, CompiledKernel(kernel, compiled))
+    a, b = (torch.rand(1, 700, 5, device=DEVICE, requires_grad=True) for _ in range(2))
+    x, _ = linear_scan(a, b, backend="triton")
+    assert sorted(compiled) == ["scan", "scan_backward", "summary", "summary"]
+    x.sum().backward()
+    linear_scan(a, b, backend="triton")
+    assert len(compiled) == 4
+
+
+class CompiledKernel:
+    def __init__(self, kernel, names):
+        self.kernel, self.names, self.arg_names = kernel, names, kernel.arg_names
+
+    def warmup(self, *args, **constants):
+        self.names.append(self.kernel.__name__)
+        self.kernel.warmup(*args, **constants)
+
+    def __getitem__(self, grid):
+        return self.kernel[grid]
 
 
 @pytest.mark.parametrize("exponent", [-80, 80])

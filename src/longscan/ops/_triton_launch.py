@@ -5,7 +5,9 @@ the time axis in tiles of `steps`. Where channels and rows alone do not fill the
 finds what each does to the state, `chain` brings the state from split to split, and a second pass does the work.
 """
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -161,6 +163,9 @@ def run(kernel: Any, grid: tuple[int, ...], *args: Any, constants: dict[str, Any
     if not like.is_cuda:
         _checked(kernel, grid, args, constants)
         return
+    if _ahead.compiling:
+        kernel.warmup(*args, grid=grid, **constants)
+        return
     device = like.get_device()
     key: list[Any] = [kernel, device, *constants.values()]
     values = []
@@ -177,6 +182,7 @@ def run(kernel: Any, grid: tuple[int, ...], *args: Any, constants: dict[str, Any
             key.append(type(x))
     found = _compiled.get(tuple(key))
     if found is None:
+        _compile_ahead()
         compiled = _checked(kernel, grid, args, constants)
         _compiled[tuple(key)] = compiled, tuple(constants[name] for name in kernel.arg_names[len(args) :])
         return
@@ -187,6 +193,41 @@ def run(kernel: Any, grid: tuple[int, ...], *args: Any, constants: dict[str, Any
     else:  # the same without what a profiler would be told, which takes longer than the launch
         code = compiled.function, compiled.packed_metadata, None, None, None
         compiled.run(across, down, deep, torch._C._cuda_getCurrentRawStream(device), *code, *values, *ordered)
+
+
+class _Ahead(threading.local):
+    """calls: what launches the kernels that are to be compiled together; compiling: whether launches only compile."""
+
+    calls: tuple[Callable[[], object], ...] = ()
+    compiling = False
+
+
+_ahead = _Ahead()
+
+
+def compiled_together(call: Callable[[], Any], *later: Callable[[], object]) -> Any:
+    """The result of `call`. Where a kernel is new, those that `call` and `later` launch are compiled first, side by side."""
+    _ahead.calls = () if _ahead.compiling else (call, *later)
+    try:
+        return call()
+    finally:
+        _ahead.calls = ()
+
+
+def _compile_ahead() -> None:
+    """Go through the calls once, without a launch."""
+    calls, _ahead.calls = _ahead.calls, ()
+    if not calls or torch.cuda.is_current_stream_capturing():
+        return
+    from triton import AsyncCompileMode
+
+    _ahead.compiling = True
+    try:
+        with ThreadPoolExecutor() as threads, AsyncCompileMode(threads):
+            for call in calls:
+                call()
+    finally:
+        _ahead.compiling = False
 
 
 def _watched() -> bool:
