@@ -5,6 +5,7 @@ the time axis in tiles of `steps`. Where channels and rows alone do not fill the
 finds what each does to the state, `chain` brings the state from split to split, and a second pass does the work.
 """
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -150,7 +151,7 @@ def slices(splits: int, each: int) -> Iterator[tuple[int, int]]:
 
 
 OPTIONS = {"num_warps", "num_stages"}  # of the compiler, beside a kernel's own compile-time arguments
-_compiled: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}  # kernels, and their compile-time arguments in order
+_compiled: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...], frozenset[int]]] = {}  # what a `_Launch` has of a kernel
 
 
 def run(kernel: Any, grid: tuple[int, ...], *args: Any, constants: dict[str, Any]) -> None:
@@ -166,7 +167,63 @@ def run(kernel: Any, grid: tuple[int, ...], *args: Any, constants: dict[str, Any
     if _ahead.compiling:
         kernel.warmup(*args, grid=grid, **constants)
         return
-    device = like.get_device()
+    last = _launched.of.get(kernel) if _launched.of else None
+    if last is None or not last.take(args, constants):
+        last = _found(kernel, like.get_device(), grid, args, constants)
+        if last is None:
+            return
+        if _launched.of is not None:
+            _launched.of[kernel] = last
+    across, down, deep = (*grid, 1, 1)[:3]
+    compiled, given = last.compiled, (*last.values, *last.ordered)
+    if _watched():
+        compiled[across, down, deep](*given)
+    else:  # the same without what a profiler would be told, which takes longer than the launch
+        code = compiled.function, compiled.packed_metadata, None, None, None
+        compiled.run(across, down, deep, torch._C._cuda_getCurrentRawStream(last.device), *code, *given)
+
+
+@dataclass
+class _Launch:
+    """A kernel and what it was launched with. values: args, tensors as addresses; ordered: constants in the kernel's order."""
+
+    compiled: Any
+    device: int
+    args: tuple[Any, ...]
+    constants: dict[str, Any]
+    values: list[Any]
+    ordered: tuple[Any, ...]
+    free: frozenset[int]  # places of arguments that the kernel was not compiled for
+
+    def take(self, args: tuple[Any, ...], constants: dict[str, Any]) -> bool:
+        """Whether this is the launch for `args`: those of before, but for integers that the kernel was not compiled for."""
+        if self.constants != constants:
+            return False
+        for i, (x, before) in enumerate(zip(args, self.args, strict=True)):
+            if x is before:
+                continue
+            if type(x) is not int or type(before) is not int:
+                return False
+            if x != before and (i not in self.free or max(abs(x), abs(before)) >= 2**31):
+                return False
+            self.values[i] = x
+        self.args = args
+        return True
+
+
+class _Launched(threading.local):
+    """The last launch of each kernel inside `on_device`; None outside, where no tensor may be held."""
+
+    of: dict[Any, _Launch] | None = None
+
+
+_launched = _Launched()
+
+
+def _found(
+    kernel: Any, device: int, grid: tuple[int, ...], args: tuple[Any, ...], constants: dict[str, Any]
+) -> _Launch | None:
+    """The launch of a kernel that has run on such arguments before; else it runs."""
     key: list[Any] = [kernel, device, *constants.values()]
     values = []
     for x in args:
@@ -181,18 +238,13 @@ def run(kernel: Any, grid: tuple[int, ...], *args: Any, constants: dict[str, Any
         else:
             key.append(type(x))
     found = _compiled.get(tuple(key))
-    if found is None:
-        _compile_ahead()
-        compiled = _checked(kernel, grid, args, constants)
-        _compiled[tuple(key)] = compiled, tuple(constants[name] for name in kernel.arg_names[len(args) :])
-        return
-    compiled, ordered = found
-    across, down, deep = (*grid, 1, 1)[:3]
-    if _watched():
-        compiled[across, down, deep](*values, *ordered)
-    else:  # the same without what a profiler would be told, which takes longer than the launch
-        code = compiled.function, compiled.packed_metadata, None, None, None
-        compiled.run(across, down, deep, torch._C._cuda_getCurrentRawStream(device), *code, *values, *ordered)
+    if found is not None:
+        return _Launch(found[0], device, args, constants, values, *found[1:])
+    _compile_ahead()
+    compiled = _checked(kernel, grid, args, constants)
+    ordered = tuple(constants[name] for name in kernel.arg_names[len(args) :])
+    _compiled[tuple(key)] = compiled, ordered, frozenset(i for i in range(len(args)) if kernel.params[i].do_not_specialize)
+    return None
 
 
 class _Ahead(threading.local):
@@ -232,10 +284,8 @@ def _compile_ahead() -> None:
 
 def _watched() -> bool:
     """Whether a profiler wants to hear of launches."""
-    from triton import knobs
-
-    hooks = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
-    return any(hook is not None and getattr(hook, "calls", True) for hook in hooks)
+    runtime = sys.modules["triton"].knobs.runtime  # not imported here, where numbers are read without Triton
+    return bool(runtime.launch_enter_hook.calls or runtime.launch_exit_hook.calls)
 
 
 def _checked(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], constants: dict[str, Any]) -> Any:
@@ -245,11 +295,23 @@ def _checked(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], constant
     return kernel[grid](*args, **constants)
 
 
-def on_device(like: Tensor) -> AbstractContextManager[object]:
-    """A context in which kernels run on the GPU of `like`."""
-    if not like.is_cuda or like.get_device() == torch.cuda.current_device():
-        return nullcontext()
-    return torch.cuda.device(like.device)
+class _OnDevice:
+    def __init__(self, like: Tensor) -> None:
+        other = like.is_cuda and like.get_device() != torch.cuda.current_device()
+        self.device: AbstractContextManager[object] = torch.cuda.device(like.device) if other else nullcontext()
+
+    def __enter__(self) -> None:
+        self.device.__enter__()
+        _launched.of = {}
+
+    def __exit__(self, *error: Any) -> None:
+        _launched.of = None
+        self.device.__exit__(*error)
+
+
+def on_device(like: Tensor) -> AbstractContextManager[None]:
+    """A context in which kernels run on the GPU of `like`, and launches that hardly differ from the last take less time."""
+    return _OnDevice(like)
 
 
 def special_functions(like: Tensor) -> bool:
