@@ -85,8 +85,9 @@ def test_many_models_are_one_call(op, monkeypatch):
     each = [floats(inputs) for inputs in many]
     stacked = {name: torch.stack([inputs[name] for inputs in each]) for name in each[0]}
     call = torch.func.vmap(torch.func.grad(lambda tensors: loss(tensors, "triton")))
-    call(stacked)  # on a GPU the kernels are compiled by then
-    calls.clear()
+    if DEVICE.type == "cuda":  # where both are gone through to compile their kernels
+        call(stacked)
+        calls.clear()
     found = call(stacked)
     assert calls == ["forward", "backward"]
     for i, inputs in enumerate(each):
@@ -123,14 +124,16 @@ def test_programs_add_their_parts_in_turn(is_complex, lag, fenced, monkeypatch):
 
 
 @pytest.mark.parametrize("is_complex", [False, True])
-@pytest.mark.parametrize("plan", ["slices one after another", "slices of splits"])
-def test_programs_have_parts_of_slices(plan, is_complex, monkeypatch):
+@pytest.mark.parametrize(
+    ("plan", "length"), [pytest.param("slices one after another", 72, marks=pytest.mark.slow), ("slices of splits", 40)]
+)
+def test_programs_have_parts_of_slices(plan, length, is_complex, monkeypatch):
     """As above, but each program has parts of its own, of three or more slices of the steps, of which one is shorter."""
     module = import_module("longscan.ops.selective_scan.triton")
     monkeypatch.setattr(module, "CHAINS", {})
     slices = []
     monkeypatch.setattr(module, "add_parts", LoggedKernel(module.add_parts, slices))
-    check_selective_scan(72, is_complex, monkeypatch, **PLANS[plan])
+    check_selective_scan(length, is_complex, monkeypatch, **PLANS[plan])
     assert len(slices) > 2
 
 

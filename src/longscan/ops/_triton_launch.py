@@ -33,6 +33,8 @@ class Launch:
 TABLE = {
     "linear_scan": Launch(steps=8, lanes=32, warps=1, stages=5),
     "linear_scan_backward": Launch(steps=8, lanes=32, warps=1, stages=4),
+    "linear_scan_splits": Launch(steps=8, lanes=64, warps=1, stages=5),
+    "linear_scan_backward_splits": Launch(steps=8, lanes=64, warps=1, stages=4),
     "block2_scan": Launch(steps=8, lanes=32, warps=1, stages=4),
     "block2_scan_backward": Launch(steps=4, lanes=32, warps=1, stages=5),
     "selective_scan": Launch(steps=16, lanes=256, warps=1, stages=3),
@@ -43,6 +45,7 @@ TABLE = {
     "selective_scan_pairs_backward": Launch(steps=4, lanes=256, warps=2, stages=3),
     "unitary_scan": Launch(steps=32, lanes=32, warps=1, stages=3),
     "unitary_scan_wide": Launch(steps=32, lanes=32, warps=1, stages=2),
+    "unitary_scan_wider": Launch(steps=16, lanes=32, warps=1, stages=2),
     "ssd_scan": Launch(steps=64, lanes=8192, warps=4, stages=2),
     "ssd_scan_backward": Launch(steps=64, lanes=8192, warps=4, stages=1),
     "ssd_scan_exact": Launch(steps=16, lanes=4096, warps=4),

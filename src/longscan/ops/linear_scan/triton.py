@@ -344,17 +344,28 @@ class _Problem:
     def __init__(self, op: str, a: Tensor, b: Tensor, reverse: bool, is_complex: bool) -> None:
         self.batch, self.length, self.size = b.shape[:3]
         self.parts = 2 if is_complex else 1
-        table = launch.TABLE[op]
-        strip = min(table.lanes, launch.power_of_two(self.size))
+        if self._programs(op) * 2 <= launch.PROGRAMS:
+            op += "_splits"
+        table, strip = launch.TABLE[op], self._strip(op)
         self.blocks = launch.ceil_div(self.size, strip)
-        warps = max(1, table.warps * strip // table.lanes)
-        self.split = launch.plan(op, self.length, self.batch * self.blocks * warps)
+        self.split = launch.plan(op, self.length, self._programs(op))
         self.constant = a.ndim < b.ndim
         self.groups = len(a) if a.ndim == b.ndim - 1 else 1
         self.options = {
             "CONSTANT": self.constant, "COMPLEX": is_complex, "REVERSE": reverse, "T": table.steps, "R": strip, "STAGES":
-            table.stages, "num_warps": warps,
+            table.stages, "num_warps": self._warps(op),
         }  # fmt: skip
+
+    def _strip(self, op: str) -> int:
+        """How much of S a program of an entry in the table of launches owns."""
+        return min(launch.TABLE[op].lanes, launch.power_of_two(self.size))
+
+    def _warps(self, op: str) -> int:
+        return max(1, launch.TABLE[op].warps * self._strip(op) // launch.TABLE[op].lanes)
+
+    def _programs(self, op: str) -> int:
+        """Programs of one split, each counted as many times as it has warps."""
+        return self.batch * launch.ceil_div(self.size, self._strip(op)) * self._warps(op)
 
     @property
     def grid(self) -> tuple[int, int]:

@@ -781,7 +781,7 @@ def leave_backward(
 
 # ---------------------------------------------------------------------------------------------- launches
 
-MANY = 32  # channels, beyond which the scans have a launch of their own
+WIDE, WIDER = 32, 128  # channels, beyond which the scans have launches of their own
 FEW = 128  # steps of a slice, for which it may take four times the memory: what starts with a slice costs more than memory saves
 EVEN = 64  # steps, of which longer splits are multiples, as tiles of the products are
 BLOCK = {"BLOCK": 128}  # pairs of channel and state a program, between splits
@@ -828,8 +828,8 @@ class _Problem:
 
 
 def _table(channels: int) -> launch.Launch:
-    """The launch of the scans; with many channels tiles of u fill the shared memory sooner."""
-    return launch.TABLE["unitary_scan_wide" if channels > MANY else "unitary_scan"]
+    """The launch of the scans; with many channels tiles of u and W fill the shared memory and the registers sooner."""
+    return launch.TABLE["unitary_scan" + ("_wider" if channels > WIDER else "_wide" if channels > WIDE else "")]
 
 
 def _lanes(channels: int, states: int) -> tuple[int, int, int, int]:
