@@ -247,6 +247,26 @@ def test_gradients_are_as_accurate_at_any_size(exponent: int) -> None:
         assert torch.equal(one, other * 2.0**-exponent)
 
 
+@pytest.mark.parametrize("rows_of", [4, 512])
+def test_short_packed_rows_leave_gradients_their_digits(rows_of: int) -> None:
+    """Slopes are far below what a whole row could make of them."""
+    generator = torch.Generator().manual_seed(0)
+    batch, length, channels, states = 1, 512, 2, 32
+    draw = partial(torch.randn, generator=generator)
+    u, dt, W = draw(batch, length, channels), 0.1 * draw(batch, length, channels).abs(), draw(channels, states, channels)
+    inputs = [u, dt, W, draw(channels, states), draw(channels, states, 2), draw(channels, states, 2)]
+    cotangent, seq_idx = draw(batch, length, channels), (torch.arange(length) // rows_of)[None]
+
+    def gradients(dtype: torch.dtype, backend: str) -> list[torch.Tensor]:
+        leaves = [x.to(DEVICE, dtype).requires_grad_() for x in inputs]
+        y, _ = unitary_scan(*leaves, phase_dt=True, seq_idx=seq_idx.to(DEVICE), backend=backend)
+        return [x.cpu().double() for x in torch.autograd.grad(y, [leaves[0], leaves[2]], cotangent.to(DEVICE, dtype))]
+
+    kinds = (torch.float64, "eager"), (torch.float32, "triton"), (torch.float32, "eager")
+    for exact, found, plain in zip(*(gradients(*kind) for kind in kinds), strict=True):
+        assert (found - exact).norm() <= 4 * (plain - exact).norm() + 2.0**-21 * exact.norm()
+
+
 def test_a_loud_channel_leaves_the_others_their_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(_triton_launch.TABLE, "unitary_scan", _triton_launch.Launch(16, 32, 1))  # a channel a program, as on GPUs
     generator = torch.Generator().manual_seed(0)

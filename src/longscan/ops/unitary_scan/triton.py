@@ -68,30 +68,22 @@ def _unit(angle, FAST: tl.constexpr):
 
 
 @triton.jit
-def _halves(x, SCALE: tl.constexpr):
-    """x SCALE as high + low / 2048 with numbers of half precision: 22 bits, or as many as lie above 2^-36."""
-    x *= SCALE
+def _halves(x, scale):
+    """x scale as high + low / 2048 with numbers of half precision: 22 bits, or as many as lie above 2^-36."""
+    x *= scale
     high = x.to(tl.float16)
     return high, ((x - high.to(tl.float32)) * 2048.0).to(tl.float16)
 
 
 @triton.jit
-def _scaled_halves(x, scale):
-    """x scale as the sum of two numbers of half precision: 22 bits, or as many as lie above 2^-25."""
-    x *= scale
-    high = x.to(tl.float16)
-    return high, (x - high.to(tl.float32)).to(tl.float16)
-
-
-@triton.jit
 def _product(high, low, other_high, other_low, sums, scale):
-    """sums + (high + low) (other_high + other_low / 2048) scale, but for low times low.
+    """sums + (high + low / 2048) (other_high + other_low / 2048) scale, but for low times low.
 
     Matrix units cut off what they add up, so only the products of a tile are added there: by the multiplication the compiler
     cannot hand them the sums.
     """
-    small = tl.dot(high, other_low) * (1.0 / 2048.0)
-    return tl.fma(tl.dot(high, other_high, tl.dot(low, other_high, small)), scale, sums)
+    small = tl.dot(low, other_high, tl.dot(high, other_low)) * (1.0 / 2048.0)
+    return tl.fma(tl.dot(high, other_high, small), scale, sums)
 
 
 @triton.jit
@@ -300,14 +292,16 @@ def _powers(peak):
 
 
 @triton.jit
-def _reach(x, first, present, steps, BD: tl.constexpr, NB: tl.constexpr):
-    """Sums of |x| over `steps` steps of each channel, for all lanes; x + first (BD,): where they begin."""
+def _reach(x, first, present, steps, LARGEST: tl.constexpr, BD: tl.constexpr, NB: tl.constexpr):
+    """Over `steps` steps of each channel the sum of |x|, or the largest, for all lanes; x + first (BD,): where they begin."""
     COLUMNS: tl.constexpr = 512 // BD if BD < 32 else 16
-    sums = tl.zeros((BD, COLUMNS), tl.float32)
+    found = tl.zeros((BD, COLUMNS), tl.float32)
     for begin in range(0, steps, COLUMNS):
         step = begin + tl.arange(0, COLUMNS)
-        sums += tl.abs(tl.load(x + first[:, None] + step[None, :], mask=present[:, None] & (step < steps)[None, :], other=0.0))
-    return tl.reshape(tl.broadcast_to(tl.sum(sums, 1)[:, None], (BD, NB)), (BD * NB,))
+        more = tl.abs(tl.load(x + first[:, None] + step[None, :], mask=present[:, None] & (step < steps)[None, :], other=0.0))
+        found = tl.maximum(found, more) if LARGEST else found + more
+    found = tl.max(found, 1) if LARGEST else tl.sum(found, 1)
+    return tl.reshape(tl.broadcast_to(found[:, None], (BD, NB)), (BD * NB,))
 
 
 @triton.jit(
@@ -361,13 +355,13 @@ def scan_backward(
     scale = 1.0
     if slopes_low is not None and not SUMMARY:
         first = (b * channels + own.to(tl.int64)) * padded + run * tiles * T
-        reach = _reach(x, first, present, tiles * T, BD, NB), _reach(g, first, present, tiles * T, BD, NB)
+        reach = _reach(x, first, present, tiles * T, False, BD, NB), _reach(g, first, present, tiles * T, False, BD, NB)
         source = bounds + b * bounds_stride + split.to(tl.int64) * 3 * size + place
         begin = tl.abs(tl.load(source + size, mask=live, other=0.0)) + tl.abs(tl.load(source + 2 * size, mask=live, other=0.0))
         largest = begin + (tl.abs(Br) + tl.abs(Bi)) * reach[0]
         largest *= tl.abs(mr) + tl.abs(mi) + (tl.abs(Cr) + tl.abs(Ci)) * reach[1]
         if PHASE_DT:
-            largest *= _reach(rate, first, present, tiles * T, BD, NB)
+            largest *= _reach(rate, first, present, tiles * T, True, BD, NB)
         scale, inverse = _powers(tl.max(largest, 0))
         tl.store(unscale + (b * tl.num_programs(1) + run) * blocks + tl.program_id(0) % blocks, inverse)
     # a tile in memory's own layout: from it the compiler takes that of the scans, and leaves a thread all steps of its lanes
@@ -453,7 +447,7 @@ def scan_backward(
                 sum_bias += tl.sum(slope * counts, 0)
             to = (b * padded + tile * T) * (blocks * R) + (steps[:, None] * (blocks * R) + column[None, :])
             if slopes_low is not None:
-                first_half, second_half = _scaled_halves(slope, scale)
+                first_half, second_half = _halves(slope, scale)
                 tl.store(slopes + to, first_half)
                 tl.store(slopes_low + to, second_half)
             else:
