@@ -215,7 +215,7 @@ class _Launch:
 
 
 class _Launched(threading.local):
-    """The last launch of each kernel inside `on_device`; None outside, where no tensor may be held."""
+    """The last launch of each kernel, where `on_device` says so; else None, as no tensor may be held."""
 
     of: dict[Any, _Launch] | None = None
 
@@ -299,22 +299,26 @@ def _checked(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], constant
 
 
 class _OnDevice:
-    def __init__(self, like: Tensor) -> None:
+    def __init__(self, like: Tensor, repeats: bool) -> None:
+        self.launched: dict[Any, _Launch] | None = {} if repeats else None
         other = like.is_cuda and like.get_device() != torch.cuda.current_device()
         self.device: AbstractContextManager[object] = torch.cuda.device(like.device) if other else nullcontext()
 
     def __enter__(self) -> None:
         self.device.__enter__()
-        _launched.of = {}
+        _launched.of = self.launched
 
     def __exit__(self, *error: Any) -> None:
         _launched.of = None
         self.device.__exit__(*error)
 
 
-def on_device(like: Tensor) -> AbstractContextManager[None]:
-    """A context in which kernels run on the GPU of `like`, and launches that hardly differ from the last take less time."""
-    return _OnDevice(like)
+def on_device(like: Tensor, repeats: bool = False) -> AbstractContextManager[None]:
+    """A context in which kernels run on the GPU of `like`.
+
+    repeats: launches that hardly differ from the kernel's last take less time, and tensors handed to one stay in memory.
+    """
+    return _OnDevice(like, repeats)
 
 
 def special_functions(like: Tensor) -> bool:

@@ -933,7 +933,7 @@ def backward(
     by_channel = like.new_empty((p.batch, held, 2, p.channels))
     d_scale = None if dt_scale is None else like.new_empty((p.blocks, p.batch, p.length))
     inputs = (grad_y, u, dt, A, B, C, D, z, dt_bias, dt_scale, flags, chunk_states)
-    with launch.on_device(u):
+    with launch.on_device(u, repeats=sliced):
         if split.parallel:
             mult, local = (torch.empty_like(sums) for _ in range(2))
             _scan_backward(p, split, (*inputs, None, adjoints, *[None] * 7, local, mult, None), links, True)

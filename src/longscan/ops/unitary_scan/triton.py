@@ -989,7 +989,7 @@ def backward(
     most = min(at_once, p.splits) * p.steps
     tiles_of = [launch.elementwise(p.batch, (stop - first) * p.steps, p.channels)[1] for first, stop in slices]
     dD = None if D is None else u.new_empty((p.batch, sum(tiles_of), p.channels))
-    with launch.on_device(u):
+    with launch.on_device(u, repeats=True):
         weights = W, bias, B, C
         arrays = _Slice(p, u, most, True)
         if p.parallel:
