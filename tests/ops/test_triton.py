@@ -284,6 +284,29 @@ def test_short_packed_rows_leave_gradients_their_digits() -> None:
         assert (found - exact).norm() <= 4 * (plain - exact).norm() + 2.0**-21 * exact.norm()
 
 
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # numpy's, in the interpreter
+def test_an_infinite_gradient_is_not_taken_for_a_finite_one() -> None:
+    generator = torch.Generator().manual_seed(0)
+    draw = partial(torch.randn, generator=generator)
+    inputs = [draw(1, 20, 3), draw(1, 20, 3).abs(), draw(3, 4, 3), draw(3, 4), draw(3, 4, 2), draw(3, 4, 2)]
+    leaves = [x.to(DEVICE).requires_grad_() for x in inputs]
+    y, _ = unitary_scan(*leaves, backend="triton")
+    cotangent = torch.ones_like(y)
+    cotangent[0, 9, 0] = torch.inf
+    assert not torch.autograd.grad(y, leaves[2], cotangent)[0].isfinite().any()
+
+
+def test_a_launch_is_repeated_with_integers_that_no_kernel_was_compiled_for() -> None:
+    x, other = torch.zeros(1), torch.zeros(1)
+    launch = _triton_launch._Launch(None, 0, (x, 5, 64), {"T": 8}, [x.data_ptr(), 5, 64], (8,), frozenset({1}))
+    assert launch.take((x, 7, 64), {"T": 8})
+    assert launch.values == [x.data_ptr(), 7, 64]
+    assert not launch.take((x, 9, 64), {"T": 16})
+    for args in ((x, 9, 32), (other, 9, 64), (x, 2**31, 64)):
+        assert not launch.take(args, {"T": 8})
+        assert launch.values == [x.data_ptr(), 7, 64]
+
+
 def test_a_loud_channel_leaves_the_others_their_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(_triton_launch.TABLE, "unitary_scan", _triton_launch.Launch(16, 32, 1))  # a channel a program, as on GPUs
     generator = torch.Generator().manual_seed(0)

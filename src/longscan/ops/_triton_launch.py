@@ -202,14 +202,16 @@ class _Launch:
         """Whether this is the launch for `args`: those of before, but for integers that the kernel was not compiled for."""
         if self.constants != constants:
             return False
+        changed = []
         for i, (x, before) in enumerate(zip(args, self.args, strict=True)):
-            if x is before:
-                continue
-            if type(x) is not int or type(before) is not int:
-                return False
-            if x != before and (i not in self.free or max(abs(x), abs(before)) >= 2**31):
-                return False
-            self.values[i] = x
+            if x is not before:
+                if type(x) is not int or type(before) is not int:
+                    return False
+                if x != before and (i not in self.free or max(abs(x), abs(before)) >= 2**31):
+                    return False
+                changed.append(i)
+        for i in changed:
+            self.values[i] = args[i]
         self.args = args
         return True
 

@@ -17,9 +17,10 @@ state before cannot be got back by subtraction: then a forward pass over the sli
 
 A tile's lanes are states, fastest, and channels; its steps lie in the registers of one thread. The angles are a matrix product
 whose factors are given as two numbers of 11 bits each, so that matrix units keep float32. In the backward the gradients of the
-angles would have to be summed over all programs: a slice of them goes to memory, and a kernel of products takes it to u and W.
-SiLUs, skip and gate are elementwise kernels before and after, so that a program's lanes do not all compute them again; what they
-hand to a scan has the time axis last.
+angles, "slopes", would have to be summed over all programs: a slice of them goes to memory, and a kernel of products takes it to
+u and W. They go as numbers of half precision, ready for matrix units, by a power of two that is known before they are: sums of
+|x| and |g| bound the states and their gradients, whose product no slope exceeds. SiLUs, skip and gate are elementwise kernels
+before and after, so that a program's lanes do not all compute them again; what they hand to a scan has the time axis last.
 """
 
 from typing import Any, NamedTuple
@@ -231,7 +232,7 @@ def scan(
         if y is not None:
             read_r = carried * (Cr * wr - Ci * wi)[None, :] + pr[None, :] * Sr - pi[None, :] * Si
             read_i = carried * (Cr * wi + Ci * wr)[None, :] + pr[None, :] * Si + pi[None, :] * Sr
-            to = y + part * batch * channels * padded + at
+            to = y + part.to(tl.int64) * batch * channels * padded + at
             tl.store(to, _over_states(c * read_r - s * read_i, T, BD, NB), mask=present[None, :])
         phase = row_of(total, last)
         end_r, end_i = row_of(Sr, last), row_of(Si, last)
@@ -286,9 +287,11 @@ def turn_chain(ends, initial, bounds, splits, size, bounds_stride, BLOCK: tl.con
 
 @triton.jit
 def _powers(peak):
-    """The power of two that takes numbers up to `peak` below 2^15, and its inverse."""
-    inverse = tl.maximum((peak.to(tl.int32, bitcast=True) & 0x7F800000) - (14 << 23), 1 << 23)
-    return ((254 << 23) - inverse).to(tl.float32, bitcast=True), inverse.to(tl.float32, bitcast=True)
+    """The power of two that takes numbers up to `peak` below 2^15, and its inverse, NaN where `peak` is not finite."""
+    exponent = peak.to(tl.int32, bitcast=True) & 0x7F800000
+    inverse = tl.maximum(exponent - (14 << 23), 1 << 23)
+    undone = tl.where(exponent == 0x7F800000, 0x7FC00000, inverse)
+    return ((254 << 23) - inverse).to(tl.float32, bitcast=True), undone.to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -439,7 +442,7 @@ def scan_backward(
             mi += Cr * all_Ri - Ci * all_Rr
         if not SUMMARY:
             if PHASE_DT:
-                to = d_rate + part * batch * channels * padded + at
+                to = d_rate + part.to(tl.int64) * batch * channels * padded + at
                 tl.store(to, _over_states(slope * projected, T, BD, NB), mask=present[None, :])
                 slope *= step
                 sum_bias += tl.sum(slope, 0)
@@ -452,7 +455,7 @@ def scan_backward(
                 tl.store(slopes_low + to, second_half)
             else:
                 tl.store(slopes + to, slope)
-            to = dx + part * batch * channels * padded + at
+            to = dx + part.to(tl.int64) * batch * channels * padded + at
             tl.store(to, _over_states(entry, T, BD, NB), mask=present[None, :])
         phase = row_of(before, last)
     if SUMMARY:
@@ -566,10 +569,10 @@ def halve(W, high, low, channels, states, width, SLOTS: tl.constexpr, NB: tl.con
 
 
 @triton.jit
-def _tile(x, row, column, inside, width, EVEN: tl.constexpr):
-    """A tile of x (.., width), with 0 in the rows that are not inside."""
+def _tile(x, row, column, inside, within, width, EVEN: tl.constexpr):
+    """A tile of x (.., width), with 0 in the rows that are not inside and the columns that are not within."""
     at = row[:, None] * width + column[None, :]
-    return tl.load(x + at) if EVEN else tl.load(x + at, mask=inside[:, None], other=0.0)
+    return tl.load(x + at) if EVEN else tl.load(x + at, mask=inside[:, None] & within[None, :], other=0.0)
 
 
 @triton.jit
@@ -583,7 +586,9 @@ def _through(
     sums = tl.zeros((BR, BK), tl.float32)
     for chunk in tl.range(share * chunks, tl.minimum((share + 1) * chunks, BLOCKS), num_stages=STAGES):
         slot = chunk * R + tl.arange(0, R)
-        high, low = _tile(slopes, row, slot, inside, BLOCKS * R, EVEN), _tile(slopes_low, row, slot, inside, BLOCKS * R, EVEN)
+        all_of = slot >= 0
+        high = _tile(slopes, row, slot, inside, all_of, BLOCKS * R, EVEN)
+        low = _tile(slopes_low, row, slot, inside, all_of, BLOCKS * R, EVEN)
         weights = (group * BLOCKS * R + slot)[:, None] * K + k[None, :]
         scale = tl.load(unscale + run * BLOCKS + chunk) * (1.0 / U_STEP)
         sums = _product(high, low, tl.load(W_high + weights), tl.load(W_low + weights), sums, scale)
@@ -604,13 +609,9 @@ def _gradient(
     for tile in tl.range(share * count, tl.minimum((share + 1) * count, runs * tiles), num_stages=STAGES):
         run, inner = group * runs + tile // tiles, tile % tiles * BR + tl.arange(0, BR)
         row, inside = run * steps + inner, inner < steps
-        if EVEN:
-            at = row[:, None] * (BLOCKS * R) + slot[None, :]
-            first, second = tl.load(slopes + at), tl.load(slopes_low + at)
-        else:
-            at, mask = row[:, None] * (BLOCKS * R) + slot[None, :], inside[:, None] & there[None, :]
-            first, second = tl.load(slopes + at, mask=mask, other=0.0), tl.load(slopes_low + at, mask=mask, other=0.0)
-        inputs, inputs_low = _tile(high, row, k, inside, K, EVEN), _tile(low, row, k, inside, K, EVEN)
+        first = _tile(slopes, row, slot, inside, there, BLOCKS * R, EVEN)
+        second = _tile(slopes_low, row, slot, inside, there, BLOCKS * R, EVEN)
+        inputs, inputs_low = _tile(high, row, k, inside, k < K, K, EVEN), _tile(low, row, k, inside, k < K, K, EVEN)
         scale = tl.load(unscale + run * BLOCKS + slot // R, mask=there, other=0.0) * U_STEP
         sums = _product(tl.trans(first), tl.trans(second), inputs, inputs_low, sums, scale[:, None])
     to = parts + ((share * tl.num_programs(2) + group) * (BLOCKS * R) + slot[:, None]) * K + k[None, :]
@@ -619,17 +620,17 @@ def _gradient(
     tl.store(to, sums, mask=there[:, None])
 
 
-@triton.jit(do_not_specialize=["runs", "steps", "tiles", "row_tiles", "chunks", "count", "first", "blocks", "more"])
+@triton.jit(do_not_specialize=["runs", "steps", "tiles", "tiles_of_W", "chunks", "count", "first", "blocks", "more"])
 def products(
-    slopes, slopes_low, unscale, W_high, W_low, high, low, through, parts, runs, steps, tiles, row_tiles, chunks, count, first,
+    slopes, slopes_low, unscale, W_high, W_low, high, low, through, parts, runs, steps, tiles, tiles_of_W, chunks, count, first,
     blocks, more, BLOCKS: tl.constexpr, R: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, BR: tl.constexpr,
-    BS: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr, EVEN: tl.constexpr,
+    BS: tl.constexpr, BW: tl.constexpr, STAGES: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """What slopes do to u, by the first programs, and to W, by the others; for BK of the channels, of one group.
 
     slopes (groups, runs, steps, BLOCKS R), times unscale (groups, runs, BLOCKS) for R of them. through: (shares of the slopes,
     groups, runs, steps, K), of tiles of BR steps, `tiles` a run; parts: (shares of the steps, groups, BLOCKS R, K), of `blocks`
-    tiles of BS and of ROWS steps, `row_tiles` a run. EVEN: no tile reaches beyond the arrays.
+    tiles of BS and of BW steps, `tiles_of_W` a run. EVEN: no tile reaches beyond the arrays.
     """
     group, program = tl.program_id(2).to(tl.int64), tl.program_id(0)
     k = tl.program_id(1) * BK + tl.arange(0, BK)
@@ -641,7 +642,7 @@ def products(
     else:
         _gradient(
             slopes, slopes_low, unscale, high, low, parts, group, (program - first) % blocks, (program - first) // blocks, k,
-            runs, steps, row_tiles, count, more, BLOCKS, R, K, BK, ROWS, BS, STAGES, EVEN,
+            runs, steps, tiles_of_W, count, more, BLOCKS, R, K, BK, BW, BS, STAGES, EVEN,
         )  # fmt: skip
 
 
@@ -777,7 +778,7 @@ def leave_backward(
 
 WIDE, WIDER = 32, 128  # channels, beyond which the scans have launches of their own
 FEW = 128  # steps of a slice, for which it may take four times the memory: what starts with a slice costs more than memory saves
-EVEN = 64  # steps, of which longer splits are multiples, as tiles of the products are
+UNIT = 64  # steps, of which longer splits are multiples, so that fewer tiles of the products reach beyond them
 BLOCK = {"BLOCK": 128}  # pairs of channel and state a program, between splits
 SUMS = {"ROWS": 16, "BLOCK": 32}  # of `add_up`
 PARTS = {"ROWS": 8, "BLOCK": 256}  # of `add_parts`
@@ -838,7 +839,8 @@ def _lanes(channels: int, states: int) -> tuple[int, int, int, int]:
 def _splits(batch: int, length: int, channels: int, states: int) -> tuple[int, int, bool]:
     """The steps of a split, how many splits there are, and whether they run side by side."""
     T = _table(channels).steps
-    programs, row = batch * _lanes(channels, states)[3], 4 * batch * channels * states
+    NB, BD, _, blocks = _lanes(channels, states)
+    programs, row = batch * blocks, 4 * batch * blocks * BD * NB
     parallel, most = programs * 2 <= launch.PROGRAMS, launch.SCRATCH // row
     if parallel:
         side_by_side = launch.ceil_div(launch.PROGRAMS, programs)
@@ -847,7 +849,7 @@ def _splits(batch: int, length: int, channels: int, states: int) -> tuple[int, i
         most = min(FEW, 4 * launch.SCRATCH // row)
     count = launch.ceil_div(length, min(max(most, T), length))
     steps = launch.ceil_div(length, count)
-    unit = max(T, EVEN) if steps >= 4 * EVEN else T
+    unit = max(T, UNIT) if steps >= 4 * UNIT else T
     steps = launch.ceil_div(steps, unit) * unit
     count = launch.ceil_div(length, steps)
     return steps, count, parallel and count > 1
@@ -984,7 +986,7 @@ def backward(
     sums = u.new_empty((p.batch, p.splits if p.parallel else 1, 5, p.size))
     d_bias, dB, dC, d_initial = map(torch.empty_like, (bias, B, C, initial_state))
     stride, raw = chunk_states.stride(0), chunk_states[:, -p.length * p.channels :]
-    at_once = max(1, launch.SCRATCH // (4 * p.batch * p.size * p.steps)) if p.parallel else 1
+    at_once = max(1, launch.SCRATCH // (4 * p.programs * p.BD * p.NB * p.steps)) if p.parallel else 1
     slices = list(launch.slices(p.splits, at_once))
     most = min(at_once, p.splits) * p.steps
     tiles_of = [launch.elementwise(p.batch, (stop - first) * p.steps, p.channels)[1] for first, stop in slices]
@@ -1022,8 +1024,9 @@ def backward(
             )  # fmt: skip
         count = sums.shape[1] * p.rows
         launch.run(add_up, (p.groups, launch.ceil_div(p.size, 32)), sums, d_bias, dB, dC, count, p.size, constants=SUMS)
+        dW = product.total()
     skip = u.new_empty(0) if D is None or dD is None else dD.view(p.groups, -1, p.channels).sum(1).reshape(D.shape)
-    return du, ddt, product.total(), d_bias, dB, dC, skip, dz, d_initial
+    return du, ddt, dW, d_bias, dB, dC, skip, dz, d_initial
 
 
 def _scan_backward(
@@ -1078,10 +1081,10 @@ class _Products:
         self.tile = table = launch.PRODUCTS[min(p.K, max(launch.PRODUCTS))]
         self.columns, self.blocks = p.K // table.columns, launch.ceil_div(self.slots, table.slots)
         programs = launch.ceil_div(table.programs, self.columns * p.groups)
-        tiles, row_tiles = (runs * launch.ceil_div(p.steps, each) for each in (table.rows, table.steps))
+        tiles, tiles_of_W = (runs * launch.ceil_div(p.steps, each) for each in (table.rows, table.steps))
         self.chunks = launch.ceil_div(p.blocks, launch.ceil_div(programs, tiles))  # of lanes, in a program for u
-        self.count = launch.ceil_div(row_tiles, launch.ceil_div(programs, self.blocks))  # of tiles, in a program for W
-        self.shares, self.parts = launch.ceil_div(p.blocks, self.chunks), launch.ceil_div(row_tiles, self.count)
+        self.count = launch.ceil_div(tiles_of_W, launch.ceil_div(programs, self.blocks))  # of tiles, in a program for W
+        self.shares, self.parts = launch.ceil_div(p.blocks, self.chunks), launch.ceil_div(tiles_of_W, self.count)
         self.sums = W.new_empty((self.parts, p.groups, self.slots, p.K))
         self.through = W.new_empty(self.shares * rows * p.K)
 
@@ -1094,15 +1097,15 @@ class _Products:
             self.sums.baddbmm_(slopes.mT, rows)
             return torch.bmm(slopes, self.weights), 1
         table, runs = self.tile, runs * p.rows
-        tiles, row_tiles = launch.ceil_div(p.steps, table.rows), launch.ceil_div(p.steps, table.steps)
+        tiles, tiles_of_W = launch.ceil_div(p.steps, table.rows), launch.ceil_div(p.steps, table.steps)
         first = runs * tiles * self.shares
         grid = first + self.blocks * self.parts, self.columns, p.groups
         even = p.steps % table.rows == p.steps % table.steps == self.slots % table.slots == 0
         launch.run(
             products, grid, *self.slopes, self.weights, self.low_weights, entered.high, entered.low, self.through, self.sums,
-            runs, p.steps, tiles, row_tiles, self.chunks, self.count, first, self.blocks, int(self.more), constants={
+            runs, p.steps, tiles, tiles_of_W, self.chunks, self.count, first, self.blocks, int(self.more), constants={
                 "BLOCKS": p.blocks, "R": self.lanes, "K": p.K, "BK": table.columns, "BR": table.rows, "BS": table.slots,
-                "ROWS": table.steps, "STAGES": table.stages, "EVEN": even, "num_warps": table.warps,
+                "BW": table.steps, "STAGES": table.stages, "EVEN": even, "num_warps": table.warps,
             },
         )  # fmt: skip
         self.more = True
