@@ -170,7 +170,7 @@ def run(kernel: Any, grid: tuple[int, ...], *args: Any, constants: dict[str, Any
     if _ahead.compiling:
         kernel.warmup(*args, grid=grid, **constants)
         return
-    last = _launched.of.get(kernel) if _launched.of else None
+    last = None if _launched.of is None else _launched.of.get(kernel)
     if last is None or not last.take(args, constants):
         last = _found(kernel, like.get_device(), grid, args, constants)
         if last is None:

@@ -556,12 +556,12 @@ def add_parts(
 
 
 @triton.jit
-def halve(W, high, low, channels, states, width, SLOTS: tl.constexpr, NB: tl.constexpr, K: tl.constexpr, BS: tl.constexpr):
+def halve(W, high, low, channels, states, SLOTS: tl.constexpr, NB: tl.constexpr, K: tl.constexpr, BS: tl.constexpr):
     """W (groups, D, N, D) U_STEP in two parts (groups, SLOTS, K), rows in the order of slopes: NB for the states of a channel."""
     group, slot = tl.program_id(1).to(tl.int64), tl.program_id(0) * BS + tl.arange(0, BS)
     k, d, n = tl.arange(0, K), slot // NB, slot % NB
-    source = W + ((group * channels + d) * states + n)[:, None] * width + k[None, :]
-    there = ((d < channels) & (n < states))[:, None] & (k < width)[None, :]
+    source = W + ((group * channels + d) * states + n)[:, None] * channels + k[None, :]
+    there = ((d < channels) & (n < states))[:, None] & (k < channels)[None, :]
     first, second = _halves(tl.load(source, mask=there, other=0.0), U_STEP)
     to = (group * SLOTS + slot)[:, None] * K + k[None, :]
     tl.store(high + to, first, mask=(slot < SLOTS)[:, None])
@@ -1075,7 +1075,7 @@ class _Products:
         self.low_weights = torch.empty_like(self.weights)
         grid = launch.ceil_div(self.slots, 16), p.groups
         launch.run(
-            halve, grid, W, self.weights, self.low_weights, p.channels, p.states, p.channels,
+            halve, grid, W, self.weights, self.low_weights, p.channels, p.states,
             constants={"SLOTS": self.slots, "NB": self.width, "K": p.K, "BS": 16},
         )  # fmt: skip
         self.tile = table = launch.PRODUCTS[min(p.K, max(launch.PRODUCTS))]
