@@ -7,7 +7,7 @@ TORCH := torch==2.13.0
 
 INTERPRETED := tests/contracts/test_ops.py tests/ops/test_triton.py  # the Triton kernels, where there is no GPU
 
-.PHONY: run test slow contract lint bench docs clean
+.PHONY: run test slow contract mutants lint bench docs clean
 .DEFAULT_GOAL := test
 
 # The exact torch first: a looser request may bring gigabytes of CUDA packages. `--no-build-isolation` keeps the C++ build on the tools
@@ -34,6 +34,16 @@ CASES ?= 400
 contract: $(STAMP)
 	LONGSCAN_EXAMPLES=$(CASES) $(BIN)/pytest -q -n 2 tests/contracts
 	TRITON_INTERPRET=1 LONGSCAN_BACKEND=triton LONGSCAN_EXAMPLES=5 $(BIN)/pytest -q -n 2 $(INTERPRETED)
+
+# One-token changes to the package: which of them do the tests miss? Hours on two cores; SEED chooses others.
+MUTANTS ?= 200
+SEED ?= 1
+mutants: $(STAMP)
+	$(BIN)/pip install -q --no-build-isolation -e ".[mutation]"
+	$(BIN)/python tests/mutation/campaign.py choose --seed $(SEED) --count $(MUTANTS) --out build/mutants-$(SEED).jsonl
+	$(BIN)/python tests/mutation/campaign.py cover --out build/coverage-$(SEED).json
+	$(BIN)/python tests/mutation/campaign.py run build/mutants-$(SEED).jsonl --coverage build/coverage-$(SEED).json --out build/mutants-$(SEED)-results.jsonl
+	$(BIN)/python tests/mutation/campaign.py report build/mutants-$(SEED)-results.jsonl
 
 lint: $(STAMP)
 	$(BIN)/ruff check src tests benchmarks

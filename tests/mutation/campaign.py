@@ -1,0 +1,320 @@
+"""A mutation campaign: how many one-token changes to the package do its tests notice?
+
+Cosmic Ray finds the places and makes the changes (`choose`). `cover` runs the test command once, with coverage contexts, to find
+which tests execute which line and how long each takes. `run` gives every mutant its own copy of the package, runs the tests that
+execute the changed line (the quick ones of every file first, then the others, up to --seconds of their time) and writes one JSON
+line: killed, timeout or survived. `report` prints a table by part and lists the survivors.
+
+    python tests/mutation/campaign.py choose --seed 1 --count 200 --out mutants.jsonl      # needs cosmic-ray
+    python tests/mutation/campaign.py cover --processes 2 --out coverage.json              # needs pytest-cov and pytest-xdist
+    python tests/mutation/campaign.py run mutants.jsonl --coverage coverage.json --processes 2 --out results.jsonl
+    python tests/mutation/campaign.py report results.jsonl
+
+`run` skips mutants that the result file already holds, so the same command continues a campaign. The Triton kernels are left out:
+the interpreter runs rewritten source, which coverage cannot attribute to lines.
+"""
+
+import argparse
+import ast
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = Path("src/longscan")
+PARTS = ("ops", "layers", "blocks", "training", "tasks", "estimators")
+LEFT_OUT = ("triton", "_native.pyi")  # in a file's name
+# Replacements that raise TypeError on floats or compare identities: any test that executes the line notices them.
+TRIVIAL = ("Shift", "Bit", "_Is", "IsNot", "Invert", "UAdd", "VariableReplacer", "VariableInserter")
+RUN_PYTEST = "import sys, pytest; sys.exit(pytest.main(sys.argv[1:]))"
+
+
+class Position(NamedTuple):
+    """A place of a source file that can be mutated, and the operators that apply there as (name, occurrence)."""
+
+    path: str
+    line: int
+    column: int
+    operators: list[tuple[str, int]]
+
+
+def source_files(part: str) -> list[Path]:
+    """The Python files of a part of the package, relative to the repository."""
+    files = sorted((ROOT / PACKAGE / part).rglob("*.py"))
+    return [path.relative_to(ROOT) for path in files if not any(word in path.name for word in LEFT_OUT)]
+
+
+def annotated_spans(source: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """Start and end, as (line, column), of every type annotation: changes there have no effect at run time."""
+    spans = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            found = [node.returns]
+        elif isinstance(node, ast.arg | ast.AnnAssign):
+            found = [node.annotation]
+        else:
+            continue
+        spans += [
+            ((one.lineno, one.col_offset), (one.end_lineno or 0, one.end_col_offset or 0)) for one in found if one is not None
+        ]
+    return spans
+
+
+def positions(path: Path) -> Iterator[Position]:
+    """Every place of a file at which Cosmic Ray has a change that is not trivially noticed."""
+    from cosmic_ray import plugins
+    from cosmic_ray.ast import ast_nodes, get_ast_from_path
+
+    spans = annotated_spans((ROOT / path).read_text(encoding="utf-8"))
+    tree, found = get_ast_from_path(ROOT / path), defaultdict(list)
+    for name in plugins.operator_names():
+        if any(word in name for word in TRIVIAL):
+            continue
+        operator = plugins.get_operator(name)()
+        places = (start for node in ast_nodes(tree) for start, _ in operator.mutation_positions(node))
+        for occurrence, start in enumerate(places):
+            if not any(first <= start < last for first, last in spans):
+                found[start].append((name, occurrence))
+    for (line, column), operators in sorted(found.items()):
+        yield Position(str(path), line, column, operators)
+
+
+def changes_meaning(source: str, mutated: str) -> bool:
+    """Whether mutated source is valid Python that parses to another tree."""
+    try:
+        return ast.dump(ast.parse(mutated)) != ast.dump(ast.parse(source))
+    except SyntaxError:
+        return False
+
+
+def choose(count: int, seed: int, out: Path) -> None:
+    """Write `count` mutants, spread evenly over the parts, places and operators drawn at random."""
+    from cosmic_ray import plugins
+    from cosmic_ray.mutating import mutate_code
+
+    generator, chosen = random.Random(seed), []
+    for index, part in enumerate(PARTS):
+        wanted = count // len(PARTS) + (index < count % len(PARTS))
+        places = [place for path in source_files(part) for place in positions(path)]
+        for place in generator.sample(places, len(places)):
+            if wanted == 0:
+                break
+            name, occurrence = generator.choice(place.operators)
+            source = (ROOT / place.path).read_text(encoding="utf-8")
+            mutated = mutate_code(source, plugins.get_operator(name)(), occurrence)
+            if mutated is None or not changes_meaning(source, mutated):
+                continue
+            before, after = source.splitlines(), mutated.splitlines()
+            changed = [number for number, pair in enumerate(zip(before, after, strict=False)) if pair[0] != pair[1]]
+            chosen.append(
+                {
+                    "id": f"{place.path}:{place.line}:{place.column}:{name.removeprefix('core/')}",
+                    "part": part,
+                    "path": place.path,
+                    "line": place.line,
+                    "before": before[changed[0]].strip(),
+                    "after": after[changed[0]].strip() if len(before) == len(after) else "(line removed)",
+                    "source": mutated,
+                }
+            )
+            wanted -= 1
+    out.write_text("".join(json.dumps(mutant) + "\n" for mutant in chosen), encoding="utf-8")
+
+
+class Recorder:
+    """A pytest plugin that writes the outcome and the duration of every test to the file that LONGSCAN_OUTCOMES names."""
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        """Write the report of a test's call, or of a set-up that did not pass."""
+        if report.when == "call" or not report.passed:
+            row = {"test": report.nodeid, "outcome": report.outcome, "seconds": report.duration}
+            with Path(os.environ["LONGSCAN_OUTCOMES"]).open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+
+
+def environment(tree: Path) -> dict[str, str]:
+    """The environment of tests of the package in `tree`."""
+    paths = [str(tree / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    settings = {"PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
+    return os.environ | settings
+
+
+def cover(processes: int, select: list[str], out: Path) -> None:
+    """Run the tests once and write which tests execute which line, their seconds, and which of them fail as things are."""
+    with tempfile.TemporaryDirectory() as folder:
+        outcomes, data = Path(folder) / "outcomes.jsonl", Path(folder) / "coverage.json"
+        plugin = Path(folder) / "record_outcomes.py"
+        plugin.write_text(
+            "import os, sys\n"
+            f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+            "from campaign import Recorder\n"
+            "def pytest_configure(config):\n"
+            "    if not hasattr(config, 'workerinput'):\n"
+            "        config.pluginmanager.register(Recorder())\n",
+            encoding="utf-8",
+        )
+        run_environment = environment(ROOT) | {"LONGSCAN_OUTCOMES": str(outcomes), "COVERAGE_FILE": str(Path(folder) / "data")}
+        run_environment["PYTHONPATH"] += os.pathsep + folder
+        words = ["-q", "-m", "not slow", "--continue-on-collection-errors", "-p", "record_outcomes"]
+        words += ["--cov=src/longscan", "--cov-context=test", "--cov-report="]
+        subprocess.run(
+            [sys.executable, "-c", RUN_PYTEST, *words, "-n", str(processes), *select], cwd=ROOT, env=run_environment, check=False
+        )
+        show = [sys.executable, "-m", "coverage", "json", "-q", "--show-contexts", "-o", str(data)]
+        subprocess.run(show, cwd=ROOT, env=run_environment, check=True)
+        found = json.loads(data.read_text(encoding="utf-8"))
+        lines: dict[str, dict[str, list[str]]] = {}
+        for path, file in found["files"].items():
+            contexts = {line: [name.split("|")[0] for name in names if name] for line, names in file["contexts"].items()}
+            lines[path] = {line: sorted(set(names)) for line, names in contexts.items()}
+        rows = [json.loads(row) for row in outcomes.read_text(encoding="utf-8").splitlines()]
+    tests = {row["test"]: row["seconds"] for row in rows if row["outcome"] == "passed"}
+    failing = sorted({row["test"] for row in rows if row["outcome"] == "failed"})
+    out.write_text(json.dumps({"lines": lines, "seconds": tests, "failing": failing}), encoding="utf-8")
+    sys.stderr.write(f"{len(tests)} tests passed, {len(failing)} failed, {len(lines)} files covered\n")
+
+
+def tests_for(mutant: dict[str, Any], coverage: dict[str, Any], seconds: float) -> list[str]:
+    """The tests to try on a mutant: those that execute its line, else its file, quick ones of every test file first."""
+    known, by_line = coverage["seconds"], coverage["lines"].get(mutant["path"], {})
+    candidates = by_line.get(str(mutant["line"])) or [test for tests in by_line.values() for test in tests]
+    unique = sorted({test for test in candidates if test in known}, key=lambda test: known[test])
+    rank: Counter[str] = Counter()
+    ordered = []
+    for test in unique:
+        file = test.split("::")[0]
+        ordered.append((rank[file], known[test], test))
+        rank[file] += 1
+    chosen, spent = [], 0.0
+    for _, cost, test in sorted(ordered):
+        if spent + cost <= seconds or not chosen:
+            chosen.append(test)
+            spent += cost
+    return chosen
+
+
+def copy_tree(folder: Path) -> Path:
+    """A copy of the package and its tests that mutants are written into."""
+    tree = folder / "tree"
+    for name in ("src", "tests", "recipes", "results", "docs", "benchmarks", "csrc"):
+        shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for path in ROOT.iterdir():
+        if path.is_file():
+            shutil.copy2(path, tree / path.name)
+    return tree
+
+
+def try_mutant(mutant: dict[str, Any], tests: list[str], tree: Path, limit: float) -> dict[str, Any]:
+    """Run the tests on a mutant; the row to write, without the mutant's source."""
+    row = {name: value for name, value in mutant.items() if name != "source"} | {"tests": len(tests)}
+    if not tests:
+        return row | {"outcome": "survived", "by": "no test executes this line", "seconds": 0.0}
+    original = (tree / mutant["path"]).read_text(encoding="utf-8")
+    started = time.monotonic()
+    names = tree / "chosen.txt"
+    names.write_text("\n".join(tests), encoding="utf-8")
+    try:
+        (tree / mutant["path"]).write_text(mutant["source"], encoding="utf-8")
+        words = ["-x", "-q", "-p", "no:cacheprovider", "--no-header", f"@{names}"]
+        call = [sys.executable, "-c", RUN_PYTEST, *words]
+        done = subprocess.run(call, cwd=tree, env=environment(tree), capture_output=True, text=True, timeout=limit)
+        outcome = "survived" if done.returncode == 0 else "killed"
+        failed = [line.split(" ")[1] for line in done.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+        by = failed[0] if failed else f"exit status {done.returncode}" if done.returncode else ""
+    except subprocess.TimeoutExpired:
+        outcome, by = "timeout", f"{limit:.0f} s"
+    finally:
+        (tree / mutant["path"]).write_text(original, encoding="utf-8")
+    return row | {"outcome": outcome, "by": by, "seconds": round(time.monotonic() - started, 1)}
+
+
+def run(chosen: Path, coverage_file: Path, processes: int, seconds: float, until: float, out: Path) -> None:
+    """Try every mutant that `out` does not hold yet, in parallel; after `until` seconds no further one is started."""
+    coverage = json.loads(coverage_file.read_text(encoding="utf-8"))
+    done = {json.loads(row)["id"] for row in out.read_text(encoding="utf-8").splitlines()} if out.exists() else set()
+    mutants = [json.loads(row) for row in chosen.read_text(encoding="utf-8").splitlines()]
+    waiting = [mutant for mutant in mutants if mutant["id"] not in done]
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        trees: SimpleQueue[Path] = SimpleQueue()
+        for number in range(processes):
+            (Path(folder) / str(number)).mkdir()
+            trees.put(copy_tree(Path(folder) / str(number)))
+
+        def one(mutant: dict[str, Any]) -> dict[str, Any] | None:
+            if time.monotonic() - began > until:
+                return None
+            tree = trees.get()
+            try:
+                return try_mutant(mutant, tests_for(mutant, coverage, seconds), tree, 60 + 5 * seconds)
+            finally:
+                trees.put(tree)
+
+        with ThreadPoolExecutor(processes) as pool, out.open("a", encoding="utf-8") as file:
+            for number, row in enumerate(pool.map(one, waiting), 1):
+                if row is not None:
+                    file.write(json.dumps(row) + "\n")
+                    file.flush()
+                    sys.stderr.write(f"{number}/{len(waiting)} {row['outcome']:8s} {row['id']}\n")
+
+
+def report(results: Path) -> str:
+    """A table by part, and every survivor with its change."""
+    rows = [json.loads(row) for row in results.read_text(encoding="utf-8").splitlines()]
+    lines = ["| part | mutants | killed | timeout | survived |", "|---|---|---|---|---|"]
+    for part in (*PARTS, "all"):
+        found = Counter(row["outcome"] for row in rows if part in ("all", row["part"]))
+        counts = [found[outcome] for outcome in ("killed", "timeout", "survived")]
+        lines.append(f"| {part} | {sum(counts)} | {' | '.join(map(str, counts))} |")
+    lines.append("")
+    for row in rows:
+        if row["outcome"] == "survived":
+            lines += [f"- {row['id']} ({row['tests']} tests)", f"  - `{row['before']}`", f"  - `{row['after']}`"]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    choosing = commands.add_parser("choose")
+    choosing.add_argument("--count", type=int, default=200)
+    choosing.add_argument("--seed", type=int, required=True)
+    choosing.add_argument("--out", type=Path, required=True)
+    covering = commands.add_parser("cover")
+    covering.add_argument("--processes", type=int, default=2)
+    covering.add_argument("--out", type=Path, required=True)
+    covering.add_argument("select", nargs="*", help="tests; all of them when none is named")
+    running = commands.add_parser("run")
+    running.add_argument("mutants", type=Path)
+    running.add_argument("--coverage", type=Path, required=True)
+    running.add_argument("--processes", type=int, default=2)
+    running.add_argument("--seconds", type=float, default=60, help="of tests to try on a mutant")
+    running.add_argument("--until", type=float, default=float("inf"), help="seconds after which no further mutant is tried")
+    running.add_argument("--out", type=Path, required=True)
+    reporting = commands.add_parser("report")
+    reporting.add_argument("results", type=Path)
+    given = parser.parse_args()
+    if given.command == "choose":
+        choose(given.count, given.seed, given.out)
+    elif given.command == "cover":
+        cover(given.processes, given.select, given.out)
+    elif given.command == "run":
+        run(given.mutants, given.coverage, given.processes, given.seconds, given.until, given.out)
+    else:
+        sys.stdout.write(report(given.results) + "\n")
+
+
+if __name__ == "__main__":
+    main()
