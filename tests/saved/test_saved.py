@@ -1,0 +1,163 @@
+"""Files that earlier versions saved are read, and mean what they meant: models, runs, sweeps, recipes and records."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+from torch.testing import assert_close
+
+from longscan import models
+from longscan.cli import main
+from longscan.report import read_records, results_markdown
+from longscan.report.records import check_record
+from longscan.training import Run, Settings, parse_settings
+from longscan.training.run import build_model
+from longscan.training.space import Plan, read_plan
+from longscan.training.sweep import work
+from made_up import MADE_UP
+
+ROOT = Path(__file__).parent
+FOLDERS = sorted(path.parent for path in ROOT.glob("*/about.json"))
+MODELS = sorted(path.parent for folder in FOLDERS for path in folder.glob("models/*/class.txt"))
+SWEEPS = sorted(path for folder in FOLDERS for path in folder.glob("recipes/*/sweeps/*.yaml"))
+RECIPES = sorted({path for folder in FOLDERS for path in folder.glob("recipes/**/*.yaml")} - set(SWEEPS))
+CLOSE = {"rtol": 1e-4, "atol": 1e-5}  # another version of torch may round otherwise, and training multiplies what it rounds
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def test_there_are_files_of_each_kind() -> None:
+    assert FOLDERS
+    for folder in FOLDERS:
+        kinds = {"models": 28, "runs": 3, "recipes": 4, "records": 5, "sweep": 3}
+        found = {kind: len(list((folder / kind).iterdir())) for kind in kinds}
+        assert all(found[kind] >= count for kind, count in kinds.items()), found
+
+
+@pytest.mark.parametrize("folder", MODELS, ids=name_of)
+def test_models(folder: Path) -> None:
+    shown = load_file(folder / "shown.safetensors")
+    inputs = [shown[f"input_{number}"] for number in range(len(shown) - 1)]
+    model = getattr(models, (folder / "class.txt").read_text().strip()).from_pretrained(folder).eval()
+    with torch.no_grad():
+        assert_close(model(*inputs), shown["output"], **CLOSE)
+
+
+@pytest.mark.parametrize("name", ["finished", "regression"])
+@pytest.mark.parametrize("folder", FOLDERS, ids=name_of)
+def test_runs(folder: Path, name: str) -> None:
+    run = Run(folder / "runs" / name)
+    assert run.result is not None
+    weights = load_file(folder / "runs" / name / "selected.safetensors")
+    found = run.model().state_dict()
+    assert found.keys() == weights.keys()
+    assert all(torch.equal(found[name], value) for name, value in weights.items())
+    scores = run.evaluate("test")
+    assert_close(scores.loss, run.result["test"]["loss"], **CLOSE)
+    assert_close(scores.values[run.result["metric"]], run.result["value"], **CLOSE)
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=name_of)
+def test_a_stopped_run_goes_on_to_the_same_end(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(folder / "runs" / "stopped", tmp_path / "run")
+    settings = tmp_path / "run" / "settings.yaml"
+    before = json.loads((tmp_path / "run" / "checkpoints" / "last" / "state.json").read_text())["step"]
+    assert main(["train", "--config", str(settings), "--out", str(tmp_path / "run"), "--resume"]) == 0
+    whole, resumed = Run(folder / "runs" / "finished"), Run(tmp_path / "run")
+    assert whole.result is not None
+    assert resumed.result is not None
+    assert 0 < before < resumed.result["steps"] == whole.result["steps"]
+    expected, found = whole.model().state_dict(), resumed.model().state_dict()
+    for name, value in expected.items():
+        assert_close(found[name], value, rtol=1e-3, atol=1e-4, msg=name)
+    assert_close(resumed.result["test"]["loss"], whole.result["test"]["loss"], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=name_of)
+def test_a_stopped_sweep_goes_on_to_the_same_end(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(folder / "sweep" / "stopped", tmp_path / "sweep")
+    first = tmp_path / "sweep" / "trials" / "0000" / "seed_0" / "result.json"
+    before = first.stat().st_mtime_ns
+    work(tmp_path / "sweep")  # what a worker of `longscan sweep --resume` does, without a process of its own
+    assert main(["sweep", "--out", str(tmp_path / "sweep"), "--resume"]) == 0
+    assert first.stat().st_mtime_ns == before, "a trial that was over is not run again"
+    expected, found = (json.loads(path.read_text()) for path in (folder / "sweep/expected.json", tmp_path / "sweep/sweep.json"))
+    check_record("sweep", found)
+    check_record("sweep", expected)
+    assert found["status"] == expected["status"] == "finished"
+    pairs = list(zip(found["trials"] + found["seeds"], expected["trials"] + expected["seeds"], strict=True))
+    assert len(pairs) > 2
+    for one, other in pairs:
+        assert_close(one["score"], other["score"], **CLOSE)
+
+
+def leaves(content: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """The paths and values of a nested mapping."""
+    for name, value in content.items():
+        if isinstance(value, dict) and value:
+            yield from leaves(value, (*path, name))
+        else:
+            yield (*path, name), value
+
+
+def plain(value: Any) -> Any:
+    """Tuples as lists, and numbers that YAML reads as text as numbers."""
+    if isinstance(value, list | tuple):
+        return [plain(part) for part in value]
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return value
+
+
+def settings_of(words: list[str], task: str, folder: Path, base: dict[str, Any] | None = None) -> Settings:
+    """The settings with a folder of small made-up files where the task reads files."""
+    data = MADE_UP.get(task, lambda _: {})(folder)
+    given = ["--task.data_dir", data["data_dir"]] if "data_dir" in data else []
+    return parse_settings([*words, *given], base=base).settings
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=name_of)
+def test_recipes(path: Path, tmp_path: Path) -> None:
+    written = yaml.safe_load(path.read_text())
+    written.pop("quick", None)
+    settings = settings_of(["--config", str(path)], written["task"]["name"], tmp_path)
+    found = dict(leaves(settings.as_dict()))
+    for key, value in leaves(written):
+        assert plain(found[key]) == plain(value), ".".join(key)
+    build_model(settings)
+
+
+@pytest.mark.parametrize("path", SWEEPS, ids=name_of)
+def test_sweep_files(path: Path, tmp_path: Path) -> None:
+    words, written = read_plan(path), yaml.safe_load(path.read_text())
+    config = ["--config", str(path.parents[1] / "parity.yaml")] if "config" not in written else []
+    base = words.pop("settings", None)
+    plan = Plan(settings=settings_of(config, base["task"]["name"] if base else "parity", tmp_path, base), **words)
+    assert list(plan.dimensions) == list(written["space"])
+    values = written["space"].values()
+    assert plan.number == (written.get("trials") or prod(len(value) for value in values))
+    assert len(plan.points()) == plan.number
+    assert len(plan.seeds_of_test()) == written["seeds"]
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=name_of)
+def test_records(folder: Path) -> None:
+    records = folder / "records"
+    for kind in ("runs", "bench", "automata"):
+        paths = sorted((records / kind).glob("*.jsonl"))
+        assert paths
+        for path in paths:
+            assert len(read_records(path)) == len(path.read_text("utf-8").splitlines()) > 0
+    for path in [*(records / "seeds").glob("*.json"), *(records / "table1").rglob("*.json")]:
+        check_record("seeds", json.loads(path.read_text("utf-8")))
+    assert "|" in results_markdown(records)
