@@ -102,7 +102,7 @@ def test_a_backend_that_can_not_run_here(
         monkeypatch.setitem(_dispatch._unusable, op, "the compiled CPU kernels are not installed")
     out = tmp_path / "run"
     line = refused("train", "--out", out, *tiny_words, "--model.backend", backend)
-    assert line.startswith(f"longscan: model.backend: got '{backend}', needed auto, or a backend that can run on cpu (")
+    assert line.startswith(f"longscan: model.backend: got '{backend}', needed auto, or a backend that can run this model here (")
     assert not out.exists()
     assert main(["train", "--out", str(out), *tiny_words]) == 0
     held = sorted(out.rglob("*"))

@@ -7,6 +7,7 @@ import pytest
 import torch
 from op_examples import example, floats
 
+from longscan.blocks import BLOCKS
 from longscan.ops import OPS, _dispatch, explain, linear_scan, long_conv, selective_scan, short_conv, unitary_scan
 from longscan.ops._arguments import INVALID, RESET, step_flags
 
@@ -169,6 +170,35 @@ def test_explain_and_fall_back(monkeypatch, caplog):
     ]
     with pytest.raises(KeyError, match="no op is called 'scan'; there are: block2_scan, linear_scan"):
         explain("scan")
+
+
+def test_fall_backs_are_logged_where_a_graph_is_traced_and_in_steps(monkeypatch, caplog):
+    monkeypatch.setattr(_dispatch, "_unusable", dict.fromkeys(("short_conv", "linear_scan", "mamba_step"), "no compiler here"))
+    a, b, u = torch.rand(1, 4, 3), torch.randn(1, 4, 3), torch.randn(1, 4, 3)
+    logged = "{} runs on the eager backend, not cpu: no compiler here".format
+
+    def both(a, b, u):
+        return linear_scan(a, b)[0] + short_conv(u, b[0].T)[0]
+
+    with caplog.at_level(logging.WARNING, "longscan"):
+        for _ in range(2):
+            torch.testing.assert_close(torch.compile(both, fullgraph=True, backend="eager")(a, b, u), both(a, b, u))
+        assert [record.message for record in caplog.records] == [logged("linear_scan"), logged("short_conv")]
+        caplog.clear()
+        block = BLOCKS["mamba"](4)
+        with torch.no_grad():
+            state = block.step(torch.randn(1, 4), block.initial_state(1))[1]
+            block.step(torch.randn(1, 4), state)
+        assert [record.message for record in caplog.records] == [logged("mamba_step")]
+    with _dispatch.recorded_choices() as recording:
+        torch.compile(lambda a, b: linear_scan(a, b)[0], fullgraph=True, backend="eager")(a, b)
+    assert recording.choices == [_dispatch.Choice("linear_scan", "auto", "eager", "no compiler here")]
+
+
+@pytest.fixture(autouse=True)
+def nothing_logged_yet():
+    """Messages that are logged once are logged once in every test."""
+    _dispatch._log_once.cache_clear()
 
 
 @pytest.mark.parametrize("op", [name for name, op in OPS.items() if op.stateful])

@@ -27,7 +27,7 @@ class AUSSMBlock(GatedBlock):
         dropout: probability of dropping a channel after in_proj in training, for all steps of a sequence at once.
         rotary: settings of `longscan.blocks.Rotary`; None: no positions.
         layer_options: settings of the inner layer.
-        backend: of the inner layer's op.
+        backend: of the inner layer's op and of the convolution.
     """
 
     def __init__(

@@ -95,6 +95,7 @@ class BidirectionalBlock(SequenceModule):
         self.causal = self.streaming = not self.flip
         check_sizes(d_model, expand, d_conv)
         self.d_model, self.d_inner, self.d_conv, self.backend = d_model, expand * d_model, d_conv, backend
+        self.op_names = ("short_conv",) if d_conv else ()
         options = {**inner_options(layer, d_model), **(layer_options or {})}
         self.in_proj = nn.Linear(d_model, 2 * self.d_inner, bias=False)
         self.layer = self.adopt(make_layer(layer, self.d_inner, options, backend))

@@ -75,6 +75,7 @@ class GatedBlock(SequenceModule):
         check_sizes(d_model, expand, d_conv)
         self.d_model, self.d_inner, self.d_conv = d_model, expand * d_model, d_conv
         self.recompute, self.backend = recompute, backend
+        self.op_names = ("short_conv",) if d_conv else ()
         self.in_proj = nn.Linear(d_model, 2 * self.d_inner, bias=False)
         self.layer = self.adopt(make_layer(layer, self.d_inner, layer_options or {}, backend))
         self.activation = activation_before(self.layer, activation)

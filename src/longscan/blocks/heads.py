@@ -55,6 +55,7 @@ class HeadsBlock(SequenceModule):
             if size < least:
                 raise ValueError(f"{name}: got {size}, expected at least {least}")
         self.d_model, self.d_inner, self.d_conv, self.backend = d_model, expand * d_model, d_conv, backend
+        self.op_names = ("short_conv",) if d_conv else ()
         made = self.adopt(make_layer(layer, self.d_inner, layer_options or {}, backend))
         if not isinstance(made, HeadsLayer):
             raise ValueError(f"layer: got {layer!r}, expected a layer with heads")

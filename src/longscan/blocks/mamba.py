@@ -44,7 +44,7 @@ class MambaBlock(GatedBlock):
         dropout: probability of dropping a channel after in_proj in training, for all steps of a sequence at once.
         rotary: settings of `longscan.blocks.Rotary`; None: no positions.
         layer_options: further settings of the inner layer; S6's dt_rank is D / 16, rounded up, unless given.
-        backend: of the inner layer's op.
+        backend: of the inner layer's op, of the convolution and of the fused step (`longscan.ops.mamba_step`).
     """
 
     def __init__(
@@ -103,6 +103,8 @@ class MambaBlock(GatedBlock):
             and x_t.dtype == self.layer.dt_bias.dtype == self.in_proj.weight.dtype
             and not torch.is_grad_enabled()
             and not transformed()
+            # Under autocast the kernel of a whole step cannot run, but those of the convolution and of the scan can.
+            and not (self.backend == "cpu" and torch.is_autocast_enabled(x_t.device.type))
         )
 
     def _fused_step(
@@ -132,5 +134,6 @@ class MambaBlock(GatedBlock):
             elapsed=None if elapsed is None else elapsed.to(x_t.dtype),
             active=active,
             selects_raw=layer.activates_input,
+            backend=self.backend,
         )
         return y, GatedState(conv, ScanState(ssm, state.layer.last_seq_idx))

@@ -4,11 +4,17 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping
+from contextvars import ContextVar
 from numbers import Integral, Real
 from types import UnionType
 from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
-from longscan.ops._dispatch import BACKENDS
+from torch import nn
+
+from longscan.ops import OPS
+from longscan.ops._dispatch import BACKENDS, NATIVE, missing_kernel, refusal
+
+_constructing: ContextVar[bool] = ContextVar("longscan_constructing", default=False)
 
 
 @functools.cache
@@ -58,7 +64,7 @@ def told(declared: Any) -> str:
 def checks_settings(made: type) -> None:
     """Have the constructor of a class look at what it is given, first of all: ValueError names what is not of its declared type.
 
-    A backend must be one that exists. The signature stays what it is.
+    A backend must be one that exists and that `check_backend` takes. The signature stays what it is.
     """
     construct: Callable[..., None] = made.__init__  # type: ignore[misc]
     signature = inspect.signature(construct)
@@ -77,6 +83,31 @@ def checks_settings(made: type) -> None:
         backend = given.get("backend", "auto")
         if backend not in ("auto", *BACKENDS):
             raise ValueError(f"backend: got {backend!r}, expected 'auto' or one of {BACKENDS}")
-        construct(self, *args, **options)
+        token = None if _constructing.get() else _constructing.set(True)
+        try:
+            construct(self, *args, **options)
+        finally:
+            if token is not None:
+                _constructing.reset(token)
+        if token is not None and isinstance(self, nn.Module):  # the outermost module answers for all of its parts
+            check_backend(self, backend)
 
     made.__init__ = looked_at  # type: ignore[misc]
+
+
+def check_backend(made: nn.Module, backend: str) -> None:
+    """Raise ValueError unless a native backend has a kernel for every op of `made` that has native kernels, one at least.
+
+    Parts that are torch's own (matrix products, the FFT of long convolutions, GRU, LSTM, attention) have none; they run as they
+    are next to ops that have. What depends on the inputs, such as their device, is looked at when the op is called.
+    """
+    if backend not in NATIVE:
+        return
+    names = dict.fromkeys(name for part in made.modules() for name in getattr(part, "op_names", ()) if OPS[name].native)
+    if not names:
+        needed = "'auto' or 'eager', as no part of it has native kernels: all is torch's own"
+        raise ValueError(f"backend: got {backend!r} for {type(made).__name__}, expected {needed}")
+    for name in names:
+        reason = missing_kernel(name, backend, OPS[name].native)
+        if reason is not None:
+            raise ValueError(refusal(name, backend, reason))

@@ -80,6 +80,7 @@ class AUSSM(SequenceLayer):
         if phase_grid is not None and (phase_grid < 2 or phase_dt):
             raise ValueError(f"phase_grid: got {phase_grid} with phase_dt={phase_dt}, expected at least 2 without phase_dt")
         self.d_model, self.d_state, self.phase_grid = d_model, d_state, phase_grid
+        self.op_names = ("unitary_scan",) if phase_grid is None else ("linear_scan",)
         self.phase_dt, self.dt_bias_twice, self.backend = phase_dt, dt_bias_twice, backend
         self.phase_factor = 1 / math.sqrt(d_model) if phase_scale == "inverse_sqrt" else 1.0
 

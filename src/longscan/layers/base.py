@@ -34,6 +34,8 @@ class SequenceModule(Marked, ABC):
         causal: y_t depends on steps up to t only. streaming: states carry a sequence across calls, down to single steps.
         irregular: `elapsed` has a meaning (else it raises). changes_length: y is shorter than x.
         batch_independent: no row influences another.
+        op_names: the ops of `longscan.ops` that the module itself calls, those of its parts not included; an explicit native
+            backend must have a kernel for each of them that has native kernels at all.
     """
 
     causal: bool = True
@@ -41,6 +43,7 @@ class SequenceModule(Marked, ABC):
     irregular: bool = True
     changes_length: bool = False
     batch_independent: bool = True
+    op_names: tuple[str, ...] = ()
 
     d_model: int
 

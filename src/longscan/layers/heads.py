@@ -21,11 +21,12 @@ class Heads(Marked, ABC):
     """H heads of width P = D / H.
 
     d_model: D. head_dim: P. selected: how many features the heads take beside their input; convolved: how many of these, the
-    first ones, pass a block's convolution together with the input.
+    first ones, pass a block's convolution together with the input. op_names: as in `SequenceModule`.
     """
 
     selected: int
     convolved: int
+    op_names: tuple[str, ...] = ()
 
     def __init__(self, d_model: int, head_dim: int | None, backend: str) -> None:
         super().__init__()

@@ -41,6 +41,8 @@ class LinOSS(SequenceLayer):
     The state is `ScanState` with ssm (B, P, 2, 2): velocity and position, real and imaginary part.
     """
 
+    op_names = ("block2_scan",)
+
     def __init__(
         self, d_model: int, *, d_state: int = 64, discretisation: OscillatorRule = "im", backend: str = "auto"
     ) -> None:

@@ -36,6 +36,8 @@ class LRU(SequenceLayer):
     The state is `ScanState` with ssm (B, N, 2). nu, phi and gamma learn at a quarter of the rate, without decay.
     """
 
+    op_names = ("linear_scan",)
+
     def __init__(
         self,
         d_model: int,

@@ -28,6 +28,8 @@ from longscan.ops import ssd_scan
 class Mamba2Heads(Heads):
     """The parameters A, dt_bias and D of the heads, and their scan; settings are those of `Mamba2`."""
 
+    op_names = ("ssd_scan",)
+
     def __init__(
         self,
         d_model: int,

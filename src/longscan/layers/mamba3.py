@@ -66,6 +66,8 @@ def _at(part: Tensor, valid: Tensor | None, end: int) -> Tensor:
 class Mamba3Heads(Heads):
     """The parameters of the heads and their scan; settings are those of `Mamba3`."""
 
+    op_names = ("ssd_scan",)
+
     def __init__(
         self,
         d_model: int,

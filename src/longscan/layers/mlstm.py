@@ -69,6 +69,7 @@ class MLSTM(SequenceLayer):
     """
 
     irregular = False
+    op_names = ("ssd_scan",)
 
     def __init__(self, d_model: int, *, head_dim: int | None = None, backend: str = "auto") -> None:
         super().__init__()

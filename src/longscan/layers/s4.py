@@ -31,6 +31,7 @@ from longscan.numerics.timescales import initial_dt
 from longscan.ops import long_conv
 from longscan.ops._arguments import carry_dtype, marks, step_flags, without_autocast
 from longscan.ops._chunks import CHUNK, scan_chunks
+from longscan.ops._dispatch import plain_backend
 
 NUMBERS = 2**24  # of all channels and states at the angles that are computed at once
 
@@ -44,12 +45,22 @@ class S4(SequenceLayer):
         d_state: N, even: N/2 conjugate pairs per channel.
         n_ssm: how many different Lambda, P and B there are, repeated over the channels; divides D; None: D.
         dt_min, dt_max: initial range of dt, log-uniform.
+        backend: of `longscan.ops.long_conv`, which has no native kernel, nor has the recurrence: "auto", "reference" or "eager".
 
     The state is `ScanState` with ssm (B, D, N/2, 2). Lambda, P, B and dt learn at a tenth of the rate, without decay.
     """
 
+    op_names = ("long_conv",)
+
     def __init__(
-        self, d_model: int, *, d_state: int = 64, n_ssm: int | None = None, dt_min: float = 1e-3, dt_max: float = 0.1
+        self,
+        d_model: int,
+        *,
+        d_state: int = 64,
+        n_ssm: int | None = None,
+        dt_min: float = 1e-3,
+        dt_max: float = 0.1,
+        backend: str = "auto",
     ) -> None:
         super().__init__()
         systems = d_model if n_ssm is None else n_ssm
@@ -60,7 +71,7 @@ class S4(SequenceLayer):
             raise ValueError(f"d_state: got {d_state}, expected an even number of at least 2 (conjugate pairs)")
         if d_model % systems:
             raise ValueError(f"n_ssm: got {systems}, which does not divide d_model = {d_model}")
-        self.d_model, self.d_state = d_model, d_state
+        self.d_model, self.d_state, self.backend = d_model, d_state, backend
 
         def slow(values: Tensor) -> nn.Parameter:
             parameter = nn.Parameter(values.to(torch.get_default_dtype()).clone())
@@ -150,7 +161,7 @@ class S4(SequenceLayer):
             first, count = valid.to(torch.int8).argmax(1), valid.sum(1)
             turned = (position + (first + count).unsqueeze(1)) % length
             latest_last = u.gather(1, turned.unsqueeze(-1).expand_as(u))
-        y = long_conv(u, self.kernel(length, A_bar).to(u.dtype))
+        y = long_conv(u, self.kernel(length, A_bar).to(u.dtype), backend=plain_backend(self.backend))
         start = None if initial is None else initial.to(wide).flatten(-2)
         if start is not None:
             readout = (self.C * constant(self.C, 2.0, -2.0)).to(wide).flatten(-2)

@@ -28,6 +28,7 @@ from longscan.numerics.timescales import initial_dt
 from longscan.ops import linear_scan, long_conv
 from longscan.ops._arguments import INVALID, RESET, step_flags, without_autocast
 from longscan.ops._chunks import scan_chunks
+from longscan.ops._dispatch import plain_backend
 
 
 @LAYERS.register("s4d")
@@ -41,10 +42,13 @@ class S4D(SequenceLayer):
         discretisation: "zoh" or "bilinear".
         dt_min, dt_max: initial range of dt, log-uniform.
         trained_B: B is a parameter of its own.
-        backend: of `longscan.ops.linear_scan`, which runs the recurrence.
+        backend: of `longscan.ops.linear_scan`, which runs the recurrence, and of `longscan.ops.long_conv`, which has no native
+            kernel: with "cpu" and "triton" the convolution is torch's FFT.
 
     The state is `ScanState` with ssm (B, D, N/2, 2). Eigenvalues and dt learn at a tenth of the rate, without decay.
     """
+
+    op_names = ("linear_scan", "long_conv")
 
     def __init__(
         self,
@@ -145,7 +149,7 @@ class S4D(SequenceLayer):
             first, count = valid.to(torch.int8).argmax(1), valid.sum(1)
             turned = (position + (first + count).unsqueeze(1)) % length
             latest_last = u.gather(1, turned.unsqueeze(-1).expand_as(u))
-        y = long_conv(u, diagonal_kernel(log_a, multiply(coefficients, b), length))
+        y = long_conv(u, diagonal_kernel(log_a, multiply(coefficients, b), length), backend=plain_backend(self.backend))
         if initial is not None:
             since_start = multiply(multiply(coefficients, exponential(log_a)), initial)
             decaying = diagonal_kernel(log_a, since_start, length).transpose(1, 2)

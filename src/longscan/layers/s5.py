@@ -52,6 +52,8 @@ class S5(SequenceLayer):
     rate, without decay.
     """
 
+    op_names = ("linear_scan",)
+
     def __init__(
         self,
         d_model: int,

@@ -49,6 +49,7 @@ class S6(SequenceLayer):
     """
 
     fuses_gate = True
+    op_names = ("selective_scan",)
 
     def __init__(
         self,

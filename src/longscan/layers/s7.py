@@ -79,6 +79,7 @@ class S7(SequenceLayer):
     """
 
     irregular = False
+    op_names = ("linear_scan",)
 
     def __init__(
         self,

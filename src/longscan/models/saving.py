@@ -28,9 +28,10 @@ class Pretrained(Marked):
         write_model(Path(folder), self.config, self.state_dict())
 
     @classmethod
-    def from_pretrained(cls, folder: str | Path) -> Self:
+    def from_pretrained(cls, folder: str | Path, *, backend: str | None = None) -> Self:
         """The model that `save_pretrained` wrote, on the CPU, in the dtypes it was saved in.
 
+        backend: of its ops, in the place of the saved one; None keeps that.
         FileNotFoundError names a missing file, ValueError a damaged one and a setting that this class does not have or needs.
         """
         config, tensors = read_model(Path(folder))
@@ -43,7 +44,7 @@ class Pretrained(Marked):
         missing = [name for name, given in parameters.items() if given.default is given.empty and name not in config]
         if missing:
             raise ValueError(f"{Path(folder) / CONFIG}: {', '.join(missing)} is missing, which {cls.__name__} needs")
-        model = cls(**config)
+        model = cls(**config if backend is None else {**config, "backend": backend})
         model.load_state_dict(tensors, assign=True)
         return model
 

@@ -7,10 +7,13 @@ once, through the `longscan` logger, why it could not take one.
 
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -50,8 +53,47 @@ def probe(op: str, *native: str) -> tuple[str, ...]:
     return native
 
 
+class Choice(NamedTuple):
+    """The backend that runs an op on some inputs, and why.
+
+    requested: the backend that was asked for. backend: the one that runs, None where the request is refused. reason: why, as the
+    end of a sentence. by_doctor: whether a saved verdict of `longscan doctor` decided it.
+    """
+
+    op: str
+    requested: str
+    backend: str | None
+    reason: str
+    by_doctor: bool = False
+
+
+class Recording:
+    """What `recorded_choices` collects: `choices`, in the order of the calls; `refuses`: whether refused requests raise."""
+
+    def __init__(self, refuses: bool) -> None:
+        self.choices: list[Choice] = []
+        self.refuses = refuses
+
+
+_recording: ContextVar[Recording | None] = ContextVar("longscan_recording", default=None)
+
+
+@contextmanager
+def recorded_choices(*, refuses: bool = True) -> Iterator[Recording]:
+    """Record every choice of a backend made inside the `with` statement, those made while a graph is traced included.
+
+    refuses: raise where an explicit backend cannot be had, as always; if False, record the refusal and run the op by eager.
+    """
+    recording = Recording(refuses)
+    token = _recording.set(recording)
+    try:
+        yield recording
+    finally:
+        _recording.reset(token)
+
+
 @cache
-def _say_once(message: str) -> None:
+def _log_once(message: str) -> None:
     log.warning(message)
 
 
@@ -69,37 +111,104 @@ def reject(op: str, backend: str, device: torch.device, dtype: torch.dtype, nati
     return _no_triton if device.type == "cuda" or interpreted else f"the inputs are on {device}"
 
 
-def refuse(op: str, backend: str, device: torch.device) -> str | None:
+def missing_kernel(op: str, backend: str, native: tuple[str, ...]) -> str | None:
+    """Why `backend` cannot run `op` on any inputs, on this machine, or None where it can run it on some."""
+    if backend not in NATIVE:
+        return None
+    if backend not in native:
+        return f"{op} has no {backend} kernel"
+    return _unusable.get(op) if backend == "cpu" else _no_triton
+
+
+def failed_doctor(op: str, backend: str, device: torch.device) -> str | None:
     """Why `auto` does not take a kernel that could run: `longscan doctor` found a fault on this device."""
     verdict = _verdicts.of(op, backend, device)
     return None if verdict in (None, _verdicts.PASSED) else f"`longscan doctor` found {verdict}"
 
 
-# what torch.compiler.assume_constant_result sets, which would import the compiler with every import of this package: 1.4 s
-refuse._dynamo_marked_constant = True  # type: ignore[attr-defined]
+def choose(
+    op: str,
+    requested: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    native: tuple[str, ...],
+    impossible: str | None = None,
+    unsuited: str | None = None,
+) -> Choice:
+    """The backend that runs `op` on inputs of this device and real dtype; the other arguments are those of `resolve`."""
+    if requested not in ("auto", *NATIVE):
+        return Choice(op, requested, requested, "asked for")
+    if requested != "auto":
+        reason = reject(op, requested, device, dtype, native) or impossible
+        return Choice(op, requested, None, reason) if reason else Choice(op, requested, requested, "asked for")
+    candidate = AUTO.get(device.type)
+    if candidate is None or candidate not in native:
+        missing = f"{op} has no native kernel" if candidate and not native else "no native kernel for this device"
+        return Choice(op, requested, "eager", missing)
+    reason = reject(op, candidate, device, dtype, native) or impossible
+    if reason is None and (fault := failed_doctor(op, candidate, device)):
+        return Choice(op, requested, "eager", fault, by_doctor=True)
+    if reason or unsuited:
+        return Choice(op, requested, "eager", reason or unsuited or "")
+    return Choice(op, requested, candidate, "native kernel")
 
 
-def resolve(op: str, backend: str, like: Tensor, native: tuple[str, ...], unsuited: str | None = None) -> str:
+def _decide(
+    op: str,
+    requested: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    native: tuple[str, ...],
+    impossible: str | None,
+    unsuited: str | None,
+) -> str:
+    """The name of the backend, or why the request is refused after a "!". Logs a fallback; adds the choice to a recording."""
+    choice = choose(op, requested, device, dtype, native, impossible, unsuited)
+    candidate = AUTO.get(device.type)
+    if requested == "auto" and choice.backend == "eager" and candidate in native:
+        _log_once(f"{op} runs on the eager backend, not {candidate}: {choice.reason}")
+    recording = _recording.get()
+    if recording is not None:
+        recording.choices.append(choice)
+        if choice.backend is None and not recording.refuses:
+            return "eager"
+    return f"!{choice.reason}" if choice.backend is None else choice.backend
+
+
+# A compiler runs this function while it traces and takes its result for a constant, so that fallbacks are logged there, too. The
+# attribute is what torch.compiler.assume_constant_result sets, which would import the compiler with this package: 1.4 s.
+_decide._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def resolve(
+    op: str,
+    backend: str,
+    like: Tensor,
+    native: tuple[str, ...],
+    unsuited: str | None = None,
+    impossible: str | None = None,
+) -> str:
     """The backend that runs `op` on inputs like `like` (its device and real dtype); an explicit choice that cannot be met raises.
 
-    native: the native backends this op has. unsuited: why `auto` is to leave a native backend on these inputs.
+    native: the native backends this op has. unsuited: why `auto` is to leave a native backend on these inputs. impossible: why no
+    native backend can take these inputs.
     """
-    if backend != "auto":
-        if backend not in BACKENDS:
-            raise ValueError(f"backend: got {backend!r}, expected 'auto' or one of {BACKENDS}")
-        reason = reject(op, backend, like.device, like.dtype, native)
-        if reason:
-            raise ValueError(f"backend: {backend!r} cannot run {op}: {reason}")
-        return backend
-    candidate = AUTO.get(like.device.type)
-    if candidate is None or candidate not in native:
-        return "eager"
-    reason = reject(op, candidate, like.device, like.dtype, native) or refuse(op, candidate, like.device) or unsuited
-    if reason is None:
-        return candidate
-    if not torch.compiler.is_compiling():
-        _say_once(f"{op} runs on the eager backend, not {candidate}: {reason}")
-    return "eager"
+    if backend not in ("auto", *BACKENDS):
+        raise ValueError(f"backend: got {backend!r}, expected 'auto' or one of {BACKENDS}")
+    decided = _decide(op, backend, like.device, like.dtype, native, impossible, unsuited)
+    if decided.startswith("!"):
+        raise ValueError(refusal(op, backend, decided[1:]))
+    return decided
+
+
+def refusal(op: str, backend: str, reason: str) -> str:
+    """The message of the error that refuses an explicit backend."""
+    return f"backend: {backend!r} cannot run {op}: {reason}; use backend='auto' or 'eager'"
+
+
+def plain_backend(backend: str) -> str:
+    """`backend` for an op that has no native kernel, in a layer that is given one for all of its ops: "auto" for a native one."""
+    return "auto" if backend in NATIVE else backend
 
 
 def explain(op: str, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32) -> str:
@@ -111,11 +220,5 @@ def explain(op: str, device: str | torch.device = "cpu", dtype: torch.dtype = to
     from longscan.ops import OPS
 
     device = torch.device(device)
-    candidate, native = AUTO.get(device.type), OPS[op].native
-    if candidate is None or candidate not in native:
-        missing = f"{op} has no native kernel" if candidate and not native else "no native kernel for this device"
-        chosen, why = "eager", missing
-    else:
-        reason = reject(op, candidate, device, dtype, native) or refuse(op, candidate, device)
-        chosen, why = (candidate, "native kernel") if reason is None else ("eager", reason)
-    return f"{op} on {device}, {dtype}: {chosen} ({why})"
+    choice = choose(op, "auto", device, dtype, OPS[op].native)
+    return f"{op} on {device}, {dtype}: {choice.backend} ({choice.reason})"

@@ -4,6 +4,7 @@ settings.yaml, metrics.jsonl, metrics.csv, tensorboard/, checkpoints/{last,best,
 """
 
 import json
+import logging
 import os
 import shutil
 from dataclasses import replace
@@ -26,6 +27,7 @@ from longscan.training.settings import ModelSettings, SettingError, Settings, re
 
 SETTINGS = "settings.yaml"
 STREAM_BATCHES = 100  # of an endless split, where the settings give no number
+log = logging.getLogger("longscan")
 _FILES = (SETTINGS, "metrics.jsonl", "metrics.csv", "result.json", "angles.json", "report.html")
 _FOLDERS = ("tensorboard", "checkpoints")
 
@@ -55,7 +57,15 @@ def build_model(settings: Settings) -> SequenceModel:
             backend=model.backend,
         )
     except (ValueError, TypeError, KeyError) as error:
+        if str(error).startswith("backend: "):
+            raise refuse_backend(model.backend, error) from error
         raise SettingError(with_section("model", error, ModelSettings)) from error
+
+
+def refuse_backend(backend: str, error: Exception) -> SettingError:
+    """The refusal of `model.backend`, from the error of a layer or an op that begins with "backend: "."""
+    reason = str(error).removeprefix("backend: ")
+    return refuse("model.backend", backend, f"auto, or a backend that can run this model here ({reason})")
 
 
 def first_model(settings: Settings) -> SequenceModel:
@@ -120,15 +130,28 @@ class Run:
         return folder
 
     def model(self, which: str = "selected") -> SequenceModel:
-        """The model of a checkpoint, on the CPU, in evaluation mode; a native backend gives way to `auto`, which can run here."""
+        """The model of a checkpoint, on the CPU, in evaluation mode.
+
+        A backend of the settings that cannot run this model on the CPU gives way to `auto`, which is logged.
+        """
         folder = self.checkpoint(which)
         read_checkpoint(folder)
-        settings = self.settings
-        if settings.model.backend in NATIVE:
-            settings = replace(settings, model=replace(settings.model, backend="auto"))
-        model = build_model(settings)
+        model = self._model_on_cpu()
         load_weights(model, folder)
         return model.eval()
+
+    def _model_on_cpu(self) -> SequenceModel:
+        settings, backend = self.settings, self.settings.model.backend
+        try:
+            if backend == "triton":
+                raise refuse("model.backend", backend, "auto, or a backend for the CPU, where the models of runs are read to")
+            return build_model(settings)
+        except SettingError as error:
+            if backend not in NATIVE:
+                raise
+            automatic = build_model(replace(settings, model=replace(settings.model, backend="auto")))
+            log.warning(f"{self.folder}: its model runs on the backend 'auto', not {backend!r} ({error})")
+            return automatic
 
     def evaluate(self, split: Split = "test", which: str = "selected") -> Scores:
         """Loss and metrics of a checkpoint on a split, on the CPU, on as many batches as training used."""

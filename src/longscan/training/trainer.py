@@ -44,7 +44,7 @@ from longscan.training.optim import build_optimizer, make_capturable, set_learni
 from longscan.training.parsing import one_line, with_section
 from longscan.training.progress import ProgressView
 from longscan.training.records import describe_run
-from longscan.training.run import build_model, first_model, load_weights, write_settings
+from longscan.training.run import build_model, first_model, load_weights, refuse_backend, write_settings
 from longscan.training.schedule import learning_rate
 from longscan.training.settings import SettingError, Settings, refuse
 from longscan.training.sharing import Share, share_of
@@ -132,17 +132,15 @@ class Trainer:
     @torch.no_grad()
     def _try_backend(self, batch: Batch) -> None:
         """Run the model on the first example of a batch; SettingError where the backend that is asked for can not run here."""
-        backend, device = self.settings.model.backend, self.accelerator.device
         first = Batch(*(None if tensor is None else tensor[:1] for tensor in batch))  # type: ignore[arg-type]
         self.model.eval()  # in which nothing is drawn and no statistics move, so that the run is the same as without this look
         try:
             with self.accelerator.autocast():
-                predict(self.model, first.to(device))
+                predict(self.model, first.to(self.accelerator.device))
         except ValueError as error:
             if not str(error).startswith("backend: "):
                 raise
-            reason = str(error).removeprefix("backend: ")
-            raise refuse("model.backend", backend, f"auto, or a backend that can run on {device.type} ({reason})") from None
+            raise refuse_backend(self.settings.model.backend, error) from None
         finally:
             self.model.train()
 

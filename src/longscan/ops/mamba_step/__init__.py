@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from longscan.ops._arguments import check_real, check_tensor
-from longscan.ops._dispatch import probe, reject
+from longscan.ops._dispatch import probe, resolve
 from longscan.ops.mamba_step import eager
 
 NATIVE_BACKENDS = probe("mamba_step", "cpu")
@@ -54,8 +54,8 @@ def mamba_step(
         elapsed: (B,), multiplies dt.
         active: (B,) bool; a row that is not active keeps its states, and its block adds nothing: y is 0, or x with norm_weight.
         selects_raw: x_proj sees c instead of v.
-        backend: "auto", "eager" (differentiable, any device) or "cpu" (no gradients: all tensors contiguous, of one dtype, on the
-            CPU). "auto" takes "cpu" where nothing is recorded or traced and it is faster.
+        backend: "auto", "eager" (differentiable, any device) or "cpu" (no gradients; all tensors of one dtype and on the CPU,
+            weights contiguous). "auto" takes "cpu" where nothing is recorded or traced and it is faster.
 
     Returns:
         y (B, M), and new conv and ssm states.
@@ -89,27 +89,24 @@ def mamba_step(
         check_tensor("active", active, (rows,), x)
         if active.dtype != torch.bool:
             raise TypeError(f"active: got dtype {active.dtype}, expected torch.bool")
+    # Slices of a sequence or of a batch of states come with strides; the kernel reads rows one after another.
+    x, conv_state, ssm_state = x.contiguous(), conv_state.contiguous(), ssm_state.contiguous()
     arguments = (
         x, conv_state, ssm_state, in_proj, conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A_log, D, out_proj, norm_weight,
         norm_eps, elapsed, active, selects_raw,
     )  # fmt: skip
-    if backend == "eager":
-        return eager.mamba_step(*arguments)
-    reason = _unfit(tuple(value for value in arguments if isinstance(value, Tensor)))
-    if backend == "cpu" and reason:
-        raise ValueError(f"backend: 'cpu' cannot run mamba_step: {reason}")
-    if reason or (backend == "auto" and rows > MOST_ROWS):
+    if backend == "auto" and rows > MOST_ROWS:
+        backend = "eager"
+    impossible = _unfit(tuple(value for value in arguments if isinstance(value, Tensor)))
+    if resolve("mamba_step", backend, x, NATIVE_BACKENDS, impossible=impossible) == "eager":
         return eager.mamba_step(*arguments)
     y, conv, ssm = import_module("longscan.ops.mamba_step.cpu").mamba_step(*arguments)
     return y, conv, ssm
 
 
 def _unfit(tensors: tuple[Tensor, ...]) -> str | None:
-    """Why the compiled kernel cannot take these tensors, or None where it can."""
+    """Why the compiled kernel cannot take these tensors, wherever they are, or None where it can."""
     x = tensors[0]
-    reason = reject("mamba_step", "cpu", x.device, x.dtype, NATIVE_BACKENDS)
-    if reason:
-        return reason
     if x.dtype not in (torch.float32, torch.float64):
         return f"no cpu kernel for {x.dtype}"
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():

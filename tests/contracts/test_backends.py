@@ -1,0 +1,182 @@
+"""An explicit backend reaches every op that has native kernels, the one-token step included, or is refused by name.
+
+What runs is seen at the backends' own functions, not at the dispatcher: each of them is replaced by one that says so.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from longscan.blocks import BLOCKS
+from longscan.layers import LAYERS, make_layer
+from longscan.layers.base import SequenceModule
+from longscan.models import LETTERS, Forecaster, LanguageModel, SequenceModel, SiameseModel
+from longscan.ops import OPS
+from longscan.ops._dispatch import BACKENDS, NATIVE, native_cpu_missing, recorded_choices
+
+WIDTH = 8
+NATIVE_OPS = {"mamba_step": ("cpu",), **{op: entry.native for op, entry in OPS.items() if entry.native}}
+AUTO = "eager" if native_cpu_missing() else "cpu"
+every_backend = pytest.mark.parametrize("backend", ["auto", *BACKENDS])
+Ran = set[tuple[str, str]]
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> Ran:
+    """The pairs of op and backend whose functions were called since the last `clear`."""
+    called: Ran = set()
+
+    def seen(op: str, backend: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            called.add((op, backend))
+            return function(*args, **options)
+
+        return call
+
+    for op in (*OPS, "mamba_step"):
+        for backend in BACKENDS:
+            path = f"longscan.ops.{op}.{backend}"
+            if not find_spec(path) or (backend in NATIVE and backend not in NATIVE_OPS.get(op, ())):
+                continue
+            if (backend == "cpu" and native_cpu_missing()) or backend == "triton":  # which no CPU tensors reach here
+                continue
+            module = import_module(path)
+            name = "forward" if hasattr(module, "forward") else op
+            monkeypatch.setattr(module, name, seen(op, backend, getattr(module, name)))
+    return called
+
+
+def calls(module: SequenceModule | SequenceModel) -> Iterator[Callable[[], object]]:
+    """Calls of every kind: a row, a packed row and a step, each where the module has it, with gradients and without."""
+    torch.manual_seed(0)
+    x, ids = torch.randn(2, 6, WIDTH), torch.tensor([[0, 0, 0, 1, 1, 1]] * 2)
+    for records in (True, False):
+
+        def recorded(call: Callable[[], object], records: bool = records) -> object:
+            with torch.set_grad_enabled(records):
+                return call()
+
+        yield lambda: recorded(lambda: module(x))
+        yield lambda: recorded(lambda: module(x, seq_idx=ids))
+        if module.streaming:
+            yield lambda: recorded(lambda: module.step(x[:, 0], module.initial_state(2)))
+
+
+def wanted(op: str, backend: str) -> str:
+    """The backend that has to run an op on the CPU."""
+    if backend == "auto":
+        return AUTO if "cpu" in NATIVE_OPS.get(op, ()) else "eager"
+    if op in NATIVE_OPS:
+        return backend
+    return backend if backend in ("reference", "eager") else "eager"
+
+
+def refused(names: set[str], backend: str) -> bool:
+    """Whether a module that calls these ops has to refuse a backend on the CPU: it has no kernel for one, or for none of them."""
+    native = {name for name in names if OPS[name].native}
+    if backend not in NATIVE:
+        return False
+    return backend == "triton" or AUTO != "cpu" or not native or any(backend not in OPS[name].native for name in native)
+
+
+def run_all(module: Any, ran: Ran) -> Ran:
+    """What ran in calls of every kind, the same as the dispatcher says."""
+    seen: Ran = set()
+    for call in calls(module):
+        ran.clear()
+        with recorded_choices() as recording:
+            call()
+        assert {(choice.op, choice.backend) for choice in recording.choices} == ran
+        seen |= ran
+    return seen
+
+
+def check(build: Callable[[str], Any], backend: str, ran: Ran) -> None:
+    """A module runs its ops on the backend that it is built with, or refuses that and says what to do instead."""
+    names = {name for part in build("auto").modules() for name in getattr(part, "op_names", ())}
+    if refused(names, backend):
+        with pytest.raises(ValueError, match=rf"^backend: .*'{backend}'.*'auto' or 'eager'"):
+            run_all(build(backend), ran)
+        return
+    seen = run_all(build(backend), ran)
+    assert {op for op, _ in seen} - {"mamba_step"} == names, "op_names is what a module calls"
+    assert seen == {(op, wanted(op, backend)) for op, _ in seen}
+
+
+@every_backend
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers(name: str, backend: str, ran: Ran) -> None:
+    layer = LAYERS[name]
+    if "backend" not in inspect.signature(layer).parameters:  # no op to choose a backend for: asking for one is refused
+        with pytest.raises(TypeError, match="backend"):
+            layer(WIDTH, backend=backend)
+        check(lambda _: layer(WIDTH), "auto", ran)
+    else:
+        check(lambda chosen: layer(WIDTH, backend=chosen), backend, ran)
+
+
+@every_backend
+@pytest.mark.parametrize("name", BLOCKS)
+def test_blocks(name: str, backend: str, ran: Ran) -> None:
+    """Around their own layers, and around attention, which is torch's own, and S4D, which is so in part."""
+    block = BLOCKS[name]
+    if "backend" not in inspect.signature(block).parameters:
+        with pytest.raises(TypeError, match="backend"):
+            block(WIDTH, backend=backend)
+        check(lambda _: block(WIDTH), "auto", ran)
+        return
+    check(lambda chosen: block(WIDTH, backend=chosen), backend, ran)
+    if name in ("mamba", "bidirectional", "simple", "s5"):
+        for layer in ("attention", "s4d"):
+            check(lambda chosen, layer=layer: block(WIDTH, layer=layer, backend=chosen), backend, ran)
+
+
+@every_backend
+@pytest.mark.parametrize("spec", [*LETTERS, "mt", "gka"])
+def test_models(spec: str, backend: str, ran: Ran) -> None:
+    options = {"d_model": WIDTH, "d_input": WIDTH, "d_output": 2, "d_state": 4, "pooling": "none"}
+    check(lambda chosen: SequenceModel.from_spec(spec, **options, backend=chosen), backend, ran)
+
+
+def test_a_model_of_some_parts_without_kernels_binds_the_others(ran: Ran) -> None:
+    """Attention and GRU next to Mamba leave an explicit backend to it; alone they have nothing to give it to."""
+    options = {"d_model": WIDTH, "backend": "cpu"}
+    if native_cpu_missing() is None:
+        LanguageModel.from_spec("tgm", vocab_size=5, **options)(torch.zeros(1, 4, dtype=torch.long))
+        assert ran == {("short_conv", "cpu"), ("selective_scan", "cpu")}
+    for build in (
+        lambda: LanguageModel.from_spec("tg", vocab_size=5, **options),
+        lambda: SiameseModel.from_spec("tg", vocab_size=5, d_output=2, **options),
+        lambda: Forecaster.from_spec("tg", d_input=1, horizon=2, **options),
+    ):
+        with pytest.raises(ValueError, match=r"backend: got 'cpu' for \w+, expected 'auto' or 'eager', as no part of it"):
+            build()
+
+
+def test_a_part_of_a_module_is_not_refused_alone() -> None:
+    """S4 has no native kernel: a model may hold it beside Mamba, and it alone refuses a native backend."""
+    if native_cpu_missing() is None:
+        assert isinstance(SequenceModel.from_spec("km", d_model=4, d_input=2, d_output=2, backend="cpu"), nn.Module)
+    with pytest.raises(ValueError, match="backend: got 'cpu' for S4"):
+        make_layer("s4", 4, {}, "cpu")
+
+
+def test_a_step_that_the_fused_kernel_cannot_take_stays_on_the_backend(ran: Ran) -> None:
+    """Under autocast the convolution and the scan of the step run on the CPU kernels, each by itself."""
+    if native_cpu_missing() is not None:
+        pytest.skip("no CPU kernels here")
+    block = BLOCKS["mamba"](WIDTH, backend="cpu")
+    state = block.initial_state(2)
+    with torch.no_grad():
+        block.step(torch.randn(2, WIDTH), state)
+        assert ran == {("mamba_step", "cpu")}
+        ran.clear()
+        with torch.autocast("cpu", torch.bfloat16):
+            block.step(torch.randn(2, WIDTH), state)
+    assert ran == {("short_conv", "cpu"), ("selective_scan", "cpu")}
