@@ -7,6 +7,10 @@ seed is scored on validation words of the evaluation lengths (the weights as the
 one), and a small file with all that the run needs is rewritten: the same command goes on from it. Several stacks read the same
 batches, each on a CUDA stream of its own and with a record of its own, OUT-STACK.json.
 
+Each seed's weights are selected by the recipe's rule (`training.select`: the best on validation, the average, or the last ones; a
+seed that is solved by `training.solved_at` keeps those it had then, and its updates go on without a further effect on them). The
+selected weights are scored on the test split once, after the last update; rule, steps and scores stand under "selected".
+
     python benchmarks/seeds.py recipes/aussm/parity.yaml --training.steps 30000 --out results/seeds/parity_published.json
     python benchmarks/seeds.py recipes/aussm/parity.yaml --model.spec mm --out results/seeds/parity_mamba.json
     python benchmarks/seeds.py recipes/aussm/parity.yaml --stacks mm aa ma am --out results/table1/aussm/parity.json
@@ -22,8 +26,8 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,6 +41,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from longscan.layers.parameters import mark, marks
 from longscan.report.published import figure_of, published_beside
 from longscan.tasks import Batch
+from longscan.tasks.base import Split
 from longscan.training.averaging import WeightAverage
 from longscan.training.capture import Captured
 from longscan.training.lengths import LengthPlan
@@ -49,6 +54,7 @@ from longscan.training.settings import SettingError, Settings
 
 EXACT = 1 - 1e-6  # above it all words are answered, up to the rounding of a mean
 BLOCK = 10  # steps whose batches go from a loader process to the GPU together
+EVAL_BATCH = 250  # words of valid and test that are scored together
 SUCCESS = 0.99  # scaled accuracy from which a seed counts as having found the solution
 
 
@@ -119,8 +125,28 @@ def accuracies(output: Tensor, batch: Batch) -> Tensor:
 def widened(batch: Batch, width: int) -> Batch:
     """A batch (K, B, L) with invalid steps on the right up to `width`."""
     missing = width - batch.inputs.shape[2]
+    if not missing:
+        return batch
     parts = zip(batch, (0, -100, 0, 0, 0, 0), strict=True)
     return Batch(*(None if part is None else nn.functional.pad(part, (0, missing), value=fill) for part, fill in parts))
+
+
+@contextmanager
+def replaced(parameters: dict[str, nn.Parameter], values: dict[str, Tensor]) -> Iterator[None]:
+    """Copy `values` into the parameters of the same names for the length of a `with` block; recorded graphs read them too."""
+    saved = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+    copy_into(parameters, values)
+    try:
+        yield
+    finally:
+        copy_into(parameters, saved)
+
+
+@torch.no_grad()
+def copy_into(parameters: dict[str, nn.Parameter], values: dict[str, Tensor]) -> None:
+    """Overwrite each parameter by the value of its name."""
+    for name, parameter in parameters.items():
+        parameter.copy_(values[name])
 
 
 class Seeds:
@@ -139,8 +165,11 @@ class Seeds:
         if self.device == "cuda":
             make_capturable(self.optimizer, torch.device(self.device))
         self.average = WeightAverage(self.model, self.training.average)
+        self.selected: dict[str, Tensor] = {}  # the weights that each seed's test is of, (K, ...) by parameter
         self.plans = [LengthPlan(settings) for _ in seeds]
-        self.valid = [settings.task.batch("valid", step, 125, 0) for step in range(settings.task.num_batches("valid", 125) or 8)]
+        self.forward_eval: Captured | Callable[[Batch], tuple[Tensor, ...]] = self.count_right
+        if self.device == "cuda":
+            self.forward_eval = Captured(self.count_right, torch.device("cuda"))
         self.stream = torch.cuda.Stream() if self.device == "cuda" else None
         self.step, self.seconds = 0, 0.0
         self.record: dict[str, Any] = {
@@ -149,8 +178,11 @@ class Seeds:
             "spec": settings.model.spec,
             "seeds": seeds,
             "constant_scaled": settings.task.scaled(settings.task.constant_score("valid")),
+            "constant_scaled_test": settings.task.scaled(settings.task.constant_score("test")),
             "success": SUCCESS,
             "rows": [],
+            "selected": {"rule": self.training.select, "step": [0] * len(seeds), "valid": [None] * len(seeds), "test": None},
+            "solved": [0] * len(seeds),
             "settings": settings.as_dict(),
             "command": command,
             "commit": commit(),
@@ -176,6 +208,8 @@ class Seeds:
                 self.optimizer.state[parameter] = {"step": torch.tensor(float(self.step), device=self.device), **state}
         for plan, longest in zip(self.plans, self.record["longest"], strict=True):
             plan.longest = longest
+        kept = [name for name, _ in self.model.named_parameters() if f"selected:{name}" in tensors]
+        self.selected = {name: tensors[f"selected:{name}"].to(self.device) for name in kept}
         if self.record["averaged"]:
             names = [name for name, _ in self.model.named_parameters()]
             self.average.restore({name: tensors[f"average:{name}"] for name in names}, self.record["averaged"])
@@ -185,6 +219,7 @@ class Seeds:
         if self.stream:
             self.stream.synchronize()  # so that no step is halfway through
         tensors = {f"average:{name}": value for name, value in self.average.weights.items()}
+        tensors |= {f"selected:{name}": value for name, value in self.selected.items()}
         for name, parameter in self.model.named_parameters():
             tensors[f"weight:{name}"] = parameter.detach()
             tensors |= {f"{key}:{name}": self.optimizer.state[parameter][key] for key in ("exp_avg", "exp_avg_sq")}
@@ -199,25 +234,68 @@ class Seeds:
             os.replace(f"{path}.new", path)
 
     @torch.no_grad()
-    def scores(self) -> list[float]:
-        """Scaled accuracy of each seed on validation."""
-        count = len(self.seeds)
+    def scores(self, split: Split) -> list[float]:
+        """Scaled accuracy of each seed on the valid or the test split."""
+        count, task = len(self.seeds), self.settings.task
         total = torch.zeros(count, device=self.device)
         answers = 0
-        for batch in self.valid:
-            wide = Batch(*(None if part is None else part.expand(count, *part.shape) for part in batch.to(self.device)))
-            total += accuracies(self.model(wide.inputs, wide.valid), wide) * batch.loss_mask.sum().item()
-            answers += batch.loss_mask.sum().item()
-        return [self.settings.task.scaled(value) for value in (total / answers).tolist()]
+        for step in range(task.num_batches(split, EVAL_BATCH)):
+            batch = widened(joined([task.batch(split, step, EVAL_BATCH, 0)]), task.length)
+            total += self.forward_eval(batch)[0]
+            answers += int(batch.loss_mask.sum())
+        return [task.scaled(value) for value in (total / answers).tolist()]
+
+    def count_right(self, batch: Batch) -> tuple[Tensor, ...]:
+        """The number of right answers of each seed on a batch (1, B, L) that all seeds read, (K,)."""
+        count = len(self.seeds)
+        wide = Batch(*(None if part is None else part.expand(count, *part.shape[1:]) for part in batch.to(self.device)))
+        return (((self.model(wide.inputs, wide.valid).argmax(-1) == wide.targets) & wide.loss_mask).sum((1, 2)),)
+
+    @torch.no_grad()
+    def select(self, row: dict[str, Any]) -> None:
+        """Keep the weights of the seeds for which the recipe's rule names those of this evaluation."""
+        training, selected, solved = self.training, self.record["selected"], self.record["solved"]
+        averaged = training.select == "average" and bool(self.average.count)
+        scores = row["average" if averaged else "last"]
+        chosen = []
+        for i, score in enumerate(scores):
+            if self.is_solved(i):
+                continue
+            if training.select != "best" or selected["valid"][i] is None or score > selected["valid"][i]:
+                chosen.append(i)
+                selected["step"][i], selected["valid"][i] = self.step, score
+            if training.solved_at:
+                solved[i] = solved[i] + 1 if score >= self.settings.task.scaled(training.solved_at) else 0
+        for name, parameter in self.model.named_parameters():
+            values = self.average.weights[name] if averaged else parameter.detach()
+            if name not in self.selected:
+                self.selected[name] = values.clone()
+            self.selected[name][chosen] = values[chosen]
+
+    def is_solved(self, i: int) -> bool:
+        """Whether seed number i has ended its run by `training.solved_at`."""
+        return bool(self.training.solved_at) and self.record["solved"][i] >= self.training.solved_for
+
+    def test(self) -> None:
+        """Score the selected weights on the test split, once."""
+        if self.record["selected"]["test"] is not None:
+            return
+        with torch.cuda.stream(self.stream) if self.stream else nullcontext():
+            with replaced(dict(self.model.named_parameters()), self.selected):
+                self.record["selected"]["test"] = self.scores("test")
+            self.save()
+        values = " ".join(f"{value:.4f}" for value in self.record["selected"]["test"])
+        print(self.record["spec"], "test, scaled, of the selected weights:", values, flush=True)
 
     def evaluate(self, train: Tensor, loss: Tensor) -> None:
         """A row of the record for the present step."""
-        row = {"step": self.step, "train": train.tolist(), "loss": loss.tolist(), "last": self.scores()}
+        row = {"step": self.step, "train": train.tolist(), "loss": loss.tolist(), "last": self.scores("valid")}
         if self.average.count:
             with self.average.applied():
-                row["average"] = self.scores()
+                row["average"] = self.scores("valid")
         row["seconds"] = round(self.seconds, 1)
         self.record["rows"].append(row)
+        self.select(row)
         self.save()
         shown = row.get("average", row["last"])
         values = " ".join(f"{value:.3f}" for value in shown)
@@ -228,6 +306,10 @@ class Seeds:
         last = self.record["rows"][-evaluations:] if evaluations else []
         rows = [row.get("average", row["last"]) for row in last]
         return len(rows) == evaluations > 0 and all(value > EXACT for row in rows for value in row)
+
+    def is_finished(self, evaluations: int) -> bool:
+        """Whether nothing is left to train: all updates are made, the stack has `held`, or `training.solved_at` has ended all."""
+        return self.step >= self.training.steps or self.held(evaluations) or all(map(self.is_solved, range(len(self.seeds))))
 
     def train(self, batch: Batch, every: int, seconds: float) -> None:
         """One step, and what is due after it. seconds: how long this call has trained."""
@@ -279,7 +361,7 @@ def train_together(stacks: list[Seeds], every: int, limit: float, workers: int, 
     """
     started, first = time.perf_counter(), stacks[0]
     training, curriculum = first.training, first.training.curriculum
-    while going := [stack for stack in stacks if stack.step < training.steps and not stack.held(evaluations)]:
+    while going := [stack for stack in stacks if not stack.is_finished(evaluations)]:
         step, stop = min(stack.step for stack in going), training.steps
         looks = any(0 < plan.longest < curriculum.end for plan in first.plans)
         if looks:  # the curriculum may move at the next look, so batches are made no further ahead than that
@@ -289,7 +371,7 @@ def train_together(stacks: list[Seeds], every: int, limit: float, workers: int, 
         for block in DataLoader(data, batch_size=None, pin_memory=first.device == "cuda", **ahead):
             for parts in zip(*(part for part in block if part is not None), strict=True):
                 for stack in going:
-                    if stack.step == step and not stack.held(evaluations):
+                    if stack.step == step and not stack.is_finished(evaluations):
                         stack.train(Batch(*parts), every, time.perf_counter() - started)
                 step += 1
             if time.perf_counter() - started > limit:
@@ -297,8 +379,10 @@ def train_together(stacks: list[Seeds], every: int, limit: float, workers: int, 
                     stack.seconds = stack.before + time.perf_counter() - started
                     stack.save()
                 return
-            if all(stack.held(evaluations) for stack in going):
+            if all(stack.is_finished(evaluations) for stack in going):
                 break
+    for stack in stacks:
+        stack.test()
 
 
 def draw(folder: Path, out: Path) -> None:

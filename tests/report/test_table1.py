@@ -68,3 +68,68 @@ def test_training_ends_where_all_seeds_have_held_one(tmp_path: Path) -> None:
         stack.record["rows"] = rows
         assert stack.held(2) is held
         assert not stack.held(0)
+
+
+def test_the_best_weights_on_validation_are_tested_once(tmp_path: Path) -> None:
+    recipe = Path(__file__).parents[2] / "recipes" / "aussm" / "parity.yaml"
+    words = [
+        str(recipe),
+        "--seeds",
+        "3",
+        "--every",
+        "4",
+        "--workers",
+        "0",
+        "--training.steps",
+        "12",
+        "--training.batch_size",
+        "4",
+    ]
+    words += [
+        "--task.valid_size",
+        "20",
+        "--task.test_size",
+        "300",
+        "--task.eval_lengths",
+        "[8,12]",
+        "--out",
+        str(tmp_path / "one.json"),
+    ]
+    seeds.main([*words, "--limit", "0"])  # stops before the last update
+    assert json.loads((tmp_path / "one.json").read_text())["selected"]["test"] is None
+    seeds.main(words)
+    record = json.loads((tmp_path / "one.json").read_text())
+    selected = record["selected"]
+    for i in range(3):
+        scores = [row["last"][i] for row in record["rows"]]
+        assert selected["valid"][i] == max(scores)
+        assert selected["step"][i] == record["rows"][scores.index(max(scores))]["step"]
+    settings = parse_settings(["--config", str(recipe), *words[9:15]]).settings
+    run = seeds.Seeds(settings, [0, 1, 2], tmp_path / "one.json", "")
+    assert run.record["selected"] == selected
+    seeds.copy_into(dict(run.model.named_parameters()), run.selected)
+    assert run.scores("test") == selected["test"]
+    assert run.scores("valid") == selected["valid"]
+
+
+def test_a_solved_seed_keeps_the_weights_that_solved_it(tmp_path: Path) -> None:
+    recipe = Path(__file__).parents[2] / "recipes" / "aussm" / "parity.yaml"
+    words = [
+        str(recipe),
+        "--seeds",
+        "2",
+        "--every",
+        "2",
+        "--workers",
+        "0",
+        "--training.steps",
+        "12",
+        "--training.batch_size",
+        "4",
+    ]
+    words += ["--task.valid_size", "20", "--task.test_size", "30", "--task.eval_lengths", "[8,12]", "--training.select", "last"]
+    seeds.main([*words, "--training.solved_at", "0.01", "--training.solved_for", "2", "--out", str(tmp_path / "one.json")])
+    record = json.loads((tmp_path / "one.json").read_text())
+    assert record["selected"]["step"] == [4, 4]
+    assert record["selected"]["valid"] == record["rows"][-1]["last"]
+    assert record["steps"] == 4

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -16,6 +16,9 @@ from longscan.tasks.base import TASKS, Batch, Split, check_request, rows_of_step
 from longscan.tasks.forecasting.baselines import fitted_dlinear, seasonal_mean
 from longscan.tasks.forecasting.tables import VARIABLES, read_table
 from longscan.tasks.regression import RegressionTask
+
+if TYPE_CHECKING:
+    from torchmetrics import Metric
 
 _WANTED = "NAME.csv: WTH of Informer2020, weather of Autoformer or ETTh1, ETTh2, ETTm1, ETTm2 of ETDataset"
 _MONTH = 30 * 24
@@ -29,6 +32,7 @@ class Shape(NamedTuple):
     overlap: int
 
 
+OVERLAP_METRICS = ("mae_inside_window", "mae_after_window")
 VARIANTS = {"720-720": Shape(720, 720, 0), "384-96-96": Shape(384, 96, 96)}
 
 
@@ -49,6 +53,9 @@ class Forecast(RegressionTask):
     forecasts either way. channels: "together", an example is a window of all variables; or "apart", every variable of every
     window is one, as in DLinear of Zeng et al., 2023, and PatchTST of Nie et al., 2023: those of a window follow one another in
     the table's order, and errors are over the same numbers.
+
+    Where an overlap is asked for, "mae_inside_window" and "mae_after_window" are the mean absolute errors of the answers that lie
+    inside the context and of those after it.
 
     Rows are split in time, 70/10/20, ETT by months, 12/4/4; a context of valid or test may reach back over the border. Variables
     are standardised by the training rows, and errors are measured so. Every window counts; the last batch is never dropped.
@@ -180,6 +187,23 @@ class Forecast(RegressionTask):
             inputs = windows[:, :context].contiguous()
             targets = torch.where(mask[..., None], windows[:, horizon:], 0)
         return Batch(inputs, targets, loss_mask=mask)
+
+    def metrics(self, split: Split) -> "dict[str, Metric]":
+        """Those of a regression, and the mean absolute errors inside and after the window where both are asked for."""
+        from torchmetrics.regression import MeanAbsoluteError
+
+        names = OVERLAP_METRICS if self._shape.overlap else ()
+        return super().metrics(split) | {name: MeanAbsoluteError() for name in names}
+
+    def update(self, metrics: "dict[str, Metric]", output: Tensor, batch: Batch) -> None:
+        """Enter a batch. output: (B, L, C)."""
+        super().update({name: metric for name, metric in metrics.items() if name not in OVERLAP_METRICS}, output, batch)
+        horizon = self._shape.horizon
+        for name, steps in zip(
+            OVERLAP_METRICS, (slice(-horizon - self._shape.overlap, -horizon), slice(-horizon, None)), strict=True
+        ):
+            if name in metrics and batch.targets is not None:
+                metrics[name].update(output.detach()[:, steps].float().reshape(-1), batch.targets[:, steps].reshape(-1))
 
     def baselines(self, split: Split = "test") -> dict[str, float]:
         """The main metric of persistence, of the value one season before, and of the mean of `periods` such values."""
