@@ -583,6 +583,7 @@ def doctor_command(words: Sequence[str]) -> int:
     import torch
     from rich.table import Table
 
+    from longscan._devices import find_device
     from longscan.doctor import doctor, kernels
 
     parser = _parser("doctor", doctor_command)
@@ -590,11 +591,9 @@ def doctor_command(words: Sequence[str]) -> int:
     given = _parse(parser, words)
     found = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
     try:
-        devices = [torch.device(name) for name in ([given.device] if given.device else found)]
-        for device in devices:
-            torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise SettingError(f"--device: got {given.device}, which this machine has not ({str(error).splitlines()[0]})") from None
+        devices = [find_device(name, "--device") for name in ([given.device] if given.device else found)]
+    except ValueError as error:
+        raise SettingError(str(error)) from None
     faults = 0
     for device in devices:
         if not list(kernels(device)):

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from longscan._devices import find_device
 from longscan.ops import OPS, _verdicts
 from longscan.ops._dispatch import NATIVE, reject
 
@@ -207,7 +208,7 @@ def kernels(device: torch.device) -> Iterator[tuple[str, str]]:
 
 def doctor(device: torch.device) -> Iterator[list[Finding]]:
     """Examine the kernels of a device, one after another, and keep the verdicts for `auto`."""
-    found = list(kernels(device))
+    found = list(kernels(find_device(device)))
     if device.type == "cuda":  # most of the time goes into compiling
         workers = max(1, min(os.cpu_count() or 1, torch.cuda.mem_get_info(device)[0] // PROCESS_BYTES))
         examined = side_by_side(found, device, SIZES + LARGE, workers)

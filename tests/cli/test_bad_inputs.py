@@ -91,6 +91,7 @@ def test_settings(
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has the device")
 def test_a_device_that_is_not_here(refused: Callable[..., str], tmp_path: Path, tiny_words: list[str]) -> None:
     assert "training.device" in refused("train", "--out", tmp_path / "run", *tiny_words, "--training.device", "cuda")
+    assert "--device: got 'cuda', expected one of the devices that torch finds here: cpu" in refused("doctor", "--device", "cuda")
 
 
 @pytest.mark.parametrize("backend", ["triton", "cpu"])

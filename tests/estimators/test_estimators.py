@@ -54,7 +54,8 @@ def test_every_form_of_the_same_series_gives_the_same():
     X, y = waves(12, 8)
     frame = pd.concat({name: pd.DataFrame(series, columns=["a", "b"]) for name, series in zip("lkjihgfedcba", X, strict=True)})
     forms = [X, list(X), [pd.DataFrame(series) for series in X], frame, X.astype(np.float32), [series.tolist() for series in X]]
-    fitted = [SSMClassifier(**BRIEF).fit(form, y) for form in forms]
+    labels = pd.Series(y, index=list("lkjihgfedcba"))
+    fitted = [SSMClassifier(**BRIEF).fit(form, labels if form is frame else y) for form in forms]
     wanted = fitted[0].predict_proba(X)
     for form, model in zip(forms, fitted, strict=True):
         np.testing.assert_allclose(model.predict_proba(form), wanted, atol=1e-5)
@@ -153,9 +154,9 @@ NO_DATE = np.array(["NaT", "2024-01-01", "2024-01-02"], "datetime64[D]")
         ([np.zeros((3, 2)), np.zeros((3, 2), "datetime64[s]")], None, r"X: series 1 holds datetime64\[s\], expected"),
         (np.zeros((2, 3, 1)), np.zeros((1, 3)), "times: got 1 series of times, expected 2"),
         (np.zeros((2, 3, 1)), np.zeros((2, 2)), "times: series 0 has 2 times, expected 3"),
-        (np.zeros((2, 3, 1)), [[0, 1, 2], [0, 2, 1]], "times: series 1 has times that are not finite or go back"),
-        (np.zeros((2, 3, 1)), [[0, 1, 2], ["a", "b", "c"]], "times: series 1 has times that are neither numbers nor dates"),
-        (np.zeros((2, 3, 1)), [[0, 1, 2], NO_DATE], "times: series 1 has times that are not finite or go back"),
+        (np.zeros((2, 3, 1)), [[0, 1, 2], [0, 2, 1]], "times: series 1 has times that go back"),
+        (np.zeros((2, 3, 1)), [[0, 1, 2], ["a", "b", "c"]], "times: series 1: its times are of kind 'string'"),
+        (np.zeros((2, 3, 1)), [[0, 1, 2], NO_DATE], "times: series 1: lacks 1 time stamps, the first in row 0"),
         (np.zeros((2, 3, 1)), "index", "times: got 'index', expected times, or 'index' with series of pandas"),
     ],
     ids=str,
@@ -237,7 +238,7 @@ def test_forecasts_for_uneven_times():
         (np.zeros(9), {"horizon": 0}, "horizon: got 0"),
         (np.zeros(9), {"horizon": 2, "spec": "b"}, "blocks: some are not causal"),
         (np.zeros(9), {"horizon": 2.5}, r"horizon: got 2\.5, needed whole number"),
-        ([], {}, "X: got no series"),
+        ([], {}, "y: got no series"),
     ],
     ids=str,
 )
@@ -255,6 +256,10 @@ def test_impossible_forecasts_are_named(y, options, message):
         ({"weight_decay": -1.0}, r"weight_decay: got -1\.0, expected at least 0"),
         ({"pooling": "none"}, "pooling: got 'none', expected 'mean' or 'last'"),
         ({"device": "tpu"}, "device: got 'tpu', expected 'auto' or a device of torch"),
+        ({"device": "cuda:99"}, "device: got 'cuda:99', expected one of the devices that torch finds here: cpu"),
+        ({"device": "meta"}, "device: got 'meta', expected one of the devices that torch finds here: cpu"),
+        ({"layout": "lnc"}, "layout: got 'lnc', expected None or 'nlc' or 'ncl'"),
+        ({"output": "polars"}, "output: got 'polars', expected 'auto' or 'numpy' or 'pandas'"),
         ({"spec": 3}, "spec: got 3, needed word or list"),
     ],
     ids=str,

@@ -147,4 +147,4 @@ def test_an_unreadable_file_of_verdicts_says_nothing(own_verdicts):
 
 def test_a_device_that_is_not_there(capsys):
     assert main(["doctor", "--device", "cuda:77"]) == 2
-    assert "--device: got cuda:77" in capsys.readouterr().err
+    assert "--device: got 'cuda:77'" in capsys.readouterr().err

@@ -10,9 +10,10 @@ from longscan._lazy import lazy
 if TYPE_CHECKING:
     from longscan.estimators.classifier import SSMClassifier as SSMClassifier
     from longscan.estimators.forecaster import SSMForecaster as SSMForecaster
+    from longscan.estimators.reading import split_cases as split_cases
     from longscan.estimators.regressor import SSMRegressor as SSMRegressor
 
-__all__ = ["SSMClassifier", "SSMForecaster", "SSMRegressor"]
+__all__ = ["SSMClassifier", "SSMForecaster", "SSMRegressor", "split_cases"]
 
 __getattr__ = lazy(
     __name__,
@@ -20,6 +21,7 @@ __getattr__ = lazy(
         "SSMClassifier": "longscan.estimators.classifier",
         "SSMForecaster": "longscan.estimators.forecaster",
         "SSMRegressor": "longscan.estimators.regressor",
+        "split_cases": "longscan.estimators.reading",
     },
     extra="estimators",
 )

@@ -1,6 +1,7 @@
 """The estimators in aeon's convention: series are (channels, steps), and forecasts are of one step, `horizon` ahead.
 
-Thin shells: each makes its counterpart of `longscan.estimators` with the same settings and hands the series over, turned round.
+Thin shells: each makes its counterpart of `longscan.estimators` with the same settings and hands the series over as arrays, with
+`layout="ncl"`.
 """
 
 from typing import Any, Literal
@@ -22,11 +23,6 @@ COLLECTION_TAGS = {
     "python_dependencies": "torch",
 }
 SMALL = {"d_model": 4, "d_state": 2, "epochs": 2, "device": "cpu"}  # for aeon's checks
-
-
-def _turned(X: Any) -> list[np.ndarray]:
-    """Series (steps, channels) for series (channels, steps)."""
-    return [np.asarray(series).T for series in X]
 
 
 class _CollectionShell:
@@ -69,23 +65,23 @@ class AeonSSMClassifier(_CollectionShell, BaseClassifier):
     """`longscan.estimators.SSMClassifier` for aeon; the settings are the same."""
 
     def _fit(self, X: Any, y: np.ndarray) -> None:
-        self.estimator_ = SSMClassifier(**self.get_params()).fit(_turned(X), y)
+        self.estimator_ = SSMClassifier(**self.get_params(), layout="ncl").fit(list(X), y)
 
     def _predict(self, X: Any) -> np.ndarray:
-        return self.estimator_.predict(_turned(X))
+        return self.estimator_.predict(list(X))
 
     def _predict_proba(self, X: Any) -> np.ndarray:
-        return self.estimator_.predict_proba(_turned(X))
+        return self.estimator_.predict_proba(list(X))
 
 
 class AeonSSMRegressor(_CollectionShell, BaseRegressor):
     """`longscan.estimators.SSMRegressor` for aeon; the settings are the same."""
 
     def _fit(self, X: Any, y: np.ndarray) -> None:
-        self.estimator_ = SSMRegressor(**self.get_params()).fit(_turned(X), y)
+        self.estimator_ = SSMRegressor(**self.get_params(), layout="ncl").fit(list(X), y)
 
     def _predict(self, X: Any) -> np.ndarray:
-        return self.estimator_.predict(_turned(X))
+        return self.estimator_.predict(list(X))
 
 
 class AeonSSMForecaster(BaseForecaster):

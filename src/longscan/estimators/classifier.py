@@ -3,6 +3,7 @@
 from typing import Any, Self
 
 import numpy as np
+import pandas as pd
 import torch
 from sklearn.base import ClassifierMixin
 from sklearn.utils import assert_all_finite
@@ -11,15 +12,20 @@ from sklearn.utils.validation import column_or_1d
 from torch.nn.functional import cross_entropy
 
 from longscan.estimators.fitting import SeriesEstimator
+from longscan.estimators.reading import targets_for
+from longscan.estimators.series import Collection
 
 
 class SSMClassifier(ClassifierMixin, SeriesEstimator):
     """A stack of state space blocks, pooled over time, that tells classes of series apart.
 
     X is a table (n, L) of equally long series of one channel (an array or a frame), an array (n, L, C), a list of arrays or
-    frames (L_i,) or (L_i, C) of any lengths, or a frame indexed by (series, time). `times`, given to `fit` and to `predict`, are
-    the times of the steps: (n, L), a list of one array for each series, or "index" for the index of frames; uneven ones change
-    how long the layers remember. Channels are standardised by what `fit` saw.
+    frames (L_i,) or (L_i, C) of any lengths, a Series of these, indexed by case, or a frame indexed by (case, time). Rows of the
+    last are put in order by case and time; frames and Series whose own index goes back or holds a stamp twice are refused.
+    Labels, and times that are a frame, find their series by the index where both have one; channels find theirs by name.
+
+    `times`, given to `fit` and to `predict`, are the times of the steps: (n, L), a list of one array for each series, or "index"
+    for the index of frames; uneven ones change how long the layers remember. Channels are standardised by what `fit` saw.
 
     Args:
         spec: the blocks, letters or a list, as in `longscan.SequenceModel.from_spec`.
@@ -32,10 +38,15 @@ class SSMClassifier(ClassifierMixin, SeriesEstimator):
         weight_decay: of AdamW, where parameters declare that they decay.
         device: "cpu", "cuda", ..., or "auto".
         random_state: a number, a `numpy.random.RandomState` or None; the same number gives the same model.
+        layout: the axes of arrays: "nlc", (cases, steps, channels) and (steps, channels), or "ncl", (cases, channels, steps) and
+            (channels, steps), as aeon and PyTorch's convolutions have them. None: "nlc", where it can not be the other; an array
+            with more channels than steps is refused. Rows of frames are steps, whatever the layout.
+        output: "numpy", predictions as arrays; "pandas", as a Series or a frame indexed by case; "auto", the latter for frames
+            indexed by (case, time), the former for all else, as scikit-learn has it.
 
     Attributes:
         classes_: the labels. model_: the fitted `SequenceModel`. loss_curve_: mean loss of each epoch. mean_, scale_: of the
-        channels. time_unit_: the median time between steps. n_channels_, has_times_: what X was like.
+        channels. time_unit_: the median time between steps. n_channels_, channel_names_, has_times_: what X was like.
     """
 
     def fit(self, X: Any, y: Any, times: Any = None) -> Self:
@@ -43,28 +54,56 @@ class SSMClassifier(ClassifierMixin, SeriesEstimator):
         if y is None:
             raise ValueError("y: this classifier requires y to be passed, but the target y is None")
         collection = self._read(X, times, fitting=True)
-        labels = column_or_1d(y, warn=True)
+        labels = class_labels(targets_for(collection, y))
         if len(labels) != len(collection):
             raise ValueError(f"y: got {len(labels)} labels, expected {len(collection)}, one for each series")
-        if labels.dtype.kind == "f":
-            assert_all_finite(labels, input_name="y")
-        check_classification_targets(labels)
         self.classes_, numbers = np.unique(labels, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise ValueError(f"y: got the one class {self.classes_.tolist()[0]!r}, expected two classes or more to tell apart")
         targets = torch.from_numpy(numbers.astype(np.int64))
         self._fit(collection, len(self.classes_), lambda output, rows: cross_entropy(output, targets[rows].to(output.device)))
         return self
 
-    def predict_proba(self, X: Any, times: Any = None) -> np.ndarray:
-        """(n, classes): the probability of each class, in the order of `classes_`."""
-        logits = self._outputs(X, times)
+    def predict_proba(self, X: Any, times: Any = None) -> Any:
+        """(n, classes): the probability of each class, in the order of `classes_`; see `output`."""
+        collection = self._read_new(X, times)
+        return self._labelled(self._probabilities(collection), collection, self.classes_)
+
+    def predict(self, X: Any, times: Any = None) -> Any:
+        """(n,): the likeliest class of each series; see `output`."""
+        collection = self._read_new(X, times)
+        return self._labelled(self.classes_[self._probabilities(collection).argmax(1)], collection)
+
+    def score(self, X: Any, y: Any, times: Any = None) -> float:
+        """The share of series whose class is predicted; y finds its series as in `fit`."""
+        collection = self._read_new(X, times)
+        labels = class_labels(targets_for(collection, y))
+        if len(labels) != len(collection):
+            raise ValueError(f"y: got {len(labels)} labels, expected {len(collection)}, one for each series")
+        return float(np.mean(self.classes_[self._probabilities(collection).argmax(1)] == labels))
+
+    def _probabilities(self, collection: Collection) -> np.ndarray:
+        logits = self._outputs(collection)
         powers = np.exp(logits - logits.max(1, keepdims=True))
         return powers / powers.sum(1, keepdims=True)
 
-    def predict(self, X: Any, times: Any = None) -> np.ndarray:
-        """(n,): the likeliest class of each series."""
-        chosen = self.predict_proba(X, times).argmax(1)
-        return self.classes_[chosen]
 
-    def score(self, X: Any, y: Any, times: Any = None) -> float:
-        """The share of series whose class is predicted."""
-        return float(np.mean(self.predict(X, times) == column_or_1d(y)))
+def class_labels(y: Any) -> np.ndarray:
+    """Labels (n,) of a list, an array or a Series, in numpy's types; ValueError for labels that are missing or mixed."""
+    labels = np.asarray(column_or_1d(y, warn=True))
+    missing = np.asarray(pd.isna(labels))
+    if missing.any():
+        raise ValueError(f"y: {missing.sum()} of {len(labels)} labels are missing, the first in row {missing.argmax()}")
+    if labels.dtype.kind == "f":
+        assert_all_finite(labels, input_name="y")
+    if labels.dtype == object:
+        kind = pd.api.types.infer_dtype(labels, skipna=False)
+        if kind in ("integer", "floating", "boolean"):
+            labels = labels.astype({"integer": np.int64, "floating": np.float64, "boolean": np.bool_}[kind])
+        elif kind not in ("string", "empty"):
+            raise ValueError(f"y: holds labels of kind {kind!r}, expected words or numbers alone")
+    try:
+        check_classification_targets(labels)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"y: {error}") from None
+    return labels

@@ -4,21 +4,26 @@ import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Literal, cast
 
 import numpy as np
+import pandas as pd
 import torch
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
-from longscan.estimators.series import Collection, is_table, read_series
+from longscan._devices import find_device
+from longscan.estimators.reading import Known, Layout, check_table, is_table, normalise, read_collection, rows_of_times
+from longscan.estimators.series import Collection
 from longscan.layers._settings import declared_types, fits, told
 from longscan.models import SequenceModel, optimizer_groups
 
 CLIP = 1.0
 WARMUP = 0.1  # of the steps
+CHOICES = {"pooling": ("mean", "last"), "layout": (None, "nlc", "ncl"), "output": ("auto", "numpy", "pandas")}
 Spec = str | Sequence[Mapping[str, Any]]
 
 
@@ -28,17 +33,6 @@ def seeded(seed: int) -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield
-
-
-def pick_device(name: str) -> torch.device:
-    """The device of a setting; "auto" takes an accelerator where there is one."""
-    if name == "auto":
-        accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-        return torch.device("cpu") if accelerator is None else accelerator
-    try:
-        return torch.device(name)
-    except RuntimeError as error:
-        raise ValueError(f"device: got {name!r}, expected 'auto' or a device of torch ({error})") from None
 
 
 def check_settings(estimator: BaseEstimator) -> None:
@@ -54,8 +48,9 @@ def check_settings(estimator: BaseEstimator) -> None:
     for name in ("lr", "weight_decay"):
         if settings.get(name, 0) < 0:
             raise ValueError(f"{name}: got {settings[name]}, expected at least 0")
-    if settings.get("pooling", "mean") not in ("mean", "last"):
-        raise ValueError(f"pooling: got {settings['pooling']!r}, expected 'mean' or 'last'")
+    for name, choices in CHOICES.items():
+        if name in settings and settings[name] not in choices:
+            raise ValueError(f"{name}: got {settings[name]!r}, expected {' or '.join(map(repr, choices))}")
 
 
 def minimise(
@@ -117,6 +112,8 @@ class SeriesEstimator(BaseEstimator):
         weight_decay: float = 0.01,
         device: str = "auto",
         random_state: Any = None,
+        layout: Layout | None = None,
+        output: Literal["auto", "numpy", "pandas"] = "auto",
     ) -> None:
         self.spec = spec
         self.d_model = d_model
@@ -128,31 +125,63 @@ class SeriesEstimator(BaseEstimator):
         self.weight_decay = weight_decay
         self.device = device
         self.random_state = random_state
+        self.layout = layout
+        self.output = output
 
     def _read(self, X: Any, times: Any, *, fitting: bool) -> Collection:
         """X and times as a collection; ValueError where they are not, or are of other channels than fitted ones."""
+        check_settings(self)
+        X = normalise(X)
+        known = None if fitting else Known(self.n_channels_, self.channel_names_)
         if is_table(X):
-            table = validate_data(self, X, reset=fitting, dtype="numeric", ensure_min_samples=1)
-            index = [X.columns] * len(X) if isinstance(times, str) and hasattr(X, "columns") else times
-            collection = read_series(np.asarray(table, dtype=np.float64)[..., None], index)
+            collection = self._read_table(X, times, known, fitting=fitting)
         else:
-            collection = read_series(X, times)
-        if not fitting and collection.channels != self.n_channels_:
-            raise ValueError(f"X: got series of {collection.channels} channels, expected {self.n_channels_} as in fit")
+            collection = read_collection(X, times, layout=cast("Any", self.layout), known=known)
+            if fitting:  # what an earlier fit to a table saw
+                for name in ("n_features_in_", "feature_names_in_"):
+                    if hasattr(self, name):
+                        delattr(self, name)
         if not fitting and (collection.times is not None) != self.has_times_:
             raise ValueError(
                 f"times: got {'some' if times is not None else 'none'}, expected them where fit had them, and only there"
             )
         return collection
 
+    def _read_table(self, X: Any, times: Any, known: Known | None, *, fitting: bool) -> Collection:
+        """A table (n, L) as a collection of one channel, by scikit-learn's rules."""
+        check_table(X)
+        try:
+            table = validate_data(self, X, reset=fitting, dtype="numeric", ensure_min_samples=1)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"X: {error}") from error
+        collection = read_collection(np.asarray(table, dtype=np.float64)[..., None], layout="nlc", known=known)
+        if isinstance(X, pd.DataFrame):
+            collection = replace(collection, cases=X.index)
+        if times is None:
+            return collection
+        if isinstance(times, str):
+            if times != "index" or not isinstance(X, pd.DataFrame):
+                raise ValueError(f"times: got {times!r}, expected times, or 'index' with series of pandas")
+            return collection.with_times([X.columns] * len(X))
+        return collection.with_times(rows_of_times(times, collection.cases))
+
+    def _labelled(self, values: np.ndarray, collection: Collection, columns: Any = None) -> Any:
+        """Predictions (n,) or (n, K) as `output` says: an array, or a Series or frame indexed by case."""
+        wanted = self.output == "pandas" or (self.output == "auto" and collection.is_long)
+        if not wanted:
+            return values
+        if values.ndim == 1:
+            return pd.Series(values, index=collection.cases)
+        return pd.DataFrame(values, index=collection.cases, columns=columns)
+
     def _fit(self, collection: Collection, d_output: int, loss: Callable[[Tensor, np.ndarray], Tensor]) -> None:
         """Fit `model_` to the collection; loss: mean loss of outputs (b, d_output) for the rows of these numbers."""
-        check_settings(self)
         random = check_random_state(self.random_state)
         self.n_channels_, self.has_times_ = collection.channels, collection.times is not None
+        self.channel_names_ = collection.channel_names
         self.mean_, self.scale_ = collection.statistics()
         self.time_unit_ = collection.time_unit()
-        device = pick_device(self.device)
+        device = find_device(self.device)
         with seeded(int(random.randint(2**31 - 1))):
             model = SequenceModel.from_spec(
                 self.spec,
@@ -180,10 +209,8 @@ class SeriesEstimator(BaseEstimator):
             )
         self.model_ = model
 
-    def _outputs(self, X: Any, times: Any) -> np.ndarray:
+    def _outputs(self, collection: Collection) -> np.ndarray:
         """(n, d_output), float64, batch by batch."""
-        check_is_fitted(self, "model_")
-        collection = self._read(X, times, fitting=False)
         device = next(self.model_.parameters()).device
         parts = []
         with torch.no_grad():
@@ -192,6 +219,11 @@ class SeriesEstimator(BaseEstimator):
                 inputs, valid, elapsed = collection.batch(rows, self.mean_, self.scale_, self.time_unit_, device)
                 parts.append(self.model_(inputs, valid=valid, elapsed=elapsed).cpu().double().numpy())
         return np.concatenate(parts)
+
+    def _read_new(self, X: Any, times: Any) -> Collection:
+        """Series to predict; NotFittedError before `fit`."""
+        check_is_fitted(self, "model_")
+        return self._read(X, times, fitting=False)
 
     def network(self) -> SequenceModel:
         """A copy of the fitted model, which reads series in units of `mean_` and `scale_`."""

@@ -12,16 +12,24 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 from torch.nn.functional import l1_loss
 
-from longscan.estimators.fitting import Spec, check_settings, minimise, pick_device, seeded
-from longscan.estimators.series import Collection, read_series
+from longscan._devices import find_device
+from longscan.estimators.clock import Step, after, as_clock, even_step, same_step, seconds, step_name
+from longscan.estimators.fitting import Spec, check_settings, minimise, seeded
+from longscan.estimators.reading import Known, Layout, holds_series, normalise, read_collection
+from longscan.estimators.series import Collection
 from longscan.models import Forecaster
 
 
 class SSMForecaster(BaseEstimator):
     """A stack of state space blocks that reads a window of a series and goes on with it, by `longscan.models.Forecaster`.
 
-    A series is an array (L,) or (L, C), a Series or a frame whose rows are the steps; `fit` also takes a list of them. It is
-    trained on windows of what it is given, by the mean absolute error in units of each window's own standard deviation.
+    A series is an array (L,) or (L, C), a Series or a frame whose rows are the steps; `fit` also takes several: a list of these,
+    an array (n, L, C), or a frame indexed by (case, time). It is trained on windows of what it is given, by the mean absolute
+    error in units of each window's own standard deviation.
+
+    The index of a Series or a frame is its clock, and forecasts carry the stamps that follow it: an hourly series until noon
+    gives a forecast indexed from 13:00 on, in its time zone. Without `times` steps are taken to be even, so a clock with gaps, of
+    mixed frequency, that goes back or has a stamp twice is refused; numbers, dates, periods and durations can be clocks.
 
     Args:
         horizon: steps of a forecast.
@@ -34,10 +42,13 @@ class SSMForecaster(BaseEstimator):
         lr: largest learning rate, after a warm-up and before a cosine to 0.
         device: "cpu", "cuda", ..., or "auto".
         random_state: a number, a `numpy.random.RandomState` or None; the same number gives the same model.
+        layout: the axes of arrays: "nlc", (steps, channels) and (series, steps, channels), or "ncl", (channels, steps) and
+            (series, channels, steps). None: "nlc"; an array with more channels than steps is refused. Rows of frames are steps.
 
     Attributes:
         model_: the fitted `Forecaster`. loss_curve_: mean loss of each epoch. mean_, scale_: of the channels. time_unit_: the
-        median time between steps. n_channels_, has_times_: what the series was like.
+        median time between steps. step_: how far apart the stamps of the series' clock are, None without a clock or where `times`
+        were given. n_channels_, channel_names_, has_times_: what the series was like.
     """
 
     def __init__(
@@ -53,6 +64,7 @@ class SSMForecaster(BaseEstimator):
         lr: float = 3e-3,
         device: str = "auto",
         random_state: Any = None,
+        layout: Layout | None = None,
     ) -> None:
         self.horizon = horizon
         self.window = window
@@ -64,6 +76,7 @@ class SSMForecaster(BaseEstimator):
         self.lr = lr
         self.device = device
         self.random_state = random_state
+        self.layout = layout
 
     def fit(self, y: Any, times: Any = None) -> Self:
         """Fit to a series, or to a list of them.
@@ -72,18 +85,18 @@ class SSMForecaster(BaseEstimator):
         longer than the horizon.
         """
         check_settings(self)
-        several = isinstance(y, list) and not (y and np.isscalar(y[0]))
-        given = times if several or times is None or isinstance(times, str) else [times]
-        collection = read_series(y if several else [y], given)
+        collection, several = self._read(y, times, None)
+        self.step_ = self._step(collection, times)
         window = min(self.window, int(collection.lengths.max()) - self.horizon)
         if window < 1:
             longest = collection.lengths.max()
             raise ValueError(f"y: the longest series has {longest} steps, expected more than the horizon of {self.horizon}")
         random = check_random_state(self.random_state)
         self.n_channels_, self.has_times_ = collection.channels, collection.times is not None
+        self.channel_names_ = collection.channel_names
         self.mean_, self.scale_ = collection.statistics()
         self.time_unit_ = collection.time_unit()
-        device = pick_device(self.device)
+        device = find_device(self.device)
         starts = _starts(collection, window + self.horizon)
         with seeded(int(random.randint(2**31 - 1))):
             model = Forecaster.from_spec(
@@ -124,35 +137,41 @@ class SSMForecaster(BaseEstimator):
         return self
 
     def predict(self, y: Any = None, times: Any = None, times_ahead: Any = None) -> Any:
-        """The `horizon` steps after a series: an array (horizon,) or (horizon, C), or a frame with the columns of a frame given.
+        """The `horizon` steps that follow the last step of a series.
 
         Args:
             y: what was measured so far, of which the last `window` steps are read; None: the series of `fit`.
             times: of its steps, where `fit` had times.
             times_ahead: (horizon,), the times that are asked for; None: even steps of `time_unit_`.
+
+        Returns:
+            An array (horizon,) or (horizon, C). For a Series a Series of its name, for a frame a frame with its columns, indexed
+            by the stamps that follow its last one: all lie ahead of the series.
         """
         check_is_fitted(self, "model_")
         if y is None:
             if self._latest is None:
                 raise ValueError("y: fit had several series, expected the one to go on with")
             y, times = self._latest
-        history = read_series([y], times if times is None or isinstance(times, str) else [times])
-        if history.channels != self.n_channels_:
-            raise ValueError(f"y: got {history.channels} channels, expected {self.n_channels_} as in fit")
+        history, several = self._read(y, times, Known(self.n_channels_, self.channel_names_))
+        if several:
+            raise ValueError(f"y: got {len(history)} series, expected the one to go on with")
         if (history.times is not None) != self.has_times_:
             raise ValueError(f"times: got {'some' if times is not None else 'none'}, expected them where fit had them")
         if times_ahead is not None and not self.has_times_:
             raise ValueError("times_ahead: got times, expected none where fit had none")
+        stamps = self._stamps_ahead(history, times, times_ahead)
         length = int(history.lengths[0])
-        part = _windows(history, np.array([[0, max(0, length - self.window)]]), min(length, self.window))
-        device = next(self.model_.parameters()).device
-        values, _, elapsed = part.batch(np.arange(1), self.mean_, self.scale_, self.time_unit_, device)
-        ahead = None if elapsed is None else self._ahead(history, times_ahead, device)
-        with torch.no_grad():
-            forecast = self.model_(values, elapsed=elapsed, elapsed_ahead=ahead)[0].cpu().double().numpy()
-        forecast = forecast * self.scale_ + self.mean_
+        past = _windows(history, np.array([[0, max(0, length - self.window)]]), min(length, self.window))
+        gaps = None
+        if history.clocks is not None and times_ahead is not None:
+            gaps = np.diff(seconds(as_clock(history.clocks[0][-1:].append(stamps), "times_ahead")))
+        forecast = self._forecast(past, gaps)
         if isinstance(y, pd.DataFrame):
-            return pd.DataFrame(forecast, columns=y.columns)
+            names = y.columns if history.channel_names is None else list(history.channel_names)
+            return pd.DataFrame(forecast, index=stamps, columns=names)[list(y.columns)]
+        if isinstance(y, pd.Series):
+            return pd.Series(forecast[:, 0], index=stamps, name=y.name)
         return forecast[:, 0] if np.ndim(y) == 1 else forecast
 
     def score(self, y: Any, times: Any = None) -> float:
@@ -161,29 +180,84 @@ class SSMForecaster(BaseEstimator):
         Forecasts start at every `horizon` steps of the series from `window` on. ValueError where there is no room for one.
         """
         check_is_fitted(self, "model_")
-        series = read_series([y], times if times is None or isinstance(times, str) else [times])
+        series, several = self._read(y, times, Known(self.n_channels_, self.channel_names_))
+        if several:
+            raise ValueError(f"y: got {len(series)} series, expected one")
+        self._step(series, times)
         values = series.values[0] / self.scale_
         cuts = range(min(self.window, len(values) - self.horizon), len(values) - self.horizon + 1, self.horizon)
         if not len(cuts) or cuts[0] < 1:
             raise ValueError(f"y: got {len(values)} steps, expected more than the horizon of {self.horizon}")
         error = persistence = 0.0
         for cut in cuts:
-            known = None if series.times is None else series.times[0][:cut]
-            ahead = None if series.times is None else series.times[0][cut : cut + self.horizon]
-            forecast = np.reshape(self.predict(series.values[0][:cut], known, ahead), (self.horizon, -1)) / self.scale_
+            past = _windows(series, np.array([[0, max(0, cut - self.window)]]), min(cut, self.window))
+            gaps = None if series.times is None else np.diff(series.times[0][cut - 1 : cut + self.horizon])
+            forecast = self._forecast(past, gaps) / self.scale_
             error += np.abs(forecast - values[cut : cut + self.horizon]).sum()
             persistence += np.abs(values[cut - 1] - values[cut : cut + self.horizon]).sum()
         return float(1 - error / persistence) if persistence else float(error == 0)
 
-    def _ahead(self, history: Collection, times_ahead: Any, device: torch.device) -> Tensor:
-        """(1, horizon): gaps between the times that are asked for, in `time_unit_`."""
-        if times_ahead is None:
-            return torch.ones(1, self.horizon, device=device)
-        given, last = read_series([np.zeros(self.horizon)], [times_ahead]).times, history.times
-        gaps = np.diff(cast("np.ndarray", given)[0], prepend=cast("np.ndarray", last)[0, history.lengths[0] - 1])
-        if gaps[0] < 0:
-            raise ValueError("times_ahead: they start before the series ends")
-        return torch.from_numpy((gaps / self.time_unit_).astype(np.float32)).to(device).unsqueeze(0)
+    def _read(self, y: Any, times: Any, known: Known | None) -> tuple[Collection, bool]:
+        """One series, or several, as a collection, and whether they were handed in as several."""
+        y = normalise(y, "y")
+        layout = cast("Any", self.layout)
+        listed = isinstance(y, list) and not all(np.isscalar(step) for step in y)
+        long = isinstance(y, (pd.Series, pd.DataFrame)) and y.index.nlevels > 1
+        if listed or long or (isinstance(y, np.ndarray) and (y.ndim > 2 or holds_series(y))) or not np.size(y):
+            return read_collection(y, times, layout=layout, known=known, argument="y"), True
+        given = times if times is None or isinstance(times, str) else [times]
+        return read_collection([y], given, layout=layout, known=known, argument="y"), False
+
+    def _forecast(self, past: Collection, gaps: np.ndarray | None) -> np.ndarray:
+        """(horizon, C): what follows the one series of a collection; gaps: (horizon,) between the steps asked for, None: even."""
+        device = next(self.model_.parameters()).device
+        values, _, elapsed = past.batch(np.arange(1), self.mean_, self.scale_, self.time_unit_, device)
+        ahead = None
+        if elapsed is not None:
+            units = np.ones(self.horizon) if gaps is None else gaps / self.time_unit_
+            ahead = torch.from_numpy(units.astype(np.float32)).to(device).unsqueeze(0)
+        with torch.no_grad():
+            forecast: np.ndarray = self.model_(values, elapsed=elapsed, elapsed_ahead=ahead)[0].cpu().double().numpy()
+        return forecast * self.scale_ + self.mean_
+
+    def _stamps_ahead(self, history: Collection, times: Any, times_ahead: Any) -> pd.Index | None:
+        """The stamps of a forecast; None for an array without times."""
+        if history.clocks is None:
+            return None
+        clock = history.clocks[0]
+        if times_ahead is not None:
+            ahead = as_clock(times_ahead, "times_ahead")
+            if len(ahead) != self.horizon:
+                raise ValueError(f"times_ahead: got {len(ahead)} times, expected {self.horizon}, one a step of the horizon")
+            if not as_clock(clock[-1:].append(ahead), "times_ahead").is_monotonic_increasing:
+                raise ValueError("times_ahead: they start before the series ends, or go back")
+            return ahead
+        if times is None:
+            step = self._step(history, times, self.step_)
+            if step is None:
+                raise ValueError(
+                    "y: got one row, which does not tell how far apart steps are; expected two, or a fit to indexed rows"
+                )
+        elif isinstance(clock, pd.PeriodIndex):
+            step = clock.freq * max(1, round(np.median(np.diff(clock.asi8)) / clock.freq.n)) if len(clock) > 1 else clock.freq
+        elif isinstance(clock, (pd.DatetimeIndex, pd.TimedeltaIndex)):
+            step = pd.Timedelta(self.time_unit_, unit="s")
+        else:
+            step = self.time_unit_
+        return after(clock[-1], step, self.horizon)
+
+    def _step(self, collection: Collection, times: Any, known: Step = None) -> Step:
+        """How far apart the stamps of all series are; None for series without clocks, or with times, which may be uneven."""
+        if collection.clocks is None or times is not None:
+            return None
+        for index, clock in enumerate(collection.clocks):
+            place = "y" if len(collection) == 1 else f"y: series {index}"
+            step = even_step(clock, place, known)
+            if not same_step(step, known):
+                where = "fit" if index == 0 else "series 0"
+                raise ValueError(f"{place}: its steps are {step_name(step)} apart, expected {step_name(known)} as in {where}")
+            known = step if known is None else known
+        return step
 
 
 def _starts(collection: Collection, length: int) -> np.ndarray:

@@ -3,6 +3,7 @@
 from typing import Any, Self
 
 import numpy as np
+import pandas as pd
 import torch
 from sklearn.base import RegressorMixin
 from sklearn.metrics import r2_score
@@ -11,6 +12,8 @@ from torch import Tensor
 from torch.nn.functional import mse_loss
 
 from longscan.estimators.fitting import SeriesEstimator
+from longscan.estimators.reading import targets_for
+from longscan.estimators.series import Collection
 
 
 class SSMRegressor(RegressorMixin, SeriesEstimator):
@@ -29,10 +32,15 @@ class SSMRegressor(RegressorMixin, SeriesEstimator):
         weight_decay: of AdamW, where parameters declare that they decay.
         device: "cpu", "cuda", ..., or "auto".
         random_state: a number, a `numpy.random.RandomState` or None; the same number gives the same model.
+        layout: the axes of arrays: "nlc", (cases, steps, channels) and (steps, channels), or "ncl", (cases, channels, steps) and
+            (channels, steps), as aeon and PyTorch's convolutions have them. None: "nlc", where it can not be the other; an array
+            with more channels than steps is refused. Rows of frames are steps, whatever the layout.
+        output: "numpy", predictions as arrays; "pandas", as a Series or a frame indexed by case; "auto", the latter for frames
+            indexed by (case, time), the former for all else, as scikit-learn has it.
 
     Attributes:
-        model_, loss_curve_, mean_, scale_, time_unit_, n_channels_, has_times_: as in `SSMClassifier`.
-        target_mean_, target_scale_: of y.
+        model_, loss_curve_, mean_, scale_, time_unit_, n_channels_, channel_names_, has_times_: as in `SSMClassifier`.
+        target_mean_, target_scale_, target_names_: of y; the last where y was a frame.
     """
 
     def __sklearn_tags__(self) -> Any:
@@ -45,9 +53,10 @@ class SSMRegressor(RegressorMixin, SeriesEstimator):
         if y is None:
             raise ValueError("y: this regressor requires y to be passed, but the target y is None")
         collection = self._read(X, times, fitting=True)
-        targets = check_array(y, ensure_2d=False, dtype="numeric", input_name="y").astype(np.float64)
+        targets = numbers(targets_for(collection, y))
         if targets.ndim > 2 or len(targets) != len(collection):
             raise ValueError(f"y: got shape {targets.shape}, expected ({len(collection)},), one number a series, or two axes")
+        self.target_names_ = tuple(y.columns) if isinstance(y, pd.DataFrame) else None
         self._one_target = targets.ndim == 1
         columns = targets.reshape(len(targets), -1)
         self.target_mean_ = columns.mean(0)
@@ -61,11 +70,27 @@ class SSMRegressor(RegressorMixin, SeriesEstimator):
         self._fit(collection, columns.shape[1], loss)
         return self
 
-    def predict(self, X: Any, times: Any = None) -> np.ndarray:
-        """(n,) or (n, K), as y was."""
-        predicted = self._outputs(X, times) * self.target_scale_ + self.target_mean_
-        return predicted[:, 0] if self._one_target else predicted
+    def predict(self, X: Any, times: Any = None) -> Any:
+        """(n,) or (n, K), as y was; see `output`."""
+        collection = self._read_new(X, times)
+        return self._labelled(self._predictions(collection), collection, self.target_names_)
 
     def score(self, X: Any, y: Any, times: Any = None) -> float:
-        """R^2: 1 for perfect predictions, 0 for those of a constant."""
-        return float(r2_score(y, self.predict(X, times)))
+        """R^2: 1 for perfect predictions, 0 for those of a constant; y finds its series as in `fit`."""
+        collection = self._read_new(X, times)
+        return float(r2_score(numbers(targets_for(collection, y)), self._predictions(collection)))
+
+    def _predictions(self, collection: Collection) -> np.ndarray:
+        predicted = self._outputs(collection) * self.target_scale_ + self.target_mean_
+        return predicted[:, 0] if self._one_target else predicted
+
+
+def numbers(y: Any) -> np.ndarray:
+    """Targets as float64; ValueError for what are no finite numbers."""
+    try:
+        checked = check_array(y, ensure_2d=False, dtype="numeric", input_name="y")
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"y: {error}") from None
+    if checked.dtype.kind in "mM":
+        raise ValueError(f"y: holds {checked.dtype}, expected numbers")
+    return np.asarray(checked, dtype=np.float64)

@@ -1,4 +1,4 @@
-"""What people have as data, as one padded array: series of one or several channels, perhaps of unequal lengths."""
+"""Series of one or several channels, perhaps of unequal lengths, as one padded array."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -9,18 +9,26 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from longscan.estimators.clock import as_clock, seconds
+
 
 @dataclass(frozen=True)
 class Collection:
-    """Series as tensors.
+    """Series as arrays.
 
     values: (n, L, C) float64, zeros in the padding on the right. lengths: (n,). times: (n, L) float64, or None where the steps
-    are even.
+    are even. cases: the index of the cases, None where what was given has none. channel_names: the names of the channels, None
+    without. is_long: whether it was a frame indexed by (case, time). clocks: the time stamps of each series, None where there are
+    none.
     """
 
     values: np.ndarray
     lengths: np.ndarray
     times: np.ndarray | None = None
+    cases: pd.Index | None = None
+    channel_names: tuple[str, ...] | None = None
+    is_long: bool = False
+    clocks: tuple[pd.Index, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.values)
@@ -70,77 +78,21 @@ class Collection:
         mask = None if valid.all() else torch.from_numpy(valid).to(device)
         return torch.from_numpy(values.astype(np.float32)).to(device), mask, elapsed
 
-    def with_times(self, times: Any) -> "Collection":
+    def with_times(self, times: Sequence[Any]) -> "Collection":
         """The same with times: (n, L), or a list of one array for each series; ValueError where they do not fit or go back."""
         if len(times) != len(self):
             raise ValueError(f"times: got {len(times)} series of times, expected {len(self)}")
-        padded = np.zeros(self.values.shape[:2])
+        padded, clocks = np.zeros(self.values.shape[:2]), []
         for index, (row, length) in enumerate(zip(times, self.lengths, strict=True)):
-            try:
-                seconds = in_seconds(row)
-            except (TypeError, ValueError) as error:
-                raise ValueError(f"times: series {index} has times that are neither numbers nor dates ({error})") from None
-            if len(seconds) != length:
-                raise ValueError(f"times: series {index} has {len(seconds)} times, expected {length}, one for each step")
-            if not np.isfinite(seconds).all() or (np.diff(seconds) < 0).any():
-                raise ValueError(f"times: series {index} has times that are not finite or go back, expected them in order")
-            padded[index, :length] = seconds
-        return replace(self, times=padded)
-
-
-def in_seconds(times: Any) -> np.ndarray:
-    """Times as float64: numbers as they are, dates (with their time zone), beginnings of periods and durations in seconds."""
-    if isinstance(times, pd.Series):
-        times = pd.Index(times)
-    if isinstance(times, pd.PeriodIndex):
-        times = times.to_timestamp()
-    if isinstance(times, pd.DatetimeIndex) and times.tz is not None:
-        times = times.tz_convert(None)
-    array = np.asarray(times)
-    if array.dtype.kind in "mM":
-        fine = array.astype("datetime64[ns]" if array.dtype.kind == "M" else "timedelta64[ns]")
-        return np.where(np.isnat(fine), np.nan, fine.astype(np.int64) / 1e9)
-    return array.astype(np.float64)
-
-
-def is_table(X: Any) -> bool:
-    """Whether X is a table of equally long series of one channel, (n, L), for scikit-learn's own checks."""
-    if isinstance(X, pd.DataFrame):
-        return not isinstance(X.index, pd.MultiIndex)
-    if isinstance(X, np.ndarray):
-        return X.ndim < 3
-    if isinstance(X, (list, tuple)):
-        flat = all(np.isscalar(row) for row in X)
-        rows = all(isinstance(row, (list, tuple)) and all(map(np.isscalar, row)) and len(row) == len(X[0]) for row in X)
-        return bool(X) and (flat or rows)
-    return True  # anything else that scikit-learn may make an array of, or refuse
-
-
-def read_series(X: Any, times: Any = None) -> Collection:
-    """A collection of what is no table.
-
-    Args:
-        X: an array (n, L, C); a list of arrays, Series or frames, (L_i,) or (L_i, C); or a frame with a two-level index (series,
-            time), whose columns are the channels.
-        times: None, (n, L), a list of one array for each series, or "index": the index of each series.
-    """
-    frame = isinstance(X, pd.DataFrame)
-    parts: list[Any] = [part.droplevel(0) for _, part in X.groupby(level=0, sort=False)] if frame else list(X)
-    if not parts:
-        raise ValueError("X: got no series, expected at least one")
-    arrays = [_values(index, part) for index, part in enumerate(parts)]
-    channels = arrays[0].shape[1]
-    for index, array in enumerate(arrays):
-        if array.shape[1] != channels:
-            raise ValueError(f"X: series {index} has {array.shape[1]} channels, expected {channels} as the first")
-    collection = pad_arrays(arrays)
-    if times is None:
-        return collection
-    if isinstance(times, str):
-        if times != "index" or not all(isinstance(part, (pd.Series, pd.DataFrame)) for part in parts):
-            raise ValueError(f"times: got {times!r}, expected times, or 'index' with series of pandas")
-        times = [part.index for part in parts]
-    return collection.with_times(times)
+            place = f"times: series {index}"
+            clock = as_clock(row, place)
+            if len(clock) != length:
+                raise ValueError(f"{place} has {len(clock)} times, expected {length}, one for each step")
+            if not clock.is_monotonic_increasing:
+                raise ValueError(f"{place} has times that go back, expected them in order")
+            padded[index, :length] = seconds(clock)
+            clocks.append(clock)
+        return replace(self, times=padded, clocks=tuple(clocks))
 
 
 def pad_arrays(arrays: Sequence[np.ndarray]) -> Collection:
@@ -150,21 +102,3 @@ def pad_arrays(arrays: Sequence[np.ndarray]) -> Collection:
     for row, array in zip(values, arrays, strict=True):
         row[: len(array)] = array
     return Collection(values, lengths)
-
-
-def _values(index: int, part: Any) -> np.ndarray:
-    """(L, C) of one series."""
-    array = np.asarray(part)
-    if array.dtype.kind in "cmM":
-        raise ValueError(f"X: series {index} holds {array.dtype}, expected real numbers")
-    if array.dtype.kind not in "fiub":
-        try:
-            array = array.astype(np.float64)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"X: series {index} holds what is no number ({error})") from None
-    array = array[:, None] if array.ndim == 1 else array
-    if array.ndim != 2 or 0 in array.shape:
-        raise ValueError(f"X: series {index} has the shape {np.shape(part)}, expected (length,) or (length, channels)")
-    if not np.isfinite(array).all():
-        raise ValueError(f"X: series {index} contains NaN or infinity")
-    return array

@@ -1,0 +1,146 @@
+"""Time stamps of pandas indexes: which of them can be a series' clock, how far apart its steps are, how it goes on."""
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from pandas.tseries.frequencies import to_offset
+from torch import Tensor
+
+Step = Any  # pandas.DateOffset of dates and periods, pandas.Timedelta of durations, float or int of numbers
+
+
+def as_clock(times: Any, place: str) -> pd.Index:
+    """Time stamps as an index of numbers, dates, periods or durations; ValueError for anything else, and where one is missing.
+
+    times: an index, an array, a list, a Series or a tensor, (L,). place: what they are of, for errors: "y", "times: series 3".
+    """
+    try:
+        index = pd.Index(times.detach().cpu().numpy() if isinstance(times, Tensor) else times)
+        if isinstance(index.dtype, pd.CategoricalDtype):
+            index = index.astype(index.categories.dtype)
+        if index.dtype == object:
+            kind = pd.api.types.infer_dtype(index, skipna=True)
+            index = pd.DatetimeIndex(index) if kind in ("date", "datetime", "datetime64") else index.infer_objects()
+    except (TypeError, ValueError) as error:  # nested lists; dates of several time zones
+        raise ValueError(f"{place}: holds times that are neither numbers nor dates of one time zone ({error})") from None
+    number = pd.api.types.is_any_real_numeric_dtype(index.dtype)
+    if not number and not isinstance(index, (pd.DatetimeIndex, pd.PeriodIndex, pd.TimedeltaIndex)):
+        kind = pd.api.types.infer_dtype(index, skipna=True)
+        raise ValueError(
+            f"{place}: its times are of kind {kind!r}, which has no order in time; expected numbers, dates, periods or durations "
+            "(pd.to_datetime reads dates; reset_index(drop=True) is right where an index holds no times)"
+        )
+    missing = np.asarray(index.isna())
+    if number:
+        index = index.astype(np.float64) if missing.any() or pd.api.types.is_extension_array_dtype(index.dtype) else index
+        missing = ~np.isfinite(np.asarray(index, dtype=np.float64))
+    if missing.any():
+        raise ValueError(f"{place}: lacks {missing.sum()} time stamps, the first in row {int(missing.argmax())}")
+    return index
+
+
+def seconds(clock: pd.Index) -> np.ndarray:
+    """(L,) float64: numbers as they are; dates, beginnings of periods and durations in seconds since the first of them.
+
+    Differences are taken in whole nanoseconds, as float64 counts the seconds since 1970 no finer than a quarter of a microsecond.
+    """
+    if isinstance(clock, pd.PeriodIndex):
+        clock = clock.to_timestamp()
+    if isinstance(clock, (pd.DatetimeIndex, pd.TimedeltaIndex)):
+        stamps = clock.as_unit("ns").asi8
+        return (stamps - stamps[:1]) / 1e9
+    return np.asarray(clock, dtype=np.float64)
+
+
+def check_increasing(clock: pd.Index, place: str) -> None:
+    """ValueError where a time stamp stands twice, or a later row has an earlier one."""
+    twice = clock.duplicated()
+    if twice.any():
+        raise ValueError(
+            f"{place}: its index holds {twice.sum()} duplicated time stamps, the first {clock[int(twice.argmax())]}; keep one "
+            "row of each, or give local times that repeat an hour a time zone (tz_localize), or drop an index that holds no "
+            "times (reset_index(drop=True))"
+        )
+    if not clock.is_monotonic_increasing:
+        row = int(np.argmax(np.asarray(clock[1:] < clock[:-1]))) + 1
+        raise ValueError(
+            f"{place}: its time stamps go back in row {row}, from {clock[row - 1]} to {clock[row]}; sort_index() puts them in "
+            "order, reset_index(drop=True) drops an index that holds no times"
+        )
+
+
+def even_step(clock: pd.Index, place: str, known: Step = None) -> Step:
+    """How far apart the stamps of an increasing clock are; ValueError, naming the first gap that differs, where that varies.
+
+    known: the step where it is known already, which a few stamps may be too short to tell; returned where they fit it. None for a
+    single stamp of an unknown step.
+    """
+    if len(clock) < 2:
+        return known
+    if isinstance(clock, pd.DatetimeIndex):
+        if isinstance(known, pd.DateOffset) and _follows(clock, known):
+            return known
+        name = clock.freq or (pd.infer_freq(clock) if len(clock) > 2 else clock[1] - clock[0])
+        if name is not None:
+            return to_offset(name)
+        gaps = np.diff(clock.asi8)
+        shown = pd.to_timedelta(gaps, unit=clock.unit)
+    elif isinstance(clock, pd.PeriodIndex):
+        gaps = np.diff(clock.asi8)
+        if (gaps == clock.freq.n).all():
+            return clock.freq
+        shown = pd.Index(gaps)
+    elif isinstance(clock, pd.TimedeltaIndex):
+        gaps = np.diff(clock.asi8)
+        if (gaps == gaps[0]).all():
+            return clock[1] - clock[0]
+        shown = pd.to_timedelta(gaps, unit=clock.unit)
+    else:
+        values = np.asarray(clock)
+        gaps = np.diff(values)
+        rounding = 4 * np.finfo(np.float64).eps * np.abs(values.astype(np.float64)).max() if values.dtype.kind == "f" else 0.0
+        if (np.abs(gaps - np.median(gaps)) <= rounding + 1e-6 * np.median(gaps) * (values.dtype.kind == "f")).all():
+            return gaps[0].item() if values.dtype.kind != "f" else float(np.median(gaps))
+        shown = pd.Index(gaps)
+    usual = pd.Series(shown).mode().iloc[0]
+    odd = np.asarray(shown != usual)
+    row = int(odd.argmax())
+    local = isinstance(clock, pd.DatetimeIndex) and clock.tz is None
+    zone = " (local times of a place that changes its clocks need a time zone, tz_localize)" if local else ""
+    raise ValueError(
+        f"{place}: its steps are not even: {odd.sum()} of {len(odd)} differ from {usual}, the first between {clock[row]} and "
+        f"{clock[row + 1]}; asfreq and interpolate fill gaps, and times='index' reads uneven times{zone}"
+    )
+
+
+def _follows(clock: pd.DatetimeIndex, step: pd.DateOffset) -> bool:
+    wanted = pd.date_range(clock[0], periods=len(clock), freq=step)
+    return bool((wanted == clock).all())
+
+
+def same_step(step: Step, other: Step) -> bool:
+    """Whether two steps are equal, or one is unknown: None, or the 1 of rows that are only counted."""
+    if any(known is None or (isinstance(known, int) and known == 1) for known in (step, other)):
+        return True
+    if isinstance(step, (int, float)) and isinstance(other, (int, float)):
+        return bool(np.isclose(step, other, rtol=1e-6, atol=0))
+    return bool(step == other)
+
+
+def step_name(step: Step) -> str:
+    """A step in words: "h", "ME", "0 days 00:00:10", "0.5"."""
+    return str(getattr(step, "freqstr", step))
+
+
+def after(last: Any, step: Step, count: int) -> pd.Index:
+    """The `count` stamps after `last` on a clock of this step."""
+    if isinstance(last, pd.Period):
+        return pd.period_range(last + step, periods=count, freq=last.freq if step == last.freq else step)
+    if isinstance(last, pd.Timestamp):
+        if isinstance(step, pd.DateOffset):
+            return pd.date_range(last, periods=count + 1, freq=step)[1:]
+        return pd.DatetimeIndex([last + step * number for number in range(1, count + 1)])
+    if isinstance(last, (int, np.integer)) and isinstance(step, int):
+        return pd.RangeIndex(last + step, last + step * (count + 1), step)
+    return pd.Index([last + step * number for number in range(1, count + 1)])

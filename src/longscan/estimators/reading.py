@@ -1,0 +1,356 @@
+"""What people hand in, read as a `Collection`: arrays, lists of series, frames indexed by (case, time), Series of series.
+
+Nothing is guessed. Rows of frames are put in order by their index or refused; the two readings of an array whose axes may be
+(cases, steps, channels) or (cases, channels, steps) are told apart by `layout`; labels find their series by the index.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+from scipy import sparse
+from torch import Tensor
+
+from longscan.estimators.clock import as_clock, check_increasing
+from longscan.estimators.series import Collection, pad_arrays
+
+Layout = Literal["nlc", "ncl"]
+LISTED = 5  # labels that an error shows
+
+
+class Known(NamedTuple):
+    """What `fit` saw, which later series must agree with: their number of channels and the channels' names."""
+
+    channels: int
+    names: tuple[str, ...] | None
+
+
+def normalise(X: Any, argument: str = "X") -> Any:
+    """Tensors and array-like objects as numpy arrays, sequences as lists; frames, Series and sparse matrices as they are.
+
+    ValueError for a masked array that hides values, and for what has no order or no length.
+    """
+    if isinstance(X, Tensor):
+        return tensor_as_array(X, argument)
+    if isinstance(X, np.ma.MaskedArray):
+        hidden = int((np.ones(X.shape, bool) & X.mask).sum())
+        if hidden:
+            raise ValueError(f"{argument}: got an array with {hidden} masked values, expected none that is missing")
+        return np.asarray(X.data)
+    if isinstance(X, (np.ndarray, pd.DataFrame, pd.Series)) or sparse.issparse(X):
+        return X
+    if isinstance(X, Mapping):
+        raise ValueError(
+            f"{argument}: got a {type(X).__name__}, expected an array, a list or a frame; pandas.Series({argument}) keeps its "
+            "keys as the index of the cases"
+        )
+    if isinstance(X, (Set, Iterator)) or (isinstance(X, Iterable) and isinstance(X, (str, bytes))):
+        raise ValueError(f"{argument}: got a {type(X).__name__}, expected an array, a list or a frame")
+    if isinstance(X, memoryview):
+        return np.asarray(X)
+    if isinstance(X, Sequence):
+        return list(X)
+    if hasattr(X, "__array__") and not hasattr(X, "columns"):
+        return np.asarray(X)
+    return X
+
+
+def tensor_as_array(tensor: Tensor, place: str) -> np.ndarray:
+    """A tensor of any device as an array, half precision and bfloat16 as float32."""
+    if tensor.layout != torch.strided or tensor.is_quantized:
+        raise ValueError(f"{place}: got a tensor with layout {tensor.layout}, expected a dense one")
+    tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
+    half = tensor.dtype in (torch.bfloat16, torch.float16)
+    return np.asarray((tensor.float() if half else tensor).numpy())
+
+
+def is_table(X: Any) -> bool:
+    """Whether normalised X is a table (n, L) of equally long series of one channel, for scikit-learn's own checks."""
+    if isinstance(X, (pd.DataFrame, pd.Series)):
+        return not isinstance(X.index, pd.MultiIndex) and not holds_series(X)
+    if isinstance(X, np.ndarray):
+        return X.ndim < 3 and not holds_series(X)
+    if isinstance(X, list):
+        flat = all(np.isscalar(row) for row in X)
+        rows = all(isinstance(row, (list, tuple)) and all(map(np.isscalar, row)) and len(row) == len(X[0]) for row in X)
+        return bool(X) and (flat or rows)
+    return True  # anything else that scikit-learn may make an array of, or refuse
+
+
+def holds_series(X: Any) -> bool:
+    """Whether X is a vector of objects that are series themselves."""
+    if X.ndim != 1 or not len(X) or X.dtype != object:
+        return False
+    first = X.iloc[0] if isinstance(X, pd.Series) else X[0]
+    return not np.isscalar(first) and hasattr(first, "__len__")
+
+
+def check_table(X: Any) -> None:
+    """ValueError for a table that scikit-learn would read, and misread."""
+    if isinstance(X, np.ndarray) and X.dtype.kind in "mM":
+        raise ValueError(f"X: holds {X.dtype}, expected real numbers")
+    if not isinstance(X, pd.DataFrame):
+        return
+    if isinstance(X.columns, pd.MultiIndex):
+        raise ValueError(
+            f"X: its columns have {X.columns.nlevels} levels, expected one, the steps; X.stack(future_stack=True) makes a frame "
+            "indexed by (case, time) with a column a channel"
+        )
+    for name, dtype in X.dtypes.items():
+        if dtype.kind in "mMc" or isinstance(dtype, (pd.PeriodDtype, pd.IntervalDtype)):
+            raise ValueError(f"X: column {name!r} holds {dtype}, expected real numbers")
+        if holds_series(X[name]):
+            raise ValueError(f"X: column {name!r} holds a series a cell, expected numbers; a list of arrays holds series")
+    if pd.api.types.is_any_real_numeric_dtype(X.columns) or isinstance(
+        X.columns, (pd.DatetimeIndex, pd.PeriodIndex, pd.TimedeltaIndex)
+    ):
+        check_increasing(as_clock(X.columns, "X: its columns"), "X: its columns")
+
+
+def split_cases(X: pd.DataFrame | pd.Series) -> pd.Series:
+    """The series of a frame indexed by (case, time), one a case: a Series of frames whose index holds the cases.
+
+    Estimators read it as they read the frame. scikit-learn's tools, which count rows, cut it between cases:
+    `cross_val_score(model, split_cases(X), y)`. Rows of a case are put in the order of their times; cases stay in the order in
+    which they first occur. ValueError where a case or a time is missing, a case has a time twice, or times have no order.
+    """
+    cases, parts = _split_long(X, "X")
+    held = np.empty(len(parts), dtype=object)
+    for row, part in enumerate(parts):
+        held[row] = part
+    return pd.Series(held, index=cases)
+
+
+def _split_long(X: Any, argument: str) -> tuple[pd.Index, list[Any]]:
+    """The cases of a long frame and the rows of each, in order of time, indexed by time alone."""
+    if not isinstance(X, (pd.DataFrame, pd.Series)) or X.index.nlevels != 2:
+        got = f"an index of {X.index.nlevels} levels" if isinstance(X, (pd.DataFrame, pd.Series)) else type(X).__name__
+        raise ValueError(f"{argument}: got {got}, expected a frame indexed by (case, time)")
+    if not len(X):
+        raise ValueError(f"{argument}: got no series, expected at least one")
+    first, second = X.index.get_level_values(0), X.index.get_level_values(1)
+    if first.isna().any():
+        raise ValueError(f"{argument}: {first.isna().sum()} rows have no case, the first is row {int(first.isna().argmax())}")
+    dated = [isinstance(level, (pd.DatetimeIndex, pd.PeriodIndex, pd.TimedeltaIndex)) for level in (first, second)]
+    if dated == [True, False]:
+        raise ValueError(f"{argument}: its index is (time, case), expected (case, time); {argument}.swaplevel() turns it round")
+    times = as_clock(second, argument)
+    codes, cases = pd.factorize(first)
+    order = np.lexsort((pd.factorize(times, sort=True)[0], codes))
+    same = codes[order][1:] == codes[order][:-1]
+    twice = same & np.asarray(times[order][1:] == times[order][:-1])
+    if twice.any():
+        row = order[1:][twice][0]
+        raise ValueError(
+            f"{argument}: {twice.sum()} duplicated time stamps, the first {times[row]} of case {first[row]!r}; keep one of each"
+        )
+    ordered = X.iloc[order].set_axis(times[order], axis=0)
+    bounds = np.flatnonzero(np.diff(codes[order])) + 1
+    edges = [0, *bounds.tolist(), len(order)]
+    cases = pd.Index(cases, name=X.index.names[0])
+    return cases, [ordered.iloc[start:stop] for start, stop in pairwise(edges)]
+
+
+def read_collection(
+    X: Any, times: Any = None, *, layout: Layout | None = None, known: Known | None = None, argument: str = "X"
+) -> Collection:
+    """A collection of what is no table.
+
+    Args:
+        X: normalised: an array (n, L, C); a list, a Series or an object array of arrays, Series or frames, (L_i,) or (L_i, C);
+            or a Series or frame indexed by (case, time).
+        times: None, (n, L), a list of one array for each series, or "index": the index of each series.
+        layout: "nlc" or "ncl", what the axes of arrays are; None: the former, where the latter is impossible or less likely.
+        known: what the series must agree with.
+        argument: what X is called in errors.
+    """
+    cases, is_long = None, False
+    if isinstance(X, (pd.DataFrame, pd.Series)) and isinstance(X.index, pd.MultiIndex):
+        cases, parts = _split_long(X, argument)
+        is_long = True
+        if times is not None and not (isinstance(times, str) and times == "index"):
+            raise ValueError(f"times: got {type(times).__name__}, expected None or 'index', as {argument} is indexed by time")
+    elif isinstance(X, np.ndarray) and X.dtype != object and X.ndim > 3:
+        raise ValueError(f"{argument}: got an array of {X.ndim} axes, expected (cases, steps, channels)")
+    else:
+        cases = X.index if isinstance(X, pd.Series) else None
+        parts = [normalise(part, f"{argument}: series {index}") for index, part in enumerate(X)]
+    if not parts:
+        raise ValueError(f"{argument}: got no series, expected at least one")
+    parts = [_without_case_level(part) for part in parts]
+    arrays = [_values(_place(argument, index, parts), part) for index, part in enumerate(parts)]
+    names = _channel_names(parts, known)
+    if names is not None:
+        for index, part in enumerate(parts):
+            arrays[index] = _by_name(_place(argument, index, parts), part, arrays[index], names)
+    arrays = _oriented(parts, arrays, layout, known, argument)
+    channels = arrays[0].shape[1]
+    for index, array in enumerate(arrays):
+        if array.shape[1] != channels:
+            alike = len({len(array) for array in arrays}) == 1
+            hint = "; read as (channels, steps) all have as many: layout='ncl'" if alike else ""
+            raise ValueError(f"{argument}: series {index} has {array.shape[1]} channels, expected {channels} as the first{hint}")
+    if known is not None and channels != known.channels:
+        raise ValueError(f"{argument}: got series of {channels} channels, expected {known.channels} as in fit")
+    collection = replace(pad_arrays(arrays), cases=cases, channel_names=names, is_long=is_long)
+    if all(isinstance(part, (pd.Series, pd.DataFrame)) for part in parts):
+        clocks = []
+        for index, part in enumerate(parts):
+            clocks.append(as_clock(part.index, _place(argument, index, parts)))
+            check_increasing(clocks[-1], _place(argument, index, parts))
+        collection = replace(collection, clocks=tuple(clocks))
+    if isinstance(times, str):
+        if times != "index" or collection.clocks is None:
+            raise ValueError(f"times: got {times!r}, expected times, or 'index' with series of pandas")
+        times = collection.clocks
+    return collection if times is None else collection.with_times(rows_of_times(times, cases))
+
+
+def _place(argument: str, index: int, parts: list[Any]) -> str:
+    """What a series is called in errors."""
+    return "y: the series" if argument == "y" and len(parts) == 1 else f"{argument}: series {index}"
+
+
+def rows_of_times(times: Any, cases: pd.Index | None) -> Any:
+    """`times` in the order of the cases where both have an index, a row a case."""
+    times = normalise(times, "times")
+    if isinstance(times, (pd.DataFrame, pd.Series)):
+        return matched(times, cases, "times").to_numpy()
+    return times
+
+
+def matched(values: Any, cases: pd.Index | None, argument: str) -> Any:
+    """Values in the order of the cases where both have an index; ValueError, with what lacks, where the indexes differ."""
+    if cases is None or not isinstance(values, (pd.Series, pd.DataFrame)) or values.index.equals(cases):
+        return values
+    for name, index in ((argument, values.index), ("X", cases)):
+        if not index.is_unique:
+            twice = index[index.duplicated()].unique()
+            raise ValueError(
+                f"{argument}: its index and that of X differ, and that of {name} holds {_listed(twice)} more than once; give "
+                "both the same unique index"
+            )
+    lacking, surplus = cases.difference(values.index, sort=False), values.index.difference(cases, sort=False)
+    if len(lacking) or len(surplus):
+        raise ValueError(
+            f"{argument}: its index differs from that of the cases of X: it lacks {_listed(lacking)} of X, and has "
+            f"{_listed(surplus)} that X has not; rows are matched by index (reset_index(drop=True) of both matches by position)"
+        )
+    return values.loc[cases]
+
+
+def _listed(labels: pd.Index) -> str:
+    """The number of labels and the first of them: "7 labels ('a', 'b', ...)"."""
+    if not len(labels):
+        return "none"
+    shown = ", ".join(str(label) if isinstance(label, tuple) else repr(label) for label in labels[:LISTED].tolist())
+    return f"{len(labels)} labels ({shown}{', ...' if len(labels) > LISTED else ''})"
+
+
+def targets_for(collection: Collection, y: Any) -> Any:
+    """`y` in the order of the collection's cases; ValueError where the order can not be told."""
+    y = normalise(y, "y")
+    if isinstance(y, (pd.Series, pd.DataFrame)):
+        return matched(y, collection.cases, "y")
+    cases = collection.cases
+    if collection.is_long and cases is not None and len(y) == len(cases) and not cases.is_monotonic_increasing:
+        raise ValueError(
+            "y: got values without an index, and the cases of X are not sorted, so it can not be told whose they are; pass a "
+            "Series indexed by case, or X.sort_index() with y in the order of the sorted cases"
+        )
+    return y
+
+
+def _without_case_level(part: Any) -> Any:
+    """One case of a frame indexed by (case, time), as groupby gives it, indexed by time."""
+    pandas = isinstance(part, (pd.Series, pd.DataFrame))
+    if pandas and part.index.nlevels == 2 and part.index.get_level_values(0).nunique(dropna=False) == 1:
+        return part.droplevel(0)
+    return part
+
+
+def _values(place: str, part: Any) -> np.ndarray:
+    """(L,) or (L, C) float64 of one series; ValueError for what are no finite real numbers."""
+    if isinstance(part, pd.DataFrame) and part.columns.nlevels > 1:
+        raise ValueError(f"{place} has columns of {part.columns.nlevels} levels, expected one, the channels")
+    pandas = isinstance(part, (pd.Series, pd.DataFrame))
+    kinds = list(part.dtypes) if isinstance(part, pd.DataFrame) else [part.dtype] if pandas else []
+    for dtype in kinds:
+        if dtype.kind in "cmM" or isinstance(dtype, (pd.PeriodDtype, pd.IntervalDtype)):
+            raise ValueError(f"{place} holds {dtype}, expected real numbers")
+    try:
+        array = part.to_numpy(dtype=np.float64, na_value=np.nan) if pandas else np.asarray(part)
+        if array.dtype.kind in "cmM":
+            raise ValueError(f"{place} holds {array.dtype}, expected real numbers")
+        if array.dtype.kind not in "fiub":
+            array = array.astype(np.float64)
+    except (TypeError, ValueError) as error:
+        if str(error).startswith(place):
+            raise
+        raise ValueError(f"{place} holds what is no number ({error})") from None
+    if array.ndim not in (1, 2) or 0 in array.shape:
+        raise ValueError(f"{place} has the shape {array.shape}, expected (length,) or (length, channels)")
+    array = array.astype(np.float64)
+    if not np.isfinite(array).all():
+        nan, infinite = np.isnan(array).sum(), np.isinf(array).sum()
+        raise ValueError(f"{place} contains NaN or infinity ({nan} and {infinite} values), expected finite numbers")
+    return array
+
+
+def _has_names(part: Any) -> bool:
+    return isinstance(part, pd.DataFrame) and all(isinstance(name, str) for name in part.columns)
+
+
+def _channel_names(parts: list[Any], known: Known | None) -> tuple[str, ...] | None:
+    """The names of the channels: those that `fit` saw, else the columns of the first frame whose columns are words."""
+    if known is not None and known.names is not None:
+        return known.names
+    return next((tuple(part.columns) for part in parts if _has_names(part)), None)
+
+
+def _by_name(place: str, part: Any, array: np.ndarray, names: tuple[str, ...]) -> np.ndarray:
+    """The channels of a frame in the order of `names`; arrays, and frames whose columns are no words, as they are."""
+    if not _has_names(part):
+        return array
+    columns = pd.Index(part.columns)
+    if not columns.is_unique:
+        raise ValueError(f"{place} has the columns {_listed(columns[columns.duplicated()])} more than once")
+    wanted = pd.Index(names)
+    lacking, surplus = wanted.difference(columns, sort=False), columns.difference(wanted, sort=False)
+    if len(lacking) or len(surplus):
+        raise ValueError(
+            f"{place}: its columns lack {_listed(lacking)} and have {_listed(surplus)} that were not expected; "
+            f"expected {len(names)} channels, {_listed(wanted)}"
+        )
+    return array[:, columns.get_indexer(wanted)]
+
+
+def _oriented(
+    parts: list[Any], arrays: list[np.ndarray], layout: Layout | None, known: Known | None, argument: str
+) -> list[np.ndarray]:
+    """Arrays (L_i, C), by the layout; ValueError with both readings where it is not given and may be either.
+
+    Rows of frames are steps, whatever the layout. After `fit` the number of channels tells the readings apart. Before it they can
+    not be told where an array has more columns than rows, unless the number of rows varies: that is no number of channels.
+    """
+    free = [i for i, part in enumerate(parts) if arrays[i].ndim == 2 and not isinstance(part, pd.DataFrame)]
+    rows, columns = {arrays[i].shape[0] for i in free}, {arrays[i].shape[1] for i in free}
+    if layout is None and free:
+        if known is not None:
+            wrong = columns != {known.channels} and rows == {known.channels}
+        else:
+            wrong = len(rows) == 1 and max(columns) > min(rows) and len(columns) == 1
+        if wrong:
+            steps, channels = arrays[free[0]].shape
+            agrees = "" if known is None else f", and the latter has the {known.channels} channels of fit"
+            raise ValueError(
+                f"{argument}: series {free[0]} has the shape ({steps}, {channels}): {steps} steps of {channels} channels with "
+                f"axes (cases, steps, channels), or {channels} steps of {steps} channels with axes (cases, channels, "
+                f"steps){agrees}; set layout='nlc' for the former, layout='ncl' for the latter"
+            )
+    turned = set(free) if layout == "ncl" else set()
+    return [array[:, None] if array.ndim == 1 else array.T if i in turned else array for i, array in enumerate(arrays)]
