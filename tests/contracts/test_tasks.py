@@ -296,7 +296,27 @@ def test_perfect_numbers_err_by_nothing(task):
     assert not task.higher_is_better
     assert task.scaled(0) == 1
     assert task.scaled(task.constant_score()) == 0
-    assert next(iter(task.baselines("test").values())) == task.constant_score() > 0
+    assert next(iter(task.baselines("test").items())) == ("constant", task.constant_score())
+    assert task.constant_score() > 0
+
+
+@every_regressor
+def test_no_constant_errs_less_than_the_best_constant_predictor(task):
+    if isinstance(task, Forecast) and (task.level, task.channels) != ("kept", "together"):
+        assert task.constant_score("valid") == replace(task, level="kept", channels="together").constant_score("valid")
+        return
+    batches = whole(task, "valid")
+    targets = torch.cat([(b.targets if b.loss_mask is None else b.targets[b.loss_mask]).flatten(0, -2) for b in batches]).double()
+    best = targets.median(0).values if task.metric == "mae" else targets.mean(0)
+
+    def error(constant: Tensor) -> float:
+        metric = task.metrics("valid")[task.metric].double()
+        metric.update(constant.expand_as(targets).reshape(-1), targets.reshape(-1))
+        return metric.compute().item()
+
+    assert task.constant_score("valid") == pytest.approx(error(best), rel=1e-4)
+    for step in (-0.1, 0.1):
+        assert error(best + step * targets.std(0)) > task.constant_score("valid")
 
 
 @every_regressor

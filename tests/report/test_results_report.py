@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from longscan.cli import main
-from longscan.report import append_record, figures, fill_markdown, results_markdown, results_report
+from longscan.report import append_record, figures, fill_markdown, quick_markdown, results_markdown, results_report
 from longscan.report.comparisons import compare, measurements
 from longscan.report.published import _data, figure_of, papers, published_beside
 from longscan.report.records import read_records, read_seeds
@@ -43,6 +43,60 @@ def test_seeds_are_grouped_failed_ones_counted_and_scores_scaled(new_run_row):
     assert (entry.scores, entry.seeds, entry.failed, entry.constant) == ((1.0, 0.8), 2, 1, 0.0)
     assert entry.mean[0] == pytest.approx(0.9)
     assert [p["model"] for p in comparison.published] == ["xLSTM", "Mamba", "AUSSM", "AUSSM Hybrid"]
+
+
+def test_a_seed_that_ran_twice_counts_once(new_run_row):
+    scores = ((0, 1.0), (0, 0.6), (1, 0.9), (2, None), (2, 0.7), (3, None))
+    rows = [
+        new_run_row(seed=seed, scaled=s, value=s, status="failed" if s is None else "finished", date=f"2026-11-2{i}")
+        for i, (seed, s) in enumerate(scores)
+    ]
+    ((entry,),) = (comparison.entries for comparison in compare(rows))
+    assert entry.scores == pytest.approx((0.8, 0.9, 0.7))
+    assert (entry.runs, entry.seeds, entry.failed) == (4, 3, 1)
+    assert entry.mean == pytest.approx(mean_interval([0.8, 0.9, 0.7]))
+    assert entry.notes == ("4 runs of 3 seeds: a seed counts once, with the mean of its runs",)
+
+
+def test_runs_whose_command_changed_the_recipe_are_an_entry_of_their_own(new_run_row):
+    command = "longscan train --config recipes/aussm/parity.yaml --training.seed {} --training.threads 1 --out runs/parity"
+    rows = [new_run_row(seed=seed, command=command.format(seed)) for seed in (0, 1)]
+    rows.append(new_run_row(command=command.format(0) + " --training.solved_at=0 --steps 9000"))
+    (comparison,) = compare(rows)
+    assert [(entry.setting, entry.seeds) for entry in comparison.entries] == [
+        ("recipes/aussm/parity.yaml", 2),
+        ("recipes/aussm/parity.yaml --training.solved_at 0 --steps 9000", 1),
+    ]
+
+
+def test_corrected_values_and_notes_stand_in_the_tables(tmp_path, new_run_row):
+    corrected = {"reason": "it was persistence", "command": "correct", "commit": "0123abc", "date": "2026-11-23"}
+    values = {"constant": 9.4, "constant_scaled": 0.0, "baselines": {"constant": 9.4, "persistence": 4.5}}
+    row = new_run_row(paper=None, published=None, task="walker", metric="mse", value=0.5, constant=4.5)
+    row |= {"corrected": corrected | {"values": values}, "replaced": "because of its test score", "chosen_on": "test"}
+    append_record(tmp_path / "runs" / "rows.jsonl", row | {"note": "without the stop .67", "commit": "0123abc+changes"})
+    text = results_markdown(tmp_path)
+    notes = (
+        "from a tree with uncommitted changes; recipe replaced: because of its test score; "
+        "recipe made after test scores of other recipes had been seen; without the stop .67"
+    )
+    assert f"| walker (aussm), mse | hybrid (ma) | 0.500 | 1 | 0 | 9.400 | persistence 4.500 | – | {notes} | `longscan" in text
+
+
+@pytest.mark.parametrize("kind", ["runs", "quick", "seeds", "bench"])
+def test_rows_from_uncommitted_trees_are_marked_in_every_table(tmp_path, make_seeds, new_run_row, new_bench_row, kind):
+    commit = {"commit": "0123abc456789+changes"}
+    if kind == "seeds":
+        make_seeds(tmp_path / "seeds" / "one.json", **commit)
+    elif kind == "bench":
+        append_record(tmp_path / "bench" / "rows.jsonl", new_bench_row(**commit))
+        append_record(tmp_path / "bench" / "rows.jsonl", new_bench_row(backend="eager"))
+    else:
+        append_record(tmp_path / "runs" / "rows.jsonl", new_run_row(quick=kind == "quick", **commit))
+    markdown = (quick_markdown if kind == "quick" else results_markdown)(tmp_path)
+    assert "from a tree with uncommitted changes" in markdown
+    page = results_report(tmp_path, tmp_path / "out.html").read_text("utf-8")
+    assert "with uncommitted changes" in page.split("</style>")[1]
 
 
 def test_two_recipes_of_one_model_are_told_apart(new_run_row):
@@ -172,7 +226,8 @@ def test_seeds_trained_together_are_drawn_beside_the_constant_and_the_published(
     assert [trace["name"] for trace in every["data"] if trace["y"]][:3] == ["seed 0", "seed 1", "seed 2"]
     assert [line["y0"] for line in every["layout"]["shapes"]] == [0.022, 0.13]
     markdown = results_markdown(folder)
-    assert "| parity (aussm), 2,000 steps | Mamba (mm) | 3 | 1, 0 | 1.000 | -0.020 to 0.500 | 0.022 | 0.13 | `python" in markdown
+    row = "| parity (aussm), 2,000 steps | Mamba (mm) | 3 | 1, 0 | 1.000 | -0.020 to 0.500 | 0.022 | 0.13 | – | `python"
+    assert row in markdown
 
 
 def test_averages_count_before_the_last_weights_and_a_model_no_paper_has_is_set_beside_none(make_seeds, tmp_path):
@@ -186,7 +241,7 @@ def test_the_markdown_tables_hold_the_same_numbers(results):
     text = results_markdown(results)
     assert "| parity (aussm), scaled test accuracy | hybrid (ma) | 0.851 ± 0.468 | 4 | 1 | 0.000 | – | xLSTM 1, Mamba" in text
     assert "| BasicMotions (archive), accuracy | hybrid (ma) | 0.975 | 1 | 0 | 0.250 | 1-NN Euclidean 0.675 | – |" in text
-    assert "| plain torch loop | 33.1× | 47.5× | `make bench` |" in text
+    assert "| plain torch loop | 33.1× | 47.5× | – | `make bench` |" in text
 
 
 def test_scores_and_baselines_are_in_the_unit_of_the_published_figure(make_results, tmp_path):

@@ -178,7 +178,7 @@ def test_baselines(folder):
     scores = task.baselines() | task.fitted_baselines()
     assert scores["seasonal_naive"] < 0.3 < scores["persistence"]
     assert scores["dlinear"] < scores["seasonal_naive"]
-    assert task.scaled(scores["persistence"]) == 0
+    assert task.scaled(scores["constant"]) == 0
     contexts = torch.arange(10.0).view(1, 10, 1)
     assert seasonal_mean(contexts, 6, 4, 1).flatten().tolist() == [6, 7, 8, 9, 6, 7]
     assert seasonal_mean(contexts, 6, 4, 2).flatten().tolist() == [4, 5, 6, 7, 4, 5]

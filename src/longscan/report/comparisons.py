@@ -1,39 +1,54 @@
 """Our records put in order: runs grouped by task beside the published figures, measurements grouped by op and shape."""
 
+import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import fsum
 from statistics import median
 from typing import Any
 
 from longscan.report.published import published_beside, published_row
-from longscan.report.records import Record
+from longscan.report.records import Record, apply_corrections
 from longscan.report.statistics import mean_interval
+from longscan.report.text import commit_text, uncommitted_note
 
 OWN = ("triton", "cpu", "eager", "reference")
+# Options of a command that say where and how often a recipe ran, not what was trained.
+_NOT_OVERRIDES = ("training.seed", "training.threads", "training.device", "task.split_seed", "task.data_dir")
+CHOSEN = {
+    "test": "recipe made after test scores of other recipes had been seen",
+    "validation": "recipe chosen by validation scores",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """The runs of one setting, over its seeds, on the scale of the comparison that it belongs to."""
+    """The runs of one setting, over its distinct seeds, on the scale of the comparison that it belongs to.
+
+    scores: one score for each distinct seed with a finished run, the mean of that seed's finished runs. runs: number of finished
+    runs. failed: number of seeds without a finished run. notes: what the tables must say of these rows beside the figures.
+    """
 
     name: str
     model: str
     suite: str
     setting: str
     scores: tuple[float, ...]
+    runs: int
     constant: float | None
     baselines: dict[str, float]
     failed: int
+    notes: tuple[str, ...]
     rows: tuple[Record, ...]
 
     @property
     def seeds(self) -> int:
-        """Number of finished runs."""
+        """Number of distinct seeds with a finished run."""
         return len(self.scores)
 
     @property
     def mean(self) -> tuple[float, float | None] | None:
-        """Mean and half width of the 95 % interval over finished runs; None where none finished."""
+        """Mean and half width of the 95 % interval over distinct seeds; None where no run finished."""
         return mean_interval(self.scores) if self.scores else None
 
 
@@ -81,20 +96,50 @@ def _factor(published: Sequence[dict[str, Any]]) -> float:
 
 
 def _settings(groups: Sequence[Sequence[Record]]) -> list[str]:
-    """What tells each group from others of its model and suite: the recipe or the number of steps; "" where nothing needs to."""
+    """Recipe (or number of steps) and overrides of each group that shares its model and suite with others; "" of the rest."""
     names = [(_model(rows[0]), rows[0]["suite"]) for rows in groups]
     return [
-        "" if names.count(name) == 1 else rows[0]["recipe"] or f"{rows[0]['steps']} steps"
+        "" if names.count(name) == 1 else " ".join((rows[0]["recipe"] or f"{rows[0]['steps']} steps", *overrides(rows[0])))
         for name, rows in zip(names, groups, strict=True)
     ]
+
+
+def overrides(row: Record) -> tuple[str, ...]:
+    """The options of a run's command that changed its recipe, as words; seeds, threads, device and data folder do not count."""
+    words = [part for word in shlex.split(row["command"]) for part in (word.split("=", 1) if word[:2] == "--" else [word])]
+    found: list[str] = []
+    for option, value in zip(words, [*words[1:], ""], strict=True):
+        name = option.removeprefix("--")
+        if option != name and ("." in name or name == "steps") and name not in _NOT_OVERRIDES:
+            found += [option, value]
+    return tuple(found)
+
+
+def _setting(row: Record) -> tuple[object, ...]:
+    """What the runs of one entry have in common."""
+    return row["model"], row["spec"], row["suite"], row["recipe"] or row["steps"], overrides(row) if row["recipe"] else ()
 
 
 def _model(row: Record) -> str:
     return f"{row['model']} ({row['spec']})" if row["spec"] and row["spec"] != row["model"] else row["model"]
 
 
+def _notes(rows: Sequence[Record], finished: int, seeds: int) -> tuple[str, ...]:
+    """What the tables must say of an entry's rows."""
+    notes = [f"{finished} runs of {seeds} seeds: a seed counts once, with the mean of its runs"] if finished > seeds else []
+    notes.append(uncommitted_note([r["commit"] for r in rows]))
+    notes += [f"recipe replaced: {r['replaced']}" for r in rows if "replaced" in r]
+    notes += [CHOSEN[r["chosen_on"]] for r in rows if r.get("chosen_on")]
+    notes += [r["note"] for r in rows if "note" in r]
+    return tuple(dict.fromkeys(filter(None, notes)))
+
+
 def _entry(setting: str, rows: Sequence[Record], published: Sequence[dict[str, Any]]) -> Entry:
     finished = [r for r in rows if r["status"] == "finished"]
+    scored = [(r["seed"], s) for r in finished if (s := _scale(r, published, "value")) is not None]
+    by_seed: dict[int, list[float]] = {}
+    for seed, score in scored:
+        by_seed.setdefault(seed, []).append(score)
     constants = [c for r in rows if (c := _scale(r, published, "constant")) is not None]
     baselines = {name: 0.0 for r in rows for name in r["baselines"]}
     for name in baselines:
@@ -105,27 +150,32 @@ def _entry(setting: str, rows: Sequence[Record], published: Sequence[dict[str, A
         model=_model(rows[0]),
         suite=rows[0]["suite"] or "",
         setting=setting,
-        scores=tuple(s for r in finished if (s := _scale(r, published, "value")) is not None),
+        scores=tuple(fsum(scores) / len(scores) for scores in by_seed.values()),
+        runs=len(finished),
         constant=mean_interval(constants)[0] if constants else None,
         baselines=baselines,
-        failed=len(rows) - len(finished),
+        failed=len({r["seed"] for r in rows} - {r["seed"] for r in finished}),
+        notes=_notes(rows, len(finished), len(by_seed)),
         rows=tuple(rows),
     )
 
 
 def compare(rows: Iterable[Record]) -> list[Comparison]:
-    """Runs by paper, task and metric, less quick ones. ValueError: an unknown id, or a run without its published row's score."""
+    """Runs by paper, task and metric, without quick ones, with corrected values in place of recorded ones.
+
+    Raises ValueError for an unknown id of a published row, and for a run without the score that its published row needs.
+    """
 
     def table(row: Record) -> tuple[str, ...]:
         references = [published_row(i) for i in _ids(row)]
         return tuple(dict.fromkeys(f"{r['table']} {r['metric']} {r['unit']}" for r in references))
 
     comparisons = []
-    full = [row for row in rows if not row.get("quick")]
+    full = [apply_corrections(row) for row in rows if not row.get("quick")]
     for (paper, task, metric, _), members in _groups(full, lambda r: (r["paper"], r["task"], r["metric"], table(r))):
         beside = {p["id"]: p for identity in _ids(members[0])[:1] for p in published_beside(identity)}
         published = tuple(beside.values())
-        groups = [g for _, g in _groups(members, lambda r: (r["model"], r["spec"], r["suite"], r["recipe"] or r["steps"]))]
+        groups = [group for _, group in _groups(members, _setting)]
         comparisons.append(
             Comparison(
                 paper=paper,
@@ -176,6 +226,7 @@ class Measurement:
     commands: tuple[str, ...]
     unit: str
     timings: tuple[Timing, ...]
+    note: str
 
 
 def _middle(rows: Sequence[Record], field: str) -> float | None:
@@ -225,7 +276,7 @@ def measurements(rows: Iterable[Record]) -> list[Measurement]:
                     measurements=len(group),
                 )
             )
-        commits = sorted({r["commit"] for r in today})
+        commits = sorted({commit_text(r["commit"]) for r in today})
         found.append(
             Measurement(
                 op=op,
@@ -236,6 +287,7 @@ def measurements(rows: Iterable[Record]) -> list[Measurement]:
                 commands=tuple(dict.fromkeys(r["command"] for r in today)),
                 unit=unit,
                 timings=tuple(timings),
+                note=uncommitted_note([r["commit"] for r in today]),
             )
         )
     return found

@@ -66,6 +66,12 @@ def read_records(path: str | Path) -> list[Record]:
     return rows
 
 
+def apply_corrections(row: Record) -> Record:
+    """Return a row of `runs` with the values of its field "corrected" in place of those that the run recorded."""
+    corrected: Record = row.get("corrected", {})
+    return row | corrected.get("values", {})
+
+
 def read_folder(folder: str | Path) -> list[Record]:
     """The rows of all `*.jsonl` files of a folder, in the order of their names; none where there is no such folder."""
     return [row for path in sorted(Path(folder).glob("*.jsonl")) for row in read_records(path)]

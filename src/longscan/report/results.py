@@ -8,9 +8,9 @@ from longscan._files import write_text
 from longscan.report import figures, page
 from longscan.report.comparisons import Comparison, Entry, Measurement, Timing, compare, measurements
 from longscan.report.published import figure_of, papers
-from longscan.report.records import Record, read_folder, read_seeds
+from longscan.report.records import Record, apply_corrections, read_folder, read_seeds
 from longscan.report.seeds import Seeds, trained_together
-from longscan.report.text import duration, mean_text, show
+from longscan.report.text import commit_text, duration, mean_text, show, uncommitted_note
 
 MARKS = ("<!-- results -->", "<!-- /results -->")
 QUICK_MARKS = ("<!-- quick -->", "<!-- /quick -->")
@@ -19,7 +19,7 @@ EXTRA_MEMORY = (
     "Extra memory: the peak beyond inputs, outputs and their gradients, as a share of these; at most one half is asked of the "
     "compiled scans."
 )
-INTERVAL = "mean ± half of Student's 95 % interval over seeds"
+INTERVAL = "mean ± half of Student's 95 % interval over distinct seeds; several runs of one seed count once, with their mean"
 
 
 def results_report(results_dir: str | Path, out: str | Path) -> Path:
@@ -68,16 +68,22 @@ def _lines(comparison: Comparison) -> list[tuple[tuple[str, ...], str]]:
     lines: list[tuple[tuple[str, ...], str]] = []
     for entry in comparison.entries:
         spread = f"{min(entry.scores):.{digits}f} to {max(entry.scores):.{digits}f}" if entry.seeds > 1 else ""
-        counts = (str(entry.seeds), str(entry.failed) if entry.failed else "")
-        lines.append(((entry.name, mean_text(entry.mean, digits), spread, *counts, "longscan"), "ours"))
+        counts = (_seeds_text(entry), str(entry.failed) if entry.failed else "")
+        cells = (entry.name, mean_text(entry.mean, digits), spread, *counts, "longscan", "; ".join(entry.notes))
+        lines.append((cells, "ours"))
     for name, value in _reference_scores(comparison.entries).items():
-        lines.append(((name, f"{value:.{digits}f}", "", "", "", "longscan"), ""))
+        lines.append(((name, f"{value:.{digits}f}", "", "", "", "longscan", ""), ""))
     for row in comparison.published:
         printed, seeds = figure_of(row), str(row.get("n_seeds", ""))
         spread = f"std {row['std']:g}" if "std" in row else ""
         score = "withdrawn" if printed is None else f"{printed:g}"
-        lines.append(((row["model"], score, spread, seeds, "", row["provenance"]), ""))
+        lines.append(((row["model"], score, spread, seeds, "", row["provenance"], ""), ""))
     return lines
+
+
+def _seeds_text(entry: Entry) -> str:
+    """The number of distinct seeds, with the number of runs where seeds ran several times."""
+    return str(entry.seeds) if entry.runs == entry.seeds else f"{entry.runs} runs of {entry.seeds} seeds"
 
 
 def _reference_scores(entries: Sequence[Entry]) -> dict[str, float]:
@@ -86,7 +92,7 @@ def _reference_scores(entries: Sequence[Entry]) -> dict[str, float]:
     for entry in entries:
         named = {"best constant predictor": entry.constant} | entry.baselines
         for name, value in named.items():
-            if value is not None:
+            if value is not None and name != "constant":
                 several = len({e.suite for e in entries}) > 1 and entry.suite
                 scores[f"{name}, {entry.suite}" if several else name] = value
     return scores
@@ -98,14 +104,15 @@ def _comparison(comparison: Comparison) -> Iterator[str]:
         yield page.paragraph(papers()[comparison.paper], "caption")
     if not comparison.published:
         yield page.paragraph("No published figure is set beside these runs.", "caption")
-    header = ("model", "score", "range", "seeds", "failed", "source")
-    kinds = ("", page.NUMBER, page.NUMBER, page.NUMBER, page.NUMBER, "")
+    header = ("model", "score", "range", "seeds", "failed", "source", "notes")
+    kinds = ("", page.NUMBER, page.NUMBER, page.NUMBER, page.NUMBER, "", "")
     lines = _lines(comparison)
     ours = [(e.name, e.scores, e.mean) for e in comparison.entries if e.seeds]
     others = [(r["model"], v) for r in comparison.published if (v := figure_of(r)) is not None]
     label = f"{comparison.metric}, {comparison.unit}" if comparison.unit else comparison.metric
     yield page.table(header, [cells for cells, _ in lines], kinds, [kind for _, kind in lines])
-    yield page.paragraph(f"Score: {label}; {INTERVAL}. Range: lowest and highest seed.", "caption")
+    caption = f"Score: {label}; {INTERVAL}. Range: lowest and highest seed. Failed: seeds without a finished run."
+    yield page.paragraph(caption, "caption")
     if ours:
         yield page.figure(figures.scores(ours, others, _reference_scores(comparison.entries), comparison.metric))
     for command in dict.fromkeys(r["command"] for e in comparison.entries for r in e.rows[:1]):
@@ -163,10 +170,10 @@ def _all_runs(runs: Sequence[Record]) -> Iterator[str]:
         "time": lambda r: duration(r["seconds"]),
         "parameters": lambda r: show(r["params"]),
         "device": lambda r: r["device"],
-        "commit, date": lambda r: f"{r['commit'][:10]}, {r['date'][:10]}",
+        "commit, date": lambda r: f"{commit_text(r['commit'], 10)}, {r['date'][:10]}",
     }
     kinds = [page.NUMBER if name in ("seed", "value", "constant", "steps", "time", "parameters") else "" for name in columns]
-    rows = [[text(r) for text in columns.values()] for r in runs]
+    rows = [[text(apply_corrections(r)) for text in columns.values()] for r in runs]
     yield page.table([*columns], rows, kinds, ["failed" if r["status"] == "failed" else "" for r in runs])
 
 
@@ -243,7 +250,7 @@ def quick_markdown(results_dir: str | Path) -> str:
 
     Raises as `results_report` does.
     """
-    last = {(r["recipe"], r["task"]): r for r in _records(results_dir)[0] if r.get("quick")}
+    last = {(r["recipe"], r["task"]): apply_corrections(r) for r in _records(results_dir)[0] if r.get("quick")}
     return "\n".join(_quick_markdown([last[key] for key in sorted(last, key=str)])) + "\n"
 
 
@@ -274,12 +281,13 @@ def _quick_markdown(rows: Sequence[Record]) -> Iterator[str]:
     if not rows:
         yield "No quick run is recorded yet."
         return
-    yield "| Recipe | Metric | Score | Constant predictor | Seconds | Command |"
-    yield "|---|---|---|---|---|---|"
+    yield "| Recipe | Metric | Score | Constant predictor | Seconds | Notes | Command |"
+    yield "|---|---|---|---|---|---|---|"
     for r in rows:
         recipe = r["recipe"].removeprefix("recipes/").removesuffix(".yaml")
         value = "failed" if r["value"] is None else f"{r['value']:.3f}"
-        cells = (recipe, r["metric"], value, show(r["constant"], 3), show(r["seconds"], 0), f"`{r['command']}`")
+        note = uncommitted_note([r["commit"]]) or "–"
+        cells = (recipe, r["metric"], value, show(r["constant"], 3), show(r["seconds"], 0), note, f"`{r['command']}`")
         yield f"| {' | '.join(_cell(cell) for cell in cells)} |"
 
 
@@ -287,8 +295,8 @@ def _runs_markdown(found: Sequence[Comparison]) -> Iterator[str]:
     if not found:
         yield "No run is recorded yet."
         return
-    yield "| Task | Model | Score | Seeds | Failed | Constant predictor | Other predictors | Published | Command |"
-    yield "|---|---|---|---|---|---|---|---|---|"
+    yield "| Task | Model | Score | Seeds | Failed | Constant predictor | Other predictors | Published | Notes | Command |"
+    yield "|---|---|---|---|---|---|---|---|---|---|"
     for c in found:
         printed = ", ".join(f"{r['model']} {v:g}" for r in c.published if (v := figure_of(r)) is not None)
         for e in c.entries:
@@ -296,20 +304,21 @@ def _runs_markdown(found: Sequence[Comparison]) -> Iterator[str]:
             constant = "–" if e.constant is None else f"{e.constant:.{_digits(c)}f}"
             task = f"{c.task} ({e.suite}), {c.metric}" if e.suite else f"{c.task}, {c.metric}"
             task += f", {c.unit}" if c.unit in ("%", "1e-2", "1e-3") else ""
-            others = [f"{name.replace('_', ' ')} {v:.{_digits(c)}f}" for name, v in e.baselines.items() if v != e.constant]
+            others = [f"{name.replace('_', ' ')} {v:.{_digits(c)}f}" for name, v in e.baselines.items() if name != "constant"]
             score, command = mean_text(e.mean, _digits(c)), f"`{e.rows[0]['command']}`"
-            cells = (task, model, score, str(e.seeds), str(e.failed), constant, ", ".join(others) or "–", printed or "–", command)
+            counts, notes = (_seeds_text(e), str(e.failed)), "; ".join(e.notes)
+            cells = (task, model, score, *counts, constant, ", ".join(others) or "–", printed or "–", notes or "–", command)
             yield f"| {' | '.join(_cell(cell) for cell in cells)} |"
 
 
 def _together_markdown(found: Sequence[Seeds]) -> Iterator[str]:
     if not found:
         return
-    header = ("Seeds trained together", "Model", *(name.capitalize() for name in TOGETHER), "Command")
+    header = ("Seeds trained together", "Model", *(name.capitalize() for name in TOGETHER), "Notes", "Command")
     yield f"| {' | '.join(header)} |"
     yield "|---" * len(header) + "|"
     for s in found:
-        cells = (f"{s.task}, {s.steps[-1]:,} steps", s.model, *_together_cells(s), f"`{s.command}`")
+        cells = (f"{s.task}, {s.steps[-1]:,} steps", s.model, *_together_cells(s), s.note or "–", f"`{s.command}`")
         yield f"| {' | '.join(_cell(cell) for cell in cells)} |"
     yield ""
 
@@ -318,11 +327,11 @@ def _bench_markdown(found: Sequence[Measurement]) -> Iterator[str]:
     if not found:
         yield "No measurement is recorded yet."
         return
-    yield "| Op, shape | Device | Against | Forward | Forward+backward | Command |"
-    yield "|---|---|---|---|---|---|"
+    yield "| Op, shape | Device | Against | Forward | Forward+backward | Notes | Command |"
+    yield "|---|---|---|---|---|---|---|"
     for m in found:
         for t in m.timings:
             if t.name != m.unit:
                 ratios = " | ".join("–" if v is None else f"{v:.1f}×" for v in (t.forward, t.forward_backward))
                 where = f"{m.op}, {m.shape}, {m.dtype} | {m.device}"
-                yield f"| {where} | {_cell(t.name)} | {ratios} | `{_cell(m.commands[0])}` |"
+                yield f"| {where} | {_cell(t.name)} | {ratios} | {m.note or '–'} | `{_cell(m.commands[0])}` |"

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from longscan.report.published import figure_of, published_beside
 from longscan.report.records import Record
+from longscan.report.text import commit_text, uncommitted_note
 
 MODELS = {frozenset("m"): "Mamba", frozenset("a"): "AUSSM", frozenset("am"): "AUSSM Hybrid"}  # published names by blocks
 
@@ -14,7 +15,7 @@ class Seeds:
     """One record: the scaled validation scores of its seeds at every evaluation.
 
     scores: a tuple an evaluation, a score a seed. success: the score from which a seed counts. published: the paper's score
-    of the model.
+    of the model. note: what the tables must say beside the figures.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Seeds:
     published: float | None
     command: str
     origin: str
+    note: str
 
     @property
     def successes(self) -> tuple[int, ...]:
@@ -62,7 +64,8 @@ def _seeds(name: str, record: Record) -> Seeds:
         constant=record["constant_scaled"],
         published=_published(record, known),
         command=record["command"],
-        origin=f"commit {record['commit']}, {record['date'][:10]}, torch {record['torch']}, {record['device']}",
+        origin=f"commit {commit_text(record['commit'])}, {record['date'][:10]}, torch {record['torch']}, {record['device']}",
+        note=uncommitted_note([record["commit"]]),
     )
 
 

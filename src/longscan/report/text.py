@@ -1,6 +1,9 @@
-"""Numbers as text."""
+"""Numbers, commits and notes as text."""
 
 import math
+from collections.abc import Sequence
+
+_CHANGES = "+changes"  # what `longscan.training.records.commit` adds where the tree had uncommitted changes
 
 
 def show(value: float | None, digits: int = 4) -> str:
@@ -29,3 +32,18 @@ def mean_text(mean: tuple[float, float | None] | None, digits: int = 3) -> str:
         return "no finished run"
     centre, half = mean
     return f"{centre:.{digits}f}" if half is None else f"{centre:.{digits}f} ± {half:.{digits}f}"
+
+
+def commit_text(commit: str, digits: int | None = None) -> str:
+    """A commit, cut to so many digits, with the words "uncommitted changes" where the tree had some."""
+    name = commit.removesuffix(_CHANGES)[:digits]
+    return f"{name} with uncommitted changes" if commit.endswith(_CHANGES) else name
+
+
+def uncommitted_note(commits: Sequence[str]) -> str:
+    """Say how many of the rows with these commits come from trees with uncommitted changes; "" where none does."""
+    count = sum(commit.endswith(_CHANGES) for commit in commits)
+    if not count:
+        return ""
+    share = "" if count == len(commits) else f"{count} of {len(commits)} rows "
+    return f"{share}from a tree with uncommitted changes"

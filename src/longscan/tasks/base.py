@@ -126,10 +126,10 @@ class Task(ABC):
 
     @abstractmethod
     def constant_score(self, split: Split = "test") -> float:
-        """The raw score of the best predictor that looks at no input (forecasts: persistence)."""
+        """The raw score on a split of the best constant answer, chosen on that split itself; it looks at no input."""
 
     def baselines(self, split: Split = "test") -> dict[str, float]:
-        """The main metric of predictors that need no training, by name."""
+        """The main metric of predictors that need no training, by name; "constant" is `constant_score` and comes first."""
         return {"constant": self.constant_score(split)}
 
     def fitted_baselines(self, split: Split = "test", seed: int = 0) -> dict[str, float]:  # noqa: ARG002

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class RegressionTask(Task):
-    """Mean squared error at the scored steps; the scale is 1 - score / constant score, so that the simplest predictor is 0."""
+    """Mean squared error at the scored steps. Scaled scores are 1 - score / constant score: 0 for the best constant answer."""
 
     metric: ClassVar[str] = "mse"
     higher_is_better: ClassVar[bool] = False
@@ -66,12 +66,15 @@ class RegressionTask(Task):
         for metric in metrics.values():
             metric.update(answers.float(), targets)
 
+    @abstractmethod
     def constant_score(self, split: Split = "test") -> float:
-        """The main metric of the first of `baselines`: persistence, or the mean where a task shows no values."""
-        return next(iter(self.baselines(split).values()))
+        """The main metric on a split of the best constant answer: one number for each variable, chosen on the split itself.
+
+        These are the means of the targets where the metric is mse or rmse, and their medians where it is mae.
+        """
 
     def scaled(self, score: float) -> float:
-        """1 - score / `constant_score("test")`: 0 for the simplest predictor, 1 for perfection."""
+        """1 - score / `constant_score("test")`: 0 for the best constant answer, 1 for perfection."""
         return 1 - score / self.constant_score("test")
 
     def decode(self, output: Tensor, batch: Batch) -> list[dict[str, str | float]]:

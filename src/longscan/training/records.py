@@ -119,6 +119,7 @@ def result_row(run: Run) -> dict[str, Any]:
         "published": None if about.quick else about.published or None,
         "recipe": about.recipe,
         "quick": about.quick,
+        "chosen_on": about.chosen_on,
         **{name: result[name] for name in rest},
     }
 

@@ -317,6 +317,8 @@ class AboutSettings:
         published: ids of the published rows that the run is to be set beside.
         recipe: where the settings came from; the command line fills it in.
         quick: whether the recipe's quick section was taken, so that reports keep such runs apart; `--quick` sets it.
+        chosen_on: the split whose scores decided for this recipe against others of its task: validation, or test where test
+            scores of others had been seen; tables say so. None: not known.
     """
 
     paper: str | None = None
@@ -324,8 +326,11 @@ class AboutSettings:
     published: list[str] = field(default_factory=list)
     recipe: str | None = None
     quick: bool = False
+    chosen_on: Literal["validation", "test"] | None = None
 
     def __post_init__(self) -> None:
+        if self.chosen_on not in ("validation", "test", None):
+            raise refuse("about.chosen_on", self.chosen_on, "validation, test or nothing")
         for identity in self.published:
             if identity not in published_ids():
                 near = get_close_matches(identity, published_ids(), 1)

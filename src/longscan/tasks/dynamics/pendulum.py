@@ -28,8 +28,7 @@ class Pendulum(SeriesRegression):
     A rod under gravity and friction, its velocity disturbed at each of 100 frames; no torque acts on it. `frames` of these are
     kept, chosen without replacement, and `elapsed` is the number of frames since the one before, 1 for the first. A picture is
     24 x 24 pixels in 0 .. 1, of which noise covers a share that wanders from frame to frame. The angle is measured from the
-    vertical. The numbers are those of the published generator, drawn by another generator of random numbers; the score of a
-    constant answer is that of the training mean.
+    vertical. The numbers are those of the published generator, drawn by another generator of random numbers.
     """
 
     name: ClassVar[str] = "pendulum"
@@ -66,12 +65,6 @@ class Pendulum(SeriesRegression):
 
     def _scaled(self, inputs: np.ndarray) -> np.ndarray:
         return (inputs / 255).astype(np.float32)
-
-    def baselines(self, split: Split = "test") -> dict[str, float]:
-        """The error of the training mean."""
-        data = self._arrays()
-        mean = data.targets[data.rows["train"]].mean((0, 1))
-        return {"constant": self._score(mean, data.targets[data.rows[split]])}
 
 
 @lru_cache(maxsize=2)

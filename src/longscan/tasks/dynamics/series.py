@@ -80,6 +80,14 @@ class SeriesRegression(RegressionTask):
         """Inputs as the model reads them, float32."""
         return inputs.astype(np.float32)
 
+    def constant_score(self, split: Split = "test") -> float:
+        """The main metric on a split of the best constant answer: each target's mean over the split, its median for mae."""
+        check_request(self, split, 0, 1, 0)
+        data = self._arrays()
+        targets = data.targets[data.rows[split]].astype(np.float64)
+        best = np.median(targets, (0, 1)) if self.metric == "mae" else targets.mean((0, 1))
+        return self._score(best, targets)
+
     def _score(self, answers: np.ndarray, targets: np.ndarray) -> float:
         """The main metric of answers."""
         error = answers - targets

@@ -205,10 +205,22 @@ class Forecast(RegressionTask):
             if name in metrics and batch.targets is not None:
                 metrics[name].update(output.detach()[:, steps].float().reshape(-1), batch.targets[:, steps].reshape(-1))
 
-    def baselines(self, split: Split = "test") -> dict[str, float]:
-        """The main metric of persistence, of the value one season before, and of the mean of `periods` such values."""
+    def constant_score(self, split: Split = "test") -> float:
+        """The mean absolute error on a split of the best constant: each column's median over the scored steps of all windows.
+
+        It is the same for both `channels` and for every `level`: the constants are values of the table's columns.
+        """
         check_request(self, split, 0, 1, 0)
-        return _cheap_baselines(self, split)
+        return _constant_score(self, split)
+
+    def baselines(self, split: Split = "test") -> dict[str, float]:
+        """The main metric of predictors that need no training, on all windows of a split.
+
+        constant: the best constant of each column. persistence: the context's last value. seasonal_naive: the value one `season`
+        before. seasonal_mean: the mean of the last `periods` such values.
+        """
+        check_request(self, split, 0, 1, 0)
+        return {**super().baselines(split), **_simple_forecasts(self, split)}
 
     def fitted_baselines(self, split: Split = "test", seed: int = 0) -> dict[str, float]:
         """The main metric of DLinear, fitted on train and chosen on valid; of the forecast alone, without an overlap."""
@@ -291,7 +303,22 @@ def _load(dataset: str, data_dir: str | None) -> _Data:
 
 
 @lru_cache(maxsize=16)
-def _cheap_baselines(task: Forecast, split: Split) -> dict[str, float]:
+def _constant_score(task: Forecast, split: Split) -> float:
+    """The mean absolute error of each column's weighted median, where a row weighs as many windows as ask for it."""
+    (context, horizon, overlap), windows = task._shape, task._count(split)
+    asked = horizon + overlap
+    first = task._borders(split)[0] + context - overlap
+    weights = np.convolve(np.ones(windows), np.ones(asked))
+    values = _load(task.dataset, task.data_dir).values[first : first + len(weights)].astype(np.float64)
+    order = values.argsort(axis=0)
+    below = np.cumsum(weights[order], axis=0)
+    middle = (below >= below[-1] / 2).argmax(axis=0)
+    medians = np.take_along_axis(np.take_along_axis(values, order, 0), middle[None], 0)
+    return float(np.average(np.abs(values - medians).mean(1), weights=weights))
+
+
+@lru_cache(maxsize=16)
+def _simple_forecasts(task: Forecast, split: Split) -> dict[str, float]:
     (_, horizon, overlap), season = task._shape, task.season
     return {
         "persistence": task._mean_error(split, lambda contexts: seasonal_mean(contexts, horizon + overlap, 1, 1)),
