@@ -28,6 +28,8 @@ SECTIONS: dict[str, type] = {"model": ModelSettings, "training": TrainingSetting
 BLOCK_OPTION = "--model.block_options."
 QUICK = "quick"
 _QUICK_SECTIONS = ("task", "model", "training")
+# Settings that earlier versions wrote into files, by section, with the one value that each could have and that still holds.
+RETIRED: dict[str, dict[str, Any]] = {"training": {"optimizer": "adamw"}}
 
 
 class _Loader(yaml.SafeLoader):
@@ -186,7 +188,7 @@ def parse_settings(words: Sequence[str], command: ArgumentParser | None = None, 
     section of each file goes over its other settings. Raises SettingError with one line for whatever can not be used.
     """
     rest, configs, name, block_options, quick = _split_words(words)
-    plain = _read_configs(base or {}, configs, quick=quick)
+    plain = without_retired(_read_configs(base or {}, configs, quick=quick))
     if "--help" in rest or "-h" in rest:
         chosen = name or plain.get("task", {}).get("name")
         settings_parser(task_class(chosen) if chosen else None, command).print_help()
@@ -231,6 +233,17 @@ def _read_configs(base: dict[str, Any], configs: Sequence[str], *, quick: bool) 
     if found:  # what a stored quick run says of itself holds until a recipe comes without --quick
         is_quick = quick or any(content.get("about", {}).get(QUICK) for content, _ in found)
         plain = merge(plain, {"about": {QUICK: is_quick}})
+    return plain
+
+
+def without_retired(plain: dict[str, Any]) -> dict[str, Any]:
+    """The settings less those that exist no more; SettingError where one of these asks for what was never done."""
+    plain = {section: dict(values) if section in RETIRED else values for section, values in plain.items()}
+    for section, retired in RETIRED.items():
+        for name, only in retired.items():
+            value = plain.get(section, {}).pop(name, only)
+            if value != only:
+                raise refuse(f"{section}.{name}", value, f"{only}, which is what every run does: leave the setting out")
     return plain
 
 

@@ -156,8 +156,7 @@ class TrainingSettings:
     Attributes:
         steps: number of updates.
         batch_size: examples in an update, over all processes together.
-        optimizer: AdamW with one parameter group for each learning-rate scale and decay declared at the parameters.
-        lr: learning rate after warm-up.
+        lr: learning rate of AdamW after warm-up.
         betas: AdamW's two decay rates.
         weight_decay: decoupled weight decay of the parameters that declare decay.
         decay_all: also decay parameters that ask for none (the AUSSM repository's training does).
@@ -203,7 +202,6 @@ class TrainingSettings:
 
     steps: int = 1000
     batch_size: int = 32
-    optimizer: Literal["adamw"] = "adamw"
     lr: float = 1e-3
     betas: tuple[float, float] = (0.9, 0.999)
     weight_decay: float = 0.0
@@ -248,7 +246,6 @@ class TrainingSettings:
             {
                 "steps": _COUNT,
                 "batch_size": _COUNT,
-                "optimizer": _choice("adamw"),
                 "lr": _POSITIVE,
                 "betas": (
                     lambda betas: len(betas) == 2 and all(0 <= beta < 1 for beta in betas),

@@ -1,0 +1,117 @@
+"""No option does nothing: every setting is read by the code that acts on it, not only by what checks or writes settings."""
+
+import ast
+import functools
+import inspect
+import sys
+from collections.abc import Callable
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import longscan
+from longscan import estimators
+from longscan.tasks import TASKS
+from longscan.training import (
+    AboutSettings,
+    CurriculumSettings,
+    LateLengthSettings,
+    ModelSettings,
+    SettingError,
+    TrainingSettings,
+    parse_settings,
+    train,
+)
+from longscan.training.lengths import LengthPlan
+from longscan.training.parsing import load_settings
+from longscan.training.records import result_row
+from longscan.training.schedule import learning_rate
+from longscan.training.space import Plan
+
+SETTINGS = (ModelSettings, TrainingSettings, CurriculumSettings, LateLengthSettings, AboutSettings)
+CARRIERS = {"__post_init__", "_check", "as_dict", "asdict", "_asdict_inner", "fields", "replace", "_replace"}  # act on no setting
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, str]]:
+    """(class, field) of every setting that is read, but by what carries settings from one place to another."""
+    found: set[tuple[str, str]] = set()
+
+    def watched(kind: type, names: frozenset[str]) -> Callable[[Any, str], Any]:
+        def read(self: Any, name: str) -> Any:
+            if name in names:
+                caller = sys._getframe(1).f_code
+                if caller.co_name not in CARRIERS and not caller.co_filename.endswith("dataclasses.py"):
+                    found.add((kind.__name__, name))
+            return object.__getattribute__(self, name)
+
+        return read
+
+    for kind in SETTINGS:
+        monkeypatch.setattr(kind, "__getattribute__", watched(kind, frozenset(field.name for field in fields(kind))))
+    return found
+
+
+def test_every_setting_of_a_run_is_read(tiny: Any, tmp_path: Path, reads: set[tuple[str, str]]) -> None:
+    """By a short run with a curriculum, late lengths, an average, restarts and ways to stop early, and by what records it."""
+    late = LateLengthSettings(share=0.5, start=0.5, shortest=4, longest=5)
+    settings = tiny(
+        steps=3, eval_every=2, curriculum=CurriculumSettings(start=4, end=6, every=1), late_lengths=late, average=0.5,
+        schedule="restarts", patience=3, solved_at=0.01, label_smoothing=0.1,
+    )  # fmt: skip
+    result_row(train(settings, tmp_path / "run"))
+    LengthPlan(settings).score(1.0)
+    learning_rate(2, replace(settings.training, restart_period=1))
+    unread = {(kind.__name__, field.name) for kind in SETTINGS for field in fields(kind)} - reads
+    assert sorted(unread) == []
+
+
+def test_a_setting_that_exists_no_more_is_still_read_from_files(tiny: Any, tmp_path: Path) -> None:
+    """With the one value that it could have: every run uses AdamW. As a word of the command line it is unknown."""
+    path, content = tmp_path / "settings.yaml", tiny().as_dict()
+    for value, needed in (("adamw", None), ("sgd", "training.optimizer: got 'sgd', needed adamw")):
+        path.write_text(yaml.safe_dump({**content, "training": {**content["training"], "optimizer": value}}))
+        if needed is None:
+            assert load_settings(path).as_dict() == content
+        else:
+            with pytest.raises(SettingError, match=needed):
+                load_settings(path)
+    with pytest.raises(SettingError, match=r"training\.optimizer: unknown setting"):
+        parse_settings(["--task", "parity", "--training.optimizer", "adamw"])
+
+
+@functools.cache
+def loaded(path: Path) -> set[str]:
+    """The names that are loaded as attributes in this file, outside of `__post_init__`."""
+    found: set[str] = set()
+
+    class Visitor(ast.NodeVisitor):
+        def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+            if node.name != "__post_init__":
+                self.generic_visit(node)
+
+        def visit_Attribute(self, node: ast.Attribute) -> None:
+            if isinstance(node.ctx, ast.Load):
+                found.add(node.attr)
+            self.generic_visit(node)
+
+    Visitor().visit(ast.parse(path.read_text()))
+    return found
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_every_setting_of_a_task_is_read(name: str) -> None:
+    """In the package of the task's own file or in what all tasks share."""
+    own = Path(inspect.getfile(TASKS[name])).parent
+    shared = Path(inspect.getfile(longscan)).parent / "tasks"
+    files = {*own.glob("*.py"), *shared.glob("*.py"), *(Path(inspect.getfile(kind)) for kind in TASKS[name].__mro__[:-1])}
+    assert {field.name for field in fields(TASKS[name])} <= set().union(*map(loaded, files))
+
+
+@pytest.mark.parametrize("kind", [Plan, *(getattr(estimators, name) for name in estimators.__all__)])
+def test_every_setting_of_sweeps_and_estimators_is_read(kind: type) -> None:
+    names = [field.name for field in fields(kind)] if kind is Plan else list(inspect.signature(kind).parameters)
+    assert set(names) <= set().union(*map(loaded, Path(inspect.getfile(kind)).parent.glob("*.py")))
