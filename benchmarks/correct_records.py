@@ -89,13 +89,13 @@ def corrected_constant(row: Row) -> Row | None:
         what = "the mean of train"
     else:
         raise SystemExit(f"{row['task']}, {row['commit']}: recorded constant {recorded}, found {baselines}; other data?")
-    if any(row["baselines"][name] != baselines[name] for name in ("seasonal_naive", "seasonal_mean") if name in row["baselines"]):
+    if row["baselines"].get("seasonal_naive") not in (None, baselines.get("seasonal_naive")):
         raise SystemExit(f"{row['task']}, {row['commit']}: recorded {row['baselines']}, found {baselines}; other data?")
     values = {
         "scaled": None if row["value"] is None else task.scaled(row["value"]),
         "constant": best,
         "constant_scaled": task.scaled(best),
-        "baselines": {**{name: score for name, score in row["baselines"].items() if name != "constant"}, **baselines},
+        "baselines": row["baselines"] | {name: baselines[name] for name in ("constant", "persistence") if name in baselines},
     }
     date = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     return {"values": values, "reason": REASON.format(what), "command": COMMAND, "commit": commit(), "date": date}
