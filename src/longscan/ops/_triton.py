@@ -146,6 +146,26 @@ def affine(a1, b1, a2, b2):
     return a1 * a2, a2 * b1 + b2
 
 
+# Packed rows: what a sequence holds must not reach the next one, and 0 times NaN is NaN. So restarts are operands of the scans,
+# and values from before a restart are never used, instead of being multiplied by 0.
+@triton.jit
+def segmented_add(restart1, x1, restart2, x2):
+    """Whether there was a restart, and the sum since the latest one: first 1, then 2."""
+    return restart1 | restart2, tl.where(restart2, x2, x1 + x2)
+
+
+@triton.jit
+def segmented_add_pair(restart1, x1, y1, restart2, x2, y2):
+    """`segmented_add` of two numbers, of which each has its own sum."""
+    return restart1 | restart2, tl.where(restart2, x2, x1 + x2), tl.where(restart2, y2, y1 + y2)
+
+
+@triton.jit
+def segmented_affine(restart1, a1, b1, restart2, a2, b2):
+    """`affine`, where x is 0 before a restart, whatever it was."""
+    return restart1 | restart2, a1 * a2, tl.where(restart2, b2, a2 * b1 + b2)
+
+
 # ---------------------------------------------------------------------------------------------- tiles
 
 
@@ -204,11 +224,14 @@ def next_numbers(source, sign, T: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["splits"])
-def chain(mult, local, first, out, splits, size, COMPLEX: tl.constexpr, REVERSE: tl.constexpr, BLOCK: tl.constexpr):
+def chain(
+    mult, local, first, restarts, out, splits, size, COMPLEX: tl.constexpr, REVERSE: tl.constexpr, BLOCK: tl.constexpr
+):
     """States between splits of the time axis: x <- mult x + local, split after split.
 
     mult, local: (B, splits, size[, 2]); first: (B, size[, 2]); out: (B, splits + 1, size[, 2]), out[:, 0] = first. With REVERSE
-    from the last split to the first, by conj(mult), and out[:, splits] = first.
+    from the last split to the first, by conj(mult), and out[:, splits] = first. restarts: (B, splits), not 0 where a sequence
+    starts in a split, for which x <- local; None where none does.
     """
     parts: tl.constexpr = 2 if COMPLEX else 1
     b = tl.program_id(0).to(tl.int64)
@@ -229,10 +252,15 @@ def chain(mult, local, first, out, splits, size, COMPLEX: tl.constexpr, REVERSE:
         source = ((b * splits + split) * size + place) * parts
         mr = tl.load(mult + source, mask=ours, other=0.0)
         br = tl.load(local + source, mask=ours, other=0.0)
+        if restarts is not None:
+            goes_on = tl.load(restarts + b * splits + split, mask=i < splits, other=0) == 0
+            mr, xr = tl.where(goes_on, mr, 0.0), tl.where(goes_on, xr, 0.0)
         if COMPLEX:
             mi = tl.load(mult + source + 1, mask=ours, other=0.0)
             bi = tl.load(local + source + 1, mask=ours, other=0.0)
             mi = -mi if REVERSE else mi
+            if restarts is not None:
+                mi, xi = tl.where(goes_on, mi, 0.0), tl.where(goes_on, xi, 0.0)
             moved = mr * xr - mi * xi
             xi = mr * xi + mi * xr + bi
             xr = moved + br

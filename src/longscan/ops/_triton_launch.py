@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from longscan.ops._arguments import RESET
+
 
 @dataclass(frozen=True)
 class Launch:
@@ -151,6 +153,15 @@ def slices(splits: int, each: int) -> Iterator[tuple[int, int]]:
     """Runs [start, stop) of at most `each` splits, from the last to the first."""
     for stop in range(splits, 0, -each):
         yield max(0, stop - each), stop
+
+
+def restarts(flags: Tensor | None, steps: int) -> Tensor | None:
+    """Whether a sequence starts in each run of `steps` steps, (B, runs) uint8; None where `flags` (B, L) is."""
+    if flags is None:
+        return None
+    runs = ceil_div(flags.shape[1], steps)
+    fresh = torch.nn.functional.pad(flags == RESET, (0, runs * steps - flags.shape[1]))
+    return fresh.view(len(flags), runs, steps).any(2).view(torch.uint8)
 
 
 OPTIONS = {"num_warps", "num_stages"}  # of the compiler, beside a kernel's own compile-time arguments

@@ -110,24 +110,38 @@ def _cast(x, dtype: tl.constexpr):
 
 
 @triton.jit
-def _arrive(state, mult, ends, M_stride, stride, M_live, live, splits, K: tl.constexpr, T: tl.constexpr, STAGES: tl.constexpr):
+def _arrive(
+    state, mult, ends, restarts, M_stride, stride, sign, M_live, live, splits, K: tl.constexpr, T: tl.constexpr,
+    STAGES: tl.constexpr,
+):  # fmt: skip
     """The state after as many times T splits, whose maps lie one after another."""
     for _ in tl.range(0, splits, num_stages=STAGES):
         products, entries = next_rows(mult, M_stride, M_live, T), next_rows(ends, stride, live, T)
+        fresh = next_numbers(restarts, sign, T)
         for j in tl.static_range(T):
-            state = _affine(_entries(products[j], 2), state, _cast(_entries(entries[j], K), tl.float64), False, K)
+            local = _cast(_entries(entries[j], K), tl.float64)
+            after = _affine(_entries(products[j], 2), state, local, False, K)
+            state = after if restarts is None else _chosen(fresh[j] != 0, local, after)
         mult += T * M_stride
         ends += T * stride
+        if restarts is not None:
+            restarts += T * sign
     return state
 
 
 @triton.jit
-def _after(state, mult, ends, M_stride, stride, M_live, live, splits, K: tl.constexpr, STAGES: tl.constexpr):
+def _after(
+    state, mult, ends, restarts, M_stride, stride, sign, M_live, live, splits, K: tl.constexpr, STAGES: tl.constexpr
+):  # fmt: skip
     """The state after as many splits, whose maps are loaded four at a time."""
     wide = _cast(state, tl.float64)
-    wide = _arrive(wide, mult, ends, M_stride, stride, M_live, live, splits // 4, K, 4, STAGES)
+    wide = _arrive(wide, mult, ends, restarts, M_stride, stride, sign, M_live, live, splits // 4, K, 4, STAGES)
     done = splits - splits % 4
-    wide = _arrive(wide, mult + done * M_stride, ends + done * stride, M_stride, stride, M_live, live, splits % 4, K, 1, 4)
+    if restarts is not None:
+        restarts += done * sign
+    wide = _arrive(
+        wide, mult + done * M_stride, ends + done * stride, restarts, M_stride, stride, sign, M_live, live, splits % 4, K, 1, 4
+    )
     return _cast(wide, state[0].dtype)
 
 
@@ -138,7 +152,7 @@ def _scan_tiles(
 ):  # fmt: skip
     """The state, or where ADJOINT m, f being the gradient of x, after as many tiles of T steps; and the product of the matrices.
 
-    SUMMARY: whether the product is wanted; else it is empty, and the states go to x.
+    SUMMARY: whether the product is wanted, which says nothing where a sequence starts; else it is empty, and the states go to x.
     """
     nothing = _repeated(tl.zeros_like(state[0]), 2 * K)
     for _ in tl.range(0, tiles, num_stages=STAGES):
@@ -159,7 +173,6 @@ def _scan_tiles(
             if SUMMARY:
                 longer = _affine(_cast(matrix, tl.float64), product, None, ADJOINT, 2)
                 if flags is not None:
-                    longer = _chosen(marks[j] == 2, _repeated(tl.zeros_like(product[0]), 4), longer)
                     longer = _chosen(marks[j] == 1, product, longer)
                 product = longer
             else:
@@ -176,11 +189,12 @@ def _scan_tiles(
 
 @triton.jit(do_not_specialize=["length", "blocks", "span", "rows"])
 def scan(
-    M, f, initial, mult, ends, flags, x, final, length, size, blocks, span, rows, SUMMARY: tl.constexpr, ADJOINT: tl.constexpr,
-    CONSTANT: tl.constexpr, K: tl.constexpr, T: tl.constexpr, R: tl.constexpr, STAGES: tl.constexpr,
+    M, f, initial, mult, ends, restarts, flags, x, final, length, size, blocks, span, rows, SUMMARY: tl.constexpr,
+    ADJOINT: tl.constexpr, CONSTANT: tl.constexpr, K: tl.constexpr, T: tl.constexpr, R: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """x of one split of one batch row for R places of S. mult, ends: of the splits, None where the split is the whole row.
 
+    restarts: (B, splits), not 0 where a sequence starts in a split; None where none does, or there is one split.
     With SUMMARY what the split does to the state goes to mult (B, splits, S, 4) and ends (B, splits, S, 2 K); with ADJOINT, too,
     what it does to m, f being the gradient of x.
     """
@@ -208,7 +222,11 @@ def scan(
         state, product = _entries(tl.load(initial + row * width + offsets, mask=live, other=0.0), K), ()
         if mult is not None:
             maps = mult + at * M_width + M_offsets
-            state = _after(state, maps, ends + at * width + offsets, M_width, width, M_live, live, split, K, STAGES)
+            if restarts is not None:
+                restarts += at
+            state = _after(
+                state, maps, ends + at * width + offsets, restarts, M_width, width, 1, M_live, live, split, K, STAGES
+            )
     stride, M_stride, done = sign * width, sign * M_width, steps - steps % T
     state, product = _scan_tiles(
         state, product, M, f, flags, x, constant, M_stride, stride, sign, M_live, live, steps // T, SUMMARY, ADJOINT, K, T,
@@ -291,10 +309,11 @@ def _backward_tiles(
 
 @triton.jit(do_not_specialize=["length", "blocks", "span", "rows"])
 def scan_backward(
-    grad_x, grad_final, M, x, initial, mult, ends, previous, dM, df, d_initial, length, size, blocks, span, rows,
+    grad_x, grad_final, M, x, initial, mult, ends, restarts, previous, dM, df, d_initial, length, size, blocks, span, rows,
     CONSTANT: tl.constexpr, K: tl.constexpr, T: tl.constexpr, R: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """One split of one batch row for R places of S. mult, ends: of `scan` with ADJOINT, None where the split is the whole row.
+    restarts: as in `scan`.
 
     dM: as M, or (B, splits, S, 4) sums of the splits where M is CONSTANT. previous: (B, L), at which step the state before each
     step is: -1 where that is the initial state, -2 where the state restarts, -3 where the step is invalid; None where it is
@@ -310,7 +329,11 @@ def scan_backward(
     if mult is not None:
         last = at + splits - 1
         maps = mult + last * M_width + M_offsets
-        m = _after(m, maps, ends + last * width + offsets, -M_width, -width, M_live, live, splits - 1 - split, K, STAGES)
+        if restarts is not None:
+            restarts += last
+        m = _after(
+            m, maps, ends + last * width + offsets, restarts, -M_width, -width, -1, M_live, live, splits - 1 - split, K, STAGES
+        )
     first_state = tl.load(initial + row * width + offsets, mask=live, other=0.0)
     grad_x += begin * width + offsets
     df += begin * width + offsets
@@ -374,14 +397,14 @@ class _Problem:
         """Room for matrices of each split."""
         return like.new_empty((self.batch, self.split.splits, self.size, 2, columns), dtype=dtype)
 
-    def maps(self, M: Tensor, f: Tensor, flags: Tensor | None, adjoint: bool) -> tuple[Tensor | None, Tensor | None]:
-        """What each split does to the state, or to m; None where there is one."""
+    def maps(self, M: Tensor, f: Tensor, flags: Tensor | None, adjoint: bool) -> tuple[Tensor | None, ...]:
+        """What each split does to the state, or to m, and whether a sequence starts there; None where there is one split."""
         if self.split.splits == 1:
-            return None, None
+            return None, None, None
         mult, ends = self.of_splits(f, 2, torch.float64), self.of_splits(f, self.columns, f.dtype)
         constants = {"SUMMARY": True, "ADJOINT": adjoint, **self.options}
-        launch.run(scan, self.grid, M, f, None, mult, ends, flags, None, None, *self.sizes, constants=constants)
-        return mult, ends
+        launch.run(scan, self.grid, M, f, None, mult, ends, None, flags, None, None, *self.sizes, constants=constants)
+        return mult, ends, launch.restarts(flags, self.split.span * self.split.T)
 
 
 def forward(M: Tensor, f: Tensor, initial_state: Tensor, flags: Tensor | None) -> tuple[Tensor, Tensor]:

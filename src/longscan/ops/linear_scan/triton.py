@@ -68,10 +68,13 @@ def _strip(block, size, COMPLEX: tl.constexpr, R: tl.constexpr):
 
 @triton.jit
 def _summary_tiles(
-    product, entry, a, b, flags, constant, one, stride, sign, live, tiles, COMPLEX: tl.constexpr, ADJOINT: tl.constexpr,
-    T: tl.constexpr, STAGES: tl.constexpr,
+    product, entry, restarted, a, b, flags, constant, one, stride, sign, live, tiles, COMPLEX: tl.constexpr,
+    ADJOINT: tl.constexpr, T: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """The map x -> product x + entry, after that of as many tiles of T steps."""
+    """The map x -> product x + entry, after that of as many tiles of T steps.
+
+    restarted: whether a sequence started in the steps behind; then the product says nothing and the entry stays as it is.
+    """
     for _ in tl.range(0, tiles, num_stages=STAGES):
         if constant is None:
             factors = next_rows(a, stride, live, T)
@@ -79,20 +82,27 @@ def _summary_tiles(
         for j in tl.static_range(T):
             factor = factors[j] if constant is None else constant
             value = entries[j]
+            counts = live
             if flags is not None:
-                factor = tl.where(marks[j] == 1, one, tl.where(marks[j] == 2, 0.0, factor))
-                value = tl.where(marks[j] == 1, 0.0, value)
+                factor = tl.where(marks[j] == 1, one, factor)
+                if ADJOINT:
+                    restarted |= marks[j] == 2
+                counts = live & (marks[j] != 1) & ~restarted
             if ADJOINT:
                 product = _times(factor, product, COMPLEX, True)
-                entry = _affine(product, value, entry, COMPLEX)
+                longer = _affine(product, value, entry, COMPLEX)
             else:
-                entry = _affine(product, value, entry, COMPLEX)
+                longer = _affine(product, value, entry, COMPLEX)
                 product = _times(factor, product, COMPLEX)
+            if flags is not None:
+                longer = tl.where(counts, longer, entry)
+                restarted |= marks[j] == 2
+            entry = longer
         a += T * stride
         b += T * stride
         if flags is not None:
             flags += T * sign
-    return product, entry
+    return product, entry, restarted
 
 
 @triton.jit(do_not_specialize=["length", "blocks", "span", "rows"])
@@ -118,14 +128,15 @@ def summary(
     if flags is not None:
         flags += begin
     stride = sign * width
-    product, entry = _summary_tiles(
-        product, entry, a, b, flags, constant, one, stride, sign, live, steps // T, COMPLEX, ADJOINT, T, STAGES
+    restarted = steps < 0
+    product, entry, restarted = _summary_tiles(
+        product, entry, restarted, a, b, flags, constant, one, stride, sign, live, steps // T, COMPLEX, ADJOINT, T, STAGES
     )
     done = steps - steps % T
     if flags is not None:
         flags += done * sign
-    product, entry = _summary_tiles(
-        product, entry, a + done * stride, b + done * stride, flags, constant, one, stride, sign, live,
+    product, entry, restarted = _summary_tiles(
+        product, entry, restarted, a + done * stride, b + done * stride, flags, constant, one, stride, sign, live,
         steps % T, COMPLEX, ADJOINT, 1, 8,
     )  # fmt: skip
     to = (row * tl.num_programs(1) + split) * width + offsets
@@ -134,23 +145,31 @@ def summary(
 
 
 @triton.jit
-def _arrive(state, mult, ends, stride, splits, live, COMPLEX: tl.constexpr, T: tl.constexpr, STAGES: tl.constexpr):
+def _arrive(
+    state, mult, ends, restarts, stride, sign, splits, live, COMPLEX: tl.constexpr, T: tl.constexpr, STAGES: tl.constexpr
+):  # fmt: skip
     """The state after as many times T splits, whose maps lie `stride` apart."""
     for _ in tl.range(0, splits, num_stages=STAGES):
         products, entries = next_rows(mult, stride, live, T), next_rows(ends, stride, live, T)
+        fresh = next_numbers(restarts, sign, T)
         for j in tl.static_range(T):
-            state = _affine(products[j], state, entries[j], COMPLEX)
+            after = _affine(products[j], state, entries[j], COMPLEX)
+            state = after if restarts is None else tl.where(fresh[j] != 0, entries[j], after)
         mult += T * stride
         ends += T * stride
+        if restarts is not None:
+            restarts += T * sign
     return state
 
 
 @triton.jit
-def _after(state, mult, ends, stride, splits, live, COMPLEX: tl.constexpr, STAGES: tl.constexpr):
+def _after(state, mult, ends, restarts, stride, sign, splits, live, COMPLEX: tl.constexpr, STAGES: tl.constexpr):
     """The state after as many splits, whose maps are loaded four at a time."""
-    state = _arrive(state, mult, ends, stride, splits // 4, live, COMPLEX, 4, STAGES)
+    state = _arrive(state, mult, ends, restarts, stride, sign, splits // 4, live, COMPLEX, 4, STAGES)
     done = splits - splits % 4
-    return _arrive(state, mult + done * stride, ends + done * stride, stride, splits % 4, live, COMPLEX, 1, 4)
+    if restarts is not None:
+        restarts += done * sign
+    return _arrive(state, mult + done * stride, ends + done * stride, restarts, stride, sign, splits % 4, live, COMPLEX, 1, 4)
 
 
 # ---------------------------------------------------------------------------------------------- the scan and its backward
@@ -171,6 +190,7 @@ def _scan_tiles(
             if flags is not None:
                 factor = tl.where(marks[j] == 1, one, tl.where(marks[j] == 2, 0.0, factor))
                 value = tl.where(marks[j] == 1, 0.0, value)
+                state = tl.where(marks[j] == 2, 0.0, state)
             state = _affine(factor, state, value, COMPLEX)
             shown = state if flags is None else tl.where(marks[j] == 1, 0.0, state)
             tl.store(x + j * stride, shown, mask=live, eviction_policy="evict_first")
@@ -184,10 +204,13 @@ def _scan_tiles(
 
 @triton.jit(do_not_specialize=["length", "blocks", "span", "rows"])
 def scan(
-    a, b, initial, mult, ends, flags, x, final, length, size, blocks, span, rows, CONSTANT: tl.constexpr, COMPLEX: tl.constexpr,
-    REVERSE: tl.constexpr, T: tl.constexpr, R: tl.constexpr, STAGES: tl.constexpr,
+    a, b, initial, mult, ends, restarts, flags, x, final, length, size, blocks, span, rows, CONSTANT: tl.constexpr,
+    COMPLEX: tl.constexpr, REVERSE: tl.constexpr, T: tl.constexpr, R: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """x of one split of one batch row for R numbers of S. mult, ends: of `summary`, None where the split is the whole row."""
+    """x of one split of one batch row for R numbers of S. mult, ends: of `summary`, None where the split is the whole row.
+
+    restarts: (B, splits), not 0 where a sequence starts in a split; None where none does, or there is one split.
+    """
     row, split, splits = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     offsets, live, one = _strip(tl.program_id(0) % blocks, size, COMPLEX, R)
     width = tl.cast(size, tl.int64) * (2 if COMPLEX else 1)
@@ -198,7 +221,9 @@ def scan(
     state = tl.load(initial + row * width + offsets, mask=live, other=0.0)
     if mult is not None:
         at = row * splits * width + offsets
-        state = _after(state, mult + at, ends + at, width, split, live, COMPLEX, STAGES)
+        if restarts is not None:
+            restarts += row * splits
+        state = _after(state, mult + at, ends + at, restarts, width, 1, split, live, COMPLEX, STAGES)
     begin = row * length + start
     b += begin * width + offsets
     x += begin * width + offsets
@@ -223,13 +248,13 @@ def scan(
 
 @triton.jit
 def _backward_tiles(
-    m, waiting, place, total, done, grad_x, a, x, flags, da, db, constant, one, stride, sign, live, tiles,
+    m, waiting, place, fresh, total, done, grad_x, a, x, flags, da, db, constant, one, stride, sign, live, tiles,
     COMPLEX: tl.constexpr, T: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """m before as many tiles of T steps, `done` steps of the walk lying behind.
 
-    waiting: g of the last valid step, which waits for x; place: which step of the walk that was, -1 if there was none. total: the
-    sum of da where a is constant.
+    waiting: g of the last valid step, which waits for x; place: which step of the walk that was, -1 if there was none; fresh:
+    whether a sequence starts with it. total: the sum of da where a is constant.
     """
     for i in tl.range(0, tiles, num_stages=STAGES):
         if constant is None:
@@ -243,9 +268,9 @@ def _backward_tiles(
             to = place
             if flags is not None:
                 skip = marks[j] == 1
-                factor = tl.where(skip, one, tl.where(marks[j] == 2, 0.0, factor))
+                factor = tl.where(skip, one, factor)
                 value = tl.where(skip, 0.0, value)
-                more = tl.where(skip, 0.0, more)
+                more = tl.where(skip | fresh, 0.0, more)
                 to = tl.where(skip, now, place)
             if constant is None:
                 at = da + (to - now + j) * stride
@@ -255,7 +280,9 @@ def _backward_tiles(
             g = value + m
             m = _times(factor, g, COMPLEX, True)
             if flags is not None:
-                waiting = tl.where(skip, waiting, tl.where(marks[j] == 2, 0.0, g))
+                m = tl.where(marks[j] == 2, 0.0, m)
+                waiting = tl.where(skip, waiting, g)
+                fresh = tl.where(skip, fresh, marks[j] == 2)
                 place = tl.where(skip, place, now)
                 g = tl.where(skip, 0.0, g)
             else:
@@ -269,19 +296,19 @@ def _backward_tiles(
         db += T * stride
         if flags is not None:
             flags += T * sign
-    return m, waiting, place, total
+    return m, waiting, place, fresh, total
 
 
 @triton.jit(do_not_specialize=["length", "blocks", "span", "rows"])
 def scan_backward(
-    grad_x, grad_final, a, x, initial, mult, ends, flags, previous, da, db, d_initial, length, size, blocks, span, rows,
+    grad_x, grad_final, a, x, initial, mult, ends, restarts, flags, previous, da, db, d_initial, length, size, blocks, span, rows,
     CONSTANT: tl.constexpr, COMPLEX: tl.constexpr, REVERSE: tl.constexpr, T: tl.constexpr, R: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
     """One split of one batch row for R numbers of S. mult, ends: of `summary`, None where the split is the whole row.
 
-    da: as a, or (B, splits, S[, 2]) sums of the splits where a is CONSTANT. previous: (B, L), which step of the scan was the
-    last valid one before each, -1 before the first; None where every step is valid.
+    restarts: as in `scan`. da: as a, or (B, splits, S[, 2]) sums of the splits where a is CONSTANT. previous: (B, L), which step
+    of the scan was the last valid one before each, -1 before the first; None where every step is valid.
     """
     row, split, splits = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     offsets, live, one = _strip(tl.program_id(0) % blocks, size, COMPLEX, R)
@@ -293,7 +320,9 @@ def scan_backward(
     m = tl.load(grad_final + row * width + offsets, mask=live, other=0.0)
     if mult is not None:
         at = (row * splits + splits - 1) * width + offsets
-        m = _after(m, mult + at, ends + at, -width, splits - 1 - split, live, COMPLEX, STAGES)
+        if restarts is not None:
+            restarts += row * splits + splits - 1
+        m = _after(m, mult + at, ends + at, restarts, -width, -1, splits - 1 - split, live, COMPLEX, STAGES)
     sums = da
     begin, first_x = row * length + start, x + row * length * width + offsets
     grad_x += begin * width + offsets
@@ -307,16 +336,16 @@ def scan_backward(
     if flags is not None:
         flags += begin
     stride = sign * width
-    waiting, total, place = one * 0.0, one * 0.0, tl.cast(-1, tl.int32)
-    m, waiting, place, total = _backward_tiles(
-        m, waiting, place, total, 0, grad_x, a, x, flags, da, db, constant, one, stride, sign, live, steps // T, COMPLEX, T,
-        STAGES,
+    waiting, total, place, fresh = one * 0.0, one * 0.0, tl.cast(-1, tl.int32), steps < 0
+    m, waiting, place, fresh, total = _backward_tiles(
+        m, waiting, place, fresh, total, 0, grad_x, a, x, flags, da, db, constant, one, stride, sign, live, steps // T, COMPLEX,
+        T, STAGES,
     )  # fmt: skip
     done = steps - steps % T
     if flags is not None:
         flags += done * sign
-    m, waiting, place, total = _backward_tiles(
-        m, waiting, place, total, done, grad_x + done * stride, a + done * stride, x + done * stride, flags,
+    m, waiting, place, fresh, total = _backward_tiles(
+        m, waiting, place, fresh, total, done, grad_x + done * stride, a + done * stride, x + done * stride, flags,
         da + done * stride, db + done * stride, constant, one, stride, sign, live, steps % T, COMPLEX, 1, 8,
     )  # fmt: skip
     before = first - 1  # the step of the scan whose x the first valid step of the split waits for
@@ -326,6 +355,8 @@ def scan_backward(
     h = tl.load(first_x + time * width, mask=where_positive(live, before + 1), other=0.0)
     h = tl.where(before >= 0, h, tl.load(initial + row * width + offsets, mask=live, other=0.0))
     more = _times(h, waiting, COMPLEX, True)
+    if flags is not None:
+        more = tl.where(fresh, 0.0, more)
     if CONSTANT:
         total += tl.where(place >= 0, more, 0.0)
         tl.store(sums + (row * splits + split) * width + offsets, total, mask=live)
@@ -379,13 +410,15 @@ class _Problem:
         """Room for a row for each split."""
         return like.new_empty((self.batch, self.split.splits, self.size, self.parts))
 
-    def summaries(self, a: Tensor, b: Tensor, flags: Tensor | None, adjoint: bool) -> tuple[Tensor | None, Tensor | None]:
-        """What each split does to the state, or to m; None where there is one."""
+    def summaries(self, a: Tensor, b: Tensor, flags: Tensor | None, adjoint: bool) -> tuple[Tensor | None, ...]:
+        """What each split does to the state, or to m, and whether a sequence starts there; None where there is one split."""
         if self.split.splits == 1:
-            return None, None
+            return None, None, None
         mult, ends = self.of_splits(b), self.of_splits(b)
         launch.run(summary, self.grid, a, b, flags, mult, ends, *self.sizes, constants={"ADJOINT": adjoint, **self.options})
-        return mult, ends
+        if flags is not None and self.options["REVERSE"]:
+            flags = flags.flip(1)
+        return mult, ends, launch.restarts(flags, self.split.span * self.split.T)
 
 
 def forward(

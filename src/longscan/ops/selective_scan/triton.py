@@ -30,6 +30,7 @@ from longscan.ops import _triton_launch as launch
 from longscan.ops._triton import (
     affine,
     chain,
+    segmented_affine,
     sigmoid,
     silu,
     silu_slope,
@@ -201,6 +202,13 @@ def _complex(ar1, ai1, br1, bi1, ar2, ai2, br2, bi2):
 
 
 @triton.jit
+def _segmented_complex(restart1, ar1, ai1, br1, bi1, restart2, ar2, ai2, br2, bi2):
+    """`segmented_affine` for complex numbers."""
+    ar, ai, br, bi = _complex(ar1, ai1, br1, bi1, ar2, ai2, br2, bi2)
+    return restart1 | restart2, ar, ai, tl.where(restart2, br2, br), tl.where(restart2, bi2, bi)
+
+
+@triton.jit
 def _marked(flags, first, steps, inside):
     """Which steps of a tile count, and which start a sequence."""
     valid, fresh = inside, steps < 0
@@ -225,27 +233,33 @@ def _step_sizes(dt, dt_scale, at, first, steps, bias, valid, here, SOFTPLUS: tl.
 
 
 @triton.jit
-def _factors(step, Ar, Ai, flags, fresh, COMPLEX: tl.constexpr):
-    """a of a tile, 0 where a sequence starts."""
-    ar, ai = _decay(step, Ar[None], Ai[None], COMPLEX)
-    if flags is not None:
-        restart = tl.reshape(fresh, (step.shape[0], 1, 1, 1, 1, 1))
-        ar, ai = tl.where(restart, 0.0, ar), tl.where(restart, 0.0, ai)
-    return ar, ai
+def _tile_restarts(fresh, x):
+    """Which numbers of a tile like x are of a step that starts a sequence."""
+    return tl.broadcast_to(tl.reshape(fresh, (x.shape[0], 1, 1, 1, 1, 1)), x.shape)
 
 
 @triton.jit
-def _states_of_tile(ar, ai, entering, at_B, hr, hi, COMPLEX: tl.constexpr):
-    """The states after each step of a tile, from the state h before it."""
+def _states_of_tile(ar, ai, entering, at_B, hr, hi, flags, fresh, COMPLEX: tl.constexpr):
+    """The states after each step of a tile, from the state h before it; from 0 at steps that are `fresh`."""
     T: tl.constexpr = ar.shape[0]
     top = tl.reshape(tl.arange(0, T) == 0, (T, 1, 1, 1, 1, 1))
+    if flags is not None:
+        restart = _tile_restarts(fresh, ar)
+        top = top & ~restart
     br = entering * _pick(at_B, 0)
     if COMPLEX:
         br += tl.where(top, ar * hr[None] - ai * hi[None], 0.0)
         bi = entering * _pick(at_B, 1) + tl.where(top, ar * hi[None] + ai * hr[None], 0.0)
-        _, _, xr, xi = tl.associative_scan((ar, ai, br, bi), 0, _complex)
+        if flags is not None:
+            _, _, _, xr, xi = tl.associative_scan((restart, ar, ai, br, bi), 0, _segmented_complex)
+        else:
+            _, _, xr, xi = tl.associative_scan((ar, ai, br, bi), 0, _complex)
     else:
-        _, xr = tl.associative_scan((ar, br + tl.where(top, ar * hr[None], 0.0)), 0, affine)
+        br += tl.where(top, ar * hr[None], 0.0)
+        if flags is not None:
+            _, _, xr = tl.associative_scan((restart, ar, br), 0, segmented_affine)
+        else:
+            _, xr = tl.associative_scan((ar, br), 0, affine)
         xi = xr
     return xr, xi
 
@@ -303,7 +317,7 @@ def scan(
 
     start: (B, splits + 1, D N[, 2]), or None where the split is the whole row; then `initial` (B, D N[, 2]) holds. With SUMMARY
     the split is run from a state of 0: `ends` (B, splits, D N[, 2]) gets its last state, `mult` the factor of the state before
-    it.
+    it, which says nothing where a sequence starts in the split.
     """
     P: tl.constexpr = 2 if COMPLEX else 1
     BD: tl.constexpr = CR * CW * CL
@@ -328,7 +342,7 @@ def scan(
         hr = _load(source, live)
         if COMPLEX:
             hi = _load(source + 1, live)
-    bias, skip, elapsed, alive = tl.zeros((BD,), Ar.dtype), tl.zeros((BD,), Ar.dtype), tl.zeros((BD,), Ar.dtype), 1.0
+    bias, skip, elapsed = tl.zeros((BD,), Ar.dtype), tl.zeros((BD,), Ar.dtype), tl.zeros((BD,), Ar.dtype)
     if dt_bias is not None:
         bias = tl.load(dt_bias + (b // rows) * channels + d, mask=d < channels, other=0.0)
     if D is not None:
@@ -347,9 +361,9 @@ def scan(
         entry = tl.load(u + at, mask=here, other=0.0).to(Ar.dtype)
         _, _, _, s = _step_sizes(dt, dt_scale, at, first, steps, bias, valid, here, SOFTPLUS, FEW)
         lifted = _by_channel(_stack(s, s * entry), T, CR, NR, CW, NL, CL)
-        ar, ai = _factors(_pick(lifted, 0), Ar, Ai, flags, fresh, COMPLEX)
+        ar, ai = _decay(_pick(lifted, 0), Ar[None], Ai[None], COMPLEX)
         at_B = _by_state(B, by_state, with_state, Ar.dtype, P, CR, NR, CW, NL, CL)
-        xr, xi = _states_of_tile(ar, ai, _pick(lifted, 1), at_B, hr, hi, COMPLEX)
+        xr, xi = _states_of_tile(ar, ai, _pick(lifted, 1), at_B, hr, hi, flags, fresh, COMPLEX)
         if kept is not None:
             for part in tl.static_range(T // EACH):
                 if part > 0:
@@ -368,8 +382,6 @@ def scan(
             hi = _at(xi, last)
         if SUMMARY:
             elapsed += tl.sum(s, 0)
-            if flags is not None:
-                alive *= 1.0 - tl.max(tl.where(fresh, 1.0, 0.0), 0)
         else:
             at_C = _by_state(C, by_state, with_state, Ar.dtype, P, CR, NR, CW, NL, CL)
             read = xr * _pick(at_C, 0)
@@ -383,10 +395,10 @@ def scan(
         to = (b * splits + split) * size * P + place * P
         tl.store(ends + to, hr, mask=live)
         ar, ai = _decay(tl.reshape(elapsed, (CR, 1, CW, 1, CL)), Ar, Ai, COMPLEX)
-        tl.store(mult + to, ar * alive, mask=live)
+        tl.store(mult + to, ar, mask=live)
         if COMPLEX:
             tl.store(ends + to + 1, hi, mask=live)
-            tl.store(mult + to + 1, ai * alive, mask=live)
+            tl.store(mult + to + 1, ai, mask=live)
     elif split == splits - 1:
         to = final + b * size * P + place * P
         tl.store(to, hr, mask=live)
@@ -416,9 +428,9 @@ def _run_again(
         entry = tl.load(u + at, mask=here, other=0.0).to(Ar.dtype)
         _, _, _, s = _step_sizes(dt, dt_scale, at, first, steps, bias, valid, here, SOFTPLUS, FEW)
         lifted = _by_channel(_stack(s, s * entry), T, CR, NR, CW, NL, CL)
-        ar, ai = _factors(_pick(lifted, 0), Ar, Ai, flags, fresh, COMPLEX)
+        ar, ai = _decay(_pick(lifted, 0), Ar[None], Ai[None], COMPLEX)
         at_B = _by_state(B, by_state, with_state, Ar.dtype, P, CR, NR, CW, NL, CL)
-        xr, xi = _states_of_tile(ar, ai, _pick(lifted, 1), at_B, hr, hi, COMPLEX)
+        xr, xi = _states_of_tile(ar, ai, _pick(lifted, 1), at_B, hr, hi, flags, fresh, COMPLEX)
         for part in tl.static_range(T // EACH):
             to = own + ((first - begin) // EACH + part) * (P * pairs)
             tl.store(to, hr)
@@ -529,7 +541,7 @@ def scan_backward(
 
     With CHAINED splits go one after the other: there is one place for all of them in adjoints, by_channel and sums, where dL/dh
     is changed and the others are added to. Else dL/dh was there already: SUMMARY stores what the split adds, to `sums`, and the
-    factor of dL/dh after it, unconjugated, to `mult`.
+    factor of dL/dh after it, unconjugated, to `mult`, which says nothing where a sequence starts in the split.
     """
     P: tl.constexpr = 2 if COMPLEX else 1
     BD: tl.constexpr = CR * CW * CL
@@ -557,7 +569,7 @@ def scan_backward(
             qi = _load(source + 1, live)
         if CHAINED:
             tl.debug_barrier()  # before what comes to the same place
-    bias, skip, elapsed, alive = tl.zeros((BD,), Ar.dtype), tl.zeros((BD,), Ar.dtype), tl.zeros((BD,), Ar.dtype), 1.0
+    bias, skip, elapsed = tl.zeros((BD,), Ar.dtype), tl.zeros((BD,), Ar.dtype), tl.zeros((BD,), Ar.dtype)
     sum_bias, sum_skip = elapsed, elapsed
     if dt_bias is not None:
         bias = tl.load(dt_bias + (b // rows) * channels + d, mask=d < channels, other=0.0)
@@ -609,7 +621,7 @@ def scan_backward(
                 stacked = _stack(stacked, _stack(s * entry, entry))
             lifted = _by_channel(stacked, T, CR, NR, CW, NL, CL)
             step, gy = _pick(lifted, 0), _pick(lifted, 1)
-            ar, ai = _factors(step, Ar, Ai, flags, fresh, COMPLEX)
+            ar, ai = _decay(step, Ar[None], Ai[None], COMPLEX)
             if not SUMMARY:
                 if AGAIN:
                     source, imaginary = own + (tile - chunk) * (P * NB * BD), NB * BD
@@ -621,10 +633,13 @@ def scan_backward(
                     hi = _load(source + imaginary, live)
                 at_B = _by_state(B, by_state, with_state, Ar.dtype, P, CR, NR, CW, NL, CL)
                 entering = _pick(lifted, 2)
-                xr, xi = _states_of_tile(ar, ai, entering, at_B, hr, hi, COMPLEX)
+                xr, xi = _states_of_tile(ar, ai, entering, at_B, hr, hi, flags, fresh, COMPLEX)
                 if COMPLEX:
                     hi = _previous(xi, hi[None])
                 hr = _previous(xr, hr[None])
+                if flags is not None:
+                    restart = _tile_restarts(fresh, ar)
+                    hr, hi = tl.where(restart, 0.0, hr), tl.where(restart, 0.0, hi)
             at_C = _by_state(C, by_state, with_state, Ar.dtype, P, CR, NR, CW, NL, CL)
             Cr = _pick(at_C, 0)
             if COMPLEX:
@@ -637,22 +652,35 @@ def scan_backward(
                 tl.store(dz + at, tl.where(here, outer * value * silu_slope(gate), 0.0), mask=there)
             vr = gy * Cr + tl.where(last, qr[None], 0.0)
             next_r = _previous(_backwards(ar), ar)
+            if flags is not None:  # the last step first: a sequence starts with the step after it
+                following = T - steps
+                mark = tl.load(flags + first + following, mask=(steps > 0) & (tile * T + following < length), other=1)
+                cut = _tile_restarts(mark == 2, ar)
             if COMPLEX:
                 vi = tl.where(last, qi[None], 0.0) - gy * Ci
                 next_i = _previous(_backwards(ai), ai)
-                _, _, lr, li = tl.associative_scan((next_r, -next_i, _backwards(vr), _backwards(vi)), 0, _complex)
+                vr, vi = _backwards(vr), _backwards(vi)
+                if flags is not None:
+                    _, _, _, lr, li = tl.associative_scan((cut, next_r, -next_i, vr, vi), 0, _segmented_complex)
+                else:
+                    _, _, lr, li = tl.associative_scan((next_r, -next_i, vr, vi), 0, _complex)
                 lr, li = _backwards(lr), _backwards(li)
                 movedr, movedi = ar * lr + ai * li, ar * li - ai * lr
-                qr, qi = _at(movedr, top), _at(movedi, top)
             else:
-                _, lr = tl.associative_scan((next_r, _backwards(vr)), 0, affine)
+                if flags is not None:
+                    _, _, lr = tl.associative_scan((cut, next_r, _backwards(vr)), 0, segmented_affine)
+                else:
+                    _, lr = tl.associative_scan((next_r, _backwards(vr)), 0, affine)
                 lr = _backwards(lr)
-                movedr = ar * lr
-                qr = _at(movedr, top)
+                movedr, movedi = ar * lr, lr
+            if flags is not None:
+                restart = _tile_restarts(fresh, ar)
+                movedr, movedi = tl.where(restart, 0.0, movedr), tl.where(restart, 0.0, movedi)
+            qr = _at(movedr, top)
+            if COMPLEX:
+                qi = _at(movedi, top)
             if SUMMARY:
                 elapsed += tl.sum(s, 0)
-                if flags is not None:
-                    alive *= 1.0 - tl.max(tl.where(fresh, 1.0, 0.0), 0)
             else:
                 at_B = _by_state(B, by_state, with_state, Ar.dtype, P, CR, NR, CW, NL, CL)
                 by_input, of_B, of_C = lr * _pick(at_B, 0), lr * entering, gy * xr
@@ -672,6 +700,9 @@ def scan_backward(
                 to = (first_row + tile * T + row % T) * states * P
                 to, on_state = to[:, None] + numbers[None, :], (numbers < states * P)[None, :]
                 on_state &= (tile * T + row % T < length)[:, None]
+                if flags is not None:  # the state and its gradient pass steps that do not count, whatever they are
+                    mark = tl.load(flags + first + row % T, mask=tile * T + row % T < length, other=1)
+                    of_both = tl.where((mark != 1)[:, None], of_both, 0.0)
                 done += 1
                 if LINKED:
                     _wait(previous, seen, least, FENCED, PTX)
@@ -710,10 +741,10 @@ def scan_backward(
     if SUMMARY:
         tl.store(sums + to, qr, mask=live)
         ar, ai = _decay(tl.reshape(elapsed, (CR, 1, CW, 1, CL)), Ar, Ai, COMPLEX)
-        tl.store(mult + to, ar * alive, mask=live)
+        tl.store(mult + to, ar, mask=live)
         if COMPLEX:
             tl.store(sums + to + 1, qi, mask=live)
-            tl.store(mult + to + 1, ai * alive, mask=live)
+            tl.store(mult + to + 1, ai, mask=live)
     else:
         to_channel = by_channel + own_sums * 2 * channels + d
         if CHAINED:
@@ -885,7 +916,7 @@ def forward(
             mult, ends = (initial_state.new_empty((p.batch, split.splits, p.size, p.parts)) for _ in range(2))
             start = initial_state.new_empty((p.batch, split.splits + 1, p.size, p.parts))
             _scan(p, split, (*inputs, None, flags, None, None, None, mult, ends), True)
-            _chain(p, split, mult, ends, initial_state, start, False)
+            _chain(p, split, mult, ends, initial_state, flags, start, False)
         _scan(p, split, (*inputs, start, flags, y, final, kept if keep else None, None, None), False)
     return y, final, kept
 
@@ -898,10 +929,12 @@ def _scan(p: _Problem, split: launch.Plan, tensors: tuple[Tensor | None, ...], s
     )  # fmt: skip
 
 
-def _chain(p: _Problem, split: launch.Plan, mult: Tensor, local: Tensor, first: Tensor, out: Tensor, reverse: bool) -> None:
-    grid = p.batch, launch.ceil_div(p.size, 128)
+def _chain(
+    p: _Problem, split: launch.Plan, mult: Tensor, local: Tensor, first: Tensor, flags: Tensor | None, out: Tensor, reverse: bool
+) -> None:
+    grid, restarts = (p.batch, launch.ceil_div(p.size, 128)), launch.restarts(flags, split.span * split.T)
     constants = {"COMPLEX": p.parts == 2, "REVERSE": reverse, "BLOCK": 128}
-    launch.run(chain, grid, mult, local, first, out, split.splits, p.size, constants=constants)
+    launch.run(chain, grid, mult, local, first, restarts, out, split.splits, p.size, constants=constants)
 
 
 def backward(
@@ -937,7 +970,7 @@ def backward(
         if split.parallel:
             mult, local = (torch.empty_like(sums) for _ in range(2))
             _scan_backward(p, split, (*inputs, None, adjoints, *[None] * 7, local, mult, None), links, True)
-            _chain(p, split, mult, local, grad_final, adjoints, True)
+            _chain(p, split, mult, local, grad_final, flags, adjoints, True)
         else:
             adjoints[:, 0] = grad_final.view(p.batch, p.size, p.parts)
         counters = torch.zeros(p.programs * split.splits + 1, dtype=torch.int32, device=u.device) if links > 1 else None

@@ -41,31 +41,37 @@ def _sums(a, Q: tl.constexpr):
 
 
 @triton.jit
-def _chunk(dt, scale, A, flags, at, step, length, heads, Q: tl.constexpr):
-    """Of the steps `step` (Q,) of a head: which count, dt, weights of inputs; decays: (Q, Q), from the start, to the end, of all.
+def _sequences(flags, at, step, length, Q: tl.constexpr):
+    """Of the steps `step` (Q,), at the places `at` in (B, L): which there are, which count, how many restarts there were; of all.
 
-    at: the places of the steps in (B, L). A restart lets nothing before it pass.
+    What is multiplied on matrix units is added up over steps, and 0 times NaN is NaN. So a chunk in which sequences start is
+    gone over once for each of them, and for what goes on from before, the steps of the others as if they did not count.
     """
-    ok = step < length
-    segment = tl.zeros((Q,), tl.int32)
+    inside = step < length
+    ok, sequence, restarts = inside, tl.zeros((Q,), tl.int32), 0
     if flags is not None:
-        mark = tl.load(flags + at, mask=ok, other=1)
-        ok = ok & (mark != 1)
-        segment = tl.cumsum((mark == 2).to(tl.int32))
+        mark = tl.load(flags + at, mask=inside, other=1)
+        ok, sequence = inside & (mark != 1), tl.cumsum((mark == 2).to(tl.int32))
+        restarts = tl.max(sequence)
+    return inside, ok, sequence, restarts
+
+
+@triton.jit
+def _chunk(dt, scale, A, ok, at, heads, Q: tl.constexpr):
+    """Of the steps of a head that count: dt, weights of inputs; decays: (Q, Q), from the start, to the end, of all.
+
+    at: the places of the steps in (B, L).
+    """
     size = tl.load(dt + at * heads, mask=ok, other=0.0)
     weight = size
     if scale is not None:
         weight = tl.load(scale + at * heads, mask=ok, other=0.0)
     coarse, fine, all_coarse, all_fine = _sums(size * A, Q)
     here = tl.arange(0, Q)
-    passes = (here[:, None] >= here[None, :]) & (segment[:, None] == segment[None, :])
     apart = (coarse[:, None] - coarse[None, :]) + (fine[:, None] - fine[None, :])
-    decay = tl.exp(tl.where(passes, apart, float("-inf")))
-    last = tl.max(segment)
-    start = tl.exp(tl.where(segment == 0, coarse + fine, float("-inf")))
-    end = tl.exp(tl.where(segment == last, (all_coarse - coarse) + (all_fine - fine), float("-inf")))
-    whole = tl.exp(tl.where(last == 0, all_coarse + all_fine, float("-inf")))
-    return ok, size, weight, decay, start, end, whole
+    decay = tl.exp(tl.where(here[:, None] >= here[None, :], apart, float("-inf")))
+    end = tl.exp((all_coarse - coarse) + (all_fine - fine))
+    return size, weight, decay, tl.exp(coarse + fine), end, tl.exp(all_coarse + all_fine)
 
 
 @triton.jit
@@ -132,7 +138,8 @@ def scan(
     """`span` chunks of one head: y, and where `kept` (B, stride) is given the state before every chunk, (chunks, H, P, N).
 
     initial: (B, H, P, N), or with SPLIT the states before the splits, (B, splits + 1, H, P, N). With SUMMARY a split is run from
-    a state of 0 and leaves what it makes of that, `ends`, and by what it multiplies a state, `mult`, (B, splits, H, P, N).
+    a state of 0 and leaves what it makes of that, `ends`, and by what it multiplies a state, `mult`, (B, splits, H, P, N), which
+    says nothing where a sequence starts in the split.
     """
     b, head, group, _part, p, n, place, live = _program(heads, parts, groups, P, N, PB, NB)
     split, size = tl.program_id(1), b * 0 + heads * P * N
@@ -158,24 +165,32 @@ def scan(
     for chunk in range(split * span, tl.minimum((split + 1) * span, chunks)):
         step = chunk * Q + tl.arange(0, Q)
         at = b * length + step
-        ok, _size, weight, decay, start, end, whole = _chunk(dt, scale, rate, flags, at, step, length, heads, Q)
-        inputs = _tile(x, at, heads * P, p, P, ok)
-        into = _tile(B, at, groups * N, n, N, ok)
-        if not SUMMARY:
-            if kept is not None:
-                tl.store(kept + b * stride + chunk * size + place, state.to(dtype), mask=live)
-            out = _tile(C + group * N, at, groups * N, n, N, ok)
-            weights, _own = _weights(weight, own_scale, at, ok, heads, Q)
-            scores = _dot(out, tl.trans(into), square, PRECISION) * decay * weights
-            found = _dot(out, tl.trans(state.to(dtype)), by_p, PRECISION) * start[:, None]
-            found = _dot(scores.to(dtype), inputs, found, PRECISION)
-            if D is not None:
-                found += skip * inputs
-            to = at[:, None] * (heads * P) + head * P + p[None, :]
-            tl.store(y + to, tl.where(ok[:, None], found, 0.0).to(dtype), mask=(step < length)[:, None] & (p < P)[None, :])
-        weighed = (into * (end * weight)[:, None]).to(dtype)
-        state = _dot(tl.trans(inputs), weighed, state * whole, PRECISION)
-        held *= whole
+        inside, counts, sequence, restarts = _sequences(flags, at, step, length, Q)
+        for j in range(restarts + 1):
+            ok, own_steps = counts, inside
+            if flags is not None:
+                own_steps = inside & (sequence == j)
+                ok = counts & own_steps
+                state = tl.where(j > 0, 0.0, state)
+            _size, weight, decay, start, end, whole = _chunk(dt, scale, rate, ok, at, heads, Q)
+            inputs = _tile(x, at, heads * P, p, P, ok)
+            into = _tile(B, at, groups * N, n, N, ok)
+            if not SUMMARY:
+                if kept is not None:
+                    goes_on = live if flags is None else live & (place * 0 + j == 0)
+                    tl.store(kept + b * stride + chunk * size + place, state.to(dtype), mask=goes_on)
+                out = _tile(C + group * N, at, groups * N, n, N, ok)
+                weights, _own = _weights(weight, own_scale, at, ok, heads, Q)
+                scores = _dot(out, tl.trans(into), square, PRECISION) * decay * weights
+                found = _dot(out, tl.trans(state.to(dtype)), by_p, PRECISION) * start[:, None]
+                found = _dot(scores.to(dtype), inputs, found, PRECISION)
+                if D is not None:
+                    found += skip * inputs
+                to = at[:, None] * (heads * P) + head * P + p[None, :]
+                tl.store(y + to, tl.where(ok[:, None], found, 0.0).to(dtype), mask=own_steps[:, None] & (p < P)[None, :])
+            weighed = (into * (end * weight)[:, None]).to(dtype)
+            state = _dot(tl.trans(inputs), weighed, state * whole, PRECISION)
+            held *= whole
     if SUMMARY:
         to = (b * splits + split) * size + place
         tl.store(ends + to, state, mask=live)
@@ -220,68 +235,81 @@ def scan_backward(
         chunk = tl.minimum(first + span, chunks) - 1 - i
         step = chunk * Q + here
         at = b * length + step
-        ok, size_of, weight, decay, start, end, whole = _chunk(dt, scale, rate, flags, at, step, length, heads, Q)
-        out = _tile(C + group * N, at, groups * N, n, N, ok)
-        grads = _tile(grad_y + head * P, at, heads * P, p, P, ok)
-        from_start = (grads * start[:, None]).to(dtype)
-        if not SUMMARY:
-            inputs = _tile(x + head * P, at, heads * P, p, P, ok)
-            into = _tile(B + group * N, at, groups * N, n, N, ok)
-            before = tl.load(kept + b * stride + chunk * size + place, mask=live, other=0.0)
-            carried = after.to(dtype)
-            present = (step < length)[:, None]
-            # what the outputs and the next state make of the inputs
-            scores = _dot(out, tl.trans(into), square, PRECISION) * decay
-            late = _dot(into, tl.trans(carried), by_p, PRECISION) * end[:, None]
-            later = scores if own_scale is None else tl.where(here[:, None] == here[None, :], 0.0, scores)
-            both = _dot(tl.trans(later.to(dtype)), grads, late, PRECISION)
-            found = both * weight[:, None]
-            weights, own = _weights(weight, own_scale, at, ok, heads, Q)
-            if own_scale is not None:
-                now = tl.sum(scores - later, 1)
-                found += grads * (now * own)[:, None]
+        inside, counts, sequence, restarts = _sequences(flags, at, step, length, Q)
+        for j in range(restarts + 1):  # from the last sequence to the first
+            ok, own_steps = counts, inside
+            if flags is not None:
+                own_steps = inside & (sequence == restarts - j)
+                ok = counts & own_steps
+            size_of, weight, decay, start, end, whole = _chunk(dt, scale, rate, ok, at, heads, Q)
+            out = _tile(C + group * N, at, groups * N, n, N, ok)
+            grads = _tile(grad_y + head * P, at, heads * P, p, P, ok)
+            from_start = (grads * start[:, None]).to(dtype)
+            if not SUMMARY:
+                inputs = _tile(x + head * P, at, heads * P, p, P, ok)
+                into = _tile(B + group * N, at, groups * N, n, N, ok)
+                goes_on = live if flags is None else live & (place * 0 + j == restarts)
+                before = tl.load(kept + b * stride + chunk * size + place, mask=goes_on, other=0.0)
+                carried = after.to(dtype)
+                present = own_steps[:, None]
+                # what the outputs and the next state make of the inputs
+                scores = _dot(out, tl.trans(into), square, PRECISION) * decay
+                late = _dot(into, tl.trans(carried), by_p, PRECISION) * end[:, None]
+                later = scores if own_scale is None else tl.where(here[:, None] == here[None, :], 0.0, scores)
+                both = _dot(tl.trans(later.to(dtype)), grads, late, PRECISION)
+                found = both * weight[:, None]
+                weights, own = _weights(weight, own_scale, at, ok, heads, Q)
+                if own_scale is not None:
+                    now = tl.sum(scores - later, 1)
+                    found += grads * (now * own)[:, None]
+                    to = ((part * batch + b) * length + step) * heads + head
+                    d_now = now * tl.sum(grads.to(rate.dtype) * inputs, 1)
+                    tl.store(d_own + to, tl.where(ok, d_now, 0.0), mask=own_steps)
+                if D is not None:
+                    found += tl.load(D + (b // rows) * heads + head) * grads
+                    sum_D += tl.sum(tl.sum(grads.to(rate.dtype) * inputs, 1), 0)
+                to = at[:, None] * (heads * P) + head * P + p[None, :]
+                tl.store(dx + to, tl.where(ok[:, None], found, 0.0).to(dtype), mask=present & (p < P)[None, :])
+                d_weight = tl.sum(inputs * both, 1)
+                passed_on = tl.sum(inputs * late, 1) * weight
+                # of B and C
+                products = _dot(grads, tl.trans(inputs), square, PRECISION) * weights
+                within = (products * decay).to(dtype)
+                read = _dot(from_start, before, by_n, PRECISION)
+                carried_out = tl.sum(out * read, 1)
+                to = ((part * batch + b) * length + step)[:, None] * (heads * N) + head * N + n[None, :]
+                mask = present & (n < N)[None, :]
+                d_out = _dot(within, into, read, PRECISION)
+                tl.store(dC + to, tl.where(ok[:, None], d_out, 0.0).to(dC.dtype.element_ty), mask=mask)
+                written = _dot((inputs * (end * weight)[:, None]).to(dtype), carried, by_n, PRECISION)
+                d_into = _dot(tl.trans(within), out, written, PRECISION)
+                tl.store(dB + to, tl.where(ok[:, None], d_into, 0.0).to(dB.dtype.element_ty), mask=mask)
+                # of a step's log decay: what passes over the step, within the chunk, to its end, from its start, and through it
+                over = (here[None, :] >= here[:, None]).to(dtype)
+                passing = _dot(over, (products * scores).to(dtype), square, PRECISION)
+                d_log = tl.sum(tl.where(here[None, :] < here[:, None], passing, 0.0), 1)
+                d_log += tl.sum(tl.where(here[None, :] >= here[:, None], carried_out[None, :], 0.0), 1)
+                d_log += tl.sum(tl.where(here[None, :] < here[:, None], passed_on[None, :], 0.0), 1)
+                d_log += whole * tl.sum(tl.sum(after * before, 1), 0)
+                sum_A += tl.sum(tl.where(ok, d_log * size_of, 0.0), 0)
                 to = ((part * batch + b) * length + step) * heads + head
-                tl.store(d_own + to, now * tl.sum(grads.to(rate.dtype) * inputs, 1), mask=step < length)
-            if D is not None:
-                found += tl.load(D + (b // rows) * heads + head) * grads
-                sum_D += tl.sum(tl.sum(grads.to(rate.dtype) * inputs, 1), 0)
-            to = at[:, None] * (heads * P) + head * P + p[None, :]
-            tl.store(dx + to, tl.where(ok[:, None], found, 0.0).to(dtype), mask=present & (p < P)[None, :])
-            d_weight = tl.sum(inputs * both, 1)
-            passed_on = tl.sum(inputs * late, 1) * weight
-            # of B and C
-            products = _dot(grads, tl.trans(inputs), square, PRECISION) * weights
-            within = (products * decay).to(dtype)
-            read = _dot(from_start, before, by_n, PRECISION)
-            carried_out = tl.sum(out * read, 1)
-            to = ((part * batch + b) * length + step)[:, None] * (heads * N) + head * N + n[None, :]
-            mask = present & (n < N)[None, :]
-            d_out = _dot(within, into, read, PRECISION)
-            tl.store(dC + to, tl.where(ok[:, None], d_out, 0.0).to(dC.dtype.element_ty), mask=mask)
-            written = _dot((inputs * (end * weight)[:, None]).to(dtype), carried, by_n, PRECISION)
-            d_into = _dot(tl.trans(within), out, written, PRECISION)
-            tl.store(dB + to, tl.where(ok[:, None], d_into, 0.0).to(dB.dtype.element_ty), mask=mask)
-            # of a step's log decay: what passes over the step, within the chunk, to its end, from its start, and through it
-            over = (here[None, :] >= here[:, None]).to(dtype)
-            passing = _dot(over, (products * scores).to(dtype), square, PRECISION)
-            d_log = tl.sum(tl.where(here[None, :] < here[:, None], passing, 0.0), 1)
-            d_log += tl.sum(tl.where(here[None, :] >= here[:, None], carried_out[None, :], 0.0), 1)
-            d_log += tl.sum(tl.where(here[None, :] < here[:, None], passed_on[None, :], 0.0), 1)
-            d_log += whole * tl.sum(tl.sum(after * before, 1), 0)
-            sum_A += tl.sum(tl.where(ok, d_log * size_of, 0.0), 0)
-            to = ((part * batch + b) * length + step) * heads + head
-            d_size = d_log * rate
-            if scale is None:
-                d_size += d_weight
-            else:
-                tl.store(d_scale + to, tl.where(ok, d_weight, 0.0), mask=step < length)
-            tl.store(d_dt + to, tl.where(ok, d_size, 0.0), mask=step < length)
-        after = _dot(tl.trans(from_start), out, after * whole, PRECISION)
-        held *= whole
-        if edges is not None and not SUMMARY:
-            pair = tl.arange(0, NB // 2)
-            to = (((part * batch + b) * chunks + chunk - 1) * heads + head) * R + pair
-            tl.store(edges + to, _turning(after, before), mask=(pair < R) & (pair * 0 + chunk > 0))
+                d_size = d_log * rate
+                if scale is None:
+                    d_size += d_weight
+                else:
+                    tl.store(d_scale + to, tl.where(ok, d_weight, 0.0), mask=own_steps)
+                tl.store(d_dt + to, tl.where(ok, d_size, 0.0), mask=own_steps)
+            after = _dot(tl.trans(from_start), out, after * whole, PRECISION)
+            if flags is not None:
+                after = tl.where(j < restarts, 0.0, after)
+            held *= whole
+            if edges is not None and not SUMMARY:
+                pair = tl.arange(0, NB // 2)
+                to = (((part * batch + b) * chunks + chunk - 1) * heads + head) * R + pair
+                there = (pair < R) & (pair * 0 + chunk > 0)
+                if flags is not None:
+                    there = there & (pair * 0 + j == restarts)
+                tl.store(edges + to, _turning(after, before), mask=there)
     if SUMMARY:
         to = (b * splits + split) * size + place
         tl.store(ends + to, after, mask=live)
@@ -427,7 +455,7 @@ def _forward(
         mult, ends = (initial_state.new_empty((p.batch, p.split.splits, p.size)) for _ in range(2))
         start = initial_state.new_empty((p.batch, p.split.splits + 1, p.size))
         _scan(p, (*inputs, None, None, None, None, mult, ends), 0, True)
-        _chain(p, mult, ends, initial_state, start, False)
+        _chain(p, mult, ends, initial_state, flags, start, False)
     _scan(p, (*inputs, start, y, final, states, None, None), 0 if states is None else states.stride(0), False)
     return y, final, kept
 
@@ -437,10 +465,12 @@ def _scan(p: _Problem, tensors: tuple[Tensor | None, ...], stride: int, summary:
     launch.run(scan, p.grid, *tensors, *p.sizes(stride), constants=constants)
 
 
-def _chain(p: _Problem, mult: Tensor, local: Tensor, first: Tensor, out: Tensor, reverse: bool) -> None:
+def _chain(
+    p: _Problem, mult: Tensor, local: Tensor, first: Tensor, flags: Tensor | None, out: Tensor, reverse: bool
+) -> None:
     constants = {"COMPLEX": False, "REVERSE": reverse, "BLOCK": CHAIN}
-    grid = p.batch, launch.ceil_div(p.size, CHAIN)
-    launch.run(chain, grid, mult, local, first, out, p.split.splits, p.size, constants=constants)
+    grid, restarts = (p.batch, launch.ceil_div(p.size, CHAIN)), launch.restarts(flags, p.split.span * p.split.T)
+    launch.run(chain, grid, mult, local, first, restarts, out, p.split.splits, p.size, constants=constants)
 
 
 def backward(
@@ -517,7 +547,7 @@ def _backward(
         mult, ends = (like.new_empty((p.batch, split.splits, p.size)) for _ in range(2))
         adjoint = like.new_empty((p.batch, split.splits + 1, p.size))
         _scan_backward(p, (*inputs, *[None] * 11, mult, ends), pairs, 0, True)
-        _chain(p, mult, ends, grad_final, adjoint, True)
+        _chain(p, mult, ends, grad_final, flags, adjoint, True)
     outputs = (adjoint, states, dx, d_dt, d_scale, d_own, dB, dC, d_initial, sums, edges, None, None)
     _scan_backward(p, (*inputs, *outputs), pairs, states.stride(0), False)
     dA, dD = sums.view(2, p.batch // p.rows, -1, p.heads).sum(2)

@@ -4,7 +4,7 @@ In that frame the state does not turn. Instead B_t and C_t turn, by minus phase_
 less whole turns. Mamba-3's authors compute the same (Lahoti et al. 2026, "Mamba-3").
 
 Tiles of steps are worked on side by side. `sum_tiles` adds up the angles of each, `run_up` adds these up from tile to tile, and
-`turn_maps` goes on from there, all in float64.
+`turn_maps` goes on from there, all in float64. Where packed rows restart, the phase is 0, and the sums start again.
 
 The gradient of an angle is the sum of the gradients of the phases of its step and of all later ones. What passes between two of
 these steps cancels there, but its roundings do not, and over many steps they outgrow the rest. So the sum goes to the end of a
@@ -22,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from longscan.ops import _triton_launch as launch
-from longscan.ops._triton import sincos, wrap
+from longscan.ops._triton import row_of, segmented_add, sincos, wrap
 
 COLUMNS = 32  # sums that a program of `run_up` carries on
 ELEMENTS = 4096  # of a tile of one map: more of them do not stay in registers
@@ -41,6 +41,13 @@ def _steps(flags, tile, tiles, length, T: tl.constexpr):
     if flags is not None:
         ok = there & (tl.load(flags + b * length + step, mask=there, other=1) != 1)
     return b, b * length + step, ok, there
+
+
+@triton.jit
+def _restarts(flags, at, there):
+    """Which steps of a tile start a sequence, and how many of them there were up to each step of the tile."""
+    fresh = tl.load(flags + at, mask=there, other=1) == 2
+    return fresh, tl.cumsum(fresh.to(tl.int32))
 
 
 @triton.jit
@@ -68,12 +75,20 @@ def _turn(first, second, sine, cosine):
 
 
 @triton.jit
-def _phase(angle, starts, place, tile, head, heads, R, ok, n):
+def _phase(angle, flags, starts, at, place, tile, head, heads, R, ok, n):
     """Sine and cosine of the phases of a tile, (T, NB / 2): 0 and 1 for pairs that do not turn."""
     live = n < R
-    turns = tl.load(angle + place, mask=ok[:, None] & live[None, :], other=0.0)
     start = tl.load(starts + (tile.to(tl.int64) * heads + head) * R + n, mask=live, other=0.0)
-    return sincos(wrap(start[None, :] + tl.cumsum(turns.to(tl.float64), 0)).to(turns.dtype))
+    if flags is not None:
+        fresh, _ = _restarts(flags, at, ok)
+        turns = tl.load(angle + place, mask=(ok & ~fresh)[:, None] & live[None, :], other=0.0)
+        summed = turns.to(tl.float64)
+        restarted, summed = tl.associative_scan((tl.broadcast_to(fresh[:, None], summed.shape), summed), 0, segmented_add)
+        phase = tl.where(ok[:, None], tl.where(restarted, 0.0, start[None, :]) + summed, 0.0)
+    else:
+        turns = tl.load(angle + place, mask=ok[:, None] & live[None, :], other=0.0)
+        phase = start[None, :] + tl.cumsum(turns.to(tl.float64), 0)
+    return sincos(wrap(phase).to(turns.dtype))
 
 
 # ---------------------------------------------------------------------------------------------- sums over steps
@@ -81,9 +96,12 @@ def _phase(angle, starts, place, tile, head, heads, R, ok, n):
 
 @triton.jit(do_not_specialize=["length", "tiles"])
 def sum_tiles(x, flags, sums, length, tiles, width, T: tl.constexpr, BLOCK: tl.constexpr):
-    """sums (B, tiles, width), float64, of x (B, L, width) over the steps of a tile that count."""
+    """sums (B, tiles, width), float64, of x (B, L, width) over the steps of a tile that count, after its latest restart."""
     tile = tl.program_id(0)
-    _b, at, ok, _there = _steps(flags, tile, tiles, length, T)
+    _b, at, ok, there = _steps(flags, tile, tiles, length, T)
+    if flags is not None:
+        fresh, sequence = _restarts(flags, at, there)
+        ok = ok & ~fresh & (sequence == tl.max(sequence))
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     live = column < width
     values = tl.load(x + at[:, None] * width + column[None, :], mask=ok[:, None] & live[None, :], other=0.0)
@@ -91,28 +109,41 @@ def sum_tiles(x, flags, sums, length, tiles, width, T: tl.constexpr, BLOCK: tl.c
 
 
 @triton.jit(do_not_specialize=["tiles"])
-def run_up(sums, before, total, tiles, width, T: tl.constexpr, BLOCK: tl.constexpr):
-    """before (B, tiles, width): the sums of all tiles before, less whole turns; total (B, width): of all."""
+def run_up(sums, restarts, before, total, tiles, width, T: tl.constexpr, BLOCK: tl.constexpr):
+    """before (B, tiles, width): the sums of all tiles before, less whole turns; total (B, width): of all.
+
+    restarts: (B, tiles), not 0 where a sequence starts in a tile, so that the sums before it do not count; or None.
+    """
     b, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     live = column < width
     carried = tl.zeros((BLOCK,), tl.float64)
+    if restarts is not None:
+        tl.store(before + b * tiles * width + column, carried, mask=live)
     for i in range(0, tiles, T):
         tile = i + tl.arange(0, T)
         here = (tile < tiles)[:, None] & live[None, :]
         place = (b * tiles + tile)[:, None] * width + column[None, :]
         x = tl.load(sums + place, mask=here, other=0.0)
-        tl.store(before + place, wrap(carried[None, :] + (tl.cumsum(x, 0) - x)), mask=here)
-        carried = wrap(carried + tl.sum(x, 0))
+        if restarts is not None:
+            fresh = tl.load(restarts + b * tiles + tile, mask=tile < tiles, other=0) != 0
+            restarted, summed = tl.associative_scan((tl.broadcast_to(fresh[:, None], x.shape), x), 0, segmented_add)
+            after = wrap(tl.where(restarted, 0.0, carried[None, :]) + summed)
+            tl.store(before + place + width, after, mask=here & (tile + 1 < tiles)[:, None])
+            carried = row_of(after, (tl.arange(0, T) == T - 1)[:, None])
+        else:
+            tl.store(before + place, wrap(carried[None, :] + (tl.cumsum(x, 0) - x)), mask=here)
+            carried = wrap(carried + tl.sum(x, 0))
     tl.store(total + b * width + column, carried.to(total.dtype.element_ty), mask=live)
 
 
 @triton.jit(do_not_specialize=["length", "tiles", "chunks"])
 def add_later(
-    x, sums, edges, flags, length, tiles, chunks, width, PER: tl.constexpr, T: tl.constexpr, BLOCK: tl.constexpr
+    x, sums, edges, flags, restarts, length, tiles, chunks, width, PER: tl.constexpr, T: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     """To x (B, L, width) are added the sums (B, tiles, width) of all later tiles of a chunk of PER, and the `edges` of the chunk.
 
-    edges: (B, chunks, width). Steps that do not count get 0.
+    edges: (B, chunks, width). restarts: (B, tiles), not 0 where a sequence starts in a tile, beyond which no sum goes. Steps that
+    do not count, and those that start a sequence, get 0.
     """
     tile = tl.program_id(0)
     b, at, ok, there = _steps(flags, tile, tiles, length, T)
@@ -121,10 +152,21 @@ def add_later(
     here = tile % tiles
     chunk = here // PER
     more = tl.load(edges + (b * chunks + chunk) * width + column, mask=live, other=0.0)
-    for other in range(here + 1, tl.minimum((chunk + 1) * PER, tiles)):
-        more += tl.load(sums + (b * tiles + other) * width + column, mask=live, other=0.0)
+    stop = tl.minimum((chunk + 1) * PER, tiles)
+    if restarts is not None:
+        for i in range(1, stop - here):
+            other = b * tiles + stop - i
+            more = tl.where(tl.load(restarts + other) != 0, 0.0, more)
+            more += tl.load(sums + other * width + column, mask=live, other=0.0)
+        fresh, sequence = _restarts(flags, at, there)
+        ok = ok & ~fresh
+        more = tl.where((sequence == tl.max(sequence))[:, None], more[None, :], 0.0)
+    else:
+        for other in range(here + 1, stop):
+            more += tl.load(sums + (b * tiles + other) * width + column, mask=live, other=0.0)
+        more = more[None, :]
     place = at[:, None] * width + column[None, :]
-    values = tl.load(x + place, mask=ok[:, None] & live[None, :], other=0.0) + more[None, :]
+    values = tl.load(x + place, mask=ok[:, None] & live[None, :], other=0.0) + more
     tl.store(x + place, tl.where(ok[:, None], values, 0.0), mask=there[:, None] & live[None, :])
 
 
@@ -157,7 +199,7 @@ def turn_maps(
         out0, out1 = _biased(c0, c1, C_bias, parameters, n, N)
         if angle is not None:
             place = (at * heads + head)[:, None] * R + pair[None, :]
-            sine, cosine = _phase(angle, starts, place, tile, head, heads, R, ok, pair)
+            sine, cosine = _phase(angle, flags, starts, at, place, tile, head, heads, R, ok, pair)
             into0, into1 = _turn(into0, into1, -sine, cosine)
             out0, out1 = _turn(out0, out1, -sine, cosine)
         to = (at * heads + head)[:, None] * N + n[None, :]
@@ -173,7 +215,7 @@ def turn_maps_back(
     """From the gradients of what `turn_maps` gave: dB and dC, (blocks, B, L, G, N), and parts of the others.
 
     dB_bias and dC_bias: (B, tiles, H, N). d_angle: (B, L, H, R), the gradients of the phases, summed from a step to the end of
-    its tile; sums: (B, tiles, H, R), those of whole tiles.
+    its tile or sequence; sums: (B, tiles, H, R), from the start of tiles.
     """
     tile, per_group = tl.program_id(0), heads // groups
     b, at, ok, there = _steps(flags, tile, tiles, length, T)
@@ -193,14 +235,23 @@ def turn_maps_back(
         dc0, dc1 = _pairs(grad_C, to, live)
         if angle is not None:
             place = (at * heads + head)[:, None] * R + pair[None, :]
-            sine, cosine = _phase(angle, starts, place, tile, head, heads, R, ok, pair)
+            sine, cosine = _phase(angle, flags, starts, at, place, tile, head, heads, R, ok, pair)
             db0, db1 = _turn(db0, db1, sine, cosine)
             into0, into1 = _biased(b0, b1, B_bias, parameters, n, N)
             of_phase = db0 * into1 - db1 * into0
             dc0, dc1 = _turn(dc0, dc1, sine, cosine)
             out0, out1 = _biased(c0, c1, C_bias, parameters, n, N)
             of_phase += dc0 * out1 - dc1 * out0
-            tl.store(d_angle + place, tl.cumsum(of_phase, 0, reverse=True), mask=ok[:, None] & (pair < R)[None, :])
+            if flags is not None:
+                within = (tl.arange(0, T) < T - 1) & (at + 1 < (b + 1) * length)
+                stop = tl.load(flags + at + 1, mask=within, other=1) == 2
+                stop = tl.broadcast_to(stop[:, None], of_phase.shape)
+                _, summed = tl.associative_scan((stop, of_phase), 0, segmented_add, reverse=True)
+                _, sequence = _restarts(flags, at, there)
+                of_phase = tl.where((sequence == 0)[:, None], of_phase, 0.0)
+            else:
+                summed = tl.cumsum(of_phase, 0, reverse=True)
+            tl.store(d_angle + place, summed, mask=ok[:, None] & (pair < R)[None, :])
             tl.store(sums + tiled * R + pair, tl.sum(of_phase, 0), mask=pair < R)
         if dB_bias is not None:
             tl.store(dB_bias + tiled * N + n, tl.interleave(tl.sum(db0, 0), tl.sum(db1, 0)), mask=n < N)
@@ -305,7 +356,8 @@ def phases(maps: Maps) -> tuple[Tensor | None, Tensor | None]:
     _along_steps(sum_tiles, maps, (maps.angle, maps.flags, sums), (maps.tiles, maps.heads * maps.pairs), {})
     width, steps = maps.heads * maps.pairs, min(launch.TABLE["turns"].steps, launch.power_of_two(maps.tiles))
     constants = {"T": steps, "BLOCK": COLUMNS, "num_warps": launch.TABLE["turns"].warps}
-    launch.run(run_up, (batch, launch.ceil_div(width, COLUMNS)), sums, before, total, maps.tiles, width, constants=constants)
+    tensors = sums, launch.restarts(maps.flags, maps.steps), before, total
+    launch.run(run_up, (batch, launch.ceil_div(width, COLUMNS)), *tensors, maps.tiles, width, constants=constants)
     return before, total
 
 
@@ -334,7 +386,8 @@ def turn_back(
     _of_maps(turn_maps_back, maps, (grad_B, grad_C), starts, (dB, dC, dB_bias, dC_bias, d_angle, sums, batch))
     if edges is not None:
         sizes = maps.tiles, edges.shape[1], maps.heads * maps.pairs
-        _along_steps(add_later, maps, (d_angle, sums, edges, maps.flags), sizes, {"PER": maps.chunk // maps.steps})
+        tensors = d_angle, sums, edges, maps.flags, launch.restarts(maps.flags, maps.steps)
+        _along_steps(add_later, maps, tensors, sizes, {"PER": maps.chunk // maps.steps})
     dB_bias, dC_bias = (
         None if part is None or x is None else part.view(batch // maps.rows, -1, *tiled[2:]).sum(1).view(x.shape)
         for part, x in ((dB_bias, maps.B_bias), (dC_bias, maps.C_bias))

@@ -12,14 +12,17 @@ numbers after it, rho_t = conj(B) (mu + conj(C) R_t) and P = sum_t x_t conj(V_t)
   dL/dtheta_t = Im(mu conj(w) + conj(C w) R_t - rho_t conj(S_t))      dL/dx_t = sum_n Re(e^{i G_t} rho_t)
   dL/dB = mu conj(S) + conj(C) P                                      dL/dC = R conj(w before the tile) + conj(B) P
 The backward is reversible: G and w go back from split to split as they came, by subtraction, so that a state is kept for a split,
-not for a tile. Its arrays run backwards in time, so that every sum over a tile goes the same way. Where packed rows restart, the
-state before cannot be got back by subtraction: then a forward pass over the slice finds the states where tiles start.
+not for a tile. Its arrays run backwards in time, so that every sum over a tile goes the same way.
+
+Where packed rows restart, G starts again from the angle of the step, so that no number of a sequence depends on another one.
+What was before cannot be got back by subtraction: with flags a forward pass over the slice finds G and w where tiles start.
 
 A tile's lanes are states, fastest, and channels; its steps lie in the registers of one thread. The angles are a matrix product
 whose factors are given as two numbers of 11 bits each, so that matrix units keep float32. In the backward the gradients of the
 angles, "slopes", would have to be summed over all programs: a slice of them goes to memory, and a kernel of products takes it to
 u and W. They go as numbers of half precision, ready for matrix units, by a power of two that is known before they are: sums of
-|x| and |g| bound the states and their gradients, whose product no slope exceeds. SiLUs, skip and gate are elementwise kernels
+|x| and |g| bound the states and their gradients, whose product no slope exceeds. With flags each step has a power of two of its
+own, from the largest of its slopes. SiLUs, skip and gate are elementwise kernels
 before and after, so that a program's lanes do not all compute them again; what they hand to a scan has the time axis last.
 """
 
@@ -31,7 +34,7 @@ import triton.language as tl
 from torch import Tensor
 
 from longscan.ops import _triton_launch as launch
-from longscan.ops._triton import affine, fast_sincos, row_of, silu, silu_slope, sincos, wrap
+from longscan.ops._triton import fast_sincos, row_of, segmented_add_pair, silu, silu_slope, sincos, wrap
 
 U_STEP = tl.constexpr(16.0)  # u is divided by it, and W multiplied, before they become half precision: inf beyond 65504
 
@@ -49,6 +52,12 @@ def _turned(a, b):
 def _turned_back(a, before_a, b, before_b):  # noqa: ARG001
     """Angles added, less whole turns, and the sum without the last of them."""
     return wrap(a + b), a + before_b
+
+
+@triton.jit
+def _segmented_add_wrapped(restart1, a, restart2, b):
+    """Whether there was a restart, and the angles since the latest one added, less whole turns."""
+    return restart1 | restart2, tl.where(restart2, b, wrap(a + b))
 
 
 @triton.jit
@@ -173,7 +182,7 @@ def scan(
     bounds: in each row the state before every split, (splits + 1, 3, D N). Without `initial` (B, D N, 2) the run starts from
     there and is `tiles` long, all of a split; else it is the whole row, and with RECORD fills `bounds`. With SUMMARY a split is
     run from a state of 0: `ends` (B, splits, D N, 4) gets its turn, its w, and 0 where it forgets what came before. resume:
-    (B, tiles of all runs, 2, D N), w before every tile. origin: the step of the arrays' first.
+    (B, tiles of all runs, 3, D N), the state before every tile. origin: the step of the arrays' first.
     """
     R: tl.constexpr = BD * NB
     size: tl.constexpr = channels * states
@@ -209,36 +218,43 @@ def scan(
             tl.store(to + size, wr, mask=starts)
             tl.store(to + 2 * size, wi, mask=starts)
         if resume is not None:
-            to = resume + (b * (tl.num_programs(1) * tiles) + tile) * 2 * size + place
-            tl.store(to, wr, mask=live)
-            tl.store(to + size, wi, mask=live)
+            to = resume + (b * (tl.num_programs(1) * tiles) + tile) * 3 * size + place
+            tl.store(to, phase, mask=live)
+            tl.store(to + size, wr, mask=live)
+            tl.store(to + 2 * size, wi, mask=live)
         theta = _projected(high, low, weights_high, weights_low, b * padded + here, place, live, channels, T, R, K)
         at = b * channels * padded + by_channel + here[:, None]
         if PHASE_DT:
             theta = (theta + angles) * _of_channels(rate, at, present, T, BD, NB)
         else:
             theta += tl.load(rate + b * padded + here)[:, None] * angles
-        total = tl.associative_scan(tl.where(top, wrap(theta + phase[None, :]), theta), 0, _turned)
-        s, c = _unit(total, FAST)
-        entering = _of_channels(x, at, present, T, BD, NB)
-        carried = 1.0
         if flags is not None:
             mark = tl.load(flags + b * length + origin + here, mask=origin + here < length, other=1)
-            keep = tl.where((mark == 2)[:, None], 0.0, tl.full((T, R), 1.0, Br.dtype))
-            carried, Sr = tl.associative_scan((keep, entering * c), 0, affine)
-            _, Si = tl.associative_scan((keep, -(entering * s)), 0, affine)
+            restart = tl.broadcast_to((mark == 2)[:, None], (T, R))
+            theta = tl.where(restart, wrap(theta), theta)
+            theta = tl.where(top & ~restart, wrap(theta + phase[None, :]), theta)
+            restarted, total = tl.associative_scan((restart, theta), 0, _segmented_add_wrapped)
+        else:
+            total = tl.associative_scan(tl.where(top, wrap(theta + phase[None, :]), theta), 0, _turned)
+        s, c = _unit(total, FAST)
+        entering = _of_channels(x, at, present, T, BD, NB)
+        if flags is not None:
+            _, Sr, Si = tl.associative_scan((restart, entering * c, -(entering * s)), 0, segmented_add_pair)
         else:
             Sr, Si = tl.cumsum(entering * c, 0), tl.cumsum(-(entering * s), 0)
         if y is not None:
-            read_r = carried * (Cr * wr - Ci * wi)[None, :] + pr[None, :] * Sr - pi[None, :] * Si
-            read_i = carried * (Cr * wi + Ci * wr)[None, :] + pr[None, :] * Si + pi[None, :] * Sr
+            read_r, read_i = (Cr * wr - Ci * wi)[None, :], (Cr * wi + Ci * wr)[None, :]
+            if flags is not None:
+                read_r, read_i = tl.where(restarted, 0.0, read_r), tl.where(restarted, 0.0, read_i)
+            read_r = read_r + pr[None, :] * Sr - pi[None, :] * Si
+            read_i = read_i + pr[None, :] * Si + pi[None, :] * Sr
             to = y + part.to(tl.int64) * batch * channels * padded + at
             tl.store(to, _over_states(c * read_r - s * read_i, T, BD, NB), mask=present[None, :])
         phase = row_of(total, last)
         end_r, end_i = row_of(Sr, last), row_of(Si, last)
         if flags is not None:
-            holds = row_of(carried, last)
-            wr, wi, alive = holds * wr, holds * wi, alive * holds
+            forgets = tl.max((mark == 2).to(tl.int32), 0) > 0
+            wr, wi, alive = tl.where(forgets, 0.0, wr), tl.where(forgets, 0.0, wi), tl.where(forgets, 0.0, alive)
         wr += Br * end_r - Bi * end_i
         wi += Br * end_i + Bi * end_r
     if SUMMARY:
@@ -279,10 +295,11 @@ def turn_chain(ends, initial, bounds, splits, size, bounds_stride, BLOCK: tl.con
         s, c = sincos(phase)
         addr = tl.load(source + 1, mask=ours, other=0.0)
         addi = tl.load(source + 2, mask=ours, other=0.0)
-        holds = tl.load(source + 3, mask=ours, other=0.0)
-        wr = holds * wr + (c * addr + s * addi)
-        wi = holds * wi + (c * addi - s * addr)
-        phase = wrap(phase + tl.load(source, mask=ours, other=0.0))
+        holds = tl.load(source + 3, mask=ours, other=0.0) > 0
+        turn = tl.load(source, mask=ours, other=0.0)
+        wr = tl.where(holds, wr + (c * addr + s * addi), addr)
+        wi = tl.where(holds, wi + (c * addi - s * addr), addi)
+        phase = tl.where(holds, wrap(phase + turn), turn)
 
 
 @triton.jit
@@ -323,8 +340,9 @@ def scan_backward(
 
     Arrays of a slice run backwards, from the step `origin`; the run 0 is the latest split. dx, d_rate (with PHASE_DT):
     (parts, B, D, padded). slopes: (B, padded, programs of a row, lanes), the gradients of the projection, by a power of two the
-    sum of two numbers of half precision; unscale: (B, runs, programs of a row), one over that power. sums: of the bias, B and C;
-    d_initial (B, D N, 2): of the initial state.
+    sum of two numbers of half precision; unscale: one over that power, (B, runs, programs of a row), or with flags (B, padded,
+    programs of a row). sums: of the bias, B and C; d_initial (B, D N, 2): of the initial state. resume: as `scan` found it;
+    None where flags is.
     With CHAINED one split follows another: mu (B, D N, 2), the gradient of w, and sums (B, 5, D N) go from launch to launch.
     Else mu (B, splits + 1, D N, 2) is there for every split, and each has its sums (B, splits, 5, D N): SUMMARY stores what a
     split adds to mu in `sums` (B, splits, D N, 3), and 0 beside it where it forgets mu after it.
@@ -356,7 +374,7 @@ def scan_backward(
     top, last = (steps == 0)[:, None], (steps == T - 1)[:, None]
     by_channel, column = own[None, :].to(tl.int64) * padded, tl.program_id(0) % blocks * R + tl.arange(0, R)
     scale = 1.0
-    if slopes_low is not None and not SUMMARY:
+    if slopes_low is not None and flags is None and not SUMMARY:
         first = (b * channels + own.to(tl.int64)) * padded + run * tiles * T
         reach = _reach(x, first, present, tiles * T, False, BD, NB), _reach(g, first, present, tiles * T, False, BD, NB)
         source = bounds + b * bounds_stride + split.to(tl.int64) * 3 * size + place
@@ -381,32 +399,39 @@ def scan_backward(
         else:
             counts = tl.load(rate + b * padded + here)[:, None]
             theta = projected + counts * angles
-        before = tl.where(top, wrap(phase[None, :] - theta), -theta)
-        before, total = tl.associative_scan((before, tl.where(top, phase[None, :], -0.0)), 0, _turned_back)
+        if flags is not None:
+            time = origin - here
+            mark = tl.load(flags + b * length + time, mask=time < length, other=1)
+            later = tl.load(flags + b * length + time + 1, mask=(steps > 0) & (time + 1 < length), other=1)
+            restart = tl.broadcast_to((mark == 2)[:, None], (T, R))
+            stop = tl.broadcast_to((later == 2)[:, None], (T, R))
+            tiles_of_row = tl.num_programs(1) * tiles
+            source = resume + (b * tiles_of_row + tiles_of_row - 1 - tile) * 3 * size + place
+            phase = tl.load(source, mask=live, other=0.0)
+            theta = tl.where(restart, wrap(theta), theta)
+            theta = tl.where(last & ~restart, wrap(theta + phase[None, :]), theta)
+            restarted, total = tl.associative_scan((restart, theta), 0, _segmented_add_wrapped, reverse=True)
+        else:
+            before = tl.where(top, wrap(phase[None, :] - theta), -theta)
+            before, total = tl.associative_scan((before, tl.where(top, phase[None, :], -0.0)), 0, _turned_back)
+            phase = row_of(before, last)
         s, c = _unit(total, FAST)
         out, entering, entry, slope = _of_channels(g, at, present, T, BD, NB), 0.0, 0.0, 0.0
         if not SUMMARY:
             entering = _of_channels(x, at, present, T, BD, NB)
         if flags is not None:
-            time = origin - here
-            mark = tl.load(flags + b * length + time, mask=time < length, other=1)
-            later = tl.load(flags + b * length + time + 1, mask=(steps > 0) & (time + 1 < length), other=1)
-            keep = tl.where((mark == 2)[:, None], 0.0, tl.full((T, R), 1.0, Br.dtype))
-            keep_later = tl.where((later == 2)[:, None], 0.0, tl.full((T, R), 1.0, Br.dtype))
-            carried, Rr = tl.associative_scan((keep_later, out * c), 0, affine)
-            _, Ri = tl.associative_scan((keep_later, -(out * s)), 0, affine)
-            mur = carried * mr[None, :] + Cr[None, :] * Rr + Ci[None, :] * Ri
-            mui = carried * mi[None, :] + Cr[None, :] * Ri - Ci[None, :] * Rr
+            stopped, Rr, Ri = tl.associative_scan((stop, out * c, -(out * s)), 0, segmented_add_pair)
+            mur = tl.where(stopped, 0.0, mr[None, :]) + Cr[None, :] * Rr + Ci[None, :] * Ri
+            mui = tl.where(stopped, 0.0, mi[None, :]) + Cr[None, :] * Ri - Ci[None, :] * Rr
             if not SUMMARY:
-                tiles_of_row = tl.num_programs(1) * tiles
-                source = resume + (b * tiles_of_row + tiles_of_row - 1 - tile) * 2 * size + place
-                wr, wi = tl.load(source, mask=live, other=0.0), tl.load(source + size, mask=live, other=0.0)
-                holding, Sr = tl.associative_scan((keep, entering * c), 0, affine, reverse=True)
-                _, Si = tl.associative_scan((keep, -(entering * s)), 0, affine, reverse=True)
+                wr, wi = tl.load(source + size, mask=live, other=0.0), tl.load(source + 2 * size, mask=live, other=0.0)
+                turned = restart, entering * c, -(entering * s)
+                _, Sr, Si = tl.associative_scan(turned, 0, segmented_add_pair, reverse=True)
                 Sr -= entering * c
                 Si += entering * s
-                before_r = keep * (holding * wr[None, :] + Br[None, :] * Sr - Bi[None, :] * Si)
-                before_i = keep * (holding * wi[None, :] + Br[None, :] * Si + Bi[None, :] * Sr)
+                before_r = tl.where(restarted, 0.0, wr[None, :]) + Br[None, :] * Sr - Bi[None, :] * Si
+                before_i = tl.where(restarted, 0.0, wi[None, :]) + Br[None, :] * Si + Bi[None, :] * Sr
+                before_r, before_i = tl.where(restart, 0.0, before_r), tl.where(restart, 0.0, before_i)
                 m_r, m_i = c * mur - s * mui, c * mui + s * mur
                 q_r, q_i = c * before_r - s * before_i, c * before_i + s * before_r
                 slope = m_i * q_r - m_r * q_i
@@ -415,9 +440,8 @@ def scan_backward(
                 sum_Bi += tl.sum(entering * m_i, 0)
                 sum_Cr += tl.sum(out * (q_r + Br[None, :] * entering), 0)
                 sum_Ci -= tl.sum(out * (q_i + Bi[None, :] * entering), 0)
-            first_holds = row_of(keep, last)
-            alive *= row_of(carried, last) * first_holds
-            mr, mi = row_of(mur, last) * first_holds, row_of(mui, last) * first_holds
+            alive = tl.where(tl.max((mark == 2).to(tl.int32), 0) > 0, 0.0, alive)
+            mr, mi = row_of(tl.where(restart, 0.0, mur), last), row_of(tl.where(restart, 0.0, mui), last)
         else:
             Rr, Ri = tl.cumsum(out * c, 0), tl.cumsum(-(out * s), 0)
             all_Rr, all_Ri = row_of(Rr, last), row_of(Ri, last)
@@ -450,14 +474,18 @@ def scan_backward(
                 sum_bias += tl.sum(slope * counts, 0)
             to = (b * padded + tile * T) * (blocks * R) + (steps[:, None] * (blocks * R) + column[None, :])
             if slopes_low is not None:
-                first_half, second_half = _halves(slope, scale)
+                if flags is not None:
+                    powers, inverse = _powers(tl.max(tl.abs(slope), 1))
+                    tl.store(unscale + (b * padded + here) * blocks + tl.program_id(0) % blocks, inverse)
+                    first_half, second_half = _halves(slope, powers[:, None])
+                else:
+                    first_half, second_half = _halves(slope, scale)
                 tl.store(slopes + to, first_half)
                 tl.store(slopes_low + to, second_half)
             else:
                 tl.store(slopes + to, slope)
             to = dx + part.to(tl.int64) * batch * channels * padded + at
             tl.store(to, _over_states(entry, T, BD, NB), mask=present[None, :])
-        phase = row_of(before, last)
     if SUMMARY:
         to = sums + (b * splits + split) * size * 3 + place * 3
         tl.store(to, mr, mask=live)
@@ -507,9 +535,9 @@ def turn_chain_back(ends, bounds, grad_final, mu, splits, size, bounds_stride, B
         tl.store(to + 1, mi, mask=here)
         source = ends + ((b * splits + split - 1) * size + place) * 3
         ours = here & (place * 0 + split > 0)
-        holds = tl.load(source + 2, mask=ours, other=0.0)
-        mr = holds * mr + tl.load(source, mask=ours, other=0.0)
-        mi = holds * mi + tl.load(source + 1, mask=ours, other=0.0)
+        holds = tl.load(source + 2, mask=ours, other=0.0) > 0
+        mr = tl.where(holds, mr, 0.0) + tl.load(source, mask=ours, other=0.0)
+        mi = tl.where(holds, mi, 0.0) + tl.load(source + 1, mask=ours, other=0.0)
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -579,6 +607,7 @@ def _tile(x, row, column, inside, within, width, EVEN: tl.constexpr):
 def _through(
     slopes, slopes_low, unscale, W_high, W_low, through, group, tile, share, k, runs, steps, tiles, chunks, BLOCKS: tl.constexpr,
     R: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, BR: tl.constexpr, STAGES: tl.constexpr, EVEN: tl.constexpr,
+    BY_STEP: tl.constexpr,
 ):  # fmt: skip
     """BR steps of what comes to u through the angles: of the lanes of `chunks` of the scan's programs, added up."""
     run, inner = group * runs + tile // tiles, tile % tiles * BR + tl.arange(0, BR)
@@ -590,7 +619,10 @@ def _through(
         high = _tile(slopes, row, slot, inside, all_of, BLOCKS * R, EVEN)
         low = _tile(slopes_low, row, slot, inside, all_of, BLOCKS * R, EVEN)
         weights = (group * BLOCKS * R + slot)[:, None] * K + k[None, :]
-        scale = tl.load(unscale + run * BLOCKS + chunk) * (1.0 / U_STEP)
+        if BY_STEP:
+            scale = tl.load(unscale + row * BLOCKS + chunk, mask=inside, other=0.0)[:, None] * (1.0 / U_STEP)
+        else:
+            scale = tl.load(unscale + run * BLOCKS + chunk) * (1.0 / U_STEP)
         sums = _product(high, low, tl.load(W_high + weights), tl.load(W_low + weights), sums, scale)
     to = through + (share * (tl.num_programs(2) * runs * steps) + row[:, None]) * K + k[None, :]
     tl.store(to, sums, mask=inside[:, None])
@@ -600,7 +632,7 @@ def _through(
 def _gradient(
     slopes, slopes_low, unscale, high, low, parts, group, block, share, k, runs, steps, tiles, count, more, BLOCKS: tl.constexpr,
     R: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, BR: tl.constexpr, BS: tl.constexpr, STAGES: tl.constexpr,
-    EVEN: tl.constexpr,
+    EVEN: tl.constexpr, BY_STEP: tl.constexpr,
 ):  # fmt: skip
     """BS rows of W's gradient: of `count` tiles of BR steps, added up, and to what is there if `more`."""
     slot = block * BS + tl.arange(0, BS)
@@ -612,7 +644,15 @@ def _gradient(
         first = _tile(slopes, row, slot, inside, there, BLOCKS * R, EVEN)
         second = _tile(slopes_low, row, slot, inside, there, BLOCKS * R, EVEN)
         inputs, inputs_low = _tile(high, row, k, inside, k < K, K, EVEN), _tile(low, row, k, inside, k < K, K, EVEN)
-        scale = tl.load(unscale + run * BLOCKS + slot // R, mask=there, other=0.0) * U_STEP
+        if BY_STEP:  # brought to the largest of the tile's powers, exactly but for what is far below the largest slopes
+            place = row[:, None] * BLOCKS + (slot // R)[None, :]
+            powers = tl.load(unscale + place, mask=inside[:, None] & there[None, :], other=0.0)
+            scale = tl.max(powers, 0)
+            powers = tl.where((scale > 0)[None, :], powers / scale[None, :], powers)
+            first, second = (first * powers).to(tl.float16), (second * powers).to(tl.float16)
+            scale *= U_STEP
+        else:
+            scale = tl.load(unscale + run * BLOCKS + slot // R, mask=there, other=0.0) * U_STEP
         sums = _product(tl.trans(first), tl.trans(second), inputs, inputs_low, sums, scale[:, None])
     to = parts + ((share * tl.num_programs(2) + group) * (BLOCKS * R) + slot[:, None]) * K + k[None, :]
     if more > 0:
@@ -624,11 +664,12 @@ def _gradient(
 def products(
     slopes, slopes_low, unscale, W_high, W_low, high, low, through, parts, runs, steps, tiles, tiles_of_W, chunks, count, first,
     blocks, more, BLOCKS: tl.constexpr, R: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, BR: tl.constexpr,
-    BS: tl.constexpr, BW: tl.constexpr, STAGES: tl.constexpr, EVEN: tl.constexpr,
+    BS: tl.constexpr, BW: tl.constexpr, STAGES: tl.constexpr, EVEN: tl.constexpr, BY_STEP: tl.constexpr,
 ):  # fmt: skip
     """What slopes do to u, by the first programs, and to W, by the others; for BK of the channels, of one group.
 
-    slopes (groups, runs, steps, BLOCKS R), times unscale (groups, runs, BLOCKS) for R of them. through: (shares of the slopes,
+    slopes (groups, runs, steps, BLOCKS R), times unscale (groups, runs, BLOCKS) for R of them, or where BY_STEP (groups, runs,
+    steps, BLOCKS). through: (shares of the slopes,
     groups, runs, steps, K), of tiles of BR steps, `tiles` a run; parts: (shares of the steps, groups, BLOCKS R, K), of `blocks`
     tiles of BS and of BW steps, `tiles_of_W` a run. EVEN: no tile reaches beyond the arrays.
     """
@@ -637,12 +678,12 @@ def products(
     if program < first:
         _through(
             slopes, slopes_low, unscale, W_high, W_low, through, group, program % (runs * tiles), program // (runs * tiles), k,
-            runs, steps, tiles, chunks, BLOCKS, R, K, BK, BR, STAGES, EVEN,
+            runs, steps, tiles, chunks, BLOCKS, R, K, BK, BR, STAGES, EVEN, BY_STEP,
         )  # fmt: skip
     else:
         _gradient(
             slopes, slopes_low, unscale, high, low, parts, group, (program - first) % blocks, (program - first) // blocks, k,
-            runs, steps, tiles_of_W, count, more, BLOCKS, R, K, BK, BW, BS, STAGES, EVEN,
+            runs, steps, tiles_of_W, count, more, BLOCKS, R, K, BK, BW, BS, STAGES, EVEN, BY_STEP,
         )  # fmt: skip
 
 
@@ -993,25 +1034,34 @@ def backward(
     dD = None if D is None else u.new_empty((p.batch, sum(tiles_of), p.channels))
     with launch.on_device(u, repeats=True):
         weights = W, bias, B, C
-        arrays = _Slice(p, u, most, True)
+        arrays, resume = _Slice(p, u, most, True), None
+
+        def tile_states(first: int, stop: int) -> Tensor | None:
+            """The states before the tiles of the splits [first, stop), where they cannot be found by subtraction."""
+            if flags is None:
+                return None
+            states = u.new_empty((p.batch, (stop - first) * p.tiles, 3, p.size))
+            entered = arrays.fill((u, dt, z, grad_y, flags), first * p.steps, (stop - first) * p.steps, False)
+            tensors = (None, chunk_states, flags, None, None, None, states)
+            _scan(p, entered, weights, tensors, first, stop - first, "")
+            return states
+
         if p.parallel:
             ends = u.new_empty((p.batch, p.splits, p.size, 3))
             for first, stop in slices:
+                resume = tile_states(first, stop)
                 entered = arrays.fill((u, dt, z, grad_y, flags), stop * p.steps - 1, (stop - first) * p.steps, True)
-                tensors = (chunk_states, flags, None, grad_final, mu, *(None,) * 5, ends, None)
+                tensors = (chunk_states, flags, resume, grad_final, mu, *(None,) * 5, ends, None)
                 _scan_backward(p, entered, weights, tensors, first, stop, True)
             grid = p.batch, launch.ceil_div(p.size, 128)
             launch.run(turn_chain_back, grid, ends, chunk_states, grad_final, mu, p.splits, p.size, stride, constants=BLOCK)
         dx = u.new_empty(p.parts * p.batch * most * p.channels)
         d_rate = torch.empty_like(dx) if phase_dt else None
-        product = _Products(p, W, most)
+        product = _Products(p, W, most, flags is not None)
         for index, (first, stop) in enumerate(slices):
-            padded, origin, resume = (stop - first) * p.steps, stop * p.steps - 1, None
-            if flags is not None:
-                resume = u.new_empty((p.batch, (stop - first) * p.tiles, 2, p.size))
-                entered = arrays.fill((u, dt, z, grad_y, flags), first * p.steps, padded, False)
-                again = (None, chunk_states, flags, None, None, None, resume)
-                _scan(p, entered, weights, again, first, stop - first, "")
+            padded, origin = (stop - first) * p.steps, stop * p.steps - 1
+            if not p.parallel or len(slices) > 1:
+                resume = tile_states(first, stop)
             entered = arrays.fill((u, dt, z, grad_y, flags), origin, padded, True)
             outputs = (chunk_states, flags, resume, grad_final, mu, dx, d_rate, *product.slopes, sums, d_initial)
             _scan_backward(p, entered, weights, outputs, first, stop, False)
@@ -1050,11 +1100,11 @@ def _scan_backward(
 class _Products:
     """From the gradients of the projection, slice after slice, to those of u and W.
 
-    slopes: as scan_backward stores them, for slices of at most `most` steps.
+    slopes: as scan_backward stores them, for slices of at most `most` steps; by_step: with a power of two for each step.
     """
 
-    def __init__(self, p: _Problem, W: Tensor, most: int) -> None:
-        self.p, self.W, self.more = p, W, False
+    def __init__(self, p: _Problem, W: Tensor, most: int, by_step: bool) -> None:
+        self.p, self.W, self.more, self.by_step = p, W, False, by_step
         self.lanes, self.width = p.BD * p.NB, p.parts * p.NB  # of a program; for the states of a channel
         self.slots, rows = p.blocks * self.lanes, p.batch * most
         if p.single:
@@ -1070,7 +1120,7 @@ class _Products:
         """Room for `rows` steps, `runs` runs a group; W in two parts; and which programs there are."""
         p, W = self.p, self.W
         high = torch.empty(rows * self.slots, dtype=torch.float16, device=W.device)
-        self.slopes = high, torch.empty_like(high), W.new_empty(rows // p.steps * p.blocks)
+        self.slopes = high, torch.empty_like(high), W.new_empty((rows if self.by_step else rows // p.steps) * p.blocks)
         self.weights = high.new_empty(p.groups * self.slots * p.K)
         self.low_weights = torch.empty_like(self.weights)
         grid = launch.ceil_div(self.slots, 16), p.groups
@@ -1105,7 +1155,7 @@ class _Products:
             products, grid, *self.slopes, self.weights, self.low_weights, entered.high, entered.low, self.through, self.sums,
             runs, p.steps, tiles, tiles_of_W, self.chunks, self.count, first, self.blocks, int(self.more), constants={
                 "BLOCKS": p.blocks, "R": self.lanes, "K": p.K, "BK": table.columns, "BR": table.rows, "BS": table.slots,
-                "BW": table.steps, "STAGES": table.stages, "EVEN": even, "num_warps": table.warps,
+                "BW": table.steps, "STAGES": table.stages, "EVEN": even, "BY_STEP": self.by_step, "num_warps": table.warps,
             },
         )  # fmt: skip
         self.more = True
