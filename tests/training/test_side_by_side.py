@@ -62,7 +62,7 @@ def test_what_the_limit_cuts_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert Run(out / "long").result is None
 
 
-@pytest.mark.parametrize("name", ["afternoon", "table1", "groups"])
+@pytest.mark.parametrize("name", ["afternoon", "table1", "groups", "protocol", "length_generalization", "weather"])
 def test_the_plans_of_the_project_can_be_run(name: str, tmp_path: Path) -> None:
     for line in side_by_side.read_plan(ROOT / "benchmarks" / "plans" / f"{name}.txt", []):
         recipes = [word for word in line.words if word.endswith(".yaml")]
