@@ -9,7 +9,7 @@ import pytest
 
 from longscan.report import append_record, read_records
 from longscan.report.published import published_row
-from longscan.report.records import _SCHEMAS, _validator, read_seeds
+from longscan.report.records import _SCHEMAS, _validator, apply_corrections, read_seeds
 
 ROOT = Path(__file__).parents[2]
 RESULTS = sorted((ROOT / "results").glob("*/*.jsonl"))
@@ -94,6 +94,19 @@ def test_the_records_of_the_project_are_valid():
         identities = row.get("published") or []
         for identity in [identities] if isinstance(identities, str) else identities:
             assert published_row(identity)["paper"] == row["paper"]
+
+
+def test_no_row_shows_persistence_as_the_constant_predictor():
+    rows = [row for path in RESULTS if path.parent.name == "runs" for row in read_records(path)]
+    corrected = [row for row in rows if "corrected" in row]
+    assert corrected
+    for row in rows:
+        shown = apply_corrections(row)
+        assert shown["constant"] != shown["baselines"].get("persistence"), (row["task"], row["commit"])
+    for row in corrected:
+        values = row["corrected"]["values"]
+        assert values["constant"] == values["baselines"]["constant"] != row["constant"]
+        assert values["scaled"] == pytest.approx(1 - row["value"] / values["constant"])
 
 
 def test_nothing_but_records_and_drawings_lies_under_results():
