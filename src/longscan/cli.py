@@ -549,6 +549,27 @@ def layers_command(words: Sequence[str]) -> int:
     return 0
 
 
+def explain_command(words: Sequence[str]) -> int:
+    """Say which backend runs each op of a run's model on this machine, and what is torch's own."""
+    import torch
+
+    from longscan.ops import explain
+    from longscan.training import Run
+
+    parser = _parser("explain", explain_command)
+    parser.add_argument("run", type=str, help="directory of the run")
+    parser.add_argument("--device", type=str, default="cpu", help="cpu, cuda, cuda:1, ...")
+    given = _parse(parser, words)
+    model = Run(given.run).model()
+    try:
+        model = model.to(torch.device(given.device))
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise SettingError(f"--device: got {given.device}, which this machine has not ({reason})") from None
+    _out().print(str(explain(model)), markup=False, highlight=False, soft_wrap=True)
+    return 0
+
+
 def report_command(words: Sequence[str]) -> int:
     """Write the report of a run, or of a directory of results beside the published figures."""
     from longscan.report import fill_markdown, results_report, run_report, sweep_report
@@ -626,6 +647,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "layers": layers_command,
     "report": report_command,
     "doctor": doctor_command,
+    "explain": explain_command,
 }
 
 

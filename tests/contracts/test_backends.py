@@ -1,4 +1,5 @@
-"""An explicit backend reaches every op that has native kernels, the one-token step included, or is refused by name.
+"""An explicit backend reaches every op that has native kernels, the one-token step included, or is refused by name;
+`explain` says what runs.
 
 What runs is seen at the backends' own functions, not at the dispatcher: each of them is replaced by one that says so.
 """
@@ -7,6 +8,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +19,7 @@ from longscan.blocks import BLOCKS
 from longscan.layers import LAYERS, make_layer
 from longscan.layers.base import SequenceModule
 from longscan.models import LETTERS, Forecaster, LanguageModel, SequenceModel, SiameseModel
-from longscan.ops import OPS
+from longscan.ops import OPS, _verdicts, explain
 from longscan.ops._dispatch import BACKENDS, NATIVE, native_cpu_missing, recorded_choices
 
 WIDTH = 8
@@ -180,3 +182,82 @@ def test_a_step_that_the_fused_kernel_cannot_take_stays_on_the_backend(ran: Ran)
         with torch.autocast("cpu", torch.bfloat16):
             block.step(torch.randn(2, WIDTH), state)
     assert ran == {("short_conv", "cpu"), ("selective_scan", "cpu")}
+
+
+def explained(module: nn.Module, calls: set[str] | None = None) -> Ran:
+    """The ops of a module and their backends as `explain` gives them, in these calls."""
+    rows = explain(module).rows
+    return {(row.part, row.backend or "none") for row in rows if row.backend != "torch" and (not calls or calls & set(row.calls))}
+
+
+@pytest.mark.parametrize("build", [*LAYERS.values(), *BLOCKS.values()], ids=lambda kind: kind.__name__)
+def test_explain_says_what_runs(build: Callable[..., SequenceModule], ran: Ran) -> None:
+    """The ops that a layer or block calls and their backends, its functions of torch, in 100 columns; nothing is changed."""
+    module = build(WIDTH)
+    module.train()
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    found = explain(module)
+    ran.clear()
+    seen = {name: set() for name in ("whole", "packed", "step")}
+    with torch.no_grad():
+        x, ids = torch.zeros(1, 6, WIDTH), torch.tensor([[0, 0, 0, 1, 1, 1]])
+        for name, call in (("whole", lambda: module(x)), ("packed", lambda: module(x, seq_idx=ids))):
+            call()
+            seen[name] = set(ran)
+            ran.clear()
+        if module.streaming:
+            module.step(x[:, 0], module.initial_state(1))
+            seen["step"] = set(ran)
+    for name, ops in seen.items():
+        assert explained(module, {name}) == ops
+    parts = {row.module for row in found.rows}
+    own = {name for name, part in module.named_modules() if any(x is not None for x in part._parameters.values())}
+    torchs = {name for name in own if type(module.get_submodule(name)).__module__.startswith("torch.")}
+    assert own - torchs <= parts | {name for name in own if name == "rotary"}
+    assert max(map(len, str(found).splitlines())) <= 100
+    assert all(part.training for part in module.modules())
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+
+
+@pytest.mark.parametrize("letter", LETTERS)
+def test_explain_of_models(letter: str) -> None:
+    """Equal blocks share a row; a model of any kind is explained by the parts that it is made of."""
+    options = {"d_model": WIDTH, "d_state": 4}
+    model = SequenceModel.from_spec(f"{letter}*3", **options, d_input=2, d_output=2)
+    found = explain(model)
+    assert "blocks.0-2" in str(found)
+    assert {row.module.removeprefix("backbone.") for row in explain(wrapped(letter, options)).rows} >= {
+        row.module for row in found.rows if "blocks.0" in row.module
+    }
+    half = explain(LanguageModel.from_spec(letter, **options, vocab_size=4).to(torch.bfloat16))
+    assert "torch.bfloat16" in half.title
+
+
+def wrapped(letter: str, options: dict[str, Any]) -> nn.Module:
+    if LETTERS[letter][1] == "bidirectional":
+        return SiameseModel.from_spec(letter, **options, d_output=2, vocab_size=4)
+    return Forecaster.from_spec(letter, **options, d_input=2, horizon=2)
+
+
+def test_explain_names_functions_of_torch_refusals_and_verdicts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert "scaled_dot_product_attention" in str(explain(LAYERS["attention"](WIDTH)))
+    assert "gru" in {row.part for row in explain(LAYERS["gru"](WIDTH)).rows}
+    layer = LAYERS["linoss"](WIDTH)
+    layer.backend = "cpu"
+    (row,) = (row for row in explain(layer).rows if row.part == "block2_scan")
+    assert (row.backend, row.reason) == (None, "refused: block2_scan has no cpu kernel")
+    with pytest.raises(TypeError, match="subject: got a Linear"):
+        explain(nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="device: got 'cpu' beside a model"):
+        explain(layer, "cpu")
+    if native_cpu_missing() is None:
+        monkeypatch.setenv("LONGSCAN_CACHE", str(tmp_path))
+        _verdicts.write(torch.device("cpu"), {"linear_scan": {"cpu": "y: error 1, allowed 0"}})
+        try:
+            found = explain(LAYERS["lru"](WIDTH))
+        finally:
+            _verdicts.of.cache_clear()
+        (row,) = (row for row in found.rows if row.part == "linear_scan")
+        assert (row.backend, row.by_doctor) == ("eager", True)
+        assert row.reason == "`longscan doctor` found y: error 1, allowed 0"
+        assert f"Verdicts of `longscan doctor`: {tmp_path}" in str(found)

@@ -12,7 +12,8 @@ from longscan.ops import selective_scan as _selective_scan
 from longscan.ops import short_conv as _short_conv
 from longscan.ops import ssd_scan as _ssd_scan
 from longscan.ops import unitary_scan as _unitary_scan
-from longscan.ops._dispatch import explain as explain
+from longscan.ops._explain import Explanation as Explanation
+from longscan.ops._explain import explain as explain
 
 linear_scan = _linear_scan.linear_scan
 block2_scan = _block2_scan.block2_scan

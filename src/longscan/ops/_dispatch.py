@@ -68,23 +68,27 @@ class Choice(NamedTuple):
 
 
 class Recording:
-    """What `recorded_choices` collects: `choices`, in the order of the calls; `refuses`: whether refused requests raise."""
+    """What `recorded_choices` collects. dry: run every op by its eager backend and refuse nothing; no kernel is needed."""
 
-    def __init__(self, refuses: bool) -> None:
+    def __init__(self, *, dry: bool = False) -> None:
         self.choices: list[Choice] = []
-        self.refuses = refuses
+        self.dry = dry
+
+    def add(self, choice: Choice) -> None:
+        """Enter a choice, in the order of the calls."""
+        self.choices.append(choice)
 
 
 _recording: ContextVar[Recording | None] = ContextVar("longscan_recording", default=None)
 
 
 @contextmanager
-def recorded_choices(*, refuses: bool = True) -> Iterator[Recording]:
-    """Record every choice of a backend made inside the `with` statement, those made while a graph is traced included.
+def recorded_choices(recording: Recording | None = None) -> Iterator[Recording]:
+    """Record every choice of a backend inside the `with` statement, those made while a graph is traced included.
 
-    refuses: raise where an explicit backend cannot be had, as always; if False, record the refusal and run the op by eager.
+    recording: what they are entered into; a new one when None.
     """
-    recording = Recording(refuses)
+    recording = Recording() if recording is None else recording
     token = _recording.set(recording)
     try:
         yield recording
@@ -169,8 +173,8 @@ def _decide(
         _log_once(f"{op} runs on the eager backend, not {candidate}: {choice.reason}")
     recording = _recording.get()
     if recording is not None:
-        recording.choices.append(choice)
-        if choice.backend is None and not recording.refuses:
+        recording.add(choice)
+        if recording.dry:
             return "eager"
     return f"!{choice.reason}" if choice.backend is None else choice.backend
 
@@ -209,16 +213,3 @@ def refusal(op: str, backend: str, reason: str) -> str:
 def plain_backend(backend: str) -> str:
     """`backend` for an op that has no native kernel, in a layer that is given one for all of its ops: "auto" for a native one."""
     return "auto" if backend in NATIVE else backend
-
-
-def explain(op: str, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32) -> str:
-    """One sentence: the backend `auto` takes for `op` on this device and dtype, and why.
-
-    >>> explain("linear_scan", "meta")
-    'linear_scan on meta, torch.float32: eager (no native kernel for this device)'
-    """
-    from longscan.ops import OPS
-
-    device = torch.device(device)
-    choice = choose(op, "auto", device, dtype, OPS[op].native)
-    return f"{op} on {device}, {dtype}: {choice.backend} ({choice.reason})"
