@@ -551,8 +551,7 @@ def layers_command(words: Sequence[str]) -> int:
 
 def explain_command(words: Sequence[str]) -> int:
     """Say which backend runs each op of a run's model on this machine, and what is torch's own."""
-    import torch
-
+    from longscan._devices import find_device
     from longscan.ops import explain
     from longscan.training import Run
 
@@ -560,12 +559,11 @@ def explain_command(words: Sequence[str]) -> int:
     parser.add_argument("run", type=str, help="directory of the run")
     parser.add_argument("--device", type=str, default="cpu", help="cpu, cuda, cuda:1, ...")
     given = _parse(parser, words)
-    model = Run(given.run).model()
     try:
-        model = model.to(torch.device(given.device))
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise SettingError(f"--device: got {given.device}, which this machine has not ({reason})") from None
+        device = find_device(given.device, "--device")
+    except ValueError as error:
+        raise SettingError(str(error)) from None
+    model = Run(given.run).model().to(device)
     _out().print(str(explain(model)), markup=False, highlight=False, soft_wrap=True)
     return 0
 

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from longscan.blocks import BLOCKS
+from longscan.cli import main
 from longscan.layers import LAYERS, make_layer
 from longscan.layers.base import SequenceModule
 from longscan.models import LETTERS, Forecaster, LanguageModel, SequenceModel, SiameseModel
@@ -261,3 +262,13 @@ def test_explain_names_functions_of_torch_refusals_and_verdicts(monkeypatch: pyt
         assert (row.backend, row.by_doctor) == ("eager", True)
         assert row.reason == "`longscan doctor` found y: error 1, allowed 0"
         assert f"Verdicts of `longscan doctor`: {tmp_path}" in str(found)
+
+
+def test_the_command_explains_a_run(capsys: pytest.CaptureFixture[str]) -> None:
+    run = Path(__file__).parents[1] / "saved" / "v0.1" / "runs" / "finished"
+    assert main(["explain", str(run)]) == 0
+    printed = capsys.readouterr().out
+    assert "SequenceModel on cpu, torch.float32" in printed
+    assert "calls: whole, rows of several steps" in printed
+    assert main(["explain", str(run), "--device", "cuda:77"]) == 2
+    assert "--device: got 'cuda:77'" in capsys.readouterr().err
