@@ -3,11 +3,12 @@
 import inspect
 import json
 import os
+import zlib
 from abc import abstractmethod
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
+import torch
 from torch import Tensor
 
 from longscan.layers.parameters import Marked
@@ -50,39 +51,76 @@ class Pretrained(Marked):
 
 
 def write_model(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-    """Write both files, each under a temporary name that is then moved: a reader never sees half a file."""
+    """Write both files, each under a temporary name that is then moved: a reader never sees half a file.
+
+    The header of the weights also holds the settings and a CRC-32 of the tensors. The temporary file of the settings is there
+    before the weights are moved, so that a kill between the two moves leaves a model that `read_model` can complete.
+    """
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
-    values = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
-    _write(folder / WEIGHTS, lambda path: save_file(values, path))
-    _write(folder / CONFIG, lambda path: path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8"))
-
-
-def _write(path: Path, write: Callable[[Path], object]) -> None:
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    values = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    text = json.dumps(config, indent=2) + "\n"
+    facts = {"format": "pt", "config": json.dumps(config), "crc32": str(tensor_checksum(values))}
+    partial_config, partial_weights = (folder / f".{name}.{os.getpid()}" for name in (CONFIG, WEIGHTS))
     try:
-        write(partial)
-        os.replace(partial, path)
+        partial_config.write_text(text, encoding="utf-8")
+        save_file(values, partial_weights, facts)
+        os.replace(partial_weights, folder / WEIGHTS)
+        os.replace(partial_config, folder / CONFIG)
     finally:
-        partial.unlink(missing_ok=True)
+        partial_config.unlink(missing_ok=True)
+        partial_weights.unlink(missing_ok=True)
+
+
+def tensor_checksum(tensors: dict[str, Tensor]) -> int:
+    """CRC-32 of the names, dtypes, shapes and bytes of contiguous tensors on the CPU."""
+    total = 0
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        total = zlib.crc32(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode(), total)
+        total = zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy().data, total)
+    return total
 
 
 def read_model(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The settings and the tensors; FileNotFoundError names the file that is missing, ValueError the one that is damaged."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
+    """The settings and the tensors; FileNotFoundError names the file that is missing, ValueError the one that is damaged.
+
+    Weights of version 0.1 have no checksum and are taken as they are. Where a save was killed after the new weights and before
+    the new settings were in place, the settings are those that the weights were saved with.
+    """
+    from safetensors import SafetensorError, safe_open
 
     for name in (CONFIG, WEIGHTS):
         if not (folder / name).is_file():
             raise FileNotFoundError(f"{folder / name}: no such file; a saved model is a folder with {CONFIG} and {WEIGHTS}")
     try:
-        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{folder / CONFIG}: damaged ({error})") from None
-    if not isinstance(config, dict):
-        raise ValueError(f"{folder / CONFIG}: damaged (got a {type(config).__name__}, needed a mapping of settings)")
-    try:
-        return config, load_file(folder / WEIGHTS)
-    except SafetensorError as error:
+        with safe_open(folder / WEIGHTS, "pt") as file:
+            facts = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+    except (SafetensorError, OSError) as error:
         raise ValueError(f"{folder / WEIGHTS}: damaged ({error})") from None
+    if "crc32" in facts and str(tensor_checksum(tensors)) != facts["crc32"]:
+        raise ValueError(f"{folder / WEIGHTS}: damaged (its tensors do not have the checksum that was saved with them)")
+    config = _read_config(folder / CONFIG)
+    if "config" in facts and any(_holds(path, facts["config"]) for path in folder.glob(f".{CONFIG}.*")):
+        config = json.loads(facts["config"])
+    return config, tensors
+
+
+def _holds(path: Path, config: str) -> bool:
+    """Whether a temporary file of settings, perhaps cut off or just removed by who wrote it, holds exactly these."""
+    try:
+        return json.dumps(json.loads(path.read_bytes())) == config
+    except (OSError, ValueError):
+        return False
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path}: damaged ({error})") from None
+    if not isinstance(config, dict):
+        raise ValueError(f"{path}: damaged (got a {type(config).__name__}, needed a mapping of settings)")
+    return config

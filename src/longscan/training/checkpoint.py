@@ -1,9 +1,9 @@
 """Checkpoints that a kill at any moment leaves usable: safetensors for tensors, JSON for the rest, nothing unpickled.
 
 A checkpoint is a folder: model.safetensors and config.json (what `SequenceModel.from_pretrained` reads), optimizer.safetensors,
-average.safetensors where there is an average, and state.json, which holds the CRC-32 of the other files. It is written under
-another name, flushed to the disk, and moved into place; for the moment between two renames the one before stands beside it as
-NAME.previous.
+average.safetensors where there is an average, and state.json, which holds the CRC-32 of the other files and of itself. It is
+written under another name, flushed to the disk, and moved into place; for the moment between two renames the one before stands
+beside it as NAME.previous.
 """
 
 import base64
@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from longscan.training.parsing import one_line
 from longscan.training.settings import SettingError
 
 STATE = "state.json"
@@ -34,7 +35,8 @@ def write_checkpoint(target: Path, write: Callable[[Path], None], state: dict[st
     fresh.mkdir()
     write(fresh)
     sums = {path.name: zlib.crc32(path.read_bytes()) for path in sorted(fresh.iterdir())}
-    (fresh / STATE).write_text(json.dumps({**state, "files": sums}, indent=1), encoding="utf-8")
+    content = {**state, "files": sums}
+    (fresh / STATE).write_text(json.dumps({**content, "checksum": _checksum(content)}, indent=1), encoding="utf-8")
     for path in fresh.iterdir():
         _flush(path)
     if target.exists():
@@ -42,6 +44,11 @@ def write_checkpoint(target: Path, write: Callable[[Path], None], state: dict[st
         target.rename(previous)
     fresh.rename(target)
     shutil.rmtree(previous, ignore_errors=True)
+
+
+def _checksum(state: dict[str, Any]) -> int:
+    """CRC-32 of a state as JSON, whatever the order of its keys and the blanks between them."""
+    return zlib.crc32(json.dumps(state, sort_keys=True).encode())
 
 
 def _flush(path: Path) -> None:
@@ -62,9 +69,12 @@ def read_checkpoint(folder: Path) -> dict[str, Any]:
     """state.json of a checkpoint whose files are all as they were written; SettingError naming the file that is not."""
     try:
         state: dict[str, Any] = json.loads((folder / STATE).read_text(encoding="utf-8"))
-        sums: dict[str, int] = state.pop("files")
-    except (OSError, ValueError, KeyError, AttributeError) as error:
-        raise SettingError(f"{folder / STATE}: damaged ({error}), needed the state that training wrote") from None
+        checksum = state.pop("checksum", None)
+        if checksum is not None and checksum != _checksum(state):  # version 0.1 wrote none
+            raise ValueError("its checksum is not that of its content")
+        sums: dict[str, int] = dict(state.pop("files").items())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise SettingError(f"{folder / STATE}: damaged ({one_line(error)}), needed the state that training wrote") from None
     for name, expected in sums.items():
         path = folder / name
         if not path.exists():

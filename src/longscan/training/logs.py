@@ -12,17 +12,26 @@ from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
+from longscan.training.parsing import one_line
+from longscan.training.settings import SettingError
+
 Row = dict[str, Any]
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows of a metrics.jsonl; a last line cut short by a kill is left out."""
-    rows = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+    """The rows of a metrics.jsonl; a last line cut short by a kill is left out. SettingError for any other damage."""
+    rows: list[Row] = []
+    if not path.exists():
+        return rows
+    lines = path.read_bytes().split(b"\n")
+    for number, line in enumerate(lines[:-1], 1):  # what follows the last line break was cut short
         try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
+            row = json.loads(line)
+            if not isinstance(row, dict) or type(row.get("step")) is not int:
+                raise ValueError("it has no step")
+        except (ValueError, RecursionError) as error:
+            raise SettingError(f"{path}, line {number}: damaged ({one_line(error)}), needed a row that training wrote") from None
+        rows.append(row)
     return rows
 
 

@@ -1,0 +1,59 @@
+"""Generated cases of the contract suites of ops, layers, blocks and estimators: every property in turn, a few cases at a time."""
+
+import os
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+CASES = 20  # of a property in one go
+_GENERATED = "generated cases"  # where tests/conftest.py counts them
+
+
+class Rounds:
+    """A plugin of pytest that runs the property tests round after round, each with a seed of its own, until the time is over."""
+
+    def __init__(self, seed: int, until: float, write: Callable[..., None]) -> None:
+        self.seed, self.until, self.write = seed, until, write
+        self.failure: str | None = None
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        items[:] = [item for item in items if getattr(getattr(item, "obj", None), "is_hypothesis_test", False)]
+        random.Random(self.seed).shuffle(items)
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        if session.testsfailed or not session.items:
+            raise RuntimeError("the contract suites could not be collected")
+        from hypothesis import core  # only now: pytest rewrites its assertions when it loads it
+
+        number = 0
+        while time.monotonic() < self.until:
+            item = session.items[number % len(session.items)]
+            core.global_force_seed = self.seed * 1_000_000 + number
+            item.user_properties.clear()
+            self.failure = None
+            self.write(begin=item.nodeid)
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
+            count = sum(count for name, count in item.user_properties if name == _GENERATED)
+            _, _, parameters = item.nodeid.partition("[")
+            subject = parameters.rstrip("]").split("-")[0] or item.nodeid.rpartition("::")[2]
+            failure = self.failure and f"{item.nodeid} (hypothesis seed {core.global_force_seed}): {self.failure}"
+            self.write(subject=subject, cases=count, failure=failure)
+            number += 1
+        return True
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.failed:
+            self.failure = str(report.longrepr)[-500:]
+
+
+def run(seed: int, until: float, write: Callable[..., None], *select: str) -> None:
+    os.environ.setdefault("LONGSCAN_EXAMPLES", str(CASES))
+    suites = [str(ROOT / "tests" / "contracts" / f"test_{name}.py") for name in ("ops", "layers", "estimators")]
+    words = [*(select or [suite for suite in suites if Path(suite).exists()]), "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    pytest.main(words, plugins=[Rounds(seed, until, write)])
