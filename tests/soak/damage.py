@@ -1,0 +1,348 @@
+"""Damaged files of every kind that the package reads: each is refused with one clear line, or read for what it is.
+
+A case writes a sound file or folder, damages one file of it and reads it. What may come of it:
+
+    refused        a ValueError or FileNotFoundError of one line, which names the file or the folder that it lies in
+    unchanged      read, and the content is that of the sound file
+    well-formed    read, and the content is another: the damage made another sound file, such as a table with another digit or a
+                   list with fewer lines. Nothing in these formats can tell, so such cases are counted apart.
+
+A failure is any other exception; an infinity in what was read; and another content where the format could have told: with
+checksums (saved models and checkpoints), a file cut off whose format says how long it is, an empty file, and text in another
+encoding. A crash, or memory or time beyond the limits, ends the process and is a failure of its unit.
+"""
+
+import json
+import os
+import resource
+import shutil
+import signal
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from test_damaged import FORMATS
+from torch import Tensor
+
+from longscan.models import Forecaster, LanguageModel, SequenceModel, SiameseModel
+from longscan.ops import _verdicts
+from longscan.report import read_records, run_report
+from longscan.report.records import read_seeds
+from longscan.tasks.dynamics.rollouts import POLICIES, _kept
+from longscan.training import Run
+from longscan.training.checkpoint import find_checkpoint, read_checkpoint, read_tensors, write_checkpoint, write_tensors
+from longscan.training.logs import read_rows
+from longscan.training.parsing import load_settings, parse_settings
+from longscan.training.space import Plan, read_plan
+
+ROOT = Path(__file__).parents[1]
+SAVED = ROOT / "saved" / "v0.1"
+MEMORY = 8 * 2**30  # bytes that reading may take
+SECONDS = 60  # of processor time that reading may take
+
+
+class Format(NamedTuple):
+    """What writes a sound file or folder, and what reads it; which files are damaged.
+
+    checked: patterns of files with checksums, in which all damage is found. sized: files that say how long they are.
+    """
+
+    write: Callable[[Path], Any]
+    read: Callable[[Path], Any]
+    checked: tuple[str, ...] = ()
+    sized: bool = False
+
+
+SIZED = {"series.npy", "rollout.npy", "events.npy", "spikes.h5", "data_batch", "image.png", "image.jpg"}
+FOUND: dict[str, Format] = {name: Format(write, read, sized=name in SIZED) for name, (write, read) in FORMATS.items()}
+COMMON: dict[str, Any] = {"d_model": 4, "d_state": 2}
+
+
+def model(build: Callable[[], Any]) -> Format:
+    """A saved model; what is read are its settings, as it was made with them, and its weights."""
+
+    def write(folder: Path) -> None:
+        torch.manual_seed(0)
+        build().save_pretrained(folder)
+
+    def read(folder: Path) -> Any:
+        found = type(build()).from_pretrained(folder)
+        return found.config, found.state_dict()
+
+    return Format(write, read, checked=("*.safetensors",))
+
+
+FOUND |= {
+    "model": model(lambda: SequenceModel.from_spec("mas", d_output=2, d_input=3, **COMMON)),
+    "language model": model(lambda: LanguageModel.from_spec("m", vocab_size=7, **COMMON)),
+    "forecaster": model(lambda: Forecaster.from_spec("l", d_input=2, horizon=3, **COMMON)),
+    "siamese model": model(lambda: SiameseModel.from_spec("d", d_output=2, vocab_size=7, **COMMON)),
+}
+
+
+def checkpoint(folder: Path) -> None:
+    torch.manual_seed(0)
+    net = SequenceModel.from_spec("ma", d_output=2, d_input=3, **COMMON)
+
+    def write(inside: Path) -> None:
+        net.save_pretrained(inside)
+        write_tensors(inside / "optimizer.safetensors", {"x/step": torch.tensor(3.0), "x/exp_avg": torch.randn(4)})
+
+    write_checkpoint(folder / "last", write, {"step": 3, "best": {"value": 0.75}, "lr": 0.001, "longest": 12})
+
+
+def read_whole_checkpoint(folder: Path) -> Any:
+    found = find_checkpoint(folder / "last")
+    if found is None:
+        raise FileNotFoundError(f"{folder}: no checkpoint")
+    state = read_checkpoint(found)
+    net = SequenceModel.from_spec("ma", d_output=2, d_input=3, **COMMON)
+    net.load_state_dict(read_tensors(found / "model.safetensors"))
+    return state, net.state_dict(), read_tensors(found / "optimizer.safetensors")
+
+
+def run_folder(folder: Path) -> None:
+    shutil.copytree(SAVED / "runs" / "finished", folder)
+
+
+def read_run(folder: Path) -> Any:
+    run = Run(folder)
+    result, rows = run.result, read_rows(folder / "metrics.jsonl")
+    net = run.model("last")
+    run_report(folder)
+    return run.settings.as_dict(), result, rows, net.state_dict()
+
+
+def sweep_folder(folder: Path) -> None:
+    shutil.copytree(SAVED / "sweep" / "stopped", folder, ignore=shutil.ignore_patterns("trials", "workers", "seeds"))
+
+
+def read_sweep(folder: Path) -> Any:
+    from longscan.training.sweep import Sweep
+
+    sweep = Sweep(folder)
+    best = sweep.best()
+    return [None if trial is None else (trial.state.name, trial.values) for trial in sweep.search.latest()], best and best.values
+
+
+def read_recipe(path: Path) -> Any:
+    return parse_settings(["--config", str(path)]).settings.as_dict()
+
+
+def sweep_file(folder: Path) -> None:
+    shutil.copytree(SAVED / "recipes" / "quickstart", folder / "quickstart")
+    for path in folder.rglob("*.yaml"):
+        if path.name != "basic_motions.yaml":
+            path.unlink()
+    (folder / "quickstart" / "basic_motions.yaml").write_text((SAVED / "recipes" / "quickstart" / "parity.yaml").read_text())
+
+
+def read_sweep_file(folder: Path) -> Any:
+    words = read_plan(folder / "quickstart" / "sweeps" / "basic_motions.yaml")
+    settings = parse_settings([], base=words.pop("settings", None)).settings
+    return Plan(settings=settings, **words).as_dict()
+
+
+def rows_of(kind: str, name: str) -> Format:
+    def write(folder: Path) -> None:
+        (folder / kind).mkdir(parents=True)
+        shutil.copy(SAVED / "records" / kind / name, folder / kind / name)
+
+    return Format(write, lambda folder: read_records(folder / kind / name))
+
+
+def seeds(folder: Path) -> None:
+    shutil.copytree(SAVED / "records" / "seeds", folder)
+
+
+def verdicts(folder: Path) -> None:
+    folder.mkdir()
+    key = _verdicts.key(torch.device("cpu"))
+    (folder / "verdicts.json").write_text(json.dumps({key: {"linear_scan": {"cpu": "failed: too inexact"}}}))
+
+
+def read_verdicts(folder: Path) -> Any:
+    real = _verdicts.path
+    _verdicts.path = lambda: folder / "verdicts.json"
+    _verdicts.of.cache_clear()
+    try:
+        return _verdicts.of("linear_scan", "cpu", torch.device("cpu"))
+    finally:
+        _verdicts.path = real
+        _verdicts.of.cache_clear()
+
+
+def policies(folder: Path) -> None:
+    folder.mkdir()
+    draw = np.random.default_rng(0)
+    np.savez(folder / POLICIES, made_with="x", weights=draw.normal(size=(3, 4, 2)), offsets=draw.normal(size=(3, 2)))
+
+
+FOUND |= {
+    "checkpoint": Format(checkpoint, read_whole_checkpoint, checked=("*",)),
+    "run": Format(run_folder, read_run, checked=("model.safetensors",)),
+    "sweep": Format(sweep_folder, read_sweep),
+    "settings.yaml": Format(
+        lambda path: shutil.copy(SAVED / "runs" / "finished" / "settings.yaml", path), lambda path: load_settings(path).as_dict()
+    ),
+    "recipe.yaml": Format(lambda path: shutil.copy(SAVED / "recipes" / "aussm" / "parity.yaml", path), read_recipe),
+    "sweep file": Format(sweep_file, read_sweep_file),
+    "records of runs": rows_of("runs", "quickstart.jsonl"),
+    "records of measurements": rows_of("bench", "cpu.jsonl"),
+    "records of automata": rows_of("automata", "table.jsonl"),
+    "records of seeds": Format(seeds, read_seeds),
+    "verdicts": Format(verdicts, read_verdicts),
+    "policies": Format(policies, lambda folder: _kept(folder, "x"), sized=True),
+}
+
+
+def damaged(content: bytes, draw: np.random.Generator, other: bytes) -> tuple[str, bytes]:
+    """One kind of damage, its name and the new content; `other` is the content of a file of another format."""
+    place = int(draw.integers(0, max(1, len(content))))
+    lines = content.split(b"\n")
+    line = int(draw.integers(0, len(lines)))
+    kinds = ("cut", "empty", "bits", "bytes", "encoding", "column", "value", "lines", "repeated", "number", "zeros", "no UTF-8")
+    kind = (*kinds, "hole", "swapped", "size", "begin", "nested", "missing")[int(draw.integers(0, 18))]
+    if kind == "cut":
+        return kind, content[:place]
+    if kind == "empty":
+        return kind, b""
+    if kind in ("bits", "bytes"):
+        turned = bytearray(content)
+        for spot in draw.integers(0, max(1, len(content)), int(draw.integers(1, 6))):
+            turned[spot] = turned[spot] ^ 1 << int(draw.integers(0, 8)) if kind == "bits" else int(draw.integers(0, 256))
+        return kind, bytes(turned)
+    if kind == "encoding":
+        return kind, content.decode("latin-1").encode(("utf-16", "utf-32")[int(draw.integers(0, 2))])
+    if kind == "repeated":
+        return kind, content * 40
+    if kind == "zeros":
+        return kind, content[:place] + b"\0" * 9 + content[place:]
+    if kind == "no UTF-8":
+        return kind, content[:place] + b"\xff\xfe\xe9" + content[place:]
+    if kind == "hole":
+        return kind, content[:place] + content[place + 13 :]
+    if kind == "swapped":
+        return kind, other
+    if kind == "size":  # the first number of the file becomes a huge one
+        digits = [index for index in range(min(200, len(content))) if content[index : index + 1].isdigit()]
+        return kind, content if not digits else content[: digits[0]] + b"999999999999" + content[digits[0] + 1 :]
+    if kind == "begin":  # lengths in binary headers
+        return kind, bytes([*draw.integers(0, 256, 6), 255, 127]) + content[8:]
+    if kind == "nested":
+        return kind, content[:place] + b"[{" * 20_000 + content[place:]
+    if kind == "column":
+        lines[line] = lines[line] + b",7" if draw.integers(0, 2) else lines[line].rpartition(b",")[0]
+    elif kind == "value":
+        lines[line] = lines[line].replace(b"1", (b"NaN", b"inf", b"1e999", b"x", b"")[int(draw.integers(0, 5))])
+    elif kind == "lines":
+        del lines[line:]
+    elif kind == "number":
+        lines[line] = lines[line].replace(b"0", b"9" * 400, 1)
+    return kind, b"\n".join(lines)
+
+
+def plain(found: Any) -> Any:
+    """Nested lists that can be compared, whatever a reader gave; ValueError for an infinity in an array."""
+    if isinstance(found, Tensor):
+        found = found.detach().view(torch.int16).numpy() if found.dtype == torch.bfloat16 else found.detach().numpy()
+    if isinstance(found, np.ndarray):
+        if found.dtype.kind == "f" and np.isinf(found).any():
+            raise InfinityReadError
+        return [str(found.dtype), found.shape, found.tobytes() if found.dtype.kind != "O" else repr(found.tolist())]
+    if is_dataclass(found) and not isinstance(found, type):
+        return [plain(getattr(found, each.name)) for each in fields(found)]
+    if isinstance(found, dict):
+        return [[key, plain(value)] for key, value in sorted(found.items(), key=lambda pair: str(pair[0]))]
+    if isinstance(found, list | tuple):
+        return [plain(part) for part in found]
+    return repr(found)
+
+
+class InfinityReadError(Exception):
+    """What was read holds an infinity."""
+
+
+def check(name: str, draw: np.random.Generator, folder: Path) -> tuple[str, str | None]:
+    """Damage one file of a format and read it: what came of it, and what is wrong with that."""
+    form = FOUND[name]
+    target = folder / name
+    form.write(target)
+    sound = plain(form.read(target))
+    shutil.rmtree(target) if target.is_dir() else target.unlink()
+    form.write(target)
+    files = sorted(path for path in target.rglob("*") if path.is_file()) if target.is_dir() else [target]
+    if target.is_dir():
+        files = [path for path in files if "tensorboard" not in path.parts and path.suffix not in (".csv", ".lock", ".html")]
+    file = files[int(draw.integers(0, len(files)))]
+    content = file.read_bytes()
+    other = folder / "other" / sorted(FORMATS)[int(draw.integers(0, len(FORMATS)))]
+    other.parent.mkdir()
+    FORMATS[other.name][0](other)
+    kind, changed = damaged(content, draw, other.read_bytes())
+    if kind == "missing" and target.is_dir():
+        file.unlink()
+    else:
+        file.write_bytes(changed)
+    told = f"{name}, {file.name}, {kind}"
+    try:
+        found = plain(form.read(target))
+    except (ValueError, FileNotFoundError) as error:
+        message = str(error)
+        if file.name not in message and target.name not in message:
+            return "refused", f"{told}: the error does not name the file: {type(error).__name__}: {message[:300]}"
+        if "\n" in message or len(message) > 600:
+            return "refused", f"{told}: the error is longer than a line: {message[:300]}"
+        return "refused", None
+    except InfinityReadError:
+        return "well-formed", f"{told}: an infinity was read"
+    except Exception as error:
+        return "refused", f"{told}: {type(error).__name__}: {str(error)[:300]}"
+    if found == sound:
+        return "unchanged", None
+    if any(file.match(pattern) for pattern in form.checked):
+        return "well-formed", f"{told}: another content was read from a file with a checksum"
+    if kind in ("empty", "encoding") and changed != content and name not in EMPTY_IS_SOUND:
+        return "well-formed", f"{told}: was read"
+    if kind in ("cut", "empty", "hole") and form.sized and file == target:
+        return "well-formed", f"{told}: another content was read from a file that says how long it is"
+    return "well-formed", None
+
+
+EMPTY_IS_SOUND: set[str] = set()
+
+
+def limit() -> None:
+    """Bound memory and processor time, so that a reader that takes too much fails and the machine does not."""
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY + 16 * 2**30, resource.RLIM_INFINITY))
+
+    def stop(*_: object) -> None:
+        raise RuntimeError(f"reading took more than {SECONDS} s of processor time")
+
+    signal.signal(signal.SIGVTALRM, stop)
+
+
+def run(seed: int, until: float, write: Callable[..., None], names: tuple[str, ...] = tuple(FOUND)) -> None:
+    warnings.simplefilter("ignore")
+    limit()
+    number = 0
+    os.environ["LONGSCAN_CACHE"] = tempfile.mkdtemp(prefix="longscan-soak-cache-")
+    try:
+        while time.monotonic() < until:
+            draw = np.random.default_rng([seed, number])
+            name = names[(seed + number) % len(names)]
+            write(begin=f"{name}, case {number}")
+            signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS)
+            with tempfile.TemporaryDirectory() as folder:
+                outcome, failure = check(name, draw, Path(folder))
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+            write(subject=name, cases=1, outcomes={outcome: 1}, failure=failure and f"case {number}: {failure}")
+            number += 1
+    finally:
+        shutil.rmtree(os.environ["LONGSCAN_CACHE"], ignore_errors=True)
