@@ -6,8 +6,9 @@
 // h and A stay in registers.
 //
 // The backward takes the chunks in reverse. For each it runs the recurrence again from the saved chunk-start state, keeping
-//   decay_t = exp(dt_t A)   and   moved_t = decay_t h_{t-1}       (both 0 where the state restarts)
-// and sweeps back with the adjoint g_t = dL/dh_t = k gy_t conj(C_t) + conj(decay_{t+1}) g_{t+1}:
+//   decay_t = exp(dt_t A)   and   moved_t = decay_t h_{t-1}       (moved_t is 0 where the state restarts)
+// and sweeps back with the adjoint g_t = dL/dh_t = k gy_t conj(C_t) + conj(decay_{t+1}) g_{t+1}, without g_{t+1} where the state
+// restarts at t + 1:
 //   dC_t = sum_d k gy_t conj(h_t)        dB_t = sum_d g_t dt_t u_t        d(dt_t u_t) = sum_n Re(g_t conj(B_t))
 //   dA   = sum_t w_t dt_t                d(dt_t) += sum_n Re(w_t conj(A)),  w_t = g_t conj(moved_t) = dL/d(dt_t A)
 // Sums over channels (dB, dC, d dt_scale) go over the blocks of a group lane by lane, then over lanes, then over groups, always
@@ -271,15 +272,14 @@ void replay(GradStep<T>* block, Tape<Num>* tape, const T* A, const T* start, int
       }
       if (with_y) store(block[t].y, load(block[t].y) + y);
     }
-    if (segments.resets(segment))
-      for (int i = 0; i < NB; i++) store_number(tape[segments.start[segment] * NB + i].decay, Num{});
   }
 }
 
-// Back over the chunk: `carry` is conj(decay_{t+1}) g_{t+1} after the chunk's last step, and becomes that before its first.
+// Back over the chunk: `carry` is conj(decay_{t+1}) g_{t+1} after the chunk's last step, and becomes that before its first. It is
+// set to 0 where the state restarts, not multiplied by 0: what is infinite or NaN in one sequence must not reach the one before.
 template <class Num, int NB, class T = typename Num::value_type>
-void sweep(GradStep<T>* block, Tape<Num>* tape, const T* A, T* carry, T* dA, const T* B, const T* C, int64_t row_size, int steps,
-           Ahead<T> ahead) {
+void sweep(GradStep<T>* block, Tape<Num>* tape, const T* A, T* carry, T* dA, const T* B, const T* C, int64_t row_size,
+           const Segments& segments, Ahead<T> ahead) {
   constexpr int WIDTH = Num::PARTS * lanes<T>;
   Num a[NB], g[NB], da[NB];
   for (int i = 0; i < NB; i++) {
@@ -287,24 +287,28 @@ void sweep(GradStep<T>* block, Tape<Num>* tape, const T* A, T* carry, T* dA, con
     g[i] = load_number<Num>(carry + i * WIDTH);
     da[i] = Num{};
   }
-  for (int t = steps - 1; t >= 0; t--) {
-    Vec<T> dt = load(block[t].dt), du = load(block[t].du), gy = load(block[t].gy);
-    Vec<T> d_du = load(block[t].d_du), d_dt = load(block[t].d_dt);
-    ahead.fetch(t);
-    for (int i = 0; i < NB; i++) {
-      Tape<Num>& kept = tape[t * NB + i];
-      Num b = broadcast_number<Num>(B + t * row_size + i * Num::PARTS);
-      Num c = broadcast_number<Num>(C + t * row_size + i * Num::PARTS), moved = load_number<Num>(kept.moved);
-      g[i] = g[i] + times(conj(c), gy);
-      store_number(kept.dB, load_number<Num>(kept.dB) + times(g[i], du));
-      d_du = add_real_product(d_du, g[i], conj(b));
-      Num w = g[i] * conj(moved);
-      d_dt = add_real_product(d_dt, w, a[i]);
-      da[i] = da[i] + times(w, dt);
-      g[i] = conj(load_number<Num>(kept.decay)) * g[i];
+  for (int segment = segments.count - 1; segment >= 0; segment--) {
+    for (int t = segments.start[segment + 1] - 1; t >= segments.start[segment]; t--) {
+      Vec<T> dt = load(block[t].dt), du = load(block[t].du), gy = load(block[t].gy);
+      Vec<T> d_du = load(block[t].d_du), d_dt = load(block[t].d_dt);
+      ahead.fetch(t);
+      for (int i = 0; i < NB; i++) {
+        Tape<Num>& kept = tape[t * NB + i];
+        Num b = broadcast_number<Num>(B + t * row_size + i * Num::PARTS);
+        Num c = broadcast_number<Num>(C + t * row_size + i * Num::PARTS), moved = load_number<Num>(kept.moved);
+        g[i] = g[i] + times(conj(c), gy);
+        store_number(kept.dB, load_number<Num>(kept.dB) + times(g[i], du));
+        d_du = add_real_product(d_du, g[i], conj(b));
+        Num w = g[i] * conj(moved);
+        d_dt = add_real_product(d_dt, w, a[i]);
+        da[i] = da[i] + times(w, dt);
+        g[i] = conj(load_number<Num>(kept.decay)) * g[i];
+      }
+      store(block[t].d_du, d_du);
+      store(block[t].d_dt, d_dt);
     }
-    store(block[t].d_du, d_du);
-    store(block[t].d_dt, d_dt);
+    if (segments.resets(segment))
+      for (int i = 0; i < NB; i++) g[i] = Num{};
   }
   for (int i = 0; i < NB; i++) {
     store_number(carry + i * WIDTH, g[i]);
@@ -350,7 +354,7 @@ void group_states(const SelectiveScanGradients& s, const Span<T>& span, const Se
                              at<T>(s.u, here), at<T>(s.dt, here)};
     const int pair = n < 2 * NB ? 2 * int(n / NB) : 4;
     const Ahead<T> ahead = {rows[pair], rows[pair + 1], D};
-    sweep<Num, NB>(block, tape, A + offset, carry + offset, dA + offset, B, C, N * PARTS, span.steps, ahead);
+    sweep<Num, NB>(block, tape, A + offset, carry + offset, dA + offset, B, C, N * PARTS, segments, ahead);
   }
   for (int t = 0; t < span.steps; t++)
     for (int i = 0; i < NB * PARTS; i++) {

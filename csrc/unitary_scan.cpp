@@ -9,7 +9,8 @@
 //   dL/dx      = sum_n Re(B V_t conj(mu_t))
 //   dL/dB      = conj(C) Z + m conj(S_last),  Z = sum_t x_t conj(V_t) R_t
 //   dL/dC      = sum_t g_t V_t conj(w_t) = conj(w_0) (R_0 - R_next) + conj(B) (Z - R_next conj(S_last))    (summation by parts)
-// where w_0, S start anew with every chunk and segment, and R_next is what R brings from the steps after it.
+// where w_0, S start anew with every chunk and segment, and R_next is what R brings from the steps after it. G starts anew with
+// every segment, whose first angle turns nothing but the state that is dropped there: no sum reaches over a restart.
 // At the end of a chunk an odd number of half turns is moved from the phase into the sign of w, so a state between chunks is
 // three numbers (rest of the phase, w): this is what chunk_states holds for the first step of every chunk.
 //
@@ -193,12 +194,17 @@ INLINE Ending<T, V> sweep(const Tile<T>& tile, int64_t block, const T* panel, in
   for (int64_t first = 0; first < tile.steps; first += ROWS) {
     project<T, V>(tile, first, panel, D, k.bias, angles);
     const int64_t last = tile.steps < first + ROWS ? tile.steps : first + ROWS;
+    int64_t added = first;  // the first of the block's steps whose angles `phase` holds
     const T* angle = angles;
     for (int64_t step = first; step < last; step++, angle += V * W) {
-      if (tile.resets && tile.resets[step]) {
+      const bool restarts = tile.resets && tile.resets[step];
+      if (restarts) {
+        added = step + 1;
 #pragma GCC unroll 2
-        for (int v = 0; v < V; v++)
+        for (int v = 0; v < V; v++) {
           wr[v] = wi[v] = ar[v] = ai[v] = Sr[v] = Si[v] = omega_r[v] = omega_i[v] = Vec<T>{};
+          phase[v] = {Vec<T>{}, IntVec<T>{}};
+        }
       }
       const int64_t at = step * tile.lanes_row + block * W;
       Vec<T> x = load(tile.x + at), sum{};
@@ -210,7 +216,7 @@ INLINE Ending<T, V> sweep(const Tile<T>& tile, int64_t block, const T* panel, in
           if constexpr (TRACE) store(trace.angles + (step * V + v) * W, theta);
           theta *= load(tile.dt + at);
         }
-        phase[v].add(theta, k.turned[v]);
+        if (!restarts) phase[v].add(theta, k.turned[v]);
         SinCos<T> e = phase[v].sincos();
         e = {flip<T>(e.sin, phase[v].sign()), flip<T>(e.cos, phase[v].sign())};
         if constexpr (TRACE) {
@@ -232,7 +238,7 @@ INLINE Ending<T, V> sweep(const Tile<T>& tile, int64_t block, const T* panel, in
       if (y) store(y + at, load(y + at) + sum);
     }
 #pragma GCC unroll 2
-    for (int v = 0; v < V; v++) phase[v].rest += k.bias_low[v] * T(last - first);
+    for (int v = 0; v < V; v++) phase[v].rest += k.bias_low[v] * T(last - added);
   }
   Ending<T, V> ending;
 #pragma GCC unroll 2

@@ -70,9 +70,9 @@ def assert_as_accurate(
         assert error <= allowed, f"{label}{name}: error {error:.3g}, allowed {allowed:.3g}, largest value {size(truth[name]):.3g}"
 
 
-def assert_same(one: Results, other: Results, single: Results, moved: Sequence[Results], label: str = "") -> None:
+def assert_same(one: Results, other: Results, single: Sequence[Results], moved: Sequence[Results], label: str = "") -> None:
     """Two ways of computing the same numbers in float64 agree.
 
-    single: the results in float32; moved: those in float64 for inputs next to these in float32.
+    single: results of plain arithmetic in float32; moved: those in float64 for inputs next to these in float32.
     """
-    assert_as_accurate(one, [single], other, moved, operations=2, precision=DOUBLE, label=label)
+    assert_as_accurate(one, single, other, moved, operations=2, precision=DOUBLE, label=label)

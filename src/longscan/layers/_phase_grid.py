@@ -13,7 +13,8 @@ from torch.nn.functional import silu
 
 from longscan.layers.base import Steps, hide_padding
 from longscan.ops import linear_scan
-from longscan.ops._arguments import RESET, step_flags, without_autocast
+from longscan.ops._arguments import RESET, resets, step_flags, without_autocast
+from longscan.ops._associative import running_sum
 
 
 def grid_scan(
@@ -44,8 +45,8 @@ def grid_scan(
         flags = step_flags(u.shape[0], u.shape[1], steps.valid, steps.seq_idx, u)
         counted = torch.remainder(_counted(rounded, phase, flags), grid)
         turned = counted.to(wide) * (2 * math.pi / grid)
-        if theta.requires_grad:
-            running = torch.cumsum(theta, 1)
+        if theta.requires_grad and theta.shape[1]:
+            running = running_sum(theta, resets(flags, steps.seq_idx is not None, theta.ndim))
             turned = turned + (running - running.detach())
         cos, sin = torch.cos(turned), torch.sin(turned)
         gated = silu(inputs)

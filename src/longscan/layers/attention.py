@@ -5,8 +5,10 @@
 u: input (B, L, D) of H heads of width P, D = H P. p: position, the running sum of the elapsed times: R(p) turns pair i of a head
 by p base^(-2i/R) radians, so that scores depend on p_t - p_s alone. With a window w the sum is over the last w steps.
 
-torch's scaled_dot_product_attention computes it, by its fused kernels where they apply. The state holds keys before the rotation
-and how long ago each was seen, so that the angles of a long stream stay small numbers. It grows: see `AttentionState`.
+torch's scaled_dot_product_attention computes it, by its fused kernels where they apply. Rows of several sequences go another way:
+a fused kernel multiplies what its mask leaves out by a weight of 0, which a NaN of another sequence survives. The state holds
+keys before the rotation and how long ago each was seen, so that the angles of a long stream stay small numbers. It grows: see
+`AttentionState`.
 """
 
 import math
@@ -24,9 +26,13 @@ from longscan.layers.checks import transformed
 from longscan.layers.heads import head_width
 from longscan.layers.state import State, layer_state, no_sequence, restarted_rows
 from longscan.numerics.rotary import frequencies, rates, turn
-from longscan.ops._arguments import RESET, carry_dtype, step_flags
+from longscan.ops._arguments import RESET, carry_dtype, resets, step_flags, without_autocast
+from longscan.ops._associative import running_sum
+from longscan.ops._chunks import run_chunk
+from longscan.ops._masked_products import masked_products, masked_sums
 
 PIECE = 128  # queries that a windowed layer answers at once, at least
+SCORES = 2**22  # of a piece of a packed row: a score for each head, query and key
 
 
 @layer_state
@@ -116,27 +122,33 @@ class Attention(SequenceLayer):
         flags = step_flags(batch, length, steps.valid, steps.seq_idx, x)
         valid = torch.ones(batch, length, dtype=torch.bool, device=x.device) if steps.valid is None else steps.valid
         q, k, v = linear(x, self.in_proj, self.in_bias).view(batch, length, 3, self.heads, self.head_dim).unbind(2)
-        keys, values = (torch.cat([old.to(new.dtype), new], 1) for old, new in ((state.keys, k), (state.values, v)))
+        old = torch.arange(held, device=x.device) >= held - state.filled.unsqueeze(1)
+        old = old if rows is None else old & ~rows.unsqueeze(1)
+        keys, values, age = (torch.where(old.view(*old.shape, *(1,) * (part.ndim - 2)), part, 0) for part in state[:3])
+        keys, values = (torch.cat([before.to(new.dtype), new], 1) for before, new in ((keys, k), (values, v)))
 
         tick = torch.ones_like(valid, dtype=x.dtype) if steps.elapsed is None else steps.elapsed
-        time = torch.where(valid, tick, 0).to(carry_dtype(self.in_proj)).cumsum(1)  # since the last call
-        when = torch.cat([-state.age.to(time.dtype), time], 1)
+        time = torch.where(valid, tick, 0).to(carry_dtype(self.in_proj))
+        packed = steps.seq_idx is not None
+        time = running_sum(time, resets(flags, packed, 2))  # since the last call, or since the sequence began
+        when = torch.cat([-age.to(time.dtype), time], 1)
         speed = self.rates(time)
         queries, turned = (
             turn(part.to(self.state_dtype), (moment.unsqueeze(-1) * speed).unsqueeze(2)).to(part.dtype).transpose(1, 2)
             for part, moment in ((q, time), (keys, when))
         )
 
-        old = torch.arange(held, device=x.device) >= held - state.filled.unsqueeze(1)
-        old = old if rows is None else old & ~rows.unsqueeze(1)
         segment = torch.zeros_like(valid, dtype=torch.int64) if flags is None else (flags == RESET).cumsum(1)
         seen = torch.cat([old, valid], 1)
         plain = length > 1 and not held and flags is None and (self.window is None or length <= self.window)
-        mask = None if plain else self._mask(seen, segment, valid, held).unsqueeze(1)
-        # The fused kernels know no vmap.
-        fusing = nullcontext() if torch.compiler.is_compiling() or not transformed() else sdpa_kernel(SDPBackend.MATH)
-        with fusing:
-            y = scaled_dot_product_attention(queries, turned, values.transpose(1, 2), attn_mask=mask, is_causal=plain)
+        if packed:
+            y = self._attend_packed(queries, turned, values.transpose(1, 2), seen, segment, valid)
+        else:
+            mask = None if plain else self._mask(seen, segment, valid, slice(0, length)).unsqueeze(1)
+            # The fused kernels know no vmap.
+            fusing = nullcontext() if torch.compiler.is_compiling() or not transformed() else sdpa_kernel(SDPBackend.MATH)
+            with fusing:
+                y = scaled_dot_product_attention(queries, turned, values.transpose(1, 2), attn_mask=mask, is_causal=plain)
         y = hide_padding(linear(y.transpose(1, 2).flatten(2), self.out_proj, self.out_bias), steps.valid)
 
         if flags is not None:
@@ -150,16 +162,43 @@ class Attention(SequenceLayer):
         keys, values, age = (torch.where(seen.view(*seen.shape, *(1,) * (part.ndim - 2)), part, 0) for part in kept)
         return y, AttentionState(keys, values, age, seen.sum(1), last_seq_idx)
 
-    def _mask(self, seen: Tensor, segment: Tensor, valid: Tensor, held: int) -> Tensor:
-        """Which of the held and new keys (B, T + L) each new step sees: (B, L, T + L). Padding sees itself, lest it gives NaN."""
-        order = valid.cumsum(1)
+    def _mask(self, seen: Tensor, segment: Tensor, valid: Tensor, piece: slice) -> Tensor:
+        """Which of the held and new keys (B, T + L) the new steps of `piece` see, (B, len(piece), T + L).
+
+        Padding sees itself, lest it gives NaN.
+        """
+        order, held = valid.cumsum(1), seen.shape[1] - valid.shape[1]
         old = torch.arange(1 - held, 1, device=seen.device).expand(seen.shape[0], held)
-        distance = order.unsqueeze(2) - torch.cat([old, order], 1).unsqueeze(1)
-        allowed = seen.unsqueeze(1) & (distance >= 0) & (segment.unsqueeze(2) == pad(segment, (held, 0)).unsqueeze(1))
+        distance = order[:, piece].unsqueeze(2) - torch.cat([old, order], 1).unsqueeze(1)
+        own = segment[:, piece].unsqueeze(2) == pad(segment, (held, 0)).unsqueeze(1)
+        allowed = seen.unsqueeze(1) & (distance >= 0) & own
         if self.window is not None:
             allowed = allowed & (distance < self.window)
-        length = valid.shape[1]
-        return allowed | torch.ones(length, held + length, dtype=torch.bool, device=seen.device).tril(held).triu(held)
+        itself = torch.arange(valid.shape[1], device=seen.device)[piece].unsqueeze(1) + held
+        return allowed | (itself == torch.arange(seen.shape[1], device=seen.device))
+
+    def _attend_packed(
+        self, queries: Tensor, keys: Tensor, values: Tensor, seen: Tensor, segment: Tensor, valid: Tensor
+    ) -> Tensor:
+        """The attention of rows that hold several sequences, (B, H, L, P): no key or value meets another sequence's query.
+
+        Memory is bounded by a piece of the queries, whose scores are computed again in the backward.
+        """
+        wide = torch.promote_types(values.dtype, torch.float32)
+        keys, widened = keys.to(wide), values.to(wide)
+
+        def attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+            scores = masked_products(queries, keys, mask) / math.sqrt(self.head_dim)
+            return masked_sums(torch.where(mask, scores, -torch.inf).softmax(-1), values, mask)
+
+        size = max(1, SCORES // max(1, keys.shape[0] * keys.shape[1] * keys.shape[2]))
+        outputs = []
+        with without_autocast(queries):
+            for start in range(0, queries.shape[2], size):
+                piece = slice(start, start + size)
+                mask = self._mask(seen, segment, valid, piece).unsqueeze(1)
+                outputs.append(run_chunk(attend, (queries[:, :, piece].to(wide), keys, widened, mask)))
+        return torch.cat(outputs, 2).to(values.dtype)
 
     def _windowed(self, state: AttentionState) -> AttentionState:
         """The last w - 1 slots, empty ones on the left where there are fewer."""

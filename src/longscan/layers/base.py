@@ -88,6 +88,7 @@ class SequenceModule(Marked, ABC):
             x, elapsed = self.admit(x, elapsed, valid, seq_idx)
             self.check_state(state, len(x))
         y, state = self.run(x, state, Steps(elapsed, valid, seq_idx, final=return_state))
+        y = self._without_padding(y, valid)
         return (y, state) if return_state else y
 
     def within(self, x: Tensor, state: State, steps: Steps) -> tuple[Tensor, State]:
@@ -142,6 +143,12 @@ class SequenceModule(Marked, ABC):
             return x, elapsed
         # Also keeps a NaN in the padding out of the gradients of the weights that see it.
         return torch.where(valid.unsqueeze(-1), x, 0), None if elapsed is None else torch.where(valid, elapsed, 1)
+
+    def _without_padding(self, y: Tensor, valid: Tensor | None) -> Tensor:
+        """y with zeros in the padding, where no gradient comes in; as it is inside a module that sees to its own padding."""
+        if valid is None or not self.checks_inputs:
+            return y
+        return hide_padding(y, self.shorten_steps(Steps(valid=valid)).valid)
 
     def check_state(self, state: State, batch: int) -> None:
         """TypeError or ValueError unless a state is None, or of this module and of `batch` rows; not looked at in transforms."""
@@ -222,6 +229,7 @@ class SequenceLayer(SequenceModule):
         y, state = self.run(x, state, Steps(elapsed, valid, seq_idx, gate if self.fuses_gate else None, return_state))
         if gate is not None and not self.fuses_gate:
             y = y * silu(gate)
+        y = self._without_padding(y, valid)
         return (y, state) if return_state else y
 
     def within(self, x: Tensor, state: State, steps: Steps) -> tuple[Tensor, State]:

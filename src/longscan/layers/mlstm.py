@@ -41,19 +41,22 @@ class MLSTMState(NamedTuple):
 def running_maximum(forget: Tensor, enter: Tensor, start: Tensor, flags: Tensor | None) -> Tensor:
     """m_t = max(forget_t + m_{t-1}, enter_t) without a loop over time, (B, L, H), from m = start (B, H); restarts begin from 0.
 
-    Affine maps of the max-plus semiring, joined by doubling: log2(L) times over all steps.
+    Affine maps of the max-plus semiring, joined by doubling: log2(L) times over all steps. A map that holds a restart forgets
+    what came before by a selection, so that a NaN of an earlier sequence does not reach a later one.
     """
+    restarted = torch.zeros_like(forget, dtype=torch.bool)
     if flags is not None:
         invalid, reset = (flags.unsqueeze(-1) == kind for kind in (INVALID, RESET))
         enter = torch.where(invalid, -torch.inf, torch.where(reset, torch.maximum(forget, enter), enter))
-        forget = torch.where(invalid, 0, torch.where(reset, -torch.inf, forget))
+        forget, restarted = torch.where(invalid, 0, forget), restarted | reset
     reach = 1
     while reach < enter.shape[1]:
         earlier = pad(enter[:, :-reach], (0, 0, reach, 0), value=-torch.inf)
-        enter = torch.maximum(enter, forget + earlier)
+        enter = torch.maximum(enter, torch.where(restarted, -torch.inf, forget + earlier))
         forget = forget + pad(forget[:, :-reach], (0, 0, reach, 0))
+        restarted = restarted | pad(restarted[:, :-reach], (0, 0, reach, 0))
         reach *= 2
-    return torch.maximum(forget + start.unsqueeze(1), enter)
+    return torch.maximum(torch.where(restarted, -torch.inf, forget + start.unsqueeze(1)), enter)
 
 
 @LAYERS.register("mlstm")

@@ -25,10 +25,11 @@ from longscan.numerics.initialisers import complex_normal, diagonal_eigenvalues,
 from longscan.numerics.kernels import diagonal_final_state, diagonal_kernel, power
 from longscan.numerics.pairs import constant, divide, exponential, multiply
 from longscan.numerics.timescales import initial_dt
-from longscan.ops import linear_scan, long_conv
-from longscan.ops._arguments import INVALID, RESET, step_flags, without_autocast
+from longscan.ops import long_conv
+from longscan.ops._arguments import step_flags, without_autocast
 from longscan.ops._chunks import scan_chunks
-from longscan.ops._dispatch import plain_backend
+from longscan.ops._dispatch import plain_backend, resolve
+from longscan.ops.linear_scan import NATIVE_BACKENDS, run_backend
 
 
 @LAYERS.register("s4d")
@@ -115,6 +116,7 @@ class S4D(SequenceLayer):
         eigenvalues = self.eigenvalues()
         readout = divide(self.coefficients(), eigenvalues) * constant(self.C, 2.0, -2.0)
         flags = step_flags(u.shape[0], u.shape[1], steps.valid, steps.seq_idx, u)
+        backend = resolve("linear_scan", self.backend, u, NATIVE_BACKENDS)
 
         def chunk(
             u: Tensor, elapsed: Tensor | None, flags: Tensor | None, readout: Tensor, state: Tensor
@@ -124,11 +126,7 @@ class S4D(SequenceLayer):
                 dt = dt * elapsed[..., None, None].to(dt.dtype)
             less_one = change(eigenvalues, dt, self.discretisation)
             a, drive = less_one + constant(less_one, 1.0, 0.0), less_one * u[..., None, None]
-            if flags is not None:
-                marks = flags[..., None, None, None]
-                a = torch.where(marks == RESET, 0, torch.where(marks == INVALID, constant(a, 1.0, 0.0), a))
-                drive = torch.where(marks == INVALID, 0, drive)
-            x, state = linear_scan(a, drive, state, pairs=True, backend=self.backend)
+            x, state = run_backend(a, drive, state, flags, False, True, backend, steps.seq_idx is not None)
             return (x * readout).sum((-1, -2)), state
 
         y, final = scan_chunks(chunk, (u, steps.elapsed, flags), (readout,), multiply(eigenvalues, initial), empty=u)

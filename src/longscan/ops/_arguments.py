@@ -121,6 +121,11 @@ def marks(flags: Tensor, ndim: int) -> tuple[Tensor, Tensor]:
     return per_step == INVALID, per_step == RESET
 
 
+def resets(flags: Tensor | None, packed: bool, ndim: int) -> Tensor | None:
+    """Where a sequence starts inside a row, bool (B, L, 1, ...) with `ndim` axes; None unless rows are `packed`."""
+    return marks(flags, ndim)[1] if packed and flags is not None else None
+
+
 def mask(flags: Tensor | None, *inputs: Tensor | None) -> list[Any]:
     """Per-step inputs (B, L, ...) with zeros at invalid steps, so that what stands there reaches no result and no gradient."""
     if flags is None:

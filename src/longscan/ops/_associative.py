@@ -3,6 +3,10 @@
 Odd-even recursion: pairs of steps are joined into one, the scan of half the length gives the states at odd steps, one more
 update gives those at even steps. About two updates an element, log2(L) deep, no division, so nothing overflows when a decays.
 (Blelloch, "Prefix sums and their applications", 1990; Martin and Cundy, arXiv:1709.04057.)
+
+Where a sequence starts inside the row, a pair of steps that holds the start forgets what came before it by a selection, not by
+a factor of 0 (the segmented scan of Blelloch, section 1.5): a NaN or an infinity of an earlier sequence reaches neither the
+states nor the gradients of a later one, and the other way round.
 """
 
 from collections.abc import Callable
@@ -16,31 +20,67 @@ Multiply = Callable[[Tensor, Tensor], Tensor]
 Affine = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
-def affine_scan(a: Tensor, b: Tensor, state: Tensor, multiply: Multiply = torch.mul, affine: Affine | None = None) -> Tensor:
+def affine_scan(
+    a: Tensor,
+    b: Tensor,
+    state: Tensor,
+    multiply: Multiply = torch.mul,
+    affine: Affine | None = None,
+    reset: Tensor | None = None,
+) -> Tensor:
     """All states x_t = a_t x_{t-1} + b_t along axis 1, at least one step.
 
     a, b: (B, L, *S), a may have size 1 in any axis, in L where it does not change in time; state: (B, *S), the x before the first
-    step; multiply: the product of two; affine: a x + b, given a, x and b, of fewer operations than `multiply` and a sum. Returns
-    (B, L, *S).
+    step; multiply: the product of two; affine: a x + b, given a, x and b, of fewer operations than `multiply` and a sum; reset:
+    bool (B, L, 1, ...) with the axes of b, where True x_t = b_t whatever x_{t-1} is. Returns (B, L, *S).
 
     Products of factors are formed in float64 and rounded where they are applied: in float32 the product of two numbers just
     below 1 loses its last term, (1 - d)^2 = 1 - 2d + d^2, always in the same direction, and long memories drift.
     """
 
-    def apply(a: Tensor, x: Tensor, b: Tensor) -> Tensor:
+    def apply(a: Tensor, x: Tensor, b: Tensor, reset: Tensor | None) -> Tensor:
+        x = _unless(reset, x)
         return multiply(a, x) + b if affine is None else affine(a, x, b)
 
-    length, factor, wide = b.shape[1], a.to(b.dtype), carry_dtype(b)
-    if length == 1:
-        return apply(factor, state.unsqueeze(1), b)
-    if length % 2:
-        (a, _), (_, last_factor), (b, last) = (_split(x, [length - 1, 1]) for x in (a, factor, b))
-        states = affine_scan(a, b, state, multiply, affine)
-        return torch.cat([states, apply(last_factor, states[:, -1:], last)], 1)
-    (a1, a2), (factor1, factor2), (b1, b2) = (_pairs(x) for x in (a, factor, b))
-    second = affine_scan(multiply(a2.to(wide), a1.to(wide)), apply(factor2, b1, b2), state, multiply, affine)
-    before = torch.cat([state.unsqueeze(1), second[:, :-1]], 1)
-    return torch.stack([apply(factor1, before, b1), second], 2).flatten(1, 2)
+    def scan(a: Tensor, b: Tensor, reset: Tensor | None) -> Tensor:
+        # a is 0 wherever `reset` is True, so that no factor of an earlier sequence is multiplied with a later gradient
+        length, factor, wide = b.shape[1], a.to(b.dtype), carry_dtype(b)
+        if length == 1:
+            return apply(factor, state.unsqueeze(1), b, reset)
+        if length % 2:
+            (a, _), (_, last_factor), (b, last) = (_split(x, [length - 1, 1]) for x in (a, factor, b))
+            reset, last_reset = (None, None) if reset is None else torch.split(reset, [length - 1, 1], 1)
+            states = scan(a, b, reset)
+            return torch.cat([states, apply(last_factor, states[:, -1:], last, last_reset)], 1)
+        (a1, a2), (factor1, factor2), (b1, b2) = (_pairs(x) for x in (a, factor, b))
+        reset1, reset2 = (None, None) if reset is None else _pairs(reset)
+        either = None if reset1 is None or reset2 is None else reset1 | reset2
+        second = scan(multiply(a2.to(wide), _unless(reset2, a1).to(wide)), apply(factor2, b1, b2, reset2), either)
+        before = torch.cat([state.unsqueeze(1), second[:, :-1]], 1)
+        return torch.stack([apply(factor1, before, b1, reset1), second], 2).flatten(1, 2)
+
+    return scan(_unless(reset, a), b, reset)
+
+
+def running_sum(x: Tensor, reset: Tensor | None = None) -> Tensor:
+    """The sum of x (B, L, *S) over the steps up to each, at least one step; from anew at each step where `reset` is True."""
+    if reset is None:
+        return torch.cumsum(x, 1)
+    one = torch.ones((1,) * x.ndim, dtype=x.dtype, device=x.device)
+    return affine_scan(one, x, torch.zeros_like(x[:, 0]), _first, _sum, reset)
+
+
+def _first(x: Tensor, y: Tensor) -> Tensor:  # noqa: ARG001 - the factors of a sum are all 1, and never used
+    return x
+
+
+def _sum(a: Tensor, x: Tensor, b: Tensor) -> Tensor:  # noqa: ARG001
+    return x + b
+
+
+def _unless(reset: Tensor | None, x: Tensor) -> Tensor:
+    """x with zeros where `reset` is True."""
+    return x if reset is None else torch.where(reset, 0, x)
 
 
 def _split(x: Tensor, lengths: list[int]) -> tuple[Tensor, ...]:

@@ -1,6 +1,7 @@
 """Run a scan chunk by chunk, recomputing a chunk's intermediates in the backward instead of keeping them."""
 
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -10,10 +11,11 @@ CHUNK = 64
 NUMBERS = 2**20  # of a tensor; on fewer, much of an operation's time goes into starting it
 
 Chunk = Callable[..., tuple[Tensor, Tensor]]
+T = TypeVar("T")
 
 
-def _run(step: Chunk, inputs: Sequence[Tensor | None]) -> tuple[Tensor, Tensor]:
-    """One chunk; its intermediates are recomputed in the backward where autograd records at all.
+def run_chunk(step: Callable[..., T], inputs: Sequence[Tensor | None]) -> T:
+    """`step(*inputs)` for one chunk; its intermediates are recomputed in the backward where autograd records at all.
 
     The transforms of torch.func take no saved-tensor hooks: under them intermediates are kept.
     """
@@ -52,6 +54,6 @@ def scan_chunks(
     pieces = [(None,) * count if x is None else torch.split(x, size, 1) for x in per_step]
     outputs = []
     for chunk in zip(*pieces, strict=True):
-        y, state = _run(step, (*chunk, *shared, state))
+        y, state = run_chunk(step, (*chunk, *shared, state))
         outputs.append(y)
     return torch.cat(outputs, 1), state

@@ -80,13 +80,15 @@ def block2_scan(
     drive, start = (to_pairs(part, wide) if columns else part.to(wide).unsqueeze(-1) for part in (f, initial_state))
     chosen = resolve("block2_scan", backend, f, NATIVE_BACKENDS)
     with without_autocast(f):
-        x, final = _run(M.to(wide), drive, start, flags, chosen)
+        x, final = _run(M.to(wide), drive, start, flags, seq_idx is not None, chosen)
     if not columns:
         return x.squeeze(-1).to(out), final.squeeze(-1)
     return in_form_of(x.contiguous(), f).to(out), in_form_of(final.contiguous(), f)
 
 
-def _run(M: Tensor, f: Tensor, initial_state: Tensor, flags: Tensor | None, backend: str) -> tuple[Tensor, Tensor]:
+def _run(
+    M: Tensor, f: Tensor, initial_state: Tensor, flags: Tensor | None, packed: bool, backend: str
+) -> tuple[Tensor, Tensor]:
     """The recurrence by one backend, on real tensors of one dtype; see `reference`."""
     if backend in NATIVE and f.numel():
         batch, length, *_, columns = f.shape
@@ -98,5 +100,6 @@ def _run(M: Tensor, f: Tensor, initial_state: Tensor, flags: Tensor | None, back
             backend,
         )
         return x.reshape(f.shape), final.reshape(initial_state.shape)
-    scan = reference.block2_scan if backend == "reference" else eager.block2_scan
-    return scan(M, f, initial_state, flags)
+    if backend == "reference":
+        return reference.block2_scan(M, f, initial_state, flags)
+    return eager.block2_scan(M, f, initial_state, flags, packed=packed)

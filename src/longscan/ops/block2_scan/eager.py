@@ -1,11 +1,12 @@
 """`block2_scan` in vectorised torch: an associative scan of 2x2 matrices inside chunks, chunks one after another."""
 
 import math
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from longscan.ops._arguments import marks
+from longscan.ops._arguments import marks, resets
 from longscan.ops._associative import affine_scan
 from longscan.ops._chunks import long_chunk, scan_chunks
 
@@ -22,20 +23,21 @@ def _affine(x: Tensor, y: Tensor, f: Tensor) -> Tensor:
     return torch.addcmul(torch.addcmul(f, left, upper), right, lower)
 
 
-def _chunk(f: Tensor, flags: Tensor | None, M: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+def _chunk(f: Tensor, flags: Tensor | None, M: Tensor, state: Tensor, *, packed: bool) -> tuple[Tensor, Tensor]:
     M, f = M.contiguous(), f.contiguous()
     if flags is not None:
-        invalid, reset = marks(flags, f.ndim)
+        invalid, _ = marks(flags, f.ndim)
         identity = torch.eye(2, dtype=M.dtype, device=M.device).unsqueeze(-1)
-        # a state that was infinite or NaN stays NaN through the factor 0 of a restart, where the reference starts afresh
-        M, f = torch.where(reset, 0, torch.where(invalid, identity, M)), torch.where(invalid, 0, f)
-    states = affine_scan(M, f, state, _product, _affine)
+        M, f = torch.where(invalid, identity, M), torch.where(invalid, 0, f)
+    states = affine_scan(M, f, state, _product, _affine, resets(flags, packed, f.ndim))
     final = states[:, -1].clone()
     return (states if flags is None else torch.where(invalid, 0, states)), final
 
 
-def block2_scan(M: Tensor, f: Tensor, initial_state: Tensor, flags: Tensor | None) -> tuple[Tensor, Tensor]:
-    """As `reference.block2_scan`; memory beyond the output is bounded by a chunk.
+def block2_scan(
+    M: Tensor, f: Tensor, initial_state: Tensor, flags: Tensor | None, *, packed: bool = True
+) -> tuple[Tensor, Tensor]:
+    """As `reference.block2_scan`; memory beyond the output is bounded by a chunk. packed: whether `flags` may hold RESET.
 
     Inside, the axes S stand last and the four entries of a matrix before them, so that every operation runs over whole rows.
     """
@@ -46,6 +48,6 @@ def block2_scan(M: Tensor, f: Tensor, initial_state: Tensor, flags: Tensor | Non
     drive = f.reshape(batch, length, size, 2, columns).movedim(2, -1)
     start = initial_state.reshape(batch, size, 2, columns).movedim(1, -1)
     per_step, shared = ((drive, flags), (planes,)) if constant else ((drive, flags, planes), ())
-    x, final = scan_chunks(_chunk, per_step, shared, start, empty=drive, size=long_chunk(drive))
+    x, final = scan_chunks(partial(_chunk, packed=packed), per_step, shared, start, empty=drive, size=long_chunk(drive))
     x, final = x.movedim(-1, 2), final.movedim(-1, 1)
     return x.reshape(batch, length, *axes, 2, columns), final.reshape(initial_state.shape)

@@ -24,6 +24,6 @@ def block2_scan(M: Tensor, f: Tensor, initial_state: Tensor, flags: Tensor | Non
         invalid, reset = (flags[:, t] == INVALID).view(per_row), (flags[:, t] == RESET).view(per_row)
         # an invalid step takes part with M = 1, f = 0, so that not even a NaN standing there reaches a gradient
         M_t, f_t = torch.where(invalid, torch.eye(2, dtype=M.dtype, device=M.device), M_t), torch.where(invalid, 0, f_t)
-        state = M_t @ torch.where(reset, 0, state) + f_t
+        state = torch.where(invalid, state, M_t @ torch.where(reset, 0, state) + f_t)  # 0 times an infinite entry is no 0
         outputs.append(torch.where(invalid, 0, state))
     return (torch.stack(outputs, 1) if outputs else f.clone()), state.clone()

@@ -86,16 +86,27 @@ def linear_scan(
     a, b, initial_state = (to_pairs(x, wide) for x in (a, b, initial_state))
     chosen = resolve("linear_scan", backend, b, NATIVE_BACKENDS)
     with without_autocast(b):
-        x, final = _run(a, b, initial_state, flags, reverse, is_complex, chosen)
+        x, final = run_backend(a, b, initial_state, flags, reverse, is_complex, chosen, seq_idx is not None)
     if not form.is_complex():
         return x.to(out), final
     return torch.view_as_complex(x).to(out), torch.view_as_complex(final)
 
 
-def _run(
-    a: Tensor, b: Tensor, initial_state: Tensor, flags: Tensor | None, reverse: bool, is_complex: bool, backend: str
+def run_backend(
+    a: Tensor,
+    b: Tensor,
+    initial_state: Tensor,
+    flags: Tensor | None,
+    reverse: bool,
+    is_complex: bool,
+    backend: str,
+    packed: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """The recurrence by one backend, on real tensors of one dtype; complex numbers are pairs where `is_complex`."""
+    """The recurrence by one backend, on real tensors of one dtype; complex numbers are pairs where `is_complex`.
+
+    a: (B, L, *S) or (*S); b: (B, L, *S); initial_state: (B, *S); flags: (B, L), see `step_flags`, in the order of time; packed:
+    whether they may hold RESET.
+    """
     if backend in NATIVE and b.numel():
         tail = (2,) if is_complex else ()
         x, final = _native(
@@ -108,7 +119,7 @@ def _run(
     if reverse:
         a, b, flags = a.flip(1) if a.ndim == b.ndim else a, b.flip(1), None if flags is None else flags.flip(1)
     if backend != "reference":
-        x, final = eager.linear_scan(a, b, initial_state, flags, is_complex=is_complex)
+        x, final = eager.linear_scan(a, b, initial_state, flags, is_complex=is_complex, packed=packed)
     elif is_complex:
         a, b, initial_state = (torch.complex(*x.unbind(-1)) for x in (a, b, initial_state))
         x, final = reference.linear_scan(a, b, initial_state, flags)

@@ -120,7 +120,9 @@ def selective_scan(
                 tensors[i] = torch.complex(*tensors[i].unbind(-1))
             y, final = reference.selective_scan(*tensors, dt_softplus=dt_softplus, paired=paired)
             final = torch.view_as_real(final)
+        elif chosen == "reference":
+            y, final = reference.selective_scan(*tensors, dt_softplus=dt_softplus, paired=paired)
         else:
-            scan = reference.selective_scan if chosen == "reference" else eager.selective_scan
-            y, final = scan(*tensors, dt_softplus=dt_softplus, paired=paired)
+            packed = seq_idx is not None
+            y, final = eager.selective_scan(*tensors, dt_softplus=dt_softplus, paired=paired, packed=packed)
     return y.to(out), in_form_of(final, form) if is_complex else final

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from longscan.numerics.pairs import multiply
-from longscan.ops._arguments import marks, mask
+from longscan.ops._arguments import marks, mask, resets
 from longscan.ops._associative import affine_scan
 from longscan.ops._chunks import scan_chunks
 from longscan.ops.selective_scan.reference import step_sizes
@@ -37,6 +37,7 @@ def _chunk(
     *,
     dt_softplus: bool,
     paired: bool,
+    packed: bool,
 ) -> tuple[Tensor, Tensor]:
     u, dt, B, C, z, dt_scale = mask(flags, u, dt, B, C, z, dt_scale)
     dt = step_sizes(dt, dt_bias, dt_scale, dt_softplus)
@@ -44,10 +45,9 @@ def _chunk(
         dt = torch.where(marks(flags, 3)[0], 0, dt)
     is_complex = A.ndim == 3
     decay = _decay(dt, A)
-    if flags is not None:
-        decay = torch.where(marks(flags, decay.ndim)[1], 0, decay)
     entering = (dt * u)[(..., *(None,) * (A.ndim - 1))] * B.unsqueeze(2)
-    states = affine_scan(decay, entering, state, multiply if is_complex else torch.mul)
+    reset = resets(flags, packed, decay.ndim)
+    states = affine_scan(decay, entering, state, multiply if is_complex else torch.mul, reset=reset)
     products = states * C.unsqueeze(2)
     y = (products[..., 0] - products[..., 1]).sum(-1) * (2 if paired else 1) if is_complex else products.sum(-1)
     y = y if D is None else y + D * u
@@ -70,7 +70,11 @@ def selective_scan(
     *,
     dt_softplus: bool,
     paired: bool,
+    packed: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """As `reference.selective_scan`, complex numbers as pairs (..., 2); memory beyond the output is bounded by a chunk."""
-    step = partial(_chunk, dt_softplus=dt_softplus, paired=paired)
+    """As `reference.selective_scan`, complex numbers as pairs (..., 2); memory beyond the output is bounded by a chunk.
+
+    packed: whether `flags` may hold RESET.
+    """
+    step = partial(_chunk, dt_softplus=dt_softplus, paired=paired, packed=packed)
     return scan_chunks(step, (u, dt, B, C, z, dt_scale, flags), (A, D, dt_bias), initial_state, empty=u)

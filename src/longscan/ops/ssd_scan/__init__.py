@@ -125,9 +125,10 @@ def ssd_scan(
     with without_autocast(x):
         if native:
             y, final = _run_native(*tensors, backend=chosen)
+        elif chosen == "reference":
+            y, final = reference.ssd_scan(*tensors)
         else:
-            scan = reference.ssd_scan if chosen == "reference" else eager.ssd_scan
-            y, final = scan(*tensors)
+            y, final = eager.ssd_scan(*tensors, packed=seq_idx is not None)
     return y.to(out), final
 
 

@@ -2,15 +2,22 @@
 
 Dao and Gu, "Transformers are SSMs" (arXiv:2405.21060), section 6.2: with a_t = exp(dt_t A) the outputs of a chunk are
 (decay * C B^T) (s x) from its own inputs, decay_ts = a_{s+1} ... a_t, plus (a_1 ... a_t) C_t h from the state h before it.
+
+Where a row holds several sequences the products run over the pairs of steps of one sequence, by `masked_products` and
+`masked_sums`; the state before the chunk goes to the steps of the first sequence, and the last one alone enters the state after.
 """
+
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
 from longscan.numerics.rotary import turn
-from longscan.ops._arguments import RESET, carry_dtype, marks, mask
+from longscan.ops._arguments import carry_dtype, marks, mask, resets
+from longscan.ops._associative import running_sum
 from longscan.ops._chunks import scan_chunks
+from longscan.ops._masked_products import masked_products, masked_sums
 from longscan.ops.ssd_scan.reference import of_heads
 
 
@@ -20,7 +27,7 @@ def _without_first(angle: Tensor, flags: Tensor | None) -> tuple[Tensor, Tensor]
         return angle[:, 0], torch.cat([torch.zeros_like(angle[:, :1]), angle[:, 1:]], 1)
     invalid, reset = marks(flags, 4)
     first = ~invalid & ((~invalid).cumsum(1) == 1)
-    return torch.where(first, angle, 0).sum(1), torch.where(first | reset, 0, angle)
+    return torch.where(first & ~reset, angle, 0).sum(1), torch.where(first | reset, 0, angle)
 
 
 def _chunk(
@@ -38,6 +45,8 @@ def _chunk(
     B_bias: Tensor | None,
     C_bias: Tensor | None,
     state: Tensor,
+    *,
+    packed: bool,
 ) -> tuple[Tensor, Tensor]:
     x, dt, B, C, z, input_scale, own_scale, angle = mask(flags, x, dt, B, C, z, input_scale, own_scale, angle)
     batch, length, heads, width = x.shape
@@ -47,7 +56,7 @@ def _chunk(
     if angle is not None:  # in a frame that turns with the state nothing turns but inputs and readouts
         opening, angle = _without_first(angle, flags)
         state = turn(state, opening.unsqueeze(2))
-        turned = angle.to(carry_dtype(angle)).cumsum(1)
+        turned = running_sum(angle.to(carry_dtype(angle)), resets(flags, packed, 4))
         B, C = (turn(part, -turned) for part in (B, C))
     groups = B.shape[2]
     drive = x * (dt if input_scale is None else input_scale).unsqueeze(-1)
@@ -58,24 +67,29 @@ def _chunk(
     # Sums over just the steps between: differences of running sums would cancel, in the gradient of A above all.
     between = torch.where(later, exponent.unsqueeze(3), 0).cumsum(2)
     since_start = exponent.cumsum(2)
-    apart = later.T
-    if flags is not None:
-        segment = (flags == RESET).cumsum(1).unsqueeze(1)
+    apart, in_first, in_last = later.T, None, None
+    reset = resets(flags, packed, 2)
+    if reset is not None:
+        segment = reset.cumsum(1).unsqueeze(1)  # (B, 1, L)
         apart = apart | (segment.unsqueeze(3) != segment.unsqueeze(2))
+        in_first, in_last = (segment == 0).unsqueeze(3), (segment == segment[..., -1:]).unsqueeze(3)
         since_start = since_start.masked_fill(segment != 0, -torch.inf)
     decay, from_start = between.masked_fill(apart, -torch.inf).exp(), since_start.exp()
     to_end = decay[..., -1, :]
 
     per_group = (batch, groups, heads // groups)
     within = decay if own_scale is None else torch.where(later, decay, 0)
-    weights = (C @ B.transpose(2, 3)).unsqueeze(2) * within.reshape(*per_group, length, length)
-    own = (weights.flatten(1, 2) @ drive).transpose(1, 2)
+    products = C @ B.transpose(2, 3) if reset is None else masked_products(C, B, ~apart)
+    weights = (products.unsqueeze(2) * within.reshape(*per_group, length, length)).flatten(1, 2)
+    own = (weights @ drive if reset is None else masked_sums(weights, drive, ~apart)).transpose(1, 2)
     rows = state.reshape(batch, groups, heads // groups * width, state.shape[-1])
-    carried = C @ rows.transpose(2, 3)  # (B, G, L, heads of a group * P)
+    carried = _only(in_first, C) @ rows.transpose(2, 3)  # (B, G, L, heads of a group * P)
     carried = carried.reshape(batch, groups, length, heads // groups, width).transpose(2, 3).flatten(1, 2)
-    y = own + (carried * from_start.unsqueeze(-1)).transpose(1, 2)
-    entering = (drive * to_end.unsqueeze(-1)).reshape(*per_group, length, width).transpose(3, 4).flatten(2, 3) @ B
-    state = from_start[..., -1:, None] * state + entering.reshape(state.shape)
+    y = own + _only(in_first, carried * from_start.unsqueeze(-1)).transpose(1, 2)
+    leaving = _only(in_last, drive * to_end.unsqueeze(-1)).reshape(*per_group, length, width).transpose(3, 4).flatten(2, 3)
+    entering = leaving @ _only(in_last, B)
+    before = _only(None if in_first is None else in_first[:, :, -1:], state)  # without a restart the last step is of the first
+    state = from_start[..., -1:, None] * before + entering.reshape(state.shape)
     if turned is not None:
         state = turn(state, turned[:, -1].unsqueeze(2))
     if own_scale is not None:
@@ -84,6 +98,11 @@ def _chunk(
     y = y if D is None else y + D.unsqueeze(-1) * x
     y = y if z is None else y * silu(z)
     return y if flags is None else torch.where(marks(flags, 4)[0], 0, y), state
+
+
+def _only(steps: Tensor | None, x: Tensor) -> Tensor:
+    """x, with zeros where `steps` (bool) is given and False."""
+    return x if steps is None else torch.where(steps, x, 0)
 
 
 def ssd_scan(
@@ -101,7 +120,9 @@ def ssd_scan(
     B_bias: Tensor | None,
     C_bias: Tensor | None,
     flags: Tensor | None,
+    *,
+    packed: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """As `reference.ssd_scan`; memory beyond the output is bounded by a chunk."""
+    """As `reference.ssd_scan`; memory beyond the output is bounded by a chunk. packed: whether `flags` may hold RESET."""
     per_step = (x, dt, B, C, z, input_scale, own_scale, angle, flags)
-    return scan_chunks(_chunk, per_step, (A, D, B_bias, C_bias), initial_state, empty=x)
+    return scan_chunks(partial(_chunk, packed=packed), per_step, (A, D, B_bias, C_bias), initial_state, empty=x)

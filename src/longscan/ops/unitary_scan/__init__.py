@@ -115,5 +115,5 @@ def unitary_scan(
             y, final = reference.unitary_scan(*tensors, phase_dt=phase_dt)
             final = torch.view_as_real(final)
         else:
-            y, final = eager.unitary_scan(*tensors, phase_dt=phase_dt)
+            y, final = eager.unitary_scan(*tensors, phase_dt=phase_dt, packed=seq_idx is not None)
     return y.to(out), in_form_of(final, form)

@@ -2,7 +2,7 @@
 
 Inside a chunk that starts in state h_s, with G the sum of the angles since its start and S the sum of e^{-iG} dt silu(u):
 h_t = e^{i G_t} (h_s + B S_t). The angles are summed, and the state is carried from chunk to chunk, in float64: then nothing
-drifts, however many chunks there are.
+drifts, however many chunks there are. Where a sequence starts inside the row both sums start again from 0.
 """
 
 import math
@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from longscan.ops._arguments import carry_dtype, marks, mask
-from longscan.ops._associative import affine_scan
+from longscan.ops._arguments import carry_dtype, marks, mask, resets
+from longscan.ops._associative import running_sum
 from longscan.ops._chunks import CHUNK, scan_chunks
 
 
@@ -46,22 +46,21 @@ def _chunk(
     state: Tensor,
     *,
     phase_dt: bool,
+    packed: bool,
 ) -> tuple[Tensor, Tensor]:
     u, dt, z = mask(flags, u, dt, z)
     gated = silu(u)
     entering = (dt * gated).unsqueeze(-1)
     turns = _wrapped(_angles(u, dt, W, bias, flags, phase_dt).to(state.dtype))  # small, so that their sums round little
-    phase = _wrapped(torch.cumsum(turns, 1))
-    cos, sin = torch.cos(phase.to(u.dtype)), torch.sin(phase.to(u.dtype))
     start_re, start_im = state.unsqueeze(1).unbind(-1)
-    if flags is None:
-        sum_re, sum_im = torch.cumsum(cos * entering, 1), torch.cumsum(-sin * entering, 1)
-    else:  # sums that start again, and a starting state that is dropped, where the state restarts
-        kept = (~marks(flags, 4)[1]).to(u.dtype)
-        zero = torch.zeros_like(cos[:, 0])
-        sum_re, sum_im = affine_scan(kept, cos * entering, zero), affine_scan(kept, -sin * entering, zero)
-        carried = torch.cumprod(kept, 1)
-        start_re, start_im = carried * start_re, carried * start_im
+    reset = resets(flags, packed, 4)
+    if reset is not None:  # the angle of a sequence's first step turns nothing but the state, which is dropped there
+        turns = torch.where(reset, 0, turns)
+        dropped = reset.cumsum(1) > 0
+        start_re, start_im = torch.where(dropped, 0, start_re), torch.where(dropped, 0, start_im)
+    phase = _wrapped(running_sum(turns, reset))
+    cos, sin = torch.cos(phase.to(u.dtype)), torch.sin(phase.to(u.dtype))
+    sum_re, sum_im = running_sum(cos * entering, reset), running_sum(-sin * entering, reset)
     added_re, added_im = _rotate(B[..., 0], B[..., 1], sum_re, sum_im)
     re, im = _rotate(cos, sin, start_re.to(u.dtype) + added_re, start_im.to(u.dtype) + added_im)
     y = (C[..., 0] * re - C[..., 1] * im).sum(-1)
@@ -86,9 +85,13 @@ def unitary_scan(
     flags: Tensor | None,
     *,
     phase_dt: bool,
+    packed: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """As `reference.unitary_scan`, complex numbers as pairs (..., 2); memory beyond the output is bounded by a chunk."""
-    step = partial(_chunk, phase_dt=phase_dt)
+    """As `reference.unitary_scan`, complex numbers as pairs (..., 2); memory beyond the output is bounded by a chunk.
+
+    packed: whether `flags` may hold RESET.
+    """
+    step = partial(_chunk, phase_dt=phase_dt, packed=packed)
     state = initial_state.to(carry_dtype(initial_state))
     size = CHUNK // 4 if state.dtype == u.dtype else CHUNK  # sums no wider than what they add: short ones round less
     y, final = scan_chunks(step, (u, dt, z, flags), (W, bias, B, C, D), state, empty=u, size=size)

@@ -3,6 +3,11 @@
 h_t = e^{i theta_t} h_{t-1} + dt_t B silu(u_t) with theta_t = W u_t + bias, held as a phase and a sum: with G_t the running sum of
 the angles, wrapped, h_t = e^{i G_t} S_t and S_t = S_{t-1} + e^{-i G_t} dt_t B silu(u_t). Multiplying h by a rounded rotation
 step after step would let its size and phase drift; dividing by e^{i G} is safe here, and only here, because its size is 1.
+Where a sequence starts inside the row G and S are 0 again.
+
+Everything is computed in float64 and rounded at the end: in float32 the roundings of the angles alone add up to an error of the
+phase that grows with the length. The largest error of y over the largest y, for float32 inputs with N = D = 4: 4e-8 after 4,000
+and after 65,536 steps, where eager has 4e-6 and 6e-5, the C++ kernel 4e-6 and 1e-4, and a loop in float32 4e-6 and 6e-5.
 """
 
 import math
@@ -11,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from longscan.ops._arguments import marks, mask
+from longscan.ops._arguments import carry_dtype, marks, mask
 
 
 def unitary_scan(
@@ -33,16 +38,22 @@ def unitary_scan(
     u, dt, z: (B, L, D); W: (D, N, D); bias: (D, N); B, C: complex (D, N); D: (D,); initial_state: complex (B, D, N). Returns
     y (B, L, D) and the final state (B, D, N).
     """
+    narrow, narrow_state, wide = u.dtype, initial_state.dtype, carry_dtype(u)
+    u, dt, W, bias = (x.to(wide) for x in (u, dt, W, bias))
+    D, z = (None if x is None else x.to(wide) for x in (D, z))
+    B, C, total = (x.to(torch.promote_types(x.dtype, wide)) for x in (B, C, initial_state))
     u, dt, z = mask(flags, u, dt, z)
-    gated, total, outputs = silu(u), initial_state, []
-    phase = torch.zeros_like(initial_state.real)
+    gated, outputs = silu(u), []
+    phase = torch.zeros_like(total.real)
     for t in range(u.shape[1]):
         angle = torch.einsum("bp,dnp->bdn", u[:, t], W) + bias
         angle = angle * dt[:, t, :, None] if phase_dt else angle
         entering = (dt[:, t] * gated[:, t]).unsqueeze(-1) * B
         if flags is not None:
             invalid, reset = (mark.unsqueeze(-1) for mark in marks(flags[:, t], 2))
-            angle, total = torch.where(invalid, 0, angle), torch.where(reset, 0, total)
+            # the angle of a sequence's first step turns nothing but the state, which is dropped there
+            angle = torch.where(invalid | reset, 0, angle)
+            phase, total = torch.where(reset, 0, phase), torch.where(reset, 0, total)
         phase = torch.remainder(phase + angle, 2 * math.pi)
         rotation = torch.complex(torch.cos(phase), torch.sin(phase))
         total = total + rotation.conj() * entering  # at an invalid step u = 0, so nothing enters
@@ -51,4 +62,5 @@ def unitary_scan(
     y = y if D is None else y + D * gated
     y = y if z is None else y * silu(z)
     y = y if flags is None else torch.where(marks(flags, 3)[0], 0, y)
-    return y, torch.complex(torch.cos(phase), torch.sin(phase)) * total
+    final = torch.complex(torch.cos(phase), torch.sin(phase)) * total
+    return y.to(narrow), final.to(narrow_state)

@@ -1,0 +1,82 @@
+"""Matrix products over the pairs of steps that belong to one sequence, in rows that hold several.
+
+A plain product with weights of 0 lets a NaN or an infinity through, forward (0 times the value) and backward (0 times the
+gradient). Here a pair that the mask leaves out takes no part in any result or gradient, whatever stands there. The two functions
+are each other's derivatives, so that gradients of any order keep to the mask.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def masked_products(a: Tensor, b: Tensor, mask: Tensor) -> Tensor:
+    """<a_t, b_s> where mask[t, s], else 0. a: (..., T, K); b: (..., S, K); mask: bool, broadcast to the result, (..., T, S)."""
+    return _chosen(_Products, _ForwardProducts).apply(a, b, mask)
+
+
+def masked_sums(weights: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+    """sum_s weights[t, s] values[s] over the s with mask[t, s]; NaN for all K where a value among these is not finite.
+
+    weights: (..., T, S); values: (..., S, K); mask: bool, broadcast to `weights`. Returns (..., T, K).
+    """
+    return _chosen(_Sums, _ForwardSums).apply(weights, values, mask)
+
+
+def _chosen(plain: Any, with_forward_mode: Any) -> Any:
+    """The function with a rule for forward-mode derivatives, which torch.compile takes no function with."""
+    return plain if torch.compiler.is_compiling() else with_forward_mode
+
+
+class _Products(torch.autograd.Function):
+    @staticmethod
+    def forward(a: Tensor, b: Tensor, mask: Tensor) -> Tensor:
+        return torch.where(mask, a @ b.mT, 0)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noqa: ARG004
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        a, b, mask = ctx.saved_tensors
+        return masked_sums(grads[0], b, mask), masked_sums(grads[0].mT, a, mask.mT), None
+
+
+class _ForwardProducts(_Products):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        a, b, mask = ctx.saved_tensors
+        return masked_products(tangents[0], b, mask) + masked_products(a, tangents[1], mask)
+
+
+class _Sums(torch.autograd.Function):
+    @staticmethod
+    def forward(weights: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+        wrong = ~values.isfinite().all(-1, keepdim=True)
+        total = torch.where(mask, weights, 0) @ torch.where(wrong, 0, values)
+        reached = mask.to(total.dtype) @ wrong.to(total.dtype)
+        return torch.where(reached > 0, torch.nan, total)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noqa: ARG004
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        weights, values, mask = ctx.saved_tensors
+        return masked_products(grads[0], values, mask), masked_sums(weights.mT, grads[0], mask.mT), None
+
+
+class _ForwardSums(_Sums):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        weights, values, mask = ctx.saved_tensors
+        return masked_sums(tangents[0], values, mask) + masked_sums(weights, tangents[1], mask)
