@@ -20,7 +20,7 @@ from longscan.ops import OPS
 from longscan.ops._dispatch import reject
 
 CHOSEN = os.environ.get("LONGSCAN_BACKEND")
-LENGTHS = (2, 3, 17, 65, 130)
+LENGTHS = (17, 65, 130, 2, 3)  # the first choices make up the first case, and there are few in a short run
 POISONS = [float("nan"), float("inf"), -float("inf"), 1e30]
 PLACES = st.sampled_from(["inputs", "cotangents", "both"])
 PAIRS = [
@@ -43,7 +43,7 @@ def packed(data: st.DataObject, op: str, dtype: torch.dtype) -> Case:
     starts = torch.rand(case.batch, case.length, generator=generator) < data.draw(st.sampled_from([2 / case.length, 0.3]))
     starts[:, data.draw(st.integers(1, case.length - 1))] = True
     masks = {"seq_idx": starts.cumsum(1)}
-    if data.draw(st.booleans()):
+    if data.draw(st.sampled_from([True, False])):
         masks["valid"] = torch.rand(case.batch, case.length, generator=generator) < 0.8
     return replace(case, masks=masks)
 
