@@ -375,8 +375,9 @@ def predict_command(words: Sequence[str]) -> int:
     parser.add_argument("file", type=str, help="examples in the form that the task reads")
     parser.add_argument("--out", type=str, help="where to write the table; stdout without it")
     parser.add_argument("--checkpoint", type=str, default="selected", help="selected, last, best or average")
+    parser.add_argument("--missing", type=str, help="refuse or fill missing values of series; as in training without it")
     given = _parse(parser, words)
-    rows = Run(given.run).predict(given.file, given.checkpoint)
+    rows = Run(given.run).predict(given.file, given.checkpoint, given.missing)
     target = sys.stdout if given.out is None else _open_table(given.out)
     try:
         writer = csv.DictWriter(target, list(rows[0]), lineterminator="\n")

@@ -281,11 +281,16 @@ def test_scores_by_length_and_missing_values_of_series(refused: Callable[..., st
     channels = [":".join(["1,2,3"] * 6), ":".join(["1,?,3", "1,2,NaN", *["1,2,3"] * 4]), ":".join(["?,2,3", *["1,2,3"] * 5])]
     examples.write_text("@problemName New\n@classLabel false\n@data\n" + "\n".join(channels) + "\n")
     program = "import sys; from longscan.cli import main; sys.exit(main())"
-    words = [sys.executable, "-c", program, "predict", str(tmp_path / "run"), str(examples)]
+    counts = f"{examples}: 3 missing values ('?', 'NaN' or nothing) in 2 of its 3 series"
+    assert counts in refused("predict", tmp_path / "run", examples)
+    given = ("predict", tmp_path / "run", examples, "--missing")
+    assert "--missing: got 'mask', needed refuse, as in training" in refused(*given, "mask")
+    assert "--missing: must be one of refuse, fill, mask" in refused(*given, "drop")
+    words = [sys.executable, "-c", program, "predict", str(tmp_path / "run"), str(examples), "--missing", "fill"]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert (done.returncode, len(done.stdout.splitlines())) == (0, 4)
     (line,) = done.stderr.splitlines()
-    assert line == f"{examples}: 3 missing values in 2 of its 3 series were given the channel's mean over the training series"
+    assert line == f"{counts} were filled by linear interpolation within their series"
     assert Run(tmp_path / "run").settings.model.spec == "m"
 
 

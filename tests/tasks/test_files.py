@@ -1,5 +1,7 @@
 """Readers of series: against aeon's where it reads rightly, every kind of damage, headers that are wrong."""
 
+import os
+import re
 import warnings
 from importlib.util import find_spec
 from pathlib import Path
@@ -135,12 +137,12 @@ def test_other_encodings(tmp_path):
         ("@dimensions 2", "@dimensions 3", "dimensions is 2, not 3"),
         ("@univariate false", "@univariate true", "univariate is false, not true"),
         ("@equalLength true", "@equalLength false", None),
-        ("true up Down", "true up", "labels Down are not in its list"),
         ("1,2,3:4,5,6.5", "1,2:4,5", "equallength is false, not true"),
         ("1,2,3:4,5,6.5", "1,2,?:4,5,?", None),
         ("1,2,3:4,5,6.5", "1,2,3,4:4,5,6.5,7", "equallength is false, not true; serieslength is 3 to 4, not 3"),
         ("1,2,3", "1,?,3", None),
         ("@dimensions 2", "@missing true", None),
+        ("@classLabel true up Down", "@classLabel true up Down Left", None),
         ("@data\n1,2,3", "@missing false\n@data\n1,?,3", "missing is true, not false"),
     ],
 )
@@ -148,10 +150,10 @@ def test_a_header_is_advisory(tmp_path, old, new, claims):
     path = tmp_path / "toy.ts"
     path.write_text(TS.replace(old, new))
     if claims is None:
-        found = read_ts(path)
+        found = read_ts(path, "fill")
     else:
         with pytest.warns(UserWarning, match=f"its header does not fit its data, which are used: {claims}$") as caught:
-            found = read_ts(path)
+            found = read_ts(path, "fill")
         assert len(caught) == 1
     assert set(found.labels) == set(found.classes) == {"up", "Down"}
 
@@ -160,12 +162,107 @@ def test_missing_values_and_unequal_lengths(tmp_path):
     path = tmp_path / "toy.ts"
     text = TS.replace("equalLength true", "equalLength false").replace("1,2,3:4,5,6.5", "1,?,3,NaN:4,,6.5,nan")
     path.write_text(text.replace("@seriesLength 3\n", ""))
-    first, second = read_ts(path).series
+    first, second = read_ts(path, "mask").series
     assert np.array_equal(first, [[1, np.nan, 3], [4, np.nan, 6.5]], equal_nan=True), "nothing is left of the last step"
     assert second.shape == (2, 3)
     path = tmp_path / "toy.arff"
     path.write_text(ARFF.replace("-1,-2e1,-3\\n+4,.5,6", "-1,-2e1,?\\n+4,?,?"))
-    assert [series.shape for series in read_arff(path).series] == [(2, 3), (2, 2)]
+    assert [series.shape for series in read_arff(path, "mask").series] == [(2, 3), (2, 2)]
+
+
+MISSING = TS.replace("1,2,3:4,5,6.5", "?,2,:4,NaN,6.5")  # three values, in the first series
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("toy.ts", MISSING), ("toy.arff", ARFF.replace("1,2,3\\n4,5,6.5", "?,2,\\n4,NaN,6.5"))]
+)
+def test_missing_values_are_counted_and_refused_filled_or_marked(tmp_path, caplog, name, text):
+    path = tmp_path / name
+    path.write_text(text)
+    message = r": 3 missing values \('\?', 'NaN' or nothing\) in 1 of its 2 series"
+    with pytest.raises(ValueError, match=rf"^{path}{message}, the first in series 1, channel 1, step 1; missing='fill'"):
+        read_recordings(path)
+    assert not caplog.records
+    filled = read_recordings(path, "fill")
+    assert filled.series[0].tolist() == [[2, 2, 2], [4, 5.25, 6.5]]
+    assert filled.n_missing == 3
+    assert re.search(rf"{path}{message} were filled by linear interpolation", caplog.messages[-1])
+    marked = read_recordings(path, "mask")
+    assert np.array_equal(marked.series[0], [[np.nan, 2, np.nan], [4, np.nan, 6.5]], equal_nan=True)
+    assert np.array_equal(marked.series[1], filled.series[1])
+    assert "are marked as missing" in caplog.messages[-1]
+    with pytest.raises(ValueError, match=r"^missing: got 'drop', expected one of refuse, fill, mask$"):
+        read_recordings(path, "drop")
+
+
+def test_a_channel_without_a_value_can_not_be_filled(tmp_path):
+    path = tmp_path / "toy.ts"
+    path.write_text(TS.replace("4,5,6.5", "?,?,?"))
+    with pytest.raises(ValueError, match=r": series 1 has no value in channel 2 to interpolate from; missing='mask' marks it$"):
+        read_ts(path, "fill")
+    assert np.isnan(read_ts(path, "mask").series[0][1]).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "line"),
+    [
+        ("toy.ts", TS.replace("up Down", "up down"), 11),
+        ("toy.ts", TS.replace("6.5:up", "6.5:Up"), 10),
+        ("toy.ts", TS.replace("6.5:up", "6.5:?"), 10),
+        ("toy.arff", ARFF.replace("{up,'Down'}", "{up,left}"), 11),
+    ],
+)
+def test_a_label_that_the_header_does_not_list_is_an_error(tmp_path, name, text, line):
+    path = tmp_path / name
+    path.write_text(text)
+    message = rf"^{path}:{line}: the label '[^']*' is not in the header's list of labels \(up, "
+    with pytest.raises(ValueError, match=message) as caught:
+        read_recordings(path)
+    assert "\n" not in str(caught.value)
+    assert read_recordings(path, with_labels=False).labels is None, "labels that nobody reads need not be right"
+
+
+def test_the_axes_of_an_array_are_not_guessed(tmp_path):
+    path = tmp_path / "some.npy"
+    array = np.arange(24.0).reshape(2, 3, 4)
+    np.save(path, array)
+    message = r"some.npy: its shape \(2, 3, 4\) is 3 steps of 4 channels .* or 4 steps of 3 channels .* say layout='nlc' or"
+    with pytest.raises(ValueError, match=message):
+        read_recordings(path)
+    assert np.array_equal(read_recordings(path, layout="ncl").series, array)
+    assert np.array_equal(read_recordings(path, layout="nlc").series, array.transpose(0, 2, 1))
+    with pytest.raises(ValueError, match=r"^layout: got 'lnc', expected None, 'nlc' or 'ncl'$"):
+        read_recordings(path, layout="lnc")
+
+
+ARCHIVE = Path(os.environ.get("LONGSCAN_TEST_DATA", "/nowhere")) / "uea"
+REAL = sorted(path for pattern in ("*/*_TRAIN.ts", "*/*_TRAIN.arff") for path in ARCHIVE.glob(pattern))
+
+
+@pytest.mark.filterwarnings("ignore:.*missing is true, not false")
+@pytest.mark.skipif(not REAL, reason="LONGSCAN_TEST_DATA names no folder with uea/NAME/NAME_TRAIN.ts")
+@pytest.mark.parametrize("source", REAL, ids=lambda path: path.name)
+def test_files_of_the_archive_are_whole_and_damage_to_them_is_found(source, tmp_path):
+    whole = read_recordings(source)
+    assert whole.n_missing == 0
+    assert set(whole.labels) == set(whole.classes)
+    assert all(np.isfinite(series).all() for series in whole.series)
+    lines = source.read_text(encoding="latin-1").splitlines(keepends=True)
+    last = max(number for number, line in enumerate(lines) if line.strip())
+    value = re.search(r"(?<=,)-?\d[^,:]*(?=,)", lines[last])  # neither the first nor the last of a channel
+    path = tmp_path / source.name
+    damaged = lines[last][: value.start()] + "?" + lines[last][value.end() :]
+    path.write_text("".join([*lines[:last], damaged]), encoding="latin-1")
+    with pytest.raises(ValueError, match=rf": 1 missing values .* in 1 of its {len(whole.series)} series, the first in series"):
+        read_recordings(path)
+    filled = read_recordings(path, "fill").series
+    assert sum(int((a != b).sum()) for a, b in zip(filled, whole.series, strict=True)) <= 1
+    label = re.escape(whole.labels[-1])
+    renamed = re.sub(rf"(?<=[,:])(['\"]?){label}(['\"]?)\s*$", r"\1unheard-of\2\n", lines[last])
+    assert renamed != lines[last]
+    path.write_text("".join([*lines[:last], renamed]), encoding="latin-1")
+    with pytest.raises(ValueError, match=rf":{last + 1}: the label 'unheard-of' is not in the header's list of labels"):
+        read_recordings(path)
 
 
 def test_files_without_labels(tmp_path):
@@ -184,7 +281,9 @@ def test_one_file_a_channel(tmp_path):
     paths = [tmp_path / f"toyDimension{number}_TRAIN.arff" for number in (1, 2)]
     paths[0].write_text(header + "1,2,?,up\n3,4,5,down\n")
     paths[1].write_text(header + "6,?,?,up\n7,8,9,down\n")
-    found = read_arff_dimensions(paths)
+    with pytest.raises(ValueError, match=r"toyDimension1_TRAIN.arff: 1 missing values .* in 1 of its 2 series"):
+        read_arff_dimensions(paths)
+    found = read_arff_dimensions(paths, "mask")
     assert found.labels == ["up", "down"]
     assert np.array_equal(found.series[0], [[1, 2], [6, np.nan]], equal_nan=True)
     assert found.series[1].tolist() == [[3, 4, 5], [7, 8, 9]]
@@ -199,13 +298,19 @@ def test_one_file_a_channel(tmp_path):
 def test_plain_tables(tmp_path):
     path = tmp_path / "one.csv"
     path.write_text("x, y\n1, 2\n3,\n5,6\n")
-    assert np.array_equal(read_recordings(path).series[0], [[1, 3, 5], [2, np.nan, 6]], equal_nan=True)
+    assert np.array_equal(read_recordings(path, "mask").series[0], [[1, 3, 5], [2, np.nan, 6]], equal_nan=True)
+    assert read_recordings(path, "fill").series[0].tolist() == [[1, 3, 5], [2, 4, 6]]
+    with pytest.raises(ValueError, match=r": 1 missing values .* the first in series 1, channel 2, step 2; missing='fill'"):
+        read_recordings(path)
     path = tmp_path / "some.npy"
     np.save(path, np.arange(12).reshape(2, 3, 2))
     assert [series.shape for series in read_recordings(path).series] == [(2, 3), (2, 3)]
     assert read_recordings(path).series[1].tolist() == [[6, 8, 10], [7, 9, 11]]
     np.save(path, np.arange(6.0).reshape(3, 2))
     assert read_recordings(path).series[0].tolist() == [[0, 2, 4], [1, 3, 5]]
+    np.save(path, np.array([[1.0, np.inf], [2.0, 3.0]]))
+    with pytest.raises(ValueError, match=r"some\.npy: holds 1 infinite values"):
+        read_recordings(path)
     np.save(path, np.arange(3))
     with pytest.raises(ValueError, match=r"numbers of shape .* are needed, not int64 of shape \(3,\)$"):
         read_recordings(path)

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -227,9 +228,9 @@ def test_forecasts_of_a_users_file(folder, tmp_path):
         ("date,b\n", "t.csv: holds no rows"),
         ("date,b,c\nx,1,2\nx,1\n", "t.csv:3: has 2 columns, the header has 3"),
         ("date,b\nx,1\nx,one\n", "t.csv:3: a value is no number"),
-        ("date,b\nx,1\nx,\n", "t.csv:3: a value is no number"),
-        ("date,b\nx,1\nx,nan\n", "t.csv:3: a value is missing or not finite"),
-        ("date,b\nx,1\nx,1e999\n", "t.csv:3: a value is missing or not finite"),
+        ("date,b\nx,1\nx,\n", r"t.csv: 1 missing values \('\?', 'NaN' or nothing\) in 1 of its 2 rows, the first in line 3, b; "),
+        ("date,b,c\n\nx,1,2\nx,2,nan\nx,?,\n", "t.csv: 3 missing values .* in 2 of its 3 rows, the first in line 4, c; missing"),
+        ("date,b\nx,1\nx,1e999\n", "t.csv:3: a value is not finite"),
     ],
 )
 def test_damaged_tables(tmp_path, text, message):
@@ -237,6 +238,80 @@ def test_damaged_tables(tmp_path, text, message):
     path.write_text(text)
     with pytest.raises(ValueError, match=message):
         read_table(path)
+
+
+def test_missing_values_of_a_table_are_filled_from_the_past(tmp_path, caplog):
+    path = tmp_path / "t.csv"
+    path.write_text("date,b,c\nw,1,2\nx,?,3\ny,,NaN\nz,4,5\n")
+    assert read_table(path, missing="fill").values.tolist() == [[1, 2], [1, 3], [1, 3], [4, 5]], "never from what comes later"
+    assert "3 missing values ('?', 'NaN' or nothing) in 2 of its 4 rows were filled with the last value before" in caplog.text
+    path.write_text("date,b,c\nw,1,\nx,2,3\n")
+    with pytest.raises(ValueError, match=r"t.csv: line 2 has no value of c, and none before it to repeat"):
+        read_table(path, missing="fill")
+    with pytest.raises(ValueError, match="missing: got 'mask', expected one of refuse, fill"):
+        read_table(path, missing="mask")
+
+
+def test_a_task_refuses_missing_values_or_fills_them(folder):
+    lines = (folder / "mine.csv").read_text().splitlines()
+    whole = own(folder).batch("test", 0, 1).inputs[0, 0]
+    for row in (10, 900):
+        date, *rest = lines[row + 1].split(",")
+        lines[row + 1] = ",".join([date, "", *rest[1:]])
+    (folder / "gaps.csv").write_text("\n".join(lines))
+    with pytest.raises(ValueError, match=r"gaps.csv: 2 missing values .* the first in line 12, v0; missing='fill'"):
+        own(folder, dataset="gaps").size("test")
+    task = own(folder, dataset="gaps", missing="fill")
+    assert torch.allclose(task.batch("test", 0, 1).inputs[0, 0], whole, atol=1e-2), "statistics of almost the same values"
+    first = 900 - 752
+    batch = task.batch("test", 0, 1000)
+    assert batch.inputs[first, 0, 0] == batch.inputs[first - 1, 0, 0]
+    with pytest.raises(ValueError, match=r"^missing: must be one of refuse, fill, not 'mask'$"):
+        own(folder, missing="mask")
+
+
+@pytest.mark.parametrize("settings", [{}, {"layout": "append"}], ids=["shift", "append"])
+@pytest.mark.parametrize(
+    ("start", "step", "form"),
+    [
+        ("2024-02-27 22:00:00", "1h", "%Y-%m-%d %H:%M:%S"),
+        ("2024-12-27", "1D", "%Y-%m-%d"),
+        ("2024-01-09 22:00", "1h", "%m/%d/%Y %H:%M"),
+        ("2024-01-09 22:00", "10min", "%d.%m.%Y %H:%M:%S"),
+    ],
+)
+def test_forecasts_say_when_they_are_of(folder, tmp_path, caplog, settings, start, step, form):
+    dates = pd.date_range(start, periods=60, freq=step)
+    lines = table(60, 3, seed=1).splitlines()
+    path = tmp_path / "new.csv"
+    rows = [f"{date.strftime(form)},{line.split(',', 1)[1]}" for date, line in zip(dates, lines[1:], strict=True)]
+    path.write_text("\n".join([lines[0], *rows]))
+    task = own(folder, **settings)
+    batch = task.read_inputs(path)
+    found = task.add_times(task.decode(torch.zeros(1, task.length, 3), batch), path)
+    assert [row["ahead"] for row in found] == list(range(1, 25)), "all of them lie ahead of the file"
+    wanted = pd.date_range(dates[-1], periods=25, freq=step)[1:]
+    assert [row["date"] for row in found] == [str(date) for date in wanted.to_pydatetime()]
+    assert list(found[0]) == ["example", "step", "ahead", "date", "v0", "v1", "v2"]
+    assert not caplog.records
+
+
+def test_answers_inside_the_file_have_its_own_dates(tmp_path, caplog):
+    (tmp_path / "mine.csv").write_text(table(3000, 2))
+    task = own(tmp_path, variant="384-96-96", context=None, horizon=None)
+    path = tmp_path / "new.csv"
+    dates = pd.date_range("2024", periods=400, freq="h")
+    values = table(400, 2).splitlines()[1:]
+    path.write_text("date,v0,v1\n" + "\n".join(f"{d},{v.split(',', 1)[1]}" for d, v in zip(dates, values, strict=True)))
+    found = task.add_times(task.decode(torch.zeros(1, 384, 2), task.read_inputs(path)), path)
+    assert [row["ahead"] for row in found] == list(range(-95, 97))
+    assert found[0]["date"] == str(dates[-96])
+    assert found[95]["date"] == str(dates[-1]), "ahead 0 is the last row of the file"
+    path.write_text(path.read_text().replace("2024-01-17 15:00:00", "2024-01-17 15:30:00"))
+    found = task.add_times(task.decode(torch.zeros(1, 384, 2), task.read_inputs(path)), path)
+    assert found[95]["date"] == "2024-01-17 15:30:00"
+    assert found[96]["date"] == ""
+    assert "dates from 2024-01-01 16:00:00 to 2024-01-17 15:30:00 are not apart by even steps" in caplog.text
 
 
 def test_odd_but_sound_tables(tmp_path):

@@ -179,21 +179,52 @@ def test_time_channel(folder):
     assert timed.describe(after, row).split(" ")[0] == plain.describe(before, row).split(" ")[0]
 
 
+def test_missing_values_are_refused_unless_the_task_says_otherwise(folder):
+    raw = read_ts(folder / "Mine_TRAIN.ts")
+    write_ts(folder / "Mine_TRAIN.ts", raw.series, raw.labels, missing={(0, 2), (3, 1)})
+    with pytest.raises(ValueError, match=r": 4 missing values .* in 2 of its 20 series, the first in series 1, channel 1"):
+        _ = Uea(dataset="Mine", data_dir=str(folder)).length
+    with pytest.raises(ValueError, match=r"^missing: must be one of refuse, fill, mask, not 'mean'$"):
+        Uea(dataset="Mine", data_dir=str(folder), missing="mean")
+
+
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_missing_values_become_the_mean(folder, protocol):
-    complete = Uea(dataset="Mine", data_dir=str(folder), protocol=protocol)
+def test_missing_values_are_filled_as_the_reader_fills_them(folder, protocol):
     raw = read_ts(folder / "Mine_TRAIN.ts")
     write_ts(folder / "Mine_TRAIN.ts", raw.series, raw.labels, missing={(0, 2)})
-    task = Uea(dataset="Mine", data_dir=f"{folder}/", protocol=protocol)
-    assert complete.size("train") == task.size("train")
-    filled = 0
+    filled = read_ts(folder / "Mine_TRAIN.ts", "fill")
+    assert not np.array_equal(filled.series[0], raw.series[0])
+    task = Uea(dataset="Mine", data_dir=str(folder), protocol=protocol, missing="fill")
+    found = [everything(task, part).inputs for part in task.splits]
+    write_ts(folder / "Mine_TRAIN.ts", filled.series, filled.labels)
+    whole = Uea(dataset="Mine", data_dir=f"{folder}/", protocol=protocol)
+    for inputs, part in zip(found, task.splits, strict=True):
+        torch.testing.assert_close(inputs, everything(whole, part).inputs, atol=1e-4, rtol=1e-4)  # the file has six digits
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_missing_values_are_marked_by_channels_of_their_own(folder, protocol):
+    raw = read_ts(folder / "Mine_TRAIN.ts")
+    write_ts(folder / "Mine_TRAIN.ts", raw.series, raw.labels, missing={(0, 2)})
+    task = Uea(dataset="Mine", data_dir=str(folder), protocol=protocol, missing="mask", time_channel=protocol != "aussm")
+    first = int(protocol != "aussm")
+    assert task.d_input == first + 4
+    marked = 0
     for part in task.splits:
         batch = everything(task, part)
         assert batch.inputs.isfinite().all()
-        if protocol == "linoss":
-            continue
-        filled += int(((batch.inputs.abs() < 1e-6).all(-1) & batch.valid).sum())
-    assert protocol == "linoss" or filled == 1, "the standardised mean is zero"
+        valid = torch.ones(batch.inputs.shape[:2], dtype=torch.bool) if batch.valid is None else batch.valid
+        observed = batch.inputs[..., first + 2 :]
+        assert set(observed.unique().tolist()) <= {0, 1}
+        assert not observed[~valid].any(), "padding was not measured"
+        lacking = (observed == 0) & valid[..., None]
+        marked += int(lacking.sum())
+        if protocol != "linoss":
+            assert (batch.inputs[..., first : first + 2][lacking].abs() < 1e-6).all(), "the standardised mean is zero"
+    assert marked == 2
+    path = folder / "new.csv"
+    path.write_text("1,2\n3,\n")
+    assert task.read_inputs(path).inputs[0, :, first + 2 :].tolist() == [[1, 1], [1, 0]]
 
 
 def test_constant_score_is_the_best_on_the_split_itself(folder):

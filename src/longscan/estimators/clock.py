@@ -16,7 +16,9 @@ def as_clock(times: Any, place: str) -> pd.Index:
     times: an index, an array, a list, a Series or a tensor, (L,). place: what they are of, for errors: "y", "times: series 3".
     """
     try:
-        index = pd.Index(times.detach().cpu().numpy() if isinstance(times, Tensor) else times)
+        times = times.detach().cpu().numpy() if isinstance(times, Tensor) else times
+        half = isinstance(times, np.ndarray) and times.dtype.kind == "f"  # indexes hold no numbers of half precision
+        index = pd.Index(times.astype(np.float64) if half else times)
         if isinstance(index.dtype, pd.CategoricalDtype):
             index = index.astype(index.categories.dtype)
         if index.dtype == object:

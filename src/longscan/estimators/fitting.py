@@ -149,7 +149,7 @@ class SeriesEstimator(BaseEstimator):
 
     def _read_table(self, X: Any, times: Any, known: Known | None, *, fitting: bool) -> Collection:
         """A table (n, L) as a collection of one channel, by scikit-learn's rules."""
-        check_table(X)
+        X = check_table(X)
         try:
             table = validate_data(self, X, reset=fitting, dtype="numeric", ensure_min_samples=1)
         except (TypeError, ValueError) as error:

@@ -63,6 +63,8 @@ def tensor_as_array(tensor: Tensor, place: str) -> np.ndarray:
     """A tensor of any device as an array, half precision and bfloat16 as float32."""
     if tensor.layout != torch.strided or tensor.is_quantized:
         raise ValueError(f"{place}: got a tensor with layout {tensor.layout}, expected a dense one")
+    if tensor.is_meta:
+        raise ValueError(f"{place}: got a tensor on the device meta, which has no values")
     tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
     half = tensor.dtype in (torch.bfloat16, torch.float16)
     return np.asarray((tensor.float() if half else tensor).numpy())
@@ -89,12 +91,12 @@ def holds_series(X: Any) -> bool:
     return not np.isscalar(first) and hasattr(first, "__len__")
 
 
-def check_table(X: Any) -> None:
-    """ValueError for a table that scikit-learn would read, and misread."""
+def check_table(X: Any) -> Any:
+    """The table, dense where it is a frame of sparse columns; ValueError for one that scikit-learn would read, and misread."""
     if isinstance(X, np.ndarray) and X.dtype.kind in "mM":
         raise ValueError(f"X: holds {X.dtype}, expected real numbers")
     if not isinstance(X, pd.DataFrame):
-        return
+        return X
     if isinstance(X.columns, pd.MultiIndex):
         raise ValueError(
             f"X: its columns have {X.columns.nlevels} levels, expected one, the steps; X.stack(future_stack=True) makes a frame "
@@ -109,6 +111,8 @@ def check_table(X: Any) -> None:
         X.columns, (pd.DatetimeIndex, pd.PeriodIndex, pd.TimedeltaIndex)
     ):
         check_increasing(as_clock(X.columns, "X: its columns"), "X: its columns")
+    is_sparse = [isinstance(dtype, pd.SparseDtype) for dtype in X.dtypes]
+    return X.astype({name: X.dtypes[name].subtype for name in X.columns[is_sparse]}) if any(is_sparse) else X
 
 
 def split_cases(X: pd.DataFrame | pd.Series) -> pd.Series:

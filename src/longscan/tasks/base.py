@@ -152,6 +152,10 @@ class Task(ABC):
     def decode(self, output: Tensor, batch: Batch) -> list[dict[str, str | float]]:
         """One row of a table for each example: what the output says, in the task's own words."""
 
+    def add_times(self, rows: list[dict[str, str | float]], path: str | Path) -> list[dict[str, str | float]]:  # noqa: ARG002
+        """Rows that `decode` gave for the examples of a user's file, with when their answers are of, where the file says so."""
+        return rows
+
     @property
     def shown_as(self) -> Literal["text", "series", "image", "events"]:
         """How a picture shows an example."""

@@ -19,7 +19,7 @@ from longscan._files import try_writing, write_text
 from longscan.models import SequenceModel
 from longscan.ops._dispatch import NATIVE
 from longscan.tasks import Batch
-from longscan.tasks.base import Split
+from longscan.tasks.base import Split, Task
 from longscan.training.checkpoint import find_checkpoint, read_checkpoint, read_tensors
 from longscan.training.evaluate import Scores, evaluate, predict
 from longscan.training.parsing import load_settings, one_line, with_section
@@ -165,11 +165,15 @@ class Run:
         )
 
     @torch.no_grad()
-    def predict(self, path: str | Path, which: str = "selected") -> list[dict[str, str | float]]:
-        """What the model says about the examples in a user's file: a row an example, in the task's words."""
+    def predict(self, path: str | Path, which: str = "selected", missing: str | None = None) -> list[dict[str, str | float]]:
+        """What the model says about the examples in a user's file: a row an example, in the task's words.
+
+        missing: "refuse" or "fill", what becomes of missing values, for tasks with a setting of this name; None: as in training.
+        """
         settings = self.settings
+        task = settings.task if missing is None else _with_missing(settings.task, missing)
         try:
-            examples = settings.task.read_inputs(path)
+            examples = task.read_inputs(path)
         except (ValueError, OSError) as error:
             raise SettingError(one_line(error)) from error
         model = self.model(which)
@@ -177,9 +181,22 @@ class Run:
         for first in range(0, len(examples.inputs), settings.training.batch_size):
             part = slice(first, first + settings.training.batch_size)
             batch = Batch(*(None if tensor is None else tensor[part] for tensor in examples))  # type: ignore[arg-type]
-            for row in settings.task.decode(predict(model, batch), batch):
+            for row in task.decode(predict(model, batch), batch):
                 rows.append(row | {"example": first + int(row["example"])} if "example" in row else row)
-        return rows
+        return task.add_times(rows, path)
+
+
+def _with_missing(task: Task, missing: str) -> Task:
+    """The task with another treatment of missing values; SettingError where it has none, or its model needs the one it has."""
+    trained = getattr(task, "missing", None)
+    if trained is None:
+        raise refuse("--missing", missing, f"none, as task {task.name} has no setting missing")
+    if missing != trained and (missing == "mask" or trained == "mask"):
+        raise refuse("--missing", missing, f"{trained}, as in training: missing='mask' gives the model channels of its own")
+    try:
+        return replace(task, missing=missing)  # type: ignore[call-arg]
+    except ValueError as error:
+        raise SettingError(f"--{one_line(error)}") from None
 
 
 def load_weights(model: SequenceModel, folder: Path) -> None:

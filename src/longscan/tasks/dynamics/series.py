@@ -101,7 +101,7 @@ class SeriesRegression(RegressionTask):
 
     def read_inputs(self, path: str | Path) -> Batch:
         """Series of a .ts, .arff, .csv or .npy file with as many channels, steps apart by one unit of time, all equally long."""
-        series = read_recordings(path).series
+        series = read_recordings(path, "mask", layout="nlc", with_labels=False).series
         if len(series[0]) != self._channels:
             raise ValueError(f"{path}: its series have {len(series[0])} channels, {self._channels} are needed")
         lengths = {item.shape[1] for item in series}

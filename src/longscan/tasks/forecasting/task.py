@@ -1,8 +1,11 @@
 """Forecasts of all variables of a table, from windows of stride one."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
@@ -14,7 +17,7 @@ from longscan.tasks._drawing import bars
 from longscan.tasks._store import data_folder, first_existing
 from longscan.tasks.base import TASKS, Batch, Split, check_request, rows_of_step
 from longscan.tasks.forecasting.baselines import fitted_dlinear, seasonal_mean
-from longscan.tasks.forecasting.tables import VARIABLES, read_table
+from longscan.tasks.forecasting.tables import MISSING_CHOICES, VARIABLES, Missing, read_table
 from longscan.tasks.regression import RegressionTask
 
 if TYPE_CHECKING:
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
 
 _WANTED = "NAME.csv: WTH of Informer2020, weather of Autoformer or ETTh1, ETTh2, ETTm1, ETTm2 of ETDataset"
 _MONTH = 30 * 24
+_log = logging.getLogger("longscan")
 
 
 class Shape(NamedTuple):
@@ -57,6 +61,9 @@ class Forecast(RegressionTask):
     Where an overlap is asked for, "mae_inside_window" and "mae_after_window" are the mean absolute errors of the answers that lie
     inside the context and of those after it.
 
+    missing: what becomes of missing values in a table ("?", "NaN", nothing), which are counted: "refuse", an error, or "fill",
+    the last value before, and a warning; a filled value is also scored as if it had been measured.
+
     Rows are split in time, 70/10/20, ETT by months, 12/4/4; a context of valid or test may reach back over the border. Variables
     are standardised by the training rows, and errors are measured so. Every window counts; the last batch is never dropped.
     """
@@ -74,6 +81,7 @@ class Forecast(RegressionTask):
     channels: Literal["together", "apart"] = "together"
     season: int = 24
     periods: int = 7
+    missing: Missing = "refuse"
 
     def __post_init__(self) -> None:
         for setting, choices in (
@@ -81,6 +89,7 @@ class Forecast(RegressionTask):
             ("layout", ("shift", "append")),
             ("level", ("kept", "last", "season")),
             ("channels", ("together", "apart")),
+            ("missing", MISSING_CHOICES),
         ):
             if getattr(self, setting) not in choices:
                 raise ValueError(f"{setting}: must be one of {', '.join(choices)}, not {getattr(self, setting)!r}")
@@ -117,7 +126,7 @@ class Forecast(RegressionTask):
     @property
     def _columns(self) -> tuple[str, ...]:
         """The table's columns, without the date."""
-        return _load(self.dataset, self.data_dir).variables
+        return _load(self.dataset, self.data_dir, self.missing).variables
 
     @property
     def d_input(self) -> int:
@@ -147,7 +156,7 @@ class Forecast(RegressionTask):
 
     def _borders(self, split: Split) -> tuple[int, int]:
         """The rows of a split, contexts included; ValueError where they hold no window."""
-        (train, valid, test), (context, horizon, _) = _load(self.dataset, self.data_dir).borders, self._shape
+        (train, valid, test), (context, horizon, _) = _load(self.dataset, self.data_dir, self.missing).borders, self._shape
         first = {"train": 0, "valid": train - context, "test": valid - context}[split]
         last = {"train": train, "valid": valid, "test": test}[split]
         if first < 0 or last - first < context + horizon:
@@ -165,7 +174,7 @@ class Forecast(RegressionTask):
 
     def _windows(self, starts: np.ndarray, columns: np.ndarray | None = None) -> Tensor:
         """(n, context + horizon, C) from the rows where they start; (n, context + horizon, 1) of one column each where given."""
-        rows, values = starts[:, None] + np.arange(sum(self._shape[:2])), _load(self.dataset, self.data_dir).values
+        rows, values = starts[:, None] + np.arange(sum(self._shape[:2])), _load(self.dataset, self.data_dir, self.missing).values
         return torch.from_numpy(values[rows] if columns is None else values[rows, columns[:, None]][..., None])
 
     def _arranged(self, windows: Tensor) -> Batch:
@@ -224,7 +233,7 @@ class Forecast(RegressionTask):
 
     def fitted_baselines(self, split: Split = "test", seed: int = 0) -> dict[str, float]:
         """The main metric of DLinear, fitted on train and chosen on valid; of the forecast alone, without an overlap."""
-        data, (context, horizon, _) = _load(self.dataset, self.data_dir), self._shape
+        data, (context, horizon, _) = _load(self.dataset, self.data_dir, self.missing), self._shape
         train, valid = (data.values[slice(*borders)] for borders in (self._borders("train"), self._borders("valid")))
         model = fitted_dlinear(train, valid, context, horizon, seed=seed)
         with torch.no_grad():
@@ -254,13 +263,27 @@ class Forecast(RegressionTask):
         """A row for each step of a forecast: example, step and the variables, standardised."""
         return super().decode(output + batch.inputs[..., -len(self.variables) :] if self.level != "kept" else output, batch)
 
+    def add_times(self, rows: list[dict[str, str | float]], path: str | Path) -> list[dict[str, str | float]]:
+        """The rows with two more columns: ahead, how many steps after the file's last row (0 and less: inside it), and date.
+
+        Dates after the file's end go on in its step; they are empty, with a warning, where its dates are uneven or unreadable.
+        """
+        context, horizon, _ = self._shape
+        dates = _with_later_dates(read_table(Path(path), missing=self.missing).dates[-context:].tolist(), horizon)
+        placed = []
+        for row in rows:
+            ahead = int(row["step"]) + self.answers_later - context + 1
+            first = {"example": row["example"], "step": row["step"], "ahead": ahead, "date": dates[context + ahead - 1]}
+            placed.append(first | row)
+        return placed
+
     def read_inputs(self, path: str | Path) -> Batch:
         """The last `context` rows of a table with the same variables, standardised as the training rows were.
 
         One example; where variables are apart one for each, in the table's order.
         """
-        table = read_table(Path(path))
-        data, (context, horizon, _) = _load(self.dataset, self.data_dir), self._shape
+        table = read_table(Path(path), missing=self.missing)
+        data, (context, horizon, _) = _load(self.dataset, self.data_dir, self.missing), self._shape
         if table.variables != data.variables:
             raise ValueError(f"{path}: its variables are not those of {self.dataset}: {', '.join(data.variables)}")
         if len(table.values) < context:
@@ -269,6 +292,33 @@ class Forecast(RegressionTask):
         window = torch.from_numpy(np.concatenate([rows, np.zeros((horizon, rows.shape[1]), np.float32)]))
         windows = window[None] if self.channels == "together" else window.T[..., None]
         return self._arranged(windows)._replace(targets=None)
+
+
+_DATE_FORMS = ("ISO 8601", "%m/%d/%Y %H:%M", "%d/%m/%Y %H:%M", "%d.%m.%Y %H:%M:%S")
+
+
+def _with_later_dates(words: list[str], horizon: int) -> list[str]:
+    """Dates and the `horizon` ones that follow in the same step, as ISO 8601 has them.
+
+    A form of dates is taken where it alone makes the steps even. Where none does, or several, a warning says so: the dates stay
+    as they are, and those that follow are empty.
+    """
+    found = []
+    for form in _DATE_FORMS:
+        try:
+            dates = [datetime.fromisoformat(word) if form == "ISO 8601" else datetime.strptime(word, form) for word in words]
+            steps = {later - earlier for earlier, later in pairwise(dates)}
+        except (TypeError, ValueError):  # another form; dates with and without a time zone
+            continue
+        if len(steps) == 1 and min(steps) > timedelta(0):
+            step = steps.pop()
+            found.append([*dates, *(dates[-1] + number * step for number in range(1, horizon + 1))])
+    if len(found) != 1:
+        reason = "can be read in several forms" if found else "are not apart by even steps in any known form"
+        forms = ", ".join(_DATE_FORMS)
+        _log.warning("dates from %s to %s %s (%s), so forecasts have none", words[0], words[-1], reason, forms)
+        return [*words, *[""] * horizon]
+    return [date.isoformat(" ") for date in found[0]]
 
 
 class _Data(NamedTuple):
@@ -282,10 +332,10 @@ class _Data(NamedTuple):
 
 
 @lru_cache(maxsize=4)
-def _load(dataset: str, data_dir: str | None) -> _Data:
+def _load(dataset: str, data_dir: str | None, missing: Missing) -> _Data:
     folder = data_folder(data_dir, "forecasting", _WANTED)
     path = first_existing(folder, [f"{dataset}.csv"], _WANTED)
-    table = read_table(path, VARIABLES.get(dataset))
+    table = read_table(path, VARIABLES.get(dataset), missing)
     rows = len(table.values)
     if dataset.startswith("ETT") and dataset in VARIABLES:
         month = _MONTH * (4 if dataset.startswith("ETTm") else 1)

@@ -1,41 +1,57 @@
 """Readers of series: the .ts and .arff files of the UEA archive, with labels; .csv and .npy, without.
 
-A header is advisory: where it contradicts the data, the data are used and one warning says so. Damaged files raise ValueError
-with the file, the line and what is wrong.
+A header is advisory: where it contradicts the data, the data are used and one warning says so; but a label that its list of
+labels lacks is an error. Damaged files raise ValueError with the file, the line and what is wrong.
+
+Missing values ("?", "NaN", or nothing between commas) are counted, and `missing` says what becomes of them:
+
+    "refuse"  ValueError, with their number and the place of the first. The default.
+    "fill"    Each channel of a series is interpolated linearly between the values around the gap; before its first and after its
+              last value it keeps that value. A warning of the log has the number. A channel without any value is an error.
+    "mask"    They stay NaN, for the caller to tell the model of. A warning of the log has the number.
+
+Steps at the end of a series that are missing in every channel are how these formats write unequal lengths: they are dropped and
+not counted.
 """
 
+import logging
 import re
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from longscan.tasks._store import load_array
 
+Missing = Literal["refuse", "fill", "mask"]
+MISSING_CHOICES: tuple[Missing, ...] = ("refuse", "fill", "mask")
 _MISSING = {"?", "nan", ""}
+_log = logging.getLogger("longscan")
 Header = dict[str, list[str]]
 
 
 class Recordings(NamedTuple):
     """Series and what they are called.
 
-    series: (C, L_i) float64 each, NaN where a value is missing. labels: one for each series, None where the file has none.
-    classes: the labels that occur, in the order of the header, those it lacks after them; empty without labels.
+    series: (C, L_i) float64 each, NaN where a value is missing, which only missing="mask" leaves. labels: one for each series,
+    None where the file has none, or was read without them. classes: the labels that occur, in the order of the header, sorted
+    where it lists none; empty without labels. n_missing: how many values the file lacks.
     """
 
     series: list[np.ndarray]
     labels: list[str] | None
     classes: tuple[str, ...]
+    n_missing: int = 0
 
 
-def read_ts(path: str | Path) -> Recordings:
+def read_ts(path: str | Path, missing: Missing = "refuse", *, with_labels: bool = True) -> Recordings:
     """A .ts file: a header of @ lines, @data, then a series a line, its channels apart by ":", values by ",", the label last.
 
-    Series may differ in length, not in channels. "?", "NaN" and nothing between commas mark missing values; steps at the end of a
-    series that are missing in every channel are dropped. `@classLabel false` says that there are no labels. Raises ValueError for
-    damaged files and for `@timeStamps true`.
+    Series may differ in length, not in channels. missing: "refuse", "fill" or "mask", see the top of this file. with_labels False
+    leaves labels unread, whatever they are. `@classLabel false` says that there are none. Raises ValueError for damaged files,
+    labels that the header does not list, missing values, and `@timeStamps true`.
     """
     lines = _lines(path)
     header: Header = {}
@@ -46,26 +62,27 @@ def read_ts(path: str | Path) -> Recordings:
         raise ValueError(f"{path}: holds time stamps (@timeStamps true); series with steps of equal length are needed")
     stated = [header[key][0].lower() for key in ("classlabel", "targetlabel") if header.get(key)]
     labelled = "true" in stated or not stated
+    listed = header.get("classlabel", [])[1:] if with_labels else []
     series: list[np.ndarray] = []
     labels: list[str] = []
     for line, text in lines:
         channels = text.split(":")
         if labelled:
-            labels.append(_label(channels.pop(), path, line))
+            labels.append(_label(channels.pop(), path, line, listed))
         series.append(_case(channels, series, path, line))
-    return _finished(path, header, series, labels if labelled else None)
+    return _finished(path, header, series, labels if labelled and with_labels else None, missing)
 
 
-def read_arff(path: str | Path) -> Recordings:
+def read_arff(path: str | Path, missing: Missing = "refuse", *, with_labels: bool = True) -> Recordings:
     r"""An .arff file: a series a line, one channel with the label last, or several in quotes: 'channel\nchannel...',label.
 
-    Shorter series are filled up with "?": steps at the end that are missing in every channel are dropped. Raises ValueError for
-    damaged files.
+    missing, with_labels and errors: as for `read_ts`.
     """
-    return _finished(path, *_arff_cases(path))
+    header, series, labels = _arff_cases(path, with_labels=with_labels)
+    return _finished(path, header, series, labels if with_labels else None, missing)
 
 
-def read_arff_dimensions(paths: Sequence[str | Path]) -> Recordings:
+def read_arff_dimensions(paths: Sequence[str | Path], missing: Missing = "refuse") -> Recordings:
     """Several .arff files, each with one channel of the same series; ValueError where series, steps or labels differ."""
     header, series, labels = _arff_cases(paths[0])
     for path in paths[1:]:
@@ -75,10 +92,10 @@ def read_arff_dimensions(paths: Sequence[str | Path]) -> Recordings:
         if more_labels != labels:
             raise ValueError(f"{path}: its labels differ from those of {paths[0]}")
         series = [np.concatenate(pair) for pair in zip(series, more, strict=True)]
-    return _finished(paths[0], header, series, labels)
+    return _finished(paths[0], header, series, labels, missing)
 
 
-def read_csv(path: str | Path) -> Recordings:
+def read_csv(path: str | Path, missing: Missing = "refuse") -> Recordings:
     """One series: a step a line, channels apart by ","; a first line that holds no number is taken for names. No labels."""
     lines = list(_lines(path))
     if lines and all(_number(word) is None for word in lines[0][1].split(",")):
@@ -92,26 +109,54 @@ def read_csv(path: str | Path) -> Recordings:
         if len(words) != width:
             raise ValueError(f"{path}:{line}: has {len(words)} columns, the first row has {width}")
         rows.append(_numbers(words, path, line))
-    return Recordings([np.array(rows).T], None, ())
+    series, count = _resolved(path, [np.array(rows).T], missing)
+    return Recordings(series, None, (), count)
 
 
-def read_npy(path: str | Path) -> Recordings:
-    """One series (L, C) or several (N, L, C), numbers. No labels."""
+def read_npy(path: str | Path, missing: Missing = "refuse", *, layout: Literal["nlc", "ncl"] | None = None) -> Recordings:
+    """One series or several, numbers without infinity. No labels.
+
+    layout: "nlc", (L, C) or (N, L, C), or "ncl", (C, L) or (N, C, L). None: "nlc", but ValueError for arrays with more channels
+    than steps in that reading, which may be of the other.
+    """
+    if layout not in (None, "nlc", "ncl"):
+        raise ValueError(f"layout: got {layout!r}, expected None, 'nlc' or 'ncl'")
     array = load_array(path)
     if array.ndim not in (2, 3) or array.dtype.kind not in "fiu" or not array.size:
         need = "numbers of shape (steps, channels) or (series, steps, channels)"
         raise ValueError(f"{path}: {need} are needed, not {array.dtype} of shape {array.shape}")
+    if np.isinf(array).any():
+        raise ValueError(f"{path}: holds {np.isinf(array).sum()} infinite values, finite ones are needed")
     several = array if array.ndim == 3 else array[None]
-    return Recordings([np.ascontiguousarray(series.T, dtype=np.float64) for series in several], None, ())
+    steps, channels = several.shape[1:]
+    if layout is None and channels > steps:
+        raise ValueError(
+            f"{path}: its shape {array.shape} is {steps} steps of {channels} channels with axes (series, steps, channels), or "
+            f"{channels} steps of {steps} channels with axes (series, channels, steps); say layout='nlc' or layout='ncl'"
+        )
+    turned = several if layout == "ncl" else several.transpose(0, 2, 1)
+    series, count = _resolved(path, [np.ascontiguousarray(item, dtype=np.float64) for item in turned], missing)
+    return Recordings(series, None, (), count)
 
 
-def read_recordings(path: str | Path) -> Recordings:
-    """A .ts, .arff, .csv or .npy file, by its ending; ValueError for another."""
-    readers = {".ts": read_ts, ".arff": read_arff, ".csv": read_csv, ".npy": read_npy}
-    reader = readers.get(Path(path).suffix.lower())
-    if reader is None:
-        raise ValueError(f"{path}: its name must end in one of {', '.join(readers)}")
-    return reader(path)
+def read_recordings(
+    path: str | Path,
+    missing: Missing = "refuse",
+    *,
+    layout: Literal["nlc", "ncl"] | None = None,
+    with_labels: bool = True,
+) -> Recordings:
+    """A .ts, .arff, .csv or .npy file, by its ending; ValueError for another. layout: of .npy alone, see `read_npy`."""
+    ending = Path(path).suffix.lower()
+    if ending == ".ts":
+        return read_ts(path, missing, with_labels=with_labels)
+    if ending == ".arff":
+        return read_arff(path, missing, with_labels=with_labels)
+    if ending == ".csv":
+        return read_csv(path, missing)
+    if ending == ".npy":
+        return read_npy(path, missing, layout=layout)
+    raise ValueError(f"{path}: its name must end in one of .ts, .arff, .csv, .npy")
 
 
 def _lines(path: str | Path) -> Iterator[tuple[int, str]]:
@@ -143,7 +188,7 @@ def _header(path: str | Path, lines: Iterator[tuple[int, str]]) -> Iterator[str]
     raise ValueError(f"{path}: has no @data line")
 
 
-def _arff_cases(path: str | Path) -> tuple[Header, list[np.ndarray], list[str]]:
+def _arff_cases(path: str | Path, *, with_labels: bool = True) -> tuple[Header, list[np.ndarray], list[str]]:
     lines = _lines(path)
     header: Header = {}
     relational = False
@@ -152,6 +197,7 @@ def _arff_cases(path: str | Path) -> tuple[Header, list[np.ndarray], list[str]]:
         nominal = re.match(r"@attribute\s.*\{(.*)\}$", text, re.IGNORECASE)
         if nominal is not None:
             header["classlabel"] = ["true", *(word.strip(" '\"") for word in nominal[1].split(","))]
+    listed = header.get("classlabel", [])[1:] if with_labels else []
     series: list[np.ndarray] = []
     labels: list[str] = []
     for line, text in lines:
@@ -163,15 +209,19 @@ def _arff_cases(path: str | Path) -> tuple[Header, list[np.ndarray], list[str]]:
         else:
             channel, _, label = text.rpartition(",")
             channels = [channel]
-        labels.append(_label(label, path, line))
+        labels.append(_label(label, path, line, listed))
         series.append(_case(channels, series, path, line))
     return header, series, labels
 
 
-def _label(text: str, path: str | Path, line: int) -> str:
+def _label(text: str, path: str | Path, line: int, listed: Sequence[str]) -> str:
+    """The label of a line; ValueError where there is none, or it is not among those of the header, which may list none."""
     label = text.strip().strip("'\"")
     if not label or "," in label:
         raise ValueError(f"{path}:{line}: the class label at the end is missing; the line is damaged or cut off")
+    if listed and label not in listed:
+        shown = ", ".join(listed[:8]) + (", ..." if len(listed) > 8 else "")
+        raise ValueError(f"{path}:{line}: the label {label[:40]!r} is not in the header's list of labels ({shown[:120]})")
     return label
 
 
@@ -212,8 +262,10 @@ def _numbers(words: list[str], path: str | Path, line: int) -> list[float]:
     return [np.nan if number is None else number for number in checked]
 
 
-def _finished(path: str | Path, header: Header, series: list[np.ndarray], labels: list[str] | None) -> Recordings:
-    """The series without missing steps at their ends; a warning where the header is wrong."""
+def _finished(
+    path: str | Path, header: Header, series: list[np.ndarray], labels: list[str] | None, missing: Missing
+) -> Recordings:
+    """The series without missing steps at their ends, and with what `missing` makes of the others; warns of a wrong header."""
     if not series:
         raise ValueError(f"{path}: holds no series after @data")
     trimmed = []
@@ -224,14 +276,54 @@ def _finished(path: str | Path, header: Header, series: list[np.ndarray], labels
         trimmed.append(case[:, : present[-1] + 1])
     found = set(labels or ())
     stated = [] if labels is None else header.get("classlabel", [])[1:]
-    classes = (*dict.fromkeys(label for label in stated if label in found), *sorted(found.difference(stated)))
-    claims = _contradictions(header, series, found.difference(stated) if stated else set())
+    classes = tuple(dict.fromkeys(label for label in stated if label in found)) if stated else tuple(sorted(found))
+    resolved, count = _resolved(path, trimmed, missing)
+    claims = _contradictions(header, series)
     if claims:
         warnings.warn(f"{path}: its header does not fit its data, which are used: {'; '.join(claims)}", UserWarning, stacklevel=3)
-    return Recordings(trimmed, labels, classes)
+    return Recordings(resolved, labels, classes, count)
 
 
-def _contradictions(header: Header, series: list[np.ndarray], unstated: set[str]) -> list[str]:
+def _resolved(path: str | Path, series: list[np.ndarray], missing: Missing) -> tuple[list[np.ndarray], int]:
+    """Series (C, L_i) with what `missing` makes of their missing values, and the number of these."""
+    if missing not in MISSING_CHOICES:
+        raise ValueError(f"missing: got {missing!r}, expected one of {', '.join(MISSING_CHOICES)}")
+    gaps = [np.isnan(item) for item in series]
+    lacking = [row for row, gap in enumerate(gaps) if gap.any()]
+    if not lacking:
+        return series, 0
+    count, first = sum(int(gap.sum()) for gap in gaps), lacking[0]
+    step, channel = np.argwhere(gaps[first].T)[0]
+    counts = f"{count} missing values ('?', 'NaN' or nothing) in {len(lacking)} of its {len(series)} series"
+    if missing == "refuse":
+        raise ValueError(
+            f"{path}: {counts}, the first in series {first + 1}, channel {channel + 1}, step {step + 1}; missing='fill' "
+            "interpolates them, missing='mask' marks them"
+        )
+    if missing == "mask":
+        _log.warning("%s: %s are marked as missing", path, counts)
+        return series, count
+    filled = list(series)
+    for row in lacking:
+        filled[row] = _interpolated(path, row + 1, series[row])
+    _log.warning("%s: %s were filled by linear interpolation within their series", path, counts)
+    return filled, count
+
+
+def _interpolated(path: str | Path, number: int, series: np.ndarray) -> np.ndarray:
+    """A series (C, L) whose missing values lie on lines between those around them; the end values go on outwards."""
+    filled, steps = series.copy(), np.arange(series.shape[1])
+    for channel, values in enumerate(series):
+        present = ~np.isnan(values)
+        if not present.any():
+            raise ValueError(
+                f"{path}: series {number} has no value in channel {channel + 1} to interpolate from; missing='mask' marks it"
+            )
+        filled[channel] = np.interp(steps, steps[present], values[present])
+    return filled
+
+
+def _contradictions(header: Header, series: list[np.ndarray]) -> list[str]:
     lengths = {case.shape[1] for case in series}
     shortest, longest = min(lengths), max(lengths)
     steps = str(longest) if shortest == longest else f"{shortest} to {longest}"
@@ -248,6 +340,4 @@ def _contradictions(header: Header, series: list[np.ndarray], unstated: set[str]
         claimed = header.get(key, [""])[0].lower()
         if claimed and claimed not in values:
             claims.append(f"{key} is {shown[key]}, not {claimed}")
-    if unstated:
-        claims.append(f"labels {', '.join(sorted(unstated))} are not in its list")
     return claims

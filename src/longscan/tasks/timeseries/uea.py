@@ -18,7 +18,15 @@ from longscan.tasks._store import area_folder
 from longscan.tasks.base import TASKS, Batch, Split, check_request, rows_of_step
 from longscan.tasks.classification import ClassificationTask, largest_share
 from longscan.tasks.timeseries import protocols
-from longscan.tasks.timeseries.files import Recordings, read_arff, read_arff_dimensions, read_recordings, read_ts
+from longscan.tasks.timeseries.files import (
+    MISSING_CHOICES,
+    Missing,
+    Recordings,
+    read_arff,
+    read_arff_dimensions,
+    read_recordings,
+    read_ts,
+)
 
 _SOURCE = "https://www.timeseriesclassification.com"
 _log = logging.getLogger("longscan")
@@ -42,9 +50,14 @@ class Uea(ClassificationTask):
     channels, refused by "aussm". Training batches are reshuffled each epoch; "linoss" drops an epoch's last batch, "aussm" keeps
     one order for good.
 
-    Shorter series are padded on the right with zeros, which `valid` marks. A missing value is given the channel's mean over the
-    training series ("aussm": over all). Raises FileNotFoundError where files are missing, ValueError for damaged files and for
-    settings that make no sense.
+    Shorter series are padded on the right with zeros, which `valid` marks. missing: what becomes of missing values ("?", "NaN",
+    nothing between commas), which are counted in the error or in a warning. "refuse", an error; "fill", linear interpolation
+    within the channel of the series; "mask", the channel's mean over the training series ("aussm": over all), which is 0 where
+    values are standardised, and as many more channels that are 1 where a value was measured and 0 where it is missing. `valid`
+    can not mark them: it leaves out whole steps, and a step may lack one channel of several.
+
+    Raises FileNotFoundError where files are missing, ValueError for damaged files, for labels that a file's header does not list,
+    for missing values, and for settings that make no sense.
     """
 
     name: ClassVar[str] = "uea"
@@ -58,9 +71,14 @@ class Uea(ClassificationTask):
     valid_fraction: float = 0.15
     stratified: bool = True
     linoss_order: Literal["sorted", "file"] = "sorted"
+    missing: Missing = "refuse"
 
     def __post_init__(self) -> None:
-        for setting, choices in (("protocol", ("clean", "linoss", "aussm")), ("linoss_order", ("sorted", "file"))):
+        for setting, choices in (
+            ("protocol", ("clean", "linoss", "aussm")),
+            ("linoss_order", ("sorted", "file")),
+            ("missing", MISSING_CHOICES),
+        ):
             if getattr(self, setting) not in choices:
                 raise ValueError(f"{setting}: must be one of {', '.join(choices)}, not {getattr(self, setting)!r}")
         if not 0 < self.valid_fraction < 1:
@@ -79,7 +97,7 @@ class Uea(ClassificationTask):
 
     @property
     def d_input(self) -> int:
-        """Channels, the time channel included."""
+        """Channels, those of time and of what is missing included."""
         return _load(self).inputs.shape[2]
 
     @property
@@ -157,20 +175,16 @@ class Uea(ClassificationTask):
     def read_inputs(self, path: str | Path) -> Batch:
         """Series from a .ts, .arff, .csv or .npy file, treated as the training series were; labels in it are not used.
 
-        .csv: one series, a step a line, a channel a column. .npy: (L, C) or (N, L, C). How many missing values are filled in is
-        logged as a warning. Raises ValueError where the file is damaged or has another number of channels than the training
-        series.
+        .csv: one series, a step a line, a channel a column. .npy: (L, C) or (N, L, C). Missing values are treated as `missing`
+        says. Raises ValueError where the file is damaged or has another number of channels than the training series.
         """
-        series = read_recordings(path).series
+        series = read_recordings(path, self.missing, layout="nlc", with_labels=False).series
         loaded = _load(self)
         channels = len(loaded.partition.shift)
         if len(series[0]) != channels:
             raise ValueError(f"{path}: its series have {len(series[0])} channels, those of {self.dataset} have {channels}")
-        missing = [int(np.isnan(item).sum()) for item in series]
-        if any(missing):
-            counts = f"{sum(missing)} missing values in {sum(map(bool, missing))} of its {len(series)} series"
-            _log.warning("%s: %s were given the channel's mean over the training series", path, counts)
-        inputs, valid = _arranged(series, loaded.partition, self.length if self.time_channel else None)
+        duration = self.length if self.time_channel else None
+        inputs, valid = _arranged(series, loaded.partition, duration, mark_missing=self.missing == "mask")
         return Batch(inputs=inputs, valid=valid)
 
     def decode(self, output: Tensor, batch: Batch) -> list[dict[str, str | float]]:  # noqa: ARG002
@@ -192,7 +206,7 @@ class _Loaded(NamedTuple):
 
 @lru_cache(maxsize=4)
 def _load(task: Uea) -> _Loaded:
-    train, test = _read(task.dataset, task.data_dir)
+    train, test = _read(task.dataset, task.data_dir, task.missing)
     series = train.series + test.series
     labels = [*(train.labels or ()), *(test.labels or ())]
     if len(labels) != len(series):
@@ -216,7 +230,8 @@ def _load(task: Uea) -> _Loaded:
     else:
         partition = protocols.aussm(series, seed=task.split_seed)
     longest = max(item.shape[1] for item in series)
-    inputs, valid = _arranged(series, partition, longest if task.time_channel else None)
+    duration = longest if task.time_channel else None
+    inputs, valid = _arranged(series, partition, duration, mark_missing=task.missing == "mask")
     return _Loaded(inputs, torch.from_numpy(targets), valid, classes, partition)
 
 
@@ -246,27 +261,35 @@ def _aeon_scores(loaded: _Loaded, split: Split, seed: int) -> dict[str, float]:
     return scores
 
 
-def _arranged(series: Sequence[np.ndarray], partition: protocols.Partition, duration: int | None) -> tuple[Tensor, Tensor | None]:
-    """Inputs (N, L, C) float32, padded with zeros; valid (N, L), None without padding. duration: L of the time channel."""
+def _arranged(
+    series: Sequence[np.ndarray], partition: protocols.Partition, duration: int | None, *, mark_missing: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Inputs (N, L, C) float32, padded with zeros; valid (N, L), None without padding.
+
+    duration: L of the time channel. mark_missing: add a channel for each that is 1 where its value was measured.
+    """
     lengths = np.array([item.shape[1] for item in series])
     first = 0 if duration is None else 1
-    inputs = np.zeros((len(series), lengths.max(), len(series[0]) + first), np.float32)
+    channels = len(series[0])
+    inputs = np.zeros((len(series), lengths.max(), first + channels * (1 + mark_missing)), np.float32)
     for row, item in enumerate(series):
         values = np.where(np.isnan(item.T), partition.fill, item.T)
-        inputs[row, : len(values), first:] = (values - partition.shift) / partition.scale
+        inputs[row, : len(values), first : first + channels] = (values - partition.shift) / partition.scale
+        if mark_missing:
+            inputs[row, : len(values), first + channels :] = ~np.isnan(item.T)
         if duration is not None:
             inputs[row, : len(values), 0] = np.arange(len(values)) / duration
     valid = np.arange(lengths.max()) < lengths[:, None]
     return torch.from_numpy(inputs), None if valid.all() else torch.from_numpy(valid)
 
 
-def _read(dataset: str, data_dir: str | None) -> tuple[Recordings, Recordings]:
+def _read(dataset: str, data_dir: str | None, missing: Missing) -> tuple[Recordings, Recordings]:
     """Train and test of a data set; FileNotFoundError saying what was looked for and where to get it."""
     folders = _folders(dataset, data_dir)
-    found = [_read_part(dataset, part, list(folders.values())) for part in ("TRAIN", "TEST")]
+    found = [_read_part(dataset, part, list(folders.values()), missing) for part in ("TRAIN", "TEST")]
     if found[0] is None or found[1] is None:
-        missing = "TRAIN" if found[0] is None else "TEST"
-        wanted = f"{dataset}_{missing}.ts, {dataset}_{missing}.arff and {dataset}Dimension1_{missing}.arff"
+        lacking = "TRAIN" if found[0] is None else "TEST"
+        wanted = f"{dataset}_{lacking}.ts, {dataset}_{lacking}.arff and {dataset}Dimension1_{lacking}.arff"
         places = " and ".join(folders) + (" (data_dir was not given)" if data_dir is None else "")
         source = f"get them from {_SOURCE}/description.php?Dataset={dataset}"
         raise FileNotFoundError(f"data_dir: looked for {wanted} in {places}: not there; {source}")
@@ -288,14 +311,14 @@ def _folders(dataset: str, data_dir: str | None) -> dict[str, Path]:
     return folders
 
 
-def _read_part(dataset: str, part: str, folders: Sequence[Path]) -> Recordings | None:
+def _read_part(dataset: str, part: str, folders: Sequence[Path], missing: Missing) -> Recordings | None:
     for folder in folders:
         if (path := folder / f"{dataset}_{part}.ts").is_file():
-            return read_ts(path)
+            return read_ts(path, missing)
         if (path := folder / f"{dataset}_{part}.arff").is_file():
-            return read_arff(path)
+            return read_arff(path, missing)
         count = len(list(folder.glob(f"{dataset}Dimension*_{part}.arff")))
         if count:
             paths = [folder / f"{dataset}Dimension{number}_{part}.arff" for number in range(1, count + 1)]
-            return read_arff_dimensions(paths)
+            return read_arff_dimensions(paths, missing)
     return None

@@ -1,0 +1,936 @@
+"""The same data handed in in more than two hundred ways: each gives what plain arrays give, or one error that names the argument.
+
+Every table below holds a way a line: what it is called, what is handed in, and for what is refused the error. Values are whole
+numbers below ten, which every dtype holds exactly, so predictions are compared bit by bit.
+"""
+
+import array
+import datetime
+import decimal
+import fractions
+import re
+import types
+from collections import UserList, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from scipy import sparse
+
+from longscan.estimators import SSMClassifier, SSMForecaster, SSMRegressor, split_cases
+
+N, L = 8, 6
+DATA = np.random.default_rng(0).integers(0, 10, (N, L, 2)).astype(float)  # (cases, steps, channels)
+TABLE = DATA[..., 0].copy()
+LABELS = np.array(list("abbabaab"))
+NUMBERS = np.array([3.0, 1, 4, 1, 5, 9, 2, 6])
+NAMES = [f"case {i}" for i in range(N)]
+CHANNELS = ["level", "flow"]
+HOURS = pd.date_range("2024-10-26 21:00", periods=L, freq="h")
+SHUFFLED = np.random.default_rng(1).permutation(N)
+SERIES = np.random.default_rng(2).integers(0, 10, (40, 2)).astype(float)  # what forecasts are made of
+ONE = SERIES[:, 0].copy()
+TINY = {"d_model": 4, "d_state": 2, "epochs": 1, "batch_size": 64, "device": "cpu", "random_state": 0}
+AHEAD = {"horizon": 3, "window": 8, **TINY}
+
+
+@dataclass(frozen=True)
+class Way:
+    """hand: makes what is handed in. error: of the ValueError or TypeError it is refused with; None where it is read."""
+
+    subject: str
+    name: str
+    hand: Callable[[], Any]
+    error: str | None = None
+
+
+WAYS: list[Way] = []
+
+
+def ways(subject: str, read: dict[str, Callable[[], Any]], refused: dict[str, tuple[Callable[[], Any], str]]) -> None:
+    """Enter a table of ways."""
+    WAYS.extend(Way(subject, name, hand) for name, hand in read.items())
+    WAYS.extend(Way(subject, name, hand, error) for name, (hand, error) in refused.items())
+
+
+class Cased:
+    """What is handed in, and the labels of its cases in the order of DATA."""
+
+    def __init__(self, X: Any, cases: Any) -> None:
+        self.X, self.cases = X, list(cases)
+
+
+class ArrayLike:
+    """What only knows how to become an array, as the arrays of other libraries."""
+
+    def __init__(self, values: Any) -> None:
+        self.values = values
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.array(self.values, dtype=dtype)
+
+
+class FrameLike(ArrayLike):
+    """A frame of another library: columns, a shape, and the way to an array."""
+
+    @property
+    def columns(self) -> list[str]:
+        return [f"t{i}" for i in range(self.values.shape[1])]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.values.shape
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+
+class Subclass(np.ndarray):
+    """An array of a class of its own."""
+
+
+def strided(values: np.ndarray) -> np.ndarray:
+    """The same values with others between them in memory."""
+    wide = np.full((*values.shape[:-1], 2 * values.shape[-1]), -1.0)
+    wide[..., ::2] = values
+    return wide[..., ::2]
+
+
+def backwards(values: np.ndarray) -> np.ndarray:
+    """The same values in memory from the last to the first."""
+    return values[::-1].copy()[::-1]
+
+
+def read_only(values: np.ndarray) -> np.ndarray:
+    values = values.copy()
+    values.flags.writeable = False
+    return values
+
+
+def unaligned(values: np.ndarray) -> np.ndarray:
+    """The same values at addresses that are no multiples of eight."""
+    return np.frombuffer(b"\0" + values.tobytes(), np.uint8)[1:].view(np.float64).reshape(values.shape)
+
+
+def cells(values: list[Any]) -> np.ndarray:
+    """A vector of objects."""
+    vector = np.empty(len(values), dtype=object)
+    vector[:] = values
+    return vector
+
+
+def wide(columns: Any = None, index: Any = None, dtype: Any = None) -> pd.DataFrame:
+    return pd.DataFrame(TABLE, columns=columns, index=index).astype(dtype or float)
+
+
+def hurt(place: tuple[int, int], value: Any) -> np.ndarray:
+    values = TABLE.astype(object if not isinstance(value, float) else float)
+    values[place] = value
+    return values
+
+
+# Tables (cases, steps) of one channel, for a model that was fitted to an array.
+
+DTYPES = ["f2", "f4", "f8", "g", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", ">f8", ">f4", ">i4", ">u2", "object"]
+ways(
+    "table",
+    {
+        **{f"array of {kind}": lambda kind=kind: TABLE.astype(kind) for kind in DTYPES},
+        "array of decimals": lambda: np.vectorize(decimal.Decimal, otypes=[object])(TABLE.astype(int).astype(object)),
+        "array of fractions": lambda: np.vectorize(fractions.Fraction, otypes=[object])(TABLE.astype(int).astype(object)),
+        "array in columns": lambda: np.asfortranarray(TABLE),
+        "array with gaps in memory": lambda: strided(TABLE),
+        "array from its end": lambda: backwards(TABLE),
+        "read-only array": lambda: read_only(TABLE),
+        "unaligned array": lambda: unaligned(TABLE),
+        "array of a subclass": lambda: TABLE.view(Subclass),
+        "masked array without masked values": lambda: np.ma.array(TABLE, mask=np.zeros(TABLE.shape, bool)),
+        "masked array without a mask": lambda: np.ma.array(TABLE),
+        "memory view": lambda: memoryview(np.ascontiguousarray(TABLE)),
+        "what becomes an array": lambda: ArrayLike(TABLE),
+        "what becomes a cube": lambda: ArrayLike(TABLE[..., None]),
+        "frame of another library": lambda: FrameLike(TABLE),
+        "lists": TABLE.tolist,
+        "lists of whole numbers": TABLE.astype(int).tolist,
+        "tuples": lambda: tuple(map(tuple, TABLE.tolist())),
+        "list of tuples": lambda: list(map(tuple, TABLE.tolist())),
+        "list of arrays": lambda: list(TABLE),
+        "tuple of arrays": lambda: tuple(TABLE),
+        "list of columns": lambda: list(TABLE[..., None]),
+        "list of arrays of several dtypes": lambda: [row.astype(kind) for row, kind in zip(TABLE, DTYPES, strict=False)],
+        "list of arrays of machine numbers": lambda: [array.array("d", row) for row in TABLE],
+        "list of deques": lambda: [deque(row) for row in TABLE.tolist()],
+        "deque of lists": lambda: deque(TABLE.tolist()),
+        "user list": lambda: UserList(TABLE.tolist()),
+        "list of memory views": lambda: [memoryview(row) for row in TABLE],
+        "list of what becomes arrays": lambda: [ArrayLike(row) for row in TABLE],
+        "list of Series": lambda: [pd.Series(row) for row in TABLE],
+        "list of Series with dates": lambda: [pd.Series(row, index=HOURS) for row in TABLE],
+        "list of Series of nullable numbers": lambda: [pd.Series(row).astype("Int64") for row in TABLE],
+        "list of indexes": lambda: [pd.Index(row) for row in TABLE],
+        "list of frames of one column": lambda: [pd.DataFrame({"level": row}) for row in TABLE],
+        "list of tensors": lambda: list(torch.from_numpy(TABLE)),
+        "objects that are arrays": lambda: cells(list(TABLE)),
+        "Series of arrays": lambda: pd.Series(list(TABLE), index=NAMES),
+        "Series of lists": lambda: pd.Series(TABLE.tolist(), index=NAMES),
+        "Series of Series": lambda: pd.Series(cells([pd.Series(row) for row in TABLE]), index=NAMES),
+        "cube of one channel": lambda: TABLE[..., None],
+        "tensor": lambda: torch.from_numpy(TABLE),
+        **{
+            f"tensor of {kind}": lambda kind=kind: torch.from_numpy(TABLE).to(kind)
+            for kind in (torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8)
+        },
+        "tensor with a gradient": lambda: torch.from_numpy(TABLE).requires_grad_(),
+        "parameter": lambda: torch.nn.Parameter(torch.from_numpy(TABLE)),
+        "tensor in columns": lambda: torch.from_numpy(TABLE).T.contiguous().T,
+        "tensor (cases, steps, 1)": lambda: torch.from_numpy(TABLE)[..., None],
+        "frame": wide,
+        **{f"frame of {kind}": lambda kind=kind: wide(dtype=kind) for kind in ("float32", "int64", "int8", "uint16", "object")},
+        **{f"frame of nullable {kind}": lambda kind=kind: wide(dtype=kind) for kind in ("Int64", "UInt8", "Float32", "Float64")},
+        "frame of categories": lambda: wide().astype("category"),
+        "frame of sparse numbers": lambda: wide(dtype=pd.SparseDtype(float, 0.0)),
+        "frame of several dtypes": lambda: wide().astype({0: "int8", 1: "Float64", 2: "float32", 3: "category"}),
+        "frame with dates above": lambda: wide(columns=HOURS),
+        "frame with dates of a time zone above": lambda: wide(columns=HOURS.tz_localize("Asia/Tokyo")),
+        "frame with periods above": lambda: wide(columns=pd.period_range("2024-01", periods=L, freq="M")),
+        "frame with durations above": lambda: wide(columns=pd.timedelta_range(0, periods=L, freq="s")),
+        "frame with fractions above": lambda: wide(columns=np.arange(L) / 4),
+        "frame with words above": lambda: wide(columns=[f"t{i}" for i in range(L)]),
+        "frame with words as cases": lambda: wide(index=NAMES),
+        "frame with dates as cases": lambda: wide(index=pd.date_range("2024", periods=N)),
+        "frame with numbers as cases": lambda: wide(index=SHUFFLED),
+        "frame with one case twice": lambda: wide(index=["a", "a", *NAMES[2:]]),
+        "frame with categories as cases": lambda: wide(index=pd.CategoricalIndex(NAMES)),
+        "long Series": lambda: Cased(long(CHANNELS[:1])["level"], NAMES),
+        "long Series in another order": lambda: Cased(long(CHANNELS[:1])["level"].sample(frac=1, random_state=0), NAMES),
+        "long frame of one column": lambda: Cased(long(CHANNELS[:1]), NAMES),
+    },
+    {
+        "a value is NaN": (lambda: hurt((1, 2), np.nan), "X: Input X contains NaN"),
+        "a value is infinite": (lambda: hurt((1, 2), np.inf), "X: Input X contains infinity"),
+        "a value is None": (lambda: hurt((1, 2), None), "X: Input X contains NaN"),
+        "a value is a word": (lambda: hurt((1, 2), "high"), "X: could not convert string to float: 'high'"),
+        "a value is complex": (lambda: TABLE + 0j, "X: Complex data not supported"),
+        "a value is masked": (lambda: np.ma.masked_greater(TABLE, 8), "X: got an array with . masked values"),
+        "a value of a frame is missing": (lambda: wide().mask(wide() > 8), "X: Input X contains NaN"),
+        "a nullable value is missing": (lambda: wide(dtype="Int64").mask(wide() > 8), "X: Input X contains NaN"),
+        "words": (lambda: TABLE.astype(str), "X: dtype='numeric' is not compatible with arrays of bytes/strings"),
+        "bytes": (lambda: TABLE.astype("S"), "X: dtype='numeric' is not compatible with arrays of bytes/strings"),
+        "dates": (lambda: TABLE.astype("M8[s]"), r"X: holds datetime64\[s\], expected real numbers"),
+        "durations": (lambda: TABLE.astype("m8[s]"), r"X: holds timedelta64\[s\], expected real numbers"),
+        "a column of dates": (lambda: wide().assign(x=HOURS[:1].repeat(N)).drop(columns=0), "X: column 'x' holds datetime64"),
+        "a matrix": (lambda: np.matrix(TABLE), "X: np.matrix is not supported"),
+        "a sparse matrix": (lambda: sparse.csr_array(TABLE), "X: Sparse data was passed for X"),
+        "a sparse tensor": (lambda: torch.from_numpy(TABLE).to_sparse(), "X: got a tensor with layout torch.sparse_coo"),
+        "a complex tensor": (lambda: torch.from_numpy(TABLE) + 0j, "X: Complex data not supported"),
+        "a tensor without values": (lambda: torch.empty(N, L, device="meta"), "X: got a tensor on the device meta"),
+        "one series": (lambda: TABLE[0], "X: Expected 2D array, got 1D array instead"),
+        "one Series": (lambda: pd.Series(TABLE[0]), "X: Expected (a )?2-?(D|dimensional)"),
+        "a number": (lambda: 3.0, "X: Expected 2D array, got scalar array instead"),
+        "nothing": (lambda: None, "X: Expected 2D array, got scalar array instead"),
+        "a word": (lambda: "series", "X: got a str, expected an array"),
+        "a path as bytes": (lambda: b"x.csv", "X: got a bytes, expected an array"),
+        "a generator": (lambda: (row for row in TABLE), "X: got a generator, expected an array"),
+        "a map": (lambda: map(list, TABLE), "X: got a map, expected an array"),
+        "a set": (lambda: set(map(tuple, TABLE)), "X: got a set, expected an array"),
+        "a dictionary": (lambda: dict(zip(NAMES, TABLE, strict=True)), r"X: got a dict, .*; pandas.Series\(X\) keeps its keys"),
+        "a mapping": (lambda: types.MappingProxyType({"a": TABLE[0]}), "X: got a mappingproxy, expected an array"),
+        "no series": (list, "X: got no series"),
+        "no rows": (lambda: TABLE[:0], r"X: Found array with 0 sample\(s\)"),
+        "no steps": (lambda: TABLE[:, :0], r"X: Found array with 0 feature\(s\)"),
+        "fewer steps than in fit": (lambda: TABLE[:, :4], "X: X has 4 features, but SSMClassifier is expecting 6"),
+        "an empty series in a list": (lambda: [*TABLE[1:], np.zeros(0)], r"X: series 7 has the shape \(0,\)"),
+        "two channels": (lambda: DATA, "X: got series of 2 channels, expected 1 as in fit"),
+        "four axes": (lambda: DATA[..., None], "X: got an array of 4 axes"),
+        "aeon's axes of one channel": (
+            lambda: TABLE[:, None],
+            r"X: series 0 has the shape \(1, 6\): 1 steps of 6 channels .* layout",
+        ),
+        "columns that go back": (lambda: wide(columns=HOURS[::-1]), "X: its columns: its time stamps go back"),
+        "columns of one time": (lambda: wide(columns=HOURS[[0, 0, 1, 2, 3, 4]]), "X: its columns: its index holds 1 duplicated"),
+        "columns of two levels": (
+            lambda: wide(columns=pd.MultiIndex.from_product([["a", "b"], [0, 1, 2]])),
+            "X: its columns have 2",
+        ),
+        "a series a cell": (lambda: pd.DataFrame({"level": list(TABLE)}), "X: column 'level' holds a series a cell"),
+    },
+)
+
+
+def long(columns: Any = CHANNELS, times: Any = HOURS, cases: Any = NAMES) -> pd.DataFrame:
+    """DATA as a frame indexed by (case, time)."""
+    index = pd.MultiIndex.from_arrays([pd.Index(cases).repeat(L), pd.Index(times[:0]).append([pd.Index(times)] * N)])
+    return pd.DataFrame(DATA.reshape(N * L, 2)[:, : len(columns)], index=index, columns=columns)
+
+
+def reordered(rows: Any = None) -> Cased:
+    frame = long()
+    return Cased(frame.sample(frac=1, random_state=0) if rows is None else frame.iloc[rows], NAMES)
+
+
+def times_of(times: Any) -> Cased:
+    return Cased(long(times=pd.Index(times)).sample(frac=1, random_state=0), NAMES)
+
+
+def cases_of(cases: Any) -> Cased:
+    return Cased(long(cases=cases).sample(frac=1, random_state=0), pd.Index(cases))
+
+
+def relabelled(level: int, labels: Any) -> pd.DataFrame:
+    """The long frame with one level's labels, one a row."""
+    frame = long()
+    levels = [frame.index.get_level_values(0), frame.index.get_level_values(1)]
+    levels[level] = labels
+    return frame.set_axis(pd.MultiIndex.from_arrays(levels), axis=0)
+
+
+BY_TIME = np.arange(N * L).reshape(N, L).T.ravel()
+BERLIN = pd.date_range("2024-10-27 00:30", periods=L, freq="30min", tz="Europe/Berlin")  # 2:00 to 3:00 is there twice
+REPEATED = HOURS[[0, 1, 2, 2, 4, 5]].to_numpy()[np.arange(N * L) % L]
+
+# Series of two named channels, for a model that was fitted to a frame indexed by (case, time).
+ways(
+    "pair",
+    {
+        **{f"cube of {kind}": lambda kind=kind: DATA.astype(kind) for kind in DTYPES},
+        "cube in columns": lambda: np.asfortranarray(DATA),
+        "cube with gaps in memory": lambda: strided(DATA),
+        "cube from its end": lambda: backwards(DATA),
+        "read-only cube": lambda: read_only(DATA),
+        "masked cube without masked values": lambda: np.ma.array(DATA),
+        "cube as nested lists": DATA.tolist,
+        "list of matrices": lambda: list(DATA),
+        "list of matrices in columns": lambda: [np.asfortranarray(series) for series in DATA],
+        "tuple of nested tuples": lambda: tuple(tuple(map(tuple, series)) for series in DATA.tolist()),
+        "cube of a tensor": lambda: torch.from_numpy(DATA),
+        "cube of a tensor of bfloat16": lambda: torch.from_numpy(DATA).bfloat16(),
+        "cube turned round in memory": lambda: torch.from_numpy(DATA.transpose(0, 2, 1).copy()).mT,
+        "list of tensors with gradients": lambda: list(torch.from_numpy(DATA).requires_grad_()),
+        "objects that are matrices": lambda: cells(list(DATA)),
+        "list of frames": lambda: [pd.DataFrame(series) for series in DATA],
+        "list of frames with names": lambda: [pd.DataFrame(series, columns=CHANNELS) for series in DATA],
+        "list of frames with names in another order": lambda: [
+            pd.DataFrame(series, columns=CHANNELS)[CHANNELS[:: (-1) ** i]] for i, series in enumerate(DATA)
+        ],
+        "list of frames of nullable numbers": lambda: [pd.DataFrame(series, columns=CHANNELS).astype("Int64") for series in DATA],
+        "list of frames of categories": lambda: [pd.DataFrame(series, columns=CHANNELS).astype("category") for series in DATA],
+        "list of groups": lambda: [group for _, group in long().groupby(level=0)],
+        "Series of frames": lambda: pd.Series(cells([pd.DataFrame(series, columns=CHANNELS) for series in DATA]), index=NAMES),
+        "split cases": lambda: split_cases(long()),
+        "long frame": lambda: Cased(long(), NAMES),
+        "long frame with rows in any order": reordered,
+        "long frame from its end": lambda: reordered(slice(None, None, -1)),
+        "long frame by time": lambda: reordered(BY_TIME),
+        "long frame with cases in another order": lambda: reordered(np.arange(N * L).reshape(N, L)[SHUFFLED].ravel()),
+        "long frame with each case from its end": lambda: reordered(np.arange(N * L).reshape(N, L)[:, ::-1].ravel()),
+        "long frame with channels in another order": lambda: Cased(long()[CHANNELS[::-1]], NAMES),
+        "long frame with numbered channels": lambda: Cased(long(columns=[0, 1]), NAMES),
+        "long frame with named levels": lambda: Cased(long().rename_axis(["case", "time"]), NAMES),
+        "long frame of a part of another": lambda: Cased(
+            pd.concat([long(), long().rename(index=str.upper, level=0)]).loc[NAMES], NAMES
+        ),
+        **{
+            f"long frame of {kind}": lambda kind=kind: Cased(long().astype(kind), NAMES)
+            for kind in ("float32", "int8", "uint16", "Int64", "Float64", "category", "object", pd.SparseDtype(float, 0.0))
+        },
+        "long frame of two dtypes": lambda: Cased(long().astype({"flow": "Int8"}), NAMES),
+        "times are dates of a time zone": lambda: times_of(HOURS.tz_localize("Asia/Tokyo")),
+        "times are an hour that comes twice": lambda: times_of(BERLIN),
+        "times are dates by the second": lambda: times_of(HOURS.as_unit("s")),
+        "times are days": lambda: times_of(
+            [datetime.date(2024, 2, 27 + i) if i < 3 else datetime.date(2024, 3, i) for i in range(L)]
+        ),
+        "times are uneven dates": lambda: times_of(HOURS + pd.to_timedelta(np.arange(L) ** 2, unit="D")),
+        "times are periods": lambda: times_of(pd.period_range("2024-11", periods=L, freq="M")),
+        "times are durations": lambda: times_of(pd.timedelta_range("-2h", periods=L, freq="h")),
+        "times are whole numbers": lambda: times_of(np.arange(7, 7 + L)),
+        "times are numbers beyond ten": lambda: times_of(np.arange(8, 8 + L) * 5),
+        "times are fractions": lambda: times_of(np.arange(L) / 3 - 1),
+        "times are small numbers": lambda: times_of(np.arange(L, dtype="u1")),
+        "times are nullable numbers": lambda: times_of(pd.array(range(L), dtype="Int64")),
+        "times are objects that are dates": lambda: Cased(relabelled(1, pd.Index(list(HOURS) * N, dtype=object)), NAMES),
+        "times are categories of dates": lambda: Cased(relabelled(1, pd.CategoricalIndex(list(HOURS) * N)), NAMES),
+        "cases are numbers": lambda: cases_of(range(N)),
+        "cases are numbers that fall": lambda: cases_of(range(N, 0, -1)),
+        "cases are fractions": lambda: cases_of(np.arange(N) / 2),
+        "cases are dates": lambda: cases_of(pd.date_range("2024", periods=N)),
+        "cases are dates of a time zone": lambda: cases_of(pd.date_range("2024", periods=N, tz="UTC")),
+        "cases are periods": lambda: cases_of(pd.period_range("2024", periods=N, freq="D")),
+        "cases are categories": lambda: cases_of(pd.CategoricalIndex(NAMES, categories=[*NAMES[::-1], "another"])),
+        "cases are words and numbers": lambda: cases_of(pd.Index([*NAMES[:4], *range(4)], dtype=object)),
+        "cases have letters of other alphabets": lambda: cases_of([f"Fall ж{i}" for i in range(N)]),
+    },
+    {
+        "aeon's axes": (
+            lambda: DATA.transpose(0, 2, 1),
+            r"X: series 0 has the shape \(2, 6\): .*the latter has the 2 channels of fit",
+        ),
+        "a tensor with aeon's axes": (lambda: torch.from_numpy(DATA).mT, r"X: series 0 has the shape \(2, 6\)"),
+        "a list with aeon's axes": (lambda: list(DATA.transpose(0, 2, 1)), r"X: series 0 has the shape \(2, 6\)"),
+        "a table for two channels": (lambda: TABLE, "X: got series of 1 channels, expected 2 as in fit"),
+        "three channels": (lambda: DATA[..., [0, 1, 1]], "X: got series of 3 channels, expected 2 as in fit"),
+        "a list of unequal channels": (
+            lambda: [*DATA[1:], DATA[0, :, :1]],
+            "X: series 7 has 1 channels, expected 2 as the first",
+        ),
+        "NaN in one series": (lambda: [*DATA[1:], DATA[0] * np.nan], "X: series 7 contains NaN or infinity"),
+        "a masked series": (lambda: [*DATA[1:], np.ma.masked_greater(DATA[0], 5)], "X: series 7: got an array with . masked"),
+        "a missing value in a long frame": (lambda: long().mask(long() > 8), "X: series . contains NaN or infinity"),
+        "a nullable value missing in a long frame": (lambda: long().astype("Int64").mask(long() > 8), "X: series . contains NaN"),
+        "complex series": (lambda: DATA + 0j, "X: series 0 holds complex128, expected real numbers"),
+        "words in a long frame": (lambda: long().assign(flow="high"), "X: series 0 holds what is no number"),
+        "dates in a long frame": (lambda: long().assign(flow=HOURS[0]), "X: series 0 holds datetime64"),
+        "a channel is missing": (lambda: long()[["level"]], r"X: series 0: its columns lack 1 labels \('flow'\)"),
+        "a channel too many": (lambda: long().assign(x=1.0), r"X: series 0: .* have 1 labels \('x'\) that were not expected"),
+        "a channel has another name": (
+            lambda: long(columns=["level", "Flow"]),
+            r"X: series 0: its columns lack 1 labels \('flow'\)",
+        ),
+        "a channel is there twice": (
+            lambda: long(columns=["level", "level"]),
+            r"X: series 0 has the columns 1 labels \('level'\) more",
+        ),
+        "columns have two levels": (
+            lambda: long(columns=pd.MultiIndex.from_tuples([("a", 0), ("a", 1)])),
+            "X: series 0 has columns of 2",
+        ),
+        "a time is there twice": (lambda: relabelled(1, REPEATED), "X: 8 duplicated time stamps, the first .* of case 'case 0'"),
+        "a whole case is there twice": (lambda: pd.concat([long(), long().iloc[:L]]), "X: 6 duplicated time stamps"),
+        "a time is missing": (
+            lambda: relabelled(1, pd.DatetimeIndex([*HOURS[:5], None] * N)),
+            "X: lacks 8 time stamps, the first in row 5",
+        ),
+        "a time is NaN": (lambda: relabelled(1, pd.Index([0, 1, 2, 3, 4, np.nan] * N)), "X: lacks 8 time stamps"),
+        "times are words": (
+            lambda: relabelled(1, pd.Index([f"t{i}" for i in range(L)] * N)),
+            "X: its times are of kind 'string'",
+        ),
+        "times are dates in words": (
+            lambda: relabelled(1, pd.Index(HOURS.strftime("%d.%m.%Y %H")).append([]).repeat(N)),
+            "X: its times are",
+        ),
+        "times are words and numbers": (
+            lambda: relabelled(1, pd.Index([0, 1, 2, "3", 4, 5] * N, dtype=object)),
+            "X: its times are of kind 'mix",
+        ),
+        "times are true or false": (
+            lambda: relabelled(1, pd.Index([True, False] * (N * L // 2))),
+            "X: its times are of kind 'boolean'",
+        ),
+        "times are intervals": (
+            lambda: relabelled(1, pd.interval_range(0, periods=N * L)),
+            "X: its times are of kind 'interval'",
+        ),
+        "times are of two zones": (
+            lambda: relabelled(1, pd.Index([HOURS[0].tz_localize("UTC"), HOURS[0].tz_localize("Asia/Tokyo")] * 24, dtype=object)),
+            "X: holds times that are neither numbers nor dates of one time zone",
+        ),
+        "a case is missing": (
+            lambda: relabelled(0, pd.Index([None, *NAMES[1:]]).repeat(L)),
+            "X: 6 rows have no case, the first is row 0",
+        ),
+        "levels the other way round": (lambda: long().swaplevel(), r"X: its index is \(time, case\), expected \(case, time\)"),
+        "three levels": (lambda: pd.concat({"plant": long()}), "X: got an index of 3 levels, expected a frame indexed by"),
+        "an empty long frame": (lambda: long().iloc[:0], "X: got no series"),
+        "a frame whose times go back": (
+            lambda: [pd.DataFrame(series, index=HOURS[::-1]) for series in DATA],
+            "X: series 0: its time stamps go back in row 1",
+        ),
+        "a frame with a time twice": (
+            lambda: [pd.DataFrame(series, index=HOURS[[0, 1, 1, 2, 3, 4]]) for series in DATA],
+            "X: series 0: its index holds 1 duplicated time stamps",
+        ),
+        "a frame with words as times": (
+            lambda: [pd.DataFrame(s, index=list("abcdef")) for s in DATA],
+            "X: series 0: its times are of",
+        ),
+        "dictionaries": (lambda: [dict.fromkeys(CHANNELS, 0)] * N, "X: series 0: got a dict"),
+    },
+)
+
+
+# Labels of TABLE, for a fit.
+
+ORDERED = pd.CategoricalDtype(["b", "a"], ordered=True)
+
+
+def labels(values: Any = LABELS, index: Any = NAMES, dtype: Any = None) -> tuple[Any, Any]:
+    """A frame of named cases, and labels as a Series of which the rows are in another order."""
+    return wide(index=NAMES), pd.Series(values, index=index, dtype=dtype).iloc[SHUFFLED]
+
+
+ways(
+    "fit",
+    {
+        "list": lambda: (TABLE, LABELS.tolist()),
+        "tuple": lambda: (TABLE, tuple(LABELS)),
+        "deque": lambda: (TABLE, deque(LABELS)),
+        "array of objects": lambda: (TABLE, LABELS.astype(object)),
+        "array of longer words": lambda: (TABLE, LABELS.astype("U20")),
+        "array with gaps in memory": lambda: (TABLE, np.repeat(LABELS, 2)[::2]),
+        "read-only array": lambda: (TABLE, read_only(LABELS)),
+        "masked array without masked values": lambda: (TABLE, np.ma.array(LABELS)),
+        "what becomes an array": lambda: (TABLE, ArrayLike(LABELS)),
+        "numbers": lambda: (TABLE, (LABELS == "b").astype(int)),
+        "small numbers": lambda: (TABLE, (LABELS == "b").astype("u1")),
+        "whole numbers as fractions": lambda: (TABLE, (LABELS == "b") * 2.0),
+        "numbers as objects": lambda: (TABLE, (LABELS == "b").astype(int).astype(object)),
+        "true and false": lambda: (TABLE, LABELS == "b"),
+        "tensor of numbers": lambda: (TABLE, torch.from_numpy((LABELS == "b").astype(int))),
+        "tensor of truths": lambda: (TABLE, torch.from_numpy(LABELS == "b")),
+        "Series for an array": lambda: (TABLE, pd.Series(LABELS, index=NAMES)),
+        "Series for a list of frames": lambda: ([pd.DataFrame(row) for row in TABLE], pd.Series(LABELS, index=NAMES)),
+        "Series of the same order": lambda: (wide(index=NAMES), pd.Series(LABELS, index=NAMES)),
+        "Series for numbered rows": lambda: (wide(), pd.Series(LABELS)),
+        "Series in another order": labels,
+        "Series of numbered rows in another order": lambda: (wide(), pd.Series(LABELS).iloc[SHUFFLED]),
+        "Series by date in another order": lambda: (
+            wide(index=pd.date_range("2024", periods=N)),
+            pd.Series(LABELS, index=pd.date_range("2024", periods=N)).iloc[SHUFFLED],
+        ),
+        "Series by number and by fraction": lambda: (wide(), pd.Series(LABELS, index=np.arange(8.0)).iloc[SHUFFLED]),
+        "Series by category": lambda: labels(index=pd.CategoricalIndex(NAMES)),
+        "Series of one case twice, in order": lambda: (
+            wide(index=["a", "a", *NAMES[2:]]),
+            pd.Series(LABELS, index=["a", "a", *NAMES[2:]]),
+        ),
+        "Series of words": lambda: labels(dtype="string"),
+        "Series of objects": lambda: labels(dtype=object),
+        "Series of categories": lambda: labels(dtype="category"),
+        "Series of ordered categories": lambda: labels(dtype=ORDERED),
+        "Series of nullable numbers": lambda: labels((LABELS == "b").astype(int), dtype="Int64"),
+        "Series of nullable truths": lambda: labels(LABELS == "b", dtype="boolean"),
+        "Series of small numbers": lambda: labels((LABELS == "b").astype("i1")),
+        "named Series": lambda: (labels()[0], labels()[1].rename("state").rename_axis("case")),
+        "cases in another order": lambda: (wide(index=NAMES), pd.Series(LABELS, index=NAMES).sort_index(ascending=False)),
+        "Series for a long frame": lambda: (long(CHANNELS[:1]), pd.Series(LABELS, index=NAMES)),
+        "Series in another order for a long frame": lambda: (long(CHANNELS[:1]), labels()[1]),
+        "Series for a long frame in another order of rows": lambda: (
+            long(CHANNELS[:1]).iloc[np.arange(N * L).reshape(N, L)[:, ::-1].ravel()],
+            labels()[1],
+        ),
+        "list for a long frame in order": lambda: (long(CHANNELS[:1]), LABELS.tolist()),
+        "array for a long frame by time": lambda: (long(CHANNELS[:1]).iloc[BY_TIME], LABELS),
+        "Series for a long Series": lambda: (long(CHANNELS[:1])["level"], labels()[1]),
+        "Series for split cases": lambda: (split_cases(long(CHANNELS[:1])), labels()[1]),
+        "array for split cases": lambda: (split_cases(long(CHANNELS[:1])), LABELS),
+        "array for a Series of arrays": lambda: (pd.Series(list(TABLE), index=NAMES), LABELS),
+        "Series for a Series of arrays": lambda: (pd.Series(list(TABLE), index=NAMES), labels()[1]),
+        "column": lambda: (TABLE, LABELS[:, None]),
+        "frame of one column": lambda: (labels()[0], labels()[1].to_frame()),
+    },
+    {
+        "none": (lambda: (TABLE, None), "y: this classifier requires y to be passed"),
+        "one class": (lambda: (TABLE, ["a"] * N), "y: got the one class 'a', expected two classes or more"),
+        "one class as numbers": (lambda: (TABLE, np.zeros(N, int)), "y: got the one class 0, expected two classes"),
+        "one class of categories": (lambda: (TABLE, pd.Categorical(["a"] * N, ["a", "b"])), "y: got the one class 'a'"),
+        "too few": (lambda: (TABLE, LABELS[1:]), "y: got 7 labels, expected 8"),
+        "too many": (lambda: (TABLE, [*LABELS, "a"]), "y: got 9 labels, expected 8"),
+        "NaN": (lambda: (TABLE, np.array([0, 1, np.nan, 1, 0, 1, 0, 1])), "y: 1 of 8 labels are missing, the first in row 2"),
+        "None": (lambda: (TABLE, [None, *LABELS[1:]]), "y: 1 of 8 labels are missing, the first in row 0"),
+        "a missing category": (lambda: (TABLE, pd.Series(LABELS).astype("category").where(LABELS == "a")), "y: 4 of 8 labels"),
+        "a missing nullable": (lambda: (TABLE, pd.array([1, 0, None, 1, 0, 1, 0, 1])), "y: 1 of 8 labels are missing"),
+        "infinite": (lambda: (TABLE, np.array([0, 1, np.inf, 1, 0, 1, 0, 1])), "Input y contains infinity"),
+        "words and numbers": (lambda: (TABLE, np.array(["a", 1] * 4, dtype=object)), "y: holds labels of kind 'mixed-integer'"),
+        "fractions": (lambda: (TABLE, NUMBERS / 7), "y: Unknown label type: continuous"),
+        "a column each class": (lambda: (TABLE, np.eye(2)[(LABELS == "a").astype(int)]), "y should be a 1d array"),
+        "bytes": (lambda: (TABLE, LABELS.astype("S")), "y: "),
+        "a word": (lambda: (TABLE, "abbabaab"), "y: got a str, expected an array"),
+        "a dictionary": (
+            lambda: (wide(index=NAMES), dict(zip(NAMES, LABELS, strict=True))),
+            r"y: got a dict.*pandas.Series\(y\)",
+        ),
+        "a generator": (lambda: (TABLE, (label for label in LABELS)), "y: got a generator"),
+        "a set": (lambda: (TABLE, {"a", "b"}), "y: got a set"),
+        "masked": (lambda: (TABLE, np.ma.masked_equal((LABELS == "b").astype(int), 1)), "y: got an array with 4 masked values"),
+        "other cases": (
+            lambda: (wide(), pd.Series(LABELS, index=range(3, 11))),
+            r"y: its index differs .* lacks 3 labels \(0, 1, 2\)",
+        ),
+        "cases of another name": (
+            lambda: (wide(index=NAMES), pd.Series(LABELS)),
+            r"y: its index differs .* lacks 8 labels \('case 0'",
+        ),
+        "numbers for words": (lambda: (wide(index=list("01234567")), pd.Series(LABELS)), r"y: its index differs .* \('0', '1'"),
+        "a case too many": (lambda: (wide(index=NAMES), pd.Series([*LABELS, "a"], index=[*NAMES, "x"])), r"has 1 labels \('x'\)"),
+        "a case too few": (lambda: (wide(index=NAMES), labels()[1].drop("case 3")), r"y: .* lacks 1 labels \('case 3'\) of X"),
+        "a case twice": (lambda: (wide(index=NAMES), labels(index=["a", "a", *NAMES[2:]])[1]), "y: .* that of y holds 1 labels"),
+        "a case of X twice": (lambda: (wide(index=["a", "a", *NAMES[2:]]), labels()[1]), "y: .* that of X holds 1 labels"),
+        "a label a row of a long frame": (
+            lambda: (long(), pd.Series(LABELS.repeat(L), index=long().index)),
+            "y: its index differs",
+        ),
+        "an array a row of a long frame": (lambda: (long(), LABELS.repeat(L)), "y: got 48 labels, expected 8"),
+        "an array for a long frame that is not sorted": (
+            lambda: (reordered(np.arange(N * L)[::-1]).X, LABELS),
+            "y: got values without an index, and the cases of X are not sorted",
+        ),
+        "a list for a long frame with words and numbers": (
+            lambda: (cases_of(pd.Index([*NAMES[:4], *range(4)], dtype=object)).X, LABELS.tolist()),
+            "y: got values without an index, and the cases of X are not sorted",
+        ),
+    },
+)
+
+# Series of two channels, for a fit with and without `layout`: (X, layout).
+SHORT = [series[:steps] for series, steps in zip(DATA, (1, 2, 3, 4, 5, 6, 6, 6), strict=True)]
+ways(
+    "layout",
+    {
+        "steps before channels": lambda: (DATA, None),
+        "said to be so": lambda: (DATA, "nlc"),
+        "channels before steps": lambda: (DATA.transpose(0, 2, 1), "ncl"),
+        "a contiguous cube of channels before steps": lambda: (DATA.transpose(0, 2, 1).copy(), "ncl"),
+        "a tensor of channels before steps": lambda: (torch.from_numpy(DATA).mT, "ncl"),
+        "a list of channels before steps": lambda: (list(DATA.transpose(0, 2, 1)), "ncl"),
+        "nested lists of channels before steps": lambda: (DATA.transpose(0, 2, 1).tolist(), "ncl"),
+        "tensors of channels before steps": lambda: (list(torch.from_numpy(DATA).mT), "ncl"),
+        "frames have a row a step": lambda: ([pd.DataFrame(series) for series in DATA], "ncl"),
+        "a long frame has a row a step": lambda: (long(), "ncl"),
+    },
+    {
+        "aeon's axes": (
+            lambda: (DATA.transpose(0, 2, 1), None),
+            r"X: .*\(2, 6\): 2 steps of 6 channels with axes \(cases, steps, channels\), or 6 steps of 2 channels with axes "
+            r"\(cases, channels, steps\); set layout='nlc' for the former, layout='ncl' for the latter",
+        ),
+        "a list of aeon's axes": (lambda: (list(DATA.transpose(0, 2, 1)), None), "X: .*set layout='nlc' for the former"),
+        "a tensor of aeon's axes": (lambda: (torch.from_numpy(DATA).mT, None), "X: .*set layout='nlc' for the former"),
+        "objects of aeon's axes": (lambda: (cells(list(DATA.transpose(0, 2, 1))), None), "X: .*set layout='nlc' for the former"),
+        "more channels than steps": (lambda: (DATA[:, :1], None), "X: .*1 steps of 2 channels .* set layout='nlc'"),
+        "unequal lengths in aeon's axes": (lambda: ([s.T for s in SHORT], None), "X: series 1 has 2 channels, .* layout='ncl'"),
+        "an unknown layout": (lambda: (DATA, "nchw"), "layout: got 'nchw', expected None or 'nlc' or 'ncl'"),
+    },
+)
+
+# Unequal lengths: steps decide, not guesses.
+ways(
+    "ragged",
+    {
+        "arrays": lambda: SHORT,
+        "tuple": lambda: tuple(SHORT),
+        "lists": lambda: [series.tolist() for series in SHORT],
+        "tensors": lambda: [torch.from_numpy(series) for series in SHORT],
+        "frames": lambda: [pd.DataFrame(series, columns=CHANNELS) for series in SHORT],
+        "frames from different days": lambda: [
+            pd.DataFrame(s, index=pd.date_range(f"2024-01-0{i + 1}", periods=len(s))) for i, s in enumerate(SHORT)
+        ],
+        "objects": lambda: cells(SHORT),
+        "Series of arrays": lambda: pd.Series(cells(SHORT), index=NAMES),
+        "arrays of several dtypes": lambda: [series.astype(kind) for series, kind in zip(SHORT, DTYPES, strict=False)],
+        "long frame": lambda: Cased(pd.concat(dict(zip(NAMES, map(pd.DataFrame, SHORT), strict=True))), NAMES),
+        "long frame in another order": lambda: Cased(
+            pd.concat(dict(zip(NAMES, map(pd.DataFrame, SHORT), strict=True))).sample(frac=1, random_state=0), NAMES
+        ),
+    },
+    {"an array of arrays of unequal channels": (lambda: cells([*SHORT[1:], SHORT[0][:, :1]]), "X: series 7 has 1 channels")},
+)
+
+# Times of the steps, for a model that was fitted to times in seconds: (X, times).
+SECONDS = np.cumsum(np.random.default_rng(3).integers(1, 9, (N, L)), axis=1).astype(float)
+DATES = pd.Timestamp("2024-10-27") + pd.to_timedelta(SECONDS.ravel(), unit="s")
+STAMPS = DATES.to_numpy().reshape(N, L)
+TIMED = pd.DataFrame(DATA.reshape(-1, 2), index=pd.MultiIndex.from_arrays([pd.Index(NAMES).repeat(L), DATES]), columns=CHANNELS)
+
+
+def zoned(zone: str) -> list[pd.DatetimeIndex]:
+    return [pd.DatetimeIndex(row).tz_localize("UTC").tz_convert(zone) for row in STAMPS]
+
+
+ways(
+    "times",
+    {
+        "array": lambda: (DATA, SECONDS),
+        "lists": lambda: (DATA, SECONDS.tolist()),
+        "list of arrays": lambda: (DATA, list(SECONDS)),
+        "whole numbers": lambda: (DATA, SECONDS.astype("i4")),
+        "half precision": lambda: (DATA, SECONDS.astype("f2")),
+        "tensor": lambda: (DATA, torch.from_numpy(SECONDS)),
+        "tensors": lambda: (DATA, list(torch.from_numpy(SECONDS))),
+        "from another start": lambda: (DATA, SECONDS + 4096),
+        "dates": lambda: (DATA, STAMPS),
+        "dates by the second": lambda: (DATA, STAMPS.astype("M8[s]")),
+        "dates as objects": lambda: (DATA, [list(pd.DatetimeIndex(row)) for row in STAMPS]),
+        "dates of Python": lambda: (DATA, [pd.DatetimeIndex(row).to_pydatetime().tolist() for row in STAMPS]),
+        "dates while clocks change": lambda: (DATA, zoned("Europe/Berlin")),
+        "dates of different zones": lambda: (
+            DATA,
+            [t.tz_convert(z) for t, z in zip(zoned("UTC"), ["UTC", "Asia/Tokyo"] * 4, strict=True)],
+        ),
+        "durations": lambda: (DATA, list(pd.to_timedelta(SECONDS.ravel(), unit="s").to_numpy().reshape(N, L))),
+        "periods": lambda: (DATA, [pd.PeriodIndex(pd.DatetimeIndex(row), freq="s") for row in STAMPS]),
+        "Series": lambda: (DATA, [pd.Series(row) for row in SECONDS]),
+        "nullable numbers": lambda: (DATA, [pd.array(row, dtype="Float64") for row in SECONDS]),
+        "frame": lambda: (DATA, pd.DataFrame(SECONDS)),
+        "index of frames": lambda: ([pd.DataFrame(s, index=t) for s, t in zip(DATA, SECONDS, strict=True)], "index"),
+        "dates of frames": lambda: ([pd.DataFrame(s, index=t) for s, t in zip(DATA, STAMPS, strict=True)], "index"),
+        "dates of frames of a zone": lambda: (
+            [pd.DataFrame(s, index=t) for s, t in zip(DATA, zoned("Europe/Berlin"), strict=True)],
+            "index",
+        ),
+        "index of a long frame": lambda: (Cased(TIMED, NAMES), "index"),
+        "index of a long frame in another order": lambda: (Cased(TIMED.sample(frac=1, random_state=0), NAMES), "index"),
+        "frame by case in another order": lambda: (
+            split_cases(TIMED),
+            pd.DataFrame(SECONDS, index=NAMES).iloc[SHUFFLED],
+        ),
+    },
+    {
+        "none where fit had them": (lambda: (DATA, None), "times: got none, expected them where fit had them"),
+        "too few series": (lambda: (DATA, SECONDS[1:]), "times: got 7 series of times, expected 8"),
+        "too few steps": (lambda: (DATA, SECONDS[:, 1:]), "times: series 0 has 5 times, expected 6"),
+        "times of one series": (lambda: (DATA, SECONDS[0]), "times: got 6 series of times, expected 8"),
+        "they go back": (lambda: (DATA, SECONDS[:, ::-1]), "times: series 0 has times that go back"),
+        "local times whose clock goes back": (
+            lambda: (DATA, [t.tz_localize(None) for t in (BERLIN,) * N]),
+            "times: series 0 has times that go back",
+        ),
+        "NaN": (lambda: (DATA, np.where(SECONDS > 20, np.nan, SECONDS)), "times: series 0: lacks . time stamps"),
+        "infinite": (lambda: (DATA, np.where(SECONDS > 20, np.inf, SECONDS)), "times: series 0: lacks . time stamps"),
+        "words": (lambda: (DATA, SECONDS.astype(str)), "times: series 0: its times are of kind 'string'"),
+        "another axis": (lambda: (DATA, SECONDS[..., None]), "times: series 0: holds times that are neither numbers nor dates"),
+        "a word": (lambda: (DATA, "steps"), "times: got 'steps', expected times, or 'index'"),
+        "index of arrays": (lambda: (DATA, "index"), "times: got 'index', expected times, or 'index' with series of pandas"),
+        "an array for a long frame": (
+            lambda: (TIMED, SECONDS),
+            "times: got ndarray, expected None or 'index', as X is indexed by time",
+        ),
+        "of other cases": (
+            lambda: (split_cases(TIMED), pd.DataFrame(SECONDS)),
+            "times: its index differs from that of the cases of X",
+        ),
+        "a generator": (lambda: (DATA, (row for row in SECONDS)), "times: got a generator"),
+    },
+)
+
+
+# Targets of TABLE, for a regressor.
+ways(
+    "regress",
+    {
+        "list": lambda: (TABLE, NUMBERS.tolist()),
+        "whole numbers": lambda: (TABLE, NUMBERS.astype("i2")),
+        "half precision": lambda: (TABLE, NUMBERS.astype("f2")),
+        "objects": lambda: (TABLE, NUMBERS.astype(object)),
+        "tensor": lambda: (TABLE, torch.from_numpy(NUMBERS)),
+        "tensor with a gradient": lambda: (TABLE, torch.from_numpy(NUMBERS).requires_grad_()),
+        "Series in another order": lambda: (wide(index=NAMES), pd.Series(NUMBERS, index=NAMES).iloc[SHUFFLED]),
+        "Series of nullable numbers": lambda: (
+            wide(index=NAMES),
+            pd.Series(NUMBERS, index=NAMES, dtype="Float64").iloc[SHUFFLED],
+        ),
+        "Series for a long frame": lambda: (long(CHANNELS[:1]), pd.Series(NUMBERS, index=NAMES).iloc[SHUFFLED]),
+    },
+    {
+        "words": (lambda: (TABLE, LABELS), "y: "),
+        "NaN": (lambda: (TABLE, np.where(NUMBERS > 8, np.nan, NUMBERS)), "y: Input y contains NaN"),
+        "dates": (lambda: (TABLE, NUMBERS.astype("M8[s]")), "y: holds datetime64"),
+        "of other cases": (lambda: (wide(index=NAMES), pd.Series(NUMBERS)), "y: its index differs from that of the cases of X"),
+        "too few": (lambda: (TABLE, NUMBERS[1:]), r"y: got shape \(7,\), expected \(8,\)"),
+    },
+)
+
+# A series and the stamps that its forecast must carry; None for arrays, which have none.
+START = pd.Timestamp("2024-10-26 21:00")
+
+
+def dated(frequency: str, zone: str | None = None, start: pd.Timestamp = START) -> tuple[pd.Series, pd.Index]:
+    """ONE at dates of a frequency, which its index does not state, and the dates that follow."""
+    dates = pd.date_range(start, periods=len(ONE) + 3, freq=frequency, tz=zone)
+    return pd.Series(ONE, index=pd.DatetimeIndex(dates[:-3], freq=None)), dates[-3:]
+
+
+def clocked(stamps: Any) -> tuple[pd.Series, pd.Index]:
+    """ONE at some stamps, and those that follow."""
+    return pd.Series(ONE, index=stamps[:-3]), pd.Index(stamps[-3:])
+
+
+ways(
+    "forecast",
+    {
+        **{f"array of {kind}": lambda kind=kind: (ONE.astype(kind), None) for kind in DTYPES},
+        "array with gaps in memory": lambda: (strided(ONE), None),
+        "list": lambda: (ONE.tolist(), None),
+        "tuple": lambda: (tuple(ONE), None),
+        "column": lambda: (ONE[:, None], None),
+        "tensor": lambda: (torch.from_numpy(ONE), None),
+        "tensor of bfloat16": lambda: (torch.from_numpy(ONE).bfloat16(), None),
+        "machine numbers": lambda: (array.array("d", ONE), None),
+        "what becomes an array": lambda: (ArrayLike(ONE), None),
+        "Series": lambda: (pd.Series(ONE), pd.RangeIndex(40, 43)),
+        "Series of nullable numbers": lambda: (pd.Series(ONE).astype("Int64"), pd.RangeIndex(40, 43)),
+        "Series of categories": lambda: (pd.Series(ONE).astype("category"), pd.RangeIndex(40, 43)),
+        "Series of sparse numbers": lambda: (pd.Series(ONE).astype(pd.SparseDtype(float, 0.0)), pd.RangeIndex(40, 43)),
+        "Series from another start": lambda: (pd.Series(ONE, index=range(5, 45)), pd.RangeIndex(45, 48)),
+        "Series by twos": lambda: (pd.Series(ONE, index=range(0, 80, 2)), pd.RangeIndex(80, 86, 2)),
+        "Series by tenths": lambda: clocked(np.arange(43) / 10),
+        "frame of one column": lambda: (pd.DataFrame({"level": ONE}, index=dated("h")[0].index), dated("h")[1]),
+        **{f"dates by {f}": lambda f=f: dated(f) for f in ("h", "15min", "s", "D", "B", "W", "MS", "ME", "QE", "YS", "2h", "us")},
+        "dates of UTC": lambda: dated("h", "UTC"),
+        "hours while clocks go back": lambda: dated("h", "Europe/Berlin"),
+        "half hours while clocks go forward": lambda: dated("30min", "Europe/Berlin", pd.Timestamp("2024-03-30 21:00")),
+        "days while clocks go back": lambda: dated("D", "America/New_York", pd.Timestamp("2024-10-20")),
+        "days that are said to be days": lambda: (dated("D")[0].asfreq("D"), dated("D")[1]),
+        "days of Python": lambda: (
+            pd.Series(ONE, index=pd.Index([d.date() for d in dated("D")[0].index], dtype=object)),
+            pd.DatetimeIndex([d.date() for d in dated("D")[1]]),
+        ),
+        "months as periods": lambda: clocked(pd.period_range("2020-01", periods=43, freq="M")),
+        "days as periods": lambda: clocked(pd.period_range("2020-02-01", periods=43, freq="D")),
+        "durations": lambda: clocked(pd.timedelta_range(0, periods=43, freq="10s")),
+        "categories of dates": lambda: (dated("h")[0].set_axis(pd.CategoricalIndex(dated("h")[0].index)), dated("h")[1]),
+    },
+    {
+        "a gap": (
+            lambda: dated("h")[0].drop(START + pd.Timedelta("5h")),
+            "y: its steps are not even: 1 of 38 differ from 0 days 01:",
+        ),
+        "a gap in numbers": (
+            lambda: pd.Series(ONE).drop(7),
+            "y: its steps are not even: 1 of 38 differ from 1, the first between 6 and 8",
+        ),
+        "a gap in periods": (
+            lambda: clocked(pd.period_range("2020", periods=43, freq="D"))[0].iloc[[0, *range(2, 40)]],
+            "y: its steps are",
+        ),
+        "a gap in durations": (
+            lambda: clocked(pd.timedelta_range(0, periods=43, freq="s"))[0].iloc[[0, *range(2, 40)]],
+            "y: its steps are",
+        ),
+        "two frequencies": (
+            lambda: pd.Series(ONE, index=dated("h")[0].index[:20].append(pd.date_range("2025", periods=20, freq="D"))),
+            "y: its steps are not even: 20 of 39 differ",
+        ),
+        "uneven numbers": (lambda: pd.Series(ONE, index=np.arange(40.0) ** 2), "y: its steps are not even"),
+        "a time twice": (
+            lambda: pd.concat([dated("h")[0], dated("h")[0][-1:]]),
+            "y: the series: its index holds 1 duplicated time",
+        ),
+        "a clock that goes back": (lambda: dated("h")[0][::-1], "y: the series: its time stamps go back in row 1"),
+        "local times that come twice": (
+            lambda: dated("h", "Europe/Berlin")[0].tz_localize(None),
+            "y: the series: its index holds 1 duplicated time stamps, the first 2024-10-27 02:00:00; .*tz_localize",
+        ),
+        "local times of which one is left out": (
+            lambda: dated("h", "Europe/Berlin", pd.Timestamp("2024-03-30 21:00"))[0].tz_localize(None),
+            "y: its steps are not even: 1 of 39 .*local times of a place that changes its clocks need a time zone",
+        ),
+        "a missing time": (
+            lambda: pd.Series(ONE, index=pd.DatetimeIndex([None, *HOURS[:1].repeat(39)])),
+            "y: the series: lacks 1 time",
+        ),
+        "words as times": (
+            lambda: pd.Series(ONE, index=[f"t{i}" for i in range(40)]),
+            "y: the series: its times are of kind 'string'",
+        ),
+        "NaN": (lambda: np.where(ONE > 8, np.nan, ONE), "y: the series contains NaN"),
+        "a missing value": (lambda: pd.Series(ONE).where(ONE < 9), "y: the series contains NaN"),
+        "words": (lambda: ["a"] * 40, "y: the series holds what is no number"),
+        "complex": (lambda: ONE + 0j, "y: the series holds complex128"),
+        "dates": (lambda: ONE.astype("M8[s]"), "y: the series holds datetime64"),
+        "two channels": (lambda: SERIES, "y: got series of 2 channels, expected 1 as in fit"),
+        "the other axis": (lambda: ONE[None], "y: series 0 has the shape .* set layout='nlc'"),
+        "several series": (lambda: [ONE, ONE], "y: got 2 series, expected the one to go on with"),
+        "nothing": (lambda: np.zeros(0), "y: got no series"),
+        "a generator": (lambda: (value for value in ONE), "y: got a generator"),
+        "a dictionary": (lambda: {"level": ONE}, "y: got a dict"),
+    },
+)
+
+
+@pytest.fixture(scope="module")
+def fitted() -> dict[str, Any]:
+    """One small model for each kind of data, fitted to plain arrays, but for channels that have names."""
+    named = pd.concat(dict(zip(NAMES, (pd.DataFrame(series, columns=CHANNELS) for series in DATA), strict=True)))
+    return {
+        "table": SSMClassifier(**TINY).fit(TABLE, LABELS),
+        "pair": SSMClassifier(**TINY).fit(named, LABELS),
+        "ragged": SSMClassifier(**TINY).fit(SHORT, LABELS),
+        "times": SSMClassifier("l", **TINY).fit(DATA, LABELS, SECONDS),
+        "regress": SSMRegressor(**TINY).fit(TABLE, NUMBERS),
+        "forecast": SSMForecaster(**AHEAD).fit(ONE),
+    }
+
+
+PLAIN = {
+    "table": lambda model: model.predict_proba(TABLE),
+    "fit": lambda model: model.predict_proba(TABLE),
+    "pair": lambda model: model.predict_proba(DATA),
+    "layout": lambda model: model.predict_proba(DATA),
+    "ragged": lambda model: model.predict_proba(SHORT),
+    "times": lambda model: model.predict_proba(DATA, SECONDS),
+    "regress": lambda model: model.predict(TABLE),
+    "forecast": lambda model: model.predict(ONE),
+}
+
+
+def by_case(predictions: Any, cases: list[Any] | None) -> np.ndarray:
+    """Predictions in the order of DATA: found by their index where they must have one."""
+    if cases is None:
+        assert isinstance(predictions, np.ndarray), "arrays, wide frames and lists give arrays, as scikit-learn has it"
+        return predictions
+    assert isinstance(predictions, pd.DataFrame), "predictions carry the index of the cases"
+    assert list(predictions.columns) == ["a", "b"]
+    return np.stack([predictions.loc[case].to_numpy() for case in cases])
+
+
+def outcome(way: Way, fitted: dict[str, Any]) -> np.ndarray:
+    """What a way of handing in gives, in the order of the plain one."""
+    given = way.hand()
+    if way.subject == "fit":
+        return SSMClassifier(**TINY).fit(*given).predict_proba(TABLE)
+    if way.subject == "regress":
+        return SSMRegressor(**TINY).fit(*given).predict(TABLE)
+    if way.subject == "layout":
+        X, layout = given
+        model = SSMClassifier(**TINY, layout=layout).fit(X, pd.Series(LABELS, index=NAMES))
+        return by_case(model.predict_proba(X), NAMES if isinstance(X, pd.DataFrame) else None)
+    if way.subject == "forecast":
+        y, stamps = given if way.error is None else (given, None)
+        forecast = fitted["forecast"].predict(y)
+        assert isinstance(forecast, (pd.Series, pd.DataFrame)) == (stamps is not None)
+        if stamps is not None:
+            assert forecast.index.equals(stamps), "the stamps that follow those of the series"
+        return np.asarray(forecast).reshape(-1)
+    X, times = given if way.subject == "times" else (given, None)
+    cases = X.cases if isinstance(X, Cased) else None
+    return by_case(fitted[way.subject].predict_proba(X.X if isinstance(X, Cased) else X, times), cases)
+
+
+@pytest.mark.filterwarnings("ignore:A column-vector y was passed", "ignore:X has feature names, but")
+@pytest.mark.filterwarnings("ignore:the matrix subclass:PendingDeprecationWarning")
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: f"{way.subject}: {way.name}")
+def test_a_way_gives_what_plain_arrays_give_or_a_clear_error(way: Way, fitted: dict[str, Any]) -> None:
+    if way.error is None:
+        plain = PLAIN[way.subject](fitted[{"fit": "table", "layout": "pair"}.get(way.subject, way.subject)])
+        np.testing.assert_array_equal(outcome(way, fitted), plain)
+        return
+    with pytest.raises((ValueError, TypeError), match=way.error) as caught:
+        outcome(way, fitted)
+    assert len(str(caught.value)) < 700
+
+
+def test_there_are_two_hundred_ways_and_most_are_read() -> None:
+    names = [(way.subject, way.name) for way in WAYS]
+    assert len(set(names)) == len(names) >= 200
+    assert sum(way.error is None for way in WAYS) >= 150
+
+
+def test_every_error_names_its_argument() -> None:
+    for way in WAYS:
+        argument = {"fit": "y", "regress": "y", "forecast": "y", "times": "times"}.get(way.subject, "X")
+        if way.error is not None:
+            named = rf"^(Input )?{argument}\b|layout: got|has 1 labels"
+            assert re.search(named, way.error), f"{way.subject}: {way.name}: {way.error}"
+
+
+def test_plain_predictions_differ_from_case_to_case(fitted: dict[str, Any]) -> None:
+    """Otherwise an order that is wrong would give the same."""
+    for subject in ("table", "pair", "ragged", "times"):
+        assert len(np.unique(PLAIN[subject](fitted[subject]), axis=0)) == N
+    assert len(np.unique(PLAIN["regress"](fitted["regress"]))) == N
+    assert len(np.unique(TABLE, axis=0)) == N
