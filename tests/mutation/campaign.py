@@ -1,12 +1,12 @@
 """A mutation campaign: how many one-token changes to the package do its tests notice?
 
-Cosmic Ray finds the places and makes the changes (`choose`). `cover` runs the test command once, with coverage contexts, to find
-which tests execute which line and how long each takes. `run` gives every mutant its own copy of the package, runs the tests that
+Cosmic Ray finds the places and makes the changes (`choose`). `cover` runs the tests once under coverage to find which of
+them execute which line and how long each takes. `run` gives every mutant its own copy of the package, runs the tests that
 execute the changed line (the quick ones of every file first, then the others, up to --seconds of their time) and writes one JSON
 line: killed, timeout or survived. `report` prints a table by part and lists the survivors.
 
     python tests/mutation/campaign.py choose --seed 1 --count 200 --out mutants.jsonl      # needs cosmic-ray
-    python tests/mutation/campaign.py cover --processes 2 --out coverage.json              # needs pytest-cov and pytest-xdist
+    python tests/mutation/campaign.py cover --processes 2 --out coverage.json              # needs coverage
     python tests/mutation/campaign.py run mutants.jsonl --coverage coverage.json --processes 2 --out results.jsonl
     python tests/mutation/campaign.py report results.jsonl
 
@@ -133,7 +133,20 @@ def choose(count: int, seed: int, out: Path) -> None:
 
 
 class Recorder:
-    """A pytest plugin that writes the outcome and the duration of every test to the file that LONGSCAN_OUTCOMES names."""
+    """A pytest plugin that measures which lines each test executes, and writes outcome and duration of each test.
+
+    The lines go to coverage data files with the test as their context; outcomes go to the file that LONGSCAN_OUTCOMES names.
+    """
+
+    def __init__(self) -> None:
+        from coverage import Coverage
+
+        self.coverage = Coverage(data_file=os.environ["LONGSCAN_COVERAGE"], data_suffix=True, source=[str(PACKAGE)])
+        self.coverage.start()
+
+    def pytest_runtest_protocol(self, item: Any) -> None:
+        """Attribute the lines that follow to this test."""
+        self.coverage.switch_context(item.nodeid)
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         """Write the report of a test's call, or of a set-up that did not pass."""
@@ -141,6 +154,11 @@ class Recorder:
             row = {"test": report.nodeid, "outcome": report.outcome, "seconds": report.duration}
             with Path(os.environ["LONGSCAN_OUTCOMES"]).open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
+
+    def pytest_unconfigure(self) -> None:
+        """Save what was measured."""
+        self.coverage.stop()
+        self.coverage.save()
 
 
 def environment(tree: Path) -> dict[str, str]:
@@ -152,37 +170,48 @@ def environment(tree: Path) -> dict[str, str]:
 
 def cover(processes: int, select: list[str], out: Path) -> None:
     """Run the tests once and write which tests execute which line, their seconds, and which of them fail as things are."""
-    with tempfile.TemporaryDirectory() as folder:
-        outcomes, data = Path(folder) / "outcomes.jsonl", Path(folder) / "coverage.json"
-        plugin = Path(folder) / "record_outcomes.py"
-        plugin.write_text(
-            "import os, sys\n"
-            f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
-            "from campaign import Recorder\n"
+    from coverage import Coverage
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        call = [sys.executable, "-c", RUN_PYTEST, "-q", "-m", "not slow", "--continue-on-collection-errors"]
+        variables = environment(ROOT)
+        variables |= {"LONGSCAN_OUTCOMES": str(folder / "outcomes.jsonl"), "LONGSCAN_COVERAGE": str(folder / "lines")}
+        listing = subprocess.run([*call, "--collect-only", *select], cwd=ROOT, env=variables, capture_output=True, text=True)
+        tests = [line for line in listing.stdout.splitlines() if line.startswith("tests/") and "::" in line]
+        if not tests:
+            raise RuntimeError(f"pytest found no tests: {listing.stdout[-2000:]} {listing.stderr[-2000:]}")
+        (folder / "record_lines.py").write_text(
+            "import campaign\n"
             "def pytest_configure(config):\n"
-            "    if not hasattr(config, 'workerinput'):\n"
-            "        config.pluginmanager.register(Recorder())\n",
+            "    config.pluginmanager.register(campaign.Recorder())\n",
             encoding="utf-8",
         )
-        run_environment = environment(ROOT) | {"LONGSCAN_OUTCOMES": str(outcomes), "COVERAGE_FILE": str(Path(folder) / "data")}
-        run_environment["PYTHONPATH"] += os.pathsep + folder
-        words = ["-q", "-m", "not slow", "--continue-on-collection-errors", "-p", "record_outcomes"]
-        words += ["--cov=src/longscan", "--cov-context=test", "--cov-report="]
-        subprocess.run(
-            [sys.executable, "-c", RUN_PYTEST, *words, "-n", str(processes), *select], cwd=ROOT, env=run_environment, check=False
-        )
-        show = [sys.executable, "-m", "coverage", "json", "-q", "--show-contexts", "-o", str(data)]
-        subprocess.run(show, cwd=ROOT, env=run_environment, check=True)
-        found = json.loads(data.read_text(encoding="utf-8"))
-        lines: dict[str, dict[str, list[str]]] = {}
-        for path, file in found["files"].items():
-            contexts = {line: [name.split("|")[0] for name in names if name] for line, names in file["contexts"].items()}
-            lines[path] = {line: sorted(set(names)) for line, names in contexts.items()}
-        rows = [json.loads(row) for row in outcomes.read_text(encoding="utf-8").splitlines()]
-    tests = {row["test"]: row["seconds"] for row in rows if row["outcome"] == "passed"}
+        variables["PYTHONPATH"] += os.pathsep + os.pathsep.join((name, str(Path(__file__).parent)))
+
+        def run_share(number: int) -> str:
+            share = folder / f"share-{number}.txt"
+            share.write_text("\n".join(tests[number::processes]), encoding="utf-8")
+            words = ["-p", "record_lines", "-p", "no:cacheprovider", f"@{share}"]
+            done = subprocess.run([*call, *words], cwd=ROOT, env=variables, capture_output=True, text=True)
+            return f"{done.stdout[-300:]} {done.stderr[-300:]}"
+
+        with ThreadPoolExecutor(processes) as pool:
+            ends = list(pool.map(run_share, range(processes)))
+        if not (folder / "outcomes.jsonl").exists():
+            raise RuntimeError(f"no test ran: {ends[0]}")
+        together = Coverage(data_file=str(folder / "lines"))
+        together.combine([name])
+        data, lines = together.get_data(), {}
+        for path in data.measured_files():
+            contexts = data.contexts_by_lineno(path)
+            relative = str(Path(path).resolve().relative_to(ROOT))
+            lines[relative] = {line: sorted(set(names) - {""}) for line, names in contexts.items()}
+        rows = [json.loads(row) for row in (folder / "outcomes.jsonl").read_text(encoding="utf-8").splitlines()]
+    passed = {row["test"]: row["seconds"] for row in rows if row["outcome"] == "passed"}
     failing = sorted({row["test"] for row in rows if row["outcome"] == "failed"})
-    out.write_text(json.dumps({"lines": lines, "seconds": tests, "failing": failing}), encoding="utf-8")
-    sys.stderr.write(f"{len(tests)} tests passed, {len(failing)} failed, {len(lines)} files covered\n")
+    out.write_text(json.dumps({"lines": lines, "seconds": passed, "failing": failing}), encoding="utf-8")
+    sys.stderr.write(f"{len(passed)} tests passed, {len(failing)} failed, {len(lines)} files covered\n")
 
 
 def tests_for(mutant: dict[str, Any], coverage: dict[str, Any], seconds: float) -> list[str]:
