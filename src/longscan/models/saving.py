@@ -14,6 +14,7 @@ from torch import Tensor
 from longscan.layers.parameters import Marked
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
+HEADER = "longscan"  # in the header of the weights: the settings and the checksum
 
 
 class Pretrained(Marked):
@@ -45,9 +46,23 @@ class Pretrained(Marked):
         missing = [name for name, given in parameters.items() if given.default is given.empty and name not in config]
         if missing:
             raise ValueError(f"{Path(folder) / CONFIG}: {', '.join(missing)} is missing, which {cls.__name__} needs")
-        model = cls(**config if backend is None else {**config, "backend": backend})
-        model.load_state_dict(tensors, assign=True)
+        try:
+            model = cls(**config if backend is None else {**config, "backend": backend})
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            if str(error).startswith("backend: "):  # about this machine or the argument, not about the file
+                raise
+            raise ValueError(f"{Path(folder) / CONFIG}: damaged ({str(error)[:300]})") from error
+        try:
+            model.load_state_dict(tensors, assign=True)
+        except RuntimeError as error:
+            raise ValueError(f"{Path(folder) / WEIGHTS}: is of another model than {CONFIG} ({_first_line(error)})") from error
         return model
+
+
+def _first_line(error: Exception) -> str:
+    """The first thing that torch found wrong; its message has a title and then a line for each."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[min(1, len(lines) - 1)][:300]
 
 
 def write_model(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
@@ -61,7 +76,8 @@ def write_model(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]
     folder.mkdir(parents=True, exist_ok=True)
     values = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     text = json.dumps(config, indent=2) + "\n"
-    facts = {"format": "pt", "config": json.dumps(config), "crc32": str(tensor_checksum(values))}
+    # One entry: safetensors writes several in any order, and the same model must give the same bytes.
+    facts = {HEADER: json.dumps({"config": config, "crc32": tensor_checksum(values)})}
     partial_config, partial_weights = (folder / f".{name}.{os.getpid()}" for name in (CONFIG, WEIGHTS))
     try:
         partial_config.write_text(text, encoding="utf-8")
@@ -96,22 +112,22 @@ def read_model(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             raise FileNotFoundError(f"{folder / name}: no such file; a saved model is a folder with {CONFIG} and {WEIGHTS}")
     try:
         with safe_open(folder / WEIGHTS, "pt") as file:
-            facts = file.metadata() or {}
+            facts = json.loads((file.metadata() or {}).get(HEADER, "{}"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, ValueError) as error:
         raise ValueError(f"{folder / WEIGHTS}: damaged ({error})") from None
-    if "crc32" in facts and str(tensor_checksum(tensors)) != facts["crc32"]:
+    if "crc32" in facts and tensor_checksum(tensors) != facts["crc32"]:
         raise ValueError(f"{folder / WEIGHTS}: damaged (its tensors do not have the checksum that was saved with them)")
     config = _read_config(folder / CONFIG)
     if "config" in facts and any(_holds(path, facts["config"]) for path in folder.glob(f".{CONFIG}.*")):
-        config = json.loads(facts["config"])
+        config = facts["config"]
     return config, tensors
 
 
-def _holds(path: Path, config: str) -> bool:
+def _holds(path: Path, config: dict[str, Any]) -> bool:
     """Whether a temporary file of settings, perhaps cut off or just removed by who wrote it, holds exactly these."""
     try:
-        return json.dumps(json.loads(path.read_bytes())) == config
+        return bool(json.loads(path.read_bytes()) == config)
     except (OSError, ValueError):
         return False
 
@@ -119,7 +135,7 @@ def _holds(path: Path, config: str) -> bool:
 def _read_config(path: Path) -> dict[str, Any]:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path}: damaged ({error})") from None
     if not isinstance(config, dict):
         raise ValueError(f"{path}: damaged (got a {type(config).__name__}, needed a mapping of settings)")
