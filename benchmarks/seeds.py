@@ -16,6 +16,7 @@ selected weights are scored on the test split once, after the last update; rule,
     python benchmarks/seeds.py recipes/aussm/parity.yaml --stacks mm aa ma am --out results/table1/aussm/parity.json
     python benchmarks/seeds.py --draw results/seeds results/seeds/success.png
     python benchmarks/seeds.py --table results/table1 results/table1/table1.md
+    python benchmarks/seeds.py --tests results/seeds results/seeds/tests.md
 
 Further words are settings, as on the command line of `longscan train`.
 """
@@ -40,6 +41,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from longscan.layers.parameters import mark, marks
 from longscan.report.published import figure_of, published_beside
+from longscan.report.statistics import mean_interval
 from longscan.tasks import Batch
 from longscan.tasks.base import Split
 from longscan.training.averaging import WeightAverage
@@ -449,6 +451,55 @@ def table(folder: Path, out: Path) -> None:
     out.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
+def tests_table(folder: Path, out: Path) -> None:
+    """A row for each record in `folder` with the test scores of the selected weights, and the published score of the model."""
+    lines = [
+        "# Seeds trained together: test scores of the weights that the recipe selects",
+        "",
+        "Scaled accuracy on 10,000 test words of lengths 41 to 256, each seed scored once, after its last update. Success: 0.99 or",
+        "more. Interval: mean ± half of Student's 95 % interval over seeds.",
+        "",
+        "| record | suite, task, stack | updates | rule | seeds | mean | success | each seed | constant | published | minutes |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for path in sorted(folder.glob("*.json")):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        selected = record.get("selected")
+        if selected is None:
+            continue
+        scores, count = selected["test"], len(record["seeds"])
+        if scores is None:
+            said, valid = "not tested", [value for value in selected["valid"] if value is not None]
+            each = f"best on validation {', '.join(f'{value:.3f}' for value in valid)}"
+            rate = "–"
+        else:
+            mean, half = mean_interval(scores)
+            said = f"{mean:.3f}" if half is None else f"{mean:.3f} ± {half:.3f}"
+            each = ", ".join(f"{value:.3f}" for value in scores)
+            rate = f"{sum(value >= SUCCESS for value in scores)} of {count}"
+        (identity, *_) = record["settings"]["about"]["published"]
+        figures = {row["model"]: figure_of(row) for row in published_beside(identity)}
+        published = figures.get(MODELS.get(record["spec"], ""), "–")
+        updates = f"{record['steps']:,} of {record['settings']['training']['steps']:,}"
+        what = f"{record['suite']} {record['task']}, {record['spec']}"
+        constant = f"{record['constant_scaled_test']:.2f}"
+        cells = (
+            path.stem,
+            what,
+            updates,
+            selected["rule"],
+            count,
+            said,
+            rate,
+            each,
+            constant,
+            published,
+            f"{record['seconds'] / 60:.0f}",
+        )
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    out.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
 def with_spec(settings: Settings, spec: str) -> Settings:
     """The settings of another stack; options of blocks that it lacks go."""
     options = {letter: values for letter, values in settings.model.block_options.items() if letter in spec}
@@ -469,6 +520,7 @@ def main(given: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--draw", nargs=2, type=Path, metavar=("FOLDER", "PNG"))
     parser.add_argument("--table", nargs=2, type=Path, metavar=("FOLDER", "MD"))
+    parser.add_argument("--tests", nargs=2, type=Path, metavar=("FOLDER", "MD"), help="a table of the tested records of a folder")
     words, further = parser.parse_known_args(given)
     if words.draw:
         draw(*words.draw)
@@ -476,8 +528,11 @@ def main(given: list[str] | None = None) -> None:
     if words.table:
         table(*words.table)
         return
+    if words.tests:
+        tests_table(*words.tests)
+        return
     if words.recipe is None or words.out is None:
-        parser.error("RECIPE and --out, or --draw, or --table, are needed")
+        parser.error("RECIPE and --out, or --draw, or --table, or --tests, are needed")
     command = shlex.join(["python", "benchmarks/seeds.py", *(sys.argv[1:] if given is None else given)])
     try:
         settings = parse_settings(["--config", str(words.recipe), *further]).settings
