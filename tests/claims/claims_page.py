@@ -14,21 +14,28 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from recorded import fill_note
+
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs/claims.md"
 PUBLISHED = HERE.parents[1] / "src/longscan/report/published.json"
 OUTCOMES = {
-    "holds": "a test shows it",
-    "false as printed": "a test shows that it is not so, and what is",
-    "needs data": "what would settle it is not here: a data set, a run or a timing",
-    "open": "no data alone would settle it",
+    "holds": "a test shows it, by the code here or by a record that a named command makes again",
+    "does not hold": "a test shows in the same way that it is not so; the note says what is",
+    "shown in part": "a test shows one part; the note says which, and what is not shown",
+    "stated only": "the paper's own text or table is all there is: no code or run of ours speaks to it",
+    "data absent": "data that are not available here would settle it",
+    "run not made": "runs or timings that can be made here would settle it, and are not recorded to their end",
 }
-TESTED = ("holds", "false as printed")
+TESTED = ("holds", "does not hold", "shown in part")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """A row: id, paper (its key in published.json), where it is printed, the claim in our words, outcome, and what was found."""
+    """A row: id, paper (its key in published.json), where it is printed, the claim in our words, outcome, and what was found.
+
+    records: the files that its test reads under the root of the repository, each with the command that makes it again.
+    """
 
     id: str
     paper: str
@@ -36,6 +43,18 @@ class Claim:
     claim: str
     outcome: str
     note: str = ""
+    records: tuple[dict[str, str], ...] = ()
+
+
+def outcome(identity: str) -> str:
+    """The outcome of a claim in claims.json."""
+    (found,) = (row.outcome for row in claims() if row.id == identity)
+    return found
+
+
+def verdict(*parts: bool) -> str:
+    """The outcome that follows from what was found of each part of a claim."""
+    return "holds" if all(parts) else "shown in part" if any(parts) else "does not hold"
 
 
 class Found(NamedTuple):
@@ -46,8 +65,9 @@ class Found(NamedTuple):
 
 
 def claims() -> list[Claim]:
-    """The rows of claims.json."""
-    return [Claim(**row) for row in json.loads((HERE / "claims.json").read_text("utf-8"))["claims"]]
+    """The rows of claims.json, with the figures of records in their notes."""
+    rows = json.loads((HERE / "claims.json").read_text("utf-8"))["claims"]
+    return [Claim(**row | {"note": fill_note(row["id"], row.get("note", ""))}) for row in rows]
 
 
 @cache
@@ -78,9 +98,10 @@ def page() -> str:
         "",
         "# Claims",
         "",
-        f"What four papers claim, {len(rows)} statements in our words, and what became of each here. A claim about what training",
-        "gives is not settled by the paper's own table; that the table agrees may be tested, and then the note says so.",
-        "Tests stand in `tests/claims`. This page is made from its `claims.json` by `python tests/claims/claims_page.py`.",
+        f"What four papers claim, {len(rows)} statements in our words, and what became of each here. No claim is settled by the",
+        "paper's own table, and none by a bound that was chosen to fit a record: an outcome follows from the claim as the paper",
+        "states it. Tests stand in `tests/claims`; those that read a record name the command that makes it again.",
+        "This page is made from `claims.json` there by `python tests/claims/claims_page.py`.",
         "",
         "| Outcome | Meaning | Claims |",
         "|---|---|---|",
@@ -93,6 +114,8 @@ def page() -> str:
         lines += ["| Claim | What is said | Where | Outcome | What was found | Test |", "|---|---|---|---|---|---|"]
         for row in own:
             links = "; ".join(f"`{found.file}::{found.definition.name}`" for found in named.get(row.id, [])) or "–"
+            if row.records:
+                links += "; " + "; ".join(f"{record['file']}: `{record['command']}`" for record in row.records)
             cells = (row.id, row.claim, row.where, row.outcome, row.note or "–", links)
             lines.append(f"| {' | '.join(map(_cell, cells))} |")
     return "\n".join(lines) + "\n"

@@ -18,6 +18,14 @@ from longscan.report.published import figure_of, published_row
 
 ROOT = Path(__file__).parents[2]
 Combine = Callable[[Any, Any], Any]
+MAMBA_LRA_SIZES = {  # Table 3 of that paper, thousands of parameters: Mamba, attention
+    "ListOps": (634, 797),
+    "Text": (648, 827),
+    "Retrieval": (692, 871),
+    "Image": (116, 105),
+    "Path-32": (123, 793),
+    "Path-64": (242, 598),
+}
 
 
 def blelloch(items: list[Any], combine: Combine, identity: Any) -> tuple[list[Any], list[int]]:

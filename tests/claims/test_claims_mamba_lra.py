@@ -7,7 +7,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from counted import blelloch, compose, entries, figures, orders, peak, printed, records
+from counted import MAMBA_LRA_SIZES as TABLE_3
+from counted import blelloch, compose, entries, orders, peak, printed
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
@@ -15,26 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from longscan.layers import S6, Attention
 from longscan.models import SequenceModel
 from longscan.numerics.discretisation import discretise
-from longscan.report.published import published_row
 from longscan.tasks._images import grey, image_sequence
-
-TABLE_3 = {  # thousands of parameters: Mamba, attention
-    "ListOps": (634, 797),
-    "Text": (648, 827),
-    "Retrieval": (692, 871),
-    "Image": (116, 105),
-    "Path-32": (123, 793),
-    "Path-64": (242, 598),
-}
-
-
-def rows_of_table_1() -> dict[str, tuple[list[float], float]]:
-    """Model -> its five accuracies (ListOps, Text, Retrieval, Image, Path-32) and the printed average."""
-    starts = {"Mamba": 394, "MHFA": 401, "Transformer": 407, "Performer": 413, "RoPE [26]": 419}
-    with_path_x = {"RoPE [2]": 425, "S4": 432, "S4D": 439, "S5": 446}
-    rows = {name: (figures(first, 5), figures(first + 5, 1)[0]) for name, first in starts.items() if name != "Mamba"}
-    rows["Mamba"] = (figures(394, 5), figures(400, 1)[0])  # Path-64 stands between
-    return rows | {name: (figures(first, 5), figures(first + 6, 1)[0]) for name, first in with_path_x.items()}
 
 
 def size(module: nn.Module, *, norms: bool = True) -> int:
@@ -94,27 +76,6 @@ def test_m02_flash_attention_saves_memory_and_no_time():
         with sdpa_kernel(flash):
             weights = scaled_dot_product_attention(q, k, ones, is_causal=True)
         assert weights.count_nonzero() == length * (length + 1) // 2, "a product of its own for each step and each one before it"
-
-
-def test_m04_the_printed_averages():
-    rows = rows_of_table_1()
-    for name in ("Mamba", "MHFA"):
-        values, average = rows[name]
-        assert round(float(np.mean(values)), 2) == average
-    assert all(np.array(rows["Mamba"][0]) > rows["MHFA"][0])
-    assert rows["Mamba"][1] - rows["MHFA"][1] == pytest.approx(8.09)
-
-
-def test_m05_mamba_is_smaller_but_for_image():
-    assert {task for task, (ours, theirs) in TABLE_3.items() if ours > theirs} == {"Image"}
-
-
-def test_m06_models_beyond_600_thousand():
-    limit = published_row("r458")["value"]
-    assert limit == 600
-    large = {(task, model) for task, pair in TABLE_3.items() for model, size in zip("ma", pair, strict=True) if size > limit}
-    assert {task for task, model in large if model == "m"} == {"ListOps", "Text", "Retrieval"}
-    assert {task for task, model in large if model == "a"} == {"ListOps", "Text", "Retrieval", "Path-32"}
 
 
 def test_m07_parameter_counts():
@@ -191,34 +152,6 @@ def test_m13_how_far_euler_is_from_the_hold():
     torch.testing.assert_close(difference[z < 1e-2], z[z < 1e-2] / 2, rtol=5e-3, atol=0)
     assert A.min().item() == pytest.approx(-16)
     assert difference.max().item() == pytest.approx(0.5, abs=0.01)
-
-
-def test_m15_one_transformer_is_ahead():
-    average = {name: value for name, (_, value) in rows_of_table_1().items()}
-    transformers = ("MHFA", "Transformer", "Performer", "RoPE [26]", "RoPE [2]")
-    assert average["Mamba"] < min(average[name] for name in ("S4", "S4D", "S5"))
-    assert [name for name in transformers if average[name] > average["Mamba"]] == ["RoPE [2]"]
-    assert average["RoPE [2]"] == 72.19
-
-
-def test_m16_an_average_that_is_not_one():
-    rows = rows_of_table_1()
-    off = {name for name, (values, average) in rows.items() if abs(np.mean(values) - average) > 0.011}
-    assert off == {"RoPE [26]"}
-    values, average = rows["RoPE [26]"]
-    assert average == 64.59
-    assert np.mean(values) == pytest.approx(64.206)
-
-
-def test_m20_what_the_convolution_takes_beside_the_scan():
-    rows = [
-        row for row in records("bench/gpu.jsonl") if row["shape"] == {"B": 8, "L": 2048, "D": 2048} and row["dtype"] == "float32"
-    ]
-    scans = [row for row in records("bench/gpu.jsonl") if row["shape"] == {"B": 8, "L": 2048, "D": 2048, "N": 16}]
-    conv = next(row for row in reversed(rows) if row["op"] == "short_conv")
-    scan = next(row for row in reversed(scans) if row["op"] == "selective_scan" and row["dtype"] == "float32")
-    assert 0.1 < conv["replayed_forward_backward_ms"] / scan["replayed_forward_backward_ms"] < 0.13
-    assert 0.4 < conv["peak_mib"] / scan["peak_mib"] < 0.45
 
 
 def test_m21_a_picture_is_1024_steps():

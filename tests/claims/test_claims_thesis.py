@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from counted import blelloch, compose, entries, figures, loop, orders, printed, records
+from counted import blelloch, compose, entries, loop, orders, printed
 from scipy.integrate import solve_ivp
 from torch import Tensor, nn
 from torch.nn.functional import softplus
@@ -24,9 +24,6 @@ from longscan.numerics.initialisers import diagonal_eigenvalues
 from longscan.numerics.kernels import diagonal_kernel
 from longscan.numerics.rotary import frequencies, turn
 from longscan.ops import linear_scan, long_conv
-from longscan.tasks._random import Draws
-from longscan.tasks.lra import ListOps
-from longscan.tasks.lra._listops import Bounds, draw_expressions
 
 CIFAR = {"d_input": 3, "d_output": 10, "head": "affine"}
 IMDB = {"vocab_size": 120, "d_output": 2, "head": "affine"}
@@ -165,20 +162,6 @@ def test_t10_s4s_kernel_is_exact():
         dense = torch.stack(powers, -1)
         torch.testing.assert_close(layer.kernel(length), dense, rtol=0, atol=1e-10 * dense.abs().max().item())
     assert dense.abs().max() > 1e-3
-
-
-def table_4() -> dict[str, list[float]]:
-    """Model -> IMDB, Cifar10 numerical and categorical, Pathfinder numerical and categorical, and the average."""
-    names = ("Simple-s4d", "Simple-s4", "Mamba-s6", "Mamba-s4d", "Mamba-s4")
-    return {name: figures(266 + 6 * i, 6) for i, name in enumerate(names)}
-
-
-def test_t11_s4_and_s4d_differ_in_both_directions():
-    table = {name: np.array(row[:5]) for name, row in table_4().items()}
-    differences = np.concatenate([table["Simple-s4d"] - table["Simple-s4"], table["Mamba-s4d"] - table["Mamba-s4"]])
-    assert np.abs(differences).max() == pytest.approx(10.2)
-    assert differences.min() < -2
-    assert differences.max() > 5
 
 
 @pytest.mark.parametrize("power", [1, 4, 8])
@@ -327,34 +310,6 @@ def test_t19_sizes_of_states_and_convolutions():
     taps = sum(residual.block.conv_weight.numel() + residual.block.conv_bias.numel() for residual in mamba.stack)
     assert taps == 6_960
     assert round(taps / 1000) == printed(386, 1)[0]
-
-
-def test_t22_numerical_pictures_beat_categorical_ones_in_the_table():
-    gains = np.array([row[1] - row[2] for row in table_4().values()])
-    assert (gains.min(), gains.max()) == pytest.approx((8.2, 14.6))
-
-
-def test_t23_categorical_pathfinder_beats_numerical_in_the_table():
-    gains = np.array([row[4] - row[3] for row in table_4().values()])
-    assert (gains.min(), gains.max()) == pytest.approx((1.1, 19.5))
-
-
-def test_t24_the_simple_block_wins_some_tasks():
-    table = {name: np.array(row[:5]) for name, row in table_4().items()}
-    gains = {layer: table[f"Mamba-{layer}"] - table[f"Simple-{layer}"] for layer in ("s4d", "s4")}
-    assert [gains[layer][0] for layer in ("s4d", "s4")] == pytest.approx([13.3, 10.7])
-    assert all(gain[4] < 0 for gain in gains.values())
-    assert gains["s4"][1] == pytest.approx(83.8 - 87.0)
-    for gain in gains.values():
-        assert gain[0] > 2.5 * max(gain[1:])
-
-
-def test_t25_s6_trails_on_pictures_in_the_table():
-    table = table_4()
-    for other in ("Mamba-s4d", "Mamba-s4"):
-        assert all(table["Mamba-s6"][task] < table[other][task] for task in (1, 2, 3, 4))
-    assert abs(table["Mamba-s6"][0] - table["Mamba-s4d"][0]) < 1
-    assert abs(table["Mamba-s6"][0] - table["Mamba-s4"][0]) < 1
 
 
 def rotation(position: int, rates: Tensor) -> Tensor:
@@ -520,20 +475,6 @@ def test_t46_how_tokens_are_masked():
     assert torch.equal(shown[~chosen], tokens[~chosen])
 
 
-def test_t47_no_expression_is_cut():
-    task = ListOps(data="stream")
-    assert task.shorter_than == 2000
-    batch = task.batch("train", 0, 128)
-    lengths = batch.valid.sum(1)
-    assert lengths.min() > 500
-    assert lengths.max() < 2000
-    assert lengths.max() > 1500
-    depth = torch.where(batch.inputs == 14, -1, (batch.inputs >= 10).long()) * batch.valid
-    assert (depth.sum(1) == 0).all()  # all brackets close, so nothing is missing
-    free, _ = draw_expressions(Draws(("claims",), 0), 500, Bounds(shorter_than=10**6, longer_than=0))
-    assert free.lengths.max() > 2000  # without the bound there would be longer ones
-
-
 def test_t48_attention_without_positions_ignores_order():
     x, order = torch.randn(1, 12, 8).double(), torch.randperm(12)
     free = nn.MultiheadAttention(8, 2, batch_first=True).double()
@@ -559,16 +500,6 @@ def test_t49_the_real_parts_of_legs_are_all_one_half():
     torch.testing.assert_close(start, -torch.arange(1.0, 17.0))
 
 
-def test_t50_totals_that_are_not_sums():
-    columns = ("s4d", "Normed", "Theta:10000", "Trainable", "B", "C", "Delta", "X", "NoPosEmb", "Total")
-    first, second, total = np.array(printed(296, 30)).reshape(3, 10)
-    sums = dict(zip(columns, zip(first + second, total, strict=True), strict=True))
-    wrong = {name: (int(found), int(given)) for name, (found, given) in sums.items() if found != given}
-    assert wrong == {"Normed": (31, 26), "Theta:10000": (28, 35), "Trainable": (26, 24), "C": (21, 24)}
-    with pytest.raises(AssertionError, match="withdrawn"):
-        figures(326, 9)
-
-
 def test_t51_the_printed_map_to_the_step_size_has_rank_one():
     width = 232
     x = torch.randn(500, width).double()
@@ -583,25 +514,3 @@ def test_t51_the_printed_map_to_the_step_size_has_rank_one():
     with torch.no_grad():
         before_bias, *_ = block.block.layer.select(x)
     assert rank(before_bias) == math.ceil(116 / 16) == 8
-
-
-def test_t52_which_columns_the_averages_take():
-    own = table_4()
-    values, averages = np.array([row[:5] for row in own.values()]), np.array([row[5] for row in own.values()])
-    fits = {
-        (picture, path)
-        for picture in (1, 2)
-        for path in (3, 4)
-        if np.abs(values[:, [0, picture, path]].mean(1) - averages).max() <= 0.051
-    }
-    assert fits == {(1, 4)}  # numerical Cifar10, categorical Pathfinder
-    others = np.array([figures(first, 4) for first in (246, 250, 254, 258, 262)])
-    assert np.abs(others[:, :3].mean(1) - others[:, 3]).max() <= 0.051
-
-
-def test_t55_a_fused_scan_against_a_loop_on_a_cpu():
-    rows = [row for row in records("bench/cpu.jsonl") if row["op"] == "selective_scan" and row["forward_backward_ms"]]
-    ours = next(row for row in reversed(rows) if row["backend"] == "cpu")
-    stepwise = next(row for row in reversed(rows) if row["peer"] == "plain torch loop" and row["shape"] == ours["shape"])
-    for kind in ("forward_ms", "forward_backward_ms"):
-        assert 20 < stepwise[kind] / ours[kind] < 40
