@@ -456,8 +456,8 @@ def tests_table(folder: Path, out: Path) -> None:
     lines = [
         "# Seeds trained together: test scores of the weights that the recipe selects",
         "",
-        "Scaled accuracy on 10,000 test words of lengths 41 to 256, each seed scored once, after its last update. Success: 0.99 or",
-        "more. Interval: mean ± half of Student's 95 % interval over seeds.",
+        "Scaled accuracy on 10,000 test words of lengths 41 to 256, each seed scored once, after its last update. Success: 0.99",
+        "or more. Mean ± half of Student's 95 % interval over seeds.",
         "",
         "| record | suite, task, stack | updates | rule | seeds | mean | success | each seed | constant | published | minutes |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
