@@ -30,6 +30,7 @@ from longscan.blocks import MambaBlock
 from longscan.blocks.residual import Residual
 from longscan.ops import _native
 from longscan.report.records import check_record
+from longscan.report.text import commit_text
 from longscan.training.records import commit, device_name
 from registry import BLOCK, RECOMPUTE, SCANS, TOKEN, Peer, Scan, Shape
 from timing import Memory, Runs, memory_of, side_by_side
@@ -389,7 +390,8 @@ def main() -> int:
     report = Report(judges=not options.quick)
     about = environment()
     report.line("# Speed and memory on the CPU\n")
-    report.line(f"`{about['command']}`, commit {about['commit']}, {about['date']}, torch {about['torch']}, {about['device']}.")
+    made = f"`{about['command']}`, commit {commit_text(about['commit'])}, {about['date']}"
+    report.line(f"{made}, torch {about['torch']}, {about['device']}.")
     report.line(f"Load of the machine at the start: {os.getloadavg()[0]:.1f}.")
     report.line(f"Median of {runs} runs in turns (lowest-highest). Error: the largest of y and all gradients, against float64.")
     for name in options.only:

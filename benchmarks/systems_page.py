@@ -6,6 +6,7 @@ from typing import Any
 
 from longscan.report.published import published_row
 from longscan.report.records import Record, read_records
+from longscan.report.text import commit_text
 from systems_heads import CASES
 
 QUANTITIES = (  # field, what it is, unit
@@ -40,7 +41,8 @@ def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> list[str]:
 
 def origin(rows: Sequence[Record]) -> str:
     """On what and by what the rows came to be."""
-    devices, commits = (", ".join(dict.fromkeys(row[name] for row in rows)) for name in ("device", "commit"))
+    devices = ", ".join(dict.fromkeys(row["device"] for row in rows))
+    commits = ", ".join(dict.fromkeys(commit_text(row["commit"]) for row in rows))
     commands = ", ".join(f"`{command}`" for command in dict.fromkeys(row["command"] for row in rows))
     versions = ", ".join(dict.fromkeys(f"torch {row['torch']}, Triton {row['triton']}" for row in rows))
     return f"{devices}; {versions}; commit {commits}; {commands}."

@@ -109,6 +109,14 @@ def test_no_row_shows_persistence_as_the_constant_predictor():
         assert values["scaled"] == pytest.approx(1 - row["value"] / values["constant"])
 
 
+def test_the_page_of_automata_says_which_rows_are_of_uncommitted_trees():
+    text = " ".join((ROOT / "docs" / "automata.md").read_text("utf-8").split())
+    for path in (path for path in RESULTS if path.parent.name == "automata"):
+        commits = [json.loads(line)["commit"] for line in path.read_text("utf-8").splitlines()]
+        marked = sum(commit.endswith("+changes") for commit in commits)
+        assert f"{marked} of {len(commits):,} in `{path.stem}`" in text
+
+
 def test_nothing_but_records_and_drawings_lies_under_results():
     others = {p for p in (ROOT / "results").rglob("*") if p.is_file()} - set(RESULTS) - set(SEEDS) - set(TABLE1)
     assert {p for p in others if p.suffix not in {".png", ".svg", ".md"} and p.name != "report.html"} == set()
