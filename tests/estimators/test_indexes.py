@@ -1,0 +1,154 @@
+"""What the index of pandas objects does: labels, predictions, the tools of scikit-learn, and the clocks of forecasts."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.model_selection import GridSearchCV, GroupKFold, cross_val_predict, cross_val_score, train_test_split
+
+from longscan.estimators import SSMClassifier, SSMForecaster, SSMRegressor, split_cases
+from longscan.estimators.clock import seconds
+
+BRIEF = {"d_model": 4, "d_state": 2, "epochs": 1, "device": "cpu", "random_state": 0}
+AHEAD = {"horizon": 3, "window": 8, **BRIEF}
+CASES = [f"case {i:02d}" for i in range(12)]
+DATA = np.random.default_rng(0).normal(size=(12, 6, 2))
+LONG = pd.concat({case: pd.DataFrame(series, columns=["level", "flow"]) for case, series in zip(CASES, DATA, strict=True)})
+KINDS = pd.Series(list("abbabaabbaab"), index=CASES)
+SIZES = pd.DataFrame({"length": np.arange(12.0), "width": np.arange(12.0) ** 2}, index=CASES)
+HOURS = pd.date_range("2024-10-26 21:00", periods=60, freq="h", tz="Europe/Berlin")
+LOAD = pd.Series(np.sin(np.arange(60) / 3), index=HOURS, name="load")
+
+
+def test_predictions_carry_the_case_as_output_says():
+    model = SSMClassifier(**BRIEF).fit(LONG, KINDS)
+    chances = model.predict_proba(LONG)
+    assert chances.index.tolist() == CASES
+    assert chances.columns.tolist() == ["a", "b"]
+    predicted = model.predict(LONG.iloc[::-1])
+    assert predicted.index.tolist() == CASES[::-1], "in the order in which cases first occur"
+    assert predicted.sort_index().equals(model.predict(LONG))
+    assert model.score(LONG, KINDS.sample(frac=1, random_state=0)) == (model.predict(LONG) == KINDS).mean()
+    assert isinstance(model.set_params(output="numpy").predict(LONG), np.ndarray)
+    table = pd.DataFrame(DATA[..., 0], index=CASES)
+    one = SSMClassifier(**BRIEF).fit(table, KINDS)
+    assert isinstance(one.predict(table), np.ndarray)
+    assert one.set_params(output="pandas").predict(table).index.tolist() == CASES
+    assert one.predict(DATA[..., 0]).index.tolist() == list(range(12)), "an array has no index"
+    sizes = SSMRegressor(**BRIEF).fit(LONG, SIZES.sample(frac=1, random_state=0))
+    assert sizes.predict(LONG).columns.tolist() == ["length", "width"]
+    assert sizes.predict(LONG).index.tolist() == CASES
+    same = SSMRegressor(**BRIEF).fit(DATA, SIZES.to_numpy())
+    np.testing.assert_array_equal(sizes.predict(LONG), same.predict(DATA))
+    assert sizes.score(LONG, SIZES.iloc[::-1]) == same.score(DATA, SIZES.to_numpy())
+    with pytest.raises(ValueError, match="y: its index differs"):
+        model.score(LONG, KINDS.iloc[1:])
+    with pytest.raises(ValueError, match="y: got 11 labels, expected 12"):
+        model.score(LONG, KINDS.tolist()[1:])
+
+
+def test_scikit_learns_tools_cut_split_cases_between_cases():
+    parts, labels = split_cases(LONG.sample(frac=1, random_state=0)), KINDS.iloc[::-1]
+    assert set(parts.index) == set(CASES)
+    assert all(part.index.tolist() == list(range(6)) for part in parts)
+    labels = labels.loc[parts.index]
+    assert cross_val_score(SSMClassifier(**BRIEF), parts, labels, cv=3).shape == (3,)
+    assert cross_val_score(SSMClassifier(**BRIEF), parts, labels, cv=3, scoring="roc_auc").shape == (3,)
+    groups = np.arange(12) // 3
+    assert np.isfinite(cross_val_score(SSMClassifier(**BRIEF), parts, labels, cv=GroupKFold(2), groups=groups)).all()
+    assert cross_val_predict(SSMClassifier(**BRIEF), parts, labels, cv=3, method="predict_proba").shape == (12, 2)
+    assert GridSearchCV(SSMClassifier(**BRIEF), {"d_model": [2, 4]}, cv=2).fit(parts, labels).best_params_["d_model"] in (2, 4)
+    train, test, known, asked = train_test_split(parts, labels, random_state=0)
+    assert 0 <= SSMClassifier(**BRIEF).fit(train, known).score(test, asked.iloc[::-1]) <= 1, "labels find their series"
+    with pytest.raises(ValueError, match="X: got ndarray, expected a frame indexed by"):
+        split_cases(DATA)
+
+
+def test_a_fit_forgets_what_an_earlier_one_saw_of_a_table():
+    model = SSMClassifier(**BRIEF).fit(pd.DataFrame(DATA[..., 0]).add_prefix("t"), KINDS.to_numpy())
+    assert model.n_features_in_ == 6
+    model.fit(DATA[..., :1], KINDS.to_numpy())
+    assert model.predict(DATA[:, :4, 0]).shape == (12,), "steps of a cube may be fewer than in fit"
+
+
+def test_forecasts_of_frames_name_their_channels_and_dates():
+    frame = pd.DataFrame({"load": LOAD, "sun": -LOAD})
+    model = SSMForecaster(**AHEAD).fit(frame)
+    forecast = model.predict()
+    assert forecast.columns.tolist() == ["load", "sun"]
+    assert forecast.index.equals(pd.date_range(HOURS[-1], periods=4, freq="h")[1:])
+    turned = model.predict(frame[["sun", "load"]])
+    assert turned.columns.tolist() == ["sun", "load"]
+    pd.testing.assert_frame_equal(turned[["load", "sun"]], forecast)
+    np.testing.assert_array_equal(model.predict(frame.to_numpy()), forecast)
+    with pytest.raises(ValueError, match=r"y: the series: its columns lack 1 labels \('sun'\)"):
+        model.predict(frame.rename(columns={"sun": "rain"}))
+    with pytest.raises(ValueError, match=r"set layout='nlc' for the former"):
+        SSMForecaster(**AHEAD).fit(frame.to_numpy().T)
+    other = SSMForecaster(**AHEAD, layout="ncl").fit(frame.to_numpy().T)
+    np.testing.assert_array_equal(other.predict(frame.to_numpy().T), forecast)
+
+
+def test_the_clock_of_a_series_must_be_that_of_fit():
+    model = SSMForecaster(**AHEAD).fit(LOAD)
+    assert model.step_ == pd.tseries.frequencies.to_offset("h")
+    assert model.predict(LOAD.iloc[:30]).index[0] == HOURS[30]
+    assert model.predict(LOAD.iloc[:2]).index.equals(HOURS[2:5]), "the step is known from fit"
+    assert model.predict(LOAD.tz_convert("Asia/Tokyo")).index.tz.key == "Asia/Tokyo"
+    assert model.predict(LOAD.to_numpy()).shape == (3,)
+    assert model.predict(LOAD.reset_index(drop=True)).index.tolist() == [60, 61, 62], "rows that are only counted have no step"
+    for frequency in ("D", "30min"):
+        with pytest.raises(ValueError, match=rf"y: its steps are {frequency} apart, expected h as in fit"):
+            model.predict(LOAD.set_axis(pd.date_range("2024", periods=60, freq=frequency)))
+    with pytest.raises(ValueError, match=r"y: its steps are 0.5 apart, expected 2 as in fit"):
+        SSMForecaster(**AHEAD).fit(LOAD.set_axis(range(0, 120, 2))).predict(LOAD.set_axis(np.arange(60) / 2))
+    with pytest.raises(ValueError, match="y: its steps are not even"):
+        model.score(LOAD.drop(HOURS[9]))
+    months = LOAD.set_axis(pd.date_range("2020-01-31", periods=60, freq="ME"))
+    assert SSMForecaster(**AHEAD).fit(months).predict(months.iloc[:2]).index[0] == pd.Timestamp("2020-03-31")
+    with pytest.raises(ValueError, match="y: got one row, which does not tell how far apart steps are"):
+        SSMForecaster(**AHEAD).fit(LOAD.to_numpy()).predict(LOAD.iloc[:1])
+
+
+def test_forecasts_of_several_series():
+    parts = [LOAD.iloc[:30], LOAD.iloc[20:]]
+    model = SSMForecaster(**AHEAD).fit(parts)
+    long = pd.concat(dict(zip("ab", parts, strict=True)))
+    twin = SSMForecaster(**AHEAD).fit(long.sample(frac=1, random_state=0).sort_index(level=0, sort_remaining=False))
+    pd.testing.assert_series_equal(model.predict(LOAD), twin.predict(LOAD))
+    cube = SSMForecaster(**AHEAD).fit(np.stack([LOAD, LOAD])[..., None])
+    np.testing.assert_array_equal(cube.predict(LOAD), SSMForecaster(**AHEAD).fit([LOAD, LOAD]).predict(LOAD))
+    daily = LOAD.set_axis(pd.date_range("2024", periods=60, freq="D"))
+    with pytest.raises(ValueError, match="y: series 1: its steps are D apart, expected h as in series 0"):
+        SSMForecaster(**AHEAD).fit([LOAD, daily])
+    with pytest.raises(ValueError, match="y: got 2 series, expected the one to go on with"):
+        model.predict(long)
+
+
+def test_uneven_clocks_are_read_as_times():
+    gappy = LOAD.drop(HOURS[[9, 10, 40]])
+    model = SSMForecaster(**AHEAD, spec="l").fit(gappy, times="index")
+    assert model.time_unit_ == 3600
+    assert model.predict().index.equals(HOURS[-1] + pd.to_timedelta([1, 2, 3], unit="h"))
+    ahead = HOURS[-1] + pd.to_timedelta([1, 5, 30], unit="h")
+    forecast = model.predict(gappy, "index", ahead)
+    assert forecast.index.equals(ahead)
+    assert not np.allclose(forecast, model.predict())
+    elapsed = np.asarray((gappy.index - gappy.index[0]).total_seconds())
+    numbers = model.predict(gappy.to_numpy(), elapsed, elapsed[-1] + 3600 * np.array([1, 5, 30]))
+    np.testing.assert_array_equal(numbers, forecast)
+    with pytest.raises(ValueError, match="times_ahead: got 2 times, expected 3, one a step of the horizon"):
+        model.predict(gappy, "index", ahead[:2])
+    with pytest.raises(ValueError, match="times_ahead: "):
+        model.predict(gappy, "index", [1.0, 2.0, 3.0])
+    with pytest.raises(ValueError, match="y: the series: its index holds 1 duplicated time stamps"):
+        SSMForecaster(**AHEAD).fit(pd.concat([gappy, gappy[-1:]]), times="index")
+    months = pd.Series(np.sin(np.arange(40)), index=pd.period_range("2020-01", periods=42, freq="M").delete([5, 9]))
+    assert (
+        SSMForecaster(**AHEAD).fit(months, times="index").predict().index.equals(pd.period_range("2023-07", periods=3, freq="M"))
+    )
+
+
+def test_microseconds_of_dates_are_kept():
+    """float64 counts the seconds since 1970 no finer than a quarter of a microsecond."""
+    clock = pd.date_range("2024-01-01", periods=5, freq="250ns")
+    np.testing.assert_allclose(np.diff(seconds(clock)), 2.5e-7, rtol=1e-12)
