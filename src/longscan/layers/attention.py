@@ -32,7 +32,8 @@ from longscan.ops._chunks import run_chunk
 from longscan.ops._masked_products import masked_products, masked_sums
 
 PIECE = 128  # queries that a windowed layer answers at once, at least
-SCORES = 2**22  # of a piece of a packed row: a score for each head, query and key
+SCORES = 2**22  # of packed rows, one for each head, query and key: more are computed piece by piece, again in the backward
+QUERIES = 256  # of such a piece, at most; it meets the keys up to its own last step, not those to come
 
 
 @layer_state
@@ -182,7 +183,7 @@ class Attention(SequenceLayer):
     ) -> Tensor:
         """The attention of rows that hold several sequences, (B, H, L, P): no key or value meets another sequence's query.
 
-        Memory is bounded by a piece of the queries, whose scores are computed again in the backward.
+        Memory for scores is bounded.
         """
         wide = torch.promote_types(values.dtype, torch.float32)
         keys, widened = keys.to(wide), values.to(wide)
@@ -191,13 +192,15 @@ class Attention(SequenceLayer):
             scores = masked_products(queries, keys, mask) / math.sqrt(self.head_dim)
             return masked_sums(torch.where(mask, scores, -torch.inf).softmax(-1), values, mask)
 
-        size = max(1, SCORES // max(1, keys.shape[0] * keys.shape[1] * keys.shape[2]))
-        outputs = []
+        (batch, heads, length, _), total = queries.shape, keys.shape[2]
+        per_query = max(1, batch * heads * total)
+        size, outputs = max(1, min(QUERIES, SCORES // per_query)), []
         with without_autocast(queries):
-            for start in range(0, queries.shape[2], size):
-                piece = slice(start, start + size)
-                mask = self._mask(seen, segment, valid, piece).unsqueeze(1)
-                outputs.append(run_chunk(attend, (queries[:, :, piece].to(wide), keys, widened, mask)))
+            for start in range(0, length, size):
+                piece, end = slice(start, start + size), total - length + min(start + size, length)
+                mask = self._mask(seen, segment, valid, piece)[..., :end].unsqueeze(1)
+                given = (queries[:, :, piece].to(wide), keys[:, :, :end], widened[:, :, :end], mask)
+                outputs.append(attend(*given) if length * per_query <= SCORES else run_chunk(attend, given))
         return torch.cat(outputs, 2).to(values.dtype)
 
     def _windowed(self, state: AttentionState) -> AttentionState:
