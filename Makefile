@@ -7,7 +7,7 @@ TORCH := torch==2.13.0
 
 INTERPRETED := tests/contracts/test_ops.py tests/ops/test_triton.py  # the Triton kernels, where there is no GPU
 
-.PHONY: run test slow contract mutants lint bench docs clean
+.PHONY: run test slow contract soak mutants lint bench docs clean
 .DEFAULT_GOAL := test
 
 # The exact torch first: a looser request may bring gigabytes of CUDA packages. `--no-build-isolation` keeps the C++ build on the tools
@@ -34,6 +34,12 @@ CASES ?= 400
 contract: $(STAMP)
 	LONGSCAN_EXAMPLES=$(CASES) $(BIN)/pytest -q -n 2 tests/contracts
 	TRITON_INTERPRET=1 LONGSCAN_BACKEND=triton LONGSCAN_EXAMPLES=5 $(BIN)/pytest -q -n 2 $(INTERPRETED)
+
+# Reliability over any number of minutes: goes on where the last call ended, and adds its counts to results/reliability.jsonl.
+MINUTES ?= 10
+SOAK ?=
+soak: $(STAMP)
+	$(BIN)/python tests/soak/run.py --minutes $(MINUTES) $(SOAK)
 
 # One-token changes to the package: which of them do the tests miss? Hours on two cores; SEED chooses others.
 MUTANTS ?= 200

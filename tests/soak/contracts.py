@@ -54,6 +54,6 @@ class Rounds:
 
 def run(seed: int, until: float, write: Callable[..., None], *select: str) -> None:
     os.environ.setdefault("LONGSCAN_EXAMPLES", str(CASES))
-    suites = [str(ROOT / "tests" / "contracts" / f"test_{name}.py") for name in ("ops", "layers", "estimators")]
-    words = [*(select or [suite for suite in suites if Path(suite).exists()]), "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    suites = sorted(str(path) for path in (ROOT / "tests" / "contracts").glob("test_*.py"))
+    words = [*(select or suites), "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
     pytest.main(words, plugins=[Rounds(seed, until, write)])

@@ -20,6 +20,9 @@ def _validator(kind: str) -> Any:
     return jsonschema.Draft202012Validator(json.loads(text))
 
 
+MOST = 8  # fields that an error names
+
+
 def check_record(kind: str, row: Record) -> None:
     """Raise ValueError naming every field in which a row departs from the schema of its kind.
 
@@ -27,8 +30,15 @@ def check_record(kind: str, row: Record) -> None:
     """
     errors = sorted(_validator(kind).iter_errors(row), key=lambda e: e.json_path)
     if errors:
-        said = "; ".join(f"{e.json_path.replace('$', 'row', 1)}: {e.message}" for e in errors)
-        raise ValueError(f"not a row of {kind}: {said}")
+        said = "; ".join(f"{e.json_path.replace('$', 'row', 1)}: {_shortened(e.message)}" for e in errors[:MOST])
+        more = f"; and {len(errors) - MOST} more" if len(errors) > MOST else ""
+        raise ValueError(f"not a row of {kind}: {said}{more}")
+
+
+def _shortened(message: str, most: int = 160) -> str:
+    """A message of the validator, which may hold a whole row, as one line."""
+    line = " ".join(message.split())
+    return line if len(line) <= most else f"{line[: most - 3]}..."
 
 
 def _kind(path: Path) -> str:
@@ -57,11 +67,11 @@ def read_records(path: str | Path) -> list[Record]:
     """The rows of one JSON Lines file, each checked; ValueError names the file and the line."""
     path = Path(path)
     rows = []
-    for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
         try:
-            rows.append(json.loads(line))
+            rows.append(json.loads(line.decode("utf-8")))
             check_record(_kind(path), rows[-1])
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{path}, line {number}: {error}") from error
     return rows
 
@@ -84,6 +94,6 @@ def read_seeds(folder: str | Path) -> dict[str, Record]:
         try:
             records[path.stem] = json.loads(path.read_text("utf-8"))
             check_record("seeds", records[path.stem])
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{path}: {error}") from error
     return records

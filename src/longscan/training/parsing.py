@@ -339,5 +339,13 @@ def explain(message: str, kind: type[Task] | None = None) -> str:
 
 
 def load_settings(path: str | Path) -> Settings:
-    """The settings of a run's settings.yaml."""
-    return parse_settings([], base=read_yaml(path)).settings
+    """The settings of a run's settings.yaml; SettingError naming the file and the setting."""
+    return stored_settings(path, read_yaml(path))
+
+
+def stored_settings(path: str | Path, plain: dict[str, Any]) -> Settings:
+    """The settings that a file of a run or a sweep holds; SettingError naming the file and the setting."""
+    try:
+        return parse_settings([], base=plain).settings
+    except (SettingError, AttributeError) as error:
+        raise SettingError(f"{path}: {one_line(error)}") from error

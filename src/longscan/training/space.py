@@ -28,7 +28,7 @@ from typing import Any
 import yaml
 
 from longscan._files import write_text
-from longscan.training.parsing import QUICK, merge, parse_settings, read_mapping, read_recipe, sections
+from longscan.training.parsing import QUICK, merge, one_line, parse_settings, read_mapping, read_recipe, sections, stored_settings
 from longscan.training.run import first_model
 from longscan.training.settings import SettingError, Settings, refuse, same_size
 
@@ -282,8 +282,13 @@ def stored_plan(folder: Path) -> tuple[str, Plan]:
     if not os.path.exists(path):
         raise SettingError(f"{folder}: holds no sweep, needed a directory with a {PLAN} (`longscan sweep --out` makes one)")
     words = read_mapping(path, ("name", *(f.name for f in fields(Plan))))
-    name, settings = words.pop("name"), words.pop("settings")
-    return name, Plan(settings=parse_settings([], base=settings).settings, **words)
+    if not {"name", "settings", "space"} <= words.keys():
+        raise SettingError(f"{path}: damaged, needed the plan that `longscan sweep` wrote, with name, settings and space")
+    name, settings = words.pop("name"), stored_settings(path, words.pop("settings"))
+    try:
+        return name, Plan(settings=settings, **words)
+    except (SettingError, TypeError) as error:
+        raise SettingError(f"{path}: {one_line(error)}") from error
 
 
 def same_search(stored: Plan, given: Plan, folder: Path) -> None:

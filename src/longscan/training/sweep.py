@@ -86,7 +86,7 @@ def open_storage(url: str | None, folder: Path) -> BaseStorage:
 
 
 def _mend(journal: Path, lock: _JournalLock) -> None:
-    """Cut off a last line that a power cut left half written: Optuna could not read past it."""
+    """Cut off a last line that a power cut left half written: Optuna could not read past it. SettingError for other damage."""
     lock.acquire()
     try:
         content = journal.read_bytes() if journal.exists() else b""
@@ -94,6 +94,13 @@ def _mend(journal: Path, lock: _JournalLock) -> None:
             os.truncate(journal, content.rfind(b"\n") + 1)
     finally:
         lock.release()
+    for number, line in enumerate(content.split(b"\n")[:-1], 1):
+        try:
+            entry = json.loads(line)
+            if not isinstance(entry, dict) or not {"op_code", "worker_id"} <= entry.keys():
+                raise ValueError("no entry of Optuna")
+        except (ValueError, RecursionError) as error:
+            raise SettingError(f"{journal}, line {number}: damaged ({one_line(error)}), needed what Optuna wrote") from None
 
 
 @dataclass(frozen=True)
