@@ -11,7 +11,7 @@ import torch
 from longscan import doctor
 from longscan.cli import main
 from longscan.ops import OPS, _verdicts, explain, linear_scan
-from longscan.ops._dispatch import reject
+from longscan.ops._dispatch import recorded_choices, reject
 
 CPU = torch.device("cpu")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -89,7 +89,7 @@ def test_every_mutant_is_caught(mutant, monkeypatch):
     op, direction, mutate = MUTANTS[mutant]
     module = import_module(f"longscan.ops.{op}.{BACKEND}")
     monkeypatch.setattr(module, direction, mutate(getattr(module, direction)))
-    assert any(finding.fault for finding in doctor.examine(op, BACKEND, CPU, doctor.SIZES))
+    assert any(doctor.judge(call, BACKEND, CPU).fault for call in doctor.wanted(op, doctor.SIZES))
 
 
 def test_processes_side_by_side_find_the_same():
@@ -132,7 +132,11 @@ def test_auto_refuses_what_failed(own_verdicts, monkeypatch, capsys):
     assert "final state: error" in own_verdicts.read_text()
     assert explain("short_conv").endswith("cpu (native kernel)")
     a, b = torch.rand(1, 4, 3), torch.randn(1, 4, 3)
-    torch.testing.assert_close(linear_scan(a, b), linear_scan(a, b, backend="eager"), rtol=0, atol=0)
+    with recorded_choices() as recording:
+        x, _ = linear_scan(a, b)
+    assert [(choice.backend, choice.by_doctor) for choice in recording.choices] == [("eager", True)]
+    truth, _ = linear_scan(a.double(), b.double(), backend="reference")
+    torch.testing.assert_close(x.double(), truth, rtol=1e-5, atol=1e-5)
     compiled = torch.compile(lambda a, b: linear_scan(a, b)[0], fullgraph=True, backend="eager")
     torch.testing.assert_close(compiled(a, b), linear_scan(a, b)[0])
     assert main(["doctor", "--device", "cpu"]) == 0
