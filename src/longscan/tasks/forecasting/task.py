@@ -359,7 +359,7 @@ def _constant_score(task: Forecast, split: Split) -> float:
     asked = horizon + overlap
     first = task._borders(split)[0] + context - overlap
     weights = np.convolve(np.ones(windows), np.ones(asked))
-    values = _load(task.dataset, task.data_dir).values[first : first + len(weights)].astype(np.float64)
+    values = _load(task.dataset, task.data_dir, task.missing).values[first : first + len(weights)].astype(np.float64)
     order = values.argsort(axis=0)
     below = np.cumsum(weights[order], axis=0)
     middle = (below >= below[-1] / 2).argmax(axis=0)
