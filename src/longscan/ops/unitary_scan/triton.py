@@ -22,8 +22,8 @@ whose factors are given as two numbers of 11 bits each, so that matrix units kee
 angles, "slopes", would have to be summed over all programs: a slice of them goes to memory, and a kernel of products takes it to
 u and W. They go as numbers of half precision, ready for matrix units, by a power of two that is known before they are: sums of
 |x| and |g| bound the states and their gradients, whose product no slope exceeds. With flags each step has a power of two of its
-own, from the largest of its slopes. SiLUs, skip and gate are elementwise kernels
-before and after, so that a program's lanes do not all compute them again; what they hand to a scan has the time axis last.
+own, from the largest of its slopes. SiLUs, skip and gate are elementwise kernels before and after, so that a program's lanes do
+not all compute them again; what they hand to a scan has the time axis last.
 """
 
 from typing import Any, NamedTuple
