@@ -645,12 +645,15 @@ def _gradient(
         second = _tile(slopes_low, row, slot, inside, there, BLOCKS * R, EVEN)
         inputs, inputs_low = _tile(high, row, k, inside, k < K, K, EVEN), _tile(low, row, k, inside, k < K, K, EVEN)
         if BY_STEP:  # brought to the largest of the tile's powers, exactly but for what is far below the largest slopes
-            place = row[:, None] * BLOCKS + (slot // R)[None, :]
-            powers = tl.load(unscale + place, mask=inside[:, None] & there[None, :], other=0.0)
+            E: tl.constexpr = BS // R if BS > R else 1  # of the scan's programs that have these lanes
+            chunk = block * BS // R + tl.arange(0, E)
+            place = row[:, None] * BLOCKS + chunk[None, :]
+            powers = tl.load(unscale + place, mask=inside[:, None] & (chunk < BLOCKS)[None, :], other=0.0)
             scale = tl.max(powers, 0)
-            powers = tl.where((scale > 0)[None, :], powers / scale[None, :], powers)
-            first, second = (first * powers).to(tl.float16), (second * powers).to(tl.float16)
-            scale *= U_STEP
+            powers = tl.where((scale > 0)[None, :], powers / scale[None, :], powers).to(tl.float16)
+            powers = tl.reshape(tl.broadcast_to(powers[:, :, None], (BR, E, BS // E)), (BR, BS))
+            first, second = first * powers, second * powers
+            scale = tl.reshape(tl.broadcast_to(scale[:, None], (E, BS // E)), (BS,)) * U_STEP
         else:
             scale = tl.load(unscale + run * BLOCKS + slot // R, mask=there, other=0.0) * U_STEP
         sums = _product(tl.trans(first), tl.trans(second), inputs, inputs_low, sums, scale[:, None])
@@ -832,7 +835,7 @@ class _Problem:
     by side. A program has BD channels and NB states of each; `parts` programs have the states of a channel.
     """
 
-    def __init__(self, u: Tensor, W: Tensor, states: int, phase_dt: bool) -> None:
+    def __init__(self, u: Tensor, W: Tensor, states: int, phase_dt: bool, has_flags: bool) -> None:
         self.batch, self.length, self.channels = u.shape
         self.states, self.size, self.phase_dt = states, self.channels * states, phase_dt
         self.groups = len(W) if W.ndim == 4 else 1
@@ -840,7 +843,11 @@ class _Problem:
         self.single = u.dtype == torch.float32
         table = _table(self.channels)
         self.NB, self.BD, self.parts, self.blocks = _lanes(self.channels, states)
-        self.T = table.steps if self.single else max(1, table.steps // 2)
+        self.T = table.steps
+        if not self.single:
+            self.T = max(1, table.steps // 2)
+        elif has_flags and table.steps > 16:  # a product on matrix units has 16 rows; with flags more would not stay in registers
+            self.T = table.steps // 2
         steps, self.splits, self.parallel = _splits(self.batch, self.length, self.channels, states)
         self.tiles = steps // self.T
         self.steps = steps
@@ -959,7 +966,7 @@ def forward(
     Contiguous tensors of one real dtype; L, D and N at least 1. The parameters W (D, N, D), bias, B, C and D may have one more
     leading axis, of groups: as many runs of batch rows then have parameters of their own.
     """
-    p = _Problem(u, W, initial_state.shape[2], phase_dt)
+    p = _Problem(u, W, initial_state.shape[2], phase_dt, flags is not None)
     y, final = torch.empty_like(u), torch.empty_like(initial_state)
     kept = u.new_empty(chunk_states_shape(p.batch, p.length, p.channels, p.states) if keep else (0,))
     bounds, raw = (kept, kept[:, -p.length * p.channels :]) if keep else (None, None)
@@ -1021,7 +1028,7 @@ def backward(
     phase_dt: bool,
 ) -> tuple[Tensor, ...]:
     """The gradients of u, dt, W, bias, B, C, D, z and initial_state; empty tensors for absent inputs."""
-    p = _Problem(u, W, initial_state.shape[2], phase_dt)
+    p = _Problem(u, W, initial_state.shape[2], phase_dt, flags is not None)
     du, ddt, dz = torch.empty_like(u), torch.empty_like(u), u.new_empty(0) if z is None else torch.empty_like(z)
     mu = u.new_empty((p.batch, p.splits + 1 if p.parallel else 1, p.size, 2))
     sums = u.new_empty((p.batch, p.splits if p.parallel else 1, 5, p.size))
