@@ -28,7 +28,6 @@ PAIRS = [
     for op in OPS
     for backend in ("reference", "eager", *OPS[op].native)
     if CHOSEN in (None, backend)
-    and backend != "triton"
     and reject(op, backend, DEVICE if backend == "triton" else torch.device("cpu"), torch.float32, OPS[op].native) is None
 ]
 EVERY_PAIR = pytest.mark.parametrize(("op", "backend"), PAIRS)
