@@ -3,7 +3,7 @@
 Cosmic Ray finds the places and makes the changes (`choose`). `cover` runs the tests once under coverage to find which of
 them execute which line and how long each takes. `run` gives every mutant its own copy of the package, runs the tests that
 execute the changed line (the quick ones of every file first, then the others, up to --seconds of their time) and writes one JSON
-line: killed, timeout or survived. `report` prints a table by part and lists the survivors.
+line: killed, timeout, survived, or stale where the file has changed since. `report` prints a table by part and lists the survivors.
 
     python tests/mutation/campaign.py choose --seed 1 --count 200 --out mutants.jsonl      # needs cosmic-ray
     python tests/mutation/campaign.py cover --processes 2 --out coverage.json              # needs coverage
@@ -16,6 +16,7 @@ the interpreter runs rewritten source, which coverage cannot attribute to lines.
 
 import argparse
 import ast
+import hashlib
 import json
 import os
 import random
@@ -90,6 +91,11 @@ def positions(path: Path) -> Iterator[Position]:
         yield Position(str(path), line, column, operators)
 
 
+def digest(source: str) -> str:
+    """A fingerprint of a source file, by which `run` knows whether a mutant is one of the file as it stands."""
+    return hashlib.sha256(source.encode()).hexdigest()
+
+
 def changes_meaning(source: str, mutated: str) -> bool:
     """Whether mutated source is valid Python that parses to another tree."""
     try:
@@ -126,6 +132,7 @@ def choose(count: int, seed: int, out: Path) -> None:
                     "before": before[changed[0]].strip(),
                     "after": after[changed[0]].strip() if len(before) == len(after) else "(line removed)",
                     "source": mutated,
+                    "of": digest(source),
                 }
             )
             wanted -= 1
@@ -246,10 +253,12 @@ def copy_tree(folder: Path) -> Path:
 
 def try_mutant(mutant: dict[str, Any], tests: list[str], tree: Path, limit: float) -> dict[str, Any]:
     """Run the tests on a mutant; the row to write, without the mutant's source."""
-    row = {name: value for name, value in mutant.items() if name != "source"} | {"tests": len(tests)}
+    row = {name: value for name, value in mutant.items() if name not in ("source", "of")} | {"tests": len(tests)}
+    original = (tree / mutant["path"]).read_text(encoding="utf-8")
+    if digest(original) != mutant["of"]:
+        return row | {"outcome": "stale", "by": "the file has changed since the mutant was chosen", "seconds": 0.0}
     if not tests:
         return row | {"outcome": "survived", "by": "no test executes this line", "seconds": 0.0}
-    original = (tree / mutant["path"]).read_text(encoding="utf-8")
     started = time.monotonic()
     names = tree / "chosen.txt"
     names.write_text("\n".join(tests), encoding="utf-8")
