@@ -24,6 +24,7 @@ from longscan.layers.base import SequenceLayer, SequenceModule, Steps
 from longscan.layers.parameters import mark
 from longscan.layers.state import State, layer_state, restarted_rows, zero_rows
 from longscan.ops import short_conv
+from longscan.ops._tracing import in_func_transform
 
 Activation = Literal["auto", "silu"]
 
@@ -188,6 +189,6 @@ def scan(
 
 def _recomputed(function: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
     """`function(*inputs)`, keeping only the inputs for the backward; plain where no graph is made or a transform forbids it."""
-    if not torch.is_grad_enabled() or (not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()):
+    if not torch.is_grad_enabled() or in_func_transform():
         return function(*inputs)
     return checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)

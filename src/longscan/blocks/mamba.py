@@ -15,8 +15,8 @@ from longscan.blocks._registry import BLOCKS
 from longscan.blocks.gated import GatedBlock, GatedState
 from longscan.blocks.residual import EPSILON
 from longscan.layers import S6
-from longscan.layers.checks import transformed
 from longscan.layers.state import ScanState, State
+from longscan.ops._tracing import is_compiled_or_transformed
 from longscan.ops.mamba_step import mamba_step
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -102,7 +102,7 @@ class MambaBlock(GatedBlock):
             and self.backend in ("auto", "cpu")
             and x_t.dtype == self.layer.dt_bias.dtype == self.in_proj.weight.dtype
             and not torch.is_grad_enabled()
-            and not transformed()
+            and not is_compiled_or_transformed(x_t)
             # Under autocast the kernel of a whole step cannot run, but those of the convolution and of the scan can.
             and not (self.backend == "cpu" and torch.is_autocast_enabled(x_t.device.type))
         )

@@ -74,7 +74,7 @@ def positions_from(state: State, x: Tensor, steps: Steps) -> tuple[Tensor, Tenso
     """`positions` of the steps of x (B, L, D), from a block's state with `position` (B,) and `layer`; from 0 where it is None."""
     shape = (x.shape[0], x.shape[1])
     if state is None:
-        return positions(torch.zeros(len(x), dtype=torch.int64, device=x.device), None, shape, steps)
+        return positions(torch.zeros(x.shape[0], dtype=torch.int64, device=x.device), None, shape, steps)
     rows, _ = restarted_rows(state.layer.last_seq_idx, steps.valid, steps.seq_idx)
     return positions(state.position, rows, shape, steps)
 

@@ -22,7 +22,6 @@ from torch.nn.functional import linear, pad, scaled_dot_product_attention
 
 from longscan.layers._registry import LAYERS
 from longscan.layers.base import SequenceLayer, Steps, hide_padding
-from longscan.layers.checks import transformed
 from longscan.layers.heads import head_width
 from longscan.layers.state import State, layer_state, no_sequence, restarted_rows
 from longscan.numerics.rotary import frequencies, rates, turn
@@ -30,6 +29,7 @@ from longscan.ops._arguments import RESET, carry_dtype, resets, step_flags, with
 from longscan.ops._associative import running_sum
 from longscan.ops._chunks import run_chunk
 from longscan.ops._masked_products import masked_products, masked_sums
+from longscan.ops._tracing import in_func_transform
 
 PIECE = 128  # queries that a windowed layer answers at once, at least
 SCORES = 2**22  # of packed rows, one for each head, query and key: more are computed piece by piece, again in the backward
@@ -147,7 +147,7 @@ class Attention(SequenceLayer):
         else:
             mask = None if plain else self._mask(seen, segment, valid, slice(0, length)).unsqueeze(1)
             # The fused kernels know no vmap.
-            fusing = nullcontext() if torch.compiler.is_compiling() or not transformed() else sdpa_kernel(SDPBackend.MATH)
+            fusing = sdpa_kernel(SDPBackend.MATH) if in_func_transform() else nullcontext()
             with fusing:
                 y = scaled_dot_product_attention(queries, turned, values.transpose(1, 2), attn_mask=mask, is_causal=plain)
         y = hide_padding(linear(y.transpose(1, 2).flatten(2), self.out_proj, self.out_bias), steps.valid)

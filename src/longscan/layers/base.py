@@ -7,9 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-from longscan.layers.checks import check_steps, transformed
+from longscan.layers.checks import check_steps
 from longscan.layers.parameters import Marked, marks
 from longscan.layers.state import PhaseState, ScanState, State, no_sequence, restarted_rows, state_tensors, zero_rows
+from longscan.ops._tracing import is_compiled_or_transformed
 
 Part = TypeVar("Part", bound="SequenceModule")
 
@@ -86,7 +87,7 @@ class SequenceModule(Marked, ABC):
         """
         if self.checks_inputs:
             x, elapsed = self.admit(x, elapsed, valid, seq_idx)
-            self.check_state(state, len(x))
+            self.check_state(state, x.shape[0])
         y, state = self.run(x, state, Steps(elapsed, valid, seq_idx, final=return_state))
         y = self._without_padding(y, valid)
         return (y, state) if return_state else y
@@ -152,7 +153,7 @@ class SequenceModule(Marked, ABC):
 
     def check_state(self, state: State, batch: int) -> None:
         """TypeError or ValueError unless a state is None, or of this module and of `batch` rows; not looked at in transforms."""
-        if state is None or transformed():
+        if state is None or is_compiled_or_transformed():
             return
         if self._form_of_states is None:
             blank = self.initial_state(1)
@@ -221,7 +222,7 @@ class SequenceLayer(SequenceModule):
         """As `SequenceModule.forward`; `gate` (B, L, d_model) multiplies y by silu(gate)."""
         if self.checks_inputs:
             x, elapsed = self.admit(x, elapsed, valid, seq_idx)
-            self.check_state(state, len(x))
+            self.check_state(state, x.shape[0])
             if gate is not None and gate.shape != x.shape:
                 raise ValueError(f"gate: got shape {tuple(gate.shape)}, expected {tuple(x.shape)}")
             if gate is not None and valid is not None:

@@ -3,15 +3,12 @@
 import torch
 from torch import Tensor
 
-
-def transformed() -> bool:
-    """Whether a call is being compiled or under a transform of torch.func."""
-    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+from longscan.ops._tracing import is_compiled_or_transformed
 
 
-def unreadable() -> bool:
-    """Whether values cannot be looked at: in a transformed call, and while a CUDA graph is recorded."""
-    if transformed():
+def values_unavailable(*tensors: Tensor | None) -> bool:
+    """Whether code may not depend on values: in a compiled, traced or transformed call, and while a CUDA graph is recorded."""
+    if is_compiled_or_transformed(*tensors):
         return True
     return bool(torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())  # type: ignore[no-untyped-call]
 
@@ -19,7 +16,7 @@ def unreadable() -> bool:
 def check_steps(shape: tuple[int, int], elapsed: Tensor | None, valid: Tensor | None, seq_idx: Tensor | None) -> None:
     """Raise ValueError or TypeError unless the three fit a batch of this (B, L).
 
-    The values (one run of valid steps, elapsed and seq_idx not negative) are looked at outside graphs and transforms.
+    The values (one run of valid steps, elapsed and seq_idx not negative) are checked outside of graphs and transforms.
     """
     for name, value in (("elapsed", elapsed), ("valid", valid), ("seq_idx", seq_idx)):
         if value is not None and tuple(value.shape) != shape:
@@ -30,7 +27,7 @@ def check_steps(shape: tuple[int, int], elapsed: Tensor | None, valid: Tensor | 
         raise TypeError(f"valid: got dtype {valid.dtype}, expected torch.bool")
     if seq_idx is not None and (seq_idx.is_floating_point() or seq_idx.is_complex() or seq_idx.dtype == torch.bool):
         raise TypeError(f"seq_idx: got dtype {seq_idx.dtype}, expected an integer dtype")
-    if unreadable():
+    if values_unavailable(elapsed, valid, seq_idx):
         return
     if valid is not None and shape[1] > 1:
         edges = (valid[:, 1:] != valid[:, :-1]).sum(1) + valid[:, 0] + valid[:, -1]

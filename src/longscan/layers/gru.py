@@ -13,8 +13,8 @@ from torch.nn.functional import linear
 from longscan.layers._cells import run_cell, run_whole
 from longscan.layers._registry import LAYERS
 from longscan.layers.base import SequenceLayer, Steps, resume
-from longscan.layers.checks import transformed
 from longscan.layers.state import ScanState, State, no_sequence
+from longscan.ops._tracing import in_func_transform
 
 
 @LAYERS.register("gru")
@@ -47,7 +47,7 @@ class GRU(SequenceLayer):
         initial, last_seq_idx = resume(state, x.shape[0], steps, x.device)
         hidden = x.new_zeros(x.shape[0], self.d_model) if initial is None else initial.to(x.dtype)
         whole = steps.valid is None and steps.seq_idx is None and x.numel() > 0
-        if whole and not transformed():
+        if whole and not (torch.compiler.is_compiling() or in_func_transform()):
             weights = (self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh)
             y, (hidden,) = run_whole(torch.gru, x, (hidden,), weights)
         else:

@@ -19,7 +19,7 @@ from torch.nn.functional import relu
 
 from longscan.layers._registry import LAYERS
 from longscan.layers.base import SequenceLayer, Steps, hide_padding, resume
-from longscan.layers.checks import unreadable
+from longscan.layers.checks import values_unavailable
 from longscan.layers.parameters import mark
 from longscan.layers.state import ScanState, State, no_sequence
 from longscan.numerics.oscillators import OSCILLATOR_RULES, OscillatorRule, oscillator_step
@@ -89,7 +89,7 @@ class LinOSS(SequenceLayer):
 
     def _check_stability(self, stiffness: Tensor, dt: Tensor, name: str) -> None:
         """ValueError where a step of the symplectic rule would grow; not where values cannot be looked at."""
-        if self.discretisation == "im" or unreadable() or dt.device.type == "meta" or not dt.numel():
+        if self.discretisation == "im" or values_unavailable(dt) or dt.device.type == "meta" or not dt.numel():
             return
         largest = (dt.square() * stiffness).max().item()
         if largest >= 4:

@@ -14,8 +14,8 @@ from torch.nn.functional import linear
 from longscan.layers._cells import run_cell, run_whole
 from longscan.layers._registry import LAYERS
 from longscan.layers.base import SequenceLayer, Steps
-from longscan.layers.checks import transformed
 from longscan.layers.state import State, layer_state, no_sequence, restarted_rows, zero_rows
+from longscan.ops._tracing import in_func_transform
 
 
 @layer_state
@@ -58,7 +58,7 @@ class LSTM(SequenceLayer):
         rows, last_seq_idx = restarted_rows(state.last_seq_idx, steps.valid, steps.seq_idx)
         hidden, cell = (zero_rows(rows, part).to(x.dtype) for part in (state.hidden, state.cell))
         whole = steps.valid is None and steps.seq_idx is None and x.numel() > 0
-        if whole and not transformed():
+        if whole and not (torch.compiler.is_compiling() or in_func_transform()):
             weights = (self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh)
             y, (hidden, cell) = run_whole(torch.lstm, x, (hidden, cell), weights)
         else:

@@ -155,7 +155,7 @@ class S4(SequenceLayer):
         length, wide = u.shape[1], carry_dtype(u)
         A_bar, B_bar = dense_step(*self.system(wide), self.log_dt.to(wide).exp())
         position = torch.arange(length, device=u.device)
-        first, count = (size + 0 * position[:1].expand(len(u)) for size in (0, length))
+        first, count = (size + 0 * position[:1].expand(u.shape[0]) for size in (0, length))
         latest_last = u = hide_padding(u, valid)
         if valid is not None:  # padding is zeros now: turn each row until its last valid step is its last step
             first, count = valid.to(torch.int8).argmax(1), valid.sum(1)
@@ -171,7 +171,7 @@ class S4(SequenceLayer):
         if not final:
             return y, None
         ssm = final_state(A_bar, B_bar, latest_last.to(wide), start, count)
-        return y, ssm.view(len(u), self.d_model, self.d_state // 2, 2).to(self.state_dtype)
+        return y, ssm.view(u.shape[0], self.d_model, self.d_state // 2, 2).to(self.state_dtype)
 
     def initial_state(self, batch: int) -> ScanState:
         """Zeros: ssm (batch, D, N/2, 2)."""

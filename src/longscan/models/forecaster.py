@@ -13,7 +13,7 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor
 
-from longscan.layers.checks import unreadable
+from longscan.layers.checks import values_unavailable
 from longscan.models.saving import Pretrained
 from longscan.models.sequence_model import SequenceModel
 from longscan.models.spec import parse_spec
@@ -125,7 +125,7 @@ class Forecaster(Pretrained):
         measured = torch.cat([inputs, torch.ones_like(inputs[..., :1])], -1)
         if self.mode == "queries":
             _, state = self.backbone(measured, elapsed=elapsed, valid=valid, return_state=True)
-            asked = measured.new_zeros(len(inputs), self.horizon, self.d_input + 1)
+            asked = measured.new_zeros(inputs.shape[0], self.horizon, self.d_input + 1)
             y = self.backbone(asked, state, elapsed=elapsed_ahead)
         else:
             if elapsed_ahead is not None:
@@ -135,7 +135,7 @@ class Forecaster(Pretrained):
 
     def _last(self, y: Tensor, valid: Tensor | None) -> Tensor:
         """The last `horizon` valid steps."""
-        shortest = y.shape[1] if valid is None or unreadable() else int(valid.sum(1).min())
+        shortest = y.shape[1] if valid is None or values_unavailable(valid) else int(valid.sum(1).min())
         if shortest < self.horizon:
             raise ValueError(f"inputs: got a series of {shortest} steps, expected at least the horizon's {self.horizon}")
         if valid is None:

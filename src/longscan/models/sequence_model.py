@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from longscan.blocks.residual import NORMS, Norm, Residual, layer_norm, rms_norm
 from longscan.layers.base import Steps, hide_padding
-from longscan.layers.checks import check_steps, unreadable
+from longscan.layers.checks import check_steps, values_unavailable
 from longscan.layers.parameters import mark
 from longscan.layers.state import State, layer_state, map_state, state_tensors
 from longscan.models.pooling import POOLINGS, Pooling, PoolState, pool
@@ -304,7 +304,7 @@ def check_tokens(inputs: Tensor, valid: Tensor | None, vocab_size: int, name: st
     """
     if inputs.ndim != 2 or inputs.is_floating_point():
         raise ValueError(f"{name}: got {inputs.dtype} {tuple(inputs.shape)}, expected integer tokens (batch, length)")
-    if inputs.numel() and not unreadable():
+    if inputs.numel() and not values_unavailable(inputs, valid):
         fits = valid is not None and valid.dtype == torch.bool and valid.shape == inputs.shape
         shown = torch.where(valid, inputs, 0) if valid is not None and fits else inputs
         low, high = (int(extreme) for extreme in torch.aminmax(shown))

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from longscan.ops._tracing import in_func_transform
+
 CHUNK = 64
 NUMBERS = 2**20  # of a tensor; on fewer, much of an operation's time goes into starting it
 
@@ -21,7 +23,7 @@ def run_chunk(step: Callable[..., T], inputs: Sequence[Tensor | None]) -> T:
     """
     if not torch.is_grad_enabled():
         return step(*inputs)
-    if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
+    if in_func_transform():
         return step(*inputs)
     return checkpoint(step, *inputs, use_reentrant=False, preserve_rng_state=False)
 

@@ -4,7 +4,8 @@ A native backend of an op is a module `longscan.ops.<op>.<backend>` with `forwar
 one dtype (complex numbers are pairs). `NativeOp` wraps both in custom ops with fake, autograd and vmap rules, so that
 `torch.compile`, export and many-model training treat each as one node. A plain call takes none of that way, whose layers cost
 more than a small kernel: it goes to the kernel, by an autograd function where it is recorded. There is no second derivative:
-asking for it raises.
+asking for it raises. No kernel gets an address before shapes, dtypes and devices have been checked: of a plain call by the public
+function of the op, of all others and of every backward by the custom op.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,14 +16,13 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from longscan.ops import _dispatch
+from longscan.ops._signature import Limits, Signature
+from longscan.ops._tracing import in_func_transform, is_compiled_or_transformed
+
 GROUPED = ("triton",)  # native backends whose kernels take parameters with a leading axis of groups
 
 _library = torch.library.Library("longscan", "DEF")  # type: ignore[no-untyped-call]
-
-
-def _transforming() -> bool:
-    """Whether vmap, grad or another transform of torch.func is running, outside of torch.compile."""
-    return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
 
 
 class _Transformed(torch.autograd.Function):
@@ -52,7 +52,7 @@ class _Recorded(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, op: "_CustomOp", *args: Any) -> Any:
         ctx.op = op
-        output = op.run(*args)
+        output = op.call_unchecked(*args)
         op.save(ctx, args, output)
         return output
 
@@ -64,15 +64,17 @@ class _Recorded(torch.autograd.Function):
 class _CustomOp:
     """One custom op: call it with the positional arguments of its schema.
 
-    run and fake compute its results and their shapes; save and differentiate are its autograd rule; batched says which
-    arguments, and which results, have a leading batch axis into which a mapped axis can be folded, given the number of axes of
-    each argument; folds: whether the results are those of every row alone, so that rows of all models can stand in one batch.
+    run and fake compute its results and their shapes; call_unchecked is `run` for arguments that have been checked; save and
+    differentiate are its autograd rule; batched says which arguments, and which results, have a leading batch axis into which a
+    mapped axis can be folded, given the number of axes of each argument; folds: whether the results are those of every row alone,
+    so that rows of all models can stand in one batch.
     """
 
     def __init__(
         self,
         schema: str,
         run: Callable[..., Any],
+        call_unchecked: Callable[..., Any],
         fake: Callable[..., Any],
         save: Callable[..., None],
         differentiate: Callable[..., Any],
@@ -80,7 +82,8 @@ class _CustomOp:
         folds: bool,
     ) -> None:
         name = "longscan::" + schema.split("(")[0]
-        self.run, self.save, self.differentiate, self._batched, self._folds = run, save, differentiate, batched, folds
+        self.call_unchecked, self.save, self.differentiate = call_unchecked, save, differentiate
+        self._batched, self._folds = batched, folds
         _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
         torch.library.impl(name, "default", run, lib=_library)
         torch.library.register_fake(name, fake, lib=_library)
@@ -89,16 +92,14 @@ class _CustomOp:
         self.overload = getattr(torch.ops.longscan, name.split("::")[1]).default
 
     def __call__(self, *args: Any) -> Any:
-        if torch.compiler.is_compiling():
-            return self.overload(*args)
-        if _transforming():
-            return _Transformed.apply(self, *args)  # type: ignore[no-untyped-call]
         tensors = [x for x in args if isinstance(x, Tensor)]
-        if torch._C._len_torch_dispatch_stack() or any(type(x) not in (Tensor, torch.nn.Parameter) for x in tensors):
+        if is_compiled_or_transformed(*tensors):
+            if in_func_transform():
+                return _Transformed.apply(self, *args)  # type: ignore[no-untyped-call]
             return self.overload(*args)
         if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
             return _Recorded.apply(self, *args)  # type: ignore[no-untyped-call]
-        return self.run(*args)
+        return self.call_unchecked(*args)
 
     def vmap(self, info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, Any]:
         """Fold the mapped axis into the batch where every mapped argument has one.
@@ -132,62 +133,132 @@ class _CustomOp:
 class NativeOp:
     """The custom ops `longscan::<name>` and `longscan::<name>_backward` around the native kernels of one op.
 
-    inputs: the tensors that `forward` takes, in order, with a trailing "?" where None may come; constants: the booleans after
-    them. outputs: what `forward` returns, each with a leading batch axis; the first two carry gradients. saved: what `backward`
-    takes after the gradients of these two (inputs, outputs, then constants). gradients: the inputs that get a gradient, each
-    with the name in `saved` of a tensor of its shape. shapes: the shapes of the outputs, from the backend's module and the
-    arguments. batched: the inputs with a batch axis, given the number of axes of each.
+    Args:
+        name: of the op; native: its native backends.
+        inputs: the tensors that `forward` takes, in order, as `Signature` reads them; one is the `initial_state`, whose dtype is
+            that of the computation.
+        constants: the booleans after them; "name: 2" is true where the axis 2 of brackets "[2]" is there.
+        outputs: what `forward` returns, "name: input of the same shape and dtype", each with a leading batch axis. These two
+            carry gradients.
+        saved: what `backward` takes after the gradients of these two (inputs, outputs, then constants).
+        gradients: the inputs that get a gradient, each with the name in `saved` of a tensor of its shape.
+        batched: the inputs with a batch axis, given the number of axes of each.
+        chunk_states: the shape of a third output, from the backend's module, the first input and the initial state. `forward`
+            then takes a last constant, `keep`: whether it returns these states for `backward`, or an empty tensor.
+        may_be_empty, limits: as `Signature` takes them.
     """
 
     def __init__(
         self,
         name: str,
+        native: tuple[str, ...],
         inputs: Sequence[str],
         constants: Sequence[str],
         outputs: Sequence[str],
         saved: Sequence[str],
         gradients: dict[str, str],
-        shapes: Callable[..., Sequence[Sequence[int]]],
         batched: Callable[[dict[str, int]], Sequence[str]],
+        chunk_states: Callable[[Any, Tensor, Tensor], Sequence[int]] | None = None,
+        may_be_empty: Sequence[str] = (),
+        limits: Limits | None = None,
     ) -> None:
         self._name = name
-        optional = {name.rstrip("?") for name in inputs if name.endswith("?")}
-        arguments = (*(name.rstrip("?") for name in inputs), *constants)
+        declared = {text.split(":")[0].rstrip("?"): text for text in inputs}
+        optional = {text.split(":")[0].rstrip("?") for text in inputs if "?" in text.split(":")[0]}
+        axis_of = {text.partition(": ")[0]: text.partition(": ")[2] for text in constants}
+        like = dict(text.split(": ") for text in outputs)
+        keeps = () if chunk_states is None else ("chunk_states",)
+        results = (*like, *keeps)
+        constants = (*axis_of, *(("keep",) if keeps else ()))
+        arguments = (*declared, *constants)
+        same_shape = {"grad_y": like[results[0]], "grad_final": like[results[1]], **like}
 
-        def signature(names: Sequence[str], results: int) -> str:
+        def signature_of(names: Sequence[str]) -> Signature:
+            texts = [
+                declared[x] if x in declared else f"{x}:{declared[same_shape[x]].split(':')[1]}"
+                for x in names
+                if x not in constants and x != "chunk_states"
+            ]
+            return Signature(texts, "initial_state", may_be_empty, limits)
+
+        def schema(names: Sequence[str], count: int) -> str:
             types = {name: "bool" if name in constants else "Tensor?" if name in optional else "Tensor" for name in names}
-            declared = ", ".join(f"{kind} {name}" for name, kind in types.items())
-            return f"({declared}, str backend) -> ({', '.join(['Tensor'] * results)})"
+            listed = ", ".join(f"{kind} {name}" for name, kind in types.items())
+            return f"({listed}, str backend) -> ({', '.join(['Tensor'] * count)})"
+
+        forward_signature = signature_of(arguments)
+        backward_arguments = ("grad_y", "grad_final", *saved)
+        backward_signature = signature_of(backward_arguments)
+
+        def check(signature: Signature, known: dict[str, Any], backend: str) -> None:
+            axes, state = signature.check([known[x] for x in signature.names], backend), known["initial_state"]
+            reason = None if backend in native else f"{name} has the native backends {native}"
+            reason = reason or _dispatch.reject(name, backend, state.device, state.dtype, native)
+            if reason:
+                raise ValueError(f"backend: {backend!r} cannot run {name}: {reason}")
+            if "models" in axes and backend not in GROUPED:
+                of = ", ".join(x for x in signature.names if "models" in declared.get(x, ""))
+                raise ValueError(f"{of}: got an axis of models, which the {backend} backend of {name} does not have")
+            for constant, axis in axis_of.items():
+                if axis and known[constant] != (axis in axes):
+                    raise ValueError(f"{constant}: got {known[constant]}, expected {axis in axes} by the axes of the tensors")
 
         def forward(*args: Any) -> Any:
-            module, given = self._module(args[-1]), _contiguous(args[:-1])
-            if args[-1] != "triton":
+            check(forward_signature, dict(zip(arguments, args, strict=False)), args[-1])
+            return forward_unchecked(*args)
+
+        def forward_unchecked(*args: Any) -> Any:
+            *given, backend = _contiguous(args)
+            module = self._module(backend)
+            if backend != "triton":
                 return tuple(module.forward(*given))
             from longscan.ops import _triton_launch
 
             def later() -> None:
-                results = forward_fake(*given, args[-1])
-                known = dict(zip((*arguments, *outputs), (*given, *results), strict=True))
+                known = dict(zip((*arguments, *results), (*given, *forward_fake(*given, backend)), strict=True))
                 if known.get("keep", True):
-                    module.backward(*results[:2], *(known[name] for name in saved))
+                    module.backward(*(known[x] for x in results[:2]), *(known[x] for x in saved))
 
             return tuple(_triton_launch.compiled_together(lambda: module.forward(*given), later))
 
         def backward(*args: Any) -> Any:
-            return tuple(self._module(args[-1]).backward(*_contiguous(args[:-1])))
+            check(backward_signature, dict(zip(backward_arguments, args, strict=False)), args[-1])
+            *given, backend = args
+            module, known = self._module(backend), dict(zip(backward_arguments, given, strict=True))
+            kept: Any = known.get("chunk_states")
+            if chunk_states is not None:
+                if kept.shape != (0,):
+                    state = known["initial_state"]
+                    check_chunk_states(kept, tuple(chunk_states(module, known[arguments[0]], state)), state)
+                else:  # a graph recorded where no gradient was wanted, which is asked for one now
+                    inputs = _contiguous([x == "keep" or known[x] for x in arguments])
+                    given = [module.forward(*inputs)[2] if x is kept else x for x in given]
+            return tuple(module.backward(*_contiguous(given)))
+
+        def check_chunk_states(x: Tensor, shape: tuple[int, ...], like: Tensor) -> None:
+            if x.shape != shape:
+                raise ValueError(f"chunk_states: got shape {tuple(x.shape)}, expected {shape}, or (0,) where none were kept")
+            if x.dtype != like.dtype:
+                raise TypeError(f"chunk_states: got dtype {x.dtype}, expected {like.dtype} like initial_state")
+            if x.device != like.device:
+                raise ValueError(f"chunk_states: is on {x.device}, expected {like.device} like initial_state")
 
         def forward_fake(*args: Any) -> Any:
-            y, *others = shapes(self._module(args[-1]), *args[:-1])
-            state = args[arguments.index("initial_state")]  # y has the dtype of the first input, the others that of the state
-            return args[0].new_empty(y), *(state.new_empty(shape) for shape in others)
+            known = dict(zip(arguments, args[:-1], strict=True))
+            found = [known[x].new_empty(known[x].shape) for x in like.values()]
+            if chunk_states is not None:
+                state = known["initial_state"]
+                shape = chunk_states(self._module(args[-1]), args[0], state) if known["keep"] else (0,)
+                found.append(state.new_empty(shape))
+            return tuple(found)
 
         def backward_fake(*args: Any) -> Any:
             known = dict(zip(saved, args[2:-1], strict=True))
-            like = [known[source] if known.get(name, args[0]) is not None else None for name, source in gradients.items()]
-            return tuple(args[0].new_empty((0,)) if x is None else x.new_empty(x.shape) for x in like)
+            same = [known[source] if known.get(x, args[0]) is not None else None for x, source in gradients.items()]
+            return tuple(args[0].new_empty((0,)) if x is None else x.new_empty(x.shape) for x in same)
 
         def save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-            known = dict(zip((*arguments, *outputs), (*inputs[:-1], *output), strict=True))
+            known = dict(zip((*arguments, *results), (*inputs[:-1], *output), strict=True))
             ctx.save_for_backward(*(known[name] for name in saved if name not in constants))
             ctx.constants = [known[name] for name in saved if name in constants]
             ctx.backend, ctx.absent = inputs[-1], {name for name in arguments if known[name] is None}
@@ -197,8 +268,10 @@ class NativeOp:
 
         def differentiate(ctx: Any, *grads: Tensor | None) -> Any:
             tensors = ctx.saved_tensors
-            results = zip(grads, ctx.results, strict=False)
-            given = [tensors[0].new_zeros(shape, dtype=dtype) if x is None else x for x, (shape, dtype) in results]
+            given = [
+                tensors[0].new_zeros(shape, dtype=dtype) if x is None else x
+                for x, (shape, dtype) in zip(grads, ctx.results, strict=False)
+            ]
             found = dict(zip(gradients, second(*given, *tensors, *ctx.constants, ctx.backend), strict=True))
             return (*(None if name in ctx.absent else found.get(name) for name in arguments), None)
 
@@ -212,19 +285,20 @@ class NativeOp:
 
         def has_batch(axes: Sequence[int]) -> tuple[Sequence[bool], Sequence[bool]]:
             chosen = batched(dict(zip((*arguments, "backend"), axes, strict=True)))
-            return [name in chosen for name in (*arguments, "backend")], [True] * len(outputs)
+            return [name in chosen for name in (*arguments, "backend")], [True] * len(results)
 
         def has_batch_backward(axes: Sequence[int]) -> tuple[Sequence[bool], Sequence[bool]]:
-            names = ("grad_y", "grad_final", *saved, "backend")
-            chosen = {*batched(dict(zip(names, axes, strict=True))), *outputs, "grad_y", "grad_final"}
+            names = (*backward_arguments, "backend")
+            chosen = {*batched(dict(zip(names, axes, strict=True))), *results, "grad_y", "grad_final"}
             return [name in chosen for name in names], [name in chosen for name in gradients]
 
         self._first = _CustomOp(
-            name + signature(arguments, len(outputs)), forward, forward_fake, save, differentiate, has_batch, True
+            name + schema(arguments, len(results)),
+            forward, forward_unchecked, forward_fake, save, differentiate, has_batch, True
         )
         second = _CustomOp(
-            name + "_backward" + signature(("grad_y", "grad_final", *saved), len(gradients)),
-            backward, backward_fake, remember_backend, refuse, has_batch_backward, False,
+            name + "_backward" + schema(backward_arguments, len(gradients)),
+            backward, backward, backward_fake, remember_backend, refuse, has_batch_backward, False,
         )  # fmt: skip
 
     def _module(self, backend: str) -> Any:
@@ -249,4 +323,4 @@ def keeps_chunk_states(*inputs: Tensor | None) -> bool:
     """Whether a backward may follow a call on these inputs, so that the kernel must hand out what it needs."""
     if not torch.is_grad_enabled():
         return False
-    return _transforming() or any(x is not None and x.requires_grad for x in inputs)
+    return in_func_transform() or any(x is not None and x.requires_grad for x in inputs)

@@ -12,13 +12,14 @@ NATIVE_BACKENDS = probe("block2_scan", "triton")
 
 _native = NativeOp(
     "block2_scan",
-    inputs=("M", "f", "initial_state", "flags?"),
+    NATIVE_BACKENDS,
+    inputs=("M: [B L | models] S 2 2", "f: B L S 2 K", "initial_state: B S 2 K", "flags?: B L, uint8"),
     constants=(),
-    outputs=("x", "final"),
+    outputs=("x: f", "final: initial_state"),
     saved=("M", "x", "initial_state", "flags"),
     gradients={"M": "M", "f": "x", "initial_state": "initial_state"},
-    shapes=lambda _module, _M, f, initial_state, *_: (f.shape, initial_state.shape),
     batched=lambda axes: ("f", "initial_state", "flags", *(("M",) if axes["M"] == axes.get("f", axes.get("x")) else ())),
+    limits=lambda sizes: None if sizes["K"] in (1, 2) else f"f and initial_state: got {sizes['K']} columns, expected 1 or 2",
 )
 
 

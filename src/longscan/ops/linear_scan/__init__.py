@@ -12,12 +12,12 @@ NATIVE_BACKENDS = probe("linear_scan", "cpu", "triton")
 
 _native = NativeOp(
     "linear_scan",
-    inputs=("a", "b", "initial_state", "flags?"),
-    constants=("reverse", "is_complex"),
-    outputs=("x", "final"),
+    NATIVE_BACKENDS,
+    inputs=("a: [B L | models] S [2]", "b: B L S [2]", "initial_state: B S [2]", "flags?: B L, uint8"),
+    constants=("reverse", "is_complex: 2"),
+    outputs=("x: b", "final: initial_state"),
     saved=("a", "x", "initial_state", "flags", "reverse", "is_complex"),
     gradients={"a": "a", "b": "x", "initial_state": "initial_state"},
-    shapes=lambda _module, _a, b, initial_state, *_: (b.shape, initial_state.shape),
     batched=lambda axes: ("b", "initial_state", "flags", *(("a",) if axes["a"] == axes.get("b", axes.get("x")) else ())),
 )
 
@@ -112,7 +112,7 @@ def run_backend(
         x, final = _native(
             a.reshape(*a.shape[: a.ndim - initial_state.ndim + 1], -1, *tail),
             b.reshape(*b.shape[:2], -1, *tail),
-            initial_state.reshape(len(initial_state), -1, *tail),
+            initial_state.reshape(b.shape[0], -1, *tail),
             flags, reverse, is_complex, backend,
         )  # fmt: skip
         return x.reshape(b.shape), final.reshape(initial_state.shape)

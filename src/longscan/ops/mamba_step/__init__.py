@@ -7,6 +7,7 @@ from torch import Tensor
 
 from longscan.ops._arguments import check_real, check_tensor
 from longscan.ops._dispatch import probe, resolve
+from longscan.ops._tracing import is_compiled_or_transformed
 from longscan.ops.mamba_step import eager
 
 NATIVE_BACKENDS = probe("mamba_step", "cpu")
@@ -70,6 +71,8 @@ def mamba_step(
     check_real("dt_proj", dt_proj, (conv_weight.shape[0], -1), x)
     check_real("A_log", A_log, (conv_weight.shape[0], -1), x)
     (rows, width), (inner, taps), rank, states = x.shape, conv_weight.shape, dt_proj.shape[1], A_log.shape[1]
+    if taps < 1:
+        raise ValueError(f"conv_weight: got shape {tuple(conv_weight.shape)}, expected ({inner}, K) with K of at least 1")
     shapes: tuple[tuple[str, Tensor | None, tuple[int, ...]], ...] = (
         ("conv_state", conv_state, (rows, inner, taps - 1)),
         ("ssm_state", ssm_state, (rows, inner, states)),
@@ -109,8 +112,8 @@ def _unfit(tensors: tuple[Tensor, ...]) -> str | None:
     x = tensors[0]
     if x.dtype not in (torch.float32, torch.float64):
         return f"no cpu kernel for {x.dtype}"
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
-        return "the call is traced"
+    if is_compiled_or_transformed(*tensors):
+        return "the call is compiled, traced or transformed"
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         return "it has no gradient; call it under torch.no_grad()"
     if torch.is_autocast_enabled(x.device.type):

@@ -23,18 +23,19 @@ NATIVE_BACKENDS = probe("selective_scan", "cpu", "triton")
 _inputs = ("u", "dt", "A", "B", "C", "D", "z", "dt_bias", "initial_state", "dt_scale")
 _native = NativeOp(
     "selective_scan",
-    inputs=("u", "dt", "A", "B", "C", "D?", "z?", "dt_bias?", "initial_state", "dt_scale?", "flags?"),
-    constants=("dt_softplus", "paired", "keep"),
-    outputs=("y", "final", "chunk_states"),
+    NATIVE_BACKENDS,
+    inputs=(
+        "u: B L D, reduced", "dt: B L D, reduced", "A: [models] D N [2]", "B: B L N [2], reduced", "C: B L N [2], reduced",
+        "D?: [models] D", "z?: B L D, reduced", "dt_bias?: [models] D", "initial_state: B D N [2]", "dt_scale?: B L, reduced",
+        "flags?: B L, uint8",
+    ),
+    constants=("dt_softplus", "paired"),
+    outputs=("y: u", "final: initial_state"),
     saved=(*_inputs, "flags", "chunk_states", "dt_softplus", "paired"),
     gradients={name: name for name in _inputs},
-    shapes=lambda module, u, _dt, _A, _B, _C, _D, _z, _dt_bias, initial_state, *rest: (
-        u.shape,
-        initial_state.shape,
-        module.chunk_states_shape(*u.shape, *initial_state.shape[2:]) if rest[-1] else (0,),
-    ),
     batched=lambda _: ("u", "dt", "B", "C", "z", "initial_state", "dt_scale", "flags"),
-)
+    chunk_states=lambda module, u, initial_state: module.chunk_states_shape(*u.shape, *initial_state.shape[2:]),
+)  # fmt: skip
 
 
 def selective_scan(

@@ -14,12 +14,12 @@ ACTIVATIONS = (None, "silu")
 _inputs = ("u", "weight", "bias", "initial_state")
 _native = NativeOp(
     "short_conv",
-    inputs=("u", "weight", "bias?", "initial_state", "flags?"),
+    NATIVE_BACKENDS,
+    inputs=("u: B L D", "weight: [models] D K", "bias?: [models] D", "initial_state: B D K-1", "flags?: B L, uint8"),
     constants=("silu",),
-    outputs=("y", "final"),
+    outputs=("y: u", "final: initial_state"),
     saved=(*_inputs, "flags", "silu"),
     gradients={name: name for name in _inputs},
-    shapes=lambda _module, u, _weight, _bias, initial_state, *_: (u.shape, initial_state.shape),
     batched=lambda _: ("u", "initial_state", "flags"),
 )
 

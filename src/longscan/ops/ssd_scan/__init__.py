@@ -9,31 +9,46 @@ from torch.nn.functional import silu
 from longscan.ops._arguments import check_real, mask, state_dtype, step_flags, without_autocast
 from longscan.ops._dispatch import NATIVE, probe, resolve
 from longscan.ops._native_op import NativeOp, keeps_chunk_states
+from longscan.ops._signature import Sizes
 from longscan.ops.ssd_scan import eager, reference
 
 NATIVE_BACKENDS = probe("ssd_scan", "triton")
 AUTO_STATES = 128  # with more states than these the Triton kernel spills registers, and auto takes eager
 
 _inputs = ("x", "dt", "input_scale", "own_scale", "A", "B", "C", "D", "B_bias", "C_bias", "angle", "initial_state")
-_optional = ("input_scale", "own_scale", "D", "B_bias", "C_bias", "angle")
 
 
-def _shapes(module: Any, x: Tensor, *others: Any) -> tuple[tuple[int, ...], ...]:
-    *_, initial_state, _flags, keep = others
+def _limits(sizes: Sizes) -> str | None:
+    if sizes["H"] % sizes["G"]:
+        return f"B: got {sizes['G']} groups, expected a divisor of the {sizes['H']} heads of x"
+    if 2 * sizes.get("R", 0) > sizes["N"]:
+        return f"angle: got {sizes['R']} angles, expected at most {sizes['N'] // 2} (pairs of the {sizes['N']} states)"
+    return None
+
+
+def _chunk_states_shape(module: Any, x: Tensor, initial_state: Tensor) -> tuple[int, ...]:
     sizes = x.element_size(), initial_state.element_size(), *initial_state.shape[1:]
-    return x.shape, initial_state.shape, module.chunk_states_shape(*x.shape[:2], *sizes) if keep else (0,)
+    shape: tuple[int, ...] = module.chunk_states_shape(*x.shape[:2], *sizes)
+    return shape
 
 
 _native = NativeOp(
     "ssd_scan",
-    inputs=(*(f"{name}?" if name in _optional else name for name in _inputs), "flags?"),
-    constants=("keep",),
-    outputs=("y", "final", "chunk_states"),
+    NATIVE_BACKENDS,
+    inputs=(
+        "x: B L H P, bfloat16", "dt: B L H", "input_scale?: B L H", "own_scale?: B L H", "A: [models] H", "B: B L G N, bfloat16",
+        "C: B L G N, bfloat16", "D?: [models] H", "B_bias?: [models] H N", "C_bias?: [models] H N", "angle?: B L H R",
+        "initial_state: B H P N", "flags?: B L, uint8",
+    ),
+    constants=(),
+    outputs=("y: x", "final: initial_state"),
     saved=(*_inputs, "flags", "final", "chunk_states"),
     gradients={name: name for name in _inputs},
-    shapes=_shapes,
     batched=lambda _: ("x", "dt", "input_scale", "own_scale", "B", "C", "angle", "initial_state", "flags"),
-)
+    chunk_states=_chunk_states_shape,
+    may_be_empty=("R",),
+    limits=_limits,
+)  # fmt: skip
 
 
 def ssd_scan(

@@ -24,18 +24,18 @@ NATIVE_BACKENDS = probe("unitary_scan", "cpu", "triton")
 _inputs = ("u", "dt", "W", "bias", "B", "C", "D", "z", "initial_state")
 _native = NativeOp(
     "unitary_scan",
-    inputs=("u", "dt", "W", "bias", "B", "C", "D?", "z?", "initial_state", "flags?"),
-    constants=("phase_dt", "keep"),
-    outputs=("y", "final", "chunk_states"),
+    NATIVE_BACKENDS,
+    inputs=(
+        "u: B L D", "dt: B L D", "W: [models] D N D", "bias: [models] D N", "B: [models] D N 2", "C: [models] D N 2",
+        "D?: [models] D", "z?: B L D", "initial_state: B D N 2", "flags?: B L, uint8",
+    ),
+    constants=("phase_dt",),
+    outputs=("y: u", "final: initial_state"),
     saved=(*_inputs, "flags", "chunk_states", "phase_dt"),
     gradients={name: name for name in _inputs},
-    shapes=lambda module, u, _dt, _W, _bias, _B, _C, _D, _z, initial_state, *rest: (
-        u.shape,
-        initial_state.shape,
-        module.chunk_states_shape(*u.shape, initial_state.shape[2]) if rest[-1] else (0,),
-    ),
     batched=lambda _: ("u", "dt", "z", "initial_state", "flags"),
-)
+    chunk_states=lambda module, u, initial_state: module.chunk_states_shape(*u.shape, initial_state.shape[2]),
+)  # fmt: skip
 
 
 def unitary_scan(

@@ -12,8 +12,8 @@ def chunk_length(states: int) -> int:
 
 
 def chunk_states_shape(batch: int, length: int, channels: int, states: int) -> tuple[int, ...]:
-    """The shape of the saved states: (B, chunks, D, N, 3)."""
-    return batch, -(-length // chunk_length(states)), channels, states, 3
+    """The shape of the saved states: (B, chunks * D * N * 3)."""
+    return batch, -(-length // chunk_length(states)) * channels * states * 3
 
 
 def _address(x: Tensor | None) -> int:

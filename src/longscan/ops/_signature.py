@@ -1,0 +1,170 @@
+"""Shapes, dtypes and devices of a native op's tensors: declared once, and checked before a kernel is given any address."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from itertools import product
+from typing import NamedTuple
+
+import torch
+from torch import Size, Tensor
+
+FLOATS = (torch.float32, torch.float64)
+# what tensors of these kinds may be in the triton backend where the computation is in float32
+REDUCED = {"reduced": (torch.bfloat16, torch.float16), "bfloat16": (torch.bfloat16,)}
+
+Sizes = Mapping[str, int]
+Limits = Callable[[Sizes], str | None]
+
+
+class _Declared(NamedTuple):
+    """One tensor. axes: symbols, numbers and brackets. kind: "", "reduced", "bfloat16" or "uint8"."""
+
+    name: str
+    axes: tuple[str, ...]
+    kind: str
+
+
+class _Form(NamedTuple):
+    """What is compared where certain tensors are there, each with certain axes.
+
+    chosen: what stands in brackets. sizes: each symbol with the tensor and the axis that define it. derived: symbols
+    "X-1", each with X. numbers: axes of a constant size. shapes: the distinct shapes, in symbols. tensors: the place of each
+    tensor that is there, and that of its shape in `shapes`.
+    """
+
+    chosen: frozenset[str]
+    sizes: tuple[tuple[str, int, int], ...]
+    derived: tuple[tuple[str, str], ...]
+    numbers: dict[str, int]
+    shapes: tuple[tuple[str, ...], ...]
+    tensors: tuple[tuple[int, int], ...]
+
+
+class Signature:
+    """The tensors that a native function takes.
+
+    Args:
+        tensors: one string each, "name: axes" or "name: axes, kind". Axes are symbols (equal ones have equal sizes), numbers,
+            "X-1" for one less than X, and brackets: the axes of "[X Y]" are there or not, in all tensors with this bracket alike;
+            of "[X | Y]" one or none is there. "?" after the name: None may come. Without a kind the dtype is that of `like`;
+            "reduced" and "bfloat16" tensors may come to the triton backend in the dtypes of `REDUCED` too, "bfloat16" ones
+            all together; "uint8" ones are of this dtype.
+        like: the tensor whose dtype, float32 or float64, is that of the computation.
+        may_be_empty: symbols whose size may be 0.
+        limits: what else must hold of the sizes: returns an error message that names a tensor, or None.
+
+    The axis "models" is for backends that run several models in one call: each has as many rows of the batch, "B".
+    """
+
+    def __init__(self, tensors: Sequence[str], like: str, may_be_empty: Sequence[str] = (), limits: Limits | None = None) -> None:
+        self._declared = [_parse(text) for text in tensors]
+        self.names = tuple(part.name for part in self._declared)
+        self._like, self._may_be_empty, self._limits = self.names.index(like), frozenset(may_be_empty), limits
+        self._uint8 = frozenset(i for i, part in enumerate(self._declared) if part.kind == "uint8")
+        self._forms: dict[tuple[int, ...], _Form] = {}  # by the numbers of axes of the tensors, -1 for None
+
+    def check(self, tensors: Sequence[Tensor | None], backend: str) -> frozenset[str]:
+        """Raise ValueError or TypeError, naming the tensor, unless all fit; return what stands in their brackets."""
+        shapes = [None if x is None else x.shape for x in tensors]
+        axes = tuple([-1 if shape is None else len(shape) for shape in shapes])
+        form = self._forms.get(axes)
+        if form is None:
+            form = self._forms[axes] = self._find(axes, shapes)
+        sizes = {symbol: shapes[i][axis] for symbol, i, axis in form.sizes}  # type: ignore[index]
+        for symbol, whole in form.derived:
+            sizes[symbol] = sizes[whole] - 1
+        sizes.update(form.numbers)
+        expected = [tuple([sizes[symbol] for symbol in shape]) for shape in form.shapes]
+        like: Tensor = tensors[self._like]  # type: ignore[assignment]
+        dtype, device, uniform = like.dtype, like.device, True
+        for i, place in form.tensors:
+            x: Tensor = tensors[i]  # type: ignore[assignment]
+            if shapes[i] != expected[place]:
+                raise ValueError(self._misshapen(form, i, place, x.shape, expected[place]))
+            if x.device != device:
+                raise ValueError(f"{self.names[i]}: is on {x.device}, expected {device} like {self.names[self._like]}")
+            uniform = uniform and x.dtype is (torch.uint8 if i in self._uint8 else dtype)
+        if not uniform or dtype not in FLOATS:
+            self._check_dtypes(tensors, dtype, backend)
+        if 0 in sizes.values() or self._limits is not None or "models" in sizes:
+            self._check_sizes(form, sizes)
+        return form.chosen
+
+    def _misshapen(self, form: _Form, i: int, place: int, shape: Size, expected: tuple[int, ...]) -> str:
+        symbols = form.shapes[place]
+        sources = {self.names[j] for symbol, j, _ in form.sizes if j != i and {symbol, f"{symbol}-1"} & set(symbols)}
+        of = f" of {', '.join(sorted(sources))}" if sources else ""
+        return f"{self.names[i]}: got shape {tuple(shape)}, expected {expected}, which is ({', '.join(symbols)}) by the sizes{of}"
+
+    def _check_dtypes(self, tensors: Sequence[Tensor | None], dtype: torch.dtype, backend: str) -> None:
+        name = self.names[self._like]
+        if dtype not in FLOATS:
+            raise TypeError(f"{name}: got dtype {dtype}, expected torch.float32 or torch.float64")
+        together: dict[torch.dtype, str] = {}
+        for x, part in zip(tensors, self._declared, strict=True):
+            if x is None:
+                continue
+            if part.kind == "bfloat16":
+                together.setdefault(x.dtype, part.name)
+            allowed: tuple[torch.dtype, ...] = (torch.uint8,) if part.kind == "uint8" else (dtype,)
+            if backend == "triton" and dtype == torch.float32:
+                allowed += REDUCED.get(part.kind, ())
+            if x.dtype not in allowed:
+                wanted = " or ".join(map(str, allowed))
+                raise TypeError(f"{part.name}: got dtype {x.dtype}, expected {wanted} where {name} is of {dtype}")
+        if len(together) > 1:
+            (first, one), (second, other), *_ = together.items()
+            raise TypeError(f"{other}: got dtype {second}, expected {first} like {one}")
+
+    def _check_sizes(self, form: _Form, sizes: Sizes) -> None:
+        for symbol, i, axis in form.sizes:
+            if sizes[symbol] == 0 and symbol not in self._may_be_empty:
+                raise ValueError(f"{self.names[i]}: got size 0 in axis {axis} ({symbol}), expected at least 1")
+        models = sizes.get("models", 1)
+        if sizes["B"] % models:
+            name = next(self.names[i] for symbol, i, _ in form.sizes if symbol == "models")
+            raise ValueError(f"{name}: got {models} models, expected a divisor of the batch of {sizes['B']} rows")
+        wrong = None if self._limits is None else self._limits(sizes)
+        if wrong is not None:
+            raise ValueError(wrong)
+
+    def _find(self, axes: tuple[int, ...], shapes: Sequence[Size | None]) -> _Form:
+        """The form of tensors with these numbers of axes; ValueError where none has them."""
+        brackets = sorted({axis for part in self._declared for axis in part.axes if axis.startswith("[")})
+        nearest: list[int] | None = None  # tensors that are unlike the form that fits most of them
+        for choice in product(*(_alternatives(bracket) for bracket in brackets)):
+            chosen = dict(zip(brackets, choice, strict=True))
+            symbols = [tuple(" ".join(chosen.get(axis, axis) for axis in part.axes).split()) for part in self._declared]
+            unlike = [i for i, count in enumerate(axes) if count not in (-1, len(symbols[i]))]
+            if not unlike:
+                return _form(frozenset(choice), symbols, axes)
+            if nearest is None or len(unlike) < len(nearest):
+                nearest = unlike
+        i = (nearest or [0])[0]
+        parts = [_alternatives(axis) if axis.startswith("[") else [axis] for axis in self._declared[i].axes]
+        spelled = " or ".join(f"({', '.join(' '.join(choice).split())})" for choice in product(*parts))
+        raise ValueError(f"{self.names[i]}: got shape {tuple(shapes[i] or ())}, expected {spelled} with the axes of the others")
+
+
+def _parse(text: str) -> _Declared:
+    name, _, rest = text.partition(":")
+    axes, _, kind = rest.partition(",")
+    return _Declared(name.rstrip("?"), tuple(re.findall(r"\[[^]]*\]|\S+", axes)), kind.strip())
+
+
+def _alternatives(bracket: str) -> list[str]:
+    """What may stand in the place of a bracket."""
+    return ["", *(part.strip() for part in bracket.strip("[]").split("|"))]
+
+
+def _form(chosen: frozenset[str], symbols: Sequence[tuple[str, ...]], axes: tuple[int, ...]) -> _Form:
+    present = [i for i, count in enumerate(axes) if count >= 0]
+    shapes = list(dict.fromkeys(symbols[i] for i in present))
+    places: dict[str, tuple[int, int]] = {}
+    for i in present:
+        for axis, symbol in enumerate(symbols[i]):
+            places.setdefault(symbol, (i, axis))
+    numbers = {symbol: int(symbol) for symbol in places if symbol.isdigit()}
+    derived = tuple((symbol, symbol.removesuffix("-1")) for symbol in places if symbol.endswith("-1"))
+    others = tuple((symbol, *place) for symbol, place in places.items() if symbol not in numbers and not symbol.endswith("-1"))
+    return _Form(chosen, others, derived, numbers, tuple(shapes), tuple((i, shapes.index(symbols[i])) for i in present))

@@ -1,0 +1,56 @@
+"""Whether torch runs a call as it stands, or traces, transforms or intercepts it."""
+
+import torch
+from torch import Tensor
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
+
+_ORDINARY = (
+    "CPU", "CUDA", "BackendSelect", "ADInplaceOrView", "AutogradCPU", "AutogradCUDA",
+    "AutocastCPU", "AutocastCUDA",  # on every tensor; whether autocast is on is a matter of the excluded keys
+)  # fmt: skip
+
+
+def _bits(names: tuple[str, ...]) -> int:
+    """The dispatch keys of these names as the bits of one number."""
+    bits = 0
+    for name in names:
+        bits |= torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name)).raw_repr()
+    return bits
+
+
+_UNUSUAL = ~_bits(_ORDINARY)
+_PLAIN_TYPES = (Tensor, torch.nn.Parameter)
+
+
+def is_compiled_or_transformed(*tensors: Tensor | None) -> bool:
+    """Whether operations on these tensors are compiled, exported, traced, transformed or intercepted.
+
+    True under torch.compile, torch.export, torch.jit.trace, make_fx, the transforms of torch.func, torch function modes and
+    dispatch modes, and for fake tensors, other subclasses and lazily negated tensors. The rule is a list of what is ordinary:
+    only where the dispatch keys of all tensors and of this thread are those of plain CPU and CUDA tensors does torch go straight
+    to the kernel of an operation. What a later version of torch adds has a dispatch key that is not in the list.
+
+    A scan of 10 tensors takes 6 microseconds for it, where the whole call takes 60 (B = L = 1, one core of 2.5 GHz).
+    """
+    if torch.compiler.is_compiling():  # first, as the compiler follows this function no further
+        return True
+    keys = torch._C._dispatch_tls_local_include_set().raw_repr()
+    for x in tensors:
+        if x is not None:
+            if type(x) not in _PLAIN_TYPES:
+                return True
+            keys |= torch._C._dispatch_keys(x).raw_repr()
+    return bool(keys & _UNUSUAL) or _in_function_mode()
+
+
+def in_func_transform() -> bool:
+    """Whether vmap, grad or another transform of torch.func is running, outside of torch.compile."""
+    return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
+
+
+def _in_function_mode() -> bool:
+    """Whether a torch function mode is on, other than that of `torch.set_default_device`, which only concerns factories."""
+    if not torch._C._len_torch_function_stack():
+        return False
+    return any(not isinstance(mode, DeviceContext) for mode in _get_current_function_mode_stack())  # type: ignore[no-untyped-call]

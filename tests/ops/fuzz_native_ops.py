@@ -1,0 +1,161 @@
+"""Call every op of `torch.ops.longscan`, and `mamba_step`, right and with one argument wrong after another.
+
+Run by test_signature.py in a process of its own, since a wrong address may end a process. The argument is "all", or "quick" for
+one backend an op. Writes a line of JSON for each call:
+"op", "backend", "change", "right" (whether the call should run), "raised" (the error, or null), "named" (whether it names the
+argument). Triton kernels run in the interpreter where there is no GPU.
+"""
+
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TRITON_INTERPRET", "1")
+sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
+
+import torch  # noqa: E402
+from op_examples import example, with_gradients  # noqa: E402
+
+from interpreter import interpret_quickly  # noqa: E402
+from longscan.ops import OPS, _native_op  # noqa: E402
+from longscan.ops.mamba_step import mamba_step  # noqa: E402
+
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.int64, torch.uint8, torch.complex64)
+
+
+# what another shape of one argument alone may be
+ALSO_RIGHT = {
+    "longscan::short_conv u axis 1 longer", "longscan::short_conv u axis 1 of 1",  # no other argument has the length
+    *(f"longscan::ssd_scan{op} angle axis 3 {change}" for op in ("", "_backward") for change in ("longer", "empty")),
+}  # fmt: skip
+MODELS = dict.fromkeys(("a", "M"), ("axis 1 missing", "axis 2 missing"))  # a constant factor for each of several models
+
+
+def wrong_tensors(x: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """Tensors that differ from `x` in one thing that kernels trust."""
+    for axis in range(x.ndim):
+        one = x.new_ones([1 if i == axis else size for i, size in enumerate(x.shape)])
+        yield f"axis {axis} longer", torch.cat([x, one], axis)
+        yield f"axis {axis} empty", x.narrow(axis, 0, 0) if x.shape[axis] else torch.cat([one, one], axis)
+        yield f"axis {axis} of 1", one if x.shape[axis] > 1 else torch.cat([one, one, one], axis)
+        yield f"axis {axis} missing", one.squeeze(axis)
+    yield "one axis more", x.unsqueeze(-1)
+    yield "an axis of 3 more", torch.stack([x, x, x])
+    yield "no axes", torch.zeros((), dtype=x.dtype)
+    yield "no numbers", x.new_zeros(0)
+    yield "huge", torch.zeros(1, dtype=x.dtype).expand([size * 1000 for size in x.shape])
+    for dtype in DTYPES:
+        if dtype != x.dtype:
+            yield f"of {dtype}", x.to(dtype)
+
+
+def report(op: str, backend: str, change: str, right: bool, name: str, call: Any) -> None:
+    """Make a call and write down what became of it."""
+    try:
+        call()
+        raised = None
+    except (ValueError, TypeError, RuntimeError) as error:
+        raised = f"{type(error).__name__}: {error}"
+    named = raised is not None and not raised.startswith("RuntimeError") and re.search(rf"\b{name}\b", raised) is not None
+    sys.stdout.write(
+        json.dumps({"op": op, "backend": backend, "change": change, "right": right, "raised": raised, "named": named})
+    )
+    sys.stdout.write("\n")
+    sys.stdout.flush()
+
+
+def fuzz(op: Any, args: tuple[Any, ...], triton: bool) -> None:
+    """Call an op right, and wrong in every argument."""
+    schema, overload, backend = op.overload._schema, op.overload, args[-1]
+    plain = tuple(x.detach() if isinstance(x, torch.Tensor) else x for x in args)
+
+    def call(changed: tuple[Any, ...]) -> None:
+        with torch.no_grad():
+            overload(*changed)
+
+    report(schema.name, backend, "none", True, "", lambda: call(plain))
+    for i, argument in enumerate(schema.arguments):
+        value = plain[i]
+        changes = dict(wrong_tensors(value)) if isinstance(value, torch.Tensor) else {}
+        if argument.name == "is_complex":
+            changes = {"the contrary": not value}
+        if argument.name == "backend":
+            changes = {other: other for other in ("eager", "nonsense", "") if other != value}
+        for change, other in changes.items():
+            if triton and change == "of torch.float16":
+                continue  # triton takes some tensors so
+            if f"{schema.name} {argument.name} {change}" in ALSO_RIGHT or (triton and change in MODELS.get(argument.name, ())):
+                continue
+            kept = argument.name == "chunk_states" and change == "no numbers"  # found again by the backward
+            changed = (*plain[:i], other, *plain[i + 1 :])
+            report(
+                schema.name, backend, f"{argument.name} {change}", kept, argument.name, lambda changed=changed: overload(*changed)
+            )
+
+
+def recorded_calls(name: str, inputs: dict[str, Any], backend: str) -> list[tuple[Any, tuple[Any, ...]]]:
+    """The custom ops, forward and backward, with the arguments that a call of the public function hands to them."""
+    calls: list[tuple[Any, tuple[Any, ...]]] = []
+    original = _native_op._CustomOp.__call__
+
+    def noted(self: Any, *args: Any) -> Any:
+        calls.append((self, args))
+        return original(self, *args)
+
+    _native_op._CustomOp.__call__ = noted  # type: ignore[method-assign]
+    try:
+        y, final = OPS[name].function(**with_gradients(inputs), backend=backend)
+        (y.sum() + final.sum()).backward()
+    finally:
+        _native_op._CustomOp.__call__ = original  # type: ignore[method-assign]
+    return calls
+
+
+def fuzz_mamba_step() -> None:
+    """The same for the op of one token, which is no custom op."""
+    rows, width, inner, taps, rank, states = 2, 3, 4, 5, 2, 6
+    shapes = {
+        "x": (rows, width), "conv_state": (rows, inner, taps - 1), "ssm_state": (rows, inner, states),
+        "in_proj": (2 * inner, width), "conv_weight": (inner, taps), "conv_bias": (inner,),
+        "x_proj": (rank + 2 * states, inner), "dt_proj": (inner, rank),
+        "dt_bias": (inner,),
+        "A_log": (inner, states), "D": (inner,), "out_proj": (width, inner), "norm_weight": (width,),
+        "elapsed": (rows,),
+    }  # fmt: skip
+    given = {name: torch.rand(shape) for name, shape in shapes.items()} | {"active": torch.ones(rows, dtype=torch.bool)}
+    report("mamba_step", "cpu", "none", True, "", lambda: mamba_step(**given, backend="cpu"))
+    for name, value in given.items():
+        for change, other in wrong_tensors(value):
+            # a dtype that all share is a matter of the backend, which says which two there are
+            wanted = rf"({name}|{other.dtype})" if other.shape == value.shape else r"\w+"
+            report(
+                "mamba_step",
+                "cpu",
+                f"{name} {change}",
+                False,
+                wanted,
+                lambda n=name, x=other: mamba_step(**given | {n: x}, backend="cpu"),
+            )
+
+
+def main() -> None:
+    """All ops on all native backends that can run here."""
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    interpret_quickly()
+    for name, entry in OPS.items():
+        for backend in entry.native if sys.argv[1:] == ["all"] else entry.native[:1]:
+            for everything in (True, False) if backend == "cpu" else (True,):
+                is_complex = everything and name == "selective_scan"
+                inputs = example(name, length=3, optional=everything, masked=everything, is_complex=is_complex)
+                for op, args in recorded_calls(name, inputs, backend):
+                    fuzz(op, args, triton=backend == "triton")
+    fuzz_mamba_step()
+
+
+if __name__ == "__main__":
+    main()

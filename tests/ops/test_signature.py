@@ -1,0 +1,100 @@
+"""The native custom ops refuse every wrong shape, dtype and device, named, before a kernel is given an address."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from longscan.ops._signature import Signature
+
+FUZZ = Path(__file__).parent / "fuzz_native_ops.py"
+CASES = ("u: B L D", "A: [models] D N [2]", "h: B D N [2]", "w?: B L, uint8", "s?: B K-1, reduced", "k?: K")
+
+
+def signature():
+    return Signature(CASES, "h", may_be_empty=("N",), limits=lambda sizes: "h: odd" if sizes["N"] == 7 else None)
+
+
+def tensors(**changed):
+    given = {"u": (2, 5, 3), "A": (3, 4), "h": (2, 3, 4), "w": None, "s": None, "k": None} | changed
+    return [None if x is None else x if isinstance(x, torch.Tensor) else torch.zeros(x) for x in given.values()]
+
+
+@pytest.mark.parametrize(
+    ("changed", "axes"),
+    [
+        ({}, set()),
+        ({"A": (3, 4, 2), "h": (2, 3, 4, 2)}, {"2"}),
+        ({"A": (2, 3, 4)}, {"models"}),
+        ({"A": (1, 3, 4, 2), "h": (2, 3, 4, 2)}, {"models", "2"}),
+        ({"A": (3, 0), "h": (2, 3, 0)}, set()),
+        ({"s": (2, 4), "k": (5,), "w": torch.zeros(2, 5, dtype=torch.uint8)}, set()),
+        ({"s": (2, 0), "k": (1,)}, set()),
+    ],
+    ids=str,
+)
+def test_what_fits(changed, axes):
+    assert signature().check(tensors(**changed), "cpu") - {""} == axes
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "message"),
+    [
+        ({"u": (2, 5)}, ValueError, r"u: got shape \(2, 5\), expected \(B, L, D\)"),
+        ({"A": (3, 4, 2)}, ValueError, r"A: got shape|h: got shape"),
+        ({"A": (3, 4, 3), "h": (2, 3, 4, 3)}, ValueError, r"A: got shape \(3, 4, 3\), expected \(3, 4, 2\)"),
+        ({"A": (3, 5)}, ValueError, r"h: got shape \(2, 3, 4\), expected \(2, 3, 5\), which is \(B, D, N\) by the sizes of A, u"),
+        ({"A": (3, 3, 4)}, ValueError, "A: got 3 models, expected a divisor of the batch of 2 rows"),
+        ({"u": (2, 0, 3)}, ValueError, r"u: got size 0 in axis 1 \(L\), expected at least 1"),
+        ({"A": (3, 7), "h": (2, 3, 7)}, ValueError, "h: odd"),
+        ({"w": (2, 5)}, TypeError, "w: got dtype torch.float32, expected torch.uint8"),
+        ({"s": (2, 5), "k": (5,)}, ValueError, r"s: got shape \(2, 5\), expected \(2, 4\)"),
+        ({"h": torch.zeros(2, 3, 4, dtype=torch.int64)}, TypeError, "h: got dtype torch.int64, expected torch.float32 or"),
+        ({"u": torch.zeros(2, 5, 3, dtype=torch.float64)}, TypeError, "u: got dtype torch.float64, expected torch.float32"),
+        ({"s": torch.zeros(2, 4).half(), "k": (5,)}, TypeError, "s: got dtype torch.float16, expected torch.float32"),
+        ({"u": torch.zeros(2, 5, 3, device="meta")}, ValueError, "u: is on meta, expected cpu like h"),
+    ],
+    ids=str,
+)
+def test_what_does_not_fit_is_named(changed, error, message):
+    with pytest.raises(error, match=message):
+        signature().check(tensors(**changed), "cpu")
+
+
+def test_reduced_precision_goes_to_triton_alone():
+    together = Signature(("x: B, bfloat16", "y: B, bfloat16", "h: B"), "h")
+    low, high = torch.zeros(2, dtype=torch.bfloat16), torch.zeros(2)
+    together.check([low, low, high], "triton")
+    with pytest.raises(TypeError, match=r"x: got dtype torch\.bfloat16, expected torch.float32"):
+        together.check([low, low, high], "cpu")
+    with pytest.raises(TypeError, match=r"y: got dtype torch\.float32, expected torch.bfloat16 like x"):
+        together.check([low, high, high], "triton")
+    with pytest.raises(TypeError, match=r"x: got dtype torch\.bfloat16, expected torch.float64"):
+        together.check([low, low, high.double()], "triton")
+
+
+@pytest.fixture(scope="module", params=["quick", pytest.param("all", marks=pytest.mark.slow)])
+def fuzzed(request):
+    """What became of wrong calls of every registered op, in a process of its own, which a wrong address would end."""
+    done = subprocess.run([sys.executable, str(FUZZ), request.param], capture_output=True, text=True, check=False, timeout=280)
+    assert done.returncode == 0, f"exit status {done.returncode} after {done.stdout[-300:]}{done.stderr[-2000:]}"
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_every_registered_op_is_tried(fuzzed):
+    registered = {name for name in torch._C._dispatch_get_all_op_names() if name.startswith("longscan::")}
+    assert {line["op"] for line in fuzzed} == registered | {"mamba_step"}
+    assert len(fuzzed) > 1500
+
+
+def test_wrong_calls_raise_and_name_the_argument(fuzzed):
+    wrong = [line for line in fuzzed if not line["right"] and (line["raised"] is None or not line["named"])]
+    assert not wrong, wrong[:5]
+
+
+def test_right_calls_run(fuzzed):
+    assert not [line for line in fuzzed if line["right"] and line["raised"]]
+    assert sum(line["right"] for line in fuzzed) >= 15
