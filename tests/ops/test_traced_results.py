@@ -1,0 +1,62 @@
+"""Graphs give what the plain call gives: a selection of the matrix of tests/soak/tracing.py, in a child process."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+_spec = importlib.util.spec_from_file_location("soak_tracing", Path(__file__).parents[1] / "soak" / "tracing.py")
+tracing = importlib.util.module_from_spec(_spec)
+__import__("sys").modules["soak_tracing"] = tracing
+_spec.loader.exec_module(tracing)
+
+SELECTED = [
+    # what once crashed, or returned memory that nobody had written
+    "layer:s6/cpu/export/grad/frozen/63/fixed",
+    "layer:s6/cpu/export/no_grad/frozen/1/fixed",
+    "layer:aussm/cpu/export/grad/frozen/63/fixed",
+    "op:selective_scan/cpu/export/no_grad/frozen/63/fixed",
+    "layer:s6/cpu/jit_trace/no_grad/frozen/63/fixed",
+    "layer:aussm/cpu/jit_trace/no_grad/frozen/63/fixed",
+    "layer:lru/cpu/jit_trace/no_grad/trainable/63/fixed",
+    "layer:s6/cpu/make_fx/grad/trainable/63/dynamic",
+    "op:short_conv/cpu/make_fx/no_grad/frozen/63/fixed",
+    "layer:aussm/cpu/make_fx/no_grad/trainable/63/dynamic",
+    "op:linear_scan/cpu/jit_trace/grad/trainable/63/fixed",
+    "op:unitary_scan/cpu/jit_trace/no_grad/frozen/1/fixed",
+    "layer:s6/cpu/aot_eager/no_grad/frozen/63/fixed",
+]
+
+
+@pytest.fixture(scope="module")
+def child():
+    child = tracing.Child("cpu", 250)
+    yield child
+    child.close()
+
+
+@pytest.mark.parametrize("name", SELECTED)
+def test_a_graph_gives_what_the_plain_call_gives(name, child):
+    result = child.run(tracing.Case.parse(name))
+    assert result["status"] == "passed", result
+
+
+def test_the_selection_is_of_the_matrix():
+    names = [str(case) for case in tracing.cases(("eager", "cpu"))]
+    assert set(SELECTED) <= set(names)
+    assert len(names) == len(set(names)) > 2500
+
+
+def test_a_crash_and_a_hang_fail_one_case(tmp_path, monkeypatch):
+    """A child that dies, and one that says nothing, end their case and no more."""
+    case = tracing.Case.parse(SELECTED[0])
+    deaths = ("import os; os.abort()", "crashed", 60), ("import time; time.sleep(60)", "hung", 0.5)
+    for text, status, timeout in deaths:
+        script = tmp_path / "child.py"
+        script.write_text(text)
+        monkeypatch.setattr(tracing, "__file__", str(script))
+        child = tracing.Child("cpu", timeout)
+        result = json.loads(json.dumps(child.run(case)))
+        assert (result["case"], result["status"]) == (str(case), status)
+        assert child.process is None
