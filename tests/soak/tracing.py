@@ -11,14 +11,12 @@ Each case is one line of JSON in `--out`: "case", "status" (passed, refused, fai
 that stand there already are not run again, so that a run can be stopped and continued. "refused" is a case of `REFUSED`, which
 torch cannot record, and which raised as it should. The exit status is 1 where a case failed, crashed or hung.
 On CUDA the native backend is triton; with TRITON_INTERPRET=1 and `--backends triton` its kernels run on a CPU, slowly.
-`run` is what `make soak` calls: the cases of its n-th unit are 8 of all cases on a CPU, in an order that is always the same.
 """
 
 import argparse
 import copy
 import json
 import os
-import random
 import re
 import select
 import signal
@@ -443,27 +441,6 @@ class Child:
 @cache
 def _order(way: str) -> int:
     return WAYS.index(way)
-
-
-UNIT = 8  # cases
-
-
-def run(seed: int, deadline: float, write: Callable[..., None]) -> None:
-    """The cases of a unit. deadline: by `time.monotonic()`; write: takes a line of the record of `make soak`."""
-    every = cases(("eager", "cpu"))
-    random.Random(0).shuffle(every)
-    child = Child("cpu", 600)
-    try:
-        for i in range(UNIT):
-            case = every[(seed * UNIT + i) % len(every)]
-            if i and time.monotonic() > deadline:
-                break
-            write(begin=str(case))
-            result = child.run(case)
-            failure = None if result["status"] in ("passed", "refused") else f"{case}: {result['status']}: {result['detail']}"
-            write(subject=f"{case.way} {case.subject}", cases=1, outcomes={result["status"]: 1}, failure=failure)
-    finally:
-        child.close()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
