@@ -15,6 +15,7 @@ from longscan.report import quick_markdown, read_records
 from longscan.tasks import TASKS
 from longscan.training import Run, Settings, parse_settings, record_run, train
 from longscan.training.run import build_model
+from longscan.training.settings import AboutSettings, SettingError
 
 ROOT = Path(__file__).parents[2]
 RECIPES = [path for paper in ("aussm", "mamba-lra", "s7", "thesis") for path in sorted((ROOT / "recipes" / paper).glob("*.yaml"))]
@@ -106,7 +107,7 @@ RECIPE = {
     "task": {"name": "parity", "train_lengths": [3, 8], "eval_lengths": [9, 12], "valid_size": 8, "test_size": 8},
     "model": {"d_model": 4, "d_state": 4, "block_options": {"m": {"expand": 1}}},
     "training": {"steps": 3, "batch_size": 4, "threads": 1, "device": "cpu"},
-    "about": {"paper": "AUSSM", "published": ["r036"]},
+    "about": {"paper": "AUSSM", "published": ["r036"], "chosen_on": "validation"},
 }
 QUICK = {"model": {"d_state": 2, "block_options": {"m": {"d_conv": 2}}}, "training": {"steps": 2}}
 
@@ -191,6 +192,12 @@ def test_resume_keeps_to_the_size(recipe: Path, refused: Callable[..., str], tmp
     assert result["steps"] == 4
 
 
+def test_a_recipe_is_chosen_on_validation_or_test() -> None:
+    assert AboutSettings().chosen_on is None
+    with pytest.raises(SettingError, match=r"^about\.chosen_on: got 'train', needed validation, test or nothing"):
+        AboutSettings(chosen_on="train")  # type: ignore[arg-type]
+
+
 def test_quick_results_stay_apart(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     records, page = tmp_path / "results" / "runs" / "x.jsonl", tmp_path / "page.md"
     for words in ([], ["--quick"]):
@@ -204,6 +211,8 @@ def test_quick_results_stay_apart(recipe: Path, tmp_path: Path, capsys: pytest.C
     full, _, quick = page.read_text("utf-8").partition("between")
     assert "--quick" not in full
     assert rows[0]["command"] in full
+    assert [row["chosen_on"] for row in rows] == ["validation"] * 2
+    assert "recipe chosen by validation scores |" in full
     assert quick.count("| `longscan train") == 1
     assert rows[1]["command"] in quick
     capsys.readouterr()
