@@ -120,6 +120,20 @@ def test_stages_of_a_model(model_pooling):
         net.step(tokens[:, 0], net.initial_state(3))
 
 
+def test_windows_by_hand():
+    """Seven steps in windows of three: two windows, the seventh step dropped; with padding the first valid step starts them."""
+    x = torch.arange(7.0).view(1, 7, 1)
+    elapsed = torch.tensor([[1.0, 2.0, 3.0, 1.0, 1.0, 4.0, 1.0]])
+    assert windows.shorten(x, Steps(), 3, "last").flatten().tolist() == [2.0, 5.0]
+    assert windows.shorten(x, Steps(), 3, "mean").flatten().tolist() == [1.0, 4.0]
+    weighted = windows.shorten(x, Steps(elapsed), 3, "time").flatten()
+    torch.testing.assert_close(weighted, torch.tensor([8 / 6, 27 / 6]))
+    assert windows.shorten_steps(Steps(elapsed), 3).elapsed.tolist() == [[2.0, 2.0]]
+    valid = torch.tensor([[False, False, True, True, True, True, True]])
+    assert windows.shorten(x, Steps(valid=valid), 3, "last").flatten().tolist() == [4.0, 0.0]
+    assert windows.shorten_steps(Steps(valid=valid), 3).valid.tolist() == [[True, False]]
+
+
 def test_windows_of_simultaneous_events_have_weights():
     x = torch.randn(1, 4, 2, dtype=torch.float64)
     pooled = windows.shorten(x, Steps(torch.zeros(1, 4, dtype=torch.float64)), 4, "time")

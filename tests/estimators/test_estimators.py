@@ -9,8 +9,10 @@ from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from longscan.estimators import SSMClassifier, SSMForecaster, SSMRegressor
+from longscan.estimators.fitting import minimise
 
 SMALL = {"d_model": 8, "d_state": 4, "epochs": 15, "lr": 0.02, "device": "cpu", "random_state": 0}
 BRIEF = {**SMALL, "d_model": 4, "epochs": 1}
@@ -267,3 +269,22 @@ def test_impossible_forecasts_are_named(y, options, message):
 def test_impossible_settings_are_named(options, message):
     with pytest.raises(ValueError, match=message):
         SSMClassifier(**{**BRIEF, **options}).fit(*waves(4, 6))
+
+
+def test_the_rate_warms_up_over_a_tenth_and_falls_as_a_cosine():
+    """Twenty updates at 0.01: half of it at first, all of it less a cosine from the second on, a half in the middle."""
+    model = torch.nn.Linear(1, 1)
+    seen = []
+    handle = register_optimizer_step_pre_hook(lambda optimizer, *_: seen.append(optimizer.param_groups[0]["lr"]))
+    try:
+        minimise(
+            model, lambda rows: model(torch.ones(len(rows), 1)).mean(), lambda random: random.permutation(10),
+            epochs=4, batch_size=2, lr=0.01, weight_decay=0.0, random=np.random.RandomState(0),
+        )  # fmt: skip
+    finally:
+        handle.remove()
+    assert len(seen) == 20
+    assert seen[:3] == pytest.approx([0.005, 0.00993844, 0.00975528], rel=1e-5)
+    assert seen[10] == pytest.approx(0.005)
+    assert seen[19] == pytest.approx(0.0000615583, rel=1e-5)
+    assert seen[1:] == sorted(seen[1:], reverse=True)

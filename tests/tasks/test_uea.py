@@ -415,3 +415,12 @@ def test_the_archive(dataset, protocol):
     if not (folder / dataset).is_dir():
         pytest.skip(f"{folder} has no {dataset}")
     check_archive(dataset, str(folder), ARCHIVE[dataset], protocol)
+
+
+def test_the_order_of_series_of_unequal_lengths():
+    """Step by step, then channel by channel; missing values and what lies behind the end are last, and equal to each other."""
+    nan = float("nan")
+    series = [np.array([row], dtype=float) for row in ([1, 2, nan], [1, 2], [1, 2, 0], [0, 9, 9])]
+    assert protocols._lexicographic(series).tolist() == [3, 2, 0, 1]
+    channels = [np.array([[1.0, 5.0], [3.0, 0.0]]), np.array([[1.0, 4.0], [3.0, 9.0]]), np.array([[1.0], [2.0]])]
+    assert protocols._lexicographic(channels).tolist() == [2, 1, 0]

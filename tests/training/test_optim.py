@@ -6,7 +6,7 @@ from torch import nn
 
 from longscan.layers.parameters import mark
 from longscan.training import TrainingSettings
-from longscan.training.optim import build_optimizer, set_learning_rate
+from longscan.training.optim import build_optimizer, make_capturable, set_learning_rate
 
 
 @pytest.fixture
@@ -48,3 +48,15 @@ def test_decay_shrinks_only_what_declares_it(model: nn.Module) -> None:
     assert model.dense.tolist() == pytest.approx([0.95, 0.95])
     assert model.decayless.tolist() == [1.0] * 4
     assert model.frozen.tolist() == [1.0] * 5
+
+
+def test_rates_that_a_recorded_update_reads_are_filled_in_place(model: nn.Module) -> None:
+    """The tensors stay the same, and hold the rate times each parameter's scale: 0.004 for 0.008 of a parameter at a half."""
+    optimizer = build_optimizer(model, TrainingSettings(lr=1.0))
+    make_capturable(optimizer, torch.device("cpu"))
+    before = [group["lr"] for group in optimizer.param_groups]
+    set_learning_rate(optimizer, 0.008)
+    assert all(group["lr"] is rate for group, rate in zip(optimizer.param_groups, before, strict=True))
+    rates = {parameter: group["lr"].item() for group in optimizer.param_groups for parameter in group["params"]}
+    assert rates[model.dense] == pytest.approx(0.008)
+    assert rates[model.angle] == pytest.approx(0.004)
