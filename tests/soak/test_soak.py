@@ -1,0 +1,123 @@
+"""The runner of `make soak` in small: counts, failures, crashes, seeds that move on, and every kind of damage and kill once."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FOLDER = Path(__file__).parent
+sys.path[:0] = [str(FOLDER), *(str(FOLDER.parent / name) for name in ("contracts", "tasks"))]
+
+import damage  # noqa: E402
+import streaming  # noqa: E402
+
+import run as runner  # noqa: E402
+
+PRETEND = '''
+def run(seed, until, write):
+    write(begin="one")
+    write(subject="a", cases=3, outcomes={"fine": 3})
+    write(begin="two")
+    if seed == 1:
+        raise SystemExit
+    write(subject="b", cases=1, failure="wrong" if seed == 2 else None)
+'''
+
+
+@pytest.fixture
+def pretend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A kind whose second unit crashes and whose third has a failure; the words that run it."""
+    monkeypatch.setattr(runner, "KINDS", {"pretended": runner.Kind(16, 4, 1)})
+    monkeypatch.setattr(runner, "available", lambda _: True)
+
+    class Done:
+        def __init__(self, code: int) -> None:
+            self.returncode = code
+
+        def poll(self) -> int:
+            return self.returncode
+
+    def start(kind: str, seed: int, seconds: float, folder: Path) -> Any:
+        lines = folder / f"{kind}-{seed}.jsonl"
+        with lines.open("w") as file:
+            (folder / f"{kind}-{seed}.log").write_text("a crash")
+            space: dict[str, Any] = {}
+            exec(PRETEND, space)
+            code = 0
+            try:
+                space["run"](seed, 0, lambda **line: file.write(json.dumps(line) + "\n"))
+            except SystemExit:
+                code = 9
+        return runner.Unit(kind, seed, lines, Done(code))  # type: ignore[arg-type]
+
+    monkeypatch.setattr(runner, "start", start)
+    results, state = tmp_path / "results.jsonl", tmp_path / "state.json"
+    return ["--minutes", "0.11", "--processes", "1", "--kinds", "pretended", "--results", str(results), "--state", str(state)]
+
+
+def test_counts_failures_and_seeds(pretend: list[str], tmp_path: Path) -> None:
+    assert runner.main(pretend) == 1
+    assert runner.main([*pretend, "--first-seed", "100"]) == 0
+    first, second = runner.read_lines(tmp_path / "results.jsonl")
+    assert first["failures"] == 2
+    assert "the process ended with 9 in two: a crash" in first["failed"][0]["failure"]
+    assert first["failed"][1] == {"seed": 2, "case": "b", "failure": "wrong"}
+    assert first["cases"] == 4 * first["units"] - 1
+    assert first["subjects"] == {"a": 3 * first["units"], "b": first["units"] - 1}
+    assert first["seeds"] == [0, first["units"] - 1]
+    assert second["seeds"] == [100 + first["units"], 99 + first["units"] + second["units"]]
+    other = tmp_path / "other.jsonl"
+    assert runner.main(["--merge", str(tmp_path / "results.jsonl"), "--results", str(other)]) == 0
+    assert runner.main(["--merge", str(tmp_path / "results.jsonl"), "--results", str(other)]) == 0
+    assert runner.read_lines(other) == [first, second], "what is there is not added again"
+
+
+def test_records_of_reliability() -> None:
+    """Every line has what it needs to be made again."""
+    for line in runner.read_lines(runner.ROOT / "results" / "reliability.jsonl"):
+        assert line["kind"] in runner.KINDS
+        assert line["cases"] == sum(line["subjects"].values())
+        assert len(line["failed"]) == min(20, line["failures"])
+        assert all(line[name] for name in ("seeds", "seconds", "processes", "commit", "date", "machine", "torch", "command"))
+
+
+@pytest.mark.parametrize("name", ["model", "checkpoint", "records of runs", "settings.yaml"])
+def test_some_damage(name: str, tmp_path: Path) -> None:
+    for number in range(4):
+        (tmp_path / str(number)).mkdir()
+        outcome, failure = damage.check(name, damage.np.random.default_rng([99, number]), tmp_path / str(number))
+        assert failure is None, failure
+        assert outcome in ("refused", "unchanged", "well-formed")
+
+
+def test_damage_that_must_be_seen_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader that takes whatever it finds."""
+    lax = damage.Format(lambda path: path.write_bytes(b"123456789"), lambda path: path.read_bytes().decode("latin-1"), sized=True)
+    monkeypatch.setitem(damage.FOUND, "lax", lax)
+    found = []
+    for number in range(40):
+        (tmp_path / str(number)).mkdir()
+        found.append(damage.check("lax", damage.np.random.default_rng(number), tmp_path / str(number))[1])
+    assert any(failure and "says how long it is" in failure for failure in found)
+    assert any(failure and "was read" in failure for failure in found)
+
+
+def test_a_layer_in_pieces() -> None:
+    assert streaming.check("s5", streaming.settings("s5", 0), 1, 3000) is None
+    assert runner.KINDS["streaming"].target == len(streaming.NAMES)
+
+
+def test_a_state_that_is_lost_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = streaming.in_pieces
+
+    def lossy(*arguments: Any) -> Any:
+        y, _, growth, largest = real(*arguments)
+        return y, streaming.LAYERS["s5"](streaming.WIDTH, d_state=4).initial_state(1), growth, largest
+
+    monkeypatch.setattr(streaming, "in_pieces", lossy)
+    lossy.__qualname__, lossy.__module__ = "in_pieces", "streaming"
+    failure = streaming.check("s5", {"d_state": 4}, 1, 500)
+    assert failure is not None
+    assert "differ from one pass" in failure
