@@ -267,14 +267,22 @@ def what_ran(recording: Recording) -> set[tuple[str, str | None]]:
 
 
 def half_precision_is_as_good_as_eager(module: SequenceModule, inputs: Inputs) -> None:
-    """In bfloat16 the fast backend errs at most twice as much as eager, both against float64 with the same parameters."""
+    """In bfloat16 the fast backend errs at most twice as much as eager, both against float64 with the same parameters.
+
+    Where `auto` runs what eager does, its first steps are set against the reference, as many as the loop can run in short time.
+    """
     half = copy.deepcopy(module).to(torch.bfloat16)
     x = inputs.x.to(torch.bfloat16)
-    truth = with_backend(copy.deepcopy(half).to(torch.float64), "eager")(x.double())
-    eager = with_backend(copy.deepcopy(half), "eager")(x)
-    fast = with_backend(half, "auto")(x)
+    with recorded_choices() as recording:
+        fast = with_backend(copy.deepcopy(half), "auto")(x)
+    same = all(choice.backend == "eager" for choice in recording.choices)
+    other = "reference" if same and x.shape[1] <= 1024 else "eager"
+    if other == "reference":
+        x, fast = x[:, :200], with_backend(copy.deepcopy(half), "auto")(x[:, :200])
+    truth = with_backend(copy.deepcopy(half).to(torch.float64), other)(x.double())
+    plain = with_backend(half, other)(x)
     assert fast.dtype == torch.bfloat16
-    assert_as_accurate({"y": fast}, [{"y": eager}], {"y": truth}, [{"y": truth}])
+    assert_as_accurate({"y": fast}, [{"y": plain}], {"y": truth}, [{"y": truth}])
 
 
 def mixed_precision_is_as_good_as_bfloat16(module: SequenceModule, inputs: Inputs) -> None:
