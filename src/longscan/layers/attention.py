@@ -183,7 +183,7 @@ class Attention(SequenceLayer):
     ) -> Tensor:
         """The attention of rows that hold several sequences, (B, H, L, P): no key or value meets another sequence's query.
 
-        Memory for scores is bounded.
+        Memory for scores is bounded, except in compiled and exported graphs, whose lengths may be unknown.
         """
         wide = torch.promote_types(values.dtype, torch.float32)
         keys, widened = keys.to(wide), values.to(wide)
@@ -193,9 +193,13 @@ class Attention(SequenceLayer):
             return masked_sums(torch.where(mask, scores, -torch.inf).softmax(-1), values, mask)
 
         (batch, heads, length, _), total = queries.shape, keys.shape[2]
-        per_query = max(1, batch * heads * total)
-        size, outputs = max(1, min(QUERIES, SCORES // per_query)), []
+        outputs = []
         with without_autocast(queries):
+            if torch.compiler.is_compiling():
+                mask = self._mask(seen, segment, valid, slice(0, length)).unsqueeze(1)
+                return attend(queries.to(wide), keys, widened, mask).to(values.dtype)
+            per_query = max(1, batch * heads * total)
+            size = max(1, min(QUERIES, SCORES // per_query))
             for start in range(0, length, size):
                 piece, end = slice(start, start + size), total - length + min(start + size, length)
                 mask = self._mask(seen, segment, valid, piece)[..., :end].unsqueeze(1)
