@@ -47,7 +47,7 @@ KINDS = {
     "streaming": Kind(15, 1, 1, whole=True),
     "kills": Kind(50, 4, 60),
     "damage": Kind(2000, 300, 30),
-    "tracing": Kind(2600, 9, 240),
+    "tracing": Kind(2669, 40, 240),
     "contracts": Kind(100_000, 300, 60),
 }
 
@@ -159,7 +159,8 @@ def soak(args: argparse.Namespace) -> int:
 
     def share(kind: str) -> float:
         planned = sum(unit.kind == kind for unit in running) * KINDS[kind].expected
-        return (done[kind] + tallies[kind].cases + planned) / KINDS[kind].target
+        part = (done[kind] + tallies[kind].cases + planned) / KINDS[kind].target
+        return part / 100 if KINDS[kind].whole and part < 1 else part  # units that must end before the call does start first
 
     def next_seed(kind: str) -> int:
         own = state.setdefault(kind, {"next": 0, "again": []})
