@@ -3,7 +3,8 @@
 Cosmic Ray finds the places and makes the changes (`choose`). `cover` runs the tests once under coverage to find which of
 them execute which line and how long each takes. `run` gives every mutant its own copy of the package, runs the tests that
 execute the changed line (the quick ones of every file first, then the others, up to --seconds of their time) and writes one JSON
-line: killed, timeout, survived, or stale where the file has changed since. `report` prints a table by part and lists the survivors.
+line: killed, timeout, survived, or stale where the file has changed since. `report` prints a table by part and lists what
+survived.
 
     python tests/mutation/campaign.py choose --seed 1 --count 200 --out mutants.jsonl      # needs cosmic-ray
     python tests/mutation/campaign.py cover --processes 2 --out coverage.json              # needs coverage
