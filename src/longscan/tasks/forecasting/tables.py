@@ -17,11 +17,10 @@ VARIABLES = {"WTH": 12, "weather": 21, "ETTh1": 7, "ETTh2": 7, "ETTm1": 7, "ETTm
 
 
 class Table(NamedTuple):
-    """values: (rows, C) float64; variables: the names of its columns; dates: (rows,) the first column, as the file has it."""
+    """values: (rows, C) float64; variables: the names of its columns, without the date."""
 
     values: np.ndarray
     variables: tuple[str, ...]
-    dates: np.ndarray
 
 
 def read_table(path: Path, expected: int | None = None, missing: Missing = "refuse") -> Table:
@@ -51,7 +50,7 @@ def read_table(path: Path, expected: int | None = None, missing: Missing = "refu
     values, lines = arrays["values"], arrays["lines"]
     gaps = np.isnan(values)
     if not gaps.any():
-        return Table(values, variables, arrays["dates"])
+        return Table(values, variables)
     row, column = np.argwhere(gaps)[0]
     counts = f"{gaps.sum()} missing values ('?', 'NaN' or nothing) in {gaps.any(1).sum()} of its {len(values)} rows"
     if missing == "refuse":
@@ -63,7 +62,15 @@ def read_table(path: Path, expected: int | None = None, missing: Missing = "refu
         raise ValueError(f"{path}: line {lines[0]} has no value of {first}, and none before it to repeat; start at a later line")
     known = np.maximum.accumulate(np.where(gaps, 0, np.arange(len(values))[:, None]))
     _log.warning("%s: %s were filled with the last value before", path, counts)
-    return Table(np.take_along_axis(values, known, 0), variables, arrays["dates"])
+    return Table(np.take_along_axis(values, known, 0), variables)
+
+
+def read_dates(path: Path) -> list[str]:
+    """The first column of a table that `read_table` reads, as the file has it."""
+    with path.open(encoding="latin-1", newline=None) as file:
+        columns = len(file.readline().split(","))
+    dates: list[str] = stored("dated_table", [path], None, lambda: _rows(path, columns))["dates"].tolist()
+    return dates
 
 
 def _rows(path: Path, columns: int) -> dict[str, np.ndarray]:

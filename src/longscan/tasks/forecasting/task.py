@@ -17,7 +17,7 @@ from longscan.tasks._drawing import bars
 from longscan.tasks._store import data_folder, first_existing
 from longscan.tasks.base import TASKS, Batch, Split, check_request, rows_of_step
 from longscan.tasks.forecasting.baselines import fitted_dlinear, seasonal_mean
-from longscan.tasks.forecasting.tables import MISSING_CHOICES, VARIABLES, Missing, read_table
+from longscan.tasks.forecasting.tables import MISSING_CHOICES, VARIABLES, Missing, read_dates, read_table
 from longscan.tasks.regression import RegressionTask
 
 if TYPE_CHECKING:
@@ -269,7 +269,7 @@ class Forecast(RegressionTask):
         Dates after the file's end go on in its step; they are empty, with a warning, where its dates are uneven or unreadable.
         """
         context, horizon, _ = self._shape
-        dates = _with_later_dates(read_table(Path(path), missing=self.missing).dates[-context:].tolist(), horizon)
+        dates = _with_later_dates(read_dates(Path(path))[-context:], horizon)
         placed = []
         for row in rows:
             ahead = int(row["step"]) + self.answers_later - context + 1
