@@ -31,7 +31,8 @@ def is_compiled_or_transformed(*tensors: Tensor | None) -> bool:
     only where the dispatch keys of all tensors and of this thread are those of plain CPU and CUDA tensors does torch go straight
     to the kernel of an operation. What a later version of torch adds has a dispatch key that is not in the list.
 
-    A scan of 10 tensors takes 6 microseconds for it, where the whole call takes 60 (B = L = 1, one core of 2.5 GHz).
+    Host time of selective_scan with nine tensors, B = L = 1, on one busy core, without this rule and the checks of the backward
+    and with them: 75 and 83 us forward, 400 and 470 us forward and backward, of which the rule takes about 6 us a call.
     """
     if torch.compiler.is_compiling():  # first, as the compiler follows this function no further
         return True
