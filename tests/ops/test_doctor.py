@@ -4,6 +4,7 @@ import os
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 import torch
@@ -152,3 +153,13 @@ def test_an_unreadable_file_of_verdicts_says_nothing(own_verdicts):
 def test_a_device_that_is_not_there(capsys):
     assert main(["doctor", "--device", "cuda:77"]) == 2
     assert "--device: got 'cuda:77'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b'{"cpu": 3}', b'{"cpu": {"linear_scan": {"cpu": 1}}}', b"\xff\xfe{"])
+def test_a_damaged_file_of_verdicts_is_told(
+    content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "verdicts.json").write_bytes(content)
+    monkeypatch.setattr(_verdicts, "path", lambda: tmp_path / "verdicts.json")
+    assert _verdicts.read() == {}
+    assert "verdicts.json: damaged" in caplog.text

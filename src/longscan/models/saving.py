@@ -41,14 +41,14 @@ class Pretrained(Marked):
         unknown = sorted(set(config) - set(parameters))
         if unknown:
             raise ValueError(
-                f"{Path(folder) / CONFIG}: {', '.join(unknown)} is no setting of {cls.__name__}; another class wrote it"
+                f"{Path(folder) / CONFIG}: {', '.join(unknown)[:200]} is no setting of {cls.__name__}; another class wrote it"
             )
         missing = [name for name, given in parameters.items() if given.default is given.empty and name not in config]
         if missing:
             raise ValueError(f"{Path(folder) / CONFIG}: {', '.join(missing)} is missing, which {cls.__name__} needs")
         try:
             model = cls(**config if backend is None else {**config, "backend": backend})
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RuntimeError, MemoryError, OverflowError) as error:
             if str(error).startswith("backend: "):  # about this machine or the argument, not about the file
                 raise
             raise ValueError(f"{Path(folder) / CONFIG}: damaged ({str(error)[:300]})") from error

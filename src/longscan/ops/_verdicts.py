@@ -4,6 +4,7 @@ One JSON file, `doctor.json` in the cache folder: per device and versions, per o
 """
 
 import json
+import logging
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -35,13 +36,24 @@ def _version(package: str) -> str:
         return "absent"
 
 
+_log = logging.getLogger("longscan")
+
+
 def read() -> Verdicts:
-    """All verdicts; none where there is no file, or none that can be read."""
+    """All verdicts; none where there is no file, and none, with a warning, where it is damaged."""
     try:
-        found = json.loads(path().read_text("utf-8"))
-    except (OSError, ValueError):
+        found = json.loads(path().read_bytes())
+        for by_op in found.values():
+            for by_backend in by_op.values():
+                if not all(isinstance(verdict, str) for verdict in by_backend.values()):
+                    raise ValueError("a verdict is no text")
+    except FileNotFoundError:
         return {}
-    return found if isinstance(found, dict) else {}
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
+        reason = " ".join(str(error).split())[:200]
+        _log.warning("%s: damaged (%s), so no kernel has a verdict; `longscan doctor` writes the file again", path(), reason)
+        return {}
+    return found
 
 
 def write(device: torch.device, verdicts: dict[str, dict[str, str]]) -> None:

@@ -347,5 +347,5 @@ def stored_settings(path: str | Path, plain: dict[str, Any]) -> Settings:
     """The settings that a file of a run or a sweep holds; SettingError naming the file and the setting."""
     try:
         return parse_settings([], base=plain).settings
-    except (SettingError, AttributeError) as error:
+    except (SettingError, TypeError, AttributeError) as error:
         raise SettingError(f"{path}: {one_line(error)}") from error
