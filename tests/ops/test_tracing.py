@@ -14,7 +14,9 @@ BACKENDS = [
 ]
 # torch's own remarks while it compiles; none of them is about this package
 IGNORED = pytest.mark.filterwarnings(
-    "ignore:.torch.jit.script:DeprecationWarning", "ignore:Torchinductor does not support code generation for complex:UserWarning"
+    "ignore:.torch.jit.script:DeprecationWarning",
+    "ignore:.*should not be instantiated:DeprecationWarning",
+    "ignore:Torchinductor does not support code generation for complex:UserWarning",
 )
 
 
@@ -61,9 +63,7 @@ def test_generated_code_gives_the_same(op, backend, monkeypatch):
         return OPS[op].function(**inputs, backend=backend)
 
     torch.compiler.reset()
-    close(
-        results_and_gradients(torch.compile(function, fullgraph=True), inputs), results_and_gradients(function, inputs)
-    )
+    close(results_and_gradients(torch.compile(function, fullgraph=True), inputs), results_and_gradients(function, inputs))
 
 
 @pytest.mark.parametrize(("op", "backend"), [pair for pair in BACKENDS if pair[1] != "reference"])
