@@ -16,7 +16,7 @@ selected weights are scored on the test split once, after the last update; rule,
     python benchmarks/seeds.py recipes/aussm/parity.yaml --stacks mm aa ma am --out results/table1/aussm/parity.json
     python benchmarks/seeds.py --draw results/seeds results/seeds/success.png
     python benchmarks/seeds.py --table results/table1 results/table1/table1.md
-    python benchmarks/seeds.py --tests results/seeds results/seeds/tests.md
+    python benchmarks/seeds.py --tests results/protocol results/protocol/tests.md
 
 Further words are settings, as on the command line of `longscan train`.
 """

@@ -14,7 +14,7 @@ from longscan.report.records import _SCHEMAS, _validator, apply_corrections, rea
 ROOT = Path(__file__).parents[2]
 RESULTS = sorted((ROOT / "results").glob("*/*.jsonl"))
 SEEDS = sorted((ROOT / "results" / "seeds").glob("*.json"))
-TABLE1 = sorted((ROOT / "results" / "table1").rglob("*.json"))
+TABLE1 = sorted((*(ROOT / "results" / "table1").rglob("*.json"), *(ROOT / "results" / "protocol").glob("*.json")))
 
 
 def test_what_is_appended_is_read(tmp_path, new_run_row, new_bench_row):

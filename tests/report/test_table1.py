@@ -17,6 +17,12 @@ def test_the_table_is_of_the_records(tmp_path: Path) -> None:
     assert (tmp_path / "table1.md").read_text() == (RESULTS / "table1.md").read_text()
 
 
+def test_the_table_of_tests_is_of_the_records(tmp_path: Path) -> None:
+    folder = RESULTS.with_name("protocol")
+    seeds.tests_table(folder, tmp_path / "tests.md")
+    assert (tmp_path / "tests.md").read_text() == (folder / "tests.md").read_text()
+
+
 def test_a_record_says_how_far_it_went(tmp_path: Path) -> None:
     record = json.loads(next((RESULTS / "aussm").glob("parity-mm.json")).read_text())
     rows = [{"step": 500, "last": [0.5, 0.9]}, {"step": 1000, "last": [0.2, 0.6]}]
