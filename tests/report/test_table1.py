@@ -110,7 +110,7 @@ def test_the_best_weights_on_validation_are_tested_once(tmp_path: Path) -> None:
         scores = [row["last"][i] for row in record["rows"]]
         assert selected["valid"][i] == max(scores)
         assert selected["step"][i] == record["rows"][scores.index(max(scores))]["step"]
-    settings = parse_settings(["--config", str(recipe), *words[9:15]]).settings
+    settings = parse_settings(["--config", str(recipe), *words[7:17]]).settings
     run = seeds.Seeds(settings, [0, 1, 2], tmp_path / "one.json", "")
     assert run.record["selected"] == selected
     seeds.copy_into(dict(run.model.named_parameters()), run.selected)
