@@ -136,7 +136,8 @@ class S4D(SequenceLayer):
         self, u: Tensor, initial: Tensor | None, valid: Tensor | None, final: bool = True
     ) -> tuple[Tensor, Tensor | None]:
         """As `recur` with even steps, by FFT; the state None unless `final`."""
-        length, coefficients = u.shape[1], self.coefficients()
+        # torch.jit.trace hands out sizes as tensors: the graph is one of this length
+        length, coefficients = int(u.shape[1]) if torch.jit.is_tracing() else u.shape[1], self.coefficients()
         dt = self.log_dt.exp().unsqueeze(-1)
         log_a = log_step(self.eigenvalues(), dt, self.discretisation)
         _, b = discretise(self.eigenvalues(), dt, self.discretisation)

@@ -5,13 +5,18 @@ from torch import Tensor
 
 
 def fft_length(needed: int) -> int:
-    """The smallest of 2^k, 3 2^k, 5 2^k, 9 2^k, 15 2^k that is at least `needed`: lengths that every FFT library is fast at."""
+    """The smallest of 2^k, 3 2^k, 5 2^k, 9 2^k, 15 2^k that is at least `needed`: lengths that every FFT library is fast at.
+
+    A length that stays open in an exported graph is taken as it is: rounding it up would fix it.
+    """
+    if isinstance(needed, torch.SymInt):
+        return needed
     return min(odd << max(0, -(-needed // odd) - 1).bit_length() for odd in (1, 3, 5, 9, 15))
 
 
 def long_conv(u: Tensor, k: Tensor) -> Tensor:
     """As `reference.long_conv`."""
-    length = u.shape[1]
+    length = int(u.shape[1]) if torch.jit.is_tracing() else u.shape[1]  # torch.jit.trace hands out sizes as tensors
     if u.numel() == 0:
         return u.clone()
     size = fft_length(2 * length)
