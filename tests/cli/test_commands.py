@@ -242,7 +242,7 @@ def test_help_names_every_command_and_setting(said: Callable[..., str]) -> None:
     settings = said("train", "--task", "parity", "--help")
     assert "--task.train_lengths" in settings
     assert "--training.curriculum.start" in settings
-    assert "learning rate after warm-up" in settings
+    assert "learning rate of AdamW after warm-up" in settings
     assert "--task.train_lengths" not in said("train", "--help")
     for name in set(COMMANDS) - {"train"}:
         assert f"longscan {name}" in said(name, "--help")

@@ -586,7 +586,8 @@ class Leaky(SequenceModule):
         valid = None if self.fault == "padding" else steps.valid
         flags = step_flags(*x.shape[:2], valid, None if self.fault == "packing" else steps.seq_idx, x)
         elapsed = 1.0 if steps.elapsed is None else 2 * steps.elapsed if self.fault == "elapsed" else steps.elapsed
-        drive = self.scale * x * (elapsed if isinstance(elapsed, float) else elapsed.unsqueeze(-1))
+        entering = x + 1 if self.fault == "padding" else x  # zeros in the padding would leave a running sum as it is
+        drive = self.scale * entering * (elapsed if isinstance(elapsed, float) else elapsed.unsqueeze(-1))
         rows, last = restarted_rows(state.last_seq_idx, valid, steps.seq_idx)
         start = torch.zeros_like(state.ssm) if self.fault == "state" else zero_rows(rows, state.ssm)
         y, final = eager.linear_scan(torch.ones_like(drive), drive, start, flags, is_complex=False)

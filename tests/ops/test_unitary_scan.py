@@ -108,13 +108,20 @@ def test_phase_and_size_stay_exact(backend, steps):
 
 @pytest.mark.parametrize("backend", [name for name in BACKENDS if name != "reference"])
 def test_long_sequences_with_input(backend):
-    """4,096 steps of random input in float32: no worse than twice the reference in float32."""
+    """4,096 steps of random input in float32: no worse than twice a plain loop in float32, which multiplies by e^{i theta}."""
     generator = torch.Generator().manual_seed(0)
     shapes = {"u": (1, 4096, 2), "dt": (1, 4096, 2), "W": (2, 3, 2), "bias": (2, 3), "B": (2, 3, 2), "C": (2, 3, 2)}
     inputs = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
     inputs["dt"] = inputs["dt"].abs()
     y, final = unitary_scan(*inputs.values(), backend=backend)
-    plain_y, plain_final = unitary_scan(*inputs.values(), backend="reference")
+    u, dt, W, bias, B, C = inputs.values()
+    state, outputs = torch.zeros(1, 2, 3, dtype=torch.complex64), []
+    for t in range(u.shape[1]):
+        angle = torch.einsum("bp,dnp->bdn", u[:, t], W) + bias
+        entering = (dt[:, t] * torch.nn.functional.silu(u[:, t])).unsqueeze(-1) * torch.view_as_complex(B)
+        state = torch.polar(torch.ones_like(angle), angle) * state + entering
+        outputs.append((torch.view_as_complex(C) * state).real.sum(-1))
+    plain_y, plain_final = torch.stack(outputs, 1), torch.view_as_real(state)
     true_y, true_final = unitary_scan(*(x.double() for x in inputs.values()), backend="eager")
     assert (y - true_y).abs().max() <= 2 * (plain_y - true_y).abs().max()
     assert (final - true_final).abs().max() <= 2 * (plain_final - true_final).abs().max()

@@ -208,6 +208,8 @@ class _Watch(Recording):
 class _Functions(TorchFunctionMode):
     """Tells a watch of every function of torch that is called."""
 
+    only_observes = True  # so that the model takes the same way through its code as without it
+
     def __init__(self, watch: _Watch) -> None:
         super().__init__()
         self.watch = watch

@@ -51,7 +51,12 @@ def in_func_transform() -> bool:
 
 
 def _in_function_mode() -> bool:
-    """Whether a torch function mode is on, other than that of `torch.set_default_device`, which only concerns factories."""
+    """Whether a torch function mode is on that may change a result.
+
+    That of `torch.set_default_device` concerns factories alone, and one with an attribute `only_observes` calls every function
+    as it came.
+    """
     if not torch._C._len_torch_function_stack():
         return False
-    return any(not isinstance(mode, DeviceContext) for mode in _get_current_function_mode_stack())  # type: ignore[no-untyped-call]
+    modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    return any(not isinstance(mode, DeviceContext) and not getattr(mode, "only_observes", False) for mode in modes)
