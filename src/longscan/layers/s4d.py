@@ -29,6 +29,7 @@ from longscan.ops import long_conv
 from longscan.ops._arguments import step_flags, without_autocast
 from longscan.ops._chunks import scan_chunks
 from longscan.ops._dispatch import plain_backend, resolve
+from longscan.ops._tracing import fixed_size
 from longscan.ops.linear_scan import NATIVE_BACKENDS, run_backend
 
 
@@ -136,8 +137,7 @@ class S4D(SequenceLayer):
         self, u: Tensor, initial: Tensor | None, valid: Tensor | None, final: bool = True
     ) -> tuple[Tensor, Tensor | None]:
         """As `recur` with even steps, by FFT; the state None unless `final`."""
-        # torch.jit.trace hands out sizes as tensors: the graph is one of this length
-        length, coefficients = int(u.shape[1]) if torch.jit.is_tracing() else u.shape[1], self.coefficients()
+        length, coefficients = fixed_size(u.shape[1]), self.coefficients()
         dt = self.log_dt.exp().unsqueeze(-1)
         log_a = log_step(self.eigenvalues(), dt, self.discretisation)
         _, b = discretise(self.eigenvalues(), dt, self.discretisation)

@@ -50,6 +50,11 @@ def in_func_transform() -> bool:
     return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
 
 
+def fixed_size(size: int) -> int:
+    """A size of a tensor as a number under torch.jit.trace, which hands out sizes as tensors; elsewhere the size as it is."""
+    return int(size) if isinstance(size, Tensor) else size
+
+
 def _in_function_mode() -> bool:
     """Whether a torch function mode is on that may change a result.
 

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from longscan.ops._tracing import fixed_size
+
 
 def fft_length(needed: int) -> int:
     """The smallest of 2^k, 3 2^k, 5 2^k, 9 2^k, 15 2^k that is at least `needed`: lengths that every FFT library is fast at.
@@ -16,7 +18,7 @@ def fft_length(needed: int) -> int:
 
 def long_conv(u: Tensor, k: Tensor) -> Tensor:
     """As `reference.long_conv`."""
-    length = int(u.shape[1]) if torch.jit.is_tracing() else u.shape[1]  # torch.jit.trace hands out sizes as tensors
+    length = fixed_size(u.shape[1])
     if u.numel() == 0:
         return u.clone()
     size = fft_length(2 * length)
