@@ -34,7 +34,7 @@ def test_a_record_says_how_far_it_went(tmp_path: Path) -> None:
 def test_stacks_side_by_side_learn_what_they_learn_alone(tmp_path: Path) -> None:
     recipe = Path(__file__).parents[2] / "recipes" / "aussm" / "parity.yaml"
     small = ["--seeds", "2", "--every", "4", "--workers", "0", "--training.steps", "12", "--training.batch_size", "4"]
-    words = [str(recipe), *small, "--task.valid_size", "20", "--task.eval_lengths", "[8,12]"]
+    words = [str(recipe), *small, "--task.valid_size", "20", "--task.test_size", "20", "--task.eval_lengths", "[8,12]"]
     for more, out in ((["--stacks", "mm", "ma"], "both.json"), (["--model.spec", "ma"], "alone.json")):
         seeds.main([*words, *more, "--out", str(tmp_path / out)])
     both, alone = (json.loads((tmp_path / name).read_text())["rows"] for name in ("both-ma.json", "alone.json"))
@@ -46,7 +46,8 @@ def test_stacks_side_by_side_learn_what_they_learn_alone(tmp_path: Path) -> None
 def test_a_call_goes_on_where_its_time_was_over(tmp_path: Path) -> None:
     recipe = Path(__file__).parents[2] / "recipes" / "aussm" / "parity.yaml"
     small = ["--seeds", "2", "--every", "8", "--workers", "0", "--training.steps", "24", "--training.batch_size", "4"]
-    words = [str(recipe), *small, "--stacks", "mm", "ma", "--task.valid_size", "20", "--task.eval_lengths", "[8,12]"]
+    words = [str(recipe), *small, "--stacks", "mm", "ma", "--task.valid_size", "20", "--task.test_size", "20"]
+    words += ["--task.eval_lengths", "[8,12]"]
     seeds.main([*words, "--out", str(tmp_path / "whole.json")])
     for limit, steps in (("0", 10), ("0", 20), ("1000", 24)):
         seeds.main([*words, "--out", str(tmp_path / "parts.json"), "--limit", limit])
@@ -59,8 +60,9 @@ def test_a_call_goes_on_where_its_time_was_over(tmp_path: Path) -> None:
 def test_a_curriculum_moves_however_often_seeds_are_scored(tmp_path: Path) -> None:
     recipe = Path(__file__).parents[2] / "recipes" / "aussm" / "parity.yaml"
     words = ["--seeds", "1", "--every", "2", "--training.steps", "12", "--training.batch_size", "4", "--task.valid_size", "20"]
-    words += ["--task.eval_lengths", "[41,42]", "--training.curriculum.start", "6", "--training.curriculum.end", "12"]
-    words += ["--training.curriculum.every", "4", "--training.curriculum.threshold", "0", "--workers", "1"]
+    words += ["--task.test_size", "20", "--task.eval_lengths", "[41,42]", "--training.curriculum.start", "6"]
+    words += ["--training.curriculum.end", "12", "--training.curriculum.every", "4", "--training.curriculum.threshold", "0"]
+    words += ["--workers", "1"]
     seeds.main([str(recipe), *words, "--out", str(tmp_path / "one.json")])
     assert json.loads((tmp_path / "one.json").read_text())["longest"] == [12]
 
