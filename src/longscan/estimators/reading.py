@@ -1,4 +1,4 @@
-"""What people hand in, read as a `Collection`: arrays, lists of series, frames indexed by (case, time), Series of series.
+"""Read the data given to an estimator as a `Collection`: arrays, lists of series, frames by (case, time), Series of series.
 
 Nothing is guessed. Rows of frames are put in order by their index or refused; the two readings of an array whose axes may be
 (cases, steps, channels) or (cases, channels, steps) are told apart by `layout`; labels find their series by the index.
@@ -23,7 +23,7 @@ LISTED = 5  # labels that an error shows
 
 
 class Known(NamedTuple):
-    """What `fit` saw, which later series must agree with: their number of channels and the channels' names."""
+    """The number of channels and their names in the series of `fit`, which later series must match."""
 
     channels: int
     names: tuple[str, ...] | None
@@ -215,7 +215,7 @@ def read_collection(
 
 
 def _place(argument: str, index: int, parts: list[Any]) -> str:
-    """What a series is called in errors."""
+    """Return the name by which errors refer to a series."""
     return "y: the series" if argument == "y" and len(parts) == 1 else f"{argument}: series {index}"
 
 
@@ -356,5 +356,5 @@ def _oriented(
                 f"axes (cases, steps, channels), or {channels} steps of {steps} channels with axes (cases, channels, "
                 f"steps){agrees}; set layout='nlc' for the former, layout='ncl' for the latter"
             )
-    turned = set(free) if layout == "ncl" else set()
-    return [array[:, None] if array.ndim == 1 else array.T if i in turned else array for i, array in enumerate(arrays)]
+    transposed = set(free) if layout == "ncl" else set()
+    return [array[:, None] if array.ndim == 1 else array.T if i in transposed else array for i, array in enumerate(arrays)]

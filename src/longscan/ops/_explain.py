@@ -1,4 +1,4 @@
-"""What runs where, in words: the backend of one op, or of every op of a model beside the parts that are torch's own."""
+"""Explain which backend runs where: that of one op, or of every op of a model beside the parts that are torch's own."""
 
 import inspect
 import re
@@ -48,7 +48,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What `explain` found of a model; printed, it is a table of 100 columns.
+    """The result of `explain` for a model, which prints as a table of 100 columns.
 
     title: what is explained, and where it is. calls: those that the model has.
     """

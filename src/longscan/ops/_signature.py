@@ -153,7 +153,7 @@ def _parse(text: str) -> _Declared:
 
 
 def _alternatives(bracket: str) -> list[str]:
-    """What may stand in the place of a bracket."""
+    """Return the alternatives that a bracket of a declaration stands for."""
     return ["", *(part.strip() for part in bracket.strip("[]").split("|"))]
 
 
