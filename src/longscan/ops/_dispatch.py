@@ -68,7 +68,7 @@ class Choice(NamedTuple):
 
 
 class Recording:
-    """The choices made inside `recorded_choices`. dry: run every op by its eager backend and refuse nothing; no kernel is needed."""
+    """The choices made inside `recorded_choices`. dry: run every op by its eager backend and refuse nothing."""
 
     def __init__(self, *, dry: bool = False) -> None:
         self.choices: list[Choice] = []
