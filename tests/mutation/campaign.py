@@ -150,10 +150,13 @@ class Recorder:
         from coverage import Coverage
 
         self.coverage = Coverage(data_file=os.environ["LONGSCAN_COVERAGE"], data_suffix=True, source=[str(PACKAGE)])
+        self.end = time.monotonic() + float(os.environ["LONGSCAN_SECONDS"])
         self.coverage.start()
 
     def pytest_runtest_protocol(self, item: Any) -> None:
-        """Attribute the lines that follow to this test."""
+        """Attribute the lines that follow to this test; stop where the time is over."""
+        if time.monotonic() > self.end:
+            item.session.shouldstop = "the time is over"
         self.coverage.switch_context(item.nodeid)
 
     def pytest_runtest_logreport(self, report: Any) -> None:
@@ -176,8 +179,11 @@ def environment(tree: Path) -> dict[str, str]:
     return os.environ | settings
 
 
-def cover(processes: int, select: list[str], out: Path) -> None:
-    """Run the tests once and write which tests execute which line, their seconds, and which of them fail as things are."""
+def cover(processes: int, select: list[str], until: float, out: Path) -> None:
+    """Run the tests once and write which tests execute which line, their seconds, and which of them fail as things are.
+
+    After `until` seconds no further test is started, and the number of those left out is printed.
+    """
     from coverage import Coverage
 
     with tempfile.TemporaryDirectory() as name:
@@ -185,6 +191,7 @@ def cover(processes: int, select: list[str], out: Path) -> None:
         call = [sys.executable, "-c", RUN_PYTEST, "-q", "-m", "not slow", "--continue-on-collection-errors"]
         variables = environment(ROOT)
         variables |= {"LONGSCAN_OUTCOMES": str(folder / "outcomes.jsonl"), "LONGSCAN_COVERAGE": str(folder / "lines")}
+        variables["LONGSCAN_SECONDS"] = str(until)
         listing = subprocess.run([*call, "--collect-only", *select], cwd=ROOT, env=variables, capture_output=True, text=True)
         tests = [line for line in listing.stdout.splitlines() if line.startswith("tests/") and "::" in line]
         if not tests:
@@ -219,7 +226,8 @@ def cover(processes: int, select: list[str], out: Path) -> None:
     passed = {row["test"]: row["seconds"] for row in rows if row["outcome"] == "passed"}
     failing = sorted({row["test"] for row in rows if row["outcome"] == "failed"})
     out.write_text(json.dumps({"lines": lines, "seconds": passed, "failing": failing}), encoding="utf-8")
-    sys.stderr.write(f"{len(passed)} tests passed, {len(failing)} failed, {len(lines)} files covered\n")
+    left = len(tests) - len({row["test"] for row in rows})
+    sys.stderr.write(f"{len(passed)} tests passed, {len(failing)} failed, {left} not run, {len(lines)} files covered\n")
 
 
 def tests_for(mutant: dict[str, Any], coverage: dict[str, Any], seconds: float) -> list[str]:
@@ -333,6 +341,7 @@ def main() -> None:
     choosing.add_argument("--out", type=Path, required=True)
     covering = commands.add_parser("cover")
     covering.add_argument("--processes", type=int, default=2)
+    covering.add_argument("--until", type=float, default=1e9, help="seconds after which no further test is started")
     covering.add_argument("--out", type=Path, required=True)
     covering.add_argument("select", nargs="*", help="tests; all of them when none is named")
     running = commands.add_parser("run")
@@ -348,7 +357,7 @@ def main() -> None:
     if given.command == "choose":
         choose(given.count, given.seed, given.out)
     elif given.command == "cover":
-        cover(given.processes, given.select, given.out)
+        cover(given.processes, given.select, given.until, given.out)
     elif given.command == "run":
         run(given.mutants, given.coverage, given.processes, given.seconds, given.until, given.out)
     else:

@@ -5,7 +5,7 @@ gradients are recorded while the graph is made, whether parameters are trainable
 open. Plain torch code loops over the length, so that only its batch stays open: at another length a graph is right or raises.
 Cases run in a child process, so that one that crashes or hangs fails alone; the child is started again for the next.
 
-    python tests/soak/tracing.py --out results.jsonl [--device cuda] [--only REGEX] [--seconds N] [--timeout N]
+    python tests/soak/tracing.py --out results.jsonl [--device cuda] [--only REGEX] [--shard K/N] [--seconds N] [--timeout N]
 
 Each case is one line of JSON in `--out`: "case", "status" (passed, refused, failed, crashed, hung), "detail", "seconds". Cases
 that stand there already are not run again, so that a run can be stopped and continued. "refused" is a case of `REFUSED`, which
@@ -450,6 +450,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--backends", help="by commas; eager and the native one of the device where not given")
     parser.add_argument("--only", default="", help="a regular expression that a case's name must contain")
+    parser.add_argument("--shard", default="0/1", help="K/N: every N-th case from the K-th on, for N processes that share the work")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="start no case after so many seconds")
     parser.add_argument("--timeout", type=float, default=600, help="seconds that a case may take")
     parser.add_argument("--list", action="store_true", help="print the names of the cases and run none")
@@ -461,6 +462,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     backends = (options.backends or f"eager,{'cpu' if options.device == 'cpu' else 'triton'}").split(",")
     wanted = [case for case in cases(backends) if re.search(options.only, str(case))]
     wanted.sort(key=lambda case: (_order(case.way), case.length))  # quick ones first
+    shard, shards = map(int, options.shard.split("/"))
+    wanted = wanted[shard::shards]
     if options.list:
         sys.stdout.write("\n".join(map(str, wanted)) + "\n")
         return 0
