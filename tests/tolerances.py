@@ -1,6 +1,6 @@
 """Assertions by the rule of `longscan.ops._tolerances`: how far a result may lie from the truth."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -9,6 +9,8 @@ from longscan.ops._tolerances import allowed_error, distance, size
 from longscan.ops._tolerances import shake as shake
 
 DOUBLE = 2 * torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps  # float64 against float64: both sides err
+
+FEW, MANY = 2, 24  # neighbours of the inputs: over a few numbers all roundings of two can be lucky, of two dozen hardly
 
 Results = Mapping[str, Tensor]
 
@@ -30,6 +32,25 @@ def assert_as_accurate(
         allowed = allowed_error(value.dtype, others, truth[name], moves, plain_moves, operations, precision)
         error = distance(value, truth[name])
         assert error <= allowed, f"{label}{name}: error {error:.3g}, allowed {allowed:.3g}, largest value {size(truth[name]):.3g}"
+
+
+def assert_as_accurate_as_neighbours(
+    fast: Results,
+    plain: Sequence[Results],
+    truth: Results,
+    neighbours: Callable[[int], tuple[Sequence[Results], Sequence[Results]]],
+    operations: float = 1,
+    precision: float = 1,
+    label: str = "",
+) -> None:
+    """As `assert_as_accurate`, where `neighbours(count)` computes `moved` and `plain_moved` for so many neighbours of the inputs.
+
+    A result that errs too much by a few neighbours is judged again by many, before it fails.
+    """
+    try:
+        assert_as_accurate(fast, plain, truth, *neighbours(FEW), operations, precision, label)
+    except AssertionError:
+        assert_as_accurate(fast, plain, truth, *neighbours(MANY), operations, precision, label)
 
 
 def assert_same(one: Results, other: Results, single: Sequence[Results], moved: Sequence[Results], label: str = "") -> None:

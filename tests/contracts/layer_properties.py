@@ -17,7 +17,7 @@ from longscan.layers import SequenceModule, marks
 from longscan.layers.base import Steps
 from longscan.layers.state import State, map_state, state_tensors
 from longscan.ops._dispatch import Recording, recorded_choices
-from tolerances import assert_as_accurate, shake
+from tolerances import assert_as_accurate, assert_as_accurate_as_neighbours, shake
 
 TIGHT = {"rtol": 1e-8, "atol": 1e-9}  # float64, sums of a thousand terms, FFTs included
 
@@ -255,10 +255,13 @@ def float32_is_as_good_as_eager(module: SequenceModule, inputs: Inputs, seed: in
         if not fast.choices or what_ran(other) != what_ran(fast):
             plain[backend] = found
     truth = evaluate(torch.float64, "reference")
-    moved, plain_moved = ([shaken(dtype, offset) for offset in (1, 2)] for dtype in (torch.float64, torch.float32))
-    plain_moved = plain_moved if "reference" in plain else []
     operations = 1 if "eager" in plain else 2  # the scans of eager update every element twice
-    assert_as_accurate(results, list(plain.values()), truth, moved, plain_moved, operations)
+
+    def neighbours(count: int) -> tuple[list[dict[str, Tensor]], list[dict[str, Tensor]]]:
+        moved = [shaken(torch.float64, 1 + i) for i in range(count)]
+        return moved, [shaken(torch.float32, 1 + i) for i in range(count)] if "reference" in plain else []
+
+    assert_as_accurate_as_neighbours(results, list(plain.values()), truth, neighbours, operations)
 
 
 def what_ran(recording: Recording) -> set[tuple[str, str | None]]:

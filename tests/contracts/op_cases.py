@@ -5,12 +5,14 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
 from longscan.ops import OPS
+from longscan.ops.unitary_scan import reference as unitary_reference
 from tolerances import shake
 
 LENGTHS = [0, 1, 2, 3, 63, 65] * 4 + [1000]
@@ -113,6 +115,15 @@ def call(case: Case, backend: str) -> tuple[Tensor, ...]:
     tensors = {name: x.to(place) for name, x in (case.inputs | case.masks).items()}
     results = OPS[case.op].function(**tensors, **case.options, backend=backend)
     return tuple(x.to(home) for x in (results if isinstance(results, tuple) else (results,)))
+
+
+def run_plain(case: Case) -> dict[str, Tensor]:
+    """The results of the loop that defines the op, every operation rounded to the precision of the inputs.
+
+    The reference of unitary_scan computes in float64 whatever its inputs are; here its loop keeps their precision.
+    """
+    with patch.object(unitary_reference, "carry_dtype", lambda x: x.dtype):
+        return run(case, "reference")
 
 
 def run(case: Case, backend: str) -> dict[str, Tensor]:

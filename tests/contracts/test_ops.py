@@ -5,17 +5,18 @@ The Triton kernels run in Triton's interpreter where TRITON_INTERPRET is 1, or o
 
 import os
 from dataclasses import replace
+from functools import cache, partial
 from itertools import pairwise
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from op_cases import DEVICE, FACTORS, PRECISIONS, call, cases, lead_name, named, run
+from op_cases import DEVICE, FACTORS, PRECISIONS, call, cases, lead_name, named, run, run_plain
 
 from longscan.ops import OPS
 from longscan.ops._dispatch import reject
-from tolerances import DOUBLE, assert_as_accurate, assert_same
+from tolerances import DOUBLE, assert_as_accurate_as_neighbours, assert_same
 
 CHOSEN = os.environ.get("LONGSCAN_BACKEND")
 
@@ -51,22 +52,26 @@ def test_as_accurate_as_plain_arithmetic(op, data):
     single = torch.float32 if dtype == torch.float64 else dtype
     case = data.draw(cases(op)).in_precision(single)
     truth = run(case.in_double(), "reference")
-    plain, moves = [run(case, "reference")], {}
-    if "eager" not in FAST[op]:  # a reference may compute in float64; eager is plain arithmetic of the inputs' precision
+    plain = [run_plain(case)]
+    if "eager" not in FAST[op]:  # eager is plain arithmetic, too
         plain.append(run(case, "eager"))
     double = dtype == torch.float64
     precision = DOUBLE if double else 1
+    neighbours = cache(lambda rounded, count: moved_by_a_rounding(case, rounded, count))
     for backend in FAST[op]:
         rounded = dtype if dtype == torch.bfloat16 and (op, backend) in NARROW else torch.float32
-        if rounded not in moves:
-            near = case.neighbours(rounded)
-            moves[rounded] = [[run(other, "reference") for other in others] for others in ([x.in_double() for x in near], near)]
-        moved, plain_moved = moves[rounded]
         results = run(case.in_double() if double else case, backend)
         operations = 2 if backend == "eager" else 1  # its scan updates every element twice
-        assert_as_accurate(results, plain, truth, moved, plain_moved, operations, precision, f"{backend}: ")
+        near = partial(neighbours, rounded)
+        assert_as_accurate_as_neighbours(results, plain, truth, near, operations, precision, f"{backend}: ")
         if backend == "eager" and not double:
             plain.append(results)
+
+
+def moved_by_a_rounding(case, dtype, count):
+    """The reference in float64, and plain arithmetic, of the case with every number moved to one next to it, `count` times."""
+    near = case.neighbours(dtype, count)
+    return [run(x.in_double(), "reference") for x in near], [run_plain(x) for x in near]
 
 
 @STATEFUL_ON_EVERY_BACKEND

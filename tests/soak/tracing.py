@@ -450,7 +450,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--backends", help="by commas; eager and the native one of the device where not given")
     parser.add_argument("--only", default="", help="a regular expression that a case's name must contain")
-    parser.add_argument("--shard", default="0/1", help="K/N: every N-th case from the K-th on, for N processes that share the work")
+    parser.add_argument("--shard", default="0/1", help="K/N: every N-th case from the K-th on")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="start no case after so many seconds")
     parser.add_argument("--timeout", type=float, default=600, help="seconds that a case may take")
     parser.add_argument("--list", action="store_true", help="print the names of the cases and run none")
