@@ -1,11 +1,12 @@
 """Assertions by the rule of `longscan.ops._tolerances`: how far a result may lie from the truth."""
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
-from longscan.ops._tolerances import allowed_error, distance, size
+from longscan.ops._tolerances import allowed_error, distance, real_dtype, size
 from longscan.ops._tolerances import shake as shake
 
 DOUBLE = 2 * torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps  # float64 against float64: both sides err
@@ -24,12 +25,17 @@ def assert_as_accurate(
     operations: float = 1,
     precision: float = 1,
     label: str = "",
+    terms: Mapping[str, float] = MappingProxyType({}),
 ) -> None:
-    """Every result of `fast` errs at most what `allowed_error` allows, given the others of one name; all are results by name."""
+    """Every result of `fast` errs at most what `allowed_error` allows, given the others of one name; all are results by name.
+
+    terms: for a result that a backend forms as a difference, the size of what it subtracts, of which a rounding is allowed, too.
+    """
     for name, value in fast.items():
         assert value.shape == truth[name].shape, f"{label}{name}: shape {tuple(value.shape)}, expected {tuple(truth[name].shape)}"
         others, moves, plain_moves = ([results[name] for results in group] for group in (plain, moved, plain_moved))
         allowed = allowed_error(value.dtype, others, truth[name], moves, plain_moves, operations, precision)
+        allowed += torch.finfo(real_dtype(value.dtype)).eps * terms.get(name, 0)
         error = distance(value, truth[name])
         assert error <= allowed, f"{label}{name}: error {error:.3g}, allowed {allowed:.3g}, largest value {size(truth[name]):.3g}"
 
@@ -42,15 +48,16 @@ def assert_as_accurate_as_neighbours(
     operations: float = 1,
     precision: float = 1,
     label: str = "",
+    terms: Mapping[str, float] = MappingProxyType({}),
 ) -> None:
     """As `assert_as_accurate`, where `neighbours(count)` computes `moved` and `plain_moved` for so many neighbours of the inputs.
 
     A result that errs too much by a few neighbours is judged again by many, before it fails.
     """
     try:
-        assert_as_accurate(fast, plain, truth, *neighbours(FEW), operations, precision, label)
+        assert_as_accurate(fast, plain, truth, *neighbours(FEW), operations, precision, label, terms)
     except AssertionError:
-        assert_as_accurate(fast, plain, truth, *neighbours(MANY), operations, precision, label)
+        assert_as_accurate(fast, plain, truth, *neighbours(MANY), operations, precision, label, terms)
 
 
 def assert_same(one: Results, other: Results, single: Sequence[Results], moved: Sequence[Results], label: str = "") -> None:
