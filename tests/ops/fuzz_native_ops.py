@@ -18,11 +18,11 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
 
 import torch  # noqa: E402
-from op_examples import example, with_gradients  # noqa: E402
 
 from interpreter import interpret_quickly  # noqa: E402
 from longscan.ops import OPS, _native_op  # noqa: E402
 from longscan.ops.mamba_step import mamba_step  # noqa: E402
+from op_examples import example, with_gradients  # noqa: E402
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.int64, torch.uint8, torch.complex64)
 

@@ -2,14 +2,15 @@
 
 import inspect
 import logging
+from importlib import import_module
 
 import pytest
 import torch
-from op_examples import example, floats
 
 from longscan.blocks import BLOCKS
 from longscan.ops import OPS, _dispatch, explain, linear_scan, long_conv, selective_scan, short_conv, unitary_scan
-from longscan.ops._arguments import INVALID, RESET, step_flags
+from longscan.ops._arguments import INVALID, RESET, carry_dtype, last_valid, marks, mask, resets, state_dtype, step_flags
+from op_examples import example, floats
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -152,6 +153,60 @@ def test_marks_of_steps():
     assert step_flags(1, 7, None, None, like) is None
     every = torch.tensor([[0, RESET, RESET, RESET, RESET, 0, RESET]], dtype=torch.uint8)
     assert torch.equal(step_flags(1, 7, None, ids, like), every)
+
+
+def test_the_last_valid_step_before_each():
+    flags = torch.tensor([[INVALID, INVALID, 0, RESET, INVALID, INVALID, 0], [0, 0, INVALID, 0, 0, RESET, INVALID]])
+    expected = torch.tensor([[-1, -1, -1, 2, 3, 3, 3], [-1, 0, 1, 1, 3, 4, 5]])
+    assert torch.equal(last_valid(flags.to(torch.uint8)), expected)
+
+
+def test_forms_of_marks():
+    """Bits of the flags are separate masks; `mask` writes zeros at invalid steps only."""
+    flags = torch.tensor([[INVALID, 0, RESET]], dtype=torch.uint8)
+    invalid, reset = marks(flags, 4)
+    assert (invalid.shape, reset.shape) == ((1, 3, 1, 1), (1, 3, 1, 1))
+    assert (invalid.flatten().tolist(), reset.flatten().tolist()) == ([True, False, False], [False, False, True])
+    assert resets(flags, True, 3).flatten().tolist() == [False, False, True]
+    assert resets(flags, False, 3) is None
+    assert resets(None, True, 3) is None
+    x = torch.ones(1, 3, 2)
+    masked, none = mask(flags, x, None)
+    assert masked[0, :, 0].tolist() == [0, 1, 1]
+    assert none is None
+    assert mask(None, x)[0] is x
+
+
+def test_dtypes_of_accumulation():
+    half, single, double = (torch.zeros(1, dtype=dtype) for dtype in (torch.bfloat16, torch.float32, torch.float64))
+    assert state_dtype(half, None) == state_dtype(half, single) == torch.float32
+    assert state_dtype(half, double) == state_dtype(single, double.to(torch.complex128)) == torch.float64
+    assert state_dtype(single.to(torch.complex64)) == torch.float32
+    assert carry_dtype(single) == torch.float64
+
+
+@pytest.mark.parametrize(
+    ("wide", "narrow"),
+    [((), ("x", "B", "C")), (("x",), ()), (("B",), ()), (("C",), ()), (("dt", "A"), ("x", "B", "C"))],
+    ids=str,
+)
+def test_what_the_kernel_of_ssd_scan_gets_in_bfloat16(wide, narrow, monkeypatch):
+    """x, B and C stay in bfloat16 where all three are; everything else is float32."""
+    given = {}
+
+    def run(*tensors, backend):
+        names = ("x", "dt", "A", "B", "C", "D", "z", "initial_state", "input_scale", "own_scale", "angle", "B_bias", "C_bias")
+        given.update({name: x.dtype for name, x in zip(names, tensors, strict=False)} | {"backend": backend})
+        return tensors[0], tensors[7]
+
+    module = import_module("longscan.ops.ssd_scan")
+    monkeypatch.setattr(module, "_run_native", run)
+    monkeypatch.setattr(module, "resolve", lambda *_: "triton")
+    inputs = example("ssd_scan", torch.bfloat16, masked=False)
+    y, _ = OPS["ssd_scan"].function(**inputs | {name: inputs[name].float() for name in wide})
+    assert given.pop("backend") == "triton"
+    assert given == dict.fromkeys(given, torch.float32) | dict.fromkeys(narrow, torch.bfloat16)
+    assert y.dtype == (torch.float32 if "x" in wide else torch.bfloat16)
 
 
 def test_explain_and_fall_back(monkeypatch, caplog):

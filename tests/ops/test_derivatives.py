@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from op_examples import example, floats
 
 from longscan.ops import OPS, _chunks
+from op_examples import example, floats
 
 PAIRS = ("linear_scan", "block2_scan", "selective_scan")
 CALLS = [*((op, False) for op in OPS), *((op, True) for op in PAIRS)]  # whether numbers are pairs

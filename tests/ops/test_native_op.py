@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from op_examples import example, floats, with_gradients
 
 from longscan.ops import OPS, _dispatch, _native_op, linear_scan, selective_scan, short_conv, unitary_scan
 from longscan.ops._native_op import NativeOp
@@ -15,6 +14,7 @@ from longscan.ops.selective_scan import eager as selective_eager
 from longscan.ops.short_conv import eager as short_eager
 from longscan.ops.ssd_scan import eager as ssd_eager
 from longscan.ops.unitary_scan import eager as unitary_eager
+from op_examples import example, floats, with_gradients
 
 BACKEND = {name: op.native[0] for name, op in OPS.items() if op.native}  # the first native one: cpu, where there is one
 NATIVE = list(BACKEND)

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from op_examples import example, floats, with_gradients
 
 from longscan.ops import OPS, _chunks, _dispatch
+from op_examples import example, floats, with_gradients
 
 BACKENDS = [
     (op, backend)

@@ -7,10 +7,10 @@ from importlib import import_module
 
 import pytest
 import torch
-from op_examples import example, floats, with_gradients
 
 from longscan.ops import OPS, _triton_launch, linear_scan, selective_scan, ssd_scan, unitary_scan
 from longscan.ops._dispatch import reject
+from op_examples import example, floats, with_gradients
 
 DEVICE = torch.device(os.environ.get("LONGSCAN_DEVICE", "cpu"))
 NATIVE = [op for op in OPS if "triton" in OPS[op].native]

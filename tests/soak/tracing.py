@@ -153,9 +153,9 @@ def _layer(name: str, case: Case, device: str) -> Subject:
 
 def _op(name: str, case: Case, device: str) -> Subject:
     import torch
-    from op_examples import example
 
     from longscan.ops import OPS
+    from op_examples import example
 
     op = OPS[name]
     first = example(name, length=case.length)

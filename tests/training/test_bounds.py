@@ -1,0 +1,150 @@
+"""The values at the ends of what each setting may be, retired settings, and the exit codes of a sweep's workers."""
+
+import subprocess
+import sys
+from dataclasses import fields
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from longscan.training import CurriculumSettings, LateLengthSettings, ModelSettings, SettingError, TrainingSettings
+from longscan.training.parsing import merge, without_retired
+from longscan.training.workers import _Job, _Process
+
+COUNT = ([1, 2**40], [0, -1, 0.5, float("inf"), float("nan")])
+COUNT_OR_OFF = ([0, 1, 2**40], [-1, -0.5, float("inf")])
+POSITIVE = ([1e-12, 1.0, 1e9], [0.0, -1e-12, float("inf"), float("nan")])
+NOT_NEGATIVE = ([0.0, 1e9], [-1e-12, float("inf"), float("nan")])
+FRACTION = ([0.0, 0.5, 1.0], [-1e-12, 1 + 1e-12, float("nan")])
+BELOW_ONE = ([0.0, 0.5, 1 - 1e-12], [-1e-12, 1.0])
+SEED = ([0, 2**63 - 1024], [-1, 2**63])
+BOUNDS: dict[type, dict[str, tuple[list[Any], list[Any]]]] = {
+    ModelSettings: {
+        "spec": (["m"], [""]),
+        "d_model": COUNT,
+        "d_state": COUNT,
+        "pooling": (["auto", "mean", "last", "none"], ["max"]),
+        "head": (["linear", "affine", "mlp"], ["none"]),
+        "initial_state": (["zero", "learned"], ["random"]),
+        "norm": (["rms", "layer", "batch", "post"], ["none"]),
+        "backend": (["auto", "reference", "eager", "cpu", "triton"], ["cuda"]),
+    },
+    CurriculumSettings: {
+        "start": ([0, 1, 40], [-1, 41]),
+        "end": ([1, 2**40], [0, -1]),
+        "increment": COUNT,
+        "threshold": FRACTION,
+        "every": COUNT,
+    },
+    LateLengthSettings: {"share": FRACTION, "start": FRACTION, "shortest": ([1, 40], [0, 41]), "longest": ([32, 2**40], [31])},
+    TrainingSettings: {
+        "steps": COUNT,
+        "batch_size": COUNT,
+        "lr": POSITIVE,
+        "betas": ([(0.0, 0.0), (0.5, 1 - 1e-12)], [(1.0, 0.5), (0.5, 1.0), (-1e-12, 0.5), (0.5,), (0.5, 0.5, 0.5)]),
+        "weight_decay": NOT_NEGATIVE,
+        "lr_scale": ([{"ssm": 0.0}, {"norm": 2.0, "dense": 1.0}], [{"ssm": -1e-12}, {"other": 1.0}, {"ssm": float("inf")}]),
+        "schedule": (["constant", "cosine", "restarts"], ["linear"]),
+        "warmup": ([0, 1, 1000], [-1, 1001]),
+        "hold": ([0, 1, 1000], [-1, 1001]),
+        "cooldown": ([0, 1, 1000], [-1, 1001]),
+        "lr_min": NOT_NEGATIVE,
+        "restart_period": COUNT,
+        "restart_factor": COUNT,
+        "clip": NOT_NEGATIVE,
+        "loss_reduction": (["mean", "sum"], ["none"]),
+        "label_smoothing": BELOW_ONE,
+        "average": FRACTION,
+        "average_start": BELOW_ONE,
+        "select": (["last", "best"], ["average", "first"]),
+        "eval_every": COUNT_OR_OFF,
+        "eval_batches": COUNT_OR_OFF,
+        "test_batches": COUNT_OR_OFF,
+        "patience": COUNT_OR_OFF,
+        "solved_at": NOT_NEGATIVE,
+        "solved_for": COUNT,
+        "checkpoint_every": COUNT_OR_OFF,
+        "log_every": COUNT,
+        "seed": SEED,
+        "data_seed": ([None, *SEED[0]], SEED[1]),
+        "device": (["auto", "cpu", "cuda", "mps"], ["tpu"]),
+        "precision": (["float32", "bfloat16"], ["float16"]),
+        "threads": ([0, 1, 1024], [-1, 1025]),
+        "prefetch": COUNT_OR_OFF,
+    },
+}
+UNBOUNDED = {"block_options", "decay_all", "curriculum", "late_lengths", "start_from", "capture"}
+
+
+def test_every_setting_has_bounds_here() -> None:
+    for kind, bounds in BOUNDS.items():
+        assert {field.name for field in fields(kind)} - UNBOUNDED == set(bounds)
+
+
+@pytest.mark.parametrize("kind", BOUNDS, ids=lambda kind: kind.__name__)
+def test_values_at_the_bounds(kind: Any) -> None:
+    for name, (accepted, refused) in BOUNDS[kind].items():
+        for value in accepted:
+            assert getattr(kind(**{name: value}), name) == value
+        for value in refused:
+            with pytest.raises(SettingError, match=r": got .*, needed "):
+                kind(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("values", "refused"),
+    [
+        ({"schedule": "cosine", "lr": 0.1, "lr_min": 0.1}, None),
+        ({"schedule": "cosine", "lr": 0.1, "lr_min": 0.2}, "training.lr_min"),
+        ({"schedule": "restarts", "lr": 0.1, "lr_min": 0.2}, "training.lr_min"),
+        ({"schedule": "constant", "lr": 0.1, "lr_min": 0.2}, None),
+        ({"steps": 6, "warmup": 1, "hold": 2, "cooldown": 3}, None),
+        ({"steps": 5, "warmup": 1, "hold": 2, "cooldown": 3}, "training.warmup"),
+        ({"select": "average", "average": 0.9}, None),
+        ({"patience": 1, "eval_every": 1}, None),
+        ({"patience": 1, "eval_every": 0}, "training.patience"),
+        ({"solved_at": 0.5, "eval_every": 0}, "training.solved_at"),
+    ],
+    ids=str,
+)
+def test_settings_that_depend_on_each_other(values: dict[str, Any], refused: str | None) -> None:
+    if refused is None:
+        TrainingSettings(**values)
+        return
+    with pytest.raises(SettingError, match=rf"^{refused}: got {values[refused.partition('.')[2]]}, needed"):
+        TrainingSettings(**values)
+
+
+def test_batches_of_an_evaluation() -> None:
+    settings = TrainingSettings(eval_batches=3, test_batches=5)
+    assert [settings.max_batches(split) for split in ("train", "valid", "test")] == [3, 3, 5]
+
+
+def test_retired_settings_are_left_out() -> None:
+    given = {"training": {"optimizer": "adamw", "lr": 0.1}, "model": {"optimizer": "other"}}
+    found = without_retired(given)
+    assert found == {"training": {"lr": 0.1}, "model": {"optimizer": "other"}}
+    assert given == {"training": {"optimizer": "adamw", "lr": 0.1}, "model": {"optimizer": "other"}}
+    assert without_retired({"model": {}}) == {"model": {}}
+    with pytest.raises(SettingError, match=r"training\.optimizer: got 'sgd', needed adamw, which is what every run does"):
+        without_retired({"training": {"optimizer": "sgd"}})
+
+
+def test_merging_leaves_both_mappings_as_they_are() -> None:
+    base, over = {"a": {"b": 1, "c": 2}, "d": 3, "f": {"g": 1}}, {"a": {"c": 4}, "d": {"e": 5}, "f": 6}
+    assert merge(base, over) == {"a": {"b": 1, "c": 4}, "d": {"e": 5}, "f": 6}
+    assert (base["a"], over["a"]) == ({"b": 1, "c": 2}, {"c": 4})
+
+
+def test_exit_codes_of_workers() -> None:
+    done = SimpleNamespace(done=lambda: True, exception=lambda: None)
+    failed = SimpleNamespace(done=lambda: True, exception=lambda: RuntimeError("lost"))
+    waiting = SimpleNamespace(done=lambda: False, exception=lambda: None)
+    assert [_Job("job", job).code() for job in (done, failed, waiting)] == [0, 1, None]
+    process = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read(); sys.exit(3)"], stdin=subprocess.PIPE)
+    worker = _Process("process", process)
+    assert worker.code() is None
+    worker.ask_to_stop()
+    worker.wait()
+    assert worker.code() == 3
