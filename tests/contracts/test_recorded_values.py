@@ -17,17 +17,24 @@ from typing import Any
 
 import pytest
 import torch
-from test_layers import ENTRIES, build, options_of
+from test_layers import ENTRIES, WIDTH, build, options_of
 from torch import Tensor
 
 from longscan.layers import marks
 from longscan.layers.state import state_tensors
+from longscan.models import SequenceModel
 from longscan.ops import OPS
 from op_examples import example, floats
 
 FOLDER = Path(__file__).parent
 DEFAULT_WIDTH = 64  # of the modules whose settings are all defaults
 BATCH, LENGTH = 2, 7
+MODELS: dict[str, dict[str, Any]] = {
+    "rms norm": {"d_input": 2},
+    "layer norm": {"vocab_size": 5, "norm": "layer", "head": "affine"},
+    "batch norm": {"vocab_size": 5, "norm": "batch", "head": "mlp"},
+    "post norm": {"d_input": 2, "norm": "post", "initial_state": "learned"},
+}
 Table = dict[str, dict[str, Any]]
 
 
@@ -55,6 +62,18 @@ def parameters_of(entry: str) -> Table:
     torch.manual_seed(0)
     module = ENTRIES[entry](DEFAULT_WIDTH)
     return rows | {f"{entry} default {name}": parameter_row(x) for name, x in module.named_parameters()}
+
+
+def parameters_of_models() -> Table:
+    """A row for each parameter and buffer of models with each kind of norm, head, encoder and initial state."""
+    rows = {}
+    for kind, options in MODELS.items():
+        torch.manual_seed(0)
+        blocks = [{"layer": "s6", "block": "mamba", "options": {"d_state": 2}}]
+        model = SequenceModel(blocks, d_model=WIDTH, d_output=3, **options)
+        rows |= {f"model {kind} {name}": parameter_row(x) for name, x in model.named_parameters()}
+        rows |= {f"model {kind} {name}": {"values": figures(x)} for name, x in model.named_buffers()}
+    return rows
 
 
 def parameter_row(parameter: Tensor) -> dict[str, Any]:
@@ -159,14 +178,20 @@ def test_results_of_ops_are_those_of_the_table(backend: str) -> None:
         compare({name: row}, {name: kept[name]})
 
 
+def test_parameters_of_models_are_those_of_the_table() -> None:
+    kept = {name: row for name, row in read("parameters.json").items() if name.startswith("model ")}
+    compare(parameters_of_models(), kept)
+
+
 def test_the_tables_hold_nothing_else() -> None:
-    entries = {name for name in read("parameters.json") if any(rows_of({name: {}}, entry) for entry in ENTRIES)}
-    assert entries == set(read("parameters.json"))
+    parameters = {name for name in read("parameters.json") if not name.startswith("model ")}
+    assert parameters == {name for name in parameters if any(rows_of({name: {}}, entry) for entry in ENTRIES)}
     known = {name for name in read("outputs.json") if any(rows_of({name: {}}, entry) for entry in ENTRIES)}
     assert known | {name for name, _ in op_examples()} == set(read("outputs.json"))
 
 
 if __name__ == "__main__":
-    write("parameters.json", {name: row for entry in ENTRIES for name, row in parameters_of(entry).items()})
+    parameters = {name: row for entry in ENTRIES for name, row in parameters_of(entry).items()}
+    write("parameters.json", parameters | parameters_of_models())
     outputs = {name: row for entry in ENTRIES for name, row in outputs_of(entry).items()}
     write("outputs.json", outputs | {name: op_row(name.split(" ")[0], inputs, "reference") for name, inputs in op_examples()})

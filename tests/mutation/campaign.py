@@ -1,10 +1,13 @@
 """A mutation campaign: how many one-token changes to the package do its tests notice?
 
-Cosmic Ray finds the places and makes the changes (`choose`). `cover` runs the tests once under coverage to find which of
+Cosmic Ray finds the places and makes the changes (`choose`), except those that cannot change
+what the package does: in type annotations, and of `strict=` of zip and `frozen=`, `slots=`, `kw_only=` of @dataclass, which only
+decide whether misuse raises. `cover` runs the tests once under coverage to find which of
 them execute which line and how long each takes. `run` gives every mutant its own copy of the package, runs the tests that
 execute the changed line (the quick ones of every file first, then the others, up to --seconds of their time) and writes one JSON
 line: killed, timeout, survived, or stale where the file has changed since. `report` prints a table by part and lists what
-survived.
+survived. Survivors of which equivalent.json says why they change nothing are counted in a column of their own; an entry is
+"id": "reason", and holds for the line as it stood.
 
     python tests/mutation/campaign.py choose --seed 1 --count 200 --out mutants.jsonl      # needs cosmic-ray
     python tests/mutation/campaign.py cover --processes 2 --out coverage.json              # needs coverage
@@ -38,6 +41,8 @@ PACKAGE = Path("src/longscan")
 PARTS = ("ops", "layers", "blocks", "training", "tasks", "estimators")
 LEFT_OUT = ("triton", "_native.pyi")  # in a file's name
 # Replacements that raise TypeError on floats or compare identities: any test that executes the line notices them.
+UNSEEN_ARGUMENTS = {"zip": {"strict"}, "dataclass": {"frozen", "slots", "kw_only"}}  # call -> arguments left out
+EQUIVALENT = Path(__file__).with_name("equivalent.json")
 TRIVIAL = ("Shift", "Bit", "_Is", "IsNot", "Invert", "UAdd", "VariableReplacer", "VariableInserter")
 RUN_PYTEST = "import sys, pytest; sys.exit(pytest.main(sys.argv[1:]))"
 
@@ -57,14 +62,16 @@ def source_files(part: str) -> list[Path]:
     return [path.relative_to(ROOT) for path in files if not any(word in path.name for word in LEFT_OUT)]
 
 
-def annotated_spans(source: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """Start and end, as (line, column), of every type annotation: changes there have no effect at run time."""
+def unseen_spans(source: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """Start and end, as (line, column), of every type annotation and of the arguments of `UNSEEN_ARGUMENTS`."""
     spans = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             found = [node.returns]
         elif isinstance(node, ast.arg | ast.AnnAssign):
             found = [node.annotation]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in UNSEEN_ARGUMENTS:
+            found = [word.value for word in node.keywords if word.arg in UNSEEN_ARGUMENTS[node.func.id]]
         else:
             continue
         spans += [
@@ -78,7 +85,7 @@ def positions(path: Path) -> Iterator[Position]:
     from cosmic_ray import plugins
     from cosmic_ray.ast import ast_nodes, get_ast_from_path
 
-    spans = annotated_spans((ROOT / path).read_text(encoding="utf-8"))
+    spans = unseen_spans((ROOT / path).read_text(encoding="utf-8"))
     tree, found = get_ast_from_path(ROOT / path), defaultdict(list)
     for name in plugins.operator_names():
         if any(word in name for word in TRIVIAL):
@@ -197,9 +204,7 @@ def cover(processes: int, select: list[str], until: float, out: Path) -> None:
         if not tests:
             raise RuntimeError(f"pytest found no tests: {listing.stdout[-2000:]} {listing.stderr[-2000:]}")
         (folder / "record_lines.py").write_text(
-            "import campaign\n"
-            "def pytest_configure(config):\n"
-            "    config.pluginmanager.register(campaign.Recorder())\n",
+            "import campaign\ndef pytest_configure(config):\n    config.pluginmanager.register(campaign.Recorder())\n",
             encoding="utf-8",
         )
         variables["PYTHONPATH"] += os.pathsep + os.pathsep.join((name, str(Path(__file__).parent)))
@@ -317,17 +322,22 @@ def run(chosen: Path, coverage_file: Path, processes: int, seconds: float, until
 
 
 def report(results: Path) -> str:
-    """A table by part, and every survivor with its change."""
+    """A table by part, and every survivor with its change; of those in equivalent.json, the reason why nothing changes."""
     rows = [json.loads(row) for row in results.read_text(encoding="utf-8").splitlines()]
-    lines = ["| part | mutants | killed | timeout | survived |", "|---|---|---|---|---|"]
+    reasons = json.loads(EQUIVALENT.read_text(encoding="utf-8"))
+    for row in rows:
+        if row["outcome"] == "survived" and row["id"] in reasons:
+            row["outcome"] = "equivalent"
+    lines = ["| part | mutants | killed | timeout | equivalent | survived |", "|---|---|---|---|---|---|"]
     for part in (*PARTS, "all"):
         found = Counter(row["outcome"] for row in rows if part in ("all", row["part"]))
-        counts = [found[outcome] for outcome in ("killed", "timeout", "survived")]
+        counts = [found[outcome] for outcome in ("killed", "timeout", "equivalent", "survived")]
         lines.append(f"| {part} | {sum(counts)} | {' | '.join(map(str, counts))} |")
     lines.append("")
     for row in rows:
         if row["outcome"] == "survived":
             lines += [f"- {row['id']} ({row['tests']} tests)", f"  - `{row['before']}`", f"  - `{row['after']}`"]
+    lines += ["", *(f"- equivalent: {row['id']}: {reasons[row['id']]}" for row in rows if row["outcome"] == "equivalent")]
     return "\n".join(lines)
 
 
