@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from longscan.training import CurriculumSettings, LateLengthSettings, ModelSettings, SettingError, TrainingSettings
+from longscan.training import sweep as sweep_module
 from longscan.training.parsing import merge, without_retired
 from longscan.training.workers import _Job, _Process
 
@@ -148,3 +149,17 @@ def test_exit_codes_of_workers() -> None:
     worker.ask_to_stop()
     worker.wait()
     assert worker.code() == 3
+
+
+def test_a_lost_worker_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweep_module, "POLL", 0)
+    codes = {"first": iter([None, 3, 3, 3]), "second": iter([None, None, None, 0])}
+    workers: list[Any] = [SimpleNamespace(name=name, code=lambda left=left: next(left)) for name, left in codes.items()]
+    written: list[bool] = []
+    sweep: Any = SimpleNamespace(
+        result=lambda: {"trials": [], "seeds": [], "metric": "accuracy"}, write=lambda: written.append(True)
+    )
+    said: list[str] = []
+    sweep_module._wait(sweep, workers, said.append)
+    assert said == ["a worker ended with code 3, others go on with what it had begun: first"]
+    assert written == [True]
