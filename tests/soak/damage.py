@@ -116,7 +116,8 @@ def run_folder(folder: Path) -> None:
 
 def read_run(folder: Path) -> Any:
     run = Run(folder)
-    result, rows = run.result, read_rows(folder / "metrics.jsonl")
+    result = run.result
+    rows = read_rows(folder / "metrics.jsonl", result["steps"])
     net = run.model("last")
     run_report(folder)
     return run.settings.as_dict(), result, rows, net.state_dict()

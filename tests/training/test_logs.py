@@ -8,6 +8,7 @@ import pytest
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 from longscan.training.logs import RunLog, read_rows
+from longscan.training.settings import SettingError
 
 
 def row(step: int) -> dict[str, Any]:
@@ -49,3 +50,13 @@ def test_a_line_cut_short_is_left_out(tmp_path: Path) -> None:
     path.write_text('{"step": 1}\n{"step": 2}\n{"st')
     assert read_rows(path) == [{"step": 1}, {"step": 2}]
     assert read_rows(tmp_path / "absent.jsonl") == []
+
+
+@pytest.mark.parametrize("content", [None, "", '{"step": 1, "spl'])
+def test_a_log_without_rows_of_a_run_with_steps_is_damaged(tmp_path: Path, content: str | None) -> None:
+    path = tmp_path / "metrics.jsonl"
+    if content is not None:
+        path.write_text(content)
+    assert read_rows(path) == []
+    with pytest.raises(SettingError, match=r"metrics\.jsonl: .*needed .* of 7 steps"):
+        read_rows(path, 7)

@@ -16,12 +16,15 @@ def read_image(path: Path, size: int | None = None, *, colour: bool = False) -> 
 
     try:
         with Image.open(path) as image:
-            if size is not None and image.size != (size, size):
-                raise ValueError(f"{path}: has {image.size[0]} x {image.size[1]} pixels, {size} x {size} are needed")
-            return np.asarray(image.convert("RGB" if colour else "L"))
-    except (OSError, UnidentifiedImageError, SyntaxError, Image.DecompressionBombError) as error:
+            width, height = image.size
+            fits = size is None or image.size == (size, size)
+            pixels = np.asarray(image.convert("RGB" if colour else "L")) if fits else None
+    except (OSError, UnidentifiedImageError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else "it is damaged or no image"
         raise ValueError(f"{path}: can not be read: {why}") from None
+    if pixels is None:
+        raise ValueError(f"{path}: has {width} x {height} pixels, {size} x {size} are needed")
+    return pixels
 
 
 def read_images(path: str | Path, size: int, *, colour: bool = False) -> np.ndarray:

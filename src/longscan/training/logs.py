@@ -18,11 +18,16 @@ from longscan.training.settings import SettingError
 Row = dict[str, Any]
 
 
-def read_rows(path: Path) -> list[Row]:
-    """The rows of a metrics.jsonl; a last line cut short by a kill is left out. SettingError for any other damage."""
+def read_rows(path: Path, steps: int = 0) -> list[Row]:
+    """The rows of a metrics.jsonl; a last line cut short by a kill is left out. SettingError for any other damage.
+
+    steps: of the run so far. Training logs its first step, so that a log without a row of a run with steps is damaged, too.
+    """
     rows: list[Row] = []
-    if not path.exists():
+    if not path.exists() and not steps:
         return rows
+    if not path.exists():
+        raise SettingError(f"{path}: missing, needed the rows of {steps} steps")
     lines = path.read_bytes().split(b"\n")
     for number, line in enumerate(lines[:-1], 1):  # what follows the last line break was cut short
         try:
@@ -32,6 +37,8 @@ def read_rows(path: Path) -> list[Row]:
         except (ValueError, RecursionError) as error:
             raise SettingError(f"{path}, line {number}: damaged ({one_line(error)}), needed a row that training wrote") from None
         rows.append(row)
+    if steps and not rows:
+        raise SettingError(f"{path}: holds no row, needed those of {steps} steps")
     return rows
 
 

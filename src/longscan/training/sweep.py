@@ -77,7 +77,10 @@ def open_storage(url: str | None, folder: Path) -> BaseStorage:
         journal = folder / "journal.log"
         lock = _JournalLock(journal)
         _mend(journal, lock)
-        return JournalStorage(JournalFileBackend(str(journal), lock_obj=lock))
+        try:  # Optuna reads all entries here, and trusts them
+            return JournalStorage(JournalFileBackend(str(journal), lock_obj=lock))
+        except (ValueError, LookupError, TypeError, AttributeError, AssertionError) as error:
+            raise SettingError(f"{journal}: damaged ({one_line(error)[:200]}), needed what Optuna wrote") from None
     try:
         return RDBStorage(os.path.expandvars(url))
     except (SQLAlchemyError, ImportError, ValueError) as error:

@@ -165,7 +165,8 @@ class Trainer:
 
     def _open_log(self) -> RunLog:
         """The logs, cut back to the step where the run stands."""
-        rows = [row for row in read_rows(self.folder / "metrics.jsonl") if row["step"] <= self.at.step and row["split"] != "test"]
+        kept = read_rows(self.folder / "metrics.jsonl", self.at.step)
+        rows = [row for row in kept if row["step"] <= self.at.step and row["split"] != "test"]
         return RunLog(self.folder, self._columns(), rows)
 
     def _train(self) -> None:
