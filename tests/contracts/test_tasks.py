@@ -1,16 +1,9 @@
 """What every registered task must keep, for its default settings and each choice of each setting."""
 
-import atexit
 import json
-import shutil
-import tempfile
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, replace
-from functools import cache
 from math import log
-from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import get_type_hints
 
 import pytest
 import torch
@@ -25,65 +18,8 @@ from longscan.tasks.formal import WordTask
 from longscan.tasks.language import LanguageTask
 from longscan.tasks.lra import LraImage, Pathfinder
 from longscan.tasks.regression import RegressionTask
-from made_up import MADE_UP
+from task_variants import VARIANTS, choices, small
 
-# Choices that go with other settings only; tests of their own have them.
-ALONE = (
-    "species-split=chromosome",
-    "dna_language-split=chromosome",
-    "forecast-variant=384-96-96",
-    "forecast-level=last",
-    "forecast-level=season",
-    "events-augment=True",
-    "events-batching=packed",
-    *(f"human_activity-test_person={person}" for person in "ABCD"),
-)
-SMALL = {"train_size": 90, "valid_size": 40, "test_size": 300}  # of the settings that say how large a fixed set is
-
-
-def choices(hint: Any) -> list[Any]:
-    """The values of a setting that can be listed: literals and truth values."""
-    if get_origin(hint) is Literal:
-        return list(get_args(hint))
-    if hint is bool:
-        return [False, True]
-    if get_origin(hint) is UnionType:
-        return [choice for part in get_args(hint) if part is not NoneType for choice in choices(part)]
-    return []
-
-
-@cache
-def read_from(name: str) -> dict[str, Any]:
-    """The settings with which a task reads files that were made up for it; none for a task that needs no files."""
-    if name not in MADE_UP:
-        return {}
-    folder = tempfile.mkdtemp(prefix=f"longscan-{name}-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return MADE_UP[name](Path(folder))
-
-
-def small(cls: type[Task], **settings: Any) -> Task:
-    sizes = {field.name: SMALL[field.name] for field in fields(cls) if field.name in SMALL}
-    return cls(**{**sizes, **read_from(cls.name), **settings})
-
-
-def variants() -> Iterator[Any]:
-    for name, cls in TASKS.items():
-        yield pytest.param(small(cls), id=name)
-        hints = get_type_hints(cls)
-        for field in fields(cls):
-            for choice in choices(hints[field.name]):
-                if field.name == "dataset" and name in MADE_UP:  # other data sets have other files
-                    continue
-                if field.name == "data" and name.startswith("chomsky_"):  # the other languages have the same code for it
-                    continue
-                if choice != field.default and f"{name}-{field.name}={choice}" not in ALONE:
-                    yield pytest.param(small(cls, **{field.name: choice}), id=f"{name}-{field.name}={choice}")
-    both = small(Forecast, layout="append", level="season", periods=2, channels="apart")
-    yield pytest.param(both, id="forecast-append-season-apart")
-
-
-VARIANTS = list(variants())
 every_variant = pytest.mark.parametrize("task", VARIANTS)
 LABELLED = [v for v in VARIANTS if isinstance(v.values[0], ClassificationTask)]
 every_labelled = pytest.mark.parametrize("task", LABELLED)

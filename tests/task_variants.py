@@ -1,0 +1,99 @@
+"""The registered tasks at small sizes, with their default settings and with each choice of each setting."""
+
+import atexit
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import fields
+from functools import cache
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import pytest
+
+from longscan.tasks import TASKS, Task
+from longscan.tasks.forecasting import Forecast
+from made_up import MADE_UP
+
+# Choices that go with other settings only; tests of their own have them.
+ALONE = (
+    "species-split=chromosome",
+    "dna_language-split=chromosome",
+    "forecast-variant=384-96-96",
+    "forecast-level=last",
+    "forecast-level=season",
+    "events-augment=True",
+    "events-batching=packed",
+    *(f"human_activity-test_person={person}" for person in "ABCD"),
+)
+SMALL = {"train_size": 90, "valid_size": 40, "test_size": 300}  # of the settings that say how large a fixed set is
+
+
+def choices(hint: Any) -> list[Any]:
+    """The values of a setting that can be listed: literals and truth values."""
+    if get_origin(hint) is Literal:
+        return list(get_args(hint))
+    if hint is bool:
+        return [False, True]
+    if get_origin(hint) is UnionType:
+        return [choice for part in get_args(hint) if part is not NoneType for choice in choices(part)]
+    return []
+
+
+@cache
+def read_from(name: str) -> dict[str, Any]:
+    """The settings with which a task reads files that were made up for it; none for a task that needs no files."""
+    if name not in MADE_UP:
+        return {}
+    folder = tempfile.mkdtemp(prefix=f"longscan-{name}-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return MADE_UP[name](Path(folder))
+
+
+def small(cls: type[Task], **settings: Any) -> Task:
+    sizes = {field.name: SMALL[field.name] for field in fields(cls) if field.name in SMALL}
+    return cls(**{**sizes, **read_from(cls.name), **settings})
+
+
+def variants() -> Iterator[Any]:
+    for name, cls in TASKS.items():
+        yield pytest.param(small(cls), id=name)
+        hints = get_type_hints(cls)
+        for field in fields(cls):
+            for choice in choices(hints[field.name]):
+                if field.name == "dataset" and name in MADE_UP:  # other data sets have other files
+                    continue
+                if field.name == "data" and name.startswith("chomsky_"):  # the other languages have the same code for it
+                    continue
+                if choice != field.default and f"{name}-{field.name}={choice}" not in ALONE:
+                    yield pytest.param(small(cls, **{field.name: choice}), id=f"{name}-{field.name}={choice}")
+    both = small(Forecast, layout="append", level="season", periods=2, channels="apart")
+    yield pytest.param(both, id="forecast-append-season-apart")
+
+
+VARIANTS = list(variants())
+GENERATORS = ((1, 2, 3, 0, 5, 6, 7, 4), (4, 7, 6, 5, 2, 1, 0, 3))  # of a group of eight elements
+SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {  # that are no choice from a list
+    **{f"group_word-{group}": ("group_word", {"group": group}) for group in ("Z7", "S4", "A4", "A5")},
+    "group_word-generated": ("group_word", {"generators": GENERATORS, "letters": "generators"}),
+    "counters-3": ("counters", {"counters": 3}),
+    "bounded_dyck-3-2": ("bounded_dyck", {"kinds": 3, "depth": 2}),
+    "selective_copying-5-7": ("selective_copying", {"letters": 5, "copied": 7}),
+    "induction_heads-6": ("induction_heads", {"letters": 6}),
+    "multi_query_recall-20-4": ("multi_query_recall", {"letters": 20, "pairs": 4, "power": 0.5}),
+    "parity-short": ("parity", {"train_lengths": (7, 19), "eval_lengths": (20, 70)}),
+    **{
+        f"{name}-14": (name, {"train_lengths": (7, 19), "eval_lengths": (20, 70), "vocab_size": 14})
+        for name in ("modular_arithmetic", "majority", "set", "repetition")
+    },
+    "forecast-append-last": ("forecast", {"layout": "append", "level": "last"}),
+    "pathfinder-9": ("pathfinder", {"contour": 9}),
+    "listops-short": ("listops", {"longer_than": 5, "shorter_than": 60, "max_args": 4, "max_depth": 4}),
+    "events-packed": ("events", {"batching": "packed"}),
+    "events-augmented": ("events", {"augment": True, "downsample": 2, "train_events": 12}),
+    "lra_text-short": ("lra_text", {"longest": 17, "split_seed": 3, "valid_fraction": 0.25}),
+    "walker-dropped": ("walker", {"dropped": 0.4}),
+    "uea-seed": ("uea", {"split_seed": 5, "valid_fraction": 0.3}),
+}
+SPECIAL = [pytest.param(small(TASKS[name], **settings), id=title) for title, (name, settings) in SETTINGS.items()]
