@@ -1,0 +1,203 @@
+"""Time stamps: what can be a clock, its step, what comes after it, and the errors, which name the first place at fault."""
+
+import datetime
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from pandas.tseries.frequencies import to_offset
+
+from longscan.estimators.clock import after, as_clock, check_increasing, even_step, same_step, seconds, step_name
+
+EPS = float(np.finfo(np.float64).eps)
+DAY = pd.Timestamp("2024-01-01")
+
+
+def hours(*numbers: float) -> pd.DatetimeIndex:
+    return pd.DatetimeIndex([DAY + pd.Timedelta(number, unit="h") for number in numbers])
+
+
+@pytest.mark.parametrize(
+    ("times", "kind", "first"),
+    [
+        ([3, 5], "int64", 3),
+        ([0.5, 2], "float64", 0.5),
+        (np.array([0.5, 2], np.float16), "float64", 0.5),
+        (torch.tensor([1.5, 2.0], requires_grad=True), "float64", 1.5),
+        (pd.array([4, 5], dtype="Int64"), "float64", 4),
+        (np.array([7, 8], object), "int64", 7),
+        (pd.Categorical([2, 9]), "int64", 2),
+        ([datetime.date(2024, 1, 1), datetime.date(2024, 1, 2)], "datetime64", DAY),
+        (np.array([datetime.datetime(2024, 1, 1)], object), "datetime64", DAY),
+        (pd.period_range("2024-01", periods=2, freq="M"), "period", pd.Period("2024-01", "M")),
+        (pd.to_timedelta([1, 2], unit="s"), "timedelta64", pd.Timedelta(1, unit="s")),
+    ],
+    ids=str,
+)
+def test_what_can_be_a_clock(times, kind, first):
+    clock = as_clock(times, "y")
+    assert str(clock.dtype).startswith(kind)
+    assert clock[0] == first
+
+
+@pytest.mark.parametrize(
+    ("times", "message"),
+    [
+        (["a", "b"], "^y: its times are of kind 'string', which has no order in time"),
+        ([[1, 2], [3]], "^y: "),
+        ([0.0, np.nan, np.nan], "^y: lacks 2 time stamps, the first in row 1"),
+        ([0.0, 1.0, np.inf], "^y: lacks 1 time stamps, the first in row 2"),
+        (pd.array([4, None], dtype="Int64"), "^y: lacks 1 time stamps, the first in row 1"),
+        (pd.DatetimeIndex([DAY, None, None]), "^y: lacks 2 time stamps, the first in row 1"),
+        (
+            [pd.Timestamp("2024-01-01", tz="UTC"), pd.Timestamp("2024-01-01", tz="Asia/Tokyo")],
+            "^y: (holds times that are neither numbers nor dates of one time zone|its times are of kind)",
+        ),
+        ([True, False], "^y: its times are of kind 'boolean'"),
+    ],
+    ids=str,
+)
+def test_what_can_be_none(times, message):
+    with pytest.raises(ValueError, match=message):
+        as_clock(times, "y")
+
+
+def test_seconds_since_the_first_stamp():
+    assert seconds(pd.Index([2.5, 4])).tolist() == [2.5, 4]
+    assert seconds(pd.Index([2, 4])).dtype == np.float64
+    assert seconds(hours(3, 4, 4.5)).tolist() == [0, 3600, 5400]
+    assert seconds(pd.DatetimeIndex([DAY, DAY + pd.Timedelta(3, unit="ns")])).tolist() == [0, 3e-9]
+    assert seconds(hours(3, 4).as_unit("s")).tolist() == [0, 3600]
+    assert seconds(pd.to_timedelta([5, 7], unit="ms")).tolist() == [0, 0.002]
+    assert seconds(pd.period_range("2024-02", periods=2, freq="M")).tolist() == [0, 29 * 86400]
+
+
+def test_stamps_must_increase():
+    check_increasing(pd.Index([1, 2, 5]), "y")
+    check_increasing(pd.Index([3]), "y")
+    with pytest.raises(ValueError, match=r"^y: its index holds 2 duplicated time stamps, the first 4; keep one"):
+        check_increasing(pd.Index([1, 4, 4, 9, 9]), "y")
+    with pytest.raises(ValueError, match=r"^y: its time stamps go back in row 2, from 7 to 3; sort_index"):
+        check_increasing(pd.Index([1, 7, 3, 9, 8]), "y")
+    with pytest.raises(ValueError, match=r"go back in row 1, from 7 to 3;"):
+        check_increasing(pd.Index([7, 3]), "y")
+
+
+@pytest.mark.parametrize(
+    ("clock", "known", "step"),
+    [
+        (hours(3, 4), None, to_offset("h")),
+        (hours(3, 5), None, to_offset("2h")),
+        (hours(3, 4, 5), None, to_offset("h")),
+        (hours(3, 5), to_offset("h"), to_offset("2h")),
+        (pd.DatetimeIndex(["2024-01-31", "2024-02-29", "2024-03-31"]), None, to_offset("ME")),
+        (pd.DatetimeIndex(["2024-01-31", "2024-02-29"]), to_offset("ME"), to_offset("ME")),
+        (pd.DatetimeIndex(["2024-01-31", "2024-02-29"]), to_offset("h"), to_offset("696h")),
+        (pd.date_range("2024-01-01", periods=2, freq="MS"), None, to_offset("MS")),
+        (pd.period_range("2024-01", periods=3, freq="M"), None, pd.Period("2024-01", "M").freq),
+        (pd.period_range("2024-01", periods=3, freq="2D"), None, pd.Period("2024-01-01", "2D").freq),
+        (pd.to_timedelta([0, 10], unit="s"), None, pd.Timedelta(10, unit="s")),
+        (pd.to_timedelta([0, 10, 20], unit="s"), None, pd.Timedelta(10, unit="s")),
+        (pd.Index([4, 6]), None, 2),
+        (pd.Index([4, 6, 8]), None, 2),
+        (pd.Index([0.0, 0.1, 0.2, 0.30000000000000004]), None, 0.1),
+        (pd.Index([0, 1, 2, 3 + 9e-7]), None, 1.0),
+        (pd.Index([1e9, 1e9 + 0.1, 1e9 + 0.2, 1e9 + 0.3]), None, 0.1),
+        (pd.Index([1 + EPS * number for number in (0, 1024, 2048, 3072, 4100)]), None, 1024 * EPS),
+    ],
+    ids=str,
+)
+def test_the_step_of_an_even_clock(clock, known, step):
+    found = even_step(clock, "y", known)
+    assert type(found) is type(step)
+    assert found == pytest.approx(step, rel=2e-6, abs=0) if isinstance(step, float) else found == step
+
+
+def test_one_stamp_has_the_step_that_is_known():
+    assert even_step(pd.Index([3]), "y") is None
+    assert even_step(pd.Index([3]), "y", 7) == 7
+    assert even_step(hours(3), "y", to_offset("h")) == to_offset("h")
+
+
+@pytest.mark.parametrize(
+    ("clock", "message"),
+    [
+        (pd.Index([0, 1, 2, 4, 5, 7]), "2 of 5 differ from 1, the first between 2 and 4; asfreq"),
+        (pd.Index([10**9, 10**9 + 1000, 10**9 + 2001]), "1 of 2 differ from 1000"),
+        (pd.Index([0, 1, 2, 3 + 1.1e-6]), "between 2.0 and 3.0000011"),
+        (pd.Index([1 + EPS * number for number in (0, 1024, 2048, 3072, 4101)]), "1 of 4 differ"),
+        (hours(0, 1, 2, 4), "1 of 3 differ from 0 days 01:00:00, the first between 2024-01-01 02:00:00 and 2024-01-01 04:00:00"),
+        (hours(0, 1, 2, 4), r"times\)? .*local times of a place that changes its clocks need a time zone"),
+        (pd.to_timedelta([0, 10, 20, 40, 50], unit="s"), "1 of 4 differ from 0 days 00:00:10, the first between 0 days 00:00:20"),
+        (pd.PeriodIndex(["2024-01", "2024-02", "2024-03", "2024-05"], freq="M"), "1 of 3 differ from 1, .* between 2024-03"),
+    ],
+    ids=str,
+)
+def test_the_first_uneven_step_is_named(clock, message):
+    with pytest.raises(ValueError, match=f"^y: its steps are not even: .*{message}"):
+        even_step(clock, "y")
+
+
+def test_times_of_a_zone_need_no_other():
+    with pytest.raises(ValueError, match=r"reads uneven times$"):
+        even_step(hours(0, 1, 2, 4).tz_localize("UTC"), "y")
+    with pytest.raises(ValueError, match=r"reads uneven times$"):
+        even_step(pd.Index([0, 1, 3]), "y")
+
+
+@pytest.mark.parametrize(
+    ("step", "other", "same"),
+    [
+        (None, 3, True),
+        (3, None, True),
+        (1, 7, True),
+        (7, 1, True),
+        (1, to_offset("h"), True),
+        (2, 3, False),
+        (2, 2, True),
+        (2, 2.0, True),
+        (1.0, 5.0, False),
+        (2.0, 2.000001, True),
+        (2.0, 2.00001, False),
+        (1e-9, 2e-9, False),
+        (0.5, to_offset("h"), False),
+        (to_offset("h"), 0.5, False),
+        (to_offset("h"), to_offset("60min"), True),
+        (to_offset("h"), to_offset("2h"), False),
+    ],
+    ids=str,
+)
+def test_equal_steps(step, other, same):
+    assert same_step(step, other) is same
+
+
+def test_steps_in_words():
+    names = [step_name(step) for step in (to_offset("h"), to_offset("ME"), pd.Timedelta(10, unit="s"), 0.5)]
+    assert names == ["h", "ME", "0 days 00:00:10", "0.5"]
+
+
+@pytest.mark.parametrize(
+    ("last", "step", "wanted"),
+    [
+        (7, 2, pd.RangeIndex(9, 15, 2)),
+        (np.int64(7), 2, pd.RangeIndex(9, 15, 2)),
+        (7.5, 0.5, pd.Index([8.0, 8.5, 9.0])),
+        (7, 0.5, pd.Index([7.5, 8.0, 8.5])),
+        (DAY, to_offset("D"), pd.DatetimeIndex(["2024-01-02", "2024-01-03", "2024-01-04"])),
+        (pd.Timestamp("2024-01-31"), to_offset("ME"), pd.DatetimeIndex(["2024-02-29", "2024-03-31", "2024-04-30"])),
+        (DAY, pd.Timedelta(12, unit="h"), hours(12, 24, 36)),
+        (pd.Timedelta(1, unit="s"), pd.Timedelta(2, unit="s"), pd.to_timedelta([3, 5, 7], unit="s")),
+        (pd.Period("2024-01", "M"), pd.Period("2024-01", "M").freq, pd.PeriodIndex(["2024-02", "2024-03", "2024-04"], freq="M")),
+    ],
+    ids=str,
+)
+def test_the_stamps_that_follow(last, step, wanted):
+    found = after(last, step, 3)
+    assert type(found) is type(wanted)
+    assert found.equals(wanted)
+
+
+def test_periods_that_follow_in_longer_steps():
+    found = after(pd.Period("2024-01", "M"), 2 * pd.Period("2024-01", "M").freq, 3)
+    assert [str(period) for period in found] == ["2024-03", "2024-05", "2024-07"]

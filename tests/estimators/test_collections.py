@@ -1,0 +1,326 @@
+"""Reading series, and what a collection of them computes: direct tests of each rule and each error."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from scipy import sparse
+
+from longscan.estimators.reading import (
+    Known,
+    check_table,
+    holds_series,
+    is_table,
+    matched,
+    normalise,
+    read_collection,
+    split_cases,
+    targets_for,
+    tensor_as_array,
+)
+from longscan.estimators.series import Collection, pad_arrays
+
+
+def objects(*items):
+    array = np.empty(len(items), dtype=object)
+    array[:] = items
+    return array
+
+
+def long_frame(*rows) -> pd.DataFrame:
+    index = pd.MultiIndex.from_tuples([row[:2] for row in rows], names=["case", "time"])
+    return pd.DataFrame({"a": [float(row[2]) for row in rows]}, index=index)
+
+
+@pytest.mark.parametrize(
+    ("X", "table"),
+    [
+        ([1, 2], True),
+        ([[1, 2], [3, 4]], True),
+        ([(1, 2), (3, 4)], True),
+        ([[1, 2], [3]], False),
+        ([[1, 2], [3, 4, 5]], False),
+        ([[1, 2], [[3], [4]]], False),
+        ([[1, 2], np.zeros(2)], False),
+        ([], False),
+        (np.zeros(3), True),
+        (np.zeros((2, 3)), True),
+        (np.zeros((2, 3, 1)), False),
+        (objects([1.0], [2.0, 3.0]), False),
+        (objects("a", "b"), True),
+        (objects(), True),
+        (pd.DataFrame({"a": [1]}), True),
+        (pd.Series([1.0]), True),
+        (pd.Series([np.zeros(2), np.zeros(3)]), False),
+        (long_frame(("x", 0, 1)), False),
+        (sparse.csr_array((2, 2)), True),
+    ],
+    ids=str,
+)
+def test_tables_are_told_from_series(X, table):
+    assert is_table(X) is table
+
+
+def test_what_holds_series():
+    assert holds_series(objects([1.0], 2.0))
+    assert not holds_series(objects(2.0, [1.0])), "the first says it"
+    assert not holds_series(np.empty((1, 1), object))
+    assert not holds_series(objects())
+    assert not holds_series(np.zeros(2))
+    assert not holds_series(objects(None, [1.0]))
+    assert holds_series(pd.Series([np.zeros(2)], index=[5])), "by place, not by label"
+
+
+UNORDERED = [{"a": 1}, {1, 2}, frozenset([1]), iter([1]), "ab", b"ab", (x for x in [1])]
+
+
+@pytest.mark.parametrize("X", UNORDERED, ids=lambda X: type(X).__name__)
+def test_what_has_no_order_is_refused(X):
+    with pytest.raises(ValueError, match=f"^X: got a {type(X).__name__}, expected an array"):
+        normalise(X)
+
+
+def test_array_like_objects_become_arrays():
+    class Wrapped:
+        def __array__(self, dtype=None, copy=None):
+            return np.arange(3)
+
+    class Frame(Wrapped):
+        columns = ()
+
+    assert normalise((1, 2)) == [1, 2]
+    assert normalise(range(2)) == [0, 1]
+    assert normalise(memoryview(np.arange(3))).tolist() == [0, 1, 2]
+    assert normalise(Wrapped()).tolist() == [0, 1, 2]
+    other = Frame()
+    assert normalise(other) is other
+    for same in (np.zeros(2), pd.Series([1]), pd.DataFrame(), sparse.csr_array((1, 1))):
+        assert normalise(same) is same
+    shown = np.ma.masked_array([1.0, 2.0], [False, False])
+    assert type(normalise(shown)) is np.ndarray
+    with pytest.raises(ValueError, match=r"^y: got an array with 2 masked values"):
+        normalise(np.ma.masked_array([1.0, 2.0, 3.0], [False, True, True]), "y")
+
+
+def test_tensors_become_arrays():
+    assert tensor_as_array(torch.tensor([1.5], dtype=torch.bfloat16), "X").dtype == np.float32
+    assert tensor_as_array(torch.tensor([1.5], dtype=torch.float16), "X").dtype == np.float32
+    assert tensor_as_array(torch.tensor([1.5], dtype=torch.float64, requires_grad=True), "X").dtype == np.float64
+    assert normalise(torch.tensor([1 + 2j]).conj()).tolist() == [1 - 2j]
+    with pytest.raises(ValueError, match=r"^X: got a tensor with layout"):
+        tensor_as_array(torch.eye(2).to_sparse(), "X")
+    with pytest.raises(ValueError, match=r"^X: got a tensor on the device meta"):
+        tensor_as_array(torch.zeros(2, device="meta"), "X")
+
+
+@pytest.mark.parametrize(
+    ("X", "message"),
+    [
+        (np.zeros(2, "datetime64[s]"), r"^X: holds datetime64\[s\], expected real numbers"),
+        (np.zeros(2, "timedelta64[s]"), r"^X: holds timedelta64\[s\]"),
+        (pd.DataFrame([[1, 2]], columns=[["a", "b"], ["c", "d"]]), "^X: its columns have 2 levels"),
+        (pd.DataFrame({"a": [1.0], "b": [1j]}), "^X: column 'b' holds complex128"),
+        (pd.DataFrame({"b": pd.to_datetime(["2024"])}), "^X: column 'b' holds datetime64"),
+        (pd.DataFrame({"b": pd.PeriodIndex(["2024"], freq="Y")}), "^X: column 'b' holds period"),
+        (pd.DataFrame({"a": [1.0], "b": [[1.0]]}), "^X: column 'b' holds a series a cell"),
+        (pd.DataFrame([[1, 2]], columns=[2, 1]), "^X: its columns: its time stamps go back in row 1"),
+        (pd.DataFrame([[1, 2]], columns=pd.to_datetime(["2024-01-02", "2024-01-01"])), "^X: its columns: its time"),
+    ],
+    ids=str,
+)
+def test_tables_that_would_be_misread(X, message):
+    with pytest.raises(ValueError, match=message):
+        check_table(X)
+
+
+def test_tables_that_are_read():
+    for X in ([[1, 2]], np.zeros((1, 2)), pd.DataFrame([[1, 2]], columns=["b", "a"]), pd.DataFrame([[1, 2]], columns=[1, 2])):
+        assert check_table(X) is X
+    mixed = pd.DataFrame({"a": pd.arrays.SparseArray([0.0, 1.0]), "b": [2.0, 3.0]})
+    assert [str(dtype) for dtype in check_table(mixed).dtypes] == ["float64", "float64"]
+
+
+def test_cases_of_a_long_frame():
+    parts = split_cases(long_frame(("y", 2, 1), ("x", 0, 2), ("y", 1, 3), ("x", 5, 4)))
+    assert parts.index.tolist() == ["y", "x"]
+    assert parts.index.name == "case"
+    assert [part["a"].tolist() for part in parts] == [[3, 1], [2, 4]]
+    assert [part.index.tolist() for part in parts] == [[1, 2], [0, 5]]
+
+
+@pytest.mark.parametrize(
+    ("X", "message"),
+    [
+        (pd.DataFrame({"a": [1.0]}), "^X: got an index of 1 levels, expected a frame indexed by"),
+        ([1], "^X: got list, expected a frame"),
+        (long_frame(("x", 0, 1)).iloc[:0], "^X: got no series"),
+        (long_frame(("x", 0, 1), (None, 1, 1), (None, 2, 1)), "^X: 2 rows have no case, the first is row 1"),
+        (
+            long_frame((pd.Timestamp("2024"), 0, 1)),
+            r"^X: its index is \(time, case\), expected \(case, time\); X.swaplevel",
+        ),
+        (
+            long_frame(("x", 4, 1), ("y", 7, 1), ("y", 8, 1), ("y", 8, 1), ("y", 7, 1)),
+            "^X: 2 duplicated time stamps, the first 7 of case 'y'",
+        ),
+    ],
+    ids=str,
+)
+def test_long_frames_that_are_refused(X, message):
+    with pytest.raises(ValueError, match=message):
+        split_cases(X)
+
+
+def test_a_time_may_stand_in_several_cases_and_cases_may_be_dates():
+    assert len(split_cases(long_frame(("x", 1, 1), ("y", 1, 2)))) == 2
+    days = pd.to_datetime(["2024-01-01", "2024-01-02"])
+    assert len(split_cases(long_frame((days[0], days[0], 1), (days[1], days[0], 1)))) == 2
+
+
+@pytest.mark.parametrize(
+    ("X", "options", "message"),
+    [
+        (np.zeros((1, 2, 3, 4)), {}, "^X: got an array of 4 axes"),
+        ([], {}, "^X: got no series, expected at least one"),
+        ([np.zeros((3, 2)), np.zeros((3, 1))], {}, "^X: series 1 has 1 channels, expected 2 as the first; read as .*'ncl'$"),
+        ([np.zeros((3, 2)), np.zeros((4, 1))], {}, "^X: series 1 has 1 channels, expected 2 as the first$"),
+        ([np.zeros((3, 2))], {"known": Known(1, None)}, "^X: got series of 2 channels, expected 1 as in fit"),
+        ([np.zeros((3, 2)), "word"], {}, "^X: series 1: got a str"),
+        ([np.zeros(())], {}, r"^X: series 0 has the shape \(\)"),
+        ([np.zeros((2, 2, 2))], {}, r"^X: series 0 has the shape \(2, 2, 2\)"),
+        ([np.zeros((2, 0))], {}, r"^X: series 0 has the shape \(2, 0\)"),
+        ([np.array([0, np.nan, np.nan, np.inf])], {}, r"^X: series 0 contains NaN or infinity \(2 and 1 values\)"),
+        ([pd.DataFrame({"a": [1.0, None]})], {}, r"contains NaN or infinity \(1 and 0 values\)"),
+        ([np.array(["a"])], {}, "^X: series 0 holds what is no number"),
+        ([np.zeros(2, "timedelta64[s]")], {}, r"^X: series 0 holds timedelta64\[s\], expected real"),
+        ([pd.Series([1j])], {}, "^X: series 0 holds complex128, expected real"),
+        ([pd.DataFrame([[1, 2]], columns=[["a", "b"], ["c", "d"]])], {}, "^X: series 0 has columns of 2 levels"),
+        ([pd.DataFrame([[1, 2]], columns=["a", "a"])], {}, r"^X: series 0 has the columns 1 labels \('a'\) more than once"),
+        (
+            [pd.DataFrame([[1, 2]], columns=["a", "b"]), pd.DataFrame([[1, 2]], columns=["a", "c"])],
+            {},
+            r"^X: series 1: its columns lack 1 labels \('b'\) and have 1 labels \('c'\)",
+        ),
+        ([np.zeros((2, 3))], {}, r"^X: series 0 has the shape \(2, 3\): 2 steps of 3 channels"),
+        ([np.zeros((2, 3))], {"known": Known(2, None)}, "and the latter has the 2 channels of fit; set layout"),
+        ([np.zeros(3)], {"times": "index"}, "^times: got 'index', expected times, or"),
+        ([pd.Series([1.0])], {"times": "columns"}, "^times: got 'columns'"),
+        (long_frame(("x", 0, 1)), {"times": [[0]]}, "^times: got list, expected None or 'index', as X is indexed by time"),
+        (long_frame(("x", 0, 1)), {"times": "other"}, "^times: got str"),
+        ([np.zeros(3)], {"times": []}, "^times: got 0 series of times, expected 1"),
+        ([np.zeros(3)], {"times": [[0, 1]]}, "^times: series 0 has 2 times, expected 3"),
+        ([np.zeros(3)], {"times": [[0, 2, 1]]}, "^times: series 0 has times that go back"),
+    ],
+    ids=str,
+)
+def test_what_is_no_collection(X, options, message):
+    with pytest.raises(ValueError, match=message):
+        read_collection(X, **options)
+
+
+def test_the_axes_of_arrays():
+    square, wide = np.arange(4.0).reshape(2, 2), np.arange(6.0).reshape(2, 3)
+    assert read_collection([square]).values.tolist() == [square.tolist()], "as many steps as channels: (steps, channels)"
+    assert read_collection([square], layout="ncl").values.tolist() == [square.T.tolist()]
+    assert read_collection([wide], layout="ncl").values.shape == (1, 3, 2)
+    assert read_collection([wide], layout="nlc").values.shape == (1, 2, 3)
+    assert read_collection([wide, np.zeros((4, 3))]).channels == 3, "a number of rows that varies is no number of channels"
+    assert read_collection([wide], known=Known(3, None)).channels == 3
+    assert read_collection([square], known=Known(2, None)).channels == 2
+    assert read_collection([np.arange(3.0)]).values.shape == (1, 3, 1)
+    assert read_collection([pd.DataFrame(wide)]).values.shape == (1, 2, 3), "rows of frames are steps"
+    assert read_collection([pd.DataFrame(wide)], layout="ncl").values.shape == (1, 2, 3)
+
+
+def test_channels_find_their_names():
+    one, two = pd.DataFrame([[1.0, 2.0]], columns=["a", "b"]), pd.DataFrame([[3.0, 4.0]], columns=["b", "a"])
+    found = read_collection([one, two])
+    assert found.channel_names == ("a", "b")
+    assert found.values.tolist() == [[[1, 2]], [[4, 3]]]
+    assert read_collection([one], known=Known(2, ("b", "a"))).values.tolist() == [[[2, 1]]]
+    assert read_collection([pd.DataFrame([[1.0, 2.0]])]).channel_names is None
+    assert not found.is_long
+    assert read_collection(long_frame(("x", 0, 1))).is_long
+
+
+def test_values_find_their_cases():
+    cases = pd.Index(["x", "y"])
+    values = pd.Series([1, 2], index=["y", "x"])
+    assert matched(values, cases, "y").tolist() == [2, 1]
+    assert matched([1, 2], cases, "y") == [1, 2]
+    assert matched(values, None, "y") is values
+    for index, message in (
+        (["y", "y"], r"^y: its index and that of X differ, and that of y holds 1 labels \('y'\) more than once"),
+        (["y", "z"], r"it lacks 1 labels \('x'\) of X, and has 1 labels \('z'\) that X has not"),
+        (["y"], r"it lacks 1 labels \('x'\) of X, and has none that X has not"),
+        ([*"xyabcdef"], r"has 6 labels \('a', 'b', 'c', 'd', 'e', \.\.\.\) that X"),
+        ([*"xyabcde"], r"has 5 labels \('a', 'b', 'c', 'd', 'e'\) that X"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            matched(pd.Series(range(len(index)), index=index), cases, "y")
+    with pytest.raises(ValueError, match="and that of X holds"):
+        matched(values, pd.Index(["x", "x"]), "y")
+
+
+def test_targets_without_an_index_need_sorted_cases():
+    rows, y = [("x", 0, 1), ("y", 0, 2)], np.array([1, 2])
+    assert targets_for(read_collection(long_frame(*rows)), y) is y
+    with pytest.raises(ValueError, match=r"^y: got values without an index, and the cases of X are not sorted"):
+        targets_for(read_collection(long_frame(*rows[::-1])), y)
+    assert len(targets_for(read_collection(long_frame(*rows[::-1])), y[:1])) == 1, "the number is checked by others"
+    assert targets_for(read_collection(pd.Series([np.zeros(2)] * 2, index=[1, 0])), y) is y
+    assert targets_for(read_collection(long_frame(*rows)), pd.Series([1, 2], index=["y", "x"])).tolist() == [2, 1]
+
+
+def test_statistics_of_channels():
+    """Standard deviations of whole channels; 1 for those that are constant up to rounding, or too small for a quotient."""
+    cases = {
+        0.0: (0, 0),
+        1.0: (5, 5),
+        2e-9: (-2e-9, 2e-9),
+        1e-29: (-1e-29, 1e-29),
+        1e-7: (1, 1 + 2e-7),
+    }
+    values = np.array([list(pair) for pair in cases.values()]).T[None]
+    _, deviation = Collection(values, np.array([2])).statistics()
+    np.testing.assert_allclose(deviation, [1, 1, 2e-9, 1e-29, 1e-7], rtol=1e-6)
+    tiny = np.array([[[1.0, 1e-39], [1 + 4e-9, -1e-39]]])
+    assert Collection(tiny, np.array([2])).statistics()[1].tolist() == [1, 1]
+    mean, deviation = Collection(np.array([[[1.0], [3.0]], [[8.0], [99.0]]]), np.array([2, 1])).statistics()
+    assert mean.tolist() == [4], "padding is left out"
+    assert deviation[0] == pytest.approx(np.std([1, 3, 8]))
+
+
+def test_padding_gaps_and_units():
+    collection = pad_arrays([np.ones((1, 2)), np.full((3, 2), 2.0)])
+    assert collection.values[:, :, 0].tolist() == [[1, 0, 0], [2, 2, 2]]
+    assert collection.lengths.tolist() == [1, 3]
+    assert collection.valid.tolist() == [[True, False, False], [True, True, True]]
+    assert (len(collection), collection.channels) == (2, 2)
+    assert collection.gaps() is None
+    assert collection.time_unit() == 1
+    timed = collection.with_times([[7], [3, 5, 10]])
+    assert timed.times.tolist() == [[7, 0, 0], [3, 5, 10]]
+    assert timed.gaps().tolist() == [[0, 0, 0], [0, 2, 5]]
+    assert timed.time_unit() == 3.5
+    assert collection.with_times([[7], [3, 3, 10]]).time_unit() == 7, "gaps of 0 do not count"
+    assert collection.with_times([[7], [3, 3, 3]]).time_unit() == 1
+    with pytest.raises(ValueError, match=r"^times: got 1 series of times, expected 2"):
+        collection.with_times([[7]])
+
+
+def test_batches_of_a_collection():
+    collection = pad_arrays([np.array([[1.0], [3.0]]), np.array([[5.0]]), np.arange(4.0)[:, None]])
+    timed = collection.with_times([[0, 4], [3], [0, 1, 3, 9]])
+    mean, scale, device = np.array([1.0]), np.array([2.0]), torch.device("cpu")
+    values, valid, elapsed = timed.batch(np.array([0, 1]), mean, scale, 2.0, device)
+    assert values.tolist() == [[[0], [1]], [[2], [0]]]
+    assert valid.tolist() == [[True, True], [True, False]]
+    assert elapsed.tolist() == [[1, 2], [1, 0]]
+    assert (values.dtype, elapsed.dtype) == (torch.float32, torch.float32)
+    values, valid, elapsed = collection.batch(np.array([2]), mean, scale, 2.0, device)
+    assert values[0, :, 0].tolist() == [-0.5, 0, 0.5, 1]
+    assert valid is None
+    assert elapsed is None
+    assert timed.batch(np.array([2]), mean, scale, 0.5, device)[2].tolist() == [[1, 2, 4, 12]]
+    assert timed.batch(np.array([], int), mean, scale, 1.0, device)[0].shape == (0, 1, 1)
