@@ -6,7 +6,7 @@ anew with `python tests/contracts/test_task_values.py`, and say in the commit wh
 
 import json
 import sys
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +63,7 @@ def scores(task: Task) -> dict[str, Any]:
 
 def values_of(task: Task) -> dict[str, Any]:
     """Everything that is recorded of a task, with a small test set where that is a setting, as JSON gives it back."""
-    if any(field.name == "test_size" for field in fields(task)):
+    if getattr(task, "test_size", 0) > 35:
         task = replace(task, test_size=35)
     values: dict[str, Any] = {
         "sizes": [task.vocab_size, task.d_input, task.num_classes, task.d_output, task.length, task.answers_later],
