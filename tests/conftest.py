@@ -1,5 +1,6 @@
 """Set-up of every test: poisoned memory, fixed seeds, one thread, and the number of generated cases a property was shown."""
 
+import gc
 import os
 import shutil
 import tempfile
@@ -47,6 +48,12 @@ def pytest_configure() -> None:
 def pytest_unconfigure() -> None:
     """Remove that folder."""
     shutil.rmtree(os.environ["LONGSCAN_CACHE"], ignore_errors=True)
+
+
+def pytest_collection_finish() -> None:
+    """Exempt what is imported and collected from garbage collection: visiting it takes a third of a second each time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

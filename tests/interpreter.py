@@ -15,6 +15,7 @@ def interpret_quickly() -> None:
     """
     from longscan.ops import _triton_launch
 
+    patch_language_once()
     scan_slices_at_once()
     multiply_at_once()
     round_to_bfloat16()
@@ -22,6 +23,30 @@ def interpret_quickly() -> None:
     for name, launch in _triton_launch.TABLE.items():
         steps = 128 if name in ("elementwise", "short_conv") else 64
         _triton_launch.TABLE[name] = replace(launch, lanes=128, steps=steps)
+
+
+def patch_language_once() -> None:
+    """Patch `triton.language` once per launch and module of functions.
+
+    The interpreter does it again in every call of a device function, which takes longer than the call itself.
+    """
+    from triton.runtime import interpreter
+
+    patch, patched = interpreter._patch_lang, set()  # the globals of functions whose language is patched in this launch
+
+    class Scope(interpreter._LangPatchScope):
+        def restore(self) -> None:
+            super().restore()
+            patched.clear()
+
+    def patch_lang(fn: Any) -> Any:
+        scope = Scope()
+        if id(fn.__globals__) not in patched:
+            patched.add(id(fn.__globals__))
+            scope._changes = patch(fn)._changes
+        return scope
+
+    interpreter._patch_lang = patch_lang
 
 
 def multiply_at_once() -> None:

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -32,17 +33,39 @@ def test_the_commands_are_known_without_torch() -> None:
 TRAIN = ["accelerate", "jsonargparse", "yaml", "rich", "safetensors", "torchmetrics", "tensorboard", "scipy"]
 
 
+COMMANDS = ("--help", "layers", "tasks", "train", "eval")
+EACH = """
+import contextlib, io, json, sys
+missing, commands = json.loads(sys.argv[1])
+sys.modules |= dict.fromkeys(missing)
+from longscan.cli import main
+found = {}
+for command in commands:
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+        code = main([command, *(["--out", "x", "--task", "parity"] if command == "train" else [])])
+    found[command] = code, out.getvalue(), err.getvalue()
+print(json.dumps(found))
+"""
+
+
+@cache
+def run_each(*missing: str) -> dict[str, tuple[int, str, str]]:
+    """The exit code, output and errors of every command, one after the other in a process that lacks some packages."""
+    done = python(EACH, json.dumps([missing, COMMANDS]))
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
 @pytest.mark.parametrize("missing", [["jsonargparse"], ["rich"], TRAIN])
-@pytest.mark.parametrize("command", ["--help", "layers", "tasks", "train", "eval"])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_a_missing_package_is_one_line(missing: list[str], command: str) -> None:
-    program = f"import sys; sys.modules |= dict.fromkeys({missing}); from longscan.cli import main; sys.exit(main())"
-    done = python(program, command, *(["--out", "x", "--task", "parity"] if command == "train" else []))
+    code, out, err = run_each(*missing)[command]
     if command == "--help" and "rich" not in missing:
-        assert done.returncode == 0
+        assert code == 0
         return
-    assert done.returncode == 2
-    assert done.stdout == ""
-    (line,) = done.stderr.splitlines()
+    assert code == 2
+    assert out == ""
+    (line,) = err.splitlines()
     assert line.startswith(f"longscan: longscan {command} needs the package ")
     assert line.partition(" needs the package ")[2].partition(",")[0] in missing
     assert line.endswith("pip install 'longscan[train,data]'")
@@ -72,12 +95,14 @@ def test_the_compiler_is_imported_only_where_it_is_used() -> None:
 
 
 def test_a_run_without_plotly_is_kept_and_the_report_says_what_it_needs(tmp_path: Path, tiny_words: list[str]) -> None:
-    program = BLOCKED + "from longscan.cli import main; sys.exit(main())"
+    record = ["record", str(tmp_path / "run"), "--results", str(tmp_path / "runs" / "x.jsonl")]
+    program = BLOCKED + "from longscan.cli import main; print(main(sys.argv[1:]), file=sys.stderr); "
+    program += f"sys.exit(main({record}))"
     done = python(program, "train", "--out", str(tmp_path / "run"), *tiny_words)
-    assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].startswith("longscan: longscan.report.run_report: needs the package plotly, which is not")
+    *_, plotly, code, jsonschema = done.stderr.splitlines()
+    assert code == "2"
+    assert plotly.startswith("longscan: longscan.report.run_report: needs the package plotly, which is not")
     assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "finished"
-    done = python(program, "record", str(tmp_path / "run"), "--results", str(tmp_path / "runs" / "x.jsonl"))
     assert done.returncode == 2
-    assert done.stderr.startswith("longscan: longscan.report.append_record: needs the package jsonschema")
+    assert jsonschema.startswith("longscan: longscan.report.append_record: needs the package jsonschema")
     assert "Traceback" not in done.stderr

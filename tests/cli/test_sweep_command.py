@@ -13,7 +13,7 @@ import pytest
 
 from longscan.cli import main
 from longscan.report.records import check_record, read_records
-from longscan.training import Plan, Run, parse_settings
+from longscan.training import Plan, Run, parse_settings, sweep
 from longscan.training.sweep import Sweep, open_sweep, work
 
 FILE = """
@@ -153,6 +153,33 @@ quick: {model: {d_model: 2}, training: {steps: 2}}
 """
 
 
+class Done:
+    """A worker whose work is over."""
+
+    name = "this process"
+
+    def code(self) -> int:
+        return 0
+
+    def ask_to_stop(self) -> None:
+        pass
+
+    def wait(self) -> None:
+        pass
+
+
+@pytest.fixture
+def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do the work of a sweep in this process, without a start of several seconds for each worker."""
+
+    def work_here(folder: Path, number: int) -> list[Done]:
+        assert work(folder) == 0
+        return [Done()]
+
+    monkeypatch.setattr(sweep, "start_processes", work_here)
+
+
+@pytest.mark.usefixtures("_in_this_process")
 def test_a_quick_sweep(file: Path, refused: Callable[..., str], tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text(RECIPE + QUICK)
     file.write_text(FILE.replace("1.0e+20", "1.0e-3") + "settings: {training: {steps: 3, weight_decay: 0.5}}\n")
@@ -181,6 +208,7 @@ def test_a_quick_sweep(file: Path, refused: Callable[..., str], tmp_path: Path) 
     assert len(read_records(records)) == 1
 
 
+@pytest.mark.usefixtures("_in_this_process")
 def test_a_quick_sweep_of_a_recipe_alone(file: Path, refused: Callable[..., str], tmp_path: Path) -> None:
     recipe, out = tmp_path / "recipe.yaml", tmp_path / "out"
     line = refused("sweep", file, "--out", out, "--quick")
