@@ -23,8 +23,8 @@ run: $(STAMP)
 	$(BIN)/longscan train --config recipes/quickstart/basic_motions.yaml --out runs/basic_motions --overwrite
 
 test: $(STAMP) lint
-	$(BIN)/pytest -q -n 2 -m "not slow"
-	TRITON_INTERPRET=1 LONGSCAN_BACKEND=triton LONGSCAN_EXAMPLES=2 $(BIN)/pytest -q -n 2 -m "not slow" $(INTERPRETED)
+	$(BIN)/pytest -q -n 2 --dist worksteal -m "not slow"
+	TRITON_INTERPRET=1 LONGSCAN_BACKEND=triton LONGSCAN_EXAMPLES=2 $(BIN)/pytest -q -n 2 --dist worksteal -m "not slow" $(INTERPRETED)
 
 slow: $(STAMP)
 	$(BIN)/pytest -q -n 2 -m slow --ignore tests/contracts

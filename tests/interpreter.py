@@ -16,6 +16,7 @@ def interpret_quickly() -> None:
     from longscan.ops import _triton_launch
 
     patch_language_once()
+    allow_overflow()
     scan_slices_at_once()
     multiply_at_once()
     round_to_bfloat16()
@@ -47,6 +48,14 @@ def patch_language_once() -> None:
         return scope
 
     interpreter._patch_lang = patch_lang
+
+
+def allow_overflow() -> None:
+    """Let integers overflow, as on a GPU: the interpreter checks every sum and product, and no test has an index near 2**31."""
+    from triton.runtime import interpreter
+
+    builder = interpreter.interpreter_builder
+    builder.options = replace(builder.options, sanitize_overflow=False)
 
 
 def multiply_at_once() -> None:

@@ -34,8 +34,13 @@ def close(found, expected):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
+REFERENCES = [pair for pair in BACKENDS if pair[1] == "reference"]  # loops over the steps, all compiled in one way
+
+
 @IGNORED
-@pytest.mark.parametrize(("op", "backend"), BACKENDS)
+@pytest.mark.parametrize(
+    ("op", "backend"), [pytest.param(*pair, marks=pytest.mark.slow if pair in REFERENCES[1:] else ()) for pair in BACKENDS]
+)
 def test_compiles_without_graph_breaks(op, backend, monkeypatch):
     """Forward and backward are captured whole, the chunks of eager included."""
     monkeypatch.setattr(_chunks, "CHUNK", 3)

@@ -39,11 +39,13 @@ def results_and_gradients(op, inputs, backend):
     return [*results, *torch.autograd.grad(results, list(floats(inputs).values()), weights)]
 
 
+KINDS = [(op, False) for op in NATIVE] + [(op, True) for op in NATIVE if op not in ("ssd_scan", "short_conv")]
+
+
 @pytest.mark.parametrize(
     "plan", [list(PLANS)[-1], *(pytest.param(plan, marks=pytest.mark.slow) for plan in list(PLANS)[:-1])]
 )
-@pytest.mark.parametrize("is_complex", [False, True])
-@pytest.mark.parametrize("op", NATIVE)
+@pytest.mark.parametrize(("op", "is_complex"), KINDS)
 def test_results_do_not_depend_on_the_plan(op, is_complex, plan, monkeypatch):
     """However channels and steps are divided among programs: five tiles, two a chunk, a channel or two a program."""
     for name, value in PLANS[plan].items():
@@ -113,8 +115,15 @@ def test_turns_add_up_over_thousands_of_steps():
     assert (final.cpu().flatten() - torch.stack([turned[-1].cos(), turned[-1].sin()])).abs().max() < 2e-6
 
 
-@pytest.mark.parametrize("is_complex", [False, True])
-@pytest.mark.parametrize(("lag", "fenced"), [(1, False), (2, True)])
+@pytest.mark.parametrize(
+    ("lag", "fenced", "is_complex"),
+    [
+        (1, False, True),
+        (2, True, False),
+        pytest.param(1, False, False, marks=pytest.mark.slow),
+        pytest.param(2, True, True, marks=pytest.mark.slow),
+    ],
+)
 def test_programs_add_their_parts_in_turn(is_complex, lag, fenced, monkeypatch):
     """Programs of one or two channels, one after the other, in chains of up to five: dB and dC are sums over all channels."""
     module = import_module("longscan.ops.selective_scan.triton")
@@ -123,7 +132,7 @@ def test_programs_add_their_parts_in_turn(is_complex, lag, fenced, monkeypatch):
     check_selective_scan(40, is_complex, monkeypatch)
 
 
-@pytest.mark.parametrize("is_complex", [False, True])
+@pytest.mark.parametrize("is_complex", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize(
     ("plan", "length"), [pytest.param("slices one after another", 72, marks=pytest.mark.slow), ("slices of splits", 40)]
 )
