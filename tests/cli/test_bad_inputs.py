@@ -9,9 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+import seeds
 from longscan.cli import main
 from longscan.ops import _dispatch
 from longscan.training import Run
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -295,11 +300,12 @@ def test_scores_by_length_and_missing_values_of_series(refused: Callable[..., st
 
 
 @pytest.mark.parametrize("words", [["--training.lr", "-1"], ["--backend", "quantum"], ["--model.spec", "mza"]])
-def test_the_benchmark_of_seeds(tmp_path: Path, words: list[str]) -> None:
-    root = Path(__file__).parents[2]
-    program = [sys.executable, str(root / "benchmarks" / "seeds.py"), str(root / "recipes" / "aussm" / "parity.yaml")]
-    done = subprocess.run([*program, "--out", str(tmp_path / "x.json"), *words], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (2, "")
-    (line,) = done.stderr.splitlines()
+def test_the_benchmark_of_seeds(tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = ROOT / "recipes" / "aussm" / "parity.yaml"
+    with pytest.raises(SystemExit) as ended:
+        seeds.main([str(recipe), "--out", str(tmp_path / "x.json"), *words])
+    said = capsys.readouterr()
+    assert (ended.value.code, said.out) == (2, "")
+    (line,) = said.err.splitlines()
     assert line.startswith(f"seeds.py: {'model.backend' if words[0] == '--backend' else words[0].lstrip('-')}: ")
     assert not (tmp_path / "x.json").exists()
