@@ -5,7 +5,7 @@ import torch
 from torch.nn.functional import batch_norm
 
 from longscan.blocks import BatchNorm, Residual, SimpleBlock
-from longscan.layers import marks
+from longscan.layers import Marks, marks
 from longscan.models import SequenceModel
 
 
@@ -90,3 +90,10 @@ def test_a_model_with_batch_norm_steps_as_it_evaluates():
 def test_impossible_settings_are_named():
     with pytest.raises(ValueError, match=r"momentum: got 0\.0"):
         BatchNorm(3, momentum=0.0)
+
+
+def test_scale_and_bias_are_parameters_of_a_norm_without_decay():
+    norm = BatchNorm(3, affine=True)
+    assert [marks(parameter) for parameter in norm.parameters()] == [Marks("norm", decay=False)] * 2
+    assert (norm.weight.tolist(), norm.bias.tolist()) == ([1.0] * 3, [0.0] * 3)
+    assert list(BatchNorm(3).parameters()) == []
