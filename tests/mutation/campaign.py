@@ -30,7 +30,7 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
@@ -44,6 +44,8 @@ LEFT_OUT = ("triton", "_native.pyi")  # in a file's name
 UNSEEN_ARGUMENTS = {"zip": {"strict"}, "dataclass": {"frozen", "slots", "kw_only"}}  # call -> arguments left out
 EQUIVALENT = Path(__file__).with_name("equivalent.json")
 TRIVIAL = ("Shift", "Bit", "_Is", "IsNot", "Invert", "UAdd", "VariableReplacer", "VariableInserter")
+# Defaults are executed when a module is imported, which belongs to no test: the test that compares them is tried on every mutant.
+DEFAULTS = "tests/contracts/test_defaults.py::test_defaults_are_those_of_the_table"
 RUN_PYTEST = "import sys, pytest; sys.exit(pytest.main(sys.argv[1:]))"
 
 
@@ -186,6 +188,29 @@ def environment(tree: Path) -> dict[str, str]:
     return os.environ | settings
 
 
+def collected(select: Sequence[str] = ()) -> list[str]:
+    """The names of the tests that are not slow, of the whole project or of the files given."""
+    words = ["-q", "-m", "not slow", "--continue-on-collection-errors", "--collect-only", *select]
+    call = [sys.executable, "-c", RUN_PYTEST, *words]
+    listing = subprocess.run(call, cwd=ROOT, env=environment(ROOT), capture_output=True, text=True)
+    tests = [line for line in listing.stdout.splitlines() if line.startswith("tests/") and "::" in line]
+    if not tests:
+        raise RuntimeError(f"pytest found no tests: {listing.stdout[-2000:]} {listing.stderr[-2000:]}")
+    return tests
+
+
+def read_coverage(paths: Sequence[Path]) -> dict[str, Any]:
+    """What `cover` wrote, of one file or of several; tests that are gone since are left out."""
+    known, seconds, lines = set(collected()), {}, defaultdict(lambda: defaultdict(list))
+    for path in paths:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        seconds |= {test: cost for test, cost in found["seconds"].items() if test in known}
+        for source, tests_of in found["lines"].items():
+            for line, tests in tests_of.items():
+                lines[source][line] += [test for test in tests if test in known]
+    return {"lines": lines, "seconds": seconds}
+
+
 def cover(processes: int, select: list[str], until: float, out: Path) -> None:
     """Run the tests once and write which tests execute which line, their seconds, and which of them fail as things are.
 
@@ -199,10 +224,7 @@ def cover(processes: int, select: list[str], until: float, out: Path) -> None:
         variables = environment(ROOT)
         variables |= {"LONGSCAN_OUTCOMES": str(folder / "outcomes.jsonl"), "LONGSCAN_COVERAGE": str(folder / "lines")}
         variables["LONGSCAN_SECONDS"] = str(until)
-        listing = subprocess.run([*call, "--collect-only", *select], cwd=ROOT, env=variables, capture_output=True, text=True)
-        tests = [line for line in listing.stdout.splitlines() if line.startswith("tests/") and "::" in line]
-        if not tests:
-            raise RuntimeError(f"pytest found no tests: {listing.stdout[-2000:]} {listing.stderr[-2000:]}")
+        tests = collected(select)
         (folder / "record_lines.py").write_text(
             "import campaign\ndef pytest_configure(config):\n    config.pluginmanager.register(campaign.Recorder())\n",
             encoding="utf-8",
@@ -246,9 +268,9 @@ def tests_for(mutant: dict[str, Any], coverage: dict[str, Any], seconds: float) 
         file = test.split("::")[0]
         ordered.append((rank[file], known[test], test))
         rank[file] += 1
-    chosen, spent = [], 0.0
+    chosen, spent = [DEFAULTS], known.get(DEFAULTS, 0.0)
     for _, cost, test in sorted(ordered):
-        if spent + cost <= seconds or not chosen:
+        if test != DEFAULTS and (spent + cost <= seconds or len(chosen) == 1):
             chosen.append(test)
             spent += cost
     return chosen
@@ -271,8 +293,6 @@ def try_mutant(mutant: dict[str, Any], tests: list[str], tree: Path, limit: floa
     original = (tree / mutant["path"]).read_text(encoding="utf-8")
     if digest(original) != mutant["of"]:
         return row | {"outcome": "stale", "by": "the file has changed since the mutant was chosen", "seconds": 0.0}
-    if not tests:
-        return row | {"outcome": "survived", "by": "no test executes this line", "seconds": 0.0}
     started = time.monotonic()
     names = tree / "chosen.txt"
     names.write_text("\n".join(tests), encoding="utf-8")
@@ -291,9 +311,9 @@ def try_mutant(mutant: dict[str, Any], tests: list[str], tree: Path, limit: floa
     return row | {"outcome": outcome, "by": by, "seconds": round(time.monotonic() - started, 1)}
 
 
-def run(chosen: Path, coverage_file: Path, processes: int, seconds: float, until: float, out: Path) -> None:
+def run(chosen: Path, coverage_files: Sequence[Path], processes: int, seconds: float, until: float, out: Path) -> None:
     """Try every mutant that `out` does not hold yet, in parallel; after `until` seconds no further one is started."""
-    coverage = json.loads(coverage_file.read_text(encoding="utf-8"))
+    coverage = read_coverage(coverage_files)
     done = {json.loads(row)["id"] for row in out.read_text(encoding="utf-8").splitlines()} if out.exists() else set()
     mutants = [json.loads(row) for row in chosen.read_text(encoding="utf-8").splitlines()]
     waiting = [mutant for mutant in mutants if mutant["id"] not in done]
@@ -356,7 +376,7 @@ def main() -> None:
     covering.add_argument("select", nargs="*", help="tests; all of them when none is named")
     running = commands.add_parser("run")
     running.add_argument("mutants", type=Path)
-    running.add_argument("--coverage", type=Path, required=True)
+    running.add_argument("--coverage", type=Path, nargs="+", required=True, help="files that `cover` wrote")
     running.add_argument("--processes", type=int, default=2)
     running.add_argument("--seconds", type=float, default=60, help="of tests to try on a mutant")
     running.add_argument("--until", type=float, default=float("inf"), help="seconds after which no further mutant is tried")
