@@ -23,9 +23,11 @@ from longscan.layers.base import SequenceLayer, Steps, hide_padding
 from longscan.layers.heads import head_width
 from longscan.layers.parameters import mark
 from longscan.layers.state import State, layer_state, no_sequence, restarted_rows, zero_rows
+from longscan.numerics.symbolic import is_symbolic
 from longscan.ops import ssd_scan
 from longscan.ops._arguments import INVALID, RESET, step_flags
 
+LONGEST_OPEN = 2**20  # steps that an exported graph of open length can take
 SMALLEST = 80.0  # |m| up to which e^{-m} is a number of float32, with room
 
 
@@ -41,22 +43,38 @@ class MLSTMState(NamedTuple):
 def running_maximum(forget: Tensor, enter: Tensor, start: Tensor, flags: Tensor | None) -> Tensor:
     """m_t = max(forget_t + m_{t-1}, enter_t) without a loop over time, (B, L, H), from m = start (B, H); restarts begin from 0.
 
-    Affine maps of the max-plus semiring, joined by doubling: log2(L) times over all steps. A map that holds a restart forgets
-    what came before by a selection, so that a NaN of an earlier sequence does not reach a later one.
+    Affine maps of the max-plus semiring, joined by doubling: log2(L) times over all steps, or log2(LONGEST_OPEN) times in an
+    exported graph of open length, with the same result. A map that holds a restart forgets what came before by a selection, so
+    that a NaN of an earlier sequence does not reach a later one.
     """
     restarted = torch.zeros_like(forget, dtype=torch.bool)
     if flags is not None:
         invalid, reset = (flags.unsqueeze(-1) == kind for kind in (INVALID, RESET))
         enter = torch.where(invalid, -torch.inf, torch.where(reset, torch.maximum(forget, enter), enter))
         forget, restarted = torch.where(invalid, 0, forget), restarted | reset
+    length = enter.shape[1]
+    is_open = is_symbolic(length) and not torch.compiler.is_dynamo_compiling()  # torch.compile compiles again for more steps
+    if is_open:
+        torch._check(length <= LONGEST_OPEN, lambda: f"an exported graph of open length takes at most {LONGEST_OPEN} steps")
     reach = 1
-    while reach < enter.shape[1]:
-        earlier = pad(enter[:, :-reach], (0, 0, reach, 0), value=-torch.inf)
+    while reach < (LONGEST_OPEN if is_open else length):
+        earlier = _shifted(enter, reach, -torch.inf, is_open)
         enter = torch.maximum(enter, torch.where(restarted, -torch.inf, forget + earlier))
-        forget = forget + pad(forget[:, :-reach], (0, 0, reach, 0))
-        restarted = restarted | pad(restarted[:, :-reach], (0, 0, reach, 0))
+        forget = forget + _shifted(forget, reach, 0, is_open)
+        restarted = restarted | _shifted(restarted, reach, False, is_open)
         reach *= 2
     return torch.maximum(torch.where(restarted, -torch.inf, forget + start.unsqueeze(1)), enter)
+
+
+def _shifted(x: Tensor, steps: int, value: float, is_open: bool) -> Tensor:
+    """x (B, L, H) later by `steps`, with `value` at the first steps; `steps` may exceed L where L is open.
+
+    No slice is taken there: a graph would serve only the lengths for which the slice is empty, or only those for which it is not.
+    """
+    if not is_open:
+        return pad(x[:, :-steps], (0, 0, steps, 0), value=value)
+    is_new = torch.arange(x.shape[1], device=x.device).unsqueeze(-1) < steps
+    return torch.where(is_new, value, x.roll(steps, 1))
 
 
 @LAYERS.register("mlstm")

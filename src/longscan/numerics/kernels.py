@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from longscan.numerics.pairs import exponential, multiply
+from longscan.numerics.symbolic import is_symbolic
 
 
 def power(log_a: Tensor, exponents: Tensor) -> Tensor:
@@ -30,8 +31,8 @@ def powers(log_a: Tensor, count: int, stride: int = 1) -> Tensor:
 
 
 def _split(length: int) -> tuple[int, int]:
-    """(Q, T) with Q T >= length, T about sqrt(length); 32 for a length that stays open in an exported graph."""
-    fine = 32 if isinstance(length, torch.SymInt) else max(1, math.isqrt(length))
+    """(Q, T) with Q T >= length, T about sqrt(length); 32 for a length that stays open in a graph."""
+    fine = 32 if is_symbolic(length) else max(1, math.isqrt(length))
     return -(-length // fine), fine
 
 

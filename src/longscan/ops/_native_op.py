@@ -67,7 +67,7 @@ class _CustomOp:
     run and fake compute its results and their shapes; call_unchecked is `run` for arguments that have been checked; save and
     differentiate are its autograd rule; batched says which arguments, and which results, have a leading batch axis into which a
     mapped axis can be folded, given the number of axes of each argument; folds: whether the results are those of every row alone,
-    so that rows of all models can stand in one batch.
+    so that rows of all models can stand in one batch. chunk_states: the place of the argument of this name, if there is one.
     """
 
     def __init__(
@@ -80,10 +80,11 @@ class _CustomOp:
         differentiate: Callable[..., Any],
         batched: Callable[[Sequence[int]], tuple[Sequence[bool], Sequence[bool]]],
         folds: bool,
+        chunk_states: int | None = None,
     ) -> None:
         name = "longscan::" + schema.split("(")[0]
         self.call_unchecked, self.save, self.differentiate = call_unchecked, save, differentiate
-        self._batched, self._folds = batched, folds
+        self._batched, self._folds, self._chunk_states = batched, folds, chunk_states
         _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
         torch.library.impl(name, "default", run, lib=_library)
         torch.library.register_fake(name, fake, lib=_library)
@@ -112,8 +113,10 @@ class _CustomOp:
         rows_alone = self._folds and all(can for can, moved in zip(batched, mapped, strict=True) if moved)
         if rows_alone or args[-1] in GROUPED:
             given = []
-            for x, axis, can in zip(args, in_dims, batched, strict=True):
-                if isinstance(x, Tensor) and (can or not rows_alone):
+            for i, (x, axis, can) in enumerate(zip(args, in_dims, batched, strict=True)):
+                if i == self._chunk_states and axis is None:
+                    x = x.new_empty(0)  # they are of a smaller batch, for which steps were divided in another way
+                elif isinstance(x, Tensor) and (can or not rows_alone):
                     x = x.expand(size, *x.shape) if axis is None else x.movedim(axis, 0)
                     x = x.flatten(0, 1) if can else x
                 given.append(x)
@@ -299,6 +302,7 @@ class NativeOp:
         second = _CustomOp(
             name + "_backward" + schema(backward_arguments, len(gradients)),
             backward, backward, backward_fake, remember_backend, refuse, has_batch_backward, False,
+            backward_arguments.index("chunk_states") if keeps else None,
         )  # fmt: skip
 
     def _module(self, backend: str) -> Any:

@@ -7,10 +7,11 @@ finds what each does to the state, `chain` brings the state from split to split,
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, NamedTuple
 
 import torch
@@ -87,6 +88,7 @@ SCRATCH = 5 * 2**23  # bytes of memory for what a backward hands from kernel to 
 MAX_STATES = 1024  # of a channel: they lie in one program
 MAX_MATRIX_STATES = 256  # of a head's state (P, N): they lie in one program, and what they are multiplied with in shared memory
 MAX_WARPS = 16
+ALIGNMENT = 16  # bytes, of what an op returns
 
 
 class Layout(NamedTuple):
@@ -116,6 +118,16 @@ def power_of_two(size: int) -> int:
 def ceil_div(size: int, by: int) -> int:
     """size / by, rounded up."""
     return -(-size // by)
+
+
+def smallest(*sizes: int) -> int:
+    """The minimum; of sizes that stay open in a graph as an expression, since a comparison would tie the graph to its outcome."""
+    return reduce(torch.sym_min, sizes) if any(isinstance(x, torch.SymInt) for x in sizes) else min(sizes)
+
+
+def largest(one: int, other: int) -> int:
+    """The maximum, as `smallest`."""
+    return torch.sym_max(one, other) if isinstance(one, torch.SymInt) or isinstance(other, torch.SymInt) else max(one, other)
 
 
 def layout(op: str, channels: int, states: int) -> Layout:
@@ -162,6 +174,15 @@ def restarts(flags: Tensor | None, steps: int) -> Tensor | None:
     runs = ceil_div(flags.shape[1], steps)
     fresh = torch.nn.functional.pad(flags == RESET, (0, runs * steps - flags.shape[1]))
     return fresh.view(len(flags), runs, steps).any(2).view(torch.uint8)
+
+
+def result(piece: Tensor, shape: Sequence[int]) -> Tensor:
+    """A piece of a larger tensor as a contiguous result of an op, of this shape.
+
+    It is copied only where it is not contiguous or does not begin at a multiple of ALIGNMENT bytes, as generated code expects.
+    """
+    x = piece.reshape(shape).contiguous()
+    return x.clone() if x.storage_offset() * x.element_size() % ALIGNMENT else x
 
 
 OPTIONS = {"num_warps", "num_stages"}  # of the compiler, beside a kernel's own compile-time arguments

@@ -3,15 +3,16 @@
 import torch
 from torch import Tensor
 
+from longscan.numerics.symbolic import is_symbolic
 from longscan.ops._tracing import fixed_size
 
 
 def fft_length(needed: int) -> int:
     """The smallest of 2^k, 3 2^k, 5 2^k, 9 2^k, 15 2^k that is at least `needed`: lengths that every FFT library is fast at.
 
-    A length that stays open in an exported graph is taken as it is: rounding it up would fix it.
+    A length that stays open in a graph is taken as it is: rounding it up would fix it.
     """
-    if isinstance(needed, torch.SymInt):
+    if is_symbolic(needed):
         return needed
     return min(odd << max(0, -(-needed // odd) - 1).bit_length() for odd in (1, 3, 5, 9, 15))
 

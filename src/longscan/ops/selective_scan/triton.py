@@ -788,6 +788,7 @@ def add_parts(parts, dB, dC, blocks, room, count, each, row, begin, ROWS: tl.con
 # ---------------------------------------------------------------------------------------------- launches
 
 AGAIN = {1: 16, 2: 4}  # steps of a tile, at least, where states, real or pairs, are only found again
+ROOTS = tuple(2 * 4**i for i in range(1, 8))  # near the square roots that there are
 MANY = 32  # real states of a channel, beyond which it has launches of its own
 LAG = 12  # tiles of a split for each program of a chain, at least
 CHAINS = {  # whose programs add to the same dB and dC: whether a fence is before another's turn, else sums that have come back
@@ -867,20 +868,37 @@ def _kept_each(batch: int, length: int, channels: int, states: int, parts: int) 
     With K steps a chunk, L / K states of every pair of channel and state are kept, and K / T found again in each split at once.
     """
     op = _op(parts, "_backward", states)
-    lay, tile = launch.layout(op, channels, states), launch.TABLE[op].steps
-    chunk = launch.power_of_two(isqrt(length * tile // _side_by_side(batch * lay.blocks, lay.warps)))
-    return max(tile, AGAIN[parts], launch.TABLE[_op(parts, "", states)].steps, chunk)
+    lay = launch.layout(op, channels, states)
+    chunk = launch.power_of_two(isqrt(length * launch.TABLE[op].steps // _side_by_side(batch * lay.blocks, lay.warps)))
+    return max(_least_each(states, parts), chunk)
+
+
+def _least_each(states: int, parts: int) -> int:
+    """The least of `_kept_each`: whole tiles of both directions."""
+    tiles = (launch.TABLE[_op(parts, direction, states)].steps for direction in ("", "_backward"))
+    return max(AGAIN[parts], *tiles)
 
 
 def _side_by_side(programs: int, warps: int) -> int:
     """Splits of so many programs that run at once: eight warps a multiprocessor are all of the GPU."""
-    return max(1, launch.PROGRAMS // launch.ceil_div(programs * warps, 2))
+    return launch.largest(1, launch.PROGRAMS // launch.ceil_div(programs * warps, 2))
 
 
-def chunk_states_shape(batch: int, length: int, channels: int, states: int, *pair: int) -> tuple[int, ...]:
-    """Of what `forward` keeps for `backward`: the state before every tile or chunk, real parts before imaginary ones."""
-    each = _kept_each(batch, length, channels, states, 1 + len(pair))
-    return batch, launch.ceil_div(length, each), *pair, states, channels
+def chunk_states_shape(batch: int, length: int, channels: int, states: int, *pair: int) -> tuple[int, int]:
+    """The shape (B, chunks * [2 *] N * D) of what `forward` keeps for `backward`: the state before every tile or chunk.
+
+    The states (B, L / each, [2,] N, D), real parts before imaginary ones, are at the beginning. L / each depends on B and L
+    through a square root and a power of 2, which no graph can hold in which B and L stay open: `chunks` is an upper bound. With
+    S splits at once, tiles of T steps and m the least of `each`, L / each is at most 1 + sqrt(x), x = L S (m + 1)^2 / (T m^2),
+    and sqrt(x) <= (x / c + c) / 2 for every c. With the c of ROOTS, factors of 4 apart, it exceeds sqrt(x) by at most a quarter.
+    """
+    channels, states, parts = int(channels), int(states), 1 + len(pair)  # a graph is for these alone
+    op, least = _op(parts, "_backward", states), _least_each(states, parts)
+    lay = launch.layout(op, channels, states)
+    above = length * _side_by_side(batch * lay.blocks, lay.warps) * (least + 1) ** 2
+    below = 2 * launch.TABLE[op].steps * least**2
+    chunks = launch.smallest(launch.ceil_div(length, least), *(above // (below * c) + c // 2 + 1 for c in ROOTS))
+    return batch, chunks * parts * states * channels
 
 
 def forward(
@@ -997,12 +1015,10 @@ def backward(
             dB, dC = ((x.sum(0) if len(x) > 1 else x[0]).to(like.dtype) for x, like in zip(both, (B, C), strict=True))
         del fine, outputs
     by_channel = by_channel.view(p.groups, -1, 2, p.channels).sum(1)
-    d_bias, dD = (
-        u.new_empty(0) if x is None else by_channel[:, i].reshape(x.shape).contiguous() for i, x in enumerate((dt_bias, D))
-    )
+    d_bias, dD = (u.new_empty(0) if x is None else launch.result(by_channel[:, i], x.shape) for i, x in enumerate((dt_bias, D)))
     dA = sums.view(p.groups, -1, p.size * p.parts).sum(1).view(A.shape)
     d_scale = u.new_empty(0) if d_scale is None or dt_scale is None else d_scale.sum(0).to(dt_scale.dtype)
-    d_initial = adjoints[:, 0].reshape(initial_state.shape).contiguous()
+    d_initial = launch.result(adjoints[:, 0], initial_state.shape)
     return du, ddt, dA, dB, dC, dD, dz, d_bias, d_initial, d_scale
 
 

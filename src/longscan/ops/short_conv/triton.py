@@ -399,5 +399,5 @@ def backward(
             sums, *p.sizes, constants=p.options,
         )  # fmt: skip
     total = sums.view(p.groups, -1, p.taps + 1, p.channels).sum(1)
-    d_weight = total[:, :-1].mT.reshape(weight.shape).contiguous()
-    return du, d_weight, u.new_empty(0) if bias is None else total[:, -1].reshape(bias.shape).contiguous(), d_initial
+    d_weight = launch.result(total[:, :-1].mT, weight.shape)
+    return du, d_weight, u.new_empty(0) if bias is None else launch.result(total[:, -1], bias.shape), d_initial

@@ -555,8 +555,8 @@ def _backward(
         dB, dC = (part.view(p.parts, *B.shape[:3], -1, B.shape[-1]).sum((0, 4)) for part in (dB, dC))
     scales = (None if part is None else part.sum(0) for part in (d_scale, d_own))
     return (
-        dx, d_dt.sum(0), *scales, dA.reshape(A.shape), dB.view(B.shape), dC.view(B.shape),
-        None if D is None else dD.reshape(D.shape), d_initial, None if edges is None else edges.sum(0),
+        dx, d_dt.sum(0), *scales, dA.view(A.shape), dB.view(B.shape), dC.view(B.shape),
+        None if D is None else launch.result(dD, D.shape), d_initial, None if edges is None else edges.sum(0),
     )  # fmt: skip
 
 

@@ -904,9 +904,20 @@ def _splits(batch: int, length: int, channels: int, states: int) -> tuple[int, i
 
 
 def chunk_states_shape(batch: int, length: int, channels: int, states: int) -> tuple[int, int]:
-    """Of what `forward` keeps for `backward`, row by row: the state before every split, and y before the gate."""
-    _, splits, _ = _splits(batch, length, channels, states)
+    """Of what `forward` keeps for `backward`, row by row: the state before every split first, and y before the gate last."""
+    channels, states = int(channels), int(states)
+    splits = _most_splits(batch, length, channels, states)
     return batch, channels * states * 3 * (splits + 1) + length * channels
+
+
+def _most_splits(batch: int, length: int, channels: int, states: int) -> int:
+    """An upper bound of the number of `_splits`, without the comparisons of B and L that would tie a recorded graph to them."""
+    NB, BD, _, blocks = _lanes(channels, states)
+    row = 4 * batch * blocks * BD * NB
+    side_by_side, most = launch.ceil_div(launch.PROGRAMS, batch * blocks), launch.SCRATCH // row
+    most = launch.largest(most, launch.smallest(FEW, 4 * launch.SCRATCH // row))
+    longest = launch.largest(1, most // side_by_side)
+    return launch.smallest(launch.ceil_div(length, _table(channels).steps), side_by_side + launch.ceil_div(length, longest))
 
 
 class _Entered(NamedTuple):
