@@ -91,6 +91,21 @@ def test_running_maximum(length):
         torch.testing.assert_close(running_maximum(forget, enter, start, given), torch.stack(wanted, 1))
 
 
+@pytest.mark.parametrize("length", [1, 2, 65])
+def test_running_maximum_in_a_graph_of_open_length(length, monkeypatch):
+    """The rounds that an exported graph of any length has give the same bits, gradients included."""
+    forget, enter = logsigmoid(torch.randn(2, length, 3)).requires_grad_(), (3 * torch.randn(2, length, 3)).requires_grad_()
+    start, flags = torch.randn(2, 3, requires_grad=True), torch.randint(0, 3, (2, length), dtype=torch.uint8)
+    plain = running_maximum(forget, enter, start, flags)
+    monkeypatch.setattr("longscan.layers.mlstm.is_symbolic", lambda _: True)
+    opened = running_maximum(forget, enter, start, flags)
+    assert torch.equal(opened, plain)
+    weights = torch.randn(2, length, 3)
+    expected = torch.autograd.grad(plain, (forget, enter, start), weights)
+    for one, other in zip(torch.autograd.grad(opened, (forget, enter, start), weights), expected, strict=True):
+        assert torch.equal(one, other)
+
+
 def test_letters():
     model = SequenceModel.from_spec("xy", d_model=8, d_output=2, d_input=1)
     assert [entry["layer"] for entry in model.entries] == ["mlstm", "slstm"]

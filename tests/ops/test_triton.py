@@ -4,6 +4,7 @@ import os
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
+from random import Random
 
 import pytest
 import torch
@@ -157,6 +158,21 @@ def check_selective_scan(length, is_complex, monkeypatch, PROGRAMS=1, **sizes):
     expected = results_and_gradients("selective_scan", inputs, "reference")
     for one, other in zip(results_and_gradients("selective_scan", on_device(inputs), "triton"), expected, strict=True):
         torch.testing.assert_close(one.cpu(), other, rtol=1e-9, atol=1e-9)
+
+
+def test_what_is_kept_for_the_backward_has_room():
+    """The bounds that stand in graphs of open sizes hold, and are not far from what is needed."""
+    selective, unitary = (import_module(f"longscan.ops.{op}.triton") for op in ("selective_scan", "unitary_scan"))
+    random = Random(0)
+    for _ in range(1000):
+        batch, length = (int(2 ** random.uniform(0, most)) for most in (13, 22))
+        channels, states, pair = random.choice([1, 3, 33, 129, 1536]), random.choice([1, 4, 33, 256]), random.choice([(), (2,)])
+        needed = -(-length // selective._kept_each(batch, length, channels, states, 1 + len(pair)))
+        _, numbers = selective.chunk_states_shape(batch, length, channels, states, *pair)
+        assert needed <= numbers / (channels * states * (1 + len(pair))) <= 4 * needed + 1
+        needed = unitary._splits(batch, length, channels, states)[1]
+        _, numbers = unitary.chunk_states_shape(batch, length, channels, states)
+        assert needed + 1 <= (numbers - length * channels) / (3 * channels * states) <= 4 * needed + 1
 
 
 @pytest.mark.parametrize("call", [selective_scan])
