@@ -55,7 +55,8 @@ def running_maximum(forget: Tensor, enter: Tensor, start: Tensor, flags: Tensor 
     length = enter.shape[1]
     is_open = is_symbolic(length) and not torch.compiler.is_dynamo_compiling()  # torch.compile compiles again for more steps
     if is_open:
-        torch._check(length <= LONGEST_OPEN, lambda: f"an exported graph of open length takes at most {LONGEST_OPEN} steps")
+        message = f"an exported graph of open length takes at most {LONGEST_OPEN} steps"
+        torch._check(length <= LONGEST_OPEN, lambda: message)  # type: ignore[no-untyped-call]
     reach = 1
     while reach < (LONGEST_OPEN if is_open else length):
         earlier = _shifted(enter, reach, -torch.inf, is_open)
