@@ -4,9 +4,9 @@ from itertools import pairwise
 
 import pytest
 import torch
-from op_examples import example, with_gradients
 
 from longscan.ops import OPS, _dispatch, _native_op
+from op_examples import example, with_gradients
 
 BACKENDS = [
     (op, backend)
