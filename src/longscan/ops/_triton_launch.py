@@ -122,7 +122,10 @@ def ceil_div(size: int, by: int) -> int:
 
 def smallest(*sizes: int) -> int:
     """The minimum; of sizes that stay open in a graph as an expression, since a comparison would tie the graph to its outcome."""
-    return reduce(torch.sym_min, sizes) if any(isinstance(x, torch.SymInt) for x in sizes) else min(sizes)
+    for x in sizes:
+        if isinstance(x, torch.SymInt):
+            return reduce(torch.sym_min, sizes)
+    return min(sizes)
 
 
 def largest(one: int, other: int) -> int:

@@ -875,8 +875,8 @@ def _kept_each(batch: int, length: int, channels: int, states: int, parts: int) 
 
 def _least_each(states: int, parts: int) -> int:
     """The least of `_kept_each`: whole tiles of both directions."""
-    tiles = (launch.TABLE[_op(parts, direction, states)].steps for direction in ("", "_backward"))
-    return max(AGAIN[parts], *tiles)
+    forward, backward = launch.TABLE[_op(parts, "", states)], launch.TABLE[_op(parts, "_backward", states)]
+    return max(AGAIN[parts], forward.steps, backward.steps)
 
 
 def _side_by_side(programs: int, warps: int) -> int:
@@ -925,8 +925,8 @@ def forward(
     p = _problem(u, A, initial_state, dt_softplus, paired, "")
     split = launch.plan(p.op, p.length, p.programs)
     y, final = torch.empty_like(u), torch.empty_like(initial_state)
-    shape = chunk_states_shape(p.batch, p.length, p.channels, *initial_state.shape[2:])
-    kept = initial_state.new_empty(shape if keep else (0,))
+    shape = chunk_states_shape(p.batch, p.length, p.channels, *initial_state.shape[2:]) if keep else (0,)
+    kept = initial_state.new_empty(shape)
     inputs = (u, dt, A, B, C, D, z, dt_bias, dt_scale, initial_state)
     with launch.on_device(u):
         start = None
