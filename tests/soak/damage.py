@@ -36,7 +36,6 @@ from longscan.models import Forecaster, LanguageModel, SequenceModel, SiameseMod
 from longscan.ops import _verdicts
 from longscan.report import read_records, run_report
 from longscan.report.records import read_seeds
-from longscan.tasks.dynamics.rollouts import POLICIES, _kept
 from longscan.training import Run
 from longscan.training.checkpoint import find_checkpoint, read_checkpoint, read_tensors, write_checkpoint, write_tensors
 from longscan.training.logs import read_rows
@@ -195,12 +194,6 @@ def read_verdicts(folder: Path) -> Any:
         _verdicts.of.cache_clear()
 
 
-def policies(folder: Path) -> None:
-    folder.mkdir()
-    draw = np.random.default_rng(0)
-    np.savez(folder / POLICIES, made_with="x", weights=draw.normal(size=(3, 4, 2)), offsets=draw.normal(size=(3, 2)))
-
-
 FOUND |= {
     "checkpoint": Format(checkpoint, read_whole_checkpoint, checked=("*",)),
     "run": Format(run_folder, read_run, checked=("model.safetensors",)),
@@ -215,7 +208,6 @@ FOUND |= {
     "records of automata": rows_of("automata", "table.jsonl"),
     "records of seeds": Format(seeds, read_seeds),
     "verdicts": Format(verdicts, read_verdicts),
-    "policies": Format(policies, lambda folder: _kept(folder, "x"), sized=True),
 }
 
 
