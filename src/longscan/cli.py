@@ -316,8 +316,8 @@ def automata_command(words: Sequence[str]) -> int:
     from rich.table import Table
 
     from longscan import automata
-    from longscan.automata.page import check_word, write_page
-    from longscan.automata.pictures import DPI, overview, some_word, write_pictures
+    from longscan.automata.drawing import draw_model, write_dot
+    from longscan.automata.scoring import random_words
 
     parser = _parser("automata", automata_command)
     parser.add_argument("pattern", type=str, nargs="?", help="regular expression with | * + ? ( ) and . for any letter")
@@ -329,9 +329,9 @@ def automata_command(words: Sequence[str]) -> int:
     parser.add_argument("--dtype", type=str, default="float32", help="float32 or float64")
     parser.add_argument("--backend", type=str, default="auto", help="of the model's ops: auto, reference, eager, cpu or triton")
     parser.add_argument("--length", type=int, help="refuse unless words of this length are certified")
-    parser.add_argument("--picture", type=str, help="where to draw state diagram and wiring; automaton.png without it")
-    parser.add_argument("--save", type=str, help="directory for the model, all pictures and a page that steps a word through it")
-    parser.add_argument("--word", type=str, help="the word of pictures and page; a random one without it")
+    parser.add_argument("--picture", type=str, help="where to draw states and residual stream; automaton.png without it")
+    parser.add_argument("--save", type=str, help="directory for the model, the picture and the graphs for Graphviz")
+    parser.add_argument("--word", type=str, help="the word to draw and to print step by step; a random one is drawn without it")
     given = _parse(parser, words)
     if (given.pattern is None) == (given.named is None):
         raise SettingError("automata: needed exactly one of a regular expression and --named")
@@ -346,21 +346,23 @@ def automata_command(words: Sequence[str]) -> int:
             dfa, series=given.series, phase=given.phase, layout=given.layout, dtype=given.dtype, backend=given.backend,
             length=given.length,
         )  # fmt: skip
-        word = some_word(compiled) if given.word is None else list(given.word)
-        check_word(compiled, word)
+        letters = random_words(compiled, 1, 40, shun_sinks=True)[0].tolist()
+        word = [compiled.dfa.alphabet[i] for i in letters] if given.word is None else given.word
+        compiled.dfa.encode(word)
         size = compiled.size
         _out().print(f"model: blocks {size.spec}, d_model {size.d_model}, {size.parameters:,} parameters", markup=False)
         _out().print(str(compiled.verify()), markup=False)
         folder = None if given.save is None else Path(given.save)
         picture = Path(given.picture or ("automaton.png" if folder is None else folder / "automaton.png"))
         picture.parent.mkdir(parents=True, exist_ok=True)
-        overview(compiled).savefig(picture, dpi=DPI)
+        draw_model(compiled, word).savefig(picture, dpi=110)
         _out().print(f"picture: {picture}", markup=False)
         if folder is not None:
             compiled.save(folder)
-            write_pictures(compiled, folder, word)
-            page = write_page(compiled, folder / "page.html", word)
-            _out().print(f"model: {folder}; page: {page}", markup=False)
+            graph = write_dot(compiled, folder / "automaton.dot")
+            _out().print(f"model: {folder}; graphs: {graph}", markup=False)
+        if given.word is not None:
+            _out().print(str(compiled.explain(word)), markup=False)
     except (ValueError, OSError) as error:
         raise SettingError(" ".join(str(error).split())) from error
     return 0

@@ -182,15 +182,6 @@ class DFA:
         delta = tuple(tuple(moves[number, letter] for letter in alphabet) for number in range(len(nodes)))
         return cls(alphabet, delta, nodes[start], frozenset(nodes[node] for node in accept))
 
-    def to_dot(self) -> str:
-        """The state diagram in Graphviz' language; letters between the same two states share an edge."""
-        lines = ["digraph {", "  rankdir=LR;", '  "" [shape=none];', f'  "" -> {self.start};']
-        lines += [f"  {state} [shape={'doublecircle' if state in self.accept else 'circle'}];" for state in range(self.size)]
-        for (source, target), letters in self.edges().items():
-            label = ",".join(letters).replace("\\", "\\\\").replace('"', '\\"')
-            lines.append(f'  {source} -> {target} [label="{label}"];')
-        return "\n".join([*lines, "}"]) + "\n"
-
     def edges(self) -> dict[tuple[int, int], list[str]]:
         """(source, target) -> the letters that lead there."""
         edges: dict[tuple[int, int], list[str]] = {}

@@ -1,0 +1,171 @@
+"""The figure and the graphs of a compiled automaton, scores, and the command."""
+
+import json
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.patches import Circle, FancyArrowPatch
+
+from longscan import automata
+from longscan.automata.drawing import draw_model, write_dot
+from longscan.automata.languages import NAMED
+from longscan.automata.scoring import random_words, score, scores
+from longscan.cli import main
+
+
+@pytest.fixture(scope="module")
+def hybrid() -> automata.Compiled:
+    return automata.compile(NAMED["S3 and resets"]())
+
+
+def size_of(path: Path) -> tuple[int, int]:
+    width, height = struct.unpack(">II", path.read_bytes()[16:24])
+    return width, height
+
+
+def test_the_figure_shows_the_states_and_the_residual_stream():
+    compiled = automata.compile(NAMED["Dyck depth 3"]())
+    figure = draw_model(compiled, "(()")
+    states, stream = figure.axes[:2]
+    edges = compiled.dfa.edges()
+    texts = [text.get_text() for text in states.texts]
+    assert texts == [str(state) for state in range(compiled.dfa.size)] + [",".join(letters) for letters in edges.values()]
+    assert sum(isinstance(patch, FancyArrowPatch) for patch in states.patches) == len(edges)
+    assert sum(isinstance(patch, Circle) for patch in states.patches) == compiled.dfa.size + len(compiled.dfa.accept)
+    names = [text.get_text() for text in stream.get_yticklabels()]
+    assert {"letter", "P1", "P1 before", "x1", "constant"} <= set(names)
+    assert [text.get_text() for text in stream.get_xticklabels()] == ["(", "(", ")"]
+    np.testing.assert_array_equal(stream.images[0].get_array(), compiled.explain("(()").stream.T)
+
+
+def test_many_states_are_left_to_graphviz(tmp_path):
+    large = automata.compile(automata.mod(50))
+    assert [text.get_text() for text in draw_model(large, "01").axes[0].texts] == ["50 states: too many to draw"]
+    assert "{50 states} > {3}" in str(large.explain("0111"))
+    assert '  49 -> 0 [label="1"];' in write_dot(large, tmp_path / "large.dot").read_text()
+
+
+def test_graphs_for_graphviz(hybrid, tmp_path):
+    automaton = write_dot(automata.mod(2), tmp_path / "mod.dot").read_text().splitlines()
+    assert automaton == [
+        "digraph {", "  rankdir=LR;", '  start [shape=none, label=""];', "  start -> 0;",
+        "  0 [shape=doublecircle];", "  1 [shape=circle];",
+        '  0 -> 0 [label="0"];', '  0 -> 1 [label="1"];', '  1 -> 1 [label="0"];', '  1 -> 0 [label="1"];', "}",
+    ]  # fmt: skip
+    quoted = automata.DFA(('"', "\\"), ((0, 0),), 0, frozenset())
+    assert r'  0 -> 0 [label="\",\\"];' in write_dot(quoted, tmp_path / "quoted.dot").read_text()
+    lines = write_dot(hybrid, tmp_path / "hybrid.dot").read_text().splitlines()
+    assert sum(line.startswith("  subgraph cluster_") for line in lines) == len(hybrid.spec) == 4
+    assert r'    "c1.0.1" [label="c1.0.1\ncounter, 3 values, 2 rows"];' in lines
+    assert '  "c1.0.0" -> "c1.0.1";' in lines
+    assert sum("->" in line and '"' in line and "label" not in line for line in lines) == sum(
+        len(op.wires) for op in hybrid.program.ops
+    )
+    delayed = write_dot(automata.compile(NAMED["Dyck depth 3"]()), tmp_path / "dyck.dot").read_text()
+    assert '  "P1" -> "x1" [style=dashed];' in delayed
+
+
+def test_scores(hybrid):
+    rows = scores(hybrid, lengths=(30,), count=10)
+    assert [row.words for row in rows] == ["all up to length 7", "10 of length 30"]
+    assert all(row.accuracy == row.states == 1 for row in rows)
+    broken = automata.compile(automata.mod(2))
+    with torch.no_grad():
+        broken.model.head.weight.copy_(broken.model.head.weight.flip(0))
+    found = score(broken, random_words(broken, 20, 50))
+    assert (found.accuracy, found.states) == (0, 1)
+    assert 0.5 <= found.constant < 0.6
+
+
+def test_words_that_keep_out_of_sinks():
+    compiled = automata.compile(automata.from_regex("(ab)*"))
+    (sink,) = compiled.dfa.sinks
+    assert sink in compiled.dfa.run(random_words(compiled, 1, 50).numpy())
+    words = random_words(compiled, 5, 50, shun_sinks=True)
+    assert sink not in compiled.dfa.run(words.numpy())
+    rows = scores(compiled, lengths=(30,), count=3)
+    assert [row.words for row in rows[1:]] == ["3 of length 30", "3 of length 30, out of sinks"]
+    dyck = automata.compile(automata.dyck(2))
+    walks = dyck.dfa.run(random_words(dyck, 20, 50, shun_sinks=True).numpy())
+    assert set(walks.flatten().tolist()) == set(range(4)) - set(dyck.dfa.sinks)
+    everything = automata.compile(automata.from_regex(".*", "ab"))
+    assert random_words(everything, 3, 20, shun_sinks=True).unique().tolist() == [0, 1]
+
+
+def test_the_command(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["automata", "(ab)*", "--save", "model", "--word", "abab"]) == 0
+    said = capsys.readouterr().out
+    expected = ("star-free", "blocks mmmm, d_model 14, 3,206 parameters", "certified for words of every length", "automaton.dot")
+    for words in (*expected, "a       1      reject"):
+        assert words in said
+    written = {path.name for path in Path("model").iterdir()}
+    assert written >= {"model.safetensors", "config.json", "automaton.png", "automaton.dot"}
+    assert json.loads(Path("model/automaton.json").read_text())["alphabet"] == ["a", "b"]
+    assert main(["eval", "model"]) == 0
+    assert "1.000000" in capsys.readouterr().out
+    assert main(["automata", "--named", "mod 4", "--picture", "p.png", "--series", "prime", "--phase", "float"]) == 0
+    assert "certified for words of up to" in capsys.readouterr().out
+    assert size_of(Path("p.png"))[0] > 500
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["automata"], "needed exactly one of a regular expression and --named"),
+        (["automata", "a", "--named", "S3"], "needed exactly one"),
+        (["automata", "(ab"], "opens a '(' that no ')' closes at position 1"),
+        (["automata", "--named", "A5"], "holds a perfect group of order 60"),
+        (["automata", "--named", "S9"], "name: got 'S9'"),
+        (["automata", "ab", "--alphabet", "a"], "the pattern uses b"),
+        (["automata", "ab", "--series", "long"], "series: got 'long'"),
+        (["automata", "ab", "--word", "abc"], "word: got 'c' at position 3"),
+        (["automata", "ab", "--dtype", "half"], "dtype: got 'half'"),
+        (["automata", "ab", "--backend", "gpu"], "backend: got 'gpu'"),
+        (["automata", "--named", "mod 5", "--phase", "float", "--length", "1000000000"], "certified up to"),
+    ],
+)
+def test_mistakes_are_one_line(words, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main([*words, "--save", "model"] if "--word" in words else words) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_a_damaged_model_is_refused_in_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    automata.compile(automata.mod(2)).save("model")
+    saved = Path("model/automaton.json").read_text()
+    other = json.loads(saved) | {"alphabet": ["0", "1", "2"], "delta": [[0, 1, 0], [1, 0, 1]]}
+    for text, message in (
+        ("{", "damaged"),
+        ('{"alphabet": ["a"]}', "damaged (KeyError('delta'))"),
+        (json.dumps(json.loads(saved) | {"start": 5}), "start: got 5"),
+        (json.dumps(other), "the model is not of the automaton in automaton.json"),
+    ):
+        Path("model/automaton.json").write_text(text)
+        assert main(["eval", "model"]) == 2
+        error = capsys.readouterr().err
+        assert message in error
+        assert error.count("\n") == 1
+    Path("model/automaton.json").write_text(saved)
+    Path("model/model.safetensors").unlink()
+    assert main(["eval", "model"]) == 2
+    assert "model.safetensors: no such file" in capsys.readouterr().err
+
+
+def test_nothing_is_saved_beside_a_wrong_word(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["automata", "ab", "--word", "abc", "--save", "model"]) == 2
+    assert not Path("model").exists()
+
+
+def test_a_compiled_model_has_no_splits(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    automata.compile(automata.mod(2)).save("model")
+    assert main(["eval", "model", "--split", "train"]) == 2
+    assert "has no splits" in capsys.readouterr().err
