@@ -19,7 +19,6 @@ inline void* out(Pointer p) { return reinterpret_cast<void*>(p); }
 using ReleaseGil = nb::call_guard<nb::gil_scoped_release>;
 
 void bind_mamba_step(nb::module_& module);
-void bind_math_probe(nb::module_& module);
 void bind_linear_scan(nb::module_& module);
 void bind_selective_scan(nb::module_& module);
 void bind_short_conv(nb::module_& module);

@@ -73,7 +73,6 @@ NB_MODULE(_native, module) {
   module.attr("openmp") = false;
 #endif
   bind_mamba_step(module);
-  bind_math_probe(module);
   bind_linear_scan(module);
   bind_selective_scan(module);
   bind_short_conv(module);
