@@ -1,4 +1,4 @@
-"""The settings that papers print, for tests to hold recipes and claims against."""
+"""The settings that papers print, for tests to hold recipes against."""
 
 Row = tuple[str, int, int, float, float]
 
@@ -22,4 +22,3 @@ SERIES: dict[str, Row] = {
     "motor_imagery": ("ma", 16, 128, 0.0, 1e-4),
     "eigen_worms": ("amma", 16, 16, 0.0, 1e-3),
 }
-WEATHER: Row = ("ma", 16, 128, 0.0, 1e-3)

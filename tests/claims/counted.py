@@ -14,18 +14,10 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from longscan.report.published import figure_of, published_row
+from longscan.report.published import published_row
 
 ROOT = Path(__file__).parents[2]
 Combine = Callable[[Any, Any], Any]
-MAMBA_LRA_SIZES = {  # Table 3 of that paper, thousands of parameters: Mamba, attention
-    "ListOps": (634, 797),
-    "Text": (648, 827),
-    "Retrieval": (692, 871),
-    "Image": (116, 105),
-    "Path-32": (123, 793),
-    "Path-64": (242, 598),
-}
 
 
 def blelloch(items: list[Any], combine: Combine, identity: Any) -> tuple[list[Any], list[int]]:
@@ -112,15 +104,8 @@ def seeds(name: str) -> dict[str, Any]:
     return json.loads((ROOT / "results/seeds" / f"{name}.json").read_text("utf-8"))
 
 
-def figures(first: int, count: int) -> list[float]:
-    """Published figures r<first> and on, corrected where the author did so."""
-    found = [figure_of(published_row(f"r{number:03}")) for number in range(first, first + count)]
-    assert None not in found, "withdrawn by the author"
-    return [value for value in found if value is not None]
-
-
 def printed(first: int, count: int) -> list[float]:
-    """The same as printed."""
+    """Published figures r<first> and on, as printed."""
     return [published_row(f"r{number:03}")["value"] for number in range(first, first + count)]
 
 
