@@ -150,6 +150,8 @@ SAMPLES = [  # question | answer, under the published semantics unless the evalu
     ("( x + 1 ) = ( 2 * 2 ) ACT | 0", solve_rational, 3),
     ("( x * 2 ) = 1 ACT | 0", solve_rational, 3),
     ("( x * 2 ) = 1 ACT | 2", solve_modular, 3),
+    ("( ( 3 ) - ( - 4 ) ) = | 2", arithmetic, 5),
+    ("( ( x ) - ( - 2 ) ) = 1 ACT | 2", solve_modular, 3),
     ("5 2 9 2 ACT | 2 2 5 9", ordered, 10),
     ("5 2 9 2 ACT | 5 2 9 2", copied, 10),
     ("7 4 7 4 | 4", majority, 63),
@@ -303,8 +305,7 @@ def test_equations_of_the_published_suite_have_any_size_of_solution():
         assert answer == str(cut % 31)
 
 
-@pytest.mark.parametrize("cls", FORMAL, ids=lambda cls: cls.name)
-@pytest.mark.parametrize("suite", ["clean", "aussm"])
+@pytest.mark.parametrize(("cls", "suite"), [(cls, suite) for cls in FORMAL for suite in cls.suites])
 def test_overlapping_lengths_share_no_question(cls, suite):
     task = cls(suite=suite, train_lengths=(12, 24), eval_lengths=(12, 24), valid_size=400, test_size=400)
     questions = [{question for question, _ in described(task, split, 400)} for split in task.splits]

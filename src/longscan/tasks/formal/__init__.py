@@ -1,13 +1,12 @@
 """Formal languages by family.
 
-Regular, counting, rewriting (the answer is a word) and context-free ones in two suites; the fifteen of the Chomsky hierarchy
-suite; word problems of groups; counters and nesting; recall (copying, induction heads, associative recall).
+Regular, counting, rewriting (the answer is a word) and context-free ones in suites; the rest of the Chomsky hierarchy suite; word
+problems of groups; counters and nesting; recall (copying, induction heads, associative recall).
 """
 
-from longscan.tasks.formal import chomsky as chomsky
-from longscan.tasks.formal import chomsky_words as chomsky_words
 from longscan.tasks.formal.base import FormalTask as FormalTask
 from longscan.tasks.formal.base import WordTask as WordTask
+from longscan.tasks.formal.chomsky import chomsky_suite as chomsky_suite
 from longscan.tasks.formal.context_free import ModularArithmeticBrackets as ModularArithmeticBrackets
 from longscan.tasks.formal.context_free import SolveEquation as SolveEquation
 from longscan.tasks.formal.counting import Majority as Majority

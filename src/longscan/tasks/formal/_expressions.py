@@ -1,8 +1,12 @@
-"""Fully bracketed expressions, drawn and evaluated for a whole batch at once, level by level of their trees.
+"""Bracketed expressions of two grammars, drawn and evaluated for a whole batch at once, level by level of their trees.
 
-An expression with k operators has 1 + 4k tokens. It grows from one leaf by replacing k times a uniformly chosen leaf with
-( leaf op leaf ). The left operand of the outermost operator then holds 0 .. k - 1 of the other operators with equal
-probability (Polya's urn with one leaf on each side), and so on inside, which is how the trees are drawn here.
+`draw_expressions`: an expression with k operators has 1 + 4k tokens. It grows from one leaf by replacing k times a uniformly
+chosen leaf with ( leaf op leaf ). The left operand of the outermost operator then holds 0 .. k - 1 of the other operators with
+equal probability (Polya's urn with one leaf on each side), and so on inside, which is how the trees are drawn here.
+
+`draw_sums` (Delétang et al., 2023): an expression of one to four tokens is d, -d, (d) or (-d); a longer one of n tokens is
+(left op right) with op one of + and -, and 1 .. n - 4 tokens on the left, uniform. As there are no products, the value is the sum
+of the digits with the signs above them.
 """
 
 from dataclasses import dataclass
@@ -75,3 +79,40 @@ def draw_expressions(draws: Draws, operators: np.ndarray, digits: int, symbols: 
         tokens[row, start + 4 * size] = symbols.closing
         rows, starts, sizes = np.tile(row, 2), np.concatenate([start + 1, middle + 1]), np.concatenate([left, size - 1 - left])
     return Expressions(tokens, lengths, tuple(levels))
+
+
+class Sums(NamedTuple):
+    """Bracketed sums: tokens (n, width), padded; values (n,) modulo the number of digits."""
+
+    tokens: np.ndarray
+    values: np.ndarray
+
+
+def draw_sums(draws: Draws, lengths: np.ndarray, digits: int, symbols: Symbols) -> Sums:
+    """Bracketed sums of exactly `lengths` (n,) tokens; literals uniform on 0 .. digits - 1, operators uniform."""
+    count = len(lengths)
+    tokens = np.full((count, int(lengths.max())), symbols.padding)
+    values = np.zeros(count, np.int64)
+    minus, plus = symbols.times + 1, symbols.times + 2
+    rows, starts, sizes, signs = np.arange(count), np.zeros(count, np.int64), lengths, np.ones(count, np.int64)
+    while len(rows):
+        leaf = sizes < 5
+        row, start, size = rows[leaf], starts[leaf], sizes[leaf]
+        literal = draws.integers(0, digits, len(row))
+        negative, bracketed = size % 2 == 0, size > 2
+        tokens[row[bracketed], start[bracketed]] = symbols.opening
+        tokens[row[bracketed], (start + size - 1)[bracketed]] = symbols.closing
+        tokens[row[negative], (start + bracketed)[negative]] = minus
+        tokens[row, start + bracketed + negative] = literal
+        np.add.at(values, row, signs[leaf] * np.where(negative, -literal, literal))
+
+        row, start, size, sign = rows[~leaf], starts[~leaf], sizes[~leaf], signs[~leaf]
+        left = 1 + draws.integers(0, size - 4, len(row))
+        subtracts = draws.integers(0, 2, len(row)) == 1
+        middle = start + 1 + left
+        tokens[row, start] = symbols.opening
+        tokens[row, middle] = np.where(subtracts, minus, plus)
+        tokens[row, start + size - 1] = symbols.closing
+        rows, starts = np.tile(row, 2), np.concatenate([start + 1, middle + 1])
+        sizes, signs = np.concatenate([left, size - left - 3]), np.concatenate([sign, np.where(subtracts, -sign, sign)])
+    return Sums(tokens, values % digits)

@@ -1,13 +1,15 @@
-"""What the formal languages share: splits, the layout of question and answer, scores by length, text files, and two suites.
+"""What the formal languages share: splits, the layout of question and answer, scores by length, text files, and suites.
 
 An example is a question, an answer of one or more tokens, and padding (the last token number). The model reads the sequence
 without its last token and answers at the last token of the question and, for longer answers, at the steps after it. Tasks under
-`FormalTask` come in two suites; those right under `WordTask` hide their answers as `clean` does:
+`FormalTask` come in suites; those right under `WordTask` hide their answers as `clean` does:
 
 - `clean` (default): training sequences of 3-40 tokens, valid and test of 41-256; the answer is hidden in the input (the padding
   token stands at its places), so nothing can be copied from it and bidirectional models may be compared.
 - `aussm`: the semantics of the published AUSSM repository, of which each class lists what matters to it: sequences of 6-40 and
   41-256 tokens, and the answer in the input (teacher forcing). Its loader delivered every batch four times; here none repeats.
+- `chomsky`, where a class says so: the expressions of "Neural Networks and the Chomsky Hierarchy" (Delétang et al., ICLR 2023),
+  and the rest as in `clean`; `chomsky_suite` has all tasks of that paper.
 
 `data="stream"` gives an endless training stream, `data="samples"` `train_size` fixed training examples; valid and test are fixed
 sets of `valid_size` and `test_size` examples either way.
@@ -22,7 +24,7 @@ from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 import numpy as np
 from torch import Tensor
@@ -348,17 +350,18 @@ class WordTask(ClassificationTask):
 
 @dataclass(frozen=True, kw_only=True)
 class FormalTask(WordTask):
-    """A language of the two suites.
+    """A language of the suites that the class names in `suites`.
 
     teacher_forcing: the answer stands in the input after it was due. None means the suite's choice.
     """
 
-    suite: Literal["clean", "aussm"] = "clean"
+    suites: ClassVar[tuple[str, ...]] = ("clean", "aussm")
+    suite: Literal["clean", "aussm", "chomsky"] = "clean"
     vocab_size: int = 12
     teacher_forcing: bool | None = None
 
     def __post_init__(self) -> None:
-        check_choice(self, "suite", ("clean", "aussm"))
+        check_choice(self, "suite", self.suites)
         super().__post_init__()
         if self.vocab_size < self._least_vocab:
             raise ValueError(f"vocab_size: {self.name} needs at least {self._least_vocab} tokens, not {self.vocab_size}")

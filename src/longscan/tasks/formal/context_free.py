@@ -9,7 +9,7 @@ import numpy as np
 from longscan.tasks._random import Draws
 from longscan.tasks.base import TASKS
 from longscan.tasks.formal._examples import Examples
-from longscan.tasks.formal._expressions import Expressions, Symbols, draw_expressions
+from longscan.tasks.formal._expressions import Expressions, Symbols, draw_expressions, draw_sums
 from longscan.tasks.formal.base import FormalTask
 from longscan.tasks.formal.regular import PADDING, single
 
@@ -17,16 +17,19 @@ from longscan.tasks.formal.regular import PADDING, single
 @TASKS.register("modular_arithmetic_brackets")
 @dataclass(frozen=True, kw_only=True)
 class ModularArithmeticBrackets(FormalTask):
-    """The value of a fully bracketed expression modulo vocab_size - 7; here 5.
+    """The value of a bracketed expression modulo vocab_size - 7; here 5.
 
-        ( ( 3 * 4 ) - 2 ) = | 0
+        clean     ( ( 3 * 4 ) - 2 ) = | 0
+        chomsky   ( ( 3 ) - ( - 4 ) ) = | 2
 
     An expression grows from one digit by replacing a uniformly chosen digit with ( digit op digit ); op is one of *, - and +.
-    A sequence drawn at length l has max(0, (l - 3)//4) operators in both suites, which differ in the answer's being shown and in
-    the lengths. 0 is the most frequent answer (about 31 % in test).
+    A sequence drawn at length l has max(0, (l - 3)//4) operators in `clean` and `aussm`, which differ in the answer's being shown
+    and in the lengths. 0 is their most frequent answer (about 31 % in test). In `chomsky` an expression has signs, no products
+    and l - 2 tokens (`draw_sums`).
     """
 
     name: ClassVar[str] = "modular_arithmetic_brackets"
+    suites: ClassVar[tuple[str, ...]] = ("clean", "aussm", "chomsky")
 
     @property
     def num_classes(self) -> int:
@@ -51,15 +54,19 @@ class ModularArithmeticBrackets(FormalTask):
         return 3
 
     def _shortest_question(self, length: int) -> int:
-        return 2 + 4 * ((length - 3) // 4)
+        return length - 1 if self.suite == "chomsky" else 2 + 4 * ((length - 3) // 4)
 
     def _draw(self, draws: Draws, lengths: np.ndarray) -> Examples:
         modulus = self.num_classes
         numbers = Symbols(closing=modulus, opening=modulus + 1, times=modulus + 2, padding=self.padding)
-        expressions = draw_expressions(draws, (lengths - 3) // 4, modulus, numbers)
-        questions = np.pad(expressions.tokens, ((0, 0), (0, 1)), constant_values=self.padding)
-        questions[np.arange(len(lengths)), expressions.lengths] = self._closing
-        return single(questions, expressions.lengths + 1, expressions.values(expressions.tokens, modulus))
+        if self.suite == "chomsky":
+            (tokens, values), ends = draw_sums(draws, lengths - 2, modulus, numbers), lengths - 2
+        else:
+            expressions = draw_expressions(draws, (lengths - 3) // 4, modulus, numbers)
+            tokens, ends, values = expressions.tokens, expressions.lengths, expressions.values(expressions.tokens, modulus)
+        questions = np.pad(tokens, ((0, 0), (0, 1)), constant_values=self.padding)
+        questions[np.arange(len(lengths)), ends] = self._closing
+        return single(questions, ends + 1, values)
 
 
 @TASKS.register("solve_equation")
@@ -67,17 +74,21 @@ class ModularArithmeticBrackets(FormalTask):
 class SolveEquation(FormalTask):
     """The x that solves an equation of two bracketed expressions, modulo vocab_size - 9; here 3.
 
-        clean   ( x * 2 ) = 1 ACT | 2
-        aussm   ( x * 2 ) = 1 ACT | 0
+        clean     ( x * 2 ) = 1 ACT | 2
+        aussm     ( x * 2 ) = 1 ACT | 0
+        chomsky   ( ( x ) - ( - 2 ) ) = 1 ACT | 2
 
     In `clean` the equation is one modulo 3 and has exactly one solution there; others are drawn again. In `aussm` it is solved
     over the rationals and the answer is the solution cut to an integer, modulo 3 (x = 1/2 gives 0); equations in which x cancels
     are drawn again. One literal of the left side, uniformly chosen, becomes x. A sequence drawn at length l has sides that target
     t in 1 .. l - 4 (uniform) and l - 3 - t tokens in `aussm`, growing while 4 tokens more stay below the target; in `clean` it
-    has (l - 5)//4 operators, of which the left side has a uniform share.
+    has (l - 5)//4 operators, of which the left side has a uniform share. In `chomsky` the left side has signs, no products and
+    l - 4 tokens (`draw_sums`), x is the first literal at or after a uniformly chosen place, going round, and the right side is
+    the value.
     """
 
     name: ClassVar[str] = "solve_equation"
+    suites: ClassVar[tuple[str, ...]] = ("clean", "aussm", "chomsky")
 
     @property
     def num_classes(self) -> int:
@@ -102,7 +113,7 @@ class SolveEquation(FormalTask):
         return 5
 
     def _shortest_question(self, length: int) -> int:
-        return max(4, length - 9)
+        return length - 1 if self.suite == "chomsky" else max(4, length - 9)
 
     def _sides(self, draws: Draws, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Numbers of operators of the left and the right side."""
@@ -116,6 +127,8 @@ class SolveEquation(FormalTask):
     def _draw(self, draws: Draws, lengths: np.ndarray) -> Examples:
         modulus, count = self.num_classes, len(lengths)
         numbers = Symbols(closing=modulus + 2, opening=modulus + 3, times=modulus + 4, padding=self.padding)
+        if self.suite == "chomsky":
+            return self._draw_equations_of_sums(draws, lengths, numbers)
         left, right = (draw_expressions(draws, operators, modulus, numbers) for operators in self._sides(draws, lengths))
         leaves = left.tokens < modulus
         chosen = draws.integers(0, leaves.sum(1), count)
@@ -132,6 +145,21 @@ class SolveEquation(FormalTask):
         question_lengths = left.lengths + right.lengths + 2
         questions[rows, question_lengths - 1] = self._closing
         return single(questions, question_lengths, answers)._replace(keep=keep)
+
+    def _draw_equations_of_sums(self, draws: Draws, lengths: np.ndarray, numbers: Symbols) -> Examples:
+        rows, sides, modulus = np.arange(len(lengths)), lengths - 4, self.num_classes
+        sums = draw_sums(draws, sides, modulus, numbers)
+        width = sums.tokens.shape[1]
+        start = draws.integers(0, sides, len(lengths))
+        distance = np.where(sums.tokens < modulus, (np.arange(width) - start[:, None]) % sides[:, None], width)
+        chosen = distance.argmin(1)
+        questions = np.pad(sums.tokens, ((0, 0), (0, 3)), constant_values=self.padding)
+        answers = questions[rows, chosen]
+        questions[rows, chosen] = modulus + 1
+        questions[rows, sides] = self.vocab_size - 2
+        questions[rows, sides + 1] = sums.values
+        questions[rows, sides + 2] = self._closing
+        return single(questions, lengths - 1, answers)
 
 
 def _solve_modular(left: Expressions, unknown: np.ndarray, right: Expressions, modulus: int) -> tuple[np.ndarray, np.ndarray]:
