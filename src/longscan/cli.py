@@ -348,14 +348,14 @@ def automata_command(words: Sequence[str]) -> int:
         )  # fmt: skip
         letters = random_words(compiled, 1, 40, shun_sinks=True)[0].tolist()
         word = [compiled.dfa.alphabet[i] for i in letters] if given.word is None else given.word
-        compiled.dfa.encode(word)
+        figure = draw_model(compiled, word)
         size = compiled.size
         _out().print(f"model: blocks {size.spec}, d_model {size.d_model}, {size.parameters:,} parameters", markup=False)
         _out().print(str(compiled.verify()), markup=False)
         folder = None if given.save is None else Path(given.save)
         picture = Path(given.picture or ("automaton.png" if folder is None else folder / "automaton.png"))
         picture.parent.mkdir(parents=True, exist_ok=True)
-        draw_model(compiled, word).savefig(picture, dpi=110)
+        figure.savefig(picture, dpi=110)
         _out().print(f"picture: {picture}", markup=False)
         if folder is not None:
             compiled.save(folder)

@@ -123,6 +123,8 @@ def test_the_command(tmp_path, monkeypatch, capsys):
         (["automata", "ab", "--alphabet", "a"], "the pattern uses b"),
         (["automata", "ab", "--series", "long"], "series: got 'long'"),
         (["automata", "ab", "--word", "abc"], "word: got 'c' at position 3"),
+        (["automata", "ab", "--word", ""], "word: got 0 letters, expected 1 to 300"),
+        (["automata", "ab", "--word", "a" * 301], "word: got 301 letters, expected 1 to 300"),
         (["automata", "ab", "--dtype", "half"], "dtype: got 'half'"),
         (["automata", "ab", "--backend", "gpu"], "backend: got 'gpu'"),
         (["automata", "--named", "mod 5", "--phase", "float", "--length", "1000000000"], "certified up to"),

@@ -11,7 +11,7 @@ from longscan._files import write_text
 from longscan.automata.compiler import Compiled
 from longscan.automata.dfa import DFA, Word
 
-MAX_STATES = 24  # of a state diagram in the figure
+MAX_STATES, MAX_LETTERS = 24, 300  # that the figure has room for
 EDGE_CURVATURE = 0.22  # distance of an edge's control point from the straight line, as a share of the edge's length
 LABEL_POSITION = 0.36  # of an edge's letters along the edge; edges between opposite states cross at 0.5
 INK, GREY, HIGHLIGHT = "#22272e", "#7d8894", "#fbe3c4"
@@ -22,8 +22,10 @@ def draw_model(compiled: Compiled, word: Word) -> Figure:
 
     Left: states on a circle, the start state filled, accepting states with a double rim. Right: what the last block leaves in
     the residual stream after each letter, a row for each dimension, named by the field that stands there. Raises ValueError for
-    a letter that is not in the alphabet.
+    a letter that is not in the alphabet, and for a word that is empty or has more than 300 letters.
     """
+    if not 1 <= len(word) <= MAX_LETTERS:
+        raise ValueError(f"word: got {len(word)} letters, expected 1 to {MAX_LETTERS}")
     stream = compiled.explain(word).stream.float().numpy()
     width = min(24.0, 10.5 + 0.16 * len(word))
     figure = Figure(figsize=(width, min(24.0, max(6.2, 1.6 + 0.17 * compiled.plan.d_model))), layout="constrained")
@@ -42,7 +44,7 @@ def write_dot(automaton: DFA | Compiled, path: str | Path) -> Path:
     its block, and an edge from each field that it reads; a dashed edge stands for the value of one step before.
     """
     dfa = automaton.dfa if isinstance(automaton, Compiled) else automaton
-    lines = ["digraph {", "  rankdir=LR;", "  start [shape=none, label=\"\"];", f"  start -> {dfa.start};"]
+    lines = ["digraph {", "  rankdir=LR;", '  start [shape=none, label=""];', f"  start -> {dfa.start};"]
     lines += [f"  {state} [shape={'doublecircle' if state in dfa.accept else 'circle'}];" for state in range(dfa.size)]
     lines += [f"  {source} -> {target} [label={_quote(','.join(edge))}];" for (source, target), edge in dfa.edges().items()]
     if isinstance(automaton, Compiled):
