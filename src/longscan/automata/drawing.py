@@ -90,29 +90,29 @@ def _draw_states(axes: Axes, dfa: DFA) -> None:
     font = max(6.0, 55 * radius)
     circles = [Circle((x, y), radius, fc=HIGHLIGHT if i == dfa.start else "white", ec=INK, zorder=3)
                for i, (x, y) in enumerate(centres)]  # fmt: skip
-    for state, circle in enumerate(circles):
-        axes.add_patch(circle)
-        axes.text(*centres[state], str(state), ha="center", va="center", fontsize=font, color=INK, zorder=4)
+    for state, (x, y) in enumerate(centres):
+        axes.add_patch(circles[state])
+        axes.text(x, y, str(state), ha="center", va="center", fontsize=font, color=INK, zorder=4)
         if state in dfa.accept:
-            axes.add_patch(Circle(circle.center, 0.82 * radius, fill=False, ec=INK, zorder=3))
+            axes.add_patch(Circle((x, y), 0.82 * radius, fill=False, ec=INK, zorder=3))
     for (source, target), letters in dfa.edges().items():
         first, last, curvature = centres[source], centres[target], EDGE_CURVATURE
-        between: dict[str, Circle] = {"patchA": circles[source], "patchB": circles[target]}
+        tail, head = (None, None) if source == target else (circles[source], circles[target])
         if source == target:  # a loop outside the circle of states: between two points of the rim, clipped by nothing
             outward = np.array([-1.0, 0.0]) if dfa.size == 1 else first
             across = radius * 0.6 * np.array([-outward[1], outward[0]])
             first, last = first + 0.8 * radius * outward + across, first + 0.8 * radius * outward - across
-            curvature, between = -2.5, {}
+            curvature = -2.5
         axes.add_patch(FancyArrowPatch(
             tuple(first), tuple(last), arrowstyle="-|>", mutation_scale=11, color=GREY, shrinkA=0, shrinkB=0,
-            connectionstyle=f"arc3,rad={curvature}", **between,
+            connectionstyle=f"arc3,rad={curvature}", patchA=tail, patchB=head,
         ))  # fmt: skip
         along = last - first
         control = (first + last) / 2 + curvature * np.array([along[1], -along[0]])
         t = 0.5 if source == target else LABEL_POSITION
-        place = (1 - t) ** 2 * first + 2 * t * (1 - t) * control + t**2 * last
+        x, y = (1 - t) ** 2 * first + 2 * t * (1 - t) * control + t**2 * last
         box = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
-        axes.text(*place, ",".join(letters), ha="center", va="center", fontsize=font, color=INK, bbox=box, zorder=2)
+        axes.text(x, y, ",".join(letters), ha="center", va="center", fontsize=font, color=INK, bbox=box, zorder=2)
 
 
 def _draw_stream(axes: Axes, compiled: Compiled, word: Word, stream: np.ndarray) -> None:
