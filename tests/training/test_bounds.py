@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from dataclasses import fields
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from longscan.training import CurriculumSettings, LateLengthSettings, ModelSettings, SettingError, TrainingSettings
 from longscan.training import sweep as sweep_module
-from longscan.training.parsing import merge, without_retired
+from longscan.training.parsing import merge, parse_settings, without_retired
 from longscan.training.workers import _Job, _Process
 
 COUNT = ([1, 2**40], [0, -1, 0.5, float("inf"), float("nan")])
@@ -163,3 +164,26 @@ def test_a_lost_worker_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
     sweep_module._wait(sweep, workers, said.append)
     assert said == ["a worker ended with code 3, others go on with what it had begun: first"]
     assert written == [True]
+
+
+HUGE, DEEP = "9" * 400, "[" * 2000
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (f"task: {{name: parity}}\ntraining: {{lr: {HUGE}}}", r"training\.lr: got 9{100}\.\.\., needed a number"),
+        (f"task: {{name: parity}}\ntraining: {{steps: -{HUGE}}}", r"training\.steps: got -9{99}\.\.\., needed a number"),
+        (f"task: {{name: parity, train_lengths: [3, {HUGE}]}}", r"task\.train_lengths: got 9{100}\.\.\., needed a number"),
+        (f"task: {DEEP}", r"recipe\.yaml: not YAML: nested too deeply"),
+        (f"task: {{name: {'parity' * 100}}}", r"task\.name: got '(parity){16}par\.\.\., needed one of"),
+    ],
+    ids=["huge rate", "huge steps", "huge length", "deep", "long name"],
+)
+def test_values_out_of_all_bounds_in_a_file_are_one_short_line(tmp_path: Path, line: str, message: str) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(line)
+    with pytest.raises(SettingError, match=message) as raised:
+        parse_settings(["--config", str(path)])
+    assert len(str(raised.value)) < 1000
+    assert "\n" not in str(raised.value)

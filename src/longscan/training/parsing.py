@@ -5,6 +5,7 @@ A recipe's section `quick` holds settings that `--quick` puts over the others of
 """
 
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from difflib import get_close_matches
@@ -89,10 +90,10 @@ def read_mapping(path: str | Path, names: Sequence[str]) -> dict[str, Any]:
         content = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_Loader)
     except OSError as error:
         raise SettingError(f"{path}: {error.strerror or error}, needed a readable YAML file") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f" (line {mark.line + 1})" if mark else ""
-        problem = getattr(error, "problem", None) or "not text"
+        problem = getattr(error, "problem", None) or ("nested too deeply" if isinstance(error, RecursionError) else "not text")
         raise SettingError(f"{path}: not YAML{where}: {problem}, needed {needed}") from None
     if not isinstance(content, dict):
         raise SettingError(f"{path}: got {_kind(content)}, needed {needed}")
@@ -189,6 +190,7 @@ def parse_settings(words: Sequence[str], command: ArgumentParser | None = None, 
     """
     rest, configs, name, block_options, quick = _split_words(words)
     plain = without_retired(_read_configs(base or {}, configs, quick=quick))
+    _refuse_huge("", plain)
     if "--help" in rest or "-h" in rest:
         chosen = name or plain.get("task", {}).get("name")
         settings_parser(task_class(chosen) if chosen else None, command).print_help()
@@ -272,6 +274,18 @@ def one_line(error: BaseException) -> str:
     return " ".join(str(text).split()) or type(error).__name__
 
 
+def _refuse_huge(path: str, value: object) -> None:
+    """SettingError for a whole number that no float can hold, which the parser of the settings would fail at without a name."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            _refuse_huge(f"{path}.{name}" if path else str(name), inner)
+    elif isinstance(value, list):
+        for inner in value:
+            _refuse_huge(path, inner)
+    elif isinstance(value, int) and abs(value) > sys.float_info.max:
+        raise refuse(path, value, f"a number of at most {sys.float_info.max:.2g}")
+
+
 def _refuse_unknown(plain: dict[str, Any], kind: type[Task]) -> None:
     """SettingError for a name in the sections of `plain` that is no setting, or a value where a mapping is needed."""
     for section, value in plain.items():
@@ -328,13 +342,13 @@ def explain(message: str, kind: type[Task] | None = None) -> str:
     ):
         needed = re.sub(r"<class '(\w+)'>", lambda match: _NAMES.get(match[1], match[1]), typed["type"])
         needed = re.sub(r"typing\.Literal\[(.*)\]", lambda match: f"one of {match[1]}".replace("'", ""), needed)
-        return f"{typed['key']}: got {typed['got'].strip()!r}, needed {needed}"
+        return str(refuse(typed["key"], typed["got"].strip(), needed))
     if missing := re.search(r"argument --([\w.-]+): expected one argument", message):
         return f"--{missing[1]}: got nothing, needed a value"
     text = " ".join(message.split())
     if union := re.search(r'Parser key "([^"]+)": Does not validate .* Subtypes: \[(.*?)\] Errors: .* Given value: (.*)', text):
         needed = re.sub(r"<class '(\w+)'>", lambda match: _NAMES.get(match[1], "null"), union[2]).replace(", ", " or ")
-        return f"{union[1]}: got {union[3]!r}, needed {needed}"
+        return str(refuse(union[1], union[3], needed))
     return text
 
 

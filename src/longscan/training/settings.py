@@ -19,7 +19,13 @@ from longscan.tasks.base import Split
 
 def refuse(setting: str, got: object, needed: str) -> SettingError:
     """The one form of a refusal: `training.lr: got -1, needed a number above 0`."""
-    return SettingError(f"{setting}: got {got!r}, needed {needed}")
+    return SettingError(f"{setting}: got {quote(got)}, needed {needed}")
+
+
+def quote(value: object) -> str:
+    """The repr of a value, with "..." for what follows its first hundred characters."""
+    text = repr(value)
+    return text if len(text) <= 100 else f"{text[:100]}..."
 
 
 def same_size(started: bool, given: bool, folder: Path, kind: str) -> None:
@@ -43,7 +49,14 @@ def _choice(*options: str) -> tuple[Callable[[Any], bool], str]:
 
 
 def _real(holds: Callable[[float], bool], needed: str) -> tuple[Callable[[Any], bool], str]:
-    return lambda value: isfinite(value) and holds(value), needed
+    return lambda value: _is_finite(value) and holds(value), needed
+
+
+def _is_finite(value: float) -> bool:
+    try:
+        return isfinite(value)
+    except OverflowError:  # a whole number beyond the largest float
+        return False
 
 
 _POSITIVE = _real(lambda value: value > 0, "a number above 0")
