@@ -254,8 +254,14 @@ def record(kind: str, tally: Tally, seconds: float, args: argparse.Namespace) ->
         "machine": device_name(torch.device("cpu")).rpartition(",")[0],
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "command": shlex.join(["python", "tests/soak/run.py", *sys.argv[1:]]),
+        "command": shlex.join(["python", "tests/soak/run.py", *without_paths(sys.argv[1:])]),
     }
+
+
+def without_paths(words: list[str]) -> list[str]:
+    """The words of the command line that say what ran: where files of this machine lie is no part of a record."""
+    paths = ("--state", "--results")
+    return [word for i, word in enumerate(words) if word not in paths and (i == 0 or words[i - 1] not in paths)]
 
 
 def append(path: Path, lines: list[dict[str, Any]]) -> None:
