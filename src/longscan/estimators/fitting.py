@@ -16,9 +16,10 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from longscan._devices import find_device
+from longscan._types import describe_type, matches_type
 from longscan.estimators.reading import Known, Layout, check_table, is_table, normalise, read_collection, rows_of_times
 from longscan.estimators.series import Collection
-from longscan.layers._settings import declared_types, fits, told
+from longscan.layers._settings import declared_types
 from longscan.models import SequenceModel, optimizer_groups
 
 CLIP = 1.0
@@ -40,8 +41,8 @@ def check_settings(estimator: BaseEstimator) -> None:
     kind: type = type(estimator)
     settings, declared = estimator.get_params(deep=False), declared_types(kind)
     for name, value in settings.items():
-        if not fits(value, declared[name]):
-            raise ValueError(f"{name}: got {value!r}, needed {told(declared[name])}")
+        if not matches_type(value, declared[name]):
+            raise ValueError(f"{name}: got {value!r}, needed {describe_type(declared[name])}")
     for name in ("epochs", "batch_size", "horizon", "window"):
         if settings.get(name, 1) < 1:
             raise ValueError(f"{name}: got {settings[name]}, expected at least 1")

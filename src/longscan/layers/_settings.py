@@ -2,17 +2,17 @@
 
 import functools
 import inspect
-import math
-from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
-from numbers import Integral, Real
-from types import UnionType
-from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from torch import nn
 
+from longscan._types import describe_type, matches_type
 from longscan.ops import OPS
 from longscan.ops._dispatch import BACKENDS, NATIVE, missing_kernel, refusal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _constructing: ContextVar[bool] = ContextVar("longscan_constructing", default=False)
 
@@ -24,41 +24,6 @@ def declared_types(made: type) -> dict[str, Any]:
         return get_type_hints(made.__init__)  # type: ignore[misc]
     except NameError:
         return {}
-
-
-def fits(value: object, declared: Any, *, finite: bool = True) -> bool:
-    """Whether a value is of a declared type, and a finite number unless it stands in a list; which words are allowed, and what a
-    mapping holds, the constructor looks at.
-    """
-    if declared is Any:
-        return True
-    origin, parts = get_origin(declared), get_args(declared)
-    if origin in (Union, UnionType):
-        return any(fits(value, part) for part in parts)
-    if origin is Literal:
-        return type(value) in {type(part) for part in parts}
-    if declared is int:
-        return isinstance(value, Integral) and not isinstance(value, bool)
-    if declared is float:
-        return isinstance(value, Real) and not isinstance(value, bool) and (math.isfinite(value) or not finite)
-    if not isinstance(value, origin or declared) or (declared is not str and isinstance(value, str)):
-        return False
-    holds = parts[0] if parts and not issubclass(origin, Mapping) else Any
-    return holds is Any or all(fits(item, holds, finite=False) for item in cast("Iterable[object]", value))
-
-
-def told(declared: Any) -> str:
-    """A declared type in words: `whole number or None`."""
-    origin, parts = get_origin(declared), get_args(declared)
-    if origin in (Union, UnionType):
-        return " or ".join(dict.fromkeys(told(part) for part in parts))
-    if origin is Literal:
-        return " or ".join(repr(part) for part in parts)
-    words = {int: "whole number", float: "finite number", bool: "true or false", str: "word", type(None): "None"}
-    kind = origin or declared
-    if declared in words:
-        return words[declared]
-    return "mapping" if issubclass(kind, Mapping) else "list" if hasattr(kind, "__len__") else kind.__name__
 
 
 def checks_settings(made: type) -> None:
@@ -78,8 +43,8 @@ def checks_settings(made: type) -> None:
         declared = declared_types(made)
         for name, value in given.items():
             named = signature.parameters[name].kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-            if named and name in declared and not fits(value, declared[name]):
-                raise ValueError(f"{name}: got {value!r}, needed {told(declared[name])}")
+            if named and name in declared and not matches_type(value, declared[name]):
+                raise ValueError(f"{name}: got {value!r}, needed {describe_type(declared[name])}")
         backend = given.get("backend", "auto")
         if backend not in ("auto", *BACKENDS):
             raise ValueError(f"backend: got {backend!r}, expected 'auto' or one of {BACKENDS}")

@@ -8,10 +8,11 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict, cast
 
+from longscan._types import describe_type, matches_type
 from longscan.blocks import BLOCKS
 from longscan.layers import LAYERS, SequenceModule, make_layer
 from longscan.layers._registry import parameter_names
-from longscan.layers._settings import declared_types, fits, told
+from longscan.layers._settings import declared_types
 
 LETTERS: dict[str, tuple[str | None, str | None]] = {  # letter -> layer and block around it; None: no layer, or the layer alone
     "m": ("s6", "mamba"),
@@ -147,8 +148,8 @@ def parse_spec(
                 raise ValueError(f"spec: block {index} ({kind}) has no setting {name!r}; its settings are {known}")
             made = LAYERS[str(entry["layer"])] if name in layer_settings else BLOCKS[str(entry["block"])]
             declared = declared_types(made)[name]
-            if not fits(value, declared):
-                raise ValueError(f"spec: block {index} ({kind}): {name} got {value!r}, needed {told(declared)}")
+            if not matches_type(value, declared):
+                raise ValueError(f"spec: block {index} ({kind}): {name} got {value!r}, needed {describe_type(declared)}")
         if d_state is not None and "d_state" in layer_settings:
             entry["options"].setdefault("d_state", d_state)
     return entries
