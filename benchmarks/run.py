@@ -101,7 +101,7 @@ def row(
     memory: Memory | None = None,
     backend: str = "cpu",
 ) -> dict[str, Any]:
-    """One measurement in the schema of the records, with every run beside the medians."""
+    """One measurement with the fields of `BenchRecord`, with every run beside the medians."""
     ours = name == OURS
     return {
         "op": op,

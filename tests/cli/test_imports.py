@@ -1,4 +1,4 @@
-"""What is imported when: nothing by `import longscan`, torch by no help page, plotly and jsonschema only where they are used."""
+"""What is imported when: nothing by `import longscan`, torch by no help page, plotly only where it is used."""
 
 import json
 import subprocess
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-BLOCKED = "import sys; sys.modules |= dict.fromkeys(['plotly', 'jsonschema']); "
+BLOCKED = "import sys; sys.modules |= dict.fromkeys(['plotly']); "
 
 
 def python(code: str, *words: str) -> subprocess.CompletedProcess[str]:
@@ -99,10 +99,10 @@ def test_a_run_without_plotly_is_kept_and_the_report_says_what_it_needs(tmp_path
     program = BLOCKED + "from longscan.cli import main; print(main(sys.argv[1:]), file=sys.stderr); "
     program += f"sys.exit(main({record}))"
     done = python(program, "train", "--out", str(tmp_path / "run"), *tiny_words)
-    *_, plotly, code, jsonschema = done.stderr.splitlines()
+    *_, plotly, code = done.stderr.splitlines()
     assert code == "2"
     assert plotly.startswith("longscan: longscan.report.run_report: needs the package plotly, which is not")
     assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "finished"
-    assert done.returncode == 2
-    assert jsonschema.startswith("longscan: longscan.report.append_record: needs the package jsonschema")
+    assert done.returncode == 0, "a record needs no package beyond those of training"
+    assert json.loads((tmp_path / "runs" / "x.jsonl").read_text())["task"] == "parity"
     assert "Traceback" not in done.stderr

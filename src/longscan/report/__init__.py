@@ -1,6 +1,6 @@
 """Reports: a page for each run, and our results beside the published ones. Reads records, knows no model.
 
-What draws needs plotly, what checks records jsonschema; both are imported when a name here is first used.
+What draws needs plotly, which is imported when a name here is first used.
 """
 
 from typing import TYPE_CHECKING

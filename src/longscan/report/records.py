@@ -1,70 +1,65 @@
-"""Records of runs and measurements: JSON Lines files under results/, each row checked against its schema."""
+"""Records of runs and measurements: JSON Lines files under results/, each row of the type of its kind."""
 
 import json
-from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import jsonschema
+from longscan.report.parsing import RecordType, parse_value
+from longscan.report.record_types import AutomataRecord, BenchRecord, RunRecord, SeedsRecord, SweepRecord
 
 Record = dict[str, Any]
 
-_SCHEMAS = {"automata": "automata.json", "bench": "bench.json", "runs": "run.json"}  # of rows, by the folder of their file
-
-
-@cache
-def _validator(kind: str) -> Any:
-    name = _SCHEMAS.get(kind, f"{kind}.json")
-    text = resources.files("longscan.report").joinpath("schemas", name).read_text("utf-8")
-    return jsonschema.Draft202012Validator(json.loads(text))
-
-
-MOST = 8  # fields that an error names
+_FOLDERS = ("automata", "bench", "runs")  # whose files have rows of the kind of the folder's name
+_TYPES: dict[str, type[RecordType]] = {
+    "automata": AutomataRecord,
+    "bench": BenchRecord,
+    "runs": RunRecord,
+    "seeds": SeedsRecord,
+    "sweep": SweepRecord,
+}
+_MAX_ERRORS = 8  # fields that a message names
 
 
 def check_record(kind: str, row: Record) -> None:
-    """Raise ValueError naming every field in which a row departs from the schema of its kind.
+    """Raise ValueError naming the fields of a row that break the type of its kind, what they hold and what is needed.
 
-    Kinds: `runs`, `bench`, `automata`, and `sweep` and `seeds`, which are files of their own and no rows.
+    Kinds: `runs`, `bench`, `automata`, and `sweep` and `seeds`, which are whole files and no rows.
     """
-    errors = sorted(_validator(kind).iter_errors(row), key=lambda e: e.json_path)
+    _, errors = parse_value(row, _TYPES[kind])
     if errors:
-        said = "; ".join(f"{e.json_path.replace('$', 'row', 1)}: {_shortened(e.message)}" for e in errors[:MOST])
-        more = f"; and {len(errors) - MOST} more" if len(errors) > MOST else ""
-        raise ValueError(f"not a row of {kind}: {said}{more}")
-
-
-def _shortened(message: str, most: int = 160) -> str:
-    """A message of the validator, which may hold a whole row, as one line."""
-    line = " ".join(message.split())
-    return line if len(line) <= most else f"{line[: most - 3]}..."
+        named = "; ".join(map(str, errors[:_MAX_ERRORS]))
+        more = f"; and {len(errors) - _MAX_ERRORS} more" if len(errors) > _MAX_ERRORS else ""
+        raise ValueError(f"not a record of {kind}: {named}{more}")
 
 
 def _kind(path: Path) -> str:
     kind = path.resolve().parent.name
-    if kind not in _SCHEMAS:
-        raise ValueError(f"path: {path} lies in a folder {kind!r}; records live in folders {', '.join(_SCHEMAS)}")
+    if kind not in _FOLDERS:
+        raise ValueError(f"path: {path} lies in a folder {kind!r}; records live in folders {', '.join(_FOLDERS)}")
     return kind
 
 
 def append_record(path: str | Path, row: Record) -> None:
-    """Add one row to a JSON Lines file whose folder is called `runs`, `bench` or `automata`, which says the schema.
+    """Add one row to a JSON Lines file whose folder is called `runs`, `bench` or `automata`, which is the row's kind.
 
     The row is checked and turned into text before the file is opened, and written in one call at the end of the file, so that
-    processes that write at the same time do not mix their rows. Raises ValueError for a row that breaks the schema or holds NaN
-    or an infinity.
+    processes that write at the same time do not mix their rows. Raises ValueError, which names the file and
+    the fields, for a row that is not of its kind's type or holds NaN or an infinity.
     """
     path = Path(path)
-    check_record(_kind(path), row)
-    line = json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n"
+    kind = _kind(path)
+    try:
+        check_record(kind, row)
+        line = json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n"
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab", buffering=0) as file:
         file.write(line.encode("utf-8"))
 
 
 def read_records(path: str | Path) -> list[Record]:
-    """The rows of one JSON Lines file, each checked; ValueError names the file and the line."""
+    """Return the rows of one JSON Lines file, each checked; ValueError names the file, the line and the fields."""
     path = Path(path)
     rows = []
     for number, line in enumerate(path.read_bytes().splitlines(), 1):

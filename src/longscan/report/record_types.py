@@ -1,0 +1,453 @@
+"""The fields of every kind of record under results/, and of sweep.json.
+
+Times are in seconds where a name ends in `seconds` and in milliseconds where it ends in `_ms`; memory is in MiB (2**20 bytes)
+where a name ends in `_mib`. Scores are raw unless a name says `scaled`: these have uniform guessing at 0 and perfection at 1.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Literal
+
+from longscan._types import Rule, matches_type
+from longscan.report.parsing import MISSING, FieldError, Missing, RecordType
+
+Text = Annotated[str, Rule(bool, "word that is not empty")]
+Date = Annotated[str, Rule(re.compile("[0-9]{4}-[0-9]{2}-[0-9]{2}").match, "date that begins like 2026-11-21")]
+PublishedId = Annotated[str, Rule(re.compile("r[0-9]+").fullmatch, "id of a row of published.json, such as r036")]
+Count = Annotated[int, Rule(lambda number: number >= 0, "whole number of at least 0")]
+PositiveCount = Annotated[int, Rule(lambda number: number >= 1, "whole number of at least 1")]
+NonNegative = Annotated[float, Rule(lambda number: number >= 0, "finite number of at least 0")]
+Positive = Annotated[float, Rule(lambda number: number > 0, "finite number above 0")]
+Share = Annotated[float, Rule(lambda number: 0 <= number <= 1, "number from 0 to 1")]
+Number = Annotated[Any, Rule(lambda value: matches_type(value, float, finite=False), "number")]  # infinities and NaN among them
+ShareByLength = dict[str, Share]
+Scores = Annotated[list[float], Rule(bool, "list of at least one number")]  # a number for each seed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Provenance(RecordType):
+    """What every row under results/ says of its origin.
+
+    Attributes:
+        commit: of the repository, followed by "+changes" where files had changed since.
+        date: ISO 8601, at least the day.
+        device: model of the GPU or CPU.
+        command: the command line that made the record.
+    """
+
+    commit: Text
+    date: Date
+    device: Text
+    command: Text
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorrectedValues(RecordType):
+    """Fields of a run that were computed again, by the names and units that they have in `RunRecord`; one at least."""
+
+    unknown_fields: ClassVar[bool] = False
+
+    scaled: float | Missing | None = MISSING
+    constant: float | Missing = MISSING
+    constant_scaled: float | Missing = MISSING
+    baselines: dict[str, float] | Missing = MISSING
+
+    def field_errors(self) -> Iterator[FieldError]:
+        """Refuse a correction that corrects nothing."""
+        if all(value is MISSING for value in vars(self).values()):
+            yield FieldError("", "no field", "at least one of " + ", ".join(vars(self)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Correction(RecordType):
+    """Values computed again after a run. Tables show them in place of the recorded ones, which stay in their own fields."""
+
+    unknown_fields: ClassVar[bool] = False
+
+    values: CorrectedValues
+    reason: Text
+    command: Text
+    commit: Text
+    date: Date
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord(Provenance):
+    """A row of results/runs/*.jsonl: one finished or failed run.
+
+    Attributes:
+        paper: key of the paper in published.json; None where no paper has this task.
+        suite: aussm, clean, or the protocol of a data set.
+        spec: one letter a block.
+        value: raw test score; None only where the run failed.
+        scaled: test score with uniform guessing at 0 and perfection at 1.
+        constant: raw test score of the best constant predictor, chosen on the test split itself.
+        constant_scaled: the same, scaled.
+        baselines: further reference scores, raw, by name.
+        published: ids of the rows of published.json that this run reproduces.
+        steps: number of updates of the weights.
+        seconds: time of the training.
+        params: number of parameters.
+        recipe: path of the recipe in the repository.
+        quick: made with the recipe's quick section; kept apart from runs of the recipe's own size.
+        chosen_on: the split whose scores decided between recipes of this task. "test": test scores of other recipes had been seen
+            when this one was made. None or missing: not known.
+        replaced: why the recipe was given up, where another one took its place.
+        note: what a reader of the tables must know besides the figures, with its source.
+        corrected: values computed again after the run.
+    """
+
+    paper: str | None
+    task: Text
+    suite: str | None
+    model: Text
+    spec: str | None
+    seed: int
+    metric: Text
+    value: float | None
+    scaled: float | Missing | None = MISSING
+    constant: float | None
+    constant_scaled: float | Missing | None = MISSING
+    baselines: dict[str, float]
+    published: PublishedId | list[PublishedId] | None
+    steps: Count | None
+    seconds: NonNegative | None
+    params: Count | None
+    recipe: str | None
+    quick: bool | Missing = MISSING
+    status: Literal["finished", "failed"]
+    chosen_on: Literal["validation", "test"] | Missing | None = MISSING
+    replaced: Text | Missing = MISSING
+    note: Text | Missing = MISSING
+    corrected: Correction | Missing = MISSING
+
+    def field_errors(self) -> Iterator[FieldError]:
+        """Refuse a finished run without a score."""
+        if self.status == "finished" and self.value is None:
+            yield FieldError("value", "None", "finite number, as the run is finished")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchRecord(Provenance):
+    """A row of results/bench/*.jsonl: one measurement.
+
+    Attributes:
+        backend: backend of longscan; None for a peer.
+        peer: name of the implementation compared with; None for longscan's own.
+        variant: what distinguishes this row of longscan's from the plain one.
+        shape: sizes of the inputs by the names of their axes.
+        forward_ms, forward_backward_ms: time of one call, in milliseconds.
+        peak_mib: peak of the memory in use, in MiB.
+        error_vs_float64: largest error relative to the same op in float64.
+        extra_mib: peak memory beyond inputs, outputs and their gradients, in MiB.
+        extra_share: extra_mib divided by the size of inputs, outputs and their gradients.
+        runs: number of repeats, or the time of each.
+        parameters: number of parameters of the whole model.
+        inference_peak_mib: peak memory of inference, in MiB; peak_mib is of a training step then.
+        reason: why there are no times.
+        kernels: names of the fused attention kernels that ran.
+        figure: the figure of which the row is a point; such rows stand in no table.
+        check: what error_vs_float64 is of, where nothing is timed; such rows stand in no table.
+        torch, triton: versions.
+    """
+
+    op: Text
+    backend: str | None
+    peer: str | None
+    variant: Text | Missing = MISSING
+    shape: Annotated[dict[str, Count], Rule(bool, "mapping of at least one name to a whole number of at least 0")]
+    dtype: Text
+    forward_ms: NonNegative | None
+    forward_backward_ms: NonNegative | None
+    peak_mib: float | None
+    error_vs_float64: NonNegative | None
+    extra_mib: float | Missing = MISSING
+    extra_share: float | Missing = MISSING
+    runs: PositiveCount | Annotated[list[Any], Rule(bool, "list that is not empty")]
+    parameters: PositiveCount | Missing = MISSING
+    inference_peak_mib: float | Missing | None = MISSING
+    reason: Text | Missing = MISSING
+    kernels: list[str] | Missing = MISSING
+    figure: str | Missing = MISSING
+    check: str | Missing = MISSING
+    torch: Text
+    triton: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AutomataRecord(Provenance):
+    """A row of results/automata/*.jsonl, of one of the kinds in `KINDS`, by the fields that each needs.
+
+    A compiled language checked (with a word of a million letters among them), a language that is refused, a random automaton,
+    corrupted tables, weights changed, or a learned model with the compiled one to compare with.
+
+    Attributes:
+        amount: size of the change.
+        states: number of states, or the share of states that are right, by length of the word.
+        certified_length: length up to which the weights are certified.
+        answers, constant: share of right answers, and that of the best constant answer, by length.
+        words: (number, length) of the words.
+        prefixes, wrong: number of prefixes read, and of those whose state is wrong.
+        counters, flip_flops: sizes, one for each.
+        compile_ms, weights_ms: times in milliseconds.
+        derived_length: number of abelian factors of the group's derived series; None where it does not end.
+        elements: order of the group.
+        layers: number of AUSSM blocks.
+        exact: share of words without a wrong state, by length.
+        rate: highest learning rate.
+        start: state before the first letter; zero where it is missing.
+        smoothing: share of a label that is spread over all answers in training.
+        average: decay of the average of the weights that was tested; 0: the weights themselves.
+        solved_at: first step at which a training batch was answered; None: never.
+    """
+
+    unknown_fields: ClassVar[bool] = False
+    KINDS: ClassVar[tuple[tuple[str, ...], ...]] = (
+        ("case", "backend", "dtype", "words", "prefixes", "wrong", "seconds"),
+        ("case", "refused"),
+        ("seed", "letters", "minimal", "solvable", "outcome", "right"),
+        ("tried", "change_the_language", "caught", "missed", "harmless", "harmless_but_refused"),
+        ("case", "phase", "change", "amount", "seed"),
+        ("case", "change", "seed", "derived_length", "elements", "layers", "blocks", "words", "states", "exact"),
+    )
+
+    case: Text | Missing = MISSING
+    backend: Text | Missing = MISSING
+    dtype: Text | Missing = MISSING
+    phase: Text | Missing = MISSING
+    change: Text | Missing = MISSING
+    amount: NonNegative | Missing = MISSING
+    seed: Count | Missing = MISSING
+    states: Count | ShareByLength | Missing = MISSING
+    certified_length: Count | Text | Missing = MISSING
+    answers: ShareByLength | Missing = MISSING
+    constant: ShareByLength | Missing = MISSING
+    words: list[tuple[Count, Count]] | Missing = MISSING
+    prefixes: Count | Missing = MISSING
+    wrong: Count | Missing = MISSING
+    seconds: NonNegative | Missing = MISSING
+    tried: Count | Missing = MISSING
+    change_the_language: Count | Missing = field(default=MISSING, metadata={"name": "change the language"})
+    caught: Count | Missing = MISSING
+    missed: Count | Missing = MISSING
+    harmless: Count | Missing = MISSING
+    harmless_but_refused: Count | Missing = field(default=MISSING, metadata={"name": "harmless but refused"})
+    monoid: Count | Missing = MISSING
+    counters: list[Count] | Missing = MISSING
+    flip_flops: list[Count] | Missing = MISSING
+    blocks: str | Missing = MISSING
+    d_model: Count | Missing = MISSING
+    parameters: Count | Missing = MISSING
+    compile_ms: NonNegative | Missing = MISSING
+    weights_ms: NonNegative | Missing = MISSING
+    certificate: Text | Missing = MISSING
+    refused: Text | Missing = MISSING
+    letters: Count | Missing = MISSING
+    minimal: Count | Missing = MISSING
+    solvable: bool | Missing = MISSING
+    outcome: Text | Missing = MISSING
+    certified: bool | Missing = MISSING
+    right: bool | Missing = MISSING
+    what: Text | Missing = MISSING
+    derived_length: PositiveCount | Missing | None = MISSING
+    elements: PositiveCount | Missing = MISSING
+    layers: Count | Missing = MISSING
+    exact: ShareByLength | Missing = MISSING
+    steps: Count | Missing = MISSING
+    d_state: PositiveCount | Missing = MISSING
+    batch: PositiveCount | Missing = MISSING
+    rate: Positive | Missing = MISSING
+    start: Literal["zero", "learned"] | Missing = MISSING
+    smoothing: NonNegative | Missing = MISSING
+    average: NonNegative | Missing = MISSING
+    solved_at: PositiveCount | Missing | None = MISSING
+    torch: Text
+
+    def field_errors(self) -> Iterator[FieldError]:
+        """Refuse a row that lacks a field of every kind."""
+        given = {name for name, value in vars(self).items() if value is not MISSING}
+        if not any(given.issuperset(kind) for kind in self.KINDS):
+            needed = "; or ".join(", ".join(kind).replace("_", " ") for kind in self.KINDS)
+            yield FieldError("", ", ".join(sorted(given)), f"all fields of one kind of row: {needed}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeedsRow(RecordType):
+    """What several seeds trained together have reached after a number of steps, one number for each seed.
+
+    Attributes:
+        train: accuracy on the last batch.
+        loss: on the last batch.
+        last: scaled validation score of the weights as they are.
+        average: scaled validation score of their average, where one is kept.
+        seconds: time since the training began.
+    """
+
+    step: PositiveCount
+    train: Scores
+    loss: Annotated[list[Number], Rule(bool, "list of at least one number")]
+    last: Scores
+    average: Scores | Missing = MISSING
+    seconds: NonNegative
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelectedWeights(RecordType):
+    """Each seed's selected weights.
+
+    Attributes:
+        rule: the setting `training.select`.
+        step: the step that each seed's weights are of.
+        valid, test: their scaled scores; test is None until the training is over.
+    """
+
+    rule: Literal["best", "average", "last"]
+    step: list[Count]
+    valid: list[float | None]
+    test: list[float] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SettingsSections(RecordType):
+    """The settings of a run, by section."""
+
+    task: dict[str, Any]
+    model: dict[str, Any]
+    training: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeedsRecord(Provenance):
+    """A file of results/seeds, table1 or protocol: seeds of one recipe trained together, with their scores during training.
+
+    Attributes:
+        spec: one letter a block.
+        constant_scaled, constant_scaled_test: scaled score of the best constant predictor, on validation and on test.
+        success: scaled score from which a seed counts as having found the solution.
+        selected: each seed's selected weights.
+        solved: number of validations at training.solved_at in a row, at most solved_for, one for each seed.
+        steps: number of updates of the weights.
+        seconds: time of the training.
+        longest: longest word of each seed's curriculum at the end.
+        averaged: number of updates in the average of the weights.
+    """
+
+    task: Text
+    suite: str | None
+    spec: Text
+    seeds: Annotated[list[int], Rule(bool, "list of at least one whole number")]
+    constant_scaled: float
+    constant_scaled_test: float | Missing = MISSING
+    success: float
+    rows: Annotated[list[SeedsRow], Rule(bool, "list of at least one mapping")]
+    selected: SelectedWeights | Missing = MISSING
+    solved: list[Any] | Missing = MISSING
+    settings: SettingsSections
+    steps: PositiveCount
+    seconds: NonNegative
+    longest: list[Any] | Missing = MISSING
+    averaged: Count | Missing = MISSING
+    torch: Text
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepRun(RecordType):
+    """One run of a trial or of a test seed; folder: its directory, relative to the sweep's."""
+
+    seed: Any
+    folder: str
+    score: Any
+    constant: Any
+    failure: Any
+    steps: Any
+    seconds: Any
+    params: Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepRow(RecordType):
+    """What a trial and a test seed have in common.
+
+    Attributes:
+        score: validation score of a trial, test score of a seed.
+        constant: score of the best constant predictor on the same split.
+        seconds: time of the runs together.
+    """
+
+    status: Literal["waiting", "running", "finished", "failed"]
+    score: float | None
+    constant: float | None
+    failure: str | None
+    seconds: NonNegative
+    runs: list[SweepRun]
+
+    def field_errors(self) -> Iterator[FieldError]:
+        """Refuse a finished trial or seed without a score."""
+        if self.status == "finished" and self.score is None:
+            yield FieldError("score", "None", "finite number, as it is finished")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepTrial(SweepRow):
+    """A trial of a sweep, by its place, with the values that it gave to the settings of the space."""
+
+    trial: Count
+    settings: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepSeed(SweepRow):
+    """A test seed of the best setting."""
+
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepTest(RecordType):
+    """Test scores of the best setting over the seeds that have one.
+
+    Attributes:
+        half_width: half the width of the 95 % interval of the mean; None for one seed.
+        scaled: the mean with uniform guessing at 0 and perfection at 1.
+        constant: raw score of the best constant predictor.
+        count, failed: number of seeds with a score, and of failed ones.
+    """
+
+    mean: float
+    half_width: float | None
+    scaled: float
+    constant: float
+    count: PositiveCount
+    failed: Count
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepRecord(RecordType):
+    """sweep.json: the results of a sweep, finished or not.
+
+    Attributes:
+        name: the sweep's name in its storage.
+        space: setting -> values or range, as the sweep file spells them.
+        search_seeds: seeds of every trial.
+        best: the trial with the best validation score.
+        quick: made at the recipe's quick size.
+    """
+
+    name: Text
+    task: Text
+    metric: Text
+    higher_is_better: bool
+    status: Literal["finished", "unfinished"]
+    sampler: Literal["grid", "random", "tpe"]
+    space: dict[str, Any]
+    search_seeds: list[int]
+    trials: list[SweepTrial]
+    best: dict[str, Any] | None
+    seeds: list[SweepSeed]
+    test: SweepTest | None
+    recipe: str | None
+    quick: bool | Missing = MISSING
+    commit: Text
+    date: Date
+    command: str
