@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from plotly.offline import get_plotlyjs
 
-from longscan.report import append_record, figures, results_report, run_report
+from longscan.report import append_record, figures, page, results_report, run_report
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 
@@ -207,3 +207,21 @@ def test_nothing_is_wider_than_the_page(make_results, make_seeds, tmp_path, new_
     command = [CHROMIUM, *flags, f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", path.as_uri()]
     dom = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
     assert re.search(r"<title>(.*?)</title>", dom)[1] == "clipped 0"
+
+
+def test_pieces_of_a_page_escape_all_text_and_no_html():
+    hostile = "<i a='b\">&"
+    for piece in (
+        page.heading(2, hostile),
+        page.paragraph(hostile, "note"),
+        page.code(hostile),
+        page.tiles([(hostile, hostile, hostile)]),
+        page.table([hostile], [[hostile]], [page.NUMBER], ["ours"]),
+        page.page(hostile, [hostile]).split("</main>")[0],
+    ):
+        assert "<i" not in piece
+        assert "&lt;i a=&#39;b&#34;&gt;&amp;" in piece
+    assert page.group("", [page.heading(2, "a"), page.code("b")]) == "<div><h2>a</h2>\n<pre>b</pre></div>"
+    assert page.table(["", ""], [["a", "b"]], ["", page.NUMBER], ["ours"]) == (
+        '<div class="scroll"><table><tbody><tr class="ours"><td>a</td><td class="number">b</td></tr></tbody></table></div>'
+    )

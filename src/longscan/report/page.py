@@ -1,86 +1,75 @@
-"""The HTML page: one file that opens offline, with Plotly, style and figures inside."""
+"""The HTML page: one file that opens offline, with Plotly, style and figures inside.
 
-import html
+All HTML is in the Jinja2 templates of the folder `templates`. Text is escaped there; `Markup` is HTML already.
+"""
+
 from collections.abc import Iterable, Sequence
+from functools import cache
 from importlib import resources
-from itertools import zip_longest
-from string import Template
+from typing import Any
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 from plotly.graph_objects import Figure
 from plotly.offline import get_plotlyjs
 
 NUMBER = "number"
 
 
-def escape(value: object) -> str:
-    """Text made safe for HTML."""
-    return html.escape(str(value), quote=True)
+@cache
+def _environment() -> Environment:
+    return Environment(loader=PackageLoader("longscan.report"), autoescape=True, undefined=StrictUndefined)
 
 
-def _asset(name: str) -> str:
-    return resources.files("longscan.report").joinpath("assets", name).read_text("utf-8").strip()
+def _component(name: str, *arguments: Any) -> Markup:
+    """Return what a macro of components.html makes of its arguments."""
+    made: Markup = getattr(_environment().get_template("components.html").module, name)(*arguments)
+    return made
+
+
+def _asset(name: str) -> Markup:
+    return Markup(resources.files("longscan.report").joinpath("assets", name).read_text("utf-8").strip())
 
 
 def page(title: str, body: Iterable[str]) -> str:
-    """A complete page around `body`, pieces of HTML."""
-    return Template(_asset("page.html")).substitute(
-        title=escape(title),
-        style=_asset("page.css"),
-        plotly=get_plotlyjs(),
-        script=_asset("page.js"),
-        body="\n".join(body),
-    )
+    """Return a complete page around `body`, pieces of HTML."""
+    style, script = _asset("page.css"), _asset("page.js")
+    template = _environment().get_template("page.html")
+    return template.render(title=title, style=style, plotly=Markup(get_plotlyjs()), script=script, body=body)
 
 
-def heading(level: int, text: str) -> str:
-    """A heading of the given level."""
-    return f"<h{level}>{escape(text)}</h{level}>"
+def heading(level: int, text: str) -> Markup:
+    """Return a heading of the given level."""
+    return _component("element", f"h{level}", "", text)
 
 
-def paragraph(text: str, kind: str = "") -> str:
-    """A paragraph; `kind` is a class of the style sheet: note, failure, caption, subtitle."""
-    return f'<p class="{kind}">{escape(text)}</p>' if kind else f"<p>{escape(text)}</p>"
+def paragraph(text: str, kind: str = "") -> Markup:
+    """Return a paragraph; `kind` is a class of the style sheet: note, failure, caption, subtitle."""
+    return _component("element", "p", kind, text)
 
 
-def code(text: str) -> str:
-    """A block of code."""
-    return f"<pre>{escape(text)}</pre>"
+def code(text: str) -> Markup:
+    """Return a block of code."""
+    return _component("element", "pre", "", text)
 
 
-def group(kind: str, pieces: Iterable[str]) -> str:
-    """Pieces of HTML inside one element of class `kind`: columns, settings."""
-    return f'<div class="{kind}">' + "\n".join(pieces) + "</div>"
+def group(kind: str, pieces: Iterable[Markup]) -> Markup:
+    """Return pieces of HTML inside one element of class `kind`: columns, settings, or "" for none."""
+    return _component("group", kind, pieces)
 
 
-def tiles(entries: Sequence[tuple[str, str, str]]) -> str:
-    """Key figures as tiles of (label, value, remark); the style sheet marks the first as the main one."""
-    kinds = ("label", "value", "remark")
-    spans = ["".join(_element("span", *pair) for pair in zip(kinds, entry, strict=True)) for entry in entries]
-    items = "".join(f"<li>{span}</li>" for span in spans)
-    return f'<ul class="tiles">{items}</ul>'
+def tiles(entries: Sequence[tuple[str, str, str]]) -> Markup:
+    """Return key figures as tiles of (label, value, remark); the style sheet marks the first as the main one."""
+    return _component("tiles", entries)
 
 
-def _element(tag: str, kind: str, text: str) -> str:
-    return f'<{tag} class="{kind}">{escape(text)}</{tag}>' if kind else f"<{tag}>{escape(text)}</{tag}>"
+def table(header: Sequence[str], rows: Iterable[Sequence[str]], kinds: Sequence[str] = (), classes: Sequence[str] = ()) -> Markup:
+    """Return a table of text cells; kinds: `NUMBER` or "" for each column, classes: a class or "" for each row."""
+    rows = list(rows)
+    return _component("table", header, rows, kinds or [""] * len(header), classes or [""] * len(rows))
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[str]], kinds: Sequence[str] = (), classes: Sequence[str] = ()) -> str:
-    """A table of text cells; kinds: `NUMBER` or "" for each column, classes: a class or "" for each row."""
-
-    def line(tag: str, cells: Sequence[str], kind: str) -> str:
-        inner = "".join(_element(tag, k, cell) for k, cell in zip(kinds or [""] * len(cells), cells, strict=True))
-        return f'<tr class="{kind}">{inner}</tr>' if kind else f"<tr>{inner}</tr>"
-
-    head = f"<thead>{line('th', header, '')}</thead>" if any(header) else ""
-    body = "".join(line("td", row, kind) for row, kind in zip_longest(rows, classes, fillvalue=""))
-    return f'<div class="scroll"><table>{head}<tbody>{body}</tbody></table></div>'
-
-
-def figure(drawing: Figure, caption: str = "") -> str:
-    """A Plotly figure with its caption below; its height is the layout's."""
-    data = drawing.to_json().replace("<", "\\u003c")
-    note = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
-    return (
-        f'<figure><div class="plot" style="height:{drawing.layout.height}px"></div>'
-        f'<script type="application/json" class="figure">{data}</script>{note}</figure>'
-    )
+def figure(drawing: Figure, caption: str = "") -> Markup:
+    """Return a Plotly figure with its caption below; its height is the layout's."""
+    data = Markup(drawing.to_json().replace("<", "\\u003c"))  # no "</script>" may stand inside the script element
+    return _component("figure", data, drawing.layout.height, caption)

@@ -165,7 +165,7 @@ def _angles(angles: Mapping[str, Any] | None, settings: Mapping[str, Any]) -> It
         draw = figures.angle_rings if few else figures.angle_map
         caption = "Rings from the inside out: the symbols in order." if few else "Rows: symbols."
         drawings.append(page.heading(3, name) + page.figure(draw(layer["symbols"], layer["theta"]), caption))
-    yield page.group("columns", (f"<div>{d}</div>" for d in drawings))
+    yield page.group("columns", (page.group("", [drawing]) for drawing in drawings))
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -184,7 +184,7 @@ def _settings(settings: Mapping[str, Any]) -> Iterator[str]:
     parts = {k: v for k, v in settings.items() if isinstance(v, Mapping)}
     single = {k: v for k, v in settings.items() if not isinstance(v, Mapping)}
     columns = [*parts.items(), *([("other", single)] if single else [])]
-    yield page.group("settings", (f"<div>{page.heading(3, k)}{page.table(('', ''), _flat(v))}</div>" for k, v in columns))
+    yield page.group("settings", (page.group("", [page.heading(3, k) + page.table(("", ""), _flat(v))]) for k, v in columns))
 
 
 def _origin(folder: Path, result: Mapping[str, Any] | None) -> Iterator[str]:
