@@ -1,11 +1,13 @@
 """Whether a value is of a type annotation, and type annotations in words for messages."""
 
-import math
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
+
+_FLOAT_MAX = sys.float_info.max  # larger whole numbers are no floats; comparing with it is false for NaN
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ def matches_type(value: object, declared: Any, *, finite: bool = True) -> bool:
     if declared is int:
         return isinstance(value, Integral) and not isinstance(value, bool)
     if declared is float:
-        return isinstance(value, Real) and not isinstance(value, bool) and (math.isfinite(value) or not finite)
+        return isinstance(value, Real) and not isinstance(value, bool) and (not finite or abs(cast("float", value)) <= _FLOAT_MAX)
     if not isinstance(value, origin or declared) or (declared is not str and isinstance(value, str)):
         return False
     item = parts[0] if parts and not issubclass(origin, Mapping) else Any

@@ -39,6 +39,7 @@ def test_what_is_appended_is_read(tmp_path, new_run_row, new_bench_row):
         ({"date": "today"}, "date: got 'today', needed date that begins like 2026-11-21"),
         ({"seed": 1.5, "steps": -1}, "seed: got 1.5, needed whole number; steps: got -1, needed whole number of at least 0"),
         ({"value": float("nan")}, "value: got nan, needed finite number or None"),
+        ({"value": 10**400}, "value: got 10000.*, needed finite number or None"),
         ({"by_length": {"8": float("inf")}}, "Out of range float values"),
         ({"corrected": {"values": {}}}, "corrected.values: got no field, needed at least one of scaled, constant"),
         ({"corrected": {"values": {"value": 1.0}}}, "corrected.values.value: got 1.0, needed no field of this name"),

@@ -26,7 +26,7 @@ def results_report(results_dir: str | Path, out: str | Path) -> Path:
     """Write one page about the records in `results_dir`/runs, /seeds and /bench to the file `out` and return its path.
 
     Our runs stand beside the published figures and the best constant predictor; failed runs are listed and counted. Raises
-    FileNotFoundError where the directory does not exist, ValueError for a record that breaks its schema.
+    FileNotFoundError where the directory does not exist, ValueError for a record that is not of its kind's type.
     """
     runs, bench = _records(results_dir)
     together = trained_together(read_seeds(Path(results_dir) / "seeds"))
