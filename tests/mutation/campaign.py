@@ -32,6 +32,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple
@@ -40,12 +41,14 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = Path("src/longscan")
 PARTS = ("ops", "layers", "blocks", "training", "tasks", "estimators")
 LEFT_OUT = ("triton", "_native.pyi")  # in a file's name
-# Replacements that raise TypeError on floats or compare identities: any test that executes the line notices them.
 UNSEEN_ARGUMENTS = {"zip": {"strict"}, "dataclass": {"frozen", "slots", "kw_only"}}  # call -> arguments left out
 EQUIVALENT = Path(__file__).with_name("equivalent.json")
+# Replacements that raise TypeError on floats or compare identities: any test that executes the line notices them.
 TRIVIAL = ("Shift", "Bit", "_Is", "IsNot", "Invert", "UAdd", "VariableReplacer", "VariableInserter")
 # Defaults are executed when a module is imported, which belongs to no test: the test that compares them is tried on every mutant.
 DEFAULTS = "tests/contracts/test_defaults.py::test_defaults_are_those_of_the_table"
+# An editable installation finds the package by an entry of sys.meta_path, which comes before PYTHONPATH.
+BY_PATH = "import sys; sys.meta_path[:] = [x for x in sys.meta_path if 'ScikitBuild' not in type(x).__name__]; "
 RUN_PYTEST = "import sys, pytest; sys.exit(pytest.main(sys.argv[1:]))"
 
 
@@ -284,6 +287,13 @@ def copy_tree(folder: Path) -> Path:
     for path in ROOT.iterdir():
         if path.is_file():
             shutil.copy2(path, tree / path.name)
+    native = find_spec("longscan.ops._native")
+    if native is not None and native.origin is not None:
+        shutil.copy2(native.origin, tree / PACKAGE / "ops")
+    found = [sys.executable, "-c", BY_PATH + "import longscan; print(longscan.__file__)"]
+    done = subprocess.run(found, cwd=tree, env=environment(tree), capture_output=True, text=True, check=True)
+    if not Path(done.stdout.strip()).is_relative_to(tree):
+        raise RuntimeError(f"the tests of {tree} would import {done.stdout.strip()}")
     return tree
 
 
@@ -299,7 +309,7 @@ def try_mutant(mutant: dict[str, Any], tests: list[str], tree: Path, limit: floa
     try:
         (tree / mutant["path"]).write_text(mutant["source"], encoding="utf-8")
         words = ["-x", "-q", "-p", "no:cacheprovider", "--no-header", f"@{names}"]
-        call = [sys.executable, "-c", RUN_PYTEST, *words]
+        call = [sys.executable, "-c", BY_PATH + RUN_PYTEST, *words]
         done = subprocess.run(call, cwd=tree, env=environment(tree), capture_output=True, text=True, timeout=limit)
         outcome = "survived" if done.returncode == 0 else "killed"
         failed = [line.split(" ")[1] for line in done.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))]
