@@ -164,14 +164,15 @@ def _say_result(run: Any) -> int:
     return 0
 
 
-def sweep_command(words: Sequence[str]) -> int:
+def sweep_command(argv: Sequence[str]) -> int:
     """Search settings by validation scores and test the best over seeds, with many workers; `--seeds` alone repeats a recipe."""
-    from longscan.training.space import stored_plan
+    from longscan.training import SweepConfig, check_target, parse_settings, run_sweep
+    from longscan.training.space import read_config, read_sweep_file
 
     parser = _parser("sweep", sweep_command)
     parser.add_argument("file", type=str, nargs="?", help="sweep file: config, space, sampler, trials, seeds; comes first")
     parser.add_argument("--out", type=str, help="folder of the sweep, with a run's directory for each trial and seed")
-    parser.add_argument("--workers", type=int, default=1, help="processes, each with one run at a time")
+    parser.add_argument("--workers", type=int, default=1, help="processes, each with one run at a time; 0 only writes the folder")
     parser.add_argument("--sampler", type=str, help="grid, random or tpe")
     parser.add_argument("--trials", type=int, help="settings that random and tpe try")
     parser.add_argument("--search-seeds", type=int, help="runs of each setting in the search")
@@ -179,46 +180,29 @@ def sweep_command(words: Sequence[str]) -> int:
     parser.add_argument("--steps", type=int, help="stands for --training.steps")
     parser.add_argument("--checkpoint-every", type=int, help="stands for --training.checkpoint_every")
     parser.add_argument("--storage", type=str, help="database URL for Optuna; a file in --out without it")
-    parser.add_argument("--slurm", type=str, help="workers as Slurm jobs: partition=gpu,time=120,gpus=1,cpus=8,memory=32")
     parser.add_argument("--resume", action="store_true", help="go on with the sweep in --out, or help with it from here")
     parser.add_argument("--record", type=str, help="append the tested runs to this file of records")
-    folder = _early(words, "--out")
-    if folder is None and not {"-h", "--help"} & set(words):
+    folder = _early(argv, "--out")
+    if folder is None and not {"-h", "--help"} & set(argv):
         raise SettingError("--out: got nothing, needed the folder of the sweep")
-    file = words[0] if words and not words[0].startswith("-") else None
-    stored = stored_plan(Path(folder))[1] if folder is not None and "--resume" in words else None
-    given, slurm, plan = _sweep_plan(words, parser, file, stored)
-    return _sweep(given, slurm, plan)
-
-
-def _sweep_plan(words: Sequence[str], parser: "ArgumentParser", file: str | None, stored: Any) -> "tuple[Namespace, Any, Any]":
-    """(the command's words, Slurm settings, plan) from the words over the sweep file over the sweep that is gone on with."""
-    from longscan.training import parse_settings
-    from longscan.training.space import Plan, read_plan
-    from longscan.training.workers import slurm_settings
-
-    plain: dict[str, Any] = {} if stored is None else stored.as_dict()
-    if file is not None:
-        plain |= read_plan(file, quick="--quick" in words)
-    parsed = parse_settings(words, parser, plain.pop("settings", None))
+    resumed = folder is not None and "--resume" in argv
+    plain: dict[str, Any] = read_config(Path(folder or ""))[1].as_dict() if resumed else {}
+    if argv and not argv[0].startswith("-"):
+        plain |= read_sweep_file(argv[0], quick="--quick" in argv)
+    parsed = parse_settings(argv, parser, plain.pop("settings", None))
     given = parsed.command
     names = ("sampler", "trials", "search_seeds", "seeds", "storage")
     plain |= {name: given[name] for name in names if given[name] is not None}
-    if stored is None:
-        plain["command"] = shlex.join(["longscan", "sweep", *words])
-    return given, None if given.slurm is None else slurm_settings(given.slurm), Plan(settings=parsed.settings, **plain)
-
-
-def _sweep(given: "Namespace", slurm: Any, plan: Any) -> int:
-    from longscan.training import check_target, run_sweep
-
+    if not resumed:
+        plain["command"] = shlex.join(["longscan", "sweep", *argv])
+    config = SweepConfig(settings=parsed.settings, **plain)
     if given.record is not None:
         check_target(given.record)
 
-    def say(line: str) -> None:
+    def echo(line: str) -> None:
         _err().print(line, markup=False)
 
-    sweep = run_sweep(plan, given.out, resume=given.resume, workers=given.workers, slurm=slurm, say=say)
+    sweep = run_sweep(config, given.out, resume=given.resume, workers=given.workers, echo=echo)
     found = sweep.result()
     _show_sweep(found)
     if given.record is not None:
@@ -226,8 +210,9 @@ def _sweep(given: "Namespace", slurm: Any, plan: Any) -> int:
             _record(run, given.record)
     _out().print(f"report: {sweep.folder / 'report.html'}", markup=False)
     if found["status"] != "finished":
-        _err().print("longscan: not over, as workers were lost; `longscan sweep --resume` goes on", style="red", markup=False)
-    return 0 if found["status"] == "finished" and (found["test"] or (found["best"] and not found["seeds"])) else 1
+        _err().print("longscan: not over; `longscan sweep --resume` goes on", style="red", markup=False)
+        return 1 if given.workers else 0
+    return 0 if found["test"] or (found["best"] and not found["seeds"]) else 1
 
 
 def _show_sweep(found: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ from longscan.report import results_report
 from longscan.training import Run, parse_settings, record_run, train
 from longscan.training.evaluate import predict
 from longscan.training.run import build_model
-from longscan.training.space import Plan, read_plan
+from longscan.training.space import SweepConfig, read_sweep_file
 from made_up import EVENTS, FORMS, MADE_UP, table
 from published_settings import FORMAL, SERIES
 
@@ -149,15 +149,15 @@ def test_sweep_file(path: Path, tmp_path: Path) -> None:
     recipes, number, searched, tested = GRIDS[f"{path.parts[-3]}-{path.stem}"]
     assert path.read_text().startswith("# ")
     for recipe in [path.parents[1] / f"{name}.yaml" for name in recipes] or [None]:
-        words = read_plan(path)
+        words = read_sweep_file(path)
         settings = words.pop("settings", {})
         folder = tmp_path / str(recipe and recipe.stem)
         folder.mkdir()
         short = shortened(recipe or Path(settings["about"]["recipe"]), folder)
-        plan = Plan(settings=parse_settings(short if recipe else short[2:], base=settings).settings, **words)
-        assert (plan.number, len(plan.seeds_of_search()), len(plan.seeds_of_test())) == (number, searched, tested)
+        plan = SweepConfig(settings=parse_settings(short if recipe else short[2:], base=settings).settings, **words)
+        assert (len(plan.grid_points()), len(plan.seeds_of_search()), len(plan.seeds_of_test())) == (number, searched, tested)
         assert not set(plan.seeds_of_search()) & set(plan.seeds_of_test())
-        plan.try_values()
+        plan.check_probes()
 
 
 def test_every_grid_that_is_named_is_there() -> None:

@@ -1,7 +1,6 @@
 """`longscan sweep`: what it prints and leaves, that it survives the death of its parent, and what it answers to bad words."""
 
 import json
-import shutil
 import signal
 import subprocess
 import sys
@@ -13,8 +12,8 @@ import pytest
 
 from longscan.cli import main
 from longscan.report.records import check_record, read_records
-from longscan.training import Plan, Run, parse_settings, sweep
-from longscan.training.sweep import Sweep, open_sweep, work
+from longscan.training import Run, SweepConfig, parse_settings, run_sweep
+from longscan.training.sweep import Sweep
 
 FILE = """
 config: recipe.yaml
@@ -73,8 +72,7 @@ def test_a_sweep_from_its_file_to_its_record(file: Path, tmp_path: Path, capsys:
 
 def test_a_search_that_finds_nothing_ends_with_1(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = parse_settings(["--config", str(tmp_path / "recipe.yaml")]).settings
-    open_sweep(Plan(settings=settings, space={"training.lr": [1e20]}, seeds=1), tmp_path / "out")
-    work(tmp_path / "out")
+    run_sweep(SweepConfig(settings=settings, space={"training.lr": [1e20]}, seeds=1), tmp_path / "out")
     assert main(["sweep", "--out", str(tmp_path / "out"), "--resume"]) == 1
     said = capsys.readouterr().out
     assert "failed, trial 0" in said
@@ -85,7 +83,7 @@ def test_a_search_that_finds_nothing_ends_with_1(file: Path, tmp_path: Path, cap
     ("words", "names"),
     [
         (["--seeds", "-1"], ["seeds", "-1"]),
-        (["--workers", "0"], ["--workers", "0"]),
+        (["--workers", "-1"], ["--workers", "-1"]),
         (["--workers", "two"], ["workers", "'two'", "whole number"]),
         (["--sampler", "tpe"], ["trials: got nothing"]),
         (["--trials", "3"], ["trials", "3", "grid"]),
@@ -93,9 +91,6 @@ def test_a_search_that_finds_nothing_ends_with_1(file: Path, tmp_path: Path, cap
         (["--storage", "nowhere"], ["--storage", "'nowhere'", "URL"]),
         (["--storage", "oracle+x://a/b"], ["--storage", "oracle"]),
         (["--storage", "sqlite:////nowhere/at/all.db"], ["--storage", "unable to open database file"]),
-        (["--slurm", "partion=gpu"], ["--slurm", "'partion=gpu'", "partition"]),
-        (["--slurm", "time=soon"], ["--slurm time", "'soon'", "a number"]),
-        (["--slurm", "executor=cloud"], ["--slurm executor", "'cloud'"]),
         (["--resume"], ["holds no sweep"]),
         (["--bogus"], ["--bogus", "unknown argument"]),
     ],
@@ -105,11 +100,6 @@ def test_words(refused: Callable[..., str], file: Path, tmp_path: Path, words: l
     line = refused("sweep", file, "--out", tmp_path / "out", *words)
     assert [name for name in names if name not in line] == [], line
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.skipif(shutil.which("srun") is not None, reason="this machine has Slurm")
-def test_no_slurm_here(refused: Callable[..., str], file: Path, tmp_path: Path) -> None:
-    assert "--slurm: " in refused("sweep", file, "--out", tmp_path / "out", "--slurm", "partition=gpu")
 
 
 def test_files(refused: Callable[..., str], file: Path, tmp_path: Path) -> None:
@@ -153,33 +143,6 @@ quick: {model: {d_model: 2}, training: {steps: 2}}
 """
 
 
-class Done:
-    """A worker whose work is over."""
-
-    name = "this process"
-
-    def code(self) -> int:
-        return 0
-
-    def ask_to_stop(self) -> None:
-        pass
-
-    def wait(self) -> None:
-        pass
-
-
-@pytest.fixture
-def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Do the work of a sweep in this process, without a start of several seconds for each worker."""
-
-    def work_here(folder: Path, number: int) -> list[Done]:
-        assert work(folder) == 0
-        return [Done()]
-
-    monkeypatch.setattr(sweep, "start_processes", work_here)
-
-
-@pytest.mark.usefixtures("_in_this_process")
 def test_a_quick_sweep(file: Path, refused: Callable[..., str], tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text(RECIPE + QUICK)
     file.write_text(FILE.replace("1.0e+20", "1.0e-3") + "settings: {training: {steps: 3, weight_decay: 0.5}}\n")
@@ -208,7 +171,6 @@ def test_a_quick_sweep(file: Path, refused: Callable[..., str], tmp_path: Path) 
     assert len(read_records(records)) == 1
 
 
-@pytest.mark.usefixtures("_in_this_process")
 def test_a_quick_sweep_of_a_recipe_alone(file: Path, refused: Callable[..., str], tmp_path: Path) -> None:
     recipe, out = tmp_path / "recipe.yaml", tmp_path / "out"
     line = refused("sweep", file, "--out", out, "--quick")
@@ -238,7 +200,7 @@ def test_workers_end_with_their_parent_and_the_sweep_goes_on(file: Path, tmp_pat
     for _ in range(1000):  # until the workers have noticed
         rows = Sweep(out).result()["trials"]
         locks = list((out / "workers").glob("*.lock"))
-        if not any(Sweep(out)._is_alive(lock.stem) for lock in locks):
+        if not any(Sweep(out).is_alive(lock.stem) for lock in locks):
             break
         time.sleep(0.1)
     else:
@@ -251,12 +213,3 @@ def test_workers_end_with_their_parent_and_the_sweep_goes_on(file: Path, tmp_pat
     assert {path: time_ for path, time_ in finished_runs(out).items() if path in before} == before
     found = json.loads((out / "sweep.json").read_text())
     assert [row["status"] for row in found["trials"]] == ["finished", "failed", *["finished"] * 3]
-
-
-@pytest.mark.slow
-def test_jobs_of_slurm(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "out"
-    slurm = "executor=local,partition=gpu,time=5,cpus=1,memory=2"
-    assert main(["sweep", str(file), "--out", str(out), "--workers", "2", "--slurm", slurm]) == 0
-    assert "test accuracy: " in capsys.readouterr().out
-    assert len(list((out / "slurm").glob("*_submitted.pkl"))) == 2

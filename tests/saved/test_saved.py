@@ -19,7 +19,7 @@ from longscan.report import read_records, results_markdown
 from longscan.report.records import check_record
 from longscan.training import Run, Settings, parse_settings
 from longscan.training.run import build_model
-from longscan.training.space import Plan, read_plan
+from longscan.training.space import SweepConfig, read_sweep_file
 from longscan.training.sweep import work
 from made_up import MADE_UP
 
@@ -139,14 +139,13 @@ def test_recipes(path: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", SWEEPS, ids=name_of)
 def test_sweep_files(path: Path, tmp_path: Path) -> None:
-    words, written = read_plan(path), yaml.safe_load(path.read_text())
+    words, written = read_sweep_file(path), yaml.safe_load(path.read_text())
     config = ["--config", str(path.parents[1] / "parity.yaml")] if "config" not in written else []
     base = words.pop("settings", None)
-    plan = Plan(settings=settings_of(config, base["task"]["name"] if base else "parity", tmp_path, base), **words)
+    plan = SweepConfig(settings=settings_of(config, base["task"]["name"] if base else "parity", tmp_path, base), **words)
     assert list(plan.dimensions) == list(written["space"])
     values = written["space"].values()
-    assert plan.number == (written.get("trials") or prod(len(value) for value in values))
-    assert len(plan.points()) == plan.number
+    assert len(plan.grid_points()) == (written.get("trials") or prod(len(value) for value in values))
     assert len(plan.seeds_of_test()) == written["seeds"]
 
 

@@ -40,7 +40,7 @@ from longscan.training import Run
 from longscan.training.checkpoint import find_checkpoint, read_checkpoint, read_tensors, write_checkpoint, write_tensors
 from longscan.training.logs import read_rows
 from longscan.training.parsing import load_settings, parse_settings
-from longscan.training.space import Plan, read_plan
+from longscan.training.space import SweepConfig, read_sweep_file
 
 ROOT = Path(__file__).parents[1]
 SAVED = ROOT / "saved" / "v0.1"
@@ -131,7 +131,8 @@ def read_sweep(folder: Path) -> Any:
 
     sweep = Sweep(folder)
     best = sweep.best()
-    return [None if trial is None else (trial.state.name, trial.values) for trial in sweep.search.latest()], best and best.values
+    trials = sweep.search.last_trials()
+    return [None if trial is None else (trial.state.name, trial.values) for trial in trials], best and best.values
 
 
 def read_recipe(path: Path) -> Any:
@@ -146,10 +147,10 @@ def sweep_file(folder: Path) -> None:
     (folder / "quickstart" / "basic_motions.yaml").write_text((SAVED / "recipes" / "quickstart" / "parity.yaml").read_text())
 
 
-def read_sweep_file(folder: Path) -> Any:
-    words = read_plan(folder / "quickstart" / "sweeps" / "basic_motions.yaml")
+def read_plan(folder: Path) -> Any:
+    words = read_sweep_file(folder / "quickstart" / "sweeps" / "basic_motions.yaml")
     settings = parse_settings([], base=words.pop("settings", None)).settings
-    return Plan(settings=settings, **words).as_dict()
+    return SweepConfig(settings=settings, **words).as_dict()
 
 
 def rows_of(kind: str, name: str) -> Format:
@@ -202,7 +203,7 @@ FOUND |= {
         lambda path: shutil.copy(SAVED / "runs" / "finished" / "settings.yaml", path), lambda path: load_settings(path).as_dict()
     ),
     "recipe.yaml": Format(lambda path: shutil.copy(SAVED / "recipes" / "aussm" / "parity.yaml", path), read_recipe),
-    "sweep file": Format(sweep_file, read_sweep_file),
+    "sweep file": Format(sweep_file, read_plan),
     "records of runs": rows_of("runs", "quickstart.jsonl"),
     "records of measurements": rows_of("bench", "cpu.jsonl"),
     "records of automata": rows_of("automata", "table.jsonl"),

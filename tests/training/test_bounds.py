@@ -1,18 +1,13 @@
 """The values at the ends of what each setting may be, retired settings, and the exit codes of a sweep's workers."""
 
-import subprocess
-import sys
 from dataclasses import fields
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from longscan.training import CurriculumSettings, LateLengthSettings, ModelSettings, SettingError, TrainingSettings
-from longscan.training import sweep as sweep_module
+from longscan.training import CurriculumSettings, LateLengthSettings, ModelSettings, SettingError, TrainingSettings, workers
 from longscan.training.parsing import merge, parse_settings, without_retired
-from longscan.training.workers import _Job, _Process
 
 COUNT = ([1, 2**40], [0, -1, 0.5, float("inf"), float("nan")])
 COUNT_OR_OFF = ([0, 1, 2**40], [-1, -0.5, float("inf")])
@@ -139,33 +134,6 @@ def test_merging_leaves_both_mappings_as_they_are() -> None:
     assert (base["a"], over["a"]) == ({"b": 1, "c": 2}, {"c": 4})
 
 
-def test_exit_codes_of_workers() -> None:
-    done = SimpleNamespace(done=lambda: True, exception=lambda: None)
-    failed = SimpleNamespace(done=lambda: True, exception=lambda: RuntimeError("lost"))
-    waiting = SimpleNamespace(done=lambda: False, exception=lambda: None)
-    assert [_Job("job", job).code() for job in (done, failed, waiting)] == [0, 1, None]
-    process = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read(); sys.exit(3)"], stdin=subprocess.PIPE)
-    worker = _Process("process", process)
-    assert worker.code() is None
-    worker.ask_to_stop()
-    worker.wait()
-    assert worker.code() == 3
-
-
-def test_a_lost_worker_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweep_module, "POLL", 0)
-    codes = {"first": iter([None, 3, 3, 3]), "second": iter([None, None, None, 0])}
-    workers: list[Any] = [SimpleNamespace(name=name, code=lambda left=left: next(left)) for name, left in codes.items()]
-    written: list[bool] = []
-    sweep: Any = SimpleNamespace(
-        result=lambda: {"trials": [], "seeds": [], "metric": "accuracy"}, write=lambda: written.append(True)
-    )
-    said: list[str] = []
-    sweep_module._wait(sweep, workers, said.append)
-    assert said == ["a worker ended with code 3, others go on with what it had begun: first"]
-    assert written == [True]
-
-
 HUGE, DEEP = "9" * 400, "[" * 2000
 
 
@@ -187,3 +155,11 @@ def test_values_out_of_all_bounds_in_a_file_are_one_short_line(tmp_path: Path, l
         parse_settings(["--config", str(path)])
     assert len(str(raised.value)) < 1000
     assert "\n" not in str(raised.value)
+
+
+def test_a_lost_worker_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(workers, "_PROGRAM", "import os, sys; sys.exit(3 * int(os.environ['OMP_NUM_THREADS']))")
+    monkeypatch.setattr(workers, "worker_environment", lambda position, _: {"OMP_NUM_THREADS": str(position)})
+    lines: list[str] = []
+    workers.run_workers(tmp_path, 2, lines.append)
+    assert lines == ["a worker ended with code 3, others continue what it had begun"]

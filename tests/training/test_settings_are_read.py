@@ -29,7 +29,7 @@ from longscan.training.lengths import LengthPlan
 from longscan.training.parsing import load_settings
 from longscan.training.records import result_row
 from longscan.training.schedule import learning_rate
-from longscan.training.space import Plan
+from longscan.training.space import SweepConfig
 
 SETTINGS = (ModelSettings, TrainingSettings, CurriculumSettings, LateLengthSettings, AboutSettings)
 CARRIERS = {"__post_init__", "_check", "as_dict", "asdict", "_asdict_inner", "fields", "replace", "_replace"}  # act on no setting
@@ -114,7 +114,7 @@ def test_every_setting_of_a_task_is_read(name: str) -> None:
 ESTIMATORS = [kind for name in estimators.__all__ if inspect.isclass(kind := getattr(estimators, name))]
 
 
-@pytest.mark.parametrize("kind", [Plan, *ESTIMATORS])
+@pytest.mark.parametrize("kind", [SweepConfig, *ESTIMATORS])
 def test_every_setting_of_sweeps_and_estimators_is_read(kind: type) -> None:
-    names = [field.name for field in fields(kind)] if kind is Plan else list(inspect.signature(kind).parameters)
+    names = [field.name for field in fields(kind)] if kind is SweepConfig else list(inspect.signature(kind).parameters)
     assert set(names) <= set().union(*map(loaded, Path(inspect.getfile(kind)).parent.glob("*.py")))

@@ -3,47 +3,47 @@
 import json
 import multiprocessing
 import os
-import signal
 import time
 from collections.abc import Callable
+from multiprocessing.forkserver import ensure_running
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from filelock import FileLock
 from optuna.trial import TrialState
 
+import longscan.report
 from longscan.report import sweep_report
 from longscan.report.sweep import settings_text
 from longscan.tasks import TASKS
-from longscan.training import ModelSettings, Plan, Run, SettingError, Settings, TrainingSettings, sweep, train, workers
+from longscan.training import ModelSettings, Run, SettingError, Settings, SweepConfig, TrainingSettings, sweep, train, workers
 from longscan.training.checkpoint import read_tensors
 from longscan.training.logs import read_rows
-from longscan.training.space import read_plan
-from longscan.training.sweep import Sweep, open_sweep, valid_score, work
+from longscan.training.space import read_sweep_file
+from longscan.training.sweep import Sweep, open_sweep, run_sweep, work
+from longscan.training.workers import FileLock
 
 GRID = {"training.lr": [1e20, 1e-2], "model.spec, model.block_options": [["ma", {}], ["m", {"m": {"d_conv": 2}}]]}
 PROCESSES = multiprocessing.get_context("forkserver")  # so that what takes long to import is imported once
 PROCESSES.set_forkserver_preload(["longscan.cli", "longscan.training.sweep", "torchmetrics.classification"])
 
 
-def swept(plan: Plan, folder: Path) -> dict[str, Any]:
-    """All of a sweep's work done in this process, and its result."""
-    open_sweep(plan, folder)
-    assert work(folder) == 0
-    return Sweep(folder).write()
+@pytest.fixture(autouse=True)
+def _no_reports_of_runs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out the pages of single runs, which take longer than these runs; `whole` has them."""
+    if "whole" in request.fixturenames:
+        request.getfixturevalue("whole")
+    monkeypatch.setattr(longscan.report, "run_report", lambda folder: folder)
 
 
-def rest(folder: Path, *, resume: bool = True) -> dict[str, Any]:
-    """The same of a sweep that was begun."""
-    open_sweep(Sweep(folder).plan, folder, resume=resume)
-    assert work(folder) == 0
-    return Sweep(folder).write()
+def result_of(config: SweepConfig, folder: Path, *, resume: bool = False) -> dict[str, Any]:
+    """Run a sweep in this process and return its result."""
+    return run_sweep(config, folder, resume=resume, echo=lambda _: None).result()
 
 
 @pytest.fixture(scope="module")
-def plan() -> Plan:
+def config() -> SweepConfig:
     """Four settings of two seeds each, two of which diverge; two seeds of the best."""
     task = TASKS["parity"](train_lengths=(3, 8), eval_lengths=(9, 12), valid_size=16, test_size=24)
     model = ModelSettings(spec="ma", d_model=4, d_state=2, backend="eager")
@@ -51,14 +51,15 @@ def plan() -> Plan:
         steps=4, batch_size=8, eval_every=4, log_every=1, checkpoint_every=1, threads=1, device="cpu", seed=7
     )
     settings = Settings(task=task, model=model, training=training)
-    return Plan(settings=settings, space=GRID, search_seeds=2, seeds=2, command="a command")
+    return SweepConfig(settings=settings, space=GRID, search_seeds=2, seeds=2, command="a command")
 
 
 @pytest.fixture(scope="module")
-def whole(plan: Plan, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+def whole(config: SweepConfig, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """The sweep that nothing disturbed: its folder and what came of it."""
+    ensure_running()  # the imports of the processes of a later test go on meanwhile
     folder = tmp_path_factory.mktemp("whole") / "sweep"
-    return folder, swept(plan, folder)
+    return folder, result_of(config, folder)
 
 
 def weights(folder: Path) -> dict[str, Any]:
@@ -73,11 +74,11 @@ def same_weights(left: Path, right: Path) -> bool:
     return all(torch.equal(ours[run][name], theirs[run][name]) for run in ours for name in ours[run])
 
 
-def test_every_point_is_tried_and_failures_are_kept(plan: Plan, whole: tuple[Path, dict[str, Any]]) -> None:
+def test_every_point_is_tried_and_failures_are_kept(config: SweepConfig, whole: tuple[Path, dict[str, Any]]) -> None:
     folder, found = whole
     assert found["status"] == "finished"
     values = [row["settings"] for row in found["trials"]]
-    assert values == plan.points()
+    assert values == config.grid_points()
     assert len({json.dumps(point) for point in values}) == 4
     for row in found["trials"]:
         diverges = row["settings"]["training.lr"] == 1e20
@@ -86,16 +87,16 @@ def test_every_point_is_tried_and_failures_are_kept(plan: Plan, whole: tuple[Pat
         assert ("no finite number" in row["failure"]) if diverges else row["failure"] is None
         for run in row["runs"]:
             settings = Run(folder / run["folder"]).settings
-            assert settings == plan.at(row["settings"], run["seed"])
+            assert settings == config.settings_for(row["settings"], run["seed"])
         if not diverges:
             results = [Run(folder / run["folder"]).result for run in row["runs"]]
-            assert row["score"] == pytest.approx(sum(valid_score(r) for r in results if r) / 2)
+            assert row["score"] == pytest.approx(sum(r["valid"][r["selected"]] for r in results if r) / 2)
             assert [r and r["value"] for r in results] == [None, None], "the search has no test scores"
     assert (folder / "trials" / "0000" / "seed_7" / "report.html").exists(), "a failed run has its report too"
 
 
 def test_the_best_on_validation_is_tested_with_seeds_of_its_own(
-    plan: Plan, whole: tuple[Path, dict[str, Any]], tmp_path: Path
+    config: SweepConfig, whole: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
     folder, found = whole
     scores = [row["score"] for row in found["trials"]]
@@ -104,40 +105,47 @@ def test_the_best_on_validation_is_tested_with_seeds_of_its_own(
     assert [row["seed"] for row in found["seeds"]] == [9, 10]
     values = [row["score"] for row in found["seeds"]]
     assert found["test"]["mean"] == pytest.approx(sum(values) / 2)
-    assert found["test"]["constant"] == pytest.approx(plan.settings.task.constant_score("test"))
-    alone = train(plan.at(found["best"]["settings"], 10), tmp_path / "alone").result
+    assert found["test"]["constant"] == pytest.approx(config.settings.task.constant_score("test"))
+    alone = train(config.settings_for(found["best"]["settings"], 10), tmp_path / "alone").result
     assert alone is not None
     assert alone["value"] == values[1]
     assert (folder / "seeds" / f"trial_{best:04d}" / "seed_10" / "result.json").exists()
 
 
-def test_the_search_does_not_touch_the_test_split(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kind = type(plan.settings.task)
+def test_the_search_does_not_touch_the_test_split_and_a_database_keeps_its_trials(
+    config: SweepConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = type(config.settings.task)
     asked: list[tuple[str, bool]] = []
 
     def watched(name: str) -> None:
         whole = getattr(kind, name)
 
         def method(self: Any, split: Any = "test", *rest: Any) -> Any:
-            asked.append((split, Sweep(folder).search.is_over()))
+            asked.append((split, one.search.is_over()))
             return whole(self, split, *rest)
 
         monkeypatch.setattr(kind, name, method)
 
-    folder = tmp_path / "sweep"
-    open_sweep(Plan(settings=plan.settings, space={"training.lr": [1e-3, 1e-2]}, seeds=1), folder)
+    monkeypatch.setenv("PLACE", str(tmp_path))
+    space, storage = {"training.lr": [1e-3, 1e-2]}, "sqlite:///$PLACE/trials.db"
+    one = open_sweep(SweepConfig(settings=config.settings, space=space, seeds=1, storage=storage), tmp_path / "sweep")
     for name in ("batch", "constant_score"):
         watched(name)
-    work(folder)
+    work(tmp_path / "sweep")
     assert {over for split, over in asked if split == "test"} == {True}
     assert {over for split, over in asked if split == "valid"} == {False, True}
+    assert [row["status"] for row in one.result()["trials"]] == ["finished"] * 2
+    assert (tmp_path / "trials.db").exists()
+    assert not (tmp_path / "sweep" / "journal.log").exists()
+    assert "$PLACE" in (tmp_path / "sweep" / "sweep.yaml").read_text()
 
 
-def test_seeds_without_a_space(plan: Plan, tmp_path: Path) -> None:
-    found = swept(Plan(settings=plan.settings, seeds=2, with_seed=["training.data_seed"]), tmp_path / "seeds")
+def test_seeds_without_a_space(config: SweepConfig, tmp_path: Path) -> None:
+    found = result_of(SweepConfig(settings=config.settings, seeds=2, with_seed=["training.data_seed"]), tmp_path / "seeds")
     assert (found["trials"], found["best"], [row["seed"] for row in found["seeds"]]) == ([], None, [7, 8])
     assert Run(tmp_path / "seeds" / "seeds" / "seed_8").settings.training.data_seed == 8
-    more = Plan(settings=plan.settings, seeds=3, with_seed=["training.data_seed"])
+    more = SweepConfig(settings=config.settings, seeds=3, with_seed=["training.data_seed"])
     open_sweep(more, tmp_path / "seeds", resume=True)
     before = (tmp_path / "seeds" / "seeds" / "seed_8" / "result.json").stat()
     work(tmp_path / "seeds")
@@ -156,8 +164,8 @@ RANGES = {
 
 
 @pytest.mark.parametrize("sampler", ["random", "tpe"])
-def test_samplers(plan: Plan, tmp_path: Path, sampler: str) -> None:
-    searched = Plan(settings=plan.settings, space=RANGES, sampler=sampler, trials=8, seeds=0)
+def test_samplers(config: SweepConfig, tmp_path: Path, sampler: str) -> None:
+    searched = SweepConfig(settings=config.settings, space=RANGES, sampler=sampler, trials=8, seeds=0)
     sweeps = []
     for name in ("one", "two"):
         open_sweep(searched, tmp_path / name)
@@ -172,7 +180,7 @@ def test_samplers(plan: Plan, tmp_path: Path, sampler: str) -> None:
         assert point["model.d_model"] in (2, 4, 6, 8)
         assert isinstance(point["model.d_state"], int)
         assert point["task.suite"] in ("clean", "aussm")
-        assert searched.at(point, 0).training.lr == point["training.lr"]
+        assert searched.settings_for(point, 0).training.lr == point["training.lr"]
     assert len({point["training.lr"] for point in drawn[0]}) == 8
     failed = sweeps[0].result()["trials"][3]
     assert (failed["status"], failed["failure"]) == ("failed", "too wide")
@@ -180,18 +188,19 @@ def test_samplers(plan: Plan, tmp_path: Path, sampler: str) -> None:
 
 
 def with_stub(one: Sweep) -> None:
-    """A sweep's places taken and given scores without any training; the fourth fails."""
-    while (claim := one.claim("nobody")) is not None:
-        if claim.place == 3:
-            claim.trial.set_user_attr("failure", "too wide")
-            claim.stage.study.tell(claim.trial, state=TrialState.PRUNED)
+    """Run a sweep's trials with scores without training; the fourth fails."""
+    while (asked := one.ask("nobody")) is not None:
+        stage, trial = asked
+        if trial.user_attrs["place"] == 3:
+            trial.set_user_attr("failure", "too wide")
+            stage.study.tell(trial, state=TrialState.PRUNED)
         else:
-            claim.stage.study.tell(claim.trial, claim.values["training.lr"])
+            stage.study.tell(trial, trial.params["training.lr"])
 
 
-def test_a_setting_that_a_run_refuses_is_a_failed_trial(plan: Plan, tmp_path: Path) -> None:
+def test_a_setting_that_a_run_refuses_is_a_failed_trial(config: SweepConfig, tmp_path: Path) -> None:
     space = {"training.warmup": {"int": [0, 4]}, "training.hold": {"int": [0, 4]}}
-    found = swept(Plan(settings=plan.settings, space=space, sampler="random", trials=5, seeds=0), tmp_path / "sweep")
+    found = result_of(SweepConfig(settings=config.settings, space=space, sampler="random", trials=5, seeds=0), tmp_path / "sweep")
     for row in found["trials"]:
         fits = sum(row["settings"].values()) <= 4
         assert row["status"] == ("finished" if fits else "failed")
@@ -199,21 +208,21 @@ def test_a_setting_that_a_run_refuses_is_a_failed_trial(plan: Plan, tmp_path: Pa
     assert {row["status"] for row in found["trials"]} == {"finished", "failed"}
 
 
-def test_an_error_is_kept_and_tried_again_on_resume(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_is_kept_and_tried_again_on_resume(config: SweepConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def short_of_memory(settings: Settings, *rest: Any, **named: Any) -> Run:
         if settings.training.lr == 1e-2:
             raise RuntimeError("not enough memory:\n for this one")
         return train(settings, *rest, **named)
 
     monkeypatch.setattr(sweep, "train", short_of_memory)
-    found = swept(Plan(settings=plan.settings, space={"training.lr": [1e-2, 1e-3]}, seeds=1), tmp_path / "sweep")
+    found = result_of(SweepConfig(settings=config.settings, space={"training.lr": [1e-2, 1e-3]}, seeds=1), tmp_path / "sweep")
     assert [row["status"] for row in found["trials"]] == ["failed", "finished"]
     assert found["trials"][0]["failure"] == "RuntimeError: not enough memory: for this one"
     assert found["seeds"][0]["status"] == "finished"
     monkeypatch.undo()
     result = tmp_path / "sweep" / "trials" / "0001" / "seed_7" / "result.json"
     before = result.stat()
-    found = rest(tmp_path / "sweep")
+    found = result_of(Sweep(tmp_path / "sweep").config, tmp_path / "sweep", resume=True)
     assert [row["status"] for row in found["trials"]] == ["finished"] * 2
     assert result.stat() == before, "what is over is not run again"
 
@@ -221,6 +230,7 @@ def test_an_error_is_kept_and_tried_again_on_resume(plan: Plan, tmp_path: Path, 
 def in_process(folder: Path, errors: Path) -> None:
     descriptor = os.open(errors, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(descriptor, 2)
+    longscan.report.run_report = lambda folder: folder  # type: ignore[assignment,misc]
     work(folder)
 
 
@@ -236,68 +246,65 @@ def wait_for(process: Any, happened: Callable[[], bool]) -> None:
     assert process.is_alive(), "the kill came too late to test anything"
 
 
-@pytest.mark.parametrize("place", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_a_killed_worker_loses_nothing(plan: Plan, whole: tuple[Path, dict[str, Any]], tmp_path: Path, place: int) -> None:
+def test_kills_lose_nothing_and_count_nothing_twice(
+    config: SweepConfig, whole: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that is killed, another that is asked to stop, and two that share the rest give the undisturbed sweep."""
     folder = tmp_path / "sweep"
-    open_sweep(plan, folder)
+    open_sweep(config, folder)
     process = start(folder)
-    log = folder / "trials" / f"{place:04d}" / "seed_8" / "metrics.jsonl"
+    log = folder / "trials" / "0002" / "seed_8" / "metrics.jsonl"
     wait_for(process, lambda: len(read_rows(log)) >= 2)
     process.kill()
     process.join()
     before = {path: path.stat() for path in folder.rglob("result.json")}
-    states = [row["status"] for row in Sweep(folder).result()["trials"]]
-    assert states[place] == "running"
-    found = rest(folder)
+    assert Sweep(folder).result()["trials"][2]["status"] == "running"
+
+    def stopped(*_: Any, **__: Any) -> Run:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sweep, "train", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            work(folder)
+    assert "running" not in {row["status"] for row in Sweep(folder).result()["trials"]}, "it gives its trial back"
+
+    process = start(folder)
+    wait_for(process, (folder / "trials" / "0002" / "seed_8" / "result.json").exists)
+    work(folder, echo=lambda _: None)
+    process.join()
     assert {path: path.stat() for path in before} == before, "what is over is not run again"
     assert same_weights(folder, whole[0])
+    one = Sweep(folder)
+    found, test = one.write(), one.test()
+    assert test is not None
     for part in ("trials", "seeds"):
         for left, right in zip(found[part], whole[1][part], strict=True):
             assert {k: v for k, v in left.items() if k not in ("seconds", "runs")} == {
                 k: v for k, v in right.items() if k not in ("seconds", "runs")
             }
+    for stage in (one.search, test):
+        over = [t.user_attrs["place"] for t in stage.study.trials if t.state in (TrialState.COMPLETE, TrialState.PRUNED)]
+        assert sorted(over) == list(range(len(stage.points))), "every trial has one outcome"
+    workers_of = {trial.user_attrs["worker"] for stage in (one.search, test) for trial in stage.study.trials}
+    assert len(workers_of) == 4, "the last two share the work"
 
 
-def test_a_worker_asked_to_stop_gives_its_place_back(plan: Plan, whole: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
-    folder = tmp_path / "sweep"
-    open_sweep(plan, folder)
-    process = start(folder)
-    wait_for(process, (folder / "trials" / "0002" / "seed_7" / "checkpoints" / "last" / "state.json").exists)
-    os.kill(process.pid, signal.SIGTERM)
-    process.join()
-    assert "running" not in {row["status"] for row in rest(folder)["trials"]}
-    assert same_weights(folder, whole[0])
+def test_a_living_worker_keeps_its_trial_and_a_dead_one_loses_it(config: SweepConfig, tmp_path: Path) -> None:
+    one = open_sweep(config, tmp_path / "sweep")
 
+    def waiting() -> list[int]:
+        return sorted(trial.user_attrs["place"] for trial in one.search.study.trials if trial.state is TrialState.WAITING)
 
-def test_two_workers_share_the_work(plan: Plan, whole: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
-    folder = tmp_path / "sweep"
-    open_sweep(plan, folder)
-    processes = [start(folder) for _ in range(2)]
-    for process in processes:
-        process.join()
-    one = Sweep(folder)
-    assert one.write()["status"] == "finished"
-    trials = one.search.study.trials
-    assert len(trials) == 4, "every place was taken once"
-    assert len({trial.user_attrs["worker"] for trial in trials}) == 2
-    assert same_weights(folder, whole[0])
-
-
-def test_a_living_worker_keeps_its_place_and_a_dead_one_loses_it(plan: Plan, tmp_path: Path) -> None:
-    one = open_sweep(plan, tmp_path / "sweep")
     (one.folder / "workers").mkdir()
     with FileLock(one.folder / "workers" / "living.lock"):
-        first = one.claim("living")
-        second = one.claim("dead")  # holds no lock
-        assert first is not None
-        assert second is not None
-        one.free_places(one.search)
-        places = [trial.user_attrs["place"] for trial in one.search.study.trials if trial.state is TrialState.WAITING]
-        assert sorted(places) == [1, 2, 3]
-    one.free_places(one.search)
-    one.free_places(one.search)
-    places = [trial.user_attrs["place"] for trial in one.search.study.trials if trial.state is TrialState.WAITING]
-    assert sorted(places) == [0, 1, 2, 3], "queued once, however often one looks"
+        assert one.ask("living") is not None
+        assert one.ask("dead") is not None, "it holds no lock"
+        one.enqueue_free(one.search)
+        assert waiting() == [1, 2, 3]
+    for _ in range(2):
+        one.enqueue_free(one.search)
+        assert waiting() == [0, 1, 2, 3], "queued once, however often one looks"
 
 
 def test_workers_share_cores_and_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,34 +312,24 @@ def test_workers_share_cores_and_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    environments = [workers.environment(position, 3) for position in range(3)]
+    environments = [workers.worker_environment(position, 3) for position in range(3)]
     assert [e["OMP_NUM_THREADS"] for e in environments] == ["2"] * 3
     assert [e["CUDA_VISIBLE_DEVICES"] for e in environments] == ["0", "1", "0"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    environments = [workers.environment(position, 3) for position in range(3)]
+    environments = [workers.worker_environment(position, 3) for position in range(3)]
     assert [(e["OMP_NUM_THREADS"], e["CUDA_VISIBLE_DEVICES"]) for e in environments] == [("3", "5"), ("3", "7"), ("3", "5")]
-    assert workers.environment(0, 1)["CUDA_VISIBLE_DEVICES"] == "5,7"
+    assert workers.worker_environment(0, 1)["CUDA_VISIBLE_DEVICES"] == "5,7"
 
 
-def test_a_torn_line_of_the_journal_is_cut_off(plan: Plan, tmp_path: Path) -> None:
-    one = open_sweep(plan, tmp_path / "sweep")
+def test_a_torn_line_of_the_journal_is_cut_off(config: SweepConfig, tmp_path: Path) -> None:
+    one = open_sweep(config, tmp_path / "sweep")
     journal = one.folder / "journal.log"
     before = journal.read_bytes()
     journal.write_bytes(before + b'{"op_code": 4, "wor')
     assert len(Sweep(one.folder).search.study.trials) == 4
     assert journal.read_bytes().startswith(before)
     assert b'"wor\n' not in journal.read_bytes()
-
-
-def test_a_database_keeps_the_trials(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PLACE", str(tmp_path))
-    searched = Plan(settings=plan.settings, space={"training.lr": [1e-3, 1e-2]}, seeds=1, storage="sqlite:///$PLACE/trials.db")
-    found = swept(searched, tmp_path / "sweep")
-    assert [row["status"] for row in found["trials"]] == ["finished"] * 2
-    assert (tmp_path / "trials.db").exists()
-    assert not (tmp_path / "sweep" / "journal.log").exists()
-    assert "$PLACE" in (tmp_path / "sweep" / "sweep.yaml").read_text()
 
 
 def test_the_page_shows_trials_failures_and_seeds(whole: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
@@ -379,9 +376,9 @@ def test_the_page_shows_trials_failures_and_seeds(whole: tuple[Path, dict[str, A
         (["training.lr"], {}, ["space", "a mapping"]),
     ],
 )
-def test_plans_that_make_no_sense(plan: Plan, space: Any, values: dict[str, Any], names: list[str]) -> None:
+def test_plans_that_make_no_sense(config: SweepConfig, space: Any, values: dict[str, Any], names: list[str]) -> None:
     with pytest.raises(SettingError) as refused:
-        Plan(settings=plan.settings, space=space, **values).points()
+        SweepConfig(settings=config.settings, space=space, **values)
     assert [name for name in names if name not in str(refused.value)] == [], refused.value
 
 
@@ -398,30 +395,32 @@ def test_plans_that_make_no_sense(plan: Plan, space: Any, values: dict[str, Any]
         ({"task.train_lengths": [[3, 8], [9, 3]]}, ["task.train_lengths"]),
     ],
 )
-def test_values_that_a_run_would_refuse_are_found_before_it(plan: Plan, tmp_path: Path, space: Any, names: list[str]) -> None:
+def test_values_that_a_run_would_refuse_are_found_before_it(
+    config: SweepConfig, tmp_path: Path, space: Any, names: list[str]
+) -> None:
     with pytest.raises(SettingError) as refused:
-        open_sweep(Plan(settings=plan.settings, space=space), tmp_path / "sweep")
+        open_sweep(SweepConfig(settings=config.settings, space=space), tmp_path / "sweep")
     assert [name for name in ("space: ", *names) if name not in str(refused.value)] == [], refused.value
     assert not (tmp_path / "sweep").exists()
 
 
-def test_another_plan_is_not_the_sweep_of_a_folder(plan: Plan, whole: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+def test_another_search_is_not_that_of_a_folder(config: SweepConfig, whole: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     folder = whole[0]
     with pytest.raises(SettingError, match="holds a sweep already"):
-        open_sweep(plan, folder)
+        open_sweep(config, folder)
     with pytest.raises(SettingError, match=r"space: got .*needed .*as in"):
-        open_sweep(Plan(settings=plan.settings, space={"training.lr": [1.0]}, search_seeds=2), folder, resume=True)
+        open_sweep(SweepConfig(settings=config.settings, space={"training.lr": [1.0]}, search_seeds=2), folder, resume=True)
     with pytest.raises(SettingError, match="holds a run, needed another"):
-        open_sweep(plan, folder / "trials" / "0000" / "seed_7")
+        open_sweep(config, folder / "trials" / "0000" / "seed_7")
     with pytest.raises(SettingError, match="holds no sweep"):
-        open_sweep(plan, tmp_path, resume=True)
+        open_sweep(config, tmp_path, resume=True)
 
 
 def test_sweep_files_name_what_is_wrong(tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text("task: {name: parity}\nmodel: {d_model: 8}\n")
     path = tmp_path / "s.yaml"
     path.write_text("config: recipe.yaml\nsettings: {model: {d_state: 4}}\nspace: {training.lr: [1.0e-3]}\n")
-    words = read_plan(path)
+    words = read_sweep_file(path)
     assert words["settings"]["model"] == {"d_model": 8, "d_state": 4}
     assert words["settings"]["about"]["recipe"] == str(tmp_path / "recipe.yaml")
     for text, names in (
@@ -433,5 +432,5 @@ def test_sweep_files_name_what_is_wrong(tmp_path: Path) -> None:
     ):
         path.write_text(text)
         with pytest.raises(SettingError) as refused:
-            read_plan(path)
+            read_sweep_file(path)
         assert [name for name in names if name not in str(refused.value)] == [], refused.value

@@ -22,7 +22,7 @@ from longscan.training.settings import TrainingSettings as TrainingSettings
 from longscan.training.sharing import Share as Share
 from longscan.training.sharing import shard_model as shard_model
 from longscan.training.sharing import share_of as share_of
-from longscan.training.space import Plan as Plan
+from longscan.training.space import SweepConfig as SweepConfig
 
 if TYPE_CHECKING:
     from longscan.training.sweep import run_sweep as run_sweep
