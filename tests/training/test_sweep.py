@@ -4,7 +4,7 @@ import json
 import multiprocessing
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.forkserver import ensure_running
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import torch
 from optuna.trial import TrialState
 
 import longscan.report
-from longscan.report import sweep_report
+from longscan.report import run_report, sweep_report
 from longscan.report.sweep import settings_text
 from longscan.tasks import TASKS
 from longscan.training import ModelSettings, Run, SettingError, Settings, SweepConfig, TrainingSettings, sweep, train, workers
@@ -29,12 +29,16 @@ PROCESSES = multiprocessing.get_context("forkserver")  # so that what takes long
 PROCESSES.set_forkserver_preload(["longscan.cli", "longscan.training.sweep", "torchmetrics.classification"])
 
 
-@pytest.fixture(autouse=True)
-def _no_reports_of_runs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave out the pages of single runs, which take longer than these runs; `whole` has them."""
-    if "whole" in request.fixturenames:
-        request.getfixturevalue("whole")
-    monkeypatch.setattr(longscan.report, "run_report", lambda folder: folder)
+def report_of_one(folder: Path) -> Path:
+    """Write the report of one run only: the pages take longer than these runs."""
+    return run_report(folder) if "0000" in folder.parts else folder
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_report() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(longscan.report, "run_report", report_of_one)
+        yield
 
 
 def result_of(config: SweepConfig, folder: Path, *, resume: bool = False) -> dict[str, Any]:
@@ -230,7 +234,7 @@ def test_an_error_is_kept_and_tried_again_on_resume(config: SweepConfig, tmp_pat
 def in_process(folder: Path, errors: Path) -> None:
     descriptor = os.open(errors, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(descriptor, 2)
-    longscan.report.run_report = lambda folder: folder  # type: ignore[assignment,misc]
+    longscan.report.run_report = report_of_one  # type: ignore[misc]
     work(folder)
 
 
@@ -271,6 +275,7 @@ def test_kills_lose_nothing_and_count_nothing_twice(
 
     process = start(folder)
     wait_for(process, (folder / "trials" / "0002" / "seed_8" / "result.json").exists)
+    monkeypatch.setattr(sweep, "POLL", 0.01)
     work(folder, echo=lambda _: None)
     process.join()
     assert {path: path.stat() for path in before} == before, "what is over is not run again"
