@@ -46,19 +46,15 @@ def pytest_configure() -> None:
 
 
 def pytest_unconfigure() -> None:
-    """Remove that folder."""
+    """Remove that folder, and let the interpreter collect everything: compiled modules report what is left as leaks."""
     shutil.rmtree(os.environ["LONGSCAN_CACHE"], ignore_errors=True)
+    gc.unfreeze()
 
 
 def pytest_collection_finish() -> None:
     """Exempt what is imported and collected from garbage collection: visiting it takes a third of a second each time."""
     gc.collect()
     gc.freeze()
-
-
-def pytest_unconfigure() -> None:
-    """Let the interpreter collect everything at its end: compiled modules report what is left as leaks."""
-    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)
