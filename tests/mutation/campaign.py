@@ -41,7 +41,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = Path("src/longscan")
 PARTS = ("ops", "layers", "blocks", "training", "tasks", "estimators")
 LEFT_OUT = ("triton", "_native.pyi")  # in a file's name
-UNSEEN_ARGUMENTS = {"zip": {"strict"}, "dataclass": {"frozen", "slots", "kw_only"}}  # call -> arguments left out
+EXCLUDED_ARGUMENTS = {"zip": {"strict"}, "dataclass": {"frozen", "slots", "kw_only"}}  # call -> arguments left out
 EQUIVALENT = Path(__file__).with_name("equivalent.json")
 # Replacements that raise TypeError on floats or compare identities: any test that executes the line notices them.
 TRIVIAL = ("Shift", "Bit", "_Is", "IsNot", "Invert", "UAdd", "VariableReplacer", "VariableInserter")
@@ -67,16 +67,16 @@ def source_files(part: str) -> list[Path]:
     return [path.relative_to(ROOT) for path in files if not any(word in path.name for word in LEFT_OUT)]
 
 
-def unseen_spans(source: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """Start and end, as (line, column), of every type annotation and of the arguments of `UNSEEN_ARGUMENTS`."""
+def excluded_spans(source: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """Start and end, as (line, column), of every type annotation and of the arguments of `EXCLUDED_ARGUMENTS`."""
     spans = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             found = [node.returns]
         elif isinstance(node, ast.arg | ast.AnnAssign):
             found = [node.annotation]
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in UNSEEN_ARGUMENTS:
-            found = [word.value for word in node.keywords if word.arg in UNSEEN_ARGUMENTS[node.func.id]]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in EXCLUDED_ARGUMENTS:
+            found = [word.value for word in node.keywords if word.arg in EXCLUDED_ARGUMENTS[node.func.id]]
         else:
             continue
         spans += [
@@ -90,7 +90,7 @@ def positions(path: Path) -> Iterator[Position]:
     from cosmic_ray import plugins
     from cosmic_ray.ast import ast_nodes, get_ast_from_path
 
-    spans = unseen_spans((ROOT / path).read_text(encoding="utf-8"))
+    spans = excluded_spans((ROOT / path).read_text(encoding="utf-8"))
     tree, found = get_ast_from_path(ROOT / path), defaultdict(list)
     for name in plugins.operator_names():
         if any(word in name for word in TRIVIAL):
@@ -215,7 +215,7 @@ def read_coverage(paths: Sequence[Path]) -> dict[str, Any]:
 
 
 def cover(processes: int, select: list[str], until: float, out: Path) -> None:
-    """Run the tests once and write which tests execute which line, their seconds, and which of them fail as things are.
+    """Run the tests once and write which tests execute which line, their seconds, and which of them fail without any change.
 
     After `until` seconds no further test is started, and the number of those left out is printed.
     """

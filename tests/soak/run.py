@@ -1,15 +1,16 @@
 """Run the long reliability tests for a number of minutes, on any number of processes, and record how many cases they were.
 
-    python tests/soak/run.py --minutes 10 --processes 2     # all kinds, in the proportion of what is still missing
+    python tests/soak/run.py --minutes 10 --processes 2     # all kinds; the one furthest from its target goes first
     python tests/soak/run.py --kinds kills,damage           # some kinds
     python tests/soak/run.py --totals                       # what the records say so far
     python tests/soak/run.py --merge FOLDER_OR_FILE         # add the records of another machine
 
 Kinds: contracts (generated cases of the contract suites), damage (damaged files), kills (SIGKILL while training, sweeping and
 saving), streaming (a million steps of a layer in pieces), tracing (the matrix of traced and exported layers). Work is cut into
-units; every unit is a process with a seed that no other unit had, so that calls go on where the last one ended and machines share
-the work (`--first-seed`). The numbers of the next seeds are in the file of `--state`. Each call adds a line per kind to
-`--results`. The exit code is 1 where a case failed, 0 otherwise.
+units. Every unit is a process with a seed that no other unit has had, so that a later call continues the work of an earlier one,
+and several machines can share it (`--first-seed`). The file of `--state` holds the next seed of each kind, and under "again" the
+seeds of units that were stopped before their end and must run once more. Each call adds a line per kind to `--results`. The exit
+code is 1 if a case failed, 0 otherwise.
 """
 
 import argparse
@@ -35,12 +36,19 @@ GRACE = 20  # seconds that a unit may take beyond the end of the call
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of unit. target: cases in all. expected: cases of a unit, a guess to share out processes. seconds: of a unit."""
+    """A kind of unit.
+
+    Attributes:
+        target: number of cases that the records should hold in the end.
+        expected: rough number of cases of one unit, by which running units count towards the target.
+        seconds: length of one unit.
+        whole: whether a unit must run to its end to count; if it is stopped, its seed is used again.
+    """
 
     target: int
     expected: int
     seconds: int
-    whole: bool = False  # a unit of which a part is no use: its seed is tried again
+    whole: bool = False
 
 
 KINDS = {
@@ -69,9 +77,9 @@ class Unit:
 
 @dataclass
 class Tally:
-    """What the units of one kind found. barren: how many units in a row ended without a case."""
+    """What the units of one kind found. empty_units: how many units in a row ended without a case."""
 
-    barren: int = 0
+    empty_units: int = 0
     cases: int = 0
     units: int = 0
     seeds: list[int] = field(default_factory=list)
@@ -127,7 +135,7 @@ def collect(unit: Unit, tally: Tally, *, stopped: bool) -> None:
         log = unit.lines.with_suffix(".log").read_text("utf-8", "replace")[-600:]
         what = f"the process ended with {unit.process.returncode} {'in ' + begun['begin'] if begun else ''}: {log}"
         tally.failures.append({"seed": unit.seed, "case": "process", "failure": what})
-    tally.barren = 0 if tally.cases > before or stopped else tally.barren + 1
+    tally.empty_units = 0 if tally.cases > before or stopped else tally.empty_units + 1
     tally.units += 1
     tally.seeds.append(unit.seed)
 
@@ -153,14 +161,14 @@ def soak(args: argparse.Namespace) -> int:
     done = {kind: cases for kind, (cases, _) in totals(args.results).items()}
     tallies = {kind: Tally() for kind in kinds}
     running: list[Unit] = []
-    told = 0.0
+    shown = 0.0
     args.state.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix="longscan-soak-"))
 
     def share(kind: str) -> float:
         planned = sum(unit.kind == kind for unit in running) * KINDS[kind].expected
         part = (done[kind] + tallies[kind].cases + planned) / KINDS[kind].target
-        return part / 100 if KINDS[kind].whole and part < 1 else part  # units that must end before the call does start first
+        return part / 100 if KINDS[kind].whole and part < 1 else part  # units that count only when they end go first
 
     def next_seed(kind: str) -> int:
         own = state.setdefault(kind, {"next": 0, "again": []})
@@ -185,7 +193,7 @@ def soak(args: argparse.Namespace) -> int:
         while running or time.monotonic() < end - 5:
             for unit in [unit for unit in running if unit.process.poll() is not None]:
                 finish(unit, stopped=False)
-            kinds = [kind for kind in kinds if tallies[kind].barren < 4]
+            kinds = [kind for kind in kinds if tallies[kind].empty_units < 4]
             if not kinds:
                 break
             while len(running) < args.processes and time.monotonic() < end - 5:
@@ -194,7 +202,7 @@ def soak(args: argparse.Namespace) -> int:
                 running.append(start(kind, next_seed(kind), seconds, scratch))
             if time.monotonic() > end + GRACE:
                 break
-            told = tell(told, began, args, tallies, running)
+            shown = show_progress(shown, began, args, tallies, running)
             time.sleep(0.2)
     except KeyboardInterrupt:
         sys.stderr.write("\nstopped; what was done is recorded\n")
@@ -215,11 +223,11 @@ def soak(args: argparse.Namespace) -> int:
     return int(any(line["failures"] for line in lines))
 
 
-def tell(told: float, began: float, args: argparse.Namespace, tallies: dict[str, Tally], running: list[Unit]) -> float:
-    """A progress bar in a terminal, a line every half minute elsewhere; returns when that was last."""
+def show_progress(shown: float, began: float, args: argparse.Namespace, tallies: dict[str, Tally], running: list[Unit]) -> float:
+    """Print a progress bar, once a second in a terminal and every half minute elsewhere; return the time of the last print."""
     now, terminal = time.monotonic(), sys.stderr.isatty()
-    if now - told < (1 if terminal else 30):
-        return told
+    if now - shown < (1 if terminal else 30):
+        return shown
     found = Counter({kind: tally.cases for kind, tally in tallies.items()})
     for unit in running:
         found[unit.kind] += sum(line.get("cases", 0) for line in unit.read())
