@@ -97,3 +97,14 @@ def test_scale_and_bias_are_parameters_of_a_norm_without_decay():
     assert [marks(parameter) for parameter in norm.parameters()] == [Marks("norm", decay=False)] * 2
     assert (norm.weight.tolist(), norm.bias.tolist()) == ([1.0] * 3, [0.0] * 3)
     assert list(BatchNorm(3).parameters()) == []
+
+
+def test_a_momentum_of_one_keeps_the_last_batch_alone():
+    norm = BatchNorm(2, momentum=1.0)
+    norm(torch.randn(3, 5, 2))
+    x = torch.randn(3, 5, 2)
+    norm(x)
+    torch.testing.assert_close(norm.running_mean, x.mean((0, 1)))
+    for momentum in (0.0, 1.01):
+        with pytest.raises(ValueError, match="momentum"):
+            BatchNorm(2, momentum=momentum)

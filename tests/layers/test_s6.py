@@ -74,3 +74,8 @@ def test_complex_states_start_as_s4d_lin():
 def test_impossible_settings_are_named(options, message):
     with pytest.raises(ValueError, match=message):
         S6(4, **options)
+
+
+@pytest.mark.parametrize(("d_model", "rank"), [(1, 1), (16, 1), (17, 2), (32, 2), (33, 3), (160, 10)])
+def test_the_rank_of_the_steps_is_a_sixteenth_of_the_width_rounded_up(d_model, rank):
+    assert S6(d_model, d_state=2).dt_proj.shape == (d_model, rank)

@@ -3,7 +3,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from longscan.layers.state import ScanState, layer_state, restarted_rows
+from longscan.layers.state import ScanState, layer_state, restarted_rows, zero_rows
 
 
 @layer_state
@@ -48,3 +48,11 @@ def test_rows_restart_where_their_first_real_step_is_of_another_sequence():
     assert after.tolist() == [6, 4, 4, 3, 9]
     assert restarted_rows(last, valid, None) == (None, last)
     assert restarted_rows(last, valid[:, :0], seq_idx[:, :0]) == (None, last)
+
+
+def test_rows_that_restart_are_zero_and_others_keep_every_bit():
+    state = torch.randn(3, 2, 4)
+    found = zero_rows(torch.tensor([True, False, True]), state)
+    assert torch.equal(found[1], state[1])
+    assert torch.equal(found[::2], torch.zeros(2, 2, 4))
+    assert zero_rows(None, state) is state
