@@ -33,6 +33,24 @@ def test_every_tensor_is_checked(op):
                 OPS[op].function(**(inputs | {name: value.to("meta")}))
 
 
+@pytest.mark.parametrize("backend", ["auto", "eager"])
+@pytest.mark.parametrize("op", OPS)
+def test_sparse_tensors_are_refused(op, backend):
+    inputs = example(op)
+    for name, value in inputs.items():
+        if isinstance(value, torch.Tensor):
+            with pytest.raises(TypeError, match=rf"{name}: got layout torch\.sparse_coo, expected torch\.strided"):
+                OPS[op].function(**inputs | {name: value.to_sparse()}, backend=backend)
+
+
+def test_sparse_complex_tensors_are_refused():
+    inputs = example("selective_scan", is_complex=True)
+    for name in ("A", "B", "C", "initial_state"):
+        for value in (inputs[name], torch.view_as_complex(inputs[name])):
+            with pytest.raises(TypeError, match=rf"{name}: got layout torch\.sparse_coo, expected torch\.strided"):
+                selective_scan(**inputs | {name: value.to_sparse()})
+
+
 @pytest.mark.parametrize("op", OPS)
 def test_unknown_backends(op):
     with pytest.raises(ValueError, match="backend: got 'cuda', expected 'auto' or one of"):

@@ -213,3 +213,27 @@ def test_a_plain_call_costs_no_custom_op(kernels, call, trains):
             y.sum().backward()
     assert not [event.key for event in profile.key_averages() if event.key.startswith("longscan::")]
     assert y.shape == (2, 1, 3)
+
+
+@pytest.mark.parametrize("op", NATIVE)
+def test_meta_tensors_are_checked_where_values_are_absent(kernels, op, monkeypatch):
+    """The kernel for shapes alone refuses mixed devices, an absent tensor and an unknown backend as the others do."""
+    calls = recorded_calls(monkeypatch, op, example(op, length=3))
+    assert len(calls) == 2  # forward and backward
+    for custom_op, given in calls:
+        call, args = custom_op.overload, [x.detach().to("meta") if isinstance(x, torch.Tensor) else x for x in given]
+        assert all(x.is_meta for x in call(*args))
+        with pytest.raises(ValueError, match=rf"backend: got 'gpu', expected one of .*, the native backends of {op}"):
+            call(*args[:-1], "gpu")
+        names = [argument.name for argument in call._schema.arguments]
+        for i, (name, x) in enumerate(zip(names, args, strict=True)):
+            if not isinstance(x, torch.Tensor):
+                continue
+            mixed = [*args[:i], torch.zeros(x.shape, dtype=x.dtype), *args[i + 1 :]]
+            # the others are compared with initial_state
+            message = "is on meta, expected cpu like initial_state" if name == "initial_state" else f"{name}: is on cpu"
+            with pytest.raises(ValueError, match=message):
+                call(*mixed)
+            if call._schema.arguments[i].type.kind() == "TensorType":
+                with pytest.raises(TypeError, match=rf"{name}: got None, expected a tensor, which {op}"):
+                    call(*args[:i], None, *args[i + 1 :])

@@ -15,7 +15,7 @@ CASES = ("u: B L D", "A: [models] D N [2]", "h: B D N [2]", "w?: B L, uint8", "s
 
 
 def signature():
-    return Signature(CASES, "h", may_be_empty=("N",), limits=lambda sizes: "h: odd" if sizes["N"] == 7 else None)
+    return Signature("scan", CASES, "h", may_be_empty=("N",), limits=lambda sizes: "h: odd" if sizes["N"] == 7 else None)
 
 
 def tensors(**changed):
@@ -56,6 +56,8 @@ def test_what_fits(changed, axes):
         ({"u": torch.zeros(2, 5, 3, dtype=torch.float64)}, TypeError, "u: got dtype torch.float64, expected torch.float32"),
         ({"s": torch.zeros(2, 4).half(), "k": (5,)}, TypeError, "s: got dtype torch.float16, expected torch.float32"),
         ({"u": torch.zeros(2, 5, 3, device="meta")}, ValueError, "u: is on meta, expected cpu like h"),
+        ({"u": None}, TypeError, "u: got None, expected a tensor, which scan requires"),
+        ({"h": None}, TypeError, "h: got None, expected a tensor, which scan requires"),
     ],
     ids=str,
 )
@@ -65,7 +67,7 @@ def test_what_does_not_fit_is_named(changed, error, message):
 
 
 def test_reduced_precision_goes_to_triton_alone():
-    together = Signature(("x: B, bfloat16", "y: B, bfloat16", "h: B"), "h")
+    together = Signature("scan", ("x: B, bfloat16", "y: B, bfloat16", "h: B"), "h")
     low, high = torch.zeros(2, dtype=torch.bfloat16), torch.zeros(2)
     together.check([low, low, high], "triton")
     with pytest.raises(TypeError, match=r"x: got dtype torch\.bfloat16, expected torch.float32"):

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from longscan.layers.base import Steps
 from longscan.ops._arguments import INVALID, RESET, step_flags, without_autocast
+from longscan.ops._tracing import record_length
 
 Cell = Callable[[Tensor, tuple[Tensor, ...]], tuple[Tensor, ...]]
 
@@ -46,8 +47,8 @@ def run_cell(cell: Cell, x: Tensor, state: tuple[Tensor, ...], steps: Steps) -> 
 
     Invalid steps keep the state and give 0; where seq_idx changes the state restarts from zero.
     """
-    batch, length = x.shape[:2]
-    flags = step_flags(batch, length, steps.valid, steps.seq_idx, x)
+    x, length = record_length(x)
+    flags = step_flags(x.shape[0], length, steps.valid, steps.seq_idx, x)
     outputs = []
     for t in range(length):
         if flags is None:

@@ -29,7 +29,7 @@ from longscan.ops._arguments import RESET, carry_dtype, resets, step_flags, with
 from longscan.ops._associative import running_sum
 from longscan.ops._chunks import run_chunk
 from longscan.ops._masked_products import masked_products, masked_sums
-from longscan.ops._tracing import in_func_transform
+from longscan.ops._tracing import in_func_transform, record_length
 
 PIECE = 128  # queries that a windowed layer answers at once, at least
 SCORES = 2**22  # of packed rows, one for each head, query and key: more are computed piece by piece, again in the backward
@@ -106,6 +106,8 @@ class Attention(SequenceLayer):
         """See the top of the file."""
         if state is None:
             state = self._no_steps(x.shape[0], 0) if x.shape[1] else self.initial_state(x.shape[0])
+        if self.window is not None:
+            x, _ = record_length(x)  # the pieces and the kind of mask depend on it
         size = max(x.shape[1], 1) if self.window is None else max(self.window, PIECE)
         outputs = []
         for start in range(0, x.shape[1], size):
@@ -141,7 +143,8 @@ class Attention(SequenceLayer):
 
         segment = torch.zeros_like(valid, dtype=torch.int64) if flags is None else (flags == RESET).cumsum(1)
         seen = torch.cat([old, valid], 1)
-        plain = length > 1 and not held and flags is None and (self.window is None or length <= self.window)
+        # under torch.jit.trace the comparisons of lengths are tensors
+        plain = bool(length > 1 and not held and flags is None and (self.window is None or length <= self.window))
         if packed:
             y = self._attend_packed(queries, turned, values.transpose(1, 2), seen, segment, valid)
         else:
@@ -192,7 +195,8 @@ class Attention(SequenceLayer):
             scores = masked_products(queries, keys, mask) / math.sqrt(self.head_dim)
             return masked_sums(torch.where(mask, scores, -torch.inf).softmax(-1), values, mask)
 
-        (batch, heads, length, _), total = queries.shape, keys.shape[2]
+        queries, length = record_length(queries, 2)
+        (batch, heads), total = queries.shape[:2], keys.shape[2]
         outputs = []
         with without_autocast(queries):
             if torch.compiler.is_compiling():

@@ -26,6 +26,7 @@ from longscan.layers.state import State, layer_state, no_sequence, restarted_row
 from longscan.numerics.symbolic import is_symbolic
 from longscan.ops import ssd_scan
 from longscan.ops._arguments import INVALID, RESET, step_flags
+from longscan.ops._tracing import record_length
 
 LONGEST_OPEN = 2**20  # steps that an exported graph of open length can take
 SMALLEST = 80.0  # |m| up to which e^{-m} is a number of float32, with room
@@ -52,7 +53,7 @@ def running_maximum(forget: Tensor, enter: Tensor, start: Tensor, flags: Tensor 
         invalid, reset = (flags.unsqueeze(-1) == kind for kind in (INVALID, RESET))
         enter = torch.where(invalid, -torch.inf, torch.where(reset, torch.maximum(forget, enter), enter))
         forget, restarted = torch.where(invalid, 0, forget), restarted | reset
-    length = enter.shape[1]
+    enter, length = record_length(enter)  # how often maps are joined depends on it
     is_open = is_symbolic(length) and not torch.compiler.is_dynamo_compiling()  # torch.compile compiles again for more steps
     if is_open:
         message = f"an exported graph of open length takes at most {LONGEST_OPEN} steps"

@@ -32,6 +32,7 @@ from longscan.ops import long_conv
 from longscan.ops._arguments import carry_dtype, marks, step_flags, without_autocast
 from longscan.ops._chunks import CHUNK, scan_chunks
 from longscan.ops._dispatch import plain_backend
+from longscan.ops._tracing import record_length
 
 NUMBERS = 2**24  # of all channels and states at the angles that are computed at once
 
@@ -112,13 +113,14 @@ class S4(SequenceLayer):
         flags = step_flags(u.shape[0], u.shape[1], steps.valid, steps.seq_idx, u)
 
         def chunk(u: Tensor, elapsed: Tensor | None, flags: Tensor | None, state: Tensor) -> tuple[Tensor, Tensor]:
+            u, length = record_length(u)
             dt = self.log_dt.exp()
             if elapsed is not None:
                 dt = dt * elapsed.unsqueeze(-1).to(dt.dtype)
             diagonal, correction = bilinear_solver(eigenvalues, low_rank, dt)
             drive = (dt * u)[..., None, None] * B
             outputs = []
-            for t in range(u.shape[1]):
+            for t in range(length):
                 solver = (diagonal, correction) if elapsed is None else (diagonal[:, t], correction[:, t])
                 before = state
                 if flags is not None:
@@ -152,7 +154,8 @@ class S4(SequenceLayer):
         self, u: Tensor, initial: Tensor | None, valid: Tensor | None, final: bool = True
     ) -> tuple[Tensor, Tensor | None]:
         """As `recur` with even steps, by FFT; the state None unless `final`."""
-        length, wide = u.shape[1], carry_dtype(u)
+        u, length = record_length(u)
+        wide = carry_dtype(u)
         A_bar, B_bar = dense_step(*self.system(wide), self.log_dt.to(wide).exp())
         position = torch.arange(length, device=u.device)
         first, count = (size + 0 * position[:1].expand(u.shape[0]) for size in (0, length))

@@ -29,7 +29,7 @@ from longscan.ops import long_conv
 from longscan.ops._arguments import step_flags, without_autocast
 from longscan.ops._chunks import scan_chunks
 from longscan.ops._dispatch import plain_backend, resolve
-from longscan.ops._tracing import fixed_size
+from longscan.ops._tracing import record_length
 from longscan.ops.linear_scan import NATIVE_BACKENDS, run_backend
 
 
@@ -137,7 +137,8 @@ class S4D(SequenceLayer):
         self, u: Tensor, initial: Tensor | None, valid: Tensor | None, final: bool = True
     ) -> tuple[Tensor, Tensor | None]:
         """As `recur` with even steps, by FFT; the state None unless `final`."""
-        length, coefficients = fixed_size(u.shape[1]), self.coefficients()
+        u, length = record_length(u)
+        coefficients = self.coefficients()
         dt = self.log_dt.exp().unsqueeze(-1)
         log_a = log_step(self.eigenvalues(), dt, self.discretisation)
         _, b = discretise(self.eigenvalues(), dt, self.discretisation)

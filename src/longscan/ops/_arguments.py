@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+_DENSE = torch.strided
 INVALID, RESET = 1, 2  # flags of a step, uint8: it does not count; the state restarts here
 
 
@@ -23,9 +24,11 @@ def _matches(value: Tensor, shape: tuple[int, ...]) -> bool:
 
 
 def check_tensor(name: str, value: object, shape: tuple[int, ...], like: Tensor | None = None) -> None:
-    """Raise unless `value` is a tensor of this shape on the device of `like`; -1 in `shape` matches any size."""
+    """Raise unless `value` is a dense tensor of this shape on the device of `like`; -1 in `shape` matches any size."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{name}: got {type(value).__name__}, expected a tensor")
+    if value.layout is not _DENSE:
+        raise TypeError(f"{name}: got layout {value.layout}, expected torch.strided, a dense tensor")
     if not _matches(value, shape):
         raise ValueError(f"{name}: got shape {tuple(value.shape)}, expected {_spell(shape)}")
     if like is not None and value.device != like.device:
@@ -43,6 +46,8 @@ def check_complex(name: str, value: object, shape: tuple[int, ...], like: Tensor
     """Raise unless `value` holds complex numbers of this shape: a complex tensor, or real pairs (*shape, 2)."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{name}: got {type(value).__name__}, expected a tensor")
+    if value.layout is not _DENSE:
+        raise TypeError(f"{name}: got layout {value.layout}, expected torch.strided, a dense tensor")
     if not _matches(value, shape if value.is_complex() else (*shape, 2)):
         kind = "complex" if value.is_complex() else "real"
         wanted = f"{_spell(shape)} complex or {_spell((*shape, 2))} real pairs"

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from longscan.ops._arguments import carry_dtype
+from longscan.ops._tracing import record_length
 
 Multiply = Callable[[Tensor, Tensor], Tensor]
 Affine = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -59,6 +60,7 @@ def affine_scan(
         before = torch.cat([state.unsqueeze(1), second[:, :-1]], 1)
         return torch.stack([apply(factor1, before, b1, reset1), second], 2).flatten(1, 2)
 
+    b, _ = record_length(b)
     return scan(_unless(reset, a), b, reset)
 
 

@@ -176,27 +176,37 @@ class NativeOp:
         arguments = (*declared, *constants)
         same_shape = {"grad_y": like[results[0]], "grad_final": like[results[1]], **like}
 
-        def signature_of(names: Sequence[str]) -> Signature:
+        def signature_of(op: str, names: Sequence[str]) -> Signature:
             texts = [
                 declared[x] if x in declared else f"{x}:{declared[same_shape[x]].split(':')[1]}"
                 for x in names
                 if x not in constants and x != "chunk_states"
             ]
-            return Signature(texts, "initial_state", may_be_empty, limits)
+            return Signature(op, texts, "initial_state", may_be_empty, limits)
 
         def schema(names: Sequence[str], count: int) -> str:
             types = {name: "bool" if name in constants else "Tensor?" if name in optional else "Tensor" for name in names}
             listed = ", ".join(f"{kind} {name}" for name, kind in types.items())
             return f"({listed}, str backend) -> ({', '.join(['Tensor'] * count)})"
 
-        forward_signature = signature_of(arguments)
+        forward_signature = signature_of(name, arguments)
         backward_arguments = ("grad_y", "grad_final", *saved)
-        backward_signature = signature_of(backward_arguments)
+        backward_signature = signature_of(f"{name}_backward", backward_arguments)
+
+        def check_backend(backend: str) -> None:
+            if backend not in native:
+                raise ValueError(f"backend: got {backend!r}, expected one of {native}, the native backends of {name}")
+
+        def check_fake(signature: Signature, known: dict[str, Any], backend: str) -> None:
+            signature.check_devices([known[x] for x in signature.names])
+            if "chunk_states" in known:
+                check_chunk_states_device(known["chunk_states"], known["initial_state"])
+            check_backend(backend)
 
         def check(signature: Signature, known: dict[str, Any], backend: str) -> None:
             axes, state = signature.check([known[x] for x in signature.names], backend), known["initial_state"]
-            reason = None if backend in native else f"{name} has the native backends {native}"
-            reason = reason or _dispatch.reject(name, backend, state.device, state.dtype, native)
+            check_backend(backend)
+            reason = _dispatch.reject(name, backend, state.device, state.dtype, native)
             if reason:
                 raise ValueError(f"backend: {backend!r} cannot run {name}: {reason}")
             if "models" in axes and backend not in GROUPED:
@@ -230,8 +240,9 @@ class NativeOp:
             module, known = self._module(backend), dict(zip(backward_arguments, given, strict=True))
             kept: Any = known.get("chunk_states")
             if chunk_states is not None:
+                state = known["initial_state"]
+                check_chunk_states_device(kept, state)
                 if kept.shape != (0,):
-                    state = known["initial_state"]
                     check_chunk_states(kept, tuple(chunk_states(module, known[arguments[0]], state)), state)
                 else:  # a graph recorded where no gradient was wanted, which is asked for one now
                     inputs = _contiguous([x == "keep" or known[x] for x in arguments])
@@ -243,11 +254,16 @@ class NativeOp:
                 raise ValueError(f"chunk_states: got shape {tuple(x.shape)}, expected {shape}, or (0,) where none were kept")
             if x.dtype != like.dtype:
                 raise TypeError(f"chunk_states: got dtype {x.dtype}, expected {like.dtype} like initial_state")
+
+        def check_chunk_states_device(x: Tensor | None, like: Tensor) -> None:
+            if x is None:
+                raise TypeError(f"chunk_states: got None, expected a tensor, which {name}_backward requires")
             if x.device != like.device:
                 raise ValueError(f"chunk_states: is on {x.device}, expected {like.device} like initial_state")
 
         def forward_fake(*args: Any) -> Any:
             known = dict(zip(arguments, args[:-1], strict=True))
+            check_fake(forward_signature, known, args[-1])
             found = [known[x].new_empty(known[x].shape) for x in like.values()]
             if chunk_states is not None:
                 state = known["initial_state"]
@@ -256,7 +272,8 @@ class NativeOp:
             return tuple(found)
 
         def backward_fake(*args: Any) -> Any:
-            known = dict(zip(saved, args[2:-1], strict=True))
+            known = dict(zip(backward_arguments, args[:-1], strict=True))
+            check_fake(backward_signature, known, args[-1])
             same = [known[source] if known.get(x, args[0]) is not None else None for x, source in gradients.items()]
             return tuple(args[0].new_empty((0,)) if x is None else x.new_empty(x.shape) for x in same)
 

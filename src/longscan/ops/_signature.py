@@ -17,9 +17,10 @@ Limits = Callable[[Sizes], str | None]
 
 
 class _Declared(NamedTuple):
-    """One tensor. axes: symbols, numbers and brackets. kind: "", "reduced", "bfloat16" or "uint8"."""
+    """One tensor. axes: symbols, numbers and brackets. kind: "", "reduced", "bfloat16" or "uint8". optional: None may come."""
 
     name: str
+    optional: bool
     axes: tuple[str, ...]
     kind: str
 
@@ -44,6 +45,7 @@ class Signature:
     """The tensors that a native function takes.
 
     Args:
+        op: the name of the function, for error messages.
         tensors: one string each, "name: axes" or "name: axes, kind". Axes are symbols (equal ones have equal sizes), numbers,
             "X-1" for one less than X, and brackets: the axes of "[X Y]" are there or not, in all tensors with this bracket alike;
             of "[X | Y]" one or none is there. "?" after the name: None may come. Without a kind the dtype is that of `like`;
@@ -56,7 +58,10 @@ class Signature:
     The axis "models" is for backends that run several models in one call: each has as many rows of the batch, "B".
     """
 
-    def __init__(self, tensors: Sequence[str], like: str, may_be_empty: Sequence[str] = (), limits: Limits | None = None) -> None:
+    def __init__(
+        self, op: str, tensors: Sequence[str], like: str, may_be_empty: Sequence[str] = (), limits: Limits | None = None
+    ) -> None:
+        self._op = op
         self._declared = [_parse(text) for text in tensors]
         self.names = tuple(part.name for part in self._declared)
         self._like, self._may_be_empty, self._limits = self.names.index(like), frozenset(may_be_empty), limits
@@ -69,6 +74,7 @@ class Signature:
         axes = tuple([-1 if shape is None else len(shape) for shape in shapes])
         form = self._forms.get(axes)
         if form is None:
+            self._check_presence(tensors)
             form = self._forms[axes] = self._find(axes, shapes)
         sizes = {symbol: shapes[i][axis] for symbol, i, axis in form.sizes}  # type: ignore[index]
         for symbol, whole in form.derived:
@@ -82,13 +88,32 @@ class Signature:
             if shapes[i] != expected[place]:
                 raise ValueError(self._misshapen(form, i, place, x.shape, expected[place]))
             if x.device != device:
-                raise ValueError(f"{self.names[i]}: is on {x.device}, expected {device} like {self.names[self._like]}")
+                raise ValueError(self._elsewhere(i, x.device, device))
             uniform = uniform and x.dtype is (torch.uint8 if i in self._uint8 else dtype)
         if not uniform or dtype not in FLOATS:
             self._check_dtypes(tensors, dtype, backend)
         if 0 in sizes.values() or self._limits is not None or "models" in sizes:
             self._check_sizes(form, sizes)
         return form.chosen
+
+    def check_devices(self, tensors: Sequence[Tensor | None]) -> None:
+        """Raise TypeError where a required tensor is None and ValueError unless all are on one device; name the tensor.
+
+        For fake tensors: their sizes may be symbols, which a comparison would fix.
+        """
+        self._check_presence(tensors)
+        device = tensors[self._like].device  # type: ignore[union-attr]
+        for i, x in enumerate(tensors):
+            if x is not None and x.device != device:
+                raise ValueError(self._elsewhere(i, x.device, device))
+
+    def _check_presence(self, tensors: Sequence[Tensor | None]) -> None:
+        for x, part in zip(tensors, self._declared, strict=True):
+            if x is None and not part.optional:
+                raise TypeError(f"{part.name}: got None, expected a tensor, which {self._op} requires")
+
+    def _elsewhere(self, i: int, device: torch.device, expected: torch.device) -> str:
+        return f"{self.names[i]}: is on {device}, expected {expected} like {self.names[self._like]}"
 
     def _misshapen(self, form: _Form, i: int, place: int, shape: Size, expected: tuple[int, ...]) -> str:
         symbols = form.shapes[place]
@@ -149,7 +174,7 @@ class Signature:
 def _parse(text: str) -> _Declared:
     name, _, rest = text.partition(":")
     axes, _, kind = rest.partition(",")
-    return _Declared(name.rstrip("?"), tuple(re.findall(r"\[[^]]*\]|\S+", axes)), kind.strip())
+    return _Declared(name.rstrip("?"), name.endswith("?"), tuple(re.findall(r"\[[^]]*\]|\S+", axes)), kind.strip())
 
 
 def _alternatives(bracket: str) -> list[str]:

@@ -50,9 +50,17 @@ def in_func_transform() -> bool:
     return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
 
 
-def fixed_size(size: int) -> int:
-    """A size of a tensor as a number under torch.jit.trace, which hands out sizes as tensors; elsewhere the size as it is."""
-    return int(size) if isinstance(size, Tensor) else size
+def record_length(x: Tensor, axis: int = 1) -> tuple[Tensor, int]:
+    """Return `x` and its size in `axis`, for code that torch.jit.trace records for this size alone.
+
+    Under torch.jit.trace, which hands out sizes as tensors, the size is a number and the tensor a view by `unflatten`: the
+    recorded graph raises a RuntimeError at any other size, if it uses this tensor. Elsewhere both are returned as they are.
+    """
+    size = x.shape[axis]
+    if not isinstance(size, Tensor):
+        return x, size
+    length = int(size)
+    return x.unflatten(axis, (length,)), length
 
 
 def _in_function_mode() -> bool:

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from longscan.ops._arguments import INVALID, RESET
+from longscan.ops._tracing import record_length
 
 
 def block2_scan(M: Tensor, f: Tensor, initial_state: Tensor, flags: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -12,8 +13,8 @@ def block2_scan(M: Tensor, f: Tensor, initial_state: Tensor, flags: Tensor | Non
     M: (B, L, *S, 2, 2) or (*S, 2, 2); f: (B, L, *S, 2, K); initial_state: (B, *S, 2, K); flags: (B, L) marks or None. Returns
     x, shaped as f, 0 at invalid steps, and the final state.
     """
-    batch, length = f.shape[:2]
-    per_row = (batch,) + (1,) * (f.ndim - 2)
+    f, length = record_length(f)
+    per_row = (f.shape[0],) + (1,) * (f.ndim - 2)
     state, outputs = initial_state, []
     for t in range(length):
         M_t, f_t = M[:, t] if M.ndim == f.ndim else M, f[:, t]

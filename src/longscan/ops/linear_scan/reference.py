@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from longscan.ops._arguments import INVALID, RESET
+from longscan.ops._tracing import record_length
 
 
 def linear_scan(a: Tensor, b: Tensor, initial_state: Tensor, flags: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -12,8 +13,8 @@ def linear_scan(a: Tensor, b: Tensor, initial_state: Tensor, flags: Tensor | Non
     a: (B, L, *S) or (*S); b: (B, L, *S); initial_state: (B, *S); flags: (B, L) marks or None. Returns x (B, L, *S) and the
     final state (B, *S); x is 0 at invalid steps.
     """
-    batch, length = b.shape[:2]
-    per_row = (batch,) + (1,) * (b.ndim - 2)
+    b, length = record_length(b)
+    per_row = (b.shape[0],) + (1,) * (b.ndim - 2)
     state, outputs = initial_state, []
     for t in range(length):
         a_t, b_t = a[:, t] if a.ndim == b.ndim else a, b[:, t]

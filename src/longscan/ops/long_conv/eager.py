@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from longscan.numerics.symbolic import is_symbolic
-from longscan.ops._tracing import fixed_size
+from longscan.ops._tracing import record_length
 
 
 def fft_length(needed: int) -> int:
@@ -19,7 +19,7 @@ def fft_length(needed: int) -> int:
 
 def long_conv(u: Tensor, k: Tensor) -> Tensor:
     """As `reference.long_conv`."""
-    length = fixed_size(u.shape[1])
+    u, length = record_length(u)
     if u.numel() == 0:
         return u.clone()
     size = fft_length(2 * length)

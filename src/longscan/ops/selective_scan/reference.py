@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn.functional import silu, softplus
 
 from longscan.ops._arguments import marks, mask
+from longscan.ops._tracing import record_length
 
 
 def step_sizes(dt: Tensor, dt_bias: Tensor | None, dt_scale: Tensor | None, dt_softplus: bool) -> Tensor:
@@ -39,9 +40,10 @@ def selective_scan(
     the state are all real or all complex. Returns y (B, L, D) and the final state (B, D, N).
     """
     u, dt, B, C, z, dt_scale = mask(flags, u, dt, B, C, z, dt_scale)
+    u, length = record_length(u)
     dt = step_sizes(dt, dt_bias, dt_scale, dt_softplus)
     state, outputs = initial_state, []
-    for t in range(u.shape[1]):
+    for t in range(length):
         decay, entering = torch.exp(dt[:, t, :, None] * A), (dt[:, t] * u[:, t]).unsqueeze(-1) * B[:, t, None]
         if flags is None:
             state = decay * state + entering

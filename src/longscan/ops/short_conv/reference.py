@@ -5,6 +5,7 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from longscan.ops._arguments import marks, mask
+from longscan.ops._tracing import record_length
 
 
 def short_conv(
@@ -16,8 +17,9 @@ def short_conv(
     (B, L) marks or None. Returns y (B, L, D) and the last K-1 inputs (B, D, K-1).
     """
     (u,) = mask(flags, u)
+    u, length = record_length(u)
     state, outputs = initial_state, []
-    for t in range(u.shape[1]):
+    for t in range(length):
         invalid, reset = (None, None) if flags is None else (mark.unsqueeze(-1) for mark in marks(flags[:, t], 2))
         before = state if reset is None else torch.where(reset, 0, state)
         window = torch.cat([before, u[:, t, :, None]], -1)

@@ -9,6 +9,7 @@ from torch.nn.functional import silu
 
 from longscan.numerics.rotary import turn
 from longscan.ops._arguments import marks, mask
+from longscan.ops._tracing import record_length
 
 
 def of_heads(part: Tensor, heads: int, bias: Tensor | None) -> Tensor:
@@ -40,10 +41,11 @@ def ssd_scan(
     (B, L, H, R); initial_state: (B, H, P, N). R turns the first R pairs of the N entries. Returns y and the final state.
     """
     x, dt, B, C, z, input_scale, own_scale, angle = mask(flags, x, dt, B, C, z, input_scale, own_scale, angle)
+    x, length = record_length(x)
     scale = dt if input_scale is None else input_scale
     B, C = of_heads(B, x.shape[2], B_bias), of_heads(C, x.shape[2], C_bias)
     state, outputs = initial_state, []
-    for t in range(x.shape[1]):
+    for t in range(length):
         decay = torch.exp(dt[:, t] * A)[..., None, None]
         entering = x[:, t].unsqueeze(-1) * B[:, t, :, None]
         before = state

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from longscan.ops._arguments import carry_dtype, marks, mask
+from longscan.ops._tracing import record_length
 
 
 def unitary_scan(
@@ -43,9 +44,10 @@ def unitary_scan(
     D, z = (None if x is None else x.to(wide) for x in (D, z))
     B, C, total = (x.to(torch.promote_types(x.dtype, wide)) for x in (B, C, initial_state))
     u, dt, z = mask(flags, u, dt, z)
+    u, length = record_length(u)
     gated, outputs = silu(u), []
     phase = torch.zeros_like(total.real)
-    for t in range(u.shape[1]):
+    for t in range(length):
         angle = torch.einsum("bp,dnp->bdn", u[:, t], W) + bias
         angle = angle * dt[:, t, :, None] if phase_dt else angle
         entering = (dt[:, t] * gated[:, t]).unsqueeze(-1) * B
