@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from made_up import FORMS, cifar_batch, gestures, reviews, rng, spoken
+from made_up import FORMS, cifar_batch, gestures, hour_of_2020, reviews, rng, spoken
 
 Settings = dict[str, Any]
 
@@ -93,7 +93,7 @@ def forecast(folder: Path) -> Settings:
     """A table of twelve variables, 7,300 hours long."""
     values = rng(0).normal(size=(7300, 12)) + np.arange(12)
     lines = ["date," + ",".join(f"v{number}" for number in range(12))]
-    lines += [f"1/{hour // 24 + 1}/2020 {hour % 24}:00," + ",".join(f"{x:.3f}" for x in row) for hour, row in enumerate(values)]
+    lines += [f"{hour_of_2020(hour)}," + ",".join(f"{x:.3f}" for x in row) for hour, row in enumerate(values)]
     (folder / "WTH.csv").write_text("\n".join(lines) + "\n")
     return {"data_dir": str(folder)}
 

@@ -3,6 +3,7 @@
 import pickle
 import struct
 from collections.abc import Callable
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -100,12 +101,18 @@ def lra_image(folder: Path) -> Settings:
     return {"data_dir": str(folder)}
 
 
+def hour_of_2020(hour: int) -> str:
+    """As WTH.csv has dates: 1/31/2020 5:00."""
+    date = datetime(2020, 1, 1) + timedelta(hours=hour)
+    return f"{date.month}/{date.day}/{date.year} {date.hour}:00"
+
+
 def table(rows: int, variables: int, seed: int = 0) -> str:
     """A table of measurements with a daily rhythm."""
     hours = np.arange(rows)[:, None]
     values = np.sin(2 * np.pi * hours / 24 + np.arange(variables)) + 0.1 * rng(seed).normal(size=(rows, variables))
     lines = ["date," + ",".join(f"v{number}" for number in range(variables))]
-    lines += [f"1/{hour // 24 + 1}/2020 {hour % 24}:00," + ",".join(f"{x:.4f}" for x in row) for hour, row in enumerate(values)]
+    lines += [f"{hour_of_2020(hour)}," + ",".join(f"{x:.4f}" for x in row) for hour, row in enumerate(values)]
     return "\n".join(lines) + "\n"
 
 

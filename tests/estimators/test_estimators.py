@@ -288,3 +288,43 @@ def test_the_rate_warms_up_over_a_tenth_and_falls_as_a_cosine():
     assert seen[10] == pytest.approx(0.005)
     assert seen[19] == pytest.approx(0.0000615583, rel=1e-5)
     assert seen[1:] == sorted(seen[1:], reverse=True)
+
+
+def test_values_beyond_float32_are_refused_where_they_stand():
+    x = np.random.default_rng(0).normal(size=(20, 12))
+    labels, large = np.arange(20) % 2, x.copy()
+    large[3, 5] = 1e60
+    place = r"X: series 3, channel 0, step 5: got 1e\+60, which float32 does not hold in units of .*; the largest possible is 3"
+    for model in (SSMClassifier(**BRIEF).fit(x, labels), SSMRegressor(**BRIEF).fit(x, labels)):
+        with pytest.raises(ValueError, match=place):
+            model.predict(large)
+    named = pd.DataFrame(np.stack([x[0], large[3]], 1), columns=["level", "flow"])
+    with pytest.raises(ValueError, match=r"y: series 0, channel 'flow', step 5: got 1e\+60, which"):
+        SSMForecaster(horizon=2, window=5, **BRIEF).fit(named.clip(-9, 9)).predict(named)
+    constant = np.full((20, 12), 1e60)
+    constant[3, 5] += 1e50
+    with pytest.raises(ValueError, match=r"X: series 0, channel 0, step 0: got 1e\+60"):
+        SSMClassifier(**BRIEF).fit(constant, labels)
+    times = np.tile(np.arange(12.0), (20, 1))
+    fitted = SSMClassifier(**BRIEF).fit(x, labels, times)
+    times[4, 11] = 1e60
+    with pytest.raises(ValueError, match=r"times: series 4, step 11: got 1e\+60 since the step before, which float32 does not"):
+        fitted.predict(x, times)
+
+
+def test_values_and_targets_of_any_scale_that_float64_holds_are_fitted():
+    x = np.random.default_rng(0).normal(size=(20, 12))
+    labels = np.arange(20) % 2
+    predicted = SSMRegressor(**BRIEF).fit(x, labels).predict(x)
+    np.testing.assert_allclose(SSMRegressor(**BRIEF).fit(x, labels * 1e300).predict(x), predicted * 1e300, rtol=1e-6)
+    np.testing.assert_allclose(SSMRegressor(**BRIEF).fit(x * 1e300, labels).predict(x * 1e300), predicted, rtol=1e-4)
+
+
+@pytest.mark.parametrize("call", ["predict", "predict_proba", "score"])
+def test_a_prediction_that_is_not_finite_is_no_class(call):
+    x, labels = np.random.default_rng(0).normal(size=(6, 5)), np.arange(6) % 2
+    model = SSMClassifier(**BRIEF).fit(x, labels)
+    with torch.no_grad():
+        next(model.model_.parameters()).fill_(torch.nan)
+    with pytest.raises(ValueError, match=r"X: the prediction for series 0 is NaN or infinite \(6 of 6 are\)"):
+        getattr(model, call)(x, *([labels] if call == "score" else []))

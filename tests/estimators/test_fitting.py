@@ -336,11 +336,15 @@ def test_the_loss_of_a_forecaster_is_in_units_of_each_window(stubbed):
     assert loss == pytest.approx(np.mean(losses), rel=1e-4)
 
 
-def test_the_window_shrinks_with_a_short_series(stubbed):
+def test_the_window_shrinks_with_a_short_series(stubbed, caplog):
     y = np.arange(9.0)
     for horizon, length in ((4, 5), (8, 1)):
         model = SSMForecaster(horizon, 10, **BRIEF).fit(y)
+        wanted = f"has 9 steps, so windows of {length} steps are read before the horizon of {horizon}, not of 10"
+        assert (model.window_, wanted in caplog.text) == (length, True)
         stubbed["loss_of"](np.array([0]))
+        assert model.model_.calls[-1][0].shape[1] == length
+        model.predict()
         assert model.model_.calls[-1][0].shape[1] == length
     with pytest.raises(ValueError, match=r"^y: the longest series has 9 steps, expected more than the horizon of 9"):
         SSMForecaster(9, 10, **BRIEF).fit(y)

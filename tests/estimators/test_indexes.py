@@ -98,7 +98,7 @@ def test_the_clock_of_a_series_must_be_that_of_fit():
     assert model.predict(LOAD.reset_index(drop=True)).index.tolist() == [60, 61, 62], "rows that are only counted have no step"
     for frequency in ("D", "30min"):
         with pytest.raises(ValueError, match=rf"y: its steps are {frequency} apart, expected h as in fit"):
-            model.predict(LOAD.set_axis(pd.date_range("2024", periods=60, freq=frequency)))
+            model.predict(LOAD.set_axis(pd.date_range("2024", periods=60, freq=frequency, tz="UTC")))
     with pytest.raises(ValueError, match=r"y: its steps are 0.5 apart, expected 2 as in fit"):
         SSMForecaster(**AHEAD).fit(LOAD.set_axis(range(0, 120, 2))).predict(LOAD.set_axis(np.arange(60) / 2))
     with pytest.raises(ValueError, match="y: its steps are not even"):
@@ -109,6 +109,23 @@ def test_the_clock_of_a_series_must_be_that_of_fit():
         SSMForecaster(**AHEAD).fit(LOAD.to_numpy()).predict(LOAD.iloc[:1])
 
 
+def test_dates_with_and_without_a_time_zone_are_not_the_same_clock():
+    model = SSMForecaster(**AHEAD).fit(LOAD)
+    with pytest.raises(ValueError, match=r"y: its dates have no time zone, expected the time zone Europe/Berlin as in fit"):
+        model.predict(LOAD.set_axis(pd.date_range("2024", periods=60, freq="h")))
+    with pytest.raises(ValueError, match=r"y: series 1: its dates have no time zone, expected the time zone .* as in series 0"):
+        SSMForecaster(**AHEAD).fit([LOAD, LOAD.set_axis(pd.date_range("2024", periods=60, freq="h"))])
+    days = LOAD.set_axis(pd.date_range("2024-03-01", periods=60, freq="D"))
+    for call in ("predict", "score"):
+        with pytest.raises(ValueError, match=r"y: its dates have the time zone UTC, expected no time zone as in fit; tz_convert"):
+            getattr(SSMForecaster(**AHEAD).fit(days), call)(days.tz_localize("UTC"))
+    local = days.tz_localize("Europe/Berlin")
+    model = SSMForecaster(**AHEAD).fit(local)
+    elsewhere = model.predict(local.tz_convert("UTC"))
+    assert elsewhere.index.equals(model.predict(local).index.tz_convert("UTC")), "days of Berlin, whose clocks changed"
+    np.testing.assert_array_equal(elsewhere.to_numpy(), model.predict(local).to_numpy())
+
+
 def test_forecasts_of_several_series():
     parts = [LOAD.iloc[:30], LOAD.iloc[20:]]
     model = SSMForecaster(**AHEAD).fit(parts)
@@ -117,7 +134,7 @@ def test_forecasts_of_several_series():
     pd.testing.assert_series_equal(model.predict(LOAD), twin.predict(LOAD))
     cube = SSMForecaster(**AHEAD).fit(np.stack([LOAD, LOAD])[..., None])
     np.testing.assert_array_equal(cube.predict(LOAD), SSMForecaster(**AHEAD).fit([LOAD, LOAD]).predict(LOAD))
-    daily = LOAD.set_axis(pd.date_range("2024", periods=60, freq="D"))
+    daily = LOAD.set_axis(pd.date_range("2024", periods=60, freq="D", tz="Europe/Berlin"))
     with pytest.raises(ValueError, match="y: series 1: its steps are D apart, expected h as in series 0"):
         SSMForecaster(**AHEAD).fit([LOAD, daily])
     with pytest.raises(ValueError, match="y: got 2 series, expected the one to go on with"):

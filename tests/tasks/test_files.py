@@ -79,6 +79,7 @@ DAMAGED = [  # file, what to replace, by what, the error after the path
     ("toy.ts", TS, ":+4,.5,6:Down", ":+4,.5", r":11: the class label at the end is missing; the line is damaged or cut off$"),
     ("toy.ts", TS, "6:Down", "6:", r":11: the class label at the end is missing"),
     ("toy.ts", TS, "-2e1", "-2e", r":11: '-2e' is not a finite number$"),
+    ("toy.ts", TS, "-2e1", "-2e300", r":11: '-2e300' is beyond the range of float32; 3.4e\+38 is the largest$"),
     ("toy.ts", TS, "-2e1", "inf", r":11: 'inf' is not a finite number$"),
     ("toy.ts", TS, "-1,-2e1,-3:+4,.5,6", "?,?,?:NaN,?,?", r": series 2 has no value at all$"),
     ("toy.ts", TS, "@data", "", r":10: a line before @data must start with '@' and a key, not with '1,2,3:4,5,6.5:up'$"),

@@ -10,7 +10,7 @@ import torch
 
 from longscan.tasks.forecasting import Forecast
 from longscan.tasks.forecasting.baselines import DLinear, fitted_dlinear, seasonal_mean
-from longscan.tasks.forecasting.tables import read_table
+from longscan.tasks.forecasting.tables import IRREGULAR, read_dates, read_table
 from made_up import table
 
 
@@ -226,11 +226,14 @@ def test_forecasts_of_a_users_file(folder, tmp_path):
         ("", "t.csv:1: a header 'date,NAME"),
         ("a,b\n1,2\n", "t.csv:1: a header"),
         ("date,b\n", "t.csv: holds no rows"),
-        ("date,b,c\nx,1,2\nx,1\n", "t.csv:3: has 2 columns, the header has 3"),
-        ("date,b\nx,1\nx,one\n", "t.csv:3: a value is no number"),
-        ("date,b\nx,1\nx,\n", r"t.csv: 1 missing values \('\?', 'NaN' or nothing\) in 1 of its 2 rows, the first in line 3, b; "),
-        ("date,b,c\n\nx,1,2\nx,2,nan\nx,?,\n", "t.csv: 3 missing values .* in 2 of its 3 rows, the first in line 4, c; missing"),
-        ("date,b\nx,1\nx,1e999\n", "t.csv:3: a value is not finite"),
+        ("date,b,c\n2020-01-01,1,2\n2020-01-02,1\n", "t.csv:3: has 2 columns, the header has 3"),
+        ("date,b\n2020-01-01,1\n2020-01-02,one\n", "t.csv:3: a value is no number"),
+        ("date,b\n1,1\n2,\n", r"t.csv: 1 missing values \('\?', 'NaN' or nothing\) in 1 of its 2 rows, the first in line 3, b; "),
+        ("date,b,c\n\n1,1,2\n2,2,nan\n3,?,\n", "t.csv: 3 missing values .* in 2 of its 3 rows, the first in line 4, c; missing"),
+        ("date,b\nx,1\nx,1e999\n", "t.csv:3: a value is not finite in float32, inf; "),
+        ("date,b\nx,1\nx,-1e39\n", r"t.csv:3: a value is not finite in float32, -1e\+39; 3.4e\+38 is the largest"),
+        ("date,a,a\n2020-01-01,1,2\n", "t.csv:1: the column 'a' occurs 2 times; a name of its own for each is needed"),
+        ("date,b\n2020-01-01,1\n2020-13-45 99:00,1\n", "t.csv:3: '2020-13-45 99:00' is no date; one of ISO 8601, "),
     ],
 )
 def test_damaged_tables(tmp_path, text, message):
@@ -242,10 +245,10 @@ def test_damaged_tables(tmp_path, text, message):
 
 def test_missing_values_of_a_table_are_filled_from_the_past(tmp_path, caplog):
     path = tmp_path / "t.csv"
-    path.write_text("date,b,c\nw,1,2\nx,?,3\ny,,NaN\nz,4,5\n")
+    path.write_text("date,b,c\n1,1,2\n2,?,3\n3,,NaN\n4,4,5\n")
     assert read_table(path, missing="fill").values.tolist() == [[1, 2], [1, 3], [1, 3], [4, 5]], "never from what comes later"
     assert "3 missing values ('?', 'NaN' or nothing) in 2 of its 4 rows were filled with the last value before" in caplog.text
-    path.write_text("date,b,c\nw,1,\nx,2,3\n")
+    path.write_text("date,b,c\n1,1,\n2,2,3\n")
     with pytest.raises(ValueError, match=r"t.csv: line 2 has no value of c, and none before it to repeat"):
         read_table(path, missing="fill")
     with pytest.raises(ValueError, match="missing: got 'mask', expected one of refuse, fill"):
@@ -296,7 +299,7 @@ def test_forecasts_say_when_they_are_of(folder, tmp_path, caplog, settings, star
     assert not caplog.records
 
 
-def test_answers_inside_the_file_have_its_own_dates(tmp_path, caplog):
+def test_answers_inside_the_file_have_its_own_dates(tmp_path):
     (tmp_path / "mine.csv").write_text(table(3000, 2))
     task = own(tmp_path, variant="384-96-96", context=None, horizon=None)
     path = tmp_path / "new.csv"
@@ -308,17 +311,55 @@ def test_answers_inside_the_file_have_its_own_dates(tmp_path, caplog):
     assert found[0]["date"] == str(dates[-96])
     assert found[95]["date"] == str(dates[-1]), "ahead 0 is the last row of the file"
     path.write_text(path.read_text().replace("2024-01-17 15:00:00", "2024-01-17 15:30:00"))
-    found = task.add_times(task.decode(torch.zeros(1, 384, 2), task.read_inputs(path)), path)
-    assert found[95]["date"] == "2024-01-17 15:30:00"
-    assert found[96]["date"] == ""
-    assert "dates from 2024-01-01 16:00:00 to 2024-01-17 15:30:00 are not apart by even steps" in caplog.text
+    with pytest.raises(ValueError, match=r"new.csv:401: its steps are not even: 1 of 399 differ from 1:00:00, the first between"):
+        task.read_inputs(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda rows: [*rows[:5], rows[6], rows[5], *rows[7:]], r"mine.csv:7: its steps are not even|mine.csv:8: .* go back"),
+        (lambda rows: [*rows[:5], *rows[4:]], r"mine.csv:7: the time stamp 1/1/2020 4:00 is duplicated; keep one row of each"),
+        (lambda rows: [*rows[:5], *rows[55:]], r"mine.csv:7: its steps are not even: 1 of 949 differ from 1:00:00, the first"),
+    ],
+    ids=["swapped", "repeated", "gap"],
+)
+def test_a_task_refuses_rows_that_are_out_of_time(folder, change, message):
+    header, *rows = (folder / "mine.csv").read_text().splitlines()
+    (folder / "mine.csv").write_text("\n".join([header, *change(rows)]))
+    with pytest.raises(ValueError, match=message):
+        own(folder).size("train")
+
+
+def test_the_published_weather_is_read_as_it_is(tmp_path):
+    """A row twice and nine that lack, as in Autoformer's file; the same steps of another table are refused."""
+    before = pd.date_range("2020-05-12", "2020-05-12 06:00", freq="10min")
+    after = pd.date_range("2020-05-12 06:00", periods=2481, freq="10min")
+    dates = [*before, *(date for date in after if not pd.Timestamp("2020-05-29 09:30") < date < pd.Timestamp("2020-05-29 11:10"))]
+    text = "date,v\n" + "".join(f"{date},{number % 7}\n" for number, date in enumerate(dates))
+    for name in ("weather", "other"):
+        (tmp_path / f"{name}.csv").write_text(text)
+    read = read_table(tmp_path / "weather.csv", irregular=IRREGULAR["weather"])
+    assert len(read.values) == len(dates)
+    assert read_dates(tmp_path / "weather.csv", 1, IRREGULAR["weather"])[-1] == str(dates[-1] + pd.Timedelta("10min"))
+    with pytest.raises(ValueError, match=r"other.csv:39: the time stamp 2020-05-12 06:00:00 is duplicated"):
+        read_table(tmp_path / "other.csv")
+
+
+def test_a_value_beyond_float32_after_standardising_is_refused(folder):
+    header, *rows = (folder / "mine.csv").read_text().splitlines()
+    rows = [f"{row.split(',')[0]},{number % 2 * 1e-9},0,0" for number, row in enumerate(rows)]
+    rows[900] = rows[900].split(",")[0] + ",1e38,0,0"
+    (folder / "mine.csv").write_text("\n".join([header, *rows]))
+    with pytest.raises(ValueError, match=r"mine.csv: row 901 after the header, v0: 1e\+38 is 2e\+47 in units of the training"):
+        own(folder).size("train")
 
 
 def test_odd_but_sound_tables(tmp_path):
     path = tmp_path / "t.csv"
-    path.write_bytes('\ufeff"date","T (°C)",b\r\nx,1,2\r\n\r\ny,3,4\r\n'.encode())
+    path.write_bytes('\ufeff"date","T (°C)",b\r\n2020-01-01,1,2\r\n\r\n2020-01-02,3,4\r\n'.encode())
     assert read_table(path).values.tolist() == [[1, 2], [3, 4]]
-    path.write_bytes("date,T (°C)\nx,1\n".encode("latin-1"))
+    path.write_bytes("date,T (°C)\n2020-01-01,1\n".encode("latin-1"))
     assert read_table(path).variables == ("T (°C)",)
 
 

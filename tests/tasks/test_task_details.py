@@ -22,7 +22,7 @@ from longscan.tasks.events import Events
 from longscan.tasks.events.batching import bucketed_rows, packed
 from longscan.tasks.examples import carved, check_fraction
 from longscan.tasks.forecasting import baselines
-from longscan.tasks.forecasting.task import _with_later_dates
+from longscan.tasks.forecasting.tables import read_dates
 from longscan.tasks.formal import GroupWord
 from longscan.tasks.formal._examples import Examples, joined, layout, mixed, owner
 from longscan.tasks.language import ByteText
@@ -415,20 +415,48 @@ def test_errors_of_dlinear_are_means_over_windows():
         (["2020-01-01 00:00", "2020-01-01 00:30"], ["2020-01-01 01:00:00", "2020-01-01 01:30:00"]),
         (["1/30/2020 0:00", "1/31/2020 0:00"], ["2020-02-01 00:00:00", "2020-02-02 00:00:00"]),
         (["30.01.2020 00:00:00", "31.01.2020 00:00:00"], ["2020-02-01 00:00:00", "2020-02-02 00:00:00"]),
-        (["2020-01-02", "2020-01-01"], ["", ""]),
-        (["2020-01-01", "2020-01-01"], ["", ""]),
-        (["2020-01-01", "2020-01-02", "2020-01-04"], ["", ""]),
-        (["1/1/2020 0:00", "2/2/2020 0:00"], ["", ""]),
+        (["1/1/2020 22:00", "1/1/2020 23:00"], ["2020-01-02 00:00:00", "2020-01-02 01:00:00"]),
+        (["2020/11/30", "2020/12/31", "2021/1/31", "2021/2/28"], ["2021-03-31 00:00:00", "2021-04-30 00:00:00"]),
+        (["2020-01", "2020-02", "2020-03"], ["2020-04-01 00:00:00", "2020-05-01 00:00:00"]),
+        (["2020-01-02", "2020-01-03", "2020-01-06", "2020-01-07"], ["2020-01-08 00:00:00", "2020-01-09 00:00:00"]),
+        (["2020-01-01T00:00:00+01:00", "2020-01-02T00:00:00+01:00"], ["2020-01-03 00:00:00+01:00", "2020-01-04 00:00:00+01:00"]),
+        (["4", "6", "8"], ["10", "12"]),
+        (["0.1", "0.2", "0.3"], ["0.4", "0.5"]),
     ],
     ids=str,
 )
-def test_dates_that_follow(words, last, caplog):
-    found = _with_later_dates(words, 2)
-    assert found[-2:] == last
+def test_dates_that_follow(tmp_path, words, last):
+    path = tmp_path / "t.csv"
+    path.write_text("date,v\n" + "".join(f"{word},1\n" for word in words))
+    found = read_dates(path, 2)
     assert len(found) == len(words) + 2
-    assert len(caplog.records) == (last == ["", ""])
-    if caplog.records:
-        assert found[:-2] == words
+    assert [word[:25] for word in found[-2:]] == last
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["2020-01-02", "2020-01-01"], r"t.csv:3: its time stamps go back, from 2020-01-02 to 2020-01-01; rows in the order"),
+        (["2020-01-01", "2020-01-01"], r"t.csv:3: the time stamp 2020-01-01 is duplicated; keep one row of each$"),
+        (
+            ["2020-01-01", "2020-01-02", "2020-01-04"],
+            r"t.csv:4: its steps are not even: 1 of 2 differ from 1 day, 0:00:00, the first between 2020-01-02 and 2020-01-04; ",
+        ),
+        (["2020-01-01", "2020-13-45 99:00"], r"t.csv:3: '2020-13-45 99:00' is no date; one of ISO 8601, "),
+        (["", "2020-01-01"], r"t.csv:2: '' is no date; one of ISO 8601, "),
+        (["2020-01-01", "2020-01-02T00:00+00:00"], r"t.csv:3: '2020-01-02T00:00\+00:00' is no date"),
+        (["1/2/2020 0:00", "1/2/2020 1:00"], r"can be read in several forms \(%m/%d/%Y %H:%M, %d/%m/%Y %H:%M\); dates as in ISO"),
+        (["1", "2", "nan"], r"t.csv:4: 'nan' is no date; one of .* or numbers, the same in all lines"),
+        (["1", "2", "4"], r"t.csv:4: its steps are not even: 1 of 2 differ from 1, the first between 2 and 4"),
+        (["2020-01-01"], r"t.csv: has one row, which does not tell how far apart steps are; two are needed"),
+    ],
+    ids=str,
+)
+def test_dates_that_are_refused(tmp_path, words, message):
+    path = tmp_path / "t.csv"
+    path.write_text("date,v\n" + "".join(f"{word},1\n" for word in words))
+    with pytest.raises(ValueError, match=message):
+        read_dates(path, 2)
 
 
 def test_facts_of_a_task(tmp_path):

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from longscan._devices import find_device
 from longscan._types import describe_type, matches_type
 from longscan.estimators.reading import Known, Layout, check_table, is_table, normalise, read_collection, rows_of_times
-from longscan.estimators.series import Collection
+from longscan.estimators.series import Collection, check_predictions
 from longscan.layers._settings import declared_types
 from longscan.models import SequenceModel, optimizer_groups
 
@@ -182,6 +182,7 @@ class SeriesEstimator(BaseEstimator):
         self.channel_names_ = collection.channel_names
         self.mean_, self.scale_ = collection.statistics()
         self.time_unit_ = collection.time_unit()
+        collection.check_range(self.mean_, self.scale_, self.time_unit_, "X")
         device = find_device(self.device)
         with seeded(int(random.randint(2**31 - 1))):
             model = SequenceModel.from_spec(
@@ -211,7 +212,7 @@ class SeriesEstimator(BaseEstimator):
         self.model_ = model
 
     def _outputs(self, collection: Collection) -> np.ndarray:
-        """(n, d_output), float64, batch by batch."""
+        """(n, d_output), float64, batch by batch; ValueError where one is not finite."""
         device = next(self.model_.parameters()).device
         parts = []
         with torch.no_grad():
@@ -219,12 +220,14 @@ class SeriesEstimator(BaseEstimator):
                 rows = np.arange(first, min(first + self.batch_size, len(collection)))
                 inputs, valid, elapsed = collection.batch(rows, self.mean_, self.scale_, self.time_unit_, device)
                 parts.append(self.model_(inputs, valid=valid, elapsed=elapsed).cpu().double().numpy())
-        return np.concatenate(parts)
+        return check_predictions(np.concatenate(parts), "X")
 
     def _read_new(self, X: Any, times: Any) -> Collection:
         """Series to predict; NotFittedError before `fit`."""
         check_is_fitted(self, "model_")
-        return self._read(X, times, fitting=False)
+        collection = self._read(X, times, fitting=False)
+        collection.check_range(self.mean_, self.scale_, self.time_unit_, "X")
+        return collection
 
     def network(self) -> SequenceModel:
         """A copy of the fitted model, which reads series in units of `mean_` and `scale_`."""

@@ -1,6 +1,8 @@
 """A forecaster of series."""
 
+import logging
 import math
+from dataclasses import replace
 from typing import Any, Self, cast
 
 import numpy as np
@@ -16,8 +18,10 @@ from longscan._devices import find_device
 from longscan.estimators.clock import Step, after, as_clock, even_step, same_step, seconds, step_name
 from longscan.estimators.fitting import Spec, check_settings, minimise, seeded
 from longscan.estimators.reading import Known, Layout, holds_series, normalise, read_collection
-from longscan.estimators.series import Collection
+from longscan.estimators.series import Collection, check_predictions
 from longscan.models import Forecaster
+
+_log = logging.getLogger("longscan")
 
 
 class SSMForecaster(BaseEstimator):
@@ -33,7 +37,8 @@ class SSMForecaster(BaseEstimator):
 
     Args:
         horizon: steps of a forecast.
-        window: steps that are read before it, at most.
+        window: steps that are read before it, at most. Where the series of `fit` are shorter than `window` and `horizon` together
+            it is what they leave room for, and a warning of the log says so.
         spec: the blocks, letters or a list, as in `longscan.SequenceModel.from_spec`; all causal.
         d_model: width of the stack.
         d_state: state size of the layers.
@@ -47,8 +52,9 @@ class SSMForecaster(BaseEstimator):
 
     Attributes:
         model_: the fitted `Forecaster`. loss_curve_: mean loss of each epoch. mean_, scale_: of the channels. time_unit_: the
-        median time between steps. step_: how far apart the stamps of the series' clock are, None without a clock or where `times`
-        were given. n_channels_, channel_names_, has_times_: what the series was like.
+        median time between steps. window_: the window that was used. time_zone_: of the dates of `fit`; "naive" where these
+        have none, None without dates. step_: how far apart the stamps of the series' clock are, None without a clock or where
+        `times` were given. n_channels_, channel_names_, has_times_: what the series was like.
     """
 
     def __init__(
@@ -87,15 +93,25 @@ class SSMForecaster(BaseEstimator):
         check_settings(self)
         collection, several = self._read(y, times, None)
         self.step_ = self._step(collection, times)
-        window = min(self.window, int(collection.lengths.max()) - self.horizon)
+        longest = int(collection.lengths.max())
+        window = min(self.window, longest - self.horizon)
         if window < 1:
-            longest = collection.lengths.max()
             raise ValueError(f"y: the longest series has {longest} steps, expected more than the horizon of {self.horizon}")
+        if window < self.window:
+            _log.warning(
+                "window: the longest series has %d steps, so windows of %d steps are read before the horizon of %d, not of %d",
+                longest,
+                window,
+                self.horizon,
+                self.window,
+            )
+        self.window_ = window
         random = check_random_state(self.random_state)
         self.n_channels_, self.has_times_ = collection.channels, collection.times is not None
         self.channel_names_ = collection.channel_names
         self.mean_, self.scale_ = collection.statistics()
         self.time_unit_ = collection.time_unit()
+        collection.check_range(self.mean_, self.scale_, self.time_unit_, "y")
         device = find_device(self.device)
         starts = _starts(collection, window + self.horizon)
         with seeded(int(random.randint(2**31 - 1))):
@@ -140,7 +156,7 @@ class SSMForecaster(BaseEstimator):
         """The `horizon` steps that follow the last step of a series.
 
         Args:
-            y: what was measured so far, of which the last `window` steps are read; None: the series of `fit`.
+            y: what was measured so far, of which the last `window_` steps are read; None: the series of `fit`.
             times: of its steps, where `fit` had times.
             times_ahead: (horizon,), the times that are asked for; None: even steps of `time_unit_`.
 
@@ -162,22 +178,22 @@ class SSMForecaster(BaseEstimator):
             raise ValueError("times_ahead: got times, expected none where fit had none")
         stamps = self._stamps_ahead(history, times, times_ahead)
         length = int(history.lengths[0])
-        past = _windows(history, np.array([[0, max(0, length - self.window)]]), min(length, self.window))
+        past = _windows(history, np.array([[0, max(0, length - self.window_)]]), min(length, self.window_))
         gaps = None
         if history.clocks is not None and times_ahead is not None:
             gaps = np.diff(seconds(as_clock(history.clocks[0][-1:].append(stamps), "times_ahead")))
         forecast = self._forecast(past, gaps)
         if isinstance(y, pd.DataFrame):
             names = y.columns if history.channel_names is None else list(history.channel_names)
-            return pd.DataFrame(forecast, index=stamps, columns=names)[list(y.columns)]
+            return pd.DataFrame(forecast, index=_in_zone(stamps, y), columns=names)[list(y.columns)]
         if isinstance(y, pd.Series):
-            return pd.Series(forecast[:, 0], index=stamps, name=y.name)
+            return pd.Series(forecast[:, 0], index=_in_zone(stamps, y), name=y.name)
         return forecast[:, 0] if np.ndim(y) == 1 else forecast
 
     def score(self, y: Any, times: Any = None) -> float:
         """Skill against the last value: 1 - (mean absolute error) / (that of going on with the last value), 1 at best.
 
-        Forecasts start at every `horizon` steps of the series from `window` on. ValueError where there is no room for one.
+        Forecasts start at every `horizon` steps of the series from `window_` on. ValueError where there is no room for one.
         """
         check_is_fitted(self, "model_")
         series, several = self._read(y, times, Known(self.n_channels_, self.channel_names_))
@@ -185,12 +201,12 @@ class SSMForecaster(BaseEstimator):
             raise ValueError(f"y: got {len(series)} series, expected one")
         self._step(series, times)
         values = series.values[0] / self.scale_
-        cuts = range(min(self.window, len(values) - self.horizon), len(values) - self.horizon + 1, self.horizon)
+        cuts = range(min(self.window_, len(values) - self.horizon), len(values) - self.horizon + 1, self.horizon)
         if not len(cuts) or cuts[0] < 1:
             raise ValueError(f"y: got {len(values)} steps, expected more than the horizon of {self.horizon}")
         error = persistence = 0.0
         for cut in cuts:
-            past = _windows(series, np.array([[0, max(0, cut - self.window)]]), min(cut, self.window))
+            past = _windows(series, np.array([[0, max(0, cut - self.window_)]]), min(cut, self.window_))
             gaps = None if series.times is None else np.diff(series.times[0][cut - 1 : cut + self.horizon])
             forecast = self._forecast(past, gaps) / self.scale_
             error += np.abs(forecast - values[cut : cut + self.horizon]).sum()
@@ -204,9 +220,36 @@ class SSMForecaster(BaseEstimator):
         listed = isinstance(y, list) and not all(np.isscalar(step) for step in y)
         long = isinstance(y, (pd.Series, pd.DataFrame)) and y.index.nlevels > 1
         if listed or long or (isinstance(y, np.ndarray) and (y.ndim > 2 or holds_series(y))) or not np.size(y):
-            return read_collection(y, times, layout=layout, known=known, argument="y"), True
+            return self._checked(read_collection(y, times, layout=layout, known=known, argument="y"), known), True
         given = times if times is None or isinstance(times, str) else [times]
-        return read_collection([y], given, layout=layout, known=known, argument="y"), False
+        return self._checked(read_collection([y], given, layout=layout, known=known, argument="y"), known), False
+
+    def _checked(self, collection: Collection, known: Known | None) -> Collection:
+        """The series in the time zone of fit, or in that of the first of them; ValueError for what the fitted model can not read.
+
+        known: None in `fit`.
+        """
+        zone = None if known is None else self.time_zone_
+        clocks = []
+        for index, clock in enumerate(collection.clocks or ()):
+            if isinstance(clock, pd.DatetimeIndex):
+                aware = clock.tz is not None
+                zone = zone if zone is not None else clock.tz if aware else "naive"
+                if aware != (zone != "naive"):
+                    place = "y" if len(collection) == 1 else f"y: series {index}"
+                    where = "fit" if known is not None and self.time_zone_ is not None else "series 0"
+                    got, needed = (clock.tz, "no time zone") if aware else ("no time zone", zone)
+                    hint = "tz_convert('UTC').tz_localize(None) drops one" if aware else "tz_localize gives one"
+                    found = f"its dates have {_zone_name(got)}, expected {_zone_name(needed)}"
+                    raise ValueError(f"{place}: {found} as in {where}; {hint}")
+                if aware and str(clock.tz) != str(zone):
+                    clock = clock.tz_convert(zone)
+            clocks.append(clock)
+        if known is None:
+            self.time_zone_: Any = zone
+        else:
+            collection.check_range(self.mean_, self.scale_, self.time_unit_, "y")
+        return replace(collection, clocks=tuple(clocks)) if clocks else collection
 
     def _forecast(self, past: Collection, gaps: np.ndarray | None) -> np.ndarray:
         """(horizon, C): what follows the one series of a collection; gaps: (horizon,) between the steps asked for, None: even."""
@@ -218,7 +261,8 @@ class SSMForecaster(BaseEstimator):
             ahead = torch.from_numpy(units.astype(np.float32)).to(device).unsqueeze(0)
         with torch.no_grad():
             forecast: np.ndarray = self.model_(values, elapsed=elapsed, elapsed_ahead=ahead)[0].cpu().double().numpy()
-        return forecast * self.scale_ + self.mean_
+        with np.errstate(over="ignore"):
+            return check_predictions((forecast * self.scale_ + self.mean_)[None], "y")[0]
 
     def _stamps_ahead(self, history: Collection, times: Any, times_ahead: Any) -> pd.Index | None:
         """The stamps of a forecast; None for an array without times."""
@@ -227,6 +271,8 @@ class SSMForecaster(BaseEstimator):
         clock = history.clocks[0]
         if times_ahead is not None:
             ahead = as_clock(times_ahead, "times_ahead")
+            if getattr(ahead, "tz", None) is not None and getattr(clock, "tz", None) is not None:
+                ahead = ahead.tz_convert(clock.tz)
             if len(ahead) != self.horizon:
                 raise ValueError(f"times_ahead: got {len(ahead)} times, expected {self.horizon}, one a step of the horizon")
             if not as_clock(clock[-1:].append(ahead), "times_ahead").is_monotonic_increasing:
@@ -258,6 +304,16 @@ class SSMForecaster(BaseEstimator):
                 raise ValueError(f"{place}: its steps are {step_name(step)} apart, expected {step_name(known)} as in {where}")
             known = step if known is None else known
         return step
+
+
+def _in_zone(stamps: pd.Index | None, y: pd.Series | pd.DataFrame) -> pd.Index | None:
+    """The stamps of a forecast in the time zone of the series that it follows."""
+    zone = getattr(y.index, "tz", None)
+    return stamps if zone is None or not isinstance(stamps, pd.DatetimeIndex) else stamps.tz_convert(zone)
+
+
+def _zone_name(zone: Any) -> str:
+    return zone if zone == "no time zone" else f"the time zone {zone}"
 
 
 def _starts(collection: Collection, length: int) -> np.ndarray:

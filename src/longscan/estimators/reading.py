@@ -1,7 +1,9 @@
 """Read the data given to an estimator as a `Collection`: arrays, lists of series, frames by (case, time), Series of series.
 
-Nothing is guessed. Rows of frames are put in order by their index or refused; the two readings of an array whose axes may be
-(cases, steps, channels) or (cases, channels, steps) are told apart by `layout`; labels find their series by the index.
+Rows of frames are put in order by their index or refused; labels find their series by the index. The two readings of an array,
+(cases, steps, channels) and (cases, channels, steps), are told apart by `layout`. Without it, before `fit` has seen the channels,
+an array is read as (cases, steps, channels), also where it has as many steps as channels, and refused only where its last axis is
+longer than its middle one.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set

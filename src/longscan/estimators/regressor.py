@@ -13,7 +13,7 @@ from torch.nn.functional import mse_loss
 
 from longscan.estimators.fitting import SeriesEstimator
 from longscan.estimators.reading import targets_for
-from longscan.estimators.series import Collection
+from longscan.estimators.series import Collection, check_predictions, mean_and_deviation
 
 
 class SSMRegressor(RegressorMixin, SeriesEstimator):
@@ -59,8 +59,7 @@ class SSMRegressor(RegressorMixin, SeriesEstimator):
         self.target_names_ = tuple(y.columns) if isinstance(y, pd.DataFrame) else None
         self._one_target = targets.ndim == 1
         columns = targets.reshape(len(targets), -1)
-        self.target_mean_ = columns.mean(0)
-        deviation = columns.std(0)
+        self.target_mean_, deviation = mean_and_deviation(columns)
         self.target_scale_ = np.where(deviation > 0, deviation, 1.0)
         wanted = torch.from_numpy(((columns - self.target_mean_) / self.target_scale_).astype(np.float32))
 
@@ -81,7 +80,8 @@ class SSMRegressor(RegressorMixin, SeriesEstimator):
         return float(r2_score(numbers(targets_for(collection, y)), self._predictions(collection)))
 
     def _predictions(self, collection: Collection) -> np.ndarray:
-        predicted = self._outputs(collection) * self.target_scale_ + self.target_mean_
+        with np.errstate(over="ignore"):
+            predicted = check_predictions(self._outputs(collection) * self.target_scale_ + self.target_mean_, "X")
         return predicted[:, 0] if self._one_target else predicted
 
 

@@ -9,6 +9,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from longscan._float32 import LARGEST, first_beyond
 from longscan.estimators.clock import as_clock, seconds
 
 
@@ -46,8 +47,36 @@ class Collection:
     def statistics(self) -> tuple[np.ndarray, np.ndarray]:
         """Mean and standard deviation of each channel over all steps, (C,); 1 where a channel is constant."""
         flat = self.values[self.valid]
-        deviation = flat.std(0)
-        return flat.mean(0), np.where(deviation > 1e-8 * np.abs(flat).max(0, initial=1e-30), deviation, 1.0)
+        mean, deviation = mean_and_deviation(flat)
+        return mean, np.where(deviation > 1e-8 * np.abs(flat).max(0, initial=1e-30), deviation, 1.0)
+
+    def check_range(self, mean: np.ndarray, deviation: np.ndarray, unit: float, argument: str) -> None:
+        """ValueError for a value, or a time between steps, that float32 does not hold once it is standardised as in `batch`."""
+        for row, (series, length) in enumerate(zip(self.values, self.lengths, strict=True)):
+            with np.errstate(over="ignore"):
+                standardised = (series[:length] - mean) / deviation
+                beyond = first_beyond(standardised)
+                if beyond is not None:
+                    step, channel = beyond
+                    name = channel if self.channel_names is None else repr(self.channel_names[channel])
+                    largest = mean[channel] + LARGEST * deviation[channel]
+                    raise ValueError(
+                        f"{argument}: {self._case(row)}, channel {name}, step {step}: got {series[step, channel]:g}, which "
+                        f"float32 does not hold in units of the channel's standard deviation in fit, "
+                        f"{deviation[channel]:g}; the largest possible is {largest:.3g}"
+                    )
+        gaps = self.gaps()
+        beyond = None if gaps is None else first_beyond(gaps / unit)
+        if gaps is not None and beyond is not None:
+            raise ValueError(
+                f"times: {self._case(beyond[0])}, step {beyond[1]}: got {gaps[beyond]:g} since the step before, which float32 "
+                f"does not hold in units of the median time between steps in fit, {unit:g}; the largest possible is "
+                f"{LARGEST * unit:.3g}"
+            )
+
+    def _case(self, row: int) -> str:
+        """What errors call a series: its number, and its case where it has one."""
+        return f"series {row}" if self.cases is None else f"series {row} (case {self.cases[row]!r})"
 
     def gaps(self) -> np.ndarray | None:
         """(n, L): the time between each step and the one before it; 0 for the first and in the padding."""
@@ -93,6 +122,24 @@ class Collection:
             padded[index, :length] = seconds(clock)
             clocks.append(clock)
         return replace(self, times=padded, clocks=tuple(clocks))
+
+
+def mean_and_deviation(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation of each column of (n, C), (C,), also where squares of the values are beyond float64."""
+    largest = np.abs(values).max(0, initial=0.0)
+    unit = np.where(largest > 1e100, largest, 1.0)
+    return (values / unit).mean(0) * unit, (values / unit).std(0) * unit
+
+
+def check_predictions(predictions: np.ndarray, argument: str) -> np.ndarray:
+    """The predictions (n, ...); ValueError where one is NaN or infinite."""
+    wrong = ~np.isfinite(predictions.reshape(len(predictions), -1)).all(1)
+    if wrong.any():
+        raise ValueError(
+            f"{argument}: the prediction for series {int(wrong.argmax())} is NaN or infinite ({int(wrong.sum())} of {len(wrong)} "
+            "are): the series holds values far larger than those of fit, or the fit diverged (see loss_curve_)"
+        )
+    return predictions
 
 
 def pad_arrays(arrays: Sequence[np.ndarray]) -> Collection:

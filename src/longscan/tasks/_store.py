@@ -17,7 +17,7 @@ import numpy as np
 
 from longscan._files import cache_folder
 
-VERSION = 1  # of what is stored; a change of a reader's output must raise it
+VERSION = 2  # of what is stored; a change of a reader's output must raise it
 Arrays = dict[str, np.ndarray]
 _log = logging.getLogger("longscan")
 

@@ -1,11 +1,8 @@
 """Forecasts of all variables of a table, from windows of stride one."""
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime, timedelta
 from functools import lru_cache
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
@@ -13,11 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from longscan._float32 import LARGEST, first_beyond
 from longscan.tasks._drawing import bars
 from longscan.tasks._store import data_folder, first_existing
 from longscan.tasks.base import TASKS, Batch, Split, check_request, rows_of_step
 from longscan.tasks.forecasting.baselines import fitted_dlinear, seasonal_mean
-from longscan.tasks.forecasting.tables import MISSING_CHOICES, VARIABLES, Missing, read_dates, read_table
+from longscan.tasks.forecasting.tables import IRREGULAR, MISSING_CHOICES, VARIABLES, Missing, Table, read_dates, read_table
 from longscan.tasks.regression import RegressionTask
 
 if TYPE_CHECKING:
@@ -25,7 +23,6 @@ if TYPE_CHECKING:
 
 _WANTED = "NAME.csv: WTH of Informer2020, weather of Autoformer or ETTh1, ETTh2, ETTm1, ETTm2 of ETDataset"
 _MONTH = 30 * 24
-_log = logging.getLogger("longscan")
 
 
 class Shape(NamedTuple):
@@ -63,6 +60,9 @@ class Forecast(RegressionTask):
 
     missing: what becomes of missing values in a table ("?", "NaN", nothing), which are counted: "refuse", an error, or "fill",
     the last value before, and a warning; a filled value is also scored as if it had been measured.
+
+    Dates must be in order and evenly apart, as `longscan.tasks.forecasting.tables` has it; the published table "weather" has one
+    row twice and lacks nine, and is read as it is.
 
     Rows are split in time, 70/10/20, ETT by months, 12/4/4; a context of valid or test may reach back over the border. Variables
     are standardised by the training rows, and errors are measured so. Every window counts; the last batch is never dropped.
@@ -266,10 +266,10 @@ class Forecast(RegressionTask):
     def add_times(self, rows: list[dict[str, str | float]], path: str | Path) -> list[dict[str, str | float]]:
         """The rows with two more columns: ahead, how many steps after the file's last row (0 and less: inside it), and date.
 
-        Dates after the file's end go on in its step; they are empty, with a warning, where its dates are uneven or unreadable.
+        Dates after the file's end go on in its step.
         """
         context, horizon, _ = self._shape
-        dates = _with_later_dates(read_dates(Path(path))[-context:], horizon)
+        dates = read_dates(Path(path), horizon, IRREGULAR.get(self.dataset, ()))[-context - horizon :]
         placed = []
         for row in rows:
             ahead = int(row["step"]) + self.answers_later - context + 1
@@ -282,43 +282,17 @@ class Forecast(RegressionTask):
 
         One example; where variables are apart one for each, in the table's order.
         """
-        table = read_table(Path(path), missing=self.missing)
+        table = read_table(Path(path), missing=self.missing, irregular=IRREGULAR.get(self.dataset, ()))
         data, (context, horizon, _) = _load(self.dataset, self.data_dir, self.missing), self._shape
         if table.variables != data.variables:
             raise ValueError(f"{path}: its variables are not those of {self.dataset}: {', '.join(data.variables)}")
-        if len(table.values) < context:
-            raise ValueError(f"{path}: has {len(table.values)} rows, the context needs {context}")
-        rows = ((table.values[-context:] - data.mean) / data.std).astype(np.float32)
+        if len(table.values) < max(2, context):
+            needed = f"the context needs {context}" if context > 1 else "two are needed to tell how far apart steps are"
+            raise ValueError(f"{path}: has {len(table.values)} rows, {needed}")
+        rows = _standardised(path, table, data.mean, data.std)[-context:]
         window = torch.from_numpy(np.concatenate([rows, np.zeros((horizon, rows.shape[1]), np.float32)]))
         windows = window[None] if self.channels == "together" else window.T[..., None]
         return self._arranged(windows)._replace(targets=None)
-
-
-_DATE_FORMS = ("ISO 8601", "%m/%d/%Y %H:%M", "%d/%m/%Y %H:%M", "%d.%m.%Y %H:%M:%S")
-
-
-def _with_later_dates(words: list[str], horizon: int) -> list[str]:
-    """Dates and the `horizon` ones that follow in the same step, as ISO 8601 has them.
-
-    A form of dates is taken where it alone makes the steps even. Where none does, or several, a warning says so: the dates stay
-    as they are, and those that follow are empty.
-    """
-    found = []
-    for form in _DATE_FORMS:
-        try:
-            dates = [datetime.fromisoformat(word) if form == "ISO 8601" else datetime.strptime(word, form) for word in words]
-            steps = {later - earlier for earlier, later in pairwise(dates)}
-        except (TypeError, ValueError):  # another form; dates with and without a time zone
-            continue
-        if len(steps) == 1 and min(steps) > timedelta(0):
-            step = steps.pop()
-            found.append([*dates, *(dates[-1] + number * step for number in range(1, horizon + 1))])
-    if len(found) != 1:
-        reason = "can be read in several forms" if found else "are not apart by even steps in any known form"
-        forms = ", ".join(_DATE_FORMS)
-        _log.warning("dates from %s to %s %s (%s), so forecasts have none", words[0], words[-1], reason, forms)
-        return [*words, *[""] * horizon]
-    return [date.isoformat(" ") for date in found[0]]
 
 
 class _Data(NamedTuple):
@@ -335,7 +309,7 @@ class _Data(NamedTuple):
 def _load(dataset: str, data_dir: str | None, missing: Missing) -> _Data:
     folder = data_folder(data_dir, "forecasting", _WANTED)
     path = first_existing(folder, [f"{dataset}.csv"], _WANTED)
-    table = read_table(path, VARIABLES.get(dataset), missing)
+    table = read_table(path, VARIABLES.get(dataset), missing, IRREGULAR.get(dataset, ()))
     rows = len(table.values)
     if dataset.startswith("ETT") and dataset in VARIABLES:
         month = _MONTH * (4 if dataset.startswith("ETTm") else 1)
@@ -349,7 +323,21 @@ def _load(dataset: str, data_dir: str | None, missing: Missing) -> _Data:
         raise ValueError(f"{path}: has {rows} rows, which are too few to split")
     mean, std = train.mean(0), train.std(0)
     std = np.where(std > 0, std, 1.0)
-    return _Data(((table.values - mean) / std).astype(np.float32), table.variables, borders, mean, std)
+    return _Data(_standardised(path, table, mean, std), table.variables, borders, mean, std)
+
+
+def _standardised(path: str | Path, table: Table, mean: np.ndarray, std: np.ndarray) -> np.ndarray:
+    """(rows, C) float32; ValueError where a value is beyond the range of float32."""
+    values = (table.values - mean) / std
+    beyond = first_beyond(values)
+    if beyond is not None:
+        row, column = beyond
+        raise ValueError(
+            f"{path}: row {row + 1} after the header, {table.variables[column]}: {table.values[row, column]:g} is "
+            f"{values[row, column]:g} in units of the training rows' standard deviation, {std[column]:g}; float32 holds at most "
+            f"{LARGEST:.3g}"
+        )
+    return values.astype(np.float32)
 
 
 @lru_cache(maxsize=16)

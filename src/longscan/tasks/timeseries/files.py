@@ -23,6 +23,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from longscan._float32 import LARGEST
 from longscan.tasks._store import load_array
 
 Missing = Literal["refuse", "fill", "mask"]
@@ -128,6 +129,8 @@ def read_npy(path: str | Path, missing: Missing = "refuse", *, layout: Literal["
     if np.isinf(array).any():
         raise ValueError(f"{path}: holds {np.isinf(array).sum()} infinite values, finite ones are needed")
     several = array if array.ndim == 3 else array[None]
+    if np.abs(several[~np.isnan(several)].astype(np.float64)).max(initial=0) > LARGEST:
+        raise ValueError(f"{path}: holds {np.nanmax(np.abs(several)):g}, which is beyond the range of float32, {LARGEST:.3g}")
     steps, channels = several.shape[1:]
     if layout is None and channels > steps:
         raise ValueError(
@@ -237,7 +240,7 @@ def _case(channels: list[str], before: list[np.ndarray], path: str | Path, line:
 
 
 def _number(word: str) -> float | None:
-    """The word as a number, NaN where it marks a missing value, None where it is neither."""
+    """The word as a number, NaN where it marks a missing value, None where it is neither, or beyond the range of float32."""
     word = word.strip()
     if word.lower() in _MISSING:
         return np.nan
@@ -245,7 +248,15 @@ def _number(word: str) -> float | None:
         number = float(word)
     except ValueError:
         return None
-    return number if np.isfinite(number) else None
+    return number if abs(number) <= LARGEST else None
+
+
+def _is_too_large(word: str) -> bool:
+    """Whether a word is a number that float64 holds and float32 does not."""
+    try:
+        return LARGEST < abs(float(word)) < np.inf
+    except ValueError:
+        return False
 
 
 def _numbers(words: list[str], path: str | Path, line: int) -> list[float]:
@@ -253,11 +264,13 @@ def _numbers(words: list[str], path: str | Path, line: int) -> list[float]:
         numbers = [float(word) for word in words]
     except ValueError:
         numbers = [np.inf]
-    if np.isfinite(numbers).all():
+    if (np.abs(numbers) <= LARGEST).all():
         return numbers
     checked = [_number(word) for word in words]
     if None in checked:
         word = words[checked.index(None)].strip()
+        if _is_too_large(word):
+            raise ValueError(f"{path}:{line}: {word[:40]!r} is beyond the range of float32; {LARGEST:.3g} is the largest")
         raise ValueError(f"{path}:{line}: {word[:40]!r} is not a finite number")
     return [np.nan if number is None else number for number in checked]
 

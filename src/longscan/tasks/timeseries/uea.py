@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from longscan._float32 import LARGEST, first_beyond
 from longscan.tasks._drawing import bars
 from longscan.tasks._store import area_folder
 from longscan.tasks.base import TASKS, Batch, Split, check_request, rows_of_step
@@ -184,7 +185,7 @@ class Uea(ClassificationTask):
         if len(series[0]) != channels:
             raise ValueError(f"{path}: its series have {len(series[0])} channels, those of {self.dataset} have {channels}")
         duration = self.length if self.time_channel else None
-        inputs, valid = _arranged(series, loaded.partition, duration, mark_missing=self.missing == "mask")
+        inputs, valid = _arranged(series, loaded.partition, duration, str(path), mark_missing=self.missing == "mask")
         return Batch(inputs=inputs, valid=valid)
 
     def decode(self, output: Tensor, batch: Batch) -> list[dict[str, str | float]]:  # noqa: ARG002
@@ -231,7 +232,8 @@ def _load(task: Uea) -> _Loaded:
         partition = protocols.aussm(series, seed=task.split_seed)
     longest = max(item.shape[1] for item in series)
     duration = longest if task.time_channel else None
-    inputs, valid = _arranged(series, partition, duration, mark_missing=task.missing == "mask")
+    place = f"data_dir: {task.dataset}, train before test"
+    inputs, valid = _arranged(series, partition, duration, place, mark_missing=task.missing == "mask")
     return _Loaded(inputs, torch.from_numpy(targets), valid, classes, partition)
 
 
@@ -262,11 +264,12 @@ def _aeon_scores(loaded: _Loaded, split: Split, seed: int) -> dict[str, float]:
 
 
 def _arranged(
-    series: Sequence[np.ndarray], partition: protocols.Partition, duration: int | None, *, mark_missing: bool
+    series: Sequence[np.ndarray], partition: protocols.Partition, duration: int | None, place: str, *, mark_missing: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Inputs (N, L, C) float32, padded with zeros; valid (N, L), None without padding.
 
-    duration: L of the time channel. mark_missing: add a channel for each that is 1 where its value was measured.
+    duration: L of the time channel. mark_missing: add a channel for each that is 1 where its value was measured. place: what
+    errors call the series. ValueError for a value that is beyond the range of float32.
     """
     lengths = np.array([item.shape[1] for item in series])
     first = 0 if duration is None else 1
@@ -274,7 +277,15 @@ def _arranged(
     inputs = np.zeros((len(series), lengths.max(), first + channels * (1 + mark_missing)), np.float32)
     for row, item in enumerate(series):
         values = np.where(np.isnan(item.T), partition.fill, item.T)
-        inputs[row, : len(values), first : first + channels] = (values - partition.shift) / partition.scale
+        scaled = (values - partition.shift) / partition.scale
+        beyond = first_beyond(scaled)
+        if beyond is not None:
+            step, channel = beyond
+            raise ValueError(
+                f"{place}: series {row + 1}, channel {channel + 1}, step {step + 1}: {values[beyond]:g} is "
+                f"{scaled[beyond]:g} after scaling, which is beyond the range of float32, {LARGEST:.3g}"
+            )
+        inputs[row, : len(values), first : first + channels] = scaled
         if mark_missing:
             inputs[row, : len(values), first + channels :] = ~np.isnan(item.T)
         if duration is not None:
