@@ -424,3 +424,16 @@ def test_the_order_of_series_of_unequal_lengths():
     assert protocols._lexicographic(series).tolist() == [3, 2, 0, 1]
     channels = [np.array([[1.0, 5.0], [3.0, 0.0]]), np.array([[1.0, 4.0], [3.0, 9.0]]), np.array([[1.0], [2.0]])]
     assert protocols._lexicographic(channels).tolist() == [2, 1, 0]
+
+
+def test_a_value_beyond_float32_after_scaling_is_refused(folder):
+    series = [np.zeros_like(item) for item in read_ts(folder / "Mine_TEST.ts").series]
+    labels = read_ts(folder / "Mine_TEST.ts").labels
+    task = Uea(dataset="Mine", data_dir=str(folder))
+    series[1][0, 2] = 3e38
+    tiny = [item * 1e-6 for item in read_ts(folder / "Mine_TRAIN.ts").series]
+    write_ts(folder / "Mine_TRAIN.ts", tiny, read_ts(folder / "Mine_TRAIN.ts").labels)
+    write_ts(folder / "Mine_TEST.ts", series, labels)
+    place = rf"Mine, train before test: series {len(tiny) + 2}, channel 1, step 3: 3e\+38 is .* after scaling, which is beyond"
+    with pytest.raises(ValueError, match=place):
+        task.size("test")
