@@ -1,5 +1,6 @@
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 
 from longscan.layers import LinOSS
 from longscan.ops import block2_scan
@@ -96,3 +97,12 @@ def test_complex_matrices_are_refused():
 def test_impossible_settings_are_named(options, message):
     with pytest.raises(ValueError, match=message):
         LinOSS(4, **options)
+
+
+def test_the_symplectic_rule_is_recorded_where_values_are_not_known():
+    """Whether steps are stable cannot be asked of values that a graph is recorded for."""
+    layer = LinOSS(2, d_state=4, discretisation="imex")
+    x = torch.randn(1, 5, 2)
+    with FakeTensorMode(allow_non_fake_inputs=True) as fake:
+        assert layer(fake.from_tensor(x)).shape == x.shape
+    assert LinOSS(2, d_state=4, discretisation="imex").to("meta")(x.to("meta")).shape == x.shape

@@ -1,0 +1,80 @@
+"""What a record says of the machine, and of the baselines; where it may go; and which pooling a task can have."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from longscan.training import ModelSettings, SettingError, parse_settings
+from longscan.training import records as records_module
+from longscan.training.records import check_target, device_name, read_baselines, write_baselines
+from longscan.training.run import build_model
+
+
+def test_a_cpu_is_named_by_its_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    described = tmp_path / "cpuinfo"
+    monkeypatch.setattr(records_module, "Path", lambda path: described if path == "/proc/cpuinfo" else Path(path))
+    monkeypatch.setattr(records_module.platform, "processor", lambda: "")
+    monkeypatch.setattr(records_module.platform, "machine", lambda: "riscv64")
+    threads = torch.get_num_threads()
+    assert device_name(torch.device("cpu")) == f"cpu, riscv64, {threads} threads"
+    described.write_text("processor : 0\nmodel name\t: First: one\nmodel name\t: Second\n")
+    assert device_name(torch.device("cpu")) == f"cpu, First: one, {threads} threads"
+    assert device_name(torch.device("meta")) == "meta"
+
+
+def run_of(folder: Path) -> Any:
+    """A run whose task has a predictor without parameters and one that is fitted."""
+    task = SimpleNamespace(
+        baselines=lambda split: {"last value": float(len(split))},
+        fitted_baselines=lambda split, seed: {"ridge": float(seed + len(split))},
+    )
+    return SimpleNamespace(folder=folder, settings=SimpleNamespace(task=task, training=SimpleNamespace(seed=7)))
+
+
+def test_baselines_are_kept_with_the_run(tmp_path: Path) -> None:
+    run = run_of(tmp_path)
+    assert read_baselines(run) == {}
+    assert write_baselines(run, fitted=False) == {"last value": 4.0}
+    assert read_baselines(run) == {"last value": 4.0}
+    assert write_baselines(run) == {"last value": 4.0, "ridge": 11.0}
+    assert json.loads((tmp_path / "baselines.json").read_text()) == {"last value": 4.0, "ridge": 11.0}
+    (tmp_path / "baselines.json").write_text('{"ridge": ')
+    with pytest.raises(SettingError, match=r"baselines\.json: damaged \(.*\), needed the JSON that `longscan baselines` wrote"):
+        read_baselines(run)
+
+
+def test_where_a_record_may_go(tmp_path: Path) -> None:
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    check_target(folder / "new.jsonl")
+    assert not (folder / "new.jsonl").exists()
+    for target in (tmp_path / "new.jsonl", folder, tmp_path / "runs" / "inner" / "new.jsonl"):
+        with pytest.raises(SettingError, match=r"--record: got '.*', needed a JSON Lines file in a folder called runs"):
+            check_target(target)
+    (folder / "damaged.jsonl").write_text("{}\n")
+    with pytest.raises(SettingError, match=r"--record: .*damaged\.jsonl, line 1"):
+        check_target(folder / "damaged.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("task", "pooling", "needed"),
+    [
+        ("pathfinder", "none", "mean or last, as the task wants one answer"),
+        ("repetition", "mean", "none, as the task wants an answer at every step"),
+        ("repetition", "last", "none, as the task wants an answer at every step"),
+    ],
+)
+def test_a_pooling_that_the_task_cannot_have(task: str, pooling: str, needed: str) -> None:
+    settings = parse_settings(["--task.name", task, "--model.d_model", "4", "--model.pooling", pooling]).settings
+    with pytest.raises(SettingError, match=f"model.pooling: got '{pooling}', needed {needed}"):
+        build_model(settings)
+    assert ModelSettings().pooling == "auto"
+
+
+def test_an_unknown_setting_within_another_is_named_with_its_neighbours() -> None:
+    with pytest.raises(SettingError, match=r"training\.curriculum\.strat: unknown setting.*start"):
+        parse_settings(["--task.name", "parity", "--training.curriculum.strat", "3"])
