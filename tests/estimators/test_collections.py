@@ -185,6 +185,7 @@ def test_a_time_may_stand_in_several_cases_and_cases_may_be_dates():
         ([np.zeros((3, 2)), np.zeros((3, 1))], {}, "^X: series 1 has 1 channels, expected 2 as the first; read as .*'ncl'$"),
         ([np.zeros((3, 2)), np.zeros((4, 1))], {}, "^X: series 1 has 1 channels, expected 2 as the first$"),
         ([np.zeros((3, 2))], {"known": Known(1, None)}, "^X: got series of 2 channels, expected 1 as in fit"),
+        ([np.zeros((3, 2))], {"known": Known(3, None), "layout": "nlc"}, "^X: got series of 2 channels, expected 3 as in fit"),
         ([np.zeros((3, 2)), "word"], {}, "^X: series 1: got a str"),
         ([np.zeros(())], {}, r"^X: series 0 has the shape \(\)"),
         ([np.zeros((2, 2, 2))], {}, r"^X: series 0 has the shape \(2, 2, 2\)"),

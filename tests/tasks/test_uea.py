@@ -159,6 +159,7 @@ def test_linoss_protocol(folder):
         assert rows_as_bytes(everything(task, "train")) == {row.tobytes() for row in expected[:20]}, "raw values"
     assert task.num_batches("train", 5) == 3, "the last batch is dropped, full or not"
     assert task.num_batches("train", 6) == 3
+    assert [task.num_batches("valid", size) for size in (3, 4)] == [2, 1]
     assert task.num_batches("train", 20) == task.num_batches("train", 32) == 1
     assert len(task.batch("train", 7, 32).inputs) == 20
     epoch = [task.batch("train", step, 6, seed=4).inputs for step in range(6)]
