@@ -31,6 +31,7 @@ def test_fasta(tmp_path):
         (b">one\n>two\n", "a.fa: holds no sequence"),
         (b">one\nACGT\nAC\xffT\n", r"a.fa:3: b'\\xff' is no base"),
         (b">one\nACGT\n>two\nAC7\n", "a.fa:4: b'7' is no base"),
+        (b">one\nACGT\n7C\n", "a.fa:3: b'7' is no base"),
     ],
 )
 def test_damaged_fasta(tmp_path, content, message):
