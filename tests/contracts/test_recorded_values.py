@@ -1,4 +1,4 @@
-"""What layers, blocks and ops compute for fixed random numbers, compared with the committed tables beside this file.
+"""Compare the outputs of layers, blocks and ops for fixed random numbers with the committed tables in this folder.
 
 parameters.json: for each parameter of each layer and block with the settings of the contract suite, its optimiser options
 (role, lr_scale, decay, keep_float32) and figures of its initial values. outputs.json: figures of the outputs and gradients of

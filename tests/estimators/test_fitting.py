@@ -18,7 +18,7 @@ BRIEF = {"d_model": 4, "d_state": 2, "epochs": 1, "device": "cpu", "random_state
 
 
 class Updates:
-    """What the optimizer sees at each update."""
+    """Record the values that the optimizer sees at each update."""
 
     def __init__(self):
         self.rates, self.gradients, self.optimizers = [], [], []

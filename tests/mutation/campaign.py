@@ -203,7 +203,7 @@ def collected(select: Sequence[str] = ()) -> list[str]:
 
 
 def read_coverage(paths: Sequence[Path]) -> dict[str, Any]:
-    """What `cover` wrote, of one file or of several; tests that are gone since are left out."""
+    """Read one or several files that `cover` wrote, and leave out tests that no longer exist."""
     known, seconds, lines = set(collected()), {}, defaultdict(lambda: defaultdict(list))
     for path in paths:
         found = json.loads(path.read_text(encoding="utf-8"))

@@ -232,7 +232,7 @@ def test_forecasts_of_a_users_file(folder, tmp_path):
         ("date,b,c\n\n1,1,2\n2,2,nan\n3,?,\n", "t.csv: 3 missing values .* in 2 of its 3 rows, the first in line 4, c; missing"),
         ("date,b\nx,1\nx,1e999\n", "t.csv:3: a value is not finite in float32, inf; "),
         ("date,b\nx,1\nx,-1e39\n", r"t.csv:3: a value is not finite in float32, -1e\+39; 3.4e\+38 is the largest"),
-        ("date,a,a\n2020-01-01,1,2\n", "t.csv:1: the column 'a' occurs 2 times; a name of its own for each is needed"),
+        ("date,a,a\n2020-01-01,1,2\n", "t.csv:1: the column 'a' occurs 2 times; unique names are needed"),
         ("date,b\n2020-01-01,1\n2020-13-45 99:00,1\n", "t.csv:3: '2020-13-45 99:00' is no date; one of ISO 8601, "),
     ],
 )

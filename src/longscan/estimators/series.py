@@ -75,7 +75,7 @@ class Collection:
             )
 
     def _case(self, row: int) -> str:
-        """What errors call a series: its number, and its case where it has one."""
+        """Return the name of a series in error messages: its number, and its case where it has one."""
         return f"series {row}" if self.cases is None else f"series {row} (case {self.cases[row]!r})"
 
     def gaps(self) -> np.ndarray | None:

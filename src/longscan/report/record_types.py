@@ -27,7 +27,7 @@ Scores = Annotated[list[float], Rule(bool, "list of at least one number")]  # a 
 
 @dataclass(frozen=True, kw_only=True)
 class Provenance(RecordType):
-    """What every row under results/ says of its origin.
+    """The origin of a row under results/.
 
     Attributes:
         commit: of the repository, followed by "+changes" where files had changed since.
@@ -274,7 +274,7 @@ class AutomataRecord(Provenance):
 
 @dataclass(frozen=True, kw_only=True)
 class SeedsRow(RecordType):
-    """What several seeds trained together have reached after a number of steps, one number for each seed.
+    """Scores of several seeds trained together after a number of steps, one number for each seed.
 
     Attributes:
         train: accuracy on the last batch.
@@ -367,7 +367,7 @@ class SweepRun(RecordType):
 
 @dataclass(frozen=True, kw_only=True)
 class SweepRow(RecordType):
-    """What a trial and a test seed have in common.
+    """The fields that a trial and a test seed share.
 
     Attributes:
         score: validation score of a trial, test score of a seed.

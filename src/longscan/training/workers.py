@@ -27,7 +27,7 @@ _PATIENCE = 60  # seconds that a worker has for its last checkpoint
 
 
 class FileLock(JournalFileOpenLock):
-    """An exclusive lock on a file, which Optuna's journal takes in place of its own.
+    """An exclusive lock on a file, which replaces the lock of Optuna's journal.
 
     The system releases it when the process that holds it ends. Optuna's own lock would remain after a kill.
     """

@@ -68,7 +68,7 @@ def read_table(path: Path, expected: int | None = None, missing: Missing = "refu
     for name in names:
         count = names.count(name)
         if count > 1:
-            raise ValueError(f"{path}:1: the column {name!r} occurs {count} times; a name of its own for each is needed")
+            raise ValueError(f"{path}:1: the column {name!r} occurs {count} times; unique names are needed")
     variables = tuple(names[1:])
     if expected is not None and len(variables) != expected:
         raise ValueError(f"{path}: has {len(variables)} variables, {expected} are needed; is it another table of the same name?")

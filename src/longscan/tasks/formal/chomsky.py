@@ -47,7 +47,7 @@ def chomsky_suite() -> dict[str, WordTask]:
 
 @dataclass(frozen=True, kw_only=True)
 class ChomskyTask(WordTask):
-    """What the nine share: lengths are the question's, and the vocabulary follows from the task."""
+    """The base class of the nine tasks: lengths are the question's, and the vocabulary follows from the task."""
 
     eval_lengths: tuple[int, int] = (41, 100)
 
@@ -304,7 +304,7 @@ class _Binary(_Computed):
 
     @abstractmethod
     def _compute(self, first: int, second: int) -> int:
-        """What the operator makes of two numbers."""
+        """Return the result of the operator on two numbers."""
 
 
 @TASKS.register("chomsky_binary_addition")
