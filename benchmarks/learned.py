@@ -36,7 +36,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from longscan import automata
-from longscan.layers.parameters import marks
+from longscan.layers.parameters import parameter_options
 from longscan.models import SequenceModel
 from longscan.report.records import append_record, read_records
 from longscan.tasks import Batch
@@ -129,7 +129,10 @@ class Learning:
         self.model = Stacked(models).to(self.device)
         self.average = WeightAverage(self.model, setting.average) if setting.average else None
         groups: list[dict[str, Any]] = [
-            {"params": [p for p in self.model.parameters() if marks(p).decay == decays], "weight_decay": 0.01 * decays}
+            {
+                "params": [p for p in self.model.parameters() if parameter_options(p).decay == decays],
+                "weight_decay": 0.01 * decays,
+            }
             for decays in (True, False)
         ]
         self.optimiser = torch.optim.AdamW(

@@ -39,7 +39,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from longscan.layers.parameters import mark, marks
+from longscan.layers.parameters import mark, parameter_options
 from longscan.report.published import figure_of, published_beside
 from longscan.report.statistics import mean_interval
 from longscan.tasks import Batch
@@ -70,7 +70,7 @@ class Stacked(nn.Module):
         for name, parameter in models[0].named_parameters():
             stacked = nn.Parameter(torch.stack([dict(model.named_parameters())[name].detach() for model in models[1:]]))
             key = name.replace(".", "/")
-            self.register_parameter(key, mark(stacked, **marks(parameter)._asdict()))
+            self.register_parameter(key, mark(stacked, **parameter_options(parameter)._asdict()))
             self.names[key] = name
 
     def forward(self, inputs: Tensor, valid: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from longscan import automata
 from longscan.automata.scoring import random_words, score
-from longscan.layers.parameters import marks
+from longscan.layers.parameters import parameter_options
 from longscan.models import SequenceModel
 
 LENGTHS = (40, 256, 1024)
@@ -97,7 +97,7 @@ def noise(model: nn.Module, amount: float) -> None:
 def decay(model: nn.Module, kept: float) -> None:
     """Multiply what an optimiser decays by the share that is kept."""
     for parameter in model.parameters():
-        if marks(parameter).decay:
+        if parameter_options(parameter).decay:
             parameter.mul_(kept)
 
 
@@ -110,7 +110,10 @@ def accepted(name: str, words: Tensor) -> Tensor:
 def optimise(model: SequenceModel, rate: float, decay: float, steps: int, loss: Callable[[], Tensor]) -> None:
     """AdamW, decaying what is marked so, gradients clipped at 1."""
     groups = [
-        {"params": [p for p in model.parameters() if marks(p).decay == decays], "weight_decay": decay if decays else 0.0}
+        {
+            "params": [p for p in model.parameters() if parameter_options(p).decay == decays],
+            "weight_decay": decay if decays else 0.0,
+        }
         for decays in (True, False)
     ]
     optimiser = torch.optim.AdamW(groups, lr=rate)

@@ -23,7 +23,7 @@ from torch.nn.functional import scaled_dot_product_attention
 import gpu
 from attempts import timed
 from longscan.layers import Attention
-from longscan.layers.base import Steps
+from longscan.layers.base import SequenceInfo
 from longscan.layers.mamba3 import Mamba3Heads
 from longscan.ops import ssd_scan
 from registry import Shape, ssd_inputs
@@ -54,7 +54,7 @@ def mamba3(shape: Shape) -> Built:
     heads = Mamba3Heads(shape["D"], shape["N"], min(shape["D"], 64), 1, 0.5, (1e-3, 0.1), "auto").to(gpu.DEVICE)
 
     def call(x: Tensor, selected: Tensor, *_: Tensor) -> Tensor:
-        return heads.run(x, selected, None, Steps())[0]
+        return heads.run(x, selected, None, SequenceInfo())[0]
 
     inputs = [drawn(shape["B"], shape["L"], width) for width in (shape["D"], heads.selected)]
     return call, [*inputs, *heads.parameters()]

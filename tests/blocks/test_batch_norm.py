@@ -5,7 +5,7 @@ import torch
 from torch.nn.functional import batch_norm
 
 from longscan.blocks import BatchNorm, Residual, SimpleBlock
-from longscan.layers import Marks, marks
+from longscan.layers import ParameterOptions, parameter_options
 from longscan.models import SequenceModel
 
 
@@ -72,7 +72,7 @@ def test_running_statistics_stay_float32():
     assert norm.weight.dtype == torch.bfloat16
     assert model.norm.running_variance.dtype == torch.float32
     assert norm(torch.randn(2, 5, 3).to(torch.bfloat16)).dtype == torch.bfloat16
-    assert marks(norm.weight).role == "norm"
+    assert parameter_options(norm.weight).role == "norm"
 
 
 def test_a_model_with_batch_norm_steps_as_it_evaluates():
@@ -94,7 +94,7 @@ def test_impossible_settings_are_named():
 
 def test_scale_and_bias_are_parameters_of_a_norm_without_decay():
     norm = BatchNorm(3, affine=True)
-    assert [marks(parameter) for parameter in norm.parameters()] == [Marks("norm", decay=False)] * 2
+    assert [parameter_options(parameter) for parameter in norm.parameters()] == [ParameterOptions("norm", decay=False)] * 2
     assert (norm.weight.tolist(), norm.bias.tolist()) == ([1.0] * 3, [0.0] * 3)
     assert list(BatchNorm(3).parameters()) == []
 

@@ -5,7 +5,7 @@ from torch.nn.functional import silu
 from longscan.blocks import BidirectionalBlock, MambaBlock, Rotary
 from longscan.blocks.reversal import flip_valid, reversed_steps
 from longscan.layers import S6, SequenceLayer
-from longscan.layers.base import Steps
+from longscan.layers.base import SequenceInfo
 from longscan.layers.state import state_tensors
 from longscan.ops import short_conv
 
@@ -32,7 +32,7 @@ def by_hand(module: BidirectionalBlock, u: torch.Tensor) -> torch.Tensor:
             return layer(spun)
         chosen = dict(zip(("dt", "B", "C"), zip(layer.select(x), layer.select(spun), strict=True), strict=True))
         selected = tuple(turned if name in rotary.targets else plain for name, (plain, turned) in chosen.items())
-        return layer.scan(spun if "x" in rotary.targets else x, selected, None, Steps())[0]
+        return layer.scan(spun if "x" in rotary.targets else x, selected, None, SequenceInfo())[0]
 
     def conv(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         return short_conv(x, weight, bias, activation="silu")[0]
@@ -163,11 +163,11 @@ def test_flips_turn_the_valid_run_only():
 
 def test_times_of_the_reversed_sequence_are_those_to_the_step_after():
     elapsed = torch.tensor([[9.0, 2.0, 3.0, 4.0, 5.0, 6.0]])
-    assert reversed_steps(Steps(elapsed)).elapsed.tolist() == [[1, 6, 5, 4, 3, 2]]
+    assert reversed_steps(SequenceInfo(elapsed)).elapsed.tolist() == [[1, 6, 5, 4, 3, 2]]
     valid = torch.tensor([[False, True, True, True, False, False]])
-    got = reversed_steps(Steps(elapsed, valid)).elapsed
+    got = reversed_steps(SequenceInfo(elapsed, valid)).elapsed
     assert got[valid].tolist() == [1, 4, 3]
-    packed = reversed_steps(Steps(elapsed, None, torch.tensor([[0, 0, 0, 1, 1, 1]])))
+    packed = reversed_steps(SequenceInfo(elapsed, None, torch.tensor([[0, 0, 0, 1, 1, 1]])))
     assert packed.elapsed.tolist() == [[1, 6, 5, 1, 3, 2]]
     assert packed.seq_idx.tolist() == [[1, 1, 1, 0, 0, 0]]
 

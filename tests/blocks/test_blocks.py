@@ -7,7 +7,7 @@ from torch.nn.functional import conv1d, gelu, pad, sigmoid, silu
 
 from longscan.blocks import BLOCKS, AUSSMBlock, MambaBlock, Residual, SimpleBlock, mamba
 from longscan.blocks.gated import GatedBlock
-from longscan.layers import AUSSM, S6, marks
+from longscan.layers import AUSSM, S6, parameter_options
 
 
 def count(module: nn.Module) -> int:
@@ -122,7 +122,7 @@ def test_residual_normalises_before_and_adds_after():
     x = 3 * torch.randn(2, 5, 4, dtype=torch.float64)
     normed = x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt()
     torch.testing.assert_close(residual(x), x + residual.block(normed))
-    assert marks(residual.norm.weight).role == "norm"
+    assert parameter_options(residual.norm.weight).role == "norm"
     y, state = residual.step(x[:, 0], residual.initial_state(2), active=torch.tensor([True, False]))
     torch.testing.assert_close(y[0], residual(x)[0, 0])
     torch.testing.assert_close(y[1], x[1, 0])

@@ -4,7 +4,7 @@ from torch import nn
 from torch.nn.functional import gelu, layer_norm, sigmoid
 
 from longscan.blocks import BLOCKS, LinOSSBlock, Residual, S5Block, SharedDropout, windows
-from longscan.layers.base import Steps
+from longscan.layers.base import SequenceInfo
 from longscan.models import SequenceModel
 
 
@@ -79,7 +79,7 @@ def test_the_residual_path_is_pooled(pooling):
     cut, times = x[:, :12].view(2, 3, 4, 3), elapsed[:, :12].view(2, 3, 4, 1) + 1e-6
     skip = {"last": cut[:, :, 3], "mean": cut.mean(2), "time": (cut * times).sum(2) / times.sum(2)}[pooling]
     torch.testing.assert_close(y, skip + residual.block(residual.norm(x), elapsed=elapsed))
-    after = residual.shorten_steps(Steps(elapsed, torch.arange(14) < torch.tensor([[14], [7]])))
+    after = residual.shorten_info(SequenceInfo(elapsed, torch.arange(14) < torch.tensor([[14], [7]])))
     torch.testing.assert_close(after.elapsed[0], elapsed[0, :12].view(3, 4).mean(1))
     assert after.valid.tolist() == [[True, True, True], [True, False, False]]
 
@@ -124,21 +124,21 @@ def test_windows_by_hand():
     """Seven steps in windows of three: two windows, the seventh step dropped; with padding the first valid step starts them."""
     x = torch.arange(7.0).view(1, 7, 1)
     elapsed = torch.tensor([[1.0, 2.0, 3.0, 1.0, 1.0, 4.0, 1.0]])
-    assert windows.shorten(x, Steps(), 3, "last").flatten().tolist() == [2.0, 5.0]
-    assert windows.shorten(x, Steps(), 3, "mean").flatten().tolist() == [1.0, 4.0]
-    weighted = windows.shorten(x, Steps(elapsed), 3, "time").flatten()
+    assert windows.shorten(x, SequenceInfo(), 3, "last").flatten().tolist() == [2.0, 5.0]
+    assert windows.shorten(x, SequenceInfo(), 3, "mean").flatten().tolist() == [1.0, 4.0]
+    weighted = windows.shorten(x, SequenceInfo(elapsed), 3, "time").flatten()
     torch.testing.assert_close(weighted, torch.tensor([8 / 6, 27 / 6]))
-    assert windows.shorten_steps(Steps(elapsed), 3).elapsed.tolist() == [[2.0, 2.0]]
+    assert windows.shorten_info(SequenceInfo(elapsed), 3).elapsed.tolist() == [[2.0, 2.0]]
     valid = torch.tensor([[False, False, True, True, True, True, True]])
-    assert windows.shorten(x, Steps(valid=valid), 3, "last").flatten().tolist() == [4.0, 0.0]
-    assert windows.shorten_steps(Steps(valid=valid), 3).valid.tolist() == [[True, False]]
+    assert windows.shorten(x, SequenceInfo(valid=valid), 3, "last").flatten().tolist() == [4.0, 0.0]
+    assert windows.shorten_info(SequenceInfo(valid=valid), 3).valid.tolist() == [[True, False]]
 
 
 def test_windows_of_simultaneous_events_have_weights():
     x = torch.randn(1, 4, 2, dtype=torch.float64)
-    pooled = windows.shorten(x, Steps(torch.zeros(1, 4, dtype=torch.float64)), 4, "time")
+    pooled = windows.shorten(x, SequenceInfo(torch.zeros(1, 4, dtype=torch.float64)), 4, "time")
     torch.testing.assert_close(pooled[:, 0], x.mean(1))
-    assert windows.shorten(x, Steps(), 5, "mean").shape == (1, 0, 2)
+    assert windows.shorten(x, SequenceInfo(), 5, "mean").shape == (1, 0, 2)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from torch.nn.functional import conv1d, pad, silu
 
 from longscan import SequenceModel
 from longscan.blocks import BLOCKS, Mamba2Block, Mamba3Block
-from longscan.layers.base import Steps
+from longscan.layers.base import SequenceInfo
 
 
 def count(module: nn.Module) -> int:
@@ -20,7 +20,7 @@ def by_hand(block, x):
         left_padded = pad(through.transpose(1, 2), (block.d_conv - 1, 0))
         weight = block.conv_weight.unsqueeze(1)
         through = silu(conv1d(left_padded, weight, block.conv_bias, groups=len(weight)).transpose(1, 2))
-    y, _ = heads.run(through[..., :inner], torch.cat([through[..., inner:], rest], -1), None, Steps())
+    y, _ = heads.forward_impl(through[..., :inner], torch.cat([through[..., inner:], rest], -1), None, SequenceInfo())
     y = y * silu(z)
     if block.norm_weight is not None:
         groups = y.chunk(heads.groups, -1)

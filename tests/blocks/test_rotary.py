@@ -7,8 +7,8 @@ from torch.nn.functional import conv1d, gelu, glu, linear, pad, silu, softplus
 
 from longscan.blocks import AUSSMBlock, MambaBlock, Rotary, SimpleBlock
 from longscan.blocks.rotary import positions
-from longscan.layers import marks
-from longscan.layers.base import Steps
+from longscan.layers import parameter_options
+from longscan.layers.base import SequenceInfo
 
 
 def rotation(rotary: Rotary, position: int) -> Tensor:
@@ -71,7 +71,7 @@ def test_learned_frequencies_start_as_the_fixed_ones_and_learn_slowly():
     turned(learned, x).sum().backward()
     assert learned.theta.grad.abs().min() > 0
     assert learned.theta.shape == (3,)
-    mark = marks(learned.theta)
+    mark = parameter_options(learned.theta)
     assert (mark.lr_scale, mark.decay, mark.keep_float32) == (0.1, False, True)
     assert not list(fixed.parameters())
 
@@ -126,15 +126,15 @@ def test_positions_count_valid_steps_of_each_sequence():
     carried = torch.tensor([5, 2])
     valid = torch.tensor([[False, True, True, True], [True, True, False, False]])
     seq_idx = torch.tensor([[7, 7, 8, 8], [1, 1, 1, 1]])
-    position, after = positions(carried, None, (2, 4), Steps(None, valid, seq_idx))
+    position, after = positions(carried, None, (2, 4), SequenceInfo(None, valid, seq_idx))
     assert position[valid].tolist() == [5, 0, 1, 2, 3]
     assert after.tolist() == [2, 4]
-    position, after = positions(carried, torch.tensor([True, False]), (2, 4), Steps())
+    position, after = positions(carried, torch.tensor([True, False]), (2, 4), SequenceInfo())
     assert position.tolist() == [[0, 1, 2, 3], [2, 3, 4, 5]]
     assert after.tolist() == [4, 6]
-    nothing = Steps(None, torch.zeros(2, 4, dtype=torch.bool))
+    nothing = SequenceInfo(None, torch.zeros(2, 4, dtype=torch.bool))
     assert positions(carried, None, (2, 4), nothing)[1].tolist() == [5, 2]
-    assert positions(carried, None, (2, 0), Steps())[1].tolist() == [5, 2]
+    assert positions(carried, None, (2, 0), SequenceInfo())[1].tolist() == [5, 2]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from longscan.blocks import BidirectionalBlock, MambaBlock, SimpleBlock
 from longscan.layers import S4, S4D, S6, Attention
-from longscan.layers.base import Steps
+from longscan.layers.base import SequenceInfo
 from longscan.models import SequenceModel, make_bidirectional, masked_tokens, next_tokens, place_rotary
 from longscan.numerics.discretisation import discretise, log_step
 from longscan.numerics.dplr import dense_step
@@ -236,7 +236,7 @@ def test_t15_whose_coefficients_vary_with_time():
         return torch.stack(found)
 
     with torch.no_grad():
-        frozen = responses(lambda x: s6.scan(x, s6.select(given), None, Steps())[0])
+        frozen = responses(lambda x: s6.scan(x, s6.select(given), None, SequenceInfo())[0])
         constant = responses(s4d)
         assert (frozen[0] - frozen[1]).abs().max() > 1e-3
         torch.testing.assert_close(constant[0], constant[1], rtol=1e-10, atol=1e-12)

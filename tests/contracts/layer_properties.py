@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from longscan.layers import SequenceModule, marks
-from longscan.layers.base import Steps
+from longscan.layers import SequenceModule, parameter_options
+from longscan.layers.base import SequenceInfo
 from longscan.layers.state import State, map_state, state_tensors
 from longscan.ops._dispatch import Recording, recorded_choices
 from tolerances import assert_as_accurate, assert_as_accurate_as_neighbours, shake
@@ -129,7 +129,7 @@ def packed_equals_padded_equals_alone(module: SequenceModule, sequences: list[In
         x = padded([sequence.x for sequence in sequences], left)
         elapsed = padded([sequence.elapsed for sequence in sequences], left) if timed else None
         y, final = Inputs(x, elapsed, valid).run(module)
-        kept = module.shorten_steps(Steps(valid=valid)).valid
+        kept = module.shorten_info(SequenceInfo(valid=valid)).valid
         assert torch.equal(torch.where(kept.unsqueeze(-1), 0, y), torch.zeros_like(y)), "padding does not give zeros"
         for row, (y_alone, final_alone) in enumerate(alone):
             assert_close(y[row : row + 1, kept[row]], y_alone)
@@ -163,7 +163,7 @@ def is_causal(module: SequenceModule, inputs: Inputs, t: int) -> None:
         before = torch.arange(inputs.x.shape[1]).expand(inputs.x.shape[:2]) < t
         if module.changes_length and inputs.valid is not None:
             before = before & inputs.valid
-        kept = module.shorten_steps(Steps(valid=before)).valid
+        kept = module.shorten_info(SequenceInfo(valid=before)).valid
         assert_close(y_changed[kept], y[kept])
 
 
@@ -216,9 +216,7 @@ def outputs_and_gradients(module: SequenceModule, inputs: Inputs, state: State, 
     y, final = Inputs(x, inputs.elapsed, inputs.valid, inputs.seq_idx).run(module, state)
     ends = _without_seq_idx(final)
     generator = torch.Generator("cpu").manual_seed(cotangent_seed)
-    cotangents = [
-        torch.randn(part.shape, generator=generator, dtype=torch.float64, device="cpu").to(part) for part in (y, *ends)
-    ]
+    cotangents = [torch.randn(part.shape, generator=generator, dtype=torch.float64, device="cpu").to(part) for part in (y, *ends)]
     sources = {"x": x, **{f"state {i}": start for i, start in enumerate(starts)}, **dict(module.named_parameters())}
     grads = torch.autograd.grad((y, *ends), list(sources.values()), cotangents, allow_unused=True, materialize_grads=True)
     results = {"y": y, **{f"final {i}": end for i, end in enumerate(ends)}}
@@ -310,11 +308,11 @@ def mixed_precision_is_as_good_as_bfloat16(module: SequenceModule, inputs: Input
 
 def casts_keep_what_they_should(module: SequenceModule) -> None:
     """bfloat16 leaves the sensitive parameters float32 to the bit; deepcopy and casts keep marks; state_dict comes back."""
-    before = {name: (marks(parameter), parameter.detach().clone()) for name, parameter in module.named_parameters()}
+    before = {name: (parameter_options(parameter), parameter.detach().clone()) for name, parameter in module.named_parameters()}
     half = copy.deepcopy(module).to(torch.bfloat16)
     for name, parameter in half.named_parameters():
         mark, value = before[name]
-        assert marks(parameter) == mark, name
+        assert parameter_options(parameter) == mark, name
         assert parameter.dtype == (torch.float32 if mark.keep_float32 else torch.bfloat16), name
         assert torch.equal(parameter, value if mark.keep_float32 else value.to(torch.bfloat16)), name
     fresh = copy.deepcopy(module)
@@ -324,7 +322,7 @@ def casts_keep_what_they_should(module: SequenceModule) -> None:
     fresh.load_state_dict(module.state_dict(), assign=True)
     for name, parameter in fresh.named_parameters():
         assert torch.equal(parameter, before[name][1]), name
-        assert marks(parameter) == before[name][0], name
+        assert parameter_options(parameter) == before[name][0], name
 
 
 def same_bits_twice(module: SequenceModule, inputs: Inputs) -> None:

@@ -39,7 +39,7 @@ from torch import Tensor
 from longscan.blocks import BLOCKS
 from longscan.blocks.feed_forward import Stateless
 from longscan.layers import LAYERS, ScanState, SequenceLayer, SequenceModule
-from longscan.layers.base import Steps, hide_padding
+from longscan.layers.base import SequenceInfo, mask_padding
 from longscan.layers.state import State, map_state, restarted_rows, state_tensors, zero_rows
 from longscan.numerics.discretisation import discretise
 from longscan.numerics.pairs import divide, multiply
@@ -430,9 +430,7 @@ def test_gradients_of_half_precision_keep_the_dtypes_of_their_parameters(entry: 
 
 
 @every_case
-def test_everything_is_on_the_device_of_the_inputs(
-    entry: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_everything_is_on_the_device_of_the_inputs(entry: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """On the meta device, which mixes with no other: nothing that a module makes on its way is made on the CPU."""
     monkeypatch.setattr(_chunks, "CHUNK", 4)  # two chunks and a part of a third: an operation takes a millisecond here
     monkeypatch.setattr(_chunks, "NUMBERS", 1)
@@ -587,20 +585,20 @@ class Leaky(SequenceModule):
         self.checks_inputs = fault != "gradient"  # what stands in the padding is not cleaned away
         self.scale = torch.nn.Parameter(torch.ones(WIDTH, dtype=torch.float64))
 
-    def run(self, x: Tensor, state: State, steps: Steps) -> tuple[Tensor, State]:
+    def run(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
         state = self.initial_state(len(x)) if state is None else state
-        valid = None if self.fault == "padding" else steps.valid
-        flags = step_flags(*x.shape[:2], valid, None if self.fault == "packing" else steps.seq_idx, x)
-        elapsed = 1.0 if steps.elapsed is None else 2 * steps.elapsed if self.fault == "elapsed" else steps.elapsed
+        valid = None if self.fault == "padding" else info.valid
+        flags = step_flags(*x.shape[:2], valid, None if self.fault == "packing" else info.seq_idx, x)
+        elapsed = 1.0 if info.elapsed is None else 2 * info.elapsed if self.fault == "elapsed" else info.elapsed
         entering = x + 1 if self.fault == "padding" else x  # zeros in the padding would leave a running sum as it is
         drive = self.scale * entering * (elapsed if isinstance(elapsed, float) else elapsed.unsqueeze(-1))
-        rows, last = restarted_rows(state.last_seq_idx, valid, steps.seq_idx)
+        rows, last = restarted_rows(state.last_seq_idx, valid, info.seq_idx)
         start = torch.zeros_like(state.ssm) if self.fault == "state" else zero_rows(rows, state.ssm)
         y, final = eager.linear_scan(torch.ones_like(drive), drive, start, flags, is_complex=False)
         if self.fault == "causal":
-            y = y + hide_padding(y.flip(1), valid)
+            y = y + mask_padding(y.flip(1), valid)
         if self.fault == "batch":
-            y = hide_padding(y + y.sum(0, keepdim=True) - y, valid)
+            y = mask_padding(y + y.sum(0, keepdim=True) - y, valid)
         return y, ScanState(final, last)
 
     def initial_state(self, batch: int) -> ScanState:

@@ -20,7 +20,7 @@ import torch
 from test_layers import ENTRIES, WIDTH, build, options_of
 from torch import Tensor
 
-from longscan.layers import marks
+from longscan.layers import parameter_options
 from longscan.layers.state import state_tensors
 from longscan.models import SequenceModel
 from longscan.ops import OPS
@@ -78,7 +78,7 @@ def parameters_of_models() -> Table:
 
 def parameter_row(parameter: Tensor) -> dict[str, Any]:
     """Shape, optimiser options and figures of a parameter."""
-    return {"shape": list(parameter.shape), **marks(parameter)._asdict(), "values": figures(parameter)}
+    return {"shape": list(parameter.shape), **parameter_options(parameter)._asdict(), "values": figures(parameter)}
 
 
 def outputs_of(entry: str) -> Table:

@@ -92,7 +92,7 @@ def test_batch_is_a_pure_function(task):
 
 
 @dataclass
-class Steps(Dataset):
+class SequenceInfo(Dataset):
     task: Task
 
     def __len__(self) -> int:
@@ -106,7 +106,7 @@ class Steps(Dataset):
 def test_any_number_of_workers_gives_the_same_batches(name):
     task = small(TASKS[name])
     alone = [task.batch("train", step, 8, seed=1) for step in range(6)]
-    loaded = DataLoader(Steps(task), batch_size=None, num_workers=2)
+    loaded = DataLoader(SequenceInfo(task), batch_size=None, num_workers=2)
     assert all(same(a, b) for a, b in zip(alone, loaded, strict=True))
 
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.nn.functional import linear, silu, softplus
 
-from longscan.layers import Mamba2, marks
+from longscan.layers import Mamba2, parameter_options
 
 
 def by_hand(layer: Mamba2, u: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
@@ -46,8 +46,8 @@ def test_initial_values():
     assert 0.05 < softplus(heads.dt_bias).max() < 0.1001
     assert torch.equal(heads.D, torch.ones(200))
     for parameter in (heads.A_log, heads.dt_bias, heads.D):
-        assert not marks(parameter).decay
-        assert marks(parameter).keep_float32
+        assert not parameter_options(parameter).decay
+        assert parameter_options(parameter).keep_float32
 
 
 @pytest.mark.parametrize(("d_model", "width"), [(1, 1), (64, 64), (96, 48), (100, 50), (256, 64)])

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn.functional import linear, sigmoid, silu, softplus
 
-from longscan.layers import Mamba3, marks
+from longscan.layers import Mamba3, parameter_options
 from longscan.numerics.rotary import turn
 
 
@@ -66,8 +66,8 @@ def test_initial_values():
     assert 0.05 < softplus(heads.dt_bias).max() < 0.1001
     for bias in (heads.B_bias, heads.C_bias):
         assert torch.equal(bias, torch.ones(200, 128))
-    assert not marks(heads.D).decay
-    assert not marks(heads.dt_bias).decay
+    assert not parameter_options(heads.D).decay
+    assert not parameter_options(heads.dt_bias).decay
     assert Mamba3(8, d_state=6).heads.pairs == 1
     assert Mamba3(8, d_state=6, rope_fraction=1.0).heads.pairs == 3
 

@@ -7,17 +7,17 @@ import pytest
 import torch
 from torch import nn
 
-from longscan.layers import LAYERS, Marks, make_layer, mark, marks
+from longscan.layers import LAYERS, ParameterOptions, make_layer, mark, parameter_options
 
 
-def every_mark(module: nn.Module) -> dict[str, Marks]:
-    return {name: marks(parameter) for name, parameter in module.named_parameters()}
+def every_mark(module: nn.Module) -> dict[str, ParameterOptions]:
+    return {name: parameter_options(parameter) for name, parameter in module.named_parameters()}
 
 
 def test_a_parameter_without_marks_is_dense():
-    assert marks(nn.Parameter(torch.ones(2))) == Marks("dense", 1.0, True, False)
+    assert parameter_options(nn.Parameter(torch.ones(2))) == ParameterOptions("dense", 1.0, True, False)
     marked = mark(nn.Parameter(torch.ones(2)), "ssm", lr_scale=0.1, decay=False)
-    assert marks(marked) == Marks("ssm", 0.1, False, False)
+    assert parameter_options(marked) == ParameterOptions("ssm", 0.1, False, False)
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -44,7 +44,7 @@ def test_sensitive_parameters_keep_their_bits(cast):
         values = {key: parameter.detach().clone() for key, parameter in layer.named_parameters()}
         nn.Sequential(layer)._apply(cast)
         for key, parameter in layer.named_parameters():
-            sensitive = marks(parameter).keep_float32
+            sensitive = parameter_options(parameter).keep_float32
             assert parameter.dtype == (torch.float32 if sensitive else cast(values[key]).dtype)
             assert torch.equal(parameter, values[key] if sensitive else cast(values[key]))
 

@@ -3,7 +3,7 @@ import torch
 from dense_systems import real_form, simulate
 
 from longscan.layers import S4
-from longscan.layers.base import Steps
+from longscan.layers.base import SequenceInfo
 from longscan.numerics.hippo import legs
 
 
@@ -38,7 +38,7 @@ def test_convolution_equals_recurrence(length):
     for valid in (None, (steps >= first) & (steps < last)):
         y, final = layer.convolve(u, state, valid)
         clean = u if valid is None else torch.where(valid.unsqueeze(-1), u, 0)
-        y_slow, final_slow = layer.recur(clean, state, Steps(valid=valid))
+        y_slow, final_slow = layer.recur(clean, state, SequenceInfo(valid=valid))
         shown = torch.ones(4, length, dtype=torch.bool) if valid is None else valid
         torch.testing.assert_close(y[shown], y_slow[shown], rtol=1e-8, atol=1e-8)
         torch.testing.assert_close(final, final_slow, rtol=1e-8, atol=1e-8)

@@ -2,8 +2,8 @@ import pytest
 import torch
 from dense_systems import real_form, simulate
 
-from longscan.layers import S4D, marks
-from longscan.layers.base import Steps
+from longscan.layers import S4D, parameter_options
+from longscan.layers.base import SequenceInfo
 
 FORMS = pytest.mark.parametrize(
     "options",
@@ -23,7 +23,7 @@ def test_convolution_equals_recurrence(options, length):
     first, last = torch.tensor([[0], [length // 2], [0], [1]]), torch.tensor([[length], [length], [0], [length - 1]])
     for valid in (None, (steps >= first) & (steps < last)):
         y, final = layer.convolve(u, state, valid)
-        y_slow, final_slow = layer.recur(u, state, Steps(valid=valid))
+        y_slow, final_slow = layer.recur(u, state, SequenceInfo(valid=valid))
         shown = torch.ones(4, length, dtype=torch.bool) if valid is None else valid
         torch.testing.assert_close(y[shown], y_slow[shown], rtol=1e-9, atol=1e-9)
         torch.testing.assert_close(final, final_slow, rtol=1e-9, atol=1e-9)
@@ -107,4 +107,4 @@ def test_a_trained_input_map_is_a_factor_of_the_output_map(init):
     x, elapsed = torch.randn(2, 20, 4, dtype=torch.float64), torch.rand(2, 20, dtype=torch.float64)
     torch.testing.assert_close(full(x), minimal(x))
     torch.testing.assert_close(full(x, elapsed=elapsed), minimal(x, elapsed=elapsed))
-    assert (marks(full.B).lr_scale, marks(full.B).decay) == (0.1, False)
+    assert (parameter_options(full.B).lr_scale, parameter_options(full.B).decay) == (0.1, False)

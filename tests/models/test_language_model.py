@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from longscan.layers import marks
+from longscan.layers import parameter_options
 from longscan.layers.state import state_tensors
 from longscan.models import LanguageModel, SequenceModel
 
@@ -94,4 +94,4 @@ def test_what_the_blocks_allow():
         two_sided.step(torch.tensor([1]), two_sided.initial_state(1))
     with pytest.raises(ValueError, match=r"blocks: block 1 \(s5 in s5\) has no output for most steps"):
         model("ms", block_options={"s": {"stride": 2}})
-    assert marks(model(tied=False).lm_head).role == "dense"
+    assert parameter_options(model(tied=False).lm_head).role == "dense"

@@ -4,7 +4,7 @@ import json
 import pytest
 import torch
 
-from longscan.layers import marks
+from longscan.layers import parameter_options
 from longscan.layers.state import map_state, state_tensors
 from longscan.models import SequenceModel
 
@@ -154,7 +154,7 @@ def test_learned_states_are_trained_and_start_at_zero():
     net(inputs).sum().backward()
     assert len(net.start) == 4  # convolution and scan, twice
     assert all(start.grad is not None and start.grad.abs().sum() > 0 for start in net.start)
-    assert all(marks(start).keep_float32 for start in net.start)
+    assert all(parameter_options(start).keep_float32 for start in net.start)
 
 
 def test_saved_models_come_back(tmp_path):
@@ -167,7 +167,7 @@ def test_saved_models_come_back(tmp_path):
     for (name, one), (_, other) in zip(net.named_parameters(), twin.named_parameters(), strict=True):
         assert one.dtype == other.dtype, name
         assert torch.equal(one, other), name
-        assert marks(one) == marks(other), name
+        assert parameter_options(one) == parameter_options(other), name
     inputs = tokens(2, 5)
     assert torch.equal(net(inputs), twin(inputs))
     net.save_pretrained(tmp_path / "model")  # again, over the first

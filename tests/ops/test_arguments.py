@@ -9,7 +9,7 @@ import torch
 
 from longscan.blocks import BLOCKS
 from longscan.ops import OPS, _dispatch, explain, linear_scan, long_conv, selective_scan, short_conv, unitary_scan
-from longscan.ops._arguments import INVALID, RESET, carry_dtype, last_valid, marks, mask, resets, state_dtype, step_flags
+from longscan.ops._arguments import INVALID, RESET, carry_dtype, flag_masks, last_valid, mask, resets, state_dtype, step_flags
 from op_examples import example, floats
 
 
@@ -182,7 +182,7 @@ def test_the_last_valid_step_before_each():
 def test_forms_of_marks():
     """Bits of the flags are separate masks; `mask` writes zeros at invalid steps only."""
     flags = torch.tensor([[INVALID, 0, RESET]], dtype=torch.uint8)
-    invalid, reset = marks(flags, 4)
+    invalid, reset = flag_masks(flags, 4)
     assert (invalid.shape, reset.shape) == ((1, 3, 1, 1), (1, 3, 1, 1))
     assert (invalid.flatten().tolist(), reset.flatten().tolist()) == ([True, False, False], [False, False, True])
     assert resets(flags, True, 3).flatten().tolist() == [False, False, True]

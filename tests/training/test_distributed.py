@@ -15,7 +15,7 @@ from accelerate.utils import DistributedType
 from torch import Tensor, distributed
 from torch.nn.parallel import DistributedDataParallel
 
-from longscan.layers.parameters import marks
+from longscan.layers.parameters import parameter_options
 from longscan.models import SequenceModel
 from longscan.models.roles import optimizer_groups
 from longscan.tasks import TASKS, Batch, Task
@@ -57,9 +57,9 @@ def one_of_two(rank: int, how: str, folder: str) -> None:
         for rows in (7, 1):
             for reduction in ("mean", "sum"):
                 task, model = task_and_model(dtype)
-                before = {name: marks(parameter) for name, parameter in model.named_parameters()}
+                before = {name: parameter_options(parameter) for name, parameter in model.named_parameters()}
                 wrapped = DistributedDataParallel(model) if how == "ddp" else shard_model(model)
-                assert {name: marks(parameter) for name, parameter in model.named_parameters()} == before
+                assert {name: parameter_options(parameter) for name, parameter in model.named_parameters()} == before
                 share = share_of(rows_of(task.batch("train", 0, 7), rows), task, reduction, rank, 2)
                 (task.loss(predict(wrapped, share.rows), share.rows, reduction) * share.factor).backward()
                 expected = gradients(rows, reduction, dtype)
@@ -159,9 +159,7 @@ def start_two(folder: Path, *words: str) -> list[Any]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     words = (*WORDS, "--out", str(folder), *words)
-    started = [
-        PROCESSES.Process(target=command, args=(rank, port, list(words), f"{folder}-{rank}.err")) for rank in range(2)
-    ]
+    started = [PROCESSES.Process(target=command, args=(rank, port, list(words), f"{folder}-{rank}.err")) for rank in range(2)]
     for process in started:
         process.start()
     return started

@@ -12,7 +12,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from longscan.layers.base import hide_padding
+from longscan.layers.base import mask_padding
 from longscan.layers.parameters import Marked, mark
 
 
@@ -51,19 +51,19 @@ class BatchNorm(Marked):
 
     def forward(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
         """y (B, L, D) in the dtype of x; valid (B, L) bool."""
-        x = hide_padding(x, valid)  # before anything, so that no NaN there reaches a gradient
+        x = mask_padding(x, valid)  # before anything, so that no NaN there reaches a gradient
         if not self.training or not x.numel():
-            return hide_padding(self.step(x), valid)
+            return mask_padding(self.step(x), valid)
         wide = x.to(self.running_mean.dtype)
         count = torch.full((), x.shape[0] * x.shape[1], device=x.device) if valid is None else valid.sum()
         some = count.clamp(min=1)
         mean = wide.sum((0, 1)) / some
-        variance = hide_padding(wide - mean, valid).square().sum((0, 1)) / some
+        variance = mask_padding(wide - mean, valid).square().sum((0, 1)) / some
         with torch.no_grad():
             pace = torch.where(count > 0, self.momentum, 0.0)
             self.running_mean.lerp_(mean.detach(), pace.to(mean.dtype))
             self.running_variance.lerp_(variance.detach() * some / (some - 1).clamp(min=1), pace.to(mean.dtype))
-        return hide_padding(self._scale(x, mean, variance), valid)
+        return mask_padding(self._scale(x, mean, variance), valid)
 
     def step(self, x: Tensor) -> Tensor:
         """y for x (..., D) by the running statistics."""

@@ -35,7 +35,7 @@ from longscan.blocks.mamba import inner_options
 from longscan.blocks.reversal import flip_valid, reversed_steps
 from longscan.blocks.rotary import Rotary, positions_from
 from longscan.layers import make_layer
-from longscan.layers.base import SequenceLayer, SequenceModule, Steps
+from longscan.layers.base import SequenceInfo, SequenceLayer, SequenceModule
 from longscan.layers.state import State, layer_state
 
 Variant = Literal["shared", "own", "tied", "shared placebo", "own placebo", "tied placebo"]
@@ -98,46 +98,46 @@ class BidirectionalBlock(SequenceModule):
         self.op_names = ("short_conv",) if d_conv else ()
         options = {**inner_options(layer, d_model), **(layer_options or {})}
         self.in_proj = nn.Linear(d_model, 2 * self.d_inner, bias=False)
-        self.layer = self.adopt(make_layer(layer, self.d_inner, options, backend))
+        self.layer = self.inherit_properties(make_layer(layer, self.d_inner, options, backend))
         self.activation = activation_before(self.layer, activation)
         self.out_proj = nn.Linear(self.d_inner, d_model, bias=False)
         self.conv_weight, self.conv_bias = conv_parameters(self.d_inner, d_conv)
         own = conv_parameters(self.d_inner, d_conv if self.variant == "own" else 0)
         self.reverse_conv_weight, self.reverse_conv_bias = own
         tied = self.variant == "tied"
-        self.reverse_layer = None if tied else self.adopt(make_layer(layer, self.d_inner, options, backend))
+        self.reverse_layer = None if tied else self.inherit_properties(make_layer(layer, self.d_inner, options, backend))
         self.dropout = SharedDropout(dropout)
         self.rotary = rotary_before(self.layer, layer, rotary)
         self.reverse_rotary = None if tied else rotary_before(self.layer, layer, rotary)
 
-    def run(self, x: Tensor, state: State, steps: Steps) -> tuple[Tensor, State]:
+    def forward_impl(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
         """See the top of the file."""
         first = second = None
         if state is not None:
             first, second = state.forward, state.backward
         u, z = self.dropout(self.in_proj(x)).chunk(2, -1)
-        convolved, conv = self._convolve(u, self.conv_weight, self.conv_bias, first, steps)
-        y, forward = self._scan(self.layer, self.rotary, convolved, z, first, steps, conv)
+        convolved, conv = self._convolve(u, self.conv_weight, self.conv_bias, first, info)
+        y, forward = self._scan(self.layer, self.rotary, convolved, z, first, info, conv)
 
-        other = reversed_steps(steps) if self.flip else steps
+        other = reversed_steps(info) if self.flip else info
         weight, bias, layer, rotary = self.reverse_conv_weight, self.reverse_conv_bias, self.reverse_layer, self.reverse_rotary
         if layer is None:
             weight, bias, layer, rotary = self.conv_weight, self.conv_bias, self.layer, self.rotary
         if self.variant == "shared":
-            mirrored, conv = self._turn(convolved, steps), None
+            mirrored, conv = self._turn(convolved, info), None
         else:
-            mirrored, conv = self._convolve(self._turn(u, steps), weight, bias, second, other)
-        back, backward = self._scan(layer, rotary, mirrored, self._turn(z, steps), second, other, conv)
-        return self.out_proj(y + self._turn(back, steps)), BidirectionalState(forward, None if self.flip else backward)
+            mirrored, conv = self._convolve(self._turn(u, info), weight, bias, second, other)
+        back, backward = self._scan(layer, rotary, mirrored, self._turn(z, info), second, other, conv)
+        return self.out_proj(y + self._turn(back, info)), BidirectionalState(forward, None if self.flip else backward)
 
-    def _turn(self, x: Tensor, steps: Steps) -> Tensor:
-        return flip_valid(x, steps.valid) if self.flip else x
+    def _turn(self, x: Tensor, info: SequenceInfo) -> Tensor:
+        return flip_valid(x, info.valid) if self.flip else x
 
     def _convolve(
-        self, x: Tensor, weight: Tensor | None, bias: Tensor | None, state: GatedState | None, steps: Steps
+        self, x: Tensor, weight: Tensor | None, bias: Tensor | None, state: GatedState | None, info: SequenceInfo
     ) -> tuple[Tensor, Tensor | None]:
-        carried = None if state is None else carried_conv(state, steps)
-        return convolve(x, weight, bias, carried, self.activation, steps, self.backend)
+        carried = None if state is None else carried_conv(state, info)
+        return convolve(x, weight, bias, carried, self.activation, info, self.backend)
 
     def _scan(
         self,
@@ -146,12 +146,12 @@ class BidirectionalBlock(SequenceModule):
         x: Tensor,
         gate: Tensor,
         state: GatedState | None,
-        steps: Steps,
+        info: SequenceInfo,
         conv: Tensor | None,
     ) -> tuple[Tensor, GatedState]:
         """The gated output of a direction, and its state with what its convolution remembers."""
-        position, after = positions_from(state, x, steps) if rotary is not None else (None, None)
-        y, layer_state = scan(layer, x, gate, None if state is None else state.layer, steps, rotary, position)
+        position, after = positions_from(state, x, info) if rotary is not None else (None, None)
+        y, layer_state = scan(layer, x, gate, None if state is None else state.layer, info, rotary, position)
         return y, GatedState(conv, layer_state, after)
 
     def initial_state(self, batch: int) -> BidirectionalState:

@@ -12,7 +12,7 @@ from torch.nn.functional import gelu, silu
 
 from longscan.blocks._registry import BLOCKS
 from longscan.blocks.dropout import check_probability
-from longscan.layers.base import SequenceModule, Steps, hide_padding
+from longscan.layers.base import SequenceInfo, SequenceModule, mask_padding
 from longscan.layers.state import State, layer_state
 
 
@@ -45,7 +45,7 @@ class FeedForwardBlock(SequenceModule):
         self.dropout = nn.Dropout(check_probability("dropout", dropout))
         self.out_proj = nn.Linear(hidden, d_model, bias=not gated)
 
-    def run(self, x: Tensor, state: State, steps: Steps) -> tuple[Tensor, State]:
+    def forward_impl(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
         """See the top of the file."""
         h = self.in_proj(x)
         if self.gated:
@@ -53,7 +53,7 @@ class FeedForwardBlock(SequenceModule):
             h = silu(first) * second
         else:
             h = gelu(h)
-        return hide_padding(self.out_proj(self.dropout(h)), steps.valid), Stateless() if state is None else state
+        return mask_padding(self.out_proj(self.dropout(h)), info.valid), Stateless() if state is None else state
 
     def initial_state(self, batch: int) -> Stateless:  # noqa: ARG002 - there is nothing to make for a row
         """Nothing."""

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from longscan.blocks.dropout import SharedDropout
 from longscan.blocks.rotary import Rotary, positions_from
 from longscan.layers import S6, make_layer
-from longscan.layers.base import SequenceLayer, SequenceModule, Steps
+from longscan.layers.base import SequenceInfo, SequenceLayer, SequenceModule
 from longscan.layers.parameters import mark
 from longscan.layers.state import State, layer_state, restarted_rows, zero_rows
 from longscan.ops import short_conv
@@ -78,28 +78,28 @@ class GatedBlock(SequenceModule):
         self.recompute, self.backend = recompute, backend
         self.op_names = ("short_conv",) if d_conv else ()
         self.in_proj = nn.Linear(d_model, 2 * self.d_inner, bias=False)
-        self.layer = self.adopt(make_layer(layer, self.d_inner, layer_options or {}, backend))
+        self.layer = self.inherit_properties(make_layer(layer, self.d_inner, layer_options or {}, backend))
         self.activation = activation_before(self.layer, activation)
         self.out_proj = nn.Linear(self.d_inner, d_model, bias=False)
         self.conv_weight, self.conv_bias = conv_parameters(self.d_inner, d_conv)
         self.dropout = SharedDropout(dropout)
         self.rotary = rotary_before(self.layer, layer, rotary)
 
-    def run(self, x: Tensor, state: State, steps: Steps) -> tuple[Tensor, State]:
+    def forward_impl(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
         """See the top of the file."""
-        conv = None if state is None else carried_conv(state, steps)
-        position, after = positions_from(state, x, steps) if self.rotary is not None else (None, None)
-        inner = functools.partial(self._mix, steps=steps)
+        conv = None if state is None else carried_conv(state, info)
+        position, after = positions_from(state, x, info) if self.rotary is not None else (None, None)
+        inner = functools.partial(self._mix, info=info)
         inputs = (self.dropout(self.in_proj(x)), conv, None if state is None else state.layer, position)
         y, conv, layer_state = _recomputed(inner, inputs) if self.recompute else inner(*inputs)
         return self.out_proj(y), GatedState(conv, layer_state, after)
 
     def _mix(
-        self, projected: Tensor, conv: Tensor | None, layer_state: State, position: Tensor | None, steps: Steps
+        self, projected: Tensor, conv: Tensor | None, layer_state: State, position: Tensor | None, info: SequenceInfo
     ) -> tuple[Tensor, Tensor | None, State]:
         x, z = projected.chunk(2, -1)
-        x, conv = convolve(x, self.conv_weight, self.conv_bias, conv, self.activation, steps, self.backend)
-        y, layer_state = scan(self.layer, x, z, layer_state, steps, self.rotary, position)
+        x, conv = convolve(x, self.conv_weight, self.conv_bias, conv, self.activation, info, self.backend)
+        y, layer_state = scan(self.layer, x, z, layer_state, info, self.rotary, position)
         return y, conv, layer_state
 
     def initial_state(self, batch: int) -> GatedState:
@@ -142,11 +142,11 @@ def conv_parameters(width: int, d_conv: int) -> tuple[nn.Parameter | None, nn.Pa
     return weight, mark(nn.Parameter(torch.empty(width).uniform_(-bound, bound)), "dense")
 
 
-def carried_conv(state: GatedState, steps: Steps) -> Tensor | None:
+def carried_conv(state: GatedState, info: SequenceInfo) -> Tensor | None:
     """The inputs that the convolution remembers, zeros in rows whose first valid step starts a sequence."""
     if state.conv is None:
         return None
-    rows, _ = restarted_rows(state.layer.last_seq_idx, steps.valid, steps.seq_idx)
+    rows, _ = restarted_rows(state.layer.last_seq_idx, info.valid, info.seq_idx)
     return zero_rows(rows, state.conv)
 
 
@@ -156,13 +156,13 @@ def convolve(
     bias: Tensor | None,
     state: Tensor | None,
     activation: str | None,
-    steps: Steps,
+    info: SequenceInfo,
     backend: str,
 ) -> tuple[Tensor, Tensor | None]:
     """act(conv(x)) and what the convolution remembers; act(x) and None without taps."""
     if weight is None:
         return silu(x) if activation else x, None
-    return short_conv(x, weight, bias, state, activation=activation, valid=steps.valid, seq_idx=steps.seq_idx, backend=backend)
+    return short_conv(x, weight, bias, state, activation=activation, valid=info.valid, seq_idx=info.seq_idx, backend=backend)
 
 
 def scan(
@@ -170,21 +170,21 @@ def scan(
     x: Tensor,
     gate: Tensor,
     state: State,
-    steps: Steps,
+    info: SequenceInfo,
     rotary: Rotary | None,
     position: Tensor | None,
 ) -> tuple[Tensor, State]:
     """The layer's gated output and state, what it reads turned by its position where there are rotary positions."""
-    steps = steps._replace(gate=gate)
+    info = info._replace(gate=gate)
     if rotary is None or position is None:
-        return layer.within(x, state, steps)
+        return layer.call_unchecked(x, state, info)
     turned = rotary(x, position)
     if not isinstance(layer, S6):
-        return layer.within(turned, state, steps)
+        return layer.call_unchecked(turned, state, info)
     targets = rotary.targets
     plain, rotated = layer.select(x), layer.select(turned)
     dt, B, C = (rotated[i] if name in targets else plain[i] for i, name in enumerate(("dt", "B", "C")))
-    return layer.scan(turned if "x" in targets else x, (dt, B, C), state, steps)
+    return layer.scan(turned if "x" in targets else x, (dt, B, C), state, info)
 
 
 def _recomputed(function: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:

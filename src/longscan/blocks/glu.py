@@ -15,7 +15,7 @@ from torch.nn.functional import gelu, sigmoid
 from longscan.blocks.dropout import SharedDropout, check_probability
 from longscan.blocks.residual import layer_norm
 from longscan.layers import make_layer
-from longscan.layers.base import SequenceModule, Steps, hide_padding
+from longscan.layers.base import SequenceInfo, SequenceModule, mask_padding
 from longscan.layers.state import State
 
 Glu = Literal["half1", "half2", "full"]
@@ -53,16 +53,16 @@ class GLUBlock(SequenceModule):
             raise ValueError(f"glu: got {glu!r}, expected one of {GLUS}")
         check_probability("dropout", dropout)
         self.d_model, self.glu = d_model, glu
-        self.layer = self.adopt(make_layer(layer, d_model, layer_options or {}, backend))
+        self.layer = self.inherit_properties(make_layer(layer, d_model, layer_options or {}, backend))
         self.norm = layer_norm(d_model) if output_norm else None
         self.dropout: nn.Module = SharedDropout(dropout) if shared_dropout else nn.Dropout(dropout)
         self.value_proj = nn.Linear(d_model, d_model) if glu == "full" else None
         self.gate_proj = nn.Linear(d_model, d_model)
 
-    def run(self, x: Tensor, state: State, steps: Steps) -> tuple[Tensor, State]:
+    def forward_impl(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
         """See the top of the file."""
-        u, state = self.layer.within(x, state, steps)
-        return hide_padding(self.mix(u), steps.valid), state
+        u, state = self.layer.call_unchecked(x, state, info)
+        return mask_padding(self.mix(u), info.valid), state
 
     def mix(self, u: Tensor) -> Tensor:
         """What follows the layer, step by step: (B, L, D) to (B, L, D)."""

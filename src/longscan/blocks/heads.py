@@ -17,7 +17,7 @@ from torch.nn.functional import rms_norm
 from longscan.blocks.gated import GatedState
 from longscan.blocks.residual import EPSILON
 from longscan.layers import make_layer
-from longscan.layers.base import SequenceModule, Steps
+from longscan.layers.base import SequenceInfo, SequenceModule
 from longscan.layers.heads import HeadsLayer
 from longscan.layers.parameters import mark
 from longscan.layers.state import State, restarted_rows, zero_rows
@@ -56,7 +56,7 @@ class HeadsBlock(SequenceModule):
                 raise ValueError(f"{name}: got {size}, expected at least {least}")
         self.d_model, self.d_inner, self.d_conv, self.backend = d_model, expand * d_model, d_conv, backend
         self.op_names = ("short_conv",) if d_conv else ()
-        made = self.adopt(make_layer(layer, self.d_inner, layer_options or {}, backend))
+        made = self.inherit_properties(make_layer(layer, self.d_inner, layer_options or {}, backend))
         if not isinstance(made, HeadsLayer):
             raise ValueError(f"layer: got {layer!r}, expected a layer with heads")
         self.heads = made.heads
@@ -72,20 +72,20 @@ class HeadsBlock(SequenceModule):
         if norm:
             self.norm_weight = mark(nn.Parameter(torch.ones(self.d_inner)), "norm", decay=False)
 
-    def run(self, x: Tensor, state: State, steps: Steps) -> tuple[Tensor, State]:
+    def forward_impl(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
         """See the top of the file."""
         through = self.d_inner + self.heads.convolved
         z, inner, rest = torch.split(self.in_proj(x), [self.d_inner, through, self.heads.selected - self.heads.convolved], -1)
         conv = None
         if self.conv_weight is not None:
             if state is not None:
-                rows, _ = restarted_rows(state.layer.last_seq_idx, steps.valid, steps.seq_idx)
+                rows, _ = restarted_rows(state.layer.last_seq_idx, info.valid, info.seq_idx)
                 conv = zero_rows(rows, state.conv)
-            convolve = functools.partial(short_conv, activation="silu", valid=steps.valid, seq_idx=steps.seq_idx)
+            convolve = functools.partial(short_conv, activation="silu", valid=info.valid, seq_idx=info.seq_idx)
             inner, conv = convolve(inner, self.conv_weight, self.conv_bias, conv, backend=self.backend)
         selected = torch.cat([inner[..., self.d_inner :], rest], -1)
         before = None if state is None else state.layer
-        y, after = self.heads.run(inner[..., : self.d_inner], selected, before, steps._replace(gate=z))
+        y, after = self.heads.forward_impl(inner[..., : self.d_inner], selected, before, info._replace(gate=z))
         if self.norm_weight is not None:
             groups = getattr(self.heads, "groups", 1)
             width = self.d_inner // groups

@@ -113,7 +113,7 @@ class MambaBlock(GatedBlock):
         """One call of `mamba_step`, the norm and the residual branch inside it where a norm is given."""
         if self.checks_inputs:
             times, valid = (None if part is None else part.unsqueeze(1) for part in (elapsed, active))
-            x, times = self.admit(x_t.unsqueeze(1), times, valid, None)
+            x, times = self.validate_inputs(x_t.unsqueeze(1), times, valid, None)
             x_t, elapsed = x.squeeze(1), None if times is None else times.squeeze(1)
         layer = cast("S6", self.layer)
         y, conv, ssm = mamba_step(

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from longscan.blocks.batch_norm import BatchNorm
-from longscan.layers.base import SequenceModule, Steps, hide_padding
+from longscan.layers.base import SequenceInfo, SequenceModule, mask_padding
 from longscan.layers.parameters import mark
 from longscan.layers.state import State
 
@@ -56,26 +56,26 @@ class Residual(SequenceModule):
         self.norm: nn.Module = BatchNorm(self.d_model) if norm == "batch" else layer_norm(self.d_model)
         if norm == "rms":
             self.norm = rms_norm(self.d_model)
-        self.block = self.adopt(block)
+        self.block = self.inherit_properties(block)
 
-    def run(self, x: Tensor, state: State, steps: Steps) -> tuple[Tensor, State]:
+    def forward_impl(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
         """See the top of the file."""
-        inner = x if self.kind == "post" else self._normed(x, steps.valid)
-        y, state = self.block.within(inner, state, steps)
-        x, valid = self.shorten(x, steps), self.shorten_steps(steps).valid
+        inner = x if self.kind == "post" else self._normed(x, info.valid)
+        y, state = self.block.call_unchecked(inner, state, info)
+        x, valid = self.shorten(x, info), self.shorten_info(info).valid
         y = x + y
         return (_keep(self.norm(y), valid, x) if self.kind == "post" else y), state
 
     def _normed(self, x: Tensor, valid: Tensor | None) -> Tensor:
-        return self.norm(x, valid) if isinstance(self.norm, BatchNorm) else hide_padding(self.norm(x), valid)
+        return self.norm(x, valid) if isinstance(self.norm, BatchNorm) else mask_padding(self.norm(x), valid)
 
-    def shorten(self, x: Tensor, steps: Steps) -> Tensor:
+    def shorten(self, x: Tensor, info: SequenceInfo) -> Tensor:
         """The block's."""
-        return self.block.shorten(x, steps)
+        return self.block.shorten(x, info)
 
-    def shorten_steps(self, steps: Steps) -> Steps:
+    def shorten_info(self, info: SequenceInfo) -> SequenceInfo:
         """The block's."""
-        return self.block.shorten_steps(steps)
+        return self.block.shorten_info(info)
 
     def step(
         self, x_t: Tensor, state: State, *, elapsed: Tensor | None = None, active: Tensor | None = None

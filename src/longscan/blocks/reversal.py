@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from longscan.layers.base import Steps
+from longscan.layers.base import SequenceInfo
 
 
 def flip_valid(x: Tensor, valid: Tensor | None) -> Tensor:
@@ -18,17 +18,17 @@ def flip_valid(x: Tensor, valid: Tensor | None) -> Tensor:
     return x.gather(1, mirrored.view(*mirrored.shape, *(1,) * (x.ndim - 2)).expand_as(x))
 
 
-def reversed_steps(steps: Steps) -> Steps:
+def reversed_steps(info: SequenceInfo) -> SequenceInfo:
     """What comes with the inputs, for the reversed sequence: the time before a step is now the time to the one that followed it.
 
     1 stands before the last step of each sequence, as nothing is known of what follows. The gate is left out, and no state is
     wanted: it would be that before the first step.
     """
-    elapsed, valid, seq_idx = steps.elapsed, steps.valid, steps.seq_idx
+    elapsed, valid, seq_idx = info.elapsed, info.valid, info.seq_idx
     if elapsed is not None:
         follows = torch.ones_like(elapsed[:, 1:], dtype=torch.bool) if valid is None else valid[:, 1:]
         if seq_idx is not None:
             follows = follows & (seq_idx[:, 1:] == seq_idx[:, :-1])
         until_next = torch.cat([torch.where(follows, elapsed[:, 1:], 1), torch.ones_like(elapsed[:, :1])], 1)
         elapsed = flip_valid(until_next, valid)
-    return Steps(elapsed, valid, None if seq_idx is None else flip_valid(seq_idx, valid), final=False)
+    return SequenceInfo(elapsed, valid, None if seq_idx is None else flip_valid(seq_idx, valid), return_state=False)

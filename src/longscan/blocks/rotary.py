@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from longscan.layers.base import Steps
+from longscan.layers.base import SequenceInfo
 from longscan.layers.parameters import Marked, mark
 from longscan.layers.state import State, restarted_rows
 from longscan.numerics.rotary import frequencies, rates, turn
@@ -70,16 +70,16 @@ class Rotary(Marked):
         return turn(x, angle.remainder(2 * math.pi).to(dtype))
 
 
-def positions_from(state: State, x: Tensor, steps: Steps) -> tuple[Tensor, Tensor]:
+def positions_from(state: State, x: Tensor, info: SequenceInfo) -> tuple[Tensor, Tensor]:
     """`positions` of the steps of x (B, L, D), from a block's state with `position` (B,) and `layer`; from 0 where it is None."""
     shape = (x.shape[0], x.shape[1])
     if state is None:
-        return positions(torch.zeros(x.shape[0], dtype=torch.int64, device=x.device), None, shape, steps)
-    rows, _ = restarted_rows(state.layer.last_seq_idx, steps.valid, steps.seq_idx)
-    return positions(state.position, rows, shape, steps)
+        return positions(torch.zeros(x.shape[0], dtype=torch.int64, device=x.device), None, shape, info)
+    rows, _ = restarted_rows(state.layer.last_seq_idx, info.valid, info.seq_idx)
+    return positions(state.position, rows, shape, info)
 
 
-def positions(carried: Tensor, restarted: Tensor | None, shape: tuple[int, int], steps: Steps) -> tuple[Tensor, Tensor]:
+def positions(carried: Tensor, restarted: Tensor | None, shape: tuple[int, int], info: SequenceInfo) -> tuple[Tensor, Tensor]:
     """Where each step stands in its sequence, (B, L), from 0; and where the next one will stand, (B,).
 
     Args:
@@ -95,14 +95,14 @@ def positions(carried: Tensor, restarted: Tensor | None, shape: tuple[int, int],
         return carried.new_zeros(shape), carried
     index = torch.arange(length, device=carried.device).expand(shape)
     count = torch.full_like(carried, length)
-    if steps.valid is not None:
-        index, count = (steps.valid.cumsum(1) - 1).clamp(min=0), steps.valid.sum(1)
+    if info.valid is not None:
+        index, count = (info.valid.cumsum(1) - 1).clamp(min=0), info.valid.sum(1)
     position = index + carried.unsqueeze(1)
-    if steps.seq_idx is not None:
+    if info.seq_idx is not None:
         changed = torch.zeros(shape, dtype=torch.bool, device=carried.device)
-        changed[:, 1:] = (steps.seq_idx[:, 1:] != steps.seq_idx[:, :-1]) & (index[:, 1:] > 0)
-        if steps.valid is not None:
-            changed = changed & steps.valid
+        changed[:, 1:] = (info.seq_idx[:, 1:] != info.seq_idx[:, :-1]) & (index[:, 1:] > 0)
+        if info.valid is not None:
+            changed = changed & info.valid
         start = torch.where(changed, index, 0).cummax(1).values
         position = torch.where(start > 0, index - start, position)
     return position, torch.where(count > 0, position[:, -1] + 1, carried)

@@ -20,7 +20,7 @@ from longscan.blocks import windows
 from longscan.blocks._registry import BLOCKS
 from longscan.blocks.glu import Glu, GLUBlock
 from longscan.blocks.windows import POOLINGS, Pooling
-from longscan.layers.base import Steps, hide_padding
+from longscan.layers.base import SequenceInfo, mask_padding
 from longscan.layers.state import State
 
 
@@ -74,15 +74,15 @@ class S5Block(GLUBlock):
         if stride > 1:
             self.changes_length, self.streaming = True, False
 
-    def run(self, x: Tensor, state: State, steps: Steps) -> tuple[Tensor, State]:
+    def forward_impl(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
         """See the top of the file."""
         if self.stride == 1:
-            return super().run(x, state, steps)
-        if steps.seq_idx is not None:
+            return super().forward_impl(x, state, info)
+        if info.seq_idx is not None:
             raise ValueError(f"seq_idx: windows of {self.stride} steps would reach over sequences; pad them instead")
-        u, state = self.layer.within(x, state, steps)
-        y = self.mix(windows.shorten(u, steps, self.stride, "last"))
-        return hide_padding(y, self.shorten_steps(steps).valid), state
+        u, state = self.layer.call_unchecked(x, state, info)
+        y = self.mix(windows.shorten(u, info, self.stride, "last"))
+        return mask_padding(y, self.shorten_info(info).valid), state
 
     def step(
         self, x_t: Tensor, state: State, *, elapsed: Tensor | None = None, active: Tensor | None = None
@@ -92,10 +92,10 @@ class S5Block(GLUBlock):
             raise ValueError(f"step: with a stride of {self.stride} most steps have no output")
         return super().step(x_t, state, elapsed=elapsed, active=active)
 
-    def shorten(self, x: Tensor, steps: Steps) -> Tensor:
+    def shorten(self, x: Tensor, info: SequenceInfo) -> Tensor:
         """As `SequenceModule.shorten`."""
-        return x if self.stride == 1 else windows.shorten(x, steps, self.stride, self.pooling)
+        return x if self.stride == 1 else windows.shorten(x, info, self.stride, self.pooling)
 
-    def shorten_steps(self, steps: Steps) -> Steps:
-        """As `SequenceModule.shorten_steps`."""
-        return steps if self.stride == 1 else windows.shorten_steps(steps, self.stride)
+    def shorten_info(self, info: SequenceInfo) -> SequenceInfo:
+        """As `SequenceModule.shorten_info`."""
+        return info if self.stride == 1 else windows.shorten_info(info, self.stride)

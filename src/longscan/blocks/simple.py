@@ -17,7 +17,7 @@ from longscan.blocks.dropout import SharedDropout, check_probability
 from longscan.blocks.gated import GatedState
 from longscan.blocks.rotary import Rotary, positions_from
 from longscan.layers import make_layer
-from longscan.layers.base import SequenceModule, Steps, hide_padding
+from longscan.layers.base import SequenceInfo, SequenceModule, mask_padding
 from longscan.layers.state import State
 
 
@@ -51,23 +51,23 @@ class SimpleBlock(SequenceModule):
         super().__init__()
         check_probability("dropout", dropout)
         self.d_model = d_model
-        self.layer = self.adopt(make_layer(layer, d_model, layer_options or {}, backend))
+        self.layer = self.inherit_properties(make_layer(layer, d_model, layer_options or {}, backend))
         self.dropout: nn.Module = SharedDropout(dropout) if shared_dropout else nn.Dropout(dropout)
         self.out_proj = nn.Linear(d_model, 2 * d_model)
         self.rotary = None if rotary is None else Rotary(d_model, **rotary)
         if self.rotary is not None and self.rotary.targets != ("x",):
             raise ValueError(f"rotary targets: got {self.rotary.targets}, expected ('x',): the layer is turned as a whole")
 
-    def run(self, x: Tensor, state: State, steps: Steps) -> tuple[Tensor, State]:
+    def forward_impl(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
         """See the top of the file."""
         if self.rotary is None:
-            y, state = self.layer.within(x, state, steps)
+            y, state = self.layer.call_unchecked(x, state, info)
         else:
-            position, after = positions_from(state, x, steps)
-            y, inner = self.layer.within(self.rotary(x, position), None if state is None else state.layer, steps)
+            position, after = positions_from(state, x, info)
+            y, inner = self.layer.call_unchecked(self.rotary(x, position), None if state is None else state.layer, info)
             state = GatedState(None, inner, after)
         y = glu(self.out_proj(self.dropout(gelu(y))), -1)
-        return hide_padding(y, steps.valid), state
+        return mask_padding(y, info.valid), state
 
     def initial_state(self, batch: int) -> State:
         """The layer's, and position 0."""

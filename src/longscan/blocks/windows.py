@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from longscan.layers.base import Steps, hide_padding
+from longscan.layers.base import SequenceInfo, mask_padding
 
 Pooling = Literal["last", "mean", "time"]
 POOLINGS = ("last", "mean", "time")
@@ -26,26 +26,26 @@ def _windows(x: Tensor, valid: Tensor | None, stride: int) -> Tensor:
     return x[:, : count * stride].reshape(x.shape[0], count, stride, *x.shape[2:])
 
 
-def shorten_steps(steps: Steps, stride: int) -> Steps:
+def shorten_info(info: SequenceInfo, stride: int) -> SequenceInfo:
     """elapsed, valid of the windows: the time since the last window, in units of a window's usual length; which are full."""
     valid = elapsed = None
-    if steps.valid is not None:
-        count = steps.valid.shape[1] // stride
-        valid = torch.arange(count, device=steps.valid.device) < steps.valid.sum(1, keepdim=True) // stride
-    if steps.elapsed is not None:
-        elapsed = _windows(steps.elapsed, steps.valid, stride).mean(2)
+    if info.valid is not None:
+        count = info.valid.shape[1] // stride
+        valid = torch.arange(count, device=info.valid.device) < info.valid.sum(1, keepdim=True) // stride
+    if info.elapsed is not None:
+        elapsed = _windows(info.elapsed, info.valid, stride).mean(2)
         elapsed = elapsed if valid is None else torch.where(valid, elapsed, 1)
-    return Steps(elapsed, valid)
+    return SequenceInfo(elapsed, valid)
 
 
-def shorten(x: Tensor, steps: Steps, stride: int, pooling: Pooling) -> Tensor:
+def shorten(x: Tensor, info: SequenceInfo, stride: int, pooling: Pooling) -> Tensor:
     """One vector (B, J, D) for each window of x (B, L, D): its last, its mean, or its mean weighted by the elapsed times."""
-    windows, valid = _windows(x, steps.valid, stride), shorten_steps(Steps(valid=steps.valid), stride).valid
+    windows, valid = _windows(x, info.valid, stride), shorten_info(SequenceInfo(valid=info.valid), stride).valid
     if pooling == "last":
         pooled = windows[:, :, -1]
-    elif pooling == "mean" or steps.elapsed is None:
+    elif pooling == "mean" or info.elapsed is None:
         pooled = windows.mean(2)
     else:
-        weights = _windows(steps.elapsed, steps.valid, stride).unsqueeze(-1).to(x.dtype) + LEAST_TIME
+        weights = _windows(info.elapsed, info.valid, stride).unsqueeze(-1).to(x.dtype) + LEAST_TIME
         pooled = (windows * weights).sum(2) / weights.sum(2)
-    return hide_padding(pooled, valid)
+    return mask_padding(pooled, valid)

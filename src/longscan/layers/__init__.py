@@ -17,9 +17,9 @@ from longscan.layers.mamba3 import Mamba3 as Mamba3
 from longscan.layers.mamba3 import Mamba3State as Mamba3State
 from longscan.layers.mlstm import MLSTM as MLSTM
 from longscan.layers.mlstm import MLSTMState as MLSTMState
-from longscan.layers.parameters import Marks as Marks
+from longscan.layers.parameters import ParameterOptions as ParameterOptions
 from longscan.layers.parameters import mark as mark
-from longscan.layers.parameters import marks as marks
+from longscan.layers.parameters import parameter_options as parameter_options
 from longscan.layers.s4 import S4 as S4
 from longscan.layers.s4d import S4D as S4D
 from longscan.layers.s5 import S5 as S5

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 
-from longscan.layers.base import Steps
+from longscan.layers.base import SequenceInfo
 from longscan.ops._arguments import INVALID, RESET, step_flags, without_autocast
 from longscan.ops._tracing import record_length
 
@@ -42,13 +42,13 @@ def run_whole(
     return y, tuple(part.squeeze(0) for part in after)
 
 
-def run_cell(cell: Cell, x: Tensor, state: tuple[Tensor, ...], steps: Steps) -> tuple[Tensor, tuple[Tensor, ...]]:
+def run_cell(cell: Cell, x: Tensor, state: tuple[Tensor, ...], info: SequenceInfo) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Outputs (B, L, H) and the final state of `cell(x_t, state) -> state`, whose first entry (B, H) is the output.
 
     Invalid steps keep the state and give 0; where seq_idx changes the state restarts from zero.
     """
     x, length = record_length(x)
-    flags = step_flags(x.shape[0], length, steps.valid, steps.seq_idx, x)
+    flags = step_flags(x.shape[0], length, info.valid, info.seq_idx, x)
     outputs = []
     for t in range(length):
         if flags is None:

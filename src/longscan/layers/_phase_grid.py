@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from longscan.layers.base import Steps, hide_padding
+from longscan.layers.base import SequenceInfo, mask_padding
 from longscan.ops import linear_scan
 from longscan.ops._arguments import RESET, resets, step_flags, without_autocast
 from longscan.ops._associative import running_sum
@@ -26,7 +26,7 @@ def grid_scan(
     D: Tensor,
     initial: Tensor | None,
     phase: Tensor | None,
-    steps: Steps,
+    info: SequenceInfo,
     *,
     grid: int,
     backend: str,
@@ -40,13 +40,13 @@ def grid_scan(
     with without_autocast(u):
         wide = dt.dtype
         inputs = u.to(wide)
-        theta = hide_padding(angles(inputs), steps.valid)
+        theta = mask_padding(angles(inputs), info.valid)
         rounded = torch.round(theta.detach() * (grid / (2 * math.pi))).to(torch.int64)
-        flags = step_flags(u.shape[0], u.shape[1], steps.valid, steps.seq_idx, u)
+        flags = step_flags(u.shape[0], u.shape[1], info.valid, info.seq_idx, u)
         counted = torch.remainder(_counted(rounded, phase, flags), grid)
         turned = counted.to(wide) * (2 * math.pi / grid)
         if theta.requires_grad and theta.shape[1]:
-            running = running_sum(theta, resets(flags, steps.seq_idx is not None, theta.ndim))
+            running = running_sum(theta, resets(flags, info.seq_idx is not None, theta.ndim))
             turned = turned + (running - running.detach())
         cos, sin = torch.cos(turned), torch.sin(turned)
         gated = silu(inputs)
@@ -57,19 +57,19 @@ def grid_scan(
             added.new_ones(added.shape[2:]),
             added,
             initial,
-            valid=steps.valid,
-            seq_idx=steps.seq_idx,
+            valid=info.valid,
+            seq_idx=info.seq_idx,
             backend=backend,
         )
         re, im = cos * sums[..., 0] - sin * sums[..., 1], cos * sums[..., 1] + sin * sums[..., 0]
         y = (C[..., 0] * re - C[..., 1] * im).sum(-1) + D * gated
-        if steps.gate is not None:
-            y = y * silu(steps.gate.to(wide))
+        if info.gate is not None:
+            y = y * silu(info.gate.to(wide))
         if counted.shape[1]:
             phase = counted[:, -1].clone()
         elif phase is None:
             phase = torch.zeros(final.shape[:-1], dtype=torch.int64, device=u.device)
-        return hide_padding(y, steps.valid).to(u.dtype), final, phase
+        return mask_padding(y, info.valid).to(u.dtype), final, phase
 
 
 def _counted(steps: Tensor, phase: Tensor | None, flags: Tensor | None) -> Tensor:

@@ -21,7 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import linear, pad, scaled_dot_product_attention
 
 from longscan.layers._registry import LAYERS
-from longscan.layers.base import SequenceLayer, Steps, hide_padding
+from longscan.layers.base import SequenceInfo, SequenceLayer, mask_padding
 from longscan.layers.heads import head_width
 from longscan.layers.state import State, layer_state, no_sequence, restarted_rows
 from longscan.numerics.rotary import frequencies, rates, turn
@@ -102,7 +102,7 @@ class Attention(SequenceLayer):
         """Radians per step, (rotary_dim / 2,), of the dtype and on the device of `like`."""
         return rates(self.rotary_dim, self.base, like)
 
-    def run(self, x: Tensor, state: State, steps: Steps) -> tuple[Tensor, State]:
+    def forward_impl(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
         """See the top of the file."""
         if state is None:
             state = self._no_steps(x.shape[0], 0) if x.shape[1] else self.initial_state(x.shape[0])
@@ -112,27 +112,27 @@ class Attention(SequenceLayer):
         outputs = []
         for start in range(0, x.shape[1], size):
             piece = slice(start, start + size)
-            elapsed, valid, seq_idx = (None if part is None else part[:, piece] for part in steps[:3])
-            y, state = self._attend(x[:, piece], state, Steps(elapsed, valid, seq_idx))
+            elapsed, valid, seq_idx = (None if part is None else part[:, piece] for part in info[:3])
+            y, state = self._attend(x[:, piece], state, SequenceInfo(elapsed, valid, seq_idx))
             outputs.append(y)
             state = state if self.window is None else self._windowed(state)
         return (torch.cat(outputs, 1) if outputs else x.clone()), state
 
-    def _attend(self, x: Tensor, state: AttentionState, steps: Steps) -> tuple[Tensor, AttentionState]:
+    def _attend(self, x: Tensor, state: AttentionState, info: SequenceInfo) -> tuple[Tensor, AttentionState]:
         """All of x at once, and the state with all its steps."""
         (batch, length), held = x.shape[:2], state.age.shape[1]
-        rows, last_seq_idx = restarted_rows(state.last_seq_idx, steps.valid, steps.seq_idx)
-        flags = step_flags(batch, length, steps.valid, steps.seq_idx, x)
-        valid = torch.ones(batch, length, dtype=torch.bool, device=x.device) if steps.valid is None else steps.valid
+        rows, last_seq_idx = restarted_rows(state.last_seq_idx, info.valid, info.seq_idx)
+        flags = step_flags(batch, length, info.valid, info.seq_idx, x)
+        valid = torch.ones(batch, length, dtype=torch.bool, device=x.device) if info.valid is None else info.valid
         q, k, v = linear(x, self.in_proj, self.in_bias).view(batch, length, 3, self.heads, self.head_dim).unbind(2)
         old = torch.arange(held, device=x.device) >= held - state.filled.unsqueeze(1)
         old = old if rows is None else old & ~rows.unsqueeze(1)
         keys, values, age = (torch.where(old.view(*old.shape, *(1,) * (part.ndim - 2)), part, 0) for part in state[:3])
         keys, values = (torch.cat([before.to(new.dtype), new], 1) for before, new in ((keys, k), (values, v)))
 
-        tick = torch.ones_like(valid, dtype=x.dtype) if steps.elapsed is None else steps.elapsed
+        tick = torch.ones_like(valid, dtype=x.dtype) if info.elapsed is None else info.elapsed
         time = torch.where(valid, tick, 0).to(carry_dtype(self.in_proj))
-        packed = steps.seq_idx is not None
+        packed = info.seq_idx is not None
         time = running_sum(time, resets(flags, packed, 2))  # since the last call, or since the sequence began
         when = torch.cat([-age.to(time.dtype), time], 1)
         speed = self.rates(time)
@@ -153,13 +153,13 @@ class Attention(SequenceLayer):
             fusing = sdpa_kernel(SDPBackend.MATH) if in_func_transform() else nullcontext()
             with fusing:
                 y = scaled_dot_product_attention(queries, turned, values.transpose(1, 2), attn_mask=mask, is_causal=plain)
-        y = hide_padding(linear(y.transpose(1, 2).flatten(2), self.out_proj, self.out_bias), steps.valid)
+        y = mask_padding(linear(y.transpose(1, 2).flatten(2), self.out_proj, self.out_bias), info.valid)
 
         if flags is not None:
             ended = pad(segment, (held, 0)) != segment[:, -1:]
             seen = seen & ~ended
         kept = [keys.to(self.in_proj.dtype), values.to(self.in_proj.dtype), (time[:, -1:] - when).to(self.state_dtype)]
-        if steps.valid is not None:  # the filled slots to the right, in their order
+        if info.valid is not None:  # the filled slots to the right, in their order
             order = seen.to(torch.uint8).argsort(dim=1, stable=True)
             kept = [part.gather(1, order.view(*order.shape, *(1,) * (part.ndim - 2)).expand_as(part)) for part in kept]
             seen = seen.gather(1, order)

@@ -24,7 +24,7 @@ from torch.nn.functional import linear, softplus
 
 from longscan.layers._phase_grid import grid_scan
 from longscan.layers._registry import LAYERS
-from longscan.layers.base import SequenceLayer, Steps, resume
+from longscan.layers.base import SequenceInfo, SequenceLayer, start_state
 from longscan.layers.parameters import mark
 from longscan.layers.state import PhaseState, ScanState, State, no_sequence, restarted_rows, zero_rows
 from longscan.numerics.initialisers import complex_normal
@@ -105,20 +105,20 @@ class AUSSM(SequenceLayer):
         """theta (..., D, N) in radians for inputs u (..., D) to the scan, without any factor Delta."""
         return torch.einsum("...p,inp->...in", u.to(self.angle_bias.dtype), self.angle_proj * self.phase_factor) + self.angle_bias
 
-    def run(self, x: Tensor, state: State, steps: Steps) -> tuple[Tensor, State]:
+    def forward_impl(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
         """See the top of the file."""
-        initial, last_seq_idx = resume(state, x.shape[0], steps, x.device)
+        initial, last_seq_idx = start_state(state, x.shape[0], info, x.device)
         raw = linear(linear(x, self.x_proj), self.dt_proj).to(self.dt_bias.dtype)
         dt = softplus(raw + (2 * self.dt_bias if self.dt_bias_twice else self.dt_bias))
-        if steps.elapsed is not None:
-            dt = dt * steps.elapsed.unsqueeze(-1).to(dt.dtype)
+        if info.elapsed is not None:
+            dt = dt * info.elapsed.unsqueeze(-1).to(dt.dtype)
         B, C = (polar(softplus(pairs[..., 0]), pairs[..., 1]) for pairs in (self.B, self.C))
         if self.phase_grid is not None:
             phase = None
             if state is not None:
-                phase = zero_rows(restarted_rows(state.last_seq_idx, steps.valid, steps.seq_idx)[0], state.phase)
+                phase = zero_rows(restarted_rows(state.last_seq_idx, info.valid, info.seq_idx)[0], state.phase)
             y, ssm, phase = grid_scan(
-                x, dt, self.angles, B, C, self.D, initial, phase, steps, grid=self.phase_grid, backend=self.backend
+                x, dt, self.angles, B, C, self.D, initial, phase, info, grid=self.phase_grid, backend=self.backend
             )
             return y, PhaseState(ssm, phase, last_seq_idx)
         y, ssm = unitary_scan(
@@ -129,11 +129,11 @@ class AUSSM(SequenceLayer):
             B,
             C,
             self.D,
-            steps.gate,
+            info.gate,
             initial,
             phase_dt=self.phase_dt,
-            valid=steps.valid,
-            seq_idx=steps.seq_idx,
+            valid=info.valid,
+            seq_idx=info.seq_idx,
             backend=self.backend,
         )
         return y, ScanState(ssm, last_seq_idx)

@@ -8,28 +8,29 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from longscan.layers.checks import check_steps
-from longscan.layers.parameters import Marked, marks
+from longscan.layers.parameters import Marked, parameter_options
 from longscan.layers.state import PhaseState, ScanState, State, no_sequence, restarted_rows, state_tensors, zero_rows
 from longscan.ops._tracing import is_compiled_or_transformed
 
-Part = TypeVar("Part", bound="SequenceModule")
+Child = TypeVar("Child", bound="SequenceModule")
 
 
-class Steps(NamedTuple):
-    """What comes with the inputs, None where nothing does: elapsed, valid and seq_idx (B, L), and gate (B, L, D).
+class SequenceInfo(NamedTuple):
+    """What accompanies a batch of inputs (B, L, D): `elapsed`, `valid` and `seq_idx` (B, L), `gate` (B, L, D); None: absent.
 
-    final: whether the state after the last step is wanted; where it is not, None may stand for one that costs much.
+    return_state: whether the caller uses the state after the last step. If False, a module may return None instead of a
+    state that is expensive to compute.
     """
 
     elapsed: Tensor | None = None
     valid: Tensor | None = None
     seq_idx: Tensor | None = None
     gate: Tensor | None = None
-    final: bool = True
+    return_state: bool = True
 
 
 class SequenceModule(Marked, ABC):
-    """Base of layers and blocks. Subclasses write `run` and `initial_state`.
+    """Base of layers and blocks. Subclasses write `forward_impl` and `initial_state`.
 
     Attributes say what holds, on the class or, for a module made of others, on the instance; the tests check it both ways:
         causal: y_t depends on steps up to t only. streaming: states carry a sequence across calls, down to single steps.
@@ -50,12 +51,12 @@ class SequenceModule(Marked, ABC):
 
     def __init__(self) -> None:
         super().__init__()
-        # False inside a block or a model, which has checked and cleaned its inputs: see `adopt`.
+        # False inside a block or a model, which has checked and cleaned its inputs: see `inherit_properties`.
         self.checks_inputs = True
         self._form_of_states: tuple[type, list[tuple[int, ...]]] | None = None  # what an initial state is, once one was asked for
 
     @abstractmethod
-    def run(self, x: Tensor, state: State, steps: Steps) -> tuple[Tensor, State]:
+    def forward_impl(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
         """y and the state after the last step, for inputs that are checked; `state` is None at a sequence's start."""
 
     @abstractmethod
@@ -86,16 +87,19 @@ class SequenceModule(Marked, ABC):
         TypeError where it has the wrong dtype.
         """
         if self.checks_inputs:
-            x, elapsed = self.admit(x, elapsed, valid, seq_idx)
+            x, elapsed = self.validate_inputs(x, elapsed, valid, seq_idx)
             self.check_state(state, x.shape[0])
-        y, state = self.run(x, state, Steps(elapsed, valid, seq_idx, final=return_state))
-        y = self._without_padding(y, valid)
+        y, state = self.forward_impl(x, state, SequenceInfo(elapsed, valid, seq_idx, return_state=return_state))
+        y = self._mask_output(y, valid)
         return (y, state) if return_state else y
 
-    def within(self, x: Tensor, state: State, steps: Steps) -> tuple[Tensor, State]:
-        """`run` for the module around this one, by a call, so that hooks see it; state None unless `steps.final`."""
-        found = self(x, state, elapsed=steps.elapsed, valid=steps.valid, seq_idx=steps.seq_idx, return_state=steps.final)
-        return found if steps.final else (found, None)
+    def call_unchecked(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
+        """Call the module with `info` and return (y, state), for the module that contains it.
+
+        Forward hooks run, as in any call. The state is None unless `info.return_state`.
+        """
+        found = self(x, state, elapsed=info.elapsed, valid=info.valid, seq_idx=info.seq_idx, return_state=info.return_state)
+        return found if info.return_state else (found, None)
 
     def step(
         self, x_t: Tensor, state: State, *, elapsed: Tensor | None = None, active: Tensor | None = None
@@ -115,13 +119,13 @@ class SequenceModule(Marked, ABC):
         )
         return y.squeeze(1), state
 
-    def shorten(self, x: Tensor, steps: Steps) -> Tensor:  # noqa: ARG002 - modules that change lengths need them
+    def shorten(self, x: Tensor, info: SequenceInfo) -> Tensor:  # noqa: ARG002 - modules that change lengths need them
         """x (B, L, D) as it stands beside y, in a residual path: itself, where lengths are kept."""
         return x
 
-    def shorten_steps(self, steps: Steps) -> Steps:
+    def shorten_info(self, info: SequenceInfo) -> SequenceInfo:
         """`steps` as they are for y: themselves, where lengths are kept."""
-        return steps
+        return info
 
     def residual_step(
         self, x_t: Tensor, norm: nn.RMSNorm, state: State, *, elapsed: Tensor | None = None, active: Tensor | None = None
@@ -130,10 +134,10 @@ class SequenceModule(Marked, ABC):
         y, state = self.step(norm(x_t), state, elapsed=elapsed, active=active)
         return x_t + y, state
 
-    def admit(
+    def validate_inputs(
         self, x: Tensor, elapsed: Tensor | None, valid: Tensor | None, seq_idx: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Check the arguments of `forward`; return x and elapsed with harmless values in the padding."""
+        """Check the arguments of `forward`; return x and elapsed with 0 and 1 in the padding."""
         if x.ndim != 3 or x.shape[-1] != self.d_model:
             raise ValueError(f"x: got shape {tuple(x.shape)}, expected (batch, length, {self.d_model})")
         self._check_dtype(x)
@@ -145,11 +149,11 @@ class SequenceModule(Marked, ABC):
         # Also keeps a NaN in the padding out of the gradients of the weights that see it.
         return torch.where(valid.unsqueeze(-1), x, 0), None if elapsed is None else torch.where(valid, elapsed, 1)
 
-    def _without_padding(self, y: Tensor, valid: Tensor | None) -> Tensor:
-        """y with zeros in the padding, where no gradient comes in; as it is inside a module that sees to its own padding."""
+    def _mask_output(self, y: Tensor, valid: Tensor | None) -> Tensor:
+        """Return y with zeros in the padding; y itself inside a module that masks its own output."""
         if valid is None or not self.checks_inputs:
             return y
-        return hide_padding(y, self.shorten_steps(Steps(valid=valid)).valid)
+        return mask_padding(y, self.shorten_info(SequenceInfo(valid=valid)).valid)
 
     def check_state(self, state: State, batch: int) -> None:
         """TypeError or ValueError unless a state is None, or of this module and of `batch` rows; not looked at in transforms."""
@@ -164,9 +168,14 @@ class SequenceModule(Marked, ABC):
         found, wanted = [tuple(part.shape) for part in state_tensors(state)], [(batch, *shape) for shape in shapes]
         if found == wanted:
             return
-        if len(found) != len(wanted) or any(  # an axis that starts without a size grows with the steps
-            len(got) != len(shape) or got[0] != batch or any(0 != size != of for size, of in zip(shape[1:], got[1:], strict=True))
-            for got, shape in zip(found, wanted, strict=False)
+        if (
+            len(found) != len(wanted)
+            or any(  # an axis that starts without a size grows with the steps
+                len(got) != len(shape)
+                or got[0] != batch
+                or any(0 != size != of for size, of in zip(shape[1:], got[1:], strict=True))
+                for got, shape in zip(found, wanted, strict=False)
+            )
         ):
             raise ValueError(f"state: got tensors of shapes {found}, expected {wanted}")
 
@@ -176,16 +185,20 @@ class SequenceModule(Marked, ABC):
         if x.dtype in dtypes or torch.is_autocast_enabled(x.device.type):
             return
         half = x.dtype in (torch.bfloat16, torch.float16)
-        if not (half and all(marks(parameter).keep_float32 for parameter in self.parameters())):
+        if not (half and all(parameter_options(parameter).keep_float32 for parameter in self.parameters())):
             raise TypeError(f"x: got dtype {x.dtype}, expected that of the parameters, {' or '.join(sorted(map(str, dtypes)))}")
 
-    def adopt(self, part: Part) -> Part:
-        """Make `part` a part of this module: it trusts what this module has checked; this module is what all its parts are."""
-        part.checks_inputs = False
+    def inherit_properties(self, child: Child) -> Child:
+        """Return `child`, a submodule whose inputs this module has checked, and combine its properties with this module's.
+
+        A module is causal, streaming, irregular and batch_independent only if all its children are, and changes lengths if
+        one of them does.
+        """
+        child.checks_inputs = False
         for name in ("causal", "streaming", "irregular", "batch_independent"):
-            setattr(self, name, getattr(self, name) and getattr(part, name))
-        self.changes_length = self.changes_length or part.changes_length
-        return part
+            setattr(self, name, getattr(self, name) and getattr(child, name))
+        self.changes_length = self.changes_length or child.changes_length
+        return child
 
     @property
     def state_dtype(self) -> torch.dtype:
@@ -221,32 +234,40 @@ class SequenceLayer(SequenceModule):
     ) -> Any:
         """As `SequenceModule.forward`; `gate` (B, L, d_model) multiplies y by silu(gate)."""
         if self.checks_inputs:
-            x, elapsed = self.admit(x, elapsed, valid, seq_idx)
+            x, elapsed = self.validate_inputs(x, elapsed, valid, seq_idx)
             self.check_state(state, x.shape[0])
             if gate is not None and gate.shape != x.shape:
                 raise ValueError(f"gate: got shape {tuple(gate.shape)}, expected {tuple(x.shape)}")
             if gate is not None and valid is not None:
                 gate = torch.where(valid.unsqueeze(-1), gate, 0)
-        y, state = self.run(x, state, Steps(elapsed, valid, seq_idx, gate if self.fuses_gate else None, return_state))
+        y, state = self.forward_impl(
+            x, state, SequenceInfo(elapsed, valid, seq_idx, gate if self.fuses_gate else None, return_state)
+        )
         if gate is not None and not self.fuses_gate:
             y = y * silu(gate)
-        y = self._without_padding(y, valid)
+        y = self._mask_output(y, valid)
         return (y, state) if return_state else y
 
-    def within(self, x: Tensor, state: State, steps: Steps) -> tuple[Tensor, State]:
-        """As `SequenceModule.within`, with the gate."""
-        elapsed, valid, seq_idx, gate, final = steps
-        found = self(x, state, gate=gate, elapsed=elapsed, valid=valid, seq_idx=seq_idx, return_state=final)
-        return found if final else (found, None)
+    def call_unchecked(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
+        """As `SequenceModule.call_unchecked`, with the gate."""
+        elapsed, valid, seq_idx, gate, return_state = info
+        found = self(x, state, gate=gate, elapsed=elapsed, valid=valid, seq_idx=seq_idx, return_state=return_state)
+        return found if return_state else (found, None)
 
 
-def resume(state: ScanState | PhaseState | None, batch: int, steps: Steps, device: torch.device) -> tuple[Tensor | None, Tensor]:
-    """The tensor a scan starts from (None: zero) and the `last_seq_idx` that the state after it will hold."""
+def start_state(
+    state: ScanState | PhaseState | None, batch: int, info: SequenceInfo, device: torch.device
+) -> tuple[Tensor | None, Tensor]:
+    """Return the initial state of a scan and the `last_seq_idx` (B,) of the state after it.
+
+    The initial state is `state.ssm` with zeros in the rows whose first valid step starts a new sequence, or None, which means
+    zero, if `state` is None.
+    """
     last = no_sequence(batch, device) if state is None else state.last_seq_idx
-    rows, last = restarted_rows(last, steps.valid, steps.seq_idx)
+    rows, last = restarted_rows(last, info.valid, info.seq_idx)
     return None if state is None else zero_rows(rows, state.ssm), last
 
 
-def hide_padding(y: Tensor, valid: Tensor | None) -> Tensor:
+def mask_padding(y: Tensor, valid: Tensor | None) -> Tensor:
     """y (B, L, ...) with zeros at the steps that are not valid."""
     return y if valid is None else torch.where(valid.view(*valid.shape, *(1,) * (y.ndim - 2)), y, 0)

@@ -12,7 +12,7 @@ from torch.nn.functional import linear
 
 from longscan.layers._cells import run_cell, run_whole
 from longscan.layers._registry import LAYERS
-from longscan.layers.base import SequenceLayer, Steps, resume
+from longscan.layers.base import SequenceInfo, SequenceLayer, start_state
 from longscan.layers.state import ScanState, State, no_sequence
 from longscan.ops._tracing import in_func_transform
 
@@ -42,16 +42,16 @@ class GRU(SequenceLayer):
         self.weight_ih, self.weight_hh = uniform(gates, d_model), uniform(gates, d_model)
         self.bias_ih, self.bias_hh = uniform(gates), uniform(gates)
 
-    def run(self, x: Tensor, state: State, steps: Steps) -> tuple[Tensor, State]:
+    def forward_impl(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
         """See the top of the file."""
-        initial, last_seq_idx = resume(state, x.shape[0], steps, x.device)
+        initial, last_seq_idx = start_state(state, x.shape[0], info, x.device)
         hidden = x.new_zeros(x.shape[0], self.d_model) if initial is None else initial.to(x.dtype)
-        whole = steps.valid is None and steps.seq_idx is None and x.numel() > 0
+        whole = info.valid is None and info.seq_idx is None and x.numel() > 0
         if whole and not (torch.compiler.is_compiling() or in_func_transform()):
             weights = (self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh)
             y, (hidden,) = run_whole(torch.gru, x, (hidden,), weights)
         else:
-            y, (hidden,) = run_cell(self._cell, linear(x, self.weight_ih, self.bias_ih), (hidden,), steps)
+            y, (hidden,) = run_cell(self._cell, linear(x, self.weight_ih, self.bias_ih), (hidden,), info)
         return y, ScanState(hidden.to(self.state_dtype), last_seq_idx)
 
     def _cell(self, projected: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from longscan.layers.base import SequenceLayer, Steps
-from longscan.layers.parameters import Marked, Role, mark
+from longscan.layers.base import SequenceInfo, SequenceLayer
+from longscan.layers.parameters import Marked, mark
 from longscan.layers.state import State
 
 
@@ -34,7 +34,7 @@ class Heads(Marked, ABC):
         self.heads = d_model // self.head_dim
 
     @abstractmethod
-    def run(self, x: Tensor, selected: Tensor, state: State, steps: Steps) -> tuple[Tensor, State]:
+    def forward_impl(self, x: Tensor, selected: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
         """y (B, L, D) and the state after the last step, from x (B, L, D) and selected (B, L, `selected`)."""
 
     @abstractmethod
@@ -57,9 +57,9 @@ class HeadsLayer(SequenceLayer):
         bound = 1 / math.sqrt(heads.d_model)
         self.x_proj = mark(nn.Parameter(torch.empty(heads.selected, heads.d_model).uniform_(-bound, bound)), "selector")
 
-    def run(self, x: Tensor, state: State, steps: Steps) -> tuple[Tensor, State]:
+    def forward_impl(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
         """As the heads."""
-        return self.heads.run(x, linear(x, self.x_proj), state, steps)
+        return self.heads.forward_impl(x, linear(x, self.x_proj), state, info)
 
     def initial_state(self, batch: int) -> State:
         """The heads'."""
@@ -83,8 +83,3 @@ def check_groups(d_state: int, groups: int, heads: int) -> None:
         raise ValueError(f"d_state: got {d_state}, expected at least 1")
     if groups < 1 or heads % groups:
         raise ValueError(f"groups: got {groups}, expected a divisor of the {heads} heads")
-
-
-def slow(values: Tensor, role: Role = "ssm") -> nn.Parameter:
-    """A parameter that stays float32 and is not decayed."""
-    return mark(nn.Parameter(values.to(torch.get_default_dtype()).clone()), role, decay=False, keep_float32=True)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import relu
 
 from longscan.layers._registry import LAYERS
-from longscan.layers.base import SequenceLayer, Steps, hide_padding, resume
+from longscan.layers.base import SequenceInfo, SequenceLayer, mask_padding, start_state
 from longscan.layers.checks import values_unavailable
 from longscan.layers.parameters import mark
 from longscan.layers.state import ScanState, State, no_sequence
@@ -43,9 +43,7 @@ class LinOSS(SequenceLayer):
 
     op_names = ("block2_scan",)
 
-    def __init__(
-        self, d_model: int, *, d_state: int = 64, discretisation: OscillatorRule = "im", backend: str = "auto"
-    ) -> None:
+    def __init__(self, d_model: int, *, d_state: int = 64, discretisation: OscillatorRule = "im", backend: str = "auto") -> None:
         super().__init__()
         for name, size in (("d_model", d_model), ("d_state", d_state)):
             if size < 1:
@@ -66,26 +64,26 @@ class LinOSS(SequenceLayer):
         self.C = uniform(d_model, d_state, 2, bound=1 / math.sqrt(d_state))
         self.D = mark(nn.Parameter(torch.randn(d_model)), "ssm", keep_float32=True)
 
-    def run(self, x: Tensor, state: State, steps: Steps) -> tuple[Tensor, State]:
+    def forward_impl(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
         """See the top of the file."""
-        initial, last_seq_idx = resume(state, x.shape[0], steps, x.device)
+        initial, last_seq_idx = start_state(state, x.shape[0], info, x.device)
         stiffness, dt = relu(self.A), self.dt.sigmoid()
-        if steps.elapsed is not None:
-            dt = dt * steps.elapsed.unsqueeze(-1).to(dt.dtype)
-        self._check_stability(stiffness, dt, "A" if steps.elapsed is None else "elapsed")
+        if info.elapsed is not None:
+            dt = dt * info.elapsed.unsqueeze(-1).to(dt.dtype)
+        self._check_stability(stiffness, dt, "A" if info.elapsed is None else "elapsed")
         M, F = oscillator_step(stiffness, dt, self.discretisation)
         drive = from_real(x, self.B).to(F.dtype)
         states, ssm = block2_scan(
             M,
             F.unsqueeze(-1) * drive.unsqueeze(-2),
             initial,
-            valid=steps.valid,
-            seq_idx=steps.seq_idx,
+            valid=info.valid,
+            seq_idx=info.seq_idx,
             pairs=True,
             backend=self.backend,
         )
         y = real_part(states[..., 1, :], self.C) + (self.D * x).to(x.dtype)
-        return hide_padding(y, steps.valid), ScanState(ssm, last_seq_idx)
+        return mask_padding(y, info.valid), ScanState(ssm, last_seq_idx)
 
     def _check_stability(self, stiffness: Tensor, dt: Tensor, name: str) -> None:
         """ValueError where a step of the symplectic rule would grow; not where values cannot be looked at."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from longscan.layers._registry import LAYERS
-from longscan.layers.base import SequenceLayer, Steps, hide_padding, resume
+from longscan.layers.base import SequenceInfo, SequenceLayer, mask_padding, start_state
 from longscan.layers.parameters import mark
 from longscan.layers.state import ScanState, State, no_sequence
 from longscan.numerics.initialisers import complex_normal, ring
@@ -65,23 +65,23 @@ class LRU(SequenceLayer):
         self.C = mark(parameter(complex_normal((d_model, d_state), variance=2 / d_state)), "ssm")
         self.D = mark(parameter(torch.randn(d_model)), "ssm", keep_float32=True)
 
-    def run(self, x: Tensor, state: State, steps: Steps) -> tuple[Tensor, State]:
+    def forward_impl(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
         """See the top of the file."""
-        initial, last_seq_idx = resume(state, x.shape[0], steps, x.device)
+        initial, last_seq_idx = start_state(state, x.shape[0], info, x.device)
         log_a = torch.stack([-self.nu.exp(), self.phi.exp()], -1)
-        if steps.elapsed is not None:
-            log_a = steps.elapsed[..., None, None].to(log_a.dtype) * log_a
+        if info.elapsed is not None:
+            log_a = info.elapsed[..., None, None].to(log_a.dtype) * log_a
         states, ssm = linear_scan(
             exponential(log_a),
             from_real(x, self.B).to(log_a.dtype) * self.log_gamma.exp().unsqueeze(-1),
             initial,
-            valid=steps.valid,
-            seq_idx=steps.seq_idx,
+            valid=info.valid,
+            seq_idx=info.seq_idx,
             pairs=True,
             backend=self.backend,
         )
         y = real_part(states, self.C) + (self.D * x).to(x.dtype)
-        return hide_padding(y, steps.valid), ScanState(ssm, last_seq_idx)
+        return mask_padding(y, info.valid), ScanState(ssm, last_seq_idx)
 
     def initial_state(self, batch: int) -> ScanState:
         """Zeros: ssm (batch, N, 2)."""

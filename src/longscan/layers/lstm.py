@@ -13,7 +13,7 @@ from torch.nn.functional import linear
 
 from longscan.layers._cells import run_cell, run_whole
 from longscan.layers._registry import LAYERS
-from longscan.layers.base import SequenceLayer, Steps
+from longscan.layers.base import SequenceInfo, SequenceLayer
 from longscan.layers.state import State, layer_state, no_sequence, restarted_rows, zero_rows
 from longscan.ops._tracing import in_func_transform
 
@@ -52,17 +52,17 @@ class LSTM(SequenceLayer):
         self.weight_ih, self.weight_hh = uniform(gates, d_model), uniform(gates, d_model)
         self.bias_ih, self.bias_hh = uniform(gates), uniform(gates)
 
-    def run(self, x: Tensor, state: State, steps: Steps) -> tuple[Tensor, State]:
+    def forward_impl(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
         """See the top of the file."""
         state = self.initial_state(x.shape[0]) if state is None else state
-        rows, last_seq_idx = restarted_rows(state.last_seq_idx, steps.valid, steps.seq_idx)
+        rows, last_seq_idx = restarted_rows(state.last_seq_idx, info.valid, info.seq_idx)
         hidden, cell = (zero_rows(rows, part).to(x.dtype) for part in (state.hidden, state.cell))
-        whole = steps.valid is None and steps.seq_idx is None and x.numel() > 0
+        whole = info.valid is None and info.seq_idx is None and x.numel() > 0
         if whole and not (torch.compiler.is_compiling() or in_func_transform()):
             weights = (self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh)
             y, (hidden, cell) = run_whole(torch.lstm, x, (hidden, cell), weights)
         else:
-            y, (hidden, cell) = run_cell(self._cell, linear(x, self.weight_ih, self.bias_ih), (hidden, cell), steps)
+            y, (hidden, cell) = run_cell(self._cell, linear(x, self.weight_ih, self.bias_ih), (hidden, cell), info)
         return y, LSTMState(hidden.to(self.state_dtype), cell.to(self.state_dtype), last_seq_idx)
 
     def _cell(self, projected: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

@@ -18,8 +18,9 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from longscan.layers._registry import LAYERS
-from longscan.layers.base import Steps, resume
-from longscan.layers.heads import Heads, HeadsLayer, check_groups, slow
+from longscan.layers.base import SequenceInfo, start_state
+from longscan.layers.heads import Heads, HeadsLayer, check_groups
+from longscan.layers.parameters import float32_parameter
 from longscan.layers.state import ScanState, State, no_sequence
 from longscan.numerics.timescales import initial_dt
 from longscan.ops import ssd_scan
@@ -47,20 +48,20 @@ class Mamba2Heads(Heads):
         self.d_state, self.groups, self.dt_limit = d_state, groups, dt_limit
         self.convolved = 2 * groups * d_state
         self.selected = self.convolved + self.heads
-        self.A_log = slow(torch.empty(self.heads).uniform_(1, 16).log())
-        self.dt_bias = slow(initial_dt((self.heads,), *dt_range, stored_as="softplus"), "selector")
-        self.D = slow(torch.ones(self.heads))
+        self.A_log = float32_parameter(torch.empty(self.heads).uniform_(1, 16).log())
+        self.dt_bias = float32_parameter(initial_dt((self.heads,), *dt_range, stored_as="softplus"), "selector")
+        self.D = float32_parameter(torch.ones(self.heads))
 
-    def run(self, x: Tensor, selected: Tensor, state: State, steps: Steps) -> tuple[Tensor, State]:
+    def forward_impl(self, x: Tensor, selected: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
         """See the top of the file."""
-        initial, last_seq_idx = resume(state, x.shape[0], steps, x.device)
+        initial, last_seq_idx = start_state(state, x.shape[0], info, x.device)
         size = self.groups * self.d_state
         B, C, dt = torch.split(selected, [size, size, self.heads], -1)
         dt = softplus(dt.to(self.dt_bias.dtype) + self.dt_bias)
         if self.dt_limit is not None:
             dt = dt.clamp(*self.dt_limit)
-        if steps.elapsed is not None:
-            dt = dt * steps.elapsed.unsqueeze(-1).to(dt.dtype)
+        if info.elapsed is not None:
+            dt = dt * info.elapsed.unsqueeze(-1).to(dt.dtype)
         per_group = (*x.shape[:2], self.groups, self.d_state)
         y, ssm = ssd_scan(
             self.split(x),
@@ -69,10 +70,10 @@ class Mamba2Heads(Heads):
             B.reshape(per_group),
             C.reshape(per_group),
             self.D,
-            None if steps.gate is None else self.split(steps.gate),
+            None if info.gate is None else self.split(info.gate),
             initial,
-            valid=steps.valid,
-            seq_idx=steps.seq_idx,
+            valid=info.valid,
+            seq_idx=info.seq_idx,
             backend=self.backend,
         )
         return y.flatten(2), ScanState(ssm, last_seq_idx)

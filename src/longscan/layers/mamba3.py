@@ -12,8 +12,9 @@ x >= 0, 1 / (1 - x) below: positive, with slope; A_t is at most -1e-4.
 
 The input enters by a trapezoidal rule: lambda weighs its value at this step against that at the step before. So K_{t-1} belongs
 to the state. The authors turn B and C by the angles summed up so far; the state here is the same in a frame that turns along,
-and needs no such sum. `run` uses another form of the recurrence: with the weight s_t = lambda_t Delta_t + (1 - lambda_{t+1})
-Delta_{t+1} an input enters once, before the step that follows takes its share, and only y_t sees it with lambda_t Delta_t.
+and needs no such sum. `forward_impl` uses another form of the recurrence: with the weight s_t = lambda_t Delta_t +
+(1 - lambda_{t+1}) Delta_{t+1} an input enters once, before the step that follows takes its share, and only y_t sees it with
+lambda_t Delta_t.
 """
 
 import math
@@ -24,9 +25,9 @@ from torch import Tensor, nn
 from torch.nn.functional import rms_norm, silu, softplus
 
 from longscan.layers._registry import LAYERS
-from longscan.layers.base import Steps
-from longscan.layers.heads import Heads, HeadsLayer, check_groups, slow
-from longscan.layers.parameters import mark
+from longscan.layers.base import SequenceInfo
+from longscan.layers.heads import Heads, HeadsLayer, check_groups
+from longscan.layers.parameters import float32_parameter, mark
 from longscan.layers.state import State, layer_state, no_sequence, restarted_rows, zero_rows
 from longscan.numerics.timescales import initial_dt
 from longscan.ops import ssd_scan
@@ -44,13 +45,13 @@ class Mamba3State(NamedTuple):
     last_seq_idx: Tensor
 
 
-def _follows(steps: Steps, x: Tensor) -> Tensor:
+def _follows(info: SequenceInfo, x: Tensor) -> Tensor:
     """(B, L): whether the next step goes on with the sequence of this one."""
     follows = torch.arange(x.shape[1], device=x.device).expand(x.shape[:2]) < x.shape[1] - 1
-    if steps.valid is not None:
-        follows = follows & steps.valid & steps.valid.roll(-1, 1)
-    if steps.seq_idx is not None:
-        follows = follows & (steps.seq_idx == steps.seq_idx.roll(-1, 1))
+    if info.valid is not None:
+        follows = follows & info.valid & info.valid.roll(-1, 1)
+    if info.seq_idx is not None:
+        follows = follows & (info.seq_idx == info.seq_idx.roll(-1, 1))
     return follows
 
 
@@ -87,21 +88,21 @@ class Mamba3Heads(Heads):
             raise ValueError(f"d_state: got {d_state}, expected at least {round(2 / rope_fraction)}, so that a pair can turn")
         self.convolved = 2 * groups * d_state
         self.selected = self.convolved + 3 * self.heads + self.pairs
-        self.dt_bias = slow(initial_dt((self.heads,), *dt_range, stored_as="softplus"), "selector")
+        self.dt_bias = float32_parameter(initial_dt((self.heads,), *dt_range, stored_as="softplus"), "selector")
         self.B_bias, self.C_bias = (
             mark(nn.Parameter(torch.ones(self.heads, d_state)), "ssm", keep_float32=True) for _ in range(2)
         )
         self.B_norm, self.C_norm = (mark(nn.Parameter(torch.ones(d_state)), "norm", decay=False) for _ in range(2))
-        self.D = slow(torch.ones(self.heads))
+        self.D = float32_parameter(torch.ones(self.heads))
 
     def step_sizes(self, dt: Tensor) -> Tensor:
         """Delta (B, L, H) without the elapsed time."""
         return softplus(dt + self.dt_bias)
 
-    def run(self, x: Tensor, selected: Tensor, state: State, steps: Steps) -> tuple[Tensor, State]:
+    def forward_impl(self, x: Tensor, selected: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
         """See the top of the file."""
         state = self.initial_state(x.shape[0]) if state is None else state
-        rows, last_seq_idx = restarted_rows(state.last_seq_idx, steps.valid, steps.seq_idx)
+        rows, last_seq_idx = restarted_rows(state.last_seq_idx, info.valid, info.seq_idx)
         ssm, last_x, last_map = (zero_rows(rows, part) for part in state[:3])
         if x.shape[1] == 0:
             return x.clone(), Mamba3State(ssm, last_x, last_map, last_seq_idx)
@@ -109,15 +110,15 @@ class Mamba3Heads(Heads):
         B, C, dt, a, r, w = torch.split(selected.to(wide), [size, size, *(self.heads,) * 3, self.pairs], -1)
         B, C = (self._normed(part, scale).to(x.dtype) for part, scale in ((B, self.B_norm), (C, self.C_norm)))
         u, dt = self.split(x), self.step_sizes(dt)
-        if steps.elapsed is not None:
-            dt = dt * steps.elapsed.unsqueeze(-1).to(wide)
+        if info.elapsed is not None:
+            dt = dt * info.elapsed.unsqueeze(-1).to(wide)
         rate = torch.where(a >= 0, 1 + a, 1 / (1 - a.clamp(max=0))).clamp(min=SLOWEST)
         share = torch.sigmoid(r)
         angle = dt.unsqueeze(-1) * (-math.pi * torch.tanh(w)).unsqueeze(2)
 
         late = (1 - share) * dt  # (1 - lambda) Delta: what a step takes of the input before it
-        ssm = ssm + _at(late, steps.valid, 0)[..., None, None] * last_x.unsqueeze(-1) * last_map.unsqueeze(-2)
-        ahead = torch.where(_follows(steps, x).unsqueeze(-1), torch.cat([late[:, 1:], torch.zeros_like(late[:, :1])], 1), 0)
+        ssm = ssm + _at(late, info.valid, 0)[..., None, None] * last_x.unsqueeze(-1) * last_map.unsqueeze(-2)
+        ahead = torch.where(_follows(info, x).unsqueeze(-1), torch.cat([late[:, 1:], torch.zeros_like(late[:, :1])], 1), 0)
         y, ssm = ssd_scan(
             u,
             rate * dt,
@@ -131,15 +132,15 @@ class Mamba3Heads(Heads):
             angle=angle,
             B_bias=self.B_bias,
             C_bias=self.C_bias,
-            valid=steps.valid,
-            seq_idx=steps.seq_idx,
+            valid=info.valid,
+            seq_idx=info.seq_idx,
             backend=self.backend,
         )
-        y = y.flatten(2) if steps.gate is None else y.flatten(2) * silu(steps.gate)
-        newest_x, newest_B = (_at(part, steps.valid, -1).to(wide) for part in (u, B))
+        y = y.flatten(2) if info.gate is None else y.flatten(2) * silu(info.gate)
+        newest_x, newest_B = (_at(part, info.valid, -1).to(wide) for part in (u, B))
         newest_B = newest_B.repeat_interleave(self.heads // self.groups, 1) + self.B_bias
-        if steps.valid is not None:
-            some = steps.valid.any(1)[:, None, None]
+        if info.valid is not None:
+            some = info.valid.any(1)[:, None, None]
             newest_x, newest_B = torch.where(some, newest_x, last_x), torch.where(some, newest_B, last_map)
         return y, Mamba3State(ssm, newest_x, newest_B, last_seq_idx)
 

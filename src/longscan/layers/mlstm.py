@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, logsigmoid, pad
 
 from longscan.layers._registry import LAYERS
-from longscan.layers.base import SequenceLayer, Steps, hide_padding
+from longscan.layers.base import SequenceInfo, SequenceLayer, mask_padding
 from longscan.layers.heads import head_width
 from longscan.layers.parameters import mark
 from longscan.layers.state import State, layer_state, no_sequence, restarted_rows, zero_rows
@@ -107,14 +107,14 @@ class MLSTM(SequenceLayer):
         bias = torch.cat([0.1 * torch.randn(heads), torch.linspace(3, 6, heads)])
         self.gate_bias = mark(nn.Parameter(bias), "selector", decay=False, keep_float32=True)
 
-    def run(self, x: Tensor, state: State, steps: Steps) -> tuple[Tensor, State]:
+    def forward_impl(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
         """See the top of the file."""
         state = self.initial_state(x.shape[0]) if state is None else state
-        rows, last_seq_idx = restarted_rows(state.last_seq_idx, steps.valid, steps.seq_idx)
+        rows, last_seq_idx = restarted_rows(state.last_seq_idx, info.valid, info.seq_idx)
         memory, start = zero_rows(rows, state.memory), zero_rows(rows, state.stabiliser)
         if x.shape[1] == 0:
             return x.clone(), MLSTMState(memory, start, last_seq_idx)
-        flags = step_flags(x.shape[0], x.shape[1], steps.valid, steps.seq_idx, x)
+        flags = step_flags(x.shape[0], x.shape[1], info.valid, info.seq_idx, x)
         wide = self.gate_bias.dtype
         enter, forget = (linear(x, self.gate_proj).to(wide) + self.gate_bias).chunk(2, -1)
         forget = logsigmoid(forget)
@@ -134,14 +134,14 @@ class MLSTM(SequenceLayer):
             q,
             initial_state=memory,
             input_scale=(enter - m).exp(),
-            valid=steps.valid,
-            seq_idx=steps.seq_idx,
+            valid=info.valid,
+            seq_idx=info.seq_idx,
             backend=self.backend,
         )
         least = (-m.clamp(-SMALLEST, SMALLEST)).exp().unsqueeze(-1)
         y = (y[..., :-1] / torch.maximum(y[..., -1:].abs(), least)).flatten(2).to(x.dtype)
         y = y * torch.sigmoid(projected[..., 3 * self.d_model :])
-        return hide_padding(y, steps.valid), MLSTMState(memory, m[:, -1].clone(), last_seq_idx)
+        return mask_padding(y, info.valid), MLSTMState(memory, m[:, -1].clone(), last_seq_idx)
 
     def initial_state(self, batch: int) -> MLSTMState:
         """Zeros."""

@@ -16,7 +16,7 @@ P = TypeVar("P", bound=Tensor)
 Role = Literal["ssm", "selector", "dense", "norm", "embedding"]
 
 
-class Marks(NamedTuple):
+class ParameterOptions(NamedTuple):
     """role: what the parameter is; lr_scale: factor on the learning rate; decay: whether weight decay applies."""
 
     role: Role = "dense"
@@ -27,13 +27,22 @@ class Marks(NamedTuple):
 
 def mark(parameter: P, role: Role, *, lr_scale: float = 1.0, decay: bool = True, keep_float32: bool = False) -> P:
     """Write the marks on `parameter` and return it."""
-    parameter._longscan_marks = Marks(role, lr_scale, decay, keep_float32)  # type: ignore[attr-defined]
+    parameter._longscan_options = ParameterOptions(role, lr_scale, decay, keep_float32)  # type: ignore[attr-defined]
     return parameter
 
 
-def marks(parameter: Tensor) -> Marks:
-    """The marks of a parameter; the defaults of `Marks` where it has none."""
-    return cast("Marks", getattr(parameter, "_longscan_marks", Marks()))
+def float32_parameter(values: Tensor, role: Role = "ssm", *, lr_scale: float = 1.0, decay: bool = False) -> nn.Parameter:
+    """Return a parameter with a copy of `values` in torch's default dtype.
+
+    It stays float32 when its module is cast to half precision.
+    """
+    parameter = nn.Parameter(values.to(torch.get_default_dtype()).clone())
+    return mark(parameter, role, lr_scale=lr_scale, decay=decay, keep_float32=True)
+
+
+def parameter_options(parameter: Tensor) -> ParameterOptions:
+    """Return the options that `mark` stored on a parameter; the defaults of `ParameterOptions` if it stored none."""
+    return cast("ParameterOptions", getattr(parameter, "_longscan_options", ParameterOptions()))
 
 
 class Marked(nn.Module):
@@ -48,8 +57,8 @@ class Marked(nn.Module):
             checks_settings(cls)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        by_name = {name: marks(parameter) for name, parameter in self.named_parameters()}
-        kept = [parameter for parameter in self.parameters() if marks(parameter).keep_float32]
+        by_name = {name: parameter_options(parameter) for name, parameter in self.named_parameters()}
+        kept = [parameter for parameter in self.parameters() if parameter_options(parameter).keep_float32]
         sensitive = {id(x) for parameter in kept for x in (parameter, parameter.grad)}
 
         def convert(x: Tensor) -> Tensor:
@@ -64,19 +73,19 @@ class Marked(nn.Module):
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """As `nn.Module.load_state_dict`; with `assign` the new parameters take over the marks."""
-        by_name = {name: marks(parameter) for name, parameter in self.named_parameters()}
+        by_name = {name: parameter_options(parameter) for name, parameter in self.named_parameters()}
         result = super().load_state_dict(state_dict, strict, assign)
         self._restore(by_name)
         return result
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_marks": {name: marks(parameter) for name, parameter in self.named_parameters()}}
+        return {**self.__dict__, "_marks": {name: parameter_options(parameter) for name, parameter in self.named_parameters()}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         by_name = state.pop("_marks")
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._restore(by_name)
 
-    def _restore(self, by_name: dict[str, Marks]) -> None:
+    def _restore(self, by_name: dict[str, ParameterOptions]) -> None:
         for name, parameter in self.named_parameters():
-            parameter._longscan_marks = by_name[name]  # type: ignore[attr-defined]
+            parameter._longscan_options = by_name[name]  # type: ignore[attr-defined]

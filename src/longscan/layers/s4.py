@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from longscan.layers._registry import LAYERS
-from longscan.layers.base import SequenceLayer, Steps, hide_padding, resume
-from longscan.layers.parameters import mark
+from longscan.layers.base import SequenceInfo, SequenceLayer, mask_padding, start_state
+from longscan.layers.parameters import float32_parameter, mark
 from longscan.layers.state import ScanState, State, no_sequence
 from longscan.numerics.dense import decay, final_state
 from longscan.numerics.dplr import bilinear_solver, bilinear_step, dense_step, spectrum
@@ -29,7 +29,7 @@ from longscan.numerics.initialisers import complex_normal
 from longscan.numerics.pairs import constant
 from longscan.numerics.timescales import initial_dt
 from longscan.ops import long_conv
-from longscan.ops._arguments import carry_dtype, marks, step_flags, without_autocast
+from longscan.ops._arguments import carry_dtype, flag_masks, step_flags, without_autocast
 from longscan.ops._chunks import CHUNK, scan_chunks
 from longscan.ops._dispatch import plain_backend
 from longscan.ops._tracing import record_length
@@ -74,14 +74,13 @@ class S4(SequenceLayer):
             raise ValueError(f"n_ssm: got {systems}, which does not divide d_model = {d_model}")
         self.d_model, self.d_state, self.backend = d_model, d_state, backend
 
-        def slow(values: Tensor) -> nn.Parameter:
-            parameter = nn.Parameter(values.to(torch.get_default_dtype()).clone())
-            return mark(parameter, "ssm", lr_scale=0.1, decay=False, keep_float32=True)
-
         eigenvalues, low_rank, B = (torch.view_as_real(part).repeat(systems, 1, 1) for part in legs_dplr(d_state))
-        self.A_log, self.A_imag = slow((-eigenvalues[..., 0]).log()), slow(eigenvalues[..., 1])
-        self.P, self.B = slow(low_rank), slow(B)
-        self.log_dt = slow(initial_dt((d_model,), dt_min, dt_max, stored_as="log"))
+        self.A_log, self.A_imag = (
+            float32_parameter((-eigenvalues[..., 0]).log(), lr_scale=0.1),
+            float32_parameter(eigenvalues[..., 1], lr_scale=0.1),
+        )
+        self.P, self.B = float32_parameter(low_rank, lr_scale=0.1), float32_parameter(B, lr_scale=0.1)
+        self.log_dt = float32_parameter(initial_dt((d_model,), dt_min, dt_max, stored_as="log"), lr_scale=0.1)
         C = complex_normal((d_model, d_state // 2)).to(torch.get_default_dtype())
         self.C = mark(nn.Parameter(C), "ssm", keep_float32=True)
         self.D = mark(nn.Parameter(torch.randn(d_model)), "ssm", keep_float32=True)
@@ -93,24 +92,24 @@ class S4(SequenceLayer):
         first, second, third = (part.to(dtype).repeat(repeats, 1, 1) for part in (eigenvalues, self.P, self.B))
         return first, second, third
 
-    def run(self, x: Tensor, state: State, steps: Steps) -> tuple[Tensor, State]:
+    def forward_impl(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
         """See the top of the file."""
-        initial, last_seq_idx = resume(state, x.shape[0], steps, x.device)
+        initial, last_seq_idx = start_state(state, x.shape[0], info, x.device)
         u = x.to(self.C.dtype)
         with without_autocast(u):
-            if steps.elapsed is None and steps.seq_idx is None and x.shape[1] > 1:
-                y, ssm = self.convolve(u, initial, steps.valid, steps.final)
+            if info.elapsed is None and info.seq_idx is None and x.shape[1] > 1:
+                y, ssm = self.convolve(u, initial, info.valid, info.return_state)
             else:
                 start = self.initial_state(x.shape[0]).ssm if initial is None else initial
-                y, ssm = self.recur(u, start, steps)
+                y, ssm = self.recur(u, start, info)
         after = None if ssm is None else ScanState(ssm, last_seq_idx)
-        return hide_padding(y + self.D * u, steps.valid).to(x.dtype), after
+        return mask_padding(y + self.D * u, info.valid).to(x.dtype), after
 
-    def recur(self, u: Tensor, initial: Tensor, steps: Steps) -> tuple[Tensor, Tensor]:
+    def recur(self, u: Tensor, initial: Tensor, info: SequenceInfo) -> tuple[Tensor, Tensor]:
         """y without the skip, and the final state, step after step; memory is bounded by a chunk of steps."""
         eigenvalues, low_rank, B = self.system(u.dtype)
         readout = self.C * constant(self.C, 2.0, -2.0)
-        flags = step_flags(u.shape[0], u.shape[1], steps.valid, steps.seq_idx, u)
+        flags = step_flags(u.shape[0], u.shape[1], info.valid, info.seq_idx, u)
 
         def chunk(u: Tensor, elapsed: Tensor | None, flags: Tensor | None, state: Tensor) -> tuple[Tensor, Tensor]:
             u, length = record_length(u)
@@ -124,14 +123,14 @@ class S4(SequenceLayer):
                 solver = (diagonal, correction) if elapsed is None else (diagonal[:, t], correction[:, t])
                 before = state
                 if flags is not None:
-                    invalid, reset = marks(flags[:, t], state.ndim)
+                    invalid, reset = flag_masks(flags[:, t], state.ndim)
                     before = torch.where(reset, 0, state)
                 after = bilinear_step(solver, low_rank, before, drive[:, t])
                 state = after if flags is None else torch.where(invalid, state, after)
                 outputs.append((after * readout).sum((-2, -1)))
             return torch.stack(outputs, 1), state
 
-        return scan_chunks(chunk, (u, steps.elapsed, flags), (), initial, empty=u)
+        return scan_chunks(chunk, (u, info.elapsed, flags), (), initial, empty=u)
 
     def kernel(self, length: int, A_bar: Tensor | None = None) -> Tensor:
         """K_l = 2 Re(C a^l b), l = 0..length-1: (D, length), in float64 where the device has it; A_bar is a, where known."""
@@ -159,7 +158,7 @@ class S4(SequenceLayer):
         A_bar, B_bar = dense_step(*self.system(wide), self.log_dt.to(wide).exp())
         position = torch.arange(length, device=u.device)
         first, count = (size + 0 * position[:1].expand(u.shape[0]) for size in (0, length))
-        latest_last = u = hide_padding(u, valid)
+        latest_last = u = mask_padding(u, valid)
         if valid is not None:  # padding is zeros now: turn each row until its last valid step is its last step
             first, count = valid.to(torch.int8).argmax(1), valid.sum(1)
             turned = (position + (first + count).unsqueeze(1)) % length

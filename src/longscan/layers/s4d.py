@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from longscan.layers._registry import LAYERS
-from longscan.layers.base import SequenceLayer, Steps, hide_padding, resume
-from longscan.layers.parameters import mark
+from longscan.layers.base import SequenceInfo, SequenceLayer, mask_padding, start_state
+from longscan.layers.parameters import float32_parameter, mark
 from longscan.layers.state import ScanState, State, no_sequence
 from longscan.numerics.discretisation import RULES, change, discretise, log_step
 from longscan.numerics.initialisers import complex_normal, diagonal_eigenvalues, diagonal_input
@@ -76,14 +76,10 @@ class S4D(SequenceLayer):
         coefficients, start = complex_normal((d_model, d_state // 2)), diagonal_input(d_state, init)
         coefficients = coefficients if trained_B else multiply(coefficients, start)
 
-        def slow(values: Tensor) -> nn.Parameter:
-            parameter = nn.Parameter(values.to(torch.get_default_dtype()).clone())
-            return mark(parameter, "ssm", lr_scale=0.1, decay=False, keep_float32=True)
-
-        self.A_log = slow((-eigenvalues[..., 0]).log())
-        self.A_imag = slow(eigenvalues[..., 1])
-        self.log_dt = slow(initial_dt((d_model,), dt_min, dt_max, stored_as="log"))
-        self.B = slow(start.expand(d_model, -1, -1)) if trained_B else None
+        self.A_log = float32_parameter((-eigenvalues[..., 0]).log(), lr_scale=0.1)
+        self.A_imag = float32_parameter(eigenvalues[..., 1], lr_scale=0.1)
+        self.log_dt = float32_parameter(initial_dt((d_model,), dt_min, dt_max, stored_as="log"), lr_scale=0.1)
+        self.B = float32_parameter(start.expand(d_model, -1, -1), lr_scale=0.1) if trained_B else None
         self.C = mark(nn.Parameter(coefficients.to(torch.get_default_dtype())), "ssm", keep_float32=True)
         self.D = mark(nn.Parameter(torch.randn(d_model)), "ssm", keep_float32=True)
 
@@ -95,28 +91,28 @@ class S4D(SequenceLayer):
         """C B: pairs (D, N/2, 2)."""
         return self.C if self.B is None else multiply(self.C, self.B)
 
-    def run(self, x: Tensor, state: State, steps: Steps) -> tuple[Tensor, State]:
+    def forward_impl(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
         """See the top of the file."""
-        initial, last_seq_idx = resume(state, x.shape[0], steps, x.device)
+        initial, last_seq_idx = start_state(state, x.shape[0], info, x.device)
         u = x.to(self.C.dtype)
-        even = steps.elapsed is None and steps.seq_idx is None
+        even = info.elapsed is None and info.seq_idx is None
         with without_autocast(u):
             if even and x.shape[1] > 1:
-                y, ssm = self.convolve(u, initial, steps.valid, steps.final)
+                y, ssm = self.convolve(u, initial, info.valid, info.return_state)
             else:
                 start = self.initial_state(x.shape[0]).ssm if initial is None else initial
-                y, ssm = self.recur(u, start, steps)
-        y = hide_padding(y + self.D * u, steps.valid)
+                y, ssm = self.recur(u, start, info)
+        y = mask_padding(y + self.D * u, info.valid)
         return y.to(x.dtype), None if ssm is None else ScanState(ssm, last_seq_idx)
 
-    def recur(self, u: Tensor, initial: Tensor, steps: Steps) -> tuple[Tensor, Tensor]:
+    def recur(self, u: Tensor, initial: Tensor, info: SequenceInfo) -> tuple[Tensor, Tensor]:
         """y without the skip, and the final state, step after step; memory is bounded by a chunk of steps.
 
         It is A x that runs: (A x)_k = a (A x)_{k-1} + (a - 1) u_k takes one complex number a step where x would take two.
         """
         eigenvalues = self.eigenvalues()
         readout = divide(self.coefficients(), eigenvalues) * constant(self.C, 2.0, -2.0)
-        flags = step_flags(u.shape[0], u.shape[1], steps.valid, steps.seq_idx, u)
+        flags = step_flags(u.shape[0], u.shape[1], info.valid, info.seq_idx, u)
         backend = resolve("linear_scan", self.backend, u, NATIVE_BACKENDS)
 
         def chunk(
@@ -127,10 +123,10 @@ class S4D(SequenceLayer):
                 dt = dt * elapsed[..., None, None].to(dt.dtype)
             less_one = change(eigenvalues, dt, self.discretisation)
             a, drive = less_one + constant(less_one, 1.0, 0.0), less_one * u[..., None, None]
-            x, state = run_backend(a, drive, state, flags, False, True, backend, steps.seq_idx is not None)
+            x, state = run_backend(a, drive, state, flags, False, True, backend, info.seq_idx is not None)
             return (x * readout).sum((-1, -2)), state
 
-        y, final = scan_chunks(chunk, (u, steps.elapsed, flags), (readout,), multiply(eigenvalues, initial), empty=u)
+        y, final = scan_chunks(chunk, (u, info.elapsed, flags), (readout,), multiply(eigenvalues, initial), empty=u)
         return y, divide(final, eigenvalues)
 
     def convolve(
@@ -144,7 +140,7 @@ class S4D(SequenceLayer):
         _, b = discretise(self.eigenvalues(), dt, self.discretisation)
         position = torch.arange(length, device=u.device)
         first, count = 0 * position[:1], length + 0 * position[:1]
-        latest_last = u = hide_padding(u, valid)
+        latest_last = u = mask_padding(u, valid)
         if valid is not None:  # padding is zeros now: turn each row until its last valid step is its last step
             first, count = valid.to(torch.int8).argmax(1), valid.sum(1)
             turned = (position + (first + count).unsqueeze(1)) % length

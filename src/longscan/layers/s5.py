@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from longscan.layers._registry import LAYERS
-from longscan.layers.base import SequenceLayer, Steps, hide_padding, resume
-from longscan.layers.parameters import mark
+from longscan.layers.base import SequenceInfo, SequenceLayer, mask_padding, start_state
+from longscan.layers.parameters import float32_parameter, mark
 from longscan.layers.state import ScanState, State, no_sequence
 from longscan.numerics.discretisation import EVENT_RULES, EventRule, discretise_events
 from longscan.numerics.hippo import legs_basis
@@ -97,11 +97,9 @@ class S5(SequenceLayer):
         def parameter(values: Tensor) -> nn.Parameter:
             return nn.Parameter(values.to(torch.get_default_dtype()).clone())
 
-        def slow(values: Tensor) -> nn.Parameter:
-            return mark(parameter(values), "ssm", lr_scale=0.25, decay=False, keep_float32=True)
-
-        self.A_real, self.A_imag = slow(eigenvalues.real.repeat(blocks)), slow(eigenvalues.imag.repeat(blocks))
-        self.log_dt = slow(initial_dt((kept,), dt_min, dt_max, stored_as="log"))
+        self.A_real = float32_parameter(eigenvalues.real.repeat(blocks), lr_scale=0.25)
+        self.A_imag = float32_parameter(eigenvalues.imag.repeat(blocks), lr_scale=0.25)
+        self.log_dt = float32_parameter(initial_dt((kept,), dt_min, dt_max, stored_as="log"), lr_scale=0.25)
         self.B = mark(parameter(torch.view_as_real(B)), "ssm", lr_scale=0.25, decay=False)
         self.C = mark(parameter(C), "ssm")
         self.D = mark(parameter(torch.randn(d_model)), "ssm", keep_float32=True)
@@ -110,22 +108,22 @@ class S5(SequenceLayer):
         """Lambda: pairs (P/2, 2), or (P, 2) without `conjugate`."""
         return torch.stack([self.A_real.clamp(max=LARGEST_REAL_PART) if self.clip else self.A_real, self.A_imag], -1)
 
-    def run(self, x: Tensor, state: State, steps: Steps) -> tuple[Tensor, State]:
+    def forward_impl(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
         """See the top of the file."""
-        initial, last_seq_idx = resume(state, x.shape[0], steps, x.device)
-        elapsed = None if steps.elapsed is None else steps.elapsed.unsqueeze(-1).to(self.log_dt.dtype)
+        initial, last_seq_idx = start_state(state, x.shape[0], info, x.device)
+        elapsed = None if info.elapsed is None else info.elapsed.unsqueeze(-1).to(self.log_dt.dtype)
         a, gamma = discretise_events(self.eigenvalues(), self.log_dt.exp(), elapsed, self.discretisation)
         states, ssm = linear_scan(
             a,
             multiply(gamma, from_real(x, self.B).to(gamma.dtype)),
             initial,
-            valid=steps.valid,
-            seq_idx=steps.seq_idx,
+            valid=info.valid,
+            seq_idx=info.seq_idx,
             pairs=True,
             backend=self.backend,
         )
         y = real_part(states, 2 * self.C if self.conjugate else self.C) + (self.D * x).to(x.dtype)
-        return hide_padding(y, steps.valid), ScanState(ssm, last_seq_idx)
+        return mask_padding(y, info.valid), ScanState(ssm, last_seq_idx)
 
     def initial_state(self, batch: int) -> ScanState:
         """Zeros: ssm (batch, P/2, 2), (batch, P, 2) without `conjugate`."""

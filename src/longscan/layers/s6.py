@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, silu
 
 from longscan.layers._registry import LAYERS
-from longscan.layers.base import SequenceLayer, Steps, resume
-from longscan.layers.parameters import Role, mark
+from longscan.layers.base import SequenceInfo, SequenceLayer, start_state
+from longscan.layers.parameters import float32_parameter, mark
 from longscan.layers.state import ScanState, State, no_sequence
 from longscan.numerics.initialisers import diagonal_eigenvalues
 from longscan.numerics.timescales import initial_dt
@@ -83,22 +83,19 @@ class S6(SequenceLayer):
         def uniform(*shape: int, fan_in: int) -> Tensor:
             return torch.empty(shape).uniform_(-1 / math.sqrt(fan_in), 1 / math.sqrt(fan_in))
 
-        def slow(values: Tensor, role: Role = "ssm") -> nn.Parameter:
-            return mark(nn.Parameter(values.to(dtype).clone()), role, decay=False, keep_float32=True)
-
         dt_bias = initial_dt((d_model,), dt_min, dt_max, stored_as="softplus") if dt_init == "mamba" else None
         numbers = 2 if self.complex_maps else 1
         self.x_proj = mark(nn.Parameter(uniform(rank + 2 * numbers * d_state, d_model, fan_in=d_model)), "selector")
         self.dt_proj = mark(nn.Parameter(uniform(d_model, rank, fan_in=rank)), "selector")
-        self.dt_bias = slow(uniform(d_model, fan_in=rank) if dt_bias is None else dt_bias, "selector")
+        self.dt_bias = float32_parameter(uniform(d_model, fan_in=rank) if dt_bias is None else dt_bias, "selector")
         if complex_state:
             eigenvalues = diagonal_eigenvalues(2 * d_state, "lin").to(dtype).expand(d_model, d_state, 2)
-            self.A_log = slow((-eigenvalues[..., 0]).log())
-            self.A_imag: nn.Parameter | None = slow(eigenvalues[..., 1])
+            self.A_log = float32_parameter((-eigenvalues[..., 0]).log())
+            self.A_imag: nn.Parameter | None = float32_parameter(eigenvalues[..., 1])
         else:
-            self.A_log = slow(torch.arange(1, d_state + 1).to(dtype).log().repeat(d_model, 1))
+            self.A_log = float32_parameter(torch.arange(1, d_state + 1).to(dtype).log().repeat(d_model, 1))
             self.register_parameter("A_imag", None)
-        self.D = slow(torch.ones(d_model))
+        self.D = float32_parameter(torch.ones(d_model))
 
     def eigenvalues(self) -> Tensor:
         """A: (D, N), or pairs (D, N, 2)."""
@@ -115,13 +112,13 @@ class S6(SequenceLayer):
             B, C = (torch.stack([part, torch.zeros_like(part)], -1) for part in (B, C))
         return linear(q, self.dt_proj), B, C
 
-    def run(self, x: Tensor, state: State, steps: Steps) -> tuple[Tensor, State]:
+    def forward_impl(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
         """See the top of the file."""
-        return self.scan(x, self.select(x), state, steps)
+        return self.scan(x, self.select(x), state, info)
 
-    def scan(self, x: Tensor, selected: tuple[Tensor, Tensor, Tensor], state: State, steps: Steps) -> tuple[Tensor, State]:
-        """`run` with Delta, B and C that `select` gave, for x or for something else."""
-        initial, last_seq_idx = resume(state, x.shape[0], steps, x.device)
+    def scan(self, x: Tensor, selected: tuple[Tensor, Tensor, Tensor], state: State, info: SequenceInfo) -> tuple[Tensor, State]:
+        """`forward_impl` with Delta, B and C from `select`, computed from x or from another sequence."""
+        initial, last_seq_idx = start_state(state, x.shape[0], info, x.device)
         dt, B, C = selected
         y, ssm = selective_scan(
             silu(x) if self.activates_input else x,
@@ -130,13 +127,13 @@ class S6(SequenceLayer):
             B,
             C,
             self.D,
-            steps.gate,
+            info.gate,
             2 * self.dt_bias if self.dt_bias_twice else self.dt_bias,
             initial,
             dt_softplus=True,
-            dt_scale=steps.elapsed,
-            valid=steps.valid,
-            seq_idx=steps.seq_idx,
+            dt_scale=info.elapsed,
+            valid=info.valid,
+            seq_idx=info.seq_idx,
             backend=self.backend,
         )
         return y, ScanState(ssm, last_seq_idx)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, softplus
 
 from longscan.layers._registry import LAYERS
-from longscan.layers.base import SequenceLayer, Steps, hide_padding, resume
+from longscan.layers.base import SequenceInfo, SequenceLayer, mask_padding, start_state
 from longscan.layers.parameters import mark
 from longscan.layers.state import ScanState, State, no_sequence
 from longscan.numerics.stability import stable_factor, stable_parameter
@@ -143,18 +143,18 @@ class S7(SequenceLayer):
             return torch.exp(-rate if elapsed is None else -rate * elapsed.unsqueeze(-1).to(rate.dtype))
         return w if self.reparam is None else stable_factor(w, *self.reparam)
 
-    def run(self, x: Tensor, state: State, steps: Steps) -> tuple[Tensor, State]:
+    def forward_impl(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
         """See the top of the file."""
-        initial, last_seq_idx = resume(state, x.shape[0], steps, x.device)
+        initial, last_seq_idx = start_state(state, x.shape[0], info, x.device)
         drive = linear(x, self.B)
         if self.select_B is not None:
             drive = drive + self.select_B(x, x)
         states, ssm = linear_scan(
-            self.factors(x, steps.elapsed),
+            self.factors(x, info.elapsed),
             drive.to(self.bias.dtype) + self.bias,
             initial,
-            valid=steps.valid,
-            seq_idx=steps.seq_idx,
+            valid=info.valid,
+            seq_idx=info.seq_idx,
             backend=self.backend,
         )
         states = states.to(self.C.dtype)
@@ -162,7 +162,7 @@ class S7(SequenceLayer):
         if self.select_C is not None:
             y = y + self.select_C(states, x)
         skip = self.D if self.select_D is None else self.D + linear(x, self.select_D).to(self.D.dtype)
-        return hide_padding((y + skip * x).to(x.dtype), steps.valid), ScanState(ssm, last_seq_idx)
+        return mask_padding((y + skip * x).to(x.dtype), info.valid), ScanState(ssm, last_seq_idx)
 
     def initial_state(self, batch: int) -> ScanState:
         """Zeros: ssm (batch, P)."""

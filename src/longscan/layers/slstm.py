@@ -19,7 +19,7 @@ from torch.nn.functional import linear, logsigmoid
 
 from longscan.layers._cells import run_cell
 from longscan.layers._registry import LAYERS
-from longscan.layers.base import SequenceLayer, Steps
+from longscan.layers.base import SequenceInfo, SequenceLayer
 from longscan.layers.heads import head_width
 from longscan.layers.parameters import mark
 from longscan.layers.state import State, layer_state, no_sequence, restarted_rows, zero_rows
@@ -65,14 +65,14 @@ class SLSTM(SequenceLayer):
         bias[2] = torch.linspace(3, 6, d_model)
         self.bias = mark(nn.Parameter(bias.flatten()), "selector", decay=False, keep_float32=True)
 
-    def run(self, x: Tensor, state: State, steps: Steps) -> tuple[Tensor, State]:
+    def forward_impl(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
         """See the top of the file."""
         state = self.initial_state(x.shape[0]) if state is None else state
-        rows, last_seq_idx = restarted_rows(state.last_seq_idx, steps.valid, steps.seq_idx)
+        rows, last_seq_idx = restarted_rows(state.last_seq_idx, info.valid, info.seq_idx)
         parts = tuple(zero_rows(rows, part).to(self.bias.dtype) for part in state[:4])
         projected = linear(x, self.in_proj).to(self.bias.dtype) + self.bias
         with without_autocast(x):
-            y, (hidden, cell, normaliser, stabiliser) = run_cell(self._cell, projected, parts, steps)
+            y, (hidden, cell, normaliser, stabiliser) = run_cell(self._cell, projected, parts, info)
         return y.to(x.dtype), SLSTMState(hidden, cell, normaliser, stabiliser, last_seq_idx)
 
     def _cell(self, projected: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

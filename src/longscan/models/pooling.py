@@ -5,7 +5,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from longscan.layers.base import hide_padding
+from longscan.layers.base import mask_padding
 from longscan.layers.state import layer_state
 
 Pooling = Literal["mean", "last", "none"]
@@ -25,7 +25,7 @@ def pool(kind: Pooling, x: Tensor, valid: Tensor | None, state: PoolState) -> tu
     batch, length = x.shape[:2]
     new = torch.full_like(state.steps, length) if valid is None else valid.sum(1)
     if kind == "mean":
-        state = PoolState(state.value + hide_padding(x, valid).sum(1, dtype=state.value.dtype), state.steps + new)
+        state = PoolState(state.value + mask_padding(x, valid).sum(1, dtype=state.value.dtype), state.steps + new)
         return (state.value / state.steps.clamp(min=1).unsqueeze(-1)).to(x.dtype), state
     if length == 0:
         return state.value.to(x.dtype), state

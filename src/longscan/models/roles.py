@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from longscan.layers.parameters import Role, marks
+from longscan.layers.parameters import Role, parameter_options
 
 ROLES: tuple[Role, ...] = ("ssm", "selector", "dense", "norm", "embedding")
 
@@ -14,7 +14,7 @@ def parameters_by_role(model: nn.Module) -> dict[Role, dict[str, nn.Parameter]]:
     """role -> name -> parameter, for the roles that occur: ssm, selector, dense, norm, embedding."""
     groups: dict[Role, dict[str, nn.Parameter]] = {}
     for role in ROLES:
-        members = {name: parameter for name, parameter in model.named_parameters() if marks(parameter).role == role}
+        members = {name: parameter for name, parameter in model.named_parameters() if parameter_options(parameter).role == role}
         if members:
             groups[role] = members
     return groups
@@ -32,7 +32,7 @@ def optimizer_groups(
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for parameter in model.parameters():
         if parameter.requires_grad:
-            mark = marks(parameter)
+            mark = parameter_options(parameter)
             scale = mark.lr_scale * (lr_scale or {}).get(mark.role, 1.0)
             decay = weight_decay if mark.decay or decay_all else 0.0
             groups.setdefault((scale, decay), []).append(parameter)
@@ -48,7 +48,7 @@ def freeze(model: nn.Module, *roles: Role, under: str = "") -> int:
     chosen: list[Tensor] = [
         parameter
         for name, parameter in model.named_parameters()
-        if name.startswith(under) and (not roles or marks(parameter).role in roles)
+        if name.startswith(under) and (not roles or parameter_options(parameter).role in roles)
     ]
     if not chosen:
         raise ValueError(f"freeze: no parameter of roles {roles or 'any'} has a name that starts with {under!r}")

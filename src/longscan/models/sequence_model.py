@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from longscan.blocks.residual import NORMS, Norm, Residual, layer_norm, rms_norm
-from longscan.layers.base import Steps, hide_padding
+from longscan.layers.base import SequenceInfo, mask_padding
 from longscan.layers.checks import check_steps, values_unavailable
 from longscan.layers.parameters import mark
 from longscan.layers.state import State, layer_state, map_state, state_tensors
@@ -196,17 +196,17 @@ class SequenceModel(Pretrained):
             block.check_state(before, inputs.shape[0])
         x = self._encode(inputs, valid)
         elapsed = elapsed if elapsed is None or valid is None else torch.where(valid, elapsed, 1)
-        steps, after = Steps(elapsed, valid, seq_idx, final=return_state), []
+        info, after = SequenceInfo(elapsed, valid, seq_idx, return_state=return_state), []
         for block, before in zip(self.stack, state.blocks, strict=True):
-            x, block_state = block.within(x, before, steps)
-            steps = block.shorten_steps(steps)._replace(final=return_state)
+            x, block_state = block.call_unchecked(x, before, info)
+            info = block.shorten_info(info)._replace(return_state=return_state)
             after.append(block_state)
         pooled = state.pooled
         if pooled is not None:
-            x, pooled = pool(self.pooling, x, steps.valid, pooled)
+            x, pooled = pool(self.pooling, x, info.valid, pooled)
         y = self.head(self.norm(x))
         if pooled is None:
-            y = hide_padding(y, steps.valid)
+            y = mask_padding(y, info.valid)
         return (y, ModelState(tuple(after), pooled)) if return_state else y
 
     def step(

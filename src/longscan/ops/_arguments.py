@@ -120,7 +120,7 @@ def last_valid(flags: Tensor) -> Tensor:
     return torch.cat([torch.full_like(latest[:, :1], -1), latest[:, :-1]], 1)
 
 
-def marks(flags: Tensor, ndim: int) -> tuple[Tensor, Tensor]:
+def flag_masks(flags: Tensor, ndim: int) -> tuple[Tensor, Tensor]:
     """Where `flags` (B, L) say INVALID and where they say RESET, each shaped (B, L, 1, ...) with `ndim` axes."""
     per_step = flags.view(*flags.shape, *(1,) * (ndim - flags.ndim))
     return per_step == INVALID, per_step == RESET
@@ -128,11 +128,11 @@ def marks(flags: Tensor, ndim: int) -> tuple[Tensor, Tensor]:
 
 def resets(flags: Tensor | None, packed: bool, ndim: int) -> Tensor | None:
     """Where a sequence starts inside a row, bool (B, L, 1, ...) with `ndim` axes; None unless rows are `packed`."""
-    return marks(flags, ndim)[1] if packed and flags is not None else None
+    return flag_masks(flags, ndim)[1] if packed and flags is not None else None
 
 
 def mask(flags: Tensor | None, *inputs: Tensor | None) -> list[Any]:
     """Per-step inputs (B, L, ...) with zeros at invalid steps, so that what stands there reaches no result and no gradient."""
     if flags is None:
         return list(inputs)
-    return [None if x is None else torch.where(marks(flags, x.ndim)[0], 0, x) for x in inputs]
+    return [None if x is None else torch.where(flag_masks(flags, x.ndim)[0], 0, x) for x in inputs]

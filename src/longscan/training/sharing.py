@@ -6,7 +6,7 @@ Data parallel wrappers (DDP, FSDP2) take the mean of the processes' gradients. W
 
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from longscan.layers.parameters import mark, marks
+from longscan.layers.parameters import mark, parameter_options
 from longscan.models import SequenceModel
 from longscan.tasks import Batch, Task
 from longscan.tasks.base import Reduction
@@ -54,7 +54,7 @@ def shard_model(model: M, mesh: "DeviceMesh | None" = None) -> M:
     """
     from torch.distributed.fsdp import fully_shard
 
-    declared = {name: marks(parameter) for name, parameter in model.named_parameters()}
+    declared = {name: parameter_options(parameter) for name, parameter in model.named_parameters()}
     for unit in (*model.blocks, model):
         fully_shard(unit, mesh=mesh)
     for name, parameter in model.named_parameters():

@@ -6,7 +6,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from longscan.ops._arguments import marks, resets
+from longscan.ops._arguments import flag_masks, resets
 from longscan.ops._associative import affine_scan
 from longscan.ops._chunks import long_chunk, scan_chunks
 
@@ -26,7 +26,7 @@ def _affine(x: Tensor, y: Tensor, f: Tensor) -> Tensor:
 def _chunk(f: Tensor, flags: Tensor | None, M: Tensor, state: Tensor, *, packed: bool) -> tuple[Tensor, Tensor]:
     M, f = M.contiguous(), f.contiguous()
     if flags is not None:
-        invalid, _ = marks(flags, f.ndim)
+        invalid, _ = flag_masks(flags, f.ndim)
         identity = torch.eye(2, dtype=M.dtype, device=M.device).unsqueeze(-1)
         M, f = torch.where(invalid, identity, M), torch.where(invalid, 0, f)
     states = affine_scan(M, f, state, _product, _affine, resets(flags, packed, f.ndim))

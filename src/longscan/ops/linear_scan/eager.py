@@ -6,27 +6,25 @@ import torch
 from torch import Tensor
 
 from longscan.numerics.pairs import multiply
-from longscan.ops._arguments import marks, resets
+from longscan.ops._arguments import flag_masks, resets
 from longscan.ops._associative import affine_scan
 from longscan.ops._chunks import scan_chunks
 
 
 def _masked(a: Tensor, b: Tensor, flags: Tensor, is_complex: bool) -> tuple[Tensor, Tensor]:
     """Invalid steps as the identity map."""
-    invalid, _ = marks(flags, b.ndim)
+    invalid, _ = flag_masks(flags, b.ndim)
     one = torch.ones((), dtype=a.dtype, device=a.device)
     identity = torch.stack([one, torch.zeros_like(one)]) if is_complex else one
     return torch.where(invalid, identity, a), torch.where(invalid, 0, b)
 
 
-def _chunk(
-    a: Tensor, b: Tensor, flags: Tensor | None, state: Tensor, *, is_complex: bool, packed: bool
-) -> tuple[Tensor, Tensor]:
+def _chunk(a: Tensor, b: Tensor, flags: Tensor | None, state: Tensor, *, is_complex: bool, packed: bool) -> tuple[Tensor, Tensor]:
     if flags is not None:
         a, b = _masked(a, b, flags, is_complex)
     states = affine_scan(a, b, state, multiply if is_complex else torch.mul, reset=resets(flags, packed, b.ndim))
     final = states[:, -1].clone()
-    return (states if flags is None else torch.where(marks(flags, b.ndim)[0], 0, states)), final
+    return (states if flags is None else torch.where(flag_masks(flags, b.ndim)[0], 0, states)), final
 
 
 def linear_scan(

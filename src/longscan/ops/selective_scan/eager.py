@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from longscan.numerics.pairs import multiply
-from longscan.ops._arguments import marks, mask, resets
+from longscan.ops._arguments import flag_masks, mask, resets
 from longscan.ops._associative import affine_scan
 from longscan.ops._chunks import scan_chunks
 from longscan.ops.selective_scan.reference import step_sizes
@@ -42,7 +42,7 @@ def _chunk(
     u, dt, B, C, z, dt_scale = mask(flags, u, dt, B, C, z, dt_scale)
     dt = step_sizes(dt, dt_bias, dt_scale, dt_softplus)
     if flags is not None:  # a step of no length leaves the state as it is
-        dt = torch.where(marks(flags, 3)[0], 0, dt)
+        dt = torch.where(flag_masks(flags, 3)[0], 0, dt)
     is_complex = A.ndim == 3
     decay = _decay(dt, A)
     entering = (dt * u)[(..., *(None,) * (A.ndim - 1))] * B.unsqueeze(2)
@@ -52,7 +52,7 @@ def _chunk(
     y = (products[..., 0] - products[..., 1]).sum(-1) * (2 if paired else 1) if is_complex else products.sum(-1)
     y = y if D is None else y + D * u
     y = y if z is None else y * silu(z)
-    return y if flags is None else torch.where(marks(flags, 3)[0], 0, y), states[:, -1].clone()
+    return y if flags is None else torch.where(flag_masks(flags, 3)[0], 0, y), states[:, -1].clone()
 
 
 def selective_scan(

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu, softplus
 
-from longscan.ops._arguments import marks, mask
+from longscan.ops._arguments import flag_masks, mask
 from longscan.ops._tracing import record_length
 
 
@@ -48,11 +48,11 @@ def selective_scan(
         if flags is None:
             state = decay * state + entering
         else:
-            invalid, reset = (mark.unsqueeze(-1) for mark in marks(flags[:, t], 2))
+            invalid, reset = (mark.unsqueeze(-1) for mark in flag_masks(flags[:, t], 2))
             state = torch.where(invalid, state, decay * torch.where(reset, 0, state) + entering)
         y = (C[:, t, None] * state).sum(-1)
         outputs.append((2 * y.real if paired else y.real) if A.is_complex() else y)
     y = torch.stack(outputs, 1) if outputs else u.clone()
     y = y if D is None else y + D * u
     y = y if z is None else y * silu(z)
-    return y if flags is None else torch.where(marks(flags, 3)[0], 0, y), state.clone()
+    return y if flags is None else torch.where(flag_masks(flags, 3)[0], 0, y), state.clone()

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from longscan.ops._arguments import marks, mask
+from longscan.ops._arguments import flag_masks, mask
 from longscan.ops._tracing import record_length
 
 
@@ -20,7 +20,7 @@ def short_conv(
     u, length = record_length(u)
     state, outputs = initial_state, []
     for t in range(length):
-        invalid, reset = (None, None) if flags is None else (mark.unsqueeze(-1) for mark in marks(flags[:, t], 2))
+        invalid, reset = (None, None) if flags is None else (mark.unsqueeze(-1) for mark in flag_masks(flags[:, t], 2))
         before = state if reset is None else torch.where(reset, 0, state)
         window = torch.cat([before, u[:, t, :, None]], -1)
         y = (window * weight).sum(-1)

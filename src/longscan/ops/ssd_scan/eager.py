@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from longscan.numerics.rotary import turn
-from longscan.ops._arguments import carry_dtype, marks, mask, resets
+from longscan.ops._arguments import carry_dtype, flag_masks, mask, resets
 from longscan.ops._associative import running_sum
 from longscan.ops._chunks import scan_chunks
 from longscan.ops._masked_products import masked_products, masked_sums
@@ -25,7 +25,7 @@ def _without_first(angle: Tensor, flags: Tensor | None) -> tuple[Tensor, Tensor]
     """The angle of a chunk's first step, (B, H, R), which turns nothing but the state before it; and the others, (B, L, H, R)."""
     if flags is None:
         return angle[:, 0], torch.cat([torch.zeros_like(angle[:, :1]), angle[:, 1:]], 1)
-    invalid, reset = marks(flags, 4)
+    invalid, reset = flag_masks(flags, 4)
     first = ~invalid & ((~invalid).cumsum(1) == 1)
     return torch.where(first & ~reset, angle, 0).sum(1), torch.where(first | reset, 0, angle)
 
@@ -97,7 +97,7 @@ def _chunk(
         y = y + (now * own_scale).unsqueeze(-1) * x
     y = y if D is None else y + D.unsqueeze(-1) * x
     y = y if z is None else y * silu(z)
-    return y if flags is None else torch.where(marks(flags, 4)[0], 0, y), state
+    return y if flags is None else torch.where(flag_masks(flags, 4)[0], 0, y), state
 
 
 def _only(steps: Tensor | None, x: Tensor) -> Tensor:

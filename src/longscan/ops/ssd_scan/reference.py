@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from longscan.numerics.rotary import turn
-from longscan.ops._arguments import marks, mask
+from longscan.ops._arguments import flag_masks, mask
 from longscan.ops._tracing import record_length
 
 
@@ -50,15 +50,15 @@ def ssd_scan(
         entering = x[:, t].unsqueeze(-1) * B[:, t, :, None]
         before = state
         if flags is not None:
-            before = torch.where(marks(flags[:, t], 4)[1], 0, state)
+            before = torch.where(flag_masks(flags[:, t], 4)[1], 0, state)
         if angle is not None:
             before = turn(before, angle[:, t, :, None])
         before = decay * before
         after = before + scale[:, t, :, None, None] * entering
         seen = after if own_scale is None else before + own_scale[:, t, :, None, None] * entering
-        state = after if flags is None else torch.where(marks(flags[:, t], 4)[0], state, after)
+        state = after if flags is None else torch.where(flag_masks(flags[:, t], 4)[0], state, after)
         outputs.append((seen * C[:, t, :, None]).sum(-1))
     y = torch.stack(outputs, 1) if outputs else x.clone()
     y = y if D is None else y + D.unsqueeze(-1) * x
     y = y if z is None else y * silu(z)
-    return y if flags is None else torch.where(marks(flags, 4)[0], 0, y), state.clone()
+    return y if flags is None else torch.where(flag_masks(flags, 4)[0], 0, y), state.clone()

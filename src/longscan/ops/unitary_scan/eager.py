@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from longscan.ops._arguments import carry_dtype, marks, mask, resets
+from longscan.ops._arguments import carry_dtype, flag_masks, mask, resets
 from longscan.ops._associative import running_sum
 from longscan.ops._chunks import CHUNK, scan_chunks
 
@@ -21,7 +21,7 @@ def _angles(u: Tensor, dt: Tensor, W: Tensor, bias: Tensor, flags: Tensor | None
     """theta (B, L, D, N), 0 at invalid steps."""
     angles = torch.nn.functional.linear(u, W.flatten(0, 1), bias.flatten()).view(*u.shape[:-1], *bias.shape)
     angles = angles * dt.unsqueeze(-1) if phase_dt else angles
-    return angles if flags is None else torch.where(marks(flags, 4)[0], 0, angles)
+    return angles if flags is None else torch.where(flag_masks(flags, 4)[0], 0, angles)
 
 
 def _wrapped(phase: Tensor) -> Tensor:
@@ -66,7 +66,7 @@ def _chunk(
     y = (C[..., 0] * re - C[..., 1] * im).sum(-1)
     y = y if D is None else y + D * gated
     y = y if z is None else y * silu(z)
-    y = y if flags is None else torch.where(marks(flags, 3)[0], 0, y)
+    y = y if flags is None else torch.where(flag_masks(flags, 3)[0], 0, y)
     last = phase[:, -1]
     final = _rotate(torch.cos(last), torch.sin(last), start_re[:, -1] + added_re[:, -1], start_im[:, -1] + added_im[:, -1])
     return y, torch.stack(final, -1)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from longscan.ops._arguments import carry_dtype, marks, mask
+from longscan.ops._arguments import carry_dtype, flag_masks, mask
 from longscan.ops._tracing import record_length
 
 
@@ -52,7 +52,7 @@ def unitary_scan(
         angle = angle * dt[:, t, :, None] if phase_dt else angle
         entering = (dt[:, t] * gated[:, t]).unsqueeze(-1) * B
         if flags is not None:
-            invalid, reset = (mark.unsqueeze(-1) for mark in marks(flags[:, t], 2))
+            invalid, reset = (mark.unsqueeze(-1) for mark in flag_masks(flags[:, t], 2))
             # the angle of a sequence's first step turns nothing but the state, which is dropped there
             angle = torch.where(invalid | reset, 0, angle)
             phase, total = torch.where(reset, 0, phase), torch.where(reset, 0, total)
@@ -63,6 +63,6 @@ def unitary_scan(
     y = torch.stack(outputs, 1) if outputs else u.clone()
     y = y if D is None else y + D * gated
     y = y if z is None else y * silu(z)
-    y = y if flags is None else torch.where(marks(flags, 3)[0], 0, y)
+    y = y if flags is None else torch.where(flag_masks(flags, 3)[0], 0, y)
     final = torch.complex(torch.cos(phase), torch.sin(phase)) * total
     return y.to(narrow), final.to(narrow_state)
