@@ -20,6 +20,7 @@ from torch import Tensor
 from longscan._devices import find_device
 from longscan.ops import OPS, _verdicts
 from longscan.ops._dispatch import NATIVE, reject
+from longscan.ops._examples import example_inputs, example_masks
 from longscan.ops._tolerances import NEIGHBOURS, allowed_error, distance, shake, size
 
 EPS = torch.finfo(torch.float32).eps
@@ -44,9 +45,7 @@ class Call:
         found = []
         for seed in range(NEIGHBOURS):
             generator = torch.Generator().manual_seed(seed)
-            moved = {
-                name: shake(x.double(), EPS, generator) if x.is_floating_point() else x for name, x in self.tensors.items()
-            }
+            moved = {name: shake(x.double(), EPS, generator) if x.is_floating_point() else x for name, x in self.tensors.items()}
             found.append(replace(self, tensors=moved, shaken=seed).in_float32())
         return found
 
@@ -87,68 +86,42 @@ class Finding:
     fault: str | None
 
 
-def _masks(batch: int, length: int, generator: torch.Generator) -> dict[str, Tensor]:
-    valid = torch.rand(batch, length, generator=generator) < 0.8
-    valid[0, : length // 3] = False
-    return {"valid": valid, "seq_idx": (torch.rand(batch, length, generator=generator) < 0.1).cumsum(1)}
+_ROTATING = ("angle", "own_scale", "B_bias", "C_bias")  # arguments of ssd_scan that Mamba-3 has and Mamba-2 has not
+_KIND = {"block2_scan": " constant complex", "selective_scan": " complex", "ssd_scan": " rotating"}
 
 
-def calls(op: str, batch: int, length: int, channels: int, states: int, masked: bool, is_complex: bool) -> Call | None:
-    """A call of `op` with every optional argument, or None where the op knows none of this kind."""
-    generator = torch.Generator().manual_seed(0)
+def example_call(op: str, batch: int, length: int, channels: int, states: int, masked: bool, is_complex: bool) -> Call | None:
+    """Return a call of `op` with every optional argument, or None where `op` is called by no kernel.
 
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator, dtype=torch.float64)
-
-    def uniform(*shape: int) -> Tensor:
-        return torch.rand(shape, generator=generator, dtype=torch.float64)
-
-    pair, steps = (2,) * is_complex, (batch, length)
-    tensors = {"u": normal(*steps, channels)}
-    options: dict[str, Any] = {}
-    if op == "linear_scan":
-        a = torch.cat([uniform(*steps, channels, 1), uniform(*steps, channels, len(pair)) * 0.3], -1)
-        tensors = {"a": a if is_complex else a[..., 0], "b": normal(*steps, channels, *pair)}
-        tensors["initial_state"] = normal(batch, channels, *pair)
-        options = {"pairs": is_complex, "reverse": masked}
-    elif op == "block2_scan":
-        M = uniform(*(() if is_complex else steps), channels, 2, 2) - 0.5
-        tensors = {"M": M, "f": normal(*steps, channels, 2, *pair), "initial_state": normal(batch, channels, 2, *pair)}
-        options = {"pairs": is_complex}
-    elif op == "selective_scan":
-        A = -uniform(channels, states, *pair)
-        tensors |= {"dt": normal(*steps, channels) - 2, "A": A, "B": normal(*steps, states, *pair)}
-        tensors |= {"C": normal(*steps, states, *pair), "D": normal(channels), "z": normal(*steps, channels)}
-        tensors |= {"dt_bias": normal(channels), "dt_scale": uniform(*steps)}
-        tensors["initial_state"] = normal(batch, channels, states, *pair)
-        options = {"dt_softplus": True}
-    elif op == "unitary_scan":
-        tensors |= {"dt": uniform(*steps, channels), "W": normal(channels, states, channels) / channels**0.5}
-        tensors |= {"bias": 3 * normal(channels, states), "B": normal(channels, states, 2), "C": normal(channels, states, 2)}
-        tensors |= {"D": normal(channels), "z": normal(*steps, channels), "initial_state": normal(batch, channels, states, 2)}
-        options = {"phase_dt": is_complex}
-    elif op == "short_conv":
-        tensors |= {"weight": normal(channels, 4), "bias": normal(channels), "initial_state": normal(batch, channels, 3)}
-        options = {"activation": "silu" if is_complex else None}
-    elif op == "ssd_scan":
-        tensors = {"x": normal(*steps, channels, 2), "dt": uniform(*steps, channels), "A": -uniform(channels)}
-        tensors |= {"B": normal(*steps, 1, states), "C": normal(*steps, 1, states), "D": normal(channels)}
-        tensors |= {"z": normal(*steps, channels, 2), "initial_state": normal(batch, channels, 2, states)}
-        tensors |= {"input_scale": uniform(*steps, channels)}
-        if is_complex:
-            tensors |= {"angle": normal(*steps, channels, states // 2), "own_scale": uniform(*steps, channels)}
-            tensors |= {"B_bias": normal(channels, states), "C_bias": normal(channels, states)}
-    else:
+    masked: with invalid steps and restarts, and NaN in every input at invalid steps. is_complex: the complex form of an op, or
+    its second variant: a constant matrix, the step size in the angle, an activation, rotating heads.
+    """
+    options: dict[str, Any] = {
+        "linear_scan": {"pairs": is_complex, "reverse": masked},
+        "block2_scan": {"pairs": is_complex},
+        "selective_scan": {"dt_softplus": True},
+        "unitary_scan": {"phase_dt": is_complex},
+        "short_conv": {"activation": "silu" if is_complex else None},
+        "ssd_scan": {},
+    }
+    if op not in options:
         return None
+    generator = torch.Generator().manual_seed(0)
+    sizes = {"B": batch, "L": length, "D": channels, "N": states, "H": channels, "P": 2, "G": 1, "R": states // 2, "K": 4}
+    tensors = example_inputs(op, sizes, generator=generator, is_complex=is_complex, long=True)
+    if op == "block2_scan" and is_complex:
+        tensors["M"] = tensors["M"][0, 0]
+    if op == "ssd_scan" and not is_complex:
+        tensors = {name: x for name, x in tensors.items() if name not in _ROTATING}
     if masked:
-        tensors |= _masks(batch, length, generator)
+        tensors |= example_masks(batch, length, generator)
+        tensors["valid"][0, : length // 3] = False
         for name in OPS[op].per_step:
             x = tensors.get(name)
-            if x is not None and x.shape[:2] == steps:
-                x.masked_fill_(~tensors["valid"].view(*steps, *(1,) * (x.ndim - 2)), float("nan"))
-    kind = {"block2_scan": " constant complex", "selective_scan": " complex", "ssd_scan": " turning"}.get(op, "") * is_complex
-    name = f"({batch}, {length}, {channels}, {states}){' masks' * masked}{kind}"
-    return Call(op, name, tensors, options)
+            if x is not None and x.shape[:2] == (batch, length):
+                x.masked_fill_(~tensors["valid"].view(batch, length, *(1,) * (x.ndim - 2)), float("nan"))
+    name = f"({batch}, {length}, {channels}, {states}){' masks' * masked}{_KIND.get(op, '') * is_complex}"
+    return Call(op, name, tensors, options[op])
 
 
 SIZES = ((2, 70, 5, 3), (3, 1, 4, 1))  # (B, L, D, N)
@@ -160,7 +133,7 @@ PROCESS_BYTES = 2**30  # of a GPU, for a process that judges calls
 def wanted(op: str, sizes: tuple[tuple[int, int, int, int], ...]) -> list[Call]:
     """Calls of every kind at the first size, and of two kinds, in turn, at the others."""
     kinds = [(size, kind) for i, size in enumerate(sizes) for kind in KINDS if i == 0 or (sum(kind) + i) % 2]
-    return [call for size, kind in kinds if (call := calls(op, *size, *kind)) is not None]
+    return [call for size, kind in kinds if (call := example_call(op, *size, *kind)) is not None]
 
 
 def examine(op: str, backend: str, device: torch.device, sizes: tuple[tuple[int, int, int, int], ...]) -> list[Finding]:

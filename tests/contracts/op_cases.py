@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from longscan.ops import OPS
+from longscan.ops._examples import ARGUMENTS, example_inputs
 from longscan.ops.unitary_scan import reference as unitary_reference
 from tolerances import shake
 
@@ -171,7 +172,25 @@ def _masks(draw: st.DrawFn, batch: int, length: int, generator: torch.Generator)
     return masks
 
 
-def _linear(draw: st.DrawFn, batch: int, length: int, generator: torch.Generator) -> tuple[dict[str, Tensor], dict[str, Any]]:
+Made = tuple[dict[str, Tensor], dict[str, Any]]
+
+
+def _inputs(
+    op: str, batch: int, length: int, generator: torch.Generator, is_complex: bool = False, **sizes: int
+) -> dict[str, Tensor]:
+    return example_inputs(op, {"B": batch, "L": length, **sizes}, generator=generator, is_complex=is_complex, long=True)
+
+
+def _in_some_form(draw: st.DrawFn, op: str, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Optional inputs, each there or not; complex inputs as pairs or, by chance, as complex numbers."""
+    inputs = {name: x for name, x in inputs.items() if not ARGUMENTS[op][name].optional or draw(st.booleans())}
+    if draw(st.booleans()):
+        return inputs
+    pairs = [name for name, x in inputs.items() if ARGUMENTS[op][name].pair or x.ndim > len(ARGUMENTS[op][name].axes)]
+    return inputs | {name: torch.view_as_complex(inputs[name]) for name in pairs}
+
+
+def _linear(draw: st.DrawFn, batch: int, length: int, generator: torch.Generator) -> Made:
     axes = draw(st.sampled_from([(), (3,), (2, 3)]))
     kind = draw(st.sampled_from(["real", "complex", "real a", "real b", "pairs"]))
     lead = () if draw(st.booleans()) else (batch, length)
@@ -187,7 +206,7 @@ def _linear(draw: st.DrawFn, batch: int, length: int, generator: torch.Generator
     return inputs, {"reverse": draw(st.booleans()), "pairs": kind == "pairs"}
 
 
-def _block2(draw: st.DrawFn, batch: int, length: int, generator: torch.Generator) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def _block2(draw: st.DrawFn, batch: int, length: int, generator: torch.Generator) -> Made:
     """Turns with a little decay or growth, in a slanted basis; the marginal case of a double eigenvalue 1 among them."""
     axes = draw(st.sampled_from([(), (3,), (2, 3)]))
     kind = draw(st.sampled_from(["real", "complex", "pairs"]))
@@ -203,116 +222,50 @@ def _block2(draw: st.DrawFn, batch: int, length: int, generator: torch.Generator
     return {"M": M, "f": f, "initial_state": start}, {"pairs": kind == "pairs"}
 
 
-def _in_some_form(draw: st.DrawFn, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Complex inputs as they are or, by chance, as pairs."""
-    if not draw(st.booleans()):
-        return inputs
-    return {name: torch.view_as_real(x) if x.is_complex() else x for name, x in inputs.items()}
-
-
-def _some(draw: st.DrawFn, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Optional inputs, each there or not."""
-    return {name: x for name, x in inputs.items() if draw(st.booleans())}
-
-
-def _selective(draw: st.DrawFn, batch: int, length: int, generator: torch.Generator) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def _selective(draw: st.DrawFn, batch: int, length: int, generator: torch.Generator) -> Made:
     channels, states = draw(st.integers(1, 9)), draw(st.sampled_from([1, 2, 5, 16]))
-    is_complex = draw(st.booleans())
-    softplus = draw(st.booleans())
+    is_complex, softplus = draw(st.booleans()), draw(st.booleans())
     scale = draw(st.sampled_from([1e-4, 0.1, 1.0]))  # 1e-4: every factor beyond 0.999
-    A = -torch.rand(channels, states, generator=generator, dtype=torch.float64) * 2
-    if is_complex:
-        A = torch.complex(A, 4 * random((channels, states), generator))
+    inputs = _inputs("selective_scan", batch, length, generator, is_complex, D=channels, N=states)
     dt = random((batch, length, channels), generator)
-    inputs = {
-        "u": random((batch, length, channels), generator),
-        "dt": dt + math.log(scale) if softplus else dt.abs() * scale,
-        "A": A,
-        "B": random((batch, length, states), generator, is_complex),
-        "C": random((batch, length, states), generator, is_complex),
-        **_some(
-            draw,
-            {
-                "D": random((channels,), generator),
-                "z": random((batch, length, channels), generator),
-                "dt_bias": random((channels,), generator).abs() * scale,
-                "dt_scale": 3 * torch.rand(batch, length, generator=generator, dtype=torch.float64),
-                "initial_state": random((batch, channels, states), generator, is_complex),
-            },
-        ),
-    }
-    return _in_some_form(draw, inputs), {"dt_softplus": softplus, "paired": draw(st.booleans())}
+    inputs["dt"] = dt + math.log(scale) if softplus else dt.abs() * scale
+    inputs["dt_bias"] = inputs["dt_bias"].abs() * scale
+    inputs["dt_scale"] = 3 * inputs["dt_scale"]
+    if is_complex:
+        inputs["A"][..., 1] *= 4
+    return _in_some_form(draw, "selective_scan", inputs), {"dt_softplus": softplus, "paired": draw(st.booleans())}
 
 
-def _unitary(draw: st.DrawFn, batch: int, length: int, generator: torch.Generator) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def _unitary(draw: st.DrawFn, batch: int, length: int, generator: torch.Generator) -> Made:
     channels, states = draw(st.integers(1, 9)), draw(st.sampled_from([1, 2, 5, 16]))
-    shape = (states,) if draw(st.booleans()) else (channels, states)
-    inputs = {
-        "u": random((batch, length, channels), generator),
-        "dt": torch.rand(batch, length, channels, generator=generator, dtype=torch.float64),
-        "W": random((channels, states, channels), generator) / math.sqrt(channels),
-        "bias": 2 * math.pi * torch.rand(channels, states, generator=generator, dtype=torch.float64) - math.pi,
-        "B": random(shape, generator, True),
-        "C": random(shape, generator, True),
-        **_some(
-            draw,
-            {
-                "D": random((channels,), generator),
-                "z": random((batch, length, channels), generator),
-                "initial_state": random((batch, channels, states), generator, True),
-            },
-        ),
-    }
-    return _in_some_form(draw, inputs), {"phase_dt": draw(st.booleans())}
+    inputs = _inputs("unitary_scan", batch, length, generator, D=channels, N=states)
+    if draw(st.booleans()):  # coefficients of all channels, or of each
+        inputs["C"] = inputs["C"][0]
+    if draw(st.booleans()):
+        inputs["B"] = inputs["B"].expand(channels, states, 2).clone()
+    return _in_some_form(draw, "unitary_scan", inputs), {"phase_dt": draw(st.booleans())}
 
 
-def _ssd(draw: st.DrawFn, batch: int, length: int, generator: torch.Generator) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def _ssd(draw: st.DrawFn, batch: int, length: int, generator: torch.Generator) -> Made:
     heads, groups = draw(st.sampled_from([(1, 1), (2, 1), (3, 3), (4, 2)]))
     width, states = draw(st.sampled_from([1, 2, 5])), draw(st.sampled_from([1, 2, 5, 16]))
-    scale = draw(st.sampled_from([1e-4, 0.1, 1.0]))
-    inputs = {
-        "x": random((batch, length, heads, width), generator),
-        "dt": random((batch, length, heads), generator).abs() * scale,
-        "A": -torch.rand(heads, generator=generator, dtype=torch.float64) * 4,
-        "B": random((batch, length, groups, states), generator),
-        "C": random((batch, length, groups, states), generator),
-        **_some(
-            draw,
-            {
-                "D": random((heads,), generator),
-                "z": random((batch, length, heads, width), generator),
-                "input_scale": random((batch, length, heads), generator),
-                "own_scale": random((batch, length, heads), generator),
-                "angle": 4 * random((batch, length, heads, draw(st.integers(0, states // 2))), generator),
-                "B_bias": random((heads, states), generator),
-                "C_bias": random((heads, states), generator),
-                "initial_state": random((batch, heads, width, states), generator),
-            },
-        ),
-    }
-    return inputs, {}
+    sizes = {"H": heads, "G": groups, "P": width, "N": states, "R": draw(st.integers(0, states // 2))}
+    inputs = _inputs("ssd_scan", batch, length, generator, **sizes)
+    inputs["dt"] = inputs["dt"] * draw(st.sampled_from([1e-4, 0.1, 1.0]))
+    inputs["A"], inputs["angle"] = 4 * inputs["A"], 4 * inputs["angle"]
+    return _in_some_form(draw, "ssd_scan", inputs), {}
 
 
-def _short(draw: st.DrawFn, batch: int, length: int, generator: torch.Generator) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    channels, taps = draw(st.integers(1, 9)), draw(st.sampled_from([1, 2, 4, 7]))
-    inputs = {
-        "u": random((batch, length, channels), generator),
-        "weight": random((channels, taps), generator),
-        **_some(
-            draw,
-            {
-                "bias": random((channels,), generator),
-                "initial_state": random((batch, channels, taps - 1), generator),
-            },
-        ),
-    }
+def _short(draw: st.DrawFn, batch: int, length: int, generator: torch.Generator) -> Made:
+    sizes = {"D": draw(st.integers(1, 9)), "K": draw(st.sampled_from([1, 2, 4, 7]))}
+    inputs = _in_some_form(draw, "short_conv", _inputs("short_conv", batch, length, generator, **sizes))
     return inputs, {"activation": draw(st.sampled_from([None, "silu"]))}
 
 
-def _long(draw: st.DrawFn, batch: int, length: int, generator: torch.Generator) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    channels = draw(st.integers(1, 5))
-    decay = torch.exp(-torch.arange(length) / draw(st.sampled_from([3, 300])))
-    return {"u": random((batch, length, channels), generator), "k": random((channels, length), generator) * decay}, {}
+def _long(draw: st.DrawFn, batch: int, length: int, generator: torch.Generator) -> Made:
+    inputs = _inputs("long_conv", batch, length, generator, D=draw(st.integers(1, 5)))
+    inputs["k"] *= torch.exp(-torch.arange(length) / draw(st.sampled_from([3, 300])))
+    return inputs, {}
 
 
 MAKERS = {

@@ -1,0 +1,129 @@
+"""Random inputs of every op, for `longscan doctor`, the tests and the benchmarks.
+
+`ARGUMENTS` names the tensors that an op takes, with axes, distribution and the scale at which states stay bounded over a long
+sequence. Axes are letters, with sizes given by the caller: B batch, L length, D channels, N states, H heads, P width of a head,
+G groups of heads, R angles, K taps of a convolution, k the steps of its state (K - 1).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Sizes = Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One tensor argument of an op.
+
+    axes: a letter for each axis, or 2. distribution: standard normal, uniform between 0 and 1, or minus the size of a normal
+    number. optional: the op can be called without it. pair: whether a last axis of two holds real and imaginary part: always,
+    never, or where the caller asks for a complex call. scale: factor for long sequences, or a function of the sizes.
+    """
+
+    axes: str
+    distribution: Literal["normal", "uniform", "negative"] = "normal"
+    optional: bool = False
+    pair: bool | None = False
+    scale: float | Callable[[Sizes], float] = 1.0
+
+
+_COMPLEX = None  # a pair where the caller asks for it
+
+ARGUMENTS: dict[str, dict[str, Argument]] = {
+    "linear_scan": {
+        "a": Argument("BLD", "uniform", pair=_COMPLEX, scale=0.7),
+        "b": Argument("BLD", pair=_COMPLEX),
+        "initial_state": Argument("BD", pair=_COMPLEX),
+    },
+    "block2_scan": {
+        "M": Argument("BLD22", scale=0.5),
+        "f": Argument("BLD2", pair=_COMPLEX),
+        "initial_state": Argument("BD2", pair=_COMPLEX),
+    },
+    "selective_scan": {
+        "u": Argument("BLD"),
+        "dt": Argument("BLD", "uniform"),
+        "A": Argument("DN", "negative", pair=_COMPLEX),
+        "B": Argument("BLN", pair=_COMPLEX),
+        "C": Argument("BLN", pair=_COMPLEX),
+        "D": Argument("D", optional=True),
+        "z": Argument("BLD", optional=True),
+        "dt_bias": Argument("D", optional=True),
+        "initial_state": Argument("BDN", pair=_COMPLEX, optional=True),
+        "dt_scale": Argument("BL", "uniform", optional=True),
+    },
+    "unitary_scan": {
+        "u": Argument("BLD"),
+        "dt": Argument("BLD", "uniform"),
+        "W": Argument("DND", scale=lambda sizes: sizes["D"] ** -0.5),
+        "bias": Argument("DN", scale=3.0),
+        "B": Argument("N", pair=True),
+        "C": Argument("DN", pair=True),
+        "D": Argument("D", optional=True),
+        "z": Argument("BLD", optional=True),
+        "initial_state": Argument("BDN", pair=True, optional=True),
+    },
+    "ssd_scan": {
+        "x": Argument("BLHP"),
+        "dt": Argument("BLH", "uniform"),
+        "A": Argument("H", "negative"),
+        "B": Argument("BLGN"),
+        "C": Argument("BLGN"),
+        "D": Argument("H", optional=True),
+        "z": Argument("BLHP", optional=True),
+        "initial_state": Argument("BHPN", optional=True),
+        "input_scale": Argument("BLH", optional=True),
+        "own_scale": Argument("BLH", optional=True),
+        "angle": Argument("BLHR", optional=True),
+        "B_bias": Argument("HN", optional=True),
+        "C_bias": Argument("HN", optional=True),
+    },
+    "short_conv": {
+        "u": Argument("BLD"),
+        "weight": Argument("DK"),
+        "bias": Argument("D", optional=True),
+        "initial_state": Argument("BDk", optional=True),
+    },
+    "long_conv": {"u": Argument("BLD"), "k": Argument("DL")},
+}
+
+
+def example_inputs(
+    op: str,
+    sizes: Sizes,
+    *,
+    generator: torch.Generator | None = None,
+    dtype: torch.dtype = torch.float64,
+    optional: bool = True,
+    is_complex: bool = False,
+    long: bool = False,
+) -> dict[str, Tensor]:
+    """Return tensors for one call of `op`: argument name -> tensor, complex numbers as pairs of real ones.
+
+    sizes: the size of every axis (see above). generator: torch's default without it. optional: also the arguments that the op can
+    do without. is_complex: a complex call, of ops that have both. long: numbers scaled so that long sequences stay bounded.
+    """
+    sizes = {**sizes, "2": 2, "k": sizes.get("K", 1) - 1}
+    inputs = {}
+    for name, argument in ARGUMENTS[op].items():
+        if argument.optional and not optional:
+            continue
+        shape = [sizes[axis] for axis in argument.axes] + [2] * (is_complex if argument.pair is None else argument.pair)
+        make = torch.rand if argument.distribution == "uniform" else torch.randn
+        x = make(shape, generator=generator, dtype=dtype)
+        if argument.distribution == "negative":
+            x = -x.abs()
+        if long:
+            x = x * (argument.scale(sizes) if callable(argument.scale) else argument.scale)
+        inputs[name] = x
+    return inputs
+
+
+def example_masks(batch: int, length: int, generator: torch.Generator | None = None) -> dict[str, Tensor]:
+    """Return `valid` and `seq_idx` of shape (batch, length): a fifth of the steps invalid, restarts at three steps of ten."""
+    valid = torch.rand((batch, length), generator=generator) < 0.8
+    return {"valid": valid, "seq_idx": (torch.rand((batch, length), generator=generator) < 0.3).cumsum(1)}
