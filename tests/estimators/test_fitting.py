@@ -94,6 +94,21 @@ def test_a_short_run_starts_at_the_full_rate_and_one_of_forty_warms_up_for_four(
     assert [rates[0] for rates in updates.rates] == pytest.approx([0.5 * a * b for a, b in zip(cosine, warm, strict=True)])
 
 
+def test_a_loss_that_is_not_finite_is_an_error(updates):
+    model = nn.Linear(1, 1, bias=False)
+    with pytest.raises(ValueError, match=r"^lr: got 0\.01, .* not a number in epoch 2 of 3, needed a smaller one"):
+        run(model, lambda _: model.weight.sum() * (1.0 if len(updates.rates) < 4 else np.nan), lambda _: np.arange(6))
+
+
+@pytest.mark.parametrize("kind", [SSMClassifier, SSMRegressor, SSMForecaster])
+def test_a_fit_that_diverges_is_an_error_and_leaves_no_model(kind):
+    X, y = np.random.default_rng(0).normal(size=(7, 9)), np.array([0, 1, 0, 1, 0, 1, 1])
+    estimator = kind(**{**BRIEF, "epochs": 20}, lr=1e30)
+    with pytest.raises(ValueError, match=r"^lr: got 1e\+30, .* became infinite or not a number"):
+        estimator.set_params(horizon=2, window=3).fit(X[0]) if kind is SSMForecaster else estimator.fit(X, y)
+    assert not hasattr(estimator, "model_")
+
+
 def test_seeds_inside_and_the_state_outside():
     before = torch.get_rng_state()
     with seeded(3):

@@ -37,7 +37,7 @@ class Balance(HTMLParser):
         super().__init__()
         self.open: list[str] = []
 
-    def handle_starttag(self, tag, attrs):  # noqa: ARG002
+    def handle_starttag(self, tag, attrs):
         if tag not in self.void:
             self.open.append(tag)
 

@@ -2,9 +2,10 @@
 
 import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 from longscan._devices import find_device
 from longscan._types import describe_type, matches_type
+from longscan.engine import Engine, EpochLosses, NonFiniteLossError
 from longscan.estimators.reading import Known, Layout, check_table, is_table, normalise, read_collection, rows_of_times
 from longscan.estimators.series import Collection, check_predictions
 from longscan.layers._settings import declared_types
@@ -65,33 +67,39 @@ def minimise(
     weight_decay: float,
     random: np.random.RandomState,
 ) -> list[float]:
-    """AdamW under a warm-up and a cosine, gradients clipped at norm 1. Returns the mean loss of each epoch.
+    """Fit a model by AdamW with a linear warm-up, a cosine to 0 and gradients clipped at norm 1; return each epoch's mean loss.
 
-    epoch: the examples of an epoch, in the order in which they are shown; loss_of: the mean loss of some of them.
+    epoch: returns the examples of an epoch in the order in which they are shown. loss_of: the mean loss of some of them. Raises
+    ValueError if the loss stops being finite, as scikit-learn's own estimators do.
     """
     optimizer = torch.optim.AdamW(optimizer_groups(model, weight_decay=weight_decay), lr=lr, fused=True)
-    order = epoch(random)
-    steps = epochs * math.ceil(len(order) / batch_size)
+    first_order = epoch(random)
+    steps_per_epoch = math.ceil(len(first_order) / batch_size)
+    steps = epochs * steps_per_epoch
     warmup = max(1, round(WARMUP * steps))
-    step, curve = 0, []
+
+    def batches() -> Iterator[np.ndarray]:
+        for number in range(epochs):
+            order = epoch(random) if number else first_order
+            for first in range(0, len(order), batch_size):
+                yield order[first : first + batch_size]
+
+    losses = EpochLosses(steps_per_epoch)
+    engine = Engine(
+        optimizer,
+        lambda rows: (loss_of(rows), None),
+        learning_rate=lambda step: lr * min(1, (step + 1) / warmup) * (1 + math.cos(math.pi * step / steps)) / 2,
+        clip_gradients=partial(nn.utils.clip_grad_norm_, list(model.parameters()), CLIP),
+        callbacks=[losses],
+    )
     model.train()
-    for number in range(epochs):
-        order = order if number == 0 else epoch(random)
-        losses = []
-        for first in range(0, len(order), batch_size):
-            rate = lr * min(1, (step + 1) / warmup) * (1 + math.cos(math.pi * step / steps)) / 2
-            for group in optimizer.param_groups:
-                group["lr"] = rate * group["scale"]
-            loss = loss_of(order[first : first + batch_size])
-            optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            nn.utils.clip_grad_norm_(model.parameters(), CLIP)
-            optimizer.step()
-            losses.append(loss.item())
-            step += 1
-        curve.append(float(np.mean(losses)))
+    try:
+        engine.run(batches())
+    except NonFiniteLossError as error:
+        failed = f"with which the loss became infinite or not a number in epoch {len(losses.curve) + 1} of {epochs}"
+        raise ValueError(f"lr: got {lr}, {failed}, needed a smaller one, or data without extreme values") from error
     model.eval()
-    return curve
+    return losses.curve
 
 
 class SeriesEstimator(BaseEstimator):

@@ -3,11 +3,17 @@
 Each maps contexts (n, context, C) to forecasts (n, horizon, C).
 """
 
+import math
+from collections.abc import Iterator
+
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-_KERNEL = 25  # of DLinear's moving average
+from longscan.engine import EarlyStopping, Engine
+
+_KERNEL = 25  # steps of DLinear's moving average
+_BATCH_SIZE = 32
 
 
 def seasonal_mean(contexts: Tensor, horizon: int, period: int, count: int, start: int = 0) -> Tensor:
@@ -24,7 +30,10 @@ def seasonal_mean(contexts: Tensor, horizon: int, period: int, count: int, start
 
 
 class DLinear(nn.Module):
-    """Two linear maps from context to horizon, of the moving average and of the rest, for all variables (Zeng et al., 2023)."""
+    """Sum of two linear maps from context to horizon, one of the moving average and one of the remainder (Zeng et al., 2023).
+
+    All variables share the maps.
+    """
 
     def __init__(self, context: int, horizon: int) -> None:
         super().__init__()
@@ -33,7 +42,7 @@ class DLinear(nn.Module):
             nn.init.constant_(layer.weight, 1 / context)
 
     def forward(self, contexts: Tensor) -> Tensor:
-        """(n, context, C) -> (n, horizon, C)."""
+        """Map contexts (n, context, C) to forecasts (n, horizon, C)."""
         series = contexts.transpose(1, 2)
         ends = series[..., :1].expand(-1, -1, _KERNEL // 2), series[..., -1:].expand(-1, -1, _KERNEL // 2)
         trend = nn.functional.avg_pool1d(torch.cat([ends[0], series, ends[1]], dim=2), _KERNEL, 1)
@@ -42,44 +51,41 @@ class DLinear(nn.Module):
 
 
 def fitted_dlinear(train: np.ndarray, valid: np.ndarray, context: int, horizon: int, *, seed: int, epochs: int = 10) -> DLinear:
-    """DLinear as its authors fit it: Adam, windows of stride one in random order, batches of 32, the rate halved each epoch.
+    """Fit DLinear as its authors do: Adam, windows of stride one in random order, batches of 32, the rate halved each epoch.
 
-    train, valid: (rows, C) standardised. The epoch with the best error on valid is kept; three without a better one end it. The
-    rate is .001 (theirs lies between .0001 and .05, by data set).
+    train, valid: (rows, C), standardised. The weights of the epoch with the least error on valid are kept; three epochs without a
+    better one end the training. The first rate is .001; the authors' lie between .0001 and .05, depending on the data set.
     """
     generator = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = DLinear(context, horizon)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    windows = _windows(train, context + horizon)
-    best, kept, waited = float("inf"), {name: value.clone() for name, value in model.state_dict().items()}, 0
-    for epoch in range(epochs):
-        for group in optimizer.param_groups:
-            group["lr"] = 1e-3 * 0.5**epoch
-        for rows in torch.split(torch.randperm(len(windows), generator=generator), 32):
-            batch = windows[rows]
-            loss = nn.functional.mse_loss(model(batch[:, :context]), batch[:, context:])
-            optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-        error = _error(model, _windows(valid, context + horizon), context)
-        if error < best:
-            best, kept, waited = error, {name: value.clone() for name, value in model.state_dict().items()}, 0
-        else:
-            waited += 1
-            if waited == 3:
-                break
-    model.load_state_dict(kept)
+    windows, valid_windows = _windows(train, context + horizon), _windows(valid, context + horizon)
+    steps_per_epoch = math.ceil(len(windows) / _BATCH_SIZE)
+
+    def batches() -> Iterator[Tensor]:
+        for _ in range(epochs):
+            yield from torch.split(torch.randperm(len(windows), generator=generator), _BATCH_SIZE)
+
+    def compute_loss(rows: Tensor) -> tuple[Tensor, None]:
+        batch = windows[rows]
+        return nn.functional.mse_loss(model(batch[:, :context]), batch[:, context:]), None
+
+    stopping = EarlyStopping(model, lambda: _error(model, valid_windows, context), every=steps_per_epoch, patience=3)
+    optimizer = torch.optim.Adam(model.parameters())
+    engine = Engine(optimizer, compute_loss, learning_rate=lambda step: 1e-3 * 0.5 ** (step // steps_per_epoch))
+    engine.callbacks.append(stopping)
+    engine.run(batches())
     return model.eval()
 
 
 def _windows(rows: np.ndarray, length: int) -> Tensor:
-    """All windows (n, length, C) of a table, as a view."""
+    """Return all windows of a table (rows, C) as a view (n, length, C)."""
     return torch.from_numpy(np.ascontiguousarray(rows, np.float32)).unfold(0, length, 1).transpose(1, 2)
 
 
 @torch.no_grad()
 def _error(model: DLinear, windows: Tensor, context: int) -> float:
+    """Return the mean squared error of the forecasts of windows (n, context + horizon, C)."""
     parts = [((model(part[:, :context]) - part[:, context:]) ** 2).mean((1, 2)) for part in torch.split(windows, 256)]
     return torch.cat(parts).mean().item()

@@ -1,0 +1,158 @@
+"""`Engine`: gradient steps over batches. What else belongs to a training is a `Callback`."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from longscan.engine.graphed_step import GraphedStep, make_capturable
+
+
+class NonFiniteLossError(FloatingPointError):
+    """A loss, or the norm of its gradient, was infinite or not a number."""
+
+
+class StepResult(NamedTuple):
+    """What callbacks see of a gradient step.
+
+    outputs: what `compute_loss` returned next to the loss. loss: the scalar that was differentiated, detached. grad_norm: what
+    `clip_gradients` returned, the norm before clipping; None without clipping. Under a CUDA graph the next step overwrites all
+    tensors.
+    """
+
+    outputs: Any
+    loss: Tensor
+    grad_norm: Tensor | None
+    learning_rate: float
+
+
+class Callback:
+    """Base class of what runs around the gradient steps; override the methods that are needed.
+
+    Methods are called in the order of `Engine.callbacks`. A callback may read `engine.step`, the number of steps made, set
+    `engine.stop_requested`, and send a row to all callbacks by `engine.log`.
+    """
+
+    def on_train_begin(self, engine: "Engine") -> None:
+        """Run before the first step of `Engine.run`."""
+
+    def on_step_end(self, engine: "Engine", result: StepResult) -> None:
+        """Run after each step."""
+
+    def on_log(self, engine: "Engine", row: dict[str, Any]) -> None:
+        """Run for each row that a callback sends by `Engine.log`."""
+
+    def on_train_end(self, engine: "Engine") -> None:
+        """Run after the last step of `Engine.run`, unless an exception ended it."""
+
+
+class Engine:
+    """Minimise a loss by gradient steps, one for each batch.
+
+    Args:
+        optimizer: over the parameters to train. A group may have an entry "scale", by which its learning rate is multiplied.
+        compute_loss: maps a batch to (loss, outputs): a scalar to differentiate, and anything that callbacks need, detached.
+        learning_rate: maps the number of steps made so far to the learning rate of the next one, so that resuming a training
+            needs only the number.
+        clip_gradients: clips the gradients in place and returns their norm before that, a scalar or one for each of several
+            models trained together. None: gradients stay as they are.
+        backward: differentiates the loss; accelerate's for several processes.
+        callbacks: in the order in which they are called.
+        sum_over_processes: sums a tensor over the processes that train together; None for one process.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        compute_loss: Callable[[Any], tuple[Tensor, Any]],
+        *,
+        learning_rate: Callable[[int], float],
+        clip_gradients: Callable[[], Tensor] | None = None,
+        backward: Callable[[Tensor], Any] = Tensor.backward,
+        callbacks: Sequence[Callback] = (),
+        sum_over_processes: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        self.optimizer = optimizer
+        self.compute_loss = compute_loss
+        self.learning_rate = learning_rate
+        self.clip_gradients = clip_gradients
+        self.backward = backward
+        self.callbacks = list(callbacks)
+        self.sum_over_processes = sum_over_processes
+        self.step = 0
+        self.stop_requested = False
+        self.all_finite = torch.ones((), dtype=torch.bool, device=optimizer.param_groups[0]["params"][0].device)
+        self._gradient_step: Callable[[Any], tuple[Any, Tensor, Tensor | None]] = self.gradient_step
+
+    def run(self, batches: Iterable[Any]) -> None:
+        """Make a step for each batch, until there are no more or a callback sets `stop_requested`.
+
+        A batch is asked for after the callbacks of the step before, which may change what it is. Raises NonFiniteLossError if a
+        loss or gradient was not finite.
+        """
+        self._call_all("on_train_begin")
+        for batch in batches:
+            self.update(batch)
+            if self.stop_requested:
+                break
+        self.raise_if_not_finite()
+        self._call_all("on_train_end")
+
+    def update(self, batch: Any) -> StepResult:
+        """Make one step and call the callbacks' `on_step_end`."""
+        rate = self.learning_rate(self.step)
+        set_learning_rate(self.optimizer, rate)
+        result = StepResult(*self._gradient_step(batch), rate)
+        self.step += 1
+        self._call_all("on_step_end", result)
+        return result
+
+    def gradient_step(self, batch: Any) -> tuple[Any, Tensor, Tensor | None]:
+        """Make a forward pass, a backward pass, clipping and an optimiser step; return outputs, loss and norm of the gradient.
+
+        Reads nothing back to the host, so that it can be captured as a CUDA graph.
+        """
+        self.optimizer.zero_grad()
+        loss, outputs = self.compute_loss(batch)
+        self.backward(loss)
+        norm = None if self.clip_gradients is None else self.clip_gradients()
+        self.all_finite &= torch.isfinite(loss.detach())
+        if norm is not None:
+            self.all_finite &= torch.isfinite(norm).all()
+        self.optimizer.step()
+        return outputs, loss.detach(), norm
+
+    def capture(self, device: torch.device) -> None:
+        """Replay further steps as CUDA graphs. Graphs that were captured before are dropped."""
+        make_capturable(self.optimizer, device)
+        self._gradient_step = GraphedStep(self.gradient_step, device)
+
+    def is_finite(self) -> bool:
+        """Return whether every loss and gradient so far was finite, in all processes. Waits for the device."""
+        failures = (~self.all_finite).float()
+        return not bool(failures if self.sum_over_processes is None else self.sum_over_processes(failures))
+
+    def raise_if_not_finite(self) -> None:
+        """Raise NonFiniteLossError if a loss or gradient was not finite."""
+        if not self.is_finite():
+            raise NonFiniteLossError(f"the loss or the norm of its gradient was not finite at step {self.step} or before")
+
+    def log(self, row: dict[str, Any]) -> None:
+        """Send a row of figures to all callbacks."""
+        self._call_all("on_log", row)
+
+    def _call_all(self, event: str, *args: Any) -> None:
+        for callback in self.callbacks:
+            getattr(callback, event)(self, *args)
+
+
+def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
+    """Give each group `rate` times its "scale" (1 without one). A rate that is a tensor, as in CUDA graphs, is set in place."""
+    for group in optimizer.param_groups:
+        scaled = rate * group.get("scale", 1.0)
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(scaled)
+        else:
+            group["lr"] = scaled

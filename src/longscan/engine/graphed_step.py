@@ -1,0 +1,78 @@
+"""Training steps captured as CUDA graphs. A replay takes the place of hundreds of small kernel launches."""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+WARMUP_CALLS = 3  # before a capture: kernels compile, and the optimiser creates its state
+MAX_GRAPHS = 4  # each graph keeps the memory of a step
+
+
+class Capture(NamedTuple):
+    """A graph, the static batch that it reads and the static tensors that it writes."""
+
+    graph: torch.cuda.CUDAGraph
+    batch: Any
+    outputs: Any
+
+
+class GraphedStep:
+    """`step(batch)`, captured as a CUDA graph at the fourth batch of a shape and replayed for each further one of that shape.
+
+    A batch is a NamedTuple of tensors or None. The step must not read values back to the host, and must read whatever changes
+    between calls (learning rates) from tensors. After four graphs, batches of other shapes run without one. Each call overwrites
+    the tensors that the call before returned.
+    """
+
+    def __init__(self, step: Callable[[Any], Any], device: torch.device) -> None:
+        self._step, self._device = step, device
+        self._n_calls: Counter[Any] = Counter()
+        self._captures: dict[Any, Capture] = {}
+
+    def __call__(self, batch: Any) -> Any:
+        """Run the step on a batch, which may be on any device."""
+        shapes = tuple(None if tensor is None else (tensor.shape, tensor.dtype) for tensor in batch)
+        if shapes not in self._captures:
+            self._n_calls[shapes] += 1
+            if self._n_calls[shapes] <= WARMUP_CALLS or len(self._captures) == MAX_GRAPHS:
+                return self._run_on_side_stream(batch)
+            self._captures[shapes] = self._capture(batch)
+        graph, static_batch, outputs = self._captures[shapes]
+        for static, tensor in zip(static_batch, batch, strict=True):
+            if tensor is not None:
+                static.copy_(tensor, non_blocking=True)
+        graph.replay()
+        return outputs
+
+    def _on_device(self, batch: Any) -> Any:
+        return batch._make(None if tensor is None else tensor.to(self._device, non_blocking=True) for tensor in batch)
+
+    def _run_on_side_stream(self, batch: Any) -> Any:
+        """Run the step on a stream other than the current one, which CUDA requires of the calls before a capture."""
+        stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(stream):
+            outputs = self._step(self._on_device(batch))
+        torch.cuda.current_stream(self._device).wait_stream(stream)
+        return outputs
+
+    def _capture(self, batch: Any) -> Capture:
+        """Capture the step as a CUDA graph on a static copy of `batch`. The step is not executed."""
+        static = batch._make(None if tensor is None else tensor.clone() for tensor in self._on_device(batch))
+        graph = torch.cuda.CUDAGraph()
+        # A loader thread may copy to page-locked memory meanwhile; only this thread's work belongs to the graph.
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            outputs = self._step(static)
+        return Capture(graph, static, outputs)
+
+
+def make_capturable(optimizer: Optimizer, device: torch.device) -> None:
+    """Keep the optimiser's learning rates and step counts as tensors on `device`, from where a captured step reads them."""
+    for group in optimizer.param_groups:
+        if not isinstance(group["lr"], Tensor):
+            group["lr"] = torch.tensor(float(group["lr"]), device=device)
+        group["capturable"] = True

@@ -1,0 +1,122 @@
+"""The training loop: what a step does, when callbacks run, and what happens to a loss that is not finite."""
+
+import math
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from longscan.engine import Callback, Engine, NonFiniteLossError, StepResult, set_learning_rate
+
+
+class Recorder(Callback):
+    """Writes down the events of a training."""
+
+    def __init__(self, stop_at: int | None = None) -> None:
+        self.events: list[Any] = []
+        self.stop_at = stop_at
+
+    def on_train_begin(self, engine: Engine) -> None:
+        self.events.append("begin")
+
+    def on_step_end(self, engine: Engine, result: StepResult) -> None:
+        self.events.append(engine.step)
+        engine.log({"rate": result.learning_rate})
+        engine.stop_requested |= engine.step == self.stop_at
+
+    def on_log(self, engine: Engine, row: dict[str, Any]) -> None:
+        self.events.append(row)
+
+    def on_train_end(self, engine: Engine) -> None:
+        self.events.append("end")
+
+
+def engine_of(model: nn.Module, slope: float = 1.0, **options: Any) -> Engine:
+    """Gradient descent on `slope` times the sum of the weights times the batch."""
+
+    def compute_loss(batch: Tensor) -> tuple[Tensor, Tensor]:
+        loss = slope * sum(parameter.sum() for parameter in model.parameters()) * batch
+        return loss, loss.detach() * 2
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=9.0)
+    return Engine(optimizer, compute_loss, **{"learning_rate": lambda step: 0.5**step, **options})
+
+
+def test_a_step_follows_the_gradient_at_the_rate_of_its_number() -> None:
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    engine = engine_of(model, 3.0)
+    results = [engine.update(torch.tensor(value)) for value in (1.0, 2.0)]
+    assert model.weight.item() == -3 * (1 * 1.0 + 0.5 * 2.0), "gradients of steps do not add up"
+    assert [result.learning_rate for result in results] == [1.0, 0.5]
+    assert results[1].loss.item() == 3 * -3 * 2
+    assert results[1].outputs.item() == 2 * results[1].loss.item()
+    assert results[1].grad_norm is None
+    assert not results[1].loss.requires_grad
+
+
+def test_the_passed_function_clips() -> None:
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    clip = partial(nn.utils.clip_grad_norm_, list(model.parameters()), 0.25)
+    result = engine_of(model, 4.0, clip_gradients=clip).update(torch.tensor(1.0))
+    assert result.grad_norm is not None
+    assert result.grad_norm.item() == pytest.approx(4)
+    assert model.weight.item() == pytest.approx(-0.25)
+
+
+def test_callbacks_run_in_order_and_may_stop() -> None:
+    first, second = Recorder(stop_at=2), Recorder()
+    asked = []
+
+    def batches() -> Any:
+        for number in range(5):
+            asked.append(list(second.events))
+            yield torch.tensor(float(number))
+
+    engine = engine_of(nn.Linear(1, 1), callbacks=[first, second])
+    engine.run(batches())
+    rows = [{"rate": 1.0}, {"rate": 0.5}]
+    assert first.events == ["begin", 1, rows[0], rows[0], 2, rows[1], rows[1], "end"]
+    assert second.events == ["begin", rows[0], 1, rows[0], rows[1], 2, rows[1], "end"]
+    assert asked[1] == ["begin", rows[0], 1, rows[0]], "a batch is asked for after the callbacks of the step before"
+    assert len(asked) == 2
+
+
+@pytest.mark.parametrize(("slope", "batch"), [(math.nan, 1.0), (1.0, math.inf)])
+def test_a_loss_that_is_not_finite_ends_the_run_with_an_error(slope: float, batch: float) -> None:
+    recorder = Recorder()
+    engine = engine_of(nn.Linear(1, 1), slope, callbacks=[recorder])
+    assert engine.is_finite()
+    with pytest.raises(NonFiniteLossError, match="not finite at step 2 or before"):
+        engine.run([torch.tensor(batch), torch.tensor(1.0)])
+    assert "end" not in recorder.events
+
+
+def test_one_infinite_gradient_of_several_is_found() -> None:
+    engine = engine_of(nn.Linear(1, 1), clip_gradients=lambda: torch.tensor([1.0, math.inf]))
+    engine.update(torch.tensor(1.0))
+    assert not engine.is_finite()
+
+
+@pytest.mark.parametrize(("here", "elsewhere", "finite"), [(True, 0, True), (True, 1, False), (False, 0, False)])
+def test_a_process_knows_of_the_others(here: bool, elsewhere: int, finite: bool) -> None:
+    engine = engine_of(nn.Linear(1, 1), sum_over_processes=lambda x: x + elsewhere)
+    engine.all_finite.fill_(here)
+    assert engine.is_finite() is finite
+
+
+def test_rates_of_groups_are_scaled_and_tensors_are_filled_in_place() -> None:
+    weights = [nn.Parameter(torch.ones(1)) for _ in range(3)]
+    rate = torch.tensor(1.0)
+    groups = [
+        {"params": [weights[0]], "scale": 0.5},
+        {"params": [weights[1]]},
+        {"params": [weights[2]], "lr": rate, "scale": 2.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=1.0, foreach=False)
+    set_learning_rate(optimizer, 0.008)
+    assert [float(group["lr"]) for group in optimizer.param_groups] == pytest.approx([0.004, 0.008, 0.016])
+    assert optimizer.param_groups[2]["lr"] is rate
