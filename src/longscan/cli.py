@@ -403,9 +403,9 @@ def _record(run: Any, target: str) -> None:
 
 
 def tasks_command(words: Sequence[str]) -> int:
-    """List the tasks: what they ask, how large they are, what a constant answer scores, whether their data are at hand."""
+    """List the tasks: what they ask, how large they are, what a constant answer scores, whether their data are available."""
     from longscan.tasks import TASKS
-    from longscan.tasks.listing import facts
+    from longscan.tasks.listing import task_facts
 
     parser = _parser("tasks", tasks_command)
     parser.add_argument("--settings", action="store_true", help="list the tasks' settings and defaults instead")
@@ -417,15 +417,15 @@ def tasks_command(words: Sequence[str]) -> int:
         return 0
     rows = []
     for name, task in sorted(TASKS.items()):
-        found = facts(task())
+        found = task_facts(task())
         sizes = "" if found.sizes is None else " / ".join("endless" if size is None else f"{size:,}" for size in found.sizes)
         row = {"task": name, "what it asks": _first_line(task), "train / valid / test": sizes}
         for word, number in (("classes", found.classes), ("length", found.length)):
             row[word] = "" if number is None else str(number)
-        about = "about " if found.at_hand == "drawn" else ""  # of a small set of the same kind
+        about = "about " if found.available == "generated" else ""  # of a small set of the same kind
         row["constant"] = "" if found.constant is None else f"{found.metric} {about}{found.constant:.2g}"
-        rows.append({**row, "source": found.source, "at hand": found.at_hand})
-    _show_rows(rows, ("task", "what it asks", "at hand"))
+        rows.append({**row, "source": found.source, "available": found.available})
+    _show_rows(rows, ("task", "what it asks", "available"))
     areas = "uea, lra, forecasting, activity, events, dna"
     _out().print(f"Data: --data-dir FOLDER, or LONGSCAN_DATA with a folder an area ({areas}).")
     return 0

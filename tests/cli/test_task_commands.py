@@ -1,4 +1,4 @@
-"""Pictures of examples, facts of tasks, baselines beside a run."""
+"""Pictures of examples, task_facts of tasks, baselines beside a run."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ from PIL import Image
 
 from longscan.cli import main
 from longscan.tasks import TASKS
-from longscan.tasks.listing import facts
+from longscan.tasks.listing import task_facts
 from longscan.tasks.pictures import draw_examples
 from made_up import MADE_UP
 
@@ -36,14 +36,14 @@ def test_every_task_says_how_it_is_shown() -> None:
 
 
 def test_facts(tmp_path: Path) -> None:
-    known = facts(TASKS["parity"]())
-    assert (known.sizes, known.classes, known.length, known.at_hand) == ((None, 1000, 10_000), 2, 255, "drawn")
-    missing = facts(TASKS["lra_text"]())
-    assert missing.at_hand == "no"
+    known = task_facts(TASKS["parity"]())
+    assert (known.sizes, known.classes, known.length, known.available) == ((None, 1000, 10_000), 2, 255, "generated")
+    missing = task_facts(TASKS["lra_text"]())
+    assert missing.available == "no"
     assert missing.sizes is None
     assert "LONGSCAN_DATA" in (missing.missing or "")
-    there = facts(TASKS["walker"](**MADE_UP["walker"](tmp_path)))
-    assert there.at_hand == "yes"
+    there = task_facts(TASKS["walker"](**MADE_UP["walker"](tmp_path)))
+    assert there.available == "yes"
     assert there.constant is not None
 
 

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from recorded_values import describe, describe_table, differences
 
 from longscan.tasks import Batch, Task
-from longscan.tasks._random import Draws
+from longscan.tasks._random import CounterRNG
 from task_variants import SPECIAL, VARIANTS
 
 RECORD = Path(__file__).with_name("task_values.json")
@@ -67,7 +67,7 @@ def values_of(task: Task) -> dict[str, Any]:
         task = replace(task, test_size=35)
     values: dict[str, Any] = {
         "sizes": [task.vocab_size, task.d_input, task.num_classes, task.d_output, task.length, task.answers_later],
-        "said": [task.per_step, task.metric, task.higher_is_better, task.source, task.shown_as],
+        "properties": [task.per_step, task.metric, task.higher_is_better, task.source, task.shown_as],
         "names": [task.classes, task.symbols],
         "counts": [[task.size(split), task.num_batches(split, 7)] for split in task.splits],
         **{split: arrays(task.batch(split, 0, 5)) for split in task.splits},
@@ -77,16 +77,16 @@ def values_of(task: Task) -> dict[str, Any]:
     return json.loads(json.dumps(describe(values)))
 
 
-def drawn_numbers() -> dict[str, Any]:
-    """Numbers of the generator that all tasks share."""
-    draws = Draws(("key", 1, ("nested", 2)), 3)
+def random_numbers() -> dict[str, Any]:
+    """Return numbers of the random number generator that all tasks share."""
+    rng = CounterRNG(("key", 1, ("nested", 2)), 3)
     return {
-        "integers": describe(draws.integers(-2, 9, (3, 5))),
-        "integers_below": describe(draws.integers(1, np.arange(2, 9), 7)),
-        "uniform": describe(draws.uniform((2, 3))),
-        "normal": describe(draws.normal(7)),
-        "permutation": describe(draws.permutation(9)),
-        "next": describe(draws.integers(0, 2**32, 2)),
+        "integers": describe(rng.integers(-2, 9, (3, 5))),
+        "integers_below": describe(rng.integers(1, np.arange(2, 9), 7)),
+        "uniform": describe(rng.uniform((2, 3))),
+        "normal": describe(rng.normal(7)),
+        "permutation": describe(rng.permutation(9)),
+        "next": describe(rng.integers(0, 2**32, 2)),
     }
 
 
@@ -103,11 +103,11 @@ def test_a_task_gives_what_was_recorded(task, recorded, request):
 
 
 def test_the_shared_generator_gives_what_was_recorded(recorded):
-    assert differences(drawn_numbers(), recorded["Draws"]) == []
+    assert differences(random_numbers(), recorded["CounterRNG"]) == []
 
 
 def test_the_record_holds_nothing_else(recorded):
-    assert recorded.keys() == {"Draws", *(variant.id for variant in ALL)}
+    assert recorded.keys() == {"CounterRNG", *(variant.id for variant in ALL)}
 
 
 def test_a_record_notices_exchanged_and_slightly_changed_values():
@@ -126,7 +126,7 @@ def test_a_record_notices_exchanged_and_slightly_changed_values():
 def write() -> None:
     """Write the record anew, a task a line."""
     torch.set_num_threads(1)
-    values = {variant.id: values_of(variant.values[0]) for variant in ALL} | {"Draws": drawn_numbers()}
+    values = {variant.id: values_of(variant.values[0]) for variant in ALL} | {"CounterRNG": random_numbers()}
     lines = (f"{json.dumps(name)}: {json.dumps(entry, ensure_ascii=False)}" for name, entry in sorted(values.items()))
     partial = RECORD.with_suffix(".partial")
     partial.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")

@@ -311,7 +311,7 @@ def test_an_example_as_text_can_be_read_back(task, tmp_path):
     text = [task.describe(batch, row) for row in range(4)]
     assert task.example("valid") == text[0]
     assert all(line.count(" | ") == 1 for line in text)
-    if not isinstance(task, WordTask) or (task.shows_answers and batch.loss_mask.sum() > 4):
+    if not isinstance(task, WordTask) or (task.uses_teacher_forcing and batch.loss_mask.sum() > 4):
         return
     path = tmp_path / "questions.txt"
     path.write_text("\n\n".join(text))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from longscan.tasks._random import Draws
+from longscan.tasks._random import CounterRNG
 from longscan.tasks.dynamics import FitzHughNagumo, HumanActivity, Pendulum, Walker
 from longscan.tasks.dynamics.fitzhugh_nagumo import solved, solved_by_scipy
 from longscan.tasks.dynamics.pendulum import noise_share, pictures, swing
@@ -15,7 +15,7 @@ from longscan.tasks.pictures import draw_examples
 from made_up import MADE_UP
 
 
-class Still(Draws):
+class Still(CounterRNG):
     """A generator without disturbances."""
 
     def normal(self, shape):
@@ -29,7 +29,7 @@ def test_a_pendulum_swings_as_physics_says():
     speeds = np.diff(np.unwrap(angles, axis=1), axis=1) / 0.01
     energy = 0.5 * speeds**2 + 29.43 * np.cos(angles[:, 1:] + np.pi)
     assert (np.diff(energy[:, [0, 30, 60, 98]], axis=1) < 0.5).all(), "friction takes energy"
-    assert np.abs(swing(Draws(("kicked",), 0), 5)).max() <= np.pi
+    assert np.abs(swing(CounterRNG(("kicked",), 0), 5)).max() <= np.pi
 
 
 def test_the_period_of_a_pendulum_is_that_of_the_published_generator():
@@ -62,7 +62,7 @@ def test_frames_are_irregular_and_noisy():
     assert (batch.elapsed.sum(1) <= 100).all()
     assert len(batch.elapsed.sum(1).unique()) > 1
     assert torch.allclose((batch.targets**2).sum(-1), torch.ones(40, 50), atol=1e-5)
-    share = noise_share(Draws(("share",), 0), 300)
+    share = noise_share(CounterRNG(("share",), 0), 300)
     assert (share[:, :5] == 1).all()
     assert 0.2 < share.mean() < 0.8
     whole = Pendulum(train_size=4, valid_size=4, test_size=4, frames=100).batch("train", 0, 4)

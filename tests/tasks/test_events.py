@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from longscan import SequenceModel
-from longscan.tasks._random import Draws
+from longscan.tasks._random import CounterRNG
 from longscan.tasks.events import Events
 from longscan.tasks.events.augment import (
     PUBLISHED,
@@ -224,9 +224,9 @@ def test_mixed_streams_have_shares_of_classes(tmp_path, monkeypatch):
 
 def test_dropping_events():
     stream = stream_of()
-    assert len(drop(stream, 0.25, Draws(("d",), 0)).t) == pytest.approx(3000, abs=150)
-    assert drop(stream, 0.0, Draws(("d",), 0)) is stream
-    cut = drop_chunk(stream, 0.5, Draws(("c",), 1))
+    assert len(drop(stream, 0.25, CounterRNG(("d",), 0)).t) == pytest.approx(3000, abs=150)
+    assert drop(stream, 0.0, CounterRNG(("d",), 0)) is stream
+    cut = drop_chunk(stream, 0.5, CounterRNG(("c",), 1))
     lost = np.flatnonzero(~np.isin(stream.t, cut.t))
     assert 0 < 4000 - len(cut.t) <= 2000
     assert lost[-1] - lost[0] < 2100, "one run"
@@ -234,59 +234,59 @@ def test_dropping_events():
 
 def test_shifts_of_places_are_in_pixels():
     stream = Stream(np.arange(5000), np.full(5000, 60), np.full(5000, 60), np.zeros(5000, int))
-    moved = jitter_space(stream, 3.0, (128, 128), Draws(("s",), 0))
+    moved = jitter_space(stream, 3.0, (128, 128), CounterRNG(("s",), 0))
     assert (moved.x - 60).std() == pytest.approx(3.0, rel=0.05)
     assert (moved.y - 60).std() == pytest.approx(3.0, rel=0.05)
-    edge = jitter_space(stream._replace(x=np.zeros(5000, int)), 3.0, (128, 128), Draws(("s",), 0))
+    edge = jitter_space(stream._replace(x=np.zeros(5000, int)), 3.0, (128, 128), CounterRNG(("s",), 0))
     assert len(edge.t) == pytest.approx(2830, abs=200), "those that leave the sensor are lost"
-    line = jitter_space(stream._replace(y=np.zeros(5000, int)), 3.0, (700, 1), Draws(("s",), 0))
+    line = jitter_space(stream._replace(y=np.zeros(5000, int)), 3.0, (700, 1), CounterRNG(("s",), 0))
     assert len(line.t) == 5000
     assert not line.y.any()
 
 
 def test_changes_of_time_are_in_microseconds():
     stream = stream_of()
-    shifted = jitter_time(stream._replace(t=np.full(4000, 1_000_000)), 5.0, Draws(("t",), 0))
+    shifted = jitter_time(stream._replace(t=np.full(4000, 1_000_000)), 5.0, CounterRNG(("t",), 0))
     assert (shifted.t - 1_000_000).std() == pytest.approx(5.0, rel=0.05)
     assert (np.diff(shifted.t) >= 0).all()
-    factors = [skew_time(stream, 1.2, Draws(("k",), n)).t[-1] / stream.t[-1] for n in range(200)]
+    factors = [skew_time(stream, 1.2, CounterRNG(("k",), n)).t[-1] / stream.t[-1] for n in range(200)]
     assert 1 / 1.2 - 1e-3 < min(factors) < 0.86
     assert 1.17 < max(factors) < 1.2 + 1e-3
 
 
 def test_noise():
     stream = stream_of(count=100)
-    counts = [len(add_noise(stream, 35, (128, 128), Draws(("n",), n)).t) - 100 for n in range(300)]
+    counts = [len(add_noise(stream, 35, (128, 128), CounterRNG(("n",), n)).t) - 100 for n in range(300)]
     assert (min(counts), max(counts)) == (0, 35)
-    noisy = add_noise(stream, 35, (128, 128), Draws(("n",), 3))
+    noisy = add_noise(stream, 35, (128, 128), CounterRNG(("n",), 3))
     assert (np.diff(noisy.t) >= 0).all()
-    assert not add_noise(stream._replace(p=np.zeros(100, int)), 35, (700, 1), Draws(("n",), 3)).p.any()
+    assert not add_noise(stream._replace(p=np.zeros(100, int)), 35, (700, 1), CounterRNG(("n",), 3)).p.any()
 
 
 def test_movements():
     square = Stream(np.arange(4), np.array([60, 67, 60, 67]), np.array([60, 60, 67, 67]), np.zeros(4, int))
-    rolled = roll(square, 32, (128, 128), Draws(("r",), 0))
+    rolled = roll(square, 32, (128, 128), CounterRNG(("r",), 0))
     assert len(set((rolled.x - square.x).tolist())) == 1
     stream = stream_of()
-    turned = turn(stream, 10.0, 1.0, (128, 128), Draws(("a",), 1))
+    turned = turn(stream, 10.0, 1.0, (128, 128), CounterRNG(("a",), 1))
     assert 0.9 * 4000 < len(turned.t) < 4000, "corners leave the sensor"
     assert turned.x.max() <= 127
-    same = turn(stream, 0.0, 1.0, (128, 128), Draws(("a",), 1))
+    same = turn(stream, 0.0, 1.0, (128, 128), CounterRNG(("a",), 1))
     assert np.array_equal(same.x, stream.x)
-    sizes = [np.ptp(turn(square, 0.0, 1.9, (128, 128), Draws(("f",), n)).x) for n in range(40)]
+    sizes = [np.ptp(turn(square, 0.0, 1.9, (128, 128), CounterRNG(("f",), n)).x) for n in range(40)]
     assert min(sizes) < 6 < 10 < max(sizes)
 
 
 def test_cutmix():
     stream = stream_of()._replace(p=np.zeros(4000, int))
     partner = stream_of(1)._replace(p=np.ones(4000, int))
-    merged, share = cut_and_mix(stream, partner, Draws(("m",), 0))
+    merged, share = cut_and_mix(stream, partner, CounterRNG(("m",), 0))
     assert merged.p.mean() == pytest.approx(share)
     run = merged.t[merged.p == 1]
     inside = (merged.t > run[0]) & (merged.t < run[-1])
     assert (merged.p[inside] == 1).all(), "the stretch holds the partner's events alone"
     assert (np.diff(merged.t) >= 0).all()
-    assert cut_and_mix(stream, partner.select(np.array([0])), Draws(("m",), 0))[1] == 0
+    assert cut_and_mix(stream, partner.select(np.array([0])), CounterRNG(("m",), 0))[1] == 0
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -294,7 +294,7 @@ def test_published_strengths_leave_sound_streams(name):
     size = {"shd": (700, 1), "ssc": (700, 1), "dvs_gesture": (128, 128), "nmnist": (34, 34)}[name]
     stream = stream_of(count=300, size=size)
     for number in range(60):
-        changed = augmented(stream, PUBLISHED[name], size, Draws((name,), number))
+        changed = augmented(stream, PUBLISHED[name], size, CounterRNG((name,), number))
         assert len(changed.t) > 0
         assert (np.diff(changed.t) >= 0).all()
         assert ((changed.x >= 0) & (changed.x < size[0]) & (changed.y >= 0) & (changed.y < size[1])).all()

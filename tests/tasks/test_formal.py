@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from longscan.tasks import TASKS
-from longscan.tasks._random import Draws
+from longscan.tasks._random import CounterRNG
 from longscan.tasks.formal import (
     BucketSort,
     CycleNavigation,
@@ -24,7 +24,7 @@ from longscan.tasks.formal import (
     Set,
     SolveEquation,
 )
-from longscan.tasks.formal._expressions import Symbols, draw_expressions
+from longscan.tasks.formal._expressions import SymbolIds, generate_expressions
 
 FORMAL = [cls for cls in TASKS.values() if issubclass(cls, FormalTask)]
 
@@ -284,9 +284,10 @@ def shapes(leaves: int) -> dict[str, float]:
 
 def test_trees_have_the_distribution_of_leaf_by_leaf_growth():
     count = 20_000
-    drawn = draw_expressions(Draws(("trees",), 0), np.full(count, 4), 5, Symbols(closing=5, opening=6, times=7, padding=11))
+    ids = SymbolIds(closing=5, opening=6, times=7, padding=11)
+    generated = generate_expressions(CounterRNG(("trees",), 0), np.full(count, 4), 5, ids)
     letters = np.array([*"ddddd)(***"])
-    found = Counter("".join(row).replace("*", "") for row in letters[drawn.tokens])
+    found = Counter("".join(row).replace("*", "") for row in letters[generated.tokens])
     expected = shapes(5)
     assert set(found) == set(expected)
     for shape, probability in expected.items():
@@ -445,28 +446,28 @@ def test_closing_symbols_may_be_left_out(tmp_path):
 
 def test_random_numbers_never_change():
     # Pins the streams: with other numbers, published seeds would mean other data.
-    assert Draws(("key", 1), 2).integers(0, 100, 8).tolist() == [62, 81, 82, 12, 40, 18, 37, 35]
-    assert Draws(("key", 1), 3).integers(5, np.array([6, 7, 100]), 3).tolist() == [5, 5, 91]
-    assert Draws(("key", 2), 2).permutation(6).tolist() == [1, 3, 0, 4, 2, 5]
+    assert CounterRNG(("key", 1), 2).integers(0, 100, 8).tolist() == [62, 81, 82, 12, 40, 18, 37, 35]
+    assert CounterRNG(("key", 1), 3).integers(5, np.array([6, 7, 100]), 3).tolist() == [5, 5, 91]
+    assert CounterRNG(("key", 2), 2).permutation(6).tolist() == [1, 3, 0, 4, 2, 5]
     assert Parity(train_lengths=(8, 8)).example() == "1 0 1 1 0 0 0 | 1"
 
 
 def test_random_numbers_are_uniform():
-    counts = np.bincount(Draws(("uniform",), 0).integers(0, 7, 70_000), minlength=7)
+    counts = np.bincount(CounterRNG(("uniform",), 0).integers(0, 7, 70_000), minlength=7)
     assert np.abs(counts - 10_000).max() < 5 * (70_000 / 7 * 6 / 7) ** 0.5
-    firsts = np.bincount([Draws(("uniform",), counter).permutation(4)[0] for counter in range(2000)], minlength=4)
+    firsts = np.bincount([CounterRNG(("uniform",), counter).permutation(4)[0] for counter in range(2000)], minlength=4)
     assert np.abs(firsts - 500).max() < 5 * 375**0.5
 
 
 def test_settings_that_lay_out_examples_are_settings():
-    from longscan.tasks.formal.base import _NOT_DRAWN
+    from longscan.tasks.formal.base import _SELECTION_SETTINGS
 
-    assert set(_NOT_DRAWN) < {field.name for field in fields(FormalTask)}
+    assert set(_SELECTION_SETTINGS) < {field.name for field in fields(FormalTask)}
 
 
 def test_buckets_have_no_gaps():
     for low, high in ((41, 256), (2, 2), (64, 64), (65, 1000), (10, 65)):
-        buckets = Parity(eval_lengths=(low, high))._buckets()
+        buckets = Parity(eval_lengths=(low, high))._length_buckets()
         assert buckets[0][0] == low
         assert buckets[-1][1] == high
         assert all(second[0] == first[1] + 1 for first, second in pairwise(buckets))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from longscan.tasks import TASKS
-from longscan.tasks._random import Draws
+from longscan.tasks._random import CounterRNG
 from longscan.tasks.formal import (
     BoundedDyck,
     Counters,
@@ -360,14 +360,14 @@ def test_random_numbers_never_change():
     assert replace(CHOMSKY["reverse_string"], train_lengths=(6, 6)).example() == "0 1 0 0 0 1 | 1 0 0 0 1 0"
     assert GroupWord(train_lengths=(4, 4)).example() == "e (1,2) (1,2) | e"
     assert InductionHeads(train_lengths=(8, 8)).example() == "1 2 5 MARK 8 10 MARK | 8"
-    assert Draws(("uniform",), 3).uniform(2).round(9).tolist() == [0.987436997, 0.730870978]
+    assert CounterRNG(("uniform",), 3).uniform(2).round(9).tolist() == [0.987436997, 0.730870978]
 
 
 def test_uniform_and_normal_numbers():
-    uniform = Draws(("uniform",), 0).uniform(100_000)
+    uniform = CounterRNG(("uniform",), 0).uniform(100_000)
     assert 0 < uniform.min() < uniform.max() < 1
     assert abs(uniform.mean() - 0.5) < 5 * (1 / 12 / 100_000) ** 0.5
-    normal = Draws(("normal",), 0).normal((3, 33_333))
+    normal = CounterRNG(("normal",), 0).normal((3, 33_333))
     assert normal.shape == (3, 33_333)
     assert abs(normal.mean()) < 5 * 100_000**-0.5
     assert abs(normal.std() - 1) < 0.02

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from longscan.tasks._images import grey
-from longscan.tasks._random import Draws
+from longscan.tasks._random import CounterRNG
 from longscan.tasks._store import Ragged, stored
 from longscan.tasks._text import Alphabet
 from longscan.tasks.lra import ListOps, LraImage, LraRetrieval, LraText, Pathfinder
@@ -56,7 +56,7 @@ def test_the_evaluator_agrees_with_the_paper(text, value):
 
 
 def test_listops_trees_are_those_of_the_published_generator():
-    sequences, values = draw_expressions(Draws(("trees",), 0), 3000, Bounds())
+    sequences, values = draw_expressions(CounterRNG(("trees",), 0), 3000, Bounds())
     assert abs(sequences.lengths.mean() - 1030) < 30
     shares = np.bincount(values, minlength=10) / 3000
     assert shares[0] == pytest.approx(0.17, abs=0.03)
@@ -75,7 +75,7 @@ def test_listops_are_drawn_by_seed_alone():
     assert torch.equal(first.inputs, again.inputs)
     stream = ListOps(data="stream", **settings)
     assert stream.size("train") is None
-    values, _ = draw_expressions(Draws(("pinned",), 0), 1, Bounds(longer_than=5, shorter_than=30))
+    values, _ = draw_expressions(CounterRNG(("pinned",), 0), 1, Bounds(longer_than=5, shorter_than=30))
     assert " ".join(SYMBOLS[token] for token in values.values) == "[MED 0 0 0 8 5 ]"
 
 
@@ -110,7 +110,7 @@ def test_the_marks_of_a_drawing(size):
     if size in (64, 128):  # where a pair of long snakes is rarely finished
         return
     labels = np.array([0, 1] * 8)
-    images = draw_images(Draws(("marks", size), 0), labels, drawing)
+    images = draw_images(CounterRNG(("marks", size), 0), labels, drawing)
     assert images.shape == (16, size, size)
     assert images.dtype == np.uint8
     assert (images.max((1, 2)) == 255).all()
@@ -118,7 +118,7 @@ def test_the_marks_of_a_drawing(size):
 
 
 def board(count=2048):
-    return _Board(count, DRAWINGS[32], 1, Draws(("board",), 0))
+    return _Board(count, DRAWINGS[32], 1, CounterRNG(("board",), 0))
 
 
 def test_long_snakes_keep_apart():
@@ -148,7 +148,7 @@ def test_discs_lie_where_the_label_says(monkeypatch):
 
     monkeypatch.setattr(_snakes, "_two_snakes", recorded)
     labels = np.array([0, 1] * 10)
-    images = _draw(Draws(("discs",), 0), labels, DRAWINGS[32], 1)
+    images = _draw(CounterRNG(("discs",), 0), labels, DRAWINGS[32], 1)
     tips = np.concatenate([result[2][result[0]] for result in seen])[:20]
     for image, label, ends in zip(images, labels, tips, strict=True):
         bright = [all(image[tuple(place)] == 255 for place in (ends[first, 0], ends[second, 1])) for first, second in
@@ -161,7 +161,7 @@ def test_shorter_contours_are_other_images_and_the_published_ones_stay():
     assert easy._key("test") != hard._key("test") == ("pathfinder", 32, "test")
     assert (drawing(32, 6).contour_length, drawing(32, 6).distractor_length) == (6, 2)
     assert drawing(32, 14) == DRAWINGS[32]
-    shades = [task._draw(Draws(("ink",), 0), 40)[0].values.mean() for task in (easy, hard)]
+    shades = [task._draw(CounterRNG(("ink",), 0), 40)[0].values.mean() for task in (easy, hard)]
     assert shades[0] < 0.8 * shades[1]
 
 
@@ -431,8 +431,8 @@ def test_arrays_stay_in_memory_where_nothing_can_be_kept(tmp_path, monkeypatch, 
 
 
 def test_unequal_sequences():
-    ragged = Ragged.of([np.array([1, 2, 3]), np.array([4]), np.array([5, 6])])
-    table, lengths = ragged.padded(np.array([2, 0]), 9)
+    ragged = Ragged.from_sequences([np.array([1, 2, 3]), np.array([4]), np.array([5, 6])])
+    table, lengths = ragged.pad(np.array([2, 0]), 9)
     assert table.tolist() == [[5, 6, 9], [1, 2, 3]]
     assert lengths.tolist() == [2, 3]
 

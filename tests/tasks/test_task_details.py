@@ -10,7 +10,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from longscan.tasks import TASKS, Batch
 from longscan.tasks._drawing import bars, clipped, shades
 from longscan.tasks._images import grey
-from longscan.tasks._random import Draws
+from longscan.tasks._random import CounterRNG
 from longscan.tasks._store import Ragged
 from longscan.tasks._text import Alphabet, frequent_characters
 from longscan.tasks.base import check_request, rows_of_step
@@ -24,9 +24,9 @@ from longscan.tasks.examples import carved, check_fraction
 from longscan.tasks.forecasting import baselines
 from longscan.tasks.forecasting.tables import read_dates
 from longscan.tasks.formal import GroupWord
-from longscan.tasks.formal._examples import Examples, joined, layout, mixed, owner
+from longscan.tasks.formal._examples import Examples, concatenate_examples, next_token_batch, split_index, splitmix64
 from longscan.tasks.language import ByteText
-from longscan.tasks.listing import facts
+from longscan.tasks.listing import task_facts
 from longscan.tasks.lra._listops import Bounds, draw_expressions
 from longscan.tasks.timeseries import protocols
 from made_up import MADE_UP, event_bytes, events_of
@@ -197,7 +197,8 @@ def test_rows_of_a_step():
         rows_of_step(10, "valid", 3, 4, 0)
     epochs = [np.concatenate([rows_of_step(10, "train", 3 * epoch + step, 4, 1) for step in range(3)]) for epoch in range(2)]
     assert [sorted(epoch) for epoch in epochs] == [list(range(10))] * 2
-    assert [epoch.tolist() for epoch in epochs] == [Draws(("epoch", 10, 1), epoch).permutation(10).tolist() for epoch in (0, 1)]
+    expected = [CounterRNG(("epoch", 10, 1), epoch).permutation(10) for epoch in (0, 1)]
+    assert [epoch.tolist() for epoch in epochs] == [order.tolist() for order in expected]
     task = TASKS["parity"]()
     check_request(task, "train", 0, 1, 0)
     for request in (("other", 0, 1, 0), ("train", -1, 1, 0), ("train", 0, 0, 0), ("train", 0, 1, -1)):
@@ -212,7 +213,7 @@ def test_validation_examples_are_carved_out():
         assert sorted([*train, *valid]) == list(range(count))
         assert train.tolist() == sorted(train)
         assert valid.tolist() == sorted(valid)
-    order = Draws(("valid", 7), 0).permutation(10)
+    order = CounterRNG(("valid", 7), 0).permutation(10)
     assert carved(10, 0.3, 7)[1].tolist() == sorted(order[:3])
     for count, fraction in ((1, 0.1), (2, 0.75)):
         with pytest.raises(ValueError, match=f"^valid_fraction: {count} training examples are too few to take {fraction:g} of"):
@@ -245,7 +246,7 @@ def test_pools_of_sorted_recordings():
     assert sorted(np.concatenate(epoch)) == list(range(70))
     sizes = [np.array(lengths)[rows] for rows in epoch]
     assert all(pair[0] < pair[1] for pair in sizes)
-    pool = Draws(("buckets", 70, 3), 0).permutation(70)[:32]
+    pool = CounterRNG(("buckets", 70, 3), 0).permutation(70)[:32]
     inside = [rows for rows in epoch if set(rows) <= set(pool)]
     assert len(inside) == 16
     ranks = np.sort(np.array(lengths)[pool]).reshape(16, 2).tolist()
@@ -259,18 +260,18 @@ def test_pools_of_sorted_recordings():
 
 
 def test_sequences_side_by_side():
-    ragged = Ragged.of([np.array([1, 2]), np.array([3]), np.array([4, 5, 6])], np.int16)
+    ragged = Ragged.from_sequences([np.array([1, 2]), np.array([3]), np.array([4, 5, 6])], np.int16)
     assert ragged.values.dtype == np.int16
     assert ragged.offsets.tolist() == [0, 2, 3, 6]
     assert ragged.lengths.tolist() == [2, 1, 3]
-    table, lengths = ragged.padded(np.array([1, 0]), 9)
+    table, lengths = ragged.pad(np.array([1, 0]), 9)
     assert table.tolist() == [[3, 9], [1, 2]]
     assert lengths.tolist() == [1, 2]
 
 
 def test_expressions_lie_strictly_between_two_lengths():
     bounds = Bounds(max_depth=4, max_args=4, shorter_than=12, longer_than=7)
-    ragged, values = draw_expressions(Draws(("some",), 0), 300, bounds)
+    ragged, values = draw_expressions(CounterRNG(("some",), 0), 300, bounds)
     assert {int(length) for length in ragged.lengths} == {8, 9, 10, 11}
     assert len(values) == len(ragged.lengths) == 300
     assert values.min() >= 0
@@ -297,20 +298,21 @@ def test_alphabets():
 def test_examples_of_a_language_as_arrays():
     one = Examples(np.array([[1, 2], [3, 9]]), np.array([2, 1]), np.array([[5], [6]]), np.array([1, 1]))
     other = Examples(np.array([[4, 4, 4]]), np.array([3]), np.array([[7, 8]]), np.array([2]))
-    both = joined([one, other], 9)
+    both = concatenate_examples([one, other], 9)
     assert both.questions.tolist() == [[1, 2, 9], [3, 9, 9], [4, 4, 4]]
     assert both.answers.tolist() == [[5, 9], [6, 9], [7, 8]]
-    hidden, shown = (layout(both, 4, 9, shows_answers=shows) for shows in (False, True))
+    hidden, shown = (next_token_batch(both, 4, 9, uses_teacher_forcing=shows) for shows in (False, True))
     assert hidden.inputs.tolist() == [[1, 2, 9, 9], [3, 9, 9, 9], [4, 4, 4, 9]]
     assert shown.inputs.tolist() == [[1, 2, 5, 9], [3, 6, 9, 9], [4, 4, 4, 7]]
     assert hidden.targets.tolist() == [[-100, 5, -100, -100], [6, -100, -100, -100], [-100, -100, 7, 8]]
     assert hidden.valid.tolist() == [[True, True, False, False], [True, False, False, False], [True] * 4]
     assert torch.equal(hidden.loss_mask, hidden.targets >= 0)
-    assert mixed(np.array([0, 1, 2], np.uint64)).tolist() == [16294208416658607535, 10451216379200822465, 10905525725756348110]
+    published = [16294208416658607535, 10451216379200822465, 10905525725756348110]
+    assert splitmix64(np.array([0, 1, 2], np.uint64)).tolist() == published
     questions = np.array([[1, 2, 3], [1, 2, 0], [2, 1, 0], [0, 0, 0]])
     changed = questions.copy()
     changed[1:, 2] = 7
-    assert owner(changed, np.array([3, 2, 2, 1])).tolist() == owner(questions, np.array([3, 2, 2, 1])).tolist()
+    assert split_index(changed, np.array([3, 2, 2, 1])).tolist() == split_index(questions, np.array([3, 2, 2, 1])).tolist()
 
 
 def test_shares_and_splits_of_series():
@@ -347,7 +349,7 @@ def test_the_clean_protocol_drops_repeats_and_carves_by_class():
     assert partition.rows["test"].tolist() == [14, 15]
     assert sorted([*partition.rows["train"], *partition.rows["valid"]]) == list(range(12))
     assert np.bincount(labels[partition.rows["valid"]]).tolist() == [2, 1]
-    order = Draws(("valid", 1), 0).permutation(12)
+    order = CounterRNG(("valid", 1), 0).permutation(12)
     plain = protocols.clean(train, test, labels, protocols.Carving(seed=1, fraction=0.25, stratified=False))
     assert plain.rows["valid"].tolist() == sorted(order[:3])
     assert plain.shift[0] == pytest.approx(np.mean([train[row] for row in plain.rows["train"]]))
@@ -460,13 +462,14 @@ def test_dates_that_are_refused(tmp_path, words, message):
 
 
 def test_facts_of_a_task(tmp_path):
-    known = facts(TASKS["parity"](train_size=5000, data="samples"))
+    known = task_facts(TASKS["parity"](train_size=5000, data="samples"))
     assert known.sizes == (5000, 1000, 10000)
-    assert (known.classes, known.length, known.metric, known.source, known.at_hand) == (2, 255, "accuracy", "drawn", "drawn")
+    assert (known.classes, known.length, known.metric) == (2, 255, "accuracy")
+    assert (known.source, known.available) == ("generated", "generated")
     assert 0.5 <= known.constant < 0.6
-    unknown = facts(ByteText())
+    unknown = task_facts(ByteText())
     assert (unknown.sizes, unknown.classes, unknown.length, unknown.constant) == (None, None, None, None)
-    assert unknown.at_hand == "no"
+    assert unknown.available == "no"
     assert unknown.missing.startswith("path: name a file")
-    there = facts(ByteText(**MADE_UP["byte_text"](tmp_path)))
-    assert (there.at_hand, there.missing, there.classes) == ("yes", None, 256)
+    there = task_facts(ByteText(**MADE_UP["byte_text"](tmp_path)))
+    assert (there.available, there.missing, there.classes) == ("yes", None, 256)

@@ -8,7 +8,7 @@ import hashlib
 import numpy as np
 
 
-class Draws:
+class CounterRNG:
     """The random numbers of one (key, counter): the same key and counter give the same numbers, others give unrelated ones.
 
     key: a tuple of strings, integers and tuples of these, hashed to Philox's 128-bit key. counter: the top word of its 256-bit

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from longscan._files import cache_folder
 
@@ -92,24 +93,32 @@ def _write(folder: Path, arrays: Arrays) -> None:
 
 
 class Ragged(NamedTuple):
-    """Sequences of unequal lengths: the i-th is values[offsets[i]:offsets[i + 1]]. values: (T,) or (T, C); offsets: (N + 1,)."""
+    """Sequences of unequal lengths in one array: number i is values[offsets[i]:offsets[i + 1]].
+
+    values: (T,) or (T, C); offsets: (N + 1,) int64.
+    """
 
     values: np.ndarray
     offsets: np.ndarray
 
     @classmethod
-    def of(cls, sequences: Sequence[np.ndarray], dtype: type | None = None) -> "Ragged":
-        """From the sequences one by one."""
-        offsets = np.concatenate([[0], np.cumsum([len(sequence) for sequence in sequences])]).astype(np.int64)
-        return cls(np.concatenate(sequences).astype(dtype or sequences[0].dtype, copy=False), offsets)
+    def from_sequences(cls, sequences: Sequence[ArrayLike], dtype: type | None = None) -> "Ragged":
+        """Concatenate sequences, each (L,) or (L, C); dtype: of the values, None for that of the concatenation."""
+        arrays = [np.asarray(sequence) for sequence in sequences]
+        offsets = np.concatenate([[0], np.cumsum([len(array) for array in arrays])]).astype(np.int64)
+        return cls(np.concatenate(arrays).astype(dtype, copy=False) if dtype else np.concatenate(arrays), offsets)
 
     @property
     def lengths(self) -> np.ndarray:
-        """(N,) number of steps of each."""
+        """Number of steps of each sequence, (N,)."""
         return np.diff(self.offsets)
 
-    def padded(self, rows: np.ndarray, fill: float) -> tuple[np.ndarray, np.ndarray]:
-        """The sequences `rows` side by side, (n, longest[, C]), `fill` after their ends; their lengths (n,)."""
+    def pad(self, rows: np.ndarray | None, fill: float) -> tuple[np.ndarray, np.ndarray]:
+        """Return the sequences with numbers `rows` (None: all) as one array (n, longest[, C]) and their lengths (n,).
+
+        The array has the value `fill` after the end of each sequence.
+        """
+        rows = np.arange(len(self.offsets) - 1) if rows is None else rows
         lengths = self.offsets[rows + 1] - self.offsets[rows]
         table = np.full((len(rows), int(lengths.max()), *self.values.shape[1:]), fill, self.values.dtype)
         for line, row, length in zip(table, rows.tolist(), lengths.tolist(), strict=True):

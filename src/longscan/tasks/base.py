@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from longscan._registry import Registry
-from longscan.tasks._random import Draws
+from longscan.tasks._random import CounterRNG
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
@@ -53,7 +53,7 @@ class Task(ABC):
     splits: ClassVar[tuple[Split, ...]] = ("train", "valid", "test")
     metric: ClassVar[str] = "accuracy"
     higher_is_better: ClassVar[bool] = True
-    source: ClassVar[str] = "drawn"  # where the data come from; "drawn" by the task itself
+    source: ClassVar[str] = "generated"  # where the data come from; "generated" by the task itself
 
 
     @property
@@ -199,7 +199,7 @@ def check_request(task: Task, split: str, step: int, batch_size: int, seed: int)
 @lru_cache(maxsize=4)
 def _epoch_order(size: int, seed: int, epoch: int) -> np.ndarray:
     """The order of the training examples in an epoch."""
-    return Draws(("epoch", size, seed), epoch).permutation(size)
+    return CounterRNG(("epoch", size, seed), epoch).permutation(size)
 
 
 def rows_of_step(size: int, split: Split, step: int, batch_size: int, seed: int) -> np.ndarray:

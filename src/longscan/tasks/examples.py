@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from longscan.tasks._random import Draws
+from longscan.tasks._random import CounterRNG
 from longscan.tasks._store import Ragged
 from longscan.tasks.base import Batch, Split, check_request, rows_of_step
 from longscan.tasks.classification import ClassificationTask, largest_share
@@ -77,7 +77,7 @@ class SequenceClassification(ClassificationTask):
 
     def _arranged(self, sequences: Ragged, rows: np.ndarray) -> Batch:
         """The sequences `rows` as a batch without targets."""
-        table, lengths = sequences.padded(rows, self._padding)
+        table, lengths = sequences.pad(rows, self._padding)
         inputs = torch.from_numpy(self._prepared(table))
         if len(np.unique(sequences.lengths)) == 1:
             return Batch(inputs)
@@ -93,7 +93,7 @@ def carved(count: int, fraction: float, seed: int) -> tuple[np.ndarray, np.ndarr
 
     Raises ValueError where that leaves nothing for one of them.
     """
-    order = Draws(("valid", seed), 0).permutation(count)
+    order = CounterRNG(("valid", seed), 0).permutation(count)
     share = max(1, int(count * fraction + 0.5))
     if share >= count:
         raise ValueError(f"valid_fraction: {count} training examples are too few to take {fraction:g} of them")

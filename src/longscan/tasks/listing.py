@@ -1,17 +1,18 @@
-"""What is known of a task without training on it: sizes, classes, length, the constant predictor, where its data come from."""
+"""Facts about a task without training on it: sizes, classes, length, constant score, and where its data come from."""
 
 from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
 from longscan.tasks.base import Task
 
-_SIZES = {"train_size": 32, "valid_size": 32, "test_size": 256}  # of drawn sets, for the constant predictor's score
+_SMALL_SIZES = {"train_size": 32, "valid_size": 32, "test_size": 256}  # of generated sets, for the constant score
 
 
-class Facts(NamedTuple):
-    """sizes: of train, valid and test, None for an endless split; the rest None where the data are not at hand.
+class TaskFacts(NamedTuple):
+    """A row of `longscan tasks`; sizes, classes, length and constant are None if the data are not available.
 
-    at_hand: "drawn" where nothing is read, "yes" or "no" where files are; missing: what is said where they are not.
+    sizes: of train, valid and test, None for an endless split. constant: the constant score on test. available: "generated" if
+    the task reads no files, else "yes" or "no". missing: the error message that names the missing files.
     """
 
     sizes: tuple[int | None, ...] | None
@@ -20,17 +21,17 @@ class Facts(NamedTuple):
     constant: float | None
     metric: str
     source: str
-    at_hand: str
+    available: str
     missing: str | None = None
 
 
-def facts(task: Task) -> Facts:
-    """Look at a task. The constant score and the length of a drawn set are those of a small one of the same kind."""
-    at_hand = "drawn" if task.source == "drawn" else "yes"
-    changed: dict[str, Any] = {field.name: _SIZES[field.name] for field in fields(task) if field.name in _SIZES}
+def task_facts(task: Task) -> TaskFacts:
+    """Return the facts about a task. Constant score and length of a generated set are those of a smaller set of the same kind."""
+    available = "generated" if task.source == "generated" else "yes"
+    changed: dict[str, Any] = {field.name: _SMALL_SIZES[field.name] for field in fields(task) if field.name in _SMALL_SIZES}
     try:
-        small = replace(task, **changed) if at_hand == "drawn" else task
+        small = replace(task, **changed) if available == "generated" else task
         sizes = tuple(task.size(split) for split in task.splits)
-        return Facts(sizes, task.num_classes, small.length, small.constant_score("test"), task.metric, task.source, at_hand)
+        return TaskFacts(sizes, task.num_classes, small.length, small.constant_score("test"), task.metric, task.source, available)
     except (FileNotFoundError, ImportError) as error:
-        return Facts(None, None, None, None, task.metric, task.source, "no", str(error))
+        return TaskFacts(None, None, None, None, task.metric, task.source, "no", str(error))

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from longscan.tasks._random import Draws
+from longscan.tasks._random import CounterRNG
 from longscan.tasks._store import Arrays, Ragged, data_folder, stored
 from longscan.tasks.base import TASKS, Batch, Split, Task, check_request, rows_of_step
 from longscan.tasks.classification import ClassificationTask, largest_share
@@ -85,35 +85,35 @@ class _Genomes(Task):
         """Bases (n, window) and species (n,) of a batch."""
         size = self.size(split)
         if size is None:
-            return self._draw(split, Draws(("dna", "stream", self._drawn, batch_size, seed), step), batch_size)
+            return self._draw(split, CounterRNG(("dna", "stream", self._drawn, batch_size, seed), step), batch_size)
         rows = rows_of_step(size, split, step, batch_size, seed)
         blocks = [_block(self, split, int(number)) for number in range(rows[0] // _BLOCK, rows[-1] // _BLOCK + 1)]
         bases, species = (np.concatenate(part) for part in zip(*blocks, strict=True))
         inside = rows - rows[0] // _BLOCK * _BLOCK
         return bases[inside], species[inside]
 
-    def _draw(self, split: Split, draws: Draws, count: int) -> tuple[np.ndarray, np.ndarray]:
+    def _draw(self, split: Split, rng: CounterRNG, count: int) -> tuple[np.ndarray, np.ndarray]:
         data, places = _load(self.data_dir), _places(self)[split]
-        species = draws.integers(0, len(data.species), count)
-        chosen = draws.integers(0, np.array([len(mine) for mine in places])[species], count)
+        species = rng.integers(0, len(data.species), count)
+        chosen = rng.integers(0, np.array([len(mine) for mine in places])[species], count)
         picks = np.array([places[kind][pick] for kind, pick in zip(species, chosen, strict=True)])
         found = np.zeros((count, self._drawn), np.uint8)
         pending = np.arange(count)
         for _ in range(_TRIES):
-            starts = picks[pending, 0] + draws.integers(0, picks[pending, 1] - self._drawn + 1, len(pending))
+            starts = picks[pending, 0] + rng.integers(0, picks[pending, 1] - self._drawn + 1, len(pending))
             found[pending] = data.bases.values[starts[:, None] + np.arange(self._drawn)]
             pending = pending[(found[pending] == 4).mean(1) > 0.5]
             if not len(pending):
                 break
         if split == "train" and self.reverse_complement:
-            other = draws.integers(0, 2, count) == 1
+            other = rng.integers(0, 2, count) == 1
             found[other] = reverse_complement(found[other])
         return found, species
 
     def read_inputs(self, path: str | Path) -> Batch:
         """The sequences of a FASTA file, cut to `window` bases; shorter ones are padded, which `valid` marks."""
-        sequences = Ragged.of([bases[: self.window] for _, bases in read_fasta(Path(path))])
-        table, lengths = sequences.padded(np.arange(len(sequences.lengths)), 4)
+        sequences = Ragged.from_sequences([bases[: self.window] for _, bases in read_fasta(Path(path))])
+        table, lengths = sequences.pad(None, 4)
         valid = torch.from_numpy(np.arange(table.shape[1]) < lengths[:, None])
         return Batch(torch.from_numpy(table.astype(np.int64)), valid=valid)
 
@@ -258,7 +258,7 @@ def _load(data_dir: str | None) -> _Data:
                 sequences.append(bases)
                 owners.append(species.index(kind))
                 names.append(f"{path.stem} {name}".encode()[:100])
-        return {**Ragged.of(sequences)._asdict(), "owners": np.array(owners), "names": np.array(names)}
+        return {**Ragged.from_sequences(sequences)._asdict(), "owners": np.array(owners), "names": np.array(names)}
 
     arrays = stored("dna", paths, species, make)
     names = tuple(name.decode("utf-8", "replace") for name in arrays["names"].tolist())
@@ -293,4 +293,4 @@ def _borders(how: str, name: str, length: int) -> dict[Split, tuple[int, int]]:
 
 @lru_cache(maxsize=64)
 def _block(task: _Genomes, split: Split, number: int) -> tuple[np.ndarray, np.ndarray]:
-    return task._draw(split, Draws(("dna", split, task._drawn), number), _BLOCK)
+    return task._draw(split, CounterRNG(("dna", split, task._drawn), number), _BLOCK)

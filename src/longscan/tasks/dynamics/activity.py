@@ -11,7 +11,7 @@ from torch import Tensor
 
 from longscan._files import read_text
 from longscan.tasks._drawing import bars
-from longscan.tasks._random import Draws
+from longscan.tasks._random import CounterRNG
 from longscan.tasks._store import data_folder, first_existing
 from longscan.tasks.base import TASKS, Batch, Split, check_request, rows_of_step
 from longscan.tasks.classification import ClassificationTask, largest_share
@@ -225,6 +225,6 @@ def _by_person(people: np.ndarray, test_person: str, path: Path) -> dict[Split, 
 def _by_chance(count: int) -> dict[Split, np.ndarray]:
     order = np.random.RandomState(98841).permutation(count)
     test = int(0.2 * count)
-    rest = order[test:][Draws(("valid", "human_activity"), 0).permutation(count - test)]
+    rest = order[test:][CounterRNG(("valid", "human_activity"), 0).permutation(count - test)]
     share = max(1, len(rest) // 10)
     return {"train": np.sort(rest[share:]), "valid": np.sort(rest[:share]), "test": np.sort(order[:test])}

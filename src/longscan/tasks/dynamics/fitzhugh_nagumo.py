@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from longscan.tasks._random import Draws
+from longscan.tasks._random import CounterRNG
 from longscan.tasks._store import Arrays, stored
 from longscan.tasks.base import TASKS, Split, check_request
 from longscan.tasks.dynamics.series import SeriesArrays, SeriesRegression
@@ -68,7 +68,7 @@ def _arrays(task: FitzHughNagumo) -> SeriesArrays:
     solve = solved if task.solver == "accurate" else solved_by_scipy
     parts, rows, start = [], {}, 0
     for split, size in sizes.items():
-        starts = 2 * Draws(("fitzhugh_nagumo", split), 0).uniform(size) - 1
+        starts = 2 * CounterRNG(("fitzhugh_nagumo", split), 0).uniform(size) - 1
 
         def make(starts: np.ndarray = starts) -> Arrays:
             return {"voltage": solve(starts).astype(np.float32)}

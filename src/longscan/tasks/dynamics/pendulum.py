@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from longscan.tasks._random import Draws
+from longscan.tasks._random import CounterRNG
 from longscan.tasks._store import Arrays, stored
 from longscan.tasks.base import TASKS, Split, check_request
 from longscan.tasks.dynamics.series import SeriesArrays, SeriesRegression
@@ -82,18 +82,18 @@ def _arrays(task: Pendulum) -> SeriesArrays:
 def _split(split: Split, size: int, frames: int) -> Arrays:
     def make() -> Arrays:
         starts = range(0, size, _BLOCK)
-        drawn = (Draws(("pendulum", split, frames), index) for index in range(len(starts)))
-        blocks = [_block(draws, min(_BLOCK, size - start)) for draws, start in zip(drawn, starts, strict=True)]
+        drawn = (CounterRNG(("pendulum", split, frames), index) for index in range(len(starts)))
+        blocks = [_block(rng, min(_BLOCK, size - start)) for rng, start in zip(drawn, starts, strict=True)]
         return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
 
-    def _block(draws: Draws, count: int) -> Arrays:
-        angles = swing(draws, count)
-        kept = np.sort(np.argsort(draws.uniform((count, FRAMES)), axis=1)[:, :frames], axis=1)
-        noise = noise_share(draws, count)
+    def _block(rng: CounterRNG, count: int) -> Arrays:
+        angles = swing(rng, count)
+        kept = np.sort(np.argsort(rng.uniform((count, FRAMES)), axis=1)[:, :frames], axis=1)
+        noise = noise_share(rng, count)
         rows = np.arange(count)[:, None]
         clean = pictures(angles[rows, kept])
         share = noise[rows, kept][..., None]
-        images = share * clean + (1 - share) * 255 * draws.uniform(clean.shape)
+        images = share * clean + (1 - share) * 255 * rng.uniform(clean.shape)
         elapsed = np.diff(kept, axis=1, prepend=kept[:, :1] - 1)
         targets = np.stack([np.sin(angles), np.cos(angles)], axis=-1)[rows, kept]
         return {"images": images.astype(np.uint8), "targets": targets.astype(np.float32), "elapsed": elapsed.astype(np.float32)}
@@ -101,11 +101,11 @@ def _split(split: Split, size: int, frames: int) -> Arrays:
     return stored("pendulum", [], (split, size, frames), make)
 
 
-def swing(draws: Draws, count: int) -> np.ndarray:
+def swing(rng: CounterRNG, count: int) -> np.ndarray:
     """Angles (count, 100) from the vertical, in radian, -pi to pi."""
-    angle = 2 * np.pi * draws.uniform(count)
+    angle = 2 * np.pi * rng.uniform(count)
     velocity = np.zeros(count)
-    kicks = 0.1 * draws.normal((FRAMES, count))
+    kicks = 0.1 * rng.normal((FRAMES, count))
     inner, pull = _STEP / _INNER, _GRAVITY / _INERTIA
     frames = []
     for kick in kicks:
@@ -118,14 +118,14 @@ def swing(draws: Draws, count: int) -> np.ndarray:
     return np.stack(frames, axis=1)
 
 
-def noise_share(draws: Draws, count: int) -> np.ndarray:
+def noise_share(rng: CounterRNG, count: int) -> np.ndarray:
     """How much of each frame is seen, (count, 100) in 0 .. 1: a walk between two random levels, 1 for the first five frames."""
     walk = np.empty((count, FRAMES))
-    walk[:, 0] = draws.uniform(count)
-    steps = 0.4 * draws.uniform((count, FRAMES)) - 0.2
+    walk[:, 0] = rng.uniform(count)
+    steps = 0.4 * rng.uniform((count, FRAMES)) - 0.2
     for frame in range(1, FRAMES):
         walk[:, frame] = np.clip(walk[:, frame - 1] + steps[:, frame], 0, 1)
-    low, high = 0.25 * draws.uniform((count, 1)), 0.75 + 0.25 * draws.uniform((count, 1))
+    low, high = 0.25 * rng.uniform((count, 1)), 0.75 + 0.25 * rng.uniform((count, 1))
     share = np.clip((walk - low) / (high - low), 0, 1)
     share[:, :5] = 1
     return share

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from longscan.tasks._random import Draws
+from longscan.tasks._random import CounterRNG
 from longscan.tasks.events.files import Stream
 
 Size = tuple[int, int]
@@ -47,80 +47,80 @@ PUBLISHED = {
 }
 
 
-def augmented(stream: Stream, strengths: Strengths, size: Size, draws: Draws) -> Stream:
+def augmented(stream: Stream, strengths: Strengths, size: Size, rng: CounterRNG) -> Stream:
     """All changes one after the other; a stream that would lose every event keeps its first."""
-    changed = drop(stream, strengths.drop, draws)
-    if draws.uniform(1)[0] < strengths.often:
-        changed = drop_chunk(changed, strengths.chunk, draws)
-    changed = jitter_space(changed, strengths.space, size, draws)
-    changed = skew_time(changed, strengths.skew, draws)
-    changed = jitter_time(changed, strengths.time, draws)
-    changed = add_noise(changed, strengths.noise, size, draws)
-    chances = draws.uniform(3) < strengths.often
+    changed = drop(stream, strengths.drop, rng)
+    if rng.uniform(1)[0] < strengths.often:
+        changed = drop_chunk(changed, strengths.chunk, rng)
+    changed = jitter_space(changed, strengths.space, size, rng)
+    changed = skew_time(changed, strengths.skew, rng)
+    changed = jitter_time(changed, strengths.time, rng)
+    changed = add_noise(changed, strengths.noise, size, rng)
+    chances = rng.uniform(3) < strengths.often
     if chances[0]:
-        changed = roll(changed, strengths.roll, size, draws)
+        changed = roll(changed, strengths.roll, size, rng)
     if chances[1]:
-        changed = turn(changed, strengths.angle, 1.0, size, draws)
+        changed = turn(changed, strengths.angle, 1.0, size, rng)
     if chances[2]:
-        changed = turn(changed, 0.0, strengths.scale, size, draws)
+        changed = turn(changed, 0.0, strengths.scale, size, rng)
     return changed if len(changed.t) else stream.select(np.array([0]))
 
 
-def drop(stream: Stream, probability: float, draws: Draws) -> Stream:
+def drop(stream: Stream, probability: float, rng: CounterRNG) -> Stream:
     """Each event is lost with the probability."""
-    return stream.select(np.flatnonzero(draws.uniform(len(stream.t)) >= probability)) if probability else stream
+    return stream.select(np.flatnonzero(rng.uniform(len(stream.t)) >= probability)) if probability else stream
 
 
-def drop_chunk(stream: Stream, share: float, draws: Draws) -> Stream:
+def drop_chunk(stream: Stream, share: float, rng: CounterRNG) -> Stream:
     """A run of events is lost, uniformly long up to the share, anywhere."""
     count = len(stream.t)
-    length = int(draws.uniform(1)[0] * share * count)
-    start = int(draws.integers(0, count - length + 1, 1)[0])
+    length = int(rng.uniform(1)[0] * share * count)
+    start = int(rng.integers(0, count - length + 1, 1)[0])
     return stream.select(np.concatenate([np.arange(start), np.arange(start + length, count)]))
 
 
-def jitter_space(stream: Stream, deviation: float, size: Size, draws: Draws) -> Stream:
+def jitter_space(stream: Stream, deviation: float, size: Size, rng: CounterRNG) -> Stream:
     """Events move by normally distributed shifts, rounded; those that leave the sensor are lost."""
     if not deviation:
         return stream
-    shift = np.rint(deviation * draws.normal((2, len(stream.t)))).astype(np.int64)
+    shift = np.rint(deviation * rng.normal((2, len(stream.t)))).astype(np.int64)
     return _on_sensor(stream._replace(x=stream.x + shift[0], y=stream.y + (shift[1] if size[1] > 1 else 0)), size)
 
 
-def skew_time(stream: Stream, factor: float, draws: Draws) -> Stream:
+def skew_time(stream: Stream, factor: float, rng: CounterRNG) -> Stream:
     """Times are stretched by a factor, uniform on 1/factor .. factor."""
-    stretch = 1 / factor + draws.uniform(1)[0] * (factor - 1 / factor)
+    stretch = 1 / factor + rng.uniform(1)[0] * (factor - 1 / factor)
     return stream._replace(t=np.rint(stream.t * stretch).astype(np.int64))
 
 
-def jitter_time(stream: Stream, deviation: float, draws: Draws) -> Stream:
+def jitter_time(stream: Stream, deviation: float, rng: CounterRNG) -> Stream:
     """Times move by normally distributed shifts; none lies before 0; the order is that of the new times."""
     if not deviation:
         return stream
-    times = np.maximum(np.rint(stream.t + deviation * draws.normal(len(stream.t))).astype(np.int64), 0)
+    times = np.maximum(np.rint(stream.t + deviation * rng.normal(len(stream.t))).astype(np.int64), 0)
     return _sorted(stream._replace(t=times))
 
 
-def add_noise(stream: Stream, most: int, size: Size, draws: Draws) -> Stream:
+def add_noise(stream: Stream, most: int, size: Size, rng: CounterRNG) -> Stream:
     """Up to `most` events at uniform times and places."""
-    count = int(draws.integers(0, most + 1, 1)[0]) if most and len(stream.t) else 0
+    count = int(rng.integers(0, most + 1, 1)[0]) if most and len(stream.t) else 0
     if not count:
         return stream
     last = int(stream.t[-1])
-    noise = (draws.integers(0, last + 1, count), draws.integers(0, size[0], count), draws.integers(0, size[1], count))
-    polarity = draws.integers(0, 2, count) if size[1] > 1 else np.zeros(count, np.int64)
+    noise = (rng.integers(0, last + 1, count), rng.integers(0, size[0], count), rng.integers(0, size[1], count))
+    polarity = rng.integers(0, 2, count) if size[1] > 1 else np.zeros(count, np.int64)
     return _sorted(Stream(*(np.concatenate(pair) for pair in zip(stream, (*noise, polarity), strict=True))))
 
 
-def roll(stream: Stream, most: int, size: Size, draws: Draws) -> Stream:
+def roll(stream: Stream, most: int, size: Size, rng: CounterRNG) -> Stream:
     """All events move together by up to `most` pixels each way; those that leave the sensor are lost."""
-    shift = draws.integers(-most, most + 1, 2)
+    shift = rng.integers(-most, most + 1, 2)
     return _on_sensor(stream._replace(x=stream.x + shift[0], y=stream.y + shift[1]), size)
 
 
-def turn(stream: Stream, degrees: float, factor: float, size: Size, draws: Draws) -> Stream:
+def turn(stream: Stream, degrees: float, factor: float, size: Size, rng: CounterRNG) -> Stream:
     """All events turn about the middle by up to `degrees`, and move away from it by a factor in 1/factor .. factor."""
-    chance = draws.uniform(2)
+    chance = rng.uniform(2)
     angle = np.deg2rad(degrees) * (2 * chance[0] - 1)
     stretch = 1 / factor + chance[1] * (factor - 1 / factor)
     x, y = stream.x - (size[0] - 1) / 2, stream.y - (size[1] - 1) / 2
@@ -129,12 +129,12 @@ def turn(stream: Stream, degrees: float, factor: float, size: Size, draws: Draws
     return _on_sensor(stream._replace(x=places[0], y=places[1]), size)
 
 
-def cut_and_mix(stream: Stream, partner: Stream, draws: Draws) -> tuple[Stream, float]:
+def cut_and_mix(stream: Stream, partner: Stream, rng: CounterRNG) -> tuple[Stream, float]:
     """A run of the partner's events takes the place of the stream's events in its stretch of time; and the partner's share."""
     if len(partner.t) < 2:
         return stream, 0.0
-    length = int(draws.integers(1, len(partner.t), 1)[0])
-    start = int(draws.integers(0, len(partner.t) - length + 1, 1)[0])
+    length = int(rng.integers(1, len(partner.t), 1)[0])
+    start = int(rng.integers(0, len(partner.t) - length + 1, 1)[0])
     run = partner.select(np.arange(start, start + length))
     rest = stream.select(np.flatnonzero((stream.t < run.t[0]) | (stream.t > run.t[-1])))
     merged = _sorted(Stream(*(np.concatenate(pair) for pair in zip(rest, run, strict=True))))

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from longscan.tasks._random import Draws
+from longscan.tasks._random import CounterRNG
 
 _POOL = 16  # batches whose recordings are sorted by length among themselves
 
@@ -23,14 +23,14 @@ def bucketed_rows(lengths: tuple[int, ...], step: int, batch_size: int, seed: in
 
 @lru_cache(maxsize=4)
 def _epoch(lengths: tuple[int, ...], epoch: int, batch_size: int, seed: int) -> list[np.ndarray]:
-    draws = Draws(("buckets", len(lengths), seed), epoch)
-    order, sizes = draws.permutation(len(lengths)), np.array(lengths)
+    rng = CounterRNG(("buckets", len(lengths), seed), epoch)
+    order, sizes = rng.permutation(len(lengths)), np.array(lengths)
     batches: list[np.ndarray] = []
     for start in range(0, len(order), _POOL * batch_size):
         pool = order[start : start + _POOL * batch_size]
         pool = pool[np.argsort(sizes[pool], kind="stable")]
         batches += [pool[first : first + batch_size] for first in range(0, len(pool), batch_size)]
-    return [batches[number] for number in draws.permutation(len(batches))]
+    return [batches[number] for number in rng.permutation(len(batches))]
 
 
 class Packed(NamedTuple):

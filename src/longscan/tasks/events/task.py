@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from longscan.tasks._drawing import bars
-from longscan.tasks._random import Draws
+from longscan.tasks._random import CounterRNG
 from longscan.tasks._store import Arrays, data_folder, first_existing, stored
 from longscan.tasks.base import TASKS, Batch, Split, check_request, rows_of_step
 from longscan.tasks.classification import ClassificationTask, largest_share
@@ -152,26 +152,26 @@ class Events(ClassificationTask):
             rows = mine[rows_of_step(len(mine), split, step, batch_size, seed)]
         streams, targets = [data.stream(row) for row in rows.tolist()], torch.from_numpy(data.targets[rows])
         if split == "train":
-            draws = Draws(("events", self.dataset, "changes", batch_size, seed), step)
-            streams = [self._cut(stream, draws) for stream in streams]
+            rng = CounterRNG(("events", self.dataset, "changes", batch_size, seed), step)
+            streams = [self._cut(stream, rng) for stream in streams]
             if self.augment:
-                streams, targets = self._augmented(streams, targets, draws)
+                streams, targets = self._augmented(streams, targets, rng)
         return self._packed(streams, targets) if self.batching == "packed" else self._padded(streams, targets)
 
-    def _cut(self, stream: Stream, draws: Draws) -> Stream:
+    def _cut(self, stream: Stream, rng: CounterRNG) -> Stream:
         spare = 0 if self.train_events is None else len(stream.t) - self.train_events
         if spare <= 0:
             return stream
-        start = int(draws.integers(0, spare + 1, 1)[0])
+        start = int(rng.integers(0, spare + 1, 1)[0])
         return stream.select(np.arange(start, start + len(stream.t) - spare))
 
-    def _augmented(self, streams: list[Stream], targets: Tensor, draws: Draws) -> tuple[list[Stream], Tensor]:
+    def _augmented(self, streams: list[Stream], targets: Tensor, rng: CounterRNG) -> tuple[list[Stream], Tensor]:
         strengths, size = PUBLISHED[self.dataset], _SIZES[self.dataset]
-        streams = [augmented(stream, strengths, size, draws) for stream in streams]
-        if self.batching == "packed" or draws.uniform(1)[0] >= strengths.cutmix:
+        streams = [augmented(stream, strengths, size, rng) for stream in streams]
+        if self.batching == "packed" or rng.uniform(1)[0] >= strengths.cutmix:
             return streams, targets
-        partners = draws.permutation(len(streams))
-        mixed = [cut_and_mix(stream, streams[partner], draws) for stream, partner in zip(streams, partners, strict=True)]
+        partners = rng.permutation(len(streams))
+        mixed = [cut_and_mix(stream, streams[partner], rng) for stream, partner in zip(streams, partners, strict=True)]
         shares = torch.tensor([share for _, share in mixed]).unsqueeze(1)
         known = torch.nn.functional.one_hot(targets, self.num_classes).float()
         return [stream for stream, _ in mixed], (1 - shares) * known + shares * known[torch.from_numpy(partners)]

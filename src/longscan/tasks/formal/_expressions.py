@@ -1,12 +1,13 @@
-"""Bracketed expressions of two grammars, drawn and evaluated for a whole batch at once, level by level of their trees.
+"""Bracketed expressions of two grammars, generated and evaluated for a whole batch together, one level of the trees at a time.
 
-`draw_expressions`: an expression with k operators has 1 + 4k tokens. It grows from one leaf by replacing k times a uniformly
-chosen leaf with ( leaf op leaf ). The left operand of the outermost operator then holds 0 .. k - 1 of the other operators with
-equal probability (Polya's urn with one leaf on each side), and so on inside, which is how the trees are drawn here.
+`generate_expressions`: an expression with k operators has 1 + 4k tokens. It grows from one leaf by replacing k times a uniformly
+chosen leaf with ( leaf op leaf ). The left operand of the outermost operator then has 0 .. k - 1 of the other operators with
+equal probability (Polya's urn with one leaf on each side), and the same holds for its operands. This is how the trees are
+generated here.
 
-`draw_sums` (Delétang et al., 2023): an expression of one to four tokens is d, -d, (d) or (-d); a longer one of n tokens is
-(left op right) with op one of + and -, and 1 .. n - 4 tokens on the left, uniform. As there are no products, the value is the sum
-of the digits with the signs above them.
+`generate_sums` (Delétang et al., 2023): an expression of one to four tokens is d, -d, (d) or (-d); a longer one of n tokens is
+(left op right) with op one of + and -, and 1 .. n - 4 tokens on the left, uniform. There are no products, so the value is the sum
+of the digits, each multiplied by the product of the signs that apply to it.
 """
 
 from dataclasses import dataclass
@@ -14,11 +15,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from longscan.tasks._random import Draws
+from longscan.tasks._random import CounterRNG
 
 
-class Symbols(NamedTuple):
-    """Token numbers of the brackets and the first operator (of *, -, + in this order), and of the padding."""
+class SymbolIds(NamedTuple):
+    """Token numbers of the brackets, of the first operator (*; - and + follow it) and of the padding."""
 
     closing: int
     opening: int
@@ -28,12 +29,12 @@ class Symbols(NamedTuple):
 
 @dataclass(frozen=True)
 class _Level:
-    """Nodes of one depth: their row and first token; which are operators, and what these are (0 *, 1 -, 2 +)."""
+    """The nodes of one depth in the trees of all rows."""
 
-    rows: np.ndarray
-    starts: np.ndarray
-    inner: np.ndarray
-    operators: np.ndarray
+    rows: np.ndarray  # (nodes,) row of each node
+    starts: np.ndarray  # (nodes,) position of its first token
+    is_internal: np.ndarray  # (nodes,) bool: an operator, not a leaf
+    operators: np.ndarray  # (internal nodes,) 0 *, 1 -, 2 +
 
 
 @dataclass(frozen=True)
@@ -45,34 +46,37 @@ class Expressions:
     levels: tuple[_Level, ...]
 
     def values(self, leaves: np.ndarray, modulus: int | None) -> np.ndarray:
-        """The values (n,) with the leaves (n, width) instead of the tokens; without `modulus` as they are."""
-        below = np.empty(0, leaves.dtype)
+        """Evaluate the expressions with the numbers `leaves` (n, width) in place of the tokens; return (n,).
+
+        modulus: of every operation, None for ordinary arithmetic.
+        """
+        operands = np.empty(0, leaves.dtype)  # of the current level: all left ones, then all right ones
         for level in reversed(self.levels):
             values = leaves[level.rows, level.starts]
-            half = len(below) // 2
-            left, right, operators = below[:half], below[half:], level.operators
+            half = len(operands) // 2
+            left, right, operators = operands[:half], operands[half:], level.operators
             if half:
                 results = np.where(operators == 0, left * right, np.where(operators == 1, left - right, left + right))
-                values[level.inner] = results if modulus is None else results % modulus
-            below = values
-        return below
+                values[level.is_internal] = results if modulus is None else results % modulus
+            operands = values
+        return operands
 
 
-def draw_expressions(draws: Draws, operators: np.ndarray, digits: int, symbols: Symbols) -> Expressions:
-    """Expressions with the given numbers of operators (n,), literals uniform on 0 .. digits - 1, operators uniform."""
+def generate_expressions(rng: CounterRNG, operators: np.ndarray, digits: int, symbols: SymbolIds) -> Expressions:
+    """Generate expressions with the given numbers of operators (n,); literals 0 .. digits - 1 and operators are uniform."""
     count = len(operators)
     lengths = 1 + 4 * operators
     tokens = np.full((count, int(lengths.max())), symbols.padding)
     levels = []
     rows, starts, sizes = np.arange(count), np.zeros(count, np.int64), operators
     while len(rows):
-        inner = sizes > 0
-        leaf = ~inner
-        tokens[rows[leaf], starts[leaf]] = draws.integers(0, digits, int(leaf.sum()))
-        row, start, size = rows[inner], starts[inner], sizes[inner]
-        operator = draws.integers(0, 3, len(row))
-        levels.append(_Level(rows, starts, inner, operator))
-        left = draws.integers(0, size, len(row))
+        is_internal = sizes > 0
+        leaf = ~is_internal
+        tokens[rows[leaf], starts[leaf]] = rng.integers(0, digits, int(leaf.sum()))
+        row, start, size = rows[is_internal], starts[is_internal], sizes[is_internal]
+        operator = rng.integers(0, 3, len(row))
+        levels.append(_Level(rows, starts, is_internal, operator))
+        left = rng.integers(0, size, len(row))
         middle = start + 2 + 4 * left
         tokens[row, start] = symbols.opening
         tokens[row, middle] = symbols.times + operator
@@ -88,8 +92,8 @@ class Sums(NamedTuple):
     values: np.ndarray
 
 
-def draw_sums(draws: Draws, lengths: np.ndarray, digits: int, symbols: Symbols) -> Sums:
-    """Bracketed sums of exactly `lengths` (n,) tokens; literals uniform on 0 .. digits - 1, operators uniform."""
+def generate_sums(rng: CounterRNG, lengths: np.ndarray, digits: int, symbols: SymbolIds) -> Sums:
+    """Generate bracketed sums of exactly `lengths` (n,) tokens; literals 0 .. digits - 1 and operators are uniform."""
     count = len(lengths)
     tokens = np.full((count, int(lengths.max())), symbols.padding)
     values = np.zeros(count, np.int64)
@@ -98,7 +102,7 @@ def draw_sums(draws: Draws, lengths: np.ndarray, digits: int, symbols: Symbols) 
     while len(rows):
         leaf = sizes < 5
         row, start, size = rows[leaf], starts[leaf], sizes[leaf]
-        literal = draws.integers(0, digits, len(row))
+        literal = rng.integers(0, digits, len(row))
         negative, bracketed = size % 2 == 0, size > 2
         tokens[row[bracketed], start[bracketed]] = symbols.opening
         tokens[row[bracketed], (start + size - 1)[bracketed]] = symbols.closing
@@ -107,8 +111,8 @@ def draw_sums(draws: Draws, lengths: np.ndarray, digits: int, symbols: Symbols) 
         np.add.at(values, row, signs[leaf] * np.where(negative, -literal, literal))
 
         row, start, size, sign = rows[~leaf], starts[~leaf], sizes[~leaf], signs[~leaf]
-        left = 1 + draws.integers(0, size - 4, len(row))
-        subtracts = draws.integers(0, 2, len(row)) == 1
+        left = 1 + rng.integers(0, size - 4, len(row))
+        subtracts = rng.integers(0, 2, len(row)) == 1
         middle = start + 1 + left
         tokens[row, start] = symbols.opening
         tokens[row, middle] = np.where(subtracts, minus, plus)

@@ -1,10 +1,11 @@
 """The tasks of "Neural Networks and the Chomsky Hierarchy" (Delétang et al., ICLR 2023), with that suite's semantics.
 
-Nine tasks are here; the other six are languages of the files beside this one, with the settings that `chomsky_suite` gives them.
-A length of the nine is that of the question: 1-40 in training, 41-100 in valid and test (there: 1-100 with the score over those
-above 40, up to 500 in the paper's figures). Answers of several tokens are given at the steps after the question, which show
-padding, and none shows the answers before it. The suite's score is the mean over lengths; here it is over answers, and the
-buckets are by length of the question. Fixed lengths within a batch, which only that suite's one-hot inputs needed, are not kept.
+This file defines nine tasks; the other six are languages of this package's other files, with the settings in `chomsky_suite`.
+A length of the nine is that of the question: 1-40 in training, 41-100 in valid and test (in the paper: 1-100 with the score over
+those above 40, up to 500 in its figures). The model gives answers of several tokens at the steps after the question, whose inputs
+are padding and show no earlier answer. The suite's score is the mean over lengths; here it is the mean over answers, and
+the buckets are by length of the question. In that suite all questions of a batch have the same length, which only its one-hot
+inputs needed; here they do not.
 """
 
 from abc import abstractmethod
@@ -15,12 +16,13 @@ from typing import ClassVar
 import numpy as np
 from torch import Tensor
 
-from longscan.tasks._random import Draws
+from longscan.tasks._random import CounterRNG
+from longscan.tasks._store import Ragged
 from longscan.tasks.base import TASKS, Batch
-from longscan.tasks.formal._examples import Examples
+from longscan.tasks.formal._examples import PADDING, Examples, random_words, single_token_examples
 from longscan.tasks.formal.base import WordTask
 from longscan.tasks.formal.context_free import ModularArithmeticBrackets, SolveEquation
-from longscan.tasks.formal.regular import PADDING, CycleNavigation, ModularArithmetic, Parity, random_words, single
+from longscan.tasks.formal.regular import CycleNavigation, ModularArithmetic, Parity
 from longscan.tasks.formal.rewriting import BucketSort
 
 END = 2  # the token that ends an answer whose length depends on the question
@@ -29,8 +31,8 @@ END = 2  # the token that ends an answer whose length depends on the question
 def chomsky_suite() -> dict[str, WordTask]:
     """Return the suite's fifteen tasks by their published names, with questions of 1-40 and, in valid and test, of 41-100 tokens.
 
-    The lengths that the six from other files are given count the answer, too, and a token that ends the question (= or ACT) but
-    for parity and cycle navigation.
+    The lengths of the six from other files also count the answer and the token that ends the question (= or ACT), which parity
+    and cycle navigation do not have.
     """
     return {
         "parity_check": Parity(train_lengths=(2, 41), eval_lengths=(42, 101)),
@@ -47,41 +49,23 @@ def chomsky_suite() -> dict[str, WordTask]:
 
 @dataclass(frozen=True, kw_only=True)
 class ChomskyTask(WordTask):
-    """The base class of the nine tasks: lengths are the question's, and the vocabulary follows from the task."""
+    """The base class of the nine tasks: lengths are those of the question; by default questions and answers are words of bits."""
 
+    num_classes: ClassVar[int] = 2
+    _min_length: ClassVar[int] = 1
     eval_lengths: tuple[int, int] = (41, 100)
 
     @property
-    def vocab_size(self) -> int:
-        """The symbols."""
-        return len(self.symbols)
+    def _default_train_lengths(self) -> tuple[int, int]:
+        return self._min_length, 40
 
-    @property
-    def num_classes(self) -> int:
-        """Two, where a task has bits as answers."""
-        return 2
-
-    @property
-    def symbols(self) -> tuple[str, ...]:
-        """0, 1, padding, where a task has words of bits as questions."""
-        return ("0", "1", PADDING)
-
-    @property
-    def _least_length(self) -> int:
-        return 1
-
-    @property
-    def _own_lengths(self) -> tuple[int, int]:
-        return self._least_length, 40
-
-    def _shortest_question(self, length: int) -> int:
+    def _min_question_length(self, length: int) -> int:
         return length
 
-    def _width(self, length: int) -> int:
+    def _max_length_at(self, length: int) -> int:
         return length + 1
 
-    def _drawn_lengths(self, batch: Batch) -> Tensor:
-        """The questions' lengths."""
+    def _bucket_lengths(self, batch: Batch) -> Tensor:
         assert batch.loss_mask is not None
         return batch.loss_mask.int().argmax(1) + 1
 
@@ -89,22 +73,22 @@ class ChomskyTask(WordTask):
 @TASKS.register("chomsky_even_pairs")
 @dataclass(frozen=True, kw_only=True)
 class EvenPairs(ChomskyTask):
-    """Whether the number of 01s and 10s together is odd, which is whether first and last bit differ.
+    """Say whether the number of 01s and 10s together is odd, which is whether first and last bit differ.
 
     0 1 0 1 0 0 1 | 1
     """
 
     name: ClassVar[str] = "chomsky_even_pairs"
 
-    def _draw(self, draws: Draws, lengths: np.ndarray) -> Examples:
-        words = random_words(draws, lengths, 2, self.padding)
-        return single(words, lengths, words[:, 0] ^ words[np.arange(len(words)), lengths - 1])
+    def _generate(self, rng: CounterRNG, lengths: np.ndarray) -> Examples:
+        words = random_words(rng, lengths, 2, self.padding)
+        return single_token_examples(words, lengths, words[:, 0] ^ words[np.arange(len(words)), lengths - 1])
 
 
 @TASKS.register("chomsky_missing_duplicate")
 @dataclass(frozen=True, kw_only=True)
 class MissingDuplicate(ChomskyTask):
-    """The bit that is missing where a word of bits stands twice; an odd length has an empty token at the end.
+    """Find the missing bit of a word of bits that is written twice; a question of odd length ends with an empty token.
 
         0 1 1 0 0 ? 1 0 | 1
 
@@ -112,53 +96,46 @@ class MissingDuplicate(ChomskyTask):
     """
 
     name: ClassVar[str] = "chomsky_missing_duplicate"
+    _extra_symbols: ClassVar[tuple[str, ...]] = ("?", "END")
+    _min_length: ClassVar[int] = 2
 
-    @property
-    def symbols(self) -> tuple[str, ...]:
-        """Bits, the missing one, the empty token, padding."""
-        return ("0", "1", "?", "END", PADDING)
-
-    @property
-    def _least_length(self) -> int:
-        return 2
-
-    def _draw(self, draws: Draws, lengths: np.ndarray) -> Examples:
+    def _generate(self, rng: CounterRNG, lengths: np.ndarray) -> Examples:
         rows, halves = np.arange(len(lengths)), lengths // 2
-        words = random_words(draws, halves, 2, self.padding)
-        places = np.arange(int(lengths.max()))
-        twice = words[rows[:, None], np.minimum(places % halves[:, None], words.shape[1] - 1)]
-        questions = np.where(places < 2 * halves[:, None], twice, np.where(places < lengths[:, None], 3, self.padding))
-        missing = draws.integers(0, 2 * halves, len(lengths))
+        words = random_words(rng, halves, 2, self.padding)
+        positions = np.arange(int(lengths.max()))
+        doubled = _gather_letters(words, positions % halves[:, None])
+        questions = np.where(positions < 2 * halves[:, None], doubled, np.where(positions < lengths[:, None], 3, self.padding))
+        missing = rng.integers(0, 2 * halves, len(lengths))
         answers = questions[rows, missing]
         questions[rows, missing] = 2
-        return single(questions, lengths, answers)
+        return single_token_examples(questions, lengths, answers)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Rearranged(ChomskyTask):
-    """A uniform word of bits; the answer takes its bits from given places of the word."""
+class _RearrangedWord(ChomskyTask):
+    """A uniformly random word of bits; each bit of the answer is the bit at a given position of the word."""
 
     _copies: ClassVar[int] = 1
 
-    def _width(self, length: int) -> int:
+    def _max_length_at(self, length: int) -> int:
         return (1 + self._copies) * length
 
     def _answer_length(self, question: list[int]) -> int:
         return self._copies * len(question)
 
-    def _draw(self, draws: Draws, lengths: np.ndarray) -> Examples:
-        words = random_words(draws, lengths, 2, self.padding)
+    def _generate(self, rng: CounterRNG, lengths: np.ndarray) -> Examples:
+        words = random_words(rng, lengths, 2, self.padding)
         return Examples(words, lengths, self._rearrange(words, lengths), self._copies * lengths)
 
     @abstractmethod
     def _rearrange(self, words: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        """The answers (n, copies * W) from words (n, W); what stands beyond an answer's end does not matter."""
+        """Return the answers (n, copies * W) to words (n, W); tokens beyond the end of an answer are arbitrary."""
 
 
 @TASKS.register("chomsky_reverse_string")
 @dataclass(frozen=True, kw_only=True)
-class ReverseString(_Rearranged):
-    """The word from its end.
+class ReverseString(_RearrangedWord):
+    """Reverse the word of the question.
 
     0 1 1 0 1 | 1 0 1 1 0
     """
@@ -166,13 +143,13 @@ class ReverseString(_Rearranged):
     name: ClassVar[str] = "chomsky_reverse_string"
 
     def _rearrange(self, words: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        return _taken(words, lengths[:, None] - 1 - np.arange(words.shape[1]))
+        return _gather_letters(words, lengths[:, None] - 1 - np.arange(words.shape[1]))
 
 
 @TASKS.register("chomsky_duplicate_string")
 @dataclass(frozen=True, kw_only=True)
-class DuplicateString(_Rearranged):
-    """The word twice.
+class DuplicateString(_RearrangedWord):
+    """Write the word of the question twice.
 
     0 1 1 | 0 1 1 0 1 1
     """
@@ -181,13 +158,13 @@ class DuplicateString(_Rearranged):
     _copies: ClassVar[int] = 2
 
     def _rearrange(self, words: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        return _taken(words, np.arange(2 * words.shape[1]) % lengths[:, None])
+        return _gather_letters(words, np.arange(2 * words.shape[1]) % lengths[:, None])
 
 
 @TASKS.register("chomsky_odds_first")
 @dataclass(frozen=True, kw_only=True)
-class OddsFirst(_Rearranged):
-    """The letters at odd places, counted from 0 (the second, fourth, ...), then the others, as the published code has it.
+class OddsFirst(_RearrangedWord):
+    """Write the letters at odd positions, counted from 0 (the second, fourth, ...), then the others, as in the published code.
 
     0 0 1 1 0 1 0 1 | 0 1 1 1 0 1 0 0
     """
@@ -195,66 +172,56 @@ class OddsFirst(_Rearranged):
     name: ClassVar[str] = "chomsky_odds_first"
 
     def _rearrange(self, words: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        places, odd = np.arange(words.shape[1]), lengths[:, None] // 2
-        return _taken(words, np.where(places < odd, 2 * places + 1, 2 * (places - odd)))
+        positions, odd = np.arange(words.shape[1]), lengths[:, None] // 2
+        return _gather_letters(words, np.where(positions < odd, 2 * positions + 1, 2 * (positions - odd)))
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Computed(ChomskyTask):
-    """Questions drawn together, answers computed one by one with exact integers or by acting step by step."""
+class _ExactAnswer(ChomskyTask):
+    """Questions that are generated as arrays, with answers computed for one question at a time in exact integers."""
 
     def _answer_length(self, question: list[int]) -> int:
-        return len(self._answer(question))
+        return len(self._solve(question))
 
-    def _draw(self, draws: Draws, lengths: np.ndarray) -> Examples:
-        questions, keep = self._questions(draws, lengths)
-        answers = [self._answer(question[:length].tolist()) for question, length in zip(questions, lengths, strict=True)]
-        answer_lengths = np.array([len(answer) for answer in answers])
-        table = np.full((len(answers), answer_lengths.max()), self.padding)
-        table[np.arange(table.shape[1]) < answer_lengths[:, None]] = np.concatenate(answers)
-        return Examples(questions, lengths, table, answer_lengths, keep)
+    def _generate(self, rng: CounterRNG, lengths: np.ndarray) -> Examples:
+        questions, is_usable = self._generate_questions(rng, lengths)
+        answers = [self._solve(question[:length].tolist()) for question, length in zip(questions, lengths, strict=True)]
+        return Examples(questions, lengths, *Ragged.from_sequences(answers).pad(None, self.padding), is_usable)
 
     @abstractmethod
-    def _questions(self, draws: Draws, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-        """Questions (n, W), padded, and which are usable (n,), None for all."""
+    def _generate_questions(self, rng: CounterRNG, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return padded questions (n, W), and which are usable, (n,) bool, or None for all."""
 
     @abstractmethod
-    def _answer(self, question: list[int]) -> list[int]:
-        """The answer's tokens."""
+    def _solve(self, question: list[int]) -> list[int]:
+        """Return the tokens of the answer to a question."""
 
 
 @TASKS.register("chomsky_stack_manipulation")
 @dataclass(frozen=True, kw_only=True)
-class StackManipulation(_Computed):
-    """A stack from the bottom up after the actions that follow it, from the top down, then END; an empty stack stays under POP.
+class StackManipulation(_ExactAnswer):
+    """Apply actions to a stack and write it from top to bottom, then END; POP leaves an empty stack empty.
 
         0 1 1 0 PUSH1 POP POP | 1 1 0 END
 
-    1 .. n - 1 of n tokens are the stack, uniform; there are no actions at length 1. What comes after END is not scored.
+    The question is the stack from bottom to top, then the actions. 1 .. n - 1 of n tokens are the stack, uniform; there are no
+    actions at length 1. Tokens after END are not scored.
     """
 
     name: ClassVar[str] = "chomsky_stack_manipulation"
+    num_classes: ClassVar[int] = 3
+    symbols: ClassVar[tuple[str, ...]] = ("0", "1", "END", "POP", "PUSH0", "PUSH1", PADDING)
 
-    @property
-    def num_classes(self) -> int:
-        """Bits and END."""
-        return 3
-
-    @property
-    def symbols(self) -> tuple[str, ...]:
-        """Bits, END, actions, padding."""
-        return ("0", "1", "END", "POP", "PUSH0", "PUSH1", PADDING)
-
-    def _width(self, length: int) -> int:
+    def _max_length_at(self, length: int) -> int:
         return 2 * length + 1
 
-    def _questions(self, draws: Draws, lengths: np.ndarray) -> tuple[np.ndarray, None]:
-        stacks = 1 + draws.integers(0, np.maximum(lengths - 1, 1), len(lengths))
-        bits = random_words(draws, lengths, 2, self.padding)
-        actions = random_words(draws, lengths, 3, self.padding - 3) + 3
+    def _generate_questions(self, rng: CounterRNG, lengths: np.ndarray) -> tuple[np.ndarray, None]:
+        stacks = 1 + rng.integers(0, np.maximum(lengths - 1, 1), len(lengths))
+        bits = random_words(rng, lengths, 2, self.padding)
+        actions = random_words(rng, lengths, 3, self.padding - 3) + 3
         return np.where(np.arange(bits.shape[1]) < stacks[:, None], bits, actions), None
 
-    def _answer(self, question: list[int]) -> list[int]:
+    def _solve(self, question: list[int]) -> list[int]:
         stack: list[int] = []
         for token in question:
             if token == 3:
@@ -265,42 +232,29 @@ class StackManipulation(_Computed):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Binary(_Computed):
-    """Two binary numbers above 0, lowest bit first; the first has 1 .. n - 2 of n - 1 bits, uniform. Lengths start at 3."""
+class _BinaryArithmetic(_ExactAnswer):
+    """Two positive binary numbers, lowest bit first; the first has 1 .. n - 2 of n - 1 bits, uniform. Lengths start at 3."""
 
-    _operator: ClassVar[str]
+    num_classes: ClassVar[int] = 3
+    _min_length: ClassVar[int] = 3
 
-    @property
-    def num_classes(self) -> int:
-        """Bits and END."""
-        return 3
-
-    @property
-    def symbols(self) -> tuple[str, ...]:
-        """Bits, END, the operator, padding."""
-        return ("0", "1", "END", self._operator, PADDING)
-
-    @property
-    def _least_length(self) -> int:
-        return 3
-
-    def _width(self, length: int) -> int:
+    def _max_length_at(self, length: int) -> int:
         return 2 * length + 1
 
-    def _questions(self, draws: Draws, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        bits = random_words(draws, lengths, 2, self.padding)
-        middle = 1 + draws.integers(0, lengths - 2, len(lengths))
+    def _generate_questions(self, rng: CounterRNG, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        bits = random_words(rng, lengths, 2, self.padding)
+        middle = 1 + rng.integers(0, lengths - 2, len(lengths))
         ones = bits == 1
         ones[np.arange(len(lengths)), middle] = False
         before = np.arange(bits.shape[1]) < middle[:, None]
         bits[np.arange(len(lengths)), middle] = 3
         return bits, (ones & before).any(1) & (ones & ~before).any(1)
 
-    def _answer(self, question: list[int]) -> list[int]:
+    def _solve(self, question: list[int]) -> list[int]:
         middle = question.index(3) if 3 in question else len(question)
         numbers = (question[:middle], question[middle + 1 :])
-        result = self._compute(*(sum(bit << place for place, bit in enumerate(bits)) for bits in numbers))
-        return [*(result >> place & 1 for place in range(max(1, result.bit_length()))), END]
+        result = self._compute(*(sum(bit << position for position, bit in enumerate(bits)) for bits in numbers))
+        return [*(result >> position & 1 for position in range(max(1, result.bit_length()))), END]
 
     @abstractmethod
     def _compute(self, first: int, second: int) -> int:
@@ -309,14 +263,14 @@ class _Binary(_Computed):
 
 @TASKS.register("chomsky_binary_addition")
 @dataclass(frozen=True, kw_only=True)
-class BinaryAddition(_Binary):
-    """The sum of two binary numbers, lowest bit first, then END; here 4 + 22.
+class BinaryAddition(_BinaryArithmetic):
+    """Add two binary numbers, lowest bit first, and end with END; here 4 + 22.
 
     0 0 1 + 0 1 1 0 1 | 0 1 0 1 1 END
     """
 
     name: ClassVar[str] = "chomsky_binary_addition"
-    _operator: ClassVar[str] = "+"
+    symbols: ClassVar[tuple[str, ...]] = ("0", "1", "END", "+", PADDING)
 
     def _compute(self, first: int, second: int) -> int:
         return first + second
@@ -324,14 +278,14 @@ class BinaryAddition(_Binary):
 
 @TASKS.register("chomsky_binary_multiplication")
 @dataclass(frozen=True, kw_only=True)
-class BinaryMultiplication(_Binary):
-    """The product of two binary numbers, lowest bit first, then END; here 4 * 22.
+class BinaryMultiplication(_BinaryArithmetic):
+    """Multiply two binary numbers, lowest bit first, and end with END; here 4 * 22.
 
     0 0 1 * 0 1 1 0 1 | 0 0 0 1 1 0 1 END
     """
 
     name: ClassVar[str] = "chomsky_binary_multiplication"
-    _operator: ClassVar[str] = "*"
+    symbols: ClassVar[tuple[str, ...]] = ("0", "1", "END", "*", PADDING)
 
     def _compute(self, first: int, second: int) -> int:
         return first * second
@@ -339,26 +293,26 @@ class BinaryMultiplication(_Binary):
 
 @TASKS.register("chomsky_compute_sqrt")
 @dataclass(frozen=True, kw_only=True)
-class ComputeSqrt(_Computed):
-    """The whole part of the square root of a binary number above 0, highest bit first, in half as many bits; here of 37.
+class ComputeSqrt(_ExactAnswer):
+    """Compute the integer part of the square root of a binary number, highest bit first, in half as many bits; here of 37.
 
     1 0 0 1 0 1 | 1 1 0
     """
 
     name: ClassVar[str] = "chomsky_compute_sqrt"
 
-    def _width(self, length: int) -> int:
+    def _max_length_at(self, length: int) -> int:
         return length + (length + 1) // 2
 
-    def _questions(self, draws: Draws, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        bits = random_words(draws, lengths, 2, self.padding)
+    def _generate_questions(self, rng: CounterRNG, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        bits = random_words(rng, lengths, 2, self.padding)
         return bits, (bits == 1).any(1)
 
-    def _answer(self, question: list[int]) -> list[int]:
+    def _solve(self, question: list[int]) -> list[int]:
         root = isqrt(int("".join(map(str, question)), 2))
         return [int(bit) for bit in f"{root:0{(len(question) + 1) // 2}b}"]
 
 
-def _taken(words: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """words[row, places[row]], places outside a word's array being anything inside it."""
-    return np.take_along_axis(words, np.clip(places, 0, words.shape[1] - 1), axis=1)
+def _gather_letters(words: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """Return words[row, positions[row]] for each row; positions outside the array are clipped to it."""
+    return np.take_along_axis(words, np.clip(positions, 0, words.shape[1] - 1), axis=1)

@@ -6,58 +6,39 @@ from typing import ClassVar
 
 import numpy as np
 
-from longscan.tasks._random import Draws
+from longscan.tasks._random import CounterRNG
 from longscan.tasks.base import TASKS
-from longscan.tasks.formal._examples import Examples
+from longscan.tasks.formal._examples import Examples, random_words, single_token_examples
 from longscan.tasks.formal.base import FormalTask
-from longscan.tasks.formal.regular import PADDING, random_words, single
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Counting(FormalTask):
-    """A uniform word over vocab_size - 1 letters; the answer depends on how often each occurs.
+class _CountingTask(FormalTask):
+    """A uniformly random word over vocab_size - 1 letters; the answer depends on the number of times that each occurs.
 
-    A sequence drawn at length l has l - 1 letters.
+    A sequence generated for length l has l - 1 letters.
     """
 
+    _min_vocab_size: ClassVar[int] = 3
+    _min_length: ClassVar[int] = 2
     vocab_size: int = 64
 
-    @property
-    def num_classes(self) -> int:
-        """The letters."""
-        return self.vocab_size - 1
-
-    @property
-    def symbols(self) -> tuple[str, ...]:
-        """Letters, padding."""
-        return (*map(str, range(self.num_classes)), PADDING)
-
-    @property
-    def _least_vocab(self) -> int:
-        return 3
-
-    @property
-    def _least_length(self) -> int:
-        return 2
-
-    def _shortest_question(self, length: int) -> int:
-        return length - 1
-
-    def _draw(self, draws: Draws, lengths: np.ndarray) -> Examples:
-        words = random_words(draws, lengths - 1, self.num_classes, self.padding)
+    def _generate(self, rng: CounterRNG, lengths: np.ndarray) -> Examples:
+        words = random_words(rng, lengths - 1, self.num_classes, self.padding)
         rows = np.arange(len(lengths))[:, None] * self.vocab_size
         counts = np.bincount((words + rows).ravel(), minlength=len(lengths) * self.vocab_size)
-        return single(words, lengths - 1, self._answers(counts.reshape(len(lengths), -1)[:, : self.num_classes]))
+        answers = self._answers(counts.reshape(len(lengths), -1)[:, : self.num_classes])
+        return single_token_examples(words, lengths - 1, answers)
 
     @abstractmethod
     def _answers(self, counts: np.ndarray) -> np.ndarray:
-        """(n,) from the number of times that each letter occurs, (n, letters)."""
+        """Return the answers (n,) from the number of times that each letter occurs, (n, letters)."""
 
 
 @TASKS.register("majority")
 @dataclass(frozen=True, kw_only=True)
-class Majority(_Counting):
-    """The most frequent letter, the smallest of several.
+class Majority(_CountingTask):
+    """Name the most frequent letter, and the smallest of them if there are several.
 
         7 4 7 4 | 4
     """
@@ -70,12 +51,12 @@ class Majority(_Counting):
 
 @TASKS.register("majority_count")
 @dataclass(frozen=True, kw_only=True)
-class MajorityCount(_Counting):
-    """How often the most frequent letter occurs, as a token; more than the largest letter is given as that letter.
+class MajorityCount(_CountingTask):
+    """Count the occurrences of the most frequent letter. The count is a token and is limited to the largest letter.
 
         7 4 7 4 7 | 3
 
-    At 64 tokens test counts are mostly 3-9 and training counts 1-6, so some test answers never occur in training.
+    With 64 tokens the counts in test are mostly 3-9 and those in training 1-6, so some test answers never occur in training.
     """
 
     name: ClassVar[str] = "majority_count"

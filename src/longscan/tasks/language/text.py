@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from longscan.tasks._drawing import clipped
-from longscan.tasks._random import Draws
+from longscan.tasks._random import CounterRNG
 from longscan.tasks.base import TASKS, Batch, Split, check_request, rows_of_step
 from longscan.tasks.language.base import LanguageTask
 
@@ -78,7 +78,7 @@ class ByteText(LanguageTask):
         check_request(self, split, step, batch_size, seed)
         stretch, size = self._stretch(split), self.size(split)
         if size is None:
-            starts = Draws(("byte_text", batch_size, seed), step).integers(0, len(stretch) - self.window, batch_size)
+            starts = CounterRNG(("byte_text", batch_size, seed), step).integers(0, len(stretch) - self.window, batch_size)
         else:
             starts = rows_of_step(size, split, step, batch_size, seed) * self.window
         return self._shifted(stretch[starts[:, None] + np.arange(self.window + 1)])

@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from longscan.tasks._random import Draws
+from longscan.tasks._random import CounterRNG
 from longscan.tasks._store import Arrays, Ragged, stored
 from longscan.tasks.base import Batch, Split, check_request
 from longscan.tasks.classification import largest_share
@@ -47,7 +47,7 @@ class DrawnTask(SequenceClassification):
         """Examples that are drawn together."""
 
     @abstractmethod
-    def _draw(self, draws: Draws, count: int) -> Block:
+    def _draw(self, rng: CounterRNG, count: int) -> Block:
         """`count` examples."""
 
     @property
@@ -71,7 +71,7 @@ class DrawnTask(SequenceClassification):
         check_request(self, split, step, batch_size, seed)
         if self.size(split) is not None:
             return super().batch(split, step, batch_size, seed)
-        sequences, targets = self._draw(Draws((*self._key("train"), "stream", batch_size, seed), step), batch_size)
+        sequences, targets = self._draw(CounterRNG((*self._key("train"), "stream", batch_size, seed), step), batch_size)
         return self._arranged(sequences, np.arange(batch_size))._replace(targets=torch.from_numpy(targets))
 
     def constant_score(self, split: Split = "test") -> float:
@@ -122,4 +122,4 @@ def _draw_all(task: DrawnTask, split: Split, size: int) -> Arrays:
 
 def _draw_block(job: tuple[DrawnTask, Split, int, int]) -> Block:
     task, split, index, count = job
-    return task._draw(Draws((*task._key(split), "block"), index), count)
+    return task._draw(CounterRNG((*task._key(split), "block"), index), count)

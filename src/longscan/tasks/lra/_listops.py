@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from longscan.tasks._random import Draws
+from longscan.tasks._random import CounterRNG
 from longscan.tasks._store import Ragged
 
 SYMBOLS = ("0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "[MIN", "[MAX", "[MED", "[SM", "]")
@@ -36,25 +36,25 @@ class Bounds(NamedTuple):
     longer_than: int = 500
 
 
-def draw_expressions(draws: Draws, count: int, bounds: Bounds) -> tuple[Ragged, np.ndarray]:
+def draw_expressions(rng: CounterRNG, count: int, bounds: Bounds) -> tuple[Ragged, np.ndarray]:
     """`count` expressions as uint8 tokens, and their values (count,) int64."""
     sequences: list[np.ndarray] = []
     values: list[np.ndarray] = []
     rounds = 0
     while len(sequences) < count:
-        tokens, value = _draw_trees(draws, bounds)
+        tokens, value = _draw_trees(rng, bounds)
         sequences += tokens
         values.append(value)
         rounds += 1
         if rounds == 20 and not sequences:
             bounds_text = f"{bounds.longer_than} and {bounds.shorter_than}"
             raise ValueError(f"longer_than, shorter_than: between {bounds_text} tokens there is no expression of such depth")
-    return Ragged.of(sequences[:count]), np.concatenate(values)[:count]
+    return Ragged.from_sequences(sequences[:count]), np.concatenate(values)[:count]
 
 
-def _draw_trees(draws: Draws, bounds: Bounds) -> tuple[list[np.ndarray], np.ndarray]:
+def _draw_trees(rng: CounterRNG, bounds: Bounds) -> tuple[list[np.ndarray], np.ndarray]:
     """The expressions of fit length among `_ROOTS`, and their values."""
-    levels = _grown(draws, bounds)
+    levels = _grown(rng, bounds)
     sizes, values = _measured(levels)
     ends = sizes[0].cumsum()
     flat = np.empty(ends[-1], np.uint8)
@@ -72,19 +72,19 @@ def _draw_trees(draws: Draws, bounds: Bounds) -> tuple[list[np.ndarray], np.ndar
     return [flat[ends[row] - sizes[0][row] : ends[row]] for row in kept], values[kept]
 
 
-def _grown(draws: Draws, bounds: Bounds) -> list[_Level]:
+def _grown(rng: CounterRNG, bounds: Bounds) -> list[_Level]:
     """Trees under `_ROOTS` operators."""
     levels: list[_Level] = []
     parents, is_operator = np.arange(_ROOTS), np.ones(_ROOTS, bool)
     while len(parents):
         depth, count = len(levels) + 1, int(is_operator.sum())
-        tokens = draws.integers(0, 10, len(parents))
-        kinds = draws.integers(0, 4, count)
+        tokens = rng.integers(0, 10, len(parents))
+        kinds = rng.integers(0, 4, count)
         tokens[is_operator] = _FIRST_OPERATOR + kinds
         levels.append(_Level(parents, tokens, is_operator, kinds))
-        children = draws.integers(2, bounds.max_args + 1, count)
+        children = rng.integers(2, bounds.max_args + 1, count)
         parents = np.repeat(np.arange(count), children)
-        is_operator = draws.integers(0, 4, len(parents)) == 0
+        is_operator = rng.integers(0, 4, len(parents)) == 0
         if depth + 1 >= bounds.max_depth:
             is_operator[:] = False
     return levels

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from longscan.tasks._random import Draws
+from longscan.tasks._random import CounterRNG
 
 _TRIES = 64
 CONTOUR = 14  # paddles of a long snake in the hard set
@@ -163,8 +163,8 @@ class _Heads(NamedTuple):
 class _Board:
     """What is taken on n images, (n, H, W) float32 with a rim all round that is free."""
 
-    def __init__(self, count: int, drawing: Drawing, margin: int, draws: Draws) -> None:
-        self.drawing, self.draws, self.sprites = drawing, draws, _sprites(drawing, margin)
+    def __init__(self, count: int, drawing: Drawing, margin: int, rng: CounterRNG) -> None:
+        self.drawing, self.rng, self.sprites = drawing, rng, _sprites(drawing, margin)
         self.reach = self.sprites.masks.shape[1] // 2
         self.rim = 3 * self.reach
         size = drawing.window
@@ -198,7 +198,7 @@ class _Board:
         found = np.zeros(len(rows), bool)
         for _ in range(_RETRIES):
             missing = np.flatnonzero(~found)
-            turns = self.draws.integers(0, 360, len(missing))
+            turns = self.rng.integers(0, 360, len(missing))
             places, free = self._free_places(rows[missing], turns, border)
             trial = self._seed_heads(turns, places)
             fits = free & self.inside(self._tips(trial)) & self.inside(trial.pivots)
@@ -213,7 +213,7 @@ class _Board:
         heads, found = self._seed_heads(np.zeros(count, int), places.copy()), np.zeros(count, bool)
         for _ in range(_RETRIES):
             missing = np.flatnonzero(~found)
-            turns, around = self.draws.integers(0, 360, (2, len(missing)))
+            turns, around = self.rng.integers(0, 360, (2, len(missing)))
             radian = around * np.pi / 180
             shift = np.rint(distance * np.stack([np.sin(radian), np.cos(radian)], axis=1)).astype(int)
             trial = self._seed_heads(turns, places[missing] + shift)
@@ -239,7 +239,7 @@ class _Board:
             missing = np.flatnonzero(~found)
             if not len(missing):
                 break
-            trial = self.draws.integers(border, size - border, (len(missing), 2))
+            trial = self.rng.integers(border, size - border, (len(missing), 2))
             patch = self._patch(rows[missing], trial)
             edge = size - border + self.rim
             beyond = [(part < border + self.rim) | (part >= edge) for part in patch[1:]]
@@ -261,7 +261,7 @@ class _Board:
         found = np.zeros(len(rows), bool)
         possible = weights[:, -1] >= 1e-4
         chosen = np.zeros(len(rows), int)
-        for number in self.draws.uniform((_RETRIES, len(rows))):
+        for number in self.rng.uniform((_RETRIES, len(rows))):
             trying = np.flatnonzero(possible & ~found)
             pick = (weights[trying] > (number[trying] * weights[trying, -1])[:, None]).argmax(1)
             patch = self._patch(rows[trying], candidates[trying, pick])
@@ -287,25 +287,25 @@ class _Paddles:
         self.laid.append((rows, heads.sprites, heads.places))
 
 
-def draw_images(draws: Draws, labels: np.ndarray, drawing: Drawing) -> np.ndarray:
+def draw_images(rng: CounterRNG, labels: np.ndarray, drawing: Drawing) -> np.ndarray:
     """Images (n, H, W) uint8 for labels (n,) of 0 and 1; each has one of the settings' margins."""
     images = np.zeros((len(labels), drawing.window, drawing.window), np.uint8)
-    margins = draws.integers(0, len(drawing.margins), len(labels))
+    margins = rng.integers(0, len(drawing.margins), len(labels))
     for number, margin in enumerate(drawing.margins):
         mine = np.flatnonzero(margins == number)
         if len(mine):
-            images[mine] = _draw(draws, labels[mine], drawing, margin)
+            images[mine] = _draw(rng, labels[mine], drawing, margin)
     return images
 
 
-def _draw(draws: Draws, labels: np.ndarray, drawing: Drawing, margin: int) -> np.ndarray:
+def _draw(rng: CounterRNG, labels: np.ndarray, drawing: Drawing, margin: int) -> np.ndarray:
     count = len(labels)
-    board = _Board(count, drawing, margin, draws)
+    board = _Board(count, drawing, margin, rng)
     images = np.zeros(board.taken.shape, np.float32)
     tips = np.zeros((count, 2, 2, 2), int)  # image, snake, (origin, terminal), coordinate
     done = 0
     while done < count:
-        trial = _Board(_attempts(drawing), drawing, margin, draws)
+        trial = _Board(_attempts(drawing), drawing, margin, rng)
         rows, paddles, trial_tips = _two_snakes(trial)
         rows = rows[: count - done]
         filled = np.arange(done, done + len(rows))
@@ -315,7 +315,7 @@ def _draw(draws: Draws, labels: np.ndarray, drawing: Drawing, margin: int) -> np
     for _ in range(drawing.distractors):
         _short_snake(board, images)
     images *= drawing.contrast
-    origin = draws.integers(0, 2, count)
+    origin = rng.integers(0, 2, count)
     terminal = np.where(labels == 1, origin, 1 - origin)
     disc = _marker(drawing)
     reach = len(disc) // 2

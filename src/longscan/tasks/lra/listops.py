@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 
 from longscan._files import read_text
-from longscan.tasks._random import Draws
+from longscan.tasks._random import CounterRNG
 from longscan.tasks._store import Ragged
 from longscan.tasks.base import TASKS, Batch
 from longscan.tasks.lra._drawn import Block, DrawnTask
@@ -82,9 +82,9 @@ class ListOps(DrawnTask):
         """Steps of the longest expression of a fixed set; of a stream, the longest allowed."""
         return self.shorter_than - 1 if self._streams else super().length
 
-    def _draw(self, draws: Draws, count: int) -> Block:
+    def _draw(self, rng: CounterRNG, count: int) -> Block:
         bounds = Bounds(self.max_depth, self.max_args, self.shorter_than, self.longer_than)
-        return draw_expressions(draws, count, bounds)
+        return draw_expressions(rng, count, bounds)
 
     def describe(self, batch: Batch, row: int = 0) -> str:
         """Expression | value."""
@@ -112,4 +112,4 @@ class ListOps(DrawnTask):
             expressions.append(tokens)
         if not expressions:
             raise ValueError(f"{path}: holds no expression")
-        return self._arranged(Ragged.of(expressions), np.arange(len(expressions)))
+        return self._arranged(Ragged.from_sequences(expressions), np.arange(len(expressions)))

@@ -10,7 +10,7 @@ import numpy as np
 from longscan._files import read_text
 from longscan.tasks._drawing import shades
 from longscan.tasks._images import image_sequence, read_image, read_images
-from longscan.tasks._random import Draws
+from longscan.tasks._random import CounterRNG
 from longscan.tasks._store import Ragged, data_folder, first_existing, stored
 from longscan.tasks.base import TASKS, Batch, Split, check_request
 from longscan.tasks.examples import Labelled
@@ -90,9 +90,9 @@ class Pathfinder(DrawnTask):
     def _key(self, split: Split) -> tuple[object, ...]:
         return (self.name, self.resolution, split, *([] if self.contour == CONTOUR else [self.contour]))
 
-    def _draw(self, draws: Draws, count: int) -> Block:
-        labels = draws.integers(0, 2, count)
-        images = draw_images(draws, labels, drawing(self.resolution, self.contour))
+    def _draw(self, rng: CounterRNG, count: int) -> Block:
+        labels = rng.integers(0, 2, count)
+        images = draw_images(rng, labels, drawing(self.resolution, self.contour))
         return Ragged(images.reshape(-1), np.arange(count + 1) * self.length), labels
 
     @property
@@ -155,6 +155,6 @@ def _released(task: Pathfinder) -> Labelled:
     count = len(arrays["labels"])
     if count < 10:
         raise ValueError(f"data_dir: {folder} has {count} images; at least 10 are needed for a split 80/10/10")
-    order = Draws(("split", task.split_seed), 0).permutation(count)
+    order = CounterRNG(("split", task.split_seed), 0).permutation(count)
     train, valid, test = (np.sort(part) for part in np.split(order, [int(0.8 * count), int(0.9 * count)]))
     return Labelled(image_sequence(arrays["images"]), arrays["labels"], {"train": train, "valid": valid, "test": test})

@@ -101,7 +101,8 @@ class LraRetrieval(SequenceClassification):
 def _paired(texts: list[np.ndarray], between: int) -> Ragged:
     """Each text with an even number, the token between, and the text after it."""
     middle = np.array([between], np.int16)
-    return Ragged.of([np.concatenate([first, middle, second]) for first, second in zip(texts[::2], texts[1::2], strict=True)])
+    pairs = zip(texts[::2], texts[1::2], strict=True)
+    return Ragged.from_sequences([np.concatenate([first, middle, second]) for first, second in pairs])
 
 
 def _rows(path: Path) -> Iterator[tuple[int, bytes, bytes]]:
@@ -127,7 +128,7 @@ def _pairs(data_dir: str | None, split: Split) -> Arrays:
             texts += [np.frombuffer(first or b" ", np.uint8), np.frombuffer(second or b" ", np.uint8)]
         if not labels:
             raise ValueError(f"{path}: holds no pair of texts")
-        return {**Ragged.of(texts)._asdict(), "targets": np.array(labels, np.int64)}
+        return {**Ragged.from_sequences(texts)._asdict(), "targets": np.array(labels, np.int64)}
 
     return stored("aan", [path], "pairs", make)
 

@@ -88,7 +88,7 @@ class LraText(SequenceClassification):
         texts = [line.encode() for line in read_text(path).splitlines() if line.strip()]
         if not texts:
             raise ValueError(f"{path}: holds no text")
-        return self._arranged(Ragged.of(self._alphabet.encoded(texts, self.longest)), np.arange(len(texts)))
+        return self._arranged(Ragged.from_sequences(self._alphabet.encoded(texts, self.longest)), np.arange(len(texts)))
 
 
 def _reviews(data_dir: str | None) -> Arrays:
@@ -104,7 +104,7 @@ def _reviews(data_dir: str | None) -> Arrays:
 
     def make() -> Arrays:
         texts = [np.frombuffer(read_text(path).encode(), np.uint8) for paths in listed for path in paths]
-        return {**Ragged.of(texts)._asdict(), "counts": np.array([len(paths) for paths in listed])}
+        return {**Ragged.from_sequences(texts)._asdict(), "counts": np.array([len(paths) for paths in listed])}
 
     # Fifty thousand files are told apart by their folders, whose times change when a file comes or goes, and by their number.
     folders = [root / part / kind for part, kind in _PARTS]
@@ -127,7 +127,7 @@ def _load(task: LraText) -> Labelled:
     reviews = _reviews(task.data_dir)
     counts = reviews["counts"]
     total, training = int(counts.sum()), int(counts[:2].sum())
-    tokens = Ragged.of(task._alphabet.encoded(_texts(reviews, 0, total), task.longest))
+    tokens = Ragged.from_sequences(task._alphabet.encoded(_texts(reviews, 0, total), task.longest))
     targets = np.repeat([0, 1, 0, 1], counts)
     rows: dict[Split, np.ndarray] = {"train": np.arange(training)}
     if task.holdout == "clean":

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import torch
 
-from longscan.tasks._random import Draws
+from longscan.tasks._random import CounterRNG
 from longscan.tasks.base import Split
 from longscan.tasks.timeseries import _threefry
 
@@ -50,7 +50,7 @@ def clean(train: list[np.ndarray], test: list[np.ndarray], labels: np.ndarray, c
         if (identity := _identity(series)) not in seen:
             seen.add(identity)
             kept.append(row)
-    order = np.array(kept, np.int64)[Draws(("valid", carving.seed), 0).permutation(len(kept))]
+    order = np.array(kept, np.int64)[CounterRNG(("valid", carving.seed), 0).permutation(len(kept))]
     if carving.stratified:
         groups = [order[labels[order] == label] for label in np.unique(labels[order])]
         valid = np.concatenate([group[: _share(len(group), carving.fraction)] for group in groups] or [order])
