@@ -1,8 +1,8 @@
 """Random inputs of every op, for `longscan doctor`, the tests and the benchmarks.
 
-`ARGUMENTS` names the tensors that an op takes, with axes, distribution and the scale at which states stay bounded over a long
-sequence. Axes are letters, with sizes given by the caller: B batch, L length, D channels, N states, H heads, P width of a head,
-G groups of heads, R angles, K taps of a convolution, k the steps of its state (K - 1).
+`ARGUMENTS` names the tensors that an op takes, with axes, distribution and what keeps states bounded over a long sequence. Axes
+are letters, with sizes given by the caller: B batch, L length, D channels, N states, H heads, P width of a head, G groups of
+heads, R angles, K taps of a convolution, k the steps of its state (K - 1).
 """
 
 from collections.abc import Callable, Mapping
@@ -21,26 +21,26 @@ class Argument:
 
     axes: a letter for each axis, or 2. distribution: standard normal, uniform between 0 and 1, or minus the size of a normal
     number. optional: the op can be called without it. pair: whether a last axis of two holds real and imaginary part: always,
-    never, or where the caller asks for a complex call. scale: factor for long sequences, or a function of the sizes.
+    never, or where the caller asks for a complex call. rescale: what makes of a drawn tensor one for long sequences.
     """
 
     axes: str
     distribution: Literal["normal", "uniform", "negative"] = "normal"
     optional: bool = False
     pair: bool | None = False
-    scale: float | Callable[[Sizes], float] = 1.0
+    rescale: Callable[[Tensor], Tensor] | None = None
 
 
 _COMPLEX = None  # a pair where the caller asks for it
 
 ARGUMENTS: dict[str, dict[str, Argument]] = {
     "linear_scan": {
-        "a": Argument("BLD", "uniform", pair=_COMPLEX, scale=0.7),
+        "a": Argument("BLD", "uniform", pair=_COMPLEX, rescale=lambda a: 0.7 * a),
         "b": Argument("BLD", pair=_COMPLEX),
         "initial_state": Argument("BD", pair=_COMPLEX),
     },
     "block2_scan": {
-        "M": Argument("BLD22", scale=0.5),
+        "M": Argument("BLD22", rescale=lambda M: M / torch.linalg.matrix_norm(M, keepdim=True)),
         "f": Argument("BLD2", pair=_COMPLEX),
         "initial_state": Argument("BD2", pair=_COMPLEX),
     },
@@ -59,8 +59,8 @@ ARGUMENTS: dict[str, dict[str, Argument]] = {
     "unitary_scan": {
         "u": Argument("BLD"),
         "dt": Argument("BLD", "uniform"),
-        "W": Argument("DND", scale=lambda sizes: sizes["D"] ** -0.5),
-        "bias": Argument("DN", scale=3.0),
+        "W": Argument("DND", rescale=lambda W: W * W.shape[-1] ** -0.5),
+        "bias": Argument("DN", rescale=lambda bias: 3 * bias),
         "B": Argument("N", pair=True),
         "C": Argument("DN", pair=True),
         "D": Argument("D", optional=True),
@@ -105,7 +105,8 @@ def example_inputs(
     """Return tensors for one call of `op`: argument name -> tensor, complex numbers as pairs of real ones.
 
     sizes: the size of every axis (see above). generator: torch's default without it. optional: also the arguments that the op can
-    do without. is_complex: a complex call, of ops that have both. long: numbers scaled so that long sequences stay bounded.
+    do without. is_complex: a complex call, of ops that have both. long: tensors rescaled so that states stay bounded over long
+    sequences.
     """
     sizes = {**sizes, "2": 2, "k": sizes.get("K", 1) - 1}
     inputs = {}
@@ -117,9 +118,7 @@ def example_inputs(
         x = make(shape, generator=generator, dtype=dtype)
         if argument.distribution == "negative":
             x = -x.abs()
-        if long:
-            x = x * (argument.scale(sizes) if callable(argument.scale) else argument.scale)
-        inputs[name] = x
+        inputs[name] = argument.rescale(x) if long and argument.rescale else x
     return inputs
 
 
