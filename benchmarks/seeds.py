@@ -39,7 +39,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+from longscan._specs import SPEC_VERSION
 from longscan.layers.parameters import mark, parameter_options
+from longscan.models import find_block, parse_spec
 from longscan.report.published import figure_of, published_beside
 from longscan.report.statistics import mean_interval
 from longscan.tasks import Batch
@@ -178,6 +180,7 @@ class Seeds:
             "task": settings.task.name,
             "suite": getattr(settings.task, "suite", None),
             "spec": settings.model.spec,
+            "spec_version": SPEC_VERSION,
             "seeds": seeds,
             "constant_scaled": settings.task.scaled(settings.task.constant_score("valid")),
             "constant_scaled_test": settings.task.scaled(settings.task.constant_score("test")),
@@ -502,7 +505,8 @@ def tests_table(folder: Path, out: Path) -> None:
 
 def with_spec(settings: Settings, spec: str) -> Settings:
     """The settings of another stack; options of blocks that it lacks go."""
-    options = {letter: values for letter, values in settings.model.block_options.items() if letter in spec}
+    pairs = {(block["layer"], block["block"]) for block in parse_spec(spec)}
+    options = {name: values for name, values in settings.model.block_options.items() if find_block(name) in pairs}
     return replace(settings, model=replace(settings.model, spec=spec, block_options=options))
 
 

@@ -50,10 +50,10 @@ HEADS = ((8, 2048), (2, 8192))  # batch and length
 
 @dataclass(frozen=True)
 class System:
-    """A model: its spec, width d_model, d_state of every layer that has it, and further options by letter."""
+    """A model: its spec, width d_model, d_state of every layer that has it, and further options by block."""
 
     name: str
-    spec: str | Sequence[Mapping[str, Any]]
+    spec: str
     width: int
     states: int = 64
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -79,32 +79,33 @@ class System:
 
 
 SYSTEMS = (  # of 600,000 parameters, give or take 4 in a hundred
-    System("S4", "k*6", 168),
-    System("S4D", "d*6", 192),
-    System("S5", "s*6", 256),
-    System("LRU", "l*6", 168),
-    System("LinOSS", "o*6", 168),
-    System("S6 (Mamba)", "m*6", 116, 16),  # the thesis, Table 2
-    System("S6, complex", "m*6", 110, 16, {"m": {"complex_state": True}}),
-    System("Mamba-2", "n*5", 128),
-    System("Mamba-3", "p*5", 128),
-    System("S7", "e*6", 54, 16),
-    System("AUSSM", "a*6", 72, 16),
-    System("attention", "(tf)*6", 128, options={"f": {"d_hidden": 128}}),  # Mamba on LRA, Table 2, with heads of 64
-    System("GRU", "g*6", 128),
-    System("LSTM", "h*6", 112),
-    System("mLSTM", "x*3", 96),
-    System("sLSTM", "y*3", 192),
+    System("S4", "s4*6", 168),
+    System("S4D", "s4d*6", 192),
+    System("S5", "s5*6", 256),
+    System("LRU", "lru*6", 168),
+    System("LinOSS", "linoss*6", 168),
+    System("S6 (Mamba)", "mamba*6", 116, 16),  # the thesis, Table 2
+    System("S6, complex", "mamba*6", 110, 16, {"mamba": {"complex_state": True}}),
+    System("Mamba-2", "mamba2*5", 128),
+    System("Mamba-3", "mamba3*5", 128),
+    System("S7", "s7*6", 54, 16),
+    System("AUSSM", "aussm*6", 72, 16),
+    # Mamba on LRA, Table 2, with heads of 64
+    System("attention", "(attention feed_forward)*6", 128, options={"feed_forward": {"d_hidden": 128}}),
+    System("GRU", "gru*6", 128),
+    System("LSTM", "lstm*6", 112),
+    System("mLSTM", "mlstm*3", 96),
+    System("sLSTM", "slstm*3", 192),
 )
 VARIANTS = (  # widths: the thesis, Tables 2 and 6; the first is what the others are set against
-    System("S6", "m*6", 116, 16),
-    System("S6, recompute", "m*6", 116, 16, {"m": {"recompute": True}}),
-    System("S6, rotary, fixed", "m*6", 116, 16, {"m": {"rotary": {}}}),
-    System("S6, rotary, learned", "m*6", 116, 16, {"m": {"rotary": {"learned": True}}}),
-    System("S6, bidirectional", "b*6", 107, 16),
-    System("S6, placebo", "b*6", 107, 16, {"b": {"variant": "shared placebo"}}),
-    System("S6, speed-matched", "m*6", 170, 16),
-    System("S4D in Mamba's block", [{"layer": "s4d", "block": "mamba"}] * 6, 116, 16),
+    System("S6", "mamba*6", 116, 16),
+    System("S6, recompute", "mamba*6", 116, 16, {"mamba": {"recompute": True}}),
+    System("S6, rotary, fixed", "mamba*6", 116, 16, {"mamba": {"rotary": {}}}),
+    System("S6, rotary, learned", "mamba*6", 116, 16, {"mamba": {"rotary": {"learned": True}}}),
+    System("S6, bidirectional", "bidirectional*6", 107, 16),
+    System("S6, placebo", "bidirectional*6", 107, 16, {"bidirectional": {"variant": "shared placebo"}}),
+    System("S6, speed-matched", "mamba*6", 170, 16),
+    System("S4D in Mamba's block", "mamba[s4d]*6", 116, 16),
 )
 
 

@@ -500,40 +500,27 @@ def baselines_command(words: Sequence[str]) -> int:
 
 
 def layers_command(words: Sequence[str]) -> int:
-    """List the layers and the blocks that have none, their letters in specs and what they are able to do."""
+    """List the names that a spec is made of, with the layers and blocks that they stand for and their properties."""
     from rich.table import Table
 
     from longscan.blocks import BLOCKS
     from longscan.layers import LAYERS
-    from longscan.models import LETTERS
+    from longscan.models import STANDARD_BLOCKS, find_block
 
     _parse(_parser("layers", layers_command), words)
     properties = ("causal", "streaming", "irregular", "changes_length", "batch_independent")
-    table = Table("letter", "layer", "block", "what it is", "properties")
-    of_layer: dict[str | None, list[tuple[str, str | None]]] = {}
-    for letter, (layer, block) in LETTERS.items():
-        of_layer.setdefault(layer, []).append((letter, block))
-
-    def row(letters: list[tuple[str, str | None]], name: str, kind: type[Any], lost: Sequence[str] = ()) -> None:
-        held = ", ".join(flag.replace("_", " ") for flag in properties if getattr(kind, flag) and flag not in lost)
-        letter = ", ".join(letter for letter, _ in letters)
-        table.add_row(letter, name, ", ".join(block or "alone" for _, block in letters) or "alone", _first_line(kind), held)
-
-    def lost(block: str | None) -> list[str]:
-        """What a layer may have and has no longer in a block."""
-        if block is None:
-            return []
-        return [flag for flag in properties if flag != "changes_length" and not getattr(BLOCKS[block], flag)]
-
-    for name, kind in sorted(LAYERS.items()):
-        letters = of_layer.get(name, [])
-        row([pair for pair in letters if not lost(pair[1])], name, kind)
-        for pair in letters:
-            if lost(pair[1]):
-                row([pair], name, kind, lost(pair[1]))
-    for letter, block in of_layer.get(None, []):
-        row([(letter, block)], "", BLOCKS[block or ""])
+    table = Table("name in a spec", "layer", "block", "description", "properties")
+    for name in sorted({*STANDARD_BLOCKS, *LAYERS}):
+        layer, block = find_block(name)
+        kinds: list[type[Any]] = [LAYERS[layer]] if layer else []
+        kinds += [BLOCKS[block]] if block else []
+        held = [flag for flag in properties if flag != "changes_length" and all(getattr(kind, flag) for kind in kinds)]
+        held += ["changes_length"] if any(kind.changes_length for kind in kinds) else []
+        described = BLOCKS[block] if block in ("bidirectional", "feed_forward") else kinds[0]
+        table.add_row(name, layer or "none", block or "none", _first_line(described), ", ".join(held).replace("_", " "))
     _show(table)
+    pairs = f"block[layer], such as mamba[s4d], combines any layer with a block: {', '.join(sorted(BLOCKS))}"
+    _out().print(f"{pairs}\nin a word of m and a, m is mamba and a is aussm", markup=False)
     return 0
 
 

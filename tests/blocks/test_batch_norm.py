@@ -76,7 +76,7 @@ def test_running_statistics_stay_float32():
 
 
 def test_a_model_with_batch_norm_steps_as_it_evaluates():
-    net = SequenceModel.from_spec("oo", d_model=6, d_output=2, d_input=3, d_state=4, norm="batch").double()
+    net = SequenceModel.from_spec("linoss*2", d_model=6, d_output=2, d_input=3, d_state=4, norm="batch").double()
     x = torch.randn(5, 8, 3, dtype=torch.float64)
     net(x, valid=torch.arange(8) < torch.tensor([[8], [3], [5], [8], [1]]))
     net.eval()

@@ -83,7 +83,7 @@ def test_data_sets_that_a_missing_package_carries() -> None:
 def test_models_need_nothing_but_torch_and_numpy() -> None:
     others = "['safetensors', 'accelerate', 'jsonargparse', 'yaml', 'rich', 'torchmetrics', 'tensorboard', 'aeon', 'pandas']"
     code = f"{BLOCKED} sys.modules |= dict.fromkeys({others}); from longscan import SequenceModel; import longscan.tasks; "
-    done = python(code + "SequenceModel.from_spec('madlgh', d_model=4, d_input=1, d_output=2)")
+    done = python(code + "SequenceModel.from_spec('ma s4d lru gru lstm', d_model=4, d_input=1, d_output=2)")
     assert done.returncode == 0, done.stderr
 
 

@@ -19,7 +19,7 @@ from longscan.blocks import BLOCKS
 from longscan.cli import main
 from longscan.layers import LAYERS, make_layer
 from longscan.layers.base import SequenceModule
-from longscan.models import LETTERS, Forecaster, LanguageModel, SequenceModel, SiameseModel
+from longscan.models import STANDARD_BLOCKS, Forecaster, LanguageModel, SequenceModel, SiameseModel
 from longscan.ops import OPS, _verdicts, explain
 from longscan.ops._dispatch import BACKENDS, NATIVE, native_cpu_missing, recorded_choices
 
@@ -141,7 +141,7 @@ def test_blocks(name: str, backend: str, ran: Ran) -> None:
 
 
 @every_backend
-@pytest.mark.parametrize("spec", [*LETTERS, "mt", "gka"])
+@pytest.mark.parametrize("spec", [*STANDARD_BLOCKS, "mamba attention", "gru s4 aussm"])
 def test_models(spec: str, backend: str, ran: Ran) -> None:
     options = {"d_model": WIDTH, "d_input": WIDTH, "d_output": 2, "d_state": 4, "pooling": "none"}
     check(lambda chosen: SequenceModel.from_spec(spec, **options, backend=chosen), backend, ran)
@@ -151,12 +151,12 @@ def test_a_model_of_some_parts_without_kernels_binds_the_others(ran: Ran) -> Non
     """Attention and GRU next to Mamba leave an explicit backend to it; alone they have nothing to give it to."""
     options = {"d_model": WIDTH, "backend": "cpu"}
     if native_cpu_missing() is None:
-        LanguageModel.from_spec("tgm", vocab_size=5, **options)(torch.zeros(1, 4, dtype=torch.long))
+        LanguageModel.from_spec("attention gru mamba", vocab_size=5, **options)(torch.zeros(1, 4, dtype=torch.long))
         assert ran == {("short_conv", "cpu"), ("selective_scan", "cpu")}
     for build in (
-        lambda: LanguageModel.from_spec("tg", vocab_size=5, **options),
-        lambda: SiameseModel.from_spec("tg", vocab_size=5, d_output=2, **options),
-        lambda: Forecaster.from_spec("tg", d_input=1, horizon=2, **options),
+        lambda: LanguageModel.from_spec("attention gru", vocab_size=5, **options),
+        lambda: SiameseModel.from_spec("attention gru", vocab_size=5, d_output=2, **options),
+        lambda: Forecaster.from_spec("attention gru", d_input=1, horizon=2, **options),
     ):
         with pytest.raises(ValueError, match=r"backend: got 'cpu' for \w+, expected 'auto' or 'eager', as no part of it"):
             build()
@@ -165,7 +165,7 @@ def test_a_model_of_some_parts_without_kernels_binds_the_others(ran: Ran) -> Non
 def test_a_part_of_a_module_is_not_refused_alone() -> None:
     """S4 has no native kernel: a model may hold it beside Mamba, and it alone refuses a native backend."""
     if native_cpu_missing() is None:
-        assert isinstance(SequenceModel.from_spec("km", d_model=4, d_input=2, d_output=2, backend="cpu"), nn.Module)
+        assert isinstance(SequenceModel.from_spec("s4 mamba", d_model=4, d_input=2, d_output=2, backend="cpu"), nn.Module)
     with pytest.raises(ValueError, match="backend: got 'cpu' for S4"):
         make_layer("s4", 4, {}, "cpu")
 
@@ -220,24 +220,24 @@ def test_explain_says_what_runs(build: Callable[..., SequenceModule], ran: Ran) 
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
 
 
-@pytest.mark.parametrize("letter", LETTERS)
-def test_explain_of_models(letter: str) -> None:
+@pytest.mark.parametrize("name", STANDARD_BLOCKS)
+def test_explain_of_models(name: str) -> None:
     """Equal blocks share a row; a model of any kind is explained by the parts that it is made of."""
     options = {"d_model": WIDTH, "d_state": 4}
-    model = SequenceModel.from_spec(f"{letter}*3", **options, d_input=2, d_output=2)
+    model = SequenceModel.from_spec(f"{name}*3", **options, d_input=2, d_output=2)
     found = explain(model)
     assert "blocks.0-2" in str(found)
-    assert {row.module.removeprefix("backbone.") for row in explain(wrapped(letter, options)).rows} >= {
+    assert {row.module.removeprefix("backbone.") for row in explain(wrapped(name, options)).rows} >= {
         row.module for row in found.rows if "blocks.0" in row.module
     }
-    half = explain(LanguageModel.from_spec(letter, **options, vocab_size=4).to(torch.bfloat16))
+    half = explain(LanguageModel.from_spec(name, **options, vocab_size=4).to(torch.bfloat16))
     assert "torch.bfloat16" in half.title
 
 
-def wrapped(letter: str, options: dict[str, Any]) -> nn.Module:
-    if LETTERS[letter][1] == "bidirectional":
-        return SiameseModel.from_spec(letter, **options, d_output=2, vocab_size=4)
-    return Forecaster.from_spec(letter, **options, d_input=2, horizon=2)
+def wrapped(name: str, options: dict[str, Any]) -> nn.Module:
+    if STANDARD_BLOCKS[name][1] == "bidirectional":
+        return SiameseModel.from_spec(name, **options, d_output=2, vocab_size=4)
+    return Forecaster.from_spec(name, **options, d_input=2, horizon=2)
 
 
 def test_explain_names_functions_of_torch_refusals_and_verdicts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

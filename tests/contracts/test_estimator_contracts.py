@@ -14,7 +14,7 @@ from longscan.estimators import SSMClassifier, SSMForecaster, SSMRegressor
 
 CLOSE = {"rtol": 1e-3, "atol": 1e-4}  # padding and batches change the order of sums in float32
 KINDS = {"classifier": SSMClassifier, "regressor": SSMRegressor}
-SPECS = ["m", "l", "s", "d", "a", "o", "ma"]
+SPECS = ["mamba", "lru", "s5", "s4d", "aussm", "linoss", "ma"]
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
 

@@ -87,7 +87,7 @@ def test_times_are_read_from_arguments_and_from_the_index():
     X, y = waves(10, 8)
     random = np.random.default_rng(0)
     times = random.exponential(2.0, (10, 8)).cumsum(1)
-    model = SSMClassifier("l", **BRIEF).fit(X, y, times)
+    model = SSMClassifier("lru", **BRIEF).fit(X, y, times)
     assert model.time_unit_ == pytest.approx(np.median(np.diff(times, axis=1)))
     wanted = model.predict_proba(X, times)
     assert not np.allclose(model.predict_proba(X, 3 * times), wanted, atol=1e-3)
@@ -128,8 +128,8 @@ def test_it_works_in_the_tools_of_scikit_learn():
     X, y = waves(24, 8)
     table = X[..., 1]
     assert cross_val_score(SSMClassifier(**BRIEF), table, y, cv=2).shape == (2,)
-    search = GridSearchCV(SSMClassifier(**BRIEF), {"spec": ["m", "l"], "lr": [0.01]}, cv=2).fit(table, y)
-    assert search.best_params_["spec"] in ("m", "l")
+    search = GridSearchCV(SSMClassifier(**BRIEF), {"spec": ["mamba", "lru"], "lr": [0.01]}, cv=2).fit(table, y)
+    assert search.best_params_["spec"] in ("mamba", "lru")
     pipeline = make_pipeline(FunctionTransformer(np.log1p), SSMClassifier(**BRIEF)).fit(np.abs(table), y)
     assert pipeline.predict(np.abs(table)).shape == (24,)
 
@@ -137,7 +137,7 @@ def test_it_works_in_the_tools_of_scikit_learn():
 def test_bidirectional_specs_and_lists_of_blocks():
     X, y = waves(10, 8)
     blocks = [{"layer": "s6", "block": "bidirectional", "options": {"variant": "own"}}, {"layer": None, "block": "feed_forward"}]
-    for spec in ("bf", blocks):
+    for spec in ("bidirectional feed_forward", blocks):
         assert SSMClassifier(spec, **BRIEF, pooling="last").fit(X, y).predict(X).shape == (10,)
 
 
@@ -238,7 +238,7 @@ def test_forecasts_for_uneven_times():
     [
         (np.zeros(4), {"horizon": 4}, "y: the longest series has 4 steps, expected more than the horizon of 4"),
         (np.zeros(9), {"horizon": 0}, "horizon: got 0"),
-        (np.zeros(9), {"horizon": 2, "spec": "b"}, "blocks: some are not causal"),
+        (np.zeros(9), {"horizon": 2, "spec": "bidirectional"}, "blocks: some are not causal"),
         (np.zeros(9), {"horizon": 2.5}, r"horizon: got 2\.5, needed whole number"),
         ([], {}, "y: got no series"),
     ],

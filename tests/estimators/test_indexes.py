@@ -143,7 +143,7 @@ def test_forecasts_of_several_series():
 
 def test_uneven_clocks_are_read_as_times():
     gappy = LOAD.drop(HOURS[[9, 10, 40]])
-    model = SSMForecaster(**AHEAD, spec="l").fit(gappy, times="index")
+    model = SSMForecaster(**AHEAD, spec="lru").fit(gappy, times="index")
     assert model.time_unit_ == 3600
     assert model.predict().index.equals(HOURS[-1] + pd.to_timedelta([1, 2, 3], unit="h"))
     ahead = HOURS[-1] + pd.to_timedelta([1, 5, 30], unit="h")

@@ -850,7 +850,7 @@ def fitted() -> dict[str, Any]:
         "table": SSMClassifier(**TINY).fit(TABLE, LABELS),
         "pair": SSMClassifier(**TINY).fit(named, LABELS),
         "ragged": SSMClassifier(**TINY).fit(SHORT, LABELS),
-        "times": SSMClassifier("l", **TINY).fit(DATA, LABELS, SECONDS),
+        "times": SSMClassifier("lru", **TINY).fit(DATA, LABELS, SECONDS),
         "regress": SSMRegressor(**TINY).fit(TABLE, NUMBERS),
         "forecast": SSMForecaster(**AHEAD).fit(ONE),
     }

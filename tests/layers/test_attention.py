@@ -99,8 +99,9 @@ def test_angles_stay_exact_in_a_long_stream():
     torch.testing.assert_close(layer(u[:, 3:], state), layer(u)[:, 3:], rtol=1e-5, atol=1e-6)
 
 
-def test_hybrids_by_letters():
-    model = SequenceModel.from_spec("(mt)*2", d_model=8, d_output=3, vocab_size=5, d_state=4, pooling="none").double().eval()
+def test_hybrids():
+    sizes = {"d_model": 8, "d_output": 3, "vocab_size": 5, "d_state": 4}
+    model = SequenceModel.from_spec("(mamba attention)*2", **sizes, pooling="none").double().eval()
     assert [entry["layer"] for entry in model.entries] == ["s6", "attention"] * 2
     tokens = torch.randint(0, 5, (2, 12))
     whole, final = model(tokens, return_state=True)

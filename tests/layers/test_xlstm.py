@@ -107,7 +107,7 @@ def test_running_maximum_in_a_graph_of_open_length(length, monkeypatch):
 
 
 def test_letters():
-    model = SequenceModel.from_spec("xy", d_model=8, d_output=2, d_input=1)
+    model = SequenceModel.from_spec("mlstm slstm", d_model=8, d_output=2, d_input=1)
     assert [entry["layer"] for entry in model.entries] == ["mlstm", "slstm"]
     assert model(torch.randn(2, 5, 1)).shape == (2, 2)
 

@@ -110,7 +110,7 @@ def test_a_growing_state_keeps_its_axis_open(options, tmp_path):
 @pytest.mark.slow
 def test_models(tmp_path):
     tokens = torch.randint(0, 7, (2, 6))
-    language = LanguageModel.from_spec("mt", d_model=8, vocab_size=7, d_state=4).eval()
+    language = LanguageModel.from_spec("mamba attention", d_model=8, vocab_size=7, d_state=4).eval()
     run = session(language, tmp_path / "language.onnx", tokens, True)
     assert steps_in_onnx(language, run, tokens, language.initial_state(2)) < 1e-4
     model = SequenceModel.from_spec("a", d_model=8, d_output=3, d_input=2, d_state=4).eval()
@@ -214,7 +214,7 @@ MODELS = {  # a module, and what it takes beside its first input, twice
     "hybrid": lambda: SequenceModel.from_spec("ma", d_model=4, d_input=4, d_output=3, d_state=4),
     "queries": lambda: Forecaster.from_spec("m", d_model=4, d_input=4, horizon=2, d_state=4, normalise=True),
     "offset": lambda: Forecaster.from_spec("m", d_model=4, d_input=4, horizon=2, d_state=4, mode="offset"),
-    "siamese": lambda: SiameseModel.from_spec("d", d_model=4, d_input=4, d_output=2, d_state=4),
+    "siamese": lambda: SiameseModel.from_spec("s4d", d_model=4, d_input=4, d_output=2, d_state=4),
 }
 
 

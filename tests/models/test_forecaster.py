@@ -84,8 +84,8 @@ def test_forecasters_come_back_from_disk(tmp_path):
     [
         ({"horizon": 0}, "horizon: got 0"),
         ({"mode": "direct"}, "mode: got 'direct'"),
-        ({"spec": "b"}, "blocks: some are not causal"),
-        ({"spec": "s", "mode": "offset", "block_options": {"s": {"stride": 2}}}, "blocks: block 0 .* has no output"),
+        ({"spec": "bidirectional"}, "blocks: some are not causal"),
+        ({"spec": "s5", "mode": "offset", "block_options": {"s5": {"stride": 2}}}, "blocks: block 0 .* has no output"),
     ],
     ids=str,
 )

@@ -15,7 +15,7 @@ def model(spec: str = "ma", **options) -> LanguageModel:
 
 def test_greedy_tokens_are_those_of_whole_forwards():
     """One by one from a state; each token is the likeliest after all that stands before it."""
-    net = model("mal")
+    net = model("mamba aussm lru")
     prompt = torch.randint(0, 11, (3, 5))
     tokens, _ = generate(net, prompt, 7, temperature=0)
     text = prompt
@@ -77,7 +77,7 @@ def test_draws_follow_the_distribution():
 
 
 def test_streaming_keeps_a_state_of_one_size():
-    net = model("madlgh")
+    net = model("mamba aussm s4d lru gru lstm")
     text = torch.randint(0, 11, (1, 300))
     sizes = set()
     state = net.initial_state(1)
@@ -110,9 +110,9 @@ def test_impossible_requests_are_named(options, message):
 
 
 def test_models_that_look_ahead_write_nothing():
-    two_sided = model("mb")
+    two_sided = model("mamba bidirectional")
     with pytest.raises(ValueError, match=r"generate: block 1 \(s6 in bidirectional\) cannot"):
         generate(two_sided, torch.zeros(1, 1, dtype=torch.int64), 1)
-    net = SequenceModel.from_spec("b", d_model=4, d_output=2, d_input=1)
+    net = SequenceModel.from_spec("bidirectional", d_model=4, d_output=2, d_input=1)
     with pytest.raises(ValueError, match="stream: block 0"):
         next(iter(stream(net, [torch.zeros(1, 2, 1)])))

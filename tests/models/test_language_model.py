@@ -43,7 +43,7 @@ def test_the_padding_of_the_vocabulary_is_no_token_and_learns_nothing():
 
 
 def test_steps_and_pieces_give_what_the_whole_gives():
-    net = model("madg")
+    net = model("mamba aussm s4d gru")
     inputs, valid = tokens(2, 9), torch.arange(9) < torch.tensor([[9], [6]])
     whole, final = net(inputs, valid=valid, return_state=True)
     state, outputs = net.initial_state(2), []
@@ -59,7 +59,7 @@ def test_steps_and_pieces_give_what_the_whole_gives():
 
 def test_it_starts_as_mambas_language_models_do():
     torch.manual_seed(0)
-    net = LanguageModel.from_spec("(mb)*2", d_model=64, vocab_size=500)
+    net = LanguageModel.from_spec("(mamba bidirectional)*2", d_model=64, vocab_size=500)
     assert net.backbone.encoder.weight.std().item() == pytest.approx(0.02, rel=0.05)
     for residual in net.backbone.stack:
         weight = residual.block.out_proj.weight
@@ -72,7 +72,7 @@ def test_it_starts_as_mambas_language_models_do():
     "options", [{}, {"tied": False, "pad_vocab_to": 1, "norm": "layer", "initial_state": "learned"}], ids=str
 )
 def test_saved_models_come_back(options, tmp_path):
-    net = model("mb", **options)
+    net = model("mamba bidirectional", **options)
     net.save_pretrained(tmp_path)
     back = LanguageModel.from_pretrained(tmp_path)
     inputs = tokens(2, 5)
@@ -88,10 +88,10 @@ def test_saved_models_come_back(options, tmp_path):
 def test_what_the_blocks_allow():
     assert model().causal
     assert model().streaming
-    two_sided = model("mb")
+    two_sided = model("mamba bidirectional")
     assert not two_sided.causal
     with pytest.raises(ValueError, match=r"step: block 1 \(s6 in bidirectional\) cannot be run step by step"):
         two_sided.step(torch.tensor([1]), two_sided.initial_state(1))
     with pytest.raises(ValueError, match=r"blocks: block 1 \(s5 in s5\) has no output for most steps"):
-        model("ms", block_options={"s": {"stride": 2}})
+        model("mamba s5", block_options={"s5": {"stride": 2}})
     assert parameter_options(model(tied=False).lm_head).role == "dense"

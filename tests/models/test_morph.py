@@ -41,7 +41,7 @@ def silence_reverse(model: SequenceModel) -> None:
         ("am", {"m": {"rotary": {"base": 10.0, "targets": ["x", "dt"]}}}),
         ("am", {}),
         ("aa", {"a": {"activation": "silu", "angle_spread": 3.0}}),
-        ("mdf", {"m": {"expand": 1, "d_conv": 2, "dropout": 0.1}}),
+        ("mamba s4d feed_forward", {"mamba": {"expand": 1, "d_conv": 2, "dropout": 0.1}}),
     ],
     ids=str,
 )
@@ -136,7 +136,7 @@ def test_morphs_that_make_no_sense_are_named():
     with pytest.raises(ValueError, match="reverse: its blocks or its width"):
         make_bidirectional(causal(), causal(spec="m"))
     with pytest.raises(ValueError, match="forward: it has no gated block"):
-        make_bidirectional(causal(spec="d"))
+        make_bidirectional(causal(spec="s4d"))
     with pytest.raises(ValueError, match="projections: got 'both'"):
         make_bidirectional(causal(), projections="both")
 

@@ -91,7 +91,7 @@ def learned(net: LanguageModel, objective, steps: int) -> list[float]:
     [
         ("m", next_tokens),
         ("m", lambda tokens: next_tokens(tokens, reverse=True)),
-        ("b", lambda tokens: masked_tokens(tokens, mask_token=3, vocab_size=12, special=range(7))),
+        ("bidirectional", lambda tokens: masked_tokens(tokens, mask_token=3, vocab_size=12, special=range(7))),
     ],
     ids=["next", "reversed", "masked"],
 )
@@ -132,6 +132,6 @@ def test_impossible_masks_are_named(options, message):
 def test_models_that_would_see_the_answer_are_refused():
     tokens = torch.randint(0, 12, (1, 5))
     with pytest.raises(ValueError, match="model: it is not causal and would see"):
-        token_loss(model("mb"), next_tokens(tokens))
+        token_loss(model("mamba bidirectional"), next_tokens(tokens))
     with pytest.raises(ValueError, match=r"tokens: got shape \(1, 1\)"):
         next_tokens(tokens[:, :1])

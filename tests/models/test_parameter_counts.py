@@ -52,7 +52,7 @@ def test_sizes_that_the_thesis_names():
     s6 = SequenceModel(stack("s6", "mamba", 6, d_state=16), d_model=116, **CIFAR)
     assert sum(residual.block.conv_weight.numel() + residual.block.conv_bias.numel() for residual in s6.stack) == 6_960
     assert s6.initial_state(1).blocks[0].layer.ssm.numel() == 232 * 16 == 3_712
-    assert SequenceModel.from_spec("d", d_model=170, d_state=64, **CIFAR).initial_state(1).blocks[0].ssm.numel() == 170 * 64
+    assert SequenceModel.from_spec("s4d", d_model=170, d_state=64, **CIFAR).initial_state(1).blocks[0].ssm.numel() == 170 * 64
 
 
 @pytest.mark.parametrize(

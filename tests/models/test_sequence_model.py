@@ -20,7 +20,7 @@ def model(spec: str = "ma", **options) -> SequenceModel:
     return SequenceModel.from_spec(spec, vocab_size=7, **{**SIZES, **options}).double().eval()
 
 
-@pytest.mark.parametrize("spec", ["m", "a", "d", "l", "g", "h", "(ma)*2dlgh"])
+@pytest.mark.parametrize("spec", ["mamba", "aussm", "s4d", "lru", "gru", "lstm", "(ma)*2 s4d lru gru lstm"])
 @pytest.mark.parametrize("pooling", POOLINGS)
 def test_shapes_and_gradients(spec, pooling):
     net = model(spec, pooling=pooling)
@@ -60,7 +60,7 @@ def test_streaming_equals_whole(pooling, initial_state, recorded):
 
 
 def check_streaming(pooling: str, initial_state: str) -> None:
-    net = model("madl", pooling=pooling, initial_state=initial_state)
+    net = model("mamba aussm s4d lru", pooling=pooling, initial_state=initial_state)
     with torch.no_grad():
         for start in net.start:
             start.normal_()
@@ -83,7 +83,7 @@ def check_streaming(pooling: str, initial_state: str) -> None:
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)
-@pytest.mark.parametrize("spec", ["ma", "d", "lg"])
+@pytest.mark.parametrize("spec", ["ma", "s4d", "lru gru"])
 def test_padding_changes_nothing(spec, pooling):
     """Padded left or right with tokens that do not exist, a row gives what it gives alone; so do its gradients."""
     net = model(spec, pooling=pooling)
@@ -105,7 +105,7 @@ def test_padding_changes_nothing(spec, pooling):
 
 
 def test_packed_rows_equal_their_sequences():
-    net = model("madlh", pooling="none")
+    net = model("mamba aussm s4d lru lstm", pooling="none")
     first, second = tokens(1, 5), tokens(1, 8)
     seq_idx = torch.tensor([[0] * 5 + [1] * 8])
     packed = net(torch.cat([first, second], 1), seq_idx=seq_idx)
@@ -126,11 +126,11 @@ def test_nan_in_the_padding_of_vectors_reaches_nothing():
 @pytest.mark.parametrize("norm", ["rms", "layer", "post"])
 def test_norms_and_heads(norm):
     """The last norm is of the branches' kind, none after "post"; pieces, padding and configuration as ever."""
-    net = model("mf", norm=norm, head="affine", pooling="none")
+    net = model("mamba feed_forward", norm=norm, head="affine", pooling="none")
     with torch.no_grad():
         for parameter in net.parameters():
             parameter += 0.1 * torch.randn_like(parameter)  # no norm has its first scale or shift
-    bare = model("mf", norm=norm, head="none", pooling="none", d_output=6)
+    bare = model("mamba feed_forward", norm=norm, head="none", pooling="none", d_output=6)
     bare.load_state_dict({name: value for name, value in net.state_dict().items() if not name.startswith("head")})
     inputs, valid = tokens(2, 9), torch.arange(9) < torch.tensor([[9], [4]])
     whole = net(inputs, valid=valid)
@@ -158,7 +158,7 @@ def test_learned_states_are_trained_and_start_at_zero():
 
 
 def test_saved_models_come_back(tmp_path):
-    net = model("(ma)*2g", pooling="last", head="mlp", initial_state="learned", block_options={"a": {"angle_spread": 3.0}})
+    net = model("(ma)*2 gru", pooling="last", head="mlp", initial_state="learned", block_options={"a": {"angle_spread": 3.0}})
     net.to(torch.bfloat16)
     net.save_pretrained(tmp_path / "model")
     assert sorted(path.name for path in (tmp_path / "model").iterdir()) == ["config.json", "model.safetensors"]
@@ -224,7 +224,7 @@ def test_a_failed_write_leaves_the_old_model(tmp_path, monkeypatch):
 
 
 def test_bfloat16_models_run_and_keep_float32_states():
-    net = model("madlgh", pooling="mean").to(torch.bfloat16)
+    net = model("mamba aussm s4d lru gru lstm", pooling="mean").to(torch.bfloat16)
     y, state = net(tokens(2, 6), return_state=True)
     assert y.dtype == torch.bfloat16
     floats = [leaf for leaf in state_tensors(state) if leaf.is_floating_point()]
@@ -254,7 +254,7 @@ def test_states_move_and_select_rows():
 
 
 def test_compiles_to_one_graph():
-    net = model("mal", pooling="none")
+    net = model("mamba aussm lru", pooling="none")
     compiled = torch.compile(net, fullgraph=True, backend="aot_eager")
     inputs, valid = tokens(2, 4), torch.ones(2, 4, dtype=torch.bool)
     torch.testing.assert_close(compiled(inputs, valid=valid), net(inputs, valid=valid))
@@ -282,7 +282,7 @@ def test_deep_copies_are_independent():
         ({"d_input": 2, "norm": "group"}, "norm: got 'group'"),
         ({"d_input": 2, "head": "none"}, r"d_output: got 3, expected d_model \(6\) without a head"),
         ({"d_input": 2, "backend": "cuda"}, "backend: got 'cuda'"),
-        ({"d_input": 2, "spec": "mZ"}, "'Z' at position 2"),
+        ({"d_input": 2, "spec": "mZ"}, "at position 1: no layer or block is called 'mZ'"),
     ],
 )
 def test_impossible_settings_are_named(options, message):
@@ -292,7 +292,7 @@ def test_impossible_settings_are_named(options, message):
 
 
 def test_impossible_inputs_are_named():
-    net, vectors = model(), SequenceModel.from_spec("g", d_input=2, **SIZES)
+    net, vectors = model(), SequenceModel.from_spec("gru", d_input=2, **SIZES)
     with pytest.raises(ValueError, match=r"inputs: got torch\.float32 \(2, 3\), expected integer tokens"):
         net(torch.randn(2, 3))
     with pytest.raises(ValueError, match="inputs: got a token 7, expected numbers from 0 to 6"):

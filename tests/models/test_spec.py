@@ -2,60 +2,91 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from longscan._specs import (
+    LETTERS,
+    STANDARD_BLOCKS,
+    expand_spec,
+    format_names,
+    translate_letters,
+    upgrade_record,
+    upgrade_settings,
+)
 from longscan.blocks import BLOCKS
 from longscan.layers import LAYERS
-from longscan.models import LETTERS, expand_spec, parse_spec, shorthand
+from longscan.models import format_spec, parse_spec
+
+
+def names(spec: str) -> list[str]:
+    return [name for name, _ in expand_spec(spec)]
 
 
 @pytest.mark.parametrize(
-    ("spec", "letters"),
+    ("spec", "blocks"),
     [
-        ("ma", "ma"),
-        ("ma*2", "maa"),
-        ("(ma)*4", "mamamama"),
-        ("m*2(ad)*2l", "mmadadl"),
-        ("((m*2)a)*2", "mmamma"),
-        (" m (a) *2 ", "maa"),
-        ("m*12", "m" * 12),
-        ("(m)*2*3", None),
+        ("mamba", ["mamba"]),
+        ("s4d*3", ["s4d"] * 3),
+        ("(mamba aussm)*2", ["mamba", "aussm"] * 2),
+        ("mamba[s4d]*2 gru", ["mamba[s4d]", "mamba[s4d]", "gru"]),
+        ("mamba [ s4d ]", ["mamba[s4d]"]),
+        ("((mamba*2)aussm)*2", ["mamba", "mamba", "aussm"] * 2),
+        (" s4 (lru) *2 ", ["s4", "lru", "lru"]),
+        ("ma", ["m", "a"]),
+        ("ma*2", ["m", "a", "a"]),
+        ("(ma)*2s4d", ["m", "a", "m", "a", "s4d"]),
+        ("m*12", ["m"] * 12),
+        ("(" * 3000 + "m" + ")" * 3000, ["m"]),
     ],
+    ids=lambda value: str(value)[:30],
 )
-def test_examples(spec, letters):
-    if letters is None:
-        with pytest.raises(ValueError, match="position 6 without a letter or group"):
-            expand_spec(spec)
-    else:
-        assert expand_spec(spec) == letters
+def test_examples(spec, blocks):
+    assert names(spec) == blocks
 
 
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("", "got no letters, expected at least one of m, "),
-        ("mZa", r"'Z' at position 2; the letters are m \(s6\), .*a \(aussm\), d \(s4d\)"),
-        ("m|a", r"'\|' at position 2"),
+        ("", "got no blocks, needed at least one"),
+        ("mamba s4e", r"at position 7: no layer or block is called 's4e'; did you mean s4 or s4d"),
+        ("Mamba", "at position 1: no layer or block is called 'Mamba'; did you mean mamba"),
+        ("zzz", "no layer or block is called 'zzz'; there are attention, aussm, bidirectional, "),
+        ("s4d simple", r"at position 5: the block 'simple' needs a layer, such as simple\[s4d\]"),
+        ("mamba[s8d]", r"at position 1: no layer is called 's8d'; did you mean s4d"),
+        ("mambo[s4d]", r"at position 1: no block is called 'mambo'; did you mean mamba"),
+        ("feed_forward[s4d]", "the block 'feed_forward' takes no layer"),
+        ("sss", r"at position 1: no layer or block is called 'sss'; in the letters of earlier versions this is 's5\*3'"),
+        ("(md)*2", r"position 2: .* in the letters of earlier versions this is '\(mamba s4d\)\*2'"),
+        ("sd", "did you mean s4d.*in the letters of earlier versions this is 's5 s4d'"),
+        ("m|a", r"has '\|' at position 2, needed a name"),
+        ("mamba[s4d", r"has '\[' at position 6"),
         ("(ma", "opens a group at position 1 that no"),
         ("m(a(m)", "opens a group at position 2 that no"),
         ("ma)*2", r"has a '\)' at position 3 that no"),
         ("m()", "empty group at position 2"),
-        ("*2m", r"'\*' at position 1 without a letter"),
+        ("*2m", r"'\*' at position 1 without a name or group"),
+        ("(m)*2*3", r"'\*' at position 6 without a name or group"),
         ("ma*", r"number of at least 1 after the '\*' at position 3"),
         ("ma*0", r"number of at least 1 after the '\*' at position 3"),
         ("m*-1", r"number of at least 1 after the '\*' at position 2"),
+        ("s4d*10001", "stands for more than 10,000 blocks"),
+        ("((s4d*100)*100)*2", "stands for more than 10,000 blocks"),
+        ("s4d*" + "9" * 5000, "stands for more than 10,000 blocks"),
+        ("m" * 10_001, "stands for more than 10,000 blocks"),
     ],
+    ids=lambda value: str(value)[:30],
 )
-def test_errors_name_the_position(spec, message):
+def test_errors_name_the_position_and_the_nearest_names(spec, message):
     with pytest.raises(ValueError, match=message):
-        expand_spec(spec)
+        parse_spec(spec)
 
 
-# Trees of letters, groups and repetitions, written as a spec and expanded by hand.
-LETTER = st.sampled_from(sorted(LETTERS)).map(lambda letter: (letter, letter))
+# Trees of names, groups and repetitions, written as a spec and expanded by hand.
+PAIRS = ["mamba[s4d]", "simple[s5]", "bidirectional[lru]"]
+NAME = st.sampled_from(sorted(STANDARD_BLOCKS.keys() - {"s6"}) + PAIRS).map(lambda name: (name, [name]))
 TREES = st.recursive(
-    LETTER,
+    NAME,
     lambda inner: st.one_of(
         st.lists(inner, min_size=1, max_size=3).map(
-            lambda items: ("(" + "".join(item[0] for item in items) + ")", "".join(item[1] for item in items))
+            lambda items: ("(" + " ".join(item[0] for item in items) + ")", [name for item in items for name in item[1]])
         ),
         st.tuples(inner, st.integers(1, 3)).map(lambda pair: (f"({pair[0][0]})*{pair[1]}", pair[0][1] * pair[1])),
     ),
@@ -65,60 +96,88 @@ TREES = st.recursive(
 
 @given(trees=st.lists(st.tuples(TREES, st.integers(1, 4)), min_size=1, max_size=3))
 def test_any_nesting_expands_and_comes_back(trees):
-    """Each of a list of trees repeated; canonical list and shorthand are each other's inverse."""
+    """Each of a list of trees repeated; `parse_spec` and `format_spec` are each other's inverse."""
     spec = "".join(f"({text})*{count}" for (text, _), count in trees)
-    letters = "".join(expanded * count for (_, expanded), count in trees)
-    assert expand_spec(spec) == letters
+    expanded = [name for (_, inner), count in trees for name in inner * count]
+    assert names(spec) == names(format_names(expanded)) == expanded
     blocks = parse_spec(spec)
-    assert shorthand(blocks) == letters
-    assert parse_spec(shorthand(blocks)) == blocks == parse_spec(blocks)
+    assert parse_spec(format_spec(blocks)) == blocks == parse_spec(blocks)
 
 
-def test_letters_stand_for_names_that_exist():
-    for layer, block in LETTERS.values():
-        assert layer in LAYERS if block is None else layer is None or layer in LAYERS
+@given(letters=st.text(sorted(LETTERS), min_size=1, max_size=12), count=st.integers(1, 3))
+def test_any_letters_translate_to_the_same_blocks(letters, count):
+    """A version-1 spec and its translation name the same blocks; words of m and a stay as they are."""
+    translated = translate_letters(f"({letters})*{count}")
+    assert (translated == f"({letters})*{count}") == (set(letters) <= {"m", "a"})
+    pairs = [(block["layer"], block["block"]) for block in parse_spec(translated)]
+    assert pairs == [STANDARD_BLOCKS[LETTERS[letter]] for letter in letters * count]
+
+
+def test_names_and_letters_stand_for_layers_and_blocks_that_exist():
+    for layer, block in STANDARD_BLOCKS.values():
+        assert layer is None or layer in LAYERS
         assert block is None or block in BLOCKS
+    assert set(LAYERS) <= set(STANDARD_BLOCKS), "the name of every layer stands for its paper's block"
+    assert {STANDARD_BLOCKS[name] for name in LETTERS.values()} == set(STANDARD_BLOCKS.values())
+    assert not any(set(name) <= {"m", "a"} for name in {*LAYERS, *BLOCKS}), "words of m and a are the AUSSM paper's notation"
 
 
-def test_options_go_by_letter_and_by_layer():
-    blocks = parse_spec("mag", d_state=8, block_options={"a": {"d_state": 4, "phase_dt": True}, "m": {"recompute": True}})
-    assert blocks == [
+def test_a_pair_is_a_layer_in_a_block():
+    assert parse_spec("mamba[s4d]") == [{"layer": "s4d", "block": "mamba", "options": {}}]
+    assert parse_spec("simple[s4] mamba[s6] s5[s7] s6") == parse_spec("s4 mamba s7 mamba")
+
+
+def test_options_are_keyed_by_name_and_d_state_goes_to_layers():
+    options = {"aussm": {"d_state": 4, "phase_dt": True}, "mamba": {"recompute": True}, "mamba[s4d]": {"init": "inv"}}
+    assert parse_spec("ma gru mamba[s4d]", d_state=8, block_options=options) == [
         {"layer": "s6", "block": "mamba", "options": {"recompute": True, "d_state": 8}},
         {"layer": "aussm", "block": "aussm", "options": {"d_state": 4, "phase_dt": True}},
         {"layer": "gru", "block": None, "options": {}},
+        {"layer": "s4d", "block": "mamba", "options": {"init": "inv", "d_state": 8}},
     ]
+    assert parse_spec("ma", block_options={"a": {"d_state": 4}, "aussm": {"phase_dt": True}})[1]["options"] == {
+        "d_state": 4,
+        "phase_dt": True,
+    }
 
 
 def test_lists_may_leave_out_what_is_empty_and_combine_anything():
     assert parse_spec([{"layer": "gru"}]) == [{"layer": "gru", "block": None, "options": {}}]
     combined = parse_spec([{"layer": "s4d", "block": "mamba", "options": {"init": "legs", "expand": 1}}])
-    with pytest.raises(ValueError, match="block 0 is s4d in mamba, which has no letter"):
-        shorthand(combined)
+    assert format_spec(combined) == "mamba[s4d]"
+    with pytest.raises(ValueError, match="block 0 is the layer 's4d' without a block, which no name in a spec stands for"):
+        format_spec(parse_spec([{"layer": "s4d"}]))
 
 
 @pytest.mark.parametrize(
     ("spec", "options", "message"),
     [
-        ("ma", {"d": {}}, "'d' is not a letter of the spec 'ma'"),
+        ("ma", {"s4d": {}}, "'s4d' is no block of the spec 'ma'"),
+        ("s4d", {"d": {}}, "no layer or block is called 'd'; .*'s4d' in the letters of earlier versions"),
+        ("ma", {"a": {"d_state": 3}, "aussm": {"d_state": 4}}, "'d_state' of 'aussm' is given twice"),
         ("ma", {"a": {"d_stat": 3}}, r"block 1 \(aussm\) has no setting 'd_stat'; its settings are .*d_state"),
-        ("gm", {"g": {"d_conv": 3}}, r"block 0 \(gru\) has no setting 'd_conv'"),
+        ("gru mamba", {"gru": {"d_conv": 3}}, r"block 0 \(gru\) has no setting 'd_conv'"),
         ([{"layer": "s8"}], None, "block 0 has the layer 's8'; the layers are attention, aussm"),
         ([{"layer": "s6", "block": "mambo"}], None, "block 0 has the block 'mambo'; the blocks are aussm, bidirectional"),
-        ([{"block": "mamba"}], None, r"block 0 has the keys \['block'\], expected 'layer'"),
+        ([{"block": "mamba"}], None, r"block 0 has the keys \['block'\], needed 'layer'"),
         ([{"layer": None, "block": "mamba"}], None, "block 0 has the layer None in the block 'mamba', which needs a layer"),
         ([{"layer": "s6", "block": "feed_forward"}], None, r"in the block 'feed_forward', which needs no layer \(None\)"),
         ([{"layer": None}], None, "block 0 has the layer None in the block None, which needs a layer"),
-        ("mf", {"f": {"expand": 2}}, r"block 1 \(feed_forward\) has no setting 'expand'; its settings are d_hidden"),
+        (
+            "feed_forward",
+            {"feed_forward": {"expand": 2}},
+            r"block 0 \(feed_forward\) has no setting 'expand'; its .* are d_hidden",
+        ),
         ([{"layer": "s6", "option": {}}], None, r"block 0 has the keys \['layer', 'option'\]"),
-        ([{"layer": "s6"}], {"m": {}}, "block_options: go by letter"),
+        ([{"layer": "s6"}], {"mamba": {}}, "block_options: are keyed by the names in a text"),
         ([], None, "got an empty list"),
-        (3, None, "spec: got 3, expected letters or a list of blocks"),
+        (3, None, "spec: got 3, needed a text or a list of blocks"),
         ("ma", {"a": {"phase_dt": "no"}}, r"block 1 \(aussm\): phase_dt got 'no', needed true or false"),
-        ("m", {"m": {"recompute": 3}}, r"block 0 \(s6\): recompute got 3, needed true or false"),
+        ("m", {"m": {"recompute": 3}}, r"block 0 \(mamba\): recompute got 3, needed true or false"),
         ("a", {"a": {"d_state": "x"}}, r"d_state got 'x', needed whole number"),
         ("m", {"m": {"d_conv": 2.5}}, r"d_conv got 2.5, needed whole number"),
         ("a", {"a": {"phase_grid": True}}, r"phase_grid got True, needed whole number or None"),
-        ("b", {"b": {"layer_options": 3}}, r"has no setting 'layer_options'"),
+        ("bidirectional", {"bidirectional": {"layer_options": 3}}, r"has no setting 'layer_options'"),
         ("m", {"m": {"rotary": "theta"}}, r"rotary got 'theta', needed mapping or None"),
         ("a", {"a": {"angle_spread": "wide"}}, r"angle_spread got 'wide', needed finite number or None"),
     ],
@@ -126,3 +185,67 @@ def test_lists_may_leave_out_what_is_empty_and_combine_anything():
 def test_impossible_lists_and_options_are_named(spec, options, message):
     with pytest.raises(ValueError, match=message):
         parse_spec(spec, block_options=options)
+
+
+def test_files_without_a_version_are_read_by_letters(caplog):
+    old = {
+        "model": {"spec": "mfmf", "d_model": 4, "block_options": {"f": {"d_hidden": 64}, "m": {"d_conv": 2}}},
+        "quick": {"model": {"spec": "e"}, "training": {"lr": 1}},
+        "space": {"model.spec, model.block_options": [["bb", {"b": {}}], ["ma", {"a": {}}]], "model.spec": ["d", "m*2"]},
+    }
+    assert upgrade_settings(old) == {
+        "model": {
+            "spec": "(mamba feed_forward)*2",
+            "d_model": 4,
+            "block_options": {"feed_forward": {"d_hidden": 64}, "m": {"d_conv": 2}},
+        },
+        "quick": {"model": {"spec": "s7"}, "training": {"lr": 1}},
+        "space": {
+            "model.spec, model.block_options": [["bidirectional*2", {"bidirectional": {}}], ["ma", {"a": {}}]],
+            "model.spec": ["s4d", "m*2"],
+        },
+    }
+    assert not caplog.records
+    assert upgrade_settings({"model": {"spec": "mamba"}}) == {"model": {"spec": "mamba aussm mamba bidirectional aussm"}}
+    assert "'mamba' stands for the letters of version 1" in caplog.text
+    assert "add `spec_version: 2`" in caplog.text
+
+
+def test_files_of_version_2_stay_as_they_are():
+    new = {"model": {"spec": "lstm", "block_options": {"lstm": {}}}, "quick": {"model": {"spec": "s4d*2"}}}
+    assert upgrade_settings({"spec_version": 2, **new}) == new
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"model": {"spec": "s4d*6"}}, "model.spec: got 's4d.6' in a file without spec_version.*add `spec_version: 2`"),
+        ({"quick": {"model": {"spec": "mamba[s4d]"}}}, "model.spec: got 'mamba.s4d.' .*add `spec_version: 2`"),
+        ({"model": {"spec": "mz"}}, "model.spec: 'mz' has 'z', which is no letter of version 1"),
+        ({"spec_version": 3}, "spec_version: got 3, needed 1 or 2"),
+        ({"spec_version": True}, "spec_version: got True, needed 1 or 2"),
+    ],
+    ids=str,
+)
+def test_files_that_cannot_be_read_are_named(content, message):
+    with pytest.raises(ValueError, match=message):
+        upgrade_settings(content)
+
+
+def test_records_of_version_1_come_back_in_names():
+    command = "longscan train --model.spec kk --model.block_options '{k: {dropout: 0.3}}' --steps 9"
+    row = upgrade_record({"spec": "kk", "model": "kk", "command": command})
+    assert row == {
+        "spec": "s4*2",
+        "spec_version": 2,
+        "model": "s4*2",
+        "command": "longscan train --model.spec 's4*2' --model.block_options '{s4: {dropout: 0.3}}' --steps 9",
+    }
+    assert upgrade_record(row) == row
+    assert upgrade_record({"spec": "ma", "model": "Hybrid", "command": "longscan train --model.spec=ma"}) == {
+        "spec": "ma",
+        "spec_version": 2,
+        "model": "Hybrid",
+        "command": "longscan train --model.spec=ma",
+    }
+    assert upgrade_record({"op": "short_conv"}) == {"op": "short_conv"}

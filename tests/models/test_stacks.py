@@ -1,26 +1,26 @@
 import pytest
 import torch
 
-from longscan.models import SequenceModel, expand_spec, parse_spec, place_rotary, replace_blocks, shorthand
+from longscan.models import SequenceModel, format_spec, parse_spec, place_rotary, replace_blocks
 
 
 def test_chosen_mamba_blocks_become_aussm():
-    blocks = replace_blocks(parse_spec("m*4", d_state=8), at=[1, 3])
-    assert shorthand(blocks) == "mama"
+    blocks = replace_blocks(parse_spec("mamba*4", d_state=8), at=[1, 3])
+    assert format_spec(blocks) == "(mamba aussm)*2"
     assert [entry["options"]["d_state"] for entry in blocks] == [8, 8, 8, 8]
-    other = replace_blocks("mdm", at=[2], by={"layer": "lru", "block": "simple", "options": {"d_state": 5}})
-    assert shorthand(other) == "mdl"
+    other = replace_blocks("mamba s4d mamba", at=[2], by={"layer": "lru", "block": "simple", "options": {"d_state": 5}})
+    assert format_spec(other) == "mamba s4d lru"
     assert other[2]["options"] == {"d_state": 5}
     assert SequenceModel(blocks, d_model=4, d_output=2, d_input=1).stack[1].block.layer.d_state == 8
 
 
 def test_random_subsets_are_drawn_by_their_seed():
-    stacks = [shorthand(replace_blocks("m*8d", count=3, seed=seed)) for seed in range(20)]
-    assert all(stack.count("a") == 3 and stack.endswith("d") for stack in stacks)
+    stacks = [format_spec(replace_blocks("mamba*8 s4d", count=3, seed=seed)) for seed in range(20)]
+    assert all([block["layer"] for block in parse_spec(stack)].count("aussm") == 3 and stack.endswith(" s4d") for stack in stacks)
     assert len(set(stacks)) > 10
-    assert stacks[0] == shorthand(replace_blocks("m*8d", count=3, seed=0))
-    assert shorthand(replace_blocks("mm", count=0)) == "mm"
-    assert shorthand(replace_blocks("mm", count=2)) == "aa"
+    assert stacks[0] == format_spec(replace_blocks("mamba*8 s4d", count=3, seed=0))
+    assert replace_blocks("mm", count=0) == parse_spec("mm")
+    assert replace_blocks("mm", count=2) == parse_spec("aa")
 
 
 @pytest.mark.parametrize(
@@ -35,12 +35,12 @@ def test_random_subsets_are_drawn_by_their_seed():
 )
 def test_impossible_replacements_are_named(options, message):
     with pytest.raises(ValueError, match=message):
-        replace_blocks("mdm", **options)
+        replace_blocks("mamba s4d mamba", **options)
 
 
 @pytest.mark.parametrize(("where", "places"), [("all", [0, 1, 3, 5, 6]), ("first", [0]), ("every_other", [0, 3, 6])], ids=str)
 def test_rotary_positions_stand_where_they_are_put(where, places):
-    blocks = place_rotary("magdtab", {"base": 10.0}, where)
+    blocks = place_rotary("ma gru s4d attention aussm bidirectional", {"base": 10.0}, where)
     assert [index for index, entry in enumerate(blocks) if "rotary" in entry["options"]] == places
     model = SequenceModel(blocks, d_model=4, d_output=2, d_input=1)
     assert model.stack[0].block.rotary.base == 10.0
@@ -51,17 +51,21 @@ def test_impossible_places_are_named():
     with pytest.raises(ValueError, match="where: got 'last'"):
         place_rotary("m", {}, "last")
     with pytest.raises(ValueError, match="blocks: none of them can have rotary positions, expected some of aussm, bidirectional"):
-        place_rotary("gt", {})
+        place_rotary("gru attention", {})
 
 
 def test_interleaved_stacks():
-    assert expand_spec("(ma)*4") == "mamamama"
-    assert expand_spec("(mf)*2") == "mfmf"
+    assert [block["layer"] for block in parse_spec("(mamba aussm)*4")] == ["s6", "aussm"] * 4
+    assert [block["block"] for block in parse_spec("(mamba feed_forward)*2")] == ["mamba", "feed_forward"] * 2
 
 
 def test_mamba_and_attention_take_turns():
-    """(mt)*2 with feed-forward between: pieces give what the whole gives, padding changes nothing."""
-    net = SequenceModel.from_spec("(mtf)*2", d_model=8, d_input=3, d_output=2, d_state=4, pooling="none").double().eval()
+    """Mamba and attention with feed-forward between: pieces give what the whole gives, padding changes nothing."""
+    net = (
+        SequenceModel.from_spec("(mamba attention feed_forward)*2", d_model=8, d_input=3, d_output=2, d_state=4, pooling="none")
+        .double()
+        .eval()
+    )
     x = torch.randn(2, 9, 3, dtype=torch.float64)
     whole = net(x)
     state, outputs = None, []

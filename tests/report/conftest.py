@@ -16,6 +16,7 @@ def write_run(
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(0)
     settings = {
+        "spec_version": 2,
         "task": {
             "name": "cycle_navigation",
             "suite": "aussm",
@@ -63,6 +64,7 @@ def write_run(
         "task": "cycle_navigation",
         "suite": "aussm",
         "spec": "ma",
+        "spec_version": 2,
         "seed": 3,
         "metric": "accuracy",
         "value": 0.9431,
@@ -99,6 +101,7 @@ def run_row(**changes: Any) -> dict[str, Any]:
         "suite": "aussm",
         "model": "hybrid",
         "spec": "ma",
+        "spec_version": 2,
         "seed": 0,
         "metric": "accuracy",
         "value": 0.99,
@@ -184,6 +187,7 @@ def write_seeds(path: Path, **changes: Any) -> Path:
         "task": "parity",
         "suite": "aussm",
         "spec": "mm",
+        "spec_version": 2,
         "seeds": [0, 1, 2],
         "constant_scaled": 0.022,
         "success": 0.99,

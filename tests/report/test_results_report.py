@@ -232,9 +232,9 @@ def test_seeds_trained_together_are_drawn_beside_the_constant_and_the_published(
 
 def test_averages_count_before_the_last_weights_and_a_model_no_paper_has_is_set_beside_none(make_seeds, tmp_path):
     row = {"step": 500, "train": [0.5], "loss": [1.0], "last": [0.1], "average": [0.999], "seconds": 7.0}
-    make_seeds(tmp_path / "one.json", spec="ss", seeds=[4], rows=[row])
+    make_seeds(tmp_path / "one.json", spec="s5*2", seeds=[4], rows=[row])
     (found,) = trained_together(read_seeds(tmp_path))
-    assert (found.model, found.scores, found.successes, found.published) == ("ss", ((0.999,),), (1,), None)
+    assert (found.model, found.scores, found.successes, found.published) == ("s5*2", ((0.999,),), (1,), None)
 
 
 def test_the_markdown_tables_hold_the_same_numbers(results):
@@ -246,14 +246,14 @@ def test_the_markdown_tables_hold_the_same_numbers(results):
 
 def test_scores_and_baselines_are_in_the_unit_of_the_published_figure(make_results, tmp_path):
     folder = make_results(tmp_path / "results")
-    row = read_records(next((folder / "runs").glob("*.jsonl")))[0] | {"suite": None, "spec": "s", "model": "s"}
+    row = read_records(next((folder / "runs").glob("*.jsonl")))[0] | {"suite": None, "spec": "s5", "model": "s5"}
     swings = {"task": "pendulum", "paper": "S7", "published": ["r146"], "value": 0.0127, "constant": 0.4267}
     reviews = {"task": "lra_text", "paper": "THESIS", "published": ["r278"], "value": 0.888, "constant": 0.5}
     append_record(folder / "runs" / "units.jsonl", row | swings | {"baselines": {"gru": 0.0044}})
     append_record(folder / "runs" / "units.jsonl", row | reviews | {"baselines": {}})
     text = results_markdown(folder)
-    assert "| pendulum, test MSE, 1e-3 | s | 12.700 | 1 | 0 | 426.700 | gru 4.400 | RKN 8.43," in text
-    assert "| lra_text, test accuracy, % | s | 88.8 | 1 | 0 | 50.0 | – | s4(old) 76," in text
+    assert "| pendulum, test MSE, 1e-3 | s5 | 12.700 | 1 | 0 | 426.700 | gru 4.400 | RKN 8.43," in text
+    assert "| lra_text, test accuracy, % | s5 | 88.8 | 1 | 0 | 50.0 | – | s4(old) 76," in text
 
 
 def test_the_tables_are_put_between_the_marks(results, tmp_path):

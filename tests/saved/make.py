@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from longscan.models import LETTERS, Forecaster, LanguageModel, SequenceModel, SiameseModel
+from longscan.models import STANDARD_BLOCKS, Forecaster, LanguageModel, SequenceModel, SiameseModel
 from longscan.report import read_records
 from longscan.training import Run
 from longscan.training.records import commit
@@ -43,11 +43,12 @@ TRAIN = [
 ]
 TRAIN_VECTORS = [
     *("--task", "pendulum", "--task.train_size", "16", "--task.valid_size", "4", "--task.test_size", "4", "--task.frames", "8"),
-    *("--model.spec", "s", "--model.d_model", "2", "--model.d_state", "4", "--model.backend", "eager"),
+    *("--model.spec", "s5", "--model.d_model", "2", "--model.d_state", "4", "--model.backend", "eager"),
     *("--training.batch_size", "4", "--steps", "6", "--training.eval_every", "3", "--training.log_every", "1"),
     *("--training.threads", "1", "--training.device", "cpu"),
 ]
 SWEEP = """
+spec_version: 2
 settings:
   task: {name: parity, train_lengths: [3, 8], eval_lengths: [9, 12], valid_size: 8, test_size: 8}
   model: {spec: m, d_model: 4, d_state: 2, backend: eager}
@@ -72,10 +73,10 @@ def models() -> dict[str, tuple[Callable[[], nn.Module], tuple[Tensor, ...]]]:
     """Name -> a function that builds a small model, and the inputs that it is shown."""
     text, series, common = tokens(2, 9), vectors(2, 9, 3), {"d_model": 8, "d_state": 4, "backend": "eager"}
     found: dict[str, tuple[Callable[[], nn.Module], tuple[Tensor, ...]]] = {}
-    for number, letter in enumerate(LETTERS):
+    for number, name in enumerate(STANDARD_BLOCKS):
         task = {"vocab_size": 7} if number % 2 else {"d_input": 3}
-        spec = letter if LETTERS[letter][0] else f"m{letter}"
-        found[f"spec_{spec}"] = (
+        spec = name if STANDARD_BLOCKS[name][0] else f"mamba {name}"
+        found[f"spec_{name}"] = (
             lambda spec=spec, task=task: SequenceModel.from_spec(spec, d_output=2, **task, **common),
             (text if number % 2 else series,),
         )
@@ -85,20 +86,20 @@ def models() -> dict[str, tuple[Callable[[], nn.Module], tuple[Tensor, ...]]]:
 
     found |= {
         "learned_state": (stack("ma", initial_state="learned", pooling="none"), (series,)),
-        "last_mlp_layer_norm": (stack("sd", pooling="last", head="mlp", norm="layer"), (series,)),
-        "batch_norm": (stack("s", norm="batch", head="affine"), (series,)),
-        "post_norm_no_head": (stack("o", norm="post", head="none", d_output=8), (series,)),
+        "last_mlp_layer_norm": (stack("s5 s4d", pooling="last", head="mlp", norm="layer"), (series,)),
+        "batch_norm": (stack("s5", norm="batch", head="affine"), (series,)),
+        "post_norm_no_head": (stack("linoss", norm="post", head="none", d_output=8), (series,)),
         "block_options": (stack("a", block_options={"a": {"angle_spread": 3.0}}), (series,)),
         "language_tied": (lambda: LanguageModel.from_spec("ma", vocab_size=7, **common), (text,)),
-        "language_untied": (lambda: LanguageModel.from_spec("n", vocab_size=7, tied=False, **common), (text,)),
+        "language_untied": (lambda: LanguageModel.from_spec("mamba2", vocab_size=7, tied=False, **common), (text,)),
         "forecaster_queries": (
             lambda: Forecaster.from_spec("m", d_input=3, horizon=4, normalise=True, **common),
             (series,),
         ),
-        "forecaster_offset": (lambda: Forecaster.from_spec("l", d_input=3, horizon=4, mode="offset", **common), (series,)),
+        "forecaster_offset": (lambda: Forecaster.from_spec("lru", d_input=3, horizon=4, mode="offset", **common), (series,)),
         "siamese_nli": (lambda: SiameseModel.from_spec("m", d_output=2, vocab_size=7, **common), (text, text.flip(1))),
         "siamese_concat": (
-            lambda: SiameseModel.from_spec("d", d_output=2, d_input=3, interaction="concat", pooling="last", **common),
+            lambda: SiameseModel.from_spec("s4d", d_output=2, d_input=3, interaction="concat", pooling="last", **common),
             (series, series.flip(1)),
         ),
     }

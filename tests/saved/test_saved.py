@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from torch.testing import assert_close
 
 from longscan import models
+from longscan._specs import upgrade_settings
 from longscan.cli import main
 from longscan.report import read_records, results_markdown
 from longscan.report.records import check_record
@@ -128,7 +129,7 @@ def settings_of(words: list[str], task: str, folder: Path, base: dict[str, Any] 
 
 @pytest.mark.parametrize("path", RECIPES, ids=name_of)
 def test_recipes(path: Path, tmp_path: Path) -> None:
-    written = yaml.safe_load(path.read_text())
+    written = upgrade_settings(yaml.safe_load(path.read_text()))
     written.pop("quick", None)
     settings = settings_of(["--config", str(path)], written["task"]["name"], tmp_path)
     found = dict(leaves(settings.as_dict()))

@@ -81,10 +81,10 @@ def model(build: Callable[[], Any]) -> Format:
 
 
 FOUND |= {
-    "model": model(lambda: SequenceModel.from_spec("mas", d_output=2, d_input=3, **COMMON)),
+    "model": model(lambda: SequenceModel.from_spec("ma s5", d_output=2, d_input=3, **COMMON)),
     "language model": model(lambda: LanguageModel.from_spec("m", vocab_size=7, **COMMON)),
-    "forecaster": model(lambda: Forecaster.from_spec("l", d_input=2, horizon=3, **COMMON)),
-    "siamese model": model(lambda: SiameseModel.from_spec("d", d_output=2, vocab_size=7, **COMMON)),
+    "forecaster": model(lambda: Forecaster.from_spec("lru", d_input=2, horizon=3, **COMMON)),
+    "siamese model": model(lambda: SiameseModel.from_spec("s4d", d_output=2, vocab_size=7, **COMMON)),
 }
 
 

@@ -34,7 +34,7 @@ TRAIN = [
     *("--task.test_size", "16", "--model.d_model", "8", "--model.d_state", "4", "--training.batch_size", "16", "--steps", "40"),
     *("--training.log_every", "1", "--training.lr", "0.01", "--training.threads", "1", "--training.device", "cpu"),
 ]
-SPECS = ("ma", "md", "sl", "n", "a", "ko", "p")
+SPECS = ("ma", "mamba s4d", "s5 lru", "mamba2", "aussm", "s4 linoss", "mamba3")
 SWEEP = """
 settings:
   task: {name: parity, train_lengths: [3, 8], eval_lengths: [9, 12], valid_size: 8, test_size: 8}
@@ -150,7 +150,7 @@ def two_models() -> list[SequenceModel]:
     found = []
     for seed, pooling in enumerate(("mean", "last")):
         torch.manual_seed(seed)
-        found.append(SequenceModel.from_spec("mams", d_model=32, d_output=2, d_input=3, d_state=8, pooling=pooling))
+        found.append(SequenceModel.from_spec("mam s5", d_model=32, d_output=2, d_input=3, d_state=8, pooling=pooling))
     return found
 
 

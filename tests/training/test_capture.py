@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from longscan.models import SequenceModel
-from longscan.models.spec import LETTERS
+from longscan.models import STANDARD_BLOCKS, SequenceModel
 from longscan.tasks import TASKS
 from longscan.training import ModelSettings, SettingError, Settings, TrainingSettings, train
 from longscan.training.checkpoint import read_tensors
@@ -65,10 +64,10 @@ def test_a_resumed_run_ends_as_one_that_was_not_stopped(settings: Settings, tmp_
         torch.testing.assert_close(torch.tensor(found), torch.tensor(expected[name]), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("letter", LETTERS)
-def test_an_update_takes_no_constants_from_the_host(letter: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", STANDARD_BLOCKS)
+def test_an_update_takes_no_constants_from_the_host(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A CUDA graph records no copy of such a tensor to the device."""
-    model = SequenceModel.from_spec(letter, d_model=8, d_state=4, d_input=2, d_output=3, backend="eager")
+    model = SequenceModel.from_spec(name, d_model=8, d_state=4, d_input=2, d_output=3, backend="eager")
     x = torch.randn(2, 70, 2)
 
     def refuse(*_: object, **__: object) -> torch.Tensor:

@@ -394,7 +394,7 @@ def test_plans_that_make_no_sense(config: SweepConfig, space: Any, values: dict[
         ({"training.lr": [1e-3, "fast"]}, ["training.lr", "'fast'"]),
         ({"training.lr": [1e-3, -1]}, ["training.lr", "-1"]),
         ({"training.lr.scale": [1]}, ["training.lr", "a number"]),
-        ({"model.spec": ["ma", "mza"]}, ["model.spec", "'z'"]),
+        ({"model.spec": ["ma", "mza"]}, ["model.spec", "'mza'"]),
         ({"model.block_options.a.speed": [1]}, ["model", "speed"]),
         ({"training.curriculum.starts": [1]}, ["training.curriculum.starts", "did you mean start"]),
         ({"task.train_lengths": [[3, 8], [9, 3]]}, ["task.train_lengths"]),

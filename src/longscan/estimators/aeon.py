@@ -32,7 +32,7 @@ class _CollectionShell:
 
     def __init__(
         self,
-        spec: Spec = "m",
+        spec: Spec = "mamba",
         *,
         d_model: int = 64,
         d_state: int = 16,
@@ -93,7 +93,7 @@ class AeonSSMForecaster(BaseForecaster):
         self,
         horizon: int = 1,
         window: int = 96,
-        spec: Spec = "m",
+        spec: Spec = "mamba",
         *,
         d_model: int = 64,
         d_state: int = 16,

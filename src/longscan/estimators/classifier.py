@@ -28,7 +28,7 @@ class SSMClassifier(ClassifierMixin, SeriesEstimator):
     for the index of frames; uneven ones change how long the layers remember. Channels are standardised by what `fit` saw.
 
     Args:
-        spec: the blocks, letters or a list, as in `longscan.SequenceModel.from_spec`.
+        spec: the blocks, by name or as a list, as in `longscan.SequenceModel.from_spec`.
         d_model: width of the stack.
         d_state: state size of the layers.
         pooling: "mean" over the steps, or the "last" one.

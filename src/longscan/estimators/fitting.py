@@ -110,7 +110,7 @@ class SeriesEstimator(BaseEstimator):
 
     def __init__(
         self,
-        spec: Spec = "m",
+        spec: Spec = "mamba",
         *,
         d_model: int = 64,
         d_state: int = 16,

@@ -39,7 +39,7 @@ class SSMForecaster(BaseEstimator):
         horizon: steps of a forecast.
         window: steps that are read before it, at most. Where the series of `fit` are shorter than `window` and `horizon` together
             it is what they leave room for, and a warning of the log says so.
-        spec: the blocks, letters or a list, as in `longscan.SequenceModel.from_spec`; all causal.
+        spec: the blocks, by name or as a list, as in `longscan.SequenceModel.from_spec`; all causal.
         d_model: width of the stack.
         d_state: state size of the layers.
         epochs: times each part of the series is shown.
@@ -61,7 +61,7 @@ class SSMForecaster(BaseEstimator):
         self,
         horizon: int = 24,
         window: int = 96,
-        spec: Spec = "m",
+        spec: Spec = "mamba",
         *,
         d_model: int = 64,
         d_state: int = 16,

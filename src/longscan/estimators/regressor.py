@@ -22,7 +22,7 @@ class SSMRegressor(RegressorMixin, SeriesEstimator):
     X and times are those of `SSMClassifier`, and so are the settings; targets are standardised inside.
 
     Args:
-        spec: the blocks, letters or a list, as in `longscan.SequenceModel.from_spec`.
+        spec: the blocks, by name or as a list, as in `longscan.SequenceModel.from_spec`.
         d_model: width of the stack.
         d_state: state size of the layers.
         pooling: "mean" over the steps, or the "last" one.

@@ -1,5 +1,6 @@
 """Models: an encoder, a stack of blocks written as a spec, pooling and a head."""
 
+from longscan._specs import STANDARD_BLOCKS as STANDARD_BLOCKS
 from longscan.models.export import export_onnx as export_onnx
 from longscan.models.forecaster import Forecaster as Forecaster
 from longscan.models.generation import generate as generate
@@ -19,9 +20,8 @@ from longscan.models.roles import parameters_by_role as parameters_by_role
 from longscan.models.sequence_model import ModelState as ModelState
 from longscan.models.sequence_model import SequenceModel as SequenceModel
 from longscan.models.siamese import SiameseModel as SiameseModel
-from longscan.models.spec import LETTERS as LETTERS
-from longscan.models.spec import expand_spec as expand_spec
+from longscan.models.spec import find_block as find_block
+from longscan.models.spec import format_spec as format_spec
 from longscan.models.spec import parse_spec as parse_spec
-from longscan.models.spec import shorthand as shorthand
 from longscan.models.stacks import place_rotary as place_rotary
 from longscan.models.stacks import replace_blocks as replace_blocks

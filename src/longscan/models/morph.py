@@ -18,7 +18,7 @@ from longscan.blocks.mamba import VARIANTS
 from longscan.models.language_model import LanguageModel
 from longscan.models.pooling import Pooling
 from longscan.models.sequence_model import Head, SequenceModel
-from longscan.models.spec import BlockSpec, settings_of
+from longscan.models.spec import BlockSpec, setting_names
 
 
 def backbone_of(model: SequenceModel | LanguageModel) -> SequenceModel:
@@ -89,7 +89,7 @@ def make_bidirectional(
 def _two_sided(entry: BlockSpec, block: GatedBlock) -> BlockSpec:
     """The bidirectional block with convolutions of its own around the layer of a gated block."""
     layer = cast("str", entry["layer"])
-    layer_settings, _ = settings_of(layer, entry["block"])
+    layer_settings, _ = setting_names(layer, entry["block"])
     options = {name: value for name, value in entry["options"].items() if name in layer_settings}
     if entry["options"].get("variant") == "aussm":
         options = {**VARIANTS["aussm"], **options}

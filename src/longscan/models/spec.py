@@ -1,112 +1,79 @@
-"""Which blocks a model stacks: a string of letters, shorthand for a list of `{"layer", "block", "options"}`.
+"""Stacks of blocks: the canonical list of `{"layer", "block", "options"}`, and the spec, a text that stands for such a list.
 
-    spec  = item+        item  = (letter | "(" spec ")") ["*" count]
-
-`*count` repeats the letter or the group before it: "ma*2" is maa, "(ma)*4" is mamamama. Blanks are ignored.
+The grammar of specs is that of `longscan._specs`: "(mamba aussm)*4", "s4d*6", "mamba[s4d]*4", "ma".
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any, TypedDict, cast
 
+from longscan._specs import LETTERS, STANDARD_BLOCKS, expand_spec, format_names, translate_letters
 from longscan._types import describe_type, matches_type
 from longscan.blocks import BLOCKS
 from longscan.layers import LAYERS, SequenceModule, make_layer
 from longscan.layers._registry import parameter_names
 from longscan.layers._settings import declared_types
 
-LETTERS: dict[str, tuple[str | None, str | None]] = {  # letter -> layer and block around it; None: no layer, or the layer alone
-    "m": ("s6", "mamba"),
-    "n": ("mamba2", "mamba2"),
-    "p": ("mamba3", "mamba3"),
-    "a": ("aussm", "aussm"),
-    "d": ("s4d", "simple"),
-    "k": ("s4", "simple"),
-    "l": ("lru", "simple"),
-    "s": ("s5", "s5"),
-    "e": ("s7", "s5"),
-    "o": ("linoss", "linoss"),
-    "b": ("s6", "bidirectional"),
-    "f": (None, "feed_forward"),
-    "t": ("attention", None),
-    "x": ("mlstm", "mamba"),
-    "y": ("slstm", None),
-    "g": ("gru", None),
-    "h": ("lstm", None),
-}
-
-
-LONGEST = 10_000  # letters of a spec: more are a slip, and would be built for hours
-
 
 class BlockSpec(TypedDict):
-    """One block: names in LAYERS and BLOCKS, one of which may be None, and the settings of either."""
+    """One block of the canonical list: names in LAYERS and BLOCKS, one of which may be None, and the options of both."""
 
     layer: str | None
     block: str | None
     options: dict[str, Any]
 
 
-def expand_spec(spec: str) -> str:
-    """The letters of a spec, groups and repetitions written out; ValueError names what is wrong and where (counted from 1)."""
+def find_block(name: str) -> tuple[str | None, str | None]:
+    """Return the layer and the block that a name in a spec stands for, as names in LAYERS and BLOCKS.
+
+    name: "m", "a", a name of `STANDARD_BLOCKS`, another layer (which stands without a block), or "block[layer]".
+    Raises KeyError with the reason if there is no such layer or block, or if the block needs a layer.
+    """
+    name = LETTERS[name] if name in ("m", "a") else name
+    block, bracket, layer = name.removesuffix("]").partition("[")
+    if bracket:
+        for kind, given, known in (("block", block, set(BLOCKS)), ("layer", layer, set(LAYERS))):
+            if given not in known:
+                raise KeyError(f"no {kind} is called {given!r}{_suggest(given, known)}")
+        if "layer" not in parameter_names(BLOCKS[block]):
+            raise KeyError(f"the block {block!r} takes no layer")
+        return layer, block
+    if name in STANDARD_BLOCKS:
+        return STANDARD_BLOCKS[name]
+    if name in LAYERS:
+        return name, None
+    if name in BLOCKS:
+        if "layer" in parameter_names(BLOCKS[name]):
+            raise KeyError(f"the block {name!r} needs a layer, such as {name}[s4d]")
+        return None, name
+    raise KeyError(f"no layer or block is called {name!r}{_suggest(name, {*STANDARD_BLOCKS, *LAYERS, *BLOCKS})}")
+
+
+def _suggest(name: str, known: set[str]) -> str:
+    near = get_close_matches(name.lower(), sorted(known), 3)
+    return f"; did you mean {' or '.join(near)}?" if near else f"; there are {', '.join(sorted(known))}"
+
+
+def _parse_text(spec: str) -> list[tuple[str | None, str | None]]:
+    """Return the (layer, block) pairs of a spec. Raises ValueError naming what is wrong, and its position."""
+    found = []
+    for name, position in expand_spec(spec):
+        try:
+            found.append(find_block(name))
+        except KeyError as error:
+            reason = _name_letters(spec, error.args[0])
+            raise ValueError(f"spec: {spec[:60]!r} at position {position}: {reason}") from None
+    if not found:
+        raise ValueError("spec: got no blocks, needed at least one, such as 'mamba'")
+    return found
+
+
+def _name_letters(spec: str, reason: str) -> str:
+    """Return why a name in a spec does not exist, with what to write if the spec is in the letters of version 1."""
     try:
-        letters, end = _items(spec, 0, opened=None)
-    except RecursionError:
-        raise ValueError("spec: its groups are nested too deeply") from None
-    if end < len(spec):
-        raise ValueError(f"spec: {spec!r} has a ')' at position {end + 1} that no '(' opens")
-    if not letters:
-        raise ValueError("spec: got no letters, expected at least one of " + ", ".join(LETTERS))
-    return letters
-
-
-def _items(spec: str, at: int, opened: int | None) -> tuple[str, int]:
-    """The letters from `at` to the end or to the ')' that closes the group opened at `opened`; and where that is."""
-    letters, latest = "", ""
-    while at < len(spec):
-        character = spec[at]
-        if character == ")":
-            break
-        if character == "(":
-            latest, close = _items(spec, at + 1, opened=at)
-            if not latest:
-                raise ValueError(f"spec: {spec!r} has an empty group at position {at + 1}")
-            letters, at = letters + latest, close + 1
-        elif character == "*":
-            count, at = _count(spec, at, latest)
-            if len(letters) + len(latest) * (count - 1) > LONGEST:
-                raise ValueError(f"spec: {spec[:40]!r} stands for more than {LONGEST:,} letters")
-            letters, latest = letters + latest * (count - 1), ""
-        elif character.isspace():
-            at += 1
-        elif character in LETTERS:
-            letters, latest, at = letters + character, character, at + 1
-        else:
-            known = ", ".join(f"{letter} ({layer or block})" for letter, (layer, block) in LETTERS.items())
-            raise ValueError(f"spec: {spec!r} has {character!r} at position {at + 1}; the letters are {known}")
-    if opened is not None and at == len(spec):
-        raise ValueError(f"spec: {spec!r} opens a group at position {opened + 1} that no ')' closes")
-    return letters, at
-
-
-def _count(spec: str, at: int, latest: str) -> tuple[int, int]:
-    """The number after the '*' at `at`, and the position behind it."""
-    if not latest:
-        raise ValueError(f"spec: {spec!r} has a '*' at position {at + 1} without a letter or group before it")
-    end = at + 1
-    while end < len(spec) and spec[end] in "0123456789":
-        end += 1
-    digits = spec[at + 1 : end].lstrip("0")
-    if not digits:
-        raise ValueError(f"spec: {spec!r} needs a number of at least 1 after the '*' at position {at + 1}")
-    return (int(digits) if len(digits) <= len(str(LONGEST)) else LONGEST + 2), end
-
-
-def settings_of(layer: str | None, block: str | None) -> tuple[set[str], set[str]]:
-    """The names of the settings that the layer and the block take, besides the width and each other."""
-    fixed = {"d_model", "backend", "layer", "layer_options"}
-    layer_settings = set(parameter_names(LAYERS[layer]) - fixed) if layer else set()
-    block_settings = set(parameter_names(BLOCKS[block]) - fixed) if block else set()
-    return layer_settings, block_settings
+        return f"{reason.partition('; there are ')[0]}; in the letters of earlier versions this is {translate_letters(spec)!r}"
+    except ValueError:
+        return reason
 
 
 def parse_spec(
@@ -115,51 +82,72 @@ def parse_spec(
     d_state: int | None = None,
     block_options: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> list[BlockSpec]:
-    """The canonical list of a spec.
+    """Return the canonical list of a spec.
 
     Args:
-        spec: letters, or a list of `{"layer", "block", "options"}`, where "block" and "options" may be missing.
-        d_state: put into the options of every layer that has this setting and is not given it.
-        block_options: letter -> options, for specs of letters.
+        spec: a text such as "(mamba aussm)*4", "s4d*6", "mamba[s4d]*4" or "ma", or a list of `{"layer", "block", "options"}`,
+            where "block" and "options" may be missing.
+        d_state: added to the options of every layer that has this setting and is not given it.
+        block_options: name of a block as in a spec -> its options, for specs that are texts. "m" and "a" are short for "mamba"
+            and "aussm".
 
-    Raises ValueError where a name does not exist or a setting is not one of the layer or its block.
+    Raises ValueError if a name does not exist, or an option is no setting of the layer or its block or has another type.
     """
     if not isinstance(spec, (str, Sequence)):
-        raise ValueError(f"spec: got {spec!r}, expected letters or a list of blocks")
-    options_of = {letter: dict(options) for letter, options in (block_options or {}).items()}
+        raise ValueError(f"spec: got {spec!r}, needed a text or a list of blocks")
     if isinstance(spec, str):
-        letters = expand_spec(spec)
-        for letter in options_of:
-            if letter not in letters:
-                raise ValueError(f"block_options: {letter!r} is not a letter of the spec {spec!r}")
-        entries = [BlockSpec(layer=LETTERS[x][0], block=LETTERS[x][1], options=dict(options_of.get(x, {}))) for x in letters]
+        pairs = _parse_text(spec)
+        options_of = _options_of_pairs(spec, pairs, block_options or {})
+        entries = [BlockSpec(layer=pair[0], block=pair[1], options=dict(options_of.get(pair, {}))) for pair in pairs]
     else:
-        if options_of:
-            raise ValueError("block_options: go by letter; with a list of blocks, put the options into its entries")
-        entries = [_entry(index, given) for index, given in enumerate(spec)]
+        if block_options:
+            raise ValueError(
+                "block_options: are keyed by the names in a text; with a list of blocks, put the options into its entries"
+            )
+        entries = [_complete_entry(index, given) for index, given in enumerate(spec)]
         if not entries:
-            raise ValueError("spec: got an empty list, expected at least one block")
+            raise ValueError("spec: got an empty list, needed at least one block")
     for index, entry in enumerate(entries):
-        layer_settings, block_settings = settings_of(entry["layer"], entry["block"])
-        kind = entry["layer"] or entry["block"]
+        layer_settings, block_settings = setting_names(entry["layer"], entry["block"])
+        label = block_label(entry)
         for name, value in entry["options"].items():
             if name not in layer_settings | block_settings:
                 known = ", ".join(sorted(layer_settings | block_settings))
-                raise ValueError(f"spec: block {index} ({kind}) has no setting {name!r}; its settings are {known}")
-            made = LAYERS[str(entry["layer"])] if name in layer_settings else BLOCKS[str(entry["block"])]
-            declared = declared_types(made)[name]
+                raise ValueError(f"spec: block {index} ({label}) has no setting {name!r}; its settings are {known}")
+            owner = LAYERS[str(entry["layer"])] if name in layer_settings else BLOCKS[str(entry["block"])]
+            declared = declared_types(owner)[name]
             if not matches_type(value, declared):
-                raise ValueError(f"spec: block {index} ({kind}): {name} got {value!r}, needed {describe_type(declared)}")
+                raise ValueError(f"spec: block {index} ({label}): {name} got {value!r}, needed {describe_type(declared)}")
         if d_state is not None and "d_state" in layer_settings:
             entry["options"].setdefault("d_state", d_state)
     return entries
 
 
-def _entry(index: int, given: Mapping[str, Any]) -> BlockSpec:
-    """One entry of a list, checked and completed."""
+def _options_of_pairs(
+    spec: str, pairs: Sequence[tuple[str | None, str | None]], block_options: Mapping[str, Mapping[str, Any]]
+) -> dict[tuple[str | None, str | None], dict[str, Any]]:
+    """Return (layer, block) -> options. Raises ValueError for a key that the spec does not use, and for an option given twice."""
+    found: dict[tuple[str | None, str | None], dict[str, Any]] = {}
+    for key, options in block_options.items():
+        try:
+            pair = find_block(key)
+        except KeyError as error:
+            letter = f"; {LETTERS[key]!r} in the letters of earlier versions" if key in LETTERS else ""
+            raise ValueError(f"block_options: {error.args[0]}{letter}") from None
+        if pair not in pairs:
+            raise ValueError(f"block_options: {key!r} is no block of the spec {spec[:60]!r}")
+        earlier = found.setdefault(pair, {})
+        if twice := earlier.keys() & options.keys():
+            raise ValueError(f"block_options: {min(twice)!r} of {key!r} is given twice, once under another name of this block")
+        earlier.update(options)
+    return found
+
+
+def _complete_entry(index: int, given: Mapping[str, Any]) -> BlockSpec:
+    """Return one entry of a list with its missing keys. Raises ValueError naming what does not exist."""
     unknown = set(given) - {"layer", "block", "options"}
     if unknown or "layer" not in given:
-        raise ValueError(f"spec: block {index} has the keys {sorted(given)}, expected 'layer', and 'block' or 'options'")
+        raise ValueError(f"spec: block {index} has the keys {sorted(given)}, needed 'layer', and 'block' or 'options'")
     layer, block = given["layer"], given.get("block")
     if layer is not None and layer not in LAYERS:
         raise ValueError(f"spec: block {index} has the layer {layer!r}; the layers are {', '.join(sorted(LAYERS))}")
@@ -172,27 +160,44 @@ def _entry(index: int, given: Mapping[str, Any]) -> BlockSpec:
     return BlockSpec(layer=layer, block=block, options=dict(given.get("options") or {}))
 
 
-def shorthand(blocks: Sequence[BlockSpec]) -> str:
-    """The letters of a canonical list, options left out; ValueError where a combination of layer and block has no letter."""
-    letter_of = {names: letter for letter, names in LETTERS.items()}
-    letters = ""
-    for index, entry in enumerate(blocks):
-        names = (entry["layer"], entry["block"])
-        if names not in letter_of:
-            raise ValueError(f"spec: block {index} is {names[0]} in {names[1]}, which has no letter")
-        letters += letter_of[names]
-    return letters
+def block_label(entry: BlockSpec) -> str:
+    """Return the shortest name of a block in a spec, such as "s4d" or "mamba[s4d]"; the layer's name where specs have none."""
+    pair = (entry["layer"], entry["block"])
+    for name, standard in STANDARD_BLOCKS.items():
+        if standard == pair:
+            return name
+    return f"{pair[1]}[{pair[0]}]" if pair[0] and pair[1] else str(pair[0] or pair[1])
+
+
+def format_spec(blocks: Sequence[BlockSpec]) -> str:
+    """Return the spec of a canonical list without its options, the inverse of `parse_spec`.
+
+    Raises ValueError for a layer without a block if its name in a spec means the layer in a block.
+    """
+    names = [block_label(entry) for entry in blocks]
+    for index, (name, entry) in enumerate(zip(names, blocks, strict=True)):
+        if find_block(name) != (entry["layer"], entry["block"]):
+            raise ValueError(f"spec: block {index} is the layer {name!r} without a block, which no name in a spec stands for")
+    return format_names(names)
+
+
+def setting_names(layer: str | None, block: str | None) -> tuple[set[str], set[str]]:
+    """Return the names of the options of a layer and of a block, without the width, the backend and the layer itself."""
+    fixed = {"d_model", "backend", "layer", "layer_options"}
+    layer_settings = set(parameter_names(LAYERS[layer]) - fixed) if layer else set()
+    block_settings = set(parameter_names(BLOCKS[block]) - fixed) if block else set()
+    return layer_settings, block_settings
 
 
 def build_block(entry: BlockSpec, d_model: int, backend: str) -> SequenceModule:
-    """The block that an entry of the canonical list describes."""
+    """Return the module that an entry of the canonical list describes, with new weights."""
     layer = entry["layer"]
     if entry["block"] is None:
         return make_layer(cast("str", layer), d_model, entry["options"], backend)
     block: Callable[..., SequenceModule] = BLOCKS[entry["block"]]
     if layer is None:
         return block(d_model, **entry["options"])
-    _, block_settings = settings_of(layer, entry["block"])
+    _, block_settings = setting_names(layer, entry["block"])
     outer = {name: value for name, value in entry["options"].items() if name in block_settings}
     inner = {name: value for name, value in entry["options"].items() if name not in block_settings}
     return block(d_model, layer=layer, **outer, layer_options=inner, backend=backend)

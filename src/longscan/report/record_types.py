@@ -79,7 +79,7 @@ class RunRecord(Provenance):
     Attributes:
         paper: key of the paper in published.json; None where no paper has this task.
         suite: aussm, clean, or the protocol of a data set.
-        spec: one letter a block.
+        spec: the stack of blocks, as in the settings; of spec_version 1, letters, where that is missing.
         value: raw test score; None only where the run failed.
         scaled: test score with uniform guessing at 0 and perfection at 1.
         constant: raw test score of the best constant predictor, chosen on the test split itself.
@@ -103,6 +103,7 @@ class RunRecord(Provenance):
     suite: str | None
     model: Text
     spec: str | None
+    spec_version: Literal[1, 2] | Missing = MISSING
     seed: int
     metric: Text
     value: float | None
@@ -322,7 +323,7 @@ class SeedsRecord(Provenance):
     """A file of results/seeds, table1 or protocol: seeds of one recipe trained together, with their scores during training.
 
     Attributes:
-        spec: one letter a block.
+        spec: the stack of blocks, as in the settings; of spec_version 1, letters, where that is missing.
         constant_scaled, constant_scaled_test: scaled score of the best constant predictor, on validation and on test.
         success: scaled score from which a seed counts as having found the solution.
         selected: each seed's selected weights.
@@ -336,6 +337,7 @@ class SeedsRecord(Provenance):
     task: Text
     suite: str | None
     spec: Text
+    spec_version: Literal[1, 2] | Missing = MISSING
     seeds: Annotated[list[int], Rule(bool, "list of at least one whole number")]
     constant_scaled: float
     constant_scaled_test: float | Missing = MISSING

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from longscan._specs import upgrade_record
 from longscan.report.parsing import RecordType, parse_value
 from longscan.report.record_types import AutomataRecord, BenchRecord, RunRecord, SeedsRecord, SweepRecord
 
@@ -59,13 +60,17 @@ def append_record(path: str | Path, row: Record) -> None:
 
 
 def read_records(path: str | Path) -> list[Record]:
-    """Return the rows of one JSON Lines file, each checked; ValueError names the file, the line and the fields."""
+    """Return the rows of one JSON Lines file, each checked; ValueError names the file, the line and the fields.
+
+    Specs and commands in the letters of version 1 come back in names.
+    """
     path = Path(path)
     rows = []
     for number, line in enumerate(path.read_bytes().splitlines(), 1):
         try:
             rows.append(json.loads(line.decode("utf-8")))
             check_record(_kind(path), rows[-1])
+            rows[-1] = upgrade_record(rows[-1])
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{path}, line {number}: {error}") from error
     return rows
@@ -89,6 +94,7 @@ def read_seeds(folder: str | Path) -> dict[str, Record]:
         try:
             records[path.stem] = json.loads(path.read_text("utf-8"))
             check_record("seeds", records[path.stem])
+            records[path.stem] = upgrade_record(records[path.stem])
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{path}: {error}") from error
     return records

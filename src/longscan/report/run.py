@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 from longscan._files import write_text
+from longscan._specs import spec_names, upgrade_record, upgrade_settings
 from longscan.report import figures, page
 from longscan.report.text import duration, show
 
@@ -23,8 +24,8 @@ def run_report(run_dir: str | Path) -> Path:
     folder = Path(run_dir)
     if not folder.is_dir():
         raise FileNotFoundError(f"run_dir: {folder} is not a directory; a run's directory is needed")
-    settings = _read(folder / "settings.yaml", yaml.safe_load) or {}
-    result = _read(folder / "result.json", json.loads)
+    settings = _read(folder / "settings.yaml", lambda content: upgrade_settings(yaml.safe_load(content) or {})) or {}
+    result = _read(folder / "result.json", lambda content: upgrade_record(json.loads(content)))
     rows = _read(folder / "metrics.jsonl", _json_lines) or []
     angles = _read(folder / "angles.json", json.loads)
     title = _title(folder, settings, result)
@@ -150,7 +151,8 @@ def _curves(rows: list[dict[str, Any]], result: Mapping[str, Any] | None) -> Ite
 
 def _angles(angles: Mapping[str, Any] | None, settings: Mapping[str, Any]) -> Iterator[str]:
     if not angles:
-        if "a" in str((settings.get("model") or {}).get("spec", "")):
+        spec = (settings.get("model") or {}).get("spec", "")
+        if any("aussm" in name for name in (spec_names(spec) if isinstance(spec, str) else [str(spec)])):
             yield page.heading(2, "Rotation angles")
             yield page.paragraph("No angles are recorded; they are drawn for AUSSM layers of models that read tokens.", "note")
         return

@@ -3,11 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from longscan._specs import spec_names
 from longscan.report.published import figure_of, published_beside
 from longscan.report.records import Record
 from longscan.report.text import commit_text, uncommitted_note
 
-MODELS = {frozenset("m"): "Mamba", frozenset("a"): "AUSSM", frozenset("am"): "AUSSM Hybrid"}  # published names by blocks
+# Published name of a model by the names of its blocks.
+MODELS = {frozenset(["mamba"]): "Mamba", frozenset(["aussm"]): "AUSSM", frozenset(["mamba", "aussm"]): "AUSSM Hybrid"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +53,7 @@ def trained_together(records: Mapping[str, Record]) -> list[Seeds]:
 def _seeds(name: str, record: Record) -> Seeds:
     low, high = record["settings"]["task"].get("eval_lengths") or (None, None)
     where = f"{record['task']} ({record['suite']})" if record["suite"] else record["task"]
-    known = MODELS.get(frozenset(record["spec"]))
+    known = MODELS.get(frozenset(spec_names(record["spec"])))
     return Seeds(
         name=name,
         task=where,

@@ -88,9 +88,9 @@ def _check_folder(folder: Path, settings: Settings, *, resume: bool, overwrite: 
 
 def _same_settings(started: dict[str, Any], given: dict[str, Any], folder: Path) -> None:
     same_size(started["about"]["quick"], given["about"]["quick"], folder, "run")
-    for section, settings in started.items():
-        for name, value in settings.items():
-            free = section == "about" or (section == "training" and name in MAY_CHANGE)
+    for section in ("task", "model", "training"):
+        for name, value in started[section].items():
+            free = section == "training" and name in MAY_CHANGE
             if not free and given[section].get(name) != value:
                 raise SettingError(
                     f"{section}.{name}: got {given[section].get(name)!r} with --resume, needed {value!r} as in {folder}"

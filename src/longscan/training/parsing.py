@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
+from longscan._specs import upgrade_settings
 from longscan.tasks import TASKS, Task
 from longscan.training.settings import (
     AboutSettings,
@@ -57,7 +58,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
 
 def read_recipe(path: str | Path) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """(settings, quick settings or None) of a YAML file; SettingError naming file, line or section where it can not be used."""
-    content = read_mapping(path, ("task", *SECTIONS, QUICK))
+    content = upgrade(path, read_mapping(path, ("spec_version", "task", *SECTIONS, QUICK)))
     quick = content.pop(QUICK, None)
     if quick is None:
         return sections(path, content), None
@@ -81,6 +82,14 @@ def sections(path: str | Path, content: dict[str, Any]) -> dict[str, Any]:
         if not isinstance(value, dict):
             raise SettingError(f"{path}: {section}: got {_kind(value)}, needed a mapping of settings")
     return content
+
+
+def upgrade(path: str | Path, content: dict[str, Any]) -> dict[str, Any]:
+    """The content of a file with its specs in names, whichever version it is of; SettingError naming the file and the spec."""
+    try:
+        return upgrade_settings(content)
+    except ValueError as error:
+        raise SettingError(f"{path}: {error}") from None
 
 
 def read_mapping(path: str | Path, names: Sequence[str]) -> dict[str, Any]:
@@ -143,7 +152,7 @@ def _split_words(words: Sequence[str]) -> _Words:
             letter, dot, option = word.removeprefix(BLOCK_OPTION).partition(".")
             if not (letter and dot and option):
                 raise refuse(
-                    "model.block_options", word, "a letter and an option, for example --model.block_options.a.phase_dt true"
+                    "model.block_options", word, "a block and an option, such as --model.block_options.aussm.phase_dt true"
                 )
             options.setdefault(letter, {})[option] = yaml.load(value, Loader=_Loader)
         else:
@@ -189,7 +198,8 @@ def parse_settings(words: Sequence[str], command: ArgumentParser | None = None, 
     section of each file goes over its other settings. Raises SettingError with one line for whatever can not be used.
     """
     rest, configs, name, block_options, quick = _split_words(words)
-    plain = without_retired(_read_configs(base or {}, configs, quick=quick))
+    base = {name: value for name, value in (base or {}).items() if name != "spec_version"}  # as `Settings.as_dict` has it
+    plain = without_retired(_read_configs(base, configs, quick=quick))
     _refuse_huge("", plain)
     if "--help" in rest or "-h" in rest:
         chosen = name or plain.get("task", {}).get("name")

@@ -15,6 +15,7 @@ from torch import nn
 import longscan
 import longscan.report
 from longscan._files import try_writing, write_text
+from longscan._specs import SPEC_VERSION
 from longscan.training.run import Run
 from longscan.training.settings import SettingError, Settings, refuse
 
@@ -26,6 +27,7 @@ def describe_run(settings: Settings, model: nn.Module, device: torch.device, com
         "task": task_title(settings),
         "suite": getattr(task, "suite", None) or getattr(task, "protocol", None),
         "spec": settings.model.spec,
+        "spec_version": SPEC_VERSION,
         "seed": settings.training.seed,
         "metric": task.metric,
         "device": device_name(device),
@@ -96,7 +98,7 @@ def result_row(run: Run) -> dict[str, Any]:
     if result is None:
         raise SettingError(f"{run.folder}: its run is not over, so there is no result to record")
     about = run.settings.about
-    same = ("task", "suite", "spec", "seed", "metric", "value", "scaled", "constant", "constant_scaled")
+    same = ("task", "suite", "spec", "spec_version", "seed", "metric", "value", "scaled", "constant", "constant_scaled")
     rest = (
         "steps",
         "seconds",

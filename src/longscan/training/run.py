@@ -16,6 +16,7 @@ import torch
 import yaml
 
 from longscan._files import try_writing, write_text
+from longscan._specs import upgrade_record
 from longscan.models import SequenceModel
 from longscan.ops._dispatch import NATIVE
 from longscan.tasks import Batch
@@ -115,7 +116,7 @@ class Run:
         if not path.exists():
             return None
         try:
-            result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            result = upgrade_record(json.loads(path.read_text(encoding="utf-8")))
         except ValueError as error:
             raise SettingError(f"{path}: damaged ({error}), needed the JSON that training wrote") from None
         return result

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from longscan._errors import SettingError as SettingError
+from longscan._specs import SPEC_VERSION
 from longscan.report.published import published_ids
 from longscan.tasks import Task
 from longscan.tasks.base import Split
@@ -73,15 +74,15 @@ class ModelSettings:
     """The stack of blocks; `SequenceModel.from_spec` reads the same names, input and output sizes come from the task.
 
     Attributes:
-        spec: one letter a block, from the bottom up, such as m Mamba/S6, a AUSSM, b Mamba in both directions (`longscan layers`
-            lists them); `(ma)*2` repeats.
+        spec: the blocks by name, from the input to the output, such as `s4d*6` or `(mamba aussm)*2`; `mamba[s4d]` is the Mamba
+            block around another layer (`longscan layers` lists the names). In words of m and a, m is mamba and a is aussm.
         d_model: width of the residual stream.
         d_state: state size of the state space layers.
         pooling: how the steps become one output; auto is `none` for a task with an answer per step and `mean` otherwise.
         head: the map from the last width to the output.
         initial_state: whether the layers start from zero or from a learned state.
         norm: of the residual branches: RMSNorm, LayerNorm or BatchNorm before each block, or LayerNorm after it.
-        block_options: options of a block by its letter, for example `{a: {recompute: true}}`.
+        block_options: options of a block by its name in the spec, for example `{aussm: {recompute: true}}`.
         backend: which implementation of the scans to run.
     """
 
@@ -100,7 +101,7 @@ class ModelSettings:
             "model",
             self,
             {
-                "spec": (bool, "at least one letter"),
+                "spec": (bool, "at least one block"),
                 "d_model": _COUNT,
                 "d_state": _COUNT,
                 "pooling": _choice("auto", "mean", "last", "none"),
@@ -403,6 +404,7 @@ class Settings:
         training = asdict(self.training)
         training["betas"] = list(self.training.betas)
         return {
+            "spec_version": SPEC_VERSION,
             "task": {"name": self.task.name, **asdict(self.task)},
             "model": asdict(self.model),
             "training": training,

@@ -3,10 +3,11 @@
 A sweep file (YAML) and a `SweepConfig` hold the same. A key of the space is a setting, with a list of values or a numeric range,
 or several settings separated by commas, with a list of lists of values:
 
+    spec_version: 2
     config: ../parity.yaml                                # the recipe, relative to this file; or --config
     settings: {training: {steps: 20000}}                  # override the recipe's
     space:
-      model.spec, model.block_options: [[ma, {m: {variant: aussm}}], [aa, {}]]
+      model.spec, model.block_options: [[ma, {mamba: {variant: aussm}}], [s4d*2, {}]]
       model.d_state: {int: [8, 64], step: 8}
       training.lr: {float: [1.0e-4, 1.0e-2], log: true}
     sampler: tpe                                          # or random; grid needs lists and tries every combination
@@ -27,7 +28,18 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from longscan._files import write_text
-from longscan.training.parsing import QUICK, merge, one_line, parse_settings, read_mapping, read_recipe, sections, stored_settings
+from longscan._specs import SPEC_VERSION, upgrade_point, upgrade_settings
+from longscan.training.parsing import (
+    QUICK,
+    merge,
+    one_line,
+    parse_settings,
+    read_mapping,
+    read_recipe,
+    sections,
+    stored_settings,
+    upgrade,
+)
 from longscan.training.run import first_model
 from longscan.training.settings import SettingError, Settings, refuse, same_size
 
@@ -36,7 +48,7 @@ if TYPE_CHECKING:
 
 CONFIG_FILE = "sweep.yaml"
 SAMPLERS = ("grid", "random", "tpe")
-_SWEEP_FILE_KEYS = ("config", "settings", "space", "sampler", "trials", "search_seeds", "seeds", "with_seed")
+_SWEEP_FILE_KEYS = ("spec_version", "config", "settings", "space", "sampler", "trials", "search_seeds", "seeds", "with_seed")
 _SECTIONS = ("task", "model", "training")
 
 
@@ -123,6 +135,7 @@ class SweepConfig:
         with_seed: settings that are set to each run's seed, such as task.split_seed.
         storage: Optuna's database URL, in which $NAME is an environment variable; None for a journal file in the sweep's folder.
         command: stored in each run's result.json as its command.
+        spec_version: of the specs in `space`; 1, letters, in the folders of sweeps that were started before version 2.
     """
 
     settings: Settings
@@ -134,6 +147,7 @@ class SweepConfig:
     with_seed: list[str] = field(default_factory=list)
     storage: str | None = None
     command: str | None = None
+    spec_version: int = SPEC_VERSION
 
     def __post_init__(self) -> None:
         if not isinstance(self.space, dict):
@@ -203,6 +217,8 @@ class SweepConfig:
     def settings_for(self, point: dict[str, Any], seed: int) -> Settings:
         """Return the settings of one run at a point of the space. Raises SettingError if they are invalid."""
         plain = self.settings.as_dict()
+        if self.spec_version == 1:  # Optuna knows the values as the folder has them, so they are translated here
+            point = {key: upgrade_point(key, value) for key, value in point.items()}
         for key, value in {**point, **dict.fromkeys(self.with_seed, seed), "training.seed": seed}.items():
             names = split_key(key)
             for name, part in zip(names, value if len(names) > 1 else [value], strict=True):
@@ -228,7 +244,7 @@ def read_sweep_file(path: str | Path, *, quick: bool = False) -> dict[str, Any]:
 
     quick: merge the recipe's quick section over both. Raises SettingError naming the file and the setting.
     """
-    content = read_mapping(path, _SWEEP_FILE_KEYS)
+    content = upgrade(path, read_mapping(path, _SWEEP_FILE_KEYS))
     settings, config = content.pop("settings", {}), content.pop("config", None)
     if not isinstance(settings, dict):
         raise SettingError(f"{path}: settings: got {settings!r}, needed a mapping of settings")
@@ -257,9 +273,11 @@ def read_config(folder: Path) -> tuple[str, SweepConfig]:
     content = read_mapping(path, ("name", *(f.name for f in fields(SweepConfig))))
     if not {"name", "settings", "space"} <= content.keys():
         raise SettingError(f"{path}: damaged, needed the plan that `longscan sweep` wrote, with name, settings and space")
-    name, settings = content.pop("name"), stored_settings(path, content.pop("settings"))
+    version = content.pop("spec_version", 1)
+    plain = upgrade(path, {"spec_version": version, "settings": content.pop("settings")})["settings"]
+    name, settings = content.pop("name"), stored_settings(path, plain)
     try:
-        return name, SweepConfig(settings=settings, **content)
+        return name, SweepConfig(settings=settings, spec_version=version, **content)
     except (SettingError, TypeError) as error:
         raise SettingError(f"{path}: {one_line(error)}") from error
 
@@ -274,6 +292,6 @@ def check_same_search(stored: SweepConfig, given: SweepConfig, folder: Path) -> 
 
 
 def _flatten(config: SweepConfig) -> dict[str, Any]:
-    plain = config.as_dict()
+    plain = upgrade_settings(config.as_dict())
     settings = plain.pop("settings")
     return plain | {f"{section}.{name}": value for section in _SECTIONS for name, value in settings[section].items()}
