@@ -16,6 +16,8 @@ def example(op, dtype=torch.float32, length=5, batch=2, optional=True, masked=Tr
         inputs |= OPTIONS.get(op, {})
     if op in ("linear_scan", "block2_scan"):
         inputs["pairs"] = is_complex
+    if op == "mamba_step" and optional:
+        inputs["active"] = torch.arange(batch) != 1
     if masked and OPS[op].stateful:
         inputs |= example_masks(batch, length)
     return inputs

@@ -55,7 +55,12 @@ class Call:
             name: x.to(device, dtype).requires_grad_() if x.is_floating_point() else x.to(device)
             for name, x in self.tensors.items()
         }
-        outputs = OPS[self.op].function(**leaves, **self.options, backend=backend)
+        with torch.set_grad_enabled(OPS[self.op].native_gradients):
+            outputs = OPS[self.op].function(**leaves, **self.options, backend=backend)
+        names = ("y", "conv state", "ssm state") if len(outputs) == 3 else ("y", "final state")
+        found = {name: x.detach().to("cpu") for name, x in zip(names, outputs, strict=True)}
+        if not OPS[self.op].native_gradients:
+            return found
         generator = torch.Generator().manual_seed(1)
         drawn = [torch.randn(x.shape, generator=generator) for x in outputs]  # of float32, whatever the precision of the call
         if self.shaken is not None:
@@ -68,9 +73,8 @@ class Call:
             cotangents[0] = cotangents[0].masked_fill(~valid.view(shape), float("nan"))
         inputs = {name: x for name, x in leaves.items() if x.is_floating_point()}
         gradients = torch.autograd.grad(outputs, list(inputs.values()), cotangents, allow_unused=True)
-        found = dict(zip(("y", "final state"), outputs, strict=True))
-        found |= {f"gradient of {name}": x for name, x in zip(inputs, gradients, strict=True) if x is not None}
-        return {name: x.detach().to("cpu") for name, x in found.items()}
+        found |= {f"gradient of {name}": x.to("cpu") for name, x in zip(inputs, gradients, strict=True) if x is not None}
+        return found
 
 
 @dataclass(frozen=True)
@@ -103,6 +107,7 @@ def example_call(op: str, batch: int, length: int, channels: int, states: int, m
         "unitary_scan": {"phase_dt": is_complex},
         "short_conv": {"activation": "silu" if is_complex else None},
         "ssd_scan": {},
+        "mamba_step": {"selects_raw": is_complex},
     }
     if op not in options:
         return None
@@ -113,6 +118,13 @@ def example_call(op: str, batch: int, length: int, channels: int, states: int, m
         tensors["M"] = tensors["M"][0, 0]
     if op == "ssd_scan" and not is_complex:
         tensors = {name: x for name, x in tensors.items() if name not in _ROTATING}
+    if op == "mamba_step":
+        name = f"({batch}, {channels}, {states}){' inactive rows' * masked}{' selects raw' * is_complex}"
+        if masked:  # without the norm's weight, y is 0 in inactive rows, not x, which holds NaN there
+            del tensors["norm_weight"]
+            tensors["active"] = torch.arange(batch) != 1
+            tensors["x"][1:2] = float("nan")
+        return Call(op, name, tensors, options[op])
     if masked:
         tensors |= example_masks(batch, length, generator)
         tensors["valid"][0, : length // 3] = False

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from longscan.ops import OPS
+from longscan.ops._dispatch import NATIVE
 from longscan.ops._examples import ARGUMENTS, example_inputs
 from longscan.ops.unitary_scan import reference as unitary_reference
 from tolerances import shake
@@ -22,7 +23,8 @@ if os.environ.get("TRITON_INTERPRET") == "1":  # a thousand steps take the inter
 PRECISIONS = [torch.float32] * 3 + [torch.float64, torch.bfloat16, torch.float16]
 COMPLEX = {torch.float64: torch.complex128}
 DEVICE = torch.device(os.environ.get("LONGSCAN_DEVICE", "cpu"))  # where the Triton kernels are tried; all else runs on the CPU
-LEADS = {"linear_scan": "b", "block2_scan": "f", "ssd_scan": "x"}
+LEADS = {"linear_scan": "b", "block2_scan": "f", "ssd_scan": "x", "mamba_step": "x"}
+ONE_DTYPE = ("mamba_step",)  # every tensor is of float32, or every one of float64
 FACTORS = {"linear_scan": "a", "block2_scan": "M"}  # may change in time or not, and have their say in the dtype of the output
 
 
@@ -76,6 +78,9 @@ class Case:
     def in_precision(self, dtype: torch.dtype) -> "Case":
         """The same call with its inputs rounded to `dtype`; those that never come in half precision stay in float32."""
 
+        if self.op in ONE_DTYPE and dtype != torch.float64:
+            dtype = torch.float32
+
         def convert(name: str, x: Tensor) -> Tensor:
             wide = torch.float64 if dtype == torch.float64 else torch.float32
             if x.is_complex():
@@ -83,7 +88,8 @@ class Case:
             return x.to(wide if name == "initial_state" or (self.half and not self.changes_in_time(name)) else dtype)
 
         inputs = {name: convert(name, x) for name, x in self.inputs.items()}
-        cotangents = tuple(convert(name, x) for name, x in zip((self._lead_name, "initial_state"), self.cotangents, strict=False))
+        names = (self._lead_name, *("initial_state",) * (len(self.cotangents) - 1))
+        cotangents = tuple(convert(name, x) for name, x in zip(names, self.cotangents, strict=True))
         return replace(self, inputs=inputs, cotangents=cotangents)
 
     def in_double(self) -> "Case":
@@ -128,7 +134,10 @@ def run_plain(case: Case) -> dict[str, Tensor]:
 
 
 def run(case: Case, backend: str) -> dict[str, Tensor]:
-    """Results, and the gradients of every input for the case's cotangents."""
+    """Return the results, and the gradients of every input for the case's cotangents unless the backend has none."""
+    if backend in NATIVE and not OPS[case.op].native_gradients:
+        with torch.no_grad():
+            return named(call(case, backend))
     case = replace(case, inputs={name: x.detach().clone().requires_grad_() for name, x in case.inputs.items()})
     results = call(case, backend)
     return named(results) | gradients(results, case)
@@ -136,7 +145,8 @@ def run(case: Case, backend: str) -> dict[str, Tensor]:
 
 def named(results: tuple[Tensor, ...]) -> dict[str, Tensor]:
     """The results of an op by name."""
-    return {name: x.detach() for name, x in zip(("y", "final state"), results, strict=False)}
+    names = ("y", "conv state", "ssm state") if len(results) == 3 else ("y", "final state")
+    return {name: x.detach() for name, x in zip(names, results, strict=False)}
 
 
 def gradients(results: tuple[Tensor, ...], case: Case) -> dict[str, Tensor]:
@@ -268,6 +278,13 @@ def _long(draw: st.DrawFn, batch: int, length: int, generator: torch.Generator) 
     return inputs, {}
 
 
+def _mamba(draw: st.DrawFn, batch: int, length: int, generator: torch.Generator) -> Made:
+    sizes = {"M": draw(st.integers(1, 9)), "D": draw(st.integers(1, 9)), "K": draw(st.sampled_from([1, 2, 4]))}
+    sizes |= {"R": draw(st.integers(1, 3)), "N": draw(st.sampled_from([1, 2, 5, 16]))}
+    inputs = _in_some_form(draw, "mamba_step", _inputs("mamba_step", batch, length, generator, **sizes))
+    return inputs, {"selects_raw": draw(st.booleans())}
+
+
 MAKERS = {
     "linear_scan": _linear,
     "block2_scan": _block2,
@@ -276,6 +293,7 @@ MAKERS = {
     "ssd_scan": _ssd,
     "short_conv": _short,
     "long_conv": _long,
+    "mamba_step": _mamba,
 }
 
 
@@ -287,6 +305,8 @@ def cases(draw: st.DrawFn, op: str, masked: bool = True, lengths: tuple[int, ...
     batch, length = draw(st.integers(1, 3)), draw(st.sampled_from(lengths))
     inputs, options = MAKERS[op](draw, batch, length, generator)
     masks = _masks(draw, batch, length, generator) if masked and OPS[op].stateful else {}
+    if op == "mamba_step" and draw(st.booleans()):
+        masks["active"] = torch.rand(batch, generator=generator) < 0.7
     case = Case(op, inputs, options, seed, draw(st.booleans()), masks)
     shapes = call(replace(case, inputs={name: x.to("meta") for name, x in inputs.items()}, masks={}), "eager")
     return replace(case, cotangents=tuple(random(x.shape, generator, x.is_complex()) for x in shapes))

@@ -24,7 +24,7 @@ from longscan.ops import OPS, _verdicts, explain
 from longscan.ops._dispatch import BACKENDS, NATIVE, native_cpu_missing, recorded_choices
 
 WIDTH = 8
-NATIVE_OPS = {"mamba_step": ("cpu",), **{op: entry.native for op, entry in OPS.items() if entry.native}}
+NATIVE_OPS = {op: entry.native for op, entry in OPS.items() if entry.native}
 AUTO = "eager" if native_cpu_missing() else "cpu"
 every_backend = pytest.mark.parametrize("backend", ["auto", *BACKENDS])
 Ran = set[tuple[str, str]]
@@ -42,7 +42,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> Ran:
 
         return call
 
-    for op in (*OPS, "mamba_step"):
+    for op in OPS:
         for backend in BACKENDS:
             path = f"longscan.ops.{op}.{backend}"
             if not find_spec(path) or (backend in NATIVE and backend not in NATIVE_OPS.get(op, ())):

@@ -27,7 +27,8 @@ PAIRS = [
     (op, backend)
     for op in OPS
     for backend in ("reference", "eager", *OPS[op].native)
-    if CHOSEN in (None, backend)
+    if OPS[op].per_step
+    and CHOSEN in (None, backend)
     and reject(op, backend, DEVICE if backend == "triton" else torch.device("cpu"), torch.float32, OPS[op].native) is None
 ]
 EVERY_PAIR = pytest.mark.parametrize(("op", "backend"), PAIRS)

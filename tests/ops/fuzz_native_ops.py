@@ -20,8 +20,7 @@ sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
 import torch  # noqa: E402
 
 from interpreter import interpret_quickly  # noqa: E402
-from longscan.ops import OPS, _native_op  # noqa: E402
-from longscan.ops.mamba_step import mamba_step  # noqa: E402
+from longscan.ops import OPS, _native_op, mamba_step  # noqa: E402
 from op_examples import example, with_gradients  # noqa: E402
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.int64, torch.uint8, torch.complex64)
@@ -163,6 +162,8 @@ def main() -> None:
     torch.set_num_threads(1)
     interpret_quickly()
     for name, entry in OPS.items():
+        if not entry.native_gradients:
+            continue
         for backend in entry.native if sys.argv[1:] == ["all"] else entry.native[:1]:
             for everything in (True, False) if backend == "cpu" else (True,):
                 is_complex = everything and name == "selective_scan"

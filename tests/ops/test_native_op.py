@@ -16,7 +16,8 @@ from longscan.ops.ssd_scan import eager as ssd_eager
 from longscan.ops.unitary_scan import eager as unitary_eager
 from op_examples import example, floats, with_gradients
 
-BACKEND = {name: op.native[0] for name, op in OPS.items() if op.native}  # the first native one: cpu, where there is one
+# The first native backend of each op: cpu, where there is one.
+BACKEND = {name: op.native[0] for name, op in OPS.items() if op.native and op.native_gradients}
 NATIVE = list(BACKEND)
 
 

@@ -9,7 +9,7 @@ from op_examples import example, floats, with_gradients
 BACKENDS = [
     (op, backend)
     for op in OPS
-    for backend in ("reference", "eager", *OPS[op].native)
+    for backend in ("reference", "eager", *(OPS[op].native if OPS[op].native_gradients else ()))
     if _dispatch.reject(op, backend, torch.device("cpu"), torch.float32, OPS[op].native) is None
 ]
 # torch's own remarks while it compiles; none of them is about this package
@@ -88,7 +88,8 @@ def test_exports(op, backend):
     torch.testing.assert_close(program.module()(**tensors), expected)
 
 
-@pytest.mark.parametrize(("op", "backend"), BACKENDS)
+# mamba_step holds the projections of a block, which autocast applies to.
+@pytest.mark.parametrize(("op", "backend"), [pair for pair in BACKENDS if OPS[pair[0]].per_step])
 def test_autocast_changes_nothing(op, backend):
     inputs = example(op, length=70 if backend == "eager" else 5)
 

@@ -43,9 +43,7 @@ def results_and_gradients(op, inputs, backend):
 KINDS = [(op, False) for op in NATIVE] + [(op, True) for op in NATIVE if op not in ("ssd_scan", "short_conv")]
 
 
-@pytest.mark.parametrize(
-    "plan", [list(PLANS)[-1], *(pytest.param(plan, marks=pytest.mark.slow) for plan in list(PLANS)[:-1])]
-)
+@pytest.mark.parametrize("plan", [list(PLANS)[-1], *(pytest.param(plan, marks=pytest.mark.slow) for plan in list(PLANS)[:-1])])
 @pytest.mark.parametrize(("op", "is_complex"), KINDS)
 def test_results_do_not_depend_on_the_plan(op, is_complex, plan, monkeypatch):
     """However channels and steps are divided among programs: five tiles, two a chunk, a channel or two a program."""

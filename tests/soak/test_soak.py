@@ -15,7 +15,7 @@ import streaming  # noqa: E402
 
 import run as runner  # noqa: E402
 
-PRETEND = '''
+PRETEND = """
 def run(seed, until, write):
     write(begin="one")
     write(subject="a", cases=3, outcomes={"fine": 3})
@@ -23,7 +23,7 @@ def run(seed, until, write):
     if seed == 1:
         raise SystemExit
     write(subject="b", cases=1, failure="wrong" if seed == 2 else None)
-'''
+"""
 
 
 @pytest.fixture

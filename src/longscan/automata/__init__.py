@@ -1,8 +1,8 @@
 """Finite automata, and models made from them exactly: see docs/automata.md.
 
-    dfa = automata.from_regex("(ab)*")
-    compiled = automata.compile(dfa)
-    compiled.accepts(["abab", "aba"])
+dfa = automata.from_regex("(ab)*")
+compiled = automata.compile(dfa)
+compiled.accepts(["abab", "aba"])
 """
 
 from longscan.automata.analysis import Report as Report

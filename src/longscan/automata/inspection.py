@@ -95,9 +95,7 @@ class Certificate:
 
 
 @torch.no_grad()
-def inspect_weights(
-    model: SequenceModel, program: Program, plan: Plan, proof: LocalProof, accept: frozenset[int]
-) -> Certificate:
+def inspect_weights(model: SequenceModel, program: Program, plan: Plan, proof: LocalProof, accept: frozenset[int]) -> Certificate:
     """See the top of the file; `proof` comes with the domains of the ops, `accept` are the accepting states."""
     problems = [*proof.problems, *_stray(model, weight_arrays(program, plan, accept)), *_readout(model, program, plan, accept)]
     checks = []

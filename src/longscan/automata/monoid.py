@@ -52,9 +52,7 @@ class Monoid:
     @cached_property
     def _components(self) -> dict[str, list[list[int]]]:
         numbers = {element: number for number, element in enumerate(self.elements)}
-        left = [
-            tuple([numbers[tuple([element[x] for x in letter])] for letter in self.dfa.maps]) for element in self.elements
-        ]
+        left = [tuple([numbers[tuple([element[x] for x in letter])] for letter in self.dfa.maps]) for element in self.elements]
         graphs = {"R": self.right, "L": left, "D": [a + b for a, b in zip(self.right, left, strict=True)]}
         return {name: strong_components(dict(enumerate(graph))) for name, graph in graphs.items()}
 

@@ -16,8 +16,8 @@ from longscan.blocks.gated import GatedBlock, GatedState
 from longscan.blocks.residual import EPSILON
 from longscan.layers import S6
 from longscan.layers.state import ScanState, State
+from longscan.ops import mamba_step
 from longscan.ops._tracing import is_compiled_or_transformed
-from longscan.ops.mamba_step import mamba_step
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "mamba": {},
@@ -91,9 +91,13 @@ class MambaBlock(GatedBlock):
     def residual_step(
         self, x_t: Tensor, norm: nn.RMSNorm, state: State, *, elapsed: Tensor | None = None, active: Tensor | None = None
     ) -> tuple[Tensor, State]:
-        """As `SequenceModule.residual_step`."""
+        """Return x_t + step(norm(x_t)) and the state after it, computed in one call where the fused step can run.
+
+        `Residual` calls it instead of `step`. Rows that are not `active` keep their state and give x_t.
+        """
         if not self._can_fuse(x_t):
-            return super().residual_step(x_t, norm, state, elapsed=elapsed, active=active)
+            y, after = self.step(norm(x_t), state, elapsed=elapsed, active=active)
+            return x_t + y, after
         return self._fused_step(x_t, norm, state, elapsed, active)
 
     def _can_fuse(self, x_t: Tensor) -> bool:

@@ -27,6 +27,4 @@ class Mamba3Block(HeadsBlock):
         layer_options: dict[str, Any] | None = None,
         backend: str = "auto",
     ) -> None:
-        super().__init__(
-            d_model, layer=layer, expand=expand, d_conv=0, norm=False, layer_options=layer_options, backend=backend
-        )
+        super().__init__(d_model, layer=layer, expand=expand, d_conv=0, norm=False, layer_options=layer_options, backend=backend)

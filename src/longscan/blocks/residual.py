@@ -1,6 +1,6 @@
 """The residual branch around every block of a stack: x + block(RMSNorm(x)), and other places and kinds of norm."""
 
-from typing import Literal
+from typing import Literal, Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +35,17 @@ def _keep(new: Tensor, valid: Tensor | None, old: Tensor) -> Tensor:
     return new if valid is None else torch.where(valid.unsqueeze(-1), new, old)
 
 
+@runtime_checkable
+class ResidualStep(Protocol):
+    """A block that computes one step of its whole residual branch, RMSNorm and sum included, in one call."""
+
+    def residual_step(
+        self, x_t: Tensor, norm: nn.RMSNorm, state: State, *, elapsed: Tensor | None = None, active: Tensor | None = None
+    ) -> tuple[Tensor, State]:
+        """Return x_t + step(norm(x_t)), shape (B, d_model), and the state after the step."""
+        ...
+
+
 class Residual(SequenceModule):
     """A block in its residual branch; its properties and its state are the block's.
 
@@ -57,6 +68,7 @@ class Residual(SequenceModule):
         if norm == "rms":
             self.norm = rms_norm(self.d_model)
         self.block = self.inherit_properties(block)
+        self.fuses_step = norm == "rms" and isinstance(block, ResidualStep)
 
     def forward_impl(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
         """See the top of the file."""
@@ -81,8 +93,9 @@ class Residual(SequenceModule):
         self, x_t: Tensor, state: State, *, elapsed: Tensor | None = None, active: Tensor | None = None
     ) -> tuple[Tensor, State]:
         """One step: x_t (B, d_model), elapsed (B,), active (B,) bool; rows that are not active give x_t."""
-        if isinstance(self.norm, nn.RMSNorm):
-            return self.block.residual_step(x_t, self.norm, state, elapsed=elapsed, active=active)
+        if self.fuses_step:
+            block = cast("ResidualStep", self.block)
+            return block.residual_step(x_t, cast("nn.RMSNorm", self.norm), state, elapsed=elapsed, active=active)
         norm = self.norm.step if isinstance(self.norm, BatchNorm) else self.norm
         inner = x_t if self.kind == "post" else _keep(norm(x_t), active, torch.zeros_like(x_t))
         y, state = self.block.step(inner, state, elapsed=elapsed, active=active)

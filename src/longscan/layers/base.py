@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from typing import Any, NamedTuple, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import silu
 
 from longscan.layers.checks import check_steps
@@ -126,13 +126,6 @@ class SequenceModule(Marked, ABC):
     def shorten_info(self, info: SequenceInfo) -> SequenceInfo:
         """`steps` as they are for y: themselves, where lengths are kept."""
         return info
-
-    def residual_step(
-        self, x_t: Tensor, norm: nn.RMSNorm, state: State, *, elapsed: Tensor | None = None, active: Tensor | None = None
-    ) -> tuple[Tensor, State]:
-        """`step` inside its residual branch, x_t + step(norm(x_t)); blocks that can fuse the two override it."""
-        y, state = self.step(norm(x_t), state, elapsed=elapsed, active=active)
-        return x_t + y, state
 
     def validate_inputs(
         self, x: Tensor, elapsed: Tensor | None, valid: Tensor | None, seq_idx: Tensor | None

@@ -63,9 +63,7 @@ def log_step(eigenvalues: Tensor, dt: Tensor, rule: Rule = "zoh") -> Tensor:
     return torch.stack([a_bar.square().sum(-1).log() / 2, torch.atan2(a_bar[..., 1], a_bar[..., 0])], -1)
 
 
-def discretise_events(
-    eigenvalues: Tensor, dt: Tensor, elapsed: Tensor | None, rule: EventRule = "zoh"
-) -> tuple[Tensor, Tensor]:
+def discretise_events(eigenvalues: Tensor, dt: Tensor, elapsed: Tensor | None, rule: EventRule = "zoh") -> tuple[Tensor, Tensor]:
     """The pair (a_bar, b_bar / b) of the step to an event that comes `elapsed` after the one before, in units of dt.
 
     zoh, bilinear: `discretise` for a step of dt elapsed. dirac: a_bar = e^{lambda dt elapsed}, b_bar = b, an event is an impulse.

@@ -2,7 +2,8 @@
 
 `ARGUMENTS` names the tensors that an op takes, with axes, distribution and what keeps states bounded over a long sequence. Axes
 are letters, with sizes given by the caller: B batch, L length, D channels, N states, H heads, P width of a head, G groups of
-heads, R angles, K taps of a convolution, k the steps of its state (K - 1).
+heads, R angles or the rank of a map to step sizes, K taps of a convolution, k the steps of its state (K - 1), M width of a block
+(D unless given), E twice D, S the outputs R + 2 N of a selecting projection.
 """
 
 from collections.abc import Callable, Mapping
@@ -88,6 +89,22 @@ ARGUMENTS: dict[str, dict[str, Argument]] = {
         "bias": Argument("D", optional=True),
         "initial_state": Argument("BDk", optional=True),
     },
+    "mamba_step": {
+        "x": Argument("BM"),
+        "conv_state": Argument("BDk"),
+        "ssm_state": Argument("BDN"),
+        "in_proj": Argument("EM", rescale=lambda W: W * W.shape[-1] ** -0.5),
+        "conv_weight": Argument("DK"),
+        "x_proj": Argument("SD", rescale=lambda W: W * W.shape[-1] ** -0.5),
+        "dt_proj": Argument("DR"),
+        "dt_bias": Argument("D"),
+        "A_log": Argument("DN"),
+        "out_proj": Argument("MD", rescale=lambda W: W * W.shape[-1] ** -0.5),
+        "conv_bias": Argument("D", optional=True),
+        "D": Argument("D", optional=True),
+        "norm_weight": Argument("M", optional=True),
+        "elapsed": Argument("B", "uniform", optional=True),
+    },
     "long_conv": {"u": Argument("BLD"), "k": Argument("DL")},
 }
 
@@ -108,7 +125,9 @@ def example_inputs(
     do without. is_complex: a complex call, of ops that have both. long: tensors rescaled so that states stay bounded over long
     sequences.
     """
-    sizes = {**sizes, "2": 2, "k": sizes.get("K", 1) - 1}
+    get = sizes.get
+    derived = {"2": 2, "k": get("K", 1) - 1, "M": get("D", 1), "E": 2 * get("D", 1), "S": get("R", 1) + 2 * get("N", 1)}
+    sizes = {**derived, **sizes}
     inputs = {}
     for name, argument in ARGUMENTS[op].items():
         if argument.optional and not optional:

@@ -313,8 +313,7 @@ class NativeOp:
             return [name in chosen for name in names], [name in chosen for name in gradients]
 
         self._first = _CustomOp(
-            name + schema(arguments, len(results)),
-            forward, forward_unchecked, forward_fake, save, differentiate, has_batch, True
+            name + schema(arguments, len(results)), forward, forward_unchecked, forward_fake, save, differentiate, has_batch, True
         )
         second = _CustomOp(
             name + "_backward" + schema(backward_arguments, len(gradients)),

@@ -224,9 +224,7 @@ def next_numbers(source, sign, T: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["splits"])
-def chain(
-    mult, local, first, restarts, out, splits, size, COMPLEX: tl.constexpr, REVERSE: tl.constexpr, BLOCK: tl.constexpr
-):
+def chain(mult, local, first, restarts, out, splits, size, COMPLEX: tl.constexpr, REVERSE: tl.constexpr, BLOCK: tl.constexpr):
     """States between splits of the time axis: x <- mult x + local, split after split.
 
     mult, local: (B, splits, size[, 2]); first: (B, size[, 2]); out: (B, splits + 1, size[, 2]), out[:, 0] = first. With REVERSE

@@ -260,9 +260,7 @@ class _Launched(threading.local):
 _launched = _Launched()
 
 
-def _found(
-    kernel: Any, device: int, grid: tuple[int, ...], args: tuple[Any, ...], constants: dict[str, Any]
-) -> _Launch | None:
+def _found(kernel: Any, device: int, grid: tuple[int, ...], args: tuple[Any, ...], constants: dict[str, Any]) -> _Launch | None:
     """The launch of a kernel that has run on such arguments before; else it runs."""
     key: list[Any] = [kernel, device, *constants.values()]
     values = []

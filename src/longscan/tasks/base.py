@@ -55,7 +55,6 @@ class Task(ABC):
     higher_is_better: ClassVar[bool] = True
     source: ClassVar[str] = "generated"  # where the data come from; "generated" by the task itself
 
-
     @property
     @abstractmethod
     def vocab_size(self) -> int | None:

@@ -10,9 +10,7 @@ from longscan.training.settings import TrainingSettings
 
 def build_optimizer(model: nn.Module, settings: TrainingSettings) -> AdamW:
     """AdamW over `longscan.models.optimizer_groups` of the model; a group keeps its "scale" for `set_learning_rate`."""
-    groups = optimizer_groups(
-        model, weight_decay=settings.weight_decay, lr_scale=settings.lr_scale, decay_all=settings.decay_all
-    )
+    groups = optimizer_groups(model, weight_decay=settings.weight_decay, lr_scale=settings.lr_scale, decay_all=settings.decay_all)
     return AdamW(groups, lr=settings.lr, betas=settings.betas, fused=True)
 
 

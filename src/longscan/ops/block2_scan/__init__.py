@@ -87,9 +87,7 @@ def block2_scan(
     return in_form_of(x.contiguous(), f).to(out), in_form_of(final.contiguous(), f)
 
 
-def _run(
-    M: Tensor, f: Tensor, initial_state: Tensor, flags: Tensor | None, packed: bool, backend: str
-) -> tuple[Tensor, Tensor]:
+def _run(M: Tensor, f: Tensor, initial_state: Tensor, flags: Tensor | None, packed: bool, backend: str) -> tuple[Tensor, Tensor]:
     """The recurrence by one backend, on real tensors of one dtype; see `reference`."""
     if backend in NATIVE and f.numel():
         batch, length, *_, columns = f.shape

@@ -224,9 +224,7 @@ def scan(
             maps = mult + at * M_width + M_offsets
             if restarts is not None:
                 restarts += at
-            state = _after(
-                state, maps, ends + at * width + offsets, restarts, M_width, width, 1, M_live, live, split, K, STAGES
-            )
+            state = _after(state, maps, ends + at * width + offsets, restarts, M_width, width, 1, M_live, live, split, K, STAGES)
     stride, M_stride, done = sign * width, sign * M_width, steps - steps % T
     state, product = _scan_tiles(
         state, product, M, f, flags, x, constant, M_stride, stride, sign, M_live, live, steps // T, SUMMARY, ADJOINT, K, T,

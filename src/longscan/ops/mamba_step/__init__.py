@@ -1,4 +1,7 @@
-"""One token through a whole Mamba block: at length 1, calls and passes over small tensors cost more than the arithmetic."""
+"""The op `mamba_step`: one token through a whole Mamba block, without gradients on its native backend.
+
+At length 1 the calls of separate ops and their passes over small tensors cost more time than the arithmetic.
+"""
 
 from importlib import import_module
 
@@ -8,13 +11,13 @@ from torch import Tensor
 from longscan.ops._arguments import check_real, check_tensor
 from longscan.ops._dispatch import probe, resolve
 from longscan.ops._tracing import is_compiled_or_transformed
-from longscan.ops.mamba_step import eager
+from longscan.ops.mamba_step import eager, reference
 
 NATIVE_BACKENDS = probe("mamba_step", "cpu")
-BACKENDS = ("auto", "eager", "cpu")
-
-# Beyond this many rows, the matrix products of torch are faster than one pass over the weights.
-MOST_ROWS = 32
+WEIGHTS = (
+    "in_proj", "conv_weight", "conv_bias", "x_proj", "dt_proj", "dt_bias", "A_log", "D", "out_proj", "norm_weight",
+)  # fmt: skip
+MAX_ROWS = 32  # with more rows, torch's matrix products are faster than the kernel, which reads the weights once a row
 
 
 def mamba_step(
@@ -55,8 +58,9 @@ def mamba_step(
         elapsed: (B,), multiplies dt.
         active: (B,) bool; a row that is not active keeps its states, and its block adds nothing: y is 0, or x with norm_weight.
         selects_raw: x_proj sees c instead of v.
-        backend: "auto", "eager" (differentiable, any device) or "cpu" (no gradients; all tensors of one dtype and on the CPU,
-            weights contiguous). "auto" takes "cpu" where nothing is recorded or traced and it is faster.
+        backend: "auto", "reference", "eager" or "cpu". The first three are differentiable and run on any device. "cpu" has no
+            gradient and needs all floating-point tensors in one dtype, float32 or float64, on the CPU. "auto" takes "cpu" where
+            no graph is recorded or traced, the weights are contiguous and B is at most 32.
 
     Returns:
         y (B, M), and new conv and ssm states.
@@ -64,8 +68,6 @@ def mamba_step(
     Raises:
         TypeError, ValueError: an argument's type, dtype, shape or device is wrong, or the backend cannot run.
     """
-    if backend not in BACKENDS:
-        raise ValueError(f"backend: got {backend!r}, expected one of {BACKENDS}")
     check_real("x", x, (-1, -1))
     check_real("conv_weight", conv_weight, (-1, -1), x)
     check_real("dt_proj", dt_proj, (conv_weight.shape[0], -1), x)
@@ -92,23 +94,31 @@ def mamba_step(
         check_tensor("active", active, (rows,), x)
         if active.dtype != torch.bool:
             raise TypeError(f"active: got dtype {active.dtype}, expected torch.bool")
-    # Slices of a sequence or of a batch of states come with strides; the kernel reads rows one after another.
-    x, conv_state, ssm_state = x.contiguous(), conv_state.contiguous(), ssm_state.contiguous()
-    arguments = (
+    tensors = (
         x, conv_state, ssm_state, in_proj, conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A_log, D, out_proj, norm_weight,
-        norm_eps, elapsed, active, selects_raw,
+        elapsed, active,
     )  # fmt: skip
-    if backend == "auto" and rows > MOST_ROWS:
-        backend = "eager"
-    impossible = _unfit(tuple(value for value in arguments if isinstance(value, Tensor)))
-    if resolve("mamba_step", backend, x, NATIVE_BACKENDS, impossible=impossible) == "eager":
-        return eager.mamba_step(*arguments)
-    y, conv, ssm = import_module("longscan.ops.mamba_step.cpu").mamba_step(*arguments)
+    present = tuple(value for value in tensors if value is not None)
+    unsuited = None
+    if rows > MAX_ROWS:
+        unsuited = f"torch's matrix products are faster for more than {MAX_ROWS} rows"
+    elif not all(value.is_contiguous() for value in present[3:]):
+        unsuited = "a weight is not contiguous"
+    impossible = _unsupported_reason(present)
+    chosen = resolve("mamba_step", backend, x, NATIVE_BACKENDS, unsuited=unsuited, impossible=impossible)
+    if chosen == "reference":
+        return reference.mamba_step(*tensors, norm_eps=norm_eps, selects_raw=selects_raw)
+    if chosen == "eager":
+        return eager.mamba_step(*tensors, norm_eps=norm_eps, selects_raw=selects_raw)
+    contiguous = (None if value is None else value.contiguous() for value in tensors)
+    y, conv, ssm = import_module("longscan.ops.mamba_step.cpu").mamba_step(
+        *contiguous, norm_eps=norm_eps, selects_raw=selects_raw
+    )
     return y, conv, ssm
 
 
-def _unfit(tensors: tuple[Tensor, ...]) -> str | None:
-    """Why the compiled kernel cannot take these tensors, wherever they are, or None where it can."""
+def _unsupported_reason(tensors: tuple[Tensor, ...]) -> str | None:
+    """Return why the CPU kernel cannot take these tensors, apart from their device, or None if it can."""
     x = tensors[0]
     if x.dtype not in (torch.float32, torch.float64):
         return f"no cpu kernel for {x.dtype}"
@@ -121,6 +131,4 @@ def _unfit(tensors: tuple[Tensor, ...]) -> str | None:
     for tensor in tensors:
         if tensor.dtype not in (x.dtype, torch.bool):
             return f"the tensors are of {x.dtype} and {tensor.dtype}"
-        if not tensor.is_contiguous():
-            return "a tensor is not contiguous"
     return None

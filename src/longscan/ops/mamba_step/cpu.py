@@ -21,12 +21,13 @@ def mamba_step(
     D: Tensor | None,
     out_proj: Tensor,
     norm_weight: Tensor | None,
-    norm_eps: float,
     elapsed: Tensor | None,
     active: Tensor | None,
+    *,
+    norm_eps: float,
     selects_raw: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """y (B, M) and the two states after the token."""
+    """Return y (B, M) and the two states after the token; arguments as in `longscan.ops.mamba_step`."""
     outputs = torch.empty_like(x), torch.empty_like(conv_state), torch.empty_like(ssm_state)
     tensors = (x, conv_state, ssm_state, in_proj, conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A_log, D, out_proj)
     _native.mamba_step_forward(

@@ -1,4 +1,4 @@
-"""One token through a Mamba block, in plain torch: the definition of `mamba_step`."""
+"""`mamba_step` in plain torch: matrix products of torch and elementwise operations on the states."""
 
 import torch
 from torch import Tensor
@@ -19,12 +19,13 @@ def mamba_step(
     D: Tensor | None,
     out_proj: Tensor,
     norm_weight: Tensor | None,
-    norm_eps: float,
     elapsed: Tensor | None,
     active: Tensor | None,
+    *,
+    norm_eps: float,
     selects_raw: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """y (B, M) and the two states after the token; shapes as in `longscan.ops.mamba_step`."""
+    """Return y (B, M) and the two states after the token; arguments as in `longscan.ops.mamba_step`."""
     states = A_log.shape[1]
     normed = x if norm_weight is None else rms_norm(x, (x.shape[-1],), norm_weight, norm_eps)
     u, z = linear(normed, in_proj).chunk(2, -1)

@@ -465,9 +465,7 @@ def _scan(p: _Problem, tensors: tuple[Tensor | None, ...], stride: int, summary:
     launch.run(scan, p.grid, *tensors, *p.sizes(stride), constants=constants)
 
 
-def _chain(
-    p: _Problem, mult: Tensor, local: Tensor, first: Tensor, flags: Tensor | None, out: Tensor, reverse: bool
-) -> None:
+def _chain(p: _Problem, mult: Tensor, local: Tensor, first: Tensor, flags: Tensor | None, out: Tensor, reverse: bool) -> None:
     constants = {"COMPLEX": False, "REVERSE": reverse, "BLOCK": CHAIN}
     grid, restarts = (p.batch, launch.ceil_div(p.size, CHAIN)), launch.restarts(flags, p.split.span * p.split.T)
     launch.run(chain, grid, mult, local, first, restarts, out, p.split.splits, p.size, constants=constants)

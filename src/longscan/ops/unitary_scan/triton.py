@@ -167,9 +167,7 @@ def _over_states(x, T: tl.constexpr, BD: tl.constexpr, NB: tl.constexpr):
 # ---------------------------------------------------------------------------------------------- scans
 
 
-@triton.jit(
-    do_not_specialize=["bias", "length", "tiles", "splits", "span", "rows", "origin", "first_split", "bounds_stride"]
-)
+@triton.jit(do_not_specialize=["bias", "length", "tiles", "splits", "span", "rows", "origin", "first_split", "bounds_stride"])
 def scan(
     high, low, rate, x, W, bias, B, C, initial, bounds, flags, y, final, ends, resume, batch, length, splits, span,
     tiles, rows, padded, origin, first_split, bounds_stride, SUMMARY: tl.constexpr, RECORD: tl.constexpr,
@@ -771,9 +769,7 @@ def leave(
     tl.store(y + at, value, mask=there)
 
 
-@triton.jit(
-    do_not_specialize=["batch", "length", "padded", "origin", "tiles", "rows", "raw_stride", "first_tile", "all_tiles"]
-)
+@triton.jit(do_not_specialize=["batch", "length", "padded", "origin", "tiles", "rows", "raw_stride", "first_tile", "all_tiles"])
 def leave_backward(
     grad_y, u, dt, D, z, flags, raw, dx, d_rate, through, du, ddt, dz, dD, batch, length, channels, width, padded, origin, parts,
     shares, tiles, rows, raw_stride, first_tile, all_tiles, PHASE_DT: tl.constexpr, T: tl.constexpr, BD: tl.constexpr,

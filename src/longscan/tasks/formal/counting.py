@@ -40,7 +40,7 @@ class _CountingTask(FormalTask):
 class Majority(_CountingTask):
     """Name the most frequent letter, and the smallest of them if there are several.
 
-        7 4 7 4 | 4
+    7 4 7 4 | 4
     """
 
     name: ClassVar[str] = "majority"

@@ -118,9 +118,7 @@ def _named_generators(name: str) -> tuple[Permutation, ...]:
         return (cycle,)
     if kind == "S":
         return (cycle, (1, 0, *range(2, points)))
-    return tuple(
-        tuple({0: 1, 1: third, third: 0}.get(point, point) for point in range(points)) for third in range(2, points)
-    )
+    return tuple(tuple({0: 1, 1: third, third: 0}.get(point, point) for point in range(points)) for third in range(2, points))
 
 
 def _enumerate_group(generators: tuple[Permutation, ...], identity: Permutation) -> tuple[Permutation, ...]:

@@ -52,7 +52,7 @@ class _RewritingTask(FormalTask):
 class Repetition(_RewritingTask):
     """Repeat the word of the question.
 
-        5 2 9 2 ACT | 5 2 9 2
+    5 2 9 2 ACT | 5 2 9 2
     """
 
     name: ClassVar[str] = "repetition"
