@@ -27,7 +27,7 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 import gpu
-from longscan.ops import _dispatch, _triton_launch
+from longscan.ops import _triton_launch, dispatch
 
 TYPES = {
     torch.float32: "*fp32", torch.float64: "*fp64", torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.uint8: "*u8",
@@ -114,7 +114,7 @@ def main() -> int:
 
     JITFunction.run = run
     _triton_launch.special_functions = lambda _: True
-    _dispatch.reject = lambda *_: None
+    dispatch.reject = lambda *_: None
     gpu.DEVICE = torch.device("cpu")
     for case in gpu.CASES:
         if any(word in case.name for word in options.only):

@@ -12,7 +12,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from interpreter import interpret_quickly
-from longscan.ops import _chunks
+from longscan.ops import chunks
 
 settings.register_profile(
     "longscan",
@@ -40,7 +40,7 @@ def pytest_configure() -> None:
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = True
     torch.set_num_threads(1)
-    _chunks.NUMBERS = 2**12
+    chunks.NUMBERS = 2**12
     if os.environ.get("TRITON_INTERPRET") == "1":
         interpret_quickly()
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from longscan.ops._dispatch import native_cpu_missing
+from longscan.ops.dispatch import native_cpu_missing
 
 needs_kernels = pytest.mark.skipif(native_cpu_missing() is not None, reason="the compiled kernels are not installed")
 BACKENDS = ["reference", "eager", pytest.param("cpu", marks=needs_kernels)]

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from longscan._devices import find_device
 from longscan.ops import OPS, _verdicts
-from longscan.ops._dispatch import NATIVE, reject
 from longscan.ops._examples import example_inputs, example_masks
 from longscan.ops._tolerances import NEIGHBOURS, allowed_error, distance, shake, size
+from longscan.ops.dispatch import NATIVE, reject
 
 EPS = torch.finfo(torch.float32).eps
 

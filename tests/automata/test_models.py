@@ -13,7 +13,7 @@ from longscan.automata import LimitExceeded, NonSolvableError, PrecisionError
 from longscan.automata.compiler import Compiled, words_up_to
 from longscan.automata.languages import NAMED
 from longscan.models import SequenceModel
-from longscan.ops._dispatch import native_cpu_missing
+from longscan.ops.dispatch import native_cpu_missing
 from native import BACKENDS
 
 QUICK = ["parity", "mod 6", "(ab)*", "a*b*", "S3", "Q8", "flip-flop and parity", "S3 and resets"]

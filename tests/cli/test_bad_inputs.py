@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 import seeds
 from longscan.cli import main
-from longscan.ops import _dispatch
+from longscan.ops import dispatch
 from longscan.training import Run
 
 ROOT = Path(__file__).parents[2]
@@ -107,7 +107,7 @@ def test_a_backend_that_can_not_run_here(
 ) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     for op in ("short_conv", "selective_scan", "unitary_scan"):
-        monkeypatch.setitem(_dispatch._unusable, op, "the compiled CPU kernels are not installed")
+        monkeypatch.setitem(dispatch._unusable, op, "the compiled CPU kernels are not installed")
     out = tmp_path / "run"
     line = refused("train", "--out", out, *tiny_words, "--model.backend", backend)
     assert line.startswith(f"longscan: model.backend: got '{backend}', needed auto, or a backend that can run this model here (")

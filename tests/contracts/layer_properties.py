@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from longscan.layers import SequenceModule, parameter_options
 from longscan.layers.base import SequenceInfo
 from longscan.layers.state import State, map_state, state_tensors
-from longscan.ops._dispatch import Recording, recorded_choices
+from longscan.ops.dispatch import Recording, recorded_choices
 from tolerances import assert_as_accurate, assert_as_accurate_as_neighbours, shake
 
 TIGHT = {"rtol": 1e-8, "atol": 1e-9}  # float64, sums of a thousand terms, FFTs included

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from longscan.ops import OPS
-from longscan.ops._dispatch import NATIVE
 from longscan.ops._examples import ARGUMENTS, example_inputs
+from longscan.ops.dispatch import NATIVE
 from longscan.ops.unitary_scan import reference as unitary_reference
 from tolerances import shake
 

@@ -21,7 +21,7 @@ from longscan.layers import LAYERS, make_layer
 from longscan.layers.base import SequenceModule
 from longscan.models import STANDARD_BLOCKS, Forecaster, LanguageModel, SequenceModel, SiameseModel
 from longscan.ops import OPS, _verdicts, explain
-from longscan.ops._dispatch import BACKENDS, NATIVE, native_cpu_missing, recorded_choices
+from longscan.ops.dispatch import BACKENDS, NATIVE, native_cpu_missing, recorded_choices
 
 WIDTH = 8
 NATIVE_OPS = {op: entry.native for op, entry in OPS.items() if entry.native}

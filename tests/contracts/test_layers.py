@@ -44,9 +44,9 @@ from longscan.layers.state import State, map_state, restarted_rows, state_tensor
 from longscan.numerics.discretisation import discretise
 from longscan.numerics.pairs import divide, multiply
 from longscan.numerics.timescales import inverse_softplus
-from longscan.ops import _chunks
-from longscan.ops._arguments import step_flags
+from longscan.ops import chunks
 from longscan.ops.linear_scan import eager
+from longscan.ops.masks import step_flags
 
 DEVICE = torch.device(os.environ.get("LONGSCAN_DEVICE", "cpu"))
 LENGTHS = [0, 1, 2, 3, 63, 65]
@@ -432,8 +432,8 @@ def test_gradients_of_half_precision_keep_the_dtypes_of_their_parameters(entry: 
 @every_case
 def test_everything_is_on_the_device_of_the_inputs(entry: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """On the meta device, which mixes with no other: nothing that a module makes on its way is made on the CPU."""
-    monkeypatch.setattr(_chunks, "CHUNK", 4)  # two chunks and a part of a third: an operation takes a millisecond here
-    monkeypatch.setattr(_chunks, "NUMBERS", 1)
+    monkeypatch.setattr(chunks, "CHUNK", 4)  # two chunks and a part of a third: an operation takes a millisecond here
+    monkeypatch.setattr(chunks, "NUMBERS", 1)
     factory: Callable[..., SequenceModule] = ENTRIES[entry]
     with torch.device("meta"):
         module = factory(WIDTH, **options).eval()

@@ -78,7 +78,7 @@ def test_the_list_is_in_order_and_without_repeats():
 
 def test_definitions_of_every_kind_are_seen():
     for name in (
-        "longscan.ops._dispatch",  # a module
+        "longscan.ops.dispatch",  # a module
         "longscan.training.settings.TrainingSettings",
         "longscan.training.settings.TrainingSettings.betas",  # a field
         "longscan.models.sequence_model.SequenceModel.forward",

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from op_cases import DEVICE, PRECISIONS, Case, cases, run
 
 from longscan.ops import OPS
-from longscan.ops._dispatch import reject
+from longscan.ops.dispatch import reject
 
 CHOSEN = os.environ.get("LONGSCAN_BACKEND")
 LENGTHS = (17, 65, 130, 2, 3)  # the first choices make up the first case, and there are few in a short run

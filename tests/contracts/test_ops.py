@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from op_cases import DEVICE, FACTORS, PRECISIONS, call, cases, lead_name, named, run, run_plain
 
 from longscan.ops import OPS
-from longscan.ops._dispatch import reject
 from longscan.ops._tolerances import size
+from longscan.ops.dispatch import reject
 from tolerances import DOUBLE, assert_as_accurate_as_neighbours, assert_same
 
 CHOSEN = os.environ.get("LONGSCAN_BACKEND")

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from longscan.blocks import BLOCKS
-from longscan.ops import OPS, _dispatch, explain, linear_scan, long_conv, selective_scan, short_conv, unitary_scan
-from longscan.ops._arguments import INVALID, RESET, carry_dtype, flag_masks, last_valid, mask, resets, state_dtype, step_flags
+from longscan.ops import OPS, dispatch, explain, linear_scan, long_conv, selective_scan, short_conv, unitary_scan
+from longscan.ops.masks import INVALID, RESET, flag_masks, last_valid, mask, resets, step_flags
+from longscan.ops.precision import carry_dtype, state_dtype
 from op_examples import example, floats
 
 
@@ -158,7 +159,7 @@ def test_masks_under_vmap(op):
 
 
 def usable(op, backend):
-    return _dispatch.reject(op, backend, torch.device("cpu"), torch.float32, OPS[op].native) is None
+    return dispatch.reject(op, backend, torch.device("cpu"), torch.float32, OPS[op].native) is None
 
 
 def test_marks_of_steps():
@@ -231,7 +232,7 @@ def test_explain_and_fall_back(monkeypatch, caplog):
     """`auto` says once why it took another backend than the native one, and `explain` says it whenever asked."""
     assert explain("linear_scan", "meta") == "linear_scan on meta, torch.float32: eager (no native kernel for this device)"
     assert explain("long_conv") == "long_conv on cpu, torch.float32: eager (long_conv has no native kernel)"
-    monkeypatch.setattr(_dispatch, "_unusable", {"linear_scan": "no compiler for this test"})
+    monkeypatch.setattr(dispatch, "_unusable", {"linear_scan": "no compiler for this test"})
     assert explain("linear_scan") == "linear_scan on cpu, torch.float32: eager (no compiler for this test)"
     with pytest.raises(ValueError, match="backend: 'cpu' cannot run linear_scan: no compiler for this test"):
         linear_scan(torch.ones(1), torch.ones(1, 2, 1), backend="cpu")
@@ -246,7 +247,7 @@ def test_explain_and_fall_back(monkeypatch, caplog):
 
 
 def test_fall_backs_are_logged_where_a_graph_is_traced_and_in_steps(monkeypatch, caplog):
-    monkeypatch.setattr(_dispatch, "_unusable", dict.fromkeys(("short_conv", "linear_scan", "mamba_step"), "no compiler here"))
+    monkeypatch.setattr(dispatch, "_unusable", dict.fromkeys(("short_conv", "linear_scan", "mamba_step"), "no compiler here"))
     a, b, u = torch.rand(1, 4, 3), torch.randn(1, 4, 3), torch.randn(1, 4, 3)
     logged = "{} runs on the eager backend, not cpu: no compiler here".format
 
@@ -263,15 +264,15 @@ def test_fall_backs_are_logged_where_a_graph_is_traced_and_in_steps(monkeypatch,
             state = block.step(torch.randn(1, 4), block.initial_state(1))[1]
             block.step(torch.randn(1, 4), state)
         assert [record.message for record in caplog.records] == [logged("mamba_step")]
-    with _dispatch.recorded_choices() as recording:
+    with dispatch.recorded_choices() as recording:
         torch.compile(lambda a, b: linear_scan(a, b)[0], fullgraph=True, backend="eager")(a, b)
-    assert recording.choices == [_dispatch.Choice("linear_scan", "auto", "eager", "no compiler here")]
+    assert recording.choices == [dispatch.Choice("linear_scan", "auto", "eager", "no compiler here")]
 
 
 @pytest.fixture(autouse=True)
 def nothing_logged_yet():
     """Messages that are logged once are logged once in every test."""
-    _dispatch._log_once.cache_clear()
+    dispatch._log_once.cache_clear()
 
 
 @pytest.mark.parametrize("op", [name for name, op in OPS.items() if op.stateful])

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from longscan.ops import OPS, _chunks
+from longscan.ops import OPS, chunks
 from op_examples import example, floats
 
 PAIRS = ("linear_scan", "block2_scan", "selective_scan")
@@ -23,8 +23,8 @@ def function_of_floats(op, backend, is_complex, masked=True):
 
 @pytest.fixture(autouse=True)
 def _short_chunks(monkeypatch):
-    monkeypatch.setattr(_chunks, "CHUNK", 3)
-    monkeypatch.setattr(_chunks, "NUMBERS", 1)
+    monkeypatch.setattr(chunks, "CHUNK", 3)
+    monkeypatch.setattr(chunks, "NUMBERS", 1)
 
 
 @pytest.mark.parametrize("backend", ["reference", "eager"])

@@ -12,7 +12,7 @@ import torch
 from longscan import doctor
 from longscan.cli import main
 from longscan.ops import OPS, _verdicts, explain, linear_scan
-from longscan.ops._dispatch import recorded_choices, reject
+from longscan.ops.dispatch import recorded_choices, reject
 
 CPU = torch.device("cpu")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"

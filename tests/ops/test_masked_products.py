@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from longscan.ops._associative import running_sum
-from longscan.ops._masked_products import masked_products, masked_sums
+from longscan.ops.associative import running_sum
+from longscan.ops.masked_products import masked_products, masked_sums
 
 SEQUENCE = torch.tensor([0, 0, 1, 1, 1])
 MASK = (SEQUENCE.unsqueeze(1) == SEQUENCE).tril()

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from longscan.ops import OPS, _dispatch, _native_op, linear_scan, selective_scan, short_conv, unitary_scan
+from longscan.ops import OPS, _native_op, dispatch, linear_scan, selective_scan, short_conv, unitary_scan
 from longscan.ops._native_op import NativeOp
 from longscan.ops.block2_scan import eager as block2_eager
 from longscan.ops.linear_scan import eager as linear_eager
@@ -88,15 +88,15 @@ STAND_INS = {
 
 
 def unusable(op):
-    return _dispatch.reject(op, BACKEND[op], torch.device("cpu"), torch.float32, OPS[op].native)
+    return dispatch.reject(op, BACKEND[op], torch.device("cpu"), torch.float32, OPS[op].native)
 
 
 @pytest.fixture
 def kernels(monkeypatch):
     """The first native backend of every op: the compiled kernels, or a stand-in where they cannot run."""
     missing = {op for op in NATIVE if unusable(op)}
-    module, reject = NativeOp._module, _dispatch.reject
-    monkeypatch.setattr(_dispatch, "reject", lambda op, *args: None if op in missing else reject(op, *args))
+    module, reject = NativeOp._module, dispatch.reject
+    monkeypatch.setattr(dispatch, "reject", lambda op, *args: None if op in missing else reject(op, *args))
     monkeypatch.setattr(_native_op, "GROUPED", ())  # no stand-in takes groups of parameters
     monkeypatch.setattr(
         NativeOp, "_module", lambda self, backend: STAND_INS[self._name] if self._name in missing else module(self, backend)

@@ -5,14 +5,14 @@ from itertools import pairwise
 import pytest
 import torch
 
-from longscan.ops import OPS, _dispatch, _native_op
+from longscan.ops import OPS, _native_op, dispatch
 from op_examples import example, with_gradients
 
 BACKENDS = [
     (op, backend)
     for op in OPS
     for backend in OPS[op].native
-    if OPS[op].native_gradients and _dispatch.reject(op, backend, torch.device("cpu"), torch.float32, OPS[op].native) is None
+    if OPS[op].native_gradients and dispatch.reject(op, backend, torch.device("cpu"), torch.float32, OPS[op].native) is None
 ]
 ALIGNMENT = 16  # bytes, which inductor asserts of what an op returns
 HEAD_AXIS = {"x": 2, "dt": 2, "A": 0, "D": 0, "z": 2, "initial_state": 1, "input_scale": 2, "own_scale": 2, "angle": 2}

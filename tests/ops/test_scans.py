@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from longscan.ops import linear_scan, long_conv, selective_scan, short_conv
-from longscan.ops._associative import affine_scan
+from longscan.ops.associative import affine_scan
 from longscan.ops.long_conv.eager import fft_length
 
 

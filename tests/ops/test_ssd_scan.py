@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from longscan.ops import _dispatch, linear_scan, selective_scan, ssd_scan
+from longscan.ops import dispatch, linear_scan, selective_scan, ssd_scan
 
 B, L, H, P, N = 2, 70, 3, 2, 4
 
@@ -142,8 +142,8 @@ def test_what_does_not_fit_is_named(change, message):
 @pytest.mark.parametrize(("states", "dtype", "taken"), [(128, torch.float32, 1), (129, torch.float32, 0), (4, torch.float64, 0)])
 def test_auto_takes_the_kernel_where_it_was_measured(monkeypatch, states, dtype, taken):
     module = import_module("longscan.ops.ssd_scan")
-    monkeypatch.setattr(_dispatch, "AUTO", {"cpu": "triton"})
-    monkeypatch.setattr(_dispatch, "reject", lambda *_: None)
+    monkeypatch.setattr(dispatch, "AUTO", {"cpu": "triton"})
+    monkeypatch.setattr(dispatch, "reject", lambda *_: None)
     called = []
     monkeypatch.setattr(module, "_run_native", lambda x, *rest, backend: called.append(backend) or (x, rest[6]))
     maps = torch.randn(1, 3, 1, states, dtype=dtype)

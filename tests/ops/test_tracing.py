@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from longscan.ops import OPS, _chunks, _dispatch
+from longscan.ops import OPS, chunks, dispatch
 from op_examples import example, floats, with_gradients
 
 BACKENDS = [
     (op, backend)
     for op in OPS
     for backend in ("reference", "eager", *(OPS[op].native if OPS[op].native_gradients else ()))
-    if _dispatch.reject(op, backend, torch.device("cpu"), torch.float32, OPS[op].native) is None
+    if dispatch.reject(op, backend, torch.device("cpu"), torch.float32, OPS[op].native) is None
 ]
 # torch's own remarks while it compiles; none of them is about this package
 IGNORED = pytest.mark.filterwarnings(
@@ -43,8 +43,8 @@ REFERENCES = [pair for pair in BACKENDS if pair[1] == "reference"]  # loops over
 )
 def test_compiles_without_graph_breaks(op, backend, monkeypatch):
     """Forward and backward are captured whole, the chunks of eager included."""
-    monkeypatch.setattr(_chunks, "CHUNK", 3)
-    monkeypatch.setattr(_chunks, "NUMBERS", 1)
+    monkeypatch.setattr(chunks, "CHUNK", 3)
+    monkeypatch.setattr(chunks, "NUMBERS", 1)
     inputs = example(op, is_complex=op == "selective_scan")
 
     def function(inputs):
@@ -60,8 +60,8 @@ def test_compiles_without_graph_breaks(op, backend, monkeypatch):
 @pytest.mark.parametrize(("op", "backend"), [pair for pair in BACKENDS if pair[1] != "reference"])
 def test_generated_code_gives_the_same(op, backend, monkeypatch):
     """As above, through the code generator."""
-    monkeypatch.setattr(_chunks, "CHUNK", 3)
-    monkeypatch.setattr(_chunks, "NUMBERS", 1)
+    monkeypatch.setattr(chunks, "CHUNK", 3)
+    monkeypatch.setattr(chunks, "NUMBERS", 1)
     inputs = example(op)
 
     def function(inputs):
@@ -107,4 +107,4 @@ def test_autocast_changes_nothing(op, backend):
 
 
 def test_verdicts_are_marked_as_torch_marks_constants():
-    assert vars(_dispatch._decide) == vars(torch.compiler.assume_constant_result(lambda: None))
+    assert vars(dispatch._decide) == vars(torch.compiler.assume_constant_result(lambda: None))

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from longscan.ops import OPS, _triton_launch, linear_scan, selective_scan, ssd_scan, unitary_scan
-from longscan.ops._dispatch import reject
+from longscan.ops.dispatch import reject
 from op_examples import example, floats, with_gradients
 
 DEVICE = torch.device(os.environ.get("LONGSCAN_DEVICE", "cpu"))

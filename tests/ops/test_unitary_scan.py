@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import silu, softplus
 
 from longscan.ops import OPS, unitary_scan
-from longscan.ops._dispatch import reject
+from longscan.ops.dispatch import reject
 
 BACKENDS = [
     name

@@ -27,7 +27,7 @@ from longscan.automata.skeleton import members
 from longscan.automata.tracing import Step, Trace
 from longscan.automata.weights import Phase, build_model, weight_arrays
 from longscan.models import SequenceModel
-from longscan.ops._dispatch import BACKENDS
+from longscan.ops.dispatch import BACKENDS
 
 AUTOMATON = "automaton.json"
 MAX_PARAMETERS = 20_000_000

@@ -32,7 +32,7 @@ from longscan.automata.weights import HALF, ON, SHARPNESS, Arrays, weight_arrays
 from longscan.layers.state import State
 from longscan.models import SequenceModel
 from longscan.ops import OPS
-from longscan.ops._dispatch import resolve
+from longscan.ops.dispatch import resolve
 
 if TYPE_CHECKING:
     from longscan.blocks.gated import GatedBlock

@@ -24,7 +24,7 @@ from longscan.layers.base import SequenceInfo, SequenceLayer, SequenceModule
 from longscan.layers.parameters import mark
 from longscan.layers.state import State, layer_state, restarted_rows, zero_rows
 from longscan.ops import short_conv
-from longscan.ops._tracing import in_func_transform
+from longscan.ops.tracing import in_func_transform
 
 Activation = Literal["auto", "silu"]
 

@@ -17,7 +17,7 @@ from longscan.blocks.residual import EPSILON
 from longscan.layers import S6
 from longscan.layers.state import ScanState, State
 from longscan.ops import mamba_step
-from longscan.ops._tracing import is_compiled_or_transformed
+from longscan.ops.tracing import is_compiled_or_transformed
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "mamba": {},

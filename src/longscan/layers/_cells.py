@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from longscan.layers.base import SequenceInfo
-from longscan.ops._arguments import INVALID, RESET, step_flags, without_autocast
-from longscan.ops._tracing import record_length
+from longscan.ops.masks import INVALID, RESET, step_flags
+from longscan.ops.precision import without_autocast
+from longscan.ops.tracing import record_length
 
 Cell = Callable[[Tensor, tuple[Tensor, ...]], tuple[Tensor, ...]]
 

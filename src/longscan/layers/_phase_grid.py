@@ -13,8 +13,9 @@ from torch.nn.functional import silu
 
 from longscan.layers.base import SequenceInfo, mask_padding
 from longscan.ops import linear_scan
-from longscan.ops._arguments import RESET, resets, step_flags, without_autocast
-from longscan.ops._associative import running_sum
+from longscan.ops.associative import running_sum
+from longscan.ops.masks import RESET, resets, step_flags
+from longscan.ops.precision import without_autocast
 
 
 def grid_scan(

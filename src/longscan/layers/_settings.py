@@ -9,7 +9,7 @@ from torch import nn
 
 from longscan._types import describe_type, matches_type
 from longscan.ops import OPS
-from longscan.ops._dispatch import BACKENDS, NATIVE, missing_kernel, refusal
+from longscan.ops.dispatch import BACKENDS, NATIVE, missing_kernel, refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -25,11 +25,12 @@ from longscan.layers.base import SequenceInfo, SequenceLayer, mask_padding
 from longscan.layers.heads import head_width
 from longscan.layers.state import State, layer_state, no_sequence, restarted_rows
 from longscan.numerics.rotary import frequencies, rates, turn
-from longscan.ops._arguments import RESET, carry_dtype, resets, step_flags, without_autocast
-from longscan.ops._associative import running_sum
-from longscan.ops._chunks import run_chunk
-from longscan.ops._masked_products import masked_products, masked_sums
-from longscan.ops._tracing import in_func_transform, record_length
+from longscan.ops.associative import running_sum
+from longscan.ops.chunks import run_chunk
+from longscan.ops.masked_products import masked_products, masked_sums
+from longscan.ops.masks import RESET, resets, step_flags
+from longscan.ops.precision import carry_dtype, without_autocast
+from longscan.ops.tracing import in_func_transform, record_length
 
 PIECE = 128  # queries that a windowed layer answers at once, at least
 SCORES = 2**22  # of packed rows, one for each head, query and key: more are computed piece by piece, again in the backward

@@ -10,7 +10,7 @@ from torch.nn.functional import silu
 from longscan.layers.checks import check_steps
 from longscan.layers.parameters import Marked, parameter_options
 from longscan.layers.state import PhaseState, ScanState, State, no_sequence, restarted_rows, state_tensors, zero_rows
-from longscan.ops._tracing import is_compiled_or_transformed
+from longscan.ops.tracing import is_compiled_or_transformed
 
 Child = TypeVar("Child", bound="SequenceModule")
 

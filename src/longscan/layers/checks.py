@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from longscan.ops._tracing import is_compiled_or_transformed
+from longscan.ops.tracing import is_compiled_or_transformed
 
 
 def values_unavailable(*tensors: Tensor | None) -> bool:

@@ -14,7 +14,7 @@ from longscan.layers._cells import run_cell, run_whole
 from longscan.layers._registry import LAYERS
 from longscan.layers.base import SequenceInfo, SequenceLayer, start_state
 from longscan.layers.state import ScanState, State, no_sequence
-from longscan.ops._tracing import in_func_transform
+from longscan.ops.tracing import in_func_transform
 
 
 @LAYERS.register("gru")

@@ -15,7 +15,7 @@ from longscan.layers._cells import run_cell, run_whole
 from longscan.layers._registry import LAYERS
 from longscan.layers.base import SequenceInfo, SequenceLayer
 from longscan.layers.state import State, layer_state, no_sequence, restarted_rows, zero_rows
-from longscan.ops._tracing import in_func_transform
+from longscan.ops.tracing import in_func_transform
 
 
 @layer_state

@@ -25,8 +25,8 @@ from longscan.layers.parameters import mark
 from longscan.layers.state import State, layer_state, no_sequence, restarted_rows, zero_rows
 from longscan.numerics.symbolic import is_symbolic
 from longscan.ops import ssd_scan
-from longscan.ops._arguments import INVALID, RESET, step_flags
-from longscan.ops._tracing import record_length
+from longscan.ops.masks import INVALID, RESET, step_flags
+from longscan.ops.tracing import record_length
 
 LONGEST_OPEN = 2**20  # steps that an exported graph of open length can take
 SMALLEST = 80.0  # |m| up to which e^{-m} is a number of float32, with room

@@ -29,10 +29,11 @@ from longscan.numerics.initialisers import complex_normal
 from longscan.numerics.pairs import constant
 from longscan.numerics.timescales import initial_dt
 from longscan.ops import long_conv
-from longscan.ops._arguments import carry_dtype, flag_masks, step_flags, without_autocast
-from longscan.ops._chunks import CHUNK, scan_chunks
-from longscan.ops._dispatch import plain_backend
-from longscan.ops._tracing import record_length
+from longscan.ops.chunks import CHUNK, scan_chunks
+from longscan.ops.dispatch import plain_backend
+from longscan.ops.masks import flag_masks, step_flags
+from longscan.ops.precision import carry_dtype, without_autocast
+from longscan.ops.tracing import record_length
 
 NUMBERS = 2**24  # of all channels and states at the angles that are computed at once
 

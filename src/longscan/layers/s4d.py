@@ -26,11 +26,12 @@ from longscan.numerics.kernels import diagonal_final_state, diagonal_kernel, pow
 from longscan.numerics.pairs import constant, divide, exponential, multiply
 from longscan.numerics.timescales import initial_dt
 from longscan.ops import long_conv
-from longscan.ops._arguments import step_flags, without_autocast
-from longscan.ops._chunks import scan_chunks
-from longscan.ops._dispatch import plain_backend, resolve
-from longscan.ops._tracing import record_length
+from longscan.ops.chunks import scan_chunks
+from longscan.ops.dispatch import plain_backend, resolve
 from longscan.ops.linear_scan import NATIVE_BACKENDS, run_backend
+from longscan.ops.masks import step_flags
+from longscan.ops.precision import without_autocast
+from longscan.ops.tracing import record_length
 
 
 @LAYERS.register("s4d")

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from longscan.ops import _verdicts
-from longscan.ops._dispatch import Choice, Recording, choose, recorded_choices
+from longscan.ops.dispatch import Choice, Recording, choose, recorded_choices
 
 LENGTH = 8  # steps of the rows that a model is tried with
 WIDTH = 100  # columns of the printed table
@@ -26,7 +26,7 @@ NAMED = re.compile(
     r"(fft_\w+|linear|embedding|scaled_dot_product_attention|gru|lstm|einsum|matmul|__r?matmul__|bmm|rms_norm|layer_norm"
     r"|linalg_matrix_power|conv1d)$"
 )
-SHARED = ("longscan.ops._chunks", "longscan.ops._arguments")  # modules of `longscan.ops` that layers use beside its ops
+SHARED = ("longscan.ops.chunks", "longscan.ops.masks", "longscan.ops.precision")  # modules of the ops that layers call, too
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from longscan.ops import _dispatch
+from longscan.ops import dispatch
 from longscan.ops._signature import Limits, Signature
-from longscan.ops._tracing import in_func_transform, is_compiled_or_transformed
+from longscan.ops.tracing import in_func_transform, is_compiled_or_transformed
 
 GROUPED = ("triton",)  # native backends whose kernels take parameters with a leading axis of groups
 
@@ -206,7 +206,7 @@ class NativeOp:
         def check(signature: Signature, known: dict[str, Any], backend: str) -> None:
             axes, state = signature.check([known[x] for x in signature.names], backend), known["initial_state"]
             check_backend(backend)
-            reason = _dispatch.reject(name, backend, state.device, state.dtype, native)
+            reason = dispatch.reject(name, backend, state.device, state.dtype, native)
             if reason:
                 raise ValueError(f"backend: {backend!r} cannot run {name}: {reason}")
             if "models" in axes and backend not in GROUPED:

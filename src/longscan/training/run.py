@@ -18,7 +18,7 @@ import yaml
 from longscan._files import try_writing, write_text
 from longscan._specs import upgrade_record
 from longscan.models import SequenceModel
-from longscan.ops._dispatch import NATIVE
+from longscan.ops.dispatch import NATIVE
 from longscan.tasks import Batch
 from longscan.tasks.base import Split, Task
 from longscan.training.checkpoint import find_checkpoint, read_checkpoint, read_tensors

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 import longscan.report
 from longscan._files import write_text
-from longscan.ops._dispatch import NATIVE
+from longscan.ops.dispatch import NATIVE
 from longscan.tasks import Batch
 from longscan.training.angles import symbol_angles
 from longscan.training.averaging import WeightAverage

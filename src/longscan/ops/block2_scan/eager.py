@@ -6,9 +6,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from longscan.ops._arguments import flag_masks, resets
-from longscan.ops._associative import affine_scan
-from longscan.ops._chunks import long_chunk, scan_chunks
+from longscan.ops.associative import affine_scan
+from longscan.ops.chunks import long_chunk, scan_chunks
+from longscan.ops.masks import flag_masks, resets
 
 
 def _product(x: Tensor, y: Tensor) -> Tensor:

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from longscan.ops._arguments import INVALID, RESET
-from longscan.ops._tracing import record_length
+from longscan.ops.masks import INVALID, RESET
+from longscan.ops.tracing import record_length
 
 
 def block2_scan(M: Tensor, f: Tensor, initial_state: Tensor, flags: Tensor | None) -> tuple[Tensor, Tensor]:

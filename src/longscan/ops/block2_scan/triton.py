@@ -19,8 +19,8 @@ import triton.language as tl
 from torch import Tensor
 
 from longscan.ops import _triton_launch as launch
-from longscan.ops._arguments import INVALID, RESET, last_valid
 from longscan.ops._triton import extended, next_numbers, next_rows, walk, where_positive
+from longscan.ops.masks import INVALID, RESET, last_valid
 
 
 @triton.jit

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from longscan.numerics.symbolic import is_symbolic
-from longscan.ops._tracing import record_length
+from longscan.ops.tracing import record_length
 
 
 def fft_length(needed: int) -> int:

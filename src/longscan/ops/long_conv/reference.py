@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from longscan.ops._tracing import record_length
+from longscan.ops.tracing import record_length
 
 
 def long_conv(u: Tensor, k: Tensor) -> Tensor:

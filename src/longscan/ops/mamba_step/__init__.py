@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from longscan.ops._arguments import check_real, check_tensor
-from longscan.ops._dispatch import probe, resolve
-from longscan.ops._tracing import is_compiled_or_transformed
+from longscan.ops.dispatch import probe, resolve
 from longscan.ops.mamba_step import eager, reference
+from longscan.ops.tracing import is_compiled_or_transformed
 
 NATIVE_BACKENDS = probe("mamba_step", "cpu")
 WEIGHTS = (

@@ -7,9 +7,9 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from longscan.numerics.pairs import multiply
-from longscan.ops._arguments import flag_masks, mask, resets
-from longscan.ops._associative import affine_scan
-from longscan.ops._chunks import scan_chunks
+from longscan.ops.associative import affine_scan
+from longscan.ops.chunks import scan_chunks
+from longscan.ops.masks import flag_masks, mask, resets
 from longscan.ops.selective_scan.reference import step_sizes
 
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu, softplus
 
-from longscan.ops._arguments import flag_masks, mask
-from longscan.ops._tracing import record_length
+from longscan.ops.masks import flag_masks, mask
+from longscan.ops.tracing import record_length
 
 
 def step_sizes(dt: Tensor, dt_bias: Tensor | None, dt_scale: Tensor | None, dt_softplus: bool) -> Tensor:

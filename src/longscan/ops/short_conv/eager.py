@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from longscan.ops._arguments import INVALID, RESET, mask
+from longscan.ops.masks import INVALID, RESET, mask
 
 
 def _predecessors(flags: Tensor, taps: int) -> Tensor:

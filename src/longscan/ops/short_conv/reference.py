@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from longscan.ops._arguments import flag_masks, mask
-from longscan.ops._tracing import record_length
+from longscan.ops.masks import flag_masks, mask
+from longscan.ops.tracing import record_length
 
 
 def short_conv(

@@ -6,10 +6,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from longscan.ops._arguments import check_real, mask, state_dtype, step_flags, without_autocast
-from longscan.ops._dispatch import NATIVE, probe, resolve
+from longscan.ops._arguments import check_real
 from longscan.ops._native_op import NativeOp, keeps_chunk_states
 from longscan.ops._signature import Sizes
+from longscan.ops.dispatch import NATIVE, probe, resolve
+from longscan.ops.masks import mask, step_flags
+from longscan.ops.precision import state_dtype, without_autocast
 from longscan.ops.ssd_scan import eager, reference
 
 NATIVE_BACKENDS = probe("ssd_scan", "triton")

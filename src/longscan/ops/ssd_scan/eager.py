@@ -14,10 +14,11 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from longscan.numerics.rotary import turn
-from longscan.ops._arguments import carry_dtype, flag_masks, mask, resets
-from longscan.ops._associative import running_sum
-from longscan.ops._chunks import scan_chunks
-from longscan.ops._masked_products import masked_products, masked_sums
+from longscan.ops.associative import running_sum
+from longscan.ops.chunks import scan_chunks
+from longscan.ops.masked_products import masked_products, masked_sums
+from longscan.ops.masks import flag_masks, mask, resets
+from longscan.ops.precision import carry_dtype
 from longscan.ops.ssd_scan.reference import of_heads
 
 

@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from longscan.numerics.rotary import turn
-from longscan.ops._arguments import flag_masks, mask
-from longscan.ops._tracing import record_length
+from longscan.ops.masks import flag_masks, mask
+from longscan.ops.tracing import record_length
 
 
 def of_heads(part: Tensor, heads: int, bias: Tensor | None) -> Tensor:

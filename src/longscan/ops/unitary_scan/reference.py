@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from longscan.ops._arguments import carry_dtype, flag_masks, mask
-from longscan.ops._tracing import record_length
+from longscan.ops.masks import flag_masks, mask
+from longscan.ops.precision import carry_dtype
+from longscan.ops.tracing import record_length
 
 
 def unitary_scan(

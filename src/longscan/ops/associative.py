@@ -14,8 +14,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from longscan.ops._arguments import carry_dtype
-from longscan.ops._tracing import record_length
+from longscan.ops.precision import carry_dtype
+from longscan.ops.tracing import record_length
 
 Multiply = Callable[[Tensor, Tensor], Tensor]
 Affine = Callable[[Tensor, Tensor, Tensor], Tensor]

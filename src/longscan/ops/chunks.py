@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from longscan.ops._tracing import in_func_transform
+from longscan.ops.tracing import in_func_transform
 
 CHUNK = 64
 NUMBERS = 2**20  # of a tensor; on fewer, much of an operation's time goes into starting it
