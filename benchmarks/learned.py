@@ -25,7 +25,7 @@ import shlex
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,14 +36,13 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from longscan import automata
+from longscan.engine import Callback, Engine, StepResult, WeightAverage
 from longscan.layers.parameters import parameter_options
 from longscan.models import SequenceModel
 from longscan.report.records import append_record, read_records
 from longscan.tasks import Batch
-from longscan.training.averaging import WeightAverage
-from longscan.training.capture import Captured
 from longscan.training.records import commit, device_name
-from seeds import Stacked, accuracies, summed_losses
+from seeds import Stacked, accuracies, clip_each, summed_losses
 
 ROOT = Path(__file__).parents[1]
 GROUPS = {"Z2": "mod 2", "Z5": "mod 5", "S3": "S3", "A4": "A4", "S4": "S4", "A5": "A5"}
@@ -109,8 +108,8 @@ def shares(right: Tensor, longest: int) -> dict[str, dict[str, float]]:
     return {"states": states, "exact": {str(n): float(right[:, :n].all(1).double().mean()) for n in lengths}}
 
 
-class Learning:
-    """All seeds of one setting: their state, the file that it goes on from, and the rows at the end."""
+class Learning(Callback):
+    """The training of all seeds of one setting, the file that it resumes from, and the rows at the end."""
 
     def __init__(self, setting: Setting, seeds: int, file: Path, backend: str = "eager") -> None:
         self.setting, self.seeds, self.file, self.dfa = setting, list(range(seeds)), file, language(setting.group)
@@ -135,11 +134,16 @@ class Learning:
             }
             for decays in (True, False)
         ]
-        self.optimiser = torch.optim.AdamW(
-            groups, lr=torch.tensor(setting.rate, device=self.device), capturable=self.device.type == "cuda"
+        self.engine = Engine(
+            torch.optim.AdamW(groups, lr=torch.tensor(setting.rate, device=self.device)),
+            self.compute_loss,
+            learning_rate=self.learning_rate,
+            clip_gradients=partial(clip_each, list(self.model.parameters()), 1.0),
+            callbacks=[self] if self.average is None else [self.average, self],
         )
-        self.update = Captured(self.advance, self.device) if self.device.type == "cuda" else self.advance
-        self.step, self.seconds, self.solved = 0, 0.0, [-1.0] * seeds
+        if self.device.type == "cuda":
+            self.engine.capture(self.device)
+        self.seconds, self.solved = 0.0, [-1.0] * seeds
         if file.exists():
             self.restore()
 
@@ -150,56 +154,51 @@ class Learning:
         mask = torch.ones_like(words, dtype=torch.bool)
         return Batch(words, states, mask, mask).to(self.device)
 
-    def advance(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Forward, backward and optimiser, every seed's gradient clipped at 1: accuracies and losses, one for each seed."""
-        self.optimiser.zero_grad()
+    def compute_loss(self, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Return the sum of the seeds' losses, and each seed's accuracy and loss, (K,) each."""
         output = self.model(batch.inputs, batch.valid)
         losses = summed_losses(output, batch, self.setting.smoothing) / batch.loss_mask.sum((1, 2))
-        losses.sum().backward()
-        gradients = [parameter.grad for parameter in self.model.parameters()]
-        norms = torch.stack([gradient.flatten(1).norm(dim=1) for gradient in gradients]).norm(dim=0)
-        for gradient in gradients:
-            gradient.mul_((1 / (norms + 1e-6)).clamp(max=1.0).view(-1, *(1,) * (gradient.ndim - 1)))
-        self.optimiser.step()
-        return accuracies(output.detach(), batch), losses.detach()
+        return losses.sum(), (accuracies(output.detach(), batch), losses.detach())
+
+    def learning_rate(self, step: int) -> float:
+        """Return the rate of a step: a linear warm-up, and a cosine to a twentieth."""
+        steps = self.setting.steps
+        warm, fall = min(1.0, (step + 1) / (WARM * steps)), 0.525 + 0.475 * math.cos(math.pi * step / steps)
+        return self.setting.rate * warm * fall
 
     def run(self, until: float, every: int) -> bool:
-        """Train until the steps are done or the clock says `until`, one step at least; whether they are done."""
-        started, before = time.perf_counter(), self.seconds
-        while self.step < self.setting.steps:
-            share = self.step / self.setting.steps
-            warm, fall = min(1.0, (self.step + 1) / (WARM * self.setting.steps)), 0.525 + 0.475 * math.cos(math.pi * share)
-            for group in self.optimiser.param_groups:
-                group["lr"].fill_(self.setting.rate * warm * fall)
-            accuracy, loss = self.update(self.batch(self.step))
-            if self.average is not None:
-                self.average.update()
-            self.step += 1
-            self.seconds = before + time.perf_counter() - started
-            if self.step % every == 0 or self.step == self.setting.steps:
-                self.look(accuracy, loss)
-                self.save()
-            if time.perf_counter() >= until:
-                self.save()
-                break
-        return self.step == self.setting.steps
+        """Train to the last step, or until the clock says `until`, one step at least; return whether it was the last."""
+        self.until, self.every, self.started, self.earlier_seconds = until, every, time.perf_counter(), self.seconds
+        self.engine.stop_requested = False
+        self.engine.run(self.batch(step) for step in range(self.engine.step, self.setting.steps))
+        return self.engine.step == self.setting.steps
+
+    def on_step_end(self, engine: Engine, result: StepResult) -> None:
+        """Look at the seeds and save, if it is time to; stop at the end of the time."""
+        self.seconds = self.earlier_seconds + time.perf_counter() - self.started
+        if engine.step % self.every == 0 or engine.step == self.setting.steps:
+            self.look(*result.outputs)
+            self.save()
+        if time.perf_counter() >= self.until:
+            self.save()
+            engine.stop_requested = True
 
     def look(self, accuracy: Tensor, loss: Tensor) -> None:
-        """Remember which seeds answer the present batch, show where training is."""
+        """Note which seeds answer the present batch, and print the state of the training."""
         if not bool(torch.isfinite(loss).all()):
-            raise FloatingPointError(f"{self.setting}: the loss is {loss.tolist()} at step {self.step}")
+            raise FloatingPointError(f"{self.setting}: the loss is {loss.tolist()} at step {self.engine.step}")
         for seed, share in enumerate(accuracy.tolist()):
             if share >= SUCCESS and self.solved[seed] < 0:
-                self.solved[seed] = self.step
+                self.solved[seed] = self.engine.step
         shown = " ".join(f"{share:.3f}" for share in accuracy.tolist())
-        print(f"{self.setting.group} {self.setting.spec} step {self.step}: {shown}, {self.seconds:.0f} s", flush=True)
+        print(f"{self.setting.group} {self.setting.spec} step {self.engine.step}: {shown}, {self.seconds:.0f} s", flush=True)
 
     def save(self) -> None:
         """Weights, moments and progress, in one move."""
-        tensors = {"progress": torch.tensor([self.step, self.seconds, *self.solved], dtype=torch.float64)}
+        tensors = {"progress": torch.tensor([self.engine.step, self.seconds, *self.solved], dtype=torch.float64)}
         for name, parameter in self.model.named_parameters():
             tensors[f"weight:{name}"] = parameter.detach()
-            tensors |= {f"{key}:{name}": self.optimiser.state[parameter][key] for key in ("exp_avg", "exp_avg_sq")}
+            tensors |= {f"{key}:{name}": self.engine.optimizer.state[parameter][key] for key in ("exp_avg", "exp_avg_sq")}
         if self.average is not None:
             tensors |= {f"average:{name}": weight for name, weight in self.average.weights.items()}
         self.file.parent.mkdir(parents=True, exist_ok=True)
@@ -218,15 +217,15 @@ class Learning:
             if held != self.name:
                 raise ValueError(f"{self.file}: holds {held}, expected {self.name}; go on with its settings, or move the file")
             step, self.seconds, *self.solved = file.get_tensor("progress").tolist()
-            self.step = int(step)
+            self.engine.step = int(step)
             with torch.no_grad():
                 for name, parameter in self.model.named_parameters():
                     parameter.copy_(file.get_tensor(f"weight:{name}"))
                     state = {key: file.get_tensor(f"{key}:{name}").to(self.device) for key in ("exp_avg", "exp_avg_sq")}
-                    self.optimiser.state[parameter] = {"step": torch.tensor(float(step), device=self.device), **state}
+                    self.engine.optimizer.state[parameter] = {"step": torch.tensor(float(step), device=self.device), **state}
             if self.average is not None:
                 names = [name for name, _ in self.model.named_parameters()]
-                self.average.restore({name: file.get_tensor(f"average:{name}") for name in names}, self.step)
+                self.average.restore({name: file.get_tensor(f"average:{name}") for name in names}, self.engine.step)
 
     @torch.no_grad()
     def rows(self, count: int, longest: int) -> Iterator[dict[str, Any]]:
@@ -235,10 +234,10 @@ class Learning:
         states = torch.from_numpy(self.dfa.run(words.numpy()))
         numbers = len(self.seeds) * longest * self.setting.d_model * self.setting.d_state * 2
         told = []
-        with nullcontext() if self.average is None else self.average.applied():
-            for part in words.to(self.device).split(max(1, CELLS // numbers)):
-                wide = part.expand(len(self.seeds), *part.shape)
-                told.append(self.model(wide, torch.ones_like(wide, dtype=torch.bool)).argmax(-1).cpu())
+        model = self.model if self.average is None else self.average.model
+        for part in words.to(self.device).split(max(1, CELLS // numbers)):
+            wide = part.expand(len(self.seeds), *part.shape)
+            told.append(model(wide, torch.ones_like(wide, dtype=torch.bool)).argmax(-1).cpu())
         answers = torch.cat(told, 1)
         for seed in self.seeds:
             solved = None if self.solved[seed] < 0 else int(self.solved[seed])

@@ -30,6 +30,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,20 +41,18 @@ from torch.func import functional_call
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from longscan._specs import SPEC_VERSION
+from longscan.engine import Callback, Engine, GraphedStep, StepResult, WeightAverage, copy_weights
 from longscan.layers.parameters import mark, parameter_options
 from longscan.models import find_block, parse_spec
 from longscan.report.published import figure_of, published_beside
 from longscan.report.statistics import mean_interval
 from longscan.tasks import Batch
 from longscan.tasks.base import Split
-from longscan.training.averaging import WeightAverage
-from longscan.training.capture import Captured
-from longscan.training.lengths import LengthPlan
-from longscan.training.optim import build_optimizer, make_capturable, set_learning_rate
+from longscan.training.batches import LengthSchedule
+from longscan.training.optim import build_optimizer, learning_rate
 from longscan.training.parsing import parse_settings
 from longscan.training.records import commit
 from longscan.training.run import first_model
-from longscan.training.schedule import learning_rate
 from longscan.training.settings import SettingError, Settings
 
 EXACT = 1 - 1e-6  # above it all words are answered, up to the rounding of a mean
@@ -88,8 +87,8 @@ class Stacked(nn.Module):
 class TrainingBatches(IterableDataset):
     """The batches of all seeds for the steps from `start` to `stop`, BLOCK steps on a leading axis, made by loader processes."""
 
-    def __init__(self, plans: list[LengthPlan], seeds: list[int], batch_size: int, start: int, stop: int) -> None:
-        self.plans, self.seeds, self.batch_size, self.start, self.stop = plans, seeds, batch_size, start, stop
+    def __init__(self, lengths: list[LengthSchedule], seeds: list[int], batch_size: int, start: int, stop: int) -> None:
+        self.lengths, self.seeds, self.batch_size, self.start, self.stop = lengths, seeds, batch_size, start, stop
 
     def __iter__(self) -> Iterator[Batch]:
         worker = get_worker_info()
@@ -99,7 +98,7 @@ class TrainingBatches(IterableDataset):
             yield joined([joined([self._batch(i, step) for i in range(len(self.seeds))]) for step in steps])
 
     def _batch(self, i: int, step: int) -> Batch:
-        return self.plans[i].task(step).batch("train", step, self.batch_size, self.seeds[i])
+        return self.lengths[i].task(step).batch("train", step, self.batch_size, self.seeds[i])
 
 
 def joined(batches: list[Batch]) -> Batch:
@@ -126,6 +125,17 @@ def accuracies(output: Tensor, batch: Batch) -> Tensor:
     return right.sum((1, 2)) / batch.loss_mask.sum((1, 2))
 
 
+def clip_each(parameters: list[nn.Parameter], max_norm: float) -> Tensor:
+    """Clip the gradient of each of K stacked models at a norm, in place; 0: not at all. Returns the norms before, (K,)."""
+    gradients = [parameter.grad for parameter in parameters]
+    norms = torch.stack([gradient.flatten(1).norm(dim=1) for gradient in gradients]).norm(dim=0)
+    if max_norm:
+        factors = (max_norm / (norms + 1e-6)).clamp(max=1.0)
+        for gradient in gradients:
+            gradient.mul_(factors.view(-1, *(1,) * (gradient.ndim - 1)))
+    return norms
+
+
 def widened(batch: Batch, width: int) -> Batch:
     """A batch (K, B, L) with invalid steps on the right up to `width`."""
     missing = width - batch.inputs.shape[2]
@@ -136,46 +146,48 @@ def widened(batch: Batch, width: int) -> Batch:
 
 
 @contextmanager
-def replaced(parameters: dict[str, nn.Parameter], values: dict[str, Tensor]) -> Iterator[None]:
-    """Copy `values` into the parameters of the same names for the length of a `with` block; recorded graphs read them too."""
-    saved = {name: parameter.detach().clone() for name, parameter in parameters.items()}
-    copy_into(parameters, values)
+def replaced(model: nn.Module, weights: dict[str, Tensor]) -> Iterator[None]:
+    """Give a model other weights for the length of a `with` block, in place, where captured CUDA graphs read them."""
+    saved = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    copy_weights(weights, model)
     try:
         yield
     finally:
-        copy_into(parameters, saved)
+        copy_weights(saved, model)
 
 
-@torch.no_grad()
-def copy_into(parameters: dict[str, nn.Parameter], values: dict[str, Tensor]) -> None:
-    """Overwrite each parameter by the value of its name."""
-    for name, parameter in parameters.items():
-        parameter.copy_(values[name])
+class Seeds(Callback):
+    """The training of all seeds of one stack, and the file that it resumes from.
 
+    every: steps between two evaluations.
+    """
 
-class Seeds:
-    """The training state of all seeds, one loop over the steps, and the file that it goes on from."""
-
-    def __init__(self, settings: Settings, seeds: list[int], out: Path, command: str) -> None:
-        self.settings, self.training, self.seeds, self.out = settings, settings.training, seeds, out
+    def __init__(self, settings: Settings, seeds: list[int], out: Path, command: str, every: int = 500) -> None:
+        self.settings, self.training, self.seeds, self.out, self.every = settings, settings.training, seeds, out, every
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         models = []
         for seed in [seeds[0], *seeds]:
             torch.manual_seed(seed)
             models.append(first_model(settings))
         self.model = Stacked(models).to(self.device)
-        self.optimizer = build_optimizer(self.model, self.training)
-        self.captured, self.width = self.advance, 0  # the latter of the widest batch so far
-        if self.device == "cuda":
-            make_capturable(self.optimizer, torch.device(self.device))
-        self.average = WeightAverage(self.model, self.training.average)
+        self.average: WeightAverage | None = None
+        if self.training.average:
+            self.average = WeightAverage(self.model, self.training.average, self.training.average_start * self.training.steps)
+        self.engine = Engine(
+            build_optimizer(self.model, self.training),
+            self.compute_loss,
+            learning_rate=partial(learning_rate, settings=self.training),
+            clip_gradients=partial(clip_each, list(self.model.parameters()), self.training.clip),
+            callbacks=[self] if self.average is None else [self.average, self],
+        )
+        self.width = 0  # steps of the widest batch so far
         self.selected: dict[str, Tensor] = {}  # the weights that each seed's test is of, (K, ...) by parameter
-        self.plans = [LengthPlan(settings) for _ in seeds]
-        self.forward_eval: Captured | Callable[[Batch], tuple[Tensor, ...]] = self.count_right
+        self.lengths = [LengthSchedule(settings) for _ in seeds]
+        self.forward_eval: Callable[[Batch], Tensor] = self.count_right
         if self.device == "cuda":
-            self.forward_eval = Captured(self.count_right, torch.device("cuda"))
+            self.forward_eval = GraphedStep(self.count_right, torch.device("cuda"))
         self.stream = torch.cuda.Stream() if self.device == "cuda" else None
-        self.step, self.seconds = 0, 0.0
+        self.seconds = 0.0
         self.record: dict[str, Any] = {
             "task": settings.task.name,
             "suite": getattr(settings.task, "suite", None),
@@ -197,25 +209,26 @@ class Seeds:
         }
         if out.exists():
             self.restore()
-        self.before = self.seconds  # of earlier calls
+        self.earlier_seconds = self.seconds  # of earlier calls
         if self.stream:
             torch.cuda.synchronize()  # the stack's own stream knows nothing of what is still being written on this one
 
     def restore(self) -> None:
-        """Go on from the file beside the record."""
+        """Resume from the file next to the record."""
         self.record = json.loads(self.out.read_text(encoding="utf-8"))
         tensors = load_file(self.out.with_suffix(".safetensors"))
-        self.step, self.seconds = self.record["steps"], self.record["seconds"]
+        self.engine.step, self.seconds = self.record["steps"], self.record["seconds"]
         with torch.no_grad():
             for name, parameter in self.model.named_parameters():
                 parameter.copy_(tensors[f"weight:{name}"])
                 state = {key: tensors[f"{key}:{name}"].to(self.device) for key in ("exp_avg", "exp_avg_sq")}
-                self.optimizer.state[parameter] = {"step": torch.tensor(float(self.step), device=self.device), **state}
-        for plan, longest in zip(self.plans, self.record["longest"], strict=True):
-            plan.longest = longest
-        kept = [name for name, _ in self.model.named_parameters() if f"selected:{name}" in tensors]
-        self.selected = {name: tensors[f"selected:{name}"].to(self.device) for name in kept}
-        if self.record["averaged"]:
+                step = torch.tensor(float(self.engine.step), device=self.device)
+                self.engine.optimizer.state[parameter] = {"step": step, **state}
+        for schedule, length in zip(self.lengths, self.record["longest"], strict=True):
+            schedule.max_length = length
+        names = [name for name, _ in self.model.named_parameters() if f"selected:{name}" in tensors]
+        self.selected = {name: tensors[f"selected:{name}"].to(self.device) for name in names}
+        if self.average is not None and self.record["averaged"]:
             names = [name for name, _ in self.model.named_parameters()]
             self.average.restore({name: tensors[f"average:{name}"] for name in names}, self.record["averaged"])
 
@@ -223,13 +236,14 @@ class Seeds:
         """Rewrite the record and the tensors, each in one move."""
         if self.stream:
             self.stream.synchronize()  # so that no step is halfway through
-        tensors = {f"average:{name}": value for name, value in self.average.weights.items()}
+        average = {} if self.average is None else self.average.weights
+        tensors = {f"average:{name}": value for name, value in average.items()}
         tensors |= {f"selected:{name}": value for name, value in self.selected.items()}
         for name, parameter in self.model.named_parameters():
             tensors[f"weight:{name}"] = parameter.detach()
-            tensors |= {f"{key}:{name}": self.optimizer.state[parameter][key] for key in ("exp_avg", "exp_avg_sq")}
-        longest = [plan.longest for plan in self.plans]
-        self.record |= {"steps": self.step, "seconds": self.seconds, "longest": longest, "averaged": self.average.count}
+            tensors |= {f"{key}:{name}": self.engine.optimizer.state[parameter][key] for key in ("exp_avg", "exp_avg_sq")}
+        self.record |= {"steps": self.engine.step, "seconds": self.seconds, "averaged": self.n_averaged}
+        self.record["longest"] = [schedule.max_length for schedule in self.lengths]
         self.out.parent.mkdir(parents=True, exist_ok=True)
         for path, write in (
             (self.out.with_suffix(".safetensors"), lambda to: save_file(tensors, to)),
@@ -246,21 +260,26 @@ class Seeds:
         answers = 0
         for step in range(task.num_batches(split, EVAL_BATCH)):
             batch = widened(joined([task.batch(split, step, EVAL_BATCH, 0)]), task.length)
-            total += self.forward_eval(batch)[0]
+            total += self.forward_eval(batch)
             answers += int(batch.loss_mask.sum())
         return [task.scaled(value) for value in (total / answers).tolist()]
 
-    def count_right(self, batch: Batch) -> tuple[Tensor, ...]:
+    @property
+    def n_averaged(self) -> int:
+        """Steps that the average of the weights is over."""
+        return 0 if self.average is None else self.average.count
+
+    def count_right(self, batch: Batch) -> Tensor:
         """The number of right answers of each seed on a batch (1, B, L) that all seeds read, (K,)."""
         count = len(self.seeds)
         wide = Batch(*(None if part is None else part.expand(count, *part.shape[1:]) for part in batch.to(self.device)))
-        return (((self.model(wide.inputs, wide.valid).argmax(-1) == wide.targets) & wide.loss_mask).sum((1, 2)),)
+        return ((self.model(wide.inputs, wide.valid).argmax(-1) == wide.targets) & wide.loss_mask).sum((1, 2))
 
     @torch.no_grad()
     def select(self, row: dict[str, Any]) -> None:
         """Keep the weights of the seeds for which the recipe's rule names those of this evaluation."""
         training, selected, solved = self.training, self.record["selected"], self.record["solved"]
-        averaged = training.select == "average" and bool(self.average.count)
+        averaged = training.select == "average" and bool(self.n_averaged)
         scores = row["average" if averaged else "last"]
         chosen = []
         for i, score in enumerate(scores):
@@ -268,7 +287,7 @@ class Seeds:
                 continue
             if training.select != "best" or selected["valid"][i] is None or score > selected["valid"][i]:
                 chosen.append(i)
-                selected["step"][i], selected["valid"][i] = self.step, score
+                selected["step"][i], selected["valid"][i] = self.engine.step, score
             if training.solved_at:
                 solved[i] = solved[i] + 1 if score >= self.settings.task.scaled(training.solved_at) else 0
         for name, parameter in self.model.named_parameters():
@@ -286,105 +305,91 @@ class Seeds:
         if self.record["selected"]["test"] is not None:
             return
         with torch.cuda.stream(self.stream) if self.stream else nullcontext():
-            with replaced(dict(self.model.named_parameters()), self.selected):
+            with replaced(self.model, self.selected):
                 self.record["selected"]["test"] = self.scores("test")
             self.save()
         values = " ".join(f"{value:.4f}" for value in self.record["selected"]["test"])
         print(self.record["spec"], "test, scaled, of the selected weights:", values, flush=True)
 
     def evaluate(self, train: Tensor, loss: Tensor) -> None:
-        """A row of the record for the present step."""
-        row = {"step": self.step, "train": train.tolist(), "loss": loss.tolist(), "last": self.scores("valid")}
-        if self.average.count:
-            with self.average.applied():
+        """Add a row to the record for the present step."""
+        row = {"step": self.engine.step, "train": train.tolist(), "loss": loss.tolist(), "last": self.scores("valid")}
+        if self.average is not None and self.average.count:
+            with replaced(self.model, self.average.weights):
                 row["average"] = self.scores("valid")
         row["seconds"] = round(self.seconds, 1)
         self.record["rows"].append(row)
         self.select(row)
         self.save()
-        shown = row.get("average", row["last"])
-        values = " ".join(f"{value:.3f}" for value in shown)
-        print(self.record["spec"], self.step, "scaled", values, f"{self.seconds:.0f} s", flush=True)
+        values = " ".join(f"{value:.3f}" for value in row.get("average", row["last"]))
+        print(self.record["spec"], self.engine.step, "scaled", values, f"{self.seconds:.0f} s", flush=True)
 
-    def held(self, evaluations: int) -> bool:
-        """Whether every seed has answered all validation words at the last `evaluations` (0: never)."""
+    def stays_exact(self, evaluations: int) -> bool:
+        """Whether every seed has answered all validation words at each of the last `evaluations` (0: never)."""
         last = self.record["rows"][-evaluations:] if evaluations else []
         rows = [row.get("average", row["last"]) for row in last]
         return len(rows) == evaluations > 0 and all(value > EXACT for row in rows for value in row)
 
     def is_finished(self, evaluations: int) -> bool:
-        """Whether nothing is left to train: all updates are made, the stack has `held`, or `training.solved_at` has ended all."""
-        return self.step >= self.training.steps or self.held(evaluations) or all(map(self.is_solved, range(len(self.seeds))))
+        """Whether nothing is left to train: the steps are made, the stack `stays_exact`, or all seeds are solved."""
+        over = self.engine.step >= self.training.steps or self.stays_exact(evaluations)
+        return over or all(map(self.is_solved, range(len(self.seeds))))
 
-    def train(self, batch: Batch, every: int, seconds: float) -> None:
-        """One step, and what is due after it. seconds: how long this call has trained."""
+    def train(self, batch: Batch, seconds: float) -> None:
+        """Make a step of every seed on a batch (K, B, L). seconds: how long this call has trained."""
+        self.seconds = self.earlier_seconds + seconds
         with torch.cuda.stream(self.stream) if self.stream else nullcontext():
-            accuracy, losses = self.update(batch)
-            if any(plan.looks_at(self.step) for plan in self.plans):
-                for plan, value in zip(self.plans, accuracy.tolist(), strict=True):
-                    plan.score(value)
-            if self.step % every == 0 or self.step == self.training.steps:
-                self.seconds = self.before + seconds
-                self.evaluate(accuracy, losses)
+            if self.device == "cuda":  # one graph, of the widest batches; the others get invalid steps
+                if batch.inputs.shape[2] > self.width:
+                    self.width = batch.inputs.shape[2]
+                    self.engine.capture(torch.device("cuda"))
+                batch = widened(batch, self.width)
+            self.engine.update(batch)
 
-    def update(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """One step of every seed: its accuracy and loss, (K,) each."""
-        set_learning_rate(self.optimizer, learning_rate(self.step, self.training))
-        if self.device == "cuda":  # one recording, of the widest batches; the others get invalid steps
-            if batch.inputs.shape[2] > self.width:
-                self.width, self.captured = batch.inputs.shape[2], Captured(self.advance, torch.device("cuda"))
-            batch = widened(batch, self.width)
-        found = self.captured(batch)
-        self.step += 1
-        if self.training.average and self.step > self.training.average_start * self.training.steps:
-            self.average.update()
-        return found
-
-    def advance(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Forward, backward and optimiser; each seed clips its own gradient."""
-        training = self.training
-        self.optimizer.zero_grad()
+    def compute_loss(self, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Return the sum of the seeds' losses, and each seed's accuracy and loss, (K,) each."""
         output = self.model(batch.inputs, batch.valid)
-        losses = summed_losses(output, batch, training.label_smoothing)
-        if training.loss_reduction == "mean":
+        losses = summed_losses(output, batch, self.training.label_smoothing)
+        if self.training.loss_reduction == "mean":
             losses = losses / batch.loss_mask.sum((1, 2))
-        losses.sum().backward()
-        gradients = [parameter.grad for parameter in self.model.parameters()]
-        norms = torch.stack([gradient.flatten(1).norm(dim=1) for gradient in gradients]).norm(dim=0)
-        if training.clip:
-            factors = (training.clip / (norms + 1e-6)).clamp(max=1.0)
-            for gradient in gradients:
-                gradient.mul_(factors.view(-1, *(1,) * (gradient.ndim - 1)))
-        self.optimizer.step()
-        return accuracies(output.detach(), batch), losses.detach()
+        return losses.sum(), (accuracies(output.detach(), batch), losses.detach())
+
+    def on_step_end(self, engine: Engine, result: StepResult) -> None:
+        """Update the curricula and evaluate, each if it is time to."""
+        accuracy, losses = result.outputs
+        if any(schedule.needs_score(engine.step) for schedule in self.lengths):
+            for schedule, value in zip(self.lengths, accuracy.tolist(), strict=True):
+                schedule.update(value)
+        if engine.step % self.every == 0 or engine.step == self.training.steps:
+            self.evaluate(accuracy, losses)
 
 
-def train_together(stacks: list[Seeds], every: int, limit: float, workers: int, evaluations: int) -> None:
-    """Train stacks on the same batches until the recipe's updates are done, or for `limit` seconds, after which the call goes on.
+def train_together(stacks: list[Seeds], limit: float, workers: int, evaluations: int) -> None:
+    """Train stacks on the same batches for the recipe's steps, or for `limit` seconds, after which the same command resumes.
 
-    evaluations: a stack ends when it has held 1.00 for so many.
+    evaluations: a stack ends when it has been exact at so many, one after the other; 0: it does not end before its last step.
     """
     started, first = time.perf_counter(), stacks[0]
     training, curriculum = first.training, first.training.curriculum
-    while going := [stack for stack in stacks if not stack.is_finished(evaluations)]:
-        step, stop = min(stack.step for stack in going), training.steps
-        looks = any(0 < plan.longest < curriculum.end for plan in first.plans)
-        if looks:  # the curriculum may move at the next look, so batches are made no further ahead than that
+    while unfinished := [stack for stack in stacks if not stack.is_finished(evaluations)]:
+        step, stop = min(stack.engine.step for stack in unfinished), training.steps
+        grows = any(0 < schedule.max_length < curriculum.end for schedule in first.lengths)
+        if grows:  # the curriculum may move at its next update, so batches are made no further ahead than that
             stop = min(stop, (step // curriculum.every + 1) * curriculum.every)
-        data = TrainingBatches(first.plans, first.seeds, training.batch_size, step, stop)
-        ahead = {} if looks or not workers else {"num_workers": workers, "prefetch_factor": 4}
+        data = TrainingBatches(first.lengths, first.seeds, training.batch_size, step, stop)
+        ahead = {} if grows or not workers else {"num_workers": workers, "prefetch_factor": 4}
         for block in DataLoader(data, batch_size=None, pin_memory=first.device == "cuda", **ahead):
             for parts in zip(*(part for part in block if part is not None), strict=True):
-                for stack in going:
-                    if stack.step == step and not stack.is_finished(evaluations):
-                        stack.train(Batch(*parts), every, time.perf_counter() - started)
+                for stack in unfinished:
+                    if stack.engine.step == step and not stack.is_finished(evaluations):
+                        stack.train(Batch(*parts), time.perf_counter() - started)
                 step += 1
             if time.perf_counter() - started > limit:
-                for stack in going:
-                    stack.seconds = stack.before + time.perf_counter() - started
+                for stack in unfinished:
+                    stack.seconds = stack.earlier_seconds + time.perf_counter() - started
                     stack.save()
                 return
-            if all(stack.is_finished(evaluations) for stack in going):
+            if all(stack.is_finished(evaluations) for stack in unfinished):
                 break
     for stack in stacks:
         stack.test()
@@ -545,11 +550,11 @@ def main(given: list[str] | None = None) -> None:
         if words.stacks and settings.training.curriculum.start:
             parser.error("--stacks: a curriculum gives every stack batches of its own; needed one call for each")
         planned = [(with_spec(settings, spec), words.out.with_stem(f"{words.out.stem}-{spec}")) for spec in words.stacks]
-        stacks = [Seeds(one, seeds, out, command) for one, out in planned or [(settings, words.out)]]
+        stacks = [Seeds(one, seeds, out, command, words.every) for one, out in planned or [(settings, words.out)]]
     except SettingError as error:
         parser.exit(2, f"seeds.py: {error}\n")
     try:
-        train_together(stacks, words.every, words.limit, words.workers, words.held)
+        train_together(stacks, words.limit, words.workers, words.held)
     except KeyboardInterrupt:
         parser.exit(130, "seeds.py: stopped; the same command goes on from the last evaluation\n")
 

@@ -91,7 +91,7 @@ def test_the_average_is_of_the_weights_on_the_way(learned, tmp_path):
     def look(model, _):
         seen.update({name: p.detach().clone() for name, p in model.named_parameters()})
 
-    whole.model.register_forward_pre_hook(look)
+    whole.average.model.register_forward_pre_hook(look)
     assert any(not torch.equal(means[name], p) for name, p in whole.model.named_parameters())
     list(whole.rows(2, 10))
     torch.testing.assert_close(seen, means)
@@ -101,7 +101,7 @@ def test_labels_are_smoothed(learned, tmp_path):
     losses = []
     for smoothing in (0.0, 0.2):
         learning = learned.Learning(learned.Setting("S3", 1, 6, 8, 2, 4, 3e-3, "zero", smoothing, 0.0), 2, tmp_path / "none")
-        losses.append(learning.advance(learning.batch(0))[1])
+        losses.append(learning.compute_loss(learning.batch(0))[1][1])
     assert (losses[0] != losses[1]).all()
 
 

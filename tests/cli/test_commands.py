@@ -133,7 +133,7 @@ def test_overwrite_makes_the_run_again(run: Path, tiny_words: list[str]) -> None
 def test_a_failed_run_ends_with_1(tmp_path: Path, tiny_words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--training.lr", "1e30", "--training.clip", "0", "--steps", "9"]
     assert main(["train", "--out", str(tmp_path / "run"), *tiny_words, *words]) == 1
-    assert "failed: the loss or its gradient was no finite number" in capsys.readouterr().err
+    assert "failed: the loss or the norm of its gradient was not finite" in capsys.readouterr().err
 
 
 def test_train_can_record(said: Callable[..., str], tmp_path: Path, tiny_words: list[str]) -> None:

@@ -48,10 +48,10 @@ def test_a_sweep_from_its_file_to_its_record(file: Path, tmp_path: Path, capsys:
     assert found["command"] == f"longscan sweep {file} --out {out} --record {records} --training.threads 1"
     score = found["trials"][0]["score"]
     assert f"trial 0: accuracy {score:.4f} on validation (training.lr 0.01)" in said.err
-    assert "trial 1: the loss or its gradient was no finite number" in said.err
+    assert "trial 1: the loss or the norm of its gradient was not finite" in said.err
     assert "seed 1: accuracy" in said.err
     assert f"best on validation: trial 0, accuracy {score:.4f} (training.lr 0.01)" in said.out
-    assert "failed, trial 1: the loss or its gradient was no finite number" in said.out
+    assert "failed, trial 1: the loss or the norm of its gradient was not finite" in said.out
     lines = said.out.splitlines()
     assert lines[-4].startswith(f"test accuracy: {found['test']['mean']:.4f} over 1 seeds (scaled ")
     assert lines[-3:] == [

@@ -21,7 +21,7 @@ from typing import Any
 import longscan
 
 TABLE = Path(__file__).with_name("defaults.json")
-PARTS = ("blocks", "estimators", "layers", "models", "numerics", "ops", "tasks", "training")
+PARTS = ("blocks", "engine", "estimators", "layers", "models", "numerics", "ops", "tasks", "training")
 LEFT_OUT = ("triton", "_native.")  # in the name of a module and a dot: what only some machines can import
 CHANGED_BY_TESTS = "ops.chunks.NUMBERS"  # tests/conftest.py makes the chunks smaller
 UNSUPPORTED = object()

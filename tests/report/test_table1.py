@@ -74,8 +74,8 @@ def test_training_ends_where_all_seeds_have_held_one(tmp_path: Path) -> None:
     exact, other = {"last": [1.0, 1.0 - 1e-8]}, {"last": [1.0, 0.998]}
     for rows, held in (([exact], False), ([other, exact, exact], True), ([exact, exact, other], False)):
         stack.record["rows"] = rows
-        assert stack.held(2) is held
-        assert not stack.held(0)
+        assert stack.stays_exact(2) is held
+        assert not stack.stays_exact(0)
 
 
 def test_the_best_weights_on_validation_are_tested_once(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_the_best_weights_on_validation_are_tested_once(tmp_path: Path) -> None:
     settings = parse_settings(["--config", str(recipe), *words[7:17]]).settings
     run = seeds.Seeds(settings, [0, 1, 2], tmp_path / "one.json", "")
     assert run.record["selected"] == selected
-    seeds.copy_into(dict(run.model.named_parameters()), run.selected)
+    seeds.copy_weights(run.selected, run.model)
     assert run.scores("test") == selected["test"]
     assert run.scores("valid") == selected["valid"]
 

@@ -19,7 +19,8 @@ from longscan.layers.parameters import parameter_options
 from longscan.models import SequenceModel
 from longscan.models.roles import optimizer_groups
 from longscan.tasks import TASKS, Batch, Task
-from longscan.training import SettingError, loop, shard_model, share_of, train
+from longscan.training import SettingError, shard_model, share_of, train
+from longscan.training import trainer as trainer_module
 from longscan.training.checkpoint import read_tensors
 from longscan.training.evaluate import predict, scored_answers
 from longscan.training.logs import read_rows
@@ -125,9 +126,9 @@ def test_a_split_model_declares_what_the_whole_one_does() -> None:
 
 def test_sharding_by_accelerate_is_refused(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def sharding(**_: Any) -> Any:
-        return SimpleNamespace(distributed_type=DistributedType.FSDP)
+        return SimpleNamespace(distributed_type=DistributedType.FSDP, num_processes=1)
 
-    monkeypatch.setattr(loop, "Accelerator", sharding)
+    monkeypatch.setattr(trainer_module, "Accelerator", sharding)
     with pytest.raises(SettingError, match=r"^accelerate: got FSDP, needed none"):
         train(tiny(), tmp_path / "run")
 

@@ -92,7 +92,7 @@ def contents(folder: Path) -> dict[str, Any]:
         table = [{name: value for name, value in row.items() if name != "seconds"} for row in csv.DictReader(file)]
     events = [
         (event.step, value.tag, value.tensor.float_val[0])
-        for path in sorted((folder / "tensorboard").iterdir())
+        for path in sorted(folder.glob("tensorboard/**/events.*"))
         for event in EventFileLoader(str(path)).Load()
         for value in event.summary.value
         if not value.tag.endswith("/seconds")

@@ -1,14 +1,21 @@
-"""The three logs hold the same rows, once each, however often they are opened again."""
+"""The logs hold the same rows, once each, however often a run is resumed; trackers of the user get them too."""
 
 import csv
+from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
+import torch
+from accelerate.tracking import GeneralTracker
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
-from longscan.training.logs import RunLog, read_rows
-from longscan.training.settings import SettingError
+from longscan.engine import Callback, Engine, StepResult
+from longscan.training import SettingError, train
+from longscan.training.logs import RunLog, build_trackers, read_rows
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:tensorboard")
+ENGINE = Engine(torch.optim.SGD([torch.zeros(1)]), lambda batch: (batch, None), learning_rate=lambda _: 0.0)
 
 
 def row(step: int) -> dict[str, Any]:
@@ -17,32 +24,101 @@ def row(step: int) -> dict[str, Any]:
 
 def events(folder: Path) -> list[tuple[int, str, float]]:
     found = []
-    for path in sorted((folder / "tensorboard").iterdir()):
+    for path in sorted(folder.glob("tensorboard/**/events.*")):
         for event in EventFileLoader(str(path)).Load():
             found += [(event.step, value.tag, value.tensor.float_val[0]) for value in event.summary.value]
     return found
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_rows_are_kept_up_to_a_step_and_written_once(tmp_path: Path) -> None:
     columns = ["step", "split", "loss", "accuracy", "seconds"]
-    log = RunLog(tmp_path, columns)
-    for step in range(5):
-        log.add(row(step))
-    log.flush()
-    log.close()
+    with closing(RunLog(tmp_path, columns)) as log:
+        for step in range(5):
+            log.on_log(ENGINE, row(step))
+        log.flush()
     kept = [r for r in read_rows(tmp_path / "metrics.jsonl") if r["step"] < 3]
-    log = RunLog(tmp_path, columns, kept)
-    for step in range(3, 6):
-        log.add(row(step))
-    log.close()
+    with closing(RunLog(tmp_path, columns, kept)) as log:
+        for step in range(3, 6):
+            log.on_log(ENGINE, row(step))
     assert read_rows(tmp_path / "metrics.jsonl") == [row(step) for step in range(6)]
     with (tmp_path / "metrics.csv").open() as file:
         assert [(r["step"], r["loss"], r["accuracy"]) for r in csv.DictReader(file)] == [
             (str(s), str(s / 8), "") for s in range(6)
         ]
-    losses = [(step, value) for step, tag, value in events(tmp_path) if tag == "train/loss"]
-    assert losses == [(step, step / 8) for step in range(6)]
+
+
+class Kill(Callback):
+    """Ends the process's part of a training after a step, some steps after the last checkpoint."""
+
+    def on_step_end(self, engine: Engine, result: StepResult) -> None:
+        if engine.step == 5:
+            raise RuntimeError("killed")
+
+
+class OwnTracker(GeneralTracker):
+    """Keeps what it gets; `runs` has an entry for each process's part of a training."""
+
+    name = "own"
+    requires_logging_directory = True
+    runs: ClassVar[list[dict[str, Any]]] = []
+
+    def __init__(self, project: str, folder: Path) -> None:
+        super().__init__()
+        self.runs.append({"project": project, "folder": folder, "rows": [], "finished": False})
+
+    @property
+    def tracker(self) -> Any:
+        return self.runs[-1]
+
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        self.tracker["config"] = values
+
+    def log(self, values: dict[str, Any], step: int | None = None, **_: Any) -> None:
+        self.tracker["rows"].append((step, values))
+
+    def finish(self) -> None:
+        self.tracker["finished"] = True
+
+
+def test_trackers_have_the_steps_of_a_resumed_run_once(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OwnTracker, "runs", [])
+    settings = tiny(steps=8, eval_every=3, trackers=["tensorboard", f"{__name__}.OwnTracker"])
+    with pytest.raises(RuntimeError, match="killed"):
+        train(settings, tmp_path / "run", callbacks=[Kill()])
+    train(settings, tmp_path / "run", resume=True)
+    first, second = OwnTracker.runs
+    assert (first["project"], first["folder"]) == ("longscan", tmp_path / "run")
+    assert first["finished"]
+    assert second["finished"]
+    assert first["config"]["training"]["steps"] == 8
+    assert max(step for step, _ in first["rows"]) == 5, "later than the checkpoint of step 3"
+    rows = read_rows(tmp_path / "run" / "metrics.jsonl")
+    wanted = [
+        (row["step"], {f"{row['split']}/{k}": v for k, v in row.items() if k not in ("step", "split") and v is not None})
+        for row in rows
+    ]
+    assert second["rows"] == wanted
+    losses = [(step, value) for step, tag, value in events(tmp_path / "run") if tag == "train/loss"]
+    assert losses == [(row["step"], pytest.approx(row["loss"])) for row in rows if row["split"] == "train"]
+    assert [step for step, _ in losses] == list(range(1, 9))
+
+
+def test_without_trackers_there_are_no_other_files(tiny: Any, tmp_path: Path) -> None:
+    train(tiny(trackers=[]), tmp_path)
+    assert not (tmp_path / "tensorboard").exists()
+
+
+@pytest.mark.parametrize("name", ["tensorbord", "longscan.no_module.Tracker", "longscan.training.NoTracker", ""])
+def test_unknown_trackers_are_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(SettingError, match=rf"^training\.trackers: got '{name}', needed names among .*tensorboard, .*wandb"):
+        build_trackers([name], tmp_path)
+
+
+def test_a_tracker_without_its_package_is_refused(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("longscan.training.logs.get_available_trackers", list)
+    with pytest.raises(SettingError, match=r"training\.trackers: got 'tensorboard', needed a tracker whose package is installed"):
+        train(tiny(), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_line_cut_short_is_left_out(tmp_path: Path) -> None:

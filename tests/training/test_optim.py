@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import nn
 
+from longscan.engine import make_capturable, set_learning_rate
 from longscan.layers.parameters import mark
 from longscan.training import TrainingSettings
-from longscan.training.optim import build_optimizer, make_capturable, set_learning_rate
+from longscan.training.optim import build_optimizer
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import torch
 from torch.optim.lr_scheduler import CosineAnnealingLR, CosineAnnealingWarmRestarts
 
 from longscan.training import TrainingSettings
-from longscan.training.schedule import learning_rate
+from longscan.training.optim import learning_rate
 
 
 def rates(**values: object) -> list[float]:

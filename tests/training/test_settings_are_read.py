@@ -25,10 +25,10 @@ from longscan.training import (
     parse_settings,
     train,
 )
-from longscan.training.lengths import LengthPlan
+from longscan.training.batches import LengthSchedule
+from longscan.training.optim import learning_rate
 from longscan.training.parsing import load_settings
 from longscan.training.records import result_row
-from longscan.training.schedule import learning_rate
 from longscan.training.space import SweepConfig
 
 SETTINGS = (ModelSettings, TrainingSettings, CurriculumSettings, LateLengthSettings, AboutSettings)
@@ -63,7 +63,7 @@ def test_every_setting_of_a_run_is_read(tiny: Any, tmp_path: Path, reads: set[tu
         schedule="restarts", patience=3, solved_at=0.01, label_smoothing=0.1,
     )  # fmt: skip
     result_row(train(settings, tmp_path / "run"))
-    LengthPlan(settings).score(1.0)
+    LengthSchedule(settings).update(1.0)
     learning_rate(2, replace(settings.training, restart_period=1))
     unread = {(kind.__name__, field.name) for kind in SETTINGS for field in fields(kind)} - reads
     assert sorted(unread) == []

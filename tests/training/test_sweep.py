@@ -88,7 +88,7 @@ def test_every_point_is_tried_and_failures_are_kept(config: SweepConfig, whole: 
         diverges = row["settings"]["training.lr"] == 1e20
         assert row["status"] == ("failed" if diverges else "finished")
         assert len(row["runs"]) == (1 if diverges else 2)
-        assert ("no finite number" in row["failure"]) if diverges else row["failure"] is None
+        assert ("was not finite" in row["failure"]) if diverges else row["failure"] is None
         for run in row["runs"]:
             settings = Run(folder / run["folder"]).settings
             assert settings == config.settings_for(row["settings"], run["seed"])
@@ -341,7 +341,7 @@ def test_the_page_shows_trials_failures_and_seeds(whole: tuple[Path, dict[str, A
     page = sweep_report(whole[0]).read_text("utf-8")
     values = {"training.lr": 0.00123456, "model.spec, model.norm": ["ma", "rms"], "task.train_lengths": [3, 8], "x": None}
     assert settings_text(values) == "training.lr 0.001235, model.spec ma, model.norm rms, task.train_lengths [3, 8], x null"
-    for words in ("training.lr", "model.spec, model.block_options", "no finite number", "best constant predictor", "a command"):
+    for words in ("training.lr", "model.spec, model.block_options", "was not finite", "best constant predictor", "a command"):
         assert words in page
     assert page.count('class="plot"') == 3
     begun = {**whole[1], "status": "unfinished", "seeds": [], "test": None, "best": None}

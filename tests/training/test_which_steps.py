@@ -10,6 +10,7 @@ from accelerate.state import PartialState
 
 from longscan.tasks import TASKS, Batch
 from longscan.training import SettingError, train
+from longscan.training import callbacks as callbacks_module
 from longscan.training import trainer as trainer_module
 from longscan.training.evaluate import Scores
 from longscan.training.logs import read_rows
@@ -37,7 +38,7 @@ def followed(tiny: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
             (saved if target.name == "last" else written).append(state)
 
         monkeypatch.setattr(trainer_module, "evaluate", evaluate)
-        monkeypatch.setattr(trainer_module, "write_checkpoint", write)
+        monkeypatch.setattr(callbacks_module, "write_checkpoint", write)
         monkeypatch.setattr(trainer_module.longscan.report, "run_report", lambda _: None)
         done = train(tiny(**values), tmp_path / "run", test=False)
         rows = read_rows(tmp_path / "run" / "metrics.jsonl")
@@ -77,7 +78,7 @@ def test_patience_counts_validations_since_the_best(followed: Any) -> None:
     scores = [(None, 1.0), (0.5, 1.0), (0.4, 0.1), (0.5, 0.9), (0.5, 0.9), (0.49, 0.1), (0.4, 0.1), (0.9, 0.1)]
     found = followed(scores, steps=9, eval_every=1, patience=3)
     assert found["best"] == [1, 2, 4]
-    assert [state["waited"] for state in found["states"]] == [0, 0, 1, 0, 1, 2, 3]
+    assert [state["patience_used"] for state in found["states"]] == [0, 0, 1, 0, 1, 2, 3]
     assert found["states"][-1]["best"] == {"step": 4, "value": 0.5, "loss": 0.9}
     assert found["result"]["stopped_early"]
     assert found["result"]["valid"] == {"last": 0.4, "best": 0.5}
@@ -92,7 +93,7 @@ def test_solved_validations_are_counted_one_after_the_other(followed: Any) -> No
     scores = [(0.9, 1.0), (0.8, 1.0), (0.95, 1.0), (None, 1.0), (0.9, 1.0), (0.9, 1.0), (0.9, 1.0)]
     found = followed(scores, steps=9, eval_every=1, solved_at=0.9, solved_for=2)
     assert found["valid"] == [1, 2, 3, 4, 5, 6]
-    assert [state["solved"] for state in found["states"]] == [1, 0, 1, 0, 1, 2]
+    assert [state["solved_evaluations"] for state in found["states"]] == [1, 0, 1, 0, 1, 2]
     assert found["result"]["stopped_early"]
 
 
@@ -104,7 +105,7 @@ def trainer(settings: Any, folder: Any) -> Trainer:
 def test_endless_splits_need_numbers_of_batches(tiny: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = tiny(eval_batches=1, test_batches=1)
     monkeypatch.setattr(type(settings.task), "size", lambda *_: None)
-    assert trainer(settings, tmp_path).at.step == 0
+    assert trainer(settings, tmp_path).engine.step == 0
     with pytest.raises(SettingError, match=r"training\.eval_batches: got 0, needed a number of batches, as split valid of"):
         trainer(tiny(test_batches=1), tmp_path)
     with pytest.raises(SettingError, match=r"training\.test_batches: got 0, needed a number of batches, as split test of"):
@@ -118,20 +119,7 @@ def test_scores_of_a_batch_are_means_over_the_processes(tiny: Any, tmp_path: Any
     other = torch.tensor([8.0, 1.0, 2.0])
     one.accelerator = SimpleNamespace(num_processes=number, device="cpu", reduce=lambda x: x + other)  # type: ignore[assignment]
     expected = (0.5, 0.25) if number == 1 else ((0.5 * 6 + 8) / 8, (0.25 * 6 + 1) / 8)
-    assert one._whole_batch(0.5, 0.25, 6.0) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(("number", "here", "elsewhere", "finite"), [(1, 0, 1, True), (1, 1, 0, False), (2, 0, 0, True)])
-def test_a_number_that_is_not_finite_stops_all_processes(
-    tiny: Any, tmp_path: Any, number: int, here: int, elsewhere: int, finite: bool
-) -> None:
-    one = trainer(tiny(), tmp_path)
-    one.finite = torch.tensor(not here)
-    one.accelerator = SimpleNamespace(num_processes=number, reduce=lambda x: x + elsewhere)  # type: ignore[assignment]
-    assert one._is_finite() is finite
-    one.accelerator.num_processes = 2
-    one.finite = torch.tensor(True)
-    assert one._is_finite() is (elsewhere == 0)
+    assert one.mean_over_processes(0.5, 0.25, 6.0) == pytest.approx(expected)
 
 
 def test_a_run_puts_back_what_it_set_for_the_process(followed: Any) -> None:

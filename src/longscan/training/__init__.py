@@ -6,7 +6,6 @@ A sweep needs Optuna, which is imported when `run_sweep` is first used.
 from typing import TYPE_CHECKING
 
 from longscan._lazy import lazy
-from longscan.training.loop import train as train
 from longscan.training.parsing import parse_settings as parse_settings
 from longscan.training.records import check_target as check_target
 from longscan.training.records import record_run as record_run
@@ -23,6 +22,7 @@ from longscan.training.sharing import Share as Share
 from longscan.training.sharing import shard_model as shard_model
 from longscan.training.sharing import share_of as share_of
 from longscan.training.space import SweepConfig as SweepConfig
+from longscan.training.trainer import train as train
 
 if TYPE_CHECKING:
     from longscan.training.sweep import run_sweep as run_sweep

@@ -1,27 +1,33 @@
-"""The log of a run: metrics.jsonl, and the same rows as metrics.csv and as TensorBoard files."""
+"""The logs of a run: metrics.jsonl, the same rows as metrics.csv, and accelerate's trackers (TensorBoard, Weights & Biases, ...).
+
+metrics.jsonl is the record that a run resumes from. The other logs are written again from its rows when a run resumes, so that no
+step is in any of them twice.
+"""
 
 import csv
 import json
 import os
 import shutil
 from collections.abc import Iterable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from tensorboard.compat.proto.event_pb2 import Event
-from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.summary.writer.event_file_writer import EventFileWriter
+from accelerate import Accelerator
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker, get_available_trackers
 
+from longscan.engine import Callback, Engine
 from longscan.training.parsing import one_line
-from longscan.training.settings import SettingError
+from longscan.training.settings import SettingError, refuse
 
 Row = dict[str, Any]
+PROJECT = "longscan"  # the project of Weights & Biases, the experiment of MLflow
 
 
 def read_rows(path: Path, steps: int = 0) -> list[Row]:
-    """The rows of a metrics.jsonl; a last line cut short by a kill is left out. SettingError for any other damage.
+    """Return the rows of a metrics.jsonl, without a last line that a kill left incomplete. Raises SettingError for other damage.
 
-    steps: of the run so far. Training logs its first step, so that a log without a row of a run with steps is damaged, too.
+    steps: the number of steps that the run has made. A run logs its first step, so the log of a run with steps must have a row.
     """
     rows: list[Row] = []
     if not path.exists() and not steps:
@@ -29,7 +35,7 @@ def read_rows(path: Path, steps: int = 0) -> list[Row]:
     if not path.exists():
         raise SettingError(f"{path}: missing, needed the rows of {steps} steps")
     lines = path.read_bytes().split(b"\n")
-    for number, line in enumerate(lines[:-1], 1):  # what follows the last line break was cut short
+    for number, line in enumerate(lines[:-1], 1):  # what follows the last line break is incomplete
         try:
             row = json.loads(line)
             if not isinstance(row, dict) or type(row.get("step")) is not int:
@@ -42,48 +48,89 @@ def read_rows(path: Path, steps: int = 0) -> list[Row]:
     return rows
 
 
-class RunLog:
-    """Appends rows to the three logs; `keep` are the rows of an earlier part of the run, with which they start.
+class RunLog(Callback):
+    """Appends rows to metrics.jsonl and metrics.csv; `rows` are those of an earlier part of the run, with which both start.
 
-    columns: of metrics.csv. Each row has "step", "split" and "seconds" (training time), and numbers.
+    columns: of metrics.csv. Each row has "step", "split" and "seconds" (of training), and numbers.
     """
 
-    def __init__(self, folder: Path, columns: Sequence[str], keep: Iterable[Row] = ()) -> None:
+    def __init__(self, folder: Path, columns: Sequence[str], rows: Iterable[Row] = ()) -> None:
         temporary = folder / "metrics.jsonl.writing"
-        temporary.write_text("".join(json.dumps(row) + "\n" for row in keep), encoding="utf-8")
+        temporary.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
         temporary.replace(folder / "metrics.jsonl")
-        shutil.rmtree(folder / "tensorboard", ignore_errors=True)
-        self._lines = (folder / "metrics.jsonl").open("a", encoding="utf-8")
+        self._json_lines = (folder / "metrics.jsonl").open("a", encoding="utf-8")
         self._table = (folder / "metrics.csv").open("w", encoding="utf-8", newline="")
         self._writer = csv.DictWriter(self._table, columns, extrasaction="ignore")
         self._writer.writeheader()
-        self._events = EventFileWriter(str(folder / "tensorboard"))
-        for row in keep:
-            self._copy(row)
+        self._writer.writerows(rows)
 
-    def add(self, row: Row) -> None:
-        """One more row; it is in the files' hands when this returns."""
-        self._lines.write(json.dumps(row) + "\n")
-        self._lines.flush()
-        self._copy(row)
-
-    def _copy(self, row: Row) -> None:
+    def on_log(self, engine: Engine, row: Row) -> None:
+        """Write the row. It is in the files when this returns."""
+        self._json_lines.write(json.dumps(row) + "\n")
+        self._json_lines.flush()
         self._writer.writerow(row)
         self._table.flush()
-        values = [
-            Summary.Value(tag=f"{row['split']}/{name}", simple_value=value)
-            for name, value in row.items()
-            if name not in ("step", "split") and isinstance(value, int | float)
-        ]
-        self._events.add_event(Event(wall_time=row["seconds"], step=row["step"], summary=Summary(value=values)))
 
     def flush(self) -> None:
-        """Have everything on the disk, as before a checkpoint."""
-        os.fsync(self._lines.fileno())
-        self._events.flush()
+        """Write everything to the disk, as before a checkpoint."""
+        os.fsync(self._json_lines.fileno())
 
     def close(self) -> None:
         """Close the files."""
-        self._lines.close()
+        self._json_lines.close()
         self._table.close()
-        self._events.close()
+
+
+class TrackerLog(Callback):
+    """Sends rows to the trackers of an accelerator, first those of an earlier part of the run.
+
+    A resumed run is a new run to each tracker, with all rows up to the checkpoint: a killed run may have sent later ones.
+    """
+
+    def __init__(self, accelerator: Accelerator, folder: Path, config: dict[str, Any], rows: Iterable[Row] = ()) -> None:
+        self._accelerator = accelerator
+        shutil.rmtree(folder / "tensorboard", ignore_errors=True)
+        accelerator.init_trackers(PROJECT, init_kwargs={"wandb": {"name": folder.name}, "mlflow": {"run_name": folder.name}})
+        for tracker in accelerator.trackers:
+            if tracker.name != "tensorboard":  # it would add a run of its own for the settings
+                tracker.store_init_configuration(config)
+        for row in rows:
+            self._send(row)
+
+    def on_log(self, engine: Engine, row: Row) -> None:
+        """Send the numbers of the row, named SPLIT/METRIC."""
+        self._send(row)
+
+    def _send(self, row: Row) -> None:
+        numbers = {name: value for name, value in row.items() if name not in ("step", "split") and isinstance(value, int | float)}
+        values = {f"{row['split']}/{name}": value for name, value in numbers.items()}
+        self._accelerator.log(values, step=row["step"], log_kwargs={"tensorboard": {"walltime": row["seconds"]}})
+
+    def close(self) -> None:
+        """Finish the trackers' runs."""
+        for tracker in self._accelerator.trackers:
+            tracker.finish()
+
+
+def build_trackers(names: Sequence[str], folder: Path) -> list[str | GeneralTracker]:
+    """Return what `Accelerator` takes as `log_with`: names that accelerate knows, and an instance for each class of the user.
+
+    A class is named by its import path, "package.module.Class". It gets the name of the project and, if it declares
+    `requires_logging_directory`, the run's folder. Raises SettingError for what is neither, and for a name whose package is missing.
+    """
+    trackers: list[str | GeneralTracker] = []
+    for name in names:
+        if name in LOGGER_TYPE_TO_CLASS:
+            if name not in map(str, get_available_trackers()):
+                raise refuse("training.trackers", name, "a tracker whose package is installed")
+            trackers.append(name)
+            continue
+        module, _, kind = name.rpartition(".")
+        try:
+            tracker = getattr(import_module(module), kind)
+        except (ImportError, AttributeError, ValueError) as error:
+            known = ", ".join(sorted(map(str, LOGGER_TYPE_TO_CLASS)))
+            needed = f"names among {known}, or import paths of subclasses of accelerate's GeneralTracker ({one_line(error)})"
+            raise refuse("training.trackers", name, needed) from None
+        trackers.append(tracker(PROJECT, folder) if tracker.requires_logging_directory else tracker(PROJECT))
+    return trackers

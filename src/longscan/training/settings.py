@@ -212,6 +212,8 @@ class TrainingSettings:
         prefetch: training batches made ahead by a thread; no number changes the result.
         capture: on a CUDA device, record an update as a CUDA graph and replay it, which makes small models several times faster;
             for batches of few shapes, all of whose steps are scored. Other devices run the update as it is.
+        trackers: where the logs go beside metrics.jsonl and metrics.csv: names that accelerate knows (tensorboard, wandb, mlflow,
+            ...), or import paths of subclasses of its GeneralTracker ("package.module.Class").
     """
 
     steps: int = 1000
@@ -252,6 +254,7 @@ class TrainingSettings:
     threads: int = 0
     prefetch: int = 2
     capture: bool = False
+    trackers: list[str] = field(default_factory=lambda: ["tensorboard"])
 
     def __post_init__(self) -> None:
         _check(

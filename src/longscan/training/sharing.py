@@ -1,8 +1,4 @@
-"""Training on several processes: which rows of a batch are whose, what makes their gradients one, models that are split.
-
-Data parallel wrappers (DDP, FSDP2) take the mean of the processes' gradients. With every process's loss multiplied by its
-`Share.factor`, this mean is the gradient of one process with the whole batch, however unequal the shares and their answers.
-"""
+"""Training on several processes: the rows of a batch that each trains on, and models whose parameters are split over them."""
 
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -19,10 +15,11 @@ M = TypeVar("M", bound=SequenceModel)
 
 
 class Share(NamedTuple):
-    """A process's part of a batch.
+    """The rows of a batch that one of several processes trains on.
 
-    weight: of its mean score among those of the others, the number of its scored answers; factor: on its loss before the
-    gradients' mean is taken.
+    Data parallel wrappers (DDP, FSDP2) take the mean of the processes' gradients. With every process's loss multiplied by its
+    `factor`, this mean is the gradient of one process with the whole batch, however unequal the shares and their numbers of
+    scored answers. `weight` is that number, with which the process's mean loss and score enter those of the whole batch.
     """
 
     rows: Batch
@@ -31,26 +28,26 @@ class Share(NamedTuple):
 
 
 def share_of(batch: Batch, task: Task, reduction: Reduction, process: int, processes: int) -> Share:
-    """Every n-th row of a batch, so that any number of processes sees the same data.
+    """Return every n-th row of a batch, from row number `process` on, so that any number of processes sees the same data.
 
-    A process whose rows hold no scored answer, as where there are fewer rows than processes, gets all rows at factor 0: the mean
-    over no answers is no number, and all processes have to take part in the exchange of gradients.
+    A process whose rows have no scored answer, as with fewer rows than processes, gets all rows with factor 0: the mean over no
+    answers is not a number, and all processes must take part in the exchange of gradients.
     """
     if processes == 1:
         return Share(batch, 1.0, 1.0)
-    rows = Batch(*(None if part is None else part[process::processes] for part in batch))  # type: ignore[arg-type]
+    rows = Batch(*(None if tensor is None else tensor[process::processes] for tensor in batch))  # type: ignore[arg-type]
     answers = float(scored_answers(rows, task))
     if not answers:
         return Share(batch, 0.0, 0.0)
-    part = 1.0 if reduction == "sum" else answers / float(scored_answers(batch, task))
-    return Share(rows, answers, processes * part)
+    fraction = 1.0 if reduction == "sum" else answers / float(scored_answers(batch, task))
+    return Share(rows, answers, processes * fraction)
 
 
 def shard_model(model: M, mesh: "DeviceMesh | None" = None) -> M:
-    """The model split over the processes by FSDP2, each block a unit, in place; without a mesh, over all processes.
+    """Split a model over the processes by FSDP2, in place, each block a unit. Without a mesh, over all processes.
 
-    `fully_shard` makes new parameters, which would lose what they declare to the optimiser (`longscan.layers.parameters.mark`): a
-    rate and decay of their own. Here they keep it. Build the optimiser afterwards.
+    `fully_shard` creates new parameters, which lack the learning rate scale and weight decay that the old ones declare
+    (`longscan.layers.parameters.mark`); here the new ones declare the same. Build the optimiser afterwards.
     """
     from torch.distributed.fsdp import fully_shard
 

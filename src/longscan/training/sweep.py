@@ -38,12 +38,12 @@ from longscan._files import write_text
 from longscan.report.records import check_record, read_records
 from longscan.report.statistics import mean_interval
 from longscan.report.sweep import settings_text
-from longscan.training.loop import train
 from longscan.training.parsing import one_line
 from longscan.training.records import commit, result_row, task_title
 from longscan.training.run import Run, check_out, holds_run
 from longscan.training.settings import SettingError, refuse
 from longscan.training.space import CONFIG_FILE, SweepConfig, check_same_search, read_config, write_config
+from longscan.training.trainer import train
 from longscan.training.workers import FileLock, run_workers
 
 POLL = 0.5  # seconds between two attempts to get a trial while other workers run the last ones of a study

@@ -1,77 +1,185 @@
-"""One deterministic sequence of updates, validations and checkpoints, which a kill may cut and a later process continues.
+"""`train`: opens the folder of a run, takes the device, and has a `Trainer` bring the run to its end.
 
-All that the rest of a run depends on is in checkpoints/last: weights, optimiser, average, step, generator states, the
-curriculum's length, the best validation. Batches and learning rates are functions of the step. The logs are cut back to the
-checkpoint's step.
+A run is one sequence of steps, validations and checkpoints, which a kill may cut and a later process continues with the same
+result. All that the rest of a run depends on is in checkpoints/last: weights, optimiser, average, step, states of the random
+generators, the curriculum's length, the best validation. Batches and learning rates are functions of the step. The logs are cut
+back to the checkpoint's step.
 """
 
 import json
+import shlex
+import sys
 import time
-from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import gather_object
+from accelerate.state import AcceleratorState, PartialState
+from accelerate.utils import DistributedType, ProjectConfiguration
 from torch import Tensor, nn
 
 import longscan.report
 from longscan._files import write_text
+from longscan.engine import Callback, Engine, NonFiniteLossError, StepResult, WeightAverage
 from longscan.ops.dispatch import NATIVE
 from longscan.tasks import Batch
-from longscan.training.angles import symbol_angles
-from longscan.training.averaging import WeightAverage
-from longscan.training.capture import Captured
-from longscan.training.checkpoint import (
-    find_checkpoint,
-    generator_states,
-    optimizer_tensors,
-    read_checkpoint,
-    read_tensors,
-    restore_generators,
-    restore_optimizer,
-    write_checkpoint,
-    write_tensors,
-)
-from longscan.training.evaluate import Scores, batch_score, evaluate, number, predict
-from longscan.training.lengths import LengthPlan
-from longscan.training.loader import Prefetcher
-from longscan.training.logs import Row, RunLog, read_rows
-from longscan.training.optim import build_optimizer, make_capturable, set_learning_rate
-from longscan.training.parsing import one_line, with_section
-from longscan.training.progress import ProgressView
+from longscan.tasks.base import Split
+from longscan.training import callbacks as cb
+from longscan.training.batches import LengthSchedule, Prefetcher
+from longscan.training.checkpoint import find_checkpoint, read_checkpoint
+from longscan.training.evaluate import Scores, batch_score, evaluate, predict
+from longscan.training.logs import Row, RunLog, TrackerLog, build_trackers, read_rows
+from longscan.training.optim import build_optimizer, learning_rate
+from longscan.training.parsing import with_section
 from longscan.training.records import describe_run
-from longscan.training.run import build_model, first_model, load_weights, refuse_backend, write_settings
-from longscan.training.schedule import learning_rate
-from longscan.training.settings import SettingError, Settings, refuse
-from longscan.training.sharing import Share, share_of
-from longscan.training.signals import stop_requests
+from longscan.training.run import Run, build_model, check_out, clear_run, first_model, holds_run, refuse_backend, write_settings
+from longscan.training.settings import SettingError, Settings, TrainingSettings, refuse, same_size
+from longscan.training.sharing import share_of
 
 if TYPE_CHECKING:
     from longscan.models import SequenceModel
 
+MAY_CHANGE = ("steps", "checkpoint_every", "device", "threads", "prefetch", "capture", "trackers")
 
-@dataclass
-class Progress:
-    """Where a run stands; all of it is saved. best and valid: validation scores by what was scored ("last", "average")."""
 
-    step: int = 0
-    seconds: float = 0.0
-    longest: int = 0
-    waited: int = 0
-    solved: int = 0
-    averaged: int = 0
-    best: dict[str, Any] | None = None
-    valid: dict[str, float | None] = field(default_factory=dict)
-    failed: str | None = None
-    stopped_early: bool = False
+def train(
+    settings: Settings,
+    out: str | Path,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    progress: bool = False,
+    command: str | None = None,
+    test: bool = True,
+    callbacks: Sequence[Callback] = (),
+) -> Run:
+    """Train, test and report; return the run, whose folder is `out`.
+
+    Args:
+        settings: everything that decides the result.
+        out: folder of the run, created if needed.
+        resume: continue from the last checkpoint in `out`, or from the start if the run was killed before its first. The settings
+            must be those of the run, except for steps (at least the number made), checkpoint_every, device, threads, prefetch,
+            capture and trackers. A run that is over is left as it is.
+        overwrite: remove the run that `out` holds.
+        progress: show a progress bar (in a terminal) or a line for each validation on stderr.
+        command: what result.json gives as the command; None: the command line of this process.
+        test: score the test split at the end. A search does not, and result.json then holds the validation scores alone.
+        callbacks: run after those of the package (`Trainer.default_callbacks`), each step and at the end. Their state is not
+            saved in checkpoints.
+
+    The run's `result["status"]` is "finished", or "failed" if the loss stopped being finite. Raises SettingError for settings
+    that cannot be met, KeyboardInterrupt after a checkpoint if the process was asked to stop (SIGINT, SIGTERM).
+    """
+    folder, source = Path(out), settings.training.start_from
+    if overwrite and source is not None and Path(source).resolve().is_relative_to(folder.resolve()):
+        raise refuse("training.start_from", source, "a folder that stays, not the run that is overwritten")
+    _check_folder(folder, settings, resume=resume, overwrite=overwrite)
+    if resume and _is_over(folder, settings):
+        longscan.report.run_report(folder)
+        return Run(folder)
+    threads = torch.get_num_threads()
+    if settings.training.threads:
+        torch.set_num_threads(settings.training.threads)
+    try:
+        with _accelerator(settings.training, folder) as accelerator:
+            command = command or shlex.join(sys.argv)
+            trainer = Trainer(settings, folder, accelerator, command, resume=resume, progress=progress, test=test)
+            if overwrite and not resume:  # not before everything that can be refused has been checked
+                if accelerator.is_main_process and holds_run(folder):
+                    clear_run(folder)
+                accelerator.wait_for_everyone()
+            trainer.run(callbacks)
+    finally:
+        torch.set_num_threads(threads)
+    return Run(folder)
+
+
+def _check_folder(folder: Path, settings: Settings, *, resume: bool, overwrite: bool) -> None:
+    """Raise SettingError if the folder cannot be written, holds a run that is to be kept, or one of other settings."""
+    check_out(folder)
+    if resume:
+        started = Run(folder).settings
+        _check_same_settings(started.as_dict(), settings.as_dict(), folder)
+        made = _steps_made(folder)
+        if settings.training.steps < made:
+            needed = f"at least {made}, which the run in {folder} has made"
+            raise SettingError(f"training.steps: got {settings.training.steps} with --resume, needed {needed}")
+    elif holds_run(folder) and not overwrite:
+        raise SettingError(f"--out: {folder} holds a run already, needed another directory, --resume or --overwrite")
+
+
+def _check_same_settings(started: dict[str, Any], given: dict[str, Any], folder: Path) -> None:
+    """Raise SettingError if a resumed run is given another value of a setting that must not change."""
+    same_size(started["about"]["quick"], given["about"]["quick"], folder, "run")
+    for section in ("task", "model", "training"):
+        for name, value in started[section].items():
+            free = section == "training" and name in MAY_CHANGE
+            if not free and given[section].get(name) != value:
+                raise SettingError(
+                    f"{section}.{name}: got {given[section].get(name)!r} with --resume, needed {value!r} as in {folder}"
+                )
+
+
+def _steps_made(folder: Path) -> int:
+    """Return the number of steps up to a run's result, or up to its last checkpoint if it has no result."""
+    result, last = Run(folder).result, find_checkpoint(folder / "checkpoints" / "last")
+    if result is not None:
+        return int(result["steps"])
+    return 0 if last is None else int(read_checkpoint(last)["step"])
+
+
+def _is_over(folder: Path, settings: Settings) -> bool:
+    """Return whether a run has a result to which more steps would add nothing."""
+    result = Run(folder).result
+    if result is None:
+        return False
+    return result["status"] == "failed" or result["stopped_early"] or result["steps"] >= settings.training.steps
+
+
+@contextmanager
+def _accelerator(training: TrainingSettings, folder: Path) -> Iterator[Accelerator]:
+    """Yield accelerate's view of device, precision, processes and trackers. A single process resets its global state after it."""
+    if training.device == "cuda" and not torch.cuda.is_available():
+        raise refuse("training.device", "cuda", "cpu or auto, as torch finds no CUDA device here")
+    if training.device == "mps" and not torch.backends.mps.is_available():
+        raise refuse("training.device", "mps", "cpu or auto, as torch finds no Apple GPU here")
+    accelerator = Accelerator(
+        cpu=training.device == "cpu",
+        mixed_precision="bf16" if training.precision == "bfloat16" else "no",
+        step_scheduler_with_optimizer=False,
+        log_with=build_trackers(training.trackers, folder) or None,
+        project_config=ProjectConfiguration(logging_dir=str(folder / "tensorboard")),
+    )
+    try:
+        # Accelerate's own sharding comes after the optimiser is built, on parameters that the optimiser then does not have.
+        if accelerator.distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM):
+            needed = (
+                "none of it, as training holds whole models (`longscan.training.shard_model` splits one for a loop of your own)"
+            )
+            raise SettingError(f"accelerate: got {accelerator.distributed_type.value}, needed {needed}")
+        yield accelerator
+    finally:
+        if accelerator.num_processes == 1:
+            AcceleratorState._reset_state()
+            PartialState._reset_state()
+
+
+class StepOutputs(NamedTuple):
+    """What a step leaves for the callbacks: the model's output on this process's rows, and the weight of their mean score."""
+
+    output: Tensor
+    rows: Batch
+    weight: float
 
 
 class Trainer:
-    """One run in one process (of several, under torchrun): the state that `train` moves forward."""
+    """One run in one process (of several, under torchrun): model, optimiser and engine, and the callbacks around its steps."""
 
     def __init__(
         self,
@@ -87,26 +195,40 @@ class Trainer:
         self.settings, self.task, self.training = settings, settings.task, settings.training
         self.folder, self.accelerator, self.command, self.tests = folder, accelerator, command, test
         self.is_main: bool = accelerator.is_main_process
-        self.shows = progress and self.is_main
+        self.shows_progress = progress and self.is_main
         torch.manual_seed(self.training.seed)
-        goes_on = resume and find_checkpoint(folder / "checkpoints" / "last") is not None
-        self.model: SequenceModel = (build_model if goes_on else first_model)(settings).to(accelerator.device)
-        if accelerator.process_index:  # the same weights as the others, and dropout of its own
+        continues = resume and find_checkpoint(folder / "checkpoints" / "last") is not None
+        self.model: SequenceModel = (build_model if continues else first_model)(settings).to(accelerator.device)
+        if accelerator.process_index:  # the same weights as the other processes, and different dropout
             torch.manual_seed(self.training.seed + accelerator.process_index)
-        self._try_batch()
-        self.optimizer = build_optimizer(self.model, self.training)
-        self.average = WeightAverage(self.model, self.training.average)
-        self.lengths = LengthPlan(settings)
-        self.at = Progress(longest=self.lengths.longest)
-        self.wrapped: nn.Module = accelerator.prepare_model(self.model) if accelerator.num_processes > 1 else self.model
-        self.finite = torch.ones((), dtype=torch.bool, device=accelerator.device)
-        self.captured: Captured | None = None
+        self._check_data()
+        self.lengths = LengthSchedule(settings)
+        self.progress = cb.Progress()
+        self.average: WeightAverage | None = None
+        if self.training.average:
+            self.average = WeightAverage(self.model, self.training.average, self.training.average_start * self.training.steps)
+        several = accelerator.num_processes > 1
+        self.engine = Engine(
+            build_optimizer(self.model, self.training),
+            self.compute_loss,
+            learning_rate=partial(learning_rate, settings=self.training),
+            clip_gradients=partial(nn.utils.clip_grad_norm_, list(self.model.parameters()), self.training.clip or inf),
+            backward=accelerator.backward,
+            sum_over_processes=accelerator.reduce if several else None,
+        )
         if self.training.capture and accelerator.device.type == "cuda":
-            make_capturable(self.optimizer, accelerator.device)
-            self.captured = Captured(self._advance, accelerator.device)
+            self.engine.capture(accelerator.device)
+        self.wrapped_model: nn.Module = accelerator.prepare_model(self.model) if several else self.model
+        self.run_log: RunLog | None = None
+        self.result: dict[str, Any] = {}
+        self.earlier_seconds = 0.0
+        self._start = time.perf_counter()
+        self._batch_scores: tuple[int, float, float] = (-1, 0.0, 0.0)
 
-    def _try_batch(self) -> None:
-        """Meet the data once before anything is written, so that what is wrong with it is a line and not a failed run."""
+    # Checks before anything is written, so that what is wrong with the data is one line and not a failed run.
+
+    def _check_data(self) -> None:
+        """Make the first batch. Raises SettingError if it, the number of batches of a split, or the backend is not possible."""
         try:
             batch = self.task.batch("train", 0, self.training.batch_size, self.settings.data_seed)
         except (ValueError, OSError) as error:
@@ -116,24 +238,24 @@ class Trainer:
         if self.training.capture:
             self._check_capture(batch)
         if self.settings.model.backend in NATIVE:
-            self._try_backend(batch)
+            self._check_backend(batch)
         for split in self.task.splits[1:]:
             if self.task.size(split) is None and not self.training.max_batches(split):
                 setting = "test_batches" if split == "test" else "eval_batches"
                 raise refuse(f"training.{setting}", 0, f"a number of batches, as split {split} of {self.task.name} is endless")
 
     def _check_capture(self, batch: Batch) -> None:
-        """SettingError where an update can not be recorded; the same on all devices."""
+        """Raise SettingError if a step cannot be captured as a CUDA graph, also on devices that would not."""
         if self.accelerator.num_processes > 1:
             raise refuse("training.capture", True, f"false, as {self.accelerator.num_processes} processes exchange gradients")
         if batch.loss_mask is not None or (self.task.per_step and batch.valid is not None):
             raise refuse("training.capture", True, f"false, as {self.task.name} scores some of the steps, and how many varies")
 
     @torch.no_grad()
-    def _try_backend(self, batch: Batch) -> None:
-        """Run the model on the first example of a batch; SettingError where the backend that is asked for can not run here."""
+    def _check_backend(self, batch: Batch) -> None:
+        """Run the model on the first example of a batch. Raises SettingError if the requested backend cannot run here."""
         first = Batch(*(None if tensor is None else tensor[:1] for tensor in batch))  # type: ignore[arg-type]
-        self.model.eval()  # in which nothing is drawn and no statistics move, so that the run is the same as without this look
+        self.model.eval()  # no dropout, no statistics: the run is the same as without this check
         try:
             with self.accelerator.autocast():
                 predict(self.model, first.to(self.accelerator.device))
@@ -144,133 +266,97 @@ class Trainer:
         finally:
             self.model.train()
 
-    def run(self) -> None:
-        """From where the run stands to its end."""
-        last = find_checkpoint(self.folder / "checkpoints" / "last")
-        if last is not None:
-            self._restore(last)
+    # The training.
+
+    def run(self, callbacks: Sequence[Callback] = ()) -> None:
+        """Train from the last checkpoint, or from the start, to the end, and write result.json and report.html."""
+        checkpoints = cb.Checkpoints(self)
+        checkpoints.restore()
         if self.is_main:
             self.folder.mkdir(parents=True, exist_ok=True)
             write_settings(self.folder, self.settings)
             (self.folder / "result.json").unlink(missing_ok=True)
-        self.described = describe_run(self.settings, self.model, self.accelerator.device, self.command)
-        self.clock = time.perf_counter() - self.at.seconds
+        self.result = self._empty_result()
+        self._start = time.perf_counter()
         with ExitStack() as stack:
-            self.log = stack.enter_context(closing(self._open_log())) if self.is_main else None
-            view = ProgressView(self.training.steps, self.at.step, self.task.metric, shown=self.shows)
-            self.view = stack.enter_context(view)
-            self._train()
-            self._finish()
+            self.engine.callbacks = [*self.default_callbacks(checkpoints, stack), *callbacks]
+            batches = stack.enter_context(self._batches())
+            steps = () if self.progress.stopped_early else range(self.engine.step, self.training.steps)
+            try:
+                self.engine.run(batches.get(step) for step in steps)
+            except NonFiniteLossError as error:
+                self.result |= {"status": "failed", "failure": str(error)}
+            self._write_result()
         self.accelerator.wait_for_everyone()
 
-    def _open_log(self) -> RunLog:
-        """The logs, cut back to the step where the run stands."""
-        kept = read_rows(self.folder / "metrics.jsonl", self.at.step)
-        rows = [row for row in kept if row["step"] <= self.at.step and row["split"] != "test"]
-        return RunLog(self.folder, self._columns(), rows)
+    def default_callbacks(self, checkpoints: cb.Checkpoints, stack: ExitStack) -> list[Callback]:
+        """Return the callbacks of every run in their order; what has to be closed is closed by `stack`."""
+        bar = cb.ProgressBar(self.training.steps, self.engine.step, self.task.metric, shown=self.shows_progress)
+        stop = cb.StopOnSignal(checkpoints, active=self.accelerator.num_processes == 1)
+        return [
+            *([] if self.average is None else [self.average]),
+            cb.FiniteCheck(self.training),
+            *(self._open_logs(stack) if self.is_main else []),
+            stack.enter_context(bar),
+            cb.TrainingRows(self),
+            cb.LengthCurriculum(self),
+            cb.Validation(self, checkpoints),
+            checkpoints,
+            stack.enter_context(stop),
+            cb.SelectWeights(self, checkpoints),
+            *([cb.ScoreTestSplit(self)] if self.tests else []),
+            *([cb.SymbolAngles(self)] if self.is_main else []),
+        ]
 
-    def _train(self) -> None:
-        """The updates that are left."""
-        pin = self.accelerator.device.type == "cuda"
-        seed, depth = self.settings.data_seed, self.training.prefetch
-        # Several processes would stop at different steps and wait for each other.
-        alone = self.accelerator.num_processes == 1
-        with (
-            Prefetcher(self.lengths.task, self.training.batch_size, seed, depth=depth, pin=pin) as batches,
-            stop_requests(active=alone) as asked_to_stop,
-        ):
-            while self.at.step < self.training.steps and not self.at.stopped_early and self.at.failed is None:
-                self._update(batches.get(self.at.step))
-                if asked_to_stop.is_set():
-                    self._save()
-                    raise KeyboardInterrupt
+    def _open_logs(self, stack: ExitStack) -> list[Callback]:
+        """Open the logs, cut back to the step where the run stands."""
+        step = self.engine.step
+        rows = [row for row in read_rows(self.folder / "metrics.jsonl", step) if row["step"] <= step and row["split"] != "test"]
+        self.run_log = stack.enter_context(closing(RunLog(self.folder, self._columns(), rows)))
+        trackers = TrackerLog(self.accelerator, self.folder, self.settings.as_dict(), rows)
+        return [self.run_log, stack.enter_context(closing(trackers))]
 
     def _columns(self) -> list[str]:
+        """Return the columns of metrics.csv."""
         names = dict.fromkeys(
             name for split in self.task.splits for name, metric in self.task.metrics(split).items() if name != "confusion"
         )
         extra = ["average_loss", *(f"average_{name}" for name in names)] if self.training.average else []
         return ["step", "split", "loss", *names, *extra, "lr", "grad_norm", "max_length", "seconds"]
 
-    # One update, and what may follow it.
+    def _batches(self) -> Prefetcher:
+        return Prefetcher(
+            self.lengths.task,
+            self.training.batch_size,
+            self.settings.data_seed,
+            depth=self.training.prefetch,
+            pin=self.accelerator.device.type == "cuda",
+        )
 
-    def _update(self, batch: Batch) -> None:
-        training = self.training
-        accelerator = self.accelerator
+    def compute_loss(self, batch: Batch) -> tuple[Tensor, StepOutputs]:
+        """Return the loss of this process's rows of a batch, times their factor, and what callbacks need of the step."""
+        training, accelerator = self.training, self.accelerator
         share = share_of(batch, self.task, training.loss_reduction, accelerator.process_index, accelerator.num_processes)
-        rate = learning_rate(self.at.step, training)
-        set_learning_rate(self.optimizer, rate)
-        batch = share.rows.to(accelerator.device)
-        output, norm = self._advance(batch, share.factor) if self.captured is None else self.captured(batch)
-        self.at.step += 1
-        if training.average and self.at.step > training.average_start * training.steps:
-            self.average.update()
-        self._after_update(output, share._replace(rows=batch), rate, norm)
+        rows = share.rows.to(accelerator.device)
+        with accelerator.autocast():
+            output = predict(self.wrapped_model, rows)
+        loss = self.task.loss(output, rows, training.loss_reduction, training.label_smoothing) * share.factor
+        return loss, StepOutputs(output.detach(), rows, share.weight)
 
-    def _advance(self, batch: Batch, factor: float = 1.0) -> tuple[Tensor, Tensor]:
-        """Forward, backward and optimiser: the output and the norm of the gradient."""
-        training = self.training
-        self.optimizer.zero_grad()
-        with self.accelerator.autocast():
-            output = predict(self.wrapped, batch)
-        loss = self.task.loss(output, batch, training.loss_reduction, training.label_smoothing) * factor
-        self.accelerator.backward(loss)
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), training.clip or float("inf"))
-        self.finite &= torch.isfinite(norm) & torch.isfinite(loss.detach())
-        self.optimizer.step()
-        return output.detach(), norm
+    # What the callbacks call.
 
-    def _after_update(self, output: Tensor, share: Share, rate: float, norm: Tensor) -> None:
-        training, step = self.training, self.at.step
-        final = step == training.steps
-        logs, looks = step % training.log_every == 0 or step == 1 or final, self.lengths.looks_at(step)
-        evaluates = final or bool(training.eval_every and step % training.eval_every == 0)
-        saves = evaluates or bool(training.checkpoint_every and step % training.checkpoint_every == 0)
-        if (logs or saves) and not self._is_finite():
-            self.at.failed = f"the loss or its gradient was no finite number by step {step}"
-            return
-        score = 0.0
-        if logs or looks:
-            batch = share.rows
-            found = self.task.loss(output, batch).item(), batch_score(self.task, output, batch)
-            loss, score = self._whole_batch(*found, share.weight)
-        if logs:
-            row: Row = {"loss": number(loss), self.task.metric: number(score), "lr": rate}
-            row["grad_norm"] = number(norm.item())
-            if self.lengths.longest:
-                row["max_length"] = self.lengths.longest
-            self._log("train", row)
-        if looks:
-            self.lengths.score(score)
-            self.at.longest = self.lengths.longest
-        if evaluates:
-            self._validate()
-        if saves:
-            self._save()
-        self.view.step(step)
+    def seconds(self) -> float:
+        """Return the seconds of training so far, with those of earlier processes."""
+        return self.earlier_seconds + time.perf_counter() - self._start
 
-    def _is_finite(self) -> bool:
-        """Whether every loss and gradient so far was a finite number, on all processes alike."""
-        wrong = (~self.finite).float()
-        return not bool(wrong if self.accelerator.num_processes == 1 else self.accelerator.reduce(wrong))
+    def log(self, split: Split, row: Row) -> None:
+        """Send a row to the logs and the progress bar, with the step, the split and the seconds of training."""
+        self.engine.log({"step": self.engine.step, "split": split, **row, "seconds": round(self.seconds(), 3)})
 
-    def _whole_batch(self, loss: float, score: float, weight: float) -> tuple[float, float]:
-        """Loss and score over the shares of all processes."""
-        if self.accelerator.num_processes == 1:
-            return loss, score
-        sums = torch.tensor([loss * weight, score * weight, weight], device=self.accelerator.device)
-        loss, score, weight = self.accelerator.reduce(sums).tolist()
-        return loss / weight, score / weight
-
-    def _log(self, split: str, row: Row) -> None:
-        row = {"step": self.at.step, "split": split, **row, "seconds": round(time.perf_counter() - self.clock, 3)}
-        if self.log is not None:
-            self.log.add(row)
-        self.view.row(row)
-
-    def _scores(self, split: Any) -> Scores:
+    def evaluate(self, split: Split, model: nn.Module) -> Scores:
+        """Return the loss and the metrics of a model on a split, or on as many batches as the settings say."""
         return evaluate(
-            self.model,
+            model,
             self.task,
             split,
             batch_size=self.training.batch_size,
@@ -279,138 +365,40 @@ class Trainer:
             autocast=self.accelerator.autocast,
         )
 
-    def _validate(self) -> None:
-        """Score the weights, and their average, on validation; note the best and how long ago it was."""
-        scores = self._scores("valid")
-        row: Row = {"loss": number(scores.loss), **scores.values}
-        self.at.valid = {"last": scores.values[self.task.metric]}
-        if self.average.count:
-            with self.average.applied():
-                averaged = self._scores("valid")
-            row |= {"average_loss": number(averaged.loss)} | {f"average_{name}": value for name, value in averaged.values.items()}
-            self.at.valid["average"] = averaged.values[self.task.metric]
-        self._log("valid", row)
-        if self._improves(scores):
-            self.at.best = {"step": self.at.step, "value": scores.values[self.task.metric], "loss": number(scores.loss)}
-            self.at.waited = 0
-            if self.is_main:
-                self._write("best")
-        else:
-            self.at.waited += 1
-            self.at.stopped_early = bool(self.training.patience) and self.at.waited >= self.training.patience
-        if self.training.solved_at:
-            self.at.solved = self.at.solved + 1 if self._is_solved() else 0
-            self.at.stopped_early |= self.at.solved >= self.training.solved_for
+    def batch_scores(self, result: StepResult) -> tuple[float, float]:
+        """Return the mean loss and the main metric of the step's batch over all processes, computed once a step."""
+        if self._batch_scores[0] != self.engine.step:
+            output, rows, weight = result.outputs
+            scores = self.task.loss(output, rows).item(), batch_score(self.task, output, rows)
+            self._batch_scores = (self.engine.step, *self.mean_over_processes(*scores, weight))
+        return self._batch_scores[1:]
 
-    def _is_solved(self) -> bool:
-        """Whether the weights that the run would end with have just scored `solved_at` on validation."""
-        value = self.at.valid.get("average" if self.training.select == "average" else "last")
-        if value is None:
-            return False
-        return value >= self.training.solved_at if self.task.higher_is_better else value <= self.training.solved_at
+    def mean_over_processes(self, loss: float, score: float, weight: float) -> tuple[float, float]:
+        """Return the means of loss and score over the processes, weighted by their numbers of scored answers."""
+        if self.accelerator.num_processes == 1:
+            return loss, score
+        sums = torch.tensor([loss * weight, score * weight, weight], device=self.accelerator.device)
+        loss, score, weight = self.accelerator.reduce(sums).tolist()
+        return loss / weight, score / weight
 
-    def _improves(self, scores: Scores) -> bool:
-        """Whether this validation beats the best; between equal metrics the smaller loss wins."""
-        value, best = scores.values[self.task.metric], self.at.best
-        if value is None or best is None or best["value"] is None:
-            return value is not None or best is None
-        sign = 1 if self.task.higher_is_better else -1
-        return (sign * value, -scores.loss) > (sign * best["value"], -inf if best["loss"] is None else -best["loss"])
+    # The result.
 
-    # Checkpoints.
-
-    def _write(self, name: str) -> None:
-        write_checkpoint(
-            self.folder / "checkpoints" / name, self.model.save_pretrained, {"step": self.at.step, "best": self.at.best}
-        )
-
-    def _save(self) -> None:
-        """Checkpoint "last", after which the logs hold nothing that a resumed run would write again."""
-        generators = gather_object([generator_states()])
-        if not self.is_main:
-            return
-        self.at.seconds = time.perf_counter() - self.clock
-        self.at.averaged = self.average.count
-        if self.log is not None:
-            self.log.flush()
-
-        def write(folder: Path) -> None:
-            self.model.save_pretrained(folder)
-            write_tensors(folder / "optimizer.safetensors", optimizer_tensors(self.optimizer, self.model))
-            if self.average.count:
-                write_tensors(folder / "average.safetensors", self.average.weights)
-
-        state = {**vars(self.at), "generators": generators[0], "lr": float(self.optimizer.param_groups[0]["lr"])}
-        state["generators_of_others"] = generators[1:]
-        write_checkpoint(self.folder / "checkpoints" / "last", write, state)
-
-    def _restore(self, folder: Path) -> None:
-        state = read_checkpoint(folder)
-        load_weights(self.model, folder)
-        try:
-            self.at = Progress(**{name: state[name] for name in vars(self.at)})
-            restore_optimizer(self.optimizer, self.model, read_tensors(folder / "optimizer.safetensors"))
-            if self.at.averaged:
-                self.average.restore(read_tensors(folder / "average.safetensors"), self.at.averaged)
-            states = [state["generators"], *state.get("generators_of_others", [])]
-            if self.accelerator.process_index < len(states):  # a process that the run did not have before keeps its fresh ones
-                restore_generators(states[self.accelerator.process_index])
-        except (KeyError, TypeError, ValueError) as error:
-            raise SettingError(f"{folder}: damaged ({one_line(error)}), needed the checkpoint that training wrote") from None
-        self.lengths.longest = self.at.longest
-
-    # The end.
-
-    def _finish(self) -> None:
-        """Choose the weights, test them, write result.json, angles.json and report.html."""
-        result = {**self.described, "steps": self.at.step, "status": "finished", "stopped_early": self.at.stopped_early}
-        result |= {"value": None, "scaled": None, "selected": None, "confusion": None, "by_length": None, "test": None}
-        result["valid"] = {**self.at.valid, "best": self.at.best and self.at.best["value"]}
-        result |= {"constant": None, "constant_scaled": None}
+    def _empty_result(self) -> dict[str, Any]:
+        """Return what result.json holds before the training, and what it holds of a failed one."""
+        unknown = ("value", "scaled", "selected", "confusion", "by_length", "test", "constant", "constant_scaled")
+        result = {**describe_run(self.settings, self.model, self.accelerator.device, self.command), "status": "finished"}
+        result |= dict.fromkeys(unknown)
         if self.tests:
             constant = self.task.constant_score("test")
             result |= {"constant": constant, "constant_scaled": self.task.scaled(constant)}
-        if self.at.failed is not None:
-            result |= {"status": "failed", "failure": self.at.failed}
-        else:
-            result["selected"] = self._select()
-            if self.tests:
-                result |= self._test()
-        result["seconds"] = round(time.perf_counter() - self.clock, 3)
+        return result
+
+    def _write_result(self) -> None:
+        """Write result.json and report.html."""
+        progress = self.progress
+        self.result |= {"steps": self.engine.step, "stopped_early": progress.stopped_early}
+        self.result["valid"] = {**progress.valid, "best": progress.best and progress.best["value"]}
+        self.result["seconds"] = round(self.seconds(), 3)
         if self.is_main:
-            angles = symbol_angles(self.model, self.task) if self.at.failed is None else {}
-            if angles:
-                write_text(self.folder / "angles.json", json.dumps(angles))
-            write_text(self.folder / "result.json", json.dumps(result, indent=1))
+            write_text(self.folder / "result.json", json.dumps(self.result, indent=1))
             longscan.report.run_report(self.folder)
-
-    def _test(self) -> dict[str, Any]:
-        """Score the chosen weights on the test split."""
-        scores = self._scores("test")
-        self._log("test", {"loss": number(scores.loss), **scores.values})
-        value = scores.values[self.task.metric]
-        lengths = {name.split("/", 1)[1]: v for name, v in scores.values.items() if name.startswith(f"{self.task.metric}/")}
-        return {
-            "value": value,
-            "scaled": None if value is None else self.task.scaled(value),
-            "confusion": scores.tables.get("confusion"),
-            "by_length": lengths or None,
-            "test": {"loss": number(scores.loss), **scores.values},
-        }
-
-    def _select(self) -> str:
-        """Put the weights that the run ends with into the model and say which; no average where a run stops before it starts."""
-        selected = "last" if self.training.select == "average" and not self.average.count else self.training.select
-        if selected == "best":
-            self.accelerator.wait_for_everyone()
-            folder = find_checkpoint(self.folder / "checkpoints" / "best")
-            assert folder is not None, "a finished run was validated at its last step"
-            load_weights(self.model, folder)
-        elif selected == "average":
-            parameters = dict(self.model.named_parameters())
-            with torch.no_grad():
-                for name, value in self.average.weights.items():
-                    parameters[name].copy_(value)
-            if self.is_main:
-                self._write("average")
-        return selected
