@@ -116,7 +116,7 @@ def build_trackers(names: Sequence[str], folder: Path) -> list[str | GeneralTrac
     """Return what `Accelerator` takes as `log_with`: names that accelerate knows, and an instance for each class of the user.
 
     A class is named by its import path, "package.module.Class". It gets the name of the project and, if it declares
-    `requires_logging_directory`, the run's folder. Raises SettingError for what is neither, and if the package of a name is missing.
+    `requires_logging_directory`, the run's folder. Raises SettingError for anything else, or if a package is missing.
     """
     trackers: list[str | GeneralTracker] = []
     for name in names:
