@@ -253,7 +253,7 @@ def test_the_arguments_of_a_graph_have_names():
         ("s6", {"valid": TIMES}, True, ValueError, "inputs: got 'valid', .* S6 step by step takes: active, elapsed$"),
         ("s6", {"state": None}, True, ValueError, "inputs: got 'state'"),
         ("s6", {"return_state": True}, False, ValueError, "inputs: got 'return_state'"),
-        ("s6", {"valid": [True] * 5}, False, TypeError, "inputs: valid got a list, expected a tensor"),
+        ("s6", {"valid": [True] * 5}, False, TypeError, "inputs: valid got a list, needed a tensor"),
         ("s6", {"valid": torch.ones(2, 4, dtype=torch.bool)}, False, ValueError, r"valid: got shape \(2, 4\), expected \(2, 5\)"),
         ("s6", {"state": (torch.zeros(2),)}, False, TypeError, "state: got a tuple, expected the ScanState of a S6"),
         ("gru", {"elapsed": TIMES}, False, ValueError, "elapsed: GRU has no notion of elapsed time"),
@@ -277,7 +277,7 @@ def test_the_table_of_the_page_has_every_layer_and_no_error_beyond_the_bound():
 
 
 def test_what_can_not_be_exported_is_named():
-    with pytest.raises(ValueError, match="example: got 2 steps, expected at least 3"):
+    with pytest.raises(ValueError, match="example: got 2 steps, needed at least 3"):
         graph(Attention(4), torch.randn(1, 2, 4))
     with pytest.raises(ValueError, match="step: BidirectionalBlock cannot be run step by step"):
         graph(BidirectionalBlock(4), torch.randn(1, 5, 4), step=True)

@@ -97,7 +97,7 @@ def test_impossible_forecasters_are_named(options, message):
 def test_impossible_requests_are_named():
     with pytest.raises(ValueError, match=r"inputs: got shape \(1, 0, 2\)"):
         forecaster()(series(1, 0))
-    with pytest.raises(ValueError, match="inputs: got a series of 3 steps, expected at least the horizon's 5"):
+    with pytest.raises(ValueError, match="inputs: got a series of 3 steps, needed at least the horizon's 5"):
         forecaster(mode="offset")(series(1, 3))
     with pytest.raises(ValueError, match="elapsed_ahead: a forecaster of mode 'offset'"):
         forecaster(mode="offset")(series(1, 6), elapsed_ahead=torch.ones(1, 5))
@@ -156,5 +156,5 @@ def test_impossible_siamese_models_are_named(options, message):
 
 def test_pairs_must_be_pairs():
     net = SiameseModel.from_spec("m", d_model=4, d_output=2, vocab_size=9)
-    with pytest.raises(ValueError, match="second: got 2 sequences, expected 3"):
+    with pytest.raises(ValueError, match="second: got 2 sequences, needed 3"):
         net(torch.zeros(3, 2, dtype=torch.int64), torch.zeros(2, 2, dtype=torch.int64))

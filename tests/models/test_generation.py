@@ -97,7 +97,7 @@ def test_streaming_keeps_a_state_of_one_size():
         ({"top_k": 0}, "top_k: got 0"),
         ({"top_p": 0.0}, "top_p: got 0.0"),
         ({"steps": -1}, "steps: got -1"),
-        ({"stop": 99}, r"stop: got 99, expected a token below vocab_size"),
+        ({"stop": 99}, r"stop: got 99, needed a token below vocab_size"),
         ({"prompt": torch.zeros(1, 0, dtype=torch.int64)}, r"prompt: got shape \(1, 0\)"),
         ({"valid": torch.zeros(1, 1, dtype=torch.bool)}, "valid: a row of the prompt has no token"),
     ],

@@ -90,10 +90,10 @@ def test_shards_are_put_together(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "gpt2"}, "model_type: got 'gpt2', expected one of"),
-        ({"hidden_act": "gelu"}, "hidden_act: got 'gelu', expected 'silu'"),
-        ({"use_bias": True}, "use_bias: got True, expected False"),
-        ({"layer_norm_epsilon": 1e-6}, "layer_norm_epsilon: got 1e-06, expected 1e-05"),
+        ({"model_type": "gpt2"}, "model_type: got 'gpt2', needed one of"),
+        ({"hidden_act": "gelu"}, "hidden_act: got 'gelu', needed 'silu'"),
+        ({"use_bias": True}, "use_bias: got True, needed False"),
+        ({"layer_norm_epsilon": 1e-6}, "layer_norm_epsilon: got 1e-06, needed 1e-05"),
     ],
 )
 def test_what_models_here_do_not_have_is_named(change, message, tmp_path):

@@ -29,7 +29,7 @@ def test_logits_are_those_of_the_embedding_or_of_a_head(tied):
 
 def test_the_padding_of_the_vocabulary_is_no_token_and_learns_nothing():
     net = model(pad_vocab_to=8)
-    with pytest.raises(ValueError, match="inputs: got a token 11, expected numbers from 0 to 10"):
+    with pytest.raises(ValueError, match="inputs: got a token 11, needed numbers from 0 to 10"):
         net(torch.tensor([[3, 11]]))
     with pytest.raises(ValueError, match="inputs: got a token 12"):
         net.step(torch.tensor([12]), net.initial_state(1))

@@ -156,7 +156,7 @@ def test_parameters_have_roles_and_can_be_frozen():
     assert freeze(model, under="blocks.1") == count(model.stack[1])
     with pytest.raises(ValueError, match="roles: got gate"):
         freeze(model, "gate")
-    with pytest.raises(ValueError, match="lr_scale: got gate, expected some of ssm"):
+    with pytest.raises(ValueError, match="lr_scale: got gate, needed some of ssm"):
         optimizer_groups(model, lr_scale={"gate": 0.1})
     with pytest.raises(ValueError, match="freeze: no parameter of roles"):
         freeze(model, "ssm", under="head")

@@ -120,7 +120,7 @@ def test_reverse_pretraining_goes_on_from_the_forward_model():
         ({"mask_token": 12}, "mask_token: got 12"),
         ({"special": range(12)}, "special: got all 12 tokens"),
         ({"tokens": torch.zeros(1, 4)}, "tokens: got torch.float32"),
-        ({"tokens": torch.full((1, 4), 12)}, "tokens: got a token 12, expected numbers from 0 to 11"),
+        ({"tokens": torch.full((1, 4), 12)}, "tokens: got a token 12, needed numbers from 0 to 11"),
     ],
     ids=str,
 )

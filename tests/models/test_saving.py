@@ -1,14 +1,18 @@
 """Saved models: the same bytes each time, damage is found, and a save that was killed half-way leaves a whole model."""
 
+import inspect
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from longscan.models import SequenceModel
+from longscan.models import Forecaster, LanguageModel, SequenceModel, SiameseModel
+from longscan.models.base import PretrainedModel
 from longscan.models.saving import CONFIG, WEIGHTS
 
 
@@ -82,3 +86,34 @@ def test_a_kill_between_the_files_leaves_the_old_or_the_new_model(
     assert torch.equal(found(x), expected(x))
     old.save_pretrained(tmp_path)
     assert SequenceModel.from_pretrained(tmp_path).config == old.config
+
+
+SIZES: dict[str, Any] = {"d_model": 4, "d_state": 2}
+MODELS: dict[str, Callable[[], PretrainedModel]] = {
+    "sequence": lambda: SequenceModel.from_spec("ma", **SIZES, d_output=2, d_input=3, head="mlp"),
+    "language": lambda: LanguageModel.from_spec("s4d*2", **SIZES, vocab_size=9, tied=False),
+    "forecaster": lambda: Forecaster.from_spec("mamba[lru]", **SIZES, d_input=2, horizon=3, normalise=True),
+    "siamese": lambda: SiameseModel.from_spec("(mamba gru)*2", **SIZES, d_output=2, vocab_size=9, interaction="concat"),
+}
+
+
+@pytest.mark.parametrize("build", MODELS.values(), ids=MODELS)
+def test_all_models_are_configured_and_saved_alike(build: Callable[[], PretrainedModel], tmp_path: Path) -> None:
+    made = build()
+    assert made.config.keys() == inspect.signature(type(made)).parameters.keys()
+    assert type(made)(**made.config).config == made.config
+    made.config["blocks"].clear()
+    assert made.config["blocks"], "the configuration is a copy"
+    made.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / CONFIG).read_text()) == {"spec_version": 2, **made.config}
+    again = type(made).from_pretrained(tmp_path)
+    assert again.config == made.config
+    assert all(torch.equal(value, again.state_dict()[name]) for name, value in made.state_dict().items())
+
+
+def test_a_configuration_of_a_later_version_is_refused(tmp_path: Path) -> None:
+    model().save_pretrained(tmp_path)
+    config = json.loads((tmp_path / CONFIG).read_text())
+    (tmp_path / CONFIG).write_text(json.dumps({**config, "spec_version": 3}))
+    with pytest.raises(ValueError, match=r"config\.json: got spec_version 3, needed at most 2"):
+        SequenceModel.from_pretrained(tmp_path)

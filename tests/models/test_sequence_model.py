@@ -163,7 +163,8 @@ def test_saved_models_come_back(tmp_path):
     net.save_pretrained(tmp_path / "model")
     assert sorted(path.name for path in (tmp_path / "model").iterdir()) == ["config.json", "model.safetensors"]
     twin = SequenceModel.from_pretrained(tmp_path / "model")
-    assert json.loads((tmp_path / "model" / "config.json").read_text()) == twin.config == net.config
+    assert twin.config == net.config
+    assert json.loads((tmp_path / "model" / "config.json").read_text()) == {"spec_version": 2, **net.config}
     for (name, one), (_, other) in zip(net.named_parameters(), twin.named_parameters(), strict=True):
         assert one.dtype == other.dtype, name
         assert torch.equal(one, other), name
@@ -198,9 +199,9 @@ def test_states_and_sizes_that_do_not_fit_are_named():
     net, other = model("ma"), model("m")
     state = other.initial_state(2)
     for call in (lambda state: net(tokens(2, 3), state=state), lambda state: net.step(tokens(2, 3)[:, 0], state)):
-        with pytest.raises(ValueError, match="state: got the states of 1 blocks, expected those of 2"):
+        with pytest.raises(ValueError, match="state: got the states of 1 blocks, needed those of 2"):
             call(state)
-        with pytest.raises(TypeError, match="state: got a list, expected the ModelState of an earlier call"):
+        with pytest.raises(TypeError, match="state: got a list, needed the ModelState of an earlier call"):
             call([])
     with pytest.raises(ValueError, match=r"d_input: got 1\.5, needed whole number or None"):
         SequenceModel.from_spec("m", d_model=4, d_output=2, d_input=1.5)
@@ -272,7 +273,7 @@ def test_deep_copies_are_independent():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"vocab_size": 3, "d_input": 2}, "vocab_size, d_input: got 3 and 2, expected exactly one"),
+        ({"vocab_size": 3, "d_input": 2}, "vocab_size, d_input: got 3 and 2, needed exactly one"),
         ({}, "vocab_size, d_input: got None and None"),
         ({"vocab_size": 0}, "vocab_size: got 0"),
         ({"d_input": 2, "d_output": 0}, "d_output: got 0"),
@@ -280,7 +281,7 @@ def test_deep_copies_are_independent():
         ({"d_input": 2, "head": "cubic"}, "head: got 'cubic'"),
         ({"d_input": 2, "initial_state": "random"}, "initial_state: got 'random'"),
         ({"d_input": 2, "norm": "group"}, "norm: got 'group'"),
-        ({"d_input": 2, "head": "none"}, r"d_output: got 3, expected d_model \(6\) without a head"),
+        ({"d_input": 2, "head": "none"}, r"d_output: got 3, needed d_model \(6\) without a head"),
         ({"d_input": 2, "backend": "cuda"}, "backend: got 'cuda'"),
         ({"d_input": 2, "spec": "mZ"}, "at position 1: no layer or block is called 'mZ'"),
     ],
@@ -293,13 +294,13 @@ def test_impossible_settings_are_named(options, message):
 
 def test_impossible_inputs_are_named():
     net, vectors = model(), SequenceModel.from_spec("gru", d_input=2, **SIZES)
-    with pytest.raises(ValueError, match=r"inputs: got torch\.float32 \(2, 3\), expected integer tokens"):
+    with pytest.raises(ValueError, match=r"inputs: got torch\.float32 \(2, 3\), needed integer tokens"):
         net(torch.randn(2, 3))
-    with pytest.raises(ValueError, match="inputs: got a token 7, expected numbers from 0 to 6"):
+    with pytest.raises(ValueError, match="inputs: got a token 7, needed numbers from 0 to 6"):
         net(torch.tensor([[1, 7]]))
     with pytest.raises(ValueError, match=r"inputs: got a token -1"):
         net(torch.tensor([[1, -1]]))
-    with pytest.raises(ValueError, match=r"inputs: got shape \(2, 3\), expected \(batch, length, 2\)"):
+    with pytest.raises(ValueError, match=r"inputs: got shape \(2, 3\), needed \(batch, length, 2\)"):
         vectors(torch.randn(2, 3))
     with pytest.raises(ValueError, match=r"elapsed: block 0 \(gru\) has no notion"):
         vectors(torch.randn(2, 3, 2), elapsed=torch.ones(2, 3))

@@ -89,7 +89,7 @@ def graph(module: nn.Module, example: Tensor, *, step: bool = False, inputs: Map
     no tensor.
     """
     if example.shape[1] < 3:
-        raise ValueError(f"example: got {example.shape[1]} steps, expected at least 3")
+        raise ValueError(f"example: got {example.shape[1]} steps, needed at least 3")
     twin = exportable(module)
     if step and not getattr(twin, "streaming", False):
         raise ValueError(f"step: {type(module).__name__} cannot be run step by step")
@@ -114,9 +114,9 @@ def _check_names(module: nn.Module, inputs: Mapping[str, Any], step: bool) -> No
     for name, value in inputs.items():
         if name not in known:
             what = f"{type(module).__name__}{' step by step' if step else ''}"
-            raise ValueError(f"inputs: got {name!r}, expected names of what {what} takes: {', '.join(sorted(known)) or 'none'}")
+            raise ValueError(f"inputs: got {name!r}, needed names of what {what} takes: {', '.join(sorted(known)) or 'none'}")
         if name != "state" and not isinstance(value, Tensor):
-            raise TypeError(f"inputs: {name} got a {type(value).__name__}, expected a tensor")
+            raise TypeError(f"inputs: {name} got a {type(value).__name__}, needed a tensor")
 
 
 def _growing_axes(before: Sequence[Tensor], after: Sequence[Tensor]) -> list[dict[int, Any] | None]:

@@ -8,20 +8,19 @@ No output ever depends on what comes after the input: there is nothing of it in 
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from longscan.layers.checks import values_unavailable
-from longscan.models.saving import Pretrained
+from longscan.models.base import PretrainedModel
 from longscan.models.sequence_model import SequenceModel
-from longscan.models.spec import parse_spec
 
 EPSILON = 1e-5
 
 
-class Forecaster(Pretrained):
+class Forecaster(PretrainedModel):
     """(B, L, d_input) to (B, horizon, d_input).
 
     Args:
@@ -45,40 +44,8 @@ class Forecaster(Pretrained):
         normalise: bool = False,
         backend: str = "auto",
     ) -> None:
-        super().__init__()
-        for name, size in (("d_input", d_input), ("horizon", horizon)):
-            if size < 1:
-                raise ValueError(f"{name}: got {size}, expected at least 1")
-        if mode not in ("queries", "offset"):
-            raise ValueError(f"mode: got {mode!r}, expected 'queries' or 'offset'")
-        self.horizon, self.mode, self.normalise, self.d_input = horizon, mode, normalise, d_input
-        # One channel more than the series has: 1 where a step was measured, 0 where a forecast is asked for.
-        self.backbone = SequenceModel(
-            blocks, d_model=d_model, d_output=d_input, d_input=d_input + 1, pooling="none", head="affine", backend=backend
-        )
-        if not self.backbone.causal:
-            raise ValueError("blocks: some are not causal, expected blocks that see no later steps")
-        self.backbone.require_length("blocks")
-        if mode == "queries":
-            self.backbone.require_streaming("blocks")
-
-    @classmethod
-    def from_spec(
-        cls,
-        spec: str | Sequence[Mapping[str, Any]],
-        *,
-        d_model: int,
-        d_input: int,
-        horizon: int,
-        d_state: int = 16,
-        mode: Literal["queries", "offset"] = "queries",
-        normalise: bool = False,
-        block_options: Mapping[str, Mapping[str, Any]] | None = None,
-        backend: str = "auto",
-    ) -> Self:
-        """A model from letters or from a list; d_state and block_options as in `SequenceModel.from_spec`."""
-        return cls(
-            parse_spec(spec, d_state=d_state, block_options=block_options),
+        super().__init__(
+            blocks,
             d_model=d_model,
             d_input=d_input,
             horizon=horizon,
@@ -86,20 +53,16 @@ class Forecaster(Pretrained):
             normalise=normalise,
             backend=backend,
         )
-
-    @property
-    def config(self) -> dict[str, Any]:
-        """The arguments that make this model again, as JSON-able values."""
-        inner = self.backbone.config
-        return {
-            "blocks": inner["blocks"],
-            "d_model": inner["d_model"],
-            "d_input": self.d_input,
-            "horizon": self.horizon,
-            "mode": self.mode,
-            "normalise": self.normalise,
-            "backend": inner["backend"],
-        }
+        self.horizon, self.mode, self.normalise, self.d_input = horizon, mode, normalise, d_input
+        # One channel more than the series has: 1 where a step was measured, 0 where a forecast is asked for.
+        self.backbone = SequenceModel(
+            blocks, d_model=d_model, d_output=d_input, d_input=d_input + 1, pooling="none", head="affine", backend=backend
+        )
+        if not self.backbone.causal:
+            raise ValueError("blocks: some are not causal, needed blocks that see no later steps")
+        self.backbone.require_length("blocks")
+        if mode == "queries":
+            self.backbone.require_streaming("blocks")
 
     def forward(
         self,
@@ -117,7 +80,7 @@ class Forecaster(Pretrained):
             elapsed_ahead: (B, horizon), times between the steps that are asked for, in mode "queries"; None: 1.
         """
         if inputs.ndim != 3 or inputs.shape[-1] != self.d_input or not inputs.shape[1]:
-            raise ValueError(f"inputs: got shape {tuple(inputs.shape)}, expected (batch, length >= 1, {self.d_input})")
+            raise ValueError(f"inputs: got shape {tuple(inputs.shape)}, needed (batch, length >= 1, {self.d_input})")
         if valid is not None:
             inputs = torch.where(valid.unsqueeze(-1), inputs, 0)
         mean, deviation = self._scale(inputs, valid)
@@ -137,7 +100,7 @@ class Forecaster(Pretrained):
         """The last `horizon` valid steps."""
         shortest = y.shape[1] if valid is None or values_unavailable(valid) else int(valid.sum(1).min())
         if shortest < self.horizon:
-            raise ValueError(f"inputs: got a series of {shortest} steps, expected at least the horizon's {self.horizon}")
+            raise ValueError(f"inputs: got a series of {shortest} steps, needed at least the horizon's {self.horizon}")
         if valid is None:
             return y[:, -self.horizon :]
         end = torch.where(valid, torch.arange(y.shape[1], device=y.device), 0).amax(1, keepdim=True)

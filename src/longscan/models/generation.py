@@ -29,11 +29,11 @@ def sample(
         generator: of the draws.
     """
     if not temperature >= 0:
-        raise ValueError(f"temperature: got {temperature}, expected at least 0")
+        raise ValueError(f"temperature: got {temperature}, needed at least 0")
     if top_k is not None and top_k < 1:
-        raise ValueError(f"top_k: got {top_k}, expected at least 1")
+        raise ValueError(f"top_k: got {top_k}, needed at least 1")
     if top_p is not None and not 0 < top_p <= 1:
-        raise ValueError(f"top_p: got {top_p}, expected a probability above 0")
+        raise ValueError(f"top_p: got {top_p}, needed a probability above 0")
     if temperature == 0:
         return logits.argmax(-1)
     scores, order = (logits.float() / temperature).sort(dim=-1, descending=True, stable=True)
@@ -76,13 +76,13 @@ def generate(
     """
     model.backbone.require_streaming("generate")
     if prompt.ndim != 2 or not prompt.shape[1]:
-        raise ValueError(f"prompt: got shape {tuple(prompt.shape)}, expected (batch, length) with at least one token")
+        raise ValueError(f"prompt: got shape {tuple(prompt.shape)}, needed (batch, length) with at least one token")
     if valid is not None and not bool(valid.any(1).all()):
-        raise ValueError("valid: a row of the prompt has no token, expected at least one")
+        raise ValueError("valid: a row of the prompt has no token, needed at least one")
     if steps < 0:
-        raise ValueError(f"steps: got {steps}, expected at least 0")
+        raise ValueError(f"steps: got {steps}, needed at least 0")
     if stop is not None and not 0 <= stop < model.vocab_size:
-        raise ValueError(f"stop: got {stop}, expected a token below vocab_size ({model.vocab_size})")
+        raise ValueError(f"stop: got {stop}, needed a token below vocab_size ({model.vocab_size})")
     logits, state = model(prompt, state, valid=valid, return_state=True)
     last = torch.full_like(prompt[:, 0], prompt.shape[1] - 1)
     if valid is not None:

@@ -38,14 +38,14 @@ def from_transformers(source: Any, *, backend: str = "auto") -> LanguageModel:
         config, tensors = source.config.to_dict(), source.state_dict()
     kind = config.get("model_type")
     if kind not in _KINDS:
-        raise ValueError(f"model_type: got {kind!r}, expected one of {tuple(_KINDS)}")
+        raise ValueError(f"model_type: got {kind!r}, needed one of {tuple(_KINDS)}")
     for name, wanted in (("hidden_act", "silu"), ("use_bias", False), ("layer_norm_epsilon", EPSILON)):
         if config.get(name, wanted) != wanted:
-            raise ValueError(f"{name}: got {config[name]!r}, expected {wanted!r}, which models here have")
+            raise ValueError(f"{name}: got {config[name]!r}, needed {wanted!r}, which models here have")
     tensors = {name.replace("embedding.weight", "embeddings.weight"): tensor for name, tensor in tensors.items()}
     embedding, head = tensors.get("backbone.embeddings.weight"), tensors.get("lm_head.weight")
     if embedding is None:
-        raise ValueError(f"source: got tensors such as {next(iter(tensors), None)!r}, expected those of a causal language model")
+        raise ValueError(f"source: got tensors such as {next(iter(tensors), None)!r}, needed those of a causal language model")
     tied = head is None or torch.equal(head, embedding)
     layer, options, rename = _KINDS[kind](config)
     entry = {"layer": layer, "block": "mamba" if layer == "s6" else layer, "options": options}

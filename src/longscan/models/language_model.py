@@ -6,7 +6,7 @@ a matter of the objective, see `longscan.models.objectives`.
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,12 +17,11 @@ from longscan.blocks.gated import GatedBlock
 from longscan.blocks.heads import HeadsBlock
 from longscan.blocks.residual import Norm
 from longscan.layers.parameters import mark
-from longscan.models.saving import Pretrained
+from longscan.models.base import PretrainedModel
 from longscan.models.sequence_model import ModelState, SequenceModel, check_tokens
-from longscan.models.spec import parse_spec
 
 
-class LanguageModel(Pretrained):
+class LanguageModel(PretrainedModel):
     """embedding -> blocks -> norm -> logits (B, L, vocab_size).
 
     Starts as Mamba's language models do (Gu and Dao 2023, the authors' code): embedding N(0, 0.02^2), out_proj of the gated
@@ -55,10 +54,16 @@ class LanguageModel(Pretrained):
         norm: Norm = "rms",
         backend: str = "auto",
     ) -> None:
-        super().__init__()
-        for name, size in (("vocab_size", vocab_size), ("pad_vocab_to", pad_vocab_to)):
-            if size < 1:
-                raise ValueError(f"{name}: got {size}, expected at least 1")
+        super().__init__(
+            blocks,
+            d_model=d_model,
+            vocab_size=vocab_size,
+            tied=tied,
+            pad_vocab_to=pad_vocab_to,
+            initial_state=initial_state,
+            norm=norm,
+            backend=backend,
+        )
         self.vocab_size, self.pad_vocab_to = vocab_size, pad_vocab_to
         rows = -(-vocab_size // pad_vocab_to) * pad_vocab_to
         self.backbone = SequenceModel(
@@ -86,33 +91,6 @@ class LanguageModel(Pretrained):
                 nn.init.kaiming_uniform_(module.out_proj.weight, a=math.sqrt(5))
                 module.out_proj.weight /= math.sqrt(len(self.backbone.stack))
 
-    @classmethod
-    def from_spec(
-        cls,
-        spec: str | Sequence[Mapping[str, Any]],
-        *,
-        d_model: int,
-        vocab_size: int,
-        d_state: int = 16,
-        tied: bool = True,
-        pad_vocab_to: int = 8,
-        initial_state: Literal["zero", "learned"] = "zero",
-        norm: Norm = "rms",
-        block_options: Mapping[str, Mapping[str, Any]] | None = None,
-        backend: str = "auto",
-    ) -> Self:
-        """A model from letters or from a list; d_state and block_options as in `SequenceModel.from_spec`."""
-        return cls(
-            parse_spec(spec, d_state=d_state, block_options=block_options),
-            d_model=d_model,
-            vocab_size=vocab_size,
-            tied=tied,
-            pad_vocab_to=pad_vocab_to,
-            initial_state=initial_state,
-            norm=norm,
-            backend=backend,
-        )
-
     @property
     def causal(self) -> bool:
         """Whether the logits of a step depend on the steps up to it alone."""
@@ -122,21 +100,6 @@ class LanguageModel(Pretrained):
     def streaming(self) -> bool:
         """Whether a state carries a sequence from step to step."""
         return self.backbone.streaming
-
-    @property
-    def config(self) -> dict[str, Any]:
-        """The arguments that make this model again, as JSON-able values."""
-        inner = self.backbone.config
-        return {
-            "blocks": inner["blocks"],
-            "d_model": inner["d_model"],
-            "vocab_size": self.vocab_size,
-            "tied": self.lm_head is None,
-            "pad_vocab_to": self.pad_vocab_to,
-            "initial_state": inner["initial_state"],
-            "norm": inner["norm"],
-            "backend": inner["backend"],
-        }
 
     def forward(
         self,

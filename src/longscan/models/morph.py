@@ -63,7 +63,7 @@ def make_bidirectional(
     if other.config["blocks"] != forward.config["blocks"] or other.d_model != forward.d_model:
         raise ValueError("reverse: its blocks or its width are not those of the forward model")
     if projections not in ("forward", "reverse"):
-        raise ValueError(f"projections: got {projections!r}, expected 'forward' or 'reverse'")
+        raise ValueError(f"projections: got {projections!r}, needed 'forward' or 'reverse'")
     source = forward if projections == "forward" else other
     entries = [
         _two_sided(entry, block.block) if isinstance(block.block, GatedBlock) else entry

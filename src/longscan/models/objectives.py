@@ -35,7 +35,7 @@ def next_tokens(tokens: Tensor, valid: Tensor | None = None, *, reverse: bool = 
     Returns TokenTargets of length L - 1: L - 1 targets in a row without padding, where 15 % masking has 0.15 L.
     """
     if tokens.ndim != 2 or tokens.shape[1] < 2:
-        raise ValueError(f"tokens: got shape {tuple(tokens.shape)}, expected (batch, length) with a length of at least 2")
+        raise ValueError(f"tokens: got shape {tuple(tokens.shape)}, needed (batch, length) with a length of at least 2")
     if reverse:
         tokens = flip_valid(tokens, valid)
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
@@ -71,10 +71,10 @@ def masked_tokens(
     for name, part in (("share", share), ("split", sum(split)), ("split", min(split))):
         if not 0 <= part <= 1:
             raise ValueError(
-                f"{name}: got {share if name == 'share' else split}, expected shares from 0 to 1, at most 1 together"
+                f"{name}: got {share if name == 'share' else split}, needed shares from 0 to 1, at most 1 together"
             )
     if not 0 <= mask_token < vocab_size:
-        raise ValueError(f"mask_token: got {mask_token}, expected a token below vocab_size ({vocab_size})")
+        raise ValueError(f"mask_token: got {mask_token}, needed a token below vocab_size ({vocab_size})")
     check_tokens(tokens, valid, vocab_size, name="tokens")
     kept = torch.tensor(sorted({mask_token, *special}))
     eligible = ~torch.isin(tokens, kept.to(tokens.device))
@@ -86,7 +86,7 @@ def masked_tokens(
     if not random_special:
         pool = pool[~torch.isin(pool, kept)]
     if not len(pool):
-        raise ValueError(f"special: got all {vocab_size} tokens, expected some that are not")
+        raise ValueError(f"special: got all {vocab_size} tokens, needed some that are not")
     drawn = pool[torch.randint(len(pool), tokens.shape, generator=generator)].to(tokens.device)
     inputs = torch.where(chosen & (fate < split[0]), mask_token, tokens)
     inputs = torch.where(chosen & (fate >= split[0]) & (fate < sum(split)), drawn, inputs)

@@ -60,4 +60,4 @@ def freeze(model: nn.Module, *roles: Role, under: str = "") -> int:
 def _check_roles(name: str, roles: Iterable[str]) -> None:
     unknown = set(roles) - set(ROLES)
     if unknown:
-        raise ValueError(f"{name}: got {', '.join(sorted(unknown))}, expected some of {', '.join(ROLES)}")
+        raise ValueError(f"{name}: got {', '.join(sorted(unknown))}, needed some of {', '.join(ROLES)}")

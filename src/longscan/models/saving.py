@@ -1,68 +1,16 @@
 """Models on disk: config.json and model.safetensors in a folder; nothing is ever unpickled."""
 
-import inspect
 import json
 import os
 import zlib
-from abc import abstractmethod
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from longscan.layers.parameters import Marked
-
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 HEADER = "longscan"  # in the header of the weights: the settings and the checksum
-
-
-class Pretrained(Marked):
-    """A model that is made from JSON-able settings, its `config`, and kept in a folder with its weights."""
-
-    @property
-    @abstractmethod
-    def config(self) -> dict[str, Any]:
-        """The arguments that make this model again, as JSON-able values."""
-
-    def save_pretrained(self, folder: str | Path) -> None:
-        """Write config.json and model.safetensors into `folder`, each under a temporary name first and then moved."""
-        write_model(Path(folder), self.config, self.state_dict())
-
-    @classmethod
-    def from_pretrained(cls, folder: str | Path, *, backend: str | None = None) -> Self:
-        """The model that `save_pretrained` wrote, on the CPU, in the dtypes it was saved in.
-
-        backend: of its ops, in the place of the saved one; None keeps that.
-        FileNotFoundError names a missing file, ValueError a damaged one and a setting that this class does not have or needs.
-        """
-        config, tensors = read_model(Path(folder))
-        parameters = inspect.signature(cls).parameters
-        unknown = sorted(set(config) - set(parameters))
-        if unknown:
-            raise ValueError(
-                f"{Path(folder) / CONFIG}: {', '.join(unknown)[:200]} is no setting of {cls.__name__}; another class wrote it"
-            )
-        missing = [name for name, given in parameters.items() if given.default is given.empty and name not in config]
-        if missing:
-            raise ValueError(f"{Path(folder) / CONFIG}: {', '.join(missing)} is missing, which {cls.__name__} needs")
-        try:
-            model = cls(**config if backend is None else {**config, "backend": backend})
-        except (ValueError, TypeError, KeyError, AttributeError, RuntimeError, MemoryError, OverflowError) as error:
-            if str(error).startswith("backend: "):  # about this machine or the argument, not about the file
-                raise
-            raise ValueError(f"{Path(folder) / CONFIG}: damaged ({str(error)[:300]})") from error
-        try:
-            model.load_state_dict(tensors, assign=True)
-        except RuntimeError as error:
-            raise ValueError(f"{Path(folder) / WEIGHTS}: is of another model than {CONFIG} ({_first_line(error)})") from error
-        return model
-
-
-def _first_line(error: Exception) -> str:
-    """The first thing that torch found wrong; its message has a title and then a line for each."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[min(1, len(lines) - 1)][:300]
 
 
 def write_model(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> None:

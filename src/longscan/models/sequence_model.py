@@ -1,19 +1,19 @@
 """The stack: encoder, residual blocks from a spec, pooling, norm, head."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Self, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
-from longscan.blocks.residual import NORMS, Norm, Residual, layer_norm, rms_norm
+from longscan.blocks.residual import Norm, Residual, layer_norm, rms_norm
 from longscan.layers.base import SequenceInfo, mask_padding
 from longscan.layers.checks import check_steps, values_unavailable
 from longscan.layers.parameters import mark
 from longscan.layers.state import State, layer_state, map_state, state_tensors
-from longscan.models.pooling import POOLINGS, Pooling, PoolState, pool
-from longscan.models.saving import Pretrained
-from longscan.models.spec import BlockSpec, build_block, parse_spec
+from longscan.models.base import PretrainedModel
+from longscan.models.pooling import Pooling, PoolState, pool
+from longscan.models.spec import build_block
 
 
 @layer_state
@@ -25,10 +25,9 @@ class ModelState(NamedTuple):
 
 
 Head = Literal["linear", "affine", "mlp", "none"]
-HEADS = ("linear", "affine", "mlp", "none")
 
 
-class SequenceModel(Pretrained):
+class SequenceModel(PretrainedModel):
     """encoder -> x + block(RMSNorm(x)), block after block -> pooling -> RMSNorm -> head.
 
     Args:
@@ -61,26 +60,25 @@ class SequenceModel(Pretrained):
         norm: Norm = "rms",
         backend: str = "auto",
     ) -> None:
-        super().__init__()
+        super().__init__(
+            blocks,
+            d_model=d_model,
+            d_output=d_output,
+            vocab_size=vocab_size,
+            d_input=d_input,
+            pooling=pooling,
+            head=head,
+            initial_state=initial_state,
+            norm=norm,
+            backend=backend,
+        )
         if (vocab_size is None) == (d_input is None):
-            raise ValueError(f"vocab_size, d_input: got {vocab_size} and {d_input}, expected exactly one of them")
-        for name, size in (("d_model", d_model), ("d_output", d_output), ("vocab_size", vocab_size), ("d_input", d_input)):
-            if size is not None and size < 1:
-                raise ValueError(f"{name}: got {size}, expected at least 1")
-        for name, value, choices in (
-            ("pooling", pooling, POOLINGS),
-            ("head", head, HEADS),
-            ("initial_state", initial_state, ("zero", "learned")),
-            ("norm", norm, NORMS),
-        ):
-            if value not in choices:
-                raise ValueError(f"{name}: got {value!r}, expected one of {choices}")
+            raise ValueError(f"vocab_size, d_input: got {vocab_size} and {d_input}, needed exactly one of them")
         if head == "none" and d_output != d_model:
-            raise ValueError(f"d_output: got {d_output}, expected d_model ({d_model}) without a head")
-        self.entries: list[BlockSpec] = parse_spec(list(blocks))
+            raise ValueError(f"d_output: got {d_output}, needed d_model ({d_model}) without a head")
         self.d_model, self.d_output, self.vocab_size, self.d_input = d_model, d_output, vocab_size, d_input
         self.pooling, self.backend = pooling, backend
-        self.head_kind, self.initial_state_kind, self.norm_kind = head, initial_state, norm
+        self.has_learned_state = initial_state == "learned"
         if vocab_size is not None:
             embedding = nn.Embedding(vocab_size, d_model)
             mark(embedding.weight, "embedding", decay=False)
@@ -100,68 +98,17 @@ class SequenceModel(Pretrained):
         elif head == "mlp":
             self.head = nn.Sequential(nn.Linear(d_model, d_model), nn.GELU(), nn.Linear(d_model, d_output))
         self.start = nn.ParameterList()  # one row of every float tensor of the blocks' initial states, where these are learned
-        if initial_state == "learned":
+        if self.has_learned_state:
             self.start.extend(
                 mark(nn.Parameter(x[0].clone()), "ssm", decay=False, keep_float32=True)
                 for x in state_tensors([block.initial_state(1) for block in stack])
                 if x.is_floating_point()
             )
 
-    @classmethod
-    def from_spec(
-        cls,
-        spec: str | Sequence[Mapping[str, Any]],
-        *,
-        d_model: int,
-        d_output: int,
-        vocab_size: int | None = None,
-        d_input: int | None = None,
-        d_state: int = 16,
-        pooling: Pooling = "mean",
-        head: Head = "linear",
-        initial_state: Literal["zero", "learned"] = "zero",
-        norm: Norm = "rms",
-        block_options: Mapping[str, Mapping[str, Any]] | None = None,
-        backend: str = "auto",
-    ) -> Self:
-        """A model from letters, such as "(ma)*2", or from a list of `{"layer", "block", "options"}`.
-
-        d_state goes to every layer that has such a setting and is not given another one; block_options maps letters to further
-        settings, {"a": {"phase_dt": True}}. The other arguments are those of the class.
-        """
-        return cls(
-            parse_spec(spec, d_state=d_state, block_options=block_options),
-            d_model=d_model,
-            d_output=d_output,
-            vocab_size=vocab_size,
-            d_input=d_input,
-            pooling=pooling,
-            head=head,
-            initial_state=initial_state,
-            norm=norm,
-            backend=backend,
-        )
-
     @property
     def stack(self) -> list[Residual]:
         """The blocks, each in its residual branch."""
         return [cast("Residual", block) for block in self.blocks]
-
-    @property
-    def config(self) -> dict[str, Any]:
-        """The arguments that make this model again, as JSON-able values."""
-        return {
-            "blocks": [{**entry, "options": dict(entry["options"])} for entry in self.entries],
-            "d_model": self.d_model,
-            "d_output": self.d_output,
-            "vocab_size": self.vocab_size,
-            "d_input": self.d_input,
-            "pooling": self.pooling,
-            "head": self.head_kind,
-            "initial_state": self.initial_state_kind,
-            "norm": self.norm_kind,
-            "backend": self.backend,
-        }
 
     def forward(
         self,
@@ -188,7 +135,7 @@ class SequenceModel(Pretrained):
         self._check(inputs, elapsed, valid, seq_idx)
         if state is not None:
             state = self._checked_state(state)
-        elif self.initial_state_kind == "learned":
+        elif self.has_learned_state:
             state = self.initial_state(inputs.shape[0])
         else:  # blocks start from zero without being given zeros
             state = ModelState((None,) * len(self.stack), self._empty_pool(inputs.shape[0]))
@@ -236,7 +183,7 @@ class SequenceModel(Pretrained):
     def initial_state(self, batch: int) -> ModelState:
         """The state before the first step of `batch` sequences."""
         blocks: tuple[State, ...] = tuple(block.initial_state(batch) for block in self.stack)
-        if self.initial_state_kind == "learned":
+        if self.has_learned_state:
             learned = iter(self.start)
             blocks = map_state(lambda x: next(learned).expand_as(x) if x.is_floating_point() else x, blocks)
         return ModelState(blocks, self._empty_pool(batch))
@@ -265,23 +212,23 @@ class SequenceModel(Pretrained):
 
     def _checked_state(self, state: ModelState) -> ModelState:
         if not isinstance(state, ModelState):
-            raise TypeError(f"state: got a {type(state).__name__}, expected the ModelState of an earlier call")
+            raise TypeError(f"state: got a {type(state).__name__}, needed the ModelState of an earlier call")
         if len(state.blocks) != len(self.stack):
-            raise ValueError(f"state: got the states of {len(state.blocks)} blocks, expected those of {len(self.stack)}")
+            raise ValueError(f"state: got the states of {len(state.blocks)} blocks, needed those of {len(self.stack)}")
         return state
 
     def _check(self, inputs: Tensor, elapsed: Tensor | None, valid: Tensor | None, seq_idx: Tensor | None) -> None:
         if self.vocab_size is not None:
             check_tokens(inputs, valid, self.vocab_size)
         if self.d_input is not None and (inputs.ndim != 3 or inputs.shape[-1] != self.d_input):
-            raise ValueError(f"inputs: got shape {tuple(inputs.shape)}, expected (batch, length, {self.d_input})")
+            raise ValueError(f"inputs: got shape {tuple(inputs.shape)}, needed (batch, length, {self.d_input})")
         if elapsed is not None:
             for index, block in enumerate(self.stack):
                 if not block.irregular:
                     raise ValueError(f"elapsed: block {index} ({self.entries[index]['layer']}) has no notion of elapsed time")
         if seq_idx is not None and self.pooling != "none":
             raise ValueError(f"seq_idx: rows of several sequences need pooling 'none', but it is {self.pooling!r}")
-        if seq_idx is not None and self.initial_state_kind == "learned":
+        if seq_idx is not None and self.has_learned_state:
             raise ValueError("seq_idx: sequences inside a row start from zero, but initial_state is 'learned'")
         check_steps((inputs.shape[0], inputs.shape[1]), elapsed, valid, seq_idx)
 
@@ -303,11 +250,11 @@ def check_tokens(inputs: Tensor, valid: Tensor | None, vocab_size: int, name: st
     name: of the inputs in the message.
     """
     if inputs.ndim != 2 or inputs.is_floating_point():
-        raise ValueError(f"{name}: got {inputs.dtype} {tuple(inputs.shape)}, expected integer tokens (batch, length)")
+        raise ValueError(f"{name}: got {inputs.dtype} {tuple(inputs.shape)}, needed integer tokens (batch, length)")
     if inputs.numel() and not values_unavailable(inputs, valid):
         fits = valid is not None and valid.dtype == torch.bool and valid.shape == inputs.shape
         shown = torch.where(valid, inputs, 0) if valid is not None and fits else inputs
         low, high = (int(extreme) for extreme in torch.aminmax(shown))
         if low < 0 or high >= vocab_size:
             wrong = low if low < 0 else high
-            raise ValueError(f"{name}: got a token {wrong}, expected numbers from 0 to {vocab_size - 1}")
+            raise ValueError(f"{name}: got a token {wrong}, needed numbers from 0 to {vocab_size - 1}")

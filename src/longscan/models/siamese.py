@@ -4,18 +4,16 @@ a, b = features of both, pooled, from one stack        y = MLP([a, b, a * b, a -
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from longscan.models.pooling import Pooling
-from longscan.models.saving import Pretrained
+from longscan.models.base import PretrainedModel
 from longscan.models.sequence_model import SequenceModel
-from longscan.models.spec import parse_spec
 
 
-class SiameseModel(Pretrained):
+class SiameseModel(PretrainedModel):
     """Two batches of sequences to (B, d_output).
 
     Args:
@@ -36,17 +34,20 @@ class SiameseModel(Pretrained):
         d_output: int,
         vocab_size: int | None = None,
         d_input: int | None = None,
-        pooling: Pooling = "mean",
+        pooling: Literal["mean", "last"] = "mean",
         interaction: Literal["nli", "concat"] = "nli",
         backend: str = "auto",
     ) -> None:
-        super().__init__()
-        if pooling == "none":
-            raise ValueError("pooling: got 'none', expected 'mean' or 'last': sequences are compared as wholes")
-        if interaction not in ("nli", "concat"):
-            raise ValueError(f"interaction: got {interaction!r}, expected 'nli' or 'concat'")
-        if d_output < 1:
-            raise ValueError(f"d_output: got {d_output}, expected at least 1")
+        super().__init__(
+            blocks,
+            d_model=d_model,
+            d_output=d_output,
+            vocab_size=vocab_size,
+            d_input=d_input,
+            pooling=pooling,
+            interaction=interaction,
+            backend=backend,
+        )
         self.d_output, self.interaction = d_output, interaction
         self.backbone = SequenceModel(
             blocks,
@@ -60,40 +61,6 @@ class SiameseModel(Pretrained):
         )
         parts = 4 if interaction == "nli" else 2
         self.head = nn.Sequential(nn.Linear(parts * d_model, d_model), nn.GELU(), nn.Linear(d_model, d_output))
-
-    @classmethod
-    def from_spec(
-        cls,
-        spec: str | Sequence[Mapping[str, Any]],
-        *,
-        d_model: int,
-        d_output: int,
-        vocab_size: int | None = None,
-        d_input: int | None = None,
-        d_state: int = 16,
-        pooling: Pooling = "mean",
-        interaction: Literal["nli", "concat"] = "nli",
-        block_options: Mapping[str, Mapping[str, Any]] | None = None,
-        backend: str = "auto",
-    ) -> Self:
-        """A model from letters or from a list; d_state and block_options as in `SequenceModel.from_spec`."""
-        return cls(
-            parse_spec(spec, d_state=d_state, block_options=block_options),
-            d_model=d_model,
-            d_output=d_output,
-            vocab_size=vocab_size,
-            d_input=d_input,
-            pooling=pooling,
-            interaction=interaction,
-            backend=backend,
-        )
-
-    @property
-    def config(self) -> dict[str, Any]:
-        """The arguments that make this model again, as JSON-able values."""
-        inner = self.backbone.config
-        names = ("blocks", "d_model", "vocab_size", "d_input", "pooling", "backend")
-        return {**{name: inner[name] for name in names}, "d_output": self.d_output, "interaction": self.interaction}
 
     def forward(
         self,
@@ -110,7 +77,7 @@ class SiameseModel(Pretrained):
         valid and elapsed of either are those of `SequenceModel.forward`.
         """
         if len(first) != len(second):
-            raise ValueError(f"second: got {len(second)} sequences, expected {len(first)}, as many as first has")
+            raise ValueError(f"second: got {len(second)} sequences, needed {len(first)}, as many as first has")
         a = self.backbone(first, valid=valid_first, elapsed=elapsed_first)
         b = self.backbone(second, valid=valid_second, elapsed=elapsed_second)
         parts = [a, b, a * b, a - b] if self.interaction == "nli" else [a, b]

@@ -37,14 +37,14 @@ def replace_blocks(
     entries = parse_spec(blocks)
     places = [index for index, entry in enumerate(entries) if entry["block"] == replaced]
     if (at is None) == (count is None):
-        raise ValueError(f"at, count: got {at} and {count}, expected exactly one of them")
+        raise ValueError(f"at, count: got {at} and {count}, needed exactly one of them")
     if count is not None:
         if not 0 <= count <= len(places):
-            raise ValueError(f"count: got {count}, expected 0 to {len(places)}, as many {replaced} blocks as there are")
+            raise ValueError(f"count: got {count}, needed 0 to {len(places)}, as many {replaced} blocks as there are")
         at = sorted(np.random.default_rng(seed).choice(places, count, replace=False).tolist()) if count else []
     for index in at or ():
         if index not in places:
-            raise ValueError(f"at: got {index}, expected places of {replaced} blocks: {places}")
+            raise ValueError(f"at: got {index}, needed places of {replaced} blocks: {places}")
         options = dict(by.get("options") or {})
         if "d_state" in entries[index]["options"]:
             options.setdefault("d_state", entries[index]["options"]["d_state"])
@@ -58,11 +58,11 @@ def place_rotary(blocks: str | Sequence[Mapping[str, Any]], options: Mapping[str
     options: settings of `longscan.blocks.Rotary`. ValueError where no block can have them.
     """
     if where not in ("all", "first", "every_other"):
-        raise ValueError(f"where: got {where!r}, expected 'all', 'first' or 'every_other'")
+        raise ValueError(f"where: got {where!r}, needed 'all', 'first' or 'every_other'")
     entries = parse_spec(blocks)
     places = [index for index, entry in enumerate(entries) if entry["block"] in ROTARY_BLOCKS]
     if not places:
-        raise ValueError(f"blocks: none of them can have rotary positions, expected some of {', '.join(ROTARY_BLOCKS)}")
+        raise ValueError(f"blocks: none of them can have rotary positions, needed some of {', '.join(ROTARY_BLOCKS)}")
     for index in {"all": places, "first": places[:1], "every_other": places[::2]}[where]:
         entries[index]["options"]["rotary"] = dict(options)
     return entries

@@ -1,0 +1,110 @@
+"""What all models share: a stack of blocks from a spec, arguments that are kept as the configuration, and files."""
+
+import copy
+import inspect
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Self, get_args, get_origin
+
+from longscan._specs import SPEC_VERSION
+from longscan.layers._settings import declared_types
+from longscan.layers.parameters import Marked
+from longscan.models.saving import CONFIG, WEIGHTS, read_model, write_model
+from longscan.models.spec import BlockSpec, parse_spec
+
+
+class PretrainedModel(Marked):
+    """Base class of `SequenceModel`, `LanguageModel`, `Forecaster` and `SiameseModel`.
+
+    A subclass passes all arguments of its constructor on to this one. They are JSON-able values, of which `config` is a copy:
+    `type(model)(**model.config)` is a model of the same architecture with new weights.
+
+    Args:
+        blocks: the stack as a list of `{"layer", "block", "options"}`, see `longscan.models.parse_spec`.
+        arguments: all other arguments of the subclass.
+
+    Raises ValueError naming an argument: a whole number below 1, or a value that is none of the choices of its annotation.
+
+    Attributes:
+        entries: the stack as a list with all keys, `list[BlockSpec]`.
+    """
+
+    def __init__(self, blocks: Sequence[Mapping[str, Any]], **arguments: Any) -> None:
+        super().__init__()
+        kind: type = type(self)
+        declared = declared_types(kind)
+        for name, value in arguments.items():
+            if declared[name] in (int, int | None) and value is not None and value < 1:
+                raise ValueError(f"{name}: got {value}, needed at least 1")
+            if get_origin(declared[name]) is Literal and value not in get_args(declared[name]):
+                raise ValueError(f"{name}: got {value!r}, needed one of {get_args(declared[name])}")
+        self.entries: list[BlockSpec] = parse_spec(list(blocks))
+        self._arguments = arguments
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """A copy of the constructor's arguments, JSON-able values by name."""
+        return copy.deepcopy({"blocks": self.entries, **self._arguments})
+
+    @classmethod
+    def from_spec(
+        cls,
+        spec: str | Sequence[Mapping[str, Any]],
+        *,
+        d_state: int = 16,
+        block_options: Mapping[str, Mapping[str, Any]] | None = None,
+        **arguments: Any,
+    ) -> Self:
+        """Build a model with new weights from a spec.
+
+        Args:
+            spec: the names of the blocks from the input to the output, such as "(mamba aussm)*2", "s4d*6" or "mamba[s4d]*4", or
+                a list of `{"layer", "block", "options"}`; see `longscan.models.parse_spec`.
+            d_state: state size of every layer that has this setting and is not given another one.
+            block_options: name of a block in the spec -> further options, for example `{"aussm": {"phase_dt": True}}`.
+            arguments: the arguments of the class, without `blocks`, such as d_model.
+
+        Raises ValueError naming what is wrong with the spec, its options or an argument; TypeError for an unknown argument.
+        """
+        return cls(parse_spec(spec, d_state=d_state, block_options=block_options), **arguments)
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write config.json and model.safetensors into `folder`, which is created if necessary."""
+        write_model(Path(folder), {"spec_version": SPEC_VERSION, **self.config}, self.state_dict())
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path, *, backend: str | None = None) -> Self:
+        """Read a model that `save_pretrained` wrote. It is on the CPU, in the dtypes that it was saved in.
+
+        backend: of its ops instead of the saved one; None keeps the saved one.
+
+        Raises FileNotFoundError naming a missing file, ValueError naming a damaged one or an argument that this class does not
+        have or needs.
+        """
+        config, tensors = read_model(Path(folder))
+        path, parameters = Path(folder) / CONFIG, inspect.signature(cls).parameters
+        version = config.pop("spec_version", 1)  # the names of layers and blocks are the same in both versions
+        if version not in (1, SPEC_VERSION):
+            raise ValueError(f"{path}: got spec_version {version!r}, needed at most {SPEC_VERSION}; a later version wrote it")
+        required = {name for name, given in inspect.signature(cls).parameters.items() if given.default is given.empty}
+        if unknown := sorted(config.keys() - parameters.keys()):
+            raise ValueError(f"{path}: {', '.join(unknown)[:200]} is no setting of {cls.__name__}; another class wrote it")
+        if missing := sorted(required - config.keys()):
+            raise ValueError(f"{path}: {', '.join(missing)} is missing, which {cls.__name__} needs")
+        try:
+            model = cls(**config if backend is None else {**config, "backend": backend})
+        except (ValueError, TypeError, KeyError, AttributeError, RuntimeError, MemoryError, OverflowError) as error:
+            if str(error).startswith("backend: "):  # about this machine or the argument, not about the file
+                raise
+            raise ValueError(f"{path}: damaged ({str(error)[:300]})") from error
+        try:
+            model.load_state_dict(tensors, assign=True)
+        except RuntimeError as error:
+            raise ValueError(f"{Path(folder) / WEIGHTS}: is of another model than {CONFIG} ({_first_problem(error)})") from error
+        return model
+
+
+def _first_problem(error: Exception) -> str:
+    """Return the first problem that `load_state_dict` found; its message has a title and then a line for each problem."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[min(1, len(lines) - 1)][:300]
