@@ -238,7 +238,7 @@ def test_forecasts_for_uneven_times():
     [
         (np.zeros(4), {"horizon": 4}, "y: the longest series has 4 steps, expected more than the horizon of 4"),
         (np.zeros(9), {"horizon": 0}, "horizon: got 0"),
-        (np.zeros(9), {"horizon": 2, "spec": "bidirectional"}, "blocks: some are not causal"),
+        (np.zeros(9), {"horizon": 2, "spec": "bidirectional"}, "blocks: got blocks that are not causal"),
         (np.zeros(9), {"horizon": 2.5}, r"horizon: got 2\.5, needed whole number"),
         ([], {}, "y: got no series"),
     ],

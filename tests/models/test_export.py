@@ -11,7 +11,7 @@ from longscan.blocks import BidirectionalBlock, MambaBlock
 from longscan.layers import LAYERS, Attention
 from longscan.layers.state import state_tensors
 from longscan.models import Forecaster, LanguageModel, SiameseModel, export_onnx
-from longscan.models.export import graph
+from longscan.models.export import export_graph
 
 pytest.importorskip("onnxruntime")
 PAGE = Path(__file__).parents[2] / "docs" / "howto" / "export.md"
@@ -33,7 +33,7 @@ def layer_and_example(name, length=5):
 @pytest.mark.parametrize("name", LAYERS)
 def test_programs(name, step):
     layer, example = layer_and_example(name, 3)
-    traced = graph(layer, example, step=step)
+    traced = export_graph(layer, example, step=step)
     program = torch.export.export(traced.module, traced.arguments, dynamic_shapes=traced.dynamic_shapes)
     with torch.no_grad():
         wanted = layer.step(example[:, 0], layer(example, return_state=True)[1]) if step else layer(example)
@@ -155,7 +155,7 @@ def whole(module, example, named):
 def test_programs_take_padding_times_and_a_state(name):
     layer, example = layer_and_example(name)
     layer.eval()
-    traced = graph(layer, example, inputs=named_inputs(layer, 5, other=False))
+    traced = export_graph(layer, example, inputs=named_inputs(layer, 5, other=False))
     program = torch.export.export(traced.module, traced.arguments, dynamic_shapes=traced.dynamic_shapes)
     named = named_inputs(layer, 5, other=True)
     example = unlike(example, named["valid"])
@@ -187,7 +187,7 @@ def packings():
 
 def feed_named(run, module, example, named):
     """The inputs of a session by the names that `graph` gives them."""
-    names, taken = graph(module, example, inputs=named).names, {part.name for part in run.get_inputs()}
+    names, taken = export_graph(module, example, inputs=named).names, {part.name for part in run.get_inputs()}
     return {name: part.numpy() for name, part in zip(names, flat(example, named), strict=True) if name in taken}
 
 
@@ -237,27 +237,27 @@ def test_blocks_and_models_take_named_inputs(name, tmp_path):
 
 def test_the_arguments_of_a_graph_have_names():
     layer, example = layer_and_example("s6")
-    plain = graph(layer, example)
+    plain = export_graph(layer, example)
     assert (plain.names, plain.dynamic_shapes, len(plain.arguments)) == (("x",), None, 1)
     state = layer.initial_state(2)
-    assert graph(layer, example, inputs={"state": state, "elapsed": TIMES}).names == ("x", "elapsed", "state_0", "state_1")
-    stepped = graph(layer, example, step=True, inputs={"elapsed": TIMES[:, 0]})
+    assert export_graph(layer, example, inputs={"state": state, "elapsed": TIMES}).names == ("x", "elapsed", "state_0", "state_1")
+    stepped = export_graph(layer, example, step=True, inputs={"elapsed": TIMES[:, 0]})
     assert stepped.names == ("x", "elapsed", "state_0", "state_1")
 
 
 @pytest.mark.parametrize(
     ("name", "inputs", "step", "error", "message"),
     [
-        ("s6", {"vald": TIMES}, False, ValueError, "inputs: got 'vald', .* S6 takes: elapsed, gate, seq_idx, state, valid"),
+        ("s6", {"vald": TIMES}, False, ValueError, "inputs: got 'vald', .* S6.forward: elapsed, gate, seq_idx, state, valid"),
         ("s6", {"x": torch.ones(2, 5, 4)}, False, ValueError, "inputs: got 'x'"),
-        ("s6", {"valid": TIMES}, True, ValueError, "inputs: got 'valid', .* S6 step by step takes: active, elapsed$"),
+        ("s6", {"valid": TIMES}, True, ValueError, "inputs: got 'valid', .* S6.step: active, elapsed$"),
         ("s6", {"state": None}, True, ValueError, "inputs: got 'state'"),
         ("s6", {"return_state": True}, False, ValueError, "inputs: got 'return_state'"),
         ("s6", {"valid": [True] * 5}, False, TypeError, "inputs: valid got a list, needed a tensor"),
         ("s6", {"valid": torch.ones(2, 4, dtype=torch.bool)}, False, ValueError, r"valid: got shape \(2, 4\), expected \(2, 5\)"),
         ("s6", {"state": (torch.zeros(2),)}, False, TypeError, "state: got a tuple, expected the ScanState of a S6"),
         ("gru", {"elapsed": TIMES}, False, ValueError, "elapsed: GRU has no notion of elapsed time"),
-        ("attention", {"state": "initial"}, False, ValueError, "state: got one of fewer than two steps, needed an example"),
+        ("attention", {"state": "initial"}, False, ValueError, "state: got a state after fewer than two steps"),
     ],
     ids=str,
 )
@@ -266,7 +266,7 @@ def test_inputs_that_do_not_fit_are_named(name, inputs, step, error, message):
     if inputs.get("state") == "initial":
         inputs = {"state": layer.initial_state(2)}
     with pytest.raises(error, match=message):
-        graph(layer, example, step=step, inputs=inputs)
+        export_graph(layer, example, step=step, inputs=inputs)
 
 
 def test_the_table_of_the_page_has_every_layer_and_no_error_beyond_the_bound():
@@ -278,9 +278,9 @@ def test_the_table_of_the_page_has_every_layer_and_no_error_beyond_the_bound():
 
 def test_what_can_not_be_exported_is_named():
     with pytest.raises(ValueError, match="example: got 2 steps, needed at least 3"):
-        graph(Attention(4), torch.randn(1, 2, 4))
-    with pytest.raises(ValueError, match="step: BidirectionalBlock cannot be run step by step"):
-        graph(BidirectionalBlock(4), torch.randn(1, 5, 4), step=True)
+        export_graph(Attention(4), torch.randn(1, 2, 4))
+    with pytest.raises(ValueError, match="step: BidirectionalBlock cannot run step by step"):
+        export_graph(BidirectionalBlock(4), torch.randn(1, 5, 4), step=True)
     forecaster = Forecaster.from_spec("m", d_model=4, d_input=2, horizon=3)
-    with pytest.raises(ValueError, match="step: Forecaster cannot be run step by step"):
-        graph(forecaster, torch.randn(1, 5, 2), step=True)
+    with pytest.raises(ValueError, match="step: Forecaster cannot run step by step"):
+        export_graph(forecaster, torch.randn(1, 5, 2), step=True)

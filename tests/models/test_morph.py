@@ -133,9 +133,9 @@ def test_learned_states_come_along_with_a_new_head():
 
 
 def test_morphs_that_make_no_sense_are_named():
-    with pytest.raises(ValueError, match="reverse: its blocks or its width"):
+    with pytest.raises(ValueError, match="reverse: got a model of other blocks or another width"):
         make_bidirectional(causal(), causal(spec="m"))
-    with pytest.raises(ValueError, match="forward: it has no gated block"):
+    with pytest.raises(ValueError, match="forward: got a model without gated blocks"):
         make_bidirectional(causal(spec="s4d"))
     with pytest.raises(ValueError, match="projections: got 'both'"):
         make_bidirectional(causal(), projections="both")

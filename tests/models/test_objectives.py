@@ -120,7 +120,7 @@ def test_reverse_pretraining_goes_on_from_the_forward_model():
         ({"mask_token": 12}, "mask_token: got 12"),
         ({"special": range(12)}, "special: got all 12 tokens"),
         ({"tokens": torch.zeros(1, 4)}, "tokens: got torch.float32"),
-        ({"tokens": torch.full((1, 4), 12)}, "tokens: got a token 12, needed numbers from 0 to 11"),
+        ({"tokens": torch.full((1, 4), 12)}, "tokens: got the token 12, needed numbers from 0 to 11"),
     ],
     ids=str,
 )
@@ -131,7 +131,7 @@ def test_impossible_masks_are_named(options, message):
 
 def test_models_that_would_see_the_answer_are_refused():
     tokens = torch.randint(0, 12, (1, 5))
-    with pytest.raises(ValueError, match="model: it is not causal and would see"):
+    with pytest.raises(ValueError, match="model: got one that is not causal"):
         token_loss(model("mamba bidirectional"), next_tokens(tokens))
     with pytest.raises(ValueError, match=r"tokens: got shape \(1, 1\)"):
         next_tokens(tokens[:, :1])

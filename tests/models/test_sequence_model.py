@@ -296,17 +296,17 @@ def test_impossible_inputs_are_named():
     net, vectors = model(), SequenceModel.from_spec("gru", d_input=2, **SIZES)
     with pytest.raises(ValueError, match=r"inputs: got torch\.float32 \(2, 3\), needed integer tokens"):
         net(torch.randn(2, 3))
-    with pytest.raises(ValueError, match="inputs: got a token 7, needed numbers from 0 to 6"):
+    with pytest.raises(ValueError, match="inputs: got the token 7, needed numbers from 0 to 6"):
         net(torch.tensor([[1, 7]]))
-    with pytest.raises(ValueError, match=r"inputs: got a token -1"):
+    with pytest.raises(ValueError, match=r"inputs: got the token -1"):
         net(torch.tensor([[1, -1]]))
     with pytest.raises(ValueError, match=r"inputs: got shape \(2, 3\), needed \(batch, length, 2\)"):
         vectors(torch.randn(2, 3))
     with pytest.raises(ValueError, match=r"elapsed: block 0 \(gru\) has no notion"):
         vectors(torch.randn(2, 3, 2), elapsed=torch.ones(2, 3))
-    with pytest.raises(ValueError, match="seq_idx: rows of several sequences need pooling 'none'"):
+    with pytest.raises(ValueError, match="seq_idx: got rows of several sequences with pooling"):
         net(tokens(1, 3), seq_idx=torch.zeros(1, 3, dtype=torch.int64))
-    with pytest.raises(ValueError, match="seq_idx: sequences inside a row start from zero"):
+    with pytest.raises(ValueError, match="seq_idx: got rows of several sequences with initial_state 'learned'"):
         model(pooling="none", initial_state="learned")(tokens(1, 3), seq_idx=torch.zeros(1, 3, dtype=torch.int64))
     with pytest.raises(ValueError, match="valid: row 0 has more than one run"):
         net(tokens(1, 3), valid=torch.tensor([[True, False, True]]))

@@ -28,7 +28,7 @@ def test_random_subsets_are_drawn_by_their_seed():
     [
         ({}, "at, count: got None and None"),
         ({"at": [0], "count": 1}, r"at, count: got \[0\] and 1"),
-        ({"at": [1]}, r"at: got 1, needed places of mamba blocks: \[0, 2\]"),
+        ({"at": [1]}, r"at: got 1, needed positions of mamba blocks: \[0, 2\]"),
         ({"count": 3}, "count: got 3, needed 0 to 2"),
     ],
     ids=str,
@@ -50,7 +50,7 @@ def test_rotary_positions_stand_where_they_are_put(where, places):
 def test_impossible_places_are_named():
     with pytest.raises(ValueError, match="where: got 'last'"):
         place_rotary("m", {}, "last")
-    with pytest.raises(ValueError, match="blocks: none of them can have rotary positions, needed some of aussm, bidirectional"):
+    with pytest.raises(ValueError, match="blocks: got none that takes rotary positions, needed some of aussm, bidirectional"):
         place_rotary("gru attention", {})
 
 

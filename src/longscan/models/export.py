@@ -1,8 +1,8 @@
-"""Layers, blocks and models as graphs that run elsewhere: torch.export programs and ONNX files, the whole sequence or one step.
+"""Export of layers, blocks and models to torch.export programs and ONNX files, for a whole sequence or for one step.
 
-A graph holds real arithmetic only: ops run on their eager backend, complex numbers are pairs throughout, and what transforms take
-of complex numbers in between (long convolutions) the exporter writes as pairs. Sizes are those of the example; a state that grows
-with the steps, as attention's does, keeps that axis open.
+The exported graph holds real arithmetic only: ops run on their eager backend, which stores complex numbers as pairs of real ones,
+and the exporter writes the complex numbers inside Fourier transforms (long convolutions) as pairs too. All sizes are fixed to
+those of the example. Only the axis of a state that grows with the number of steps, as that of attention does, is dynamic.
 """
 
 import copy
@@ -21,50 +21,70 @@ from longscan.layers.state import State, map_state, state_tensors
 M = TypeVar("M", bound=nn.Module)
 
 
-def exportable(module: M) -> M:
-    """A copy that can be traced: in evaluation mode, without gradients and native kernels."""
-    twin = copy.deepcopy(module).eval().requires_grad_(False)
-    for part in twin.modules():
+def prepare_for_export(module: M) -> M:
+    """Return a copy of `module` in evaluation mode, without gradients, whose ops run on the eager backend."""
+    copied = copy.deepcopy(module).eval().requires_grad_(False)
+    for part in copied.modules():
         for name, value in (("backend", "eager"), ("recompute", False)):
             if hasattr(part, name):
                 setattr(part, name, value)
-    return twin
+    return copied
 
 
-class Whole(nn.Module):
-    """y for x: (B, L, D), or tokens (B, L), and further inputs by their names; from a state also the state's tensors after."""
+class WholeSequence(nn.Module):
+    """The forward pass of a module over a whole sequence, with positional tensors as its only arguments.
+
+    names: of the arguments after x. state: a state whose tensors follow those arguments; None for a forward pass without one.
+    """
 
     def __init__(self, module: nn.Module, names: tuple[str, ...], state: State) -> None:
         super().__init__()
         self.module, self.names, self.state = module, names, state
 
     def forward(self, x: Tensor, *rest: Tensor) -> Any:
-        """x, the named inputs, and the state's tensors in the state's order, where there is one."""
-        named, state = _sorted(self.names, self.state, rest)
+        """Return y, or with a state the tuple of y and the tensors of the state after the last step.
+
+        Args:
+            x: inputs (B, L, D), or tokens (B, L).
+            rest: the named inputs in the order of `names`, then the tensors of the state in the order of `state_tensors`.
+        """
+        named, state = _split_arguments(self.names, self.state, rest)
         if self.state is None:
             return self.module(x, **named)
         y, after = self.module(x, state=state, return_state=True, **named)
         return y, *state_tensors(after)
 
 
-class OneStep(Whole):
-    """(y, the state's tensors after) for x_t (B, D), or tokens (B,), further inputs by their names, and the state before."""
+class OneStep(WholeSequence):
+    """One step of a module, with positional tensors as its only arguments."""
 
     def forward(self, x: Tensor, *rest: Tensor) -> Any:
-        """As `step`, with the state as its tensors."""
-        named, state = _sorted(self.names, self.state, rest)
+        """Return the tuple of y and the tensors of the state after the step.
+
+        Args:
+            x: inputs of the step (B, D), or tokens (B,).
+            rest: the named inputs in the order of `names`, then the tensors of the state before the step.
+        """
+        named, state = _split_arguments(self.names, self.state, rest)
         y, after = self.module.step(x, state, **named)  # type: ignore[operator]
         return y, *state_tensors(after)
 
 
-def _sorted(names: tuple[str, ...], state: State, rest: tuple[Tensor, ...]) -> tuple[dict[str, Tensor], State]:
-    """The named inputs, and a state like `state` of the tensors behind them."""
+def _split_arguments(names: tuple[str, ...], state: State, rest: tuple[Tensor, ...]) -> tuple[dict[str, Tensor], State]:
+    """Return the named inputs as a mapping, and a state with the structure of `state` that holds the remaining tensors."""
     tensors = iter(rest[len(names) :])
     return dict(zip(names, rest, strict=False)), map_state(lambda _: next(tensors), state)
 
 
 class Graph(NamedTuple):
-    """What an exporter takes: a module, its example arguments, which axes of these stay open (None: none), and their names."""
+    """The arguments of an exporter.
+
+    Attributes:
+        module: a module that takes tensors as positional arguments.
+        arguments: example arguments.
+        dynamic_shapes: the dynamic axes of the arguments, as `torch.export.export` takes them; None if there are none.
+        names: names of the arguments.
+    """
 
     module: nn.Module
     arguments: tuple[Tensor, ...]
@@ -72,74 +92,81 @@ class Graph(NamedTuple):
     names: tuple[str, ...]
 
 
-def graph(module: nn.Module, example: Tensor, *, step: bool = False, inputs: Mapping[str, Any] | None = None) -> Graph:
-    """A traceable form of a layer, a block or a model.
+def export_graph(module: nn.Module, example: Tensor, *, step: bool = False, inputs: Mapping[str, Any] | None = None) -> Graph:
+    """Return a layer, a block or a model in a form that exporters can trace.
+
+    With `g = export_graph(module, example)`, `torch.export.export(g.module, g.arguments, dynamic_shapes=g.dynamic_shapes)` gives
+    the exported program.
 
     Args:
-        module: what is exported; a copy is taken.
-        example: inputs (B, L, D), or tokens (B, L), of the sizes that the graph is for; at least three steps.
-        step: the graph of one step from a state, not of the whole sequence.
-        inputs: examples of what else the graph takes, by the names of the module's `forward`: "valid", "elapsed" and "seq_idx"
-            (B, L), or a "state", after which the graph also gives the state after the last step; with `step` by the names of
-            `step`: "elapsed" and "active" (B,). What is not here the graph does without.
+        module: the module to export. It is copied.
+        example: inputs (B, L, D), or tokens (B, L), of the sizes that the graph is for; L is at least 3.
+        step: export one step from a state instead of the whole sequence.
+        inputs: examples of further inputs of the graph, by the names of the module's `forward`: "valid", "elapsed" and "seq_idx"
+            (B, L), and "state", with which the graph also returns the state after the last step. With `step`, by the names of the
+            module's `step`: "elapsed" and "active" (B,). An input without an example is not an input of the graph.
 
-    With `g = graph(module, example)`, `torch.export.export(g.module, g.arguments, dynamic_shapes=g.dynamic_shapes)` gives the
-    program; `g.names` are the arguments' names: "x", those of `inputs`, and "state_0", "state_1", ... for the tensors of a state.
-    ValueError where the module cannot go step by step, has no such input, or refuses the examples; TypeError where one of them is
-    no tensor.
+    Returns a `Graph`, whose argument names are "x", those of `inputs`, and "state_0", "state_1", ... for the tensors of a state.
+
+    Raises ValueError if the module cannot run step by step, has no such input, or does not accept the examples, and TypeError if
+    an example other than the state is not a tensor.
     """
     if example.shape[1] < 3:
         raise ValueError(f"example: got {example.shape[1]} steps, needed at least 3")
-    twin = exportable(module)
-    if step and not getattr(twin, "streaming", False):
-        raise ValueError(f"step: {type(module).__name__} cannot be run step by step")
+    copied = prepare_for_export(module)
+    if step and not getattr(copied, "streaming", False):
+        raise ValueError(f"step: {type(module).__name__} cannot run step by step")
     named = dict(inputs or {})
     _check_names(module, named, step)
-    state, x, form = named.pop("state", None), example, Whole
+    state, x, form = named.pop("state", None), example, WholeSequence
     with torch.no_grad():
         if step:
-            state, x, form = twin(example[:, :3], return_state=True)[1], example[:, 0], OneStep
-        before, traced = state_tensors(state), form(twin, tuple(named), state).eval()
+            state, x, form = copied(example[:, :3], return_state=True)[1], example[:, 0], OneStep
+        before, traced = state_tensors(state), form(copied, tuple(named), state).eval()
         arguments = (x, *named.values(), *before)
-        found = traced(*arguments)  # which refuses what does not fit in the contract's own words
-    open_axes = _growing_axes(before, [] if state is None else found[1:])
+        outputs = traced(*arguments)  # raises the module's own errors for arguments that do not fit
+    open_axes = _growing_axes(before, [] if state is None else outputs[1:])
     shapes = (None, (*(None for _ in named), *open_axes)) if any(open_axes) else None
     return Graph(traced, arguments, shapes, ("x", *named, *(f"state_{i}" for i in range(len(before)))))
 
 
 def _check_names(module: nn.Module, inputs: Mapping[str, Any], step: bool) -> None:
-    """ValueError unless all inputs are arguments of the module, TypeError unless all but a state are tensors."""
-    function, filled = (module.step, {"state"}) if step else (module.forward, {"return_state"})
-    known = set(list(inspect.signature(function).parameters)[1:]) - filled  # type: ignore[arg-type]
+    """Raise ValueError unless all inputs are arguments of the module, and TypeError unless all but the state are tensors."""
+    function, excluded = (module.step, {"state"}) if step else (module.forward, {"return_state"})
+    known = set(list(inspect.signature(function).parameters)[1:]) - excluded  # type: ignore[arg-type]
     for name, value in inputs.items():
         if name not in known:
-            what = f"{type(module).__name__}{' step by step' if step else ''}"
-            raise ValueError(f"inputs: got {name!r}, needed names of what {what} takes: {', '.join(sorted(known)) or 'none'}")
+            method = f"{type(module).__name__}.{'step' if step else 'forward'}"
+            raise ValueError(f"inputs: got {name!r}, needed arguments of {method}: {', '.join(sorted(known)) or 'none'}")
         if name != "state" and not isinstance(value, Tensor):
             raise TypeError(f"inputs: {name} got a {type(value).__name__}, needed a tensor")
 
 
 def _growing_axes(before: Sequence[Tensor], after: Sequence[Tensor]) -> list[dict[int, Any] | None]:
-    """For each tensor of a state the axes that grow with the steps; ValueError where there is too little in one to trace it."""
+    """Return for each tensor of a state its dynamic axes, those whose size grows with the number of steps; None for no such axis.
+
+    before, after: the tensors of the state before and after the example. Raises ValueError if a growing axis of `before` has
+    fewer than two entries: torch.export takes sizes 0 and 1 for constants.
+    """
     growing = torch.export.Dim("steps")
-    found: list[dict[int, Any] | None] = []
+    dynamic: list[dict[int, Any] | None] = []
     for one, other in zip(before, after, strict=True):
         axes = [axis for axis, (short, long) in enumerate(zip(one.shape, other.shape, strict=True)) if short != long]
         if any(one.shape[axis] < 2 for axis in axes):
-            raise ValueError("state: got one of fewer than two steps, needed an example after two or more, as it grows")
-        found.append(dict.fromkeys(axes, growing) or None)
-    return found
+            raise ValueError("state: got a state after fewer than two steps, needed at least two, as it grows with the steps")
+        dynamic.append(dict.fromkeys(axes, growing) or None)
+    return dynamic
 
 
-def _translations() -> dict[Callable[..., Any], Callable[..., Any]]:
-    """What padding and packing bring into graphs and torch has no ONNX form of."""
+def _onnx_translations() -> dict[Callable[..., Any], Callable[..., Any]]:
+    """Return ONNX implementations of the torch operators in masks and packed rows that torch's exporter does not translate."""
     onnx: Any = importlib.import_module("onnxscript").opset18
 
-    def product(x: Any, axes: list[int]) -> Any:  # what a cumulative one is taken apart into
+    def product(x: Any, axes: list[int]) -> Any:  # torch decomposes cumprod into it
         return onnx.ReduceProd(x, axes, keepdims=0)
 
     def running_maximum(x: Any, axis: int) -> tuple[Any]:
-        """Without the places: each round looks twice as far back."""
+        """Return the running maximum without its indices, by maxima over windows whose length doubles."""
         length, reach = x.shape[axis], 1
         while reach < length:
             first, earlier = (onnx.Slice(x, [0], [end], [axis]) for end in (reach, length - reach))
@@ -147,12 +174,12 @@ def _translations() -> dict[Callable[..., Any], Callable[..., Any]]:
         return (x,)
 
     def sort(x: Any, *, stable: bool, dim: int = -1, descending: bool = False) -> Any:  # noqa: ARG001 - TopK is stable
-        """TopK puts the first of equals first; booleans, which it does not know, are sorted as whole numbers."""
+        """Return sorted values and their indices by TopK, which is stable; booleans are sorted as integers."""
         if x.dtype.is_floating_point():
-            raise TypeError(f"sort: got {x.dtype}, needed whole numbers or booleans")
-        whole = onnx.Gather(onnx.Shape(x), [dim])
-        values, places = onnx.TopK(onnx.Cast(x, to=7), whole, axis=dim, largest=int(descending))
-        return onnx.CastLike(values, x), places
+            raise TypeError(f"sort: got {x.dtype}, needed integers or booleans")
+        size = onnx.Gather(onnx.Shape(x), [dim])
+        values, indices = onnx.TopK(onnx.Cast(x, to=7), size, axis=dim, largest=int(descending))
+        return onnx.CastLike(values, x), indices
 
     aten = torch.ops.aten
     return {torch.ops.prims.prod.default: product, aten.cummax.default: running_maximum, aten.sort.stable: sort}
@@ -161,40 +188,41 @@ def _translations() -> dict[Callable[..., Any], Callable[..., Any]]:
 def export_onnx(
     module: nn.Module, path: str | Path, example: Tensor, *, step: bool = False, inputs: Mapping[str, Any] | None = None
 ) -> None:
-    """Write an ONNX file.
+    """Write a layer, a block or a model to an ONNX file.
+
+    The file maps "x" to "y". With a state it also takes "state_0", "state_1", ... and returns "after_0", "after_1", ..., the
+    tensors of the state before and after, in the order of `longscan.layers.state.state_tensors`.
 
     Args:
-        module: a layer, a block or a model.
-        path: of the file.
-        example: as in `graph`; the file is for these sizes.
-        step: one step from a state: inputs "x", "state_0", "state_1", ... and outputs "y", "after_0", "after_1", ..., the tensors
-            of the state in its order (`longscan.layers.state.state_tensors`). Otherwise "x" to "y".
-        inputs: as in `graph`: examples of further inputs of the file, under their names; a "state" gives "state_0", ... and
-            "after_0", ..., as `step` does.
+        module: the module to export. It is copied.
+        path: the file to write.
+        example: inputs (B, L, D), or tokens (B, L), of the sizes that the file is for; L is at least 3.
+        step: export one step from a state instead of the whole sequence.
+        inputs: examples of further inputs of the file by name, as in `export_graph`.
 
-    ImportError names the packages where they are missing.
+    Raises ImportError naming a missing package, and the errors of `export_graph`.
     """
-    traced = graph(module, example, step=step, inputs=inputs)
-    states = sum(name.startswith("state_") for name in traced.names)
+    traced = export_graph(module, example, step=step, inputs=inputs)
+    n_states = sum(name.startswith("state_") for name in traced.names)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the exporter's remarks on its own deprecated parts
+            warnings.simplefilter("ignore")  # deprecations inside the exporter
             program = torch.onnx.export(
                 traced.module,
                 traced.arguments,
                 dynamo=True,
                 verbose=False,
                 input_names=list(traced.names),
-                output_names=["y", *(f"after_{i}" for i in range(states))],
+                output_names=["y", *(f"after_{i}" for i in range(n_states))],
                 dynamic_shapes=traced.dynamic_shapes,
-                custom_translation_table=_translations(),
+                custom_translation_table=_onnx_translations(),
             )
     except ModuleNotFoundError as error:
         needed = f"export_onnx needs the package {error.name}: pip install 'longscan[export]'"
         raise ImportError(needed, name=error.name) from error
     if program is None:
-        raise RuntimeError("export_onnx: torch gave no program")
-    for node in program.model.graph:  # torch names some values inside as it likes, `second` among them
+        raise RuntimeError("export_onnx: torch.onnx.export returned no program")
+    for node in program.model.graph:  # torch may give an inner value the name of an input
         for value in node.outputs:
             value.name = f"inner_{value.name}" if value.name in traced.names else value.name
     program.save(str(path))

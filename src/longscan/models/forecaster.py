@@ -1,10 +1,12 @@
-"""Forecasts of a series: read what was measured, then go on step by step for as long as asked.
+"""`Forecaster`: a model that reads a series and forecasts the steps that follow.
 
-    queries (default): the state after the last step is run on over `horizon` steps without input; step k answers for time L + k.
-    offset: the output at step t is the forecast of step t + horizon, so an answer of horizon steps wants as many steps of input,
-    and its first one has seen the first step alone (the head of the AUSSM paper's code).
+Two modes:
 
-No output ever depends on what comes after the input: there is nothing of it in the model's arguments.
+- "queries": the model runs `horizon` further steps without input, from the state after the last step of the series. The output at
+  the k-th of them is the forecast of step L + k.
+- "offset": the output at step t is the forecast of step t + horizon (the head of the AUSSM paper's code). The forecast consists
+  of the last `horizon` outputs, so the series needs at least that many steps, and the first output of a series of exactly that
+  many depends on its first step only.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,16 +23,24 @@ EPSILON = 1e-5
 
 
 class Forecaster(PretrainedModel):
-    """(B, L, d_input) to (B, horizon, d_input).
+    """A model that maps series (B, L, d_input) to forecasts (B, horizon, d_input).
 
     Args:
-        blocks: the canonical list, see `longscan.models.parse_spec`; all blocks causal, and able to stream in mode "queries".
+        blocks: the stack as a list of `{"layer", "block", "options"}`, see `longscan.models.parse_spec`. All blocks are causal,
+            and in mode "queries" able to run step by step.
         d_model: width of the stack.
-        d_input: channels of the series.
-        horizon: steps of a forecast.
-        mode: "queries" or "offset", see the top of the file.
-        normalise: each series is read in units of its own mean and standard deviation, and its forecast given in them.
-        backend: of every op.
+        d_input: number of channels of a series.
+        horizon: number of steps of a forecast.
+        mode: "queries", run `horizon` further steps without input from the state after the last step; or "offset", the output at
+            step t is the forecast of step t + horizon.
+        normalise: subtract the mean of each series and divide by its standard deviation, and undo both in the forecast.
+        backend: backend of every op, "auto" to choose for each call.
+
+    Raises ValueError naming an argument that does not fit, and for blocks that are not causal, shorten the sequence, or in mode
+    "queries" cannot run step by step.
+
+    Attributes:
+        backbone: the `SequenceModel` that makes the forecasts.
     """
 
     def __init__(
@@ -54,13 +64,13 @@ class Forecaster(PretrainedModel):
             backend=backend,
         )
         self.horizon, self.mode, self.normalise, self.d_input = horizon, mode, normalise, d_input
-        # One channel more than the series has: 1 where a step was measured, 0 where a forecast is asked for.
+        # One more channel than the series has: 1 at the steps of the series, 0 at the steps of the forecast.
         self.backbone = SequenceModel(
             blocks, d_model=d_model, d_output=d_input, d_input=d_input + 1, pooling="none", head="affine", backend=backend
         )
         if not self.backbone.causal:
-            raise ValueError("blocks: some are not causal, needed blocks that see no later steps")
-        self.backbone.require_length("blocks")
+            raise ValueError("blocks: got blocks that are not causal, needed causal ones")
+        self.backbone.require_same_length("blocks")
         if mode == "queries":
             self.backbone.require_streaming("blocks")
 
@@ -72,12 +82,15 @@ class Forecaster(PretrainedModel):
         valid: Tensor | None = None,
         elapsed_ahead: Tensor | None = None,
     ) -> Tensor:
-        """The forecast (B, horizon, d_input).
+        """Return the forecast (B, horizon, d_input) of a batch of series.
 
         Args:
             inputs: (B, L, d_input), L >= 1.
-            elapsed, valid: (B, L), as in `SequenceModel.forward`.
-            elapsed_ahead: (B, horizon), times between the steps that are asked for, in mode "queries"; None: 1.
+            elapsed: (B, L), time since the previous step; None for 1 at every step.
+            valid: (B, L) bool, False for padding. Each row has one contiguous run of valid steps.
+            elapsed_ahead: (B, horizon), time between the steps of the forecast, in mode "queries"; None for 1.
+
+        Raises ValueError naming an argument that does not fit.
         """
         if inputs.ndim != 3 or inputs.shape[-1] != self.d_input or not inputs.shape[1]:
             raise ValueError(f"inputs: got shape {tuple(inputs.shape)}, needed (batch, length >= 1, {self.d_input})")
@@ -88,16 +101,16 @@ class Forecaster(PretrainedModel):
         measured = torch.cat([inputs, torch.ones_like(inputs[..., :1])], -1)
         if self.mode == "queries":
             _, state = self.backbone(measured, elapsed=elapsed, valid=valid, return_state=True)
-            asked = measured.new_zeros(inputs.shape[0], self.horizon, self.d_input + 1)
-            y = self.backbone(asked, state, elapsed=elapsed_ahead)
+            queries = measured.new_zeros(inputs.shape[0], self.horizon, self.d_input + 1)
+            y = self.backbone(queries, state, elapsed=elapsed_ahead)
         else:
             if elapsed_ahead is not None:
-                raise ValueError("elapsed_ahead: a forecaster of mode 'offset' runs no steps ahead; leave it None")
+                raise ValueError("elapsed_ahead: got times in mode 'offset', needed None, as this mode runs no further steps")
             y = self._last(self.backbone(measured, elapsed=elapsed, valid=valid), valid)
         return y * deviation + mean
 
     def _last(self, y: Tensor, valid: Tensor | None) -> Tensor:
-        """The last `horizon` valid steps."""
+        """Return the last `horizon` valid steps of y (B, L, d_input)."""
         shortest = y.shape[1] if valid is None or values_unavailable(valid) else int(valid.sum(1).min())
         if shortest < self.horizon:
             raise ValueError(f"inputs: got a series of {shortest} steps, needed at least the horizon's {self.horizon}")
@@ -108,11 +121,11 @@ class Forecaster(PretrainedModel):
         return y.gather(1, steps.unsqueeze(-1).expand(-1, -1, y.shape[-1]))
 
     def _scale(self, x: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation of each series, (B, 1, d_input); 0 and 1 without `normalise`."""
+        """Return mean and standard deviation of each series, (B, 1, d_input), or 0 and 1 without `normalise`."""
         if not self.normalise:
             return x.new_zeros(1), x.new_ones(1)
-        real = x.new_ones(*x.shape[:2], 1) if valid is None else valid.unsqueeze(-1).to(x.dtype)
-        count = real.sum(1, keepdim=True).clamp(min=1)
-        mean = (x * real).sum(1, keepdim=True) / count
-        variance = ((x - mean).square() * real).sum(1, keepdim=True) / count
+        mask = x.new_ones(*x.shape[:2], 1) if valid is None else valid.unsqueeze(-1).to(x.dtype)
+        count = mask.sum(1, keepdim=True).clamp(min=1)
+        mean = (x * mask).sum(1, keepdim=True) / count
+        variance = ((x - mean).square() * mask).sum(1, keepdim=True) / count
         return mean, (variance + EPSILON).sqrt()

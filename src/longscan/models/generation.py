@@ -1,4 +1,4 @@
-"""Tokens from a language model, one by one from a state: memory does not grow with what was written before."""
+"""Generation of tokens by a language model with a state, and outputs of a model for a sequence that comes in pieces."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -19,14 +19,16 @@ def sample(
     top_p: float | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Tokens (B,) drawn from logits (B, V).
+    """Sample a token for each row of logits.
 
     Args:
         logits: (B, V).
-        temperature: divides the logits; 0 takes the likeliest token.
-        top_k: draw from the k likeliest tokens only.
-        top_p: draw from the fewest likeliest tokens that together have this probability (after temperature and top_k).
-        generator: of the draws.
+        temperature: divisor of the logits; 0 takes the most likely token.
+        top_k: sample from the k most likely tokens only.
+        top_p: sample from the smallest set of most likely tokens whose probabilities, after temperature and top_k, sum to this.
+        generator: random number generator, on the device of the logits.
+
+    Returns the tokens (B,). Raises ValueError naming an option that is out of its range.
     """
     if not temperature >= 0:
         raise ValueError(f"temperature: got {temperature}, needed at least 0")
@@ -39,11 +41,11 @@ def sample(
     scores, order = (logits.float() / temperature).sort(dim=-1, descending=True, stable=True)
     if top_k is not None:
         scores[:, top_k:] = -torch.inf
-    chances = softmax(scores, -1)
+    probabilities = softmax(scores, -1)
     if top_p is not None:
-        before = chances.cumsum(-1) - chances
-        chances = torch.where(before < top_p, chances, 0)
-    return order.gather(-1, torch.multinomial(chances, 1, generator=generator)).squeeze(-1)
+        before = probabilities.cumsum(-1) - probabilities
+        probabilities = torch.where(before < top_p, probabilities, 0)
+    return order.gather(-1, torch.multinomial(probabilities, 1, generator=generator)).squeeze(-1)
 
 
 @torch.no_grad()
@@ -60,19 +62,19 @@ def generate(
     top_p: float | None = None,
     generator: torch.Generator | None = None,
 ) -> tuple[Tensor, ModelState]:
-    """`steps` more tokens for each row of a prompt.
+    """Generate tokens that follow the rows of a prompt, with memory that does not grow with their number.
 
     Args:
-        model: causal, in evaluation mode if it has dropout.
-        prompt: (B, L), L >= 1; with a state what follows it, the last token alone if need be.
-        steps: how many tokens to write.
-        state: from an earlier call; None starts afresh.
-        valid: (B, L) bool, one run a row, at least one step; the rest of the prompt is padding.
-        stop: a row that writes this token is over, and filled up with it.
+        model: a causal language model, in evaluation mode if it has dropout.
+        prompt: tokens (B, L), L >= 1. With a state, the tokens that follow those of the state.
+        steps: number of tokens to generate for each row.
+        state: the state that an earlier call returned; None for the start of a sequence.
+        valid: (B, L) bool, False for padding. Each row has one contiguous run of valid tokens.
+        stop: token that ends a row. The rest of the row is filled with it.
         temperature, top_k, top_p, generator: see `sample`.
 
-    Returns the tokens (B, steps), and the state before the last of them, so that `generate(model, tokens[:, -1:], ...)` with
-    this state goes on. ValueError where the model cannot go step by step.
+    Returns the tokens (B, steps), and the state after all of them except the last: `generate(model, tokens[:, -1:], steps,
+    state=state)` continues. Raises ValueError naming an argument that does not fit, and if the model cannot run step by step.
     """
     model.backbone.require_streaming("generate")
     if prompt.ndim != 2 or not prompt.shape[1]:
@@ -88,24 +90,29 @@ def generate(
     if valid is not None:
         last = torch.where(valid, torch.arange(prompt.shape[1], device=prompt.device), 0).amax(1)
     current = logits[torch.arange(len(prompt), device=prompt.device), last]
-    over = torch.zeros(len(prompt), dtype=torch.bool, device=prompt.device)
-    written: list[Tensor] = []
+    finished = torch.zeros(len(prompt), dtype=torch.bool, device=prompt.device)
+    generated: list[Tensor] = []
     for index in range(steps):
         token = sample(current, temperature=temperature, top_k=top_k, top_p=top_p, generator=generator)
         if stop is not None:
-            token = torch.where(over, stop, token)
-            over = over | (token == stop)
-        written.append(token)
+            token = torch.where(finished, stop, token)
+            finished = finished | (token == stop)
+        generated.append(token)
         if index + 1 < steps:
-            current, state = model.step(token, state, active=None if stop is None else ~over)
-    return torch.stack(written, 1) if written else prompt[:, :0], state
+            current, state = model.step(token, state, active=None if stop is None else ~finished)
+    return torch.stack(generated, 1) if generated else prompt[:, :0], state
 
 
 @torch.no_grad()
 def stream(model: SequenceModel | LanguageModel, pieces: Iterable[Tensor], state: ModelState | None = None) -> Iterator[Any]:
-    """The outputs of a sequence that comes in pieces (B, l, ...), one by one; between them a state of fixed size is kept.
+    """Yield the outputs of a model for the pieces of one sequence, with the state of the model kept between them.
 
-    ValueError where a block of the model needs the steps to come, too.
+    Args:
+        model: a model whose blocks are all able to run step by step.
+        pieces: consecutive pieces of the inputs, tokens (B, l) or vectors (B, l, d_input).
+        state: the state before the first piece; None for the start of the sequence.
+
+    Raises ValueError if a block of the model needs later steps.
     """
     backbone = model.backbone if isinstance(model, LanguageModel) else model
     backbone.require_streaming("stream")

@@ -1,7 +1,8 @@
-"""Language models of the transformers library as models of this package: its Mamba and Mamba-2, config and safetensors.
+"""Conversion of Mamba and Mamba-2 checkpoints of the transformers library to models of this package.
 
-Nothing of transformers is imported. In float32 the logits are the same but for rounding. One difference is left: transformers
-does not clamp Mamba-2's step sizes (time_step_limit) when it goes step by step; here a step is what the whole sequence is.
+The package transformers is not imported. In float32 the logits agree up to rounding, with one exception: step by step,
+transformers does not clamp Mamba-2's step sizes (time_step_limit), so its steps differ from its own whole sequence. Here they do
+not differ.
 """
 
 import json
@@ -22,23 +23,23 @@ Settings = Mapping[str, Any]
 
 
 def from_transformers(source: Any, *, backend: str = "auto") -> LanguageModel:
-    """The language model in a checkpoint of transformers.
+    """Return a `LanguageModel`, in torch's default dtype, with the weights of a checkpoint of transformers.
 
     Args:
         source: a folder with config.json and model.safetensors (or its shards and their index), or a `MambaForCausalLM` or
             `Mamba2ForCausalLM`.
-        backend: of every op.
+        backend: backend of every op, "auto" to choose for each call.
 
-    Returns a `LanguageModel` in torch's default dtype. ValueError names what a model of this package does not have: another
-    architecture, biases in the projections, another activation, another epsilon of the norms.
+    Raises ValueError naming a property that models of this package do not have: another architecture, biases in the projections,
+    another activation, another epsilon of the norms. Raises FileNotFoundError naming a missing file.
     """
     if isinstance(source, (str, Path)):
         config, tensors = _read(Path(source))
     else:
         config, tensors = source.config.to_dict(), source.state_dict()
     kind = config.get("model_type")
-    if kind not in _KINDS:
-        raise ValueError(f"model_type: got {kind!r}, needed one of {tuple(_KINDS)}")
+    if kind not in _CONVERTERS:
+        raise ValueError(f"model_type: got {kind!r}, needed one of {tuple(_CONVERTERS)}")
     for name, wanted in (("hidden_act", "silu"), ("use_bias", False), ("layer_norm_epsilon", EPSILON)):
         if config.get(name, wanted) != wanted:
             raise ValueError(f"{name}: got {config[name]!r}, needed {wanted!r}, which models here have")
@@ -47,7 +48,7 @@ def from_transformers(source: Any, *, backend: str = "auto") -> LanguageModel:
     if embedding is None:
         raise ValueError(f"source: got tensors such as {next(iter(tensors), None)!r}, needed those of a causal language model")
     tied = head is None or torch.equal(head, embedding)
-    layer, options, rename = _KINDS[kind](config)
+    layer, options, rename = _CONVERTERS[kind](config)
     entry = {"layer": layer, "block": "mamba" if layer == "s6" else layer, "options": options}
     model = LanguageModel(
         [entry] * config["num_hidden_layers"],
@@ -58,22 +59,22 @@ def from_transformers(source: Any, *, backend: str = "auto") -> LanguageModel:
     )
     weights = {}
     for name, tensor in tensors.items():
-        found = re.fullmatch(r"backbone\.layers\.(\d+)\.(.+)", name)
-        if found:
-            inner = rename[found[2]]
-            weights[f"backbone.blocks.{found[1]}.{inner}"] = tensor.squeeze(1) if inner == "block.conv_weight" else tensor
-    for index in range(config["num_hidden_layers"]):  # a convolution without bias is one whose bias is zero
+        match = re.fullmatch(r"backbone\.layers\.(\d+)\.(.+)", name)
+        if match:
+            inner = rename[match[2]]
+            weights[f"backbone.blocks.{match[1]}.{inner}"] = tensor.squeeze(1) if inner == "block.conv_weight" else tensor
+    for index in range(config["num_hidden_layers"]):  # a convolution without bias is one with a bias of zero
         name = f"backbone.blocks.{index}.block.conv_bias"
         weights.setdefault(name, torch.zeros(len(weights[name.replace("bias", "weight")])))
-    weights |= {"backbone.norm.weight": tensors["backbone.norm_f.weight"], "backbone.encoder.weight": _padded(embedding, model)}
+    weights |= {"backbone.norm.weight": tensors["backbone.norm_f.weight"], "backbone.encoder.weight": _pad_rows(embedding, model)}
     if head is not None and not tied:
-        weights["lm_head"] = _padded(head, model)
+        weights["lm_head"] = _pad_rows(head, model)
     model.load_state_dict(weights)
     return model
 
 
 def _mamba(config: Settings) -> tuple[str, dict[str, Any], dict[str, str]]:
-    """Layer, options, and the names of a block's parameters there and here, of a Mamba model."""
+    """Return the layer, its options, and a mapping from the parameter names of a Mamba checkpoint to ours."""
     rank = config.get("time_step_rank", "auto")
     options = {
         "expand": config["expand"],
@@ -82,11 +83,11 @@ def _mamba(config: Settings) -> tuple[str, dict[str, Any], dict[str, str]]:
         "dt_rank": math.ceil(config["hidden_size"] / 16) if rank == "auto" else rank,
     }
     inner = {"x_proj.weight": "x_proj", "dt_proj.weight": "dt_proj", "dt_proj.bias": "dt_bias", "A_log": "A_log", "D": "D"}
-    return "s6", options, _AROUND | {f"mixer.{there}": f"block.layer.{here}" for there, here in inner.items()}
+    return "s6", options, _BLOCK_NAMES | {f"mixer.{there}": f"block.layer.{here}" for there, here in inner.items()}
 
 
 def _mamba2(config: Settings) -> tuple[str, dict[str, Any], dict[str, str]]:
-    """As `_mamba`, of a Mamba-2 model."""
+    """Return the same as `_mamba` for a Mamba-2 checkpoint."""
     low, high = (_number(limit) for limit in config.get("time_step_limit", (0.0, math.inf)))
     options = {
         "expand": config["expand"],
@@ -97,32 +98,32 @@ def _mamba2(config: Settings) -> tuple[str, dict[str, Any], dict[str, str]]:
         "dt_limit": None if (low, high) == (0.0, math.inf) else [low, high],
     }
     inner = {f"mixer.{name}": f"block.heads.{name}" for name in ("A_log", "D", "dt_bias")}
-    return "mamba2", options, _AROUND | inner | {"mixer.norm.weight": "block.norm_weight"}
+    return "mamba2", options, _BLOCK_NAMES | inner | {"mixer.norm.weight": "block.norm_weight"}
 
 
-_AROUND = {
+_BLOCK_NAMES = {
     "norm.weight": "norm.weight",
     "mixer.in_proj.weight": "block.in_proj.weight",
     "mixer.conv1d.weight": "block.conv_weight",
     "mixer.conv1d.bias": "block.conv_bias",
     "mixer.out_proj.weight": "block.out_proj.weight",
 }
-_KINDS: dict[str, Callable[[Settings], tuple[str, dict[str, Any], dict[str, str]]]] = {"mamba": _mamba, "mamba2": _mamba2}
+_CONVERTERS: dict[str, Callable[[Settings], tuple[str, dict[str, Any], dict[str, str]]]] = {"mamba": _mamba, "mamba2": _mamba2}
 
 
 def _number(value: Any) -> float:
-    """A number of a config, where infinity is written {"__float__": "Infinity"}."""
+    """Return a number of a config.json, in which infinity is written {"__float__": "Infinity"}."""
     return float(value["__float__"] if isinstance(value, Mapping) else value)
 
 
-def _padded(rows: Tensor, model: LanguageModel) -> Tensor:
-    """As many rows as the model's embedding has, zeros behind those of the checkpoint."""
+def _pad_rows(rows: Tensor, model: LanguageModel) -> Tensor:
+    """Return `rows` with zero rows appended, as many rows as the embedding of the model has."""
     missing = model.backbone.encoder.weight.shape[0] - len(rows)
     return torch.cat([rows, rows.new_zeros(missing, rows.shape[1])])
 
 
 def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """config.json and the tensors of a folder; FileNotFoundError names what is missing."""
+    """Return the content of config.json and the tensors in a folder. Raises FileNotFoundError naming a missing file."""
     from safetensors.torch import load_file
 
     single, index = folder / "model.safetensors", folder / INDEX

@@ -1,7 +1,7 @@
-"""Language models: token embedding, a stack, logits for every token; the head may be the embedding itself.
+"""`LanguageModel`: a token embedding, a stack of blocks, and logits for every token.
 
-With causal blocks the logits at step t are about token t + 1; with bidirectional ones about token t where it was masked: that is
-a matter of the objective, see `longscan.models.objectives`.
+What the logits at step t predict depends on the objective that the model is trained with, see `longscan.models.objectives`: token
+t + 1 for causal blocks, the masked token t for bidirectional ones.
 """
 
 import math
@@ -22,24 +22,26 @@ from longscan.models.sequence_model import ModelState, SequenceModel, check_toke
 
 
 class LanguageModel(PretrainedModel):
-    """embedding -> blocks -> norm -> logits (B, L, vocab_size).
+    """A language model: tokens (B, L) to logits (B, L, vocab_size).
 
-    Starts as Mamba's language models do (Gu and Dao 2023, the authors' code): embedding N(0, 0.02^2), out_proj of the gated
-    blocks uniform with variance 1 / (3 fan_in), divided by the root of the number of blocks.
+    The initialisation is that of Mamba's language models (Gu and Dao 2023, the authors' code): embedding N(0, 0.02^2), out_proj
+    of the gated blocks uniform with variance 1 / (3 fan_in), divided by the square root of the number of blocks.
 
     Args:
-        blocks: the canonical list, see `longscan.models.parse_spec`.
+        blocks: the stack as a list of `{"layer", "block", "options"}`, see `longscan.models.parse_spec`.
         d_model: width of the stack.
         vocab_size: number of tokens.
-        tied: the head is the embedding; otherwise a map of its own, without bias.
-        pad_vocab_to: the embedding has a multiple of this many rows, which matrix units like; rows beyond vocab_size stand for
-            no token and their logits are cut off.
+        tied: use the embedding as the head; otherwise the head is a separate linear map without bias.
+        pad_vocab_to: the number of rows of the embedding is rounded up to a multiple of this, the sizes at which GPUs multiply
+            matrices fastest. Rows beyond vocab_size belong to no token; their logits are not returned.
         initial_state: "zero" or "learned", as in `SequenceModel`.
         norm: of the residual branches, as in `SequenceModel`.
-        backend: of every op.
+        backend: backend of every op, "auto" to choose for each call.
+
+    Raises ValueError naming an argument that does not fit, and for blocks that shorten the sequence.
 
     Attributes:
-        backbone: the `SequenceModel` under the head, (B, L) tokens to (B, L, d_model).
+        backbone: the `SequenceModel` below the head, tokens (B, L) to features (B, L, d_model).
     """
 
     def __init__(
@@ -77,14 +79,14 @@ class LanguageModel(PretrainedModel):
             norm=norm,
             backend=backend,
         )
-        self.backbone.require_length("blocks")
+        self.backbone.require_same_length("blocks")
         self.lm_head: nn.Parameter | None = None
         if not tied:
             self.lm_head = mark(nn.Parameter(torch.empty(rows, d_model).uniform_(-1, 1) / math.sqrt(d_model)), "dense")
-        self._start()
+        self._initialise()
 
     @torch.no_grad()
-    def _start(self) -> None:
+    def _initialise(self) -> None:
         nn.init.normal_(self.backbone.encoder.weight, std=0.02)
         for module in self.backbone.modules():
             if isinstance(module, (GatedBlock, HeadsBlock, BidirectionalBlock)):
@@ -93,12 +95,12 @@ class LanguageModel(PretrainedModel):
 
     @property
     def causal(self) -> bool:
-        """Whether the logits of a step depend on the steps up to it alone."""
+        """Whether no logits depend on later tokens."""
         return self.backbone.causal
 
     @property
     def streaming(self) -> bool:
-        """Whether a state carries a sequence from step to step."""
+        """Whether the model can run step by step."""
         return self.backbone.streaming
 
     def forward(
@@ -111,29 +113,33 @@ class LanguageModel(PretrainedModel):
         seq_idx: Tensor | None = None,
         return_state: bool = False,
     ) -> Any:
-        """Logits (B, L, vocab_size) for tokens (B, L), zeros in the padding; or these and the state.
+        """Return the logits (B, L, vocab_size) for tokens (B, L), zeros at padding; with return_state, (logits, state).
 
         The arguments are those of `SequenceModel.forward`.
         """
         check_tokens(inputs, valid, self.vocab_size)
-        found = self.backbone(inputs, state, elapsed=elapsed, valid=valid, seq_idx=seq_idx, return_state=return_state)
-        features, after = found if return_state else (found, None)
-        logits = self.logits(features)
-        return (logits, after) if return_state else logits
+        arguments = {"elapsed": elapsed, "valid": valid, "seq_idx": seq_idx}
+        if not return_state:
+            return self.logits(self.backbone(inputs, state, **arguments))
+        features, after = self.backbone(inputs, state, **arguments, return_state=True)
+        return self.logits(features), after
 
     def step(
         self, inputs: Tensor, state: ModelState, *, elapsed: Tensor | None = None, active: Tensor | None = None
     ) -> tuple[Tensor, ModelState]:
-        """One step: tokens (B,), elapsed (B,), active (B,) bool. Returns logits (B, vocab_size) and the state."""
+        """Return the logits (B, vocab_size) for one token of each row, and the state after it.
+
+        The arguments are those of `SequenceModel.step`, with tokens (B,) as inputs.
+        """
         check_tokens(inputs.unsqueeze(1), None if active is None else active.unsqueeze(1), self.vocab_size)
         features, after = self.backbone.step(inputs, state, elapsed=elapsed, active=active)
         return self.logits(features), after
 
     def logits(self, features: Tensor) -> Tensor:
-        """(..., vocab_size) for what the backbone gives, (..., d_model)."""
+        """Return the logits (..., vocab_size) for features (..., d_model) of the backbone."""
         weight = self.backbone.encoder.weight if self.lm_head is None else self.lm_head
         return linear(features, weight)[..., : self.vocab_size]
 
     def initial_state(self, batch: int) -> ModelState:
-        """The state before the first step of `batch` sequences."""
+        """Return the state before the first token of `batch` rows."""
         return self.backbone.initial_state(batch)

@@ -1,10 +1,10 @@
-"""From pretrained models to others: a bidirectional model out of causal ones, another head.
+"""New models from the weights of pretrained ones: a bidirectional model from causal ones, and a model with another head.
 
-Morphs of the thesis "State space models for long sequences" (section 16): F1 copies the convolution and the layer of each block
-of a causal model, and its rotary positions, into both directions of a bidirectional block; F1R1 takes the reverse direction from
-a second model, which was pretrained on reversed sequences. Projections, norms and encoder come from one of the two. A reverse
-model that starts from the first (`copy.deepcopy`) and goes on with `next_tokens(reverse=True)` is the thesis's proposal to keep
-their time scales together.
+The bidirectional models are those of the thesis "State space models for long sequences" (section 16), where they are called
+morphs. F1 copies the convolution, the layer and the rotary positions of each block of a causal model into both directions of a
+bidirectional block. F1R1 takes the reverse direction from a second causal model, pretrained on reversed sequences. Projections,
+norms and encoder come from one of the two. To keep the time scales of both alike, the thesis proposes to train the second model
+from a copy of the first (`copy.deepcopy`) with `next_tokens(reverse=True)`.
 """
 
 from typing import Literal, cast
@@ -22,16 +22,18 @@ from longscan.models.spec import BlockSpec, setting_names
 
 
 def backbone_of(model: SequenceModel | LanguageModel) -> SequenceModel:
-    """The stack of a language model, or the model itself."""
+    """Return the `SequenceModel` inside a language model, or the model itself."""
     return model.backbone if isinstance(model, LanguageModel) else model
 
 
 def with_head(
     model: SequenceModel | LanguageModel, d_output: int, *, pooling: Pooling = "mean", head: Head = "linear"
 ) -> SequenceModel:
-    """A `SequenceModel` with the encoder, the blocks and the last norm of `model`, copied, and a new head.
+    """Return a `SequenceModel` with copies of the encoder, blocks and last norm of `model`, and a new head.
 
-    d_output, pooling, head: as in `SequenceModel`. The vocabulary of a language model's encoder includes its padding.
+    Args:
+        model: the model to copy from. The vocabulary of a language model includes the rows of its padding.
+        d_output, pooling, head: as in `SequenceModel`.
     """
     old = backbone_of(model)
     new = SequenceModel(**{**old.config, "d_output": d_output, "pooling": pooling, "head": head}).to(old.encoder.weight)
@@ -47,53 +49,56 @@ def make_bidirectional(
     projections: Literal["forward", "reverse"] = "forward",
     keep_head: bool = False,
 ) -> SequenceModel:
-    """F1, or F1R1 with a reverse model: a bidirectional model out of causal ones; of language models, without their heads.
+    """Return a bidirectional model with the weights of causal ones: F1, or F1R1 with a reverse model.
 
     Args:
-        forward: its blocks' convolutions and layers become the forward direction, and without `reverse` the other one, too.
-        reverse: its convolutions and layers become the reverse direction; blocks of the same kind and sizes.
-        projections: the model that gives in_proj, out_proj, the blocks' norms and the encoder. The thesis's text says the forward
-            one; its code takes in_proj and out_proj of the reverse one.
-        keep_head: copy the last norm and the head of `forward` as well; they start afresh in the thesis.
+        forward: the model whose convolutions and layers become the forward direction, and without `reverse` also the reverse one.
+            Of a language model only the backbone is used.
+        reverse: the model whose convolutions and layers become the reverse direction; its blocks and width are those of
+        `forward`.
+        projections: the model that gives in_proj, out_proj, the blocks' norms and the encoder. The thesis's text names the
+            forward one; its code takes in_proj and out_proj of the reverse one.
+        keep_head: also copy the last norm and the head of `forward`; in the thesis they are new.
 
-    Blocks that are no gated blocks are copied. ValueError where the models do not fit, or hold no gated block.
+    Blocks other than gated ones (mamba, aussm) are copied. Raises ValueError if the models differ or have no gated block.
     """
     forward = backbone_of(forward)
-    other = forward if reverse is None else backbone_of(reverse)
-    if other.config["blocks"] != forward.config["blocks"] or other.d_model != forward.d_model:
-        raise ValueError("reverse: its blocks or its width are not those of the forward model")
+    reverse = forward if reverse is None else backbone_of(reverse)
+    if reverse.config["blocks"] != forward.config["blocks"] or reverse.d_model != forward.d_model:
+        raise ValueError("reverse: got a model of other blocks or another width, needed those of the forward model")
     if projections not in ("forward", "reverse"):
         raise ValueError(f"projections: got {projections!r}, needed 'forward' or 'reverse'")
-    source = forward if projections == "forward" else other
+    source = forward if projections == "forward" else reverse
     entries = [
-        _two_sided(entry, block.block) if isinstance(block.block, GatedBlock) else entry
+        _bidirectional_entry(entry, block.block) if isinstance(block.block, GatedBlock) else entry
         for entry, block in zip(forward.entries, forward.stack, strict=True)
     ]
     if entries == forward.entries:
-        raise ValueError("forward: it has no gated block (mamba, aussm) that could read in both directions")
+        raise ValueError("forward: got a model without gated blocks, needed a mamba or aussm block")
     new = SequenceModel(**{**forward.config, "blocks": entries, "initial_state": "zero"}).to(forward.encoder.weight)
     new.encoder.load_state_dict(source.encoder.state_dict())
     for index, target in enumerate(new.stack):
-        ahead, back, given = (model.stack[index] for model in (forward, other, source))
-        target.norm.load_state_dict(given.norm.state_dict())
-        if isinstance(target.block, BidirectionalBlock) and isinstance(ahead.block, GatedBlock):
-            _fill(target.block, ahead.block, cast("GatedBlock", back.block), cast("GatedBlock", given.block))
+        old_forward, old_reverse, old = (model.stack[index] for model in (forward, reverse, source))
+        target.norm.load_state_dict(old.norm.state_dict())
+        if isinstance(target.block, BidirectionalBlock) and isinstance(old_forward.block, GatedBlock):
+            gated = (old_forward.block, cast("GatedBlock", old_reverse.block), cast("GatedBlock", old.block))
+            _copy_weights(target.block, *gated)
         else:
-            target.block.load_state_dict(given.block.state_dict())
+            target.block.load_state_dict(old.block.state_dict())
     if keep_head:
         new.norm.load_state_dict(forward.norm.state_dict())
         new.head.load_state_dict(forward.head.state_dict())
     return new
 
 
-def _two_sided(entry: BlockSpec, block: GatedBlock) -> BlockSpec:
-    """The bidirectional block with convolutions of its own around the layer of a gated block."""
+def _bidirectional_entry(entry: BlockSpec, block: GatedBlock) -> BlockSpec:
+    """Return the entry of a bidirectional block, with a convolution for each direction, around the layer of a gated block."""
     layer = cast("str", entry["layer"])
     layer_settings, _ = setting_names(layer, entry["block"])
     options = {name: value for name, value in entry["options"].items() if name in layer_settings}
     if entry["options"].get("variant") == "aussm":
         options = {**VARIANTS["aussm"], **options}
-    around = {
+    block_options = {
         "expand": block.d_inner // block.d_model,
         "d_conv": block.d_conv,
         "activation": entry["options"].get("activation", "auto"),
@@ -101,24 +106,25 @@ def _two_sided(entry: BlockSpec, block: GatedBlock) -> BlockSpec:
         "rotary": entry["options"].get("rotary"),
         "variant": "own",
     }
-    return BlockSpec(layer=layer, block="bidirectional", options={**around, **options})
+    return BlockSpec(layer=layer, block="bidirectional", options={**block_options, **options})
 
 
 @torch.no_grad()
-def _fill(target: BidirectionalBlock, ahead: GatedBlock, back: GatedBlock, projections: GatedBlock) -> None:
+def _copy_weights(target: BidirectionalBlock, forward: GatedBlock, reverse: GatedBlock, projections: GatedBlock) -> None:
+    """Copy the weights of gated blocks into both directions and the projections of a bidirectional one."""
     target.in_proj.load_state_dict(projections.in_proj.state_dict())
     target.out_proj.load_state_dict(projections.out_proj.state_dict())
-    target.layer.load_state_dict(ahead.layer.state_dict())
-    cast("nn.Module", target.reverse_layer).load_state_dict(back.layer.state_dict())
+    target.layer.load_state_dict(forward.layer.state_dict())
+    cast("nn.Module", target.reverse_layer).load_state_dict(reverse.layer.state_dict())
     pairs = (
-        (target.conv_weight, ahead.conv_weight),
-        (target.conv_bias, ahead.conv_bias),
-        (target.reverse_conv_weight, back.conv_weight),
-        (target.reverse_conv_bias, back.conv_bias),
+        (target.conv_weight, forward.conv_weight),
+        (target.conv_bias, forward.conv_bias),
+        (target.reverse_conv_weight, reverse.conv_weight),
+        (target.reverse_conv_bias, reverse.conv_bias),
     )
     for new, old in pairs:
         if new is not None and old is not None:
             new.copy_(old)
-    for turned, before in ((target.rotary, ahead.rotary), (target.reverse_rotary, back.rotary)):
-        if turned is not None and before is not None:
-            turned.load_state_dict(before.state_dict())
+    for new_rotary, old_rotary in ((target.rotary, forward.rotary), (target.reverse_rotary, reverse.rotary)):
+        if new_rotary is not None and old_rotary is not None:
+            new_rotary.load_state_dict(old_rotary.state_dict())

@@ -1,4 +1,4 @@
-"""What a language model is trained on: the next token, forward or in reverse, or tokens that were masked (Devlin et al. 2019)."""
+"""Training objectives of language models: the next token, forward or in reverse, and masked tokens (Devlin et al. 2019)."""
 
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
@@ -13,26 +13,32 @@ from longscan.models.sequence_model import check_tokens
 
 
 class TokenTargets(NamedTuple):
-    """inputs, targets: tokens (B, L); scored: (B, L) bool, where the logits are held against the targets; valid as in models;
-    ahead: whether a target stands among the inputs of later steps.
+    """A batch of an objective.
+
+    Attributes:
+        inputs: tokens (B, L) that the model reads.
+        targets: tokens (B, L) that it is to predict.
+        scored: (B, L) bool, the steps whose logits count in the loss.
+        valid: (B, L) bool, False for padding; None if there is none.
+        needs_causal: whether later inputs contain the targets, so that only causal models may be trained on the batch.
     """
 
     inputs: Tensor
     targets: Tensor
     scored: Tensor
     valid: Tensor | None
-    ahead: bool
+    needs_causal: bool
 
 
 def next_tokens(tokens: Tensor, valid: Tensor | None = None, *, reverse: bool = False) -> TokenTargets:
-    """Each token as the target of the one before it.
+    """Return a batch in which the target of each token is the next one.
 
     Args:
         tokens: (B, L), L >= 2.
-        valid: (B, L) bool, one run a row.
-        reverse: read each row from its end, padding staying where it is: the objective of a model for the reverse direction.
+        valid: (B, L) bool, False for padding. Each row has one contiguous run of valid tokens.
+        reverse: reverse the valid tokens of each row, to train a model for the reverse direction. Padding stays in its place.
 
-    Returns TokenTargets of length L - 1: L - 1 targets in a row without padding, where 15 % masking has 0.15 L.
+    Returns TokenTargets of length L - 1. Raises ValueError if the tokens have another shape.
     """
     if tokens.ndim != 2 or tokens.shape[1] < 2:
         raise ValueError(f"tokens: got shape {tuple(tokens.shape)}, needed (batch, length) with a length of at least 2")
@@ -40,7 +46,7 @@ def next_tokens(tokens: Tensor, valid: Tensor | None = None, *, reverse: bool = 
         tokens = flip_valid(tokens, valid)
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
     scored = torch.ones_like(targets, dtype=torch.bool) if valid is None else valid[:, 1:] & valid[:, :-1]
-    return TokenTargets(inputs, targets, scored, None if valid is None else valid[:, :-1], ahead=True)
+    return TokenTargets(inputs, targets, scored, None if valid is None else valid[:, :-1], needs_causal=True)
 
 
 def masked_tokens(
@@ -55,51 +61,63 @@ def masked_tokens(
     random_special: bool = False,
     generator: torch.Generator | None = None,
 ) -> TokenTargets:
-    """Some tokens hidden, to be told from the rest: of those chosen 80 % become the mask, 10 % a random token, 10 % stay.
+    """Return a batch in which some tokens are replaced and are the targets.
+
+    Of the chosen tokens 80 % are replaced by the mask token, 10 % by a random token, and 10 % are kept, unless `split` says
+    otherwise.
 
     Args:
-        tokens: (B, L), below vocab_size where valid.
-        mask_token: what stands in place of a hidden token.
-        vocab_size: tokens are below it.
-        special: tokens that are never chosen, and never drawn unless random_special; the mask is one of them anyway.
-        valid: (B, L) bool, steps that may be chosen.
-        share: of the tokens that are chosen.
-        split: shares of the chosen ones that become the mask, and that become a random token.
-        random_special: draw random tokens from the whole vocabulary, as the thesis's code does.
-        generator: of the draws, on the CPU.
+        tokens: (B, L), from 0 to vocab_size - 1 where valid.
+        mask_token: the token that replaces chosen tokens.
+        vocab_size: number of tokens.
+        special: tokens that are never chosen, and that are random tokens only with random_special. The mask token is always one.
+        valid: (B, L) bool, False for padding, which is never chosen.
+        share: probability that a token is chosen.
+        split: probabilities that a chosen token is replaced by the mask token, and by a random token.
+        random_special: take random tokens from the whole vocabulary, as the thesis's code does.
+        generator: random number generator on the CPU.
+
+    Raises ValueError naming an argument that does not fit.
     """
     for name, part in (("share", share), ("split", sum(split)), ("split", min(split))):
         if not 0 <= part <= 1:
             raise ValueError(
-                f"{name}: got {share if name == 'share' else split}, needed shares from 0 to 1, at most 1 together"
+                f"{name}: got {share if name == 'share' else split}, needed probabilities from 0 to 1 with a sum of at most 1"
             )
     if not 0 <= mask_token < vocab_size:
         raise ValueError(f"mask_token: got {mask_token}, needed a token below vocab_size ({vocab_size})")
     check_tokens(tokens, valid, vocab_size, name="tokens")
-    kept = torch.tensor(sorted({mask_token, *special}))
-    eligible = ~torch.isin(tokens, kept.to(tokens.device))
+    unchosen = torch.tensor(sorted({mask_token, *special}))
+    eligible = ~torch.isin(tokens, unchosen.to(tokens.device))
     if valid is not None:
         eligible = eligible & valid
-    chance, fate = (torch.rand(tokens.shape, generator=generator).to(tokens.device) for _ in range(2))
-    chosen = eligible & (chance < share)
+    choice, replacement = (torch.rand(tokens.shape, generator=generator).to(tokens.device) for _ in range(2))
+    chosen = eligible & (choice < share)
     pool = torch.arange(vocab_size)
     if not random_special:
-        pool = pool[~torch.isin(pool, kept)]
+        pool = pool[~torch.isin(pool, unchosen)]
     if not len(pool):
-        raise ValueError(f"special: got all {vocab_size} tokens, needed some that are not")
-    drawn = pool[torch.randint(len(pool), tokens.shape, generator=generator)].to(tokens.device)
-    inputs = torch.where(chosen & (fate < split[0]), mask_token, tokens)
-    inputs = torch.where(chosen & (fate >= split[0]) & (fate < sum(split)), drawn, inputs)
-    return TokenTargets(inputs, tokens, chosen, valid, ahead=False)
+        raise ValueError(f"special: got all {vocab_size} tokens, needed at least one other token")
+    random_tokens = pool[torch.randint(len(pool), tokens.shape, generator=generator)].to(tokens.device)
+    inputs = torch.where(chosen & (replacement < split[0]), mask_token, tokens)
+    inputs = torch.where(chosen & (replacement >= split[0]) & (replacement < sum(split)), random_tokens, inputs)
+    return TokenTargets(inputs, tokens, chosen, valid, needs_causal=False)
 
 
 def token_loss(model: LanguageModel, batch: TokenTargets, reduction: Literal["mean", "sum"] = "mean") -> Tensor:
-    """Cross-entropy in nats over the scored steps; 0 where there is none.
+    """Return the cross-entropy in nats of a model's logits at the scored steps; 0 if no step is scored.
 
-    Targets of `next_tokens` need a causal model: a bidirectional one would see them (ValueError).
+    Args:
+        model: the language model; a causal one for batches of `next_tokens`.
+        batch: inputs and targets, from `next_tokens` or `masked_tokens`.
+        reduction: "mean" or "sum" over the scored steps.
+
+    Raises ValueError if the model is not causal and the inputs of later steps contain the targets.
     """
-    if batch.ahead and not model.causal:
-        raise ValueError("model: it is not causal and would see the next tokens that it is asked for; mask tokens instead")
+    if batch.needs_causal and not model.causal:
+        raise ValueError(
+            "model: got one that is not causal, needed a causal one, as the inputs contain the targets; or use masked_tokens"
+        )
     logits = model(batch.inputs, valid=batch.valid)
     scored = logits[batch.scored].float()
     total = cross_entropy(scored, batch.targets[batch.scored], reduction="sum")

@@ -1,4 +1,4 @@
-"""From one vector a step to one a sequence, chunk by chunk: a running mean over the valid steps, or the last valid step."""
+"""Pooling of a sequence to one vector, with a state: the mean over the valid steps so far, or the last valid step."""
 
 from typing import Literal, NamedTuple
 
@@ -14,14 +14,28 @@ POOLINGS = ("mean", "last", "none")
 
 @layer_state
 class PoolState(NamedTuple):
-    """`value` (B, D): the sum of the steps seen, or the last one; `steps` (B,): how many there were."""
+    """State of the pooling.
+
+    Attributes:
+        value: (B, D), the sum of the valid steps so far, or the last valid step.
+        steps: (B,), the number of valid steps so far.
+    """
 
     value: Tensor
     steps: Tensor
 
 
 def pool(kind: Pooling, x: Tensor, valid: Tensor | None, state: PoolState) -> tuple[Tensor, PoolState]:
-    """The pooled features (B, D) of all steps up to the end of x (B, L, D), zeros before any step; and the state then."""
+    """Return the pooled features (B, D) of all steps up to the end of x, and the state after them.
+
+    Args:
+        kind: "mean" or "last".
+        x: (B, L, D), the next steps.
+        valid: (B, L) bool, False for padding; None if there is none.
+        state: the state before x.
+
+    The features of a row without any valid step so far are zeros.
+    """
     batch, length = x.shape[:2]
     new = torch.full_like(state.steps, length) if valid is None else valid.sum(1)
     if kind == "mean":

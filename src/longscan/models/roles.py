@@ -1,4 +1,4 @@
-"""The parameters of a model by what they are to it: groups for an optimiser, and taking some of them out of training."""
+"""Parameters of a model by role: groups for an optimiser, and parameters that are not trained."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -11,7 +11,7 @@ ROLES: tuple[Role, ...] = ("ssm", "selector", "dense", "norm", "embedding")
 
 
 def parameters_by_role(model: nn.Module) -> dict[Role, dict[str, nn.Parameter]]:
-    """role -> name -> parameter, for the roles that occur: ssm, selector, dense, norm, embedding."""
+    """Return the parameters of a model by role and name, for the roles that occur among ssm, selector, dense, norm, embedding."""
     groups: dict[Role, dict[str, nn.Parameter]] = {}
     for role in ROLES:
         members = {name: parameter for name, parameter in model.named_parameters() if parameter_options(parameter).role == role}
@@ -23,10 +23,16 @@ def parameters_by_role(model: nn.Module) -> dict[Role, dict[str, nn.Parameter]]:
 def optimizer_groups(
     model: nn.Module, *, weight_decay: float = 0.0, lr_scale: Mapping[str, float] | None = None, decay_all: bool = False
 ) -> list[dict[str, Any]]:
-    """The trainable parameters as groups of an optimiser, one for each pair of learning-rate scale and decay.
+    """Return the trainable parameters as parameter groups of a torch optimiser.
 
-    The scale is the one that the parameter declares times `lr_scale` of its role; a group keeps it as "scale", to be multiplied
-    with the learning rate. Parameters that ask for no decay get none, unless decay_all. ValueError names an unknown role.
+    Args:
+        model: the model, or any module.
+        weight_decay: of the parameters that declare decay.
+        lr_scale: role -> factor on the learning rate, in addition to the factor that a parameter declares.
+        decay_all: also decay parameters that declare no decay.
+
+    Returns one group for each combination of factor and weight decay, {"params", "scale", "weight_decay"}: "scale" is the factor
+    by which the caller multiplies the learning rate of the group. Raises ValueError naming an unknown role.
     """
     _check_roles("lr_scale", lr_scale or {})
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
@@ -40,9 +46,15 @@ def optimizer_groups(
 
 
 def freeze(model: nn.Module, *roles: Role, under: str = "") -> int:
-    """Take parameters out of training: of these roles (all without any), whose names start with `under`. Returns their count.
+    """Set `requires_grad` of some parameters to False, so that they are not trained.
 
-    Optimisers of `longscan.training` leave them out. ValueError where no parameter is meant.
+    Args:
+        model: the model, or any module.
+        roles: the roles of these parameters; none for parameters of any role.
+        under: prefix of their names, for example "blocks.0.".
+
+    Returns the number of their entries. Raises ValueError for an unknown role, and if no parameter has these roles and this
+    prefix.
     """
     _check_roles("roles", roles)
     chosen: list[Tensor] = [

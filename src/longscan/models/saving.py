@@ -1,4 +1,4 @@
-"""Models on disk: config.json and model.safetensors in a folder; nothing is ever unpickled."""
+"""Files of saved models: config.json and model.safetensors in a folder. Nothing is pickled or unpickled."""
 
 import json
 import os
@@ -10,14 +10,15 @@ import torch
 from torch import Tensor
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
-HEADER = "longscan"  # in the header of the weights: the settings and the checksum
+HEADER = "longscan"  # entry in the header of the weights, with the configuration and the checksum
 
 
 def write_model(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-    """Write both files, each under a temporary name that is then moved: a reader never sees half a file.
+    """Write a model's configuration and tensors into `folder`, each file under a temporary name that is then moved.
 
-    The header of the weights also holds the settings and a CRC-32 of the tensors. The temporary file of the settings is there
-    before the weights are moved, so that a kill between the two moves leaves a model that `read_model` can complete.
+    A reader never sees an incomplete file. The header of the weights also holds the configuration and a CRC-32 of the tensors.
+    The temporary file of the configuration is written before the weights are moved, so that a kill between the two moves leaves
+    files from which `read_model` restores the new model.
     """
     from safetensors.torch import save_file
 
@@ -25,11 +26,11 @@ def write_model(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]
     values = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     text = json.dumps(config, indent=2) + "\n"
     # One entry: safetensors writes several in any order, and the same model must give the same bytes.
-    facts = {HEADER: json.dumps({"config": config, "crc32": tensor_checksum(values)})}
+    metadata = {HEADER: json.dumps({"config": config, "crc32": tensor_checksum(values)})}
     partial_config, partial_weights = (folder / f".{name}.{os.getpid()}" for name in (CONFIG, WEIGHTS))
     try:
         partial_config.write_text(text, encoding="utf-8")
-        save_file(values, partial_weights, facts)
+        save_file(values, partial_weights, metadata)
         os.replace(partial_weights, folder / WEIGHTS)
         os.replace(partial_config, folder / CONFIG)
     finally:
@@ -38,7 +39,7 @@ def write_model(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]
 
 
 def tensor_checksum(tensors: dict[str, Tensor]) -> int:
-    """CRC-32 of the names, dtypes, shapes and bytes of contiguous tensors on the CPU."""
+    """Return the CRC-32 of the names, dtypes, shapes and bytes of contiguous tensors on the CPU."""
     total = 0
     for name in sorted(tensors):
         tensor = tensors[name]
@@ -48,10 +49,11 @@ def tensor_checksum(tensors: dict[str, Tensor]) -> int:
 
 
 def read_model(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The settings and the tensors; FileNotFoundError names the file that is missing, ValueError the one that is damaged.
+    """Return the configuration and the tensors of a saved model.
 
-    Weights of version 0.1 have no checksum and are taken as they are. Where a save was killed after the new weights and before
-    the new settings were in place, the settings are those that the weights were saved with.
+    Weights of version 0.1 have no checksum, so they are not checked. If a save was killed between the moves of its two files, the
+    configuration is the one in the header of the weights. Raises FileNotFoundError naming a missing file, and ValueError naming a
+    damaged one.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -60,20 +62,20 @@ def read_model(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             raise FileNotFoundError(f"{folder / name}: no such file; a saved model is a folder with {CONFIG} and {WEIGHTS}")
     try:
         with safe_open(folder / WEIGHTS, "pt") as file:
-            facts = json.loads((file.metadata() or {}).get(HEADER, "{}"))
+            metadata = json.loads((file.metadata() or {}).get(HEADER, "{}"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
     except (SafetensorError, OSError, ValueError) as error:
         raise ValueError(f"{folder / WEIGHTS}: damaged ({error})") from None
-    if "crc32" in facts and tensor_checksum(tensors) != facts["crc32"]:
+    if "crc32" in metadata and tensor_checksum(tensors) != metadata["crc32"]:
         raise ValueError(f"{folder / WEIGHTS}: damaged (its tensors do not have the checksum that was saved with them)")
     config = _read_config(folder / CONFIG)
-    if "config" in facts and any(_holds(path, facts["config"]) for path in folder.glob(f".{CONFIG}.*")):
-        config = facts["config"]
+    if "config" in metadata and any(_has_content(path, metadata["config"]) for path in folder.glob(f".{CONFIG}.*")):
+        config = metadata["config"]
     return config, tensors
 
 
-def _holds(path: Path, config: dict[str, Any]) -> bool:
-    """Whether a temporary file of settings, perhaps cut off or just removed by who wrote it, holds exactly these."""
+def _has_content(path: Path, config: dict[str, Any]) -> bool:
+    """Return whether a temporary file holds this configuration. It may be incomplete, or removed by the process that wrote it."""
     try:
         return bool(json.loads(path.read_bytes()) == config)
     except (OSError, ValueError):
@@ -81,6 +83,7 @@ def _holds(path: Path, config: dict[str, Any]) -> bool:
 
 
 def _read_config(path: Path) -> dict[str, Any]:
+    """Return the configuration in a file. Raises ValueError naming the file if it is damaged."""
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""The stack: encoder, residual blocks from a spec, pooling, norm, head."""
+"""`SequenceModel`: an encoder, a stack of residual blocks, pooling, a norm and a head."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, cast
@@ -13,12 +13,12 @@ from longscan.layers.parameters import mark
 from longscan.layers.state import State, layer_state, map_state, state_tensors
 from longscan.models.base import PretrainedModel
 from longscan.models.pooling import Pooling, PoolState, pool
-from longscan.models.spec import build_block
+from longscan.models.spec import block_label, build_block
 
 
 @layer_state
 class ModelState(NamedTuple):
-    """`blocks`: the state of each block; `pooled`: of the pooling, None where there is none."""
+    """The state of a model after some steps: the state of each block, and that of the pooling, None without pooling."""
 
     blocks: tuple[State, ...]
     pooled: PoolState | None
@@ -28,22 +28,31 @@ Head = Literal["linear", "affine", "mlp", "none"]
 
 
 class SequenceModel(PretrainedModel):
-    """encoder -> x + block(RMSNorm(x)), block after block -> pooling -> RMSNorm -> head.
+    """A stack of blocks that maps a batch of sequences to one output for each sequence or for each step.
+
+    The inputs are encoded, pass through the blocks, x + block(RMSNorm(x)) for each block, and are pooled, normalised and mapped
+    by the head. `from_spec` builds a model from the names of its blocks.
 
     Args:
-        blocks: the canonical list, see `longscan.models.parse_spec`.
+        blocks: the stack as a list of `{"layer", "block", "options"}`, see `longscan.models.parse_spec`.
         d_model: width of the stack.
         d_output: size of an output.
-        vocab_size: inputs are tokens (B, L) int64 below it, encoded by an embedding. Exactly one of this and d_input.
-        d_input: inputs are vectors (B, L, d_input), encoded by a linear map.
-        pooling: "mean" over the valid steps, "last" valid step, "none": an output for every step.
-        head: "linear", without bias; "affine", with bias; "mlp", two layers with GELU between; "none", d_output is d_model.
-        initial_state: "zero", or "learned": every block starts a sequence from a state of its own that is trained.
-        norm: of the residual branches, see `longscan.blocks.Residual`; the last norm is of the same kind, none with "batch" and
-            "post".
-        backend: of every op.
+        vocab_size: number of tokens, for inputs (B, L) of integers from 0 to vocab_size - 1, which an embedding encodes.
+        d_input: size of the input vectors, for inputs (B, L, d_input), which a linear map encodes. Exactly one of vocab_size and
+            d_input is given.
+        pooling: "mean" over the valid steps, "last" for the last valid step, or "none" for an output at every step.
+        head: "linear" without bias, "affine" with bias, "mlp" for two linear maps with GELU between them, or "none", for which
+            d_output is d_model.
+        initial_state: state in which each block starts a sequence, "zero", or "learned", a parameter.
+        norm: of the residual branches, see `longscan.blocks.Residual`. The norm before the head is of the same kind; there is
+            none with "batch" and "post".
+        backend: backend of every op, "auto" to choose for each call.
 
-    causal, streaming: whether all blocks are.
+    Raises ValueError naming an argument that does not fit.
+
+    Attributes:
+        causal: whether no output depends on later steps.
+        streaming: whether the model can run step by step.
     """
 
     def __init__(
@@ -97,7 +106,7 @@ class SequenceModel(PretrainedModel):
             self.head = nn.Linear(d_model, d_output, bias=head == "affine")
         elif head == "mlp":
             self.head = nn.Sequential(nn.Linear(d_model, d_model), nn.GELU(), nn.Linear(d_model, d_output))
-        self.start = nn.ParameterList()  # one row of every float tensor of the blocks' initial states, where these are learned
+        self.start = nn.ParameterList()  # learned initial states: one row for each floating-point tensor of the blocks' states
         if self.has_learned_state:
             self.start.extend(
                 mark(nn.Parameter(x[0].clone()), "ssm", decay=False, keep_float32=True)
@@ -107,7 +116,7 @@ class SequenceModel(PretrainedModel):
 
     @property
     def stack(self) -> list[Residual]:
-        """The blocks, each in its residual branch."""
+        """The blocks, each with its residual branch and norm."""
         return [cast("Residual", block) for block in self.blocks]
 
     def forward(
@@ -120,25 +129,30 @@ class SequenceModel(PretrainedModel):
         seq_idx: Tensor | None = None,
         return_state: bool = False,
     ) -> Any:
-        """Run over a batch of sequences.
+        """Run the model on a batch of sequences.
 
         Args:
             inputs: tokens (B, L), or vectors (B, L, d_input).
-            state: from `initial_state` or an earlier call; None starts afresh. Pooling goes on from it, too.
-            elapsed, valid, seq_idx: (B, L), as in `longscan.layers.SequenceModule.forward`; seq_idx needs pooling "none" and
-                initial_state "zero", which is what a sequence inside a row starts from.
+            state: state before the first step, from `initial_state` or an earlier call; None for the start of the sequences. It
+                includes the state of the pooling, so that the output is that of all steps so far.
+            elapsed: (B, L), time since the previous step; None for 1 at every step.
+            valid: (B, L) bool, False for padding. Each row has one contiguous run of valid steps.
+            seq_idx: (B, L), number of the sequence that a step belongs to, for rows that hold several sequences. Needs pooling
+                "none" and initial_state "zero".
             return_state: also return the state after the last valid step.
 
-        Returns (B, d_output), or (B, L, d_output) without pooling, where padding gives zeros; or this and the state. L is that of
-        the last block's output, where blocks shorten the sequence.
+        Returns y, or (y, state) with return_state. y is (B, d_output), or (B, L, d_output) without pooling, with zeros at
+        padding; where blocks shorten the sequence, L is the length of the last block's output.
+
+        Raises ValueError or TypeError naming an argument that does not fit.
         """
-        self._check(inputs, elapsed, valid, seq_idx)
+        self._check_inputs(inputs, elapsed, valid, seq_idx)
         if state is not None:
             state = self._checked_state(state)
         elif self.has_learned_state:
             state = self.initial_state(inputs.shape[0])
-        else:  # blocks start from zero without being given zeros
-            state = ModelState((None,) * len(self.stack), self._empty_pool(inputs.shape[0]))
+        else:  # a block without a state starts from zeros, which it need not read
+            state = ModelState((None,) * len(self.stack), self._initial_pool_state(inputs.shape[0]))
         for block, before in zip(self.stack, state.blocks, strict=True):
             block.check_state(before, inputs.shape[0])
         x = self._encode(inputs, valid)
@@ -159,14 +173,21 @@ class SequenceModel(PretrainedModel):
     def step(
         self, inputs: Tensor, state: ModelState, *, elapsed: Tensor | None = None, active: Tensor | None = None
     ) -> tuple[Tensor, ModelState]:
-        """One step: inputs (B,) or (B, d_input), elapsed (B,), active (B,) bool. Returns the output so far and the state.
+        """Run the model on one step of each sequence.
 
-        ValueError where a block needs the steps to come, too.
+        Args:
+            inputs: tokens (B,), or vectors (B, d_input).
+            state: state before the step, from `initial_state` or an earlier call.
+            elapsed: (B,), time since the previous step; None for 1.
+            active: (B,) bool, False for rows without a step, whose state stays as it is; None if all rows have one.
+
+        Returns (y, state): y is (B, d_output), the output for all steps so far, or that of this step without pooling. Raises
+        ValueError if a block needs later steps.
         """
         self.require_streaming("step")
         valid = None if active is None else active.unsqueeze(1)
         inputs = inputs.unsqueeze(1)
-        self._check(inputs, None if elapsed is None else elapsed.unsqueeze(1), valid, None)
+        self._check_inputs(inputs, None if elapsed is None else elapsed.unsqueeze(1), valid, None)
         x = self._encode(inputs, valid).squeeze(1)
         after = []
         for block, before in zip(self.stack, self._checked_state(state).blocks, strict=True):
@@ -181,14 +202,14 @@ class SequenceModel(PretrainedModel):
         return y, ModelState(tuple(after), pooled)
 
     def initial_state(self, batch: int) -> ModelState:
-        """The state before the first step of `batch` sequences."""
+        """Return the state before the first step of `batch` sequences."""
         blocks: tuple[State, ...] = tuple(block.initial_state(batch) for block in self.stack)
         if self.has_learned_state:
             learned = iter(self.start)
             blocks = map_state(lambda x: next(learned).expand_as(x) if x.is_floating_point() else x, blocks)
-        return ModelState(blocks, self._empty_pool(batch))
+        return ModelState(blocks, self._initial_pool_state(batch))
 
-    def _empty_pool(self, batch: int) -> PoolState | None:
+    def _initial_pool_state(self, batch: int) -> PoolState | None:
         if self.pooling == "none":
             return None
         device = self.encoder.weight.device
@@ -196,19 +217,17 @@ class SequenceModel(PretrainedModel):
         count = torch.zeros(batch, dtype=torch.int64, device=device)
         return PoolState(torch.zeros(batch, self.d_model, dtype=dtype, device=device), count)
 
-    def require_streaming(self, what: str) -> None:
-        """ValueError unless a state carries a sequence through every block."""
+    def require_streaming(self, caller: str) -> None:
+        """Raise ValueError, with `caller` in its message, unless every block can run step by step."""
         for index, block in enumerate(self.stack):
             if not block.streaming:
-                entry = self.entries[index]
-                raise ValueError(f"{what}: block {index} ({entry['layer']} in {entry['block']}) cannot be run step by step")
+                raise ValueError(f"{caller}: block {index} ({block_label(self.entries[index])}) cannot run step by step")
 
-    def require_length(self, what: str) -> None:
-        """ValueError unless there is an output for every step of the input."""
+    def require_same_length(self, caller: str) -> None:
+        """Raise ValueError, with `caller` in its message, unless the blocks keep the length of the sequence."""
         for index, block in enumerate(self.stack):
             if block.changes_length:
-                entry = self.entries[index]
-                raise ValueError(f"{what}: block {index} ({entry['layer']} in {entry['block']}) has no output for most steps")
+                raise ValueError(f"{caller}: block {index} ({block_label(self.entries[index])}) shortens the sequence")
 
     def _checked_state(self, state: ModelState) -> ModelState:
         if not isinstance(state, ModelState):
@@ -217,7 +236,7 @@ class SequenceModel(PretrainedModel):
             raise ValueError(f"state: got the states of {len(state.blocks)} blocks, needed those of {len(self.stack)}")
         return state
 
-    def _check(self, inputs: Tensor, elapsed: Tensor | None, valid: Tensor | None, seq_idx: Tensor | None) -> None:
+    def _check_inputs(self, inputs: Tensor, elapsed: Tensor | None, valid: Tensor | None, seq_idx: Tensor | None) -> None:
         if self.vocab_size is not None:
             check_tokens(inputs, valid, self.vocab_size)
         if self.d_input is not None and (inputs.ndim != 3 or inputs.shape[-1] != self.d_input):
@@ -225,17 +244,17 @@ class SequenceModel(PretrainedModel):
         if elapsed is not None:
             for index, block in enumerate(self.stack):
                 if not block.irregular:
-                    raise ValueError(f"elapsed: block {index} ({self.entries[index]['layer']}) has no notion of elapsed time")
+                    raise ValueError(f"elapsed: block {index} ({block_label(self.entries[index])}) has no notion of elapsed time")
         if seq_idx is not None and self.pooling != "none":
-            raise ValueError(f"seq_idx: rows of several sequences need pooling 'none', but it is {self.pooling!r}")
+            raise ValueError(f"seq_idx: got rows of several sequences with pooling {self.pooling!r}, needed pooling 'none'")
         if seq_idx is not None and self.has_learned_state:
-            raise ValueError("seq_idx: sequences inside a row start from zero, but initial_state is 'learned'")
+            raise ValueError("seq_idx: got rows of several sequences with initial_state 'learned', needed 'zero'")
         check_steps((inputs.shape[0], inputs.shape[1]), elapsed, valid, seq_idx)
 
     def _encode(self, inputs: Tensor, valid: Tensor | None) -> Tensor:
-        """The inputs as (B, L, d_model); padding, which may hold anything, gives zeros.
+        """Return the encoded inputs (B, L, d_model), with zeros at padding, whatever values stand there.
 
-        In the weights' type under autocast, too: the residual stream adds up what every block says.
+        They have the dtype of the weights under autocast too, because the residual stream sums the outputs of all blocks.
         """
         if valid is not None:
             inputs = torch.where(valid.view(*valid.shape, *(1,) * (inputs.ndim - 2)), inputs, 0)
@@ -245,16 +264,16 @@ class SequenceModel(PretrainedModel):
 
 
 def check_tokens(inputs: Tensor, valid: Tensor | None, vocab_size: int, name: str = "inputs") -> None:
-    """ValueError unless inputs are tokens (B, L), below vocab_size where valid (looked at outside compiled graphs).
+    """Raise ValueError unless inputs are integer tokens (B, L) and, where valid, from 0 to vocab_size - 1.
 
-    name: of the inputs in the message.
+    Values are not checked inside compiled graphs and transforms. name: of the inputs in the message.
     """
     if inputs.ndim != 2 or inputs.is_floating_point():
-        raise ValueError(f"{name}: got {inputs.dtype} {tuple(inputs.shape)}, needed integer tokens (batch, length)")
+        raise ValueError(f"{name}: got {inputs.dtype} {tuple(inputs.shape)}, needed integer tokens of shape (batch, length)")
     if inputs.numel() and not values_unavailable(inputs, valid):
-        fits = valid is not None and valid.dtype == torch.bool and valid.shape == inputs.shape
-        shown = torch.where(valid, inputs, 0) if valid is not None and fits else inputs
-        low, high = (int(extreme) for extreme in torch.aminmax(shown))
+        is_mask = valid is not None and valid.dtype == torch.bool and valid.shape == inputs.shape
+        checked = torch.where(valid, inputs, 0) if valid is not None and is_mask else inputs
+        low, high = (int(extreme) for extreme in torch.aminmax(checked))
         if low < 0 or high >= vocab_size:
             wrong = low if low < 0 else high
-            raise ValueError(f"{name}: got a token {wrong}, needed numbers from 0 to {vocab_size - 1}")
+            raise ValueError(f"{name}: got the token {wrong}, needed numbers from 0 to {vocab_size - 1}")

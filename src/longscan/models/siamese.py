@@ -1,6 +1,6 @@
-"""Two sequences, one answer: whether one document cites the other (Long Range Arena's retrieval, Tay et al. 2021).
+"""`SiameseModel`: one output for two sequences, such as whether two documents are related (Tay et al. 2021, retrieval).
 
-a, b = features of both, pooled, from one stack        y = MLP([a, b, a * b, a - b])
+The same stack maps both sequences to pooled features a and b, and y = MLP([a, b, a * b, a - b]).
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,16 +14,22 @@ from longscan.models.sequence_model import SequenceModel
 
 
 class SiameseModel(PretrainedModel):
-    """Two batches of sequences to (B, d_output).
+    """A model that maps two batches of sequences to one output (B, d_output) for each pair.
 
     Args:
-        blocks: the canonical list, see `longscan.models.parse_spec`.
+        blocks: the stack as a list of `{"layer", "block", "options"}`, see `longscan.models.parse_spec`.
         d_model: width of the stack.
-        d_output: size of an answer.
-        vocab_size, d_input: tokens or vectors, as in `SequenceModel`: exactly one of them.
-        pooling: "mean" or "last".
-        interaction: "nli", [a, b, a * b, a - b] (Long Range Arena), or "concat", [a, b].
-        backend: of every op.
+        d_output: size of an output.
+        vocab_size: number of tokens, for inputs (B, L) of tokens.
+        d_input: size of the input vectors, for inputs (B, L, d_input). Exactly one of vocab_size and d_input is given.
+        pooling: "mean" over the valid steps, or "last" for the last valid step.
+        interaction: inputs of the MLP, [a, b, a * b, a - b] for "nli" (Long Range Arena) and [a, b] for "concat".
+        backend: backend of every op, "auto" to choose for each call.
+
+    Raises ValueError naming an argument that does not fit.
+
+    Attributes:
+        backbone: the `SequenceModel` that both sequences pass through, inputs to features (B, d_model).
     """
 
     def __init__(
@@ -59,8 +65,8 @@ class SiameseModel(PretrainedModel):
             head="none",
             backend=backend,
         )
-        parts = 4 if interaction == "nli" else 2
-        self.head = nn.Sequential(nn.Linear(parts * d_model, d_model), nn.GELU(), nn.Linear(d_model, d_output))
+        n_features = 4 if interaction == "nli" else 2
+        self.head = nn.Sequential(nn.Linear(n_features * d_model, d_model), nn.GELU(), nn.Linear(d_model, d_output))
 
     def forward(
         self,
@@ -72,14 +78,19 @@ class SiameseModel(PretrainedModel):
         elapsed_first: Tensor | None = None,
         elapsed_second: Tensor | None = None,
     ) -> Tensor:
-        """(B, d_output) for two batches of B sequences, (B, L) or (B, L, d_input), whose lengths may differ.
+        """Return the output (B, d_output) for each pair of sequences.
 
-        valid and elapsed of either are those of `SequenceModel.forward`.
+        Args:
+            first, second: two batches of B sequences, tokens (B, L) or vectors (B, L, d_input). Their lengths may differ.
+            valid_first, valid_second: (B, L) bool, False for padding.
+            elapsed_first, elapsed_second: (B, L), time since the previous step; None for 1 at every step.
+
+        Raises ValueError naming an argument that does not fit.
         """
         if len(first) != len(second):
             raise ValueError(f"second: got {len(second)} sequences, needed {len(first)}, as many as first has")
         a = self.backbone(first, valid=valid_first, elapsed=elapsed_first)
         b = self.backbone(second, valid=valid_second, elapsed=elapsed_second)
-        parts = [a, b, a * b, a - b] if self.interaction == "nli" else [a, b]
-        y: Tensor = self.head(torch.cat(parts, -1))
+        features = [a, b, a * b, a - b] if self.interaction == "nli" else [a, b]
+        y: Tensor = self.head(torch.cat(features, -1))
         return y

@@ -1,4 +1,4 @@
-"""Changes to the canonical list of a stack: other blocks in some places, rotary positions in some blocks."""
+"""Changes to the list of blocks of a stack: other blocks at some positions, rotary positions in some blocks."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -23,28 +23,29 @@ def replace_blocks(
     replaced: str = "mamba",
     by: Mapping[str, Any] = AUSSM_BLOCK,
 ) -> list[BlockSpec]:
-    """A stack with some of its blocks replaced, as the hybrids of the AUSSM paper replace Mamba blocks by AUSSM.
+    """Return a stack with some of its blocks replaced, as in the hybrids of the AUSSM paper, which replace Mamba blocks by AUSSM.
 
     Args:
-        blocks: a spec or a canonical list.
-        at: places in the stack, from 0; exactly one of this and count.
-        count: how many, drawn without replacement by `seed`.
-        replaced: the block that may be replaced, by its name in `BLOCKS`.
-        by: what comes in its place, an entry of a canonical list. Its d_state is that of the block it replaces unless given.
+        blocks: a spec, or a list of blocks.
+        at: positions of the blocks to replace, from 0. Exactly one of this and count is given.
+        count: number of blocks to replace, at positions drawn at random without replacement.
+        seed: of the random positions.
+        replaced: name in `BLOCKS` of the blocks that may be replaced.
+        by: the new block, an entry of a list of blocks. Without d_state among its options it takes that of the block it replaces.
 
-    ValueError where a place holds another block, or where there are fewer than count.
+    Returns the list of blocks. Raises ValueError if another block stands at a position of `at`, or if there are fewer than count.
     """
     entries = parse_spec(blocks)
-    places = [index for index, entry in enumerate(entries) if entry["block"] == replaced]
+    positions = [index for index, entry in enumerate(entries) if entry["block"] == replaced]
     if (at is None) == (count is None):
         raise ValueError(f"at, count: got {at} and {count}, needed exactly one of them")
     if count is not None:
-        if not 0 <= count <= len(places):
-            raise ValueError(f"count: got {count}, needed 0 to {len(places)}, as many {replaced} blocks as there are")
-        at = sorted(np.random.default_rng(seed).choice(places, count, replace=False).tolist()) if count else []
+        if not 0 <= count <= len(positions):
+            raise ValueError(f"count: got {count}, needed 0 to {len(positions)}, as many {replaced} blocks as there are")
+        at = sorted(np.random.default_rng(seed).choice(positions, count, replace=False).tolist()) if count else []
     for index in at or ():
-        if index not in places:
-            raise ValueError(f"at: got {index}, needed places of {replaced} blocks: {places}")
+        if index not in positions:
+            raise ValueError(f"at: got {index}, needed positions of {replaced} blocks: {positions}")
         options = dict(by.get("options") or {})
         if "d_state" in entries[index]["options"]:
             options.setdefault("d_state", entries[index]["options"]["d_state"])
@@ -53,16 +54,21 @@ def replace_blocks(
 
 
 def place_rotary(blocks: str | Sequence[Mapping[str, Any]], options: Mapping[str, Any], where: Where = "all") -> list[BlockSpec]:
-    """A stack with rotary positions in all, the first, or every other one of the blocks that can have them.
+    """Return a stack with rotary positions in some of the blocks that take them.
 
-    options: settings of `longscan.blocks.Rotary`. ValueError where no block can have them.
+    Args:
+        blocks: a spec, or a list of blocks.
+        options: settings of `longscan.blocks.Rotary`.
+        where: "all" of the blocks that take rotary positions, the "first" of them, or "every_other" one from the first on.
+
+    Returns the list of blocks. Raises ValueError if no block takes rotary positions.
     """
     if where not in ("all", "first", "every_other"):
         raise ValueError(f"where: got {where!r}, needed 'all', 'first' or 'every_other'")
     entries = parse_spec(blocks)
-    places = [index for index, entry in enumerate(entries) if entry["block"] in ROTARY_BLOCKS]
-    if not places:
-        raise ValueError(f"blocks: none of them can have rotary positions, needed some of {', '.join(ROTARY_BLOCKS)}")
-    for index in {"all": places, "first": places[:1], "every_other": places[::2]}[where]:
+    positions = [index for index, entry in enumerate(entries) if entry["block"] in ROTARY_BLOCKS]
+    if not positions:
+        raise ValueError(f"blocks: got none that takes rotary positions, needed some of {', '.join(ROTARY_BLOCKS)}")
+    for index in {"all": positions, "first": positions[:1], "every_other": positions[::2]}[where]:
         entries[index]["options"]["rotary"] = dict(options)
     return entries
