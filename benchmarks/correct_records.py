@@ -18,12 +18,11 @@ import json
 import shlex
 import subprocess
 import sys
+from argparse import ArgumentParser
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-
-from jsonargparse import ArgumentParser
 
 from longscan.report.records import check_record
 from longscan.tasks.regression import RegressionTask
@@ -104,16 +103,12 @@ def corrected_constant(row: Row) -> Row | None:
 def task_of(row: Row) -> object:
     """Return the task that a row's command asks for, by the recipes as they are now."""
     words = shlex.split(row["command"])[2:]
-    parser = ArgumentParser(exit_on_error=False)
-    for option in ("--out", "--record"):
+    parser = ArgumentParser(allow_abbrev=False)
+    for option in ("--out", "--record", "--task.data_dir", "--data-dir"):  # LONGSCAN_DATA says where the data are
         parser.add_argument(option)
     for flag in ("--overwrite", "--resume"):
         parser.add_argument(flag, action="store_true")
-    for name in ("--task.data_dir", "--data-dir"):  # LONGSCAN_DATA says where the data are
-        if name in words:
-            place = words.index(name)
-            del words[place : place + 2]
-    return parse_settings(words, parser).settings.task
+    return parse_settings(parser.parse_known_args(words)[1]).task
 
 
 def removed_rows(file: str, kept_at: str, made_at: str) -> list[Row]:

@@ -28,7 +28,7 @@ COUNT = 30  # batches after the first, of which the median is taken
 
 def measure(recipe: Path, count: int) -> gpu.Row:
     """A row of the records. first_batch_s: with the files opened and read, or found in the cache; batch_ms: of later ones."""
-    settings = parse_settings(["--config", str(recipe)]).settings
+    settings = parse_settings(["--config", str(recipe)])
     task, size, seed = settings.task, settings.training.batch_size, settings.data_seed
     started = time.perf_counter()
     batch = task.batch("train", 0, size, seed)

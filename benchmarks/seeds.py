@@ -544,7 +544,7 @@ def main(given: list[str] | None = None) -> None:
         parser.error("RECIPE and --out, or --draw, or --table, or --tests, are needed")
     command = shlex.join(["python", "benchmarks/seeds.py", *(sys.argv[1:] if given is None else given)])
     try:
-        settings = parse_settings(["--config", str(words.recipe), *further]).settings
+        settings = parse_settings(["--config", str(words.recipe), *further])
         settings = replace(settings, model=replace(settings.model, backend=words.backend))
         seeds = list(range(words.seeds))
         if words.stacks and settings.training.curriculum.start:

@@ -1,5 +1,44 @@
-"""The error that the command line shows as one line."""
+"""The error that the command line prints as one line, and the forms of its message."""
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+from typing import NamedTuple
 
 
 class SettingError(ValueError):
-    """A setting, file or run directory that cannot be used; the message is one line and fit for a user's eyes."""
+    """A setting, file or run directory that cannot be used; the message is one line for the user."""
+
+
+class FieldError(NamedTuple):
+    """A value that is not of its declared type: its path, such as rows[3].loss ("" for a whole row), itself, what was needed."""
+
+    path: str
+    got: str
+    needed: str
+
+    def __str__(self) -> str:
+        return f"{self.path or 'row'}: got {self.got}, needed {self.needed}"
+
+
+def quote(value: object, most: int = 100) -> str:
+    """Return the repr of a value on one line, with "..." for what follows its first `most` characters."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= most else f"{text[:most]}..."
+
+
+def setting_error(setting: str, got: object, needed: str) -> SettingError:
+    """Return an error of the form `training.lr: got -1, needed a number above 0`."""
+    return SettingError(str(FieldError(setting, quote(got), needed)))
+
+
+def unknown_setting(path: str, names: Sequence[str]) -> SettingError:
+    """Return the error for a dotted name whose last part is none of `names`, with the nearest one."""
+    near = get_close_matches(path.rpartition(".")[2], names, 1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    return SettingError(f"{path}: unknown setting; {hint}needed one of {', '.join(names)}")
+
+
+def one_line(error: BaseException) -> str:
+    """Return an exception's message without line breaks and repeated spaces."""
+    text = error.args[0] if isinstance(error, KeyError) and error.args else error
+    return " ".join(str(text).split()) or type(error).__name__

@@ -19,10 +19,10 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from itertools import groupby
-from typing import Any
+from typing import Any, Literal
 
 log = logging.getLogger("longscan")
-SPEC_VERSION = 2
+SPEC_VERSION: Literal[2] = 2
 MAX_BLOCKS = 10_000  # more are a typing error: such a model would take hours to build
 
 # Name in a spec -> the layer and the block around it, as in the layer's paper. None: no layer, or the layer without a block.

@@ -1,13 +1,21 @@
-"""Whether a value is of a type annotation, and type annotations in words for messages."""
+"""Annotated types of settings, records and arguments, with ranges and help; conversion of values; types in words.
+
+A field is declared once, `lr: Annotated[PositiveFloat, Doc("learning rate of AdamW")] = 1e-3`. Files, the command line,
+constructors and messages all read this declaration.
+"""
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from enum import Enum
+from functools import cache
 from numbers import Integral, Real
 from types import UnionType
-from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, Union, cast, get_args, get_origin, get_type_hints
 
-_FLOAT_MAX = sys.float_info.max  # larger whole numbers are no floats; comparing with it is false for NaN
+from longscan._errors import FieldError, SettingError, quote, unknown_setting
+
+FLOAT_MAX = sys.float_info.max  # larger whole numbers are no floats; comparing with it is false for NaN
 
 
 @dataclass(frozen=True)
@@ -15,48 +23,206 @@ class Rule:
     """A condition on values of one type, written `Annotated[int, Rule(...)]`.
 
     Attributes:
-        holds: the condition, called with a value of the type.
-        needed: type and condition in words, for example "whole number of at least 1".
+        is_met: the condition, called with a value of the type.
+        needed: type and condition in words, for example "a whole number of at least 1".
     """
 
-    holds: Callable[[Any], object]
+    is_met: Callable[[Any], object]
     needed: str
 
 
-def matches_type(value: object, declared: Any, *, finite: bool = True) -> bool:
-    """Return whether `value` is of the annotated type `declared`.
+class Doc(str):
+    """The help text of a field or argument, written `Annotated[int, Doc("number of updates")]`."""
 
-    Numbers must be finite unless they are items of a list. The choices of a Literal and the values of a mapping are not compared:
-    the caller does that.
+    __slots__ = ()
+
+
+PositiveInt = Annotated[int, Rule(lambda n: n >= 1, "a whole number of at least 1")]
+NonNegativeInt = Annotated[int, Rule(lambda n: n >= 0, "a whole number of at least 0")]
+Seed = Annotated[int, Rule(lambda n: 0 <= n < 2**63, "a whole number from 0 to below 2^63")]
+PositiveFloat = Annotated[float, Rule(lambda x: x > 0, "a number above 0")]
+NonNegativeFloat = Annotated[float, Rule(lambda x: x >= 0, "a number of at least 0")]
+Fraction = Annotated[float, Rule(lambda x: 0 <= x <= 1, "a number from 0 to 1")]
+FractionBelowOne = Annotated[float, Rule(lambda x: 0 <= x < 1, "a number from 0 to below 1")]
+Number = Annotated[Any, Rule(lambda x: isinstance(x, Real) and not isinstance(x, bool), "a number")]  # also infinity and NaN
+NonEmptyStr = Annotated[str, Rule(bool, "text that is not empty")]
+
+
+def parse_value(value: Any, declared: Any, path: str = "") -> tuple[Any, list[FieldError]]:
+    """Convert a value to an annotated type and list what does not match, by path.
+
+    Lists become tuples where the type is a tuple, whole numbers floats where it is float, numbers of NumPy those of Python. bool
+    is no number, text is no number, numbers must be finite and within the range of float64. A class with a method `parse_mapping`
+    is made from a mapping by this method.
     """
+    origin, arguments = get_origin(declared), get_args(declared)
+    if origin is Annotated:
+        parsed, errors = parse_value(value, arguments[0], path)
+        rules = [one for one in arguments[1:] if isinstance(one, Rule)]
+        if rules and not (_below(path, errors) or (not errors and all(rule.is_met(parsed) for rule in rules))):
+            return value, [FieldError(path, quote(value), describe_type(declared))]
+        return parsed, errors
+    if origin in (Union, UnionType):
+        nested: list[FieldError] = []
+        for one in arguments:
+            parsed, errors = parse_value(value, one, path)
+            if not errors:
+                return parsed, []
+            nested += _below(path, errors)
+        return value, nested or [FieldError(path, quote(value), describe_type(declared))]
+    if isinstance(origin, type) and issubclass(origin, Mapping) and isinstance(value, Mapping):
+        return _parse_mapping(value, arguments[0], arguments[1], path)
+    if isinstance(origin, type) and _is_sequence(value, origin):
+        ofs = arguments if origin is tuple and arguments[-1] is not ... else arguments[:1] * len(value)
+        if len(ofs) == len(value):
+            found = [parse_value(one, of, f"{path}[{i}]") for i, (one, of) in enumerate(zip(value, ofs, strict=True))]
+            kind: Any = origin if origin in (tuple, list) else type(value)
+            return kind(one for one, _ in found), [error for _, errors in found for error in errors]
+    if hasattr(declared, "parse_mapping") and isinstance(value, Mapping):
+        return declared.parse_mapping(value, path)
+    if _matches_plain(value, declared):
+        return (declared(value) if declared in (int, float) else value), []
+    return value, [FieldError(path, quote(value), describe_type(declared))]
+
+
+def _below(path: str, errors: Iterable[FieldError]) -> list[FieldError]:
+    """Return the errors of items of the value at `path`."""
+    return [error for error in errors if error.path != path]
+
+
+def _is_sequence(value: object, origin: type) -> bool:
+    wanted = (list, tuple) if origin in (list, tuple) else origin
+    return isinstance(value, wanted) and isinstance(value, Sequence) and not isinstance(value, str)
+
+
+def _parse_mapping(
+    value: Mapping[Any, Any], key_type: Any, value_type: Any, path: str
+) -> tuple[dict[Any, Any], list[FieldError]]:
+    """Convert the values of a mapping; its keys must match their type as they are."""
+    parsed, errors = {}, []
+    for key, one in value.items():
+        errors += parse_value(key, key_type, path)[1]
+        parsed[key], wrong = parse_value(one, value_type, join_path(path, str(key)))
+        errors += wrong
+    return parsed, errors
+
+
+def _matches_plain(value: object, declared: Any) -> bool:
+    """Return whether a value is of a type that is neither Annotated nor a union nor a collection of declared items."""
+    origin = get_origin(declared)
     if declared is Any:
         return True
-    origin, parts = get_origin(declared), get_args(declared)
-    if origin in (Union, UnionType):
-        return any(matches_type(value, part) for part in parts)
+    if declared is None:
+        return value is None
     if origin is Literal:
-        return type(value) in {type(part) for part in parts}
-    if declared is int:
-        return isinstance(value, Integral) and not isinstance(value, bool)
-    if declared is float:
-        return isinstance(value, Real) and not isinstance(value, bool) and (not finite or abs(cast("float", value)) <= _FLOAT_MAX)
-    if not isinstance(value, origin or declared) or (declared is not str and isinstance(value, str)):
-        return False
-    item = parts[0] if parts and not issubclass(origin, Mapping) else Any
-    return item is Any or all(matches_type(one, item, finite=False) for one in cast("Iterable[object]", value))
+        return any(type(value) is type(one) and value == one for one in get_args(declared))
+    if declared in (int, float):
+        kind = Integral if declared is int else Real
+        return isinstance(value, kind) and not isinstance(value, bool) and bool(abs(cast("float", value)) <= FLOAT_MAX)
+    if origin is not None and origin is not type and issubclass(origin, (Mapping, list, tuple, Sequence)):
+        return False  # matched above, with its items
+    return isinstance(value, origin or declared) and (declared is str or not isinstance(value, str))
+
+
+def matches_type(value: object, declared: Any) -> bool:
+    """Return whether `parse_value` takes a value as the annotated type `declared`."""
+    return not parse_value(value, declared)[1]
+
+
+def checked_value(value: Any, declared: Any, path: str) -> Any:
+    """Convert a value to an annotated type. Raises SettingError with the path of what does not match first."""
+    parsed, errors = parse_value(value, declared, path)
+    if errors:
+        raise SettingError(str(errors[0]))
+    return parsed
 
 
 def describe_type(declared: Any) -> str:
-    """Return an annotated type in words, for example "whole number or None"."""
-    origin, parts = get_origin(declared), get_args(declared)
+    """Return an annotated type in words, for example "a whole number of at least 1 or None"."""
+    origin, arguments = get_origin(declared), get_args(declared)
     if origin is Annotated:
-        return next(part.needed for part in parts if isinstance(part, Rule))
+        return next((one.needed for one in arguments if isinstance(one, Rule)), None) or describe_type(arguments[0])
     if origin in (Union, UnionType):
-        return " or ".join(dict.fromkeys(describe_type(part) for part in parts))
+        shown = [one for one in arguments if not (isinstance(one, type) and issubclass(one, Enum))]  # sentinels, in no file
+        return " or ".join(dict.fromkeys(describe_type(one) for one in shown))
     if origin is Literal:
-        return " or ".join(repr(part) for part in parts)
-    words = {int: "whole number", float: "finite number", bool: "true or false", str: "word", type(None): "None"}
+        choices = [one if isinstance(one, str) else repr(one) for one in arguments]
+        return f"one of {', '.join(choices)}" if len(choices) > 1 else choices[0]
+    if origin is tuple and arguments and arguments[-1] is not ...:
+        return f"a list of {len(arguments)}, each {' and '.join(dict.fromkeys(describe_type(one) for one in arguments))}"
+    words = {int: "a whole number", float: "a finite number", bool: "true or false", str: "text", None: "None"}
+    if declared in words or declared is type(None):
+        return words.get(declared, "None")
     kind = origin or declared
-    if declared in words:
-        return words[declared]
-    return "mapping" if issubclass(kind, Mapping) else "list" if hasattr(kind, "__len__") else kind.__name__
+    if issubclass(kind, SettingsGroup):
+        return f"a mapping with {', '.join(field.name for field in fields(kind))}"
+    if is_dataclass(kind) or issubclass(kind, Mapping):
+        return "a mapping"
+    return "a list" if issubclass(kind, Iterable) else kind.__name__
+
+
+type_hints = cache(get_type_hints)
+
+
+def field_types(kind: type) -> dict[str, Any]:
+    """Return the annotated type of every field of a dataclass that its constructor takes."""
+    hints = type_hints(kind, include_extras=True)
+    return {field.name: hints[field.name] for field in fields(kind) if field.init}
+
+
+def join_path(path: str, name: str) -> str:
+    """Return the path of a field below `path`; either may be empty."""
+    return ".".join(filter(None, (path, name)))
+
+
+def check_names(values: Iterable[str], kind: type, path: str) -> None:
+    """Raise SettingError for a name that is no field of a dataclass."""
+    names = list(field_types(kind))
+    for name in values:
+        if name not in names:
+            raise unknown_setting(join_path(path, name), names)
+
+
+class SettingsGroup:
+    """Base of dataclasses whose constructor converts every field to its annotated type.
+
+    A value that does not match raises SettingError, with the field's name after `path`, the place of the group in files and on
+    the command line.
+    """
+
+    path: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        for name, declared in field_types(type(self)).items():
+            object.__setattr__(self, name, checked_value(getattr(self, name), declared, join_path(self.path, name)))
+
+    @classmethod
+    def parse_mapping(cls, values: Mapping[str, Any], path: str) -> tuple[Self, list[FieldError]]:
+        """Return the settings in a mapping. Raises SettingError for an unknown name or a value that does not match."""
+        check_names(values, cls, path)
+        return cls(**values), []
+
+
+class Setting(NamedTuple):
+    """One setting of a dataclass, for help pages: dotted name, annotated type, and default or MISSING."""
+
+    name: str
+    declared: Any
+    default: Any
+
+
+def list_settings(kind: Any, path: str) -> Iterator[Setting]:
+    """Yield the settings of a dataclass and of the dataclasses among its fields."""
+    hints = field_types(kind)
+    for field in fields(kind):
+        declared, name = hints[field.name], f"{path}.{field.name}"
+        if is_dataclass(declared):
+            yield from list_settings(declared, name)
+            continue
+        default = field.default if field.default_factory is MISSING else field.default_factory()
+        yield Setting(name, declared, default)
+
+
+def find_doc(declared: Any) -> str:
+    """Return the help text of an annotated type, "" where it has none."""
+    return next((str(one) for one in get_args(declared)[1:] if isinstance(one, Doc)), "")

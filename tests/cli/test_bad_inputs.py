@@ -39,7 +39,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory, tiny_words: list[str]) ->
         (["--training.lr", "inf"], ["training.lr", "inf"]),
         (["--steps", "0"], ["training.steps", "0", "at least 1"]),
         (["--steps", "some"], ["steps", "'some'", "whole number"]),
-        (["--training.batch_size", "2.5"], ["training.batch_size", "'2.5'", "whole number"]),
+        (["--training.batch_size", "2.5"], ["training.batch_size", "got 2.5", "whole number"]),
         (["--training.schedule", "linear"], ["training.schedule", "'linear'", "constant, cosine, restarts"]),
         (["--training.betas", "[0.9, 1.0]"], ["training.betas", "1.0", "below 1"]),
         (["--training.lr_scale.angles", "0.1"], ["training.lr_scale", "angles", "selector"]),
@@ -78,11 +78,11 @@ def finished(tmp_path_factory: pytest.TempPathFactory, tiny_words: list[str]) ->
         (["--task.train_lengths", "[9, 3]"], ["task.train_lengths", "(9, 3)"]),
         (["--task.vocab_size", "7"], ["task.vocab_size", "7"]),
         (["--task", "chess"], ["task.name", "'chess'", "parity"]),
-        (["--training.lr"], ["--training.lr", "got nothing"]),
-        (["--config"], ["config", "got nothing"]),
+        (["--training.lr"], ["--training.lr", "expected one argument"]),
+        (["--config"], ["--config", "expected one argument"]),
         (["--resume", "--overwrite"], ["--overwrite"]),
         (["--data-dir", "somewhere"], ["--data-dir", "'somewhere'", "parity", "data_dir"]),
-        (["--data-dir"], ["--data-dir", "got nothing"]),
+        (["--data-dir"], ["--data-dir", "parity", "no setting data_dir"]),
     ],
     ids=lambda value: " ".join(value) if value and value[0].startswith("--") else "",
 )
@@ -159,7 +159,7 @@ def test_no_task_and_no_config(refused: Callable[..., str], tmp_path: Path) -> N
 def test_no_out(refused: Callable[..., str], tiny_words: list[str]) -> None:
     assert "--out: got nothing" in refused("train", *tiny_words)
     assert "--out: got nothing" in refused("train", "--resume")
-    assert "--out: got nothing" in refused("train", *tiny_words, "--out")
+    assert "--out: expected one argument" in refused("train", *tiny_words, "--out")
 
 
 def test_missing_and_damaged_data(refused: Callable[..., str], tmp_path: Path) -> None:

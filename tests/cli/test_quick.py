@@ -41,7 +41,7 @@ def quick_settings(path: Path, folder: Path, *words: str) -> Settings:
     """The quick settings of a recipe on made-up files."""
     found = learnable(yaml.safe_load(path.read_text())["task"], folder)
     given = [word for name, value in found.items() for word in (f"--task.{name}", str(value))]
-    return parse_settings(["--config", str(path), "--quick", "--training.threads", "1", *given, *words]).settings
+    return parse_settings(["--config", str(path), "--quick", "--training.threads", "1", *given, *words])
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=name_of)
@@ -100,7 +100,7 @@ def test_a_quick_recipe_beats_it_on_the_real_files(path: Path, tmp_path: Path) -
     if not folder.is_dir():
         pytest.skip(f"{folder} is not there")
     words = ["--config", str(path), "--quick", "--training.threads", "1", "--task.data_dir", str(folder)]
-    train_quickly(path, parse_settings(words).settings, tmp_path)
+    train_quickly(path, parse_settings(words), tmp_path)
 
 
 RECIPE = {
@@ -121,24 +121,24 @@ def recipe(tmp_path: Path) -> Path:
 
 def test_the_section_goes_over_the_recipe_and_words_over_both(recipe: Path) -> None:
     words = ["--config", str(recipe)]
-    full, quick = parse_settings(words).settings, parse_settings([*words, "--quick"]).settings
+    full, quick = parse_settings(words), parse_settings([*words, "--quick"])
     assert (full.training.steps, full.model.d_state, full.about.quick) == (3, 4, False)
     assert (quick.training.steps, quick.model.d_state, quick.about.quick) == (2, 2, True)
     assert quick.model.block_options == {"m": {"expand": 1, "d_conv": 2}}
     assert quick.task == full.task
-    assert parse_settings([*words, "--quick", "--training.steps", "1"]).settings.training.steps == 1
+    assert parse_settings([*words, "--quick", "--training.steps", "1"]).training.steps == 1
 
 
 def test_a_later_file_goes_over_the_section(recipe: Path, tmp_path: Path) -> None:
     more = tmp_path / "more.yaml"
     more.write_text("training: {steps: 5}\n")
-    settings = parse_settings(["--config", str(recipe), "--config", str(more), "--quick"]).settings
+    settings = parse_settings(["--config", str(recipe), "--config", str(more), "--quick"])
     assert (settings.training.steps, settings.model.d_state, settings.about.quick) == (5, 2, True)
 
 
 def test_stored_settings_of_a_quick_run_stay_quick(recipe: Path, tmp_path: Path) -> None:
     assert main(["train", "--config", str(recipe), "--quick", "--out", str(tmp_path / "run")]) == 0
-    assert parse_settings(["--config", str(tmp_path / "run" / "settings.yaml")]).settings.about.quick
+    assert parse_settings(["--config", str(tmp_path / "run" / "settings.yaml")]).about.quick
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_resume_keeps_to_the_size(recipe: Path, refused: Callable[..., str], tmp
 
 def test_a_recipe_is_chosen_on_validation_or_test() -> None:
     assert AboutSettings().chosen_on is None
-    with pytest.raises(SettingError, match=r"^about\.chosen_on: got 'train', needed validation, test or nothing"):
+    with pytest.raises(SettingError, match=r"^about\.chosen_on: got 'train', needed one of validation, test or None"):
         AboutSettings(chosen_on="train")  # type: ignore[arg-type]
 
 

@@ -90,7 +90,7 @@ RUNS = [pytest.param(p, id=f"{p.parent.name}-{p.stem}", marks=[] if p.parent.nam
 
 @pytest.mark.parametrize("path", RUNS)
 def test_recipe_runs(path: Path, tmp_path: Path) -> None:
-    settings = parse_settings(shortened(path, tmp_path)).settings
+    settings = parse_settings(shortened(path, tmp_path))
     assert sum(p.numel() for p in build_model(settings).parameters()) > 0
     run = train(settings, tmp_path / "run")
     assert run.result is not None
@@ -107,7 +107,7 @@ LARGE = [p for p in RECIPES if p.parent.name not in FAST and p.stem != SLOW_TO_D
 
 @pytest.mark.parametrize("path", LARGE, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_recipe_fits_its_data(path: Path, tmp_path: Path) -> None:
-    settings = parse_settings(shortened(path, tmp_path)).settings
+    settings = parse_settings(shortened(path, tmp_path))
     batch = settings.task.batch("train", 0, 2)
     with torch.no_grad():
         output = predict(build_model(settings), batch)
@@ -154,7 +154,7 @@ def test_sweep_file(path: Path, tmp_path: Path) -> None:
         folder = tmp_path / str(recipe and recipe.stem)
         folder.mkdir()
         short = shortened(recipe or Path(settings["about"]["recipe"]), folder)
-        plan = SweepConfig(settings=parse_settings(short if recipe else short[2:], base=settings).settings, **words)
+        plan = SweepConfig(settings=parse_settings(short if recipe else short[2:], base=settings), **words)
         assert (len(plan.grid_points()), len(plan.seeds_of_search()), len(plan.seeds_of_test())) == (number, searched, tested)
         assert not set(plan.seeds_of_search()) & set(plan.seeds_of_test())
         plan.check_probes()

@@ -71,7 +71,7 @@ def test_a_sweep_from_its_file_to_its_record(file: Path, tmp_path: Path, capsys:
 
 
 def test_a_search_that_finds_nothing_ends_with_1(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    settings = parse_settings(["--config", str(tmp_path / "recipe.yaml")]).settings
+    settings = parse_settings(["--config", str(tmp_path / "recipe.yaml")])
     run_sweep(SweepConfig(settings=settings, space={"training.lr": [1e20]}, seeds=1), tmp_path / "out")
     assert main(["sweep", "--out", str(tmp_path / "out"), "--resume"]) == 1
     said = capsys.readouterr().out

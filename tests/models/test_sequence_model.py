@@ -203,7 +203,7 @@ def test_states_and_sizes_that_do_not_fit_are_named():
             call(state)
         with pytest.raises(TypeError, match="state: got a list, needed the ModelState of an earlier call"):
             call([])
-    with pytest.raises(ValueError, match=r"d_input: got 1\.5, needed whole number or None"):
+    with pytest.raises(ValueError, match=r"d_input: got 1\.5, needed a whole number or None"):
         SequenceModel.from_spec("m", d_model=4, d_output=2, d_input=1.5)
 
 

@@ -174,12 +174,12 @@ def test_lists_may_leave_out_what_is_empty_and_combine_anything():
         (3, None, "spec: got 3, needed a text or a list of blocks"),
         ("ma", {"a": {"phase_dt": "no"}}, r"block 1 \(aussm\): phase_dt got 'no', needed true or false"),
         ("m", {"m": {"recompute": 3}}, r"block 0 \(mamba\): recompute got 3, needed true or false"),
-        ("a", {"a": {"d_state": "x"}}, r"d_state got 'x', needed whole number"),
-        ("m", {"m": {"d_conv": 2.5}}, r"d_conv got 2.5, needed whole number"),
-        ("a", {"a": {"phase_grid": True}}, r"phase_grid got True, needed whole number or None"),
+        ("a", {"a": {"d_state": "x"}}, r"d_state got 'x', needed a whole number"),
+        ("m", {"m": {"d_conv": 2.5}}, r"d_conv got 2.5, needed a whole number"),
+        ("a", {"a": {"phase_grid": True}}, r"phase_grid got True, needed a whole number or None"),
         ("bidirectional", {"bidirectional": {"layer_options": 3}}, r"has no setting 'layer_options'"),
-        ("m", {"m": {"rotary": "theta"}}, r"rotary got 'theta', needed mapping or None"),
-        ("a", {"a": {"angle_spread": "wide"}}, r"angle_spread got 'wide', needed finite number or None"),
+        ("m", {"m": {"rotary": "theta"}}, r"rotary got 'theta', needed a mapping or None"),
+        ("a", {"a": {"angle_spread": "wide"}}, r"angle_spread got 'wide', needed a finite number or None"),
     ],
 )
 def test_impossible_lists_and_options_are_named(spec, options, message):

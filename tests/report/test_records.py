@@ -28,18 +28,18 @@ def test_what_is_appended_is_read(tmp_path, new_run_row, new_bench_row):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"value": "high"}, "value: got 'high', needed finite number or None"),
-        ({"value": None}, "value: got None, needed finite number, as the run is finished"),
-        ({"status": "done"}, "status: got 'done', needed 'finished' or 'failed'"),
-        ({"task": ""}, "task: got '', needed word that is not empty"),
+        ({"value": "high"}, "value: got 'high', needed a finite number or None"),
+        ({"value": None}, "value: got None, needed a finite number, as the run is finished"),
+        ({"status": "done"}, "status: got 'done', needed one of finished, failed"),
+        ({"task": ""}, "task: got '', needed text that is not empty"),
         ({"quick": None}, "quick: got None, needed true or false"),
-        ({"published": "parity"}, "published: got 'parity', needed id of a row of published.json, such as r036 or list or None"),
-        ({"published": ["r036", "r"]}, r"published\[1\]: got 'r', needed id of a row of published.json"),
-        ({"baselines": {"mean": "low"}}, "baselines.mean: got 'low', needed finite number"),
-        ({"date": "today"}, "date: got 'today', needed date that begins like 2026-11-21"),
-        ({"seed": 1.5, "steps": -1}, "seed: got 1.5, needed whole number; steps: got -1, needed whole number of at least 0"),
-        ({"value": float("nan")}, "value: got nan, needed finite number or None"),
-        ({"value": 10**400}, "value: got 10000.*, needed finite number or None"),
+        ({"published": "parity"}, "published: got 'parity', needed an id of a row of published.json, such as r036 or a list or"),
+        ({"published": ["r036", "r"]}, r"published\[1\]: got 'r', needed an id of a row of published.json"),
+        ({"baselines": {"mean": "low"}}, "baselines.mean: got 'low', needed a finite number"),
+        ({"date": "today"}, "date: got 'today', needed a date that begins like 2026-11-21"),
+        ({"seed": 1.5, "steps": -1}, "seed: got 1.5, needed a whole number; steps: got -1, needed a whole number of at least 0"),
+        ({"value": float("nan")}, "value: got nan, needed a finite number or None"),
+        ({"value": 10**400}, "value: got 10000.*, needed a finite number or None"),
         ({"by_length": {"8": float("inf")}}, "Out of range float values"),
         ({"corrected": {"values": {}}}, "corrected.values: got no field, needed at least one of scaled, constant"),
         ({"corrected": {"values": {"value": 1.0}}}, "corrected.values.value: got 1.0, needed no field of this name"),
@@ -55,7 +55,7 @@ def test_a_wrong_run_is_refused_and_nothing_is_written(tmp_path, new_run_row, ch
 def test_a_missing_field_is_named(tmp_path, new_bench_row):
     row = new_bench_row()
     del row["peak_mib"]
-    with pytest.raises(ValueError, match="peak_mib: got nothing, needed finite number or None"):
+    with pytest.raises(ValueError, match="peak_mib: got nothing, needed a finite number or None"):
         append_record(tmp_path / "bench" / "rows.jsonl", row)
 
 
@@ -72,7 +72,7 @@ def test_a_broken_line_is_named(tmp_path, new_run_row):
     with pytest.raises(ValueError, match=r"rows\.jsonl, line 2: Expecting"):
         read_records(path)
     path.write_text(whole + json.dumps(new_run_row(steps="many")) + "\n")
-    with pytest.raises(ValueError, match=r"rows\.jsonl, line 2: not a record of runs: steps: got 'many', needed whole number"):
+    with pytest.raises(ValueError, match=r"rows\.jsonl, line 2: not a record of runs: steps: got 'many', needed a whole number"):
         read_records(path)
 
 
@@ -117,8 +117,8 @@ def test_fields_inside_lists_are_named(make_seeds, tmp_path):
     record["rows"][3]["last"][1] = "low"
     del record["settings"]["model"]
     errors = (
-        r"rows\[2\]\.loss: got \[\], needed list of at least one number; rows\[3\]\.last\[1\]: got 'low', needed finite number; "
-        r"settings\.model: got nothing, needed mapping"
+        r"rows\[2\]\.loss: got \[\], needed a list of at least one number; "
+        r"rows\[3\]\.last\[1\]: got 'low', needed a finite number; settings\.model: got nothing, needed a mapping"
     )
     with pytest.raises(ValueError, match=errors):
         check_record("seeds", record)
@@ -127,7 +127,7 @@ def test_fields_inside_lists_are_named(make_seeds, tmp_path):
 def test_at_most_eight_fields_are_named():
     with pytest.raises(ValueError, match=r"commit: got nothing.*; and 8 more$"):
         check_record("bench", {})
-    with pytest.raises(ValueError, match=r"not a record of bench: row: got \[\], needed mapping$"):
+    with pytest.raises(ValueError, match=r"not a record of bench: row: got \[\], needed a mapping$"):
         check_record("bench", [])
 
 
@@ -170,7 +170,7 @@ def test_seeds_trained_together_are_checked(make_seeds, tmp_path):
     assert list(read_seeds(path.parent)) == ["one"]
     assert read_seeds(tmp_path / "nowhere") == {}
     make_seeds(path, success="high")
-    with pytest.raises(ValueError, match=r"one\.json: not a record of seeds: success: got 'high', needed finite number"):
+    with pytest.raises(ValueError, match=r"one\.json: not a record of seeds: success: got 'high', needed a finite number"):
         read_seeds(path.parent)
     path.write_text("{")
     with pytest.raises(ValueError, match=r"one\.json: Expecting"):

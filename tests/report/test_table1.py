@@ -69,7 +69,7 @@ def test_a_curriculum_moves_however_often_seeds_are_scored(tmp_path: Path) -> No
 
 def test_training_ends_where_all_seeds_have_held_one(tmp_path: Path) -> None:
     recipe = Path(__file__).parents[2] / "recipes" / "aussm" / "parity.yaml"
-    settings = parse_settings(["--config", str(recipe), "--task.valid_size", "20", "--task.eval_lengths", "[8,12]"]).settings
+    settings = parse_settings(["--config", str(recipe), "--task.valid_size", "20", "--task.eval_lengths", "[8,12]"])
     stack = seeds.Seeds(settings, [0, 1], tmp_path / "one.json", "")
     exact, other = {"last": [1.0, 1.0 - 1e-8]}, {"last": [1.0, 0.998]}
     for rows, held in (([exact], False), ([other, exact, exact], True), ([exact, exact, other], False)):
@@ -112,7 +112,7 @@ def test_the_best_weights_on_validation_are_tested_once(tmp_path: Path) -> None:
         scores = [row["last"][i] for row in record["rows"]]
         assert selected["valid"][i] == max(scores)
         assert selected["step"][i] == record["rows"][scores.index(max(scores))]["step"]
-    settings = parse_settings(["--config", str(recipe), *words[7:17]]).settings
+    settings = parse_settings(["--config", str(recipe), *words[7:17]])
     run = seeds.Seeds(settings, [0, 1, 2], tmp_path / "one.json", "")
     assert run.record["selected"] == selected
     seeds.copy_weights(run.selected, run.model)

@@ -124,7 +124,7 @@ def settings_of(words: list[str], task: str, folder: Path, base: dict[str, Any] 
     """The settings with a folder of small made-up files where the task reads files."""
     data = MADE_UP.get(task, lambda _: {})(folder)
     given = ["--task.data_dir", data["data_dir"]] if "data_dir" in data else []
-    return parse_settings([*words, *given], base=base).settings
+    return parse_settings([*words, *given], base=base)
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=name_of)

@@ -136,7 +136,7 @@ def read_sweep(folder: Path) -> Any:
 
 
 def read_recipe(path: Path) -> Any:
-    return parse_settings(["--config", str(path)]).settings.as_dict()
+    return parse_settings(["--config", str(path)]).as_dict()
 
 
 def sweep_file(folder: Path) -> None:
@@ -149,7 +149,7 @@ def sweep_file(folder: Path) -> None:
 
 def read_plan(folder: Path) -> Any:
     words = read_sweep_file(folder / "quickstart" / "sweeps" / "basic_motions.yaml")
-    settings = parse_settings([], base=words.pop("settings", None)).settings
+    settings = parse_settings([], base=words.pop("settings", None))
     return SweepConfig(settings=settings, **words).as_dict()
 
 

@@ -141,8 +141,8 @@ HUGE, DEEP = "9" * 400, "[" * 2000
     ("line", "message"),
     [
         (f"task: {{name: parity}}\ntraining: {{lr: {HUGE}}}", r"training\.lr: got 9{100}\.\.\., needed a number"),
-        (f"task: {{name: parity}}\ntraining: {{steps: -{HUGE}}}", r"training\.steps: got -9{99}\.\.\., needed a number"),
-        (f"task: {{name: parity, train_lengths: [3, {HUGE}]}}", r"task\.train_lengths: got 9{100}\.\.\., needed a number"),
+        (f"task: {{name: parity}}\ntraining: {{steps: -{HUGE}}}", r"training\.steps: got -9{99}\.\.\., needed a whole number"),
+        (f"task: {{name: parity, train_lengths: [3, {HUGE}]}}", r"task\.train_lengths\[1\]: got 9{100}\.\.\., needed a whole "),
         (f"task: {DEEP}", r"recipe\.yaml: not YAML: nested too deeply"),
         (f"task: {{name: {'parity' * 100}}}", r"task\.name: got '(parity){16}par\.\.\., needed one of"),
     ],

@@ -69,7 +69,7 @@ def test_where_a_record_may_go(tmp_path: Path) -> None:
     ],
 )
 def test_a_pooling_that_the_task_cannot_have(task: str, pooling: str, needed: str) -> None:
-    settings = parse_settings(["--task.name", task, "--model.d_model", "4", "--model.pooling", pooling]).settings
+    settings = parse_settings(["--task.name", task, "--model.d_model", "4", "--model.pooling", pooling])
     with pytest.raises(SettingError, match=f"model.pooling: got '{pooling}', needed {needed}"):
         build_model(settings)
     assert ModelSettings().pooling == "auto"

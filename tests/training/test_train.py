@@ -411,7 +411,7 @@ def test_predictions_are_those_of_the_model_in_batches(tiny: Any, tmp_path: Path
 def test_predictions_count_examples_over_batches(tmp_path: Path) -> None:
     words = ["--task", "fitzhugh_nagumo", "--task.train_size", "2", "--task.valid_size", "2", "--task.test_size", "2"]
     words += ["--model.spec", "gru", "--model.d_model", "4", "--training.steps", "1", "--training.batch_size", "2"]
-    run = train(parse_settings(words).settings, tmp_path / "run")
+    run = train(parse_settings(words), tmp_path / "run")
     np.save(tmp_path / "new.npy", np.random.default_rng(0).normal(size=(3, 5, 1)))
     rows = run.predict(tmp_path / "new.npy")
     assert [(row["example"], row["step"]) for row in rows] == [(example, step) for example in range(3) for step in range(5)]

@@ -17,7 +17,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from longscan._devices import find_device
-from longscan._types import describe_type, matches_type
+from longscan._types import NonNegativeFloat, PositiveInt, checked_value
 from longscan.engine import Engine, EpochLosses, NonFiniteLossError
 from longscan.estimators.reading import Known, Layout, check_table, is_table, normalise, read_collection, rows_of_times
 from longscan.estimators.series import Collection, check_predictions
@@ -26,7 +26,6 @@ from longscan.models import SequenceModel, optimizer_groups
 
 CLIP = 1.0
 WARMUP = 0.1  # of the steps
-CHOICES = {"pooling": ("mean", "last"), "layout": (None, "nlc", "ncl"), "output": ("auto", "numpy", "pandas")}
 Spec = str | Sequence[Mapping[str, Any]]
 
 
@@ -39,21 +38,10 @@ def seeded(seed: int) -> Any:
 
 
 def check_settings(estimator: BaseEstimator) -> None:
-    """ValueError names a setting that is not of its declared type, or can not be; scikit-learn wants them looked at in `fit`."""
+    """Raise ValueError for a setting that is not of the type that the constructor declares; scikit-learn checks in `fit`."""
     kind: type = type(estimator)
-    settings, declared = estimator.get_params(deep=False), declared_types(kind)
-    for name, value in settings.items():
-        if not matches_type(value, declared[name]):
-            raise ValueError(f"{name}: got {value!r}, needed {describe_type(declared[name])}")
-    for name in ("epochs", "batch_size", "horizon", "window"):
-        if settings.get(name, 1) < 1:
-            raise ValueError(f"{name}: got {settings[name]}, expected at least 1")
-    for name in ("lr", "weight_decay"):
-        if settings.get(name, 0) < 0:
-            raise ValueError(f"{name}: got {settings[name]}, expected at least 0")
-    for name, choices in CHOICES.items():
-        if name in settings and settings[name] not in choices:
-            raise ValueError(f"{name}: got {settings[name]!r}, expected {' or '.join(map(repr, choices))}")
+    for name, value in estimator.get_params(deep=False).items():
+        checked_value(value, declared_types(kind)[name], name)
 
 
 def minimise(
@@ -115,10 +103,10 @@ class SeriesEstimator(BaseEstimator):
         d_model: int = 64,
         d_state: int = 16,
         pooling: Literal["mean", "last"] = "mean",
-        epochs: int = 50,
-        batch_size: int = 32,
-        lr: float = 3e-3,
-        weight_decay: float = 0.01,
+        epochs: PositiveInt = 50,
+        batch_size: PositiveInt = 32,
+        lr: NonNegativeFloat = 3e-3,
+        weight_decay: NonNegativeFloat = 0.01,
         device: str = "auto",
         random_state: Any = None,
         layout: Layout | None = None,

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import l1_loss
 
 from longscan._devices import find_device
+from longscan._types import NonNegativeFloat, PositiveInt
 from longscan.estimators.clock import Step, after, as_clock, even_step, same_step, seconds, step_name
 from longscan.estimators.fitting import Spec, check_settings, minimise, seeded
 from longscan.estimators.reading import Known, Layout, holds_series, normalise, read_collection
@@ -59,15 +60,15 @@ class SSMForecaster(BaseEstimator):
 
     def __init__(
         self,
-        horizon: int = 24,
-        window: int = 96,
+        horizon: PositiveInt = 24,
+        window: PositiveInt = 96,
         spec: Spec = "mamba",
         *,
         d_model: int = 64,
         d_state: int = 16,
-        epochs: int = 50,
-        batch_size: int = 32,
-        lr: float = 3e-3,
+        epochs: PositiveInt = 50,
+        batch_size: PositiveInt = 32,
+        lr: NonNegativeFloat = 3e-3,
         device: str = "auto",
         random_state: Any = None,
         layout: Layout | None = None,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 
 from torch import nn
 
-from longscan._types import describe_type, matches_type
+from longscan._types import checked_value
 from longscan.ops import OPS
 from longscan.ops.dispatch import BACKENDS, NATIVE, missing_kernel, refusal
 
@@ -21,7 +21,7 @@ _constructing: ContextVar[bool] = ContextVar("longscan_constructing", default=Fa
 def declared_types(made: type) -> dict[str, Any]:
     """The annotations of a constructor's arguments; none where they use names that exist in the file's checks of types alone."""
     try:
-        return get_type_hints(made.__init__)  # type: ignore[misc]
+        return get_type_hints(made.__init__, include_extras=True)  # type: ignore[misc]
     except NameError:
         return {}
 
@@ -43,8 +43,8 @@ def checks_settings(made: type) -> None:
         declared = declared_types(made)
         for name, value in given.items():
             named = signature.parameters[name].kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-            if named and name in declared and not matches_type(value, declared[name]):
-                raise ValueError(f"{name}: got {value!r}, needed {describe_type(declared[name])}")
+            if named and name in declared:
+                checked_value(value, declared[name], name)
         backend = given.get("backend", "auto")
         if backend not in ("auto", *BACKENDS):
             raise ValueError(f"backend: got {backend!r}, expected 'auto' or one of {BACKENDS}")

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
+from longscan._types import Number
 from longscan.layers._registry import LAYERS
 from longscan.layers.base import SequenceInfo, start_state
 from longscan.layers.heads import Heads, HeadsLayer, check_groups
@@ -38,7 +39,7 @@ class Mamba2Heads(Heads):
         head_dim: int | None,
         groups: int,
         dt_range: tuple[float, float],
-        dt_limit: Sequence[float] | None,
+        dt_limit: Sequence[Number] | None,
         backend: str,
     ) -> None:
         super().__init__(d_model, head_dim, backend)
@@ -110,7 +111,7 @@ class Mamba2(HeadsLayer):
         groups: int = 1,
         dt_min: float = 1e-3,
         dt_max: float = 0.1,
-        dt_limit: Sequence[float] | None = None,
+        dt_limit: Sequence[Number] | None = None,
         backend: str = "auto",
     ) -> None:
         super().__init__(Mamba2Heads(d_model, d_state, head_dim, groups, (dt_min, dt_max), dt_limit, backend))

@@ -9,20 +9,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
-from longscan._types import Rule, matches_type
-from longscan.report.parsing import MISSING, FieldError, Missing, RecordType
+from longscan._errors import FieldError
+from longscan._types import Fraction, NonEmptyStr, NonNegativeFloat, NonNegativeInt, Number, PositiveFloat, PositiveInt, Rule
+from longscan.report.parsing import MISSING, Missing, RecordType
 
-Text = Annotated[str, Rule(bool, "word that is not empty")]
-Date = Annotated[str, Rule(re.compile("[0-9]{4}-[0-9]{2}-[0-9]{2}").match, "date that begins like 2026-11-21")]
-PublishedId = Annotated[str, Rule(re.compile("r[0-9]+").fullmatch, "id of a row of published.json, such as r036")]
-Count = Annotated[int, Rule(lambda number: number >= 0, "whole number of at least 0")]
-PositiveCount = Annotated[int, Rule(lambda number: number >= 1, "whole number of at least 1")]
-NonNegative = Annotated[float, Rule(lambda number: number >= 0, "finite number of at least 0")]
-Positive = Annotated[float, Rule(lambda number: number > 0, "finite number above 0")]
-Share = Annotated[float, Rule(lambda number: 0 <= number <= 1, "number from 0 to 1")]
-Number = Annotated[Any, Rule(lambda value: matches_type(value, float, finite=False), "number")]  # infinities and NaN among them
-ShareByLength = dict[str, Share]
-Scores = Annotated[list[float], Rule(bool, "list of at least one number")]  # a number for each seed
+Date = Annotated[str, Rule(re.compile("[0-9]{4}-[0-9]{2}-[0-9]{2}").match, "a date that begins like 2026-11-21")]
+PublishedId = Annotated[str, Rule(re.compile("r[0-9]+").fullmatch, "an id of a row of published.json, such as r036")]
+ShareByLength = dict[str, Fraction]
+Scores = Annotated[list[float], Rule(bool, "a list of at least one number")]  # a number for each seed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,10 +30,10 @@ class Provenance(RecordType):
         command: the command line that made the record.
     """
 
-    commit: Text
+    commit: NonEmptyStr
     date: Date
-    device: Text
-    command: Text
+    device: NonEmptyStr
+    command: NonEmptyStr
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,9 +60,9 @@ class Correction(RecordType):
     unknown_fields: ClassVar[bool] = False
 
     values: CorrectedValues
-    reason: Text
-    command: Text
-    commit: Text
+    reason: NonEmptyStr
+    command: NonEmptyStr
+    commit: NonEmptyStr
     date: Date
 
 
@@ -99,34 +93,34 @@ class RunRecord(Provenance):
     """
 
     paper: str | None
-    task: Text
+    task: NonEmptyStr
     suite: str | None
-    model: Text
+    model: NonEmptyStr
     spec: str | None
     spec_version: Literal[1, 2] | Missing = MISSING
     seed: int
-    metric: Text
+    metric: NonEmptyStr
     value: float | None
     scaled: float | Missing | None = MISSING
     constant: float | None
     constant_scaled: float | Missing | None = MISSING
     baselines: dict[str, float]
     published: PublishedId | list[PublishedId] | None
-    steps: Count | None
-    seconds: NonNegative | None
-    params: Count | None
+    steps: NonNegativeInt | None
+    seconds: NonNegativeFloat | None
+    params: NonNegativeInt | None
     recipe: str | None
     quick: bool | Missing = MISSING
     status: Literal["finished", "failed"]
     chosen_on: Literal["validation", "test"] | Missing | None = MISSING
-    replaced: Text | Missing = MISSING
-    note: Text | Missing = MISSING
+    replaced: NonEmptyStr | Missing = MISSING
+    note: NonEmptyStr | Missing = MISSING
     corrected: Correction | Missing = MISSING
 
     def field_errors(self) -> Iterator[FieldError]:
         """Refuse a finished run without a score."""
         if self.status == "finished" and self.value is None:
-            yield FieldError("value", "None", "finite number, as the run is finished")
+            yield FieldError("value", "None", "a finite number, as the run is finished")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,26 +147,26 @@ class BenchRecord(Provenance):
         torch, triton: versions.
     """
 
-    op: Text
+    op: NonEmptyStr
     backend: str | None
     peer: str | None
-    variant: Text | Missing = MISSING
-    shape: Annotated[dict[str, Count], Rule(bool, "mapping of at least one name to a whole number of at least 0")]
-    dtype: Text
-    forward_ms: NonNegative | None
-    forward_backward_ms: NonNegative | None
+    variant: NonEmptyStr | Missing = MISSING
+    shape: Annotated[dict[str, NonNegativeInt], Rule(bool, "a mapping of at least one name to a whole number of at least 0")]
+    dtype: NonEmptyStr
+    forward_ms: NonNegativeFloat | None
+    forward_backward_ms: NonNegativeFloat | None
     peak_mib: float | None
-    error_vs_float64: NonNegative | None
+    error_vs_float64: NonNegativeFloat | None
     extra_mib: float | Missing = MISSING
     extra_share: float | Missing = MISSING
-    runs: PositiveCount | Annotated[list[Any], Rule(bool, "list that is not empty")]
-    parameters: PositiveCount | Missing = MISSING
+    runs: PositiveInt | Annotated[list[Any], Rule(bool, "a list that is not empty")]
+    parameters: PositiveInt | Missing = MISSING
     inference_peak_mib: float | Missing | None = MISSING
-    reason: Text | Missing = MISSING
+    reason: NonEmptyStr | Missing = MISSING
     kernels: list[str] | Missing = MISSING
     figure: str | Missing = MISSING
     check: str | Missing = MISSING
-    torch: Text
+    torch: NonEmptyStr
     triton: str | None
 
 
@@ -213,57 +207,57 @@ class AutomataRecord(Provenance):
         ("case", "change", "seed", "derived_length", "elements", "layers", "blocks", "words", "states", "exact"),
     )
 
-    case: Text | Missing = MISSING
-    backend: Text | Missing = MISSING
-    dtype: Text | Missing = MISSING
-    phase: Text | Missing = MISSING
-    change: Text | Missing = MISSING
-    amount: NonNegative | Missing = MISSING
-    seed: Count | Missing = MISSING
-    states: Count | ShareByLength | Missing = MISSING
-    certified_length: Count | Text | Missing = MISSING
+    case: NonEmptyStr | Missing = MISSING
+    backend: NonEmptyStr | Missing = MISSING
+    dtype: NonEmptyStr | Missing = MISSING
+    phase: NonEmptyStr | Missing = MISSING
+    change: NonEmptyStr | Missing = MISSING
+    amount: NonNegativeFloat | Missing = MISSING
+    seed: NonNegativeInt | Missing = MISSING
+    states: NonNegativeInt | ShareByLength | Missing = MISSING
+    certified_length: NonNegativeInt | NonEmptyStr | Missing = MISSING
     answers: ShareByLength | Missing = MISSING
     constant: ShareByLength | Missing = MISSING
-    words: list[tuple[Count, Count]] | Missing = MISSING
-    prefixes: Count | Missing = MISSING
-    wrong: Count | Missing = MISSING
-    seconds: NonNegative | Missing = MISSING
-    tried: Count | Missing = MISSING
-    change_the_language: Count | Missing = field(default=MISSING, metadata={"name": "change the language"})
-    caught: Count | Missing = MISSING
-    missed: Count | Missing = MISSING
-    harmless: Count | Missing = MISSING
-    harmless_but_refused: Count | Missing = field(default=MISSING, metadata={"name": "harmless but refused"})
-    monoid: Count | Missing = MISSING
-    counters: list[Count] | Missing = MISSING
-    flip_flops: list[Count] | Missing = MISSING
+    words: list[tuple[NonNegativeInt, NonNegativeInt]] | Missing = MISSING
+    prefixes: NonNegativeInt | Missing = MISSING
+    wrong: NonNegativeInt | Missing = MISSING
+    seconds: NonNegativeFloat | Missing = MISSING
+    tried: NonNegativeInt | Missing = MISSING
+    change_the_language: NonNegativeInt | Missing = field(default=MISSING, metadata={"name": "change the language"})
+    caught: NonNegativeInt | Missing = MISSING
+    missed: NonNegativeInt | Missing = MISSING
+    harmless: NonNegativeInt | Missing = MISSING
+    harmless_but_refused: NonNegativeInt | Missing = field(default=MISSING, metadata={"name": "harmless but refused"})
+    monoid: NonNegativeInt | Missing = MISSING
+    counters: list[NonNegativeInt] | Missing = MISSING
+    flip_flops: list[NonNegativeInt] | Missing = MISSING
     blocks: str | Missing = MISSING
-    d_model: Count | Missing = MISSING
-    parameters: Count | Missing = MISSING
-    compile_ms: NonNegative | Missing = MISSING
-    weights_ms: NonNegative | Missing = MISSING
-    certificate: Text | Missing = MISSING
-    refused: Text | Missing = MISSING
-    letters: Count | Missing = MISSING
-    minimal: Count | Missing = MISSING
+    d_model: NonNegativeInt | Missing = MISSING
+    parameters: NonNegativeInt | Missing = MISSING
+    compile_ms: NonNegativeFloat | Missing = MISSING
+    weights_ms: NonNegativeFloat | Missing = MISSING
+    certificate: NonEmptyStr | Missing = MISSING
+    refused: NonEmptyStr | Missing = MISSING
+    letters: NonNegativeInt | Missing = MISSING
+    minimal: NonNegativeInt | Missing = MISSING
     solvable: bool | Missing = MISSING
-    outcome: Text | Missing = MISSING
+    outcome: NonEmptyStr | Missing = MISSING
     certified: bool | Missing = MISSING
     right: bool | Missing = MISSING
-    what: Text | Missing = MISSING
-    derived_length: PositiveCount | Missing | None = MISSING
-    elements: PositiveCount | Missing = MISSING
-    layers: Count | Missing = MISSING
+    what: NonEmptyStr | Missing = MISSING
+    derived_length: PositiveInt | Missing | None = MISSING
+    elements: PositiveInt | Missing = MISSING
+    layers: NonNegativeInt | Missing = MISSING
     exact: ShareByLength | Missing = MISSING
-    steps: Count | Missing = MISSING
-    d_state: PositiveCount | Missing = MISSING
-    batch: PositiveCount | Missing = MISSING
-    rate: Positive | Missing = MISSING
+    steps: NonNegativeInt | Missing = MISSING
+    d_state: PositiveInt | Missing = MISSING
+    batch: PositiveInt | Missing = MISSING
+    rate: PositiveFloat | Missing = MISSING
     start: Literal["zero", "learned"] | Missing = MISSING
-    smoothing: NonNegative | Missing = MISSING
-    average: NonNegative | Missing = MISSING
-    solved_at: PositiveCount | Missing | None = MISSING
-    torch: Text
+    smoothing: NonNegativeFloat | Missing = MISSING
+    average: NonNegativeFloat | Missing = MISSING
+    solved_at: PositiveInt | Missing | None = MISSING
+    torch: NonEmptyStr
 
     def field_errors(self) -> Iterator[FieldError]:
         """Refuse a row that lacks a field of every kind."""
@@ -285,12 +279,12 @@ class SeedsRow(RecordType):
         seconds: time since the training began.
     """
 
-    step: PositiveCount
+    step: PositiveInt
     train: Scores
-    loss: Annotated[list[Number], Rule(bool, "list of at least one number")]
+    loss: Annotated[list[Number], Rule(bool, "a list of at least one number")]
     last: Scores
     average: Scores | Missing = MISSING
-    seconds: NonNegative
+    seconds: NonNegativeFloat
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -304,7 +298,7 @@ class SelectedWeights(RecordType):
     """
 
     rule: Literal["best", "average", "last"]
-    step: list[Count]
+    step: list[NonNegativeInt]
     valid: list[float | None]
     test: list[float] | None
 
@@ -334,23 +328,23 @@ class SeedsRecord(Provenance):
         averaged: number of updates in the average of the weights.
     """
 
-    task: Text
+    task: NonEmptyStr
     suite: str | None
-    spec: Text
+    spec: NonEmptyStr
     spec_version: Literal[1, 2] | Missing = MISSING
-    seeds: Annotated[list[int], Rule(bool, "list of at least one whole number")]
+    seeds: Annotated[list[int], Rule(bool, "a list of at least one whole number")]
     constant_scaled: float
     constant_scaled_test: float | Missing = MISSING
     success: float
-    rows: Annotated[list[SeedsRow], Rule(bool, "list of at least one mapping")]
+    rows: Annotated[list[SeedsRow], Rule(bool, "a list of at least one mapping")]
     selected: SelectedWeights | Missing = MISSING
     solved: list[Any] | Missing = MISSING
     settings: SettingsSections
-    steps: PositiveCount
-    seconds: NonNegative
+    steps: PositiveInt
+    seconds: NonNegativeFloat
     longest: list[Any] | Missing = MISSING
-    averaged: Count | Missing = MISSING
-    torch: Text
+    averaged: NonNegativeInt | Missing = MISSING
+    torch: NonEmptyStr
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -381,20 +375,20 @@ class SweepRow(RecordType):
     score: float | None
     constant: float | None
     failure: str | None
-    seconds: NonNegative
+    seconds: NonNegativeFloat
     runs: list[SweepRun]
 
     def field_errors(self) -> Iterator[FieldError]:
         """Refuse a finished trial or seed without a score."""
         if self.status == "finished" and self.score is None:
-            yield FieldError("score", "None", "finite number, as it is finished")
+            yield FieldError("score", "None", "a finite number, as it is finished")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SweepTrial(SweepRow):
     """A trial of a sweep, by its place, with the values that it gave to the settings of the space."""
 
-    trial: Count
+    trial: NonNegativeInt
     settings: dict[str, Any]
 
 
@@ -420,8 +414,8 @@ class SweepTest(RecordType):
     half_width: float | None
     scaled: float
     constant: float
-    count: PositiveCount
-    failed: Count
+    count: PositiveInt
+    failed: NonNegativeInt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -436,9 +430,9 @@ class SweepRecord(RecordType):
         quick: made at the recipe's quick size.
     """
 
-    name: Text
-    task: Text
-    metric: Text
+    name: NonEmptyStr
+    task: NonEmptyStr
+    metric: NonEmptyStr
     higher_is_better: bool
     status: Literal["finished", "unfinished"]
     sampler: Literal["grid", "random", "tpe"]
@@ -450,6 +444,6 @@ class SweepRecord(RecordType):
     test: SweepTest | None
     recipe: str | None
     quick: bool | Missing = MISSING
-    commit: Text
+    commit: NonEmptyStr
     date: Date
     command: str

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from longscan._specs import upgrade_record
-from longscan.report.parsing import RecordType, parse_value
+from longscan._types import parse_value
+from longscan.report.parsing import RecordType
 from longscan.report.record_types import AutomataRecord, BenchRecord, RunRecord, SeedsRecord, SweepRecord
 
 Record = dict[str, Any]

@@ -21,8 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from longscan.training.parsing import one_line
-from longscan.training.settings import SettingError
+from longscan._errors import SettingError, one_line
 
 STATE = "state.json"
 

@@ -16,9 +16,8 @@ from typing import Any
 from accelerate import Accelerator
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker, get_available_trackers
 
+from longscan._errors import SettingError, one_line, setting_error
 from longscan.engine import Callback, Engine
-from longscan.training.parsing import one_line
-from longscan.training.settings import SettingError, refuse
 
 Row = dict[str, Any]
 PROJECT = "longscan"  # the project of Weights & Biases, the experiment of MLflow
@@ -122,7 +121,7 @@ def build_trackers(names: Sequence[str], folder: Path) -> list[str | GeneralTrac
     for name in names:
         if name in LOGGER_TYPE_TO_CLASS:
             if name not in map(str, get_available_trackers()):
-                raise refuse("training.trackers", name, "a tracker whose package is installed")
+                raise setting_error("training.trackers", name, "a tracker whose package is installed")
             trackers.append(name)
             continue
         module, _, kind = name.rpartition(".")
@@ -131,6 +130,6 @@ def build_trackers(names: Sequence[str], folder: Path) -> list[str | GeneralTrac
         except (ImportError, AttributeError, ValueError) as error:
             known = ", ".join(sorted(map(str, LOGGER_TYPE_TO_CLASS)))
             needed = f"names among {known}, or import paths of subclasses of accelerate's GeneralTracker ({one_line(error)})"
-            raise refuse("training.trackers", name, needed) from None
+            raise setting_error("training.trackers", name, needed) from None
         trackers.append(tracker(PROJECT, folder) if tracker.requires_logging_directory else tracker(PROJECT))
     return trackers

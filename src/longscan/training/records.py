@@ -14,10 +14,11 @@ from torch import nn
 
 import longscan
 import longscan.report
+from longscan._errors import SettingError, setting_error
 from longscan._files import try_writing, write_text
 from longscan._specs import SPEC_VERSION
 from longscan.training.run import Run
-from longscan.training.settings import SettingError, Settings, refuse
+from longscan.training.settings import Settings
 
 
 def describe_run(settings: Settings, model: nn.Module, device: torch.device, command: str) -> dict[str, Any]:
@@ -148,7 +149,7 @@ def check_target(target: str | Path) -> None:
     """SettingError where `record_run` could not append to this file, so that it is said before a run and not after it."""
     path = Path(target)
     if path.resolve().parent.name != "runs" or path.is_dir():
-        raise refuse("--record", str(target), "a JSON Lines file in a folder called runs")
+        raise setting_error("--record", str(target), "a JSON Lines file in a folder called runs")
     try:
         try_writing(path)
         if path.exists():

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import yaml
 
+from longscan._errors import SettingError, one_line, setting_error
 from longscan._files import try_writing, write_text
 from longscan._specs import upgrade_record
 from longscan.models import SequenceModel
@@ -23,8 +24,8 @@ from longscan.tasks import Batch
 from longscan.tasks.base import Split, Task
 from longscan.training.checkpoint import find_checkpoint, read_checkpoint, read_tensors
 from longscan.training.evaluate import Scores, evaluate, predict
-from longscan.training.parsing import load_settings, one_line, with_section
-from longscan.training.settings import ModelSettings, SettingError, Settings, refuse
+from longscan.training.parsing import load_settings, with_section
+from longscan.training.settings import ModelSettings, Settings
 
 SETTINGS = "settings.yaml"
 STREAM_BATCHES = 100  # of an endless split, where the settings give no number
@@ -41,7 +42,7 @@ def build_model(settings: Settings) -> SequenceModel:
         needed = (
             "none, as the task wants an answer at every step" if task.per_step else "mean or last, as the task wants one answer"
         )
-        raise refuse("model.pooling", pooling, needed)
+        raise setting_error("model.pooling", pooling, needed)
     try:
         return SequenceModel.from_spec(
             model.spec,
@@ -66,7 +67,7 @@ def build_model(settings: Settings) -> SequenceModel:
 def refuse_backend(backend: str, error: Exception) -> SettingError:
     """The refusal of `model.backend`, from the error of a layer or an op that begins with "backend: "."""
     reason = str(error).removeprefix("backend: ")
-    return refuse("model.backend", backend, f"auto, or a backend that can run this model here ({reason})")
+    return setting_error("model.backend", backend, f"auto, or a backend that can run this model here ({reason})")
 
 
 def first_model(settings: Settings) -> SequenceModel:
@@ -83,7 +84,7 @@ def _start_from(model: SequenceModel, given: Path) -> None:
         folder = Run(given).checkpoint("selected") if holds_run(given) else given
         tensors = read_tensors(folder / "model.safetensors")
     except SettingError as error:
-        raise refuse("training.start_from", str(given), f"a folder of a run or a saved model ({error})") from None
+        raise setting_error("training.start_from", str(given), f"a folder of a run or a saved model ({error})") from None
     tensors = {name.removeprefix("backbone."): tensor for name, tensor in tensors.items()}
     own = model.state_dict()
     here, there = ({name: list(tensor.shape) for name, tensor in of.items()} for of in (own, tensors))
@@ -92,7 +93,7 @@ def _start_from(model: SequenceModel, given: Path) -> None:
     if unlike > heads:
         first = min(unlike - heads)
         sizes = f"{first} is {there.get(first, 'absent')} there and {here.get(first, 'absent')} here"
-        raise refuse("training.start_from", str(given), f"weights for the encoder, blocks and norm of this model: {sizes}")
+        raise setting_error("training.start_from", str(given), f"weights for the encoder, blocks and norm of this model: {sizes}")
     model.load_state_dict({name: value if heads and name.startswith("head.") else tensors[name] for name, value in own.items()})
 
 
@@ -145,7 +146,7 @@ class Run:
         settings, backend = self.settings, self.settings.model.backend
         try:
             if backend == "triton":
-                raise refuse("model.backend", backend, "auto, or a backend for the CPU, where the models of runs are read to")
+                raise setting_error("model.backend", backend, "auto, or a backend for the CPU, where models of runs are read")
             return build_model(settings)
         except SettingError as error:
             if backend not in NATIVE:
@@ -159,7 +160,7 @@ class Run:
         settings = self.settings
         training = settings.training
         if split not in settings.task.splits:
-            raise refuse("split", split, f"one of {', '.join(settings.task.splits)}")
+            raise setting_error("split", split, f"one of {', '.join(settings.task.splits)}")
         limit = training.max_batches(split) or (0 if settings.task.size(split) is not None else STREAM_BATCHES)
         return evaluate(
             self.model(which), settings.task, split, batch_size=training.batch_size, seed=settings.data_seed, max_batches=limit
@@ -191,9 +192,9 @@ def _with_missing(task: Task, missing: str) -> Task:
     """The task with another treatment of missing values; SettingError where it has none, or its model needs the one it has."""
     trained = getattr(task, "missing", None)
     if trained is None:
-        raise refuse("--missing", missing, f"none, as task {task.name} has no setting missing")
+        raise setting_error("--missing", missing, f"none, as task {task.name} has no setting missing")
     if missing != trained and (missing == "mask" or trained == "mask"):
-        raise refuse("--missing", missing, f"{trained}, as in training: missing='mask' gives the model channels of its own")
+        raise setting_error("--missing", missing, f"{trained}, as in training: missing='mask' adds channels to the model")
     try:
         return replace(task, missing=missing)  # type: ignore[call-arg]
     except ValueError as error:

@@ -21,33 +21,33 @@ import os
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from itertools import product
-from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import yaml
 
+from longscan._errors import SettingError, one_line, setting_error
 from longscan._files import write_text
 from longscan._specs import SPEC_VERSION, upgrade_point, upgrade_settings
+from longscan._types import Doc, NonNegativeInt, PositiveInt, SettingsGroup, matches_type
+from longscan._yaml import read_mapping
 from longscan.training.parsing import (
     QUICK,
+    check_sections,
+    make_settings,
     merge,
-    one_line,
-    parse_settings,
-    read_mapping,
     read_recipe,
-    sections,
+    set_nested,
     stored_settings,
     upgrade,
 )
 from longscan.training.run import first_model
-from longscan.training.settings import SettingError, Settings, refuse, same_size
+from longscan.training.settings import Settings, check_same_size
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
 CONFIG_FILE = "sweep.yaml"
-SAMPLERS = ("grid", "random", "tpe")
 _SWEEP_FILE_KEYS = ("spec_version", "config", "settings", "space", "sampler", "trials", "search_seeds", "seeds", "with_seed")
 _SECTIONS = ("task", "model", "training")
 
@@ -94,78 +94,73 @@ def parse_dimension(key: str, given: Any) -> CategoricalDimension | NumericDimen
     where, n_settings = f"space.{key}", len(split_key(key))
     if isinstance(given, list):
         if not given:
-            raise refuse(where, given, "at least one value")
+            raise setting_error(where, given, "at least one value")
         if len({json.dumps(value, default=str) for value in given}) < len(given):
-            raise refuse(where, given, "each value once")
+            raise setting_error(where, given, "each value once")
         if n_settings > 1 and not all(isinstance(value, list) and len(value) == n_settings for value in given):
-            raise refuse(where, given, f"lists of {n_settings} values each, one for each setting")
+            raise setting_error(where, given, f"lists of {n_settings} values each, one for each setting")
         return CategoricalDimension(tuple(given))
     kind = next((kind for kind in ("int", "float") if kind in given), None) if isinstance(given, dict) else None
     if kind is None or n_settings > 1:
-        raise refuse(where, given, "a list of values, or a range such as {float: [1.0e-4, 1.0e-2], log: true}")
+        raise setting_error(where, given, "a list of values, or a range such as {float: [1.0e-4, 1.0e-2], log: true}")
     if unknown := set(given) - {kind, "step", "log"}:
         raise SettingError(f"{where}.{min(unknown)}: unknown word, needed one of {kind}, step, log")
     ends, step, log = given[kind], given.get("step"), given.get("log", False)
-    types, adjective = (int, "whole ") if kind == "int" else ((int, float), "")
-    if not (isinstance(ends, list) and len(ends) == 2 and all(_is_number(end, types) for end in ends) and ends[0] < ends[1]):
-        raise refuse(f"{where}.{kind}", ends, f"two {adjective}numbers, the smaller one first")
-    if step is not None and not (_is_number(step, types) and 0 < step <= ends[1] - ends[0]):
-        raise refuse(f"{where}.step", step, f"a {adjective}number above 0 that fits into the range")
+    number, pair, adjective = (int, tuple[int, int], "whole ") if kind == "int" else (float, tuple[float, float], "")
+    if not (matches_type(ends, pair) and ends[0] < ends[1]):
+        raise setting_error(f"{where}.{kind}", ends, f"two {adjective}numbers, the smaller one first")
+    if step is not None and not (matches_type(step, number) and 0 < step <= ends[1] - ends[0]):
+        raise setting_error(f"{where}.step", step, f"a {adjective}number above 0 that fits into the range")
     if log not in (True, False) or (log and (ends[0] <= 0 or step is not None)):
-        raise refuse(f"{where}.log", log, "true only for a range above 0 that has no step")
+        raise setting_error(f"{where}.log", log, "true only for a range above 0 that has no step")
     return NumericDimension((ends[0], ends[1]), kind == "int", step, log)
 
 
-def _is_number(value: Any, types: Any) -> bool:
-    return isinstance(value, types) and not isinstance(value, bool) and isfinite(value)
-
-
 @dataclass(frozen=True, kw_only=True)
-class SweepConfig:
-    """The configuration of a sweep. The constructor validates it; `check_probes` also builds models at the values of the space.
-
-    Attributes:
-        settings: base settings of every run.
-        space: setting (dotted), or several separated by commas -> list of values, or range, as in a sweep file. If it is empty,
-            nothing is searched and the base settings are tested over the seeds.
-        sampler: grid tries all combinations of lists, random and tpe are Optuna's samplers.
-        trials: number of trials of random and tpe; None for grid.
-        search_seeds: runs of each trial; the objective is their mean validation score.
-        seeds: tested runs of the best setting, with seeds that the search did not use; 0 for no test.
-        with_seed: settings that are set to each run's seed, such as task.split_seed.
-        storage: Optuna's database URL, in which $NAME is an environment variable; None for a journal file in the sweep's folder.
-        command: stored in each run's result.json as its command.
-        spec_version: of the specs in `space`; 1, letters, in the folders of sweeps that were started before version 2.
-    """
+class SweepConfig(SettingsGroup):
+    """The configuration of a sweep. The constructor checks it; `check_probes` also builds models at the values of the space."""
 
     settings: Settings
-    space: dict[str, Any] = field(default_factory=dict)
-    sampler: str = "grid"
-    trials: int | None = None
-    search_seeds: int = 1
-    seeds: int = 5
-    with_seed: list[str] = field(default_factory=list)
-    storage: str | None = None
-    command: str | None = None
-    spec_version: int = SPEC_VERSION
+    space: Annotated[
+        dict[str, Any],
+        Doc(
+            "setting (dotted), or several separated by commas -> list of values, or range, as in a sweep file. If it is empty, "
+            "nothing is searched and the base settings are tested over the seeds"
+        ),
+    ] = field(default_factory=dict)
+    sampler: Annotated[
+        Literal["grid", "random", "tpe"],
+        Doc("grid tries all combinations of lists, random and tpe are Optuna's samplers"),
+    ] = "grid"
+    trials: Annotated[PositiveInt | None, Doc("number of trials of random and tpe; None for grid")] = None
+    search_seeds: Annotated[PositiveInt, Doc("runs of each trial; the objective is their mean validation score")] = 1
+    seeds: Annotated[
+        NonNegativeInt,
+        Doc("tested runs of the best setting, with seeds that the search did not use; 0 for no test"),
+    ] = 5
+    with_seed: Annotated[list[str], Doc("settings that are set to each run's seed, such as task.split_seed")] = field(
+        default_factory=list
+    )
+    storage: Annotated[
+        str | None,
+        Doc("Optuna's database URL, in which $NAME is an environment variable; None for a journal file in the sweep's folder"),
+    ] = None
+    command: Annotated[str | None, Doc("stored in each run's result.json as its command")] = None
+    spec_version: Annotated[
+        Literal[1, 2],
+        Doc("version of the specs in `space`; 1, letters, in the folders of sweeps that were started before version 2"),
+    ] = SPEC_VERSION
 
     def __post_init__(self) -> None:
-        if not isinstance(self.space, dict):
-            raise refuse("space", self.space, "a mapping from settings to their values")
-        if self.sampler not in SAMPLERS:
-            raise refuse("sampler", self.sampler, f"one of {', '.join(SAMPLERS)}")
-        for name, smallest in (("search_seeds", 1), ("seeds", 0 if self.space else 1), ("trials", 1)):
-            value = getattr(self, name)
-            if not (_is_number(value, int) and value >= smallest) and not (name == "trials" and value is None):
-                raise refuse(name, value, f"a whole number of at least {smallest}")
-        if not (isinstance(self.with_seed, list) and all(isinstance(name, str) for name in self.with_seed)):
-            raise refuse("with_seed", self.with_seed, "a list of settings")
+        super().__post_init__()
+        if not (self.space or self.seeds):
+            raise setting_error("seeds", self.seeds, "at least 1, as no setting is searched")
         self._check_names([name for key in self.space for name in split_key(key)])
         ranges = [key for key, dimension in self.dimensions.items() if isinstance(dimension, NumericDimension)]
         if self.sampler == "grid" and ranges:
             raise SettingError(f"space.{ranges[0]}: got a range, needed a list of values, or sampler random or tpe")
         if self.sampler == "grid" and self.trials is not None:
-            raise refuse("trials", self.trials, "none, as a grid tries every point, or sampler random or tpe")
+            raise setting_error("trials", self.trials, "none, as a grid tries every point, or sampler random or tpe")
         if self.sampler != "grid" and self.trials is None and self.space:
             raise SettingError(f"trials: got nothing, needed how many settings {self.sampler} is to try")
 
@@ -173,7 +168,7 @@ class SweepConfig:
         for name in (*searched, *self.with_seed):
             section, _, setting = name.partition(".")
             if section not in _SECTIONS or not setting:
-                raise refuse("space", name, f"a setting of {', '.join(_SECTIONS)}, such as training.lr")
+                raise setting_error("space", name, f"a setting of {', '.join(_SECTIONS)}, such as training.lr")
             if name == "task.name":
                 raise SettingError("space.task.name: scores of different tasks can not be compared, needed one sweep for each")
             if name == "training.seed":
@@ -223,20 +218,11 @@ class SweepConfig:
             names = split_key(key)
             for name, part in zip(names, value if len(names) > 1 else [value], strict=True):
                 plain = set_nested(plain, name, part)
-        return parse_settings([], base=plain).settings
+        return make_settings(plain)
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain dictionaries, lists and numbers: the content of sweep.yaml."""
         return {f.name: getattr(self, f.name) for f in fields(self)} | {"settings": self.settings.as_dict()}
-
-
-def set_nested(settings: dict[str, Any], name: str, value: Any) -> dict[str, Any]:
-    """Return a copy of nested settings with one of them, named with dots, replaced."""
-    head, _, rest = name.partition(".")
-    if rest:
-        inner = settings.get(head)
-        value = set_nested(inner if isinstance(inner, dict) else {}, rest, value)
-    return {**settings, head: value}
 
 
 def read_sweep_file(path: str | Path, *, quick: bool = False) -> dict[str, Any]:
@@ -248,7 +234,7 @@ def read_sweep_file(path: str | Path, *, quick: bool = False) -> dict[str, Any]:
     settings, config = content.pop("settings", {}), content.pop("config", None)
     if not isinstance(settings, dict):
         raise SettingError(f"{path}: settings: got {settings!r}, needed a mapping of settings")
-    settings = sections(path, settings)
+    settings = check_sections(path, settings)
     if config is not None:
         recipe = Path(os.path.normpath(Path(path).parent / str(config)))
         base, small = read_recipe(recipe)
@@ -284,7 +270,7 @@ def read_config(folder: Path) -> tuple[str, SweepConfig]:
 
 def check_same_search(stored: SweepConfig, given: SweepConfig, folder: Path) -> None:
     """Raise SettingError naming the first setting that differs, other than the number of trials or seeds."""
-    same_size(stored.settings.about.quick, given.settings.about.quick, folder, "sweep")
+    check_same_size(stored.settings.about.quick, given.settings.about.quick, folder, "sweep")
     old, new = (_flatten(config) for config in (stored, given))
     for name, value in old.items():
         if name not in ("trials", "seeds", "command") and new.get(name) != value:

@@ -34,14 +34,13 @@ from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
 import longscan.report
+from longscan._errors import SettingError, one_line, setting_error
 from longscan._files import write_text
 from longscan.report.records import check_record, read_records
 from longscan.report.statistics import mean_interval
 from longscan.report.sweep import settings_text
-from longscan.training.parsing import one_line
 from longscan.training.records import commit, result_row, task_title
 from longscan.training.run import Run, check_out, holds_run
-from longscan.training.settings import SettingError, refuse
 from longscan.training.space import CONFIG_FILE, SweepConfig, check_same_search, read_config, write_config
 from longscan.training.trainer import train
 from longscan.training.workers import FileLock, run_workers
@@ -58,7 +57,7 @@ def open_storage(url: str | None, folder: Path) -> BaseStorage:
             return RDBStorage(os.path.expandvars(url))
         except (SQLAlchemyError, ImportError, ValueError) as error:
             reason = one_line(error).partition(" (Background")[0]
-            raise refuse("--storage", url, f"the URL of a database that Optuna can open ({reason})") from None
+            raise setting_error("--storage", url, f"the URL of a database that Optuna can open ({reason})") from None
     journal, number = folder / "journal.log", 0
     with FileLock(f"{journal}.lock") as lock:
         content = journal.read_bytes() if journal.exists() else b""
@@ -362,7 +361,7 @@ def run_sweep(
     configuration, KeyboardInterrupt after the checkpoints are saved on a request to stop.
     """
     if workers < 0:
-        raise refuse("--workers", workers, "a whole number of at least 0")
+        raise setting_error("--workers", workers, "a whole number of at least 0")
     sweep = open_sweep(config, Path(out), resume=resume)
     try:
         if workers == 1:

@@ -24,6 +24,7 @@ from accelerate.utils import DistributedType, ProjectConfiguration
 from torch import Tensor, nn
 
 import longscan.report
+from longscan._errors import SettingError, setting_error
 from longscan._files import write_text
 from longscan.engine import Callback, Engine, NonFiniteLossError, StepResult, WeightAverage
 from longscan.ops.dispatch import NATIVE
@@ -38,7 +39,7 @@ from longscan.training.optim import build_optimizer, learning_rate
 from longscan.training.parsing import with_section
 from longscan.training.records import describe_run
 from longscan.training.run import Run, build_model, check_out, clear_run, first_model, holds_run, refuse_backend, write_settings
-from longscan.training.settings import SettingError, Settings, TrainingSettings, refuse, same_size
+from longscan.training.settings import Settings, TrainingSettings, check_same_size
 from longscan.training.sharing import share_of
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def train(
     """
     folder, source = Path(out), settings.training.start_from
     if overwrite and source is not None and Path(source).resolve().is_relative_to(folder.resolve()):
-        raise refuse("training.start_from", source, "a folder that stays, not the run that is overwritten")
+        raise setting_error("training.start_from", source, "a folder that stays, not the run that is overwritten")
     _check_folder(folder, settings, resume=resume, overwrite=overwrite)
     if resume and _is_over(folder, settings):
         longscan.report.run_report(folder)
@@ -116,7 +117,7 @@ def _check_folder(folder: Path, settings: Settings, *, resume: bool, overwrite: 
 
 def _check_same_settings(started: dict[str, Any], given: dict[str, Any], folder: Path) -> None:
     """Raise SettingError if a resumed run is given another value of a setting that must not change."""
-    same_size(started["about"]["quick"], given["about"]["quick"], folder, "run")
+    check_same_size(started["about"]["quick"], given["about"]["quick"], folder, "run")
     for section in ("task", "model", "training"):
         for name, value in started[section].items():
             free = section == "training" and name in MAY_CHANGE
@@ -146,9 +147,9 @@ def _is_over(folder: Path, settings: Settings) -> bool:
 def _accelerator(training: TrainingSettings, folder: Path) -> Iterator[Accelerator]:
     """Yield accelerate's view of device, precision, processes and trackers. A single process resets its global state after it."""
     if training.device == "cuda" and not torch.cuda.is_available():
-        raise refuse("training.device", "cuda", "cpu or auto, as torch finds no CUDA device here")
+        raise setting_error("training.device", "cuda", "cpu or auto, as torch finds no CUDA device here")
     if training.device == "mps" and not torch.backends.mps.is_available():
-        raise refuse("training.device", "mps", "cpu or auto, as torch finds no Apple GPU here")
+        raise setting_error("training.device", "mps", "cpu or auto, as torch finds no Apple GPU here")
     accelerator = Accelerator(
         cpu=training.device == "cpu",
         mixed_precision="bf16" if training.precision == "bfloat16" else "no",
@@ -234,7 +235,7 @@ class Trainer:
         except (ValueError, OSError) as error:
             raise SettingError(with_section("task", error, type(self.task))) from error
         except (MemoryError, OverflowError):
-            raise refuse("training.batch_size", self.training.batch_size, "a batch that fits into memory") from None
+            raise setting_error("training.batch_size", self.training.batch_size, "a batch that fits into memory") from None
         if self.training.capture:
             self._check_capture(batch)
         if self.settings.model.backend in NATIVE:
@@ -242,14 +243,17 @@ class Trainer:
         for split in self.task.splits[1:]:
             if self.task.size(split) is None and not self.training.max_batches(split):
                 setting = "test_batches" if split == "test" else "eval_batches"
-                raise refuse(f"training.{setting}", 0, f"a number of batches, as split {split} of {self.task.name} is endless")
+                needed = f"a number of batches, as split {split} of {self.task.name} is endless"
+                raise setting_error(f"training.{setting}", 0, needed)
 
     def _check_capture(self, batch: Batch) -> None:
         """Raise SettingError if a step cannot be captured as a CUDA graph, also on devices that would not."""
         if self.accelerator.num_processes > 1:
-            raise refuse("training.capture", True, f"false, as {self.accelerator.num_processes} processes exchange gradients")
+            processes = self.accelerator.num_processes
+            raise setting_error("training.capture", True, f"false, as {processes} processes exchange gradients")
         if batch.loss_mask is not None or (self.task.per_step and batch.valid is not None):
-            raise refuse("training.capture", True, f"false, as {self.task.name} scores some of the steps, and how many varies")
+            needed = f"false, as {self.task.name} scores some of the steps, and how many varies"
+            raise setting_error("training.capture", True, needed)
 
     @torch.no_grad()
     def _check_backend(self, batch: Batch) -> None:

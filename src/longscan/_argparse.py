@@ -1,0 +1,34 @@
+"""Options of argparse from annotated types, for the commands and for the settings of runs."""
+
+from argparse import ArgumentError, ArgumentParser, Namespace
+from collections.abc import Sequence
+from dataclasses import MISSING
+from typing import Any
+
+from longscan._errors import SettingError
+from longscan._types import describe_type, find_doc
+
+
+def new_parser(**options: Any) -> ArgumentParser:
+    """Build a parser that raises ArgumentError, wants whole names and adds no --help."""
+    return ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False, **options)
+
+
+def option_help(declared: Any, default: Any) -> str:
+    """Return the help of an option: what it is, its type and range, and its default where it has one."""
+    kind = describe_type(declared)
+    facts = [*([] if kind.startswith("text") else [kind]), *([] if default is MISSING else [f"default {default}"])]
+    return " ".join(filter(None, (find_doc(declared), f"({'; '.join(facts)})" if facts else ""))).replace("%", "%%")
+
+
+def parse_known(parser: ArgumentParser, argv: Sequence[str]) -> tuple[Namespace, list[str]]:
+    """Parse the words that a parser knows and return the others. Raises SettingError for an option without its value."""
+    try:
+        return parser.parse_known_args(argv)
+    except ArgumentError as error:
+        raise SettingError(f"{error.argument_name}: {error.message}") from None
+
+
+def unknown_argument(word: str) -> SettingError:
+    """Return the error for a word that no parser knows."""
+    return SettingError(f"{word}: unknown argument; `--help` lists the arguments that exist")

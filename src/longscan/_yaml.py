@@ -1,0 +1,58 @@
+"""YAML files and words of the command line as plain values."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from longscan._errors import SettingError, one_line
+from longscan._types import matches_type
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML in which 1e-3 is a number, as in version 1.2 of the standard, and None is null."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+_Loader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile("None$"), ["N"])
+
+
+def parse_text(text: str, declared: Any) -> Any:
+    """Return a word of the command line as YAML reads it; unchanged if YAML reads text, or if only the word is of the type."""
+    try:
+        value = yaml.load(text, Loader=_Loader)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return text
+    if matches_type(value, declared) and not isinstance(value, str):
+        return value
+    return text if value is None or isinstance(value, str) or matches_type(text, declared) else value
+
+
+def read_mapping(path: str | Path, names: Sequence[str]) -> dict[str, Any]:
+    """Read a mapping with keys among `names` from a YAML file. Raises SettingError naming the file and line."""
+    needed = f"a mapping with {', '.join(names)}"
+    try:
+        content = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_Loader)
+    except OSError as error:
+        raise SettingError(f"{path}: {error.strerror or error}, needed a readable YAML file") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: no UTF-8, or a number of thousands of digits
+        mark = getattr(error, "problem_mark", None)
+        where = f" (line {mark.line + 1})" if mark else ""
+        deep = isinstance(error, RecursionError)
+        problem = getattr(error, "problem", None) or ("nested too deeply" if deep else one_line(error))
+        raise SettingError(f"{path}: not YAML{where}: {problem}, needed {needed}") from None
+    if not isinstance(content, dict):
+        raise SettingError(f"{path}: got {describe_kind(content)}, needed {needed}")
+    for name in content:
+        if name not in names:
+            raise SettingError(f"{path}: unknown setting {name!r}, needed one of {', '.join(names)}")
+    return content
+
+
+def describe_kind(value: object) -> str:
+    """Return a value of a file in words, for example "a list"."""
+    return {type(None): "nothing", list: "a list", str: "text"}.get(type(value), repr(value))

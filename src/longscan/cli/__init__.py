@@ -1,0 +1,94 @@
+"""The command `longscan`: train, sweep, eval, predict, record, automata, tasks, layers, report and others.
+
+Each command is a function whose parameters are its arguments (`longscan.cli._arguments`) and whose result is the exit code. An
+error that the user can correct (a setting, a file, a folder) is one line on stderr with exit code 2; a run whose loss is not
+finite ends with 1, an interrupted one with 130. Packages outside the standard library are imported where they are used, so that a
+missing one is one line too.
+"""
+
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+
+import longscan
+from longscan._errors import SettingError
+from longscan.cli._arguments import first_line, run_command
+from longscan.cli._console import echo, print_error, print_table
+from longscan.cli.automata import automata
+from longscan.cli.fitting import sweep, train
+from longscan.cli.listing import layers, show, tasks
+from longscan.cli.machine import doctor, explain
+from longscan.cli.runs import baselines, evaluate, predict, record, report
+
+COMMANDS: dict[str, Callable[..., int]] = {
+    "train": train,
+    "sweep": sweep,
+    "eval": evaluate,
+    "predict": predict,
+    "record": record,
+    "automata": automata,
+    "tasks": tasks,
+    "show": show,
+    "baselines": baselines,
+    "layers": layers,
+    "report": report,
+    "doctor": doctor,
+    "explain": explain,
+}
+RESUMABLE = ("train", "sweep")
+# The messages of torch's RuntimeError when the memory of the CPU or of a GPU is not sufficient.
+_OUT_OF_MEMORY = re.compile(r"can't allocate memory|not enough memory|out of memory|Storage size calculation overflowed")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command that the words name (`sys.argv` where None) and return its exit code."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    name = argv[0] if argv else "--help"
+    try:
+        code = _run(argv)
+        sys.stdout.flush()
+        return code
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package in ("", "longscan"):
+            raise
+        print_error(f"longscan {name} needs the package {package}, which is not installed: pip install 'longscan[train,data]'")
+        return 2
+    except (SettingError, ImportError) as error:  # ImportError: its message names the package to install
+        print_error(str(error))
+        return 2
+    except (MemoryError, RuntimeError) as error:
+        if not (isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(str(error))):
+            raise
+        print_error(f"{name} needs more memory than there is here: make the model, batches, lengths or splits smaller")
+        return 2
+    except KeyboardInterrupt:
+        advice = f"; `longscan {name} --resume` continues from the last checkpoint" if name in RESUMABLE else ""
+        sys.stderr.write(f"longscan: stopped{advice}\n")
+        return 130
+    except BrokenPipeError:  # the reader of stdout has ended; Python would flush the rest at exit and fail again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _run(argv: Sequence[str]) -> int:
+    if not argv or argv[0] in ("-h", "--help"):
+        _print_help()
+        return 0 if argv else 2
+    if argv[0] == "--version":
+        sys.stdout.write(f"longscan {longscan.__version__}\n")
+        return 0
+    if argv[0] not in COMMANDS:
+        raise SettingError(f"{argv[0]}: unknown command, needed one of {', '.join(COMMANDS)}")
+    return run_command(argv[0], COMMANDS[argv[0]], argv[1:])
+
+
+def _print_help() -> None:
+    from rich.table import Table
+
+    table = Table("command", "what it does", title="longscan: state space models for long sequences", title_justify="left")
+    for name, command in COMMANDS.items():
+        table.add_row(name, first_line(command))
+    print_table(table)
+    echo("`longscan COMMAND --help` lists a command's options; `longscan train --task NAME --help` also the settings of a task.")

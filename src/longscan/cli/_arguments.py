@@ -1,0 +1,120 @@
+"""Command lines from signatures: a command's parameters are its arguments, with their type, help and default.
+
+    def predict(run: Annotated[str, Doc("folder of the run")], *, out: Annotated[str | None, Doc("where to write")] = None) -> int
+
+is `longscan predict RUN [--out VALUE]`. Keyword-only parameters are options, those of type bool are flags, the others positional.
+A command that takes `*settings: str` gets the words that are no arguments of its own, for `longscan.training.parse_settings`. Its
+positional argument is the first word, because argparse can not tell the value of an unknown option from a positional argument. A
+parameter `command_line` gets the whole line, for records.
+"""
+
+import inspect
+import shlex
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING
+from functools import partial
+from typing import Any, NamedTuple, get_args
+
+from longscan._argparse import new_parser, option_help, parse_known, unknown_argument
+from longscan._errors import SettingError
+from longscan._types import checked_value, find_doc, type_hints
+
+Command = Callable[..., int]
+COMMAND_LINE = "command_line"
+
+
+class Argument(NamedTuple):
+    """One argument of a command: its parameter, annotated type and default, MISSING where it is required."""
+
+    name: str
+    declared: Any
+    default: Any
+    is_positional: bool
+
+    @property
+    def is_flag(self) -> bool:
+        """Whether the argument is an option without a value."""
+        return not self.is_positional and (get_args(self.declared) or (self.declared,))[0] is bool
+
+    @property
+    def word(self) -> str:
+        """The argument as it is written on the command line."""
+        return self.name if self.is_positional else "--" + self.name.replace("_", "-")
+
+    def convert(self, text: str | bool | None) -> Any:
+        """Convert the text of the argument to its type. Raises SettingError where it does not match or is missing."""
+        if text is None and self.default is MISSING:
+            raise SettingError(f"{self.word}: got nothing, needed {find_doc(self.declared)}")
+        if text is None or self.is_flag:
+            return self.default if text is None else text
+        from longscan._yaml import parse_text
+
+        return checked_value(parse_text(str(text), self.declared), self.declared, self.word)
+
+
+def first_line(documented: object) -> str:
+    """Return the first line of a docstring."""
+    return (inspect.getdoc(documented) or "").partition("\n")[0]
+
+
+def list_arguments(command: Command) -> list[Argument]:
+    """List the arguments of a command, less its settings and its command line."""
+    hints, parameters = type_hints(command, include_extras=True), inspect.signature(command).parameters.values()
+    return [
+        Argument(p.name, hints[p.name], MISSING if p.default is p.empty else p.default, p.kind is p.POSITIONAL_OR_KEYWORD)
+        for p in parameters
+        if p.kind is not p.VAR_POSITIONAL and p.name != COMMAND_LINE
+    ]
+
+
+def run_command(name: str, command: Command, argv: Sequence[str]) -> int:
+    """Parse the words of a command and call it, or print its help. Raises SettingError for words that do not fit."""
+    parameters = inspect.signature(command).parameters
+    takes_settings = any(one.kind is one.VAR_POSITIONAL for one in parameters.values())
+    arguments = list_arguments(command)
+    positional = [one for one in arguments if one.is_positional]
+    first = [argv[0]] if takes_settings and positional and argv and not argv[0].startswith("-") else []
+    parser = _parser([one for one in arguments if not (takes_settings and one.is_positional)])
+    given, rest = parse_known(parser, argv[len(first) :])
+    if given.help:
+        _print_help(name, command, rest if takes_settings else None)
+        return 0
+    if rest and not takes_settings:
+        raise unknown_argument(rest[0].partition("=")[0])
+    texts = vars(given) | dict(zip([one.name for one in positional], first, strict=False))
+    values = {one.name: one.convert(texts.get(one.name)) for one in arguments}
+    if COMMAND_LINE in parameters:
+        values[COMMAND_LINE] = shlex.join(["longscan", name, *argv])
+    return command(*(values.pop(one.name) for one in positional), *(rest if takes_settings else ()), **values)
+
+
+def _parser(arguments: Sequence[Argument]) -> ArgumentParser:
+    """Build a parser in which an argument that is not given is None, a flag False."""
+    parser = new_parser()
+    parser.add_argument("-h", "--help", action="store_true", help="show this page")
+    for one in arguments:
+        text = option_help(one.declared, MISSING if one.default is None else one.default)
+        if one.is_flag:
+            parser.add_argument(one.word, dest=one.name, action="store_true", help=find_doc(one.declared))
+        elif one.is_positional:
+            parser.add_argument(one.name, nargs="?", help=text)
+        else:
+            parser.add_argument(one.word, dest=one.name, metavar="VALUE", help=text)
+    return parser
+
+
+def _print_help(name: str, command: Command, settings: Sequence[str] | None) -> None:
+    """Print the help page of a command; settings: its words for settings, None where it takes none."""
+    arguments = list_arguments(command)
+    parents, usage = [_parser(arguments)], None
+    if settings is not None:
+        from longscan.training.parsing import settings_help
+
+        parents += settings_help(settings)
+        words = "".join(f"[{one.name.upper()}] " for one in arguments if one.is_positional)
+        usage = f"longscan {name} {words}[OPTIONS] [--config FILE] [--task NAME] [--SECTION.SETTING VALUE ...]"
+    layout = partial(RawDescriptionHelpFormatter, max_help_position=40)
+    description = first_line(command)
+    parser = ArgumentParser(f"longscan {name}", usage, description, parents=parents, formatter_class=layout, add_help=False)
+    parser.print_help()

@@ -1,0 +1,59 @@
+"""Output of the commands: consoles of rich, tables, and errors as one line."""
+
+import io
+import os
+import sys
+from functools import cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+
+def print_error(text: str) -> None:
+    """Print one line on stderr, red on a terminal. It does not use rich, which may be the package that is missing."""
+    red, plain = ("\033[31m", "\033[0m") if sys.stderr.isatty() and "NO_COLOR" not in os.environ else ("", "")
+    sys.stderr.write(f"{red}longscan: {text}{plain}\n")
+
+
+@cache
+def stdout() -> "Console":
+    """Return the console on stdout."""
+    from rich.console import Console
+
+    return Console(highlight=False, soft_wrap=True)
+
+
+@cache
+def stderr() -> "Console":
+    """Return the console on stderr."""
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def echo(text: str) -> None:
+    """Print text on stdout."""
+    stdout().print(text, markup=False)
+
+
+def echo_error(text: str, style: str | None = None) -> None:
+    """Print text on stderr, in a style of rich."""
+    stderr().print(text, style=style, markup=False)
+
+
+def print_table(table: "Table") -> None:
+    """Print a table: on a terminal within its width, with folded cells; elsewhere plain rows of any length."""
+    from rich.console import Console
+
+    if stdout().is_terminal:
+        stdout().print(table, soft_wrap=False)
+        return
+    if table.title:
+        stdout().print(table.title)
+    table.title, table.box, table.show_lines, table.pad_edge = None, None, False, False
+    wide = Console(width=100_000, file=io.StringIO(), highlight=False)
+    with wide.capture() as captured:
+        wide.print(table)
+    sys.stdout.writelines(f"{line.rstrip()}\n" for line in captured.get().splitlines())

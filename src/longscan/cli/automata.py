@@ -1,0 +1,87 @@
+"""The command `longscan automata`, and `longscan eval` of a model that it saved."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from longscan._errors import SettingError
+from longscan._types import Doc
+from longscan.cli._console import echo, print_table
+
+if TYPE_CHECKING:
+    from longscan.automata import Compiled
+
+
+def automata(
+    pattern: Annotated[str | None, Doc("regular expression with | * + ? ( ) and . for any letter")] = None,
+    *,
+    alphabet: Annotated[str | None, Doc("its letters; those of the pattern without it")] = None,
+    named: Annotated[str | None, Doc("instead of a pattern: parity, mod K, Dyck depth K, S3, S4, A5, ...")] = None,
+    series: Annotated[Literal["abelian", "prime"], Doc("prime: counters of prime length only")] = "abelian",
+    phase: Annotated[Literal["grid", "float"], Doc("grid is exact for every length, float is the plain layer")] = "grid",
+    layout: Annotated[Literal["minimal", "am", "ma"], Doc("order of the blocks")] = "minimal",
+    dtype: Annotated[Literal["float32", "float64"], Doc("of the weights")] = "float32",
+    backend: Annotated[str, Doc("of the model's ops: auto, reference, eager, cpu or triton")] = "auto",
+    length: Annotated[int | None, Doc("fail unless words of this length are certified")] = None,
+    picture: Annotated[str | None, Doc("where to draw states and residual stream; automaton.png without it")] = None,
+    save: Annotated[str | None, Doc("folder for the model, the picture and the graphs for Graphviz")] = None,
+    word: Annotated[str | None, Doc("the word to draw and to print step by step; a random one is drawn without it")] = None,
+) -> int:
+    """Compile a regular expression or a named language into a model with exact weights."""
+    from rich.table import Table
+
+    from longscan import automata
+    from longscan.automata.scoring import random_words
+    from longscan.cli.runs import errors_as_lines
+
+    if (pattern is None) == (named is None):
+        raise SettingError("automata: needed exactly one of a regular expression and --named")
+    with errors_as_lines():
+        dfa = automata.from_regex(pattern, alphabet) if pattern is not None else automata.named(str(named))
+        table = Table("", "", show_header=False, title=named or pattern)
+        for row in automata.analyse(dfa).rows():
+            table.add_row(*row)
+        print_table(table)
+        compiled = automata.compile(dfa, series=series, phase=phase, layout=layout, dtype=dtype, backend=backend, length=length)
+        letters = random_words(compiled, 1, 40, shun_sinks=True)[0].tolist()
+        drawn = [compiled.dfa.alphabet[i] for i in letters] if word is None else word
+        _write(compiled, drawn, picture, save)
+        if word is not None:
+            echo(str(compiled.explain(word)))
+    return 0
+
+
+def _write(compiled: "Compiled", word: str | list[str], picture: str | None, save: str | None) -> None:
+    """Print the size of a compiled model, draw it on a word, and save it if a folder is given."""
+    from longscan.automata.drawing import draw_model, write_dot
+
+    figure, size = draw_model(compiled, word), compiled.size
+    echo(f"model: blocks {size.spec}, d_model {size.d_model}, {size.parameters:,} parameters")
+    echo(str(compiled.verify()))
+    folder = None if save is None else Path(save)
+    target = Path(picture or ("automaton.png" if folder is None else folder / "automaton.png"))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(target, dpi=110)
+    echo(f"picture: {target}")
+    if folder is not None:
+        compiled.save(folder)
+        echo(f"model: {folder}; graphs: {write_dot(compiled, folder / 'automaton.dot')}")
+
+
+def evaluate_automaton(folder: str, split: str, checkpoint: str) -> int:
+    """Score a model that `longscan automata --save` wrote, on all short words and on long random ones."""
+    from rich.table import Table
+
+    from longscan.automata import load
+    from longscan.automata.scoring import scores
+    from longscan.cli.runs import errors_as_lines
+
+    if split != "test" or checkpoint != "selected":
+        raise SettingError(f"{folder}: a compiled model has no splits and no checkpoints, needed neither of these options")
+    with errors_as_lines():
+        compiled = load(folder)
+    table = Table("words", "answers right", "states right", "best constant answer", title=f"{folder}, after each letter")
+    for row in scores(compiled):
+        table.add_row(row.words, f"{row.accuracy:.6f}", f"{row.states:.6f}", f"{row.constant:.4f}")
+    print_table(table)
+    echo(str(compiled.verify()))
+    return 0

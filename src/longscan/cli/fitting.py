@@ -1,0 +1,130 @@
+"""The commands that train: `longscan train` and `longscan sweep`."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from longscan._errors import SettingError
+from longscan._types import Doc, NonNegativeInt
+from longscan.cli._console import echo, echo_error, print_table
+from longscan.cli.runs import append_record
+
+if TYPE_CHECKING:
+    from longscan.training import Run
+
+
+def train(
+    *settings: str,
+    command_line: str,
+    out: Annotated[str, Doc("the folder of the run")],
+    resume: Annotated[bool, Doc("continue from the last checkpoint in --out")] = False,
+    overwrite: Annotated[bool, Doc("remove the run that --out holds")] = False,
+    record: Annotated[str | None, Doc("append the result to this file of records")] = None,
+) -> int:
+    """Train a model, test it and write its report."""
+    from longscan.training.parsing import parse_settings, read_yaml
+    from longscan.training.records import check_target
+    from longscan.training.run import SETTINGS, Run
+    from longscan.training.trainer import train as train_model
+
+    if resume and overwrite:
+        raise SettingError("--resume: got --overwrite as well, needed one of the two")
+    base = read_yaml(Run(out).folder / SETTINGS) if resume else None
+    parsed = parse_settings(settings, base)
+    if record is not None:
+        check_target(record)
+    run = train_model(parsed, out, resume=resume, overwrite=overwrite, progress=True, command=command_line)
+    if int(os.environ.get("RANK", "0")):  # under torchrun the first process prints for all
+        return 0
+    if record is not None:
+        append_record(run, record)
+    return _print_result(run)
+
+
+def _print_result(run: "Run") -> int:
+    """Print the test score of a run and return the exit code."""
+    result = run.result or {}
+    if result["status"] == "failed":
+        echo_error(f"failed: {result['failure']}; the report is {run.folder / 'report.html'}", style="red")
+        return 1
+    echo(f"test {result['metric']}: {result['value']:.4f} (scaled {result['scaled']:.4f}, weights: {result['selected']})")
+    echo(f"best constant predictor: {result['constant']:.4f} (scaled {result['constant_scaled']:.4f})")
+    echo(f"report: {run.folder / 'report.html'}")
+    return 0
+
+
+def sweep(
+    file: Annotated[str | None, Doc("sweep file: config, space, sampler, trials, seeds; comes first")] = None,
+    *settings: str,
+    command_line: str,
+    out: Annotated[str, Doc("the folder of the sweep, with a run's folder for each trial and seed")],
+    workers: Annotated[NonNegativeInt, Doc("processes, each with one run at a time; 0 only writes the folder")] = 1,
+    sampler: Annotated[str | None, Doc("grid, random or tpe")] = None,
+    trials: Annotated[int | None, Doc("settings that random and tpe try")] = None,
+    search_seeds: Annotated[int | None, Doc("runs of each setting in the search")] = None,
+    seeds: Annotated[int | None, Doc("tested runs of the best setting")] = None,
+    storage: Annotated[str | None, Doc("database URL for Optuna; a file in --out without it")] = None,
+    resume: Annotated[bool, Doc("continue the sweep in --out, or work on it with other processes")] = False,
+    record: Annotated[str | None, Doc("append the tested runs to this file of records")] = None,
+) -> int:
+    """Search settings by validation scores and test the best over seeds, with many workers; `--seeds` alone repeats a recipe."""
+    from longscan.training import run_sweep
+    from longscan.training.parsing import asks_for_quick, parse_settings
+    from longscan.training.records import check_target
+    from longscan.training.space import SweepConfig, read_config, read_sweep_file
+
+    fields: dict[str, Any] = read_config(Path(out))[1].as_dict() if resume else {"command": command_line}
+    if file is not None:
+        fields |= read_sweep_file(file, quick=asks_for_quick(settings))
+    base = fields.pop("settings", None)
+    given = {"sampler": sampler, "trials": trials, "search_seeds": search_seeds, "seeds": seeds, "storage": storage}
+    fields |= {name: value for name, value in given.items() if value is not None}
+    config = SweepConfig(settings=parse_settings(settings, base), **fields)
+    if record is not None:
+        check_target(record)
+    done = run_sweep(config, out, resume=resume, workers=workers, echo=echo_error)
+    result = done.result()
+    _print_sweep(result)
+    if record is not None:
+        for run in done.unrecorded(record):
+            append_record(run, record)
+    echo(f"report: {done.folder / 'report.html'}")
+    if result["status"] != "finished":
+        echo_error("longscan: not finished; `longscan sweep --resume` continues", style="red")
+        return 1 if workers else 0
+    return 0 if result["test"] or (result["best"] and not result["seeds"]) else 1
+
+
+def _print_sweep(result: dict[str, Any]) -> None:
+    """Print the trials of a sweep, best first, and the test over seeds."""
+    from longscan.report.sweep import failures, settings_text
+    from longscan.report.text import mean_text
+
+    metric, best, test = result["metric"], result["best"], result["test"]
+    if result["trials"]:
+        _print_trials(result)
+    for line in (*failures(result["trials"], "trial"), *failures(result["seeds"], "seed")):
+        echo(line)
+    if best is not None:
+        point = settings_text(best["settings"])
+        echo(f"best on validation: trial {best['trial']}, {metric} {best['score']:.4f} ({point})")
+    if test is not None:
+        mean = mean_text((test["mean"], test["half_width"]), 4)
+        echo(f"test {metric}: {mean} over {test['count']} seeds (scaled {test['scaled']:.4f}), {test['failed']} failed")
+        echo(f"best constant predictor: {test['constant']:.4f}")
+
+
+def _print_trials(result: dict[str, Any]) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    from longscan.report.sweep import best_first, setting_text
+    from longscan.report.text import show
+
+    names = [", ".join(name.rpartition(".")[2] for name in key.split(",")) for key in result["space"]]
+    score = f"validation {result['metric']}"
+    table = Table("trial", *names, score, "constant", "status", title=f"sweep, {result['task']}")
+    for row in best_first(result):
+        values = [escape(setting_text(row["settings"][key])) if key in row["settings"] else "" for key in result["space"]]
+        table.add_row(str(row["trial"]), *values, show(row["score"]), show(row["constant"]), row["status"])
+    print_table(table)

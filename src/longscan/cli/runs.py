@@ -1,0 +1,161 @@
+"""The commands that read runs: eval, predict, record, baselines and report."""
+
+import csv
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from longscan._errors import SettingError, one_line
+from longscan._types import Doc
+from longscan.cli._console import echo, print_table
+
+if TYPE_CHECKING:
+    from longscan.training import Run
+
+RunFolder = Annotated[str, Doc("the folder of the run")]
+Checkpoint = Annotated[str, Doc("selected, last, best or average")]
+
+
+@contextmanager
+def errors_as_lines() -> Iterator[None]:
+    """Raise SettingError, whose message is one line, in place of ValueError and OSError."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        raise SettingError(one_line(error)) from error
+
+
+def evaluate(
+    run: RunFolder,
+    *,
+    split: Annotated[Literal["train", "valid", "test"], Doc("part of the task's data")] = "test",
+    checkpoint: Checkpoint = "selected",
+    by_length: Annotated[bool, Doc("also show the score by length of the input")] = False,
+) -> int:
+    """Score a run's model on a split."""
+    from rich.table import Table
+
+    from longscan.cli.automata import evaluate_automaton
+    from longscan.training.run import Run
+
+    if (Path(run) / "automaton.json").is_file():
+        return evaluate_automaton(run, split, checkpoint)
+    opened = Run(run)
+    scores = opened.evaluate(split, checkpoint)
+    task = opened.settings.task
+    buckets = {name: value for name, value in scores.values.items() if "/" in name}
+    if by_length and not buckets:
+        raise SettingError(f"--by-length: task {task.name} has no scores by length")
+    table = Table("metric", "value", title=f"{run}, {split} split, weights: {checkpoint}")
+    table.add_row("loss", f"{scores.loss:.4f}")
+    for name, value in scores.values.items():
+        if name not in buckets or by_length:
+            table.add_row(name, "none" if value is None else f"{value:.4f}")
+    main_value = scores.values[task.metric]
+    if main_value is not None:
+        table.add_row(f"{task.metric}, scaled", f"{task.scaled(main_value):.4f}")
+    table.add_row(f"{task.metric} of the best constant predictor", f"{task.constant_score(split):.4f}")
+    print_table(table)
+    return 0
+
+
+def predict(
+    run: RunFolder,
+    file: Annotated[str, Doc("examples in the form that the task reads")],
+    *,
+    out: Annotated[str | None, Doc("where to write the table; stdout without it")] = None,
+    checkpoint: Checkpoint = "selected",
+    missing: Annotated[str | None, Doc("refuse or fill missing values of series; as in training without it")] = None,
+) -> int:
+    """Apply a run's model to the examples in a file, as a CSV table."""
+    from longscan.training.run import Run
+
+    rows = Run(run).predict(file, checkpoint, missing)
+    target = sys.stdout if out is None else _open_table(out)
+    try:
+        writer = csv.DictWriter(target, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    finally:
+        if out is not None:
+            target.close()
+    return 0
+
+
+def _open_table(path: str) -> Any:
+    try:
+        return Path(path).open("w", encoding="utf-8", newline="")
+    except OSError as error:
+        raise SettingError(f"--out: {path} can not be written ({error.strerror})") from None
+
+
+def record(
+    run: RunFolder,
+    *,
+    results: Annotated[str, Doc("a JSON Lines file in a folder called runs")],
+) -> int:
+    """Append a run's result to a file of records, such as results/runs/parity.jsonl."""
+    from longscan.training.run import Run
+
+    append_record(Run(run), results)
+    return 0
+
+
+def append_record(run: "Run", target: str) -> None:
+    """Append the result of a run to a file of records and print where."""
+    from longscan.training.records import record_run
+
+    record_run(run, target)
+    echo(f"recorded in {target}")
+
+
+def baselines(
+    run: RunFolder,
+    *,
+    quick: Annotated[bool, Doc("leave out those that must be fitted")] = False,
+) -> int:
+    """Score simple predictors on the test split of a run's task; `longscan record` then adds them to the run's record."""
+    from rich.table import Table
+
+    from longscan.training.records import write_baselines
+    from longscan.training.run import Run
+
+    opened = Run(run)
+    with errors_as_lines():
+        scores = write_baselines(opened, fitted=not quick)
+    table = Table("predictor", opened.settings.task.metric, title=f"{run}, test split")
+    value = (opened.result or {}).get("value")
+    for name, score in {"this run": value, **scores}.items():
+        if score is not None:
+            table.add_row(name, f"{score:.4f}")
+    print_table(table)
+    return 0
+
+
+def report(
+    folder: Annotated[str, Doc("folder of a run, a sweep, or of results")] = "results",
+    *,
+    out: Annotated[str | None, Doc("where to write the page of results; report.html in the folder without it")] = None,
+    markdown: Annotated[str | None, Doc("instead, put the tables of results between the marks of this Markdown file")] = None,
+) -> int:
+    """Write the report of a run, or of a folder of results next to the published figures."""
+    from longscan.report import fill_markdown, results_report, run_report, sweep_report
+    from longscan.training.run import holds_run
+
+    path = Path(folder)
+    with errors_as_lines():
+        if holds_run(path) or (path / "sweep.json").is_file():
+            for option, value in (("--out", out), ("--markdown", markdown)):
+                if value is not None:
+                    raise SettingError(f"{option}: got {value!r}, needed none, as a run's report is written into its folder")
+            page = run_report(path) if holds_run(path) else sweep_report(path)
+        elif markdown is not None:
+            page = fill_markdown(markdown, path)
+        elif path.is_dir():
+            page = results_report(path, Path(out) if out else path / "report.html")
+        else:
+            raise SettingError(f"{path}: no such directory, needed a run's or one of results")
+    echo(f"report: {page}")
+    return 0
