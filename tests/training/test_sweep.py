@@ -5,12 +5,14 @@ import multiprocessing
 import os
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from multiprocessing.forkserver import ensure_running
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
 from optuna.trial import TrialState
 
 import longscan.report
@@ -419,6 +421,27 @@ def test_another_search_is_not_that_of_a_folder(config: SweepConfig, whole: tupl
         open_sweep(config, folder / "trials" / "0000" / "seed_7")
     with pytest.raises(SettingError, match="holds no sweep"):
         open_sweep(config, tmp_path, resume=True)
+
+
+def test_a_sweep_of_version_1_goes_on_with_its_letters(config: SweepConfig, tmp_path: Path) -> None:
+    """Optuna knows the values of the space as the folder has them; the runs are of the blocks that the letters stand for."""
+    model = ModelSettings(spec="s4d", d_model=4, d_state=2, backend="eager")
+    config = SweepConfig(
+        settings=replace(config.settings, model=model), space={"model.spec": ["s4d", "s7", "ma"]}, seeds=1, command="a command"
+    )
+    plain = json.loads(json.dumps({"name": "old", **config.as_dict()}))
+    assert (plain.pop("spec_version"), plain["settings"].pop("spec_version")) == (2, 2)
+    plain["space"], plain["settings"]["model"]["spec"] = {"model.spec": ["d", "e", "ma"]}, "d"
+    (tmp_path / "sweep").mkdir()
+    path = tmp_path / "sweep" / "sweep.yaml"
+    path.write_text(yaml.safe_dump(plain))
+    work(tmp_path / "sweep", lambda _: None)  # a worker that knows nothing but the folder
+    found = result_of(config, tmp_path / "sweep", resume=True)
+    assert found["status"] == "finished"
+    assert [row["settings"]["model.spec"] for row in found["trials"]] == ["d", "e", "ma"]
+    specs = [Run(path.parent).settings.model.spec for path in sorted((tmp_path / "sweep" / "trials").rglob("settings.yaml"))]
+    assert specs == ["s4d", "s7", "ma"]
+    assert yaml.safe_load(path.read_text())["space"] == plain["space"], "Optuna's storage refers to these values"
 
 
 def test_sweep_files_name_what_is_wrong(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cache, cached_property
 from pathlib import Path
@@ -381,6 +381,7 @@ def open_sweep(config: SweepConfig, folder: Path, *, resume: bool = False) -> Sw
     if resume:
         name, stored = read_config(folder)
         check_same_search(stored, config, folder)
+        config = replace(config, space=stored.space, spec_version=stored.spec_version)  # the spelling in Optuna's storage
     else:
         if (folder / CONFIG_FILE).exists():
             raise SettingError(f"--out: {folder} holds a sweep already, needed another directory or --resume")
