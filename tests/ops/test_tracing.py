@@ -72,7 +72,10 @@ def test_generated_code_gives_the_same(op, backend, monkeypatch):
 
 
 @pytest.mark.parametrize(("op", "backend"), [pair for pair in BACKENDS if pair[1] != "reference"])
-def test_exports(op, backend):
+def test_exports_with_gradients(op, backend, monkeypatch):
+    """The graph has the results and the gradients of the plain call, through several chunks and through packed rows."""
+    monkeypatch.setattr(chunks, "CHUNK", 3)
+    monkeypatch.setattr(chunks, "NUMBERS", 1)
     inputs = example(op)
 
     class Module(torch.nn.Module):
@@ -83,9 +86,9 @@ def test_exports(op, backend):
     tensors = {name: x for name, x in inputs.items() if isinstance(x, torch.Tensor)}
     module = Module()
     module.forward = lambda **tensors: Module.forward(module, **tensors, **constants)
-    program = torch.export.export(module, (), tensors)
-    expected = OPS[op].function(**inputs, backend=backend)
-    torch.testing.assert_close(program.module()(**tensors), expected)
+    program = torch.export.export(module, (), with_gradients(tensors)).module()
+    expected = results_and_gradients(lambda inputs: OPS[op].function(**inputs, **constants, backend=backend), tensors)
+    close(results_and_gradients(lambda inputs: program(**inputs), tensors), expected)
 
 
 # mamba_step holds the projections of a block, which autocast applies to.

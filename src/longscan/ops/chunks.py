@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from longscan.numerics.symbolic import is_symbolic
 from longscan.ops.tracing import in_func_transform
 
 CHUNK = 64
@@ -17,19 +18,24 @@ T = TypeVar("T")
 
 
 def run_chunk(step: Callable[..., T], inputs: Sequence[Tensor | None]) -> T:
-    """`step(*inputs)` for one chunk; its intermediates are recomputed in the backward where autograd records at all.
+    """Return `step(*inputs)` for one chunk; its intermediates are recomputed in the backward pass if autograd is recording.
 
-    The transforms of torch.func take no saved-tensor hooks: under them intermediates are kept.
+    Intermediates are kept under the transforms of torch.func, which do not support the hooks for saved tensors, and under
+    torch.export: it does not keep `checkpoint` in its graph, and where an autograd function saves tensors within one, it records
+    that gradients are switched off, but not that they are switched on again.
     """
-    if not torch.is_grad_enabled():
-        return step(*inputs)
-    if in_func_transform():
+    if not torch.is_grad_enabled() or in_func_transform() or torch.compiler.is_exporting():
         return step(*inputs)
     return checkpoint(step, *inputs, use_reentrant=False, preserve_rng_state=False)
 
 
 def long_chunk(x: Tensor) -> int:
-    """The steps of a chunk of x (B, L, ...) where operations hold little more than x: CHUNK, and more of few numbers each."""
+    """Return how many steps of x (B, L, ...) to take as a chunk if operations hold little more than x: more of few numbers each.
+
+    CHUNK where the batch is symbolic: a graph with an open batch must not depend on the number of chunks.
+    """
+    if is_symbolic(x.shape[0]):
+        return CHUNK
     return max(CHUNK, NUMBERS // max(1, x[:, :1].numel()))
 
 
