@@ -1,12 +1,12 @@
-"""What the Triton kernels become on a GPU, found without one: registers, spills, shared memory, and the instructions of loops.
+"""Compile the Triton kernels for a GPU without one: registers, spills, shared memory, and the instructions of loops.
 
-    python benchmarks/compiled.py                                 the cases of gpu.py, for Hopper
+    python benchmarks/compiled.py                                 the cases of the suite gpu, for Hopper
     python benchmarks/compiled.py --only unitary --capability 80
     python benchmarks/compiled.py --only unitary --set unitary_scan=16,64,1
 
-Every launch is compiled instead of run. A loop's instructions are given for one thread and trip, by opcode, the most frequent
-first. LDL and STL are spills, SHFL, STS and LDS words between threads; MUFU is the special function unit, HMMA and HGMMA are
-matrix units.
+Every launch is compiled instead of run. Instructions of a loop are given for one thread and iteration, by opcode, the most
+frequent first. LDL and STL are spills, SHFL, STS and LDS words between threads; MUFU is the special function unit, HMMA and HGMMA
+are matrix units.
 """
 
 import argparse
@@ -16,7 +16,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-import gpu
+from cases.ops import ON_GPU
+from harness import set_launches
 from longscan.ops import _triton_launch, dispatch
 
 TYPES = {
@@ -39,7 +39,7 @@ LEAST = 60  # instructions of a loop that is shown
 
 
 class Compiler:
-    """Stands in for `JITFunction.run`: compiles a kernel for its arguments, once, and prints what came out."""
+    """Compiles a kernel for the arguments of a launch, once, and prints the result; takes the place of `JITFunction.run`."""
 
     def __init__(self, capability: int) -> None:
         self.target, self.seen = GPUTarget("cuda", capability, 32), set()
@@ -100,13 +100,13 @@ class Compiler:
 
 
 def main() -> int:
-    """The command line."""
+    """Read the command line and compile."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", default=[""], help="words of which a case's name holds one")
     parser.add_argument("--capability", type=int, default=90, help="of the GPU: 80, 90, 120")
     parser.add_argument("--set", nargs="*", default=[], metavar="OP=STEPS,LANES,WARPS[,STAGES]", help="other launches")
     options = parser.parse_args()
-    gpu.set_launches(parser, options.set)
+    set_launches(parser, options.set)
     compiler = Compiler(options.capability)
 
     def run(kernel: JITFunction, *args: Any, grid: Any, warmup: bool = False, **given: Any) -> None:  # noqa: ARG001
@@ -115,13 +115,12 @@ def main() -> int:
     JITFunction.run = run
     _triton_launch.special_functions = lambda _: True
     dispatch.reject = lambda *_: None
-    gpu.DEVICE = torch.device("cpu")
-    for case in gpu.CASES:
+    for case in ON_GPU:
         if any(word in case.name for word in options.only):
-            shape = {**case.shape, "L": min(STEPS, case.shape["L"])}
-            print(f"\n{case.name} {tuple(case.shape.values())} {case.dtype}", flush=True)
-            small = replace(case, shape=shape)
-            gpu.gradients(small, gpu.tensors(small, shape), "triton")
+            print(f"\n{case.name}", flush=True)
+            (shape,) = case.shapes
+            made = case.build({**shape, "L": min(STEPS, shape["L"])})
+            made["triton"].train()
     return 0
 
 

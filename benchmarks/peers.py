@@ -6,6 +6,7 @@ inside, (u, dt, W, bias, B, C, D, z) for AUSSM, with the projection to angles in
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -124,28 +125,22 @@ def mambapy_stack(layers: int, d_model: int, d_state: int) -> torch.nn.Module:
     return Mamba(MambaConfig(d_model=d_model, n_layers=layers, d_state=d_state))
 
 
-def mambapy_stepper(stack: torch.nn.Module, batch: int) -> Callable[[Tensor], Tensor]:
-    """One token after another through mambapy's stack."""
+def mambapy_caches(stack: torch.nn.Module, batch: int) -> list[tuple[None, Tensor]]:
+    """Return the caches of mambapy's stack before the first token, for `stack.step(x, caches)`."""
     config = stack.config
-    caches = [(None, torch.zeros(batch, config.d_inner, config.d_conv - 1)) for _ in range(config.n_layers)]
-
-    def step(x: Tensor) -> Tensor:
-        nonlocal caches
-        y, caches = stack.step(x, caches)
-        return y
-
-    return step
+    return [(None, torch.zeros(batch, config.d_inner, config.d_conv - 1)) for _ in range(config.n_layers)]
 
 
-def transformers_stepper(layers: int, d_model: int, d_state: int) -> Callable[[Tensor], Tensor]:
-    """One token after another through transformers' MambaModel, whose weights are its own (same shapes and work)."""
+def transformers_stepper(layers: int, d_model: int, d_state: int) -> tuple[Callable[[Tensor, Any], tuple[Tensor, Any]], Any]:
+    """Return a step through transformers' MambaModel, whose weights are its own (same shapes and work), and its cache."""
     from transformers import MambaConfig, MambaModel
 
     config = MambaConfig(hidden_size=d_model, num_hidden_layers=layers, state_size=d_state, vocab_size=8)
     model = MambaModel(config).eval()
     cache = model(inputs_embeds=torch.zeros(1, 1, d_model), use_cache=True).cache_params
 
-    def step(x: Tensor) -> Tensor:
-        return model(inputs_embeds=x.unsqueeze(1), cache_params=cache, use_cache=True).last_hidden_state.squeeze(1)
+    def step(x: Tensor, cache: Any) -> tuple[Tensor, Any]:
+        found = model(inputs_embeds=x.unsqueeze(1), cache_params=cache, use_cache=True)
+        return found.last_hidden_state.squeeze(1), cache
 
-    return step
+    return step, cache

@@ -1,26 +1,21 @@
-"""The measurements of benchmarks/automata.py: their oracle agrees with the verdict, and a few of each find nothing wrong."""
+"""The suite automata of benchmarks/run.py: its oracle agrees with the verdict, and a few of each case find nothing wrong."""
 
-import importlib.util
+import sys
+from argparse import Namespace
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from longscan import automata
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
-@pytest.fixture(scope="module")
-def benchmark() -> ModuleType:
-    path = Path(__file__).parents[2] / "benchmarks" / "automata.py"
-    spec = importlib.util.spec_from_file_location("benchmark_of_automata", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+from cases import automata as benchmark
+
+QUICK = Namespace(quick=True)
 
 
-def test_solvability_is_found_independently(benchmark):
+def test_solvability_is_found_independently():
     verdicts = set()
     for seed in range(60):
         dfa = benchmark.random_automaton(seed).minimise()
@@ -34,13 +29,13 @@ def test_solvability_is_found_independently(benchmark):
 
 
 @pytest.mark.slow
-def test_a_few_of_each(benchmark):
-    rows = list(benchmark.random_cases(quick=True))
+def test_a_few_of_each():
+    rows = list(benchmark.random_outcomes(30))
     assert all(row["right"] for row in rows)
     assert {row["outcome"] for row in rows} == {"compiled", "refused", "limit"}
-    counts = benchmark.mutation_cases(quick=True)
+    counts = benchmark.count_mutants(20)
     assert counts["caught"] == counts["change the language"] == 20
-    rows = list(benchmark.named_cases(quick=True))
+    rows = list(benchmark.named_cases(QUICK))
     assert sum("refused" in row for row in rows) == 3
     assert all(row["wrong"] == 0 for row in rows if "wrong" in row)
-    assert all(row["wrong"] == 0 for row in benchmark.long_cases(quick=True))
+    assert all(row["wrong"] == 0 for row in benchmark.long_cases(QUICK))

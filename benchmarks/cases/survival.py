@@ -1,8 +1,8 @@
-"""What of a compiled model's exact weights survives: noise, bfloat16, weight decay, training on; and what a student learns from
-it.
+"""Accuracy of compiled models after noise, a cast to bfloat16, weight decay or training; and of students of their answers.
 
-Every row: case, phase ("grid" or "float"), change, amount, seed, and the share of right states (of right answers for students)
-over all prefixes of 20 random words of each length. The constant predictor's share of answers stands beside it.
+Every row (suite automata, case survival): case, phase ("grid" or "float"), change, amount, seed, and the share of right states
+(of right answers for students) over all prefixes of 20 random words of each length. Rows of students also hold the share of right
+answers of the constant predictor.
 """
 
 import statistics
@@ -15,27 +15,35 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
+from cases.automata import stamped
+from harness import Measurement, Row
 from longscan import automata
 from longscan.automata.scoring import random_words, score
 from longscan.layers.parameters import parameter_options
 from longscan.models import SequenceModel
+from longscan.report.records import read_records
 
 LENGTHS = (40, 256, 1024)
 NOISE = (1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
 KEPT = (0.999, 0.99, 0.97, 0.9, 0.8, 0.5)
 RATES = (1e-4, 1e-3, 1e-2)
-STUDENTS = {  # change -> what stands under its bars
+STUDENTS = {  # change -> label of its bars
     "student of the answers of the compiled model": "student of\nall answers",
     "student of the labels of the last letter": "student of\nlast labels",
 }
-Row = dict[str, Any]
+
+
+def survival(options: Any) -> Iterator[Row]:
+    """Yield the rows of compiled parity and S3."""
+    for name in ("parity", "S3"):
+        yield from map(stamped, changes(name, options.quick))
 
 
 def changes(name: str, quick: bool) -> Iterator[Row]:
-    """All rows of one case."""
+    """Yield all rows of one named case."""
     for phase in ("grid", "float"):
         for change, amounts, apply in (
-            ("nothing", (0.0,), decay_nothing),
+            ("nothing", (0.0,), leave_unchanged),
             ("noise relative to each weight", NOISE, relative_noise),
             ("noise on every weight", NOISE, noise),
             ("decay of the weights that decay", KEPT, decay),
@@ -56,7 +64,7 @@ def changes(name: str, quick: bool) -> Iterator[Row]:
 
 
 def certified(compiled: automata.Compiled) -> int | str:
-    """The length up to which the weights, as they now are, are certified."""
+    """Return the length up to which the present weights are certified."""
     if compiled.model.head.weight.dtype == torch.bfloat16:
         return "not asked"
     certificate = compiled.verify()
@@ -64,51 +72,51 @@ def certified(compiled: automata.Compiled) -> int | str:
 
 
 def measured(compiled: automata.Compiled) -> dict[str, float]:
-    """Length -> share of right states."""
+    """Return the share of right states by length."""
     return {str(n): score(compiled, random_words(compiled, 20, n, seed=n)).states for n in LENGTHS}
 
 
-def decay_nothing(model: nn.Module, amount: float) -> None:
-    """The model as compiled."""
+def leave_unchanged(model: nn.Module, amount: float) -> None:
+    """Leave the model as compiled."""
     decay(model, 1.0 - amount)
 
 
 def to_bfloat16(model: nn.Module, amount: float) -> None:
-    """Cast; angles, eigenvalues and starting states stay in float32, as always."""
+    """Cast the model to bfloat16; angles, eigenvalues and initial states stay in float32, as always."""
     assert amount == 0
     model.to(torch.bfloat16)
 
 
 @torch.no_grad()
 def relative_noise(model: nn.Module, amount: float) -> None:
-    """Each weight times 1 + amount g, g normal: zeros stay."""
+    """Multiply each weight by 1 + amount g, g standard normal: zeros stay zero."""
     for parameter in model.parameters():
         parameter.mul_(1 + amount * torch.randn_like(parameter))
 
 
 @torch.no_grad()
 def noise(model: nn.Module, amount: float) -> None:
-    """amount g onto each weight, zeros included."""
+    """Add amount g to each weight, g standard normal, zeros included."""
     for parameter in model.parameters():
         parameter.add_(amount * torch.randn_like(parameter))
 
 
 @torch.no_grad()
 def decay(model: nn.Module, kept: float) -> None:
-    """Multiply what an optimiser decays by the share that is kept."""
+    """Multiply the parameters that an optimizer decays by the share that is kept."""
     for parameter in model.parameters():
         if parameter_options(parameter).decay:
             parameter.mul_(kept)
 
 
 def accepted(name: str, words: Tensor) -> Tensor:
-    """Right answers (B, L) as 0 and 1."""
+    """Return the right answers (B, L) as 0 and 1."""
     dfa = automata.named(name).minimise()
     return torch.isin(torch.from_numpy(dfa.run(words.numpy())), torch.tensor(sorted(dfa.accept))).long()
 
 
 def optimise(model: SequenceModel, rate: float, decay: float, steps: int, loss: Callable[[], Tensor]) -> None:
-    """AdamW, decaying what is marked so, gradients clipped at 1."""
+    """Train by AdamW, with weight decay where the parameters have it and gradients clipped at 1."""
     groups = [
         {
             "params": [p for p in model.parameters() if parameter_options(p).decay == decays],
@@ -127,7 +135,7 @@ def optimise(model: SequenceModel, rate: float, decay: float, steps: int, loss: 
 
 
 def train_on(model: SequenceModel, rate: float, *, name: str, decay: float, quick: bool) -> None:
-    """200 steps of training on the right answers at every letter of words of length 40."""
+    """Train for 200 steps on the right answers at every letter of words of length 40."""
     compiled = automata.compile(automata.named(name))
 
     def loss() -> Tensor:
@@ -138,7 +146,7 @@ def train_on(model: SequenceModel, rate: float, *, name: str, decay: float, quic
 
 
 def student(name: str, teacher: str, quick: bool) -> Row:
-    """A model of the compiled one's blocks, from random weights, 1,500 steps on words of 2 to 40 letters."""
+    """Return the row of a model of the same blocks, trained from random weights for 1,500 steps on words of 2 to 40 letters."""
     compiled = automata.compile(automata.named(name))
     torch.manual_seed(0)
     letters = len(compiled.dfa.alphabet)
@@ -169,8 +177,9 @@ def student(name: str, teacher: str, quick: bool) -> Row:
             "constant": constants}  # fmt: skip
 
 
-def draw(rows: list[Row], path: Path) -> None:
-    """Share of right states against the amount of each change, cases and phases apart; students below."""
+def draw(path: Path) -> None:
+    """Draw the share of right states against the amount of each change, a line for each phase and length; students as bars."""
+    rows = read_records(path)
     kinds = [
         "noise relative to each weight", "noise on every weight", "decay of the weights that decay",
         "training on, no decay", "training on, decay 0.1",
@@ -209,5 +218,11 @@ def draw(rows: list[Row], path: Path) -> None:
         names = [f"{text}\n{row['phase']}" if text == "bfloat16" else text for text, row in zip(names, bars, strict=True)]
         line[-1].set_xticks([i + 0.25 for i in range(len(bars))], names, fontsize=7)
         line[-1].set_title(f"{case}: bfloat16 (states), students (answers)\ndotted: constant answer", fontsize=8)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=80)
+    figure.savefig(path.with_suffix(".png"), dpi=80)
+
+
+CASES = (
+    Measurement(
+        suite="automata", name="survival", rows=survival, folder="automata", file="survival", replaces=True, write_page=draw
+    ),
+)

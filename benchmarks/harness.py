@@ -1,0 +1,380 @@
+"""Timing, errors, memory and records of benchmarks. Case files in `cases/` say what is measured, `run.py` measures it.
+
+A `Case` holds the shapes of one comparison and a function that builds its implementations for a shape. `compare` checks every
+implementation against float64, times all of them in turns, and returns one row for each.
+"""
+
+import argparse
+import gc
+import os
+import shlex
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from longscan.ops import _native, _triton_launch
+from longscan.training.records import commit, device_name
+from page import write_page
+
+ROOT = Path(__file__).parents[1]
+CPU = torch.device("cpu")
+GPU = torch.device("cuda" if torch.cuda.is_available() else "cpu")  # the CPU where Triton's interpreter stands in for a GPU
+LONG = 100.0  # ms beyond which one run is the time: `do_bench` would make seven others
+SLOWEST = 4000.0  # ms of a call beyond which longer shapes are not tried
+REPLAYED = 500.0  # ms of a call beyond which no CUDA graph is captured: the capture takes seconds
+
+Row = dict[str, Any]
+Shape = dict[str, int]
+Call = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """One way to compute what a case compares.
+
+    forward, train: calls that are timed, without and with gradients or an update. results: y and the gradients, which are
+    compared with the truth. inputs: tensors that the caller holds. fields: of the row, for example {"peer": "mambapy"}. sizes: of
+    the row's shape, in addition to those of the case.
+    """
+
+    forward: Call | None = None
+    train: Call | None = None
+    results: Callable[[], list[Tensor]] | None = None
+    inputs: Sequence[Tensor] = ()
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    sizes: Mapping[str, int] = field(default_factory=dict)
+
+
+def differentiable(
+    function: Callable[..., Tensor], inputs: Sequence[Tensor], *, infers: bool = True, trains: bool = True, **fields: Any
+) -> Implementation:
+    """Return the implementation that calls `function(*inputs)` and takes gradients of all inputs, parameters among them."""
+    leaves = [x if isinstance(x, nn.Parameter) else x.detach().requires_grad_() for x in inputs]
+
+    def forward() -> list[Tensor]:
+        with torch.no_grad():
+            return [function(*leaves)]
+
+    def train() -> list[Tensor]:
+        y = function(*leaves)
+        return [y.detach(), *torch.autograd.grad(y, leaves, torch.ones_like(y))]
+
+    return Implementation(forward if infers else None, train if trains else None, train if trains else forward, leaves, fields)
+
+
+def module_call(module: nn.Module, x: Tensor, **fields: Any) -> Implementation:
+    """Return the implementation that calls `module(x)` and takes gradients of x and of the module's parameters."""
+    return differentiable(lambda x, *_: module(x), [x, *module.parameters()], **fields)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """What every case has.
+
+    Attributes:
+        suite, name: suite and name of the case, by which --only selects it.
+        folder, file: rows go to results/FOLDER/FILE.jsonl; the file is called by the suite where None.
+        replaces: the file starts anew with the first row of a run.
+        write_page: function of the file's path that makes a page or a figure of its rows.
+    """
+
+    suite: str
+    name: str
+    folder: str = "bench"
+    file: str | None = None
+    replaces: bool = False
+    write_page: Callable[[Path], None] = write_page
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case(Entry):
+    """A comparison, or one implementation by itself, at one or more shapes.
+
+    Attributes:
+        op: what the rows call it.
+        shapes: sizes by the names of axes, short ones first. quick_shape: a small one.
+        build: shape -> implementations by label, the first one is what the others are compared with.
+        truth: shape -> results in float64 on the same inputs. tolerance: largest error allowed, relative to the largest entry.
+        check_shape: sizes at which errors are measured, at most.
+        needs: (label, "forward" or "forward_backward") -> how many times slower than the first this implementation must be.
+        limits: for each shape, milliseconds that forward, and forward and backward, of the first may take.
+        memory_shape: sizes for the peak memory on the CPU, in a process of its own (Linux). memory_of: the implementations whose
+            memory is measured. extra_memory: largest share of inputs, outputs and gradients that may be needed beyond these.
+        calls: how many steps one call makes; times are of one step.
+        replays: on a GPU, also time the calls replayed as CUDA graphs.
+        may_fail: a failure is a row with its reason, not the end of the run.
+        fields: of every row.
+    """
+
+    op: str
+    shapes: Sequence[Shape]
+    quick_shape: Shape
+    build: Callable[[Shape], dict[str, Implementation]]
+    truth: Callable[[Shape], list[Tensor]] | None = None
+    tolerance: float = 1e-4
+    check_shape: Shape = field(default_factory=lambda: {"B": 2, "L": 256})
+    needs: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    limits: Sequence[tuple[float, float] | None] = ()
+    memory_shape: Shape | None = None
+    extra_memory: float | None = None
+    memory_of: Sequence[str] = ("longscan",)
+    calls: int = 1
+    replays: bool = False
+    may_fail: bool = False
+    device: torch.device = CPU
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement(Entry):
+    """Something measured that is no comparison of calls: `rows(options)` yields rows for the options of the command line."""
+
+    rows: Callable[[Any], Iterator[Row]]
+
+
+def milliseconds(call: Call, device: torch.device = CPU) -> float:
+    """Return the time of one call, to the end of what it started on the device."""
+    start = time.perf_counter()
+    call()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return (time.perf_counter() - start) * 1e3
+
+
+def make_timer(call: Call, device: torch.device, least_ms: float) -> Callable[[], float]:
+    """Return a function that times one run, the median of as many calls as fit in `least_ms`; the call has run before."""
+    single = milliseconds(call, device)
+    if device.type == "cuda" and single <= LONG:
+        from triton.testing import do_bench
+
+        return partial(do_bench, call, rep=least_ms, return_mode="median")
+    repeats = max(1, min(200, round(least_ms / max(single, 1e-3))))
+    return lambda: statistics.median(milliseconds(call, device) for _ in range(repeats))
+
+
+def interleave(calls: Mapping[str, Call], device: torch.device, runs: int, least_ms: float) -> dict[str, list[float]]:
+    """Return the times of `runs` runs of every call, which take turns, so that a slow stretch of the machine hits all alike."""
+    timers = {label: make_timer(call, device, least_ms) for label, call in calls.items()}
+    times: dict[str, list[float]] = {label: [] for label in calls}
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(runs):
+            for label, timer in timers.items():
+                times[label].append(timer())
+    finally:
+        gc.enable()
+    return times
+
+
+def ratio(slow: Sequence[float], fast: Sequence[float]) -> float:
+    """Return how many times slower: the median over the runs, of pairs that were measured in the same turn."""
+    return statistics.median(a / b for a, b in zip(slow, fast, strict=True))
+
+
+def replayed(call: Call) -> float | None:
+    """Return the median time of a call captured as a CUDA graph, which is that of its kernels; None where it has no graph."""
+    from triton.testing import do_bench_cudagraph
+
+    found = attempt(lambda: {"ms": do_bench_cudagraph(call, rep=40, return_mode="median")})
+    return found.get("ms")
+
+
+def peak_mib(call: Call) -> float:
+    """Return the MiB that a call needs on the GPU beyond what is allocated before."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    call()
+    torch.cuda.synchronize()
+    return (torch.cuda.max_memory_allocated() - before) / 2**20
+
+
+def attempt(measure: Callable[[], Row]) -> Row:
+    """Return what was measured, or the `reason` why it could not be; the memory that it took is free again."""
+    from triton import TritonError
+
+    found: Row
+    try:
+        found = measure()
+    except torch.OutOfMemoryError:
+        found = {"reason": "out of memory"}
+    except (RuntimeError, TritonError) as error:
+        found = {"reason": f"failed: {error}".splitlines()[0].partition(". ")[0][:100]}
+    # Here and not above: an exception holds the tensors of the calls that it went through.
+    gc.collect()
+    if GPU.type == "cuda":
+        torch.cuda.empty_cache()
+    return found
+
+
+def relative_error(found: Sequence[Tensor], truth: Sequence[Tensor]) -> float:
+    """Return the largest error over all tensors that both have, each relative to its largest entry."""
+    pairs = zip(found, truth, strict=False)  # a peer may give y alone, or the truth no gradients of parameters
+    return max(float((x.cpu().to(exact.dtype) - exact).abs().max() / exact.abs().max().clamp(min=1e-30)) for x, exact in pairs)
+
+
+def double(x: Tensor) -> Tensor:
+    """Return a tensor on the CPU in float64 or complex128."""
+    return x.detach().cpu().to(torch.complex128 if x.is_complex() else torch.float64)
+
+
+def errors(case: Case, shape: Shape) -> dict[str, float]:
+    """Return the error of every implementation that gives results; SystemExit where one is beyond the tolerance."""
+    if case.truth is None:
+        return {}
+    small = {name: min(size, case.check_shape.get(name, size)) for name, size in shape.items()}
+    truth = case.truth(small)
+    made = case.build(small)
+    found = {label: relative_error(one.results(), truth) for label, one in made.items() if one.results}
+    for label, error in found.items():
+        if not error <= case.tolerance:
+            raise SystemExit(f"{case.name}, {label}: error {error:.2e} against float64, at most {case.tolerance:g} allowed")
+    return found
+
+
+def record(op: str, shape: Shape, device: torch.device, **found: Any) -> Row:
+    """Return a row of `results/bench`: what was found, and with what it was found; what is not given was not measured."""
+    empty = dict.fromkeys(("backend", "peer", "forward_ms", "forward_backward_ms", "peak_mib", "error_vs_float64"))
+    return {"op": op, "shape": shape, "dtype": "float32", "runs": 1, **empty, **found, **provenance(device)}
+
+
+def provenance(device: torch.device) -> Row:
+    """Return what every row says about where it comes from."""
+    try:
+        triton = version("triton")
+    except PackageNotFoundError:
+        triton = None
+    return {
+        "device": f"{device_name(device)}, {_native.isa()}" if device.type == "cpu" else device_name(device),
+        "commit": commit(),
+        "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "torch": torch.__version__,
+        "triton": triton,
+        "command": shlex.join(["python", *sys.argv]),
+    }
+
+
+def compare(case: Case, shape: Shape, *, runs: int, quick: bool) -> list[Row]:
+    """Check, time and record every implementation of a case at one shape; `shortfall` of a row names what is not met."""
+    wrong = errors(case, shape)
+    made = case.build(shape)
+    least = 5.0 if quick else 40.0 if case.device.type == "cuda" else 200.0
+    calls = {
+        "forward_backward": {label: one.train for label, one in made.items() if one.train},
+        "forward": {label: one.forward for label, one in made.items() if one.forward},
+    }
+    first: dict[str, float] = {}
+    for of_kind in calls.values():
+        for label, call in of_kind.items():
+            seconds = milliseconds(call, case.device) / 1e3
+            first.setdefault(label, seconds)  # compilation included
+    times = {kind: interleave(of_kind, case.device, runs, least) for kind, of_kind in calls.items()}
+    rows = []
+    for label, one in made.items():
+        row = {"error_vs_float64": wrong.get(label), "first_call_s": first[label], "runs": runs, **case.fields, **one.fields}
+        for kind, of_label in times.items():
+            if label not in of_label:
+                continue
+            row[f"{kind}_runs_ms"] = [run / case.calls for run in of_label[label]]
+            row[f"{kind}_ms"] = statistics.median(row[f"{kind}_runs_ms"])
+            if case.device.type == "cuda":
+                row["inference_peak_mib" if kind == "forward" else "peak_mib"] = peak_mib(calls[kind][label])
+                if case.replays and row[f"{kind}_ms"] <= REPLAYED:
+                    row[f"replayed_{kind}_ms"] = replayed(calls[kind][label])
+        rows.append(record(case.op, {**shape, **one.sizes}, case.device, **row))
+    if not quick:
+        judge(case, shape, times, rows)
+    if case.memory_shape and sys.platform == "linux":
+        at = case.quick_shape if quick else case.memory_shape
+        rows += [memory_row(case, at, label, made[label].fields) for label in case.memory_of]
+    return rows
+
+
+def judge(case: Case, shape: Shape, times: Mapping[str, Mapping[str, list[float]]], rows: list[Row]) -> None:
+    """Note in the rows what the case needs, and where it falls short."""
+    base, *_ = times["forward"] or times["forward_backward"]
+    for (label, kind), needed in case.needs.items():
+        if label in times[kind]:
+            found = ratio(times[kind][label], times[kind][base])
+            note(rows[0], f"{kind}: {needed:g} times faster than {label}", f"{found:.3g} times", met=found >= needed)
+    if case.limits and shape in case.shapes and (limits := case.limits[list(case.shapes).index(shape)]):
+        for kind, limit in zip(("forward", "forward_backward"), limits, strict=True):
+            found = rows[0][f"{kind}_ms"]
+            note(rows[0], f"{kind}: {limit:.3g} ms", f"{found:.3g} ms", met=found <= limit)
+
+
+def note(row: Row, needed: str, found: str, *, met: bool) -> None:
+    """Add to a row what is needed and, where it is not met, what was found."""
+    row.setdefault("needed", []).append(needed)
+    if not met:
+        row.setdefault("shortfall", []).append(f"{needed} needed, found {found}")
+
+
+def memory_row(case: Case, shape: Shape, label: str, about: Mapping[str, Any]) -> Row:
+    """Return the peak memory of an implementation, measured in a fresh process: peak of the resident set."""
+    command = [sys.executable, str(Path(__file__).with_name("run.py")), "--memory-of", f"{case.suite}/{case.name}", label]
+    # Memory that was freed goes back immediately: the peak is that of live tensors, not of holes between them.
+    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}
+    words = [*command, *(f"{name}={size}" for name, size in shape.items())]
+    result = subprocess.run(words, capture_output=True, text=True, env=environment)
+    if result.returncode != 0:
+        raise RuntimeError(f"{shlex.join(words)}\n{result.stderr}")
+    peak, inputs, results = map(float, result.stdout.split())
+    extra, share = peak - results, (peak - results) / (inputs + results)
+    row = record(case.op, shape, CPU, **case.fields, **about, peak_mib=peak, extra_mib=extra, extra_share=share)
+    if case.extra_memory is not None and shape == case.memory_shape:
+        needed = f"extra memory: {case.extra_memory:g} of inputs, outputs and gradients"
+        note(row, needed, f"{share:.3g}", met=share <= case.extra_memory)
+    return row
+
+
+def print_memory(case: Case, label: str, shape: Shape) -> None:
+    """Print, in MiB, the peak of a forward and backward beyond the inputs, the inputs, and the outputs with gradients."""
+
+    def resident(name: str) -> int:
+        (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name + ":"))
+        return int(line.split()[1]) * 1024
+
+    torch.set_num_threads(2)
+    case.build(case.quick_shape)[label].train()  # what the first call loads does not count
+    one = case.build(shape)[label]
+    before = resident("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark
+    results = one.train()
+    gradient = results[0].nbytes  # of y, which the call makes and a caller would hold: it counts as an input
+    sizes = resident("VmHWM") - before - gradient, sum(x.nbytes for x in one.inputs) + gradient, sum(x.nbytes for x in results)
+    print(*(size / 2**20 for size in sizes))
+
+
+def profiled(call: Call, device: torch.device) -> Any:
+    """Return the events of a profiled call."""
+    activity = torch.profiler.ProfilerActivity
+    with torch.profiler.profile(activities=[activity.CUDA if device.type == "cuda" else activity.CPU]) as profile:
+        milliseconds(call, device)
+    return profile.key_averages()
+
+
+def set_launches(parser: argparse.ArgumentParser, entries: Sequence[str]) -> None:
+    """Put launches given as OP=STEPS,LANES,WARPS[,...] into the table of launches; the parser reports those that cannot be."""
+    for entry in entries:
+        name, _, numbers = entry.partition("=")
+        if name not in _triton_launch.TABLE:
+            parser.error(f"--set: got {name!r}, expected one of {', '.join(_triton_launch.TABLE)}")
+        kind = type(_triton_launch.TABLE[name])
+        try:
+            _triton_launch.TABLE[name] = kind(*map(int, numbers.split(",")))
+        except (TypeError, ValueError):
+            expected = ",".join(one.name.upper() for one in fields(kind))
+            parser.error(f"--set: got {entry!r}, expected {name}={expected} in whole numbers")

@@ -1,0 +1,133 @@
+"""A page of tables and a figure of the latest row of each measurement in a file of records: FILE.md and FILE.png next to it."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from longscan.report.records import Record, read_records
+from longscan.report.text import commit_text
+
+QUANTITIES = {  # field of a row -> column
+    "forward_ms": "forward, ms",
+    "replayed_forward_ms": "forward replayed, ms",
+    "forward_backward_ms": "forward+backward, ms",
+    "replayed_forward_backward_ms": "forward+backward replayed, ms",
+    "first_batch_s": "first batch, s",
+    "batch_ms": "batch, ms",
+    "update_ms": "update, ms",
+    "peak_mib": "peak MiB",
+    "inference_peak_mib": "inference MiB",
+    "extra_share": "extra memory, share",
+    "error_vs_float64": "error",
+    "share_of_scans": "share of scans",
+}
+DRAWN = ("forward_backward_ms", "forward_ms", "peak_mib")
+SWEPT = ("L", "K")  # axes along which a row of a group may lie
+
+
+def label_of(row: Record) -> str:
+    """Return the implementation of a row in words."""
+    backend = None if row["backend"] == "auto" else row["backend"]
+    return row["peer"] or ", ".join(filter(None, [row.get("variant"), backend])) or row["op"]
+
+
+def latest(path: Path) -> list[Record]:
+    """Return of each measurement the last row, in the order in which they were first measured."""
+    found: dict[tuple[Any, ...], Record] = {}
+    for row in read_records(path):
+        key = row.get("figure"), row["op"], label_of(row), str(row["shape"]), row["dtype"], row.get("check"), "extra_share" in row
+        found[key] = row
+    return list(found.values())
+
+
+def groups(rows: Sequence[Record]) -> dict[tuple[str, str], list[Record]]:
+    """Return rows by figure, or op, and by their shape but for the axis that is swept."""
+    found: dict[tuple[str, str], list[Record]] = {}
+    for row in rows:
+        sizes = ", ".join(f"{name} {size}" for name, size in row["shape"].items() if name not in SWEPT)
+        key = (row["figure"], "") if row.get("figure") else (row["op"], sizes)
+        found.setdefault(key, []).append(row)
+    for group in found.values():
+        labels = list(dict.fromkeys(map(label_of, group)))
+        group.sort(key=lambda row, labels=labels: labels.index(label_of(row)))
+    return found
+
+
+def number(value: float | None) -> str:
+    """Return three digits of a number, or a dash."""
+    if value is None:
+        return "–"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}" if abs(value) >= 1e-3 or value == 0 else f"{value:.1e}"
+
+
+def table(rows: Sequence[Record]) -> Iterator[str]:
+    """Yield the lines of a table: a line for each row, a column for each quantity that any of them has."""
+    columns = [name for name in QUANTITIES if any(row.get(name) is not None for row in rows)]
+    base = {(row["op"], row["shape"].get("L")): row for row in reversed(rows)}  # the first row of each op and length
+    yield f"| | shape | dtype | {' | '.join(QUANTITIES[name] for name in columns)} | notes |"
+    yield "|---" * (len(columns) + 4) + "|"
+    for row in rows:
+        cells = []
+        for name in columns:
+            value, first = row.get(name), base[row["op"], row["shape"].get("L")].get(name)
+            times = f" ({value / first:.2f}×)" if name.endswith("_ms") and value and first and value is not first else ""
+            cells.append(number(value) + times)
+        notes = [*row.get("shortfall", row.get("needed", [])), *row.get("kernels", [])]
+        notes += [row[name] for name in ("reason", "check") if name in row]
+        notes += [f"{row['parameters']:,} parameters"] if "parameters" in row else []
+        shape = ", ".join(f"{name} {size}" for name, size in row["shape"].items())
+        yield f"| {label_of(row)} | {shape} | {row['dtype']} | {' | '.join(cells)} | {'; '.join(notes)} |"
+
+
+def origin(rows: Sequence[Record]) -> str:
+    """Return on what and by which commands the rows were made."""
+    devices = ", ".join(dict.fromkeys(row["device"] for row in rows))
+    versions = ", ".join(dict.fromkeys(f"torch {row['torch']}, Triton {row['triton']}" for row in rows))
+    commits = ", ".join(dict.fromkeys(commit_text(row["commit"]) for row in rows))
+    return f"{devices}; {versions}; commit {commits}; {', '.join(dict.fromkeys('`' + row['command'] + '`' for row in rows))}."
+
+
+def draw(rows: Sequence[Record], path: Path) -> None:
+    """Draw a line of panels for each group: quantities against the axis that is swept, or as bars."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    drawn = {key: group for key, group in groups(rows).items() if any(row.get(name) for row in group for name in DRAWN)}
+    if not drawn:
+        return
+    figure, axes = plt.subplots(len(drawn), len(DRAWN), figsize=(15, 4 * len(drawn)), squeeze=False, layout="constrained")
+    for (key, group), line in zip(drawn.items(), axes, strict=True):
+        labels = list(dict.fromkeys(label_of(row) for row in group))
+        swept = next((axis for axis in SWEPT if len({row["shape"].get(axis) for row in group}) > 2), None)
+        for ax, name in zip(line, DRAWN, strict=True):
+            for i, label in enumerate(labels):
+                mine = [row for row in group if label_of(row) == label and (row.get(name) or 0) > 0]
+                if swept:
+                    points = sorted((row["shape"][swept], row[name]) for row in mine)
+                    style = {"ls": "-" if i < 10 else "--", "marker": "osD^v<>PX*hp8dHs"[i % 16], "ms": 3}
+                    ax.plot([x for x, _ in points], [y for _, y in points], label=label, **style)
+                else:
+                    names = [f"{label}, {row['shape']['B']} x {row['shape'].get('L', 1)}" for row in mine]
+                    ax.barh(names, [row[name] for row in mine])
+            ax.set_title(" ".join(filter(None, key)), fontsize=8)
+            (ax.set_ylabel if swept else ax.set_xlabel)(QUANTITIES[name])
+            if any((row.get(name) or 0) > 0 for row in group):
+                ax.set(xscale="log", **({"yscale": "log", "xlabel": swept} if swept else {}))
+        if swept:
+            line[-1].legend(fontsize=7)
+    figure.savefig(path, dpi=100)
+    plt.close(figure)
+
+
+def write_page(path: Path) -> None:
+    """Write the page and the figure of the rows in the file `path`."""
+    rows = latest(path)
+    lines = [f"# {path.stem.replace('_', ' ').capitalize()}", ""]
+    lines += ["Times are medians, of calls from Python or replayed as one CUDA graph; in brackets, times over the first row of"]
+    lines += ["the same op and length. Errors are relative to the largest entry of y or a gradient.", ""]
+    for (title, sizes), group in groups(rows).items():
+        lines += [f"## {title}{', ' * bool(sizes)}{sizes}", "", *table(group), "", origin(group), ""]
+    path.with_suffix(".md").write_text("\n".join(lines), "utf-8")
+    draw(rows, path.with_suffix(".png"))

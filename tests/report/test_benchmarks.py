@@ -1,0 +1,178 @@
+"""benchmarks/run.py at tiny sizes: selection of cases, rows, pages and figures, and rows of what could not be measured."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from longscan.report import read_records
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+import harness
+import page
+import run as command
+from cases import CASES, blocks, loaders, systems
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(monkeypatch: pytest.MonkeyPatch, out: Path, *words: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["benchmarks/run.py", "--quick", "--threads", "1", "--out", str(out), *words])
+    return command.main()
+
+
+def test_every_case_has_a_name_of_its_own_and_can_be_chosen():
+    names = [f"{case.suite}/{case.name}" for case in CASES]
+    assert len(set(names)) == len(names)
+    assert {case.suite for case in command.selected(["cpu"])} == {"cpu"}
+    assert [case.name for case in command.selected(["s6", "token"])] == ["s6", "token"]
+    assert {case.name for case in command.selected(["systems/length S"])} >= {"length S5", "length S7", "length S6 (Mamba)"}
+    with pytest.raises(SystemExit, match="got 's66', needed a suite"):
+        command.selected(["s66"])
+
+
+@pytest.mark.parametrize("system", systems.SYSTEMS, ids=lambda system: system.name)
+def test_systems_are_of_one_size(system):
+    assert system.parameters == pytest.approx(600_000, rel=0.04)
+
+
+def test_variants_are_those_of_the_thesis():
+    sizes = {system.name: system.parameters for system in systems.VARIANTS}
+    assert sizes["S6"] == sizes["S6, recompute"] == pytest.approx(587_000, rel=0.01)  # Table 3
+    assert sizes["S6, rotary, learned"] - sizes["S6, rotary, fixed"] == 696  # section 14.3.2
+    assert sizes["S6, bidirectional"] == sizes["S6, placebo"]
+    assert sizes["S6, speed-matched"] == pytest.approx(1_200_000, rel=0.01)  # Table 6
+
+
+def test_systems_are_measured_and_drawn(monkeypatch, tmp_path):
+    out = tmp_path / "bench"
+    assert run(monkeypatch, out, "--only", "systems/length S5", "systems/heads", "overhead") == 0
+    rows = read_records(out / "systems.jsonl")
+    assert {row["figure"] for row in rows} == {"length", "overhead", "heads"}
+    refused = {row["variant"] for row in rows if "reason" in row}
+    assert refused <= {"attention, cuDNN", "attention, memory-efficient"}, "kernels for a GPU"
+    for row in rows:
+        timed = row["forward_ms"] is not None and row["forward_backward_ms"] is not None
+        assert timed != ("reason" in row)
+    kernels = {row["variant"]: " ".join(row.get("kernels", ())) for row in rows if row["figure"] == "heads"}
+    assert "flash" in kernels["attention"]
+    assert "flash" in kernels["attention layer"]
+    assert "flash" not in kernels["attention, no fused kernel"]
+    assert (out / "systems.png").stat().st_size > 10_000
+    text = (out / "systems.md").read_text("utf-8")
+    for row in rows:
+        assert f"| {row['variant']} |" in text
+    (out / "systems.md").unlink()
+    assert run(monkeypatch, out, "--only", "systems", "--pages") == 0
+    assert (out / "systems.md").read_text("utf-8") == text
+
+
+@pytest.mark.slow
+def test_an_op_is_compared_with_its_peers(monkeypatch, tmp_path):
+    assert run(monkeypatch, tmp_path / "bench", "--only", "aussm") == 0
+    *rows, memory = read_records(tmp_path / "bench" / "cpu.jsonl")
+    assert [row["peer"] for row in rows] == [
+        None, "plain torch loop", "plain torch separable", "torch associative_scan, eager"
+    ]  # fmt: skip
+    assert all(0 < row["error_vs_float64"] < 1e-4 and len(row["forward_runs_ms"]) == 2 for row in rows)
+    assert memory["extra_share"] == pytest.approx(memory["extra_mib"] / (memory["peak_mib"] - memory["extra_mib"]), rel=2)
+
+
+def toy(function, **more) -> harness.Case:
+    x = torch.ones(2, 3)
+
+    def build(_):
+        return {"ours": harness.differentiable(function, [x]), "peer": harness.differentiable(torch.sin, [x], peer="peer")}
+
+    def truth(_):
+        return harness.differentiable(torch.sin, [x.double()]).results()
+
+    shapes = [{"B": 2, "L": 3}, {"B": 2, "L": 6}]
+    return harness.Case(suite="cpu", name="toy", op="toy", shapes=shapes, quick_shape=shapes[0], build=build, truth=truth, **more)
+
+
+def test_a_wrong_result_is_never_timed():
+    with pytest.raises(SystemExit, match="toy, ours: error"):
+        harness.compare(toy(lambda x: x.sin() + 1e-3), {"B": 2, "L": 3}, runs=1, quick=True)
+
+
+def test_what_a_case_needs_is_judged():
+    case = toy(torch.sin, needs={("peer", "forward"): 1e9}, limits=[(1e9, 1e-9)])
+    row, _ = harness.compare(case, case.shapes[0], runs=1, quick=False)
+    assert len(row["needed"]) == 3
+    assert [text.partition(":")[0] for text in row["shortfall"]] == ["forward", "forward_backward"]
+
+
+def test_after_a_failure_longer_shapes_are_not_tried(monkeypatch):
+    def measured(case, shape, *, runs, quick):
+        if shape["L"] > 3:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")
+        return [{"forward_ms": 1.0, "forward_backward_ms": took}]
+
+    monkeypatch.setattr(command, "compare", measured)
+    options = type("Options", (), {"quick": False, "end": float("inf"), "runs": 1})
+    took = 1.0
+    found = list(command.rows_of(toy(torch.sin, may_fail=True), options))
+    assert [rows[0].get("reason") for rows in found] == [None, "out of memory"]
+    took = 3000.0
+    found = list(command.rows_of(toy(torch.sin, may_fail=True), options))
+    assert [rows[0].get("reason") for rows in found] == [None, "over 4 s a call"]
+    options.end = 0
+    assert list(command.rows_of(toy(torch.sin), options)) == []
+
+
+def test_a_failure_is_a_reason_and_a_slip_is_not():
+    def fail(error: Exception) -> None:
+        raise error
+
+    assert harness.attempt(lambda: fail(RuntimeError("no kernel. More of it"))) == {"reason": "failed: no kernel"}
+    with pytest.raises(KeyError):
+        harness.attempt(lambda: fail(KeyError("forward_ms")))
+
+
+def test_the_last_row_of_a_measurement_counts(monkeypatch, tmp_path):
+    for _ in range(2):
+        run(monkeypatch, tmp_path / "bench", "--only", "systems/length LRU")
+    rows = read_records(tmp_path / "bench" / "systems.jsonl")
+    assert len(rows) == 2
+    assert page.latest(tmp_path / "bench" / "systems.jsonl") == rows[1:]
+
+
+def test_recorded_rows_make_pages(tmp_path):
+    (tmp_path / "bench").mkdir()
+    for name in ("cpu", "gpu_scaling"):
+        path = tmp_path / "bench" / f"{name}.jsonl"
+        path.write_bytes((ROOT / "results/bench" / path.name).read_bytes())
+        page.write_page(path)
+        assert all(page.label_of(row) in path.with_suffix(".md").read_text("utf-8") for row in page.latest(path))
+
+
+def test_blocks_have_the_weights_of_the_peer():
+    shape = {"B": 2, "L": 5, "d_model": 8, "N": 4}
+    assert max(harness.errors(next(case for case in blocks.CASES if case.name == "block"), shape).values()) < 1e-5
+
+
+def test_a_row_of_a_loader(monkeypatch, tmp_path):
+    recipe = str(ROOT / "recipes/aussm/parity.yaml")
+    assert run(monkeypatch, tmp_path / "bench", "--only", "loaders", "--recipes", recipe) == 0
+    (row,) = read_records(tmp_path / "bench" / "loaders.jsonl")
+    assert row["variant"] == "aussm/parity"
+    assert len(row["runs"]) == 3
+    assert min(row["runs"]) <= row["batch_ms"] <= max(row["runs"])
+    assert "| aussm/parity | " in (tmp_path / "bench" / "loaders.md").read_text("utf-8")
+
+
+def test_updates_are_those_of_the_fastest_run_on_a_gpu():
+    runs = [
+        {"recipe": "recipes/a/b.yaml", "device": device, "seconds": seconds, "steps": 10}
+        for device, seconds in (("NVIDIA H200", 3.0), ("NVIDIA H200", 2.0), ("cpu", 1.0))
+    ]
+    assert loaders.update_ms("a/b", runs) == pytest.approx(200)
+    assert loaders.update_ms("a/c", runs) is None
+
+
+def test_missing_data_are_a_line(monkeypatch, tmp_path):
+    with pytest.raises(SystemExit, match=r"cifar10.yaml: task.data_dir: name the folder with CIFAR-10"):
+        run(monkeypatch, tmp_path / "bench", "--only", "loaders", "--recipes", str(ROOT / "recipes/afternoon/cifar10.yaml"))
