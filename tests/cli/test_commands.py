@@ -105,6 +105,23 @@ def test_later_settings_win(tmp_path: Path) -> None:
     assert parse_settings(["--config", str(first)]).training.lr == 0.01
 
 
+def test_a_spec_may_be_a_list_of_blocks(tmp_path: Path, tiny_words: list[str]) -> None:
+    """From a recipe and from the command line, as `SequenceModel.from_spec` takes it; the result names the blocks."""
+    path, out = tmp_path / "recipe.yaml", tmp_path / "run"
+    blocks = [{"layer": "s6", "block": "mamba", "options": {"d_conv": 2}}, {"layer": "gru"}, {"layer": "gru"}]
+    path.write_text(yaml.safe_dump({"task": {"name": "parity"}, "model": {"spec": blocks}}))
+    assert parse_settings(["--config", str(path)]).model.spec == blocks
+    assert parse_settings(["--task", "parity", "--model.spec", json.dumps(blocks)]).model.spec == blocks
+    assert main(["train", "--config", str(path), *tiny_words, "--out", str(out)]) == 0
+    run = Run(out)
+    assert run.settings.model.spec == blocks
+    assert run.result is not None
+    assert run.result["spec"] == "mamba gru*2"
+    assert run.model().config["blocks"][0]["options"]["d_conv"] == 2
+    path.write_text(yaml.safe_dump({"task": {"name": "parity"}, "model": {"spec": [{"layer": "grue"}]}}))
+    assert main(["train", "--config", str(path), *tiny_words, "--out", str(tmp_path / "other")]) == 2
+
+
 def test_settings_survive_yaml(tmp_path: Path) -> None:
     words = ["--task", "parity", "--task.train_lengths", "[4, 9]", "--training.betas", "[0.8, 0.99]", "--training.lr", "1e-05"]
     settings = parse_settings(words)

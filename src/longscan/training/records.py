@@ -16,9 +16,15 @@ import longscan
 import longscan.report
 from longscan._errors import SettingError, setting_error
 from longscan._files import try_writing, write_text
-from longscan._specs import SPEC_VERSION
+from longscan._specs import SPEC_VERSION, format_names
+from longscan.models.spec import block_label, parse_spec
 from longscan.training.run import Run
 from longscan.training.settings import Settings
+
+
+def spec_text(spec: str | list[dict[str, Any]]) -> str:
+    """Return the spec of a model as text; of a list of blocks their names, without their options."""
+    return spec if isinstance(spec, str) else format_names([block_label(entry) for entry in parse_spec(spec)])
 
 
 def describe_run(settings: Settings, model: nn.Module, device: torch.device, command: str) -> dict[str, Any]:
@@ -27,7 +33,7 @@ def describe_run(settings: Settings, model: nn.Module, device: torch.device, com
     return {
         "task": task_title(settings),
         "suite": getattr(task, "suite", None) or getattr(task, "protocol", None),
-        "spec": settings.model.spec,
+        "spec": spec_text(settings.model.spec),
         "spec_version": SPEC_VERSION,
         "seed": settings.training.seed,
         "metric": task.metric,

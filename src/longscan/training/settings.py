@@ -47,10 +47,11 @@ class ModelSettings(SettingsGroup):
     path: ClassVar[str] = "model"
 
     spec: Annotated[
-        Annotated[str, Rule(bool, "at least one block")],
+        Annotated[str, Rule(bool, "at least one block")] | list[dict[str, Any]],
         Doc(
             "the blocks by name, from the input to the output, such as `s4d*6` or `(mamba aussm)*2`; `mamba[s4d]` is the Mamba "
-            "block around another layer (`longscan layers` lists the names). In words of m and a, m is mamba and a is aussm"
+            "block around another layer (`longscan layers` lists the names). In words of m and a, m is mamba and a is aussm. Or "
+            "a list of blocks, each with layer, block and options"
         ),
     ] = "ma"
     d_model: Annotated[PositiveInt, Doc("width of the residual stream")] = 64
