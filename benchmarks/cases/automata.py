@@ -22,7 +22,7 @@ from sympy.combinatorics import PermutationGroup as SympyGroup
 from harness import CPU, GPU, Measurement, Row, provenance
 from longscan import automata
 from longscan.automata.certificate import check_product, check_program
-from longscan.automata.compiler import words_up_to
+from longscan.automata.compiler import all_words
 from longscan.automata.program import HOLD, Branch, Program
 from longscan.automata.scoring import random_words, score
 
@@ -53,11 +53,11 @@ def named_cases(options: Any) -> Iterator[Row]:
                 "compile_ms": round(1e3 * seconds[0], 2), "weights_ms": round(1e3 * seconds[1], 2),
                 "certificate": str(compiled.verify()),
             }  # fmt: skip
-            short = words_up_to(compiled.dfa, 8 if len(compiled.dfa.alphabet) == 2 or not quick else 5)
+            short = all_words(compiled.dfa, 8 if len(compiled.dfa.alphabet) == 2 or not quick else 5)
             thousand = random_words(compiled, 20 if quick else 1000, 100 if quick else 1000)
             batches = [short, thousand]
             if compiled.dfa.sinks:  # where uniform words soon stay
-                batches.append(random_words(compiled, *thousand.shape, shun_sinks=True))
+                batches.append(random_words(compiled, *thousand.shape, avoid_sinks=True))
             yield stamped(row | {"words": [list(words.shape) for words in batches], **mistakes(compiled, *batches)})
 
 
@@ -84,7 +84,7 @@ def stamped(row: Row) -> Row:
     return row | about
 
 
-def mistakes(compiled: automata.Compiled, *batches: torch.Tensor) -> dict[str, Any]:
+def mistakes(compiled: automata.CompiledAutomaton, *batches: torch.Tensor) -> dict[str, Any]:
     """Return the number of prefixes tried, how many answers and states were wrong, and the seconds."""
     started, wrong, prefixes = time.perf_counter(), 0, 0
     for words in batches:
@@ -96,7 +96,7 @@ def mistakes(compiled: automata.Compiled, *batches: torch.Tensor) -> dict[str, A
     return {"prefixes": prefixes, "wrong": wrong, "seconds": round(time.perf_counter() - started, 1)}
 
 
-def timed_compile(dfa: automata.DFA, repeats: int = 3, **options: Any) -> tuple[automata.Compiled, tuple[float, float]]:
+def timed_compile(dfa: automata.DFA, repeats: int = 3, **options: Any) -> tuple[automata.CompiledAutomaton, tuple[float, float]]:
     """Return the compiled language and the least CPU seconds of compiling it, the proof included, and of making the model."""
     times = []
     for _ in range(repeats):
@@ -188,7 +188,7 @@ def random_outcomes(count: int) -> Iterator[Row]:
         size = compiled.size
         row |= {"blocks": size.spec, "d_model": size.d_model, "parameters": size.parameters}
         found = score(compiled, random_words(compiled, 8, 60, seed))
-        certified = compiled.verify().holds
+        certified = compiled.verify().is_certified
         right = found.accuracy == found.states == 1 and certified and row["solvable"]
         yield row | {"outcome": "compiled", "certified": certified, "right": right}
 
@@ -227,7 +227,7 @@ def count_mutants(wanted: int) -> Row:
             counts["tried"] += 1
             changes = bool((mutant.states(mutant.run(words)) != expected).any())
             searched = None if changes else check_product(mutant, compiled.dfa, PRODUCT_LIMIT)
-            holds = check_program(mutant, compiled.dfa).holds
+            holds = check_program(mutant, compiled.dfa).is_proved
             if changes or searched is False:
                 counts["change the language"] += 1
                 counts["caught"] += not holds

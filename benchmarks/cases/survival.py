@@ -63,7 +63,7 @@ def changes(name: str, quick: bool) -> Iterator[Row]:
         yield student(name, teacher, quick)
 
 
-def certified(compiled: automata.Compiled) -> int | str:
+def certified(compiled: automata.CompiledAutomaton) -> int | str:
     """Return the length up to which the present weights are certified."""
     if compiled.model.head.weight.dtype == torch.bfloat16:
         return "not asked"
@@ -71,7 +71,7 @@ def certified(compiled: automata.Compiled) -> int | str:
     return "every" if certificate.safe_length is None else certificate.safe_length
 
 
-def measured(compiled: automata.Compiled) -> dict[str, float]:
+def measured(compiled: automata.CompiledAutomaton) -> dict[str, float]:
     """Return the share of right states by length."""
     return {str(n): score(compiled, random_words(compiled, 20, n, seed=n)).states for n in LENGTHS}
 

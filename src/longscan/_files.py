@@ -22,6 +22,14 @@ def read_text(path: str | Path) -> str:
         raise ValueError(f"{path}: can not be read: {error.strerror}") from None
 
 
+def read_bytes(path: str | Path) -> bytes:
+    """Return the content of a file; ValueError naming the file if it is missing, a folder or unreadable."""
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise ValueError(f"{path}: can not be read: {error.strerror}") from None
+
+
 def try_writing(path: str | Path) -> None:
     """Raise OSError where a file or folder can not be written, or not be made; nothing is left behind."""
     whole = Path(path).absolute()

@@ -12,13 +12,13 @@ from longscan.automata.cascade import build_program
 from longscan.automata.certificate import check_product, check_program
 from longscan.automata.languages import NAMED
 from longscan.automata.program import HOLD, Branch, Op, Program
-from longscan.automata.skeleton import skeleton
+from longscan.automata.skeleton import build_skeleton
 
 SOLVABLE = [name for name in NAMED if name not in ("A5", "S5", "S5 and a reset")]
 
 
 def compiled(dfa: automata.DFA, series: str = "abelian") -> Program:
-    return build_program(skeleton(dfa), dfa.start, series)
+    return build_program(build_skeleton(dfa), dfa.start, series)
 
 
 def errors(program: Program, dfa: automata.DFA, words: int = 100, length: int = 60) -> int:
@@ -54,10 +54,10 @@ def test_the_proof_is_of_one_automaton():
     """A program is not proved against another automaton, or another start."""
     dfa = NAMED["S3 and resets"]()
     program = compiled(dfa)
-    assert check_program(program, dfa).holds
-    assert not check_program(program, replace(dfa, start=1)).holds
-    assert not check_program(program, replace(dfa, delta=(*dfa.delta[:2], dfa.delta[0]))).holds
-    assert not check_program(program, automata.mod(4)).holds
+    assert check_program(program, dfa).is_proved
+    assert not check_program(program, replace(dfa, start=1)).is_proved
+    assert not check_program(program, replace(dfa, delta=(*dfa.delta[:2], dfa.delta[0]))).is_proved
+    assert not check_program(program, automata.mod(4)).is_proved
 
 
 def mutants(program: Program, draw: random.Random) -> Iterator[tuple[Program, str]]:
@@ -75,7 +75,7 @@ def mutants(program: Program, draw: random.Random) -> Iterator[tuple[Program, st
         rows = {**branch.rows, key: draw.choice(choices)}
         branches = list(op.branches)
         branches[branch_number] = Branch(branch.wires, rows)
-        yield program.replaced(number, Op(op.kind, op.output, tuple(branches), op.default)), f"op {number}, {key}"
+        yield program.replace_op(number, Op(op.kind, op.output, tuple(branches), op.default)), f"op {number}, {key}"
 
 
 @pytest.mark.parametrize("name", ["S3 and resets", "Dyck depth 3", "S4 and a map of rank 3"])
@@ -86,7 +86,7 @@ def test_corruptions_are_caught(name):
     for mutant, what in (pair for pair, _ in zip(mutants(compiled(dfa), random.Random(0)), range(40), strict=False)):
         changes = errors(mutant, dfa, 50, 40) > 0 or check_product(mutant, dfa, 3000) is False
         wrong += changes
-        assert not (changes and check_program(mutant, dfa).holds), what
+        assert not (changes and check_program(mutant, dfa).is_proved), what
     assert wrong > 20
 
 
@@ -95,11 +95,11 @@ def test_malformed_programs_are_refused():
     program = compiled(dfa)
     number = next(i for i, op in enumerate(program.ops) if op.kind == "lookup")
     op = program.ops[number]
-    outside = program.replaced(number, replace(op, default=program.fields[op.output].size))
+    outside = program.replace_op(number, replace(op, default=program.fields[op.output].size))
     assert "writes values" in check_program(outside, dfa).problems[0]
-    twice = program.replaced(number, replace(op, branches=(*op.branches, op.branches[0])))
-    assert "two rows of one table speak at the same time" in check_program(twice, dfa).problems[0]
-    same_field = program.replaced(number, replace(op, output=program.ops[0].output))
+    twice = program.replace_op(number, replace(op, branches=(*op.branches, op.branches[0])))
+    assert "two rows of one table apply at the same time" in check_program(twice, dfa).problems[0]
+    same_field = program.replace_op(number, replace(op, output=program.ops[0].output))
     assert "two ops write one field" in check_program(same_field, dfa).problems
 
 

@@ -17,7 +17,7 @@ from longscan.cli import main
 
 
 @pytest.fixture(scope="module")
-def hybrid() -> automata.Compiled:
+def hybrid() -> automata.CompiledAutomaton:
     return automata.compile(NAMED["S3 and resets"]())
 
 
@@ -84,15 +84,15 @@ def test_words_that_keep_out_of_sinks():
     compiled = automata.compile(automata.from_regex("(ab)*"))
     (sink,) = compiled.dfa.sinks
     assert sink in compiled.dfa.run(random_words(compiled, 1, 50).numpy())
-    words = random_words(compiled, 5, 50, shun_sinks=True)
+    words = random_words(compiled, 5, 50, avoid_sinks=True)
     assert sink not in compiled.dfa.run(words.numpy())
     rows = scores(compiled, lengths=(30,), count=3)
     assert [row.words for row in rows[1:]] == ["3 of length 30", "3 of length 30, out of sinks"]
     dyck = automata.compile(automata.dyck(2))
-    walks = dyck.dfa.run(random_words(dyck, 20, 50, shun_sinks=True).numpy())
+    walks = dyck.dfa.run(random_words(dyck, 20, 50, avoid_sinks=True).numpy())
     assert set(walks.flatten().tolist()) == set(range(4)) - set(dyck.dfa.sinks)
     everything = automata.compile(automata.from_regex(".*", "ab"))
-    assert random_words(everything, 3, 20, shun_sinks=True).unique().tolist() == [0, 1]
+    assert random_words(everything, 3, 20, avoid_sinks=True).unique().tolist() == [0, 1]
 
 
 def test_the_command(tmp_path, monkeypatch, capsys):
@@ -118,7 +118,7 @@ def test_the_command(tmp_path, monkeypatch, capsys):
         (["automata"], "needed exactly one of a regular expression and --named"),
         (["automata", "a", "--named", "S3"], "needed exactly one"),
         (["automata", "(ab"], "opens a '(' that no ')' closes at position 1"),
-        (["automata", "--named", "A5"], "holds a perfect group of order 60"),
+        (["automata", "--named", "A5"], "contains a perfect group of order 60"),
         (["automata", "--named", "S9"], "name: got 'S9'"),
         (["automata", "ab", "--alphabet", "a"], "the pattern uses b"),
         (["automata", "ab", "--series", "long"], "series: got 'long'"),

@@ -1,4 +1,4 @@
-"""Compiled models: the weights compute the automaton, and what cannot be compiled says why."""
+"""CompiledAutomaton models: the weights compute the automaton, and what cannot be compiled says why."""
 
 import itertools
 import json
@@ -10,7 +10,7 @@ import torch
 
 from longscan import automata
 from longscan.automata import LimitExceeded, NonSolvableError, PrecisionError
-from longscan.automata.compiler import Compiled, words_up_to
+from longscan.automata.compiler import CompiledAutomaton, all_words
 from longscan.automata.languages import NAMED
 from longscan.models import SequenceModel
 from longscan.ops.dispatch import native_cpu_missing
@@ -23,7 +23,7 @@ def random_words(dfa: automata.DFA, words: int, length: int, seed: int = 0) -> t
     return torch.from_numpy(np.random.default_rng(seed).integers(0, len(dfa.alphabet), (words, length)))
 
 
-def errors(compiled: Compiled, words: torch.Tensor) -> int:
+def errors(compiled: CompiledAutomaton, words: torch.Tensor) -> int:
     """Prefixes after which the model's state or its answer is wrong."""
     wanted = torch.from_numpy(compiled.dfa.run(words.numpy()))
     wrong = 0
@@ -41,7 +41,7 @@ def errors(compiled: Compiled, words: torch.Tensor) -> int:
 @pytest.mark.parametrize("name", QUICK)
 def test_all_short_words_and_some_long_ones(name, backend):
     compiled = automata.compile(NAMED[name](), backend=backend)
-    assert errors(compiled, words_up_to(compiled.dfa, 8 if len(compiled.dfa.alphabet) == 2 else 5)) == 0
+    assert errors(compiled, all_words(compiled.dfa, 8 if len(compiled.dfa.alphabet) == 2 else 5)) == 0
     assert errors(compiled, random_words(compiled.dfa, 4, 150)) == 0
 
 
@@ -50,7 +50,7 @@ def test_all_short_words_and_some_long_ones(name, backend):
 @pytest.mark.parametrize("name", [name for name in NAMED if name not in ("A5", "S5", "S5 and a reset")])
 def test_every_named_case(name, backend):
     compiled = automata.compile(NAMED[name](), backend=backend)
-    assert errors(compiled, words_up_to(compiled.dfa, 8)) == 0
+    assert errors(compiled, all_words(compiled.dfa, 8)) == 0
     assert errors(compiled, random_words(compiled.dfa, 20 if backend == "reference" else 200, 1000)) == 0
     assert compiled.verify().safe_length is None
 
@@ -64,7 +64,7 @@ SPECS = {  # blocks, counters, flip-flops
 
 
 def test_sizes():
-    found = {name: automata.size(NAMED[name]()) for name in SPECS}
+    found = {name: automata.model_size(NAMED[name]()) for name in SPECS}
     assert {name: (size.spec, size.counters, size.flip_flops) for name, size in found.items()} == SPECS
     for name in ("S3", "S3 and resets"):
         model = automata.compile(NAMED[name]()).model
@@ -73,7 +73,7 @@ def test_sizes():
 
 def test_counters_take_as_many_scans_as_the_derived_series_is_long():
     for name, length in (("parity", 1), ("S3", 2), ("A4", 2), ("S4", 3)):
-        assert automata.size(NAMED[name]()).spec.count("a") == length
+        assert automata.model_size(NAMED[name]()).spec.count("a") == length
 
 
 @pytest.mark.parametrize("options", [
@@ -83,10 +83,10 @@ def test_counters_take_as_many_scans_as_the_derived_series_is_long():
 @pytest.mark.parametrize("name", ["F20 on 5 points", "flip-flop and parity"])
 def test_options(name, options):
     compiled = automata.compile(NAMED[name](), **options)
-    assert errors(compiled, words_up_to(compiled.dfa, 5)) == 0
+    assert errors(compiled, all_words(compiled.dfa, 5)) == 0
     assert errors(compiled, random_words(compiled.dfa, 3, 300)) == 0
     certificate = compiled.verify()
-    assert certificate.holds
+    assert certificate.is_certified
     assert (certificate.safe_length is None) == (options.get("phase", "grid") == "grid")
     if "layout" in options:
         assert compiled.spec == (options["layout"] * 9)[: len(compiled.spec)]
@@ -112,7 +112,7 @@ def test_without_the_grid_the_certified_length_is_right_and_its_end_is_refused()
     automata.compile(dfa, phase="float", length=certified)
     with pytest.raises(PrecisionError, match=f"got {certified + 1}, but correct answers are certified up to") as caught:
         automata.compile(dfa, phase="float", length=certified + 1)
-    assert (caught.value.wanted, caught.value.certified) == (certified + 1, certified)
+    assert (caught.value.required, caught.value.certified) == (certified + 1, certified)
     assert automata.compile(dfa, length=10**12).verify().safe_length is None
 
 
@@ -120,7 +120,7 @@ def test_one_state_and_one_letter():
     everything = automata.compile(automata.from_regex("(a|b)*"))
     assert everything.report.needs == "none"
     assert everything.accepts(["", "ab"]) == [True, True]
-    assert everything.verify().holds
+    assert everything.verify().is_certified
     nothing = automata.compile(automata.from_regex("(a|b)*").complement())
     assert nothing.accepts(["", "ab"]) == [False, False]
     thirds = automata.compile(automata.from_regex("(aaa)*"))
@@ -148,7 +148,7 @@ def test_answers_states_and_explanations():
 
 
 def test_states_that_accept_alike_are_kept_apart_on_request():
-    dfa = automata.acting({"a": (1, 2, 0)}, accept=(0, 1, 2))
+    dfa = automata.from_maps({"a": (1, 2, 0)}, accept=(0, 1, 2))
     assert automata.compile(dfa).dfa.size == 1
     kept = automata.compile(dfa, minimise=False)
     assert kept.states(["aaaa"]).tolist() == [[1, 2, 0, 1]]
@@ -171,10 +171,10 @@ def test_models_are_models(tmp_path):
     padded = model(torch.where(valid, words, 0), valid=valid)
     alone = model(words[1:2, 3:])
     assert (padded[1:2, 3:].argmax(-1) == alone.argmax(-1)).all()
-    assert torch.cat([logits for logits, _ in compiled.run(words, piece=5)], 1).argmax(-1).equal(whole.argmax(-1))
+    assert torch.cat([logits for logits, _ in compiled.run(words, chunk_length=5)], 1).argmax(-1).equal(whole.argmax(-1))
     loaded = automata.load(tmp_path)
     assert loaded.dfa == compiled.dfa
-    assert loaded.verify().holds
+    assert loaded.verify().is_certified
     assert set(loaded.state_dict()) == set(model.state_dict())
     (tmp_path / "automaton.json").write_text(json.dumps({"alphabet": ["a"]}))
     with pytest.raises(automata.AutomataError, match=r"automaton\.json: damaged"):
@@ -193,7 +193,7 @@ def test_compiling_takes_no_random_numbers():
 
 def test_what_is_not_solvable_is_refused_with_the_group():
     for name in ("A5", "S5", "S5 and a reset"):
-        with pytest.raises(NonSolvableError, match="holds a perfect group of order 60") as caught:
+        with pytest.raises(NonSolvableError, match="contains a perfect group of order 60") as caught:
             automata.compile(NAMED[name]())
         assert caught.value.report.verdict == "non-solvable"
         assert "A5" in str(caught.value) or "S5" in str(caught.value)
@@ -210,9 +210,9 @@ def test_limits_say_that_nothing_is_known():
     with pytest.raises(ValueError, match="backend: got 'cuda'"):
         automata.compile(automata.mod(2), backend="cuda")
     with pytest.raises(ValueError, match="layout: got 'mm'"):
-        automata.size(automata.mod(2), layout="mm")
+        automata.model_size(automata.mod(2), layout="mm")
     with pytest.raises(ValueError, match="series: got 'long'"):
-        automata.size(automata.mod(2), series="long")
+        automata.model_size(automata.mod(2), series="long")
 
 
 @pytest.mark.parametrize("name", ["S3", "flip-flop and parity", "(ab)*"])
@@ -228,8 +228,8 @@ def test_wrong_weights_are_not_certified(name):
         with torch.no_grad():
             place = int(torch.randint(value.numel(), (), generator=generator))
             value.view(-1)[place] += 3.0 if index % 2 else -40.0
-        wrong = errors(compiled, words_up_to(compiled.dfa, 6)) > 0
-        holds = compiled.verify().holds
+        wrong = errors(compiled, all_words(compiled.dfa, 6)) > 0
+        holds = compiled.verify().is_certified
         refused += not holds
         assert not (wrong and holds), parameter
     assert refused > 10
@@ -248,9 +248,9 @@ def test_certificates_read_as_sentences():
     assert automata.compile(automata.mod(2)).verify().backend == ("eager" if native_cpu_missing() else "cpu")
     assert certificate.margin == pytest.approx(0.25, abs=1e-5)
     assert certificate.error < 1e-5
-    assert str(replace(certificate, holds=False, problems=("a", "b"))) == "not certified: a; b"
+    assert str(replace(certificate, is_certified=False, problems=("a", "b"))) == "not certified: a; b"
 
 
 def test_all_words_are_words():
-    words = words_up_to(automata.mod(2), 3)
+    words = all_words(automata.mod(2), 3)
     assert words.tolist() == [list(word) for word in itertools.product(range(2), repeat=3)]

@@ -15,7 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from longscan.layers import S6, Attention
 from longscan.models import SequenceModel
 from longscan.numerics.discretisation import discretise
-from longscan.tasks._images import grey, image_sequence
+from longscan.tasks._images import image_sequence, to_grey
 
 
 def size(module: nn.Module, *, norms: bool = True) -> int:
@@ -154,5 +154,5 @@ def test_m13_how_far_euler_is_from_the_hold():
 
 
 def test_m21_a_picture_is_1024_steps():
-    picture = image_sequence(grey(np.zeros((1, 32, 32, 3), dtype=np.uint8)))
+    picture = image_sequence(to_grey(np.zeros((1, 32, 32, 3), dtype=np.uint8)))
     assert picture.lengths.tolist() == [1024]

@@ -116,7 +116,7 @@ def test_s06_printed_tokens_collide():
     collide = [len(np.unique(x * columns + y)) < 96 * 128 for (x, y), columns in ((wide, 128), (tall, 96))]
     assert collide == [False, True]
     task = Events(dataset="dvs_gesture")
-    places = torch.stack(task.event_places(torch.arange(task.vocab_size)))
+    places = torch.stack(task.event_coordinates(torch.arange(task.vocab_size)))
     assert task.vocab_size == 32_768
     assert places.unique(dim=1).shape[1] == 32_768
     assert places.amax(1).tolist() == [127, 127, 1]

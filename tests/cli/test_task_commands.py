@@ -32,7 +32,7 @@ def test_examples_are_drawn(name: str, tmp_path: Path) -> None:
 def test_every_task_says_how_it_is_shown() -> None:
     for name, cls in TASKS.items():
         if name not in MADE_UP:
-            assert cls().shown_as in ("text", "series")
+            assert cls().plot_kind in ("text", "series")
 
 
 def test_facts(tmp_path: Path) -> None:

@@ -66,8 +66,8 @@ def values_of(task: Task) -> dict[str, Any]:
     if getattr(task, "test_size", 0) > 35:
         task = replace(task, test_size=35)
     values: dict[str, Any] = {
-        "sizes": [task.vocab_size, task.d_input, task.num_classes, task.d_output, task.length, task.answers_later],
-        "properties": [task.per_step, task.metric, task.higher_is_better, task.source, task.shown_as],
+        "sizes": [task.vocab_size, task.d_input, task.num_classes, task.d_output, task.length, task.target_offset],
+        "properties": [task.per_step, task.metric, task.higher_is_better, task.source, task.plot_kind],
         "names": [task.classes, task.symbols],
         "counts": [[task.size(split), task.num_batches(split, 7)] for split in task.splits],
         **{split: arrays(task.batch(split, 0, 5)) for split in task.splits},

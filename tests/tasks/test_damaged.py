@@ -14,21 +14,21 @@ from longscan.tasks import TASKS, read_arff, read_ts
 from longscan.tasks._images import read_image
 from longscan.tasks.dna.fasta import read_fasta
 from longscan.tasks.dynamics.activity import _read as read_activities
-from longscan.tasks.dynamics.walker import _rollout
+from longscan.tasks.dynamics.walker import _read_rollout
 from longscan.tasks.events.files import (
-    Span,
-    read_40_bit,
-    read_columns,
+    LabelledSpan,
+    read_aedat,
+    read_gesture_labels,
     read_gestures,
-    read_listing,
-    read_recording,
-    read_spans,
-    read_spikes,
-    read_trials,
+    read_nmnist,
+    read_recording_list,
+    read_sample_list,
+    read_spike_file,
+    read_tonic_array,
 )
 from longscan.tasks.forecasting.tables import read_table
-from longscan.tasks.lra._batches import read_batch
-from longscan.tasks.lra.retrieval import _rows
+from longscan.tasks.lra._cifar10 import read_batch
+from longscan.tasks.lra.retrieval import _read_lines
 from longscan.tasks.timeseries.files import read_csv, read_npy
 from made_up import MADE_UP, aedat_bytes, cifar_batch, event_bytes, events_of, table
 
@@ -66,7 +66,7 @@ def labels(path: Path) -> None:
     path.write_text("class,startTime_usec,endTime_usec\n1,100,2000\n11,3000,4000\n10,5000,60000\n")
 
 
-SPANS = [Span(0, 0, 140_000, "x.csv:2"), Span(10, 150_000, 300_000, "x.csv:3")]
+SPANS = [LabelledSpan(0, 0, 140_000, "x.csv:2"), LabelledSpan(10, 150_000, 300_000, "x.csv:3")]
 
 
 def spikes(path: Path) -> None:
@@ -95,21 +95,21 @@ FORMATS: dict[str, tuple[Callable[[Path], Any], Callable[[Path], Any]]] = {  # w
     "series.csv": (lambda path: path.write_text("1,2\n3,4\n5,6\n"), lambda path: read_csv(path).series),
     "series.npy": (npy, lambda path: read_npy(path).series),
     "table.csv": (lambda path: path.write_text(table(20, 3)), lambda path: read_table(path).values),
-    "rollout.npy": (npy, lambda path: _rollout(path, 4)),
+    "rollout.npy": (npy, lambda path: _read_rollout(path, 4)),
     "activities.txt": (activities, lambda path: [series.inputs for series in read_activities(path)]),
     "genome.fa": (lambda path: path.write_text(">a b\nACGTNACGT\nACG\n>c\nTTT\n"), read_fasta),
-    "events.bin": (lambda path: path.write_bytes(event_bytes(*events_of(0, 30, (34, 34)))), read_40_bit),
-    "events.npy": (rounded, read_columns),
+    "events.bin": (lambda path: path.write_bytes(event_bytes(*events_of(0, 30, (34, 34)))), read_nmnist),
+    "events.npy": (rounded, read_tonic_array),
     "events.aedat": (recording, lambda path: read_gestures(path, SPANS)),
-    "whole.aedat": (recording, read_recording),
-    "labels.csv": (labels, read_spans),
-    "trials.txt": (lambda path: path.write_text("user01_led.aedat\nuser02_lab.aedat\n"), read_trials),
-    "spikes.h5": (spikes, read_spikes),
-    "listing.txt": (lambda path: path.write_text("#sample #class\n1\t5\n2\t0\n"), read_listing),
+    "whole.aedat": (recording, read_aedat),
+    "labels.csv": (labels, read_gesture_labels),
+    "trials.txt": (lambda path: path.write_text("user01_led.aedat\nuser02_lab.aedat\n"), read_recording_list),
+    "spikes.h5": (spikes, read_spike_file),
+    "listing.txt": (lambda path: path.write_text("#sample #class\n1\t5\n2\t0\n"), read_sample_list),
     "data_batch": (lambda path: path.write_bytes(pickle.dumps(cifar_batch(0), protocol=2)), read_batch),
     "image.png": (lambda path: Image.new("L", (32, 32), 90).save(path), lambda path: read_image(path, 32)),
     "image.jpg": (lambda path: Image.new("L", (32, 32), 90).save(path), lambda path: read_image(path, 32)),
-    "pairs.tsv": (pairs, lambda path: list(_rows(path))),
+    "pairs.tsv": (pairs, lambda path: list(_read_lines(path))),
     "questions.txt": (lambda path: path.write_text("1 0 1\n0 0 1 1\n"), lambda path: TASKS["parity"]().read_inputs(path).inputs),
     "listops.txt": (lambda path: path.write_text("[MAX 1 [MIN 2 3 ] ]\n"), lambda path: TASKS["listops"]().read_inputs(path)),
 }

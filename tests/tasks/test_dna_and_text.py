@@ -112,7 +112,7 @@ def test_chromosomes(tmp_path):
     assert language.constant_score("valid") > 5, "C never occurs in train"
     (tmp_path / "pig" / "chr5.fa").unlink()
     _load.cache_clear()
-    with pytest.raises(ValueError, match=r"^window: pig has no stretch of 40 bases in split test by chromosome"):
+    with pytest.raises(ValueError, match=r"^window: pig has no range of 40 bases in split test by chromosome"):
         species(tmp_path, split="chromosome", test_size=61).batch("train", 0, 1)
 
 

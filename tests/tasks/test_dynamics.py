@@ -9,8 +9,8 @@ import torch
 
 from longscan.tasks._random import CounterRNG
 from longscan.tasks.dynamics import FitzHughNagumo, HumanActivity, Pendulum, Walker
-from longscan.tasks.dynamics.fitzhugh_nagumo import solved, solved_by_scipy
-from longscan.tasks.dynamics.pendulum import noise_share, pictures, swing
+from longscan.tasks.dynamics.fitzhugh_nagumo import solve_rk4, solve_with_scipy
+from longscan.tasks.dynamics.pendulum import render_images, simulate_angles, visible_fraction
 from longscan.tasks.pictures import draw_examples
 from made_up import MADE_UP
 
@@ -23,18 +23,18 @@ class Still(CounterRNG):
 
 
 def test_a_pendulum_swings_as_physics_says():
-    angles = swing(Still(("still",), 0), 200)
+    angles = simulate_angles(Still(("still",), 0), 200)
     assert angles.shape == (200, 100)
     # Without kicks, small swings around the resting point have the period of a rod.
     speeds = np.diff(np.unwrap(angles, axis=1), axis=1) / 0.01
     energy = 0.5 * speeds**2 + 29.43 * np.cos(angles[:, 1:] + np.pi)
     assert (np.diff(energy[:, [0, 30, 60, 98]], axis=1) < 0.5).all(), "friction takes energy"
-    assert np.abs(swing(CounterRNG(("kicked",), 0), 5)).max() <= np.pi
+    assert np.abs(simulate_angles(CounterRNG(("kicked",), 0), 5)).max() <= np.pi
 
 
 def test_the_period_of_a_pendulum_is_that_of_the_published_generator():
     """x'' = -29.43 sin x - 0.1 x' from the resting point: gravity 9.81 over an inertia of 1/3, friction 0.1, frames of 0.01 s."""
-    x = np.unwrap(swing(Still(("still",), 0), 50), axis=1)
+    x = np.unwrap(simulate_angles(Still(("still",), 0), 50), axis=1)
     acceleration = np.diff(x, 2, axis=1) / 0.01**2
     velocity = (x[:, 2:] - x[:, :-2]) / 0.02
     causes = np.stack([np.sin(x[:, 1:-1]).ravel(), velocity.ravel()], axis=1)
@@ -44,12 +44,12 @@ def test_the_period_of_a_pendulum_is_that_of_the_published_generator():
 
 
 def test_pictures_show_the_angle():
-    shown = pictures(np.array([0.0, np.pi / 2])).reshape(2, 24, 24)
+    shown = render_images(np.array([0.0, np.pi / 2])).reshape(2, 24, 24)
     up, right = shown
     assert up[16:21, 11:13].min() > 180
     assert up[:10].max() == up[:, :9].max() == 0
     assert np.allclose(up.T, right), "a quarter turn"
-    assert pictures(np.array([[1.0]])).shape == (1, 1, 576)
+    assert render_images(np.array([[1.0]])).shape == (1, 1, 576)
 
 
 def test_frames_are_irregular_and_noisy():
@@ -62,7 +62,7 @@ def test_frames_are_irregular_and_noisy():
     assert (batch.elapsed.sum(1) <= 100).all()
     assert len(batch.elapsed.sum(1).unique()) > 1
     assert torch.allclose((batch.targets**2).sum(-1), torch.ones(40, 50), atol=1e-5)
-    share = noise_share(CounterRNG(("share",), 0), 300)
+    share = visible_fraction(CounterRNG(("share",), 0), 300)
     assert (share[:, :5] == 1).all()
     assert 0.2 < share.mean() < 0.8
     whole = Pendulum(train_size=4, valid_size=4, test_size=4, frames=100).batch("train", 0, 4)
@@ -88,10 +88,10 @@ def test_the_time_may_be_a_channel(tmp_path):
 
 def test_the_neuron():
     starts = np.array([-0.9, 0.0, 0.7])
-    voltages = solved(starts)
+    voltages = solve_rk4(starts)
     assert voltages.shape == (3, 1001)
     assert np.array_equal(voltages[:, 0], starts)
-    published = solved_by_scipy(starts)
+    published = solve_with_scipy(starts)
     assert np.abs(voltages - published)[:, :20].max() < 0.01
     assert np.sqrt(np.mean((voltages - published) ** 2)) < 0.5, "the same spikes, shifted by the solver's errors"
     halves = np.abs(np.sign(voltages[:, 1:]) - np.sign(voltages[:, :-1])).sum(1) / 2

@@ -13,29 +13,29 @@ from longscan.tasks._random import CounterRNG
 from longscan.tasks.events import Events
 from longscan.tasks.events.augment import (
     PUBLISHED,
-    Strengths,
+    Augmentation,
     add_noise,
-    augmented,
+    augment_stream,
     cut_and_mix,
     drop,
     drop_chunk,
     jitter_space,
     jitter_time,
     roll,
+    rotate_and_scale,
     skew_time,
-    turn,
 )
-from longscan.tasks.events.batching import bucketed_rows, packed
+from longscan.tasks.events.batching import bucketed_rows, pack_rows
 from longscan.tasks.events.files import (
-    Span,
+    LabelledSpan,
     Stream,
-    read_40_bit,
-    read_columns,
+    read_aedat,
+    read_gesture_labels,
     read_gestures,
-    read_recording,
-    read_spans,
-    read_spikes,
-    read_trials,
+    read_nmnist,
+    read_recording_list,
+    read_spike_file,
+    read_tonic_array,
 )
 from made_up import MADE_UP, aedat_bytes, event_bytes, events_of, gestures, recordings
 
@@ -149,8 +149,8 @@ def test_gestures_of_ibm_are_those_of_tonic(tmp_path, begin):
         assert torch.equal(left.elapsed, right.elapsed)
         assert torch.equal(left.valid, right.valid)
     root = tmp_path / "ibm" / "DvsGesture"
-    (found,) = read_gestures(root / "user00_led.aedat", read_spans(root / "user00_led_labels.csv")[1:2])
-    held = read_columns(tmp_path / "tonic" / "ibmGestureTrain" / "user00_led" / "10.npy")
+    (found,) = read_gestures(root / "user00_led.aedat", read_gesture_labels(root / "user00_led_labels.csv")[1:2])
+    held = read_tonic_array(tmp_path / "tonic" / "ibmGestureTrain" / "user00_led" / "10.npy")
     assert all(np.array_equal(mine, theirs) for mine, theirs in zip(found, held, strict=True)), "times since the span's start"
     whole = ibm.read_inputs(root / "user00_led.aedat")
     assert whole.inputs.shape == (1, 3 * (40 + 2))
@@ -174,10 +174,10 @@ def test_events_that_are_not_valid_are_left_out(tmp_path):
     data = bytearray(sound)
     data[-32] &= 0xFE
     path.write_bytes(data)
-    assert len(read_recording(path).t) == 4, "the packet says that all are valid"
+    assert len(read_aedat(path).t) == 4, "the packet says that all are valid"
     data[-36:-32] = struct.pack("<i", 3)
     path.write_bytes(data)
-    left, whole = read_recording(path), Stream(*events_of(0, 4, (128, 128)))
+    left, whole = read_aedat(path), Stream(*events_of(0, 4, (128, 128)))
     assert left.t.tolist() == (whole.t[1:] - whole.t[1]).tolist()
     assert left.x.tolist() == whole.x[1:].tolist()
 
@@ -208,7 +208,7 @@ def test_changes_are_drawn_by_seed_and_step(folder):
 
 def test_mixed_streams_have_shares_of_classes(tmp_path, monkeypatch):
     MADE_UP["events"](tmp_path)
-    monkeypatch.setitem(PUBLISHED, "nmnist", Strengths(cutmix=1.0))
+    monkeypatch.setitem(PUBLISHED, "nmnist", Augmentation(cutmix=1.0))
     task = nmnist(tmp_path, augment=True)
     batch = task.batch("train", 0, 8)
     assert batch.targets.shape == (8, 10)
@@ -268,12 +268,12 @@ def test_movements():
     rolled = roll(square, 32, (128, 128), CounterRNG(("r",), 0))
     assert len(set((rolled.x - square.x).tolist())) == 1
     stream = stream_of()
-    turned = turn(stream, 10.0, 1.0, (128, 128), CounterRNG(("a",), 1))
+    turned = rotate_and_scale(stream, 10.0, 1.0, (128, 128), CounterRNG(("a",), 1))
     assert 0.9 * 4000 < len(turned.t) < 4000, "corners leave the sensor"
     assert turned.x.max() <= 127
-    same = turn(stream, 0.0, 1.0, (128, 128), CounterRNG(("a",), 1))
+    same = rotate_and_scale(stream, 0.0, 1.0, (128, 128), CounterRNG(("a",), 1))
     assert np.array_equal(same.x, stream.x)
-    sizes = [np.ptp(turn(square, 0.0, 1.9, (128, 128), CounterRNG(("f",), n)).x) for n in range(40)]
+    sizes = [np.ptp(rotate_and_scale(square, 0.0, 1.9, (128, 128), CounterRNG(("f",), n)).x) for n in range(40)]
     assert min(sizes) < 6 < 10 < max(sizes)
 
 
@@ -294,7 +294,7 @@ def test_published_strengths_leave_sound_streams(name):
     size = {"shd": (700, 1), "ssc": (700, 1), "dvs_gesture": (128, 128), "nmnist": (34, 34)}[name]
     stream = stream_of(count=300, size=size)
     for number in range(60):
-        changed = augmented(stream, PUBLISHED[name], size, CounterRNG((name,), number))
+        changed = augment_stream(stream, PUBLISHED[name], size, CounterRNG((name,), number))
         assert len(changed.t) > 0
         assert (np.diff(changed.t) >= 0).all()
         assert ((changed.x >= 0) & (changed.x < size[0]) & (changed.y >= 0) & (changed.y < size[1])).all()
@@ -311,7 +311,7 @@ def test_an_epoch_of_buckets_holds_each_recording_once():
 
 
 def test_rows_are_filled():
-    places = packed([5, 3, 8, 2, 6])
+    places = pack_rows([5, 3, 8, 2, 6])
     assert places.width == 8
     assert places.height == 3
     used = np.zeros((3, 8), int)
@@ -357,7 +357,7 @@ def test_damaged_recordings(tmp_path, content, message):
     path = tmp_path / "x.bin"
     path.write_bytes(content)
     with pytest.raises(ValueError, match=message):
-        read_40_bit(path)
+        read_nmnist(path)
 
 
 def test_damaged_arrays_of_events(tmp_path):
@@ -372,10 +372,10 @@ def test_damaged_arrays_of_events(tmp_path):
     ):
         np.save(path, array)
         with pytest.raises(ValueError, match=f"0.npy: {message}"):
-            read_columns(path)
+            read_tonic_array(path)
     path.write_bytes(b"\x93NUMPY")
     with pytest.raises(ValueError, match=r"is no readable .npy file"):
-        read_columns(path)
+        read_tonic_array(path)
 
 
 def test_damaged_spikes(tmp_path):
@@ -384,7 +384,7 @@ def test_damaged_spikes(tmp_path):
     for content in (b"", sound[: len(sound) // 2], b"not HDF5" * 20):
         path.write_bytes(content)
         with pytest.raises(ValueError, match=r"a.h5: is no readable HDF5 file with spikes/times"):
-            read_spikes(path)
+            read_spike_file(path)
     for change, message in (
         (lambda file: file.__delitem__("labels"), "is no readable HDF5 file"),
         (lambda file: file["labels"].__setitem__(0, 7), "a label lies outside the 3"),
@@ -395,7 +395,7 @@ def test_damaged_spikes(tmp_path):
         with h5py.File(path, "a") as file:
             change(file)
         with pytest.raises(ValueError, match=message):
-            read_spikes(path)
+            read_spike_file(path)
 
 
 def packed_header(kind=1, length=8, offset=4, overflow=0, number=4):
@@ -407,7 +407,7 @@ def test_damaged_recordings_of_gestures(tmp_path):
     t, x, y, p = np.array([10, 20, 30, 40]), *np.ones((3, 4), int)
     sound = aedat_bytes(t, x, y, p)
     head, body = sound[:-60], sound[-32:]
-    spans = [Span(0, 5, 45, "user01_led_labels.csv:2")]
+    spans = [LabelledSpan(0, 5, 45, "user01_led_labels.csv:2")]
     for content, message in (
         (b"", "begins with b'', needed #!AER-DAT3.1"),
         (sound.replace(b"3.1", b"2.0", 1), "begins with b'#!AER-DAT2.0', needed #!AER-DAT3.1"),
@@ -431,14 +431,14 @@ def test_damaged_recordings_of_gestures(tmp_path):
             read_gestures(path, spans)
     path.write_bytes(sound)
     for start, end, message in (
-        (41, 50, r"has events of 10 .. 40 microseconds, labels.csv:3 speaks of 41 .. 50"),
-        (0, 10, r"has events of 10 .. 40 microseconds, labels.csv:3 speaks of 0 .. 10"),
+        (41, 50, r"has events of 10 .. 40 microseconds, labels.csv:3 names 41 .. 50"),
+        (0, 10, r"has events of 10 .. 40 microseconds, labels.csv:3 names 0 .. 10"),
         (21, 30, "labels.csv:3: holds no events"),
     ):
         with pytest.raises(ValueError, match=f"user01_led.aedat: {message}"):
-            read_gestures(path, [*spans, Span(1, start, end, "labels.csv:3")])
+            read_gestures(path, [*spans, LabelledSpan(1, start, end, "labels.csv:3")])
     with pytest.raises(ValueError, match=r"gone.aedat: can not be read: No such file"):
-        read_recording(tmp_path / "gone.aedat")
+        read_aedat(tmp_path / "gone.aedat")
 
 
 @pytest.mark.parametrize(
@@ -458,7 +458,7 @@ def test_damaged_labels_of_gestures(tmp_path, content, message):
     path = tmp_path / "l.csv"
     path.write_text(content)
     with pytest.raises(ValueError, match=message):
-        read_spans(path)
+        read_gesture_labels(path)
 
 
 @pytest.mark.parametrize(
@@ -474,7 +474,7 @@ def test_damaged_trials_of_gestures(tmp_path, content, message):
     path = tmp_path / "t.txt"
     path.write_text(content)
     with pytest.raises(ValueError, match=message):
-        read_trials(path)
+        read_recording_list(path)
 
 
 def test_recordings_that_do_not_fit_together(tmp_path):
@@ -519,6 +519,6 @@ def test_real_digits():
     task = Events(data_dir=str(ROOT))
     assert [task.size(split) for split in task.splits] == [900, 100, 100]
     assert task.length <= 7152
-    sample = read_40_bit(ROOT / "tonic_sample_nmnist.bin")
+    sample = read_nmnist(ROOT / "tonic_sample_nmnist.bin")
     assert len(sample.t) == 4325
     assert 300_000 < sample.t[-1] < 320_000

@@ -10,7 +10,7 @@ import torch
 
 from longscan.tasks.forecasting import Forecast
 from longscan.tasks.forecasting.baselines import DLinear, fitted_dlinear, seasonal_mean
-from longscan.tasks.forecasting.tables import IRREGULAR, read_dates, read_table
+from longscan.tasks.forecasting.tables import KNOWN_IRREGULAR_STEPS, read_dates, read_table
 from made_up import table
 
 
@@ -203,7 +203,7 @@ def test_ett_is_split_by_months(tmp_path):
     (tmp_path / "ETTh1.csv").write_text(table(14_500, 7))
     task = own(tmp_path, dataset="ETTh1")
     assert task.size("test") == 2880 + 48 - 71
-    assert task._borders("test") == (11_520 - 48, 14_400)
+    assert task._row_range("test") == (11_520 - 48, 14_400)
 
 
 def test_forecasts_of_a_users_file(folder, tmp_path):
@@ -339,9 +339,9 @@ def test_the_published_weather_is_read_as_it_is(tmp_path):
     text = "date,v\n" + "".join(f"{date},{number % 7}\n" for number, date in enumerate(dates))
     for name in ("weather", "other"):
         (tmp_path / f"{name}.csv").write_text(text)
-    read = read_table(tmp_path / "weather.csv", irregular=IRREGULAR["weather"])
+    read = read_table(tmp_path / "weather.csv", irregular=KNOWN_IRREGULAR_STEPS["weather"])
     assert len(read.values) == len(dates)
-    assert read_dates(tmp_path / "weather.csv", 1, IRREGULAR["weather"])[-1] == str(dates[-1] + pd.Timedelta("10min"))
+    assert read_dates(tmp_path / "weather.csv", 1, KNOWN_IRREGULAR_STEPS["weather"])[-1] == str(dates[-1] + pd.Timedelta("10min"))
     with pytest.raises(ValueError, match=r"other.csv:39: the time stamp 2020-05-12 06:00:00 is duplicated"):
         read_table(tmp_path / "other.csv")
 

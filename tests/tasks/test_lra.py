@@ -10,14 +10,14 @@ import pytest
 import torch
 from PIL import Image
 
-from longscan.tasks._images import grey
+from longscan.tasks._images import to_grey
 from longscan.tasks._random import CounterRNG
-from longscan.tasks._store import Ragged, stored
+from longscan.tasks._store import Ragged, cached_arrays
 from longscan.tasks._text import Alphabet
 from longscan.tasks.lra import ListOps, LraImage, LraRetrieval, LraText, Pathfinder
-from longscan.tasks.lra._batches import read_batch
-from longscan.tasks.lra._listops import SYMBOLS, Bounds, draw_expressions
-from longscan.tasks.lra._snakes import DRAWINGS, _Board, _draw, _two_snakes, draw_images, drawing
+from longscan.tasks.lra._cifar10 import read_batch
+from longscan.tasks.lra._listops import SYMBOLS, ExpressionLimits, generate_expressions
+from longscan.tasks.lra._pathfinder_images import IMAGE_SETTINGS, _Canvas, _draw_batch, _two_snakes, draw_images, image_settings
 from made_up import MADE_UP, cifar_batch
 
 # ListOps.
@@ -56,7 +56,7 @@ def test_the_evaluator_agrees_with_the_paper(text, value):
 
 
 def test_listops_trees_are_those_of_the_published_generator():
-    sequences, values = draw_expressions(CounterRNG(("trees",), 0), 3000, Bounds())
+    sequences, values = generate_expressions(CounterRNG(("trees",), 0), 3000, ExpressionLimits())
     assert abs(sequences.lengths.mean() - 1030) < 30
     shares = np.bincount(values, minlength=10) / 3000
     assert shares[0] == pytest.approx(0.17, abs=0.03)
@@ -75,7 +75,7 @@ def test_listops_are_drawn_by_seed_alone():
     assert torch.equal(first.inputs, again.inputs)
     stream = ListOps(data="stream", **settings)
     assert stream.size("train") is None
-    values, _ = draw_expressions(CounterRNG(("pinned",), 0), 1, Bounds(longer_than=5, shorter_than=30))
+    values, _ = generate_expressions(CounterRNG(("pinned",), 0), 1, ExpressionLimits(longer_than=5, shorter_than=30))
     assert " ".join(SYMBOLS[token] for token in values.values) == "[MED 0 0 0 8 5 ]"
 
 
@@ -104,9 +104,9 @@ def test_bounds_without_expressions_are_refused():
 # Pathfinder.
 
 
-@pytest.mark.parametrize("size", DRAWINGS)
+@pytest.mark.parametrize("size", IMAGE_SETTINGS)
 def test_the_marks_of_a_drawing(size):
-    drawing = DRAWINGS[size]
+    drawing = IMAGE_SETTINGS[size]
     if size in (64, 128):  # where a pair of long snakes is rarely finished
         return
     labels = np.array([0, 1] * 8)
@@ -118,7 +118,7 @@ def test_the_marks_of_a_drawing(size):
 
 
 def board(count=2048):
-    return _Board(count, DRAWINGS[32], 1, CounterRNG(("board",), 0))
+    return _Canvas(count, IMAGE_SETTINGS[32], 1, CounterRNG(("board",), 0))
 
 
 def test_long_snakes_keep_apart():
@@ -126,8 +126,8 @@ def test_long_snakes_keep_apart():
     rows, paddles, tips = _two_snakes(pairs)
     assert len(rows) > 40
     # 14 paddles of each snake were laid on each finished board, and ends lie on the image.
-    assert len(paddles.laid) == 28
-    assert all(np.isin(rows, laid).all() for laid, _, _ in paddles.laid)
+    assert len(paddles.added) == 28
+    assert all(np.isin(rows, laid).all() for laid, _, _ in paddles.added)
     assert ((tips[rows] >= 0) & (tips[rows] < 32)).all()
     lengths = np.linalg.norm(tips[rows, :, 1] - tips[rows, :, 0], axis=-1)
     assert lengths.max() > 12
@@ -136,19 +136,19 @@ def test_long_snakes_keep_apart():
 
 
 def test_discs_lie_where_the_label_says(monkeypatch):
-    from longscan.tasks.lra import _snakes
+    from longscan.tasks.lra import _pathfinder_images
 
     seen = []
-    inner = _snakes._two_snakes
+    inner = _pathfinder_images._two_snakes
 
     def recorded(pairs):
         result = inner(pairs)
         seen.append(result)
         return result
 
-    monkeypatch.setattr(_snakes, "_two_snakes", recorded)
+    monkeypatch.setattr(_pathfinder_images, "_two_snakes", recorded)
     labels = np.array([0, 1] * 10)
-    images = _draw(CounterRNG(("discs",), 0), labels, DRAWINGS[32], 1)
+    images = _draw_batch(CounterRNG(("discs",), 0), labels, IMAGE_SETTINGS[32], 1)
     tips = np.concatenate([result[2][result[0]] for result in seen])[:20]
     for image, label, ends in zip(images, labels, tips, strict=True):
         bright = [all(image[tuple(place)] == 255 for place in (ends[first, 0], ends[second, 1])) for first, second in
@@ -158,10 +158,10 @@ def test_discs_lie_where_the_label_says(monkeypatch):
 
 def test_shorter_contours_are_other_images_and_the_published_ones_stay():
     easy, hard = Pathfinder(contour=6), Pathfinder()
-    assert easy._key("test") != hard._key("test") == ("pathfinder", 32, "test")
-    assert (drawing(32, 6).contour_length, drawing(32, 6).distractor_length) == (6, 2)
-    assert drawing(32, 14) == DRAWINGS[32]
-    shades = [task._draw(CounterRNG(("ink",), 0), 40)[0].values.mean() for task in (easy, hard)]
+    assert easy._rng_key("test") != hard._rng_key("test") == ("pathfinder", 32, "test")
+    assert (image_settings(32, 6).contour_length, image_settings(32, 6).distractor_length) == (6, 2)
+    assert image_settings(32, 14) == IMAGE_SETTINGS[32]
+    shades = [task._generate(CounterRNG(("ink",), 0), 40)[0].values.mean() for task in (easy, hard)]
     assert shades[0] < 0.8 * shades[1]
 
 
@@ -278,10 +278,10 @@ def test_characters(folder, tmp_path):
 
 def test_alphabets_round_trip():
     bytes_ = Alphabet()
-    assert bytes_.text(bytes_.encoded(["naïve".encode()], 99)[0].tolist()) == "naïve"
+    assert bytes_.text(bytes_.encode(["naïve".encode()], 99)[0].tolist()) == "naïve"
     some = Alphabet(("a", "b"))
-    assert some.text(some.encoded([b"abc"], 99)[0].tolist()) == "ab�"
-    assert len(bytes_.encoded([b""], 9)[0]) == 1
+    assert some.text(some.encode([b"abc"], 99)[0].tolist()) == "ab�"
+    assert len(bytes_.encode([b""], 9)[0]) == 1
 
 
 @pytest.mark.parametrize("folder", ["lra_text"], indirect=True)
@@ -339,7 +339,7 @@ def test_python_batches(folder):
 
 def test_grey_is_what_pillow_makes_of_it():
     colours = np.random.default_rng(0).integers(0, 256, (4, 9, 7, 3), dtype=np.uint8)
-    for picture, shades in zip(colours, grey(colours), strict=True):
+    for picture, shades in zip(colours, to_grey(colours), strict=True):
         assert np.array_equal(shades, np.asarray(Image.fromarray(picture).convert("L")))
 
 
@@ -415,19 +415,19 @@ def test_arrays_are_kept_and_made_again_when_a_file_changes(tmp_path):
         return {"x": np.arange(3)}
 
     for _ in range(2):
-        assert stored("kept", [path], 1, make)["x"].tolist() == [0, 1, 2]
+        assert cached_arrays("kept", [path], 1, make)["x"].tolist() == [0, 1, 2]
     assert len(made) == 1
-    stored("kept", [path], 2, make)
+    cached_arrays("kept", [path], 2, make)
     path.write_text("12")
-    assert isinstance(stored("kept", [path], 1, make)["x"], np.memmap)
+    assert isinstance(cached_arrays("kept", [path], 1, make)["x"], np.memmap)
     assert len(made) == 3
 
 
 def test_arrays_stay_in_memory_where_nothing_can_be_kept(tmp_path, monkeypatch, caplog):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("LONGSCAN_CACHE", str(tmp_path / "file" / "below"))
-    assert stored("kept", [], 1, lambda: {"x": np.arange(3)})["x"].tolist() == [0, 1, 2]
-    assert "can not be kept" in caplog.text
+    assert cached_arrays("kept", [], 1, lambda: {"x": np.arange(3)})["x"].tolist() == [0, 1, 2]
+    assert "can not be cached" in caplog.text
 
 
 def test_unequal_sequences():

@@ -8,26 +8,26 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from longscan.tasks import TASKS, Batch
-from longscan.tasks._drawing import bars, clipped, shades
-from longscan.tasks._images import grey
+from longscan.tasks._images import to_grey
 from longscan.tasks._random import CounterRNG
+from longscan.tasks._sparklines import shade_line, sparkline, truncate_text
 from longscan.tasks._store import Ragged
 from longscan.tasks._text import Alphabet, frequent_characters
 from longscan.tasks.base import check_request, rows_of_step
-from longscan.tasks.classification import answered, largest_share
+from longscan.tasks.classification import majority_share, scored_outputs
 from longscan.tasks.dna import DnaLanguage, Species
-from longscan.tasks.dna.tasks import _borders
+from longscan.tasks.dna.tasks import _split_ranges
 from longscan.tasks.dynamics import Pendulum
 from longscan.tasks.events import Events
-from longscan.tasks.events.batching import bucketed_rows, packed
-from longscan.tasks.examples import carved, check_fraction
+from longscan.tasks.events.batching import bucketed_rows, pack_rows
+from longscan.tasks.examples import check_fraction, split_off_validation
 from longscan.tasks.forecasting import baselines
 from longscan.tasks.forecasting.tables import read_dates
 from longscan.tasks.formal import GroupWord
 from longscan.tasks.formal._examples import Examples, concatenate_examples, next_token_batch, split_index, splitmix64
 from longscan.tasks.language import ByteText
 from longscan.tasks.listing import task_facts
-from longscan.tasks.lra._listops import Bounds, draw_expressions
+from longscan.tasks.lra._listops import ExpressionLimits, generate_expressions
 from longscan.tasks.timeseries import protocols
 from made_up import MADE_UP, event_bytes, events_of
 
@@ -95,9 +95,9 @@ def test_frequencies_of_bytes(tmp_path):
     (tmp_path / "x").write_bytes(b"a" * 60 + b"bbbbccccccccccccccdd" + b"efffffffffgggggggghh")
     task = ByteText(path=str(tmp_path / "x"), window=9, valid_fraction=0.2)
     assert [task.size(split) for split in task.splits] == [None, 2, 2]
-    counts = {split: {chr(i): int(n) for i, n in enumerate(task._counts(split)) if n} for split in task.splits}
+    counts = {split: {chr(i): int(n) for i, n in enumerate(task._token_counts(split)) if n} for split in task.splits}
     assert counts == {"train": {"a": 60}, "valid": {"b": 3, "c": 14, "d": 1}, "test": {"f": 9, "g": 8, "h": 1}}
-    assert all(len(task._counts(split)) == 256 for split in task.splits)
+    assert all(len(task._token_counts(split)) == 256 for split in task.splits)
     assert task.constant_score("test") == pytest.approx(math.log2(316))
     assert task.constant_score("train") == pytest.approx(-math.log2(61 / 316))
     assert task.scaled(task.constant_score("test") / 4) == pytest.approx(0.75)
@@ -144,8 +144,8 @@ def test_frequencies_of_bases_and_species(genomes):
     task = DnaLanguage(**genomes)
     for split in ("valid", "test"):
         asked = torch.cat([task.batch(split, step, 20).targets for step in range(task.num_batches(split, 20))])
-        assert task._counts(split).tolist() == asked.flatten().bincount(minlength=5).tolist()
-    assert task._counts("train").sum() == 1024 * 40
+        assert task._token_counts(split).tolist() == asked.flatten().bincount(minlength=5).tolist()
+    assert task._token_counts("train").sum() == 1024 * 40
     species = Species(**genomes)
     targets = species.batch("test", 0, 60).targets
     assert species.constant_score("test") == pytest.approx(targets.bincount().max().item() / 60)
@@ -153,11 +153,11 @@ def test_frequencies_of_bases_and_species(genomes):
 
 
 def test_which_part_of_a_sequence_is_of_which_split():
-    assert _borders("position", "x", 101) == {"train": (0, 70), "valid": (70, 85), "test": (85, 101)}
+    assert _split_ranges("position", "x", 101) == {"train": (0, 70), "valid": (70, 85), "test": (85, 101)}
     names = {"chr5 a": "test", "chromosome 12": "valid", "chr2": "train", "chrX": "train", "chr15": "train", "part 5": "train"}
     names |= {f"chr{number}": "test" for number in (7, 9, 10, 11)} | {f"chr{number}": "valid" for number in (1, 3, 13)}
     names |= {f"chr{number}": "train" for number in (4, 6, 8, 14)}
-    assert {name: next(iter(_borders("chromosome", name, 30).items())) for name in names} == {
+    assert {name: next(iter(_split_ranges("chromosome", name, 30).items())) for name in names} == {
         name: (split, (0, 30)) for name, split in names.items()
     }
 
@@ -181,14 +181,14 @@ def test_rows_of_numbers():
 def test_scored_answers():
     output = torch.arange(12.0).reshape(2, 2, 3)
     targets = torch.tensor([[0, 1], [2, 0]])
-    logits, found = answered(output, Batch(torch.zeros(2, 2), targets))
+    logits, found = scored_outputs(output, Batch(torch.zeros(2, 2), targets))
     assert logits.tolist() == output.flatten(0, 1).tolist()
     assert found.tolist() == [0, 1, 2, 0]
     mask = torch.tensor([[False, True], [True, False]])
-    logits, found = answered(output, Batch(torch.zeros(2, 2), targets, loss_mask=mask))
+    logits, found = scored_outputs(output, Batch(torch.zeros(2, 2), targets, loss_mask=mask))
     assert logits.tolist() == [[3, 4, 5], [6, 7, 8]]
     assert found.tolist() == [1, 2]
-    assert largest_share(np.array([[0, 2], [2, 1]])) == 0.5
+    assert majority_share(np.array([[0, 2], [2, 1]])) == 0.5
 
 
 def test_rows_of_a_step():
@@ -208,16 +208,16 @@ def test_rows_of_a_step():
 
 def test_validation_examples_are_carved_out():
     for count, fraction, share in ((10, 0.1, 1), (10, 0.25, 3), (10, 0.24, 2), (3, 0.01, 1), (2, 0.1, 1)):
-        train, valid = carved(count, fraction, 0)
+        train, valid = split_off_validation(count, fraction, 0)
         assert len(valid) == share
         assert sorted([*train, *valid]) == list(range(count))
         assert train.tolist() == sorted(train)
         assert valid.tolist() == sorted(valid)
     order = CounterRNG(("valid", 7), 0).permutation(10)
-    assert carved(10, 0.3, 7)[1].tolist() == sorted(order[:3])
+    assert split_off_validation(10, 0.3, 7)[1].tolist() == sorted(order[:3])
     for count, fraction in ((1, 0.1), (2, 0.75)):
         with pytest.raises(ValueError, match=f"^valid_fraction: {count} training examples are too few to take {fraction:g} of"):
-            carved(count, fraction, 0)
+            split_off_validation(count, fraction, 0)
     check_fraction(0.001)
     check_fraction(0.999)
     for fraction in (0, 1, -0.1, 1.1):
@@ -226,18 +226,18 @@ def test_validation_examples_are_carved_out():
 
 
 def test_drawings_in_characters():
-    assert bars(torch.tensor([0.0, 1.0, 2.0, 7.0])) == "▁▂▃█"
-    assert bars(torch.tensor([0.0, 2.0, 6.0, 8.0]), width=2) == "▁█"
-    assert len(bars(torch.arange(81.0))) == 27
-    assert bars(torch.full((3,), 5.0)) == "▁▁▁"
+    assert sparkline(torch.tensor([0.0, 1.0, 2.0, 7.0])) == "▁▂▃█"
+    assert sparkline(torch.tensor([0.0, 2.0, 6.0, 8.0]), width=2) == "▁█"
+    assert len(sparkline(torch.arange(81.0))) == 27
+    assert sparkline(torch.full((3,), 5.0)) == "▁▁▁"
     image = torch.zeros(6, 16)
     image[2, 3], image[4, 8], image[5, 5], image[1, 6] = 4.0, 2.0, 9.0, 9.0
-    assert shades(image) == "   █    ▒       "
-    assert shades(image, 4) == "█ ▒ "
-    assert clipped(" a\n b|c ") == "a b/c"
-    assert clipped("x" * 60) == "x" * 60
-    assert clipped("x" * 61) == "x" * 59 + "…"
-    assert clipped("abcdef", 4) == "abc…"
+    assert shade_line(image) == "   █    ▒       "
+    assert shade_line(image, 4) == "█ ▒ "
+    assert truncate_text(" a\n b|c ") == "a b/c"
+    assert truncate_text("x" * 60) == "x" * 60
+    assert truncate_text("x" * 61) == "x" * 59 + "…"
+    assert truncate_text("abcdef", 4) == "abc…"
 
 
 def test_pools_of_sorted_recordings():
@@ -254,7 +254,7 @@ def test_pools_of_sorted_recordings():
     assert [rows.tolist() for rows in epoch] != sorted(rows.tolist() for rows in epoch)
     again = [bucketed_rows(lengths, 35 + step, 2, 3).tolist() for step in range(35)]
     assert again != [rows.tolist() for rows in epoch]
-    found = packed([4, 1, 6, 2, 3])
+    found = pack_rows([4, 1, 6, 2, 3])
     assert (found.rows.tolist(), found.starts.tolist()) == ([1, 2, 0, 1, 2], [0, 3, 0, 4, 0])
     assert (found.height, found.width) == (3, 6)
 
@@ -270,8 +270,8 @@ def test_sequences_side_by_side():
 
 
 def test_expressions_lie_strictly_between_two_lengths():
-    bounds = Bounds(max_depth=4, max_args=4, shorter_than=12, longer_than=7)
-    ragged, values = draw_expressions(CounterRNG(("some",), 0), 300, bounds)
+    bounds = ExpressionLimits(max_depth=4, max_args=4, shorter_than=12, longer_than=7)
+    ragged, values = generate_expressions(CounterRNG(("some",), 0), 300, bounds)
     assert {int(length) for length in ragged.lengths} == {8, 9, 10, 11}
     assert len(values) == len(ragged.lengths) == 300
     assert values.min() >= 0
@@ -283,14 +283,14 @@ def test_alphabets():
     assert frequent_characters([b"bab"], 1) == ("b", "a")
     words = Alphabet(("a", "b"))
     assert words.size == 5
-    assert [tokens.tolist() for tokens in words.encoded([b"abx", b""], 3)] == [[3, 4, 2], [2]]
-    assert words.encoded([b"xba"], 4)[0].tolist() == [1, 4, 3, 2]
+    assert [tokens.tolist() for tokens in words.encode([b"abx", b""], 3)] == [[3, 4, 2], [2]]
+    assert words.encode([b"xba"], 4)[0].tolist() == [1, 4, 3, 2]
     assert words.text([3, 1, 4, 2, 0]) == "a\N{REPLACEMENT CHARACTER}b"
     plain = Alphabet()
     assert plain.size == 257
-    assert [tokens.tolist() for tokens in plain.encoded([b"ab\xff", b""], 2)] == [[98, 99], [33]]
+    assert [tokens.tolist() for tokens in plain.encode([b"ab\xff", b""], 2)] == [[98, 99], [33]]
     assert plain.text([98, 0, 99]) == "ab"
-    assert grey(np.array([[[255, 0, 0], [0, 255, 0], [0, 0, 255], [255, 255, 255], [1, 2, 3]]], np.uint8)).tolist() == [
+    assert to_grey(np.array([[[255, 0, 0], [0, 255, 0], [0, 0, 255], [255, 255, 255], [1, 2, 3]]], np.uint8)).tolist() == [
         [76, 150, 29, 255, 2]
     ]
 
@@ -317,18 +317,18 @@ def test_examples_of_a_language_as_arrays():
 
 def test_shares_and_splits_of_series():
     cases = ((10, 0.15), (10, 0.14), (2, 0.01), (2, 0.99), (1, 0.5), (4, 0.5))
-    shares = [protocols._share(count, fraction) for count, fraction in cases]
+    shares = [protocols._subset_size(count, fraction) for count, fraction in cases]
     assert shares == [2, 1, 1, 1, 0, 2]
-    parts = protocols._three(np.arange(10), [7, 8])
+    parts = protocols._split_rows(np.arange(10), [7, 8])
     assert {name: rows.tolist() for name, rows in parts.items()} == {"train": [*range(7)], "valid": [7], "test": [8, 9]}
     for bounds in ([0, 2], [2, 2]):
         with pytest.raises(ValueError, match=r"^data_dir: 3 series are too few for a split 70/15/15"):
-            protocols._three(np.arange(3), bounds)
+            protocols._split_rows(np.arange(3), bounds)
     series = [np.array([[1.0, 2.0], [5.0, 5.0], [np.nan, np.nan]]), np.array([[np.nan, 6.0], [5.0, 5.0], [np.nan, 4.0]])]
-    mean, std = protocols._statistics(series)
+    mean, std = protocols._channel_statistics(series)
     assert mean.tolist() == [3, 5, 4]
     assert std.tolist() == pytest.approx([7**0.5, 1, 1])
-    assert protocols._statistics([np.full((1, 2), np.nan)])[0].tolist() == [0]
+    assert protocols._channel_statistics([np.full((1, 2), np.nan)])[0].tolist() == [0]
 
 
 def test_the_aussm_protocol_cuts_where_random_split_does():
@@ -345,16 +345,16 @@ def test_the_clean_protocol_drops_repeats_and_carves_by_class():
     train = [np.full((1, 4), float(number)) for number in [*range(12), 3, 20]]
     test = [np.full((1, 4), 20.0), np.full((1, 4), 30.0)]
     labels = np.array([0] * 8 + [1] * 6 + [0, 1])
-    partition = protocols.clean(train, test, labels, protocols.Carving(seed=1, fraction=0.25, stratified=True))
+    partition = protocols.clean(train, test, labels, protocols.ValidationSplit(seed=1, fraction=0.25, stratified=True))
     assert partition.rows["test"].tolist() == [14, 15]
     assert sorted([*partition.rows["train"], *partition.rows["valid"]]) == list(range(12))
     assert np.bincount(labels[partition.rows["valid"]]).tolist() == [2, 1]
     order = CounterRNG(("valid", 1), 0).permutation(12)
-    plain = protocols.clean(train, test, labels, protocols.Carving(seed=1, fraction=0.25, stratified=False))
+    plain = protocols.clean(train, test, labels, protocols.ValidationSplit(seed=1, fraction=0.25, stratified=False))
     assert plain.rows["valid"].tolist() == sorted(order[:3])
     assert plain.shift[0] == pytest.approx(np.mean([train[row] for row in plain.rows["train"]]))
     with pytest.raises(ValueError, match=r"^valid_fraction: 1 training series are too few to take 0.25 of them"):
-        protocols.clean(train[:1], test, labels, protocols.Carving(1, 0.25, stratified=False))
+        protocols.clean(train[:1], test, labels, protocols.ValidationSplit(1, 0.25, stratified=False))
 
 
 def test_linoss_protocol_keeps_the_first_of_equal_series():

@@ -422,9 +422,9 @@ def test_the_order_of_series_of_unequal_lengths():
     """Step by step, then channel by channel; missing values and what lies behind the end are last, and equal to each other."""
     nan = float("nan")
     series = [np.array([row], dtype=float) for row in ([1, 2, nan], [1, 2], [1, 2, 0], [0, 9, 9])]
-    assert protocols._lexicographic(series).tolist() == [3, 2, 0, 1]
+    assert protocols._lexicographic_order(series).tolist() == [3, 2, 0, 1]
     channels = [np.array([[1.0, 5.0], [3.0, 0.0]]), np.array([[1.0, 4.0], [3.0, 9.0]]), np.array([[1.0], [2.0]])]
-    assert protocols._lexicographic(channels).tolist() == [2, 1, 0]
+    assert protocols._lexicographic_order(channels).tolist() == [2, 1, 0]
 
 
 def test_a_value_beyond_float32_after_scaling_is_refused(folder):

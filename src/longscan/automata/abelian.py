@@ -1,4 +1,4 @@
-"""Solvable groups as cyclic counters: a series with abelian factors, each factor as a product of cycles of prime power length.
+"""Solvable groups as cyclic counters: a series with abelian factors, each a product of cyclic groups of prime power order.
 
 With N > M of the series, N/M abelian: a homomorphism phi: N -> Z/q_1 x ... x Z/q_r with kernel M, and t_j with phi(t_j) the j-th
 unit vector. Every g in N is n rep(c), n in M, c = phi(g), rep(c) = t_1^c_1 ... t_r^c_r; multiplied by h in N from the right it
@@ -20,7 +20,7 @@ Counts = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Factor:
-    """One factor N/M. moduli: q_j, prime powers; phi: element of N -> counts; units: t_j; size: the order of N."""
+    """One factor N/M. moduli: q_j, prime powers; phi: the counts of each element of N; units: t_j; representatives: rep(c)."""
 
     moduli: Counts
     phi: dict[Permutation, Counts]
@@ -33,15 +33,15 @@ class Factor:
         return len(self.phi)
 
     def carry(self, h: Permutation, after: Counts) -> Permutation:
-        """w, the element of M that multiplies n when h takes the counts to `after`."""
+        """Return w, the element of M that multiplies n when h takes the counts to `after`."""
         before = tuple((c - d) % q for c, d, q in zip(after, self.phi[h], self.moduli, strict=True))
         return multiply(multiply(self.representatives[before], h), inverse(self.representatives[after]))
 
 
 def factors(group: PermutationGroup, series: Series, limit: int) -> list[Factor]:
-    """The factors of the series of a solvable group, from the top; LimitExceeded where the group has more than `limit` elements.
+    """Return the factors of the series of a solvable group, from the top; LimitExceeded beyond `limit` elements.
 
-    series: "abelian", N_{i+1} = N_i', as few factors as there can be; "prime", N_{i+1} = N_i' N_i^r with r the product of the
+    series: "abelian", N_{i+1} = N_i', the smallest number of factors; "prime", N_{i+1} = N_i' N_i^r with r the product of the
     primes in the exponent of N_i / N_i', so that every counter has prime length.
     """
     result = []
@@ -60,7 +60,7 @@ def _prime_step(group: PermutationGroup) -> PermutationGroup:
 
 
 def _factor(group: PermutationGroup, below: PermutationGroup) -> Factor:
-    # Exponents of every element of N by generators g_1, ..., g_r modulo M, one generator after another, and their relations.
+    # Exponents of every element of N in the generators g_1, ..., g_r modulo M, one generator at a time, and their relations.
     exponents: dict[Permutation, Counts] = dict.fromkeys(below.elements(below.order), ())
     relations: list[list[int]] = []
     used: list[Permutation] = []
@@ -73,9 +73,9 @@ def _factor(group: PermutationGroup, below: PermutationGroup) -> Factor:
             current, order = multiply(current, g), order + 1
         relations = [[*row, 0] for row in relations] + [[*(-e for e in exponents[current]), order]]
         exponents, used = grown, [*used, g]
-    orders, to_cycles, from_cycles = smith(relations)
+    orders, to_cycles, from_cycles = smith_normal_form(relations)
     moduli: list[int] = []
-    columns: list[tuple[int, int]] = []  # of every counter: which cycle, and the multiple of its generator that is the unit
+    columns: list[tuple[int, int]] = []  # of every counter: its cycle, and the multiple of the cycle's generator that is the unit
     for column, order in enumerate(orders):
         for q in prime_powers(order):
             moduli.append(q)
@@ -100,7 +100,7 @@ def _factor(group: PermutationGroup, below: PermutationGroup) -> Factor:
 
 
 def prime_powers(n: int) -> list[int]:
-    """The prime powers whose product is n, by increasing prime."""
+    """Return the prime powers whose product is n, by increasing prime."""
     powers, p = [], 2
     while n > 1:
         q = 1
@@ -112,10 +112,10 @@ def prime_powers(n: int) -> list[int]:
     return powers
 
 
-def smith(matrix: Sequence[Sequence[int]]) -> tuple[list[int], list[list[int]], list[list[int]]]:
-    """The diagonal d of a Smith normal form U R V = diag(d) of a square matrix R that is not singular, V and its inverse.
+def smith_normal_form(matrix: Sequence[Sequence[int]]) -> tuple[list[int], list[list[int]], list[list[int]]]:
+    """Return the diagonal d of a Smith normal form U R V = diag(d) of a regular square matrix R, V, and the inverse of V.
 
-    d need not divide one another. Row operations change the relations' basis, column operations that of the generators.
+    d need not divide one another. TableRow operations change the relations' basis, column operations that of the generators.
     """
     n = len(matrix)
     R = [list(row) for row in matrix]

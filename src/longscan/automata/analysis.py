@@ -1,10 +1,10 @@
-"""What a language needs: star-free, solvable or not, from the skeleton of its minimal automaton; the monoid beside it.
+"""Classification of a language as star-free, solvable or neither, from the skeleton of its minimal automaton; and its monoid.
 
 A language is star-free iff its transition monoid has trivial groups only (Schuetzenberger 1965). Every holonomy group divides the
 monoid, and every simple group that divides the monoid divides a holonomy group (Zeiger; Eilenberg), so "all groups trivial" and
 "all groups solvable" can be read off the holonomy groups; the monoid, which can be very large, is not needed for the verdict.
-That a k-layer diagonal model of finite precision tracks a group iff it has a subnormal series of length k with abelian factors
-is theorem of Shakerinava et al. (arXiv:2603.01959); with non-solvable groups the language is complete for NC1 (Barrington 1989).
+That a k-layer diagonal model of finite precision tracks a group iff it has a subnormal series of length k with abelian factors is
+a theorem of Shakerinava et al. (arXiv:2603.01959); with non-solvable groups the language is complete for NC1 (Barrington 1989).
 """
 
 import json
@@ -15,18 +15,18 @@ from longscan.automata.abelian import Series, factors
 from longscan.automata.dfa import DFA
 from longscan.automata.errors import LimitExceeded
 from longscan.automata.monoid import MONOID_LIMIT, Monoid, transition_monoid
-from longscan.automata.permutations import PermutationGroup, cycles
-from longscan.automata.skeleton import SET_LIMIT, SetClass, Skeleton, members, skeleton
+from longscan.automata.permutations import PermutationGroup, cycle_notation
+from longscan.automata.skeleton import SET_LIMIT, SetClass, Skeleton, build_skeleton, states_of
 
 Verdict = Literal["star-free", "solvable group", "solvable", "non-solvable"]
 Needs = Literal["none", "mamba", "aussm", "hybrid", "no diagonal model"]
 SERIES_LIMIT = 20_000
-SHOWN = 8  # states and points that an error lists
+MAX_LISTED = 8  # largest number of states and points that an error lists
 
 
 @dataclass(frozen=True)
 class Holonomy:
-    """One holonomy group that is not trivial: its class, the class's level, tiles and sets, and the group with its series."""
+    """A non-trivial holonomy group: level, number, tiles and sets of its class, and the group with its series."""
 
     level: int
     number: int
@@ -35,7 +35,7 @@ class Holonomy:
     order: int
     name: str
     solvable: bool
-    series: tuple[tuple[int, ...], ...]  # moduli of the counters, from the top; empty where there is no such series
+    series: tuple[tuple[int, ...], ...]  # moduli of the counters, from the top; empty if there is no such series
     generators: tuple[str, ...]
 
 
@@ -43,11 +43,10 @@ class Holonomy:
 class Report:
     """The analysis of a language.
 
-    verdict: "star-free", "solvable group" (every letter permutes the states), "solvable" or "non-solvable". needs: what a model
-    must have: "mamba", "aussm", "hybrid", "none" for one state, or "no diagonal model". dfa: the automaton analysed. n_sets:
-    image sets. levels: height of the skeleton. holonomy: its non-trivial groups. monoid: None where it was not asked for or too
-    large;
-    limits: what was left out at a limit, in words.
+    verdict: "star-free", "solvable group" (every letter permutes the states), "solvable" or "non-solvable". needs: the blocks
+    that a model needs: "mamba", "aussm", "hybrid", "none" for one state, or "no diagonal model". dfa: the analysed automaton.
+    n_sets: number of image sets. levels: height of the skeleton. holonomy: its non-trivial groups. monoid: None if it was not
+    requested or is too large. limits: descriptions of results that are missing because of a limit.
     """
 
     verdict: Verdict
@@ -62,7 +61,7 @@ class Report:
     skeleton: Skeleton = field(repr=False, compare=False, kw_only=True)
 
     def rows(self) -> list[tuple[str, str]]:
-        """What the report says, as pairs of a name and a text."""
+        """Return the content of the report as pairs of a name and a text."""
         rows = [
             ("verdict", self.verdict),
             ("needs", self.needs),
@@ -85,12 +84,12 @@ class Report:
         return rows
 
     def table(self) -> str:
-        """The report as a table of text."""
+        """Return the report as a table of text."""
         width = max(len(name) for name, _ in self.rows())
         return "\n".join(f"{name:<{width}}  {text}" for name, text in self.rows())
 
     def to_json(self) -> str:
-        """The report as JSON."""
+        """Return the report as JSON."""
         entries: dict[str, Any] = {
             "verdict": self.verdict,
             "needs": self.needs,
@@ -107,21 +106,21 @@ class Report:
 
 
 def analyse(dfa: DFA, monoid_limit: int = MONOID_LIMIT, set_limit: int = SET_LIMIT, *, minimise: bool = True) -> Report:
-    """Say what the language of an automaton needs.
+    """Classify the language of an automaton and find the blocks that a model of it needs.
 
     Args:
         dfa: any automaton; its minimal one is analysed, unless `minimise` is False.
-        monoid_limit: the monoid is left out beyond this many elements (and with 0), which the report says.
-        set_limit: LimitExceeded beyond this many image sets.
+        monoid_limit: the report has no monoid of more elements than this and says so; 0 for no monoid.
+        set_limit: LimitExceeded beyond this number of image sets.
     """
     dfa = dfa.minimise() if minimise else dfa.trim()
-    bones = skeleton(dfa, set_limit)
-    groups = [found for found in bones.classes if found.group.order > 1]
-    bad = next((found for found in groups if not found.group.is_solvable), None)
+    skeleton = build_skeleton(dfa, set_limit)
+    groups = [set_class for set_class in skeleton.classes if set_class.group.order > 1]
+    unsolvable = next((set_class for set_class in groups if not set_class.group.is_solvable), None)
     permutes = all(len(set(letter)) == dfa.size for letter in dfa.maps)
     verdict: Verdict = "star-free"
     if groups:
-        verdict = "non-solvable" if bad else "solvable group" if permutes else "solvable"
+        verdict = "non-solvable" if unsolvable else "solvable group" if permutes else "solvable"
     needs: dict[Verdict, Needs] = {
         "star-free": "mamba" if dfa.size > 1 else "none",
         "solvable group": "aussm",
@@ -138,49 +137,49 @@ def analyse(dfa: DFA, monoid_limit: int = MONOID_LIMIT, set_limit: int = SET_LIM
         verdict,
         needs[verdict],
         dfa,
-        len(bones.moves),
-        bones.height,
-        tuple(_holonomy(found) for found in groups),
+        len(skeleton.moves),
+        skeleton.height,
+        tuple(map(_holonomy, groups)),
         monoid,
         tuple(limits),
-        None if bad is None else _obstruction(bad),
-        skeleton=bones,
+        None if unsolvable is None else _obstruction(unsolvable),
+        skeleton=skeleton,
     )
 
 
-def _holonomy(found: SetClass, series: Series = "abelian") -> Holonomy:
-    group, moduli = found.group, []
+def _holonomy(set_class: SetClass, series: Series = "abelian") -> Holonomy:
+    group, moduli = set_class.group, []
     if group.is_solvable and group.order <= SERIES_LIMIT:
         moduli = [factor.moduli for factor in factors(group, series, SERIES_LIMIT)]
     return Holonomy(
-        found.level,
-        found.number,
-        found.width,
-        len(found.tiles),
+        set_class.level,
+        set_class.number,
+        set_class.width,
+        len(set_class.tiles),
         group.order,
         group.name,
         group.is_solvable,
         tuple(moduli),
-        tuple(map(cycles, group.generators)),
+        tuple(map(cycle_notation, group.generators)),
     )
 
 
-def _obstruction(found: SetClass) -> str:
-    """The perfect group that stands in the way, in words."""
-    core: PermutationGroup = found.group.perfect_core
-    states = members(next(iter(found.tiles)))
-    sets = "the states " + ",".join(map(str, states)) if len(states) <= SHOWN else f"{len(states)} states"
-    generators = ", ".join(_shortened(cycles(g)) for g in core.generators[:3])
-    where = f"order {found.group.order}, level {found.level}, on the {found.width} tiles of {sets}"
+def _obstruction(set_class: SetClass) -> str:
+    """Describe the perfect group that makes the language non-solvable."""
+    core: PermutationGroup = set_class.group.perfect_core
+    states = states_of(next(iter(set_class.tiles)))
+    sets = "the states " + ",".join(map(str, states)) if len(states) <= MAX_LISTED else f"{len(states)} states"
+    generators = ", ".join(_truncate_cycles(cycle_notation(g)) for g in core.generators[:3])
+    where = f"order {set_class.group.order}, level {set_class.level}, on the {set_class.width} tiles of {sets}"
     return (
-        f"its holonomy group {found.group.name} ({where}) holds a perfect group of order {core.order}, made by the permutations "
-        f"of tiles {generators}"
+        f"its holonomy group {set_class.group.name} ({where}) contains a perfect group of order {core.order}, generated by the "
+        f"permutations of tiles {generators}"
     )
 
 
-def _shortened(text: str) -> str:
-    """A permutation's cycles, the whole ones among the first 80 characters where there are more, or a part of the first."""
-    if len(text) <= 10 * SHOWN:
+def _truncate_cycles(text: str) -> str:
+    """Truncate cycle notation to about 80 characters, after a whole cycle if there is one."""
+    if len(text) <= 10 * MAX_LISTED:
         return text
-    start = text[: 10 * SHOWN]
+    start = text[: 10 * MAX_LISTED]
     return start[: start.rindex(")") + 1] + "..." if ")" in start else start[: start.rindex(" ")] + " ...)"

@@ -1,16 +1,17 @@
-"""From the skeleton of an automaton to a program: the holonomy cascade, level by level, one component for each class.
+"""Construction of the program from the skeleton of an automaton: the holonomy cascade, one component for each class of a level.
 
-The cascade's state at level h is an image set P_h that holds the automaton's state, from P_H = all states down to P_0, the state
-itself. Where P_h is of level h, the component of its class holds the number x of a tile of P_h, and P_{h-1} is that tile;
-otherwise P_{h-1} = P_h. A letter a takes P = P_h to P' >= P.a, which the levels above have decided. Then at level h
+The cascade's state at level h is an image set P_h that contains the automaton's state, from P_H = all states down to P_0, the
+state itself. If P_h is of level h, the component of its class has the number x of a tile of P_h, and P_{h-1} is that tile;
+otherwise P_{h-1} = P_h. The levels above determine that a letter a takes P = P_h to P' >= P.a. Then at level h
 
-    P' of a lower level     nothing to do
+    P' of a lower level     nothing changes
     P.a = P'                P is in the class of P', and the letter permutes tiles: x' = x.g
-    P.a < P'                reset: x' is the first tile of P' that holds P.a
+    P.a < P'                reset: x' is the first tile of P' that contains P.a
 
-and in each case the new tile holds the image of the old one. With resets and a group that is not trivial a component is counters
-for g, never reset, followed by a flip-flop for y, with x = y.g: a permutation h takes g to g h, a reset to x takes y to x.g^-1.
-Classes with a trivial group share a flip-flop. Source: as in skeleton.py; the lazy form (no tile chains are listed) is ours.
+and in each case the new tile contains the image of the old one. With resets and a non-trivial group a component consists of
+counters for g, which are never reset, followed by a flip-flop for y, with x = y.g: a permutation h takes g to g h, a reset to x
+takes y to x.g^-1. Classes with a trivial group share a flip-flop. Source: as in skeleton.py; the form without a list of tile
+chains is ours.
 """
 
 import itertools
@@ -27,22 +28,22 @@ GROUP_LIMIT = 20_000
 Triple = tuple[Mask, Mask, int]  # P, P' and the letter between them
 
 
-class _Source(NamedTuple):
-    """What chooses something at every step: inputs, and for each of their values what is chosen (other values: nothing)."""
+class _Selection(NamedTuple):
+    """A choice of a permutation at every step: inputs, and the permutation for each of their values (other values: none)."""
 
     wires: tuple[Wire, ...]
-    chosen: dict[Key, Permutation]
+    permutations: dict[Key, Permutation]
 
 
 class _Component(NamedTuple):
-    """A built component: what its tile depends on, and the tile for each of their values."""
+    """A component of the cascade: the inputs that determine its tile, and the tile for each of their values."""
 
     wires: tuple[Wire, ...]
     tile: dict[Key, int]
 
 
 class _Builder:
-    """Collects fields and ops."""
+    """Collects the fields and ops of a program."""
 
     def __init__(self, letters: int) -> None:
         self.fields = [Field("letter", letters, 0)]
@@ -53,19 +54,19 @@ class _Builder:
         return len(self.fields) - 1
 
     def lookup(self, name: str, branches: Sequence[Branch], size: int, initial: int, default: int | None = None) -> int:
-        """A lookup; where no default is given it is the commonest value, whose rows are left out."""
+        """Add a lookup and return its field. Without a default it is the most frequent value, whose rows are left out."""
         if default is None:
             default = Multiset(value for branch in branches for value in branch.rows.values()).most_common(1)[0][0]
         output = self.field(name, size, initial)
-        kept = tuple(Branch(b.wires, {key: value for key, value in b.rows.items() if value != default}) for b in branches)
-        self.ops.append(Op("lookup", output, kept, default))
+        without_default = (Branch(b.wires, {key: value for key, value in b.rows.items() if value != default}) for b in branches)
+        self.ops.append(Op("lookup", output, tuple(without_default), default))
         return output
 
 
 def build_program(skeleton: Skeleton, start: int, series: Series = "abelian") -> Program:
-    """The program of an automaton with the given start state.
+    """Build the program of an automaton with the given start state, whose groups must be solvable.
 
-    Raises LimitExceeded where a group has more than 20,000 elements; its groups must be solvable.
+    Raises LimitExceeded if a group has more than 20,000 elements.
     """
     builder = _Builder(len(skeleton.dfa.alphabet))
     triples: set[Triple] = {(skeleton.full, skeleton.full, a) for a in range(len(skeleton.dfa.alphabet))}
@@ -75,22 +76,22 @@ def build_program(skeleton: Skeleton, start: int, series: Series = "abelian") ->
         if not any(skeleton.level[mask] == level for mask in sets):
             continue
         first_op = len(builder.ops)
-        step = _Level(skeleton, level, sets, triples, current, start, field)
+        step = _LevelBuilder(skeleton, level, sets, triples, current, start, field)
         components = {c.number: step.component(builder, c, series) for c in step.classes}
         below = sorted(step.sets_below)
         after = step.tiles_of(current)[step.initial_tile] if skeleton.level[current] == level else current
         field_below = None
         if len(below) > 1:
-            decoding = step.decoding(components, {mask: i for i, mask in enumerate(below)})
-            field_below = builder.lookup(f"P{level - 1}", decoding, len(below), below.index(after))
+            decoding_branches = step.decoding_branches(components, {mask: i for i, mask in enumerate(below)})
+            field_below = builder.lookup(f"P{level - 1}", decoding_branches, len(below), below.index(after))
         levels.append(LevelFields(level, tuple(sets), field, range(first_op, len(builder.ops))))
         sets, triples, current, field = below, step.triples_below, after, field_below
     levels.append(LevelFields(0, tuple(sets), field, range(len(builder.ops), len(builder.ops))))
     return Program(tuple(builder.fields), tuple(builder.ops), tuple(levels))
 
 
-class _Level:
-    """One level: which actions the letters have on its components, and what can happen one level below."""
+class _LevelBuilder:
+    """One level: the actions of the letters on its components, and the transitions of the level below."""
 
     def __init__(
         self, skeleton: Skeleton, level: int, sets: list[Mask], triples: set[Triple], current: Mask, start: int, field: int | None
@@ -104,26 +105,27 @@ class _Level:
         self.permutes: dict[int, dict[Triple, Permutation]] = {}
         self.resets: dict[int, dict[Triple, int]] = {}
         by_number: dict[int, SetClass] = {}
-        self.own_sets: dict[int, list[Mask]] = {}
+        self.class_sets: dict[int, list[Mask]] = {}
         for mask in sets:
             if skeleton.level[mask] == level:
-                found = skeleton.class_of[mask]
-                by_number[found.number] = found
-                self.own_sets.setdefault(found.number, []).append(mask)
+                set_class = skeleton.class_of[mask]
+                by_number[set_class.number] = set_class
+                self.class_sets.setdefault(set_class.number, []).append(mask)
         self.classes = [by_number[number] for number in sorted(by_number)]
         for number in by_number:
             self.permutes[number], self.resets[number] = {}, {}
-        self._actions(triples)
-        self.tiles = {c.number: self._possible_tiles(c) for c in self.classes}
-        self.triples_below = self._below(triples)
+        self._classify_triples(triples)
+        self.tiles = {c.number: self._reachable_tiles(c) for c in self.classes}
+        self.triples_below = self._next_triples(triples)
         self.sets_below = {mask for p, q, _ in self.triples_below for mask in (p, q)}
         self.sets_below.add(self.tiles_of(current)[self.initial_tile] if active else current)
 
     def tiles_of(self, mask: Mask) -> tuple[Mask, ...]:
         return self.skeleton.class_of[mask].tiles[mask]
 
-    def _actions(self, triples: set[Triple]) -> None:
-        places: dict[Mask, dict[Mask, int]] = {}
+    def _classify_triples(self, triples: set[Triple]) -> None:
+        """Store for each triple of a class the permutation of tiles or the tile of a reset."""
+        indices: dict[Mask, dict[Mask, int]] = {}
         for triple in sorted(triples):
             before, after, letter = triple
             if self.skeleton.level[after] < self.level:
@@ -132,26 +134,25 @@ class _Level:
             image = self.skeleton.moves[before][letter]
             tiles = self.tiles_of(after)
             if image == after:
-                place = places.setdefault(after, {tile: i for i, tile in enumerate(tiles)})
+                index = indices.setdefault(after, {tile: i for i, tile in enumerate(tiles)})
                 self.permutes[number][triple] = tuple(
-                    [place[self.skeleton.moves[tile][letter]] for tile in self.tiles_of(before)]
+                    [index[self.skeleton.moves[tile][letter]] for tile in self.tiles_of(before)]
                 )
             else:
                 self.resets[number][triple] = next(i for i, tile in enumerate(tiles) if not image & ~tile)
 
-    def _possible_tiles(self, found: SetClass) -> list[int]:
-        """The tiles that the component of a class can hold: those of the start and of resets, and what permutations make of
-        them.
-        """
-        queue = list(dict.fromkeys(self.resets[found.number].values()))
-        if found.number == self.initial_class and self.initial_tile not in queue:
+    def _reachable_tiles(self, set_class: SetClass) -> list[int]:
+        """Return the tiles that the component of a class can reach from those of the start and of resets by permutations."""
+        queue = list(dict.fromkeys(self.resets[set_class.number].values()))
+        if set_class.number == self.initial_class and self.initial_tile not in queue:
             queue.append(self.initial_tile)
-        permutations = set(self.permutes[found.number].values())
+        permutations = set(self.permutes[set_class.number].values())
         for x in queue:
             queue += {g[x] for g in permutations} - set(queue)
         return sorted(queue)
 
-    def _below(self, triples: set[Triple]) -> set[Triple]:
+    def _next_triples(self, triples: set[Triple]) -> set[Triple]:
+        """Return the triples (set before, set after, letter) of the level below."""
         result = set()
         for triple in triples:
             before, after, letter = triple
@@ -166,98 +167,98 @@ class _Level:
                 result.add((old.tiles[before][x] if old else before, low, letter))
         return result
 
-    def _inputs(self) -> tuple[tuple[Wire, ...], Callable[[Triple], Key]]:
-        """The inputs that tell a triple, and their values for it."""
+    def _triple_inputs(self) -> tuple[tuple[Wire, ...], Callable[[Triple], Key]]:
+        """Return the inputs that identify a triple, and the function from a triple to their values."""
         letter = Wire(0)
         if self.field is None:
             return (letter,), lambda triple: (triple[2],)
         wires = (Wire(self.field, delayed=True), Wire(self.field), letter)
         return wires, lambda triple: (self.numbers[triple[0]], self.numbers[triple[1]], triple[2])
 
-    def component(self, builder: _Builder, found: SetClass, series: Series) -> _Component:
-        """Build the component of a class: counters for its group, a flip-flop where it is reset."""
-        wires, key = self._inputs()
-        name, identity = f"{self.level}.{found.number}", found.group.identity
-        permutes = {key(t): g for t, g in self.permutes[found.number].items() if g != identity}
-        resets = {key(t): x for t, x in self.resets[found.number].items()}
-        initial = self.initial_tile if found.number == self.initial_class else 0
+    def component(self, builder: _Builder, set_class: SetClass, series: Series) -> _Component:
+        """Build the component of a class: counters for its group, and a flip-flop if it has resets."""
+        wires, key = self._triple_inputs()
+        name, identity = f"{self.level}.{set_class.number}", set_class.group.identity
+        permutes = {key(t): g for t, g in self.permutes[set_class.number].items() if g != identity}
+        resets = {key(t): x for t, x in self.resets[set_class.number].items()}
+        initial = self.initial_tile if set_class.number == self.initial_class else 0
         if not permutes and resets:
             return self._shared_flip_flop(builder)
-        group = PermutationGroup(found.width, dict.fromkeys(permutes.values()))
-        counters, decode = _counters(builder, name, factors(group, series, GROUP_LIMIT), _Source(wires, permutes), identity)
+        group = PermutationGroup(set_class.width, dict.fromkeys(permutes.values()))
+        counters, decode = _counters(builder, name, factors(group, series, GROUP_LIMIT), _Selection(wires, permutes), identity)
         if not resets:
             return _Component(counters, {counts: g[initial] for counts, g in decode.items()})
-        if len(resets) > found.width:  # a field of its own for the tile wanted, then fewer rows
-            none = found.width
-            wanted = builder.lookup(f"r{name}", [Branch(wires, resets)], none + 1, none, default=none)
-            wires, resets = (Wire(wanted),), _itself(set(resets.values()))
-        rows = {(*at, *counts): inverse(g)[x] for at, x in resets.items() for counts, g in decode.items()}
-        output = builder.field(f"y{name}", found.width, initial)
+        if len(resets) > set_class.width:  # a separate field for the tile of the reset reduces the number of rows
+            none = set_class.width
+            reset_tile = builder.lookup(f"r{name}", [Branch(wires, resets)], none + 1, none, default=none)
+            wires, resets = (Wire(reset_tile),), _identity_rows(set(resets.values()))
+        rows = {(*values, *counts): inverse(g)[x] for values, x in resets.items() for counts, g in decode.items()}
+        output = builder.field(f"y{name}", set_class.width, initial)
         builder.ops.append(Op("flip-flop", output, (Branch((*wires, *counters), rows),), HOLD))
-        tile = {(y, *counts): g[y] for y in range(found.width) for counts, g in decode.items()}
+        tile = {(y, *counts): g[y] for y in range(set_class.width) for counts, g in decode.items()}
         parts = _Component((Wire(output), *counters), tile)
-        own = len(self.own_sets[found.number])
-        if own * len(tile) <= 4 * (len(tile) + own * found.width):
+        n_sets = len(self.class_sets[set_class.number])
+        if n_sets * len(tile) <= 4 * (len(tile) + n_sets * set_class.width):
             return parts
-        value = builder.lookup(f"x{name}", [Branch(*parts)], found.width, initial)
-        return _Component((Wire(value),), _itself(range(found.width)))
+        value = builder.lookup(f"x{name}", [Branch(*parts)], set_class.width, initial)
+        return _Component((Wire(value),), _identity_rows(range(set_class.width)))
 
     def _shared_flip_flop(self, builder: _Builder) -> _Component:
-        """The flip-flop of all classes of this level that are only ever reset."""
+        """Return the flip-flop that all classes of this level with only resets share."""
         if self.shared is None:
-            wires, key = self._inputs()
-            reset_only = [c for c in self.classes if self.resets[c.number] and not self._moves(c)]
+            wires, key = self._triple_inputs()
+            reset_only = [c for c in self.classes if self.resets[c.number] and not self._has_permutations(c)]
             rows = {key(t): x for c in reset_only for t, x in self.resets[c.number].items()}
             size = max(max(self.tiles[c.number]) for c in reset_only) + 1
             starts_here = any(c.number == self.initial_class for c in reset_only)
             output = builder.field(f"x{self.level}", size, self.initial_tile if starts_here else 0)
             builder.ops.append(Op("flip-flop", output, (Branch(wires, rows),), HOLD))
-            self.shared = _Component((Wire(output),), _itself(range(size)))
+            self.shared = _Component((Wire(output),), _identity_rows(range(size)))
         return self.shared
 
-    def _moves(self, found: SetClass) -> bool:
-        return any(g != found.group.identity for g in self.permutes[found.number].values())
+    def _has_permutations(self, set_class: SetClass) -> bool:
+        return any(g != set_class.group.identity for g in self.permutes[set_class.number].values())
 
-    def decoding(self, components: dict[int, _Component], below: dict[Mask, int]) -> list[Branch]:
-        """P_{h-1} from P_h and the components: one branch a class, one for the sets that pass through."""
-        here = () if self.field is None else (Wire(self.field),)
+    def decoding_branches(self, components: dict[int, _Component], below: dict[Mask, int]) -> list[Branch]:
+        """Return the table of P_{h-1} from P_h and the components: a branch per class, and one for sets of lower levels."""
+        set_wire = () if self.field is None else (Wire(self.field),)
         branches = []
-        for found in self.classes:
-            wires, tile = components[found.number]
-            possible = set(self.tiles[found.number])
+        for set_class in self.classes:
+            wires, tile = components[set_class.number]
+            possible = set(self.tiles[set_class.number])
             rows = {
-                (*((self.numbers[mask],) if here else ()), *values): below[found.tiles[mask][x]]
-                for mask in self.own_sets[found.number]
+                (*((self.numbers[mask],) if set_wire else ()), *values): below[set_class.tiles[mask][x]]
+                for mask in self.class_sets[set_class.number]
                 for values, x in tile.items()
                 if x in possible
             }
-            branches.append(Branch((*here, *wires), rows))
+            branches.append(Branch((*set_wire, *wires), rows))
         levels = self.skeleton.level
         passing: dict[Key, int] = {(i,): below[mask] for mask, i in self.numbers.items() if levels[mask] < self.level}
-        return [*branches, Branch(here, passing)] if passing else branches
+        return [*branches, Branch(set_wire, passing)] if passing else branches
 
 
-def _itself(values: Iterable[int]) -> dict[Key, int]:
-    """The table that gives back its one input."""
+def _identity_rows(values: Iterable[int]) -> dict[Key, int]:
+    """Return the rows of the identity function of one input."""
     return {(x,): x for x in values}
 
 
 def _counters(
-    builder: _Builder, name: str, series: list[Factor], source: _Source, identity: Permutation
+    builder: _Builder, name: str, series: list[Factor], source: _Selection, identity: Permutation
 ) -> tuple[tuple[Wire, ...], dict[Counts, Permutation]]:
-    """Counters that hold the product of the permutations chosen so far; the product for each of their values."""
+    """Add counters for the product of all permutations so far; return their wires, and the product for each of their values."""
     wires: tuple[Wire, ...] = ()
     decode: dict[Counts, Permutation] = {(): identity}
     for depth, factor in enumerate(series):
-        own = []
+        counters = []
         for j, q in enumerate(factor.moduli):
             output = builder.field(f"c{name}.{depth}{'abcdefgh'[j % 8] if len(factor.moduli) > 1 else ''}", q, 0, is_counter=True)
-            rows = {at: factor.phi[h][j] for at, h in source.chosen.items() if factor.phi[h][j]}
+            rows = {values: factor.phi[h][j] for values, h in source.permutations.items() if factor.phi[h][j]}
             builder.ops.append(Op("counter", output, (Branch(source.wires, rows),), 0))
-            own.append(Wire(output))
+            counters.append(Wire(output))
         if depth + 1 < len(series):
-            source = _carried(builder, f"w{name}.{depth}", factor, source, tuple(own), identity)
-        wires = (*wires, *own)
+            source = _next_selection(builder, f"w{name}.{depth}", factor, source, tuple(counters), identity)
+        wires = (*wires, *counters)
         decode = {
             (*counts, *new): multiply(representative, g)
             for counts, g in decode.items()
@@ -266,23 +267,23 @@ def _counters(
     return wires, decode
 
 
-def _carried(
-    builder: _Builder, name: str, factor: Factor, source: _Source, own: tuple[Wire, ...], identity: Permutation
-) -> _Source:
-    """What multiplies the rest of the element, chosen by the source and the counters' new values.
+def _next_selection(
+    builder: _Builder, name: str, factor: Factor, source: _Selection, counters: tuple[Wire, ...], identity: Permutation
+) -> _Selection:
+    """Return the permutation that multiplies the remaining factors, selected by the source and the counters' new values.
 
-    Where many inputs choose few elements, these get a field of their own first; a lookup beside the counters costs no block.
+    If many inputs select few permutations, a lookup first stores the number of the permutation; it needs no additional block.
     """
-    elements = list(dict.fromkeys(source.chosen.values()))
-    if len(source.wires) > 1 and len(source.chosen) > 2 * len(elements):
+    elements = list(dict.fromkeys(source.permutations.values()))
+    if len(source.wires) > 1 and len(source.permutations) > 2 * len(elements):
         number = {h: i + 1 for i, h in enumerate(elements)}
-        rows = {at: number[h] for at, h in source.chosen.items()}
-        chosen = builder.lookup(name, [Branch(source.wires, rows)], len(elements) + 1, 0, default=0)
-        source = _Source((Wire(chosen),), {(number[h],): h for h in elements})
+        rows = {values: number[h] for values, h in source.permutations.items()}
+        field = builder.lookup(name, [Branch(source.wires, rows)], len(elements) + 1, 0, default=0)
+        source = _Selection((Wire(field),), {(number[h],): h for h in elements})
     result: dict[Key, Permutation] = {}
-    for at, h in source.chosen.items():
+    for values, h in source.permutations.items():
         for counts in itertools.product(*(range(q) for q in factor.moduli)):
             w = factor.carry(h, counts)
             if w != identity:
-                result[*at, *counts] = w
-    return _Source((*source.wires, *own), result)
+                result[*values, *counts] = w
+    return _Selection((*source.wires, *counters), result)

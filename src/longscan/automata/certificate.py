@@ -1,15 +1,15 @@
-"""The proof that a program computes its automaton, for words of every length, from its tables alone.
+"""The proof from its tables that a program computes its automaton for words of every length.
 
-`check_program` is an induction over time and levels. Let S_h be the set that the values name at level h. If
+`check_program` is an induction over time and levels. Let S_h be the set of level h that the values represent. If
 
-    before the first letter every S_h holds the start state;
-    whenever S_h goes from P to P' >= P.a under a letter a, S_{h-1} goes from some R to some R' >= R.a, whatever the memories of
-    level h hold;
+    before the first letter every S_h contains the start state;
+    whenever S_h goes from P to P' >= P.a under a letter a, S_{h-1} goes from some R to some R' >= R.a, for all values of the
+    memories of level h;
     the sets of level 0 are single states,
 
 then S_0 is the state of the automaton after every word. The second line is checked by running the ops of level h on all pairs
-(P, P') that the levels above allow and on all values of the memories that play a part in them. Nothing is assumed about how the
-tables were made. The check is sufficient: it also refuses wrong entries that no word reaches.
+(P, P') that the levels above allow and on all values of the memories that affect the result. Nothing is assumed about how the
+tables were built. The check is sufficient, not necessary: it also rejects wrong entries that no word reaches.
 """
 
 import itertools
@@ -20,17 +20,19 @@ import numpy as np
 from longscan.automata.dfa import DFA
 from longscan.automata.errors import LimitExceeded
 from longscan.automata.program import HOLD, LevelFields, Op, Program
-from longscan.automata.skeleton import Images
+from longscan.automata.skeleton import ImageTables
 
 CASE_LIMIT = 20_000_000
 PRODUCT_LIMIT = 5_000
-SLICE = 100_000
+BATCH_SIZE = 100_000
 
 
 @dataclass
-class LocalProof:
-    """problems: what fails, in words; none means proved. cases: how many were run. domains: for each op the values of its inputs
-    that occur, (cases, wires), where they were asked for.
+class ProgramProof:
+    """The result of `check_program`.
+
+    problems: descriptions of failed checks, empty if the program is proved. cases: number of cases that were run. domains: for
+    each op the values of its inputs that occur, (cases, wires), with keep_domains=True.
     """
 
     problems: list[str] = field(default_factory=list)
@@ -38,14 +40,14 @@ class LocalProof:
     domains: dict[int, np.ndarray] = field(default_factory=dict)
 
     @property
-    def holds(self) -> bool:
-        """Whether the program is proved."""
+    def is_proved(self) -> bool:
+        """Whether all checks passed."""
         return not self.problems
 
 
-def check_program(program: Program, dfa: DFA, *, keep_domains: bool = False) -> LocalProof:
-    """See the top of the file. LimitExceeded beyond 20 million cases."""
-    proof = LocalProof()
+def check_program(program: Program, dfa: DFA, *, keep_domains: bool = False) -> ProgramProof:
+    """Prove that a program computes an automaton, see this module's docstring; LimitExceeded beyond 20 million cases."""
+    proof = ProgramProof()
     if program.levels[0].sets != ((1 << dfa.size) - 1,):
         proof.problems.append("the cascade does not begin with the set of all states")
     if any(mask.bit_count() != 1 for mask in program.levels[-1].sets):
@@ -61,19 +63,19 @@ def check_program(program: Program, dfa: DFA, *, keep_domains: bool = False) -> 
     for upper, lower in itertools.pairwise(program.levels):
         if proof.problems:
             return proof
-        triples = _Level(program, dfa, upper, lower, proof).check(triples, domains if keep_domains else None)
+        triples = _LevelCheck(program, dfa, upper, lower, proof).check(triples, domains if keep_domains else None)
     proof.domains = {number: np.unique(np.concatenate(parts), axis=0) for number, parts in domains.items()}
     return proof
 
 
-class _Level:
-    """The ops between one level's sets and those of the level below."""
+class _LevelCheck:
+    """The check of the ops between the sets of one level and those of the level below."""
 
-    def __init__(self, program: Program, dfa: DFA, upper: LevelFields, lower: LevelFields, proof: LocalProof) -> None:
+    def __init__(self, program: Program, dfa: DFA, upper: LevelFields, lower: LevelFields, proof: ProgramProof) -> None:
         self.program, self.dfa, self.upper, self.lower, self.proof = program, dfa, upper, lower, proof
         self.writer = {program.ops[i].output: i for i in upper.ops}
-        self.images = Images(dfa)
-        # The lookups that make the set below out of this level's set and memories; what else they read would be a mistake.
+        self.images = ImageTables(dfa)
+        # The lookups that compute the set below from this level's set and memories; any other input of them is an error.
         self.decoders: list[int] = []
         pending = [] if lower.field is None else [lower.field]
         while pending:
@@ -94,11 +96,11 @@ class _Level:
             readable.add(op.output)
 
     def memories(self, number: int) -> set[int]:
-        """The memories that play a part where this level's set has the given number: behind a branch that can speak then."""
+        """Return the memories that affect the set below if this level's set has the given number."""
         found: set[int] = set()
         pending: list[int] = []
         if self.lower.field is not None:
-            pending += self._speaking(self.program.ops[self.writer[self.lower.field]], number)
+            pending += self._active_fields(self.program.ops[self.writer[self.lower.field]], number)
         while pending:
             wire = pending.pop()
             if wire not in self.writer or wire in found:
@@ -109,7 +111,8 @@ class _Level:
             pending += [other.field for other in op.wires]
         return found
 
-    def _speaking(self, op: Op, number: int) -> set[int]:
+    def _active_fields(self, op: Op, number: int) -> set[int]:
+        """Return the fields in branches of an op that can have a row if this level's set has the given number."""
         wires: set[int] = set()
         for branch in op.branches:
             of_set = [i for i, wire in enumerate(branch.wires) if wire.field == self.upper.field and not wire.delayed]
@@ -118,61 +121,62 @@ class _Level:
         return wires
 
     def decode(self, values: np.ndarray) -> np.ndarray:
-        """The number of the set below for values of this level's set and memories; fills in the lookups on the way."""
+        """Compute the lookups in `values`, which has this level's set and memories; return the numbers of the set below."""
         for number in self.decoders:
             self.program.apply(number, values, values)
         return np.zeros(len(values), np.int64) if self.lower.field is None else values[:, self.lower.field]
 
     def check(self, triples: np.ndarray, domains: dict[int, list[np.ndarray]] | None) -> np.ndarray:
-        """Check all triples (set before, set after, letter), by number and sorted; return those that the level below can see.
+        """Check all sorted triples (set before, set after, letter) of numbers; return the triples of the level below.
 
-        Which values the memories can have beside each set is found on the way, from those of the start; memories that play no
-        part beside the set before are given every value.
+        The search starts from the initial values and collects the values that the memories can have together with each set. A
+        memory that does not affect the set before is given every value.
         """
         start = self.program.start(1)
         initial = 0 if self.lower.field is None else int(start[0, self.lower.field])
         if self.decode(start)[0] != initial or not self.lower.sets[initial] >> self.dfa.start & 1:
             self.proof.problems.append(f"the first set of level {self.lower.level} is wrong")
             return triples
-        # A set and the values of the memories that play a part beside it, as one number: set * span + code.
+        # A set and the values of the memories that affect it are one number: set * span + code.
         columns = [op.output for op in (self.program.ops[i] for i in self.upper.ops) if op.kind != "lookup"]
         sizes = np.array([self.program.fields[m].size for m in columns], np.int64)
-        parts = [self.memories(number) for number in range(len(self.upper.sets))]
-        own, counts = _radix([[m in part for m in columns] for part in parts], sizes)
-        others = [[m in parts[q] and m not in parts[p] for m in columns] for p, q, _ in triples.tolist()]
-        extra, extra_counts = _radix(others, sizes)
+        relevant = [self.memories(number) for number in range(len(self.upper.sets))]
+        weights, counts = _mixed_radix_weights([[m in fields for m in columns] for fields in relevant], sizes)
+        free = [[m in relevant[q] and m not in relevant[p] for m in columns] for p, q, _ in triples.tolist()]
+        free_weights, free_counts = _mixed_radix_weights(free, sizes)
         span = int(counts.max())
         first = 0 if self.upper.field is None else self.program.fields[self.upper.field].initial
-        known = fresh = np.array([first * span + int((start[0, columns] * own[first]).sum())])
-        bounds = np.searchsorted(triples[:, 0], np.arange(len(self.upper.sets) + 1))
-        seen = [np.empty((0, 3), np.int64)]
+        known = fresh = np.array([first * span + int((start[0, columns] * weights[first]).sum())])
+        limits = np.searchsorted(triples[:, 0], np.arange(len(self.upper.sets) + 1))
+        lower_triples = [np.empty((0, 3), np.int64)]
         while len(fresh):
             before, code = np.divmod(fresh, span)
-            row, within = _expand((bounds[1:] - bounds[:-1])[before])
-            triple = bounds[before[row]] + within
-            self.proof.cases += int(extra_counts[triple].sum())
+            row, within = _repeat_index((limits[1:] - limits[:-1])[before])
+            triple = limits[before[row]] + within
+            self.proof.cases += int(free_counts[triple].sum())
             if self.proof.cases > CASE_LIMIT:
                 raise LimitExceeded("cases of the proof", CASE_LIMIT, self.proof.cases)
-            again, other = _expand(extra_counts[triple])
-            row, triple, found = row[again], triple[again], []
-            for piece in np.array_split(np.arange(len(row)), 1 + len(row) // SLICE):
-                at = triple[piece]
-                old = self.program.start(len(piece))
-                old[:, columns] = _digits(code[row[piece]], own[triples[at, 0]], sizes) + _digits(other[piece], extra[at], sizes)
-                pairs, new = self._run(triples[at], old, domains)
+            case, free_code = _repeat_index(free_counts[triple])
+            row, triple, reached = row[case], triple[case], []
+            for part in np.array_split(np.arange(len(row)), 1 + len(row) // BATCH_SIZE):
+                numbers = triple[part]
+                old = self.program.start(len(part))
+                old[:, columns] = _mixed_radix_digits(code[row[part]], weights[triples[numbers, 0]], sizes)
+                old[:, columns] += _mixed_radix_digits(free_code[part], free_weights[numbers], sizes)
+                below, new = self._run(triples[numbers], old, domains)
                 if self.proof.problems:
                     return triples
-                seen.append(pairs)
-                after = triples[at, 1]
-                found.append(np.unique(after * span + (new[:, columns] * own[after]).sum(1)))
-            fresh = np.setdiff1d(np.concatenate(found), known)
+                lower_triples.append(below)
+                after = triples[numbers, 1]
+                reached.append(np.unique(after * span + (new[:, columns] * weights[after]).sum(1)))
+            fresh = np.setdiff1d(np.concatenate(reached), known)
             known = np.union1d(known, fresh)
-        return np.unique(np.concatenate(seen), axis=0)
+        return np.unique(np.concatenate(lower_triples), axis=0)
 
     def _run(
         self, cases: np.ndarray, old: np.ndarray, domains: dict[int, list[np.ndarray]] | None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Run the level's ops: the triples that the level below sees, and the values after the step."""
+        """Run the level's ops on cases (n, 3); return the triples of the level below, and the values after the step."""
         before, after, letters = cases.T
         if self.upper.field is not None:
             old[:, self.upper.field] = before
@@ -189,40 +193,40 @@ class _Level:
                 return cases, new
             if domains is not None:
                 columns = [(old if wire.delayed else new)[:, wire.field] for wire in self.program.ops[number].wires]
-                domains.setdefault(number, []).append(_unique(*columns))
+                domains.setdefault(number, []).append(_unique_rows(*columns))
         low_after = np.zeros(len(cases), np.int64) if self.lower.field is None else new[:, self.lower.field]
-        found = _unique(low_before, low_after, letters)
+        found = _unique_rows(low_before, low_after, letters)
         for p, q, a in found.tolist():
-            if self.images.of(self.lower.sets[p], a) & ~self.lower.sets[q]:
+            if self.images.image(self.lower.sets[p], a) & ~self.lower.sets[q]:
                 self.proof.problems.append(
                     f"level {self.upper.level}: letter {self.dfa.alphabet[a]!r} takes set {p} of the level below to set {q}, "
-                    "which does not hold its image"
+                    "which does not contain its image"
                 )
                 break
         return found, new
 
 
-def _radix(parts: list[list[bool]], sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """For rows of flags: the weights of the flagged places in a number of mixed radix, 0 elsewhere; how many values it has."""
-    flags = np.array(parts, bool).reshape(len(parts), len(sizes))
+def _mixed_radix_weights(selected: list[list[bool]], sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return for each row of flags the weights of the flagged digits in a mixed-radix number, 0 elsewhere; and its range."""
+    flags = np.array(selected, bool).reshape(len(selected), len(sizes))
     factors = np.where(flags, sizes, 1)
     counts = factors.prod(1)
     return np.where(flags, counts[:, None] // np.cumprod(factors, 1), 0), counts
 
 
-def _digits(codes: np.ndarray, weights: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """The values at the flagged places, 0 elsewhere."""
+def _mixed_radix_digits(codes: np.ndarray, weights: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """Return the digits of mixed-radix numbers, 0 where the weight is 0."""
     return np.where(weights > 0, codes[:, None] // np.maximum(weights, 1) % sizes, 0)
 
 
-def _expand(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Each index repeated as often as its count says, and which of its repetitions each is."""
+def _repeat_index(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return each index repeated `counts[index]` times, and the number of each repetition."""
     index = np.repeat(np.arange(len(counts)), counts)
     return index, np.arange(len(index)) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
-def _unique(*columns: np.ndarray) -> np.ndarray:
-    """The different rows of columns of non-negative numbers, sorted."""
+def _unique_rows(*columns: np.ndarray) -> np.ndarray:
+    """Return the sorted distinct rows of columns of non-negative integers; faster than np.unique along an axis."""
     key = np.zeros(len(columns[0]), np.int64)
     spans = [int(column.max(initial=0)) + 1 for column in columns]
     for column, span in zip(columns, spans, strict=True):
@@ -235,13 +239,13 @@ def _unique(*columns: np.ndarray) -> np.ndarray:
 
 
 def check_product(program: Program, dfa: DFA, limit: int = PRODUCT_LIMIT) -> bool | None:
-    """Whether all reachable pairs of (program's values, automaton's state) agree: complete, but the pairs can be very many.
+    """Return whether all reachable pairs of (program's values, automaton's state) agree, None if there are more than `limit`.
 
-    None where there are more than `limit`.
+    This check is necessary and sufficient, but the number of pairs can be very large.
     """
-    memory = [i for i, f in enumerate(program.fields) if i and (i in program.delayed or i in _memories(program))]
+    memories = [i for i, f in enumerate(program.fields) if i and (i in program.delayed or i in _memory_fields(program))]
     values, states = program.start(1), np.array([dfa.start])
-    seen = {(dfa.start, *values[0, memory].tolist())}
+    seen = {(dfa.start, *values[0, memories].tolist())}
     while len(values):
         letters = np.tile(np.arange(len(dfa.alphabet)), len(values))
         states = dfa.table[np.repeat(states, len(dfa.alphabet)), letters]
@@ -249,7 +253,7 @@ def check_product(program: Program, dfa: DFA, limit: int = PRODUCT_LIMIT) -> boo
         if (program.states(values) != states).any():
             return False
         fresh = []
-        for i, row in enumerate(np.concatenate([states[:, None], values[:, memory]], 1).tolist()):
+        for i, row in enumerate(np.concatenate([states[:, None], values[:, memories]], 1).tolist()):
             if tuple(row) not in seen:
                 seen.add(tuple(row))
                 fresh.append(i)
@@ -259,5 +263,5 @@ def check_product(program: Program, dfa: DFA, limit: int = PRODUCT_LIMIT) -> boo
     return True
 
 
-def _memories(program: Program) -> set[int]:
+def _memory_fields(program: Program) -> set[int]:
     return {op.output for op in program.ops if op.kind != "lookup"}

@@ -20,7 +20,7 @@ class DFA:
         start: the state before any letter.
         accept: the accepting states.
 
-    Raises ValueError naming what does not fit.
+    Raises ValueError naming the invalid argument.
 
     >>> DFA(("a", "b"), ((1, 0), (0, 1)), 0, frozenset({1})).accepts("aab")
     False
@@ -55,22 +55,22 @@ class DFA:
 
     @property
     def size(self) -> int:
-        """The number of states."""
+        """Number of states."""
         return len(self.delta)
 
     @cached_property
     def table(self) -> np.ndarray:
-        """delta as an array (states, letters), int64."""
+        """The next states as an array (states, letters), int64."""
         return np.array(self.delta, dtype=np.int64)
 
     @property
     def maps(self) -> tuple[tuple[int, ...], ...]:
-        """The map of states that each letter makes: `maps[letter][state]`."""
+        """The action of each letter on the states: `maps[letter][state]`."""
         return tuple(zip(*self.delta, strict=True))
 
     @property
     def sinks(self) -> tuple[int, ...]:
-        """The states that no letter leads out of."""
+        """The states that every letter maps to themselves."""
         return tuple(state for state, row in enumerate(self.delta) if set(row) == {state})
 
     @cached_property
@@ -78,21 +78,21 @@ class DFA:
         return {letter: number for number, letter in enumerate(self.alphabet)}
 
     def encode(self, word: Word) -> list[int]:
-        """The numbers of a word's letters; ValueError names a letter that is not in the alphabet, and where (from 1)."""
+        """Return the numbers of a word's letters; ValueError naming an unknown letter and its position, counted from 1."""
         for position, letter in enumerate(word, 1):
             if letter not in self._numbers:
                 raise ValueError(f"word: got {letter!r} at position {position}, expected one of {', '.join(self.alphabet)}")
         return [self._numbers[letter] for letter in word]
 
     def accepts(self, word: Word) -> bool:
-        """Whether the word is in the language."""
+        """Return whether a word is in the language."""
         state = self.start
         for letter in self.encode(word):
             state = self.delta[state][letter]
         return state in self.accept
 
     def run(self, words: np.ndarray) -> np.ndarray:
-        """The state after every letter: words (B, L) of letter numbers -> (B, L) int64."""
+        """Return the state after every letter of words (B, L) of letter numbers, (B, L) int64."""
         words = np.asarray(words)
         states = np.empty(words.shape, np.int64)
         state = np.full(words.shape[0], self.start, np.int64)
@@ -102,7 +102,7 @@ class DFA:
         return states
 
     def trim(self) -> "DFA":
-        """Without the states that no word reaches; numbered in the order in which words, shortest first, reach them."""
+        """Return the automaton without unreachable states; the others are numbered in breadth-first order."""
         order, seen = [self.start], {self.start: 0}
         for state in order:
             for target in self.delta[state]:
@@ -117,7 +117,7 @@ class DFA:
         )
 
     def minimise(self) -> "DFA":
-        """The smallest automaton of the language, by Hopcroft's refinement (1971), its states numbered as `trim` does."""
+        """Return the minimal automaton of the language by Hopcroft's refinement (1971), with states numbered as by `trim`."""
         dfa = self.trim()
         letters = range(len(dfa.alphabet))
         sources: list[list[list[int]]] = [[[] for _ in range(dfa.size)] for _ in letters]
@@ -128,9 +128,9 @@ class DFA:
         block_of = [0] * dfa.size
         for state in blocks[-1]:
             block_of[state] = len(blocks) - 1
-        waiting = {(len(blocks) - 1, letter) for letter in letters}
-        while waiting:
-            number, letter = waiting.pop()
+        pending = {(len(blocks) - 1, letter) for letter in letters}
+        while pending:
+            number, letter = pending.pop()
             parts: dict[int, list[int]] = {}
             for target in blocks[number]:
                 for state in sources[letter][target]:
@@ -144,16 +144,16 @@ class DFA:
                 for state in part:
                     block_of[state] = new
                 smaller = new if len(blocks[new]) <= len(blocks[other]) else other
-                waiting |= {(new if (other, a) in waiting else smaller, a) for a in letters}
+                pending |= {(new if (other, a) in pending else smaller, a) for a in letters}
         rows = tuple(tuple(block_of[target] for target in dfa.delta[min(block)]) for block in blocks)
         return DFA(dfa.alphabet, rows, block_of[0], frozenset(block_of[state] for state in dfa.accept)).trim()
 
     def complement(self) -> "DFA":
-        """The automaton of the words that this one refuses."""
+        """Return the automaton of the words that this one rejects."""
         return DFA(self.alphabet, self.delta, self.start, frozenset(range(self.size)) - self.accept)
 
     def product(self, other: "DFA", op: Callable[[bool, bool], bool]) -> "DFA":
-        """The minimal automaton of the words whose two answers `op` takes to True; both have one alphabet.
+        """Return the minimal automaton of the words for which `op` of the two answers is True; the alphabets must be equal.
 
         `a.product(b, operator.and_)` is the intersection.
         """
@@ -167,7 +167,7 @@ class DFA:
 
     @classmethod
     def from_networkx(cls, graph: Any, start: Any, accept: Iterable[Any]) -> "DFA":
-        """From a networkx (multi)digraph whose edges have a `label`, a letter or several separated by commas."""
+        """Create an automaton from a networkx (multi)digraph whose edges have a `label` of letters separated by commas."""
         nodes = {node: number for number, node in enumerate(graph.nodes)}
         moves: dict[tuple[int, str], int] = {}
         for source, target, data in graph.edges(data=True):
@@ -183,7 +183,7 @@ class DFA:
         return cls(alphabet, delta, nodes[start], frozenset(nodes[node] for node in accept))
 
     def edges(self) -> dict[tuple[int, int], list[str]]:
-        """(source, target) -> the letters that lead there."""
+        """Return the letters of each edge (source, target)."""
         edges: dict[tuple[int, int], list[str]] = {}
         for source, row in enumerate(self.delta):
             for letter, target in zip(self.alphabet, row, strict=True):

@@ -1,4 +1,4 @@
-"""A figure of a compiled automaton (matplotlib), and its graphs as a file for Graphviz."""
+"""A matplotlib figure of a compiled automaton, and its graphs as a file for Graphviz."""
 
 from pathlib import Path
 
@@ -8,21 +8,21 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Circle, FancyArrowPatch
 
 from longscan._files import write_text
-from longscan.automata.compiler import Compiled
+from longscan.automata.compiler import CompiledAutomaton
 from longscan.automata.dfa import DFA, Word
 
-MAX_STATES, MAX_LETTERS = 24, 300  # that the figure has room for
-EDGE_CURVATURE = 0.22  # distance of an edge's control point from the straight line, as a share of the edge's length
+MAX_STATES, MAX_LETTERS = 24, 300  # largest numbers that fit into the figure
+EDGE_CURVATURE = 0.22  # distance of an edge's control point from the straight line, as a fraction of the edge's length
 LABEL_POSITION = 0.36  # of an edge's letters along the edge; edges between opposite states cross at 0.5
 INK, GREY, HIGHLIGHT = "#22272e", "#7d8894", "#fbe3c4"
 
 
-def draw_model(compiled: Compiled, word: Word) -> Figure:
+def draw_model(compiled: CompiledAutomaton, word: Word) -> Figure:
     """Draw the state diagram of an automaton, and the residual stream of its model over a word.
 
-    Left: states on a circle, the start state filled, accepting states with a double rim. Right: what the last block leaves in
-    the residual stream after each letter, a row for each dimension, named by the field that stands there. Raises ValueError for
-    a letter that is not in the alphabet, and for a word that is empty or has more than 300 letters.
+    Left: states on a circle, the start state filled, accepting states with a double circle. Right: the residual stream after the
+    last block and each letter, a row for each dimension with the name of its field. Raises ValueError for a letter that is not in
+    the alphabet, and for a word that is empty or has more than 300 letters.
     """
     if not 1 <= len(word) <= MAX_LETTERS:
         raise ValueError(f"word: got {len(word)} letters, expected 1 to {MAX_LETTERS}")
@@ -37,23 +37,23 @@ def draw_model(compiled: Compiled, word: Word) -> Figure:
     return figure
 
 
-def write_dot(automaton: DFA | Compiled, path: str | Path) -> Path:
+def write_dot(automaton: DFA | CompiledAutomaton, path: str | Path) -> Path:
     """Write an automaton as a graph for Graphviz: `dot -Tsvg PATH`.
 
-    Of a compiled automaton the file has the wiring of the model, too: a box for each operation of the cascade, in the cluster of
-    its block, and an edge from each field that it reads; a dashed edge stands for the value of one step before.
+    For a compiled automaton the file also has the wiring of the model: a box for each operation of the cascade, in the cluster of
+    its block, and an edge from each field that it reads; a dashed edge means the value at the previous step.
     """
-    dfa = automaton.dfa if isinstance(automaton, Compiled) else automaton
+    dfa = automaton.dfa if isinstance(automaton, CompiledAutomaton) else automaton
     lines = ["digraph {", "  rankdir=LR;", '  start [shape=none, label=""];', f"  start -> {dfa.start};"]
     lines += [f"  {state} [shape={'doublecircle' if state in dfa.accept else 'circle'}];" for state in range(dfa.size)]
     lines += [f"  {source} -> {target} [label={_quote(','.join(edge))}];" for (source, target), edge in dfa.edges().items()]
-    if isinstance(automaton, Compiled):
+    if isinstance(automaton, CompiledAutomaton):
         lines += _wiring(automaton)
     text = "\n".join([*lines, "}"]) + "\n"
     return write_text(Path(path), text)
 
 
-def _wiring(compiled: Compiled) -> list[str]:
+def _wiring(compiled: CompiledAutomaton) -> list[str]:
     fields, ops = compiled.program.fields, compiled.program.ops
     lines = ["  node [shape=box];", f"  {_quote(fields[0].name)};"]
     for number, block in enumerate(compiled.plan.blocks):
@@ -115,12 +115,12 @@ def _draw_states(axes: Axes, dfa: DFA) -> None:
         axes.text(x, y, ",".join(letters), ha="center", va="center", fontsize=font, color=INK, bbox=box, zorder=2)
 
 
-def _draw_stream(axes: Axes, compiled: Compiled, word: Word, stream: np.ndarray) -> None:
+def _draw_stream(axes: Axes, compiled: CompiledAutomaton, word: Word, stream: np.ndarray) -> None:
     fields, plan = compiled.program.fields, compiled.plan
     rows = [(first, fields[i].name, i) for i, first in plan.offsets.items()]
     rows += [(first, f"{fields[i].name} before", i) for i, first in plan.delayed.items()]
     spans = [(first, name, 2 if fields[i].is_counter else fields[i].size) for first, name, i in rows]
-    spans.append((plan.dummy, "constant", 1))
+    spans.append((plan.constant_position, "constant", 1))
     image = axes.imshow(stream.T, aspect="auto", cmap="RdBu_r", vmin=-1, vmax=1, interpolation="nearest")
     for first, _, size in spans:
         axes.axhline(first + size - 0.5, color=GREY, lw=0.6)

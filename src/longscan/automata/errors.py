@@ -1,14 +1,14 @@
-"""What can go wrong between a language and a model, each with the facts it is about as attributes."""
+"""The errors of this package; each has the values that it reports as attributes."""
 
 from typing import Any
 
 
 class AutomataError(ValueError):
-    """Base of the errors of this package."""
+    """The base class of the errors of this package."""
 
 
 class RegexError(AutomataError):
-    """A regular expression that cannot be read: `pattern`, and `position` counted from 1."""
+    """An invalid regular expression; attributes: `pattern`, and `position`, counted from 1."""
 
     def __init__(self, pattern: str, position: int, problem: str) -> None:
         super().__init__(f"pattern: {pattern!r} {problem} at position {position}")
@@ -16,7 +16,7 @@ class RegexError(AutomataError):
 
 
 class LimitExceeded(AutomataError):  # noqa: N818
-    """A computation stopped at a limit, so nothing is known about what lies beyond: `what`, `limit`, `reached`."""
+    """A computation that stopped at a limit without a result; attributes: `what`, `limit`, `reached`."""
 
     def __init__(self, what: str, limit: int, reached: int) -> None:
         super().__init__(f"{what}: got at least {reached}, the limit is {limit}; not compiled, which does not mean impossible")
@@ -24,7 +24,7 @@ class LimitExceeded(AutomataError):  # noqa: N818
 
 
 class NonSolvableError(AutomataError):
-    """The language needs a group that is not solvable: `report` is the analysis, `report.obstruction` the group."""
+    """A language that needs a non-solvable group; attributes: `report`, whose `obstruction` describes the group."""
 
     def __init__(self, report: Any) -> None:
         limit = "diagonal models of fixed depth and finite precision track solvable groups only (arXiv:2603.01959)"
@@ -33,8 +33,9 @@ class NonSolvableError(AutomataError):
 
 
 class PrecisionError(AutomataError):
-    """Correct answers were asked for beyond the certified length: `wanted`, `certified`."""
+    """A required length beyond the certified one; attributes: `required`, `certified`."""
 
-    def __init__(self, wanted: int, certified: int) -> None:
-        super().__init__(f"length: got {wanted}, but correct answers are certified up to {certified}; phase='grid' has no limit")
-        self.wanted, self.certified = wanted, certified
+    def __init__(self, required: int, certified: int) -> None:
+        limit = f"correct answers are certified up to {certified}; phase='grid' has no limit"
+        super().__init__(f"length: got {required}, but {limit}")
+        self.required, self.certified = required, certified

@@ -1,4 +1,4 @@
-"""Automata with a name: counters, words of a group, brackets, and the cases that the tests and benchmarks go through."""
+"""Named automata: counters, word problems of groups, brackets, and the cases of the tests and benchmarks."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -10,28 +10,28 @@ from longscan.automata.regex import STATE_LIMIT, from_regex
 
 
 def letters(count: int) -> tuple[str, ...]:
-    """a, b, c, ...; ValueError beyond 26."""
+    """Return the first letters of the alphabet, a, b, c, ...; ValueError for more than 26."""
     if not 1 <= count <= 26:
         raise ValueError(f"count: got {count}, expected 1 to 26 letters")
     return tuple("abcdefghijklmnopqrstuvwxyz"[:count])
 
 
 def mod(k: int) -> DFA:
-    """Words over 0 and 1 whose number of ones is divisible by k."""
+    """Return the automaton of words over 0 and 1 whose number of ones is divisible by k."""
     if k < 1:
         raise ValueError(f"k: got {k}, expected at least 1")
     return DFA(("0", "1"), tuple((i, (i + 1) % k) for i in range(k)), 0, frozenset({0}))
 
 
 def cycle_navigation(k: int) -> DFA:
-    """Walks on a cycle of k places by +, - and 0 that end where they began."""
+    """Return the automaton of walks by +, - and 0 on a cycle of k places that end at their start."""
     if k < 1:
         raise ValueError(f"k: got {k}, expected at least 1")
     return DFA(("+", "-", "0"), tuple(((i + 1) % k, (i - 1) % k, i) for i in range(k)), 0, frozenset({0}))
 
 
 def dyck(depth: int) -> DFA:
-    """Balanced words of one kind of brackets, nested at most `depth` deep."""
+    """Return the automaton of balanced words of one kind of brackets with a nesting depth of at most `depth`."""
     if depth < 1:
         raise ValueError(f"depth: got {depth}, expected at least 1")
     sink = depth + 1
@@ -39,17 +39,17 @@ def dyck(depth: int) -> DFA:
     return DFA(("(", ")"), (*rows, (sink, sink)), 0, frozenset({0}))
 
 
-def acting(maps: Mapping[str, Sequence[int]], accept: Sequence[int] = (0,)) -> DFA:
-    """The automaton whose letters act on 0 .. n-1 by the given maps (tuples of targets), from state 0."""
+def from_maps(maps: Mapping[str, Sequence[int]], accept: Sequence[int] = (0,)) -> DFA:
+    """Return the automaton whose letters act on the states 0 .. n-1 by the given maps (tuples of targets), from state 0."""
     if not maps:
         raise ValueError("maps: got none, expected at least one letter")
     return DFA(tuple(maps), tuple(zip(*maps.values(), strict=True)), 0, frozenset(accept))
 
 
 def word_problem(perms: Mapping[str, Sequence[int]] | Sequence[Sequence[int]]) -> DFA:
-    """Words in the given permutations whose product is the identity: an automaton with a state for every element of the group.
+    """Return the automaton of words of permutations whose product is the identity, with a state for every group element.
 
-    perms: letter -> permutation as a tuple of images, or the permutations alone, which become the letters a, b, c, ...
+    perms: permutations by letter, each a tuple of images; or only the permutations, whose letters are then a, b, c, ...
     """
     given = perms if isinstance(perms, Mapping) else dict(zip(letters(len(perms)), perms, strict=True))
     steps: dict[str, Permutation] = {letter: tuple(perm) for letter, perm in given.items()}
@@ -106,18 +106,18 @@ NAMED: dict[str, Callable[[], DFA]] = {
     "Dyck depth 3": lambda: dyck(3),
     "Dyck depth 8": lambda: dyck(8),
     **{name: partial(word_problem, GROUPS[name]) for name in ("S3", "A4", "S4", "Q8", "D4")},
-    "F20 on 5 points": lambda: acting(F20),
-    "flip-flop and parity": lambda: acting({"t": (1, 0, 2), "s": (2, 2, 2), "r": (0, 0, 0)}),
-    "S3 and resets": lambda: acting({"a": (1, 0, 2), "b": (1, 2, 0), "r": (0, 0, 0), "s": (1, 1, 1)}),
-    "S4 and a map of rank 3": lambda: acting({"a": (1, 0, 2, 3), "b": (1, 2, 3, 0), "c": (0, 0, 2, 3)}),
+    "F20 on 5 points": lambda: from_maps(F20),
+    "flip-flop and parity": lambda: from_maps({"t": (1, 0, 2), "s": (2, 2, 2), "r": (0, 0, 0)}),
+    "S3 and resets": lambda: from_maps({"a": (1, 0, 2), "b": (1, 2, 0), "r": (0, 0, 0), "s": (1, 1, 1)}),
+    "S4 and a map of rank 3": lambda: from_maps({"a": (1, 0, 2, 3), "b": (1, 2, 3, 0), "c": (0, 0, 2, 3)}),
     "A5": lambda: word_problem(GROUPS["A5"]),
     "S5": lambda: word_problem(GROUPS["S5"]),
-    "S5 and a reset": lambda: acting({"a": (1, 0, 2, 3, 4), "b": (1, 2, 3, 4, 0), "r": (0, 0, 0, 0, 0)}),
+    "S5 and a reset": lambda: from_maps({"a": (1, 0, 2, 3, 4), "b": (1, 2, 3, 4, 0), "r": (0, 0, 0, 0, 0)}),
 }
 
 
 def named(name: str) -> DFA:
-    """The automaton of a name in `NAMED`, or of "mod K", "cycle navigation mod K" or "Dyck depth K" for any K."""
+    """Return the automaton of a name in `NAMED`, or of "mod K", "cycle navigation mod K" or "Dyck depth K" for any K."""
     if name in NAMED:
         return NAMED[name]()
     for prefix, make in (("cycle navigation mod ", cycle_navigation), ("mod ", mod), ("Dyck depth ", dyck)):

@@ -1,8 +1,8 @@
 """The transition monoid of an automaton and Green's relations in it.
 
-Source: Pin, "Mathematical foundations of automata theory", chapter V. The elements are the maps of states that words make; R and
+Source: Pin, "Mathematical foundations of automata theory", chapter V. The elements are the actions of words on the states; R and
 L classes are the strong components of the right and left Cayley graphs, D (= J) classes those of both together, H = R meet L. The
-group of a D class with an idempotent is the H class of that idempotent, acting on its image.
+group of a D class with an idempotent is the H class of that idempotent, from_maps on its image.
 """
 
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class DClass:
 
     @property
     def size(self) -> int:
-        """The number of elements."""
+        """Number of elements."""
         return sum(len(box) for row in self.boxes for box in row)
 
 
@@ -46,7 +46,7 @@ class Monoid:
 
     @property
     def size(self) -> int:
-        """The number of elements."""
+        """Number of elements."""
         return len(self.elements)
 
     @cached_property
@@ -85,7 +85,7 @@ class Monoid:
 
     @cached_property
     def counts(self) -> dict[str, int]:
-        """The numbers of R, L, D and H classes."""
+        """Numbers of R, L, D and H classes."""
         counts = {name: len(parts) for name, parts in self._components.items()}
         return counts | {"H": sum(1 for c in self.d_classes for row in c.boxes for box in row if box)}
 
@@ -101,7 +101,7 @@ class Monoid:
 
     @property
     def trivial(self) -> list[str]:
-        """Which of Green's relations R, L and J are equality."""
+        """Those of Green's relations R, L and J that are equality."""
         names = (("R", "R"), ("L", "L"), ("J", "D"))
         return [name for name, relation in names if self.counts[relation] == self.size]
 
@@ -111,7 +111,7 @@ def _is_idempotent(element: Map) -> bool:
 
 
 def transition_monoid(dfa: DFA, limit: int = MONOID_LIMIT) -> Monoid:
-    """The monoid of the maps of states that words make; LimitExceeded where it has more than `limit` elements."""
+    """Build the monoid of the actions of words on the states; LimitExceeded if it has more than `limit` elements."""
     identity: Map = tuple(range(dfa.size))
     numbers: dict[Map, int] = {identity: 0}
     elements = [identity]

@@ -11,16 +11,16 @@ from functools import cached_property
 from longscan.automata.errors import LimitExceeded
 
 Permutation = tuple[int, ...]
-NAMED = 20_000  # groups of a larger order are named only where their degree tells
+MAX_NAMED_ORDER = 20_000  # groups of a larger order have a name only if their degree determines it
 
 
 def multiply(g: Permutation, h: Permutation) -> Permutation:
-    """First g, then h."""
+    """Return the product of two permutations: first g, then h."""
     return tuple([h[x] for x in g])
 
 
 def inverse(g: Permutation) -> Permutation:
-    """The permutation that undoes g."""
+    """Return the inverse of a permutation."""
     result = [0] * len(g)
     for x, y in enumerate(g):
         result[y] = x
@@ -28,7 +28,7 @@ def inverse(g: Permutation) -> Permutation:
 
 
 def power(g: Permutation, exponent: int) -> Permutation:
-    """g multiplied by itself `exponent` >= 0 times."""
+    """Return g to the power `exponent` >= 0."""
     result = tuple(range(len(g)))
     while exponent:
         if exponent & 1:
@@ -38,8 +38,8 @@ def power(g: Permutation, exponent: int) -> Permutation:
     return result
 
 
-def cycles(g: Permutation) -> str:
-    """In cycle notation, "(0 1)(2 3 4)"; "()" for the identity."""
+def cycle_notation(g: Permutation) -> str:
+    """Return a permutation in cycle notation, "(0 1)(2 3 4)"; "()" for the identity."""
     seen: set[int] = set()
     text = ""
     for x in range(len(g)):
@@ -54,72 +54,72 @@ def cycles(g: Permutation) -> str:
 
 
 def element_order(g: Permutation) -> int:
-    """The least k > 0 with g^k = 1."""
+    """Return the order of g, the smallest k > 0 with g^k = 1."""
     identity, count, current = tuple(range(len(g))), 1, g
     while current != identity:
         current, count = multiply(current, g), count + 1
     return count
 
 
-class _Level:
-    """One level of a stabiliser chain: a base point, its orbit with a group element to each point, and the next level."""
+class _StabiliserLevel:
+    """One level of a stabiliser chain: base point, transversal (a group element to each point of its orbit), next level."""
 
     def __init__(self, point: int, degree: int) -> None:
         self.point = point
         self.generators: list[Permutation] = []
-        self.reach: dict[int, Permutation] = {point: tuple(range(degree))}
-        self.next: _Level | None = None
+        self.transversal: dict[int, Permutation] = {point: tuple(range(degree))}
+        self.next: _StabiliserLevel | None = None
 
     def sift(self, g: Permutation) -> bool:
-        """Whether g is in the group of this level."""
-        level: _Level | None = self
+        """Return whether g is in the group of this level."""
+        level: _StabiliserLevel | None = self
         while level is not None:
             image = g[level.point]
-            if image not in level.reach:
+            if image not in level.transversal:
                 return False
-            g = multiply(g, inverse(level.reach[image]))
+            g = multiply(g, inverse(level.transversal[image]))
             level = level.next
         return all(x == y for x, y in enumerate(g))
 
     def add(self, g: Permutation) -> None:
-        """Enlarge the group by g."""
+        """Add g to the generators of the group."""
         if self.sift(g):
             return
         self.generators.append(g)
-        pending = [(representative, g) for representative in list(self.reach.values())]
+        pending = [(representative, g) for representative in list(self.transversal.values())]
         while pending:
             representative, generator = pending.pop()
             product = multiply(representative, generator)
             image = product[self.point]
-            if image not in self.reach:
-                self.reach[image] = product
+            if image not in self.transversal:
+                self.transversal[image] = product
                 pending += [(product, other) for other in self.generators]
                 continue
-            rest = multiply(product, inverse(self.reach[image]))
+            rest = multiply(product, inverse(self.transversal[image]))
             moved = next((x for x, y in enumerate(rest) if x != y), None)
             if moved is not None:
                 if self.next is None:
-                    self.next = _Level(moved, len(g))
+                    self.next = _StabiliserLevel(moved, len(g))
                 self.next.add(rest)
 
 
 class PermutationGroup:
-    """The group of permutations of 0 .. degree - 1 that the generators make."""
+    """The group of permutations of 0 .. degree - 1 that the generators generate."""
 
     def __init__(self, degree: int, generators: Iterable[Permutation] = ()) -> None:
         self.degree = degree
         self.identity: Permutation = tuple(range(degree))
         self.generators: list[Permutation] = []
-        self._chain: _Level | None = None
+        self._chain: _StabiliserLevel | None = None
         for g in generators:
             self._add(g)
 
     def _add(self, g: Permutation) -> bool:
-        """Enlarge the group by g; whether that changed it."""
+        """Add g to the generators and return whether that changed the group."""
         if g in self:
             return False
         if self._chain is None:
-            self._chain = _Level(next(x for x, y in enumerate(g) if x != y), self.degree)
+            self._chain = _StabiliserLevel(next(x for x, y in enumerate(g) if x != y), self.degree)
         self._chain.add(g)
         self.generators.append(g)
         return True
@@ -129,10 +129,10 @@ class PermutationGroup:
 
     @property
     def order(self) -> int:
-        """The number of elements."""
+        """Number of elements."""
         order, level = 1, self._chain
         while level is not None:
-            order, level = order * len(level.reach), level.next
+            order, level = order * len(level.transversal), level.next
         return order
 
     def _commutes(self, g: Permutation) -> bool:
@@ -144,7 +144,7 @@ class PermutationGroup:
         return all(map(self._commutes, self.generators))
 
     def elements(self, limit: int) -> list[Permutation]:
-        """All elements, the identity first; LimitExceeded where there are more than `limit`."""
+        """Return all elements, the identity first; LimitExceeded if there are more than `limit`."""
         if self.order > limit:
             raise LimitExceeded("order of a group", limit, self.order)
         found = {self.identity: None}
@@ -157,7 +157,7 @@ class PermutationGroup:
         return queue
 
     def normal_closure(self, elements: Iterable[Permutation]) -> "PermutationGroup":
-        """The smallest normal subgroup that holds the elements."""
+        """Return the smallest normal subgroup that contains the elements."""
         closure = PermutationGroup(self.degree)
         queue = list(elements)
         while queue:
@@ -168,14 +168,14 @@ class PermutationGroup:
 
     @cached_property
     def derived(self) -> "PermutationGroup":
-        """The subgroup that the commutators make."""
+        """The derived subgroup, which the commutators generate."""
         commutators = (
             multiply(multiply(inverse(g), inverse(h)), multiply(g, h)) for g in self.generators for h in self.generators
         )
         return self.normal_closure(commutators)
 
     def derived_series(self) -> Iterator["PermutationGroup"]:
-        """The group, its derived group, and so on, down to the one that is its own."""
+        """Yield the group, its derived subgroup, and so on, down to a perfect group."""
         group = self
         while True:
             yield group
@@ -185,7 +185,7 @@ class PermutationGroup:
 
     @property
     def perfect_core(self) -> "PermutationGroup":
-        """The last group of the derived series; trivial where the group is solvable."""
+        """The last group of the derived series; trivial if the group is solvable."""
         return list(self.derived_series())[-1]
 
     @property
@@ -195,27 +195,27 @@ class PermutationGroup:
 
     @property
     def name(self) -> str:
-        """A usual name where one is known: C6, C2xC2, S3, A4, D4, Q8, otherwise "order 20"."""
+        """The usual name if it is known, such as C6, C2xC2, S3, A4, D4, Q8, otherwise "order 20"."""
         order = self.order
         moved = sum(any(g[x] != x for g in self.generators) for x in range(self.degree))
         if order == 1:
             return "1"
         if moved > 2 and order in (math.factorial(moved), math.factorial(moved) // 2) and not self.is_abelian:
             return f"S{moved}" if order == math.factorial(moved) else f"A{moved}"
-        if order > NAMED:
+        if order > MAX_NAMED_ORDER:
             return f"order {order}"
         if self.is_abelian:
-            return "x".join(f"C{q}" for q in _invariants(self))
+            return "x".join(f"C{q}" for q in _abelian_invariants(self))
         known = {(6, 3): "S3", (12, 4): "A4", (24, 12): "S4", (60, 60): "A5", (120, 60): "S5"}
         if order == 120 and any(g != self.identity and self._commutes(g) for g in self.elements(120)):
-            return "order 120"  # A5 beside a centre
+            return "order 120"  # A5 with a non-trivial centre
         if order == 8:
             return "D4" if sum(element_order(g) == 2 for g in self.elements(8)) == 5 else "Q8"
         return known.get((order, self.derived.order), f"order {order}")
 
 
-def _invariants(group: PermutationGroup) -> list[int]:
-    """The orders of cyclic factors of an abelian group, each dividing the one before it."""
+def _abelian_invariants(group: PermutationGroup) -> list[int]:
+    """Return the orders of cyclic factors of an abelian group, each of which divides the previous one."""
     if any(element_order(g) == group.order for g in group.generators):
         return [group.order]
     factors: list[int] = []

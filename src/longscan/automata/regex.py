@@ -1,4 +1,4 @@
-"""Regular expressions to automata: Glushkov's positions, then subsets of positions, then the smallest automaton.
+"""Conversion of regular expressions to automata: Glushkov's positions, subset construction, minimisation.
 
     expression = term ("|" term)*      term = factor*      factor = atom ["*" | "+" | "?"]
     atom = letter | "." | "(" expression ")"
@@ -17,7 +17,7 @@ _RESERVED = "[]{}^$\\"
 
 
 class _Part(NamedTuple):
-    """Of a subexpression: whether it matches the empty word, and the sets (bit masks) of positions it can begin and end with."""
+    """A subexpression: whether it matches the empty word, and its possible first and last positions as bit masks."""
 
     nullable: bool
     first: int
@@ -25,23 +25,23 @@ class _Part(NamedTuple):
 
 
 class _Parser:
-    """Reads a pattern and collects the letters of its positions and which positions can follow each."""
+    """A parser that collects the letter of each position of a pattern and the positions that can follow it."""
 
     def __init__(self, pattern: str) -> None:
-        self.pattern, self.at = pattern, 0
+        self.pattern, self.index = pattern, 0
         self.letters: list[str] = []  # of every position; "." is any letter
         self.follow: list[int] = []
         self.whole = self.expression()
-        if self.at < len(pattern):
-            raise RegexError(pattern, self.at + 1, "has a ')' that no '(' opens")
+        if self.index < len(pattern):
+            raise RegexError(pattern, self.index + 1, "has a ')' that no '(' opens")
 
     def peek(self) -> str:
-        return self.pattern[self.at : self.at + 1]
+        return self.pattern[self.index : self.index + 1]
 
     def expression(self) -> _Part:
         part = self.term()
         while self.peek() == "|":
-            self.at += 1
+            self.index += 1
             other = self.term()
             part = _Part(part.nullable or other.nullable, part.first | other.first, part.last | other.last)
         return part
@@ -60,13 +60,13 @@ class _Parser:
 
     def factor(self) -> _Part:
         if self.peek() in "*+?":
-            raise RegexError(self.pattern, self.at + 1, f"has nothing to repeat before {self.peek()!r}")
+            raise RegexError(self.pattern, self.index + 1, f"has nothing to repeat before {self.peek()!r}")
         part = self.atom()
         sign = self.peek()
         if sign and sign in "*+?":
-            self.at += 1
+            self.index += 1
             if self.peek() and self.peek() in "*+?":
-                raise RegexError(self.pattern, self.at + 1, f"has two repetitions, the second is {self.peek()!r},")
+                raise RegexError(self.pattern, self.index + 1, f"has two repetitions, the second is {self.peek()!r},")
             if sign != "?":
                 self.connect(part.last, part.first)
             part = part._replace(nullable=part.nullable or sign != "+")
@@ -74,17 +74,17 @@ class _Parser:
 
     def atom(self) -> _Part:
         character = self.peek()
-        self.at += 1
+        self.index += 1
         if character == "(":
-            opened = self.at
+            opened = self.index
             part = self.expression()
             if self.peek() != ")":
                 raise RegexError(self.pattern, opened, "opens a '(' that no ')' closes")
-            self.at += 1
+            self.index += 1
             return part
         if character in _RESERVED:
             operators = " ".join(_OPERATORS)
-            raise RegexError(self.pattern, self.at, f"has {character!r}, which is not one of the operators {operators},")
+            raise RegexError(self.pattern, self.index, f"has {character!r}, which is not one of the operators {operators},")
         position = 1 << len(self.letters)
         self.letters.append(character)
         self.follow.append(0)
@@ -97,13 +97,13 @@ class _Parser:
 
 
 def from_regex(pattern: str, alphabet: str | tuple[str, ...] | None = None) -> DFA:
-    """The smallest automaton of a regular expression.
+    """Return the minimal automaton of a regular expression.
 
     Args:
         pattern: literals and the operators | * + ? ( ) and . (any letter).
-        alphabet: the letters; those of the pattern, sorted, where None.
+        alphabet: the letters; None for those of the pattern, sorted.
 
-    Raises RegexError with the position of what cannot be read, ValueError where the pattern uses a letter outside the alphabet,
+    Raises RegexError with the position of a syntax error, ValueError if the pattern uses a letter outside the alphabet,
     LimitExceeded beyond 20,000 states before minimisation.
 
     >>> from_regex("(ab)*").size
@@ -118,7 +118,7 @@ def from_regex(pattern: str, alphabet: str | tuple[str, ...] | None = None) -> D
         raise ValueError(f"alphabet: got {', '.join(letters)}, but the pattern uses {', '.join(sorted(used - set(letters)))}")
     of_letter = [sum(1 << i for i, own in enumerate(parser.letters) if own in (letter, ".")) for letter in letters]
 
-    begin = 1 << len(parser.letters)  # a position before the word, which only the start state holds
+    begin = 1 << len(parser.letters)  # a position before the word, which is only in the start state
     final = parser.whole.last | (begin if parser.whole.nullable else 0)
     states, delta = {begin: 0}, []
     for state in (order := [begin]):

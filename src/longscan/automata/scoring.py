@@ -1,4 +1,4 @@
-"""How often a compiled model, or what has become of its weights, is right: at every prefix of many words."""
+"""Accuracy of a compiled model, perhaps with changed weights, at every prefix of many words."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -6,14 +6,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from longscan.automata.compiler import Compiled, words_up_to
+from longscan.automata.compiler import CompiledAutomaton, all_words
 
 LENGTHS = (64, 1024)
 MOST_WORDS = 20_000
 
 
 class Score(NamedTuple):
-    """Shares over all prefixes of some words: right answers, right states, and right answers of the better constant one."""
+    """Fractions over all prefixes of some words: correct answers, correct states, and correct constant answers."""
 
     words: str
     prefixes: int
@@ -22,28 +22,31 @@ class Score(NamedTuple):
     constant: float
 
 
-def score(compiled: Compiled, words: Tensor, name: str = "words") -> Score:
-    """Score the model on words (B, L) of letter numbers, after each letter."""
+def score(compiled: CompiledAutomaton, words: Tensor, name: str = "words") -> Score:
+    """Score the model after each letter of words (B, L) of letter numbers. name: of the words in the result."""
     states = torch.from_numpy(compiled.dfa.run(words.numpy()))
     accepted = torch.isin(states, torch.tensor(sorted(compiled.dfa.accept), dtype=torch.int64))
-    right = same = done = 0
+    n_correct = n_same_state = done = 0
     for logits, stream in compiled.run(words):
         part = slice(done, done + logits.shape[1])
-        right += int(((logits[..., 1] > logits[..., 0]) == accepted[:, part]).sum())
-        same += int((compiled.read_states(stream) == states[:, part]).sum())
+        n_correct += int(((logits[..., 1] > logits[..., 0]) == accepted[:, part]).sum())
+        n_same_state += int((compiled.read_states(stream) == states[:, part]).sum())
         done += logits.shape[1]
     count = words.numel()
-    share = float(accepted.double().mean()) if count else 1.0
-    return Score(name, count, right / max(count, 1), same / max(count, 1), max(share, 1 - share))
+    accepted_fraction = float(accepted.double().mean()) if count else 1.0
+    constant = max(accepted_fraction, 1 - accepted_fraction)
+    return Score(name, count, n_correct / max(count, 1), n_same_state / max(count, 1), constant)
 
 
-def random_words(compiled: Compiled, count: int, length: int, seed: int = 0, *, shun_sinks: bool = False) -> Tensor:
-    """Uniform words (count, length). shun_sinks: each letter is uniform among those that lead to no sink, where there is one;
-    uniform words of a language like (ab)* are in a sink after a few letters.
+def random_words(compiled: CompiledAutomaton, count: int, length: int, seed: int = 0, *, avoid_sinks: bool = False) -> Tensor:
+    """Return uniformly random words (count, length).
+
+    avoid_sinks: each letter is uniform among those that do not lead to a sink, if there are such letters; without it, random
+    words of a language like (ab)* reach a sink after a few letters.
     """
     generator = torch.Generator().manual_seed(seed)
     dfa = compiled.dfa
-    if not shun_sinks:
+    if not avoid_sinks:
         return torch.randint(len(dfa.alphabet), (count, length), generator=generator)
     table = torch.from_numpy(dfa.table)
     open_letters = ~torch.isin(table, torch.tensor(dfa.sinks, dtype=torch.int64))
@@ -55,15 +58,17 @@ def random_words(compiled: Compiled, count: int, length: int, seed: int = 0, *, 
     return words
 
 
-def scores(compiled: Compiled, lengths: Sequence[int] = LENGTHS, count: int = 100) -> list[Score]:
-    """All words of the greatest length up to 8 that has at most 20,000 of them, then `count` random words of each length, and
-    where there are sinks as many that keep out of them.
+def scores(compiled: CompiledAutomaton, lengths: Sequence[int] = LENGTHS, count: int = 100) -> list[Score]:
+    """Score a model on short and on random words.
+
+    The short words are all words of the largest length up to 8 for which there are at most 20,000. There are `count` random words
+    of each length, and if the automaton has sinks as many that avoid them.
     """
     longest = max(n for n in range(1, 9) if len(compiled.dfa.alphabet) ** n <= MOST_WORDS or n == 1)
-    result = [score(compiled, words_up_to(compiled.dfa, longest), f"all up to length {longest}")]
+    result = [score(compiled, all_words(compiled.dfa, longest), f"all up to length {longest}")]
     for n in lengths:
         result.append(score(compiled, random_words(compiled, count, n), f"{count} of length {n}"))
         if compiled.dfa.sinks:
-            words = random_words(compiled, count, n, shun_sinks=True)
+            words = random_words(compiled, count, n, avoid_sinks=True)
             result.append(score(compiled, words, f"{count} of length {n}, out of sinks"))
     return result

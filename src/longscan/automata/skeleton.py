@@ -1,13 +1,13 @@
-"""The skeleton of an automaton: image sets, their classes, tiles and levels, and the holonomy group of every class.
+"""The skeleton of an automaton: image sets, their classes, tiles and levels, and the holonomy group of each class.
 
 Source: the holonomy theorem of Zeiger and Eilenberg, in the form of Egri-Nagy and Nehaniv, "Computational holonomy
 decomposition of transformation semigroups" (arXiv:1508.06345).
 
     image sets      the set Q of all states, its images under words, and all single states; as bit masks
-    class           image sets that words take to one another and back
-    tile of P       an image set properly inside P that no other one contains; they cover P
-    level           0 for single states, else one more than the highest level of what a letter or a tile leads to
-    holonomy group  the permutations of a set's tiles that words make which take the set to itself
+    class           image sets that are images of one another under words
+    tile of P       a maximal image set that is a proper subset of P; the tiles cover P
+    level           0 for single states, else one more than the highest level of its tiles and of its images outside its class
+    holonomy group  the permutations of a set's tiles under words that map the set to itself
 """
 
 from collections.abc import Iterable
@@ -25,8 +25,9 @@ SET_LIMIT = 20_000
 
 @dataclass(frozen=True)
 class SetClass:
-    """One class: `tiles` gives each member's tiles in an order that the words between members keep; `group` acts on their
-    numbers.
+    """A class of image sets.
+
+    tiles: of each member, in an order that words between members preserve. group: the holonomy group, on the tile numbers.
     """
 
     number: int
@@ -36,12 +37,12 @@ class SetClass:
 
     @property
     def width(self) -> int:
-        """The number of tiles."""
+        """Number of tiles."""
         return self.group.degree
 
 
-class Images:
-    """Images of sets of states under letters, from tables of eight states at a time."""
+class ImageTables:
+    """Tables for the images of sets of states under letters, one table per eight states."""
 
     def __init__(self, dfa: DFA) -> None:
         self.tables = []
@@ -54,20 +55,18 @@ class Images:
                 tables.append(table)
             self.tables.append(tables)
 
-    def of(self, mask: Mask, letter: int) -> Mask:
-        """The image of the set under the letter."""
-        image = 0
+    def image(self, mask: Mask, letter: int) -> Mask:
+        """Return the image of a set under a letter."""
+        result = 0
         for table in self.tables[letter]:
-            image |= table[mask & 255]
+            result |= table[mask & 255]
             mask >>= 8
-        return image
+        return result
 
 
 @dataclass(frozen=True)
 class Skeleton:
-    """Image sets with their level, the classes of those with more than one state, and the image of every set under every
-    letter.
-    """
+    """The image sets of an automaton with their levels, the classes of those with several states, and their images by letter."""
 
     dfa: DFA
     level: dict[Mask, int]
@@ -86,21 +85,21 @@ class Skeleton:
         return self.level[self.full]
 
 
-def members(mask: Mask) -> list[int]:
-    """The states in a set."""
+def states_of(mask: Mask) -> list[int]:
+    """Return the states of a set."""
     return [state for state in range(mask.bit_length()) if mask >> state & 1]
 
 
-def skeleton(dfa: DFA, limit: int = SET_LIMIT) -> Skeleton:
-    """The skeleton of an automaton; LimitExceeded where it has more than `limit` image sets."""
+def build_skeleton(dfa: DFA, limit: int = SET_LIMIT) -> Skeleton:
+    """Build the skeleton of an automaton; LimitExceeded if it has more than `limit` image sets."""
     full = (1 << dfa.size) - 1
     moves: dict[Mask, tuple[Mask, ...]] = {}
     seen = {full, *(1 << state for state in range(dfa.size))}
     if len(seen) > limit:
         raise LimitExceeded("image sets", limit, len(seen))
-    images, letters = Images(dfa), range(len(dfa.alphabet))
+    images, letters = ImageTables(dfa), range(len(dfa.alphabet))
     for mask in (queue := list(seen)):
-        moves[mask] = tuple([images.of(mask, letter) for letter in letters])
+        moves[mask] = tuple([images.image(mask, letter) for letter in letters])
         for target in moves[mask]:
             if target not in seen:
                 seen.add(target)
@@ -110,7 +109,7 @@ def skeleton(dfa: DFA, limit: int = SET_LIMIT) -> Skeleton:
     components = strong_components(moves)
     number_of = {mask: number for number, component in enumerate(components) for mask in component}
     components_by_size = sorted(range(len(components)), key=lambda i: (components[i][0].bit_count(), i))
-    inside = _Inside(moves)
+    inside = _SubsetIndex(moves)
     level_of: dict[int, int] = {}
     classes: list[SetClass] = []
     class_of: dict[Mask, SetClass] = {}
@@ -128,58 +127,59 @@ def skeleton(dfa: DFA, limit: int = SET_LIMIT) -> Skeleton:
     return Skeleton(dfa, {mask: level_of[number_of[mask]] for mask in moves}, class_of, tuple(classes), moves)
 
 
-class _Inside:
-    """Finds the largest image sets inside a given one."""
+class _SubsetIndex:
+    """An index of image sets that finds the maximal proper subsets of a set."""
 
     def __init__(self, masks: Iterable[Mask]) -> None:
         self.masks = sorted(masks, key=lambda mask: -mask.bit_count())
         self.array = np.array(self.masks, dtype=np.int64) if self.masks[0].bit_length() < 63 else None
 
     def maximal(self, mask: Mask) -> list[Mask]:
+        """Return the maximal image sets among the proper subsets of a set, sorted."""
         if self.array is None:
             candidates = [other for other in self.masks if not other & ~mask]
         else:
             candidates = self.array[(self.array & ~mask) == 0].tolist()
-        kept: list[Mask] = []
+        maximal_masks: list[Mask] = []
         union = 0
         for other in candidates:
-            single = not other & (other - 1)  # inside one of the larger ones where it is inside their union
-            if other != mask and (not other & union if single else all(other & ~larger for larger in kept)):
-                kept.append(other)
+            single = not other & (other - 1)  # a single state is inside one of the larger sets if it is inside their union
+            if other != mask and (not other & union if single else all(other & ~larger for larger in maximal_masks)):
+                maximal_masks.append(other)
                 union |= other
-        return sorted(kept)
+        return sorted(maximal_masks)
 
 
 def _holonomy(
-    component: list[Mask], moves: dict[Mask, tuple[Mask, ...]], inside: _Inside
+    component: list[Mask], moves: dict[Mask, tuple[Mask, ...]], inside: _SubsetIndex
 ) -> tuple[dict[Mask, tuple[Mask, ...]], PermutationGroup]:
-    """The tiles of every member, in the order that a tree of words from the first member carries along; and the group.
+    """Return the tiles of every member in the order of their images along a spanning tree of words, and the holonomy group.
 
     The edges outside the tree give the generators (Schreier's lemma for the class as a groupoid).
     """
-    root, belongs = min(component), set(component)
+    root, in_component = min(component), set(component)
     tiles = {root: tuple(inside.maximal(root))}
-    places = {root: {tile: i for i, tile in enumerate(tiles[root])}}
+    indices = {root: {tile: i for i, tile in enumerate(tiles[root])}}
     generators = []
     for mask in (queue := [root]):
         for letter, target in enumerate(moves[mask]):
-            if target not in belongs:
+            if target not in in_component:
                 continue
-            carried = tuple([moves[tile][letter] for tile in tiles[mask]])
+            image_tiles = tuple([moves[tile][letter] for tile in tiles[mask]])
             if target not in tiles:
-                tiles[target] = carried
-                places[target] = {tile: i for i, tile in enumerate(carried)}
+                tiles[target] = image_tiles
+                indices[target] = {tile: i for i, tile in enumerate(image_tiles)}
                 queue.append(target)
             else:
-                generators.append(tuple([places[target][tile] for tile in carried]))
+                generators.append(tuple([indices[target][tile] for tile in image_tiles]))
     return tiles, PermutationGroup(len(tiles[root]), dict.fromkeys(generators))
 
 
 def strong_components(moves: dict[int, tuple[int, ...]]) -> list[list[int]]:
-    """The strongly connected components of a graph, each after those that it leads to (Tarjan 1972, without recursion)."""
+    """Return the strongly connected components of a graph in reverse topological order (Tarjan 1972, without recursion)."""
     index: dict[int, int] = {}
     low: dict[int, int] = {}
-    waiting: list[int] = []
+    stack: list[int] = []
     on_stack: set[int] = set()
     result = []
     for root in moves:
@@ -187,14 +187,14 @@ def strong_components(moves: dict[int, tuple[int, ...]]) -> list[list[int]]:
             continue
         work = [(root, iter(moves[root]))]
         index[root] = low[root] = len(index)
-        waiting.append(root)
+        stack.append(root)
         on_stack.add(root)
         while work:
             node, targets = work[-1]
             for target in targets:
                 if target not in index:
                     index[target] = low[target] = len(index)
-                    waiting.append(target)
+                    stack.append(target)
                     on_stack.add(target)
                     work.append((target, iter(moves[target])))
                     break
@@ -207,7 +207,7 @@ def strong_components(moves: dict[int, tuple[int, ...]]) -> list[list[int]]:
                 if low[node] == index[node]:
                     component = []
                     while True:
-                        member = waiting.pop()
+                        member = stack.pop()
                         on_stack.discard(member)
                         component.append(member)
                         if member == node:

@@ -1,4 +1,4 @@
-"""A word, letter by letter, through an automaton and its model."""
+"""The states of an automaton and of its model after every letter of a word."""
 
 from dataclasses import dataclass
 
@@ -6,13 +6,15 @@ from torch import Tensor
 
 from longscan.automata.dfa import DFA
 
-MOST = 12  # states of a set that are listed
+MAX_LISTED = 12  # largest number of states of a set that are listed
 
 
 @dataclass(frozen=True)
 class Step:
-    """After one letter: the automaton's state and answer, the sets P_H .. P_0 of the cascade, counters and flip-flops by name,
-    and the state that the model holds.
+    """The values after one letter.
+
+    state, accepted: of the automaton; chain: the sets P_H .. P_0 of the cascade; memories: counters and flip-flops by name;
+    model_state: the state that the model represents.
     """
 
     letter: str
@@ -25,7 +27,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Trace:
-    """The steps of a word, and the model's residual stream (L, d_model) behind its last block."""
+    """The steps of a word, and the model's residual stream (L, d_model) after its last block."""
 
     dfa: DFA
     steps: tuple[Step, ...]
@@ -35,7 +37,7 @@ class Trace:
         header = ("letter", "state", "answer", "model", "memories", "sets of the cascade")
         rows = [header]
         for step in self.steps:
-            chain = " > ".join(map(_named, step.chain))
+            chain = " > ".join(map(_format_states, step.chain))
             memories = " ".join(f"{name}={value}" for name, value in step.memories.items())
             answer = "accept" if step.accepted else "reject"
             rows.append((step.letter, str(step.state), answer, str(step.model_state), memories, chain))
@@ -43,6 +45,6 @@ class Trace:
         return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
 
 
-def _named(states: tuple[int, ...]) -> str:
-    """A set of states, or its size where it is large."""
-    return "{" + ",".join(map(str, states)) + "}" if len(states) <= MOST else f"{{{len(states)} states}}"
+def _format_states(states: tuple[int, ...]) -> str:
+    """Return a set of states as text, or only its size if it is large."""
+    return "{" + ",".join(map(str, states)) + "}" if len(states) <= MAX_LISTED else f"{{{len(states)} states}}"

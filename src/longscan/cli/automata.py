@@ -8,7 +8,7 @@ from longscan._types import Doc
 from longscan.cli._console import echo, print_table
 
 if TYPE_CHECKING:
-    from longscan.automata import Compiled
+    from longscan.automata import CompiledAutomaton
 
 
 def automata(
@@ -42,7 +42,7 @@ def automata(
             table.add_row(*row)
         print_table(table)
         compiled = automata.compile(dfa, series=series, phase=phase, layout=layout, dtype=dtype, backend=backend, length=length)
-        letters = random_words(compiled, 1, 40, shun_sinks=True)[0].tolist()
+        letters = random_words(compiled, 1, 40, avoid_sinks=True)[0].tolist()
         drawn = [compiled.dfa.alphabet[i] for i in letters] if word is None else word
         _write(compiled, drawn, picture, save)
         if word is not None:

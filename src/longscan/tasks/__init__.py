@@ -1,4 +1,4 @@
-"""What to learn: languages, texts, images, series, with their losses, metrics and baselines; knows no model."""
+"""Tasks on languages, texts, images and series, with their losses, metrics and baselines; independent of any model."""
 
 from longscan.tasks import dna as dna
 from longscan.tasks import dynamics as dynamics

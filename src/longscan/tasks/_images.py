@@ -6,19 +6,19 @@ import numpy as np
 
 from longscan.tasks._store import Ragged
 
-ENDINGS = (".png", ".jpg", ".jpeg", ".bmp")
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp")
 _LUMA = np.array([19595, 38470, 7471])  # ITU-R 601 in units of 2^-16, as Pillow rounds it
 
 
 def read_image(path: Path, size: int | None = None, *, colour: bool = False) -> np.ndarray:
-    """Pixels (H, W) uint8, or (H, W, 3) where `colour`; ValueError where it is no image, or not of `size` x `size` pixels."""
+    """Return the pixels of an image file, (H, W) uint8, or (H, W, 3) if `colour`; ValueError for another file or size."""
     from PIL import Image, UnidentifiedImageError
 
     try:
         with Image.open(path) as image:
             width, height = image.size
-            fits = size is None or image.size == (size, size)
-            pixels = np.asarray(image.convert("RGB" if colour else "L")) if fits else None
+            has_size = size is None or image.size == (size, size)
+            pixels = np.asarray(image.convert("RGB" if colour else "L")) if has_size else None
     except (OSError, UnidentifiedImageError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else "it is damaged or no image"
         raise ValueError(f"{path}: can not be read: {why}") from None
@@ -28,20 +28,20 @@ def read_image(path: Path, size: int | None = None, *, colour: bool = False) -> 
 
 
 def read_images(path: str | Path, size: int, *, colour: bool = False) -> np.ndarray:
-    """The images (n, H, W[, 3]) of a folder in the order of their names, or the one of a file."""
+    """Return the images (n, H, W[, 3]) of a folder in the order of their names, or the image of one file."""
     path = Path(path)
-    paths = sorted(item for item in path.iterdir() if item.suffix.lower() in ENDINGS) if path.is_dir() else [path]
+    paths = sorted(item for item in path.iterdir() if item.suffix.lower() in IMAGE_SUFFIXES) if path.is_dir() else [path]
     if not paths:
-        raise ValueError(f"{path}: holds no image ({', '.join(ENDINGS)})")
+        raise ValueError(f"{path}: holds no image ({', '.join(IMAGE_SUFFIXES)})")
     return np.stack([read_image(item, size, colour=colour) for item in paths])
 
 
-def grey(images: np.ndarray) -> np.ndarray:
-    """Luma (..., H, W) uint8 of colours (..., H, W, 3)."""
+def to_grey(images: np.ndarray) -> np.ndarray:
+    """Convert colour images (..., H, W, 3) to their luma, (..., H, W) uint8."""
     return ((images @ _LUMA + 2**15) >> 16).astype(np.uint8)
 
 
 def image_sequence(images: np.ndarray) -> Ragged:
-    """Images (n, H, W) or (n, H, W, C) as sequences of H W pixels, row by row."""
+    """Flatten images (n, H, W) or (n, H, W, C) to sequences of H W pixels, row by row."""
     count, pixels = len(images), images.shape[1] * images.shape[2]
     return Ragged(images.reshape(count * pixels, *images.shape[3:]), np.arange(count + 1) * pixels)

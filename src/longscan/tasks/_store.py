@@ -1,7 +1,7 @@
-"""Where data folders are, arrays made from files once and memory-mapped from then on, and sequences of unequal lengths as arrays.
+"""Data folders, a cache of arrays that are computed from files, and sequences of unequal lengths as arrays.
 
-Arrays are kept under `$LONGSCAN_CACHE`, else `~/.cache/longscan`, by what they were made from: settings, and the files' paths,
-sizes and times of change. A changed file makes new arrays. Where nothing can be written they stay in memory.
+The cache is a folder in `$LONGSCAN_CACHE`, else `~/.cache/longscan`. Its key consists of the settings and of the paths, sizes and
+times of change of the files, so a changed file gives new arrays. If the folder is not writable, arrays stay in memory.
 """
 
 import hashlib
@@ -18,63 +18,66 @@ from numpy.typing import ArrayLike
 
 from longscan._files import cache_folder
 
-VERSION = 2  # of what is stored; a change of a reader's output must raise it
+VERSION = 2  # of the cached arrays; must be increased when the output of a reader changes
 Arrays = dict[str, np.ndarray]
 _log = logging.getLogger("longscan")
 
 
-def area_folder(area: str) -> Path | None:
-    """`$LONGSCAN_DATA/area`, there or not; None where the variable is not set."""
+def default_data_folder(area: str) -> Path | None:
+    """Return `$LONGSCAN_DATA/area`, which need not exist, or None if the variable is not set."""
     root = os.environ.get("LONGSCAN_DATA")
     return None if root is None else Path(root) / area
 
 
-def data_folder(data_dir: str | None, area: str, wanted: str) -> Path:
-    """The folder that `data_dir` names, else `$LONGSCAN_DATA/area`; FileNotFoundError saying what it should hold."""
-    folder = area_folder(area) if data_dir is None else Path(data_dir)
+def data_folder(data_dir: str | None, area: str, needed: str) -> Path:
+    """Return the folder `data_dir`, or `$LONGSCAN_DATA/area` if it is None; FileNotFoundError naming the `needed` files."""
+    folder = default_data_folder(area) if data_dir is None else Path(data_dir)
     if folder is None:
-        raise FileNotFoundError(f"data_dir: name the folder with {wanted}, or set LONGSCAN_DATA to a folder with it in {area}/")
+        raise FileNotFoundError(f"data_dir: name the folder with {needed}, or set LONGSCAN_DATA to a folder with it in {area}/")
     if not folder.is_dir():
-        raise FileNotFoundError(f"data_dir: {folder} is no folder; one with {wanted} is needed")
+        raise FileNotFoundError(f"data_dir: {folder} is no folder; one with {needed} is needed")
     return folder
 
 
-def first_existing(folder: Path, names: Sequence[str], wanted: str) -> Path:
-    """The first of several paths below a folder that is there; FileNotFoundError naming what was looked for."""
+def first_existing(folder: Path, names: Sequence[str], needed: str) -> Path:
+    """Return the first of several relative paths that exists in a folder; FileNotFoundError naming them and `needed`."""
     for name in names:
         if (folder / name).exists():
             return folder / name
-    raise FileNotFoundError(f"data_dir: {folder} holds no {' or '.join(names)}; {wanted}")
+    raise FileNotFoundError(f"data_dir: {folder} holds no {' or '.join(names)}; {needed}")
 
 
 def load_array(path: str | Path) -> np.ndarray:
-    """The array of an .npy file; ValueError naming the file where it is none, or holds objects."""
+    """Return the array of an .npy file; ValueError naming the file if it is damaged, another format or contains objects."""
     try:
         array = np.load(path, allow_pickle=False)
-    except Exception as error:  # a damaged header is a damaged Python expression and fails in any way
-        lines = str(getattr(error, "strerror", None) or error).splitlines() or ["it is cut off"]
+    except Exception as error:  # the header is a Python expression, so a damaged one can raise any exception
+        if isinstance(error, OSError) and error.strerror:
+            raise ValueError(f"{path}: can not be read: {error.strerror}") from None
+        lines = str(error).splitlines() or ["it is cut off"]
         raise ValueError(f"{path}: is no readable .npy file: {lines[0][:120]}") from None
     if not isinstance(array, np.ndarray):
         raise ValueError(f"{path}: is no readable .npy file: it holds several arrays")
     return array
 
 
-def stored(name: str, sources: Iterable[Path], settings: object, make: Callable[[], Arrays]) -> Arrays:
-    """The arrays that `make` returns, memory-mapped; made only where they are not kept yet for these sources and settings.
+def cached_arrays(name: str, sources: Iterable[Path], settings: object, compute: Callable[[], Arrays]) -> Arrays:
+    """Return the arrays that `compute` returns, memory-mapped; call it only if the cache lacks them for these files and settings.
 
-    Safe with many processes: each writes a folder of its own and moves it into place.
+    name: prefix of the cache folder. sources: the files that are read. Safe for several processes: each writes a temporary
+    folder and renames it.
     """
-    facts: list[object] = [VERSION, name, repr(settings)]
+    key: list[object] = [VERSION, name, repr(settings)]
     for path in sources:
         status = path.stat()
-        facts.append((str(path.resolve()), status.st_size, status.st_mtime_ns))
-    folder = cache_folder() / f"{name}-{hashlib.blake2b(repr(facts).encode(), digest_size=12).hexdigest()}"
+        key.append((str(path.resolve()), status.st_size, status.st_mtime_ns))
+    folder = cache_folder() / f"{name}-{hashlib.blake2b(repr(key).encode(), digest_size=12).hexdigest()}"
     if not folder.is_dir():
-        arrays = make()
+        arrays = compute()
         try:
             _write(folder, arrays)
         except OSError as error:
-            _log.warning("%s: arrays can not be kept (%s), so they are made again by the next process", folder, error.strerror)
+            _log.warning("%s: arrays can not be cached (%s), so the next process computes them again", folder, error.strerror)
             return arrays
     return {path.stem: np.load(path, mmap_mode="r", allow_pickle=False) for path in folder.glob("*.npy")}
 
@@ -88,7 +91,7 @@ def _write(folder: Path, arrays: Arrays) -> None:
         temporary.rename(folder)
     except OSError:
         shutil.rmtree(temporary, ignore_errors=True)
-        if not folder.is_dir():  # otherwise another process was first
+        if not folder.is_dir():  # otherwise another process has written the same arrays
             raise
 
 

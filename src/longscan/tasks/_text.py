@@ -1,4 +1,4 @@
-"""Texts as tokens: bytes, or the characters that a training set shows often enough."""
+"""Texts as tokens: bytes, or the frequent characters of a training set."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -11,10 +11,10 @@ PADDING, UNKNOWN, END = 0, 1, 2
 
 @dataclass(frozen=True)
 class Alphabet:
-    """Which tokens a text becomes; 0 is padding.
+    """A mapping of texts to tokens; token 0 is padding.
 
-    characters: None for bytes, each its value plus 1 (LRA). Otherwise the characters that have tokens 3, 4, ..., any other
-    being 1, and 2 closing every text (S4's and S5's preparation of LRA).
+    characters: None for bytes, whose tokens are their values plus 1 (LRA). Otherwise the characters of tokens 3, 4, ...; token 1
+    stands for any other character, and token 2 ends every text (the preprocessing of LRA in S4 and S5).
     """
 
     characters: tuple[str, ...] | None = None
@@ -24,31 +24,31 @@ class Alphabet:
         """Number of tokens."""
         return 257 if self.characters is None else 3 + len(self.characters)
 
-    def encoded(self, texts: Sequence[bytes], longest: int) -> list[np.ndarray]:
-        """Tokens, int16, of UTF-8 texts, at most `longest` each; an empty text is one token."""
+    def encode(self, texts: Sequence[bytes], longest: int) -> list[np.ndarray]:
+        """Return the tokens of UTF-8 texts, int16, at most `longest` each; an empty text is one token."""
         if self.characters is None:
             return [np.frombuffer(text[:longest] or b" ", np.uint8).astype(np.int16) + 1 for text in texts]
         numbers = {character: number for number, character in enumerate(self.characters, 3)}
         return [
-            np.array([*(numbers.get(character, UNKNOWN) for character in _decoded(text)[: longest - 1]), END], np.int16)
+            np.array([*(numbers.get(character, UNKNOWN) for character in _decode(text)[: longest - 1]), END], np.int16)
             for text in texts
         ]
 
     def text(self, tokens: Sequence[int]) -> str:
-        """The text behind tokens, without padding and the end."""
+        """Return the text of tokens without padding and end token."""
         if self.characters is None:
             return bytes(token - 1 for token in tokens if token).decode("utf-8", "replace")
         return "".join(self.characters[token - 3] if token > END else "�" for token in tokens if token not in (PADDING, END))
 
 
-def frequent_characters(texts: Sequence[bytes], least: int) -> tuple[str, ...]:
-    """The characters that occur at least `least` times, most frequent first, then in the order of their codes."""
+def frequent_characters(texts: Sequence[bytes], min_count: int) -> tuple[str, ...]:
+    """Return the characters that occur at least `min_count` times, most frequent first, then in the order of their codes."""
     counts: Counter[str] = Counter()
     for text in texts:
-        counts.update(_decoded(text))
-    kept = [character for character, count in counts.items() if count >= least]
-    return tuple(sorted(kept, key=lambda character: (-counts[character], character)))
+        counts.update(_decode(text))
+    frequent = [character for character, count in counts.items() if count >= min_count]
+    return tuple(sorted(frequent, key=lambda character: (-counts[character], character)))
 
 
-def _decoded(text: bytes) -> str:
+def _decode(text: bytes) -> str:
     return text.decode("utf-8", "replace")

@@ -1,10 +1,11 @@
-"""What a task is: data as a pure function of (split, step, batch size, seed), a loss, metrics, a constant answer's score."""
+"""The base class of tasks: batches as a pure function of (split, step, batch size, seed), a loss, metrics and baselines."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, fields
+from functools import cache, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Self
+from types import NoneType
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, get_args, get_origin, get_type_hints
 
 import numpy as np
 import torch
@@ -21,12 +22,12 @@ Reduction = Literal["mean", "sum"]
 
 
 class Batch(NamedTuple):
-    """What one step of training or evaluation needs; what a task has no use for is None.
+    """Tensors of one step of training or evaluation; None for those that a task does not use.
 
     inputs: (B, L) int64 tokens or (B, L, C) float32 series. targets: (B,) or (B, L) int64 classes, (B, L, C) floats for
-    regression, None for inputs read from a user's file. valid: (B, L) bool, the steps that belong to the example (None: all).
-    loss_mask: (B, L) bool, the steps whose output is scored (None: the pooled output, or all steps). elapsed: (B, L) time since
-    the step before (None: 1). seq_idx: (B, L) int64, which sequence of a row a step belongs to (None: one a row).
+    regression, None for inputs read from a user's file. valid: (B, L) bool, True at steps that are not padding (None: all).
+    loss_mask: (B, L) bool, True at steps whose output is scored (None: the pooled output, or all steps). elapsed: (B, L) time
+    since the previous step (None: 1). seq_idx: (B, L) int64, number of the sequence of a packed row (None: one sequence per row).
     """
 
     inputs: Tensor
@@ -37,16 +38,27 @@ class Batch(NamedTuple):
     seq_idx: Tensor | None = None
 
     def to(self, device: torch.device | str) -> "Batch":
-        """The same batch with every tensor on `device`."""
+        """Return the same batch with every tensor on `device`."""
         return Batch(*(None if part is None else part.to(device, non_blocking=True) for part in self))  # type: ignore[arg-type]
+
+    def valid_steps(self, row: int) -> Tensor:
+        """Return which steps of a row are not padding, (L,) bool."""
+        if self.valid is None:
+            return torch.ones(self.inputs.shape[1], dtype=torch.bool, device=self.inputs.device)
+        return self.valid[row]
+
+    def unpadded(self, row: int) -> Tensor:
+        """Return the inputs of a row without padding, (length,) or (length, C)."""
+        return self.inputs[row] if self.valid is None else self.inputs[row][self.valid[row]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task(ABC):
-    """A data set or a stream of examples, and how a model's output on it is scored.
+    """A data set or a stream of examples, and the scores of a model's output on it.
 
-    The fields of a subclass are its settings. A task is immutable and hashable; `batch` depends on nothing but the settings
-    and its arguments, so any number of loader processes, in any order, see the same data, and resuming needs only the step.
+    The fields of a subclass are its settings. A task is immutable and hashable; `batch` depends only on the settings and its
+    arguments, so any number of loader processes, in any order, see the same data, and resuming needs only the step. Raises
+    ValueError naming a setting whose value is none of the choices of its Literal type.
     """
 
     name: ClassVar[str]
@@ -55,20 +67,27 @@ class Task(ABC):
     higher_is_better: ClassVar[bool] = True
     source: ClassVar[str] = "generated"  # where the data come from; "generated" by the task itself
 
+    def __post_init__(self) -> None:
+        for setting, choices in _literal_settings(type(self)).items():
+            check_choice(self, setting, choices)
+        for setting in ("train_size", "valid_size", "test_size"):
+            if (size := getattr(self, setting, 1)) < 1:
+                raise ValueError(f"{setting}: must be positive, not {size}")
+
     @property
     @abstractmethod
     def vocab_size(self) -> int | None:
-        """Number of input tokens, None where the inputs are series."""
+        """Number of input tokens, None if the inputs are series."""
 
     @property
     @abstractmethod
     def d_input(self) -> int | None:
-        """Number of input channels, None where the inputs are tokens."""
+        """Number of input channels, None if the inputs are tokens."""
 
     @property
     @abstractmethod
     def num_classes(self) -> int | None:
-        """Number of answers to choose from, None for regression."""
+        """Number of classes of an answer, None for regression."""
 
     @property
     @abstractmethod
@@ -87,21 +106,21 @@ class Task(ABC):
 
     @property
     def classes(self) -> tuple[str, ...] | None:
-        """What the answers are called, in the order of the outputs; None for regression."""
+        """Names of the classes in the order of the outputs, None for regression."""
         return None
 
     @property
     def symbols(self) -> tuple[str, ...] | None:
-        """What the input tokens are called, in the order of their numbers; None where the inputs are series."""
+        """Names of the input tokens in the order of their numbers, None if the inputs are series."""
         return None
 
     @abstractmethod
     def size(self, split: Split) -> int | None:
-        """Number of examples of a split, None for an endless stream."""
+        """Return the number of examples of a split, None for an endless stream."""
 
     @abstractmethod
     def batch(self, split: Split, step: int, batch_size: int, seed: int = 0) -> Batch:
-        """The batch of a step, a pure function of the settings and the arguments.
+        """Return the batch of a step, a pure function of the settings and the arguments.
 
         A finite training split is reshuffled for each epoch by `seed`; valid and test come in order; the last batch may be
         smaller. Raises ValueError for an unknown split or a size that is not positive, IndexError beyond the end of a finite
@@ -110,84 +129,104 @@ class Task(ABC):
 
     @abstractmethod
     def loss(self, output: Tensor, batch: Batch, reduction: Reduction = "mean", smoothing: float = 0.0) -> Tensor:
-        """The training loss of a model's output, its mean or its sum over the scored answers.
+        """Return the training loss of a model's output, its mean or its sum over the scored answers.
 
-        smoothing: the share of a target class that is spread over all classes; tasks without classes refuse all but 0.
+        smoothing: label smoothing, the probability that is spread over all classes; tasks without classes accept only 0.
         """
 
     @abstractmethod
     def metrics(self, split: Split) -> "dict[str, Metric]":
-        """Fresh torchmetrics objects by name, `self.metric` first; "confusion" gives a matrix, the others a scalar."""
+        """Return new torchmetrics objects by name, `self.metric` first; "confusion" computes a matrix, the others a scalar."""
 
     @abstractmethod
     def update(self, metrics: "dict[str, Metric]", output: Tensor, batch: Batch) -> None:
-        """Enter a batch into the metrics."""
+        """Update the metrics with the model's output on a batch."""
 
     @abstractmethod
     def constant_score(self, split: Split = "test") -> float:
-        """The raw score on a split of the best constant answer, chosen on that split itself; it looks at no input."""
+        """Return the raw score on a split of the best constant answer, which is chosen on that split itself."""
 
     def baselines(self, split: Split = "test") -> dict[str, float]:
-        """The main metric of predictors that need no training, by name; "constant" is `constant_score` and comes first."""
+        """Return the main metric of predictors that need no training, by name; "constant" (`constant_score`) comes first."""
         return {"constant": self.constant_score(split)}
 
     def fitted_baselines(self, split: Split = "test", seed: int = 0) -> dict[str, float]:  # noqa: ARG002
-        """The main metric on a split of simple methods that are fitted on train; may take minutes."""
+        """Return the main metric on a split of simple methods that are fitted on train, by name; may take minutes."""
         return {}
 
     @abstractmethod
     def scaled(self, score: float) -> float:
-        """The score put on a scale where blind guessing is 0 and perfection 1."""
+        """Return a score on a scale where guessing without input is 0 and perfection 1."""
 
     @abstractmethod
     def describe(self, batch: Batch, row: int = 0) -> str:
-        """One example as text."""
+        """Return one example of a batch as a line of text."""
 
     @abstractmethod
     def read_inputs(self, path: str | Path) -> Batch:
-        """The examples of a user's file as one batch without targets; ValueError naming file and line where it does not fit."""
+        """Read a user's file as one batch without targets; ValueError naming file and line if its content is invalid."""
 
     @abstractmethod
     def decode(self, output: Tensor, batch: Batch) -> list[dict[str, str | float]]:
-        """One row of a table for each example: what the output says, in the task's own words."""
+        """Return a table with a row for each example: the model's answer in the terms of the task, by column name."""
 
     def add_times(self, rows: list[dict[str, str | float]], path: str | Path) -> list[dict[str, str | float]]:  # noqa: ARG002
-        """Rows that `decode` gave for the examples of a user's file, with when their answers are of, where the file says so."""
+        """Add the times of the answers to the rows of `decode` for a user's file, if the file has time stamps."""
         return rows
 
     @property
-    def shown_as(self) -> Literal["text", "series", "image", "events"]:
-        """How a picture shows an example."""
+    def plot_kind(self) -> Literal["text", "series", "image", "events"]:
+        """Kind of plot that shows an example."""
         return "text" if self.d_input is None else "series"
 
     @property
-    def answers_later(self) -> int:
-        """How many steps after an input's step lies the step that its target is of."""
+    def target_offset(self) -> int:
+        """Number of steps between the step of an input and the step that its target describes."""
         return 0
 
-    def event_places(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Column, row and polarity of tokens (n,) that are events."""
+    def event_coordinates(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return column, row and polarity of tokens (n,) that are events."""
         raise ValueError(f"{self.name}: its tokens are no events (first one: {tokens[:1].tolist()})")
 
     def at_length(self, length: int) -> Self:
-        """The same task with training examples of at most `length` steps, for a length curriculum; valid and test stay."""
+        """Return the same task with training examples of at most `length` steps, for a length curriculum; valid and test stay."""
         raise ValueError(f"{self.name}: its training examples have no length to choose, so none can be {length}")
 
     def num_batches(self, split: Split, batch_size: int) -> int | None:
-        """Batches in one pass over a split, None for an endless stream."""
+        """Return the number of batches of one pass over a split, None for an endless stream."""
         size = self.size(split)
         return None if size is None else -(-size // batch_size)
 
     def example(self, split: Split = "train") -> str:
-        """The first example of a split as text."""
+        """Return the first example of a split as a line of text."""
         return self.describe(self.batch(split, 0, 1))
 
 
 TASKS: Registry[type[Task]] = Registry("task")
 
 
+@cache
+def _literal_settings(cls: type[Task]) -> dict[str, tuple[object, ...]]:
+    """Return the choices of each setting of a task whose type is a Literal, or a Literal or None."""
+    choices: dict[str, tuple[object, ...]] = {}
+    hints = get_type_hints(cls)
+    for field in fields(cls):
+        hint: Any = hints[field.name]
+        members = [hint] if get_origin(hint) is Literal else list(get_args(hint))
+        if any(get_origin(member) is Literal for member in members):
+            values = [get_args(member) if get_origin(member) is Literal else (member,) for member in members]
+            choices[field.name] = tuple(None if value is NoneType else value for group in values for value in group)
+    return choices
+
+
+def check_choice(task: Task, setting: str, choices: tuple[object, ...]) -> None:
+    """Raise ValueError if a setting is none of its choices."""
+    if getattr(task, setting) not in choices:
+        raise ValueError(f"{setting}: must be one of {', '.join(map(str, choices))}, not {getattr(task, setting)!r}")
+
+
 def check_request(task: Task, split: str, step: int, batch_size: int, seed: int) -> None:
-    """ValueError where the arguments of `Task.batch` make no sense."""
+    """Raise ValueError if an argument of `Task.batch` is invalid."""
     if split not in task.splits:
         raise ValueError(f"split: {task.name} has {', '.join(task.splits)}, not {split!r}")
     for argument, value, least in (("step", step, 0), ("batch_size", batch_size, 1), ("seed", seed, 0)):
@@ -197,12 +236,12 @@ def check_request(task: Task, split: str, step: int, batch_size: int, seed: int)
 
 @lru_cache(maxsize=4)
 def _epoch_order(size: int, seed: int, epoch: int) -> np.ndarray:
-    """The order of the training examples in an epoch."""
+    """Return the order of the training examples in an epoch."""
     return CounterRNG(("epoch", size, seed), epoch).permutation(size)
 
 
 def rows_of_step(size: int, split: Split, step: int, batch_size: int, seed: int) -> np.ndarray:
-    """Which of `size` examples make the batch of a step: reshuffled each epoch for train, in order for valid and test.
+    """Return the row numbers of the examples in the batch of a step: shuffled in each epoch for train, in order otherwise.
 
     The last batch of an epoch may be smaller. Raises IndexError beyond the end of valid or test.
     """

@@ -1,5 +1,6 @@
-"""The loss, the metrics and the scale shared by every task whose answers are classes."""
+"""The base class of all tasks whose answers are classes: loss, metrics, scale and the table of answers."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -15,13 +16,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ClassificationTask(Task):
-    """Cross entropy, micro accuracy over the scored answers, and (accuracy - 1/K) / (1 - 1/K)."""
+    """A classification task: cross entropy, micro accuracy over the scored answers, and (accuracy - 1/K) / (1 - 1/K)."""
 
-    uneven: ClassVar[bool] = False  # whether classes may be of very different sizes
+    has_imbalanced_classes: ClassVar[bool] = False  # whether class frequencies may differ greatly
 
     @property
     def d_output(self) -> int:
-        """One output a class."""
+        """Number of outputs, one for each class."""
         return self._classes_count
 
     @property
@@ -31,24 +32,24 @@ class ClassificationTask(Task):
         return count
 
     def loss(self, output: Tensor, batch: Batch, reduction: Reduction = "mean", smoothing: float = 0.0) -> Tensor:
-        """Cross entropy in float32, mean or sum over the scored answers. output: (B, L, K), or (B, K) where pooled.
+        """Return the cross entropy in float32, mean or sum over the scored answers. output: (B, L, K), or (B, K) if pooled.
 
-        Targets may also be shares of classes, (B, K) float. smoothing: label smoothing (Szegedy et al. 2016, section 7).
+        Targets may also be class probabilities, (B, K) float. smoothing: label smoothing (Szegedy et al. 2016, section 7).
         """
-        logits, targets = answered(output, batch)
+        logits, targets = scored_outputs(output, batch)
         return F.cross_entropy(logits.float(), targets, reduction=reduction, label_smoothing=smoothing)
 
     def metrics(self, split: Split) -> "dict[str, Metric]":
-        """Accuracy over the scored answers, and what valid and test add to it.
+        """Return the accuracy over the scored answers, and more metrics for valid and test.
 
-        Where classes are uneven: "balanced_accuracy", the mean over classes of the share that is found, and "macro_f1". On
-        test, where the model answers once, "confusion", a matrix with a row a class.
+        With `has_imbalanced_classes` these are "balanced_accuracy", the mean recall of the classes, and "macro_f1". For test, if
+        the model answers once per sequence, also "confusion", a matrix with a row for each class.
         """
         from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix, MulticlassF1Score
 
         count = self._classes_count
         metrics: dict[str, Metric] = {"accuracy": MulticlassAccuracy(count, average="micro", validate_args=False)}
-        if split != "train" and self.uneven:
+        if split != "train" and self.has_imbalanced_classes:
             metrics["balanced_accuracy"] = MulticlassAccuracy(count, average="macro", validate_args=False)
             metrics["macro_f1"] = MulticlassF1Score(count, average="macro", validate_args=False)
         if split == "test" and not self.per_step:
@@ -56,8 +57,8 @@ class ClassificationTask(Task):
         return metrics
 
     def update(self, metrics: "dict[str, Metric]", output: Tensor, batch: Batch) -> None:
-        """Enter a batch. output: (B, L, K), or (B, K) where pooled."""
-        logits, targets = answered(output.detach(), batch)
+        """Update the metrics with a batch. output: (B, L, K), or (B, K) if pooled."""
+        logits, targets = scored_outputs(output.detach(), batch)
         choice = logits.argmax(-1)
         targets = targets.argmax(-1) if targets.is_floating_point() else targets
         for name in ("accuracy", "balanced_accuracy", "macro_f1", "confusion"):
@@ -65,18 +66,41 @@ class ClassificationTask(Task):
                 metrics[name].update(choice, targets)
 
     def scaled(self, score: float) -> float:
-        """(score - 1/K) / (1 - 1/K): guessing uniformly among K classes is 0, perfection 1."""
+        """Return (score - 1/K) / (1 - 1/K): 0 for guessing uniformly among K classes, 1 for perfection."""
         chance = 1 / self._classes_count
         return (score - chance) / (1 - chance)
 
+    def decode(self, output: Tensor, batch: Batch) -> list[dict[str, str | float]]:
+        """Return the most probable class and its probability, a row for each sequence.
 
-def largest_share(targets: np.ndarray) -> float:
-    """The share of the most frequent class: what the best constant answer scores. targets: whole numbers of any shape."""
+        output: (B, K), or (B, L, K) with a loss mask that selects one step of each sequence.
+        """
+        assert self.classes is not None
+        return most_probable(output if batch.loss_mask is None else output[batch.loss_mask], self.classes)
+
+    def _append_class(self, text: str, batch: Batch, row: int) -> str:
+        """Return "text | class" for an example with one answer, or `text` if the batch has no targets."""
+        assert self.classes is not None
+        return text if batch.targets is None else f"{text} | {self.classes[int(batch.targets[row])]}"
+
+
+def most_probable(logits: Tensor, classes: Sequence[str], column: str = "class") -> list[dict[str, str | float]]:
+    """Return a table with a row for each of the logits (n, K): the most probable class and its probability.
+
+    column: name of the column of the class.
+    """
+    best = logits.float().softmax(-1).max(-1)
+    answers = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    return [{column: classes[choice], "probability": probability} for choice, probability in answers]
+
+
+def majority_share(targets: np.ndarray) -> float:
+    """Return the relative frequency of the most frequent class, the accuracy of the best constant answer. targets: integers."""
     return float(np.bincount(targets.ravel()).max() / targets.size)
 
 
-def answered(output: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-    """The scored logits (n, K) and targets, (n,) classes or (n, K) shares."""
+def scored_outputs(output: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Return the scored logits (n, K) and their targets, (n,) classes or (n, K) class probabilities."""
     if batch.targets is None:
         raise ValueError("batch: it has no targets, so its output can not be scored")
     if batch.targets.is_floating_point():

@@ -1,4 +1,4 @@
-"""Examples of a task as a picture: texts, series, images, event clouds."""
+"""Plots of a task's examples: texts, series, images, events."""
 
 from collections.abc import Callable
 from math import isqrt
@@ -10,24 +10,24 @@ import torch
 from longscan.tasks.base import Batch, Split, Task
 
 _COLUMNS = 3
-_COLOURS = 3  # channels of a pixel at most
+_MAX_COLOURS = 3  # largest number of channels of a pixel
 
 
 def draw_examples(task: Task, path: str | Path, *, split: Split = "train", count: int = 6) -> Path:
-    """Draw the first `count` examples of a split into a PNG file and return its path. ValueError for a count below one."""
+    """Plot the first `count` examples of a split into a PNG file and return its path; ValueError for a count below one."""
     from matplotlib.figure import Figure
 
     if count < 1:
         raise ValueError(f"count: must be at least 1, not {count}")
     batch = task.batch(split, 0, count)
-    shown = min(count, len(batch.inputs))
-    columns = 1 if task.shown_as == "text" else min(_COLUMNS, shown)
-    rows = -(-shown // columns)
-    height = 1.2 if task.shown_as == "text" else 3.2
+    count = min(count, len(batch.inputs))
+    columns = 1 if task.plot_kind == "text" else min(_COLUMNS, count)
+    rows = -(-count // columns)
+    height = 1.2 if task.plot_kind == "text" else 3.2
     figure = Figure(figsize=(12 if columns == 1 else 4.2 * columns, height * rows + 0.6), layout="constrained")
     figure.suptitle(f"{task.name}, {split}")
-    for row in range(shown):
-        _DRAWERS[task.shown_as](figure.add_subplot(rows, columns, row + 1), task, batch, row)
+    for row in range(count):
+        _PLOTTERS[task.plot_kind](figure.add_subplot(rows, columns, row + 1), task, batch, row)
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110, format="png")
@@ -44,18 +44,17 @@ def _text(axes: Any, task: Task, batch: Batch, row: int) -> None:
 
 
 def _series(axes: Any, task: Task, batch: Batch, row: int) -> None:
-    steps = torch.ones(batch.inputs.shape[1], dtype=torch.bool) if batch.valid is None else batch.valid[row]
+    steps = batch.valid_steps(row)
     times = steps.nonzero()[:, 0].float() if batch.elapsed is None else batch.elapsed[row][steps].cumsum(0)
     values = batch.inputs[row][steps]
     for channel in range(min(6, values.shape[1])):
         axes.plot(times.numpy(), values[:, channel].numpy(), lw=0.8, color=f"C{channel}")
     if batch.targets is not None and batch.targets.is_floating_point():
         scored = steps if batch.loss_mask is None else batch.loss_mask[row]
-        places = scored.nonzero()[:, 0]
-        shift = places + task.answers_later if batch.elapsed is None else times
+        target_times = scored.nonzero()[:, 0] + task.target_offset if batch.elapsed is None else times
         for channel in range(min(6, batch.targets.shape[2])):
-            axes.plot(shift.numpy(), batch.targets[row][scored][:, channel].numpy(), lw=0.8, ls=":", color=f"C{channel}")
-        axes.set_title("inputs, and what is asked for (dotted)", fontsize=8)
+            axes.plot(target_times.numpy(), batch.targets[row][scored][:, channel].numpy(), lw=0.8, ls=":", color=f"C{channel}")
+        axes.set_title("inputs and targets (dotted)", fontsize=8)
     else:
         _answer(axes, task, batch, row)
     axes.set_xlabel("time" if batch.elapsed is not None else "step", fontsize=8)
@@ -63,7 +62,7 @@ def _series(axes: Any, task: Task, batch: Batch, row: int) -> None:
 
 def _image(axes: Any, task: Task, batch: Batch, row: int) -> None:
     pictures = batch.inputs[row].float()
-    if pictures.ndim == 2 and pictures.shape[1] > _COLOURS:  # a picture a step, and perhaps its time: some of them side by side
+    if pictures.ndim == 2 and pictures.shape[1] > _MAX_COLOURS:  # an image at each step, and perhaps its time: plot eight of them
         side = isqrt(pictures.shape[1])
         chosen = torch.linspace(0, len(pictures) - 1, 8).round().long()
         pictures = torch.cat(list(pictures[chosen, : side * side].view(-1, side, side)), dim=1)
@@ -77,15 +76,15 @@ def _image(axes: Any, task: Task, batch: Batch, row: int) -> None:
 
 
 def _events(axes: Any, task: Task, batch: Batch, row: int) -> None:
-    steps = torch.ones(batch.inputs.shape[1], dtype=torch.bool) if batch.valid is None else batch.valid[row]
+    steps = batch.valid_steps(row)
     assert batch.elapsed is not None
     time = batch.elapsed[row][steps].cumsum(0).numpy()
-    x, y, polarity = (part.numpy() for part in task.event_places(batch.inputs[row][steps]))
+    x, y, polarity = (part.numpy() for part in task.event_coordinates(batch.inputs[row][steps]))
     colours = [("C0", "C3")[int(p)] for p in polarity]
     if y.any():
-        figure, place = axes.figure, axes.get_subplotspec()
+        figure, position = axes.figure, axes.get_subplotspec()
         axes.remove()
-        axes = figure.add_subplot(place, projection="3d")
+        axes = figure.add_subplot(position, projection="3d")
         axes.scatter(time, x, -y, s=0.3, c=colours)
         axes.set_zticks([])
     else:
@@ -98,7 +97,7 @@ def _answer(axes: Any, task: Task, batch: Batch, row: int) -> None:
     axes.set_title(task.describe(batch, row).rpartition(" | ")[2][:60], fontsize=9)
 
 
-_DRAWERS: dict[str, Callable[[Any, Task, Batch, int], None]] = {
+_PLOTTERS: dict[str, Callable[[Any, Task, Batch, int], None]] = {
     "text": _text,
     "series": _series,
     "image": _image,

@@ -1,4 +1,4 @@
-"""The loss, the metrics and the scale shared by every task whose answers are numbers at steps of the sequence."""
+"""The base class of all tasks whose answers are numbers at steps of the sequence: loss, metrics and scale."""
 
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -15,45 +15,34 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class RegressionTask(Task):
-    """Mean squared error at the scored steps. Scaled scores are 1 - score / constant score: 0 for the best constant answer."""
+    """A regression task: mean squared error at the scored steps, and 1 - score / constant score as the scaled score."""
 
     metric: ClassVar[str] = "mse"
     higher_is_better: ClassVar[bool] = False
 
-    @property
-    def vocab_size(self) -> None:
-        """None: the inputs are series."""
-        return
-
-    @property
-    def num_classes(self) -> None:
-        """None: the answers are numbers."""
-        return
-
-    @property
-    def per_step(self) -> bool:
-        """True: the model answers where the loss mask is set, at every step without one."""
-        return True
+    vocab_size: ClassVar[None] = None  # the inputs are series
+    num_classes: ClassVar[None] = None  # the answers are numbers
+    per_step: ClassVar[bool] = True  # the model answers where the loss mask is set, at every step without one
 
     @property
     @abstractmethod
     def variables(self) -> tuple[str, ...]:
-        """What the numbers of an answer are called."""
+        """Names of the numbers of an answer."""
 
     @property
     def d_output(self) -> int:
-        """One output a variable."""
+        """Number of outputs, one for each variable."""
         return len(self.variables)
 
     def loss(self, output: Tensor, batch: Batch, reduction: Reduction = "mean", smoothing: float = 0.0) -> Tensor:
-        """Squared error in float32, mean or sum over scored steps and variables. output: (B, L, C)."""
+        """Return the squared error in float32, mean or sum over scored steps and variables. output: (B, L, C)."""
         if smoothing:
             raise ValueError(f"smoothing: {self.name} has no classes to smooth, got {smoothing}, needed 0")
         answers, targets = _scored(output, batch)
         return F.mse_loss(answers.float(), targets, reduction=reduction)
 
     def metrics(self, split: Split) -> "dict[str, Metric]":  # noqa: ARG002
-        """Mean squared and mean absolute error over scored steps and variables, and the root of the former."""
+        """Return the mean squared and the mean absolute error over scored steps and variables, and the root of the former."""
         from torchmetrics.regression import MeanAbsoluteError, MeanSquaredError
 
         known: dict[str, Metric] = {"mse": MeanSquaredError(), "mae": MeanAbsoluteError()}
@@ -61,24 +50,24 @@ class RegressionTask(Task):
         return {self.metric: known.pop(self.metric), **known}
 
     def update(self, metrics: "dict[str, Metric]", output: Tensor, batch: Batch) -> None:
-        """Enter a batch. output: (B, L, C)."""
+        """Update the metrics with a batch. output: (B, L, C)."""
         answers, targets = (part.reshape(-1) for part in _scored(output.detach(), batch))
         for metric in metrics.values():
             metric.update(answers.float(), targets)
 
     @abstractmethod
     def constant_score(self, split: Split = "test") -> float:
-        """The main metric on a split of the best constant answer: one number for each variable, chosen on the split itself.
+        """Return the main metric on a split of the best constant answer: one number per variable, chosen on the split itself.
 
-        These are the means of the targets where the metric is mse or rmse, and their medians where it is mae.
+        These are the means of the targets if the metric is mse or rmse, and their medians if it is mae.
         """
 
     def scaled(self, score: float) -> float:
-        """1 - score / `constant_score("test")`: 0 for the best constant answer, 1 for perfection."""
+        """Return 1 - score / `constant_score("test")`: 0 for the best constant answer, 1 for perfection."""
         return 1 - score / self.constant_score("test")
 
     def decode(self, output: Tensor, batch: Batch) -> list[dict[str, str | float]]:
-        """A row for each scored step: example, step and the variables."""
+        """Return a table with a row for each scored step: example, step and the variables."""
         mask = batch.loss_mask if batch.loss_mask is not None else batch.valid
         rows: list[dict[str, str | float]] = []
         for example, series in enumerate(output.float().tolist()):
@@ -89,7 +78,7 @@ class RegressionTask(Task):
 
 
 def _scored(output: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Answers and targets (n, C) at the scored steps."""
+    """Return answers and targets, (n, C) each, at the scored steps."""
     if batch.targets is None:
         raise ValueError("batch: it has no targets, so its output can not be scored")
     mask = batch.loss_mask if batch.loss_mask is not None else batch.valid

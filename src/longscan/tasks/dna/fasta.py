@@ -1,8 +1,10 @@
-"""FASTA files as numbered bases: A 0, C 1, G 2, T 3, anything else that stands for a base N 4; case is not looked at."""
+"""FASTA files as numbered bases: A 0, C 1, G 2, T 3, and N 4 for any other code of a base; upper and lower case are equal."""
 
 from pathlib import Path
 
 import numpy as np
+
+from longscan._files import read_bytes
 
 BASES = ("A", "C", "G", "T", "N")
 _OTHER = b"RYSWKMBDHVNX-*."  # codes for several bases, gaps
@@ -14,11 +16,8 @@ for _number, _letters in enumerate((b"Aa", b"Cc", b"Gg", b"TtUu")):
 
 
 def read_fasta(path: Path) -> list[tuple[str, np.ndarray]]:
-    """Names and bases (n,) uint8 of the sequences of a file. ValueError naming file and line where it holds anything else."""
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise ValueError(f"{path}: can not be read: {error.strerror}") from None
+    """Return names and bases (n,) uint8 of the sequences in a file; ValueError naming file and line for other content."""
+    content = read_bytes(path)
     if not content.lstrip().startswith(b">"):
         raise ValueError(f"{path}: is no FASTA file: its first line must start with '>'")
     records = []
@@ -43,6 +42,6 @@ def read_fasta(path: Path) -> list[tuple[str, np.ndarray]]:
 
 
 def reverse_complement(bases: np.ndarray) -> np.ndarray:
-    """The other strand, read in its own direction. bases: (..., L)."""
+    """Return the opposite strand in its own reading direction. bases: (..., L)."""
     flipped = bases[..., ::-1]
     return np.where(flipped < 4, 3 - flipped, flipped)

@@ -1,4 +1,4 @@
-"""Windows of genomes: which species they are of, or what base comes next."""
+"""Tasks on windows of genomes: classify the species, or predict the next base."""
 
 import re
 from abc import abstractmethod
@@ -12,30 +12,33 @@ import torch
 from torch import Tensor
 
 from longscan.tasks._random import CounterRNG
-from longscan.tasks._store import Arrays, Ragged, data_folder, stored
+from longscan.tasks._store import Arrays, Ragged, cached_arrays, data_folder
 from longscan.tasks.base import TASKS, Batch, Split, Task, check_request, rows_of_step
-from longscan.tasks.classification import ClassificationTask, largest_share
+from longscan.tasks.classification import ClassificationTask, majority_share, most_probable
 from longscan.tasks.dna.fasta import BASES, read_fasta, reverse_complement
 from longscan.tasks.language.base import LanguageTask
 
-_WANTED = "FASTA files (.fa, .fasta, .fna): SPECIES/*.fa, or SPECIES.REGION.fa at any depth, such as ENCODE's"
-_ENDINGS = (".fa", ".fasta", ".fna")
+_NEEDED_FILES = "FASTA files (.fa, .fasta, .fna): SPECIES/*.fa, or SPECIES.REGION.fa at any depth, such as ENCODE's"
+_SUFFIXES = (".fa", ".fasta", ".fna")
 _TEST, _VALID = {5, 7, 9, 10, 11}, {1, 3, 12, 13}  # chromosomes, as in the thesis' code
-_BLOCK = 256
-_TRIES = 4
+_BLOCK_SIZE = 256
+_MAX_ATTEMPTS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Genomes(Task):
-    """Windows of genomes. data_dir: FASTA files, a folder a species or a file SPECIES.REGION.fa each.
+class _GenomeTask(Task):
+    """Random windows of genomes. data_dir: FASTA files, in a folder for each species or named SPECIES.REGION.fa.
 
-    window: bases. A window is drawn as in the thesis: a species, one of its sequences, a start, each uniform; one that is
-    mostly N is drawn again, up to three times. split, without leaks: "position", the first 70 % of every sequence are train,
-    then valid to 85 %, then test, so that regions which species share fall into the same split; or "chromosome", test 5, 7, 9,
-    10, 11, valid 1, 3, 12, 13, all others train. Train is endless, valid and test are fixed sets. reverse_complement: half of
-    the training windows are read from the other strand.
+    window: number of bases. A window is sampled as in the thesis: a species, one of its sequences, a start, each uniform; a
+    window that is mostly N is sampled again, up to three times. split: "position", the first 70 % of every sequence are train,
+    then valid to 85 %, then test, so that regions which species share belong to the same split; or "chromosome", test 5, 7, 9,
+    10, 11, valid 1, 3, 12, 13, all others train. Both avoid leaks between splits. Train is endless, valid and test are fixed
+    sets. reverse_complement: half of the training windows are replaced by their reverse complement.
     """
 
+    vocab_size: ClassVar[int] = len(BASES)
+    d_input: ClassVar[None] = None
+    symbols: ClassVar[tuple[str, ...]] = BASES
     data_dir: str | None = None
     window: int = 1024
     split: Literal["position", "chromosome"] = "position"
@@ -44,195 +47,158 @@ class _Genomes(Task):
     test_size: int = 5_000
 
     def __post_init__(self) -> None:
-        if self.split not in ("position", "chromosome"):
-            raise ValueError(f"split: must be one of 'position', 'chromosome', not {self.split!r}")
-        for setting in ("window", "valid_size", "test_size"):
-            if getattr(self, setting) < 1:
-                raise ValueError(f"{setting}: must be positive, not {getattr(self, setting)}")
-
-    @property
-    def vocab_size(self) -> int:
-        """A, C, G, T, N."""
-        return len(BASES)
-
-    @property
-    def d_input(self) -> None:
-        """None: the inputs are tokens."""
-        return
-
-    @property
-    def symbols(self) -> tuple[str, ...]:
-        """The bases."""
-        return BASES
+        super().__post_init__()
+        if self.window < 1:
+            raise ValueError(f"window: must be positive, not {self.window}")
 
     @property
     def length(self) -> int:
-        """Bases of an input."""
+        """Number of bases of an input."""
         return self.window
 
     @property
     @abstractmethod
-    def _drawn(self) -> int:
-        """Bases of a window that is drawn."""
+    def _sample_length(self) -> int:
+        """Number of bases of a sampled window."""
 
     def size(self, split: Split) -> int | None:
-        """Windows of a split, None for the training stream."""
+        """Return the number of windows of a split, None for the training stream."""
         check_request(self, split, 0, 1, 0)
-        _places(self)
+        _window_ranges(self)
         return {"train": None, "valid": self.valid_size, "test": self.test_size}[split]
 
     def _windows(self, split: Split, step: int, batch_size: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-        """Bases (n, window) and species (n,) of a batch."""
+        """Return bases (n, window) and species (n,) of a batch."""
         size = self.size(split)
         if size is None:
-            return self._draw(split, CounterRNG(("dna", "stream", self._drawn, batch_size, seed), step), batch_size)
+            rng = CounterRNG(("dna", "stream", self._sample_length, batch_size, seed), step)
+            return self._sample_windows(split, rng, batch_size)
         rows = rows_of_step(size, split, step, batch_size, seed)
-        blocks = [_block(self, split, int(number)) for number in range(rows[0] // _BLOCK, rows[-1] // _BLOCK + 1)]
+        blocks = [_load_block(self, split, int(number)) for number in range(rows[0] // _BLOCK_SIZE, rows[-1] // _BLOCK_SIZE + 1)]
         bases, species = (np.concatenate(part) for part in zip(*blocks, strict=True))
-        inside = rows - rows[0] // _BLOCK * _BLOCK
+        inside = rows - rows[0] // _BLOCK_SIZE * _BLOCK_SIZE
         return bases[inside], species[inside]
 
-    def _draw(self, split: Split, rng: CounterRNG, count: int) -> tuple[np.ndarray, np.ndarray]:
-        data, places = _load(self.data_dir), _places(self)[split]
+    def _sample_windows(self, split: Split, rng: CounterRNG, count: int) -> tuple[np.ndarray, np.ndarray]:
+        data, ranges = _load(self.data_dir), _window_ranges(self)[split]
         species = rng.integers(0, len(data.species), count)
-        chosen = rng.integers(0, np.array([len(mine) for mine in places])[species], count)
-        picks = np.array([places[kind][pick] for kind, pick in zip(species, chosen, strict=True)])
-        found = np.zeros((count, self._drawn), np.uint8)
+        numbers = rng.integers(0, np.array([len(species_ranges) for species_ranges in ranges])[species], count)
+        chosen = np.array([ranges[kind][number] for kind, number in zip(species, numbers, strict=True)])
+        bases = np.zeros((count, self._sample_length), np.uint8)
         pending = np.arange(count)
-        for _ in range(_TRIES):
-            starts = picks[pending, 0] + rng.integers(0, picks[pending, 1] - self._drawn + 1, len(pending))
-            found[pending] = data.bases.values[starts[:, None] + np.arange(self._drawn)]
-            pending = pending[(found[pending] == 4).mean(1) > 0.5]
+        for _ in range(_MAX_ATTEMPTS):
+            starts = chosen[pending, 0] + rng.integers(0, chosen[pending, 1] - self._sample_length + 1, len(pending))
+            bases[pending] = data.bases.values[starts[:, None] + np.arange(self._sample_length)]
+            pending = pending[(bases[pending] == 4).mean(1) > 0.5]
             if not len(pending):
                 break
         if split == "train" and self.reverse_complement:
-            other = rng.integers(0, 2, count) == 1
-            found[other] = reverse_complement(found[other])
-        return found, species
+            reversed_rows = rng.integers(0, 2, count) == 1
+            bases[reversed_rows] = reverse_complement(bases[reversed_rows])
+        return bases, species
 
     def read_inputs(self, path: str | Path) -> Batch:
-        """The sequences of a FASTA file, cut to `window` bases; shorter ones are padded, which `valid` marks."""
+        """Read the sequences of a FASTA file, truncated to `window` bases; `valid` is False at the padding of shorter ones."""
         sequences = Ragged.from_sequences([bases[: self.window] for _, bases in read_fasta(Path(path))])
         table, lengths = sequences.pad(None, 4)
         valid = torch.from_numpy(np.arange(table.shape[1]) < lengths[:, None])
         return Batch(torch.from_numpy(table.astype(np.int64)), valid=valid)
 
-    def _text(self, batch: Batch, row: int) -> str:
+    def _describe_bases(self, batch: Batch, row: int) -> str:
         bases = "".join(BASES[base] for base in batch.inputs[row, :24].tolist())
         return f"{bases}… {batch.inputs.shape[1]} bases"
 
 
 @TASKS.register("species")
 @dataclass(frozen=True, kw_only=True)
-class Species(_Genomes, ClassificationTask):
-    """Which species a stretch of DNA is of.
+class Species(_GenomeTask, ClassificationTask):
+    """Classify the species of a window of DNA.
 
         TCTTTACATAACAAGGTTGGAGAT… 1024 bases | human
 
-    See `longscan.tasks.dna.tasks` for how windows are drawn and split. window, split, reverse_complement and data_dir are
-    explained there; a species that has no window in a split is an error.
+    `longscan.tasks.dna.tasks` explains how windows are sampled and split, and the settings window, split, reverse_complement and
+    data_dir. A species that has no window in a split is an error.
     """
 
     name: ClassVar[str] = "species"
     source: ClassVar[str] = "any FASTA files, such as ENCODE's regions"
-    uneven: ClassVar[bool] = True
+    has_imbalanced_classes: ClassVar[bool] = True
+    per_step: ClassVar[bool] = False
 
     @property
     def num_classes(self) -> int:
-        """The species."""
+        """Number of species."""
         return len(self.classes)
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The species, in the order of their names."""
+        """Names of the species in alphabetical order."""
         return _load(self.data_dir).species
 
     @property
-    def per_step(self) -> bool:
-        """False: one answer a window."""
-        return False
-
-    @property
-    def _drawn(self) -> int:
+    def _sample_length(self) -> int:
         return self.window
 
     def batch(self, split: Split, step: int, batch_size: int, seed: int = 0) -> Batch:
-        """The batch of a step: inputs (B, window) int64, targets (B,)."""
+        """Return the batch of a step: inputs (B, window) int64, targets (B,)."""
         check_request(self, split, step, batch_size, seed)
         bases, species = self._windows(split, step, batch_size, seed)
         return Batch(torch.from_numpy(bases.astype(np.int64)), torch.from_numpy(species))
 
     def constant_score(self, split: Split = "test") -> float:
-        """The accuracy on a split of always giving its most frequent species; of train, one over the number of species."""
+        """Return the accuracy on a split of always giving its most frequent species; for train, 1 / number of species."""
         size = self.size(split)
         if size is None:
             return 1 / self.num_classes
-        targets = np.concatenate([_block(self, split, number)[1] for number in range(-(-size // _BLOCK))])[:size]
-        return largest_share(targets)
+        targets = np.concatenate([_load_block(self, split, number)[1] for number in range(-(-size // _BLOCK_SIZE))])[:size]
+        return majority_share(targets)
 
     def describe(self, batch: Batch, row: int = 0) -> str:
-        """The first bases, the number of bases, the species."""
-        text = self._text(batch, row)
-        return text if batch.targets is None else f"{text} | {self.classes[int(batch.targets[row])]}"
-
-    def decode(self, output: Tensor, batch: Batch) -> list[dict[str, str | float]]:  # noqa: ARG002
-        """The most probable species and its probability. output: (B, K)."""
-        best = output.float().softmax(-1).max(-1)
-        answers = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        return [{"class": self.classes[choice], "probability": probability} for choice, probability in answers]
+        """Return an example as text: the first bases, the number of bases, the species."""
+        return self._append_class(self._describe_bases(batch, row), batch, row)
 
 
 @TASKS.register("dna_language")
 @dataclass(frozen=True, kw_only=True)
-class DnaLanguage(_Genomes, LanguageTask):
-    """The next base of a stretch of DNA, on the windows of the task `species`, for pretraining.
+class DnaLanguage(_GenomeTask, LanguageTask):
+    """Predict the next base in the windows of the task `species`, for pretraining.
 
     TCTTTACATAACAAGGTTGGAGAT… 1024 bases | A
     """
 
     name: ClassVar[str] = "dna_language"
     source: ClassVar[str] = "any FASTA files, such as ENCODE's regions"
+    num_classes: ClassVar[int] = len(BASES)
+    classes: ClassVar[tuple[str, ...]] = BASES
 
     @property
-    def num_classes(self) -> int:
-        """The bases."""
-        return len(BASES)
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """The bases."""
-        return BASES
-
-    @property
-    def _drawn(self) -> int:
+    def _sample_length(self) -> int:
         return self.window + 1
 
     def batch(self, split: Split, step: int, batch_size: int, seed: int = 0) -> Batch:
-        """The batch of a step: inputs and targets (B, window) int64."""
+        """Return the batch of a step: inputs and targets (B, window) int64."""
         check_request(self, split, step, batch_size, seed)
-        return self._shifted(self._windows(split, step, batch_size, seed)[0])
+        return self._next_token_batch(self._windows(split, step, batch_size, seed)[0])
 
-    def _counts(self, split: Split) -> np.ndarray:
+    def _token_counts(self, split: Split) -> np.ndarray:
         size = self.size(split)
-        count = 4 * _BLOCK if size is None else size
-        windows = np.concatenate([_block(self, split, number)[0] for number in range(-(-count // _BLOCK))])[:count, 1:]
+        count = 4 * _BLOCK_SIZE if size is None else size
+        windows = np.concatenate([_load_block(self, split, number)[0] for number in range(-(-count // _BLOCK_SIZE))])[:count, 1:]
         return np.bincount(windows.ravel(), minlength=len(BASES))
 
     def describe(self, batch: Batch, row: int = 0) -> str:
-        """The first bases, the number of bases, the last answer."""
-        text = self._text(batch, row)
+        """Return an example as text: the first bases, the number of bases, the last target."""
+        text = self._describe_bases(batch, row)
         return text if batch.targets is None else f"{text} | {BASES[int(batch.targets[row, -1])]}"
 
     def decode(self, output: Tensor, batch: Batch) -> list[dict[str, str | float]]:
-        """The most probable next base after each sequence. output: (B, L, 5)."""
+        """Return the most probable next base after each sequence and its probability. output: (B, L, 5)."""
         last = torch.full((len(output),), output.shape[1] - 1) if batch.valid is None else batch.valid.sum(1) - 1
-        best = output[torch.arange(len(output)), last].float().softmax(-1).max(-1)
-        answers = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        return [{"next": BASES[choice], "probability": probability} for choice, probability in answers]
+        return most_probable(output[torch.arange(len(output)), last], BASES, column="next")
 
 
-class _Data(NamedTuple):
-    """bases: all sequences; owners (N,): numbers of their species; names (N,): of the sequences."""
+class _GenomeData(NamedTuple):
+    """All sequences, the number of the species (N,) and the name (N,) of each, and the names of the species."""
 
     bases: Ragged
     owners: np.ndarray
@@ -241,17 +207,17 @@ class _Data(NamedTuple):
 
 
 @lru_cache(maxsize=2)
-def _load(data_dir: str | None) -> _Data:
-    folder = data_folder(data_dir, "dna", _WANTED)
-    paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in _ENDINGS)
+def _load(data_dir: str | None) -> _GenomeData:
+    folder = data_folder(data_dir, "dna", _NEEDED_FILES)
+    paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in _SUFFIXES)
     if not paths:
-        raise FileNotFoundError(f"data_dir: {folder} holds no {_WANTED}")
+        raise FileNotFoundError(f"data_dir: {folder} holds no {_NEEDED_FILES}")
     kinds = [path.name.split(".")[0] if path.name.count(".") > 1 else path.parent.name for path in paths]
     species = tuple(sorted(set(kinds)))
     if len(species) < 2:
-        raise ValueError(f"data_dir: {folder} has files of {len(species)} species, at least two are needed; {_WANTED}")
+        raise ValueError(f"data_dir: {folder} has files of {len(species)} species, at least two are needed; {_NEEDED_FILES}")
 
-    def make() -> Arrays:
+    def read() -> Arrays:
         sequences, owners, names = [], [], []
         for path, kind in zip(paths, kinds, strict=True):
             for name, bases in read_fasta(path):
@@ -260,30 +226,30 @@ def _load(data_dir: str | None) -> _Data:
                 names.append(f"{path.stem} {name}".encode()[:100])
         return {**Ragged.from_sequences(sequences)._asdict(), "owners": np.array(owners), "names": np.array(names)}
 
-    arrays = stored("dna", paths, species, make)
+    arrays = cached_arrays("dna", paths, species, read)
     names = tuple(name.decode("utf-8", "replace") for name in arrays["names"].tolist())
-    return _Data(Ragged(arrays["values"], arrays["offsets"]), np.array(arrays["owners"]), names, species)
+    return _GenomeData(Ragged(arrays["values"], arrays["offsets"]), np.array(arrays["owners"]), names, species)
 
 
 @lru_cache(maxsize=8)
-def _places(task: _Genomes) -> dict[Split, list[np.ndarray]]:
-    """For each split and species, where windows may lie: (n, 2) first base and length of each stretch."""
+def _window_ranges(task: _GenomeTask) -> dict[Split, list[np.ndarray]]:
+    """Return the ranges that contain the windows of each split and species: (n, 2), first base and length of each range."""
     data = _load(task.data_dir)
-    found: dict[Split, list[list[tuple[int, int]]]] = {split: [[] for _ in data.species] for split in task.splits}
+    ranges: dict[Split, list[list[tuple[int, int]]]] = {split: [[] for _ in data.species] for split in task.splits}
     for owner, name, first, length in zip(data.owners, data.names, data.bases.offsets, data.bases.lengths, strict=False):
-        for split, (start, end) in _borders(task.split, name, int(length)).items():
-            if end - start >= task._drawn:
-                found[split][owner].append((int(first) + start, end - start))
-    for split, kinds in found.items():
-        for kind, places in zip(data.species, kinds, strict=True):
-            if not places:
-                raise ValueError(f"window: {kind} has no stretch of {task._drawn} bases in split {split} by {task.split}")
-    return {split: [np.array(places) for places in kinds] for split, kinds in found.items()}
+        for split, (start, end) in _split_ranges(task.split, name, int(length)).items():
+            if end - start >= task._sample_length:
+                ranges[split][owner].append((int(first) + start, end - start))
+    for split, kinds in ranges.items():
+        for kind, species_ranges in zip(data.species, kinds, strict=True):
+            if not species_ranges:
+                raise ValueError(f"window: {kind} has no range of {task._sample_length} bases in split {split} by {task.split}")
+    return {split: [np.array(species_ranges) for species_ranges in kinds] for split, kinds in ranges.items()}
 
 
-def _borders(how: str, name: str, length: int) -> dict[Split, tuple[int, int]]:
-    """Which part of a sequence belongs to which split."""
-    if how == "position":
+def _split_ranges(method: str, name: str, length: int) -> dict[Split, tuple[int, int]]:
+    """Return the range of a sequence, (first base, end), that belongs to each split; method: the setting `split`."""
+    if method == "position":
         first, second = int(0.7 * length), int(0.85 * length)
         return {"train": (0, first), "valid": (first, second), "test": (second, length)}
     match = re.search(r"(?:chr|chromosome[ _]?)([0-9]+|[XYxy])\b", name)
@@ -292,5 +258,5 @@ def _borders(how: str, name: str, length: int) -> dict[Split, tuple[int, int]]:
 
 
 @lru_cache(maxsize=64)
-def _block(task: _Genomes, split: Split, number: int) -> tuple[np.ndarray, np.ndarray]:
-    return task._draw(split, CounterRNG(("dna", split, task._drawn), number), _BLOCK)
+def _load_block(task: _GenomeTask, split: Split, number: int) -> tuple[np.ndarray, np.ndarray]:
+    return task._sample_windows(split, CounterRNG(("dna", split, task._sample_length), number), _BLOCK_SIZE)

@@ -1,4 +1,4 @@
-"""Dynamics: the pendulum in pictures, the FitzHugh-Nagumo neuron, a walker's joints, people's movements."""
+"""Dynamics: the pendulum in render_images, the FitzHugh-Nagumo neuron, a walker's joints, people's movements."""
 
 from longscan.tasks.dynamics.activity import HumanActivity as HumanActivity
 from longscan.tasks.dynamics.fitzhugh_nagumo import FitzHughNagumo as FitzHughNagumo

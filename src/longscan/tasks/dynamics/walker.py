@@ -1,4 +1,4 @@
-"""The next state of a simulated walker (Lechner and Hasani, 2020), with steps missing."""
+"""Prediction of the next state of a simulated walker from a part of its steps (Lechner and Hasani, 2020)."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -7,28 +7,30 @@ from typing import ClassVar
 
 import numpy as np
 
-from longscan.tasks._store import Arrays, data_folder, load_array, stored
+from longscan.tasks._store import Arrays, cached_arrays, data_folder, load_array
 from longscan.tasks.base import TASKS, Split
 from longscan.tasks.dynamics.series import SeriesArrays, SeriesRegression
 
-_WANTED = "the .npy rollouts of walker.zip (https://people.csail.mit.edu/mlechner/datasets/walker.zip)"
+_NEEDED_FILES = "the .npy rollouts of walker.zip (https://people.csail.mit.edu/mlechner/datasets/walker.zip)"
 _WINDOW, _HOP = 64, 16
 
 
 @TASKS.register("walker")
 @dataclass(frozen=True, kw_only=True)
 class Walker(SeriesRegression):
-    """The state of a walker's 17 joints and speeds one step later, where a tenth of the steps is not seen.
+    """Predict a walker's state of 17 positions and velocities one step ahead, with a tenth of the steps removed.
 
         ▇▇▆▆▆▅▅▅▅▄▄▄▃▃▃▃▂▂▂▂▁▁▁▁ 17 channels x 64 steps | ▇▆▆▆▆▅▅▅▄▄▄▄▃▃▃▃▂▂▂▁▁▁▁▁
 
-    data_dir: a folder of .npy files, (steps, channels) each, at any depth. Files are split 75/10/15 and steps dropped with
-    probability `dropped` as in the ODE-LSTM benchmark, by the same random numbers; `elapsed` counts the steps since the last one
-    seen, and the target is the very next step, seen or not. Windows are 64 steps, one every 16; values are raw.
+    data_dir: a folder of .npy files, (steps, channels) each, at any depth. Files are split 75/10/15 and steps are removed with
+    probability `dropped` as in the ODE-LSTM benchmark, with the same random numbers. `elapsed` is the number of steps since the
+    previous input step, and the target is the state at the next step of the file, removed or not. Windows have 64 steps and start
+    every 16 steps; values are not scaled.
     """
 
     name: ClassVar[str] = "walker"
     source: ClassVar[str] = "people.csail.mit.edu/mlechner/datasets/walker.zip"
+    _has_persistence_baseline: ClassVar[bool] = True
     data_dir: str | None = None
     dropped: float = 0.1
 
@@ -39,26 +41,20 @@ class Walker(SeriesRegression):
 
     @property
     def variables(self) -> tuple[str, ...]:
-        """The state's components by number."""
+        """Names of the state's components, by number."""
         return tuple(f"state_{number}" for number in range(self._channels))
 
     def _arrays(self) -> SeriesArrays:
         return _arrays(self.data_dir, self.dropped)
 
-    def baselines(self, split: Split = "test") -> dict[str, float]:
-        """The main metric of the best constant answer, and of persistence: the state now as the answer for the next step."""
-        data = self._arrays()
-        rows = data.rows[split]
-        return {**super().baselines(split), "persistence": self._score(data.inputs[rows], data.targets[rows])}
-
 
 @lru_cache(maxsize=2)
 def _arrays(data_dir: str | None, dropped: float) -> SeriesArrays:
-    folder = data_folder(data_dir, "activity", _WANTED)
+    folder = data_folder(data_dir, "activity", _NEEDED_FILES)
     paths = sorted(folder.rglob("*.npy"), key=lambda path: path.name)
     if len(paths) < 10:
-        raise FileNotFoundError(f"data_dir: {folder} holds {len(paths)} .npy files, at least 10 are needed: {_WANTED}")
-    arrays = stored("walker", paths, dropped, lambda: _windows(paths, dropped))
+        raise FileNotFoundError(f"data_dir: {folder} holds {len(paths)} .npy files, at least 10 are needed: {_NEEDED_FILES}")
+    arrays = cached_arrays("walker", paths, dropped, lambda: _windows(paths, dropped))
     ends = arrays["counts"].cumsum()
     train, valid, test = np.split(np.arange(ends[-1]), ends[:-1])
     rows: dict[Split, np.ndarray] = {"train": train, "valid": valid, "test": test}
@@ -66,24 +62,24 @@ def _arrays(data_dir: str | None, dropped: float) -> SeriesArrays:
 
 
 def _windows(paths: list[Path], dropped: float) -> Arrays:
-    """Windows of train, valid and test one after the other, and their counts (3,)."""
+    """Return the windows of train, valid and test, concatenated, and their counts (3,)."""
     order = list(paths)
     np.random.RandomState(125487).shuffle(order)  # type: ignore[arg-type]
     test, valid = int(0.15 * len(order)), int(0.25 * len(order))
-    draw = np.random.RandomState(891374)
+    rng = np.random.RandomState(891374)
     parts: dict[str, list[np.ndarray]] = {"inputs": [], "targets": [], "elapsed": []}
     counts, channels = [], None
     for files in (order[valid:], order[test:valid], order[:test]):
         count = 0
         for path in files:
-            states = _rollout(path, channels)
+            states = _read_rollout(path, channels)
             channels = states.shape[1]
-            kept = np.flatnonzero(draw.random_sample(len(states) - 1) >= dropped)
-            elapsed = np.diff(kept, prepend=-1).astype(np.float32)
-            for start in range(0, len(kept) - _WINDOW, _HOP):
-                seen = kept[start : start + _WINDOW]
-                parts["inputs"].append(states[seen])
-                parts["targets"].append(states[seen + 1])
+            remaining = np.flatnonzero(rng.random_sample(len(states) - 1) >= dropped)
+            elapsed = np.diff(remaining, prepend=-1).astype(np.float32)
+            for start in range(0, len(remaining) - _WINDOW, _HOP):
+                steps = remaining[start : start + _WINDOW]
+                parts["inputs"].append(states[steps])
+                parts["targets"].append(states[steps + 1])
                 parts["elapsed"].append(elapsed[start : start + _WINDOW])
                 count += 1
         counts.append(count)
@@ -92,8 +88,8 @@ def _windows(paths: list[Path], dropped: float) -> Arrays:
     return {name: np.stack(part) for name, part in parts.items()} | {"counts": np.array(counts)}
 
 
-def _rollout(path: Path, channels: int | None) -> np.ndarray:
-    """(steps, channels) float32; ValueError where the file holds anything else."""
+def _read_rollout(path: Path, channels: int | None) -> np.ndarray:
+    """Read the states of a file, (steps, channels) float32; ValueError for any other content."""
     states = load_array(path)
     if states.ndim != 2 or states.dtype.kind != "f" or len(states) < 2:
         raise ValueError(f"{path}: floats of shape (steps, channels) are needed, two steps at least")

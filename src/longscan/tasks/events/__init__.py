@@ -1,3 +1,3 @@
-"""Event streams: spoken digits and words as spikes, gestures and digits before an event camera."""
+"""Classification of event streams: spoken digits and words as spikes, gestures and digits recorded by an event camera."""
 
 from longscan.tasks.events.task import Events as Events

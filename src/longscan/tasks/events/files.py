@@ -1,6 +1,6 @@
-"""Readers of event files: N-MNIST's 40-bit events, SHD's and SSC's HDF5, DVS-Gesture as tonic stores it and as IBM recorded it.
+"""Readers of event files: N-MNIST's 40-bit events, HDF5 of SHD and SSC, DVS-Gesture as tonic's arrays and as IBM's recordings.
 
-Nothing that a file holds is run. Damaged files raise ValueError naming the file and what is wrong.
+No code in a file is run. Damaged files raise ValueError naming the file and the error.
 """
 
 import struct
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from longscan._files import read_text
+from longscan._files import read_bytes, read_text
 from longscan.tasks._store import load_array
 
 # AEDAT 3.1 (docs.inivation.com, AEDAT File Formats), little endian. A packet begins with eventType, eventSource, eventSize,
@@ -31,51 +31,49 @@ class Stream(NamedTuple):
     p: np.ndarray
 
     def select(self, rows: np.ndarray) -> "Stream":
-        """The events of the given rows."""
+        """Return the events with the given numbers."""
         return Stream(*(part[rows] for part in self))
 
 
-def checked(stream: Stream, size: tuple[int, int], path: Path | str) -> Stream:
-    """The stream in the order of time; ValueError where it is empty, or an event lies outside the sensor or before time 0."""
+def validate_and_sort(stream: Stream, size: tuple[int, int], path: Path | str) -> Stream:
+    """Return a stream in the order of time; ValueError if it is empty or an event lies outside the sensor or before time 0."""
     if not len(stream.t):
         raise ValueError(f"{path}: holds no events")
-    for name, values, least, most in (
+    for name, values, low, high in (
         ("x", stream.x, 0, size[0] - 1),
         ("y", stream.y, 0, size[1] - 1),
         ("polarity", stream.p, 0, 1),
         ("time", stream.t, 0, 2**31 - 1),
     ):
-        wrong = np.flatnonzero((values < least) | (values > most))
+        wrong = np.flatnonzero((values < low) | (values > high))
         if len(wrong):
-            raise ValueError(f"{path}: event {wrong[0]} has {name} {values[wrong[0]]}, {least} .. {most} is possible")
+            raise ValueError(f"{path}: event {wrong[0]} has {name} {values[wrong[0]]}, {low} .. {high} is possible")
     return stream.select(np.argsort(stream.t, kind="stable"))
 
 
-def read_40_bit(path: Path, size: tuple[int, int] = (34, 34)) -> Stream:
-    """N-MNIST's .bin and .bs2 files: five bytes an event, x, y, then one bit of polarity and 23 bits of microseconds."""
-    try:
-        raw = np.fromfile(path, np.uint8)
-    except OSError as error:
-        raise ValueError(f"{path}: can not be read: {error.strerror}") from None
+def read_nmnist(path: Path, size: tuple[int, int] = (34, 34)) -> Stream:
+    """Read a .bin or .bs2 file of N-MNIST: five bytes per event, x, y, then one bit of polarity and 23 bits of microseconds."""
+    raw = np.frombuffer(read_bytes(path), np.uint8)
     if len(raw) % 5:
         raise ValueError(f"{path}: has {len(raw)} bytes, no multiple of 5; it is cut off or another format")
     x, y, high, middle, low = raw.reshape(-1, 5).T.astype(np.int64)
-    return checked(Stream((high & 127) << 16 | middle << 8 | low, x, y, high >> 7), size, path)
+    return validate_and_sort(Stream((high & 127) << 16 | middle << 8 | low, x, y, high >> 7), size, path)
 
 
-def read_columns(path: Path, size: tuple[int, int] = (128, 128)) -> Stream:
-    """DVS-Gesture as tonic keeps it: an .npy array (n, 4) of x, y, polarity and milliseconds."""
+def read_tonic_array(path: Path, size: tuple[int, int] = (128, 128)) -> Stream:
+    """Read a recording of DVS-Gesture as stored by tonic: an .npy array (n, 4) of x, y, polarity and milliseconds."""
     events = load_array(path)
     if events.ndim != 2 or events.shape[1] != 4 or events.dtype.kind not in "fiu":
         raise ValueError(f"{path}: numbers of shape (events, 4) are needed: x, y, polarity, milliseconds")
     if not np.isfinite(events).all():
         raise ValueError(f"{path}: event {np.flatnonzero(~np.isfinite(events).all(1))[0]} has a value that is not finite")
     x, y, p, time = np.clip(events.T.astype(np.float64), -1, 2.0**31)
-    return checked(Stream(np.rint(time * 1000.0).astype(np.int64), *(part.astype(np.int64) for part in (x, y, p))), size, path)
+    microseconds = np.rint(time * 1000.0)
+    return validate_and_sort(Stream(*(part.astype(np.int64) for part in (microseconds, x, y, p))), size, path)
 
 
-class Span(NamedTuple):
-    """A gesture in a recording: its class, 0 .. 10, from start to before end in microseconds, and the line that says so."""
+class LabelledSpan(NamedTuple):
+    """A gesture in a recording: its class, 0 .. 10, the interval start <= t < end in microseconds, and the line of its label."""
 
     target: int
     start: int
@@ -83,8 +81,8 @@ class Span(NamedTuple):
     line: str
 
 
-def read_spans(path: Path) -> list[Span]:
-    """The labels of a recording of DVS-Gesture: lines of class, 1 .. 11, start and end in microseconds, under their names."""
+def read_gesture_labels(path: Path) -> list[LabelledSpan]:
+    """Read the labels of a recording of DVS-Gesture: a header, then lines of class, 1 .. 11, start and end in microseconds."""
     lines = read_text(path).splitlines() or [""]
     if lines[0].replace(" ", "") != _COLUMNS:
         raise ValueError(f"{path}: begins with {lines[0][:60]!r}, needed the columns {_COLUMNS}")
@@ -98,14 +96,14 @@ def read_spans(path: Path) -> list[Span]:
         label, start, end = map(int, words)
         if not 1 <= label <= 11 or start >= end:
             raise ValueError(f"{path}:{number}: a class of 1 .. 11 and a start before its end are needed, not {text[:60]!r}")
-        spans.append(Span(label - 1, start, end, f"{path.name}:{number}"))
+        spans.append(LabelledSpan(label - 1, start, end, f"{path.name}:{number}"))
     if not spans:
         raise ValueError(f"{path}: labels nothing")
     return spans
 
 
-def read_trials(path: Path) -> list[str]:
-    """The names of the recordings in trials_to_train.txt or trials_to_test.txt of DVS-Gesture, a line each."""
+def read_recording_list(path: Path) -> list[str]:
+    """Read the names of the recordings in trials_to_train.txt or trials_to_test.txt of DVS-Gesture, one per line."""
     names = [line.strip() for line in read_text(path).splitlines() if line.strip()]
     for name in names:
         if not name.endswith(".aedat") or "/" in name or "\\" in name or "\0" in name:
@@ -117,57 +115,55 @@ def read_trials(path: Path) -> list[str]:
     return names
 
 
-def read_gestures(path: Path, spans: Sequence[Span], size: tuple[int, int] = (128, 128)) -> list[Stream]:
-    """The events of each span of an AEDAT 3.1 recording, their times since the span's start.
+def read_gestures(path: Path, spans: Sequence[LabelledSpan], size: tuple[int, int] = (128, 128)) -> list[Stream]:
+    """Return the events of each span of an AEDAT 3.1 recording, with times since the start of the span.
 
-    ValueError where the file is damaged, or a span lies outside the recording or is without events.
+    ValueError if the file is damaged, or if a span lies outside the recording or has no events.
     """
-    times, data = _recorded(path)
-    places = np.searchsorted(times, [(span.start, span.end) for span in spans])
+    times, data = _read_aedat_events(path)
+    limits = np.searchsorted(times, [(span.start, span.end) for span in spans])
     streams = []
-    for span, (first, last) in zip(spans, places.tolist(), strict=True):
+    for span, (first, last) in zip(spans, limits.tolist(), strict=True):
         if span.end <= times[0] or span.start > times[-1]:
-            stretch = f"{times[0]} .. {times[-1]} microseconds"
-            raise ValueError(f"{path}: has events of {stretch}, {span.line} speaks of {span.start} .. {span.end}")
-        streams.append(checked(_decoded(times[first:last] - span.start, data[first:last]), size, f"{path}: {span.line}"))
+            interval = f"{times[0]} .. {times[-1]} microseconds"
+            raise ValueError(f"{path}: has events of {interval}, {span.line} names {span.start} .. {span.end}")
+        events = _decode_events(times[first:last] - span.start, data[first:last])
+        streams.append(validate_and_sort(events, size, f"{path}: {span.line}"))
     return streams
 
 
-def read_recording(path: Path, size: tuple[int, int] = (128, 128)) -> Stream:
-    """All events of an AEDAT 3.1 recording, their times since the first of them."""
-    times, data = _recorded(path)
-    return checked(_decoded(times - times[0], data), size, path)
+def read_aedat(path: Path, size: tuple[int, int] = (128, 128)) -> Stream:
+    """Read all events of an AEDAT 3.1 recording, with times since the first event."""
+    times, data = _read_aedat_events(path)
+    return validate_and_sort(_decode_events(times - times[0], data), size, path)
 
 
-def _decoded(times: np.ndarray, data: np.ndarray) -> Stream:
-    return Stream(times, *((data >> shift & most).astype(np.int64) for shift, most in ((17, 0x7FFF), (2, 0x7FFF), (1, 1))))
+def _decode_events(times: np.ndarray, data: np.ndarray) -> Stream:
+    return Stream(times, *((data >> shift & mask).astype(np.int64) for shift, mask in ((17, 0x7FFF), (2, 0x7FFF), (1, 1))))
 
 
-def _recorded(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Times (n,) int64 in microseconds, in order, and data (n,) uint32 of the polarity events of an AEDAT 3.1 file."""
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise ValueError(f"{path}: can not be read: {error.strerror}") from None
-    place = _end_of_header(content, path)
+def _read_aedat_events(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Return sorted times (n,) int64 in microseconds and data (n,) uint32 of the polarity events of an AEDAT 3.1 file."""
+    content = read_bytes(path)
+    position = _find_header_end(content, path)
     times, data = [], []
-    while place < len(content):
-        where, start = f"{path}: packet at byte {place}", place + _PACKET.size
+    while position < len(content):
+        where, start = f"{path}: packet at byte {position}", position + _PACKET.size
         if start > len(content):
-            raise ValueError(f"{where}: is cut off, its header has {_PACKET.size} bytes and {len(content) - place} follow")
-        kind, _, length, offset, overflow, _, number, valid = _PACKET.unpack_from(content, place)
+            raise ValueError(f"{where}: is cut off, its header has {_PACKET.size} bytes and {len(content) - position} follow")
+        kind, _, length, offset, overflow, _, number, valid = _PACKET.unpack_from(content, position)
         if min(kind, overflow, number) < 0 or length < 1:
             found = f"type {kind}, {number} events of {length} bytes, {overflow} overflows of their times"
             raise ValueError(f"{where}: its header is none of AEDAT 3.1: {found}")
         if kind == _POLARITY and (length, offset) != (_EVENT.itemsize, 4):
             raise ValueError(f"{where}: its events have {length} bytes, the time at byte {offset}; 8 and 4 are needed")
-        place = start + number * length
-        if place > len(content):
+        position = start + number * length
+        if position > len(content):
             raise ValueError(f"{where}: is cut off, {number} events of {length} bytes are due and {len(content) - start} follow")
         if kind != _POLARITY or not number:
             continue
         events = np.frombuffer(content, _EVENT, number, start)
-        if valid < number:  # only then: IBM's description of its files has no meaning for the bit
+        if valid < number:  # otherwise the bit is ignored: IBM's description of its files does not define it
             events = events[events["data"] & 1 == 1]
         if len(events) and events["time"].min() < 0:
             raise ValueError(f"{where}: has an event at time {events['time'].min()}, 0 .. {2**31 - 1} is possible")
@@ -175,27 +171,27 @@ def _recorded(path: Path) -> tuple[np.ndarray, np.ndarray]:
         data.append(events["data"])
     if not sum(map(len, times)):
         raise ValueError(f"{path}: holds no polarity events")
-    joined = np.concatenate(times), np.concatenate(data)
-    order = np.argsort(joined[0], kind="stable")
-    return joined[0][order], joined[1][order]
+    all_times, all_data = np.concatenate(times), np.concatenate(data)
+    order = np.argsort(all_times, kind="stable")
+    return all_times[order], all_data[order]
 
 
-def _end_of_header(content: bytes, path: Path) -> int:
-    """Where the packets of an AEDAT 3.1 file begin."""
+def _find_header_end(content: bytes, path: Path) -> int:
+    """Return the byte position of the first packet of an AEDAT 3.1 file."""
     if not content.startswith(b"#!AER-DAT3.1"):
         raise ValueError(f"{path}: begins with {content[:12]!r}, needed #!AER-DAT3.1")
-    place = 0
-    while content.startswith(b"#", place) and (end := content.find(b"\n", place) + 1):
-        line, place = content[place:end].strip(), end
+    position = 0
+    while content.startswith(b"#", position) and (end := content.find(b"\n", position) + 1):
+        line, position = content[position:end].strip(), end
         if line.startswith(b"#Format:") and line.partition(b":")[2].strip() != b"RAW":
             raise ValueError(f"{path}: its header says {line[:40]!r}, needed the format RAW")
         if line == b"#!END-HEADER":
-            return place
+            return position
     raise ValueError(f"{path}: its header is without the line #!END-HEADER")
 
 
-def read_spikes(path: Path, units: int = 700) -> tuple[list[Stream], np.ndarray, tuple[str, ...]]:
-    """An HDF5 file of SHD or SSC: streams of one row (x: unit, y and p: 0), labels (n,), and what the labels are called."""
+def read_spike_file(path: Path, units: int = 700) -> tuple[list[Stream], np.ndarray, tuple[str, ...]]:
+    """Read an HDF5 file of SHD or SSC; return streams of one row (x: unit, y and p: 0), labels (n,), and names of the labels."""
     import h5py
 
     try:
@@ -215,14 +211,15 @@ def read_spikes(path: Path, units: int = 700) -> tuple[list[Stream], np.ndarray,
         if len(time) != len(unit) or not np.isfinite(time).all():
             counts = f"{len(time)} times and {len(unit)} units"
             raise ValueError(f"{path}: recording {number} has {counts}, or a time that is not finite")
-        micro = np.rint(np.asarray(time, np.float64) * 1e6).astype(np.int64)
-        none = np.zeros(len(micro), np.int64)
-        streams.append(checked(Stream(micro, np.asarray(unit, np.int64), none, none), (units, 1), f"{path}: recording {number}"))
+        microseconds = np.rint(np.asarray(time, np.float64) * 1e6).astype(np.int64)
+        zeros = np.zeros(len(microseconds), np.int64)
+        stream = Stream(microseconds, np.asarray(unit, np.int64), zeros, zeros)
+        streams.append(validate_and_sort(stream, (units, 1), f"{path}: recording {number}"))
     return streams, labels.astype(np.int64), keys
 
 
-def read_listing(path: Path) -> list[tuple[str, int]]:
-    """Numbers of samples and classes from a text file with two columns; lines that start with # are left out."""
+def read_sample_list(path: Path) -> list[tuple[str, int]]:
+    """Read names of samples and their classes from a text file with two columns; lines that start with # are ignored."""
     rows = []
     for line, text in enumerate(read_text(path).splitlines(), 1):
         words = text.split()

@@ -1,7 +1,8 @@
-"""Tables of measurements: CSV files with a date first and a variable a column, as Informer's, Autoformer's and ETT's.
+"""Tables of measurements: CSV files with a date column and a column per variable, as in Informer, Autoformer and ETT.
 
-The rows of a table must be in the order of time and evenly apart, since windows count rows: by a constant difference, or by a
-calendar that pandas.infer_freq finds (months, business days). The published tables are so, but for "weather" (see `IRREGULAR`).
+The rows of a table must be in the order of time with equal steps, since windows count rows: a constant difference, or a calendar
+frequency that pandas.infer_freq finds (months, business days). The published tables satisfy this, except "weather" (see
+`KNOWN_IRREGULAR_STEPS`).
 """
 
 import logging
@@ -16,44 +17,44 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from longscan._float32 import LARGEST
-from longscan.tasks._store import stored
+from longscan.tasks._store import cached_arrays
 
 Missing = Literal["refuse", "fill"]
 MISSING_CHOICES: tuple[Missing, ...] = ("refuse", "fill")
 _log = logging.getLogger("longscan")
 
-# What the published tables hold, so that another table of the same name is noticed.
-VARIABLES = {"WTH": 12, "weather": 21, "ETTh1": 7, "ETTh2": 7, "ETTm1": 7, "ETTm2": 7}
+# Number of variables of the published tables; another table with the same name is an error.
+VARIABLE_COUNTS = {"WTH": 12, "weather": 21, "ETTh1": 7, "ETTh2": 7, "ETTm1": 7, "ETTm2": 7}
 
-# Steps of the published tables that are not as long as the others, by the dates around them. Autoformer's weather.csv has one row
-# twice and lacks nine rows; the results published for it count the rows as if they were even.
+# Steps of the published tables whose length differs from the others, by the dates before and after. Autoformer's weather.csv has
+# one row twice and lacks nine rows; the published results for it use the rows as if all steps were equal.
 StepDates = Collection[tuple[str, str]]
-IRREGULAR: dict[str, StepDates] = {
+KNOWN_IRREGULAR_STEPS: dict[str, StepDates] = {
     "weather": (("2020-05-12 06:00:00", "2020-05-12 06:00:00"), ("2020-05-29 09:30:00", "2020-05-29 11:10:00")),
 }
 _DAYS = ("%Y/%m/%d", "%m/%d/%Y", "%d/%m/%Y", "%d.%m.%Y")
-DATE_FORMS = ("ISO 8601", *(f"{day}{time}" for time in (" %H:%M", " %H:%M:%S", "") for day in _DAYS), "%Y-%m")
+DATE_FORMATS = ("ISO 8601", *(f"{day}{time}" for time in (" %H:%M", " %H:%M:%S", "") for day in _DAYS), "%Y-%m")
 
 
 class Table(NamedTuple):
-    """values: (rows, C) float64; variables: the names of its columns, without the date."""
+    """The values of a table, (rows, C) float64, and the names of its columns without the date."""
 
     values: np.ndarray
     variables: tuple[str, ...]
 
 
 def read_table(path: Path, expected: int | None = None, missing: Missing = "refuse", irregular: StepDates = ()) -> Table:
-    """A CSV file: names in the first line, then a date and numbers a line.
+    """Read a CSV file with names in the first line, and a date and numbers in each of the others.
 
     Args:
-        path: of the file. Only the header may hold more than ASCII.
-        expected: how many variables there must be.
-        irregular: the dates before and after each step that may be of another length, or 0, as the file has them.
-        missing: what becomes of missing values ("?", "NaN", nothing between commas), which are counted: "refuse", ValueError;
-            "fill", the last value of the variable before, as later ones are what is to be forecast, and a warning of the log.
+        path: of the file. Only the header may contain characters other than ASCII.
+        expected: required number of variables, None for any.
+        irregular: the dates before and after each step that may have another length, or length 0, as written in the file.
+        missing: treatment of missing values ("?", "NaN", nothing between commas): "refuse", ValueError with their number;
+            "fill", the previous value of the variable (later values are to be forecast) and a log warning with their number.
 
-    Raises ValueError naming file and line for missing, surplus and damaged values, for column names that occur twice, and for
-    dates that are unreadable, repeated, out of order or unevenly apart.
+    Raises ValueError naming file and line for missing, surplus and damaged values, for duplicate column names, and for dates that
+    are unreadable, repeated, out of order or at unequal steps.
     """
     if missing not in MISSING_CHOICES:
         raise ValueError(f"missing: got {missing!r}, expected one of {', '.join(MISSING_CHOICES)}")
@@ -72,7 +73,7 @@ def read_table(path: Path, expected: int | None = None, missing: Missing = "refu
     variables = tuple(names[1:])
     if expected is not None and len(variables) != expected:
         raise ValueError(f"{path}: has {len(variables)} variables, {expected} are needed; is it another table of the same name?")
-    arrays = stored("dated_table", [path], irregular, lambda: _rows(path, len(header), irregular))
+    arrays = cached_arrays("dated_table", [path], irregular, lambda: _parse_rows(path, len(header), irregular))
     values, lines = arrays["values"], arrays["lines"]
     gaps = np.isnan(values)
     if not gaps.any():
@@ -86,30 +87,31 @@ def read_table(path: Path, expected: int | None = None, missing: Missing = "refu
     if gaps[0].any():
         first = variables[int(gaps[0].argmax())]
         raise ValueError(f"{path}: line {lines[0]} has no value of {first}, and none before it to repeat; start at a later line")
-    known = np.maximum.accumulate(np.where(gaps, 0, np.arange(len(values))[:, None]))
+    last_present = np.maximum.accumulate(np.where(gaps, 0, np.arange(len(values))[:, None]))
     _log.warning("%s: %s were filled with the last value before", path, counts)
-    return Table(np.take_along_axis(values, known, 0), variables)
+    return Table(np.take_along_axis(values, last_present, 0), variables)
 
 
 def read_dates(path: Path, horizon: int, irregular: StepDates = ()) -> list[str]:
-    """The dates of a table that `read_table` reads, and the `horizon` ones that follow in the same step.
+    """Return the dates of a table that `read_table` reads, and the next `horizon` dates with the same step.
 
-    Dates are written as in ISO 8601, numbers as numbers. A table of one row does not tell its step: ValueError.
+    Dates have the format of ISO 8601, numbers stay numbers. Raises ValueError for a table of one row, whose step is unknown.
     """
     with path.open(encoding="latin-1", newline=None) as file:
         columns = len(file.readline().split(","))
-    arrays = stored("dated_table", [path], irregular, lambda: _rows(path, columns, irregular))
+    arrays = cached_arrays("dated_table", [path], irregular, lambda: _parse_rows(path, columns, irregular))
     words, form = arrays["dates"].tolist(), str(arrays["form"][0])
     if len(words) < 2:
         raise ValueError(f"{path}: has one row, which does not tell how far apart steps are; two are needed")
-    usual = _usual_step(_stamps(words, form))
+    usual = _usual_step(_parse_timestamps(words, form))
     count = range(1, horizon + 1)
     if form == "numbers":
-        numbers = [_number(word) for word in words]
+        numbers = [_parse_number(word) for word in words]
         step = numbers[1] - numbers[0] if all(isinstance(number, int) for number in numbers) else usual
         return [*words, *(f"{numbers[-1] + number * step:.15g}" for number in count)]
-    dates = [_date(word, form) for word in words]
-    calendar = None if _odd_steps(_stamps(words, form), words, irregular).size == 0 else _calendar(dates)
+    dates = [_parse_date(word, form) for word in words]
+    has_equal_steps = _irregular_steps(_parse_timestamps(words, form), words, irregular).size == 0
+    calendar = None if has_equal_steps else _calendar_frequency(dates)
     if calendar is None:
         later = [dates[-1] + number * timedelta(microseconds=int(usual)) for number in count]
     else:
@@ -119,8 +121,8 @@ def read_dates(path: Path, horizon: int, irregular: StepDates = ()) -> list[str]
     return [date.isoformat(" ") for date in [*dates, *later]]
 
 
-def _rows(path: Path, columns: int, irregular: StepDates) -> dict[str, np.ndarray]:
-    """values: (rows, columns - 1) float64, NaN where one is missing; dates: (rows,) words; form: (1,); lines: (rows,)."""
+def _parse_rows(path: Path, columns: int, irregular: StepDates) -> dict[str, np.ndarray]:
+    """Return values (rows, columns - 1) float64 with NaN for missing ones, dates (rows,) as text, form (1,) and lines (rows,)."""
     rows, dates, numbers = [], [], []
     with path.open(encoding="latin-1", newline=None) as file:
         next(file)
@@ -144,32 +146,33 @@ def _rows(path: Path, columns: int, irregular: StepDates) -> dict[str, np.ndarra
         row, column = wrong[0]
         value = values[row, column]
         raise ValueError(f"{path}:{numbers[row]}: a value is not finite in float32, {value:g}; {LARGEST:.3g} is the largest")
-    form = _form_of_dates(path, dates, numbers, irregular)
+    form = _detect_date_format(path, dates, numbers, irregular)
     return {"values": values, "dates": np.array(dates), "form": np.array([form]), "lines": np.array(numbers)}
 
 
-def _form_of_dates(path: Path, words: list[str], lines: list[int], irregular: StepDates) -> str:
-    """The form in which the dates are read: the one that makes their steps even; "numbers" for numbers that are no dates.
+def _detect_date_format(path: Path, words: list[str], lines: list[int], irregular: StepDates) -> str:
+    """Return the date format with which the steps are equal, or "numbers" for numbers that are no dates.
 
-    ValueError with the line where none does, of the form that reads all of them or goes furthest, or where several do and differ.
+    Raises ValueError if there is none, with the line of the first error in the format that reads the most rows, or if there are
+    several that give different dates.
     """
     pairs = set(pairwise(words))
     known = {step for step in irregular if step in pairs}
     best, reason, found = (False, -1), "", dict[str, tuple[datetime | None, np.ndarray]]()
-    for form in (*DATE_FORMS, "numbers"):
+    for form in (*DATE_FORMATS, "numbers"):
         if form == "numbers" and best != (False, 0):
             break  # dates such as 20240131 are numbers too
         try:
-            stamps = _stamps(words, form)
+            stamps = _parse_timestamps(words, form)
         except _UnreadableError as error:
             reached = False, error.row
-            needed = f"{', '.join(DATE_FORMS)} or numbers, the same in all lines, is needed"
+            needed = f"{', '.join(DATE_FORMATS)} or numbers, the same in all lines, is needed"
             problem = f"{words[error.row][:40]!r} is no date; one of {needed}"
         else:
-            row, problem = _uneven(stamps, words, form, known)
+            row, problem = _find_uneven_step(stamps, words, form, known)
             reached = True, row
             if not problem:
-                first = None if form == "numbers" else _date(words[0], form)
+                first = None if form == "numbers" else _parse_date(words[0], form)
                 if not any(first == other and np.array_equal(stamps, others) for other, others in found.values()):
                     found[form] = first, stamps
         if reached > best:
@@ -184,8 +187,8 @@ def _form_of_dates(path: Path, words: list[str], lines: list[int], irregular: St
     return next(iter(found))
 
 
-def _uneven(stamps: np.ndarray, words: list[str], form: str, irregular: StepDates) -> tuple[int, str]:
-    """The row after the first step that is not as it must be, and what is wrong with it; "" where all are even."""
+def _find_uneven_step(stamps: np.ndarray, words: list[str], form: str, irregular: StepDates) -> tuple[int, str]:
+    """Return the row after the first invalid step and a description of the error, "" if all steps are equal."""
     steps = np.diff(stamps)
     for row in np.flatnonzero(steps <= 0).tolist():
         if (words[row], words[row + 1]) in irregular:
@@ -193,8 +196,8 @@ def _uneven(stamps: np.ndarray, words: list[str], form: str, irregular: StepDate
         if steps[row] == 0:
             return row + 1, f"the time stamp {words[row]} is duplicated; keep one row of each"
         return row + 1, f"its time stamps go back, from {words[row]} to {words[row + 1]}; rows in the order of time are needed"
-    odd = _odd_steps(stamps, words, irregular)
-    if not len(odd) or (form != "numbers" and _calendar([_date(word, form) for word in words]) is not None):
+    odd = _irregular_steps(stamps, words, irregular)
+    if not len(odd) or (form != "numbers" and _calendar_frequency([_parse_date(word, form) for word in words]) is not None):
         return 0, ""
     row, usual = int(odd[0]), _usual_step(stamps)
     shown = f"{usual:g}" if form == "numbers" else str(timedelta(microseconds=int(usual)))
@@ -206,7 +209,7 @@ def _uneven(stamps: np.ndarray, words: list[str], form: str, irregular: StepDate
 
 
 def _usual_step(stamps: np.ndarray) -> float:
-    """The most frequent step; of numbers with fractions the median, as they are rounded."""
+    """Return the most frequent step; for numbers with fractions the median, as they are rounded."""
     steps = np.diff(stamps)
     if stamps.dtype.kind == "f":
         return float(np.median(steps))
@@ -214,8 +217,8 @@ def _usual_step(stamps: np.ndarray) -> float:
     return float(values[counts.argmax()])
 
 
-def _odd_steps(stamps: np.ndarray, words: Sequence[str], irregular: StepDates) -> np.ndarray:
-    """The rows before the steps that differ from the usual one, less those that are known to."""
+def _irregular_steps(stamps: np.ndarray, words: Sequence[str], irregular: StepDates) -> np.ndarray:
+    """Return the rows before the steps that differ from the usual one, except known irregular steps."""
     if len(stamps) < 2:
         return np.zeros(0, int)
     rounding, usual = 0.0, _usual_step(stamps)
@@ -225,8 +228,8 @@ def _odd_steps(stamps: np.ndarray, words: Sequence[str], irregular: StepDates) -
     return np.array([row for row in odd.tolist() if (words[row], words[row + 1]) not in irregular], int)
 
 
-def _calendar(dates: list[datetime]) -> str | None:
-    """The frequency of dates whose differences vary, as pandas names it ("MS", "B"); None without one, or without pandas."""
+def _calendar_frequency(dates: list[datetime]) -> str | None:
+    """Return the calendar frequency of dates by its name in pandas ("MS", "B"); None if there is none, or without pandas."""
     if len(dates) < 3 or find_spec("pandas") is None:
         return None
     import pandas as pd
@@ -238,23 +241,23 @@ def _calendar(dates: list[datetime]) -> str | None:
 
 
 class _UnreadableError(ValueError):
-    """A word that is no date of the form; row: its place among the words."""
+    """A word that is no date in the given format; row: its index among the words."""
 
     def __init__(self, row: int) -> None:
         super().__init__(row)
         self.row = row
 
 
-def _stamps(words: Sequence[str], form: str) -> np.ndarray:
-    """(rows,): dates in microseconds since the first, int64; numbers as they are."""
+def _parse_timestamps(words: Sequence[str], form: str) -> np.ndarray:
+    """Return timestamps (rows,): dates in microseconds since the first, int64; numbers unchanged."""
     stamps: list[float] = []
     first = None
     for row, word in enumerate(words):
         try:
             if form == "numbers":
-                stamps.append(_number(word))
+                stamps.append(_parse_number(word))
             else:
-                date = _date(word, form)
+                date = _parse_date(word, form)
                 first = date if first is None else first
                 stamps.append((date - first) // timedelta(microseconds=1))
         except (TypeError, ValueError, OverflowError):  # TypeError: dates with and without a time zone
@@ -262,12 +265,12 @@ def _stamps(words: Sequence[str], form: str) -> np.ndarray:
     return np.array(stamps, dtype=np.int64 if all(isinstance(stamp, int) for stamp in stamps) else np.float64)
 
 
-def _date(word: str, form: str) -> datetime:
+def _parse_date(word: str, form: str) -> datetime:
     return datetime.fromisoformat(word) if form == "ISO 8601" else datetime.strptime(word, form)
 
 
-def _number(word: str) -> float:
-    """A word as an int, or as a float that is finite; ValueError for others."""
+def _parse_number(word: str) -> float:
+    """Convert a word to an int or to a finite float; ValueError for any other."""
     try:
         return int(word)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Forecasts of all variables of a table, from windows of stride one."""
+"""Forecasts of all variables of a table, on windows with stride one."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,22 +11,29 @@ import torch
 from torch import Tensor
 
 from longscan._float32 import LARGEST, first_beyond
-from longscan.tasks._drawing import bars
+from longscan.tasks._sparklines import sparkline
 from longscan.tasks._store import data_folder, first_existing
 from longscan.tasks.base import TASKS, Batch, Split, check_request, rows_of_step
 from longscan.tasks.forecasting.baselines import fitted_dlinear, seasonal_mean
-from longscan.tasks.forecasting.tables import IRREGULAR, MISSING_CHOICES, VARIABLES, Missing, Table, read_dates, read_table
+from longscan.tasks.forecasting.tables import (
+    KNOWN_IRREGULAR_STEPS,
+    VARIABLE_COUNTS,
+    Missing,
+    Table,
+    read_dates,
+    read_table,
+)
 from longscan.tasks.regression import RegressionTask
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
 
-_WANTED = "NAME.csv: WTH of Informer2020, weather of Autoformer or ETTh1, ETTh2, ETTm1, ETTm2 of ETDataset"
+_NEEDED_FILES = "NAME.csv: WTH of Informer2020, weather of Autoformer or ETTh1, ETTh2, ETTm1, ETTm2 of ETDataset"
 _MONTH = 30 * 24
 
 
-class Shape(NamedTuple):
-    """Steps of the context, of the forecast, and how many steps of the context are also asked for."""
+class WindowShape(NamedTuple):
+    """Numbers of steps of the context, of the forecast, and of the overlap: steps of the context that are targets, too."""
 
     context: int
     horizon: int
@@ -34,38 +41,40 @@ class Shape(NamedTuple):
 
 
 OVERLAP_METRICS = ("mae_inside_window", "mae_after_window")
-VARIANTS = {"720-720": Shape(720, 720, 0), "384-96-96": Shape(384, 96, 96)}
+VARIANTS = {"720-720": WindowShape(720, 720, 0), "384-96-96": WindowShape(384, 96, 96)}
 
 
 @TASKS.register("forecast")
 @dataclass(frozen=True, kw_only=True)
 class Forecast(RegressionTask):
-    """The next steps of all variables of a table.
+    """Forecast the next steps of all variables of a table.
 
         ▂▃▅▆▅▃▂▂▃▅▆▆▅▃▂▁▂▃▅▆▅▃▂ 12 variables, 720 steps | 720 steps ▂▃▅▆▅▃▂▂▃▅▆▆▅▃▂
 
-    dataset: the stem of a .csv file in data_dir. variant: "720-720", 720 steps from 720, which the AUSSM paper states; or
-    "384-96-96", what its released configuration trains, on windows of 384 steps: 192 answers, the first 96 of which lie inside
-    the window, since each step forecasts the one 96 later. context and horizon replace the variant's. layout: "shift", a step
-    answers for the one `horizon` later, so early answers know little; or "append", `horizon` empty steps follow the context and
-    give the answers, one more channel telling them apart. level, for "append": "last" asks for what is added to the last value of
-    the context, as NLinear of Zeng et al., 2023, does, and "season" for what is added to the mean of the last `periods` seasons,
-    repeated; the context is shown in the same way, and what is added to in as many more channels. Errors are those of the
-    forecasts either way. channels: "together", an example is a window of all variables; or "apart", every variable of every
-    window is one, as in DLinear of Zeng et al., 2023, and PatchTST of Nie et al., 2023: those of a window follow one another in
-    the table's order, and errors are over the same numbers.
+    dataset: the stem of a .csv file in data_dir. variant: "720-720", 720 steps from 720, as the AUSSM paper states; or
+    "384-96-96", as its released configuration trains, on windows of 384 steps: 192 targets, the first 96 of which lie inside the
+    window, since each step forecasts the step 96 later. context and horizon override those of the variant.
 
-    Where an overlap is asked for, "mae_inside_window" and "mae_after_window" are the mean absolute errors of the answers that lie
-    inside the context and of those after it.
+    layout: "shift", the output at a step forecasts the step `horizon` later, so early outputs depend on few inputs; or "append",
+    `horizon` empty steps follow the context, their outputs are the forecast, and an additional channel marks them. level, only
+    for "append", subtracts a level from context and targets, which is also an input in additional channels: "last", the last
+    value of the context, as in NLinear of Zeng et al., 2023; "season", the mean of the last `periods` seasons, repeated; "kept",
+    none. The errors are those of the forecasts in each case. channels: "together", an example is a window of all variables; or
+    "apart", an example is one variable of a window, as in DLinear of Zeng et al., 2023, and PatchTST of Nie et al., 2023: the
+    variables of a window follow one another in the table's order, and errors are over the same numbers.
 
-    missing: what becomes of missing values in a table ("?", "NaN", nothing), which are counted: "refuse", an error, or "fill",
-    the last value before, and a warning; a filled value is also scored as if it had been measured.
+    For a variant with an overlap, the metrics "mae_inside_window" and "mae_after_window" are the mean absolute errors of the
+    forecasts for steps inside the context and for those after it.
 
-    Dates must be in order and evenly apart, as `longscan.tasks.forecasting.tables` has it; the published table "weather" has one
-    row twice and lacks nine, and is read as it is.
+    missing: treatment of missing values in a table ("?", "NaN", nothing): "refuse", an error with their number, or "fill", the
+    previous value, and a warning with their number; a filled value is scored as if it had been measured.
 
-    Rows are split in time, 70/10/20, ETT by months, 12/4/4; a context of valid or test may reach back over the border. Variables
-    are standardised by the training rows, and errors are measured so. Every window counts; the last batch is never dropped.
+    Dates must be in order with equal steps (`longscan.tasks.forecasting.tables`); the published table "weather" has one row twice
+    and lacks nine, and is read unchanged.
+
+    Rows are split in time, 70/10/20, or for ETT by months, 12/4/4; the context of a window of valid or test may contain rows of
+    the previous split. Variables are standardised by the training rows, and errors are of standardised values. Every window is
+    used; the last batch is never dropped.
     """
 
     name: ClassVar[str] = "forecast"
@@ -84,15 +93,7 @@ class Forecast(RegressionTask):
     missing: Missing = "refuse"
 
     def __post_init__(self) -> None:
-        for setting, choices in (
-            ("variant", tuple(VARIANTS)),
-            ("layout", ("shift", "append")),
-            ("level", ("kept", "last", "season")),
-            ("channels", ("together", "apart")),
-            ("missing", MISSING_CHOICES),
-        ):
-            if getattr(self, setting) not in choices:
-                raise ValueError(f"{setting}: must be one of {', '.join(choices)}, not {getattr(self, setting)!r}")
+        super().__post_init__()
         for setting in ("context", "horizon", "season", "periods"):
             value = getattr(self, setting)
             if value is not None and value < 1:
@@ -103,59 +104,59 @@ class Forecast(RegressionTask):
         if self.layout == "shift" and shape.horizon + shape.overlap > shape.context:
             raise ValueError(f"layout: 'shift' answers at most as many steps as the context has ({shape.context})")
         if self.layout == "append" and shape.overlap:
-            raise ValueError(f"layout: the variant {self.variant!r} asks for steps of the context, so it must be 'shift'")
+            raise ValueError(f"layout: the variant {self.variant!r} has targets inside the context, so it must be 'shift'")
         if self.level != "kept" and self.layout == "shift":
             raise ValueError(
                 f"level: {self.level!r} needs layout 'append', as early answers of 'shift' come before the last value"
             )
         if self.level == "season" and self.season * self.periods > shape.context:
-            asked = f"{self.season} times {self.periods}"
-            raise ValueError(f"season, periods: their product must be at most the context ({shape.context}), not {asked}")
+            product = f"{self.season} times {self.periods}"
+            raise ValueError(f"season, periods: their product must be at most the context ({shape.context}), not {product}")
 
     @property
-    def _shape(self) -> Shape:
-        own = VARIANTS[self.variant]
-        overlap = own.overlap if self.context is None and self.horizon is None else 0
-        return Shape(self.context or own.context, self.horizon or own.horizon, overlap)
+    def _shape(self) -> WindowShape:
+        variant = VARIANTS[self.variant]
+        overlap = variant.overlap if self.context is None and self.horizon is None else 0
+        return WindowShape(self.context or variant.context, self.horizon or variant.horizon, overlap)
 
     @property
     def variables(self) -> tuple[str, ...]:
-        """The table's columns, without the date; "value" alone where they are examples of their own."""
+        """Names of the table's columns without the date; ("value",) if each column is a separate example."""
         return self._columns if self.channels == "together" else ("value",)
 
     @property
     def _columns(self) -> tuple[str, ...]:
-        """The table's columns, without the date."""
+        """Names of the table's columns without the date."""
         return _load(self.dataset, self.data_dir, self.missing).variables
 
     @property
     def d_input(self) -> int:
-        """The variables, and the mark of empty steps, and what is added to."""
+        """Number of channels: the variables, the mark of empty steps, the level."""
         variables = len(self.variables)
         return variables + (self.layout == "append") + (variables if self.level != "kept" else 0)
 
     @property
     def length(self) -> int:
-        """Steps of an input."""
+        """Number of steps of an input."""
         return self._shape.context + (self._shape.horizon if self.layout == "append" else 0)
 
     @property
-    def answers_later(self) -> int:
-        """The horizon, where a step answers for a later one."""
+    def target_offset(self) -> int:
+        """Number of steps between an input and its target: the horizon for the layout "shift", else 0."""
         return self._shape.horizon if self.layout == "shift" else 0
 
     def size(self, split: Split) -> int:
-        """Number of windows, times that of the table's variables where these are apart."""
+        """Return the number of windows, times the number of variables if each is a separate example."""
         check_request(self, split, 0, 1, 0)
-        return self._count(split) * (len(self._columns) if self.channels == "apart" else 1)
+        return self._window_count(split) * (len(self._columns) if self.channels == "apart" else 1)
 
-    def _count(self, split: Split) -> int:
-        """Number of windows."""
-        first, last = self._borders(split)
+    def _window_count(self, split: Split) -> int:
+        """Return the number of windows of a split."""
+        first, last = self._row_range(split)
         return last - first - sum(self._shape[:2]) + 1
 
-    def _borders(self, split: Split) -> tuple[int, int]:
-        """The rows of a split, contexts included; ValueError where they hold no window."""
+    def _row_range(self, split: Split) -> tuple[int, int]:
+        """Return the first row and the end of a split, including contexts; ValueError if they contain no window."""
         (train, valid, test), (context, horizon, _) = _load(self.dataset, self.data_dir, self.missing).borders, self._shape
         first = {"train": 0, "valid": train - context, "test": valid - context}[split]
         last = {"train": train, "valid": valid, "test": test}[split]
@@ -164,20 +165,20 @@ class Forecast(RegressionTask):
         return first, last
 
     def batch(self, split: Split, step: int, batch_size: int, seed: int = 0) -> Batch:
-        """The batch of a step: inputs (B, L, C) float32, targets (B, L, C), loss_mask (B, L) where answers are due."""
+        """Return the batch of a step: inputs (B, L, C) float32, targets (B, L, C), loss_mask (B, L), True at forecasts."""
         check_request(self, split, step, batch_size, seed)
-        first, chosen = self._borders(split)[0], rows_of_step(self.size(split), split, step, batch_size, seed)
+        first, chosen = self._row_range(split)[0], rows_of_step(self.size(split), split, step, batch_size, seed)
         if self.channels == "together":
-            return self._arranged(self._windows(first + chosen))
+            return self._to_batch(self._windows(first + chosen))
         starts, columns = np.divmod(chosen, len(self._columns))
-        return self._arranged(self._windows(first + starts, columns))
+        return self._to_batch(self._windows(first + starts, columns))
 
     def _windows(self, starts: np.ndarray, columns: np.ndarray | None = None) -> Tensor:
-        """(n, context + horizon, C) from the rows where they start; (n, context + horizon, 1) of one column each where given."""
+        """Return windows (n, context + horizon, C) from their first rows (n,); with columns (n,), of one column each, C = 1."""
         rows, values = starts[:, None] + np.arange(sum(self._shape[:2])), _load(self.dataset, self.data_dir, self.missing).values
         return torch.from_numpy(values[rows] if columns is None else values[rows, columns[:, None]][..., None])
 
-    def _arranged(self, windows: Tensor) -> Batch:
+    def _to_batch(self, windows: Tensor) -> Batch:
         context, horizon, overlap = self._shape
         count = len(windows)
         mask = torch.zeros(count, self.length, dtype=torch.bool)
@@ -198,14 +199,14 @@ class Forecast(RegressionTask):
         return Batch(inputs, targets, loss_mask=mask)
 
     def metrics(self, split: Split) -> "dict[str, Metric]":
-        """Those of a regression, and the mean absolute errors inside and after the window where both are asked for."""
+        """Return the metrics of regression, and with an overlap the mean absolute errors inside and after the window."""
         from torchmetrics.regression import MeanAbsoluteError
 
         names = OVERLAP_METRICS if self._shape.overlap else ()
         return super().metrics(split) | {name: MeanAbsoluteError() for name in names}
 
     def update(self, metrics: "dict[str, Metric]", output: Tensor, batch: Batch) -> None:
-        """Enter a batch. output: (B, L, C)."""
+        """Update the metrics with a batch. output: (B, L, C)."""
         super().update({name: metric for name, metric in metrics.items() if name not in OVERLAP_METRICS}, output, batch)
         horizon = self._shape.horizon
         for name, steps in zip(
@@ -215,34 +216,34 @@ class Forecast(RegressionTask):
                 metrics[name].update(output.detach()[:, steps].float().reshape(-1), batch.targets[:, steps].reshape(-1))
 
     def constant_score(self, split: Split = "test") -> float:
-        """The mean absolute error on a split of the best constant: each column's median over the scored steps of all windows.
+        """Return the mean absolute error on a split of the best constant, the median of each column over all scored steps.
 
-        It is the same for both `channels` and for every `level`: the constants are values of the table's columns.
+        It is the same for both values of `channels` and every `level`: the constants are values of the table's columns.
         """
         check_request(self, split, 0, 1, 0)
         return _constant_score(self, split)
 
     def baselines(self, split: Split = "test") -> dict[str, float]:
-        """The main metric of predictors that need no training, on all windows of a split.
+        """Return the main metric of predictors that need no training, on all windows of a split, by name.
 
         constant: the best constant of each column. persistence: the context's last value. seasonal_naive: the value one `season`
         before. seasonal_mean: the mean of the last `periods` such values.
         """
         check_request(self, split, 0, 1, 0)
-        return {**super().baselines(split), **_simple_forecasts(self, split)}
+        return {**super().baselines(split), **_naive_errors(self, split)}
 
     def fitted_baselines(self, split: Split = "test", seed: int = 0) -> dict[str, float]:
-        """The main metric of DLinear, fitted on train and chosen on valid; of the forecast alone, without an overlap."""
+        """Return the main metric of DLinear, fitted on train with early stopping on valid, over the horizon without overlap."""
         data, (context, horizon, _) = _load(self.dataset, self.data_dir, self.missing), self._shape
-        train, valid = (data.values[slice(*borders)] for borders in (self._borders("train"), self._borders("valid")))
+        train, valid = (data.values[slice(*borders)] for borders in (self._row_range("train"), self._row_range("valid")))
         model = fitted_dlinear(train, valid, context, horizon, seed=seed)
         with torch.no_grad():
             return {"dlinear": self._mean_error(split, model)}
 
     def _mean_error(self, split: Split, forecast: Callable[[Tensor], Tensor]) -> float:
-        """The mean absolute error of a map from contexts to forecasts, over all windows."""
+        """Return the mean absolute error over all windows of a function from contexts to forecasts."""
         context, horizon, overlap = self._shape
-        first, total, size = self._borders(split)[0], 0.0, self._count(split)
+        first, total, size = self._row_range(split)[0], 0.0, self._window_count(split)
         for start in range(0, size, 256):
             windows = self._windows(first + np.arange(start, min(start + 256, size)))
             answers = forecast(windows[:, :context])
@@ -251,52 +252,52 @@ class Forecast(RegressionTask):
         return total / size
 
     def describe(self, batch: Batch, row: int = 0) -> str:
-        """The first variable of context and answer as bars."""
+        """Return an example as text: the first variable of context and target as bars."""
         context, horizon, overlap = self._shape
         shape = f"{'1 of ' if self.channels == 'apart' else ''}{len(self._columns)} variables, {context} steps"
-        text = f"{bars(batch.inputs[row, :context, 0], 24)} {shape}"
+        text = f"{sparkline(batch.inputs[row, :context, 0], 24)} {shape}"
         if batch.targets is None or batch.loss_mask is None:
             return text
-        return f"{text} | {horizon + overlap} steps {bars(batch.targets[row][batch.loss_mask[row]][:, 0], 24)}"
+        return f"{text} | {horizon + overlap} steps {sparkline(batch.targets[row][batch.loss_mask[row]][:, 0], 24)}"
 
     def decode(self, output: Tensor, batch: Batch) -> list[dict[str, str | float]]:
-        """A row for each step of a forecast: example, step and the variables, standardised."""
+        """Return a table with a row for each step of a forecast: example, step and the standardised variables."""
         return super().decode(output + batch.inputs[..., -len(self.variables) :] if self.level != "kept" else output, batch)
 
     def add_times(self, rows: list[dict[str, str | float]], path: str | Path) -> list[dict[str, str | float]]:
-        """The rows with two more columns: ahead, how many steps after the file's last row (0 and less: inside it), and date.
+        """Add two columns: ahead, the number of steps after the file's last row (0 or less: inside the file), and date.
 
-        Dates after the file's end go on in its step.
+        Dates after the end of the file have its step.
         """
         context, horizon, _ = self._shape
-        dates = read_dates(Path(path), horizon, IRREGULAR.get(self.dataset, ()))[-context - horizon :]
-        placed = []
+        dates = read_dates(Path(path), horizon, KNOWN_IRREGULAR_STEPS.get(self.dataset, ()))[-context - horizon :]
+        dated = []
         for row in rows:
-            ahead = int(row["step"]) + self.answers_later - context + 1
+            ahead = int(row["step"]) + self.target_offset - context + 1
             first = {"example": row["example"], "step": row["step"], "ahead": ahead, "date": dates[context + ahead - 1]}
-            placed.append(first | row)
-        return placed
+            dated.append(first | row)
+        return dated
 
     def read_inputs(self, path: str | Path) -> Batch:
-        """The last `context` rows of a table with the same variables, standardised as the training rows were.
+        """Read the last `context` rows of a table with the same variables, standardised like the training rows.
 
-        One example; where variables are apart one for each, in the table's order.
+        Returns one example, or with channels="apart" one for each variable in the table's order.
         """
-        table = read_table(Path(path), missing=self.missing, irregular=IRREGULAR.get(self.dataset, ()))
+        table = read_table(Path(path), missing=self.missing, irregular=KNOWN_IRREGULAR_STEPS.get(self.dataset, ()))
         data, (context, horizon, _) = _load(self.dataset, self.data_dir, self.missing), self._shape
         if table.variables != data.variables:
             raise ValueError(f"{path}: its variables are not those of {self.dataset}: {', '.join(data.variables)}")
         if len(table.values) < max(2, context):
             needed = f"the context needs {context}" if context > 1 else "two are needed to tell how far apart steps are"
             raise ValueError(f"{path}: has {len(table.values)} rows, {needed}")
-        rows = _standardised(path, table, data.mean, data.std)[-context:]
+        rows = _standardise(path, table, data.mean, data.std)[-context:]
         window = torch.from_numpy(np.concatenate([rows, np.zeros((horizon, rows.shape[1]), np.float32)]))
         windows = window[None] if self.channels == "together" else window.T[..., None]
-        return self._arranged(windows)._replace(targets=None)
+        return self._to_batch(windows)._replace(targets=None)
 
 
 class _Data(NamedTuple):
-    """values: standardised (rows, C) float32; borders: the rows where train, valid and test end."""
+    """A standardised table: values (rows, C) float32; borders: the ends of train, valid and test; mean and std of train."""
 
     values: np.ndarray
     variables: tuple[str, ...]
@@ -307,11 +308,11 @@ class _Data(NamedTuple):
 
 @lru_cache(maxsize=4)
 def _load(dataset: str, data_dir: str | None, missing: Missing) -> _Data:
-    folder = data_folder(data_dir, "forecasting", _WANTED)
-    path = first_existing(folder, [f"{dataset}.csv"], _WANTED)
-    table = read_table(path, VARIABLES.get(dataset), missing, IRREGULAR.get(dataset, ()))
+    folder = data_folder(data_dir, "forecasting", _NEEDED_FILES)
+    path = first_existing(folder, [f"{dataset}.csv"], _NEEDED_FILES)
+    table = read_table(path, VARIABLE_COUNTS.get(dataset), missing, KNOWN_IRREGULAR_STEPS.get(dataset, ()))
     rows = len(table.values)
-    if dataset.startswith("ETT") and dataset in VARIABLES:
+    if dataset.startswith("ETT") and dataset in VARIABLE_COUNTS:
         month = _MONTH * (4 if dataset.startswith("ETTm") else 1)
         borders = (12 * month, 16 * month, 20 * month)
         if rows < borders[-1]:
@@ -323,11 +324,11 @@ def _load(dataset: str, data_dir: str | None, missing: Missing) -> _Data:
         raise ValueError(f"{path}: has {rows} rows, which are too few to split")
     mean, std = train.mean(0), train.std(0)
     std = np.where(std > 0, std, 1.0)
-    return _Data(_standardised(path, table, mean, std), table.variables, borders, mean, std)
+    return _Data(_standardise(path, table, mean, std), table.variables, borders, mean, std)
 
 
-def _standardised(path: str | Path, table: Table, mean: np.ndarray, std: np.ndarray) -> np.ndarray:
-    """(rows, C) float32; ValueError where a value is beyond the range of float32."""
+def _standardise(path: str | Path, table: Table, mean: np.ndarray, std: np.ndarray) -> np.ndarray:
+    """Standardise a table, (rows, C) float32; ValueError for a value beyond the range of float32."""
     values = (table.values - mean) / std
     beyond = first_beyond(values)
     if beyond is not None:
@@ -342,11 +343,10 @@ def _standardised(path: str | Path, table: Table, mean: np.ndarray, std: np.ndar
 
 @lru_cache(maxsize=16)
 def _constant_score(task: Forecast, split: Split) -> float:
-    """The mean absolute error of each column's weighted median, where a row weighs as many windows as ask for it."""
-    (context, horizon, overlap), windows = task._shape, task._count(split)
-    asked = horizon + overlap
-    first = task._borders(split)[0] + context - overlap
-    weights = np.convolve(np.ones(windows), np.ones(asked))
+    """Return the mean absolute error of the weighted median of each column; a row's weight is its number of windows."""
+    (context, horizon, overlap), windows = task._shape, task._window_count(split)
+    first = task._row_range(split)[0] + context - overlap
+    weights = np.convolve(np.ones(windows), np.ones(horizon + overlap))
     values = _load(task.dataset, task.data_dir, task.missing).values[first : first + len(weights)].astype(np.float64)
     order = values.argsort(axis=0)
     below = np.cumsum(weights[order], axis=0)
@@ -356,7 +356,7 @@ def _constant_score(task: Forecast, split: Split) -> float:
 
 
 @lru_cache(maxsize=16)
-def _simple_forecasts(task: Forecast, split: Split) -> dict[str, float]:
+def _naive_errors(task: Forecast, split: Split) -> dict[str, float]:
     (_, horizon, overlap), season = task._shape, task.season
     return {
         "persistence": task._mean_error(split, lambda contexts: seasonal_mean(contexts, horizon + overlap, 1, 1)),

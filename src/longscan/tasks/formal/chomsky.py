@@ -314,5 +314,5 @@ class ComputeSqrt(_ExactAnswer):
 
 
 def _gather_letters(words: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """Return words[row, positions[row]] for each row; positions outside the array are clipped to it."""
+    """Return words[row, positions[row]] for each row; positions outside the array are truncate_text to it."""
     return np.take_along_axis(words, np.clip(positions, 0, words.shape[1] - 1), axis=1)

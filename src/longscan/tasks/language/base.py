@@ -1,4 +1,4 @@
-"""What language models share: the next token at every step, scored in bits a token."""
+"""The base class of language modelling tasks: predict the next token at every step, scored in bits per token."""
 
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from longscan.tasks.base import Batch, Split, check_request
-from longscan.tasks.classification import ClassificationTask, answered
+from longscan.tasks.classification import ClassificationTask, scored_outputs
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
@@ -19,48 +19,41 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageTask(ClassificationTask):
-    """The next token at every step. The scale is 1 - bits / bits of a predictor that knows train's token frequencies alone."""
+    """A language modelling task. The scaled score is 1 - bits / bits of a predictor that uses the token frequencies of train."""
 
     metric: ClassVar[str] = "bits"
     higher_is_better: ClassVar[bool] = False
 
-    @property
-    def d_input(self) -> None:
-        """None: the inputs are tokens."""
-        return
-
-    @property
-    def per_step(self) -> bool:
-        """True: a token a step."""
-        return True
+    d_input: ClassVar[None] = None
+    per_step: ClassVar[bool] = True
 
     @abstractmethod
-    def _counts(self, split: Split) -> np.ndarray:
-        """How often each token is an answer in a split, (num_classes,)."""
+    def _token_counts(self, split: Split) -> np.ndarray:
+        """Return the number of times that each token is a target in a split, (num_classes,)."""
 
     def metrics(self, split: Split) -> "dict[str, Metric]":
-        """Bits a token, and accuracy."""
+        """Return bits per token, and the metrics of classification."""
         from torchmetrics import MeanMetric
 
         return {"bits": MeanMetric(), **super().metrics(split)}
 
     def update(self, metrics: "dict[str, Metric]", output: Tensor, batch: Batch) -> None:
-        """Enter a batch. output: (B, L, K)."""
+        """Update the metrics with a batch. output: (B, L, K)."""
         super().update(metrics, output, batch)
-        logits, targets = answered(output.detach(), batch)
+        logits, targets = scored_outputs(output.detach(), batch)
         metrics["bits"].update(F.cross_entropy(logits.float(), targets) / log(2), len(targets))
 
     def constant_score(self, split: Split = "test") -> float:
-        """Bits a token of the predictor that gives train's frequencies, each token counted once more."""
+        """Return the bits per token of the predictor that gives the token frequencies of train, with one added to each count."""
         check_request(self, split, 0, 1, 0)
-        seen, asked = self._counts("train") + 1.0, self._counts(split)
-        return float(-(asked * np.log2(seen / seen.sum())).sum() / asked.sum())
+        train, counts = self._token_counts("train") + 1.0, self._token_counts(split)
+        return float(-(counts * np.log2(train / train.sum())).sum() / counts.sum())
 
     def scaled(self, score: float) -> float:
-        """1 - score / `constant_score("test")`."""
+        """Return 1 - score / `constant_score("test")`."""
         return 1 - score / self.constant_score("test")
 
-    def _shifted(self, windows: np.ndarray) -> Batch:
-        """The batch of windows (n, L + 1): inputs without the last token, targets without the first."""
+    def _next_token_batch(self, windows: np.ndarray) -> Batch:
+        """Return the batch of windows (n, L + 1): inputs without the last token, targets without the first."""
         tokens = torch.from_numpy(windows.astype(np.int64))
         return Batch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())

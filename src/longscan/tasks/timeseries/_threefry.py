@@ -1,4 +1,4 @@
-"""JAX's random permutation, so that splits which other projects drew with it can be drawn here.
+"""JAX's random permutation, to reproduce the splits of other projects that use it.
 
 Threefry-2x32 with 20 rounds (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011), and JAX's key splitting and
 shuffling as they were before version 0.5 (`jax_threefry_partitionable=False`). A key is a pair of uint32.
@@ -14,12 +14,12 @@ _WORD = 0xFFFFFFFF
 
 
 def key_from_seed(seed: int) -> Key:
-    """`jax.random.PRNGKey(seed)` for 0 <= seed < 2^32."""
+    """Return `jax.random.PRNGKey(seed)` for 0 <= seed < 2^32."""
     return seed >> 32 & _WORD, seed & _WORD
 
 
 def random_bits(key: Key, count: int) -> np.ndarray:
-    """(count,) uint32, the cipher of 0, 1, ... under the key; the halves of the counter array are its word pairs."""
+    """Return (count,) uint32, the cipher of 0, 1, ... under the key; word i of each half of the counters forms a pair."""
     counters = np.zeros(count + count % 2, np.uint32)
     counters[:count] = np.arange(count)
     first, second = np.split(counters, 2)
@@ -35,13 +35,13 @@ def random_bits(key: Key, count: int) -> np.ndarray:
 
 
 def split(key: Key, count: int = 2) -> list[Key]:
-    """`jax.random.split(key, count)`."""
+    """Return `jax.random.split(key, count)`, a list of keys."""
     words = random_bits(key, 2 * count).tolist()
     return list(zip(words[0::2], words[1::2], strict=True))
 
 
 def permutation(key: Key, size: int) -> np.ndarray:
-    """`jax.random.permutation(key, size)`: sorted by random words, as often as makes ties unlikely; int64."""
+    """Return `jax.random.permutation(key, size)`, int64: repeated sorting by random words, so that ties are unlikely."""
     order = np.arange(size)
     for _ in range(ceil(3 * log(max(1, size)) / log(_WORD))):
         key, subkey = split(key)

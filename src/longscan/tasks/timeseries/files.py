@@ -1,17 +1,17 @@
-"""Readers of series: the .ts and .arff files of the UEA archive, with labels; .csv and .npy, without.
+"""Readers of series: the .ts and .arff files of the UEA archive with labels, .csv and .npy files without.
 
-A header is advisory: where it contradicts the data, the data are used and one warning says so; but a label that its list of
-labels lacks is an error. Damaged files raise ValueError with the file, the line and what is wrong.
+A header is advisory: if it contradicts the data, the data are used and one warning describes the contradiction; but a label that
+is not in its list of labels is an error. Damaged files raise ValueError with the file, the line and the error.
 
-Missing values ("?", "NaN", or nothing between commas) are counted, and `missing` says what becomes of them:
+Missing values ("?", "NaN", or nothing between commas) are counted, and `missing` selects their treatment:
 
-    "refuse"  ValueError, with their number and the place of the first. The default.
-    "fill"    Each channel of a series is interpolated linearly between the values around the gap; before its first and after its
-              last value it keeps that value. A warning of the log has the number. A channel without any value is an error.
-    "mask"    They stay NaN, for the caller to tell the model of. A warning of the log has the number.
+    "refuse"  ValueError with their number and the position of the first. The default.
+    "fill"    Linear interpolation within each channel of a series; before its first and after its last value a channel is
+              constant. A log warning has the number of missing values. A channel without any value is an error.
+    "mask"    They remain NaN, and the caller must pass a mask to the model. A log warning has the number of missing values.
 
-Steps at the end of a series that are missing in every channel are how these formats write unequal lengths: they are dropped and
-not counted.
+These formats pad series of unequal lengths with steps that are missing in every channel. Such steps at the end of a series are
+removed and not counted.
 """
 
 import logging
@@ -23,6 +23,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from longscan._files import read_bytes
 from longscan._float32 import LARGEST
 from longscan.tasks._store import load_array
 
@@ -34,11 +35,11 @@ Header = dict[str, list[str]]
 
 
 class Recordings(NamedTuple):
-    """Series and what they are called.
+    """Series with their labels.
 
-    series: (C, L_i) float64 each, NaN where a value is missing, which only missing="mask" leaves. labels: one for each series,
-    None where the file has none, or was read without them. classes: the labels that occur, in the order of the header, sorted
-    where it lists none; empty without labels. n_missing: how many values the file lacks.
+    series: (C, L_i) float64 each, NaN for missing values with missing="mask". labels: one for each series, None if the file has
+    none or was read without them. classes: the labels that occur, in the order of the header, or sorted if it lists none; empty
+    without labels. n_missing: number of missing values in the file.
     """
 
     series: list[np.ndarray]
@@ -48,15 +49,15 @@ class Recordings(NamedTuple):
 
 
 def read_ts(path: str | Path, missing: Missing = "refuse", *, with_labels: bool = True) -> Recordings:
-    """A .ts file: a header of @ lines, @data, then a series a line, its channels apart by ":", values by ",", the label last.
+    """Read a .ts file: a header of @ lines, @data, then a line per series; ":" separates channels, "," values; the label is last.
 
-    Series may differ in length, not in channels. missing: "refuse", "fill" or "mask", see the top of this file. with_labels False
-    leaves labels unread, whatever they are. `@classLabel false` says that there are none. Raises ValueError for damaged files,
-    labels that the header does not list, missing values, and `@timeStamps true`.
+    Series may differ in length, but not in the number of channels. missing: "refuse", "fill" or "mask", see this module's
+    docstring. with_labels=False ignores labels. `@classLabel false` means that there are none. Raises ValueError for damaged
+    files, labels that the header does not list, missing values, and `@timeStamps true`.
     """
     lines = _lines(path)
     header: Header = {}
-    for text in _header(path, lines):
+    for text in _header_lines(path, lines):
         key, *values = text[1:].split()
         header[key.lower()] = values
     if header.get("timestamps", ["false"])[0].lower() == "true":
@@ -69,37 +70,37 @@ def read_ts(path: str | Path, missing: Missing = "refuse", *, with_labels: bool 
     for line, text in lines:
         channels = text.split(":")
         if labelled:
-            labels.append(_label(channels.pop(), path, line, listed))
-        series.append(_case(channels, series, path, line))
-    return _finished(path, header, series, labels if labelled and with_labels else None, missing)
+            labels.append(_parse_label(channels.pop(), path, line, listed))
+        series.append(_parse_series(channels, series, path, line))
+    return _build_recordings(path, header, series, labels if labelled and with_labels else None, missing)
 
 
 def read_arff(path: str | Path, missing: Missing = "refuse", *, with_labels: bool = True) -> Recordings:
-    r"""An .arff file: a series a line, one channel with the label last, or several in quotes: 'channel\nchannel...',label.
+    r"""Read an .arff file with a line per series: one channel and the label, or several channels as 'channel\nchannel...',label.
 
     missing, with_labels and errors: as for `read_ts`.
     """
-    header, series, labels = _arff_cases(path, with_labels=with_labels)
-    return _finished(path, header, series, labels if with_labels else None, missing)
+    header, series, labels = _read_arff_lines(path, with_labels=with_labels)
+    return _build_recordings(path, header, series, labels if with_labels else None, missing)
 
 
 def read_arff_dimensions(paths: Sequence[str | Path], missing: Missing = "refuse") -> Recordings:
-    """Several .arff files, each with one channel of the same series; ValueError where series, steps or labels differ."""
-    header, series, labels = _arff_cases(paths[0])
+    """Read several .arff files, each with one channel of the same series; ValueError if series, steps or labels differ."""
+    header, series, labels = _read_arff_lines(paths[0])
     for path in paths[1:]:
-        _, more, more_labels = _arff_cases(path)
+        _, more, more_labels = _read_arff_lines(path)
         if [part.shape[1] for part in more] != [part.shape[1] for part in series]:
             raise ValueError(f"{path}: the number or the lengths of its series differ from those of {paths[0]}")
         if more_labels != labels:
             raise ValueError(f"{path}: its labels differ from those of {paths[0]}")
         series = [np.concatenate(pair) for pair in zip(series, more, strict=True)]
-    return _finished(paths[0], header, series, labels, missing)
+    return _build_recordings(paths[0], header, series, labels, missing)
 
 
 def read_csv(path: str | Path, missing: Missing = "refuse") -> Recordings:
-    """One series: a step a line, channels apart by ","; a first line that holds no number is taken for names. No labels."""
+    """Read one series without labels: a line per step, "," separates channels; a first line without numbers is a header."""
     lines = list(_lines(path))
-    if lines and all(_number(word) is None for word in lines[0][1].split(",")):
+    if lines and all(_parse_number(word) is None for word in lines[0][1].split(",")):
         lines = lines[1:]
     if not lines:
         raise ValueError(f"{path}: holds no numbers")
@@ -109,16 +110,16 @@ def read_csv(path: str | Path, missing: Missing = "refuse") -> Recordings:
         words = text.split(",")
         if len(words) != width:
             raise ValueError(f"{path}:{line}: has {len(words)} columns, the first row has {width}")
-        rows.append(_numbers(words, path, line))
-    series, count = _resolved(path, [np.array(rows).T], missing)
+        rows.append(_parse_numbers(words, path, line))
+    series, count = _handle_missing(path, [np.array(rows).T], missing)
     return Recordings(series, None, (), count)
 
 
 def read_npy(path: str | Path, missing: Missing = "refuse", *, layout: Literal["nlc", "ncl"] | None = None) -> Recordings:
-    """One series or several, numbers without infinity. No labels.
+    """Read one or several series of finite numbers without labels.
 
-    layout: "nlc", (L, C) or (N, L, C), or "ncl", (C, L) or (N, C, L). None: "nlc", but ValueError for arrays with more channels
-    than steps in that reading, which may be of the other.
+    layout: "nlc", (L, C) or (N, L, C), or "ncl", (C, L) or (N, C, L). None: "nlc", but ValueError for arrays that would then have
+    more channels than steps, since their layout may be "ncl".
     """
     if layout not in (None, "nlc", "ncl"):
         raise ValueError(f"layout: got {layout!r}, expected None, 'nlc' or 'ncl'")
@@ -137,8 +138,8 @@ def read_npy(path: str | Path, missing: Missing = "refuse", *, layout: Literal["
             f"{path}: its shape {array.shape} is {steps} steps of {channels} channels with axes (series, steps, channels), or "
             f"{channels} steps of {steps} channels with axes (series, channels, steps); say layout='nlc' or layout='ncl'"
         )
-    turned = several if layout == "ncl" else several.transpose(0, 2, 1)
-    series, count = _resolved(path, [np.ascontiguousarray(item, dtype=np.float64) for item in turned], missing)
+    channels_first = several if layout == "ncl" else several.transpose(0, 2, 1)
+    series, count = _handle_missing(path, [np.ascontiguousarray(item, dtype=np.float64) for item in channels_first], missing)
     return Recordings(series, None, (), count)
 
 
@@ -149,7 +150,7 @@ def read_recordings(
     layout: Literal["nlc", "ncl"] | None = None,
     with_labels: bool = True,
 ) -> Recordings:
-    """A .ts, .arff, .csv or .npy file, by its ending; ValueError for another. layout: of .npy alone, see `read_npy`."""
+    """Read a .ts, .arff, .csv or .npy file by its suffix; ValueError for any other. layout: only for .npy, see `read_npy`."""
     ending = Path(path).suffix.lower()
     if ending == ".ts":
         return read_ts(path, missing, with_labels=with_labels)
@@ -163,11 +164,8 @@ def read_recordings(
 
 
 def _lines(path: str | Path) -> Iterator[tuple[int, str]]:
-    """Numbered lines without comments and empty ones; only what is no comment must be UTF-8 text."""
-    try:
-        content = Path(path).read_bytes().removeprefix(b"\xef\xbb\xbf")
-    except OSError as error:
-        raise ValueError(f"{path}: can not be read: {error.strerror}") from None
+    """Yield the numbered lines except comments and empty ones; only these must be UTF-8 text."""
+    content = read_bytes(path).removeprefix(b"\xef\xbb\xbf")
     if b"\0" in content:
         raise ValueError(f"{path}: is not UTF-8 text (it holds zero bytes)")
     for line, raw in enumerate(content.splitlines(), 1):
@@ -180,8 +178,8 @@ def _lines(path: str | Path) -> Iterator[tuple[int, str]]:
             raise ValueError(f"{path}:{line}: is not UTF-8 text (byte 0x{stripped[error.start]:02x})") from None
 
 
-def _header(path: str | Path, lines: Iterator[tuple[int, str]]) -> Iterator[str]:
-    """The header's lines, up to and without @data."""
+def _header_lines(path: str | Path, lines: Iterator[tuple[int, str]]) -> Iterator[str]:
+    """Yield the lines of the header up to @data."""
     for line, text in lines:
         if text.lower() == "@data":
             return
@@ -191,11 +189,11 @@ def _header(path: str | Path, lines: Iterator[tuple[int, str]]) -> Iterator[str]
     raise ValueError(f"{path}: has no @data line")
 
 
-def _arff_cases(path: str | Path, *, with_labels: bool = True) -> tuple[Header, list[np.ndarray], list[str]]:
+def _read_arff_lines(path: str | Path, *, with_labels: bool = True) -> tuple[Header, list[np.ndarray], list[str]]:
     lines = _lines(path)
     header: Header = {}
     relational = False
-    for text in _header(path, lines):
+    for text in _header_lines(path, lines):
         relational = relational or re.match(r"@attribute\s.*\srelational$", text, re.IGNORECASE) is not None
         nominal = re.match(r"@attribute\s.*\{(.*)\}$", text, re.IGNORECASE)
         if nominal is not None:
@@ -212,13 +210,13 @@ def _arff_cases(path: str | Path, *, with_labels: bool = True) -> tuple[Header, 
         else:
             channel, _, label = text.rpartition(",")
             channels = [channel]
-        labels.append(_label(label, path, line, listed))
-        series.append(_case(channels, series, path, line))
+        labels.append(_parse_label(label, path, line, listed))
+        series.append(_parse_series(channels, series, path, line))
     return header, series, labels
 
 
-def _label(text: str, path: str | Path, line: int, listed: Sequence[str]) -> str:
-    """The label of a line; ValueError where there is none, or it is not among those of the header, which may list none."""
+def _parse_label(text: str, path: str | Path, line: int, listed: Sequence[str]) -> str:
+    """Return the label of a line; ValueError if there is none, or if the header lists labels without it."""
     label = text.strip().strip("'\"")
     if not label or "," in label:
         raise ValueError(f"{path}:{line}: the class label at the end is missing; the line is damaged or cut off")
@@ -228,19 +226,19 @@ def _label(text: str, path: str | Path, line: int, listed: Sequence[str]) -> str
     return label
 
 
-def _case(channels: list[str], before: list[np.ndarray], path: str | Path, line: int) -> np.ndarray:
-    """One series (C, L) with as many channels as those before."""
-    rows = [_numbers(channel.split(","), path, line) for channel in channels]
-    if before and len(rows) != len(before[0]):
-        raise ValueError(f"{path}:{line}: has {len(rows)} channels, the first series has {len(before[0])}")
+def _parse_series(channels: list[str], previous: list[np.ndarray], path: str | Path, line: int) -> np.ndarray:
+    """Return the series (C, L) of a line; ValueError if its number of channels differs from that of the previous series."""
+    rows = [_parse_numbers(channel.split(","), path, line) for channel in channels]
+    if previous and len(rows) != len(previous[0]):
+        raise ValueError(f"{path}:{line}: has {len(rows)} channels, the first series has {len(previous[0])}")
     for number, row in enumerate(rows[1:], 2):
         if len(row) != len(rows[0]):
             raise ValueError(f"{path}:{line}: channel {number} has {len(row)} values, channel 1 has {len(rows[0])}")
     return np.array(rows).reshape(len(rows), -1)
 
 
-def _number(word: str) -> float | None:
-    """The word as a number, NaN where it marks a missing value, None where it is neither, or beyond the range of float32."""
+def _parse_number(word: str) -> float | None:
+    """Return a word as a number, NaN for a missing value, None if it is neither or beyond the range of float32."""
     word = word.strip()
     if word.lower() in _MISSING:
         return np.nan
@@ -252,21 +250,21 @@ def _number(word: str) -> float | None:
 
 
 def _is_too_large(word: str) -> bool:
-    """Whether a word is a number that float64 holds and float32 does not."""
+    """Return whether a word is a number in the range of float64 but not of float32."""
     try:
         return LARGEST < abs(float(word)) < np.inf
     except ValueError:
         return False
 
 
-def _numbers(words: list[str], path: str | Path, line: int) -> list[float]:
+def _parse_numbers(words: list[str], path: str | Path, line: int) -> list[float]:
     try:
         numbers = [float(word) for word in words]
     except ValueError:
         numbers = [np.inf]
     if (np.abs(numbers) <= LARGEST).all():
         return numbers
-    checked = [_number(word) for word in words]
+    checked = [_parse_number(word) for word in words]
     if None in checked:
         word = words[checked.index(None)].strip()
         if _is_too_large(word):
@@ -275,10 +273,10 @@ def _numbers(words: list[str], path: str | Path, line: int) -> list[float]:
     return [np.nan if number is None else number for number in checked]
 
 
-def _finished(
+def _build_recordings(
     path: str | Path, header: Header, series: list[np.ndarray], labels: list[str] | None, missing: Missing
 ) -> Recordings:
-    """The series without missing steps at their ends, and with what `missing` makes of the others; warns of a wrong header."""
+    """Remove missing steps at the ends of series, treat other missing values, and warn if the header contradicts the data."""
     if not series:
         raise ValueError(f"{path}: holds no series after @data")
     trimmed = []
@@ -290,15 +288,16 @@ def _finished(
     found = set(labels or ())
     stated = [] if labels is None else header.get("classlabel", [])[1:]
     classes = tuple(dict.fromkeys(label for label in stated if label in found)) if stated else tuple(sorted(found))
-    resolved, count = _resolved(path, trimmed, missing)
-    claims = _contradictions(header, series)
-    if claims:
-        warnings.warn(f"{path}: its header does not fit its data, which are used: {'; '.join(claims)}", UserWarning, stacklevel=3)
+    resolved, count = _handle_missing(path, trimmed, missing)
+    mismatches = _header_mismatches(header, series)
+    if mismatches:
+        text = f"{path}: its header does not fit its data, which are used: {'; '.join(mismatches)}"
+        warnings.warn(text, UserWarning, stacklevel=3)
     return Recordings(resolved, labels, classes, count)
 
 
-def _resolved(path: str | Path, series: list[np.ndarray], missing: Missing) -> tuple[list[np.ndarray], int]:
-    """Series (C, L_i) with what `missing` makes of their missing values, and the number of these."""
+def _handle_missing(path: str | Path, series: list[np.ndarray], missing: Missing) -> tuple[list[np.ndarray], int]:
+    """Return the series (C, L_i) after the treatment of missing values, and the number of these."""
     if missing not in MISSING_CHOICES:
         raise ValueError(f"missing: got {missing!r}, expected one of {', '.join(MISSING_CHOICES)}")
     gaps = [np.isnan(item) for item in series]
@@ -318,13 +317,13 @@ def _resolved(path: str | Path, series: list[np.ndarray], missing: Missing) -> t
         return series, count
     filled = list(series)
     for row in lacking:
-        filled[row] = _interpolated(path, row + 1, series[row])
+        filled[row] = _interpolate_channels(path, row + 1, series[row])
     _log.warning("%s: %s were filled by linear interpolation within their series", path, counts)
     return filled, count
 
 
-def _interpolated(path: str | Path, number: int, series: np.ndarray) -> np.ndarray:
-    """A series (C, L) whose missing values lie on lines between those around them; the end values go on outwards."""
+def _interpolate_channels(path: str | Path, number: int, series: np.ndarray) -> np.ndarray:
+    """Return a series (C, L) with linear interpolation of missing values; the first and last values extend to the ends."""
     filled, steps = series.copy(), np.arange(series.shape[1])
     for channel, values in enumerate(series):
         present = ~np.isnan(values)
@@ -336,21 +335,22 @@ def _interpolated(path: str | Path, number: int, series: np.ndarray) -> np.ndarr
     return filled
 
 
-def _contradictions(header: Header, series: list[np.ndarray]) -> list[str]:
+def _header_mismatches(header: Header, series: list[np.ndarray]) -> list[str]:
+    """Return descriptions of the entries of a header that contradict the data."""
     lengths = {case.shape[1] for case in series}
     shortest, longest = min(lengths), max(lengths)
     steps = str(longest) if shortest == longest else f"{shortest} to {longest}"
-    facts = {
+    actual = {
         "dimensions": {str(len(series[0]))},
         "univariate": {str(len(series[0]) == 1).lower()},
         "equallength": {"true", "false"} if shortest == longest else {"false"},
         "serieslength": {str(longest)},
         "missing": {"true"} if any(np.isnan(case).any() for case in series) else {"false", "true"},
     }
-    shown = {**{key: min(values) for key, values in facts.items()}, "serieslength": steps}
-    claims = []
-    for key, values in facts.items():
+    texts = {**{key: min(values) for key, values in actual.items()}, "serieslength": steps}
+    mismatches = []
+    for key, values in actual.items():
         claimed = header.get(key, [""])[0].lower()
         if claimed and claimed not in values:
-            claims.append(f"{key} is {shown[key]}, not {claimed}")
-    return claims
+            mismatches.append(f"{key} is {texts[key]}, not {claimed}")
+    return mismatches

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from longscan._float32 import LARGEST, first_beyond
-from longscan.tasks._drawing import bars
-from longscan.tasks._store import area_folder
+from longscan.tasks._sparklines import sparkline
+from longscan.tasks._store import default_data_folder
 from longscan.tasks.base import TASKS, Batch, Split, check_request, rows_of_step
-from longscan.tasks.classification import ClassificationTask, largest_share
+from longscan.tasks.classification import ClassificationTask, majority_share
+from longscan.tasks.examples import check_fraction
 from longscan.tasks.timeseries import protocols
 from longscan.tasks.timeseries.files import (
-    MISSING_CHOICES,
     Missing,
     Recordings,
     read_arff,
@@ -36,34 +36,36 @@ _log = logging.getLogger("longscan")
 @TASKS.register("uea")
 @dataclass(frozen=True, kw_only=True)
 class Uea(ClassificationTask):
-    """Which class a recording belongs to.
+    """Classify a recording of one or several channels.
 
         ▃▅▇▇▄▄▇▆▆▁█▅▇▃▆▆▇▄▄▆▅▆▃▅▆▆▄▂▆▅▆▅▂▆ 6 channels x 100 steps | Walking
 
     dataset: NAME of the files NAME_TRAIN.ts and NAME_TEST.ts, or .arff, or NAMEDimension1_TRAIN.arff and so on. data_dir: the
-    folder that holds them, or that holds a folder NAME with them; None: `$LONGSCAN_DATA/uea/NAME`, else the sets that aeon
-    carries (BasicMotions, JapaneseVowels and some of one channel). Nothing is downloaded. A user's own files work the same; the
-    classes are the labels that occur.
+    folder of these files, or its parent if the folder is called NAME; None: `$LONGSCAN_DATA/uea/NAME`, else the sets that the
+    package aeon contains (BasicMotions, JapaneseVowels and some with one channel). Nothing is downloaded. A user's own files have
+    the same format; the classes are the labels that occur.
 
-    protocol, split_seed: see `longscan.tasks.timeseries.protocols`. Of "clean" only: valid_fraction of the training series make
-    valid, the same share of each class where `stratified`. Of "linoss" only: linoss_order, since the preprocessing behind the
-    compared figures leaves the series sorted ("sorted") and a newer one does not ("file"). time_channel: i/L in front of the
-    channels, refused by "aussm". Training batches are reshuffled each epoch; "linoss" drops an epoch's last batch, "aussm" keeps
-    one order for good.
+    protocol, split_seed: see `longscan.tasks.timeseries.protocols`. For "clean" only: valid_fraction of the training series are
+    valid, the same fraction of each class if `stratified`. For "linoss" only: linoss_order, "sorted" as in the preprocessing of
+    the published scores, or "file" as in a newer version of it. time_channel: i/L as an additional first channel, not for
+    "aussm". Training batches are shuffled in each epoch; "linoss" drops the last batch of an epoch, "aussm" has the same order in
+    all epochs.
 
-    Shorter series are padded on the right with zeros, which `valid` marks. missing: what becomes of missing values ("?", "NaN",
-    nothing between commas), which are counted in the error or in a warning. "refuse", an error; "fill", linear interpolation
-    within the channel of the series; "mask", the channel's mean over the training series ("aussm": over all), which is 0 where
-    values are standardised, and as many more channels that are 1 where a value was measured and 0 where it is missing. `valid`
-    can not mark them: it leaves out whole steps, and a step may lack one channel of several.
+    Shorter series are padded on the right with zeros, where `valid` is False. missing: treatment of missing values ("?", "NaN",
+    nothing between commas), with their number in the error or in a warning. "refuse", an error; "fill", linear interpolation
+    within the channel of the series; "mask", the mean of the channel over the training series ("aussm": over all), which is 0
+    after standardisation, and as many additional channels that are 1 at measured and 0 at missing values. `valid` can not mark
+    them: it has one value per step, and a step may lack only some channels.
 
-    Raises FileNotFoundError where files are missing, ValueError for damaged files, for labels that a file's header does not list,
-    for missing values, and for settings that make no sense.
+    Raises FileNotFoundError if files are missing, ValueError for damaged files, for labels that a file's header does not list,
+    for missing values, and for invalid settings.
     """
 
     name: ClassVar[str] = "uea"
     source: ClassVar[str] = "aeon; timeseriesclassification.com"
-    uneven: ClassVar[bool] = True
+    has_imbalanced_classes: ClassVar[bool] = True
+    vocab_size: ClassVar[None] = None
+    per_step: ClassVar[bool] = False
     dataset: str = "BasicMotions"
     data_dir: str | None = None
     protocol: protocols.Protocol = "clean"
@@ -75,15 +77,8 @@ class Uea(ClassificationTask):
     missing: Missing = "refuse"
 
     def __post_init__(self) -> None:
-        for setting, choices in (
-            ("protocol", ("clean", "linoss", "aussm")),
-            ("linoss_order", ("sorted", "file")),
-            ("missing", MISSING_CHOICES),
-        ):
-            if getattr(self, setting) not in choices:
-                raise ValueError(f"{setting}: must be one of {', '.join(choices)}, not {getattr(self, setting)!r}")
-        if not 0 < self.valid_fraction < 1:
-            raise ValueError(f"valid_fraction: must lie between 0 and 1, not {self.valid_fraction}")
+        super().__post_init__()
+        check_fraction(self.valid_fraction)
         if not 0 <= self.split_seed < 2**32:
             raise ValueError(f"split_seed: must lie in 0 .. 2^32 - 1, not {self.split_seed}")
         if self.time_channel and self.protocol == "aussm":
@@ -92,13 +87,8 @@ class Uea(ClassificationTask):
             raise ValueError(f"dataset: must be the NAME of NAME_TRAIN.ts, not {self.dataset!r}")
 
     @property
-    def vocab_size(self) -> None:
-        """None: the inputs are series."""
-        return
-
-    @property
     def d_input(self) -> int:
-        """Channels, those of time and of what is missing included."""
+        """Number of channels, including those of the time and of the mask of missing values."""
         return _load(self).inputs.shape[2]
 
     @property
@@ -108,42 +98,37 @@ class Uea(ClassificationTask):
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The labels, in the order of the file's header."""
+        """Names of the classes in the order of the file's header."""
         return _load(self).classes
 
     @property
-    def per_step(self) -> bool:
-        """False: one answer a series."""
-        return False
-
-    @property
     def length(self) -> int:
-        """Steps of the longest series."""
+        """Number of steps of the longest series."""
         return _load(self).inputs.shape[1]
 
     def size(self, split: Split) -> int:
-        """Number of series of a split."""
+        """Return the number of series of a split."""
         check_request(self, split, 0, 1, 0)
         return len(_load(self).partition.rows[split])
 
     def num_batches(self, split: Split, batch_size: int) -> int:
-        """Batches in one pass; the protocol "linoss" drops the last of an epoch, full or not."""
+        """Return the number of batches of one pass; the protocol "linoss" drops the last one of an epoch, full or not."""
         size = self.size(split)
         if split == "train" and self.protocol == "linoss":
             return max(1, (size - 1) // batch_size)
         return -(-size // batch_size)
 
     def batch(self, split: Split, step: int, batch_size: int, seed: int = 0) -> Batch:
-        """The batch of a step: inputs (B, L, C) float32, targets (B,), valid (B, L) or None where all series are equally long."""
+        """Return the batch of a step: inputs (B, L, C) float32, targets (B,), valid (B, L) or None if all lengths are equal."""
         check_request(self, split, step, batch_size, seed)
         loaded, size = _load(self), self.size(split)
         batches = self.num_batches(split, batch_size)
         if split == "train" and self.protocol == "aussm":
             rows = np.arange(size)[step % batches * batch_size :][:batch_size]
         elif split == "train" and self.protocol == "linoss":
-            # Whole epochs of a shuffle over all series, of which the last batch is never asked for.
-            everything = rows_of_step(size, split, step // batches, size, seed)
-            rows = everything[step % batches * batch_size :][:batch_size]
+            # The shuffled order of a whole epoch, of which the last batch is never used.
+            epoch_rows = rows_of_step(size, split, step // batches, size, seed)
+            rows = epoch_rows[step % batches * batch_size :][:batch_size]
         else:
             rows = rows_of_step(size, split, step, batch_size, seed)
         chosen = torch.from_numpy(loaded.partition.rows[split][rows])
@@ -151,15 +136,15 @@ class Uea(ClassificationTask):
         return Batch(inputs=loaded.inputs[chosen], targets=loaded.targets[chosen], valid=valid)
 
     def constant_score(self, split: Split = "test") -> float:
-        """The accuracy on a split of always giving its most frequent class."""
+        """Return the accuracy on a split of always giving its most frequent class."""
         check_request(self, split, 0, 1, 0)
         loaded = _load(self)
-        return largest_share(loaded.targets[loaded.partition.rows[split]].numpy())
+        return majority_share(loaded.targets[loaded.partition.rows[split]].numpy())
 
     def fitted_baselines(self, split: Split = "test", seed: int = 0) -> dict[str, float]:
-        """The accuracy of MiniRocket and of the nearest neighbour by dynamic time warping, as aeon has them, fitted on train.
+        """Return the accuracy of aeon's MiniRocket and of the nearest neighbour by dynamic time warping, both fitted on train.
 
-        MiniRocket sees shorter series padded and needs nine steps. Warping is left out where it would take more than 10^11 cells.
+        MiniRocket reads padded series and needs nine steps. Warping is left out if it would need more than 10^11 cells.
         """
         check_request(self, split, 0, 1, 0)
         with warnings.catch_warnings():
@@ -167,17 +152,16 @@ class Uea(ClassificationTask):
             return _aeon_scores(_load(self), split, seed)
 
     def describe(self, batch: Batch, row: int = 0) -> str:
-        """The first channel as a line of bars, the shape, the label."""
-        channel = int(self.time_channel)
-        series = batch.inputs[row] if batch.valid is None else batch.inputs[row][batch.valid[row]]
-        text = f"{bars(series[:, channel])} {series.shape[1]} channels x {series.shape[0]} steps"
-        return text if batch.targets is None else f"{text} | {self.classes[int(batch.targets[row])]}"
+        """Return an example as text: the first channel as bars, the shape, the label."""
+        series = batch.unpadded(row)
+        text = f"{sparkline(series[:, int(self.time_channel)])} {series.shape[1]} channels x {series.shape[0]} steps"
+        return self._append_class(text, batch, row)
 
     def read_inputs(self, path: str | Path) -> Batch:
-        """Series from a .ts, .arff, .csv or .npy file, treated as the training series were; labels in it are not used.
+        """Read series from a .ts, .arff, .csv or .npy file and scale them like the training series; its labels are ignored.
 
-        .csv: one series, a step a line, a channel a column. .npy: (L, C) or (N, L, C). Missing values are treated as `missing`
-        says. Raises ValueError where the file is damaged or has another number of channels than the training series.
+        .csv: one series with a line per step and a column per channel. .npy: (L, C) or (N, L, C). The setting `missing` applies.
+        Raises ValueError if the file is damaged or its number of channels differs from that of the training series.
         """
         series = read_recordings(path, self.missing, layout="nlc", with_labels=False).series
         loaded = _load(self)
@@ -185,18 +169,12 @@ class Uea(ClassificationTask):
         if len(series[0]) != channels:
             raise ValueError(f"{path}: its series have {len(series[0])} channels, those of {self.dataset} have {channels}")
         duration = self.length if self.time_channel else None
-        inputs, valid = _arranged(series, loaded.partition, duration, str(path), mark_missing=self.missing == "mask")
+        inputs, valid = _build_arrays(series, loaded.partition, duration, str(path), mark_missing=self.missing == "mask")
         return Batch(inputs=inputs, valid=valid)
 
-    def decode(self, output: Tensor, batch: Batch) -> list[dict[str, str | float]]:  # noqa: ARG002
-        """The most probable class and its probability, a row a series. output: (B, K)."""
-        best = output.float().softmax(-1).max(-1)
-        answers = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        return [{"class": self.classes[choice], "probability": probability} for choice, probability in answers]
 
-
-class _Loaded(NamedTuple):
-    """All series of a data set, train before test: inputs (N, L, C), targets (N,), valid (N, L) or None."""
+class _SeriesData(NamedTuple):
+    """All series of a data set, first train, then test: inputs (N, L, C), targets (N,), valid (N, L) or None."""
 
     inputs: Tensor
     targets: Tensor
@@ -206,8 +184,8 @@ class _Loaded(NamedTuple):
 
 
 @lru_cache(maxsize=4)
-def _load(task: Uea) -> _Loaded:
-    train, test = _read(task.dataset, task.data_dir, task.missing)
+def _load(task: Uea) -> _SeriesData:
+    train, test = _read_train_test(task.dataset, task.data_dir, task.missing)
     series = train.series + test.series
     labels = [*(train.labels or ()), *(test.labels or ())]
     if len(labels) != len(series):
@@ -221,8 +199,8 @@ def _load(task: Uea) -> _Loaded:
     numbers = {label: number for number, label in enumerate(classes)}
     targets = np.array([numbers[label] for label in labels])
     if task.protocol == "clean":
-        how = protocols.Carving(task.split_seed, task.valid_fraction, task.stratified)
-        partition = protocols.clean(train.series, test.series, targets, how)
+        validation = protocols.ValidationSplit(task.split_seed, task.valid_fraction, task.stratified)
+        partition = protocols.clean(train.series, test.series, targets, validation)
         left_out = len(train.series) - len(partition.rows["train"]) - len(partition.rows["valid"])
         if left_out:
             _log.warning("%s: %d training series occur in test, or twice, and are left out", task.dataset, left_out)
@@ -232,44 +210,44 @@ def _load(task: Uea) -> _Loaded:
         partition = protocols.aussm(series, seed=task.split_seed)
     longest = max(item.shape[1] for item in series)
     duration = longest if task.time_channel else None
-    place = f"data_dir: {task.dataset}, train before test"
-    inputs, valid = _arranged(series, partition, duration, place, mark_missing=task.missing == "mask")
-    return _Loaded(inputs, torch.from_numpy(targets), valid, classes, partition)
+    source = f"data_dir: {task.dataset}, train before test"
+    inputs, valid = _build_arrays(series, partition, duration, source, mark_missing=task.missing == "mask")
+    return _SeriesData(inputs, torch.from_numpy(targets), valid, classes, partition)
 
 
-def _aeon_scores(loaded: _Loaded, split: Split, seed: int) -> dict[str, float]:
+def _aeon_scores(loaded: _SeriesData, split: Split, seed: int) -> dict[str, float]:
     from aeon.classification.convolution_based import MiniRocketClassifier
     from aeon.classification.distance_based import KNeighborsTimeSeriesClassifier
 
     parts = {}
     for name, rows in (("train", loaded.partition.rows["train"]), (split, loaded.partition.rows[split])):
         parts[name] = loaded.inputs[torch.from_numpy(rows)].transpose(1, 2).double().numpy(), loaded.targets[rows].numpy()
-    (train, labels), (asked, answers) = parts["train"], parts[split]
+    (train, labels), (inputs, targets) = parts["train"], parts[split]
     scores = {}
     if train.shape[2] >= 9:
         rocket = MiniRocketClassifier(random_state=seed).fit(train, labels)
-        scores["minirocket"] = float((rocket.predict(asked) == answers).mean())
-    if len(train) * len(asked) * train.shape[2] ** 2 <= 1e11:
+        scores["minirocket"] = float((rocket.predict(inputs) == targets).mean())
+    if len(train) * len(inputs) * train.shape[2] ** 2 <= 1e11:
         if loaded.valid is None:
-            series = list(train), list(asked)
+            series = list(train), list(inputs)
         else:
             lengths = {name: loaded.valid[loaded.partition.rows[name]].sum(1).tolist() for name in parts}  # type: ignore[index]
             series = tuple(  # type: ignore[assignment]
                 [item[:, :length] for item, length in zip(values, lengths[name], strict=True)]
-                for name, values in (("train", train), (split, asked))
+                for name, values in (("train", train), (split, inputs))
             )
         nearest = KNeighborsTimeSeriesClassifier(distance="dtw", n_neighbors=1).fit(series[0], labels)
-        scores["dtw_1nn"] = float((nearest.predict(series[1]) == answers).mean())
+        scores["dtw_1nn"] = float((nearest.predict(series[1]) == targets).mean())
     return scores
 
 
-def _arranged(
-    series: Sequence[np.ndarray], partition: protocols.Partition, duration: int | None, place: str, *, mark_missing: bool
+def _build_arrays(
+    series: Sequence[np.ndarray], partition: protocols.Partition, duration: int | None, source: str, *, mark_missing: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Inputs (N, L, C) float32, padded with zeros; valid (N, L), None without padding.
+    """Return inputs (N, L, C) float32, padded with zeros, and valid (N, L), None without padding.
 
-    duration: L of the time channel. mark_missing: add a channel for each that is 1 where its value was measured. place: what
-    errors call the series. ValueError for a value that is beyond the range of float32.
+    duration: L of the time channel, None for no such channel. mark_missing: add a channel for each one that is 1 at measured
+    values. source: name of the series in errors. ValueError for a value that is beyond the range of float32.
     """
     lengths = np.array([item.shape[1] for item in series])
     first = 0 if duration is None else 1
@@ -282,7 +260,7 @@ def _arranged(
         if beyond is not None:
             step, channel = beyond
             raise ValueError(
-                f"{place}: series {row + 1}, channel {channel + 1}, step {step + 1}: {values[beyond]:g} is "
+                f"{source}: series {row + 1}, channel {channel + 1}, step {step + 1}: {values[beyond]:g} is "
                 f"{scaled[beyond]:g} after scaling, which is beyond the range of float32, {LARGEST:.3g}"
             )
         inputs[row, : len(values), first : first + channels] = scaled
@@ -294,24 +272,24 @@ def _arranged(
     return torch.from_numpy(inputs), None if valid.all() else torch.from_numpy(valid)
 
 
-def _read(dataset: str, data_dir: str | None, missing: Missing) -> tuple[Recordings, Recordings]:
-    """Train and test of a data set; FileNotFoundError saying what was looked for and where to get it."""
-    folders = _folders(dataset, data_dir)
-    found = [_read_part(dataset, part, list(folders.values()), missing) for part in ("TRAIN", "TEST")]
-    if found[0] is None or found[1] is None:
-        lacking = "TRAIN" if found[0] is None else "TEST"
-        wanted = f"{dataset}_{lacking}.ts, {dataset}_{lacking}.arff and {dataset}Dimension1_{lacking}.arff"
+def _read_train_test(dataset: str, data_dir: str | None, missing: Missing) -> tuple[Recordings, Recordings]:
+    """Read train and test of a data set; FileNotFoundError naming the missing files, the folders and the source."""
+    folders = _candidate_folders(dataset, data_dir)
+    parts = [_read_part(dataset, part, list(folders.values()), missing) for part in ("TRAIN", "TEST")]
+    if parts[0] is None or parts[1] is None:
+        lacking = "TRAIN" if parts[0] is None else "TEST"
+        needed = f"{dataset}_{lacking}.ts, {dataset}_{lacking}.arff and {dataset}Dimension1_{lacking}.arff"
         places = " and ".join(folders) + (" (data_dir was not given)" if data_dir is None else "")
         source = f"get them from {_SOURCE}/description.php?Dataset={dataset}"
-        raise FileNotFoundError(f"data_dir: looked for {wanted} in {places}: not there; {source}")
-    return found[0], found[1]
+        raise FileNotFoundError(f"data_dir: looked for {needed} in {places}: not there; {source}")
+    return parts[0], parts[1]
 
 
-def _folders(dataset: str, data_dir: str | None) -> dict[str, Path]:
-    """Where the files may be, by what the place is called: `data_dir`, else `$LONGSCAN_DATA/uea` and the package aeon."""
+def _candidate_folders(dataset: str, data_dir: str | None) -> dict[str, Path]:
+    """Return the folders that may contain the files, by their name in errors: of data_dir, else of LONGSCAN_DATA and aeon."""
     if data_dir is not None:
         return {str(folder): folder for folder in (Path(data_dir), Path(data_dir) / dataset)}
-    area = area_folder("uea")
+    area = default_data_folder("uea")
     folders = {} if area is None else {str(area / dataset): area / dataset}
     spec = find_spec("aeon")
     if spec is not None and spec.submodule_search_locations:
