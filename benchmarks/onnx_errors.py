@@ -1,4 +1,4 @@
-"""How far every layer's ONNX graph is from the layer: writes the table of docs/howto/export.md.
+"""Measure the error of every layer's ONNX graph against the layer, and write the table of docs/howto/export.md.
 
 python benchmarks/onnx_errors.py [docs/howto/export.md]
 """
@@ -22,7 +22,7 @@ FURTHER = {"s6": [{"complex_state": True}], "attention": [{"window": 8}]}
 
 
 def error(module: nn.Module, example: Tensor, step: bool) -> str:
-    """The largest error of any output in units of its largest number, rounded up to a power of ten; or why there is none."""
+    """Return the largest error of any output, relative to its largest number, rounded up to a power of ten; or the failure."""
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         path = Path(folder) / "layer.onnx"
         try:
@@ -48,7 +48,7 @@ def error(module: nn.Module, example: Tensor, step: bool) -> str:
 
 
 def table() -> str:
-    """One row for every layer and for settings that change what is computed."""
+    """Return a table with a row for every layer, and for settings that change what is computed."""
     rows = ["| Layer | Settings | forward | step |", "|---|---|---|---|"]
     for name, layer in LAYERS.items():
         for options in [{}, *FURTHER.get(name, [])]:
@@ -65,7 +65,7 @@ def table() -> str:
 
 
 def main() -> None:
-    """Put the table between the marks of the page."""
+    """Write the table between the markers of the page."""
     page = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/howto/export.md")
     text = page.read_text()
     before, rest = text.split(BEGIN)

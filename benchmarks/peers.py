@@ -1,4 +1,4 @@
-"""What longscan is measured against: each computes the same function as our op or block, from the same arguments.
+"""The implementations that longscan is compared with: each computes the function of our op or block from the same arguments.
 
 Functions take float32 tensors and return y. The loops are what one writes first; `associative` is torch's own scan; mambapy and
 transformers are called as their users call them. Peers of the scans take (u, dt, A, B, C, D, z, dt_bias) for S6, with softplus
@@ -14,13 +14,13 @@ from torch.nn.functional import silu, softplus
 
 
 def _recurrence_arguments(u: Tensor, dt: Tensor, A: Tensor, B: Tensor, dt_bias: Tensor) -> tuple[Tensor, Tensor]:
-    """Decay and input of every step, (B, L, D, N): what the peers keep in memory."""
+    """Return decay and input of every step, each (B, L, D, N), which the peers keep in memory."""
     step = softplus(dt + dt_bias)
     return torch.exp(step.unsqueeze(-1) * A), (step * u).unsqueeze(-1) * B.unsqueeze(2)
 
 
 def s6_loop(u: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, z: Tensor, dt_bias: Tensor) -> Tensor:
-    """A plain loop over time."""
+    """Compute the S6 scan by a plain loop over time."""
     step = softplus(dt + dt_bias)
     entering = step * u
     h = u.new_zeros(u.shape[0], *A.shape)
@@ -33,7 +33,7 @@ def s6_loop(u: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, z
 
 
 def s6_transformers(u: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, z: Tensor, dt_bias: Tensor) -> Tensor:
-    """The scan of transformers' MambaMixer where no CUDA kernels are installed, with its channels-first layout."""
+    """Compute the S6 scan as transformers' MambaMixer does without CUDA kernels, in its channels-first layout."""
     from transformers.models.mamba.modeling_mamba import mamba_selective_scan
 
     first = [x.transpose(1, 2) for x in (u, dt, B, C, z)]
@@ -42,7 +42,7 @@ def s6_transformers(u: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: T
 
 
 def ssd_loop(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor) -> Tensor:
-    """A plain loop over time, for one group of heads."""
+    """Compute the scan of one group of heads by a plain loop over time."""
     decay, entering = torch.exp(dt * A), dt.unsqueeze(-1) * x
     h = x.new_zeros(x.shape[0], *x.shape[2:], B.shape[-1])
     outputs = []
@@ -53,14 +53,14 @@ def ssd_loop(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor) 
 
 
 def ssd_transformers(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor) -> Tensor:
-    """The scan of transformers' Mamba2Mixer where no CUDA kernels are installed, in its chunks of 256."""
+    """Compute the scan of heads as transformers' Mamba2Mixer does without CUDA kernels, in its chunks of 256."""
     from transformers.models.mamba2.modeling_mamba2 import mamba2_chunk_scan
 
     return mamba2_chunk_scan(x, dt, A, B, C, 256, D=D)
 
 
 def s6_mambapy(u: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, z: Tensor, dt_bias: Tensor) -> Tensor:
-    """mambapy's parallel scan, as its MambaBlock calls it."""
+    """Compute the S6 scan by mambapy's parallel scan, as its MambaBlock calls it."""
     from mambapy.pscan import pscan
 
     states = pscan(*_recurrence_arguments(u, dt, A, B, dt_bias))
@@ -72,7 +72,7 @@ def _combine(left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor]) -> tuple
 
 
 def s6_associative(u: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, z: Tensor, dt_bias: Tensor) -> Tensor:
-    """torch's associative scan."""
+    """Compute the S6 scan by torch's associative scan."""
     from torch._higher_order_ops.associative_scan import associative_scan
 
     pair = _recurrence_arguments(u, dt, A, B, dt_bias)
@@ -90,7 +90,7 @@ def _read_out(states: Tensor, u: Tensor, C: Tensor, D: Tensor, z: Tensor) -> Ten
 
 
 def aussm_loop(u: Tensor, dt: Tensor, W: Tensor, bias: Tensor, B: Tensor, C: Tensor, D: Tensor, z: Tensor) -> Tensor:
-    """A plain loop over time on complex states."""
+    """Compute the AUSSM scan by a plain loop over time on complex states."""
     angle, entering = _angles_and_inputs(u, dt, W, bias, B)
     h = entering.new_zeros(u.shape[0], *bias.shape)
     outputs = []
@@ -101,7 +101,7 @@ def aussm_loop(u: Tensor, dt: Tensor, W: Tensor, bias: Tensor, B: Tensor, C: Ten
 
 
 def aussm_separable(u: Tensor, dt: Tensor, W: Tensor, bias: Tensor, B: Tensor, C: Tensor, D: Tensor, z: Tensor) -> Tensor:
-    """Two running sums: h_t = e^{iG_t} sum_k e^{-iG_k} x_k with G the running sum of the angles."""
+    """Compute the AUSSM scan by two cumulative sums: h_t = e^{iG_t} sum_k e^{-iG_k} x_k with G that of the angles."""
     angle, entering = _angles_and_inputs(u, dt, W, bias, B)
     total = angle.cumsum(1)
     rotation = torch.polar(torch.ones_like(total), total)
@@ -109,7 +109,7 @@ def aussm_separable(u: Tensor, dt: Tensor, W: Tensor, bias: Tensor, B: Tensor, C
 
 
 def aussm_associative(u: Tensor, dt: Tensor, W: Tensor, bias: Tensor, B: Tensor, C: Tensor, D: Tensor, z: Tensor) -> Tensor:
-    """torch's associative scan on complex numbers, without compilation (the compiler takes no complex numbers)."""
+    """Compute the AUSSM scan by torch's associative scan, not compiled: the compiler takes no complex numbers."""
     from torch._higher_order_ops.associative_scan import associative_scan
 
     angle, entering = _angles_and_inputs(u, dt, W, bias, B)
@@ -119,7 +119,7 @@ def aussm_associative(u: Tensor, dt: Tensor, W: Tensor, bias: Tensor, B: Tensor,
 
 
 def mambapy_stack(layers: int, d_model: int, d_state: int) -> torch.nn.Module:
-    """mambapy's stack of Mamba blocks with norms and residuals, its own initialisation."""
+    """Return mambapy's stack of Mamba blocks with norms and residuals, with its own initialisation."""
     from mambapy.mamba import Mamba, MambaConfig
 
     return Mamba(MambaConfig(d_model=d_model, n_layers=layers, d_state=d_state))

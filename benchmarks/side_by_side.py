@@ -1,13 +1,13 @@
-"""Many trainings side by side, spread over the GPUs of a machine; what a time limit cuts goes on by the same call.
+"""Run many trainings in parallel, spread over the GPUs of a machine; the same command continues what a time limit stopped.
 
     python benchmarks/side_by_side.py benchmarks/plans/afternoon.txt --limit 540
     python benchmarks/side_by_side.py benchmarks/plans/table1.txt --only parity --per-gpu 4
 
-A line of a plan is a name, a program and its words, without --out and --limit; lines that begin with # are left out. Programs:
-train (`longscan train`, into DIR/NAME), seeds (benchmarks/seeds.py, DIR/NAME.json), learned (benchmarks/learned.py,
-DIR/NAME/automata); DIR is runs/PLAN unless --out is given. Each line is a process and prints into DIR/NAME.txt. Free places,
---per-gpu of them on each GPU, are filled in the plan's order; --gpus names those to use. When --limit seconds are over the
-processes are told to stop, which leaves a checkpoint; what is over is not made again. The exit status is 1 where one failed.
+A line of a plan is a name, a program and its arguments, without --out and --limit; lines that begin with # are comments.
+Programs: train (`longscan train`, into DIR/NAME), seeds (benchmarks/seeds.py, DIR/NAME.json), learned (benchmarks/learned.py,
+DIR/NAME/automata); DIR is runs/PLAN unless --out is given. Each line is a process and prints into DIR/NAME.txt. At most --per-gpu
+processes run on each GPU, in the plan's order; --gpus names the GPUs to use. After --limit seconds the processes are stopped by a
+signal, which leaves a checkpoint; finished runs are not repeated. The exit status is 1 if a run failed.
 """
 
 import argparse
@@ -29,14 +29,14 @@ PROGRAMS = ("train", "seeds", "learned")
 
 
 class Planned(NamedTuple):
-    """A line of a plan."""
+    """One line of a plan: name, program and arguments."""
 
     name: str
     program: str
     words: list[str]
 
     def command(self, out: Path, seconds: float) -> list[str]:
-        """The words of the process, which goes on where `out` holds an earlier part of it and ends after `seconds`."""
+        """Return the command of the process, which resumes an earlier part of it in `out` and ends after `seconds`."""
         target = out / self.name
         if self.program == "train":
             resume = ["--resume"] if (target / "settings.yaml").exists() else []
@@ -48,7 +48,7 @@ class Planned(NamedTuple):
 
 
 class Started(NamedTuple):
-    """A process and the GPU it has."""
+    """A running process and its GPU."""
 
     name: str
     process: "subprocess.Popen[bytes]"
@@ -56,7 +56,7 @@ class Started(NamedTuple):
 
 
 def read_plan(path: Path, only: list[str]) -> list[Planned]:
-    """The lines of a plan, those whose name begins with one of `only` where it is given; ValueError for a line that is none."""
+    """Return the lines of a plan, those whose name begins with one of `only` if given; ValueError for an invalid line."""
     lines = [shlex.split(line, comments=True) for line in path.read_text(encoding="utf-8").splitlines()]
     for words in lines:
         if words and (len(words) < 2 or words[1] not in PROGRAMS):
@@ -70,7 +70,7 @@ def read_plan(path: Path, only: list[str]) -> list[Planned]:
 
 
 def start(line: Planned, gpu: str, out: Path, seconds: float) -> Started:
-    """The process of a line."""
+    """Start the process of a line."""
     with (out / f"{line.name}.txt").open("ab") as log:
         process = subprocess.Popen(
             line.command(out, seconds), stdout=log, stderr=subprocess.STDOUT, env=os.environ | {"CUDA_VISIBLE_DEVICES": gpu}
@@ -79,7 +79,7 @@ def start(line: Planned, gpu: str, out: Path, seconds: float) -> Started:
 
 
 def side_by_side(plan: list[Planned], gpus: list[str], per_gpu: int, out: Path, limit: float) -> dict[str, int]:
-    """Run a plan; the exit status of every run that was started."""
+    """Run a plan; return the exit status of every run that was started."""
     began, waiting, running, ended = time.monotonic(), list(plan), list[Started](), dict[str, int]()
     places = gpus * per_gpu
     out.mkdir(parents=True, exist_ok=True)

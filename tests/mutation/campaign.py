@@ -105,7 +105,7 @@ def positions(path: Path) -> Iterator[Position]:
 
 
 def digest(source: str) -> str:
-    """A fingerprint of a source file, by which `run` knows whether a mutant is one of the file as it stands."""
+    """Return a fingerprint of a source file, by which `run` finds mutants of earlier versions of the file."""
     return hashlib.sha256(source.encode()).hexdigest()
 
 
@@ -185,14 +185,14 @@ class Recorder:
 
 
 def environment(tree: Path) -> dict[str, str]:
-    """The environment of tests of the package in `tree`."""
+    """Return the environment variables of tests of the package in `tree`."""
     paths = [str(tree / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
     settings = {"PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
     return os.environ | settings
 
 
 def collected(select: Sequence[str] = ()) -> list[str]:
-    """The names of the tests that are not slow, of the whole project or of the files given."""
+    """Return the names of the tests that are not slow, of the whole project or of the files given."""
     words = ["-q", "-m", "not slow", "--continue-on-collection-errors", "--collect-only", *select]
     call = [sys.executable, "-c", RUN_PYTEST, *words]
     listing = subprocess.run(call, cwd=ROOT, env=environment(ROOT), capture_output=True, text=True)
@@ -261,7 +261,7 @@ def cover(processes: int, select: list[str], until: float, out: Path) -> None:
 
 
 def tests_for(mutant: dict[str, Any], coverage: dict[str, Any], seconds: float) -> list[str]:
-    """The tests to try on a mutant: those that execute its line, else its file, quick ones of every test file first."""
+    """Return the tests for a mutant: those that execute its line, else its file, quick ones of every test file first."""
     known, by_line = coverage["seconds"], coverage["lines"].get(mutant["path"], {})
     candidates = by_line.get(str(mutant["line"])) or [test for tests in by_line.values() for test in tests]
     unique = sorted({test for test in candidates if test in known}, key=lambda test: known[test])
@@ -280,7 +280,7 @@ def tests_for(mutant: dict[str, Any], coverage: dict[str, Any], seconds: float) 
 
 
 def copy_tree(folder: Path) -> Path:
-    """A copy of the package and its tests that mutants are written into."""
+    """Copy the package and its tests into a folder that mutants are written into."""
     tree = folder / "tree"
     for name in ("src", "tests", "recipes", "results", "docs", "benchmarks", "csrc"):
         shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -298,7 +298,7 @@ def copy_tree(folder: Path) -> Path:
 
 
 def try_mutant(mutant: dict[str, Any], tests: list[str], tree: Path, limit: float) -> dict[str, Any]:
-    """Run the tests on a mutant; the row to write, without the mutant's source."""
+    """Run the tests on a mutant; return the row to write, without the mutant's source."""
     row = {name: value for name, value in mutant.items() if name not in ("source", "of")} | {"tests": len(tests)}
     original = (tree / mutant["path"]).read_text(encoding="utf-8")
     if digest(original) != mutant["of"]:
@@ -352,7 +352,7 @@ def run(chosen: Path, coverage_files: Sequence[Path], processes: int, seconds: f
 
 
 def report(results: Path) -> str:
-    """A table by part, and every survivor with its change; of those in equivalent.json, the reason why nothing changes."""
+    """Return a table by part, and every survivor with its change; for those in equivalent.json, why nothing changes."""
     rows = [json.loads(row) for row in results.read_text(encoding="utf-8").splitlines()]
     reasons = json.loads(EQUIVALENT.read_text(encoding="utf-8"))
     for row in rows:

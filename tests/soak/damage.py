@@ -50,7 +50,7 @@ SECONDS = 60  # of processor time that reading may take
 
 
 class Format(NamedTuple):
-    """What writes a sound file or folder, and what reads it; which files are damaged.
+    """A format of files: functions that write a sound file or folder and read it, and the names of the files to damage.
 
     checked: patterns of files with checksums, in which all damage is found. sized: files that say how long they are.
     """
@@ -67,7 +67,7 @@ COMMON: dict[str, Any] = {"d_model": 4, "d_state": 2}
 
 
 def model(build: Callable[[], Any]) -> Format:
-    """A saved model; what is read are its settings, as it was made with them, and its weights."""
+    """Write a model, and read its settings and weights back."""
 
     def write(folder: Path) -> None:
         torch.manual_seed(0)
@@ -176,7 +176,7 @@ class WarnedError(ValueError):
 
 
 class Raise(logging.Handler):
-    """Makes every warning of the package an error."""
+    """Turn every warning of the package into an error."""
 
     def emit(self, record: logging.LogRecord) -> None:
         raise WarnedError(record.getMessage())
@@ -213,7 +213,7 @@ FOUND |= {
 
 
 def damaged(content: bytes, draw: np.random.Generator, other: bytes) -> tuple[str, bytes]:
-    """One kind of damage, its name and the new content; `other` is the content of a file of another format."""
+    """Return the name and the content of one kind of damage; `other` is the content of a file of another format."""
     place = int(draw.integers(0, max(1, len(content))))
     lines = content.split(b"\n")
     line = int(draw.integers(0, len(lines)))
@@ -259,7 +259,7 @@ def damaged(content: bytes, draw: np.random.Generator, other: bytes) -> tuple[st
 
 
 def plain(found: Any) -> Any:
-    """Nested lists that can be compared, whatever a reader gave; ValueError for an infinity in an array."""
+    """Turn what a reader returned into nested lists that can be compared; ValueError for an infinity in an array."""
     if isinstance(found, Tensor):
         found = found.detach().view(torch.int16).numpy() if found.dtype == torch.bfloat16 else found.detach().numpy()
     if isinstance(found, np.ndarray):
@@ -276,11 +276,11 @@ def plain(found: Any) -> Any:
 
 
 class InfinityReadError(Exception):
-    """What was read holds an infinity."""
+    """A reader returned an infinity."""
 
 
 def check(name: str, draw: np.random.Generator, folder: Path) -> tuple[str, str | None]:
-    """Damage one file of a format and read it: what came of it, and what is wrong with that."""
+    """Damage one file of a format, read it, and return the outcome and, where the outcome is a fault, its description."""
     form = FOUND[name]
     target = folder / name
     form.write(target)
@@ -332,7 +332,7 @@ EMPTY_IS_SOUND = {"pairs.tsv", "sweep", "records of runs", "records of measureme
 
 
 def limit() -> None:
-    """Bound memory and processor time, so that a reader that takes too much fails and the machine does not."""
+    """Bound the memory and processor time of this process, so that a reader that takes too much fails instead of the machine."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY + 16 * 2**30, resource.RLIM_INFINITY))
 
     def stop(*_: object) -> None:

@@ -1,4 +1,4 @@
-"""SIGKILL at random moments of training, sweeping and saving: what is resumed ends with the bits of what nobody disturbed.
+"""SIGKILL at random moments of training, sweeping and saving: after resuming, results have the bits of an undisturbed run.
 
 A unit is of one of the three kinds. It lets the work run to its end once, and then again and again with one to three kills on the
 way; a case is one kill. At the end of each run all weights, optimiser states, averages, log rows and scores are compared. For
@@ -52,7 +52,7 @@ def start(words: list[str], log: Path) -> subprocess.Popen[bytes]:
 
 
 def kill(process: subprocess.Popen[bytes]) -> bool:
-    """SIGKILL to a process and all that it started, at the same time; whether it was still running."""
+    """Send SIGKILL to a process and all its children; return whether it was still running."""
     if process.poll() is not None:
         return False
     os.killpg(process.pid, signal.SIGKILL)
@@ -61,7 +61,7 @@ def kill(process: subprocess.Popen[bytes]) -> bool:
 
 
 def disturbed(begin: list[str], resume: list[str], marker: Path, log: Path, draw: random.Random, duration: float) -> int:
-    """Run a command with kills at random moments until it ends by itself: the number of kills. RuntimeError where it fails."""
+    """Run a command with kills at random moments until it ends by itself; return their number. RuntimeError if it fails."""
     kills, wanted = 0, draw.randint(1, 3)
     while True:
         process = start(resume if marker.exists() else begin, log)
@@ -77,7 +77,7 @@ def disturbed(begin: list[str], resume: list[str], marker: Path, log: Path, draw
 
 
 def run_contents(folder: Path) -> dict[str, Any]:
-    """All of a run that must not depend on the kills."""
+    """Return everything in the folder of a run that must not depend on the kills."""
     tensors = {
         f"{which}/{path.name}": path.read_bytes()
         for which in ("last", "best", "average")
@@ -89,7 +89,7 @@ def run_contents(folder: Path) -> dict[str, Any]:
 
 
 def sweep_contents(folder: Path) -> dict[str, Any]:
-    """All of a sweep that must not depend on the kills."""
+    """Return everything in the folder of a sweep that must not depend on the kills."""
     found = json.loads((folder / "sweep.json").read_text())
     scores = [[(one["score"], one["status"]) for one in found[name]] for name in ("trials", "seeds")]
     runs = {str(path.parent.relative_to(folder)): run_contents(path.parent) for path in folder.rglob("settings.yaml")}
@@ -146,7 +146,7 @@ def commands(
 
 
 def two_models() -> list[SequenceModel]:
-    """Models whose tensors have the same names and shapes, and whose settings differ."""
+    """Return two models whose tensors have the same names and shapes, and whose settings differ."""
     found = []
     for seed, pooling in enumerate(("mean", "last")):
         torch.manual_seed(seed)
@@ -155,7 +155,7 @@ def two_models() -> list[SequenceModel]:
 
 
 def save_for_ever(folder: Path) -> None:
-    """What the process that is killed does."""
+    """Save two models in turn to one folder, without end, in the process that is killed."""
     models, row = two_models(), json.loads((SAVED / "records" / "runs" / "quickstart.jsonl").read_text().splitlines()[0])
     for number in range(1_000_000):
         models[number % 2].save_pretrained(folder / "model")

@@ -36,7 +36,7 @@ GRACE = 20  # seconds that a unit may take beyond the end of the call
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of unit.
+    """A kind of test: how a unit of it is started.
 
     Attributes:
         target: number of cases that the records should hold in the end.
@@ -70,14 +70,14 @@ class Unit:
     process: subprocess.Popen[bytes]
 
     def read(self) -> list[dict[str, Any]]:
-        """The lines written so far, without a last one that is cut short."""
+        """Return the lines written so far, without a last line that is incomplete."""
         text = self.lines.read_bytes() if self.lines.exists() else b""
         return [json.loads(line) for line in text.split(b"\n")[:-1]]
 
 
 @dataclass
 class Tally:
-    """What the units of one kind found. empty_units: how many units in a row ended without a case."""
+    """The cases and failures of the units of one kind. empty_units: how many units in a row ended without a case."""
 
     empty_units: int = 0
     cases: int = 0
@@ -97,7 +97,7 @@ def module_of(kind: str) -> str:
 
 
 def run_unit(kind: str, seed: int, seconds: float, lines: Path) -> None:
-    """What the process of a unit does."""
+    """Run one unit in this process."""
     sys.path[:0] = [str(FOLDER), *(str(ROOT / "tests" / name) for name in ("", "contracts", "tasks"))]
     with lines.open("a", encoding="utf-8") as file:
 
@@ -118,7 +118,7 @@ def start(kind: str, seed: int, seconds: float, folder: Path) -> Unit:
 
 
 def collect(unit: Unit, tally: Tally, *, stopped: bool) -> None:
-    """Add up what a unit found that ended, or was stopped at the end of the call."""
+    """Add the cases of a finished or stopped unit to the tally of its kind."""
     begun: dict[str, Any] | None = None
     before = tally.cases
     for line in unit.read():
@@ -145,7 +145,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def totals(path: Path) -> dict[str, tuple[int, int]]:
-    """Kind -> cases and failures that the records hold."""
+    """Return the cases and failures in the records, by kind."""
     found = {kind: [0, 0] for kind in KINDS}
     for line in read_lines(path):
         found[line["kind"]][0] += line["cases"]
@@ -154,7 +154,7 @@ def totals(path: Path) -> dict[str, tuple[int, int]]:
 
 
 def soak(args: argparse.Namespace) -> int:
-    """Keep the processes busy until the time is over; the exit code."""
+    """Run units in all processes until the time is over; return the exit status."""
     began, end = time.monotonic(), time.monotonic() + 60 * args.minutes
     kinds = [kind for kind in args.kinds.split(",") if available(kind)]
     state = json.loads(args.state.read_text()) if args.state.exists() else {}
@@ -241,7 +241,7 @@ def show_progress(shown: float, began: float, args: argparse.Namespace, tallies:
 
 
 def record(kind: str, tally: Tally, seconds: float, args: argparse.Namespace) -> dict[str, Any]:
-    """The line of one kind for the records."""
+    """Return the line of one kind for the records."""
     import torch
 
     from longscan.training.records import commit, device_name
@@ -267,7 +267,7 @@ def record(kind: str, tally: Tally, seconds: float, args: argparse.Namespace) ->
 
 
 def without_paths(words: list[str]) -> list[str]:
-    """The words of the command line that say what ran: where files of this machine lie is no part of a record."""
+    """Return the command line without the arguments that name files of this machine, for the record."""
     paths = ("--state", "--results")
     return [word for i, word in enumerate(words) if word not in paths and (i == 0 or words[i - 1] not in paths)]
 

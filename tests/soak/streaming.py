@@ -27,7 +27,7 @@ NAMES = [name for name in LAYERS if LAYERS[name].streaming]
 
 
 def memory() -> int:
-    """Bytes of this process in memory."""
+    """Return the bytes of memory that this process uses."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * 4096
 
@@ -50,7 +50,7 @@ class Inputs:
 
 
 def cuts(steps: int, seed: int) -> list[int]:
-    """Where pieces end: their lengths are spread evenly over the powers of two up to 4,096."""
+    """Return the positions at which pieces end; the lengths of pieces are spread evenly over the powers of two up to 4,096."""
     draw, ends = random.Random(seed), [0]
     while ends[-1] < steps:
         ends.append(min(steps, ends[-1] + int(2 ** draw.uniform(0, 12))))
@@ -64,7 +64,7 @@ def build(name: str, options: dict[str, Any], seed: int, dtype: torch.dtype) -> 
 
 @torch.no_grad()
 def in_pieces(name: str, options: dict[str, Any], seed: int, steps: int, dtype: torch.dtype) -> tuple[Tensor, State, int, int]:
-    """The outputs of the last piece, the final state, the growth of memory and the largest state, in bytes."""
+    """Return the outputs of the last piece, the final state, and in bytes the growth of memory and the largest state."""
     layer, inputs, ends = build(name, options, seed, dtype), Inputs(seed), cuts(steps, seed)
     state, settled, largest, y = layer.initial_state(1), 0, 0, torch.empty(0)
     for number, (start, stop) in enumerate(pairwise(ends)):
@@ -82,13 +82,13 @@ def in_pieces(name: str, options: dict[str, Any], seed: int, steps: int, dtype: 
 
 @torch.no_grad()
 def in_one_pass(name: str, options: dict[str, Any], seed: int, steps: int, dtype: torch.dtype) -> tuple[Tensor, State]:
-    """The outputs of the steps of the last piece, and the final state."""
+    """Return the outputs of the steps of the last piece, and the final state."""
     y, state = build(name, options, seed, dtype)(Inputs(seed).between(0, steps).to(dtype), return_state=True)
     return y[:, cuts(steps, seed)[-2] :].clone(), state
 
 
 def error(found: Any, wanted: Any) -> float:
-    """The largest difference of two states or tensors, of the size of the largest number in each tensor."""
+    """Return the largest difference of two states or tensors, relative to the largest number in each tensor."""
     pairs = list(zip(state_tensors(found), state_tensors(wanted), strict=True))
     worst = 0.0
     for one, other in pairs:
@@ -101,13 +101,13 @@ def error(found: Any, wanted: Any) -> float:
 
 
 def settings(name: str, number: int) -> dict[str, Any]:
-    """One of the settings of the contract suite."""
+    """Return one of the settings of the contract suite."""
     options = OPTIONS.get(f"layer {name}", [{}])
     return options[number % len(options)]
 
 
 def check(name: str, options: dict[str, Any], seed: int, steps: int) -> str | None:
-    """What is wrong with a layer over so many steps, None where nothing is."""
+    """Return the fault of a layer over so many steps, or None if there is none."""
     grows = name == "attention" and options.get("window") is None
     steps = min(steps, UNBOUNDED) if grows else steps
     passes = [(way, dtype) for way in (in_pieces, in_one_pass) for dtype in (torch.float32, torch.float64)]

@@ -1,4 +1,4 @@
-"""The runner of `make soak` in small: counts, failures, crashes, seeds that move on, and every kind of damage and kill once."""
+"""`make soak` with small numbers: counts, failures, crashes, seeds of later calls, and every kind of damage and kill once."""
 
 import json
 import sys
@@ -28,7 +28,7 @@ def run(seed, until, write):
 
 @pytest.fixture
 def pretend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """A kind whose second unit crashes and whose third has a failure; the words that run it."""
+    """Return a kind whose second unit crashes and whose third has a failure, and the arguments that run it."""
     monkeypatch.setattr(runner, "KINDS", {"pretended": runner.Kind(16, 4, 1)})
     monkeypatch.setattr(runner, "available", lambda _: True)
 
@@ -75,7 +75,7 @@ def test_counts_failures_and_seeds(pretend: list[str], tmp_path: Path) -> None:
 
 
 def test_records_of_reliability() -> None:
-    """Every line has what it needs to be made again."""
+    """Every recorded line holds what is needed to repeat it."""
     for line in runner.read_lines(runner.ROOT / "results" / "reliability.jsonl"):
         assert line["kind"] in runner.KINDS
         assert line["cases"] == sum(line["subjects"].values())
@@ -93,7 +93,7 @@ def test_some_damage(name: str, tmp_path: Path) -> None:
 
 
 def test_damage_that_must_be_seen_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reader that takes whatever it finds."""
+    """A reader that accepts a damaged file is counted as a failure."""
     lax = damage.Format(lambda path: path.write_bytes(b"123456789"), lambda path: path.read_bytes().decode("latin-1"), sized=True)
     monkeypatch.setitem(damage.FOUND, "lax", lax)
     found = []

@@ -1,4 +1,4 @@
-"""Every op and layer through every way of recording a graph: results and gradients are those of the plain call.
+"""Every op and layer in every way of recording a graph: results and gradients equal those of the plain call.
 
 A case is a subject (an op or a layer), a backend, a way (torch.export, torch.jit.trace, make_fx, AOT and inductor), whether
 gradients are recorded while the graph is made, whether parameters are trainable, a length, and whether batch and length stay
@@ -50,7 +50,10 @@ OPTIONS = {
 
 @dataclass(frozen=True)
 class Case:
-    """subject: "op:NAME" or "layer:NAME". gradients: recorded while the graph is made. axes: "fixed" or "dynamic"."""
+    """One way of recording the graph of one op or layer.
+
+    subject: "op:NAME" or "layer:NAME". gradients: recorded while the graph is made. axes: "fixed" or "dynamic".
+    """
 
     subject: str
     backend: str
@@ -66,13 +69,13 @@ class Case:
 
     @classmethod
     def parse(cls, text: str) -> "Case":
-        """The case whose string this is."""
+        """Return the case with this string."""
         subject, backend, way, recorded, parameters, length, axes = text.split("/")
         return cls(subject, backend, way, recorded == "grad", parameters == "trainable", int(length), axes)
 
 
 def subjects() -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Every op and every layer with the native backends that it can be given."""
+    """Return every op and every layer, each with the native backends that it supports."""
     from longscan.layers import LAYERS, make_layer
     from longscan.ops import OPS
 
@@ -92,7 +95,7 @@ def subjects() -> Iterator[tuple[str, tuple[str, ...]]]:
 
 
 def cases(backends: Sequence[str]) -> list[Case]:
-    """All cases on these backends; "eager" stands for plain torch code."""
+    """Return all cases on these backends; "eager" stands for plain torch code."""
     found = []
     for subject, native in subjects():
         for backend in [each for each in backends if each == "eager" or each in native]:
@@ -114,7 +117,7 @@ def cases(backends: Sequence[str]) -> list[Case]:
 
 @dataclass
 class Subject:
-    """A module and its arguments. open_axes: of each argument, those that follow the batch and the length."""
+    """A module and its arguments. open_axes: of each argument, the axes that have the sizes of the batch and the length."""
 
     module: Any
     names: list[str]
@@ -124,7 +127,7 @@ class Subject:
 
 
 def build(case: Case, device: str) -> Subject:
-    """The module of a case on a device."""
+    """Return the module of a case on a device."""
     import torch
 
     torch.manual_seed(0)
@@ -190,17 +193,17 @@ def _op(name: str, case: Case, device: str) -> Subject:
 
 
 def _open(case: Case, axes: dict[int, str]) -> dict[int, str]:
-    """The axes that stay open: plain torch code loops over the length in Python, so that its graphs are for one length."""
+    """Return the axes of open size: plain torch code loops over the length in Python, so its graphs are for one length."""
     return {axis: name for axis, name in axes.items() if name == "batch" or case.backend != "eager"}
 
 
 def leaves_of(arguments: Sequence[Any]) -> list[Any]:
-    """The arguments as leaves of a new graph, those that are floating-point with gradients."""
+    """Return the arguments as leaves of a new graph, floating-point ones with gradients."""
     return [x.detach().clone().requires_grad_(x.is_floating_point()) for x in arguments]
 
 
 def weights_of(results: Sequence[Any]) -> list[Any]:
-    """What the results are weighed by in the scalar whose gradients are compared."""
+    """Return the weights of the results in the scalar whose gradients are compared."""
     import torch
 
     generator = torch.Generator().manual_seed(1)
@@ -208,7 +211,7 @@ def weights_of(results: Sequence[Any]) -> list[Any]:
 
 
 def outcome(call: Callable[..., Any], names: Sequence[str], arguments: Sequence[Any], parameters: Results) -> Results:
-    """Results and gradients by name, of the arguments and of those parameters that are trainable."""
+    """Return results and gradients by name, of the arguments and of the trainable parameters."""
     import torch
 
     leaves = leaves_of(arguments)
@@ -226,7 +229,7 @@ def _named(results: Sequence[Any], grads: dict[str, Any]) -> dict[str, Any]:
 
 
 def record(case: Case, subject: Subject, arguments: Sequence[Any]) -> Callable[[Sequence[Any]], Results]:
-    """Make the graph of a case; return what computes results and gradients by it."""
+    """Record the graph of a case; return a function that computes results and gradients by it."""
     import torch
 
     if case.way == "make_fx":
@@ -310,7 +313,7 @@ def compare(found: dict[str, Any], plain: dict[str, Any], subject: Subject, argu
     exact = subject.reference(subject.module).requires_grad_(next(iter(subject.module.parameters()), arguments[0]).requires_grad)
 
     def truth(generator: Any) -> dict[str, Any]:
-        """The float64 results; for inputs and parameters moved by one rounding where there is a generator."""
+        """Return the float64 results; with a generator, for inputs and parameters moved by one rounding."""
         twin, eps = copy.deepcopy(exact), torch.finfo(torch.float32).eps
         given = [x.double() if x.is_floating_point() else x for x in arguments]
         if generator is not None:
@@ -326,7 +329,7 @@ def compare(found: dict[str, Any], plain: dict[str, Any], subject: Subject, argu
 
 
 def run_case(case: Case, device: str) -> tuple[str, str]:
-    """The status of a case and what there is to say of it."""
+    """Run a case; return its status and an explanation."""
     subject = build(case, device)
     arguments = subject.arguments(BATCH, case.length)
     expected = [message for pattern, message in REFUSED.items() if re.fullmatch(pattern, str(case))]
@@ -385,14 +388,14 @@ def serve(device: str) -> None:
 
 
 class Child:
-    """The process that runs cases, started when needed and again after it died."""
+    """The process that runs cases; it is started when needed, and again after a crash."""
 
     def __init__(self, device: str, timeout: float) -> None:
         self.device, self.timeout = device, timeout
         self.process: subprocess.Popen[str] | None = None
 
     def run(self, case: Case) -> dict[str, Any]:
-        """The line of a case."""
+        """Return the line of a case."""
         if self.process is None:
             environment = {"OMP_NUM_THREADS": "1", "CUBLAS_WORKSPACE_CONFIG": ":4096:8", **os.environ}
             command = [sys.executable, __file__, "--serve", "--device", self.device]
@@ -407,7 +410,7 @@ class Child:
         return self._dead(case, start) if line is None else {"case": str(case), **json.loads(line)}
 
     def _line(self) -> str | None:
-        """The next line of the child; None where it died or took too long."""
+        """Return the next line of the child, or None if it crashed or took too long."""
         pipe: IO[str] = self.process.stdout  # type: ignore[union-attr, assignment]
         ready, _, _ = select.select([pipe], [], [], self.timeout)
         return (pipe.readline() or None) if ready else None
@@ -445,7 +448,7 @@ def _order(way: str) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """See the top of the file."""
+    """Read the command line and run the cases."""
     parser = argparse.ArgumentParser(description="Every op and layer through every way of recording a graph.")
     parser.add_argument("--out", type=Path, help="the file of results, one JSON line a case")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")

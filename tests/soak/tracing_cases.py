@@ -1,4 +1,4 @@
-"""Part of the matrix of tests/soak/tracing.py: a unit is every so-many-th of its cases, which it runs in a child process."""
+"""Part of the matrix of tests/soak/tracing.py: a unit runs every k-th of its cases in a child process."""
 
 import json
 import re
