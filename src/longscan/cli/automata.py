@@ -50,7 +50,7 @@ def automata(
     return 0
 
 
-def _write(compiled: "Compiled", word: str | list[str], picture: str | None, save: str | None) -> None:
+def _write(compiled: "CompiledAutomaton", word: str | list[str], picture: str | None, save: str | None) -> None:
     """Print the size of a compiled model, draw it on a word, and save it if a folder is given."""
     from longscan.automata.drawing import draw_model, write_dot
 
