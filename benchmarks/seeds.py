@@ -44,7 +44,7 @@ from longscan._specs import SPEC_VERSION
 from longscan.engine import Callback, Engine, GraphedStep, StepResult, WeightAverage, copy_weights
 from longscan.layers.parameters import mark, parameter_options
 from longscan.models import find_block, parse_spec
-from longscan.report.published import figure_of, published_beside
+from longscan.report.published import published_table, valid_score
 from longscan.report.statistics import mean_interval
 from longscan.tasks import Batch
 from longscan.tasks.base import Split
@@ -439,7 +439,7 @@ def table(folder: Path, out: Path) -> None:
         if steps < record["settings"]["training"]["steps"]:
             said += f", {'held 1.00' if min(end) > EXACT else 'stopped'} at {steps:,}"
         (identity, *_) = record["settings"]["about"]["published"]
-        figures = {row["model"]: figure_of(row) for row in published_beside(identity)}
+        figures = {row["model"]: valid_score(row) for row in published_table(identity)}
         row = cells.setdefault((record["suite"], record["task"]), {"constant": f"{record['constant_scaled']:.2f}"})
         row[record["spec"]] = said
         row[f"{record['spec']}, published"] = f"{figures[MODELS[record['spec']]]}"
@@ -486,7 +486,7 @@ def tests_table(folder: Path, out: Path) -> None:
             each = ", ".join(f"{value:.3f}" for value in scores)
             rate = f"{sum(value >= SUCCESS for value in scores)} of {count}"
         (identity, *_) = record["settings"]["about"]["published"]
-        figures = {row["model"]: figure_of(row) for row in published_beside(identity)}
+        figures = {row["model"]: valid_score(row) for row in published_table(identity)}
         published = figures.get(MODELS.get(record["spec"], ""), "–")
         updates = f"{record['steps']:,} of {record['settings']['training']['steps']:,}"
         what = f"{record['suite']} {record['task']}, {record['spec']}"

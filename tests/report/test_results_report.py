@@ -10,7 +10,7 @@ from scipy import stats
 from longscan.cli import main
 from longscan.report import append_record, figures, fill_markdown, quick_markdown, results_markdown, results_report
 from longscan.report.comparisons import compare, measurements
-from longscan.report.published import _data, figure_of, papers, published_beside
+from longscan.report.published import _data, papers, published_table, valid_score
 from longscan.report.records import read_records, read_seeds
 from longscan.report.seeds import trained_together
 from longscan.report.statistics import mean_interval
@@ -297,10 +297,10 @@ def test_the_published_figures_are_complete_and_consistent():
     assert len(rows) == len({r["id"] for r in rows}) == 465
     assert {r["paper"] for r in rows} == set(papers())
     assert all(r["direction"] in ("higher", "lower", "none") for r in rows)
-    corrected = {r["id"]: figure_of(r) for r in rows if figure_of(r) != r["value"]}
+    corrected = {r["id"]: valid_score(r) for r in rows if valid_score(r) != r["value"]}
     assert corrected["r335"] == 54
     assert corrected["r326"] is None
-    assert len(published_beside("r036")) == 4
+    assert len(published_table("r036")) == 4
 
 
 def test_a_new_record_changes_the_report(results, make_results, tmp_path, new_run_row):

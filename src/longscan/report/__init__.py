@@ -1,6 +1,6 @@
-"""Reports: a page for each run, and our results beside the published ones. Reads records, knows no model.
+"""Reports: a page for each run, and a page that compares our results with published ones. Reads records, independent of models.
 
-What draws needs plotly, which is imported when a name here is first used.
+The modules with figures need plotly, which is imported at the first access to a name here.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""Our records put in order: runs grouped by task beside the published figures, measurements grouped by op and shape."""
+"""Comparison of our records with published scores: runs grouped by task, and measurements grouped by op and shape."""
 
 import shlex
 from collections.abc import Iterable, Sequence
@@ -7,13 +7,13 @@ from math import fsum
 from statistics import median
 from typing import Any
 
-from longscan.report.published import published_beside, published_row
+from longscan.report.published import published_row, published_table
 from longscan.report.records import Record, apply_corrections
 from longscan.report.statistics import mean_interval
 from longscan.report.text import commit_text, uncommitted_note
 
 OWN = ("triton", "cpu", "eager", "reference")
-# Options of a command that say where and how often a recipe ran, not what was trained.
+# Options of a command that do not change what a recipe trains.
 _NOT_OVERRIDES = ("training.seed", "training.threads", "training.device", "task.split_seed", "task.data_dir")
 CHOSEN = {
     "test": "recipe made after test scores of other recipes had been seen",
@@ -23,10 +23,10 @@ CHOSEN = {
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """The runs of one setting, over its distinct seeds, on the scale of the comparison that it belongs to.
+    """The runs of one setting over its distinct seeds, in the unit of its comparison.
 
     scores: one score for each distinct seed with a finished run, the mean of that seed's finished runs. runs: number of finished
-    runs. failed: number of seeds without a finished run. notes: what the tables must say of these rows beside the figures.
+    runs. failed: number of seeds without a finished run. notes: remarks on these rows for the tables.
     """
 
     name: str
@@ -48,13 +48,13 @@ class Entry:
 
     @property
     def mean(self) -> tuple[float, float | None] | None:
-        """Mean and half width of the 95 % interval over distinct seeds; None where no run finished."""
+        """Mean and half width of the 95 % interval over distinct seeds; None if no run finished."""
         return mean_interval(self.scores) if self.scores else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """One task and metric: our settings beside the published rows (none where no paper reports the task)."""
+    """One task and metric: our settings and the published rows, which are empty if no paper reports the task."""
 
     paper: str | None
     task: str
@@ -66,20 +66,21 @@ class Comparison:
 
 
 def _ids(row: Record) -> tuple[str, ...]:
-    given = row["published"]
-    return () if given is None else (given,) if isinstance(given, str) else tuple(given)
+    """Return the ids of the published rows that a run reproduces."""
+    ids = row["published"]
+    return () if ids is None else (ids,) if isinstance(ids, str) else tuple(ids)
 
 
 def _groups(rows: Iterable[Record], key: Any) -> list[tuple[Any, list[Record]]]:
-    """Rows by key, keys in the order of their first row."""
-    found: dict[Any, list[Record]] = {}
+    """Group rows by a key function; keys are in the order of their first row."""
+    groups: dict[Any, list[Record]] = {}
     for row in rows:
-        found.setdefault(key(row), []).append(row)
-    return list(found.items())
+        groups.setdefault(key(row), []).append(row)
+    return list(groups.items())
 
 
 def _scale(row: Record, published: Sequence[dict[str, Any]], field: str) -> float | None:
-    """A score (`value` or `constant`) in the unit of the published figures: scaled, in per cent or in thousandths."""
+    """Return a score (`value` or `constant`) in the unit of the published scores: scaled, in per cent or in thousandths."""
     if not published:
         return row[field]
     scaled, factor = "scaled" in published[0]["metric"], _factor(published)
@@ -90,13 +91,13 @@ def _scale(row: Record, published: Sequence[dict[str, Any]], field: str) -> floa
 
 
 def _factor(published: Sequence[dict[str, Any]]) -> float:
-    """What one is in the unit of the published figures."""
+    """Return the factor from 1 to the unit of the published scores."""
     unit = published[0]["unit"] if published else ""
     return 100 if unit.startswith("%") else {"1e-2": 100, "1e-3": 1000}.get(unit, 1)
 
 
 def _settings(groups: Sequence[Sequence[Record]]) -> list[str]:
-    """Recipe (or number of steps) and overrides of each group that shares its model and suite with others; "" of the rest."""
+    """Return recipe (or steps) and overrides of each group whose model and suite are not unique; "" for the others."""
     names = [(_model(rows[0]), rows[0]["suite"]) for rows in groups]
     return [
         "" if names.count(name) == 1 else " ".join((rows[0]["recipe"] or f"{rows[0]['steps']} steps", *overrides(rows[0])))
@@ -105,18 +106,18 @@ def _settings(groups: Sequence[Sequence[Record]]) -> list[str]:
 
 
 def overrides(row: Record) -> tuple[str, ...]:
-    """The options of a run's command that changed its recipe, as words; seeds, threads, device and data folder do not count."""
+    """Return the options of a run's command that change its recipe, except seeds, threads, device and data folder."""
     words = [part for word in shlex.split(row["command"]) for part in (word.split("=", 1) if word[:2] == "--" else [word])]
-    found: list[str] = []
+    changes: list[str] = []
     for option, value in zip(words, [*words[1:], ""], strict=True):
         name = option.removeprefix("--")
         if option != name and ("." in name or name == "steps") and name not in _NOT_OVERRIDES:
-            found += [option, value]
-    return tuple(found)
+            changes += [option, value]
+    return tuple(changes)
 
 
 def _setting(row: Record) -> tuple[object, ...]:
-    """What the runs of one entry have in common."""
+    """Return the key that the runs of one entry share."""
     return row["model"], row["spec"], row["suite"], row["recipe"] or row["steps"], overrides(row) if row["recipe"] else ()
 
 
@@ -125,7 +126,7 @@ def _model(row: Record) -> str:
 
 
 def _notes(rows: Sequence[Record], finished: int, seeds: int) -> tuple[str, ...]:
-    """What the tables must say of an entry's rows."""
+    """Return the remarks on an entry's rows for the tables."""
     notes = [f"{finished} runs of {seeds} seeds: a seed counts once, with the mean of its runs"] if finished > seeds else []
     notes.append(uncommitted_note([r["commit"] for r in rows]))
     notes += [f"recipe replaced: {r['replaced']}" for r in rows if "replaced" in r]
@@ -161,7 +162,7 @@ def _entry(setting: str, rows: Sequence[Record], published: Sequence[dict[str, A
 
 
 def compare(rows: Iterable[Record]) -> list[Comparison]:
-    """Runs by paper, task and metric, without quick ones, with corrected values in place of recorded ones.
+    """Group runs by paper, task and metric, without quick runs and with corrected values in place of recorded ones.
 
     Raises ValueError for an unknown id of a published row, and for a run without the score that its published row needs.
     """
@@ -173,8 +174,8 @@ def compare(rows: Iterable[Record]) -> list[Comparison]:
     comparisons = []
     full = [apply_corrections(row) for row in rows if not row.get("quick")]
     for (paper, task, metric, _), members in _groups(full, lambda r: (r["paper"], r["task"], r["metric"], table(r))):
-        beside = {p["id"]: p for identity in _ids(members[0])[:1] for p in published_beside(identity)}
-        published = tuple(beside.values())
+        related = {p["id"]: p for identity in _ids(members[0])[:1] for p in published_table(identity)}
+        published = tuple(related.values())
         groups = [group for _, group in _groups(members, _setting)]
         comparisons.append(
             Comparison(
@@ -184,7 +185,7 @@ def compare(rows: Iterable[Record]) -> list[Comparison]:
                 unit=published[0]["unit"] if published else "",
                 source=published[0]["table"] if published else "",
                 published=published,
-                entries=tuple(_entry(told, group, published) for told, group in zip(_settings(groups), groups, strict=True)),
+                entries=tuple(_entry(name, group, published) for name, group in zip(_settings(groups), groups, strict=True)),
             )
         )
     return comparisons
@@ -192,9 +193,9 @@ def compare(rows: Iterable[Record]) -> list[Comparison]:
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """One implementation in one measurement: times relative to ours, and absolute in milliseconds.
+    """One implementation in one measurement: times relative to ours, and absolute times in milliseconds.
 
-    extra_share: peak memory beyond inputs, outputs and their gradients, as a share of these.
+    ours: whether it is longscan's. extra_share: peak memory beyond inputs, outputs and their gradients, relative to these.
     """
 
     name: str
@@ -210,13 +211,13 @@ class Timing:
 
     @property
     def timed(self) -> bool:
-        """Whether there is a time."""
+        """Whether the measurement has a time."""
         return self.forward_ms is not None or self.forward_backward_ms is not None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """All implementations of one op at one shape, measured side by side."""
+    """All implementations of one op at one shape, measured in one session."""
 
     op: str
     shape: str
@@ -229,7 +230,8 @@ class Measurement:
     note: str
 
 
-def _middle(rows: Sequence[Record], field: str) -> float | None:
+def _median(rows: Sequence[Record], field: str) -> float | None:
+    """Return the median of a field over the rows that have it, None if none has it."""
     values = [r[field] for r in rows if r.get(field) is not None]
     return median(values) if values else None
 
@@ -239,15 +241,15 @@ def _ratio(time: float | None, unit: float | None) -> float | None:
 
 
 def _implementation(row: Record) -> str:
-    """The name of what a row measures: our backend with what sets it apart, or the peer."""
+    """Return the name of the implementation that a row measures: our backend with its variant, or the peer."""
     return row["peer"] or ", ".join(filter(None, (f"longscan {row['backend']}", row.get("variant"))))
 
 
 def measurements(rows: Iterable[Record]) -> list[Measurement]:
-    """Benchmark rows by op, shape, dtype and device; of each the latest day's rows only, so that a ratio is of one session.
+    """Group benchmark rows by op, shape, dtype and device; only rows of the latest day count, so ratios are of one session.
 
-    Ratios are to our own fastest kind of backend present: triton, else cpu, else eager, else reference. Rows that are points of a
-    figure, or that time nothing, are left out.
+    Ratios are relative to our first available backend of triton, cpu, eager, reference. Rows that are points of a
+    figure, or that have no times, are left out.
     """
     rows = [row for row in rows if "figure" not in row and "check" not in row]
     found = []
@@ -255,13 +257,13 @@ def measurements(rows: Iterable[Record]) -> list[Measurement]:
         rows, lambda r: (r["op"], tuple(r["shape"].items()), r["dtype"], r["device"])
     ):
         latest = max(r["date"] for r in members)[:10]
-        today = [r for r in members if r["date"][:10] == latest]
-        named = dict(_groups(today, _implementation))
+        session = [r for r in members if r["date"][:10] == latest]
+        named = dict(_groups(session, _implementation))
         unit = next((f"longscan {b}" for b in OWN if f"longscan {b}" in named), next(iter(named)))
-        base = {field: _middle(named[unit], field) for field in ("forward_ms", "forward_backward_ms")}
+        base = {field: _median(named[unit], field) for field in ("forward_ms", "forward_backward_ms")}
         timings = []
         for name, group in named.items():
-            forward, both = _middle(group, "forward_ms"), _middle(group, "forward_backward_ms")
+            forward, both = _median(group, "forward_ms"), _median(group, "forward_backward_ms")
             timings.append(
                 Timing(
                     name=name,
@@ -270,24 +272,24 @@ def measurements(rows: Iterable[Record]) -> list[Measurement]:
                     forward_ms=forward,
                     forward_backward=_ratio(both, base["forward_backward_ms"]),
                     forward_backward_ms=both,
-                    peak_mib=_middle(group, "peak_mib"),
-                    extra_share=_middle(group, "extra_share"),
-                    error=_middle(group, "error_vs_float64"),
+                    peak_mib=_median(group, "peak_mib"),
+                    extra_share=_median(group, "extra_share"),
+                    error=_median(group, "error_vs_float64"),
                     measurements=len(group),
                 )
             )
-        commits = sorted({commit_text(r["commit"]) for r in today})
+        commits = sorted({commit_text(r["commit"]) for r in session})
         found.append(
             Measurement(
                 op=op,
                 shape=", ".join(f"{k} {v}" for k, v in shape),
                 dtype=dtype,
                 device=device,
-                origin=f"commit {', '.join(commits)}, {latest}, torch {', '.join(sorted({r['torch'] for r in today}))}",
-                commands=tuple(dict.fromkeys(r["command"] for r in today)),
+                origin=f"commit {', '.join(commits)}, {latest}, torch {', '.join(sorted({r['torch'] for r in session}))}",
+                commands=tuple(dict.fromkeys(r["command"] for r in session)),
                 unit=unit,
                 timings=tuple(timings),
-                note=uncommitted_note([r["commit"] for r in today]),
+                note=uncommitted_note([r["commit"] for r in session]),
             )
         )
     return found

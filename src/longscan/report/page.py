@@ -1,4 +1,4 @@
-"""The HTML page: one file that opens offline, with Plotly, style and figures inside.
+"""The HTML page: one file that opens offline and contains Plotly, the style sheet and the figures.
 
 All HTML is in the Jinja2 templates of the folder `templates`. Text is escaped there; `Markup` is HTML already.
 """
@@ -22,9 +22,9 @@ def _environment() -> Environment:
 
 
 def _component(name: str, *arguments: Any) -> Markup:
-    """Return what a macro of components.html makes of its arguments."""
-    made: Markup = getattr(_environment().get_template("components.html").module, name)(*arguments)
-    return made
+    """Render a macro of components.html with arguments."""
+    html: Markup = getattr(_environment().get_template("components.html").module, name)(*arguments)
+    return html
 
 
 def _asset(name: str) -> Markup:

@@ -1,4 +1,4 @@
-"""Records of runs and measurements: JSON Lines files under results/, each row of the type of its kind."""
+"""Records of runs and measurements: JSON Lines files under results/, whose rows have the type of their kind."""
 
 import json
 from pathlib import Path
@@ -23,9 +23,9 @@ _MAX_ERRORS = 8  # fields that a message names
 
 
 def check_record(kind: str, row: Record) -> None:
-    """Raise ValueError naming the fields of a row that break the type of its kind, what they hold and what is needed.
+    """Raise ValueError naming the fields of a row that do not match the type of its kind, their values and what was needed.
 
-    Kinds: `runs`, `bench`, `automata`, and `sweep` and `seeds`, which are whole files and no rows.
+    Kinds: `runs`, `bench`, `automata` for rows, and `sweep` and `seeds` for whole files.
     """
     _, errors = parse_value(row, _TYPES[kind])
     if errors:
@@ -84,12 +84,12 @@ def apply_corrections(row: Record) -> Record:
 
 
 def read_folder(folder: str | Path) -> list[Record]:
-    """The rows of all `*.jsonl` files of a folder, in the order of their names; none where there is no such folder."""
+    """Return the rows of all `*.jsonl` files of a folder in the order of their names, none if the folder does not exist."""
     return [row for path in sorted(Path(folder).glob("*.jsonl")) for row in read_records(path)]
 
 
 def read_seeds(folder: str | Path) -> dict[str, Record]:
-    """Name -> record of all `*.json` files of a folder, each checked; ValueError names the file."""
+    """Return the checked records of all `*.json` files of a folder by name; ValueError names the file."""
     records = {}
     for path in sorted(Path(folder).glob("*.json")):
         try:

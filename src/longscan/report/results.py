@@ -1,4 +1,4 @@
-"""The report of all records: our runs beside the published figures, and the measurements of speed and memory."""
+"""The report of all records: our runs and the published scores, and the measurements of speed and memory."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -7,14 +7,14 @@ from pathlib import Path
 from longscan._files import write_text
 from longscan.report import figures, page
 from longscan.report.comparisons import Comparison, Entry, Measurement, Timing, compare, measurements
-from longscan.report.published import figure_of, papers
+from longscan.report.published import papers, valid_score
 from longscan.report.records import Record, apply_corrections, read_folder, read_seeds
 from longscan.report.seeds import Seeds, trained_together
 from longscan.report.text import commit_text, duration, mean_text, show, uncommitted_note
 
-MARKS = ("<!-- results -->", "<!-- /results -->")
-QUICK_MARKS = ("<!-- quick -->", "<!-- /quick -->")
-TOGETHER = ("seeds", "successful", "best", "at the end", "constant", "published")
+RESULTS_MARKERS = ("<!-- results -->", "<!-- /results -->")
+QUICK_MARKERS = ("<!-- quick -->", "<!-- /quick -->")
+SEEDS_COLUMNS = ("seeds", "successful", "best", "at the end", "constant", "published")
 EXTRA_MEMORY = (
     "Extra memory: the peak beyond inputs, outputs and their gradients, as a share of these; at most one half is asked of the "
     "compiled scans."
@@ -25,8 +25,8 @@ INTERVAL = "mean ± half of Student's 95 % interval over distinct seeds; several
 def results_report(results_dir: str | Path, out: str | Path) -> Path:
     """Write one page about the records in `results_dir`/runs, /seeds and /bench to the file `out` and return its path.
 
-    Our runs stand beside the published figures and the best constant predictor; failed runs are listed and counted. Raises
-    FileNotFoundError where the directory does not exist, ValueError for a record that is not of its kind's type.
+    Tables compare our runs with the published scores and the best constant predictor; failed runs are listed and counted. Raises
+    FileNotFoundError if the directory does not exist, ValueError for a record that does not have the type of its kind.
     """
     runs, bench = _records(results_dir)
     together = trained_together(read_seeds(Path(results_dir) / "seeds"))
@@ -63,7 +63,7 @@ def _digits(comparison: Comparison) -> int:
 
 
 def _lines(comparison: Comparison) -> list[tuple[tuple[str, ...], str]]:
-    """The rows of a comparison's table, with the class of each: ours, the constant predictor's, other baselines, published."""
+    """Return the rows of a comparison's table with their classes: ours, the constant predictor, other baselines, published."""
     digits = _digits(comparison)
     lines: list[tuple[tuple[str, ...], str]] = []
     for entry in comparison.entries:
@@ -74,7 +74,7 @@ def _lines(comparison: Comparison) -> list[tuple[tuple[str, ...], str]]:
     for name, value in _reference_scores(comparison.entries).items():
         lines.append(((name, f"{value:.{digits}f}", "", "", "", "longscan", ""), ""))
     for row in comparison.published:
-        printed, seeds = figure_of(row), str(row.get("n_seeds", ""))
+        printed, seeds = valid_score(row), str(row.get("n_seeds", ""))
         spread = f"std {row['std']:g}" if "std" in row else ""
         score = "withdrawn" if printed is None else f"{printed:g}"
         lines.append(((row["model"], score, spread, seeds, "", row["provenance"], ""), ""))
@@ -82,12 +82,12 @@ def _lines(comparison: Comparison) -> list[tuple[tuple[str, ...], str]]:
 
 
 def _seeds_text(entry: Entry) -> str:
-    """The number of distinct seeds, with the number of runs where seeds ran several times."""
+    """Return the number of distinct seeds, and the number of runs if it is larger."""
     return str(entry.seeds) if entry.runs == entry.seeds else f"{entry.runs} runs of {entry.seeds} seeds"
 
 
 def _reference_scores(entries: Sequence[Entry]) -> dict[str, float]:
-    """Baselines by name; where suites differ in them the name says the suite."""
+    """Return baselines by name; with several suites the name contains the suite."""
     scores: dict[str, float] = {}
     for entry in entries:
         named = {"best constant predictor": entry.constant} | entry.baselines
@@ -108,7 +108,7 @@ def _comparison(comparison: Comparison) -> Iterator[str]:
     kinds = ("", page.NUMBER, page.NUMBER, page.NUMBER, page.NUMBER, "", "")
     lines = _lines(comparison)
     ours = [(e.name, e.scores, e.mean) for e in comparison.entries if e.seeds]
-    others = [(r["model"], v) for r in comparison.published if (v := figure_of(r)) is not None]
+    others = [(r["model"], v) for r in comparison.published if (v := valid_score(r)) is not None]
     label = f"{comparison.metric}, {comparison.unit}" if comparison.unit else comparison.metric
     yield page.table(header, [cells for cells, _ in lines], kinds, [kind for _, kind in lines])
     caption = f"Score: {label}; {INTERVAL}. Range: lowest and highest seed. Failed: seeds without a finished run."
@@ -124,9 +124,9 @@ def _together(found: Sequence[Seeds]) -> Iterator[str]:
         return
     yield page.heading(2, "Success over seeds")
     yield page.paragraph("Seeds of one recipe that were trained together and scored on validation words on the way.")
-    kinds = ["", "", "", *[page.NUMBER] * len(TOGETHER)]
+    kinds = ["", "", "", *[page.NUMBER] * len(SEEDS_COLUMNS)]
     rows = [(s.name, s.task, s.model, *_together_cells(s)) for s in found]
-    yield page.table(("record", "task", "model", *TOGETHER), rows, kinds)
+    yield page.table(("record", "task", "model", *SEEDS_COLUMNS), rows, kinds)
     yield page.paragraph(
         "Scaled scores: 0 is uniform guessing, 1 perfection. Best: the highest of any seed at any evaluation; at the end: lowest "
         "to highest seed; successful: seeds at or above the score that the figure names, at best and at the end.",
@@ -145,7 +145,7 @@ def _together(found: Sequence[Seeds]) -> Iterator[str]:
 
 
 def _together_cells(s: Seeds) -> tuple[str, ...]:
-    """The cells below `TOGETHER`."""
+    """Return the cells of the columns `SEEDS_COLUMNS`."""
     successful = f"{max(s.successes)}, {s.successes[-1]}"
     end = f"{min(s.scores[-1]):.3f} to {max(s.scores[-1]):.3f}"
     published = "–" if s.published is None else f"{s.published:g}"
@@ -178,7 +178,7 @@ def _all_runs(runs: Sequence[Record]) -> Iterator[str]:
 
 
 def _value(run: Record) -> str:
-    """The score, and whether the run failed; one of them is always there."""
+    """Return the score, and "failed" for a failed run; at least one of them is present."""
     score = [] if run["value"] is None else [show(run["value"])]
     return ", ".join(score + ["failed"] * (run["status"] == "failed"))
 
@@ -209,7 +209,7 @@ def _measurements(found: Sequence[Measurement]) -> Iterator[str]:
 
 
 def _measured(m: Measurement) -> dict[str, Callable[[Timing], str]]:
-    """Header -> cell of the columns that some implementation fills; absolute times of GPUs only."""
+    """Return the columns that some implementation has a value for, by header; absolute times only for GPUs."""
     absolute = not m.device.lower().startswith("cpu")
     formats: dict[str, tuple[str, Callable[[float], str]]] = {
         "forward": ("forward", lambda v: f"{show(v, 2)} ×"),
@@ -233,9 +233,9 @@ def _filled(field: str, text: Callable[[float], str], timing: Timing) -> str:
 
 
 def results_markdown(results_dir: str | Path) -> str:
-    """The same comparisons as short Markdown tables, for the README: runs, seeds trained together, measurements.
+    """Return the comparisons as short Markdown tables for the README: runs, seeds trained together, measurements.
 
-    Says so where there is no run or no measurement.
+    A sentence replaces a table without rows.
 
     Raises as `results_report` does.
     """
@@ -246,7 +246,7 @@ def results_markdown(results_dir: str | Path) -> str:
 
 
 def quick_markdown(results_dir: str | Path) -> str:
-    """What the quick runs reached, the last one of each recipe and data set, as a Markdown table; says so where there is none.
+    """Return the scores of the quick runs, the last of each recipe and data set, as a Markdown table, or a sentence without runs.
 
     Raises as `results_report` does.
     """
@@ -255,16 +255,16 @@ def quick_markdown(results_dir: str | Path) -> str:
 
 
 def fill_markdown(path: str | Path, results_dir: str | Path) -> Path:
-    """Put the tables of `results_dir` between the marks of a Markdown file and return its path.
+    """Insert the tables of `results_dir` between the markers of a Markdown file and return its path.
 
     `results_markdown` goes between the lines <!-- results --> and <!-- /results -->, `quick_markdown` between <!-- quick --> and
-    <!-- /quick -->. Raises ValueError where the file has neither pair, or one that is not there once and in this order.
+    <!-- /quick -->. Raises ValueError if the file has neither pair, or a pair that is not present once and in this order.
     """
     path = Path(path)
     text = filled = path.read_text("utf-8")
-    tables = {MARKS: results_markdown, QUICK_MARKS: quick_markdown}
+    tables = {RESULTS_MARKERS: results_markdown, QUICK_MARKERS: quick_markdown}
     present = [marks for marks in tables if any(mark in text for mark in marks)]
-    for marks in present or [MARKS]:
+    for marks in present or [RESULTS_MARKERS]:
         if text.count(marks[0]) != 1 or text.count(marks[1]) != 1 or text.index(marks[0]) > text.index(marks[1]):
             raise ValueError(f"{path}: the lines {marks[0]} and {marks[1]} are needed, once each and in this order")
         before, rest = filled.split(marks[0])
@@ -298,7 +298,7 @@ def _runs_markdown(found: Sequence[Comparison]) -> Iterator[str]:
     yield "| Task | Model | Score | Seeds | Failed | Constant predictor | Other predictors | Published | Notes | Command |"
     yield "|---|---|---|---|---|---|---|---|---|---|"
     for c in found:
-        printed = ", ".join(f"{r['model']} {v:g}" for r in c.published if (v := figure_of(r)) is not None)
+        printed = ", ".join(f"{r['model']} {v:g}" for r in c.published if (v := valid_score(r)) is not None)
         for e in c.entries:
             model = ", ".join(filter(None, (e.model, e.setting)))
             constant = "–" if e.constant is None else f"{e.constant:.{_digits(c)}f}"
@@ -314,7 +314,7 @@ def _runs_markdown(found: Sequence[Comparison]) -> Iterator[str]:
 def _together_markdown(found: Sequence[Seeds]) -> Iterator[str]:
     if not found:
         return
-    header = ("Seeds trained together", "Model", *(name.capitalize() for name in TOGETHER), "Notes", "Command")
+    header = ("Seeds trained together", "Model", *(name.capitalize() for name in SEEDS_COLUMNS), "Notes", "Command")
     yield f"| {' | '.join(header)} |"
     yield "|---" * len(header) + "|"
     for s in found:

@@ -1,4 +1,4 @@
-"""The report of one run: everything on the page comes from the files of the run's directory."""
+"""The report of one run, generated from the files in the run's directory."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -18,8 +18,8 @@ _NOT_METRICS = {"step", "split", "loss", "lr", "seconds"}
 def run_report(run_dir: str | Path) -> Path:
     """Write `report.html` into a run's directory and return its path.
 
-    The page is one file that opens offline. It reads settings.yaml, metrics.jsonl, result.json and angles.json; what is missing
-    is said on the page. Raises FileNotFoundError where the directory does not exist, ValueError where a file cannot be read.
+    The page is one file that opens offline. It reads settings.yaml, metrics.jsonl, result.json and angles.json and names those
+    that are missing. Raises FileNotFoundError if the directory does not exist, ValueError if a file cannot be read.
     """
     folder = Path(run_dir)
     if not folder.is_dir():
@@ -41,7 +41,7 @@ def run_report(run_dir: str | Path) -> Path:
 
 
 def _json_lines(text: str) -> list[dict[str, Any]]:
-    """The objects of a JSON Lines file; a last line cut short by a kill is left out."""
+    """Return the objects of a JSON Lines file without a last line that is incomplete after a kill."""
     lines = text.splitlines()
     rows = [json.loads(line) for line in lines[:-1]]
     try:
@@ -51,7 +51,7 @@ def _json_lines(text: str) -> list[dict[str, Any]]:
 
 
 def _read(path: Path, parse: Any) -> Any:
-    """The parsed file, None where there is none."""
+    """Return the parsed file, None if it does not exist."""
     if not path.exists():
         return None
     try:
@@ -119,7 +119,7 @@ def _scores(result: Mapping[str, Any] | None) -> Iterator[str]:
 
 
 def _series(rows: list[dict[str, Any]], key: str) -> dict[str, tuple[list[float], list[float]]]:
-    """split -> (steps, values) of one column."""
+    """Return (steps, values) of one column by split."""
     found: dict[str, tuple[list[float], list[float]]] = {}
     for split in figures.SPLITS:
         points = [(r["step"], r[key]) for r in rows if r.get("split") == split and r.get(key) is not None]
@@ -163,7 +163,7 @@ def _angles(angles: Mapping[str, Any] | None, settings: Mapping[str, Any]) -> It
     )
     drawings = []
     for name, layer in angles.items():
-        few = len(layer["symbols"]) <= figures.RINGS
+        few = len(layer["symbols"]) <= figures.MAX_RINGS
         draw = figures.angle_rings if few else figures.angle_map
         caption = "Rings from the inside out: the symbols in order." if few else "Rows: symbols."
         drawings.append(page.heading(3, name) + page.figure(draw(layer["symbols"], layer["theta"]), caption))

@@ -1,10 +1,10 @@
-"""Several seeds trained together, put in order: how many of them find the solution, and when."""
+"""Scores of several seeds that were trained together: how many of them find the solution, and when."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from longscan._specs import spec_names
-from longscan.report.published import figure_of, published_beside
+from longscan.report.published import published_table, valid_score
 from longscan.report.records import Record
 from longscan.report.text import commit_text, uncommitted_note
 
@@ -16,8 +16,8 @@ MODELS = {frozenset(["mamba"]): "Mamba", frozenset(["aussm"]): "AUSSM", frozense
 class Seeds:
     """One record: the scaled validation scores of its seeds at every evaluation.
 
-    scores: a tuple an evaluation, a score a seed. success: the score from which a seed counts. published: the paper's score
-    of the model. note: what the tables must say beside the figures.
+    scores: a tuple for each evaluation with a score for each seed. success: the lowest score of a successful seed. published: the
+    paper's score of the model. note: a remark for the tables.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Seeds:
 
     @property
     def successes(self) -> tuple[int, ...]:
-        """How many seeds count as successful at every evaluation."""
+        """Number of successful seeds at every evaluation."""
         return tuple(sum(score >= self.success for score in row) for row in self.scores)
 
     @property
@@ -46,7 +46,7 @@ class Seeds:
 
 
 def trained_together(records: Mapping[str, Record]) -> list[Seeds]:
-    """The records of `read_seeds` in their order; scores are of the averaged weights where a record has these."""
+    """Convert the records of `read_seeds` in their order; scores are of the averaged weights if a record has them."""
     return [_seeds(name, record) for name, record in records.items()]
 
 
@@ -72,7 +72,7 @@ def _seeds(name: str, record: Record) -> Seeds:
 
 
 def _published(record: Record, model: str | None) -> float | None:
-    """The paper's scaled score of this model on the recipe's task: the recipe may name another model than was trained."""
-    rows = [row for name in (record["settings"].get("about") or {}).get("published") or () for row in published_beside(name)]
-    found = (figure_of(row) for row in rows if row["model"] == model and "scaled" in row["metric"])
+    """Return the paper's scaled score of this model on the recipe's task, None without one; the recipe may name another model."""
+    rows = [row for name in (record["settings"].get("about") or {}).get("published") or () for row in published_table(name)]
+    found = (valid_score(row) for row in rows if row["model"] == model and "scaled" in row["metric"])
     return next(found, None)

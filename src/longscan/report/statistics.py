@@ -7,14 +7,14 @@ from scipy.special import stdtrit
 
 
 def mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float | None]:
-    """Mean and half the width of Student's t interval; no interval (None) from a single value.
+    """Return the mean and half the width of Student's t interval, which is None for a single value.
 
-    The interval assumes independent, roughly normal values: with few seeds, or scores that pile up at a bound, it is a guide.
+    The interval assumes independent, roughly normal values; with few seeds, or many scores at a bound, it is approximate.
     Raises ValueError for no values.
     """
     n = len(values)
     if n == 0:
-        raise ValueError("values: none came; at least one is needed")
+        raise ValueError("values: got none, needed at least one")
     mean = math.fsum(values) / n
     if n == 1:
         return mean, None

@@ -1,4 +1,4 @@
-"""The report of a sweep: every trial's score against each setting, and the spread of the best setting over seeds."""
+"""The report of a sweep: the scores of all trials by setting, and the scores of the best setting over seeds."""
 
 import json
 import math
@@ -19,7 +19,7 @@ Found = Mapping[str, Any]
 def sweep_report(folder: str | Path) -> Path:
     """Write `report.html` into a sweep's folder from its sweep.json, and return its path.
 
-    Raises FileNotFoundError where there is no sweep.json, ValueError where it can not be read.
+    Raises FileNotFoundError if there is no sweep.json, ValueError if it can not be read.
     """
     path = Path(folder) / "sweep.json"
     try:
@@ -31,14 +31,14 @@ def sweep_report(folder: str | Path) -> Path:
 
 
 def setting_text(value: Any) -> str:
-    """A setting's value as a sweep file has it, on one line."""
+    """Format the value of a setting as in a sweep file, on one line."""
     if isinstance(value, float):
         return f"{value:.4g}"
     return yaml.safe_dump(value, default_flow_style=True, width=math.inf).removesuffix("...\n").strip()
 
 
 def settings_text(values: Found) -> str:
-    """Settings by their names with dots, on one line."""
+    """Format settings by their dotted names, on one line."""
     pairs: list[tuple[str, Any]] = []
     for key, value in values.items():
         names = key.split(",")
@@ -99,32 +99,32 @@ def _search(found: Found) -> Iterator[str]:
 
 
 def _drawing(found: Found, key: str, best: int | None, constant: float | None) -> Figure:
-    """The scores of all trials against one setting of the space."""
-    way = found["space"][key]
-    values = [setting_text(value) for value in way] if isinstance(way, list) else None
-    placed = (lambda value: value) if values is None else setting_text
+    """Plot the scores of all trials against one setting of the space."""
+    dimension = found["space"][key]
+    values = [setting_text(value) for value in dimension] if isinstance(dimension, list) else None
+    position = (lambda value: value) if values is None else setting_text
     points = [
-        (placed(row["settings"][key]), row["score"], _hover(row), row["trial"] == best)
+        (position(row["settings"][key]), row["score"], _hover(row), row["trial"] == best)
         for row in found["trials"]
         if row["status"] in ("finished", "failed") and key in row["settings"]
     ]
-    log = values is None and way.get("log", False)
-    return figures.against(key, points, f"validation {found['metric']}", constant=constant, values=values, log=log)
+    log = values is None and dimension.get("log", False)
+    return figures.scores_by_setting(key, points, f"validation {found['metric']}", constant=constant, values=values, log=log)
 
 
 def best_first(found: Found) -> list[Found]:
-    """The trials by their scores; those without one at the end."""
+    """Return the trials sorted by score, the best first and those without a score last."""
     sign = -1 if found["higher_is_better"] else 1
     return sorted(found["trials"], key=lambda row: (row["score"] is None, sign * (row["score"] or 0.0), row["trial"]))
 
 
 def _hover(row: Found) -> str:
-    said = show(row["score"]) if row["failure"] is None else status_text(row)
-    return f"trial {row['trial']}: {said} ({settings_text(row['settings'])})"
+    score = show(row["score"]) if row["failure"] is None else status_text(row)
+    return f"trial {row['trial']}: {score} ({settings_text(row['settings'])})"
 
 
 def failures(rows: Iterable[Found], kind: str) -> Iterator[str]:
-    """Why trials or seeds failed, a line for each reason."""
+    """Yield a line for each reason for which trials or seeds failed."""
     reasons: dict[str, list[str]] = {}
     for row in rows:
         if row["failure"] is not None:
@@ -134,7 +134,7 @@ def failures(rows: Iterable[Found], kind: str) -> Iterator[str]:
 
 
 def status_text(row: Found) -> str:
-    """How a trial or seed stands, and why where it failed."""
+    """Return the status of a trial or seed, with the reason of a failure."""
     return row["status"] if row["failure"] is None else f"{row['status']}: {row['failure']}"
 
 

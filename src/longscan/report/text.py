@@ -1,4 +1,4 @@
-"""Numbers, commits and notes as text."""
+"""Formatting of numbers, durations, commits and notes as text."""
 
 import math
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ _CHANGES = "+changes"  # what `longscan.training.records.commit` adds where the 
 
 
 def show(value: float | None, digits: int = 4) -> str:
-    """A number for reading; a dash where there is none."""
+    """Format a number for tables; a dash for None."""
     if value is None:
         return "–"
     if isinstance(value, int) or not math.isfinite(value):
@@ -16,7 +16,7 @@ def show(value: float | None, digits: int = 4) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds as hours, minutes and seconds."""
+    """Format seconds as hours, minutes and seconds."""
     if seconds is None:
         return "–"
     if seconds < 60:
@@ -27,7 +27,7 @@ def duration(seconds: float | None) -> str:
 
 
 def mean_text(mean: tuple[float, float | None] | None, digits: int = 3) -> str:
-    """A mean with half the width of its interval."""
+    """Format a mean with half the width of its interval."""
     if mean is None:
         return "no finished run"
     centre, half = mean
@@ -35,13 +35,13 @@ def mean_text(mean: tuple[float, float | None] | None, digits: int = 3) -> str:
 
 
 def commit_text(commit: str, digits: int | None = None) -> str:
-    """A commit, cut to so many digits, with the words "uncommitted changes" where the tree had some."""
+    """Format a commit with at most `digits` digits, and "with uncommitted changes" if the tree had some."""
     name = commit.removesuffix(_CHANGES)[:digits]
     return f"{name} with uncommitted changes" if commit.endswith(_CHANGES) else name
 
 
 def uncommitted_note(commits: Sequence[str]) -> str:
-    """Say how many of the rows with these commits come from trees with uncommitted changes; "" where none does."""
+    """Return a note on how many of the rows with these commits come from trees with uncommitted changes; "" if none does."""
     count = sum(commit.endswith(_CHANGES) for commit in commits)
     if not count:
         return ""
