@@ -1,4 +1,4 @@
-"""The rotation angle that each input symbol gives each AUSSM layer."""
+"""The rotation angles of AUSSM layers for each input symbol."""
 
 from typing import Any
 
@@ -11,26 +11,25 @@ from longscan.tasks import Task
 
 @torch.no_grad()
 def symbol_angles(model: nn.Module, task: Task) -> dict[str, Any]:
-    """{layer name: {"symbols": [...], "theta": [[D * N angles in radians] for each symbol]}}.
+    """Return {layer name: {"symbols": [...], "theta": [[D * N angles in radians] for each symbol]}}.
 
-    Empty for a model without AUSSM layers and for a task without symbols.
-
-    A symbol's angle is the one at the first position of the sequence that holds this symbol alone: its embedding goes through the
-    blocks below the layer and through the layer's own projection and convolution. What came before would add to it in general.
+    Empty for a model without AUSSM layers and for a task without symbols. The angles of a symbol are those for a sequence of this
+    symbol alone, after the blocks below the layer and the layer's own projection and convolution; inside a longer sequence they
+    also depend on the symbols before.
     """
     layers = {name: module for name, module in model.named_modules() if isinstance(module, AUSSM)}
     symbols = task.symbols
     if not layers or symbols is None:
         return {}
-    seen: dict[str, Tensor] = {}
+    inputs: dict[str, Tensor] = {}
 
-    def watch(name: str) -> Any:
-        def note(_: nn.Module, args: tuple[Tensor, ...]) -> None:
-            seen[name] = args[0]
+    def record_input_of(name: str) -> Any:
+        def record(_: nn.Module, args: tuple[Tensor, ...]) -> None:
+            inputs[name] = args[0]
 
-        return note
+        return record
 
-    hooks = [layer.register_forward_pre_hook(watch(name)) for name, layer in layers.items()]
+    hooks = [layer.register_forward_pre_hook(record_input_of(name)) for name, layer in layers.items()]
     was_training = model.training
     try:
         device = next(model.parameters()).device
@@ -40,6 +39,6 @@ def symbol_angles(model: nn.Module, task: Task) -> dict[str, Any]:
         for hook in hooks:
             hook.remove()
     return {
-        name: {"symbols": list(symbols), "theta": layer.angles(seen[name][:, 0]).flatten(1).double().cpu().tolist()}
+        name: {"symbols": list(symbols), "theta": layer.angles(inputs[name][:, 0]).flatten(1).double().cpu().tolist()}
         for name, layer in layers.items()
     }

@@ -56,23 +56,25 @@ def is_checkpoint_step(step: int, training: TrainingSettings) -> bool:
     return is_validation_step(step, training) or bool(training.checkpoint_every and step % training.checkpoint_every == 0)
 
 
-class FiniteCheck(Callback):
-    """Ends the training if a loss was not finite, before anything of it is logged, scored or saved."""
-
-    def __init__(self, training: TrainingSettings) -> None:
-        self._training = training
-
-    def on_step_end(self, engine: Engine, result: StepResult) -> None:
-        """Raise NonFiniteLossError if this step is logged or saved and a loss or gradient was not finite."""
-        if is_log_step(engine.step, self._training) or is_checkpoint_step(engine.step, self._training):
-            engine.raise_if_not_finite()
-
-
-class TrainingRows(Callback):
-    """Logs loss, main metric, learning rate and norm of the gradient of training batches."""
+class TrainerCallback(Callback):
+    """Base class of callbacks that need more of the run than its engine."""
 
     def __init__(self, trainer: "Trainer") -> None:
         self._trainer = trainer
+
+
+class FiniteCheck(TrainerCallback):
+    """Ends the training if a loss was not finite, before anything of it is logged, scored or saved."""
+
+    def on_step_end(self, engine: Engine, result: StepResult) -> None:
+        """Raise NonFiniteLossError if this step is logged or saved and a loss or gradient was not finite."""
+        training = self._trainer.training
+        if is_log_step(engine.step, training) or is_checkpoint_step(engine.step, training):
+            engine.raise_if_not_finite()
+
+
+class TrainingRows(TrainerCallback):
+    """Logs loss, main metric, learning rate and norm of the gradient of training batches."""
 
     def on_step_end(self, engine: Engine, result: StepResult) -> None:
         """Log a row if it is time to."""
@@ -87,11 +89,8 @@ class TrainingRows(Callback):
         trainer.log("train", row)
 
 
-class LengthCurriculum(Callback):
+class LengthCurriculum(TrainerCallback):
     """Lets the training lengths grow with the score of training batches."""
-
-    def __init__(self, trainer: "Trainer") -> None:
-        self._trainer = trainer
 
     def on_step_end(self, engine: Engine, result: StepResult) -> None:
         """Give the schedule of lengths the score if it needs one."""
@@ -118,11 +117,8 @@ class Progress:
     stopped_early: bool = False
 
 
-class Validation(Callback):
+class Validation(TrainerCallback):
     """Scores the newest weights and their average on validation, saves the best weights, and stops the training early."""
-
-    def __init__(self, trainer: "Trainer", checkpoints: "Checkpoints") -> None:
-        self._trainer, self._checkpoints = trainer, checkpoints
 
     def on_step_end(self, engine: Engine, result: StepResult) -> None:
         """Log a row of scores if it is time to, and update the progress."""
@@ -140,7 +136,7 @@ class Validation(Callback):
         if self._is_best(scores.values[metric], scores.loss):
             progress.best = {"step": engine.step, "value": scores.values[metric], "loss": number(scores.loss)}
             progress.patience_used = 0
-            self._checkpoints.write_weights("best")
+            trainer.checkpoints.write_weights("best")
         else:
             progress.patience_used += 1
             progress.stopped_early = 0 < training.patience <= progress.patience_used
@@ -170,11 +166,11 @@ class Validation(Callback):
 RENAMED = {"longest": "max_length", "waited": "patience_used", "solved": "solved_evaluations", "averaged": "n_averaged"}
 
 
-class Checkpoints(Callback):
+class Checkpoints(TrainerCallback):
     """Saves and restores all that the rest of a run depends on, in checkpoints/last; saves selected weights under other names."""
 
     def __init__(self, trainer: "Trainer") -> None:
-        self._trainer = trainer
+        super().__init__(trainer)
         self._folder = trainer.folder / "checkpoints"
 
     def on_step_end(self, engine: Engine, result: StepResult) -> None:
@@ -279,21 +275,20 @@ def _four_digits(value: float | None) -> str:
     return "none" if value is None else f"{value:.4f}"
 
 
-class StopOnSignal(Callback):
+class StopOnSignal(TrainerCallback):
     """Saves a checkpoint and raises KeyboardInterrupt after the step in which SIGINT or SIGTERM came.
 
-    The signals are caught from `with` on until the training ends, in the main thread, which alone may handle signals, and if
-    `active`: several processes would stop at different steps and wait for each other.
+    The signals are caught from `with` on until the training ends, in the main thread, which alone may handle signals. Of several
+    processes none catches them: they would stop at different steps and wait for each other.
     """
 
-    def __init__(self, checkpoints: Checkpoints, *, active: bool) -> None:
-        self._checkpoints = checkpoints
-        self._active = active and threading.current_thread() is threading.main_thread()
+    def __init__(self, trainer: "Trainer") -> None:
+        super().__init__(trainer)
         self._requested = False
         self._handlers: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> "StopOnSignal":
-        if self._active:
+        if self._trainer.accelerator.num_processes == 1 and threading.current_thread() is threading.main_thread():
             self._handlers = {name: signal.signal(name, self._request) for name in (signal.SIGINT, signal.SIGTERM)}
         return self
 
@@ -307,7 +302,7 @@ class StopOnSignal(Callback):
     def on_step_end(self, engine: Engine, result: StepResult) -> None:
         """Stop if a signal came."""
         if self._requested:
-            self._checkpoints.save()
+            self._trainer.checkpoints.save()
             raise KeyboardInterrupt
 
     def on_train_end(self, engine: Engine) -> None:
@@ -315,11 +310,8 @@ class StopOnSignal(Callback):
         self.__exit__(None, None, None)
 
 
-class SelectWeights(Callback):
+class SelectWeights(TrainerCallback):
     """Gives the model the weights that `training.select` names, when the training ends."""
-
-    def __init__(self, trainer: "Trainer", checkpoints: Checkpoints) -> None:
-        self._trainer, self._checkpoints = trainer, checkpoints
 
     def on_train_end(self, engine: Engine) -> None:
         """Load or copy the weights. A run that stops before its average starts ends with its last ones."""
@@ -333,17 +325,14 @@ class SelectWeights(Callback):
         elif selected == "average":
             if trainer.average is not None and trainer.average.count:
                 copy_weights(trainer.average.weights, trainer.model)
-                self._checkpoints.write_weights("average")
+                trainer.checkpoints.write_weights("average")
             else:
                 selected = "last"
         trainer.result["selected"] = selected
 
 
-class ScoreTestSplit(Callback):
+class ScoreTestSplit(TrainerCallback):
     """Scores the selected weights on the test split, when the training ends."""
-
-    def __init__(self, trainer: "Trainer") -> None:
-        self._trainer = trainer
 
     def on_train_end(self, engine: Engine) -> None:
         """Log a row of scores, and add them to the result."""
@@ -361,11 +350,8 @@ class ScoreTestSplit(Callback):
         }
 
 
-class SymbolAngles(Callback):
+class SymbolAngles(TrainerCallback):
     """Writes the rotation angles of AUSSM layers by input symbol to angles.json, when the training ends."""
-
-    def __init__(self, trainer: "Trainer") -> None:
-        self._trainer = trainer
 
     def on_train_end(self, engine: Engine) -> None:
         """Write the file if the model has such layers and the task has symbols."""

@@ -1,9 +1,8 @@
-"""Checkpoints that a kill at any moment leaves usable: safetensors for tensors, JSON for the rest, nothing unpickled.
+"""Checkpoints that remain usable when the process is killed at any moment: safetensors for tensors, JSON for the rest, no pickle.
 
-A checkpoint is a folder: model.safetensors and config.json (what `SequenceModel.from_pretrained` reads), optimizer.safetensors,
-average.safetensors where there is an average, and state.json, which holds the CRC-32 of the other files and of itself. It is
-written under another name, flushed to the disk, and moved into place; for the moment between two renames the one before stands
-beside it as NAME.previous.
+A checkpoint is a folder: model.safetensors and config.json (which `SequenceModel.from_pretrained` reads), optimizer.safetensors,
+average.safetensors if there is an average, and state.json, which holds the CRC-32 of the other files and of itself. It is written
+under another name, flushed to the disk, and renamed; between two renames the checkpoint before has the name NAME.previous.
 """
 
 import base64
@@ -27,7 +26,7 @@ STATE = "state.json"
 
 
 def write_checkpoint(target: Path, write: Callable[[Path], None], state: dict[str, Any]) -> None:
-    """Replace the checkpoint folder `target` by one that `write(folder)` fills, with `state` (JSON-able) beside it."""
+    """Replace the checkpoint folder `target` by one with the files that `write(folder)` makes and `state` (of JSON's types)."""
     target.parent.mkdir(parents=True, exist_ok=True)
     fresh, previous = target.with_name(target.name + ".writing"), target.with_name(target.name + ".previous")
     shutil.rmtree(fresh, ignore_errors=True)
@@ -46,11 +45,12 @@ def write_checkpoint(target: Path, write: Callable[[Path], None], state: dict[st
 
 
 def _checksum(state: dict[str, Any]) -> int:
-    """CRC-32 of a state as JSON, whatever the order of its keys and the blanks between them."""
+    """Return the CRC-32 of a state as JSON, which does not depend on the order of its keys or on white space."""
     return zlib.crc32(json.dumps(state, sort_keys=True).encode())
 
 
 def _flush(path: Path) -> None:
+    """Have the system write a file to the disk."""
     descriptor = os.open(path, os.O_RDWR)
     try:
         os.fsync(descriptor)
@@ -59,13 +59,13 @@ def _flush(path: Path) -> None:
 
 
 def find_checkpoint(target: Path) -> Path | None:
-    """The folder to read for checkpoint `target`: itself, or what stood there when a kill fell between the two renames."""
+    """Return `target`, or the checkpoint before it if a kill came between the two renames, or None if there is neither."""
     previous = target.with_name(target.name + ".previous")
     return next((folder for folder in (target, previous) if (folder / STATE).exists()), None)
 
 
 def read_checkpoint(folder: Path) -> dict[str, Any]:
-    """state.json of a checkpoint whose files are all as they were written; SettingError naming the file that is not."""
+    """Return state.json of a checkpoint. Raises SettingError naming the first file that is not as it was written."""
     try:
         state: dict[str, Any] = json.loads((folder / STATE).read_text(encoding="utf-8"))
         checksum = state.pop("checksum", None)
@@ -84,7 +84,7 @@ def read_checkpoint(folder: Path) -> dict[str, Any]:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file; SettingError where it is none."""
+    """Return the tensors of a safetensors file by name. Raises SettingError if it is none."""
     try:
         return load_file(path)
     except (OSError, SafetensorError) as error:
@@ -92,12 +92,12 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
-    """A safetensors file of copies on the CPU."""
+    """Write tensors, copied to the CPU, to a safetensors file."""
     save_file({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}, path)
 
 
 def optimizer_tensors(optimizer: Optimizer, model: nn.Module) -> dict[str, Tensor]:
-    """The optimiser's state as `parameter name/entry` -> tensor."""
+    """Return the optimiser's state as a dictionary from "PARAMETER/ENTRY" (such as "head.weight/exp_avg") to tensors."""
     tensors = {}
     for name, parameter in model.named_parameters():
         for entry, value in optimizer.state.get(parameter, {}).items():
@@ -106,7 +106,10 @@ def optimizer_tensors(optimizer: Optimizer, model: nn.Module) -> dict[str, Tenso
 
 
 def restore_optimizer(optimizer: Optimizer, model: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Put back what `optimizer_tensors` gave; `step` stays in float32, the others take the parameter's device and dtype."""
+    """Set the optimiser's state to what `optimizer_tensors` returned.
+
+    `step` stays in float32, the other entries get the parameter's dtype; all get its device.
+    """
     parameters = dict(model.named_parameters())
     for key, value in tensors.items():
         name, _, entry = key.rpartition("/")
@@ -115,7 +118,7 @@ def restore_optimizer(optimizer: Optimizer, model: nn.Module, tensors: dict[str,
 
 
 def generator_states() -> dict[str, Any]:
-    """torch's generators on this machine as text."""
+    """Return the states of torch's random generators on this machine, each as base64 text."""
     states: dict[str, Any] = {"cpu": _encode(torch.get_rng_state())}
     if torch.cuda.is_available():
         states["cuda"] = [_encode(state) for state in torch.cuda.get_rng_state_all()]
@@ -123,7 +126,7 @@ def generator_states() -> dict[str, Any]:
 
 
 def restore_generators(states: dict[str, Any]) -> None:
-    """Set torch's generators; those of devices that are not here are left out."""
+    """Set torch's random generators to saved states. States of devices that do not exist here are left out."""
     torch.set_rng_state(_decode(states["cpu"]))
     for index, state in enumerate(states.get("cuda", [])[: torch.cuda.device_count()]):
         torch.cuda.set_rng_state(_decode(state), index)

@@ -1,4 +1,4 @@
-"""A model's loss and metrics on a split."""
+"""The loss and the metrics of a model on a split of a task."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -13,8 +13,11 @@ from longscan.tasks.base import Split
 
 
 class Scores(NamedTuple):
-    """loss: mean over the scored answers. values: the scalar metrics by name, the task's own first, None where nothing was
-    scored (an empty length bucket). tables: the others as nested lists ("confusion")."""
+    """Loss and metrics of a model on a split.
+
+    loss: mean over the scored answers. values: the scalar metrics by name, the task's main one first, None for one without scored
+    answers (such as an empty length bucket). tables: the other metrics as nested lists ("confusion").
+    """
 
     loss: float
     values: dict[str, float | None]
@@ -22,7 +25,7 @@ class Scores(NamedTuple):
 
 
 def scored_answers(batch: Batch, task: Task) -> Tensor:
-    """Number of answers that the mean loss of a batch is over (up to a constant factor)."""
+    """Return the number of answers that the mean loss of a batch is over, up to a constant factor, as a scalar."""
     if batch.loss_mask is not None:
         return batch.loss_mask.sum()
     if task.per_step and batch.valid is not None:
@@ -32,13 +35,13 @@ def scored_answers(batch: Batch, task: Task) -> Tensor:
 
 
 def predict(model: nn.Module, batch: Batch) -> Tensor:
-    """The model's output on a batch."""
+    """Return the model's output on a batch, with its elapsed times, mask and packing."""
     output: Tensor = model(batch.inputs, elapsed=batch.elapsed, valid=batch.valid, seq_idx=batch.seq_idx)
     return output
 
 
 def batch_score(task: Task, output: Tensor, batch: Batch) -> float:
-    """The task's main metric on one training batch."""
+    """Return the task's main metric of the outputs for one training batch."""
     metrics = task.metrics("train")
     main = {task.metric: metrics[task.metric].to(output.device)}
     task.update(main, output, batch)
@@ -56,9 +59,10 @@ def evaluate(
     max_batches: int = 0,
     autocast: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Scores:
-    """Loss and metrics over a split, or over its first `max_batches` batches; the model is put back into its mode afterwards.
+    """Return loss and metrics over a split, or over its first `max_batches` batches.
 
-    Raises ValueError for an endless split without `max_batches`.
+    The model is in evaluation mode meanwhile, and in its former mode afterwards. Raises ValueError for an endless split without
+    `max_batches`.
     """
     batches = task.num_batches(split, batch_size)
     if batches is None and not max_batches:
@@ -94,5 +98,5 @@ def evaluate(
 
 
 def number(value: float) -> float | None:
-    """The value, None where JSON has no name for it (not a number, infinite)."""
+    """Return the value, or None if it is infinite or not a number, which JSON cannot express."""
     return value if isfinite(value) else None

@@ -1,4 +1,4 @@
-"""What a run leaves behind: result.json, and a row for the repository's results."""
+"""The description of a run in result.json, and its row among the recorded results."""
 
 import json
 import os
@@ -28,7 +28,7 @@ def spec_text(spec: str | list[dict[str, Any]]) -> str:
 
 
 def describe_run(settings: Settings, model: nn.Module, device: torch.device, command: str) -> dict[str, Any]:
-    """The part of result.json that is known before training."""
+    """Return the part of result.json that is known before training."""
     task = settings.task
     return {
         "task": task_title(settings),
@@ -53,13 +53,13 @@ def describe_run(settings: Settings, model: nn.Module, device: torch.device, com
 
 
 def task_title(settings: Settings) -> str:
-    """The task's name, with the data set's where one task reads many."""
+    """Return the task's name, with that of the data set for a task that reads several."""
     dataset = getattr(settings.task, "dataset", None)
     return f"{settings.task.name}/{dataset}" if dataset else settings.task.name
 
 
 def device_name(device: torch.device) -> str:
-    """The device in words: the model of a GPU; the processor and the number of threads of a CPU."""
+    """Return the name of a device: the model of a GPU, or the processor and the number of threads of a CPU."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     if device.type != "cpu":
@@ -73,10 +73,10 @@ def device_name(device: torch.device) -> str:
 
 
 def commit() -> str:
-    """The commit of the checkout that this package runs from, marked where files have changed since; "unknown" elsewhere.
+    """Return the commit of the checkout that this package runs from, marked if files have changed since, or "unknown".
 
-    LONGSCAN_COMMIT names it where the files were copied without their history. A package installed inside a checkout of something
-    else is not of that checkout: git must know this package's files.
+    The environment variable LONGSCAN_COMMIT names it for files that were copied without their history. A package that is
+    installed inside another project's checkout is not of that checkout: git must know this package's files.
     """
     if os.environ.get("LONGSCAN_COMMIT"):
         return os.environ["LONGSCAN_COMMIT"]
@@ -100,7 +100,10 @@ def _git(folder: Path, *words: str) -> str:
 
 
 def result_row(run: Run) -> dict[str, Any]:
-    """The run as a row of results/runs/*.jsonl; a quick run names no published rows. SettingError where the run is not over."""
+    """Return the run as a row of results/runs/*.jsonl. Raises SettingError if it is not over.
+
+    A quick run names no published rows.
+    """
     result = run.result
     if result is None:
         raise SettingError(f"{run.folder}: its run is not over, so there is no result to record")
@@ -134,7 +137,7 @@ def result_row(run: Run) -> dict[str, Any]:
 
 
 def read_baselines(run: Run) -> dict[str, float]:
-    """The scores in the run's baselines.json; none where `longscan baselines` was not asked."""
+    """Return the scores in the run's baselines.json; empty if `longscan baselines` has not been run."""
     path = run.folder / "baselines.json"
     try:
         scores: dict[str, float] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
@@ -144,7 +147,7 @@ def read_baselines(run: Run) -> dict[str, float]:
 
 
 def write_baselines(run: Run, *, fitted: bool = True) -> dict[str, float]:
-    """Score the task's simple predictors on test, and those that are fitted on train; they join the run's record."""
+    """Score the task's simple predictors on test, those fitted on train included, and write baselines.json for the run's record."""
     task = run.settings.task
     scores = task.baselines("test") | (task.fitted_baselines("test", run.settings.training.seed) if fitted else {})
     write_text(run.folder / "baselines.json", json.dumps(scores, indent=1))
@@ -152,7 +155,7 @@ def write_baselines(run: Run, *, fitted: bool = True) -> dict[str, float]:
 
 
 def check_target(target: str | Path) -> None:
-    """SettingError where `record_run` could not append to this file, so that it is said before a run and not after it."""
+    """Raise SettingError if `record_run` could not append to this file, to be called before a run."""
     path = Path(target)
     if path.resolve().parent.name != "runs" or path.is_dir():
         raise setting_error("--record", str(target), "a JSON Lines file in a folder called runs")
@@ -167,7 +170,7 @@ def check_target(target: str | Path) -> None:
 
 
 def record_run(run: Run, target: str | Path) -> None:
-    """Append the run's row to a JSON Lines file in a folder called `runs`; SettingError where the row or the place is no good."""
+    """Append the run's row to a JSON Lines file in a folder called `runs`. Raises SettingError if row or file are not valid."""
     row = result_row(run)
     try:
         longscan.report.append_record(target, row)

@@ -1,4 +1,4 @@
-"""The directory of a run, and a run as an object: its settings, its model, its scores on any split, its predictions.
+"""The folder of a run, and a run as an object: settings, model, scores on any split, predictions.
 
 settings.yaml, metrics.jsonl, metrics.csv, tensorboard/, checkpoints/{last,best,average}/, result.json, angles.json, report.html.
 """
@@ -28,14 +28,14 @@ from longscan.training.parsing import load_settings, with_section
 from longscan.training.settings import ModelSettings, Settings
 
 SETTINGS = "settings.yaml"
-STREAM_BATCHES = 100  # of an endless split, where the settings give no number
+STREAM_BATCHES = 100  # of an endless split, if the settings give no number
 log = logging.getLogger("longscan")
 _FILES = (SETTINGS, "metrics.jsonl", "metrics.csv", "result.json", "angles.json", "report.html")
 _FOLDERS = ("tensorboard", "checkpoints")
 
 
 def build_model(settings: Settings) -> SequenceModel:
-    """The model that the settings describe, sized for their task; SettingError for what the model refuses."""
+    """Return the model that the settings describe, sized for their task. Raises SettingError for values that it cannot have."""
     task, model = settings.task, settings.model
     pooling = ("none" if task.per_step else "mean") if model.pooling == "auto" else model.pooling
     if (pooling == "none") != task.per_step:
@@ -65,13 +65,13 @@ def build_model(settings: Settings) -> SequenceModel:
 
 
 def refuse_backend(backend: str, error: Exception) -> SettingError:
-    """The refusal of `model.backend`, from the error of a layer or an op that begins with "backend: "."""
+    """Return the SettingError for `model.backend`, made of the error of a layer or an op that begins with "backend: "."""
     reason = str(error).removeprefix("backend: ")
     return setting_error("model.backend", backend, f"auto, or a backend that can run this model here ({reason})")
 
 
 def first_model(settings: Settings) -> SequenceModel:
-    """The model that a run starts with: as the settings describe it, with the weights of `training.start_from`, if set."""
+    """Return the model that a run starts with: new, or with the weights of `training.start_from`, if set."""
     model = build_model(settings)
     if settings.training.start_from is not None:
         _start_from(model, Path(settings.training.start_from))
@@ -79,7 +79,10 @@ def first_model(settings: Settings) -> SequenceModel:
 
 
 def _start_from(model: SequenceModel, given: Path) -> None:
-    """Copy what a run ended with, or a saved model (of a language model, its stack), into a new one; a head where it fits."""
+    """Copy the weights of a run or of a saved model into a new one; those of the head only if its sizes are the same.
+
+    Of a language model its stack is taken. Raises SettingError if the other weights are not those of this model.
+    """
     try:
         folder = Run(given).checkpoint("selected") if holds_run(given) else given
         tensors = read_tensors(folder / "model.safetensors")
@@ -98,7 +101,7 @@ def _start_from(model: SequenceModel, given: Path) -> None:
 
 
 class Run:
-    """A run's directory, finished or not. Raises SettingError where `folder` holds no run."""
+    """A run's folder, finished or not. Raises SettingError if `folder` holds no run."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
@@ -112,7 +115,7 @@ class Run:
 
     @property
     def result(self) -> dict[str, Any] | None:
-        """What result.json holds; None while the run is not over."""
+        """The content of result.json; None while the run is not over."""
         path = self.folder / "result.json"
         if not path.exists():
             return None
@@ -123,7 +126,7 @@ class Run:
         return result
 
     def checkpoint(self, which: str) -> Path:
-        """The folder of checkpoint last, best or average; "selected" is the one that the run ended with, or last before that."""
+        """Return the folder of a checkpoint: last, best, average, or "selected", with which the run ended (last, before its end)."""
         if which == "selected":
             which = (self.result or {}).get("selected") or "last"
         folder = find_checkpoint(self.folder / "checkpoints" / which)
@@ -132,9 +135,9 @@ class Run:
         return folder
 
     def model(self, which: str = "selected") -> SequenceModel:
-        """The model of a checkpoint, on the CPU, in evaluation mode.
+        """Return the model of a checkpoint, on the CPU, in evaluation mode.
 
-        A backend of the settings that cannot run this model on the CPU gives way to `auto`, which is logged.
+        If the backend of the settings cannot run this model on the CPU, `auto` takes its place, with a warning.
         """
         folder = self.checkpoint(which)
         read_checkpoint(folder)
@@ -143,6 +146,7 @@ class Run:
         return model.eval()
 
     def _model_on_cpu(self) -> SequenceModel:
+        """Return a new model of the settings, with the backend `auto` if theirs cannot run on the CPU."""
         settings, backend = self.settings, self.settings.model.backend
         try:
             if backend == "triton":
@@ -156,7 +160,7 @@ class Run:
             return automatic
 
     def evaluate(self, split: Split = "test", which: str = "selected") -> Scores:
-        """Loss and metrics of a checkpoint on a split, on the CPU, on as many batches as training used."""
+        """Return loss and metrics of a checkpoint on a split, on the CPU, over as many batches as training used."""
         settings = self.settings
         training = settings.training
         if split not in settings.task.splits:
@@ -168,9 +172,9 @@ class Run:
 
     @torch.no_grad()
     def predict(self, path: str | Path, which: str = "selected", missing: str | None = None) -> list[dict[str, str | float]]:
-        """What the model says about the examples in a user's file: a row an example, in the task's words.
+        """Return the model's answers for the examples in a user's file, a row for each, as `Task.decode` names them.
 
-        missing: "refuse" or "fill", what becomes of missing values, for tasks with a setting of this name; None: as in training.
+        missing: how missing values are treated, "refuse" or "fill", for tasks with a setting of this name; None: as in training.
         """
         settings = self.settings
         task = settings.task if missing is None else _with_missing(settings.task, missing)
@@ -189,7 +193,7 @@ class Run:
 
 
 def _with_missing(task: Task, missing: str) -> Task:
-    """The task with another treatment of missing values; SettingError where it has none, or its model needs the one it has."""
+    """Return the task with another treatment of missing values. Raises SettingError if the task or its model has only one."""
     trained = getattr(task, "missing", None)
     if trained is None:
         raise setting_error("--missing", missing, f"none, as task {task.name} has no setting missing")
@@ -202,7 +206,7 @@ def _with_missing(task: Task, missing: str) -> Task:
 
 
 def load_weights(model: SequenceModel, folder: Path) -> None:
-    """Fill a model from a checkpoint; SettingError where the checkpoint is of another model."""
+    """Copy the weights of a checkpoint into a model. Raises SettingError if the checkpoint is of another model."""
     try:
         model.load_state_dict(read_tensors(folder / "model.safetensors"))
     except RuntimeError as error:
@@ -210,12 +214,12 @@ def load_weights(model: SequenceModel, folder: Path) -> None:
 
 
 def holds_run(folder: Path) -> bool:
-    """Whether a directory is a run's."""
-    return os.path.exists(folder / SETTINGS)  # which, unlike Path.exists, is False where the folder can not be looked into
+    """Return whether a folder is that of a run."""
+    return os.path.exists(folder / SETTINGS)  # unlike Path.exists, False for a folder that cannot be read
 
 
 def check_out(folder: Path) -> None:
-    """SettingError where a directory can not be made or nothing can be written into it."""
+    """Raise SettingError if a folder cannot be created or written into."""
     if os.path.isfile(folder):
         raise SettingError(f"--out: {folder} is a file, needed a directory")
     try:
@@ -225,7 +229,7 @@ def check_out(folder: Path) -> None:
 
 
 def clear_run(folder: Path) -> None:
-    """Remove what a run put into its directory, the settings last, and nothing else."""
+    """Remove the files that a run has written into its folder, the settings last, and nothing else."""
     for name in _FOLDERS:
         shutil.rmtree(folder / name, ignore_errors=True)
     for name in reversed(_FILES):
@@ -233,5 +237,5 @@ def clear_run(folder: Path) -> None:
 
 
 def write_settings(folder: Path, settings: Settings) -> None:
-    """settings.yaml, at once or not at all."""
+    """Write settings.yaml, completely or not at all."""
     write_text(folder / SETTINGS, yaml.safe_dump(settings.as_dict(), sort_keys=False))

@@ -220,6 +220,7 @@ class Trainer:
         if self.training.capture and accelerator.device.type == "cuda":
             self.engine.capture(accelerator.device)
         self.wrapped_model: nn.Module = accelerator.prepare_model(self.model) if several else self.model
+        self.checkpoints = cb.Checkpoints(self)
         self.run_log: RunLog | None = None
         self.result: dict[str, Any] = {}
         self.earlier_seconds = 0.0
@@ -274,8 +275,7 @@ class Trainer:
 
     def run(self, callbacks: Sequence[Callback] = ()) -> None:
         """Train from the last checkpoint, or from the start, to the end, and write result.json and report.html."""
-        checkpoints = cb.Checkpoints(self)
-        checkpoints.restore()
+        self.checkpoints.restore()
         if self.is_main:
             self.folder.mkdir(parents=True, exist_ok=True)
             write_settings(self.folder, self.settings)
@@ -283,7 +283,7 @@ class Trainer:
         self.result = self._empty_result()
         self._start = time.perf_counter()
         with ExitStack() as stack:
-            self.engine.callbacks = [*self.default_callbacks(checkpoints, stack), *callbacks]
+            self.engine.callbacks = [*self.default_callbacks(stack), *callbacks]
             batches = stack.enter_context(self._batches())
             steps = () if self.progress.stopped_early else range(self.engine.step, self.training.steps)
             try:
@@ -293,21 +293,20 @@ class Trainer:
             self._write_result()
         self.accelerator.wait_for_everyone()
 
-    def default_callbacks(self, checkpoints: cb.Checkpoints, stack: ExitStack) -> list[Callback]:
+    def default_callbacks(self, stack: ExitStack) -> list[Callback]:
         """Return the callbacks of every run in their order; what has to be closed is closed by `stack`."""
         bar = cb.ProgressBar(self.training.steps, self.engine.step, self.task.metric, shown=self.shows_progress)
-        stop = cb.StopOnSignal(checkpoints, active=self.accelerator.num_processes == 1)
         return [
             *([] if self.average is None else [self.average]),
-            cb.FiniteCheck(self.training),
+            cb.FiniteCheck(self),
             *(self._open_logs(stack) if self.is_main else []),
             stack.enter_context(bar),
             cb.TrainingRows(self),
             cb.LengthCurriculum(self),
-            cb.Validation(self, checkpoints),
-            checkpoints,
-            stack.enter_context(stop),
-            cb.SelectWeights(self, checkpoints),
+            cb.Validation(self),
+            self.checkpoints,
+            stack.enter_context(cb.StopOnSignal(self)),
+            cb.SelectWeights(self),
             *([cb.ScoreTestSplit(self)] if self.tests else []),
             *([cb.SymbolAngles(self)] if self.is_main else []),
         ]

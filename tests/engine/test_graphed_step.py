@@ -1,0 +1,62 @@
+"""When a step is captured and what a replay reads, with stand-ins for CUDA's streams and graphs."""
+
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from longscan.engine import GraphedStep
+
+
+class Pair(NamedTuple):
+    inputs: Tensor
+    mask: Tensor | None = None
+
+
+@pytest.fixture
+def events(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What the step and the graphs do."""
+    seen: list[Any] = []
+
+    @contextmanager
+    def graph(_: Any, capture_error_mode: str) -> Any:
+        seen.append(f"capture, {capture_error_mode}")
+        yield
+
+    stream = SimpleNamespace(wait_stream=lambda _: None)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda _: stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: seen.append("replay")))
+    return seen
+
+
+def test_the_fourth_batch_of_a_shape_is_captured_and_further_ones_are_copied(events: list[Any]) -> None:
+    batches: list[Pair] = []
+
+    def step(batch: Pair) -> Tensor:
+        events.append("step")
+        batches.append(batch)
+        return batch.inputs * 2
+
+    graphed = GraphedStep(step, torch.device("cpu"))
+    outputs = [graphed(Pair(torch.full((2,), float(number)))) for number in range(6)]
+    assert events == ["step"] * 3 + ["capture, thread_local", "step", "replay", "replay", "replay"]
+    assert [output.tolist() for output in outputs[:3]] == [[0, 0], [2, 2], [4, 4]]
+    assert outputs[4] is outputs[5]
+    assert batches[3].inputs.tolist() == [5, 5], "the static batch has the values of the last one"
+    graphed(Pair(torch.zeros(2), torch.ones(2)))
+    assert events[-1] == "step", "another shape starts anew"
+
+
+def test_after_four_shapes_no_more_graphs_are_made(events: list[Any]) -> None:
+    graphed = GraphedStep(lambda batch: batch.inputs, torch.device("cpu"))
+    for length in range(1, 6):
+        for _ in range(5):
+            graphed(Pair(torch.zeros(length)))
+    assert events.count("capture, thread_local") == 4
+    assert events.count("replay") == 8
