@@ -3,9 +3,9 @@
 The parameters of all seeds are stacked on a leading axis and the forward pass runs under `torch.vmap`, so a GPU trains five
 small models in the time of one; there an update is captured once and replayed. Model, task, schedule, parameter groups,
 curriculum and averaging are those of `longscan train`; weights and data of a seed are drawn as there. Every `--every` steps each
-seed is scored on validation words of the evaluation lengths (the weights as they are, and their average where the recipe keeps
-one), and a small file with all that the run needs is rewritten: the same command goes on from it. Several stacks read the same
-batches, each on a CUDA stream of its own and with a record of its own, OUT-STACK.json.
+seed is scored on validation words of the evaluation lengths (the newest weights, and their average if the recipe has one), and a
+small file with all that the training needs is rewritten, from which the same command resumes. Several stacks read the same
+batches, each on a separate CUDA stream and with a separate record, OUT-STACK.json.
 
 Each seed's weights are selected by the recipe's rule (`training.select`: the best on validation, the average, or the last ones; a
 seed that is solved by `training.solved_at` keeps those it had then, and its updates go on without a further effect on them). The
@@ -62,7 +62,7 @@ SUCCESS = 0.99  # scaled accuracy from which a seed counts as having found the s
 
 
 class Stacked(nn.Module):
-    """The parameters of several models of one shape, each with a leading axis over the models, and their joint forward pass."""
+    """The parameters of several models of one shape, stacked on a leading axis, and the forward pass of all models."""
 
     def __init__(self, models: list[nn.Module]) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class TrainingBatches(IterableDataset):
 
 
 def joined(batches: list[Batch]) -> Batch:
-    """Batches on a leading axis, padded on the right to the longest."""
+    """Stack batches on a leading axis, padded on the right to the longest."""
     width = max(batch.inputs.shape[-1] for batch in batches)
 
     def stack(part: str, fill: int) -> Tensor:
@@ -113,14 +113,14 @@ def joined(batches: list[Batch]) -> Batch:
 
 
 def summed_losses(output: Tensor, batch: Batch, smoothing: float) -> Tensor:
-    """The cross-entropy of each seed, summed over its answers, (K,)."""
+    """Return the cross-entropy of each seed, summed over its answers, (K,)."""
     logits, targets = output.movedim(-1, 1).float(), batch.targets.clamp(min=0)
     each = nn.functional.cross_entropy(logits, targets, reduction="none", label_smoothing=smoothing)
     return (each * batch.loss_mask).sum((1, 2))
 
 
 def accuracies(output: Tensor, batch: Batch) -> Tensor:
-    """Share of right answers of each seed, (K,)."""
+    """Return the fraction of right answers of each seed, (K,)."""
     right = (output.argmax(-1) == batch.targets) & batch.loss_mask
     return right.sum((1, 2)) / batch.loss_mask.sum((1, 2))
 
@@ -137,7 +137,7 @@ def clip_each(parameters: list[nn.Parameter], max_norm: float) -> Tensor:
 
 
 def widened(batch: Batch, width: int) -> Batch:
-    """A batch (K, B, L) with invalid steps on the right up to `width`."""
+    """Pad a batch (K, B, L) on the right with invalid steps, up to `width` steps."""
     missing = width - batch.inputs.shape[2]
     if not missing:
         return batch
@@ -254,7 +254,7 @@ class Seeds(Callback):
 
     @torch.no_grad()
     def scores(self, split: Split) -> list[float]:
-        """Scaled accuracy of each seed on the valid or the test split."""
+        """Return the scaled accuracy of each seed on the valid or the test split."""
         count, task = len(self.seeds), self.settings.task
         total = torch.zeros(count, device=self.device)
         answers = 0
@@ -270,7 +270,7 @@ class Seeds(Callback):
         return 0 if self.average is None else self.average.count
 
     def count_right(self, batch: Batch) -> Tensor:
-        """The number of right answers of each seed on a batch (1, B, L) that all seeds read, (K,)."""
+        """Return the number of right answers of each seed on a batch (1, B, L) that all seeds read, (K,)."""
         count = len(self.seeds)
         wide = Batch(*(None if part is None else part.expand(count, *part.shape[1:]) for part in batch.to(self.device)))
         return ((self.model(wide.inputs, wide.valid).argmax(-1) == wide.targets) & wide.loss_mask).sum((1, 2))
@@ -297,7 +297,7 @@ class Seeds(Callback):
             self.selected[name][chosen] = values[chosen]
 
     def is_solved(self, i: int) -> bool:
-        """Whether seed number i has ended its run by `training.solved_at`."""
+        """Return whether `training.solved_at` has ended the training of seed number i."""
         return bool(self.training.solved_at) and self.record["solved"][i] >= self.training.solved_for
 
     def test(self) -> None:
@@ -325,13 +325,13 @@ class Seeds(Callback):
         print(self.record["spec"], self.engine.step, "scaled", values, f"{self.seconds:.0f} s", flush=True)
 
     def stays_exact(self, evaluations: int) -> bool:
-        """Whether every seed has answered all validation words at each of the last `evaluations` (0: never)."""
+        """Return whether every seed has answered all validation words at each of the last `evaluations` (0: never)."""
         last = self.record["rows"][-evaluations:] if evaluations else []
         rows = [row.get("average", row["last"]) for row in last]
         return len(rows) == evaluations > 0 and all(value > EXACT for row in rows for value in row)
 
     def is_finished(self, evaluations: int) -> bool:
-        """Whether nothing is left to train: the steps are made, the stack `stays_exact`, or all seeds are solved."""
+        """Return whether the training is over: the steps are made, the stack `stays_exact`, or all seeds are solved."""
         over = self.engine.step >= self.training.steps or self.stays_exact(evaluations)
         return over or all(map(self.is_solved, range(len(self.seeds))))
 

@@ -1,4 +1,4 @@
-"""What the estimators share: reading X, fitting a model to a collection, running it."""
+"""Base of the estimators: read X, fit a model to a collection of series, compute its outputs."""
 
 import copy
 import math
@@ -31,7 +31,7 @@ Spec = str | Sequence[Mapping[str, Any]]
 
 @contextmanager
 def seeded(seed: int) -> Any:
-    """torch's generator set to `seed` inside, as it was afterwards."""
+    """Set torch's random generator to a seed for the length of a `with` block, and restore it afterwards."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield
@@ -91,9 +91,9 @@ def minimise(
 
 
 class SeriesEstimator(BaseEstimator):
-    """A model of whole series: reads collections, fits a `SequenceModel` to one target a series.
+    """Base of estimators with one target for each series: reads collections and fits a `SequenceModel`.
 
-    Subclasses set what is fitted. scikit-learn reads the settings off the signature of the constructor.
+    Subclasses define targets and loss. scikit-learn reads the settings from the signature of the constructor.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class SeriesEstimator(BaseEstimator):
         self.output = output
 
     def _read(self, X: Any, times: Any, *, fitting: bool) -> Collection:
-        """X and times as a collection; ValueError where they are not, or are of other channels than fitted ones."""
+        """Return X and times as a collection. Raises ValueError if they are none, or have other channels than in `fit`."""
         check_settings(self)
         X = normalise(X)
         known = None if fitting else Known(self.n_channels_, self.channel_names_)
@@ -145,7 +145,7 @@ class SeriesEstimator(BaseEstimator):
         return collection
 
     def _read_table(self, X: Any, times: Any, known: Known | None, *, fitting: bool) -> Collection:
-        """A table (n, L) as a collection of one channel, by scikit-learn's rules."""
+        """Return a table (n, L) as a collection of series with one channel, checked by scikit-learn's rules."""
         X = check_table(X)
         try:
             table = validate_data(self, X, reset=fitting, dtype="numeric", ensure_min_samples=1)
@@ -163,7 +163,7 @@ class SeriesEstimator(BaseEstimator):
         return collection.with_times(rows_of_times(times, collection.cases))
 
     def _labelled(self, values: np.ndarray, collection: Collection, columns: Any = None) -> Any:
-        """Predictions (n,) or (n, K) as `output` says: an array, or a Series or frame indexed by case."""
+        """Return predictions (n,) or (n, K) as `output` says: an array, or a Series or frame indexed by case."""
         wanted = self.output == "pandas" or (self.output == "auto" and collection.is_long)
         if not wanted:
             return values
@@ -172,7 +172,7 @@ class SeriesEstimator(BaseEstimator):
         return pd.DataFrame(values, index=collection.cases, columns=columns)
 
     def _fit(self, collection: Collection, d_output: int, loss: Callable[[Tensor, np.ndarray], Tensor]) -> None:
-        """Fit `model_` to the collection; loss: mean loss of outputs (b, d_output) for the rows of these numbers."""
+        """Fit `model_` to the collection. loss: maps outputs (b, d_output) and the numbers of their series to the mean loss."""
         random = check_random_state(self.random_state)
         self.n_channels_, self.has_times_ = collection.channels, collection.times is not None
         self.channel_names_ = collection.channel_names
@@ -208,7 +208,7 @@ class SeriesEstimator(BaseEstimator):
         self.model_ = model
 
     def _outputs(self, collection: Collection) -> np.ndarray:
-        """(n, d_output), float64, batch by batch; ValueError where one is not finite."""
+        """Return the model's outputs (n, d_output) in float64. Raises ValueError if one is not finite."""
         device = next(self.model_.parameters()).device
         parts = []
         with torch.no_grad():
@@ -219,13 +219,13 @@ class SeriesEstimator(BaseEstimator):
         return check_predictions(np.concatenate(parts), "X")
 
     def _read_new(self, X: Any, times: Any) -> Collection:
-        """Series to predict; NotFittedError before `fit`."""
+        """Return the series to predict as a collection. Raises NotFittedError before `fit`."""
         check_is_fitted(self, "model_")
         collection = self._read(X, times, fitting=False)
         collection.check_range(self.mean_, self.scale_, self.time_unit_, "X")
         return collection
 
     def network(self) -> SequenceModel:
-        """A copy of the fitted model, which reads series in units of `mean_` and `scale_`."""
+        """Return a copy of the fitted model, whose inputs are series less `mean_`, divided by `scale_`."""
         check_is_fitted(self, "model_")
         return copy.deepcopy(self.model_)

@@ -147,7 +147,7 @@ def read_baselines(run: Run) -> dict[str, float]:
 
 
 def write_baselines(run: Run, *, fitted: bool = True) -> dict[str, float]:
-    """Score the task's simple predictors on test, those fitted on train included, and write baselines.json for the run's record."""
+    """Score the task's simple predictors on test, with those fitted on train, and write baselines.json for the run's record."""
     task = run.settings.task
     scores = task.baselines("test") | (task.fitted_baselines("test", run.settings.training.seed) if fitted else {})
     write_text(run.folder / "baselines.json", json.dumps(scores, indent=1))

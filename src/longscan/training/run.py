@@ -126,7 +126,7 @@ class Run:
         return result
 
     def checkpoint(self, which: str) -> Path:
-        """Return the folder of a checkpoint: last, best, average, or "selected", with which the run ended (last, before its end)."""
+        """Return the folder of checkpoint last, best, average or selected, with which the run ended (last, before its end)."""
         if which == "selected":
             which = (self.result or {}).get("selected") or "last"
         folder = find_checkpoint(self.folder / "checkpoints" / which)
