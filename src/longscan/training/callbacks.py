@@ -17,6 +17,7 @@ from rich import progress as rich_progress
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
+from longscan._errors import SettingError, one_line
 from longscan._files import write_text
 from longscan.engine import Callback, Engine, StepResult, copy_weights
 from longscan.training.angles import symbol_angles
@@ -33,9 +34,8 @@ from longscan.training.checkpoint import (
 )
 from longscan.training.evaluate import number
 from longscan.training.logs import Row
-from longscan.training.parsing import one_line
 from longscan.training.run import load_weights
-from longscan.training.settings import SettingError, TrainingSettings
+from longscan.training.settings import TrainingSettings
 
 if TYPE_CHECKING:
     from longscan.training.trainer import Trainer
