@@ -1,6 +1,7 @@
 """Models: an encoder, a stack of blocks written as a spec, pooling and a head."""
 
 from longscan._specs import STANDARD_BLOCKS as STANDARD_BLOCKS
+from longscan.models.base import PretrainedModel as PretrainedModel
 from longscan.models.export import export_onnx as export_onnx
 from longscan.models.forecaster import Forecaster as Forecaster
 from longscan.models.generation import generate as generate
