@@ -16,13 +16,12 @@ in integers: errors of the angle below pi / Q leave no trace, however long the s
 """
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, softplus
 
-from longscan.layers._phase_grid import grid_scan
 from longscan.layers._registry import LAYERS
 from longscan.layers.base import SequenceInfo, SequenceLayer, start_state
 from longscan.layers.parameters import mark
@@ -107,21 +106,17 @@ class AUSSM(SequenceLayer):
 
     def forward_impl(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
         """See the top of the file."""
+        initial: Any
         initial, last_seq_idx = start_state(state, x.shape[0], info, x.device)
+        if self.phase_grid is not None and state is not None:
+            rows, _ = restarted_rows(state.last_seq_idx, info.valid, info.seq_idx)
+            initial = (initial, zero_rows(rows, state.phase))
         raw = linear(linear(x, self.x_proj), self.dt_proj).to(self.dt_bias.dtype)
         dt = softplus(raw + (2 * self.dt_bias if self.dt_bias_twice else self.dt_bias))
         if info.elapsed is not None:
             dt = dt * info.elapsed.unsqueeze(-1).to(dt.dtype)
         B, C = (polar(softplus(pairs[..., 0]), pairs[..., 1]) for pairs in (self.B, self.C))
-        if self.phase_grid is not None:
-            phase = None
-            if state is not None:
-                phase = zero_rows(restarted_rows(state.last_seq_idx, info.valid, info.seq_idx)[0], state.phase)
-            y, ssm, phase = grid_scan(
-                x, dt, self.angles, B, C, self.D, initial, phase, info, grid=self.phase_grid, backend=self.backend
-            )
-            return y, PhaseState(ssm, phase, last_seq_idx)
-        y, ssm = unitary_scan(
+        y, final = unitary_scan(
             x,
             dt,
             self.angle_proj * self.phase_factor,
@@ -132,11 +127,15 @@ class AUSSM(SequenceLayer):
             info.gate,
             initial,
             phase_dt=self.phase_dt,
+            phase_grid=self.phase_grid,
             valid=info.valid,
             seq_idx=info.seq_idx,
             backend=self.backend,
         )
-        return y, ScanState(ssm, last_seq_idx)
+        if self.phase_grid is None:
+            return y, ScanState(final, last_seq_idx)
+        ssm, phase = final
+        return y, PhaseState(ssm, phase, last_seq_idx)
 
     def initial_state(self, batch: int) -> ScanState | PhaseState:
         """Zeros: ssm (batch, D, N, 2)."""

@@ -19,27 +19,25 @@ import torch
 from torch import Tensor, nn
 
 from longscan.layers._registry import LAYERS
-from longscan.layers.base import SequenceInfo, SequenceLayer, mask_padding, start_state
+from longscan.layers.base import SequenceInfo
+from longscan.layers.convolution import ConvolutionForm, ConvolutionLayer
 from longscan.layers.parameters import float32_parameter, mark
-from longscan.layers.state import ScanState, State, no_sequence
 from longscan.numerics.dense import decay, final_state
 from longscan.numerics.dplr import bilinear_solver, bilinear_step, dense_step, spectrum
 from longscan.numerics.hippo import legs_dplr
 from longscan.numerics.initialisers import complex_normal
 from longscan.numerics.pairs import constant
 from longscan.numerics.timescales import initial_dt
-from longscan.ops import long_conv
 from longscan.ops.chunks import CHUNK, scan_chunks
-from longscan.ops.dispatch import plain_backend
 from longscan.ops.masks import flag_masks, step_flags
-from longscan.ops.precision import carry_dtype, without_autocast
+from longscan.ops.precision import carry_dtype
 from longscan.ops.tracing import record_length
 
 NUMBERS = 2**24  # of all channels and states at the angles that are computed at once
 
 
 @LAYERS.register("s4")
-class S4(SequenceLayer):
+class S4(ConvolutionLayer):
     """Linear and time-invariant: one system per channel, diagonal plus rank 1.
 
     Args:
@@ -93,21 +91,8 @@ class S4(SequenceLayer):
         first, second, third = (part.to(dtype).repeat(repeats, 1, 1) for part in (eigenvalues, self.P, self.B))
         return first, second, third
 
-    def forward_impl(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
-        """See the top of the file."""
-        initial, last_seq_idx = start_state(state, x.shape[0], info, x.device)
-        u = x.to(self.C.dtype)
-        with without_autocast(u):
-            if info.elapsed is None and info.seq_idx is None and x.shape[1] > 1:
-                y, ssm = self.convolve(u, initial, info.valid, info.return_state)
-            else:
-                start = self.initial_state(x.shape[0]).ssm if initial is None else initial
-                y, ssm = self.recur(u, start, info)
-        after = None if ssm is None else ScanState(ssm, last_seq_idx)
-        return mask_padding(y + self.D * u, info.valid).to(x.dtype), after
-
     def recur(self, u: Tensor, initial: Tensor, info: SequenceInfo) -> tuple[Tensor, Tensor]:
-        """y without the skip, and the final state, step after step; memory is bounded by a chunk of steps."""
+        """See `ConvolutionLayer.recur`."""
         eigenvalues, low_rank, B = self.system(u.dtype)
         readout = self.C * constant(self.C, 2.0, -2.0)
         flags = step_flags(u.shape[0], u.shape[1], info.valid, info.seq_idx, u)
@@ -150,33 +135,18 @@ class S4(SequenceLayer):
         values, _ = scan_chunks(chunk, (angles,), (), angles[:, 0], empty=angles, size=size)
         return torch.fft.irfft(torch.view_as_complex(values), n=length)
 
-    def convolve(
-        self, u: Tensor, initial: Tensor | None, valid: Tensor | None, final: bool = True
-    ) -> tuple[Tensor, Tensor | None]:
-        """As `recur` with even steps, by FFT; the state None unless `final`."""
-        u, length = record_length(u)
-        wide = carry_dtype(u)
+    def convolution_form(self, length: int) -> ConvolutionForm:
+        """See `ConvolutionLayer.convolution_form`."""
+        wide, narrow = carry_dtype(self.C), self.C.dtype
         A_bar, B_bar = dense_step(*self.system(wide), self.log_dt.to(wide).exp())
-        position = torch.arange(length, device=u.device)
-        first, count = (size + 0 * position[:1].expand(u.shape[0]) for size in (0, length))
-        latest_last = u = mask_padding(u, valid)
-        if valid is not None:  # padding is zeros now: turn each row until its last valid step is its last step
-            first, count = valid.to(torch.int8).argmax(1), valid.sum(1)
-            turned = (position + (first + count).unsqueeze(1)) % length
-            latest_last = u.gather(1, turned.unsqueeze(-1).expand_as(u))
-        y = long_conv(u, self.kernel(length, A_bar).to(u.dtype), backend=plain_backend(self.backend))
-        start = None if initial is None else initial.to(wide).flatten(-2)
-        if start is not None:
-            readout = (self.C * constant(self.C, 2.0, -2.0)).to(wide).flatten(-2)
-            decaying = decay(A_bar, readout, start, length).transpose(1, 2).to(u.dtype)
-            since = (position - first.unsqueeze(1)).clamp(min=0)
-            y = y + decaying.gather(1, since.unsqueeze(-1).expand_as(decaying))
-        if not final:
-            return y, None
-        ssm = final_state(A_bar, B_bar, latest_last.to(wide), start, count)
-        return y, ssm.view(u.shape[0], self.d_model, self.d_state // 2, 2).to(self.state_dtype)
 
-    def initial_state(self, batch: int) -> ScanState:
-        """Zeros: ssm (batch, D, N/2, 2)."""
-        ssm = torch.zeros(batch, self.d_model, self.d_state // 2, 2, dtype=self.state_dtype, device=self.device)
-        return ScanState(ssm, no_sequence(batch, self.device))
+        def free_response(initial: Tensor) -> Tensor:
+            readout = (self.C * constant(self.C, 2.0, -2.0)).to(wide).flatten(-2)
+            return decay(A_bar, readout, initial.to(wide).flatten(-2), length).to(narrow)
+
+        def final(u: Tensor, initial: Tensor | None, count: Tensor) -> Tensor:
+            start = None if initial is None else initial.to(wide).flatten(-2)
+            ssm = final_state(A_bar, B_bar, u.to(wide), start, count)
+            return ssm.view(u.shape[0], self.d_model, self.d_state // 2, 2).to(self.state_dtype)
+
+        return ConvolutionForm(self.kernel(length, A_bar).to(narrow), free_response, final)

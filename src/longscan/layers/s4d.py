@@ -17,25 +17,22 @@ import torch
 from torch import Tensor, nn
 
 from longscan.layers._registry import LAYERS
-from longscan.layers.base import SequenceInfo, SequenceLayer, mask_padding, start_state
+from longscan.layers.base import SequenceInfo
+from longscan.layers.convolution import ConvolutionForm, ConvolutionLayer
 from longscan.layers.parameters import float32_parameter, mark
-from longscan.layers.state import ScanState, State, no_sequence
 from longscan.numerics.discretisation import RULES, change, discretise, log_step
 from longscan.numerics.initialisers import complex_normal, diagonal_eigenvalues, diagonal_input
 from longscan.numerics.kernels import diagonal_final_state, diagonal_kernel, power
 from longscan.numerics.pairs import constant, divide, exponential, multiply
 from longscan.numerics.timescales import initial_dt
-from longscan.ops import long_conv
 from longscan.ops.chunks import scan_chunks
-from longscan.ops.dispatch import plain_backend, resolve
+from longscan.ops.dispatch import resolve
 from longscan.ops.linear_scan import NATIVE_BACKENDS, run_backend
 from longscan.ops.masks import step_flags
-from longscan.ops.precision import without_autocast
-from longscan.ops.tracing import record_length
 
 
 @LAYERS.register("s4d")
-class S4D(SequenceLayer):
+class S4D(ConvolutionLayer):
     """Linear and time-invariant: one diagonal system per channel.
 
     Args:
@@ -92,24 +89,10 @@ class S4D(SequenceLayer):
         """C B: pairs (D, N/2, 2)."""
         return self.C if self.B is None else multiply(self.C, self.B)
 
-    def forward_impl(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
-        """See the top of the file."""
-        initial, last_seq_idx = start_state(state, x.shape[0], info, x.device)
-        u = x.to(self.C.dtype)
-        even = info.elapsed is None and info.seq_idx is None
-        with without_autocast(u):
-            if even and x.shape[1] > 1:
-                y, ssm = self.convolve(u, initial, info.valid, info.return_state)
-            else:
-                start = self.initial_state(x.shape[0]).ssm if initial is None else initial
-                y, ssm = self.recur(u, start, info)
-        y = mask_padding(y + self.D * u, info.valid)
-        return y.to(x.dtype), None if ssm is None else ScanState(ssm, last_seq_idx)
-
     def recur(self, u: Tensor, initial: Tensor, info: SequenceInfo) -> tuple[Tensor, Tensor]:
-        """y without the skip, and the final state, step after step; memory is bounded by a chunk of steps.
+        """See `ConvolutionLayer.recur`.
 
-        It is A x that runs: (A x)_k = a (A x)_{k-1} + (a - 1) u_k takes one complex number a step where x would take two.
+        The scanned variable is A x: (A x)_k = a (A x)_{k-1} + (a - 1) u_k needs one complex number a step, a recurrence of x two.
         """
         eigenvalues = self.eigenvalues()
         readout = divide(self.coefficients(), eigenvalues) * constant(self.C, 2.0, -2.0)
@@ -130,34 +113,17 @@ class S4D(SequenceLayer):
         y, final = scan_chunks(chunk, (u, info.elapsed, flags), (readout,), multiply(eigenvalues, initial), empty=u)
         return y, divide(final, eigenvalues)
 
-    def convolve(
-        self, u: Tensor, initial: Tensor | None, valid: Tensor | None, final: bool = True
-    ) -> tuple[Tensor, Tensor | None]:
-        """As `recur` with even steps, by FFT; the state None unless `final`."""
-        u, length = record_length(u)
-        coefficients = self.coefficients()
-        dt = self.log_dt.exp().unsqueeze(-1)
-        log_a = log_step(self.eigenvalues(), dt, self.discretisation)
-        _, b = discretise(self.eigenvalues(), dt, self.discretisation)
-        position = torch.arange(length, device=u.device)
-        first, count = 0 * position[:1], length + 0 * position[:1]
-        latest_last = u = mask_padding(u, valid)
-        if valid is not None:  # padding is zeros now: turn each row until its last valid step is its last step
-            first, count = valid.to(torch.int8).argmax(1), valid.sum(1)
-            turned = (position + (first + count).unsqueeze(1)) % length
-            latest_last = u.gather(1, turned.unsqueeze(-1).expand_as(u))
-        y = long_conv(u, diagonal_kernel(log_a, multiply(coefficients, b), length), backend=plain_backend(self.backend))
-        if initial is not None:
-            since_start = multiply(multiply(coefficients, exponential(log_a)), initial)
-            decaying = diagonal_kernel(log_a, since_start, length).transpose(1, 2)
-            since = (position - first.unsqueeze(1)).clamp(min=0)
-            y = y + decaying.gather(1, since.unsqueeze(-1).expand_as(decaying))
-        if not final:
-            return y, None
-        ssm = multiply(diagonal_final_state(log_a, latest_last), b)
-        return y, ssm if initial is None else ssm + multiply(power(log_a, count.view(-1, 1, 1)), initial)
+    def convolution_form(self, length: int) -> ConvolutionForm:
+        """See `ConvolutionLayer.convolution_form`."""
+        coefficients, eigenvalues, dt = self.coefficients(), self.eigenvalues(), self.log_dt.exp().unsqueeze(-1)
+        log_a = log_step(eigenvalues, dt, self.discretisation)
+        _, b = discretise(eigenvalues, dt, self.discretisation)
 
-    def initial_state(self, batch: int) -> ScanState:
-        """Zeros: ssm (batch, D, N/2, 2)."""
-        ssm = torch.zeros(batch, self.d_model, self.d_state // 2, 2, dtype=self.state_dtype, device=self.device)
-        return ScanState(ssm, no_sequence(batch, self.device))
+        def free_response(initial: Tensor) -> Tensor:
+            return diagonal_kernel(log_a, multiply(multiply(coefficients, exponential(log_a)), initial), length)
+
+        def final_state(u: Tensor, initial: Tensor | None, count: Tensor) -> Tensor:
+            ssm = multiply(diagonal_final_state(log_a, u), b)
+            return ssm if initial is None else ssm + multiply(power(log_a, count.view(-1, 1, 1)), initial)
+
+        return ConvolutionForm(diagonal_kernel(log_a, multiply(coefficients, b), length), free_response, final_state)

@@ -11,6 +11,7 @@ from longscan.ops.dispatch import NATIVE, probe, resolve
 from longscan.ops.masks import step_flags
 from longscan.ops.precision import state_dtype, without_autocast
 from longscan.ops.unitary_scan import eager, reference
+from longscan.ops.unitary_scan.phase_grid import unitary_scan as on_grid
 
 NATIVE_BACKENDS = probe("unitary_scan", "cpu", "triton")
 
@@ -40,18 +41,20 @@ def unitary_scan(
     C: Tensor,
     D: Tensor | None = None,
     z: Tensor | None = None,
-    initial_state: Tensor | None = None,
+    initial_state: Tensor | tuple[Tensor, Tensor] | None = None,
     *,
     phase_dt: bool = False,
+    phase_grid: int | None = None,
     valid: Tensor | None = None,
     seq_idx: Tensor | None = None,
     backend: str = "auto",
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Any]:
     """h_t = e^{i theta_t} h_{t-1} + dt_t B silu(u_t),  y_t = (Re sum_n C h_t + D silu(u_t)) silu(z_t).
 
     The angles are theta_t[d, n] = sum_p W[d, n, p] u_t[p] + bias[d, n], as the code that the AUSSM paper published computes them;
     with `phase_dt`, times dt_t[d] (the paper's equations 4 and 10-19). Phases are summed modulo 2 pi so that neither the size
-    nor the phase of h drifts over long sequences.
+    nor the phase of h drifts over long sequences. With `phase_grid` = Q every angle is rounded to a multiple of 2 pi / Q and the
+    multiples are summed in integers: errors of an angle below pi / Q leave no trace, whatever the length.
 
     Args:
         u: (B, L, D) inputs; y has their dtype. In float32 the triton backend wants |u| < 2^20 and |W| < 4,094, beyond which
@@ -61,14 +64,17 @@ def unitary_scan(
         B, C: complex (N,), shared by all channels, or (D, N): the coefficients themselves. Complex numbers may come as real
             pairs, one more axis of size 2.
         D: (D,) skip. z: (B, L, D) gate.
-        initial_state: (B, D, N) complex or pairs; zeros when None.
+        initial_state: (B, D, N) complex or pairs; zeros when None. With `phase_grid` a tuple (S, k), h = e^{2 pi i k / Q} S: the
+            state in the rotating frame, (B, D, N, 2) pairs, and the phase of the frame, (B, D, N) int64.
         phase_dt: multiply the whole angle, bias included, by dt.
+        phase_grid: None, or the number Q >= 2 of angles in a full turn; not with `phase_dt`. The recurrence then runs on
+            `linear_scan` with this backend.
         valid: (B, L) bool; where False the step is as if absent and y is 0 there.
         seq_idx: (B, L) integers; where it changes from one valid step to the next, the state restarts from zero.
         backend: "auto", "reference", "eager", "cpu" or "triton".
 
     Returns:
-        y (B, L, D) and the final state (B, D, N), complex where B is, else pairs (B, D, N, 2).
+        y (B, L, D) and the final state (B, D, N), complex where B is, else pairs (B, D, N, 2); with `phase_grid` a tuple (S, k).
 
     Raises:
         TypeError, ValueError: an argument's type, dtype, shape or device is wrong, or the backend cannot run.
@@ -83,11 +89,23 @@ def unitary_scan(
         check_tensor(name, value, value.shape if isinstance(value, Tensor) else (), u)
         shared = value.ndim == (1 if value.is_complex() else 2)
         check_complex(name, value, (states,) if shared else (channels, states), u)
+    phase = None
+    if isinstance(initial_state, tuple):
+        if phase_grid is None:
+            raise TypeError("initial_state: got a tuple, which phase_grid needs; expected a tensor")
+        initial_state, phase = initial_state
+        check_tensor("initial_state[1]", phase, (batch, channels, states), u)
     if initial_state is not None:
         check_complex("initial_state", initial_state, (batch, channels, states), u)
     for name, optional, shape in (("D", D, (channels,)), ("z", z, (batch, length, channels))):
         if optional is not None:
             check_real(name, optional, shape, u)
+    if phase_grid is not None:
+        if phase_grid < 2 or phase_dt:
+            raise ValueError(f"phase_grid: got {phase_grid} with phase_dt={phase_dt}, expected at least 2 without phase_dt")
+        B, C = (to_pairs(x, dt.dtype) for x in (B, C))
+        masks = {"valid": valid, "seq_idx": seq_idx}
+        return on_grid(u, dt, W, bias, B, C, D, z, initial_state, phase, phase_grid=phase_grid, **masks, backend=backend)
     flags = step_flags(batch, length, valid, seq_idx, u)
     chosen = resolve("unitary_scan", backend, u, NATIVE_BACKENDS)
 

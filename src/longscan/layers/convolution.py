@@ -1,0 +1,108 @@
+"""Linear time-invariant layers, which run as a convolution over evenly spaced steps and as a recurrence elsewhere (S4, S4D).
+
+    x_k = a x_{k-1} + b u_k       y_k = 2 Re sum_n C_n x_k + skip u_k
+
+Unrolled from the state s before the first step, with the kernel K_l = 2 Re sum_n C_n a^l b and without the skip:
+
+    y_k = sum_{l<=k} K_l u_{k-l} + 2 Re sum_n C_n a^{k+1} s
+
+u: input (B, L, D). x: state (B, D, N/2), complex, one of each conjugate pair. K: (D, L).
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from longscan.layers.base import SequenceInfo, SequenceLayer, mask_padding, start_state
+from longscan.layers.state import ScanState, State, no_sequence
+from longscan.ops import long_conv
+from longscan.ops.dispatch import plain_backend
+from longscan.ops.precision import without_autocast
+from longscan.ops.tracing import record_length
+
+
+class ConvolutionForm(NamedTuple):
+    """A linear time-invariant system over L steps.
+
+    kernel: K (D, L).
+    free_response: maps an initial state (B, D, N/2, 2) to the outputs (B, D, L) for zero input, 2 Re sum_n C_n a^{k+1} s.
+    final_state: maps inputs (B, L, D), an initial state or None, and numbers of steps (B,) or (1,) to the state
+        (B, D, N/2, 2) after the last step. Row b takes its last count[b] steps; the inputs before these are 0.
+    """
+
+    kernel: Tensor
+    free_response: Callable[[Tensor], Tensor]
+    final_state: Callable[[Tensor, Tensor | None, Tensor], Tensor]
+
+
+def convolve(
+    u: Tensor, system: ConvolutionForm, initial: Tensor | None, valid: Tensor | None, return_state: bool, backend: str
+) -> tuple[Tensor, Tensor | None]:
+    """Return the outputs (B, L, D) of a system for inputs u (B, L, D), without the skip, and its final state.
+
+    valid: (B, L), one run of valid steps per row. The state is None unless `return_state`. backend: of `long_conv`.
+    """
+    length = u.shape[1]
+    position = torch.arange(length, device=u.device)
+    first, count = 0 * position[:1], length + 0 * position[:1]  # in every row; tensors, so that a graph keeps the length open
+    shifted = u = mask_padding(u, valid)
+    if valid is not None:  # shift each row cyclically until its last valid step is its last step; the padding is 0
+        first, count = valid.to(torch.int8).argmax(1), valid.sum(1)
+        source = (position + (first + count).unsqueeze(1)) % length
+        shifted = u.gather(1, source.unsqueeze(-1).expand_as(u))
+    y = long_conv(u, system.kernel, backend=plain_backend(backend))
+    if initial is not None:
+        response = system.free_response(initial).transpose(1, 2)
+        since = (position - first.unsqueeze(1)).clamp(min=0)
+        y = y + response.gather(1, since.unsqueeze(-1).expand_as(response))
+    return y, system.final_state(shifted, initial, count) if return_state else None
+
+
+class ConvolutionLayer(SequenceLayer):
+    """Base of S4 and S4D: state `ScanState` with ssm (B, D, N/2, 2), parameters C (D, N/2, 2) and skip D (D,).
+
+    Rows with evenly spaced steps are convolved; single steps, rows with elapsed times and packed rows run step by step.
+    """
+
+    C: nn.Parameter
+    D: nn.Parameter
+    d_state: int
+    backend: str
+
+    @abstractmethod
+    def convolution_form(self, length: int) -> ConvolutionForm:
+        """Return the system over `length` evenly spaced steps."""
+
+    @abstractmethod
+    def recur(self, u: Tensor, initial: Tensor, info: SequenceInfo) -> tuple[Tensor, Tensor]:
+        """Return the outputs (B, L, D) without the skip, and the final state, computed step by step.
+
+        Memory is bounded by a chunk of steps. u: (B, L, D). initial: (B, D, N/2, 2).
+        """
+
+    def convolve(
+        self, u: Tensor, initial: Tensor | None, valid: Tensor | None, return_state: bool = True
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return what `recur` returns for evenly spaced steps, computed by FFT; the state is None unless `return_state`."""
+        u, length = record_length(u)
+        return convolve(u, self.convolution_form(length), initial, valid, return_state, self.backend)
+
+    def forward_impl(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
+        """See `SequenceModule.forward_impl`."""
+        initial, last_seq_idx = start_state(state, x.shape[0], info, x.device)
+        u = x.to(self.C.dtype)
+        with without_autocast(u):
+            if info.elapsed is None and info.seq_idx is None and x.shape[1] > 1:
+                y, ssm = self.convolve(u, initial, info.valid, info.return_state)
+            else:
+                y, ssm = self.recur(u, self.initial_state(x.shape[0]).ssm if initial is None else initial, info)
+        after = None if ssm is None else ScanState(ssm, last_seq_idx)
+        return mask_padding(y + self.D * u, info.valid).to(x.dtype), after
+
+    def initial_state(self, batch: int) -> ScanState:
+        """Return zeros: ssm (batch, D, N/2, 2)."""
+        ssm = torch.zeros(batch, self.d_model, self.d_state // 2, 2, dtype=self.state_dtype, device=self.device)
+        return ScanState(ssm, no_sequence(batch, self.device))
