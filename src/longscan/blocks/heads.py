@@ -6,22 +6,19 @@ u: input (B, L, D). z, x: (B, L, E), E = expand * D. s: what the heads select (s
 it that passes the convolution. No bias in the two projections. norm: RMSNorm over each group of E / G channels, after the gate.
 """
 
-import functools
-import math
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 
-from longscan.blocks.gated import GatedState
+from longscan.blocks.gated import GatedState, carried_conv, check_sizes, conv_parameters, convolve
 from longscan.blocks.residual import EPSILON
 from longscan.layers import make_layer
 from longscan.layers.base import SequenceInfo, SequenceModule
 from longscan.layers.heads import HeadsLayer
 from longscan.layers.parameters import mark
-from longscan.layers.state import State, restarted_rows, zero_rows
-from longscan.ops import short_conv
+from longscan.layers.state import State
 
 
 class HeadsBlock(SequenceModule):
@@ -51,9 +48,7 @@ class HeadsBlock(SequenceModule):
         backend: str = "auto",
     ) -> None:
         super().__init__()
-        for name, size, least in (("d_model", d_model, 1), ("expand", expand, 1), ("d_conv", d_conv, 0)):
-            if size < least:
-                raise ValueError(f"{name}: got {size}, expected at least {least}")
+        check_sizes(d_model, expand, d_conv)
         self.d_model, self.d_inner, self.d_conv, self.backend = d_model, expand * d_model, d_conv, backend
         self.op_names = ("short_conv",) if d_conv else ()
         made = self.inherit_properties(make_layer(layer, self.d_inner, layer_options or {}, backend))
@@ -62,32 +57,25 @@ class HeadsBlock(SequenceModule):
         self.heads = made.heads
         self.in_proj = nn.Linear(d_model, 2 * self.d_inner + self.heads.selected, bias=False)
         self.out_proj = nn.Linear(self.d_inner, d_model, bias=False)
-        self.register_parameter("conv_weight", None)
-        self.register_parameter("conv_bias", None)
-        self.register_parameter("norm_weight", None)
-        if d_conv:
-            bound, width = 1 / math.sqrt(d_conv), self.d_inner + self.heads.convolved
-            self.conv_weight = mark(nn.Parameter(torch.empty(width, d_conv).uniform_(-bound, bound)), "dense")
-            self.conv_bias = mark(nn.Parameter(torch.empty(width).uniform_(-bound, bound)), "dense")
+        self.conv_weight, self.conv_bias = conv_parameters(self.d_inner + self.heads.convolved, d_conv)
+        self.norm_weight: nn.Parameter | None = None
         if norm:
             self.norm_weight = mark(nn.Parameter(torch.ones(self.d_inner)), "norm", decay=False)
 
     def forward_impl(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
         """See the top of the file."""
-        through = self.d_inner + self.heads.convolved
-        z, inner, rest = torch.split(self.in_proj(x), [self.d_inner, through, self.heads.selected - self.heads.convolved], -1)
+        heads = self.heads
+        sizes = [self.d_inner, self.d_inner + heads.convolved, heads.selected - heads.convolved]
+        z, inner, rest = torch.split(self.in_proj(x), sizes, -1)
         conv = None
         if self.conv_weight is not None:
-            if state is not None:
-                rows, _ = restarted_rows(state.layer.last_seq_idx, info.valid, info.seq_idx)
-                conv = zero_rows(rows, state.conv)
-            convolve = functools.partial(short_conv, activation="silu", valid=info.valid, seq_idx=info.seq_idx)
-            inner, conv = convolve(inner, self.conv_weight, self.conv_bias, conv, backend=self.backend)
+            conv = None if state is None else carried_conv(state, info)
+            inner, conv = convolve(inner, self.conv_weight, self.conv_bias, conv, "silu", info, self.backend)
         selected = torch.cat([inner[..., self.d_inner :], rest], -1)
         before = None if state is None else state.layer
-        y, after = self.heads.forward_impl(inner[..., : self.d_inner], selected, before, info._replace(gate=z))
+        y, after = heads.forward_impl(inner[..., : self.d_inner], selected, before, info._replace(gate=z))
         if self.norm_weight is not None:
-            groups = getattr(self.heads, "groups", 1)
+            groups = getattr(heads, "groups", 1)
             width = self.d_inner // groups
             y = rms_norm(y.reshape(*y.shape[:-1], groups, width), (width,), eps=EPSILON).flatten(-2) * self.norm_weight
         return self.out_proj(y), GatedState(conv, after)
