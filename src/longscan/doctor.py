@@ -21,7 +21,7 @@ from longscan._devices import find_device
 from longscan.ops import OPS, _verdicts
 from longscan.ops._examples import example_inputs, example_masks
 from longscan.ops._tolerances import NEIGHBOURS, allowed_error, distance, shake, size
-from longscan.ops.dispatch import NATIVE, reject
+from longscan.ops.dispatch import NATIVE, unsupported_reason
 
 EPS = torch.finfo(torch.float32).eps
 
@@ -204,7 +204,7 @@ def kernels(device: torch.device) -> Iterator[tuple[str, str]]:
     """The native kernels that can run on this device: op and backend."""
     for op in OPS:
         for backend in NATIVE:
-            if reject(op, backend, device, torch.float32, OPS[op].native) is None:
+            if unsupported_reason(op, backend, device, torch.float32, OPS[op].native) is None:
                 yield op, backend
 
 

@@ -22,7 +22,7 @@ from longscan.numerics.dplr import dense_step
 from longscan.numerics.hippo import legs_normal
 from longscan.numerics.initialisers import diagonal_eigenvalues
 from longscan.numerics.kernels import diagonal_kernel
-from longscan.numerics.rotary import frequencies, turn
+from longscan.numerics.rotary import frequencies, rotate_pairs
 from longscan.ops import linear_scan, long_conv
 
 CIFAR = {"d_input": 3, "d_output": 10, "head": "affine"}
@@ -323,7 +323,7 @@ def test_t27_rotary_positions():
     q, k = torch.randn(2, 8).double()
     products = []
     for m, n in ((3, 1), (10, 8), (1002, 1000), (3, 2)):
-        turned_q, turned_k = turn(q, m * rates), turn(k, n * rates)
+        turned_q, turned_k = rotate_pairs(q, m * rates), rotate_pairs(k, n * rates)
         torch.testing.assert_close(turned_q, rotation(m, rates) @ q, rtol=1e-6, atol=1e-6)
         elementwise = q * (m * rates).cos().repeat_interleave(2)
         elementwise = elementwise + torch.stack([-q[1::2], q[::2]], -1).flatten() * (m * rates).sin().repeat_interleave(2)

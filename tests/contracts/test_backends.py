@@ -257,7 +257,7 @@ def test_explain_names_functions_of_torch_refusals_and_verdicts(monkeypatch: pyt
         try:
             found = explain(LAYERS["lru"](WIDTH))
         finally:
-            _verdicts.of.cache_clear()
+            _verdicts.doctor_verdict.cache_clear()
         (row,) = (row for row in found.rows if row.part == "linear_scan")
         assert (row.backend, row.by_doctor) == ("eager", True)
         assert row.reason == "`longscan doctor` found y: error 1, allowed 0"

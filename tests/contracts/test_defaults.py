@@ -23,7 +23,7 @@ import longscan
 TABLE = Path(__file__).with_name("defaults.json")
 PARTS = ("blocks", "engine", "estimators", "layers", "models", "numerics", "ops", "tasks", "training")
 LEFT_OUT = ("triton", "_native.")  # in the name of a module and a dot: what only some machines can import
-CHANGED_BY_TESTS = "ops.chunks.NUMBERS"  # tests/conftest.py makes the chunks smaller
+CHANGED_BY_TESTS = "ops.chunks.CHUNK_ELEMENTS"  # tests/conftest.py makes the chunks smaller
 UNSUPPORTED = object()
 
 

@@ -433,7 +433,7 @@ def test_gradients_of_half_precision_keep_the_dtypes_of_their_parameters(entry: 
 def test_everything_is_on_the_device_of_the_inputs(entry: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """On the meta device, which mixes with no other: nothing that a module makes on its way is made on the CPU."""
     monkeypatch.setattr(chunks, "CHUNK", 4)  # two chunks and a part of a third: an operation takes a millisecond here
-    monkeypatch.setattr(chunks, "NUMBERS", 1)
+    monkeypatch.setattr(chunks, "CHUNK_ELEMENTS", 1)
     factory: Callable[..., SequenceModule] = ENTRIES[entry]
     with torch.device("meta"):
         module = factory(WIDTH, **options).eval()

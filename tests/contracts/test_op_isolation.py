@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from op_cases import DEVICE, PRECISIONS, Case, cases, run
 
 from longscan.ops import OPS
-from longscan.ops.dispatch import reject
+from longscan.ops.dispatch import unsupported_reason
 
 CHOSEN = os.environ.get("LONGSCAN_BACKEND")
 LENGTHS = (17, 65, 130, 2, 3)  # the first choices make up the first case, and there are few in a short run
@@ -29,7 +29,8 @@ PAIRS = [
     for backend in ("reference", "eager", *OPS[op].native)
     if OPS[op].per_step
     and CHOSEN in (None, backend)
-    and reject(op, backend, DEVICE if backend == "triton" else torch.device("cpu"), torch.float32, OPS[op].native) is None
+    and unsupported_reason(op, backend, DEVICE if backend == "triton" else torch.device("cpu"), torch.float32, OPS[op].native)
+    is None
 ]
 EVERY_PAIR = pytest.mark.parametrize(("op", "backend"), PAIRS)
 STATEFUL = pytest.mark.parametrize(("op", "backend"), [pair for pair in PAIRS if OPS[pair[0]].stateful])

@@ -16,14 +16,14 @@ from op_cases import DEVICE, FACTORS, PRECISIONS, call, cases, lead_name, named,
 
 from longscan.ops import OPS
 from longscan.ops._tolerances import size
-from longscan.ops.dispatch import reject
+from longscan.ops.dispatch import unsupported_reason
 from tolerances import DOUBLE, assert_as_accurate_as_neighbours, assert_same
 
 CHOSEN = os.environ.get("LONGSCAN_BACKEND")
 
 
 def why_not(op: str, backend: str) -> str | None:
-    return reject(op, backend, DEVICE if backend == "triton" else torch.device("cpu"), torch.float32, OPS[op].native)
+    return unsupported_reason(op, backend, DEVICE if backend == "triton" else torch.device("cpu"), torch.float32, OPS[op].native)
 
 
 def usable(op: str, backend: str) -> bool:

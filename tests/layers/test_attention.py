@@ -6,14 +6,14 @@ from torch.nn.functional import linear
 
 from longscan import SequenceModel
 from longscan.layers import Attention
-from longscan.numerics.rotary import frequencies, turn
+from longscan.numerics.rotary import frequencies, rotate_pairs
 
 
 def by_hand(layer: Attention, u: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
     """The equation at the top of the layer's file, one query after the other."""
     q, k, v = (part.unflatten(-1, (layer.heads, layer.head_dim)) for part in linear(u, layer.in_proj, layer.in_bias).chunk(3, -1))
     speed = torch.tensor(frequencies(layer.rotary_dim, layer.base), dtype=u.dtype)
-    q, k = (turn(part, (position.unsqueeze(-1) * speed).unsqueeze(2)) for part in (q, k))
+    q, k = (rotate_pairs(part, (position.unsqueeze(-1) * speed).unsqueeze(2)) for part in (q, k))
     y = torch.zeros_like(v)
     for t in range(u.shape[1]):
         first = 0 if layer.window is None else max(0, t + 1 - layer.window)

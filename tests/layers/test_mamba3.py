@@ -5,7 +5,7 @@ import torch
 from torch.nn.functional import linear, sigmoid, silu, softplus
 
 from longscan.layers import Mamba3, parameter_options
-from longscan.numerics.rotary import turn
+from longscan.numerics.rotary import rotate_pairs
 
 
 def published_form(layer: Mamba3, u: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
@@ -24,7 +24,7 @@ def published_form(layer: Mamba3, u: torch.Tensor, gate: torch.Tensor) -> torch.
     A = -torch.where(a >= 0, 1 + a, 1 / (1 - a)).clamp(min=1e-4)
     alpha, share = (A * dt).exp(), sigmoid(trap)
     turned = (dt.unsqueeze(-1) * math.pi * torch.tanh(angle).unsqueeze(2)).cumsum(1)
-    B, C = turn(B, turned), turn(C, turned)
+    B, C = rotate_pairs(B, turned), rotate_pairs(C, turned)
     x = u.unflatten(-1, (heads.heads, heads.head_dim))
     h = u.new_zeros(len(u), heads.heads, heads.head_dim, heads.d_state)
     before, outputs = torch.zeros_like(h), []

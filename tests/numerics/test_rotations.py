@@ -3,22 +3,22 @@ import math
 import pytest
 import torch
 
-from longscan.numerics.rotary import frequencies, turn
+from longscan.numerics.rotary import frequencies, rotate_pairs
 
 
 def test_pairs_turn_as_complex_numbers_do():
     x, angle = torch.randn(3, 7, dtype=torch.float64), torch.randn(3, 2, dtype=torch.float64)
-    turned = turn(x, angle)
+    turned = rotate_pairs(x, angle)
     wanted = torch.view_as_complex(x[:, :4].reshape(3, 2, 2).contiguous()) * torch.polar(torch.ones_like(angle), angle)
     torch.testing.assert_close(turned[:, :4], torch.view_as_real(wanted).flatten(1))
     assert torch.equal(turned[:, 4:], x[:, 4:])
-    torch.testing.assert_close(turn(turned, -angle), x)
+    torch.testing.assert_close(rotate_pairs(turned, -angle), x)
 
 
 def test_products_of_turned_vectors_depend_on_the_difference_of_their_angles():
     q, k, angle = torch.randn(3, 6, dtype=torch.float64), torch.randn(3, 6, dtype=torch.float64), torch.randn(3, 3).double()
-    shifted = (turn(q, angle + 5) * turn(k, angle + 3)).sum(-1)
-    torch.testing.assert_close(shifted, (turn(q, torch.full_like(angle, 2.0)) * k).sum(-1))
+    shifted = (rotate_pairs(q, angle + 5) * rotate_pairs(k, angle + 3)).sum(-1)
+    torch.testing.assert_close(shifted, (rotate_pairs(q, torch.full_like(angle, 2.0)) * k).sum(-1))
 
 
 def test_frequencies():

@@ -9,7 +9,7 @@ import torch
 
 from longscan.blocks import BLOCKS
 from longscan.ops import OPS, dispatch, explain, linear_scan, long_conv, selective_scan, short_conv, unitary_scan
-from longscan.ops.masks import INVALID, RESET, flag_masks, last_valid, mask, resets, step_flags
+from longscan.ops.masks import INVALID, RESET, flag_masks, last_valid, reset_mask, step_flags, zero_invalid
 from longscan.ops.precision import carry_dtype, state_dtype
 from op_examples import example, floats
 
@@ -159,7 +159,7 @@ def test_masks_under_vmap(op):
 
 
 def usable(op, backend):
-    return dispatch.reject(op, backend, torch.device("cpu"), torch.float32, OPS[op].native) is None
+    return dispatch.unsupported_reason(op, backend, torch.device("cpu"), torch.float32, OPS[op].native) is None
 
 
 def test_marks_of_steps():
@@ -181,19 +181,19 @@ def test_the_last_valid_step_before_each():
 
 
 def test_forms_of_marks():
-    """Bits of the flags are separate masks; `mask` writes zeros at invalid steps only."""
+    """Bits of the flags are separate masks; `zero_invalid` writes zeros at invalid steps only."""
     flags = torch.tensor([[INVALID, 0, RESET]], dtype=torch.uint8)
     invalid, reset = flag_masks(flags, 4)
     assert (invalid.shape, reset.shape) == ((1, 3, 1, 1), (1, 3, 1, 1))
     assert (invalid.flatten().tolist(), reset.flatten().tolist()) == ([True, False, False], [False, False, True])
-    assert resets(flags, True, 3).flatten().tolist() == [False, False, True]
-    assert resets(flags, False, 3) is None
-    assert resets(None, True, 3) is None
+    assert reset_mask(flags, True, 3).flatten().tolist() == [False, False, True]
+    assert reset_mask(flags, False, 3) is None
+    assert reset_mask(None, True, 3) is None
     x = torch.ones(1, 3, 2)
-    masked, none = mask(flags, x, None)
+    masked, none = zero_invalid(flags, x, None)
     assert masked[0, :, 0].tolist() == [0, 1, 1]
     assert none is None
-    assert mask(None, x)[0] is x
+    assert zero_invalid(None, x)[0] is x
 
 
 def test_dtypes_of_accumulation():

@@ -24,7 +24,7 @@ def function_of_floats(op, backend, is_complex, masked=True):
 @pytest.fixture(autouse=True)
 def _short_chunks(monkeypatch):
     monkeypatch.setattr(chunks, "CHUNK", 3)
-    monkeypatch.setattr(chunks, "NUMBERS", 1)
+    monkeypatch.setattr(chunks, "CHUNK_ELEMENTS", 1)
 
 
 @pytest.mark.parametrize("backend", ["reference", "eager"])

@@ -12,13 +12,14 @@ import torch
 from longscan import doctor
 from longscan.cli import main
 from longscan.ops import OPS, _verdicts, explain, linear_scan
-from longscan.ops.dispatch import recorded_choices, reject
+from longscan.ops.dispatch import recorded_choices, unsupported_reason
 
 CPU = torch.device("cpu")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 BACKEND = "triton" if INTERPRETED else "cpu"
 pytestmark = pytest.mark.skipif(
-    reject("linear_scan", BACKEND, CPU, torch.float32, OPS["linear_scan"].native) is not None, reason=f"no {BACKEND} kernels here"
+    unsupported_reason("linear_scan", BACKEND, CPU, torch.float32, OPS["linear_scan"].native) is not None,
+    reason=f"no {BACKEND} kernels here",
 )
 NATIVE = [op for op in OPS if BACKEND in OPS[op].native]
 
@@ -110,9 +111,9 @@ def test_a_kernel_that_kills_its_process_has_a_fault():
 def own_verdicts(tmp_path, monkeypatch):
     """No verdicts yet, and none left behind."""
     monkeypatch.setenv("LONGSCAN_CACHE", str(tmp_path))
-    _verdicts.of.cache_clear()
+    _verdicts.doctor_verdict.cache_clear()
     yield tmp_path / "doctor.json"
-    _verdicts.of.cache_clear()
+    _verdicts.doctor_verdict.cache_clear()
 
 
 @pytest.mark.skipif(INTERPRETED, reason="`auto` takes the cpu backend on the CPU")
@@ -147,7 +148,7 @@ def test_auto_refuses_what_failed(own_verdicts, monkeypatch, capsys):
 def test_an_unreadable_file_of_verdicts_says_nothing(own_verdicts):
     own_verdicts.write_text("{")
     assert _verdicts.read() == {}
-    assert _verdicts.of("linear_scan", "cpu", CPU) is None
+    assert _verdicts.doctor_verdict("linear_scan", "cpu", CPU) is None
 
 
 def test_a_device_that_is_not_there(capsys):

@@ -88,15 +88,17 @@ STAND_INS = {
 
 
 def unusable(op):
-    return dispatch.reject(op, BACKEND[op], torch.device("cpu"), torch.float32, OPS[op].native)
+    return dispatch.unsupported_reason(op, BACKEND[op], torch.device("cpu"), torch.float32, OPS[op].native)
 
 
 @pytest.fixture
 def kernels(monkeypatch):
     """The first native backend of every op: the compiled kernels, or a stand-in where they cannot run."""
     missing = {op for op in NATIVE if unusable(op)}
-    module, reject = NativeOp._module, dispatch.reject
-    monkeypatch.setattr(dispatch, "reject", lambda op, *args: None if op in missing else reject(op, *args))
+    module, unsupported_reason = NativeOp._module, dispatch.unsupported_reason
+    monkeypatch.setattr(
+        dispatch, "unsupported_reason", lambda op, *args: None if op in missing else unsupported_reason(op, *args)
+    )
     monkeypatch.setattr(_native_op, "GROUPED", ())  # no stand-in takes groups of parameters
     monkeypatch.setattr(
         NativeOp, "_module", lambda self, backend: STAND_INS[self._name] if self._name in missing else module(self, backend)

@@ -12,7 +12,8 @@ BACKENDS = [
     (op, backend)
     for op in OPS
     for backend in OPS[op].native
-    if OPS[op].native_gradients and dispatch.reject(op, backend, torch.device("cpu"), torch.float32, OPS[op].native) is None
+    if OPS[op].native_gradients
+    and dispatch.unsupported_reason(op, backend, torch.device("cpu"), torch.float32, OPS[op].native) is None
 ]
 ALIGNMENT = 16  # bytes, which inductor asserts of what an op returns
 HEAD_AXIS = {"x": 2, "dt": 2, "A": 0, "D": 0, "z": 2, "initial_state": 1, "input_scale": 2, "own_scale": 2, "angle": 2}

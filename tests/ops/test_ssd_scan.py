@@ -143,7 +143,7 @@ def test_what_does_not_fit_is_named(change, message):
 def test_auto_takes_the_kernel_where_it_was_measured(monkeypatch, states, dtype, taken):
     module = import_module("longscan.ops.ssd_scan")
     monkeypatch.setattr(dispatch, "AUTO", {"cpu": "triton"})
-    monkeypatch.setattr(dispatch, "reject", lambda *_: None)
+    monkeypatch.setattr(dispatch, "unsupported_reason", lambda *_: None)
     called = []
     monkeypatch.setattr(module, "_run_native", lambda x, *rest, backend: called.append(backend) or (x, rest[6]))
     maps = torch.randn(1, 3, 1, states, dtype=dtype)

@@ -10,7 +10,7 @@ BACKENDS = [
     (op, backend)
     for op in OPS
     for backend in ("reference", "eager", *(OPS[op].native if OPS[op].native_gradients else ()))
-    if dispatch.reject(op, backend, torch.device("cpu"), torch.float32, OPS[op].native) is None
+    if dispatch.unsupported_reason(op, backend, torch.device("cpu"), torch.float32, OPS[op].native) is None
 ]
 # torch's own remarks while it compiles; none of them is about this package
 IGNORED = pytest.mark.filterwarnings(
@@ -44,7 +44,7 @@ REFERENCES = [pair for pair in BACKENDS if pair[1] == "reference"]  # loops over
 def test_compiles_without_graph_breaks(op, backend, monkeypatch):
     """Forward and backward are captured whole, the chunks of eager included."""
     monkeypatch.setattr(chunks, "CHUNK", 3)
-    monkeypatch.setattr(chunks, "NUMBERS", 1)
+    monkeypatch.setattr(chunks, "CHUNK_ELEMENTS", 1)
     inputs = example(op, is_complex=op == "selective_scan")
 
     def function(inputs):
@@ -61,7 +61,7 @@ def test_compiles_without_graph_breaks(op, backend, monkeypatch):
 def test_generated_code_gives_the_same(op, backend, monkeypatch):
     """As above, through the code generator."""
     monkeypatch.setattr(chunks, "CHUNK", 3)
-    monkeypatch.setattr(chunks, "NUMBERS", 1)
+    monkeypatch.setattr(chunks, "CHUNK_ELEMENTS", 1)
     inputs = example(op)
 
     def function(inputs):

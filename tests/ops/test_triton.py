@@ -10,13 +10,14 @@ import pytest
 import torch
 
 from longscan.ops import OPS, _triton_launch, linear_scan, selective_scan, ssd_scan, unitary_scan
-from longscan.ops.dispatch import reject
+from longscan.ops.dispatch import unsupported_reason
 from op_examples import example, floats, with_gradients
 
 DEVICE = torch.device(os.environ.get("LONGSCAN_DEVICE", "cpu"))
 NATIVE = [op for op in OPS if "triton" in OPS[op].native]
 pytestmark = pytest.mark.skipif(
-    reject("linear_scan", "triton", DEVICE, torch.float32, ("triton",)) is not None, reason="needs TRITON_INTERPRET=1 or a GPU"
+    unsupported_reason("linear_scan", "triton", DEVICE, torch.float32, ("triton",)) is not None,
+    reason="needs TRITON_INTERPRET=1 or a GPU",
 )
 
 FACTORS = {"linear_scan": "a", "block2_scan": "M"}

@@ -8,12 +8,12 @@ import torch
 from torch.nn.functional import silu, softplus
 
 from longscan.ops import OPS, unitary_scan
-from longscan.ops.dispatch import reject
+from longscan.ops.dispatch import unsupported_reason
 
 BACKENDS = [
     name
     for name in ("reference", "eager", *OPS["unitary_scan"].native)
-    if reject("unitary_scan", name, torch.device("cpu"), torch.float32, OPS["unitary_scan"].native) is None
+    if unsupported_reason("unitary_scan", name, torch.device("cpu"), torch.float32, OPS["unitary_scan"].native) is None
 ]
 
 

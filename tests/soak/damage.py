@@ -186,13 +186,13 @@ def read_verdicts(folder: Path) -> Any:
     real, handler = _verdicts.path, Raise(logging.WARNING)
     logging.getLogger("longscan").addHandler(handler)
     _verdicts.path = lambda: folder / "verdicts.json"
-    _verdicts.of.cache_clear()
+    _verdicts.doctor_verdict.cache_clear()
     try:
-        return _verdicts.of("linear_scan", "cpu", torch.device("cpu"))
+        return _verdicts.doctor_verdict("linear_scan", "cpu", torch.device("cpu"))
     finally:
         logging.getLogger("longscan").removeHandler(handler)
         _verdicts.path = real
-        _verdicts.of.cache_clear()
+        _verdicts.doctor_verdict.cache_clear()
 
 
 FOUND |= {

@@ -1,4 +1,4 @@
-"""Blocks: what stands around a layer in a stack (projections, short convolution, gate, GLU, residual and norm)."""
+"""Blocks: the modules around a layer in a stack (projections, short convolution, gate, GLU, residual branch and norm)."""
 
 from longscan.blocks._registry import BLOCKS as BLOCKS
 from longscan.blocks.aussm import AUSSMBlock as AUSSMBlock

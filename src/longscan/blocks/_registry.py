@@ -1,4 +1,4 @@
-"""The table of blocks, filled by the modules of this package."""
+"""The registry of blocks by name; each module of this package adds its block."""
 
 from longscan._registry import Registry
 from longscan.layers.base import SequenceModule

@@ -24,7 +24,7 @@ class AUSSMBlock(GatedBlock):
         d_conv: taps of the convolution; 0 leaves it out.
         activation: "auto", none behind the convolution where the layer activates its own input, or "silu" for every layer.
         recompute: keep only the projected input for the backward; convolution and scan run again there.
-        dropout: probability of dropping a channel after in_proj in training, for all steps of a sequence at once.
+        dropout: probability of dropping a channel after in_proj in training, the same channels at all steps of a sequence.
         rotary: settings of `longscan.blocks.Rotary`; None: no positions.
         layer_options: settings of the inner layer.
         backend: of the inner layer's op and of the convolution.

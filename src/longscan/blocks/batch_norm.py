@@ -1,4 +1,4 @@
-"""Batch normalisation of sequences (Ioffe and Szegedy 2015) over the steps that count.
+"""Batch normalisation of sequences (Ioffe and Szegedy 2015) over the valid steps.
 
     y = (x - mean) / sqrt(variance + epsilon)   (times a scale, plus a shift, where these are learned)
 
@@ -17,12 +17,12 @@ from longscan.layers.parameters import Marked, mark
 
 
 class BatchNorm(Marked):
-    """Normalises (B, L, D) over batch and length, padding left out; y is 0 there.
+    """Normalisation of x (B, L, D) over batch and length, without the padding, where y is 0.
 
     Args:
         d_model: channels D.
         affine: learn a scale and a shift.
-        momentum: how far the running mean and variance move towards a batch's.
+        momentum: step size of the running mean and variance towards those of a batch.
         epsilon: added to the variance.
 
     The running mean and variance stay float32 when the module is cast to half precision. A batch without a valid step changes
@@ -50,8 +50,8 @@ class BatchNorm(Marked):
             self.bias = mark(nn.Parameter(torch.zeros(d_model)), "norm", decay=False)
 
     def forward(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
-        """y (B, L, D) in the dtype of x; valid (B, L) bool."""
-        x = mask_padding(x, valid)  # before anything, so that no NaN there reaches a gradient
+        """Return y (B, L, D) in the dtype of x; valid (B, L) bool."""
+        x = mask_padding(x, valid)  # first, so that no NaN in the padding reaches a gradient
         if not self.training or not x.numel():
             return mask_padding(self.step(x), valid)
         wide = x.to(self.running_mean.dtype)
@@ -66,7 +66,7 @@ class BatchNorm(Marked):
         return mask_padding(self._scale(x, mean, variance), valid)
 
     def step(self, x: Tensor) -> Tensor:
-        """y for x (..., D) by the running statistics."""
+        """Return x (..., D) normalised by the running statistics."""
         return self._scale(x, self.running_mean, self.running_variance)
 
     def _scale(self, x: Tensor, mean: Tensor, variance: Tensor) -> Tensor:

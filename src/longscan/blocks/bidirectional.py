@@ -2,14 +2,14 @@
 
     (x, z) = W_in u      y = W_out (f(x, z) + flip(g(flip x, flip z)))      f, g: layer(act(conv(.))) * silu(.)
 
-flip turns the run of valid steps round and leaves padding where it is. The thesis draws g with a convolution of its own ("own");
-its code computes one convolution, forward, and flips what comes out ("shared"), which is what its parameter counts say; "tied"
-gives both directions the same taps and the same layer, so that y(flip u) = flip y(u). Without flips both branches read forward:
-the placebo of a variant, of equal size and as causal as its layer.
+flip reverses the run of valid steps in time and leaves padding in place. In the thesis's figure g has a separate convolution
+("own"); its code computes one forward convolution and flips the result ("shared"), which agrees with its parameter counts; "tied"
+uses the same taps and the same layer in both directions, so that y(flip u) = flip y(u). In the placebo of a variant both branches
+read forward: it has equal size and is as causal as its layer.
 
-Rotary positions turn what each direction's layer reads, see `longscan.blocks.rotary`. The thesis does not say which positions the
-reverse direction has; here the position of a step is its place in the direction's own reading order, as in a causal model that is
-trained on reversed sequences. Learned frequencies are the direction's own, like its layer.
+Rotary positions rotate the input of each direction's layer, see `longscan.blocks.rotary`. The thesis does not say which positions
+the reverse direction has; here the position of a step is its index in the reading order of the direction, as in a causal model
+that is trained on reversed sequences. Each direction has its own learned frequencies, like its layer.
 """
 
 from collections.abc import Mapping
@@ -43,7 +43,7 @@ Variant = Literal["shared", "own", "tied", "shared placebo", "own placebo", "tie
 
 @layer_state
 class BidirectionalState(NamedTuple):
-    """`forward`: of the branch that reads forward; `backward`: of the other one, None where it reads backward."""
+    """`forward`: the state of the forward branch; `backward`: that of the other branch, None if it is reversed in time."""
 
     forward: GatedState
     backward: GatedState | None
@@ -63,7 +63,7 @@ class BidirectionalBlock(SequenceModule):
         d_conv: taps of the convolutions; 0 leaves them out.
         activation: "auto", SiLU behind the convolutions unless the layers activate their own input, or "silu" for every layer.
         variant: "shared", "own" or "tied", see the top of the file; with " placebo" behind it, the placebo of that variant.
-        dropout: probability of dropping a channel after in_proj in training, for all steps of a sequence at once.
+        dropout: probability of dropping a channel after in_proj in training, the same channels at all steps of a sequence.
         rotary: settings of `longscan.blocks.Rotary`, for both directions, each of which counts the valid steps in the order that
             it reads them in; None: no positions.
         layer_options: settings of both layers; S6's dt_rank is D / 16, rounded up, unless given.
@@ -111,7 +111,7 @@ class BidirectionalBlock(SequenceModule):
         self.reverse_rotary = None if tied else rotary_before(self.layer, layer, rotary)
 
     def forward_impl(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
-        """See the top of the file."""
+        """Run the block of the module docstring."""
         first = second = None
         if state is not None:
             first, second = state.forward, state.backward
@@ -124,13 +124,13 @@ class BidirectionalBlock(SequenceModule):
         if layer is None:
             weight, bias, layer, rotary = self.conv_weight, self.conv_bias, self.layer, self.rotary
         if self.variant == "shared":
-            mirrored, conv = self._turn(convolved, info), None
+            mirrored, conv = self._flip(convolved, info), None
         else:
-            mirrored, conv = self._convolve(self._turn(u, info), weight, bias, second, other)
-        back, backward = self._scan(layer, rotary, mirrored, self._turn(z, info), second, other, conv)
-        return self.out_proj(y + self._turn(back, info)), BidirectionalState(forward, None if self.flip else backward)
+            mirrored, conv = self._convolve(self._flip(u, info), weight, bias, second, other)
+        back, backward = self._scan(layer, rotary, mirrored, self._flip(z, info), second, other, conv)
+        return self.out_proj(y + self._flip(back, info)), BidirectionalState(forward, None if self.flip else backward)
 
-    def _turn(self, x: Tensor, info: SequenceInfo) -> Tensor:
+    def _flip(self, x: Tensor, info: SequenceInfo) -> Tensor:
         return flip_valid(x, info.valid) if self.flip else x
 
     def _convolve(
@@ -149,13 +149,13 @@ class BidirectionalBlock(SequenceModule):
         info: SequenceInfo,
         conv: Tensor | None,
     ) -> tuple[Tensor, GatedState]:
-        """The gated output of a direction, and its state with what its convolution remembers."""
+        """Return the gated output of one direction, and its state, which includes that of its convolution."""
         position, after = positions_from(state, x, info) if rotary is not None else (None, None)
         y, layer_state = scan(layer, x, gate, None if state is None else state.layer, info, rotary, position)
         return y, GatedState(conv, layer_state, after)
 
     def initial_state(self, batch: int) -> BidirectionalState:
-        """Zeros."""
+        """Return zeros, and the initial state of the layer."""
 
         def zeros(layer: Any, conv: bool) -> GatedState:
             shape = (batch, self.d_inner, self.d_conv - 1)

@@ -5,21 +5,21 @@ from torch.nn.functional import dropout
 
 
 def check_probability(name: str, value: float) -> float:
-    """`value`, or ValueError unless it is a probability below 1."""
+    """Return `value`; ValueError unless it is a probability below 1."""
     if not 0 <= value < 1:
         raise ValueError(f"{name}: got {value}, expected a probability in [0, 1)")
     return value
 
 
 class SharedDropout(nn.Module):
-    """In training, whole channels of a sequence are dropped and the others divided by 1 - p. x: (B, L, D); rows differ."""
+    """Dropout of whole channels of each sequence of x (B, L, D) in training; the others are divided by 1 - p. Rows differ."""
 
     def __init__(self, p: float) -> None:
         super().__init__()
         self.p = check_probability("dropout", p)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The same shape; x itself outside training."""
+        """Return x with dropped channels, in the same shape; x itself in evaluation."""
         if not self.training or not self.p:
             return x
         return x * dropout(x.new_ones(x.shape[0], 1, x.shape[2]), self.p)

@@ -18,12 +18,12 @@ from longscan.layers.state import State, layer_state
 
 @layer_state
 class Stateless(NamedTuple):
-    """The state of a module that carries nothing from step to step."""
+    """The empty state of a module without memory."""
 
 
 @BLOCKS.register("feed_forward")
 class FeedForwardBlock(SequenceModule):
-    """Two linear maps with GELU between, at every step alone.
+    """Two linear maps with GELU between them, applied to every step separately.
 
     It has no layer, and elapsed time changes nothing.
 
@@ -46,7 +46,7 @@ class FeedForwardBlock(SequenceModule):
         self.out_proj = nn.Linear(hidden, d_model, bias=not gated)
 
     def forward_impl(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
-        """See the top of the file."""
+        """Run the block of the module docstring."""
         h = self.in_proj(x)
         if self.gated:
             first, second = h.chunk(2, -1)

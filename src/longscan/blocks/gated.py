@@ -4,7 +4,7 @@
 
 u: input (B, L, D). x, z: (B, L, E), E = expand * D. conv: depthwise and causal, with bias. No bias in the two projections.
 act is SiLU, or nothing where the layer activates its own input (`activates_input`), unless `activation="silu"` asks for
-both. Dropout, one mask for all steps, acts on (x, z); rotary positions turn what the layer reads, see `longscan.blocks.rotary`.
+both. Dropout, one mask for all steps, acts on (x, z); rotary positions rotate the layer's input, see `longscan.blocks.rotary`.
 """
 
 import functools
@@ -31,8 +31,10 @@ Activation = Literal["auto", "silu"]
 
 @layer_state
 class GatedState(NamedTuple):
-    """`conv` (B, E, d_conv - 1), the last inputs of the convolution, None without one; `layer`, the inner layer's state;
-    `position` (B,), where the next step stands, None without rotary positions.
+    """State of a gated block.
+
+    conv: (B, E, d_conv - 1), the last inputs of the convolution; None without a convolution. layer: the inner layer's state.
+    position: (B,), the position of the next step; None without rotary positions.
     """
 
     conv: Tensor | None
@@ -49,7 +51,7 @@ class GatedBlock(SequenceModule):
         expand: inner width over D.
         d_conv: taps of the convolution; 0 leaves it out.
         activation: "auto", SiLU behind the convolution unless the layer activates its own input, or "silu" for every layer.
-        recompute: keep only the projected input for the backward; convolution, activation and scan run again there.
+        recompute: store only the projected input for the backward pass, where convolution, activation and scan run again.
         dropout: probability of dropping a channel of (x, z) in training, for all steps of a sequence at once.
         rotary: settings of `longscan.blocks.Rotary`; None: no positions.
         layer_options: settings of the inner layer.
@@ -86,7 +88,7 @@ class GatedBlock(SequenceModule):
         self.rotary = rotary_before(self.layer, layer, rotary)
 
     def forward_impl(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
-        """See the top of the file."""
+        """Run the block of the module docstring."""
         conv = None if state is None else carried_conv(state, info)
         position, after = positions_from(state, x, info) if self.rotary is not None else (None, None)
         inner = functools.partial(self._mix, info=info)
@@ -103,7 +105,7 @@ class GatedBlock(SequenceModule):
         return y, conv, layer_state
 
     def initial_state(self, batch: int) -> GatedState:
-        """Zeros."""
+        """Return zeros, and the initial state of the layer."""
         conv = None
         if self.d_conv:
             conv = torch.zeros(batch, self.d_inner, self.d_conv - 1, dtype=self.state_dtype, device=self.device)
@@ -112,21 +114,21 @@ class GatedBlock(SequenceModule):
 
 
 def check_sizes(d_model: int, expand: int, d_conv: int) -> None:
-    """ValueError where a size of a gated block is impossible."""
+    """Raise ValueError unless d_model and expand are at least 1 and d_conv at least 0."""
     for name, size, least in (("d_model", d_model, 1), ("expand", expand, 1), ("d_conv", d_conv, 0)):
         if size < least:
             raise ValueError(f"{name}: got {size}, expected at least {least}")
 
 
 def activation_before(layer: SequenceLayer, activation: Activation) -> str | None:
-    """What stands between convolution and layer: "silu", or None with "auto" where the layer activates its own input."""
+    """Return the activation between convolution and layer: "silu", or None with "auto" if the layer activates its own input."""
     if activation not in ("auto", "silu"):
         raise ValueError(f"activation: got {activation!r}, expected 'auto' or 'silu'")
     return None if activation == "auto" and layer.activates_input else "silu"
 
 
 def rotary_before(layer: SequenceLayer, name: str, settings: Mapping[str, Any] | None) -> Rotary | None:
-    """Rotary positions of what the layer of this name reads, None without settings; ValueError where it has no such targets."""
+    """Return the rotary positions of a layer's input, or None without settings; ValueError if the layer lacks a target."""
     rotary = None if settings is None else Rotary(layer.d_model, **settings)
     if rotary is not None and rotary.targets != ("x",) and not isinstance(layer, S6):
         raise ValueError(f"rotary targets: got {rotary.targets}, but {name!r} selects nothing; expected ('x',)")
@@ -134,7 +136,7 @@ def rotary_before(layer: SequenceLayer, name: str, settings: Mapping[str, Any] |
 
 
 def conv_parameters(width: int, d_conv: int) -> tuple[nn.Parameter | None, nn.Parameter | None]:
-    """Taps (E, d_conv) and bias (E,) of a depthwise convolution, U(-d_conv^-1/2, d_conv^-1/2); None for no taps."""
+    """Return weight (E, d_conv) and bias (E,) of a depthwise convolution, U(-d_conv^-1/2, d_conv^-1/2); None for d_conv = 0."""
     if not d_conv:
         return None, None
     bound = 1 / math.sqrt(d_conv)
@@ -143,7 +145,7 @@ def conv_parameters(width: int, d_conv: int) -> tuple[nn.Parameter | None, nn.Pa
 
 
 def carried_conv(state: GatedState, info: SequenceInfo) -> Tensor | None:
-    """The inputs that the convolution remembers, zeros in rows whose first valid step starts a sequence."""
+    """Return the stored inputs of the convolution, with zeros in rows whose first valid step starts a sequence."""
     if state.conv is None:
         return None
     rows, _ = restarted_rows(state.layer.last_seq_idx, info.valid, info.seq_idx)
@@ -159,7 +161,7 @@ def convolve(
     info: SequenceInfo,
     backend: str,
 ) -> tuple[Tensor, Tensor | None]:
-    """act(conv(x)) and what the convolution remembers; act(x) and None without taps."""
+    """Return act(conv(x)) and the new state of the convolution; act(x) and None without a convolution."""
     if weight is None:
         return silu(x) if activation else x, None
     return short_conv(x, weight, bias, state, activation=activation, valid=info.valid, seq_idx=info.seq_idx, backend=backend)
@@ -174,7 +176,7 @@ def scan(
     rotary: Rotary | None,
     position: Tensor | None,
 ) -> tuple[Tensor, State]:
-    """The layer's gated output and state, what it reads turned by its position where there are rotary positions."""
+    """Return the layer's gated output and state; its input is rotated by `position` where rotary positions are given."""
     info = info._replace(gate=gate)
     if rotary is None or position is None:
         return layer.call_unchecked(x, state, info)
@@ -188,7 +190,10 @@ def scan(
 
 
 def _recomputed(function: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
-    """`function(*inputs)`, keeping only the inputs for the backward; plain where no graph is made or a transform forbids it."""
+    """Return `function(*inputs)`, storing only the inputs for the backward pass where autograd records the call.
+
+    The transforms of torch.func take no saved-tensor hooks: under them all intermediates are stored.
+    """
     if not torch.is_grad_enabled() or in_func_transform():
         return function(*inputs)
     return checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)

@@ -60,17 +60,17 @@ class GLUBlock(SequenceModule):
         self.gate_proj = nn.Linear(d_model, d_model)
 
     def forward_impl(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
-        """See the top of the file."""
+        """Run the block of the module docstring."""
         u, state = self.layer.call_unchecked(x, state, info)
         return mask_padding(self.mix(u), info.valid), state
 
     def mix(self, u: Tensor) -> Tensor:
-        """What follows the layer, step by step: (B, L, D) to (B, L, D)."""
-        normed = u if self.norm is None else self.norm(u).to(u.dtype)  # autocast has GPUs normalise in float32
+        """Apply norm, GELU, dropout and gated linear unit to the layer's output u (B, L, D): (B, L, D)."""
+        normed = u if self.norm is None else self.norm(u).to(u.dtype)  # under autocast GPUs return float32 norms
         v = self.dropout(gelu(normed))
         value = self.value_proj(v) if self.value_proj is not None else u if self.glu == "half2" else v
         return self.dropout(value * sigmoid(self.gate_proj(v)))
 
     def initial_state(self, batch: int) -> State:
-        """The layer's."""
+        """Return the initial state of the layer."""
         return self.layer.initial_state(batch)

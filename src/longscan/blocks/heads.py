@@ -63,7 +63,7 @@ class HeadsBlock(SequenceModule):
             self.norm_weight = mark(nn.Parameter(torch.ones(self.d_inner)), "norm", decay=False)
 
     def forward_impl(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
-        """See the top of the file."""
+        """Run the block of the module docstring."""
         heads = self.heads
         sizes = [self.d_inner, self.d_inner + heads.convolved, heads.selected - heads.convolved]
         z, inner, rest = torch.split(self.in_proj(x), sizes, -1)
@@ -81,7 +81,7 @@ class HeadsBlock(SequenceModule):
         return self.out_proj(y), GatedState(conv, after)
 
     def initial_state(self, batch: int) -> GatedState:
-        """Zeros."""
+        """Return zeros, and the initial state of the layer."""
         conv = None
         if self.d_conv:
             width = self.d_inner + self.heads.convolved

@@ -26,7 +26,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def inner_options(layer: str, d_model: int) -> dict[str, Any]:
-    """What a block of width d_model sets in its inner layer: S6's rank goes by the block's width, not by its own."""
+    """Return the options that a block of width d_model sets in its inner layer: the rank of S6 depends on the block's width."""
     return {"dt_rank": math.ceil(d_model / 16)} if layer == "s6" else {}
 
 
@@ -76,14 +76,14 @@ class MambaBlock(GatedBlock):
             layer_options={**inner_options(layer, d_model), **VARIANTS[variant], **(layer_options or {})},
             backend=backend,
         )
-        # One kernel for a whole step, where nothing is recorded: of S6 with real A, behind a convolution.
+        # `mamba_step` covers S6 with real A behind a convolution; it is not in `op_names`, as the block runs without it, too.
         plain = rotary is None and not dropout
         self.fuses_steps = isinstance(self.layer, S6) and not self.layer.complex_state and d_conv > 0 and plain
 
     def step(
         self, x_t: Tensor, state: State, *, elapsed: Tensor | None = None, active: Tensor | None = None
     ) -> tuple[Tensor, State]:
-        """As `SequenceModule.step`."""
+        """Return y_t and the new state as `SequenceModule.step`, by the fused step where it can run."""
         if not self._can_fuse(x_t):
             return super().step(x_t, state, elapsed=elapsed, active=active)
         return self._fused_step(x_t, None, state, elapsed, active)
@@ -114,7 +114,7 @@ class MambaBlock(GatedBlock):
     def _fused_step(
         self, x_t: Tensor, norm: nn.RMSNorm | None, state: GatedState, elapsed: Tensor | None, active: Tensor | None
     ) -> tuple[Tensor, GatedState]:
-        """One call of `mamba_step`, the norm and the residual branch inside it where a norm is given."""
+        """Return y (B, D) and the state by one call of `mamba_step`, which includes the residual branch if a norm is given."""
         if self.checks_inputs:
             times, valid = (None if part is None else part.unsqueeze(1) for part in (elapsed, active))
             x, times = self.validate_inputs(x_t.unsqueeze(1), times, valid, None)

@@ -16,22 +16,22 @@ EPSILON = 1e-5
 
 
 def rms_norm(d_model: int) -> nn.RMSNorm:
-    """RMSNorm with a learned scale, epsilon 1e-5; not decayed."""
+    """Return an RMSNorm with a learned scale and epsilon 1e-5, without weight decay."""
     norm = nn.RMSNorm(d_model, eps=EPSILON)
     mark(norm.weight, "norm", decay=False)
     return norm
 
 
 def layer_norm(d_model: int) -> nn.LayerNorm:
-    """LayerNorm with a learned scale and shift, epsilon 1e-5; not decayed."""
+    """Return a LayerNorm with a learned scale and shift and epsilon 1e-5, without weight decay."""
     norm = nn.LayerNorm(d_model, eps=EPSILON)
     for parameter in (norm.weight, norm.bias):
         mark(parameter, "norm", decay=False)
     return norm
 
 
-def _keep(new: Tensor, valid: Tensor | None, old: Tensor) -> Tensor:
-    """`new` at valid steps, `old` at the others."""
+def _select(new: Tensor, valid: Tensor | None, old: Tensor) -> Tensor:
+    """Return `new` at the steps where `valid` is True, `old` at the others."""
     return new if valid is None else torch.where(valid.unsqueeze(-1), new, old)
 
 
@@ -47,16 +47,16 @@ class ResidualStep(Protocol):
 
 
 class Residual(SequenceModule):
-    """A block in its residual branch; its properties and its state are the block's.
+    """Residual branch around a block, with the properties and the state of the block.
 
-    Padding passes through unchanged: y = x at steps that are not valid, zeros where this module is used on its own.
+    At invalid steps y = x inside a model, and y = 0 if this module is called on its own.
 
     Args:
-        block: what stands in the branch.
+        block: the block in the branch.
         norm: "rms", x + block(RMSNorm(x)); "layer", x + block(LayerNorm(x)); "batch", x + block(BatchNorm(x)), without scale and
             shift, rows depending on each other in training; "post", LayerNorm(x + block(x)).
 
-    Where the block makes the sequence shorter the residual path goes through its `shorten`.
+    If the block shortens the sequence, its `shorten` is applied to the residual path.
     """
 
     def __init__(self, block: SequenceModule, norm: Norm = "rms") -> None:
@@ -71,37 +71,37 @@ class Residual(SequenceModule):
         self.fuses_step = norm == "rms" and isinstance(block, ResidualStep)
 
     def forward_impl(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
-        """See the top of the file."""
+        """Run the block of the module docstring."""
         inner = x if self.kind == "post" else self._normed(x, info.valid)
         y, state = self.block.call_unchecked(inner, state, info)
         x, valid = self.shorten(x, info), self.shorten_info(info).valid
         y = x + y
-        return (_keep(self.norm(y), valid, x) if self.kind == "post" else y), state
+        return (_select(self.norm(y), valid, x) if self.kind == "post" else y), state
 
     def _normed(self, x: Tensor, valid: Tensor | None) -> Tensor:
         return self.norm(x, valid) if isinstance(self.norm, BatchNorm) else mask_padding(self.norm(x), valid)
 
     def shorten(self, x: Tensor, info: SequenceInfo) -> Tensor:
-        """The block's."""
+        """Return x at the length of the block's output, see `SequenceModule.shorten`."""
         return self.block.shorten(x, info)
 
     def shorten_info(self, info: SequenceInfo) -> SequenceInfo:
-        """The block's."""
+        """Return `info` for the steps of the block's output."""
         return self.block.shorten_info(info)
 
     def step(
         self, x_t: Tensor, state: State, *, elapsed: Tensor | None = None, active: Tensor | None = None
     ) -> tuple[Tensor, State]:
-        """One step: x_t (B, d_model), elapsed (B,), active (B,) bool; rows that are not active give x_t."""
+        """Return y_t (B, d_model) and the new state for one step x_t (B, d_model); rows that are not active give x_t."""
         if self.fuses_step:
             block = cast("ResidualStep", self.block)
             return block.residual_step(x_t, cast("nn.RMSNorm", self.norm), state, elapsed=elapsed, active=active)
         norm = self.norm.step if isinstance(self.norm, BatchNorm) else self.norm
-        inner = x_t if self.kind == "post" else _keep(norm(x_t), active, torch.zeros_like(x_t))
+        inner = x_t if self.kind == "post" else _select(norm(x_t), active, torch.zeros_like(x_t))
         y, state = self.block.step(inner, state, elapsed=elapsed, active=active)
         y = x_t + y
-        return (_keep(self.norm(y), active, x_t) if self.kind == "post" else y), state
+        return (_select(self.norm(y), active, x_t) if self.kind == "post" else y), state
 
     def initial_state(self, batch: int) -> State:
-        """The block's."""
+        """Return the initial state of the block."""
         return self.block.initial_state(batch)

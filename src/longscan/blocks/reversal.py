@@ -7,7 +7,10 @@ from longscan.layers.base import SequenceInfo
 
 
 def flip_valid(x: Tensor, valid: Tensor | None) -> Tensor:
-    """x (B, L, ...) with the valid steps of each row in reverse order, the others in place. valid: (B, L), one run a row."""
+    """Return x (B, L, ...) with the valid steps of each row reversed in time; the other steps keep their place.
+
+    valid: (B, L), one run of valid steps per row.
+    """
     if valid is None:
         return x.flip(1)
     if not x.shape[1]:
@@ -19,10 +22,10 @@ def flip_valid(x: Tensor, valid: Tensor | None) -> Tensor:
 
 
 def reversed_steps(info: SequenceInfo) -> SequenceInfo:
-    """What comes with the inputs, for the reversed sequence: the time before a step is now the time to the one that followed it.
+    """Return `info` for the sequence reversed in time: the elapsed time of a step becomes the time to the step that followed it.
 
-    1 stands before the last step of each sequence, as nothing is known of what follows. The gate is left out, and no state is
-    wanted: it would be that before the first step.
+    It is 1 for the last step of each sequence, whose successor is unknown. The gate is omitted and no state is requested: it
+    would be the state before the first step.
     """
     elapsed, valid, seq_idx = info.elapsed, info.valid, info.seq_idx
     if elapsed is not None:

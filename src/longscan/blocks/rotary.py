@@ -16,22 +16,22 @@ from torch import Tensor, nn
 from longscan.layers.base import SequenceInfo
 from longscan.layers.parameters import Marked, mark
 from longscan.layers.state import State, restarted_rows
-from longscan.numerics.rotary import frequencies, rates, turn
+from longscan.numerics.rotary import frequencies, frequency_tensor, rotate_pairs
 
 Target = Literal["x", "dt", "B", "C"]
 TARGETS = ("x", "dt", "B", "C")
 
 
 class Rotary(Marked):
-    """Turns pairs of neighbouring features by angles that grow with the position.
+    """Rotation of pairs of neighbouring features by angles proportional to the position.
 
     Args:
         width: features E, even.
-        base: of the frequencies; 10 turns all pairs fast, 10,000 most of them slowly.
+        base: of the frequencies; with 10 all pairs rotate fast, with 10,000 most of them slowly.
         learned: train the frequencies, at a tenth of the rate and without decay.
         length: the fastest pair makes half a turn in this many steps; None: one radian a step.
         repeat: positions start again after this many steps, as the rows of an image do.
-        targets: what is computed from the turned features: "x", what is scanned, and S6's "dt", "B" and "C".
+        targets: what is computed from the rotated features: "x", the input of the scan, and "dt", "B" and "C" of S6.
     """
 
     def __init__(
@@ -58,20 +58,20 @@ class Rotary(Marked):
             self.theta = mark(nn.Parameter(start), "ssm", lr_scale=0.1, decay=False, keep_float32=True)
 
     def forward(self, x: Tensor, position: Tensor) -> Tensor:
-        """x (B, L, E) turned; position (B, L), integers."""
+        """Return x (B, L, E) rotated by the positions (B, L), integers."""
         if self.repeat is not None:
             position = position % self.repeat
         # In float32 a late position times a frequency would lose the angle.
         wide = torch.float32 if x.device.type == "mps" else torch.float64
         position = position.to(wide)
-        speed = rates(self.width, self.base, position) if self.theta is None else self.theta.to(wide)
+        speed = frequency_tensor(self.width, self.base, position) if self.theta is None else self.theta.to(wide)
         angle = position.unsqueeze(-1) * (speed * self.scale)
         dtype = torch.promote_types(x.dtype, torch.float32)
-        return turn(x, angle.remainder(2 * math.pi).to(dtype))
+        return rotate_pairs(x, angle.remainder(2 * math.pi).to(dtype))
 
 
 def positions_from(state: State, x: Tensor, info: SequenceInfo) -> tuple[Tensor, Tensor]:
-    """`positions` of the steps of x (B, L, D), from a block's state with `position` (B,) and `layer`; from 0 where it is None."""
+    """Return `positions` of the steps of x (B, L, D), continued from a block's state, or from 0 if the state is None."""
     shape = (x.shape[0], x.shape[1])
     if state is None:
         return positions(torch.zeros(x.shape[0], dtype=torch.int64, device=x.device), None, shape, info)
@@ -80,13 +80,13 @@ def positions_from(state: State, x: Tensor, info: SequenceInfo) -> tuple[Tensor,
 
 
 def positions(carried: Tensor, restarted: Tensor | None, shape: tuple[int, int], info: SequenceInfo) -> tuple[Tensor, Tensor]:
-    """Where each step stands in its sequence, (B, L), from 0; and where the next one will stand, (B,).
+    """Return the position of each step in its sequence, (B, L), from 0, and the position of the next step, (B,).
 
     Args:
-        carried: (B,), int64, where the first step stands if it goes on with the sequence of the calls before.
-        restarted: (B,) bool, rows whose first valid step starts a sequence; None: none does.
+        carried: (B,) int64, position of the first step if it continues the sequence of earlier calls.
+        restarted: (B,) bool, rows whose first valid step starts a sequence; None: no row.
         shape: (B, L).
-        steps: valid and seq_idx as in `SequenceModule.forward`.
+        info: `valid` and `seq_idx` as in `SequenceModule.forward`.
     """
     length = shape[1]
     if restarted is not None:

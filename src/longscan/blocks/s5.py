@@ -75,7 +75,7 @@ class S5Block(GLUBlock):
             self.changes_length, self.streaming = True, False
 
     def forward_impl(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
-        """See the top of the file."""
+        """Run the block of the module docstring."""
         if self.stride == 1:
             return super().forward_impl(x, state, info)
         if info.seq_idx is not None:
@@ -87,15 +87,15 @@ class S5Block(GLUBlock):
     def step(
         self, x_t: Tensor, state: State, *, elapsed: Tensor | None = None, active: Tensor | None = None
     ) -> tuple[Tensor, State]:
-        """As `SequenceModule.step`; ValueError with a stride."""
+        """Return y_t and the new state as `SequenceModule.step`; ValueError with a stride."""
         if self.stride > 1:
             raise ValueError(f"step: with a stride of {self.stride} most steps have no output")
         return super().step(x_t, state, elapsed=elapsed, active=active)
 
     def shorten(self, x: Tensor, info: SequenceInfo) -> Tensor:
-        """As `SequenceModule.shorten`."""
+        """Return the residual path x (B, L, D) pooled over the windows, see `windows.shorten`."""
         return x if self.stride == 1 else windows.shorten(x, info, self.stride, self.pooling)
 
     def shorten_info(self, info: SequenceInfo) -> SequenceInfo:
-        """As `SequenceModule.shorten_info`."""
+        """Return `info` for the windows, see `windows.shorten_info`."""
         return info if self.stride == 1 else windows.shorten_info(info, self.stride)

@@ -2,7 +2,7 @@
 
 y = GLU(W dropout(GELU(layer(u))) + b)      GLU((p, q)) = p * sigmoid(q)
 
-Rotary positions turn what the layer reads, u itself, see `longscan.blocks.rotary`.
+Rotary positions rotate the layer's input u, see `longscan.blocks.rotary`.
 """
 
 from collections.abc import Mapping
@@ -59,7 +59,7 @@ class SimpleBlock(SequenceModule):
             raise ValueError(f"rotary targets: got {self.rotary.targets}, expected ('x',): the layer is turned as a whole")
 
     def forward_impl(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
-        """See the top of the file."""
+        """Run the block of the module docstring."""
         if self.rotary is None:
             y, state = self.layer.call_unchecked(x, state, info)
         else:
@@ -70,7 +70,7 @@ class SimpleBlock(SequenceModule):
         return mask_padding(y, info.valid), state
 
     def initial_state(self, batch: int) -> State:
-        """The layer's, and position 0."""
+        """Return the initial state of the layer, and position 0."""
         inner = self.layer.initial_state(batch)
         if self.rotary is None:
             return inner

@@ -1,7 +1,7 @@
-"""Windows of steps: what is left of a sequence where a block keeps one step of every few (event pooling).
+"""Event pooling: a block with a stride keeps one step of every window of `stride` steps.
 
-A row's windows of `stride` steps start at its first valid step. They stand at the left of the shorter row; steps at the end that
-fill no window are dropped. L: length, J = L // stride: windows.
+The windows of a row start at its first valid step and are left-aligned in the shorter row. Steps at the end that fill no window
+are dropped. L: length, J = L // stride: windows.
 """
 
 from typing import Literal
@@ -13,11 +13,11 @@ from longscan.layers.base import SequenceInfo, mask_padding
 
 Pooling = Literal["last", "mean", "time"]
 POOLINGS = ("last", "mean", "time")
-LEAST_TIME = 1e-6  # so that windows of simultaneous events have weights, too
+MIN_WEIGHT = 1e-6  # added to the elapsed times, so that a window of simultaneous events has a positive total weight
 
 
 def _windows(x: Tensor, valid: Tensor | None, stride: int) -> Tensor:
-    """x (B, L, ...) as (B, J, stride, ...), each row turned so that its valid steps come first."""
+    """Return x (B, L, ...) as windows (B, J, stride, ...), each row shifted cyclically so that its valid steps come first."""
     length = x.shape[1]
     if valid is not None and length:
         turned = (torch.arange(length, device=x.device) + valid.to(torch.int8).argmax(1, keepdim=True)) % length
@@ -27,7 +27,7 @@ def _windows(x: Tensor, valid: Tensor | None, stride: int) -> Tensor:
 
 
 def shorten_info(info: SequenceInfo, stride: int) -> SequenceInfo:
-    """elapsed, valid of the windows: the time since the last window, in units of a window's usual length; which are full."""
+    """Return `elapsed` and `valid` of the windows: the time since the last window over its usual value; which are full."""
     valid = elapsed = None
     if info.valid is not None:
         count = info.valid.shape[1] // stride
@@ -39,13 +39,13 @@ def shorten_info(info: SequenceInfo, stride: int) -> SequenceInfo:
 
 
 def shorten(x: Tensor, info: SequenceInfo, stride: int, pooling: Pooling) -> Tensor:
-    """One vector (B, J, D) for each window of x (B, L, D): its last, its mean, or its mean weighted by the elapsed times."""
+    """Return the last step of each window of x (B, L, D), its mean, or its mean weighted by the elapsed times: (B, J, D)."""
     windows, valid = _windows(x, info.valid, stride), shorten_info(SequenceInfo(valid=info.valid), stride).valid
     if pooling == "last":
         pooled = windows[:, :, -1]
     elif pooling == "mean" or info.elapsed is None:
         pooled = windows.mean(2)
     else:
-        weights = _windows(info.elapsed, info.valid, stride).unsqueeze(-1).to(x.dtype) + LEAST_TIME
+        weights = _windows(info.elapsed, info.valid, stride).unsqueeze(-1).to(x.dtype) + MIN_WEIGHT
         pooled = (windows * weights).sum(2) / weights.sum(2)
     return mask_padding(pooled, valid)

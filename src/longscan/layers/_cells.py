@@ -1,28 +1,32 @@
-"""A cell run step by step over rows with padding and restarts: how the recurrent baselines meet the contract of a layer."""
+"""Loops over time for the recurrent baselines (GRU, LSTM, sLSTM), with padding and restarts."""
 
+import math
+from abc import abstractmethod
 from collections.abc import Callable
 from contextlib import nullcontext
+from typing import ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import linear
 
-from longscan.layers.base import SequenceInfo
+from longscan.layers.base import SequenceInfo, SequenceLayer
 from longscan.ops.masks import INVALID, RESET, step_flags
 from longscan.ops.precision import without_autocast
-from longscan.ops.tracing import record_length
+from longscan.ops.tracing import in_func_transform, record_length
 
 Cell = Callable[[Tensor, tuple[Tensor, ...]], tuple[Tensor, ...]]
 
 
-def run_whole(
+def run_fused_kernel(
     kernel: Callable[..., tuple[Tensor, ...]], x: Tensor, state: tuple[Tensor, ...], weights: tuple[Tensor, ...]
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """As `run_cell`, for rows without padding and restarts, by torch's fused `kernel`: torch.gru or torch.lstm.
+    """Return what `run_cell` returns, for rows without padding and restarts, by torch's fused `kernel`: torch.gru or torch.lstm.
 
-    On a GPU cuDNN wants the weights one behind the other; under autocast it would take float16 whatever the dtype asked for. It
-    keeps what a backward needs only where it is told that it trains, which without dropout changes nothing else.
+    On a GPU, cuDNN needs the weights in one contiguous block, and under autocast it would take fp16 whatever the chosen dtype. It
+    stores what the backward pass needs only with its argument `train`, which without dropout changes nothing else.
 
-    States of other sizes are refused here: torch's kernels would read past their end.
+    Raises ValueError for states of other sizes: torch's kernels would read past their end.
     """
     wanted = (x.shape[0], weights[1].shape[1])
     for part in state:
@@ -44,9 +48,10 @@ def run_whole(
 
 
 def run_cell(cell: Cell, x: Tensor, state: tuple[Tensor, ...], info: SequenceInfo) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Outputs (B, L, H) and the final state of `cell(x_t, state) -> state`, whose first entry (B, H) is the output.
+    """Return the outputs (B, L, H) and the final state of `cell(x_t, state) -> state`, run over x (B, L, ...).
 
-    Invalid steps keep the state and give 0; where seq_idx changes the state restarts from zero.
+    The first entry of a state, (B, H), is the output of the step. Invalid steps keep the state and give 0; where seq_idx changes
+    the state restarts from zero.
     """
     x, length = record_length(x)
     flags = step_flags(x.shape[0], length, info.valid, info.seq_idx, x)
@@ -61,3 +66,41 @@ def run_cell(cell: Cell, x: Tensor, state: tuple[Tensor, ...], info: SequenceInf
         outputs.append(torch.where(invalid, 0, after[0]))
         state = tuple(torch.where(invalid, old, new) for old, new in zip(state, after, strict=True))
     return (torch.stack(outputs, 1) if outputs else x[..., : state[0].shape[-1]].clone()), state
+
+
+class TorchCell(SequenceLayer):
+    """Base of GRU and LSTM: the parameters of torch.nn.GRU or torch.nn.LSTM with one layer, of hidden size d_model.
+
+    Rows without padding and restarts run by torch's fused kernel. Other rows, compiled graphs and transforms run step by step.
+
+    gates: how many times d_model features of the input a step takes. kernel: torch's fused kernel.
+    """
+
+    irregular = False
+    gates: ClassVar[int]
+    kernel: ClassVar[Callable[..., tuple[Tensor, ...]]]
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        if d_model < 1:
+            raise ValueError(f"d_model: got {d_model}, expected at least 1")
+        self.d_model = d_model
+
+        def uniform(*shape: int) -> nn.Parameter:
+            return nn.Parameter(torch.empty(shape).uniform_(-1 / math.sqrt(d_model), 1 / math.sqrt(d_model)))
+
+        width = self.gates * d_model
+        self.weight_ih, self.weight_hh = uniform(width, d_model), uniform(width, d_model)
+        self.bias_ih, self.bias_hh = uniform(width), uniform(width)
+
+    @abstractmethod
+    def cell(self, projected: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Return the state after one step, from the projected input (B, gates * D); its first tensor is the output (B, D)."""
+
+    def run(self, x: Tensor, state: tuple[Tensor, ...], info: SequenceInfo) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Return the outputs (B, L, D) and the state after the last step, from x (B, L, D) and the state before the first."""
+        whole = info.valid is None and info.seq_idx is None and x.numel() > 0
+        if whole and not (torch.compiler.is_compiling() or in_func_transform()):
+            weights = (self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh)
+            return run_fused_kernel(type(self).kernel, x, state, weights)
+        return run_cell(self.cell, linear(x, self.weight_ih, self.bias_ih), state, info)

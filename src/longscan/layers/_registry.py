@@ -1,4 +1,4 @@
-"""The table of layers, filled by the modules of this package."""
+"""The registry of layers by name; each module of this package adds its layer."""
 
 import functools
 import inspect
@@ -13,14 +13,14 @@ LAYERS: Registry[type[SequenceLayer]] = Registry("layer")
 
 @functools.cache
 def parameter_names(made: Callable[..., object]) -> frozenset[str]:
-    """The names of what a class takes; kept, since finding them costs more than most layers do."""
+    """Return the names of the parameters of a class or function. Cached, as it takes longer than most layers."""
     return frozenset(inspect.signature(made).parameters)
 
 
 def make_layer(name: str, d_model: int, options: Mapping[str, Any], backend: str = "auto") -> SequenceLayer:
-    """The layer of this name and width; `backend` goes to those that run an op.
+    """Return a new layer of this name and width; `backend` is passed to layers that take one.
 
-    KeyError names the layers where there is no such name, TypeError a setting that the layer does not have.
+    Raises KeyError, naming the layers, for an unknown name, and TypeError for an option that the layer does not have.
     """
     layer: Callable[..., SequenceLayer] = LAYERS[name]
     if "backend" in parameter_names(layer):

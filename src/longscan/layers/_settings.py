@@ -9,7 +9,7 @@ from torch import nn
 
 from longscan._types import checked_value
 from longscan.ops import OPS
-from longscan.ops.dispatch import BACKENDS, NATIVE, missing_kernel, refusal
+from longscan.ops.dispatch import BACKENDS, NATIVE, missing_kernel, refusal_message
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -75,4 +75,4 @@ def check_backend(made: nn.Module, backend: str) -> None:
     for name in names:
         reason = missing_kernel(name, backend, OPS[name].native)
         if reason is not None:
-            raise ValueError(refusal(name, backend, reason))
+            raise ValueError(refusal_message(name, backend, reason))

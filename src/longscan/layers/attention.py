@@ -2,13 +2,13 @@
 
     (q_t, k_t, v_t) = W u_t         y_t = W_o [ sum_s softmax_s( <R(p_t) q_t, R(p_s) k_s> / sqrt(P) ) v_s ]      s <= t
 
-u: input (B, L, D) of H heads of width P, D = H P. p: position, the running sum of the elapsed times: R(p) turns pair i of a head
-by p base^(-2i/R) radians, so that scores depend on p_t - p_s alone. With a window w the sum is over the last w steps.
+u: input (B, L, D) of H heads of width P, D = H P. p: position, the running sum of the elapsed times. R(p) rotates pair i of a
+head by p base^(-2i/R) radians, so that scores depend on p_t - p_s alone. With a window w the sum is over the last w steps.
 
-torch's scaled_dot_product_attention computes it, by its fused kernels where they apply. Rows of several sequences go another way:
-a fused kernel multiplies what its mask leaves out by a weight of 0, which a NaN of another sequence survives. The state holds
-keys before the rotation and how long ago each was seen, so that the angles of a long stream stay small numbers. It grows: see
-`AttentionState`.
+torch's scaled_dot_product_attention computes it, with its fused kernels where they apply. Rows of several sequences do not use
+it: a fused kernel multiplies masked values by a weight of 0, and 0 times a NaN of another sequence is NaN. The state holds the
+keys before the rotation and the time since each was seen, so that the angles of a long stream stay small. It grows with the
+sequence: see `AttentionState`.
 """
 
 import math
@@ -24,11 +24,11 @@ from longscan.layers._registry import LAYERS
 from longscan.layers.base import SequenceInfo, SequenceLayer, mask_padding
 from longscan.layers.heads import head_width
 from longscan.layers.state import State, layer_state, no_sequence, restarted_rows
-from longscan.numerics.rotary import frequencies, rates, turn
+from longscan.numerics.rotary import frequencies, frequency_tensor, rotate_pairs
 from longscan.ops.associative import running_sum
 from longscan.ops.chunks import run_chunk
 from longscan.ops.masked_products import masked_products, masked_sums
-from longscan.ops.masks import RESET, resets, step_flags
+from longscan.ops.masks import RESET, reset_mask, step_flags
 from longscan.ops.precision import carry_dtype, without_autocast
 from longscan.ops.tracing import in_func_transform, record_length
 
@@ -52,14 +52,14 @@ class AttentionState(NamedTuple):
     last_seq_idx: Tensor
 
     def trimmed(self) -> "AttentionState":
-        """Without the slots that no row fills, such as those of padding and of sequences that have ended."""
+        """Return the state without the slots that no row uses, such as those of padding and of earlier sequences."""
         empty = self.age.shape[1] - int(self.filled.max())
         return self._replace(keys=self.keys[:, empty:], values=self.values[:, empty:], age=self.age[:, empty:])
 
 
 @LAYERS.register("attention")
 class Attention(SequenceLayer):
-    """Every step looks at all before it, or at the last `window` of them.
+    """Causal softmax attention of every step to all steps before it, or to the last `window` of them.
 
     Args:
         d_model: channels D.
@@ -99,12 +99,12 @@ class Attention(SequenceLayer):
         self.in_bias = nn.Parameter(torch.zeros(3 * d_model)) if bias else None
         self.out_bias = nn.Parameter(torch.zeros(d_model)) if bias else None
 
-    def rates(self, like: Tensor) -> Tensor:
-        """Radians per step, (rotary_dim / 2,), of the dtype and on the device of `like`."""
-        return rates(self.rotary_dim, self.base, like)
+    def rotary_frequencies(self, like: Tensor) -> Tensor:
+        """Return the rotary frequencies in radians per step, (rotary_dim / 2,), with the dtype and device of `like`."""
+        return frequency_tensor(self.rotary_dim, self.base, like)
 
     def forward_impl(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
-        """See the top of the file."""
+        """Run the recurrence of the module docstring."""
         if state is None:
             state = self._no_steps(x.shape[0], 0) if x.shape[1] else self.initial_state(x.shape[0])
         if self.window is not None:
@@ -120,7 +120,7 @@ class Attention(SequenceLayer):
         return (torch.cat(outputs, 1) if outputs else x.clone()), state
 
     def _attend(self, x: Tensor, state: AttentionState, info: SequenceInfo) -> tuple[Tensor, AttentionState]:
-        """All of x at once, and the state with all its steps."""
+        """Return the output for all steps of x, and the state with all its steps."""
         (batch, length), held = x.shape[:2], state.age.shape[1]
         rows, last_seq_idx = restarted_rows(state.last_seq_idx, info.valid, info.seq_idx)
         flags = step_flags(batch, length, info.valid, info.seq_idx, x)
@@ -134,11 +134,11 @@ class Attention(SequenceLayer):
         tick = torch.ones_like(valid, dtype=x.dtype) if info.elapsed is None else info.elapsed
         time = torch.where(valid, tick, 0).to(carry_dtype(self.in_proj))
         packed = info.seq_idx is not None
-        time = running_sum(time, resets(flags, packed, 2))  # since the last call, or since the sequence began
+        time = running_sum(time, reset_mask(flags, packed, 2))  # since the last call, or since the sequence began
         when = torch.cat([-age.to(time.dtype), time], 1)
-        speed = self.rates(time)
+        speed = self.rotary_frequencies(time)
         queries, turned = (
-            turn(part.to(self.state_dtype), (moment.unsqueeze(-1) * speed).unsqueeze(2)).to(part.dtype).transpose(1, 2)
+            rotate_pairs(part.to(self.state_dtype), (moment.unsqueeze(-1) * speed).unsqueeze(2)).to(part.dtype).transpose(1, 2)
             for part, moment in ((q, time), (keys, when))
         )
 
@@ -185,7 +185,7 @@ class Attention(SequenceLayer):
     def _attend_packed(
         self, queries: Tensor, keys: Tensor, values: Tensor, seen: Tensor, segment: Tensor, valid: Tensor
     ) -> Tensor:
-        """The attention of rows that hold several sequences, (B, H, L, P): no key or value meets another sequence's query.
+        """Return the attention (B, H, L, P) of rows with several sequences: no query sees a key or value of another sequence.
 
         Memory for scores is bounded, except in compiled and exported graphs, whose lengths may be unknown.
         """
@@ -213,7 +213,7 @@ class Attention(SequenceLayer):
         return torch.cat(outputs, 2).to(values.dtype)
 
     def _windowed(self, state: AttentionState) -> AttentionState:
-        """The last w - 1 slots, empty ones on the left where there are fewer."""
+        """Return the state with its last w - 1 slots, empty slots on the left if there are fewer."""
         room = (self.window or 1) - 1
         held = state.age.shape[1]
         cut = [part[:, max(held - room, 0) :] for part in state[:3]]
@@ -228,5 +228,5 @@ class Attention(SequenceLayer):
         return AttentionState(keys, torch.zeros_like(keys), age, filled, no_sequence(batch, self.device))
 
     def initial_state(self, batch: int) -> AttentionState:
-        """No steps; with a window w - 1 empty slots."""
+        """Return a state without steps; with a window it has w - 1 empty slots."""
         return self._no_steps(batch, 0 if self.window is None else self.window - 1)

@@ -11,8 +11,8 @@ The defaults are what the authors' released code computes. Where the paper says 
 `phase_dt` lets Delta multiply the angle (the paper's equations 10-19); `dt_bias_twice=False` adds the bias of Delta once (the
 code adds it twice); `phase_scale="one"` drops the 1/sqrt(D) (the paper has none); `shared=False` gives each channel its own B
 and C. `angle_spread=s` draws W from U(-s, s) instead of U(-1/sqrt(D), 1/sqrt(D)),
-with which exact rotations are found sooner. `phase_grid=Q` rounds every angle to a multiple of 2 pi / Q and counts the multiples
-in integers: errors of the angle below pi / Q leave no trace, however long the sequence (the gradient passes the rounding).
+with which exact rotations are found sooner. `phase_grid=Q` rounds every angle to a multiple of 2 pi / Q and adds the multiples
+as integers: errors of the angle below pi / Q have no effect at any length (the gradient is that without the rounding).
 """
 
 import math
@@ -33,7 +33,7 @@ from longscan.ops import unitary_scan
 
 @LAYERS.register("aussm")
 class AUSSM(SequenceLayer):
-    """Rotations chosen by the input: a state that neither decays nor grows of itself.
+    """Scan of a state that is rotated by input-dependent angles and neither decays nor grows without input.
 
     Args:
         d_model: channels D.
@@ -101,11 +101,11 @@ class AUSSM(SequenceLayer):
         self.D = mark(nn.Parameter(torch.ones(d_model)), "ssm", decay=False, keep_float32=True)
 
     def angles(self, u: Tensor) -> Tensor:
-        """theta (..., D, N) in radians for inputs u (..., D) to the scan, without any factor Delta."""
+        """Return theta (..., D, N) in radians for inputs u (..., D) to the scan, without a factor Delta."""
         return torch.einsum("...p,inp->...in", u.to(self.angle_bias.dtype), self.angle_proj * self.phase_factor) + self.angle_bias
 
     def forward_impl(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
-        """See the top of the file."""
+        """Run the recurrence of the module docstring."""
         initial: Any
         initial, last_seq_idx = start_state(state, x.shape[0], info, x.device)
         if self.phase_grid is not None and state is not None:
@@ -138,7 +138,7 @@ class AUSSM(SequenceLayer):
         return y, PhaseState(ssm, phase, last_seq_idx)
 
     def initial_state(self, batch: int) -> ScanState | PhaseState:
-        """Zeros: ssm (batch, D, N, 2)."""
+        """Return zeros: ssm (batch, D, N, 2)."""
         ssm = torch.zeros(batch, self.d_model, self.d_state, 2, dtype=self.state_dtype, device=self.device)
         if self.phase_grid is not None:
             phase = torch.zeros(batch, self.d_model, self.d_state, dtype=torch.int64, device=self.device)

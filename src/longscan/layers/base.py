@@ -1,4 +1,4 @@
-"""The contract of everything that maps a sequence (B, L, D) to a sequence (B, L, D): layers, and the blocks around them."""
+"""The base classes of layers and blocks: modules that map a sequence (B, L, D) to a sequence (B, L, D) and carry a state."""
 
 from abc import ABC, abstractmethod
 from typing import Any, NamedTuple, TypeVar
@@ -32,11 +32,16 @@ class SequenceInfo(NamedTuple):
 class SequenceModule(Marked, ABC):
     """Base of layers and blocks. Subclasses write `forward_impl` and `initial_state`.
 
-    Attributes say what holds, on the class or, for a module made of others, on the instance; the tests check it both ways:
-        causal: y_t depends on steps up to t only. streaming: states carry a sequence across calls, down to single steps.
-        irregular: `elapsed` has a meaning (else it raises). changes_length: y is shorter than x.
-        batch_independent: no row influences another.
-        op_names: the ops of `longscan.ops` that the module itself calls, those of its parts not included; an explicit native
+    The attributes are set on the class or, for a module that contains others, on the instance. The contract tests check that each
+    property holds where it is True and is violated where it is False.
+
+    Attributes:
+        causal: y_t depends on steps up to t only.
+        streaming: states carry a sequence across calls, down to single steps.
+        irregular: `elapsed` has a meaning; otherwise passing it raises ValueError.
+        changes_length: y is shorter than x.
+        batch_independent: no row of a batch influences another.
+        op_names: the ops of `longscan.ops` that the module itself calls, without those of its submodules. An explicit native
             backend must have a kernel for each of them that has native kernels at all.
     """
 
@@ -51,17 +56,20 @@ class SequenceModule(Marked, ABC):
 
     def __init__(self) -> None:
         super().__init__()
-        # False inside a block or a model, which has checked and cleaned its inputs: see `inherit_properties`.
+        # False inside a block or a model, which has already validated and masked the inputs: see `inherit_properties`.
         self.checks_inputs = True
-        self._form_of_states: tuple[type, list[tuple[int, ...]]] | None = None  # what an initial state is, once one was asked for
+        self._state_form: tuple[type, list[tuple[int, ...]]] | None = None  # type and shapes of a state, cached by `check_state`
 
     @abstractmethod
     def forward_impl(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
-        """y and the state after the last step, for inputs that are checked; `state` is None at a sequence's start."""
+        """Return y (B, L, D) and the state after the last step, for validated inputs x (B, L, D).
+
+        `state` is None at the start of a sequence.
+        """
 
     @abstractmethod
     def initial_state(self, batch: int) -> State:
-        """The state before the first step of `batch` sequences, on the parameters' device."""
+        """Return the state before the first step of `batch` sequences, on the parameters' device."""
 
     def forward(
         self,
@@ -73,18 +81,18 @@ class SequenceModule(Marked, ABC):
         seq_idx: Tensor | None = None,
         return_state: bool = False,
     ) -> Any:
-        """Run over a batch of sequences.
+        """Map a batch of sequences x to y.
 
         Args:
             x: (B, L, d_model).
-            state: from `initial_state` or an earlier call; None starts afresh.
+            state: from `initial_state` or an earlier call; None starts a new sequence in every row.
             elapsed: (B, L), time since the previous step in units of the usual step; None means 1 everywhere.
-            valid: (B, L) bool, one contiguous run of real steps per row; the rest is padding: ignored, and y is 0 there.
-            seq_idx: (B, L) integers >= 0, a new sequence starts wherever it changes, also against the state's last one.
+            valid: (B, L) bool, one contiguous run of valid steps per row. The other steps are padding: ignored, and y is 0 there.
+            seq_idx: (B, L) integers >= 0. A new sequence starts where it changes, and where it differs from the state's last one.
             return_state: also return the state after the last valid step.
 
-        Returns y (B, L, d_model), or (y, state). Raises ValueError where an argument has the wrong shape or no meaning here,
-        TypeError where it has the wrong dtype.
+        Returns y (B, L, d_model), or (y, state). Raises ValueError if an argument has the wrong shape or does not apply to this
+        module, TypeError if it has the wrong dtype.
         """
         if self.checks_inputs:
             x, elapsed = self.validate_inputs(x, elapsed, valid, seq_idx)
@@ -104,9 +112,9 @@ class SequenceModule(Marked, ABC):
     def step(
         self, x_t: Tensor, state: State, *, elapsed: Tensor | None = None, active: Tensor | None = None
     ) -> tuple[Tensor, State]:
-        """One step: x_t (B, d_model), elapsed (B,), active (B,) bool; rows that are not active keep their state and give 0.
+        """Return y_t (B, d_model) and the new state for one step x_t (B, d_model); elapsed (B,), active (B,) bool.
 
-        ValueError where steps depend on those to come.
+        Rows that are not active keep their state and give 0. Raises ValueError if the module is not `streaming`.
         """
         if not self.streaming:
             raise ValueError(f"step: {type(self).__name__} needs the steps to come, too")
@@ -119,12 +127,12 @@ class SequenceModule(Marked, ABC):
         )
         return y.squeeze(1), state
 
-    def shorten(self, x: Tensor, info: SequenceInfo) -> Tensor:  # noqa: ARG002 - modules that change lengths need them
-        """x (B, L, D) as it stands beside y, in a residual path: itself, where lengths are kept."""
+    def shorten(self, x: Tensor, info: SequenceInfo) -> Tensor:  # noqa: ARG002 - used by modules that change lengths
+        """Return x (B, L, D) at the length of y, for the residual path; x itself unless the module changes lengths."""
         return x
 
     def shorten_info(self, info: SequenceInfo) -> SequenceInfo:
-        """`steps` as they are for y: themselves, where lengths are kept."""
+        """Return `info` for the steps of y; `info` itself unless the module changes lengths."""
         return info
 
     def validate_inputs(
@@ -149,13 +157,16 @@ class SequenceModule(Marked, ABC):
         return mask_padding(y, self.shorten_info(SequenceInfo(valid=valid)).valid)
 
     def check_state(self, state: State, batch: int) -> None:
-        """TypeError or ValueError unless a state is None, or of this module and of `batch` rows; not looked at in transforms."""
+        """Raise TypeError or ValueError unless `state` is None or a state of this module with `batch` rows.
+
+        Not checked in compiled or transformed calls.
+        """
         if state is None or is_compiled_or_transformed():
             return
-        if self._form_of_states is None:
+        if self._state_form is None:
             blank = self.initial_state(1)
-            self._form_of_states = type(blank), [tuple(part.shape[1:]) for part in state_tensors(blank)]
-        kind, shapes = self._form_of_states
+            self._state_form = type(blank), [tuple(part.shape[1:]) for part in state_tensors(blank)]
+        kind, shapes = self._state_form
         if type(state) is not kind:
             raise TypeError(f"state: got a {type(state).__name__}, expected the {kind.__name__} of a {type(self).__name__}")
         found, wanted = [tuple(part.shape) for part in state_tensors(state)], [(batch, *shape) for shape in shapes]
@@ -173,7 +184,7 @@ class SequenceModule(Marked, ABC):
             raise ValueError(f"state: got tensors of shapes {found}, expected {wanted}")
 
     def _check_dtype(self, x: Tensor) -> None:
-        """TypeError unless x is of the parameters' dtype, or of half precision where all of these keep float32."""
+        """Raise TypeError unless x has the dtype of a parameter, or is fp16 or bf16 and all parameters stay float32."""
         dtypes = {parameter.dtype for parameter in self.parameters()}
         if x.dtype in dtypes or torch.is_autocast_enabled(x.device.type):
             return
@@ -195,20 +206,20 @@ class SequenceModule(Marked, ABC):
 
     @property
     def state_dtype(self) -> torch.dtype:
-        """float64 for float64 parameters, otherwise float32."""
+        """The dtype of states: float64 for float64 parameters, otherwise float32."""
         return torch.float64 if next(self.parameters()).dtype == torch.float64 else torch.float32
 
     @property
     def device(self) -> torch.device:
-        """Where the parameters are."""
+        """The device of the parameters."""
         return next(self.parameters()).device
 
 
 class SequenceLayer(SequenceModule):
-    """A sequence primitive: its own projections and one op.
+    """Base of sequence primitives: a layer owns its projections and calls one op.
 
-    fuses_gate: the op multiplies y by silu(gate) itself. activates_input: the layer applies SiLU to what it scans, so that a
-    block must not do it before.
+    fuses_gate: whether the op itself multiplies y by silu(gate).
+    activates_input: whether the layer applies SiLU to the input of its scan; a block then applies none before it.
     """
 
     fuses_gate: bool = False
@@ -225,7 +236,7 @@ class SequenceLayer(SequenceModule):
         seq_idx: Tensor | None = None,
         return_state: bool = False,
     ) -> Any:
-        """As `SequenceModule.forward`; `gate` (B, L, d_model) multiplies y by silu(gate)."""
+        """Map a batch of sequences x to y as in `SequenceModule.forward`, times silu(gate) for a `gate` (B, L, d_model)."""
         if self.checks_inputs:
             x, elapsed = self.validate_inputs(x, elapsed, valid, seq_idx)
             self.check_state(state, x.shape[0])
@@ -262,5 +273,5 @@ def start_state(
 
 
 def mask_padding(y: Tensor, valid: Tensor | None) -> Tensor:
-    """y (B, L, ...) with zeros at the steps that are not valid."""
+    """Return y (B, L, ...) with zeros at the steps where `valid` (B, L) is False; y itself if `valid` is None."""
     return y if valid is None else torch.where(valid.view(*valid.shape, *(1,) * (y.ndim - 2)), y, 0)

@@ -1,4 +1,4 @@
-"""What can be wrong with the arguments that come with a sequence, found before anything runs."""
+"""Checks of `elapsed`, `valid` and `seq_idx`, the arguments that accompany a batch of sequences."""
 
 import torch
 from torch import Tensor
@@ -7,16 +7,17 @@ from longscan.ops.tracing import is_compiled_or_transformed
 
 
 def values_unavailable(*tensors: Tensor | None) -> bool:
-    """Whether code may not depend on values: in a compiled, traced or transformed call, and while a CUDA graph is recorded."""
+    """Return whether Python must not read tensor values: in compiled, traced or transformed calls and CUDA graph capture."""
     if is_compiled_or_transformed(*tensors):
         return True
     return bool(torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())  # type: ignore[no-untyped-call]
 
 
 def check_steps(shape: tuple[int, int], elapsed: Tensor | None, valid: Tensor | None, seq_idx: Tensor | None) -> None:
-    """Raise ValueError or TypeError unless the three fit a batch of this (B, L).
+    """Raise ValueError or TypeError unless `elapsed`, `valid` and `seq_idx` suit a batch of shape (B, L).
 
-    The values (one run of valid steps, elapsed and seq_idx not negative) are checked outside of graphs and transforms.
+    Shapes and dtypes are always checked. Values (one run of valid steps per row, elapsed and seq_idx not negative) are checked
+    unless `values_unavailable`.
     """
     for name, value in (("elapsed", elapsed), ("valid", valid), ("seq_idx", seq_idx)):
         if value is not None and tuple(value.shape) != shape:

@@ -1,8 +1,8 @@
-"""What layers with heads of a matrix state share: they select from their own input, or a block projects for them.
+"""Base classes of layers with heads whose state is a matrix (Mamba-2, Mamba-3).
 
-A block in the manner of Mamba-2 computes what the heads select (step sizes, input and output maps) together with their input, in
-one projection before the convolution. So the heads are a module of their own, which takes both; the layer around them adds the
-projection from its own input.
+The recurrence of a head depends on selected features: step sizes, input and output maps. In a Mamba-2 block one projection before
+the convolution computes them together with the input. So the heads are a separate module, which takes both; a layer adds a
+projection of its own input that computes the selected features.
 """
 
 import math
@@ -18,10 +18,14 @@ from longscan.layers.state import State
 
 
 class Heads(Marked, ABC):
-    """H heads of width P = D / H.
+    """Base of the parameters and the scan of H heads of width P = D / H.
 
-    d_model: D. head_dim: P. selected: how many features the heads take beside their input; convolved: how many of these, the
-    first ones, pass a block's convolution together with the input. op_names: as in `SequenceModule`.
+    Attributes:
+        d_model: D.
+        head_dim: P.
+        selected: number of selected features, which the heads take in addition to their input.
+        convolved: number of these features, the first ones, that pass through a block's convolution together with the input.
+        op_names: as in `SequenceModule`.
     """
 
     selected: int
@@ -35,19 +39,19 @@ class Heads(Marked, ABC):
 
     @abstractmethod
     def forward_impl(self, x: Tensor, selected: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
-        """y (B, L, D) and the state after the last step, from x (B, L, D) and selected (B, L, `selected`)."""
+        """Return y (B, L, D) and the state after the last step, from x (B, L, D) and selected features (B, L, `selected`)."""
 
     @abstractmethod
     def initial_state(self, batch: int) -> State:
-        """The state before the first step of `batch` sequences."""
+        """Return the state before the first step of `batch` sequences."""
 
     def split(self, x: Tensor) -> Tensor:
-        """(..., D) as (..., H, P)."""
+        """Return x (..., D) in the shape (..., H, P)."""
         return x.reshape(*x.shape[:-1], self.heads, self.head_dim)
 
 
 class HeadsLayer(SequenceLayer):
-    """Heads, and the projection that gives them what they select from the layer's input, (`selected`, D), without bias."""
+    """Heads, and a projection (`selected`, D) without bias of the layer's input to the selected features."""
 
     fuses_gate = True
 
@@ -58,16 +62,16 @@ class HeadsLayer(SequenceLayer):
         self.x_proj = mark(nn.Parameter(torch.empty(heads.selected, heads.d_model).uniform_(-bound, bound)), "selector")
 
     def forward_impl(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
-        """As the heads."""
+        """Return the output of the heads and their state."""
         return self.heads.forward_impl(x, linear(x, self.x_proj), state, info)
 
     def initial_state(self, batch: int) -> State:
-        """The heads'."""
+        """Return the initial state of the heads."""
         return self.heads.initial_state(batch)
 
 
 def head_width(d_model: int, head_dim: int | None) -> int:
-    """The width of a head: `head_dim`, or the largest divisor of d_model up to 64; ValueError unless it divides d_model."""
+    """Return the width of a head: `head_dim`, which must divide d_model, or by default the largest divisor up to 64."""
     if d_model < 1:
         raise ValueError(f"d_model: got {d_model}, expected at least 1")
     if head_dim is None:
@@ -78,7 +82,7 @@ def head_width(d_model: int, head_dim: int | None) -> int:
 
 
 def check_groups(d_state: int, groups: int, heads: int) -> None:
-    """ValueError unless there are states, and groups that share out the heads evenly."""
+    """Raise ValueError unless d_state is at least 1 and `groups` divides the number of heads."""
     if d_state < 1:
         raise ValueError(f"d_state: got {d_state}, expected at least 1")
     if groups < 1 or heads % groups:

@@ -29,7 +29,7 @@ from longscan.ops import block2_scan
 
 @LAYERS.register("linoss")
 class LinOSS(SequenceLayer):
-    """Uncoupled oscillators driven by all channels, linear and time-invariant.
+    """Uncoupled oscillators driven by all channels; linear and time-invariant.
 
     Args:
         d_model: channels D.
@@ -65,7 +65,7 @@ class LinOSS(SequenceLayer):
         self.D = mark(nn.Parameter(torch.randn(d_model)), "ssm", keep_float32=True)
 
     def forward_impl(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
-        """See the top of the file."""
+        """Run the recurrence of the module docstring."""
         initial, last_seq_idx = start_state(state, x.shape[0], info, x.device)
         stiffness, dt = relu(self.A), self.dt.sigmoid()
         if info.elapsed is not None:
@@ -86,7 +86,7 @@ class LinOSS(SequenceLayer):
         return mask_padding(y, info.valid), ScanState(ssm, last_seq_idx)
 
     def _check_stability(self, stiffness: Tensor, dt: Tensor, name: str) -> None:
-        """ValueError where a step of the symplectic rule would grow; not where values cannot be looked at."""
+        """Raise ValueError if a step of the symplectic rule is unstable; not checked where values are unavailable."""
         if self.discretisation == "im" or values_unavailable(dt) or dt.device.type == "meta" or not dt.numel():
             return
         largest = (dt.square() * stiffness).max().item()

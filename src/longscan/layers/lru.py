@@ -66,7 +66,7 @@ class LRU(SequenceLayer):
         self.D = mark(parameter(torch.randn(d_model)), "ssm", keep_float32=True)
 
     def forward_impl(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
-        """See the top of the file."""
+        """Run the recurrence of the module docstring."""
         initial, last_seq_idx = start_state(state, x.shape[0], info, x.device)
         log_a = torch.stack([-self.nu.exp(), self.phi.exp()], -1)
         if info.elapsed is not None:
@@ -84,6 +84,6 @@ class LRU(SequenceLayer):
         return mask_padding(y, info.valid), ScanState(ssm, last_seq_idx)
 
     def initial_state(self, batch: int) -> ScanState:
-        """Zeros: ssm (batch, N, 2)."""
+        """Return zeros: ssm (batch, N, 2)."""
         ssm = torch.zeros(batch, self.d_state, 2, dtype=self.state_dtype, device=self.device)
         return ScanState(ssm, no_sequence(batch, self.device))

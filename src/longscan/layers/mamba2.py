@@ -28,7 +28,7 @@ from longscan.ops import ssd_scan
 
 
 class Mamba2Heads(Heads):
-    """The parameters A, dt_bias and D of the heads, and their scan; settings are those of `Mamba2`."""
+    """The parameters A, dt_bias and D of the heads, and their scan; arguments as in `Mamba2`."""
 
     op_names = ("ssd_scan",)
 
@@ -54,7 +54,7 @@ class Mamba2Heads(Heads):
         self.D = float32_parameter(torch.ones(self.heads))
 
     def forward_impl(self, x: Tensor, selected: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
-        """See the top of the file."""
+        """Run the recurrence of the module docstring."""
         initial, last_seq_idx = start_state(state, x.shape[0], info, x.device)
         size = self.groups * self.d_state
         B, C, dt = torch.split(selected, [size, size, self.heads], -1)
@@ -80,7 +80,7 @@ class Mamba2Heads(Heads):
         return y.flatten(2), ScanState(ssm, last_seq_idx)
 
     def initial_state(self, batch: int) -> ScanState:
-        """Zeros: ssm (batch, H, P, N)."""
+        """Return zeros: ssm (batch, H, P, N)."""
         dtype = torch.float64 if self.D.dtype == torch.float64 else torch.float32
         ssm = torch.zeros(batch, self.heads, self.head_dim, self.d_state, dtype=dtype, device=self.D.device)
         return ScanState(ssm, no_sequence(batch, self.D.device))
@@ -88,7 +88,7 @@ class Mamba2Heads(Heads):
 
 @LAYERS.register("mamba2")
 class Mamba2(HeadsLayer):
-    """Heads with a matrix state each, one decay a head, computed by matrix products.
+    """Heads with a matrix state and one decay per head, computed by matrix products.
 
     Args:
         d_model: channels D.

@@ -7,12 +7,12 @@
     y_t = h_t Q_t + skip u_t,  times silu(gate_t)
 
 u: input (B, L, D) of H heads of width P. h: state (B, H, P, N). A_t, Delta_t, lambda_t: (B, L, H). B_t, C_t: (B, L, G, N) with G
-groups, the norm over N, a bias for each head. w_t: (B, L, R) for all heads: R turns the first R pairs of the N. g(x) = 1 + x for
-x >= 0, 1 / (1 - x) below: positive, with slope; A_t is at most -1e-4.
+groups, the norm over N, a bias for each head. w_t: (B, L, R) for all heads: R(.) rotates the first R pairs of the N.
+g(x) = 1 + x for x >= 0 and 1 / (1 - x) for x < 0; A_t is at most -1e-4.
 
 The input enters by a trapezoidal rule: lambda weighs its value at this step against that at the step before. So K_{t-1} belongs
-to the state. The authors turn B and C by the angles summed up so far; the state here is the same in a frame that turns along,
-and needs no such sum. `forward_impl` uses another form of the recurrence: with the weight s_t = lambda_t Delta_t +
+to the state. The authors rotate B and C by the sum of all angles so far; here the state is kept in the rotating frame instead,
+which needs no such sum. `forward_impl` uses another form of the recurrence: with the weight s_t = lambda_t Delta_t +
 (1 - lambda_{t+1}) Delta_{t+1} an input enters once, before the step that follows takes its share, and only y_t sees it with
 lambda_t Delta_t.
 """
@@ -32,7 +32,7 @@ from longscan.layers.state import State, layer_state, no_sequence, restarted_row
 from longscan.numerics.timescales import initial_dt
 from longscan.ops import ssd_scan
 
-SLOWEST = 1e-4  # the smallest -A
+MIN_DECAY_RATE = 1e-4  # the smallest -A
 
 
 @layer_state
@@ -45,8 +45,8 @@ class Mamba3State(NamedTuple):
     last_seq_idx: Tensor
 
 
-def _follows(info: SequenceInfo, x: Tensor) -> Tensor:
-    """(B, L): whether the next step goes on with the sequence of this one."""
+def _continues_sequence(info: SequenceInfo, x: Tensor) -> Tensor:
+    """Return whether the next step belongs to the same sequence as this one, bool (B, L)."""
     follows = torch.arange(x.shape[1], device=x.device).expand(x.shape[:2]) < x.shape[1] - 1
     if info.valid is not None:
         follows = follows & info.valid & info.valid.roll(-1, 1)
@@ -55,8 +55,8 @@ def _follows(info: SequenceInfo, x: Tensor) -> Tensor:
     return follows
 
 
-def _at(part: Tensor, valid: Tensor | None, end: int) -> Tensor:
-    """(B, ...): the first (end 0) or the last (-1) valid step of (B, L, ...), zeros in rows without one."""
+def _end_step(part: Tensor, valid: Tensor | None, end: int) -> Tensor:
+    """Return the first (end 0) or the last (end -1) valid step of x (B, L, ...): (B, ...), zeros in rows without one."""
     if valid is None:
         return part[:, end]
     count = valid.cumsum(1)
@@ -65,7 +65,7 @@ def _at(part: Tensor, valid: Tensor | None, end: int) -> Tensor:
 
 
 class Mamba3Heads(Heads):
-    """The parameters of the heads and their scan; settings are those of `Mamba3`."""
+    """The parameters of the heads and their scan; arguments as in `Mamba3`."""
 
     op_names = ("ssd_scan",)
 
@@ -96,11 +96,11 @@ class Mamba3Heads(Heads):
         self.D = float32_parameter(torch.ones(self.heads))
 
     def step_sizes(self, dt: Tensor) -> Tensor:
-        """Delta (B, L, H) without the elapsed time."""
+        """Return Delta (B, L, H) without the factor of the elapsed time."""
         return softplus(dt + self.dt_bias)
 
     def forward_impl(self, x: Tensor, selected: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
-        """See the top of the file."""
+        """Run the recurrence of the module docstring."""
         state = self.initial_state(x.shape[0]) if state is None else state
         rows, last_seq_idx = restarted_rows(state.last_seq_idx, info.valid, info.seq_idx)
         ssm, last_x, last_map = (zero_rows(rows, part) for part in state[:3])
@@ -112,13 +112,14 @@ class Mamba3Heads(Heads):
         u, dt = self.split(x), self.step_sizes(dt)
         if info.elapsed is not None:
             dt = dt * info.elapsed.unsqueeze(-1).to(wide)
-        rate = torch.where(a >= 0, 1 + a, 1 / (1 - a.clamp(max=0))).clamp(min=SLOWEST)
+        rate = torch.where(a >= 0, 1 + a, 1 / (1 - a.clamp(max=0))).clamp(min=MIN_DECAY_RATE)
         share = torch.sigmoid(r)
         angle = dt.unsqueeze(-1) * (-math.pi * torch.tanh(w)).unsqueeze(2)
 
-        late = (1 - share) * dt  # (1 - lambda) Delta: what a step takes of the input before it
-        ssm = ssm + _at(late, info.valid, 0)[..., None, None] * last_x.unsqueeze(-1) * last_map.unsqueeze(-2)
-        ahead = torch.where(_follows(info, x).unsqueeze(-1), torch.cat([late[:, 1:], torch.zeros_like(late[:, :1])], 1), 0)
+        previous_weight = (1 - share) * dt  # (1 - lambda_t) Delta_t, the weight at step t of the input of step t - 1
+        ssm = ssm + _end_step(previous_weight, info.valid, 0)[..., None, None] * last_x.unsqueeze(-1) * last_map.unsqueeze(-2)
+        next_weight = torch.cat([previous_weight[:, 1:], torch.zeros_like(previous_weight[:, :1])], 1)
+        next_weight = torch.where(_continues_sequence(info, x).unsqueeze(-1), next_weight, 0)
         y, ssm = ssd_scan(
             u,
             rate * dt,
@@ -127,7 +128,7 @@ class Mamba3Heads(Heads):
             C,
             self.D,
             initial_state=ssm,
-            input_scale=share * dt + ahead,
+            input_scale=share * dt + next_weight,
             own_scale=share * dt,
             angle=angle,
             B_bias=self.B_bias,
@@ -137,7 +138,7 @@ class Mamba3Heads(Heads):
             backend=self.backend,
         )
         y = y.flatten(2) if info.gate is None else y.flatten(2) * silu(info.gate)
-        newest_x, newest_B = (_at(part, info.valid, -1).to(wide) for part in (u, B))
+        newest_x, newest_B = (_end_step(part, info.valid, -1).to(wide) for part in (u, B))
         newest_B = newest_B.repeat_interleave(self.heads // self.groups, 1) + self.B_bias
         if info.valid is not None:
             some = info.valid.any(1)[:, None, None]
@@ -145,12 +146,12 @@ class Mamba3Heads(Heads):
         return y, Mamba3State(ssm, newest_x, newest_B, last_seq_idx)
 
     def _normed(self, selected: Tensor, scale: Tensor) -> Tensor:
-        """B or C of the groups, normalised over its N: (B, L, G, N)."""
+        """Return B or C of the groups, (B, L, G, N), normalised over the N states."""
         grouped = selected.reshape(*selected.shape[:2], self.groups, self.d_state)
         return rms_norm(grouped, (self.d_state,), eps=1e-5) * scale.to(selected.dtype)
 
     def initial_state(self, batch: int) -> Mamba3State:
-        """Zeros."""
+        """Return zeros for all fields of `Mamba3State`."""
         like = torch.zeros((), dtype=torch.float64 if self.D.dtype == torch.float64 else torch.float32, device=self.D.device)
         shapes = ((self.head_dim, self.d_state), (self.head_dim,), (self.d_state,))
         ssm, last_x, last_map = (like.new_zeros(batch, self.heads, *shape) for shape in shapes)
@@ -159,7 +160,7 @@ class Mamba3Heads(Heads):
 
 @LAYERS.register("mamba3")
 class Mamba3(HeadsLayer):
-    """Heads whose state decays and turns as the input says, and takes it in by a trapezoidal rule.
+    """Heads whose state decays and rotates by input-dependent amounts, with a trapezoidal rule for the input.
 
     Args:
         d_model: channels D.

@@ -28,13 +28,13 @@ from longscan.ops import ssd_scan
 from longscan.ops.masks import INVALID, RESET, step_flags
 from longscan.ops.tracing import record_length
 
-LONGEST_OPEN = 2**20  # steps that an exported graph of open length can take
-SMALLEST = 80.0  # |m| up to which e^{-m} is a number of float32, with room
+LONGEST_OPEN = 2**20  # the most steps of a graph that is exported with an open length
+MAX_EXPONENT = 80.0  # e^80 is finite in float32, with some room
 
 
 @layer_state
 class MLSTMState(NamedTuple):
-    """`memory` (B, H, P + 1, P), C and below it n, both times e^{-m}; `stabiliser` m (B, H); `last_seq_idx` (B,)."""
+    """`memory` (B, H, P + 1, P), the rows of C followed by n, both times e^{-m}; `stabiliser` m (B, H); `last_seq_idx` (B,)."""
 
     memory: Tensor
     stabiliser: Tensor
@@ -42,7 +42,7 @@ class MLSTMState(NamedTuple):
 
 
 def running_maximum(forget: Tensor, enter: Tensor, start: Tensor, flags: Tensor | None) -> Tensor:
-    """m_t = max(forget_t + m_{t-1}, enter_t) without a loop over time, (B, L, H), from m = start (B, H); restarts begin from 0.
+    """Return m_t = max(forget_t + m_{t-1}, enter_t), (B, L, H), without a loop over time; m_0 = start (B, H), 0 at restarts.
 
     Affine maps of the max-plus semiring, joined by doubling: log2(L) times over all steps, or log2(LONGEST_OPEN) times in an
     exported graph of open length, with the same result. A map that holds a restart forgets what came before by a selection, so
@@ -60,15 +60,15 @@ def running_maximum(forget: Tensor, enter: Tensor, start: Tensor, flags: Tensor 
         torch._check(length <= LONGEST_OPEN, lambda: message)  # type: ignore[no-untyped-call]
     reach = 1
     while reach < (LONGEST_OPEN if is_open else length):
-        earlier = _shifted(enter, reach, -torch.inf, is_open)
+        earlier = _shift_right(enter, reach, -torch.inf, is_open)
         enter = torch.maximum(enter, torch.where(restarted, -torch.inf, forget + earlier))
-        forget = forget + _shifted(forget, reach, 0, is_open)
-        restarted = restarted | _shifted(restarted, reach, False, is_open)
+        forget = forget + _shift_right(forget, reach, 0, is_open)
+        restarted = restarted | _shift_right(restarted, reach, False, is_open)
         reach *= 2
     return torch.maximum(torch.where(restarted, -torch.inf, forget + start.unsqueeze(1)), enter)
 
 
-def _shifted(x: Tensor, steps: int, value: float, is_open: bool) -> Tensor:
+def _shift_right(x: Tensor, steps: int, value: float, is_open: bool) -> Tensor:
     """x (B, L, H) later by `steps`, with `value` at the first steps; `steps` may exceed L where L is open.
 
     No slice is taken there: a graph would serve only the lengths for which the slice is empty, or only those for which it is not.
@@ -81,7 +81,7 @@ def _shifted(x: Tensor, steps: int, value: float, is_open: bool) -> Tensor:
 
 @LAYERS.register("mlstm")
 class MLSTM(SequenceLayer):
-    """Memories of key-value pairs with gates of forgetting and of exponential entering.
+    """Matrix memories of key-value pairs with forget gates and exponential input gates.
 
     Args:
         d_model: channels D.
@@ -108,7 +108,7 @@ class MLSTM(SequenceLayer):
         self.gate_bias = mark(nn.Parameter(bias), "selector", decay=False, keep_float32=True)
 
     def forward_impl(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
-        """See the top of the file."""
+        """Run the recurrence of the module docstring."""
         state = self.initial_state(x.shape[0]) if state is None else state
         rows, last_seq_idx = restarted_rows(state.last_seq_idx, info.valid, info.seq_idx)
         memory, start = zero_rows(rows, state.memory), zero_rows(rows, state.stabiliser)
@@ -138,7 +138,7 @@ class MLSTM(SequenceLayer):
             seq_idx=info.seq_idx,
             backend=self.backend,
         )
-        least = (-m.clamp(-SMALLEST, SMALLEST)).exp().unsqueeze(-1)
+        least = (-m.clamp(-MAX_EXPONENT, MAX_EXPONENT)).exp().unsqueeze(-1)
         y = (y[..., :-1] / torch.maximum(y[..., -1:].abs(), least)).flatten(2).to(x.dtype)
         y = y * torch.sigmoid(projected[..., 3 * self.d_model :])
         return mask_padding(y, info.valid), MLSTMState(memory, m[:, -1].clone(), last_seq_idx)

@@ -1,7 +1,7 @@
-"""What a parameter is to the optimiser and to casts, declared where the parameter is made and read in one place.
+"""Options of a parameter for the optimiser and for casts, declared where the parameter is created.
 
-`mark` writes on the parameter; `Marked` modules keep the marks through deepcopy, pickling and casts, and hold float-sensitive
-parameters (eigenvalues, angles, step-size biases) at float32 when the module is cast to half precision.
+`mark` stores the options on the parameter. `Marked` modules preserve them through deepcopy, pickling and casts, and keep
+precision-sensitive parameters (eigenvalues, angles, step-size biases) in float32 when the module is cast to half precision.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,7 +17,14 @@ Role = Literal["ssm", "selector", "dense", "norm", "embedding"]
 
 
 class ParameterOptions(NamedTuple):
-    """role: what the parameter is; lr_scale: factor on the learning rate; decay: whether weight decay applies."""
+    """Options of one parameter.
+
+    Attributes:
+        role: the kind of parameter, by which optimiser groups can be formed.
+        lr_scale: factor on the learning rate.
+        decay: whether weight decay applies.
+        keep_float32: whether the parameter stays float32 when its module is cast to half precision.
+    """
 
     role: Role = "dense"
     lr_scale: float = 1.0
@@ -26,7 +33,7 @@ class ParameterOptions(NamedTuple):
 
 
 def mark(parameter: P, role: Role, *, lr_scale: float = 1.0, decay: bool = True, keep_float32: bool = False) -> P:
-    """Write the marks on `parameter` and return it."""
+    """Store options on `parameter`, see `ParameterOptions`, and return it."""
     parameter._longscan_options = ParameterOptions(role, lr_scale, decay, keep_float32)  # type: ignore[attr-defined]
     return parameter
 
@@ -46,9 +53,9 @@ def parameter_options(parameter: Tensor) -> ParameterOptions:
 
 
 class Marked(nn.Module):
-    """A module whose parameters keep their marks, and their float32 where marked, whatever happens to the module.
+    """Base of modules whose parameters keep their options, and float32 where marked, through casts, copies and loading.
 
-    The constructors of subclasses refuse settings that are not of the types they declare, by name.
+    The constructors of subclasses raise an error, naming the argument, for settings that are not of the declared types.
     """
 
     def __init_subclass__(cls) -> None:
@@ -72,7 +79,7 @@ class Marked(nn.Module):
         return self
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """As `nn.Module.load_state_dict`; with `assign` the new parameters take over the marks."""
+        """Load a state dict as in `nn.Module.load_state_dict`; with `assign` the new parameters take over the options."""
         by_name = {name: parameter_options(parameter) for name, parameter in self.named_parameters()}
         result = super().load_state_dict(state_dict, strict, assign)
         self._restore(by_name)

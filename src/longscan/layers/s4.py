@@ -33,12 +33,12 @@ from longscan.ops.masks import flag_masks, step_flags
 from longscan.ops.precision import carry_dtype
 from longscan.ops.tracing import record_length
 
-NUMBERS = 2**24  # of all channels and states at the angles that are computed at once
+MAX_ELEMENTS = 2**24  # channels * states * angles of the kernel that are computed together, which bounds memory
 
 
 @LAYERS.register("s4")
 class S4(ConvolutionLayer):
-    """Linear and time-invariant: one system per channel, diagonal plus rank 1.
+    """One linear time-invariant system per channel, with a state matrix that is diagonal plus rank 1.
 
     Args:
         d_model: channels D.
@@ -85,7 +85,7 @@ class S4(ConvolutionLayer):
         self.D = mark(nn.Parameter(torch.randn(d_model)), "ssm", keep_float32=True)
 
     def system(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-        """Lambda, P and B of every channel, each pairs (D, N/2, 2), in this dtype."""
+        """Return Lambda, P and B of every channel in this dtype, each as pairs (D, N/2, 2)."""
         eigenvalues = torch.stack([-self.A_log.to(dtype).exp(), self.A_imag.to(dtype)], -1)
         repeats = self.d_model // len(self.P)
         first, second, third = (part.to(dtype).repeat(repeats, 1, 1) for part in (eigenvalues, self.P, self.B))
@@ -119,19 +119,19 @@ class S4(ConvolutionLayer):
         return scan_chunks(chunk, (u, info.elapsed, flags), (), initial, empty=u)
 
     def kernel(self, length: int, A_bar: Tensor | None = None) -> Tensor:
-        """K_l = 2 Re(C a^l b), l = 0..length-1: (D, length), in float64 where the device has it; A_bar is a, where known."""
+        """Return the kernel K_l = 2 Re(C a^l b), (D, length), in float64 where the device supports it. A_bar: a, if known."""
         wide = carry_dtype(self.C)
         eigenvalues, low_rank, B = self.system(wide)
         dt, sign = self.log_dt.to(wide).exp(), constant(self.C, 1.0, -1.0).to(wide)
         A_bar = dense_step(eigenvalues, low_rank, B, dt)[0] if A_bar is None else A_bar
         row = (self.C.to(wide) * sign).flatten(-2).unsqueeze(-2)
-        cut = (row - row @ torch.linalg.matrix_power(A_bar, length)).view_as(B) * sign  # C (1 - a^L)
+        truncated = (row - row @ torch.linalg.matrix_power(A_bar, length)).view_as(B) * sign  # C (1 - a^L)
 
         def chunk(angles: Tensor, nothing: Tensor) -> tuple[Tensor, Tensor]:
-            return spectrum(angles[0], eigenvalues, low_rank, B, cut, dt), nothing
+            return spectrum(angles[0], eigenvalues, low_rank, B, truncated, dt), nothing
 
         angles = torch.arange(length // 2 + 1, dtype=wide, device=dt.device).unsqueeze(0) * (2 * math.pi / length)
-        size = max(CHUNK, NUMBERS // (self.d_model * self.d_state))
+        size = max(CHUNK, MAX_ELEMENTS // (self.d_model * self.d_state))
         values, _ = scan_chunks(chunk, (angles,), (), angles[:, 0], empty=angles, size=size)
         return torch.fft.irfft(torch.view_as_complex(values), n=length)
 

@@ -5,10 +5,10 @@
 u: input (B, L, D). x: state (B, D, N/2), complex, one of each conjugate pair. A: eigenvalues (D, N/2). C: (D, N/2). dt: (D,).
 a, b: of zero-order hold (section 3.1, the default) or of the bilinear rule. With elapsed times tau a step is dt tau long.
 
-As a convolution (FFT) or as a recurrence, with the same result: the convolution serves rows with even steps, the recurrence
-single steps, elapsed times and packed rows. B is 1, absorbed in C as in the paper's minimal form; for the init "legs" C starts
-multiplied by HiPPO's B. The authors' full form trains B beside C: with `trained_B` C B stands in the place of C, and x stays the
-same. The paper's GELU, dropout and GLU belong to the block around.
+The layer runs as a convolution (FFT) over rows with evenly spaced steps, and as a recurrence over single steps, elapsed times and
+packed rows; both give the same result. B is 1, absorbed in C as in the paper's minimal form; for the init "legs" C starts
+multiplied by HiPPO's B. The authors' full form trains B in addition to C: with `trained_B`, C B replaces C, and x stays the same.
+The paper's GELU, dropout and GLU belong to the surrounding block.
 """
 
 from typing import Literal
@@ -33,7 +33,7 @@ from longscan.ops.masks import step_flags
 
 @LAYERS.register("s4d")
 class S4D(ConvolutionLayer):
-    """Linear and time-invariant: one diagonal system per channel.
+    """One linear time-invariant system per channel, with a diagonal state matrix.
 
     Args:
         d_model: channels D.
@@ -82,11 +82,11 @@ class S4D(ConvolutionLayer):
         self.D = mark(nn.Parameter(torch.randn(d_model)), "ssm", keep_float32=True)
 
     def eigenvalues(self) -> Tensor:
-        """A: pairs (D, N/2, 2)."""
+        """Return the eigenvalues A as pairs (D, N/2, 2)."""
         return torch.stack([-self.A_log.exp(), self.A_imag], -1)
 
     def coefficients(self) -> Tensor:
-        """C B: pairs (D, N/2, 2)."""
+        """Return the products C B as pairs (D, N/2, 2)."""
         return self.C if self.B is None else multiply(self.C, self.B)
 
     def recur(self, u: Tensor, initial: Tensor, info: SequenceInfo) -> tuple[Tensor, Tensor]:

@@ -105,11 +105,11 @@ class S5(SequenceLayer):
         self.D = mark(parameter(torch.randn(d_model)), "ssm", keep_float32=True)
 
     def eigenvalues(self) -> Tensor:
-        """Lambda: pairs (P/2, 2), or (P, 2) without `conjugate`."""
+        """Return the eigenvalues Lambda as pairs (P/2, 2), or (P, 2) without `conjugate`."""
         return torch.stack([self.A_real.clamp(max=LARGEST_REAL_PART) if self.clip else self.A_real, self.A_imag], -1)
 
     def forward_impl(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
-        """See the top of the file."""
+        """Run the recurrence of the module docstring."""
         initial, last_seq_idx = start_state(state, x.shape[0], info, x.device)
         elapsed = None if info.elapsed is None else info.elapsed.unsqueeze(-1).to(self.log_dt.dtype)
         a, gamma = discretise_events(self.eigenvalues(), self.log_dt.exp(), elapsed, self.discretisation)

@@ -98,12 +98,12 @@ class S6(SequenceLayer):
         self.D = float32_parameter(torch.ones(d_model))
 
     def eigenvalues(self) -> Tensor:
-        """A: (D, N), or pairs (D, N, 2)."""
+        """Return A: real (D, N), or pairs (D, N, 2) if the state is complex."""
         real = -self.A_log.exp()
         return real if self.A_imag is None else torch.stack([real, self.A_imag], -1)
 
     def select(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Delta (..., D) before bias and softplus, B and C (..., N[, 2]) for inputs x (..., D)."""
+        """Return Delta (..., D) before bias and softplus, and B and C (..., N[, 2]), for inputs x (..., D)."""
         numbers = 2 * self.d_state if self.complex_maps else self.d_state
         q, B, C = torch.split(linear(x, self.x_proj), [self.dt_rank, numbers, numbers], -1)
         if self.complex_maps:
@@ -113,7 +113,7 @@ class S6(SequenceLayer):
         return linear(q, self.dt_proj), B, C
 
     def forward_impl(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
-        """See the top of the file."""
+        """Run the recurrence of the module docstring."""
         return self.scan(x, self.select(x), state, info)
 
     def scan(self, x: Tensor, selected: tuple[Tensor, Tensor, Tensor], state: State, info: SequenceInfo) -> tuple[Tensor, State]:
@@ -139,6 +139,6 @@ class S6(SequenceLayer):
         return y, ScanState(ssm, last_seq_idx)
 
     def initial_state(self, batch: int) -> ScanState:
-        """Zeros: ssm (batch, D, N), with a last axis of 2 where the state is complex."""
+        """Return zeros: ssm (batch, D, N), with a last axis of 2 where the state is complex."""
         shape = (batch, self.d_model, self.d_state) + ((2,) if self.complex_state else ())
         return ScanState(torch.zeros(shape, dtype=self.state_dtype, device=self.device), no_sequence(batch, self.device))

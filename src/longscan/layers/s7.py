@@ -37,7 +37,7 @@ def _normal(*shape: int, variance: float) -> Tensor:
 
 
 class Bilinear(nn.Module):
-    """sum_ij W_oij l_i r_j for vectors l and r: W a full tensor, or a sum of `rank` outer products.
+    """The bilinear map sum_ij W_oij l_i r_j of two vectors; W is a full tensor, or a sum of `rank` outer products.
 
     For l and r of unit variance an output has that of its entry of `scale` (O,), squared.
     """
@@ -53,7 +53,7 @@ class Bilinear(nn.Module):
         self.factors = nn.ParameterList(mark(nn.Parameter(x.to(torch.get_default_dtype())), "selector") for x in factors)
 
     def forward(self, left: Tensor, right: Tensor) -> Tensor:
-        """(..., O) for left (..., I) and right (..., J)."""
+        """Return the map (..., O) of left (..., I) and right (..., J)."""
         if len(self.factors) == 3:
             out, from_left, from_right = self.factors
             return linear(linear(left, from_left) * linear(right, from_right), out)
@@ -136,7 +136,7 @@ class S7(SequenceLayer):
         self.select_D = dense(_normal(d_model, d_model, variance=1 / d_model), "selector") if "D" in selects else None
 
     def factors(self, x: Tensor, elapsed: Tensor | None = None) -> Tensor:
-        """a_k (B, L, P) for inputs x (B, L, D), (P,) where they do not depend on them."""
+        """Return the factors a_k, (B, L, P) for inputs x (B, L, D), or (P,) if they do not depend on the input."""
         w = self.w if self.select_w is None else self.w + linear(x, self.select_w).to(self.w.dtype)
         if self.reparam == "exponential":
             rate = softplus(w)
@@ -144,7 +144,7 @@ class S7(SequenceLayer):
         return w if self.reparam is None else stable_factor(w, *self.reparam)
 
     def forward_impl(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
-        """See the top of the file."""
+        """Run the recurrence of the module docstring."""
         initial, last_seq_idx = start_state(state, x.shape[0], info, x.device)
         drive = linear(x, self.B)
         if self.select_B is not None:
@@ -165,6 +165,6 @@ class S7(SequenceLayer):
         return mask_padding((y + skip * x).to(x.dtype), info.valid), ScanState(ssm, last_seq_idx)
 
     def initial_state(self, batch: int) -> ScanState:
-        """Zeros: ssm (batch, P)."""
+        """Return zeros: ssm (batch, P)."""
         ssm = torch.zeros(batch, self.d_state, dtype=self.state_dtype, device=self.device)
         return ScanState(ssm, no_sequence(batch, self.device))

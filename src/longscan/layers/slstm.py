@@ -39,7 +39,7 @@ class SLSTMState(NamedTuple):
 
 @LAYERS.register("slstm")
 class SLSTM(SequenceLayer):
-    """An LSTM with exponential input gates, a normaliser, and memories that mix within heads.
+    """An LSTM with exponential input gates, a normaliser, and recurrent connections within heads.
 
     Args:
         d_model: input and hidden size D.
@@ -66,7 +66,7 @@ class SLSTM(SequenceLayer):
         self.bias = mark(nn.Parameter(bias.flatten()), "selector", decay=False, keep_float32=True)
 
     def forward_impl(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
-        """See the top of the file."""
+        """Run the recurrence of the module docstring."""
         state = self.initial_state(x.shape[0]) if state is None else state
         rows, last_seq_idx = restarted_rows(state.last_seq_idx, info.valid, info.seq_idx)
         parts = tuple(zero_rows(rows, part).to(self.bias.dtype) for part in state[:4])
@@ -76,7 +76,7 @@ class SLSTM(SequenceLayer):
         return y.to(x.dtype), SLSTMState(hidden, cell, normaliser, stabiliser, last_seq_idx)
 
     def _cell(self, projected: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """One step from the projected input (B, 4D)."""
+        """Return the state after one step, from the projected input (B, 4D)."""
         hidden, cell, normaliser, stabiliser = state
         by_head = hidden.view(-1, self.heads, self.head_dim)
         mixed = torch.einsum("bhp,hqp->bhq", by_head, self.recurrent.to(hidden.dtype))  # of each head: its z, i, f and o

@@ -1,7 +1,7 @@
-"""What a layer carries from one call to the next: NamedTuples of tensors with a batch axis first.
+"""States of layers between calls: NamedTuples of tensors whose first axis is the batch.
 
-They are plain NamedTuples, so torch's pytree functions (compile, export, vmap) see through them. Leaves may be None or further
-states.
+They are plain NamedTuples, so that torch's pytree functions (compile, export, vmap) handle them. A field may be None or another
+state.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ T = TypeVar("T", bound=type)
 
 
 def map_state(function: Callable[[Tensor], Tensor], state: State) -> State:
-    """The state with `function` applied to every tensor in it."""
+    """Return the state with `function` applied to every tensor in it."""
     if state is None:
         return None
     if isinstance(state, Tensor):
@@ -25,7 +25,7 @@ def map_state(function: Callable[[Tensor], Tensor], state: State) -> State:
 
 
 def state_tensors(state: State) -> list[Tensor]:
-    """All tensors in the state, in order."""
+    """Return all tensors of a state, in the order of its fields."""
     if state is None:
         return []
     if isinstance(state, Tensor):
@@ -34,12 +34,12 @@ def state_tensors(state: State) -> list[Tensor]:
 
 
 def _select_rows(self: State, index: Any) -> State:
-    """The state of the batch rows `index` picks (anything that indexes a tensor's first axis)."""
+    """Return the state of the batch rows that `index` selects (anything that indexes a tensor's first axis)."""
     return map_state(lambda x: x[index], self)
 
 
 def _to(self: State, target: torch.dtype | torch.device | str) -> State:
-    """Cast to a dtype or moved to a device; integer tensors are moved, never cast."""
+    """Return the state cast to a dtype or moved to a device; integer tensors are moved, never cast."""
 
     def move(x: Tensor) -> Tensor:
         moved = x.to(target)
@@ -49,12 +49,12 @@ def _to(self: State, target: torch.dtype | torch.device | str) -> State:
 
 
 def _detach(self: State) -> State:
-    """The same numbers, cut off from what made them: gradients go no further back."""
+    """Return the state detached from the graph, with the same values."""
     return map_state(Tensor.detach, self)
 
 
 def _nbytes(self: State) -> int:
-    """Bytes of all tensors in the state."""
+    """The bytes of all tensors in the state."""
     return sum(x.nbytes for x in state_tensors(self))
 
 
@@ -69,7 +69,7 @@ def layer_state(cls: T) -> T:
 
 @layer_state
 class ScanState(NamedTuple):
-    """A recurrence's state: `ssm` (B, ...), and `last_seq_idx` (B,), the seq_idx of the last step seen, -1 before any."""
+    """State of a recurrence: `ssm` (B, ...), and `last_seq_idx` (B,), the seq_idx of the last valid step, -1 before the first."""
 
     ssm: Tensor
     last_seq_idx: Tensor
@@ -77,8 +77,10 @@ class ScanState(NamedTuple):
 
 @layer_state
 class PhaseState(NamedTuple):
-    """A rotation's state in two parts: `ssm` (B, D, N, 2), in the frame that turns along, and `phase` (B, D, N) int64, how
-    far that has turned, in steps of the grid; `last_seq_idx` (B,) as in `ScanState`.
+    """State of `unitary_scan` with a phase grid of Q angles: h = e^{2 pi i phase / Q} ssm.
+
+    `ssm` (B, D, N, 2), in the rotating frame; `phase` (B, D, N) int64, the angle of the frame in grid steps; `last_seq_idx` (B,)
+    as in `ScanState`.
     """
 
     ssm: Tensor
@@ -87,14 +89,14 @@ class PhaseState(NamedTuple):
 
 
 def no_sequence(batch: int, device: torch.device) -> Tensor:
-    """`last_seq_idx` before any step: -1."""
+    """Return `last_seq_idx` (batch,) before the first step: -1."""
     return torch.full((batch,), -1, dtype=torch.int64, device=device)
 
 
 def restarted_rows(last_seq_idx: Tensor, valid: Tensor | None, seq_idx: Tensor | None) -> tuple[Tensor | None, Tensor]:
-    """Which rows start a new sequence at their first valid step, (B,) bool (None: none can), and the new `last_seq_idx`.
+    """Return which rows start a new sequence at their first valid step, (B,) bool, and the new `last_seq_idx` (B,).
 
-    A row without a valid step keeps what it had. `valid` is one contiguous run per row.
+    The first result is None if no row can. A row without a valid step keeps its `last_seq_idx`. `valid`: one run per row.
     """
     if seq_idx is None or seq_idx.shape[1] == 0:
         return None, last_seq_idx
@@ -110,5 +112,5 @@ def restarted_rows(last_seq_idx: Tensor, valid: Tensor | None, seq_idx: Tensor |
 
 
 def zero_rows(rows: Tensor | None, state: Tensor) -> Tensor:
-    """`state` with the given rows set to zero."""
+    """Return `state` (B, ...) with zeros in the rows where `rows` (B,) is True; `state` itself if `rows` is None."""
     return state if rows is None else torch.where(rows.view(-1, *(1,) * (state.ndim - 1)), 0, state)

@@ -12,12 +12,12 @@ from torch.nn.functional import pad
 
 
 def _apply(A: Tensor, x: Tensor) -> Tensor:
-    """A x for columns x (..., D, N, c); unlike `A @ x` it makes no copy of A for every row of a batch."""
+    """Return A x for columns x (..., D, N, c); unlike `A @ x` it makes no copy of A for every row of a batch."""
     return torch.einsum("dnm,...dmc->...dnc", A, x)
 
 
 def krylov(A: Tensor, v: Tensor, count: int) -> Tensor:
-    """v, A v, ..., A^{count-1} v as columns (..., N, count), by doubling; v (..., D, N)."""
+    """Return v, A v, ..., A^{count-1} v as columns (..., D, N, count), by doubling; v (..., D, N)."""
     columns = v.unsqueeze(-1)
     while columns.shape[-1] < count:
         columns = torch.cat([columns, _apply(A, columns)], -1)
@@ -26,13 +26,13 @@ def krylov(A: Tensor, v: Tensor, count: int) -> Tensor:
 
 
 def _split(length: int) -> tuple[int, int]:
-    """(Q, T) with Q T >= length, T about sqrt(length)."""
+    """Return (Q, T) with Q T >= length and T about sqrt(length)."""
     fine = max(1, math.isqrt(length))
     return -(-length // fine), fine
 
 
 def decay(A: Tensor, c: Tensor, start: Tensor, length: int) -> Tensor:
-    """c A^{k+1} x_0 for k = 0..length-1, (B, D, length): what a start x_0 (B, D, N) leaves in the outputs."""
+    """Return c A^{k+1} x_0, k = 0..length-1: the outputs (B, D, length) for an initial state x_0 (B, D, N) and no input."""
     coarse_count, fine_count = _split(length)
     fine = krylov(A, _apply(A, start.unsqueeze(-1)).squeeze(-1), fine_count)
     coarse = krylov(torch.linalg.matrix_power(A, fine_count).mT, c, coarse_count)
@@ -40,9 +40,9 @@ def decay(A: Tensor, c: Tensor, start: Tensor, length: int) -> Tensor:
 
 
 def final_state(A: Tensor, B: Tensor, u: Tensor, start: Tensor | None, count: Tensor) -> Tensor:
-    """A^count x_0 + sum_l A^{L-1-l} B u_l, (B, D, N): where a row ends that took the last `count` (B,) of its steps.
+    """Return A^count x_0 + sum_l A^{L-1-l} B u_l, (B, D, N): the state after the last `count` (B,) steps of each row.
 
-    u: (B, L, D), 0 before those; start x_0: (B, D, N), or None for 0.
+    u: (B, L, D), 0 before these steps; start x_0: (B, D, N), or None for 0.
     """
     length = u.shape[1]
     coarse_count, fine_count = _split(length)
@@ -53,13 +53,13 @@ def final_state(A: Tensor, B: Tensor, u: Tensor, start: Tensor | None, count: Te
     enters = torch.zeros_like(inner[0]) if start is None else _fine_power(A, start, count % fine_count, fine_count)
     quotient = (count // fine_count).view(-1, 1, 1)
     state = torch.zeros_like(enters)
-    for q in range(coarse_count - 1, -1, -1):  # x_0 enters where as many blocks are left as it has to pass
+    for q in range(coarse_count - 1, -1, -1):  # x_0 is added where the number of remaining blocks equals its quotient
         before = state + torch.where(quotient == q + 1, enters, 0)
         state = _apply(jump, before.unsqueeze(-1)).squeeze(-1) + inner[q]
     return state + torch.where(quotient == 0, enters, 0)
 
 
 def _fine_power(A: Tensor, start: Tensor, exponent: Tensor, limit: int) -> Tensor:
-    """A^exponent x_0 row by row, exponents (B,) below `limit`."""
+    """Return A^exponent x_0 for each row, with exponents (B,) below `limit`."""
     columns = krylov(A, start, limit)
     return columns.gather(-1, exponent.view(-1, 1, 1, 1).expand(*columns.shape[:-1], 1)).squeeze(-1)

@@ -17,9 +17,9 @@ EVENT_RULES = (*RULES, "dirac", "async")
 
 
 def change(eigenvalues: Tensor, dt: Tensor, rule: Rule = "zoh") -> Tensor:
-    """a_bar - 1 of one step, to full precision where the step is short.
+    """Return a_bar - 1 of one step, accurate for short steps, too.
 
-    Under both rules b_bar / b is this over lambda, so that lambda x runs by a_bar with the input (a_bar - 1) b u_k.
+    Under both rules b_bar / b = (a_bar - 1) / lambda: lambda x is a recurrence with factor a_bar and input (a_bar - 1) b u_k.
     Arguments and errors as for `discretise`.
     """
     z = eigenvalues * dt.unsqueeze(-1)
@@ -31,7 +31,7 @@ def change(eigenvalues: Tensor, dt: Tensor, rule: Rule = "zoh") -> Tensor:
 
 
 def discretise(eigenvalues: Tensor, dt: Tensor, rule: Rule = "zoh") -> tuple[Tensor, Tensor]:
-    """The pair (a_bar, b_bar / b) of one step of length `dt`.
+    """Return the pair (a_bar, b_bar / b) of one step of length `dt`.
 
     zoh: a_bar = e^{lambda dt}, b_bar = (e^{lambda dt} - 1) / lambda b, exact where u is held over the step (S4D, section 3.1).
     bilinear: a_bar = (1 + lambda dt / 2) / (1 - lambda dt / 2), b_bar = dt / (1 - lambda dt / 2) b, of second order.
@@ -52,7 +52,7 @@ def discretise(eigenvalues: Tensor, dt: Tensor, rule: Rule = "zoh") -> tuple[Ten
 
 
 def log_step(eigenvalues: Tensor, dt: Tensor, rule: Rule = "zoh") -> Tensor:
-    """(log |a_bar|, angle of a_bar) of one step, as (..., 2): powers a_bar^l are exp(l times this), for any real l.
+    """Return (log |a_bar|, angle of a_bar) of one step, (..., 2): a_bar^l is exp of l times this, for any real l.
 
     Arguments and errors as for `discretise`.
     """
@@ -64,7 +64,7 @@ def log_step(eigenvalues: Tensor, dt: Tensor, rule: Rule = "zoh") -> Tensor:
 
 
 def discretise_events(eigenvalues: Tensor, dt: Tensor, elapsed: Tensor | None, rule: EventRule = "zoh") -> tuple[Tensor, Tensor]:
-    """The pair (a_bar, b_bar / b) of the step to an event that comes `elapsed` after the one before, in units of dt.
+    """Return the pair (a_bar, b_bar / b) of the step to an event, `elapsed` units of dt after the event before.
 
     zoh, bilinear: `discretise` for a step of dt elapsed. dirac: a_bar = e^{lambda dt elapsed}, b_bar = b, an event is an impulse.
     async: a_bar as for dirac, b_bar of zero-order hold over dt, however long the pause was (event-ssm, Schoene et al. 2024).

@@ -11,12 +11,12 @@ from longscan.numerics.pairs import constant, divide, multiply, polar
 
 
 def _inner(p: Tensor, x: Tensor) -> Tensor:
-    """P* x, (..., 1, 1)."""
+    """Return the inner product P* x, (..., 1, 1)."""
     return 2 * (p * x).sum((-2, -1), keepdim=True)
 
 
 def bilinear_solver(eigenvalues: Tensor, low_rank: Tensor, dt: Tensor) -> tuple[Tensor, Tensor]:
-    """(r, g) with (1 - dt/2 A)^{-1} v = r v - g P* (r v), by Woodbury's identity; dt (...) without the last two axes."""
+    """Return (r, g) with (1 - dt/2 A)^{-1} v = r v - g P* (r v), by Woodbury's identity; dt (...) without the last two axes."""
     half = dt[..., None, None] / 2
     one = constant(eigenvalues, 1.0, 0.0)
     diagonal = divide(one, one - half * eigenvalues)
@@ -25,7 +25,7 @@ def bilinear_solver(eigenvalues: Tensor, low_rank: Tensor, dt: Tensor) -> tuple[
 
 
 def bilinear_step(solver: tuple[Tensor, Tensor], low_rank: Tensor, x: Tensor, drive: Tensor) -> Tensor:
-    """The next state (1 - dt/2 A)^{-1} ((1 + dt/2 A) x + drive) in O(N), drive = dt B u; solver from `bilinear_solver`.
+    """Return the next state (1 - dt/2 A)^{-1} ((1 + dt/2 A) x + drive) in O(N), drive = dt B u; solver from `bilinear_solver`.
 
     It is (1 - dt/2 A)^{-1} (2 x + drive) - x, one diagonal and one rank-1 product.
     """
@@ -35,7 +35,7 @@ def bilinear_step(solver: tuple[Tensor, Tensor], low_rank: Tensor, x: Tensor, dr
 
 
 def dense_step(eigenvalues: Tensor, low_rank: Tensor, B: Tensor, dt: Tensor) -> tuple[Tensor, Tensor]:
-    """The step of `bilinear_step` in real form: A_bar (D, N, N) and B_bar (D, N), for parameters (D, N/2, 2) and dt (D,)."""
+    """Return the step of `bilinear_step` in real form, A_bar (D, N, N) and B_bar (D, N); parameters (D, N/2, 2), dt (D,)."""
     size = 2 * eigenvalues.shape[-2]
     solver = bilinear_solver(eigenvalues, low_rank, dt)
     basis = torch.eye(size, dtype=B.dtype, device=B.device).view(size, 1, size // 2, 2)
@@ -45,7 +45,7 @@ def dense_step(eigenvalues: Tensor, low_rank: Tensor, B: Tensor, dt: Tensor) -> 
 
 
 def spectrum(angle: Tensor, eigenvalues: Tensor, low_rank: Tensor, B: Tensor, C: Tensor, dt: Tensor) -> Tensor:
-    """sum_l K_l e^{-i angle l} over all l >= 0 for K_l = 2 Re(C A_bar^l B_bar), pairs (D, F, 2), at angles (F,) in [0, pi].
+    """Return sum_{l>=0} K_l e^{-i angle l}, K_l = 2 Re(C A_bar^l B_bar), as pairs (D, F, 2), at angles (F,) in [0, pi].
 
     With s = 2 sin(angle/2) and t = dt cos(angle/2) it is dt e^{i angle/2} C (i s - t A)^{-1} B: four sums of Cauchy's kind over
     the N/2 poles, (C, B), (C, P), (P, P), (P, B), and Woodbury's identity. No pole lies on the unit circle. Parameters are

@@ -8,14 +8,14 @@ from torch import Tensor
 
 
 def legs(size: int) -> tuple[Tensor, Tensor]:
-    """HiPPO-LegS: A (N, N) with A_nk = -sqrt((2n+1)(2k+1)) below the diagonal, -(n+1) on it, 0 above; B_n = sqrt(2n+1)."""
+    """Return HiPPO-LegS: A (N, N) with A_nk = -sqrt((2n+1)(2k+1)) below the diagonal, -(n+1) on it, 0 above; B_n = sqrt(2n+1)."""
     n = torch.arange(size, dtype=torch.float64)
     b = torch.sqrt(2 * n + 1)
     return -torch.tril(torch.outer(b, b), -1) - torch.diag(n + 1), b
 
 
 def legs_basis(size: int, *, pairs: bool = True) -> tuple[Tensor, Tensor]:
-    """Eigenvalues (K,) and unitary eigenvectors V (N, K) of the normal part A + P P^T of HiPPO-LegS, P_n = sqrt(n + 1/2).
+    """Return eigenvalues (K,) and unitary eigenvectors V (N, K) of the normal part A + P P^T of HiPPO-LegS, P_n = sqrt(n + 1/2).
 
     The normal part is -1/2 plus a skew-symmetric matrix: every real part is -1/2. The free phases of V are chosen so that
     V* B > 0.
@@ -37,13 +37,13 @@ def legs_basis(size: int, *, pairs: bool = True) -> tuple[Tensor, Tensor]:
 
 
 def legs_normal(size: int) -> tuple[Tensor, Tensor]:
-    """Eigenvalues (N/2,) of the normal part of HiPPO-LegS and B in their basis, positive: see `legs_basis`; complex128."""
+    """Return eigenvalues (N/2,) of the normal part of HiPPO-LegS and B in their basis, positive: see `legs_basis`; complex128."""
     eigenvalues, _, coefficients = legs_dplr(size)
     return eigenvalues, coefficients
 
 
 def legs_dplr(size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """HiPPO-LegS as Lambda - P P* with B, each (N/2,), in the eigenbasis of `legs_basis`; B is positive; complex128."""
+    """Return HiPPO-LegS as Lambda - P P* with B, each (N/2,), in the eigenbasis of `legs_basis`; B is positive; complex128."""
     eigenvalues, vectors = legs_basis(size)
     p = torch.sqrt(torch.arange(size, dtype=torch.float64) + 0.5)
     low_rank, coefficients = (vectors.conj().T @ part.to(torch.complex128) for part in (p, legs(size)[1]))

@@ -13,12 +13,12 @@ DIAGONALS = ("lin", "inv", "legs", "real")
 
 
 def complex_normal(shape: tuple[int, ...], *, variance: float = 1.0, generator: torch.Generator | None = None) -> Tensor:
-    """Complex normal numbers as pairs (*shape, 2): both parts N(0, variance / 2)."""
+    """Return complex normal numbers as pairs (*shape, 2): both parts N(0, variance / 2)."""
     return torch.randn(*shape, 2, dtype=torch.float64, generator=generator) * math.sqrt(variance / 2)
 
 
 def diagonal_eigenvalues(d_state: int, kind: Diagonal = "lin") -> Tensor:
-    """The S4D initial eigenvalues (N/2, 2), one of each conjugate pair (Gu et al. 2022, S4D, section 4.3).
+    """Return the S4D initial eigenvalues (N/2, 2), one of each conjugate pair (Gu et al. 2022, S4D, section 4.3).
 
     lin: -1/2 + i pi n. inv: -1/2 + i (N/pi) (N/(2n+1) - 1). legs: eigenvalues of the normal part of HiPPO-LegS, real part
     -1/2. real: -(n+1). n runs over 0..N/2-1; N = d_state must be even (ValueError).
@@ -39,7 +39,7 @@ def diagonal_eigenvalues(d_state: int, kind: Diagonal = "lin") -> Tensor:
 
 
 def diagonal_input(d_state: int, kind: Diagonal = "lin") -> Tensor:
-    """The input coefficients B (N/2, 2) that go with `diagonal_eigenvalues`: HiPPO's in its eigenbasis for legs, else ones."""
+    """Return the input coefficients B (N/2, 2) for `diagonal_eigenvalues`: HiPPO's in its eigenbasis for legs, else ones."""
     if kind == "legs":
         return torch.view_as_real(legs_normal(d_state)[1])
     return torch.stack([torch.ones(d_state // 2, dtype=torch.float64), torch.zeros(d_state // 2, dtype=torch.float64)], -1)
@@ -48,7 +48,7 @@ def diagonal_input(d_state: int, kind: Diagonal = "lin") -> Tensor:
 def ring(
     size: int, r_min: float, r_max: float, max_phase: float, *, generator: torch.Generator | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(nu, phi, log_gamma), each (N,), of eigenvalues e^{-e^nu + i e^phi} uniform on a ring (Orvieto et al. 2023, lemma 3.2).
+    """Return (nu, phi, log_gamma), each (N,), of eigenvalues e^{-e^nu + i e^phi} uniform on a ring (Orvieto 2023, lemma 3.2).
 
     |lambda|^2 is uniform on [r_min^2, r_max^2], the phase on [0, max_phase]; gamma = sqrt(1 - |lambda|^2) normalises the input.
     ValueError unless 0 <= r_min < r_max <= 1 and max_phase > 0.

@@ -16,7 +16,7 @@ from longscan.numerics.symbolic import is_symbolic
 
 
 def power(log_a: Tensor, exponents: Tensor) -> Tensor:
-    """a^exponents for log_a = (log |a|, angle), pairs (..., 2) in the dtype of log_a; exponents (...), integers, broadcast.
+    """Return a^exponents, pairs (..., 2), for log_a = (log |a|, angle), (..., 2), and integers `exponents` (...); broadcasts.
 
     Exponents times logarithms are float64, except on devices without it (MPS).
     """
@@ -26,18 +26,18 @@ def power(log_a: Tensor, exponents: Tensor) -> Tensor:
 
 
 def powers(log_a: Tensor, count: int, stride: int = 1) -> Tensor:
-    """a^0, a^stride, ..., a^{(count-1) stride}, (..., count, 2), for log_a (..., 2) as in `power`."""
+    """Return a^0, a^stride, ..., a^{(count-1) stride}, (..., count, 2), for log_a (..., 2) as in `power`."""
     return power(log_a.unsqueeze(-2), torch.arange(0, count * stride, stride, device=log_a.device))
 
 
 def _split(length: int) -> tuple[int, int]:
-    """(Q, T) with Q T >= length, T about sqrt(length); 32 for a length that stays open in a graph."""
+    """Return (Q, T) with Q T >= length and T about sqrt(length); 32 for a length that stays open in a graph."""
     fine = 32 if is_symbolic(length) else max(1, math.isqrt(length))
     return -(-length // fine), fine
 
 
 def diagonal_kernel(log_a: Tensor, coefficients: Tensor, length: int) -> Tensor:
-    """K_l = 2 Re sum_n c_n a_n^l, l = 0..length-1.
+    """Return the kernel K_l = 2 Re sum_n c_n a_n^l, l = 0..length-1.
 
     log_a: (D, N, 2), from `discretisation.log_step`. coefficients c: (..., D, N, 2). Returns (..., D, length).
     """
@@ -50,7 +50,7 @@ def diagonal_kernel(log_a: Tensor, coefficients: Tensor, length: int) -> Tensor:
 
 
 def diagonal_final_state(log_a: Tensor, u: Tensor) -> Tensor:
-    """sum_l a^{L-1-l} u_l: where the recurrence x_l = a x_{l-1} + u_l ends after u.
+    """Return sum_l a^{L-1-l} u_l, the final state of the recurrence x_l = a x_{l-1} + u_l.
 
     log_a: (D, N, 2); u: (B, L, D), real. Returns (B, D, N, 2).
     """

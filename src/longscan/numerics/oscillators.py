@@ -10,7 +10,7 @@ OSCILLATOR_RULES = ("im", "imex")
 
 
 def oscillator_step(stiffness: Tensor, dt: Tensor, rule: OscillatorRule = "im") -> tuple[Tensor, Tensor]:
-    """M (..., 2, 2) and F (..., 2) of one step (z, y)_k = M (z, y)_{k-1} + F f_k of length dt.
+    """Return M (..., 2, 2) and F (..., 2) of one step (z, y)_k = M (z, y)_{k-1} + F f_k of length dt.
 
     im: z_k = z_{k-1} + dt (-A y_k + f_k), y_k = y_{k-1} + dt z_k, implicit: both eigenvalues of M have the modulus
     1 / sqrt(1 + dt^2 A) (equations 3 and 4). imex: the same with A y_{k-1}, symplectic: modulus 1 while dt^2 A < 4 (equations 5

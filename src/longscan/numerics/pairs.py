@@ -9,7 +9,7 @@ from torch.nn.functional import linear
 
 
 def constant(like: Tensor, real: float, imaginary: float) -> Tensor:
-    """A number as a pair (2,), of the dtype and on the device of `like`.
+    """Return a constant as a pair (2,), of the dtype and on the device of `like`.
 
     Filled there, as a CUDA graph records no copy from the host.
     """
@@ -17,36 +17,36 @@ def constant(like: Tensor, real: float, imaginary: float) -> Tensor:
 
 
 def multiply(x: Tensor, y: Tensor) -> Tensor:
-    """x y for pairs (..., 2), broadcasting over the other axes."""
+    """Return x y for pairs (..., 2), broadcasting over the other axes."""
     (xr, xi), (yr, yi) = x.unbind(-1), y.unbind(-1)
     return torch.stack([xr * yr - xi * yi, xr * yi + xi * yr], -1)
 
 
 def divide(x: Tensor, y: Tensor) -> Tensor:
-    """x / y for pairs (..., 2); y must not be zero."""
+    """Return x / y for pairs (..., 2); y must not be zero."""
     (xr, xi), (yr, yi) = x.unbind(-1), y.unbind(-1)
     size = yr.square() + yi.square()
     return torch.stack([(xr * yr + xi * yi) / size, (xi * yr - xr * yi) / size], -1)
 
 
 def _parts(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Real and imaginary parts, each contiguous: torch takes transcendental functions of strided numbers one at a time."""
+    """Return real and imaginary parts, each contiguous: torch does not vectorise transcendental functions of strided data."""
     return x[..., 0].contiguous(), x[..., 1].contiguous()
 
 
 def polar(modulus: Tensor, angle: Tensor) -> Tensor:
-    """modulus e^{i angle} as pairs (..., 2); angle in radians."""
+    """Return modulus e^{i angle} as pairs (..., 2); angle in radians."""
     return torch.stack([modulus * angle.cos(), modulus * angle.sin()], -1)
 
 
 def exponential(x: Tensor) -> Tensor:
-    """e^x for pairs (..., 2)."""
+    """Return e^x for pairs (..., 2)."""
     real, angle = _parts(x)
     return polar(real.exp(), angle)
 
 
 def exponential_minus_one(x: Tensor) -> Tensor:
-    """e^x - 1 for pairs (..., 2), without cancellation near x = 0.
+    """Return e^x - 1 for pairs (..., 2), without cancellation near x = 0.
 
     With g = e^r - 1 and s, c the sine and cosine of half the angle: e^r cos a - 1 = g - 2 (1 + g) s^2, e^r sin a = 2 (1 + g) s c.
     """
@@ -58,12 +58,12 @@ def exponential_minus_one(x: Tensor) -> Tensor:
 
 
 def from_real(x: Tensor, matrix: Tensor) -> Tensor:
-    """matrix x for real x (..., D) and a complex matrix (N, D, 2): pairs (..., N, 2)."""
+    """Return matrix x for real x (..., D) and a complex matrix (N, D, 2): pairs (..., N, 2)."""
     rows = matrix.transpose(1, 2).reshape(-1, matrix.shape[1])
     return linear(x, rows).view(*x.shape[:-1], len(matrix), 2)
 
 
 def real_part(x: Tensor, matrix: Tensor) -> Tensor:
-    """Re(matrix x) for pairs x (..., N, 2) and a complex matrix (D, N, 2): real (..., D), in the dtype of the matrix."""
+    """Return Re(matrix x) for pairs x (..., N, 2) and a complex matrix (D, N, 2): real (..., D), in the dtype of the matrix."""
     rows = torch.cat([matrix[..., :1], -matrix[..., 1:]], -1).flatten(1)
     return linear(x.flatten(-2).to(rows.dtype), rows)

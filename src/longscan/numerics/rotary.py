@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def frequencies(width: int, base: float) -> list[float]:
-    """base^(-2i/width) for the width / 2 pairs of a rotated vector, in radians per step (RoFormer, section 3.3).
+    """Return base^(-2i/width) for the width / 2 pairs of a rotated vector, in radians per step (RoFormer, section 3.3).
 
     ValueError unless `width` is even and at least 0 and `base` is positive.
     """
@@ -18,16 +18,16 @@ def frequencies(width: int, base: float) -> list[float]:
     return [base ** (-2 * i / width) for i in range(width // 2)]
 
 
-def rates(width: int, base: float, like: Tensor) -> Tensor:
-    """`frequencies` as a tensor (width / 2,), of the dtype and on the device of `like`.
+def frequency_tensor(width: int, base: float, like: Tensor) -> Tensor:
+    """Return `frequencies` as a tensor (width / 2,), of the dtype and on the device of `like`.
 
     Computed there, as a CUDA graph records no copy from the host.
     """
     return (torch.arange(0, width, 2, dtype=like.dtype, device=like.device) * (-math.log(base) / width)).exp()
 
 
-def turn(x: Tensor, angle: Tensor) -> Tensor:
-    """x (..., N) with its first 2R entries, taken as R neighbouring pairs, turned by angle (..., R) radians; the rest as it is.
+def rotate_pairs(x: Tensor, angle: Tensor) -> Tensor:
+    """Return x (..., N) with its first 2R entries, as R neighbouring pairs, rotated by angle (..., R) radians.
 
     Sine and cosine are taken in the dtype of `angle`, the rotation in that of `x`; leading axes broadcast.
     """

@@ -4,9 +4,9 @@ import torch
 
 
 def is_symbolic(size: int) -> bool:
-    """Whether `size` is a symbol in the graph that is being recorded, so that Python code must not depend on its value.
+    """Return whether `size` is a symbol in the graph that is being recorded; Python code must not depend on its value.
 
-    Dynamo shows Python code such a size as an int, not as a `torch.SymInt`; it answers `has_static_value` itself.
+    In code traced by Dynamo such a size is an int, not a `torch.SymInt`; Dynamo evaluates `has_static_value` itself.
     """
     if not torch.compiler.is_compiling():
         return isinstance(size, torch.SymInt)

@@ -11,14 +11,14 @@ from torch import Tensor
 
 
 def inverse_softplus(x: Tensor) -> Tensor:
-    """The y with softplus(y) = x > 0, as x + log(1 - e^{-x}), which is exact for small and for large x."""
+    """Return the y with softplus(y) = x > 0, as x + log(1 - e^{-x}), which is exact for small and for large x."""
     return x + torch.log(-torch.expm1(-x))
 
 
 def log_uniform(
     shape: tuple[int, ...], low: float, high: float, *, floor: float = 0.0, generator: torch.Generator | None = None
 ) -> Tensor:
-    """Positive numbers whose logarithms are uniform on [log low, log high], raised to at least `floor`; float64.
+    """Return positive numbers whose logarithms are uniform on [log low, log high], raised to at least `floor`; float64.
 
     ValueError unless 0 < low <= high.
     """
@@ -31,7 +31,7 @@ def log_uniform(
 def initial_dt(
     shape: tuple[int, ...], dt_min: float, dt_max: float, *, stored_as: str, generator: torch.Generator | None = None
 ) -> Tensor:
-    """The stored parameter of freshly drawn step sizes, float64.
+    """Return the stored parameter of random initial step sizes, float64.
 
     stored_as: "log" (read back by exp; S4D) or "softplus" (read back by softplus; Mamba, which also floors dt at 1e-4).
     """

@@ -1,4 +1,4 @@
-"""The recurrences: pure functions with several backends. `backend="auto"` picks one; `explain` says which, and why."""
+"""Ops: pure functions with several backends. `backend="auto"` chooses one; `explain` tells which one and why."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
-"""Argument checks and conversions that the ops share: shapes, dtypes, masks, complex numbers as pairs.
+"""Checks of arguments that the ops share (type, layout, shape, dtype, device), and complex numbers as real pairs.
 
-Errors name the argument, what came and what was needed.
+Errors name the argument, the value that was given and the value that is needed.
 """
 
 import torch
@@ -32,7 +32,7 @@ def check_tensor(name: str, value: object, shape: tuple[int, ...], like: Tensor 
 
 
 def check_real(name: str, value: object, shape: tuple[int, ...], like: Tensor | None = None) -> None:
-    """As `check_tensor`, and raise unless `value` holds real floating-point numbers."""
+    """Raise unless `value` passes `check_tensor` and has a real floating-point dtype."""
     check_tensor(name, value, shape, like)
     if not value.is_floating_point():  # type: ignore[attr-defined]
         raise TypeError(f"{name}: got dtype {value.dtype}, expected a real floating-point dtype")  # type: ignore[attr-defined]
@@ -55,12 +55,12 @@ def check_complex(name: str, value: object, shape: tuple[int, ...], like: Tensor
 
 
 def to_pairs(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """A complex tensor as real pairs (..., 2) of `dtype`; a real one, which is taken to hold pairs already, in this dtype."""
+    """Return a complex tensor as real pairs (..., 2) of `dtype`; a real tensor is cast only, as it holds pairs already."""
     if x.dtype == dtype:
         return x
     return (torch.view_as_real(x.resolve_conj()) if x.is_complex() else x).to(dtype)
 
 
 def in_form_of(pairs: Tensor, like: Tensor) -> Tensor:
-    """Pairs (..., 2) as complex numbers where `like` is complex, unchanged where it is real."""
+    """Return pairs (..., 2) as complex numbers if `like` is complex, unchanged if it is real."""
     return torch.view_as_complex(pairs) if like.is_complex() else pairs

@@ -1,4 +1,4 @@
-"""What the bindings of the compiled CPU kernels share: tensors travel as addresses, sizes beside them."""
+"""Helpers of the bindings of the compiled CPU kernels, which take tensors as addresses and sizes."""
 
 from collections.abc import Sequence
 
@@ -10,12 +10,12 @@ HUGE_PAGE = 2**21
 
 
 def address(x: Tensor | None) -> int:
-    """The address of a contiguous CPU tensor's first element; 0 for None."""
+    """Return the address of the first element of a contiguous CPU tensor; 0 for None."""
     return 0 if x is None else x.data_ptr()
 
 
 def empty(like: Tensor, shape: Sequence[int]) -> Tensor:
-    """Uninitialised memory for a result, of the dtype of `like`; on huge pages where it is large."""
+    """Return an uninitialised tensor of this shape and the dtype of `like`; a large one is placed on huge pages."""
     x = like.new_empty(shape)
     if x.nbytes >= 2 * HUGE_PAGE:
         _native.prefer_huge_pages(x.data_ptr(), x.nbytes)
@@ -23,5 +23,5 @@ def empty(like: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def empty_like(x: Tensor | None, like: Tensor) -> Tensor:
-    """Room for a gradient of `x`, or an empty tensor where the input is absent."""
+    """Return an uninitialised tensor for the gradient of `x`, or an empty tensor if `x` is None."""
     return like.new_empty(0) if x is None else empty(x, x.shape)

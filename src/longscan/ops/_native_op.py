@@ -206,7 +206,7 @@ class NativeOp:
         def check(signature: Signature, known: dict[str, Any], backend: str) -> None:
             axes, state = signature.check([known[x] for x in signature.names], backend), known["initial_state"]
             check_backend(backend)
-            reason = dispatch.reject(name, backend, state.device, state.dtype, native)
+            reason = dispatch.unsupported_reason(name, backend, state.device, state.dtype, native)
             if reason:
                 raise ValueError(f"backend: {backend!r} cannot run {name}: {reason}")
             if "models" in axes and backend not in GROUPED:

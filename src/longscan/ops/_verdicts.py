@@ -19,12 +19,12 @@ Verdicts = dict[str, dict[str, dict[str, str]]]
 
 
 def path() -> Path:
-    """Where the verdicts are kept."""
+    """Return the path of the file of verdicts."""
     return cache_folder() / "doctor.json"
 
 
 def key(device: torch.device) -> str:
-    """The device and the versions that a verdict is about."""
+    """Return the key of a verdict: the device, and the versions that it depends on."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     return ", ".join([name, *(f"{package} {_version(package)}" for package in ("longscan", "torch", "triton"))])
 
@@ -40,7 +40,7 @@ _log = logging.getLogger("longscan")
 
 
 def read() -> Verdicts:
-    """All verdicts; none where there is no file, and none, with a warning, where it is damaged."""
+    """Return all verdicts; none if there is no file, and none, with a warning, if it is damaged."""
     try:
         found = json.loads(path().read_bytes())
         for by_op in found.values():
@@ -57,17 +57,17 @@ def read() -> Verdicts:
 
 
 def write(device: torch.device, verdicts: dict[str, dict[str, str]]) -> None:
-    """Keep the verdicts of one device, by op and backend; those of other devices and versions stay."""
+    """Store the verdicts of one device, by op and backend; those of other devices and versions stay."""
     whole = read()
     for op, by_backend in verdicts.items():
         whole.setdefault(key(device), {}).setdefault(op, {}).update(by_backend)
     path().parent.mkdir(parents=True, exist_ok=True)
     write_text(path(), json.dumps(whole, indent=1))
-    of.cache_clear()
+    doctor_verdict.cache_clear()
 
 
 @cache
-def of(op: str, backend: str, device: torch.device) -> str | None:
-    """The verdict on a kernel on this device, None where there is none."""
+def doctor_verdict(op: str, backend: str, device: torch.device) -> str | None:
+    """Return the verdict of `longscan doctor` on a kernel on this device, or None if there is none."""
     whole = read()
     return whole.get(key(device), {}).get(op, {}).get(backend) if whole else None

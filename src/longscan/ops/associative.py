@@ -29,7 +29,7 @@ def affine_scan(
     affine: Affine | None = None,
     reset: Tensor | None = None,
 ) -> Tensor:
-    """All states x_t = a_t x_{t-1} + b_t along axis 1, at least one step.
+    """Return all states x_t = a_t x_{t-1} + b_t along axis 1; there must be at least one step.
 
     a, b: (B, L, *S), a may have size 1 in any axis, in L where it does not change in time; state: (B, *S), the x before the first
     step; multiply: the product of two; affine: a x + b, given a, x and b, of fewer operations than `multiply` and a sum; reset:
@@ -40,7 +40,7 @@ def affine_scan(
     """
 
     def apply(a: Tensor, x: Tensor, b: Tensor, reset: Tensor | None) -> Tensor:
-        x = _unless(reset, x)
+        x = _zero_where(reset, x)
         return multiply(a, x) + b if affine is None else affine(a, x, b)
 
     def scan(a: Tensor, b: Tensor, reset: Tensor | None) -> Tensor:
@@ -49,23 +49,23 @@ def affine_scan(
         if length == 1:
             return apply(factor, state.unsqueeze(1), b, reset)
         if length % 2:
-            (a, _), (_, last_factor), (b, last) = (_split(x, [length - 1, 1]) for x in (a, factor, b))
+            (a, _), (_, last_factor), (b, last) = (_split_steps(x, [length - 1, 1]) for x in (a, factor, b))
             reset, last_reset = (None, None) if reset is None else torch.split(reset, [length - 1, 1], 1)
             states = scan(a, b, reset)
             return torch.cat([states, apply(last_factor, states[:, -1:], last, last_reset)], 1)
-        (a1, a2), (factor1, factor2), (b1, b2) = (_pairs(x) for x in (a, factor, b))
-        reset1, reset2 = (None, None) if reset is None else _pairs(reset)
+        (a1, a2), (factor1, factor2), (b1, b2) = (_split_pairs(x) for x in (a, factor, b))
+        reset1, reset2 = (None, None) if reset is None else _split_pairs(reset)
         either = None if reset1 is None or reset2 is None else reset1 | reset2
-        second = scan(multiply(a2.to(wide), _unless(reset2, a1).to(wide)), apply(factor2, b1, b2, reset2), either)
+        second = scan(multiply(a2.to(wide), _zero_where(reset2, a1).to(wide)), apply(factor2, b1, b2, reset2), either)
         before = torch.cat([state.unsqueeze(1), second[:, :-1]], 1)
         return torch.stack([apply(factor1, before, b1, reset1), second], 2).flatten(1, 2)
 
     b, _ = record_length(b)
-    return scan(_unless(reset, a), b, reset)
+    return scan(_zero_where(reset, a), b, reset)
 
 
 def running_sum(x: Tensor, reset: Tensor | None = None) -> Tensor:
-    """The sum of x (B, L, *S) over the steps up to each, at least one step; from anew at each step where `reset` is True."""
+    """Return the running sum of x (B, L, *S), L >= 1, along axis 1, restarted from 0 at each step where `reset` is True."""
     if reset is None:
         return torch.cumsum(x, 1)
     one = torch.ones((1,) * x.ndim, dtype=x.dtype, device=x.device)
@@ -80,16 +80,16 @@ def _sum(a: Tensor, x: Tensor, b: Tensor) -> Tensor:  # noqa: ARG001
     return x + b
 
 
-def _unless(reset: Tensor | None, x: Tensor) -> Tensor:
-    """x with zeros where `reset` is True."""
+def _zero_where(reset: Tensor | None, x: Tensor) -> Tensor:
+    """Return x with zeros where `reset` is True; x itself if `reset` is None."""
     return x if reset is None else torch.where(reset, 0, x)
 
 
-def _split(x: Tensor, lengths: list[int]) -> tuple[Tensor, ...]:
-    """Steps of both parts; a constant factor stands for all of them."""
+def _split_steps(x: Tensor, lengths: list[int]) -> tuple[Tensor, ...]:
+    """Return x (B, L, ...) split into `lengths` steps; a factor constant in time, of size 1, is returned for each part."""
     return (x, x) if x.shape[1] == 1 else torch.split(x, lengths, 1)
 
 
-def _pairs(x: Tensor) -> tuple[Tensor, ...]:
-    """The first and the second step of every pair; a constant factor stands for both."""
+def _split_pairs(x: Tensor) -> tuple[Tensor, ...]:
+    """Return the first and the second step of every pair of steps; a factor constant in time is returned twice."""
     return (x, x) if x.shape[1] == 1 else x.reshape(x.shape[0], x.shape[1] // 2, 2, *x.shape[2:]).unbind(2)

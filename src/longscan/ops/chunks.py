@@ -1,4 +1,4 @@
-"""Run a scan chunk by chunk, recomputing a chunk's intermediates in the backward instead of keeping them."""
+"""Scans computed chunk by chunk; the backward pass recomputes the intermediates of a chunk instead of storing them."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -11,7 +11,7 @@ from longscan.numerics.symbolic import is_symbolic
 from longscan.ops.tracing import in_func_transform
 
 CHUNK = 64
-NUMBERS = 2**20  # of a tensor; on fewer, much of an operation's time goes into starting it
+CHUNK_ELEMENTS = 2**20  # of a tensor: with fewer, starting an operation takes much of its time
 
 Chunk = Callable[..., tuple[Tensor, Tensor]]
 T = TypeVar("T")
@@ -30,13 +30,13 @@ def run_chunk(step: Callable[..., T], inputs: Sequence[Tensor | None]) -> T:
 
 
 def long_chunk(x: Tensor) -> int:
-    """Return how many steps of x (B, L, ...) to take as a chunk if operations hold little more than x: more of few numbers each.
+    """Return the chunk length for operations whose memory is a small multiple of x (B, L, ...).
 
-    CHUNK where the batch is symbolic: a graph with an open batch must not depend on the number of chunks.
+    CHUNK steps, or more if each step has few numbers; CHUNK where the batch is symbolic: a graph with an open batch must not depend on the number of chunks.
     """
     if is_symbolic(x.shape[0]):
         return CHUNK
-    return max(CHUNK, NUMBERS // max(1, x[:, :1].numel()))
+    return max(CHUNK, CHUNK_ELEMENTS // max(1, x[:, :1].numel()))
 
 
 def scan_chunks(
@@ -49,8 +49,8 @@ def scan_chunks(
 ) -> tuple[Tensor, Tensor]:
     """Apply `step(*chunk_of_per_step, *shared, state) -> (y, state)` to consecutive chunks of `size` steps along axis 1.
 
-    size: CHUNK when None. Returns y joined over time (`empty`, cloned, where there is no step) and the last state, which aliases
-    no input.
+    size: CHUNK when None. Returns y, concatenated over time (a copy of `empty` if there is no step), and the last state, which
+    aliases no input.
     """
     length, size = empty.shape[1], size or CHUNK
     if length == 0:

@@ -1,8 +1,8 @@
-"""Which backend runs an op.
+"""Choice of the backend that runs an op.
 
 `reference` (the loop: the definition) and `eager` (vectorised torch, any device, any order of gradient) are plain torch code.
-`cpu` (C++) and `triton` are native: opaque custom ops with a hand-written backward. `auto` prefers a native backend and says
-once, through the `longscan` logger, why it could not take one.
+`cpu` (C++) and `triton` are native: opaque custom ops with a hand-written backward pass. `auto` prefers a native backend; if it
+cannot take one, it logs the reason once, through the `longscan` logger.
 """
 
 import logging
@@ -34,7 +34,7 @@ _no_triton = None if find_spec("triton") else "Triton is not installed"
 
 
 def native_cpu_missing() -> str | None:
-    """Why the compiled CPU kernels cannot be used, or None where they can."""
+    """Return why the compiled CPU kernels cannot be used, or None if they can."""
     try:
         import_module("longscan.ops._native")
     except ImportError as error:
@@ -43,7 +43,7 @@ def native_cpu_missing() -> str | None:
 
 
 def probe(op: str, *native: str) -> tuple[str, ...]:
-    """The native backends of `op`, after looking once, when the op is imported, whether its CPU kernels are there."""
+    """Return the native backends of `op`, and record whether its CPU kernels are installed. Called once, at import of the op."""
     if "cpu" in native:
         reason = native_cpu_missing()
         if reason is None and not hasattr(import_module("longscan.ops._native"), f"{op}_forward"):
@@ -56,8 +56,11 @@ def probe(op: str, *native: str) -> tuple[str, ...]:
 class Choice(NamedTuple):
     """The backend that runs an op on some inputs, and why.
 
-    requested: the backend that was asked for. backend: the one that runs, None where the request is refused. reason: why, as the
-    end of a sentence. by_doctor: whether a saved verdict of `longscan doctor` decided it.
+    Attributes:
+        requested: the backend that the caller named.
+        backend: the backend that runs; None if the requested one cannot.
+        reason: the reason, as the end of a sentence.
+        by_doctor: whether a saved verdict of `longscan doctor` decided.
     """
 
     op: str
@@ -68,14 +71,14 @@ class Choice(NamedTuple):
 
 
 class Recording:
-    """The choices made inside `recorded_choices`. dry: run every op by its eager backend and refuse nothing."""
+    """The choices made inside `recorded_choices`. dry: run every op by its eager backend and raise no error."""
 
     def __init__(self, *, dry: bool = False) -> None:
         self.choices: list[Choice] = []
         self.dry = dry
 
     def add(self, choice: Choice) -> None:
-        """Enter a choice, in the order of the calls."""
+        """Append a choice; choices are in the order of the calls."""
         self.choices.append(choice)
 
 
@@ -86,7 +89,7 @@ _recording: ContextVar[Recording | None] = ContextVar("longscan_recording", defa
 def recorded_choices(recording: Recording | None = None) -> Iterator[Recording]:
     """Record every choice of a backend inside the `with` statement, those made while a graph is traced included.
 
-    recording: what they are entered into; a new one when None.
+    recording: the object that receives the choices; a new one when None.
     """
     recording = Recording() if recording is None else recording
     token = _recording.set(recording)
@@ -101,8 +104,8 @@ def _log_once(message: str) -> None:
     log.warning(message)
 
 
-def reject(op: str, backend: str, device: torch.device, dtype: torch.dtype, native: tuple[str, ...]) -> str | None:
-    """Why `backend` cannot run `op` on tensors of this device and dtype, or None where it can."""
+def unsupported_reason(op: str, backend: str, device: torch.device, dtype: torch.dtype, native: tuple[str, ...]) -> str | None:
+    """Return why `backend` cannot run `op` on tensors of this device and dtype, or None if it can."""
     if backend not in NATIVE:
         return None
     if backend not in native:
@@ -116,7 +119,7 @@ def reject(op: str, backend: str, device: torch.device, dtype: torch.dtype, nati
 
 
 def missing_kernel(op: str, backend: str, native: tuple[str, ...]) -> str | None:
-    """Why `backend` cannot run `op` on any inputs, on this machine, or None where it can run it on some."""
+    """Return why `backend` cannot run `op` on this machine whatever the inputs, or None if it can run on some."""
     if backend not in NATIVE:
         return None
     if backend not in native:
@@ -125,8 +128,8 @@ def missing_kernel(op: str, backend: str, native: tuple[str, ...]) -> str | None
 
 
 def failed_doctor(op: str, backend: str, device: torch.device) -> str | None:
-    """Why `auto` does not take a kernel that could run: `longscan doctor` found a fault on this device."""
-    verdict = _verdicts.of(op, backend, device)
+    """Return the fault that `longscan doctor` found in a kernel on this device, for which `auto` avoids it, or None."""
+    verdict = _verdicts.doctor_verdict(op, backend, device)
     return None if verdict in (None, _verdicts.PASSED) else f"`longscan doctor` found {verdict}"
 
 
@@ -139,17 +142,17 @@ def choose(
     impossible: str | None = None,
     unsuited: str | None = None,
 ) -> Choice:
-    """The backend that runs `op` on inputs of this device and real dtype; the other arguments are those of `resolve`."""
+    """Return the choice for `op` on inputs of this device and real dtype; the other arguments are those of `resolve`."""
     if requested not in ("auto", *NATIVE):
         return Choice(op, requested, requested, "asked for")
     if requested != "auto":
-        reason = reject(op, requested, device, dtype, native) or impossible
+        reason = unsupported_reason(op, requested, device, dtype, native) or impossible
         return Choice(op, requested, None, reason) if reason else Choice(op, requested, requested, "asked for")
     candidate = AUTO.get(device.type)
     if candidate is None or candidate not in native:
         missing = f"{op} has no native kernel" if candidate and not native else "no native kernel for this device"
         return Choice(op, requested, "eager", missing)
-    reason = reject(op, candidate, device, dtype, native) or impossible
+    reason = unsupported_reason(op, candidate, device, dtype, native) or impossible
     if reason is None and (fault := failed_doctor(op, candidate, device)):
         return Choice(op, requested, "eager", fault, by_doctor=True)
     if reason or unsuited:
@@ -166,7 +169,7 @@ def _decide(
     impossible: str | None,
     unsuited: str | None,
 ) -> str:
-    """The name of the backend, or why the request is refused after a "!". Logs a fallback; adds the choice to a recording."""
+    """Return the name of the backend, or "!" and the reason why there is none. Log a fallback; record the choice."""
     choice = choose(op, requested, device, dtype, native, impossible, unsuited)
     candidate = AUTO.get(device.type)
     if requested == "auto" and choice.backend == "eager" and candidate in native:
@@ -192,24 +195,27 @@ def resolve(
     unsuited: str | None = None,
     impossible: str | None = None,
 ) -> str:
-    """The backend that runs `op` on inputs like `like` (its device and real dtype); an explicit choice that cannot be met raises.
+    """Return the backend that runs `op` on inputs of the device and real dtype of `like`. ValueError if a named one cannot.
 
-    native: the native backends this op has. unsuited: why `auto` is to leave a native backend on these inputs. impossible: why no
+    native: the native backends of this op. unsuited: why `auto` should avoid native backends for these inputs. impossible: why no
     native backend can take these inputs.
     """
     if backend not in ("auto", *BACKENDS):
         raise ValueError(f"backend: got {backend!r}, expected 'auto' or one of {BACKENDS}")
     decided = _decide(op, backend, like.device, like.dtype, native, impossible, unsuited)
     if decided.startswith("!"):
-        raise ValueError(refusal(op, backend, decided[1:]))
+        raise ValueError(refusal_message(op, backend, decided[1:]))
     return decided
 
 
-def refusal(op: str, backend: str, reason: str) -> str:
-    """The message of the error that refuses an explicit backend."""
+def refusal_message(op: str, backend: str, reason: str) -> str:
+    """Return the error message for a named backend that cannot run `op`."""
     return f"backend: {backend!r} cannot run {op}: {reason}; use backend='auto' or 'eager'"
 
 
 def plain_backend(backend: str) -> str:
-    """`backend` for an op that has no native kernel, in a layer that is given one for all of its ops: "auto" for a native one."""
+    """Return `backend` for an op without native kernels: "auto" if it is native, otherwise `backend` itself.
+
+    A layer passes one backend to all of its ops.
+    """
     return "auto" if backend in NATIVE else backend

@@ -1,7 +1,7 @@
 """Matrix products over the pairs of steps that belong to one sequence, in rows that hold several.
 
 A plain product with weights of 0 lets a NaN or an infinity through, forward (0 times the value) and backward (0 times the
-gradient). Here a pair that the mask leaves out takes no part in any result or gradient, whatever stands there. The two functions
+gradient). Here a masked pair takes no part in any result or gradient, whatever its values. The two functions
 are each other's derivatives, so that gradients of any order keep to the mask.
 """
 
@@ -12,12 +12,12 @@ from torch import Tensor
 
 
 def masked_products(a: Tensor, b: Tensor, mask: Tensor) -> Tensor:
-    """<a_t, b_s> where mask[t, s], else 0. a: (..., T, K); b: (..., S, K); mask: bool, broadcast to the result, (..., T, S)."""
+    """Return <a_t, b_s> where mask[t, s], else 0: (..., T, S) for a (..., T, K), b (..., S, K) and a mask that broadcasts."""
     return _chosen(_Products, _ForwardProducts).apply(a, b, mask)
 
 
 def masked_sums(weights: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-    """sum_s weights[t, s] values[s] over the s with mask[t, s]; NaN for all K where a value among these is not finite.
+    """Return sum_s weights[t, s] values[s] over the s with mask[t, s]; NaN for all K if one of these values is not finite.
 
     weights: (..., T, S); values: (..., S, K); mask: bool, broadcast to `weights`. Returns (..., T, K).
     """
@@ -25,7 +25,7 @@ def masked_sums(weights: Tensor, values: Tensor, mask: Tensor) -> Tensor:
 
 
 def _chosen(plain: Any, with_forward_mode: Any) -> Any:
-    """The function with a rule for forward-mode derivatives, which torch.compile takes no function with."""
+    """Return the function with forward-mode derivatives, or inside torch.compile, which does not support them, the plain one."""
     return plain if torch.compiler.is_compiling() else with_forward_mode
 
 

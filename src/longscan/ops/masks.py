@@ -11,9 +11,9 @@ INVALID, RESET = 1, 2  # flags of a step, uint8: the step does not count; the st
 
 
 def step_flags(batch: int, length: int, valid: Tensor | None, seq_idx: Tensor | None, like: Tensor) -> Tensor | None:
-    """`valid` and `seq_idx` as one uint8 tensor (B, L) of INVALID and RESET marks; None where every step is an ordinary one.
+    """Return `valid` and `seq_idx` as one uint8 tensor (B, L) of the flags INVALID and RESET; None if both are None.
 
-    Invalid steps count for nothing: a segment starts at a valid step whose seq_idx differs from that of the last valid step.
+    A RESET stands at a valid step whose seq_idx differs from that of the last valid step before it.
     """
     if valid is not None:
         check_tensor("valid", valid, (batch, length), like)
@@ -35,25 +35,25 @@ def step_flags(batch: int, length: int, valid: Tensor | None, seq_idx: Tensor | 
 
 
 def last_valid(flags: Tensor) -> Tensor:
-    """The last valid step before each, (B, L) int64; -1 where there is none."""
+    """Return the index of the last valid step before each step, (B, L) int64; -1 where there is none."""
     steps = torch.arange(flags.shape[1], device=flags.device).expand_as(flags)
     latest = torch.where(flags == INVALID, -1, steps).cummax(1).values
     return torch.cat([torch.full_like(latest[:, :1], -1), latest[:, :-1]], 1)
 
 
 def flag_masks(flags: Tensor, ndim: int) -> tuple[Tensor, Tensor]:
-    """Where `flags` (B, L) say INVALID and where they say RESET, each shaped (B, L, 1, ...) with `ndim` axes."""
+    """Return the masks of INVALID and of RESET steps, each bool (B, L, 1, ...) with `ndim` axes, from flags (B, L)."""
     per_step = flags.view(*flags.shape, *(1,) * (ndim - flags.ndim))
     return per_step == INVALID, per_step == RESET
 
 
-def resets(flags: Tensor | None, packed: bool, ndim: int) -> Tensor | None:
-    """Where a sequence starts inside a row, bool (B, L, 1, ...) with `ndim` axes; None unless rows are `packed`."""
+def reset_mask(flags: Tensor | None, packed: bool, ndim: int) -> Tensor | None:
+    """Return the mask of RESET steps, bool (B, L, 1, ...) with `ndim` axes; None unless rows are `packed`."""
     return flag_masks(flags, ndim)[1] if packed and flags is not None else None
 
 
-def mask(flags: Tensor | None, *inputs: Tensor | None) -> list[Any]:
-    """Per-step inputs (B, L, ...) with zeros at invalid steps, so that what stands there reaches no result and no gradient."""
+def zero_invalid(flags: Tensor | None, *inputs: Tensor | None) -> list[Any]:
+    """Return inputs (B, L, ...) with zeros at invalid steps, so that the values there reach no result and no gradient."""
     if flags is None:
         return list(inputs)
     return [None if x is None else torch.where(flag_masks(flags, x.ndim)[0], 0, x) for x in inputs]

@@ -1,4 +1,4 @@
-"""Whether torch runs a call as it stands, or traces, transforms or intercepts it."""
+"""Detection of compiled, traced, transformed and intercepted calls."""
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ _ORDINARY = (
 
 
 def _bits(names: tuple[str, ...]) -> int:
-    """The dispatch keys of these names as the bits of one number."""
+    """Return the dispatch keys of these names as the bits of one integer."""
     bits = 0
     for name in names:
         bits |= torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name)).raw_repr()
@@ -24,7 +24,7 @@ _PLAIN_TYPES = (Tensor, torch.nn.Parameter)
 
 
 def is_compiled_or_transformed(*tensors: Tensor | None) -> bool:
-    """Whether operations on these tensors are compiled, exported, traced, transformed or intercepted.
+    """Return whether operations on these tensors are compiled, exported, traced, transformed or intercepted.
 
     True under torch.compile, torch.export, torch.jit.trace, make_fx, the transforms of torch.func, torch function modes and
     dispatch modes, and for fake tensors, other subclasses and lazily negated tensors. The rule is a list of what is ordinary:
@@ -46,7 +46,7 @@ def is_compiled_or_transformed(*tensors: Tensor | None) -> bool:
 
 
 def in_func_transform() -> bool:
-    """Whether vmap, grad or another transform of torch.func is running, outside of torch.compile."""
+    """Return whether vmap, grad or another transform of torch.func is running, outside of torch.compile."""
     return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
 
 
@@ -64,7 +64,7 @@ def record_length(x: Tensor, axis: int = 1) -> tuple[Tensor, int]:
 
 
 def _in_function_mode() -> bool:
-    """Whether a torch function mode is on that may change a result.
+    """Return whether a torch function mode is active that may change a result.
 
     That of `torch.set_default_device` concerns factories alone, and one with an attribute `only_observes` calls every function
     as it came.

@@ -90,7 +90,7 @@ def block2_scan(
 
 
 def _run(M: Tensor, f: Tensor, initial_state: Tensor, flags: Tensor | None, packed: bool, backend: str) -> tuple[Tensor, Tensor]:
-    """The recurrence by one backend, on real tensors of one dtype; see `reference`."""
+    """Return x and the final state by one backend, for real tensors of one dtype; arguments as in `reference`."""
     if backend in NATIVE and f.numel():
         batch, length, *_, columns = f.shape
         x, final = _native(

@@ -8,17 +8,17 @@ from torch import Tensor
 
 from longscan.ops.associative import affine_scan
 from longscan.ops.chunks import long_chunk, scan_chunks
-from longscan.ops.masks import flag_masks, resets
+from longscan.ops.masks import flag_masks, reset_mask
 
 
 def _product(x: Tensor, y: Tensor) -> Tensor:
-    """x y for matrices in planes: x (..., 2, 2, S), y (..., 2, K, S)."""
+    """Return the matrix product x y; x (..., 2, 2, S), y (..., 2, K, S), the matrix axes before S."""
     (left, right), (upper, lower) = torch.split(x, 1, -2), torch.split(y, 1, -3)
     return torch.addcmul(left * upper, right, lower)
 
 
 def _affine(x: Tensor, y: Tensor, f: Tensor) -> Tensor:
-    """x y + f."""
+    """Return x y + f, with the layout of `_product`."""
     (left, right), (upper, lower) = torch.split(x, 1, -2), torch.split(y, 1, -3)
     return torch.addcmul(torch.addcmul(f, left, upper), right, lower)
 
@@ -29,7 +29,7 @@ def _chunk(f: Tensor, flags: Tensor | None, M: Tensor, state: Tensor, *, packed:
         invalid, _ = flag_masks(flags, f.ndim)
         identity = torch.eye(2, dtype=M.dtype, device=M.device).unsqueeze(-1)
         M, f = torch.where(invalid, identity, M), torch.where(invalid, 0, f)
-    states = affine_scan(M, f, state, _product, _affine, resets(flags, packed, f.ndim))
+    states = affine_scan(M, f, state, _product, _affine, reset_mask(flags, packed, f.ndim))
     final = states[:, -1].clone()
     return (states if flags is None else torch.where(invalid, 0, states)), final
 

@@ -104,7 +104,7 @@ def run_backend(
     backend: str,
     packed: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """The recurrence by one backend, on real tensors of one dtype; complex numbers are pairs where `is_complex`.
+    """Return x and the final state by one backend, for real tensors of one dtype; pairs (..., 2) if `is_complex`.
 
     a: (B, L, *S) or (*S); b: (B, L, *S); initial_state: (B, *S); flags: (B, L), see `step_flags`, in the order of time; packed:
     whether they may hold RESET.

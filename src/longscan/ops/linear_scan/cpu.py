@@ -10,7 +10,7 @@ from longscan.ops._cpu import address, empty
 def forward(
     a: Tensor, b: Tensor, initial_state: Tensor, flags: Tensor | None, reverse: bool, is_complex: bool
 ) -> tuple[Tensor, Tensor]:
-    """x (B, L, S[, 2]) and the final state (B, S[, 2])."""
+    """Return x (B, L, S[, 2]) and the final state (B, S[, 2])."""
     x, final = empty(b, b.shape), torch.empty_like(initial_state)
     _native.linear_scan_forward(
         *b.shape[:2],
@@ -35,7 +35,7 @@ def backward(
     reverse: bool,
     is_complex: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of a, b and initial_state."""
+    """Return the gradients of a, b and initial_state."""
     gradients = empty(a, a.shape), empty(x, x.shape), torch.empty_like(initial_state)
     _native.linear_scan_backward(
         *x.shape[:2],

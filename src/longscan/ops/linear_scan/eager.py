@@ -8,11 +8,11 @@ from torch import Tensor
 from longscan.numerics.pairs import multiply
 from longscan.ops.associative import affine_scan
 from longscan.ops.chunks import scan_chunks
-from longscan.ops.masks import flag_masks, resets
+from longscan.ops.masks import flag_masks, reset_mask
 
 
 def _masked(a: Tensor, b: Tensor, flags: Tensor, is_complex: bool) -> tuple[Tensor, Tensor]:
-    """Invalid steps as the identity map."""
+    """Return a and b with a = 1 and b = 0 at invalid steps."""
     invalid, _ = flag_masks(flags, b.ndim)
     one = torch.ones((), dtype=a.dtype, device=a.device)
     identity = torch.stack([one, torch.zeros_like(one)]) if is_complex else one
@@ -22,7 +22,7 @@ def _masked(a: Tensor, b: Tensor, flags: Tensor, is_complex: bool) -> tuple[Tens
 def _chunk(a: Tensor, b: Tensor, flags: Tensor | None, state: Tensor, *, is_complex: bool, packed: bool) -> tuple[Tensor, Tensor]:
     if flags is not None:
         a, b = _masked(a, b, flags, is_complex)
-    states = affine_scan(a, b, state, multiply if is_complex else torch.mul, reset=resets(flags, packed, b.ndim))
+    states = affine_scan(a, b, state, multiply if is_complex else torch.mul, reset=reset_mask(flags, packed, b.ndim))
     final = states[:, -1].clone()
     return (states if flags is None else torch.where(flag_masks(flags, b.ndim)[0], 0, states)), final
 

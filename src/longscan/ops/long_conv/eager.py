@@ -8,9 +8,9 @@ from longscan.ops.tracing import record_length
 
 
 def fft_length(needed: int) -> int:
-    """The smallest of 2^k, 3 2^k, 5 2^k, 9 2^k, 15 2^k that is at least `needed`: lengths that every FFT library is fast at.
+    """Return the smallest of 2^k, 3 2^k, 5 2^k, 9 2^k, 15 2^k that is at least `needed`; every FFT library is fast at these.
 
-    A length that stays open in a graph is taken as it is: rounding it up would fix it.
+    A length that stays open in a graph is returned as it is: rounding it up would fix it.
     """
     if is_symbolic(needed):
         return needed

@@ -10,7 +10,7 @@ from longscan.ops._cpu import address, empty, empty_like
 
 
 def chunk_states_shape(batch: int, length: int, channels: int, states: int, *pair: int) -> tuple[int, ...]:
-    """The shape (B, chunks * N * [2 *] D) of the states that `forward` keeps for `backward`: one before each chunk of steps."""
+    """Return the shape (B, chunks * N * [2 *] D) of the states that `forward` saves for `backward`: one before each chunk."""
     chunks = (length + _native.SELECTIVE_SCAN_CHUNK - 1) // _native.SELECTIVE_SCAN_CHUNK
     return batch, chunks * states * math.prod(pair) * channels  # an axis of chunks would tie graphs of open length to one chunk
 
@@ -29,19 +29,19 @@ def forward(
     flags: Tensor | None,
     dt_softplus: bool,
     paired: bool,
-    keep: bool,
+    save_states: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(y, final state, chunk states); the last is empty unless `keep`. Complex where A has three axes."""
+    """Return y, the final state and the chunk states, which are empty unless `save_states`. Complex if A has three axes."""
     batch, length, channels = u.shape
     y, final = empty(u, u.shape), u.new_empty((batch, *A.shape))
-    chunk_states = empty(u, chunk_states_shape(batch, length, channels, *A.shape[1:]) if keep else (0,))
+    chunk_states = empty(u, chunk_states_shape(batch, length, channels, *A.shape[1:]) if save_states else (0,))
     _native.selective_scan_forward(
         batch,
         length,
         channels,
         A.shape[1],
         *(address(x) for x in (u, dt, A, B, C, D, z, dt_bias, initial_state, dt_scale, flags, y, final)),
-        address(chunk_states) if keep else 0,
+        address(chunk_states) if save_states else 0,
         dt_softplus,
         paired,
         A.ndim == 3,
@@ -69,7 +69,7 @@ def backward(
     dt_softplus: bool,
     paired: bool,
 ) -> tuple[Tensor, ...]:
-    """Gradients of u, dt, A, B, C, D, z, dt_bias, initial_state and dt_scale; empty where the input is None."""
+    """Return the gradients of u, dt, A, B, C, D, z, dt_bias, initial_state and dt_scale; empty if the input is None."""
     inputs = (u, dt, A, B, C, D, z, dt_bias, initial_state, dt_scale)
     gradients = tuple(empty_like(x, u) for x in inputs)
     _native.selective_scan_backward(

@@ -9,12 +9,12 @@ from torch.nn.functional import silu
 from longscan.numerics.pairs import multiply
 from longscan.ops.associative import affine_scan
 from longscan.ops.chunks import scan_chunks
-from longscan.ops.masks import flag_masks, mask, resets
+from longscan.ops.masks import flag_masks, reset_mask, zero_invalid
 from longscan.ops.selective_scan.reference import step_sizes
 
 
 def _decay(dt: Tensor, A: Tensor) -> Tensor:
-    """exp(dt A) for every step, channel and state: (B, L, D, N) for A (D, N), pairs (B, L, D, N, 2) for A (D, N, 2)."""
+    """Return exp(dt A) for every step, channel and state: (B, L, D, N) for A (D, N), pairs (B, L, D, N, 2) for A (D, N, 2)."""
     if A.ndim == 2:
         return torch.exp(dt.unsqueeze(-1) * A)
     exponent = dt[..., None, None] * A
@@ -39,14 +39,14 @@ def _chunk(
     paired: bool,
     packed: bool,
 ) -> tuple[Tensor, Tensor]:
-    u, dt, B, C, z, dt_scale = mask(flags, u, dt, B, C, z, dt_scale)
+    u, dt, B, C, z, dt_scale = zero_invalid(flags, u, dt, B, C, z, dt_scale)
     dt = step_sizes(dt, dt_bias, dt_scale, dt_softplus)
     if flags is not None:  # a step of no length leaves the state as it is
         dt = torch.where(flag_masks(flags, 3)[0], 0, dt)
     is_complex = A.ndim == 3
     decay = _decay(dt, A)
     entering = (dt * u)[(..., *(None,) * (A.ndim - 1))] * B.unsqueeze(2)
-    reset = resets(flags, packed, decay.ndim)
+    reset = reset_mask(flags, packed, decay.ndim)
     states = affine_scan(decay, entering, state, multiply if is_complex else torch.mul, reset=reset)
     products = states * C.unsqueeze(2)
     y = (products[..., 0] - products[..., 1]).sum(-1) * (2 if paired else 1) if is_complex else products.sum(-1)

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu, softplus
 
-from longscan.ops.masks import flag_masks, mask
+from longscan.ops.masks import flag_masks, zero_invalid
 from longscan.ops.tracing import record_length
 
 
 def step_sizes(dt: Tensor, dt_bias: Tensor | None, dt_scale: Tensor | None, dt_softplus: bool) -> Tensor:
-    """The steps (B, L, D) that multiply A and B: bias, softplus and elapsed time (B, L) applied, in this order."""
+    """Return the step sizes (B, L, D) that multiply A and B: dt with bias, softplus and elapsed time (B, L), in this order."""
     dt = dt if dt_bias is None else dt + dt_bias
     dt = softplus(dt, threshold=40) if dt_softplus else dt  # beyond 40 the identity is exact in float64
     return dt if dt_scale is None else dt * dt_scale.unsqueeze(-1)
@@ -39,7 +39,7 @@ def selective_scan(
     u, dt, z: (B, L, D); A: (D, N); B, C: (B, L, N); D, dt_bias: (D,); initial_state: (B, D, N); dt_scale: (B, L). A, B, C and
     the state are all real or all complex. Returns y (B, L, D) and the final state (B, D, N).
     """
-    u, dt, B, C, z, dt_scale = mask(flags, u, dt, B, C, z, dt_scale)
+    u, dt, B, C, z, dt_scale = zero_invalid(flags, u, dt, B, C, z, dt_scale)
     u, length = record_length(u)
     dt = step_sizes(dt, dt_bias, dt_scale, dt_softplus)
     state, outputs = initial_state, []

@@ -10,7 +10,7 @@ from longscan.ops._cpu import address, empty, empty_like
 def forward(
     u: Tensor, weight: Tensor, bias: Tensor | None, initial_state: Tensor, flags: Tensor | None, silu: bool
 ) -> tuple[Tensor, Tensor]:
-    """y (B, L, D) and the final state (B, D, K-1)."""
+    """Return y (B, L, D) and the final state (B, D, K-1)."""
     y, final = empty(u, u.shape), torch.empty_like(initial_state)
     _native.short_conv_forward(
         *u.shape,
@@ -33,7 +33,7 @@ def backward(
     flags: Tensor | None,
     silu: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of u, weight, bias (empty where it is None) and initial_state."""
+    """Return the gradients of u, weight, bias (empty if it is None) and initial_state."""
     gradients = empty(u, u.shape), torch.empty_like(weight), empty_like(bias, u), torch.empty_like(initial_state)
     to = [address(x) for x in gradients]
     if bias is None:

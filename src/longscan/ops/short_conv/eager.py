@@ -4,11 +4,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from longscan.ops.masks import INVALID, RESET, mask
+from longscan.ops.masks import INVALID, RESET, zero_invalid
 
 
 def _predecessors(flags: Tensor, taps: int) -> Tensor:
-    """For every place of [a zero, K-1 state entries, L steps]: the place of the input before it; 0, the zero, has itself.
+    """Return, for every index into [a zero, K-1 state entries, L steps], the index of the input before it; that of 0 is 0.
 
     The input before a step is the last valid step of its segment, else the newest state entry; that of a step at which the
     state restarts is the zero. flags: (B, L). Returns indices (B, K + L).
@@ -28,7 +28,7 @@ def short_conv(
     """As `reference.short_conv`."""
     batch, length, channels = u.shape
     taps = weight.shape[1]
-    (u,) = mask(flags, u)
+    (u,) = zero_invalid(flags, u)
     if flags is None:
         inputs = torch.cat([initial_state.transpose(1, 2), u], 1)
         y = sum((inputs[:, k : k + length] * weight[:, k] for k in range(1, taps)), inputs[:, :length] * weight[:, 0])

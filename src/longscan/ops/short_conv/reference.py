@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from longscan.ops.masks import flag_masks, mask
+from longscan.ops.masks import flag_masks, zero_invalid
 from longscan.ops.tracing import record_length
 
 
@@ -16,7 +16,7 @@ def short_conv(
     u: (B, L, D); weight: (D, K); bias: (D,); initial_state: (B, D, K-1), the inputs before the first step, oldest first; flags:
     (B, L) marks or None. Returns y (B, L, D) and the last K-1 inputs (B, D, K-1).
     """
-    (u,) = mask(flags, u)
+    (u,) = zero_invalid(flags, u)
     u, length = record_length(u)
     state, outputs = initial_state, []
     for t in range(length):

@@ -10,7 +10,7 @@ from longscan.ops._arguments import check_real
 from longscan.ops._native_op import NativeOp, keeps_chunk_states
 from longscan.ops._signature import Sizes
 from longscan.ops.dispatch import NATIVE, probe, resolve
-from longscan.ops.masks import mask, step_flags
+from longscan.ops.masks import step_flags, zero_invalid
 from longscan.ops.precision import state_dtype, without_autocast
 from longscan.ops.ssd_scan import eager, reference
 
@@ -88,7 +88,7 @@ def ssd_scan(
         initial_state: (B, H, P, N); zeros when None.
         input_scale: (B, L, H) weights of the inputs; dt when None.
         own_scale: (B, L, H) weights of the inputs in the outputs of their own steps; those of the inputs when None.
-        angle: (B, L, H, R), 2R <= N: R(angle) turns the first R pairs of neighbouring entries of the N by these radians.
+        angle: (B, L, H, R), 2R <= N: R(angle) rotates the first R pairs of neighbouring entries of the N by these radians.
         B_bias, C_bias: (H, N), what each head adds to what it takes of B or C.
         valid: (B, L) bool; where False the step is as if absent and y is 0 there.
         seq_idx: (B, L) integers; where it changes from one valid step to the next, the state restarts from zero.
@@ -167,9 +167,9 @@ def _run_native(
     *,
     backend: str,
 ) -> tuple[Tensor, Tensor]:
-    """As `reference.ssd_scan`, by a kernel that knows no gates."""
+    """Return what `reference.ssd_scan` returns, by the native kernel, which has no gate."""
     inputs = (x, dt, input_scale, own_scale, A, B, C, D, B_bias, C_bias, angle, initial_state)
     y, final, _ = _native(*inputs, flags, keeps_chunk_states(*inputs), backend)
     if z is not None:
-        y = y * silu(mask(flags, z)[0])
+        y = y * silu(zero_invalid(flags, z)[0])
     return y, final

@@ -3,8 +3,8 @@
 Dao and Gu, "Transformers are SSMs" (arXiv:2405.21060), section 6.2: with a_t = exp(dt_t A) the outputs of a chunk are
 (decay * C B^T) (s x) from its own inputs, decay_ts = a_{s+1} ... a_t, plus (a_1 ... a_t) C_t h from the state h before it.
 
-Where a row holds several sequences the products run over the pairs of steps of one sequence, by `masked_products` and
-`masked_sums`; the state before the chunk goes to the steps of the first sequence, and the last one alone enters the state after.
+In rows with several sequences the products include only pairs of steps of one sequence (`masked_products`, `masked_sums`). The
+state before the chunk reaches the first sequence only, and only the last sequence enters the state after the chunk.
 """
 
 from functools import partial
@@ -13,17 +13,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from longscan.numerics.rotary import turn
+from longscan.numerics.rotary import rotate_pairs
 from longscan.ops.associative import running_sum
 from longscan.ops.chunks import scan_chunks
 from longscan.ops.masked_products import masked_products, masked_sums
-from longscan.ops.masks import flag_masks, mask, resets
+from longscan.ops.masks import flag_masks, reset_mask, zero_invalid
 from longscan.ops.precision import carry_dtype
 from longscan.ops.ssd_scan.reference import of_heads
 
 
-def _without_first(angle: Tensor, flags: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The angle of a chunk's first step, (B, H, R), which turns nothing but the state before it; and the others, (B, L, H, R)."""
+def _split_first_angle(angle: Tensor, flags: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return the angle (B, H, R) of the first step, which rotates the state before the chunk only, and the rest (B, L, H, R)."""
     if flags is None:
         return angle[:, 0], torch.cat([torch.zeros_like(angle[:, :1]), angle[:, 1:]], 1)
     invalid, reset = flag_masks(flags, 4)
@@ -49,16 +49,16 @@ def _chunk(
     *,
     packed: bool,
 ) -> tuple[Tensor, Tensor]:
-    x, dt, B, C, z, input_scale, own_scale, angle = mask(flags, x, dt, B, C, z, input_scale, own_scale, angle)
+    x, dt, B, C, z, input_scale, own_scale, angle = zero_invalid(flags, x, dt, B, C, z, input_scale, own_scale, angle)
     batch, length, heads, width = x.shape
     if angle is not None or B_bias is not None or C_bias is not None:
         B, C = of_heads(B, heads, B_bias), of_heads(C, heads, C_bias)
     turned = None
-    if angle is not None:  # in a frame that turns with the state nothing turns but inputs and readouts
-        opening, angle = _without_first(angle, flags)
-        state = turn(state, opening.unsqueeze(2))
-        turned = running_sum(angle.to(carry_dtype(angle)), resets(flags, packed, 4))
-        B, C = (turn(part, -turned) for part in (B, C))
+    if angle is not None:  # in the rotating frame of the state only inputs and readouts are rotated
+        opening, angle = _split_first_angle(angle, flags)
+        state = rotate_pairs(state, opening.unsqueeze(2))
+        turned = running_sum(angle.to(carry_dtype(angle)), reset_mask(flags, packed, 4))
+        B, C = (rotate_pairs(part, -turned) for part in (B, C))
     groups = B.shape[2]
     drive = x * (dt if input_scale is None else input_scale).unsqueeze(-1)
     B, C, drive = (part.transpose(1, 2) for part in (B, C, drive))  # (B, heads or groups, L, .)
@@ -69,7 +69,7 @@ def _chunk(
     between = torch.where(later, exponent.unsqueeze(3), 0).cumsum(2)
     since_start = exponent.cumsum(2)
     apart, in_first, in_last = later.T, None, None
-    reset = resets(flags, packed, 2)
+    reset = reset_mask(flags, packed, 2)
     if reset is not None:
         segment = reset.cumsum(1).unsqueeze(1)  # (B, 1, L)
         apart = apart | (segment.unsqueeze(3) != segment.unsqueeze(2))
@@ -84,15 +84,15 @@ def _chunk(
     weights = (products.unsqueeze(2) * within.reshape(*per_group, length, length)).flatten(1, 2)
     own = (weights @ drive if reset is None else masked_sums(weights, drive, ~apart)).transpose(1, 2)
     rows = state.reshape(batch, groups, heads // groups * width, state.shape[-1])
-    carried = _only(in_first, C) @ rows.transpose(2, 3)  # (B, G, L, heads of a group * P)
+    carried = _zero_unless(in_first, C) @ rows.transpose(2, 3)  # (B, G, L, heads of a group * P)
     carried = carried.reshape(batch, groups, length, heads // groups, width).transpose(2, 3).flatten(1, 2)
-    y = own + _only(in_first, carried * from_start.unsqueeze(-1)).transpose(1, 2)
-    leaving = _only(in_last, drive * to_end.unsqueeze(-1)).reshape(*per_group, length, width).transpose(3, 4).flatten(2, 3)
-    entering = leaving @ _only(in_last, B)
-    before = _only(None if in_first is None else in_first[:, :, -1:], state)  # without a restart the last step is of the first
+    y = own + _zero_unless(in_first, carried * from_start.unsqueeze(-1)).transpose(1, 2)
+    leaving = _zero_unless(in_last, drive * to_end.unsqueeze(-1)).reshape(*per_group, length, width).transpose(3, 4).flatten(2, 3)
+    entering = leaving @ _zero_unless(in_last, B)
+    before = _zero_unless(None if in_first is None else in_first[:, :, -1:], state)  # kept if the chunk holds no restart
     state = from_start[..., -1:, None] * before + entering.reshape(state.shape)
     if turned is not None:
-        state = turn(state, turned[:, -1].unsqueeze(2))
+        state = rotate_pairs(state, turned[:, -1].unsqueeze(2))
     if own_scale is not None:
         now = (C * B).sum(-1).repeat_interleave(heads // groups, 1).transpose(1, 2)
         y = y + (now * own_scale).unsqueeze(-1) * x
@@ -101,8 +101,8 @@ def _chunk(
     return y if flags is None else torch.where(flag_masks(flags, 4)[0], 0, y), state
 
 
-def _only(steps: Tensor | None, x: Tensor) -> Tensor:
-    """x, with zeros where `steps` (bool) is given and False."""
+def _zero_unless(steps: Tensor | None, x: Tensor) -> Tensor:
+    """Return x with zeros where `steps` (bool) is False; x itself if `steps` is None."""
     return x if steps is None else torch.where(steps, x, 0)
 
 

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from longscan.numerics.rotary import turn
-from longscan.ops.masks import flag_masks, mask
+from longscan.numerics.rotary import rotate_pairs
+from longscan.ops.masks import flag_masks, zero_invalid
 from longscan.ops.tracing import record_length
 
 
 def of_heads(part: Tensor, heads: int, bias: Tensor | None) -> Tensor:
-    """B or C (B, L, G, N), dealt out to the heads, (B, L, H, N), which add their `bias` (H, N)."""
+    """Return B or C (B, L, G, N) repeated for the heads of each group, (B, L, H, N), plus the `bias` (H, N) of the heads."""
     part = part.repeat_interleave(heads // part.shape[2], 2)
     return part if bias is None else part + bias
 
@@ -40,7 +40,7 @@ def ssd_scan(
     (B, L, H); A, D: (H,); B, C: (B, L, G, N), each group serving H / G heads, which add their rows of the biases (H, N); angle:
     (B, L, H, R); initial_state: (B, H, P, N). R turns the first R pairs of the N entries. Returns y and the final state.
     """
-    x, dt, B, C, z, input_scale, own_scale, angle = mask(flags, x, dt, B, C, z, input_scale, own_scale, angle)
+    x, dt, B, C, z, input_scale, own_scale, angle = zero_invalid(flags, x, dt, B, C, z, input_scale, own_scale, angle)
     x, length = record_length(x)
     scale = dt if input_scale is None else input_scale
     B, C = of_heads(B, x.shape[2], B_bias), of_heads(C, x.shape[2], C_bias)
@@ -52,7 +52,7 @@ def ssd_scan(
         if flags is not None:
             before = torch.where(flag_masks(flags[:, t], 4)[1], 0, state)
         if angle is not None:
-            before = turn(before, angle[:, t, :, None])
+            before = rotate_pairs(before, angle[:, t, :, None])
         before = decay * before
         after = before + scale[:, t, :, None, None] * entering
         seen = after if own_scale is None else before + own_scale[:, t, :, None, None] * entering

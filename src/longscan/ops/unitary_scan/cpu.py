@@ -7,12 +7,12 @@ import longscan.ops._native as _native
 
 
 def chunk_length(states: int) -> int:
-    """Steps between saved states: at least 64, and enough that the saved states stay smaller than two inputs."""
+    """Return the number of steps between saved states: at least 64, and such that they take less memory than two inputs."""
     return max(64, -(-states // 4) * 8)
 
 
 def chunk_states_shape(batch: int, length: int, channels: int, states: int) -> tuple[int, ...]:
-    """The shape of the saved states: (B, chunks * D * N * 3)."""
+    """Return the shape of the saved states: (B, chunks * D * N * 3)."""
     return batch, -(-length // chunk_length(states)) * channels * states * 3
 
 
@@ -37,9 +37,9 @@ def forward(
     initial_state: Tensor,
     flags: Tensor | None,
     phase_dt: bool,
-    keep: bool,
+    save_states: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """y (B, L, D), the final state (B, D, N, 2) and, where `keep`, the states that `backward` starts its chunks from.
+    """Return y (B, L, D), the final state (B, D, N, 2) and the chunk states, which are empty unless `save_states`.
 
     Contiguous tensors of one real dtype, shapes as in csrc/unitary_scan.h; L, D and N at least 1.
     """
@@ -47,10 +47,10 @@ def forward(
     batch, length, channels = u.shape
     states = bias.shape[1]
     y, final = torch.empty_like(u), torch.empty_like(initial_state)
-    chunk_states = u.new_empty(chunk_states_shape(batch, length, channels, states) if keep else (0,))
+    chunk_states = u.new_empty(chunk_states_shape(batch, length, channels, states) if save_states else (0,))
     _native.unitary_scan_forward(
         batch, length, channels, states, chunk_length(states),
-        *map(_address, (u, dt, W, bias, B, C, D, z, initial_state, flags, y, final, chunk_states if keep else None)),
+        *map(_address, (u, dt, W, bias, B, C, D, z, initial_state, flags, y, final, chunk_states if save_states else None)),
         phase_dt, u.dtype == torch.float64, torch.get_num_threads(),
     )  # fmt: skip
     return y, final, chunk_states
@@ -72,7 +72,7 @@ def backward(
     chunk_states: Tensor,
     phase_dt: bool,
 ) -> tuple[Tensor, ...]:
-    """The gradients of u, dt, W, bias, B, C, D, z and initial_state; empty tensors for absent inputs."""
+    """Return the gradients of u, dt, W, bias, B, C, D, z and initial_state; empty tensors for absent inputs."""
     _check(u)
     batch, length, channels = u.shape
     states = bias.shape[1]

@@ -14,19 +14,19 @@ from torch.nn.functional import silu
 
 from longscan.ops.associative import running_sum
 from longscan.ops.chunks import CHUNK, scan_chunks
-from longscan.ops.masks import flag_masks, mask, resets
+from longscan.ops.masks import flag_masks, reset_mask, zero_invalid
 from longscan.ops.precision import carry_dtype
 
 
 def _angles(u: Tensor, dt: Tensor, W: Tensor, bias: Tensor, flags: Tensor | None, phase_dt: bool) -> Tensor:
-    """theta (B, L, D, N), 0 at invalid steps."""
+    """Return theta (B, L, D, N), 0 at invalid steps."""
     angles = torch.nn.functional.linear(u, W.flatten(0, 1), bias.flatten()).view(*u.shape[:-1], *bias.shape)
     angles = angles * dt.unsqueeze(-1) if phase_dt else angles
     return angles if flags is None else torch.where(flag_masks(flags, 4)[0], 0, angles)
 
 
-def _wrapped(phase: Tensor) -> Tensor:
-    """The phase within half a turn of 0."""
+def _wrap_angle(phase: Tensor) -> Tensor:
+    """Return the phase wrapped to [-pi, pi]."""
     return phase - 2 * math.pi * torch.round(phase / (2 * math.pi))
 
 
@@ -49,17 +49,18 @@ def _chunk(
     phase_dt: bool,
     packed: bool,
 ) -> tuple[Tensor, Tensor]:
-    u, dt, z = mask(flags, u, dt, z)
+    u, dt, z = zero_invalid(flags, u, dt, z)
     gated = silu(u)
     entering = (dt * gated).unsqueeze(-1)
-    turns = _wrapped(_angles(u, dt, W, bias, flags, phase_dt).to(state.dtype))  # small, so that their sums round little
+    # Wrapped, since sums of small angles have small rounding errors.
+    angles = _wrap_angle(_angles(u, dt, W, bias, flags, phase_dt).to(state.dtype))
     start_re, start_im = state.unsqueeze(1).unbind(-1)
-    reset = resets(flags, packed, 4)
-    if reset is not None:  # the angle of a sequence's first step turns nothing but the state, which is dropped there
-        turns = torch.where(reset, 0, turns)
+    reset = reset_mask(flags, packed, 4)
+    if reset is not None:  # the angle of a sequence's first step rotates only the state before it, which is dropped
+        angles = torch.where(reset, 0, angles)
         dropped = reset.cumsum(1) > 0
         start_re, start_im = torch.where(dropped, 0, start_re), torch.where(dropped, 0, start_im)
-    phase = _wrapped(running_sum(turns, reset))
+    phase = _wrap_angle(running_sum(angles, reset))
     cos, sin = torch.cos(phase.to(u.dtype)), torch.sin(phase.to(u.dtype))
     sum_re, sum_im = running_sum(cos * entering, reset), running_sum(-sin * entering, reset)
     added_re, added_im = _rotate(B[..., 0], B[..., 1], sum_re, sum_im)

@@ -15,7 +15,7 @@ from torch.nn.functional import silu
 
 from longscan.ops.associative import running_sum
 from longscan.ops.linear_scan import linear_scan
-from longscan.ops.masks import RESET, resets, step_flags
+from longscan.ops.masks import RESET, reset_mask, step_flags
 from longscan.ops.precision import without_autocast
 
 
@@ -51,7 +51,7 @@ def unitary_scan(
         phase = torch.remainder(_integer_sum(rounded, initial_phase, flags), phase_grid)
         angle = phase.to(wide) * (2 * math.pi / phase_grid)
         if theta.requires_grad and theta.shape[1]:
-            unrounded = running_sum(theta, resets(flags, seq_idx is not None, theta.ndim))
+            unrounded = running_sum(theta, reset_mask(flags, seq_idx is not None, theta.ndim))
             angle = angle + (unrounded - unrounded.detach())
         cos, sin = torch.cos(angle), torch.sin(angle)
         gated = silu(inputs)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from longscan.ops.masks import flag_masks, mask
+from longscan.ops.masks import flag_masks, zero_invalid
 from longscan.ops.precision import carry_dtype
 from longscan.ops.tracing import record_length
 
@@ -44,7 +44,7 @@ def unitary_scan(
     u, dt, W, bias = (x.to(wide) for x in (u, dt, W, bias))
     D, z = (None if x is None else x.to(wide) for x in (D, z))
     B, C, total = (x.to(torch.promote_types(x.dtype, wide)) for x in (B, C, initial_state))
-    u, dt, z = mask(flags, u, dt, z)
+    u, dt, z = zero_invalid(flags, u, dt, z)
     u, length = record_length(u)
     gated, outputs = silu(u), []
     phase = torch.zeros_like(total.real)
