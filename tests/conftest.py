@@ -40,7 +40,7 @@ def pytest_configure() -> None:
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = True
     torch.set_num_threads(1)
-    chunks.NUMBERS = 2**12
+    chunks.CHUNK_ELEMENTS = 2**12
     if os.environ.get("TRITON_INTERPRET") == "1":
         interpret_quickly()
 

@@ -75,7 +75,7 @@ def test_generated_code_gives_the_same(op, backend, monkeypatch):
 def test_exports_with_gradients(op, backend, monkeypatch):
     """The graph has the results and the gradients of the plain call, through several chunks and through packed rows."""
     monkeypatch.setattr(chunks, "CHUNK", 3)
-    monkeypatch.setattr(chunks, "NUMBERS", 1)
+    monkeypatch.setattr(chunks, "CHUNK_ELEMENTS", 1)
     inputs = example(op)
 
     class Module(torch.nn.Module):

@@ -32,7 +32,8 @@ def run_chunk(step: Callable[..., T], inputs: Sequence[Tensor | None]) -> T:
 def long_chunk(x: Tensor) -> int:
     """Return the chunk length for operations whose memory is a small multiple of x (B, L, ...).
 
-    CHUNK steps, or more if each step has few numbers; CHUNK where the batch is symbolic: a graph with an open batch must not depend on the number of chunks.
+    CHUNK steps, or more if each step has few numbers. Always CHUNK where the batch is symbolic: a graph with an open batch must
+    not depend on the number of chunks.
     """
     if is_symbolic(x.shape[0]):
         return CHUNK
