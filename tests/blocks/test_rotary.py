@@ -143,7 +143,7 @@ def test_positions_count_valid_steps_of_each_sequence():
         ({"rotary": {"base": 0.0}}, "base: got 0.0"),
         ({"rotary": {"length": 0}}, "rotary length: got 0"),
         ({"rotary": {"repeat": 0}}, "rotary repeat: got 0"),
-        ({"rotary": {"targets": ["A"]}}, r"rotary targets: got \('A',\)"),
+        ({"rotary": {"targets": ["A"]}}, r"targets\[0\]: got 'A', needed one of x, dt, B, C"),
         ({"rotary": {"targets": []}}, r"rotary targets: got \(\)"),
         ({"rotary": {"targets": ["B"]}, "layer": "lru"}, "rotary targets: got .* but 'lru' selects nothing"),
         ({"rotary": {}, "d_model": 3, "expand": 1}, "rotary width: got 3"),

@@ -92,7 +92,7 @@ def test_complex_matrices_are_refused():
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"d_state": 0}, "d_state: got 0"), ({"discretisation": "ex"}, "discretisation: got 'ex', expected one of .'im', 'imex'")],
+    [({"d_state": 0}, "d_state: got 0"), ({"discretisation": "ex"}, "discretisation: got 'ex', needed one of im, imex")],
 )
 def test_impossible_settings_are_named(options, message):
     with pytest.raises(ValueError, match=message):
