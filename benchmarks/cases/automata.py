@@ -205,7 +205,7 @@ def mutants(program: Program, draw: random.Random) -> Iterator[Program]:
         key = draw.choice(list(branch.rows))
         values = [*([HOLD] if op.kind == "flip-flop" else []), *range(program.fields[op.output].size)]
         changed = Branch(branch.wires, {**branch.rows, key: draw.choice([v for v in values if v != branch.rows[key]])})
-        yield program.replaced(number, replace(op, branches=(*op.branches[:at], changed, *op.branches[at + 1 :])))
+        yield program.replace_op(number, replace(op, branches=(*op.branches[:at], changed, *op.branches[at + 1 :])))
 
 
 def count_mutants(wanted: int) -> Row:
