@@ -84,7 +84,7 @@ def test_a_model_with_batch_norm_steps_as_it_evaluates():
     for t in range(8):
         y, state = net.step(x[:, t], state)
     torch.testing.assert_close(y, net(x))
-    assert SequenceModel(**net.config).norm_kind == "batch"
+    assert SequenceModel(**net.config).config["norm"] == "batch"
 
 
 def test_impossible_settings_are_named():

@@ -129,7 +129,7 @@ def test_auto_refuses_what_failed(own_verdicts, monkeypatch, capsys):
     with monkeypatch.context() as patch:
         patch.setattr(module, "forward", changed_results(place(1, torch.zeros_like))(module.forward))
         assert main(["doctor"]) == 1
-    assert "`auto` will not take these kernels here" in capsys.readouterr().out
+    assert "`auto` will not use these kernels here" in capsys.readouterr().out
     assert "eager (`longscan doctor` found" in explain("linear_scan")
     assert "final state: error" in own_verdicts.read_text()
     assert explain("short_conv").endswith("cpu (native kernel)")
