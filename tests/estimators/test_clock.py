@@ -8,7 +8,7 @@ import pytest
 import torch
 from pandas.tseries.frequencies import to_offset
 
-from longscan.estimators.clock import after, as_clock, check_increasing, even_step, same_step, seconds, step_name
+from longscan.estimators.clock import as_clock, check_increasing, next_stamps, regular_step, same_step, step_name, to_seconds
 
 EPS = float(np.finfo(np.float64).eps)
 DAY = pd.Timestamp("2024-01-01")
@@ -64,13 +64,13 @@ def test_what_can_be_none(times, message):
 
 
 def test_seconds_since_the_first_stamp():
-    assert seconds(pd.Index([2.5, 4])).tolist() == [2.5, 4]
-    assert seconds(pd.Index([2, 4])).dtype == np.float64
-    assert seconds(hours(3, 4, 4.5)).tolist() == [0, 3600, 5400]
-    assert seconds(pd.DatetimeIndex([DAY, DAY + pd.Timedelta(3, unit="ns")])).tolist() == [0, 3e-9]
-    assert seconds(hours(3, 4).as_unit("s")).tolist() == [0, 3600]
-    assert seconds(pd.to_timedelta([5, 7], unit="ms")).tolist() == [0, 0.002]
-    assert seconds(pd.period_range("2024-02", periods=2, freq="M")).tolist() == [0, 29 * 86400]
+    assert to_seconds(pd.Index([2.5, 4])).tolist() == [2.5, 4]
+    assert to_seconds(pd.Index([2, 4])).dtype == np.float64
+    assert to_seconds(hours(3, 4, 4.5)).tolist() == [0, 3600, 5400]
+    assert to_seconds(pd.DatetimeIndex([DAY, DAY + pd.Timedelta(3, unit="ns")])).tolist() == [0, 3e-9]
+    assert to_seconds(hours(3, 4).as_unit("s")).tolist() == [0, 3600]
+    assert to_seconds(pd.to_timedelta([5, 7], unit="ms")).tolist() == [0, 0.002]
+    assert to_seconds(pd.period_range("2024-02", periods=2, freq="M")).tolist() == [0, 29 * 86400]
 
 
 def test_stamps_must_increase():
@@ -109,15 +109,15 @@ def test_stamps_must_increase():
     ids=str,
 )
 def test_the_step_of_an_even_clock(clock, known, step):
-    found = even_step(clock, "y", known)
+    found = regular_step(clock, "y", known)
     assert type(found) is type(step)
     assert found == pytest.approx(step, rel=2e-6, abs=0) if isinstance(step, float) else found == step
 
 
 def test_one_stamp_has_the_step_that_is_known():
-    assert even_step(pd.Index([3]), "y") is None
-    assert even_step(pd.Index([3]), "y", 7) == 7
-    assert even_step(hours(3), "y", to_offset("h")) == to_offset("h")
+    assert regular_step(pd.Index([3]), "y") is None
+    assert regular_step(pd.Index([3]), "y", 7) == 7
+    assert regular_step(hours(3), "y", to_offset("h")) == to_offset("h")
 
 
 @pytest.mark.parametrize(
@@ -136,14 +136,14 @@ def test_one_stamp_has_the_step_that_is_known():
 )
 def test_the_first_uneven_step_is_named(clock, message):
     with pytest.raises(ValueError, match=f"^y: its steps are not even: .*{message}"):
-        even_step(clock, "y")
+        regular_step(clock, "y")
 
 
 def test_times_of_a_zone_need_no_other():
     with pytest.raises(ValueError, match=r"reads uneven times$"):
-        even_step(hours(0, 1, 2, 4).tz_localize("UTC"), "y")
+        regular_step(hours(0, 1, 2, 4).tz_localize("UTC"), "y")
     with pytest.raises(ValueError, match=r"reads uneven times$"):
-        even_step(pd.Index([0, 1, 3]), "y")
+        regular_step(pd.Index([0, 1, 3]), "y")
 
 
 @pytest.mark.parametrize(
@@ -193,11 +193,11 @@ def test_steps_in_words():
     ids=str,
 )
 def test_the_stamps_that_follow(last, step, wanted):
-    found = after(last, step, 3)
+    found = next_stamps(last, step, 3)
     assert type(found) is type(wanted)
     assert found.equals(wanted)
 
 
 def test_periods_that_follow_in_longer_steps():
-    found = after(pd.Period("2024-01", "M"), 2 * pd.Period("2024-01", "M").freq, 3)
+    found = next_stamps(pd.Period("2024-01", "M"), 2 * pd.Period("2024-01", "M").freq, 3)
     assert [str(period) for period in found] == ["2024-03", "2024-05", "2024-07"]

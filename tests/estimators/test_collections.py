@@ -7,15 +7,15 @@ import torch
 from scipy import sparse
 
 from longscan.estimators.reading import (
-    Known,
+    FittedChannels,
+    align_targets,
+    align_to_cases,
     check_table,
-    holds_series,
+    contains_series,
+    convert_input,
     is_table,
-    matched,
-    normalise,
     read_collection,
     split_cases,
-    targets_for,
     tensor_as_array,
 )
 from longscan.estimators.series import Collection, pad_arrays
@@ -62,13 +62,13 @@ def test_tables_are_told_from_series(X, table):
 
 
 def test_what_holds_series():
-    assert holds_series(objects([1.0], 2.0))
-    assert not holds_series(objects(2.0, [1.0])), "the first says it"
-    assert not holds_series(np.empty((1, 1), object))
-    assert not holds_series(objects())
-    assert not holds_series(np.zeros(2))
-    assert not holds_series(objects(None, [1.0]))
-    assert holds_series(pd.Series([np.zeros(2)], index=[5])), "by place, not by label"
+    assert contains_series(objects([1.0], 2.0))
+    assert not contains_series(objects(2.0, [1.0])), "the first says it"
+    assert not contains_series(np.empty((1, 1), object))
+    assert not contains_series(objects())
+    assert not contains_series(np.zeros(2))
+    assert not contains_series(objects(None, [1.0]))
+    assert contains_series(pd.Series([np.zeros(2)], index=[5])), "by place, not by label"
 
 
 UNORDERED = [{"a": 1}, {1, 2}, frozenset([1]), iter([1]), "ab", b"ab", (x for x in [1])]
@@ -77,7 +77,7 @@ UNORDERED = [{"a": 1}, {1, 2}, frozenset([1]), iter([1]), "ab", b"ab", (x for x 
 @pytest.mark.parametrize("X", UNORDERED, ids=lambda X: type(X).__name__)
 def test_what_has_no_order_is_refused(X):
     with pytest.raises(ValueError, match=f"^X: got a {type(X).__name__}, expected an array"):
-        normalise(X)
+        convert_input(X)
 
 
 def test_array_like_objects_become_arrays():
@@ -88,25 +88,25 @@ def test_array_like_objects_become_arrays():
     class Frame(Wrapped):
         columns = ()
 
-    assert normalise((1, 2)) == [1, 2]
-    assert normalise(range(2)) == [0, 1]
-    assert normalise(memoryview(np.arange(3))).tolist() == [0, 1, 2]
-    assert normalise(Wrapped()).tolist() == [0, 1, 2]
+    assert convert_input((1, 2)) == [1, 2]
+    assert convert_input(range(2)) == [0, 1]
+    assert convert_input(memoryview(np.arange(3))).tolist() == [0, 1, 2]
+    assert convert_input(Wrapped()).tolist() == [0, 1, 2]
     other = Frame()
-    assert normalise(other) is other
+    assert convert_input(other) is other
     for same in (np.zeros(2), pd.Series([1]), pd.DataFrame(), sparse.csr_array((1, 1))):
-        assert normalise(same) is same
+        assert convert_input(same) is same
     shown = np.ma.masked_array([1.0, 2.0], [False, False])
-    assert type(normalise(shown)) is np.ndarray
+    assert type(convert_input(shown)) is np.ndarray
     with pytest.raises(ValueError, match=r"^y: got an array with 2 masked values"):
-        normalise(np.ma.masked_array([1.0, 2.0, 3.0], [False, True, True]), "y")
+        convert_input(np.ma.masked_array([1.0, 2.0, 3.0], [False, True, True]), "y")
 
 
 def test_tensors_become_arrays():
     assert tensor_as_array(torch.tensor([1.5], dtype=torch.bfloat16), "X").dtype == np.float32
     assert tensor_as_array(torch.tensor([1.5], dtype=torch.float16), "X").dtype == np.float32
     assert tensor_as_array(torch.tensor([1.5], dtype=torch.float64, requires_grad=True), "X").dtype == np.float64
-    assert normalise(torch.tensor([1 + 2j]).conj()).tolist() == [1 - 2j]
+    assert convert_input(torch.tensor([1 + 2j]).conj()).tolist() == [1 - 2j]
     with pytest.raises(ValueError, match=r"^X: got a tensor with layout"):
         tensor_as_array(torch.eye(2).to_sparse(), "X")
     with pytest.raises(ValueError, match=r"^X: got a tensor on the device meta"):
@@ -184,8 +184,12 @@ def test_a_time_may_stand_in_several_cases_and_cases_may_be_dates():
         ([], {}, "^X: got no series, expected at least one"),
         ([np.zeros((3, 2)), np.zeros((3, 1))], {}, "^X: series 1 has 1 channels, expected 2 as the first; read as .*'ncl'$"),
         ([np.zeros((3, 2)), np.zeros((4, 1))], {}, "^X: series 1 has 1 channels, expected 2 as the first$"),
-        ([np.zeros((3, 2))], {"known": Known(1, None)}, "^X: got series of 2 channels, expected 1 as in fit"),
-        ([np.zeros((3, 2))], {"known": Known(3, None), "layout": "nlc"}, "^X: got series of 2 channels, expected 3 as in fit"),
+        ([np.zeros((3, 2))], {"known": FittedChannels(1, None)}, "^X: got series of 2 channels, expected 1 as in fit"),
+        (
+            [np.zeros((3, 2))],
+            {"known": FittedChannels(3, None), "layout": "nlc"},
+            "^X: got series of 2 channels, expected 3 as in fit",
+        ),
         ([np.zeros((3, 2)), "word"], {}, "^X: series 1: got a str"),
         ([np.zeros(())], {}, r"^X: series 0 has the shape \(\)"),
         ([np.zeros((2, 2, 2))], {}, r"^X: series 0 has the shape \(2, 2, 2\)"),
@@ -203,7 +207,7 @@ def test_a_time_may_stand_in_several_cases_and_cases_may_be_dates():
             r"^X: series 1: its columns lack 1 labels \('b'\) and have 1 labels \('c'\)",
         ),
         ([np.zeros((2, 3))], {}, r"^X: series 0 has the shape \(2, 3\): 2 steps of 3 channels"),
-        ([np.zeros((2, 3))], {"known": Known(2, None)}, "and the latter has the 2 channels of fit; set layout"),
+        ([np.zeros((2, 3))], {"known": FittedChannels(2, None)}, "and the latter has the 2 channels of fit; set layout"),
         ([np.zeros(3)], {"times": "index"}, "^times: got 'index', expected times, or"),
         ([pd.Series([1.0])], {"times": "columns"}, "^times: got 'columns'"),
         (long_frame(("x", 0, 1)), {"times": [[0]]}, "^times: got list, expected None or 'index', as X is indexed by time"),
@@ -226,8 +230,8 @@ def test_the_axes_of_arrays():
     assert read_collection([wide], layout="ncl").values.shape == (1, 3, 2)
     assert read_collection([wide], layout="nlc").values.shape == (1, 2, 3)
     assert read_collection([wide, np.zeros((4, 3))]).channels == 3, "a number of rows that varies is no number of channels"
-    assert read_collection([wide], known=Known(3, None)).channels == 3
-    assert read_collection([square], known=Known(2, None)).channels == 2
+    assert read_collection([wide], known=FittedChannels(3, None)).channels == 3
+    assert read_collection([square], known=FittedChannels(2, None)).channels == 2
     assert read_collection([np.arange(3.0)]).values.shape == (1, 3, 1)
     assert read_collection([pd.DataFrame(wide)]).values.shape == (1, 2, 3), "rows of frames are steps"
     assert read_collection([pd.DataFrame(wide)], layout="ncl").values.shape == (1, 2, 3)
@@ -238,7 +242,7 @@ def test_channels_find_their_names():
     found = read_collection([one, two])
     assert found.channel_names == ("a", "b")
     assert found.values.tolist() == [[[1, 2]], [[4, 3]]]
-    assert read_collection([one], known=Known(2, ("b", "a"))).values.tolist() == [[[2, 1]]]
+    assert read_collection([one], known=FittedChannels(2, ("b", "a"))).values.tolist() == [[[2, 1]]]
     assert read_collection([pd.DataFrame([[1.0, 2.0]])]).channel_names is None
     assert not found.is_long
     assert read_collection(long_frame(("x", 0, 1))).is_long
@@ -247,9 +251,9 @@ def test_channels_find_their_names():
 def test_values_find_their_cases():
     cases = pd.Index(["x", "y"])
     values = pd.Series([1, 2], index=["y", "x"])
-    assert matched(values, cases, "y").tolist() == [2, 1]
-    assert matched([1, 2], cases, "y") == [1, 2]
-    assert matched(values, None, "y") is values
+    assert align_to_cases(values, cases, "y").tolist() == [2, 1]
+    assert align_to_cases([1, 2], cases, "y") == [1, 2]
+    assert align_to_cases(values, None, "y") is values
     for index, message in (
         (["y", "y"], r"^y: its index and that of X differ, and that of y holds 1 labels \('y'\) more than once"),
         (["y", "z"], r"it lacks 1 labels \('x'\) of X, and has 1 labels \('z'\) that X has not"),
@@ -258,19 +262,19 @@ def test_values_find_their_cases():
         ([*"xyabcde"], r"has 5 labels \('a', 'b', 'c', 'd', 'e'\) that X"),
     ):
         with pytest.raises(ValueError, match=message):
-            matched(pd.Series(range(len(index)), index=index), cases, "y")
+            align_to_cases(pd.Series(range(len(index)), index=index), cases, "y")
     with pytest.raises(ValueError, match="and that of X holds"):
-        matched(values, pd.Index(["x", "x"]), "y")
+        align_to_cases(values, pd.Index(["x", "x"]), "y")
 
 
 def test_targets_without_an_index_need_sorted_cases():
     rows, y = [("x", 0, 1), ("y", 0, 2)], np.array([1, 2])
-    assert targets_for(read_collection(long_frame(*rows)), y) is y
+    assert align_targets(read_collection(long_frame(*rows)), y) is y
     with pytest.raises(ValueError, match=r"^y: got values without an index, and the cases of X are not sorted"):
-        targets_for(read_collection(long_frame(*rows[::-1])), y)
-    assert len(targets_for(read_collection(long_frame(*rows[::-1])), y[:1])) == 1, "the number is checked by others"
-    assert targets_for(read_collection(pd.Series([np.zeros(2)] * 2, index=[1, 0])), y) is y
-    assert targets_for(read_collection(long_frame(*rows)), pd.Series([1, 2], index=["y", "x"])).tolist() == [2, 1]
+        align_targets(read_collection(long_frame(*rows[::-1])), y)
+    assert len(align_targets(read_collection(long_frame(*rows[::-1])), y[:1])) == 1, "the number is checked by others"
+    assert align_targets(read_collection(pd.Series([np.zeros(2)] * 2, index=[1, 0])), y) is y
+    assert align_targets(read_collection(long_frame(*rows)), pd.Series([1, 2], index=["y", "x"])).tolist() == [2, 1]
 
 
 def test_statistics_of_channels():

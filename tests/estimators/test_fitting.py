@@ -10,8 +10,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from longscan.estimators import SSMClassifier, SSMForecaster, SSMRegressor, fitting, forecaster
 from longscan.estimators.classifier import class_labels
 from longscan.estimators.fitting import check_settings, minimise, seeded
-from longscan.estimators.forecaster import _starts, _windows
-from longscan.estimators.regressor import numbers
+from longscan.estimators.forecaster import _cut_windows, _window_starts
+from longscan.estimators.regressor import convert_targets
 from longscan.estimators.series import pad_arrays
 
 BRIEF = {"d_model": 4, "d_state": 2, "epochs": 1, "device": "cpu", "random_state": 0}
@@ -258,11 +258,11 @@ def test_kinds_of_labels(y, kind):
 
 
 def test_numbers_to_predict():
-    assert numbers([1, 2]).dtype == np.float64
-    assert numbers([[1, 2]]).shape == (1, 2)
+    assert convert_targets([1, 2]).dtype == np.float64
+    assert convert_targets([[1, 2]]).shape == (1, 2)
     for y, message in ((["a"], "^y: "), ([np.nan], "^y: Input y contains NaN"), (np.zeros(1, "datetime64[s]"), "^y: ")):
         with pytest.raises(ValueError, match=message):
-            numbers(y)
+            convert_targets(y)
 
 
 def test_targets_are_standardised_by_column(monkeypatch):
@@ -474,11 +474,11 @@ def test_steps_of_several_series(stubbed):
 
 def test_windows_of_a_collection():
     collection = pad_arrays([np.arange(4.0)[:, None], np.arange(2.0)[:, None], 10 + np.arange(3.0)[:, None]])
-    starts = _starts(collection, 3)
+    starts = _window_starts(collection, 3)
     assert starts.tolist() == [[0, 0], [0, 1], [2, 0]]
-    found = _windows(collection, starts[1:], 3)
+    found = _cut_windows(collection, starts[1:], 3)
     assert found.values[..., 0].tolist() == [[1, 2, 3], [10, 11, 12]]
     assert found.lengths.tolist() == [3, 3]
     assert found.times is None
     timed = collection.with_times([[0, 1, 2, 5], [0, 1], [4, 6, 9]])
-    assert _windows(timed, starts[1:], 3).times.tolist() == [[1, 2, 5], [4, 6, 9]]
+    assert _cut_windows(timed, starts[1:], 3).times.tolist() == [[1, 2, 5], [4, 6, 9]]

@@ -6,7 +6,7 @@ import pytest
 from sklearn.model_selection import GridSearchCV, GroupKFold, cross_val_predict, cross_val_score, train_test_split
 
 from longscan.estimators import SSMClassifier, SSMForecaster, SSMRegressor, split_cases
-from longscan.estimators.clock import seconds
+from longscan.estimators.clock import to_seconds
 
 BRIEF = {"d_model": 4, "d_state": 2, "epochs": 1, "device": "cpu", "random_state": 0}
 AHEAD = {"horizon": 3, "window": 8, **BRIEF}
@@ -168,4 +168,4 @@ def test_uneven_clocks_are_read_as_times():
 def test_microseconds_of_dates_are_kept():
     """float64 counts the seconds since 1970 no finer than a quarter of a microsecond."""
     clock = pd.date_range("2024-01-01", periods=5, freq="250ns")
-    np.testing.assert_allclose(np.diff(seconds(clock)), 2.5e-7, rtol=1e-12)
+    np.testing.assert_allclose(np.diff(to_seconds(clock)), 2.5e-7, rtol=1e-12)

@@ -1,6 +1,6 @@
-"""The estimators in aeon's convention: series are (channels, steps), and forecasts are of one step, `horizon` ahead.
+"""The estimators with aeon's interface: series are (channels, steps), and a forecast is one value, `horizon` steps ahead.
 
-Thin shells: each makes its counterpart of `longscan.estimators` with the same settings and hands the series over as arrays, with
+Each class creates its counterpart in `longscan.estimators` with the same settings and passes the series to it as arrays, with
 `layout="ncl"`.
 """
 
@@ -22,11 +22,11 @@ COLLECTION_TAGS = {
     "X_inner_type": ["np-list", "numpy3D"],
     "python_dependencies": "torch",
 }
-SMALL = {"d_model": 4, "d_state": 2, "epochs": 2, "device": "cpu"}  # for aeon's checks
+TEST_PARAMS = {"d_model": 4, "d_state": 2, "epochs": 2, "device": "cpu"}  # for aeon's checks
 
 
-class _CollectionShell:
-    """The settings of `longscan.estimators.SSMClassifier` and `SSMRegressor`, and how their aeon versions are checked."""
+class _CollectionEstimator:
+    """The settings of `longscan.estimators.SSMClassifier` and `SSMRegressor`, and the parameters of aeon's checks."""
 
     _tags = COLLECTION_TAGS
 
@@ -58,10 +58,10 @@ class _CollectionShell:
 
     @classmethod
     def _get_test_params(cls, parameter_set: str = "default") -> dict[str, Any]:  # noqa: ARG003
-        return dict(SMALL)
+        return dict(TEST_PARAMS)
 
 
-class AeonSSMClassifier(_CollectionShell, BaseClassifier):
+class AeonSSMClassifier(_CollectionEstimator, BaseClassifier):
     """`longscan.estimators.SSMClassifier` for aeon; the settings are the same."""
 
     def _fit(self, X: Any, y: np.ndarray) -> None:
@@ -74,7 +74,7 @@ class AeonSSMClassifier(_CollectionShell, BaseClassifier):
         return self.estimator_.predict_proba(list(X))
 
 
-class AeonSSMRegressor(_CollectionShell, BaseRegressor):
+class AeonSSMRegressor(_CollectionEstimator, BaseRegressor):
     """`longscan.estimators.SSMRegressor` for aeon; the settings are the same."""
 
     def _fit(self, X: Any, y: np.ndarray) -> None:
@@ -85,7 +85,7 @@ class AeonSSMRegressor(_CollectionShell, BaseRegressor):
 
 
 class AeonSSMForecaster(BaseForecaster):
-    """`longscan.estimators.SSMForecaster` for aeon: of one series, the value `horizon` steps ahead; the settings are the same."""
+    """`longscan.estimators.SSMForecaster` for aeon: forecasts the value `horizon` steps ahead of one series; same settings."""
 
     _tags = {"python_dependencies": "torch"}  # noqa: RUF012 - aeon reads a plain dictionary
 
@@ -123,4 +123,4 @@ class AeonSSMForecaster(BaseForecaster):
 
     @classmethod
     def _get_test_params(cls, parameter_set: str = "default") -> dict[str, Any]:  # noqa: ARG003
-        return dict(SMALL)
+        return dict(TEST_PARAMS)

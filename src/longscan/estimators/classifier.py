@@ -1,4 +1,4 @@
-"""A classifier of series."""
+"""The scikit-learn classifier of series, `SSMClassifier`."""
 
 from typing import Any, Self
 
@@ -12,12 +12,12 @@ from sklearn.utils.validation import column_or_1d
 from torch.nn.functional import cross_entropy
 
 from longscan.estimators.fitting import SeriesEstimator
-from longscan.estimators.reading import targets_for
+from longscan.estimators.reading import align_targets
 from longscan.estimators.series import Collection
 
 
 class SSMClassifier(ClassifierMixin, SeriesEstimator):
-    """A stack of state space blocks, pooled over time, that tells classes of series apart.
+    """A classifier of series: a stack of state space blocks, pooled over time.
 
     X is a table (n, L) of equally long series of one channel (an array or a frame), an array (n, L, C), a list of arrays or
     frames (L_i,) or (L_i, C) of any lengths, a Series of these, indexed by case, or a frame indexed by (case, time). Rows of the
@@ -32,10 +32,10 @@ class SSMClassifier(ClassifierMixin, SeriesEstimator):
         d_model: width of the stack.
         d_state: state size of the layers.
         pooling: "mean" over the steps, or the "last" one.
-        epochs: times each series is shown.
-        batch_size: series in an update.
-        lr: largest learning rate, after a warm-up and before a cosine to 0.
-        weight_decay: of AdamW, where parameters declare that they decay.
+        epochs: number of passes over the series.
+        batch_size: number of series of an update.
+        lr: largest learning rate, next_stamps a warm-up and before a cosine to 0.
+        weight_decay: of AdamW, for the parameters that declare it.
         device: "cpu", "cuda", ..., or "auto".
         random_state: a number, a `numpy.random.RandomState` or None; the same number gives the same model.
         layout: the axes of arrays: "nlc", (cases, steps, channels) and (steps, channels), or "ncl", (cases, channels, steps) and
@@ -46,7 +46,7 @@ class SSMClassifier(ClassifierMixin, SeriesEstimator):
 
     Attributes:
         classes_: the labels. model_: the fitted `SequenceModel`. loss_curve_: mean loss of each epoch. mean_, scale_: of the
-        channels. time_unit_: the median time between steps. n_channels_, channel_names_, has_times_: what X was like.
+        channels. time_unit_: the median time between steps. n_channels_, channel_names_, has_times_: of X in fit.
     """
 
     def fit(self, X: Any, y: Any, times: Any = None) -> Self:
@@ -54,7 +54,7 @@ class SSMClassifier(ClassifierMixin, SeriesEstimator):
         if y is None:
             raise ValueError("y: this classifier requires y to be passed, but the target y is None")
         collection = self._read(X, times, fitting=True)
-        labels = class_labels(targets_for(collection, y))
+        labels = class_labels(align_targets(collection, y))
         if len(labels) != len(collection):
             raise ValueError(f"y: got {len(labels)} labels, expected {len(collection)}, one for each series")
         self.classes_, numbers = np.unique(labels, return_inverse=True)
@@ -65,19 +65,19 @@ class SSMClassifier(ClassifierMixin, SeriesEstimator):
         return self
 
     def predict_proba(self, X: Any, times: Any = None) -> Any:
-        """(n, classes): the probability of each class, in the order of `classes_`; see `output`."""
+        """Return the probability of each class, (n, classes), in the order of `classes_`; see `output`."""
         collection = self._read_new(X, times)
         return self._labelled(self._probabilities(collection), collection, self.classes_)
 
     def predict(self, X: Any, times: Any = None) -> Any:
-        """(n,): the likeliest class of each series; see `output`."""
+        """Return the most probable class of each series, (n,); see `output`."""
         collection = self._read_new(X, times)
         return self._labelled(self.classes_[self._probabilities(collection).argmax(1)], collection)
 
     def score(self, X: Any, y: Any, times: Any = None) -> float:
-        """The share of series whose class is predicted; y finds its series as in `fit`."""
+        """Return the accuracy on series X with labels y, which are aligned with X as in `fit`."""
         collection = self._read_new(X, times)
-        labels = class_labels(targets_for(collection, y))
+        labels = class_labels(align_targets(collection, y))
         if len(labels) != len(collection):
             raise ValueError(f"y: got {len(labels)} labels, expected {len(collection)}, one for each series")
         return float(np.mean(self.classes_[self._probabilities(collection).argmax(1)] == labels))
@@ -89,7 +89,7 @@ class SSMClassifier(ClassifierMixin, SeriesEstimator):
 
 
 def class_labels(y: Any) -> np.ndarray:
-    """Labels (n,) of a list, an array or a Series, in numpy's types; ValueError for labels that are missing or mixed."""
+    """Convert labels (n,) of a list, an array or a Series to numpy's types; ValueError for missing or mixed labels."""
     labels = np.asarray(column_or_1d(y, warn=True))
     missing = np.asarray(pd.isna(labels))
     if missing.any():

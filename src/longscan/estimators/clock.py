@@ -1,4 +1,4 @@
-"""Time stamps of pandas indexes: which of them can be a series' clock, how far apart its steps are, how it goes on."""
+"""Time stamps of series as pandas indexes: their validation, their regular step, and the stamps that follow."""
 
 from typing import Any
 
@@ -10,14 +10,14 @@ from torch import Tensor
 Step = Any  # pandas.DateOffset of dates and periods, pandas.Timedelta of durations, float or int of numbers
 
 
-def as_clock(times: Any, place: str) -> pd.Index:
-    """Time stamps as an index of numbers, dates, periods or durations; ValueError for anything else, and where one is missing.
+def as_clock(times: Any, source: str) -> pd.Index:
+    """Convert time stamps to an index of numbers, dates, periods or durations; ValueError for any other and for missing ones.
 
-    times: an index, an array, a list, a Series or a tensor, (L,). place: what they are of, for errors: "y", "times: series 3".
+    times: an index, an array, a list, a Series or a tensor, (L,). source: their name in errors, such as "y" or "times: series 3".
     """
     try:
         times = times.detach().cpu().numpy() if isinstance(times, Tensor) else times
-        half = isinstance(times, np.ndarray) and times.dtype.kind == "f"  # indexes hold no numbers of half precision
+        half = isinstance(times, np.ndarray) and times.dtype.kind == "f"  # an index can not contain fp16 numbers
         index = pd.Index(times.astype(np.float64) if half else times)
         if isinstance(index.dtype, pd.CategoricalDtype):
             index = index.astype(index.categories.dtype)
@@ -25,25 +25,25 @@ def as_clock(times: Any, place: str) -> pd.Index:
             kind = pd.api.types.infer_dtype(index, skipna=True)
             index = pd.DatetimeIndex(index) if kind in ("date", "datetime", "datetime64") else index.infer_objects()
     except (TypeError, ValueError) as error:  # nested lists; dates of several time zones
-        raise ValueError(f"{place}: holds times that are neither numbers nor dates of one time zone ({error})") from None
+        raise ValueError(f"{source}: holds times that are neither numbers nor dates of one time zone ({error})") from None
     number = pd.api.types.is_any_real_numeric_dtype(index.dtype)
     if not number and not isinstance(index, (pd.DatetimeIndex, pd.PeriodIndex, pd.TimedeltaIndex)):
         kind = pd.api.types.infer_dtype(index, skipna=True)
         raise ValueError(
-            f"{place}: its times are of kind {kind!r}, which has no order in time; expected numbers, dates, periods or durations "
-            "(pd.to_datetime reads dates; reset_index(drop=True) is right where an index holds no times)"
+            f"{source}: its times are of kind {kind!r}, which has no order in time; expected numbers, dates, periods or "
+            "durations (pd.to_datetime reads dates; reset_index(drop=True) is right where an index holds no times)"
         )
     missing = np.asarray(index.isna())
     if number:
         index = index.astype(np.float64) if missing.any() or pd.api.types.is_extension_array_dtype(index.dtype) else index
         missing = ~np.isfinite(np.asarray(index, dtype=np.float64))
     if missing.any():
-        raise ValueError(f"{place}: lacks {missing.sum()} time stamps, the first in row {int(missing.argmax())}")
+        raise ValueError(f"{source}: lacks {missing.sum()} time stamps, the first in row {int(missing.argmax())}")
     return index
 
 
-def seconds(clock: pd.Index) -> np.ndarray:
-    """(L,) float64: numbers as they are; dates, beginnings of periods and durations in seconds since the first of them.
+def to_seconds(clock: pd.Index) -> np.ndarray:
+    """Convert a clock to float64 (L,): numbers are unchanged; dates, starts of periods and durations are seconds since the first.
 
     Differences are taken in whole nanoseconds, as float64 counts the seconds since 1970 no finer than a quarter of a microsecond.
     """
@@ -55,28 +55,28 @@ def seconds(clock: pd.Index) -> np.ndarray:
     return np.asarray(clock, dtype=np.float64)
 
 
-def check_increasing(clock: pd.Index, place: str) -> None:
-    """ValueError where a time stamp stands twice, or a later row has an earlier one."""
+def check_increasing(clock: pd.Index, source: str) -> None:
+    """Raise ValueError if a time stamp is duplicated or lower than the previous one."""
     twice = clock.duplicated()
     if twice.any():
         raise ValueError(
-            f"{place}: its index holds {twice.sum()} duplicated time stamps, the first {clock[int(twice.argmax())]}; keep one "
+            f"{source}: its index holds {twice.sum()} duplicated time stamps, the first {clock[int(twice.argmax())]}; keep one "
             "row of each, or give local times that repeat an hour a time zone (tz_localize), or drop an index that holds no "
             "times (reset_index(drop=True))"
         )
     if not clock.is_monotonic_increasing:
         row = int(np.argmax(np.asarray(clock[1:] < clock[:-1]))) + 1
         raise ValueError(
-            f"{place}: its time stamps go back in row {row}, from {clock[row - 1]} to {clock[row]}; sort_index() puts them in "
+            f"{source}: its time stamps go back in row {row}, from {clock[row - 1]} to {clock[row]}; sort_index() puts them in "
             "order, reset_index(drop=True) drops an index that holds no times"
         )
 
 
-def even_step(clock: pd.Index, place: str, known: Step = None) -> Step:
-    """How far apart the stamps of an increasing clock are; ValueError, naming the first gap that differs, where that varies.
+def regular_step(clock: pd.Index, source: str, known: Step = None) -> Step:
+    """Return the step between the stamps of an increasing clock; ValueError naming the first step that differs.
 
-    known: the step where it is known already, which a few stamps may be too short to tell; returned where they fit it. None for a
-    single stamp of an unknown step.
+    known: the step of an earlier clock, returned if the stamps are compatible with it, since a few stamps may not determine the
+    step. Returns None for a single stamp without a known step.
     """
     if len(clock) < 2:
         return known
@@ -111,18 +111,18 @@ def even_step(clock: pd.Index, place: str, known: Step = None) -> Step:
     local = isinstance(clock, pd.DatetimeIndex) and clock.tz is None
     zone = " (local times of a place that changes its clocks need a time zone, tz_localize)" if local else ""
     raise ValueError(
-        f"{place}: its steps are not even: {odd.sum()} of {len(odd)} differ from {usual}, the first between {clock[row]} and "
+        f"{source}: its steps are not even: {odd.sum()} of {len(odd)} differ from {usual}, the first between {clock[row]} and "
         f"{clock[row + 1]}; asfreq and interpolate fill gaps, and times='index' reads uneven times{zone}"
     )
 
 
 def _follows(clock: pd.DatetimeIndex, step: pd.DateOffset) -> bool:
-    wanted = pd.date_range(clock[0], periods=len(clock), freq=step)
-    return bool((wanted == clock).all())
+    expected = pd.date_range(clock[0], periods=len(clock), freq=step)
+    return bool((expected == clock).all())
 
 
 def same_step(step: Step, other: Step) -> bool:
-    """Whether two steps are equal, or one is unknown: None, or the 1 of rows that are only counted."""
+    """Return whether two steps are equal or one is unknown: None, or the 1 of a default index."""
     if any(known is None or (isinstance(known, int) and known == 1) for known in (step, other)):
         return True
     if isinstance(step, (int, float)) and isinstance(other, (int, float)):
@@ -131,12 +131,12 @@ def same_step(step: Step, other: Step) -> bool:
 
 
 def step_name(step: Step) -> str:
-    """A step in words: "h", "ME", "0 days 00:00:10", "0.5"."""
+    """Format a step as text, such as "h", "ME", "0 days 00:00:10" or "0.5"."""
     return str(getattr(step, "freqstr", step))
 
 
-def after(last: Any, step: Step, count: int) -> pd.Index:
-    """The `count` stamps after `last` on a clock of this step."""
+def next_stamps(last: Any, step: Step, count: int) -> pd.Index:
+    """Return the `count` stamps after `last` on a clock with this step."""
     if isinstance(last, pd.Period):
         return pd.period_range(last + step, periods=count, freq=last.freq if step == last.freq else step)
     if isinstance(last, pd.Timestamp):

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from longscan._devices import find_device
 from longscan._types import NonNegativeFloat, PositiveInt, checked_value
 from longscan.engine import Engine, EpochLosses, NonFiniteLossError
-from longscan.estimators.reading import Known, Layout, check_table, is_table, normalise, read_collection, rows_of_times
+from longscan.estimators.reading import FittedChannels, Layout, align_times, check_table, convert_input, is_table, read_collection
 from longscan.estimators.series import Collection, check_predictions
 from longscan.layers._settings import declared_types
 from longscan.models import SequenceModel, optimizer_groups
@@ -128,8 +128,8 @@ class SeriesEstimator(BaseEstimator):
     def _read(self, X: Any, times: Any, *, fitting: bool) -> Collection:
         """Return X and times as a collection. Raises ValueError if they are none, or have other channels than in `fit`."""
         check_settings(self)
-        X = normalise(X)
-        known = None if fitting else Known(self.n_channels_, self.channel_names_)
+        X = convert_input(X)
+        known = None if fitting else FittedChannels(self.n_channels_, self.channel_names_)
         if is_table(X):
             collection = self._read_table(X, times, known, fitting=fitting)
         else:
@@ -144,8 +144,8 @@ class SeriesEstimator(BaseEstimator):
             )
         return collection
 
-    def _read_table(self, X: Any, times: Any, known: Known | None, *, fitting: bool) -> Collection:
-        """Return a table (n, L) as a collection of series with one channel, checked by scikit-learn's rules."""
+    def _read_table(self, X: Any, times: Any, known: FittedChannels | None, *, fitting: bool) -> Collection:
+        """A table (n, L) as a collection of one channel, by scikit-learn's rules."""
         X = check_table(X)
         try:
             table = validate_data(self, X, reset=fitting, dtype="numeric", ensure_min_samples=1)
@@ -160,12 +160,12 @@ class SeriesEstimator(BaseEstimator):
             if times != "index" or not isinstance(X, pd.DataFrame):
                 raise ValueError(f"times: got {times!r}, expected times, or 'index' with series of pandas")
             return collection.with_times([X.columns] * len(X))
-        return collection.with_times(rows_of_times(times, collection.cases))
+        return collection.with_times(align_times(times, collection.cases))
 
     def _labelled(self, values: np.ndarray, collection: Collection, columns: Any = None) -> Any:
-        """Return predictions (n,) or (n, K) as `output` says: an array, or a Series or frame indexed by case."""
-        wanted = self.output == "pandas" or (self.output == "auto" and collection.is_long)
-        if not wanted:
+        """Predictions (n,) or (n, K) as `output` says: an array, or a Series or frame indexed by case."""
+        use_pandas = self.output == "pandas" or (self.output == "auto" and collection.is_long)
+        if not use_pandas:
             return values
         if values.ndim == 1:
             return pd.Series(values, index=collection.cases)

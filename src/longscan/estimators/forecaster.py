@@ -1,4 +1,4 @@
-"""A forecaster of series."""
+"""The forecaster of series with scikit-learn's interface, `SSMForecaster`."""
 
 import logging
 import math
@@ -16,9 +16,9 @@ from torch.nn.functional import l1_loss
 
 from longscan._devices import find_device
 from longscan._types import NonNegativeFloat, PositiveInt
-from longscan.estimators.clock import Step, after, as_clock, even_step, same_step, seconds, step_name
+from longscan.estimators.clock import Step, as_clock, next_stamps, regular_step, same_step, step_name, to_seconds
 from longscan.estimators.fitting import Spec, check_settings, minimise, seeded
-from longscan.estimators.reading import Known, Layout, holds_series, normalise, read_collection
+from longscan.estimators.reading import FittedChannels, Layout, contains_series, convert_input, read_collection
 from longscan.estimators.series import Collection, check_predictions
 from longscan.models import Forecaster
 
@@ -26,7 +26,7 @@ _log = logging.getLogger("longscan")
 
 
 class SSMForecaster(BaseEstimator):
-    """A stack of state space blocks that reads a window of a series and goes on with it, by `longscan.models.Forecaster`.
+    """A forecaster of series: a stack of state space blocks that reads a window and predicts the next `horizon` steps.
 
     A series is an array (L,) or (L, C), a Series or a frame whose rows are the steps; `fit` also takes several: a list of these,
     an array (n, L, C), or a frame indexed by (case, time). It is trained on windows of what it is given, by the mean absolute
@@ -45,7 +45,7 @@ class SSMForecaster(BaseEstimator):
         d_state: state size of the layers.
         epochs: times each part of the series is shown.
         batch_size: windows in an update.
-        lr: largest learning rate, after a warm-up and before a cosine to 0.
+        lr: largest learning rate, next_stamps a warm-up and before a cosine to 0.
         device: "cpu", "cuda", ..., or "auto".
         random_state: a number, a `numpy.random.RandomState` or None; the same number gives the same model.
         layout: the axes of arrays: "nlc", (steps, channels) and (series, steps, channels), or "ncl", (channels, steps) and
@@ -114,7 +114,7 @@ class SSMForecaster(BaseEstimator):
         self.time_unit_ = collection.time_unit()
         collection.check_range(self.mean_, self.scale_, self.time_unit_, "y")
         device = find_device(self.device)
-        starts = _starts(collection, window + self.horizon)
+        starts = _window_starts(collection, window + self.horizon)
         with seeded(int(random.randint(2**31 - 1))):
             model = Forecaster.from_spec(
                 self.spec,
@@ -126,7 +126,7 @@ class SSMForecaster(BaseEstimator):
             ).to(device)
 
             def loss_of(chosen: np.ndarray) -> Tensor:
-                parts = _windows(collection, starts[chosen], window + self.horizon)
+                parts = _cut_windows(collection, starts[chosen], window + self.horizon)
                 values, _, elapsed = parts.batch(np.arange(len(chosen)), self.mean_, self.scale_, self.time_unit_, device)
                 past, future = values[:, :window], values[:, window:]
                 before, ahead = (None, None) if elapsed is None else (elapsed[:, :window], elapsed[:, window:])
@@ -150,16 +150,16 @@ class SSMForecaster(BaseEstimator):
                 random=random,
             )
         self.model_ = model
-        self._latest = None if several else (y, times)
+        self._last_fit_data = None if several else (y, times)
         return self
 
     def predict(self, y: Any = None, times: Any = None, times_ahead: Any = None) -> Any:
-        """The `horizon` steps that follow the last step of a series.
+        """Return the forecast of the `horizon` steps after the last step of a series.
 
         Args:
-            y: what was measured so far, of which the last `window_` steps are read; None: the series of `fit`.
-            times: of its steps, where `fit` had times.
-            times_ahead: (horizon,), the times that are asked for; None: even steps of `time_unit_`.
+            y: the measured series, of which the last `window_` steps are read; None: the series of `fit`.
+            times: of its steps, if `fit` had times.
+            times_ahead: (horizon,), the times of the forecast; None: equal steps of `time_unit_`.
 
         Returns:
             An array (horizon,) or (horizon, C). For a Series a Series of its name, for a frame a frame with its columns, indexed
@@ -167,10 +167,10 @@ class SSMForecaster(BaseEstimator):
         """
         check_is_fitted(self, "model_")
         if y is None:
-            if self._latest is None:
+            if self._last_fit_data is None:
                 raise ValueError("y: fit had several series, expected the one to go on with")
-            y, times = self._latest
-        history, several = self._read(y, times, Known(self.n_channels_, self.channel_names_))
+            y, times = self._last_fit_data
+        history, several = self._read(y, times, FittedChannels(self.n_channels_, self.channel_names_))
         if several:
             raise ValueError(f"y: got {len(history)} series, expected the one to go on with")
         if (history.times is not None) != self.has_times_:
@@ -179,10 +179,10 @@ class SSMForecaster(BaseEstimator):
             raise ValueError("times_ahead: got times, expected none where fit had none")
         stamps = self._stamps_ahead(history, times, times_ahead)
         length = int(history.lengths[0])
-        past = _windows(history, np.array([[0, max(0, length - self.window_)]]), min(length, self.window_))
+        past = _cut_windows(history, np.array([[0, max(0, length - self.window_)]]), min(length, self.window_))
         gaps = None
         if history.clocks is not None and times_ahead is not None:
-            gaps = np.diff(seconds(as_clock(history.clocks[0][-1:].append(stamps), "times_ahead")))
+            gaps = np.diff(to_seconds(as_clock(history.clocks[0][-1:].append(stamps), "times_ahead")))
         forecast = self._forecast(past, gaps)
         if isinstance(y, pd.DataFrame):
             names = y.columns if history.channel_names is None else list(history.channel_names)
@@ -192,12 +192,13 @@ class SSMForecaster(BaseEstimator):
         return forecast[:, 0] if np.ndim(y) == 1 else forecast
 
     def score(self, y: Any, times: Any = None) -> float:
-        """Skill against the last value: 1 - (mean absolute error) / (that of going on with the last value), 1 at best.
+        """Return the skill over persistence, 1 - (mean absolute error) / (mean absolute error of repeating the last value).
 
-        Forecasts start at every `horizon` steps of the series from `window_` on. ValueError where there is no room for one.
+        Forecasts start at every `horizon` steps of the series from `window_` on. Raises ValueError if the series is too short for
+        one.
         """
         check_is_fitted(self, "model_")
-        series, several = self._read(y, times, Known(self.n_channels_, self.channel_names_))
+        series, several = self._read(y, times, FittedChannels(self.n_channels_, self.channel_names_))
         if several:
             raise ValueError(f"y: got {len(series)} series, expected one")
         self._step(series, times)
@@ -207,26 +208,26 @@ class SSMForecaster(BaseEstimator):
             raise ValueError(f"y: got {len(values)} steps, expected more than the horizon of {self.horizon}")
         error = persistence = 0.0
         for cut in cuts:
-            past = _windows(series, np.array([[0, max(0, cut - self.window_)]]), min(cut, self.window_))
+            past = _cut_windows(series, np.array([[0, max(0, cut - self.window_)]]), min(cut, self.window_))
             gaps = None if series.times is None else np.diff(series.times[0][cut - 1 : cut + self.horizon])
             forecast = self._forecast(past, gaps) / self.scale_
             error += np.abs(forecast - values[cut : cut + self.horizon]).sum()
             persistence += np.abs(values[cut - 1] - values[cut : cut + self.horizon]).sum()
         return float(1 - error / persistence) if persistence else float(error == 0)
 
-    def _read(self, y: Any, times: Any, known: Known | None) -> tuple[Collection, bool]:
-        """One series, or several, as a collection, and whether they were handed in as several."""
-        y = normalise(y, "y")
+    def _read(self, y: Any, times: Any, known: FittedChannels | None) -> tuple[Collection, bool]:
+        """Convert one or several series to a collection; return it and whether the input had several."""
+        y = convert_input(y, "y")
         layout = cast("Any", self.layout)
         listed = isinstance(y, list) and not all(np.isscalar(step) for step in y)
         long = isinstance(y, (pd.Series, pd.DataFrame)) and y.index.nlevels > 1
-        if listed or long or (isinstance(y, np.ndarray) and (y.ndim > 2 or holds_series(y))) or not np.size(y):
-            return self._checked(read_collection(y, times, layout=layout, known=known, argument="y"), known), True
+        if listed or long or (isinstance(y, np.ndarray) and (y.ndim > 2 or contains_series(y))) or not np.size(y):
+            return self._unify_time_zones(read_collection(y, times, layout=layout, known=known, argument="y"), known), True
         given = times if times is None or isinstance(times, str) else [times]
-        return self._checked(read_collection([y], given, layout=layout, known=known, argument="y"), known), False
+        return self._unify_time_zones(read_collection([y], given, layout=layout, known=known, argument="y"), known), False
 
-    def _checked(self, collection: Collection, known: Known | None) -> Collection:
-        """The series in the time zone of fit, or in that of the first of them; ValueError for what the fitted model can not read.
+    def _unify_time_zones(self, collection: Collection, known: FittedChannels | None) -> Collection:
+        """Convert the clocks to the time zone of fit, or of the first series; ValueError for input that the model can not read.
 
         known: None in `fit`.
         """
@@ -237,12 +238,12 @@ class SSMForecaster(BaseEstimator):
                 aware = clock.tz is not None
                 zone = zone if zone is not None else clock.tz if aware else "naive"
                 if aware != (zone != "naive"):
-                    place = "y" if len(collection) == 1 else f"y: series {index}"
+                    source = "y" if len(collection) == 1 else f"y: series {index}"
                     where = "fit" if known is not None and self.time_zone_ is not None else "series 0"
                     got, needed = (clock.tz, "no time zone") if aware else ("no time zone", zone)
                     hint = "tz_convert('UTC').tz_localize(None) drops one" if aware else "tz_localize gives one"
                     found = f"its dates have {_zone_name(got)}, expected {_zone_name(needed)}"
-                    raise ValueError(f"{place}: {found} as in {where}; {hint}")
+                    raise ValueError(f"{source}: {found} as in {where}; {hint}")
                 if aware and str(clock.tz) != str(zone):
                     clock = clock.tz_convert(zone)
             clocks.append(clock)
@@ -253,7 +254,7 @@ class SSMForecaster(BaseEstimator):
         return replace(collection, clocks=tuple(clocks)) if clocks else collection
 
     def _forecast(self, past: Collection, gaps: np.ndarray | None) -> np.ndarray:
-        """(horizon, C): what follows the one series of a collection; gaps: (horizon,) between the steps asked for, None: even."""
+        """Return the forecast (horizon, C) of one series; gaps: (horizon,) times between steps, None for equal steps."""
         device = next(self.model_.parameters()).device
         values, _, elapsed = past.batch(np.arange(1), self.mean_, self.scale_, self.time_unit_, device)
         ahead = None
@@ -266,7 +267,7 @@ class SSMForecaster(BaseEstimator):
             return check_predictions((forecast * self.scale_ + self.mean_)[None], "y")[0]
 
     def _stamps_ahead(self, history: Collection, times: Any, times_ahead: Any) -> pd.Index | None:
-        """The stamps of a forecast; None for an array without times."""
+        """Return the time stamps of a forecast, None for an array without times."""
         if history.clocks is None:
             return None
         clock = history.clocks[0]
@@ -291,24 +292,24 @@ class SSMForecaster(BaseEstimator):
             step = pd.Timedelta(self.time_unit_, unit="s")
         else:
             step = self.time_unit_
-        return after(clock[-1], step, self.horizon)
+        return next_stamps(clock[-1], step, self.horizon)
 
     def _step(self, collection: Collection, times: Any, known: Step = None) -> Step:
-        """How far apart the stamps of all series are; None for series without clocks, or with times, which may be uneven."""
+        """Return the step between the stamps of all series; None without clocks, or with times, which may have unequal steps."""
         if collection.clocks is None or times is not None:
             return None
         for index, clock in enumerate(collection.clocks):
-            place = "y" if len(collection) == 1 else f"y: series {index}"
-            step = even_step(clock, place, known)
+            source = "y" if len(collection) == 1 else f"y: series {index}"
+            step = regular_step(clock, source, known)
             if not same_step(step, known):
                 where = "fit" if index == 0 else "series 0"
-                raise ValueError(f"{place}: its steps are {step_name(step)} apart, expected {step_name(known)} as in {where}")
+                raise ValueError(f"{source}: its steps are {step_name(step)} apart, expected {step_name(known)} as in {where}")
             known = step if known is None else known
         return step
 
 
 def _in_zone(stamps: pd.Index | None, y: pd.Series | pd.DataFrame) -> pd.Index | None:
-    """The stamps of a forecast in the time zone of the series that it follows."""
+    """Return the stamps of a forecast in the time zone of the series before it."""
     zone = getattr(y.index, "tz", None)
     return stamps if zone is None or not isinstance(stamps, pd.DatetimeIndex) else stamps.tz_convert(zone)
 
@@ -317,13 +318,13 @@ def _zone_name(zone: Any) -> str:
     return zone if zone == "no time zone" else f"the time zone {zone}"
 
 
-def _starts(collection: Collection, length: int) -> np.ndarray:
-    """(count, 2): series and first step of every window of this length."""
+def _window_starts(collection: Collection, length: int) -> np.ndarray:
+    """Return series number and first step of every window of a length, (count, 2)."""
     return np.array([(i, first) for i, size in enumerate(collection.lengths) for first in range(size - length + 1)])
 
 
-def _windows(collection: Collection, starts: np.ndarray, length: int) -> Collection:
-    """Windows of a collection as one of their own."""
+def _cut_windows(collection: Collection, starts: np.ndarray, length: int) -> Collection:
+    """Return windows of a collection, each as a series of a new collection. starts: (n, 2), series number and first step."""
     steps = starts[:, 1:] + np.arange(length)
     times = None if collection.times is None else collection.times[starts[:, :1], steps]
     return Collection(collection.values[starts[:, :1], steps], np.full(len(starts), length), times)

@@ -1,9 +1,8 @@
-"""Read the data given to an estimator as a `Collection`: arrays, lists of series, frames by (case, time), Series of series.
+"""Conversion of an estimator's input to a `Collection`: arrays, lists of series, frames by (case, time), Series of series.
 
-Rows of frames are put in order by their index or refused; labels find their series by the index. The two readings of an array,
-(cases, steps, channels) and (cases, channels, steps), are told apart by `layout`. Without it, before `fit` has seen the channels,
-an array is read as (cases, steps, channels), also where it has as many steps as channels, and refused only where its last axis is
-longer than its middle one.
+Rows of frames are sorted by their index or rejected; labels are aligned with the series by the index. `layout` decides whether
+the axes of an array are (cases, steps, channels) or (cases, channels, steps). Without it, in `fit`, an array is read as (cases,
+steps, channels) and rejected if its last axis is longer than its middle one.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
@@ -21,20 +20,20 @@ from longscan.estimators.clock import as_clock, check_increasing
 from longscan.estimators.series import Collection, pad_arrays
 
 Layout = Literal["nlc", "ncl"]
-LISTED = 5  # labels that an error shows
+MAX_LISTED_LABELS = 5  # largest number of labels in an error
 
 
-class Known(NamedTuple):
+class FittedChannels(NamedTuple):
     """The number of channels and their names in the series of `fit`, which later series must match."""
 
     channels: int
     names: tuple[str, ...] | None
 
 
-def normalise(X: Any, argument: str = "X") -> Any:
-    """Tensors and array-like objects as numpy arrays, sequences as lists; frames, Series and sparse matrices as they are.
+def convert_input(X: Any, argument: str = "X") -> Any:
+    """Convert tensors and array-like objects to numpy arrays and sequences to lists; keep frames, Series and sparse matrices.
 
-    ValueError for a masked array that hides values, and for what has no order or no length.
+    Raises ValueError for a masked array with masked values, and for objects without an order or a length.
     """
     if isinstance(X, Tensor):
         return tensor_as_array(X, argument)
@@ -61,32 +60,32 @@ def normalise(X: Any, argument: str = "X") -> Any:
     return X
 
 
-def tensor_as_array(tensor: Tensor, place: str) -> np.ndarray:
-    """A tensor of any device as an array, half precision and bfloat16 as float32."""
+def tensor_as_array(tensor: Tensor, source: str) -> np.ndarray:
+    """Convert a tensor on any device to an array; fp16 and bfloat16 become float32."""
     if tensor.layout != torch.strided or tensor.is_quantized:
-        raise ValueError(f"{place}: got a tensor with layout {tensor.layout}, expected a dense one")
+        raise ValueError(f"{source}: got a tensor with layout {tensor.layout}, expected a dense one")
     if tensor.is_meta:
-        raise ValueError(f"{place}: got a tensor on the device meta, which has no values")
+        raise ValueError(f"{source}: got a tensor on the device meta, which has no values")
     tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
     half = tensor.dtype in (torch.bfloat16, torch.float16)
     return np.asarray((tensor.float() if half else tensor).numpy())
 
 
 def is_table(X: Any) -> bool:
-    """Whether normalised X is a table (n, L) of equally long series of one channel, for scikit-learn's own checks."""
+    """Return whether converted X is a table (n, L) of equally long series of one channel, for scikit-learn's checks."""
     if isinstance(X, (pd.DataFrame, pd.Series)):
-        return not isinstance(X.index, pd.MultiIndex) and not holds_series(X)
+        return not isinstance(X.index, pd.MultiIndex) and not contains_series(X)
     if isinstance(X, np.ndarray):
-        return X.ndim < 3 and not holds_series(X)
+        return X.ndim < 3 and not contains_series(X)
     if isinstance(X, list):
         flat = all(np.isscalar(row) for row in X)
         rows = all(isinstance(row, (list, tuple)) and all(map(np.isscalar, row)) and len(row) == len(X[0]) for row in X)
         return bool(X) and (flat or rows)
-    return True  # anything else that scikit-learn may make an array of, or refuse
+    return True  # scikit-learn converts any other object to an array or rejects it
 
 
-def holds_series(X: Any) -> bool:
-    """Whether X is a vector of objects that are series themselves."""
+def contains_series(X: Any) -> bool:
+    """Return whether X is a one-dimensional array of objects that are series."""
     if X.ndim != 1 or not len(X) or X.dtype != object:
         return False
     first = X.iloc[0] if isinstance(X, pd.Series) else X[0]
@@ -94,7 +93,7 @@ def holds_series(X: Any) -> bool:
 
 
 def check_table(X: Any) -> Any:
-    """The table, dense where it is a frame of sparse columns; ValueError for one that scikit-learn would read, and misread."""
+    """Return a table with dense columns; ValueError for a table that scikit-learn would accept but misinterpret."""
     if isinstance(X, np.ndarray) and X.dtype.kind in "mM":
         raise ValueError(f"X: holds {X.dtype}, expected real numbers")
     if not isinstance(X, pd.DataFrame):
@@ -107,7 +106,7 @@ def check_table(X: Any) -> Any:
     for name, dtype in X.dtypes.items():
         if dtype.kind in "mMc" or isinstance(dtype, (pd.PeriodDtype, pd.IntervalDtype)):
             raise ValueError(f"X: column {name!r} holds {dtype}, expected real numbers")
-        if holds_series(X[name]):
+        if contains_series(X[name]):
             raise ValueError(f"X: column {name!r} holds a series a cell, expected numbers; a list of arrays holds series")
     if pd.api.types.is_any_real_numeric_dtype(X.columns) or isinstance(
         X.columns, (pd.DatetimeIndex, pd.PeriodIndex, pd.TimedeltaIndex)
@@ -118,21 +117,21 @@ def check_table(X: Any) -> Any:
 
 
 def split_cases(X: pd.DataFrame | pd.Series) -> pd.Series:
-    """The series of a frame indexed by (case, time), one a case: a Series of frames whose index holds the cases.
+    """Split a frame indexed by (case, time) into a Series of frames, one for each case, indexed by case.
 
-    Estimators read it as they read the frame. scikit-learn's tools, which count rows, cut it between cases:
-    `cross_val_score(model, split_cases(X), y)`. Rows of a case are put in the order of their times; cases stay in the order in
-    which they first occur. ValueError where a case or a time is missing, a case has a time twice, or times have no order.
+    Estimators treat it like the frame, and scikit-learn's tools, which select rows, select whole cases:
+    `cross_val_score(model, split_cases(X), y)`. Rows of a case are sorted by time; cases stay in the order of their first
+    occurrence. Raises ValueError if a case or a time is missing, a case has a duplicate time, or times have no order.
     """
     cases, parts = _split_long(X, "X")
-    held = np.empty(len(parts), dtype=object)
+    series = np.empty(len(parts), dtype=object)
     for row, part in enumerate(parts):
-        held[row] = part
-    return pd.Series(held, index=cases)
+        series[row] = part
+    return pd.Series(series, index=cases)
 
 
 def _split_long(X: Any, argument: str) -> tuple[pd.Index, list[Any]]:
-    """The cases of a long frame and the rows of each, in order of time, indexed by time alone."""
+    """Return the cases of a long frame, and the rows of each sorted by time and indexed by time."""
     if not isinstance(X, (pd.DataFrame, pd.Series)) or X.index.nlevels != 2:
         got = f"an index of {X.index.nlevels} levels" if isinstance(X, (pd.DataFrame, pd.Series)) else type(X).__name__
         raise ValueError(f"{argument}: got {got}, expected a frame indexed by (case, time)")
@@ -162,17 +161,18 @@ def _split_long(X: Any, argument: str) -> tuple[pd.Index, list[Any]]:
 
 
 def read_collection(
-    X: Any, times: Any = None, *, layout: Layout | None = None, known: Known | None = None, argument: str = "X"
+    X: Any, times: Any = None, *, layout: Layout | None = None, known: FittedChannels | None = None, argument: str = "X"
 ) -> Collection:
-    """A collection of what is no table.
+    """Convert input that is no table to a collection.
 
     Args:
-        X: normalised: an array (n, L, C); a list, a Series or an object array of arrays, Series or frames, (L_i,) or (L_i, C);
+        X: converted by `convert_input`: an array (n, L, C); a list, a Series or an object array of arrays, Series or frames,
+        (L_i,) or (L_i, C);
             or a Series or frame indexed by (case, time).
         times: None, (n, L), a list of one array for each series, or "index": the index of each series.
-        layout: "nlc" or "ncl", what the axes of arrays are; None: the former, where the latter is impossible or less likely.
-        known: what the series must agree with.
-        argument: what X is called in errors.
+        layout: axes of arrays, "nlc" or "ncl"; None: "nlc" if "ncl" is impossible or less likely.
+        known: number and names of channels that the series must have, None in fit.
+        argument: name of X in errors.
     """
     cases, is_long = None, False
     if isinstance(X, (pd.DataFrame, pd.Series)) and isinstance(X.index, pd.MultiIndex):
@@ -184,16 +184,16 @@ def read_collection(
         raise ValueError(f"{argument}: got an array of {X.ndim} axes, expected (cases, steps, channels)")
     else:
         cases = X.index if isinstance(X, pd.Series) else None
-        parts = [normalise(part, f"{argument}: series {index}") for index, part in enumerate(X)]
+        parts = [convert_input(part, f"{argument}: series {index}") for index, part in enumerate(X)]
     if not parts:
         raise ValueError(f"{argument}: got no series, expected at least one")
     parts = [_without_case_level(part) for part in parts]
-    arrays = [_values(_place(argument, index, parts), part) for index, part in enumerate(parts)]
+    arrays = [_values(_series_name(argument, index, parts), part) for index, part in enumerate(parts)]
     names = _channel_names(parts, known)
     if names is not None:
         for index, part in enumerate(parts):
-            arrays[index] = _by_name(_place(argument, index, parts), part, arrays[index], names)
-    arrays = _oriented(parts, arrays, layout, known, argument)
+            arrays[index] = _reorder_channels(_series_name(argument, index, parts), part, arrays[index], names)
+    arrays = _apply_layout(parts, arrays, layout, known, argument)
     channels = arrays[0].shape[1]
     for index, array in enumerate(arrays):
         if array.shape[1] != channels:
@@ -206,62 +206,63 @@ def read_collection(
     if all(isinstance(part, (pd.Series, pd.DataFrame)) for part in parts):
         clocks = []
         for index, part in enumerate(parts):
-            clocks.append(as_clock(part.index, _place(argument, index, parts)))
-            check_increasing(clocks[-1], _place(argument, index, parts))
+            clocks.append(as_clock(part.index, _series_name(argument, index, parts)))
+            check_increasing(clocks[-1], _series_name(argument, index, parts))
         collection = replace(collection, clocks=tuple(clocks))
     if isinstance(times, str):
         if times != "index" or collection.clocks is None:
             raise ValueError(f"times: got {times!r}, expected times, or 'index' with series of pandas")
         times = collection.clocks
-    return collection if times is None else collection.with_times(rows_of_times(times, cases))
+    return collection if times is None else collection.with_times(align_times(times, cases))
 
 
-def _place(argument: str, index: int, parts: list[Any]) -> str:
+def _series_name(argument: str, index: int, parts: list[Any]) -> str:
     """Return the name by which errors refer to a series."""
     return "y: the series" if argument == "y" and len(parts) == 1 else f"{argument}: series {index}"
 
 
-def rows_of_times(times: Any, cases: pd.Index | None) -> Any:
-    """`times` in the order of the cases where both have an index, a row a case."""
-    times = normalise(times, "times")
+def align_times(times: Any, cases: pd.Index | None) -> Any:
+    """Return `times`, a row per case, in the order of the cases if both have an index."""
+    times = convert_input(times, "times")
     if isinstance(times, (pd.DataFrame, pd.Series)):
-        return matched(times, cases, "times").to_numpy()
+        return align_to_cases(times, cases, "times").to_numpy()
     return times
 
 
-def matched(values: Any, cases: pd.Index | None, argument: str) -> Any:
-    """Values in the order of the cases where both have an index; ValueError, with what lacks, where the indexes differ."""
+def align_to_cases(values: Any, cases: pd.Index | None, argument: str) -> Any:
+    """Return values in the order of the cases if both have an index; ValueError naming the labels in which the indexes differ."""
     if cases is None or not isinstance(values, (pd.Series, pd.DataFrame)) or values.index.equals(cases):
         return values
     for name, index in ((argument, values.index), ("X", cases)):
         if not index.is_unique:
             twice = index[index.duplicated()].unique()
             raise ValueError(
-                f"{argument}: its index and that of X differ, and that of {name} holds {_listed(twice)} more than once; give "
-                "both the same unique index"
+                f"{argument}: its index and that of X differ, and that of {name} holds {_format_labels(twice)} more than once; "
+                "give both the same unique index"
             )
     lacking, surplus = cases.difference(values.index, sort=False), values.index.difference(cases, sort=False)
     if len(lacking) or len(surplus):
         raise ValueError(
-            f"{argument}: its index differs from that of the cases of X: it lacks {_listed(lacking)} of X, and has "
-            f"{_listed(surplus)} that X has not; rows are matched by index (reset_index(drop=True) of both matches by position)"
+            f"{argument}: its index differs from that of the cases of X: it lacks {_format_labels(lacking)} of X, and has "
+            f"{_format_labels(surplus)} that X has not; rows are matched by index (reset_index(drop=True) of both matches by "
+            "position)"
         )
     return values.loc[cases]
 
 
-def _listed(labels: pd.Index) -> str:
-    """The number of labels and the first of them: "7 labels ('a', 'b', ...)"."""
+def _format_labels(labels: pd.Index) -> str:
+    """Return the number of labels and the first of them as text: "7 labels ('a', 'b', ...)"."""
     if not len(labels):
         return "none"
-    shown = ", ".join(str(label) if isinstance(label, tuple) else repr(label) for label in labels[:LISTED].tolist())
-    return f"{len(labels)} labels ({shown}{', ...' if len(labels) > LISTED else ''})"
+    shown = ", ".join(str(label) if isinstance(label, tuple) else repr(label) for label in labels[:MAX_LISTED_LABELS].tolist())
+    return f"{len(labels)} labels ({shown}{', ...' if len(labels) > MAX_LISTED_LABELS else ''})"
 
 
-def targets_for(collection: Collection, y: Any) -> Any:
-    """`y` in the order of the collection's cases; ValueError where the order can not be told."""
-    y = normalise(y, "y")
+def align_targets(collection: Collection, y: Any) -> Any:
+    """Return `y` in the order of the collection's cases; ValueError if the order is ambiguous."""
+    y = convert_input(y, "y")
     if isinstance(y, (pd.Series, pd.DataFrame)):
-        return matched(y, collection.cases, "y")
+        return align_to_cases(y, collection.cases, "y")
     cases = collection.cases
     if collection.is_long and cases is not None and len(y) == len(cases) and not cases.is_monotonic_increasing:
         raise ValueError(
@@ -272,38 +273,38 @@ def targets_for(collection: Collection, y: Any) -> Any:
 
 
 def _without_case_level(part: Any) -> Any:
-    """One case of a frame indexed by (case, time), as groupby gives it, indexed by time."""
+    """Return one case of a frame indexed by (case, time), as from groupby, indexed by time."""
     pandas = isinstance(part, (pd.Series, pd.DataFrame))
     if pandas and part.index.nlevels == 2 and part.index.get_level_values(0).nunique(dropna=False) == 1:
         return part.droplevel(0)
     return part
 
 
-def _values(place: str, part: Any) -> np.ndarray:
-    """(L,) or (L, C) float64 of one series; ValueError for what are no finite real numbers."""
+def _values(source: str, part: Any) -> np.ndarray:
+    """Convert one series to float64, (L,) or (L, C); ValueError for anything but finite real numbers."""
     if isinstance(part, pd.DataFrame) and part.columns.nlevels > 1:
-        raise ValueError(f"{place} has columns of {part.columns.nlevels} levels, expected one, the channels")
+        raise ValueError(f"{source} has columns of {part.columns.nlevels} levels, expected one, the channels")
     pandas = isinstance(part, (pd.Series, pd.DataFrame))
     kinds = list(part.dtypes) if isinstance(part, pd.DataFrame) else [part.dtype] if pandas else []
     for dtype in kinds:
         if dtype.kind in "cmM" or isinstance(dtype, (pd.PeriodDtype, pd.IntervalDtype)):
-            raise ValueError(f"{place} holds {dtype}, expected real numbers")
+            raise ValueError(f"{source} holds {dtype}, expected real numbers")
     try:
         array = part.to_numpy(dtype=np.float64, na_value=np.nan) if pandas else np.asarray(part)
         if array.dtype.kind in "cmM":
-            raise ValueError(f"{place} holds {array.dtype}, expected real numbers")
+            raise ValueError(f"{source} holds {array.dtype}, expected real numbers")
         if array.dtype.kind not in "fiub":
             array = array.astype(np.float64)
     except (TypeError, ValueError) as error:
-        if str(error).startswith(place):
+        if str(error).startswith(source):
             raise
-        raise ValueError(f"{place} holds what is no number ({error})") from None
+        raise ValueError(f"{source} holds what is no number ({error})") from None
     if array.ndim not in (1, 2) or 0 in array.shape:
-        raise ValueError(f"{place} has the shape {array.shape}, expected (length,) or (length, channels)")
+        raise ValueError(f"{source} has the shape {array.shape}, expected (length,) or (length, channels)")
     array = array.astype(np.float64)
     if not np.isfinite(array).all():
         nan, infinite = np.isnan(array).sum(), np.isinf(array).sum()
-        raise ValueError(f"{place} contains NaN or infinity ({nan} and {infinite} values), expected finite numbers")
+        raise ValueError(f"{source} contains NaN or infinity ({nan} and {infinite} values), expected finite numbers")
     return array
 
 
@@ -311,37 +312,37 @@ def _has_names(part: Any) -> bool:
     return isinstance(part, pd.DataFrame) and all(isinstance(name, str) for name in part.columns)
 
 
-def _channel_names(parts: list[Any], known: Known | None) -> tuple[str, ...] | None:
-    """The names of the channels: those that `fit` saw, else the columns of the first frame whose columns are words."""
+def _channel_names(parts: list[Any], known: FittedChannels | None) -> tuple[str, ...] | None:
+    """Return the names of the channels: those of `fit`, else the columns of the first frame with text columns."""
     if known is not None and known.names is not None:
         return known.names
     return next((tuple(part.columns) for part in parts if _has_names(part)), None)
 
 
-def _by_name(place: str, part: Any, array: np.ndarray, names: tuple[str, ...]) -> np.ndarray:
-    """The channels of a frame in the order of `names`; arrays, and frames whose columns are no words, as they are."""
+def _reorder_channels(source: str, part: Any, array: np.ndarray, names: tuple[str, ...]) -> np.ndarray:
+    """Return the channels of a frame in the order of `names`; arrays and frames without text columns are unchanged."""
     if not _has_names(part):
         return array
     columns = pd.Index(part.columns)
     if not columns.is_unique:
-        raise ValueError(f"{place} has the columns {_listed(columns[columns.duplicated()])} more than once")
-    wanted = pd.Index(names)
-    lacking, surplus = wanted.difference(columns, sort=False), columns.difference(wanted, sort=False)
+        raise ValueError(f"{source} has the columns {_format_labels(columns[columns.duplicated()])} more than once")
+    expected = pd.Index(names)
+    lacking, surplus = expected.difference(columns, sort=False), columns.difference(expected, sort=False)
     if len(lacking) or len(surplus):
         raise ValueError(
-            f"{place}: its columns lack {_listed(lacking)} and have {_listed(surplus)} that were not expected; "
-            f"expected {len(names)} channels, {_listed(wanted)}"
+            f"{source}: its columns lack {_format_labels(lacking)} and have {_format_labels(surplus)} that were not expected; "
+            f"expected {len(names)} channels, {_format_labels(expected)}"
         )
-    return array[:, columns.get_indexer(wanted)]
+    return array[:, columns.get_indexer(expected)]
 
 
-def _oriented(
-    parts: list[Any], arrays: list[np.ndarray], layout: Layout | None, known: Known | None, argument: str
+def _apply_layout(
+    parts: list[Any], arrays: list[np.ndarray], layout: Layout | None, known: FittedChannels | None, argument: str
 ) -> list[np.ndarray]:
-    """Arrays (L_i, C), by the layout; ValueError with both readings where it is not given and may be either.
+    """Return arrays (L_i, C) according to the layout; ValueError describing both layouts if it is None and ambiguous.
 
-    Rows of frames are steps, whatever the layout. After `fit` the number of channels tells the readings apart. Before it they can
-    not be told where an array has more columns than rows, unless the number of rows varies: that is no number of channels.
+    Rows of frames are always steps. After `fit` the number of channels determines the layout. Before it, the layout is ambiguous
+    if an array has more columns than rows, unless the number of rows varies, since then it is no number of channels.
     """
     free = [i for i, part in enumerate(parts) if arrays[i].ndim == 2 and not isinstance(part, pd.DataFrame)]
     rows, columns = {arrays[i].shape[0] for i in free}, {arrays[i].shape[1] for i in free}

@@ -1,4 +1,4 @@
-"""A regressor of series: one number, or several, for each."""
+"""The scikit-learn regressor of series, `SSMRegressor`, with one or several targets."""
 
 from typing import Any, Self
 
@@ -12,24 +12,24 @@ from torch import Tensor
 from torch.nn.functional import mse_loss
 
 from longscan.estimators.fitting import SeriesEstimator
-from longscan.estimators.reading import targets_for
+from longscan.estimators.reading import align_targets
 from longscan.estimators.series import Collection, check_predictions, mean_and_deviation
 
 
 class SSMRegressor(RegressorMixin, SeriesEstimator):
-    """A stack of state space blocks, pooled over time, fitted to numbers by least squares.
+    """A regressor of series: a stack of state space blocks, pooled over time, fitted by least squares.
 
-    X and times are those of `SSMClassifier`, and so are the settings; targets are standardised inside.
+    X, times and the settings are those of `SSMClassifier`; targets are standardised internally.
 
     Args:
         spec: the blocks, by name or as a list, as in `longscan.SequenceModel.from_spec`.
         d_model: width of the stack.
         d_state: state size of the layers.
         pooling: "mean" over the steps, or the "last" one.
-        epochs: times each series is shown.
-        batch_size: series in an update.
-        lr: largest learning rate, after a warm-up and before a cosine to 0.
-        weight_decay: of AdamW, where parameters declare that they decay.
+        epochs: number of passes over the series.
+        batch_size: number of series of an update.
+        lr: largest learning rate, next_stamps a warm-up and before a cosine to 0.
+        weight_decay: of AdamW, for the parameters that declare it.
         device: "cpu", "cuda", ..., or "auto".
         random_state: a number, a `numpy.random.RandomState` or None; the same number gives the same model.
         layout: the axes of arrays: "nlc", (cases, steps, channels) and (steps, channels), or "ncl", (cases, channels, steps) and
@@ -40,7 +40,7 @@ class SSMRegressor(RegressorMixin, SeriesEstimator):
 
     Attributes:
         model_, loss_curve_, mean_, scale_, time_unit_, n_channels_, channel_names_, has_times_: as in `SSMClassifier`.
-        target_mean_, target_scale_, target_names_: of y; the last where y was a frame.
+        target_mean_, target_scale_, target_names_: of y; names only if y was a frame.
     """
 
     def __sklearn_tags__(self) -> Any:
@@ -53,7 +53,7 @@ class SSMRegressor(RegressorMixin, SeriesEstimator):
         if y is None:
             raise ValueError("y: this regressor requires y to be passed, but the target y is None")
         collection = self._read(X, times, fitting=True)
-        targets = numbers(targets_for(collection, y))
+        targets = convert_targets(align_targets(collection, y))
         if targets.ndim > 2 or len(targets) != len(collection):
             raise ValueError(f"y: got shape {targets.shape}, expected ({len(collection)},), one number a series, or two axes")
         self.target_names_ = tuple(y.columns) if isinstance(y, pd.DataFrame) else None
@@ -61,23 +61,23 @@ class SSMRegressor(RegressorMixin, SeriesEstimator):
         columns = targets.reshape(len(targets), -1)
         self.target_mean_, deviation = mean_and_deviation(columns)
         self.target_scale_ = np.where(deviation > 0, deviation, 1.0)
-        wanted = torch.from_numpy(((columns - self.target_mean_) / self.target_scale_).astype(np.float32))
+        standardised = torch.from_numpy(((columns - self.target_mean_) / self.target_scale_).astype(np.float32))
 
         def loss(output: Tensor, rows: np.ndarray) -> Tensor:
-            return mse_loss(output, wanted[rows].to(output.device))
+            return mse_loss(output, standardised[rows].to(output.device))
 
         self._fit(collection, columns.shape[1], loss)
         return self
 
     def predict(self, X: Any, times: Any = None) -> Any:
-        """(n,) or (n, K), as y was; see `output`."""
+        """Return predictions of the shape of y in fit, (n,) or (n, K); see `output`."""
         collection = self._read_new(X, times)
         return self._labelled(self._predictions(collection), collection, self.target_names_)
 
     def score(self, X: Any, y: Any, times: Any = None) -> float:
-        """R^2: 1 for perfect predictions, 0 for those of a constant; y finds its series as in `fit`."""
+        """Return R^2, 1 for perfect predictions and 0 for the best constant; y is aligned with X as in `fit`."""
         collection = self._read_new(X, times)
-        return float(r2_score(numbers(targets_for(collection, y)), self._predictions(collection)))
+        return float(r2_score(convert_targets(align_targets(collection, y)), self._predictions(collection)))
 
     def _predictions(self, collection: Collection) -> np.ndarray:
         with np.errstate(over="ignore"):
@@ -85,8 +85,8 @@ class SSMRegressor(RegressorMixin, SeriesEstimator):
         return predicted[:, 0] if self._one_target else predicted
 
 
-def numbers(y: Any) -> np.ndarray:
-    """Targets as float64; ValueError for what are no finite numbers."""
+def convert_targets(y: Any) -> np.ndarray:
+    """Convert targets to float64; ValueError for anything but finite numbers."""
     try:
         checked = check_array(y, ensure_2d=False, dtype="numeric", input_name="y")
     except (TypeError, ValueError) as error:

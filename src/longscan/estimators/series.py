@@ -1,4 +1,4 @@
-"""Series of one or several channels, perhaps of unequal lengths, as one padded array."""
+"""A collection of series with one or several channels and any lengths, as one padded array."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,17 +10,16 @@ import torch
 from torch import Tensor
 
 from longscan._float32 import LARGEST, first_beyond
-from longscan.estimators.clock import as_clock, seconds
+from longscan.estimators.clock import as_clock, to_seconds
 
 
 @dataclass(frozen=True)
 class Collection:
     """Series as arrays.
 
-    values: (n, L, C) float64, zeros in the padding on the right. lengths: (n,). times: (n, L) float64, or None where the steps
-    are even. cases: the index of the cases, None where what was given has none. channel_names: the names of the channels, None
-    without. is_long: whether it was a frame indexed by (case, time). clocks: the time stamps of each series, None where there are
-    none.
+    values: (n, L, C) float64 with zeros in the padding on the right. lengths: (n,). times: (n, L) float64, or None for equal
+    steps. cases: the index of the cases, None if the input has none. channel_names: None for channels without names. is_long:
+    whether the input was a frame indexed by (case, time). clocks: the time stamps of each series, None without any.
     """
 
     values: np.ndarray
@@ -36,22 +35,22 @@ class Collection:
 
     @property
     def channels(self) -> int:
-        """C."""
+        """Number of channels, C."""
         return int(self.values.shape[2])
 
     @property
     def valid(self) -> np.ndarray:
-        """(n, L) bool: the steps that are not padding."""
+        """Steps that are not padding, (n, L) bool."""
         return np.arange(self.values.shape[1]) < self.lengths[:, None]
 
     def statistics(self) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and standard deviation of each channel over all steps, (C,); 1 where a channel is constant."""
+        """Return mean and standard deviation of each channel over all steps, (C,); the latter is 1 for a constant channel."""
         flat = self.values[self.valid]
         mean, deviation = mean_and_deviation(flat)
         return mean, np.where(deviation > 1e-8 * np.abs(flat).max(0, initial=1e-30), deviation, 1.0)
 
     def check_range(self, mean: np.ndarray, deviation: np.ndarray, unit: float, argument: str) -> None:
-        """ValueError for a value, or a time between steps, that float32 does not hold once it is standardised as in `batch`."""
+        """Raise ValueError for a value or a time between steps that is beyond float32 after the standardisation in `batch`."""
         for row, (series, length) in enumerate(zip(self.values, self.lengths, strict=True)):
             with np.errstate(over="ignore"):
                 standardised = (series[:length] - mean) / deviation
@@ -79,14 +78,14 @@ class Collection:
         return f"series {row}" if self.cases is None else f"series {row} (case {self.cases[row]!r})"
 
     def gaps(self) -> np.ndarray | None:
-        """(n, L): the time between each step and the one before it; 0 for the first and in the padding."""
+        """Return the time since the previous step, (n, L), 0 for the first step and in the padding; None without times."""
         if self.times is None:
             return None
         gaps = np.diff(self.times, axis=1, prepend=self.times[:, :1])
         return np.where(self.valid, gaps, 0.0)
 
     def time_unit(self) -> float:
-        """The median of the gaps that are not 0; 1 without times."""
+        """Return the median of the positive gaps, 1 without times."""
         gaps = self.gaps()
         positive = np.ones(1) if gaps is None else gaps[gaps > 0]
         return float(np.median(positive)) if len(positive) else 1.0
@@ -94,7 +93,7 @@ class Collection:
     def batch(
         self, rows: np.ndarray, mean: np.ndarray, deviation: np.ndarray, unit: float, device: torch.device
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Of some series: standardised values, valid (None where no step is padding), elapsed times in `unit` (None without)."""
+        """Return tensors of some series: standardised values, valid (None without padding), elapsed (None without times)."""
         longest = max(1, int(self.lengths[rows].max(initial=1)))
         valid = self.valid[rows, :longest]
         values = np.where(valid[..., None], (self.values[rows, :longest] - mean) / deviation, 0)
@@ -102,37 +101,37 @@ class Collection:
         elapsed = None
         if gaps is not None:
             scaled = gaps[rows, :longest] / unit
-            scaled[:, 0] = 1.0  # nothing is known of what came before the first step
+            scaled[:, 0] = 1.0  # the time before the first step is unknown
             elapsed = torch.from_numpy(scaled.astype(np.float32)).to(device)
         mask = None if valid.all() else torch.from_numpy(valid).to(device)
         return torch.from_numpy(values.astype(np.float32)).to(device), mask, elapsed
 
     def with_times(self, times: Sequence[Any]) -> "Collection":
-        """The same with times: (n, L), or a list of one array for each series; ValueError where they do not fit or go back."""
+        """Return the collection with times (n, L), or a list of arrays; ValueError if their lengths differ or they decrease."""
         if len(times) != len(self):
             raise ValueError(f"times: got {len(times)} series of times, expected {len(self)}")
         padded, clocks = np.zeros(self.values.shape[:2]), []
         for index, (row, length) in enumerate(zip(times, self.lengths, strict=True)):
-            place = f"times: series {index}"
-            clock = as_clock(row, place)
+            source = f"times: series {index}"
+            clock = as_clock(row, source)
             if len(clock) != length:
-                raise ValueError(f"{place} has {len(clock)} times, expected {length}, one for each step")
+                raise ValueError(f"{source} has {len(clock)} times, expected {length}, one for each step")
             if not clock.is_monotonic_increasing:
-                raise ValueError(f"{place} has times that go back, expected them in order")
-            padded[index, :length] = seconds(clock)
+                raise ValueError(f"{source} has times that go back, expected them in order")
+            padded[index, :length] = to_seconds(clock)
             clocks.append(clock)
         return replace(self, times=padded, clocks=tuple(clocks))
 
 
 def mean_and_deviation(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation of each column of (n, C), (C,), also where squares of the values are beyond float64."""
+    """Return mean and standard deviation of each column of (n, C), (C,), even if squares of the values exceed float64."""
     largest = np.abs(values).max(0, initial=0.0)
     unit = np.where(largest > 1e100, largest, 1.0)
     return (values / unit).mean(0) * unit, (values / unit).std(0) * unit
 
 
 def check_predictions(predictions: np.ndarray, argument: str) -> np.ndarray:
-    """The predictions (n, ...); ValueError where one is NaN or infinite."""
+    """Return the predictions (n, ...); ValueError if one is NaN or infinite."""
     wrong = ~np.isfinite(predictions.reshape(len(predictions), -1)).all(1)
     if wrong.any():
         raise ValueError(
@@ -143,7 +142,7 @@ def check_predictions(predictions: np.ndarray, argument: str) -> np.ndarray:
 
 
 def pad_arrays(arrays: Sequence[np.ndarray]) -> Collection:
-    """Arrays (L_i, C) as one, padded on the right."""
+    """Combine arrays (L_i, C) to a collection, padded on the right."""
     lengths = np.array([len(array) for array in arrays])
     values = np.zeros((len(arrays), max(1, lengths.max()), arrays[0].shape[1]))
     for row, array in zip(values, arrays, strict=True):
