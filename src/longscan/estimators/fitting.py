@@ -145,7 +145,7 @@ class SeriesEstimator(BaseEstimator):
         return collection
 
     def _read_table(self, X: Any, times: Any, known: FittedChannels | None, *, fitting: bool) -> Collection:
-        """A table (n, L) as a collection of one channel, by scikit-learn's rules."""
+        """Return a table (n, L) as a collection of series with one channel, checked by scikit-learn's rules."""
         X = check_table(X)
         try:
             table = validate_data(self, X, reset=fitting, dtype="numeric", ensure_min_samples=1)
@@ -163,7 +163,7 @@ class SeriesEstimator(BaseEstimator):
         return collection.with_times(align_times(times, collection.cases))
 
     def _labelled(self, values: np.ndarray, collection: Collection, columns: Any = None) -> Any:
-        """Predictions (n,) or (n, K) as `output` says: an array, or a Series or frame indexed by case."""
+        """Return predictions (n,) or (n, K) as `output` says: an array, or a Series or frame indexed by case."""
         use_pandas = self.output == "pandas" or (self.output == "auto" and collection.is_long)
         if not use_pandas:
             return values
