@@ -1,7 +1,8 @@
-"""torch.jit.trace records a layer at one length: at any other length the graph gives what the layer gives, or raises."""
+"""A graph of a layer, recorded at one length, gives at any other length what the layer gives, or raises."""
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from longscan.layers import LAYERS
 
@@ -45,6 +46,26 @@ def test_a_graph_is_right_at_other_lengths_or_raises(name):
                 assert length != recorded
                 continue
             torch.testing.assert_close(found, module(x))
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@torch.no_grad()
+def test_a_graph_of_make_fx_is_right_at_other_lengths_or_raises(name):
+    module = WithState(LAYERS[name](FEW_CHANNELS).eval())
+    parameters = dict(module.named_parameters())
+
+    def call(values, x):
+        return torch.func.functional_call(module, dict(zip(parameters, values, strict=True)), (x,))
+
+    graph = make_fx(call, tracing_mode="symbolic")(list(parameters.values()), torch.randn(2, 8, FEW_CHANNELS))
+    for length in (8, 1, 7, 9, 16, 64):  # multiples of the length too: what is reshaped may fit by chance
+        x = torch.randn(2, length, FEW_CHANNELS)
+        try:
+            found = graph(list(parameters.values()), x)
+        except (IndexError, RuntimeError):
+            assert length != 8
+            continue
+        torch.testing.assert_close(tuple(found), module(x))
 
 
 @pytest.mark.parametrize("name", ONE_LENGTH)

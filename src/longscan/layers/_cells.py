@@ -13,7 +13,7 @@ from torch.nn.functional import linear
 from longscan.layers.base import SequenceInfo, SequenceLayer
 from longscan.ops.masks import INVALID, RESET, step_flags
 from longscan.ops.precision import without_autocast
-from longscan.ops.tracing import in_func_transform, record_length
+from longscan.ops.tracing import fix_length, in_func_transform
 
 Cell = Callable[[Tensor, tuple[Tensor, ...]], tuple[Tensor, ...]]
 
@@ -32,6 +32,8 @@ def run_fused_kernel(
     for part in state:
         if part.shape != wanted:
             raise ValueError(f"state: got shape {tuple(part.shape)}, expected {wanted}")
+    if not torch.compiler.is_compiling():  # make_fx and torch.jit.trace record torch's kernel step by step
+        x, _ = fix_length(x)
     if x.is_cuda:
         if torch.is_autocast_enabled("cuda") and x.dtype != torch.float64:
             dtype = torch.get_autocast_dtype("cuda")
@@ -53,7 +55,7 @@ def run_cell(cell: Cell, x: Tensor, state: tuple[Tensor, ...], info: SequenceInf
     The first entry of a state, (B, H), is the output of the step. Invalid steps keep the state and give 0; where seq_idx changes
     the state restarts from zero.
     """
-    x, length = record_length(x)
+    x, length = fix_length(x)
     flags = step_flags(x.shape[0], length, info.valid, info.seq_idx, x)
     outputs = []
     for t in range(length):

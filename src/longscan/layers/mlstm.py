@@ -26,7 +26,7 @@ from longscan.layers.state import State, layer_state, no_sequence, restarted_row
 from longscan.numerics.symbolic import is_symbolic
 from longscan.ops import ssd_scan
 from longscan.ops.masks import INVALID, RESET, step_flags
-from longscan.ops.tracing import record_length
+from longscan.ops.tracing import fix_length
 
 LONGEST_OPEN = 2**20  # the most steps of a graph that is exported with an open length
 MAX_EXPONENT = 80.0  # e^80 is finite in float32, with some room
@@ -53,7 +53,7 @@ def running_maximum(forget: Tensor, enter: Tensor, start: Tensor, flags: Tensor 
         invalid, reset = (flags.unsqueeze(-1) == kind for kind in (INVALID, RESET))
         enter = torch.where(invalid, -torch.inf, torch.where(reset, torch.maximum(forget, enter), enter))
         forget, restarted = torch.where(invalid, 0, forget), restarted | reset
-    enter, length = record_length(enter)  # how often maps are joined depends on it
+    enter, length = fix_length(enter)  # how often maps are joined depends on it
     is_open = is_symbolic(length) and not torch.compiler.is_dynamo_compiling()  # torch.compile compiles again for more steps
     if is_open:
         message = f"an exported graph of open length takes at most {LONGEST_OPEN} steps"

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from longscan.ops.precision import carry_dtype
-from longscan.ops.tracing import record_length
+from longscan.ops.tracing import fix_length
 
 Multiply = Callable[[Tensor, Tensor], Tensor]
 Affine = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -60,7 +60,7 @@ def affine_scan(
         before = torch.cat([state.unsqueeze(1), second[:, :-1]], 1)
         return torch.stack([apply(factor1, before, b1, reset1), second], 2).flatten(1, 2)
 
-    b, _ = record_length(b)
+    b, _ = fix_length(b)
     return scan(_zero_where(reset, a), b, reset)
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from longscan.numerics.symbolic import is_symbolic
-from longscan.ops.tracing import in_func_transform
+from longscan.ops.tracing import fix_length, in_func_transform
 
 CHUNK = 64
 CHUNK_ELEMENTS = 2**20  # of a tensor: with fewer, starting an operation takes much of its time
@@ -58,6 +58,7 @@ def scan_chunks(
         return empty.clone(), state.clone()
     if length <= size:
         return step(*per_step, *shared, state)
+    per_step = [x if x is None else fix_length(x)[0] for x in per_step]
     count = -(-length // size)
     # split, not slices: its backward joins the chunks' gradients once, that of a slice fills a whole tensor for every chunk
     pieces = [(None,) * count if x is None else torch.split(x, size, 1) for x in per_step]

@@ -51,16 +51,28 @@ def in_func_transform() -> bool:
 
 
 def record_length(x: Tensor, axis: int = 1) -> tuple[Tensor, int]:
-    """Return `x` and its size in `axis`, for code that torch.jit.trace records for this size alone.
+    """Return `x` and its size in `axis`, for code that is right for every size but under torch.jit.trace.
 
-    Under torch.jit.trace, which hands out sizes as tensors, the size is a number and the tensor a view by `unflatten`: the
-    recorded graph raises a RuntimeError at any other size, if it uses this tensor. Elsewhere both are returned as they are.
+    torch.jit.trace hands out sizes as tensors and keeps what Python computes from them as constants: there the size is a number
+    and the tensor a view by `unflatten`, so that the recorded graph raises a RuntimeError at any other size, if it uses this
+    tensor. Elsewhere both are returned as they are.
     """
     size = x.shape[axis]
-    if not isinstance(size, Tensor):
-        return x, size
-    length = int(size)
-    return x.unflatten(axis, (length,)), length
+    return _with_fixed_size(x, axis) if isinstance(size, Tensor) else (x, size)
+
+
+def fix_length(x: Tensor, axis: int = 1) -> tuple[Tensor, int]:
+    """Return `x` and its size in `axis`, for code whose number of operations depends on this size.
+
+    As `record_length`, and the same for symbolic sizes: make_fx records no check that a size is the one that Python code saw.
+    """
+    size = x.shape[axis]
+    return _with_fixed_size(x, axis) if isinstance(size, (Tensor, torch.SymInt)) else (x, size)
+
+
+def _with_fixed_size(x: Tensor, axis: int) -> tuple[Tensor, int]:
+    size = int(x.shape[axis])
+    return x.unflatten(axis, (size,)), size  # type: ignore[no-untyped-call]
 
 
 def _in_function_mode() -> bool:

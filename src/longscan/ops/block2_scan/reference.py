@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from longscan.ops.masks import INVALID, RESET
-from longscan.ops.tracing import record_length
+from longscan.ops.tracing import fix_length
 
 
 def block2_scan(M: Tensor, f: Tensor, initial_state: Tensor, flags: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -13,7 +13,7 @@ def block2_scan(M: Tensor, f: Tensor, initial_state: Tensor, flags: Tensor | Non
     M: (B, L, *S, 2, 2) or (*S, 2, 2); f: (B, L, *S, 2, K); initial_state: (B, *S, 2, K); flags: (B, L) marks or None. Returns
     x, shaped as f, 0 at invalid steps, and the final state.
     """
-    f, length = record_length(f)
+    f, length = fix_length(f)
     per_row = (f.shape[0],) + (1,) * (f.ndim - 2)
     state, outputs = initial_state, []
     for t in range(length):

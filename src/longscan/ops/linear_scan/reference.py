@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from longscan.ops.masks import INVALID, RESET
-from longscan.ops.tracing import record_length
+from longscan.ops.tracing import fix_length
 
 
 def linear_scan(a: Tensor, b: Tensor, initial_state: Tensor, flags: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -13,7 +13,7 @@ def linear_scan(a: Tensor, b: Tensor, initial_state: Tensor, flags: Tensor | Non
     a: (B, L, *S) or (*S); b: (B, L, *S); initial_state: (B, *S); flags: (B, L) marks or None. Returns x (B, L, *S) and the
     final state (B, *S); x is 0 at invalid steps.
     """
-    b, length = record_length(b)
+    b, length = fix_length(b)
     per_row = (b.shape[0],) + (1,) * (b.ndim - 2)
     state, outputs = initial_state, []
     for t in range(length):

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import silu, softplus
 
 from longscan.ops.masks import flag_masks, zero_invalid
-from longscan.ops.tracing import record_length
+from longscan.ops.tracing import fix_length
 
 
 def step_sizes(dt: Tensor, dt_bias: Tensor | None, dt_scale: Tensor | None, dt_softplus: bool) -> Tensor:
@@ -40,7 +40,7 @@ def selective_scan(
     the state are all real or all complex. Returns y (B, L, D) and the final state (B, D, N).
     """
     u, dt, B, C, z, dt_scale = zero_invalid(flags, u, dt, B, C, z, dt_scale)
-    u, length = record_length(u)
+    u, length = fix_length(u)
     dt = step_sizes(dt, dt_bias, dt_scale, dt_softplus)
     state, outputs = initial_state, []
     for t in range(length):

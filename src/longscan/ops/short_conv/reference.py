@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from longscan.ops.masks import flag_masks, zero_invalid
-from longscan.ops.tracing import record_length
+from longscan.ops.tracing import fix_length
 
 
 def short_conv(
@@ -17,7 +17,7 @@ def short_conv(
     (B, L) marks or None. Returns y (B, L, D) and the last K-1 inputs (B, D, K-1).
     """
     (u,) = zero_invalid(flags, u)
-    u, length = record_length(u)
+    u, length = fix_length(u)
     state, outputs = initial_state, []
     for t in range(length):
         invalid, reset = (None, None) if flags is None else (mark.unsqueeze(-1) for mark in flag_masks(flags[:, t], 2))

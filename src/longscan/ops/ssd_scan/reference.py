@@ -9,7 +9,7 @@ from torch.nn.functional import silu
 
 from longscan.numerics.rotary import rotate_pairs
 from longscan.ops.masks import flag_masks, zero_invalid
-from longscan.ops.tracing import record_length
+from longscan.ops.tracing import fix_length
 
 
 def of_heads(part: Tensor, heads: int, bias: Tensor | None) -> Tensor:
@@ -41,7 +41,7 @@ def ssd_scan(
     (B, L, H, R); initial_state: (B, H, P, N). R turns the first R pairs of the N entries. Returns y and the final state.
     """
     x, dt, B, C, z, input_scale, own_scale, angle = zero_invalid(flags, x, dt, B, C, z, input_scale, own_scale, angle)
-    x, length = record_length(x)
+    x, length = fix_length(x)
     scale = dt if input_scale is None else input_scale
     B, C = of_heads(B, x.shape[2], B_bias), of_heads(C, x.shape[2], C_bias)
     state, outputs = initial_state, []

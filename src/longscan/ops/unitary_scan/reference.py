@@ -18,7 +18,7 @@ from torch.nn.functional import silu
 
 from longscan.ops.masks import flag_masks, zero_invalid
 from longscan.ops.precision import carry_dtype
-from longscan.ops.tracing import record_length
+from longscan.ops.tracing import fix_length
 
 
 def unitary_scan(
@@ -45,7 +45,7 @@ def unitary_scan(
     D, z = (None if x is None else x.to(wide) for x in (D, z))
     B, C, total = (x.to(torch.promote_types(x.dtype, wide)) for x in (B, C, initial_state))
     u, dt, z = zero_invalid(flags, u, dt, z)
-    u, length = record_length(u)
+    u, length = fix_length(u)
     gated, outputs = silu(u), []
     phase = torch.zeros_like(total.real)
     for t in range(length):
