@@ -34,7 +34,8 @@ from longscan.blocks.gated import (
 from longscan.blocks.mamba import inner_options
 from longscan.blocks.reversal import flip_valid, reversed_steps
 from longscan.blocks.rotary import Rotary, positions_from
-from longscan.layers import make_layer
+from longscan.layers import make_inner_layer
+from longscan.layers._settings import check_backend
 from longscan.layers.base import SequenceInfo, SequenceLayer, SequenceModule
 from longscan.layers.state import State, layer_state
 
@@ -98,17 +99,18 @@ class BidirectionalBlock(SequenceModule):
         self.op_names = ("short_conv",) if d_conv else ()
         options = {**inner_options(layer, d_model), **(layer_options or {})}
         self.in_proj = nn.Linear(d_model, 2 * self.d_inner, bias=False)
-        self.layer = self.inherit_properties(make_layer(layer, self.d_inner, options, backend))
+        self.layer = self.inherit_properties(make_inner_layer(layer, self.d_inner, options, backend))
         self.activation = activation_before(self.layer, activation)
         self.out_proj = nn.Linear(self.d_inner, d_model, bias=False)
         self.conv_weight, self.conv_bias = conv_parameters(self.d_inner, d_conv)
         own = conv_parameters(self.d_inner, d_conv if self.variant == "own" else 0)
         self.reverse_conv_weight, self.reverse_conv_bias = own
         tied = self.variant == "tied"
-        self.reverse_layer = None if tied else self.inherit_properties(make_layer(layer, self.d_inner, options, backend))
+        self.reverse_layer = None if tied else self.inherit_properties(make_inner_layer(layer, self.d_inner, options, backend))
         self.dropout = SharedDropout(dropout)
         self.rotary = rotary_before(self.layer, layer, rotary)
         self.reverse_rotary = None if tied else rotary_before(self.layer, layer, rotary)
+        check_backend(self, backend)
 
     def forward_impl(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
         """Run the block of the module docstring."""

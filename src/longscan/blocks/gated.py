@@ -19,7 +19,8 @@ from torch.utils.checkpoint import checkpoint
 
 from longscan.blocks.dropout import SharedDropout
 from longscan.blocks.rotary import Rotary, positions_from
-from longscan.layers import S6, make_layer
+from longscan.layers import S6, make_inner_layer
+from longscan.layers._settings import check_backend
 from longscan.layers.base import SequenceInfo, SequenceLayer, SequenceModule
 from longscan.layers.parameters import mark
 from longscan.layers.state import State, layer_state, restarted_rows, zero_rows
@@ -80,12 +81,13 @@ class GatedBlock(SequenceModule):
         self.recompute, self.backend = recompute, backend
         self.op_names = ("short_conv",) if d_conv else ()
         self.in_proj = nn.Linear(d_model, 2 * self.d_inner, bias=False)
-        self.layer = self.inherit_properties(make_layer(layer, self.d_inner, layer_options or {}, backend))
+        self.layer = self.inherit_properties(make_inner_layer(layer, self.d_inner, layer_options or {}, backend))
         self.activation = activation_before(self.layer, activation)
         self.out_proj = nn.Linear(self.d_inner, d_model, bias=False)
         self.conv_weight, self.conv_bias = conv_parameters(self.d_inner, d_conv)
         self.dropout = SharedDropout(dropout)
         self.rotary = rotary_before(self.layer, layer, rotary)
+        check_backend(self, backend)
 
     def forward_impl(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
         """Run the block of the module docstring."""

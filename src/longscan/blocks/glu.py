@@ -14,7 +14,8 @@ from torch.nn.functional import gelu, sigmoid
 
 from longscan.blocks.dropout import SharedDropout, check_probability
 from longscan.blocks.residual import layer_norm
-from longscan.layers import make_layer
+from longscan.layers import make_inner_layer
+from longscan.layers._settings import check_backend
 from longscan.layers.base import SequenceInfo, SequenceModule, mask_padding
 from longscan.layers.state import State
 
@@ -53,11 +54,12 @@ class GLUBlock(SequenceModule):
             raise ValueError(f"glu: got {glu!r}, expected one of {GLUS}")
         check_probability("dropout", dropout)
         self.d_model, self.glu = d_model, glu
-        self.layer = self.inherit_properties(make_layer(layer, d_model, layer_options or {}, backend))
+        self.layer = self.inherit_properties(make_inner_layer(layer, d_model, layer_options or {}, backend))
         self.norm = layer_norm(d_model) if output_norm else None
         self.dropout: nn.Module = SharedDropout(dropout) if shared_dropout else nn.Dropout(dropout)
         self.value_proj = nn.Linear(d_model, d_model) if glu == "full" else None
         self.gate_proj = nn.Linear(d_model, d_model)
+        check_backend(self, backend)
 
     def forward_impl(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
         """Run the block of the module docstring."""

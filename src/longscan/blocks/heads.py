@@ -14,7 +14,8 @@ from torch.nn.functional import rms_norm
 
 from longscan.blocks.gated import GatedState, carried_conv, check_sizes, conv_parameters, convolve
 from longscan.blocks.residual import EPSILON
-from longscan.layers import make_layer
+from longscan.layers import make_inner_layer
+from longscan.layers._settings import check_backend
 from longscan.layers.base import SequenceInfo, SequenceModule
 from longscan.layers.heads import HeadsLayer
 from longscan.layers.parameters import mark
@@ -51,7 +52,7 @@ class HeadsBlock(SequenceModule):
         check_sizes(d_model, expand, d_conv)
         self.d_model, self.d_inner, self.d_conv, self.backend = d_model, expand * d_model, d_conv, backend
         self.op_names = ("short_conv",) if d_conv else ()
-        made = self.inherit_properties(make_layer(layer, self.d_inner, layer_options or {}, backend))
+        made = self.inherit_properties(make_inner_layer(layer, self.d_inner, layer_options or {}, backend))
         if not isinstance(made, HeadsLayer):
             raise ValueError(f"layer: got {layer!r}, expected a layer with heads")
         self.heads = made.heads
@@ -61,6 +62,7 @@ class HeadsBlock(SequenceModule):
         self.norm_weight: nn.Parameter | None = None
         if norm:
             self.norm_weight = mark(nn.Parameter(torch.ones(self.d_inner)), "norm", decay=False)
+        check_backend(self, backend)
 
     def forward_impl(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
         """Run the block of the module docstring."""

@@ -16,7 +16,8 @@ from longscan.blocks._registry import BLOCKS
 from longscan.blocks.dropout import SharedDropout, check_probability
 from longscan.blocks.gated import GatedState
 from longscan.blocks.rotary import Rotary, positions_from
-from longscan.layers import make_layer
+from longscan.layers import make_inner_layer
+from longscan.layers._settings import check_backend
 from longscan.layers.base import SequenceInfo, SequenceModule, mask_padding
 from longscan.layers.state import State
 
@@ -51,12 +52,13 @@ class SimpleBlock(SequenceModule):
         super().__init__()
         check_probability("dropout", dropout)
         self.d_model = d_model
-        self.layer = self.inherit_properties(make_layer(layer, d_model, layer_options or {}, backend))
+        self.layer = self.inherit_properties(make_inner_layer(layer, d_model, layer_options or {}, backend))
         self.dropout: nn.Module = SharedDropout(dropout) if shared_dropout else nn.Dropout(dropout)
         self.out_proj = nn.Linear(d_model, 2 * d_model)
         self.rotary = None if rotary is None else Rotary(d_model, **rotary)
         if self.rotary is not None and self.rotary.targets != ("x",):
             raise ValueError(f"rotary targets: got {self.rotary.targets}, expected ('x',): the layer is turned as a whole")
+        check_backend(self, backend)
 
     def forward_impl(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
         """Run the block of the module docstring."""

@@ -1,6 +1,7 @@
 """Sequence layers: (B, L, D) -> (B, L, D), one paper per file; parameters, numerics and one op each."""
 
 from longscan.layers._registry import LAYERS as LAYERS
+from longscan.layers._registry import make_inner_layer as make_inner_layer
 from longscan.layers._registry import make_layer as make_layer
 from longscan.layers.attention import Attention as Attention
 from longscan.layers.attention import AttentionState as AttentionState

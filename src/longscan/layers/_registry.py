@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from longscan._registry import Registry
+from longscan.layers._settings import building_parts
 from longscan.layers.base import SequenceLayer
 
 LAYERS: Registry[type[SequenceLayer]] = Registry("layer")
@@ -26,3 +27,9 @@ def make_layer(name: str, d_model: int, options: Mapping[str, Any], backend: str
     if "backend" in parameter_names(layer):
         return layer(d_model, **options, backend=backend)
     return layer(d_model, **options)
+
+
+def make_inner_layer(name: str, d_model: int, options: Mapping[str, Any], backend: str = "auto") -> SequenceLayer:
+    """Return a layer, as `make_layer`, that is part of a block, which answers for its backend."""
+    with building_parts():
+        return make_layer(name, d_model, options, backend)

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, softplus
 
 from longscan.layers._registry import LAYERS
+from longscan.layers._settings import check_backend
 from longscan.layers.base import SequenceInfo, SequenceLayer, start_state
 from longscan.layers.parameters import mark
 from longscan.layers.state import PhaseState, ScanState, State, no_sequence, restarted_rows, zero_rows
@@ -99,6 +100,7 @@ class AUSSM(SequenceLayer):
         self.B = coefficients()
         self.C = coefficients()
         self.D = mark(nn.Parameter(torch.ones(d_model)), "ssm", decay=False, keep_float32=True)
+        check_backend(self, backend)
 
     def angles(self, u: Tensor) -> Tensor:
         """Return theta (..., D, N) in radians for inputs u (..., D) to the scan, without a factor Delta."""

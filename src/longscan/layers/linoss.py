@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import relu
 
 from longscan.layers._registry import LAYERS
+from longscan.layers._settings import check_backend
 from longscan.layers.base import SequenceInfo, SequenceLayer, mask_padding, start_state
 from longscan.layers.checks import values_unavailable
 from longscan.layers.parameters import mark
@@ -63,6 +64,7 @@ class LinOSS(SequenceLayer):
         self.B = uniform(d_state, d_model, 2, bound=1 / math.sqrt(d_model))
         self.C = uniform(d_model, d_state, 2, bound=1 / math.sqrt(d_state))
         self.D = mark(nn.Parameter(torch.randn(d_model)), "ssm", keep_float32=True)
+        check_backend(self, backend)
 
     def forward_impl(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
         """Run the recurrence of the module docstring."""

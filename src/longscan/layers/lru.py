@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from longscan.layers._registry import LAYERS
+from longscan.layers._settings import check_backend
 from longscan.layers.base import SequenceInfo, SequenceLayer, mask_padding, start_state
 from longscan.layers.parameters import mark
 from longscan.layers.state import ScanState, State, no_sequence
@@ -64,6 +65,7 @@ class LRU(SequenceLayer):
         self.B = mark(parameter(complex_normal((d_state, d_model), variance=1 / d_model)), "ssm")
         self.C = mark(parameter(complex_normal((d_model, d_state), variance=2 / d_state)), "ssm")
         self.D = mark(parameter(torch.randn(d_model)), "ssm", keep_float32=True)
+        check_backend(self, backend)
 
     def forward_impl(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
         """Run the recurrence of the module docstring."""

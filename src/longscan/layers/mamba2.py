@@ -19,6 +19,7 @@ from torch.nn.functional import softplus
 
 from longscan._types import Number
 from longscan.layers._registry import LAYERS
+from longscan.layers._settings import check_backend
 from longscan.layers.base import SequenceInfo, start_state
 from longscan.layers.heads import Heads, HeadsLayer, check_groups
 from longscan.layers.parameters import float32_parameter
@@ -115,3 +116,4 @@ class Mamba2(HeadsLayer):
         backend: str = "auto",
     ) -> None:
         super().__init__(Mamba2Heads(d_model, d_state, head_dim, groups, (dt_min, dt_max), dt_limit, backend))
+        check_backend(self, backend)

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.nn.functional import rms_norm, silu, softplus
 
 from longscan.layers._registry import LAYERS
+from longscan.layers._settings import check_backend
 from longscan.layers.base import SequenceInfo
 from longscan.layers.heads import Heads, HeadsLayer, check_groups
 from longscan.layers.parameters import float32_parameter, mark
@@ -187,3 +188,4 @@ class Mamba3(HeadsLayer):
         backend: str = "auto",
     ) -> None:
         super().__init__(Mamba3Heads(d_model, d_state, head_dim, groups, rope_fraction, (dt_min, dt_max), backend))
+        check_backend(self, backend)

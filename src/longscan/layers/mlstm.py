@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, logsigmoid, pad
 
 from longscan.layers._registry import LAYERS
+from longscan.layers._settings import check_backend
 from longscan.layers.base import SequenceInfo, SequenceLayer, mask_padding
 from longscan.layers.heads import head_width
 from longscan.layers.parameters import mark
@@ -106,6 +107,7 @@ class MLSTM(SequenceLayer):
         self.gate_proj = mark(uniform(2 * heads, d_model), "selector")
         bias = torch.cat([0.1 * torch.randn(heads), torch.linspace(3, 6, heads)])
         self.gate_bias = mark(nn.Parameter(bias), "selector", decay=False, keep_float32=True)
+        check_backend(self, backend)
 
     def forward_impl(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
         """Run the recurrence of the module docstring."""

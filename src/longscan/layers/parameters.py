@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, Self, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from longscan.layers._settings import checks_settings
+from longscan.layers._settings import check_init_args
 
 P = TypeVar("P", bound=Tensor)
 Role = Literal["ssm", "selector", "dense", "norm", "embedding"]
@@ -58,10 +58,10 @@ class Marked(nn.Module):
     The constructors of subclasses raise an error, naming the argument, for settings that are not of the declared types.
     """
 
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        if "__init__" in cls.__dict__:
-            checks_settings(cls)
+    def __new__(cls, *args: Any, **options: Any) -> Self:
+        """Check the arguments before the constructor runs (`check_init_args`)."""
+        check_init_args(cls, args, options)
+        return super().__new__(cls)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         by_name = {name: parameter_options(parameter) for name, parameter in self.named_parameters()}

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from longscan.layers._registry import LAYERS
+from longscan.layers._settings import check_backend
 from longscan.layers.base import SequenceInfo
 from longscan.layers.convolution import ConvolutionForm, ConvolutionLayer
 from longscan.layers.parameters import float32_parameter, mark
@@ -83,6 +84,7 @@ class S4(ConvolutionLayer):
         C = complex_normal((d_model, d_state // 2)).to(torch.get_default_dtype())
         self.C = mark(nn.Parameter(C), "ssm", keep_float32=True)
         self.D = mark(nn.Parameter(torch.randn(d_model)), "ssm", keep_float32=True)
+        check_backend(self, backend)
 
     def system(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
         """Return Lambda, P and B of every channel in this dtype, each as pairs (D, N/2, 2)."""

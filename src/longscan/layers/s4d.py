@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from longscan.layers._registry import LAYERS
+from longscan.layers._settings import check_backend
 from longscan.layers.base import SequenceInfo
 from longscan.layers.convolution import ConvolutionForm, ConvolutionLayer
 from longscan.layers.parameters import float32_parameter, mark
@@ -80,6 +81,7 @@ class S4D(ConvolutionLayer):
         self.B = float32_parameter(start.expand(d_model, -1, -1), lr_scale=0.1) if trained_B else None
         self.C = mark(nn.Parameter(coefficients.to(torch.get_default_dtype())), "ssm", keep_float32=True)
         self.D = mark(nn.Parameter(torch.randn(d_model)), "ssm", keep_float32=True)
+        check_backend(self, backend)
 
     def eigenvalues(self) -> Tensor:
         """Return the eigenvalues A as pairs (D, N/2, 2)."""

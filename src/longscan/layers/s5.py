@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from longscan.layers._registry import LAYERS
+from longscan.layers._settings import check_backend
 from longscan.layers.base import SequenceInfo, SequenceLayer, mask_padding, start_state
 from longscan.layers.parameters import float32_parameter, mark
 from longscan.layers.state import ScanState, State, no_sequence
@@ -103,6 +104,7 @@ class S5(SequenceLayer):
         self.B = mark(parameter(torch.view_as_real(B)), "ssm", lr_scale=0.25, decay=False)
         self.C = mark(parameter(C), "ssm")
         self.D = mark(parameter(torch.randn(d_model)), "ssm", keep_float32=True)
+        check_backend(self, backend)
 
     def eigenvalues(self) -> Tensor:
         """Return the eigenvalues Lambda as pairs (P/2, 2), or (P, 2) without `conjugate`."""

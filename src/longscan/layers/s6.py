@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, silu
 
 from longscan.layers._registry import LAYERS
+from longscan.layers._settings import check_backend
 from longscan.layers.base import SequenceInfo, SequenceLayer, start_state
 from longscan.layers.parameters import float32_parameter, mark
 from longscan.layers.state import ScanState, State, no_sequence
@@ -96,6 +97,7 @@ class S6(SequenceLayer):
             self.A_log = float32_parameter(torch.arange(1, d_state + 1).to(dtype).log().repeat(d_model, 1))
             self.register_parameter("A_imag", None)
         self.D = float32_parameter(torch.ones(d_model))
+        check_backend(self, backend)
 
     def eigenvalues(self) -> Tensor:
         """Return A: real (D, N), or pairs (D, N, 2) if the state is complex."""

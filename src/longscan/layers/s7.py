@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, softplus
 
 from longscan.layers._registry import LAYERS
+from longscan.layers._settings import check_backend
 from longscan.layers.base import SequenceInfo, SequenceLayer, mask_padding, start_state
 from longscan.layers.parameters import mark
 from longscan.layers.state import ScanState, State, no_sequence
@@ -134,6 +135,7 @@ class S7(SequenceLayer):
         self.select_B = Bilinear(d_model, d_model, scale, rank) if "B" in selects else None
         self.select_C = Bilinear(d_state, d_model, ones, rank) if "C" in selects else None
         self.select_D = dense(_normal(d_model, d_model, variance=1 / d_model), "selector") if "D" in selects else None
+        check_backend(self, backend)
 
     def factors(self, x: Tensor, elapsed: Tensor | None = None) -> Tensor:
         """Return the factors a_k, (B, L, P) for inputs x (B, L, D), or (P,) if they do not depend on the input."""

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from longscan.blocks.residual import Norm, Residual, layer_norm, rms_norm
+from longscan.layers._settings import building_parts, check_backend
 from longscan.layers.base import SequenceInfo, mask_padding
 from longscan.layers.checks import check_steps, values_unavailable
 from longscan.layers.parameters import mark
@@ -94,7 +95,8 @@ class SequenceModel(PretrainedModel):
             self.encoder: nn.Embedding | nn.Linear = embedding
         elif d_input is not None:
             self.encoder = nn.Linear(d_input, d_model)
-        stack = [Residual(build_block(entry, d_model, backend), norm) for entry in self.entries]
+        with building_parts():
+            stack = [Residual(build_block(entry, d_model, backend), norm) for entry in self.entries]
         for block in stack:
             block.checks_inputs = False
         self.blocks = nn.ModuleList(stack)
@@ -113,6 +115,7 @@ class SequenceModel(PretrainedModel):
                 for x in state_tensors([block.initial_state(1) for block in stack])
                 if x.is_floating_point()
             )
+        check_backend(self, backend)
 
     @property
     def stack(self) -> list[Residual]:
