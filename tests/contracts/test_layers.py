@@ -330,8 +330,8 @@ def _(layer: Any, factor: float) -> None:
 
 @rescales("attention")
 def _(layer: Any, factor: float) -> None:
-    rates = layer.rates
-    layer.rates = lambda like: rates(like) / factor
+    frequencies = layer.rotary_frequencies
+    layer.rotary_frequencies = lambda like: frequencies(like) / factor
 
 
 @rescales("mamba3")
@@ -585,7 +585,7 @@ class Leaky(SequenceModule):
         self.checks_inputs = fault != "gradient"  # what stands in the padding is not cleaned away
         self.scale = torch.nn.Parameter(torch.ones(WIDTH, dtype=torch.float64))
 
-    def run(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
+    def forward_impl(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
         state = self.initial_state(len(x)) if state is None else state
         valid = None if self.fault == "padding" else info.valid
         flags = step_flags(*x.shape[:2], valid, None if self.fault == "packing" else info.seq_idx, x)
