@@ -22,7 +22,9 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile("None$"), ["N
 
 
 def parse_text(text: str, declared: Any) -> Any:
-    """Return a word of the command line as YAML reads it; unchanged if YAML reads text, or if only the word is of the type."""
+    """Return a word of the command line as YAML reads it; unchanged if empty or text, or if only the word is of the type."""
+    if not text.strip():  # nothing to YAML, but null and None are how to write that
+        return text
     try:
         value = yaml.load(text, Loader=_Loader)
     except (yaml.YAMLError, ValueError, RecursionError):

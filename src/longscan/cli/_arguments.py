@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, get_args
 
 from longscan._argparse import new_parser, option_help, parse_known, unknown_argument
 from longscan._errors import SettingError
-from longscan._types import checked_value, find_doc, type_hints
+from longscan._types import checked_value, find_doc, matches_type, type_hints
 
 Command = Callable[..., int]
 COMMAND_LINE = "command_line"
@@ -48,6 +48,8 @@ class Argument(NamedTuple):
             raise SettingError(f"{self.word}: got nothing, needed {find_doc(self.declared)}")
         if text is None or self.is_flag:
             return self.default if text is None else text
+        if matches_type(text, self.declared):  # an option that takes text takes any, also one that YAML reads as nothing
+            return text
         from longscan._yaml import parse_text
 
         return checked_value(parse_text(str(text), self.declared), self.declared, self.word)
