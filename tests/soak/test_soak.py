@@ -1,5 +1,6 @@
 """`make soak` with small numbers: counts, failures, crashes, seeds of later calls, and every kind of damage and kill once."""
 
+import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -13,7 +14,12 @@ sys.path[:0] = [str(FOLDER), *(str(FOLDER.parent / name) for name in ("contracts
 import damage  # noqa: E402
 import streaming  # noqa: E402
 
-import run as runner  # noqa: E402
+_spec = importlib.util.spec_from_file_location("soak_run", FOLDER / "run.py")  # benchmarks have a module `run`, too
+assert _spec is not None
+assert _spec.loader is not None
+runner = importlib.util.module_from_spec(_spec)
+sys.modules["soak_run"] = runner
+_spec.loader.exec_module(runner)
 
 PRETEND = """
 def run(seed, until, write):
