@@ -34,8 +34,8 @@ class LSTM(TorchCell):
     Args:
         d_model: input and hidden size D.
 
-    The state is `LSTMState`. On a CPU torch's kernels (oneDNN) keep about 0.4 MiB for each of up to 1,024 different lengths: feed a
-    stream in pieces of one length, or set the environment variable ONEDNN_PRIMITIVE_CACHE_CAPACITY.
+    The state is `LSTMState`. On a CPU torch's kernels (oneDNN) keep about 0.4 MiB for each of up to 1,024 different lengths: feed
+    a stream in pieces of one length, or set the environment variable ONEDNN_PRIMITIVE_CACHE_CAPACITY.
     """
 
     gates = 4
