@@ -4,8 +4,9 @@
 precision-sensitive parameters (eigenvalues, angles, step-size biases) in float32 when the module is cast to half precision.
 """
 
+import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple, Self, TypeVar, cast
+from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -57,6 +58,14 @@ class Marked(nn.Module):
 
     The constructors of subclasses raise an error, naming the argument, for settings that are not of the declared types.
     """
+
+    __signature__: ClassVar[inspect.Signature]
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Show the constructor's signature for the class; Python before 3.11.4 may show that of `__new__`."""
+        super().__init_subclass__(**options)
+        signature = inspect.signature(cls.__init__)
+        cls.__signature__ = signature.replace(parameters=list(signature.parameters.values())[1:])
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
         """Check the arguments before the constructor runs (`check_init_args`)."""
