@@ -1,12 +1,12 @@
-"""Compile the Triton kernels for a GPU without one: registers, spills, shared memory, and the instructions of loops.
+"""Compile the Triton kernels on a machine without a GPU and print registers, spills, shared memory and instructions of loops.
 
     python benchmarks/compiled.py                                 the cases of the suite gpu, for Hopper
     python benchmarks/compiled.py --only unitary --capability 80
     python benchmarks/compiled.py --only unitary --set unitary_scan=16,64,1
 
-Every launch is compiled instead of run. Instructions of a loop are given for one thread and iteration, by opcode, the most
-frequent first. LDL and STL are spills, SHFL, STS and LDS words between threads; MUFU is the special function unit, HMMA and HGMMA
-are matrix units.
+Every launch of a kernel is replaced by its compilation. Instructions of a loop are counted for one thread and iteration, by
+opcode, the most frequent first. LDL and STL are spills; SHFL, STS and LDS exchange data between threads; MUFU is the special
+function unit; HMMA and HGMMA are matrix units.
 """
 
 import argparse
@@ -34,12 +34,12 @@ TYPES = {
     torch.int32: "*i32", torch.int64: "*i64",
 }  # fmt: skip
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
-STEPS = 512  # of a case: what is compiled does not depend on more
-LEAST = 60  # instructions of a loop that is shown
+MAX_STEPS = 512  # length of a case: the compiled code of longer ones is the same
+MIN_INSTRUCTIONS = 60  # of a loop that is printed
 
 
 class Compiler:
-    """Compiles a kernel for the arguments of a launch, once, and prints the result; takes the place of `JITFunction.run`."""
+    """Compiles a kernel for the arguments of a launch, once for equal types, and prints the result."""
 
     def __init__(self, capability: int) -> None:
         self.target, self.seen = GPUTarget("cuda", capability, 32), set()
@@ -94,17 +94,17 @@ class Compiler:
             jump = re.search(r"\bBRA\S*\s.*?0x([0-9a-f]+)", line)
             if jump and int(jump[1], 16) < end:
                 body = [re.sub(r"^@!?U?P\w+\s+", "", text) for at, text in lines if int(jump[1], 16) <= at <= end]
-                if len(body) >= LEAST:
+                if len(body) >= MIN_INSTRUCTIONS:
                     counted = collections.Counter(text.split()[0].split(".")[0] for text in body).most_common(16)
                     print(f"    loop of {len(body)}: " + ", ".join(f"{code} {count}" for code, count in counted), flush=True)
 
 
 def main() -> int:
-    """Read the command line and compile."""
+    """Read the command line and compile the kernels of the cases; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", default=[""], help="words of which a case's name holds one")
-    parser.add_argument("--capability", type=int, default=90, help="of the GPU: 80, 90, 120")
-    parser.add_argument("--set", nargs="*", default=[], metavar="OP=STEPS,LANES,WARPS[,STAGES]", help="other launches")
+    parser.add_argument("--only", nargs="+", default=[""], help="texts; only cases whose names contain one of them")
+    parser.add_argument("--capability", type=int, default=90, help="compute capability of the GPU: 80, 90, 120")
+    parser.add_argument("--set", nargs="*", default=[], metavar="OP=STEPS,LANES,WARPS[,STAGES]", help="launches of kernels")
     options = parser.parse_args()
     set_launches(parser, options.set)
     compiler = Compiler(options.capability)
@@ -119,8 +119,7 @@ def main() -> int:
         if any(word in case.name for word in options.only):
             print(f"\n{case.name}", flush=True)
             (shape,) = case.shapes
-            made = case.build({**shape, "L": min(STEPS, shape["L"])})
-            made["triton"].train()
+            case.build({**shape, "L": min(MAX_STEPS, shape["L"])})["triton"].train()
     return 0
 
 

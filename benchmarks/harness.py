@@ -30,9 +30,9 @@ from page import write_page
 ROOT = Path(__file__).parents[1]
 CPU = torch.device("cpu")
 GPU = torch.device("cuda" if torch.cuda.is_available() else "cpu")  # the CPU where Triton's interpreter stands in for a GPU
-LONG = 100.0  # ms beyond which one run is the time: `do_bench` would make seven others
-SLOWEST = 4000.0  # ms of a call beyond which longer shapes are not tried
-REPLAYED = 500.0  # ms of a call beyond which no CUDA graph is captured: the capture takes seconds
+MAX_DO_BENCH_MS = 100.0  # a longer call is timed without `do_bench`, which would make seven others
+MAX_CALL_MS = 4000.0  # after a longer call, longer shapes are not tried
+MAX_CAPTURED_MS = 500.0  # a longer call is not captured as a CUDA graph: the capture takes seconds
 
 Row = dict[str, Any]
 Shape = dict[str, int]
@@ -43,9 +43,9 @@ Call = Callable[[], object]
 class Implementation:
     """One way to compute what a case compares.
 
-    forward, train: calls that are timed, without and with gradients or an update. results: y and the gradients, which are
-    compared with the truth. inputs: tensors that the caller holds. fields: of the row, for example {"peer": "mambapy"}. sizes: of
-    the row's shape, in addition to those of the case.
+    forward, train: the calls that are timed, without and with gradients or an update. results: a call that returns y and the
+    gradients, which are compared with the truth. inputs: the tensors that the calls read. fields: fields of the row, for example
+    {"peer": "mambapy"}. sizes: sizes in the row's shape, in addition to those of the case.
     """
 
     forward: Call | None = None
@@ -80,13 +80,13 @@ def module_call(module: nn.Module, x: Tensor, **fields: Any) -> Implementation:
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """What every case has.
+    """Name and files of a case or a measurement.
 
     Attributes:
-        suite, name: suite and name of the case, by which --only selects it.
-        folder, file: rows go to results/FOLDER/FILE.jsonl; the file is called by the suite where None.
-        replaces: the file starts anew with the first row of a run.
-        write_page: function of the file's path that makes a page or a figure of its rows.
+        suite, name: suite and name, by which --only selects it.
+        folder, file: rows go to results/FOLDER/FILE.jsonl; None means that the file has the name of the suite.
+        replaces: whether the first row of a run overwrites the file.
+        write_page: function of the file's path that writes a page or a figure of its rows.
     """
 
     suite: str
@@ -99,22 +99,24 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class Case(Entry):
-    """A comparison, or one implementation by itself, at one or more shapes.
+    """A comparison of implementations, or the measurement of a single one, at one or more shapes.
 
     Attributes:
-        op: what the rows call it.
-        shapes: sizes by the names of axes, short ones first. quick_shape: a small one.
-        build: shape -> implementations by label, the first one is what the others are compared with.
-        truth: shape -> results in float64 on the same inputs. tolerance: largest error allowed, relative to the largest entry.
-        check_shape: sizes at which errors are measured, at most.
+        op: the field "op" of the rows.
+        shapes: sizes by the names of axes, short ones first. quick_shape: small sizes, for --quick.
+        build: function shape -> implementations by label; the others are compared with the first.
+        truth: function shape -> results in float64 on the same inputs. tolerance: largest error allowed, relative to the largest
+            entry of a tensor.
+        check_shape: upper limits of the sizes at which errors are measured.
         needs: (label, "forward" or "forward_backward") -> how many times slower than the first this implementation must be.
-        limits: for each shape, milliseconds that forward, and forward and backward, of the first may take.
-        memory_shape: sizes for the peak memory on the CPU, in a process of its own (Linux). memory_of: the implementations whose
-            memory is measured. extra_memory: largest share of inputs, outputs and gradients that may be needed beyond these.
-        calls: how many steps one call makes; times are of one step.
+        limits: for each shape, the milliseconds that forward, and forward and backward, of the first may take.
+        memory_shape: sizes at which peak memory is measured, on the CPU in a separate process (Linux only). memory_of: labels of
+            the implementations whose memory is measured. extra_memory: largest peak memory beyond inputs, outputs and gradients
+            that is allowed, as a share of these.
+        calls: the number of steps that one call makes; recorded times are of one step.
         replays: on a GPU, also time the calls replayed as CUDA graphs.
-        may_fail: a failure is a row with its reason, not the end of the run.
-        fields: of every row.
+        may_fail: a failure gives a row with its reason and does not end the run.
+        fields: fields of every row.
     """
 
     op: str
@@ -138,13 +140,13 @@ class Case(Entry):
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement(Entry):
-    """Something measured that is no comparison of calls: `rows(options)` yields rows for the options of the command line."""
+    """A measurement other than the time of calls: `rows(options)` yields its rows for the options of the command line."""
 
     rows: Callable[[Any], Iterator[Row]]
 
 
 def milliseconds(call: Call, device: torch.device = CPU) -> float:
-    """Return the time of one call, to the end of what it started on the device."""
+    """Return the milliseconds of one call, with a synchronisation of the device at its end."""
     start = time.perf_counter()
     call()
     if device.type == "cuda":
@@ -153,9 +155,12 @@ def milliseconds(call: Call, device: torch.device = CPU) -> float:
 
 
 def make_timer(call: Call, device: torch.device, least_ms: float) -> Callable[[], float]:
-    """Return a function that times one run, the median of as many calls as fit in `least_ms`; the call has run before."""
+    """Return a function that returns the time of one run: the median of as many calls as fit in `least_ms`.
+
+    The call must have run before, so that compilation is not timed.
+    """
     single = milliseconds(call, device)
-    if device.type == "cuda" and single <= LONG:
+    if device.type == "cuda" and single <= MAX_DO_BENCH_MS:
         from triton.testing import do_bench
 
         return partial(do_bench, call, rep=least_ms, return_mode="median")
@@ -163,8 +168,8 @@ def make_timer(call: Call, device: torch.device, least_ms: float) -> Callable[[]
     return lambda: statistics.median(milliseconds(call, device) for _ in range(repeats))
 
 
-def interleave(calls: Mapping[str, Call], device: torch.device, runs: int, least_ms: float) -> dict[str, list[float]]:
-    """Return the times of `runs` runs of every call, which take turns, so that a slow stretch of the machine hits all alike."""
+def time_in_turns(calls: Mapping[str, Call], device: torch.device, runs: int, least_ms: float) -> dict[str, list[float]]:
+    """Return the times of `runs` runs of every call. The calls take turns, so that a slow phase of the machine affects all."""
     timers = {label: make_timer(call, device, least_ms) for label, call in calls.items()}
     times: dict[str, list[float]] = {label: [] for label in calls}
     gc.collect()
@@ -178,21 +183,20 @@ def interleave(calls: Mapping[str, Call], device: torch.device, runs: int, least
     return times
 
 
-def ratio(slow: Sequence[float], fast: Sequence[float]) -> float:
-    """Return how many times slower: the median over the runs, of pairs that were measured in the same turn."""
+def median_ratio(slow: Sequence[float], fast: Sequence[float]) -> float:
+    """Return the median of slow / fast over the pairs of times that were measured in the same turn."""
     return statistics.median(a / b for a, b in zip(slow, fast, strict=True))
 
 
-def replayed(call: Call) -> float | None:
-    """Return the median time of a call captured as a CUDA graph, which is that of its kernels; None where it has no graph."""
+def time_replayed(call: Call) -> float | None:
+    """Return the median time of a call replayed as a CUDA graph, which is that of its kernels; None if the capture fails."""
     from triton.testing import do_bench_cudagraph
 
-    found = attempt(lambda: {"ms": do_bench_cudagraph(call, rep=40, return_mode="median")})
-    return found.get("ms")
+    return attempt(lambda: {"ms": do_bench_cudagraph(call, rep=40, return_mode="median")}).get("ms")
 
 
-def peak_mib(call: Call) -> float:
-    """Return the MiB that a call needs on the GPU beyond what is allocated before."""
+def measure_peak_mib(call: Call) -> float:
+    """Return the peak of the GPU memory that a call allocates, in MiB."""
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
@@ -202,7 +206,10 @@ def peak_mib(call: Call) -> float:
 
 
 def attempt(measure: Callable[[], Row]) -> Row:
-    """Return what was measured, or the `reason` why it could not be; the memory that it took is free again."""
+    """Return the fields that `measure` returns, or {"reason": text} if it fails for lack of memory or of a kernel.
+
+    All memory of the measurement is free afterwards.
+    """
     from triton import TritonError
 
     found: Row
@@ -212,7 +219,7 @@ def attempt(measure: Callable[[], Row]) -> Row:
         found = {"reason": "out of memory"}
     except (RuntimeError, TritonError) as error:
         found = {"reason": f"failed: {error}".splitlines()[0].partition(". ")[0][:100]}
-    # Here and not above: an exception holds the tensors of the calls that it went through.
+    # Not in the handlers above: there the exception still refers to the tensors of the calls that raised it.
     gc.collect()
     if GPU.type == "cuda":
         torch.cuda.empty_cache()
@@ -220,24 +227,23 @@ def attempt(measure: Callable[[], Row]) -> Row:
 
 
 def relative_error(found: Sequence[Tensor], truth: Sequence[Tensor]) -> float:
-    """Return the largest error over all tensors that both have, each relative to its largest entry."""
-    pairs = zip(found, truth, strict=False)  # a peer may give y alone, or the truth no gradients of parameters
+    """Return the largest error over the tensors that are in both sequences, each relative to the largest entry of its truth."""
+    pairs = zip(found, truth, strict=False)  # a peer may return y alone, and the truth may lack gradients of parameters
     return max(float((x.cpu().to(exact.dtype) - exact).abs().max() / exact.abs().max().clamp(min=1e-30)) for x, exact in pairs)
 
 
-def double(x: Tensor) -> Tensor:
-    """Return a tensor on the CPU in float64 or complex128."""
+def to_double(x: Tensor) -> Tensor:
+    """Return a copy of a tensor on the CPU, in float64 or complex128, without gradients."""
     return x.detach().cpu().to(torch.complex128 if x.is_complex() else torch.float64)
 
 
-def errors(case: Case, shape: Shape) -> dict[str, float]:
-    """Return the error of every implementation that gives results; SystemExit where one is beyond the tolerance."""
+def measure_errors(case: Case, shape: Shape) -> dict[str, float]:
+    """Return the error of every implementation that has `results`, by label. SystemExit if one exceeds the tolerance."""
     if case.truth is None:
         return {}
     small = {name: min(size, case.check_shape.get(name, size)) for name, size in shape.items()}
     truth = case.truth(small)
-    made = case.build(small)
-    found = {label: relative_error(one.results(), truth) for label, one in made.items() if one.results}
+    found = {label: relative_error(one.results(), truth) for label, one in case.build(small).items() if one.results}
     for label, error in found.items():
         if not error <= case.tolerance:
             raise SystemExit(f"{case.name}, {label}: error {error:.2e} against float64, at most {case.tolerance:g} allowed")
@@ -245,13 +251,13 @@ def errors(case: Case, shape: Shape) -> dict[str, float]:
 
 
 def record(op: str, shape: Shape, device: torch.device, **found: Any) -> Row:
-    """Return a row of `results/bench`: what was found, and with what it was found; what is not given was not measured."""
+    """Return a row of `results/bench` with the fields in `found`, None for measured quantities that are not among them."""
     empty = dict.fromkeys(("backend", "peer", "forward_ms", "forward_backward_ms", "peak_mib", "error_vs_float64"))
     return {"op": op, "shape": shape, "dtype": "float32", "runs": 1, **empty, **found, **provenance(device)}
 
 
 def provenance(device: torch.device) -> Row:
-    """Return what every row says about where it comes from."""
+    """Return the fields of a row that say how it was made: device, commit, date, versions and command."""
     try:
         triton = version("triton")
     except PackageNotFoundError:
@@ -267,99 +273,103 @@ def provenance(device: torch.device) -> Row:
 
 
 def compare(case: Case, shape: Shape, *, runs: int, quick: bool) -> list[Row]:
-    """Check, time and record every implementation of a case at one shape; `shortfall` of a row names what is not met."""
-    wrong = errors(case, shape)
+    """Check and time every implementation of a case at one shape; return a row for each.
+
+    The field "shortfall" of a row lists the requirements of the case that are not met.
+    """
+    errors = measure_errors(case, shape)
     made = case.build(shape)
     least = 5.0 if quick else 40.0 if case.device.type == "cuda" else 200.0
     calls = {
         "forward_backward": {label: one.train for label, one in made.items() if one.train},
         "forward": {label: one.forward for label, one in made.items() if one.forward},
     }
-    first: dict[str, float] = {}
-    for of_kind in calls.values():
-        for label, call in of_kind.items():
+    first_seconds: dict[str, float] = {}
+    for calls_of_kind in calls.values():
+        for label, call in calls_of_kind.items():
             seconds = milliseconds(call, case.device) / 1e3
-            first.setdefault(label, seconds)  # compilation included
-    times = {kind: interleave(of_kind, case.device, runs, least) for kind, of_kind in calls.items()}
+            first_seconds.setdefault(label, seconds)  # compilation included
+    times = {kind: time_in_turns(calls_of_kind, case.device, runs, least) for kind, calls_of_kind in calls.items()}
     rows = []
     for label, one in made.items():
-        row = {"error_vs_float64": wrong.get(label), "first_call_s": first[label], "runs": runs, **case.fields, **one.fields}
-        for kind, of_label in times.items():
-            if label not in of_label:
+        row = {"error_vs_float64": errors.get(label), "first_call_s": first_seconds[label], "runs": runs}
+        row |= {**case.fields, **one.fields}
+        for kind, times_of_kind in times.items():
+            if label not in times_of_kind:
                 continue
-            row[f"{kind}_runs_ms"] = [run / case.calls for run in of_label[label]]
+            row[f"{kind}_runs_ms"] = [run / case.calls for run in times_of_kind[label]]
             row[f"{kind}_ms"] = statistics.median(row[f"{kind}_runs_ms"])
             if case.device.type == "cuda":
-                row["inference_peak_mib" if kind == "forward" else "peak_mib"] = peak_mib(calls[kind][label])
-                if case.replays and row[f"{kind}_ms"] <= REPLAYED:
-                    row[f"replayed_{kind}_ms"] = replayed(calls[kind][label])
+                row["inference_peak_mib" if kind == "forward" else "peak_mib"] = measure_peak_mib(calls[kind][label])
+                if case.replays and row[f"{kind}_ms"] <= MAX_CAPTURED_MS:
+                    row[f"replayed_{kind}_ms"] = time_replayed(calls[kind][label])
         rows.append(record(case.op, {**shape, **one.sizes}, case.device, **row))
     if not quick:
-        judge(case, shape, times, rows)
+        check_requirements(case, shape, times, rows[0])
     if case.memory_shape and sys.platform == "linux":
-        at = case.quick_shape if quick else case.memory_shape
-        rows += [memory_row(case, at, label, made[label].fields) for label in case.memory_of]
+        memory_shape = case.quick_shape if quick else case.memory_shape
+        rows += [memory_row(case, memory_shape, label, made[label].fields) for label in case.memory_of]
     return rows
 
 
-def judge(case: Case, shape: Shape, times: Mapping[str, Mapping[str, list[float]]], rows: list[Row]) -> None:
-    """Note in the rows what the case needs, and where it falls short."""
+def check_requirements(case: Case, shape: Shape, times: Mapping[str, Mapping[str, list[float]]], row: Row) -> None:
+    """Add the requirements of a case to the row of its first implementation, and those that are not met."""
     base, *_ = times["forward"] or times["forward_backward"]
     for (label, kind), needed in case.needs.items():
         if label in times[kind]:
-            found = ratio(times[kind][label], times[kind][base])
-            note(rows[0], f"{kind}: {needed:g} times faster than {label}", f"{found:.3g} times", met=found >= needed)
+            found = median_ratio(times[kind][label], times[kind][base])
+            add_requirement(row, f"{kind}: {needed:g} times faster than {label}", f"{found:.3g} times", met=found >= needed)
     if case.limits and shape in case.shapes and (limits := case.limits[list(case.shapes).index(shape)]):
         for kind, limit in zip(("forward", "forward_backward"), limits, strict=True):
-            found = rows[0][f"{kind}_ms"]
-            note(rows[0], f"{kind}: {limit:.3g} ms", f"{found:.3g} ms", met=found <= limit)
+            found = row[f"{kind}_ms"]
+            add_requirement(row, f"{kind}: {limit:.3g} ms", f"{found:.3g} ms", met=found <= limit)
 
 
-def note(row: Row, needed: str, found: str, *, met: bool) -> None:
-    """Add to a row what is needed and, where it is not met, what was found."""
+def add_requirement(row: Row, needed: str, found: str, *, met: bool) -> None:
+    """Add a requirement to the field "needed" of a row and, if it is not met, the value found to "shortfall"."""
     row.setdefault("needed", []).append(needed)
     if not met:
         row.setdefault("shortfall", []).append(f"{needed} needed, found {found}")
 
 
 def memory_row(case: Case, shape: Shape, label: str, about: Mapping[str, Any]) -> Row:
-    """Return the peak memory of an implementation, measured in a fresh process: peak of the resident set."""
+    """Return the row of the peak memory of an implementation: the peak of the resident set of a new process."""
     command = [sys.executable, str(Path(__file__).with_name("run.py")), "--memory-of", f"{case.suite}/{case.name}", label]
-    # Memory that was freed goes back immediately: the peak is that of live tensors, not of holes between them.
+    command += [f"{name}={size}" for name, size in shape.items()]
+    # Freed memory is returned to the system immediately, so that the peak is that of live tensors.
     environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}
-    words = [*command, *(f"{name}={size}" for name, size in shape.items())]
-    result = subprocess.run(words, capture_output=True, text=True, env=environment)
+    result = subprocess.run(command, capture_output=True, text=True, env=environment)
     if result.returncode != 0:
-        raise RuntimeError(f"{shlex.join(words)}\n{result.stderr}")
+        raise RuntimeError(f"{shlex.join(command)}\n{result.stderr}")
     peak, inputs, results = map(float, result.stdout.split())
     extra, share = peak - results, (peak - results) / (inputs + results)
     row = record(case.op, shape, CPU, **case.fields, **about, peak_mib=peak, extra_mib=extra, extra_share=share)
     if case.extra_memory is not None and shape == case.memory_shape:
         needed = f"extra memory: {case.extra_memory:g} of inputs, outputs and gradients"
-        note(row, needed, f"{share:.3g}", met=share <= case.extra_memory)
+        add_requirement(row, needed, f"{share:.3g}", met=share <= case.extra_memory)
     return row
 
 
 def print_memory(case: Case, label: str, shape: Shape) -> None:
-    """Print, in MiB, the peak of a forward and backward beyond the inputs, the inputs, and the outputs with gradients."""
+    """Print three numbers in MiB: the peak of a forward and backward pass beyond its inputs, the inputs, the results."""
 
     def resident(name: str) -> int:
         (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name + ":"))
         return int(line.split()[1]) * 1024
 
     torch.set_num_threads(2)
-    case.build(case.quick_shape)[label].train()  # what the first call loads does not count
+    case.build(case.quick_shape)[label].train()  # the first call loads code, which must not count
     one = case.build(shape)[label]
     before = resident("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark
     results = one.train()
-    gradient = results[0].nbytes  # of y, which the call makes and a caller would hold: it counts as an input
+    gradient = results[0].nbytes  # the call makes the gradient of y, which is an input of the backward pass
     sizes = resident("VmHWM") - before - gradient, sum(x.nbytes for x in one.inputs) + gradient, sum(x.nbytes for x in results)
     print(*(size / 2**20 for size in sizes))
 
 
-def profiled(call: Call, device: torch.device) -> Any:
-    """Return the events of a profiled call."""
+def profile_events(call: Call, device: torch.device) -> Any:
+    """Return the average times of the operations or kernels that a call runs, as torch's profiler has them."""
     activity = torch.profiler.ProfilerActivity
     with torch.profiler.profile(activities=[activity.CUDA if device.type == "cuda" else activity.CPU]) as profile:
         milliseconds(call, device)
@@ -367,7 +377,7 @@ def profiled(call: Call, device: torch.device) -> Any:
 
 
 def set_launches(parser: argparse.ArgumentParser, entries: Sequence[str]) -> None:
-    """Put launches given as OP=STEPS,LANES,WARPS[,...] into the table of launches; the parser reports those that cannot be."""
+    """Change the launch table of the Triton kernels by entries OP=STEPS,LANES,WARPS[,...]. The parser reports invalid ones."""
     for entry in entries:
         name, _, numbers = entry.partition("=")
         if name not in _triton_launch.TABLE:

@@ -1,21 +1,20 @@
-"""A learned model against the compiled one on the word problems of groups: success by length, with fewer AUSSM blocks than the
-group's derived length, as many, and more.
+"""Compare trained models with the compiled one on word problems of groups, by word length and by the number of AUSSM blocks.
 
-    python benchmarks/learned.py --limit 540               a slice of nine minutes; the same command goes on where it stopped
-    python benchmarks/learned.py --only S3 --steps 2000 --name short    other settings, files of their own
-    python benchmarks/learned.py --draw                    learned.png from the rows
-    python benchmarks/learned.py --table                   the table of docs/automata.md, from learned.jsonl and helped.jsonl
+    python benchmarks/learned.py --limit 540               train for nine minutes; the same command resumes
+    python benchmarks/learned.py --only S3 --steps 2000 --name short    other settings, with separate files
+    python benchmarks/learned.py --draw                    only draw learned.png from the rows
+    python benchmarks/learned.py --table                   only print the table of docs/automata.md
     python benchmarks/learned.py --name helped --start learned --smoothing 0.2 --average 0.999
-        what makes exact rotations easier to find in recipes/quickstart/cycle_navigation.yaml, with files of its own
+        the settings of recipes/quickstart/cycle_navigation.yaml that make exact rotations easier to find, with separate files
 
-Groups: Z2, Z5, S3, A4, S4, A5; letters: their generators, as the compiler has them. A model of blocks `a..am` (one Mamba block
-behind n AUSSM blocks) reads 40 random letters and is told the state, an element of the group, after each; it is asked after every
-letter of words of up to 1,024. n is the derived length less one, the derived length, one more; A5 has none, and gets 1, 2 and 4.
-With n = 0 Mamba is alone. Five seeds of one n are trained together, as in seeds.py.
+The groups are Z2, Z5, S3, A4, S4 and A5, the letters their generators. A model of n AUSSM blocks and one Mamba block reads words
+of 40 random letters and is trained to predict the product of the letters so far, an element of the group. It is tested after
+every letter of words of up to 1,024 letters. n is the derived length less one, the derived length, and one more; A5, which is not
+solvable, gets n = 1, 2 and 4. Five seeds of one n are trained together, as in seeds.py.
 
-Writes into DIR (results/automata unless --out is given; it must be called automata): NAME.jsonl (learned.jsonl unless --name is
-given), a row for every seed and one for the compiled model, as soon as a depth is done; NAME.safetensors, a few megabytes from
-which the depth in progress goes on; in the end NAME.png. A finished depth is not run again.
+Writes into DIR, which is results/automata unless --out is given and must be called automata: NAME.jsonl (learned.jsonl unless
+--name is given), a row for every seed and one for the compiled model, added when all seeds of one n are trained;
+NAME.safetensors, a few megabytes from which unfinished training resumes; at the end NAME.png. What has rows is not trained again.
 """
 
 import argparse
@@ -32,34 +31,33 @@ from typing import Any, NamedTuple
 import torch
 from matplotlib.figure import Figure
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from longscan import automata
 from longscan.engine import Callback, Engine, StepResult, WeightAverage
-from longscan.layers.parameters import parameter_options
-from longscan.models import SequenceModel
+from longscan.models import SequenceModel, optimizer_groups
 from longscan.report.records import append_record, read_records
 from longscan.tasks import Batch
 from longscan.training.records import commit, device_name
-from seeds import Stacked, accuracies, clip_each, summed_losses
+from seeds import Stacked, accuracies, clip_each, restore_training, summed_losses, training_tensors
 
 ROOT = Path(__file__).parents[1]
 GROUPS = {"Z2": "mod 2", "Z5": "mod 5", "S3": "S3", "A4": "A4", "S4": "S4", "A5": "A5"}
-WITHOUT_SERIES = (1, 2, 4)  # numbers of AUSSM blocks for a group that has no derived length
+UNSOLVABLE_DEPTHS = (1, 2, 4)  # numbers of AUSSM blocks for a group that has no derived length
 LENGTHS = (10, 20, 40, 64, 128, 256, 512, 1024)
-TRAINED = 40  # letters of a training word
+TRAIN_LENGTH = 40  # letters of a training word
 TEST_SEED = 1_000_003
 SUCCESS = 0.99
-WARM = 0.05  # share of the steps over which the learning rate rises; then it falls, as half a cosine, to a twentieth
-OPTIONS = {"a": {"angle_spread": 3.0}}  # exact rotations are found sooner
-SHOWN = (40, 256, 1024)  # lengths in the table
+WARMUP = 0.05  # share of the steps in which the learning rate rises; then it falls along half a cosine to a twentieth
+OPTIONS = {"a": {"angle_spread": 3.0}}  # training finds exact rotations sooner
+TABLE_LENGTHS = (40, 256, 1024)
 COLOURS = ("#d9822b", "#2f6fb2", "#3c8d5a", "#8a5ca8")
-CELLS = 2**26  # numbers of a state over all steps of the words that are scored at once
+MAX_STATE_NUMBERS = 2**26  # numbers in the states of all steps of one forward pass of the test
 
 
 class Setting(NamedTuple):
-    """What a row is one of: the group, the number of AUSSM blocks, and the sizes of training."""
+    """The settings of a row: the group, the number of AUSSM blocks, and the settings of training."""
 
     group: str
     layers: int
@@ -74,45 +72,48 @@ class Setting(NamedTuple):
 
     @property
     def spec(self) -> str:
-        """The letters of the blocks."""
+        """The spec of the model."""
         return "a" * self.layers + "m"
 
 
-def language(group: str) -> automata.DFA:
-    """The word problem of a group: a state for each element."""
+def word_problem(group: str) -> automata.DFA:
+    """Return the word problem of a group, with a state for each element."""
     return automata.named(GROUPS[group]).minimise()
 
 
 def derived_length(group: str) -> int | None:
-    """The number of abelian factors of the derived series; None where it does not end."""
-    (found,) = automata.analyse(language(group), monoid_limit=0).holonomy
+    """Return the number of abelian factors of the derived series, or None if the group is not solvable."""
+    (found,) = automata.analyse(word_problem(group), monoid_limit=0).holonomy
     return len(found.series) if found.solvable else None
 
 
 def depths(group: str) -> tuple[int, ...]:
-    """Below, at and above the derived length."""
+    """Return the numbers of AUSSM blocks for a group: below, at and above the derived length."""
     k = derived_length(group)
-    return WITHOUT_SERIES if k is None else (k - 1, k, k + 1)
+    return UNSOLVABLE_DEPTHS if k is None else (k - 1, k, k + 1)
 
 
-def letters(dfa: automata.DFA, count: int, length: int, seed: int, step: int) -> Tensor:
-    """Uniform words (count, length), a function of seed and step."""
+def random_letters(dfa: automata.DFA, count: int, length: int, seed: int, step: int) -> Tensor:
+    """Return uniform random words (count, length), a function of seed and step."""
     generator = torch.Generator().manual_seed(seed << 32 | step)
     return torch.randint(len(dfa.alphabet), (count, length), generator=generator)
 
 
-def shares(right: Tensor, longest: int) -> dict[str, dict[str, float]]:
-    """Of right answers (words, L), by length up to `longest`: the share of right ones, the share of words without a wrong one."""
+def score_fields(right: Tensor, longest: int) -> dict[str, dict[str, float]]:
+    """Return the scores by length up to `longest`: "states", the share of right answers, and "exact", of words without an error.
+
+    right: whether each answer is right, (words, L).
+    """
     lengths = [n for n in LENGTHS if n <= longest]
     states = {str(n): float(right[:, :n].double().mean()) for n in lengths}
     return {"states": states, "exact": {str(n): float(right[:, :n].all(1).double().mean()) for n in lengths}}
 
 
 class Learning(Callback):
-    """The training of all seeds of one setting, the file that it resumes from, and the rows at the end."""
+    """Trains all seeds of one setting, with a file from which it resumes, and computes their rows."""
 
     def __init__(self, setting: Setting, seeds: int, file: Path, backend: str = "eager") -> None:
-        self.setting, self.seeds, self.file, self.dfa = setting, list(range(seeds)), file, language(setting.group)
+        self.setting, self.seeds, self.file, self.dfa = setting, list(range(seeds)), file, word_problem(setting.group)
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         models = []
         for seed in [0, *self.seeds]:
@@ -127,13 +128,7 @@ class Learning(Callback):
         self.parameters = sum(p.numel() for p in models[0].parameters())
         self.model = Stacked(models).to(self.device)
         self.average = WeightAverage(self.model, setting.average) if setting.average else None
-        groups: list[dict[str, Any]] = [
-            {
-                "params": [p for p in self.model.parameters() if parameter_options(p).decay == decays],
-                "weight_decay": 0.01 * decays,
-            }
-            for decays in (True, False)
-        ]
+        groups = optimizer_groups(self.model, weight_decay=0.01)
         self.engine = Engine(
             torch.optim.AdamW(groups, lr=torch.tensor(setting.rate, device=self.device)),
             self.compute_loss,
@@ -148,8 +143,8 @@ class Learning(Callback):
             self.restore()
 
     def batch(self, step: int) -> Batch:
-        """The words of a step and their states, (seeds, words, letters)."""
-        words = torch.stack([letters(self.dfa, self.setting.batch, TRAINED, seed, step) for seed in self.seeds])
+        """Return the words of a step and their states, (seeds, words, letters)."""
+        words = torch.stack([random_letters(self.dfa, self.setting.batch, TRAIN_LENGTH, seed, step) for seed in self.seeds])
         states = torch.from_numpy(self.dfa.run(words.flatten(0, 1).numpy())).view_as(words)
         mask = torch.ones_like(words, dtype=torch.bool)
         return Batch(words, states, mask, mask).to(self.device)
@@ -161,30 +156,33 @@ class Learning(Callback):
         return losses.sum(), (accuracies(output.detach(), batch), losses.detach())
 
     def learning_rate(self, step: int) -> float:
-        """Return the rate of a step: a linear warm-up, and a cosine to a twentieth."""
+        """Return the learning rate of a step: a linear warm-up, and a cosine to a twentieth of the highest rate."""
         steps = self.setting.steps
-        warm, fall = min(1.0, (step + 1) / (WARM * steps)), 0.525 + 0.475 * math.cos(math.pi * step / steps)
-        return self.setting.rate * warm * fall
+        warmup, decay = min(1.0, (step + 1) / (WARMUP * steps)), 0.525 + 0.475 * math.cos(math.pi * step / steps)
+        return self.setting.rate * warmup * decay
 
     def run(self, until: float, every: int) -> bool:
-        """Train to the last step, or until the clock says `until`, one step at least; return whether it was the last."""
+        """Train to the last step, or until `time.perf_counter` reaches `until`, but at least one step; return whether it ended.
+
+        every: steps between two evaluations.
+        """
         self.until, self.every, self.started, self.earlier_seconds = until, every, time.perf_counter(), self.seconds
         self.engine.stop_requested = False
         self.engine.run(self.batch(step) for step in range(self.engine.step, self.setting.steps))
         return self.engine.step == self.setting.steps
 
     def on_step_end(self, engine: Engine, result: StepResult) -> None:
-        """Look at the seeds and save, if it is time to; stop at the end of the time."""
+        """Evaluate and save every `every` steps and at the last one; save and stop when the time is over."""
         self.seconds = self.earlier_seconds + time.perf_counter() - self.started
         if engine.step % self.every == 0 or engine.step == self.setting.steps:
-            self.look(*result.outputs)
+            self.evaluate(*result.outputs)
             self.save()
         if time.perf_counter() >= self.until:
             self.save()
             engine.stop_requested = True
 
-    def look(self, accuracy: Tensor, loss: Tensor) -> None:
-        """Note which seeds answer the present batch, and print the state of the training."""
+    def evaluate(self, accuracy: Tensor, loss: Tensor) -> None:
+        """Record which seeds answer the present batch for the first time, and print the accuracies."""
         if not bool(torch.isfinite(loss).all()):
             raise FloatingPointError(f"{self.setting}: the loss is {loss.tolist()} at step {self.engine.step}")
         for seed, share in enumerate(accuracy.tolist()):
@@ -194,61 +192,51 @@ class Learning(Callback):
         print(f"{self.setting.group} {self.setting.spec} step {self.engine.step}: {shown}, {self.seconds:.0f} s", flush=True)
 
     def save(self) -> None:
-        """Weights, moments and progress, in one move."""
-        tensors = {"progress": torch.tensor([self.engine.step, self.seconds, *self.solved], dtype=torch.float64)}
-        for name, parameter in self.model.named_parameters():
-            tensors[f"weight:{name}"] = parameter.detach()
-            tensors |= {f"{key}:{name}": self.engine.optimizer.state[parameter][key] for key in ("exp_avg", "exp_avg_sq")}
-        if self.average is not None:
-            tensors |= {f"average:{name}": weight for name, weight in self.average.weights.items()}
+        """Replace the file by one of the weights, moments and progress, atomically."""
+        tensors = training_tensors(self.model, self.engine, self.average)
+        tensors["progress"] = torch.tensor([self.engine.step, self.seconds, *self.solved], dtype=torch.float64)
         self.file.parent.mkdir(parents=True, exist_ok=True)
         save_file(tensors, f"{self.file}.new", {"setting": self.name})
         os.replace(f"{self.file}.new", self.file)
 
     @property
     def name(self) -> str:
-        """What the file says that it is of."""
+        """The text by which the file names its setting."""
         return f"{self.setting} {len(self.seeds)} seeds"
 
     def restore(self) -> None:
-        """Go on from the file; ValueError where it is of another setting."""
+        """Resume from the file. ValueError if it is of another setting."""
         with safe_open(self.file, "pt") as file:
-            held = file.metadata()["setting"]
-            if held != self.name:
-                raise ValueError(f"{self.file}: holds {held}, expected {self.name}; go on with its settings, or move the file")
-            step, self.seconds, *self.solved = file.get_tensor("progress").tolist()
-            self.engine.step = int(step)
-            with torch.no_grad():
-                for name, parameter in self.model.named_parameters():
-                    parameter.copy_(file.get_tensor(f"weight:{name}"))
-                    state = {key: file.get_tensor(f"{key}:{name}").to(self.device) for key in ("exp_avg", "exp_avg_sq")}
-                    self.engine.optimizer.state[parameter] = {"step": torch.tensor(float(step), device=self.device), **state}
-            if self.average is not None:
-                names = [name for name, _ in self.model.named_parameters()]
-                self.average.restore({name: file.get_tensor(f"average:{name}") for name in names}, self.engine.step)
+            saved = file.metadata()["setting"]
+        if saved != self.name:
+            raise ValueError(f"{self.file}: got training of {saved}, needed {self.name}; use its settings, or move the file")
+        tensors = load_file(self.file)
+        step, self.seconds, *self.solved = tensors["progress"].tolist()
+        self.engine.step = int(step)
+        restore_training(self.model, self.engine, self.average, tensors, self.engine.step)
 
     @torch.no_grad()
     def rows(self, count: int, longest: int) -> Iterator[dict[str, Any]]:
-        """A row for every seed, from `count` random words of `longest` letters, by the averaged weights where there are any."""
-        words = letters(self.dfa, count, longest, TEST_SEED, 0)
+        """Yield a row for every seed, tested on `count` random words of `longest` letters. Averaged weights, if any, are tested."""
+        words = random_letters(self.dfa, count, longest, TEST_SEED, 0)
         states = torch.from_numpy(self.dfa.run(words.numpy()))
         numbers = len(self.seeds) * longest * self.setting.d_model * self.setting.d_state * 2
-        told = []
+        outputs = []
         model = self.model if self.average is None else self.average.model
-        for part in words.to(self.device).split(max(1, CELLS // numbers)):
+        for part in words.to(self.device).split(max(1, MAX_STATE_NUMBERS // numbers)):
             wide = part.expand(len(self.seeds), *part.shape)
-            told.append(model(wide, torch.ones_like(wide, dtype=torch.bool)).argmax(-1).cpu())
-        answers = torch.cat(told, 1)
+            outputs.append(model(wide, torch.ones_like(wide, dtype=torch.bool)).argmax(-1).cpu())
+        answers = torch.cat(outputs, 1)
         for seed in self.seeds:
             solved = None if self.solved[seed] < 0 else int(self.solved[seed])
             yield about(self.setting, self.dfa, self.device) | {
                 "change": "learned", "seed": seed, "parameters": self.parameters, "seconds": round(self.seconds, 1),
-                "solved_at": solved, "words": [list(words.shape)], **shares(answers[seed] == states, longest),
+                "solved_at": solved, "words": [list(words.shape)], **score_fields(answers[seed] == states, longest),
             }  # fmt: skip
 
 
 def about(setting: Setting, dfa: automata.DFA, device: torch.device) -> dict[str, Any]:
-    """What every row says."""
+    """Return the fields that all rows have: the group, the settings, and how the row was made."""
     return {
         "case": setting.group, "derived_length": derived_length(setting.group), "elements": dfa.size, "blocks": setting.spec,
         **dict(zip(setting._fields[1:], setting[1:], strict=True)), "commit": commit(),
@@ -258,14 +246,14 @@ def about(setting: Setting, dfa: automata.DFA, device: torch.device) -> dict[str
 
 
 def trained_by(row: dict[str, Any]) -> tuple[Any, ...]:
-    """The fields of `Setting`, less the group and the depth, that a row of a learned model was made with."""
-    absent = {"start": "zero", "smoothing": 0.0, "average": 0.0}
+    """Return the settings of training of a row, the fields of `Setting` after the group and the depth."""
+    absent = {"start": "zero", "smoothing": 0.0, "average": 0.0}  # in rows of earlier versions
     return tuple(row.get(name, absent.get(name)) for name in Setting._fields[2:])
 
 
 def compiled_row(group: str, count: int, longest: int) -> dict[str, Any]:
-    """The compiled model of a group on the words of the learned ones; for a group that is refused, the reason."""
-    dfa = language(group)
+    """Return the row of the compiled model of a group on the same words; for a group that is refused, with the reason."""
+    dfa = word_problem(group)
     plain = Setting(group, 0, 0, 0, 0, 0, 0.0, "zero", 0.0, 0.0)
     row = about(plain, dfa, torch.device("cpu")) | {"change": "compiled", "seed": 0}
     for training in ("blocks", *Setting._fields[1:]):
@@ -274,15 +262,15 @@ def compiled_row(group: str, count: int, longest: int) -> dict[str, Any]:
         compiled = automata.compile(dfa, minimise=False)
     except automata.NonSolvableError as error:
         return row | {"refused": str(error)}
-    words = letters(dfa, count, longest, TEST_SEED, 0)
+    words = random_letters(dfa, count, longest, TEST_SEED, 0)
     read = torch.cat([compiled.read_states(stream) for part in words.split(16) for _, stream in compiled.run(part)])
     size = compiled.size
     row |= {"layers": size.spec.count("a"), "blocks": size.spec, "d_model": size.d_model, "parameters": size.parameters}
-    return row | {"words": [list(words.shape)], **shares(read == torch.from_numpy(dfa.run(words.numpy())), longest)}
+    return row | {"words": [list(words.shape)], **score_fields(read == torch.from_numpy(dfa.run(words.numpy())), longest)}
 
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
-    """A panel for every group: the share of right states by length, each depth's mean and its seeds, the compiled model's."""
+    """Draw the share of right states by length, a panel for every group: seeds and mean of each depth, and the compiled model."""
     groups = [group for group in GROUPS if any(row["case"] == group for row in rows)]
     figure = Figure(figsize=(4.6 * min(3, len(groups)), 3.7 * math.ceil(len(groups) / 3)), layout="constrained")
     grid = figure.subplots(math.ceil(len(groups) / 3), min(3, len(groups)), squeeze=False)
@@ -307,7 +295,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
                 axes.plot(lengths, list(row["states"].values()), color="black", ls="--", label=f"compiled, {row['blocks']}")
         k, elements = own[0]["derived_length"], own[0]["elements"]
         axes.axhline(1 / elements, color="0.5", ls=":", label="one answer for all")
-        axes.axvline(TRAINED, color="0.8", lw=0.8)
+        axes.axvline(TRAIN_LENGTH, color="0.8", lw=0.8)
         axes.set_xscale("log", base=2)
         axes.set_xticks(lengths, [str(n) for n in lengths], fontsize=8)
         axes.set_ylim(-0.03, 1.04)
@@ -320,8 +308,8 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
 
 
 def table(plain: list[dict[str, Any]], helped: list[dict[str, Any]]) -> str:
-    """The share of right states as a table of Markdown: a line for every depth, means of its seeds, without help and with."""
-    lengths = [*(f"{n:,}" for n in SHOWN), *(f"{n:,}, helped" for n in SHOWN)]
+    """Return a table in Markdown of the share of right states: a line for every depth, means over its seeds in both files."""
+    lengths = [*(f"{n:,}" for n in TABLE_LENGTHS), *(f"{n:,}, helped" for n in TABLE_LENGTHS)]
     lines = [f"| Group | Blocks | One answer for all | {' | '.join(lengths)} |", "|---|---|---:|" + "---:|" * len(lengths)]
     for group in GROUPS:
         for layers in depths(group):
@@ -329,33 +317,33 @@ def table(plain: list[dict[str, Any]], helped: list[dict[str, Any]]) -> str:
             for rows in (plain, helped):
                 learned = (row for row in rows if row["change"] == "learned")
                 seeds = [row["states"] for row in learned if (row["case"], row["layers"]) == (group, layers)]
-                cells += [f"{sum(seed[str(n)] for seed in seeds) / len(seeds):.2f}" if seeds else "–" for n in SHOWN]
-            constant = 1 / language(group).size
+                cells += [f"{sum(seed[str(n)] for seed in seeds) / len(seeds):.2f}" if seeds else "–" for n in TABLE_LENGTHS]
+            constant = 1 / word_problem(group).size
             lines.append(f"| {group} | `{'a' * layers}m` | {constant:.2f} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def main() -> int:
-    """Train what is missing, draw, or print the table."""
+    """Train the models that have no rows yet, or only draw, or print the table; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "automata")
     parser.add_argument("--only", nargs="+", choices=tuple(GROUPS), default=tuple(GROUPS))
-    parser.add_argument("--depths", nargs="+", type=int, help="numbers of AUSSM blocks; around the derived length without it")
+    parser.add_argument("--depths", nargs="+", type=int, help="numbers of AUSSM blocks; default: around the derived length")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=10_000)
     parser.add_argument("--width", type=int, default=48, help="d_model")
     parser.add_argument("--states", type=int, default=8, help="d_state")
-    parser.add_argument("--batch", type=int, default=64, help="words of a step and seed")
+    parser.add_argument("--batch", type=int, default=64, help="words per step and seed")
     parser.add_argument("--rate", type=float, default=3e-3, help="highest learning rate")
     parser.add_argument("--start", choices=("zero", "learned"), default="zero", help="state before the first letter")
-    parser.add_argument("--smoothing", type=float, default=0.0, help="share of a label that is spread over all answers")
+    parser.add_argument("--smoothing", type=float, default=0.0, help="label smoothing")
     parser.add_argument("--average", type=float, default=0.0, help="decay of an average of the weights, which is tested; 0: none")
-    parser.add_argument("--words", type=int, default=200, help="words of the test")
-    parser.add_argument("--longest", type=int, default=LENGTHS[-1], help="letters of a test word")
-    parser.add_argument("--every", type=int, default=500, help="steps between two looks, each of which rewrites the file")
-    parser.add_argument("--backend", choices=("eager", "triton"), default="eager", help="of the scans")
+    parser.add_argument("--words", type=int, default=200, help="number of test words")
+    parser.add_argument("--longest", type=int, default=LENGTHS[-1], help="length of a test word")
+    parser.add_argument("--every", type=int, default=500, help="steps between two evaluations, each of which saves")
+    parser.add_argument("--backend", choices=("eager", "triton"), default="eager", help="backend of the scans")
     parser.add_argument("--limit", type=float, default=math.inf, help="seconds after which this call stops")
-    parser.add_argument("--name", default="learned", help="of the files")
+    parser.add_argument("--name", default="learned", help="name of the files")
     parser.add_argument("--draw", action="store_true", help="only draw NAME.png from the rows")
     parser.add_argument("--table", action="store_true", help="only print the table of learned.jsonl and helped.jsonl")
     given = parser.parse_args()
@@ -371,7 +359,7 @@ def main() -> int:
     training = (given.steps, given.width, given.states, given.batch, given.rate, given.start, given.smoothing, given.average)
     for row in rows:
         if row["change"] == "learned" and trained_by(row) != training:
-            raise ValueError(f"{path}: holds rows of other settings, {trained_by(row)}, expected {training}; give --name")
+            raise ValueError(f"{path}: got rows of other settings, {trained_by(row)}, needed {training}; give --name")
     for group in given.only:
         if not any((row["case"], row["change"]) == (group, "compiled") for row in rows):
             append_record(path, compiled_row(group, given.words, given.longest))
@@ -383,9 +371,9 @@ def main() -> int:
             try:
                 done = learning.run(until, given.every)
             except KeyboardInterrupt:
-                parser.exit(130, "learned.py: stopped; the same command goes on from the last look\n")
+                parser.exit(130, "learned.py: stopped; the same command resumes from the last evaluation\n")
             if not done:
-                print("not done: the same command goes on")
+                print("not done: the same command resumes")
                 return 0
             for row in learning.rows(given.words, given.longest):
                 append_record(path, row)

@@ -1,4 +1,4 @@
-"""Measure the error of every layer's ONNX graph against the layer, and write the table of docs/howto/export.md.
+"""Measure the errors of the ONNX graph of every layer against the layer, and write the table of docs/howto/export.md.
 
 python benchmarks/onnx_errors.py [docs/howto/export.md]
 """
@@ -22,33 +22,35 @@ FURTHER = {"s6": [{"complex_state": True}], "attention": [{"window": 8}]}
 
 
 def error(module: nn.Module, example: Tensor, step: bool) -> str:
-    """Return the largest error of any output, relative to its largest number, rounded up to a power of ten; or the failure."""
+    """Return the largest error of any output relative to its largest number, rounded up to a power of ten, or the failure.
+
+    step: measure the graph of one step from the state after `example`, not that of the whole sequence.
+    """
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         path = Path(folder) / "layer.onnx"
         try:
             export_onnx(module, path, example, step=step)
-        except Exception as problem:  # whatever the exporter says belongs into the table
+        except Exception as problem:  # the table shows the message of the exporter
             return str(problem).strip().splitlines()[0]
         session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-        given = [example]
-        wanted = [module(example)]
+        inputs, expected = [example], [module(example)]
         if step:
             state = module(example, return_state=True)[1]
             y, after = module.step(example[:, 0], state)
-            given, wanted = [example[:, 0], *state_tensors(state)], [y, *state_tensors(after)]
-        names = ["x", *(f"state_{i}" for i in range(len(given)))]
-        taken = {part.name for part in session.get_inputs()}
-        found = session.run(None, {name: x.numpy() for name, x in zip(names, given, strict=False) if name in taken})
-    distances = [
+            inputs, expected = [example[:, 0], *state_tensors(state)], [y, *state_tensors(after)]
+        names = ["x", *(f"state_{i}" for i in range(len(inputs)))]
+        graph_inputs = {part.name for part in session.get_inputs()}
+        found = session.run(None, {name: x.numpy() for name, x in zip(names, inputs, strict=False) if name in graph_inputs})
+    errors = [
         ((torch.from_numpy(one) - other).abs().max() / other.abs().max().clamp(min=1)).item()
-        for one, other in zip(found, wanted, strict=True)
+        for one, other in zip(found, expected, strict=True)
         if other.numel()
     ]
-    return f"1e{math.ceil(math.log10(max(*distances, 1e-12)))}"
+    return f"1e{math.ceil(math.log10(max(*errors, 1e-12)))}"
 
 
 def table() -> str:
-    """Return a table with a row for every layer, and for settings that change what is computed."""
+    """Return the table: a row for every layer, and for settings that change its equations."""
     rows = ["| Layer | Settings | forward | step |", "|---|---|---|---|"]
     for name, layer in LAYERS.items():
         for options in [{}, *FURTHER.get(name, [])]:

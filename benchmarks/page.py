@@ -1,4 +1,4 @@
-"""A page of tables and a figure of the latest row of each measurement in a file of records: FILE.md and FILE.png next to it."""
+"""Write FILE.md and FILE.png next to a file of records FILE.jsonl: tables and a figure of the latest row of each measurement."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,17 +22,18 @@ QUANTITIES = {  # field of a row -> column
     "share_of_scans": "share of scans",
 }
 DRAWN = ("forward_backward_ms", "forward_ms", "peak_mib")
-SWEPT = ("L", "K")  # axes along which a row of a group may lie
+SWEPT = ("L", "K")  # axes of the shape by which rows of one group may differ
 
 
 def label_of(row: Record) -> str:
-    """Return the implementation of a row in words."""
+    """Return the name of a row's implementation: its peer, or its variant and backend, or its op."""
     backend = None if row["backend"] == "auto" else row["backend"]
     return row["peer"] or ", ".join(filter(None, [row.get("variant"), backend])) or row["op"]
 
 
 def latest(path: Path) -> list[Record]:
-    """Return of each measurement the last row, in the order in which they were first measured."""
+    """Return the last row of each measurement, in the order in which they were first measured."""
+
     found: dict[tuple[Any, ...], Record] = {}
     for row in read_records(path):
         key = row.get("figure"), row["op"], label_of(row), str(row["shape"]), row["dtype"], row.get("check"), "extra_share" in row
@@ -41,7 +42,7 @@ def latest(path: Path) -> list[Record]:
 
 
 def groups(rows: Sequence[Record]) -> dict[tuple[str, str], list[Record]]:
-    """Return rows by figure, or op, and by their shape but for the axis that is swept."""
+    """Return rows grouped by figure or, without one, by op and by the sizes of all axes but those in SWEPT."""
     found: dict[tuple[str, str], list[Record]] = {}
     for row in rows:
         sizes = ", ".join(f"{name} {size}" for name, size in row["shape"].items() if name not in SWEPT)
@@ -54,14 +55,14 @@ def groups(rows: Sequence[Record]) -> dict[tuple[str, str], list[Record]]:
 
 
 def number(value: float | None) -> str:
-    """Return three digits of a number, or a dash."""
+    """Return a number with three digits, or a dash for None."""
     if value is None:
         return "–"
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}" if abs(value) >= 1e-3 or value == 0 else f"{value:.1e}"
 
 
 def table(rows: Sequence[Record]) -> Iterator[str]:
-    """Yield the lines of a table: a line for each row, a column for each quantity that any of them has."""
+    """Yield the lines of a table in Markdown: a line for each row, a column for each quantity that any row has."""
     columns = [name for name in QUANTITIES if any(row.get(name) is not None for row in rows)]
     base = {(row["op"], row["shape"].get("L")): row for row in reversed(rows)}  # the first row of each op and length
     yield f"| | shape | dtype | {' | '.join(QUANTITIES[name] for name in columns)} | notes |"
@@ -80,7 +81,7 @@ def table(rows: Sequence[Record]) -> Iterator[str]:
 
 
 def origin(rows: Sequence[Record]) -> str:
-    """Return on what and by which commands the rows were made."""
+    """Return a sentence with the devices, versions, commits and commands that the rows were made with."""
     devices = ", ".join(dict.fromkeys(row["device"] for row in rows))
     versions = ", ".join(dict.fromkeys(f"torch {row['torch']}, Triton {row['triton']}" for row in rows))
     commits = ", ".join(dict.fromkeys(commit_text(row["commit"]) for row in rows))
@@ -88,7 +89,7 @@ def origin(rows: Sequence[Record]) -> str:
 
 
 def draw(rows: Sequence[Record], path: Path) -> None:
-    """Draw a line of panels for each group: quantities against the axis that is swept, or as bars."""
+    """Draw a line of panels for each group: quantities against the axis in SWEPT that varies, or as bars if none varies."""
     import matplotlib as mpl
 
     mpl.use("Agg")

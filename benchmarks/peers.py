@@ -1,8 +1,8 @@
-"""The implementations that longscan is compared with: each computes the function of our op or block from the same arguments.
+"""Implementations that longscan is compared with. Each computes the same function as an op or a block of ours.
 
-Functions take float32 tensors and return y. The loops are what one writes first; `associative` is torch's own scan; mambapy and
-transformers are called as their users call them. Peers of the scans take (u, dt, A, B, C, D, z, dt_bias) for S6, with softplus
-inside, (u, dt, W, bias, B, C, D, z) for AUSSM, with the projection to angles inside, and (x, dt, A, B, C, D) for Mamba-2's heads.
+Functions take float32 tensors and return y. `loop` is a plain loop over time, `associative` uses torch's associative scan, and
+mambapy and transformers are called by their public functions. Peers of the scans take (u, dt, A, B, C, D, z, dt_bias) for S6, and
+apply softplus to dt; (u, dt, W, bias, B, C, D, z) for AUSSM, and compute the angles; (x, dt, A, B, C, D) for heads of Mamba-2.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from torch.nn.functional import silu, softplus
 
 
 def _recurrence_arguments(u: Tensor, dt: Tensor, A: Tensor, B: Tensor, dt_bias: Tensor) -> tuple[Tensor, Tensor]:
-    """Return decay and input of every step, each (B, L, D, N), which the peers keep in memory."""
+    """Return the decay and the input of every step, each (B, L, D, N)."""
     step = softplus(dt + dt_bias)
     return torch.exp(step.unsqueeze(-1) * A), (step * u).unsqueeze(-1) * B.unsqueeze(2)
 
@@ -25,7 +25,7 @@ def s6_loop(u: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, z
     entering = step * u
     h = u.new_zeros(u.shape[0], *A.shape)
     outputs = []
-    # unbind, as its backward is one stack: the backward of an index fills a whole tensor at every step
+    # unbind, because its backward is one stack, while the backward of an index fills a whole tensor at every step
     for step_t, entering_t, B_t, C_t in zip(step.unbind(1), entering.unbind(1), B.unbind(1), C.unbind(1), strict=True):
         h = torch.exp(step_t.unsqueeze(-1) * A) * h + entering_t.unsqueeze(-1) * B_t.unsqueeze(1)
         outputs.append(torch.matmul(h, C_t.unsqueeze(-1)).squeeze(-1))
@@ -101,7 +101,7 @@ def aussm_loop(u: Tensor, dt: Tensor, W: Tensor, bias: Tensor, B: Tensor, C: Ten
 
 
 def aussm_separable(u: Tensor, dt: Tensor, W: Tensor, bias: Tensor, B: Tensor, C: Tensor, D: Tensor, z: Tensor) -> Tensor:
-    """Compute the AUSSM scan by two cumulative sums: h_t = e^{iG_t} sum_k e^{-iG_k} x_k with G that of the angles."""
+    """Compute the AUSSM scan by two cumulative sums: h_t = e^{iG_t} sum_k e^{-iG_k} x_k, where G is the sum of the angles."""
     angle, entering = _angles_and_inputs(u, dt, W, bias, B)
     total = angle.cumsum(1)
     rotation = torch.polar(torch.ones_like(total), total)
@@ -109,7 +109,7 @@ def aussm_separable(u: Tensor, dt: Tensor, W: Tensor, bias: Tensor, B: Tensor, C
 
 
 def aussm_associative(u: Tensor, dt: Tensor, W: Tensor, bias: Tensor, B: Tensor, C: Tensor, D: Tensor, z: Tensor) -> Tensor:
-    """Compute the AUSSM scan by torch's associative scan, not compiled: the compiler takes no complex numbers."""
+    """Compute the AUSSM scan by torch's associative scan, without torch.compile, which does not support complex numbers."""
     from torch._higher_order_ops.associative_scan import associative_scan
 
     angle, entering = _angles_and_inputs(u, dt, W, bias, B)
@@ -119,7 +119,7 @@ def aussm_associative(u: Tensor, dt: Tensor, W: Tensor, bias: Tensor, B: Tensor,
 
 
 def mambapy_stack(layers: int, d_model: int, d_state: int) -> torch.nn.Module:
-    """Return mambapy's stack of Mamba blocks with norms and residuals, with its own initialisation."""
+    """Return mambapy's stack of Mamba blocks with norms and residual connections, initialised by mambapy."""
     from mambapy.mamba import Mamba, MambaConfig
 
     return Mamba(MambaConfig(d_model=d_model, n_layers=layers, d_state=d_state))
@@ -132,7 +132,7 @@ def mambapy_caches(stack: torch.nn.Module, batch: int) -> list[tuple[None, Tenso
 
 
 def transformers_stepper(layers: int, d_model: int, d_state: int) -> tuple[Callable[[Tensor, Any], tuple[Tensor, Any]], Any]:
-    """Return a step through transformers' MambaModel, whose weights are its own (same shapes and work), and its cache."""
+    """Return the step function of transformers' MambaModel with random weights of the same shapes, and its cache."""
     from transformers import MambaConfig, MambaModel
 
     config = MambaConfig(hidden_size=d_model, num_hidden_layers=layers, state_size=d_state, vocab_size=8)

@@ -1,15 +1,15 @@
 """Measure speed, memory and errors of longscan and its peers: everything that this machine can run, or what --only names.
 
-    python benchmarks/run.py                          cpu, and with a GPU gpu, gpu_accuracy, gpu_scaling, systems
-    python benchmarks/run.py --only cpu/s6 token      cases by name, or SUITE/WORD: the cases of a suite whose name holds a word
-    python benchmarks/run.py --list                   suites and cases
-    python benchmarks/run.py --quick                  small shapes, two runs, no files: does it work?
-    TRITON_INTERPRET=1 python benchmarks/run.py --quick --only gpu systems    kernels of the GPU, interpreted on the CPU
+    python benchmarks/run.py                          suite cpu; with a GPU also gpu, gpu_accuracy, gpu_scaling, systems
+    python benchmarks/run.py --only cpu/s6 token      cases by name; SUITE/TEXT: the cases of a suite whose names contain TEXT
+    python benchmarks/run.py --list                   print suites and cases
+    python benchmarks/run.py --quick                  small shapes, two runs, no files: only tests that everything runs
+    TRITON_INTERPRET=1 python benchmarks/run.py --quick --only gpu systems    GPU kernels in Triton's interpreter on the CPU
 
-Implementations are compared with float64 before they are timed, and take turns. Rows go to DIR/SUITE.jsonl as they come, the
-tables and the figure of the latest rows to DIR/SUITE.md and .png; DIR is results/bench (results/automata for the suite automata)
-unless --out is given. The exit status is 1 where a result is wrong, or where a time or a ratio falls short of what a case needs
-(not with --quick).
+Implementations are compared with float64 before they are timed, and are timed in turns. Each row is added to DIR/SUITE.jsonl when
+it is measured; the tables and the figure of the latest rows are written to DIR/SUITE.md and .png. DIR is results/bench
+(results/automata for the suite automata) unless --out is given. The exit status is 1 if a result is wrong, or if a time or a
+ratio does not meet a requirement of its case (ignored with --quick).
 """
 
 import argparse
@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 
 from cases import CASES
-from harness import GPU, ROOT, SLOWEST, Case, Measurement, Row, attempt, compare, print_memory, record, set_launches
+from harness import GPU, MAX_CALL_MS, ROOT, Case, Measurement, Row, attempt, compare, print_memory, record, set_launches
 from longscan.report.records import append_record, check_record
 from page import label_of
 
@@ -30,29 +30,29 @@ ON_A_GPU = ("gpu", "gpu_accuracy", "gpu_scaling", "systems")
 
 
 def selected(words: list[str]) -> list[Case | Measurement]:
-    """Return the cases that --only names, in the order of the case files; SystemExit for a word that names none."""
+    """Return the cases that the arguments of --only select, in the order of CASES. SystemExit if one selects none."""
     chosen: list[Case | Measurement] = []
     for word in words:
         suite, slash, part = word.partition("/")
-        these = [c for c in CASES if word in (c.suite, c.name) or (slash and c.suite == suite and part in c.name)]
-        if not these:
-            raise SystemExit(f"--only: got {word!r}, needed a suite, the name of a case, or SUITE/WORD; --list shows them")
-        chosen += these
+        matches = [c for c in CASES if word in (c.suite, c.name) or (slash and c.suite == suite and part in c.name)]
+        if not matches:
+            raise SystemExit(f"--only: got {word!r}, needed a suite, the name of a case, or SUITE/TEXT; --list shows them")
+        chosen += matches
     return [case for case in CASES if case in chosen]
 
 
 def rows_of(case: Case | Measurement, options: argparse.Namespace) -> Iterator[list[Row]]:
-    """Yield the rows of each shape of a case, short ones first; after one that cannot be measured there are no more."""
+    """Yield the rows of each shape of a case, short shapes first. The first shape that cannot be measured is the last."""
     if isinstance(case, Measurement):
         yield from ([row] for row in case.rows(options))
         return
     longest = 0.0
     for shape in [case.quick_shape] if options.quick else case.shapes:
         if time.perf_counter() > options.end:
-            print(f"--limit leaves out {case.suite}/{case.name} from {shape}", flush=True)
+            print(f"--limit: {case.suite}/{case.name} is not measured from {shape} on", flush=True)
             return
-        found: Row = {"reason": f"over {SLOWEST / 1e3:g} s a call"}
-        if 2 * longest <= SLOWEST:
+        found: Row = {"reason": f"over {MAX_CALL_MS / 1e3:g} s a call"}
+        if 2 * longest <= MAX_CALL_MS:
             measure = lambda shape=shape: {"rows": compare(case, shape, runs=options.runs, quick=options.quick)}  # noqa: E731
             found = attempt(measure) if case.may_fail else measure()
         if "reason" in found:
@@ -68,7 +68,7 @@ def file_of(case: Case | Measurement, options: argparse.Namespace) -> Path:
 
 
 def describe(row: Row) -> str:
-    """Return a line of progress."""
+    """Return the line that is printed for a row."""
     times = {name: row[name] for name in ("forward_ms", "forward_backward_ms", "peak_mib", "error_vs_float64") if row.get(name)}
     words = [row["op"], f"{label_of(row)}:", *(f"{name} {size}" for name, size in row["shape"].items())]
     words += [f"{name} {value:.3g}" for name, value in times.items()]
@@ -76,20 +76,22 @@ def describe(row: Row) -> str:
 
 
 def main() -> int:
-    """Read the command line and measure."""
+    """Read the command line and measure; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     default = ["cpu", *(ON_A_GPU if GPU.type == "cuda" else ())]
-    parser.add_argument("--only", nargs="+", metavar="CASE", default=default, help="suites, names of cases, or SUITE/WORD")
+    parser.add_argument("--only", nargs="+", metavar="CASE", default=default, help="suites, names of cases, or SUITE/TEXT")
     parser.add_argument("--list", action="store_true", help="print suites and cases, measure nothing")
-    parser.add_argument("--pages", action="store_true", help="write pages and figures of the files anew, measure nothing")
+    parser.add_argument("--pages", action="store_true", help="rewrite pages and figures from the recorded rows, measure nothing")
     parser.add_argument("--quick", action="store_true", help="small shapes, two runs, no files unless --out is given")
     parser.add_argument("--runs", type=int, default=None, help="runs of each implementation (5; 2 with --quick)")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--limit", type=float, default=float("inf"), metavar="SECONDS", help="begin no shape after this time")
-    parser.add_argument("--out", type=Path, default=None, help="folder of the files, called bench or automata")
-    parser.add_argument("--name", default=None, help="what the files are called, instead of by their suites")
-    parser.add_argument("--set", nargs="*", default=[], metavar="OP=STEPS,LANES,WARPS[,STAGES]", help="other launches, no files")
-    parser.add_argument("--recipes", nargs="+", type=Path, default=None, help="of the suite loaders")
+    parser.add_argument("--limit", type=float, default=float("inf"), metavar="SECONDS", help="start no shape after this time")
+    parser.add_argument("--out", type=Path, default=None, help="folder of the files; its name must be bench or automata")
+    parser.add_argument("--name", default=None, help="name of the files, in place of the name of the suite")
+    parser.add_argument(
+        "--set", nargs="*", default=[], metavar="OP=STEPS,LANES,WARPS[,STAGES]", help="launches of Triton kernels; no files"
+    )
+    parser.add_argument("--recipes", nargs="+", type=Path, default=None, help="recipes for the suite loaders")
     parser.add_argument("--memory-of", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.list:
@@ -107,7 +109,7 @@ def main() -> int:
     options.end = time.perf_counter() + options.limit
     cases, failed, written = selected(options.only), False, set[Path]()
     pending = [] if options.pages else [(case, rows_of(case, options)) for case in cases]
-    while pending:  # one shape of every case in turn, so that a limit takes the longest
+    while pending:  # one shape of every case in turn, so that --limit leaves out the longest shapes
         for case, source in list(pending):
             rows = next(source, None)
             if rows is None:

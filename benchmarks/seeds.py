@@ -1,15 +1,15 @@
-"""Several seeds of one recipe trained together: how often, and after how many steps, does training find the exact solution?
+"""Train several seeds of one recipe together, to measure how often and how soon training finds the exact solution.
 
 The parameters of all seeds are stacked on a leading axis and the forward pass runs under `torch.vmap`, so a GPU trains five
-small models in the time of one; there an update is captured once and replayed. Model, task, schedule, parameter groups,
-curriculum and averaging are those of `longscan train`; weights and data of a seed are drawn as there. Every `--every` steps each
-seed is scored on validation words of the evaluation lengths (the newest weights, and their average if the recipe has one), and a
-small file with all that the training needs is rewritten, from which the same command resumes. Several stacks read the same
-batches, each on a separate CUDA stream and with a separate record, OUT-STACK.json.
+small models in the time of one; on a GPU an update is captured once as a CUDA graph and replayed. Model, task, schedule,
+parameter groups, curriculum and averaging are those of `longscan train`, and so are the initial weights and data of a seed. Every
+`--every` steps each seed is scored on validation words of the evaluation lengths (the newest weights, and their average if the
+recipe has one), and a small file is rewritten from which the same command resumes. Several stacks read the same batches, each on
+a separate CUDA stream and with a separate record, OUT-STACK.json.
 
-Each seed's weights are selected by the recipe's rule (`training.select`: the best on validation, the average, or the last ones; a
-seed that is solved by `training.solved_at` keeps those it had then, and its updates go on without a further effect on them). The
-selected weights are scored on the test split once, after the last update; rule, steps and scores stand under "selected".
+Each seed's weights are selected by the recipe's rule (`training.select`: the best on validation, the average, or the last ones).
+For a seed that is solved according to `training.solved_at` they are those of that step, although its updates continue. The
+selected weights are scored on the test split once, after the last update; "selected" in the record has rule, steps and scores.
 
     python benchmarks/seeds.py recipes/aussm/parity.yaml --training.steps 30000 --out results/seeds/parity_published.json
     python benchmarks/seeds.py recipes/aussm/parity.yaml --model.spec mm --out results/seeds/parity_mamba.json
@@ -18,7 +18,7 @@ selected weights are scored on the test split once, after the last update; rule,
     python benchmarks/seeds.py --table results/table1 results/table1/table1.md
     python benchmarks/seeds.py --tests results/protocol results/protocol/tests.md
 
-Further words are settings, as on the command line of `longscan train`.
+Further arguments are settings, as on the command line of `longscan train`.
 """
 
 import argparse
@@ -55,7 +55,8 @@ from longscan.training.records import commit
 from longscan.training.run import first_model
 from longscan.training.settings import SettingError, Settings
 
-EXACT = 1 - 1e-6  # above it all words are answered, up to the rounding of a mean
+EXACT = 1 - 1e-6  # a scaled accuracy above it means that all answers are right, up to the rounding of a mean
+MOMENTS = ("exp_avg", "exp_avg_sq")  # of AdamW
 BLOCK = 10  # steps whose batches go from a loader process to the GPU together
 EVAL_BATCH = 250  # words of valid and test that are scored together
 SUCCESS = 0.99  # scaled accuracy from which a seed counts as having found the solution
@@ -75,7 +76,7 @@ class Stacked(nn.Module):
             self.names[key] = name
 
     def forward(self, inputs: Tensor, valid: Tensor) -> Tensor:
-        """Outputs (K, B, L, classes) of K models on inputs and valid (K, B, L)."""
+        """Return the outputs (K, B, L, classes) of K models for inputs and valid (K, B, L)."""
 
         def one(parameters: dict[str, Tensor], inputs: Tensor, valid: Tensor) -> Tensor:
             return functional_call(self.template[0], parameters, (inputs,), {"valid": valid})
@@ -85,7 +86,7 @@ class Stacked(nn.Module):
 
 
 class TrainingBatches(IterableDataset):
-    """The batches of all seeds for the steps from `start` to `stop`, BLOCK steps on a leading axis, made by loader processes."""
+    """Iterates over the batches of all seeds for the steps from `start` to `stop`, with BLOCK steps on a leading axis."""
 
     def __init__(self, lengths: list[LengthSchedule], seeds: list[int], batch_size: int, start: int, stop: int) -> None:
         self.lengths, self.seeds, self.batch_size, self.start, self.stop = lengths, seeds, batch_size, start, stop
@@ -95,13 +96,13 @@ class TrainingBatches(IterableDataset):
         first, every = (0, 1) if worker is None else (worker.id, worker.num_workers)
         for begin in range(self.start + first * BLOCK, self.stop, every * BLOCK):
             steps = range(begin, min(begin + BLOCK, self.stop))
-            yield joined([joined([self._batch(i, step) for i in range(len(self.seeds))]) for step in steps])
+            yield stack_batches([stack_batches([self._batch(i, step) for i in range(len(self.seeds))]) for step in steps])
 
     def _batch(self, i: int, step: int) -> Batch:
         return self.lengths[i].task(step).batch("train", step, self.batch_size, self.seeds[i])
 
 
-def joined(batches: list[Batch]) -> Batch:
+def stack_batches(batches: list[Batch]) -> Batch:
     """Stack batches on a leading axis, padded on the right to the longest."""
     width = max(batch.inputs.shape[-1] for batch in batches)
 
@@ -113,7 +114,7 @@ def joined(batches: list[Batch]) -> Batch:
 
 
 def summed_losses(output: Tensor, batch: Batch, smoothing: float) -> Tensor:
-    """Return the cross-entropy of each seed, summed over its answers, (K,)."""
+    """Return the cross-entropy of each seed, summed over the answers, (K,)."""
     logits, targets = output.movedim(-1, 1).float(), batch.targets.clamp(min=0)
     each = nn.functional.cross_entropy(logits, targets, reduction="none", label_smoothing=smoothing)
     return (each * batch.loss_mask).sum((1, 2))
@@ -126,7 +127,7 @@ def accuracies(output: Tensor, batch: Batch) -> Tensor:
 
 
 def clip_each(parameters: list[nn.Parameter], max_norm: float) -> Tensor:
-    """Clip the gradient of each of K stacked models at a norm, in place; 0: not at all. Returns the norms before, (K,)."""
+    """Clip the gradient of each of K stacked models at a norm, in place (0: no clipping); return the norms before, (K,)."""
     gradients = [parameter.grad for parameter in parameters]
     norms = torch.stack([gradient.flatten(1).norm(dim=1) for gradient in gradients]).norm(dim=0)
     if max_norm:
@@ -136,7 +137,7 @@ def clip_each(parameters: list[nn.Parameter], max_norm: float) -> Tensor:
     return norms
 
 
-def widened(batch: Batch, width: int) -> Batch:
+def pad_batch(batch: Batch, width: int) -> Batch:
     """Pad a batch (K, B, L) on the right with invalid steps, up to `width` steps."""
     missing = width - batch.inputs.shape[2]
     if not missing:
@@ -145,9 +146,33 @@ def widened(batch: Batch, width: int) -> Batch:
     return Batch(*(None if part is None else nn.functional.pad(part, (0, missing), value=fill) for part, fill in parts))
 
 
+def training_tensors(model: nn.Module, engine: Engine, average: WeightAverage | None) -> dict[str, Tensor]:
+    """Return the weights, the moments of AdamW and the averaged weights, by the names that `restore_training` reads."""
+    tensors = {} if average is None else {f"average:{name}": weight for name, weight in average.weights.items()}
+    for name, parameter in model.named_parameters():
+        tensors[f"weight:{name}"] = parameter.detach()
+        tensors |= {f"{key}:{name}": engine.optimizer.state[parameter][key] for key in MOMENTS}
+    return tensors
+
+
+@torch.no_grad()
+def restore_training(
+    model: nn.Module, engine: Engine, average: WeightAverage | None, tensors: dict[str, Tensor], n_averaged: int
+) -> None:
+    """Restore what `training_tensors` returned; the engine's step has been set. n_averaged: steps that the average is over."""
+    names = []
+    for name, parameter in model.named_parameters():
+        parameter.copy_(tensors[f"weight:{name}"])
+        moments = {key: tensors[f"{key}:{name}"].to(parameter.device) for key in MOMENTS}
+        engine.optimizer.state[parameter] = {"step": torch.tensor(float(engine.step), device=parameter.device), **moments}
+        names.append(name)
+    if average is not None and n_averaged:
+        average.restore({name: tensors[f"average:{name}"] for name in names}, n_averaged)
+
+
 @contextmanager
-def replaced(model: nn.Module, weights: dict[str, Tensor]) -> Iterator[None]:
-    """Give a model other weights for the length of a `with` block, in place, where captured CUDA graphs read them."""
+def temporary_weights(model: nn.Module, weights: dict[str, Tensor]) -> Iterator[None]:
+    """Give a model other weights within a `with` block, in place, because captured CUDA graphs read them there."""
     saved = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     copy_weights(weights, model)
     try:
@@ -157,9 +182,9 @@ def replaced(model: nn.Module, weights: dict[str, Tensor]) -> Iterator[None]:
 
 
 class Seeds(Callback):
-    """The training of all seeds of one stack, and the file that it resumes from.
+    """Trains all seeds of one stack, with a record from which it resumes.
 
-    every: steps between two evaluations.
+    out: file of the record. command: the command line, for the record. every: steps between two evaluations.
     """
 
     def __init__(self, settings: Settings, seeds: list[int], out: Path, command: str, every: int = 500) -> None:
@@ -181,7 +206,7 @@ class Seeds(Callback):
             callbacks=[self] if self.average is None else [self.average, self],
         )
         self.width = 0  # steps of the widest batch so far
-        self.selected: dict[str, Tensor] = {}  # the weights that each seed's test is of, (K, ...) by parameter
+        self.selected: dict[str, Tensor] = {}  # the selected weights of each seed, (K, ...) by parameter
         self.lengths = [LengthSchedule(settings) for _ in seeds]
         self.forward_eval: Callable[[Batch], Tensor] = self.count_right
         if self.device == "cuda":
@@ -211,37 +236,25 @@ class Seeds(Callback):
             self.restore()
         self.earlier_seconds = self.seconds  # of earlier calls
         if self.stream:
-            torch.cuda.synchronize()  # the stack's own stream knows nothing of what is still being written on this one
+            torch.cuda.synchronize()  # the stream of the stack does not wait for writes on the current stream
 
     def restore(self) -> None:
         """Resume from the file next to the record."""
         self.record = json.loads(self.out.read_text(encoding="utf-8"))
         tensors = load_file(self.out.with_suffix(".safetensors"))
         self.engine.step, self.seconds = self.record["steps"], self.record["seconds"]
-        with torch.no_grad():
-            for name, parameter in self.model.named_parameters():
-                parameter.copy_(tensors[f"weight:{name}"])
-                state = {key: tensors[f"{key}:{name}"].to(self.device) for key in ("exp_avg", "exp_avg_sq")}
-                step = torch.tensor(float(self.engine.step), device=self.device)
-                self.engine.optimizer.state[parameter] = {"step": step, **state}
+        restore_training(self.model, self.engine, self.average, tensors, self.record["averaged"])
         for schedule, length in zip(self.lengths, self.record["longest"], strict=True):
             schedule.max_length = length
-        names = [name for name, _ in self.model.named_parameters() if f"selected:{name}" in tensors]
-        self.selected = {name: tensors[f"selected:{name}"].to(self.device) for name in names}
-        if self.average is not None and self.record["averaged"]:
-            names = [name for name, _ in self.model.named_parameters()]
-            self.average.restore({name: tensors[f"average:{name}"] for name in names}, self.record["averaged"])
+        selected = {name.removeprefix("selected:"): value for name, value in tensors.items() if name.startswith("selected:")}
+        self.selected = {name: value.to(self.device) for name, value in selected.items()}
 
     def save(self) -> None:
-        """Rewrite the record and the tensors, each in one move."""
+        """Replace the record and the file of tensors, each atomically."""
         if self.stream:
             self.stream.synchronize()  # so that no step is halfway through
-        average = {} if self.average is None else self.average.weights
-        tensors = {f"average:{name}": value for name, value in average.items()}
+        tensors = training_tensors(self.model, self.engine, self.average)
         tensors |= {f"selected:{name}": value for name, value in self.selected.items()}
-        for name, parameter in self.model.named_parameters():
-            tensors[f"weight:{name}"] = parameter.detach()
-            tensors |= {f"{key}:{name}": self.engine.optimizer.state[parameter][key] for key in ("exp_avg", "exp_avg_sq")}
         self.record |= {"steps": self.engine.step, "seconds": self.seconds, "averaged": self.n_averaged}
         self.record["longest"] = [schedule.max_length for schedule in self.lengths]
         self.out.parent.mkdir(parents=True, exist_ok=True)
@@ -259,7 +272,7 @@ class Seeds(Callback):
         total = torch.zeros(count, device=self.device)
         answers = 0
         for step in range(task.num_batches(split, EVAL_BATCH)):
-            batch = widened(joined([task.batch(split, step, EVAL_BATCH, 0)]), task.length)
+            batch = pad_batch(stack_batches([task.batch(split, step, EVAL_BATCH, 0)]), task.length)
             total += self.forward_eval(batch)
             answers += int(batch.loss_mask.sum())
         return [task.scaled(value) for value in (total / answers).tolist()]
@@ -277,7 +290,7 @@ class Seeds(Callback):
 
     @torch.no_grad()
     def select(self, row: dict[str, Any]) -> None:
-        """Keep the weights of the seeds for which the recipe's rule names those of this evaluation."""
+        """Select the present weights of the seeds for which the recipe's rule chooses this evaluation."""
         training, selected, solved = self.training, self.record["selected"], self.record["solved"]
         averaged = training.select == "average" and bool(self.n_averaged)
         scores = row["average" if averaged else "last"]
@@ -301,11 +314,11 @@ class Seeds(Callback):
         return bool(self.training.solved_at) and self.record["solved"][i] >= self.training.solved_for
 
     def test(self) -> None:
-        """Score the selected weights on the test split, once."""
+        """Score the selected weights on the test split, if the record has no test scores yet."""
         if self.record["selected"]["test"] is not None:
             return
         with torch.cuda.stream(self.stream) if self.stream else nullcontext():
-            with replaced(self.model, self.selected):
+            with temporary_weights(self.model, self.selected):
                 self.record["selected"]["test"] = self.scores("test")
             self.save()
         values = " ".join(f"{value:.4f}" for value in self.record["selected"]["test"])
@@ -315,7 +328,7 @@ class Seeds(Callback):
         """Add a row to the record for the present step."""
         row = {"step": self.engine.step, "train": train.tolist(), "loss": loss.tolist(), "last": self.scores("valid")}
         if self.average is not None and self.average.count:
-            with replaced(self.model, self.average.weights):
+            with temporary_weights(self.model, self.average.weights):
                 row["average"] = self.scores("valid")
         row["seconds"] = round(self.seconds, 1)
         self.record["rows"].append(row)
@@ -325,25 +338,25 @@ class Seeds(Callback):
         print(self.record["spec"], self.engine.step, "scaled", values, f"{self.seconds:.0f} s", flush=True)
 
     def stays_exact(self, evaluations: int) -> bool:
-        """Return whether every seed has answered all validation words at each of the last `evaluations` (0: never)."""
+        """Return whether all answers of every seed were right at each of the last `evaluations` evaluations (0: False)."""
         last = self.record["rows"][-evaluations:] if evaluations else []
         rows = [row.get("average", row["last"]) for row in last]
         return len(rows) == evaluations > 0 and all(value > EXACT for row in rows for value in row)
 
     def is_finished(self, evaluations: int) -> bool:
-        """Return whether the training is over: the steps are made, the stack `stays_exact`, or all seeds are solved."""
+        """Return whether the training is over: all steps are made, the stack `stays_exact`, or all seeds are solved."""
         over = self.engine.step >= self.training.steps or self.stays_exact(evaluations)
         return over or all(map(self.is_solved, range(len(self.seeds))))
 
     def train(self, batch: Batch, seconds: float) -> None:
-        """Make a step of every seed on a batch (K, B, L). seconds: how long this call has trained."""
+        """Make an update of every seed on a batch (K, B, L). seconds: time since this call began."""
         self.seconds = self.earlier_seconds + seconds
         with torch.cuda.stream(self.stream) if self.stream else nullcontext():
-            if self.device == "cuda":  # one graph, of the widest batches; the others get invalid steps
+            if self.device == "cuda":  # one CUDA graph for the widest batches; other batches are padded to their width
                 if batch.inputs.shape[2] > self.width:
                     self.width = batch.inputs.shape[2]
                     self.engine.capture(torch.device("cuda"))
-                batch = widened(batch, self.width)
+                batch = pad_batch(batch, self.width)
             self.engine.update(batch)
 
     def compute_loss(self, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor]]:
@@ -355,7 +368,7 @@ class Seeds(Callback):
         return losses.sum(), (accuracies(output.detach(), batch), losses.detach())
 
     def on_step_end(self, engine: Engine, result: StepResult) -> None:
-        """Update the curricula and evaluate, each if it is time to."""
+        """Update the curricula at the steps that need a score, and evaluate every `every` steps and at the last one."""
         accuracy, losses = result.outputs
         if any(schedule.needs_score(engine.step) for schedule in self.lengths):
             for schedule, value in zip(self.lengths, accuracy.tolist(), strict=True):
@@ -367,7 +380,7 @@ class Seeds(Callback):
 def train_together(stacks: list[Seeds], limit: float, workers: int, evaluations: int) -> None:
     """Train stacks on the same batches for the recipe's steps, or for `limit` seconds, after which the same command resumes.
 
-    evaluations: a stack ends when it has been exact at so many, one after the other; 0: it does not end before its last step.
+    workers: number of loader processes. evaluations: a stack ends when `stays_exact(evaluations)`; 0: not before its last step.
     """
     started, first = time.perf_counter(), stacks[0]
     training, curriculum = first.training, first.training.curriculum
@@ -396,7 +409,7 @@ def train_together(stacks: list[Seeds], limit: float, workers: int, evaluations:
 
 
 def draw(folder: Path, out: Path) -> None:
-    """Success rate and every seed's score against steps, a row of two panels for each record in `folder`."""
+    """Draw success rate and the score of every seed against steps, a row of two panels for each record in `folder`."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -414,35 +427,39 @@ def draw(folder: Path, out: Path) -> None:
             right.plot(steps, [row[number] for row in scores], lw=1.2, label=f"seed {seed}")
         right.axhline(record["constant_scaled"], color="0.5", ls=":", label="constant predictor")
         right.set(ylim=(-0.3, 1.05), ylabel="scaled accuracy", title="validation, lengths 41-256")
-        right.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))  # beside the curves, not over them
+        right.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))  # outside the panel
         for axis in (left, right):
             axis.grid(alpha=0.3)
             axis.set_xlabel("steps")
     figure.savefig(out, dpi=110)
 
 
-MODELS = {"mm": "Mamba", "aa": "AUSSM", "ma": "AUSSM Hybrid", "am": "AUSSM Hybrid"}  # stack: its name in the published table
+MODELS = {"mm": "Mamba", "aa": "AUSSM", "ma": "AUSSM Hybrid", "am": "AUSSM Hybrid"}  # spec -> its name in the published table
+
+
+def published_scores(record: dict[str, Any]) -> dict[str, float]:
+    """Return the published score of each model on the task of a record."""
+    (identity, *_) = record["settings"]["about"]["published"]
+    return {row["model"]: valid_score(row) for row in published_table(identity)}
 
 
 def table(folder: Path, out: Path) -> None:
-    """A row for each suite and task of the records in `folder`; for each stack what it scores and what is published."""
+    """Write a table with a row for each suite and task of the records in `folder`: scores of the stacks and published ones."""
     cells: dict[tuple[str, str], dict[str, str]] = {}
-    calls: dict[str, float] = {}  # what ran, stacks of a task together: its seconds
+    calls: dict[str, float] = {}  # command -> seconds; stacks of a task share a command
     for path in sorted(folder.rglob("*.json")):
         record = json.loads(path.read_text(encoding="utf-8"))
         if not record["rows"]:
             continue
         scores = [row.get("average", row["last"]) for row in record["rows"]]
         end, best = scores[-1], max(max(row) for row in scores)
-        said = f"{sum(end) / len(end):.2f} [{min(end):.2f}, {max(end):.2f}] ({best:.2f})"
+        text = f"{sum(end) / len(end):.2f} [{min(end):.2f}, {max(end):.2f}] ({best:.2f})"
         steps = record["rows"][-1]["step"]
         if steps < record["settings"]["training"]["steps"]:
-            said += f", {'held 1.00' if min(end) > EXACT else 'stopped'} at {steps:,}"
-        (identity, *_) = record["settings"]["about"]["published"]
-        figures = {row["model"]: valid_score(row) for row in published_table(identity)}
+            text += f", {'held 1.00' if min(end) > EXACT else 'stopped'} at {steps:,}"
         row = cells.setdefault((record["suite"], record["task"]), {"constant": f"{record['constant_scaled']:.2f}"})
-        row[record["spec"]] = said
-        row[f"{record['spec']}, published"] = f"{figures[MODELS[record['spec']]]}"
+        row[record["spec"]] = text
+        row[f"{record['spec']}, published"] = f"{published_scores(record)[MODELS[record['spec']]]}"
         calls[record["command"]] = max(record["seconds"], calls.get(record["command"], 0.0))
     minutes = sum(calls.values()) / 60
     columns = [column for spec in MODELS for column in (spec, f"{spec}, published")]
@@ -460,7 +477,7 @@ def table(folder: Path, out: Path) -> None:
 
 
 def tests_table(folder: Path, out: Path) -> None:
-    """A row for each record in `folder` with the test scores of the selected weights, and the published score of the model."""
+    """Write a table with a row for each record in `folder`: test scores of the selected weights, and the published score."""
     lines = [
         "# Seeds trained together: test scores of the weights that the recipe selects",
         "",
@@ -477,52 +494,39 @@ def tests_table(folder: Path, out: Path) -> None:
             continue
         scores, count = selected["test"], len(record["seeds"])
         if scores is None:
-            said, valid = "not tested", [value for value in selected["valid"] if value is not None]
+            valid = [value for value in selected["valid"] if value is not None]
             each = f"best on validation {', '.join(f'{value:.3f}' for value in valid)}"
-            rate = "–"
+            mean, rate = "not tested", "–"
         else:
-            mean, half = mean_interval(scores)
-            said = f"{mean:.3f}" if half is None else f"{mean:.3f} ± {half:.3f}"
+            average, half = mean_interval(scores)
+            mean = f"{average:.3f}" if half is None else f"{average:.3f} ± {half:.3f}"
             each = ", ".join(f"{value:.3f}" for value in scores)
             rate = f"{sum(value >= SUCCESS for value in scores)} of {count}"
-        (identity, *_) = record["settings"]["about"]["published"]
-        figures = {row["model"]: valid_score(row) for row in published_table(identity)}
-        published = figures.get(MODELS.get(record["spec"], ""), "–")
-        updates = f"{record['steps']:,} of {record['settings']['training']['steps']:,}"
-        what = f"{record['suite']} {record['task']}, {record['spec']}"
-        constant = f"{record['constant_scaled_test']:.2f}"
         cells = (
-            path.stem,
-            what,
-            updates,
-            selected["rule"],
-            count,
-            said,
-            rate,
-            each,
-            constant,
-            published,
+            path.stem, f"{record['suite']} {record['task']}, {record['spec']}",
+            f"{record['steps']:,} of {record['settings']['training']['steps']:,}", selected["rule"], count, mean, rate, each,
+            f"{record['constant_scaled_test']:.2f}", published_scores(record).get(MODELS.get(record["spec"], ""), "–"),
             f"{record['seconds'] / 60:.0f}",
-        )
+        )  # fmt: skip
         lines.append(f"| {' | '.join(map(str, cells))} |")
     out.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def with_spec(settings: Settings, spec: str) -> Settings:
-    """The settings of another stack; options of blocks that it lacks go."""
+    """Return the settings with another spec, without options of blocks that it does not have."""
     pairs = {(block["layer"], block["block"]) for block in parse_spec(spec)}
     options = {name: values for name, values in settings.model.block_options.items() if find_block(name) in pairs}
     return replace(settings, model=replace(settings.model, spec=spec, block_options=options))
 
 
 def main(given: list[str] | None = None) -> None:
-    """Read the command line, or the words given, and train or draw."""
+    """Read the command line, or the arguments given, and train, or draw, or write a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipe", nargs="?", type=Path)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--every", type=int, default=500, help="steps between evaluations")
     parser.add_argument("--stacks", nargs="+", default=[], help="specs in place of the recipe's, trained on the same batches")
-    parser.add_argument("--held", type=int, default=0, help="evaluations at 1.00 of every seed that end the training; 0: none do")
+    parser.add_argument("--held", type=int, default=0, help="end after this number of evaluations at 1.00 of all seeds; 0: never")
     parser.add_argument("--limit", type=float, default=1e9, help="seconds after which this call stops")
     parser.add_argument("--workers", type=int, default=4, help="loader processes")
     parser.add_argument("--backend", default="eager", help="backend of the scans")
@@ -531,15 +535,10 @@ def main(given: list[str] | None = None) -> None:
     parser.add_argument("--table", nargs=2, type=Path, metavar=("FOLDER", "MD"))
     parser.add_argument("--tests", nargs=2, type=Path, metavar=("FOLDER", "MD"), help="a table of the tested records of a folder")
     words, further = parser.parse_known_args(given)
-    if words.draw:
-        draw(*words.draw)
-        return
-    if words.table:
-        table(*words.table)
-        return
-    if words.tests:
-        tests_table(*words.tests)
-        return
+    for write, paths in ((draw, words.draw), (table, words.table), (tests_table, words.tests)):
+        if paths:
+            write(*paths)
+            return
     if words.recipe is None or words.out is None:
         parser.error("RECIPE and --out, or --draw, or --table, or --tests, are needed")
     command = shlex.join(["python", "benchmarks/seeds.py", *(sys.argv[1:] if given is None else given)])
@@ -548,7 +547,7 @@ def main(given: list[str] | None = None) -> None:
         settings = replace(settings, model=replace(settings.model, backend=words.backend))
         seeds = list(range(words.seeds))
         if words.stacks and settings.training.curriculum.start:
-            parser.error("--stacks: a curriculum gives every stack batches of its own; needed one call for each")
+            parser.error("--stacks: with a curriculum every stack needs other batches; train each in a separate call")
         planned = [(with_spec(settings, spec), words.out.with_stem(f"{words.out.stem}-{spec}")) for spec in words.stacks]
         stacks = [Seeds(one, seeds, out, command, words.every) for one, out in planned or [(settings, words.out)]]
     except SettingError as error:
@@ -556,7 +555,7 @@ def main(given: list[str] | None = None) -> None:
     try:
         train_together(stacks, words.limit, words.workers, words.held)
     except KeyboardInterrupt:
-        parser.exit(130, "seeds.py: stopped; the same command goes on from the last evaluation\n")
+        parser.exit(130, "seeds.py: stopped; the same command resumes from the last evaluation\n")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Run many trainings in parallel, spread over the GPUs of a machine; the same command continues what a time limit stopped.
+"""Run many trainings in parallel, spread over the GPUs of a machine. The same command resumes what a time limit stopped.
 
     python benchmarks/side_by_side.py benchmarks/plans/afternoon.txt --limit 540
     python benchmarks/side_by_side.py benchmarks/plans/table1.txt --only parity --per-gpu 4
@@ -6,8 +6,8 @@
 A line of a plan is a name, a program and its arguments, without --out and --limit; lines that begin with # are comments.
 Programs: train (`longscan train`, into DIR/NAME), seeds (benchmarks/seeds.py, DIR/NAME.json), learned (benchmarks/learned.py,
 DIR/NAME/automata); DIR is runs/PLAN unless --out is given. Each line is a process and prints into DIR/NAME.txt. At most --per-gpu
-processes run on each GPU, in the plan's order; --gpus names the GPUs to use. After --limit seconds the processes are stopped by a
-signal, which leaves a checkpoint; finished runs are not repeated. The exit status is 1 if a run failed.
+processes run on each GPU, in the plan's order; --gpus names the GPUs to use. After --limit seconds the processes get a signal, on
+which they save a checkpoint and end; finished runs are not repeated. The exit status is 1 if a run failed.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from typing import NamedTuple
 import torch
 from tqdm import tqdm
 
-GRACE = 20  # seconds before the limit at which runs are told to stop
+GRACE = 20  # seconds before the limit at which runs get the signal to stop
 TRAIN = "import sys; from longscan.cli import main; sys.exit(main())"
 PROGRAMS = ("train", "seeds", "learned")
 
@@ -36,7 +36,7 @@ class Planned(NamedTuple):
     words: list[str]
 
     def command(self, out: Path, seconds: float) -> list[str]:
-        """Return the command of the process, which resumes an earlier part of it in `out` and ends after `seconds`."""
+        """Return the command of the process. It resumes what an earlier one has saved in `out` and ends after `seconds`."""
         target = out / self.name
         if self.program == "train":
             resume = ["--resume"] if (target / "settings.yaml").exists() else []
@@ -56,7 +56,7 @@ class Started(NamedTuple):
 
 
 def read_plan(path: Path, only: list[str]) -> list[Planned]:
-    """Return the lines of a plan, those whose name begins with one of `only` if given; ValueError for an invalid line."""
+    """Return the lines of a plan; with `only`, those whose name begins with one of its texts. ValueError for an invalid line."""
     lines = [shlex.split(line, comments=True) for line in path.read_text(encoding="utf-8").splitlines()]
     for words in lines:
         if words and (len(words) < 2 or words[1] not in PROGRAMS):
@@ -65,7 +65,7 @@ def read_plan(path: Path, only: list[str]) -> list[Planned]:
     names = [line.name for line in plan]
     for name in names:
         if names.count(name) > 1:
-            raise ValueError(f"{path}: {name} stands there {names.count(name)} times, needed names that differ")
+            raise ValueError(f"{path}: names must differ, got {name} {names.count(name)} times")
     return [line for line in plan if not only or line.name.startswith(tuple(only))]
 
 
@@ -79,7 +79,7 @@ def start(line: Planned, gpu: str, out: Path, seconds: float) -> Started:
 
 
 def side_by_side(plan: list[Planned], gpus: list[str], per_gpu: int, out: Path, limit: float) -> dict[str, int]:
-    """Run a plan; return the exit status of every run that was started."""
+    """Run a plan; return the exit status of every run that was started, by name."""
     began, waiting, running, ended = time.monotonic(), list(plan), list[Started](), dict[str, int]()
     places = gpus * per_gpu
     out.mkdir(parents=True, exist_ok=True)
@@ -106,7 +106,7 @@ def side_by_side(plan: list[Planned], gpus: list[str], per_gpu: int, out: Path, 
 
 
 def main() -> int:
-    """Read the command line and run."""
+    """Read the command line and run the plan; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("plan", type=Path)
     parser.add_argument("--only", nargs="+", default=[], help="beginnings of names")
@@ -117,9 +117,11 @@ def main() -> int:
     given = parser.parse_args()
     out = given.out or Path("runs") / given.plan.stem
     ended = side_by_side(read_plan(given.plan, given.only), given.gpus, given.per_gpu, out, given.limit)
-    stopped = (130, -signal.SIGKILL)  # asked to stop: by the signal, or after it
+    stopped = (130, -signal.SIGKILL)  # exit statuses of a run that got the signal, and of one that was killed after it
     for name, status in ended.items():
-        print(name, "over" if status == 0 else "not done: the same call goes on" if status in stopped else f"FAILED ({status})")
+        print(
+            name, "done" if status == 0 else "stopped, resumed by the same command" if status in stopped else f"FAILED ({status})"
+        )
     return int(any(status not in (0, *stopped) for status in ended.values()))
 
 

@@ -1,4 +1,4 @@
-"""All cases. A new one goes into one of the files here; a new file is entered below."""
+"""The cases of all files in this folder. Add the CASES of a new file here."""
 
 from cases import accuracy, automata, blocks, loaders, ops, scaling, survival, systems
 

@@ -1,4 +1,4 @@
-"""How far the Triton kernels err on a GPU against float64, next to plain torch, and what they count without a mistake."""
+"""Errors of the Triton kernels on a GPU against float64, next to those of plain torch, and of counters made of rotations."""
 
 import math
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from cases.ops import LINEAR, LINEAR_COMPLEX, SELECTIVE, SELECTIVE_COMPLEX, SHOR
 from harness import CPU, GPU, Measurement, Row, differentiable, record, relative_error
 from longscan.ops import unitary_scan
 
-KINDS = {
+OP_CALLS = {
     "unitary": UNITARY,
     "selective": SELECTIVE,
     "selective complex": SELECTIVE_COMPLEX,
@@ -24,19 +24,19 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
 def kernels(options: Any) -> Iterator[Row]:
-    """Yield the largest error over y and every gradient of every kernel, dtype and backend, relative to the largest entry."""
+    """Yield a row for each kernel, dtype and backend: the largest error of y and the gradients, relative to the largest entry."""
     shape = {"B": 2, "L": 20, "D": 3, "N": 4} if options.quick else {"B": 2, "L": 1024, "D": 48, "N": 16}
-    for name, kind in KINDS.items():
+    for name, op_call in OP_CALLS.items():
         for dtype in DTYPES:
-            inputs, truth = kind.inputs(shape, dtype, GPU), kind.truth(shape, dtype)
+            inputs, truth = op_call.inputs(shape, dtype, GPU), op_call.truth(shape, dtype)
             for backend in ("triton", "eager"):
-                found = differentiable(partial(kind.call, backend=backend), inputs).results()
+                found = differentiable(partial(op_call.call, backend=backend), inputs).results()
                 error, about = relative_error(found, truth), {"dtype": dtype, "variant": name, "check": "y and gradients"}
-                yield record(kind.op, shape, GPU, backend=backend, error_vs_float64=error, **about)
+                yield record(op_call.op, shape, GPU, backend=backend, error_vs_float64=error, **about)
 
 
 def phases(options: Any) -> Iterator[Row]:
-    """Yield the largest error of the phase of the final state, in radians, for u up to 10 in size."""
+    """Yield a row for each backend: the largest error of the phase of the final state, in radians, for |u| <= 10."""
     length, channels, states = (64, 3, 4) if options.quick else (8192, 32, 64)
     generator = torch.Generator().manual_seed(0)
 
@@ -61,7 +61,7 @@ def phases(options: Any) -> Iterator[Row]:
 
 
 def counters(options: Any) -> Iterator[Row]:
-    """Yield the share of steps at which ones, counted modulo 2 and 97 by rotations, are read wrongly."""
+    """Yield a row for each modulus: the share of steps at which a count of ones modulo 2 or 97 by rotations is wrong."""
     length = 200 if options.quick else 65536
     letters = torch.randint(0, 2, (4, length, 1), generator=torch.Generator().manual_seed(0))
     for modulus in (2, 97):

@@ -1,9 +1,10 @@
-"""The compiler of automata, measured on real models (suite automata); rows go to results/automata/NAME.jsonl.
+"""Answers of compiled automata on real models (suite automata); rows go to results/automata/NAME.jsonl.
 
-table: the named cases on every backend: all words up to length 8, 1,000 of length 1,000, and where there are sinks 1,000 that
-keep out of them; about half an hour of one core. million: a word of 1,000,000 letters for four of them, on every backend; as long
-again. random: 1,000 random automata of 2 to 10 states: compiled and certified, or refused rightly. mutants: 500 corruptions of
-one entry of compiled cascades that change the language. Each starts its file anew; the run ends with 1 where an answer is wrong.
+table: the named automata on every backend, on all words up to length 8, 1,000 of length 1,000, and for automata with sinks 1,000
+that avoid them; about half an hour of one core. million: a word of 1,000,000 letters for four automata on every backend; half an
+hour. random: 1,000 random automata of 2 to 10 states, which must compile and be certified, or be refused if they are not
+solvable. mutants: 500 changes of one entry of compiled cascades that change the language. Each overwrites its file. The exit
+status is 1 if an answer is wrong.
 """
 
 import random
@@ -29,7 +30,7 @@ from longscan.automata.scoring import random_words, score
 BACKENDS = ("eager", "cpu", "reference", *(["triton"] if GPU.type == "cuda" else []))
 LONG = ("parity", "mod 5", "S3", "flip-flop and parity")
 PRODUCT_LIMIT = 5_000
-CELLS = 20_000_000  # numbers in a residual stream at the same time
+MAX_STREAM_NUMBERS = 20_000_000  # numbers in the residual stream of one forward pass
 
 
 def named_cases(options: Any) -> Iterator[Row]:
@@ -56,13 +57,13 @@ def named_cases(options: Any) -> Iterator[Row]:
             short = all_words(compiled.dfa, 8 if len(compiled.dfa.alphabet) == 2 or not quick else 5)
             thousand = random_words(compiled, 20 if quick else 1000, 100 if quick else 1000)
             batches = [short, thousand]
-            if compiled.dfa.sinks:  # where uniform words soon stay
+            if compiled.dfa.sinks:  # uniform random words soon end in a sink and stay there
                 batches.append(random_words(compiled, *thousand.shape, avoid_sinks=True))
             yield stamped(row | {"words": [list(words.shape) for words in batches], **mistakes(compiled, *batches)})
 
 
 def long_cases(options: Any) -> Iterator[Row]:
-    """Yield a row for each of four cases and backend: one word of a million letters."""
+    """Yield a row for each backend and each of four automata, for one word of a million letters."""
     for backend in BACKENDS[: 2 if options.quick else None]:
         for name in LONG:
             compiled = automata.compile(automata.named(name), backend=backend)
@@ -73,22 +74,22 @@ def long_cases(options: Any) -> Iterator[Row]:
 
 
 def device_of(backend: str) -> torch.device:
-    """Return where the models of a backend run."""
+    """Return the device on which the models of a backend run."""
     return GPU if backend == "triton" else CPU
 
 
 def stamped(row: Row) -> Row:
-    """Return a row with what it says about where it comes from."""
+    """Return a row with the fields that say how it was made."""
     about = provenance(device_of(row.get("backend", "cpu")))
     del about["triton"]
     return row | about
 
 
 def mistakes(compiled: automata.CompiledAutomaton, *batches: torch.Tensor) -> dict[str, Any]:
-    """Return the number of prefixes tried, how many answers and states were wrong, and the seconds."""
+    """Return the number of prefixes tried, the number of wrong answers and states, and the seconds, as fields of a row."""
     started, wrong, prefixes = time.perf_counter(), 0, 0
     for words in batches:
-        rows = max(1, CELLS // (words.shape[1] * compiled.plan.d_model))
+        rows = max(1, MAX_STREAM_NUMBERS // (words.shape[1] * compiled.plan.d_model))
         for part in words.split(rows):
             found = score(compiled, part)
             wrong += round((1 - found.accuracy) * found.prefixes) + round((1 - found.states) * found.prefixes)
@@ -97,7 +98,7 @@ def mistakes(compiled: automata.CompiledAutomaton, *batches: torch.Tensor) -> di
 
 
 def timed_compile(dfa: automata.DFA, repeats: int = 3, **options: Any) -> tuple[automata.CompiledAutomaton, tuple[float, float]]:
-    """Return the compiled language and the least CPU seconds of compiling it, the proof included, and of making the model."""
+    """Return the compiled automaton, and the least CPU seconds of compiling and proving it and of building its model."""
     times = []
     for _ in range(repeats):
         started = time.process_time()
@@ -110,7 +111,7 @@ def timed_compile(dfa: automata.DFA, repeats: int = 3, **options: Any) -> tuple[
 
 
 def random_automaton(seed: int) -> automata.DFA:
-    """Return an automaton of 2 to 10 states, two or three letters, uniform targets, each state accepting with probability .5."""
+    """Return a random automaton of 2 to 10 states and two or three letters, with uniform transitions and accepting states."""
     draw = random.Random(seed)
     states, letters = draw.randint(2, 10), draw.randint(2, 3)
     delta = tuple(tuple(draw.randrange(states) for _ in range(letters)) for _ in range(states))
@@ -118,11 +119,11 @@ def random_automaton(seed: int) -> automata.DFA:
 
 
 def solvable_by_points(dfa: automata.DFA) -> bool:
-    """Return whether the transition monoid has solvable groups only, found by sympy and not as the compiler does.
+    """Return whether all groups in the transition monoid are solvable, by sympy and by another method than the compiler's.
 
-    Every group of the monoid acts faithfully on the image of its identity; so all are solvable iff for every image set P the
-    group of permutations of the points of P by words that take P to itself is. Its generators: Schreier's, on the graph of sets
-    of one size.
+    Every group of the monoid acts faithfully on the image of its identity. Hence all are solvable if and only if, for every image
+    set P, the group of permutations of P by words that map P to itself is solvable. Its generators are Schreier's, on the graph
+    of image sets of one size.
     """
     full = frozenset(range(dfa.size))
     seen = {full}
@@ -136,7 +137,7 @@ def solvable_by_points(dfa: automata.DFA) -> bool:
     for root in queue:
         if root in done or len(root) < 2:
             continue
-        maps = {root: {q: q for q in root}}  # a word from the root to each set, as a map of points
+        maps = {root: {q: q for q in root}}  # for each set the map of points of one word from the root to it
         order = [root]
         for image in order:
             for letter in dfa.maps:
@@ -162,7 +163,7 @@ def solvable_by_points(dfa: automata.DFA) -> bool:
 
 
 def random_cases(options: Any) -> Iterator[Row]:
-    """Yield a row for each random automaton: compiled and certified, refused (rightly or not), or over a limit."""
+    """Yield a row for each random automaton and print a summary."""
     rows = []
     for row in random_outcomes(30 if options.quick else 1000):
         rows.append(row)
@@ -171,7 +172,7 @@ def random_cases(options: Any) -> Iterator[Row]:
 
 
 def random_outcomes(count: int) -> Iterator[Row]:
-    """Yield the outcome of each of the random automata of seeds 0 to `count` - 1."""
+    """Yield the outcome for the random automata of seeds 0 to `count` - 1: compiled, refused, or over a limit."""
     for seed in range(count):
         dfa = random_automaton(seed)
         row: dict[str, Any] = {"seed": seed, "states": dfa.size, "letters": len(dfa.alphabet), "minimal": dfa.minimise().size}
@@ -194,7 +195,7 @@ def random_outcomes(count: int) -> Iterator[Row]:
 
 
 def mutants(program: Program, draw: random.Random) -> Iterator[Program]:
-    """Yield the program with one random entry of one table changed, without end."""
+    """Yield endlessly copies of the program with one random entry of one table changed."""
     while True:
         number = draw.randrange(len(program.ops))
         op = program.ops[number]
@@ -209,7 +210,7 @@ def mutants(program: Program, draw: random.Random) -> Iterator[Program]:
 
 
 def count_mutants(wanted: int) -> Row:
-    """Corrupt one table entry at a time until `wanted` changes change the language, and count those that pass the certificate."""
+    """Change one table entry at a time until `wanted` changes change the language; count those that the certificate detects."""
     counts, seed = Counter(dict.fromkeys(("caught", "missed", "harmless", "harmless but refused"), 0)), 0
     while counts["change the language"] < wanted:
         seed += 1
@@ -227,16 +228,16 @@ def count_mutants(wanted: int) -> Row:
             counts["tried"] += 1
             changes = bool((mutant.states(mutant.run(words)) != expected).any())
             searched = None if changes else check_product(mutant, compiled.dfa, PRODUCT_LIMIT)
-            holds = check_program(mutant, compiled.dfa).is_proved
+            is_proved = check_program(mutant, compiled.dfa).is_proved
             if changes or searched is False:
                 counts["change the language"] += 1
-                counts["caught"] += not holds
-                counts["missed"] += holds
+                counts["caught"] += not is_proved
+                counts["missed"] += is_proved
             elif searched is None:
                 counts["language unchanged on the words tried, product too large"] += 1
             else:
                 counts["harmless"] += 1
-                counts["harmless but refused"] += not holds
+                counts["harmless but refused"] += not is_proved
             if counts["change the language"] >= wanted:
                 break
     return dict(counts)
@@ -248,21 +249,17 @@ def mutation_cases(options: Any) -> Iterator[Row]:
 
 
 def summary(rows: list[dict[str, Any]]) -> list[str]:
-    """Return lines about the random automata: outcomes, and times of compiling."""
+    """Return lines about the random automata: the number of each outcome, and times of compiling."""
     outcomes = Counter(row["outcome"] for row in rows)
-    times = sorted(row["compile_ms"] for row in rows if row["outcome"] == "compiled")
-    weights = sorted(row["weights_ms"] for row in rows if row["outcome"] == "compiled")
-    blocks = sorted(len(row["blocks"]) for row in rows if row["outcome"] == "compiled")
-    return [
-        f"{dict(outcomes)}, wrong: {sum(not row['right'] for row in rows)}",
-        f"compiled and proved in {statistics.median(times):.1f} ms (median), {times[-1]:.0f} ms (longest); "
-        f"weights and model in {statistics.median(weights):.1f} ms (median), {weights[-1]:.0f} ms (longest); "
-        f"{statistics.median(blocks):.0f} blocks (median), {blocks[-1]} (most)",
-    ]
+    lines = [f"{dict(outcomes)}, wrong: {sum(not row['right'] for row in rows)}"]
+    for field, what in (("compile_ms", "compiled and proved"), ("weights_ms", "weights and model")):
+        times = [row[field] for row in rows if row["outcome"] == "compiled"]
+        lines.append(f"{what} in {statistics.median(times):.1f} ms (median), {max(times):.0f} ms (longest)")
+    return lines
 
 
 def no_page(path: Path) -> None:
-    """Write nothing next to the rows: docs/automata.md quotes them."""
+    """Write no page: docs/automata.md quotes the rows."""
 
 
 CASES = tuple(

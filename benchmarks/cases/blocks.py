@@ -1,4 +1,4 @@
-"""Mamba blocks on the CPU: one block next to mambapy's, recomputation in the backward pass, and one token at a time."""
+"""Mamba blocks on the CPU: a block and mambapy's, recomputation in the backward pass, and steps of one token."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -39,13 +39,13 @@ def copy_weights(block: MambaBlock, theirs: nn.Module) -> None:
 
 
 def mambapy_stack(shape: Shape) -> nn.Module:
-    """Return mambapy's stack of blocks, the same weights in every call."""
+    """Return mambapy's stack of blocks, with the same weights in every call."""
     torch.manual_seed(0)
     return peers.mambapy_stack(shape.get("layers", 1), shape["d_model"], shape["N"]).eval()
 
 
 def our_stack(shape: Shape, *, residual: bool = True, **options: Any) -> nn.Sequential:
-    """Return our blocks, in residual connections or alone, with the weights of `mambapy_stack`."""
+    """Return our blocks with the weights of `mambapy_stack`. residual: whether each is in a residual connection with a norm."""
     made = []
     for other in mambapy_stack(shape).layers:
         block = MambaBlock(shape["d_model"], layer_options={"d_state": shape["N"]}, **options)
@@ -62,7 +62,7 @@ def sequence(shape: Shape) -> Tensor:
 
 
 def block(shape: Shape) -> dict[str, Implementation]:
-    """Return one block of ours and of mambapy's, with the same weights."""
+    """Return one block of ours and one of mambapy's with the same weights."""
     ours, theirs = our_stack(shape, residual=False), mambapy_stack(shape).layers[0].mixer
     return {
         "longscan": module_call(ours, sequence(shape), infers=False, backend="cpu"),
@@ -71,12 +71,12 @@ def block(shape: Shape) -> dict[str, Implementation]:
 
 
 def block_truth(shape: Shape) -> list[Tensor]:
-    """Return y and the gradient of x by mambapy's block in float64."""
+    """Return y and the gradient of x of mambapy's block in float64."""
     mixer = mambapy_stack(shape).layers[0].mixer.double()
     return module_call(mixer, sequence(shape).double()).results()[:2]
 
 
-def recomputing(residual: bool, shape: Shape) -> dict[str, Implementation]:
+def with_and_without_recompute(residual: bool, shape: Shape) -> dict[str, Implementation]:
     """Return our block or stack, with and without `recompute`."""
     variants = {"longscan": {}, "longscan, recompute": {"recompute": True}}
     return {
@@ -89,13 +89,13 @@ def recomputing(residual: bool, shape: Shape) -> dict[str, Implementation]:
 
 
 def recompute_truth(residual: bool, shape: Shape) -> list[Tensor]:
-    """Return y and all gradients by the reference in float64."""
+    """Return y and all gradients by the reference backend in float64."""
     model = our_stack(shape, residual=residual, backend="reference").double()
     return module_call(model, sequence(shape).double()).results()
 
 
-def through_steps(step: Callable[[Tensor, Any], tuple[Tensor, Any]], state: Any, x: Tensor) -> Tensor:
-    """Return the outputs (steps, B, d_model) of a stepper on one token after another."""
+def run_steps(step: Callable[[Tensor, Any], tuple[Tensor, Any]], state: Any, x: Tensor) -> Tensor:
+    """Return the outputs (steps, B, d_model) of `step` for the tokens x (steps, B, d_model), one after another."""
     outputs = []
     for token in x:
         y, state = step(token, state)
@@ -104,10 +104,10 @@ def through_steps(step: Callable[[Tensor, Any], tuple[Tensor, Any]], state: Any,
 
 
 def steppers(shape: Shape) -> dict[str, Implementation]:
-    """Return one token at a time through our blocks, mambapy's with the same weights, and transformers' with its own."""
+    """Return the steps of our blocks, of mambapy's with the same weights, and of transformers' with other weights."""
     ours, theirs = our_stack(shape).eval(), mambapy_stack(shape)
     start = [layer.initial_state(shape["B"]) for layer in ours]
-    tokens = torch.randn(TOKENS, shape["B"], shape["d_model"], generator=torch.Generator().manual_seed(1))
+    tokens = token_sequence(shape)
 
     def step(x: Tensor, states: list[Any]) -> tuple[Tensor, list[Any]]:
         after = []
@@ -118,35 +118,33 @@ def steppers(shape: Shape) -> dict[str, Implementation]:
 
     caches = peers.mambapy_caches(theirs, shape["B"])
     of_transformers, cache = peers.transformers_stepper(shape["layers"], shape["d_model"], shape["N"])
+    transformers = differentiable(partial(run_steps, of_transformers, cache), [tokens], trains=False, peer="transformers")
     return {
-        "longscan": differentiable(partial(through_steps, step, start), [tokens], trains=False, backend="cpu"),
-        "mambapy": differentiable(partial(through_steps, theirs.step, caches), [tokens], trains=False, peer="mambapy"),
-        "transformers": unchecked(
-            differentiable(partial(through_steps, of_transformers, cache), [tokens], trains=False, peer="transformers")
-        ),
+        "longscan": differentiable(partial(run_steps, step, start), [tokens], trains=False, backend="cpu"),
+        "mambapy": differentiable(partial(run_steps, theirs.step, caches), [tokens], trains=False, peer="mambapy"),
+        "transformers": replace(transformers, results=None),  # not compared, because its weights are others
     }
 
 
-def unchecked(implementation: Implementation) -> Implementation:
-    """Return an implementation whose results are not compared: its weights are its own."""
-    return replace(implementation, results=None)
+def token_sequence(shape: Shape) -> Tensor:
+    """Return the random tokens (TOKENS, B, d_model) that the steps read."""
+    return torch.randn(TOKENS, shape["B"], shape["d_model"], generator=torch.Generator().manual_seed(1))
 
 
 def stepper_truth(shape: Shape) -> list[Tensor]:
     """Return the outputs of mambapy's steps in float64."""
     stack = mambapy_stack(shape).double()
     caches = [(None, x.double()) for _, x in peers.mambapy_caches(stack, shape["B"])]
-    tokens = torch.randn(TOKENS, shape["B"], shape["d_model"], generator=torch.Generator().manual_seed(1))
-    return differentiable(partial(through_steps, stack.step, caches), [tokens.double()], trains=False).results()
+    return differentiable(partial(run_steps, stack.step, caches), [token_sequence(shape).double()], trains=False).results()
 
 
 def recompute_cases() -> Iterator[Case]:
-    """Yield the comparison of recomputing and keeping, for one block and for a stack, where what every block keeps adds up."""
+    """Yield the comparison of blocks with and without `recompute`, for one block and for a stack of eight."""
     for kind, shape in {"block": BLOCK, "stack": STACK}.items():
         residual = kind == "stack"
         yield Case(
             suite="recompute", name=f"recompute {kind}", op=f"mamba_{kind}_recompute", shapes=[shape],
-            quick_shape=TINY | ({"layers": 2} if residual else {}), build=partial(recomputing, residual),
+            quick_shape=TINY | ({"layers": 2} if residual else {}), build=partial(with_and_without_recompute, residual),
             truth=partial(recompute_truth, residual), memory_shape=shape, memory_of=("longscan", "longscan, recompute"),
         )  # fmt: skip
 

@@ -1,7 +1,7 @@
-"""The time to make a training batch, next to that of an update on a GPU: does a GPU wait for its data?
+"""Time to make a training batch, next to the recorded time of an update on a GPU, which must not wait for its data.
 
-Batches are made one after another by one thread, as in training while the update before runs. Updates are those of results/runs,
-validation included; of several runs the fastest. Recipes: --recipes, or all of recipes/afternoon, which need LONGSCAN_DATA.
+One thread makes one batch after another, as in training. The time of an update is the smallest in results/runs, with validation
+included. Recipes are those of --recipes, or all of recipes/afternoon, which need LONGSCAN_DATA.
 """
 
 import statistics
@@ -17,17 +17,17 @@ from longscan.report.records import Record, read_folder
 from longscan.training import SettingError
 from longscan.training.parsing import parse_settings
 
-COUNT = 30  # batches after the first, of which the median is taken
+COUNT = 30  # batches after the first, whose median time is recorded
 
 
 def update_ms(recipe: str, runs: Sequence[Record]) -> float | None:
-    """Return the milliseconds of an update in the fastest recorded run of a recipe on a GPU."""
+    """Return the milliseconds of an update in the fastest recorded run of a recipe on a GPU; None without such a run."""
     mine = [row for row in runs if row["recipe"] == f"recipes/{recipe}.yaml" and "NVIDIA" in row["device"]]
     return min((1e3 * row["seconds"] / row["steps"] for row in mine), default=None)
 
 
 def batches(options: Any) -> Iterator[Row]:
-    """Yield a row for each recipe: the first batch, with the files read or found in the cache, and the median of later ones."""
+    """Yield a row for each recipe: the time of the first batch, which reads the files, and the median time of later ones."""
     torch.set_num_threads(1)
     runs = read_folder(ROOT / "results/runs")
     for recipe in options.recipes or sorted((ROOT / "recipes/afternoon").glob("*.yaml")):
@@ -35,7 +35,7 @@ def batches(options: Any) -> Iterator[Row]:
 
 
 def measure(recipe: Path, count: int, runs: Sequence[Record]) -> Row:
-    """Return the row of a recipe; SystemExit where it cannot be read or its data are missing."""
+    """Return the row of a recipe. SystemExit if the recipe is invalid or its data are missing."""
     name = f"{recipe.parent.name}/{recipe.stem}"
     try:
         settings = parse_settings(["--config", str(recipe)])

@@ -1,8 +1,8 @@
-"""Accuracy of compiled models after noise, a cast to bfloat16, weight decay or training; and of students of their answers.
+"""Accuracy of compiled models after noise, a cast to bfloat16, weight decay or training, and of models trained on their answers.
 
-Every row (suite automata, case survival): case, phase ("grid" or "float"), change, amount, seed, and the share of right states
-(of right answers for students) over all prefixes of 20 random words of each length. Rows of students also hold the share of right
-answers of the constant predictor.
+Fields of a row (suite automata, case survival): case, phase ("grid" or "float"), change, amount, seed, and the share of right
+states over all prefixes of 20 random words of each length. A row of a student, a model trained from random weights, has the share
+of right answers instead, and that of the best constant predictor.
 """
 
 import statistics
@@ -20,12 +20,12 @@ from harness import Measurement, Row
 from longscan import automata
 from longscan.automata.scoring import random_words, score
 from longscan.layers.parameters import parameter_options
-from longscan.models import SequenceModel
+from longscan.models import SequenceModel, optimizer_groups
 from longscan.report.records import read_records
 
 LENGTHS = (40, 256, 1024)
 NOISE = (1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
-KEPT = (0.999, 0.99, 0.97, 0.9, 0.8, 0.5)
+DECAY_FACTORS = (0.999, 0.99, 0.97, 0.9, 0.8, 0.5)
 RATES = (1e-4, 1e-3, 1e-2)
 STUDENTS = {  # change -> label of its bars
     "student of the answers of the compiled model": "student of\nall answers",
@@ -46,7 +46,7 @@ def changes(name: str, quick: bool) -> Iterator[Row]:
             ("nothing", (0.0,), leave_unchanged),
             ("noise relative to each weight", NOISE, relative_noise),
             ("noise on every weight", NOISE, noise),
-            ("decay of the weights that decay", KEPT, decay),
+            ("decay of the weights that decay", DECAY_FACTORS, decay),
             ("bfloat16", (0.0,), to_bfloat16),
             ("training on, no decay", RATES, partial(train_on, name=name, decay=0.0, quick=quick)),
             ("training on, decay 0.1", RATES, partial(train_on, name=name, decay=0.1, quick=quick)),
@@ -58,73 +58,64 @@ def changes(name: str, quick: bool) -> Iterator[Row]:
                     apply(compiled.model, amount)
                     compiled.model.eval()
                     row = {"case": name, "phase": phase, "change": change, "amount": amount, "seed": seed}
-                    yield row | {"states": measured(compiled), "certified_length": certified(compiled)}
+                    yield row | {"states": state_accuracy(compiled), "certified_length": certified_length(compiled)}
     for teacher in ("answers of the compiled model", "labels of the last letter"):
         yield student(name, teacher, quick)
 
 
-def certified(compiled: automata.CompiledAutomaton) -> int | str:
-    """Return the length up to which the present weights are certified."""
+def certified_length(compiled: automata.CompiledAutomaton) -> int | str:
+    """Return the length up to which the present weights are certified, "every" for all lengths, "not asked" for bfloat16."""
     if compiled.model.head.weight.dtype == torch.bfloat16:
         return "not asked"
     certificate = compiled.verify()
     return "every" if certificate.safe_length is None else certificate.safe_length
 
 
-def measured(compiled: automata.CompiledAutomaton) -> dict[str, float]:
+def state_accuracy(compiled: automata.CompiledAutomaton) -> dict[str, float]:
     """Return the share of right states by length."""
     return {str(n): score(compiled, random_words(compiled, 20, n, seed=n)).states for n in LENGTHS}
 
 
 def leave_unchanged(model: nn.Module, amount: float) -> None:
-    """Leave the model as compiled."""
-    decay(model, 1.0 - amount)
+    """Change nothing; `amount` is 0."""
 
 
-def to_bfloat16(model: nn.Module, amount: float) -> None:
-    """Cast the model to bfloat16; angles, eigenvalues and initial states stay in float32, as always."""
-    assert amount == 0
+def to_bfloat16(model: nn.Module, amount: float) -> None:  # noqa: ARG001
+    """Cast the model to bfloat16 (angles, eigenvalues and initial states stay float32); `amount` is 0."""
     model.to(torch.bfloat16)
 
 
 @torch.no_grad()
 def relative_noise(model: nn.Module, amount: float) -> None:
-    """Multiply each weight by 1 + amount g, g standard normal: zeros stay zero."""
+    """Multiply each weight by 1 + amount * g with standard normal g, so that zeros stay zero."""
     for parameter in model.parameters():
         parameter.mul_(1 + amount * torch.randn_like(parameter))
 
 
 @torch.no_grad()
 def noise(model: nn.Module, amount: float) -> None:
-    """Add amount g to each weight, g standard normal, zeros included."""
+    """Add amount * g with standard normal g to each weight, zeros included."""
     for parameter in model.parameters():
         parameter.add_(amount * torch.randn_like(parameter))
 
 
 @torch.no_grad()
-def decay(model: nn.Module, kept: float) -> None:
-    """Multiply the parameters that an optimizer decays by the share that is kept."""
+def decay(model: nn.Module, factor: float) -> None:
+    """Multiply the parameters that an optimizer decays by a factor."""
     for parameter in model.parameters():
         if parameter_options(parameter).decay:
-            parameter.mul_(kept)
+            parameter.mul_(factor)
 
 
 def accepted(name: str, words: Tensor) -> Tensor:
-    """Return the right answers (B, L) as 0 and 1."""
+    """Return whether the automaton accepts each prefix of `words`, (B, L) of 0 and 1."""
     dfa = automata.named(name).minimise()
     return torch.isin(torch.from_numpy(dfa.run(words.numpy())), torch.tensor(sorted(dfa.accept))).long()
 
 
 def optimise(model: SequenceModel, rate: float, decay: float, steps: int, loss: Callable[[], Tensor]) -> None:
-    """Train by AdamW, with weight decay where the parameters have it and gradients clipped at 1."""
-    groups = [
-        {
-            "params": [p for p in model.parameters() if parameter_options(p).decay == decays],
-            "weight_decay": decay if decays else 0.0,
-        }
-        for decays in (True, False)
-    ]
-    optimiser = torch.optim.AdamW(groups, lr=rate)
+    """Train by AdamW, with weight decay for the parameters that declare it, and gradients clipped at a norm of 1."""
+    optimiser = torch.optim.AdamW(optimizer_groups(model, weight_decay=decay), lr=rate)
     model.train()
     for _ in range(steps):
         optimiser.zero_grad()
@@ -135,7 +126,7 @@ def optimise(model: SequenceModel, rate: float, decay: float, steps: int, loss: 
 
 
 def train_on(model: SequenceModel, rate: float, *, name: str, decay: float, quick: bool) -> None:
-    """Train for 200 steps on the right answers at every letter of words of length 40."""
+    """Train for 200 steps on the right answers after every letter of words of length 40."""
     compiled = automata.compile(automata.named(name))
 
     def loss() -> Tensor:
@@ -161,9 +152,9 @@ def student(name: str, teacher: str, quick: bool) -> Row:
         if teacher.startswith("labels"):
             return nn.functional.cross_entropy(logits[:, -1], accepted(name, words)[:, -1])
         with torch.no_grad():
-            told = compiled.model(words)
-        told = 5 * told / told.abs().amax()
-        return nn.functional.cross_entropy(logits.flatten(0, 1), told.softmax(-1).flatten(0, 1))
+            teacher_logits = compiled.model(words)
+        probabilities = (5 * teacher_logits / teacher_logits.abs().amax()).softmax(-1)
+        return nn.functional.cross_entropy(logits.flatten(0, 1), probabilities.flatten(0, 1))
 
     optimise(model, 3e-3, 0.0, 5 if quick else 1500, loss)
     shares, constants = {}, {}
@@ -178,7 +169,7 @@ def student(name: str, teacher: str, quick: bool) -> Row:
 
 
 def draw(path: Path) -> None:
-    """Draw the share of right states against the amount of each change, a line for each phase and length; students as bars."""
+    """Draw the share of right states against the amount of each change by phase and length, and students as bars."""
     rows = read_records(path)
     kinds = [
         "noise relative to each weight", "noise on every weight", "decay of the weights that decay",

@@ -1,17 +1,17 @@
-"""Whole models on one GPU (suite systems): time and memory against the length, what a variant of a block costs, and heads as ops.
+"""Time and memory of whole models on one GPU against the length, of variants of a block, and of heads as ops (suite systems).
 
-length: a training step (forward, backward, AdamW) and an inference pass of every sequence layer in its own block, as a model of
-about 600,000 parameters, from 1,024 to 65,536 steps, batch 4. overhead: batches of 64 x 1024 x 3, as the thesis measures them in
-section 12.2.5, of S6 and of what the thesis puts around it. Models run under autocast to bfloat16, their weights and optimizer
-in float32. Rows hold the training step in forward_backward_ms and the inference pass in forward_ms; memory is beyond weights,
+length: a training step (forward, backward, AdamW) and an inference pass of a model of about 600,000 parameters for every sequence
+layer in its paper's block, from 1,024 to 65,536 steps, batch 4. overhead: the same for S6 and the variants of its block in the
+thesis, on batches of 64 x 1024 x 3 (section 12.2.5). Models run under autocast to bfloat16; weights and optimizer are float32.
+The field forward_backward_ms of a row is the training step, forward_ms the inference pass. Memory does not include weights,
 moments and inputs.
 
-heads: heads of Mamba-2 and Mamba-3 and causal attention as ops in bfloat16, next to the published ops. Mamba-2: `ssd_scan` of
-2,048 channels in heads of 64 with 128 states. Mamba-3: `Mamba3Heads` of the same size with one group, from the input and all
-that the projection selects to y without a gate; in addition to the published op it computes the norm of B and C, softplus,
-sigmoid and tanh. Attention: torch's op of 1,024 channels in heads of 64, as torch chooses and by each of its kernels alone, and
-our layer, with its projections and rotary positions; `kernels` are the fused attention kernels that ran. Gradients are of all
-inputs, weights of layers included.
+heads: the heads of Mamba-2 and Mamba-3 and causal attention as ops in bfloat16; limits are times of the published ops. Mamba-2:
+`ssd_scan` of 2,048 channels in heads of 64 with 128 states. Mamba-3: `Mamba3Heads` of the same size with one group, whose inputs
+are x and the selected coefficients, without a gate; it computes the norm of B and C, softplus, sigmoid and tanh, which the
+published op does not. Attention: torch's op of 1,024 channels in heads of 64, with the kernel that torch chooses and with each
+kernel in turn, and our layer, with its projections and rotary positions; the field `kernels` lists the fused attention kernels
+that ran. Gradients are of all inputs and of the weights of layers.
 """
 
 import re
@@ -27,14 +27,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
 from cases.ops import SSD
-from harness import GPU, Case, Implementation, Shape, differentiable, profiled
+from harness import GPU, Case, Implementation, Shape, differentiable, profile_events
 from longscan.layers import Attention
 from longscan.layers.base import SequenceInfo
 from longscan.layers.mamba3 import Mamba3Heads
 from longscan.models import SequenceModel
 
 CLASSES = 10
-FUSED = re.compile(r"\w*(?:flash|fmha|sdpa|attention)\w*(?!\w|::)", re.IGNORECASE)  # in a kernel's name, less its namespace
+FUSED = re.compile(r"\w*(?:flash|fmha|sdpa|attention)\w*(?!\w|::)", re.IGNORECASE)  # name of a fused kernel without namespace
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class System:
         return {"variant": self.name, "parameters": self.parameters, "backend": "auto"}
 
     def implementation(self, shape: Shape) -> Implementation:
-        """Return a training step and an inference pass on a batch that holds nothing to learn."""
+        """Return a training step and an inference pass on a batch of random inputs and random classes."""
         model = self.model().to(GPU)
         optimizer = torch.optim.AdamW(model.parameters(), capturable=GPU.type == "cuda")
         generator = torch.Generator().manual_seed(0)
@@ -88,7 +88,7 @@ class System:
         return Implementation(infer, train, fields=self.fields, sizes=sizes)
 
 
-SYSTEMS = (  # of 600,000 parameters, give or take 4 in a hundred
+SYSTEMS = (  # each of 600,000 parameters, to 4 %
     System("S4", "s4*6", 168),
     System("S4D", "s4d*6", 192),
     System("S5", "s5*6", 256),
@@ -120,7 +120,7 @@ VARIANTS = (  # widths: the thesis, Tables 2 and 6; the first is what the others
 
 
 def of_systems(name: str, systems: Sequence[System], lengths: Sequence[int], batch: int) -> Case:
-    """Return the case of some systems, which take turns, at all lengths."""
+    """Return the case that compares some systems at all lengths."""
     return Case(
         suite="systems", name=name, op="SequenceModel", device=GPU, replays=True, may_fail=True,
         shapes=[{"B": batch, "L": length} for length in lengths], quick_shape={"B": 1, "L": 8},
@@ -130,17 +130,17 @@ def of_systems(name: str, systems: Sequence[System], lengths: Sequence[int], bat
 
 
 def normal(*shape: int) -> Tensor:
-    """Return random numbers in the device's bfloat16."""
+    """Return normal random numbers in bfloat16 on the GPU."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(GPU, torch.bfloat16)
 
 
 def mamba2(shape: Shape) -> Implementation:
-    """Return the scan of Mamba-2's heads; what has axes (B, L, ...) is bfloat16."""
+    """Return the scan of Mamba-2's heads; tensors with axes (B, L, ...) are bfloat16."""
     return differentiable(partial(SSD.call, backend="auto"), SSD.inputs(shape, "bfloat16", GPU))
 
 
 def mamba3(shape: Shape) -> Implementation:
-    """Return the heads of Mamba-3 behind their projection."""
+    """Return the heads of Mamba-3 without the projection before them."""
     torch.manual_seed(0)
     heads = Mamba3Heads(shape["D"], shape["N"], min(shape["D"], 64), 1, 0.5, (1e-3, 0.1), "auto").to(GPU)
 
@@ -152,7 +152,7 @@ def mamba3(shape: Shape) -> Implementation:
 
 
 def attention(shape: Shape, backend: SDPBackend | None = None) -> Implementation:
-    """Return torch's op on queries, keys and values (B, heads, L, 64), as it chooses or by one of its kernels."""
+    """Return torch's attention on queries, keys and values (B, heads, L, 64). backend: its kernel; None: torch chooses."""
 
     def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         with nullcontext() if backend is None else sdpa_kernel(backend):
@@ -163,15 +163,15 @@ def attention(shape: Shape, backend: SDPBackend | None = None) -> Implementation
 
 
 def attention_layer(shape: Shape) -> Implementation:
-    """Return our layer of the same width."""
+    """Return our attention layer of the same width."""
     torch.manual_seed(0)
     layer = Attention(shape["D"]).to(GPU, torch.bfloat16)
     return differentiable(lambda x, *_: layer(x), [normal(shape["B"], shape["L"], shape["D"]), *layer.parameters()])
 
 
 def fused_kernels(call: Callable[[], object]) -> list[str]:
-    """Return the fused attention kernels that a call runs; on the CPU torch's own names of them."""
-    found = (FUSED.search(event.key) for event in profiled(call, GPU))
+    """Return the names of the fused attention kernels that a call runs; on the CPU those of torch's operations."""
+    found = (FUSED.search(event.key) for event in profile_events(call, GPU))
     return sorted({match.group() for match in found if match})
 
 
@@ -187,7 +187,8 @@ def of_heads(
     """Return the case of one op at 2,048 and 8,192 steps.
 
     published: milliseconds of forward, and of forward and backward, of the published op on one H200 with torch 2.11 and Triton
-    3.6 (median of `triton.testing.do_bench`, one run). allowed: how many times these ours may take.
+    3.6 (median of `triton.testing.do_bench`, one run). allowed: largest allowed ratio of our time to the published op's.
+    attends: whether rows list the fused attention kernels that ran.
     """
 
     def build(shape: Shape) -> dict[str, Implementation]:

@@ -57,8 +57,8 @@ def test_a_run_in_slices_is_the_run(learned, tmp_path, monkeypatch, capsys, help
     for number in range(5):  # a slice takes one step at least
         sliced = run("sliced", "--limit", "0")
         assert (sliced / f"{stem}.safetensors").stat().st_size < 100_000
-        assert "the same command goes on" in capsys.readouterr().out, number
-    with pytest.raises(ValueError, match="go on with its settings"):
+        assert "the same command resumes" in capsys.readouterr().out, number
+    with pytest.raises(ValueError, match="use its settings, or move the file"):
         run("sliced", "--width", "16")
     run("sliced")
     assert {path.name for path in sliced.iterdir()} == {f"{stem}.jsonl", f"{stem}.png"}

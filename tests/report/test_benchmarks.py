@@ -151,7 +151,7 @@ def test_recorded_rows_make_pages(tmp_path):
 
 def test_blocks_have_the_weights_of_the_peer():
     shape = {"B": 2, "L": 5, "d_model": 8, "N": 4}
-    assert max(harness.errors(next(case for case in blocks.CASES if case.name == "block"), shape).values()) < 1e-5
+    assert max(harness.measure_errors(next(case for case in blocks.CASES if case.name == "block"), shape).values()) < 1e-5
 
 
 def test_a_row_of_a_loader(monkeypatch, tmp_path):

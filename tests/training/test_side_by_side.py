@@ -31,7 +31,7 @@ def test_plans_are_read(tmp_path: Path) -> None:
     assert [line.name for line in side_by_side.read_plan(path, ["a"])] == ["a-0"]
     with pytest.raises(ValueError, match="got 'a', needed a name and one of train, seeds, learned"):
         side_by_side.read_plan(plan(tmp_path, "a"), [])
-    with pytest.raises(ValueError, match="a stands there 2 times"):
+    with pytest.raises(ValueError, match="names must differ, got a 2 times"):
         side_by_side.read_plan(plan(tmp_path, "a train --task parity", "a train"), [])
 
 
