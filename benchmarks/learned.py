@@ -217,7 +217,7 @@ class Learning(Callback):
 
     @torch.no_grad()
     def rows(self, count: int, longest: int) -> Iterator[dict[str, Any]]:
-        """Yield a row for every seed, tested on `count` random words of `longest` letters. Averaged weights, if any, are tested."""
+        """Yield a row for every seed: its scores on `count` random words of length `longest`, by averaged weights if any."""
         words = random_letters(self.dfa, count, longest, TEST_SEED, 0)
         states = torch.from_numpy(self.dfa.run(words.numpy()))
         numbers = len(self.seeds) * longest * self.setting.d_model * self.setting.d_state * 2
