@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from interpreter import interpret_quickly
+from interpreter import speed_up_interpreter
 from longscan.ops import chunks
 
 settings.register_profile(
@@ -42,7 +42,7 @@ def pytest_configure() -> None:
     torch.set_num_threads(1)
     chunks.CHUNK_ELEMENTS = 2**12
     if os.environ.get("TRITON_INTERPRET") == "1":
-        interpret_quickly()
+        speed_up_interpreter()
 
 
 def pytest_unconfigure() -> None:

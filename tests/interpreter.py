@@ -1,35 +1,35 @@
-"""Triton's interpreter, made fast enough to test with."""
+"""Patches of Triton's interpreter that make it fast enough for tests, and exact in float64 and bfloat16."""
 
 from dataclasses import replace
 from typing import Any
 
-element_by_element: list[Any] = []  # the interpreter's own way to scan, once it is replaced
-column_by_column: Any = None  # what multiplies tiles in the kernel, once it is replaced
+original_scans: list[Any] = []  # the interpreter's implementation of associative scans, after it was replaced
+original_dot: Any = None  # the kernel's function for products of tiles, after it was replaced
 
 
-def interpret_quickly() -> None:
-    """Let programs be few and large: an operation on a tile takes the interpreter a tenth of a millisecond, whatever the tile.
+def speed_up_interpreter() -> None:
+    """Apply all patches of this file, and launch few programs with large tiles.
 
-    But tiles stay below 128 KiB, beyond which every array costs a call to the system. How the work is divided among programs is
-    the matter of tests of their own.
+    The interpreter takes about 0.1 ms for an operation on a tile of any size. Tiles stay below 128 KiB, because NumPy requests
+    larger arrays from the operating system one by one. Other tests cover how the work is divided among programs.
     """
     from longscan.ops import _triton_launch
 
-    patch_language_once()
+    patch_language_once_per_launch()
     allow_overflow()
-    scan_slices_at_once()
-    multiply_at_once()
-    round_to_bfloat16()
+    replace_scan()
+    replace_dot()
+    replace_bfloat16_casts()
     _triton_launch.PROGRAMS = 2
     for name, launch in _triton_launch.TABLE.items():
         steps = 128 if name in ("elementwise", "short_conv") else 64
         _triton_launch.TABLE[name] = replace(launch, lanes=128, steps=steps)
 
 
-def patch_language_once() -> None:
-    """Patch `triton.language` once per launch and module of functions.
+def patch_language_once_per_launch() -> None:
+    """Make the interpreter patch `triton.language` once per launch and module.
 
-    The interpreter does it again in every call of a device function, which takes longer than the call itself.
+    Without this patch it does so in every call of a device function, which takes longer than the call.
     """
     from triton.runtime import interpreter
 
@@ -51,35 +51,37 @@ def patch_language_once() -> None:
 
 
 def allow_overflow() -> None:
-    """Let integers overflow, as on a GPU: the interpreter checks every sum and product, and no test has an index near 2**31."""
+    """Switch off the interpreter's check of integer sums and products for overflow. No test has an index near 2**31."""
     from triton.runtime import interpreter
 
     builder = interpreter.interpreter_builder
     builder.options = replace(builder.options, sanitize_overflow=False)
 
 
-def multiply_at_once() -> None:
-    """Let products of float64 be numpy's, not a column after another; `column_by_column` is the kernel's own way.
+def replace_dot() -> None:
+    """Replace the products of tiles of ssd_scan by `tl.dot` for all dtypes; the kernel's function stays in `original_dot`.
 
-    And let those of bfloat16 be products of numbers: the interpreter multiplies the integers that it holds them as.
+    The kernel computes float64 products column by column, which is slow in the interpreter. Tiles of bfloat16 are converted to
+    float32, because the interpreter multiplies the integers by which it represents them.
     """
     from longscan.ops.ssd_scan import triton as kernels
 
-    global column_by_column
-    column_by_column = kernels._dot
+    global original_dot
+    original_dot = kernels._dot
 
     def dot(a: Any, b: Any, sums: Any, PRECISION: Any) -> Any:
         import triton.language as tl
 
         if a.dtype == tl.bfloat16:
             a, b = a.to(tl.float32), b.to(tl.float32)
-        return tl.dot(a, b, sums, input_precision=PRECISION)
+        # Before Triton 3.8 the result is float32 unless a dtype is given, also for products of float64.
+        return tl.dot(a, b, sums, input_precision=PRECISION, out_dtype=sums.dtype)
 
     kernels._dot = dot
 
 
-def round_to_bfloat16() -> None:
-    """Let numbers become bfloat16 as on a GPU, to the nearest: the interpreter cuts digits off, and spoils integers."""
+def replace_bfloat16_casts() -> None:
+    """Round to the nearest bfloat16, as a GPU does. The interpreter truncates, and converts integers wrongly."""
     import numpy
     import torch
     import triton.language as tl
@@ -104,11 +106,11 @@ def round_to_bfloat16() -> None:
     InterpreterBuilder.cast_impl, InterpreterBuilder.create_fp_to_fp = cast, convert
 
 
-def scan_slices_at_once() -> None:
-    """Let the interpreter apply the operator of an associative scan to whole slices, not to one element after another.
+def replace_scan() -> None:
+    """Apply the operator of an associative scan to whole slices along the scanned axis instead of single elements.
 
-    The order along the scanned axis is the same, so are the bits. Operators of plain arithmetic get numpy arrays, which is
-    faster still; those that call other functions get tensors.
+    The order of the operations along the scanned axis is unchanged, so results have the same bits. Operators that consist of
+    arithmetic alone receive NumPy arrays, which is faster; those that call other functions receive Triton tensors.
     """
     import numpy
     from triton.runtime.interpreter import ScanOps
@@ -127,5 +129,5 @@ def scan_slices_at_once() -> None:
         whole = [numpy.ascontiguousarray(numpy.moveaxis(result, 0, self.axis)) for result in results]
         return [self.to_tensor(result, x.dtype) for result, x in zip(whole, inputs, strict=True)]
 
-    element_by_element.append(ScanOps.generic_scan)
+    original_scans.append(ScanOps.generic_scan)
     ScanOps.generic_scan = generic_scan

@@ -19,7 +19,7 @@ sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
 
 import torch  # noqa: E402
 
-from interpreter import interpret_quickly  # noqa: E402
+from interpreter import speed_up_interpreter  # noqa: E402
 from longscan.ops import OPS, _native_op, mamba_step  # noqa: E402
 from op_examples import example, with_gradients  # noqa: E402
 
@@ -160,7 +160,7 @@ def main() -> None:
     """All ops on all native backends that can run here."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    interpret_quickly()
+    speed_up_interpreter()
     for name, entry in OPS.items():
         if not entry.native_gradients:
             continue

@@ -186,11 +186,11 @@ def test_scans_of_slices_are_those_of_elements(monkeypatch):
     """What makes the interpreter fast enough to test with changes no bit."""
     from triton.runtime.interpreter import ScanOps
 
-    from interpreter import element_by_element
+    from interpreter import original_scans
 
     inputs = example("selective_scan", is_complex=True)
     fast = results_and_gradients("selective_scan", inputs, "triton")
-    monkeypatch.setattr(ScanOps, "generic_scan", element_by_element[0])
+    monkeypatch.setattr(ScanOps, "generic_scan", original_scans[0])
     table = {name: replace(launch, steps=8, lanes=16) for name, launch in _triton_launch.TABLE.items()}
     monkeypatch.setattr(_triton_launch, "TABLE", table)
     for one, other in zip(results_and_gradients("selective_scan", inputs, "triton"), fast, strict=True):
@@ -205,8 +205,8 @@ def test_the_interpreters_products_are_those_of_the_kernel(monkeypatch):
     kernels = import_module("longscan.ops.ssd_scan.triton")
     inputs = example("ssd_scan")
     fast = results_and_gradients("ssd_scan", inputs, "triton")
-    assert interpreter.column_by_column is not kernels._dot
-    monkeypatch.setattr(kernels, "_dot", interpreter.column_by_column)
+    assert interpreter.original_dot is not kernels._dot
+    monkeypatch.setattr(kernels, "_dot", interpreter.original_dot)
     table = {name: replace(launch, steps=16) for name, launch in _triton_launch.TABLE.items()}
     monkeypatch.setattr(_triton_launch, "TABLE", table)
     for one, other in zip(results_and_gradients("ssd_scan", inputs, "triton"), fast, strict=True):
