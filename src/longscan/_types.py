@@ -37,8 +37,18 @@ class Doc(str):
     __slots__ = ()
 
 
-PositiveInt = Annotated[int, Rule(lambda n: n >= 1, "a whole number of at least 1")]
-NonNegativeInt = Annotated[int, Rule(lambda n: n >= 0, "a whole number of at least 0")]
+def at_least(low: int) -> Rule:
+    """Return the rule of whole numbers of at least `low`."""
+    return Rule(lambda n: n >= low, f"a whole number of at least {low}")
+
+
+def between(low: int, high: int) -> Rule:
+    """Return the rule of whole numbers from `low` to `high`, both included."""
+    return Rule(lambda n: low <= n <= high, f"a whole number from {low} to {high}")
+
+
+PositiveInt = Annotated[int, at_least(1)]
+NonNegativeInt = Annotated[int, at_least(0)]
 Seed = Annotated[int, Rule(lambda n: 0 <= n < 2**63, "a whole number from 0 to below 2^63")]
 PositiveFloat = Annotated[float, Rule(lambda x: x > 0, "a number above 0")]
 NonNegativeFloat = Annotated[float, Rule(lambda x: x >= 0, "a number of at least 0")]
@@ -183,6 +193,12 @@ def check_names(values: Iterable[str], kind: type, path: str) -> None:
             raise unknown_setting(join_path(path, name), names)
 
 
+def convert_fields(group: Any, path: str = "") -> None:
+    """Convert every field of a frozen dataclass to its annotated type; SettingError with the name of a field after `path`."""
+    for name, declared in field_types(type(group)).items():
+        object.__setattr__(group, name, checked_value(getattr(group, name), declared, join_path(path, name)))
+
+
 class SettingsGroup:
     """Base of dataclasses whose constructor converts every field to its annotated type.
 
@@ -193,8 +209,7 @@ class SettingsGroup:
     path: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
-        for name, declared in field_types(type(self)).items():
-            object.__setattr__(self, name, checked_value(getattr(self, name), declared, join_path(self.path, name)))
+        convert_fields(self, self.path)
 
     @classmethod
     def parse_mapping(cls, values: Mapping[str, Any], path: str) -> tuple[Self, list[FieldError]]:

@@ -169,10 +169,10 @@ def test_a_folder_of_texts_and_damaged_ones(tmp_path):
 @pytest.mark.parametrize(
     ("cls", "settings", "message"),
     [
-        (Species, {"window": 0}, "^window"),
-        (Species, {"test_size": 0}, "^test_size"),
-        (ByteText, {"window": 0}, "^window"),
-        (ByteText, {"valid_fraction": 0.5}, "^valid_fraction"),
+        (Species, {"window": 0}, "^`?window"),
+        (Species, {"test_size": 0}, "^`?test_size"),
+        (ByteText, {"window": 0}, "^`?window"),
+        (ByteText, {"valid_fraction": 0.5}, "^`?valid_fraction"),
     ],
 )
 def test_impossible_settings(cls, settings, message):

@@ -200,12 +200,12 @@ def test_damaged_activities(folder):
 @pytest.mark.parametrize(
     ("cls", "settings", "message"),
     [
-        (Pendulum, {"frames": 101}, "^frames"),
-        (Pendulum, {"train_size": 0}, "^train_size"),
-        (Walker, {"elapsed": "none"}, "^elapsed"),
-        (FitzHughNagumo, {"test_size": 0}, "^test_size"),
-        (Walker, {"dropped": 1.0}, "^dropped"),
-        (HumanActivity, {"test_person": "F"}, "^test_person"),
+        (Pendulum, {"frames": 101}, "^`?frames"),
+        (Pendulum, {"train_size": 0}, "^`?train_size"),
+        (Walker, {"elapsed": "none"}, "^`?elapsed"),
+        (FitzHughNagumo, {"test_size": 0}, "^`?test_size"),
+        (Walker, {"dropped": 1.0}, "^`?dropped"),
+        (HumanActivity, {"test_person": "F"}, "^`?test_person"),
     ],
 )
 def test_impossible_settings(cls, settings, message):

@@ -499,10 +499,10 @@ def test_missing_files(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"downsample": 0}, "^downsample"),
-        ({"downsample": 35}, "^downsample"),
-        ({"train_events": 0}, "^train_events"),
-        ({"valid_fraction": 0.0}, "^valid_fraction"),
+        ({"downsample": 0}, "^`?downsample"),
+        ({"downsample": 35}, "^`?downsample"),
+        ({"train_events": 0}, "^`?train_events"),
+        ({"valid_fraction": 0.0}, "^`?valid_fraction"),
     ],
     ids=str,
 )

@@ -251,7 +251,7 @@ def test_missing_values_of_a_table_are_filled_from_the_past(tmp_path, caplog):
     path.write_text("date,b,c\n1,1,\n2,2,3\n")
     with pytest.raises(ValueError, match=r"t.csv: line 2 has no value of c, and none before it to repeat"):
         read_table(path, missing="fill")
-    with pytest.raises(ValueError, match="missing: got 'mask', expected one of refuse, fill"):
+    with pytest.raises(ValueError, match=r"missing\b.* one of refuse, fill\b"):
         read_table(path, missing="mask")
 
 
@@ -269,7 +269,7 @@ def test_a_task_refuses_missing_values_or_fills_them(folder):
     first = 900 - 752
     batch = task.batch("test", 0, 1000)
     assert batch.inputs[first, 0, 0] == batch.inputs[first - 1, 0, 0]
-    with pytest.raises(ValueError, match=r"^missing: must be one of refuse, fill, not 'mask'$"):
+    with pytest.raises(ValueError, match=r"^`?missing\b.* one of refuse, fill\b"):
         own(folder, missing="mask")
 
 
@@ -374,18 +374,21 @@ def test_another_table_of_the_same_name_is_noticed(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"context": 20}, "^layout: 'shift' answers at most as many steps as the context has"),
-        ({"context": 0}, "^context"),
-        ({"season": 0}, "^season"),
-        ({"dataset": "../mine"}, "^dataset"),
-        ({"variant": "384-96-96", "context": None, "horizon": None, "layout": "append"}, "^layout: the variant '384-96-96'"),
-        ({"level": "mean"}, "^level: must be one of kept, last"),
-        ({"channels": "alone"}, "^channels: must be one of together, apart, not 'alone'"),
-        ({"periods": 0}, "^periods: must be at least 1"),
-        ({"level": "last"}, "^level: 'last' needs layout 'append'"),
+        ({"context": 20}, "^`?layout.* append for a forecast longer than the context"),
+        ({"context": 0}, "^`?context"),
+        ({"season": 0}, "^`?season"),
+        ({"dataset": "../mine"}, "^`?dataset"),
+        (
+            {"variant": "384-96-96", "context": None, "horizon": None, "layout": "append"},
+            "^`?layout.* shift for the variant",
+        ),
+        ({"level": "mean"}, "^`?level.* one of kept, last"),
+        ({"channels": "alone"}, "^`?channels.* one of together, apart"),
+        ({"periods": 0}, "^`?periods.* at least 1"),
+        ({"level": "last"}, "^`?level.* kept for layout shift"),
         (
             {"level": "season", "layout": "append", "season": 7, "context": 48, "horizon": 24},
-            "^season, periods: their product",
+            "^`?periods.* at most context / season, 6",
         ),
     ],
     ids=str,

@@ -20,13 +20,14 @@ from longscan.tasks.dna.tasks import _split_ranges
 from longscan.tasks.dynamics import Pendulum
 from longscan.tasks.events import Events
 from longscan.tasks.events.batching import bucketed_rows, pack_rows
-from longscan.tasks.examples import check_fraction, split_off_validation
+from longscan.tasks.examples import split_off_validation
 from longscan.tasks.forecasting import baselines
 from longscan.tasks.forecasting.tables import read_dates
 from longscan.tasks.formal import GroupWord
 from longscan.tasks.formal._examples import Examples, concatenate_examples, next_token_batch, split_index, splitmix64
 from longscan.tasks.language import ByteText
 from longscan.tasks.listing import task_facts
+from longscan.tasks.lra import LraText
 from longscan.tasks.lra._listops import ExpressionLimits, generate_expressions
 from longscan.tasks.timeseries import protocols
 from made_up import MADE_UP, event_bytes, events_of
@@ -61,17 +62,17 @@ def test_the_smallest_and_largest_groups(group, size):
 
 @pytest.mark.parametrize("group", ["Z1", "Z721", "S1", "S7", "A2", "A7", "D4", "Z", "3", "Z02x", ""])
 def test_groups_that_are_refused(group):
-    with pytest.raises(ValueError, match=r"^group: needs Z2 \.\. Z720, S2 \.\. S6 or A3 \.\. A6, not "):
+    with pytest.raises(ValueError, match=r"^`?group\b.* one of Z2 \.\. Z720, S2 \.\. S6 or A3 \.\. A6"):
         GroupWord(group=group)
 
 
 @pytest.mark.parametrize(
     ("generators", "message"),
     [
-        (((0, 1, 1),), r"generators: \[0, 1, 1\] is no permutation of 0 .. 2"),
-        (((1, 0), (0, 2)), r"generators: \[0, 2\] is no permutation of 0 .. 1"),
-        (((0, 1),), "the identity alone"),
-        (((1, 2, 3, 4, 5, 6, 0), (1, 0, 2, 3, 4, 5, 6)), "a group of more than 720 elements"),
+        (((0, 1, 1),), r"generators.* permutations of 0 .. 2"),
+        (((1, 0), (0, 2)), r"generators.* permutations of 0 .. 1"),
+        (((0, 1),), "a group of at least two elements"),
+        (((1, 2, 3, 4, 5, 6, 0), (1, 0, 2, 3, 4, 5, 6)), "a group of at most 720 elements"),
     ],
     ids=str,
 )
@@ -202,7 +203,7 @@ def test_rows_of_a_step():
     task = TASKS["parity"]()
     check_request(task, "train", 0, 1, 0)
     for request in (("other", 0, 1, 0), ("train", -1, 1, 0), ("train", 0, 0, 0), ("train", 0, 1, -1)):
-        with pytest.raises(ValueError, match=r"split|must be at least"):
+        with pytest.raises(ValueError, match=r"split|a whole number of at least"):
             check_request(task, *request)
 
 
@@ -218,11 +219,11 @@ def test_validation_examples_are_carved_out():
     for count, fraction in ((1, 0.1), (2, 0.75)):
         with pytest.raises(ValueError, match=f"^valid_fraction: {count} training examples are too few to take {fraction:g} of"):
             split_off_validation(count, fraction, 0)
-    check_fraction(0.001)
-    check_fraction(0.999)
+    for fraction in (0.001, 0.999):
+        assert LraText(valid_fraction=fraction).valid_fraction == fraction
     for fraction in (0, 1, -0.1, 1.1):
-        with pytest.raises(ValueError, match=r"^valid_fraction: must lie between 0 and 1"):
-            check_fraction(fraction)
+        with pytest.raises(ValueError, match=r"valid_fraction.* a number above 0 and below 1"):
+            LraText(valid_fraction=fraction)
 
 
 def test_drawings_in_characters():

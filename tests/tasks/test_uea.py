@@ -185,7 +185,7 @@ def test_missing_values_are_refused_unless_the_task_says_otherwise(folder):
     write_ts(folder / "Mine_TRAIN.ts", raw.series, raw.labels, missing={(0, 2), (3, 1)})
     with pytest.raises(ValueError, match=r": 4 missing values .* in 2 of its 20 series, the first in series 1, channel 1"):
         _ = Uea(dataset="Mine", data_dir=str(folder)).length
-    with pytest.raises(ValueError, match=r"^missing: must be one of refuse, fill, mask, not 'mean'$"):
+    with pytest.raises(ValueError, match=r"^`?missing\b.* one of refuse, fill, mask\b"):
         Uea(dataset="Mine", data_dir=str(folder), missing="mean")
 
 
@@ -320,11 +320,11 @@ def test_without_aeon_a_folder_is_asked_for(monkeypatch):
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [
-        ({"protocol": "other"}, ValueError, r"^protocol: must be one of clean, linoss, aussm, not 'other'$"),
-        ({"valid_fraction": 1.0}, ValueError, r"^valid_fraction: must lie between 0 and 1, not 1.0$"),
+        ({"protocol": "other"}, ValueError, r"^`?protocol\b.* one of clean, linoss, aussm\b"),
+        ({"valid_fraction": 1.0}, ValueError, r"^`?valid_fraction\b.* a number above 0 and below 1\b"),
         ({"split_seed": -1}, ValueError, r"^split_seed: "),
-        ({"time_channel": True, "protocol": "aussm"}, ValueError, r"^time_channel: the protocol 'aussm' has none$"),
-        ({"dataset": "../x"}, ValueError, r"^dataset: must be the NAME of NAME_TRAIN.ts, not '../x'$"),
+        ({"time_channel": True, "protocol": "aussm"}, ValueError, r"^`?time_channel\b.* false for the protocol aussm"),
+        ({"dataset": "../x"}, ValueError, r"^`?dataset\b.* the NAME of NAME_TRAIN.ts"),
         ({"dataset": "Heartbeat"}, FileNotFoundError, r"^data_dir: looked for Heartbeat_TRAIN.ts, .* in the package aeon \("),
         ({"data_dir": "/none"}, FileNotFoundError, r"BasicMotions_TRAIN.arff .* in /none and /none/BasicMotions: not there"),
         ({"dataset": "Covid3Month"}, ValueError, r"^data_dir: Covid3Month has 156 different labels for 201 series; at least two"),

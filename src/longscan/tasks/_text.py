@@ -3,10 +3,17 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated, Literal
 
 import numpy as np
 
+from longscan._types import Doc
+
 PADDING, UNKNOWN, END = 0, 1, 2
+TokenLevel = Annotated[
+    Literal["bytes", "characters"],
+    Doc("tokens: 256 bytes and padding, or the characters that occur at least 15 times in the training texts, and an end token"),
+]
 
 
 @dataclass(frozen=True)

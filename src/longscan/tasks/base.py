@@ -1,17 +1,18 @@
 """The base class of tasks: batches as a pure function of (split, step, batch size, seed), a loss, metrics and baselines."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, fields
-from functools import cache, lru_cache
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from types import NoneType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from longscan._errors import setting_error
 from longscan._registry import Registry
+from longscan._types import Doc, PositiveInt, Rule, Seed, convert_fields
 from longscan.tasks._random import CounterRNG
 
 if TYPE_CHECKING:
@@ -19,6 +20,17 @@ if TYPE_CHECKING:
 
 Split = Literal["train", "valid", "test"]
 Reduction = Literal["mean", "sum"]
+
+# Settings that several tasks have.
+TrainSize = Annotated[PositiveInt, Doc("number of training examples of a fixed set")]
+ValidSize = Annotated[PositiveInt, Doc("number of validation examples")]
+TestSize = Annotated[PositiveInt, Doc("number of test examples")]
+ValidFraction = Annotated[
+    float,
+    Rule(lambda fraction: 0 < fraction < 1, "a number above 0 and below 1"),
+    Doc("part of the training examples that becomes the validation split"),
+]
+SplitSeed = Annotated[Seed, Doc("selects the examples of the splits that are drawn at random")]
 
 
 class Batch(NamedTuple):
@@ -56,9 +68,9 @@ class Batch(NamedTuple):
 class Task(ABC):
     """A data set or a stream of examples, and the scores of a model's output on it.
 
-    The fields of a subclass are its settings. A task is immutable and hashable; `batch` depends only on the settings and its
-    arguments, so any number of loader processes, in any order, see the same data, and resuming needs only the step. Raises
-    ValueError naming a setting whose value is none of the choices of its Literal type.
+    The fields of a subclass are its settings; their annotations declare type, range and help. A task is immutable and hashable;
+    `batch` depends only on the settings and its arguments, so any number of loader processes, in any order, see the same data,
+    and resuming needs only the step. Raises SettingError naming a setting whose value is not of its declared type or range.
     """
 
     name: ClassVar[str]
@@ -68,11 +80,7 @@ class Task(ABC):
     source: ClassVar[str] = "generated"  # where the data come from; "generated" by the task itself
 
     def __post_init__(self) -> None:
-        for setting, choices in _literal_settings(type(self)).items():
-            check_choice(self, setting, choices)
-        for setting in ("train_size", "valid_size", "test_size"):
-            if (size := getattr(self, setting, 1)) < 1:
-                raise ValueError(f"{setting}: must be positive, not {size}")
+        convert_fields(self)
 
     @property
     @abstractmethod
@@ -205,33 +213,13 @@ class Task(ABC):
 TASKS: Registry[type[Task]] = Registry("task")
 
 
-@cache
-def _literal_settings(cls: type[Task]) -> dict[str, tuple[object, ...]]:
-    """Return the choices of each setting of a task whose type is a Literal, or a Literal or None."""
-    choices: dict[str, tuple[object, ...]] = {}
-    hints = get_type_hints(cls)
-    for field in fields(cls):
-        hint: Any = hints[field.name]
-        members = [hint] if get_origin(hint) is Literal else list(get_args(hint))
-        if any(get_origin(member) is Literal for member in members):
-            values = [get_args(member) if get_origin(member) is Literal else (member,) for member in members]
-            choices[field.name] = tuple(None if value is NoneType else value for group in values for value in group)
-    return choices
-
-
-def check_choice(task: Task, setting: str, choices: tuple[object, ...]) -> None:
-    """Raise ValueError if a setting is none of its choices."""
-    if getattr(task, setting) not in choices:
-        raise ValueError(f"{setting}: must be one of {', '.join(map(str, choices))}, not {getattr(task, setting)!r}")
-
-
-def check_request(task: Task, split: str, step: int, batch_size: int, seed: int) -> None:
+def check_request(task: Task, split: str, step: int = 0, batch_size: int = 1, seed: int = 0) -> None:
     """Raise ValueError if an argument of `Task.batch` is invalid."""
     if split not in task.splits:
-        raise ValueError(f"split: {task.name} has {', '.join(task.splits)}, not {split!r}")
+        raise setting_error("split", split, f"one of {', '.join(task.splits)}")
     for argument, value, least in (("step", step, 0), ("batch_size", batch_size, 1), ("seed", seed, 0)):
         if value < least:
-            raise ValueError(f"{argument} must be at least {least}, not {value}")
+            raise setting_error(argument, value, f"a whole number of at least {least}")
 
 
 @lru_cache(maxsize=4)

@@ -42,7 +42,7 @@ class SequenceClassification(ClassificationTask):
 
     def size(self, split: Split) -> int | None:
         """Return the number of sequences of a split."""
-        check_request(self, split, 0, 1, 0)
+        check_request(self, split)
         return len(self._data().rows[split])
 
     def batch(self, split: Split, step: int, batch_size: int, seed: int = 0) -> Batch:
@@ -55,7 +55,7 @@ class SequenceClassification(ClassificationTask):
 
     def constant_score(self, split: Split = "test") -> float:
         """Return the accuracy on a split of always giving its most frequent class."""
-        check_request(self, split, 0, 1, 0)
+        check_request(self, split)
         data = self._data()
         return majority_share(data.targets[data.rows[split]])
 
@@ -88,9 +88,3 @@ def consecutive_rows(sizes: Mapping[Split, int]) -> dict[Split, np.ndarray]:
     """Return the row numbers of each split in arrays that contain the splits one after another. sizes: of each split."""
     ends = np.cumsum(list(sizes.values()))
     return {split: np.arange(end - size, end) for (split, size), end in zip(sizes.items(), ends.tolist(), strict=True)}
-
-
-def check_fraction(fraction: float) -> None:
-    """Raise ValueError if `valid_fraction` does not lie between 0 and 1."""
-    if not 0 < fraction < 1:
-        raise ValueError(f"valid_fraction: must lie between 0 and 1, not {fraction}")

@@ -5,15 +5,16 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import ClassVar, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from longscan._types import Doc, PositiveInt
 from longscan.tasks._random import CounterRNG
 from longscan.tasks._store import Arrays, Ragged, cached_arrays, data_folder
-from longscan.tasks.base import TASKS, Batch, Split, Task, check_request, rows_of_step
+from longscan.tasks.base import TASKS, Batch, Split, Task, TestSize, ValidSize, check_request, rows_of_step
 from longscan.tasks.classification import ClassificationTask, majority_share, most_probable
 from longscan.tasks.dna.fasta import BASES, read_fasta, reverse_complement
 from longscan.tasks.language.base import LanguageTask
@@ -27,29 +28,28 @@ _MAX_ATTEMPTS = 4
 
 @dataclass(frozen=True, kw_only=True)
 class _GenomeTask(Task):
-    """Random windows of genomes. data_dir: FASTA files, in a folder for each species or named SPECIES.REGION.fa.
+    """Random windows of genomes, an endless training stream and fixed validation and test sets.
 
-    window: number of bases. A window is sampled as in the thesis: a species, one of its sequences, a start, each uniform; a
-    window that is mostly N is sampled again, up to three times. split: "position", the first 70 % of every sequence are train,
-    then valid to 85 %, then test, so that regions which species share belong to the same split; or "chromosome", test 5, 7, 9,
-    10, 11, valid 1, 3, 12, 13, all others train. Both avoid leaks between splits. Train is endless, valid and test are fixed
-    sets. reverse_complement: half of the training windows are replaced by their reverse complement.
+    A window is sampled as in the thesis: a species, one of its sequences, a start, each uniform; a window that is mostly N is
+    sampled again, up to three times. Both ways to split avoid leaks: by position, regions that species share belong to the same
+    split.
     """
 
     vocab_size: ClassVar[int] = len(BASES)
     d_input: ClassVar[None] = None
     symbols: ClassVar[tuple[str, ...]] = BASES
-    data_dir: str | None = None
-    window: int = 1024
-    split: Literal["position", "chromosome"] = "position"
-    reverse_complement: bool = False
-    valid_size: int = 1_000
-    test_size: int = 5_000
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.window < 1:
-            raise ValueError(f"window: must be positive, not {self.window}")
+    data_dir: Annotated[str | None, Doc("folder of FASTA files, in a folder for each species or named SPECIES.REGION.fa")] = None
+    window: Annotated[PositiveInt, Doc("number of bases of an example")] = 1024
+    split: Annotated[
+        Literal["position", "chromosome"],
+        Doc(
+            "position: the first 70 % of every sequence are train, then valid to 85 %, then test; chromosome: 5, 7, 9, 10 and 11 "
+            "are test, 1, 3, 12 and 13 valid, all others train"
+        ),
+    ] = "position"
+    reverse_complement: Annotated[bool, Doc("replace half of the training windows by their reverse complement")] = False
+    valid_size: ValidSize = 1_000
+    test_size: TestSize = 5_000
 
     @property
     def length(self) -> int:
@@ -63,7 +63,7 @@ class _GenomeTask(Task):
 
     def size(self, split: Split) -> int | None:
         """Return the number of windows of a split, None for the training stream."""
-        check_request(self, split, 0, 1, 0)
+        check_request(self, split)
         _window_ranges(self)
         return {"train": None, "valid": self.valid_size, "test": self.test_size}[split]
 
@@ -116,8 +116,7 @@ class Species(_GenomeTask, ClassificationTask):
 
         TCTTTACATAACAAGGTTGGAGAT… 1024 bases | human
 
-    `longscan.tasks.dna.tasks` explains how windows are sampled and split, and the settings window, split, reverse_complement and
-    data_dir. A species that has no window in a split is an error.
+    `longscan.tasks.dna.tasks` explains how windows are sampled and split. A species that has no window in a split is an error.
     """
 
     name: ClassVar[str] = "species"

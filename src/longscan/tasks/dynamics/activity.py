@@ -3,13 +3,14 @@
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import ClassVar, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from longscan._files import read_text
+from longscan._types import Doc
 from longscan.tasks._random import CounterRNG
 from longscan.tasks._sparklines import sparkline
 from longscan.tasks._store import data_folder, first_existing
@@ -34,10 +35,9 @@ class HumanActivity(ClassificationTask):
         ▁█▁▁█▁▁▁█▁▁█▁▁▁█ 7 channels x 32 steps | walking
 
     The channels of a step are one indicator for each of four tags, and x, y and z in metres. `elapsed` is the time since the
-    previous step in units of 100 ms, 5 for the first step of a window. protocol: "person", one person is test and the next one
-    (in the alphabet, A after E) is valid; or "published", a random fifth of windows that overlap by half is test, so train
-    contains half of each test window, and the last sequence of the file is left out, as in the ODE-LSTM repository; here a tenth
-    of its training windows is valid.
+    previous step in units of 100 ms, 5 for the first step of a window. With protocol="published", as in the ODE-LSTM repository,
+    train contains half of each test window, since windows overlap by half, and the last sequence of the file is left out; here a
+    tenth of its training windows is valid.
     """
 
     name: ClassVar[str] = "human_activity"
@@ -49,13 +49,16 @@ class HumanActivity(ClassificationTask):
     classes: ClassVar[tuple[str, ...]] = CLASSES
     per_step: ClassVar[bool] = True
     length: ClassVar[int] = _WINDOW
-    data_dir: str | None = None
-    protocol: Literal["person", "published"] = "person"
-    test_person: Literal["A", "B", "C", "D", "E"] = "E"
+    data_dir: Annotated[str | None, Doc("folder of ConfLongDemo_JSI.txt")] = None
+    protocol: Annotated[
+        Literal["person", "published"],
+        Doc("test split: one person, while the next one in the alphabet is valid; or a random fifth of overlapping windows"),
+    ] = "person"
+    test_person: Annotated[Literal["A", "B", "C", "D", "E"], Doc("test person of protocol person")] = "E"
 
     def size(self, split: Split) -> int:
         """Return the number of windows of a split."""
-        check_request(self, split, 0, 1, 0)
+        check_request(self, split)
         return len(_load(self).rows[split])
 
     def batch(self, split: Split, step: int, batch_size: int, seed: int = 0) -> Batch:
@@ -68,7 +71,7 @@ class HumanActivity(ClassificationTask):
 
     def constant_score(self, split: Split = "test") -> float:
         """Return the accuracy on a split of always giving its most frequent activity."""
-        check_request(self, split, 0, 1, 0)
+        check_request(self, split)
         data = _load(self)
         return majority_share(data.targets[data.rows[split]])
 

@@ -2,13 +2,14 @@
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 
+from longscan._types import Doc
 from longscan.tasks._random import CounterRNG
 from longscan.tasks._store import Arrays, cached_arrays
-from longscan.tasks.base import TASKS
+from longscan.tasks.base import TASKS, TestSize, TrainSize, ValidSize
 from longscan.tasks.dynamics.series import GeneratedSeries, SeriesArrays
 from longscan.tasks.examples import consecutive_rows
 
@@ -23,19 +24,24 @@ class FitzHughNagumo(GeneratedSeries):
         ▅▇██▇▇▆▆▅▁▁▁▂▂▂▇██▇▇▆▆▅▁ 1 channels x 1000 steps | ▅▇██▇▇▆▆▅▁▁▁▂▂▂▇██▇▇▆▆▅▁
 
     v' = v - v^3/3 - w + 0.5, w' = (v + 0.7 - 0.8 w)/50, v(0) uniform on -1 .. 1, w(0) = 0, to time 400. The score is the root of
-    the mean squared error over all test series; the published code prints that of its last batch of 128. solver: "accurate",
-    steps of 0.04 with the classical Runge-Kutta method, or "published", scipy's RK45 with its default tolerances, so that the
-    targets contain its errors. The error of the persistence baseline is small.
+    the mean squared error over all test series; the published code prints that of its last batch of 128. The error of the
+    persistence baseline is small.
     """
 
     name: ClassVar[str] = "fitzhugh_nagumo"
     metric: ClassVar[str] = "rmse"
     variables: ClassVar[tuple[str, ...]] = ("voltage",)
     _has_persistence_baseline: ClassVar[bool] = True
-    train_size: int = 128
-    valid_size: int = 128
-    test_size: int = 1_024
-    solver: Literal["accurate", "published"] = "accurate"
+    train_size: TrainSize = 128
+    valid_size: ValidSize = 128
+    test_size: TestSize = 1_024
+    solver: Annotated[
+        Literal["accurate", "published"],
+        Doc(
+            "accurate: the classical Runge-Kutta method with steps of 0.04; published: scipy's RK45 with its default tolerances, "
+            "so that the targets contain its errors"
+        ),
+    ] = "accurate"
 
     def _arrays(self) -> SeriesArrays:
         return _arrays(self)

@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 
+from longscan._types import Doc, between
 from longscan.tasks._random import CounterRNG
 from longscan.tasks._store import Arrays, cached_arrays
 from longscan.tasks.base import TASKS, Split
@@ -26,8 +27,8 @@ class Pendulum(GeneratedSeries):
 
         ▁▁▁▁▁▂▁▁▂▁▁▁▃▅█▇▇▆▅▅▆▆▆▅ 576 channels x 50 steps | ▅▄▄▃▃▂▂▂▂▁▁▁▁▁▁▁▁▁▁▁▁▂▂▂
 
-    A rod under gravity and friction without a torque, with a random change of its velocity at each of 100 frames. `frames` of
-    these are selected without replacement, and `elapsed` is the number of frames since the previous one, 1 for the first. An
+    A rod under gravity and friction without a torque, with a random change of its velocity at each of 100 frames. Some of these
+    are selected without replacement, and `elapsed` is the number of frames since the previous one, 1 for the first. An
     image has 24 x 24 pixels in 0 .. 1; it is mixed with noise, whose fraction is a random walk over the frames. The angle is
     measured from the vertical. The constants are those of the published generator, the random numbers are not.
     """
@@ -35,12 +36,7 @@ class Pendulum(GeneratedSeries):
     name: ClassVar[str] = "pendulum"
     variables: ClassVar[tuple[str, ...]] = ("sine", "cosine")
     plot_kind: ClassVar[Literal["image"]] = "image"
-    frames: int = 50
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 1 <= self.frames <= FRAMES:
-            raise ValueError(f"frames: must lie in 1 .. {FRAMES}, not {self.frames}")
+    frames: Annotated[int, between(1, FRAMES), Doc("number of frames that are selected")] = 50
 
     def _arrays(self) -> SeriesArrays:
         return _arrays(self)

@@ -3,13 +3,14 @@
 from abc import abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
 
+from longscan._types import Doc
 from longscan.tasks._sparklines import sparkline
-from longscan.tasks.base import Batch, Split, check_request, rows_of_step
+from longscan.tasks.base import Batch, Split, TestSize, TrainSize, ValidSize, check_request, rows_of_step
 from longscan.tasks.regression import RegressionTask
 from longscan.tasks.timeseries.files import read_recordings
 
@@ -25,13 +26,15 @@ class SeriesArrays(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class SeriesRegression(RegressionTask):
-    """A regression task with a target at every step of series of equal length.
+    """A regression task with a target at every step of series of equal length."""
 
-    elapsed: where the model receives the time since the previous step: "layers", as the argument `elapsed` of the layers, or
-    "channel", as an additional last channel of the input, for layers without a time step; 1 if steps are equal.
-    """
-
-    elapsed: Literal["layers", "channel"] = "layers"
+    elapsed: Annotated[
+        Literal["layers", "channel"],
+        Doc(
+            "how the model receives the time since the previous step: as the argument `elapsed` of the layers, or as the last "
+            "channel of the input, for layers without a time step; 1 if steps are equal"
+        ),
+    ] = "layers"
     _has_persistence_baseline: ClassVar[bool] = False  # whether the inputs are earlier values of the targets
 
     @abstractmethod
@@ -54,7 +57,7 @@ class SeriesRegression(RegressionTask):
 
     def size(self, split: Split) -> int:
         """Return the number of series of a split."""
-        check_request(self, split, 0, 1, 0)
+        check_request(self, split)
         return len(self._arrays().rows[split])
 
     def batch(self, split: Split, step: int, batch_size: int, seed: int = 0) -> Batch:
@@ -79,7 +82,7 @@ class SeriesRegression(RegressionTask):
 
     def constant_score(self, split: Split = "test") -> float:
         """Return the main metric on a split of the best constant answer: the mean of each target, or its median for mae."""
-        check_request(self, split, 0, 1, 0)
+        check_request(self, split)
         data = self._arrays()
         targets = data.targets[data.rows[split]].astype(np.float64)
         best = np.median(targets, (0, 1)) if self.metric == "mae" else targets.mean((0, 1))
@@ -117,11 +120,11 @@ class SeriesRegression(RegressionTask):
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratedSeries(SeriesRegression):
-    """Series that the task generates, in fixed sets of train_size, valid_size and test_size series."""
+    """A regression task on fixed sets of series that it generates."""
 
-    train_size: int = 2_000
-    valid_size: int = 1_000
-    test_size: int = 1_000
+    train_size: TrainSize = 2_000
+    valid_size: ValidSize = 1_000
+    test_size: TestSize = 1_000
 
     @property
     def _sizes(self) -> dict[Split, int]:
@@ -129,5 +132,5 @@ class GeneratedSeries(SeriesRegression):
 
     def size(self, split: Split) -> int:
         """Return the number of series of a split."""
-        check_request(self, split, 0, 1, 0)
+        check_request(self, split)
         return self._sizes[split]

@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 
+from longscan._types import Doc, FractionBelowOne
 from longscan.tasks._store import Arrays, cached_arrays, data_folder, load_array
 from longscan.tasks.base import TASKS, Split
 from longscan.tasks.dynamics.series import SeriesArrays, SeriesRegression
@@ -22,22 +23,16 @@ class Walker(SeriesRegression):
 
         ▇▇▆▆▆▅▅▅▅▄▄▄▃▃▃▃▂▂▂▂▁▁▁▁ 17 channels x 64 steps | ▇▆▆▆▆▅▅▅▄▄▄▄▃▃▃▃▂▂▂▁▁▁▁▁
 
-    data_dir: a folder of .npy files, (steps, channels) each, at any depth. Files are split 75/10/15 and steps are removed with
-    probability `dropped` as in the ODE-LSTM benchmark, with the same random numbers. `elapsed` is the number of steps since the
-    previous input step, and the target is the state at the next step of the file, removed or not. Windows have 64 steps and start
-    every 16 steps; values are not scaled.
+    Files are split 75/10/15 and steps are removed as in the ODE-LSTM benchmark, with the same random numbers. `elapsed` is the
+    number of steps since the previous input step, and the target is the state at the next step of the file, removed or not.
+    Windows have 64 steps and start every 16 steps; values are not scaled.
     """
 
     name: ClassVar[str] = "walker"
     source: ClassVar[str] = "people.csail.mit.edu/mlechner/datasets/walker.zip"
     _has_persistence_baseline: ClassVar[bool] = True
-    data_dir: str | None = None
-    dropped: float = 0.1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.dropped < 1:
-            raise ValueError(f"dropped: must lie in 0 .. 1, 1 left out, not {self.dropped}")
+    data_dir: Annotated[str | None, Doc("folder of .npy files, (steps, channels) each, at any depth")] = None
+    dropped: Annotated[FractionBelowOne, Doc("probability of removing a step")] = 0.1
 
     @property
     def variables(self) -> tuple[str, ...]:

@@ -4,16 +4,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import ClassVar, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from longscan._errors import setting_error
+from longscan._types import Doc, PositiveInt
 from longscan.tasks._random import CounterRNG
 from longscan.tasks._sparklines import sparkline
 from longscan.tasks._store import Arrays, cached_arrays, data_folder, first_existing
-from longscan.tasks.base import TASKS, Batch, Split, check_request, rows_of_step
+from longscan.tasks.base import TASKS, Batch, Split, SplitSeed, ValidFraction, check_request, rows_of_step
 from longscan.tasks.classification import ClassificationTask, majority_share
 from longscan.tasks.events.augment import PUBLISHED, augment_stream, cut_and_mix
 from longscan.tasks.events.batching import bucketed_rows, pack_rows
@@ -28,7 +30,7 @@ from longscan.tasks.events.files import (
     read_spike_file,
     read_tonic_array,
 )
-from longscan.tasks.examples import check_fraction, split_off_validation
+from longscan.tasks.examples import split_off_validation
 
 Dataset = Literal["nmnist", "shd", "ssc", "dvs_gesture"]
 _SIZES = {"nmnist": (34, 34), "shd": (700, 1), "ssc": (700, 1), "dvs_gesture": (128, 128)}
@@ -53,19 +55,17 @@ class Events(ClassificationTask):
 
         ▁▂▇█▅▃▂▂▅█▇▃▁▁ 4681 events in 305.0 ms | 5
 
-    dataset: nmnist, shd, ssc or dvs_gesture; data_dir: its folder. A token is (x * height + y) * 2 + polarity, which is unique
-    for each position, unlike the published tokens; the tokens of SHD and SSC are their 700 units. `elapsed` is the time since the
-    previous event in milliseconds, 0 for the first. downsample: side of the square of pixels that become one. train_events:
-    number of consecutive events of a training stream that are used, at a random position, None for all; valid and test use all.
+    A token is (x * height + y) * 2 + polarity, which is unique for each position, unlike the published tokens; the tokens of SHD
+    and SSC are their 700 units. `elapsed` is the time since the previous event in milliseconds, 0 for the first. Valid and test
+    use all events.
 
     dvs_gesture is read from tonic's arrays if they exist: one stream for each gesture of a recording, in whole milliseconds; else
     from IBM's recordings and labels: one stream for each labelled span, including second ones of the same gesture, in
     microseconds. The people in train and test are the same in both.
 
-    augment: training streams are augmented as published (`longscan.tasks.events.augment`); with CutMix targets are class
-    probabilities (B, K). batching, for training: "padded"; "bucketed", batches of streams with about equal length; "packed",
-    several streams in a row, separated by `seq_idx`, which needs a model without pooling: the answer is the output at the last
-    event of a stream. valid_fraction of train is valid, except for SSC, which has a valid set.
+    With CutMix (`longscan.tasks.events.augment`) targets are class probabilities (B, K). Packed streams of a row are separated by
+    `seq_idx`; they need a model without pooling: the answer is the output at the last event of a stream. SSC has a validation
+    set.
     """
 
     name: ClassVar[str] = "events"
@@ -73,22 +73,25 @@ class Events(ClassificationTask):
     has_imbalanced_classes: ClassVar[bool] = True
     d_input: ClassVar[None] = None
     plot_kind: ClassVar[Literal["events"]] = "events"
-    dataset: Dataset = "nmnist"
-    data_dir: str | None = None
-    downsample: int = 1
-    train_events: int | None = None
-    augment: bool = False
-    batching: Literal["padded", "bucketed", "packed"] = "padded"
-    valid_fraction: float = 0.1
-    split_seed: int = 0
+    dataset: Annotated[Dataset, Doc("name of the data set")] = "nmnist"
+    data_dir: Annotated[str | None, Doc("folder of the data set")] = None
+    downsample: Annotated[PositiveInt, Doc("side of the square of pixels that become one")] = 1
+    train_events: Annotated[
+        PositiveInt | None,
+        Doc("number of consecutive events of a training stream that are used, at a random position; None: all"),
+    ] = None
+    augment: Annotated[bool, Doc("augment the training streams as published")] = False
+    batching: Annotated[
+        Literal["padded", "bucketed", "packed"],
+        Doc("training batches: padded streams, padded streams of about equal length, or several streams in a row"),
+    ] = "padded"
+    valid_fraction: ValidFraction = 0.1
+    split_seed: SplitSeed = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 1 <= self.downsample <= _SIZES[self.dataset][0]:
-            raise ValueError(f"downsample: must lie in 1 .. {_SIZES[self.dataset][0]}, not {self.downsample}")
-        if self.train_events is not None and self.train_events < 1:
-            raise ValueError(f"train_events: must be at least 1, not {self.train_events}")
-        check_fraction(self.valid_fraction)
+        if self.downsample > _SIZES[self.dataset][0]:
+            raise setting_error("downsample", self.downsample, f"a whole number from 1 to {_SIZES[self.dataset][0]}")
 
     @property
     def _size(self) -> tuple[int, int]:
@@ -134,7 +137,7 @@ class Events(ClassificationTask):
 
     def size(self, split: Split) -> int:
         """Return the number of streams of a split."""
-        check_request(self, split, 0, 1, 0)
+        check_request(self, split)
         return len(_split_rows(self)[split])
 
     def batch(self, split: Split, step: int, batch_size: int, seed: int = 0) -> Batch:
@@ -204,7 +207,7 @@ class Events(ClassificationTask):
 
     def constant_score(self, split: Split = "test") -> float:
         """Return the accuracy on a split of always giving its most frequent class."""
-        check_request(self, split, 0, 1, 0)
+        check_request(self, split)
         data, rows = _recordings(self.dataset, self.data_dir), _split_rows(self)
         return majority_share(data.targets[rows[split]])
 

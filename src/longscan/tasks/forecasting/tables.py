@@ -17,10 +17,10 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from longscan._float32 import LARGEST
+from longscan._types import checked_value
 from longscan.tasks._store import cached_arrays
 
 Missing = Literal["refuse", "fill"]
-MISSING_CHOICES: tuple[Missing, ...] = ("refuse", "fill")
 _log = logging.getLogger("longscan")
 
 # Number of variables of the published tables; another table with the same name is an error.
@@ -56,8 +56,7 @@ def read_table(path: Path, expected: int | None = None, missing: Missing = "refu
     Raises ValueError naming file and line for missing, surplus and damaged values, for duplicate column names, and for dates that
     are unreadable, repeated, out of order or at unequal steps.
     """
-    if missing not in MISSING_CHOICES:
-        raise ValueError(f"missing: got {missing!r}, expected one of {', '.join(MISSING_CHOICES)}")
+    checked_value(missing, Missing, "missing")
     try:
         with path.open(encoding="latin-1", newline=None) as file:
             header = file.readline().rstrip("\n\r").removeprefix("ï»¿").split(",")

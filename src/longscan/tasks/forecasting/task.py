@@ -4,13 +4,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from longscan._errors import setting_error
 from longscan._float32 import LARGEST, first_beyond
+from longscan._types import Doc, PositiveInt, Rule
 from longscan.tasks._sparklines import sparkline
 from longscan.tasks._store import data_folder, first_existing
 from longscan.tasks.base import TASKS, Batch, Split, check_request, rows_of_step
@@ -51,23 +53,15 @@ class Forecast(RegressionTask):
 
         ▂▃▅▆▅▃▂▂▃▅▆▆▅▃▂▁▂▃▅▆▅▃▂ 12 variables, 720 steps | 720 steps ▂▃▅▆▅▃▂▂▃▅▆▆▅▃▂
 
-    dataset: the stem of a .csv file in data_dir. variant: "720-720", 720 steps from 720, as the AUSSM paper states; or
-    "384-96-96", as its released configuration trains, on windows of 384 steps: 192 targets, the first 96 of which lie inside the
-    window, since each step forecasts the step 96 later. context and horizon override those of the variant.
+    The variant "720-720" forecasts 720 steps from 720, as the AUSSM paper states; "384-96-96" is how its released configuration
+    trains, on windows of 384 steps: 192 targets, the first 96 of which lie inside the window, since each step forecasts the step
+    96 later. For this variant the metrics "mae_inside_window" and "mae_after_window" are the mean absolute errors for steps
+    inside the context and for those after it.
 
-    layout: "shift", the output at a step forecasts the step `horizon` later, so early outputs depend on few inputs; or "append",
-    `horizon` empty steps follow the context, their outputs are the forecast, and an additional channel marks them. level, only
-    for "append", subtracts a level from context and targets, which is also an input in additional channels: "last", the last
-    value of the context, as in NLinear of Zeng et al., 2023; "season", the mean of the last `periods` seasons, repeated; "kept",
-    none. The errors are those of the forecasts in each case. channels: "together", an example is a window of all variables; or
-    "apart", an example is one variable of a window, as in DLinear of Zeng et al., 2023, and PatchTST of Nie et al., 2023: the
-    variables of a window follow one another in the table's order, and errors are over the same numbers.
-
-    For a variant with an overlap, the metrics "mae_inside_window" and "mae_after_window" are the mean absolute errors of the
-    forecasts for steps inside the context and for those after it.
-
-    missing: treatment of missing values in a table ("?", "NaN", nothing): "refuse", an error with their number, or "fill", the
-    previous value, and a warning with their number; a filled value is scored as if it had been measured.
+    With layout="shift" early outputs depend on few inputs. With "append" an additional channel marks the empty steps, and the
+    level, which is subtracted from context and targets, is also an input in additional channels; "last" is as in NLinear of Zeng
+    et al., 2023. channels="apart" is as in DLinear of Zeng et al., 2023, and PatchTST of Nie et al., 2023: the variables of a
+    window follow one another in the table's order. The errors are those of the forecasts, over the same numbers, in all cases.
 
     Dates must be in order with equal steps (`longscan.tasks.forecasting.tables`); the published table "weather" has one row twice
     and lacks nine, and is read unchanged.
@@ -80,38 +74,53 @@ class Forecast(RegressionTask):
     name: ClassVar[str] = "forecast"
     source: ClassVar[str] = "Informer2020 (WTH), Autoformer (weather), ETDataset"
     metric: ClassVar[str] = "mae"
-    dataset: str = "WTH"
-    data_dir: str | None = None
-    variant: Literal["720-720", "384-96-96"] = "720-720"
-    context: int | None = None
-    horizon: int | None = None
-    layout: Literal["shift", "append"] = "shift"
-    level: Literal["kept", "last", "season"] = "kept"
-    channels: Literal["together", "apart"] = "together"
-    season: int = 24
-    periods: int = 7
-    missing: Missing = "refuse"
+    dataset: Annotated[
+        str, Rule(lambda name: name and Path(name).name == name, "the NAME of NAME.csv"), Doc("name of a .csv file in data_dir")
+    ] = "WTH"
+    data_dir: Annotated[str | None, Doc("folder of the .csv files")] = None
+    variant: Annotated[
+        Literal["720-720", "384-96-96"], Doc("steps of context, forecast and, in the second one, overlap of the two")
+    ] = "720-720"
+    context: Annotated[PositiveInt | None, Doc("steps of the context; None: those of the variant")] = None
+    horizon: Annotated[PositiveInt | None, Doc("steps of the forecast; None: those of the variant")] = None
+    layout: Annotated[
+        Literal["shift", "append"],
+        Doc(
+            "shift: the output at a step forecasts the step `horizon` later; append: `horizon` empty steps follow the context, "
+            "and their outputs are the forecast"
+        ),
+    ] = "shift"
+    level: Annotated[
+        Literal["kept", "last", "season"],
+        Doc(
+            "what is subtracted from context and targets, for layout append only: nothing; the last value of the context; the "
+            "mean of the last `periods` seasons"
+        ),
+    ] = "kept"
+    channels: Annotated[Literal["together", "apart"], Doc("an example is a window of all variables, or of one variable")] = (
+        "together"
+    )
+    season: Annotated[PositiveInt, Doc("steps of a season, for level and for the seasonal baselines")] = 24
+    periods: Annotated[PositiveInt, Doc("number of seasons whose mean is the level season and a baseline")] = 7
+    missing: Annotated[
+        Missing,
+        Doc(
+            "missing values of a table ('?', 'NaN', nothing): an error, or filled with the previous value, which is then scored "
+            "as if it had been measured"
+        ),
+    ] = "refuse"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for setting in ("context", "horizon", "season", "periods"):
-            value = getattr(self, setting)
-            if value is not None and value < 1:
-                raise ValueError(f"{setting}: must be at least 1, not {value}")
-        if not self.dataset or Path(self.dataset).name != self.dataset:
-            raise ValueError(f"dataset: must be the NAME of NAME.csv, not {self.dataset!r}")
         shape = self._shape
         if self.layout == "shift" and shape.horizon + shape.overlap > shape.context:
-            raise ValueError(f"layout: 'shift' answers at most as many steps as the context has ({shape.context})")
+            raise setting_error("layout", self.layout, f"append for a forecast longer than the context, {shape.context} steps")
         if self.layout == "append" and shape.overlap:
-            raise ValueError(f"layout: the variant {self.variant!r} has targets inside the context, so it must be 'shift'")
+            raise setting_error("layout", self.layout, f"shift for the variant {self.variant}, whose context has targets")
         if self.level != "kept" and self.layout == "shift":
-            raise ValueError(
-                f"level: {self.level!r} needs layout 'append', as early answers of 'shift' come before the last value"
-            )
+            raise setting_error("level", self.level, "kept for layout shift, whose early answers come before the last value")
         if self.level == "season" and self.season * self.periods > shape.context:
-            product = f"{self.season} times {self.periods}"
-            raise ValueError(f"season, periods: their product must be at most the context ({shape.context}), not {product}")
+            raise setting_error("periods", self.periods, f"at most context / season, {shape.context // self.season}")
 
     @property
     def _shape(self) -> WindowShape:
@@ -147,7 +156,7 @@ class Forecast(RegressionTask):
 
     def size(self, split: Split) -> int:
         """Return the number of windows, times the number of variables if each is a separate example."""
-        check_request(self, split, 0, 1, 0)
+        check_request(self, split)
         return self._window_count(split) * (len(self._columns) if self.channels == "apart" else 1)
 
     def _window_count(self, split: Split) -> int:
@@ -220,7 +229,7 @@ class Forecast(RegressionTask):
 
         It is the same for both values of `channels` and every `level`: the constants are values of the table's columns.
         """
-        check_request(self, split, 0, 1, 0)
+        check_request(self, split)
         return _constant_score(self, split)
 
     def baselines(self, split: Split = "test") -> dict[str, float]:
@@ -229,7 +238,7 @@ class Forecast(RegressionTask):
         constant: the best constant of each column. persistence: the context's last value. seasonal_naive: the value one `season`
         before. seasonal_mean: the mean of the last `periods` such values.
         """
-        check_request(self, split, 0, 1, 0)
+        check_request(self, split)
         return {**super().baselines(split), **_naive_errors(self, split)}
 
     def fitted_baselines(self, split: Split = "test", seed: int = 0) -> dict[str, float]:

@@ -24,15 +24,17 @@ from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 import numpy as np
 from torch import Tensor
 
+from longscan._errors import setting_error
 from longscan._files import read_text
+from longscan._types import Doc, Rule
 from longscan.tasks._random import CounterRNG
 from longscan.tasks._store import Ragged
-from longscan.tasks.base import Batch, Split, check_request, rows_of_step
+from longscan.tasks.base import Batch, Split, TestSize, TrainSize, ValidSize, check_request, rows_of_step
 from longscan.tasks.classification import ClassificationTask
 from longscan.tasks.formal._examples import PADDING, Examples, concatenate_examples, next_token_batch, split_index
 
@@ -45,37 +47,38 @@ _MAX_ATTEMPTS = 100  # rounds of generation after which a split counts as empty
 _SELECTION_SETTINGS = ("data", "train_lengths", "eval_lengths", "train_size", "valid_size", "test_size", "teacher_forcing")
 
 
+LengthRange = Annotated[
+    tuple[int, int],
+    Rule(lambda lengths: lengths[0] <= lengths[1], "the shortest and the longest length, two whole numbers in order"),
+]
+EvalLengths = Annotated[LengthRange, Doc("lengths of the validation and test sequences")]
+
+
 @dataclass(frozen=True, kw_only=True)
 class WordTask(ClassificationTask):
-    """A language of questions and answers; the module's docstring explains the settings.
+    """A language of questions and answers; the module's docstring explains the suites.
 
-    train_lengths, eval_lengths: shortest and longest sequence, both included; None: the language's default. A length counts
-    question and answer unless the docstring of the class defines it otherwise. Raises ValueError naming an invalid setting.
+    A length counts the tokens of question and answer unless the docstring of the class defines it otherwise.
     """
 
     _extra_symbols: ClassVar[tuple[str, ...]] = ()  # names of the tokens after the classes and before the padding
     _end_symbol: ClassVar[str | None] = None  # the symbol at the end of every question, if the language has one
-    data: Literal["stream", "samples"] = "stream"
-    train_lengths: tuple[int, int] | None = None
-    eval_lengths: tuple[int, int] = (41, 256)
-    train_size: int = 10_000
-    valid_size: int = 1_000
-    test_size: int = 10_000
+    data: Annotated[
+        Literal["stream", "samples"], Doc("training examples: an endless stream, or a fixed set of train_size examples")
+    ] = "stream"
+    train_lengths: Annotated[LengthRange | None, Doc("lengths of the training sequences; None: the default of the language")] = (
+        None
+    )
+    eval_lengths: EvalLengths = (41, 256)
+    train_size: TrainSize = 10_000
+    valid_size: ValidSize = 1_000
+    test_size: TestSize = 10_000
 
     def __post_init__(self) -> None:
-        check_choice(self, "data", ("stream", "samples"))
-        for setting in ("train_size", "valid_size", "test_size"):
-            if getattr(self, setting) < 1:
-                raise ValueError(f"{setting}: must be positive, not {getattr(self, setting)}")
-        shortest = self._min_length
-        for setting in ("train_lengths", "eval_lengths"):
-            lengths = getattr(self, setting)
-            if lengths is None:
-                continue
-            if len(lengths) != 2 or not shortest <= lengths[0] <= lengths[1]:
-                need = f"(shortest, longest) with {shortest} <= shortest <= longest"
-                raise ValueError(f"{setting}: {self._display_name} needs {need}, not {lengths}")
-            object.__setattr__(self, setting, tuple(lengths))
+        super().__post_init__()
+        for setting, lengths in (("train_lengths", self.train_lengths), ("eval_lengths", self.eval_lengths)):
+            if lengths is not None and lengths[0] < self._min_length:
+                raise setting_error(setting, lengths, f"lengths of at least {self._min_length}")
 
     # A language defines the next three members.
 
@@ -122,11 +125,6 @@ class WordTask(ClassificationTask):
     def _end_of_question(self) -> int | None:
         """Number of the token that ends every question, None if the language has no such token."""
         return None if self._end_symbol is None else self.symbols.index(self._end_symbol)
-
-    @property
-    def _display_name(self) -> str:
-        """Name of the task in messages."""
-        return self.name
 
     def _max_length_at(self, length: int) -> int:
         """Return the largest number of tokens of a sequence generated for `length`."""
@@ -181,7 +179,7 @@ class WordTask(ClassificationTask):
 
     def size(self, split: Split) -> int | None:
         """Return the number of examples of a split, None for the training stream."""
-        check_request(self, split, 0, 1, 0)
+        check_request(self, split)
         if split == "train":
             return None if self.data == "stream" else self.train_size
         return self.valid_size if split == "valid" else self.test_size
@@ -231,14 +229,14 @@ class WordTask(ClassificationTask):
 
         Exact for a fixed set; for the training stream, over its first 10,000 examples.
         """
-        check_request(self, split, 0, 1, 0)
+        check_request(self, split)
         return _constant_score(self, split)
 
     def at_length(self, length: int) -> Self:
         """Return the same task with training sequences of at most `length` tokens, question and answer."""
         low = self._length_range("train")[0]
         if length < low:
-            raise ValueError(f"length: the shortest training sequence of {self.name} has {low} tokens, so none can be {length}")
+            raise setting_error("length", length, f"at least {low}, the length of the shortest training sequence of {self.name}")
         return replace(self, train_lengths=(low, length))
 
     def describe(self, batch: Batch, row: int = 0) -> str:
@@ -349,24 +347,26 @@ class WordTask(ClassificationTask):
         return concatenate_examples(blocks, self.padding).select(rows - first * _BLOCK_SIZE)
 
 
+SUITE_DOC = Doc("meaning and layout of the examples: of this package, or of a published suite")
+AllSuites = Annotated[Literal["clean", "aussm", "chomsky"], SUITE_DOC]
+
+
 @dataclass(frozen=True, kw_only=True)
 class FormalTask(WordTask):
-    """A language that belongs to the suites listed in the class attribute `suites`.
+    """A language that belongs to suites; the annotation of the field `suite` lists them."""
 
-    teacher_forcing: the input contains each answer token at the step after its prediction. None means the suite's choice.
-    """
-
-    suites: ClassVar[tuple[str, ...]] = ("clean", "aussm")
     _min_vocab_size: ClassVar[int]
-    suite: Literal["clean", "aussm", "chomsky"] = "clean"
-    vocab_size: int = 12
-    teacher_forcing: bool | None = None
+    suite: Annotated[Literal["clean", "aussm"], SUITE_DOC] = "clean"
+    vocab_size: Annotated[int, Doc("number of tokens, including the padding")] = 12
+    teacher_forcing: Annotated[
+        bool | None,
+        Doc("whether the input contains each answer token at the step after its prediction; None: the choice of the suite"),
+    ] = None
 
     def __post_init__(self) -> None:
-        check_choice(self, "suite", self.suites)
         super().__post_init__()
         if self.vocab_size < self._min_vocab_size:
-            raise ValueError(f"vocab_size: {self.name} needs at least {self._min_vocab_size} tokens, not {self.vocab_size}")
+            raise setting_error("vocab_size", self.vocab_size, f"a whole number of at least {self._min_vocab_size}")
 
     @property
     def num_classes(self) -> int:
@@ -378,19 +378,9 @@ class FormalTask(WordTask):
         return max(self._min_length, 6 if self.suite == "aussm" else 3), 40
 
     @property
-    def _display_name(self) -> str:
-        return f"{self.name} of suite {self.suite!r}"
-
-    @property
     def uses_teacher_forcing(self) -> bool:
         """Whether the input contains the answer tokens: `teacher_forcing`, or the suite's choice."""
         return self.suite == "aussm" if self.teacher_forcing is None else self.teacher_forcing
-
-
-def check_choice(task: WordTask, setting: str, choices: tuple[object, ...]) -> None:
-    """Raise ValueError if a setting is none of its choices."""
-    if getattr(task, setting) not in choices:
-        raise ValueError(f"{setting}: must be one of {', '.join(map(repr, choices))}, not {getattr(task, setting)!r}")
 
 
 # Blocks of valid and test are read in order, so a small cache is enough; shuffled training samples are cached as a whole.

@@ -20,7 +20,7 @@ from longscan.tasks._random import CounterRNG
 from longscan.tasks._store import Ragged
 from longscan.tasks.base import TASKS, Batch
 from longscan.tasks.formal._examples import PADDING, Examples, random_words, single_token_examples
-from longscan.tasks.formal.base import WordTask
+from longscan.tasks.formal.base import EvalLengths, WordTask
 from longscan.tasks.formal.context_free import ModularArithmeticBrackets, SolveEquation
 from longscan.tasks.formal.regular import CycleNavigation, ModularArithmetic, Parity
 from longscan.tasks.formal.rewriting import BucketSort
@@ -53,7 +53,7 @@ class ChomskyTask(WordTask):
 
     num_classes: ClassVar[int] = 2
     _min_length: ClassVar[int] = 1
-    eval_lengths: tuple[int, int] = (41, 100)
+    eval_lengths: EvalLengths = (41, 100)
 
     @property
     def _default_train_lengths(self) -> tuple[int, int]:
@@ -314,5 +314,5 @@ class ComputeSqrt(_ExactAnswer):
 
 
 def _gather_letters(words: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """Return words[row, positions[row]] for each row; positions outside the array are truncate_text to it."""
+    """Return words[row, positions[row]] for each row; positions outside the array are clipped to it."""
     return np.take_along_axis(words, np.clip(positions, 0, words.shape[1] - 1), axis=1)

@@ -2,10 +2,11 @@
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 
+from longscan._types import Doc
 from longscan.tasks._random import CounterRNG
 from longscan.tasks.base import TASKS
 from longscan.tasks.formal._examples import Examples, random_words, single_token_examples
@@ -21,7 +22,7 @@ class _CountingTask(FormalTask):
 
     _min_vocab_size: ClassVar[int] = 3
     _min_length: ClassVar[int] = 2
-    vocab_size: int = 64
+    vocab_size: Annotated[int, Doc("number of tokens: letters and padding")] = 64
 
     def _generate(self, rng: CounterRNG, lengths: np.ndarray) -> Examples:
         words = random_words(rng, lengths - 1, self.num_classes, self.padding)

@@ -8,14 +8,16 @@ problem of a solvable group (S4 and smaller symmetric groups, all cyclic groups,
 import re
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 
+from longscan._errors import setting_error
+from longscan._types import Doc
 from longscan.tasks._random import CounterRNG
 from longscan.tasks.base import TASKS
 from longscan.tasks.formal._examples import PADDING, Examples, random_words, single_token_examples, splitmix64
-from longscan.tasks.formal.base import WordTask, check_choice
+from longscan.tasks.formal.base import WordTask
 
 Permutation = tuple[int, ...]
 MAX_GROUP_SIZE = 720  # number of elements of S6
@@ -37,22 +39,22 @@ class GroupWord(WordTask):
 
         (0,1,2) (0,1) (0,1) | (0,1,2)
 
-    Elements are written in cycle notation, e is the identity. group: Zn, Sn or An. generators: permutations of 0 .. n - 1 that
-    generate the group, each as a list of images, instead of a name. letters: "elements" for words over all elements, "generators"
-    for words over the generators only. A sequence generated for length l has l - 1 letters.
+    Elements are written in cycle notation, e is the identity. A sequence generated for length l has l - 1 letters.
     """
 
     name: ClassVar[str] = "group_word"
     _min_length: ClassVar[int] = 2
-    group: str = "S3"
-    generators: tuple[tuple[int, ...], ...] | None = None
-    letters: Literal["elements", "generators"] = "elements"
+    group: Annotated[str, Doc("name of the group: Zn, Sn or An")] = "S3"
+    generators: Annotated[
+        tuple[tuple[int, ...], ...] | None,
+        Doc("instead of a name: permutations of 0 .. n - 1 that generate the group, each as a list of images"),
+    ] = None
+    letters: Annotated[
+        Literal["elements", "generators"], Doc("letters of the words: all elements of the group, or its generators only")
+    ] = "elements"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choice(self, "letters", ("elements", "generators"))
-        if self.generators is not None:
-            object.__setattr__(self, "generators", tuple(tuple(generator) for generator in self.generators))
         _ = self._group
 
     @property
@@ -92,7 +94,7 @@ def _group(name: str, generators: tuple[Permutation, ...] | None) -> _Group:
     points = len(generators[0]) if generators else 0
     for permutation in generators:
         if sorted(permutation) != list(range(points)):
-            raise ValueError(f"generators: {list(permutation)} is no permutation of 0 .. {points - 1}")
+            raise setting_error("generators", list(permutation), f"permutations of 0 .. {points - 1}")
     elements = _enumerate_group(generators, tuple(range(points)))
     numbers = {element: number for number, element in enumerate(elements)}
     images = np.array(elements, np.uint64)
@@ -112,7 +114,7 @@ def _named_generators(name: str) -> tuple[Permutation, ...]:
     kind, points = (match[1], int(match[2])) if match else ("", 0)
     lowest = {"Z": 2, "S": 2, "A": 3}.get(kind, 0)
     if not lowest or not lowest <= points <= (MAX_GROUP_SIZE if kind == "Z" else 6):
-        raise ValueError(f"group: needs Z2 .. Z{MAX_GROUP_SIZE}, S2 .. S6 or A3 .. A6, not {name!r}")
+        raise setting_error("group", name, f"one of Z2 .. Z{MAX_GROUP_SIZE}, S2 .. S6 or A3 .. A6")
     cycle = (*range(1, points), 0)
     if kind == "Z":
         return (cycle,)
@@ -135,10 +137,9 @@ def _enumerate_group(generators: tuple[Permutation, ...], identity: Permutation)
                     products.append(product)
         frontier = products
         if len(elements) > MAX_GROUP_SIZE:
-            limit = MAX_GROUP_SIZE
-            raise ValueError(f"generators: they generate a group of more than {limit} elements, at most {limit} are needed")
+            raise setting_error("generators", generators, f"of a group of at most {MAX_GROUP_SIZE} elements")
     if len(elements) < 2:
-        raise ValueError("generators: they generate the identity alone, a group of at least two elements is needed")
+        raise setting_error("generators", generators, "of a group of at least two elements")
     return tuple(elements)
 
 

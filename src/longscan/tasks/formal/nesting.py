@@ -1,10 +1,11 @@
 """Languages of counters and of nested brackets with bounded depth."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 
+from longscan._types import Doc, PositiveInt
 from longscan.tasks._random import CounterRNG
 from longscan.tasks.base import TASKS
 from longscan.tasks.formal._examples import PADDING, Examples, single_token_examples
@@ -26,12 +27,7 @@ class Counters(WordTask):
     name: ClassVar[str] = "counters"
     num_classes: ClassVar[int] = 2
     _min_length: ClassVar[int] = 3
-    counters: int = 2
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.counters < 1:
-            raise ValueError(f"counters: must be at least 1, not {self.counters}")
+    counters: Annotated[PositiveInt, Doc("number of counters")] = 2
 
     @property
     def symbols(self) -> tuple[str, ...]:
@@ -69,14 +65,8 @@ class BoundedDyck(WordTask):
 
     name: ClassVar[str] = "bounded_dyck"
     _min_length: ClassVar[int] = 2
-    kinds: int = 2
-    depth: int = 4
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for setting in ("kinds", "depth"):
-            if getattr(self, setting) < 1:
-                raise ValueError(f"{setting}: must be at least 1, not {getattr(self, setting)}")
+    kinds: Annotated[PositiveInt, Doc("number of kinds of brackets")] = 2
+    depth: Annotated[PositiveInt, Doc("largest number of open brackets")] = 4
 
     @property
     def num_classes(self) -> int:

@@ -1,28 +1,27 @@
 """Tasks that ask for earlier tokens of the sequence: selective copying, induction heads, multi-query associative recall."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from longscan._errors import setting_error
+from longscan._types import Doc, PositiveInt, Rule, at_least
 from longscan.tasks._random import CounterRNG
 from longscan.tasks.base import TASKS, Batch
 from longscan.tasks.formal._examples import IGNORE_INDEX, PADDING, Examples, single_token_examples
-from longscan.tasks.formal.base import WordTask
+from longscan.tasks.formal.base import EvalLengths, WordTask
+
+Letters = Annotated[int, at_least(2), Doc("number of different letters")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class _RecallTask(WordTask):
     """Base class of the tasks with the setting `letters`, the number of different letters."""
 
-    letters: int = 14
-
-    def __post_init__(self) -> None:
-        if self.letters < 2:
-            raise ValueError(f"letters: must be at least 2, not {self.letters}")
-        super().__post_init__()
+    letters: Letters = 14
 
     @property
     def num_classes(self) -> int:
@@ -44,13 +43,8 @@ class SelectiveCopying(_RecallTask):
     name: ClassVar[str] = "selective_copying"
     _extra_symbols: ClassVar[tuple[str, ...]] = (".", "ACT")
     _end_symbol: ClassVar[str | None] = "ACT"
-    eval_lengths: tuple[int, int] = (257, 1024)
-    copied: int = 16
-
-    def __post_init__(self) -> None:
-        if self.copied < 1:
-            raise ValueError(f"copied: must be at least 1, not {self.copied}")
-        super().__post_init__()
+    eval_lengths: EvalLengths = (257, 1024)
+    copied: Annotated[PositiveInt, Doc("number of letters to copy")] = 16
 
     @property
     def _min_length(self) -> int:
@@ -93,7 +87,7 @@ class InductionHeads(_RecallTask):
     _end_symbol: ClassVar[str | None] = "MARK"
     _min_length: ClassVar[int] = 4
     _default_train_lengths: ClassVar[tuple[int, int]] = (4, 256)
-    eval_lengths: tuple[int, int] = (257, 1024)
+    eval_lengths: EvalLengths = (257, 1024)
 
     def _generate(self, rng: CounterRNG, lengths: np.ndarray) -> Examples:
         rows, last, width = np.arange(len(lengths)), lengths - 2, int(lengths.max()) - 1
@@ -118,17 +112,19 @@ class MultiQueryRecall(_RecallTask):
     """
 
     name: ClassVar[str] = "multi_query_recall"
-    eval_lengths: tuple[int, int] = (129, 512)
-    letters: int = 64
-    pairs: int = 8
-    power: float = 0.01
+    eval_lengths: EvalLengths = (129, 512)
+    letters: Letters = 64
+    pairs: Annotated[PositiveInt, Doc("number of pairs of a key and its value")] = 8
+    power: Annotated[
+        float,
+        Rule(lambda power: 0 < power <= 1, "a number above 0 and at most 1"),
+        Doc("of the distance in the weights of the positions at which keys occur again"),
+    ] = 0.01
 
     def __post_init__(self) -> None:
-        if not 1 <= self.pairs <= self.letters:
-            raise ValueError(f"pairs: must lie in 1 .. letters ({self.letters}), not {self.pairs}")
-        if not 0 < self.power <= 1:
-            raise ValueError(f"power: must lie above 0 and at most at 1, not {self.power}")
         super().__post_init__()
+        if self.pairs > self.letters:
+            raise setting_error("pairs", self.pairs, f"at most `letters`, {self.letters}")
 
     @property
     def vocab_size(self) -> int:

@@ -2,14 +2,15 @@
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 
+from longscan._types import Doc
 from longscan.tasks._random import CounterRNG
 from longscan.tasks.base import TASKS, Split
 from longscan.tasks.formal._examples import Examples, random_words, single_token_examples
-from longscan.tasks.formal.base import FormalTask, check_choice
+from longscan.tasks.formal.base import FormalTask
 
 
 @TASKS.register("parity")
@@ -20,20 +21,14 @@ class Parity(FormalTask):
         clean   1 0 1 1 0 | 1
         aussm   1 0 1 1 0 | 0      (the published repository answers 1 if the number of ones is even)
 
-    A sequence generated for length l has l - 1 bits. one_means: the parity with the answer 1, None for the suite's choice.
+    A sequence generated for length l has l - 1 bits.
     """
 
     name: ClassVar[str] = "parity"
     _min_vocab_size: ClassVar[int] = 3
     _min_length: ClassVar[int] = 2
-    vocab_size: int = 3
-    one_means: Literal["odd", "even"] | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.vocab_size != 3:
-            raise ValueError(f"vocab_size: parity has the tokens 0, 1 and padding, so it is 3, not {self.vocab_size}")
-        check_choice(self, "one_means", (None, "odd", "even"))
+    vocab_size: Annotated[Literal[3], Doc("number of tokens: 0, 1 and padding")] = 3
+    one_means: Annotated[Literal["odd", "even"] | None, Doc("parity whose answer is 1; None: the choice of the suite")] = None
 
     def _generate(self, rng: CounterRNG, lengths: np.ndarray) -> Examples:
         bits = random_words(rng, lengths - 1, 2, self.padding)
@@ -81,18 +76,16 @@ class ModularArithmetic(FormalTask):
 
     Digits and the operators *, - and + are uniform. In the suite `aussm` the last operand is always 0, which makes 0 the answer
     of 46.7 % of the examples, and a sequence generated for length l has l//2 - 2 operators. In `clean` the last operand is random
-    too and there are (l - 3)//2 operators. precedence: "standard" or "left" (from left to right), None for the suite's choice.
+    too and there are (l - 3)//2 operators.
     """
 
     name: ClassVar[str] = "modular_arithmetic"
     _extra_symbols: ClassVar[tuple[str, ...]] = ("*", "-", "+", "=")
     _end_symbol: ClassVar[str | None] = "="
     _min_vocab_size: ClassVar[int] = 7
-    precedence: Literal["standard", "left"] | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice(self, "precedence", (None, "standard", "left"))
+    precedence: Annotated[
+        Literal["standard", "left"] | None, Doc("products first, or operators from left to right; None: the choice of the suite")
+    ] = None
 
     @property
     def _min_length(self) -> int:

@@ -2,14 +2,15 @@
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 
+from longscan._types import Doc
 from longscan.tasks._random import CounterRNG
 from longscan.tasks.base import TASKS
 from longscan.tasks.formal._examples import Examples, random_words
-from longscan.tasks.formal.base import FormalTask, check_choice
+from longscan.tasks.formal.base import FormalTask
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,11 +90,7 @@ class Set(_RewritingTask):
     """
 
     name: ClassVar[str] = "set"
-    order: Literal["sorted", "first"] = "sorted"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice(self, "order", ("sorted", "first"))
+    order: Annotated[Literal["sorted", "first"], Doc("order of the letters: ascending, or by first occurrence")] = "sorted"
 
     def _answer_length(self, question: list[int]) -> int:
         return len(set(question)) - 1

@@ -45,7 +45,7 @@ class LanguageTask(ClassificationTask):
 
     def constant_score(self, split: Split = "test") -> float:
         """Return the bits per token of the predictor that gives the token frequencies of train, with one added to each count."""
-        check_request(self, split, 0, 1, 0)
+        check_request(self, split)
         train, counts = self._token_counts("train") + 1.0, self._token_counts(split)
         return float(-(counts * np.log2(train / train.sum())).sum() / counts.sum())
 

@@ -3,13 +3,14 @@
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from longscan._files import read_bytes
+from longscan._types import Doc, PositiveInt, Rule
 from longscan.tasks._random import CounterRNG
 from longscan.tasks._sparklines import truncate_text
 from longscan.tasks.base import TASKS, Batch, Split, check_request, rows_of_step
@@ -24,9 +25,8 @@ class ByteText(LanguageTask):
 
         ROMEO: But, soft! what light through yonder win | dow breaks?
 
-    path: the file, or a folder whose files are concatenated in the order of their names. The first part is train, then
-    valid_fraction of the bytes are valid, and as many test. Training windows of `window` bytes start anywhere; valid and test
-    are cut into windows without overlap, without the rest at the end.
+    The first bytes are train, those after them valid, and as many at the end test. Training windows start anywhere; valid and
+    test are cut into windows without overlap, without the rest at the end.
     """
 
     name: ClassVar[str] = "byte_text"
@@ -34,16 +34,13 @@ class ByteText(LanguageTask):
     vocab_size: ClassVar[int] = 256
     num_classes: ClassVar[int] = 256
     classes: ClassVar[tuple[str, ...]] = tuple(f"0x{byte:02x}" for byte in range(256))
-    path: str | None = None
-    window: int = 256
-    valid_fraction: float = 0.05
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.window < 1:
-            raise ValueError(f"window: must be at least 1, not {self.window}")
-        if not 0 < self.valid_fraction < 0.5:
-            raise ValueError(f"valid_fraction: must lie between 0 and 0.5, not {self.valid_fraction}")
+    path: Annotated[str | None, Doc("file, or folder whose files are concatenated in the order of their names")] = None
+    window: Annotated[PositiveInt, Doc("number of bytes of an example")] = 256
+    valid_fraction: Annotated[
+        float,
+        Rule(lambda fraction: 0 < fraction < 0.5, "a number above 0 and below 0.5"),
+        Doc("part of the bytes that is the validation split, and also the test split"),
+    ] = 0.05
 
     @property
     def length(self) -> int:
@@ -61,7 +58,7 @@ class ByteText(LanguageTask):
 
     def size(self, split: Split) -> int | None:
         """Return the number of windows of a split, None for train, whose windows start anywhere."""
-        check_request(self, split, 0, 1, 0)
+        check_request(self, split)
         return None if split == "train" else (len(self._split_bytes(split)) - 1) // self.window
 
     def batch(self, split: Split, step: int, batch_size: int, seed: int = 0) -> Batch:

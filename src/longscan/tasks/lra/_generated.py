@@ -6,14 +6,15 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, fields
 from functools import lru_cache, partial
 from multiprocessing import get_context
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
 
+from longscan._types import Doc
 from longscan.tasks._random import CounterRNG
 from longscan.tasks._store import Arrays, Ragged, cached_arrays
-from longscan.tasks.base import Batch, Split, check_request
+from longscan.tasks.base import Batch, Split, TestSize, TrainSize, ValidSize, check_request
 from longscan.tasks.classification import majority_share
 from longscan.tasks.examples import LabelledSequences, SequenceClassification, consecutive_rows
 
@@ -26,15 +27,16 @@ _LAYOUT_SETTINGS = ("data", "train_size", "valid_size", "test_size", "data_dir",
 class GeneratedTask(SequenceClassification):
     """A task with generated sequences.
 
-    data: "samples" for a training set of train_size examples, which are generated once and cached on disk
-    (`longscan.tasks._store`), or "stream" for an endless training stream. Valid and test are fixed sets in both cases. Two
+    Fixed sets are generated once and cached on disk (`longscan.tasks._store`); valid and test are fixed sets in any case. Two
     examples of these generators practically never coincide, so the splits are disjoint.
     """
 
-    data: Literal["samples", "stream"] = "samples"
-    train_size: int = 96_000
-    valid_size: int = 2_000
-    test_size: int = 2_000
+    data: Annotated[
+        Literal["samples", "stream"], Doc("training examples: a fixed set of train_size examples, or an endless stream")
+    ] = "samples"
+    train_size: TrainSize = 96_000
+    valid_size: ValidSize = 2_000
+    test_size: TestSize = 2_000
 
     @property
     @abstractmethod
@@ -57,13 +59,13 @@ class GeneratedTask(SequenceClassification):
 
     def size(self, split: Split) -> int | None:
         """Return the number of examples of a split, None for the training stream."""
-        check_request(self, split, 0, 1, 0)
+        check_request(self, split)
         if split == "train":
             return None if self._is_stream else self.train_size
         return self.valid_size if split == "valid" else self.test_size
 
     def batch(self, split: Split, step: int, batch_size: int, seed: int = 0) -> Batch:
-        """Return the batch of a step; each batch of the stream has random numbers of its own."""
+        """Return the batch of a step; each batch of the stream has other random numbers."""
         check_request(self, split, step, batch_size, seed)
         if self.size(split) is not None:
             return super().batch(split, step, batch_size, seed)
@@ -72,7 +74,7 @@ class GeneratedTask(SequenceClassification):
 
     def constant_score(self, split: Split = "test") -> float:
         """Return the accuracy on a split of always giving its most frequent class; for the stream, that on valid."""
-        check_request(self, split, 0, 1, 0)
+        check_request(self, split)
         data = self._data()
         return majority_share(data.targets[data.rows["valid" if split == "train" and self._is_stream else split]])
 

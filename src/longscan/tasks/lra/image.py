@@ -3,15 +3,17 @@
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 
+from longscan._errors import setting_error
+from longscan._types import Doc
 from longscan.tasks._images import IMAGE_SUFFIXES, image_sequence, read_image, read_images, to_grey
 from longscan.tasks._sparklines import shade_line
 from longscan.tasks._store import Arrays, cached_arrays, data_folder, first_existing
-from longscan.tasks.base import TASKS, Batch
-from longscan.tasks.examples import LabelledSequences, SequenceClassification, check_fraction, split_off_validation
+from longscan.tasks.base import TASKS, Batch, SplitSeed, ValidFraction
+from longscan.tasks.examples import LabelledSequences, SequenceClassification, split_off_validation
 from longscan.tasks.lra._cifar10 import read_batch
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -32,10 +34,8 @@ class LraImage(SequenceClassification):
 
         ░▒▒▓▓█▓▒▒░ 1024 pixels of 32 x 32 | frog
 
-    data_dir: the folder of CIFAR-10's python batches, or of train/CLASS/*.png (or .jpg) and test/CLASS. Batches are pickles;
-    they are read without running code in them. pixels: "numerical", standardised brightness, or "categorical", 256 tokens.
-    colour: three channels, red, green and blue, for numerical pixels (the thesis), else shades of grey (LRA).
-    valid_fraction of the training pictures are valid; split_seed selects them.
+    The python batches of CIFAR-10 are pickles; they are read without running code in them. Numerical pixels in colour are those
+    of the thesis, shades of grey those of LRA.
     """
 
     name: ClassVar[str] = "lra_image"
@@ -43,17 +43,18 @@ class LraImage(SequenceClassification):
     num_classes: ClassVar[int] = len(CLASSES)
     classes: ClassVar[tuple[str, ...]] = CLASSES
     plot_kind: ClassVar[Literal["image"]] = "image"
-    data_dir: str | None = None
-    pixels: Literal["numerical", "categorical"] = "numerical"
-    colour: bool = False
-    valid_fraction: float = 0.1
-    split_seed: int = 42
+    data_dir: Annotated[
+        str | None, Doc("folder of CIFAR-10's python batches, or of train/CLASS/*.png (or .jpg) and test/CLASS")
+    ] = None
+    pixels: Annotated[Literal["numerical", "categorical"], Doc("pixels as standardised numbers, or as 256 tokens")] = "numerical"
+    colour: Annotated[bool, Doc("three channels, red, green and blue, instead of shades of grey")] = False
+    valid_fraction: ValidFraction = 0.1
+    split_seed: SplitSeed = 42
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.colour and self.pixels == "categorical":
-            raise ValueError("colour: categorical pixels are shades of grey, so it must be false")
-        check_fraction(self.valid_fraction)
+            raise setting_error("colour", self.colour, "false, as categorical pixels are shades of grey")
 
     @property
     def vocab_size(self) -> int | None:

@@ -2,11 +2,13 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 
+from longscan._errors import setting_error
 from longscan._files import read_text
+from longscan._types import Doc, NonNegativeInt, between
 from longscan.tasks._random import CounterRNG
 from longscan.tasks._store import Ragged
 from longscan.tasks.base import TASKS, Batch
@@ -38,18 +40,15 @@ class ListOps(GeneratedTask):
     symbols: ClassVar[tuple[str, ...]] = (*SYMBOLS, "_")
     _padding_value: ClassVar[int] = len(SYMBOLS)
     _block_size: ClassVar[int] = 256
-    max_depth: int = 10
-    max_args: int = 10
-    longer_than: int = 500
-    shorter_than: int = 2000
+    max_depth: Annotated[int, between(2, 20), Doc("largest number of nested levels")] = 10
+    max_args: Annotated[int, between(2, 20), Doc("largest number of operands of an operator")] = 10
+    longer_than: Annotated[NonNegativeInt, Doc("expressions have more tokens than this")] = 500
+    shorter_than: Annotated[int, Doc("expressions have fewer tokens than this")] = 2000
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for setting in ("max_depth", "max_args"):
-            if not 2 <= getattr(self, setting) <= 20:
-                raise ValueError(f"{setting}: must lie in 2 .. 20, not {getattr(self, setting)}")
-        if not 0 <= self.longer_than < self.shorter_than - 1:
-            raise ValueError(f"longer_than: must lie in 0 .. shorter_than - 2 ({self.shorter_than - 2}), not {self.longer_than}")
+        if self.longer_than > self.shorter_than - 2:
+            raise setting_error("longer_than", self.longer_than, f"at most `shorter_than` - 2, {self.shorter_than - 2}")
 
     @property
     def length(self) -> int:

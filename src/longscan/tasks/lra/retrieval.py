@@ -5,14 +5,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar
 
 import numpy as np
 
 from longscan._files import read_text
+from longscan._types import Doc, at_least
 from longscan.tasks._sparklines import truncate_text
 from longscan.tasks._store import Arrays, Ragged, cached_arrays, data_folder, first_existing
-from longscan.tasks._text import Alphabet, frequent_characters
+from longscan.tasks._text import Alphabet, TokenLevel, frequent_characters
 from longscan.tasks.base import TASKS, Batch, Split
 from longscan.tasks.examples import LabelledSequences, SequenceClassification, consecutive_rows
 
@@ -30,10 +31,7 @@ class LraRetrieval(SequenceClassification):
 
         We present a method of… / A parser for… 4000 + 3127 bytes | linked
 
-    data_dir: the folder of the three .tsv files, whose columns are label, two ids, two texts. Each text is truncated to
-    `longest`. level: "bytes", 256 values and padding, or "characters", those that occur at least 15 times in train, and an end
-    token. The two texts are one sequence with the token vocab_size - 1 between them; one model reads both (LRA encodes them
-    separately).
+    The two texts are one sequence with the token vocab_size - 1 between them; one model reads both (LRA encodes them separately).
     """
 
     name: ClassVar[str] = "lra_retrieval"
@@ -41,14 +39,9 @@ class LraRetrieval(SequenceClassification):
     d_input: ClassVar[None] = None
     num_classes: ClassVar[int] = 2
     classes: ClassVar[tuple[str, ...]] = ("apart", "linked")
-    data_dir: str | None = None
-    level: Literal["bytes", "characters"] = "bytes"
-    longest: int = 4000
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.longest < 2:
-            raise ValueError(f"longest: must be at least 2, not {self.longest}")
+    data_dir: Annotated[str | None, Doc("folder of the three .tsv files, whose columns are label, two ids, two texts")] = None
+    level: TokenLevel = "bytes"
+    longest: Annotated[int, at_least(2), Doc("number of tokens to which each text is truncated")] = 4000
 
     @property
     def vocab_size(self) -> int:

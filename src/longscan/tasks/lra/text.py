@@ -4,16 +4,17 @@ import random
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 
 from longscan._files import read_text
+from longscan._types import Doc, at_least
 from longscan.tasks._sparklines import truncate_text
 from longscan.tasks._store import Arrays, Ragged, cached_arrays, data_folder
-from longscan.tasks._text import Alphabet, frequent_characters
-from longscan.tasks.base import TASKS, Batch, Split
-from longscan.tasks.examples import LabelledSequences, SequenceClassification, check_fraction, split_off_validation
+from longscan.tasks._text import Alphabet, TokenLevel, frequent_characters
+from longscan.tasks.base import TASKS, Batch, Split, SplitSeed, ValidFraction
+from longscan.tasks.examples import LabelledSequences, SequenceClassification, split_off_validation
 
 _NEEDED_FILES = "train/pos, train/neg, test/pos and test/neg of aclImdb (https://ai.stanford.edu/~amaas/data/sentiment)"
 _PARTS = [(part, kind) for part in ("train", "test") for kind in ("neg", "pos")]
@@ -26,11 +27,7 @@ class LraText(SequenceClassification):
 
         A wonderful little production. The filming technique… 1231 bytes | pos
 
-    data_dir: the folder aclImdb, or its parent. level: "bytes", 256 values and padding, or "characters", those that occur at
-    least 15 times in the training reviews, and an end token. longest: the length to which a review is truncated. holdout defines
-    valid: "clean", valid_fraction of the training reviews, which split_seed selects; "lra", the test reviews themselves, as in
-    Long Range Arena, S4 and S5, which makes the score of the best epoch a best test score; "thesis", half of the test reviews,
-    while the other half is test.
+    With holdout="lra", as in Long Range Arena, S4 and S5, the score of the best epoch is a best test score.
     """
 
     name: ClassVar[str] = "lra_text"
@@ -38,18 +35,18 @@ class LraText(SequenceClassification):
     d_input: ClassVar[None] = None
     num_classes: ClassVar[int] = 2
     classes: ClassVar[tuple[str, ...]] = ("neg", "pos")
-    data_dir: str | None = None
-    level: Literal["bytes", "characters"] = "bytes"
-    longest: int = 4096
-    holdout: Literal["clean", "lra", "thesis"] = "clean"
-    valid_fraction: float = 0.1
-    split_seed: int = 42
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.longest < 2:
-            raise ValueError(f"longest: must be at least 2, not {self.longest}")
-        check_fraction(self.valid_fraction)
+    data_dir: Annotated[str | None, Doc("the folder aclImdb, or its parent")] = None
+    level: TokenLevel = "bytes"
+    longest: Annotated[int, at_least(2), Doc("number of tokens to which a review is truncated")] = 4096
+    holdout: Annotated[
+        Literal["clean", "lra", "thesis"],
+        Doc(
+            "validation split: clean, valid_fraction of the training reviews; lra, the test reviews themselves; thesis, half of "
+            "the test reviews, while the other half is the test split"
+        ),
+    ] = "clean"
+    valid_fraction: ValidFraction = 0.1
+    split_seed: SplitSeed = 42
 
     @property
     def vocab_size(self) -> int:

@@ -25,10 +25,11 @@ import numpy as np
 
 from longscan._files import read_bytes
 from longscan._float32 import LARGEST
+from longscan._types import checked_value
 from longscan.tasks._store import load_array
 
 Missing = Literal["refuse", "fill", "mask"]
-MISSING_CHOICES: tuple[Missing, ...] = ("refuse", "fill", "mask")
+Layout = Literal["nlc", "ncl"]
 _MISSING = {"?", "nan", ""}
 _log = logging.getLogger("longscan")
 Header = dict[str, list[str]]
@@ -115,14 +116,13 @@ def read_csv(path: str | Path, missing: Missing = "refuse") -> Recordings:
     return Recordings(series, None, (), count)
 
 
-def read_npy(path: str | Path, missing: Missing = "refuse", *, layout: Literal["nlc", "ncl"] | None = None) -> Recordings:
+def read_npy(path: str | Path, missing: Missing = "refuse", *, layout: Layout | None = None) -> Recordings:
     """Read one or several series of finite numbers without labels.
 
     layout: "nlc", (L, C) or (N, L, C), or "ncl", (C, L) or (N, C, L). None: "nlc", but ValueError for arrays that would then have
     more channels than steps, since their layout may be "ncl".
     """
-    if layout not in (None, "nlc", "ncl"):
-        raise ValueError(f"layout: got {layout!r}, expected None, 'nlc' or 'ncl'")
+    checked_value(layout, Layout | None, "layout")
     array = load_array(path)
     if array.ndim not in (2, 3) or array.dtype.kind not in "fiu" or not array.size:
         need = "numbers of shape (steps, channels) or (series, steps, channels)"
@@ -147,7 +147,7 @@ def read_recordings(
     path: str | Path,
     missing: Missing = "refuse",
     *,
-    layout: Literal["nlc", "ncl"] | None = None,
+    layout: Layout | None = None,
     with_labels: bool = True,
 ) -> Recordings:
     """Read a .ts, .arff, .csv or .npy file by its suffix; ValueError for any other. layout: only for .npy, see `read_npy`."""
@@ -298,8 +298,7 @@ def _build_recordings(
 
 def _handle_missing(path: str | Path, series: list[np.ndarray], missing: Missing) -> tuple[list[np.ndarray], int]:
     """Return the series (C, L_i) after the treatment of missing values, and the number of these."""
-    if missing not in MISSING_CHOICES:
-        raise ValueError(f"missing: got {missing!r}, expected one of {', '.join(MISSING_CHOICES)}")
+    checked_value(missing, Missing, "missing")
     gaps = [np.isnan(item) for item in series]
     lacking = [row for row, gap in enumerate(gaps) if gap.any()]
     if not lacking:

@@ -7,18 +7,19 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import ClassVar, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from longscan._errors import setting_error
 from longscan._float32 import LARGEST, first_beyond
+from longscan._types import Doc, Rule, between
 from longscan.tasks._sparklines import sparkline
 from longscan.tasks._store import default_data_folder
-from longscan.tasks.base import TASKS, Batch, Split, check_request, rows_of_step
+from longscan.tasks.base import TASKS, Batch, Split, ValidFraction, check_request, rows_of_step
 from longscan.tasks.classification import ClassificationTask, majority_share
-from longscan.tasks.examples import check_fraction
 from longscan.tasks.timeseries import protocols
 from longscan.tasks.timeseries.files import (
     Missing,
@@ -40,22 +41,17 @@ class Uea(ClassificationTask):
 
         ▃▅▇▇▄▄▇▆▆▁█▅▇▃▆▆▇▄▄▆▅▆▃▅▆▆▄▂▆▅▆▅▂▆ 6 channels x 100 steps | Walking
 
-    dataset: NAME of the files NAME_TRAIN.ts and NAME_TEST.ts, or .arff, or NAMEDimension1_TRAIN.arff and so on. data_dir: the
-    folder of these files, or its parent if the folder is called NAME; None: `$LONGSCAN_DATA/uea/NAME`, else the sets that the
-    package aeon contains (BasicMotions, JapaneseVowels and some with one channel). Nothing is downloaded. A user's own files have
-    the same format; the classes are the labels that occur.
+    The files are NAME_TRAIN.ts and NAME_TEST.ts, or .arff, or NAMEDimension1_TRAIN.arff and so on. Without data_dir they are
+    looked for in `$LONGSCAN_DATA/uea/NAME`, then among the sets that the package aeon contains (BasicMotions, JapaneseVowels and
+    some with one channel). Nothing is downloaded. A user's own files have the same format; the classes are the labels that occur.
 
-    protocol, split_seed: see `longscan.tasks.timeseries.protocols`. For "clean" only: valid_fraction of the training series are
-    valid, the same fraction of each class if `stratified`. For "linoss" only: linoss_order, "sorted" as in the preprocessing of
-    the published scores, or "file" as in a newer version of it. time_channel: i/L as an additional first channel, not for
-    "aussm". Training batches are shuffled in each epoch; "linoss" drops the last batch of an epoch, "aussm" has the same order in
-    all epochs.
+    `longscan.tasks.timeseries.protocols` describes the protocols. Training batches are shuffled in each epoch; "linoss" drops the
+    last batch of an epoch, "aussm" has the same order in all epochs. Shorter series are padded on the right with zeros, where
+    `valid` is False.
 
-    Shorter series are padded on the right with zeros, where `valid` is False. missing: treatment of missing values ("?", "NaN",
-    nothing between commas), with their number in the error or in a warning. "refuse", an error; "fill", linear interpolation
-    within the channel of the series; "mask", the mean of the channel over the training series ("aussm": over all), which is 0
-    after standardisation, and as many additional channels that are 1 at measured and 0 at missing values. `valid` can not mark
-    them: it has one value per step, and a step may lack only some channels.
+    The number of missing values is in the error or in a warning. With missing="mask" they become the mean of the channel over the
+    training series ("aussm": over all), which is 0 after standardisation, and as many additional channels are 1 at measured and 0
+    at missing values. `valid` can not mark them: it has one value per step, and a step may lack only some channels.
 
     Raises FileNotFoundError if files are missing, ValueError for damaged files, for labels that a file's header does not list,
     for missing values, and for invalid settings.
@@ -66,25 +62,28 @@ class Uea(ClassificationTask):
     has_imbalanced_classes: ClassVar[bool] = True
     vocab_size: ClassVar[None] = None
     per_step: ClassVar[bool] = False
-    dataset: str = "BasicMotions"
-    data_dir: str | None = None
-    protocol: protocols.Protocol = "clean"
-    split_seed: int = 0
-    time_channel: bool = False
-    valid_fraction: float = 0.15
-    stratified: bool = True
-    linoss_order: Literal["sorted", "file"] = "sorted"
-    missing: Missing = "refuse"
+    dataset: Annotated[
+        str, Rule(lambda name: name and Path(name).name == name, "the NAME of NAME_TRAIN.ts"), Doc("name of the data set")
+    ] = "BasicMotions"
+    data_dir: Annotated[str | None, Doc("folder of the files, or its parent if the folder is called like the data set")] = None
+    protocol: Annotated[protocols.Protocol, Doc("split and scaling: this package's, or a published one")] = "clean"
+    split_seed: Annotated[int, between(0, 2**32 - 1), Doc("selects the examples of the splits")] = 0
+    time_channel: Annotated[bool, Doc("add i/L as the first channel; not for protocol aussm")] = False
+    valid_fraction: ValidFraction = 0.15
+    stratified: Annotated[bool, Doc("take the same fraction of each class for the validation split of protocol clean")] = True
+    linoss_order: Annotated[
+        Literal["sorted", "file"],
+        Doc("order of the series for protocol linoss: that of the published scores, or that of a newer version of its code"),
+    ] = "sorted"
+    missing: Annotated[
+        Missing,
+        Doc("missing values ('?', 'NaN', nothing): an error, linear interpolation, or the channel's mean and a mask as channels"),
+    ] = "refuse"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_fraction(self.valid_fraction)
-        if not 0 <= self.split_seed < 2**32:
-            raise ValueError(f"split_seed: must lie in 0 .. 2^32 - 1, not {self.split_seed}")
         if self.time_channel and self.protocol == "aussm":
-            raise ValueError("time_channel: the protocol 'aussm' has none")
-        if not self.dataset or Path(self.dataset).name != self.dataset:
-            raise ValueError(f"dataset: must be the NAME of NAME_TRAIN.ts, not {self.dataset!r}")
+            raise setting_error("time_channel", self.time_channel, "false for the protocol aussm")
 
     @property
     def d_input(self) -> int:
@@ -108,7 +107,7 @@ class Uea(ClassificationTask):
 
     def size(self, split: Split) -> int:
         """Return the number of series of a split."""
-        check_request(self, split, 0, 1, 0)
+        check_request(self, split)
         return len(_load(self).partition.rows[split])
 
     def num_batches(self, split: Split, batch_size: int) -> int:
@@ -137,7 +136,7 @@ class Uea(ClassificationTask):
 
     def constant_score(self, split: Split = "test") -> float:
         """Return the accuracy on a split of always giving its most frequent class."""
-        check_request(self, split, 0, 1, 0)
+        check_request(self, split)
         loaded = _load(self)
         return majority_share(loaded.targets[loaded.partition.rows[split]].numpy())
 
@@ -146,7 +145,7 @@ class Uea(ClassificationTask):
 
         MiniRocket reads padded series and needs nine steps. Warping is left out if it would need more than 10^11 cells.
         """
-        check_request(self, split, 0, 1, 0)
+        check_request(self, split)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # numba's, about code that aeon compiles
             return _aeon_scores(_load(self), split, seed)
