@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from longscan._devices import find_device
-from longscan.ops import OPS, _verdicts
+from longscan.ops import OPS
 from longscan.ops._examples import example_inputs, example_masks
 from longscan.ops._tolerances import NEIGHBOURS, allowed_error, distance, shake, size
-from longscan.ops.dispatch import NATIVE, unsupported_reason
+from longscan.ops.dispatch import NATIVE, PASSED, unsupported_reason, write_verdicts
 
 EPS = torch.finfo(torch.float32).eps
 
@@ -218,7 +218,7 @@ def doctor(device: torch.device) -> Iterator[list[Finding]]:
         examined = (examine(op, backend, device, SIZES if backend == "triton" else SIZES + LARGE) for op, backend in found)
     for (op, backend), findings in zip(found, examined, strict=True):
         faults = [f"{finding.call}: {finding.fault}" for finding in findings if finding.fault]
-        _verdicts.write(device, {op: {backend: faults[0] if faults else _verdicts.PASSED}})
+        write_verdicts(device, {op: {backend: faults[0] if faults else PASSED}})
         yield findings
 
 

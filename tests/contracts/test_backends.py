@@ -20,8 +20,8 @@ from longscan.cli import main
 from longscan.layers import LAYERS, make_layer
 from longscan.layers.base import SequenceModule
 from longscan.models import STANDARD_BLOCKS, Forecaster, LanguageModel, SequenceModel, SiameseModel
-from longscan.ops import OPS, _verdicts, explain
-from longscan.ops.dispatch import BACKENDS, NATIVE, native_cpu_missing, recorded_choices
+from longscan.ops import OPS, explain
+from longscan.ops.dispatch import BACKENDS, NATIVE, failed_doctor, native_cpu_missing, recorded_choices, write_verdicts
 
 WIDTH = 8
 NATIVE_OPS = {op: entry.native for op, entry in OPS.items() if entry.native}
@@ -253,11 +253,11 @@ def test_explain_names_functions_of_torch_refusals_and_verdicts(monkeypatch: pyt
         explain(layer, "cpu")
     if native_cpu_missing() is None:
         monkeypatch.setenv("LONGSCAN_CACHE", str(tmp_path))
-        _verdicts.write(torch.device("cpu"), {"linear_scan": {"cpu": "y: error 1, allowed 0"}})
+        write_verdicts(torch.device("cpu"), {"linear_scan": {"cpu": "y: error 1, allowed 0"}})
         try:
             found = explain(LAYERS["lru"](WIDTH))
         finally:
-            _verdicts.doctor_verdict.cache_clear()
+            failed_doctor.cache_clear()
         (row,) = (row for row in found.rows if row.part == "linear_scan")
         assert (row.backend, row.by_doctor) == ("eager", True)
         assert row.reason == "`longscan doctor` found y: error 1, allowed 0"

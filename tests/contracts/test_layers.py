@@ -45,8 +45,8 @@ from longscan.numerics.discretisation import discretise
 from longscan.numerics.pairs import divide, multiply
 from longscan.numerics.timescales import inverse_softplus
 from longscan.ops import chunks
+from longscan.ops.arguments import step_flags
 from longscan.ops.linear_scan import eager
-from longscan.ops.masks import step_flags
 
 DEVICE = torch.device(os.environ.get("LONGSCAN_DEVICE", "cpu"))
 LENGTHS = [0, 1, 2, 3, 63, 65]

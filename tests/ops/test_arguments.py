@@ -9,8 +9,17 @@ import torch
 
 from longscan.blocks import BLOCKS
 from longscan.ops import OPS, dispatch, explain, linear_scan, long_conv, selective_scan, short_conv, unitary_scan
-from longscan.ops.masks import INVALID, RESET, flag_masks, last_valid, reset_mask, step_flags, zero_invalid
-from longscan.ops.precision import carry_dtype, state_dtype
+from longscan.ops.arguments import (
+    INVALID,
+    RESET,
+    carry_dtype,
+    flag_masks,
+    last_valid,
+    reset_mask,
+    state_dtype,
+    step_flags,
+    zero_invalid,
+)
 from op_examples import example, floats
 
 

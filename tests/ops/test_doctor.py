@@ -11,8 +11,8 @@ import torch
 
 from longscan import doctor
 from longscan.cli import main
-from longscan.ops import OPS, _verdicts, explain, linear_scan
-from longscan.ops.dispatch import recorded_choices, unsupported_reason
+from longscan.ops import OPS, dispatch, explain, linear_scan
+from longscan.ops.dispatch import failed_doctor, read_verdicts, recorded_choices, unsupported_reason
 
 CPU = torch.device("cpu")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -111,9 +111,9 @@ def test_a_kernel_that_kills_its_process_has_a_fault():
 def own_verdicts(tmp_path, monkeypatch):
     """No verdicts yet, and none left behind."""
     monkeypatch.setenv("LONGSCAN_CACHE", str(tmp_path))
-    _verdicts.doctor_verdict.cache_clear()
+    failed_doctor.cache_clear()
     yield tmp_path / "doctor.json"
-    _verdicts.doctor_verdict.cache_clear()
+    failed_doctor.cache_clear()
 
 
 @pytest.mark.skipif(INTERPRETED, reason="`auto` takes the cpu backend on the CPU")
@@ -147,8 +147,8 @@ def test_auto_refuses_what_failed(own_verdicts, monkeypatch, capsys):
 
 def test_an_unreadable_file_of_verdicts_says_nothing(own_verdicts):
     own_verdicts.write_text("{")
-    assert _verdicts.read() == {}
-    assert _verdicts.doctor_verdict("linear_scan", "cpu", CPU) is None
+    assert read_verdicts() == {}
+    assert failed_doctor("linear_scan", "cpu", CPU) is None
 
 
 def test_a_device_that_is_not_there(capsys):
@@ -161,6 +161,6 @@ def test_a_damaged_file_of_verdicts_is_told(
     content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "verdicts.json").write_bytes(content)
-    monkeypatch.setattr(_verdicts, "path", lambda: tmp_path / "verdicts.json")
-    assert _verdicts.read() == {}
+    monkeypatch.setattr(dispatch, "verdicts_path", lambda: tmp_path / "verdicts.json")
+    assert read_verdicts() == {}
     assert "verdicts.json: damaged" in caplog.text

@@ -33,7 +33,7 @@ from test_damaged import FORMATS
 from torch import Tensor
 
 from longscan.models import Forecaster, LanguageModel, SequenceModel, SiameseModel
-from longscan.ops import _verdicts
+from longscan.ops import dispatch
 from longscan.report import read_records, run_report
 from longscan.report.records import read_seeds
 from longscan.training import Run
@@ -167,7 +167,7 @@ def seeds(folder: Path) -> None:
 
 def verdicts(folder: Path) -> None:
     folder.mkdir()
-    key = _verdicts.key(torch.device("cpu"))
+    key = dispatch.verdicts_key(torch.device("cpu"))
     (folder / "verdicts.json").write_text(json.dumps({key: {"linear_scan": {"cpu": "failed: too inexact"}}}))
 
 
@@ -183,16 +183,16 @@ class Raise(logging.Handler):
 
 
 def read_verdicts(folder: Path) -> Any:
-    real, handler = _verdicts.path, Raise(logging.WARNING)
+    real, handler = dispatch.verdicts_path, Raise(logging.WARNING)
     logging.getLogger("longscan").addHandler(handler)
-    _verdicts.path = lambda: folder / "verdicts.json"
-    _verdicts.doctor_verdict.cache_clear()
+    dispatch.verdicts_path = lambda: folder / "verdicts.json"
+    dispatch.failed_doctor.cache_clear()
     try:
-        return _verdicts.doctor_verdict("linear_scan", "cpu", torch.device("cpu"))
+        return dispatch.failed_doctor("linear_scan", "cpu", torch.device("cpu"))
     finally:
         logging.getLogger("longscan").removeHandler(handler)
-        _verdicts.path = real
-        _verdicts.doctor_verdict.cache_clear()
+        dispatch.verdicts_path = real
+        dispatch.failed_doctor.cache_clear()
 
 
 FOUND |= {

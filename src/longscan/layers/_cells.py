@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from longscan.layers.base import SequenceInfo, SequenceLayer
-from longscan.ops.masks import INVALID, RESET, step_flags
-from longscan.ops.precision import without_autocast
+from longscan.ops.arguments import INVALID, RESET, step_flags, without_autocast
 from longscan.ops.tracing import fix_length, in_func_transform
 
 Cell = Callable[[Tensor, tuple[Tensor, ...]], tuple[Tensor, ...]]

@@ -25,11 +25,10 @@ from longscan.layers.base import SequenceInfo, SequenceLayer, mask_padding
 from longscan.layers.heads import head_width
 from longscan.layers.state import State, layer_state, no_sequence, restarted_rows
 from longscan.numerics.rotary import frequencies, frequency_tensor, rotate_pairs
+from longscan.ops.arguments import RESET, carry_dtype, reset_mask, step_flags, without_autocast
 from longscan.ops.associative import running_sum
 from longscan.ops.chunks import run_chunk
 from longscan.ops.masked_products import masked_products, masked_sums
-from longscan.ops.masks import RESET, reset_mask, step_flags
-from longscan.ops.precision import carry_dtype, without_autocast
 from longscan.ops.tracing import in_func_transform, record_length
 
 PIECE = 128  # queries that a windowed layer answers at once, at least

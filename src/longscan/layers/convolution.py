@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from longscan.layers.base import SequenceInfo, SequenceLayer, mask_padding, start_state
 from longscan.layers.state import ScanState, State, no_sequence
 from longscan.ops import long_conv
+from longscan.ops.arguments import without_autocast
 from longscan.ops.dispatch import plain_backend
-from longscan.ops.precision import without_autocast
 from longscan.ops.tracing import record_length
 
 

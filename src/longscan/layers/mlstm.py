@@ -26,7 +26,7 @@ from longscan.layers.parameters import mark
 from longscan.layers.state import State, layer_state, no_sequence, restarted_rows, zero_rows
 from longscan.numerics.symbolic import is_symbolic
 from longscan.ops import ssd_scan
-from longscan.ops.masks import INVALID, RESET, step_flags
+from longscan.ops.arguments import INVALID, RESET, step_flags
 from longscan.ops.tracing import fix_length
 
 LONGEST_OPEN = 2**20  # the most steps of a graph that is exported with an open length

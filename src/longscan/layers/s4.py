@@ -29,9 +29,8 @@ from longscan.numerics.hippo import legs_dplr
 from longscan.numerics.initialisers import complex_normal
 from longscan.numerics.pairs import constant
 from longscan.numerics.timescales import initial_dt
+from longscan.ops.arguments import carry_dtype, flag_masks, step_flags
 from longscan.ops.chunks import CHUNK, scan_chunks
-from longscan.ops.masks import flag_masks, step_flags
-from longscan.ops.precision import carry_dtype
 from longscan.ops.tracing import record_length
 
 MAX_ELEMENTS = 2**24  # channels * states * angles of the kernel that are computed together, which bounds memory

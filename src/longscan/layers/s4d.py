@@ -26,10 +26,10 @@ from longscan.numerics.initialisers import complex_normal, diagonal_eigenvalues,
 from longscan.numerics.kernels import diagonal_final_state, diagonal_kernel, power
 from longscan.numerics.pairs import constant, divide, exponential, multiply
 from longscan.numerics.timescales import initial_dt
+from longscan.ops.arguments import step_flags
 from longscan.ops.chunks import scan_chunks
 from longscan.ops.dispatch import resolve
 from longscan.ops.linear_scan import NATIVE_BACKENDS, run_backend
-from longscan.ops.masks import step_flags
 
 
 @LAYERS.register("s4d")

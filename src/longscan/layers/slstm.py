@@ -23,7 +23,7 @@ from longscan.layers.base import SequenceInfo, SequenceLayer
 from longscan.layers.heads import head_width
 from longscan.layers.parameters import mark
 from longscan.layers.state import State, layer_state, no_sequence, restarted_rows, zero_rows
-from longscan.ops.precision import without_autocast
+from longscan.ops.arguments import without_autocast
 
 
 @layer_state

@@ -9,9 +9,9 @@ from longscan.ops import _native
 HUGE_PAGE = 2**21
 
 
-def address(x: Tensor | None) -> int:
-    """Return the address of the first element of a contiguous CPU tensor; 0 for None."""
-    return 0 if x is None else x.data_ptr()
+def addresses(*tensors: Tensor | None) -> list[int]:
+    """Return the addresses of the first elements of contiguous CPU tensors; 0 for None and for a tensor without elements."""
+    return [0 if x is None else x.data_ptr() for x in tensors]
 
 
 def empty(like: Tensor, shape: Sequence[int]) -> Tensor:

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from longscan.ops import _verdicts
-from longscan.ops.dispatch import Choice, Recording, choose, recorded_choices
+from longscan.ops.dispatch import Choice, Recording, choose, recorded_choices, verdicts_path
 
 LENGTH = 8  # steps of the rows that a model is tried with
 WIDTH = 100  # columns of the printed table
@@ -26,7 +25,7 @@ NAMED = re.compile(
     r"(fft_\w+|linear|embedding|scaled_dot_product_attention|gru|lstm|einsum|matmul|__r?matmul__|bmm|rms_norm|layer_norm"
     r"|linalg_matrix_power|conv1d)$"
 )
-SHARED = ("longscan.ops.chunks", "longscan.ops.masks", "longscan.ops.precision")  # modules of the ops that layers call, too
+SHARED = ("longscan.ops.chunks", "longscan.ops.arguments")  # modules of the ops that layers call, too
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,7 @@ class Explanation:
         known = {"whole": "rows of several steps", "packed": "rows of several sequences", "step": "one step without gradients"}
         notes = textwrap.fill("calls: " + "; ".join(f"{call}, {known[call]}" for call in self.calls), WIDTH)
         if any(row.by_doctor for row in self.rows):
-            notes += f"\nVerdicts of `longscan doctor`: {_verdicts.path()}"
+            notes += f"\nVerdicts of `longscan doctor`: {verdicts_path()}"
         return "\n".join([self.title, "", *lines, "", notes])
 
     __repr__ = __str__

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from longscan.ops.masks import RESET
+from longscan.ops.arguments import RESET
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from longscan.ops.precision import carry_dtype
+from longscan.ops.arguments import carry_dtype
 from longscan.ops.tracing import fix_length
 
 Multiply = Callable[[Tensor, Tensor], Tensor]

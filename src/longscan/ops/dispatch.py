@@ -3,8 +3,12 @@
 `reference` (the loop: the definition) and `eager` (vectorised torch, any device, any order of gradient) are plain torch code.
 `cpu` (C++) and `triton` are native: opaque custom ops with a hand-written backward pass. `auto` prefers a native backend; if it
 cannot take one, it logs the reason once, through the `longscan` logger.
+
+`auto` avoids a kernel in which `longscan doctor` found a fault on this device. The verdicts are in one JSON file, `doctor.json`
+in the cache folder: per device and versions, per op and backend, "passed" or the fault.
 """
 
+import json
 import logging
 import os
 from collections.abc import Iterator
@@ -12,13 +16,15 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from longscan.ops import _verdicts
+from longscan._files import cache_folder, write_text
 
 Backend = Literal["auto", "reference", "eager", "cpu", "triton"]
 BACKENDS = ("reference", "eager", "cpu", "triton")
@@ -26,6 +32,9 @@ NATIVE = ("cpu", "triton")
 AUTO = {"cpu": "cpu", "cuda": "triton"}  # device type -> the native backend that `auto` wants there
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64, torch.complex128)  # of native inputs
+PASSED = "passed"  # the verdict on a kernel without a fault
+
+Verdicts = dict[str, dict[str, dict[str, str]]]  # device and versions -> op -> backend -> verdict
 
 log = logging.getLogger("longscan")
 
@@ -127,10 +136,58 @@ def missing_kernel(op: str, backend: str, native: tuple[str, ...]) -> str | None
     return _unusable.get(op) if backend == "cpu" else _no_triton
 
 
+def verdicts_path() -> Path:
+    """Return the path of the file of `longscan doctor`'s verdicts."""
+    return cache_folder() / "doctor.json"
+
+
+def verdicts_key(device: torch.device) -> str:
+    """Return the key of the verdicts on a device: its name and the versions that they depend on."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    return ", ".join([name, *(f"{package} {_version(package)}" for package in ("longscan", "torch", "triton"))])
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "absent"
+
+
+def read_verdicts() -> Verdicts:
+    """Return all verdicts; none if there is no file, and none, with a warning, if it is damaged."""
+    path = verdicts_path()
+    try:
+        found = json.loads(path.read_bytes())
+        for by_op in found.values():
+            for by_backend in by_op.values():
+                if not all(isinstance(verdict, str) for verdict in by_backend.values()):
+                    raise ValueError("a verdict is no text")
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
+        reason = " ".join(str(error).split())[:200]
+        log.warning("%s: damaged (%s), so no kernel has a verdict; `longscan doctor` writes the file again", path, reason)
+        return {}
+    return found
+
+
+def write_verdicts(device: torch.device, verdicts: dict[str, dict[str, str]]) -> None:
+    """Store the verdicts on one device, by op and backend; those on other devices and versions stay."""
+    path, everything = verdicts_path(), read_verdicts()
+    for op, by_backend in verdicts.items():
+        everything.setdefault(verdicts_key(device), {}).setdefault(op, {}).update(by_backend)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, json.dumps(everything, indent=1))
+    failed_doctor.cache_clear()
+
+
+@cache
 def failed_doctor(op: str, backend: str, device: torch.device) -> str | None:
     """Return the fault that `longscan doctor` found in a kernel on this device, for which `auto` avoids it, or None."""
-    verdict = _verdicts.doctor_verdict(op, backend, device)
-    return None if verdict in (None, _verdicts.PASSED) else f"`longscan doctor` found {verdict}"
+    verdicts = read_verdicts()
+    verdict = verdicts.get(verdicts_key(device), {}).get(op, {}).get(backend, PASSED) if verdicts else PASSED
+    return None if verdict == PASSED else f"`longscan doctor` found {verdict}"
 
 
 def choose(
@@ -152,11 +209,12 @@ def choose(
     if candidate is None or candidate not in native:
         missing = f"{op} has no native kernel" if candidate and not native else "no native kernel for this device"
         return Choice(op, requested, "eager", missing)
-    reason = unsupported_reason(op, candidate, device, dtype, native) or impossible
-    if reason is None and (fault := failed_doctor(op, candidate, device)):
+    reason = unsupported_reason(op, candidate, device, dtype, native) or impossible or unsuited
+    if reason:
+        return Choice(op, requested, "eager", reason)
+    fault = failed_doctor(op, candidate, device)
+    if fault:
         return Choice(op, requested, "eager", fault, by_doctor=True)
-    if reason or unsuited:
-        return Choice(op, requested, "eager", reason or unsuited or "")
     return Choice(op, requested, candidate, "native kernel")
 
 

@@ -42,7 +42,7 @@ def is_compiled_or_transformed(*tensors: Tensor | None) -> bool:
             if type(x) not in _PLAIN_TYPES:
                 return True
             keys |= torch._C._dispatch_keys(x).raw_repr()
-    return bool(keys & _UNUSUAL) or _in_function_mode()
+    return bool(keys & _UNUSUAL) or bool(torch._C._len_torch_function_stack() and _in_function_mode())
 
 
 def in_func_transform() -> bool:
@@ -76,12 +76,10 @@ def _with_fixed_size(x: Tensor, axis: int) -> tuple[Tensor, int]:
 
 
 def _in_function_mode() -> bool:
-    """Return whether a torch function mode is active that may change a result.
+    """Return whether one of the active torch function modes may change a result.
 
-    That of `torch.set_default_device` concerns factories alone, and one with an attribute `only_observes` calls every function
-    as it came.
+    The mode of `torch.set_default_device` changes factory functions only, and a mode with a true attribute `only_observes` calls
+    every function with unchanged arguments.
     """
-    if not torch._C._len_torch_function_stack():
-        return False
     modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
     return any(not isinstance(mode, DeviceContext) and not getattr(mode, "only_observes", False) for mode in modes)

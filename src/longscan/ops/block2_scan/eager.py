@@ -6,9 +6,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from longscan.ops.arguments import flag_masks, reset_mask
 from longscan.ops.associative import affine_scan
 from longscan.ops.chunks import long_chunk, scan_chunks
-from longscan.ops.masks import flag_masks, reset_mask
 
 
 def _product(x: Tensor, y: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from longscan.ops import _triton_launch as launch
 from longscan.ops._triton import extended, next_numbers, next_rows, walk, where_positive
-from longscan.ops.masks import INVALID, RESET, last_valid
+from longscan.ops.arguments import INVALID, RESET, last_valid
 
 
 @triton.jit

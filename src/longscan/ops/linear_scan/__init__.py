@@ -3,12 +3,10 @@
 import torch
 from torch import Tensor
 
-from longscan.ops._arguments import check_tensor, to_pairs
 from longscan.ops._native_op import NativeOp
+from longscan.ops.arguments import check_tensor, state_dtype, step_flags, to_pairs, without_autocast
 from longscan.ops.dispatch import NATIVE, probe, resolve
 from longscan.ops.linear_scan import eager, reference
-from longscan.ops.masks import step_flags
-from longscan.ops.precision import state_dtype, without_autocast
 
 NATIVE_BACKENDS = probe("linear_scan", "cpu", "triton")
 

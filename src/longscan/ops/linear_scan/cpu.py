@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from longscan.ops import _native
-from longscan.ops._cpu import address, empty
+from longscan.ops._cpu import addresses, empty
 
 
 def forward(
@@ -15,7 +15,7 @@ def forward(
     _native.linear_scan_forward(
         *b.shape[:2],
         b.shape[2:].numel(),
-        *(address(tensor) for tensor in (a, b, initial_state, flags, x, final)),
+        *addresses(a, b, initial_state, flags, x, final),
         a.ndim < b.ndim,
         reverse,
         is_complex,
@@ -40,7 +40,7 @@ def backward(
     _native.linear_scan_backward(
         *x.shape[:2],
         x.shape[2:].numel(),
-        *(address(tensor) for tensor in (a, initial_state, flags, x, grad_x, grad_final, *gradients)),
+        *addresses(a, initial_state, flags, x, grad_x, grad_final, *gradients),
         a.ndim < x.ndim,
         reverse,
         is_complex,

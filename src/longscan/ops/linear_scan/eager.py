@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from longscan.numerics.pairs import multiply
+from longscan.ops.arguments import flag_masks, reset_mask
 from longscan.ops.associative import affine_scan
 from longscan.ops.chunks import scan_chunks
-from longscan.ops.masks import flag_masks, reset_mask
 
 
 def _masked(a: Tensor, b: Tensor, flags: Tensor, is_complex: bool) -> tuple[Tensor, Tensor]:

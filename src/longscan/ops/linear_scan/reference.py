@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from longscan.ops.masks import INVALID, RESET
+from longscan.ops.arguments import INVALID, RESET
 from longscan.ops.tracing import fix_length
 
 

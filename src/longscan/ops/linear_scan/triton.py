@@ -17,7 +17,7 @@ from torch import Tensor
 
 from longscan.ops import _triton_launch as launch
 from longscan.ops._triton import next_numbers, next_rows, walk, where_positive
-from longscan.ops.masks import last_valid
+from longscan.ops.arguments import last_valid
 
 
 @triton.jit

@@ -2,10 +2,9 @@
 
 from torch import Tensor
 
-from longscan.ops._arguments import check_real
+from longscan.ops.arguments import check_real, state_dtype, without_autocast
 from longscan.ops.dispatch import resolve
 from longscan.ops.long_conv import eager, reference
-from longscan.ops.precision import state_dtype, without_autocast
 
 NATIVE_BACKENDS = ()
 

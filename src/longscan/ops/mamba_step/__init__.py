@@ -8,7 +8,7 @@ from importlib import import_module
 import torch
 from torch import Tensor
 
-from longscan.ops._arguments import check_real, check_tensor
+from longscan.ops.arguments import check_real, check_tensor
 from longscan.ops.dispatch import probe, resolve
 from longscan.ops.mamba_step import eager, reference
 from longscan.ops.tracing import is_compiled_or_transformed

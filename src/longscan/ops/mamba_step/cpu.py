@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from longscan.ops import _native
-from longscan.ops._cpu import address
+from longscan.ops._cpu import addresses
 
 
 def mamba_step(
@@ -35,7 +35,7 @@ def mamba_step(
         *conv_weight.shape,
         dt_proj.shape[1],
         A_log.shape[1],
-        *map(address, (*tensors, norm_weight, elapsed, active, *outputs)),
+        *addresses(*tensors, norm_weight, elapsed, active, *outputs),
         norm_eps,
         selects_raw,
         x.dtype == torch.float64,

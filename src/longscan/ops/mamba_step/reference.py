@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, rms_norm, silu
 
-from longscan.ops.masks import step_flags
+from longscan.ops.arguments import step_flags
 from longscan.ops.selective_scan.reference import selective_scan
 from longscan.ops.short_conv.reference import short_conv
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from longscan.ops import _native
-from longscan.ops._cpu import address, empty, empty_like
+from longscan.ops._cpu import addresses, empty, empty_like
 
 
 def chunk_states_shape(batch: int, length: int, channels: int, states: int, *pair: int) -> tuple[int, ...]:
@@ -40,8 +40,7 @@ def forward(
         length,
         channels,
         A.shape[1],
-        *(address(x) for x in (u, dt, A, B, C, D, z, dt_bias, initial_state, dt_scale, flags, y, final)),
-        address(chunk_states) if save_states else 0,
+        *addresses(u, dt, A, B, C, D, z, dt_bias, initial_state, dt_scale, flags, y, final, chunk_states),
         dt_softplus,
         paired,
         A.ndim == 3,
@@ -75,8 +74,7 @@ def backward(
     _native.selective_scan_backward(
         *u.shape,
         A.shape[1],
-        *(address(x) for x in (*inputs, flags, chunk_states, grad_y, grad_final)),
-        *(0 if x is None else address(gradient) for x, gradient in zip(inputs, gradients, strict=True)),
+        *addresses(*inputs, flags, chunk_states, grad_y, grad_final, *gradients),
         dt_softplus,
         paired,
         A.ndim == 3,

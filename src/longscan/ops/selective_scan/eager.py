@@ -7,9 +7,9 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from longscan.numerics.pairs import multiply
+from longscan.ops.arguments import flag_masks, reset_mask, zero_invalid
 from longscan.ops.associative import affine_scan
 from longscan.ops.chunks import scan_chunks
-from longscan.ops.masks import flag_masks, reset_mask, zero_invalid
 from longscan.ops.selective_scan.reference import step_sizes
 
 

@@ -3,11 +3,9 @@
 import torch
 from torch import Tensor
 
-from longscan.ops._arguments import check_real
 from longscan.ops._native_op import NativeOp
+from longscan.ops.arguments import check_real, state_dtype, step_flags, without_autocast
 from longscan.ops.dispatch import NATIVE, probe, resolve
-from longscan.ops.masks import step_flags
-from longscan.ops.precision import state_dtype, without_autocast
 from longscan.ops.short_conv import eager, reference
 
 NATIVE_BACKENDS = probe("short_conv", "cpu", "triton")

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from longscan.ops import _native
-from longscan.ops._cpu import address, empty, empty_like
+from longscan.ops._cpu import addresses, empty, empty_like
 
 
 def forward(
@@ -15,7 +15,7 @@ def forward(
     _native.short_conv_forward(
         *u.shape,
         weight.shape[1],
-        *(address(x) for x in (u, weight, bias, initial_state, flags, y, final)),
+        *addresses(u, weight, bias, initial_state, flags, y, final),
         silu,
         u.dtype == torch.float64,
         torch.get_num_threads(),
@@ -35,14 +35,10 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of u, weight, bias (empty if it is None) and initial_state."""
     gradients = empty(u, u.shape), torch.empty_like(weight), empty_like(bias, u), torch.empty_like(initial_state)
-    to = [address(x) for x in gradients]
-    if bias is None:
-        to[2] = 0
     _native.short_conv_backward(
         *u.shape,
         weight.shape[1],
-        *(address(x) for x in (u, weight, bias, initial_state, flags, grad_y, grad_final)),
-        *to,
+        *addresses(u, weight, bias, initial_state, flags, grad_y, grad_final, *gradients),
         silu,
         u.dtype == torch.float64,
         torch.get_num_threads(),

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from longscan.ops.masks import INVALID, RESET, zero_invalid
+from longscan.ops.arguments import INVALID, RESET, zero_invalid
 
 
 def _predecessors(flags: Tensor, taps: int) -> Tensor:

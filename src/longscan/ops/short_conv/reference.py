@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from longscan.ops.masks import flag_masks, zero_invalid
+from longscan.ops.arguments import flag_masks, zero_invalid
 from longscan.ops.tracing import fix_length
 
 

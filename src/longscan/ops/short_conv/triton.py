@@ -16,7 +16,7 @@ from torch import Tensor
 
 from longscan.ops import _triton_launch as launch
 from longscan.ops._triton import extended, silu, silu_slope, where_positive
-from longscan.ops.masks import INVALID, RESET
+from longscan.ops.arguments import INVALID, RESET
 
 # steps a program at most, where channels alone would fill the GPU; a program loads up to 2 (K - 1) more
 SPANS = {"short_conv": 128, "short_conv_backward": 256}

@@ -6,12 +6,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from longscan.ops._arguments import check_real
 from longscan.ops._native_op import NativeOp, keeps_chunk_states
 from longscan.ops._signature import Sizes
+from longscan.ops.arguments import check_real, state_dtype, step_flags, without_autocast, zero_invalid
 from longscan.ops.dispatch import NATIVE, probe, resolve
-from longscan.ops.masks import step_flags, zero_invalid
-from longscan.ops.precision import state_dtype, without_autocast
 from longscan.ops.ssd_scan import eager, reference
 
 NATIVE_BACKENDS = probe("ssd_scan", "triton")

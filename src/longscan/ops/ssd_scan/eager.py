@@ -14,11 +14,10 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from longscan.numerics.rotary import rotate_pairs
+from longscan.ops.arguments import carry_dtype, flag_masks, reset_mask, zero_invalid
 from longscan.ops.associative import running_sum
 from longscan.ops.chunks import scan_chunks
 from longscan.ops.masked_products import masked_products, masked_sums
-from longscan.ops.masks import flag_masks, reset_mask, zero_invalid
-from longscan.ops.precision import carry_dtype
 from longscan.ops.ssd_scan.reference import of_heads
 
 

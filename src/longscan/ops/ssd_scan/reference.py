@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from longscan.numerics.rotary import rotate_pairs
-from longscan.ops.masks import flag_masks, zero_invalid
+from longscan.ops.arguments import flag_masks, zero_invalid
 from longscan.ops.tracing import fix_length
 
 

@@ -5,11 +5,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longscan.ops._arguments import check_complex, check_real, check_tensor, in_form_of, to_pairs
 from longscan.ops._native_op import NativeOp, keeps_chunk_states
+from longscan.ops.arguments import (
+    check_complex,
+    check_real,
+    check_tensor,
+    in_form_of,
+    state_dtype,
+    step_flags,
+    to_pairs,
+    without_autocast,
+)
 from longscan.ops.dispatch import NATIVE, probe, resolve
-from longscan.ops.masks import step_flags
-from longscan.ops.precision import state_dtype, without_autocast
 from longscan.ops.unitary_scan import eager, reference
 from longscan.ops.unitary_scan.phase_grid import unitary_scan as on_grid
 

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-import longscan.ops._native as _native
+from longscan.ops import _native
+from longscan.ops._cpu import addresses
 
 
 def chunk_length(states: int) -> int:
@@ -14,15 +15,6 @@ def chunk_length(states: int) -> int:
 def chunk_states_shape(batch: int, length: int, channels: int, states: int) -> tuple[int, ...]:
     """Return the shape of the saved states: (B, chunks * D * N * 3)."""
     return batch, -(-length // chunk_length(states)) * channels * states * 3
-
-
-def _address(x: Tensor | None) -> int:
-    return 0 if x is None else x.data_ptr()
-
-
-def _check(u: Tensor) -> None:
-    if u.dtype not in (torch.float32, torch.float64):
-        raise TypeError(f"u: got dtype {u.dtype}, expected torch.float32 or torch.float64")
 
 
 def forward(
@@ -43,14 +35,13 @@ def forward(
 
     Contiguous tensors of one real dtype, shapes as in csrc/unitary_scan.h; L, D and N at least 1.
     """
-    _check(u)
     batch, length, channels = u.shape
     states = bias.shape[1]
     y, final = torch.empty_like(u), torch.empty_like(initial_state)
     chunk_states = u.new_empty(chunk_states_shape(batch, length, channels, states) if save_states else (0,))
     _native.unitary_scan_forward(
         batch, length, channels, states, chunk_length(states),
-        *map(_address, (u, dt, W, bias, B, C, D, z, initial_state, flags, y, final, chunk_states if save_states else None)),
+        *addresses(u, dt, W, bias, B, C, D, z, initial_state, flags, y, final, chunk_states),
         phase_dt, u.dtype == torch.float64, torch.get_num_threads(),
     )  # fmt: skip
     return y, final, chunk_states
@@ -73,15 +64,13 @@ def backward(
     phase_dt: bool,
 ) -> tuple[Tensor, ...]:
     """Return the gradients of u, dt, W, bias, B, C, D, z and initial_state; empty tensors for absent inputs."""
-    _check(u)
     batch, length, channels = u.shape
     states = bias.shape[1]
     inputs = (u, dt, W, bias, B, C, D, z, initial_state)
     gradients = [u.new_empty(0) if x is None else torch.empty_like(x) for x in inputs]
     _native.unitary_scan_backward(
         batch, length, channels, states, chunk_length(states),
-        *map(_address, (grad_y, grad_final, *inputs, flags, chunk_states)),
-        *(0 if x is None else gradient.data_ptr() for x, gradient in zip(inputs, gradients, strict=True)),
+        *addresses(grad_y, grad_final, *inputs, flags, chunk_states, *gradients),
         phase_dt, u.dtype == torch.float64, torch.get_num_threads(),
     )  # fmt: skip
     return tuple(gradients)

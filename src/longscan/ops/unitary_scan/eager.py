@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
+from longscan.ops.arguments import carry_dtype, flag_masks, reset_mask, zero_invalid
 from longscan.ops.associative import running_sum
 from longscan.ops.chunks import CHUNK, scan_chunks
-from longscan.ops.masks import flag_masks, reset_mask, zero_invalid
-from longscan.ops.precision import carry_dtype
 
 
 def _angles(u: Tensor, dt: Tensor, W: Tensor, bias: Tensor, flags: Tensor | None, phase_dt: bool) -> Tensor:

@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
+from longscan.ops.arguments import RESET, reset_mask, step_flags, without_autocast
 from longscan.ops.associative import running_sum
 from longscan.ops.linear_scan import linear_scan
-from longscan.ops.masks import RESET, reset_mask, step_flags
-from longscan.ops.precision import without_autocast
 
 
 def unitary_scan(

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from longscan.ops.masks import flag_masks, zero_invalid
-from longscan.ops.precision import carry_dtype
+from longscan.ops.arguments import carry_dtype, flag_masks, zero_invalid
 from longscan.ops.tracing import fix_length
 
 

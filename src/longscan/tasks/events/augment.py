@@ -40,10 +40,12 @@ class Augmentation:
 
 # The published values; N-MNIST has none and uses those of DVS-Gesture without the large movements.
 PUBLISHED = {
-    "shd": Augmentation(drop=0.1, chunk=0.02, space=0.55, skew=1.2, time=1.0, noise=35, cutmix=0.3), "ssc": Augmentation(drop=0.1,
-    chunk=0.02, space=1.0, skew=1.05, time=3.0, noise=100, cutmix=0.3), "dvs_gesture": Augmentation(drop=0.05, chunk=0.02,
-    space=0.3, skew=1.12, time=5.0, roll=32, angle=10.0, scale=1.2, cutmix=0.4), "nmnist": Augmentation(drop=0.05, chunk=0.02,
-    space=0.3, skew=1.12, time=5.0),
+    "shd": Augmentation(drop=0.1, chunk=0.02, space=0.55, skew=1.2, time=1.0, noise=35, cutmix=0.3),
+    "ssc": Augmentation(drop=0.1, chunk=0.02, space=1.0, skew=1.05, time=3.0, noise=100, cutmix=0.3),
+    "dvs_gesture": Augmentation(
+        drop=0.05, chunk=0.02, space=0.3, skew=1.12, time=5.0, roll=32, angle=10.0, scale=1.2, cutmix=0.4
+    ),
+    "nmnist": Augmentation(drop=0.05, chunk=0.02, space=0.3, skew=1.12, time=5.0),
 }
 
 

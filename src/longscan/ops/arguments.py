@@ -1,0 +1,125 @@
+"""The arguments that ops share: checks of tensors, `valid` and `seq_idx` as masks, and the dtypes of computations."""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+INVALID, RESET = 1, 2  # flags of a step, uint8: the step does not count; the state restarts from zero at this step
+
+
+def check_tensor(name: str, value: object, shape: tuple[int, ...], like: Tensor | None = None) -> None:
+    """Raise unless `value` is a dense tensor of this shape on the device of `like`; -1 in `shape` matches any size."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name}: got {type(value).__name__}, expected a tensor")
+    if value.layout is not torch.strided:
+        raise TypeError(f"{name}: got layout {value.layout}, expected torch.strided, a dense tensor")
+    if value.shape != shape and (
+        value.ndim != len(shape) or any(size not in (-1, found) for size, found in zip(shape, value.shape, strict=True))
+    ):
+        raise ValueError(f"{name}: got shape {tuple(value.shape)}, expected {_spell(shape)}")
+    if like is not None and value.device != like.device:
+        raise ValueError(f"{name}: is on {value.device}, expected {like.device} like the other inputs")
+
+
+def check_real(name: str, value: object, shape: tuple[int, ...], like: Tensor | None = None) -> None:
+    """Raise unless `value` passes `check_tensor` and has a real floating-point dtype."""
+    check_tensor(name, value, shape, like)
+    if not value.is_floating_point():  # type: ignore[attr-defined]
+        raise TypeError(f"{name}: got dtype {value.dtype}, expected a real floating-point dtype")  # type: ignore[attr-defined]
+
+
+def check_complex(name: str, value: object, shape: tuple[int, ...], like: Tensor | None = None) -> None:
+    """Raise unless `value` has complex numbers of this shape: a complex tensor, or real pairs (*shape, 2)."""
+    if isinstance(value, Tensor) and value.is_complex():
+        check_tensor(name, value, shape, like)
+        return
+    if isinstance(value, Tensor) and value.shape[-1:] != (2,):
+        wanted = f"{_spell(shape)} complex or {_spell((*shape, 2))} real pairs"
+        raise ValueError(f"{name}: got shape {tuple(value.shape)} real, expected {wanted}")
+    check_real(name, value, (*shape, 2), like)
+
+
+def _spell(shape: tuple[int, ...]) -> str:
+    return "(" + ", ".join("*" if size == -1 else str(size) for size in shape) + ")"
+
+
+def step_flags(batch: int, length: int, valid: Tensor | None, seq_idx: Tensor | None, like: Tensor) -> Tensor | None:
+    """Return `valid` and `seq_idx` as one uint8 tensor (B, L) of the flags INVALID and RESET; None if both are None.
+
+    A RESET stands at a valid step whose seq_idx differs from that of the last valid step before it.
+    """
+    if valid is not None:
+        check_tensor("valid", valid, (batch, length), like)
+        if valid.dtype != torch.bool:
+            raise TypeError(f"valid: got dtype {valid.dtype}, expected torch.bool")
+    if seq_idx is None:
+        return None if valid is None else (~valid).to(torch.uint8) * INVALID
+    check_tensor("seq_idx", seq_idx, (batch, length), like)
+    if seq_idx.is_floating_point() or seq_idx.is_complex() or seq_idx.dtype == torch.bool:
+        raise TypeError(f"seq_idx: got dtype {seq_idx.dtype}, expected an integer dtype")
+    first = torch.zeros(batch, min(length, 1), dtype=torch.bool, device=like.device)
+    if valid is None:
+        return torch.cat([first, seq_idx[:, 1:] != seq_idx[:, :-1]], 1).to(torch.uint8) * RESET
+    steps = torch.arange(length, device=like.device)
+    latest = torch.where(valid, steps, -1).cummax(1).values  # index of the latest valid step so far, -1 before the first
+    previous = latest[:, :-1]
+    changed = valid[:, 1:] & (previous >= 0) & (seq_idx[:, 1:] != seq_idx.gather(1, previous.clamp(min=0)))
+    return torch.cat([first, changed], 1).to(torch.uint8) * RESET + (~valid).to(torch.uint8) * INVALID
+
+
+def last_valid(flags: Tensor) -> Tensor:
+    """Return the index of the last valid step before each step, (B, L) int64; -1 where there is none."""
+    steps = torch.arange(flags.shape[1], device=flags.device).expand_as(flags)
+    latest = torch.where(flags == INVALID, -1, steps).cummax(1).values
+    return torch.cat([torch.full_like(latest[:, :1], -1), latest[:, :-1]], 1)
+
+
+def flag_masks(flags: Tensor, ndim: int) -> tuple[Tensor, Tensor]:
+    """Return the masks of INVALID and of RESET steps, each bool (B, L, 1, ...) with `ndim` axes, from flags (B, L)."""
+    per_step = flags.view(*flags.shape, *(1,) * (ndim - flags.ndim))
+    return per_step == INVALID, per_step == RESET
+
+
+def reset_mask(flags: Tensor | None, packed: bool, ndim: int) -> Tensor | None:
+    """Return the mask of RESET steps, bool (B, L, 1, ...) with `ndim` axes; None unless rows are `packed`."""
+    return flag_masks(flags, ndim)[1] if packed and flags is not None else None
+
+
+def zero_invalid(flags: Tensor | None, *inputs: Tensor | None) -> list[Any]:
+    """Return inputs (B, L, ...) with zeros at invalid steps, so that the values there reach no result and no gradient."""
+    if flags is None:
+        return list(inputs)
+    return [None if x is None else torch.where(flag_masks(flags, x.ndim)[0], 0, x) for x in inputs]
+
+
+def to_pairs(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a complex tensor as real pairs (..., 2) of `dtype`; a real tensor is cast only, as it holds pairs already."""
+    if x.dtype == dtype:
+        return x
+    return (torch.view_as_real(x.resolve_conj()) if x.is_complex() else x).to(dtype)
+
+
+def in_form_of(pairs: Tensor, like: Tensor) -> Tensor:
+    """Return pairs (..., 2) as complex numbers if `like` is complex, unchanged if it is real."""
+    return torch.view_as_complex(pairs) if like.is_complex() else pairs
+
+
+def state_dtype(*inputs: Tensor | None) -> torch.dtype:
+    """Return the real dtype in which scans accumulate: float64 if any input is float64 or complex128, otherwise float32."""
+    wide = (torch.float64, torch.complex128)
+    return torch.float64 if any(x is not None and x.dtype in wide for x in inputs) else torch.float32
+
+
+def carry_dtype(like: Tensor) -> torch.dtype:
+    """Return the dtype of values carried over many steps: float64, or the dtype of `like` on MPS, which has no float64."""
+    return like.dtype if like.device.type == "mps" else torch.float64
+
+
+def without_autocast(like: Tensor) -> AbstractContextManager[object]:
+    """Return a context without autocast on the device of `like`, so that an op accumulates in the dtype that it chose."""
+    kind = like.device.type
+    if kind == "meta" or not torch.is_autocast_enabled(kind):
+        return nullcontext()
+    return torch.autocast(kind, enabled=False)
