@@ -310,7 +310,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
 def table(plain: list[dict[str, Any]], helped: list[dict[str, Any]]) -> str:
     """Return a table in Markdown of the share of right states: a line for every depth, means over its seeds in both files."""
     lengths = [*(f"{n:,}" for n in TABLE_LENGTHS), *(f"{n:,}, helped" for n in TABLE_LENGTHS)]
-    lines = [f"| Group | Blocks | One answer for all | {' | '.join(lengths)} |", "|---|---|---:|" + "---:|" * len(lengths)]
+    lines = [f"| Group | Blocks | Constant answer | {' | '.join(lengths)} |", "|---|---|---:|" + "---:|" * len(lengths)]
     for group in GROUPS:
         for layers in depths(group):
             cells: list[str] = []

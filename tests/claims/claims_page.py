@@ -1,4 +1,4 @@
-"""The table of claims, claims.json, beside the tests that check them, as the page docs/claims.md.
+"""Write the page docs/claims.md: the claims in claims.json and the tests that check them.
 
     python tests/claims/claims_page.py        writes the page
 
@@ -20,21 +20,21 @@ HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs/claims.md"
 PUBLISHED = HERE.parents[1] / "src/longscan/report/published.json"
 OUTCOMES = {
-    "holds": "a test shows it, by the code here or by a record that a named command makes again",
-    "does not hold": "a test shows in the same way that it is not so; the note says what is",
-    "shown in part": "a test shows one part; the note says which, and what is not shown",
-    "stated only": "the paper's own text or table is all there is: no code or run of ours speaks to it",
-    "data absent": "data that are not available here would settle it",
-    "run not made": "runs or timings that can be made here would settle it, and are not recorded to their end",
+    "holds": "a test confirms it, with the code of this package or with a record whose command is named",
+    "does not hold": "a test shows in the same way that it is not true; the note says what is true",
+    "shown in part": "a test confirms one part; the note says which part, and what is not confirmed",
+    "stated only": "there is only the text or the table of the paper; no code or run of this package tests it",
+    "data absent": "a test needs data that are not available here",
+    "run not made": "a test needs runs or timings that are possible here, but have not been recorded to their end",
 }
 TESTED = ("holds", "does not hold", "shown in part")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """A row: id, paper (its key in published.json), where it is printed, the claim in our words, outcome, and what was found.
+    """A claim: id, paper (a key of published.json), where it is printed, the claim in our words, the outcome and a note.
 
-    records: the files that its test reads under the root of the repository, each with the command that makes it again.
+    records: the files that the test of the claim reads, relative to the root of the repository, with the commands that make them.
     """
 
     id: str
@@ -47,32 +47,32 @@ class Claim:
 
 
 def outcome(identity: str) -> str:
-    """The outcome of a claim in claims.json."""
+    """Return the outcome of a claim in claims.json."""
     (found,) = (row.outcome for row in claims() if row.id == identity)
     return found
 
 
 def verdict(*parts: bool) -> str:
-    """The outcome that follows from what was found of each part of a claim."""
+    """Return the outcome that follows from whether each part of a claim is true."""
     return "holds" if all(parts) else "shown in part" if any(parts) else "does not hold"
 
 
 class Found(NamedTuple):
-    """A test of a claim: the file it stands in, and its definition."""
+    """The test of a claim: the name of its file, and its definition."""
 
     file: str
     definition: ast.FunctionDef
 
 
 def claims() -> list[Claim]:
-    """The rows of claims.json, with the figures of records in their notes."""
+    """Return the rows of claims.json, with the figures of records inserted into their notes."""
     rows = json.loads((HERE / "claims.json").read_text("utf-8"))["claims"]
     return [Claim(**row | {"note": fill_note(row["id"], row.get("note", ""))}) for row in rows]
 
 
 @cache
 def named_tests() -> dict[str, list[Found]]:
-    """Id of a claim -> the tests that are named by it."""
+    """Return the tests of each claim by its id, which is a part of the name of the test."""
     found: dict[str, list[Found]] = {}
     for path in sorted(HERE.glob("test_claims_*.py")):
         for node in ast.parse(path.read_text("utf-8")).body:
@@ -87,7 +87,7 @@ def _cell(text: str) -> str:
 
 
 def page() -> str:
-    """The text of docs/claims.md."""
+    """Return the text of docs/claims.md."""
     titles: dict[str, str] = json.loads(PUBLISHED.read_text("utf-8"))["papers"]
     rows, named = claims(), named_tests()
     counts = Counter(row.outcome for row in rows)
@@ -98,10 +98,10 @@ def page() -> str:
         "",
         "# Claims",
         "",
-        f"What four papers claim, {len(rows)} statements in our words, and what became of each here. No claim is settled by the",
-        "paper's own table, and none by a bound that was chosen to fit a record: an outcome follows from the claim as the paper",
-        "states it. Tests stand in `tests/claims`; those that read a record name the command that makes it again.",
-        "This page is made from `claims.json` there by `python tests/claims/claims_page.py`.",
+        f"This page lists {len(rows)} claims of four papers, in our words, and whether they were confirmed here. The table of a",
+        "paper itself does not confirm a claim, and no test uses a bound that was chosen to fit a record: the outcome follows",
+        "from the claim as the paper states it. The tests are in `tests/claims`; for tests that read a record, the page names",
+        "the command that makes the record. `python tests/claims/claims_page.py` makes this page from `claims.json` there.",
         "",
         "| Outcome | Meaning | Claims |",
         "|---|---|---|",
@@ -111,7 +111,7 @@ def page() -> str:
         own = [row for row in rows if row.paper == key]
         share = ", ".join(f"{sum(row.outcome == outcome for row in own)} {outcome}" for outcome in OUTCOMES)
         lines += ["", f"## {title}", "", f"{len(own)} claims: {share}.", ""]
-        lines += ["| Claim | What is said | Where | Outcome | What was found | Test |", "|---|---|---|---|---|---|"]
+        lines += ["| Claim | Statement | Source | Outcome | Note | Test |", "|---|---|---|---|---|---|"]
         for row in own:
             links = "; ".join(f"`{found.file}::{found.definition.name}`" for found in named.get(row.id, [])) or "–"
             if row.records:

@@ -29,9 +29,9 @@ def test_each_class_has_a_system_outside_it(run_page):
     assert names["counted"]["C6"][-1] == pytest.approx(1)
     assert names["counted"]["A5"][-1] == pytest.approx(1 / 60, rel=0.05)
     assert names["dense_right"] == names["stacked_right"] == 1
-    assert names["refused"]
-    assert names["apart"]["AUSSM"] == pytest.approx(1, abs=1e-3)
-    assert names["apart"]["S6"] < 0.05
+    assert names["rejected"]
+    assert names["distance_left"]["AUSSM"] == pytest.approx(1, abs=1e-3)
+    assert names["distance_left"]["S6"] < 0.05
     assert drawings(page) == 2
 
 
@@ -62,17 +62,18 @@ def test_what_a_rotation_keeps_and_what_grows(run_page):
     assert names["zeros"] == {size: size % 2 for size in names["zeros"]}
     assert max(names["half_turn"], names["pairing"]) < 1e-12
     assert max(names["weyl"].values()) <= 1 + 1e-9
-    assert names["turned"]["ε = 0.003"].max() > 5 * names["turned"]["ε = 0.03"].max() > 25 * names["turned"]["ε = 0.3"].max()
+    degrees = {strength: names["rotation_degrees"][f"ε = {strength}"].max() for strength in (0.3, 0.03, 0.003)}
+    assert degrees[0.003] > 5 * degrees[0.03] > 25 * degrees[0.3]
     assert max((values - 1).abs().max() for values in names["spectra"]["AUSSM"]) < 1e-12
     assert names["spectra"]["S6"][-1].max() < 1e-20
     assert names["by_angle"] == pytest.approx({length: length for length in names["lengths"]})
     sizes = names["sizes"]
-    assert sizes["its own frequency"][-1].item() == pytest.approx(10_000)
+    assert sizes["at its frequency"][-1].item() == pytest.approx(10_000)
     assert sizes["0.02 away"].max() <= 1 / math.sin(0.01)
-    assert sizes["its own, |a| = 0.99"].max() <= 100 + 1e-9
+    assert sizes["at its frequency, |a| = 0.99"].max() <= 100 + 1e-9
     assert 10 < sizes["random"][-1] < 400  # about the square root of 10,000
     assert [math.log2(steps) for steps in names["stalls"].values()] == [8, 11, 24]
-    assert names["kept"] == pytest.approx(1, abs=1e-3)
+    assert names["share"] == pytest.approx(1, abs=1e-3)
     assert drawings(page) == 2
 
 
@@ -81,23 +82,23 @@ def test_how_far_rounded_rotations_count(run_page):
     names = page.names
     epsilon, counts, measured = names["EPSILON"], names["counts"], names["measured"]
     for dtype in epsilon:
-        assert names["of_the_bound"](f"products, {dtype}") <= 1
-        assert names["of_the_bound"](f"plain sum, {dtype}") > 100
+        assert names["relative_to_bound"](f"products, {dtype}") <= 1
+        assert names["relative_to_bound"](f"plain sum, {dtype}") > 100
     sums = {"eager, float32": 2, "eager, float64": 35, "cpu, float32": 7, "cpu, float64": 7}  # proved, in eps a step
     for name in measured.keys() & sums.keys():
         worst = measured[name].max(1) / epsilon[name.split()[-1]]
         assert (worst <= sums[name] * counts + 4).all(), name
     for name in measured.keys() & {"eager, float32", "cpu, float32"}:
-        assert names["of_the_bound"](name) <= 1
-    assert names["of_the_bound"]("eager, float64") > 1  # the products' bound is not the sums'
+        assert names["relative_to_bound"](name) <= 1
+    assert names["relative_to_bound"]("eager, float64") > 1  # the products' bound is not the sums'
     assert names["horizon"](10**6, "float64") == pytest.approx(1.27e10, rel=0.01)
     assert names["horizon"](5, "float32") == pytest.approx(4.4e6, rel=0.01)
-    misses = names["misses"]
+    first_errors = names["first_errors"]
     allowed = [names["horizon"](int(k), "float32") for k in names["MODULI"]]
-    assert all(miss == 0 or miss > bound for miss, bound in zip(misses["products"], allowed, strict=True))
-    assert misses["products"].any()
-    assert ((misses["plain sum"] > 1000) & (misses["plain sum"] < 20_000)).all()
-    assert not any(misses[backend].any() for backend in names["backends"])
+    assert all(step == 0 or step > bound for step, bound in zip(first_errors["products"], allowed, strict=True))
+    assert first_errors["products"].any()
+    assert ((first_errors["plain sum"] > 1000) & (first_errors["plain sum"] < 20_000)).all()
+    assert not any(first_errors[backend].any() for backend in names["backends"])
     assert names["drift"].max() <= 1
     assert names["on_grid"] == {k: names["LENGTH"] % k for k in names["on_grid"]}
     assert drawings(page) == 1
