@@ -103,7 +103,7 @@ def _comparison(comparison: Comparison) -> Iterator[str]:
     if comparison.paper in papers():
         yield page.paragraph(papers()[comparison.paper], "caption")
     if not comparison.published:
-        yield page.paragraph("No published figure is set beside these runs.", "caption")
+        yield page.paragraph("There is no published figure for these runs.", "caption")
     header = ("model", "score", "range", "seeds", "failed", "source", "notes")
     kinds = ("", page.NUMBER, page.NUMBER, page.NUMBER, page.NUMBER, "", "")
     lines = _lines(comparison)
