@@ -17,7 +17,7 @@ class FieldError(NamedTuple):
     needed: str
 
     def __str__(self) -> str:
-        return f"{self.path or 'row'}: got {self.got}, needed {self.needed}"
+        return f"{f'`{self.path}`' if self.path else 'the row'} must be {self.needed}, got {self.got}"
 
 
 def quote(value: object, most: int = 100) -> str:
@@ -27,7 +27,7 @@ def quote(value: object, most: int = 100) -> str:
 
 
 def setting_error(setting: str, got: object, needed: str) -> SettingError:
-    """Return an error of the form `training.lr: got -1, needed a number above 0`."""
+    """Return an error whose message has the form "`training.lr` must be a number above 0, got -1"."""
     return SettingError(str(FieldError(setting, quote(got), needed)))
 
 

@@ -113,13 +113,13 @@ def expand_spec(spec: str) -> list[tuple[str, int]]:
                 raise ValueError(f"spec: {_quote(spec)} needs a number of at least 1 after the '*' at position {position}")
             count = int(digits) if len(digits) <= len(str(MAX_BLOCKS)) else MAX_BLOCKS + 1
             if sum(map(len, groups)) + repeatable * (count - 1) > MAX_BLOCKS:
-                raise ValueError(f"spec: {_quote(spec)} stands for more than {MAX_BLOCKS:,} blocks")
+                raise ValueError(f"spec: {_quote(spec)} has more than {MAX_BLOCKS:,} blocks")
             groups[-1] += groups[-1][-repeatable:] * (count - 1)
             repeatable = 0
     if opened:
         raise ValueError(f"spec: {_quote(spec)} opens a group at position {opened[-1]} that no ')' closes")
     if len(groups[0]) > MAX_BLOCKS:
-        raise ValueError(f"spec: {_quote(spec)} stands for more than {MAX_BLOCKS:,} blocks")
+        raise ValueError(f"spec: {_quote(spec)} has more than {MAX_BLOCKS:,} blocks")
     return groups[0]
 
 
@@ -144,7 +144,7 @@ def is_aussm_notation(spec: str) -> bool:
 
 
 def translate_letters(spec: str) -> str:
-    """Return a version-1 spec in the names of version 2. Raises ValueError if it holds other letters than those of version 1."""
+    """Return a version-1 spec in the names of version 2. Raises ValueError for other letters than those of version 1."""
     if is_aussm_notation(spec):
         return spec
     letters = [letter for letter, _ in expand_spec(re.sub(r"([^\W\d])", r"\1 ", spec))]
@@ -169,7 +169,7 @@ def upgrade_settings(content: Mapping[str, Any]) -> dict[str, Any]:
     content = dict(content)
     version = content.pop("spec_version", 1)
     if version not in (1, SPEC_VERSION) or isinstance(version, bool):
-        raise ValueError(f"spec_version: got {version!r}, needed 1 or {SPEC_VERSION}")
+        raise ValueError(f"`spec_version` must be 1 or {SPEC_VERSION}, got {version!r}")
     for name in ("quick", "settings"):
         if isinstance(content.get(name), Mapping):
             content[name] = upgrade_settings({"spec_version": version, **content[name]})
@@ -211,7 +211,7 @@ def _upgrade_value(setting: str, value: Any) -> Any:
         ) from None
     if translated != value and _is_readable(value):
         advice = f"add `spec_version: {SPEC_VERSION}` to the file to read names"
-        log.warning("model.spec: %r stands for the letters of version 1, which are %s; %s", value, translated, advice)
+        log.warning("model.spec: %r is read as letters of version 1, which are %s; %s", value, translated, advice)
     return translated
 
 
@@ -232,7 +232,7 @@ def upgrade_record(row: Mapping[str, Any]) -> dict[str, Any]:
     if row.get("spec") is None or "spec_version" in row:
         return row
     spec = _translate_or_keep(row["spec"])
-    if row.get("model") == row["spec"]:  # a model without a name of its own
+    if row.get("model") == row["spec"]:  # a model without another name
         row["model"] = spec
     row |= {"spec": spec, "spec_version": SPEC_VERSION}
     if isinstance(row.get("command"), str):
@@ -250,7 +250,7 @@ def _translate_or_keep(spec: str) -> str:
 
 
 def _translated_word(spec: str, quote: str) -> str:
-    """Return the translation of a spec in a command, quoted for the shell unless it stands in quotes already."""
+    """Return the translation of a spec in a command, quoted for the shell unless it is in quotes already."""
     translated = _translate_or_keep(spec)
     return translated if quote else shlex.quote(translated)
 

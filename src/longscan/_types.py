@@ -50,10 +50,12 @@ def between(low: int, high: int) -> Rule:
 PositiveInt = Annotated[int, at_least(1)]
 NonNegativeInt = Annotated[int, at_least(0)]
 Seed = Annotated[int, Rule(lambda n: 0 <= n < 2**63, "a whole number from 0 to below 2^63")]
+EvenInt = Annotated[int, Rule(lambda n: n >= 2 and n % 2 == 0, "an even whole number of at least 2")]
 PositiveFloat = Annotated[float, Rule(lambda x: x > 0, "a number above 0")]
 NonNegativeFloat = Annotated[float, Rule(lambda x: x >= 0, "a number of at least 0")]
 Fraction = Annotated[float, Rule(lambda x: 0 <= x <= 1, "a number from 0 to 1")]
 FractionBelowOne = Annotated[float, Rule(lambda x: 0 <= x < 1, "a number from 0 to below 1")]
+PositiveFraction = Annotated[float, Rule(lambda x: 0 < x <= 1, "a number above 0, at most 1")]
 Number = Annotated[Any, Rule(lambda x: isinstance(x, Real) and not isinstance(x, bool), "a number")]  # also infinity and NaN
 NonEmptyStr = Annotated[str, Rule(bool, "text that is not empty")]
 

@@ -88,7 +88,7 @@ def test_a_model_with_batch_norm_steps_as_it_evaluates():
 
 
 def test_impossible_settings_are_named():
-    with pytest.raises(ValueError, match=r"momentum: got 0\.0"):
+    with pytest.raises(ValueError, match=r"`momentum` must .*got 0\.0"):
         BatchNorm(3, momentum=0.0)
 
 

@@ -183,12 +183,12 @@ def test_states_of_the_placebo_hold_both_branches():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"variant": "twin"}, "variant: got 'twin', needed one of shared, own, tied, shared placebo"),
-        ({"variant": "own "}, "variant: got 'own '"),
-        ({"dropout": 1.0}, r"dropout: got 1\.0"),
-        ({"expand": 0}, "expand: got 0"),
-        ({"rotary": {"base": 0.0}}, "base: got 0.0"),
-        ({"rotary": {"targets": ["B"]}, "layer": "s4d"}, "rotary targets: got .* but 's4d' selects nothing"),
+        ({"variant": "twin"}, "`variant` must be one of shared, own, tied, shared placebo, .*, got 'twin'"),
+        ({"variant": "own "}, "`variant` must be one of shared, .*, got 'own '"),
+        ({"dropout": 1.0}, r"`dropout` must .*got 1\.0"),
+        ({"expand": 0}, "`expand` must .*got 0"),
+        ({"rotary": {"base": 0.0}}, "`base` must .*got 0.0"),
+        ({"rotary": {"targets": ["B"]}, "layer": "s4d"}, "`rotary` must have the targets .* 's4d' selects nothing"),
     ],
     ids=str,
 )

@@ -18,7 +18,7 @@ def test_feed_forward_by_hand(gated):
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"d_hidden": 0}, "d_hidden: got 0"), ({"dropout": -0.1}, "dropout: got -0.1"), ({"d_model": 0}, "d_model")],
+    [({"d_hidden": 0}, "`d_hidden` must .*got 0"), ({"dropout": -0.1}, "`dropout` must .*got -0.1"), ({"d_model": 0}, "d_model")],
 )
 def test_impossible_settings_are_named(options, message):
     with pytest.raises(ValueError, match=message):

@@ -144,12 +144,12 @@ def test_windows_of_simultaneous_events_have_weights():
 @pytest.mark.parametrize(
     ("block", "options", "message"),
     [
-        ("s5", {"glu": "half"}, "glu: got 'half'"),
-        ("s5", {"stride": 0}, "stride: got 0"),
-        ("s5", {"pooling": "max"}, "pooling: got 'max'"),
-        ("s5", {"dropout": 1.0}, r"dropout: got 1\.0"),
-        ("linoss", {"dropout": -0.1}, r"dropout: got -0\.1"),
-        ("s5", {"layer_options": {"d_state": 6, "blocks": 4}}, "blocks: got 4"),
+        ("s5", {"glu": "half"}, "`glu` must .*got 'half'"),
+        ("s5", {"stride": 0}, "`stride` must .*got 0"),
+        ("s5", {"pooling": "max"}, "`pooling` must .*got 'max'"),
+        ("s5", {"dropout": 1.0}, r"`dropout` must .*got 1\.0"),
+        ("linoss", {"dropout": -0.1}, r"`dropout` must .*got -0\.1"),
+        ("s5", {"layer_options": {"d_state": 6, "blocks": 4}}, "`blocks` must .*got 4"),
     ],
 )
 def test_impossible_settings_are_named(block, options, message):
@@ -159,7 +159,7 @@ def test_impossible_settings_are_named(block, options, message):
 
 def test_steps_and_packed_rows_need_every_step():
     block = S5Block(4, stride=2)
-    with pytest.raises(ValueError, match="step: with a stride of 2"):
+    with pytest.raises(ValueError, match="step: S5Block with stride=2 cannot run step by step"):
         block.step(torch.randn(1, 4), block.initial_state(1))
-    with pytest.raises(ValueError, match="seq_idx: windows of 2 steps"):
+    with pytest.raises(ValueError, match="`seq_idx` must be None with stride=2"):
         block(torch.randn(1, 4, 4), seq_idx=torch.tensor([[0, 0, 1, 1]]))

@@ -108,7 +108,7 @@ def test_the_simple_block_turns_what_its_layer_reads():
     u = torch.randn(2, 7, 6, dtype=torch.float64)
     y = block.layer(turned(block.rotary, u))
     torch.testing.assert_close(block(u), glu(block.out_proj(gelu(y)), -1))
-    with pytest.raises(ValueError, match=r"rotary targets: got \('B',\), expected \('x',\)"):
+    with pytest.raises(ValueError, match=r"`rotary` must have the targets \('x',\).*, got \('B',\)"):
         SimpleBlock(6, rotary={"targets": ["B"]})
 
 
@@ -140,13 +140,13 @@ def test_positions_count_valid_steps_of_each_sequence():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rotary": {"base": 0.0}}, "base: got 0.0"),
-        ({"rotary": {"length": 0}}, "rotary length: got 0"),
-        ({"rotary": {"repeat": 0}}, "rotary repeat: got 0"),
-        ({"rotary": {"targets": ["A"]}}, r"targets\[0\]: got 'A', needed one of x, dt, B, C"),
-        ({"rotary": {"targets": []}}, r"rotary targets: got \(\)"),
-        ({"rotary": {"targets": ["B"]}, "layer": "lru"}, "rotary targets: got .* but 'lru' selects nothing"),
-        ({"rotary": {}, "d_model": 3, "expand": 1}, "rotary width: got 3"),
+        ({"rotary": {"base": 0.0}}, "`base` must .*got 0.0"),
+        ({"rotary": {"length": 0}}, "`length` must .*got 0"),
+        ({"rotary": {"repeat": 0}}, "`repeat` must .*got 0"),
+        ({"rotary": {"targets": ["A"]}}, r"`targets\[0\]` must be one of x, dt, B, C, got 'A'"),
+        ({"rotary": {"targets": []}}, r"`targets` must be a list of at least one of x, dt, B, C, got \[\]"),
+        ({"rotary": {"targets": ["B"]}, "layer": "lru"}, "`rotary` must have the targets .* 'lru' selects nothing"),
+        ({"rotary": {}, "d_model": 3, "expand": 1}, "`width` must .*got 3"),
     ],
     ids=str,
 )

@@ -44,8 +44,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory, tiny_words: list[str]) ->
         (["--training.betas", "[0.9, 1.0]"], ["training.betas", "1.0", "below 1"]),
         (["--training.lr_scale.angles", "0.1"], ["training.lr_scale", "angles", "selector"]),
         (["--training.schedule", "cosine", "--training.lr_min", "1"], ["training.lr_min", "1.0", "at most lr"]),
-        (["--training.warmup", "3"], ["training.warmup", "3", "within steps (2)"]),
-        (["--training.select", "average"], ["training.select", "'average'", "training.average above 0"]),
+        (["--training.warmup", "3"], ["training.warmup", "3", "at most steps (2)"]),
+        (["--training.select", "average"], ["training.select", "'average'", "training.average is above 0"]),
         (["--training.patience", "3", "--training.eval_every", "0"], ["training.patience", "eval_every"]),
         (["--training.solved_at", "0.9", "--training.eval_every", "0"], ["training.solved_at", "eval_every"]),
         (["--training.curriculum.start", "50"], ["training.curriculum.start", "50", "training.curriculum.end (40)"]),
@@ -110,7 +110,7 @@ def test_a_backend_that_can_not_run_here(
         monkeypatch.setitem(dispatch._unusable, op, "the compiled CPU kernels are not installed")
     out = tmp_path / "run"
     line = refused("train", "--out", out, *tiny_words, "--model.backend", backend)
-    assert line.startswith(f"longscan: model.backend: got '{backend}', needed auto, or a backend that can run this model here (")
+    assert line.startswith("longscan: `model.backend` must be auto, or a backend that can run this model here (")
     assert not out.exists()
     assert main(["train", "--out", str(out), *tiny_words]) == 0
     held = sorted(out.rglob("*"))
@@ -218,9 +218,9 @@ def test_places_that_can_not_be_written(
 @pytest.mark.parametrize(
     ("place", "said"),
     [
-        ("elsewhere/r.jsonl", "needed a JSON Lines file in a folder called runs"),
-        ("bench/r.jsonl", "needed a JSON Lines file in a folder called runs"),
-        ("runs", "needed a JSON Lines file in a folder called runs"),
+        ("elsewhere/r.jsonl", "must be a JSON Lines file in a folder called runs"),
+        ("bench/r.jsonl", "must be a JSON Lines file in a folder called runs"),
+        ("runs", "must be a JSON Lines file in a folder called runs"),
         ("file/runs/r.jsonl", "can not be written ("),
         ("/proc/runs/r.jsonl", "can not be written ("),
         ("runs/damaged.jsonl", "damaged.jsonl, line 1"),
@@ -233,7 +233,7 @@ def test_records_that_can_not_be_written_are_refused_before_the_run(
     (tmp_path / "runs" / "damaged.jsonl").write_text("{\n")
     (tmp_path / "file").write_text("")
     line = refused(command, "--out", tmp_path / "out", *tiny_words, "--record", tmp_path / place)
-    assert line.startswith("longscan: --record: ")
+    assert line.startswith(("longscan: `--record` must be ", "longscan: --record: "))
     assert said in line
     assert not (tmp_path / "out").exists()
 
@@ -262,7 +262,7 @@ def test_damaged_runs(refused: Callable[..., str], tmp_path: Path, finished: Pat
 
 def test_other_commands(refused: Callable[..., str], tmp_path: Path, finished: Path) -> None:
     assert "dance: unknown command" in refused("dance")
-    assert "split: got 'future', needed one of train, valid, test" in refused("eval", finished, "--split", "future")
+    assert "`--split` must be one of train, valid, test, got 'future'" in refused("eval", finished, "--split", "future")
     assert "has no checkpoint 'best_of_all'" in refused("eval", finished, "--checkpoint", "best_of_all")
     assert "--fast" in refused("eval", finished, "--fast")
     assert "run" in refused("eval")
@@ -291,7 +291,7 @@ def test_scores_by_length_and_missing_values_of_series(refused: Callable[..., st
     counts = f"{examples}: 3 missing values ('?', 'NaN' or nothing) in 2 of its 3 series"
     assert counts in refused("predict", tmp_path / "run", examples)
     given = ("predict", tmp_path / "run", examples, "--missing")
-    assert "--missing: got 'mask', needed refuse, as in training" in refused(*given, "mask")
+    assert "`--missing` must be refuse, as in training" in refused(*given, "mask")
     assert "one of refuse, fill, mask" in refused(*given, "drop")
     words = [sys.executable, "-c", program, "predict", str(tmp_path / "run"), str(examples), "--missing", "fill"]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
@@ -309,5 +309,6 @@ def test_the_benchmark_of_seeds(tmp_path: Path, words: list[str], capsys: pytest
     said = capsys.readouterr()
     assert (ended.value.code, said.out) == (2, "")
     (line,) = said.err.splitlines()
-    assert line.startswith(f"seeds.py: {'model.backend' if words[0] == '--backend' else words[0].lstrip('-')}: ")
+    setting = "model.backend" if words[0] == "--backend" else words[0].lstrip("-")
+    assert line.startswith((f"seeds.py: `{setting}` must be ", f"seeds.py: {setting}: "))
     assert not (tmp_path / "x.json").exists()

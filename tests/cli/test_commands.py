@@ -55,7 +55,7 @@ def test_the_program_ends_with_the_code_and_says_no_more(tmp_path: Path) -> None
     done = subprocess.run([*words, "--task", "parity", "--training.lr", "-1"], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stdout == ""
-    assert done.stderr == "longscan: training.lr: got -1, needed a number above 0\n"
+    assert done.stderr == "longscan: `training.lr` must be a number above 0, got -1\n"
 
 
 def test_train_ends_with_the_score_the_constant_and_the_report(

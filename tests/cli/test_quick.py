@@ -194,7 +194,7 @@ def test_resume_keeps_to_the_size(recipe: Path, refused: Callable[..., str], tmp
 
 def test_a_recipe_is_chosen_on_validation_or_test() -> None:
     assert AboutSettings().chosen_on is None
-    with pytest.raises(SettingError, match=r"^about\.chosen_on: got 'train', needed one of validation, test or None"):
+    with pytest.raises(SettingError, match=r"^`about\.chosen_on` must be one of validation, test or None, got 'train'"):
         AboutSettings(chosen_on="train")  # type: ignore[arg-type]
 
 

@@ -525,30 +525,30 @@ def test_no_rows(entry: str, options: dict[str, Any]) -> None:
 def test_wrong_arguments_are_named(entry: str) -> None:
     module = build(entry, options_of(entry)[0])
     x = torch.randn(2, 4, WIDTH, dtype=torch.float64)
-    with pytest.raises(ValueError, match="x: got shape"):
+    with pytest.raises(ValueError, match="`x` must have shape"):
         module(x[..., 1:])
-    with pytest.raises(TypeError, match=r"x: got dtype torch\.float32, expected that of the parameters, torch\.float64"):
+    with pytest.raises(TypeError, match=r"`x` must have the dtype of the parameters, torch\.float64, got torch\.float32"):
         module(x.float())
-    with pytest.raises(TypeError, match=r"x: got dtype torch\.int64"):
+    with pytest.raises(TypeError, match=r"`x` must have the dtype .*, got torch\.int64"):
         module(x.long())
-    with pytest.raises(ValueError, match=r"valid: row 1 has more than one run"):
+    with pytest.raises(ValueError, match=r"`valid` must have one run .*, got more in row 1"):
         module(x, valid=torch.tensor([[True] * 4, [True, False, True, True]]))
-    with pytest.raises(ValueError, match="valid: got shape"):
+    with pytest.raises(ValueError, match="`valid` must have shape"):
         module(x, valid=torch.ones(2, 3, dtype=torch.bool))
-    with pytest.raises(TypeError, match="valid: got dtype"):
+    with pytest.raises(TypeError, match="`valid` must have dtype"):
         module(x, valid=torch.ones(2, 4))
-    with pytest.raises(TypeError, match="seq_idx: got dtype"):
+    with pytest.raises(TypeError, match="`seq_idx` must have an integer dtype"):
         module(x, seq_idx=torch.zeros(2, 4))
-    with pytest.raises(ValueError, match="seq_idx: got a negative"):
+    with pytest.raises(ValueError, match="`seq_idx` must be numbers of at least 0, got a negative"):
         module(x, seq_idx=torch.full((2, 4), -1))
     with pytest.raises(ValueError, match="elapsed"):
         module(x, elapsed=-torch.ones(2, 4))
     with pytest.raises(TypeError, match="unexpected keyword"):
         build(entry, {"no_such_setting": 1})
-    with pytest.raises(TypeError, match="state: got a tuple, expected the"):
+    with pytest.raises(TypeError, match="`state` must be a "):
         module(x, (x,))
     if not isinstance(module.initial_state(2), Stateless):
-        with pytest.raises(ValueError, match="state: got tensors of shapes"):
+        with pytest.raises(ValueError, match="`state` must have tensors of shapes"):
             module(x, module.initial_state(3))
     if not module.streaming:
         with pytest.raises(ValueError, match="step: "):
@@ -562,7 +562,7 @@ def test_gates(name: str) -> None:
     assert isinstance(layer, SequenceLayer)
     x, gate = torch.randn(2, 2, 7, WIDTH, dtype=torch.float64)
     assert_close(layer(x, gate=gate), layer(x) * torch.nn.functional.silu(gate))
-    with pytest.raises(ValueError, match="gate: got shape"):
+    with pytest.raises(ValueError, match="`gate` must have shape"):
         layer(x, gate=gate[:, :3])
 
 

@@ -37,14 +37,14 @@ def test_every_setting_has_a_type_and_keeps_to_it(made: type) -> None:
         if declared[name] is bool:
             wrong += [1, "no"]
         for value in wrong:
-            with pytest.raises(ValueError, match=f"^{name}: got "):
+            with pytest.raises(ValueError, match=f"^`{name}` must be "):
                 construct(made, name, value)
 
 
 @every_constructor
 def test_backends_exist(made: type) -> None:
     if "backend" in inspect.signature(made).parameters:
-        with pytest.raises(ValueError, match=r"^backend: got 'gpu', expected 'auto' or one of"):
+        with pytest.raises(ValueError, match=r"^`backend` must be one of auto, .*, got 'gpu'"):
             construct(made, "backend", "gpu")
 
 
@@ -53,17 +53,17 @@ def test_sizes_are_at_least_one(made: type) -> None:
     """Zero where it has a meaning: no convolution, no dropout."""
     for name, kind in get_type_hints(made.__init__).items():
         if kind in (int, int | None):
-            with pytest.raises(ValueError, match=rf"{name}: got -1"):
+            with pytest.raises(ValueError, match=rf"`{name}` must .*got -1"):
                 construct(made, name, -1)
 
 
 def test_impossible_values_of_the_right_type() -> None:
-    with pytest.raises(ValueError, match=r"norm: got 'group'"):
+    with pytest.raises(ValueError, match=r"`norm` must be one of rms, layer, batch, post, got 'group'"):
         Residual(LAYERS["gru"](4), norm="group")
-    with pytest.raises(ValueError, match=r"epsilon: got -1\.0"):
+    with pytest.raises(ValueError, match=r"`epsilon` must .*got -1\.0"):
         BatchNorm(4, epsilon=-1.0)
-    with pytest.raises(ValueError, match=r"rotary width: got 0"):
+    with pytest.raises(ValueError, match=r"`width` must .*got 0"):
         Rotary(0)
     for pair in ((), (1.0,), (1.0, 0.5, 0.5), ("a", "b")):
-        with pytest.raises(ValueError, match="reparam"):
+        with pytest.raises(ValueError, match=r"`reparam(\[0\])?` must"):
             LAYERS["s7"](4, reparam=pair)

@@ -179,7 +179,7 @@ def test_what_does_not_fit_what_was_fitted_is_named():
         SSMClassifier(**BRIEF).fit(X, y[:7])
     with pytest.raises(ValueError, match=r"y: got shape \(7,\), expected \(8,\)"):
         SSMRegressor(**BRIEF).fit(X, np.zeros(7))
-    with pytest.raises(ValueError, match="epochs: got 0"):
+    with pytest.raises(ValueError, match=r"`epochs` must be .*, got 0"):
         SSMClassifier(**{**BRIEF, "epochs": 0}).fit(X, y)
     with pytest.raises(ValueError, match="'Z' at position 1"):
         SSMClassifier("Z", **BRIEF).fit(X, y)
@@ -237,9 +237,9 @@ def test_forecasts_for_uneven_times():
     ("y", "options", "message"),
     [
         (np.zeros(4), {"horizon": 4}, "y: the longest series has 4 steps, expected more than the horizon of 4"),
-        (np.zeros(9), {"horizon": 0}, "horizon: got 0"),
-        (np.zeros(9), {"horizon": 2, "spec": "bidirectional"}, "blocks: got blocks that are not causal"),
-        (np.zeros(9), {"horizon": 2.5}, r"horizon: got 2\.5, needed a whole number of at least 1"),
+        (np.zeros(9), {"horizon": 0}, "`horizon` must be .*, got 0"),
+        (np.zeros(9), {"horizon": 2, "spec": "bidirectional"}, "`blocks` must be causal"),
+        (np.zeros(9), {"horizon": 2.5}, r"`horizon` must be a whole number of at least 1, got 2\.5"),
         ([], {}, "y: got no series"),
     ],
     ids=str,
@@ -252,17 +252,17 @@ def test_impossible_forecasts_are_named(y, options, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"epochs": 2.5}, r"epochs: got 2\.5, needed a whole number"),
-        ({"batch_size": 0}, "batch_size: got 0, needed a whole number of at least 1"),
-        ({"lr": float("nan")}, "lr: got nan, needed a number of at least 0"),
-        ({"weight_decay": -1.0}, r"weight_decay: got -1\.0, needed a number of at least 0"),
-        ({"pooling": "none"}, "pooling: got 'none', needed one of mean, last"),
+        ({"epochs": 2.5}, r"`epochs` must be a whole number, got 2\.5"),
+        ({"batch_size": 0}, "`batch_size` must be a whole number of at least 1, got 0"),
+        ({"lr": float("nan")}, "`lr` must be a number of at least 0, got nan"),
+        ({"weight_decay": -1.0}, r"`weight_decay` must be a number of at least 0, got -1\.0"),
+        ({"pooling": "none"}, "`pooling` must be one of mean, last, got 'none'"),
         ({"device": "tpu"}, "device: got 'tpu', expected 'auto' or a device of torch"),
         ({"device": "cuda:99"}, "device: got 'cuda:99', expected one of the devices that torch finds here: cpu"),
         ({"device": "meta"}, "device: got 'meta', expected one of the devices that torch finds here: cpu"),
-        ({"layout": "lnc"}, "layout: got 'lnc', needed one of nlc, ncl or None"),
-        ({"output": "polars"}, "output: got 'polars', needed one of auto, numpy, pandas"),
-        ({"spec": 3}, "spec: got 3, needed text or a list"),
+        ({"layout": "lnc"}, "`layout` must be one of nlc, ncl or None, got 'lnc'"),
+        ({"output": "polars"}, "`output` must be one of auto, numpy, pandas, got 'polars'"),
+        ({"spec": 3}, "`spec` must be text or a list, got 3"),
     ],
     ids=str,
 )

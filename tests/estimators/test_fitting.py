@@ -124,14 +124,14 @@ def test_counts_are_at_least_one(name):
     estimator = SSMForecaster(**{name: 1})
     check_settings(estimator)
     estimator.set_params(**{name: 0})
-    with pytest.raises(ValueError, match=f"^{name}: got 0, needed a whole number of at least 1$"):
+    with pytest.raises(ValueError, match=f"^`{name}` must be a whole number of at least 1, got 0$"):
         check_settings(estimator)
 
 
 @pytest.mark.parametrize("name", ["lr", "weight_decay"])
 def test_rates_are_not_negative(name):
     check_settings(SSMClassifier(**{name: 0.0}))
-    with pytest.raises(ValueError, match=f"^{name}: got -0.1, needed a number of at least 0$"):
+    with pytest.raises(ValueError, match=f"^`{name}` must be a number of at least 0, got -0.1$"):
         check_settings(SSMClassifier(**{name: -0.1}))
 
 

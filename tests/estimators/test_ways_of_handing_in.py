@@ -603,7 +603,7 @@ ways(
         "objects of aeon's axes": (lambda: (cells(list(DATA.transpose(0, 2, 1))), None), "X: .*set layout='nlc' for the former"),
         "more channels than steps": (lambda: (DATA[:, :1], None), "X: .*1 steps of 2 channels .* set layout='nlc'"),
         "unequal lengths in aeon's axes": (lambda: ([s.T for s in SHORT], None), "X: series 1 has 2 channels, .* layout='ncl'"),
-        "an unknown layout": (lambda: (DATA, "nchw"), "layout: got 'nchw', needed one of nlc, ncl or None"),
+        "an unknown layout": (lambda: (DATA, "nchw"), "`layout` must be one of nlc, ncl or None, got 'nchw'"),
     },
 )
 

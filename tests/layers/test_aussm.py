@@ -97,13 +97,13 @@ def test_initial_values():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"d_state": 0}, "d_state: got 0"),
-        ({"dt_rank": 0}, "dt_rank: got 0"),
-        ({"phase_scale": "half"}, "phase_scale: got 'half'"),
-        ({"angle_spread": 0.0}, "angle_spread: got 0.0"),
-        ({"angle_spread": -1.0}, "angle_spread: got -1.0"),
-        ({"phase_grid": 1}, "phase_grid: got 1"),
-        ({"phase_grid": 8, "phase_dt": True}, "phase_grid: got 8 with phase_dt=True"),
+        ({"d_state": 0}, "`d_state` must .*got 0"),
+        ({"dt_rank": 0}, "`dt_rank` must .*got 0"),
+        ({"phase_scale": "half"}, "`phase_scale` must .*got 'half'"),
+        ({"angle_spread": 0.0}, "`angle_spread` must .*got 0.0"),
+        ({"angle_spread": -1.0}, "`angle_spread` must .*got -1.0"),
+        ({"phase_grid": 1}, "`phase_grid` must .*got 1"),
+        ({"phase_grid": 8, "phase_dt": True}, "`phase_grid` must be None with phase_dt=True, got 8"),
     ],
 )
 def test_impossible_settings_are_named(options, message):

@@ -51,7 +51,11 @@ def test_initial_values():
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"d_state": 0}, "d_state: got 0"), ({"r_max": 1.2}, "r_min, r_max"), ({"max_phase": 0.0}, "max_phase: got 0.0")],
+    [
+        ({"d_state": 0}, "`d_state` must .*got 0"),
+        ({"r_max": 1.2}, "`r_max` must .*got 1.2"),
+        ({"max_phase": 0.0}, "`max_phase` must .*got 0.0"),
+    ],
 )
 def test_impossible_settings_are_named(options, message):
     with pytest.raises(ValueError, match=message):

@@ -58,18 +58,18 @@ def test_heads_have_the_largest_width_that_fits(d_model, width):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"d_state": 0}, "d_state: got 0"),
-        ({"head_dim": 3}, "head_dim: got 3, expected a divisor of the width 4"),
-        ({"head_dim": 0}, "head_dim: got 0"),
-        ({"head_dim": 1, "groups": 3}, "groups: got 3, expected a divisor of the 4 heads"),
-        ({"groups": 0}, "groups: got 0"),
+        ({"d_state": 0}, "`d_state` must .*got 0"),
+        ({"head_dim": 3}, "`head_dim` must .*got 3"),
+        ({"head_dim": 0}, "`head_dim` must .*got 0"),
+        ({"head_dim": 1, "groups": 3}, "`groups` must .*got 3"),
+        ({"groups": 0}, "`groups` must .*got 0"),
         ({"dt_min": 0.5}, "dt_min, dt_max: got 0.5 and 0.1"),
-        ({"dt_limit": (0.1, 0.1)}, r"dt_limit: got \(0.1, 0.1\)"),
-        ({"dt_limit": (0.1,)}, r"dt_limit: got \(0.1,\)"),
+        ({"dt_limit": (0.1, 0.1)}, r"`dt_limit` must .*got \(0.1, 0.1\)"),
+        ({"dt_limit": (0.1,)}, r"`dt_limit` must .*got \(0.1,\)"),
     ],
 )
 def test_impossible_settings_are_named(options, message):
     with pytest.raises(ValueError, match=message):
         Mamba2(4, **options)
-    with pytest.raises(ValueError, match="d_model: got 0"):
+    with pytest.raises(ValueError, match=r"`d_model` must .*got 0"):
         Mamba2(0)

@@ -31,9 +31,9 @@ def test_initial_values_are_those_of_torch(layer):
 
 @pytest.mark.parametrize("layer", [GRU, LSTM])
 def test_impossible_settings_are_named(layer):
-    with pytest.raises(ValueError, match="d_model: got 0"):
+    with pytest.raises(ValueError, match=r"`d_model` must .*got 0"):
         layer(0)
-    with pytest.raises(ValueError, match=r"elapsed: .* has no notion of elapsed time"):
+    with pytest.raises(ValueError, match=r"`elapsed` must be None, as .* takes no elapsed times"):
         layer(3)(torch.randn(1, 2, 3), elapsed=torch.ones(1, 2))
 
 
@@ -42,7 +42,7 @@ def test_states_of_other_batches_never_reach_the_kernel(name):
     """Inside a model too, where layers trust what they are given."""
     model = SequenceModel.from_spec(name, d_model=4, d_input=2, d_output=1, pooling="none")
     for rows in (1, 3):
-        with pytest.raises(ValueError, match=rf"state: got shape \({rows}, 4\), expected \(2, 4\)"):
+        with pytest.raises(ValueError, match=rf"`state` must have tensors of shape \(2, 4\), got \({rows}, 4\)"):
             model.step(torch.zeros(2, 2), model.initial_state(rows))
-        with pytest.raises(ValueError, match="state: got tensors of shapes"):
+        with pytest.raises(ValueError, match="`state` must have tensors of shapes"):
             model(torch.zeros(2, 5, 2), model.initial_state(rows))

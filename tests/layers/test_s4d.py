@@ -83,9 +83,9 @@ def test_the_initial_spectrum_is_stable(options):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"d_state": 3}, "d_state: got 3"),
-        ({"init": "fft"}, "init: got 'fft'"),
-        ({"discretisation": "euler"}, "discretisation: got 'euler'"),
+        ({"d_state": 3}, "`d_state` must .*got 3"),
+        ({"init": "fft"}, "`init` must .*got 'fft'"),
+        ({"discretisation": "euler"}, "`discretisation` must .*got 'euler'"),
         ({"dt_max": 1e-4}, "dt_min, dt_max"),
     ],
 )

@@ -94,12 +94,12 @@ def test_clipping_keeps_eigenvalues_in_the_stable_half_plane():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"d_state": 0}, "d_state: got 0"),
-        ({"d_state": 8, "blocks": 3}, "blocks: got 3, which does not divide d_state = 8"),
-        ({"d_state": 6, "blocks": 2}, "d_state: got 6 in blocks of 3"),
-        ({"discretisation": "euler"}, "discretisation: got 'euler'"),
-        ({"c_init": "ones"}, "c_init: got 'ones'"),
-        ({"dt_min": 0.0}, "dt_min, dt_max"),
+        ({"d_state": 0}, "`d_state` must .*got 0"),
+        ({"d_state": 8, "blocks": 3}, "`blocks` must .*got 3"),
+        ({"d_state": 6, "blocks": 2}, "`d_state` must be even in each of the 2 blocks .*got 6"),
+        ({"discretisation": "euler"}, "`discretisation` must .*got 'euler'"),
+        ({"c_init": "ones"}, "`c_init` must .*got 'ones'"),
+        ({"dt_min": 0.0}, "`dt_min` must .*got 0.0"),
     ],
 )
 def test_impossible_settings_are_named(options, message):

@@ -65,9 +65,9 @@ def test_complex_states_start_as_s4d_lin():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"d_state": 0}, "d_state: got 0"),
-        ({"dt_rank": -1}, "dt_rank: got -1"),
-        ({"dt_init": "zero"}, "dt_init: got 'zero'"),
+        ({"d_state": 0}, "`d_state` must .*got 0"),
+        ({"dt_rank": -1}, "`dt_rank` must .*got -1"),
+        ({"dt_init": "zero"}, "`dt_init` must .*got 'zero'"),
         ({"dt_min": 0.5}, "dt_min, dt_max: got 0.5 and 0.1"),
     ],
 )

@@ -248,16 +248,16 @@ def test_the_arguments_of_a_graph_have_names():
 @pytest.mark.parametrize(
     ("name", "inputs", "step", "error", "message"),
     [
-        ("s6", {"vald": TIMES}, False, ValueError, "inputs: got 'vald', .* S6.forward: elapsed, gate, seq_idx, state, valid"),
-        ("s6", {"x": torch.ones(2, 5, 4)}, False, ValueError, "inputs: got 'x'"),
-        ("s6", {"valid": TIMES}, True, ValueError, "inputs: got 'valid', .* S6.step: active, elapsed$"),
-        ("s6", {"state": None}, True, ValueError, "inputs: got 'state'"),
-        ("s6", {"return_state": True}, False, ValueError, "inputs: got 'return_state'"),
-        ("s6", {"valid": [True] * 5}, False, TypeError, "inputs: valid got a list, needed a tensor"),
-        ("s6", {"valid": torch.ones(2, 4, dtype=torch.bool)}, False, ValueError, r"valid: got shape \(2, 4\), expected \(2, 5\)"),
-        ("s6", {"state": (torch.zeros(2),)}, False, TypeError, "state: got a tuple, expected the ScanState of a S6"),
-        ("gru", {"elapsed": TIMES}, False, ValueError, "elapsed: GRU has no notion of elapsed time"),
-        ("attention", {"state": "initial"}, False, ValueError, "state: got a state after fewer than two steps"),
+        ("s6", {"vald": TIMES}, False, ValueError, r"S6.forward \(elapsed, gate, seq_idx, state, valid\), got 'vald'"),
+        ("s6", {"x": torch.ones(2, 5, 4)}, False, ValueError, "`inputs` must be .*, got 'x'"),
+        ("s6", {"valid": TIMES}, True, ValueError, r"`inputs` must be arguments of S6.step \(active, elapsed\), got 'valid'$"),
+        ("s6", {"state": None}, True, ValueError, "`inputs` must be .*, got 'state'"),
+        ("s6", {"return_state": True}, False, ValueError, "`inputs` must be .*, got 'return_state'"),
+        ("s6", {"valid": [True] * 5}, False, TypeError, r"`inputs\['valid'\]` must be a tensor, got a list"),
+        ("s6", {"valid": torch.ones(2, 4, dtype=torch.bool)}, False, ValueError, r"`valid` must have shape \(2, 5\), got"),
+        ("s6", {"state": (torch.zeros(2),)}, False, TypeError, "`state` must be a ScanState, got a tuple"),
+        ("gru", {"elapsed": TIMES}, False, ValueError, "`elapsed` must be None, as GRU takes no elapsed times"),
+        ("attention", {"state": "initial"}, False, ValueError, "`state` must be a state after at least two steps"),
     ],
     ids=str,
 )
@@ -277,10 +277,10 @@ def test_the_table_of_the_page_has_every_layer_and_no_error_beyond_the_bound():
 
 
 def test_what_can_not_be_exported_is_named():
-    with pytest.raises(ValueError, match="example: got 2 steps, needed at least 3"):
+    with pytest.raises(ValueError, match="`example` must have at least 3 steps, got 2"):
         export_graph(Attention(4), torch.randn(1, 2, 4))
-    with pytest.raises(ValueError, match="step: BidirectionalBlock cannot run step by step"):
+    with pytest.raises(ValueError, match="`step` must be False, as BidirectionalBlock cannot run step by step"):
         export_graph(BidirectionalBlock(4), torch.randn(1, 5, 4), step=True)
     forecaster = Forecaster.from_spec("m", d_model=4, d_input=2, horizon=3)
-    with pytest.raises(ValueError, match="step: Forecaster cannot run step by step"):
+    with pytest.raises(ValueError, match="`step` must be False, as Forecaster cannot run step by step"):
         export_graph(forecaster, torch.randn(1, 5, 2), step=True)

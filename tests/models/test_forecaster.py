@@ -82,9 +82,9 @@ def test_forecasters_come_back_from_disk(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"horizon": 0}, "horizon: got 0"),
-        ({"mode": "direct"}, "mode: got 'direct'"),
-        ({"spec": "bidirectional"}, "blocks: got blocks that are not causal"),
+        ({"horizon": 0}, "`horizon` must .*got 0"),
+        ({"mode": "direct"}, "`mode` must .*got 'direct'"),
+        ({"spec": "bidirectional"}, "`blocks` must be causal, got blocks that are not"),
         ({"spec": "s5", "mode": "offset", "block_options": {"s5": {"stride": 2}}}, "blocks: block 0 .* shortens the sequence"),
     ],
     ids=str,
@@ -95,11 +95,11 @@ def test_impossible_forecasters_are_named(options, message):
 
 
 def test_impossible_requests_are_named():
-    with pytest.raises(ValueError, match=r"inputs: got shape \(1, 0, 2\)"):
+    with pytest.raises(ValueError, match=r"`inputs` must have shape .*, got \(1, 0, 2\)"):
         forecaster()(series(1, 0))
-    with pytest.raises(ValueError, match="inputs: got a series of 3 steps, needed at least the horizon's 5"):
+    with pytest.raises(ValueError, match="`inputs` must have at least 5 steps, as many as the horizon, got 3"):
         forecaster(mode="offset")(series(1, 3))
-    with pytest.raises(ValueError, match="elapsed_ahead: got times in mode 'offset'"):
+    with pytest.raises(ValueError, match="`elapsed_ahead` must be None in mode 'offset'"):
         forecaster(mode="offset")(series(1, 6), elapsed_ahead=torch.ones(1, 5))
 
 
@@ -142,10 +142,10 @@ def test_siamese_models_learn_whether_two_sequences_have_one_source():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"pooling": "none"}, "pooling: got 'none'"),
-        ({"interaction": "sum"}, "interaction: got 'sum'"),
-        ({"d_output": 0}, "d_output: got 0"),
-        ({"d_input": 2}, "vocab_size, d_input: got 9 and 2"),
+        ({"pooling": "none"}, "`pooling` must .*got 'none'"),
+        ({"interaction": "sum"}, "`interaction` must .*got 'sum'"),
+        ({"d_output": 0}, "`d_output` must .*got 0"),
+        ({"d_input": 2}, "exactly one of `vocab_size` and `d_input` must be given, got 9 and 2"),
     ],
     ids=str,
 )
@@ -156,5 +156,5 @@ def test_impossible_siamese_models_are_named(options, message):
 
 def test_pairs_must_be_pairs():
     net = SiameseModel.from_spec("m", d_model=4, d_output=2, vocab_size=9)
-    with pytest.raises(ValueError, match="second: got 2 sequences, needed 3"):
+    with pytest.raises(ValueError, match="`second` must have 3 sequences, as many as first, got 2"):
         net(torch.zeros(3, 2, dtype=torch.int64), torch.zeros(2, 2, dtype=torch.int64))

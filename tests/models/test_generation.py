@@ -93,13 +93,13 @@ def test_streaming_keeps_a_state_of_one_size():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"temperature": -1.0}, "temperature: got -1.0"),
-        ({"top_k": 0}, "top_k: got 0"),
-        ({"top_p": 0.0}, "top_p: got 0.0"),
-        ({"steps": -1}, "steps: got -1"),
-        ({"stop": 99}, r"stop: got 99, needed a token below vocab_size"),
-        ({"prompt": torch.zeros(1, 0, dtype=torch.int64)}, r"prompt: got shape \(1, 0\)"),
-        ({"valid": torch.zeros(1, 1, dtype=torch.bool)}, "valid: a row of the prompt has no token"),
+        ({"temperature": -1.0}, "`temperature` must be .*, got -1.0"),
+        ({"top_k": 0}, "`top_k` must be .*, got 0"),
+        ({"top_p": 0.0}, "`top_p` must be .*, got 0.0"),
+        ({"steps": -1}, "`steps` must be .*, got -1"),
+        ({"stop": 99}, r"`stop` must be a token below vocab_size .*, got 99"),
+        ({"prompt": torch.zeros(1, 0, dtype=torch.int64)}, r"`prompt` must have shape .*, got \(1, 0\)"),
+        ({"valid": torch.zeros(1, 1, dtype=torch.bool)}, "`valid` must have at least one token in each row"),
     ],
     ids=str,
 )

@@ -29,16 +29,16 @@ def test_logits_are_those_of_the_embedding_or_of_a_head(tied):
 
 def test_the_padding_of_the_vocabulary_is_no_token_and_learns_nothing():
     net = model(pad_vocab_to=8)
-    with pytest.raises(ValueError, match="inputs: got the token 11, needed numbers from 0 to 10"):
+    with pytest.raises(ValueError, match="`inputs` must be tokens from 0 to 10, got 11"):
         net(torch.tensor([[3, 11]]))
-    with pytest.raises(ValueError, match="inputs: got the token 12"):
+    with pytest.raises(ValueError, match="`inputs` must be tokens from 0 to 10, got 12"):
         net.step(torch.tensor([12]), net.initial_state(1))
     net(tokens(2, 5)).square().sum().backward()
     grad = net.backbone.encoder.weight.grad
     assert grad[11:].abs().max() == 0
     assert grad[:11].abs().min() > 0
     assert model(pad_vocab_to=1).backbone.encoder.weight.shape[0] == 11
-    with pytest.raises(ValueError, match="pad_vocab_to: got 0"):
+    with pytest.raises(ValueError, match=r"`pad_vocab_to` must .*got 0"):
         model(pad_vocab_to=0)
 
 

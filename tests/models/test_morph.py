@@ -133,11 +133,11 @@ def test_learned_states_come_along_with_a_new_head():
 
 
 def test_morphs_that_make_no_sense_are_named():
-    with pytest.raises(ValueError, match="reverse: got a model of other blocks or another width"):
+    with pytest.raises(ValueError, match="`reverse` must have the blocks and the width of the forward model"):
         make_bidirectional(causal(), causal(spec="m"))
-    with pytest.raises(ValueError, match="forward: got a model without gated blocks"):
+    with pytest.raises(ValueError, match="`forward` must have a gated block"):
         make_bidirectional(causal(spec="s4d"))
-    with pytest.raises(ValueError, match="projections: got 'both'"):
+    with pytest.raises(ValueError, match=r"`projections` must be .*, got 'both'"):
         make_bidirectional(causal(), projections="both")
 
 
@@ -154,10 +154,10 @@ def test_parameters_have_roles_and_can_be_frozen():
     trained = [parameter for group in build_optimizer(model, TrainingSettings()).param_groups for parameter in group["params"]]
     assert len(trained) == len(list(model.parameters())) - len(groups["ssm"]) - len(groups["embedding"])
     assert freeze(model, under="blocks.1") == count(model.stack[1])
-    with pytest.raises(ValueError, match="roles: got gate"):
+    with pytest.raises(ValueError, match=r"`roles` must be some of ssm.*, got gate"):
         freeze(model, "gate")
-    with pytest.raises(ValueError, match="lr_scale: got gate, needed some of ssm"):
+    with pytest.raises(ValueError, match=r"`lr_scale` must be some of ssm.*, got gate"):
         optimizer_groups(model, lr_scale={"gate": 0.1})
-    with pytest.raises(ValueError, match="freeze: no parameter of roles"):
+    with pytest.raises(ValueError, match="`under` must begin the name of a parameter of roles"):
         freeze(model, "ssm", under="head")
     assert isinstance(model.stack[0].block, MambaBlock)

@@ -114,13 +114,13 @@ def test_reverse_pretraining_goes_on_from_the_forward_model():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"share": 1.5}, "share: got 1.5"),
-        ({"split": (0.8, 0.3)}, r"split: got \(0\.8, 0\.3\)"),
-        ({"split": (1.1, -0.1)}, "split: got"),
-        ({"mask_token": 12}, "mask_token: got 12"),
-        ({"special": range(12)}, "special: got all 12 tokens"),
-        ({"tokens": torch.zeros(1, 4)}, "tokens: got torch.float32"),
-        ({"tokens": torch.full((1, 4), 12)}, "tokens: got the token 12, needed numbers from 0 to 11"),
+        ({"share": 1.5}, "`share` must be .*, got 1.5"),
+        ({"split": (0.8, 0.3)}, r"`split` must be .*, got \(0\.8, 0\.3\)"),
+        ({"split": (1.1, -0.1)}, "`split` must be"),
+        ({"mask_token": 12}, "`mask_token` must be .*, got 12"),
+        ({"special": range(12)}, "`special` must .*, got all 12"),
+        ({"tokens": torch.zeros(1, 4)}, "`tokens` must be integer tokens .*, got torch.float32"),
+        ({"tokens": torch.full((1, 4), 12)}, "`tokens` must be tokens from 0 to 11, got 12"),
     ],
     ids=str,
 )
@@ -131,7 +131,7 @@ def test_impossible_masks_are_named(options, message):
 
 def test_models_that_would_see_the_answer_are_refused():
     tokens = torch.randint(0, 12, (1, 5))
-    with pytest.raises(ValueError, match="model: got one that is not causal"):
+    with pytest.raises(ValueError, match="`model` must be causal"):
         token_loss(model("mamba bidirectional"), next_tokens(tokens))
-    with pytest.raises(ValueError, match=r"tokens: got shape \(1, 1\)"):
+    with pytest.raises(ValueError, match=r"`tokens` must have shape .*, got \(1, 1\)"):
         next_tokens(tokens[:, :1])

@@ -183,7 +183,7 @@ def test_a_folder_without_a_model_is_named(tmp_path):
     ("name", "content", "message"),
     [
         ("config.json", b"{", r"config\.json: damaged"),
-        ("config.json", b"[1]", r"config\.json: damaged \(got a list, needed a mapping"),
+        ("config.json", b"[1]", r"config\.json: damaged \(it must be a mapping of settings, got a list"),
         ("config.json", b"{}", r"config\.json: .*d_model.* is missing, which SequenceModel needs"),
         ("model.safetensors", b"x" * 40, r"model\.safetensors: damaged"),
     ],
@@ -199,11 +199,11 @@ def test_states_and_sizes_that_do_not_fit_are_named():
     net, other = model("ma"), model("m")
     state = other.initial_state(2)
     for call in (lambda state: net(tokens(2, 3), state=state), lambda state: net.step(tokens(2, 3)[:, 0], state)):
-        with pytest.raises(ValueError, match="state: got the states of 1 blocks, needed those of 2"):
+        with pytest.raises(ValueError, match="`state` must have the states of 2 blocks, got 1"):
             call(state)
-        with pytest.raises(TypeError, match="state: got a list, needed the ModelState of an earlier call"):
+        with pytest.raises(TypeError, match="`state` must be the ModelState of an earlier call, got a list"):
             call([])
-    with pytest.raises(ValueError, match=r"d_input: got 1\.5, needed a whole number or None"):
+    with pytest.raises(ValueError, match=r"`d_input` must be a whole number of at least 1 or None, got 1\.5"):
         SequenceModel.from_spec("m", d_model=4, d_output=2, d_input=1.5)
 
 
@@ -273,16 +273,16 @@ def test_deep_copies_are_independent():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"vocab_size": 3, "d_input": 2}, "vocab_size, d_input: got 3 and 2, needed exactly one"),
-        ({}, "vocab_size, d_input: got None and None"),
-        ({"vocab_size": 0}, "vocab_size: got 0"),
-        ({"d_input": 2, "d_output": 0}, "d_output: got 0"),
-        ({"d_input": 2, "pooling": "max"}, "pooling: got 'max'"),
-        ({"d_input": 2, "head": "cubic"}, "head: got 'cubic'"),
-        ({"d_input": 2, "initial_state": "random"}, "initial_state: got 'random'"),
-        ({"d_input": 2, "norm": "group"}, "norm: got 'group'"),
-        ({"d_input": 2, "head": "none"}, r"d_output: got 3, needed d_model \(6\) without a head"),
-        ({"d_input": 2, "backend": "cuda"}, "backend: got 'cuda'"),
+        ({"vocab_size": 3, "d_input": 2}, "exactly one of `vocab_size` and `d_input` must be given, got 3 and 2"),
+        ({}, "exactly one of `vocab_size` and `d_input` must be given, got None and None"),
+        ({"vocab_size": 0}, "`vocab_size` must .*got 0"),
+        ({"d_input": 2, "d_output": 0}, "`d_output` must .*got 0"),
+        ({"d_input": 2, "pooling": "max"}, "`pooling` must .*got 'max'"),
+        ({"d_input": 2, "head": "cubic"}, "`head` must .*got 'cubic'"),
+        ({"d_input": 2, "initial_state": "random"}, "`initial_state` must .*got 'random'"),
+        ({"d_input": 2, "norm": "group"}, "`norm` must .*got 'group'"),
+        ({"d_input": 2, "head": "none"}, r"`d_output` must .*got 3"),
+        ({"d_input": 2, "backend": "cuda"}, "`backend` must be one of auto, .*, got 'cuda'"),
         ({"d_input": 2, "spec": "mZ"}, "at position 1: no layer or block is called 'mZ'"),
     ],
 )
@@ -294,19 +294,19 @@ def test_impossible_settings_are_named(options, message):
 
 def test_impossible_inputs_are_named():
     net, vectors = model(), SequenceModel.from_spec("gru", d_input=2, **SIZES)
-    with pytest.raises(ValueError, match=r"inputs: got torch\.float32 \(2, 3\), needed integer tokens"):
+    with pytest.raises(ValueError, match=r"`inputs` must be integer tokens .*, got torch\.float32 \(2, 3\)"):
         net(torch.randn(2, 3))
-    with pytest.raises(ValueError, match="inputs: got the token 7, needed numbers from 0 to 6"):
+    with pytest.raises(ValueError, match="`inputs` must be tokens from 0 to 6, got 7"):
         net(torch.tensor([[1, 7]]))
-    with pytest.raises(ValueError, match=r"inputs: got the token -1"):
+    with pytest.raises(ValueError, match="`inputs` must be tokens from 0 to 6, got -1"):
         net(torch.tensor([[1, -1]]))
-    with pytest.raises(ValueError, match=r"inputs: got shape \(2, 3\), needed \(batch, length, 2\)"):
+    with pytest.raises(ValueError, match=r"`inputs` must have shape \(batch, length, 2\), got \(2, 3\)"):
         vectors(torch.randn(2, 3))
-    with pytest.raises(ValueError, match=r"elapsed: block 0 \(gru\) has no notion"):
+    with pytest.raises(ValueError, match=r"`elapsed` must be None, as block 0 \(gru\) takes no elapsed times"):
         vectors(torch.randn(2, 3, 2), elapsed=torch.ones(2, 3))
-    with pytest.raises(ValueError, match="seq_idx: got rows of several sequences with pooling"):
+    with pytest.raises(ValueError, match="`seq_idx` must be None with pooling="):
         net(tokens(1, 3), seq_idx=torch.zeros(1, 3, dtype=torch.int64))
-    with pytest.raises(ValueError, match="seq_idx: got rows of several sequences with initial_state 'learned'"):
+    with pytest.raises(ValueError, match="`seq_idx` must be None with initial_state='learned'"):
         model(pooling="none", initial_state="learned")(tokens(1, 3), seq_idx=torch.zeros(1, 3, dtype=torch.int64))
-    with pytest.raises(ValueError, match="valid: row 0 has more than one run"):
+    with pytest.raises(ValueError, match=r"`valid` must have one run .*, got more in row 0"):
         net(tokens(1, 3), valid=torch.tensor([[True, False, True]]))

@@ -45,7 +45,7 @@ def test_examples(spec, blocks):
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("", "got no blocks, needed at least one"),
+        ("", "`spec` must have at least one block, such as 'mamba', got none"),
         ("mamba s4e", r"at position 7: no layer or block is called 's4e'; did you mean s4 or s4d"),
         ("Mamba", "at position 1: no layer or block is called 'Mamba'; did you mean mamba"),
         ("zzz", "no layer or block is called 'zzz'; there are attention, aussm, bidirectional, "),
@@ -67,10 +67,10 @@ def test_examples(spec, blocks):
         ("ma*", r"number of at least 1 after the '\*' at position 3"),
         ("ma*0", r"number of at least 1 after the '\*' at position 3"),
         ("m*-1", r"number of at least 1 after the '\*' at position 2"),
-        ("s4d*10001", "stands for more than 10,000 blocks"),
-        ("((s4d*100)*100)*2", "stands for more than 10,000 blocks"),
-        ("s4d*" + "9" * 5000, "stands for more than 10,000 blocks"),
-        ("m" * 10_001, "stands for more than 10,000 blocks"),
+        ("s4d*10001", "has more than 10,000 blocks"),
+        ("((s4d*100)*100)*2", "has more than 10,000 blocks"),
+        ("s4d*" + "9" * 5000, "has more than 10,000 blocks"),
+        ("m" * 10_001, "has more than 10,000 blocks"),
     ],
     ids=lambda value: str(value)[:30],
 )
@@ -145,7 +145,7 @@ def test_lists_may_leave_out_what_is_empty_and_combine_anything():
     assert parse_spec([{"layer": "gru"}]) == [{"layer": "gru", "block": None, "options": {}}]
     combined = parse_spec([{"layer": "s4d", "block": "mamba", "options": {"init": "legs", "expand": 1}}])
     assert format_spec(combined) == "mamba[s4d]"
-    with pytest.raises(ValueError, match="block 0 is the layer 's4d' without a block, which no name in a spec stands for"):
+    with pytest.raises(ValueError, match="block 0 is the layer 's4d' without a block, which has no name in a spec"):
         format_spec(parse_spec([{"layer": "s4d"}]))
 
 
@@ -157,29 +157,29 @@ def test_lists_may_leave_out_what_is_empty_and_combine_anything():
         ("ma", {"a": {"d_state": 3}, "aussm": {"d_state": 4}}, "'d_state' of 'aussm' is given twice"),
         ("ma", {"a": {"d_stat": 3}}, r"block 1 \(aussm\) has no setting 'd_stat'; its settings are .*d_state"),
         ("gru mamba", {"gru": {"d_conv": 3}}, r"block 0 \(gru\) has no setting 'd_conv'"),
-        ([{"layer": "s8"}], None, "block 0 has the layer 's8'; the layers are attention, aussm"),
-        ([{"layer": "s6", "block": "mambo"}], None, "block 0 has the block 'mambo'; the blocks are aussm, bidirectional"),
-        ([{"block": "mamba"}], None, r"block 0 has the keys \['block'\], needed 'layer'"),
-        ([{"layer": None, "block": "mamba"}], None, "block 0 has the layer None in the block 'mamba', which needs a layer"),
-        ([{"layer": "s6", "block": "feed_forward"}], None, r"in the block 'feed_forward', which needs no layer \(None\)"),
-        ([{"layer": None}], None, "block 0 has the layer None in the block None, which needs a layer"),
+        ([{"layer": "s8"}], None, "the layer of block 0 must be one of attention, aussm.*, got 's8'"),
+        ([{"layer": "s6", "block": "mambo"}], None, "the block of block 0 must be one of aussm, bidirectional.*, got 'mambo'"),
+        ([{"block": "mamba"}], None, r"block 0 must have the key 'layer' .*, got \['block'\]"),
+        ([{"layer": None, "block": "mamba"}], None, "the layer of block 0 must be given in the block 'mamba', got None"),
+        ([{"layer": "s6", "block": "feed_forward"}], None, "must be None in the block 'feed_forward', got 's6'"),
+        ([{"layer": None}], None, "the layer of block 0 must be given in the block None, got None"),
         (
             "feed_forward",
             {"feed_forward": {"expand": 2}},
             r"block 0 \(feed_forward\) has no setting 'expand'; its .* are d_hidden",
         ),
-        ([{"layer": "s6", "option": {}}], None, r"block 0 has the keys \['layer', 'option'\]"),
-        ([{"layer": "s6"}], {"mamba": {}}, "block_options: are keyed by the names in a text"),
+        ([{"layer": "s6", "option": {}}], None, r"block 0 must have the key 'layer' .*, got \['layer', 'option'\]"),
+        ([{"layer": "s6"}], {"mamba": {}}, "`block_options` must be None with a list of blocks"),
         ([], None, "got an empty list"),
-        (3, None, "spec: got 3, needed a text or a list of blocks"),
-        ("ma", {"a": {"phase_dt": "no"}}, r"block 1 \(aussm\): phase_dt got 'no', needed true or false"),
-        ("m", {"m": {"recompute": 3}}, r"block 0 \(mamba\): recompute got 3, needed true or false"),
-        ("a", {"a": {"d_state": "x"}}, r"d_state got 'x', needed a whole number"),
-        ("m", {"m": {"d_conv": 2.5}}, r"d_conv got 2.5, needed a whole number"),
-        ("a", {"a": {"phase_grid": True}}, r"phase_grid got True, needed a whole number or None"),
+        (3, None, "`spec` must be a text or a list of blocks, got 3"),
+        ("ma", {"a": {"phase_dt": "no"}}, r"`phase_dt` of block 1 \(aussm\) must be true or false, got 'no'"),
+        ("m", {"m": {"recompute": 3}}, r"`recompute` of block 0 \(mamba\) must be true or false, got 3"),
+        ("a", {"a": {"d_state": "x"}}, r"`d_state` of .* must be a whole number of at least 1, got 'x'"),
+        ("m", {"m": {"d_conv": 2.5}}, r"`d_conv` of .* must be a whole number of at least 0, got 2.5"),
+        ("a", {"a": {"phase_grid": True}}, r"`phase_grid` of .* must be a whole number of at least 2 or None, got True"),
         ("bidirectional", {"bidirectional": {"layer_options": 3}}, r"has no setting 'layer_options'"),
-        ("m", {"m": {"rotary": "theta"}}, r"rotary got 'theta', needed a mapping or None"),
-        ("a", {"a": {"angle_spread": "wide"}}, r"angle_spread got 'wide', needed a finite number or None"),
+        ("m", {"m": {"rotary": "theta"}}, r"`rotary` of .* must be a mapping or None, got 'theta'"),
+        ("a", {"a": {"angle_spread": "wide"}}, r"`angle_spread` of .* must be a number above 0 or None, got 'wide'"),
     ],
 )
 def test_impossible_lists_and_options_are_named(spec, options, message):
@@ -207,7 +207,7 @@ def test_files_without_a_version_are_read_by_letters(caplog):
     }
     assert not caplog.records
     assert upgrade_settings({"model": {"spec": "mamba"}}) == {"model": {"spec": "mamba aussm mamba bidirectional aussm"}}
-    assert "'mamba' stands for the letters of version 1" in caplog.text
+    assert "'mamba' is read as letters of version 1" in caplog.text
     assert "add `spec_version: 2`" in caplog.text
 
 
@@ -222,8 +222,8 @@ def test_files_of_version_2_stay_as_they_are():
         ({"model": {"spec": "s4d*6"}}, "model.spec: got 's4d.6' in a file without spec_version.*add `spec_version: 2`"),
         ({"quick": {"model": {"spec": "mamba[s4d]"}}}, "model.spec: got 'mamba.s4d.' .*add `spec_version: 2`"),
         ({"model": {"spec": "mz"}}, "model.spec: 'mz' has 'z', which is no letter of version 1"),
-        ({"spec_version": 3}, "spec_version: got 3, needed 1 or 2"),
-        ({"spec_version": True}, "spec_version: got True, needed 1 or 2"),
+        ({"spec_version": 3}, "`spec_version` must be 1 or 2, got 3"),
+        ({"spec_version": True}, "`spec_version` must be 1 or 2, got True"),
     ],
     ids=str,
 )

@@ -26,10 +26,10 @@ def test_random_subsets_are_drawn_by_their_seed():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "at, count: got None and None"),
-        ({"at": [0], "count": 1}, r"at, count: got \[0\] and 1"),
-        ({"at": [1]}, r"at: got 1, needed positions of mamba blocks: \[0, 2\]"),
-        ({"count": 3}, "count: got 3, needed 0 to 2"),
+        ({}, "exactly one of `at` and `count` must be given, got None and None"),
+        ({"at": [0], "count": 1}, r"exactly one of `at` and `count` must be given, got \[0\] and 1"),
+        ({"at": [1]}, r"`at` must be positions of mamba blocks, \[0, 2\], got 1"),
+        ({"count": 3}, "`count` must be 0 to 2, .*, got 3"),
     ],
     ids=str,
 )
@@ -48,9 +48,9 @@ def test_rotary_positions_stand_where_they_are_put(where, places):
 
 
 def test_impossible_places_are_named():
-    with pytest.raises(ValueError, match="where: got 'last'"):
+    with pytest.raises(ValueError, match=r"`where` must be .*, got 'last'"):
         place_rotary("m", {}, "last")
-    with pytest.raises(ValueError, match="blocks: got none that takes rotary positions, needed some of aussm, bidirectional"):
+    with pytest.raises(ValueError, match=r"`blocks` must have some of aussm, bidirectional.*, got none"):
         place_rotary("gru attention", {})
 
 

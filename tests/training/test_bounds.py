@@ -85,7 +85,7 @@ def test_values_at_the_bounds(kind: Any) -> None:
         for value in accepted:
             assert getattr(kind(**{name: value}), name) == value
         for value in refused:
-            with pytest.raises(SettingError, match=r": got .*, needed "):
+            with pytest.raises(SettingError, match=r"` must be .*, got "):
                 kind(**{name: value})
 
 
@@ -109,7 +109,7 @@ def test_settings_that_depend_on_each_other(values: dict[str, Any], refused: str
     if refused is None:
         TrainingSettings(**values)
         return
-    with pytest.raises(SettingError, match=rf"^{refused}: got {values[refused.partition('.')[2]]}, needed"):
+    with pytest.raises(SettingError, match=rf"^`{refused}` must be .*, got {values[refused.partition('.')[2]]}"):
         TrainingSettings(**values)
 
 
@@ -124,7 +124,7 @@ def test_retired_settings_are_left_out() -> None:
     assert found == {"training": {"lr": 0.1}, "model": {"optimizer": "other"}}
     assert given == {"training": {"optimizer": "adamw", "lr": 0.1}, "model": {"optimizer": "other"}}
     assert without_retired({"model": {}}) == {"model": {}}
-    with pytest.raises(SettingError, match=r"training\.optimizer: got 'sgd', needed adamw, which is what every run does"):
+    with pytest.raises(SettingError, match=r"`training\.optimizer` must be adamw or left out, as every run does this, got 'sgd'"):
         without_retired({"training": {"optimizer": "sgd"}})
 
 
@@ -140,11 +140,11 @@ HUGE, DEEP = "9" * 400, "[" * 2000
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (f"task: {{name: parity}}\ntraining: {{lr: {HUGE}}}", r"training\.lr: got 9{100}\.\.\., needed a number"),
-        (f"task: {{name: parity}}\ntraining: {{steps: -{HUGE}}}", r"training\.steps: got -9{99}\.\.\., needed a whole number"),
-        (f"task: {{name: parity, train_lengths: [3, {HUGE}]}}", r"task\.train_lengths\[1\]: got 9{100}\.\.\., needed a whole "),
+        (f"task: {{name: parity}}\ntraining: {{lr: {HUGE}}}", r"`training\.lr` must be a number above 0, got 9{100}\.\.\."),
+        (f"task: {{name: parity}}\ntraining: {{steps: -{HUGE}}}", r"`training\.steps` must be a whole .*, got -9{99}\.\.\."),
+        (f"task: {{name: parity, train_lengths: [3, {HUGE}]}}", r"`task\.train_lengths\[1\]` must be a .*, got 9{100}\.\.\."),
         (f"task: {DEEP}", r"recipe\.yaml: not YAML: nested too deeply"),
-        (f"task: {{name: {'parity' * 100}}}", r"task\.name: got '(parity){16}par\.\.\., needed one of"),
+        (f"task: {{name: {'parity' * 100}}}", r"`task\.name` must be one of .*, got '(parity){16}par\.\.\."),
     ],
     ids=["huge rate", "huge steps", "huge length", "deep", "long name"],
 )

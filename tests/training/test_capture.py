@@ -25,7 +25,7 @@ def settings() -> Settings:
 
 
 def test_a_task_that_scores_some_steps_is_refused(tiny: Any, tmp_path: Path) -> None:
-    with pytest.raises(SettingError, match=r"training.capture: got True, needed false, as parity scores some of the steps"):
+    with pytest.raises(SettingError, match=r"`training.capture` must be false, as parity scores some of the steps.*, got True"):
         train(tiny(capture=True), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

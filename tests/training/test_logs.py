@@ -110,13 +110,13 @@ def test_without_trackers_there_are_no_other_files(tiny: Any, tmp_path: Path) ->
 
 @pytest.mark.parametrize("name", ["tensorbord", "longscan.no_module.Tracker", "longscan.training.NoTracker", ""])
 def test_unknown_trackers_are_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(SettingError, match=rf"^training\.trackers: got '{name}', needed names among .*tensorboard, .*wandb"):
+    with pytest.raises(SettingError, match=rf"^`training\.trackers` must be names among .*tensorboard, .*wandb.*, got '{name}'"):
         build_trackers([name], tmp_path)
 
 
 def test_a_tracker_without_its_package_is_refused(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("longscan.training.logs.get_available_trackers", list)
-    with pytest.raises(SettingError, match=r"training\.trackers: got 'tensorboard', needed a tracker whose package is installed"):
+    with pytest.raises(SettingError, match=r"`training\.trackers` must be a tracker whose package is installed, got 'tens"):
         train(tiny(), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

@@ -53,7 +53,7 @@ def test_where_a_record_may_go(tmp_path: Path) -> None:
     check_target(folder / "new.jsonl")
     assert not (folder / "new.jsonl").exists()
     for target in (tmp_path / "new.jsonl", folder, tmp_path / "runs" / "inner" / "new.jsonl"):
-        with pytest.raises(SettingError, match=r"--record: got '.*', needed a JSON Lines file in a folder called runs"):
+        with pytest.raises(SettingError, match=r"`--record` must be a JSON Lines file in a folder called runs, got '.*'"):
             check_target(target)
     (folder / "damaged.jsonl").write_text("{}\n")
     with pytest.raises(SettingError, match=r"--record: .*damaged\.jsonl, line 1"):
@@ -70,7 +70,7 @@ def test_where_a_record_may_go(tmp_path: Path) -> None:
 )
 def test_a_pooling_that_the_task_cannot_have(task: str, pooling: str, needed: str) -> None:
     settings = parse_settings(["--task.name", task, "--model.d_model", "4", "--model.pooling", pooling])
-    with pytest.raises(SettingError, match=f"model.pooling: got '{pooling}', needed {needed}"):
+    with pytest.raises(SettingError, match=f"`model.pooling` must be {needed}, got '{pooling}'"):
         build_model(settings)
     assert ModelSettings().pooling == "auto"
 

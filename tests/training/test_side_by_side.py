@@ -43,7 +43,7 @@ def test_runs_end_or_fail_side_by_side(tmp_path: Path, monkeypatch: pytest.Monke
     result = Run(out / "good").result
     assert result is not None
     assert result["steps"] == 2
-    assert "training.steps: got 0" in (out / "bad.txt").read_text()
+    assert "`training.steps` must be a whole number of at least 1, got 0" in (out / "bad.txt").read_text()
     assert side_by_side.side_by_side(side_by_side.read_plan(path, ["good"]), [""], 1, out, 60.0) == {"good": 0}, (
         "over: nothing to do"
     )

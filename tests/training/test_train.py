@@ -137,11 +137,11 @@ def test_a_head_of_another_size_starts_as_drawn(tiny: Any, tmp_path: Path) -> No
 def test_weights_that_do_not_fit_are_refused(tiny: Any, tmp_path: Path) -> None:
     train(tiny(), tmp_path / "before")
     wider = tiny(model_values={"d_model": 6}, start_from=str(tmp_path / "before"))
-    with pytest.raises(SettingError, match=r"training.start_from: .*blocks\.0.* is \[.*\] there and \[.*\] here"):
+    with pytest.raises(SettingError, match=r"`training.start_from` must be .*blocks\.0.* is \[.*\] there and \[.*\] here"):
         train(wider, tmp_path / "wider")
-    with pytest.raises(SettingError, match=r"training.start_from: .*absent"):
+    with pytest.raises(SettingError, match=r"`training.start_from` must be .*absent"):
         first_model(tiny(model_values={"spec": "m"}, start_from=str(tmp_path / "before")))
-    with pytest.raises(SettingError, match=r"training.start_from: got '.*nothing', needed a folder of a run or a saved model"):
+    with pytest.raises(SettingError, match=r"`training.start_from` must be a folder of a run or a saved model.*nothing'"):
         first_model(tiny(start_from=str(tmp_path / "nothing")))
 
 
@@ -150,7 +150,7 @@ def test_a_run_in_the_place_of_another_starts_from_its_weights(tiny: Any, tmp_pa
     train(tiny(seed=1), tmp_path / "run")
     run = train(tiny(start_from=str(tmp_path / "before"), steps=2, lr=1e-9), tmp_path / "run", overwrite=True)
     torch.testing.assert_close(weights(run), before, rtol=0, atol=1e-7)
-    with pytest.raises(SettingError, match=r"training.start_from: got '.*last', needed .* not the run that is overwritten"):
+    with pytest.raises(SettingError, match=r"`training.start_from` must be .* not the run that is overwritten, got '.*last'"):
         train(tiny(start_from=str(tmp_path / "run" / "checkpoints" / "last")), tmp_path / "run", overwrite=True)
     assert run.result is not None
 
@@ -171,7 +171,7 @@ def test_evaluation_of_a_run_is_what_training_reported(tiny: Any, tmp_path: Path
     assert scores.loss == pytest.approx(run.result["test"]["loss"], rel=1e-6)
     assert {**scores.values} == {k: v for k, v in run.result["test"].items() if k != "loss"}
     assert math.isfinite(run.evaluate("train").loss)
-    with pytest.raises(SettingError, match=r"split: got 'future'"):
+    with pytest.raises(SettingError, match=r"`split` must be .*, got 'future'"):
         run.evaluate("future")
 
 
@@ -354,7 +354,7 @@ def test_label_smoothing_is_trained_on_and_not_logged(tiny: Any, tmp_path: Path)
 
 def test_only_classes_are_smoothed() -> None:
     task = TASKS["fitzhugh_nagumo"]()
-    with pytest.raises(SettingError, match=r"training.label_smoothing: got 0.1, needed 0, as fitzhugh_nagumo has no classes"):
+    with pytest.raises(SettingError, match=r"`training.label_smoothing` must be 0, as fitzhugh_nagumo has no classes, got 0.1"):
         Settings(task=task, training=TrainingSettings(label_smoothing=0.1))
     with pytest.raises(ValueError, match=r"smoothing: fitzhugh_nagumo has no classes to smooth, got 0.1, needed 0"):
         task.loss(torch.zeros(1), Batch(torch.zeros(1)), smoothing=0.1)
@@ -494,7 +494,7 @@ def test_an_endless_split_needs_a_number_of_batches(tiny: Any, tmp_path: Path, m
     kind = type(settings.task)
     size = kind.size
     monkeypatch.setattr(kind, "size", lambda self, split: None if split == "valid" else size(self, split))
-    with pytest.raises(SettingError, match=r"training\.eval_batches: got 0"):
+    with pytest.raises(SettingError, match=r"`training\.eval_batches` must be .*, got 0"):
         train(settings, tmp_path)
     assert not list(tmp_path.iterdir())
     train(replace(settings, training=replace(settings.training, eval_batches=1)), tmp_path)

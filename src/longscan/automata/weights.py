@@ -22,6 +22,7 @@ from longscan.automata.layout import ModelPlan, PlannedBlock, TableRow, flip_flo
 from longscan.automata.program import HOLD, Op, Program
 from longscan.blocks.residual import EPSILON
 from longscan.models import SequenceModel
+from longscan.ops.dispatch import Backend
 
 SHARPNESS = 128.0  # K
 UPPER_THRESHOLD, LOWER_THRESHOLD = 5 / 16, 3 / 16
@@ -36,7 +37,7 @@ Arrays = dict[str, np.ndarray]
 
 
 def build_model(
-    program: Program, plan: ModelPlan, accept: frozenset[int], *, phase: Phase, dtype: torch.dtype, backend: str
+    program: Program, plan: ModelPlan, accept: frozenset[int], *, phase: Phase, dtype: torch.dtype, backend: Backend
 ) -> SequenceModel:
     """Build the model of a plan, whose outputs at every step are (reject, accept), one of which is much larger."""
     widths = [inner_width(program, block, plan.d_model) for block in plan.blocks]

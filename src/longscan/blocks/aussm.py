@@ -1,48 +1,50 @@
-"""The AUSSM block (2025, the released code): the gated block without expansion around AUSSM, which activates its own input.
+"""The AUSSM block (2025, the released code): the gated block around AUSSM, of inner width D.
 
-(x, z) = W_in u      y = W_out (aussm(conv(x)) * silu(z))
+    (x, z) = W_in u      y = W_out (aussm(conv(x)) * silu(z))
 
-With `activation="silu"` the angles, too, see SiLU of the convolution, so that one block can compute an angle from several inputs
-at once, not only from their sum.
+AUSSM applies SiLU to the input of its scan, not to that of its angles. With `activation="silu"` both are SiLU of the convolution,
+so that an angle can be a nonlinear function of several inputs.
 """
 
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from longscan._types import FractionBelowOne, NonNegativeInt, PositiveInt
 from longscan.blocks._registry import BLOCKS
 from longscan.blocks.gated import GatedBlock
+from longscan.ops.dispatch import Backend
 
 
 @BLOCKS.register("aussm")
 class AUSSMBlock(GatedBlock):
-    """in_proj, short convolution, AUSSM, gate, out_proj.
+    """Block of in_proj, short convolution, AUSSM, gate and out_proj.
 
     Args:
-        d_model: width D at both ends.
-        layer: the inner layer, by its name in `LAYERS`.
-        expand: inner width over D.
-        d_conv: taps of the convolution; 0 leaves it out.
-        activation: "auto", none behind the convolution where the layer activates its own input, or "silu" for every layer.
-        recompute: keep only the projected input for the backward; convolution and scan run again there.
+        d_model: width D of inputs and outputs.
+        layer: name of the inner layer in `longscan.layers.LAYERS`.
+        expand: ratio of the inner width to D.
+        d_conv: number of taps of the convolution; 0 for none.
+        activation: "silu" for SiLU after the convolution; "auto" for SiLU unless the layer activates its input itself.
+        recompute: store only the projected input for the backward pass, where convolution and scan run again.
         dropout: probability of dropping a channel after in_proj in training, the same channels at all steps of a sequence.
-        rotary: settings of `longscan.blocks.Rotary`; None: no positions.
-        layer_options: settings of the inner layer.
-        backend: of the inner layer's op and of the convolution.
+        rotary: arguments of `longscan.blocks.Rotary`; None for no rotary positions.
+        layer_options: arguments of the inner layer.
+        backend: backend of the inner layer's op and of the convolution.
     """
 
     def __init__(
         self,
-        d_model: int,
+        d_model: PositiveInt,
         *,
         layer: str = "aussm",
-        expand: int = 1,
-        d_conv: int = 4,
+        expand: PositiveInt = 1,
+        d_conv: NonNegativeInt = 4,
         activation: Literal["auto", "silu"] = "auto",
         recompute: bool = False,
-        dropout: float = 0.0,
+        dropout: FractionBelowOne = 0.0,
         rotary: Mapping[str, Any] | None = None,
         layer_options: dict[str, Any] | None = None,
-        backend: str = "auto",
+        backend: Backend = "auto",
     ) -> None:
         super().__init__(
             d_model,

@@ -2,8 +2,8 @@
 
     y = (x - mean) / sqrt(variance + epsilon)   (times a scale, plus a shift, where these are learned)
 
-In training mean and variance are those of each channel over all valid steps of the batch, and the running ones move towards them;
-in evaluation, and in `step` always, they are the running ones: what a step gives does not depend on its batch.
+In training mean and variance are those of each channel over all valid steps of the batch, and the running statistics are updated
+by them. In evaluation, and always in `step`, the running statistics are used, so that a step does not depend on its batch.
 """
 
 from collections.abc import Callable
@@ -12,6 +12,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
+from longscan._types import PositiveFloat, PositiveFraction, PositiveInt
 from longscan.layers.base import mask_padding
 from longscan.layers.parameters import Marked, mark
 
@@ -25,21 +26,22 @@ class BatchNorm(Marked):
         momentum: step size of the running mean and variance towards those of a batch.
         epsilon: added to the variance.
 
-    The running mean and variance stay float32 when the module is cast to half precision. A batch without a valid step changes
-    nothing; the running variance is that without bias, as in torch.
+    The running mean and variance stay float32 when the module is cast to half precision. A batch without a valid step does not
+    change them. The running variance is the unbiased one, as in torch.
     """
 
     running_mean: Tensor
     running_variance: Tensor
 
-    def __init__(self, d_model: int, *, affine: bool = False, momentum: float = 0.05, epsilon: float = 1e-5) -> None:
+    def __init__(
+        self,
+        d_model: PositiveInt,
+        *,
+        affine: bool = False,
+        momentum: PositiveFraction = 0.05,
+        epsilon: PositiveFloat = 1e-5,
+    ) -> None:
         super().__init__()
-        if d_model < 1:
-            raise ValueError(f"d_model: got {d_model}, expected at least 1")
-        if not 0 < momentum <= 1:
-            raise ValueError(f"momentum: got {momentum}, expected a number above 0, at most 1")
-        if not epsilon > 0:
-            raise ValueError(f"epsilon: got {epsilon}, expected a positive number")
         self.momentum, self.epsilon = momentum, epsilon
         self.register_buffer("running_mean", torch.zeros(d_model))
         self.register_buffer("running_variance", torch.ones(d_model))
@@ -56,13 +58,13 @@ class BatchNorm(Marked):
             return mask_padding(self.step(x), valid)
         wide = x.to(self.running_mean.dtype)
         count = torch.full((), x.shape[0] * x.shape[1], device=x.device) if valid is None else valid.sum()
-        some = count.clamp(min=1)
-        mean = wide.sum((0, 1)) / some
-        variance = mask_padding(wide - mean, valid).square().sum((0, 1)) / some
+        n = count.clamp(min=1)
+        mean = wide.sum((0, 1)) / n
+        variance = mask_padding(wide - mean, valid).square().sum((0, 1)) / n
         with torch.no_grad():
-            pace = torch.where(count > 0, self.momentum, 0.0)
-            self.running_mean.lerp_(mean.detach(), pace.to(mean.dtype))
-            self.running_variance.lerp_(variance.detach() * some / (some - 1).clamp(min=1), pace.to(mean.dtype))
+            momentum = torch.where(count > 0, self.momentum, 0.0).to(mean.dtype)
+            self.running_mean.lerp_(mean.detach(), momentum)
+            self.running_variance.lerp_(variance.detach() * n / (n - 1).clamp(min=1), momentum)
         return mask_padding(self._scale(x, mean, variance), valid)
 
     def step(self, x: Tensor) -> Tensor:

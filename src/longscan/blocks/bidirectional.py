@@ -2,10 +2,10 @@
 
     (x, z) = W_in u      y = W_out (f(x, z) + flip(g(flip x, flip z)))      f, g: layer(act(conv(.))) * silu(.)
 
-flip reverses the run of valid steps in time and leaves padding in place. In the thesis's figure g has a separate convolution
-("own"); its code computes one forward convolution and flips the result ("shared"), which agrees with its parameter counts; "tied"
-uses the same taps and the same layer in both directions, so that y(flip u) = flip y(u). In the placebo of a variant both branches
-read forward: it has equal size and is as causal as its layer.
+flip reverses the run of valid steps in time; padding stays in place. In the thesis's figure g has a separate convolution ("own").
+Its code computes one forward convolution and flips the result ("shared"), which agrees with its parameter counts. With "tied"
+both directions have the same convolution and the same layer, so that y(flip u) = flip y(u). In the placebo of a variant both
+branches read forward: a causal block of the same size.
 
 Rotary positions rotate the input of each direction's layer, see `longscan.blocks.rotary`. The thesis does not say which positions
 the reverse direction has; here the position of a step is its index in the reading order of the direction, as in a causal model
@@ -13,11 +13,12 @@ that is trained on reversed sequences. Each direction has its own learned freque
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from longscan._types import FractionBelowOne, NonNegativeInt, PositiveInt
 from longscan.blocks._registry import BLOCKS
 from longscan.blocks.dropout import SharedDropout
 from longscan.blocks.gated import (
@@ -25,7 +26,6 @@ from longscan.blocks.gated import (
     GatedState,
     activation_before,
     carried_conv,
-    check_sizes,
     conv_parameters,
     convolve,
     rotary_before,
@@ -38,13 +38,14 @@ from longscan.layers import make_inner_layer
 from longscan.layers._settings import check_backend
 from longscan.layers.base import SequenceInfo, SequenceLayer, SequenceModule
 from longscan.layers.state import State, layer_state
+from longscan.ops.dispatch import Backend
 
 Variant = Literal["shared", "own", "tied", "shared placebo", "own placebo", "tied placebo"]
 
 
 @layer_state
 class BidirectionalState(NamedTuple):
-    """`forward`: the state of the forward branch; `backward`: that of the other branch, None if it is reversed in time."""
+    """State of `BidirectionalBlock`: `forward`, that of the forward branch, and `backward`, None if that branch is reversed."""
 
     forward: GatedState
     backward: GatedState | None
@@ -52,49 +53,47 @@ class BidirectionalState(NamedTuple):
 
 @BLOCKS.register("bidirectional")
 class BidirectionalBlock(SequenceModule):
-    """in_proj; convolution, layer and gate in both directions; out_proj of the sum.
+    """Block of in_proj, convolution, layer and gate in both directions, and out_proj of their sum.
 
-    A state carries the forward branch alone: in a sequence that comes in pieces the other branch reads each piece from its end,
-    so pieces do not give what the whole gives. Elapsed times are those to the neighbour that was read before.
+    The state is that of the forward branch alone. In a sequence that is processed in pieces the reverse branch starts at the end
+    of each piece, so the outputs differ from those of one call. The elapsed time of a step in the reverse direction is the time
+    to its successor.
 
     Args:
-        d_model: width D at both ends.
-        layer: the layers of both branches, by their name in `LAYERS`.
-        expand: inner width over D.
-        d_conv: taps of the convolutions; 0 leaves them out.
-        activation: "auto", SiLU behind the convolutions unless the layers activate their own input, or "silu" for every layer.
-        variant: "shared", "own" or "tied", see the top of the file; with " placebo" behind it, the placebo of that variant.
+        d_model: width D of inputs and outputs.
+        layer: name of the layers of both branches in `longscan.layers.LAYERS`.
+        expand: ratio of the inner width to D.
+        d_conv: number of taps of the convolutions; 0 for none.
+        activation: "silu" for SiLU after the convolutions; "auto" for SiLU unless the layers activate their input themselves.
+        variant: "shared", "own" or "tied", see the top of the file, or one of these followed by " placebo".
         dropout: probability of dropping a channel after in_proj in training, the same channels at all steps of a sequence.
-        rotary: settings of `longscan.blocks.Rotary`, for both directions, each of which counts the valid steps in the order that
-            it reads them in; None: no positions.
-        layer_options: settings of both layers; S6's dt_rank is D / 16, rounded up, unless given.
-        backend: of the layers' ops and of the convolutions.
+        rotary: arguments of `longscan.blocks.Rotary` for both directions, in each of which positions count from its first step;
+            None for no rotary positions.
+        layer_options: arguments of both layers; the default of S6's dt_rank is D / 16, rounded up, with D of the block.
+        backend: backend of the layers' ops and of the convolutions.
     """
 
-    causal = False  # the placebo is what its layers are
+    causal = False  # True for placebos
     streaming = False
 
     def __init__(
         self,
-        d_model: int,
+        d_model: PositiveInt,
         *,
         layer: str = "s6",
-        expand: int = 2,
-        d_conv: int = 4,
+        expand: PositiveInt = 2,
+        d_conv: NonNegativeInt = 4,
         activation: Activation = "auto",
         variant: Variant = "shared",
-        dropout: float = 0.0,
+        dropout: FractionBelowOne = 0.0,
         rotary: Mapping[str, Any] | None = None,
         layer_options: dict[str, Any] | None = None,
-        backend: str = "auto",
+        backend: Backend = "auto",
     ) -> None:
         super().__init__()
-        if variant not in get_args(Variant):
-            raise ValueError(f"variant: got {variant!r}, expected one of {get_args(Variant)}")
         self.variant, _, placebo = variant.partition(" ")
         self.flip = not placebo
         self.causal = self.streaming = not self.flip
-        check_sizes(d_model, expand, d_conv)
         self.d_model, self.d_inner, self.d_conv, self.backend = d_model, expand * d_model, d_conv, backend
         self.op_names = ("short_conv",) if d_conv else ()
         options = {**inner_options(layer, d_model), **(layer_options or {})}
@@ -103,8 +102,8 @@ class BidirectionalBlock(SequenceModule):
         self.activation = activation_before(self.layer, activation)
         self.out_proj = nn.Linear(self.d_inner, d_model, bias=False)
         self.conv_weight, self.conv_bias = conv_parameters(self.d_inner, d_conv)
-        own = conv_parameters(self.d_inner, d_conv if self.variant == "own" else 0)
-        self.reverse_conv_weight, self.reverse_conv_bias = own
+        separate = conv_parameters(self.d_inner, d_conv if self.variant == "own" else 0)
+        self.reverse_conv_weight, self.reverse_conv_bias = separate
         tied = self.variant == "tied"
         self.reverse_layer = None if tied else self.inherit_properties(make_inner_layer(layer, self.d_inner, options, backend))
         self.dropout = SharedDropout(dropout)
@@ -113,7 +112,7 @@ class BidirectionalBlock(SequenceModule):
         check_backend(self, backend)
 
     def forward_impl(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
-        """Run the block of the module docstring."""
+        """Return the outputs (B, L, D) and the state after the last step by the equations at the top of the file."""
         first = second = None
         if state is not None:
             first, second = state.forward, state.backward

@@ -1,22 +1,11 @@
-"""Dropout with one mask for all steps of a sequence, as the S4 and S5 code and the thesis on Mamba in long-range tasks use it."""
+"""Dropout with one mask for all steps of a sequence, as in the code of S4 and S5 and the thesis on Mamba in long-range tasks."""
 
 from torch import Tensor, nn
 from torch.nn.functional import dropout
 
 
-def check_probability(name: str, value: float) -> float:
-    """Return `value`; ValueError unless it is a probability below 1."""
-    if not 0 <= value < 1:
-        raise ValueError(f"{name}: got {value}, expected a probability in [0, 1)")
-    return value
-
-
-class SharedDropout(nn.Module):
-    """Dropout of whole channels of each sequence of x (B, L, D) in training; the others are divided by 1 - p. Rows differ."""
-
-    def __init__(self, p: float) -> None:
-        super().__init__()
-        self.p = check_probability("dropout", p)
+class SharedDropout(nn.Dropout):
+    """Dropout of channels of x (B, L, D): each row drops a channel at all its steps with probability p, see torch.nn.Dropout."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x with dropped channels, in the same shape; x itself in evaluation."""

@@ -1,4 +1,4 @@
-"""The feed-forward block of Transformers (Vaswani et al. 2017, section 3.3), which mixes features and no steps.
+"""The feed-forward block of Transformers (Vaswani et al. 2017, section 3.3), which acts on each step separately.
 
     y = W_2 dropout(GELU(W_1 x + b_1)) + b_2        gated: y = W_2 dropout(SiLU(W_1 x) * W_3 x), without biases (Shazeer 2020)
 
@@ -10,8 +10,8 @@ from typing import NamedTuple
 from torch import Tensor, nn
 from torch.nn.functional import gelu, silu
 
+from longscan._types import FractionBelowOne, PositiveInt
 from longscan.blocks._registry import BLOCKS
-from longscan.blocks.dropout import check_probability
 from longscan.layers.base import SequenceInfo, SequenceModule, mask_padding
 from longscan.layers.state import State, layer_state
 
@@ -25,28 +25,32 @@ class Stateless(NamedTuple):
 class FeedForwardBlock(SequenceModule):
     """Two linear maps with GELU between them, applied to every step separately.
 
-    It has no layer, and elapsed time changes nothing.
+    It contains no layer, and elapsed times have no effect.
 
     Args:
-        d_model: width D at both ends.
-        d_hidden: width between; None: 4 D.
-        gated: the gated form (SwiGLU), with three maps.
+        d_model: width D of inputs and outputs.
+        d_hidden: hidden width; None for 4 D.
+        gated: use the gated form (SwiGLU), which has three linear maps.
         dropout: probability of dropping a hidden activation in training.
     """
 
-    def __init__(self, d_model: int, *, d_hidden: int | None = None, gated: bool = False, dropout: float = 0.0) -> None:
+    def __init__(
+        self,
+        d_model: PositiveInt,
+        *,
+        d_hidden: PositiveInt | None = None,
+        gated: bool = False,
+        dropout: FractionBelowOne = 0.0,
+    ) -> None:
         super().__init__()
         hidden = 4 * d_model if d_hidden is None else d_hidden
-        for name, size in (("d_model", d_model), ("d_hidden", hidden)):
-            if size < 1:
-                raise ValueError(f"{name}: got {size}, expected at least 1")
         self.d_model, self.gated = d_model, gated
         self.in_proj = nn.Linear(d_model, 2 * hidden if gated else hidden, bias=not gated)
-        self.dropout = nn.Dropout(check_probability("dropout", dropout))
+        self.dropout = nn.Dropout(dropout)
         self.out_proj = nn.Linear(hidden, d_model, bias=not gated)
 
     def forward_impl(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
-        """Run the block of the module docstring."""
+        """Return the outputs (B, L, D) and the state after the last step by the equations at the top of the file."""
         h = self.in_proj(x)
         if self.gated:
             first, second = h.chunk(2, -1)
@@ -56,5 +60,5 @@ class FeedForwardBlock(SequenceModule):
         return mask_padding(self.out_proj(self.dropout(h)), info.valid), Stateless() if state is None else state
 
     def initial_state(self, batch: int) -> Stateless:  # noqa: ARG002 - there is nothing to make for a row
-        """Nothing."""
+        """Return the empty state."""
         return Stateless()

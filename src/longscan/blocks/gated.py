@@ -3,8 +3,8 @@
     (x, z) = W_in u        y = W_out (layer(act(conv(x))) * silu(z))
 
 u: input (B, L, D). x, z: (B, L, E), E = expand * D. conv: depthwise and causal, with bias. No bias in the two projections.
-act is SiLU, or nothing where the layer activates its own input (`activates_input`), unless `activation="silu"` asks for
-both. Dropout, one mask for all steps, acts on (x, z); rotary positions rotate the layer's input, see `longscan.blocks.rotary`.
+act is SiLU, or the identity if the layer activates its input itself (`activates_input`) and `activation` is "auto". Dropout has
+one mask for all steps and acts on (x, z). Rotary positions rotate the layer's input, see `longscan.blocks.rotary`.
 """
 
 import functools
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 from torch.utils.checkpoint import checkpoint
 
+from longscan._types import FractionBelowOne, NonNegativeInt, PositiveInt
 from longscan.blocks.dropout import SharedDropout
 from longscan.blocks.rotary import Rotary, positions_from
 from longscan.layers import S6, make_inner_layer
@@ -25,6 +26,7 @@ from longscan.layers.base import SequenceInfo, SequenceLayer, SequenceModule
 from longscan.layers.parameters import mark
 from longscan.layers.state import State, layer_state, restarted_rows, zero_rows
 from longscan.ops import short_conv
+from longscan.ops.dispatch import Backend
 from longscan.ops.tracing import in_func_transform
 
 Activation = Literal["auto", "silu"]
@@ -32,10 +34,12 @@ Activation = Literal["auto", "silu"]
 
 @layer_state
 class GatedState(NamedTuple):
-    """State of a gated block.
+    """State of `GatedBlock`.
 
-    conv: (B, E, d_conv - 1), the last inputs of the convolution; None without a convolution. layer: the inner layer's state.
-    position: (B,), the position of the next step; None without rotary positions.
+    Attributes:
+        conv: (B, E, d_conv - 1), the last inputs of the convolution; None without a convolution.
+        layer: the state of the inner layer.
+        position: (B,), the position of the next step; None without rotary positions.
     """
 
     conv: Tensor | None
@@ -44,39 +48,38 @@ class GatedState(NamedTuple):
 
 
 class GatedBlock(SequenceModule):
-    """in_proj, short convolution, layer, gate, out_proj.
+    """Block of in_proj, short convolution, layer, gate and out_proj.
 
     Args:
-        d_model: width D at both ends.
-        layer: name in `LAYERS`.
-        expand: inner width over D.
-        d_conv: taps of the convolution; 0 leaves it out.
-        activation: "auto", SiLU behind the convolution unless the layer activates its own input, or "silu" for every layer.
+        d_model: width D of inputs and outputs.
+        layer: name of the inner layer in `longscan.layers.LAYERS`.
+        expand: ratio of the inner width to D.
+        d_conv: number of taps of the convolution; 0 for none.
+        activation: "silu" for SiLU after the convolution; "auto" for SiLU unless the layer activates its input itself.
         recompute: store only the projected input for the backward pass, where convolution, activation and scan run again.
-        dropout: probability of dropping a channel of (x, z) in training, for all steps of a sequence at once.
-        rotary: settings of `longscan.blocks.Rotary`; None: no positions.
-        layer_options: settings of the inner layer.
-        backend: of the inner layer's op and of the convolution.
+        dropout: probability of dropping a channel of (x, z) in training, the same at all steps of a sequence.
+        rotary: arguments of `longscan.blocks.Rotary`; None for no rotary positions.
+        layer_options: arguments of the inner layer.
+        backend: backend of the inner layer's op and of the convolution.
 
     The state is `GatedState`.
     """
 
     def __init__(
         self,
-        d_model: int,
+        d_model: PositiveInt,
         *,
         layer: str,
-        expand: int,
-        d_conv: int = 4,
+        expand: PositiveInt,
+        d_conv: NonNegativeInt = 4,
         activation: Activation = "auto",
         recompute: bool = False,
-        dropout: float = 0.0,
+        dropout: FractionBelowOne = 0.0,
         rotary: Mapping[str, Any] | None = None,
         layer_options: dict[str, Any] | None = None,
-        backend: str = "auto",
+        backend: Backend = "auto",
     ) -> None:
         super().__init__()
-        check_sizes(d_model, expand, d_conv)
         self.d_model, self.d_inner, self.d_conv = d_model, expand * d_model, d_conv
         self.recompute, self.backend = recompute, backend
         self.op_names = ("short_conv",) if d_conv else ()
@@ -90,7 +93,7 @@ class GatedBlock(SequenceModule):
         check_backend(self, backend)
 
     def forward_impl(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
-        """Run the block of the module docstring."""
+        """Return the outputs (B, L, D) and the state after the last step by the equations at the top of the file."""
         conv = None if state is None else carried_conv(state, info)
         position, after = positions_from(state, x, info) if self.rotary is not None else (None, None)
         inner = functools.partial(self._mix, info=info)
@@ -115,25 +118,19 @@ class GatedBlock(SequenceModule):
         return GatedState(conv, self.layer.initial_state(batch), position)
 
 
-def check_sizes(d_model: int, expand: int, d_conv: int) -> None:
-    """Raise ValueError unless d_model and expand are at least 1 and d_conv at least 0."""
-    for name, size, least in (("d_model", d_model, 1), ("expand", expand, 1), ("d_conv", d_conv, 0)):
-        if size < least:
-            raise ValueError(f"{name}: got {size}, expected at least {least}")
-
-
 def activation_before(layer: SequenceLayer, activation: Activation) -> str | None:
-    """Return the activation between convolution and layer: "silu", or None with "auto" if the layer activates its own input."""
-    if activation not in ("auto", "silu"):
-        raise ValueError(f"activation: got {activation!r}, expected 'auto' or 'silu'")
+    """Return the activation between convolution and layer: "silu", or None if "auto" and the layer activates its input."""
     return None if activation == "auto" and layer.activates_input else "silu"
 
 
 def rotary_before(layer: SequenceLayer, name: str, settings: Mapping[str, Any] | None) -> Rotary | None:
-    """Return the rotary positions of a layer's input, or None without settings; ValueError if the layer lacks a target."""
+    """Return the rotary positions of a layer's input, or None without settings.
+
+    Raises ValueError for targets other than "x" unless the layer is S6.
+    """
     rotary = None if settings is None else Rotary(layer.d_model, **settings)
     if rotary is not None and rotary.targets != ("x",) and not isinstance(layer, S6):
-        raise ValueError(f"rotary targets: got {rotary.targets}, but {name!r} selects nothing; expected ('x',)")
+        raise ValueError(f"`rotary` must have the targets ('x',), as the layer {name!r} selects nothing, got {rotary.targets}")
     return rotary
 
 
@@ -147,7 +144,7 @@ def conv_parameters(width: int, d_conv: int) -> tuple[nn.Parameter | None, nn.Pa
 
 
 def carried_conv(state: GatedState, info: SequenceInfo) -> Tensor | None:
-    """Return the stored inputs of the convolution, with zeros in rows whose first valid step starts a sequence."""
+    """Return the stored inputs of the convolution, (B, E, d_conv - 1), with zeros in rows whose first step starts a sequence."""
     if state.conv is None:
         return None
     rows, _ = restarted_rows(state.layer.last_seq_idx, info.valid, info.seq_idx)
@@ -163,7 +160,7 @@ def convolve(
     info: SequenceInfo,
     backend: str,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return act(conv(x)) and the new state of the convolution; act(x) and None without a convolution."""
+    """Return act(conv(x)), (B, L, E), and the new state of the convolution; act(x) and None without a convolution."""
     if weight is None:
         return silu(x) if activation else x, None
     return short_conv(x, weight, bias, state, activation=activation, valid=info.valid, seq_idx=info.seq_idx, backend=backend)
@@ -178,23 +175,23 @@ def scan(
     rotary: Rotary | None,
     position: Tensor | None,
 ) -> tuple[Tensor, State]:
-    """Return the layer's gated output and state; its input is rotated by `position` where rotary positions are given."""
+    """Return the gated output (B, L, E) and the state of a layer, whose input x is rotated by `position` (B, L) with `rotary`."""
     info = info._replace(gate=gate)
     if rotary is None or position is None:
         return layer.call_unchecked(x, state, info)
-    turned = rotary(x, position)
+    rotated = rotary(x, position)
     if not isinstance(layer, S6):
-        return layer.call_unchecked(turned, state, info)
+        return layer.call_unchecked(rotated, state, info)
     targets = rotary.targets
-    plain, rotated = layer.select(x), layer.select(turned)
-    dt, B, C = (rotated[i] if name in targets else plain[i] for i, name in enumerate(("dt", "B", "C")))
-    return layer.scan(turned if "x" in targets else x, (dt, B, C), state, info)
+    of_x, of_rotated = layer.select(x), layer.select(rotated)
+    dt, B, C = (of_rotated[i] if name in targets else of_x[i] for i, name in enumerate(("dt", "B", "C")))
+    return layer.scan(rotated if "x" in targets else x, (dt, B, C), state, info)
 
 
 def _recomputed(function: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
     """Return `function(*inputs)`, storing only the inputs for the backward pass where autograd records the call.
 
-    The transforms of torch.func take no saved-tensor hooks: under them all intermediates are stored.
+    The transforms of torch.func do not support saved-tensor hooks: under them all intermediates are stored.
     """
     if not torch.is_grad_enabled() or in_func_transform():
         return function(*inputs)

@@ -3,8 +3,8 @@
     v = dropout(GELU(norm(layer(u))))
     half1: y = v * sigmoid(W v + b)     half2: y = layer(u) * sigmoid(W v + b)     full: y = (W_1 v + b_1) * sigmoid(W_2 v + b_2)
 
-u: input (B, L, D). norm: LayerNorm, or nothing. A second dropout follows. The norm before and the residual branch around are
-those of `Residual`.
+u: input (B, L, D). norm: LayerNorm, or the identity. y is followed by another dropout. The residual branch and its norm are
+those of `longscan.blocks.Residual`.
 """
 
 from typing import Any, Literal
@@ -12,47 +12,45 @@ from typing import Any, Literal
 from torch import Tensor, nn
 from torch.nn.functional import gelu, sigmoid
 
-from longscan.blocks.dropout import SharedDropout, check_probability
+from longscan._types import FractionBelowOne, PositiveInt
+from longscan.blocks.dropout import SharedDropout
 from longscan.blocks.residual import layer_norm
 from longscan.layers import make_inner_layer
 from longscan.layers._settings import check_backend
 from longscan.layers.base import SequenceInfo, SequenceModule, mask_padding
 from longscan.layers.state import State
+from longscan.ops.dispatch import Backend
 
 Glu = Literal["half1", "half2", "full"]
-GLUS = ("half1", "half2", "full")
 
 
 class GLUBlock(SequenceModule):
-    """Layer, norm, GELU, dropout, gated linear unit, dropout. The state is the layer's.
+    """Block of layer, norm, GELU, dropout, gated linear unit and dropout. The state is that of the layer.
 
     Args:
         d_model: width D.
-        layer: the inner layer, by its name in `LAYERS`.
+        layer: name of the inner layer in `longscan.layers.LAYERS`.
         glu: "half1", "half2" or "full", see the top of the file.
         dropout: probability of dropping an activation in training.
-        shared_dropout: drop whole channels, for all steps of a sequence at once.
-        output_norm: LayerNorm behind the layer.
-        layer_options: settings of the inner layer.
-        backend: of the inner layer's op.
+        shared_dropout: drop whole channels, the same at all steps of a sequence.
+        output_norm: apply LayerNorm to the output of the layer.
+        layer_options: arguments of the inner layer.
+        backend: backend of the inner layer's op.
     """
 
     def __init__(
         self,
-        d_model: int,
+        d_model: PositiveInt,
         *,
         layer: str,
         glu: Glu,
-        dropout: float,
+        dropout: FractionBelowOne,
         shared_dropout: bool,
         output_norm: bool,
         layer_options: dict[str, Any] | None = None,
-        backend: str = "auto",
+        backend: Backend = "auto",
     ) -> None:
         super().__init__()
-        if glu not in GLUS:
-            raise ValueError(f"glu: got {glu!r}, expected one of {GLUS}")
-        check_probability("dropout", dropout)
         self.d_model, self.glu = d_model, glu
         self.layer = self.inherit_properties(make_inner_layer(layer, d_model, layer_options or {}, backend))
         self.norm = layer_norm(d_model) if output_norm else None
@@ -62,7 +60,7 @@ class GLUBlock(SequenceModule):
         check_backend(self, backend)
 
     def forward_impl(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
-        """Run the block of the module docstring."""
+        """Return the outputs (B, L, D) and the state after the last step by the equations at the top of the file."""
         u, state = self.layer.call_unchecked(x, state, info)
         return mask_padding(self.mix(u), info.valid), state
 

@@ -7,30 +7,32 @@ The norm is BatchNorm without scale and shift: `Residual(..., norm="batch")`, `n
 
 from typing import Any
 
+from longscan._types import FractionBelowOne, PositiveInt
 from longscan.blocks._registry import BLOCKS
 from longscan.blocks.glu import GLUBlock
+from longscan.ops.dispatch import Backend
 
 
 @BLOCKS.register("linoss")
 class LinOSSBlock(GLUBlock):
-    """Layer, GELU, dropout, full gated linear unit, dropout. The state is the layer's.
+    """Block of layer, GELU, dropout, full gated linear unit and dropout. The state is that of the layer.
 
     Args:
         d_model: width D.
-        layer: the inner layer, by its name in `LAYERS`.
+        layer: name of the inner layer in `longscan.layers.LAYERS`.
         dropout: probability of dropping an activation in training (the authors: 0.05 for LinOSS, 0.1 for LRU and others).
-        layer_options: settings of the inner layer.
-        backend: of the inner layer's op.
+        layer_options: arguments of the inner layer.
+        backend: backend of the inner layer's op.
     """
 
     def __init__(
         self,
-        d_model: int,
+        d_model: PositiveInt,
         *,
         layer: str = "linoss",
-        dropout: float = 0.05,
+        dropout: FractionBelowOne = 0.05,
         layer_options: dict[str, Any] | None = None,
-        backend: str = "auto",
+        backend: Backend = "auto",
     ) -> None:
         super().__init__(
             d_model,

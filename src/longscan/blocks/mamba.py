@@ -1,7 +1,8 @@
-"""The Mamba block (Gu and Dao 2023, section 3.4 and figure 3): the gated block, twice as wide inside, around S6.
+"""The Mamba block (Gu and Dao 2023, section 3.4 and figure 3): the gated block around S6, of inner width 2 D.
 
 `variant="aussm"` is the block of the AUSSM paper's hybrid models, whose released code differs from Mamba's: q, B and C are
-selected from the convolution's output before SiLU, the bias of Delta is added twice, and Delta starts as an ordinary linear map.
+selected from the convolution's output before SiLU, the bias of Delta is added twice, and the map to Delta is initialised as an
+ordinary linear map.
 """
 
 import math
@@ -11,12 +12,15 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
+from longscan._types import FractionBelowOne, NonNegativeInt, PositiveInt
 from longscan.blocks._registry import BLOCKS
 from longscan.blocks.gated import GatedBlock, GatedState
 from longscan.blocks.residual import EPSILON
 from longscan.layers import S6
+from longscan.layers.base import SequenceInfo
 from longscan.layers.state import ScanState, State
 from longscan.ops import mamba_step
+from longscan.ops.dispatch import Backend
 from longscan.ops.tracing import is_compiled_or_transformed
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -32,39 +36,37 @@ def inner_options(layer: str, d_model: int) -> dict[str, Any]:
 
 @BLOCKS.register("mamba")
 class MambaBlock(GatedBlock):
-    """in_proj, short convolution, SiLU, S6, gate, out_proj.
+    """Block of in_proj, short convolution, SiLU, S6, gate and out_proj.
 
     Args:
-        d_model: width D at both ends.
-        layer: the inner layer, by its name in `LAYERS`.
-        expand: inner width over D.
-        d_conv: taps of the convolution; 0 leaves it out.
-        variant: "mamba", or "aussm" (needs the layer "s6").
-        recompute: keep only the projected input for the backward; convolution, activation and scan run again there.
-        dropout: probability of dropping a channel after in_proj in training, for all steps of a sequence at once.
-        rotary: settings of `longscan.blocks.Rotary`; None: no positions.
-        layer_options: further settings of the inner layer; S6's dt_rank is D / 16, rounded up, unless given.
+        d_model: width D of inputs and outputs.
+        layer: name of the inner layer in `longscan.layers.LAYERS`.
+        expand: ratio of the inner width to D.
+        d_conv: number of taps of the convolution; 0 for none.
+        variant: "mamba", or "aussm" for the layer "s6" only.
+        recompute: store only the projected input for the backward pass, where convolution, activation and scan run again.
+        dropout: probability of dropping a channel after in_proj in training, the same at all steps of a sequence.
+        rotary: arguments of `longscan.blocks.Rotary`; None for no rotary positions.
+        layer_options: arguments of the inner layer; the default of S6's dt_rank is D / 16, rounded up, with D of the block.
         backend: of the inner layer's op, of the convolution and of the fused step (`longscan.ops.mamba_step`).
     """
 
     def __init__(
         self,
-        d_model: int,
+        d_model: PositiveInt,
         *,
         layer: str = "s6",
-        expand: int = 2,
-        d_conv: int = 4,
+        expand: PositiveInt = 2,
+        d_conv: NonNegativeInt = 4,
         variant: Literal["mamba", "aussm"] = "mamba",
         recompute: bool = False,
-        dropout: float = 0.0,
+        dropout: FractionBelowOne = 0.0,
         rotary: Mapping[str, Any] | None = None,
         layer_options: dict[str, Any] | None = None,
-        backend: str = "auto",
+        backend: Backend = "auto",
     ) -> None:
-        if variant not in VARIANTS:
-            raise ValueError(f"variant: got {variant!r}, expected one of {tuple(VARIANTS)}")
         if variant == "aussm" and layer != "s6":
-            raise ValueError(f"variant: 'aussm' is a variant of S6, but the layer is {layer!r}")
+            raise ValueError(f"`layer` must be 's6' with variant='aussm', got {layer!r}")
         super().__init__(
             d_model,
             layer=layer,
@@ -76,7 +78,7 @@ class MambaBlock(GatedBlock):
             layer_options={**inner_options(layer, d_model), **VARIANTS[variant], **(layer_options or {})},
             backend=backend,
         )
-        # `mamba_step` covers S6 with real A behind a convolution; it is not in `op_names`, as the block runs without it, too.
+        # `mamba_step` covers S6 with real A after a convolution. It is not in `op_names`, as the block also runs without it.
         plain = rotary is None and not dropout
         self.fuses_steps = isinstance(self.layer, S6) and not self.layer.complex_state and d_conv > 0 and plain
 
@@ -93,7 +95,7 @@ class MambaBlock(GatedBlock):
     ) -> tuple[Tensor, State]:
         """Return x_t + step(norm(x_t)) and the state after it, computed in one call where the fused step can run.
 
-        `Residual` calls it instead of `step`. Rows that are not `active` keep their state and give x_t.
+        `Residual` calls it instead of `step`. In rows that are not `active` the state is unchanged and the result is x_t.
         """
         if not self._can_fuse(x_t):
             y, after = self.step(norm(x_t), state, elapsed=elapsed, active=active)
@@ -117,8 +119,8 @@ class MambaBlock(GatedBlock):
         """Return y (B, D) and the state by one call of `mamba_step`, which includes the residual branch if a norm is given."""
         if self.checks_inputs:
             times, valid = (None if part is None else part.unsqueeze(1) for part in (elapsed, active))
-            x, times = self.validate_inputs(x_t.unsqueeze(1), times, valid, None)
-            x_t, elapsed = x.squeeze(1), None if times is None else times.squeeze(1)
+            x, info = self.validate_inputs(x_t.unsqueeze(1), SequenceInfo(times, valid))
+            x_t, elapsed = x.squeeze(1), None if info.elapsed is None else info.elapsed.squeeze(1)
         layer = cast("S6", self.layer)
         y, conv, ssm = mamba_step(
             x_t,

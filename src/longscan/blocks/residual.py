@@ -1,4 +1,4 @@
-"""The residual branch around every block of a stack: x + block(RMSNorm(x)), and other places and kinds of norm."""
+"""The residual branch around every block of a stack: x + block(RMSNorm(x)), with options for the norm and its position."""
 
 from typing import Literal, Protocol, cast, runtime_checkable
 
@@ -11,7 +11,6 @@ from longscan.layers.parameters import mark
 from longscan.layers.state import State
 
 Norm = Literal["rms", "layer", "batch", "post"]
-NORMS = ("rms", "layer", "batch", "post")
 EPSILON = 1e-5
 
 
@@ -61,8 +60,6 @@ class Residual(SequenceModule):
 
     def __init__(self, block: SequenceModule, norm: Norm = "rms") -> None:
         super().__init__()
-        if norm not in NORMS:
-            raise ValueError(f"norm: got {norm!r}, expected one of {NORMS}")
         self.d_model, self.kind = block.d_model, norm
         self.norm: nn.Module = BatchNorm(self.d_model) if norm == "batch" else layer_norm(self.d_model)
         if norm == "rms":
@@ -71,7 +68,7 @@ class Residual(SequenceModule):
         self.fuses_step = norm == "rms" and isinstance(block, ResidualStep)
 
     def forward_impl(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
-        """Run the block of the module docstring."""
+        """Return the outputs (B, L, D) and the state after the last step by the equations at the top of the file."""
         inner = x if self.kind == "post" else self._normed(x, info.valid)
         y, state = self.block.call_unchecked(inner, state, info)
         x, valid = self.shorten(x, info), self.shorten_info(info).valid

@@ -1,4 +1,4 @@
-"""Sequences read from their last step to their first: padding stays where it is, only the run of valid steps turns round."""
+"""Reversal of sequences in time: the run of valid steps is reversed, and padding stays in place."""
 
 import torch
 from torch import Tensor
@@ -7,7 +7,7 @@ from longscan.layers.base import SequenceInfo
 
 
 def flip_valid(x: Tensor, valid: Tensor | None) -> Tensor:
-    """Return x (B, L, ...) with the valid steps of each row reversed in time; the other steps keep their place.
+    """Return x (B, L, ...) with the valid steps of each row reversed in time, and padding in place.
 
     valid: (B, L), one run of valid steps per row.
     """
@@ -22,10 +22,10 @@ def flip_valid(x: Tensor, valid: Tensor | None) -> Tensor:
 
 
 def reversed_steps(info: SequenceInfo) -> SequenceInfo:
-    """Return `info` for the sequence reversed in time: the elapsed time of a step becomes the time to the step that followed it.
+    """Return `info` for the sequence reversed in time, in which the elapsed time of a step is the time to its successor.
 
-    It is 1 for the last step of each sequence, whose successor is unknown. The gate is omitted and no state is requested: it
-    would be the state before the first step.
+    It is 1 for the last step of each sequence, which has no successor. The result has no gate and requests no state, which would
+    be that before the first step.
     """
     elapsed, valid, seq_idx = info.elapsed, info.valid, info.seq_idx
     if elapsed is not None:

@@ -1,25 +1,28 @@
-"""Rotary positions (Su et al. 2021) inside a state space block, in front of the scan, with the options of the thesis
-"State space models for long sequences" (section 14): base, learned frequencies, a length that half a turn is spread over,
-positions that repeat, and which of the scan's inputs are computed from the turned features.
+"""Rotary positions (Su et al. 2021) of the features before the scan of a state space block.
 
-    x'_{2i}, x'_{2i+1} = x_{2i}, x_{2i+1} turned by position * f_i        f_i = base^{-2i/E}   (times pi / length)
+    x'_{2i} + i x'_{2i+1} = e^{i position f_i} (x_{2i} + i x_{2i+1})        f_i = base^{-2i/E}   (times pi / length)
 
-x: features (B, L, E), E even. position: steps since the start of the sequence, padding not counted, also across calls.
+x: features (B, L, E), E even. position: number of valid steps since the start of the sequence, also across calls.
+
+The options are those of the thesis "State space models for long sequences" (section 14): base, learned frequencies, a length
+over which the fastest pair rotates by pi, repeated positions, and the inputs of the scan that are computed from rotated features.
 """
 
 import math
-from typing import Literal
+from collections.abc import Sequence
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
 
+from longscan._types import EvenInt, PositiveFloat, PositiveInt, Rule
 from longscan.layers.base import SequenceInfo
 from longscan.layers.parameters import Marked, mark
 from longscan.layers.state import State, restarted_rows
 from longscan.numerics.rotary import frequencies, frequency_tensor, rotate_pairs
 
 Target = Literal["x", "dt", "B", "C"]
-TARGETS = ("x", "dt", "B", "C")
+Targets = Annotated[Sequence[Target], Rule(bool, "a list of at least one of x, dt, B, C")]
 
 
 class Rotary(Marked):
@@ -27,29 +30,24 @@ class Rotary(Marked):
 
     Args:
         width: features E, even.
-        base: of the frequencies; with 10 all pairs rotate fast, with 10,000 most of them slowly.
-        learned: train the frequencies, at a tenth of the rate and without decay.
-        length: the fastest pair makes half a turn in this many steps; None: one radian a step.
-        repeat: positions start again after this many steps, as the rows of an image do.
+        base: base of the frequencies; with 10 all pairs rotate fast, with 10,000 most of them rotate slowly.
+        learned: train the frequencies, at a tenth of the learning rate and without weight decay.
+        length: number of steps in which the fastest pair rotates by pi; None for one radian per step.
+        repeat: number of steps after which positions restart at 0, such as the width of an image; None for no restart.
         targets: what is computed from the rotated features: "x", the input of the scan, and "dt", "B" and "C" of S6.
     """
 
     def __init__(
         self,
-        width: int,
+        width: EvenInt,
         *,
-        base: float = 10_000.0,
+        base: PositiveFloat = 10_000.0,
         learned: bool = False,
-        length: int | None = None,
-        repeat: int | None = None,
-        targets: tuple[Target, ...] | list[Target] = ("x",),
+        length: PositiveInt | None = None,
+        repeat: PositiveInt | None = None,
+        targets: Targets = ("x",),
     ) -> None:
         super().__init__()
-        for name, size in (("width", width), ("length", length), ("repeat", repeat)):
-            if size is not None and size < 1:
-                raise ValueError(f"rotary {name}: got {size}, expected at least 1")
-        if not targets or not set(targets) <= set(TARGETS):
-            raise ValueError(f"rotary targets: got {tuple(targets)!r}, expected some of {TARGETS}")
         self.base, self.width, self.repeat, self.targets = base, width, repeat, tuple(targets)
         self.scale = 1.0 if length is None else math.pi / length
         start = torch.tensor(frequencies(width, base), dtype=torch.get_default_dtype())
@@ -61,11 +59,11 @@ class Rotary(Marked):
         """Return x (B, L, E) rotated by the positions (B, L), integers."""
         if self.repeat is not None:
             position = position % self.repeat
-        # In float32 a late position times a frequency would lose the angle.
+        # In float32 a large position times a frequency has no accurate remainder.
         wide = torch.float32 if x.device.type == "mps" else torch.float64
         position = position.to(wide)
-        speed = frequency_tensor(self.width, self.base, position) if self.theta is None else self.theta.to(wide)
-        angle = position.unsqueeze(-1) * (speed * self.scale)
+        theta = frequency_tensor(self.width, self.base, position) if self.theta is None else self.theta.to(wide)
+        angle = position.unsqueeze(-1) * (theta * self.scale)
         dtype = torch.promote_types(x.dtype, torch.float32)
         return rotate_pairs(x, angle.remainder(2 * math.pi).to(dtype))
 

@@ -1,65 +1,63 @@
 """The block of S5, S7 and event-ssm (Smith et al. 2023; Soydan et al. 2024; Schoene et al. 2024), with event pooling.
 
-S5 takes "half2" with S5, S7 "half1" with S7 and a norm behind the layer, event-ssm "half2" with the discretisation "async".
-Dropout drops whole channels of a sequence, as in their codes.
+S5 uses glu="half2" and the layer S5; S7 glu="half1", the layer S7 and a norm after the layer; event-ssm glu="half2" and the layer
+S5 with the discretisation "async". Dropout drops whole channels of a sequence, as in the authors' code.
 
-With stride p > 1 the block keeps one step of every p (S7, equation 11, and the first layer of each of event-ssm's stages):
+With stride p > 1 the output has one step for every p steps (S7, equation 11, and the first layer of each stage of event-ssm):
 
     x_{k+p} = (a_{k+p} ... a_{k+1}) x_k + sum_i (a_{k+p} ... a_{k+i+1}) b_{k+i} u_{k+i}
 
-the recurrence over a whole window, with the product of its factors, since these may differ; the output is that of a window's last
-step (event-ssm's code takes the first, which has not seen the window). The residual path beside it is pooled over the window: its
-last step, its mean, or its mean weighted by the elapsed times. What follows sees windows as steps.
+which is the recurrence over a whole window with the product of its factors. The output is that of the last step of a window
+(event-ssm's code takes the first, which does not depend on the rest of the window). The residual path is pooled over the window:
+its last step, its mean, or its mean weighted by the elapsed times. The steps of later blocks are windows.
 """
 
 from typing import Any
 
 from torch import Tensor
 
+from longscan._types import FractionBelowOne, PositiveInt
 from longscan.blocks import windows
 from longscan.blocks._registry import BLOCKS
 from longscan.blocks.glu import Glu, GLUBlock
-from longscan.blocks.windows import POOLINGS, Pooling
+from longscan.blocks.windows import Pooling
 from longscan.layers.base import SequenceInfo, mask_padding
 from longscan.layers.state import State
+from longscan.ops.dispatch import Backend
 
 
 @BLOCKS.register("s5")
 class S5Block(GLUBlock):
-    """Layer, GELU, dropout, gated linear unit, dropout; with a stride, one output a window. The state is the layer's.
+    """Block of layer, GELU, dropout, gated linear unit and dropout, with one output per window. The state is that of the layer.
 
-    A state carries a sequence across calls whose windows start anew; with a stride this equals one call where the cuts lie
-    between windows, and there is no `step`.
+    With a stride the windows start again at each call: calls in pieces equal one call if each piece has whole windows, and `step`
+    raises ValueError.
 
     Args:
         d_model: width D.
-        layer: the inner layer, by its name in `LAYERS`.
+        layer: name of the inner layer in `longscan.layers.LAYERS`.
         glu: "half1", "half2" or "full", see `longscan.blocks.glu`.
         dropout: probability of dropping a channel of a sequence in training.
-        output_norm: LayerNorm behind the layer.
-        stride: steps in a window; 1 keeps every step. More than one sequence a row needs 1.
-        pooling: of the residual path over a window: "last", "mean" or "time".
-        layer_options: settings of the inner layer.
-        backend: of the inner layer's op.
+        output_norm: apply LayerNorm to the output of the layer.
+        stride: number of steps in a window, 1 for no pooling. Rows of several sequences require 1.
+        pooling: pooling of the residual path over a window: "last", "mean", or "time" for the mean weighted by elapsed times.
+        layer_options: arguments of the inner layer.
+        backend: backend of the inner layer's op.
     """
 
     def __init__(
         self,
-        d_model: int,
+        d_model: PositiveInt,
         *,
         layer: str = "s5",
         glu: Glu = "half2",
-        dropout: float = 0.0,
+        dropout: FractionBelowOne = 0.0,
         output_norm: bool = False,
-        stride: int = 1,
+        stride: PositiveInt = 1,
         pooling: Pooling = "mean",
         layer_options: dict[str, Any] | None = None,
-        backend: str = "auto",
+        backend: Backend = "auto",
     ) -> None:
-        if stride < 1:
-            raise ValueError(f"stride: got {stride}, expected at least 1")
-        if pooling not in POOLINGS:
-            raise ValueError(f"pooling: got {pooling!r}, expected one of {POOLINGS}")
         super().__init__(
             d_model,
             layer=layer,
@@ -75,11 +73,11 @@ class S5Block(GLUBlock):
             self.changes_length, self.streaming = True, False
 
     def forward_impl(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
-        """Run the block of the module docstring."""
+        """Return the outputs (B, L, D) and the state after the last step by the equations at the top of the file."""
         if self.stride == 1:
             return super().forward_impl(x, state, info)
         if info.seq_idx is not None:
-            raise ValueError(f"seq_idx: windows of {self.stride} steps would reach over sequences; pad them instead")
+            raise ValueError(f"`seq_idx` must be None with stride={self.stride}, as windows would mix sequences, got a tensor")
         u, state = self.layer.call_unchecked(x, state, info)
         y = self.mix(windows.shorten(u, info, self.stride, "last"))
         return mask_padding(y, self.shorten_info(info).valid), state
@@ -89,7 +87,7 @@ class S5Block(GLUBlock):
     ) -> tuple[Tensor, State]:
         """Return y_t and the new state as `SequenceModule.step`; ValueError with a stride."""
         if self.stride > 1:
-            raise ValueError(f"step: with a stride of {self.stride} most steps have no output")
+            raise ValueError(f"step: S5Block with stride={self.stride} cannot run step by step, as a window has one output")
         return super().step(x_t, state, elapsed=elapsed, active=active)
 
     def shorten(self, x: Tensor, info: SequenceInfo) -> Tensor:

@@ -1,7 +1,7 @@
-"""Event pooling: a block with a stride keeps one step of every window of `stride` steps.
+"""Event pooling: the output of a block with a stride has one step for every window of `stride` steps.
 
-The windows of a row start at its first valid step and are left-aligned in the shorter row. Steps at the end that fill no window
-are dropped. L: length, J = L // stride: windows.
+The windows of a row start at its first valid step and are left-aligned in the output. An incomplete last window is dropped. L:
+length, J = L // stride: windows.
 """
 
 from typing import Literal
@@ -12,7 +12,6 @@ from torch import Tensor
 from longscan.layers.base import SequenceInfo, mask_padding
 
 Pooling = Literal["last", "mean", "time"]
-POOLINGS = ("last", "mean", "time")
 MIN_WEIGHT = 1e-6  # added to the elapsed times, so that a window of simultaneous events has a positive total weight
 
 
@@ -20,14 +19,14 @@ def _windows(x: Tensor, valid: Tensor | None, stride: int) -> Tensor:
     """Return x (B, L, ...) as windows (B, J, stride, ...), each row shifted cyclically so that its valid steps come first."""
     length = x.shape[1]
     if valid is not None and length:
-        turned = (torch.arange(length, device=x.device) + valid.to(torch.int8).argmax(1, keepdim=True)) % length
-        x = x.gather(1, turned.view(*turned.shape, *(1,) * (x.ndim - 2)).expand_as(x))
+        source = (torch.arange(length, device=x.device) + valid.to(torch.int8).argmax(1, keepdim=True)) % length
+        x = x.gather(1, source.view(*source.shape, *(1,) * (x.ndim - 2)).expand_as(x))
     count = length // stride
     return x[:, : count * stride].reshape(x.shape[0], count, stride, *x.shape[2:])
 
 
 def shorten_info(info: SequenceInfo, stride: int) -> SequenceInfo:
-    """Return `elapsed` and `valid` of the windows: the time since the last window over its usual value; which are full."""
+    """Return `info` of the windows: `elapsed`, the time since the last window in units of `stride` steps, and `valid`."""
     valid = elapsed = None
     if info.valid is not None:
         count = info.valid.shape[1] // stride

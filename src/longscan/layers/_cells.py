@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from longscan._types import PositiveInt
 from longscan.layers.base import SequenceInfo, SequenceLayer
 from longscan.ops.arguments import INVALID, RESET, step_flags, without_autocast
 from longscan.ops.tracing import fix_length, in_func_transform
@@ -20,17 +21,24 @@ Cell = Callable[[Tensor, tuple[Tensor, ...]], tuple[Tensor, ...]]
 def run_fused_kernel(
     kernel: Callable[..., tuple[Tensor, ...]], x: Tensor, state: tuple[Tensor, ...], weights: tuple[Tensor, ...]
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Return what `run_cell` returns, for rows without padding and restarts, by torch's fused `kernel`: torch.gru or torch.lstm.
+    """Run torch's fused `kernel`, torch.gru or torch.lstm, on rows without padding and restarts.
 
-    On a GPU, cuDNN needs the weights in one contiguous block, and under autocast it would take fp16 whatever the chosen dtype. It
-    stores what the backward pass needs only with its argument `train`, which without dropout changes nothing else.
+    On a GPU, cuDNN needs the weights in one contiguous block, and under autocast it would use fp16 for any autocast dtype. With
+    the argument `train` it stores intermediate results for the backward pass; without dropout this changes nothing else.
 
-    Raises ValueError for states of other sizes: torch's kernels would read past their end.
+    Args:
+        kernel: torch.gru or torch.lstm.
+        x: (B, L, D).
+        state: tensors (B, H) of the state before the first step.
+        weights: input weights, recurrent weights and their biases, as in `torch.nn.GRU`.
+
+    Returns the outputs (B, L, H) and the state after the last step. Raises ValueError for states of other sizes, which torch's
+    kernels do not check: they would read past the end of the memory.
     """
     wanted = (x.shape[0], weights[1].shape[1])
     for part in state:
         if part.shape != wanted:
-            raise ValueError(f"state: got shape {tuple(part.shape)}, expected {wanted}")
+            raise ValueError(f"`state` must have tensors of shape {wanted}, got {tuple(part.shape)}")
     if not torch.compiler.is_compiling():  # make_fx and torch.jit.trace record torch's kernel step by step
         x, _ = fix_length(x)
     if x.is_cuda:
@@ -49,10 +57,10 @@ def run_fused_kernel(
 
 
 def run_cell(cell: Cell, x: Tensor, state: tuple[Tensor, ...], info: SequenceInfo) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Return the outputs (B, L, H) and the final state of `cell(x_t, state) -> state`, run over x (B, L, ...).
+    """Run `cell(x_t, state) -> state` over x (B, L, ...); return the outputs (B, L, H) and the final state.
 
-    The first entry of a state, (B, H), is the output of the step. Invalid steps keep the state and give 0; where seq_idx changes
-    the state restarts from zero.
+    The first tensor of a state, (B, H), is the output of the step. At padding the state is unchanged and the output 0; where
+    seq_idx changes the state restarts from zero.
     """
     x, length = fix_length(x)
     flags = step_flags(x.shape[0], length, info.valid, info.seq_idx, x)
@@ -72,19 +80,19 @@ def run_cell(cell: Cell, x: Tensor, state: tuple[Tensor, ...], info: SequenceInf
 class TorchCell(SequenceLayer):
     """Base of GRU and LSTM: the parameters of torch.nn.GRU or torch.nn.LSTM with one layer, of hidden size d_model.
 
-    Rows without padding and restarts run by torch's fused kernel. Other rows, compiled graphs and transforms run step by step.
+    Rows without padding and restarts use torch's fused kernel. Other rows, compiled graphs and transforms run step by step.
 
-    gates: how many times d_model features of the input a step takes. kernel: torch's fused kernel.
+    Attributes:
+        gates: number of projections of width d_model in a step.
+        kernel: torch's fused kernel.
     """
 
     irregular = False
     gates: ClassVar[int]
     kernel: ClassVar[Callable[..., tuple[Tensor, ...]]]
 
-    def __init__(self, d_model: int) -> None:
+    def __init__(self, d_model: PositiveInt) -> None:
         super().__init__()
-        if d_model < 1:
-            raise ValueError(f"d_model: got {d_model}, expected at least 1")
         self.d_model = d_model
 
         def uniform(*shape: int) -> nn.Parameter:

@@ -1,4 +1,4 @@
-"""The registry of layers by name; each module of this package adds its layer."""
+"""The registry of layers by name, which each module of this package extends, and functions that construct a registered layer."""
 
 import functools
 import inspect
@@ -8,17 +8,18 @@ from typing import Any
 from longscan._registry import Registry
 from longscan.layers._settings import building_parts
 from longscan.layers.base import SequenceLayer
+from longscan.ops.dispatch import Backend
 
 LAYERS: Registry[type[SequenceLayer]] = Registry("layer")
 
 
 @functools.cache
 def parameter_names(made: Callable[..., object]) -> frozenset[str]:
-    """Return the names of the parameters of a class or function. Cached, as it takes longer than most layers."""
+    """Return the names of the arguments of a class or function. Cached: inspection takes longer than most constructors."""
     return frozenset(inspect.signature(made).parameters)
 
 
-def make_layer(name: str, d_model: int, options: Mapping[str, Any], backend: str = "auto") -> SequenceLayer:
+def make_layer(name: str, d_model: int, options: Mapping[str, Any], backend: Backend = "auto") -> SequenceLayer:
     """Return a new layer of this name and width; `backend` is passed to layers that take one.
 
     Raises KeyError, naming the layers, for an unknown name, and TypeError for an option that the layer does not have.
@@ -29,7 +30,7 @@ def make_layer(name: str, d_model: int, options: Mapping[str, Any], backend: str
     return layer(d_model, **options)
 
 
-def make_inner_layer(name: str, d_model: int, options: Mapping[str, Any], backend: str = "auto") -> SequenceLayer:
-    """Return a layer, as `make_layer`, that is part of a block, which answers for its backend."""
+def make_inner_layer(name: str, d_model: int, options: Mapping[str, Any], backend: Backend = "auto") -> SequenceLayer:
+    """Return a new layer for use inside a block, whose constructor checks the backend for all its parts (`check_backend`)."""
     with building_parts():
         return make_layer(name, d_model, options, backend)

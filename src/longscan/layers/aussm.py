@@ -7,21 +7,22 @@
 u: input (B, L, D). theta: angles (B, L, D, N). h: state (B, D, N), complex. Delta: step sizes (B, L, D). W: (D, N, D).
 beta: (D, N). B, C: softplus(magnitude) e^{i phase}, (N,) shared by the channels. R: rank of the map to Delta.
 
-The defaults are what the authors' released code computes. Where the paper says otherwise, or where the code looks unintended:
-`phase_dt` lets Delta multiply the angle (the paper's equations 10-19); `dt_bias_twice=False` adds the bias of Delta once (the
-code adds it twice); `phase_scale="one"` drops the 1/sqrt(D) (the paper has none); `shared=False` gives each channel its own B
-and C. `angle_spread=s` draws W from U(-s, s) instead of U(-1/sqrt(D), 1/sqrt(D)),
-with which exact rotations are found sooner. `phase_grid=Q` rounds every angle to a multiple of 2 pi / Q and adds the multiples
-as integers: errors of the angle below pi / Q have no effect at any length (the gradient is that without the rounding).
+By default the layer computes what the authors' released code computes. Options for what the paper states, or for what may not be
+intended in the code: with `phase_dt` Delta multiplies the angle (equations 10-19); `dt_bias_twice=False` adds the bias of Delta
+once (the code adds it twice); `phase_scale="one"` omits the factor 1/sqrt(D) (the paper has none); with `shared=False` each
+channel has separate B and C. `angle_spread=s` samples W from U(-s, s) instead of U(-1/sqrt(D), 1/sqrt(D)), with which training
+finds exact rotations sooner. `phase_grid=Q` rounds every angle to a multiple of 2 pi / Q and adds the multiples as integers:
+errors of the angle below pi / Q have no effect at any length. The gradient is that without the rounding.
 """
 
 import math
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, softplus
 
+from longscan._types import PositiveFloat, PositiveInt, at_least
 from longscan.layers._registry import LAYERS
 from longscan.layers._settings import check_backend
 from longscan.layers.base import SequenceInfo, SequenceLayer, start_state
@@ -30,6 +31,9 @@ from longscan.layers.state import PhaseState, ScanState, State, no_sequence, res
 from longscan.numerics.initialisers import complex_normal
 from longscan.numerics.pairs import polar
 from longscan.ops import unitary_scan
+from longscan.ops.dispatch import Backend
+
+AtLeastTwo = Annotated[int, at_least(2)]
 
 
 @LAYERS.register("aussm")
@@ -38,15 +42,15 @@ class AUSSM(SequenceLayer):
 
     Args:
         d_model: channels D.
-        d_state: states per channel N.
-        dt_rank: rank R of the map to Delta; None: N.
-        phase_dt: Delta (and the elapsed time) multiplies the whole angle.
+        d_state: number of states N per channel.
+        dt_rank: rank R of the map to Delta; None for N.
+        phase_dt: multiply the angle by Delta (and the elapsed time).
         dt_bias_twice: add the bias of Delta twice.
-        phase_scale: "inverse_sqrt", the angle projection is divided by sqrt(D), or "one".
-        shared: B and C are shared by the channels.
-        angle_spread: None, or the s of U(-s, s) for the angle projection.
-        phase_grid: None, or the number of steps in a turn that angles are rounded to; not with phase_dt.
-        backend: of `longscan.ops.unitary_scan`; of `linear_scan` with phase_grid.
+        phase_scale: "inverse_sqrt" divides the angle projection by sqrt(D), "one" does not.
+        shared: whether all channels have the same B and C.
+        angle_spread: bound s of the initial angle projection; None for 1/sqrt(D).
+        phase_grid: number Q of grid angles in a full circle; None for no rounding, and with phase_dt.
+        backend: backend of `longscan.ops.unitary_scan`, or of `linear_scan` with phase_grid.
 
     Elapsed time multiplies Delta. The state is `ScanState` with ssm (B, D, N, 2), or `PhaseState` with phase_grid.
     """
@@ -56,29 +60,22 @@ class AUSSM(SequenceLayer):
 
     def __init__(
         self,
-        d_model: int,
+        d_model: PositiveInt,
         *,
-        d_state: int = 16,
-        dt_rank: int | None = None,
+        d_state: PositiveInt = 16,
+        dt_rank: PositiveInt | None = None,
         phase_dt: bool = False,
         dt_bias_twice: bool = True,
         phase_scale: Literal["inverse_sqrt", "one"] = "inverse_sqrt",
         shared: bool = True,
-        angle_spread: float | None = None,
-        phase_grid: int | None = None,
-        backend: str = "auto",
+        angle_spread: PositiveFloat | None = None,
+        phase_grid: AtLeastTwo | None = None,
+        backend: Backend = "auto",
     ) -> None:
         super().__init__()
         rank = d_state if dt_rank is None else dt_rank
-        for name, size in (("d_model", d_model), ("d_state", d_state), ("dt_rank", rank)):
-            if size < 1:
-                raise ValueError(f"{name}: got {size}, expected at least 1")
-        if phase_scale not in ("inverse_sqrt", "one"):
-            raise ValueError(f"phase_scale: got {phase_scale!r}, expected 'inverse_sqrt' or 'one'")
-        if angle_spread is not None and not angle_spread > 0:
-            raise ValueError(f"angle_spread: got {angle_spread}, expected a positive number or None")
-        if phase_grid is not None and (phase_grid < 2 or phase_dt):
-            raise ValueError(f"phase_grid: got {phase_grid} with phase_dt={phase_dt}, expected at least 2 without phase_dt")
+        if phase_grid is not None and phase_dt:
+            raise ValueError(f"`phase_grid` must be None with phase_dt=True, got {phase_grid}")
         self.d_model, self.d_state, self.phase_grid = d_model, d_state, phase_grid
         self.op_names = ("unitary_scan",) if phase_grid is None else ("linear_scan",)
         self.phase_dt, self.dt_bias_twice, self.backend = phase_dt, dt_bias_twice, backend
@@ -107,7 +104,7 @@ class AUSSM(SequenceLayer):
         return torch.einsum("...p,inp->...in", u.to(self.angle_bias.dtype), self.angle_proj * self.phase_factor) + self.angle_bias
 
     def forward_impl(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
-        """Run the recurrence of the module docstring."""
+        """Return the outputs (B, L, D) and the state after the last step by the equations at the top of the file."""
         initial: Any
         initial, last_seq_idx = start_state(state, x.shape[0], info, x.device)
         if self.phase_grid is not None and state is not None:

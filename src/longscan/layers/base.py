@@ -7,19 +7,24 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from longscan.layers.checks import check_steps
-from longscan.layers.parameters import Marked, parameter_options
-from longscan.layers.state import PhaseState, ScanState, State, no_sequence, restarted_rows, state_tensors, zero_rows
+from longscan.layers.checks import StateForm, check_dtype, check_state_form, check_steps, state_form
+from longscan.layers.parameters import Marked
+from longscan.layers.state import PhaseState, ScanState, State, no_sequence, restarted_rows, zero_rows
 from longscan.ops.tracing import is_compiled_or_transformed
 
 Child = TypeVar("Child", bound="SequenceModule")
 
 
 class SequenceInfo(NamedTuple):
-    """What accompanies a batch of inputs (B, L, D): `elapsed`, `valid` and `seq_idx` (B, L), `gate` (B, L, D); None: absent.
+    """The optional arguments of `SequenceModule.forward` for one batch of B sequences with L steps.
 
-    return_state: whether the caller uses the state after the last step. If False, a module may return None instead of a
-    state that is expensive to compute.
+    Attributes:
+        elapsed: (B, L), time since the previous step; None means 1 everywhere.
+        valid: (B, L) bool, False for padding; None means that all steps are valid.
+        seq_idx: (B, L) integers, the number of the sequence that a step belongs to; None means one sequence per row.
+        gate: (B, L, D), gate of a layer's output; None means no gate.
+        return_state: whether the caller uses the state after the last step. If False, a module may return None instead of a
+            state that is expensive to compute.
     """
 
     elapsed: Tensor | None = None
@@ -30,7 +35,7 @@ class SequenceInfo(NamedTuple):
 
 
 class SequenceModule(Marked, ABC):
-    """Base of layers and blocks. Subclasses write `forward_impl` and `initial_state`.
+    """Base of layers and blocks. Subclasses implement `forward_impl` and `initial_state`.
 
     The attributes are set on the class or, for a module that contains others, on the instance. The contract tests check that each
     property holds where it is True and is violated where it is False.
@@ -41,6 +46,8 @@ class SequenceModule(Marked, ABC):
         irregular: `elapsed` has a meaning; otherwise passing it raises ValueError.
         changes_length: y is shorter than x.
         batch_independent: no row of a batch influences another.
+        fuses_gate: the op of a layer multiplies y by silu(gate) itself.
+        activates_input: a layer applies SiLU to the input of its scan; a block then applies none before it.
         op_names: the ops of `longscan.ops` that the module itself calls, without those of its submodules. An explicit native
             backend must have a kernel for each of them that has native kernels at all.
     """
@@ -50,6 +57,8 @@ class SequenceModule(Marked, ABC):
     irregular: bool = True
     changes_length: bool = False
     batch_independent: bool = True
+    fuses_gate: bool = False
+    activates_input: bool = False
     op_names: tuple[str, ...] = ()
 
     d_model: int
@@ -58,7 +67,7 @@ class SequenceModule(Marked, ABC):
         super().__init__()
         # False inside a block or a model, which has already validated and masked the inputs: see `inherit_properties`.
         self.checks_inputs = True
-        self._state_form: tuple[type, list[tuple[int, ...]]] | None = None  # type and shapes of a state, cached by `check_state`
+        self._state_form: StateForm | None = None  # of this module's states, stored by the first `check_state`
 
     @abstractmethod
     def forward_impl(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
@@ -94,30 +103,38 @@ class SequenceModule(Marked, ABC):
         Returns y (B, L, d_model), or (y, state). Raises ValueError if an argument has the wrong shape or does not apply to this
         module, TypeError if it has the wrong dtype.
         """
+        return self._checked_forward(x, state, SequenceInfo(elapsed, valid, seq_idx, return_state=return_state))
+
+    def _checked_forward(self, x: Tensor, state: State, info: SequenceInfo) -> Any:
+        """Check and mask the inputs, call `forward_impl`, apply a gate that the layer does not fuse, and mask the output."""
         if self.checks_inputs:
-            x, elapsed = self.validate_inputs(x, elapsed, valid, seq_idx)
+            x, info = self.validate_inputs(x, info)
             self.check_state(state, x.shape[0])
-        y, state = self.forward_impl(x, state, SequenceInfo(elapsed, valid, seq_idx, return_state=return_state))
-        y = self._mask_output(y, valid)
-        return (y, state) if return_state else y
+        y, state = self.forward_impl(x, state, info)
+        if info.gate is not None and not self.fuses_gate:
+            y = y * silu(info.gate)
+        if info.valid is not None and self.checks_inputs:  # otherwise the containing module masks its own output
+            y = mask_padding(y, self.shorten_info(SequenceInfo(valid=info.valid)).valid)
+        return (y, state) if info.return_state else y
 
     def call_unchecked(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
-        """Call the module with `info` and return (y, state), for the module that contains it.
+        """Return (y, state) of a call with the fields of `info` as arguments, for the module that contains this one.
 
         Forward hooks run, as in any call. The state is None unless `info.return_state`.
         """
-        found = self(x, state, elapsed=info.elapsed, valid=info.valid, seq_idx=info.seq_idx, return_state=info.return_state)
-        return found if info.return_state else (found, None)
+        arguments = {name: value for name, value in info._asdict().items() if value is not None}
+        result = self(x, state, **arguments)
+        return result if info.return_state else (result, None)
 
     def step(
         self, x_t: Tensor, state: State, *, elapsed: Tensor | None = None, active: Tensor | None = None
     ) -> tuple[Tensor, State]:
         """Return y_t (B, d_model) and the new state for one step x_t (B, d_model); elapsed (B,), active (B,) bool.
 
-        Rows that are not active keep their state and give 0. Raises ValueError if the module is not `streaming`.
+        In rows that are not active the state is unchanged and y_t is 0. Raises ValueError if the module is not `streaming`.
         """
         if not self.streaming:
-            raise ValueError(f"step: {type(self).__name__} needs the steps to come, too")
+            raise ValueError(f"step: {type(self).__name__} cannot run step by step, as its outputs depend on later steps")
         y, state = self(
             x_t.unsqueeze(1),
             state,
@@ -135,26 +152,22 @@ class SequenceModule(Marked, ABC):
         """Return `info` for the steps of y; `info` itself unless the module changes lengths."""
         return info
 
-    def validate_inputs(
-        self, x: Tensor, elapsed: Tensor | None, valid: Tensor | None, seq_idx: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
-        """Check the arguments of `forward`; return x and elapsed with 0 and 1 in the padding."""
+    def validate_inputs(self, x: Tensor, info: SequenceInfo) -> tuple[Tensor, SequenceInfo]:
+        """Check the inputs of `forward`; return them with zeros in the padding of x and gate, and ones in that of elapsed."""
         if x.ndim != 3 or x.shape[-1] != self.d_model:
-            raise ValueError(f"x: got shape {tuple(x.shape)}, expected (batch, length, {self.d_model})")
-        self._check_dtype(x)
-        if elapsed is not None and not self.irregular:
-            raise ValueError(f"elapsed: {type(self).__name__} has no notion of elapsed time; leave it None")
-        check_steps((x.shape[0], x.shape[1]), elapsed, valid, seq_idx)
-        if valid is None:
-            return x, elapsed
-        # Also keeps a NaN in the padding out of the gradients of the weights that see it.
-        return torch.where(valid.unsqueeze(-1), x, 0), None if elapsed is None else torch.where(valid, elapsed, 1)
-
-    def _mask_output(self, y: Tensor, valid: Tensor | None) -> Tensor:
-        """Return y with zeros in the padding; y itself inside a module that masks its own output."""
-        if valid is None or not self.checks_inputs:
-            return y
-        return mask_padding(y, self.shorten_info(SequenceInfo(valid=valid)).valid)
+            raise ValueError(f"`x` must have shape (batch, length, {self.d_model}), got {tuple(x.shape)}")
+        check_dtype(x, self)
+        if info.elapsed is not None and not self.irregular:
+            raise ValueError(f"`elapsed` must be None, as {type(self).__name__} takes no elapsed times, got a tensor")
+        check_steps((x.shape[0], x.shape[1]), info.elapsed, info.valid, info.seq_idx)
+        if info.gate is not None and info.gate.shape != x.shape:
+            raise ValueError(f"`gate` must have shape {tuple(x.shape)}, got {tuple(info.gate.shape)}")
+        if info.valid is None:
+            return x, info
+        elapsed = None if info.elapsed is None else torch.where(info.valid, info.elapsed, 1)
+        gate = None if info.gate is None else mask_padding(info.gate, info.valid)
+        # A NaN in the padding would reach the gradients of the weights that are multiplied by it.
+        return mask_padding(x, info.valid), info._replace(elapsed=elapsed, gate=gate)
 
     def check_state(self, state: State, batch: int) -> None:
         """Raise TypeError or ValueError unless `state` is None or a state of this module with `batch` rows.
@@ -164,33 +177,8 @@ class SequenceModule(Marked, ABC):
         if state is None or is_compiled_or_transformed():
             return
         if self._state_form is None:
-            blank = self.initial_state(1)
-            self._state_form = type(blank), [tuple(part.shape[1:]) for part in state_tensors(blank)]
-        kind, shapes = self._state_form
-        if type(state) is not kind:
-            raise TypeError(f"state: got a {type(state).__name__}, expected the {kind.__name__} of a {type(self).__name__}")
-        found, wanted = [tuple(part.shape) for part in state_tensors(state)], [(batch, *shape) for shape in shapes]
-        if found == wanted:
-            return
-        if (
-            len(found) != len(wanted)
-            or any(  # an axis that starts without a size grows with the steps
-                len(got) != len(shape)
-                or got[0] != batch
-                or any(0 != size != of for size, of in zip(shape[1:], got[1:], strict=True))
-                for got, shape in zip(found, wanted, strict=False)
-            )
-        ):
-            raise ValueError(f"state: got tensors of shapes {found}, expected {wanted}")
-
-    def _check_dtype(self, x: Tensor) -> None:
-        """Raise TypeError unless x has the dtype of a parameter, or is fp16 or bf16 and all parameters stay float32."""
-        dtypes = {parameter.dtype for parameter in self.parameters()}
-        if x.dtype in dtypes or torch.is_autocast_enabled(x.device.type):
-            return
-        half = x.dtype in (torch.bfloat16, torch.float16)
-        if not (half and all(parameter_options(parameter).keep_float32 for parameter in self.parameters())):
-            raise TypeError(f"x: got dtype {x.dtype}, expected that of the parameters, {' or '.join(sorted(map(str, dtypes)))}")
+            self._state_form = state_form(self.initial_state(1))
+        check_state_form(state, self._state_form, batch)
 
     def inherit_properties(self, child: Child) -> Child:
         """Return `child`, a submodule whose inputs this module has checked, and combine its properties with this module's.
@@ -216,14 +204,7 @@ class SequenceModule(Marked, ABC):
 
 
 class SequenceLayer(SequenceModule):
-    """Base of sequence primitives: a layer owns its projections and calls one op.
-
-    fuses_gate: whether the op itself multiplies y by silu(gate).
-    activates_input: whether the layer applies SiLU to the input of its scan; a block then applies none before it.
-    """
-
-    fuses_gate: bool = False
-    activates_input: bool = False
+    """Base of sequence layers: a layer has the parameters of one paper's recurrence and calls one op of `longscan.ops`."""
 
     def forward(
         self,
@@ -237,26 +218,7 @@ class SequenceLayer(SequenceModule):
         return_state: bool = False,
     ) -> Any:
         """Map a batch of sequences x to y as in `SequenceModule.forward`, times silu(gate) for a `gate` (B, L, d_model)."""
-        if self.checks_inputs:
-            x, elapsed = self.validate_inputs(x, elapsed, valid, seq_idx)
-            self.check_state(state, x.shape[0])
-            if gate is not None and gate.shape != x.shape:
-                raise ValueError(f"gate: got shape {tuple(gate.shape)}, expected {tuple(x.shape)}")
-            if gate is not None and valid is not None:
-                gate = torch.where(valid.unsqueeze(-1), gate, 0)
-        y, state = self.forward_impl(
-            x, state, SequenceInfo(elapsed, valid, seq_idx, gate if self.fuses_gate else None, return_state)
-        )
-        if gate is not None and not self.fuses_gate:
-            y = y * silu(gate)
-        y = self._mask_output(y, valid)
-        return (y, state) if return_state else y
-
-    def call_unchecked(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
-        """As `SequenceModule.call_unchecked`, with the gate."""
-        elapsed, valid, seq_idx, gate, return_state = info
-        found = self(x, state, gate=gate, elapsed=elapsed, valid=valid, seq_idx=seq_idx, return_state=return_state)
-        return found if return_state else (found, None)
+        return self._checked_forward(x, state, SequenceInfo(elapsed, valid, seq_idx, gate, return_state))
 
 
 def start_state(

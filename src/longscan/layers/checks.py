@@ -1,8 +1,12 @@
-"""Checks of `elapsed`, `valid` and `seq_idx`, the arguments that accompany a batch of sequences."""
+"""Checks of the arguments of `SequenceModule.forward`: dtype of x, type and shapes of a state, `elapsed`, `valid`, `seq_idx`."""
+
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from longscan.layers.parameters import parameter_options
+from longscan.layers.state import State, state_tensors
 from longscan.ops.tracing import is_compiled_or_transformed
 
 
@@ -13,6 +17,52 @@ def values_unavailable(*tensors: Tensor | None) -> bool:
     return bool(torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())  # type: ignore[no-untyped-call]
 
 
+class StateForm(NamedTuple):
+    """The type of a module's states, and the shapes of their tensors without the batch axis."""
+
+    kind: type
+    shapes: list[tuple[int, ...]]
+
+
+def state_form(state: State) -> StateForm:
+    """Return the form of the states that are like `state`, an initial state."""
+    return StateForm(type(state), [tuple(part.shape[1:]) for part in state_tensors(state)])
+
+
+def check_state_form(state: State, form: StateForm, batch: int) -> None:
+    """Raise TypeError for a state of another type, and ValueError for other shapes or a number of rows other than `batch`.
+
+    An axis of size 0 in `form` grows with the number of steps: there any size is right.
+    """
+    if type(state) is not form.kind:
+        raise TypeError(f"`state` must be a {form.kind.__name__}, got a {type(state).__name__}")
+    found, needed = [tuple(part.shape) for part in state_tensors(state)], [(batch, *shape) for shape in form.shapes]
+    if len(found) != len(needed) or not all(map(_has_shape, found, needed)):
+        raise ValueError(f"`state` must have tensors of shapes {needed}, got {found}")
+
+
+def _has_shape(found: tuple[int, ...], needed: tuple[int, ...]) -> bool:
+    """Return whether a tensor of a state has the batch size `needed[0]` and the other sizes, where these are not 0."""
+    return (
+        len(found) == len(needed)
+        and found[0] == needed[0]
+        and all(size in (0, of) for size, of in zip(needed[1:], found[1:], strict=True))
+    )
+
+
+def check_dtype(x: Tensor, module: nn.Module) -> None:
+    """Raise TypeError unless x has the dtype of a parameter, or is fp16 or bf16 and all parameters stay float32 under casts.
+
+    Under autocast any dtype is right.
+    """
+    dtypes = {parameter.dtype for parameter in module.parameters()}
+    if x.dtype in dtypes or torch.is_autocast_enabled(x.device.type):
+        return
+    half = x.dtype in (torch.bfloat16, torch.float16)
+    if not (half and all(parameter_options(parameter).keep_float32 for parameter in module.parameters())):
+        raise TypeError(f"`x` must have the dtype of the parameters, {' or '.join(sorted(map(str, dtypes)))}, got {x.dtype}")
+
+
 def check_steps(shape: tuple[int, int], elapsed: Tensor | None, valid: Tensor | None, seq_idx: Tensor | None) -> None:
     """Raise ValueError or TypeError unless `elapsed`, `valid` and `seq_idx` suit a batch of shape (B, L).
 
@@ -21,25 +71,25 @@ def check_steps(shape: tuple[int, int], elapsed: Tensor | None, valid: Tensor | 
     """
     for name, value in (("elapsed", elapsed), ("valid", valid), ("seq_idx", seq_idx)):
         if value is not None and tuple(value.shape) != shape:
-            raise ValueError(f"{name}: got shape {tuple(value.shape)}, expected {shape}")
+            raise ValueError(f"`{name}` must have shape {shape}, got {tuple(value.shape)}")
     if elapsed is not None and not elapsed.is_floating_point():
-        raise TypeError(f"elapsed: got dtype {elapsed.dtype}, expected a floating-point dtype")
+        raise TypeError(f"`elapsed` must have a floating-point dtype, got {elapsed.dtype}")
     if valid is not None and valid.dtype != torch.bool:
-        raise TypeError(f"valid: got dtype {valid.dtype}, expected torch.bool")
+        raise TypeError(f"`valid` must have dtype torch.bool, got {valid.dtype}")
     if seq_idx is not None and (seq_idx.is_floating_point() or seq_idx.is_complex() or seq_idx.dtype == torch.bool):
-        raise TypeError(f"seq_idx: got dtype {seq_idx.dtype}, expected an integer dtype")
+        raise TypeError(f"`seq_idx` must have an integer dtype, got {seq_idx.dtype}")
     if values_unavailable(elapsed, valid, seq_idx):
         return
     if valid is not None and shape[1] > 1:
         edges = (valid[:, 1:] != valid[:, :-1]).sum(1) + valid[:, 0] + valid[:, -1]
         if bool((edges > 2).any()):
             row = int((edges > 2).nonzero()[0])
-            raise ValueError(f"valid: row {row} has more than one run of valid steps, expected one (padding left or right)")
+            raise ValueError(f"`valid` must have one run of valid steps per row (padding left or right), got more in row {row}")
     if elapsed is not None:
         wrong = ~(elapsed.isfinite() & (elapsed >= 0))
         wrong = wrong if valid is None else wrong & valid
         if bool(wrong.any()):
             found = elapsed[wrong][0].item()
-            raise ValueError(f"elapsed: got a time of {found}, expected finite times of at least 0 since the previous step")
+            raise ValueError(f"`elapsed` must be finite times of at least 0 since the previous step, got {found}")
     if seq_idx is not None and bool((seq_idx < 0).any()):
-        raise ValueError("seq_idx: got a negative number, expected numbers from 0")
+        raise ValueError("`seq_idx` must be numbers of at least 0, got a negative one")

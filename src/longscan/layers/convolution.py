@@ -1,8 +1,8 @@
-"""Linear time-invariant layers, which run as a convolution over evenly spaced steps and as a recurrence elsewhere (S4, S4D).
+"""Base of linear time-invariant layers (S4, S4D): a convolution over evenly spaced steps, a recurrence over other steps.
 
     x_k = a x_{k-1} + b u_k       y_k = 2 Re sum_n C_n x_k + skip u_k
 
-Unrolled from the state s before the first step, with the kernel K_l = 2 Re sum_n C_n a^l b and without the skip:
+With the state s before the first step, the kernel K_l = 2 Re sum_n C_n a^l b, and without the skip, this is
 
     y_k = sum_{l<=k} K_l u_{k-l} + 2 Re sum_n C_n a^{k+1} s
 
@@ -27,10 +27,12 @@ from longscan.ops.tracing import record_length
 class ConvolutionForm(NamedTuple):
     """A linear time-invariant system over L steps.
 
-    kernel: K (D, L).
-    free_response: maps an initial state (B, D, N/2, 2) to the outputs (B, D, L) for zero input, 2 Re sum_n C_n a^{k+1} s.
-    final_state: maps inputs (B, L, D), an initial state or None, and numbers of steps (B,) or (1,) to the state
-        (B, D, N/2, 2) after the last step. Row b takes its last count[b] steps; the inputs before these are 0.
+    Attributes:
+        kernel: K (D, L).
+        free_response: function of an initial state (B, D, N/2, 2) that returns the outputs (B, D, L) for zero input,
+            2 Re sum_n C_n a^{k+1} s.
+        final_state: function of inputs (B, L, D), an initial state or None, and numbers of steps (B,) or (1,) that returns the
+            state (B, D, N/2, 2) after the last step. Row b consists of its last count[b] steps; earlier inputs are 0.
     """
 
     kernel: Tensor
@@ -41,13 +43,19 @@ class ConvolutionForm(NamedTuple):
 def convolve(
     u: Tensor, system: ConvolutionForm, initial: Tensor | None, valid: Tensor | None, return_state: bool, backend: str
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the outputs (B, L, D) of a system for inputs u (B, L, D), without the skip, and its final state.
+    """Return the outputs (B, L, D) of a system without the skip, and its final state, None unless `return_state`.
 
-    valid: (B, L), one run of valid steps per row. The state is None unless `return_state`. backend: of `long_conv`.
+    Args:
+        u: inputs (B, L, D).
+        system: the system over L steps.
+        initial: the state before the first valid step, (B, D, N/2, 2); None for zeros.
+        valid: (B, L) bool, one run of valid steps per row; None if all are valid.
+        return_state: whether to compute the final state.
+        backend: backend of `longscan.ops.long_conv`.
     """
     length = u.shape[1]
     position = torch.arange(length, device=u.device)
-    first, count = 0 * position[:1], length + 0 * position[:1]  # in every row; tensors, so that a graph keeps the length open
+    first, count = 0 * position[:1], length + 0 * position[:1]  # tensors, so that exported graphs have a dynamic length
     shifted = u = mask_padding(u, valid)
     if valid is not None:  # shift each row cyclically until its last valid step is its last step; the padding is 0
         first, count = valid.to(torch.int8).argmax(1), valid.sum(1)
@@ -91,7 +99,7 @@ class ConvolutionLayer(SequenceLayer):
         return convolve(u, self.convolution_form(length), initial, valid, return_state, self.backend)
 
     def forward_impl(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
-        """See `SequenceModule.forward_impl`."""
+        """Return the outputs (B, L, D) and the state after the last step, by convolution or step by step."""
         initial, last_seq_idx = start_state(state, x.shape[0], info, x.device)
         u = x.to(self.C.dtype)
         with without_autocast(u):

@@ -3,7 +3,7 @@
     r_t = sigmoid(W_r u_t + R_r h_{t-1} + b_r)      z_t = sigmoid(W_z u_t + R_z h_{t-1} + b_z)
     n_t = tanh(W_n u_t + b_n + r_t (R_n h_{t-1} + c_n))          h_t = y_t = (1 - z_t) n_t + z_t h_{t-1}
 
-u: input (B, L, D). h: hidden state (B, D). `elapsed` raises an error, as the cell has no notion of elapsed time.
+u: input (B, L, D). h: hidden state (B, D). Elapsed times raise ValueError.
 """
 
 import torch
@@ -30,7 +30,7 @@ class GRU(TorchCell):
     kernel = torch.gru
 
     def forward_impl(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
-        """Run the recurrence of the module docstring."""
+        """Return the outputs (B, L, D) and the state after the last step by the equations at the top of the file."""
         initial, last_seq_idx = start_state(state, x.shape[0], info, x.device)
         hidden = x.new_zeros(x.shape[0], self.d_model) if initial is None else initial.to(x.dtype)
         y, (hidden,) = self.run(x, (hidden,), info)

@@ -1,8 +1,8 @@
 """Base classes of layers with heads whose state is a matrix (Mamba-2, Mamba-3).
 
 The recurrence of a head depends on selected features: step sizes, input and output maps. In a Mamba-2 block one projection before
-the convolution computes them together with the input. So the heads are a separate module, which takes both; a layer adds a
-projection of its own input that computes the selected features.
+the convolution computes them together with the input. So the heads are a separate module that takes both as arguments, and a
+layer consists of heads and a projection of its input to the selected features.
 """
 
 import math
@@ -15,16 +15,20 @@ from torch.nn.functional import linear
 from longscan.layers.base import SequenceInfo, SequenceLayer
 from longscan.layers.parameters import Marked, mark
 from longscan.layers.state import State
+from longscan.ops.dispatch import Backend
 
 
 class Heads(Marked, ABC):
-    """Base of the parameters and the scan of H heads of width P = D / H.
+    """Base of modules with the parameters and the scan of H heads of width P = D / H.
 
     Attributes:
-        d_model: D.
-        head_dim: P.
-        selected: number of selected features, which the heads take in addition to their input.
-        convolved: number of these features, the first ones, that pass through a block's convolution together with the input.
+        d_model: number of channels D.
+        d_state: number of states N per channel.
+        head_dim: number of channels P of a head.
+        heads: number of heads H.
+        groups: number of groups of heads with the same input and output maps.
+        selected: number of selected features, the argument of the heads in addition to their input.
+        convolved: number of selected features, the first ones, to which a block applies its convolution together with the input.
         op_names: as in `SequenceModule`.
     """
 
@@ -32,10 +36,13 @@ class Heads(Marked, ABC):
     convolved: int
     op_names: tuple[str, ...] = ()
 
-    def __init__(self, d_model: int, head_dim: int | None, backend: str) -> None:
+    def __init__(self, d_model: int, d_state: int, head_dim: int | None, groups: int, backend: Backend) -> None:
         super().__init__()
-        self.d_model, self.head_dim, self.backend = d_model, head_width(d_model, head_dim), backend
+        self.d_model, self.d_state, self.groups, self.backend = d_model, d_state, groups, backend
+        self.head_dim = head_width(d_model, head_dim)
         self.heads = d_model // self.head_dim
+        if self.heads % groups:
+            raise ValueError(f"`groups` must divide the number of heads ({self.heads}), got {groups}")
 
     @abstractmethod
     def forward_impl(self, x: Tensor, selected: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
@@ -51,7 +58,7 @@ class Heads(Marked, ABC):
 
 
 class HeadsLayer(SequenceLayer):
-    """Heads, and a projection (`selected`, D) without bias of the layer's input to the selected features."""
+    """Base of layers with heads and a projection (`selected`, D), without bias, of the input to the selected features."""
 
     fuses_gate = True
 
@@ -71,19 +78,12 @@ class HeadsLayer(SequenceLayer):
 
 
 def head_width(d_model: int, head_dim: int | None) -> int:
-    """Return the width of a head: `head_dim`, which must divide d_model, or by default the largest divisor up to 64."""
-    if d_model < 1:
-        raise ValueError(f"d_model: got {d_model}, expected at least 1")
+    """Return the width of a head: `head_dim`, or the largest divisor of d_model up to 64 if it is None.
+
+    Raises ValueError unless `head_dim` divides d_model.
+    """
     if head_dim is None:
         return max(width for width in range(1, min(d_model, 64) + 1) if d_model % width == 0)
-    if head_dim < 1 or d_model % head_dim:
-        raise ValueError(f"head_dim: got {head_dim}, expected a divisor of the width {d_model}")
+    if d_model % head_dim:
+        raise ValueError(f"`head_dim` must divide d_model ({d_model}), got {head_dim}")
     return head_dim
-
-
-def check_groups(d_state: int, groups: int, heads: int) -> None:
-    """Raise ValueError unless d_state is at least 1 and `groups` divides the number of heads."""
-    if d_state < 1:
-        raise ValueError(f"d_state: got {d_state}, expected at least 1")
-    if groups < 1 or heads % groups:
-        raise ValueError(f"groups: got {groups}, expected a divisor of the {heads} heads")

@@ -3,12 +3,12 @@
     y'' = -A y + B u       (z, y)_k = M (z, y)_{k-1} + F (B u_k)       o_k = Re(C y_k) + skip u_k            (equations 1 to 6)
 
 u: input (B, L, D). y: positions, z = y': velocities, (B, P), complex since B is. A: (P,), at least 0. B: (P, D), C: (D, P),
-complex. dt: step sizes (P,). M, F: of the step, see `numerics.oscillators`. A = relu(a), dt = sigmoid(s), with a and s from
-U(0, 1) at first.
+complex. dt: step sizes (P,). M, F: matrices of the step, see `longscan.numerics.oscillators`. A = relu(a), dt = sigmoid(s), with
+a and s initially from U(0, 1).
 
-"im", the implicit step, loses energy; "imex", the symplectic one, keeps it, as long as dt^2 A < 4. Every start is below that, but
-A has no upper bound in training; the authors' code goes on then, with states that grow without end, where this layer refuses.
-With elapsed times tau a step is dt tau long. Complex numbers do not stand for conjugate pairs here: the real part is taken once.
+The implicit step "im" dissipates energy. The symplectic step "imex" conserves it if dt^2 A < 4. Initial values satisfy this, but
+A has no upper bound in training: then the states grow without bound in the authors' code, and this layer raises ValueError.
+With elapsed times tau a step is dt tau long. B and C are not halves of conjugate pairs, so the real part of C y has no factor 2.
 """
 
 import math
@@ -17,15 +17,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
+from longscan._types import PositiveInt
 from longscan.layers._registry import LAYERS
 from longscan.layers._settings import check_backend
 from longscan.layers.base import SequenceInfo, SequenceLayer, mask_padding, start_state
 from longscan.layers.checks import values_unavailable
 from longscan.layers.parameters import mark
 from longscan.layers.state import ScanState, State, no_sequence
-from longscan.numerics.oscillators import OSCILLATOR_RULES, OscillatorRule, oscillator_step
+from longscan.numerics.oscillators import OscillatorRule, oscillator_step
 from longscan.numerics.pairs import from_real, real_part
 from longscan.ops import block2_scan
+from longscan.ops.dispatch import Backend
 
 
 @LAYERS.register("linoss")
@@ -34,40 +36,41 @@ class LinOSS(SequenceLayer):
 
     Args:
         d_model: channels D.
-        d_state: oscillators P.
-        discretisation: "im", implicit, or "imex", implicit and explicit in turn.
+        d_state: number of oscillators P.
+        discretisation: "im", implicit, or "imex", alternately implicit and explicit.
         backend: of `longscan.ops.block2_scan`.
 
-    With "imex" a step, or an elapsed time, that breaks the stability raises ValueError (outside compiled graphs and transforms).
+    With "imex" an unstable step raises ValueError, except in compiled graphs and transforms, where values are not available.
     The state is `ScanState` with ssm (B, P, 2, 2): velocity and position, real and imaginary part.
     """
 
     op_names = ("block2_scan",)
 
-    def __init__(self, d_model: int, *, d_state: int = 64, discretisation: OscillatorRule = "im", backend: str = "auto") -> None:
+    def __init__(
+        self,
+        d_model: PositiveInt,
+        *,
+        d_state: PositiveInt = 64,
+        discretisation: OscillatorRule = "im",
+        backend: Backend = "auto",
+    ) -> None:
         super().__init__()
-        for name, size in (("d_model", d_model), ("d_state", d_state)):
-            if size < 1:
-                raise ValueError(f"{name}: got {size}, expected at least 1")
-        if discretisation not in OSCILLATOR_RULES:
-            raise ValueError(f"discretisation: got {discretisation!r}, expected one of {OSCILLATOR_RULES}")
         self.d_model, self.d_state, self.backend = d_model, d_state, backend
         self.discretisation: OscillatorRule = discretisation
 
         def uniform(*shape: int, bound: float) -> nn.Parameter:
             return mark(nn.Parameter(torch.empty(shape).uniform_(-bound, bound)), "ssm")
 
-        def rate() -> nn.Parameter:
-            return mark(nn.Parameter(torch.rand(d_state)), "ssm", decay=False, keep_float32=True)
-
-        self.A, self.dt = rate(), rate()
+        self.A, self.dt = (
+            mark(nn.Parameter(torch.rand(d_state)), "ssm", decay=False, keep_float32=True) for _ in range(2)
+        )
         self.B = uniform(d_state, d_model, 2, bound=1 / math.sqrt(d_model))
         self.C = uniform(d_model, d_state, 2, bound=1 / math.sqrt(d_state))
         self.D = mark(nn.Parameter(torch.randn(d_model)), "ssm", keep_float32=True)
         check_backend(self, backend)
 
     def forward_impl(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
-        """Run the recurrence of the module docstring."""
+        """Return the outputs (B, L, D) and the state after the last step by the equations at the top of the file."""
         initial, last_seq_idx = start_state(state, x.shape[0], info, x.device)
         stiffness, dt = relu(self.A), self.dt.sigmoid()
         if info.elapsed is not None:
@@ -94,10 +97,10 @@ class LinOSS(SequenceLayer):
         largest = (dt.square() * stiffness).max().item()
         if largest >= 4:
             raise ValueError(
-                f"{name}: a step with dt^2 A = {largest:.3g}, expected below 4, where 'imex' is stable; 'im' always is"
+                f"`{name}` must be such that dt^2 A < 4, where 'imex' is stable ('im' always is), got dt^2 A = {largest:.3g}"
             )
 
     def initial_state(self, batch: int) -> ScanState:
-        """Zeros: ssm (batch, P, 2, 2)."""
+        """Return zeros: ssm (batch, P, 2, 2)."""
         ssm = torch.zeros(batch, self.d_state, 2, 2, dtype=self.state_dtype, device=self.device)
         return ScanState(ssm, no_sequence(batch, self.device))

@@ -4,23 +4,25 @@
 
 u: input (B, L, D). x: state (B, N), complex, shared by all channels. B: (N, D), C: (D, N), complex. gamma: (N,), real.
 
-gamma starts at sqrt(1 - |lambda|^2) and is then trained freely, as its logarithm. The whole disc |lambda| in [0, 1] with any
-phase is the default here, as in the code of the works that compare with LRU; the paper's long-range runs keep |lambda| near 1
-and the phase small (r_min, r_max, max_phase). With elapsed time tau the state decays and turns by e^{tau (-e^nu + i e^phi)};
-gamma stays.
+gamma is initially sqrt(1 - |lambda|^2), and its logarithm is trained. By default the initial lambda cover the disc |lambda| in
+[0, 1] with any phase, as in the code of the works that compare with LRU; the paper's long-range runs take |lambda| near 1 and
+small phases (r_min, r_max, max_phase). With elapsed time tau the factor of the state is e^{tau (-e^nu + i e^phi)}, and gamma is
+unchanged.
 """
 
 import torch
 from torch import Tensor, nn
 
+from longscan._types import FractionBelowOne, PositiveFloat, PositiveFraction, PositiveInt
 from longscan.layers._registry import LAYERS
 from longscan.layers._settings import check_backend
 from longscan.layers.base import SequenceInfo, SequenceLayer, mask_padding, start_state
-from longscan.layers.parameters import mark
+from longscan.layers.parameters import float32_parameter, mark
 from longscan.layers.state import ScanState, State, no_sequence
 from longscan.numerics.initialisers import complex_normal, ring
 from longscan.numerics.pairs import exponential, from_real, real_part
 from longscan.ops import linear_scan
+from longscan.ops.dispatch import Backend
 
 
 @LAYERS.register("lru")
@@ -30,45 +32,42 @@ class LRU(SequenceLayer):
     Args:
         d_model: channels D.
         d_state: complex states N.
-        r_min, r_max: range of |lambda| at the start.
-        max_phase: largest phase of lambda at the start, in radians.
+        r_min, r_max: initial range of |lambda|.
+        max_phase: largest initial phase of lambda, in radians.
         backend: of `longscan.ops.linear_scan`.
 
-    The state is `ScanState` with ssm (B, N, 2). nu, phi and gamma learn at a quarter of the rate, without decay.
+    The state is `ScanState` with ssm (B, N, 2). nu, phi and gamma learn at a quarter of the rate, without weight decay.
     """
 
     op_names = ("linear_scan",)
 
     def __init__(
         self,
-        d_model: int,
+        d_model: PositiveInt,
         *,
-        d_state: int = 64,
-        r_min: float = 0.0,
-        r_max: float = 1.0,
-        max_phase: float = 6.28,
-        backend: str = "auto",
+        d_state: PositiveInt = 64,
+        r_min: FractionBelowOne = 0.0,
+        r_max: PositiveFraction = 1.0,
+        max_phase: PositiveFloat = 6.28,
+        backend: Backend = "auto",
     ) -> None:
         super().__init__()
-        for name, size in (("d_model", d_model), ("d_state", d_state)):
-            if size < 1:
-                raise ValueError(f"{name}: got {size}, expected at least 1")
         self.d_model, self.d_state, self.backend = d_model, d_state, backend
 
         def parameter(values: Tensor) -> nn.Parameter:
             return nn.Parameter(values.to(torch.get_default_dtype()))
 
-        self.nu, self.phi, self.log_gamma = (
-            mark(parameter(values), "ssm", lr_scale=0.25, decay=False, keep_float32=True)
-            for values in ring(d_state, r_min, r_max, max_phase)
-        )
+        nu, phi, log_gamma = ring(d_state, r_min, r_max, max_phase)
+        self.nu = float32_parameter(nu, lr_scale=0.25)
+        self.phi = float32_parameter(phi, lr_scale=0.25)
+        self.log_gamma = float32_parameter(log_gamma, lr_scale=0.25)
         self.B = mark(parameter(complex_normal((d_state, d_model), variance=1 / d_model)), "ssm")
         self.C = mark(parameter(complex_normal((d_model, d_state), variance=2 / d_state)), "ssm")
         self.D = mark(parameter(torch.randn(d_model)), "ssm", keep_float32=True)
         check_backend(self, backend)
 
     def forward_impl(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
-        """Run the recurrence of the module docstring."""
+        """Return the outputs (B, L, D) and the state after the last step by the equations at the top of the file."""
         initial, last_seq_idx = start_state(state, x.shape[0], info, x.device)
         log_a = torch.stack([-self.nu.exp(), self.phi.exp()], -1)
         if info.elapsed is not None:

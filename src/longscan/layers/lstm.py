@@ -3,7 +3,7 @@
     (i_t, f_t, g_t, o_t) before their functions = W u_t + b + R h_{t-1} + c
     c_t = sigmoid(f_t) c_{t-1} + sigmoid(i_t) tanh(g_t)          h_t = y_t = sigmoid(o_t) tanh(c_t)
 
-u: input (B, L, D). h: hidden state, c: cell state (B, D). `elapsed` raises an error, as the cell has no notion of elapsed time.
+u: input (B, L, D). h: hidden state, c: cell state (B, D). Elapsed times raise ValueError.
 """
 
 from typing import NamedTuple
@@ -20,7 +20,7 @@ from longscan.layers.state import State, layer_state, no_sequence, restarted_row
 
 @layer_state
 class LSTMState(NamedTuple):
-    """`hidden` and `cell` (B, D), and `last_seq_idx` (B,) as in `ScanState`."""
+    """State of `LSTM`: `hidden` and `cell` (B, D), and `last_seq_idx` (B,) as in `ScanState`."""
 
     hidden: Tensor
     cell: Tensor
@@ -34,15 +34,15 @@ class LSTM(TorchCell):
     Args:
         d_model: input and hidden size D.
 
-    The state is `LSTMState`. On a CPU torch's kernels (oneDNN) keep about 0.4 MiB for each of up to 1,024 different lengths: feed
-    a stream in pieces of one length, or set the environment variable ONEDNN_PRIMITIVE_CACHE_CAPACITY.
+    The state is `LSTMState`. On a CPU torch's kernels (oneDNN) cache about 0.4 MiB for each of up to 1,024 different lengths:
+    process a stream in pieces of equal length, or set the environment variable ONEDNN_PRIMITIVE_CACHE_CAPACITY.
     """
 
     gates = 4
     kernel = torch.lstm
 
     def forward_impl(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
-        """Run the recurrence of the module docstring."""
+        """Return the outputs (B, L, D) and the state after the last step by the equations at the top of the file."""
         state = self.initial_state(x.shape[0]) if state is None else state
         rows, last_seq_idx = restarted_rows(state.last_seq_idx, info.valid, info.seq_idx)
         hidden, cell = (zero_rows(rows, part).to(x.dtype) for part in (state.hidden, state.cell))
@@ -57,6 +57,6 @@ class LSTM(TorchCell):
         return torch.sigmoid(o) * torch.tanh(cell), cell
 
     def initial_state(self, batch: int) -> LSTMState:
-        """Return zeros."""
+        """Return zeros for all fields of `LSTMState`."""
         hidden = torch.zeros(batch, self.d_model, dtype=self.state_dtype, device=self.device)
         return LSTMState(hidden, torch.zeros_like(hidden), no_sequence(batch, self.device))

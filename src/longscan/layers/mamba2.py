@@ -3,33 +3,40 @@
     (B_t, C_t, dt_t) = W u_t        Delta_t = softplus(dt_t + bias)        (times the elapsed time)
     h_t = e^{Delta_t A} h_{t-1} + Delta_t u_t B_t^T         y_t = h_t C_t + skip u_t,  times silu(gate_t)
 
-u: input (B, L, D) of H heads of width P, D = H P. h: state (B, H, P, N). A: (H,), negative: one decay a head. Delta: (B, L, H).
-B_t, C_t: (B, L, G, N), G groups of heads share theirs. skip: (H,).
+u: input (B, L, D) of H heads of width P, D = H P. h: state (B, H, P, N). A: (H,), negative, one for each head. Delta: (B, L, H).
+B_t, C_t: (B, L, G, N), the same for all heads of one of G groups. skip: (H,).
 
-In the paper's block B, C and dt come from the block's input, not from u, in one projection with u itself; that is
-`longscan.blocks.Mamba2Block`, which takes the heads out of this layer. On its own the layer selects from its own input, as S6
-does. `dt_limit` clamps Delta, as the authors' code can.
+In the paper's block one projection of the block's input computes u, B, C and dt together: `longscan.blocks.Mamba2Block`, which
+uses the heads of this layer. The layer itself computes B, C and dt from its input u, as S6 does. `dt_limit` clamps Delta, an
+option of the authors' code.
 """
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from longscan._types import Number
+from longscan._types import Number, PositiveFloat, PositiveInt, Rule
 from longscan.layers._registry import LAYERS
 from longscan.layers._settings import check_backend
 from longscan.layers.base import SequenceInfo, start_state
-from longscan.layers.heads import Heads, HeadsLayer, check_groups
+from longscan.layers.heads import Heads, HeadsLayer
 from longscan.layers.parameters import float32_parameter
 from longscan.layers.state import ScanState, State, no_sequence
 from longscan.numerics.timescales import initial_dt
 from longscan.ops import ssd_scan
+from longscan.ops.dispatch import Backend
+
+StepSizeLimits = Annotated[
+    Sequence[Number],
+    Rule(lambda limits: len(limits) == 2 and 0 <= limits[0] < limits[1], "two step sizes, the smaller one first"),
+]
 
 
 class Mamba2Heads(Heads):
-    """The parameters A, dt_bias and D of the heads, and their scan; arguments as in `Mamba2`."""
+    """Heads of Mamba-2: parameters A, dt_bias and D, and their scan. Arguments as in `Mamba2`."""
 
     op_names = ("ssd_scan",)
 
@@ -40,14 +47,11 @@ class Mamba2Heads(Heads):
         head_dim: int | None,
         groups: int,
         dt_range: tuple[float, float],
-        dt_limit: Sequence[Number] | None,
-        backend: str,
+        dt_limit: StepSizeLimits | None,
+        backend: Backend,
     ) -> None:
-        super().__init__(d_model, head_dim, backend)
-        check_groups(d_state, groups, self.heads)
-        if dt_limit is not None and (len(dt_limit) != 2 or not 0 <= dt_limit[0] < dt_limit[1]):
-            raise ValueError(f"dt_limit: got {dt_limit}, expected two step sizes, the smaller one first")
-        self.d_state, self.groups, self.dt_limit = d_state, groups, dt_limit
+        super().__init__(d_model, d_state, head_dim, groups, backend)
+        self.dt_limit = dt_limit
         self.convolved = 2 * groups * d_state
         self.selected = self.convolved + self.heads
         self.A_log = float32_parameter(torch.empty(self.heads).uniform_(1, 16).log())
@@ -55,7 +59,7 @@ class Mamba2Heads(Heads):
         self.D = float32_parameter(torch.ones(self.heads))
 
     def forward_impl(self, x: Tensor, selected: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
-        """Run the recurrence of the module docstring."""
+        """Return the outputs (B, L, D) and the state after the last step by the equations at the top of the file."""
         initial, last_seq_idx = start_state(state, x.shape[0], info, x.device)
         size = self.groups * self.d_state
         B, C, dt = torch.split(selected, [size, size, self.heads], -1)
@@ -93,11 +97,11 @@ class Mamba2(HeadsLayer):
 
     Args:
         d_model: channels D.
-        d_state: states N of every channel.
-        head_dim: channels P of a head; None: the largest divisor of D up to 64.
-        groups: G, groups of heads that share B and C.
+        d_state: number of states N per channel.
+        head_dim: channels P of a head; None for the largest divisor of D up to 64.
+        groups: number G of groups of heads with the same B and C.
         dt_min, dt_max: initial range of Delta.
-        dt_limit: None, or the smallest and the largest Delta.
+        dt_limit: smallest and largest Delta, to which it is clamped; None for no limits.
         backend: of `longscan.ops.ssd_scan`.
 
     Elapsed time multiplies Delta. The state is `ScanState` with ssm (B, H, P, N).
@@ -105,15 +109,15 @@ class Mamba2(HeadsLayer):
 
     def __init__(
         self,
-        d_model: int,
+        d_model: PositiveInt,
         *,
-        d_state: int = 128,
-        head_dim: int | None = None,
-        groups: int = 1,
-        dt_min: float = 1e-3,
-        dt_max: float = 0.1,
-        dt_limit: Sequence[Number] | None = None,
-        backend: str = "auto",
+        d_state: PositiveInt = 128,
+        head_dim: PositiveInt | None = None,
+        groups: PositiveInt = 1,
+        dt_min: PositiveFloat = 1e-3,
+        dt_max: PositiveFloat = 0.1,
+        dt_limit: StepSizeLimits | None = None,
+        backend: Backend = "auto",
     ) -> None:
         super().__init__(Mamba2Heads(d_model, d_state, head_dim, groups, (dt_min, dt_max), dt_limit, backend))
         check_backend(self, backend)

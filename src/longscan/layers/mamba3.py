@@ -10,35 +10,44 @@ u: input (B, L, D) of H heads of width P. h: state (B, H, P, N). A_t, Delta_t, l
 groups, the norm over N, a bias for each head. w_t: (B, L, R) for all heads: R(.) rotates the first R pairs of the N.
 g(x) = 1 + x for x >= 0 and 1 / (1 - x) for x < 0; A_t is at most -1e-4.
 
-The input enters by a trapezoidal rule: lambda weighs its value at this step against that at the step before. So K_{t-1} belongs
-to the state. The authors rotate B and C by the sum of all angles so far; here the state is kept in the rotating frame instead,
-which needs no such sum. `forward_impl` uses another form of the recurrence: with the weight s_t = lambda_t Delta_t +
-(1 - lambda_{t+1}) Delta_{t+1} an input enters once, before the step that follows takes its share, and only y_t sees it with
-lambda_t Delta_t.
+The input is integrated by a trapezoidal rule, in which lambda_t weighs K_t against K_{t-1}; so K_{t-1} belongs to the state. The
+authors rotate B and C by the sum of all angles so far; here the state is stored in the rotating frame instead, which needs no
+such sum. `forward_impl` adds both contributions of an input at its own step, with the weight
+s_t = lambda_t Delta_t + (1 - lambda_{t+1}) Delta_{t+1}, except in y_t, where its weight is lambda_t Delta_t.
 """
 
 import math
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm, silu, softplus
 
+from longscan._types import PositiveFloat, PositiveInt, Rule
 from longscan.layers._registry import LAYERS
 from longscan.layers._settings import check_backend
-from longscan.layers.base import SequenceInfo
-from longscan.layers.heads import Heads, HeadsLayer, check_groups
+from longscan.layers.base import SequenceInfo, mask_padding
+from longscan.layers.heads import Heads, HeadsLayer
 from longscan.layers.parameters import float32_parameter, mark
 from longscan.layers.state import State, layer_state, no_sequence, restarted_rows, zero_rows
 from longscan.numerics.timescales import initial_dt
 from longscan.ops import ssd_scan
+from longscan.ops.dispatch import Backend
 
-MIN_DECAY_RATE = 1e-4  # the smallest -A
+MIN_DECAY_RATE = 1e-4  # smallest value of -A_t
+HalfOrOne = Annotated[float, Rule(lambda x: x in (0.5, 1.0), "0.5 or 1.0")]
 
 
 @layer_state
 class Mamba3State(NamedTuple):
-    """`ssm` (B, H, P, N); the input and its map at the last step, `last_x` (B, H, P) and `last_map` (B, H, N); `last_seq_idx`."""
+    """State of `Mamba3`.
+
+    Attributes:
+        ssm: (B, H, P, N).
+        last_x: (B, H, P), the input at the last step.
+        last_map: (B, H, N), norm(B) + bias_B at the last step.
+        last_seq_idx: (B,), as in `ScanState`.
+    """
 
     ssm: Tensor
     last_x: Tensor
@@ -56,17 +65,16 @@ def _continues_sequence(info: SequenceInfo, x: Tensor) -> Tensor:
     return follows
 
 
-def _end_step(part: Tensor, valid: Tensor | None, end: int) -> Tensor:
+def _end_step(x: Tensor, valid: Tensor | None, end: int) -> Tensor:
     """Return the first (end 0) or the last (end -1) valid step of x (B, L, ...): (B, ...), zeros in rows without one."""
     if valid is None:
-        return part[:, end]
+        return x[:, end]
     count = valid.cumsum(1)
-    place = valid & (count == (1 if end == 0 else count[:, -1:]))
-    return torch.where(place.view(*place.shape, *(1,) * (part.ndim - 2)), part, 0).sum(1)
+    return mask_padding(x, valid & (count == (1 if end == 0 else count[:, -1:]))).sum(1)
 
 
 class Mamba3Heads(Heads):
-    """The parameters of the heads and their scan; arguments as in `Mamba3`."""
+    """Heads of Mamba-3: their parameters and their scan. Arguments as in `Mamba3`."""
 
     op_names = ("ssd_scan",)
 
@@ -78,15 +86,13 @@ class Mamba3Heads(Heads):
         groups: int,
         rope_fraction: float,
         dt_range: tuple[float, float],
-        backend: str,
+        backend: Backend,
     ) -> None:
-        super().__init__(d_model, head_dim, backend)
-        check_groups(d_state, groups, self.heads)
-        if rope_fraction not in (0.5, 1.0):
-            raise ValueError(f"rope_fraction: got {rope_fraction}, expected 0.5 or 1.0")
-        self.d_state, self.groups, self.pairs = d_state, groups, int(d_state * rope_fraction) // 2
+        super().__init__(d_model, d_state, head_dim, groups, backend)
+        self.pairs = int(d_state * rope_fraction) // 2
         if not self.pairs:
-            raise ValueError(f"d_state: got {d_state}, expected at least {round(2 / rope_fraction)}, so that a pair can turn")
+            least = round(2 / rope_fraction)
+            raise ValueError(f"`d_state` must be at least {least}, so that one pair of states is rotated, got {d_state}")
         self.convolved = 2 * groups * d_state
         self.selected = self.convolved + 3 * self.heads + self.pairs
         self.dt_bias = float32_parameter(initial_dt((self.heads,), *dt_range, stored_as="softplus"), "selector")
@@ -101,7 +107,7 @@ class Mamba3Heads(Heads):
         return softplus(dt + self.dt_bias)
 
     def forward_impl(self, x: Tensor, selected: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
-        """Run the recurrence of the module docstring."""
+        """Return the outputs (B, L, D) and the state after the last step by the equations at the top of the file."""
         state = self.initial_state(x.shape[0]) if state is None else state
         rows, last_seq_idx = restarted_rows(state.last_seq_idx, info.valid, info.seq_idx)
         ssm, last_x, last_map = (zero_rows(rows, part) for part in state[:3])
@@ -114,10 +120,10 @@ class Mamba3Heads(Heads):
         if info.elapsed is not None:
             dt = dt * info.elapsed.unsqueeze(-1).to(wide)
         rate = torch.where(a >= 0, 1 + a, 1 / (1 - a.clamp(max=0))).clamp(min=MIN_DECAY_RATE)
-        share = torch.sigmoid(r)
+        trapezoid = torch.sigmoid(r)  # lambda_t
         angle = dt.unsqueeze(-1) * (-math.pi * torch.tanh(w)).unsqueeze(2)
 
-        previous_weight = (1 - share) * dt  # (1 - lambda_t) Delta_t, the weight at step t of the input of step t - 1
+        previous_weight = (1 - trapezoid) * dt  # (1 - lambda_t) Delta_t, the weight at step t of the input of step t - 1
         ssm = ssm + _end_step(previous_weight, info.valid, 0)[..., None, None] * last_x.unsqueeze(-1) * last_map.unsqueeze(-2)
         next_weight = torch.cat([previous_weight[:, 1:], torch.zeros_like(previous_weight[:, :1])], 1)
         next_weight = torch.where(_continues_sequence(info, x).unsqueeze(-1), next_weight, 0)
@@ -129,8 +135,8 @@ class Mamba3Heads(Heads):
             C,
             self.D,
             initial_state=ssm,
-            input_scale=share * dt + next_weight,
-            own_scale=share * dt,
+            input_scale=trapezoid * dt + next_weight,
+            own_scale=trapezoid * dt,
             angle=angle,
             B_bias=self.B_bias,
             C_bias=self.C_bias,
@@ -142,8 +148,8 @@ class Mamba3Heads(Heads):
         newest_x, newest_B = (_end_step(part, info.valid, -1).to(wide) for part in (u, B))
         newest_B = newest_B.repeat_interleave(self.heads // self.groups, 1) + self.B_bias
         if info.valid is not None:
-            some = info.valid.any(1)[:, None, None]
-            newest_x, newest_B = torch.where(some, newest_x, last_x), torch.where(some, newest_B, last_map)
+            has_step = info.valid.any(1)[:, None, None]
+            newest_x, newest_B = torch.where(has_step, newest_x, last_x), torch.where(has_step, newest_B, last_map)
         return y, Mamba3State(ssm, newest_x, newest_B, last_seq_idx)
 
     def _normed(self, selected: Tensor, scale: Tensor) -> Tensor:
@@ -165,10 +171,10 @@ class Mamba3(HeadsLayer):
 
     Args:
         d_model: channels D.
-        d_state: states N of every channel.
-        head_dim: channels P of a head; None: the largest divisor of D up to 64.
-        groups: G, groups of heads that share B and C.
-        rope_fraction: the part of the states that turns, 0.5 or 1.0.
+        d_state: number of states N per channel.
+        head_dim: channels P of a head; None for the largest divisor of D up to 64.
+        groups: number G of groups of heads with the same B and C.
+        rope_fraction: fraction of the states that is rotated, 0.5 or 1.0.
         dt_min, dt_max: initial range of Delta.
         backend: of `longscan.ops.ssd_scan`.
 
@@ -177,15 +183,15 @@ class Mamba3(HeadsLayer):
 
     def __init__(
         self,
-        d_model: int,
+        d_model: PositiveInt,
         *,
-        d_state: int = 128,
-        head_dim: int | None = None,
-        groups: int = 1,
-        rope_fraction: float = 0.5,
-        dt_min: float = 1e-3,
-        dt_max: float = 0.1,
-        backend: str = "auto",
+        d_state: PositiveInt = 128,
+        head_dim: PositiveInt | None = None,
+        groups: PositiveInt = 1,
+        rope_fraction: HalfOrOne = 0.5,
+        dt_min: PositiveFloat = 1e-3,
+        dt_max: PositiveFloat = 0.1,
+        backend: Backend = "auto",
     ) -> None:
         super().__init__(Mamba3Heads(d_model, d_state, head_dim, groups, rope_fraction, (dt_min, dt_max), backend))
         check_backend(self, backend)

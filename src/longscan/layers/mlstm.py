@@ -6,9 +6,9 @@
 
 u: input (B, L, D) of H heads of width P. C: memory (B, H, P, P). n: normaliser (B, H, P). i, f: gates, one a head.
 
-Exponential input gates need a stabiliser, m_t = max(log f_t + m_{t-1}, log i_t) (appendix A.3): C and n are held times e^{-m},
-which changes no output. Held so, memory and normaliser are one scan with factors and weights of at most 1: n_t q_t is what a
-further row of v that is always 1 gives. The paper's blocks put a convolution, a gate and norms around; here blocks do that.
+Exponential input gates need a stabiliser, m_t = max(log f_t + m_{t-1}, log i_t) (appendix A.3): C and n are stored times e^{-m},
+which changes no output. Both are then computed by one scan with factors and weights of at most 1, in which n is one more row of
+C, for a component of v that is always 1. The convolution, gate and norms of the paper's block belong to the surrounding block.
 """
 
 import math
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, logsigmoid, pad
 
+from longscan._types import PositiveInt
 from longscan.layers._registry import LAYERS
 from longscan.layers._settings import check_backend
 from longscan.layers.base import SequenceInfo, SequenceLayer, mask_padding
@@ -27,52 +28,60 @@ from longscan.layers.state import State, layer_state, no_sequence, restarted_row
 from longscan.numerics.symbolic import is_symbolic
 from longscan.ops import ssd_scan
 from longscan.ops.arguments import INVALID, RESET, step_flags
+from longscan.ops.dispatch import Backend
 from longscan.ops.tracing import fix_length
 
-LONGEST_OPEN = 2**20  # the most steps of a graph that is exported with an open length
-MAX_EXPONENT = 80.0  # e^80 is finite in float32, with some room
+LONGEST_OPEN = 2**20  # largest number of steps of a graph that is exported with an open length
+MAX_EXPONENT = 80.0  # e^80 is finite in float32
 
 
 @layer_state
 class MLSTMState(NamedTuple):
-    """`memory` (B, H, P + 1, P), the rows of C followed by n, both times e^{-m}; `stabiliser` m (B, H); `last_seq_idx` (B,)."""
+    """State of `MLSTM`: `memory` (B, H, P + 1, P), the rows of C and n, times e^{-m}; `stabiliser` m (B, H); `last_seq_idx`."""
 
     memory: Tensor
     stabiliser: Tensor
     last_seq_idx: Tensor
 
 
-def running_maximum(forget: Tensor, enter: Tensor, start: Tensor, flags: Tensor | None) -> Tensor:
-    """Return m_t = max(forget_t + m_{t-1}, enter_t), (B, L, H), without a loop over time; m_0 = start (B, H), 0 at restarts.
+def running_maximum(log_f: Tensor, log_i: Tensor, start: Tensor, flags: Tensor | None) -> Tensor:
+    """Return m_t = max(log_f_t + m_{t-1}, log_i_t), shape (B, L, H), without a loop over time.
 
-    Affine maps of the max-plus semiring, joined by doubling: log2(L) times over all steps, or log2(LONGEST_OPEN) times in an
-    exported graph of open length, with the same result. A map that holds a restart forgets what came before by a selection, so
-    that a NaN of an earlier sequence does not reach a later one.
+    The maps m -> max(log_f + m, log_i), affine in the max-plus semiring, are composed by doubling: log2(L) times over all steps,
+    or log2(LONGEST_OPEN) times in an exported graph of open length, with the same result. A map that contains a restart drops
+    the earlier steps by a selection, so that a NaN of an earlier sequence does not reach a later one.
+
+    Args:
+        log_f: (B, L, H), logarithms of the log_f gates.
+        log_i: (B, L, H), logarithms of the input gates.
+        start: (B, H), m before the first step. It is 0 before the first step of a later sequence.
+        flags: (B, L), from `longscan.ops.arguments.step_flags`, or None.
     """
-    restarted = torch.zeros_like(forget, dtype=torch.bool)
+    restarted = torch.zeros_like(log_f, dtype=torch.bool)
     if flags is not None:
         invalid, reset = (flags.unsqueeze(-1) == kind for kind in (INVALID, RESET))
-        enter = torch.where(invalid, -torch.inf, torch.where(reset, torch.maximum(forget, enter), enter))
-        forget, restarted = torch.where(invalid, 0, forget), restarted | reset
-    enter, length = fix_length(enter)  # how often maps are joined depends on it
-    is_open = is_symbolic(length) and not torch.compiler.is_dynamo_compiling()  # torch.compile compiles again for more steps
+        log_i = torch.where(invalid, -torch.inf, torch.where(reset, torch.maximum(log_f, log_i), log_i))
+        log_f, restarted = torch.where(invalid, 0, log_f), restarted | reset
+    log_i, length = fix_length(log_i)  # the number of doublings depends on it
+    is_open = is_symbolic(length) and not torch.compiler.is_dynamo_compiling()  # torch.compile recompiles for more steps
     if is_open:
         message = f"an exported graph of open length takes at most {LONGEST_OPEN} steps"
         torch._check(length <= LONGEST_OPEN, lambda: message)  # type: ignore[no-untyped-call]
     reach = 1
     while reach < (LONGEST_OPEN if is_open else length):
-        earlier = _shift_right(enter, reach, -torch.inf, is_open)
-        enter = torch.maximum(enter, torch.where(restarted, -torch.inf, forget + earlier))
-        forget = forget + _shift_right(forget, reach, 0, is_open)
+        earlier = _shift_right(log_i, reach, -torch.inf, is_open)
+        log_i = torch.maximum(log_i, torch.where(restarted, -torch.inf, log_f + earlier))
+        log_f = log_f + _shift_right(log_f, reach, 0, is_open)
         restarted = restarted | _shift_right(restarted, reach, False, is_open)
         reach *= 2
-    return torch.maximum(torch.where(restarted, -torch.inf, forget + start.unsqueeze(1)), enter)
+    return torch.maximum(torch.where(restarted, -torch.inf, log_f + start.unsqueeze(1)), log_i)
 
 
 def _shift_right(x: Tensor, steps: int, value: float, is_open: bool) -> Tensor:
-    """x (B, L, H) later by `steps`, with `value` at the first steps; `steps` may exceed L where L is open.
+    """Return x (B, L, H) delayed by `steps`, with `value` at the first steps.
 
-    No slice is taken there: a graph would serve only the lengths for which the slice is empty, or only those for which it is not.
+    If L is open, `steps` may exceed it, and a slice would restrict the graph to the lengths for which it is empty, or to those
+    for which it is not; so the delay is a cyclic shift.
     """
     if not is_open:
         return pad(x[:, :-steps], (0, 0, steps, 0), value=value)
@@ -82,20 +91,22 @@ def _shift_right(x: Tensor, steps: int, value: float, is_open: bool) -> Tensor:
 
 @LAYERS.register("mlstm")
 class MLSTM(SequenceLayer):
-    """Matrix memories of key-value pairs with forget gates and exponential input gates.
+    """Matrix memories of key-value pairs with forget gates and exponential input gates, one per head.
 
     Args:
         d_model: channels D.
-        head_dim: channels P of a head; None: the largest divisor of D up to 64.
+        head_dim: channels P of a head; None for the largest divisor of D up to 64.
         backend: of `longscan.ops.ssd_scan`.
 
-    There is no notion of elapsed time. The state is `MLSTMState`.
+    Elapsed times raise ValueError. The state is `MLSTMState`.
     """
 
     irregular = False
     op_names = ("ssd_scan",)
 
-    def __init__(self, d_model: int, *, head_dim: int | None = None, backend: str = "auto") -> None:
+    def __init__(
+        self, d_model: PositiveInt, *, head_dim: PositiveInt | None = None, backend: Backend = "auto"
+    ) -> None:
         super().__init__()
         self.d_model, self.head_dim, self.backend = d_model, head_width(d_model, head_dim), backend
         self.heads = heads = d_model // self.head_dim
@@ -110,7 +121,7 @@ class MLSTM(SequenceLayer):
         check_backend(self, backend)
 
     def forward_impl(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
-        """Run the recurrence of the module docstring."""
+        """Return the outputs (B, L, D) and the state after the last step by the equations at the top of the file."""
         state = self.initial_state(x.shape[0]) if state is None else state
         rows, last_seq_idx = restarted_rows(state.last_seq_idx, info.valid, info.seq_idx)
         memory, start = zero_rows(rows, state.memory), zero_rows(rows, state.stabiliser)
@@ -118,13 +129,13 @@ class MLSTM(SequenceLayer):
             return x.clone(), MLSTMState(memory, start, last_seq_idx)
         flags = step_flags(x.shape[0], x.shape[1], info.valid, info.seq_idx, x)
         wide = self.gate_bias.dtype
-        enter, forget = (linear(x, self.gate_proj).to(wide) + self.gate_bias).chunk(2, -1)
-        forget = logsigmoid(forget)
-        m = running_maximum(forget, enter, start, flags)
+        log_i, raw_f = (linear(x, self.gate_proj).to(wide) + self.gate_bias).chunk(2, -1)
+        log_f = logsigmoid(raw_f)
+        m = running_maximum(log_f, log_i, start, flags)
         before = torch.cat([start.unsqueeze(1), m[:, :-1]], 1)
-        decay = m - before - forget
+        decay = m - before - log_f
         if flags is not None:
-            decay = torch.where((flags == RESET).unsqueeze(-1), 0, decay)  # there is nothing left to decay
+            decay = torch.where((flags == RESET).unsqueeze(-1), 0, decay)  # the scan restarts from zero
 
         projected = linear(x, self.in_proj, self.in_bias)
         q, k, v = (part.reshape(*x.shape[:2], self.heads, self.head_dim) for part in projected.chunk(4, -1)[:3])
@@ -135,17 +146,17 @@ class MLSTM(SequenceLayer):
             k / math.sqrt(self.head_dim),
             q,
             initial_state=memory,
-            input_scale=(enter - m).exp(),
+            input_scale=(log_i - m).exp(),
             valid=info.valid,
             seq_idx=info.seq_idx,
             backend=self.backend,
         )
-        least = (-m.clamp(-MAX_EXPONENT, MAX_EXPONENT)).exp().unsqueeze(-1)
-        y = (y[..., :-1] / torch.maximum(y[..., -1:].abs(), least)).flatten(2).to(x.dtype)
+        one = (-m.clamp(-MAX_EXPONENT, MAX_EXPONENT)).exp().unsqueeze(-1)  # the 1 of max(|n q|, 1), times e^{-m}
+        y = (y[..., :-1] / torch.maximum(y[..., -1:].abs(), one)).flatten(2).to(x.dtype)
         y = y * torch.sigmoid(projected[..., 3 * self.d_model :])
         return mask_padding(y, info.valid), MLSTMState(memory, m[:, -1].clone(), last_seq_idx)
 
     def initial_state(self, batch: int) -> MLSTMState:
-        """Zeros."""
+        """Return zeros for all fields of `MLSTMState`."""
         memory = torch.zeros(batch, self.heads, self.head_dim + 1, self.head_dim, dtype=self.state_dtype, device=self.device)
         return MLSTMState(memory, memory.new_zeros(batch, self.heads), no_sequence(batch, self.device))

@@ -54,22 +54,26 @@ def parameter_options(parameter: Tensor) -> ParameterOptions:
 
 
 class Marked(nn.Module):
-    """Base of modules whose parameters keep their options, and float32 where marked, through casts, copies and loading.
+    """Base of modules whose parameters have options (`mark`) that casts, copies and loading preserve.
 
-    The constructors of subclasses raise an error, naming the argument, for settings that are not of the declared types.
+    The constructors of subclasses raise ValueError, naming the argument, for values that are not of the declared types.
     """
 
     __signature__: ClassVar[inspect.Signature]
 
-    def __init_subclass__(cls, **options: Any) -> None:
-        """Show the constructor's signature for the class; Python before 3.11.4 may show that of `__new__`."""
-        super().__init_subclass__(**options)
+    def __init_subclass__(cls) -> None:
+        """Set the signature of the class to that of its constructor; Python before 3.11.4 may show that of `__new__`."""
+        super().__init_subclass__()
         signature = inspect.signature(cls.__init__)
         cls.__signature__ = signature.replace(parameters=list(signature.parameters.values())[1:])
 
-    def __new__(cls, *args: Any, **options: Any) -> Self:
-        """Check the arguments before the constructor runs (`check_init_args`)."""
-        check_init_args(cls, args, options)
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Check the types of the arguments before the constructor runs.
+
+        Python passes `__new__` the arguments of every subclass's constructor, so it has to accept any. `check_init_args` binds
+        them to the signature of that constructor, which raises TypeError for unknown names.
+        """
+        check_init_args(cls, args, kwargs)
         return super().__new__(cls)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
@@ -88,7 +92,7 @@ class Marked(nn.Module):
         return self
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Load a state dict as in `nn.Module.load_state_dict`; with `assign` the new parameters take over the options."""
+        """Load a state dict as in `nn.Module.load_state_dict`; with `assign` new parameters get the options of the old ones."""
         by_name = {name: parameter_options(parameter) for name, parameter in self.named_parameters()}
         result = super().load_state_dict(state_dict, strict, assign)
         self._restore(by_name)

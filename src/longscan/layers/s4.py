@@ -4,13 +4,14 @@
     x_k = a x_{k-1} + b u_k       y_k = 2 Re sum_n C x_k + skip u_k                                         (equations 1 to 3)
 
 u: input (B, L, D). x: state (B, D, N/2), complex, one of each conjugate pair. Lambda: (D, N/2), diagonal. P: (D, N/2), the vector
-of the rank-1 term. B, C: (D, N/2), complex. dt: (D,). a: a matrix for each channel, in which every state meets every other.
+of the rank-1 term. B, C: (D, N/2), complex. dt: (D,). a: a matrix for each channel, which couples all its states.
 
-At the start Lambda - P P* is HiPPO-LegS in the eigenbasis of its normal part, B as HiPPO has it, C complex normal. Rows with even
-steps are convolved, with the kernel of algorithm 1: its transform at the roots of unity, from four Cauchy sums and Woodbury's
-identity; single steps, elapsed times and packed rows go step by step, by one diagonal and one rank-1 product (appendix C.2).
-C itself is stored, and C (1 - a^L) formed for the length at hand, where the authors train the latter: so kernel and steps agree
-at any length. Kernels are computed in float64. The phases of the eigenvectors are such that B > 0, where the code clips B.
+Initially Lambda - P P* is HiPPO-LegS in the eigenbasis of its normal part, B is that of HiPPO, and C is complex normal. Rows with
+evenly spaced steps are convolved with the kernel of algorithm 1, whose Fourier transform is computed from four Cauchy sums and
+Woodbury's identity. Single steps, elapsed times and packed rows run step by step, with one diagonal and one rank-1 product per
+step (appendix C.2). The parameter is C, from which C (1 - a^L) is computed for each length L; the authors train the latter. So
+kernel and steps agree at any length. Kernels are computed in float64. The phases of the eigenvectors are chosen such that B > 0,
+where the authors' code clips B.
 """
 
 import math
@@ -18,6 +19,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from longscan._types import EvenInt, PositiveFloat, PositiveInt
 from longscan.layers._registry import LAYERS
 from longscan.layers._settings import check_backend
 from longscan.layers.base import SequenceInfo
@@ -31,9 +33,10 @@ from longscan.numerics.pairs import constant
 from longscan.numerics.timescales import initial_dt
 from longscan.ops.arguments import carry_dtype, flag_masks, step_flags
 from longscan.ops.chunks import CHUNK, scan_chunks
+from longscan.ops.dispatch import Backend
 from longscan.ops.tracing import record_length
 
-MAX_ELEMENTS = 2**24  # channels * states * angles of the kernel that are computed together, which bounds memory
+MAX_ELEMENTS = 2**24  # largest product of channels, states and angles of the kernel in memory
 
 
 @LAYERS.register("s4")
@@ -43,34 +46,29 @@ class S4(ConvolutionLayer):
     Args:
         d_model: channels D.
         d_state: N, even: N/2 conjugate pairs per channel.
-        n_ssm: how many different Lambda, P and B there are, repeated over the channels; divides D; None: D.
+        n_ssm: number of different Lambda, P and B, which are repeated over the channels; a divisor of D; None for D.
         dt_min, dt_max: initial range of dt, log-uniform.
-        backend: of `longscan.ops.long_conv`, which has no native kernel, nor has the recurrence: "auto", "reference" or "eager".
+        backend: backend of `longscan.ops.long_conv`: "auto", "reference" or "eager", as there is no native kernel.
 
-    The state is `ScanState` with ssm (B, D, N/2, 2). Lambda, P, B and dt learn at a tenth of the rate, without decay.
+    The state is `ScanState` with ssm (B, D, N/2, 2). Lambda, P, B and dt learn at a tenth of the rate, without weight decay.
     """
 
     op_names = ("long_conv",)
 
     def __init__(
         self,
-        d_model: int,
+        d_model: PositiveInt,
         *,
-        d_state: int = 64,
-        n_ssm: int | None = None,
-        dt_min: float = 1e-3,
-        dt_max: float = 0.1,
-        backend: str = "auto",
+        d_state: EvenInt = 64,
+        n_ssm: PositiveInt | None = None,
+        dt_min: PositiveFloat = 1e-3,
+        dt_max: PositiveFloat = 0.1,
+        backend: Backend = "auto",
     ) -> None:
         super().__init__()
         systems = d_model if n_ssm is None else n_ssm
-        for name, size in (("d_model", d_model), ("n_ssm", systems)):
-            if size < 1:
-                raise ValueError(f"{name}: got {size}, expected at least 1")
-        if d_state < 2 or d_state % 2:
-            raise ValueError(f"d_state: got {d_state}, expected an even number of at least 2 (conjugate pairs)")
         if d_model % systems:
-            raise ValueError(f"n_ssm: got {systems}, which does not divide d_model = {d_model}")
+            raise ValueError(f"`n_ssm` must divide d_model ({d_model}), got {systems}")
         self.d_model, self.d_state, self.backend = d_model, d_state, backend
 
         eigenvalues, low_rank, B = (torch.view_as_real(part).repeat(systems, 1, 1) for part in legs_dplr(d_state))
@@ -120,7 +118,10 @@ class S4(ConvolutionLayer):
         return scan_chunks(chunk, (u, info.elapsed, flags), (), initial, empty=u)
 
     def kernel(self, length: int, A_bar: Tensor | None = None) -> Tensor:
-        """Return the kernel K_l = 2 Re(C a^l b), (D, length), in float64 where the device supports it. A_bar: a, if known."""
+        """Return the kernel K_l = 2 Re(C a^l b), (D, length), in float64 where the device supports it.
+
+        A_bar: the matrices a (D, N, N) in real form; None to compute them.
+        """
         wide = carry_dtype(self.C)
         eigenvalues, low_rank, B = self.system(wide)
         dt, sign = self.log_dt.to(wide).exp(), constant(self.C, 1.0, -1.0).to(wide)

@@ -6,9 +6,9 @@ u: input (B, L, D). x: state (B, D, N/2), complex, one of each conjugate pair. A
 a, b: of zero-order hold (section 3.1, the default) or of the bilinear rule. With elapsed times tau a step is dt tau long.
 
 The layer runs as a convolution (FFT) over rows with evenly spaced steps, and as a recurrence over single steps, elapsed times and
-packed rows; both give the same result. B is 1, absorbed in C as in the paper's minimal form; for the init "legs" C starts
-multiplied by HiPPO's B. The authors' full form trains B in addition to C: with `trained_B`, C B replaces C, and x stays the same.
-The paper's GELU, dropout and GLU belong to the surrounding block.
+packed rows; both give the same result. B is 1, absorbed in C as in the paper's minimal form; with init="legs" the initial C is
+multiplied by HiPPO's B. The authors' full form trains B in addition to C: with `trained_B`, C B replaces C in the output, and x
+is unchanged. The paper's GELU, dropout and GLU belong to the surrounding block.
 """
 
 from typing import Literal
@@ -16,19 +16,20 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from longscan._types import EvenInt, PositiveFloat, PositiveInt
 from longscan.layers._registry import LAYERS
 from longscan.layers._settings import check_backend
 from longscan.layers.base import SequenceInfo
 from longscan.layers.convolution import ConvolutionForm, ConvolutionLayer
 from longscan.layers.parameters import float32_parameter, mark
-from longscan.numerics.discretisation import RULES, change, discretise, log_step
+from longscan.numerics.discretisation import change, discretise, log_step
 from longscan.numerics.initialisers import complex_normal, diagonal_eigenvalues, diagonal_input
 from longscan.numerics.kernels import diagonal_final_state, diagonal_kernel, power
 from longscan.numerics.pairs import constant, divide, exponential, multiply
 from longscan.numerics.timescales import initial_dt
 from longscan.ops.arguments import step_flags
 from longscan.ops.chunks import scan_chunks
-from longscan.ops.dispatch import resolve
+from longscan.ops.dispatch import Backend, resolve
 from longscan.ops.linear_scan import NATIVE_BACKENDS, run_backend
 
 
@@ -39,38 +40,33 @@ class S4D(ConvolutionLayer):
     Args:
         d_model: channels D.
         d_state: N, even: N/2 conjugate pairs per channel.
-        init: eigenvalues at the start: "lin", "inv", "legs" or "real".
-        discretisation: "zoh" or "bilinear".
+        init: initial eigenvalues, "lin", "inv", "legs" or "real", see `longscan.numerics.initialisers`.
+        discretisation: "zoh", zero-order hold, or "bilinear".
         dt_min, dt_max: initial range of dt, log-uniform.
-        trained_B: B is a parameter of its own.
-        backend: of `longscan.ops.linear_scan`, which runs the recurrence, and of `longscan.ops.long_conv`, which has no native
-            kernel: with "cpu" and "triton" the convolution is torch's FFT.
+        trained_B: whether B is a parameter in addition to C.
+        backend: backend of the recurrence, `longscan.ops.linear_scan`. The convolution, `longscan.ops.long_conv`, has no native
+            kernel and uses torch's FFT with "cpu" and "triton", too.
 
-    The state is `ScanState` with ssm (B, D, N/2, 2). Eigenvalues and dt learn at a tenth of the rate, without decay.
+    The state is `ScanState` with ssm (B, D, N/2, 2). Eigenvalues and dt learn at a tenth of the rate, without weight decay.
     """
 
     op_names = ("linear_scan", "long_conv")
 
     def __init__(
         self,
-        d_model: int,
+        d_model: PositiveInt,
         *,
-        d_state: int = 64,
+        d_state: EvenInt = 64,
         init: Literal["lin", "inv", "legs", "real"] = "lin",
         discretisation: Literal["zoh", "bilinear"] = "zoh",
-        dt_min: float = 1e-3,
-        dt_max: float = 0.1,
+        dt_min: PositiveFloat = 1e-3,
+        dt_max: PositiveFloat = 0.1,
         trained_B: bool = False,
-        backend: str = "auto",
+        backend: Backend = "auto",
     ) -> None:
         super().__init__()
-        if d_model < 1:
-            raise ValueError(f"d_model: got {d_model}, expected at least 1")
-        if discretisation not in RULES:
-            raise ValueError(f"discretisation: got {discretisation!r}, expected one of {RULES}")
-        self.d_model, self.d_state = d_model, d_state
+        self.d_model, self.d_state, self.backend = d_model, d_state, backend
         self.discretisation: Literal["zoh", "bilinear"] = discretisation
-        self.backend = backend
         eigenvalues = diagonal_eigenvalues(d_state, init).expand(d_model, -1, -1)
         coefficients, start = complex_normal((d_model, d_state // 2)), diagonal_input(d_state, init)
         coefficients = coefficients if trained_B else multiply(coefficients, start)
@@ -94,7 +90,7 @@ class S4D(ConvolutionLayer):
     def recur(self, u: Tensor, initial: Tensor, info: SequenceInfo) -> tuple[Tensor, Tensor]:
         """See `ConvolutionLayer.recur`.
 
-        The scanned variable is A x: (A x)_k = a (A x)_{k-1} + (a - 1) u_k needs one complex number a step, a recurrence of x two.
+        The scanned variable is A x, as (A x)_k = a (A x)_{k-1} + (a - 1) u_k needs only a from each step, and x needs a and b.
         """
         eigenvalues = self.eigenvalues()
         readout = divide(self.coefficients(), eigenvalues) * constant(self.C, 2.0, -2.0)

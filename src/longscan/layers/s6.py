@@ -7,11 +7,11 @@ u: input (B, L, D). h: state (B, D, N). A: (D, N), with negative real part. B_t,
 R: rank of the map to Delta. A is discretised by zero-order hold and B by Euler's rule, as in the authors' code (the paper
 writes zero-order hold for both).
 
-The defaults are the official initialisation: A = -(1..N), Delta log-uniform at the start through its bias, skip 1. The hybrid
-models of the AUSSM paper used another variant, in three options: `dt_init="linear"` starts Delta as an ordinary linear map,
-`dt_bias_twice` adds its bias twice, `activates_input` computes q, B, C from the raw input and scans silu of it. `complex_state`
-takes A = -1/2 + i pi n and y = 2 Re(C h), N standing for conjugate pairs; the op allows it, no released model builds it. With
-`complex_state="A"` only A is complex, B and C stay real, which is what the parameter counts of "Long range tasks with Mamba" say.
+The defaults are the authors' initialisation: A = -(1..N), Delta log-uniform by its bias, skip 1. The hybrid models of the AUSSM
+paper use a variant with three options: `dt_init="linear"` initialises the map to Delta as an ordinary linear map, `dt_bias_twice`
+adds its bias twice, `activates_input` computes q, B and C from the input and scans SiLU of the input. With `complex_state`
+A = -1/2 + i pi n and y = 2 Re(C h), where N counts conjugate pairs; the authors' op allows this, but no released model uses it.
+With `complex_state="A"` only A is complex and B and C are real, as the parameter counts of "Long range tasks with Mamba" imply.
 """
 
 import math
@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, silu
 
+from longscan._types import PositiveFloat, PositiveInt
 from longscan.layers._registry import LAYERS
 from longscan.layers._settings import check_backend
 from longscan.layers.base import SequenceInfo, SequenceLayer, start_state
@@ -29,6 +30,7 @@ from longscan.layers.state import ScanState, State, no_sequence
 from longscan.numerics.initialisers import diagonal_eigenvalues
 from longscan.numerics.timescales import initial_dt
 from longscan.ops import selective_scan
+from longscan.ops.dispatch import Backend
 
 
 @LAYERS.register("s6")
@@ -37,13 +39,13 @@ class S6(SequenceLayer):
 
     Args:
         d_model: channels D.
-        d_state: states per channel N (conjugate pairs with `complex_state`).
-        dt_rank: rank R of the map to Delta; None: D / 16, rounded up.
-        dt_min, dt_max: initial range of Delta, with dt_init "mamba".
-        dt_init: "mamba", or "linear": weights and bias from U(-R^-1/2, R^-1/2).
+        d_state: number of states N per channel (of conjugate pairs with `complex_state`).
+        dt_rank: rank R of the map to Delta; None for D / 16, rounded up.
+        dt_min, dt_max: initial range of Delta with dt_init="mamba".
+        dt_init: "mamba", or "linear" for weights and bias from U(-R^-1/2, R^-1/2).
         dt_bias_twice: add the bias of Delta twice.
-        activates_input: select from x, scan silu(x).
-        complex_state: complex A, B and C; "A": complex A, real B and C.
+        activates_input: compute Delta, B and C from x, and scan silu(x).
+        complex_state: True for complex A, B and C; "A" for complex A and real B and C.
         backend: of `longscan.ops.selective_scan`.
 
     Elapsed time multiplies Delta. The state is `ScanState` with ssm (B, D, N), or (B, D, N, 2) with `complex_state`.
@@ -54,27 +56,20 @@ class S6(SequenceLayer):
 
     def __init__(
         self,
-        d_model: int,
+        d_model: PositiveInt,
         *,
-        d_state: int = 16,
-        dt_rank: int | None = None,
-        dt_min: float = 1e-3,
-        dt_max: float = 0.1,
+        d_state: PositiveInt = 16,
+        dt_rank: PositiveInt | None = None,
+        dt_min: PositiveFloat = 1e-3,
+        dt_max: PositiveFloat = 0.1,
         dt_init: Literal["mamba", "linear"] = "mamba",
         dt_bias_twice: bool = False,
         activates_input: bool = False,
         complex_state: bool | Literal["A"] = False,
-        backend: str = "auto",
+        backend: Backend = "auto",
     ) -> None:
         super().__init__()
         rank = math.ceil(d_model / 16) if dt_rank is None else dt_rank
-        for name, size in (("d_model", d_model), ("d_state", d_state), ("dt_rank", rank)):
-            if size < 1:
-                raise ValueError(f"{name}: got {size}, expected at least 1")
-        if dt_init not in ("mamba", "linear"):
-            raise ValueError(f"dt_init: got {dt_init!r}, expected 'mamba' or 'linear'")
-        if complex_state not in (False, True, "A"):
-            raise ValueError(f"complex_state: got {complex_state!r}, expected False, True or 'A'")
         self.d_model, self.d_state, self.dt_rank = d_model, d_state, rank
         self.dt_bias_twice, self.activates_input, self.complex_state = dt_bias_twice, activates_input, bool(complex_state)
         self.complex_maps = complex_state is True
@@ -115,11 +110,14 @@ class S6(SequenceLayer):
         return linear(q, self.dt_proj), B, C
 
     def forward_impl(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
-        """Run the recurrence of the module docstring."""
+        """Return the outputs (B, L, D) and the state after the last step by the equations at the top of the file."""
         return self.scan(x, self.select(x), state, info)
 
     def scan(self, x: Tensor, selected: tuple[Tensor, Tensor, Tensor], state: State, info: SequenceInfo) -> tuple[Tensor, State]:
-        """`forward_impl` with Delta, B and C from `select`, computed from x or from another sequence."""
+        """Return the outputs and the final state for inputs x (B, L, D) with given Delta, B and C.
+
+        selected: Delta (B, L, D) before bias and softplus, B and C, as `select` returns them, of x or of another sequence.
+        """
         initial, last_seq_idx = start_state(state, x.shape[0], info, x.device)
         dt, B, C = selected
         y, ssm = selective_scan(

@@ -6,31 +6,37 @@
 u: input (B, L, D). x: state (B, P), real. a_k: factors (P,), in [-1, 1). B_k: (P, D), C_k: (D, P), D_k: (D,), functions of u_k.
 beta: state bias (P,). R: rank.
 
-The paper leaves open how these depend on u_k. Here all are affine in it: w_k = w + W_A u_k, B_k = B + W_B u_k with the full
-tensor W_B (P, D, D), C_k and D_k likewise, D_k a diagonal; `rank` makes W_B and W_C sums of R outer products. The state is
-real, since f is bounded by 1 for real w only. At the start 1 - f(w) is log-uniform on [dt_min, dt_max], far from w = 0, where
-f has no slope; B has rows of variance (1 - a^2) / D, which keeps the size of the state near the input's; the paper's blocks of
-HiPPO have no meaning for real factors. `reparam="exponential"` is the paper's form for events, a_k = e^{-softplus(w_k) tau_k}
-(equation 12), tau the elapsed time, which f has no place for; None is its ablation, a_k = w_k.
+The paper does not state how these depend on u_k. Here all are affine in it: w_k = w + W_A u_k, B_k = B + W_B u_k with the full
+tensor W_B (P, D, D), C_k and D_k likewise, where D_k is diagonal; with `rank` W_B and W_C are sums of R outer products. The state
+is real, since f is bounded by 1 for real w only. Initially 1 - f(w) is log-uniform on [dt_min, dt_max], which is far from w = 0,
+where the derivative of f is 0; the rows of B have variance (1 - a^2) / D, so that states have about the variance of the input.
+The paper's blocks of HiPPO are not defined for real factors. `reparam="exponential"` is the paper's form for events,
+a_k = e^{-softplus(w_k) tau_k} (equation 12) with the elapsed time tau, which does not occur in f. None is its ablation,
+a_k = w_k.
 """
 
-from collections.abc import Collection, Sequence
-from typing import Literal
+from collections.abc import Collection
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, softplus
 
+from longscan._types import PositiveFloat, PositiveInt, Rule
 from longscan.layers._registry import LAYERS
 from longscan.layers._settings import check_backend
 from longscan.layers.base import SequenceInfo, SequenceLayer, mask_padding, start_state
-from longscan.layers.parameters import mark
+from longscan.layers.parameters import float32_parameter, mark
 from longscan.layers.state import ScanState, State, no_sequence
 from longscan.numerics.stability import stable_factor, stable_parameter
 from longscan.numerics.timescales import inverse_softplus, log_uniform
 from longscan.ops import linear_scan
+from longscan.ops.dispatch import Backend
 
 SELECTED = ("A", "B", "C", "D")
+SelectedMaps = Annotated[Collection[str], Rule(lambda names: set(names) <= set(SELECTED), "a list of some of A, B, C, D")]
+AtLeastHalf = Annotated[float, Rule(lambda b: b >= 0.5, "a number of at least 1/2")]  # where f is at least -1
+PositiveFractionBelowOne = Annotated[float, Rule(lambda x: 0 < x < 1, "a number above 0 and below 1")]
 
 
 def _normal(*shape: int, variance: float) -> Tensor:
@@ -38,9 +44,12 @@ def _normal(*shape: int, variance: float) -> Tensor:
 
 
 class Bilinear(nn.Module):
-    """The bilinear map sum_ij W_oij l_i r_j of two vectors; W is a full tensor, or a sum of `rank` outer products.
+    """The bilinear map sum_ij W_oij l_i r_j of two vectors, where W is a full tensor or a sum of outer products.
 
-    For l and r of unit variance an output has that of its entry of `scale` (O,), squared.
+    Args:
+        left, right: sizes I and J of the two vectors.
+        scale: (O,), standard deviation of each output for vectors of unit variance.
+        rank: number of outer products; None for a full tensor.
     """
 
     def __init__(self, left: int, right: int, scale: Tensor, rank: int | None) -> None:
@@ -69,14 +78,14 @@ class S7(SequenceLayer):
 
     Args:
         d_model: channels D.
-        d_state: states P.
-        reparam: (a, b) of f, a > 0 and b >= 1/2; "exponential"; or None.
-        selects: which of "A", "B", "C", "D" depend on the input.
-        rank: None, full tensors W_B and W_C, or R.
-        dt_min, dt_max: initial range of 1 - a_k (of -log a_k where exponential), log-uniform.
+        d_state: number of states P.
+        reparam: (a, b) of f with a > 0 and 1/2 <= b < 1/dt_max, or "exponential", or None.
+        selects: those of "A", "B", "C", "D" that depend on the input.
+        rank: number R of outer products in W_B and W_C; None for full tensors.
+        dt_min, dt_max: initial range of 1 - a_k (of -log a_k with "exponential"), log-uniform.
         backend: of `longscan.ops.linear_scan`.
 
-    Elapsed times have a meaning with "exponential" only. The state is `ScanState` with ssm (B, P).
+    Elapsed times raise ValueError except with "exponential". The state is `ScanState` with ssm (B, P).
     """
 
     irregular = False
@@ -84,26 +93,17 @@ class S7(SequenceLayer):
 
     def __init__(
         self,
-        d_model: int,
+        d_model: PositiveInt,
         *,
-        d_state: int = 16,
-        reparam: Sequence[float] | Literal["exponential"] | None = (1.0, 0.5),
-        selects: Collection[str] = SELECTED,
-        rank: int | None = None,
-        dt_min: float = 1e-3,
-        dt_max: float = 0.1,
-        backend: str = "auto",
+        d_state: PositiveInt = 16,
+        reparam: tuple[PositiveFloat, AtLeastHalf] | Literal["exponential"] | None = (1.0, 0.5),
+        selects: SelectedMaps = SELECTED,
+        rank: PositiveInt | None = None,
+        dt_min: PositiveFloat = 1e-3,
+        dt_max: PositiveFractionBelowOne = 0.1,
+        backend: Backend = "auto",
     ) -> None:
         super().__init__()
-        for name, size in (("d_model", d_model), ("d_state", d_state), ("rank", 1 if rank is None else rank)):
-            if size < 1:
-                raise ValueError(f"{name}: got {size}, expected at least 1")
-        if set(selects) - set(SELECTED):
-            raise ValueError(f"selects: got {tuple(selects)}, expected some of {SELECTED}")
-        if not dt_max < 1:
-            raise ValueError(f"dt_max: got {dt_max}, expected less than 1")
-        if reparam is not None and reparam != "exponential" and (isinstance(reparam, str) or len(reparam) != 2):
-            raise ValueError(f"reparam: got {reparam!r}, expected (a, b), 'exponential' or None")
         self.d_model, self.d_state, self.backend = d_model, d_state, backend
         self.irregular = reparam == "exponential"
         self.reparam: tuple[float, float] | Literal["exponential"] | None = "exponential" if self.irregular else None
@@ -114,22 +114,19 @@ class S7(SequenceLayer):
             w = decay = 1 - dt
         else:
             a, b = (float(part) for part in reparam)
-            if not (a > 0 and 0.5 <= b < 1 / dt_max):
-                raise ValueError(f"reparam: got {(a, b)}, expected a > 0, and b from 1/2 (where f >= -1) to below 1/dt_max")
+            if b >= 1 / dt_max:
+                raise ValueError(f"`reparam` must have b below 1/dt_max ({1 / dt_max:g}), got {(a, b)}")
             self.reparam, decay = (a, b), 1 - dt
             w = stable_parameter(decay, a, b)
-
-        def kept(values: Tensor) -> nn.Parameter:
-            return mark(nn.Parameter(values.to(torch.get_default_dtype())), "ssm", decay=False, keep_float32=True)
 
         def dense(values: Tensor, role: Literal["ssm", "selector"] = "ssm") -> nn.Parameter:
             return mark(nn.Parameter(values.to(torch.get_default_dtype())), role)
 
         scale, ones = torch.sqrt(1 - decay.square()), torch.ones(d_model)
-        self.w, self.bias = kept(w), kept(torch.zeros(d_state))
+        self.w, self.bias = float32_parameter(w), float32_parameter(torch.zeros(d_state))
         self.B = dense(_normal(d_state, d_model, variance=1 / d_model) * scale.unsqueeze(1))
         self.C = dense(_normal(d_model, d_state, variance=1 / d_state))
-        self.D = kept(torch.randn(d_model))
+        self.D = float32_parameter(torch.randn(d_model))
         selected_w = _normal(d_state, d_model, variance=1 / d_model) * (dt.unsqueeze(1) if reparam is None else 1)
         self.select_w = dense(selected_w, "selector") if "A" in selects else None
         self.select_B = Bilinear(d_model, d_model, scale, rank) if "B" in selects else None
@@ -146,7 +143,7 @@ class S7(SequenceLayer):
         return w if self.reparam is None else stable_factor(w, *self.reparam)
 
     def forward_impl(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
-        """Run the recurrence of the module docstring."""
+        """Return the outputs (B, L, D) and the state after the last step by the equations at the top of the file."""
         initial, last_seq_idx = start_state(state, x.shape[0], info, x.device)
         drive = linear(x, self.B)
         if self.select_B is not None:

@@ -6,8 +6,8 @@
 
 u: input (B, L, D) of H heads of width P. c: memory, n: normaliser (B, D). R mixes the memories of a head: four (H, P, P).
 
-With the stabiliser m_t = max(log f_t + m_{t-1}, log i_t) (equations 15-17) c and n are held times e^{-m}, which changes no
-output; at the first step m is log i_t. The recurrence is not linear, so steps go one after the other.
+With the stabiliser m_t = max(log f_t + m_{t-1}, log i_t) (equations 15-17) c and n are stored times e^{-m}, which changes no
+output; at the first step m is log i_t. The recurrence is not linear, so it runs step by step.
 """
 
 import math
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, logsigmoid
 
+from longscan._types import PositiveInt
 from longscan.layers._cells import run_cell
 from longscan.layers._registry import LAYERS
 from longscan.layers.base import SequenceInfo, SequenceLayer
@@ -28,7 +29,7 @@ from longscan.ops.arguments import without_autocast
 
 @layer_state
 class SLSTMState(NamedTuple):
-    """`hidden` y, `cell` c, `normaliser` n and `stabiliser` m, (B, D) each; `last_seq_idx` (B,) as in `ScanState`."""
+    """State of `SLSTM`: `hidden` y, `cell` c, `normaliser` n and `stabiliser` m, (B, D) each; `last_seq_idx` (B,)."""
 
     hidden: Tensor
     cell: Tensor
@@ -43,14 +44,14 @@ class SLSTM(SequenceLayer):
 
     Args:
         d_model: input and hidden size D.
-        head_dim: channels P of a head; None: the largest divisor of D up to 64.
+        head_dim: channels P of a head; None for the largest divisor of D up to 64.
 
-    There is no notion of elapsed time. The state is `SLSTMState`.
+    Elapsed times raise ValueError. The state is `SLSTMState`.
     """
 
     irregular = False
 
-    def __init__(self, d_model: int, *, head_dim: int | None = None) -> None:
+    def __init__(self, d_model: PositiveInt, *, head_dim: PositiveInt | None = None) -> None:
         super().__init__()
         self.d_model, self.head_dim = d_model, head_width(d_model, head_dim)
         self.heads = d_model // self.head_dim
@@ -66,7 +67,7 @@ class SLSTM(SequenceLayer):
         self.bias = mark(nn.Parameter(bias.flatten()), "selector", decay=False, keep_float32=True)
 
     def forward_impl(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
-        """Run the recurrence of the module docstring."""
+        """Return the outputs (B, L, D) and the state after the last step by the equations at the top of the file."""
         state = self.initial_state(x.shape[0]) if state is None else state
         rows, last_seq_idx = restarted_rows(state.last_seq_idx, info.valid, info.seq_idx)
         parts = tuple(zero_rows(rows, part).to(self.bias.dtype) for part in state[:4])
@@ -79,18 +80,18 @@ class SLSTM(SequenceLayer):
         """Return the state after one step, from the projected input (B, 4D)."""
         hidden, cell, normaliser, stabiliser = state
         by_head = hidden.view(-1, self.heads, self.head_dim)
-        mixed = torch.einsum("bhp,hqp->bhq", by_head, self.recurrent.to(hidden.dtype))  # of each head: its z, i, f and o
+        mixed = torch.einsum("bhp,hqp->bhq", by_head, self.recurrent.to(hidden.dtype))  # z, i, f and o of each head
         mixed = mixed.view(-1, self.heads, 4, self.head_dim).transpose(1, 2).flatten(1)
-        new, enter, forget, leave = (projected + mixed).chunk(4, -1)
-        fresh = normaliser == 0
-        kept = logsigmoid(forget) + stabiliser
-        m = torch.where(fresh, enter, torch.maximum(kept, enter))
-        decay, weight = torch.where(fresh, 0, kept - m).exp(), (enter - m).exp()
-        cell, normaliser = decay * cell + weight * torch.tanh(new), decay * normaliser + weight
-        return torch.sigmoid(leave) * cell / normaliser, cell, normaliser, m
+        z, log_i, raw_f, o = (projected + mixed).chunk(4, -1)
+        is_first = normaliser == 0
+        carried = logsigmoid(raw_f) + stabiliser  # log f_t + m_{t-1}
+        m = torch.where(is_first, log_i, torch.maximum(carried, log_i))
+        decay, weight = torch.where(is_first, 0, carried - m).exp(), (log_i - m).exp()
+        cell, normaliser = decay * cell + weight * torch.tanh(z), decay * normaliser + weight
+        return torch.sigmoid(o) * cell / normaliser, cell, normaliser, m
 
     def initial_state(self, batch: int) -> SLSTMState:
-        """Zeros."""
+        """Return zeros for all fields of `SLSTMState`."""
         zeros = torch.zeros(4, batch, self.d_model, dtype=self.state_dtype, device=self.device)
         hidden, cell, normaliser, stabiliser = zeros.unbind()
         return SLSTMState(hidden, cell, normaliser, stabiliser, no_sequence(batch, self.device))

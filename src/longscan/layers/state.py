@@ -54,7 +54,7 @@ def _detach(self: State) -> State:
 
 
 def _nbytes(self: State) -> int:
-    """The bytes of all tensors in the state."""
+    """The number of bytes of all tensors in the state."""
     return sum(x.nbytes for x in state_tensors(self))
 
 
@@ -79,8 +79,10 @@ class ScanState(NamedTuple):
 class PhaseState(NamedTuple):
     """State of `unitary_scan` with a phase grid of Q angles: h = e^{2 pi i phase / Q} ssm.
 
-    `ssm` (B, D, N, 2), in the rotating frame; `phase` (B, D, N) int64, the angle of the frame in grid steps; `last_seq_idx` (B,)
-    as in `ScanState`.
+    Attributes:
+        ssm: (B, D, N, 2), the state in the rotating frame.
+        phase: (B, D, N) int64, the angle of the frame in multiples of 2 pi / Q.
+        last_seq_idx: (B,), as in `ScanState`.
     """
 
     ssm: Tensor
@@ -96,7 +98,12 @@ def no_sequence(batch: int, device: torch.device) -> Tensor:
 def restarted_rows(last_seq_idx: Tensor, valid: Tensor | None, seq_idx: Tensor | None) -> tuple[Tensor | None, Tensor]:
     """Return which rows start a new sequence at their first valid step, (B,) bool, and the new `last_seq_idx` (B,).
 
-    The first result is None if no row can. A row without a valid step keeps its `last_seq_idx`. `valid`: one run per row.
+    The first result is None without `seq_idx`. The `last_seq_idx` of a row without a valid step is unchanged.
+
+    Args:
+        last_seq_idx: (B,) int64, the seq_idx of the last valid step before these, -1 if there was none.
+        valid: (B, L) bool, one run of valid steps per row; None if all are valid.
+        seq_idx: (B, L), or None.
     """
     if seq_idx is None or seq_idx.shape[1] == 0:
         return None, last_seq_idx
@@ -107,8 +114,8 @@ def restarted_rows(last_seq_idx: Tensor, valid: Tensor | None, seq_idx: Tensor |
     count = valid.sum(1, keepdim=True)
     first = seq_idx.gather(1, start).squeeze(1)
     last = seq_idx.gather(1, (start + count - 1).clamp(min=0)).squeeze(1).to(torch.int64)
-    some = count.squeeze(1) > 0
-    return some & (last_seq_idx >= 0) & (first != last_seq_idx), torch.where(some, last, last_seq_idx)
+    has_step = count.squeeze(1) > 0
+    return has_step & (last_seq_idx >= 0) & (first != last_seq_idx), torch.where(has_step, last, last_seq_idx)
 
 
 def zero_rows(rows: Tensor | None, state: Tensor) -> Tensor:

@@ -1,13 +1,13 @@
-"""What all models share: a stack of blocks from a spec, arguments that are kept as the configuration, and files."""
+"""The base class of models: a stack of blocks from a spec, the arguments of the constructor as configuration, and files."""
 
 import copy
 import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self, get_args, get_origin
+from typing import Any, Self
 
 from longscan._specs import SPEC_VERSION
-from longscan.layers._settings import declared_types
+from longscan.layers._settings import bind_arguments
 from longscan.layers.parameters import Marked
 from longscan.models.saving import CONFIG, WEIGHTS, read_model, write_model
 from longscan.models.spec import BlockSpec, parse_spec
@@ -16,35 +16,35 @@ from longscan.models.spec import BlockSpec, parse_spec
 class PretrainedModel(Marked):
     """Base class of `SequenceModel`, `LanguageModel`, `Forecaster` and `SiameseModel`.
 
-    A subclass passes all arguments of its constructor on to this one. They are JSON-able values, of which `config` is a copy:
+    The arguments of the constructor of a subclass are JSON-able values, of which `config` is a copy:
     `type(model)(**model.config)` is a model of the same architecture with new weights.
 
     Args:
         blocks: the stack as a list of `{"layer", "block", "options"}`, see `longscan.models.parse_spec`.
-        arguments: all other arguments of the subclass.
-
-    Raises ValueError naming an argument: a whole number below 1, or a value that is none of the choices of its annotation.
 
     Attributes:
         entries: the stack as a list with all keys, `list[BlockSpec]`.
     """
 
-    def __init__(self, blocks: Sequence[Mapping[str, Any]], **arguments: Any) -> None:
+    _arguments: dict[str, Any]
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Check the arguments of the constructor, and store them for `config`. Copying and unpickling pass none."""
+        model = super().__new__(cls, *args, **kwargs)
+        bound = bind_arguments(cls, args, kwargs)
+        if bound is not None:
+            bound.apply_defaults()
+            model._arguments = bound.arguments
+        return model
+
+    def __init__(self, blocks: Sequence[Mapping[str, Any]]) -> None:
         super().__init__()
-        kind: type = type(self)
-        declared = declared_types(kind)
-        for name, value in arguments.items():
-            if declared[name] in (int, int | None) and value is not None and value < 1:
-                raise ValueError(f"{name}: got {value}, needed at least 1")
-            if get_origin(declared[name]) is Literal and value not in get_args(declared[name]):
-                raise ValueError(f"{name}: got {value!r}, needed one of {get_args(declared[name])}")
         self.entries: list[BlockSpec] = parse_spec(list(blocks))
-        self._arguments = arguments
 
     @property
     def config(self) -> dict[str, Any]:
         """A copy of the constructor's arguments, JSON-able values by name."""
-        return copy.deepcopy({"blocks": self.entries, **self._arguments})
+        return copy.deepcopy({**self._arguments, "blocks": self.entries})
 
     @classmethod
     def from_spec(
@@ -60,8 +60,8 @@ class PretrainedModel(Marked):
         Args:
             spec: the names of the blocks from the input to the output, such as "(mamba aussm)*2", "s4d*6" or "mamba[s4d]*4", or
                 a list of `{"layer", "block", "options"}`; see `longscan.models.parse_spec`.
-            d_state: state size of every layer that has this setting and is not given another one.
-            block_options: name of a block in the spec -> further options, for example `{"aussm": {"phase_dt": True}}`.
+            d_state: default of the option d_state of all layers that have it.
+            block_options: more options by the name of a block in the spec, for example `{"aussm": {"phase_dt": True}}`.
             arguments: the arguments of the class, without `blocks`, such as d_model.
 
         Raises ValueError naming what is wrong with the spec, its options or an argument; TypeError for an unknown argument.
@@ -74,9 +74,9 @@ class PretrainedModel(Marked):
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, *, backend: str | None = None) -> Self:
-        """Read a model that `save_pretrained` wrote. It is on the CPU, in the dtypes that it was saved in.
+        """Read a model that `save_pretrained` wrote, on the CPU and in the saved dtypes.
 
-        backend: of its ops instead of the saved one; None keeps the saved one.
+        backend: backend of its ops, in place of the saved one; None for the saved one.
 
         Raises FileNotFoundError naming a missing file, ValueError naming a damaged one or an argument that this class does not
         have or needs.
@@ -85,8 +85,8 @@ class PretrainedModel(Marked):
         path, parameters = Path(folder) / CONFIG, inspect.signature(cls).parameters
         version = config.pop("spec_version", 1)  # the names of layers and blocks are the same in both versions
         if version not in (1, SPEC_VERSION):
-            raise ValueError(f"{path}: got spec_version {version!r}, needed at most {SPEC_VERSION}; a later version wrote it")
-        required = {name for name, given in inspect.signature(cls).parameters.items() if given.default is given.empty}
+            raise ValueError(f"{path}: `spec_version` must be at most {SPEC_VERSION}, got {version!r}; a later version wrote it")
+        required = {name for name, parameter in parameters.items() if parameter.default is parameter.empty}
         if unknown := sorted(config.keys() - parameters.keys()):
             raise ValueError(f"{path}: {', '.join(unknown)[:200]} is no setting of {cls.__name__}; another class wrote it")
         if missing := sorted(required - config.keys()):
@@ -94,7 +94,7 @@ class PretrainedModel(Marked):
         try:
             model = cls(**config if backend is None else {**config, "backend": backend})
         except (ValueError, TypeError, KeyError, AttributeError, RuntimeError, MemoryError, OverflowError) as error:
-            if str(error).startswith("backend: "):  # about this machine or the argument, not about the file
+            if str(error).startswith(("backend: ", "`backend` ")):  # about this machine or the argument, not about the file
                 raise
             raise ValueError(f"{path}: damaged ({str(error)[:300]})") from error
         try:

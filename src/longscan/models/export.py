@@ -1,6 +1,6 @@
 """Export of layers, blocks and models to torch.export programs and ONNX files, for a whole sequence or for one step.
 
-The exported graph holds real arithmetic only: ops run on their eager backend, which stores complex numbers as pairs of real ones,
+The exported graph has real arithmetic only: ops run on their eager backend, which stores complex numbers as pairs of real ones,
 and the exporter writes the complex numbers inside Fourier transforms (long convolutions) as pairs too. All sizes are fixed to
 those of the example. Only the axis of a state that grows with the number of steps, as that of attention does, is dynamic.
 """
@@ -34,7 +34,10 @@ def prepare_for_export(module: M) -> M:
 class WholeSequence(nn.Module):
     """The forward pass of a module over a whole sequence, with positional tensors as its only arguments.
 
-    names: of the arguments after x. state: a state whose tensors follow those arguments; None for a forward pass without one.
+    Args:
+        module: a layer, a block or a model.
+        names: names of the arguments after x.
+        state: a state with the structure of those whose tensors follow these arguments; None for a forward pass without one.
     """
 
     def __init__(self, module: nn.Module, names: tuple[str, ...], state: State) -> None:
@@ -71,7 +74,7 @@ class OneStep(WholeSequence):
 
 
 def _split_arguments(names: tuple[str, ...], state: State, rest: tuple[Tensor, ...]) -> tuple[dict[str, Tensor], State]:
-    """Return the named inputs as a mapping, and a state with the structure of `state` that holds the remaining tensors."""
+    """Return the named inputs as a mapping, and a state with the structure of `state` made of the remaining tensors."""
     tensors = iter(rest[len(names) :])
     return dict(zip(names, rest, strict=False)), map_state(lambda _: next(tensors), state)
 
@@ -112,10 +115,10 @@ def export_graph(module: nn.Module, example: Tensor, *, step: bool = False, inpu
     an example other than the state is not a tensor.
     """
     if example.shape[1] < 3:
-        raise ValueError(f"example: got {example.shape[1]} steps, needed at least 3")
+        raise ValueError(f"`example` must have at least 3 steps, got {example.shape[1]}")
     copied = prepare_for_export(module)
     if step and not getattr(copied, "streaming", False):
-        raise ValueError(f"step: {type(module).__name__} cannot run step by step")
+        raise ValueError(f"`step` must be False, as {type(module).__name__} cannot run step by step, got True")
     named = dict(inputs or {})
     _check_names(module, named, step)
     state, x, form = named.pop("state", None), example, WholeSequence
@@ -137,9 +140,9 @@ def _check_names(module: nn.Module, inputs: Mapping[str, Any], step: bool) -> No
     for name, value in inputs.items():
         if name not in known:
             method = f"{type(module).__name__}.{'step' if step else 'forward'}"
-            raise ValueError(f"inputs: got {name!r}, needed arguments of {method}: {', '.join(sorted(known)) or 'none'}")
+            raise ValueError(f"`inputs` must be arguments of {method} ({', '.join(sorted(known)) or 'none'}), got {name!r}")
         if name != "state" and not isinstance(value, Tensor):
-            raise TypeError(f"inputs: {name} got a {type(value).__name__}, needed a tensor")
+            raise TypeError(f"`inputs[{name!r}]` must be a tensor, got a {type(value).__name__}")
 
 
 def _growing_axes(before: Sequence[Tensor], after: Sequence[Tensor]) -> list[dict[int, Any] | None]:
@@ -153,7 +156,7 @@ def _growing_axes(before: Sequence[Tensor], after: Sequence[Tensor]) -> list[dic
     for one, other in zip(before, after, strict=True):
         axes = [axis for axis, (short, long) in enumerate(zip(one.shape, other.shape, strict=True)) if short != long]
         if any(one.shape[axis] < 2 for axis in axes):
-            raise ValueError("state: got a state after fewer than two steps, needed at least two, as it grows with the steps")
+            raise ValueError("`state` must be a state after at least two steps, as it grows with the steps, got one after fewer")
         dynamic.append(dict.fromkeys(axes, growing) or None)
     return dynamic
 
@@ -176,7 +179,7 @@ def _onnx_translations() -> dict[Callable[..., Any], Callable[..., Any]]:
     def sort(x: Any, *, stable: bool, dim: int = -1, descending: bool = False) -> Any:  # noqa: ARG001 - TopK is stable
         """Return sorted values and their indices by TopK, which is stable; booleans are sorted as integers."""
         if x.dtype.is_floating_point():
-            raise TypeError(f"sort: got {x.dtype}, needed integers or booleans")
+            raise TypeError(f"the operand of sort must be integers or booleans, got {x.dtype}")
         size = onnx.Gather(onnx.Shape(x), [dim])
         values, indices = onnx.TopK(onnx.Cast(x, to=7), size, axis=dim, largest=int(descending))
         return onnx.CastLike(values, x), indices

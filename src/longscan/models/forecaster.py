@@ -15,9 +15,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from longscan._types import PositiveInt
+from longscan.layers.base import mask_padding
 from longscan.layers.checks import values_unavailable
 from longscan.models.base import PretrainedModel
 from longscan.models.sequence_model import SequenceModel
+from longscan.ops.dispatch import Backend
 
 EPSILON = 1e-5
 
@@ -47,29 +50,21 @@ class Forecaster(PretrainedModel):
         self,
         blocks: Sequence[Mapping[str, Any]],
         *,
-        d_model: int,
-        d_input: int,
-        horizon: int,
+        d_model: PositiveInt,
+        d_input: PositiveInt,
+        horizon: PositiveInt,
         mode: Literal["queries", "offset"] = "queries",
         normalise: bool = False,
-        backend: str = "auto",
+        backend: Backend = "auto",
     ) -> None:
-        super().__init__(
-            blocks,
-            d_model=d_model,
-            d_input=d_input,
-            horizon=horizon,
-            mode=mode,
-            normalise=normalise,
-            backend=backend,
-        )
+        super().__init__(blocks)
         self.horizon, self.mode, self.normalise, self.d_input = horizon, mode, normalise, d_input
         # One more channel than the series has: 1 at the steps of the series, 0 at the steps of the forecast.
         self.backbone = SequenceModel(
             blocks, d_model=d_model, d_output=d_input, d_input=d_input + 1, pooling="none", head="affine", backend=backend
         )
         if not self.backbone.causal:
-            raise ValueError("blocks: got blocks that are not causal, needed causal ones")
+            raise ValueError("`blocks` must be causal, got blocks that are not")
         self.backbone.require_same_length("blocks")
         if mode == "queries":
             self.backbone.require_streaming("blocks")
@@ -93,9 +88,8 @@ class Forecaster(PretrainedModel):
         Raises ValueError naming an argument that does not fit.
         """
         if inputs.ndim != 3 or inputs.shape[-1] != self.d_input or not inputs.shape[1]:
-            raise ValueError(f"inputs: got shape {tuple(inputs.shape)}, needed (batch, length >= 1, {self.d_input})")
-        if valid is not None:
-            inputs = torch.where(valid.unsqueeze(-1), inputs, 0)
+            raise ValueError(f"`inputs` must have shape (batch, length >= 1, {self.d_input}), got {tuple(inputs.shape)}")
+        inputs = mask_padding(inputs, valid)
         mean, deviation = self._scale(inputs, valid)
         inputs = (inputs - mean) / deviation
         measured = torch.cat([inputs, torch.ones_like(inputs[..., :1])], -1)
@@ -105,7 +99,7 @@ class Forecaster(PretrainedModel):
             y = self.backbone(queries, state, elapsed=elapsed_ahead)
         else:
             if elapsed_ahead is not None:
-                raise ValueError("elapsed_ahead: got times in mode 'offset', needed None, as this mode runs no further steps")
+                raise ValueError("`elapsed_ahead` must be None in mode 'offset', which runs no further steps, got times")
             y = self._last(self.backbone(measured, elapsed=elapsed, valid=valid), valid)
         return y * deviation + mean
 
@@ -113,7 +107,7 @@ class Forecaster(PretrainedModel):
         """Return the last `horizon` valid steps of y (B, L, d_input)."""
         shortest = y.shape[1] if valid is None or values_unavailable(valid) else int(valid.sum(1).min())
         if shortest < self.horizon:
-            raise ValueError(f"inputs: got a series of {shortest} steps, needed at least the horizon's {self.horizon}")
+            raise ValueError(f"`inputs` must have at least {self.horizon} steps, as many as the horizon, got {shortest}")
         if valid is None:
             return y[:, -self.horizon :]
         end = torch.where(valid, torch.arange(y.shape[1], device=y.device), 0).amax(1, keepdim=True)

@@ -31,11 +31,11 @@ def sample(
     Returns the tokens (B,). Raises ValueError naming an option that is out of its range.
     """
     if not temperature >= 0:
-        raise ValueError(f"temperature: got {temperature}, needed at least 0")
+        raise ValueError(f"`temperature` must be at least 0, got {temperature}")
     if top_k is not None and top_k < 1:
-        raise ValueError(f"top_k: got {top_k}, needed at least 1")
+        raise ValueError(f"`top_k` must be at least 1, got {top_k}")
     if top_p is not None and not 0 < top_p <= 1:
-        raise ValueError(f"top_p: got {top_p}, needed a probability above 0")
+        raise ValueError(f"`top_p` must be a probability above 0, got {top_p}")
     if temperature == 0:
         return logits.argmax(-1)
     scores, order = (logits.float() / temperature).sort(dim=-1, descending=True, stable=True)
@@ -62,7 +62,7 @@ def generate(
     top_p: float | None = None,
     generator: torch.Generator | None = None,
 ) -> tuple[Tensor, ModelState]:
-    """Generate tokens that follow the rows of a prompt, with memory that does not grow with their number.
+    """Generate tokens that follow the rows of a prompt, in memory that does not depend on their number.
 
     Args:
         model: a causal language model, in evaluation mode if it has dropout.
@@ -78,13 +78,13 @@ def generate(
     """
     model.backbone.require_streaming("generate")
     if prompt.ndim != 2 or not prompt.shape[1]:
-        raise ValueError(f"prompt: got shape {tuple(prompt.shape)}, needed (batch, length) with at least one token")
+        raise ValueError(f"`prompt` must have shape (batch, length >= 1), got {tuple(prompt.shape)}")
     if valid is not None and not bool(valid.any(1).all()):
-        raise ValueError("valid: a row of the prompt has no token, needed at least one")
+        raise ValueError("`valid` must have at least one token in each row of the prompt, got a row without one")
     if steps < 0:
-        raise ValueError(f"steps: got {steps}, needed at least 0")
+        raise ValueError(f"`steps` must be at least 0, got {steps}")
     if stop is not None and not 0 <= stop < model.vocab_size:
-        raise ValueError(f"stop: got {stop}, needed a token below vocab_size ({model.vocab_size})")
+        raise ValueError(f"`stop` must be a token below vocab_size ({model.vocab_size}), got {stop}")
     logits, state = model(prompt, state, valid=valid, return_state=True)
     last = torch.full_like(prompt[:, 0], prompt.shape[1] - 1)
     if valid is not None:
@@ -105,7 +105,7 @@ def generate(
 
 @torch.no_grad()
 def stream(model: SequenceModel | LanguageModel, pieces: Iterable[Tensor], state: ModelState | None = None) -> Iterator[Any]:
-    """Yield the outputs of a model for the pieces of one sequence, with the state of the model kept between them.
+    """Yield the outputs of a model for the pieces of one sequence, with the state of the model carried from piece to piece.
 
     Args:
         model: a model whose blocks are all able to run step by step.

@@ -17,12 +17,13 @@ from torch import Tensor
 
 from longscan.blocks.residual import EPSILON
 from longscan.models.language_model import LanguageModel
+from longscan.ops.dispatch import Backend
 
 INDEX = "model.safetensors.index.json"
 Settings = Mapping[str, Any]
 
 
-def from_transformers(source: Any, *, backend: str = "auto") -> LanguageModel:
+def from_transformers(source: Any, *, backend: Backend = "auto") -> LanguageModel:
     """Return a `LanguageModel`, in torch's default dtype, with the weights of a checkpoint of transformers.
 
     Args:
@@ -39,14 +40,14 @@ def from_transformers(source: Any, *, backend: str = "auto") -> LanguageModel:
         config, tensors = source.config.to_dict(), source.state_dict()
     kind = config.get("model_type")
     if kind not in _CONVERTERS:
-        raise ValueError(f"model_type: got {kind!r}, needed one of {tuple(_CONVERTERS)}")
+        raise ValueError(f"`model_type` must be one of {', '.join(_CONVERTERS)}, got {kind!r}")
     for name, wanted in (("hidden_act", "silu"), ("use_bias", False), ("layer_norm_epsilon", EPSILON)):
         if config.get(name, wanted) != wanted:
-            raise ValueError(f"{name}: got {config[name]!r}, needed {wanted!r}, which models here have")
+            raise ValueError(f"`{name}` must be {wanted!r}, as in models of this package, got {config[name]!r}")
     tensors = {name.replace("embedding.weight", "embeddings.weight"): tensor for name, tensor in tensors.items()}
     embedding, head = tensors.get("backbone.embeddings.weight"), tensors.get("lm_head.weight")
     if embedding is None:
-        raise ValueError(f"source: got tensors such as {next(iter(tensors), None)!r}, needed those of a causal language model")
+        raise ValueError(f"`source` must have the tensors of a causal language model, got such as {next(iter(tensors), None)!r}")
     tied = head is None or torch.equal(head, embedding)
     layer, options, rename = _CONVERTERS[kind](config)
     entry = {"layer": layer, "block": "mamba" if layer == "s6" else layer, "options": options}

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from longscan._types import PositiveInt
 from longscan.blocks.bidirectional import BidirectionalBlock
 from longscan.blocks.gated import GatedBlock
 from longscan.blocks.heads import HeadsBlock
@@ -19,6 +20,7 @@ from longscan.blocks.residual import Norm
 from longscan.layers.parameters import mark
 from longscan.models.base import PretrainedModel
 from longscan.models.sequence_model import ModelState, SequenceModel, check_tokens
+from longscan.ops.dispatch import Backend
 
 
 class LanguageModel(PretrainedModel):
@@ -48,24 +50,15 @@ class LanguageModel(PretrainedModel):
         self,
         blocks: Sequence[Mapping[str, Any]],
         *,
-        d_model: int,
-        vocab_size: int,
+        d_model: PositiveInt,
+        vocab_size: PositiveInt,
         tied: bool = True,
-        pad_vocab_to: int = 8,
+        pad_vocab_to: PositiveInt = 8,
         initial_state: Literal["zero", "learned"] = "zero",
         norm: Norm = "rms",
-        backend: str = "auto",
+        backend: Backend = "auto",
     ) -> None:
-        super().__init__(
-            blocks,
-            d_model=d_model,
-            vocab_size=vocab_size,
-            tied=tied,
-            pad_vocab_to=pad_vocab_to,
-            initial_state=initial_state,
-            norm=norm,
-            backend=backend,
-        )
+        super().__init__(blocks)
         self.vocab_size, self.pad_vocab_to = vocab_size, pad_vocab_to
         rows = -(-vocab_size // pad_vocab_to) * pad_vocab_to
         self.backbone = SequenceModel(

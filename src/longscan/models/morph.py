@@ -65,16 +65,16 @@ def make_bidirectional(
     forward = backbone_of(forward)
     reverse = forward if reverse is None else backbone_of(reverse)
     if reverse.config["blocks"] != forward.config["blocks"] or reverse.d_model != forward.d_model:
-        raise ValueError("reverse: got a model of other blocks or another width, needed those of the forward model")
+        raise ValueError("`reverse` must have the blocks and the width of the forward model, got others")
     if projections not in ("forward", "reverse"):
-        raise ValueError(f"projections: got {projections!r}, needed 'forward' or 'reverse'")
+        raise ValueError(f"`projections` must be 'forward' or 'reverse', got {projections!r}")
     source = forward if projections == "forward" else reverse
     entries = [
         _bidirectional_entry(entry, block.block) if isinstance(block.block, GatedBlock) else entry
         for entry, block in zip(forward.entries, forward.stack, strict=True)
     ]
     if entries == forward.entries:
-        raise ValueError("forward: got a model without gated blocks, needed a mamba or aussm block")
+        raise ValueError("`forward` must have a gated block (mamba or aussm), got none")
     new = SequenceModel(**{**forward.config, "blocks": entries, "initial_state": "zero"}).to(forward.encoder.weight)
     new.encoder.load_state_dict(source.encoder.state_dict())
     for index, target in enumerate(new.stack):

@@ -13,7 +13,7 @@ from longscan.models.sequence_model import check_tokens
 
 
 class TokenTargets(NamedTuple):
-    """A batch of an objective.
+    """A batch for a training objective: inputs, targets, and which of them count.
 
     Attributes:
         inputs: tokens (B, L) that the model reads.
@@ -41,7 +41,7 @@ def next_tokens(tokens: Tensor, valid: Tensor | None = None, *, reverse: bool = 
     Returns TokenTargets of length L - 1. Raises ValueError if the tokens have another shape.
     """
     if tokens.ndim != 2 or tokens.shape[1] < 2:
-        raise ValueError(f"tokens: got shape {tuple(tokens.shape)}, needed (batch, length) with a length of at least 2")
+        raise ValueError(f"`tokens` must have shape (batch, length >= 2), got {tuple(tokens.shape)}")
     if reverse:
         tokens = flip_valid(tokens, valid)
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
@@ -81,11 +81,10 @@ def masked_tokens(
     """
     for name, part in (("share", share), ("split", sum(split)), ("split", min(split))):
         if not 0 <= part <= 1:
-            raise ValueError(
-                f"{name}: got {share if name == 'share' else split}, needed probabilities from 0 to 1 with a sum of at most 1"
-            )
+            got = share if name == "share" else split
+            raise ValueError(f"`{name}` must be probabilities from 0 to 1 with a sum of at most 1, got {got}")
     if not 0 <= mask_token < vocab_size:
-        raise ValueError(f"mask_token: got {mask_token}, needed a token below vocab_size ({vocab_size})")
+        raise ValueError(f"`mask_token` must be a token below vocab_size ({vocab_size}), got {mask_token}")
     check_tokens(tokens, valid, vocab_size, name="tokens")
     unchosen = torch.tensor(sorted({mask_token, *special}))
     eligible = ~torch.isin(tokens, unchosen.to(tokens.device))
@@ -97,7 +96,7 @@ def masked_tokens(
     if not random_special:
         pool = pool[~torch.isin(pool, unchosen)]
     if not len(pool):
-        raise ValueError(f"special: got all {vocab_size} tokens, needed at least one other token")
+        raise ValueError(f"`special` must leave at least one other token, got all {vocab_size}")
     random_tokens = pool[torch.randint(len(pool), tokens.shape, generator=generator)].to(tokens.device)
     inputs = torch.where(chosen & (replacement < split[0]), mask_token, tokens)
     inputs = torch.where(chosen & (replacement >= split[0]) & (replacement < sum(split)), random_tokens, inputs)
@@ -115,9 +114,7 @@ def token_loss(model: LanguageModel, batch: TokenTargets, reduction: Literal["me
     Raises ValueError if the model is not causal and the inputs of later steps contain the targets.
     """
     if batch.needs_causal and not model.causal:
-        raise ValueError(
-            "model: got one that is not causal, needed a causal one, as the inputs contain the targets; or use masked_tokens"
-        )
+        raise ValueError("`model` must be causal, as the inputs contain the targets, got one that is not; or use masked_tokens")
     logits = model(batch.inputs, valid=batch.valid)
     scored = logits[batch.scored].float()
     total = cross_entropy(scored, batch.targets[batch.scored], reduction="sum")

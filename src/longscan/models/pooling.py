@@ -9,12 +9,11 @@ from longscan.layers.base import mask_padding
 from longscan.layers.state import layer_state
 
 Pooling = Literal["mean", "last", "none"]
-POOLINGS = ("mean", "last", "none")
 
 
 @layer_state
 class PoolState(NamedTuple):
-    """State of the pooling.
+    """State of the pooling of a model.
 
     Attributes:
         value: (B, D), the sum of the valid steps so far, or the last valid step.

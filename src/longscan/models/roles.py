@@ -63,7 +63,7 @@ def freeze(model: nn.Module, *roles: Role, under: str = "") -> int:
         if name.startswith(under) and (not roles or parameter_options(parameter).role in roles)
     ]
     if not chosen:
-        raise ValueError(f"freeze: no parameter of roles {roles or 'any'} has a name that starts with {under!r}")
+        raise ValueError(f"`under` must begin the name of a parameter of roles {roles or 'any'}, got {under!r}")
     for parameter in chosen:
         parameter.requires_grad_(False)
     return sum(parameter.numel() for parameter in chosen)
@@ -72,4 +72,4 @@ def freeze(model: nn.Module, *roles: Role, under: str = "") -> int:
 def _check_roles(name: str, roles: Iterable[str]) -> None:
     unknown = set(roles) - set(ROLES)
     if unknown:
-        raise ValueError(f"{name}: got {', '.join(sorted(unknown))}, needed some of {', '.join(ROLES)}")
+        raise ValueError(f"`{name}` must be some of {', '.join(ROLES)}, got {', '.join(sorted(unknown))}")

@@ -16,7 +16,7 @@ HEADER = "longscan"  # entry in the header of the weights, with the configuratio
 def write_model(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
     """Write a model's configuration and tensors into `folder`, each file under a temporary name that is then moved.
 
-    A reader never sees an incomplete file. The header of the weights also holds the configuration and a CRC-32 of the tensors.
+    A reader never sees an incomplete file. The header of the weights also contains the configuration and a CRC-32 of the tensors.
     The temporary file of the configuration is written before the weights are moved, so that a kill between the two moves leaves
     files from which `read_model` restores the new model.
     """
@@ -75,7 +75,7 @@ def read_model(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def _has_content(path: Path, config: dict[str, Any]) -> bool:
-    """Return whether a temporary file holds this configuration. It may be incomplete, or removed by the process that wrote it."""
+    """Return whether a temporary file has this configuration. It may be incomplete, or removed by the process that wrote it."""
     try:
         return bool(json.loads(path.read_bytes()) == config)
     except (OSError, ValueError):
@@ -89,5 +89,5 @@ def _read_config(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path}: damaged ({error})") from None
     if not isinstance(config, dict):
-        raise ValueError(f"{path}: damaged (got a {type(config).__name__}, needed a mapping of settings)")
+        raise ValueError(f"{path}: damaged (it must be a mapping of settings, got a {type(config).__name__})")
     return config

@@ -6,6 +6,7 @@ from typing import Any, Literal, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from longscan._types import PositiveInt
 from longscan.blocks.residual import Norm, Residual, layer_norm, rms_norm
 from longscan.layers._settings import building_parts, check_backend
 from longscan.layers.base import SequenceInfo, mask_padding
@@ -15,6 +16,7 @@ from longscan.layers.state import State, layer_state, map_state, state_tensors
 from longscan.models.base import PretrainedModel
 from longscan.models.pooling import Pooling, PoolState, pool
 from longscan.models.spec import block_label, build_block
+from longscan.ops.dispatch import Backend
 
 
 @layer_state
@@ -60,32 +62,21 @@ class SequenceModel(PretrainedModel):
         self,
         blocks: Sequence[Mapping[str, Any]],
         *,
-        d_model: int,
-        d_output: int,
-        vocab_size: int | None = None,
-        d_input: int | None = None,
+        d_model: PositiveInt,
+        d_output: PositiveInt,
+        vocab_size: PositiveInt | None = None,
+        d_input: PositiveInt | None = None,
         pooling: Pooling = "mean",
         head: Head = "linear",
         initial_state: Literal["zero", "learned"] = "zero",
         norm: Norm = "rms",
-        backend: str = "auto",
+        backend: Backend = "auto",
     ) -> None:
-        super().__init__(
-            blocks,
-            d_model=d_model,
-            d_output=d_output,
-            vocab_size=vocab_size,
-            d_input=d_input,
-            pooling=pooling,
-            head=head,
-            initial_state=initial_state,
-            norm=norm,
-            backend=backend,
-        )
+        super().__init__(blocks)
         if (vocab_size is None) == (d_input is None):
-            raise ValueError(f"vocab_size, d_input: got {vocab_size} and {d_input}, needed exactly one of them")
+            raise ValueError(f"exactly one of `vocab_size` and `d_input` must be given, got {vocab_size} and {d_input}")
         if head == "none" and d_output != d_model:
-            raise ValueError(f"d_output: got {d_output}, needed d_model ({d_model}) without a head")
+            raise ValueError(f"`d_output` must be d_model ({d_model}) without a head, got {d_output}")
         self.d_model, self.d_output, self.vocab_size, self.d_input = d_model, d_output, vocab_size, d_input
         self.pooling, self.backend = pooling, backend
         self.has_learned_state = initial_state == "learned"
@@ -137,11 +128,11 @@ class SequenceModel(PretrainedModel):
         Args:
             inputs: tokens (B, L), or vectors (B, L, d_input).
             state: state before the first step, from `initial_state` or an earlier call; None for the start of the sequences. It
-                includes the state of the pooling, so that the output is that of all steps so far.
+                includes the state of the pooling, so that the output depends on all steps so far.
             elapsed: (B, L), time since the previous step; None for 1 at every step.
             valid: (B, L) bool, False for padding. Each row has one contiguous run of valid steps.
-            seq_idx: (B, L), number of the sequence that a step belongs to, for rows that hold several sequences. Needs pooling
-                "none" and initial_state "zero".
+            seq_idx: (B, L), number of the sequence that a step belongs to, for rows of several sequences. Requires pooling "none"
+                and initial_state "zero".
             return_state: also return the state after the last valid step.
 
         Returns y, or (y, state) with return_state. y is (B, d_output), or (B, L, d_output) without pooling, with zeros at
@@ -154,7 +145,7 @@ class SequenceModel(PretrainedModel):
             state = self._checked_state(state)
         elif self.has_learned_state:
             state = self.initial_state(inputs.shape[0])
-        else:  # a block without a state starts from zeros, which it need not read
+        else:  # None is the initial state, which blocks then need not read
             state = ModelState((None,) * len(self.stack), self._initial_pool_state(inputs.shape[0]))
         for block, before in zip(self.stack, state.blocks, strict=True):
             block.check_state(before, inputs.shape[0])
@@ -234,36 +225,35 @@ class SequenceModel(PretrainedModel):
 
     def _checked_state(self, state: ModelState) -> ModelState:
         if not isinstance(state, ModelState):
-            raise TypeError(f"state: got a {type(state).__name__}, needed the ModelState of an earlier call")
+            raise TypeError(f"`state` must be the ModelState of an earlier call, got a {type(state).__name__}")
         if len(state.blocks) != len(self.stack):
-            raise ValueError(f"state: got the states of {len(state.blocks)} blocks, needed those of {len(self.stack)}")
+            raise ValueError(f"`state` must have the states of {len(self.stack)} blocks, got {len(state.blocks)}")
         return state
 
     def _check_inputs(self, inputs: Tensor, elapsed: Tensor | None, valid: Tensor | None, seq_idx: Tensor | None) -> None:
         if self.vocab_size is not None:
             check_tokens(inputs, valid, self.vocab_size)
         if self.d_input is not None and (inputs.ndim != 3 or inputs.shape[-1] != self.d_input):
-            raise ValueError(f"inputs: got shape {tuple(inputs.shape)}, needed (batch, length, {self.d_input})")
+            raise ValueError(f"`inputs` must have shape (batch, length, {self.d_input}), got {tuple(inputs.shape)}")
         if elapsed is not None:
             for index, block in enumerate(self.stack):
                 if not block.irregular:
-                    raise ValueError(f"elapsed: block {index} ({block_label(self.entries[index])}) has no notion of elapsed time")
+                    label = block_label(self.entries[index])
+                    raise ValueError(f"`elapsed` must be None, as block {index} ({label}) takes no elapsed times, got a tensor")
         if seq_idx is not None and self.pooling != "none":
-            raise ValueError(f"seq_idx: got rows of several sequences with pooling {self.pooling!r}, needed pooling 'none'")
+            raise ValueError(f"`seq_idx` must be None with pooling={self.pooling!r}, with one sequence per row, got a tensor")
         if seq_idx is not None and self.has_learned_state:
-            raise ValueError("seq_idx: got rows of several sequences with initial_state 'learned', needed 'zero'")
+            raise ValueError("`seq_idx` must be None with initial_state='learned', with one sequence per row, got a tensor")
         check_steps((inputs.shape[0], inputs.shape[1]), elapsed, valid, seq_idx)
 
     def _encode(self, inputs: Tensor, valid: Tensor | None) -> Tensor:
-        """Return the encoded inputs (B, L, d_model), with zeros at padding, whatever values stand there.
+        """Return the encoded inputs (B, L, d_model), zeros at padding, in the dtype of the weights.
 
-        They have the dtype of the weights under autocast too, because the residual stream sums the outputs of all blocks.
+        The residual stream, a sum of the outputs of all blocks, has this dtype under autocast, too.
         """
-        if valid is not None:
-            inputs = torch.where(valid.view(*valid.shape, *(1,) * (inputs.ndim - 2)), inputs, 0)
-        dtype = self.encoder.weight.dtype
+        inputs, dtype = mask_padding(inputs, valid), self.encoder.weight.dtype
         x: Tensor = self.encoder(inputs if self.vocab_size is not None else inputs.to(dtype)).to(dtype)
-        return x if valid is None else torch.where(valid.unsqueeze(-1), x, 0)
+        return mask_padding(x, valid)
 
 
 def check_tokens(inputs: Tensor, valid: Tensor | None, vocab_size: int, name: str = "inputs") -> None:
@@ -272,11 +262,11 @@ def check_tokens(inputs: Tensor, valid: Tensor | None, vocab_size: int, name: st
     Values are not checked inside compiled graphs and transforms. name: of the inputs in the message.
     """
     if inputs.ndim != 2 or inputs.is_floating_point():
-        raise ValueError(f"{name}: got {inputs.dtype} {tuple(inputs.shape)}, needed integer tokens of shape (batch, length)")
+        raise ValueError(f"`{name}` must be integer tokens of shape (batch, length), got {inputs.dtype} {tuple(inputs.shape)}")
     if inputs.numel() and not values_unavailable(inputs, valid):
         is_mask = valid is not None and valid.dtype == torch.bool and valid.shape == inputs.shape
         checked = torch.where(valid, inputs, 0) if valid is not None and is_mask else inputs
         low, high = (int(extreme) for extreme in torch.aminmax(checked))
         if low < 0 or high >= vocab_size:
             wrong = low if low < 0 else high
-            raise ValueError(f"{name}: got the token {wrong}, needed numbers from 0 to {vocab_size - 1}")
+            raise ValueError(f"`{name}` must be tokens from 0 to {vocab_size - 1}, got {wrong}")

@@ -9,8 +9,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from longscan._types import PositiveInt
 from longscan.models.base import PretrainedModel
 from longscan.models.sequence_model import SequenceModel
+from longscan.ops.dispatch import Backend
 
 
 class SiameseModel(PretrainedModel):
@@ -36,24 +38,15 @@ class SiameseModel(PretrainedModel):
         self,
         blocks: Sequence[Mapping[str, Any]],
         *,
-        d_model: int,
-        d_output: int,
-        vocab_size: int | None = None,
-        d_input: int | None = None,
+        d_model: PositiveInt,
+        d_output: PositiveInt,
+        vocab_size: PositiveInt | None = None,
+        d_input: PositiveInt | None = None,
         pooling: Literal["mean", "last"] = "mean",
         interaction: Literal["nli", "concat"] = "nli",
-        backend: str = "auto",
+        backend: Backend = "auto",
     ) -> None:
-        super().__init__(
-            blocks,
-            d_model=d_model,
-            d_output=d_output,
-            vocab_size=vocab_size,
-            d_input=d_input,
-            pooling=pooling,
-            interaction=interaction,
-            backend=backend,
-        )
+        super().__init__(blocks)
         self.d_output, self.interaction = d_output, interaction
         self.backbone = SequenceModel(
             blocks,
@@ -88,7 +81,7 @@ class SiameseModel(PretrainedModel):
         Raises ValueError naming an argument that does not fit.
         """
         if len(first) != len(second):
-            raise ValueError(f"second: got {len(second)} sequences, needed {len(first)}, as many as first has")
+            raise ValueError(f"`second` must have {len(first)} sequences, as many as first, got {len(second)}")
         a = self.backbone(first, valid=valid_first, elapsed=elapsed_first)
         b = self.backbone(second, valid=valid_second, elapsed=elapsed_second)
         features = [a, b, a * b, a - b] if self.interaction == "nli" else [a, b]

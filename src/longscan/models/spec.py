@@ -1,4 +1,4 @@
-"""Stacks of blocks: the canonical list of `{"layer", "block", "options"}`, and the spec, a text that stands for such a list.
+"""Stacks of blocks: the canonical list of `{"layer", "block", "options"}`, and specs, the text form of such lists.
 
 The grammar of specs is that of `longscan._specs`: "(mamba aussm)*4", "s4d*6", "mamba[s4d]*4", "ma".
 """
@@ -13,6 +13,7 @@ from longscan.blocks import BLOCKS
 from longscan.layers import LAYERS, SequenceModule, make_layer
 from longscan.layers._registry import parameter_names
 from longscan.layers._settings import declared_types
+from longscan.ops.dispatch import Backend
 
 
 class BlockSpec(TypedDict):
@@ -24,9 +25,9 @@ class BlockSpec(TypedDict):
 
 
 def find_block(name: str) -> tuple[str | None, str | None]:
-    """Return the layer and the block that a name in a spec stands for, as names in LAYERS and BLOCKS.
+    """Return the layer and the block of a name in a spec, as names in LAYERS and BLOCKS.
 
-    name: "m", "a", a name of `STANDARD_BLOCKS`, another layer (which stands without a block), or "block[layer]".
+    name: "m", "a", a name of `STANDARD_BLOCKS`, another layer (without a block), or "block[layer]".
     Raises KeyError with the reason if there is no such layer or block, or if the block needs a layer.
     """
     name = LETTERS[name] if name in ("m", "a") else name
@@ -64,7 +65,7 @@ def _parse_text(spec: str) -> list[tuple[str | None, str | None]]:
             reason = _name_letters(spec, error.args[0])
             raise ValueError(f"spec: {spec[:60]!r} at position {position}: {reason}") from None
     if not found:
-        raise ValueError("spec: got no blocks, needed at least one, such as 'mamba'")
+        raise ValueError("`spec` must have at least one block, such as 'mamba', got none")
     return found
 
 
@@ -94,7 +95,7 @@ def parse_spec(
     Raises ValueError if a name does not exist, or an option is no setting of the layer or its block or has another type.
     """
     if not isinstance(spec, (str, Sequence)):
-        raise ValueError(f"spec: got {spec!r}, needed a text or a list of blocks")
+        raise ValueError(f"`spec` must be a text or a list of blocks, got {spec!r}")
     if isinstance(spec, str):
         pairs = _parse_text(spec)
         options_of = _options_of_pairs(spec, pairs, block_options or {})
@@ -102,11 +103,11 @@ def parse_spec(
     else:
         if block_options:
             raise ValueError(
-                "block_options: are keyed by the names in a text; with a list of blocks, put the options into its entries"
+                "`block_options` must be None with a list of blocks, whose entries have options themselves, got a mapping"
             )
         entries = [_complete_entry(index, given) for index, given in enumerate(spec)]
         if not entries:
-            raise ValueError("spec: got an empty list, needed at least one block")
+            raise ValueError("`spec` must have at least one block, got an empty list")
     for index, entry in enumerate(entries):
         layer_settings, block_settings = setting_names(entry["layer"], entry["block"])
         label = block_label(entry)
@@ -117,7 +118,7 @@ def parse_spec(
             owner = LAYERS[str(entry["layer"])] if name in layer_settings else BLOCKS[str(entry["block"])]
             declared = declared_types(owner)[name]
             if not matches_type(value, declared):
-                raise ValueError(f"spec: block {index} ({label}): {name} got {value!r}, needed {describe_type(declared)}")
+                raise ValueError(f"spec: `{name}` of block {index} ({label}) must be {describe_type(declared)}, got {value!r}")
         if d_state is not None and "d_state" in layer_settings:
             entry["options"].setdefault("d_state", d_state)
     return entries
@@ -147,16 +148,16 @@ def _complete_entry(index: int, given: Mapping[str, Any]) -> BlockSpec:
     """Return one entry of a list with its missing keys. Raises ValueError naming what does not exist."""
     unknown = set(given) - {"layer", "block", "options"}
     if unknown or "layer" not in given:
-        raise ValueError(f"spec: block {index} has the keys {sorted(given)}, needed 'layer', and 'block' or 'options'")
+        raise ValueError(f"spec: block {index} must have the key 'layer' and may have 'block' and 'options', got {sorted(given)}")
     layer, block = given["layer"], given.get("block")
     if layer is not None and layer not in LAYERS:
-        raise ValueError(f"spec: block {index} has the layer {layer!r}; the layers are {', '.join(sorted(LAYERS))}")
+        raise ValueError(f"spec: the layer of block {index} must be one of {', '.join(sorted(LAYERS))}, got {layer!r}")
     if block is not None and block not in BLOCKS:
-        raise ValueError(f"spec: block {index} has the block {block!r}; the blocks are {', '.join(sorted(BLOCKS))}, or none")
+        raise ValueError(f"spec: the block of block {index} must be one of {', '.join(sorted(BLOCKS))} or None, got {block!r}")
     alone = block is not None and "layer" not in parameter_names(BLOCKS[block])
     if (layer is None) != alone:
-        needed = "no layer (None)" if alone else "a layer"
-        raise ValueError(f"spec: block {index} has the layer {layer!r} in the block {block!r}, which needs {needed}")
+        needed = f"None in the block {block!r}" if alone else f"given in the block {block!r}"
+        raise ValueError(f"spec: the layer of block {index} must be {needed}, got {layer!r}")
     return BlockSpec(layer=layer, block=block, options=dict(given.get("options") or {}))
 
 
@@ -177,7 +178,7 @@ def format_spec(blocks: Sequence[BlockSpec]) -> str:
     names = [block_label(entry) for entry in blocks]
     for index, (name, entry) in enumerate(zip(names, blocks, strict=True)):
         if find_block(name) != (entry["layer"], entry["block"]):
-            raise ValueError(f"spec: block {index} is the layer {name!r} without a block, which no name in a spec stands for")
+            raise ValueError(f"spec: block {index} is the layer {name!r} without a block, which has no name in a spec")
     return format_names(names)
 
 
@@ -189,7 +190,7 @@ def setting_names(layer: str | None, block: str | None) -> tuple[set[str], set[s
     return layer_settings, block_settings
 
 
-def build_block(entry: BlockSpec, d_model: int, backend: str) -> SequenceModule:
+def build_block(entry: BlockSpec, d_model: int, backend: Backend) -> SequenceModule:
     """Return the module that an entry of the canonical list describes, with new weights."""
     layer = entry["layer"]
     if entry["block"] is None:

@@ -28,24 +28,24 @@ def replace_blocks(
     Args:
         blocks: a spec, or a list of blocks.
         at: positions of the blocks to replace, from 0. Exactly one of this and count is given.
-        count: number of blocks to replace, at positions drawn at random without replacement.
+        count: number of blocks to replace, at random positions.
         seed: of the random positions.
         replaced: name in `BLOCKS` of the blocks that may be replaced.
-        by: the new block, an entry of a list of blocks. Without d_state among its options it takes that of the block it replaces.
+        by: the new block, an entry of a list of blocks. The default of its option d_state is that of the block it replaces.
 
-    Returns the list of blocks. Raises ValueError if another block stands at a position of `at`, or if there are fewer than count.
+    Returns the list of blocks. Raises ValueError if there is another block at a position of `at`, or fewer than count blocks.
     """
     entries = parse_spec(blocks)
     positions = [index for index, entry in enumerate(entries) if entry["block"] == replaced]
     if (at is None) == (count is None):
-        raise ValueError(f"at, count: got {at} and {count}, needed exactly one of them")
+        raise ValueError(f"exactly one of `at` and `count` must be given, got {at} and {count}")
     if count is not None:
         if not 0 <= count <= len(positions):
-            raise ValueError(f"count: got {count}, needed 0 to {len(positions)}, as many {replaced} blocks as there are")
+            raise ValueError(f"`count` must be 0 to {len(positions)}, the number of {replaced} blocks, got {count}")
         at = sorted(np.random.default_rng(seed).choice(positions, count, replace=False).tolist()) if count else []
     for index in at or ():
         if index not in positions:
-            raise ValueError(f"at: got {index}, needed positions of {replaced} blocks: {positions}")
+            raise ValueError(f"`at` must be positions of {replaced} blocks, {positions}, got {index}")
         options = dict(by.get("options") or {})
         if "d_state" in entries[index]["options"]:
             options.setdefault("d_state", entries[index]["options"]["d_state"])
@@ -64,11 +64,11 @@ def place_rotary(blocks: str | Sequence[Mapping[str, Any]], options: Mapping[str
     Returns the list of blocks. Raises ValueError if no block takes rotary positions.
     """
     if where not in ("all", "first", "every_other"):
-        raise ValueError(f"where: got {where!r}, needed 'all', 'first' or 'every_other'")
+        raise ValueError(f"`where` must be 'all', 'first' or 'every_other', got {where!r}")
     entries = parse_spec(blocks)
     positions = [index for index, entry in enumerate(entries) if entry["block"] in ROTARY_BLOCKS]
     if not positions:
-        raise ValueError(f"blocks: got none that takes rotary positions, needed some of {', '.join(ROTARY_BLOCKS)}")
+        raise ValueError(f"`blocks` must have some of {', '.join(ROTARY_BLOCKS)}, which take rotary positions, got none")
     for index in {"all": positions, "first": positions[:1], "every_other": positions[::2]}[where]:
         entries[index]["options"]["rotary"] = dict(options)
     return entries

@@ -151,7 +151,7 @@ def _packed(model: Any, x: Tensor, ids: Tensor) -> object:
     try:
         return model(x, seq_idx=ids)
     except ValueError as error:
-        if not str(error).startswith("seq_idx: "):
+        if not str(error).startswith(("seq_idx: ", "`seq_idx` ")):
             raise
         return None
 

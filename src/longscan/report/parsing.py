@@ -49,7 +49,8 @@ class RecordType:
                 errors.append(FieldError(join_path(path, name), "nothing", describe_type(hints[field.name])))
         if not cls.unknown_fields:
             unknown = [name for name in values if name not in names]
-            errors += [FieldError(join_path(path, name), quote(values[name]), "no field of this name") for name in unknown]
+            needed = "left out, as there is no field of this name"
+            errors += [FieldError(join_path(path, name), quote(values[name]), needed) for name in unknown]
         if errors:
             return None, errors
         made = cls(**found)

@@ -50,7 +50,7 @@ class CorrectedValues(RecordType):
     def field_errors(self) -> Iterator[FieldError]:
         """Refuse a correction that corrects nothing."""
         if all(value is MISSING for value in vars(self).values()):
-            yield FieldError("", "no field", "at least one of " + ", ".join(vars(self)))
+            yield FieldError("", "no field", "a mapping with at least one of " + ", ".join(vars(self)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -264,7 +264,7 @@ class AutomataRecord(Provenance):
         given = {name for name, value in vars(self).items() if value is not MISSING}
         if not any(given.issuperset(kind) for kind in self.KINDS):
             needed = "; or ".join(", ".join(kind).replace("_", " ") for kind in self.KINDS)
-            yield FieldError("", ", ".join(sorted(given)), f"all fields of one kind of row: {needed}")
+            yield FieldError("", ", ".join(sorted(given)), f"a row with all fields of one kind: {needed}")
 
 
 @dataclass(frozen=True, kw_only=True)

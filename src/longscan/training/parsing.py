@@ -6,6 +6,7 @@ this task, of the model, of training and of the record. Every error is a `Settin
 that `--quick` merges over the others of that file.
 """
 
+import re
 from argparse import SUPPRESS, ArgumentParser
 from collections.abc import Mapping, Sequence
 from inspect import getdoc
@@ -187,7 +188,7 @@ def _unknown_option(option: str, words: Sequence[str], task: type[Task], names: 
         return unknown_setting(path, list(dict.fromkeys(known)))
     if option == _SHORT_OPTIONS["task.data_dir"]:
         value = words[0].partition("=")[2] or (words[1] if len(words) > 1 else "")
-        return setting_error(option, value, f"none, as task {task.name} has no setting data_dir")
+        return setting_error(option, value, f"left out, as task {task.name} has no setting data_dir")
     return unknown_argument(option)
 
 
@@ -233,7 +234,7 @@ def without_retired(plain: dict[str, Any]) -> dict[str, Any]:
         for name, only in retired.items():
             value = plain.get(section, {}).pop(name, only)
             if value != only:
-                raise setting_error(f"{section}.{name}", value, f"{only}, which is what every run does: leave the setting out")
+                raise setting_error(f"{section}.{name}", value, f"{only} or left out, as every run does this")
     return plain
 
 
@@ -252,11 +253,12 @@ def build_task(kind: type[Task], values: Mapping[str, Any]) -> Task:
 
 
 def with_section(section: str, error: BaseException, kind: type) -> str:
-    """Return an exception's message after its section; `task.NAME: ...` if it begins with the name of a field of `kind`."""
+    """Return an exception's message after its section; if it begins with a field of `kind`, "NAME: " or "`NAME` ", before it."""
     message = one_line(error)
-    if message.partition(":")[0] in field_types(kind):
-        return f"{section}.{message}"
-    return f"{section}: {message}"
+    name = re.match(r"`(\w+)` |(\w+): ", message)
+    if name is None or (name[1] or name[2]) not in field_types(kind):
+        return f"{section}: {message}"
+    return f"`{section}.{message[1:]}" if name[1] else f"{section}.{message}"
 
 
 def load_settings(path: str | Path) -> Settings:

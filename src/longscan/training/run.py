@@ -59,13 +59,13 @@ def build_model(settings: Settings) -> SequenceModel:
             backend=model.backend,
         )
     except (ValueError, TypeError, KeyError) as error:
-        if str(error).startswith("backend: "):
+        if str(error).startswith(("backend: ", "`backend` ")):
             raise refuse_backend(model.backend, error) from error
         raise SettingError(with_section("model", error, ModelSettings)) from error
 
 
 def refuse_backend(backend: str, error: Exception) -> SettingError:
-    """Return the SettingError for `model.backend`, made of the error of a layer or an op that begins with "backend: "."""
+    """Return the SettingError for `model.backend` with the message of a layer or an op that refused the backend."""
     reason = str(error).removeprefix("backend: ")
     return setting_error("model.backend", backend, f"auto, or a backend that can run this model here ({reason})")
 
@@ -96,7 +96,8 @@ def _start_from(model: SequenceModel, given: Path) -> None:
     if unlike > heads:
         first = min(unlike - heads)
         sizes = f"{first} is {there.get(first, 'absent')} there and {here.get(first, 'absent')} here"
-        raise setting_error("training.start_from", str(given), f"weights for the encoder, blocks and norm of this model: {sizes}")
+        needed = f"weights for the encoder, blocks and norm of this model ({sizes})"
+        raise setting_error("training.start_from", str(given), needed)
     model.load_state_dict({name: value if heads and name.startswith("head.") else tensors[name] for name, value in own.items()})
 
 
@@ -196,9 +197,9 @@ def _with_missing(task: Task, missing: str) -> Task:
     """Return the task with another treatment of missing values. Raises SettingError if the task or its model has only one."""
     trained = getattr(task, "missing", None)
     if trained is None:
-        raise setting_error("--missing", missing, f"none, as task {task.name} has no setting missing")
+        raise setting_error("--missing", missing, f"left out, as task {task.name} has no setting missing")
     if missing != trained and (missing == "mask" or trained == "mask"):
-        raise setting_error("--missing", missing, f"{trained}, as in training: missing='mask' adds channels to the model")
+        raise setting_error("--missing", missing, f"{trained}, as in training, as missing='mask' adds channels to the model")
     try:
         return replace(task, missing=missing)  # type: ignore[call-arg]
     except ValueError as error:

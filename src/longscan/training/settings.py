@@ -211,12 +211,12 @@ class TrainingSettings(SettingsGroup):
             raise setting_error("training.lr_min", self.lr_min, f"at most lr ({self.lr})")
         if self.warmup + self.hold + self.cooldown > self.steps:
             others = f"hold ({self.hold}) and cooldown ({self.cooldown})"
-            raise setting_error("training.warmup", self.warmup, f"warmup, {others} together within steps ({self.steps})")
+            raise setting_error("training.warmup", self.warmup, f"at most steps ({self.steps}) together with {others}")
         if self.select == "average" and not self.average:
-            raise setting_error("training.select", self.select, "training.average above 0, or select last or best")
+            raise setting_error("training.select", self.select, "last or best, unless training.average is above 0")
         for name in ("patience", "solved_at"):
             if getattr(self, name) and not self.eval_every:
-                raise setting_error(f"training.{name}", getattr(self, name), "eval_every above 0")
+                raise setting_error(f"training.{name}", getattr(self, name), "left out, unless eval_every is above 0")
 
     def max_batches(self, split: Split) -> int:
         """Batches in an evaluation on a split; 0 stands for all of them."""
@@ -249,7 +249,7 @@ class AboutSettings(SettingsGroup):
         for identity in self.published:
             if identity not in published_ids():
                 near = get_close_matches(identity, published_ids(), 1)
-                hint = f"; did you mean {near[0]}?" if near else ""
+                hint = f" (did you mean {near[0]}?)" if near else ""
                 raise setting_error(f"{self.path}.published", identity, f"ids of rows in longscan/report/published.json{hint}")
 
 

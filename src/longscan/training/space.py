@@ -94,9 +94,9 @@ def parse_dimension(key: str, given: Any) -> CategoricalDimension | NumericDimen
     where, n_settings = f"space.{key}", len(split_key(key))
     if isinstance(given, list):
         if not given:
-            raise setting_error(where, given, "at least one value")
+            raise setting_error(where, given, "a list of at least one value")
         if len({json.dumps(value, default=str) for value in given}) < len(given):
-            raise setting_error(where, given, "each value once")
+            raise setting_error(where, given, "a list without repeated values")
         if n_settings > 1 and not all(isinstance(value, list) and len(value) == n_settings for value in given):
             raise setting_error(where, given, f"lists of {n_settings} values each, one for each setting")
         return CategoricalDimension(tuple(given))
@@ -112,7 +112,7 @@ def parse_dimension(key: str, given: Any) -> CategoricalDimension | NumericDimen
     if step is not None and not (matches_type(step, number) and 0 < step <= ends[1] - ends[0]):
         raise setting_error(f"{where}.step", step, f"a {adjective}number above 0 that fits into the range")
     if log not in (True, False) or (log and (ends[0] <= 0 or step is not None)):
-        raise setting_error(f"{where}.log", log, "true only for a range above 0 that has no step")
+        raise setting_error(f"{where}.log", log, "false, unless the range is above 0 and has no step")
     return NumericDimension((ends[0], ends[1]), kind == "int", step, log)
 
 
@@ -160,7 +160,7 @@ class SweepConfig(SettingsGroup):
         if self.sampler == "grid" and ranges:
             raise SettingError(f"space.{ranges[0]}: got a range, needed a list of values, or sampler random or tpe")
         if self.sampler == "grid" and self.trials is not None:
-            raise setting_error("trials", self.trials, "none, as a grid tries every point, or sampler random or tpe")
+            raise setting_error("trials", self.trials, "left out, as a grid tries every point, unless sampler is random or tpe")
         if self.sampler != "grid" and self.trials is None and self.space:
             raise SettingError(f"trials: got nothing, needed how many settings {self.sampler} is to try")
 

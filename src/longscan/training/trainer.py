@@ -265,7 +265,7 @@ class Trainer:
             with self.accelerator.autocast():
                 predict(self.model, first.to(self.accelerator.device))
         except ValueError as error:
-            if not str(error).startswith("backend: "):
+            if not str(error).startswith(("backend: ", "`backend` ")):
                 raise
             raise refuse_backend(self.settings.model.backend, error) from None
         finally:

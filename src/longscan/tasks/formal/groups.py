@@ -137,9 +137,9 @@ def _enumerate_group(generators: tuple[Permutation, ...], identity: Permutation)
                     products.append(product)
         frontier = products
         if len(elements) > MAX_GROUP_SIZE:
-            raise setting_error("generators", generators, f"of a group of at most {MAX_GROUP_SIZE} elements")
+            raise setting_error("generators", generators, f"generators of a group of at most {MAX_GROUP_SIZE} elements")
     if len(elements) < 2:
-        raise setting_error("generators", generators, "of a group of at least two elements")
+        raise setting_error("generators", generators, "generators of a group of at least two elements")
     return tuple(elements)
 
 
