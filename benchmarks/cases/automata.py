@@ -45,11 +45,11 @@ def named_cases(options: Any) -> Iterator[Row]:
                 yield stamped({"case": name, "states": dfa.minimise().size, "refused": str(error)})
                 break
             compiled.model.to(device_of(backend))
-            monoid = automata.analyse(dfa).monoid
+            monoid_size = automata.analyse(dfa).monoid_size
             size = compiled.size
             row = {
                 "case": name, "backend": backend, "dtype": "float32", "states": compiled.dfa.size,
-                "monoid": None if monoid is None else monoid.size, "counters": list(size.counters),
+                "monoid": monoid_size, "counters": list(size.counters),
                 "flip_flops": list(size.flip_flops), "blocks": size.spec, "d_model": size.d_model, "parameters": size.parameters,
                 "compile_ms": round(1e3 * seconds[0], 2), "weights_ms": round(1e3 * seconds[1], 2),
                 "certificate": str(compiled.verify()),

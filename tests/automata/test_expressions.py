@@ -5,7 +5,6 @@ import operator
 import random
 import re
 
-import networkx
 import numpy as np
 import pytest
 
@@ -52,11 +51,11 @@ def test_what_cannot_be_read_is_named_with_its_position(pattern, position):
 
 
 def test_letters_that_are_missing_are_named():
-    with pytest.raises(ValueError, match=r"alphabet: got a, but the pattern uses b"):
+    with pytest.raises(ValueError, match=r"alphabet.* letters with b of the pattern"):
         from_regex("ab", "a")
     with pytest.raises(ValueError, match=r"alphabet: the pattern '\.\*' has no letters"):
         from_regex(".*")
-    with pytest.raises(ValueError, match="word: got 'c' at position 2"):
+    with pytest.raises(ValueError, match=r"word\[1\].* one of a, b"):
         from_regex("(ab)*").accepts("ac")
 
 
@@ -93,32 +92,20 @@ def test_boolean_operations():
             assert both.accepts(word) == (first and second)
             assert neither.accepts(word) == (not first and not second)
             assert either.accepts(word) == (first or second)
-    with pytest.raises(ValueError, match="other: got the alphabet"):
+    with pytest.raises(ValueError, match=r"other\.alphabet"):
         even.product(from_regex("a"), operator.and_)
-
-
-def test_graphs():
-    graph = networkx.MultiDiGraph()
-    graph.add_edge("even", "odd", label="1")
-    graph.add_edge("odd", "even", label="1")
-    graph.add_edge("even", "even", label="0")
-    graph.add_edge("odd", "odd", label="0")
-    assert DFA.from_networkx(graph, "even", ["even"]) == automata.mod(2)
-    graph.remove_edge("odd", "odd")
-    with pytest.raises(ValueError, match="node 'odd' has no edge labelled '0'"):
-        DFA.from_networkx(graph, "even", ["even"])
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (((), ((),), 0, ()), "alphabet: got ()"),
+        (((), ((),), 0, ()), "at least one letter"),
         ((("a", "a"), ((0, 0),), 0, ()), "all different"),
-        ((("a",), (), 0, ()), "delta: got no states"),
-        ((("a",), ((0, 0),), 0, ()), "state 0 has 2 targets"),
-        ((("a",), ((1,),), 0, ()), "expected states from 0 to 0"),
-        ((("a",), ((0,),), 1, ()), "start: got 1"),
-        ((("a",), ((0,),), 0, (3,)), "accept: got"),
+        ((("a",), (), 0, ()), "a table with at least one row"),
+        ((("a",), ((0, 0),), 0, ()), "delta[0]"),
+        ((("a",), ((1,),), 0, ()), "a state from 0 to 0 for each of 1 letters"),
+        ((("a",), ((0,),), 1, ()), "start"),
+        ((("a",), ((0,),), 0, (3,)), "accept"),
     ],
 )
 def test_impossible_automata_are_refused(arguments, message):
@@ -133,10 +120,10 @@ def test_named_languages():
     assert not automata.named("Dyck depth 2").accepts("((()))")
     assert automata.named("cycle navigation mod 4").accepts("++++-+")
     assert automata.word_problem([(1, 2, 0)]).accepts("aaa")
-    with pytest.raises(ValueError, match="name: got 'S17'"):
+    with pytest.raises(ValueError, match=r"name.* S4, "):
         automata.named("S17")
-    with pytest.raises(ValueError, match="letter 'a' is"):
+    with pytest.raises(ValueError, match=r"perms\['a'\].* a permutation of 0 to 1"):
         automata.word_problem([(0, 0)])
     for make in (automata.mod, automata.dyck, automata.cycle_navigation):
-        with pytest.raises(ValueError, match="expected at least 1"):
+        with pytest.raises(ValueError, match="a whole number of at least 1"):
             make(0)

@@ -143,7 +143,7 @@ def test_answers_states_and_explanations():
     assert set(trace.steps[0].memories) == {"c1.0.0", "c1.0.1", "y1.0"}
     assert "accept" in str(trace)
     assert str(compiled.explain("")).startswith("letter")
-    with pytest.raises(ValueError, match="word: got 'x' at position 2"):
+    with pytest.raises(ValueError, match=r"word\[1\]"):
         compiled.explain("ax")
 
 
@@ -203,15 +203,15 @@ def test_limits_say_that_nothing_is_known():
     with pytest.raises(LimitExceeded, match=r"parameters: got at least \d+, the limit is 100; .* not mean impossible") as caught:
         automata.compile(automata.mod(2), max_params=100)
     assert (caught.value.what, caught.value.limit) == ("parameters", 100)
-    with pytest.raises(ValueError, match="dtype: got 'float16'"):
+    with pytest.raises(ValueError, match=r"dtype.* one of float32, float64"):
         automata.compile(automata.mod(2), dtype="float16")
-    with pytest.raises(ValueError, match="phase: got 'wrapped'"):
+    with pytest.raises(ValueError, match=r"phase.* one of grid, float"):
         automata.compile(automata.mod(2), phase="wrapped")
-    with pytest.raises(ValueError, match="backend: got 'cuda'"):
+    with pytest.raises(ValueError, match=r"backend.* one of auto, "):
         automata.compile(automata.mod(2), backend="cuda")
-    with pytest.raises(ValueError, match="layout: got 'mm'"):
+    with pytest.raises(ValueError, match=r"layout.* one of minimal, am, ma"):
         automata.model_size(automata.mod(2), layout="mm")
-    with pytest.raises(ValueError, match="series: got 'long'"):
+    with pytest.raises(ValueError, match=r"series.* one of abelian, prime"):
         automata.model_size(automata.mod(2), series="long")
 
 

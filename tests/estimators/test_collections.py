@@ -318,14 +318,14 @@ def test_batches_of_a_collection():
     collection = pad_arrays([np.array([[1.0], [3.0]]), np.array([[5.0]]), np.arange(4.0)[:, None]])
     timed = collection.with_times([[0, 4], [3], [0, 1, 3, 9]])
     mean, scale, device = np.array([1.0]), np.array([2.0]), torch.device("cpu")
-    values, valid, elapsed = timed.batch(np.array([0, 1]), mean, scale, 2.0, device)
+    values, valid, elapsed = timed.standardise(mean, scale, 2.0, "X").batch(np.array([0, 1]), device)
     assert values.tolist() == [[[0], [1]], [[2], [0]]]
     assert valid.tolist() == [[True, True], [True, False]]
     assert elapsed.tolist() == [[1, 2], [1, 0]]
     assert (values.dtype, elapsed.dtype) == (torch.float32, torch.float32)
-    values, valid, elapsed = collection.batch(np.array([2]), mean, scale, 2.0, device)
+    values, valid, elapsed = collection.standardise(mean, scale, 2.0, "X").batch(np.array([2]), device)
     assert values[0, :, 0].tolist() == [-0.5, 0, 0.5, 1]
     assert valid is None
     assert elapsed is None
-    assert timed.batch(np.array([2]), mean, scale, 0.5, device)[2].tolist() == [[1, 2, 4, 12]]
-    assert timed.batch(np.array([], int), mean, scale, 1.0, device)[0].shape == (0, 1, 1)
+    assert timed.standardise(mean, scale, 0.5, "X").batch(np.array([2]), device)[2].tolist() == [[1, 2, 4, 12]]
+    assert timed.standardise(mean, scale, 1.0, "X").batch(np.array([], int), device)[0].shape == (0, 1, 1)

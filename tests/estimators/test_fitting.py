@@ -10,7 +10,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from longscan.estimators import SSMClassifier, SSMForecaster, SSMRegressor, fitting, forecaster
 from longscan.estimators.classifier import class_labels
 from longscan.estimators.fitting import check_settings, minimise, seeded
-from longscan.estimators.forecaster import _cut_windows, _window_starts
+from longscan.estimators.forecaster import _window_starts
 from longscan.estimators.regressor import convert_targets
 from longscan.estimators.series import pad_arrays
 
@@ -466,7 +466,7 @@ def test_steps_of_several_series(stubbed):
         SSMForecaster(2, 2, **BRIEF).fit([one, other])
     model = SSMForecaster(2, 2, **BRIEF).fit([one.iloc[:1], one])
     assert model.step_ == days.freq
-    with pytest.raises(ValueError, match=r"^y: got 2 series, expected the one to go on with"):
+    with pytest.raises(ValueError, match=r"^y: got 2 series, expected the one to forecast"):
         model.predict([one, one])
     with pytest.raises(ValueError, match=r"^y: got 2 series, expected one"):
         model.score([one, one])
@@ -476,9 +476,12 @@ def test_windows_of_a_collection():
     collection = pad_arrays([np.arange(4.0)[:, None], np.arange(2.0)[:, None], 10 + np.arange(3.0)[:, None]])
     starts = _window_starts(collection, 3)
     assert starts.tolist() == [[0, 0], [0, 1], [2, 0]]
-    found = _cut_windows(collection, starts[1:], 3)
+    mean, scale = np.zeros(1), np.ones(1)
+    found = collection.standardise(mean, scale, 1.0, "X").windows(starts[1:], 3)
     assert found.values[..., 0].tolist() == [[1, 2, 3], [10, 11, 12]]
     assert found.lengths.tolist() == [3, 3]
-    assert found.times is None
+    assert found.gaps is None
     timed = collection.with_times([[0, 1, 2, 5], [0, 1], [4, 6, 9]])
-    assert _cut_windows(timed, starts[1:], 3).times.tolist() == [[1, 2, 5], [4, 6, 9]]
+    cut = timed.standardise(mean, scale, 2.0, "X").windows(starts[1:], 3)
+    assert cut.gaps.tolist() == [[0.5, 0.5, 1.5], [0, 1, 1.5]]
+    assert cut.batch(np.arange(2), torch.device("cpu"))[2].tolist() == [[1, 0.5, 1.5], [1, 1, 1.5]]

@@ -137,7 +137,7 @@ def test_forecasts_of_several_series():
     daily = LOAD.set_axis(pd.date_range("2024", periods=60, freq="D", tz="Europe/Berlin"))
     with pytest.raises(ValueError, match="y: series 1: its steps are D apart, expected h as in series 0"):
         SSMForecaster(**AHEAD).fit([LOAD, daily])
-    with pytest.raises(ValueError, match="y: got 2 series, expected the one to go on with"):
+    with pytest.raises(ValueError, match="y: got 2 series, expected the one to forecast"):
         model.predict(long)
 
 

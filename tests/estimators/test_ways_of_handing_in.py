@@ -834,7 +834,7 @@ ways(
         "dates": (lambda: ONE.astype("M8[s]"), "y: the series holds datetime64"),
         "two channels": (lambda: SERIES, "y: got series of 2 channels, expected 1 as in fit"),
         "the other axis": (lambda: ONE[None], "y: series 0 has the shape .* set layout='nlc'"),
-        "several series": (lambda: [ONE, ONE], "y: got 2 series, expected the one to go on with"),
+        "several series": (lambda: [ONE, ONE], "y: got 2 series, expected the one to forecast"),
         "nothing": (lambda: np.zeros(0), "y: got no series"),
         "a generator": (lambda: (value for value in ONE), "y: got a generator"),
         "a dictionary": (lambda: {"level": ONE}, "y: got a dict"),

@@ -115,7 +115,7 @@ def prime_powers(n: int) -> list[int]:
 def smith_normal_form(matrix: Sequence[Sequence[int]]) -> tuple[list[int], list[list[int]], list[list[int]]]:
     """Return the diagonal d of a Smith normal form U R V = diag(d) of a regular square matrix R, V, and the inverse of V.
 
-    d need not divide one another. TableRow operations change the relations' basis, column operations that of the generators.
+    d need not divide one another. Row operations change the relations' basis, column operations that of the generators.
     """
     n = len(matrix)
     R = [list(row) for row in matrix]

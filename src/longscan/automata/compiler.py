@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from longscan._errors import setting_error
 from longscan._files import write_text
+from longscan._types import checked_value
 from longscan.automata.abelian import Series
 from longscan.automata.analysis import Report, analyse
 from longscan.automata.cascade import build_program
@@ -49,9 +51,8 @@ class ModelSize:
 
 def _build_plan(dfa: DFA, series: Series, layout: Layout, *, minimise: bool) -> tuple[Report, Program, ModelPlan]:
     """Analyse an automaton, build its program and plan the model; NonSolvableError if it has a non-solvable group."""
-    for name, value, choices in (("series", series, ("abelian", "prime")), ("layout", layout, ("minimal", "am", "ma"))):
-        if value not in choices:
-            raise ValueError(f"{name}: got {value!r}, expected one of {choices}")
+    checked_value(series, Series, "series")
+    checked_value(layout, Layout, "layout")
     report = analyse(dfa, monoid_limit=0, minimise=minimise)
     if report.verdict == "non-solvable":
         raise NonSolvableError(report)
@@ -103,12 +104,10 @@ def compile_dfa(
     Raises NonSolvableError if the language needs a group that is not solvable, LimitExceeded beyond a limit: 20,000 image
     sets, 20,000 elements of a group, 20 million cases of the proof.
     """
-    if dtype not in DTYPES:
-        raise ValueError(f"dtype: got {dtype!r}, expected one of {tuple(DTYPES)}")
-    if backend not in ("auto", *BACKENDS):
-        raise ValueError(f"backend: got {backend!r}, expected 'auto' or one of {BACKENDS}")
-    if phase not in ("grid", "float"):
-        raise ValueError(f"phase: got {phase!r}, expected 'grid' or 'float'")
+    checked_value(phase, Phase, "phase")
+    for name, value, choices in (("dtype", dtype, tuple(DTYPES)), ("backend", backend, ("auto", *BACKENDS))):
+        if value not in choices:
+            raise setting_error(name, value, f"one of {', '.join(choices)}")
     report, program, layout_plan = _build_plan(dfa, series, layout, minimise=minimise)
     parameters = count_parameters(program, layout_plan)
     if parameters > max_params:

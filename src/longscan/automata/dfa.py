@@ -1,11 +1,12 @@
 """Deterministic finite automata: complete, immutable, with letters numbered in the order of the alphabet."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
+
+from longscan._errors import setting_error
 
 Word = str | Sequence[str]
 
@@ -40,18 +41,16 @@ class DFA:
             object.__setattr__(self, name, value)
         letters, states = len(self.alphabet), len(self.delta)
         if not letters or len(set(self.alphabet)) < letters or not all(isinstance(x, str) and x for x in self.alphabet):
-            raise ValueError(f"alphabet: got {self.alphabet!r}, expected at least one letter, all different")
+            raise setting_error("alphabet", self.alphabet, "at least one letter, all different and not empty")
         if not states:
-            raise ValueError("delta: got no states, expected at least one row")
+            raise setting_error("delta", self.delta, "a table with at least one row")
         for state, row in enumerate(self.delta):
-            if len(row) != letters:
-                raise ValueError(f"delta: state {state} has {len(row)} targets, expected one for each of {letters} letters")
-            if not all(0 <= target < states for target in row):
-                raise ValueError(f"delta: state {state} leads to {row}, expected states from 0 to {states - 1}")
+            if len(row) != letters or not all(0 <= target < states for target in row):
+                raise setting_error(f"delta[{state}]", row, f"a state from 0 to {states - 1} for each of {letters} letters")
         if not 0 <= self.start < states:
-            raise ValueError(f"start: got {self.start}, expected a state from 0 to {states - 1}")
+            raise setting_error("start", self.start, f"a state from 0 to {states - 1}")
         if not all(0 <= state < states for state in self.accept):
-            raise ValueError(f"accept: got {sorted(self.accept)}, expected states from 0 to {states - 1}")
+            raise setting_error("accept", sorted(self.accept), f"states from 0 to {states - 1}")
 
     @property
     def size(self) -> int:
@@ -81,7 +80,7 @@ class DFA:
         """Return the numbers of a word's letters; ValueError naming an unknown letter and its position, counted from 1."""
         for position, letter in enumerate(word, 1):
             if letter not in self._numbers:
-                raise ValueError(f"word: got {letter!r} at position {position}, expected one of {', '.join(self.alphabet)}")
+                raise setting_error(f"word[{position - 1}]", letter, f"one of {', '.join(self.alphabet)}")
         return [self._numbers[letter] for letter in word]
 
     def accepts(self, word: Word) -> bool:
@@ -158,29 +157,12 @@ class DFA:
         `a.product(b, operator.and_)` is the intersection.
         """
         if other.alphabet != self.alphabet:
-            raise ValueError(f"other: got the alphabet {other.alphabet}, expected {self.alphabet}")
+            raise setting_error("other.alphabet", other.alphabet, f"{self.alphabet}")
         n = other.size
         pairs = [(p, q) for p in range(self.size) for q in range(n)]
         delta = [[x * n + y for x, y in zip(self.delta[p], other.delta[q], strict=True)] for p, q in pairs]
         accept = {p * n + q for p, q in pairs if op(p in self.accept, q in other.accept)}
         return DFA(self.alphabet, tuple(map(tuple, delta)), self.start * n + other.start, frozenset(accept)).minimise()
-
-    @classmethod
-    def from_networkx(cls, graph: Any, start: Any, accept: Iterable[Any]) -> "DFA":
-        """Create an automaton from a networkx (multi)digraph whose edges have a `label` of letters separated by commas."""
-        nodes = {node: number for number, node in enumerate(graph.nodes)}
-        moves: dict[tuple[int, str], int] = {}
-        for source, target, data in graph.edges(data=True):
-            for letter in str(data["label"]).split(","):
-                if moves.setdefault((nodes[source], letter.strip()), nodes[target]) != nodes[target]:
-                    raise ValueError(f"graph: node {source!r} has two edges labelled {letter.strip()!r}, expected one")
-        alphabet = tuple(sorted({letter for _, letter in moves}))
-        for node, number in nodes.items():
-            for letter in alphabet:
-                if (number, letter) not in moves:
-                    raise ValueError(f"graph: node {node!r} has no edge labelled {letter!r}; add a sink first")
-        delta = tuple(tuple(moves[number, letter] for letter in alphabet) for number in range(len(nodes)))
-        return cls(alphabet, delta, nodes[start], frozenset(nodes[node] for node in accept))
 
     def edges(self) -> dict[tuple[int, int], list[str]]:
         """Return the letters of each edge (source, target)."""

@@ -7,6 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Circle, FancyArrowPatch
 
+from longscan._errors import setting_error
 from longscan._files import write_text
 from longscan.automata.compiler import CompiledAutomaton
 from longscan.automata.dfa import DFA, Word
@@ -25,7 +26,7 @@ def draw_model(compiled: CompiledAutomaton, word: Word) -> Figure:
     the alphabet, and for a word that is empty or has more than 300 letters.
     """
     if not 1 <= len(word) <= MAX_LETTERS:
-        raise ValueError(f"word: got {len(word)} letters, expected 1 to {MAX_LETTERS}")
+        raise setting_error("word", word, f"a word of 1 to {MAX_LETTERS} letters")
     stream = compiled.explain(word).stream.float().numpy()
     width = min(24.0, 10.5 + 0.16 * len(word))
     figure = Figure(figsize=(width, min(24.0, max(6.2, 1.6 + 0.17 * compiled.plan.d_model))), layout="constrained")

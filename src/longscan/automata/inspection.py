@@ -42,7 +42,7 @@ MAX_ERROR = 1e-2
 BATCH_SIZE = 4096
 # Largest error of a phase per step in radians, in float32: two roundings of a sum below 3 pi and of its reduction.
 ROUNDING = {"reference": 7e-7, "eager": 2.5e-7, "cpu": 5e-7, "triton": 7e-7}
-USED_OPS = ("linear_scan", "selective_scan", "short_conv", "unitary_scan")  # ops
+USED_OPS = ("linear_scan", "selective_scan", "short_conv", "unitary_scan")  # ops of the blocks of compiled models
 
 
 @dataclass(frozen=True)

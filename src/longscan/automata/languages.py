@@ -3,6 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
+from longscan._errors import setting_error
+from longscan._types import PositiveInt, checked_value
 from longscan.automata.dfa import DFA
 from longscan.automata.errors import LimitExceeded
 from longscan.automata.permutations import Permutation, PermutationGroup, multiply
@@ -12,28 +14,25 @@ from longscan.automata.regex import STATE_LIMIT, from_regex
 def letters(count: int) -> tuple[str, ...]:
     """Return the first letters of the alphabet, a, b, c, ...; ValueError for more than 26."""
     if not 1 <= count <= 26:
-        raise ValueError(f"count: got {count}, expected 1 to 26 letters")
+        raise setting_error("count", count, "a whole number from 1 to 26")
     return tuple("abcdefghijklmnopqrstuvwxyz"[:count])
 
 
 def mod(k: int) -> DFA:
     """Return the automaton of words over 0 and 1 whose number of ones is divisible by k."""
-    if k < 1:
-        raise ValueError(f"k: got {k}, expected at least 1")
+    checked_value(k, PositiveInt, "k")
     return DFA(("0", "1"), tuple((i, (i + 1) % k) for i in range(k)), 0, frozenset({0}))
 
 
 def cycle_navigation(k: int) -> DFA:
     """Return the automaton of walks by +, - and 0 on a cycle of k places that end at their start."""
-    if k < 1:
-        raise ValueError(f"k: got {k}, expected at least 1")
+    checked_value(k, PositiveInt, "k")
     return DFA(("+", "-", "0"), tuple(((i + 1) % k, (i - 1) % k, i) for i in range(k)), 0, frozenset({0}))
 
 
 def dyck(depth: int) -> DFA:
     """Return the automaton of balanced words of one kind of brackets with a nesting depth of at most `depth`."""
-    if depth < 1:
-        raise ValueError(f"depth: got {depth}, expected at least 1")
+    checked_value(depth, PositiveInt, "depth")
     sink = depth + 1
     rows = [(i + 1 if i < depth else sink, i - 1 if i else sink) for i in range(depth + 1)]
     return DFA(("(", ")"), (*rows, (sink, sink)), 0, frozenset({0}))
@@ -42,7 +41,7 @@ def dyck(depth: int) -> DFA:
 def from_maps(maps: Mapping[str, Sequence[int]], accept: Sequence[int] = (0,)) -> DFA:
     """Return the automaton whose letters act on the states 0 .. n-1 by the given maps (tuples of targets), from state 0."""
     if not maps:
-        raise ValueError("maps: got none, expected at least one letter")
+        raise setting_error("maps", maps, "a mapping with at least one letter")
     return DFA(tuple(maps), tuple(zip(*maps.values(), strict=True)), 0, frozenset(accept))
 
 
@@ -55,9 +54,9 @@ def word_problem(perms: Mapping[str, Sequence[int]] | Sequence[Sequence[int]]) -
     steps: dict[str, Permutation] = {letter: tuple(perm) for letter, perm in given.items()}
     for letter, perm in steps.items():
         if sorted(perm) != list(range(len(perm))):
-            raise ValueError(f"perms: letter {letter!r} is {perm}, expected a permutation of 0 to {len(perm) - 1}")
+            raise setting_error(f"perms[{letter!r}]", perm, f"a permutation of 0 to {len(perm) - 1}")
     if not steps or len({len(perm) for perm in steps.values()}) > 1:
-        raise ValueError("perms: expected at least one permutation, all of the same points")
+        raise setting_error("perms", perms, "at least one permutation, all of the same points")
     group = PermutationGroup(len(next(iter(steps.values()))), steps.values())
     if group.order > STATE_LIMIT:
         raise LimitExceeded("order of a group", STATE_LIMIT, group.order)
@@ -124,4 +123,4 @@ def named(name: str) -> DFA:
         if name.startswith(prefix) and name.removeprefix(prefix).isdecimal():
             return make(int(name.removeprefix(prefix)))
     known = ", ".join(NAMED)
-    raise ValueError(f"name: got {name!r}, expected one of {known}, or 'mod K', 'cycle navigation mod K' or 'Dyck depth K'")
+    raise setting_error("name", name, f"one of {known}, mod K, cycle navigation mod K or Dyck depth K")

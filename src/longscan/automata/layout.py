@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from longscan._errors import setting_error
 from longscan.automata.errors import LimitExceeded
 from longscan.automata.program import Op, Program, Wire
 
@@ -58,7 +59,7 @@ class ModelPlan:
 
 
 def plan_model(program: Program, layout: Layout = "minimal", max_blocks: int = 1000) -> ModelPlan:
-    """ModelPlan the model of a program.
+    """Plan the model of a program.
 
     layout: "minimal" for as few blocks as the order of the ops allows; "am" or "ma" for alternating kinds, the first one first.
     """
@@ -149,7 +150,7 @@ def row_channels(program: Program, block: PlannedBlock, number: int) -> tuple[in
         if other == number:
             return first + before, len(block.rows[number])
         first += before + of_rows
-    raise ValueError(f"number: got {number}, expected an op of the block, {block.ops}")
+    raise setting_error("number", number, f"an op of the block, one of {block.ops}")
 
 
 def flip_flop_values(program: Program, block: PlannedBlock) -> int:

@@ -8,6 +8,7 @@ The meaning is that of `re.fullmatch`; an empty term is the empty word. (Glushko
 
 from typing import NamedTuple
 
+from longscan._errors import setting_error
 from longscan.automata.dfa import DFA
 from longscan.automata.errors import LimitExceeded, RegexError
 
@@ -113,9 +114,11 @@ def from_regex(pattern: str, alphabet: str | tuple[str, ...] | None = None) -> D
     used = {letter for letter in parser.letters if letter != "."}
     letters = tuple(sorted(used) if alphabet is None else alphabet)
     if not letters:
-        raise ValueError(f"alphabet: the pattern {pattern!r} has no letters of its own, so they must be given")
+        raise setting_error("alphabet", alphabet, f"given for the pattern {pattern!r}, which has no letters")
     if used - set(letters):
-        raise ValueError(f"alphabet: got {', '.join(letters)}, but the pattern uses {', '.join(sorted(used - set(letters)))}")
+        raise setting_error(
+            "alphabet", alphabet, f"letters with {', '.join(sorted(used - set(letters)))} of the pattern"
+        )
     of_letter = [sum(1 << i for i, own in enumerate(parser.letters) if own in (letter, ".")) for letter in letters]
 
     begin = 1 << len(parser.letters)  # a position before the word, which is only in the start state

@@ -18,6 +18,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from longscan._errors import setting_error
 from longscan.automata.layout import ModelPlan, PlannedBlock, TableRow, flip_flop_values, inner_width
 from longscan.automata.program import HOLD, Op, Program
 from longscan.blocks.residual import EPSILON
@@ -206,7 +207,7 @@ class _BlockWeights:
 
     def _add_flip_flop(self, op: Op, rows: tuple[TableRow, ...]) -> None:
         if op.default != HOLD:
-            raise ValueError(f"program: a flip-flop's table has the default {op.default}, expected HOLD")
+            raise setting_error("default", op.default, f"HOLD, {HOLD}, in the table of a flip-flop")
         size, position = self.program.fields[op.output].size, self.plan.offsets[op.output]
         channels = [self._new_channel(skip=False) for _ in range(size)]
         signals = range(self.rank_used, self.rank_used + size)

@@ -20,12 +20,13 @@ class SSMClassifier(ClassifierMixin, SeriesEstimator):
     """A classifier of series: a stack of state space blocks, pooled over time.
 
     X is a table (n, L) of equally long series of one channel (an array or a frame), an array (n, L, C), a list of arrays or
-    frames (L_i,) or (L_i, C) of any lengths, a Series of these, indexed by case, or a frame indexed by (case, time). Rows of the
-    last are put in order by case and time; frames and Series whose own index goes back or holds a stamp twice are refused.
-    Labels, and times that are a frame, find their series by the index where both have one; channels find theirs by name.
+    frames (L_i,) or (L_i, C) of any lengths, a Series of these, indexed by case, or a frame indexed by (case, time), whose rows
+    are sorted by case and time. Other frames and Series are refused if their index decreases or has duplicates. Labels, and times
+    that are a frame, are matched with their series by the index if both have one; channels are matched by name.
 
     `times`, given to `fit` and to `predict`, are the times of the steps: (n, L), a list of one array for each series, or "index"
-    for the index of frames; uneven ones change how long the layers remember. Channels are standardised by what `fit` saw.
+    for the index of frames; at uneven times the layers forget more over a longer step. Channels are standardised with the mean
+    and the standard deviation of the series in `fit`.
 
     Args:
         spec: the blocks, by name or as a list, as in `longscan.SequenceModel.from_spec`.
@@ -34,15 +35,15 @@ class SSMClassifier(ClassifierMixin, SeriesEstimator):
         pooling: "mean" over the steps, or the "last" one.
         epochs: number of passes over the series.
         batch_size: number of series of an update.
-        lr: largest learning rate, next_stamps a warm-up and before a cosine to 0.
+        lr: largest learning rate, after a linear warm-up and before a cosine to 0.
         weight_decay: of AdamW, for the parameters that declare it.
         device: "cpu", "cuda", ..., or "auto".
         random_state: a number, a `numpy.random.RandomState` or None; the same number gives the same model.
         layout: the axes of arrays: "nlc", (cases, steps, channels) and (steps, channels), or "ncl", (cases, channels, steps) and
-            (channels, steps), as aeon and PyTorch's convolutions have them. None: "nlc", where it can not be the other; an array
-            with more channels than steps is refused. Rows of frames are steps, whatever the layout.
+            (channels, steps), as in aeon and PyTorch's convolutions. None: "nlc", but an array with more channels than steps
+            is refused, as it may be "ncl". Rows of frames are steps for every layout.
         output: "numpy", predictions as arrays; "pandas", as a Series or a frame indexed by case; "auto", the latter for frames
-            indexed by (case, time), the former for all else, as scikit-learn has it.
+            indexed by (case, time), the former for all other input, as in scikit-learn.
 
     Attributes:
         classes_: the labels. model_: the fitted `SequenceModel`. loss_curve_: mean loss of each epoch. mean_, scale_: of the
@@ -54,9 +55,7 @@ class SSMClassifier(ClassifierMixin, SeriesEstimator):
         if y is None:
             raise ValueError("y: this classifier requires y to be passed, but the target y is None")
         collection = self._read(X, times, fitting=True)
-        labels = class_labels(align_targets(collection, y))
-        if len(labels) != len(collection):
-            raise ValueError(f"y: got {len(labels)} labels, expected {len(collection)}, one for each series")
+        labels = _read_labels(collection, y)
         self.classes_, numbers = np.unique(labels, return_inverse=True)
         if len(self.classes_) < 2:
             raise ValueError(f"y: got the one class {self.classes_.tolist()[0]!r}, expected two classes or more to tell apart")
@@ -77,15 +76,21 @@ class SSMClassifier(ClassifierMixin, SeriesEstimator):
     def score(self, X: Any, y: Any, times: Any = None) -> float:
         """Return the accuracy on series X with labels y, which are aligned with X as in `fit`."""
         collection = self._read_new(X, times)
-        labels = class_labels(align_targets(collection, y))
-        if len(labels) != len(collection):
-            raise ValueError(f"y: got {len(labels)} labels, expected {len(collection)}, one for each series")
+        labels = _read_labels(collection, y)
         return float(np.mean(self.classes_[self._probabilities(collection).argmax(1)] == labels))
 
     def _probabilities(self, collection: Collection) -> np.ndarray:
         logits = self._outputs(collection)
         powers = np.exp(logits - logits.max(1, keepdims=True))
         return powers / powers.sum(1, keepdims=True)
+
+
+def _read_labels(collection: Collection, y: Any) -> np.ndarray:
+    """Return the labels (n,) of the series in the order of the cases; ValueError if their number is another."""
+    labels = class_labels(align_targets(collection, y))
+    if len(labels) != len(collection):
+        raise ValueError(f"y: got {len(labels)} labels, expected {len(collection)}, one for each series")
+    return labels
 
 
 def class_labels(y: Any) -> np.ndarray:

@@ -178,7 +178,7 @@ class SeriesEstimator(BaseEstimator):
         self.channel_names_ = collection.channel_names
         self.mean_, self.scale_ = collection.statistics()
         self.time_unit_ = collection.time_unit()
-        collection.check_range(self.mean_, self.scale_, self.time_unit_, "X")
+        series = collection.standardise(self.mean_, self.scale_, self.time_unit_, "X")
         device = find_device(self.device)
         with seeded(int(random.randint(2**31 - 1))):
             model = SequenceModel.from_spec(
@@ -192,7 +192,7 @@ class SeriesEstimator(BaseEstimator):
             ).to(device)
 
             def loss_of(rows: np.ndarray) -> Tensor:
-                inputs, valid, elapsed = collection.batch(rows, self.mean_, self.scale_, self.time_unit_, device)
+                inputs, valid, elapsed = series.batch(rows, device)
                 return loss(model(inputs, valid=valid, elapsed=elapsed), rows)
 
             self.loss_curve_ = minimise(
@@ -209,21 +209,20 @@ class SeriesEstimator(BaseEstimator):
 
     def _outputs(self, collection: Collection) -> np.ndarray:
         """Return the model's outputs (n, d_output) in float64. Raises ValueError if one is not finite."""
+        series = collection.standardise(self.mean_, self.scale_, self.time_unit_, "X")
         device = next(self.model_.parameters()).device
         parts = []
         with torch.no_grad():
             for first in range(0, len(collection), self.batch_size):
                 rows = np.arange(first, min(first + self.batch_size, len(collection)))
-                inputs, valid, elapsed = collection.batch(rows, self.mean_, self.scale_, self.time_unit_, device)
+                inputs, valid, elapsed = series.batch(rows, device)
                 parts.append(self.model_(inputs, valid=valid, elapsed=elapsed).cpu().double().numpy())
         return check_predictions(np.concatenate(parts), "X")
 
     def _read_new(self, X: Any, times: Any) -> Collection:
         """Return the series to predict as a collection. Raises NotFittedError before `fit`."""
         check_is_fitted(self, "model_")
-        collection = self._read(X, times, fitting=False)
-        collection.check_range(self.mean_, self.scale_, self.time_unit_, "X")
-        return collection
+        return self._read(X, times, fitting=False)
 
     def network(self) -> SequenceModel:
         """Return a copy of the fitted model, whose inputs are series less `mean_`, divided by `scale_`."""

@@ -19,7 +19,7 @@ from longscan._types import NonNegativeFloat, PositiveInt
 from longscan.estimators.clock import Step, as_clock, next_stamps, regular_step, same_step, step_name, to_seconds
 from longscan.estimators.fitting import Spec, check_settings, minimise, seeded
 from longscan.estimators.reading import FittedChannels, Layout, contains_series, convert_input, read_collection
-from longscan.estimators.series import Collection, check_predictions
+from longscan.estimators.series import Collection, StandardisedSeries, check_predictions
 from longscan.models import Forecaster
 
 _log = logging.getLogger("longscan")
@@ -32,20 +32,20 @@ class SSMForecaster(BaseEstimator):
     an array (n, L, C), or a frame indexed by (case, time). It is trained on windows of what it is given, by the mean absolute
     error in units of each window's own standard deviation.
 
-    The index of a Series or a frame is its clock, and forecasts carry the stamps that follow it: an hourly series until noon
-    gives a forecast indexed from 13:00 on, in its time zone. Without `times` steps are taken to be even, so a clock with gaps, of
-    mixed frequency, that goes back or has a stamp twice is refused; numbers, dates, periods and durations can be clocks.
+    The index of a Series or a frame is its clock, and forecasts are indexed by the time stamps that follow: an hourly
+    series until noon gives a forecast indexed from 13:00 on, in its time zone. Clocks are numbers, dates, periods or durations.
+    Without `times` steps must be equal: a clock with gaps, of mixed frequency, with duplicates or in another order is refused.
 
     Args:
         horizon: steps of a forecast.
-        window: steps that are read before it, at most. Where the series of `fit` are shorter than `window` and `horizon` together
-            it is what they leave room for, and a warning of the log says so.
-        spec: the blocks, by name or as a list, as in `longscan.SequenceModel.from_spec`; all causal.
+        window: largest number of steps that are read before the forecast. If the series of `fit` are shorter than `window` and
+            `horizon` together, the window is shorter and a warning is logged.
+        spec: the blocks, by name or as a list, as in `longscan.SequenceModel.from_spec`; all must be causal.
         d_model: width of the stack.
         d_state: state size of the layers.
         epochs: times each part of the series is shown.
         batch_size: windows in an update.
-        lr: largest learning rate, next_stamps a warm-up and before a cosine to 0.
+        lr: largest learning rate, after a linear warm-up and before a cosine to 0.
         device: "cpu", "cuda", ..., or "auto".
         random_state: a number, a `numpy.random.RandomState` or None; the same number gives the same model.
         layout: the axes of arrays: "nlc", (steps, channels) and (series, steps, channels), or "ncl", (channels, steps) and
@@ -54,8 +54,8 @@ class SSMForecaster(BaseEstimator):
     Attributes:
         model_: the fitted `Forecaster`. loss_curve_: mean loss of each epoch. mean_, scale_: of the channels. time_unit_: the
         median time between steps. window_: the window that was used. time_zone_: of the dates of `fit`; "naive" where these
-        have none, None without dates. step_: how far apart the stamps of the series' clock are, None without a clock or where
-        `times` were given. n_channels_, channel_names_, has_times_: what the series was like.
+        have none, None without dates. step_: the time between the stamps of the series' clock, None without a clock or with
+        `times`. n_channels_, channel_names_, has_times_: of the series in `fit`.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class SSMForecaster(BaseEstimator):
         self.channel_names_ = collection.channel_names
         self.mean_, self.scale_ = collection.statistics()
         self.time_unit_ = collection.time_unit()
-        collection.check_range(self.mean_, self.scale_, self.time_unit_, "y")
+        standardised = collection.standardise(self.mean_, self.scale_, self.time_unit_, "y")
         device = find_device(self.device)
         starts = _window_starts(collection, window + self.horizon)
         with seeded(int(random.randint(2**31 - 1))):
@@ -126,8 +126,8 @@ class SSMForecaster(BaseEstimator):
             ).to(device)
 
             def loss_of(chosen: np.ndarray) -> Tensor:
-                parts = _cut_windows(collection, starts[chosen], window + self.horizon)
-                values, _, elapsed = parts.batch(np.arange(len(chosen)), self.mean_, self.scale_, self.time_unit_, device)
+                windows = standardised.windows(starts[chosen], window + self.horizon)
+                values, _, elapsed = windows.batch(np.arange(len(chosen)), device)
                 past, future = values[:, :window], values[:, window:]
                 before, ahead = (None, None) if elapsed is None else (elapsed[:, :window], elapsed[:, window:])
                 unit = past.std(1, keepdim=True, correction=0) + 1e-2
@@ -168,22 +168,21 @@ class SSMForecaster(BaseEstimator):
         check_is_fitted(self, "model_")
         if y is None:
             if self._last_fit_data is None:
-                raise ValueError("y: fit had several series, expected the one to go on with")
+                raise ValueError("y: fit had several series, expected the one to forecast")
             y, times = self._last_fit_data
         history, several = self._read(y, times, FittedChannels(self.n_channels_, self.channel_names_))
         if several:
-            raise ValueError(f"y: got {len(history)} series, expected the one to go on with")
+            raise ValueError(f"y: got {len(history)} series, expected the one to forecast")
         if (history.times is not None) != self.has_times_:
             raise ValueError(f"times: got {'some' if times is not None else 'none'}, expected them where fit had them")
         if times_ahead is not None and not self.has_times_:
             raise ValueError("times_ahead: got times, expected none where fit had none")
         stamps = self._stamps_ahead(history, times, times_ahead)
-        length = int(history.lengths[0])
-        past = _cut_windows(history, np.array([[0, max(0, length - self.window_)]]), min(length, self.window_))
         gaps = None
         if history.clocks is not None and times_ahead is not None:
             gaps = np.diff(to_seconds(as_clock(history.clocks[0][-1:].append(stamps), "times_ahead")))
-        forecast = self._forecast(past, gaps)
+        standardised = history.standardise(self.mean_, self.scale_, self.time_unit_, "y")
+        forecast = self._forecast(standardised, int(history.lengths[0]), gaps)
         if isinstance(y, pd.DataFrame):
             names = y.columns if history.channel_names is None else list(history.channel_names)
             return pd.DataFrame(forecast, index=_in_zone(stamps, y), columns=names)[list(y.columns)]
@@ -202,15 +201,15 @@ class SSMForecaster(BaseEstimator):
         if several:
             raise ValueError(f"y: got {len(series)} series, expected one")
         self._step(series, times)
+        standardised = series.standardise(self.mean_, self.scale_, self.time_unit_, "y")
         values = series.values[0] / self.scale_
         cuts = range(min(self.window_, len(values) - self.horizon), len(values) - self.horizon + 1, self.horizon)
         if not len(cuts) or cuts[0] < 1:
             raise ValueError(f"y: got {len(values)} steps, expected more than the horizon of {self.horizon}")
         error = persistence = 0.0
         for cut in cuts:
-            past = _cut_windows(series, np.array([[0, max(0, cut - self.window_)]]), min(cut, self.window_))
             gaps = None if series.times is None else np.diff(series.times[0][cut - 1 : cut + self.horizon])
-            forecast = self._forecast(past, gaps) / self.scale_
+            forecast = self._forecast(standardised, cut, gaps) / self.scale_
             error += np.abs(forecast - values[cut : cut + self.horizon]).sum()
             persistence += np.abs(values[cut - 1] - values[cut : cut + self.horizon]).sum()
         return float(1 - error / persistence) if persistence else float(error == 0)
@@ -249,14 +248,16 @@ class SSMForecaster(BaseEstimator):
             clocks.append(clock)
         if known is None:
             self.time_zone_: Any = zone
-        else:
-            collection.check_range(self.mean_, self.scale_, self.time_unit_, "y")
         return replace(collection, clocks=tuple(clocks)) if clocks else collection
 
-    def _forecast(self, past: Collection, gaps: np.ndarray | None) -> np.ndarray:
-        """Return the forecast (horizon, C) of one series; gaps: (horizon,) times between steps, None for equal steps."""
+    def _forecast(self, series: StandardisedSeries, end: int, gaps: np.ndarray | None) -> np.ndarray:
+        """Return the forecast (horizon, C) from the steps before `end` of the one series.
+
+        gaps: (horizon,) times between the steps of the forecast, None for equal steps.
+        """
         device = next(self.model_.parameters()).device
-        values, _, elapsed = past.batch(np.arange(1), self.mean_, self.scale_, self.time_unit_, device)
+        past = series.windows(np.array([[0, max(0, end - self.window_)]]), min(end, self.window_))
+        values, _, elapsed = past.batch(np.arange(1), device)
         ahead = None
         if elapsed is not None:
             units = np.ones(self.horizon) if gaps is None else gaps / self.time_unit_
@@ -321,10 +322,3 @@ def _zone_name(zone: Any) -> str:
 def _window_starts(collection: Collection, length: int) -> np.ndarray:
     """Return series number and first step of every window of a length, (count, 2)."""
     return np.array([(i, first) for i, size in enumerate(collection.lengths) for first in range(size - length + 1)])
-
-
-def _cut_windows(collection: Collection, starts: np.ndarray, length: int) -> Collection:
-    """Return windows of a collection, each as a series of a new collection. starts: (n, 2), series number and first step."""
-    steps = starts[:, 1:] + np.arange(length)
-    times = None if collection.times is None else collection.times[starts[:, :1], steps]
-    return Collection(collection.values[starts[:, :1], steps], np.full(len(starts), length), times)

@@ -28,15 +28,15 @@ class SSMRegressor(RegressorMixin, SeriesEstimator):
         pooling: "mean" over the steps, or the "last" one.
         epochs: number of passes over the series.
         batch_size: number of series of an update.
-        lr: largest learning rate, next_stamps a warm-up and before a cosine to 0.
+        lr: largest learning rate, after a linear warm-up and before a cosine to 0.
         weight_decay: of AdamW, for the parameters that declare it.
         device: "cpu", "cuda", ..., or "auto".
         random_state: a number, a `numpy.random.RandomState` or None; the same number gives the same model.
         layout: the axes of arrays: "nlc", (cases, steps, channels) and (steps, channels), or "ncl", (cases, channels, steps) and
-            (channels, steps), as aeon and PyTorch's convolutions have them. None: "nlc", where it can not be the other; an array
-            with more channels than steps is refused. Rows of frames are steps, whatever the layout.
+            (channels, steps), as in aeon and PyTorch's convolutions. None: "nlc", but an array with more channels than steps
+            is refused, as it may be "ncl". Rows of frames are steps for every layout.
         output: "numpy", predictions as arrays; "pandas", as a Series or a frame indexed by case; "auto", the latter for frames
-            indexed by (case, time), the former for all else, as scikit-learn has it.
+            indexed by (case, time), the former for all other input, as in scikit-learn.
 
     Attributes:
         model_, loss_curve_, mean_, scale_, time_unit_, n_channels_, channel_names_, has_times_: as in `SSMClassifier`.

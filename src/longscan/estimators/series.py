@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -49,29 +49,33 @@ class Collection:
         mean, deviation = mean_and_deviation(flat)
         return mean, np.where(deviation > 1e-8 * np.abs(flat).max(0, initial=1e-30), deviation, 1.0)
 
-    def check_range(self, mean: np.ndarray, deviation: np.ndarray, unit: float, argument: str) -> None:
-        """Raise ValueError for a value or a time between steps that is beyond float32 after the standardisation in `batch`."""
-        for row, (series, length) in enumerate(zip(self.values, self.lengths, strict=True)):
-            with np.errstate(over="ignore"):
-                standardised = (series[:length] - mean) / deviation
-                beyond = first_beyond(standardised)
-                if beyond is not None:
-                    step, channel = beyond
-                    name = channel if self.channel_names is None else repr(self.channel_names[channel])
-                    largest = mean[channel] + LARGEST * deviation[channel]
-                    raise ValueError(
-                        f"{argument}: {self._case(row)}, channel {name}, step {step}: got {series[step, channel]:g}, which "
-                        f"float32 does not hold in units of the channel's standard deviation in fit, "
-                        f"{deviation[channel]:g}; the largest possible is {largest:.3g}"
-                    )
+    def standardise(self, mean: np.ndarray, deviation: np.ndarray, unit: float, argument: str) -> "StandardisedSeries":
+        """Return the series less `mean` (C,), divided by `deviation` (C,), and the times between steps in units of `unit`.
+
+        Raises ValueError for a value or a time between steps that is beyond float32. argument: name of the series in errors.
+        """
+        with np.errstate(over="ignore"):
+            values = np.where(self.valid[..., None], (self.values - mean) / deviation, 0)
+            beyond = first_beyond(values)
+            if beyond is not None:
+                row, step, channel = beyond
+                name = channel if self.channel_names is None else repr(self.channel_names[channel])
+                raise ValueError(
+                    f"{argument}: {self._case(row)}, channel {name}, step {step}: got {self.values[beyond]:g}, which float32 "
+                    f"does not hold in units of the channel's standard deviation in fit, {deviation[channel]:g}; the largest "
+                    f"possible is {mean[channel] + LARGEST * deviation[channel]:.3g}"
+                )
         gaps = self.gaps()
-        beyond = None if gaps is None else first_beyond(gaps / unit)
-        if gaps is not None and beyond is not None:
+        if gaps is None:
+            return StandardisedSeries(values.astype(np.float32), self.lengths, None)
+        beyond = first_beyond(gaps / unit)
+        if beyond is not None:
             raise ValueError(
                 f"times: {self._case(beyond[0])}, step {beyond[1]}: got {gaps[beyond]:g} since the step before, which float32 "
                 f"does not hold in units of the median time between steps in fit, {unit:g}; the largest possible is "
                 f"{LARGEST * unit:.3g}"
             )
+        return StandardisedSeries(values.astype(np.float32), self.lengths, (gaps / unit).astype(np.float32))
 
     def _case(self, row: int) -> str:
         """Return the name of a series in error messages: its number, and its case where it has one."""
@@ -90,22 +94,6 @@ class Collection:
         positive = np.ones(1) if gaps is None else gaps[gaps > 0]
         return float(np.median(positive)) if len(positive) else 1.0
 
-    def batch(
-        self, rows: np.ndarray, mean: np.ndarray, deviation: np.ndarray, unit: float, device: torch.device
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Return tensors of some series: standardised values, valid (None without padding), elapsed (None without times)."""
-        longest = max(1, int(self.lengths[rows].max(initial=1)))
-        valid = self.valid[rows, :longest]
-        values = np.where(valid[..., None], (self.values[rows, :longest] - mean) / deviation, 0)
-        gaps = self.gaps()
-        elapsed = None
-        if gaps is not None:
-            scaled = gaps[rows, :longest] / unit
-            scaled[:, 0] = 1.0  # the time before the first step is unknown
-            elapsed = torch.from_numpy(scaled.astype(np.float32)).to(device)
-        mask = None if valid.all() else torch.from_numpy(valid).to(device)
-        return torch.from_numpy(values.astype(np.float32)).to(device), mask, elapsed
-
     def with_times(self, times: Sequence[Any]) -> "Collection":
         """Return the collection with times (n, L), or a list of arrays; ValueError if their lengths differ or they decrease."""
         if len(times) != len(self):
@@ -121,6 +109,31 @@ class Collection:
             padded[index, :length] = to_seconds(clock)
             clocks.append(clock)
         return replace(self, times=padded, clocks=tuple(clocks))
+
+
+class StandardisedSeries(NamedTuple):
+    """Series as a model reads them: values (n, L, C) float32, 0 in the padding; lengths (n,); gaps (n, L) float32 or None."""
+
+    values: np.ndarray
+    lengths: np.ndarray
+    gaps: np.ndarray | None
+
+    def batch(self, rows: np.ndarray, device: torch.device) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Return tensors of some series: values, valid (None without padding), elapsed (None without times)."""
+        longest = max(1, int(self.lengths[rows].max(initial=1)))
+        valid = np.arange(longest) < self.lengths[rows, None]
+        mask = None if valid.all() else torch.from_numpy(valid).to(device)
+        elapsed = None if self.gaps is None else torch.from_numpy(self.gaps[rows, :longest]).to(device)
+        if elapsed is not None:
+            elapsed[:, 0] = 1.0  # the time before the first step is unknown
+        return torch.from_numpy(self.values[rows, :longest]).to(device), mask, elapsed
+
+    def windows(self, starts: np.ndarray, length: int) -> "StandardisedSeries":
+        """Return windows of one length, each as a series. starts: (n, 2), number of the series and first step."""
+        index = starts[:, :1], starts[:, 1:] + np.arange(length)
+        return StandardisedSeries(
+            self.values[index], np.full(len(starts), length), None if self.gaps is None else self.gaps[index]
+        )
 
 
 def mean_and_deviation(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -1,6 +1,7 @@
 """The base class of tasks: batches as a pure function of (split, step, batch size, seed), a loss, metrics and baselines."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -73,7 +74,7 @@ class Task(ABC):
     and resuming needs only the step. Raises SettingError naming a setting whose value is not of its declared type or range.
     """
 
-    name: ClassVar[str]
+    name: ClassVar[str]  # set by `TASKS.register`
     splits: ClassVar[tuple[Split, ...]] = ("train", "valid", "test")
     metric: ClassVar[str] = "accuracy"
     higher_is_better: ClassVar[bool] = True
@@ -210,7 +211,20 @@ class Task(ABC):
         return self.describe(self.batch(split, 0, 1))
 
 
-TASKS: Registry[type[Task]] = Registry("task")
+class TaskRegistry(Registry[type[Task]]):
+    """The registry of tasks, which gives each class its name."""
+
+    def register(self, name: str) -> Callable[[type[Task]], type[Task]]:
+        """Return a decorator that registers a task under `name` and sets its attribute `name`."""
+
+        def register_class(task: type[Task]) -> type[Task]:
+            task.name = name
+            return super(TaskRegistry, self).register(name)(task)
+
+        return register_class
+
+
+TASKS = TaskRegistry("task")
 
 
 def check_request(task: Task, split: str, step: int = 0, batch_size: int = 1, seed: int = 0) -> None:

@@ -119,7 +119,6 @@ class Species(_GenomeTask, ClassificationTask):
     `longscan.tasks.dna.tasks` explains how windows are sampled and split. A species that has no window in a split is an error.
     """
 
-    name: ClassVar[str] = "species"
     source: ClassVar[str] = "any FASTA files, such as ENCODE's regions"
     has_imbalanced_classes: ClassVar[bool] = True
     per_step: ClassVar[bool] = False
@@ -165,7 +164,6 @@ class DnaLanguage(_GenomeTask, LanguageTask):
     TCTTTACATAACAAGGTTGGAGAT… 1024 bases | A
     """
 
-    name: ClassVar[str] = "dna_language"
     source: ClassVar[str] = "any FASTA files, such as ENCODE's regions"
     num_classes: ClassVar[int] = len(BASES)
     classes: ClassVar[tuple[str, ...]] = BASES

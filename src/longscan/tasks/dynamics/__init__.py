@@ -1,4 +1,4 @@
-"""Dynamics: the pendulum in render_images, the FitzHugh-Nagumo neuron, a walker's joints, people's movements."""
+"""Dynamical systems: a pendulum in images, the FitzHugh-Nagumo neuron, a simulated walker, people's movements."""
 
 from longscan.tasks.dynamics.activity import HumanActivity as HumanActivity
 from longscan.tasks.dynamics.fitzhugh_nagumo import FitzHughNagumo as FitzHughNagumo

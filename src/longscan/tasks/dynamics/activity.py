@@ -40,7 +40,6 @@ class HumanActivity(ClassificationTask):
     tenth of its training windows is valid.
     """
 
-    name: ClassVar[str] = "human_activity"
     source: ClassVar[str] = "archive.ics.uci.edu/dataset/196"
     has_imbalanced_classes: ClassVar[bool] = True
     vocab_size: ClassVar[None] = None

@@ -28,7 +28,6 @@ class FitzHughNagumo(GeneratedSeries):
     persistence baseline is small.
     """
 
-    name: ClassVar[str] = "fitzhugh_nagumo"
     metric: ClassVar[str] = "rmse"
     variables: ClassVar[tuple[str, ...]] = ("voltage",)
     _has_persistence_baseline: ClassVar[bool] = True

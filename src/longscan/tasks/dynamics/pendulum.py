@@ -33,7 +33,6 @@ class Pendulum(GeneratedSeries):
     measured from the vertical. The constants are those of the published generator, the random numbers are not.
     """
 
-    name: ClassVar[str] = "pendulum"
     variables: ClassVar[tuple[str, ...]] = ("sine", "cosine")
     plot_kind: ClassVar[Literal["image"]] = "image"
     frames: Annotated[int, between(1, FRAMES), Doc("number of frames that are selected")] = 50

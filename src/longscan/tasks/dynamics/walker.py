@@ -28,7 +28,6 @@ class Walker(SeriesRegression):
     Windows have 64 steps and start every 16 steps; values are not scaled.
     """
 
-    name: ClassVar[str] = "walker"
     source: ClassVar[str] = "people.csail.mit.edu/mlechner/datasets/walker.zip"
     _has_persistence_baseline: ClassVar[bool] = True
     data_dir: Annotated[str | None, Doc("folder of .npy files, (steps, channels) each, at any depth")] = None

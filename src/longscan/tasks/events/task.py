@@ -68,7 +68,6 @@ class Events(ClassificationTask):
     set.
     """
 
-    name: ClassVar[str] = "events"
     source: ClassVar[str] = "garrickorchard.com, zenkelab.org, research.ibm.com/dvsgesture"
     has_imbalanced_classes: ClassVar[bool] = True
     d_input: ClassVar[None] = None

@@ -1,6 +1,6 @@
 """Forecasts without a sequence model: seasonal mean, seasonal naive and persistence, DLinear.
 
-Each maps contexts (n, context, C) to forecasts (n, horizon, C).
+All map contexts (n, context, C) to forecasts (n, horizon, C).
 """
 
 import math
@@ -17,10 +17,10 @@ _BATCH_SIZE = 32
 
 
 def seasonal_mean(contexts: Tensor, horizon: int, period: int, count: int, start: int = 0) -> Tensor:
-    """The mean of the last `count` periods, or of as many as the context holds, repeated; persistence where it holds none.
+    """Forecast by repeating the mean of the last `count` periods, or of as many as the context has; without any, its last value.
 
-    count 1 is the seasonal naive forecast, period 1 and count 1 persistence. start: the first step of the answer, counted from
-    the context's end.
+    count=1 is the seasonal naive forecast, period=1 and count=1 persistence. start: the first step of the forecast, counted from
+    the end of the context.
     """
     count = min(count, contexts.shape[1] // period)
     if not count:
@@ -51,10 +51,11 @@ class DLinear(nn.Module):
 
 
 def fitted_dlinear(train: np.ndarray, valid: np.ndarray, context: int, horizon: int, *, seed: int, epochs: int = 10) -> DLinear:
-    """Fit DLinear as its authors do: Adam, windows of stride one in random order, batches of 32, the rate halved each epoch.
+    """Fit DLinear as its authors do: Adam, windows of stride one in random order, batches of 32, the rate decaying by epoch.
 
-    train, valid: (rows, C), standardised. The weights of the epoch with the least error on valid are kept; three epochs without a
-    better one end the training. The first rate is .001; the authors' lie between .0001 and .05, depending on the data set.
+    train, valid: (rows, C), standardised. Returns the model of the epoch with the smallest error on valid; training ends after
+    three epochs without a smaller one. The learning rate starts at .001 and is divided by two after each epoch; the authors start
+    with .0001 to .05, depending on the data set.
     """
     generator = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng():

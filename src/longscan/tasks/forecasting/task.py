@@ -71,7 +71,6 @@ class Forecast(RegressionTask):
     used; the last batch is never dropped.
     """
 
-    name: ClassVar[str] = "forecast"
     source: ClassVar[str] = "Informer2020 (WTH), Autoformer (weather), ETDataset"
     metric: ClassVar[str] = "mae"
     dataset: Annotated[

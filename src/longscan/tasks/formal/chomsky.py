@@ -78,8 +78,6 @@ class EvenPairs(ChomskyTask):
     0 1 0 1 0 0 1 | 1
     """
 
-    name: ClassVar[str] = "chomsky_even_pairs"
-
     def _generate(self, rng: CounterRNG, lengths: np.ndarray) -> Examples:
         words = random_words(rng, lengths, 2, self.padding)
         return single_token_examples(words, lengths, words[:, 0] ^ words[np.arange(len(words)), lengths - 1])
@@ -95,7 +93,6 @@ class MissingDuplicate(ChomskyTask):
     Lengths start at 2.
     """
 
-    name: ClassVar[str] = "chomsky_missing_duplicate"
     _extra_symbols: ClassVar[tuple[str, ...]] = ("?", "END")
     _min_length: ClassVar[int] = 2
 
@@ -140,8 +137,6 @@ class ReverseString(_RearrangedWord):
     0 1 1 0 1 | 1 0 1 1 0
     """
 
-    name: ClassVar[str] = "chomsky_reverse_string"
-
     def _rearrange(self, words: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         return _gather_letters(words, lengths[:, None] - 1 - np.arange(words.shape[1]))
 
@@ -154,7 +149,6 @@ class DuplicateString(_RearrangedWord):
     0 1 1 | 0 1 1 0 1 1
     """
 
-    name: ClassVar[str] = "chomsky_duplicate_string"
     _copies: ClassVar[int] = 2
 
     def _rearrange(self, words: np.ndarray, lengths: np.ndarray) -> np.ndarray:
@@ -168,8 +162,6 @@ class OddsFirst(_RearrangedWord):
 
     0 0 1 1 0 1 0 1 | 0 1 1 1 0 1 0 0
     """
-
-    name: ClassVar[str] = "chomsky_odds_first"
 
     def _rearrange(self, words: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         positions, odd = np.arange(words.shape[1]), lengths[:, None] // 2
@@ -208,7 +200,6 @@ class StackManipulation(_ExactAnswer):
     actions at length 1. Tokens after END are not scored.
     """
 
-    name: ClassVar[str] = "chomsky_stack_manipulation"
     num_classes: ClassVar[int] = 3
     symbols: ClassVar[tuple[str, ...]] = ("0", "1", "END", "POP", "PUSH0", "PUSH1", PADDING)
 
@@ -269,7 +260,6 @@ class BinaryAddition(_BinaryArithmetic):
     0 0 1 + 0 1 1 0 1 | 0 1 0 1 1 END
     """
 
-    name: ClassVar[str] = "chomsky_binary_addition"
     symbols: ClassVar[tuple[str, ...]] = ("0", "1", "END", "+", PADDING)
 
     def _compute(self, first: int, second: int) -> int:
@@ -284,7 +274,6 @@ class BinaryMultiplication(_BinaryArithmetic):
     0 0 1 * 0 1 1 0 1 | 0 0 0 1 1 0 1 END
     """
 
-    name: ClassVar[str] = "chomsky_binary_multiplication"
     symbols: ClassVar[tuple[str, ...]] = ("0", "1", "END", "*", PADDING)
 
     def _compute(self, first: int, second: int) -> int:
@@ -298,8 +287,6 @@ class ComputeSqrt(_ExactAnswer):
 
     1 0 0 1 0 1 | 1 1 0
     """
-
-    name: ClassVar[str] = "chomsky_compute_sqrt"
 
     def _max_length_at(self, length: int) -> int:
         return length + (length + 1) // 2

@@ -27,7 +27,6 @@ class ModularArithmeticBrackets(FormalTask):
     and l - 2 tokens (`generate_sums`).
     """
 
-    name: ClassVar[str] = "modular_arithmetic_brackets"
     _extra_symbols: ClassVar[tuple[str, ...]] = (")", "(", "*", "-", "+", "=")
     _end_symbol: ClassVar[str | None] = "="
     _min_vocab_size: ClassVar[int] = 9
@@ -66,7 +65,6 @@ class SolveEquation(FormalTask):
     uniformly chosen position, continuing from the start after the end, and the right side is the value.
     """
 
-    name: ClassVar[str] = "solve_equation"
     _extra_symbols: ClassVar[tuple[str, ...]] = ("ACT", "x", ")", "(", "*", "-", "+", "=")
     _end_symbol: ClassVar[str | None] = "ACT"
     _min_vocab_size: ClassVar[int] = 11

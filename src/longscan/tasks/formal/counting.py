@@ -44,8 +44,6 @@ class Majority(_CountingTask):
     7 4 7 4 | 4
     """
 
-    name: ClassVar[str] = "majority"
-
     def _answers(self, counts: np.ndarray) -> np.ndarray:
         return counts.argmax(1)
 
@@ -59,8 +57,6 @@ class MajorityCount(_CountingTask):
 
     With 64 tokens the counts in test are mostly 3-9 and those in training 1-6, so some test answers never occur in training.
     """
-
-    name: ClassVar[str] = "majority_count"
 
     def _answers(self, counts: np.ndarray) -> np.ndarray:
         return np.minimum(counts.max(1), self.num_classes - 1)

@@ -42,7 +42,6 @@ class GroupWord(WordTask):
     Elements are written in cycle notation, e is the identity. A sequence generated for length l has l - 1 letters.
     """
 
-    name: ClassVar[str] = "group_word"
     _min_length: ClassVar[int] = 2
     group: Annotated[str, Doc("name of the group: Zn, Sn or An")] = "S3"
     generators: Annotated[

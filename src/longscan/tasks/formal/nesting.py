@@ -24,7 +24,6 @@ class Counters(WordTask):
     has as many letters as the largest even number below l.
     """
 
-    name: ClassVar[str] = "counters"
     num_classes: ClassVar[int] = 2
     _min_length: ClassVar[int] = 3
     counters: Annotated[PositiveInt, Doc("number of counters")] = 2
@@ -63,7 +62,6 @@ class BoundedDyck(WordTask):
     sequence generated for length l has l - 1 brackets.
     """
 
-    name: ClassVar[str] = "bounded_dyck"
     _min_length: ClassVar[int] = 2
     kinds: Annotated[PositiveInt, Doc("number of kinds of brackets")] = 2
     depth: Annotated[PositiveInt, Doc("largest number of open brackets")] = 4

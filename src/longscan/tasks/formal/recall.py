@@ -40,7 +40,6 @@ class SelectiveCopying(_RecallTask):
     copy). A sequence generated for length l has l tokens, question and answer.
     """
 
-    name: ClassVar[str] = "selective_copying"
     _extra_symbols: ClassVar[tuple[str, ...]] = (".", "ACT")
     _end_symbol: ClassVar[str | None] = "ACT"
     eval_lengths: EvalLengths = (257, 1024)
@@ -82,7 +81,6 @@ class InductionHeads(_RecallTask):
     test up to a million). A sequence generated for length l has l - 1 tokens in its question.
     """
 
-    name: ClassVar[str] = "induction_heads"
     _extra_symbols: ClassVar[tuple[str, ...]] = ("MARK",)
     _end_symbol: ClassVar[str | None] = "MARK"
     _min_length: ClassVar[int] = 4
@@ -111,7 +109,6 @@ class MultiQueryRecall(_RecallTask):
     whole question.
     """
 
-    name: ClassVar[str] = "multi_query_recall"
     eval_lengths: EvalLengths = (129, 512)
     letters: Letters = 64
     pairs: Annotated[PositiveInt, Doc("number of pairs of a key and its value")] = 8

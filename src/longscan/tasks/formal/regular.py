@@ -24,7 +24,6 @@ class Parity(FormalTask):
     A sequence generated for length l has l - 1 bits.
     """
 
-    name: ClassVar[str] = "parity"
     _min_vocab_size: ClassVar[int] = 3
     _min_length: ClassVar[int] = 2
     vocab_size: Annotated[Literal[3], Doc("number of tokens: 0, 1 and padding")] = 3
@@ -48,7 +47,6 @@ class CycleNavigation(FormalTask):
     sequences have two tokens less than the longest allowed, as published.
     """
 
-    name: ClassVar[str] = "cycle_navigation"
     _extra_symbols: ClassVar[tuple[str, ...]] = ("+1", "-1", "STAY")
     _min_vocab_size: ClassVar[int] = 6
     _min_length: ClassVar[int] = 2
@@ -79,7 +77,6 @@ class ModularArithmetic(FormalTask):
     too and there are (l - 3)//2 operators.
     """
 
-    name: ClassVar[str] = "modular_arithmetic"
     _extra_symbols: ClassVar[tuple[str, ...]] = ("*", "-", "+", "=")
     _end_symbol: ClassVar[str | None] = "="
     _min_vocab_size: ClassVar[int] = 7

@@ -56,8 +56,6 @@ class Repetition(_RewritingTask):
     5 2 9 2 ACT | 5 2 9 2
     """
 
-    name: ClassVar[str] = "repetition"
-
     def _rewrite(self, words: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return words, counts
 
@@ -71,8 +69,6 @@ class BucketSort(_RewritingTask):
 
     Under teacher forcing (the suite `aussm`) the input shows the previous letter, and each answer is at least that letter.
     """
-
-    name: ClassVar[str] = "bucket_sort"
 
     def _rewrite(self, words: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return np.sort(words, axis=1), counts
@@ -89,7 +85,6 @@ class Set(_RewritingTask):
     No published repository contains the code of this task: both suites differ only in lengths and teacher forcing.
     """
 
-    name: ClassVar[str] = "set"
     order: Annotated[Literal["sorted", "first"], Doc("order of the letters: ascending, or by first occurrence")] = "sorted"
 
     def _answer_length(self, question: list[int]) -> int:

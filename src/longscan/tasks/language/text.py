@@ -29,7 +29,6 @@ class ByteText(LanguageTask):
     test are cut into windows without overlap, without the rest at the end.
     """
 
-    name: ClassVar[str] = "byte_text"
     source: ClassVar[str] = "any file"
     vocab_size: ClassVar[int] = 256
     num_classes: ClassVar[int] = 256

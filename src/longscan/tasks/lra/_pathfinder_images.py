@@ -9,6 +9,7 @@ a search of the whole image. Pixels brighter than white become white, so that no
 Coordinates are (row, column), angles in radian from the column axis towards the row axis. L: paddle length, m: margin.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil
@@ -31,8 +32,8 @@ class ImageSettings:
     """The published settings for an image size; lengths in pixels, contour and distractor lengths in paddles."""
 
     window: int
-    padding: int
-    margins: tuple[int, ...]
+    padding: int = 1
+    margins: tuple[int, ...] = (1,)
     seed_distance: int
     marker_radius: float
     paddle_length: int = 5
@@ -40,46 +41,15 @@ class ImageSettings:
     continuity: float = 1.8
     contour_length: int = MAX_CONTOUR
     distractor_length: int = MAX_CONTOUR // 3
-    distractors: int
+    distractors: int = 5
     contrast: float = 1.0
 
 
 IMAGE_SETTINGS = {
-    each.window: each
-    for each in (
-        ImageSettings(
-            window=32,
-            padding=1,
-            margins=(1,),
-            seed_distance=7,
-            marker_radius=1.5,
-            paddle_length=2,
-            thickness=0.5,
-            continuity=1.0,
-            distractors=5,
-        ),
-        ImageSettings(
-            window=64,
-            padding=1,
-            margins=(1,),
-            seed_distance=12,
-            marker_radius=2.5,
-            thickness=1,
-            distractors=5,
-            contrast=0.8,
-        ),
-        ImageSettings(
-            window=128,
-            padding=1,
-            margins=(2, 3),
-            seed_distance=20,
-            marker_radius=3,
-            thickness=1.5,
-            distractors=8,
-            contrast=0.9,
-        ),
-        ImageSettings(window=256, padding=22, margins=(3,), seed_distance=27, marker_radius=5, thickness=2, distractors=7),
-    )
+    32: ImageSettings(window=32, seed_distance=7, marker_radius=1.5, paddle_length=2, thickness=0.5, continuity=1.0),
+    64: ImageSettings(window=64, seed_distance=12, marker_radius=2.5, thickness=1, contrast=0.8),
+    128: ImageSettings(window=128, margins=(2, 3), seed_distance=20, marker_radius=3, thickness=1.5, distractors=8, contrast=0.9),
+    256: ImageSettings(window=256, padding=22, margins=(3,), seed_distance=27, marker_radius=5, thickness=2, distractors=7),
 }
 
 
@@ -107,8 +77,8 @@ class _Sprites(NamedTuple):
 @lru_cache(maxsize=8)
 def _sprites(settings: ImageSettings, margin: int) -> _Sprites:
     radius = settings.paddle_length + margin
-    turns = np.arange(0, 360, 360 / (2 * radius * np.pi)) * np.pi / 180
-    steps = np.unique(np.floor(radius * np.stack([np.sin(turns), np.cos(turns)], axis=1)).astype(int), axis=0)
+    directions = np.arange(0, 360, 360 / (2 * radius * np.pi)) * np.pi / 180
+    steps = np.unique(np.floor(radius * np.stack([np.sin(directions), np.cos(directions)], axis=1)).astype(int), axis=0)
     angles = np.arctan2(steps[:, 0], steps[:, 1])
     starts = np.concatenate([np.arange(-180, 180) * np.pi / 180, angles + np.pi])
     drawn = [_paddle(settings, margin, angle) for angle in starts]
@@ -194,48 +164,55 @@ class _Canvas:
 
     def seed(self, rows: np.ndarray, border: int) -> tuple[_SnakeEnds, np.ndarray]:
         """Return first paddles at random angles and free positions at least `border` from the edges; and for which rows."""
-        count = len(rows)
-        ends = _SnakeEnds(np.zeros((count, 2), int), np.zeros(count), np.zeros(count, int), np.zeros((count, 2), int))
-        found = np.zeros(len(rows), bool)
-        for _ in range(_RETRIES):
-            missing = np.flatnonzero(~found)
-            turns = self.rng.integers(0, 360, len(missing))
-            positions, free = self._find_free_positions(rows[missing], turns, border)
-            trial = self._seed_ends(turns, positions)
-            is_valid = free & self.inside(self._tips(trial)) & self.inside(trial.pivots)
-            for part, new in zip(ends, trial, strict=True):
-                part[missing[is_valid]] = new[is_valid]
-            found[missing[is_valid]] = True
-        return ends, found
+
+        def propose(missing: np.ndarray) -> tuple[_SnakeEnds, np.ndarray]:
+            degrees = self.rng.integers(0, 360, len(missing))
+            positions, free = self._find_free_positions(rows[missing], degrees, border)
+            return self._seed_ends(degrees, positions), free
+
+        return self._repeat_seeding(self._seed_ends(np.zeros(len(rows), int), np.zeros((len(rows), 2), int)), propose)
 
     def seed_near(self, positions: np.ndarray) -> tuple[_SnakeEnds, np.ndarray]:
         """Return first paddles on a circle around positions (n, 2), free or not, that lie on the image; and for which rows."""
-        count, distance = len(positions), self.settings.seed_distance
-        ends, found = self._seed_ends(np.zeros(count, int), positions.copy()), np.zeros(count, bool)
+
+        def propose(missing: np.ndarray) -> tuple[_SnakeEnds, np.ndarray]:
+            degrees, directions = self.rng.integers(0, 360, (2, len(missing)))
+            radian = directions * np.pi / 180
+            shift = np.stack([np.sin(radian), np.cos(radian)], axis=1)
+            near = positions[missing] + np.rint(self.settings.seed_distance * shift).astype(int)
+            return self._seed_ends(degrees, near), self.inside(near)
+
+        return self._repeat_seeding(self._seed_ends(np.zeros(len(positions), int), positions.copy()), propose)
+
+    def _repeat_seeding(
+        self, ends: _SnakeEnds, propose: Callable[[np.ndarray], tuple[_SnakeEnds, np.ndarray]]
+    ) -> tuple[_SnakeEnds, np.ndarray]:
+        """Replace `ends` by proposed first paddles that lie on the image, in several tries; return them, and which are found.
+
+        propose: returns paddles for the rows with the given numbers, and which of them are allowed.
+        """
+        found = np.zeros(len(ends.sprites), bool)
         for _ in range(_RETRIES):
             missing = np.flatnonzero(~found)
-            turns, directions = self.rng.integers(0, 360, (2, len(missing)))
-            radian = directions * np.pi / 180
-            shift = np.rint(distance * np.stack([np.sin(radian), np.cos(radian)], axis=1)).astype(int)
-            trial = self._seed_ends(turns, positions[missing] + shift)
-            is_valid = self.inside(trial.positions) & self.inside(self._tips(trial)) & self.inside(trial.pivots)
+            trial, allowed = propose(missing)
+            is_valid = allowed & self.inside(self._tips(trial)) & self.inside(trial.pivots)
             for part, new in zip(ends, trial, strict=True):
                 part[missing[is_valid]] = new[is_valid]
             found[missing[is_valid]] = True
         return ends, found
 
-    def _seed_ends(self, turns: np.ndarray, positions: np.ndarray) -> _SnakeEnds:
-        angles = (turns - 180) * np.pi / 180
-        ends = _SnakeEnds(positions, angles, turns, positions)
+    def _seed_ends(self, degrees: np.ndarray, positions: np.ndarray) -> _SnakeEnds:
+        angles = (degrees - 180) * np.pi / 180
+        ends = _SnakeEnds(positions, angles, degrees, positions)
         return ends._replace(pivots=_move(self._tips(ends), angles + np.pi, self.settings.paddle_length + self.sprites.margin))
 
     def _tips(self, ends: _SnakeEnds) -> np.ndarray:
         return _move(ends.positions, ends.angles, self.settings.paddle_length)
 
-    def _find_free_positions(self, rows: np.ndarray, turns: np.ndarray, border: int) -> tuple[np.ndarray, np.ndarray]:
+    def _find_free_positions(self, rows: np.ndarray, degrees: np.ndarray, border: int) -> tuple[np.ndarray, np.ndarray]:
         """Return positions (n, 2) at which paddles at the given angles touch nothing, and for which rows one was found."""
         positions, found = np.zeros((len(rows), 2), int), np.zeros(len(rows), bool)
-        solid, size = self.sprites.solid[turns], self.settings.window
+        solid, size = self.sprites.solid[degrees], self.settings.window
         for _ in range(_TRIES):
             missing = np.flatnonzero(~found)
             if not len(missing):

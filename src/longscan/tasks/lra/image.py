@@ -38,7 +38,6 @@ class LraImage(SequenceClassification):
     of the thesis, shades of grey those of LRA.
     """
 
-    name: ClassVar[str] = "lra_image"
     source: ClassVar[str] = "cs.toronto.edu/~kriz/cifar.html"
     num_classes: ClassVar[int] = len(CLASSES)
     classes: ClassVar[tuple[str, ...]] = CLASSES

@@ -32,7 +32,6 @@ class ListOps(GeneratedTask):
     run to run, so no seed reproduces the published files.
     """
 
-    name: ClassVar[str] = "listops"
     vocab_size: ClassVar[int] = len(SYMBOLS) + 1
     d_input: ClassVar[None] = None
     num_classes: ClassVar[int] = 10

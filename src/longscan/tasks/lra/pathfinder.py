@@ -33,7 +33,6 @@ class Pathfinder(GeneratedTask):
     With data_dir, the released files are read, 80 % of them for train, 10 % for valid and 10 % for test.
     """
 
-    name: ClassVar[str] = "pathfinder"
     num_classes: ClassVar[int] = 2
     classes: ClassVar[tuple[str, ...]] = ("apart", "connected")
     plot_kind: ClassVar[Literal["image"]] = "image"

@@ -34,7 +34,6 @@ class LraRetrieval(SequenceClassification):
     The two texts are one sequence with the token vocab_size - 1 between them; one model reads both (LRA encodes them separately).
     """
 
-    name: ClassVar[str] = "lra_retrieval"
     source: ClassVar[str] = "github.com/google-research/long-range-arena"
     d_input: ClassVar[None] = None
     num_classes: ClassVar[int] = 2

@@ -30,7 +30,6 @@ class LraText(SequenceClassification):
     With holdout="lra", as in Long Range Arena, S4 and S5, the score of the best epoch is a best test score.
     """
 
-    name: ClassVar[str] = "lra_text"
     source: ClassVar[str] = "ai.stanford.edu/~amaas/data/sentiment"
     d_input: ClassVar[None] = None
     num_classes: ClassVar[int] = 2

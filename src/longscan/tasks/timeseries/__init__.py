@@ -1,4 +1,4 @@
-"""LabelledSequences time series: readers of their files, the protocols of splitting and scaling, the task."""
+"""Classification of time series: readers of their files, the protocols of splitting and scaling, the task."""
 
 from longscan.tasks.timeseries.files import Recordings as Recordings
 from longscan.tasks.timeseries.files import read_arff as read_arff

@@ -283,7 +283,7 @@ def _build_recordings(
     for number, case in enumerate(series, 1):
         present = np.flatnonzero(~np.isnan(case).all(0))
         if not len(present):
-            raise ValueError(f"{path}: series {number} has no value at all")
+            raise ValueError(f"{path}: series {number} has no value")
         trimmed.append(case[:, : present[-1] + 1])
     found = set(labels or ())
     stated = [] if labels is None else header.get("classlabel", [])[1:]

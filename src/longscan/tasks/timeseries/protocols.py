@@ -1,8 +1,7 @@
 """Splits of labelled series into train, valid and test by three published protocols, whose scores are not comparable.
 
-clean    The archive's own test set; valid is split_off_validation out of its train set; values are standardised by channel with
-mean and
-         standard deviation of the training part. Training series that also occur in test, or twice, are left out.
+clean    The test set of the archive; a part of its training set is valid; values are standardised by channel with mean and
+         standard deviation of the remaining training series. Training series that also occur in test, or twice, are left out.
 linoss   As in the LinOSS and Log-NCDE repositories: both sets together without repeated series, raw values, 70/15/15 by JAX's
          permutation.
 aussm    As in the AUSSM repository: both sets together, repeated series kept (so one may be in two splits), standardised with the

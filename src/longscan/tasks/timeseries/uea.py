@@ -57,7 +57,6 @@ class Uea(ClassificationTask):
     for missing values, and for invalid settings.
     """
 
-    name: ClassVar[str] = "uea"
     source: ClassVar[str] = "aeon; timeseriesclassification.com"
     has_imbalanced_classes: ClassVar[bool] = True
     vocab_size: ClassVar[None] = None
