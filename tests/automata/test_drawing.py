@@ -120,7 +120,7 @@ def test_the_command(tmp_path, monkeypatch, capsys):
         (["automata", "(ab"], "opens a '(' that no ')' closes at position 1"),
         (["automata", "--named", "A5"], "contains a perfect group of order 60"),
         (["automata", "--named", "S9"], "name"),
-        (["automata", "ab", "--alphabet", "a"], "the pattern uses b"),
+        (["automata", "ab", "--alphabet", "a"], "letters with b of the pattern"),
         (["automata", "ab", "--series", "long"], "one of abelian, prime"),
         (["automata", "ab", "--word", "abc"], "word[2]"),
         (["automata", "ab", "--word", ""], "a word of 1 to 300 letters"),

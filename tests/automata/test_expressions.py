@@ -53,7 +53,7 @@ def test_what_cannot_be_read_is_named_with_its_position(pattern, position):
 def test_letters_that_are_missing_are_named():
     with pytest.raises(ValueError, match=r"alphabet.* letters with b of the pattern"):
         from_regex("ab", "a")
-    with pytest.raises(ValueError, match=r"alphabet: the pattern '\.\*' has no letters"):
+    with pytest.raises(ValueError, match=r"alphabet.* given for the pattern '\.\*', which has no letters"):
         from_regex(".*")
     with pytest.raises(ValueError, match=r"word\[1\].* one of a, b"):
         from_regex("(ab)*").accepts("ac")
