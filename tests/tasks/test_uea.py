@@ -322,7 +322,7 @@ def test_without_aeon_a_folder_is_asked_for(monkeypatch):
     [
         ({"protocol": "other"}, ValueError, r"^`?protocol\b.* one of clean, linoss, aussm\b"),
         ({"valid_fraction": 1.0}, ValueError, r"^`?valid_fraction\b.* a number above 0 and below 1\b"),
-        ({"split_seed": -1}, ValueError, r"^split_seed: "),
+        ({"split_seed": -1}, ValueError, r"^`?split_seed"),
         ({"time_channel": True, "protocol": "aussm"}, ValueError, r"^`?time_channel\b.* false for the protocol aussm"),
         ({"dataset": "../x"}, ValueError, r"^`?dataset\b.* the NAME of NAME_TRAIN.ts"),
         ({"dataset": "Heartbeat"}, FileNotFoundError, r"^data_dir: looked for Heartbeat_TRAIN.ts, .* in the package aeon \("),
