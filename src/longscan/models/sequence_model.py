@@ -1,6 +1,6 @@
 """`SequenceModel`: an encoder, a stack of residual blocks, pooling, a norm and a head."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, cast
 
 import torch
@@ -213,15 +213,18 @@ class SequenceModel(PretrainedModel):
 
     def require_streaming(self, caller: str) -> None:
         """Raise ValueError, with `caller` in its message, unless every block can run step by step."""
-        for index, block in enumerate(self.stack):
-            if not block.streaming:
-                raise ValueError(f"{caller}: block {index} ({block_label(self.entries[index])}) cannot run step by step")
+        if name := self._find_block(lambda block: not block.streaming):
+            raise ValueError(f"{caller}: {name} cannot run step by step")
 
     def require_same_length(self, caller: str) -> None:
         """Raise ValueError, with `caller` in its message, unless the blocks keep the length of the sequence."""
-        for index, block in enumerate(self.stack):
-            if block.changes_length:
-                raise ValueError(f"{caller}: block {index} ({block_label(self.entries[index])}) shortens the sequence")
+        if name := self._find_block(lambda block: block.changes_length):
+            raise ValueError(f"{caller}: {name} shortens the sequence")
+
+    def _find_block(self, has_property: Callable[[Residual], bool]) -> str | None:
+        """Return the position and name of the first block with a property, such as "block 1 (s5)"; None if no block has it."""
+        found = [index for index, block in enumerate(self.stack) if has_property(block)]
+        return f"block {found[0]} ({block_label(self.entries[found[0]])})" if found else None
 
     def _checked_state(self, state: ModelState) -> ModelState:
         if not isinstance(state, ModelState):
@@ -235,11 +238,8 @@ class SequenceModel(PretrainedModel):
             check_tokens(inputs, valid, self.vocab_size)
         if self.d_input is not None and (inputs.ndim != 3 or inputs.shape[-1] != self.d_input):
             raise ValueError(f"`inputs` must have shape (batch, length, {self.d_input}), got {tuple(inputs.shape)}")
-        if elapsed is not None:
-            for index, block in enumerate(self.stack):
-                if not block.irregular:
-                    label = block_label(self.entries[index])
-                    raise ValueError(f"`elapsed` must be None, as block {index} ({label}) takes no elapsed times, got a tensor")
+        if elapsed is not None and (name := self._find_block(lambda block: not block.irregular)):
+            raise ValueError(f"`elapsed` must be None, as {name} takes no elapsed times, got a tensor")
         if seq_idx is not None and self.pooling != "none":
             raise ValueError(f"`seq_idx` must be None with pooling={self.pooling!r}, with one sequence per row, got a tensor")
         if seq_idx is not None and self.has_learned_state:
