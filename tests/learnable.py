@@ -1,16 +1,16 @@
-"""Made-up files in the formats of the real ones that hold something to learn: the quick recipes are trained on them.
+"""Generated files in the formats of the real data sets that a small model can learn from: the quick recipes are trained on them.
 
-A class shows in where values lie, which a small model finds in few steps. Series to continue are noise about fixed values, so
-that the mean is a better forecast than the last value.
+Classes differ in the mean or the place of values, which a small model finds in few steps. Series to forecast are noise about
+fixed values, so that the mean is a better forecast than the last value.
 """
 
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+import made_up
 from made_up import FORMS, cifar_batch, gestures, hour_of_2020, reviews, rng, spoken
 
 Settings = dict[str, Any]
@@ -39,31 +39,13 @@ def events(folder: Path, dataset: str) -> Settings:
 
 
 def human_activity(folder: Path) -> Settings:
-    """Five people, two sequences each; an activity has its own height."""
-    from longscan.tasks.dynamics.activity import _TAGS
-
-    draw, lines, ticks = rng(0), [], 633790226051280329
-    for person in "ABCDE":
-        for sequence in range(2):
-            for step in range(480):
-                ticks += int(draw.integers(100_000, 900_000))
-                number = step // 40 % 3
-                x, y, z = draw.normal(size=3) * 0.3 + (0, 0, number)
-                activity, tag = ("walking", "sitting", "lying down")[number], _TAGS[draw.integers(4)]
-                place = f"{x:.6f},{y:.6f},{z:.6f}"
-                lines.append(f"{person}0{sequence + 1},{tag},{ticks},27.05.2009 14:03:25:127,{place},{activity}")
-    (folder / "ConfLongDemo_JSI.txt").write_text("\n".join(lines) + "\n")
-    return {"data_dir": str(folder)}
+    """Five people, two sequences each; activities differ in height."""
+    return made_up.human_activity(folder, steps=480, bout=40, spread=0.3, height=1.0)
 
 
 def lra_text(folder: Path) -> Settings:
     """aclImdb with eighty reviews a folder."""
-    for seed, (part, kind) in enumerate((part, kind) for part in ("train", "test") for kind in ("neg", "pos")):
-        place = folder / "aclImdb" / part / kind
-        place.mkdir(parents=True)
-        for number, text in enumerate(reviews(seed, kind, 80)):
-            (place / f"{number}_{seed + 1}.txt").write_text(text, encoding="utf-8")
-    return {"data_dir": str(folder)}
+    return {"data_dir": made_up.lra_text(folder, 80)["data_dir"]}
 
 
 def lra_retrieval(folder: Path) -> Settings:
@@ -79,14 +61,14 @@ def lra_retrieval(folder: Path) -> Settings:
 
 
 def lra_image(folder: Path) -> Settings:
-    """Six python batches of forty pictures, each class of its own brightness."""
-    place = folder / "cifar-10-batches-py"
-    place.mkdir()
-    for number, name in enumerate([*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]):
-        batch = cifar_batch(number, 40)
+    """Six python batches of forty pictures; classes differ in brightness."""
+
+    def shaded(seed: int) -> dict[bytes, Any]:
+        batch = cifar_batch(seed, 40)
         shades = 25 * np.array(batch[b"labels"])[:, None] + batch[b"data"] // 16
-        (place / name).write_bytes(pickle.dumps(batch | {b"data": shades.astype(np.uint8)}, protocol=2))
-    return {"data_dir": str(folder)}
+        return batch | {b"data": shades.astype(np.uint8)}
+
+    return made_up.lra_image(folder, shaded)
 
 
 def forecast(folder: Path) -> Settings:
@@ -99,20 +81,13 @@ def forecast(folder: Path) -> Settings:
 
 
 def walker(folder: Path) -> Settings:
-    """Twenty rollouts of three channels."""
-    for number in range(20):
-        np.save(folder / f"rollout_{number:03}.npy", rng(number).normal(size=(160, 3)))
-    return {"data_dir": str(folder)}
+    """Twenty rollouts of three channels of noise."""
+    return made_up.walker(folder, walks=False)
 
 
 def species(folder: Path) -> Settings:
     """Three species with two regions each, of different shares of bases."""
-    for number, name in enumerate(("cat", "dog", "eel")):
-        for region in (1, 2):
-            bases = "".join(rng(10 * number + region).choice(list("ACGT"), 4000, p=np.roll([0.4, 0.3, 0.2, 0.1], number)))
-            lines = [bases[start : start + 50] for start in range(0, len(bases), 50)]
-            (folder / f"{name}.R{region}.fa").write_text(f">{name}|R{region}\n" + "\n".join(lines) + "\n")
-    return {"data_dir": str(folder)}
+    return {"data_dir": made_up.genomes(folder, 4000)["data_dir"]}
 
 
 FILES: dict[str, Callable[[Path], Settings]] = {
@@ -122,7 +97,7 @@ SETS: dict[str, Callable[[Path, str], Settings]] = {"events": events, "uea": uea
 
 
 def learnable(task: dict[str, Any], folder: Path) -> Settings:
-    """Write the files that a recipe's task reads; settings that find them, none where the task draws its examples itself."""
+    """Write the files that a recipe's task reads; return the settings that name them, none for a task that reads no files."""
     if task["name"] in SETS:
         return SETS[task["name"]](folder, task["dataset"])
     return FILES[task["name"]](folder) if task["name"] in FILES else {}

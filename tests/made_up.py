@@ -1,4 +1,4 @@
-"""Small data sets in the formats of the real ones, written by the tests: name of the task -> settings that read them."""
+"""Functions that write small data sets in the formats of the real ones, and return the settings of the task that reads them."""
 
 import pickle
 import struct
@@ -28,7 +28,7 @@ _WORDS = ("a plot of", "fine actors", "dull as", "the camera", "über", "never",
 
 
 def made_up(name: str) -> Callable[[Callable[[Path], Settings]], Callable[[Path], Settings]]:
-    """Enters a function that writes a task's files into a folder and returns the task's settings."""
+    """Return a decorator that registers a function: it writes a task's files into a folder and returns the task's settings."""
 
     def enter(write: Callable[[Path], Settings]) -> Callable[[Path], Settings]:
         MADE_UP[name] = write
@@ -60,12 +60,12 @@ def reviews(seed: int, kind: str, count: int = 30) -> list[str]:
 
 
 @made_up("lra_text")
-def lra_text(folder: Path) -> Settings:
-    """aclImdb with thirty reviews a folder."""
+def lra_text(folder: Path, count: int = 30) -> Settings:
+    """aclImdb with `count` reviews a folder."""
     for seed, (part, kind) in enumerate((part, kind) for part in ("train", "test") for kind in ("neg", "pos")):
         place = folder / "aclImdb" / part / kind
         place.mkdir(parents=True)
-        for number, text in enumerate(reviews(seed, kind)):
+        for number, text in enumerate(reviews(seed, kind, count)):
             (place / f"{number}_{seed + 1}.txt").write_text(text, encoding="utf-8")
     return {"data_dir": str(folder), "longest": 40}
 
@@ -82,7 +82,7 @@ def lra_retrieval(folder: Path) -> Settings:
 
 
 def cifar_batch(seed: int, count: int = 20) -> dict[bytes, Any]:
-    """What one of CIFAR-10's python batches holds."""
+    """Return the content of one of CIFAR-10's python batches."""
     return {
         b"batch_label": f"batch {seed}".encode(),
         b"labels": (np.arange(count) % 10).tolist(),
@@ -92,17 +92,17 @@ def cifar_batch(seed: int, count: int = 20) -> dict[bytes, Any]:
 
 
 @made_up("lra_image")
-def lra_image(folder: Path) -> Settings:
-    """Six python batches of twenty pictures."""
+def lra_image(folder: Path, make_batch: Callable[[int], dict[bytes, Any]] = cifar_batch) -> Settings:
+    """Six python batches, each the content that `make_batch` returns for its number."""
     place = folder / "cifar-10-batches-py"
     place.mkdir()
     for number, name in enumerate([*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]):
-        (place / name).write_bytes(pickle.dumps(cifar_batch(number), protocol=2))
+        (place / name).write_bytes(pickle.dumps(make_batch(number), protocol=2))
     return {"data_dir": str(folder)}
 
 
 def hour_of_2020(hour: int) -> str:
-    """As WTH.csv has dates: 1/31/2020 5:00."""
+    """Return an hour as WTH.csv writes it: 1/31/2020 5:00."""
     date = datetime(2020, 1, 1) + timedelta(hours=hour)
     return f"{date.month}/{date.day}/{date.year} {date.hour}:00"
 
@@ -136,38 +136,42 @@ def fitzhugh_nagumo(folder: Path) -> Settings:
 
 
 @made_up("walker")
-def walker(folder: Path) -> Settings:
-    """Twenty rollouts of three channels."""
+def walker(folder: Path, walks: bool = True) -> Settings:
+    """Twenty rollouts of three channels: random walks, or noise."""
     for number in range(20):
-        np.save(folder / f"rollout_{number:03}.npy", rng(number).normal(size=(160, 3)).cumsum(0))
+        noise = rng(number).normal(size=(160, 3))
+        np.save(folder / f"rollout_{number:03}.npy", noise.cumsum(0) if walks else noise)
     return {"data_dir": str(folder)}
 
 
 @made_up("human_activity")
-def human_activity(folder: Path) -> Settings:
-    """Five people, two sequences each."""
+def human_activity(folder: Path, steps: int = 150, bout: int = 50, spread: float = 1.0, height: float = 0.0) -> Settings:
+    """Five people, two sequences each, in which three activities take turns of `bout` steps.
+
+    spread: standard deviation of places. height: difference of the mean height between activities.
+    """
     from longscan.tasks.dynamics.activity import _TAGS
 
     draw, lines, ticks = rng(0), [], 633790226051280329
     for person in "ABCDE":
         for sequence in range(2):
-            for step in range(150):
+            for step in range(steps):
                 ticks += int(draw.integers(100_000, 900_000))
-                place = ",".join(f"{x:.6f}" for x in draw.normal(size=3))
-                activity = ("walking", "sitting", "lying down")[step // 50]
-                tag = _TAGS[draw.integers(4)]
+                number = step // bout % 3
+                place = ",".join(f"{x:.6f}" for x in draw.normal(size=3) * spread + (0, 0, height * number))
+                activity, tag = ("walking", "sitting", "lying down")[number], _TAGS[draw.integers(4)]
                 lines.append(f"{person}0{sequence + 1},{tag},{ticks},27.05.2009 14:03:25:127,{place},{activity}")
     (folder / "ConfLongDemo_JSI.txt").write_text("\n".join(lines) + "\n")
     return {"data_dir": str(folder)}
 
 
 def event_bytes(t: np.ndarray, x: np.ndarray, y: np.ndarray, p: np.ndarray) -> bytes:
-    """N-MNIST's five bytes an event."""
+    """Return events in the format of N-MNIST, five bytes an event."""
     return np.stack([x, y, p << 7 | t >> 16, t >> 8 & 255, t & 255], axis=1).astype(np.uint8).tobytes()
 
 
 def events_of(seed: int, count: int, size: tuple[int, int]) -> tuple[np.ndarray, ...]:
-    """t, x, y, p of a made-up recording."""
+    """Return t, x, y, p of a random recording."""
     draw = rng(seed)
     times = np.sort(draw.integers(0, 300_000, count))
     return times, draw.integers(0, size[0], count), draw.integers(0, size[1], count), draw.integers(0, 2, count)
@@ -196,12 +200,12 @@ def byte_text(folder: Path) -> Settings:
     return {"path": str(folder / "text.txt"), "window": 24, "valid_fraction": 0.2}
 
 
-def genomes(folder: Path) -> Settings:
-    """Three species with two regions each, of different shares of bases."""
+def genomes(folder: Path, length: int = 1500) -> Settings:
+    """Three species with two regions of `length` bases each, of different shares of bases."""
     for number, species in enumerate(("cat", "dog", "eel")):
         for region in ("R1", "R2"):
             draw = rng(hash_of(species + region))
-            bases = "".join(draw.choice(list("ACGT"), 1500, p=np.roll([0.4, 0.3, 0.2, 0.1], number)))
+            bases = "".join(draw.choice(list("ACGT"), length, p=np.roll([0.4, 0.3, 0.2, 0.1], number)))
             lines = [bases[start : start + 50] for start in range(0, len(bases), 50)]
             (folder / f"{species}.{region}.fa").write_text(f">{species}|{region}\n" + "\n".join(lines) + "\n")
     return {"data_dir": str(folder), "window": 40, "valid_size": 40, "test_size": 60}

@@ -1,8 +1,8 @@
-"""Write the page docs/claims.md: the claims in claims.json and the tests that check them.
+"""Write docs/claims.md, the table of claims in claims.json with the tests that check them.
 
-    python tests/claims/claims_page.py        writes the page
+    python tests/claims/claims_page.py
 
-A test that is named test_a01_... is the test of claim A01.
+The test of claim A01 has a name that begins with test_a01_, or claims.json names the tests of other folders that show it.
 """
 
 import ast
@@ -17,8 +17,9 @@ from typing import NamedTuple
 from recorded import fill_note
 
 HERE = Path(__file__).parent
-PAGE = HERE.parents[1] / "docs/claims.md"
-PUBLISHED = HERE.parents[1] / "src/longscan/report/published.json"
+TESTS = HERE.parent
+PAGE = TESTS.parent / "docs/claims.md"
+PUBLISHED = TESTS.parent / "src/longscan/report/published.json"
 OUTCOMES = {
     "holds": "a test confirms it, with the code of this package or with a record whose command is named",
     "does not hold": "a test shows in the same way that it is not true; the note says what is true",
@@ -34,7 +35,8 @@ TESTED = ("holds", "does not hold", "shown in part")
 class Claim:
     """A claim: id, paper (a key of published.json), where it is printed, the claim in our words, the outcome and a note.
 
-    records: the files that the test of the claim reads, relative to the root of the repository, with the commands that make them.
+    records: the files that its test reads under the root of the repository, each with the command that makes it again. tests: the
+    tests that show the claim, as FILE::NAME with a path below tests/, where no test is named by the claim.
     """
 
     id: str
@@ -44,6 +46,7 @@ class Claim:
     outcome: str
     note: str = ""
     records: tuple[dict[str, str], ...] = ()
+    tests: tuple[str, ...] = ()
 
 
 def outcome(identity: str) -> str:
@@ -53,33 +56,42 @@ def outcome(identity: str) -> str:
 
 
 def verdict(*parts: bool) -> str:
-    """Return the outcome that follows from whether each part of a claim is true."""
+    """Return the outcome of a claim, given whether each of its parts holds."""
     return "holds" if all(parts) else "shown in part" if any(parts) else "does not hold"
 
 
 class Found(NamedTuple):
-    """The test of a claim: the name of its file, and its definition."""
+    """A test of a claim: its file, as a path below tests/, and its definition."""
 
     file: str
     definition: ast.FunctionDef
 
 
 def claims() -> list[Claim]:
-    """Return the rows of claims.json, with the figures of records inserted into their notes."""
+    """Return the rows of claims.json, with the figures of records in their notes."""
     rows = json.loads((HERE / "claims.json").read_text("utf-8"))["claims"]
     return [Claim(**row | {"note": fill_note(row["id"], row.get("note", ""))}) for row in rows]
 
 
 @cache
 def named_tests() -> dict[str, list[Found]]:
-    """Return the tests of each claim by its id, which is a part of the name of the test."""
+    """Return the tests of each claim by its id: those named by it, and those that claims.json names."""
     found: dict[str, list[Found]] = {}
     for path in sorted(HERE.glob("test_claims_*.py")):
-        for node in ast.parse(path.read_text("utf-8")).body:
-            match = re.match(r"test_([a-z]\d\d)_", node.name) if isinstance(node, ast.FunctionDef) else None
-            if match and isinstance(node, ast.FunctionDef):
-                found.setdefault(match[1].upper(), []).append(Found(path.name, node))
+        for name, definition in functions(f"claims/{path.name}").items():
+            if match := re.match(r"test_([a-z]\d\d)_", name):
+                found.setdefault(match[1].upper(), []).append(Found(f"claims/{path.name}", definition))
+    for row in claims():
+        for file, name in (test.split("::") for test in row.tests):
+            found.setdefault(row.id, []).append(Found(file, functions(file)[name]))
     return found
+
+
+@cache
+def functions(file: str) -> dict[str, ast.FunctionDef]:
+    """Return the functions of a test file by name."""
+    body = ast.parse((TESTS / file).read_text("utf-8")).body
+    return {node.name: node for node in body if isinstance(node, ast.FunctionDef)}
 
 
 def _cell(text: str) -> str:
@@ -100,7 +112,7 @@ def page() -> str:
         "",
         f"This page lists {len(rows)} claims of four papers, in our words, and whether they were confirmed here. The table of a",
         "paper itself does not confirm a claim, and no test uses a bound that was chosen to fit a record: the outcome follows",
-        "from the claim as the paper states it. The tests are in `tests/claims`; for tests that read a record, the page names",
+        "from the claim as the paper states it. Paths of tests start in `tests`; for tests that read a record, the page names",
         "the command that makes the record. `python tests/claims/claims_page.py` makes this page from `claims.json` there.",
         "",
         "| Outcome | Meaning | Claims |",

@@ -553,16 +553,6 @@ def test_a31_a_resonant_input_grows_without_end():
     assert bounded.abs().max() <= 1 / (1 - math.exp(-1))
 
 
-@pytest.mark.parametrize("power", range(1, 11))
-def test_a36_work_depth_and_space_of_a_prefix_sum(power):
-    length = 2**power
-    sums, levels = blelloch(list(range(length)), lambda x, y: x + y, 0)
-    assert sums == list(itertools.accumulate(range(length)))
-    assert sum(levels) == 2 * length - 2
-    assert len(levels) == 2 * power
-    assert len(sums) == length
-
-
 def test_a38_separable_mamba_and_aussm_grow_alike_with_the_length():
     states, sizes = 4, [64, 128, 256]
 
@@ -640,16 +630,6 @@ def test_a39_labels_of_the_printed_samples():
     with_12 = (ModularArithmetic(suite="aussm"), ModularArithmeticBrackets(suite="aussm"))
     found = [evaluate(SAMPLES[name][0], t.num_classes) for name, t in zip(("without brackets", "brackets"), with_12, strict=True)]
     assert found == [1, 1]  # with 12 tokens the printed 5 and 3 would not come out
-
-
-def test_a40_time_and_space_are_linear_in_the_length():
-    sizes = [512, 1024, 2048]
-    made = []
-    for length in sizes:
-        u, dt = torch.randn(1, length, 4), torch.rand(1, length, 4)
-        given = (u, dt, torch.randn(4, 3, 4), torch.randn(4, 3), torch.randn(3, 2), torch.randn(3, 2))
-        made.append(entries(lambda given=given: unitary_scan(*given, backend="eager")).count)
-    assert orders(sizes, made) == pytest.approx([1, 1], abs=0.02)
 
 
 def test_composition_of_pairs_is_what_the_scans_here_use():

@@ -1,14 +1,11 @@
 """Claims of the thesis "Deep learning with state spaces for efficient sequence modeling", by their ids in claims.json."""
 
-import copy
 import itertools
 import math
 
-import numpy as np
 import pytest
 import torch
-from counted import blelloch, compose, entries, loop, orders, printed
-from scipy.integrate import solve_ivp
+from counted import blelloch, compose, entries, loop, orders
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -16,13 +13,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from longscan.blocks import BidirectionalBlock, MambaBlock, SimpleBlock
 from longscan.layers import S4, S4D, S6, Attention
 from longscan.layers.base import SequenceInfo
-from longscan.models import SequenceModel, make_bidirectional, masked_tokens, next_tokens, place_rotary
+from longscan.models import SequenceModel
 from longscan.numerics.discretisation import discretise, log_step
 from longscan.numerics.dplr import dense_step
 from longscan.numerics.hippo import legs_normal
 from longscan.numerics.initialisers import diagonal_eigenvalues
 from longscan.numerics.kernels import diagonal_kernel
-from longscan.numerics.rotary import frequencies, rotate_pairs
 from longscan.ops import linear_scan, long_conv
 
 CIFAR = {"d_input": 3, "d_output": 10, "head": "affine"}
@@ -35,21 +31,6 @@ def size(module: nn.Module) -> int:
 
 def stack(layer: str, block: str, **options: object) -> list[dict]:
     return [{"layer": layer, "block": block, "options": options}] * 6
-
-
-@pytest.mark.parametrize("rule", ["zoh", "bilinear"])
-def test_t01_recurrence_and_convolution(rule):
-    layer = S4D(3, d_state=8, discretisation=rule).double()
-    x = torch.randn(2, 60, 3).double()
-    whole, state, steps = layer(x), layer.initial_state(2), []
-    for t in range(60):
-        y, state = layer.step(x[:, t], state)
-        steps.append(y)
-    torch.testing.assert_close(torch.stack(steps, 1), whole, rtol=1e-10, atol=1e-10)
-    a, b = (torch.view_as_complex(p.detach()) for p in discretise(layer.eigenvalues(), layer.log_dt.exp()[:, None], rule))
-    c = torch.view_as_complex(layer.C.detach())
-    kernel = torch.stack([2 * (c * a**t * b).real.sum(-1) for t in range(60)], -1)  # C A^t B
-    torch.testing.assert_close(long_conv(x, kernel) + layer.D * x, whole, rtol=1e-10, atol=1e-10)
 
 
 def test_t02_which_outputs_of_a_padded_transform_to_keep():
@@ -80,25 +61,6 @@ def test_t03_two_ways_to_write_the_hold():
     _, held = discretise(torch.view_as_real(eigenvalues), torch.tensor(dt, dtype=torch.float64))
     by_states = vectors @ (torch.view_as_complex(held)[:, None] * torch.linalg.solve(vectors, B.to(vectors)))
     torch.testing.assert_close(by_states.real, first, rtol=1e-10, atol=1e-12)
-
-
-def test_t04_the_hold_is_exact_and_the_bilinear_rule_is_not():
-    eigenvalues, inputs, hold = torch.tensor([[-0.5, 3.0]]).double(), [1.0, -2.0, 0.5, 3.0], 0.2
-    lam = complex(*eigenvalues[0].tolist())
-    x = 0j
-    for u in inputs:
-        x = solve_ivp(lambda _, x, u=u: lam * x + u, (0, hold), [x], rtol=1e-11, atol=1e-13).y[0, -1]
-
-    def sampled(rule: str, pieces: int) -> complex:
-        a, b = discretise(eigenvalues, torch.tensor(hold / pieces, dtype=torch.float64), rule)
-        drive = torch.tensor(inputs).double().repeat_interleave(pieces)
-        states, _ = linear_scan(torch.view_as_complex(a), torch.view_as_complex(b) * drive.view(1, -1, 1))
-        return states[0, -1].item()
-
-    assert abs(sampled("zoh", 1) - x) < 1e-9
-    errors = [abs(sampled("bilinear", pieces) - x) for pieces in (1, 2, 4, 8)]
-    assert errors[0] > 1e-3
-    assert orders([1, 2, 4, 8], errors) == pytest.approx([-2, -2, -2], abs=0.1)
 
 
 def test_t06_backward_euler_is_a_sigmoid_gate():
@@ -134,20 +96,6 @@ def test_t08_a_change_of_basis_changes_nothing():
     torch.testing.assert_close(y.real, torch.stack(outputs), rtol=1e-10, atol=1e-10)
     assert y.imag.abs().max() < 1e-10
     assert eigenvalues.imag.abs().max() > 0.01
-
-
-def test_t09_the_kernel_is_a_vandermonde_product():
-    layer, length = S4D(3, d_state=16).double(), 200
-    with torch.no_grad():
-        dt = layer.log_dt.exp().unsqueeze(-1)
-        a, b = (torch.view_as_complex(part) for part in discretise(layer.eigenvalues(), dt))
-        vandermonde = torch.cat([torch.ones_like(a)[..., None], a[..., None].expand(-1, -1, length - 1)], -1).cumprod(-1)
-        product = 2 * torch.einsum("dn,dnl->dl", torch.view_as_complex(layer.C) * b, vandermonde).real
-        impulse = torch.zeros(1, length, 3).double()
-        impulse[:, 0] = 1
-        response = layer(impulse) - layer.D * impulse
-    torch.testing.assert_close(response[0].T, product, rtol=1e-10, atol=1e-10)
-    assert vandermonde.shape == (3, 8, length)  # N L entries a channel
 
 
 def test_t10_s4s_kernel_is_exact():
@@ -278,126 +226,6 @@ def test_t17_only_the_recurrence_pays_for_the_states():
     assert orders([4, 16, 64], [recurrent for _, recurrent in by_states.values()]) == pytest.approx([1, 1], abs=0.05)
 
 
-def models_of_table_3() -> dict[str, SequenceModel]:
-    legs = {"init": "legs", "trained_B": True}
-    mamba = {"d_model": 116, "norm": "layer", **CIFAR}
-    simple = {"d_model": 170, "norm": "post", **CIFAR}
-    return {
-        "Mamba-s6": SequenceModel(stack("s6", "mamba", d_state=16), **mamba),
-        "Mamba-s4d": SequenceModel(stack("s4d", "mamba", d_state=16, **legs), **mamba),
-        "Mamba-s4": SequenceModel(stack("s4", "mamba", d_state=16), **mamba),
-        "Simple-s4d": SequenceModel(stack("s4d", "simple", d_state=64, **legs), **simple),
-        "Simple-s4": SequenceModel(stack("s4", "simple", d_state=64), **simple),
-    }
-
-
-def test_t18_totals_of_table_3_and_what_the_layers_hold():
-    models = models_of_table_3()
-    totals, in_ssp, _ = np.array(printed(231, 15)).reshape(5, 3).T
-    assert [round(size(model) / 1000) for model in models.values()] == totals.tolist()
-    held = np.array([sum(size(residual.block.layer) for residual in model.stack) for model in models.values()]) / 1000
-    short = in_ssp - held
-    assert short.min() > 2
-    assert short.max() < 3.2
-
-
-def test_t19_sizes_of_states_and_convolutions():
-    models = models_of_table_3()
-    mamba, simple = models["Mamba-s6"], models["Simple-s4d"]
-    assert mamba.initial_state(1).blocks[0].layer.ssm.numel() == 232 * 16 == printed(384, 1)[0]
-    # 64 real states, or 32 of 64 conjugate ones with two parts each
-    assert simple.initial_state(1).blocks[0].ssm.numel() == 170 * 64 == printed(385, 1)[0]
-    taps = sum(residual.block.conv_weight.numel() + residual.block.conv_bias.numel() for residual in mamba.stack)
-    assert taps == 6_960
-    assert round(taps / 1000) == printed(386, 1)[0]
-
-
-def rotation(position: int, rates: Tensor) -> Tensor:
-    """The block-diagonal matrix of equation 81."""
-    blocks = [torch.tensor([[math.cos(a), -math.sin(a)], [math.sin(a), math.cos(a)]]) for a in (position * rates).tolist()]
-    return torch.block_diag(*blocks).double()
-
-
-def test_t27_rotary_positions():
-    rates = torch.tensor(frequencies(8, 10_000.0)).double()
-    q, k = torch.randn(2, 8).double()
-    products = []
-    for m, n in ((3, 1), (10, 8), (1002, 1000), (3, 2)):
-        turned_q, turned_k = rotate_pairs(q, m * rates), rotate_pairs(k, n * rates)
-        torch.testing.assert_close(turned_q, rotation(m, rates) @ q, rtol=1e-6, atol=1e-6)
-        elementwise = q * (m * rates).cos().repeat_interleave(2)
-        elementwise = elementwise + torch.stack([-q[1::2], q[::2]], -1).flatten() * (m * rates).sin().repeat_interleave(2)
-        torch.testing.assert_close(turned_q, elementwise, rtol=1e-12, atol=1e-12)
-        torch.testing.assert_close(turned_q.norm(), q.norm(), rtol=1e-12, atol=0)
-        products.append((turned_q * turned_k).sum().item())
-    assert products[1:3] == pytest.approx([products[0]] * 2, rel=1e-9)
-    assert abs(products[3] - products[0]) > 1e-3
-
-
-def test_t28_the_last_token_is_not_quite_opposite():
-    plain = stack("s6", "mamba", d_state=16)
-    learned = place_rotary(plain, {"learned": True}, "all")
-    sizes = [size(SequenceModel(blocks, d_model=116, **CIFAR)) for blocks in (plain, learned)]
-    assert sizes[1] - sizes[0] == printed(366, 1)[0] == 696
-    length = 32
-    (entry,) = place_rotary([{"layer": "s6", "block": "mamba"}], {"length": length}, "all")
-    rotary = MambaBlock(4, rotary=entry["options"]["rotary"]).rotary
-    x = torch.tensor([1.0, 0.0] * 4).double().expand(1, length + 1, 8)
-    turned = rotary(x, torch.arange(length + 1).unsqueeze(0))[0]
-    angles = torch.atan2(turned[:, 1::2], turned[:, ::2]).abs()
-    assert angles[length - 1, 0].item() == pytest.approx(math.pi - math.pi / length, abs=1e-6)
-    assert angles[length, 0].item() == pytest.approx(math.pi, abs=1e-6)
-    assert angles[length - 1, 1:].max() < math.pi / 2
-
-
-def test_t32_the_placebo_is_as_large_and_causal():
-    sizes = {"layer_options": {"d_state": 4}}
-    torch.manual_seed(0)
-    both = BidirectionalBlock(6, **sizes)
-    torch.manual_seed(0)
-    placebo = BidirectionalBlock(6, variant="shared placebo", **sizes)
-    first, second = dict(both.named_parameters()), dict(placebo.named_parameters())
-    assert first.keys() == second.keys()
-    assert all(torch.equal(first[name], second[name]) for name in first)  # drawn alike
-    assert leak(placebo.double())[0] < 1e-12
-    assert leak(both.double())[0] > 1e-6
-    assert (placebo.causal, both.causal) == (True, False)
-
-
-def test_t33_both_directions_by_hand():
-    block = BidirectionalBlock(6, variant="own", layer_options={"d_state": 4}).double()
-    ahead, back = (MambaBlock(6, layer_options={"d_state": 4}).double() for _ in range(2))
-    for one, layer, weight, bias in (
-        (ahead, block.layer, block.conv_weight, block.conv_bias),
-        (back, block.reverse_layer, block.reverse_conv_weight, block.reverse_conv_bias),
-    ):
-        one.in_proj, one.out_proj, one.layer = block.in_proj, block.out_proj, layer
-        one.conv_weight, one.conv_bias = weight, bias
-    x = torch.randn(2, 20, 6).double()
-    torch.testing.assert_close(block(x), ahead(x) + back(x.flip(1)).flip(1), rtol=1e-10, atol=1e-12)
-    tied = BidirectionalBlock(6, variant="tied", layer_options={"d_state": 4}).double()
-    torch.testing.assert_close(tied(x.flip(1)), tied(x).flip(1), rtol=1e-10, atol=1e-12)
-    assert (block(x.flip(1)) - block(x).flip(1)).abs().max() > 1e-4
-
-
-def test_t34_sizes_of_table_6():
-    def thousands(layer: str, block: str, width: int, **options: object) -> float:
-        trained = {"trained_B": True} if layer == "s4d" else {}
-        return size(SequenceModel(stack(layer, block, d_state=16, **trained, **options), d_model=width, **IMDB)) / 1000
-
-    ours = [
-        thousands("s4d", "mamba", 116),
-        thousands("s4d", "bidirectional", 108, variant="own"),
-        thousands("s4d", "mamba", 140),
-        thousands("s6", "mamba", 116),
-        thousands("s6", "bidirectional", 107, variant="shared"),
-        thousands("s6", "mamba", 170),
-    ]
-    off = np.abs(np.array(ours) - printed(338, 12)[1::2])
-    assert off[[1, 2, 3, 4]].max() < 0.5
-    assert [round(ours[i], 1) for i in (0, 5)] == [575.9, 1219.4]
-
-
 class Transforms(TorchDispatchMode):
     """Counts the points that Fourier transforms take in and give out."""
 
@@ -429,50 +257,6 @@ def test_t39_without_padding_the_convolution_wraps_around():
             convolve(u)
         costs.append(counted.points)
     assert costs[0] == 2 * costs[1] > 0
-
-
-def test_t43_f1_starts_from_copies():
-    torch.manual_seed(0)
-    sizes = {"d_model": 6, "d_state": 4, "vocab_size": 9, "d_output": 3, "pooling": "none"}
-    old = SequenceModel.from_spec("mm", **sizes).double().eval()
-    new = make_bidirectional(old, keep_head=True).eval()
-    tokens = torch.randint(0, 9, (2, 7))
-    grown = 0
-    for before, after in zip(old.stack, new.stack, strict=True):
-        copied = after.block.reverse_layer.state_dict()
-        assert all(torch.equal(value, copied[name]) for name, value in before.block.layer.state_dict().items())
-        grown += size(before.block.layer) + before.block.conv_weight.numel() + before.block.conv_bias.numel()
-        x = torch.randn(2, 7, 6).double()
-        torch.testing.assert_close(after.block(x.flip(1)), after.block(x).flip(1))
-    assert size(new) - size(old) == grown
-    assert (new(tokens) - old(tokens)).abs().max() > 1e-3
-    silent = copy.deepcopy(new)
-    with torch.no_grad():
-        for residual in silent.stack:
-            residual.block.reverse_conv_weight.zero_()
-            residual.block.reverse_conv_bias.zero_()
-    torch.testing.assert_close(silent(tokens), old(tokens))
-
-
-def test_t45_targets_of_the_two_objectives():
-    tokens = torch.randint(0, 8, (200, 1000))
-    ahead = next_tokens(tokens).scored.sum().item()
-    masked = masked_tokens(tokens, mask_token=8, vocab_size=9).scored.sum().item()
-    assert ahead == 200 * 999
-    assert ahead / masked == pytest.approx(printed(387, 1)[0], rel=0.02)
-
-
-def test_t46_how_tokens_are_masked():
-    count, letters = 1_000_000, 50
-    tokens = torch.randint(0, letters, (1000, 1000))
-    batch = masked_tokens(tokens, mask_token=letters, vocab_size=letters + 1)
-    chosen, shown, truth = batch.scored, batch.inputs, batch.targets
-    assert chosen.sum().item() / count == pytest.approx(0.15, abs=0.002)
-    masked = (shown[chosen] == letters).double().mean().item()
-    other = ((shown[chosen] != letters) & (shown[chosen] != truth[chosen])).double().mean().item()
-    assert masked == pytest.approx(0.8, abs=0.005)
-    assert other == pytest.approx(0.1 * (1 - 1 / letters), abs=0.005)  # a random token may be the true one
-    assert torch.equal(shown[~chosen], tokens[~chosen])
 
 
 def test_t48_attention_without_positions_ignores_order():

@@ -39,7 +39,8 @@ pytestmark = pytest.mark.slow
 
 
 def run(command: list[str], **environment: str) -> str:
-    result = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment})
+    variables = {**os.environ, "PYTHONPATH": "", **environment}  # a path to the sources would hide the installed package
+    result = subprocess.run(command, capture_output=True, text=True, env=variables)
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
 
