@@ -1,4 +1,4 @@
-"""Set-up of every test: poisoned memory, fixed seeds, one thread, and the number of generated cases a property was shown."""
+"""Set-up of all tests: memory filled with NaN, fixed seeds, one thread, and counts of generated cases."""
 
 import gc
 import os
@@ -28,14 +28,14 @@ _GENERATED = "generated cases"
 
 
 def pytest_configure() -> None:
-    """Fill torch.empty with NaN, so that a result that was never written cannot pass, and keep to one thread a worker.
+    """Fill torch.empty with NaN, so that a result that was never written cannot pass, and use one thread per worker.
 
-    Arrays made from data files are kept in a folder of this process, and no folder of data is taken from the environment. Small
-    calls have several chunks, as large ones have.
+    Arrays made from data files are cached in a temporary folder, and the folder of data in the environment is ignored. Chunks are
+    small, so that small calls have several.
     """
     os.environ["LONGSCAN_CACHE"] = tempfile.mkdtemp(prefix="longscan-tests-")
     root = os.environ.pop("LONGSCAN_DATA", None)
-    if root is not None:  # the tests that read real files ask for it under a name of their own
+    if root is not None:  # the tests that read real files use this variable
         os.environ.setdefault("LONGSCAN_TEST_DATA", root)
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = True
@@ -46,7 +46,7 @@ def pytest_configure() -> None:
 
 
 def pytest_unconfigure() -> None:
-    """Remove that folder, and let the interpreter collect everything: compiled modules report what is left as leaks."""
+    """Remove the temporary folder, and make all objects collectable: compiled modules report the others as leaks."""
     shutil.rmtree(os.environ["LONGSCAN_CACHE"], ignore_errors=True)
     gc.unfreeze()
 
@@ -63,7 +63,7 @@ def _seed() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """More generated cases may take more time."""
+    """Extend the time limit of property tests with the number of generated cases."""
     for item in items:
         if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
             limit = item.config.getini("timeout")
@@ -93,7 +93,7 @@ def pytest_runtest_call(item: pytest.Item) -> Any:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """One line a property, and one for each op, layer, block or task of a contract: how many generated cases it was tried on."""
+    """Print the number of generated cases for each property, and for each op, layer, block or task of a contract."""
     counts: dict[str, list[int]] = defaultdict(list)
     subjects: dict[str, list[int]] = defaultdict(list)
     for reports in terminalreporter.stats.values():

@@ -16,7 +16,7 @@ from longscan.tasks import TASKS, Task
 from longscan.tasks.forecasting import Forecast
 from made_up import MADE_UP
 
-# Choices that go with other settings only; tests of their own have them.
+# Choices that are valid only with other settings; separate tests have them.
 ALONE = (
     "species-split=chromosome",
     "dna_language-split=chromosome",

@@ -27,7 +27,7 @@ def assert_as_accurate(
     label: str = "",
     terms: Mapping[str, float] = MappingProxyType({}),
 ) -> None:
-    """Every result of `fast` errs at most what `allowed_error` allows, given the others of one name; all are results by name.
+    """Assert that every result of `fast` errs at most `allowed_error`. All arguments are results by name.
 
     terms: for a result that a backend forms as a difference, the size of what it subtracts, of which a rounding is allowed, too.
     """
@@ -50,7 +50,7 @@ def assert_as_accurate_as_neighbours(
     label: str = "",
     terms: Mapping[str, float] = MappingProxyType({}),
 ) -> None:
-    """As `assert_as_accurate`, where `neighbours(count)` computes `moved` and `plain_moved` for so many neighbours of the inputs.
+    """Call `assert_as_accurate` with `moved` and `plain_moved` that `neighbours(count)` computes for neighbours of the inputs.
 
     A result that errs too much by a few neighbours is judged again by many, before it fails.
     """
@@ -61,7 +61,7 @@ def assert_as_accurate_as_neighbours(
 
 
 def assert_same(one: Results, other: Results, single: Sequence[Results], moved: Sequence[Results], label: str = "") -> None:
-    """Two ways of computing the same numbers in float64 agree.
+    """Assert that two ways of computing the same numbers in float64 agree.
 
     single: results of plain arithmetic in float32; moved: those in float64 for inputs next to these in float32.
     """

@@ -113,7 +113,7 @@ def page() -> str:
         f"This page lists {len(rows)} claims of four papers, in our words, and whether they were confirmed here. The table of a",
         "paper itself does not confirm a claim, and no test uses a bound that was chosen to fit a record: the outcome follows",
         "from the claim as the paper states it. Paths of tests start in `tests`; for tests that read a record, the page names",
-        "the command that makes the record. `python tests/claims/claims_page.py` makes this page from `claims.json` there.",
+        "the command that makes the record. `python tests/claims/claims_page.py` makes this page from `claims.json`.",
         "",
         "| Outcome | Meaning | Claims |",
         "|---|---|---|",

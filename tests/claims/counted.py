@@ -1,4 +1,4 @@
-"""What the tests of claims share: scans and operations that count what they do, published figures, and records."""
+"""Functions that the tests of claims share: scans and counters of operations, published figures, and records."""
 
 import itertools
 import json
@@ -21,7 +21,7 @@ Combine = Callable[[Any, Any], Any]
 
 
 def blelloch(items: list[Any], combine: Combine, identity: Any) -> tuple[list[Any], list[int]]:
-    """Inclusive prefixes of 2^k items by an up- and a down-sweep in one array; how many combinations each level took."""
+    """Return the inclusive prefixes of 2^k items by an up- and a down-sweep, and the number of combinations of each level."""
     tree, levels, half = list(items), [], 1
     while half < len(tree):
         places = range(2 * half - 1, len(tree), 2 * half)
@@ -40,12 +40,12 @@ def blelloch(items: list[Any], combine: Combine, identity: Any) -> tuple[list[An
 
 
 def compose(first: Any, then: Any) -> tuple[Any, Any]:
-    """The map x -> a x + b of two pairs (a, b), one after the other."""
+    """Return the pair (a, b) of the map x -> a x + b that applies `first` and then `then`."""
     return then[0] * first[0], then[0] * first[1] + then[1]
 
 
 class Entries(TorchDispatchMode):
-    """Counts the entries of the tensors that operations make; views and changes in place make none."""
+    """Counts the entries of the tensors that operations make, without views and changes in place."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,19 +62,19 @@ class Entries(TorchDispatchMode):
 
 
 def entries(function: Callable[[], object]) -> Entries:
-    """What a call makes."""
+    """Return the counts of the entries that a call makes."""
     with Entries() as counter:
         function()
     return counter
 
 
 def orders(sizes: list[int], amounts: list[float]) -> list[float]:
-    """The exponents of growth between neighbours: log(amount ratio) / log(size ratio)."""
+    """Return the exponents of growth between neighbours: log(ratio of amounts) / log(ratio of sizes)."""
     return (np.diff(np.log(amounts)) / np.diff(np.log(sizes))).tolist()
 
 
 def peak(function: Callable[[], object]) -> int:
-    """The most bytes that a call holds at once on the CPU, what operations hold inside themselves included."""
+    """Return the peak of the memory that a call allocates on the CPU, in bytes, with the temporary memory of operations."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         function()
     assert profiled.profiler is not None
@@ -84,13 +84,13 @@ def peak(function: Callable[[], object]) -> int:
 
 @cache
 def records(name: str) -> tuple[dict[str, Any], ...]:
-    """The rows of a file of results/, oldest first."""
+    """Return the rows of a file in results/, oldest first."""
     lines = (ROOT / "results" / name).read_text("utf-8").splitlines()
     return tuple(sorted((json.loads(line) for line in lines), key=lambda row: row["date"]))
 
 
 def scaling(op: str, backend: str | None, peer: str | None) -> dict[int, tuple[float, float]]:
-    """Length -> (forward and backward in ms, peak in MiB), the latest of what was measured on an H200."""
+    """Return length -> (forward and backward in ms, peak in MiB), of the latest measurement on an H200."""
     rows = [row for row in records("bench/gpu_scaling.jsonl") if row.get("figure") == "length" and "H200" in row["device"]]
     return {
         row["shape"]["L"]: (row["forward_backward_ms"], row["peak_mib"])
@@ -100,22 +100,22 @@ def scaling(op: str, backend: str | None, peer: str | None) -> dict[int, tuple[f
 
 
 def seeds(name: str) -> dict[str, Any]:
-    """Several seeds that were trained together."""
+    """Return the record of seeds that were trained together."""
     return json.loads((ROOT / "results/seeds" / f"{name}.json").read_text("utf-8"))
 
 
 def printed(first: int, count: int) -> list[float]:
-    """Published figures r<first> and on, as printed."""
+    """Return `count` published figures from r<first> on, as printed."""
     return [published_row(f"r{number:03}")["value"] for number in range(first, first + count)]
 
 
 def words(alphabet: int, count: int, length: int, seed: int = 0) -> np.ndarray:
-    """Random words (count, length) of letters 0 .. alphabet - 1."""
+    """Return random words (count, length) of letters 0 .. alphabet - 1."""
     return np.random.default_rng(seed).integers(0, alphabet, (count, length))
 
 
 def loop(a: Tensor, b: Tensor, start: Tensor | None = None) -> Iterator[Tensor]:
-    """x_t = a_t x_{t-1} + b_t over the first axis: the definition."""
+    """Yield x_t = a_t x_{t-1} + b_t for every step of the first axis."""
     x = torch.zeros_like(b[0]) if start is None else start
     for a_t, b_t in zip(a, b, strict=True):
         x = a_t * x + b_t

@@ -1,4 +1,4 @@
-"""What records say of claims: the figures that notes in claims.json quote, read from results/ when the page is made."""
+"""Figures of records that notes in claims.json quote, read from results/ when the page is written."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ Values = dict[str, object]
 
 
 def beaten_forms() -> dict[str, dict[int, tuple[bool, bool]]]:
-    """Form in PyTorch -> length -> whether our kernel takes less time, and less memory, on an H200, at lengths of figure 2."""
+    """Return form in PyTorch -> length -> whether our kernel takes less time, and less memory, on an H200, for figure 2."""
     ours = scaling("unitary_scan", "triton", None)
     forms = {name: scaling("unitary_scan", None, name) for name in ("loop over the steps", "separable")}
     return {
@@ -20,7 +20,7 @@ def beaten_forms() -> dict[str, dict[int, tuple[bool, bool]]]:
 
 
 def ratios_to_s6(length: int) -> tuple[float, float]:
-    """Time and memory of our AUSSM kernel, forward and backward, over those of our S6 kernel at a length."""
+    """Return the ratios of time and of memory of our AUSSM kernel to our S6 kernel, forward and backward, at a length."""
     (time, memory), (s6_time, s6_memory) = (scaling(op, "triton", None)[length] for op in ("unitary_scan", "selective_scan"))
     return time / s6_time, memory / s6_memory
 

@@ -51,17 +51,17 @@ def test_m02_flash_attention_saves_memory_and_no_time():
 
     flash, plain = SDPBackend.FLASH_ATTENTION, SDPBackend.MATH
     grown = np.diff([peak(attend(length, flash)) for length in (2048, 4096, 8192, 16384)])
-    assert grown[1:] / grown[:-1] == pytest.approx([2, 2], abs=0.01)  # so much a step, beside its tiles
+    assert grown[1:] / grown[:-1] == pytest.approx([2, 2], abs=0.01)  # per step, without its tiles
     assert orders([1024, 2048], [peak(attend(length, plain)) for length in (1024, 2048)]) == pytest.approx([2], abs=0.05)
     for length in (32, 64, 128):
         q, k, ones = *torch.randn(2, 1, 1, length, length), torch.eye(length)[None, None]
         with sdpa_kernel(flash):
             weights = scaled_dot_product_attention(q, k, ones, is_causal=True)
-        assert weights.count_nonzero() == length * (length + 1) // 2, "a product of its own for each step and each one before it"
+        assert weights.count_nonzero() == length * (length + 1) // 2, "a separate product for each pair of steps"
 
 
 def as_printed(first: tuple[Fraction, Fraction], then: tuple[Fraction, Fraction]) -> tuple[Fraction, Fraction]:
-    """Equation 16: B_i x_i stands in both places of the sum."""
+    """Return the composition by equation 16 as printed, with B_i x_i in both places of the sum."""
     return then[0] * first[0], then[0] * first[1] + first[1]
 
 

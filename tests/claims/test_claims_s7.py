@@ -68,7 +68,7 @@ def test_s04_gradients_scale_with_the_slope():
         assert (layer.w.grad.abs() <= largest * derivative.abs()).all()
         assert layer.w.grad[0] == 0
         steepest.append(derivative.abs().max().item())
-        # Where w depends on the input every step has a w of its own, each with its slope.
+        # Where w depends on the input, every step has another w and slope.
         varying = torch.randn(1, length, 50).double().requires_grad_()
         drive = torch.randn(1, length, 50).double()
         states, _ = linear_scan(stable_factor(varying, a, b), drive)
@@ -216,7 +216,7 @@ def test_s30_selection_drops_tokens():
         sums = layer(torch.stack([value, mark], -1))[:, -1, 0]
     wanted = (value * mark).sum(1)
     torch.testing.assert_close(sums, wanted)
-    # What a recurrence without selection holds is a linear function of all that came in.
+    # The state of a recurrence without selection is a linear function of all inputs.
     given = torch.cat([value, mark, torch.ones(500, 1).double()], 1)
     best = given @ torch.linalg.lstsq(given, wanted.unsqueeze(1)).solution
     assert (best.squeeze(1) - wanted).square().mean() > 0.4 * wanted.var()

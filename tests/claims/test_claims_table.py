@@ -1,4 +1,4 @@
-"""Every claim has an outcome, every outcome that needs a test has one that can fail, and the page shows them."""
+"""Every claim has an outcome, every settled claim a test that can fail, and docs/claims.md shows them."""
 
 import ast
 from functools import cache
@@ -17,14 +17,14 @@ IDS = {
 
 
 def checks(found: Found) -> int:
-    """How many of a test's statements compare something that the test computes."""
+    """Return how many statements of a test compare a value that the test computes."""
     variables = (ast.Name, ast.Attribute, ast.Call)
     count = 0
     for node in ast.walk(found.definition):
         if isinstance(node, ast.Assert):
             count += any(isinstance(part, variables) for part in ast.walk(node.test))
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            count += node.func.attr in ("assert_close", "assert_allclose", "raises")
+            count += node.func.attr in ("assert_close", "assert_allclose", "gradcheck", "raises")
     return count
 
 
@@ -34,7 +34,7 @@ RECORDED = {"records", "scaling", "beaten_forms", "ratios_to_s6"}  # of counted.
 
 @cache
 def definitions(file: str) -> tuple[dict[str, ast.AST], dict[str, str]]:
-    """Name -> definition of the functions and constants of a file, and name -> `module.name` of what it imports."""
+    """Return the functions and constants of a file by name, and what it imports as name -> `module.name`."""
     tree = ast.parse((TESTS / file).read_text("utf-8"))
     functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     constants = {
@@ -54,7 +54,7 @@ def definitions(file: str) -> tuple[dict[str, ast.AST], dict[str, str]]:
 
 
 def names_used(found: Found) -> set[str]:
-    """The names that a test uses, those that the functions of its module use for it included, as `module.name` where imported."""
+    """Return the names that a test uses, directly or by functions of its module; imported ones as `module.name`."""
     known, imported = definitions(found.file)
     seen: set[str] = set()
     waiting: list[ast.AST] = [found.definition]
@@ -67,13 +67,13 @@ def names_used(found: Found) -> set[str]:
 
 
 def runs_code(names: set[str]) -> bool:
-    """Whether a test uses more than printed figures: code of the package, or what counts the operations of a computation."""
+    """Return whether a test runs code: of the package, or a computation whose operations are counted."""
     package = {name for name in names if name.startswith("longscan.") and not name.startswith("longscan.report.")}
     return bool(package or {f"counted.{name}" for name in COUNTED} & names)
 
 
 def reads_records(names: set[str]) -> bool:
-    """Whether a test reads a record of results/."""
+    """Return whether a test reads a record of results/."""
     return bool({f"{module}.{name}" for module in ("counted", "recorded") for name in RECORDED} & names)
 
 

@@ -1,6 +1,6 @@
-"""The contract of layers and blocks as functions: each takes a module (and generated inputs) and asserts one property.
+"""Properties of layers and blocks: each function takes a module and generated inputs, and asserts one property.
 
-Where a module declares that it has a property the function asserts it; where it declares the contrary, its violation.
+If a module declares that it lacks the property, the function asserts that the property is violated.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ TIGHT = {"rtol": 1e-8, "atol": 1e-9}  # float64, sums of a thousand terms, FFTs 
 
 @dataclass
 class Inputs:
-    """A batch for a module: x (B, L, D), and what comes with it."""
+    """A batch for a module: x (B, L, D) and the optional inputs (B, L)."""
 
     x: Tensor
     elapsed: Tensor | None = None
@@ -42,7 +42,7 @@ class Inputs:
 
 
 def assert_close(got: State, wanted: State, **tolerance: float) -> None:
-    """Every tensor of two results (tensors, states, tuples of them)."""
+    """Assert that two results (tensors, states, tuples of them) agree in every tensor."""
     got_leaves, wanted_leaves = state_tensors(got), state_tensors(wanted)
     assert len(got_leaves) == len(wanted_leaves)
     for left, right in zip(got_leaves, wanted_leaves, strict=True):
@@ -50,12 +50,12 @@ def assert_close(got: State, wanted: State, **tolerance: float) -> None:
 
 
 def settled(state: State) -> State:
-    """The state without the room that it holds for longer rows."""
+    """Return the state without the part of its tensors that is for longer rows."""
     return state.trimmed() if hasattr(state, "trimmed") else state
 
 
 def with_backend(module: SequenceModule, backend: str) -> SequenceModule:
-    """The module, every op in it run by `backend`."""
+    """Set the backend of every op in the module, and return the module."""
     for part in module.modules():
         if hasattr(part, "backend"):
             part.backend = backend
@@ -63,14 +63,14 @@ def with_backend(module: SequenceModule, backend: str) -> SequenceModule:
 
 
 def warm_state(module: SequenceModule, batch: int) -> State:
-    """A state that a sequence has left behind: not zero anywhere it matters."""
+    """Return the state after a random sequence, which is not zero."""
     x = torch.randn(batch, 5, module.d_model, dtype=next(module.parameters()).dtype)
     return map_state(lambda leaf: leaf.detach(), module(x, return_state=True)[1])
 
 
 @contextlib.contextmanager
 def expect(declared: bool, what: str) -> Iterator[None]:
-    """Pass where the assertions inside hold and this is declared, or fail and the contrary is declared."""
+    """Pass if the assertions in the block pass, or if they fail and the property is not declared."""
     if declared:
         yield
         return
@@ -82,7 +82,7 @@ def expect(declared: bool, what: str) -> Iterator[None]:
 
 
 def steps_equal_whole(module: SequenceModule, inputs: Inputs, recorded: bool = True) -> None:
-    """`step` after `step`, rows active where valid, gives what one call gives, state included; with autograd recording or not."""
+    """Assert that steps, with rows active where valid, give the outputs and the state of one call, with or without autograd."""
     with expect(module.streaming, "streaming"), torch.set_grad_enabled(recorded):
         state = start = warm_state(module, len(inputs.x))
         y, final = inputs.run(module, start)
@@ -97,7 +97,7 @@ def steps_equal_whole(module: SequenceModule, inputs: Inputs, recorded: bool = T
 
 
 def chunks_equal_whole(module: SequenceModule, inputs: Inputs, cuts: list[int]) -> None:
-    """Any division into consecutive calls that hand on the state gives what one call gives."""
+    """Assert that consecutive calls, each with the state of the one before, give the outputs and the state of one call."""
     with expect(module.streaming, "streaming"):
         start = warm_state(module, len(inputs.x))
         y, final = inputs.run(module, start)
@@ -109,7 +109,7 @@ def chunks_equal_whole(module: SequenceModule, inputs: Inputs, cuts: list[int]) 
 
 
 def packed_equals_padded_equals_alone(module: SequenceModule, sequences: list[Inputs]) -> None:
-    """Sequences in one row told apart by seq_idx, in rows padded on either side with NaN, and each by itself: the same."""
+    """Assert that sequences packed in one row, in rows padded on either side with NaN, and alone give the same results."""
     alone = [sequence.run(module) for sequence in sequences]
     lengths = [sequence.x.shape[1] for sequence in sequences]
     longest = max(lengths)
@@ -154,7 +154,7 @@ def _without_seq_idx(state: State) -> list[Tensor]:
 
 
 def is_causal(module: SequenceModule, inputs: Inputs, t: int) -> None:
-    """Steps from t on do not reach y before t; where windows of steps give one y, that of no window which is full before t."""
+    """Assert that steps from t on do not change y before t (of a module with windows, y of windows that end before t)."""
     with expect(module.causal, "causal"):
         y, _ = inputs.run(module)
         changed = Inputs(inputs.x.clone(), inputs.elapsed, inputs.valid, inputs.seq_idx)
@@ -168,7 +168,7 @@ def is_causal(module: SequenceModule, inputs: Inputs, t: int) -> None:
 
 
 def rows_are_independent(module: SequenceModule, inputs: Inputs) -> None:
-    """A row alone gives what it gives in its batch."""
+    """Assert that a row alone gives the same results as in its batch."""
     with expect(module.batch_independent, "independent of the batch"):
         y, final = inputs.run(module)
         for row in range(len(inputs.x)):
@@ -178,13 +178,13 @@ def rows_are_independent(module: SequenceModule, inputs: Inputs) -> None:
 
 
 def length_is_kept(module: SequenceModule, inputs: Inputs) -> None:
-    """y is as long as x, unless the module changes lengths."""
+    """Assert that y is as long as x, unless the module changes lengths."""
     y = module(inputs.x)
     assert (y.shape == inputs.x.shape) == (not module.changes_length or not inputs.x.shape[1])
 
 
 def elapsed_ones_change_nothing(module: SequenceModule, inputs: Inputs) -> None:
-    """Elapsed times of 1 are what None means; modules without a notion of time refuse them."""
+    """Assert that elapsed times of 1 are the same as None, and that modules which do not support elapsed times refuse them."""
     ones = torch.ones(inputs.x.shape[:2], dtype=inputs.x.dtype)
     if not module.irregular:
         with pytest.raises(ValueError, match="elapsed"):
@@ -195,7 +195,7 @@ def elapsed_ones_change_nothing(module: SequenceModule, inputs: Inputs) -> None:
 
 
 def padding_reaches_no_gradient(module: SequenceModule, inputs: Inputs) -> None:
-    """Whatever stands in the padding, the gradients of the parameters stay the same."""
+    """Assert that values in the padding do not change the gradients of the parameters."""
     assert inputs.valid is not None
     results = []
     for filler in (0.0, float("nan")):
@@ -210,7 +210,7 @@ def padding_reaches_no_gradient(module: SequenceModule, inputs: Inputs) -> None:
 
 
 def outputs_and_gradients(module: SequenceModule, inputs: Inputs, state: State, cotangent_seed: int) -> dict[str, Tensor]:
-    """y, the final state, and the gradients of x, of the state and of every parameter, for random cotangents; by name."""
+    """Return by name y, the final state, and the gradients of x, of the state and of every parameter for random cotangents."""
     x = inputs.x.detach().clone().requires_grad_()
     starts = [leaf.requires_grad_() for leaf in state_tensors(state) if leaf.is_floating_point()]
     y, final = Inputs(x, inputs.elapsed, inputs.valid, inputs.seq_idx).run(module, state)
@@ -225,7 +225,7 @@ def outputs_and_gradients(module: SequenceModule, inputs: Inputs, state: State, 
 
 
 def float32_is_as_good_as_eager(module: SequenceModule, inputs: Inputs, seed: int) -> None:
-    """Outputs, states and gradients in float32, against the loop in float64, err no more than plain float32 arithmetic may."""
+    """Assert that outputs, states and gradients in float32 err no more than plain arithmetic, against the loop in float64."""
     assert next(module.parameters()).dtype == torch.float64
     state = warm_state(module, len(inputs.x))
 
@@ -249,7 +249,7 @@ def float32_is_as_good_as_eager(module: SequenceModule, inputs: Inputs, seed: in
     for backend in ("eager", "reference"):
         with recorded_choices() as other:
             found = evaluate(torch.float32, backend)
-        # The same code cannot say how much plain arithmetic errs, where there is other code; a layer without ops has none.
+        # The error of plain arithmetic must come from other code than the tested one, unless a layer has no ops.
         if not fast.choices or what_ran(other) != what_ran(fast):
             plain[backend] = found
     truth = evaluate(torch.float64, "reference")
@@ -263,14 +263,14 @@ def float32_is_as_good_as_eager(module: SequenceModule, inputs: Inputs, seed: in
 
 
 def what_ran(recording: Recording) -> set[tuple[str, str | None]]:
-    """Each op that was called, with its backend."""
+    """Return the pairs of op and backend that were called."""
     return {(choice.op, choice.backend) for choice in recording.choices}
 
 
 def half_precision_is_as_good_as_eager(module: SequenceModule, inputs: Inputs) -> None:
-    """In bfloat16 the fast backend errs at most twice as much as eager, both against float64 with the same parameters.
+    """Assert that in bfloat16 `auto` errs at most twice as much as eager, both against float64 with the same parameters.
 
-    Where `auto` runs what eager does, its first steps are set against the reference, as many as the loop can run in short time.
+    Where `auto` runs eager code, its first 200 steps are compared with the reference.
     """
     half = copy.deepcopy(module).to(torch.bfloat16)
     x = inputs.x.to(torch.bfloat16)
@@ -287,9 +287,9 @@ def half_precision_is_as_good_as_eager(module: SequenceModule, inputs: Inputs) -
 
 
 def mixed_precision_is_as_good_as_bfloat16(module: SequenceModule, inputs: Inputs) -> None:
-    """Under autocast with bfloat16 inputs a module errs at most twice as much as its bfloat16 copy; it streams, too.
+    """Assert that under autocast with bfloat16 inputs a module errs at most twice as much as its bfloat16 copy.
 
-    And it takes float32 inputs with padding, as the first block of a model does.
+    The state can be passed on, and float32 inputs with padding, which the first block of a model gets, are accepted.
     """
     x = inputs.x.to(torch.bfloat16)
     valid = x.new_ones(x.shape[:2], dtype=torch.bool)
@@ -307,7 +307,10 @@ def mixed_precision_is_as_good_as_bfloat16(module: SequenceModule, inputs: Input
 
 
 def casts_keep_what_they_should(module: SequenceModule) -> None:
-    """bfloat16 leaves the sensitive parameters float32 to the bit; deepcopy and casts keep marks; state_dict comes back."""
+    """Assert that a cast to bfloat16 leaves parameters with `keep_float32` unchanged, and that parameter options are preserved.
+
+    Options are preserved by deepcopy, casts and `load_state_dict`, which restores the values.
+    """
     before = {name: (parameter_options(parameter), parameter.detach().clone()) for name, parameter in module.named_parameters()}
     half = copy.deepcopy(module).to(torch.bfloat16)
     for name, parameter in half.named_parameters():
@@ -326,14 +329,14 @@ def casts_keep_what_they_should(module: SequenceModule) -> None:
 
 
 def same_bits_twice(module: SequenceModule, inputs: Inputs) -> None:
-    """Two runs give the same outputs, states and gradients, bit by bit."""
+    """Assert that two runs give the same bits of outputs, states and gradients."""
     first, second = (outputs_and_gradients(module, inputs, module.initial_state(len(inputs.x)), 3) for _ in range(2))
     for name, value in first.items():
         assert torch.equal(value, second[name]), name
 
 
 def forwards_leave_nothing_behind(module: nn.Module, inputs: Inputs) -> None:
-    """The number of live tensors stays the same from the third training step to the tenth."""
+    """Assert that the number of live tensors is the same after the third training step and after the tenth."""
 
     def live_after(count: int) -> int:
         for _ in range(count):
@@ -342,6 +345,6 @@ def forwards_leave_nothing_behind(module: nn.Module, inputs: Inputs) -> None:
         return sum(issubclass(type(thing), Tensor) for thing in gc.get_objects())
 
     gc.collect()
-    gc.freeze()  # looks only at what is made from here on
+    gc.freeze()  # count only the objects made from here on
     live_after(3)
     assert live_after(1) == live_after(7)

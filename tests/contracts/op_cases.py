@@ -1,4 +1,4 @@
-"""Generated calls of every op: what the contract tests draw, run and compare."""
+"""Generated calls of every op for the contract tests, and the backends on which they run."""
 
 import math
 import os
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from longscan.ops import OPS
 from longscan.ops._examples import ARGUMENTS, example_inputs
-from longscan.ops.dispatch import NATIVE
+from longscan.ops.dispatch import NATIVE, unsupported_reason
 from longscan.ops.unitary_scan import reference as unitary_reference
 from tolerances import shake
 
@@ -22,10 +22,23 @@ if os.environ.get("TRITON_INTERPRET") == "1":  # a thousand steps take the inter
     LENGTHS.remove(1000)
 PRECISIONS = [torch.float32] * 3 + [torch.float64, torch.bfloat16, torch.float16]
 COMPLEX = {torch.float64: torch.complex128}
-DEVICE = torch.device(os.environ.get("LONGSCAN_DEVICE", "cpu"))  # where the Triton kernels are tried; all else runs on the CPU
+DEVICE = torch.device(os.environ.get("LONGSCAN_DEVICE", "cpu"))  # of the Triton kernels; all else runs on the CPU
+CHOSEN = os.environ.get("LONGSCAN_BACKEND")  # the only backend to test, if it is set
 LEADS = {"linear_scan": "b", "block2_scan": "f", "ssd_scan": "x", "mamba_step": "x"}
 ONE_DTYPE = ("mamba_step",)  # every tensor is of float32, or every one of float64
-FACTORS = {"linear_scan": "a", "block2_scan": "M"}  # may change in time or not, and have their say in the dtype of the output
+FACTORS = {
+    "linear_scan": "a",
+    "block2_scan": "M",
+}  # with a time axis or not; the output has the dtype of both, promoted
+
+
+def why_not(op: str, backend: str) -> str | None:
+    """Return why a backend cannot run an op on this machine; None if it can."""
+    return unsupported_reason(op, backend, DEVICE if backend == "triton" else torch.device("cpu"), torch.float32, OPS[op].native)
+
+
+FAST = {op: [b for b in ("eager", *OPS[op].native) if CHOSEN in (None, b) and why_not(op, b) is None] for op in OPS}
+PAIRS = [(op, backend) for op in OPS for backend in (["reference"] if CHOSEN in (None, "reference") else []) + FAST[op]]
 
 
 def lead_name(op: str) -> str:

@@ -1,7 +1,7 @@
-"""An explicit backend reaches every op that has native kernels, the one-token step included, or is refused by name;
-`explain` says what runs.
+"""An explicit backend runs every op that has native kernels, the one-token step included, or is refused by name.
 
-What runs is seen at the backends' own functions, not at the dispatcher: each of them is replaced by one that says so.
+The functions of the backends are replaced by functions that record the call, so that what runs does not depend on what the
+dispatcher reports. `explain` must report the same.
 """
 
 import inspect
@@ -32,10 +32,10 @@ Ran = set[tuple[str, str]]
 
 @pytest.fixture
 def ran(monkeypatch: pytest.MonkeyPatch) -> Ran:
-    """The pairs of op and backend whose functions were called since the last `clear`."""
+    """Return the set of pairs of op and backend whose functions were called since its last `clear`."""
     called: Ran = set()
 
-    def seen(op: str, backend: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def recorded(op: str, backend: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **options: Any) -> Any:
             called.add((op, backend))
             return function(*args, **options)
@@ -47,32 +47,26 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> Ran:
             path = f"longscan.ops.{op}.{backend}"
             if not find_spec(path) or (backend in NATIVE and backend not in NATIVE_OPS.get(op, ())):
                 continue
-            if (backend == "cpu" and native_cpu_missing()) or backend == "triton":  # which no CPU tensors reach here
+            if (backend == "cpu" and native_cpu_missing()) or backend == "triton":  # not called for tensors on the CPU
                 continue
             module = import_module(path)
             name = "forward" if hasattr(module, "forward") else op
-            monkeypatch.setattr(module, name, seen(op, backend, getattr(module, name)))
+            monkeypatch.setattr(module, name, recorded(op, backend, getattr(module, name)))
     return called
 
 
 def calls(module: SequenceModule | SequenceModel) -> Iterator[Callable[[], object]]:
-    """Calls of every kind: a row, a packed row and a step, each where the module has it, with gradients and without."""
+    """Yield calls of every kind that the module supports: a row, a packed row and a step."""
     torch.manual_seed(0)
     x, ids = torch.randn(2, 6, WIDTH), torch.tensor([[0, 0, 0, 1, 1, 1]] * 2)
-    for records in (True, False):
-
-        def recorded(call: Callable[[], object], records: bool = records) -> object:
-            with torch.set_grad_enabled(records):
-                return call()
-
-        yield lambda: recorded(lambda: module(x))
-        yield lambda: recorded(lambda: module(x, seq_idx=ids))
-        if module.streaming:
-            yield lambda: recorded(lambda: module.step(x[:, 0], module.initial_state(2)))
+    yield lambda: module(x)
+    yield lambda: module(x, seq_idx=ids)
+    if module.streaming:
+        yield lambda: module.step(x[:, 0], module.initial_state(2))
 
 
 def wanted(op: str, backend: str) -> str:
-    """The backend that has to run an op on the CPU."""
+    """Return the backend that must run an op on the CPU."""
     if backend == "auto":
         return AUTO if "cpu" in NATIVE_OPS.get(op, ()) else "eager"
     if op in NATIVE_OPS:
@@ -81,7 +75,7 @@ def wanted(op: str, backend: str) -> str:
 
 
 def refused(names: set[str], backend: str) -> bool:
-    """Whether a module that calls these ops has to refuse a backend on the CPU: it has no kernel for one, or for none of them."""
+    """Return whether a module that calls these ops must refuse a backend on the CPU: a kernel is missing, or no op has any."""
     native = {name for name in names if OPS[name].native}
     if backend not in NATIVE:
         return False
@@ -89,19 +83,20 @@ def refused(names: set[str], backend: str) -> bool:
 
 
 def run_all(module: Any, ran: Ran) -> Ran:
-    """What ran in calls of every kind, the same as the dispatcher says."""
+    """Return what ran in calls of every kind, with autograd and without; assert that the dispatcher reports the same."""
     seen: Ran = set()
     for call in calls(module):
-        ran.clear()
-        with recorded_choices() as recording:
-            call()
-        assert {(choice.op, choice.backend) for choice in recording.choices} == ran
-        seen |= ran
+        for records in (True, False):
+            ran.clear()
+            with recorded_choices() as recording, torch.set_grad_enabled(records):
+                call()
+            assert {(choice.op, choice.backend) for choice in recording.choices} == ran
+            seen |= ran
     return seen
 
 
 def check(build: Callable[[str], Any], backend: str, ran: Ran) -> None:
-    """A module runs its ops on the backend that it is built with, or refuses that and says what to do instead."""
+    """Assert that a module runs its ops on the backend that it is built with, or raises an error that names others."""
     names = {name for part in build("auto").modules() for name in getattr(part, "op_names", ())}
     if refused(names, backend):
         with pytest.raises(ValueError, match=rf"^(backend: .*'{backend}'.*|`backend` must be )'auto' or 'eager'"):
@@ -114,7 +109,7 @@ def check(build: Callable[[str], Any], backend: str, ran: Ran) -> None:
 
 @every_backend
 @pytest.mark.parametrize("name", LAYERS)
-def test_layers(name: str, backend: str, ran: Ran) -> None:
+def test_layers_run_on_their_backend_or_refuse_it(name: str, backend: str, ran: Ran) -> None:
     layer = LAYERS[name]
     if "backend" not in inspect.signature(layer).parameters:  # no op to choose a backend for: asking for one is refused
         with pytest.raises(TypeError, match="backend"):
@@ -126,8 +121,8 @@ def test_layers(name: str, backend: str, ran: Ran) -> None:
 
 @every_backend
 @pytest.mark.parametrize("name", BLOCKS)
-def test_blocks(name: str, backend: str, ran: Ran) -> None:
-    """Around their own layers, and around attention, which is torch's own, and S4D, which is so in part."""
+def test_blocks_run_on_their_backend_or_refuse_it(name: str, backend: str, ran: Ran) -> None:
+    """With their default layers, with attention, which calls no op, and with S4D, some of whose ops have no kernel."""
     block = BLOCKS[name]
     if "backend" not in inspect.signature(block).parameters:
         with pytest.raises(TypeError, match="backend"):
@@ -142,13 +137,13 @@ def test_blocks(name: str, backend: str, ran: Ran) -> None:
 
 @every_backend
 @pytest.mark.parametrize("spec", [*STANDARD_BLOCKS, "mamba attention", "gru s4 aussm"])
-def test_models(spec: str, backend: str, ran: Ran) -> None:
+def test_models_run_on_their_backend_or_refuse_it(spec: str, backend: str, ran: Ran) -> None:
     options = {"d_model": WIDTH, "d_input": WIDTH, "d_output": 2, "d_state": 4, "pooling": "none"}
     check(lambda chosen: SequenceModel.from_spec(spec, **options, backend=chosen), backend, ran)
 
 
-def test_a_model_of_some_parts_without_kernels_binds_the_others(ran: Ran) -> None:
-    """Attention and GRU next to Mamba leave an explicit backend to it; alone they have nothing to give it to."""
+def test_parts_without_ops_do_not_refuse_the_backend_of_a_model(ran: Ran) -> None:
+    """Attention and GRU next to Mamba, which runs on the explicit backend; a model of them alone refuses it."""
     options = {"d_model": WIDTH, "backend": "cpu"}
     if native_cpu_missing() is None:
         LanguageModel.from_spec("attention gru mamba", vocab_size=5, **options)(torch.zeros(1, 4, dtype=torch.long))
@@ -163,15 +158,15 @@ def test_a_model_of_some_parts_without_kernels_binds_the_others(ran: Ran) -> Non
 
 
 def test_a_part_of_a_module_is_not_refused_alone() -> None:
-    """S4 has no native kernel: a model may hold it beside Mamba, and it alone refuses a native backend."""
+    """S4 has no native kernel: a model with S4 and Mamba accepts a native backend, and S4 alone refuses it."""
     if native_cpu_missing() is None:
         assert isinstance(SequenceModel.from_spec("s4 mamba", d_model=4, d_input=2, d_output=2, backend="cpu"), nn.Module)
     with pytest.raises(ValueError, match=r"`backend` must be .* S4 .*, got 'cpu'"):
         make_layer("s4", 4, {}, "cpu")
 
 
-def test_a_step_that_the_fused_kernel_cannot_take_stays_on_the_backend(ran: Ran) -> None:
-    """Under autocast the convolution and the scan of the step run on the CPU kernels, each by itself."""
+def test_a_step_that_the_fused_kernel_does_not_support_stays_on_the_backend(ran: Ran) -> None:
+    """Under autocast the convolution and the scan of a step run on separate CPU kernels."""
     if native_cpu_missing() is not None:
         pytest.skip("no CPU kernels here")
     block = BLOCKS["mamba"](WIDTH, backend="cpu")
@@ -186,14 +181,14 @@ def test_a_step_that_the_fused_kernel_cannot_take_stays_on_the_backend(ran: Ran)
 
 
 def explained(module: nn.Module, calls: set[str] | None = None) -> Ran:
-    """The ops of a module and their backends as `explain` gives them, in these calls."""
+    """Return the ops of a module and their backends as `explain` reports them, in these calls."""
     rows = explain(module).rows
     return {(row.part, row.backend or "none") for row in rows if row.backend != "torch" and (not calls or calls & set(row.calls))}
 
 
 @pytest.mark.parametrize("build", [*LAYERS.values(), *BLOCKS.values()], ids=lambda kind: kind.__name__)
-def test_explain_says_what_runs(build: Callable[..., SequenceModule], ran: Ran) -> None:
-    """The ops that a layer or block calls and their backends, its functions of torch, in 100 columns; nothing is changed."""
+def test_explain_reports_the_ops_that_run(build: Callable[..., SequenceModule], ran: Ran) -> None:
+    """Also the functions of torch that a layer or block calls, in 100 columns; the module is not changed."""
     module = build(WIDTH)
     module.train()
     before = {name: value.clone() for name, value in module.state_dict().items()}
@@ -221,8 +216,8 @@ def test_explain_says_what_runs(build: Callable[..., SequenceModule], ran: Ran) 
 
 
 @pytest.mark.parametrize("name", STANDARD_BLOCKS)
-def test_explain_of_models(name: str) -> None:
-    """Equal blocks share a row; a model of any kind is explained by the parts that it is made of."""
+def test_explain_lists_the_parts_of_models(name: str) -> None:
+    """Equal blocks share a row; models of every kind are supported."""
     options = {"d_model": WIDTH, "d_state": 4}
     model = SequenceModel.from_spec(f"{name}*3", **options, d_input=2, d_output=2)
     found = explain(model)
@@ -264,7 +259,7 @@ def test_explain_names_functions_of_torch_refusals_and_verdicts(monkeypatch: pyt
         assert f"Verdicts of `longscan doctor`: {tmp_path}" in str(found)
 
 
-def test_the_command_explains_a_run(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_explain_reads_a_run(capsys: pytest.CaptureFixture[str]) -> None:
     run = Path(__file__).parents[1] / "saved" / "v0.1" / "runs" / "finished"
     assert main(["explain", str(run)]) == 0
     printed = capsys.readouterr().out

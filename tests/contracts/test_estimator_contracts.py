@@ -1,4 +1,4 @@
-"""What every estimator promises on generated series and settings: the same answer however the same series are handed in."""
+"""Properties of every estimator on generated series and settings: the form in which series are passed changes no prediction."""
 
 import pickle
 from typing import Any
@@ -19,7 +19,7 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
 def build(data: st.DataObject, kind: type) -> Any:
-    """An estimator with drawn settings that takes two updates or so."""
+    """Return an estimator with generated settings whose fit makes about two updates."""
     return kind(
         spec=data.draw(st.sampled_from(SPECS), label="spec"),
         d_model=data.draw(st.sampled_from([2, 4, 6]), label="d_model"),
@@ -32,7 +32,7 @@ def build(data: st.DataObject, kind: type) -> Any:
 
 
 def series(data: st.DataObject, kind: str) -> tuple[list[np.ndarray], np.ndarray]:
-    """From four to nine series (L, C) of drawn lengths, equal or not, C < L, and an answer for each."""
+    """Return four to nine series (L, C) of generated lengths, equal or not, with C < L, and a target for each."""
     random = np.random.default_rng(data.draw(st.integers(0, 10**6), label="series"))
     count, channels = data.draw(st.integers(4, 9), label="n"), data.draw(st.integers(1, 3), label="C")
     shortest = data.draw(st.integers(4, 20), label="shortest")
@@ -48,8 +48,8 @@ def answers(model: Any, X: Any) -> np.ndarray:
 
 @every_kind
 @given(data=st.data())
-def test_each_series_is_answered_alone(kind: str, data: st.DataObject) -> None:
-    """Whatever its neighbours, its place and the batch; and the answers of a copy through pickle are the same bits."""
+def test_predictions_do_not_depend_on_the_other_series(kind: str, data: st.DataObject) -> None:
+    """Nor on order and batch; an estimator restored by pickle gives the same bits."""
     X, y = series(data, kind)
     model = build(data, KINDS[kind]).fit(X, y)
     wanted = answers(model, X)
@@ -62,7 +62,7 @@ def test_each_series_is_answered_alone(kind: str, data: st.DataObject) -> None:
 
 @every_kind
 @given(data=st.data())
-def test_the_same_series_in_another_form(kind: str, data: st.DataObject) -> None:
+def test_the_form_of_the_series_changes_nothing(kind: str, data: st.DataObject) -> None:
     X, y = series(data, kind)
     model = build(data, KINDS[kind])
     wanted = answers(model.fit(X, y), X)
@@ -91,8 +91,8 @@ def test_the_same_seed_gives_the_same_bits(kind: str, data: st.DataObject) -> No
 
 
 @given(data=st.data())
-def test_forecasts(data: st.DataObject) -> None:
-    """Of a drawn horizon, finite, the same bits with the same seed and through pickle, and of the last steps alone."""
+def test_forecasts_are_repeatable_and_depend_on_the_last_steps_only(data: st.DataObject) -> None:
+    """They have the horizon's length and are finite; a clone and a copy by pickle give the same bits."""
     random = np.random.default_rng(data.draw(st.integers(0, 10**6), label="series"))
     channels, horizon = data.draw(st.integers(1, 3), label="C"), data.draw(st.integers(1, 6), label="horizon")
     context = data.draw(st.integers(4, 12), label="context")

@@ -1,4 +1,4 @@
-"""What one sequence holds changes no bit of another, in any layer or block: test_op_isolation.py, one floor up.
+"""No value of one sequence changes a bit of another in any layer or block, as test_op_isolation.py asserts it for ops.
 
 Every entry of both registries, in evaluation mode, is called with ordinary numbers and with one sequence of a packed row, the
 padding, or one row of the batch full of NaN, infinities or 1e30, the states before the row and the gradients that come in among

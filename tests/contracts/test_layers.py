@@ -340,7 +340,7 @@ def slow_s4(layer: Any, factor: float) -> None:
 
 
 def slow_s5(layer: Any, factor: float) -> None:
-    if layer.discretisation == "async":  # the input is held over dt, which does not change with the unit of elapsed times
+    if layer.discretisation == "async":  # the hold is over dt, which has another unit than elapsed times
         held = [discretise(layer.eigenvalues(), (layer.log_dt - shift).exp())[1] for shift in (0, math.log(factor))]
         layer.B.copy_(multiply(divide(held[0], held[1]).unsqueeze(1), layer.B))
     layer.log_dt -= math.log(factor)
@@ -416,7 +416,7 @@ def test_gradients_of_half_precision_keep_the_dtypes_of_their_parameters(entry: 
 
 @every_case
 def test_everything_is_on_the_device_of_the_inputs(entry: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the meta device, which mixes with no other: nothing that a module makes on its way is made on the CPU."""
+    """On the meta device, whose tensors cannot be combined with others, a tensor that a module makes on the CPU is an error."""
     monkeypatch.setattr(chunks, "CHUNK", 4)  # two chunks and a part of a third: an operation takes a millisecond here
     monkeypatch.setattr(chunks, "CHUNK_ELEMENTS", 1)
     factory: Callable[..., SequenceModule] = ENTRIES[entry]

@@ -1,4 +1,4 @@
-"""What one sequence holds changes no bit of another: packed in one row, beside padding, and in other rows of the batch.
+"""No value of one sequence changes a bit of another: packed in one row, next to padding, and in other rows of the batch.
 
 Every op, on every backend, is called twice: with ordinary numbers, and with one sequence (or the padding, or one row) full of
 NaN, infinities or 1e30. Outputs, final states and gradients of everything else must be the same bits. Exempt are gradients of
@@ -7,38 +7,27 @@ arguments that all sequences share, such as weights.
 Backends are chosen as in test_ops.py: by LONGSCAN_BACKEND, LONGSCAN_DEVICE and TRITON_INTERPRET.
 """
 
-import os
 from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from op_cases import DEVICE, PRECISIONS, Case, cases, run
+from op_cases import PAIRS, PRECISIONS, Case, cases, run
 
 from longscan.ops import OPS
-from longscan.ops.dispatch import unsupported_reason
 
-CHOSEN = os.environ.get("LONGSCAN_BACKEND")
 LENGTHS = (17, 65, 130, 2, 3)  # the first choices make up the first case, and there are few in a short run
 POISONS = [float("nan"), float("inf"), -float("inf"), 1e30]
 PLACES = st.sampled_from(["inputs", "cotangents", "both"])
-PAIRS = [
-    (op, backend)
-    for op in OPS
-    for backend in ("reference", "eager", *OPS[op].native)
-    if OPS[op].per_step
-    and CHOSEN in (None, backend)
-    and unsupported_reason(op, backend, DEVICE if backend == "triton" else torch.device("cpu"), torch.float32, OPS[op].native)
-    is None
-]
-EVERY_PAIR = pytest.mark.parametrize(("op", "backend"), PAIRS)
-STATEFUL = pytest.mark.parametrize(("op", "backend"), [pair for pair in PAIRS if OPS[pair[0]].stateful])
+SEQUENTIAL = [pair for pair in PAIRS if OPS[pair[0]].per_step]
+EVERY_PAIR = pytest.mark.parametrize(("op", "backend"), SEQUENTIAL)
+STATEFUL = pytest.mark.parametrize(("op", "backend"), [pair for pair in SEQUENTIAL if OPS[pair[0]].stateful])
 FEW = settings(max_examples=max(2, settings().max_examples // 4))  # each is several calls, with their gradients
 
 
 def packed(data: st.DataObject, op: str, dtype: torch.dtype) -> Case:
-    """A call on rows of several sequences, numbered 0, 1, ... from left to right, perhaps with padding anywhere."""
+    """Return a call on rows of several sequences, numbered 0, 1, ... from left to right, with or without padding anywhere."""
     case = data.draw(cases(op, masked=False, lengths=LENGTHS)).in_precision(dtype)
     generator = torch.Generator().manual_seed(case.seed)
     starts = torch.rand(case.batch, case.length, generator=generator) < data.draw(st.sampled_from([2 / case.length, 0.3]))
@@ -50,7 +39,7 @@ def packed(data: st.DataObject, op: str, dtype: torch.dtype) -> Case:
 
 
 def padded(data: st.DataObject, op: str, dtype: torch.dtype) -> Case:
-    """A call with padding: at the left, at the right or anywhere."""
+    """Return a call with padding at the left, at the right or anywhere."""
     case = data.draw(cases(op, masked=False, lengths=LENGTHS)).in_precision(dtype)
     steps, generator = torch.arange(case.length).expand(case.batch, -1), torch.Generator().manual_seed(case.seed)
     kept = torch.randint(0, case.length, (case.batch, 1), generator=generator)
@@ -60,7 +49,7 @@ def padded(data: st.DataObject, op: str, dtype: torch.dtype) -> Case:
 
 
 def ends(case: Case, steps: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The rows (B,) whose initial, and whose final, state belongs to the sequence that `steps` (B, L) marks.
+    """Return masks (B,) of the rows whose initial, and whose final, state belongs to the sequence with the mask `steps` (B, L).
 
     The state before a row's first valid step belongs to the sequence of this step; a row without one belongs to none.
     """
@@ -72,8 +61,7 @@ def ends(case: Case, steps: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def fill(case: Case, steps: torch.Tensor, value: float, what: str = "both") -> Case:
-    """The call with `value` at the steps (B, L) of every input that has steps, of its cotangent, or of both, and in the states
-    of the rows that belong to them."""
+    """Return the call with `value` at the steps (B, L) of inputs, cotangents or both, and in the states that belong to them."""
     initial, final = ends(case, steps)
 
     def put(x: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
@@ -92,7 +80,7 @@ def fill(case: Case, steps: torch.Tensor, value: float, what: str = "both") -> C
 
 
 def parts(case: Case, results: dict[str, torch.Tensor], steps: torch.Tensor) -> dict[str, torch.Tensor]:
-    """What of the results belongs to the given steps (B, L): outputs, states, and gradients of all that is not shared."""
+    """Return the results that belong to the steps (B, L): outputs, states, and gradients of all inputs but shared ones."""
     initial, final = ends(case, steps)
     found = {}
     for name, x in results.items():
@@ -152,7 +140,7 @@ def gradients(case: Case, results: dict[str, torch.Tensor], steps: torch.Tensor)
 @FEW
 @given(data=st.data())
 def test_padding_reaches_nothing(op, backend, data):
-    """Neither outputs nor states nor any gradient, shared arguments included; gradients of the padding are exactly 0."""
+    """Padding changes no outputs, states and gradients, those of shared arguments included; its gradients are exactly 0."""
     case = padded(data, op, data.draw(st.sampled_from(PRECISIONS)))
     hidden = ~case.masks["valid"]
     spoiled = run(fill(case, hidden, data.draw(st.sampled_from(POISONS))), backend)

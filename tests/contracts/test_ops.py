@@ -1,9 +1,8 @@
-"""What every op promises, on every backend that this machine has, or on the one that LONGSCAN_BACKEND names.
+"""Properties of every op on every backend that this machine has, or on the one that LONGSCAN_BACKEND names.
 
 The Triton kernels run in Triton's interpreter where TRITON_INTERPRET is 1, or on the GPU that LONGSCAN_DEVICE names.
 """
 
-import os
 from dataclasses import replace
 from functools import cache, partial
 from itertools import pairwise
@@ -12,33 +11,19 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from op_cases import DEVICE, FACTORS, PRECISIONS, call, cases, lead_name, named, run, run_plain
+from op_cases import CHOSEN, FACTORS, FAST, PAIRS, PRECISIONS, call, cases, lead_name, named, run, run_plain, why_not
 
 from longscan.ops import OPS
 from longscan.ops._tolerances import size
-from longscan.ops.dispatch import unsupported_reason
 from tolerances import DOUBLE, assert_as_accurate_as_neighbours, assert_same
 
-CHOSEN = os.environ.get("LONGSCAN_BACKEND")
-
-
-def why_not(op: str, backend: str) -> str | None:
-    return unsupported_reason(op, backend, DEVICE if backend == "triton" else torch.device("cpu"), torch.float32, OPS[op].native)
-
-
-def usable(op: str, backend: str) -> bool:
-    return CHOSEN in (None, backend) and why_not(op, backend) is None
-
-
-FAST = {op: [backend for backend in ("eager", *OPS[op].native) if usable(op, backend)] for op in OPS}
-PAIRS = [(op, backend) for op in OPS for backend in ("reference", *FAST[op]) if usable(op, backend)]
-NARROW = [("ssd_scan", "triton")]  # these multiply bfloat16 as it is, all others in float32
+NARROW = [("ssd_scan", "triton")]  # these multiply in bfloat16, all others in float32
 ON_EVERY_BACKEND = pytest.mark.parametrize(("op", "backend"), PAIRS)
 STATEFUL_ON_EVERY_BACKEND = pytest.mark.parametrize(("op", "backend"), [pair for pair in PAIRS if OPS[pair[0]].stateful])
 
 
 @pytest.mark.parametrize(("op", "backend"), [(op, backend) for op in OPS for backend in OPS[op].native])
-def test_native_kernels_are_there(op, backend):
+def test_native_kernels_are_tested(op, backend):
     reason = why_not(op, backend)
     if reason or CHOSEN not in (None, backend):
         pytest.skip(reason or f"LONGSCAN_BACKEND is {CHOSEN}")
@@ -47,7 +32,7 @@ def test_native_kernels_are_there(op, backend):
 
 @pytest.mark.parametrize("op", [op for op in OPS if FAST[op]])
 @given(data=st.data())
-def test_as_accurate_as_plain_arithmetic(op, data):
+def test_results_err_no_more_than_plain_arithmetic(op, data):
     """y, final state and every gradient, on every backend, against the reference in float64."""
     dtype = data.draw(st.sampled_from(PRECISIONS))
     single = torch.float32 if dtype == torch.float64 else dtype
@@ -71,12 +56,12 @@ def test_as_accurate_as_plain_arithmetic(op, data):
 
 
 def subtracted(case, truth):
-    """The size of the terms whose difference is a result: an angle of ssd_scan turns B one way and C the other."""
+    """Return by name the size of terms whose difference is a result: ssd_scan's angle gets gradients by B and by C."""
     return {"gradient of angle": size(truth["gradient of B"]) * size(case.inputs["B"])} if "angle" in case.inputs else {}
 
 
 def moved_by_a_rounding(case, dtype, count):
-    """The reference in float64, and plain arithmetic, of the case with every number moved to one next to it, `count` times."""
+    """Return the results in float64 and by plain arithmetic of `count` cases whose numbers are each moved to a neighbour."""
     near = case.neighbours(dtype, count)
     return [run(x.in_double(), "reference") for x in near], [run_plain(x) for x in near]
 
@@ -103,14 +88,14 @@ def test_carrying_the_state_over_a_split_changes_nothing(op, backend, data):
 
 
 def valid_ids(case):
-    """The ids of the valid steps, row by row."""
+    """Return the ids of the valid steps, a list for each row."""
     ids = case.masks["seq_idx"]
     valid = case.masks.get("valid", torch.ones_like(ids, dtype=torch.bool))
     return [row[kept].tolist() for row, kept in zip(ids, valid, strict=True)]
 
 
 def margins(single, evaluate):
-    """What `assert_same` judges by: both plain backends in float32, and the reference in float64 for calls next to this one."""
+    """Return the last arguments of `assert_same`: both plain backends in float32, and the reference in float64 for neighbours."""
     plain = [evaluate(single, backend) for backend in ("reference", "eager")]
     return plain, [evaluate(other.in_double(), "reference") for other in single.neighbours(torch.float32)]
 
@@ -146,7 +131,7 @@ def test_packed_rows_equal_rows_alone(op, backend, data):
 
 @STATEFUL_ON_EVERY_BACKEND
 @given(data=st.data())
-def test_invalid_steps_are_as_if_absent(op, backend, data):
+def test_invalid_steps_change_nothing(op, backend, data):
     """Padding anywhere, filled with NaN, changes neither results nor gradients, which are 0 there."""
     single = data.draw(cases(op, masked=False, lengths=(0, 1, 2, 3, 63, 65))).in_precision(torch.float32)
     case = single.in_double()
@@ -202,7 +187,7 @@ def test_same_bits_twice_and_nothing_aliased(op, backend, data):
 
 @ON_EVERY_BACKEND
 @given(data=st.data())
-def test_dtypes_and_shapes_of_results(op, backend, data):
+def test_results_have_the_dtypes_and_shapes_of_the_inputs(op, backend, data):
     case = data.draw(cases(op, lengths=(0, 1, 3))).in_precision(data.draw(st.sampled_from(PRECISIONS)))
     results = call(case, backend)
     lead = case.inputs[lead_name(op)]

@@ -1,4 +1,4 @@
-"""What every constructor refuses, whatever it makes: values that are not of the type that a setting declares, by its name."""
+"""Constructors of layers, blocks and models refuse values that do not match the declared type, with the setting's name."""
 
 import inspect
 import math
@@ -11,21 +11,21 @@ from longscan.layers import LAYERS
 from longscan.models import Forecaster, LanguageModel, SequenceModel, SiameseModel
 
 MADE = [*LAYERS.values(), *BLOCKS.values(), BatchNorm, Residual, Rotary, SequenceModel, LanguageModel, Forecaster, SiameseModel]
-ELSEWHERE: dict[str, Any] = {"blocks": [{"layer": "gru"}], "block": LAYERS["gru"](4)}  # what is asked for beside whole numbers
+REQUIRED: dict[str, Any] = {"blocks": [{"layer": "gru"}], "block": LAYERS["gru"](4)}  # required arguments other than integers
 every_constructor = pytest.mark.parametrize("made", MADE, ids=lambda made: made.__name__)
 
 
 def construct(made: type, name: str, value: object) -> object:
-    """With this value, and the least that is asked for elsewhere."""
+    """Call a constructor with this value and its other required arguments."""
     parameters = list(inspect.signature(made).parameters.values())
     needed = [parameter.name for parameter in parameters if parameter.default is parameter.empty]
     if made in (SequenceModel, SiameseModel) and name != "vocab_size":
-        needed.append("d_input")  # which is not told from vocab_size by the signature
-    return made(**{**{other: ELSEWHERE.get(other, 4) for other in needed}, name: value})
+        needed.append("d_input")  # required without vocab_size, which the signature does not show
+    return made(**{**{other: REQUIRED.get(other, 4) for other in needed}, name: value})
 
 
 @every_constructor
-def test_every_setting_has_a_type_and_keeps_to_it(made: type) -> None:
+def test_every_setting_refuses_values_of_other_types(made: type) -> None:
     declared = get_type_hints(made.__init__)
     for name in inspect.signature(made).parameters:
         wrong: list[object] = [object()]
@@ -42,22 +42,21 @@ def test_every_setting_has_a_type_and_keeps_to_it(made: type) -> None:
 
 
 @every_constructor
-def test_backends_exist(made: type) -> None:
+def test_unknown_backends_are_refused(made: type) -> None:
     if "backend" in inspect.signature(made).parameters:
         with pytest.raises(ValueError, match=r"^`backend` must be one of auto, .*, got 'gpu'"):
             construct(made, "backend", "gpu")
 
 
 @every_constructor
-def test_sizes_are_at_least_one(made: type) -> None:
-    """Zero where it has a meaning: no convolution, no dropout."""
+def test_negative_sizes_are_refused(made: type) -> None:
     for name, kind in get_type_hints(made.__init__).items():
         if kind in (int, int | None):
             with pytest.raises(ValueError, match=rf"`{name}` must .*got -1"):
                 construct(made, name, -1)
 
 
-def test_impossible_values_of_the_right_type() -> None:
+def test_impossible_values_of_the_right_type_are_refused() -> None:
     with pytest.raises(ValueError, match=r"`norm` must be one of rms, layer, batch, post, got 'group'"):
         Residual(LAYERS["gru"](4), norm="group")
     with pytest.raises(ValueError, match=r"`epsilon` must .*got -1\.0"):

@@ -1,4 +1,4 @@
-"""Compare all that every task generates, scores and prints for seed 0 with a record, so that a change of a generator is seen.
+"""Compare what every task generates, scores and prints for seed 0 with a record, so that a change of a generator is detected.
 
 The record also holds the tasks that read files, on the small made-up files of `made_up`. Where a change is intended, write it
 anew with `python tests/contracts/test_task_values.py`, and say in the commit why data or scores have changed.

@@ -1,4 +1,4 @@
-"""What every registered task must keep, for its default settings and each choice of each setting."""
+"""Properties of every registered task, with its default settings and with each choice of each setting."""
 
 import json
 from dataclasses import asdict, dataclass, fields, replace
@@ -34,7 +34,7 @@ def same(first: Batch, second: Batch) -> bool:
 
 
 def examples(task: Task, batch: Batch) -> list[bytes]:
-    """What a model sees of each example, of tokens before it must answer, as bytes."""
+    """Return the inputs of each example as bytes: of tokens those up to the first answer, of numbers those of valid steps."""
     rows = []
     for row, inputs in enumerate(batch.inputs):
         steps = slice(None)
@@ -47,20 +47,20 @@ def examples(task: Task, batch: Batch) -> list[bytes]:
 
 
 def whole(task: Task, split: str, batch_size: int = 64) -> list[Batch]:
-    """A finite split, or the first 256 examples of a stream."""
+    """Return the batches of a finite split, or of the first 256 examples of a stream."""
     count = task.num_batches(split, batch_size)
     return [task.batch(split, step, batch_size) for step in range(4 if count is None else count)]
 
 
 def answer(task: Task, batch: Batch, classes: Tensor) -> Tensor:
-    """Outputs of the targets' shape that give the answers: logits certain of classes, or the numbers themselves."""
+    """Return model outputs for the answers `classes`: logits that are certain of a class, or the numbers themselves."""
     if classes.is_floating_point():
         return classes
     return torch.nn.functional.one_hot(classes.clamp(min=0), task.num_classes).float() * 50
 
 
 def score(task: Task, split: str, constant: int | None) -> float:
-    """The main metric of always giving one class, or of giving the target where `constant` is None."""
+    """Return the main metric of predicting class `constant` everywhere, or the targets if it is None."""
     metrics = task.metrics(split)
     for batch in whole(task, split):
         assert batch.targets is not None
@@ -73,7 +73,7 @@ def score(task: Task, split: str, constant: int | None) -> float:
 
 
 @every_class
-def test_registered_under_its_name(cls):
+def test_a_task_is_registered_under_its_name(cls):
     assert TASKS[cls.name] is cls
     assert cls.__doc__
     assert " | " in cls.__doc__, "the docstring draws an example"
@@ -111,7 +111,7 @@ def test_any_number_of_workers_gives_the_same_batches(name):
 
 
 @every_variant
-def test_steps_and_seeds_give_other_training_batches(task):
+def test_other_steps_and_seeds_give_other_training_batches(task):
     first = task.batch("train", 0, 16)
     assert not same(first, task.batch("train", 1, 16))
     shuffles = not (task.name == "uea" and task.protocol == "aussm")  # that protocol keeps one order
@@ -119,7 +119,7 @@ def test_steps_and_seeds_give_other_training_batches(task):
 
 
 @every_variant
-def test_shapes_types_and_ranges(task):
+def test_batches_have_the_declared_shapes_dtypes_and_ranges(task):
     assert (task.vocab_size is None) != (task.d_input is None)
     if isinstance(task, ClassificationTask):
         assert task.d_output == task.num_classes == len(task.classes)
@@ -133,36 +133,29 @@ def test_shapes_types_and_ranges(task):
             count, length = batch.inputs.shape[:2]
             longest = max(longest, length)
             if task.vocab_size is None:
-                assert batch.inputs.dtype == torch.float32
-                assert batch.inputs.shape == (count, length, task.d_input)
+                assert (batch.inputs.dtype, batch.inputs.shape) == (torch.float32, (count, length, task.d_input))
                 assert batch.inputs.isfinite().all()
             else:
-                assert batch.inputs.dtype == torch.int64
-                assert batch.inputs.shape == (count, length)
-                assert batch.inputs.min() >= 0
-                assert batch.inputs.max() < task.vocab_size
+                assert (batch.inputs.dtype, batch.inputs.shape) == (torch.int64, (count, length))
+                assert 0 <= batch.inputs.min() <= batch.inputs.max() < task.vocab_size
             scored = batch.targets if batch.loss_mask is None else batch.targets[batch.loss_mask]
             if task.num_classes is None:
-                assert batch.targets.dtype == torch.float32
-                assert batch.targets.shape == (count, length, task.d_output)
+                assert (batch.targets.dtype, batch.targets.shape) == (torch.float32, (count, length, task.d_output))
                 assert scored.isfinite().all()
             else:
-                assert batch.targets.dtype == torch.int64
-                assert batch.targets.shape == ((count, length) if task.per_step else (count,))
-                assert scored.min() >= 0
-                assert scored.max() < task.num_classes
+                expected = (count, length) if task.per_step else (count,)
+                assert (batch.targets.dtype, batch.targets.shape) == (torch.int64, expected)
+                assert 0 <= scored.min() <= scored.max() < task.num_classes
             if batch.valid is not None:
-                assert batch.valid.dtype == torch.bool
-                assert batch.valid.shape == (count, length)
-                assert batch.valid[:, 0].all(), "padding stands on the right"
-                assert (batch.valid.int().diff(dim=1) <= 0).all(), "one run a row"
+                assert (batch.valid.dtype, batch.valid.shape) == (torch.bool, (count, length))
+                assert batch.valid[:, 0].all(), "padding is on the right"
+                assert (batch.valid.int().diff(dim=1) <= 0).all(), "one run of valid steps per row"
             if batch.loss_mask is not None:
                 assert batch.loss_mask.shape == (count, length)
                 assert batch.loss_mask.any(1).all()
                 assert batch.valid is None or not (batch.loss_mask & ~batch.valid).any()
             if batch.elapsed is not None:
-                assert batch.elapsed.dtype == torch.float32
-                assert batch.elapsed.shape == (count, length)
+                assert (batch.elapsed.dtype, batch.elapsed.shape) == (torch.float32, (count, length))
                 assert (batch.elapsed >= 0).all()
     assert longest == task.length
 
@@ -227,7 +220,7 @@ def test_perfect_answers_score_one(task):
 
 
 @every_regressor
-def test_perfect_numbers_err_by_nothing(task):
+def test_perfect_predictions_have_no_error(task):
     assert score(task, "test", None) == 0
     assert not task.higher_is_better
     assert task.scaled(0) == 1
@@ -237,7 +230,7 @@ def test_perfect_numbers_err_by_nothing(task):
 
 
 @every_regressor
-def test_no_constant_errs_less_than_the_best_constant_predictor(task):
+def test_no_constant_has_a_smaller_error_than_constant_score(task):
     if isinstance(task, Forecast) and (task.level, task.channels) != ("kept", "together"):
         assert task.constant_score("valid") == replace(task, level="kept", channels="together").constant_score("valid")
         return
@@ -278,7 +271,7 @@ def test_loss_is_the_squared_error(task):
 
 
 @every_language
-def test_bits_of_a_token(task):
+def test_bits_per_token_are_those_of_uniform_and_certain_predictions(task):
     uniform, known = task.metrics("test"), task.metrics("test")
     for batch in whole(task, "test"):
         task.update(uniform, torch.zeros(*batch.targets.shape, task.num_classes), batch)

@@ -1,20 +1,19 @@
-"""A mutation campaign: how many one-token changes to the package do its tests notice?
+"""Measure how many one-token changes of the package its tests detect.
 
-Cosmic Ray finds the places and makes the changes (`choose`), except those that cannot change
-what the package does: in type annotations, and of `strict=` of zip and `frozen=`, `slots=`, `kw_only=` of @dataclass, which only
-decide whether misuse raises. `cover` runs the tests once under coverage to find which of
-them execute which line and how long each takes. `run` gives every mutant its own copy of the package, runs the tests that
-execute the changed line (the quick ones of every file first, then the others, up to --seconds of their time) and writes one JSON
-line: killed, timeout, survived, or stale where the file has changed since. `report` prints a table by part and lists what
-survived. Survivors of which equivalent.json says why they change nothing are counted in a column of their own; an entry is
-"id": "reason", and holds for the line as it stood.
+Cosmic Ray finds the places and makes the changes (`choose`), except those that cannot change what the package does: in type
+annotations, and of `strict=` of zip and `frozen=`, `slots=`, `kw_only=` of @dataclass, which only decide whether misuse raises.
+`cover` runs the tests once under coverage to record which test executes which line, and how long it takes. `run` changes a copy
+of the package, runs the tests that execute the changed line (the quick ones of every file first, then the others, up to --seconds
+of their time) and writes one JSON line: killed, timeout, survived, or stale if the file has changed since. `report` prints a
+table by part and lists the survivors. Survivors that are in equivalent.json, as "id": "reason why nothing changes", are counted
+in a separate column; an entry is valid as long as its line is unchanged.
 
     python tests/mutation/campaign.py choose --seed 1 --count 200 --out mutants.jsonl      # needs cosmic-ray
     python tests/mutation/campaign.py cover --processes 2 --out coverage.json              # needs coverage
     python tests/mutation/campaign.py run mutants.jsonl --coverage coverage.json --processes 2 --out results.jsonl
     python tests/mutation/campaign.py report results.jsonl
 
-`run` skips mutants that the result file already holds, so the same command continues a campaign. The Triton kernels are left out:
+`run` skips mutants that the result file has already, so the same command continues a campaign. The Triton kernels are left out:
 the interpreter runs rewritten source, which coverage cannot attribute to lines.
 """
 
@@ -43,7 +42,7 @@ PARTS = ("ops", "layers", "blocks", "training", "tasks", "estimators")
 LEFT_OUT = ("triton", "_native.pyi")  # in a file's name
 EXCLUDED_ARGUMENTS = {"zip": {"strict"}, "dataclass": {"frozen", "slots", "kw_only"}}  # call -> arguments left out
 EQUIVALENT = Path(__file__).with_name("equivalent.json")
-# Replacements that raise TypeError on floats or compare identities: any test that executes the line notices them.
+# Replacements that raise TypeError on floats or compare identities: any test that executes the line detects them.
 TRIVIAL = ("Shift", "Bit", "_Is", "IsNot", "Invert", "UAdd", "VariableReplacer", "VariableInserter")
 # Defaults are executed when a module is imported, which belongs to no test: the test that compares them is tried on every mutant.
 DEFAULTS = "tests/contracts/test_defaults.py::test_defaults_are_those_of_the_table"
@@ -62,13 +61,13 @@ class Position(NamedTuple):
 
 
 def source_files(part: str) -> list[Path]:
-    """The Python files of a part of the package, relative to the repository."""
+    """Return the Python files of a part of the package, relative to the repository."""
     files = sorted((ROOT / PACKAGE / part).rglob("*.py"))
     return [path.relative_to(ROOT) for path in files if not any(word in path.name for word in LEFT_OUT)]
 
 
 def excluded_spans(source: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """Start and end, as (line, column), of every type annotation and of the arguments of `EXCLUDED_ARGUMENTS`."""
+    """Return start and end, as (line, column), of every type annotation and of the arguments of `EXCLUDED_ARGUMENTS`."""
     spans = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -86,7 +85,7 @@ def excluded_spans(source: str) -> list[tuple[tuple[int, int], tuple[int, int]]]
 
 
 def positions(path: Path) -> Iterator[Position]:
-    """Every place of a file at which Cosmic Ray has a change that is not trivially noticed."""
+    """Yield every place of a file at which Cosmic Ray has a change that is not trivially detected."""
     from cosmic_ray import plugins
     from cosmic_ray.ast import ast_nodes, get_ast_from_path
 
@@ -110,7 +109,7 @@ def digest(source: str) -> str:
 
 
 def changes_meaning(source: str, mutated: str) -> bool:
-    """Whether mutated source is valid Python that parses to another tree."""
+    """Return whether mutated source is valid Python that parses to another tree."""
     try:
         return ast.dump(ast.parse(mutated)) != ast.dump(ast.parse(source))
     except SyntaxError:

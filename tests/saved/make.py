@@ -1,9 +1,9 @@
-"""Write a folder of small files with the code as it stands: models, runs, a sweep, recipes and records.
+"""Write a folder of small files with the present code: models, runs, a sweep, recipes and records.
 
     python tests/saved/make.py tests/saved/v0.1
 
 `tests/saved/test_saved.py` reads every such folder from then on. Run this once before a release and commit what it writes; a
-folder that is committed is never written again, because its files stand for what users have on their disks.
+committed folder is never written again, because its files represent those that users have on their disks.
 """
 
 import argparse
@@ -60,17 +60,17 @@ seeds: 1
 
 
 def vectors(*shape: int) -> Tensor:
-    """Numbers between -1 and 1 that no generator draws."""
+    """Return numbers between -1 and 1 without a random number generator."""
     return torch.sin(torch.arange(torch.Size(shape).numel(), dtype=torch.float64) * 1.7 + 0.3).float().reshape(shape)
 
 
 def tokens(*shape: int) -> Tensor:
-    """Tokens below 7."""
+    """Return tokens below 7."""
     return (torch.arange(torch.Size(shape).numel()) * 5 % 7).reshape(shape)
 
 
 def models() -> dict[str, tuple[Callable[[], nn.Module], tuple[Tensor, ...]]]:
-    """Name -> a function that builds a small model, and the inputs that it is shown."""
+    """Return name -> (function that builds a small model, its inputs)."""
     text, series, common = tokens(2, 9), vectors(2, 9, 3), {"d_model": 8, "d_state": 4, "backend": "eager"}
     found: dict[str, tuple[Callable[[], nn.Module], tuple[Tensor, ...]]] = {}
     for number, name in enumerate(STANDARD_BLOCKS):
@@ -108,7 +108,7 @@ def models() -> dict[str, tuple[Callable[[], nn.Module], tuple[Tensor, ...]]]:
 
 @torch.no_grad()
 def save_models(folder: Path) -> None:
-    """A folder for each model, with the inputs that it was shown and the output that it gave."""
+    """Save each model in a folder, with its inputs and its output for them."""
     for name, (build, inputs) in models().items():
         torch.manual_seed(1)
         model = build().eval()
@@ -121,13 +121,13 @@ def save_models(folder: Path) -> None:
 
 
 def start(*words: object) -> subprocess.Popen[bytes]:
-    """The command in a process of its own."""
+    """Start the command `longscan` in a new process."""
     program = "import sys; from longscan.cli import main; sys.exit(main())"
     return subprocess.Popen([sys.executable, "-c", program, *map(str, words)])
 
 
 def kill_when(process: subprocess.Popen[bytes], ready: Callable[[], bool]) -> None:
-    """SIGKILL as soon as something is there."""
+    """Send SIGKILL as soon as `ready` returns True."""
     while not ready():
         if process.poll() is not None:
             raise RuntimeError("the command ended before it could be stopped half-way")
@@ -137,7 +137,7 @@ def kill_when(process: subprocess.Popen[bytes], ready: Callable[[], bool]) -> No
 
 
 def save_runs(folder: Path) -> None:
-    """A finished run of two kinds, and one that was killed half-way."""
+    """Save a finished run of a classification and of a regression, and a run that was killed half-way."""
     for name, words in (("finished", TRAIN), ("regression", TRAIN_VECTORS)):
         if start("train", "--out", folder / name, *words).wait():
             raise RuntimeError(f"{name}: the run failed")
@@ -155,7 +155,7 @@ def save_runs(folder: Path) -> None:
 
 
 def save_sweep(folder: Path) -> None:
-    """A sweep that was killed while its second trial ran, and the record of the same sweep that went to its end."""
+    """Save a sweep that was killed during its second trial, and the record of the same sweep without the kill."""
     folder.mkdir()
     plan = folder / "plan.yaml"
     plan.write_text(SWEEP)
@@ -171,14 +171,14 @@ def save_sweep(folder: Path) -> None:
 
 
 def save_recipes(folder: Path) -> None:
-    """Copies of some recipes, the ones of sweeps among them."""
+    """Copy some recipes, and recipes of sweeps."""
     for name in RECIPES:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / "recipes" / name, folder / name)
 
 
 def save_records(folder: Path) -> None:
-    """The first rows of every file of records."""
+    """Copy the first rows of every file of records."""
     for kind in ("runs", "bench", "automata"):
         (folder / kind).mkdir(parents=True)
         for path in sorted((ROOT / "results" / kind).glob("*.jsonl")):

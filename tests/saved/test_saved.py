@@ -1,4 +1,4 @@
-"""Files that earlier versions saved are read, and mean what they meant: models, runs, sweeps, recipes and records."""
+"""Models, runs, sweeps, recipes and records that earlier versions saved are read with the same meaning."""
 
 import json
 import shutil
@@ -45,7 +45,7 @@ def test_there_are_files_of_each_kind() -> None:
 
 
 @pytest.mark.parametrize("folder", MODELS, ids=name_of)
-def test_models(folder: Path) -> None:
+def test_models_give_the_same_outputs(folder: Path) -> None:
     shown = load_file(folder / "shown.safetensors")
     inputs = [shown[f"input_{number}"] for number in range(len(shown) - 1)]
     model = getattr(models, (folder / "class.txt").read_text().strip()).from_pretrained(folder).eval()
@@ -55,7 +55,7 @@ def test_models(folder: Path) -> None:
 
 @pytest.mark.parametrize("name", ["finished", "regression"])
 @pytest.mark.parametrize("folder", FOLDERS, ids=name_of)
-def test_runs(folder: Path, name: str) -> None:
+def test_runs_give_the_same_weights_and_scores(folder: Path, name: str) -> None:
     run = Run(folder / "runs" / name)
     assert run.result is not None
     weights = load_file(folder / "runs" / name / "selected.safetensors")
@@ -68,7 +68,7 @@ def test_runs(folder: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=name_of)
-def test_a_stopped_run_goes_on_to_the_same_end(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_stopped_run_resumes_to_the_same_result(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copytree(folder / "runs" / "stopped", tmp_path / "run")
     settings = tmp_path / "run" / "settings.yaml"
     before = json.loads((tmp_path / "run" / "checkpoints" / "last" / "state.json").read_text())["step"]
@@ -84,11 +84,11 @@ def test_a_stopped_run_goes_on_to_the_same_end(folder: Path, tmp_path: Path, cap
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=name_of)
-def test_a_stopped_sweep_goes_on_to_the_same_end(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_stopped_sweep_resumes_to_the_same_result(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copytree(folder / "sweep" / "stopped", tmp_path / "sweep")
     first = tmp_path / "sweep" / "trials" / "0000" / "seed_0" / "result.json"
     before = first.stat().st_mtime_ns
-    work(tmp_path / "sweep")  # what a worker of `longscan sweep --resume` does, without a process of its own
+    work(tmp_path / "sweep")  # as a worker of `longscan sweep --resume`, but in this process
     assert main(["sweep", "--out", str(tmp_path / "sweep"), "--resume"]) == 0
     assert first.stat().st_mtime_ns == before, "a trial that was over is not run again"
     expected, found = (json.loads(path.read_text()) for path in (folder / "sweep/expected.json", tmp_path / "sweep/sweep.json"))
@@ -128,7 +128,7 @@ def settings_of(words: list[str], task: str, folder: Path, base: dict[str, Any] 
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=name_of)
-def test_recipes(path: Path, tmp_path: Path) -> None:
+def test_recipes_have_the_same_settings(path: Path, tmp_path: Path) -> None:
     written = upgrade_settings(yaml.safe_load(path.read_text()))
     written.pop("quick", None)
     settings = settings_of(["--config", str(path)], written["task"]["name"], tmp_path)
@@ -139,7 +139,7 @@ def test_recipes(path: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", SWEEPS, ids=name_of)
-def test_sweep_files(path: Path, tmp_path: Path) -> None:
+def test_sweep_files_have_the_same_plan(path: Path, tmp_path: Path) -> None:
     words, written = read_sweep_file(path), yaml.safe_load(path.read_text())
     config = ["--config", str(path.parents[1] / "parity.yaml")] if "config" not in written else []
     base = words.pop("settings", None)
@@ -151,7 +151,7 @@ def test_sweep_files(path: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=name_of)
-def test_records(folder: Path) -> None:
+def test_records_are_read(folder: Path) -> None:
     records = folder / "records"
     for kind in ("runs", "bench", "automata"):
         paths = sorted((records / kind).glob("*.jsonl"))

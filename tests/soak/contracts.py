@@ -1,4 +1,4 @@
-"""Generated cases of the contract suites of ops, layers, blocks and estimators: every property in turn, a few cases at a time."""
+"""Run the property tests of tests/contracts in random order, a few generated cases at a time."""
 
 import os
 import random
@@ -11,19 +11,19 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-CASES = 20  # of a property in one go
+CASES = 20  # of a property before the next one
 _GENERATED = "generated cases"  # where tests/conftest.py counts them
 
 
 class Rounds:
-    """A plugin of pytest that runs the property tests round after round, each with a seed of its own, until the time is over."""
+    """A plugin of pytest that runs the property tests again and again, each with a new seed, until the time is over."""
 
     def __init__(self, seed: int, until: float, write: Callable[..., None]) -> None:
         self.seed, self.until, self.write = seed, until, write
         self.failure: str | None = None
 
     def pytest_addoption(self, parser: pytest.Parser) -> None:
-        if find_spec("pytest_timeout") is None:  # the project's settings name it; the units have an end of their own
+        if find_spec("pytest_timeout") is None:  # the settings of the project name it; units end by themselves
             parser.addini("timeout", "seconds of a test", default="300")
 
     def pytest_configure(self, config: pytest.Config) -> None:

@@ -1,15 +1,15 @@
-"""Damaged files of every kind that the package reads: each is refused with one clear line, or read for what it is.
+"""Damaged files of every format that the package reads: each is refused with a clear error of one line, or is still valid.
 
-A case writes a sound file or folder, damages one file of it and reads it. What may come of it:
+A case writes a valid file or folder, damages one file of it and reads it. These outcomes are right:
 
     refused        a ValueError or FileNotFoundError of one line, which names the file, its folder or, in recipes, the setting
-    unchanged      read, and the content is that of the sound file
-    well-formed    read, and the content is another: the damage made another sound file, such as a table with another digit or a
-                   list with fewer lines. Nothing in these formats can tell, so such cases are counted apart.
+    unchanged      the file is read, and its content is that of the valid file
+    well-formed    the file is read, and its content is different: the damage made another valid file, such as a table with
+                   another digit or a list with fewer lines. These formats cannot detect that; such cases are counted separately.
 
-A failure is any other exception; an infinity in what was read; and another content where the format could have told: with
-checksums (saved models and checkpoints), a file cut off whose format says how long it is, an empty file, and text in another
-encoding. A crash, or memory or time beyond the limits, ends the process and is a failure of its unit.
+A failure is any other exception; an infinity in the content; and a different content where the format can detect the damage: a
+file with a checksum (saved models and checkpoints), a file that is cut off although its format has its length, an empty file, and
+text in another encoding. A crash, or memory or time beyond the limits, ends the process and is a failure of its unit.
 """
 
 import json
@@ -50,9 +50,9 @@ SECONDS = 60  # of processor time that reading may take
 
 
 class Format(NamedTuple):
-    """A format of files: functions that write a sound file or folder and read it, and the names of the files to damage.
+    """A format: functions that write a valid file or folder and that read it.
 
-    checked: patterns of files with checksums, in which all damage is found. sized: files that say how long they are.
+    checked: name patterns of the files with checksums, in which all damage is detected. sized: whether a file has its own length.
     """
 
     write: Callable[[Path], Any]
@@ -212,50 +212,48 @@ FOUND |= {
 }
 
 
-def damaged(content: bytes, draw: np.random.Generator, other: bytes) -> tuple[str, bytes]:
-    """Return the name and the content of one kind of damage; `other` is the content of a file of another format."""
+def damage(content: bytes, draw: np.random.Generator, other: bytes) -> tuple[str, bytes]:
+    """Return the name and the result of one kind of damage to `content`; `other` is the content of a file of another format."""
     place = int(draw.integers(0, max(1, len(content))))
     lines = content.split(b"\n")
-    line = int(draw.integers(0, len(lines)))
-    kinds = ("cut", "empty", "bits", "bytes", "encoding", "column", "value", "lines", "repeated", "number", "zeros", "no UTF-8")
-    kind = (*kinds, "hole", "swapped", "size", "begin", "nested", "missing")[int(draw.integers(0, 18))]
-    if kind == "cut":
-        return kind, content[:place]
-    if kind == "empty":
-        return kind, b""
-    if kind in ("bits", "bytes"):
-        turned = bytearray(content)
+    number = int(draw.integers(0, len(lines)))
+    line = lines[number]
+
+    def changed_bytes(flip_bits: bool) -> bytes:
+        found = bytearray(content)
         for spot in draw.integers(0, max(1, len(content)), int(draw.integers(1, 6))):
-            turned[spot] = turned[spot] ^ 1 << int(draw.integers(0, 8)) if kind == "bits" else int(draw.integers(0, 256))
-        return kind, bytes(turned)
-    if kind == "encoding":
-        return kind, content.decode("latin-1").encode(("utf-16", "utf-32")[int(draw.integers(0, 2))])
-    if kind == "repeated":
-        return kind, content * 40
-    if kind == "zeros":
-        return kind, content[:place] + b"\0" * 9 + content[place:]
-    if kind == "no UTF-8":
-        return kind, content[:place] + b"\xff\xfe\xe9" + content[place:]
-    if kind == "hole":
-        return kind, content[:place] + content[place + 13 :]
-    if kind == "swapped":
-        return kind, other
-    if kind == "size":  # the first number of the file becomes a huge one
-        digits = [index for index in range(min(200, len(content))) if content[index : index + 1].isdigit()]
-        return kind, content if not digits else content[: digits[0]] + b"999999999999" + content[digits[0] + 1 :]
-    if kind == "begin":  # lengths in binary headers
-        return kind, bytes([*draw.integers(0, 256, 6), 255, 127]) + content[8:]
-    if kind == "nested":
-        return kind, content[:place] + b"[{" * 20_000 + content[place:]
-    if kind == "column":
-        lines[line] = lines[line] + b",7" if draw.integers(0, 2) else lines[line].rpartition(b",")[0]
-    elif kind == "value":
-        lines[line] = lines[line].replace(b"1", (b"NaN", b"inf", b"1e999", b"x", b"")[int(draw.integers(0, 5))])
-    elif kind == "lines":
-        del lines[line:]
-    elif kind == "number":
-        lines[line] = lines[line].replace(b"0", b"9" * 400, 1)
-    return kind, b"\n".join(lines)
+            found[spot] = found[spot] ^ 1 << int(draw.integers(0, 8)) if flip_bits else int(draw.integers(0, 256))
+        return bytes(found)
+
+    def with_line(new: bytes) -> bytes:
+        return b"\n".join([*lines[:number], new, *lines[number + 1 :]])
+
+    def with_huge_number() -> bytes:
+        digit = re.search(rb"[0-9]", content[:200])
+        return content if digit is None else content[: digit.start()] + b"999999999999" + content[digit.end() :]
+
+    kinds: dict[str, Callable[[], bytes]] = {
+        "cut": lambda: content[:place],
+        "empty": lambda: b"",
+        "bits": lambda: changed_bytes(True),
+        "bytes": lambda: changed_bytes(False),
+        "encoding": lambda: content.decode("latin-1").encode(("utf-16", "utf-32")[int(draw.integers(0, 2))]),
+        "column": lambda: with_line(line + b",7" if draw.integers(0, 2) else line.rpartition(b",")[0]),
+        "value": lambda: with_line(line.replace(b"1", (b"NaN", b"inf", b"1e999", b"x", b"")[int(draw.integers(0, 5))])),
+        "lines": lambda: b"\n".join(lines[:number]),
+        "repeated": lambda: content * 40,
+        "number": lambda: with_line(line.replace(b"0", b"9" * 400, 1)),
+        "zeros": lambda: content[:place] + b"\0" * 9 + content[place:],
+        "no UTF-8": lambda: content[:place] + b"\xff\xfe\xe9" + content[place:],
+        "hole": lambda: content[:place] + content[place + 13 :],
+        "swapped": lambda: other,
+        "size": with_huge_number,
+        "begin": lambda: bytes([*draw.integers(0, 256, 6), 255, 127]) + content[8:],  # lengths in binary headers
+        "nested": lambda: content[:place] + b"[{" * 20_000 + content[place:],
+        "missing": lambda: content,  # the caller deletes the file if it is one of several
+    }
+    kind = list(kinds)[int(draw.integers(0, len(kinds)))]
+    return kind, kinds[kind]()
 
 
 def plain(found: Any) -> Any:
@@ -284,7 +282,7 @@ def check(name: str, draw: np.random.Generator, folder: Path) -> tuple[str, str 
     form = FOUND[name]
     target = folder / name
     form.write(target)
-    sound = plain(form.read(target))
+    undamaged = plain(form.read(target))
     shutil.rmtree(target) if target.is_dir() else target.unlink()
     form.write(target)
     files = sorted(path for path in target.rglob("*") if path.is_file()) if target.is_dir() else [target]
@@ -295,40 +293,40 @@ def check(name: str, draw: np.random.Generator, folder: Path) -> tuple[str, str 
     other = folder / "other" / sorted(FORMATS)[int(draw.integers(0, len(FORMATS)))]
     other.parent.mkdir()
     FORMATS[other.name][0](other)
-    kind, changed = damaged(content, draw, other.read_bytes())
+    kind, changed = damage(content, draw, other.read_bytes())
     if kind == "missing" and target.is_dir():
         file.unlink()
     else:
         file.write_bytes(changed)
-    told = f"{name}, {file.name}, {kind}"
+    case = f"{name}, {file.name}, {kind}"
     try:
         found = plain(form.read(target))
     except (ValueError, FileNotFoundError) as error:
         message = str(error)
         settings = name in ("recipe.yaml", "sweep file") and re.match(SETTINGS, message)
         if file.name not in message and target.name not in message and not settings:
-            return "refused", f"{told}: the error does not name the file: {type(error).__name__}: {message[:300]}"
+            return "refused", f"{case}: the error does not name the file: {type(error).__name__}: {message[:300]}"
         if "\n" in message or len(message) > 2000:  # the longest lists all tasks
-            return "refused", f"{told}: the error is longer than a line: {message[:300]}"
+            return "refused", f"{case}: the error is longer than a line: {message[:300]}"
         return "refused", None
     except InfinityReadError:
-        return "well-formed", f"{told}: an infinity was read"
+        return "well-formed", f"{case}: an infinity was read"
     except Exception as error:
-        return "refused", f"{told}: {type(error).__name__}: {str(error)[:300]}"
-    if found == sound:
+        return "refused", f"{case}: {type(error).__name__}: {str(error)[:300]}"
+    if found == undamaged:
         return "unchanged", None
     if any(file.match(pattern) for pattern in form.checked):
-        return "well-formed", f"{told}: another content was read from a file with a checksum"
-    if kind in ("empty", "encoding") and changed != content and name not in EMPTY_IS_SOUND:
-        return "well-formed", f"{told}: was read"
+        return "well-formed", f"{case}: a different content was read from a file with a checksum"
+    if kind in ("empty", "encoding") and changed != content and name not in EMPTY_IS_VALID:
+        return "well-formed", f"{case}: was read"
     if kind in ("cut", "empty", "hole") and form.sized and file == target:
-        return "well-formed", f"{told}: another content was read from a file that says how long it is"
+        return "well-formed", f"{case}: a different content was read from a file that has its length"
     return "well-formed", None
 
 
-# Lists to which lines are added, of none so far; an empty journal has a sweep find its runs in their folders again; and what asks
-# the reader of pairs for pairs refuses none.
-EMPTY_IS_SOUND = {"pairs.tsv", "sweep", "records of runs", "records of measurements", "records of automata"}
+# Files of lines, which may have none. A sweep with an empty journal finds its runs in their folders, and the callers of the
+# reader of pairs refuse a file without pairs.
+EMPTY_IS_VALID = {"pairs.tsv", "sweep", "records of runs", "records of measurements", "records of automata"}
 
 
 def limit() -> None:

@@ -1,4 +1,4 @@
-"""SIGKILL at random moments of training, sweeping and saving: after resuming, results have the bits of an undisturbed run.
+"""SIGKILL at random moments of training, sweeping and saving: resumed runs give the same bits as runs without kills.
 
 A unit is of one of the three kinds. It lets the work run to its end once, and then again and again with one to three kills on the
 way; a case is one kill. At the end of each run all weights, optimiser states, averages, log rows and scores are compared. For
@@ -60,7 +60,7 @@ def kill(process: subprocess.Popen[bytes]) -> bool:
     return True
 
 
-def disturbed(begin: list[str], resume: list[str], marker: Path, log: Path, draw: random.Random, duration: float) -> int:
+def run_with_kills(begin: list[str], resume: list[str], marker: Path, log: Path, draw: random.Random, duration: float) -> int:
     """Run a command with kills at random moments until it ends by itself; return their number. RuntimeError if it fails."""
     kills, wanted = 0, draw.randint(1, 3)
     while True:
@@ -136,7 +136,7 @@ def commands(
     def case(draw: random.Random, folder: Path) -> Case:
         out = ["--out", str(folder / "run")]
         mark = folder / "run" / marker
-        kills = disturbed([*words, *out], [*(resumed or words), *out, "--resume"], mark, folder / "log", draw, duration)
+        kills = run_with_kills([*words, *out], [*(resumed or words), *out, "--resume"], mark, folder / "log", draw, duration)
         return kills, difference(contents(folder / "run"), expected)
 
     return case
@@ -211,7 +211,7 @@ def saved_whole(folder: Path, models: list[SequenceModel]) -> str | None:
     rows = read_records(folder / "runs" / "x.jsonl")
     if [row["seed"] for row in rows] != list(range(len(rows))) or not number - 1 <= len(rows) <= number + 1:
         return f"{len(rows)} rows after checkpoint {number}"
-    models[1].save_pretrained(folder / "model")  # goes on as if nothing had been
+    models[1].save_pretrained(folder / "model")  # saving again must work
     save_checkpoint(folder / "last", models[1], number + 1)
     again = SequenceModel.from_pretrained(folder / "model")
     if again.config != models[1].config or load_file(folder / "model" / "model.safetensors").keys() != states[1].keys():

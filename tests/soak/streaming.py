@@ -2,7 +2,7 @@
 
 One unit is one layer with one of the settings of the contract suite. Pieces are of random lengths from 1 step to 4,096, in
 float32 and again in float64, and compared with one pass over all steps in float64; each pass is a process. Attention without a
-window, whose state holds all steps, is tried on fewer steps, and its state must hold exactly the steps that it has seen.
+window, whose state has an entry for each step, is tested on fewer steps, and its state must have exactly that length.
 """
 
 import multiprocessing
@@ -116,7 +116,7 @@ def check(name: str, options: dict[str, Any], seed: int, steps: int) -> str | No
         (y32, state32, growth, largest), (y64, state64, _, _), plain, whole = (one.result() for one in started)
     _, first = build(name, options, seed, torch.float32)(Inputs(seed).between(0, min(steps, 4096)), return_state=True)
     if grows and state32.keys.shape[1] != steps:
-        return f"the state holds {state32.keys.shape[1]} steps, needed {steps}"
+        return f"the state has {state32.keys.shape[1]} steps, needed {steps}"
     if not grows and largest > first.nbytes:
         return f"a state of {largest} bytes, {first.nbytes} after 4,096 steps"
     if not grows and growth > GROWTH:

@@ -1,4 +1,4 @@
-"""`make soak` with small numbers: counts, failures, crashes, seeds of later calls, and every kind of damage and kill once."""
+"""`make soak` with small numbers: counts, failures, crashes, seeds of later calls, damaged files, and a layer in pieces."""
 
 import importlib.util
 import json
@@ -63,7 +63,7 @@ def pretend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return ["--minutes", "0.11", "--processes", "1", "--kinds", "pretended", "--results", str(results), "--state", str(state)]
 
 
-def test_counts_failures_and_seeds(pretend: list[str], tmp_path: Path) -> None:
+def test_records_have_counts_failures_and_seeds(pretend: list[str], tmp_path: Path) -> None:
     assert runner.main(pretend) == 1
     assert runner.main([*pretend, "--first-seed", "100"]) == 0
     first, second = runner.read_lines(tmp_path / "results.jsonl")
@@ -80,8 +80,8 @@ def test_counts_failures_and_seeds(pretend: list[str], tmp_path: Path) -> None:
     assert runner.read_lines(other) == [first, second], "what is there is not added again"
 
 
-def test_records_of_reliability() -> None:
-    """Every recorded line holds what is needed to repeat it."""
+def test_committed_records_can_be_repeated() -> None:
+    """Every line has the fields that are needed to repeat it."""
     for line in runner.read_lines(runner.ROOT / "results" / "reliability.jsonl"):
         assert line["kind"] in runner.KINDS
         assert line["cases"] == sum(line["subjects"].values())
@@ -90,7 +90,7 @@ def test_records_of_reliability() -> None:
 
 
 @pytest.mark.parametrize("name", ["model", "checkpoint", "records of runs", "settings.yaml"])
-def test_some_damage(name: str, tmp_path: Path) -> None:
+def test_damaged_files_are_refused_or_valid(name: str, tmp_path: Path) -> None:
     for number in range(4):
         (tmp_path / str(number)).mkdir()
         outcome, failure = damage.check(name, damage.np.random.default_rng([99, number]), tmp_path / str(number))
@@ -98,7 +98,7 @@ def test_some_damage(name: str, tmp_path: Path) -> None:
         assert outcome in ("refused", "unchanged", "well-formed")
 
 
-def test_damage_that_must_be_seen_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_undetected_damage_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reader that accepts a damaged file is counted as a failure."""
     lax = damage.Format(lambda path: path.write_bytes(b"123456789"), lambda path: path.read_bytes().decode("latin-1"), sized=True)
     monkeypatch.setitem(damage.FOUND, "lax", lax)
@@ -106,16 +106,16 @@ def test_damage_that_must_be_seen_is_a_failure(tmp_path: Path, monkeypatch: pyte
     for number in range(40):
         (tmp_path / str(number)).mkdir()
         found.append(damage.check("lax", damage.np.random.default_rng(number), tmp_path / str(number))[1])
-    assert any(failure and "says how long it is" in failure for failure in found)
+    assert any(failure and "that has its length" in failure for failure in found)
     assert any(failure and "was read" in failure for failure in found)
 
 
-def test_a_layer_in_pieces() -> None:
+def test_a_layer_in_pieces_equals_one_pass() -> None:
     assert streaming.check("s5", streaming.settings("s5", 0), 1, 3000) is None
     assert runner.KINDS["streaming"].target == len(streaming.NAMES)
 
 
-def test_a_state_that_is_lost_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_state_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     real = streaming.in_pieces
 
     def lossy(*arguments: Any) -> Any:

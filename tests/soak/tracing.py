@@ -1,4 +1,4 @@
-"""Every op and layer in every way of recording a graph: results and gradients equal those of the plain call.
+"""Graphs of every op and layer, recorded in every way, give the results and gradients of the plain call.
 
 A case is a subject (an op or a layer), a backend, a way (torch.export, torch.jit.trace, make_fx, AOT and inductor), whether
 gradients are recorded while the graph is made, whether parameters are trainable, a length, and whether batch and length stay
@@ -8,7 +8,7 @@ Cases run in a child process, so that one that crashes or hangs fails alone; the
     python tests/soak/tracing.py --out results.jsonl [--device cuda] [--only REGEX] [--shard K/N] [--seconds N] [--timeout N]
 
 Each case is one line of JSON in `--out`: "case", "status" (passed, refused, failed, crashed, hung), "detail", "seconds". Cases
-that stand there already are not run again, so that a run can be stopped and continued. "refused" is a case of `REFUSED`, which
+that the file has already are not run again, so that a run can be stopped and continued. "refused" is a case of `REFUSED`, which
 torch cannot record, and which raised as it should. The exit status is 1 where a case failed, crashed or hung.
 On CUDA the native backend is triton; with TRITON_INTERPRET=1 and `--backends triton` its kernels run on a CPU, slowly.
 """
@@ -26,7 +26,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
@@ -442,11 +441,6 @@ class Child:
             self.process = None
 
 
-@cache
-def _order(way: str) -> int:
-    return WAYS.index(way)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Read the command line and run the cases."""
     parser = argparse.ArgumentParser(description="Every op and layer through every way of recording a graph.")
@@ -465,7 +459,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     backends = (options.backends or f"eager,{'cpu' if options.device == 'cpu' else 'triton'}").split(",")
     wanted = [case for case in cases(backends) if re.search(options.only, str(case))]
-    wanted.sort(key=lambda case: (_order(case.way), case.length))  # quick ones first
+    wanted.sort(key=lambda case: (WAYS.index(case.way), case.length))  # quick ones first
     shard, shards = map(int, options.shard.split("/"))
     wanted = wanted[shard::shards]
     if options.list:

@@ -1,4 +1,4 @@
-"""Part of the matrix of tests/soak/tracing.py: a unit runs every k-th of its cases in a child process."""
+"""Run a part of the matrix of tests/soak/tracing.py: a unit is every k-th case, in a child process."""
 
 import json
 import re
@@ -19,17 +19,17 @@ def run(seed: int, until: float, write: Callable[..., None]) -> None:
     listed = subprocess.run([*command, "--list"], check=True, capture_output=True, text=True).stdout.splitlines()
     only = "^(" + "|".join(map(re.escape, listed[seed % UNITS :: UNITS])) + ")$"
     with tempfile.TemporaryDirectory() as folder:
-        out, told = Path(folder) / "cases.jsonl", 0
+        out, reported = Path(folder) / "cases.jsonl", 0
         words = ["--out", str(out), "--only", only, "--timeout", "250", "--seconds", str(max(1.0, until - time.monotonic()))]
         process = subprocess.Popen([*command, *words], stdout=subprocess.DEVNULL)
         over = False
         while not over:
             over = process.poll() is not None
             lines = out.read_bytes().split(b"\n")[:-1] if out.exists() else []
-            for found in map(json.loads, lines[told:]):
+            for found in map(json.loads, lines[reported:]):
                 failure = f"{found['case']}: {found['status']}: {found['detail']}" if found["status"] in BAD else None
                 write(subject=found["case"].split("/")[0], cases=1, outcomes={found["status"]: 1}, failure=failure)
-            told = len(lines)
+            reported = len(lines)
             time.sleep(0.2)
-        if not told:
+        if not reported:
             raise RuntimeError(f"{MATRIX.name} ended with {process.returncode} and no case")
