@@ -465,9 +465,12 @@ def compiled_equals_eager(entry: str, options: dict[str, Any], compiler: str) ->
     assert_close(results[1], results[0])
 
 
+LRU_INSIDE = {"block simple": 1, "block linoss": 1}  # numbers of the settings with LRU, which is traced in a third of the time
+
+
 @every_entry
 def test_torch_compile_makes_one_graph(entry: str) -> None:
-    compiled_equals_eager(entry, options_of(entry)[0], "aot_eager")
+    compiled_equals_eager(entry, options_of(entry)[LRU_INSIDE.get(entry, 0)], "aot_eager")
 
 
 @pytest.mark.slow
