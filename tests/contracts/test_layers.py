@@ -521,7 +521,11 @@ WRONG_ARGUMENTS: list[tuple[type[Exception], str, Callable[[SequenceModule, Tens
     (ValueError, "`valid` must have shape", lambda module, x: module(x, valid=torch.ones(2, 3, dtype=torch.bool))),
     (TypeError, "`valid` must have dtype", lambda module, x: module(x, valid=torch.ones(2, 4))),
     (TypeError, "`seq_idx` must have an integer dtype", lambda module, x: module(x, seq_idx=torch.zeros(2, 4))),
-    (ValueError, "`seq_idx` must be numbers of at least 0, got a negative", lambda module, x: module(x, seq_idx=torch.full((2, 4), -1))),
+    (
+        ValueError,
+        "`seq_idx` must be numbers of at least 0, got a negative",
+        lambda module, x: module(x, seq_idx=torch.full((2, 4), -1)),
+    ),
     (ValueError, "elapsed", lambda module, x: module(x, elapsed=-torch.ones(2, 4))),
     (TypeError, "unexpected keyword", lambda module, _: type(module)(WIDTH, no_such_setting=1)),
     (TypeError, "`state` must be a ", lambda module, x: module(x, (x,))),
