@@ -25,7 +25,7 @@ def test_examples_are_drawn(name: str, tmp_path: Path) -> None:
         assert image.format == "PNG"
         assert min(image.size) > 100
         assert len(image.convert("L").getcolors(256) or ()) > 10, "something is drawn"
-    with pytest.raises(ValueError, match=r"^count"):
+    with pytest.raises(ValueError, match=r"^`count` must be a whole number of at least 1, got 0$"):
         draw_examples(task, tmp_path / "x.png", count=0)
 
 

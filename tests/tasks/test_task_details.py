@@ -175,7 +175,7 @@ def test_rows_of_numbers():
         assert [(row["example"], row["step"]) for row in task.decode(output, batch)] == [(0, 1), (1, 0), (1, 2)]
     with pytest.raises(ValueError, match=r"zip\(\) argument 2 is longer"):
         task.decode(torch.zeros(2, 3, 3), Batch(inputs))
-    with pytest.raises(ValueError, match=r"^smoothing: pendulum has no classes to smooth, got 0.1"):
+    with pytest.raises(ValueError, match=r"^`smoothing` must be 0, as pendulum has no classes, got 0.1"):
         task.loss(output, Batch(inputs, output), smoothing=0.1)
 
 

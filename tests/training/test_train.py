@@ -356,7 +356,7 @@ def test_only_classes_are_smoothed() -> None:
     task = TASKS["fitzhugh_nagumo"]()
     with pytest.raises(SettingError, match=r"`training.label_smoothing` must be 0, as fitzhugh_nagumo has no classes, got 0.1"):
         Settings(task=task, training=TrainingSettings(label_smoothing=0.1))
-    with pytest.raises(ValueError, match=r"smoothing: fitzhugh_nagumo has no classes to smooth, got 0.1, needed 0"):
+    with pytest.raises(ValueError, match=r"`smoothing` must be 0, as fitzhugh_nagumo has no classes, got 0.1"):
         task.loss(torch.zeros(1), Batch(torch.zeros(1)), smoothing=0.1)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from longscan._types import PositiveInt, checked_value
 from longscan.tasks.base import Batch, Split, Task
 
 _COLUMNS = 3
@@ -17,8 +18,7 @@ def draw_examples(task: Task, path: str | Path, *, split: Split = "train", count
     """Plot the first `count` examples of a split into a PNG file and return its path; ValueError for a count below one."""
     from matplotlib.figure import Figure
 
-    if count < 1:
-        raise ValueError(f"count: must be at least 1, not {count}")
+    checked_value(count, PositiveInt, "count")
     batch = task.batch(split, 0, count)
     count = min(count, len(batch.inputs))
     columns = 1 if task.plot_kind == "text" else min(_COLUMNS, count)

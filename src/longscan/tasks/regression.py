@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from torch import Tensor
 from torch.nn import functional as F
 
+from longscan._errors import setting_error
 from longscan.tasks.base import Batch, Reduction, Split, Task
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class RegressionTask(Task):
     def loss(self, output: Tensor, batch: Batch, reduction: Reduction = "mean", smoothing: float = 0.0) -> Tensor:
         """Return the squared error in float32, mean or sum over scored steps and variables. output: (B, L, C)."""
         if smoothing:
-            raise ValueError(f"smoothing: {self.name} has no classes to smooth, got {smoothing}, needed 0")
+            raise setting_error("smoothing", smoothing, f"0, as {self.name} has no classes")
         answers, targets = _scored(output, batch)
         return F.mse_loss(answers.float(), targets, reduction=reduction)
 
