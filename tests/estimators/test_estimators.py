@@ -252,7 +252,7 @@ def test_impossible_forecasts_are_named(y, options, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"epochs": 2.5}, r"`epochs` must be a whole number, got 2\.5"),
+        ({"epochs": 2.5}, r"`epochs` must be a whole number of at least 1, got 2\.5"),
         ({"batch_size": 0}, "`batch_size` must be a whole number of at least 1, got 0"),
         ({"lr": float("nan")}, "`lr` must be a number of at least 0, got nan"),
         ({"weight_decay": -1.0}, r"`weight_decay` must be a number of at least 0, got -1\.0"),
