@@ -6,8 +6,8 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from longscan.ops._tolerances import allowed_error, distance, real_dtype, size
-from longscan.ops._tolerances import shake as shake
+from longscan.ops._tolerances import allowed_error, largest_error, largest_value, real_dtype
+from longscan.ops._tolerances import perturb as perturb
 
 DOUBLE = 2 * torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps  # float64 against float64: both sides err
 
@@ -36,8 +36,10 @@ def assert_as_accurate(
         others, moves, plain_moves = ([results[name] for results in group] for group in (plain, moved, plain_moved))
         allowed = allowed_error(value.dtype, others, truth[name], moves, plain_moves, operations, precision)
         allowed += torch.finfo(real_dtype(value.dtype)).eps * terms.get(name, 0)
-        error = distance(value, truth[name])
-        assert error <= allowed, f"{label}{name}: error {error:.3g}, allowed {allowed:.3g}, largest value {size(truth[name]):.3g}"
+        error = largest_error(value, truth[name])
+        assert error <= allowed, (
+            f"{label}{name}: error {error:.3g}, allowed {allowed:.3g}, largest value {largest_value(truth[name]):.3g}"
+        )
 
 
 def assert_as_accurate_as_neighbours(

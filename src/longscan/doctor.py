@@ -1,8 +1,8 @@
-"""`longscan doctor`: every kernel on this machine, forward and backward, against float64.
+"""`longscan doctor`: comparison of every kernel on this machine, forward and backward, with float64.
 
-A call is judged by the rule of the tests (`longscan.ops._tolerances`): a result may err twice what plain float32 arithmetic errs
-and a few times what the rounding of the inputs does, and no more. Memory that a kernel leaves unwritten holds NaN, what stands at
-invalid steps is NaN, and every call is made twice: the bits must be the same.
+Results are judged by the rule of the tests (`longscan.ops._tolerances`): the error may be at most twice that of plain float32
+arithmetic plus a few times that of rounding the inputs. Uninitialised memory and the inputs at invalid steps are filled with NaN,
+and every call is made twice: both results must have the same bits.
 """
 
 import os
@@ -20,7 +20,7 @@ from torch import Tensor
 from longscan._devices import find_device
 from longscan.ops import OPS
 from longscan.ops._examples import example_inputs, example_masks
-from longscan.ops._tolerances import NEIGHBOURS, allowed_error, distance, shake, size
+from longscan.ops._tolerances import PERTURBED_COPIES, allowed_error, largest_error, largest_value, perturb
 from longscan.ops.dispatch import NATIVE, PASSED, unsupported_reason, write_verdicts
 
 EPS = torch.finfo(torch.float32).eps
@@ -28,29 +28,39 @@ EPS = torch.finfo(torch.float32).eps
 
 @dataclass(frozen=True)
 class Call:
-    """One call of an op: its tensors and its other arguments. name: what is tried. shaken: the seed of a call next to another."""
+    """One call of an op.
+
+    Attributes:
+        op: name of the op.
+        name: description of the call for the report.
+        tensors: the tensor arguments by name.
+        options: the other arguments by name.
+        perturbation_seed: seed by which the inputs were perturbed; None for the original call.
+    """
 
     op: str
     name: str
     tensors: dict[str, Tensor]
     options: dict[str, Any]
-    shaken: int | None = None
+    perturbation_seed: int | None = None
 
     def in_float32(self) -> "Call":
-        """The call with numbers of float32."""
+        """Return the call with floating-point tensors in float32."""
         return replace(self, tensors={name: x.float() if x.is_floating_point() else x for name, x in self.tensors.items()})
 
-    def neighbours(self) -> list["Call"]:
-        """The same call, in float32, with every number moved to one next to it, cotangents included."""
-        found = []
-        for seed in range(NEIGHBOURS):
+    def perturbed(self) -> list["Call"]:
+        """Return copies of the call in float32 whose inputs and cotangents are perturbed by one rounding error."""
+        calls = []
+        for seed in range(PERTURBED_COPIES):
             generator = torch.Generator().manual_seed(seed)
-            moved = {name: shake(x.double(), EPS, generator) if x.is_floating_point() else x for name, x in self.tensors.items()}
-            found.append(replace(self, tensors=moved, shaken=seed).in_float32())
-        return found
+            tensors = {
+                name: perturb(x.double(), EPS, generator) if x.is_floating_point() else x for name, x in self.tensors.items()
+            }
+            calls.append(replace(self, tensors=tensors, perturbation_seed=seed).in_float32())
+        return calls
 
     def results(self, backend: str, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
-        """y, final state and the gradients of all inputs for fixed cotangents, on the CPU."""
+        """Return y, final states and the gradients of all inputs for fixed cotangents, by name, on the CPU."""
         leaves = {
             name: x.to(device, dtype).requires_grad_() if x.is_floating_point() else x.to(device)
             for name, x in self.tensors.items()
@@ -62,11 +72,11 @@ class Call:
         if not OPS[self.op].native_gradients:
             return found
         generator = torch.Generator().manual_seed(1)
-        drawn = [torch.randn(x.shape, generator=generator) for x in outputs]  # of float32, whatever the precision of the call
-        if self.shaken is not None:
-            generator.manual_seed(self.shaken)
-            drawn = [shake(x.double(), EPS, generator).float() for x in drawn]
-        cotangents = [x.to(like) for x, like in zip(drawn, outputs, strict=True)]
+        random = [torch.randn(x.shape, generator=generator) for x in outputs]  # float32 in every precision of the call
+        if self.perturbation_seed is not None:
+            generator.manual_seed(self.perturbation_seed)
+            random = [perturb(x.double(), EPS, generator).float() for x in random]
+        cotangents = [x.to(like) for x, like in zip(random, outputs, strict=True)]
         valid = leaves.get("valid")
         if valid is not None:
             shape = *valid.shape, *(1,) * (outputs[0].ndim - 2)
@@ -79,7 +89,15 @@ class Call:
 
 @dataclass(frozen=True)
 class Finding:
-    """One call of a kernel: its largest error, in the result `worst`, over the largest number there; what it may be; a fault."""
+    """The comparison of one call of a kernel with float64.
+
+    Attributes:
+        op, backend, call: what was called.
+        worst: name of the result that is nearest to its allowed error, or that has the fault.
+        error: largest error of that result, divided by its largest absolute value.
+        allowed: the largest relative error that is allowed.
+        fault: description of the fault; None if there is none.
+    """
 
     op: str
     backend: str
@@ -95,10 +113,12 @@ _KIND = {"block2_scan": " constant complex", "selective_scan": " complex", "ssd_
 
 
 def example_call(op: str, batch: int, length: int, channels: int, states: int, masked: bool, is_complex: bool) -> Call | None:
-    """Return a call of `op` with every optional argument, or None where `op` is called by no kernel.
+    """Return a call of `op` with every optional argument, or None if `op` has no kernel.
 
-    masked: with invalid steps and restarts, and NaN in every input at invalid steps. is_complex: the complex form of an op, or
-    its second variant: a constant matrix, the step size in the angle, an activation, rotating heads.
+    Args:
+        masked: with invalid steps and restarts, and NaN in every input at invalid steps.
+        is_complex: the complex form of the op, or its second variant: a constant matrix, the step size in the angle, an
+            activation, rotating heads.
     """
     options: dict[str, Any] = {
         "linear_scan": {"pairs": is_complex, "reverse": masked},
@@ -137,43 +157,45 @@ def example_call(op: str, batch: int, length: int, channels: int, states: int, m
 
 
 SIZES = ((2, 70, 5, 3), (3, 1, 4, 1))  # (B, L, D, N)
-LARGE = ((2, 300, 40, 16), (1, 700, 3, 64))  # beside them where kernels run at speed
+LARGE = ((2, 300, 40, 16), (1, 700, 3, 64))  # also checked, except by Triton's interpreter, which is slow
 KINDS = tuple(product((False, True), repeat=2))  # masked, complex
-PROCESS_BYTES = 2**30  # of a GPU, for a process that judges calls
+PROCESS_BYTES = 2**30  # GPU memory for one process that checks calls
 
 
-def wanted(op: str, sizes: tuple[tuple[int, int, int, int], ...]) -> list[Call]:
-    """Calls of every kind at the first size, and of two kinds, in turn, at the others."""
+def example_calls(op: str, sizes: tuple[tuple[int, int, int, int], ...]) -> list[Call]:
+    """Return calls of every kind at the first size, and of two alternating kinds at each of the others."""
     kinds = [(size, kind) for i, size in enumerate(sizes) for kind in KINDS if i == 0 or (sum(kind) + i) % 2]
     return [call for size, kind in kinds if (call := example_call(op, *size, *kind)) is not None]
 
 
-def examine(op: str, backend: str, device: torch.device, sizes: tuple[tuple[int, int, int, int], ...]) -> list[Finding]:
-    """Run a kernel on the calls that are wanted of its op, and judge each."""
-    return [judge(call, backend, device) for call in wanted(op, sizes)]
+def check_kernel(op: str, backend: str, device: torch.device, sizes: tuple[tuple[int, int, int, int], ...]) -> list[Finding]:
+    """Run a kernel on the example calls of its op and return the finding of each."""
+    return [check_call(call, backend, device) for call in example_calls(op, sizes)]
 
 
-def judge(call: Call, backend: str, device: torch.device) -> Finding:
-    """Run one call, twice, and compare it with float64 and with plain float32."""
+def check_call(call: Call, backend: str, device: torch.device) -> Finding:
+    """Run one call twice and compare it with float64 and with plain float32."""
     rounded = call.in_float32()
     finding = Finding(call.op, backend, call.name, "", 0.0, 0.0, None)
     try:
-        with _Poisoned():
+        with _UninitialisedNaN():
             once = rounded.results(backend, device, torch.float32)
             again = rounded.results(backend, device, torch.float32)
     except Exception as raised:  # whatever a kernel or its compiler raises is a finding
         return replace(finding, fault=f"{type(raised).__name__}: {' '.join(str(raised).split())[:200]}")
-    cpu, near = torch.device("cpu"), rounded.neighbours()
+    cpu, near = torch.device("cpu"), rounded.perturbed()
     truth, plain = (rounded.results("reference", cpu, dtype) for dtype in (torch.float64, torch.float32))
-    # The neighbours by the vectorised backend, since the loop of the definition would take minutes over long sequences.
-    moved, plain_moved = ([each.results("eager", cpu, dtype) for each in near] for dtype in (torch.float64, torch.float32))
+    # Perturbed calls use the vectorised backend, since the loop of the reference would take minutes for long sequences.
+    perturbed, plain_perturbed = (
+        [each.results("eager", cpu, dtype) for each in near] for dtype in (torch.float64, torch.float32)
+    )
     if once.keys() != truth.keys():
-        return replace(finding, fault=f"gives {', '.join(once)}, expected {', '.join(truth)}")
+        return replace(finding, fault=f"the results must be {', '.join(truth)}, got {', '.join(once)}")
     worst = 0.0
     for name, exact in truth.items():
-        largest = max(size(exact), 1e-30)
-        moves, plain_moves = ([results[name] for results in group] for group in (moved, plain_moved))
-        error = distance(once[name], exact) / largest
+        largest = max(largest_value(exact), 1e-30)
+        moves, plain_moves = ([results[name] for results in group] for group in (perturbed, plain_perturbed))
+        error = largest_error(once[name], exact) / largest
         allowed = allowed_error(torch.float32, [plain[name]], exact, moves, plain_moves) / largest
         if not error <= allowed:
             fault = f"{name}: error {error:.1e}, allowed {allowed:.1e}"
@@ -186,8 +208,8 @@ def judge(call: Call, backend: str, device: torch.device) -> Finding:
     return finding
 
 
-class _Poisoned:
-    """Within, memory that nobody wrote holds NaN."""
+class _UninitialisedNaN:
+    """Context in which torch fills uninitialised memory with NaN."""
 
     def __enter__(self) -> None:
         self._before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
@@ -201,7 +223,7 @@ class _Poisoned:
 
 
 def kernels(device: torch.device) -> Iterator[tuple[str, str]]:
-    """The native kernels that can run on this device: op and backend."""
+    """Yield the native kernels that can run on this device, as pairs (op, backend)."""
     for op in OPS:
         for backend in NATIVE:
             if unsupported_reason(op, backend, device, torch.float32, OPS[op].native) is None:
@@ -209,26 +231,27 @@ def kernels(device: torch.device) -> Iterator[tuple[str, str]]:
 
 
 def doctor(device: torch.device) -> Iterator[list[Finding]]:
-    """Examine the kernels of a device, one after another, and keep the verdicts for `auto`."""
+    """Check the kernels of a device one after another, store the verdicts for `auto`, and yield the findings of each kernel."""
     found = list(kernels(find_device(device)))
-    if device.type == "cuda":  # most of the time goes into compiling
+    if device.type == "cuda":  # in parallel, since compiling takes most of the time
         workers = max(1, min(os.cpu_count() or 1, torch.cuda.mem_get_info(device)[0] // PROCESS_BYTES))
-        examined = side_by_side(found, device, SIZES + LARGE, workers)
+        checked = check_in_parallel(found, device, SIZES + LARGE, workers)
     else:  # Triton's interpreter is slow
-        examined = (examine(op, backend, device, SIZES if backend == "triton" else SIZES + LARGE) for op, backend in found)
-    for (op, backend), findings in zip(found, examined, strict=True):
+        checked = (check_kernel(op, backend, device, SIZES if backend == "triton" else SIZES + LARGE) for op, backend in found)
+    for (op, backend), findings in zip(found, checked, strict=True):
         faults = [f"{finding.call}: {finding.fault}" for finding in findings if finding.fault]
         write_verdicts(device, {op: {backend: faults[0] if faults else PASSED}})
         yield findings
 
 
-def side_by_side(
+def check_in_parallel(
     found: list[tuple[str, str]], device: torch.device, sizes: tuple[tuple[int, int, int, int], ...], workers: int
 ) -> Iterator[list[Finding]]:
-    """Examine kernels as `examine` does, all their calls in `workers` processes; what kills a process is a fault."""
+    """Yield the findings of each kernel as `check_kernel` does, with `workers` processes; a killed process is a fault."""
     with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
         running = [
-            [(call, backend, pool.submit(judge, call, backend, device)) for call in wanted(op, sizes)] for op, backend in found
+            [(call, backend, pool.submit(check_call, call, backend, device)) for call in example_calls(op, sizes)]
+            for op, backend in found
         ]
         for members in running:
             yield [_result(*member) for member in members]
@@ -238,4 +261,4 @@ def _result(call: Call, backend: str, future: "Future[Finding]") -> Finding:
     try:
         return future.result()
     except BrokenProcessPool:
-        return Finding(call.op, backend, call.name, "", 0.0, 0.0, "its process, or one beside it, died")
+        return Finding(call.op, backend, call.name, "", 0.0, 0.0, "its process, or another one of the pool, died")

@@ -17,7 +17,7 @@ from longscan.layers import SequenceModule, parameter_options
 from longscan.layers.base import SequenceInfo
 from longscan.layers.state import State, map_state, state_tensors
 from longscan.ops.dispatch import Recording, recorded_choices
-from tolerances import assert_as_accurate, assert_as_accurate_as_neighbours, shake
+from tolerances import assert_as_accurate, assert_as_accurate_as_neighbours, perturb
 
 TIGHT = {"rtol": 1e-8, "atol": 1e-9}  # float64, sums of a thousand terms, FFTs included
 
@@ -241,7 +241,7 @@ def float32_is_as_good_as_eager(module: SequenceModule, inputs: Inputs, seed: in
 
     def shaken(dtype: torch.dtype, offset: int) -> dict[str, Tensor]:
         generator = torch.Generator("cpu").manual_seed(seed + offset)
-        return evaluate(dtype, "reference", lambda x: shake(x, torch.finfo(torch.float32).eps, generator))
+        return evaluate(dtype, "reference", lambda x: perturb(x, torch.finfo(torch.float32).eps, generator))
 
     with recorded_choices() as fast:
         results = evaluate(torch.float32, "auto")

@@ -15,7 +15,7 @@ from longscan.ops import OPS
 from longscan.ops._examples import ARGUMENTS, example_inputs
 from longscan.ops.dispatch import NATIVE, unsupported_reason
 from longscan.ops.unitary_scan import reference as unitary_reference
-from tolerances import shake
+from tolerances import perturb
 
 LENGTHS = [0, 1, 2, 3, 63, 65] * 4 + [1000]
 if os.environ.get("TRITON_INTERPRET") == "1":  # a thousand steps take the interpreter seconds
@@ -119,7 +119,7 @@ class Case:
         found = []
         for i in range(count):
             generator = torch.Generator().manual_seed(self.seed + i)
-            found.append(self.in_double().map(lambda x, g=generator: shake(x, torch.finfo(dtype).eps, g)).in_precision(dtype))
+            found.append(self.in_double().map(lambda x, g=generator: perturb(x, torch.finfo(dtype).eps, g)).in_precision(dtype))
         return found
 
     def steps(self, start: int, stop: int) -> "Case":

@@ -86,7 +86,7 @@ def test_initial_values():
 
 
 def test_complex_matrices_are_refused():
-    with pytest.raises(TypeError, match=r"M: got dtype torch\.complex64, expected a real"):
+    with pytest.raises(TypeError, match=r"`M` must be of a real floating-point dtype, got torch\.complex64"):
         block2_scan(torch.eye(2, dtype=torch.complex64), torch.ones(1, 3, 2))
 
 

@@ -63,7 +63,7 @@ def test_heads_have_the_largest_width_that_fits(d_model, width):
         ({"head_dim": 0}, "`head_dim` must .*got 0"),
         ({"head_dim": 1, "groups": 3}, "`groups` must .*got 3"),
         ({"groups": 0}, "`groups` must .*got 0"),
-        ({"dt_min": 0.5}, "dt_min, dt_max: got 0.5 and 0.1"),
+        ({"dt_min": 0.5}, "`dt_min` and `dt_max` must be .*, got 0.5 and 0.1"),
         ({"dt_limit": (0.1, 0.1)}, r"`dt_limit` must .*got \(0.1, 0.1\)"),
         ({"dt_limit": (0.1,)}, r"`dt_limit` must .*got \(0.1,\)"),
     ],

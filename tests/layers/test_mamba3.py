@@ -81,7 +81,7 @@ def test_initial_values():
         ({"d_state": 0}, "`d_state` must .*got 0"),
         ({"head_dim": 3}, "`head_dim` must .*got 3"),
         ({"groups": 2}, "`groups` must .*got 2"),
-        ({"dt_min": 0.5}, "dt_min, dt_max: got 0.5 and 0.1"),
+        ({"dt_min": 0.5}, "`dt_min` and `dt_max` must be .*, got 0.5 and 0.1"),
     ],
 )
 def test_impossible_settings_are_named(options, message):

@@ -100,7 +100,7 @@ def test_channels_may_share_their_systems():
         ({"d_state": 3}, "`d_state` must .*got 3"),
         ({"n_ssm": 3}, "`n_ssm` must .*got 3"),
         ({"n_ssm": 0}, "`n_ssm` must .*got 0"),
-        ({"dt_max": 1e-4}, "dt_min, dt_max"),
+        ({"dt_max": 1e-4}, "`dt_min` and `dt_max` must be"),
     ],
 )
 def test_impossible_settings_are_named(options, message):

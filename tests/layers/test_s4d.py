@@ -86,7 +86,7 @@ def test_the_initial_spectrum_is_stable(options):
         ({"d_state": 3}, "`d_state` must .*got 3"),
         ({"init": "fft"}, "`init` must .*got 'fft'"),
         ({"discretisation": "euler"}, "`discretisation` must .*got 'euler'"),
-        ({"dt_max": 1e-4}, "dt_min, dt_max"),
+        ({"dt_max": 1e-4}, "`dt_min` and `dt_max` must be"),
     ],
 )
 def test_impossible_settings_are_named(options, message):

@@ -68,7 +68,7 @@ def test_complex_states_start_as_s4d_lin():
         ({"d_state": 0}, "`d_state` must .*got 0"),
         ({"dt_rank": -1}, "`dt_rank` must .*got -1"),
         ({"dt_init": "zero"}, "`dt_init` must .*got 'zero'"),
-        ({"dt_min": 0.5}, "dt_min, dt_max: got 0.5 and 0.1"),
+        ({"dt_min": 0.5}, "`dt_min` and `dt_max` must be .*, got 0.5 and 0.1"),
     ],
 )
 def test_impossible_settings_are_named(options, message):

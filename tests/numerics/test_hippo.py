@@ -35,5 +35,5 @@ def test_normal_part_is_diagonalised(size):
 
 
 def test_odd_sizes_are_refused():
-    with pytest.raises(ValueError, match="size: got 5"):
+    with pytest.raises(ValueError, match="`size` must be an even number of at least 2, got 5"):
         legs_normal(5)

@@ -47,11 +47,11 @@ def test_ring_is_uniform_in_area():
 
 
 def test_impossible_settings_are_named():
-    with pytest.raises(ValueError, match="d_state: got 3, expected an even"):
+    with pytest.raises(ValueError, match=r"`d_state` must be an even number of at least 2 \(conjugate pairs\), got 3"):
         diagonal_eigenvalues(3)
-    with pytest.raises(ValueError, match="init: got 'fft'"):
+    with pytest.raises(ValueError, match=r"`init` must be one of .*, got 'fft'"):
         diagonal_eigenvalues(4, "fft")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"r_min, r_max: got 0.9 and 0.5"):
+    with pytest.raises(ValueError, match=r"`r_min` and `r_max` must be 0 <= r_min < r_max <= 1, got 0.9 and 0.5"):
         ring(4, 0.9, 0.5, 1.0)
-    with pytest.raises(ValueError, match="max_phase: got 0"):
+    with pytest.raises(ValueError, match="`max_phase` must be a positive angle, got 0"):
         ring(4, 0.0, 1.0, 0)

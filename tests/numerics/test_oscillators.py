@@ -47,5 +47,5 @@ def test_both_are_of_first_order(rule):
 
 
 def test_an_unknown_rule_is_named():
-    with pytest.raises(ValueError, match="rule: got 'euler'"):
+    with pytest.raises(ValueError, match=r"`rule` must be one of .*, got 'euler'"):
         oscillator_step(torch.ones(1), torch.ones(1), "euler")

@@ -25,7 +25,7 @@ def test_frequencies():
     assert frequencies(4, 10_000) == [1, pytest.approx(0.01)]
     assert frequencies(0, 10_000) == []
     assert frequencies(64, 500.0)[-1] == pytest.approx(math.exp(-62 / 64 * math.log(500)))
-    with pytest.raises(ValueError, match="rotary width: got 3"):
+    with pytest.raises(ValueError, match=r"rotary width must be an even number .*, got 3"):
         frequencies(3, 10_000)
-    with pytest.raises(ValueError, match="base: got 0"):
+    with pytest.raises(ValueError, match="`base` must be positive, got 0"):
         frequencies(4, 0)

@@ -33,9 +33,9 @@ def test_softplus_storage_floors_at_a_ten_thousandth_as_mamba_does():
 
 
 def test_impossible_ranges_are_named():
-    with pytest.raises(ValueError, match=r"dt_min, dt_max: got 0.2 and 0.1"):
+    with pytest.raises(ValueError, match=r"`dt_min` and `dt_max` must be 0 < dt_min <= dt_max, got 0.2 and 0.1"):
         log_uniform((3,), 0.2, 0.1)
     with pytest.raises(ValueError, match="dt_min"):
         log_uniform((3,), 0.0, 0.1)
-    with pytest.raises(ValueError, match="stored_as: got 'exp'"):
+    with pytest.raises(ValueError, match="`stored_as` must be 'log' or 'softplus', got 'exp'"):
         initial_dt((3,), 1e-3, 0.1, stored_as="exp")

@@ -78,7 +78,7 @@ MUTANTS = {
 
 
 def faults(op):
-    return [finding.fault for finding in doctor.examine(op, BACKEND, CPU, doctor.SIZES) if finding.fault]
+    return [finding.fault for finding in doctor.check_kernel(op, BACKEND, CPU, doctor.SIZES) if finding.fault]
 
 
 @pytest.mark.parametrize("op", NATIVE)
@@ -91,17 +91,17 @@ def test_every_mutant_is_caught(mutant, monkeypatch):
     op, direction, mutate = MUTANTS[mutant]
     module = import_module(f"longscan.ops.{op}.{BACKEND}")
     monkeypatch.setattr(module, direction, mutate(getattr(module, direction)))
-    assert any(doctor.judge(call, BACKEND, CPU).fault for call in doctor.wanted(op, doctor.SIZES))
+    assert any(doctor.check_call(call, BACKEND, CPU).fault for call in doctor.example_calls(op, doctor.SIZES))
 
 
 def test_processes_side_by_side_find_the_same():
     found = [("short_conv", BACKEND), ("linear_scan", BACKEND)]
-    here = [doctor.examine(op, backend, CPU, doctor.SIZES[1:]) for op, backend in found]
-    assert list(doctor.side_by_side(found, CPU, doctor.SIZES[1:], workers=2)) == here
+    here = [doctor.check_kernel(op, backend, CPU, doctor.SIZES[1:]) for op, backend in found]
+    assert list(doctor.check_in_parallel(found, CPU, doctor.SIZES[1:], workers=2)) == here
 
 
 def test_a_kernel_that_kills_its_process_has_a_fault():
-    call = doctor.wanted("short_conv", doctor.SIZES)[0]
+    call = doctor.example_calls("short_conv", doctor.SIZES)[0]
     future = Future()
     future.set_exception(BrokenProcessPool())
     assert "died" in doctor._result(call, BACKEND, future).fault

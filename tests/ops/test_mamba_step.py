@@ -118,9 +118,9 @@ def test_inactive_rows_keep_their_state():
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("ssm_state", torch.zeros(3, 40, 6), r"ssm_state: got shape \(3, 40, 6\), expected \(3, 40, 5\)"),
-        ("x_proj", torch.zeros(12, 40), r"x_proj: got shape \(12, 40\), expected \(13, 40\)"),
-        ("active", torch.ones(3), "active: got dtype torch.float32, expected torch.bool"),
+        ("ssm_state", torch.zeros(3, 40, 6), r"`ssm_state` must be of shape \(3, 40, 5\), got \(3, 40, 6\)"),
+        ("x_proj", torch.zeros(12, 40), r"`x_proj` must be of shape \(13, 40\), got \(12, 40\)"),
+        ("active", torch.ones(3), "`active` must be of dtype torch.bool, got torch.float32"),
         ("backend", "triton", "backend: 'triton' cannot run mamba_step: mamba_step has no triton kernel"),
     ],
 )

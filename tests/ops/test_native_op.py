@@ -234,9 +234,9 @@ def test_meta_tensors_are_checked_where_values_are_absent(kernels, op, monkeypat
                 continue
             mixed = [*args[:i], torch.zeros(x.shape, dtype=x.dtype), *args[i + 1 :]]
             # the others are compared with initial_state
-            message = "is on meta, expected cpu like initial_state" if name == "initial_state" else f"{name}: is on cpu"
+            message = "on cpu like initial_state" if name == "initial_state" else f"{name}(` must be on|: is on)"
             with pytest.raises(ValueError, match=message):
                 call(*mixed)
             if call._schema.arguments[i].type.kind() == "TensorType":
-                with pytest.raises(TypeError, match=rf"{name}: got None, expected a tensor, which {op}"):
+                with pytest.raises(TypeError, match=rf"{name}(` must be a tensor|: got None, expected a tensor), which {op}"):
                     call(*args[:i], None, *args[i + 1 :])

@@ -43,21 +43,29 @@ def test_what_fits(changed, axes):
 @pytest.mark.parametrize(
     ("changed", "error", "message"),
     [
-        ({"u": (2, 5)}, ValueError, r"u: got shape \(2, 5\), expected \(B, L, D\)"),
-        ({"A": (3, 4, 2)}, ValueError, r"A: got shape|h: got shape"),
-        ({"A": (3, 4, 3), "h": (2, 3, 4, 3)}, ValueError, r"A: got shape \(3, 4, 3\), expected \(3, 4, 2\)"),
-        ({"A": (3, 5)}, ValueError, r"h: got shape \(2, 3, 4\), expected \(2, 3, 5\), which is \(B, D, N\) by the sizes of A, u"),
-        ({"A": (3, 3, 4)}, ValueError, "A: got 3 models, expected a divisor of the batch of 2 rows"),
-        ({"u": (2, 0, 3)}, ValueError, r"u: got size 0 in axis 1 \(L\), expected at least 1"),
+        ({"u": (2, 5)}, ValueError, r"`u` must be of shape \(B, L, D\) with the axes of the others, got \(2, 5\)"),
+        ({"A": (3, 4, 2)}, ValueError, r"`[Ah]` must be of shape .*, got"),
+        ({"A": (3, 4, 3), "h": (2, 3, 4, 3)}, ValueError, r"`A` must be of shape \(3, 4, 2\), .*, got \(3, 4, 3\)"),
+        (
+            {"A": (3, 5)},
+            ValueError,
+            r"`h` must be of shape \(2, 3, 5\), which is \(B, D, N\) by the sizes of A, u, got \(2, 3, 4\)",
+        ),
+        ({"A": (3, 3, 4)}, ValueError, "the models of `A` must be a divisor of the batch of 2 rows, got 3"),
+        ({"u": (2, 0, 3)}, ValueError, r"axis 1 \(L\) of `u` must be of size at least 1, got 0"),
         ({"A": (3, 7), "h": (2, 3, 7)}, ValueError, "h: odd"),
-        ({"w": (2, 5)}, TypeError, "w: got dtype torch.float32, expected torch.uint8"),
-        ({"s": (2, 5), "k": (5,)}, ValueError, r"s: got shape \(2, 5\), expected \(2, 4\)"),
-        ({"h": torch.zeros(2, 3, 4, dtype=torch.int64)}, TypeError, "h: got dtype torch.int64, expected torch.float32 or"),
-        ({"u": torch.zeros(2, 5, 3, dtype=torch.float64)}, TypeError, "u: got dtype torch.float64, expected torch.float32"),
-        ({"s": torch.zeros(2, 4).half(), "k": (5,)}, TypeError, "s: got dtype torch.float16, expected torch.float32"),
-        ({"u": torch.zeros(2, 5, 3, device="meta")}, ValueError, "u: is on meta, expected cpu like h"),
-        ({"u": None}, TypeError, "u: got None, expected a tensor, which scan requires"),
-        ({"h": None}, TypeError, "h: got None, expected a tensor, which scan requires"),
+        ({"w": (2, 5)}, TypeError, "`w` must be of dtype torch.uint8 where h is of torch.float32, got torch.float32"),
+        ({"s": (2, 5), "k": (5,)}, ValueError, r"`s` must be of shape \(2, 4\), .*, got \(2, 5\)"),
+        (
+            {"h": torch.zeros(2, 3, 4, dtype=torch.int64)},
+            TypeError,
+            "`h` must be of dtype torch.float32 or torch.float64, got torch.int64",
+        ),
+        ({"u": torch.zeros(2, 5, 3, dtype=torch.float64)}, TypeError, "`u` must be of dtype torch.float32 .*, got torch.float64"),
+        ({"s": torch.zeros(2, 4).half(), "k": (5,)}, TypeError, "`s` must be of dtype torch.float32 .*, got torch.float16"),
+        ({"u": torch.zeros(2, 5, 3, device="meta")}, ValueError, "`u` must be on cpu like h, got a tensor on meta"),
+        ({"u": None}, TypeError, "`u` must be a tensor, which scan requires, got None"),
+        ({"h": None}, TypeError, "`h` must be a tensor, which scan requires, got None"),
     ],
     ids=str,
 )
@@ -70,11 +78,11 @@ def test_reduced_precision_goes_to_triton_alone():
     together = Signature("scan", ("x: B, bfloat16", "y: B, bfloat16", "h: B"), "h")
     low, high = torch.zeros(2, dtype=torch.bfloat16), torch.zeros(2)
     together.check([low, low, high], "triton")
-    with pytest.raises(TypeError, match=r"x: got dtype torch\.bfloat16, expected torch.float32"):
+    with pytest.raises(TypeError, match=r"`x` must be of dtype torch.float32 .*, got torch\.bfloat16"):
         together.check([low, low, high], "cpu")
-    with pytest.raises(TypeError, match=r"y: got dtype torch\.float32, expected torch.bfloat16 like x"):
+    with pytest.raises(TypeError, match=r"`y` must be of dtype torch.bfloat16 like x, got torch\.float32"):
         together.check([low, high, high], "triton")
-    with pytest.raises(TypeError, match=r"x: got dtype torch\.bfloat16, expected torch.float64"):
+    with pytest.raises(TypeError, match=r"`x` must be of dtype torch.float64 .*, got torch\.bfloat16"):
         together.check([low, low, high.double()], "triton")
 
 

@@ -127,9 +127,9 @@ def test_matrix_products_take_the_place_of_the_loop():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"B": torch.ones(1, 5, 3, 2)}, "B: got 3 groups in shape"),
-        ({"angle": torch.ones(1, 5, 4, 2)}, "angle: got 2 angles, expected at most 1"),
-        ({"C_bias": torch.ones(2, 2)}, r"C_bias: got shape \(2, 2\), expected \(4, 2\)"),
+        ({"B": torch.ones(1, 5, 3, 2)}, "the groups of `B` must be a divisor of the 4 heads of x, got 3"),
+        ({"angle": torch.ones(1, 5, 4, 2)}, r"the angles of `angle` must be at most 1 \(pairs of the 2 states\), got 2"),
+        ({"C_bias": torch.ones(2, 2)}, r"`C_bias` must be of shape \(4, 2\), got \(2, 2\)"),
     ],
 )
 def test_what_does_not_fit_is_named(change, message):
@@ -145,7 +145,7 @@ def test_auto_takes_the_kernel_where_it_was_measured(monkeypatch, states, dtype,
     monkeypatch.setattr(dispatch, "AUTO", {"cpu": "triton"})
     monkeypatch.setattr(dispatch, "unsupported_reason", lambda *_: None)
     called = []
-    monkeypatch.setattr(module, "_run_native", lambda x, *rest, backend: called.append(backend) or (x, rest[6]))
+    monkeypatch.setattr(module, "_native", lambda *args: called.append(args[-1]) or (args[0], args[11], None))
     maps = torch.randn(1, 3, 1, states, dtype=dtype)
     ssd_scan(torch.randn(1, 3, 2, 4, dtype=dtype), torch.rand(1, 3, 2, dtype=dtype), -torch.ones(2, dtype=dtype), maps, maps)
     assert called == ["triton"] * taken

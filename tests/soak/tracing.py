@@ -303,7 +303,7 @@ def compare(found: dict[str, Any], plain: dict[str, Any], subject: Subject, argu
     """Raise AssertionError unless the two are equal, or `found` is as close to the truth as the plain call."""
     import torch
 
-    from tolerances import assert_as_accurate, shake
+    from tolerances import assert_as_accurate, perturb
 
     if set(found) != set(plain):
         raise AssertionError(f"got {sorted(found)}, expected {sorted(plain)}")
@@ -316,10 +316,10 @@ def compare(found: dict[str, Any], plain: dict[str, Any], subject: Subject, argu
         twin, eps = copy.deepcopy(exact), torch.finfo(torch.float32).eps
         given = [x.double() if x.is_floating_point() else x for x in arguments]
         if generator is not None:
-            given = [shake(x, eps, generator) if x.is_floating_point() else x for x in given]
+            given = [perturb(x, eps, generator) if x.is_floating_point() else x for x in given]
             with torch.no_grad():
                 for value in twin.parameters():
-                    value.copy_(shake(value, eps, generator))
+                    value.copy_(perturb(value, eps, generator))
         return outcome(twin, subject.names, given, dict(twin.named_parameters()))
 
     device = arguments[0].device

@@ -116,9 +116,7 @@ def from_regex(pattern: str, alphabet: str | tuple[str, ...] | None = None) -> D
     if not letters:
         raise setting_error("alphabet", alphabet, f"given for the pattern {pattern!r}, which has no letters")
     if used - set(letters):
-        raise setting_error(
-            "alphabet", alphabet, f"letters with {', '.join(sorted(used - set(letters)))} of the pattern"
-        )
+        raise setting_error("alphabet", alphabet, f"letters with {', '.join(sorted(used - set(letters)))} of the pattern")
     of_letter = [sum(1 << i for i, own in enumerate(parser.letters) if own in (letter, ".")) for letter in letters]
 
     begin = 1 << len(parser.letters)  # a position before the word, which is only in the start state

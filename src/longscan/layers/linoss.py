@@ -61,9 +61,7 @@ class LinOSS(SequenceLayer):
         def uniform(*shape: int, bound: float) -> nn.Parameter:
             return mark(nn.Parameter(torch.empty(shape).uniform_(-bound, bound)), "ssm")
 
-        self.A, self.dt = (
-            mark(nn.Parameter(torch.rand(d_state)), "ssm", decay=False, keep_float32=True) for _ in range(2)
-        )
+        self.A, self.dt = (mark(nn.Parameter(torch.rand(d_state)), "ssm", decay=False, keep_float32=True) for _ in range(2))
         self.B = uniform(d_state, d_model, 2, bound=1 / math.sqrt(d_model))
         self.C = uniform(d_model, d_state, 2, bound=1 / math.sqrt(d_state))
         self.D = mark(nn.Parameter(torch.randn(d_model)), "ssm", keep_float32=True)

@@ -104,9 +104,7 @@ class MLSTM(SequenceLayer):
     irregular = False
     op_names = ("ssd_scan",)
 
-    def __init__(
-        self, d_model: PositiveInt, *, head_dim: PositiveInt | None = None, backend: Backend = "auto"
-    ) -> None:
+    def __init__(self, d_model: PositiveInt, *, head_dim: PositiveInt | None = None, backend: Backend = "auto") -> None:
         super().__init__()
         self.d_model, self.head_dim, self.backend = d_model, head_width(d_model, head_dim), backend
         self.heads = heads = d_model // self.head_dim

@@ -1,4 +1,4 @@
-"""Recurrences x_k = A x_{k-1} + B u_k with a dense real matrix for every channel, over many steps at once.
+"""Recurrences x_k = A x_{k-1} + B u_k with a dense real matrix for every channel, computed for many steps together.
 
 Powers A^l are split as A^{qT} A^r, l = qT + r with T about sqrt(L): T + Q vectors and one power are formed instead of L.
 A: (D, N, N); B, c: (D, N).
@@ -50,13 +50,13 @@ def final_state(A: Tensor, B: Tensor, u: Tensor, start: Tensor | None, count: Te
     blocks = latest_first.unflatten(-1, (coarse_count, fine_count))  # type: ignore[no-untyped-call]
     inner = torch.einsum("bdqt,dnt->qbdn", blocks, krylov(A, B, fine_count))
     jump = torch.linalg.matrix_power(A, fine_count)
-    enters = torch.zeros_like(inner[0]) if start is None else _fine_power(A, start, count % fine_count, fine_count)
+    advanced_start = torch.zeros_like(inner[0]) if start is None else _fine_power(A, start, count % fine_count, fine_count)
     quotient = (count // fine_count).view(-1, 1, 1)
-    state = torch.zeros_like(enters)
+    state = torch.zeros_like(advanced_start)
     for q in range(coarse_count - 1, -1, -1):  # x_0 is added where the number of remaining blocks equals its quotient
-        before = state + torch.where(quotient == q + 1, enters, 0)
+        before = state + torch.where(quotient == q + 1, advanced_start, 0)
         state = _apply(jump, before.unsqueeze(-1)).squeeze(-1) + inner[q]
-    return state + torch.where(quotient == 0, enters, 0)
+    return state + torch.where(quotient == 0, advanced_start, 0)
 
 
 def _fine_power(A: Tensor, start: Tensor, exponent: Tensor, limit: int) -> Tensor:

@@ -27,7 +27,7 @@ def change(eigenvalues: Tensor, dt: Tensor, rule: Rule = "zoh") -> Tensor:
         return exponential_minus_one(z)
     if rule == "bilinear":
         return divide(z, constant(z, 1.0, 0.0) - z / 2)
-    raise ValueError(f"rule: got {rule!r}, expected one of {RULES}")
+    raise ValueError(f"`rule` must be one of {RULES}, got {rule!r}")
 
 
 def discretise(eigenvalues: Tensor, dt: Tensor, rule: Rule = "zoh") -> tuple[Tensor, Tensor]:
@@ -48,7 +48,7 @@ def discretise(eigenvalues: Tensor, dt: Tensor, rule: Rule = "zoh") -> tuple[Ten
         one = constant(z, 1.0, 0.0)
         below = one - z / 2
         return divide(one + z / 2, below), divide(dt.unsqueeze(-1) * one, below)
-    raise ValueError(f"rule: got {rule!r}, expected one of {RULES}")
+    raise ValueError(f"`rule` must be one of {RULES}, got {rule!r}")
 
 
 def log_step(eigenvalues: Tensor, dt: Tensor, rule: Rule = "zoh") -> Tensor:
@@ -76,7 +76,7 @@ def discretise_events(eigenvalues: Tensor, dt: Tensor, elapsed: Tensor | None, r
         rule: one of EVENT_RULES; anything else raises ValueError.
     """
     if rule not in EVENT_RULES:
-        raise ValueError(f"rule: got {rule!r}, expected one of {EVENT_RULES}")
+        raise ValueError(f"`rule` must be one of {EVENT_RULES}, got {rule!r}")
     pause = dt if elapsed is None else dt * elapsed
     if rule in RULES:
         return discretise(eigenvalues, pause, "zoh" if rule == "zoh" else "bilinear")

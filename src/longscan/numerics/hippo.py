@@ -1,6 +1,6 @@
 """HiPPO-LegS and its diagonalisation (Gu et al. 2020, theorem 2; Gu et al. 2022, "How to train your HiPPO").
 
-Everything here is float64 and complex128 and runs once, when a layer is made.
+All results are float64 or complex128; they are computed once, when a layer is constructed.
 """
 
 import torch
@@ -22,10 +22,11 @@ def legs_basis(size: int, *, pairs: bool = True) -> tuple[Tensor, Tensor]:
 
     Args:
         size: N; even with `pairs` (ValueError).
-        pairs: keep of each conjugate pair the one with positive imaginary part, smallest first, K = N/2; else all, K = N.
+        pairs: return only the eigenvalue with positive imaginary part of each conjugate pair, smallest first, K = N/2; otherwise
+            all of them, K = N.
     """
     if size < 1 or (pairs and size % 2):
-        raise ValueError(f"size: got {size}, expected {'an even number of at least 2' if pairs else 'at least 1'}")
+        raise ValueError(f"`size` must be {'an even number of at least 2' if pairs else 'at least 1'}, got {size}")
     a, b = legs(size)
     p = torch.sqrt(torch.arange(size, dtype=torch.float64) + 0.5)
     skew = a + torch.outer(p, p) + 0.5 * torch.eye(size, dtype=torch.float64)

@@ -24,7 +24,7 @@ def diagonal_eigenvalues(d_state: int, kind: Diagonal = "lin") -> Tensor:
     -1/2. real: -(n+1). n runs over 0..N/2-1; N = d_state must be even (ValueError).
     """
     if d_state < 2 or d_state % 2:
-        raise ValueError(f"d_state: got {d_state}, expected an even number of at least 2 (conjugate pairs)")
+        raise ValueError(f"`d_state` must be an even number of at least 2 (conjugate pairs), got {d_state}")
     n = torch.arange(d_state // 2, dtype=torch.float64)
     half = torch.full_like(n, -0.5)
     if kind == "lin":
@@ -35,7 +35,7 @@ def diagonal_eigenvalues(d_state: int, kind: Diagonal = "lin") -> Tensor:
         return torch.view_as_real(legs_normal(d_state)[0])
     if kind == "real":
         return torch.stack([-(n + 1), torch.zeros_like(n)], -1)
-    raise ValueError(f"init: got {kind!r}, expected one of {DIAGONALS}")
+    raise ValueError(f"`init` must be one of {DIAGONALS}, got {kind!r}")
 
 
 def diagonal_input(d_state: int, kind: Diagonal = "lin") -> Tensor:
@@ -54,9 +54,9 @@ def ring(
     ValueError unless 0 <= r_min < r_max <= 1 and max_phase > 0.
     """
     if not 0 <= r_min < r_max <= 1:
-        raise ValueError(f"r_min, r_max: got {r_min} and {r_max}, expected 0 <= r_min < r_max <= 1")
+        raise ValueError(f"`r_min` and `r_max` must be 0 <= r_min < r_max <= 1, got {r_min} and {r_max}")
     if not max_phase > 0:
-        raise ValueError(f"max_phase: got {max_phase}, expected a positive angle")
+        raise ValueError(f"`max_phase` must be a positive angle, got {max_phase}")
     # The open interval (0, 1): at its ends a logarithm below would be infinite.
     uniform = torch.rand(2, size, dtype=torch.float64, generator=generator).clamp(1e-12, 1 - 1e-12)
     squared = uniform[0] * (r_max**2 - r_min**2) + r_min**2

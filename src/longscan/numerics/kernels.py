@@ -31,7 +31,7 @@ def powers(log_a: Tensor, count: int, stride: int = 1) -> Tensor:
 
 
 def _split(length: int) -> tuple[int, int]:
-    """Return (Q, T) with Q T >= length and T about sqrt(length); 32 for a length that stays open in a graph."""
+    """Return (Q, T) with Q T >= length and T about sqrt(length); 32 for a symbolic length."""
     fine = 32 if is_symbolic(length) else max(1, math.isqrt(length))
     return -(-length // fine), fine
 

@@ -22,14 +22,14 @@ def oscillator_step(stiffness: Tensor, dt: Tensor, rule: OscillatorRule = "im") 
         rule: "im" or "imex"; anything else raises ValueError.
     """
     if rule not in OSCILLATOR_RULES:
-        raise ValueError(f"rule: got {rule!r}, expected one of {OSCILLATOR_RULES}")
-    pull = dt * stiffness
-    dt = dt.expand_as(pull)
+        raise ValueError(f"`rule` must be one of {OSCILLATOR_RULES}, got {rule!r}")
+    dt_stiffness = dt * stiffness
+    dt = dt.expand_as(dt_stiffness)
     if rule == "im":
-        shrink = 1 / (1 + dt * pull)
-        entries = (shrink, -pull * shrink, dt * shrink, shrink)
-        inputs = (dt * shrink, dt.square() * shrink)
+        schur = 1 / (1 + dt * dt_stiffness)
+        entries = (schur, -dt_stiffness * schur, dt * schur, schur)
+        inputs = (dt * schur, dt.square() * schur)
     else:
-        entries = (torch.ones_like(pull), -pull, dt, 1 - dt * pull)
+        entries = (torch.ones_like(dt_stiffness), -dt_stiffness, dt, 1 - dt * dt_stiffness)
         inputs = (dt, dt.square())
-    return torch.stack(entries, -1).view(*pull.shape, 2, 2), torch.stack(inputs, -1)
+    return torch.stack(entries, -1).view(*dt_stiffness.shape, 2, 2), torch.stack(inputs, -1)

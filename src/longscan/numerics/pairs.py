@@ -1,6 +1,6 @@
 """Complex arithmetic on real pairs: a number is the last axis (real part, imaginary part).
 
-Layers use these instead of complex tensors, so that compiled graphs hold real arithmetic only and casts keep both parts.
+Layers use these instead of complex tensors, so that compiled graphs contain real arithmetic only and casts preserve both parts.
 """
 
 import torch
@@ -11,7 +11,7 @@ from torch.nn.functional import linear
 def constant(like: Tensor, real: float, imaginary: float) -> Tensor:
     """Return a constant as a pair (2,), of the dtype and on the device of `like`.
 
-    Filled there, as a CUDA graph records no copy from the host.
+    It is filled on the device, because a CUDA graph cannot record a copy from the host.
     """
     return torch.stack([like.new_full((), real), like.new_full((), imaginary)])
 

@@ -12,16 +12,16 @@ def frequencies(width: int, base: float) -> list[float]:
     ValueError unless `width` is even and at least 0 and `base` is positive.
     """
     if width < 0 or width % 2:
-        raise ValueError(f"rotary width: got {width}, expected an even number of features (pairs that are turned)")
+        raise ValueError(f"the rotary width must be an even number of features (pairs that are rotated), got {width}")
     if not base > 0:
-        raise ValueError(f"base: got {base}, expected a positive number")
+        raise ValueError(f"`base` must be positive, got {base}")
     return [base ** (-2 * i / width) for i in range(width // 2)]
 
 
 def frequency_tensor(width: int, base: float, like: Tensor) -> Tensor:
     """Return `frequencies` as a tensor (width / 2,), of the dtype and on the device of `like`.
 
-    Computed there, as a CUDA graph records no copy from the host.
+    It is computed on the device, because a CUDA graph cannot record a copy from the host.
     """
     return (torch.arange(0, width, 2, dtype=like.dtype, device=like.device) * (-math.log(base) / width)).exp()
 
@@ -34,7 +34,7 @@ def rotate_pairs(x: Tensor, angle: Tensor) -> Tensor:
     width = 2 * angle.shape[-1]
     cosine, sine = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
     first, second = x[..., 0:width:2], x[..., 1:width:2]
-    turned = torch.stack([first * cosine - second * sine, first * sine + second * cosine], -1).flatten(-2)
+    rotated = torch.stack([first * cosine - second * sine, first * sine + second * cosine], -1).flatten(-2)
     if width == x.shape[-1]:
-        return turned
-    return torch.cat([turned, x[..., width:].expand(*turned.shape[:-1], x.shape[-1] - width)], -1)
+        return rotated
+    return torch.cat([rotated, x[..., width:].expand(*rotated.shape[:-1], x.shape[-1] - width)], -1)

@@ -1,10 +1,10 @@
-"""Sizes of tensors that stay open in a graph that is being recorded."""
+"""Detection of symbolic sizes of tensors in a graph that is being recorded."""
 
 import torch
 
 
 def is_symbolic(size: int) -> bool:
-    """Return whether `size` is a symbol in the graph that is being recorded; Python code must not depend on its value.
+    """Return whether `size` is symbolic in the graph that is being recorded, so that Python code must not read its value.
 
     In code traced by Dynamo such a size is an int, not a `torch.SymInt`; Dynamo evaluates `has_static_value` itself.
     """

@@ -1,4 +1,4 @@
-"""The step size dt of every layer: how it is drawn and how it is stored.
+"""Initial step sizes dt of the layers: their distribution, and the form in which they are stored.
 
 dt is log-uniform on [dt_min, dt_max] (S4D, section 4; Mamba, section 3.6), stored as its logarithm or as the inverse of
 the softplus that later makes it positive.
@@ -23,7 +23,7 @@ def log_uniform(
     ValueError unless 0 < low <= high.
     """
     if not 0 < low <= high:
-        raise ValueError(f"dt_min, dt_max: got {low} and {high}, expected 0 < dt_min <= dt_max")
+        raise ValueError(f"`dt_min` and `dt_max` must be 0 < dt_min <= dt_max, got {low} and {high}")
     uniform = torch.rand(shape, dtype=torch.float64, generator=generator)
     return torch.exp(math.log(low) + uniform * (math.log(high) - math.log(low))).clamp(min=floor)
 
@@ -39,4 +39,4 @@ def initial_dt(
         return log_uniform(shape, dt_min, dt_max, generator=generator).log()
     if stored_as == "softplus":
         return inverse_softplus(log_uniform(shape, dt_min, dt_max, floor=1e-4, generator=generator))
-    raise ValueError(f"stored_as: got {stored_as!r}, expected 'log' or 'softplus'")
+    raise ValueError(f"`stored_as` must be 'log' or 'softplus', got {stored_as!r}")

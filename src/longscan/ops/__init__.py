@@ -15,6 +15,7 @@ from longscan.ops import ssd_scan as _ssd_scan
 from longscan.ops import unitary_scan as _unitary_scan
 from longscan.ops._explain import Explanation as Explanation
 from longscan.ops._explain import explain as explain
+from longscan.ops.mamba_step.reference import Weights as MambaWeights
 
 linear_scan = _linear_scan.linear_scan
 block2_scan = _block2_scan.block2_scan
@@ -64,6 +65,6 @@ for _name, _op in {
     ),
     "short_conv": Op(short_conv, _short_conv.NATIVE_BACKENDS, ("u",), ("weight", "bias")),
     "long_conv": Op(long_conv, _long_conv.NATIVE_BACKENDS, ("u",), ("k",), stateful=False),
-    "mamba_step": Op(mamba_step, _mamba_step.NATIVE_BACKENDS, (), _mamba_step.WEIGHTS, stateful=False, native_gradients=False),
+    "mamba_step": Op(mamba_step, _mamba_step.NATIVE_BACKENDS, (), MambaWeights._fields, stateful=False, native_gradients=False),
 }.items():
     OPS.register(_name)(_op)

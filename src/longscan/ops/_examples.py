@@ -1,7 +1,7 @@
 """Random inputs of every op, for `longscan doctor`, the tests and the benchmarks.
 
-`ARGUMENTS` names the tensors that an op takes, with axes, distribution and what keeps states bounded over a long sequence. Axes
-are letters, with sizes given by the caller: B batch, L length, D channels, N states, H heads, P width of a head, G groups of
+`ARGUMENTS` names the tensors that an op takes, with axes, distribution and a rescaling that bounds states over a long sequence.
+Axes are letters, with sizes given by the caller: B batch, L length, D channels, N states, H heads, P width of a head, G groups of
 heads, R angles or the rank of a map to step sizes, K taps of a convolution, k the steps of its state (K - 1), M width of a block
 (D unless given), E twice D, S the outputs R + 2 N of a selecting projection.
 """
@@ -21,8 +21,8 @@ class Argument:
     """One tensor argument of an op.
 
     axes: a letter for each axis, or 2. distribution: standard normal, uniform between 0 and 1, or minus the size of a normal
-    number. optional: the op can be called without it. pair: whether a last axis of two holds real and imaginary part: always,
-    never, or where the caller asks for a complex call. rescale: what makes of a drawn tensor one for long sequences.
+    number. optional: the op can be called without it. pair: whether a last axis of two contains real and imaginary part: always,
+    never, or where the caller asks for a complex call (None). rescale: function applied to the random tensor for long sequences.
     """
 
     axes: str
@@ -119,9 +119,9 @@ def example_inputs(
     is_complex: bool = False,
     long: bool = False,
 ) -> dict[str, Tensor]:
-    """Return tensors for one call of `op`: argument name -> tensor, complex numbers as pairs of real ones.
+    """Return tensors for one call of `op` by argument name, complex numbers as real pairs.
 
-    sizes: the size of every axis (see above). generator: torch's default without it. optional: also the arguments that the op can
+    sizes: the size of every axis (see above). generator: torch's default if None. optional: also the arguments that the op can
     do without. is_complex: a complex call, of ops that have both. long: tensors rescaled so that states stay bounded over long
     sequences.
     """

@@ -1,4 +1,4 @@
-"""Explain which backend runs where: that of one op, or of every op of a model beside the parts that are torch's own."""
+"""Report which backend runs an op, or each op of a model, and which functions of torch the model calls itself."""
 
 import inspect
 import re
@@ -15,26 +15,30 @@ from torch.overrides import TorchFunctionMode
 
 from longscan.ops.dispatch import Choice, Recording, choose, recorded_choices, verdicts_path
 
-LENGTH = 8  # steps of the rows that a model is tried with
+LENGTH = 8  # steps of the example sequences
 WIDTH = 100  # columns of the printed table
-COLUMNS = {"module": 30, "part": 28, "backend": 7, "calls": 13}  # their largest widths; the last column, why, takes the rest
+COLUMNS = {"module": 30, "part": 28, "backend": 7, "calls": 13}  # largest widths; the last column, "why", takes the rest
 TORCH = "torch"
-HALF = (torch.bfloat16, torch.float16)
-# The functions of torch that are named; all others are elementwise, or move numbers around.
-NAMED = re.compile(
+REDUCED_PRECISION = (torch.bfloat16, torch.float16)
+# Functions of torch that the table names; all others are elementwise or copy data.
+NAMED_FUNCTIONS = re.compile(
     r"(fft_\w+|linear|embedding|scaled_dot_product_attention|gru|lstm|einsum|matmul|__r?matmul__|bmm|rms_norm|layer_norm"
     r"|linalg_matrix_power|conv1d)$"
 )
-SHARED = ("longscan.ops.chunks", "longscan.ops.arguments")  # modules of the ops that layers call, too
+SHARED_MODULES = ("longscan.ops.chunks", "longscan.ops.arguments")  # modules of the ops that layers also call
 
 
 @dataclass(frozen=True)
 class Row:
-    """One part of a module: an op and its backend, None where the one asked for is refused; or functions of torch that it calls.
+    """One part of a module: an op with its backend, or the functions of torch that the module calls itself.
 
-    module: its name in the model; torch's own modules count as parts of the one around them. calls: some of "whole" (rows of
-    several steps), "packed" (rows of several sequences) and "step" (one step). by_doctor: whether a saved verdict of
-    `longscan doctor` decided.
+    Attributes:
+        module: name of the module in the model; modules of torch belong to the module that contains them.
+        part: name of the op, or of the functions.
+        backend: the backend that runs; None if the requested one cannot.
+        calls: some of "whole" (rows of several steps), "packed" (rows of several sequences) and "step" (one step).
+        reason: the reason for the backend.
+        by_doctor: whether a saved verdict of `longscan doctor` decided.
     """
 
     module: str
@@ -49,7 +53,10 @@ class Row:
 class Explanation:
     """The result of `explain` for a model, which prints as a table of 100 columns.
 
-    title: what is explained, and where it is. calls: those that the model has.
+    Attributes:
+        title: type, device and dtype of the model.
+        calls: the kinds of calls that the model supports.
+        rows: the parts of the model.
     """
 
     title: str
@@ -58,12 +65,12 @@ class Explanation:
 
     def __str__(self) -> str:
         cells: list[tuple[str, ...]] = [(*COLUMNS, "why")]
-        for row in _merged(self.rows):
+        for row in _merge_blocks(self.rows):
             calls = "all" if row.calls == self.calls else ", ".join(row.calls)
             cells.append((row.module or "(itself)", row.part, row.backend or "none", calls, row.reason))
         widths = [min(most, max(len(row[i]) for row in cells)) for i, most in enumerate(COLUMNS.values())]
         widths.append(WIDTH - sum(widths) - 2 * len(widths))
-        lines = [line for row in cells for line in _wrapped(row, widths)]
+        lines = [line for row in cells for line in _wrap_row(row, widths)]
         known = {"whole": "rows of several steps", "packed": "rows of several sequences", "step": "one step without gradients"}
         notes = textwrap.fill("calls: " + "; ".join(f"{call}, {known[call]}" for call in self.calls), WIDTH)
         if any(row.by_doctor for row in self.rows):
@@ -80,19 +87,19 @@ def explain(subject: nn.Module) -> Explanation: ...
 def explain(
     subject: str | nn.Module, device: str | torch.device | None = None, dtype: torch.dtype | None = None
 ) -> str | Explanation:
-    """Say which backend runs an op on some device, or all that a layer, a block or a model runs where it is, and why.
+    """Return which backend runs an op on a device, or all ops of a layer, a block or a model on its device, and why.
 
     Args:
-        subject: the name of an op, for the backend that `auto` takes; or a layer, a block or a model, for each of its modules.
-        device, dtype: of the inputs of an op; the CPU and float32 unless given. Not for a model, which is explained on its own
-            device and in its own dtype, under autocast where that is on.
+        subject: the name of an op, for the backend that `auto` chooses; or a layer, a block or a model, for each of its modules.
+        device, dtype: of the inputs of an op; the CPU and float32 if None. They must be None for a model, which is explained on
+            its device and in its dtype, with autocast if that is enabled.
 
     Returns:
-        a sentence for an op; an `Explanation` for a model, whose `rows` are one for each op of a module and one for the functions
-        of torch that it calls itself (backend "torch": no backend is chosen there). Printed, it is a table.
+        a sentence for an op; an `Explanation` for a model. It has one row for each op of a module, and one row for the functions
+        of torch that the module calls itself (backend "torch": no backend is chosen there). It prints as a table.
 
-    The model is run on rows of zeros in evaluation mode, every op by its eager backend, and left as it was; a backend that cannot
-    be had is a row that says so, not an error.
+    The model runs on rows of zeros in evaluation mode, every op on its eager backend; its mode is restored afterwards. A backend
+    that is not available gives a row that says so, not an error.
 
     >>> explain("linear_scan", "meta")
     'linear_scan on meta, torch.float32: eager (no native kernel for this device)'
@@ -105,49 +112,51 @@ def explain(
         return f"{subject} on {place}, {precision}: {choice.backend} ({choice.reason})"
     for name, value in (("device", device), ("dtype", dtype)):
         if value is not None:
-            raise ValueError(f"{name}: got {value!r} beside a model, which is explained where it is; expected None")
+            raise ValueError(f"`{name}` must be None for a model, which is explained where it is, got {value!r}")
     return _explain_model(subject)
 
 
 def _explain_model(model: nn.Module) -> Explanation:
     model = getattr(model, "_orig_mod", model)  # of torch.compile
     if not isinstance(model, nn.Module) or not (hasattr(model, "initial_state") or hasattr(model, "backbone")):
-        raise TypeError(f"subject: got a {type(model).__name__}, expected an op's name, or a layer, block or model of longscan")
+        raise TypeError(
+            f"`subject` must be the name of an op, or a layer, block or model of longscan, got a {type(model).__name__}"
+        )
     parameters = list(model.parameters())
-    dtype = next((x.dtype for x in parameters if x.dtype in HALF), parameters[0].dtype)
+    dtype = next((x.dtype for x in parameters if x.dtype in REDUCED_PRECISION), parameters[0].dtype)
     training = {part: part.training for part in model.modules()}
-    watches: list[_Watch] = []
+    recorders: list[_CallRecorder] = []
     try:
         model.eval()
-        for label, call in _calls(model, dtype):
-            watch = _Watch(label, model)
-            with torch.no_grad(), recorded_choices(watch), _Functions(watch):
-                taken = call()
-            watches += [] if taken is None else [watch]
+        for label, call in _example_calls(model, dtype):
+            recorder = _CallRecorder(label, model)
+            with torch.no_grad(), recorded_choices(recorder), _FunctionRecorder(recorder):
+                result = call()
+            recorders += [] if result is None else [recorder]
     finally:
         for part, mode in training.items():
             part.training = mode
     backend = getattr(getattr(model, "backbone", model), "backend", None)
     title = f"{type(model).__name__} on {parameters[0].device}, {dtype}" + (f", backend {backend!r}" if backend else "")
-    return Explanation(title, tuple(watch.label for watch in watches), tuple(_rows(model, watches)))
+    return Explanation(title, tuple(recorder.label for recorder in recorders), tuple(_build_rows(model, recorders)))
 
 
-def _calls(model: Any, dtype: torch.dtype) -> Iterator[tuple[str, Callable[[], object]]]:
-    """A call of each kind that the model has, on zeros."""
-    taken = inspect.signature(model.forward).parameters
-    x = _zeros(model, dtype)
-    needed = [x for parameter in taken.values() if parameter.default is parameter.empty]
-    yield "whole", lambda: model(*needed)
-    if "seq_idx" in taken:
+def _example_calls(model: Any, dtype: torch.dtype) -> Iterator[tuple[str, Callable[[], object]]]:
+    """Yield the kinds of calls that the model supports, each with a function that makes this call on zeros."""
+    parameters = inspect.signature(model.forward).parameters
+    x = _example_input(model, dtype)
+    inputs = [x for parameter in parameters.values() if parameter.default is parameter.empty]
+    yield "whole", lambda: model(*inputs)
+    if "seq_idx" in parameters:
         ids = (torch.arange(LENGTH, device=x.device) >= LENGTH // 2).long().unsqueeze(0)
-        yield "packed", lambda: _packed(model, x, ids)
+        yield "packed", lambda: _call_packed(model, x, ids)
     if getattr(model, "streaming", False) and hasattr(model, "step"):
         state = model.initial_state(1)
         yield "step", lambda: model.step(x[:, 0], state)
 
 
-def _packed(model: Any, x: Tensor, ids: Tensor) -> object:
-    """A packed row; None where the model takes no such rows."""
+def _call_packed(model: Any, x: Tensor, ids: Tensor) -> object:
+    """Return the result of a call on a packed row; None if the model does not accept packed rows."""
     try:
         return model(x, seq_idx=ids)
     except ValueError as error:
@@ -156,8 +165,8 @@ def _packed(model: Any, x: Tensor, ids: Tensor) -> object:
         return None
 
 
-def _zeros(model: Any, dtype: torch.dtype) -> Tensor:
-    """Tokens (1, L), or vectors (1, L, width), as the model takes them."""
+def _example_input(model: Any, dtype: torch.dtype) -> Tensor:
+    """Return an input of zeros: tokens (1, L) or vectors (1, L, width), according to the model."""
     source = model if any(hasattr(model, name) for name in ("vocab_size", "d_input", "initial_state")) else model.backbone
     device = next(model.parameters()).device
     if getattr(source, "vocab_size", None) is not None:
@@ -166,36 +175,36 @@ def _zeros(model: Any, dtype: torch.dtype) -> Tensor:
     return torch.zeros(1, LENGTH, width, dtype=dtype, device=device)
 
 
-class _Watch(Recording):
-    """The choices and the functions of torch in one call of a model, each with the name of the module that made it."""
+class _CallRecorder(Recording):
+    """Records the choices of backends and the functions of torch in one call of a model, with the calling modules."""
 
     def __init__(self, label: str, model: nn.Module) -> None:
         super().__init__(dry=True)
         self.label = label
         self.names: dict[int, str] = {}
         for name, part in model.named_modules():
-            around = name.rpartition(".")[0]
-            own = not type(part).__module__.startswith("torch.")
-            self.names[id(part)] = name if own else self.names[id(model.get_submodule(around))] if name else ""
+            parent = name.rpartition(".")[0]
+            is_torch = type(part).__module__.startswith("torch.")
+            self.names[id(part)] = name if not is_torch else self.names[id(model.get_submodule(parent))] if name else ""
         self.made: list[tuple[str, Choice]] = []
         self.functions: list[tuple[str, str]] = []
 
     def add(self, choice: Choice) -> None:
-        """Enter a choice under the module that called the op."""
+        """Record a choice with the module that called the op."""
         self.made.append((self._caller(inside_ops=True) or "", choice))
 
-    def enter(self, function: str) -> None:
-        """Enter a function of torch under the module that called it, unless an op of `longscan.ops` did."""
+    def add_function(self, function: str) -> None:
+        """Record a function of torch with the module that called it, unless an op of `longscan.ops` called it."""
         name = self._caller(inside_ops=False)
         if name is not None:
             self.functions.append((name, function))
 
     def _caller(self, *, inside_ops: bool) -> str | None:
-        """The name of the innermost module on the call stack; None where, between here and there, an op was called."""
+        """Return the name of the innermost module on the call stack; None if an op was called inside it, unless `inside_ops`."""
         frame = sys._getframe(2)
         while frame is not None:
             place = frame.f_globals.get("__name__", "")
-            if place.startswith("longscan.ops.") and place not in (__name__, *SHARED) and not inside_ops:
+            if place.startswith("longscan.ops.") and place not in (__name__, *SHARED_MODULES) and not inside_ops:
                 return None
             owner = frame.f_locals.get("self")
             if id(owner) in self.names:
@@ -204,55 +213,59 @@ class _Watch(Recording):
         return None
 
 
-class _Functions(TorchFunctionMode):
-    """Tells a watch of every function of torch that is called."""
+class _FunctionRecorder(TorchFunctionMode):
+    """Reports every call of a function of torch to a recorder."""
 
-    only_observes = True  # so that the model takes the same way through its code as without it
+    only_observes = True  # read by `is_compiled_or_transformed`, so that the model runs the same code as without this mode
 
-    def __init__(self, watch: _Watch) -> None:
+    def __init__(self, recorder: _CallRecorder) -> None:
         super().__init__()
-        self.watch = watch
+        self.recorder = recorder
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.watch.enter(getattr(func, "__name__", ""))
+        self.recorder.add_function(getattr(func, "__name__", ""))
         return func(*args, **(kwargs or {}))
 
 
-def _rows(model: nn.Module, watches: Sequence[_Watch]) -> Iterator[Row]:
-    """The rows of all calls, those of a module side by side, in the order of the modules."""
+def _build_rows(model: nn.Module, recorders: Sequence[_CallRecorder]) -> Iterator[Row]:
+    """Yield the rows of all calls in the order of the modules; rows of one module stand together."""
     with_parameters = {name for name, part in model.named_modules() if any(x is not None for x in part._parameters.values())}
     for name in dict(model.named_modules()):
         found: dict[Row, list[str]] = {}
-        for watch in watches:
-            chosen = dict.fromkeys(choice for caller, choice in watch.made if caller == name)
-            named = {_spelled(function) for caller, function in watch.functions if caller == name and NAMED.match(function)}
+        for recorder in recorders:
+            chosen = dict.fromkeys(choice for caller, choice in recorder.made if caller == name)
+            named = {
+                _public_name(function)
+                for caller, function in recorder.functions
+                if caller == name and NAMED_FUNCTIONS.match(function)
+            }
             for choice in chosen:
                 reason = choice.reason if choice.backend else f"refused: {choice.reason}"
-                found.setdefault(Row(name, choice.op, choice.backend, (), reason, choice.by_doctor), []).append(watch.label)
+                found.setdefault(Row(name, choice.op, choice.backend, (), reason, choice.by_doctor), []).append(recorder.label)
             if named:
-                found.setdefault(Row(name, ", ".join(sorted(named)), TORCH, (), "torch's own"), []).append(watch.label)
-            elif not chosen and name in with_parameters and any(caller == name for caller, _ in watch.functions):
-                found.setdefault(Row(name, "elementwise", TORCH, (), "torch's own"), []).append(watch.label)
+                found.setdefault(Row(name, ", ".join(sorted(named)), TORCH, (), "torch's own"), []).append(recorder.label)
+            elif not chosen and name in with_parameters and any(caller == name for caller, _ in recorder.functions):
+                found.setdefault(Row(name, "elementwise", TORCH, (), "torch's own"), []).append(recorder.label)
         for row, labels in found.items():
             yield replace(row, calls=tuple(labels))
 
 
-def _spelled(function: str) -> str:
-    """A function's name as users of torch know it."""
+def _public_name(function: str) -> str:
+    """Return the public name of a function of torch."""
     return {"__matmul__": "matmul", "__rmatmul__": "matmul"}.get(function, function.removeprefix("fft_").removeprefix("linalg_"))
 
 
-def _merged(rows: Sequence[Row]) -> list[Row]:
-    """The rows with those of equal blocks in one: `blocks.0,2,4.block`."""
+def _merge_blocks(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows with equal rows of several blocks merged into one, as in `blocks.0,2,4.block`."""
     groups: dict[tuple[str, str, Row], list[int]] = {}
     for row in rows:
         before, index, after = re.match(r"(?:((?:.*\.)?blocks\.)(\d+))?(.*)$", row.module).groups("")  # type: ignore[union-attr]
         groups.setdefault((before, after, replace(row, module="")), []).extend([int(index)] if index else [])
-    return [replace(row, module=before + _listed(indices) + after) for (before, after, row), indices in groups.items()]
+    return [replace(row, module=before + _format_indices(indices) + after) for (before, after, row), indices in groups.items()]
 
 
-def _listed(indices: Sequence[int]) -> str:
-    """0-5 for neighbours, 0,2,4 for others, 0,2,...,46 for many that are as far apart."""
+def _format_indices(indices: Sequence[int]) -> str:
+    """Return indices as text: 0-5 if consecutive, 0,2,...,46 if there are more than four at equal distances, otherwise 0,2,4."""
     steps = {after - before for before, after in pairwise(indices)}
     if len(indices) > 2 and steps == {1}:
         return f"{indices[0]}-{indices[-1]}"
@@ -261,8 +274,8 @@ def _listed(indices: Sequence[int]) -> str:
     return ",".join(map(str, indices))
 
 
-def _wrapped(cells: Sequence[str], widths: Sequence[int]) -> list[str]:
-    """The lines of one row of a table."""
+def _wrap_row(cells: Sequence[str], widths: Sequence[int]) -> list[str]:
+    """Return the lines of one row of a table, with cells wrapped to the widths of the columns."""
     columns = [textwrap.wrap(cell, width) or [""] for cell, width in zip(cells, widths, strict=True)]
     count = max(map(len, columns))
     padded = [column + [""] * (count - len(column)) for column in columns]

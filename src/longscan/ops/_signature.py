@@ -1,4 +1,4 @@
-"""Shapes, dtypes and devices of a native op's tensors: declared once, and checked before a kernel is given any address."""
+"""Declared shapes, dtypes and devices of the tensors of a native op, checked before a kernel gets an address."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -9,15 +9,15 @@ import torch
 from torch import Size, Tensor
 
 FLOATS = (torch.float32, torch.float64)
-# what tensors of these kinds may be in the triton backend where the computation is in float32
+# further dtypes of tensors of these kinds, which the triton backend accepts if it computes in float32
 REDUCED = {"reduced": (torch.bfloat16, torch.float16), "bfloat16": (torch.bfloat16,)}
 
 Sizes = Mapping[str, int]
 Limits = Callable[[Sizes], str | None]
 
 
-class _Declared(NamedTuple):
-    """One tensor. axes: symbols, numbers and brackets. kind: "", "reduced", "bfloat16" or "uint8". optional: None may come."""
+class _DeclaredTensor(NamedTuple):
+    """One declared tensor: `axes` are symbols, numbers and brackets; `kind` is "", "reduced", "bfloat16" or "uint8"."""
 
     name: str
     optional: bool
@@ -26,11 +26,15 @@ class _Declared(NamedTuple):
 
 
 class _Form(NamedTuple):
-    """What is compared where certain tensors are there, each with certain axes.
+    """The comparisons for given numbers of axes of all tensors.
 
-    chosen: what stands in brackets. sizes: each symbol with the tensor and the axis that define it. derived: symbols
-    "X-1", each with X. numbers: axes of a constant size. shapes: the distinct shapes, in symbols. tensors: the place of each
-    tensor that is there, and that of its shape in `shapes`.
+    Attributes:
+        chosen: the alternatives of the brackets.
+        sizes: each symbol with the indices of the tensor and of the axis that define its size.
+        derived: symbols "X-1", each with X.
+        numbers: axes of constant size.
+        shapes: the distinct shapes, in symbols.
+        tensors: the index of each tensor that is not None, and the index of its shape in `shapes`.
     """
 
     chosen: frozenset[str]
@@ -47,15 +51,15 @@ class Signature:
     Args:
         op: the name of the function, for error messages.
         tensors: one string each, "name: axes" or "name: axes, kind". Axes are symbols (equal ones have equal sizes), numbers,
-            "X-1" for one less than X, and brackets: the axes of "[X Y]" are there or not, in all tensors with this bracket alike;
-            of "[X | Y]" one or none is there. "?" after the name: None may come. Without a kind the dtype is that of `like`;
-            "reduced" and "bfloat16" tensors may come to the triton backend in the dtypes of `REDUCED` too, "bfloat16" ones
-            all together; "uint8" ones are of this dtype.
+            "X-1" for one less than X, and brackets: the axes of "[X Y]" are present or absent, the same in all tensors with this
+            bracket; of "[X | Y]" one or none is present. "?" after the name allows None. Without a kind the dtype is that of
+            `like`. The triton backend also accepts "reduced" and "bfloat16" tensors in the dtypes of `REDUCED`; all "bfloat16"
+            tensors must have the same dtype. "uint8" tensors have this dtype.
         like: the tensor whose dtype, float32 or float64, is that of the computation.
         may_be_empty: symbols whose size may be 0.
-        limits: what else must hold of the sizes: returns an error message that names a tensor, or None.
+        limits: further condition on the sizes: a function that returns an error message that names a tensor, or None.
 
-    The axis "models" is for backends that run several models in one call: each has as many rows of the batch, "B".
+    The axis "models" is for backends that run several models in one call: the rows of the batch, "B", are divided equally.
     """
 
     def __init__(
@@ -69,13 +73,13 @@ class Signature:
         self._forms: dict[tuple[int, ...], _Form] = {}  # by the numbers of axes of the tensors, -1 for None
 
     def check(self, tensors: Sequence[Tensor | None], backend: str) -> frozenset[str]:
-        """Raise ValueError or TypeError, naming the tensor, unless all fit; return what stands in their brackets."""
+        """Raise ValueError or TypeError, naming the tensor, unless all match; return the chosen alternatives of the brackets."""
         shapes = [None if x is None else x.shape for x in tensors]
         axes = tuple([-1 if shape is None else len(shape) for shape in shapes])
         form = self._forms.get(axes)
         if form is None:
             self._check_presence(tensors)
-            form = self._forms[axes] = self._find(axes, shapes)
+            form = self._forms[axes] = self._find_form(axes, shapes)
         sizes = {symbol: shapes[i][axis] for symbol, i, axis in form.sizes}  # type: ignore[index]
         for symbol, whole in form.derived:
             sizes[symbol] = sizes[whole] - 1
@@ -86,9 +90,9 @@ class Signature:
         for i, place in form.tensors:
             x: Tensor = tensors[i]  # type: ignore[assignment]
             if shapes[i] != expected[place]:
-                raise ValueError(self._misshapen(form, i, place, x.shape, expected[place]))
+                raise ValueError(self._shape_error(form, i, place, x.shape, expected[place]))
             if x.device != device:
-                raise ValueError(self._elsewhere(i, x.device, device))
+                raise ValueError(self._device_error(i, x.device, device))
             uniform = uniform and x.dtype is (torch.uint8 if i in self._uint8 else dtype)
         if not uniform or dtype not in FLOATS:
             self._check_dtypes(tensors, dtype, backend)
@@ -105,26 +109,28 @@ class Signature:
         device = tensors[self._like].device  # type: ignore[union-attr]
         for i, x in enumerate(tensors):
             if x is not None and x.device != device:
-                raise ValueError(self._elsewhere(i, x.device, device))
+                raise ValueError(self._device_error(i, x.device, device))
 
     def _check_presence(self, tensors: Sequence[Tensor | None]) -> None:
         for x, part in zip(tensors, self._declared, strict=True):
             if x is None and not part.optional:
-                raise TypeError(f"{part.name}: got None, expected a tensor, which {self._op} requires")
+                raise TypeError(f"`{part.name}` must be a tensor, which {self._op} requires, got None")
 
-    def _elsewhere(self, i: int, device: torch.device, expected: torch.device) -> str:
-        return f"{self.names[i]}: is on {device}, expected {expected} like {self.names[self._like]}"
+    def _device_error(self, i: int, device: torch.device, expected: torch.device) -> str:
+        return f"`{self.names[i]}` must be on {expected} like {self.names[self._like]}, got a tensor on {device}"
 
-    def _misshapen(self, form: _Form, i: int, place: int, shape: Size, expected: tuple[int, ...]) -> str:
+    def _shape_error(self, form: _Form, i: int, place: int, shape: Size, expected: tuple[int, ...]) -> str:
         symbols = form.shapes[place]
         sources = {self.names[j] for symbol, j, _ in form.sizes if j != i and {symbol, f"{symbol}-1"} & set(symbols)}
         of = f" of {', '.join(sorted(sources))}" if sources else ""
-        return f"{self.names[i]}: got shape {tuple(shape)}, expected {expected}, which is ({', '.join(symbols)}) by the sizes{of}"
+        return (
+            f"`{self.names[i]}` must be of shape {expected}, which is ({', '.join(symbols)}) by the sizes{of}, got {tuple(shape)}"
+        )
 
     def _check_dtypes(self, tensors: Sequence[Tensor | None], dtype: torch.dtype, backend: str) -> None:
         name = self.names[self._like]
         if dtype not in FLOATS:
-            raise TypeError(f"{name}: got dtype {dtype}, expected torch.float32 or torch.float64")
+            raise TypeError(f"`{name}` must be of dtype torch.float32 or torch.float64, got {dtype}")
         together: dict[torch.dtype, str] = {}
         for x, part in zip(tensors, self._declared, strict=True):
             if x is None:
@@ -136,45 +142,47 @@ class Signature:
                 allowed += REDUCED.get(part.kind, ())
             if x.dtype not in allowed:
                 wanted = " or ".join(map(str, allowed))
-                raise TypeError(f"{part.name}: got dtype {x.dtype}, expected {wanted} where {name} is of {dtype}")
+                raise TypeError(f"`{part.name}` must be of dtype {wanted} where {name} is of {dtype}, got {x.dtype}")
         if len(together) > 1:
             (first, one), (second, other), *_ = together.items()
-            raise TypeError(f"{other}: got dtype {second}, expected {first} like {one}")
+            raise TypeError(f"`{other}` must be of dtype {first} like {one}, got {second}")
 
     def _check_sizes(self, form: _Form, sizes: Sizes) -> None:
         for symbol, i, axis in form.sizes:
             if sizes[symbol] == 0 and symbol not in self._may_be_empty:
-                raise ValueError(f"{self.names[i]}: got size 0 in axis {axis} ({symbol}), expected at least 1")
+                raise ValueError(f"axis {axis} ({symbol}) of `{self.names[i]}` must be of size at least 1, got 0")
         models = sizes.get("models", 1)
         if sizes["B"] % models:
             name = next(self.names[i] for symbol, i, _ in form.sizes if symbol == "models")
-            raise ValueError(f"{name}: got {models} models, expected a divisor of the batch of {sizes['B']} rows")
+            raise ValueError(f"the models of `{name}` must be a divisor of the batch of {sizes['B']} rows, got {models}")
         wrong = None if self._limits is None else self._limits(sizes)
         if wrong is not None:
             raise ValueError(wrong)
 
-    def _find(self, axes: tuple[int, ...], shapes: Sequence[Size | None]) -> _Form:
-        """The form of tensors with these numbers of axes; ValueError where none has them."""
+    def _find_form(self, axes: tuple[int, ...], shapes: Sequence[Size | None]) -> _Form:
+        """Return the form for tensors with these numbers of axes; ValueError if there is none."""
         brackets = sorted({axis for part in self._declared for axis in part.axes if axis.startswith("[")})
-        nearest: list[int] | None = None  # tensors that are unlike the form that fits most of them
+        nearest: list[int] | None = None  # indices of the tensors that do not match the nearest form
         for choice in product(*(_alternatives(bracket) for bracket in brackets)):
             chosen = dict(zip(brackets, choice, strict=True))
             symbols = [tuple(" ".join(chosen.get(axis, axis) for axis in part.axes).split()) for part in self._declared]
-            unlike = [i for i, count in enumerate(axes) if count not in (-1, len(symbols[i]))]
-            if not unlike:
+            mismatched = [i for i, count in enumerate(axes) if count not in (-1, len(symbols[i]))]
+            if not mismatched:
                 return _form(frozenset(choice), symbols, axes)
-            if nearest is None or len(unlike) < len(nearest):
-                nearest = unlike
+            if nearest is None or len(mismatched) < len(nearest):
+                nearest = mismatched
         i = (nearest or [0])[0]
         parts = [_alternatives(axis) if axis.startswith("[") else [axis] for axis in self._declared[i].axes]
         spelled = " or ".join(f"({', '.join(' '.join(choice).split())})" for choice in product(*parts))
-        raise ValueError(f"{self.names[i]}: got shape {tuple(shapes[i] or ())}, expected {spelled} with the axes of the others")
+        raise ValueError(
+            f"`{self.names[i]}` must be of shape {spelled} with the axes of the others, got {tuple(shapes[i] or ())}"
+        )
 
 
-def _parse(text: str) -> _Declared:
+def _parse(text: str) -> _DeclaredTensor:
     name, _, rest = text.partition(":")
     axes, _, kind = rest.partition(",")
-    return _Declared(name.rstrip("?"), name.endswith("?"), tuple(re.findall(r"\[[^]]*\]|\S+", axes)), kind.strip())
+    return _DeclaredTensor(name.rstrip("?"), name.endswith("?"), tuple(re.findall(r"\[[^]]*\]|\S+", axes)), kind.strip())
 
 
 def _alternatives(bracket: str) -> list[str]:

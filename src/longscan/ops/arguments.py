@@ -6,28 +6,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
-INVALID, RESET = 1, 2  # flags of a step, uint8: the step does not count; the state restarts from zero at this step
+INVALID, RESET = 1, 2  # flags of a step, uint8: the step is skipped; the state restarts from zero at this step
 
 
 def check_tensor(name: str, value: object, shape: tuple[int, ...], like: Tensor | None = None) -> None:
     """Raise unless `value` is a dense tensor of this shape on the device of `like`; -1 in `shape` matches any size."""
     if not isinstance(value, Tensor):
-        raise TypeError(f"{name}: got {type(value).__name__}, expected a tensor")
+        raise TypeError(f"`{name}` must be a tensor, got {type(value).__name__}")
     if value.layout is not torch.strided:
-        raise TypeError(f"{name}: got layout {value.layout}, expected torch.strided, a dense tensor")
+        raise TypeError(f"`{name}` must be dense, of layout torch.strided, got layout {value.layout}")
     if value.shape != shape and (
         value.ndim != len(shape) or any(size not in (-1, found) for size, found in zip(shape, value.shape, strict=True))
     ):
-        raise ValueError(f"{name}: got shape {tuple(value.shape)}, expected {_spell(shape)}")
+        raise ValueError(f"`{name}` must be of shape {_spell(shape)}, got {tuple(value.shape)}")
     if like is not None and value.device != like.device:
-        raise ValueError(f"{name}: is on {value.device}, expected {like.device} like the other inputs")
+        raise ValueError(f"`{name}` must be on {like.device} like the other inputs, got a tensor on {value.device}")
 
 
 def check_real(name: str, value: object, shape: tuple[int, ...], like: Tensor | None = None) -> None:
     """Raise unless `value` passes `check_tensor` and has a real floating-point dtype."""
     check_tensor(name, value, shape, like)
     if not value.is_floating_point():  # type: ignore[attr-defined]
-        raise TypeError(f"{name}: got dtype {value.dtype}, expected a real floating-point dtype")  # type: ignore[attr-defined]
+        raise TypeError(f"`{name}` must be of a real floating-point dtype, got {value.dtype}")  # type: ignore[attr-defined]
 
 
 def check_complex(name: str, value: object, shape: tuple[int, ...], like: Tensor | None = None) -> None:
@@ -36,8 +36,8 @@ def check_complex(name: str, value: object, shape: tuple[int, ...], like: Tensor
         check_tensor(name, value, shape, like)
         return
     if isinstance(value, Tensor) and value.shape[-1:] != (2,):
-        wanted = f"{_spell(shape)} complex or {_spell((*shape, 2))} real pairs"
-        raise ValueError(f"{name}: got shape {tuple(value.shape)} real, expected {wanted}")
+        wanted = f"complex of shape {_spell(shape)} or real pairs of shape {_spell((*shape, 2))}"
+        raise ValueError(f"`{name}` must be {wanted}, got a real tensor of shape {tuple(value.shape)}")
     check_real(name, value, (*shape, 2), like)
 
 
@@ -48,17 +48,17 @@ def _spell(shape: tuple[int, ...]) -> str:
 def step_flags(batch: int, length: int, valid: Tensor | None, seq_idx: Tensor | None, like: Tensor) -> Tensor | None:
     """Return `valid` and `seq_idx` as one uint8 tensor (B, L) of the flags INVALID and RESET; None if both are None.
 
-    A RESET stands at a valid step whose seq_idx differs from that of the last valid step before it.
+    RESET is set at each valid step whose seq_idx differs from that of the last valid step before it.
     """
     if valid is not None:
         check_tensor("valid", valid, (batch, length), like)
         if valid.dtype != torch.bool:
-            raise TypeError(f"valid: got dtype {valid.dtype}, expected torch.bool")
+            raise TypeError(f"`valid` must be of dtype torch.bool, got {valid.dtype}")
     if seq_idx is None:
         return None if valid is None else (~valid).to(torch.uint8) * INVALID
     check_tensor("seq_idx", seq_idx, (batch, length), like)
     if seq_idx.is_floating_point() or seq_idx.is_complex() or seq_idx.dtype == torch.bool:
-        raise TypeError(f"seq_idx: got dtype {seq_idx.dtype}, expected an integer dtype")
+        raise TypeError(f"`seq_idx` must be of an integer dtype, got {seq_idx.dtype}")
     first = torch.zeros(batch, min(length, 1), dtype=torch.bool, device=like.device)
     if valid is None:
         return torch.cat([first, seq_idx[:, 1:] != seq_idx[:, :-1]], 1).to(torch.uint8) * RESET
@@ -95,14 +95,14 @@ def zero_invalid(flags: Tensor | None, *inputs: Tensor | None) -> list[Any]:
 
 
 def to_pairs(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a complex tensor as real pairs (..., 2) of `dtype`; a real tensor is cast only, as it holds pairs already."""
+    """Return a complex tensor as real pairs (..., 2) of `dtype`; a real tensor, which contains pairs already, is only cast."""
     if x.dtype == dtype:
         return x
     return (torch.view_as_real(x.resolve_conj()) if x.is_complex() else x).to(dtype)
 
 
-def in_form_of(pairs: Tensor, like: Tensor) -> Tensor:
-    """Return pairs (..., 2) as complex numbers if `like` is complex, unchanged if it is real."""
+def restore_complex(pairs: Tensor, like: Tensor) -> Tensor:
+    """Return pairs (..., 2) as a complex tensor if `like` is complex, otherwise unchanged."""
     return torch.view_as_complex(pairs) if like.is_complex() else pairs
 
 

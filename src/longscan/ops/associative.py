@@ -4,9 +4,8 @@ Odd-even recursion: pairs of steps are joined into one, the scan of half the len
 update gives those at even steps. About two updates an element, log2(L) deep, no division, so nothing overflows when a decays.
 (Blelloch, "Prefix sums and their applications", 1990; Martin and Cundy, arXiv:1709.04057.)
 
-Where a sequence starts inside the row, a pair of steps that holds the start forgets what came before it by a selection, not by
-a factor of 0 (the segmented scan of Blelloch, section 1.5): a NaN or an infinity of an earlier sequence reaches neither the
-states nor the gradients of a later one, and the other way round.
+Where a sequence starts inside the row, the earlier state is dropped by a selection, not by a factor of 0 (the segmented scan of
+Blelloch, section 1.5): a NaN or an infinity of one sequence reaches neither the states nor the gradients of another one.
 """
 
 from collections.abc import Callable

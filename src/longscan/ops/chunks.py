@@ -20,9 +20,9 @@ T = TypeVar("T")
 def run_chunk(step: Callable[..., T], inputs: Sequence[Tensor | None]) -> T:
     """Return `step(*inputs)` for one chunk; its intermediates are recomputed in the backward pass if autograd is recording.
 
-    Intermediates are kept under the transforms of torch.func, which do not support the hooks for saved tensors, and under
-    torch.export: it does not keep `checkpoint` in its graph, and where an autograd function saves tensors within one, it records
-    that gradients are switched off, but not that they are switched on again.
+    Intermediates are stored under the transforms of torch.func, which do not support the hooks for saved tensors, and under
+    torch.export, whose graph does not contain `checkpoint`: where an autograd function saves tensors inside a checkpoint, export
+    records that gradients are switched off, but not that they are switched on again.
     """
     if not torch.is_grad_enabled() or in_func_transform() or torch.compiler.is_exporting():
         return step(*inputs)

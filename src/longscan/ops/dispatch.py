@@ -29,7 +29,7 @@ from longscan._files import cache_folder, write_text
 Backend = Literal["auto", "reference", "eager", "cpu", "triton"]
 BACKENDS = ("reference", "eager", "cpu", "triton")
 NATIVE = ("cpu", "triton")
-AUTO = {"cpu": "cpu", "cuda": "triton"}  # device type -> the native backend that `auto` wants there
+AUTO = {"cpu": "cpu", "cuda": "triton"}  # device type -> the native backend that `auto` prefers there
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64, torch.complex128)  # of native inputs
 PASSED = "passed"  # the verdict on a kernel without a fault

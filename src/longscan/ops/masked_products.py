@@ -1,8 +1,8 @@
-"""Matrix products over the pairs of steps that belong to one sequence, in rows that hold several.
+"""Matrix products over the pairs of steps that belong to one sequence, in rows with several sequences.
 
-A plain product with weights of 0 lets a NaN or an infinity through, forward (0 times the value) and backward (0 times the
-gradient). Here a masked pair takes no part in any result or gradient, whatever its values. The two functions
-are each other's derivatives, so that gradients of any order keep to the mask.
+With weights of 0, a plain product propagates a NaN or an infinity, forward (0 times the value) and backward (0 times the
+gradient). Here a masked pair contributes to no result or gradient, whatever its values. The two functions
+are each other's derivatives, so that gradients of any order respect the mask.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ from torch import Tensor
 
 def masked_products(a: Tensor, b: Tensor, mask: Tensor) -> Tensor:
     """Return <a_t, b_s> where mask[t, s], else 0: (..., T, S) for a (..., T, K), b (..., S, K) and a mask that broadcasts."""
-    return _chosen(_Products, _ForwardProducts).apply(a, b, mask)
+    return _select_function(_Products, _ForwardProducts).apply(a, b, mask)
 
 
 def masked_sums(weights: Tensor, values: Tensor, mask: Tensor) -> Tensor:
@@ -21,23 +21,27 @@ def masked_sums(weights: Tensor, values: Tensor, mask: Tensor) -> Tensor:
 
     weights: (..., T, S); values: (..., S, K); mask: bool, broadcast to `weights`. Returns (..., T, K).
     """
-    return _chosen(_Sums, _ForwardSums).apply(weights, values, mask)
+    return _select_function(_Sums, _ForwardSums).apply(weights, values, mask)
 
 
-def _chosen(plain: Any, with_forward_mode: Any) -> Any:
+def _select_function(plain: Any, with_forward_mode: Any) -> Any:
     """Return the function with forward-mode derivatives, or inside torch.compile, which does not support them, the plain one."""
     return plain if torch.compiler.is_compiling() else with_forward_mode
 
 
-class _Products(torch.autograd.Function):
-    @staticmethod
-    def forward(a: Tensor, b: Tensor, mask: Tensor) -> Tensor:
-        return torch.where(mask, a @ b.mT, 0)
+class _SavesInputs(torch.autograd.Function):
+    """Base of functions whose derivatives of both kinds need all inputs."""
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noqa: ARG004
         ctx.save_for_backward(*inputs)
         ctx.save_for_forward(*inputs)
+
+
+class _Products(_SavesInputs):
+    @staticmethod
+    def forward(a: Tensor, b: Tensor, mask: Tensor) -> Tensor:
+        return torch.where(mask, a @ b.mT, 0)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
@@ -54,18 +58,13 @@ class _ForwardProducts(_Products):
         return masked_products(tangents[0], b, mask) + masked_products(a, tangents[1], mask)
 
 
-class _Sums(torch.autograd.Function):
+class _Sums(_SavesInputs):
     @staticmethod
     def forward(weights: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-        wrong = ~values.isfinite().all(-1, keepdim=True)
-        total = torch.where(mask, weights, 0) @ torch.where(wrong, 0, values)
-        reached = mask.to(total.dtype) @ wrong.to(total.dtype)
-        return torch.where(reached > 0, torch.nan, total)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noqa: ARG004
-        ctx.save_for_backward(*inputs)
-        ctx.save_for_forward(*inputs)
+        not_finite = ~values.isfinite().all(-1, keepdim=True)
+        total = torch.where(mask, weights, 0) @ torch.where(not_finite, 0, values)
+        n_not_finite = mask.to(total.dtype) @ not_finite.to(total.dtype)
+        return torch.where(n_not_finite > 0, torch.nan, total)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:

@@ -27,9 +27,9 @@ def is_compiled_or_transformed(*tensors: Tensor | None) -> bool:
     """Return whether operations on these tensors are compiled, exported, traced, transformed or intercepted.
 
     True under torch.compile, torch.export, torch.jit.trace, make_fx, the transforms of torch.func, torch function modes and
-    dispatch modes, and for fake tensors, other subclasses and lazily negated tensors. The rule is a list of what is ordinary:
-    only where the dispatch keys of all tensors and of this thread are those of plain CPU and CUDA tensors does torch go straight
-    to the kernel of an operation. What a later version of torch adds has a dispatch key that is not in the list.
+    dispatch modes, and for fake tensors, other subclasses and lazily negated tensors. The rule lists the ordinary
+    dispatch keys: torch calls the kernel of an operation directly only if all tensors and this thread have keys of plain CPU and
+    CUDA tensors. Whatever a later version of torch adds has a dispatch key that is not in the list.
 
     Host time of selective_scan with nine tensors, B = L = 1, on one busy core, without this rule and the checks of the backward
     and with them: 75 and 83 us forward, 400 and 470 us forward and backward, of which the rule takes about 6 us a call.
@@ -51,11 +51,11 @@ def in_func_transform() -> bool:
 
 
 def record_length(x: Tensor, axis: int = 1) -> tuple[Tensor, int]:
-    """Return `x` and its size in `axis`, for code that is right for every size but under torch.jit.trace.
+    """Return `x` and its size in `axis`, for code that is correct for every size except under torch.jit.trace.
 
-    torch.jit.trace hands out sizes as tensors and keeps what Python computes from them as constants: there the size is a number
-    and the tensor a view by `unflatten`, so that the recorded graph raises a RuntimeError at any other size, if it uses this
-    tensor. Elsewhere both are returned as they are.
+    Under torch.jit.trace sizes are tensors, and numbers that Python computes from them become constants of the graph. There the
+    size is returned as an int and the tensor as a view by `unflatten`, so that the recorded graph raises a RuntimeError for any
+    other size, if it uses this tensor. Otherwise both are returned unchanged.
     """
     size = x.shape[axis]
     return _with_fixed_size(x, axis) if isinstance(size, Tensor) else (x, size)
@@ -64,7 +64,8 @@ def record_length(x: Tensor, axis: int = 1) -> tuple[Tensor, int]:
 def fix_length(x: Tensor, axis: int = 1) -> tuple[Tensor, int]:
     """Return `x` and its size in `axis`, for code whose number of operations depends on this size.
 
-    As `record_length`, and the same for symbolic sizes: make_fx records no check that a size is the one that Python code saw.
+    Like `record_length`, and with the same result for symbolic sizes, because make_fx records no check that a size has the value
+    that Python code read.
     """
     size = x.shape[axis]
     return _with_fixed_size(x, axis) if isinstance(size, (Tensor, torch.SymInt)) else (x, size)

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from longscan.ops._native_op import NativeOp
-from longscan.ops.arguments import check_real, check_tensor, in_form_of, state_dtype, step_flags, to_pairs, without_autocast
+from longscan.ops.arguments import check_real, check_tensor, restore_complex, state_dtype, step_flags, to_pairs, without_autocast
 from longscan.ops.block2_scan import eager, reference
 from longscan.ops.dispatch import NATIVE, probe, resolve
 
@@ -19,7 +19,7 @@ _native = NativeOp(
     saved=("M", "x", "initial_state", "flags"),
     gradients={"M": "M", "f": "x", "initial_state": "initial_state"},
     batched=lambda axes: ("f", "initial_state", "flags", *(("M",) if axes["M"] == axes.get("f", axes.get("x")) else ())),
-    limits=lambda sizes: None if sizes["K"] in (1, 2) else f"f and initial_state: got {sizes['K']} columns, expected 1 or 2",
+    limits=lambda sizes: None if sizes["K"] in (1, 2) else f"`f` must be of 1 or 2 columns, got {sizes['K']}",
 )
 
 
@@ -60,20 +60,20 @@ def block2_scan(
     check_tensor("f", f, f.shape if isinstance(f, Tensor) else ())
     tail = (2, 2) if pairs else (2,)
     if f.ndim < 2 + len(tail) or f.shape[-len(tail) :] != tail:
-        raise ValueError(f"f: got shape {tuple(f.shape)}, expected (B, L, ..., {'2, 2' if pairs else '2'})")
+        raise ValueError(f"`f` must be of shape (B, L, ..., {'2, 2' if pairs else '2'}), got {tuple(f.shape)}")
     if not f.is_floating_point() and (pairs or not f.is_complex()):
-        raise TypeError(f"f: got dtype {f.dtype}, expected {'real pairs' if pairs else 'floating-point or complex numbers'}")
+        raise TypeError(f"`f` must be of a {'real' if pairs else 'real or complex'} floating-point dtype, got {f.dtype}")
     batch, length, *axes = f.shape[: f.ndim - len(tail)]
     check_real("M", M, M.shape if isinstance(M, Tensor) else (), f)
     if tuple(M.shape) not in ((batch, length, *axes, 2, 2), (*axes, 2, 2)):
         wanted = f"{(batch, length, *axes, 2, 2)} or {(*axes, 2, 2)}"
-        raise ValueError(f"M: got shape {tuple(M.shape)}, expected {wanted} as f is {tuple(f.shape)}")
+        raise ValueError(f"`M` must be of shape {wanted}, as f is {tuple(f.shape)}, got {tuple(M.shape)}")
     if initial_state is None:
         initial_state = f.new_zeros((batch, *axes, *tail))
     check_tensor("initial_state", initial_state, (batch, *axes, *tail), f)
     if initial_state.is_complex() != f.is_complex() or not (initial_state.is_floating_point() or initial_state.is_complex()):
         kind = "complex" if f.is_complex() else "real floating-point"
-        raise TypeError(f"initial_state: got dtype {initial_state.dtype}, expected a {kind} dtype like f")
+        raise TypeError(f"`initial_state` must be of a {kind} dtype like f, got {initial_state.dtype}")
     flags = step_flags(batch, length, valid, seq_idx, f)
 
     out, wide = torch.promote_types(M.dtype, f.dtype), state_dtype(M, f, initial_state)
@@ -84,7 +84,7 @@ def block2_scan(
         x, final = _run(M.to(wide), drive, start, flags, seq_idx is not None, chosen)
     if not columns:
         return x.squeeze(-1).to(out), final.squeeze(-1)
-    return in_form_of(x.contiguous(), f).to(out), in_form_of(final.contiguous(), f)
+    return restore_complex(x.contiguous(), f).to(out), restore_complex(final.contiguous(), f)
 
 
 def _run(M: Tensor, f: Tensor, initial_state: Tensor, flags: Tensor | None, packed: bool, backend: str) -> tuple[Tensor, Tensor]:

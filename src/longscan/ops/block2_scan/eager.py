@@ -37,9 +37,9 @@ def _chunk(f: Tensor, flags: Tensor | None, M: Tensor, state: Tensor, *, packed:
 def block2_scan(
     M: Tensor, f: Tensor, initial_state: Tensor, flags: Tensor | None, *, packed: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """As `reference.block2_scan`; memory beyond the output is bounded by a chunk. packed: whether `flags` may hold RESET.
+    """Compute `reference.block2_scan` chunk by chunk; memory beyond the output is bounded by a chunk.
 
-    Inside, the axes S stand last and the four entries of a matrix before them, so that every operation runs over whole rows.
+    packed: whether `flags` may contain RESET. Internally S is the last axis, so that every operation runs over contiguous rows.
     """
     batch, length, *axes, _, columns = f.shape
     size = math.prod(axes)

@@ -39,7 +39,7 @@ def linear_scan(
         a: (B, L, *S), or (*S) when it does not change over time.
         b: (B, L, *S). a and b are real or complex; their promoted dtype is that of x.
         initial_state: (B, *S), the x before the first step; zeros when None. Complex where a or b is.
-        reverse: run from t = L to t = 1; the initial state enters at t = L.
+        reverse: run from t = L to t = 1, from the initial state x_{L+1}.
         pairs: a, b and initial_state are real pairs (..., 2) that stand for complex numbers.
         valid: (B, L) bool; where False the step is as if absent and x is 0 there.
         seq_idx: (B, L) integers; where it changes from one valid step to the next, the state restarts from zero.
@@ -56,22 +56,22 @@ def linear_scan(
     """
     check_tensor("b", b, b.shape if isinstance(b, Tensor) else ())
     if b.ndim < 2 + pairs or (pairs and b.shape[-1] != 2):
-        raise ValueError(f"b: got shape {tuple(b.shape)}, expected (B, L, ...{', 2' if pairs else ''})")
+        raise ValueError(f"`b` must be of shape (B, L, ...{', 2' if pairs else ''}), got {tuple(b.shape)}")
     check_tensor("a", a, a.shape if isinstance(a, Tensor) else (), b)
     batch, length, *rest = b.shape
     if a.shape not in (b.shape, b.shape[2:]):
-        raise ValueError(f"a: got shape {tuple(a.shape)}, expected {tuple(b.shape)} or {tuple(rest)} like b")
+        raise ValueError(f"`a` must be of shape {tuple(b.shape)} or {tuple(rest)} like b, got {tuple(a.shape)}")
     is_complex = pairs or a.is_complex() or b.is_complex()
     if initial_state is None:
         initial_state = b.new_zeros((batch, *rest), dtype=None if pairs else torch.promote_types(a.dtype, b.dtype))
     check_tensor("initial_state", initial_state, (batch, *rest), b)
     for name, value in (("a", a), ("b", b), ("initial_state", initial_state)):
         if not value.is_floating_point() and (pairs or not value.is_complex()):
-            expected = "real floating-point pairs" if pairs else "floating-point or complex numbers"
-            raise TypeError(f"{name}: got dtype {value.dtype}, expected {expected}")
+            kind = "real" if pairs else "real or complex"
+            raise TypeError(f"`{name}` must be of a {kind} floating-point dtype, got {value.dtype}")
     if not pairs and initial_state.is_complex() != is_complex:
         kind = "complex" if is_complex else "real"
-        raise TypeError(f"initial_state: got dtype {initial_state.dtype}, expected a {kind} dtype like a and b together")
+        raise TypeError(f"`initial_state` must be of a {kind} dtype like a and b together, got {initial_state.dtype}")
     flags = step_flags(batch, length, valid, seq_idx, b)
     if reverse and seq_idx is not None:
         flags = step_flags(batch, length, None if valid is None else valid.flip(1), seq_idx.flip(1), b)
@@ -79,7 +79,7 @@ def linear_scan(
 
     out, wide = torch.promote_types(a.dtype, b.dtype), state_dtype(a, b, initial_state)
     form = initial_state
-    if is_complex and not a.is_complex() and not pairs:  # a real factor acts on both parts alike
+    if is_complex and not a.is_complex() and not pairs:  # a real factor multiplies both parts
         a, is_complex = torch.stack([a, a], -1), False
     elif is_complex and not b.is_complex() and not pairs:
         b = torch.stack([b, torch.zeros_like(b)], -1)
@@ -105,7 +105,7 @@ def run_backend(
     """Return x and the final state by one backend, for real tensors of one dtype; pairs (..., 2) if `is_complex`.
 
     a: (B, L, *S) or (*S); b: (B, L, *S); initial_state: (B, *S); flags: (B, L), see `step_flags`, in the order of time; packed:
-    whether they may hold RESET.
+    whether they may contain RESET.
     """
     if backend in NATIVE and b.numel():
         tail = (2,) if is_complex else ()

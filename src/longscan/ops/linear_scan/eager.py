@@ -30,9 +30,9 @@ def _chunk(a: Tensor, b: Tensor, flags: Tensor | None, state: Tensor, *, is_comp
 def linear_scan(
     a: Tensor, b: Tensor, initial_state: Tensor, flags: Tensor | None, *, is_complex: bool, packed: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """As `reference.linear_scan`, complex numbers as pairs (..., 2); memory beyond the output is bounded by a chunk.
+    """Compute `reference.linear_scan` chunk by chunk; memory beyond the output is bounded by a chunk.
 
-    packed: whether `flags` may hold RESET.
+    Complex numbers are pairs (..., 2). packed: whether `flags` may contain RESET.
     """
     a = a.expand_as(b) if a.ndim < b.ndim else a
     step = partial(_chunk, is_complex=is_complex, packed=packed)

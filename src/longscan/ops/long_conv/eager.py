@@ -10,7 +10,7 @@ from longscan.ops.tracing import record_length
 def fft_length(needed: int) -> int:
     """Return the smallest of 2^k, 3 2^k, 5 2^k, 9 2^k, 15 2^k that is at least `needed`; every FFT library is fast at these.
 
-    A length that stays open in a graph is returned as it is: rounding it up would fix it.
+    A symbolic length is returned unchanged, because rounding it up would fix it in the graph.
     """
     if is_symbolic(needed):
         return needed
@@ -18,7 +18,7 @@ def fft_length(needed: int) -> int:
 
 
 def long_conv(u: Tensor, k: Tensor) -> Tensor:
-    """As `reference.long_conv`."""
+    """Compute `reference.long_conv` by FFT."""
     u, length = record_length(u)
     if u.numel() == 0:
         return u.clone()

@@ -14,9 +14,6 @@ from longscan.ops.mamba_step import eager, reference
 from longscan.ops.tracing import is_compiled_or_transformed
 
 NATIVE_BACKENDS = probe("mamba_step", "cpu")
-WEIGHTS = (
-    "in_proj", "conv_weight", "conv_bias", "x_proj", "dt_proj", "dt_bias", "A_log", "D", "out_proj", "norm_weight",
-)  # fmt: skip
 MAX_ROWS = 32  # with more rows, torch's matrix products are faster than the kernel, which reads the weights once a row
 
 
@@ -56,8 +53,8 @@ def mamba_step(
         A_log: (E, N). D: (E,). out_proj: (M, E). norm_weight: (M,).
         norm_eps: of the RMSNorm, added to the mean square.
         elapsed: (B,), multiplies dt.
-        active: (B,) bool; a row that is not active keeps its states, and its block adds nothing: y is 0, or x with norm_weight.
-        selects_raw: x_proj sees c instead of v.
+        active: (B,) bool; the states of an inactive row do not change, and its y is 0, or x with norm_weight.
+        selects_raw: apply x_proj to c instead of v.
         backend: "auto", "reference", "eager" or "cpu". The first three are differentiable and run on any device. "cpu" has no
             gradient and needs all floating-point tensors in one dtype, float32 or float64, on the CPU. "auto" takes "cpu" where
             no graph is recorded or traced, the weights are contiguous and B is at most 32.
@@ -74,7 +71,7 @@ def mamba_step(
     check_real("A_log", A_log, (conv_weight.shape[0], -1), x)
     (rows, width), (inner, taps), rank, states = x.shape, conv_weight.shape, dt_proj.shape[1], A_log.shape[1]
     if taps < 1:
-        raise ValueError(f"conv_weight: got shape {tuple(conv_weight.shape)}, expected ({inner}, K) with K of at least 1")
+        raise ValueError(f"`conv_weight` must be of shape ({inner}, K) with K of at least 1, got {tuple(conv_weight.shape)}")
     shapes: tuple[tuple[str, Tensor | None, tuple[int, ...]], ...] = (
         ("conv_state", conv_state, (rows, inner, taps - 1)),
         ("ssm_state", ssm_state, (rows, inner, states)),
@@ -93,12 +90,9 @@ def mamba_step(
     if active is not None:
         check_tensor("active", active, (rows,), x)
         if active.dtype != torch.bool:
-            raise TypeError(f"active: got dtype {active.dtype}, expected torch.bool")
-    tensors = (
-        x, conv_state, ssm_state, in_proj, conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A_log, D, out_proj, norm_weight,
-        elapsed, active,
-    )  # fmt: skip
-    present = tuple(value for value in tensors if value is not None)
+            raise TypeError(f"`active` must be of dtype torch.bool, got {active.dtype}")
+    weights = reference.Weights(in_proj, conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A_log, D, out_proj, norm_weight)
+    present = tuple(value for value in (x, conv_state, ssm_state, *weights, elapsed, active) if value is not None)
     unsuited = None
     if rows > MAX_ROWS:
         unsuited = f"torch's matrix products are faster for more than {MAX_ROWS} rows"
@@ -106,13 +100,9 @@ def mamba_step(
         unsuited = "a weight is not contiguous"
     impossible = _unsupported_reason(present)
     chosen = resolve("mamba_step", backend, x, NATIVE_BACKENDS, unsuited=unsuited, impossible=impossible)
-    if chosen == "reference":
-        return reference.mamba_step(*tensors, norm_eps=norm_eps, selects_raw=selects_raw)
-    if chosen == "eager":
-        return eager.mamba_step(*tensors, norm_eps=norm_eps, selects_raw=selects_raw)
-    contiguous = (None if value is None else value.contiguous() for value in tensors)
-    y, conv, ssm = import_module("longscan.ops.mamba_step.cpu").mamba_step(
-        *contiguous, norm_eps=norm_eps, selects_raw=selects_raw
+    module = reference if chosen == "reference" else eager if chosen == "eager" else import_module(f"{__name__}.cpu")
+    y, conv, ssm = module.mamba_step(
+        x, conv_state, ssm_state, weights, elapsed, active, norm_eps=norm_eps, selects_raw=selects_raw
     )
     return y, conv, ssm
 

@@ -4,21 +4,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, rms_norm, silu, softplus
 
+from longscan.ops.mamba_step.reference import Weights
+
 
 def mamba_step(
     x: Tensor,
     conv_state: Tensor,
     ssm_state: Tensor,
-    in_proj: Tensor,
-    conv_weight: Tensor,
-    conv_bias: Tensor | None,
-    x_proj: Tensor,
-    dt_proj: Tensor,
-    dt_bias: Tensor,
-    A_log: Tensor,
-    D: Tensor | None,
-    out_proj: Tensor,
-    norm_weight: Tensor | None,
+    weights: Weights,
     elapsed: Tensor | None,
     active: Tensor | None,
     *,
@@ -26,6 +19,7 @@ def mamba_step(
     selects_raw: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return y (B, M) and the two states after the token; arguments as in `longscan.ops.mamba_step`."""
+    in_proj, conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A_log, D, out_proj, norm_weight = weights
     states = A_log.shape[1]
     normed = x if norm_weight is None else rms_norm(x, (x.shape[-1],), norm_weight, norm_eps)
     u, z = linear(normed, in_proj).chunk(2, -1)

@@ -3,6 +3,8 @@
 The convolution and the scan are the references of `short_conv` and `selective_scan` on rows of one step.
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 from torch.nn.functional import linear, rms_norm, silu
@@ -12,20 +14,26 @@ from longscan.ops.selective_scan.reference import selective_scan
 from longscan.ops.short_conv.reference import short_conv
 
 
+class Weights(NamedTuple):
+    """The parameters of a block as tensors, shapes as in `longscan.ops.mamba_step`; None where the block has none."""
+
+    in_proj: Tensor
+    conv_weight: Tensor
+    conv_bias: Tensor | None
+    x_proj: Tensor
+    dt_proj: Tensor
+    dt_bias: Tensor
+    A_log: Tensor
+    D: Tensor | None
+    out_proj: Tensor
+    norm_weight: Tensor | None
+
+
 def mamba_step(
     x: Tensor,
     conv_state: Tensor,
     ssm_state: Tensor,
-    in_proj: Tensor,
-    conv_weight: Tensor,
-    conv_bias: Tensor | None,
-    x_proj: Tensor,
-    dt_proj: Tensor,
-    dt_bias: Tensor,
-    A_log: Tensor,
-    D: Tensor | None,
-    out_proj: Tensor,
-    norm_weight: Tensor | None,
+    weights: Weights,
     elapsed: Tensor | None,
     active: Tensor | None,
     *,
@@ -33,6 +41,7 @@ def mamba_step(
     selects_raw: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return y (B, M) and the two states after the token; arguments as in `longscan.ops.mamba_step`."""
+    in_proj, conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A_log, D, out_proj, norm_weight = weights
     rank, states = dt_proj.shape[1], A_log.shape[1]
     row = x.unsqueeze(1)  # (B, 1, M): one step
     flags = step_flags(x.shape[0], 1, None if active is None else active.unsqueeze(1), None, x)

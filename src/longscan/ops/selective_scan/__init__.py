@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from longscan.ops._native_op import NativeOp, keeps_chunk_states
-from longscan.ops.arguments import check_complex, check_real, in_form_of, state_dtype, step_flags, to_pairs, without_autocast
+from longscan.ops.arguments import check_complex, check_real, restore_complex, state_dtype, step_flags, to_pairs, without_autocast
 from longscan.ops.dispatch import NATIVE, probe, resolve
 from longscan.ops.selective_scan import eager, reference
 
@@ -118,4 +118,4 @@ def selective_scan(
         else:
             packed = seq_idx is not None
             y, final = eager.selective_scan(*tensors, dt_softplus=dt_softplus, paired=paired, packed=packed)
-    return y.to(out), in_form_of(final, form) if is_complex else final
+    return y.to(out), restore_complex(final, form) if is_complex else final

@@ -41,13 +41,13 @@ def _chunk(
 ) -> tuple[Tensor, Tensor]:
     u, dt, B, C, z, dt_scale = zero_invalid(flags, u, dt, B, C, z, dt_scale)
     dt = step_sizes(dt, dt_bias, dt_scale, dt_softplus)
-    if flags is not None:  # a step of no length leaves the state as it is
+    if flags is not None:  # a step of length 0 leaves the state unchanged
         dt = torch.where(flag_masks(flags, 3)[0], 0, dt)
     is_complex = A.ndim == 3
     decay = _decay(dt, A)
-    entering = (dt * u)[(..., *(None,) * (A.ndim - 1))] * B.unsqueeze(2)
+    input_term = (dt * u)[(..., *(None,) * (A.ndim - 1))] * B.unsqueeze(2)
     reset = reset_mask(flags, packed, decay.ndim)
-    states = affine_scan(decay, entering, state, multiply if is_complex else torch.mul, reset=reset)
+    states = affine_scan(decay, input_term, state, multiply if is_complex else torch.mul, reset=reset)
     products = states * C.unsqueeze(2)
     y = (products[..., 0] - products[..., 1]).sum(-1) * (2 if paired else 1) if is_complex else products.sum(-1)
     y = y if D is None else y + D * u
@@ -72,9 +72,9 @@ def selective_scan(
     paired: bool,
     packed: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """As `reference.selective_scan`, complex numbers as pairs (..., 2); memory beyond the output is bounded by a chunk.
+    """Compute `reference.selective_scan` chunk by chunk; memory beyond the output is bounded by a chunk.
 
-    packed: whether `flags` may hold RESET.
+    Complex numbers are pairs (..., 2). packed: whether `flags` may contain RESET.
     """
     step = partial(_chunk, dt_softplus=dt_softplus, paired=paired, packed=packed)
     return scan_chunks(step, (u, dt, B, C, z, dt_scale, flags), (A, D, dt_bias), initial_state, empty=u)

@@ -44,12 +44,12 @@ def selective_scan(
     dt = step_sizes(dt, dt_bias, dt_scale, dt_softplus)
     state, outputs = initial_state, []
     for t in range(length):
-        decay, entering = torch.exp(dt[:, t, :, None] * A), (dt[:, t] * u[:, t]).unsqueeze(-1) * B[:, t, None]
+        decay, input_term = torch.exp(dt[:, t, :, None] * A), (dt[:, t] * u[:, t]).unsqueeze(-1) * B[:, t, None]
         if flags is None:
-            state = decay * state + entering
+            state = decay * state + input_term
         else:
-            invalid, reset = (mark.unsqueeze(-1) for mark in flag_masks(flags[:, t], 2))
-            state = torch.where(invalid, state, decay * torch.where(reset, 0, state) + entering)
+            invalid, reset = (mask.unsqueeze(-1) for mask in flag_masks(flags[:, t], 2))
+            state = torch.where(invalid, state, decay * torch.where(reset, 0, state) + input_term)
         y = (C[:, t, None] * state).sum(-1)
         outputs.append((2 * y.real if paired else y.real) if A.is_complex() else y)
     y = torch.stack(outputs, 1) if outputs else u.clone()

@@ -57,13 +57,13 @@ def short_conv(
     check_real("weight", weight, (channels, -1), u)
     taps = weight.shape[1]
     if taps < 1:
-        raise ValueError(f"weight: got shape {tuple(weight.shape)}, expected ({channels}, K) with K of at least 1")
+        raise ValueError(f"`weight` must be of shape ({channels}, K) with K of at least 1, got {tuple(weight.shape)}")
     if bias is not None:
         check_real("bias", bias, (channels,), u)
     if initial_state is not None:
         check_real("initial_state", initial_state, (batch, channels, taps - 1), u)
     if activation not in ACTIVATIONS:
-        raise ValueError(f"activation: got {activation!r}, expected one of {ACTIVATIONS}")
+        raise ValueError(f"`activation` must be one of {ACTIVATIONS}, got {activation!r}")
     flags = step_flags(batch, length, valid, seq_idx, u)
     chosen = resolve("short_conv", backend, u, NATIVE_BACKENDS)
 

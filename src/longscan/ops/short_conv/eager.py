@@ -1,4 +1,4 @@
-"""`short_conv` in vectorised torch: one shifted product a tap."""
+"""`short_conv` in vectorised torch: one product of the shifted input for each tap."""
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ def _predecessors(flags: Tensor, taps: int) -> Tensor:
 def short_conv(
     u: Tensor, weight: Tensor, bias: Tensor | None, initial_state: Tensor, flags: Tensor | None, *, apply_silu: bool
 ) -> tuple[Tensor, Tensor]:
-    """As `reference.short_conv`."""
+    """Compute `reference.short_conv` by one product for each tap."""
     batch, length, channels = u.shape
     taps = weight.shape[1]
     (u,) = zero_invalid(flags, u)

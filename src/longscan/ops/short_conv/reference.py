@@ -14,13 +14,13 @@ def short_conv(
     """y_t = bias + sum_k weight[:, k] u_{t-(K-1)+k}, over valid steps of one segment.
 
     u: (B, L, D); weight: (D, K); bias: (D,); initial_state: (B, D, K-1), the inputs before the first step, oldest first; flags:
-    (B, L) marks or None. Returns y (B, L, D) and the last K-1 inputs (B, D, K-1).
+    (B, L) from `step_flags`, or None. Returns y (B, L, D) and the last K-1 inputs (B, D, K-1).
     """
     (u,) = zero_invalid(flags, u)
     u, length = fix_length(u)
     state, outputs = initial_state, []
     for t in range(length):
-        invalid, reset = (None, None) if flags is None else (mark.unsqueeze(-1) for mark in flag_masks(flags[:, t], 2))
+        invalid, reset = (None, None) if flags is None else (mask.unsqueeze(-1) for mask in flag_masks(flags[:, t], 2))
         before = state if reset is None else torch.where(reset, 0, state)
         window = torch.cat([before, u[:, t, :, None]], -1)
         y = (window * weight).sum(-1)

@@ -20,9 +20,9 @@ _inputs = ("x", "dt", "input_scale", "own_scale", "A", "B", "C", "D", "B_bias", 
 
 def _limits(sizes: Sizes) -> str | None:
     if sizes["H"] % sizes["G"]:
-        return f"B: got {sizes['G']} groups, expected a divisor of the {sizes['H']} heads of x"
+        return f"the groups of `B` must be a divisor of the {sizes['H']} heads of x, got {sizes['G']}"
     if 2 * sizes.get("R", 0) > sizes["N"]:
-        return f"angle: got {sizes['R']} angles, expected at most {sizes['N'] // 2} (pairs of the {sizes['N']} states)"
+        return f"the angles of `angle` must be at most {sizes['N'] // 2} (pairs of the {sizes['N']} states), got {sizes['R']}"
     return None
 
 
@@ -73,9 +73,9 @@ def ssd_scan(
     """h_t = exp(dt_t A) R(angle_t) h_{t-1} + s_t x_t B_t^T,  y_t = (h_t C_t + D x_t) silu(z_t),  head by head.
 
     The inputs are weighed by s = dt, or by `input_scale`. Dao and Gu, "Transformers are SSMs" (arXiv:2405.21060), section 6.
-    With `own_scale`, o, y_t sees its own input with another weight than later outputs do: h_t + (o_t - s_t) x_t B_t^T in place of
-    h_t. That makes one scan of Mamba-3's trapezoidal rule, whose inputs have a weight at their own step and one at the next: the
-    output of their own step sees them with the first, later ones with the sum of both (`longscan.layers.Mamba3`).
+    `own_scale`, o, replaces s for the input of the same step: y_t is computed from h_t + (o_t - s_t) x_t B_t^T in place of h_t.
+    This makes Mamba-3's trapezoidal rule one scan: there an input has one weight in the output of its step, and in all later
+    outputs the sum of this weight and the weight that the rule gives it at the next step (`longscan.layers.Mamba3`).
 
     Args:
         x: (B, L, H, P) inputs of H heads of width P; y has their dtype.
@@ -85,7 +85,7 @@ def ssd_scan(
         D: (H,) skip. z: (B, L, H, P) gate.
         initial_state: (B, H, P, N); zeros when None.
         input_scale: (B, L, H) weights of the inputs; dt when None.
-        own_scale: (B, L, H) weights of the inputs in the outputs of their own steps; those of the inputs when None.
+        own_scale: (B, L, H) weights of the inputs in the outputs of the same steps; s when None.
         angle: (B, L, H, R), 2R <= N: R(angle) rotates the first R pairs of neighbouring entries of the N by these radians.
         B_bias, C_bias: (H, N), what each head adds to what it takes of B or C.
         valid: (B, L) bool; where False the step is as if absent and y is 0 there.
@@ -106,7 +106,7 @@ def ssd_scan(
     check_real("B", B, (batch, length, -1, -1), x)
     groups, states = B.shape[2:]
     if groups < 1 or heads % groups:
-        raise ValueError(f"B: got {groups} groups in shape {tuple(B.shape)}, expected a divisor of the {heads} heads of x")
+        raise ValueError(f"the groups of `B` must be a divisor of the {heads} heads of x, got {groups} in shape {tuple(B.shape)}")
     check_real("C", C, (batch, length, groups, states), x)
     for name, value, shape in (
         ("D", D, (heads,)),
@@ -121,7 +121,9 @@ def ssd_scan(
         if value is not None:
             check_real(name, value, shape, x)
     if angle is not None and 2 * angle.shape[3] > states:
-        raise ValueError(f"angle: got {angle.shape[3]} angles, expected at most {states // 2} (pairs of the {states} states)")
+        raise ValueError(
+            f"the angles of `angle` must be at most {states // 2} (pairs of the {states} states), got {angle.shape[3]}"
+        )
     flags = step_flags(batch, length, valid, seq_idx, x)
     out = x.dtype
     if initial_state is None:
@@ -139,35 +141,13 @@ def ssd_scan(
     tensors.append(flags)
     with without_autocast(x):
         if native:
-            y, final = _run_native(*tensors, backend=chosen)
+            x, dt, A, B, C, D, z, initial_state, input_scale, own_scale, angle, B_bias, C_bias, flags = tensors
+            inputs = (x, dt, input_scale, own_scale, A, B, C, D, B_bias, C_bias, angle, initial_state)
+            y, final, _ = _native(*inputs, flags, keeps_chunk_states(*inputs), chosen)
+            if z is not None:  # the kernels have no gate
+                y = y * silu(zero_invalid(flags, z)[0])
         elif chosen == "reference":
             y, final = reference.ssd_scan(*tensors)
         else:
             y, final = eager.ssd_scan(*tensors, packed=seq_idx is not None)
     return y.to(out), final
-
-
-def _run_native(
-    x: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    z: Tensor | None,
-    initial_state: Tensor,
-    input_scale: Tensor | None,
-    own_scale: Tensor | None,
-    angle: Tensor | None,
-    B_bias: Tensor | None,
-    C_bias: Tensor | None,
-    flags: Tensor | None,
-    *,
-    backend: str,
-) -> tuple[Tensor, Tensor]:
-    """Return what `reference.ssd_scan` returns, by the native kernel, which has no gate."""
-    inputs = (x, dt, input_scale, own_scale, A, B, C, D, B_bias, C_bias, angle, initial_state)
-    y, final, _ = _native(*inputs, flags, keeps_chunk_states(*inputs), backend)
-    if z is not None:
-        y = y * silu(zero_invalid(flags, z)[0])
-    return y, final

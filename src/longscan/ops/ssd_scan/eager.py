@@ -1,10 +1,10 @@
 """`ssd_scan` by matrix products: inside a chunk of steps every output is a weighted sum over the chunk, across chunks a state.
 
 Dao and Gu, "Transformers are SSMs" (arXiv:2405.21060), section 6.2: with a_t = exp(dt_t A) the outputs of a chunk are
-(decay * C B^T) (s x) from its own inputs, decay_ts = a_{s+1} ... a_t, plus (a_1 ... a_t) C_t h from the state h before it.
+(decay * C B^T) (s x) from its inputs, decay_ts = a_{s+1} ... a_t, plus (a_1 ... a_t) C_t h from the state h before it.
 
 In rows with several sequences the products include only pairs of steps of one sequence (`masked_products`, `masked_sums`). The
-state before the chunk reaches the first sequence only, and only the last sequence enters the state after the chunk.
+state before the chunk affects the first sequence only, and only the last sequence affects the state after the chunk.
 """
 
 from functools import partial
@@ -18,7 +18,7 @@ from longscan.ops.arguments import carry_dtype, flag_masks, reset_mask, zero_inv
 from longscan.ops.associative import running_sum
 from longscan.ops.chunks import scan_chunks
 from longscan.ops.masked_products import masked_products, masked_sums
-from longscan.ops.ssd_scan.reference import of_heads
+from longscan.ops.ssd_scan.reference import repeat_for_heads
 
 
 def _split_first_angle(angle: Tensor, flags: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -51,50 +51,52 @@ def _chunk(
     x, dt, B, C, z, input_scale, own_scale, angle = zero_invalid(flags, x, dt, B, C, z, input_scale, own_scale, angle)
     batch, length, heads, width = x.shape
     if angle is not None or B_bias is not None or C_bias is not None:
-        B, C = of_heads(B, heads, B_bias), of_heads(C, heads, C_bias)
-    turned = None
-    if angle is not None:  # in the rotating frame of the state only inputs and readouts are rotated
-        opening, angle = _split_first_angle(angle, flags)
-        state = rotate_pairs(state, opening.unsqueeze(2))
-        turned = running_sum(angle.to(carry_dtype(angle)), reset_mask(flags, packed, 4))
-        B, C = (rotate_pairs(part, -turned) for part in (B, C))
+        B, C = repeat_for_heads(B, heads, B_bias), repeat_for_heads(C, heads, C_bias)
+    cumulative_angle = None
+    if angle is not None:  # in the rotating frame of the state only B and C are rotated
+        first_angle, angle = _split_first_angle(angle, flags)
+        state = rotate_pairs(state, first_angle.unsqueeze(2))
+        cumulative_angle = running_sum(angle.to(carry_dtype(angle)), reset_mask(flags, packed, 4))
+        B, C = (rotate_pairs(part, -cumulative_angle) for part in (B, C))
     groups = B.shape[2]
     drive = x * (dt if input_scale is None else input_scale).unsqueeze(-1)
     B, C, drive = (part.transpose(1, 2) for part in (B, C, drive))  # (B, heads or groups, L, .)
 
-    later = torch.ones(length, length, dtype=torch.bool, device=x.device).tril(-1)
+    is_earlier = torch.ones(length, length, dtype=torch.bool, device=x.device).tril(-1)
     exponent = (dt * A).transpose(1, 2)  # (B, H, L)
     # Sums over just the steps between: differences of running sums would cancel, in the gradient of A above all.
-    between = torch.where(later, exponent.unsqueeze(3), 0).cumsum(2)
+    between = torch.where(is_earlier, exponent.unsqueeze(3), 0).cumsum(2)
     since_start = exponent.cumsum(2)
-    apart, in_first, in_last = later.T, None, None
+    excluded, in_first, in_last = is_earlier.T, None, None
     reset = reset_mask(flags, packed, 2)
     if reset is not None:
         segment = reset.cumsum(1).unsqueeze(1)  # (B, 1, L)
-        apart = apart | (segment.unsqueeze(3) != segment.unsqueeze(2))
+        excluded = excluded | (segment.unsqueeze(3) != segment.unsqueeze(2))
         in_first, in_last = (segment == 0).unsqueeze(3), (segment == segment[..., -1:]).unsqueeze(3)
         since_start = since_start.masked_fill(segment != 0, -torch.inf)
-    decay, from_start = between.masked_fill(apart, -torch.inf).exp(), since_start.exp()
+    decay, from_start = between.masked_fill(excluded, -torch.inf).exp(), since_start.exp()
     to_end = decay[..., -1, :]
 
     per_group = (batch, groups, heads // groups)
-    within = decay if own_scale is None else torch.where(later, decay, 0)
-    products = C @ B.transpose(2, 3) if reset is None else masked_products(C, B, ~apart)
-    weights = (products.unsqueeze(2) * within.reshape(*per_group, length, length)).flatten(1, 2)
-    own = (weights @ drive if reset is None else masked_sums(weights, drive, ~apart)).transpose(1, 2)
+    pair_weights = decay if own_scale is None else torch.where(is_earlier, decay, 0)
+    products = C @ B.transpose(2, 3) if reset is None else masked_products(C, B, ~excluded)
+    weights = (products.unsqueeze(2) * pair_weights.reshape(*per_group, length, length)).flatten(1, 2)
+    y_chunk = (weights @ drive if reset is None else masked_sums(weights, drive, ~excluded)).transpose(1, 2)
     rows = state.reshape(batch, groups, heads // groups * width, state.shape[-1])
-    carried = _zero_unless(in_first, C) @ rows.transpose(2, 3)  # (B, G, L, heads of a group * P)
-    carried = carried.reshape(batch, groups, length, heads // groups, width).transpose(2, 3).flatten(1, 2)
-    y = own + _zero_unless(in_first, carried * from_start.unsqueeze(-1)).transpose(1, 2)
-    leaving = _zero_unless(in_last, drive * to_end.unsqueeze(-1)).reshape(*per_group, length, width).transpose(3, 4).flatten(2, 3)
-    entering = leaving @ _zero_unless(in_last, B)
-    before = _zero_unless(None if in_first is None else in_first[:, :, -1:], state)  # kept if the chunk holds no restart
-    state = from_start[..., -1:, None] * before + entering.reshape(state.shape)
-    if turned is not None:
-        state = rotate_pairs(state, turned[:, -1].unsqueeze(2))
+    y_carried = _zero_unless(in_first, C) @ rows.transpose(2, 3)  # (B, G, L, heads of a group * P)
+    y_carried = y_carried.reshape(batch, groups, length, heads // groups, width).transpose(2, 3).flatten(1, 2)
+    y = y_chunk + _zero_unless(in_first, y_carried * from_start.unsqueeze(-1)).transpose(1, 2)
+    weighted_drive = (
+        _zero_unless(in_last, drive * to_end.unsqueeze(-1)).reshape(*per_group, length, width).transpose(3, 4).flatten(2, 3)
+    )
+    added_state = weighted_drive @ _zero_unless(in_last, B)
+    before = _zero_unless(None if in_first is None else in_first[:, :, -1:], state)  # unchanged if the chunk has no restart
+    state = from_start[..., -1:, None] * before + added_state.reshape(state.shape)
+    if cumulative_angle is not None:
+        state = rotate_pairs(state, cumulative_angle[:, -1].unsqueeze(2))
     if own_scale is not None:
-        now = (C * B).sum(-1).repeat_interleave(heads // groups, 1).transpose(1, 2)
-        y = y + (now * own_scale).unsqueeze(-1) * x
+        c_dot_b = (C * B).sum(-1).repeat_interleave(heads // groups, 1).transpose(1, 2)
+        y = y + (c_dot_b * own_scale).unsqueeze(-1) * x
     y = y if D is None else y + D.unsqueeze(-1) * x
     y = y if z is None else y * silu(z)
     return y if flags is None else torch.where(flag_masks(flags, 4)[0], 0, y), state
@@ -123,6 +125,9 @@ def ssd_scan(
     *,
     packed: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """As `reference.ssd_scan`; memory beyond the output is bounded by a chunk. packed: whether `flags` may hold RESET."""
+    """Compute `reference.ssd_scan` chunk by chunk; memory beyond the output is bounded by a chunk.
+
+    packed: whether `flags` may contain RESET.
+    """
     per_step = (x, dt, B, C, z, input_scale, own_scale, angle, flags)
     return scan_chunks(partial(_chunk, packed=packed), per_step, (A, D, B_bias, C_bias), initial_state, empty=x)

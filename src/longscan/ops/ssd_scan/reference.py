@@ -12,7 +12,7 @@ from longscan.ops.arguments import flag_masks, zero_invalid
 from longscan.ops.tracing import fix_length
 
 
-def of_heads(part: Tensor, heads: int, bias: Tensor | None) -> Tensor:
+def repeat_for_heads(part: Tensor, heads: int, bias: Tensor | None) -> Tensor:
     """Return B or C (B, L, G, N) repeated for the heads of each group, (B, L, H, N), plus the `bias` (H, N) of the heads."""
     part = part.repeat_interleave(heads // part.shape[2], 2)
     return part if bias is None else part + bias
@@ -36,26 +36,26 @@ def ssd_scan(
 ) -> tuple[Tensor, Tensor]:
     """h_t = exp(dt_t A) R(angle_t) h_{t-1} + s_t x_t B_t^T, y_t = h_t C_t + D x_t, times silu(z_t); s is input_scale, or dt.
 
-    y_t sees its own input with the weight own_scale where that is given. x, z: (B, L, H, P); dt, input_scale, own_scale:
+    In y_t the input of the same step has the weight own_scale, if given. x, z: (B, L, H, P); dt, input_scale, own_scale:
     (B, L, H); A, D: (H,); B, C: (B, L, G, N), each group serving H / G heads, which add their rows of the biases (H, N); angle:
-    (B, L, H, R); initial_state: (B, H, P, N). R turns the first R pairs of the N entries. Returns y and the final state.
+    (B, L, H, R); initial_state: (B, H, P, N). R(angle) rotates the first R pairs of the N entries. Returns y and the final state.
     """
     x, dt, B, C, z, input_scale, own_scale, angle = zero_invalid(flags, x, dt, B, C, z, input_scale, own_scale, angle)
     x, length = fix_length(x)
     scale = dt if input_scale is None else input_scale
-    B, C = of_heads(B, x.shape[2], B_bias), of_heads(C, x.shape[2], C_bias)
+    B, C = repeat_for_heads(B, x.shape[2], B_bias), repeat_for_heads(C, x.shape[2], C_bias)
     state, outputs = initial_state, []
     for t in range(length):
         decay = torch.exp(dt[:, t] * A)[..., None, None]
-        entering = x[:, t].unsqueeze(-1) * B[:, t, :, None]
+        input_term = x[:, t].unsqueeze(-1) * B[:, t, :, None]
         before = state
         if flags is not None:
             before = torch.where(flag_masks(flags[:, t], 4)[1], 0, state)
         if angle is not None:
             before = rotate_pairs(before, angle[:, t, :, None])
         before = decay * before
-        after = before + scale[:, t, :, None, None] * entering
-        seen = after if own_scale is None else before + own_scale[:, t, :, None, None] * entering
+        after = before + scale[:, t, :, None, None] * input_term
+        seen = after if own_scale is None else before + own_scale[:, t, :, None, None] * input_term
         state = after if flags is None else torch.where(flag_masks(flags[:, t], 4)[0], state, after)
         outputs.append((seen * C[:, t, :, None]).sum(-1))
     y = torch.stack(outputs, 1) if outputs else x.clone()

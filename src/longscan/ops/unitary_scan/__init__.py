@@ -10,7 +10,7 @@ from longscan.ops.arguments import (
     check_complex,
     check_real,
     check_tensor,
-    in_form_of,
+    restore_complex,
     state_dtype,
     step_flags,
     to_pairs,
@@ -61,10 +61,10 @@ def unitary_scan(
     The angles are theta_t[d, n] = sum_p W[d, n, p] u_t[p] + bias[d, n], as the code that the AUSSM paper published computes them;
     with `phase_dt`, times dt_t[d] (the paper's equations 4 and 10-19). Phases are summed modulo 2 pi so that neither the size
     nor the phase of h drifts over long sequences. With `phase_grid` = Q every angle is rounded to a multiple of 2 pi / Q and the
-    multiples are summed in integers: errors of an angle below pi / Q leave no trace, whatever the length.
+    multiples are summed as integers: errors of an angle below pi / Q have no effect, whatever the length.
 
     Args:
-        u: (B, L, D) inputs; y has their dtype. In float32 the triton backend wants |u| < 2^20 and |W| < 4,094, beyond which
+        u: (B, L, D) inputs; y has their dtype. In float32 the triton backend needs |u| < 2^20 and |W| < 4,094; beyond that
             angles are not finite.
         dt: (B, L, D) positive step sizes.
         W: (D, N, D) angle weights, already scaled. bias: (D, N) angles.
@@ -99,7 +99,7 @@ def unitary_scan(
     phase = None
     if isinstance(initial_state, tuple):
         if phase_grid is None:
-            raise TypeError("initial_state: got a tuple, which phase_grid needs; expected a tensor")
+            raise TypeError("`initial_state` must be a tensor where phase_grid is None, got a tuple")
         initial_state, phase = initial_state
         check_tensor("initial_state[1]", phase, (batch, channels, states), u)
     if initial_state is not None:
@@ -109,7 +109,7 @@ def unitary_scan(
             check_real(name, optional, shape, u)
     if phase_grid is not None:
         if phase_grid < 2 or phase_dt:
-            raise ValueError(f"phase_grid: got {phase_grid} with phase_dt={phase_dt}, expected at least 2 without phase_dt")
+            raise ValueError(f"`phase_grid` must be at least 2, without phase_dt, got {phase_grid} with phase_dt={phase_dt}")
         B, C = (to_pairs(x, dt.dtype) for x in (B, C))
         masks = {"valid": valid, "seq_idx": seq_idx}
         return on_grid(u, dt, W, bias, B, C, D, z, initial_state, phase, phase_grid=phase_grid, **masks, backend=backend)
@@ -134,4 +134,4 @@ def unitary_scan(
             final = torch.view_as_real(final)
         else:
             y, final = eager.unitary_scan(*tensors, phase_dt=phase_dt, packed=seq_idx is not None)
-    return y.to(out), in_form_of(final, form)
+    return y.to(out), restore_complex(final, form)

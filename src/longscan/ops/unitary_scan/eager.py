@@ -2,7 +2,7 @@
 
 Inside a chunk that starts in state h_s, with G the sum of the angles since its start and S the sum of e^{-iG} dt silu(u):
 h_t = e^{i G_t} (h_s + B S_t). The angles are summed, and the state is carried from chunk to chunk, in float64: then nothing
-drifts, however many chunks there are. Where a sequence starts inside the row both sums start again from 0.
+drifts, however many chunks there are. Where a sequence starts inside the row, both sums restart from 0.
 """
 
 import math
@@ -50,7 +50,7 @@ def _chunk(
 ) -> tuple[Tensor, Tensor]:
     u, dt, z = zero_invalid(flags, u, dt, z)
     gated = silu(u)
-    entering = (dt * gated).unsqueeze(-1)
+    weighted_input = (dt * gated).unsqueeze(-1)
     # Wrapped, since sums of small angles have small rounding errors.
     angles = _wrap_angle(_angles(u, dt, W, bias, flags, phase_dt).to(state.dtype))
     start_re, start_im = state.unsqueeze(1).unbind(-1)
@@ -61,7 +61,7 @@ def _chunk(
         start_re, start_im = torch.where(dropped, 0, start_re), torch.where(dropped, 0, start_im)
     phase = _wrap_angle(running_sum(angles, reset))
     cos, sin = torch.cos(phase.to(u.dtype)), torch.sin(phase.to(u.dtype))
-    sum_re, sum_im = running_sum(cos * entering, reset), running_sum(-sin * entering, reset)
+    sum_re, sum_im = running_sum(cos * weighted_input, reset), running_sum(-sin * weighted_input, reset)
     added_re, added_im = _rotate(B[..., 0], B[..., 1], sum_re, sum_im)
     re, im = _rotate(cos, sin, start_re.to(u.dtype) + added_re, start_im.to(u.dtype) + added_im)
     y = (C[..., 0] * re - C[..., 1] * im).sum(-1)
@@ -88,12 +88,13 @@ def unitary_scan(
     phase_dt: bool,
     packed: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """As `reference.unitary_scan`, complex numbers as pairs (..., 2); memory beyond the output is bounded by a chunk.
+    """Compute `reference.unitary_scan` chunk by chunk; memory beyond the output is bounded by a chunk.
 
-    packed: whether `flags` may hold RESET.
+    Complex numbers are pairs (..., 2). packed: whether `flags` may contain RESET.
     """
     step = partial(_chunk, phase_dt=phase_dt, packed=packed)
     state = initial_state.to(carry_dtype(initial_state))
-    size = CHUNK // 4 if state.dtype == u.dtype else CHUNK  # sums no wider than what they add: short ones round less
+    # Sums in the dtype of their terms have smaller rounding errors in shorter chunks.
+    size = CHUNK // 4 if state.dtype == u.dtype else CHUNK
     y, final = scan_chunks(step, (u, dt, z, flags), (W, bias, B, C, D), state, empty=u, size=size)
     return y, final.to(initial_state.dtype, copy=True)

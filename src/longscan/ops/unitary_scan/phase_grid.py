@@ -75,7 +75,7 @@ def unitary_scan(
 
 
 def _integer_sum(x: Tensor, start: Tensor | None, flags: Tensor | None) -> Tensor:
-    """Return the running sum of integers x (B, L, D, N) from `start` (B, D, N), from zero again where the state restarts."""
+    """Return the running sum of integers x (B, L, D, N) from `start` (B, D, N); it restarts from zero where the state does."""
     total = torch.cumsum(x, 1)
     started = total if start is None else total + start.unsqueeze(1)
     if flags is None or not x.shape[1]:

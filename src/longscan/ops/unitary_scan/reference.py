@@ -1,9 +1,9 @@
 """The AUSSM recurrence as a loop over time: the definition of `unitary_scan`.
 
-h_t = e^{i theta_t} h_{t-1} + dt_t B silu(u_t) with theta_t = W u_t + bias, held as a phase and a sum: with G_t the running sum of
-the angles, wrapped, h_t = e^{i G_t} S_t and S_t = S_{t-1} + e^{-i G_t} dt_t B silu(u_t). Multiplying h by a rounded rotation
-step after step would let its size and phase drift; dividing by e^{i G} is safe here, and only here, because its size is 1.
-Where a sequence starts inside the row G and S are 0 again.
+h_t = e^{i theta_t} h_{t-1} + dt_t B silu(u_t) with theta_t = W u_t + bias is computed as a phase and a sum: with G_t the running
+sum of the angles, wrapped, h_t = e^{i G_t} S_t and S_t = S_{t-1} + e^{-i G_t} dt_t B silu(u_t). Multiplying h by a rounded
+rotation at every step would let its modulus and phase drift. Dividing by e^{i G} is safe only because its modulus is 1. Where a
+sequence starts inside the row, G and S restart from 0.
 
 Everything is computed in float64 and rounded at the end: in float32 the roundings of the angles alone add up to an error of the
 phase that grows with the length. The largest error of y over the largest y, for float32 inputs with N = D = 4: 4e-8 after 4,000
@@ -50,15 +50,15 @@ def unitary_scan(
     for t in range(length):
         angle = torch.einsum("bp,dnp->bdn", u[:, t], W) + bias
         angle = angle * dt[:, t, :, None] if phase_dt else angle
-        entering = (dt[:, t] * gated[:, t]).unsqueeze(-1) * B
+        input_term = (dt[:, t] * gated[:, t]).unsqueeze(-1) * B
         if flags is not None:
-            invalid, reset = (mark.unsqueeze(-1) for mark in flag_masks(flags[:, t], 2))
-            # the angle of a sequence's first step turns nothing but the state, which is dropped there
+            invalid, reset = (mask.unsqueeze(-1) for mask in flag_masks(flags[:, t], 2))
+            # the angle of a sequence's first step rotates only the state before it, which is dropped
             angle = torch.where(invalid | reset, 0, angle)
             phase, total = torch.where(reset, 0, phase), torch.where(reset, 0, total)
         phase = torch.remainder(phase + angle, 2 * math.pi)
         rotation = torch.complex(torch.cos(phase), torch.sin(phase))
-        total = total + rotation.conj() * entering  # at an invalid step u = 0, so nothing enters
+        total = total + rotation.conj() * input_term  # at an invalid step u = 0, so nothing is added
         outputs.append((C * rotation * total).real.sum(-1))
     y = torch.stack(outputs, 1) if outputs else u.clone()
     y = y if D is None else y + D * gated
