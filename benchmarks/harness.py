@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from longscan.ops import _native, _triton_launch
-from longscan.training.records import commit, device_name
+from longscan.training.run import commit, device_name
 from page import write_page
 
 ROOT = Path(__file__).parents[1]

@@ -39,7 +39,7 @@ from longscan.engine import Callback, Engine, StepResult, WeightAverage
 from longscan.models import SequenceModel, optimizer_groups
 from longscan.report.records import append_record, read_records
 from longscan.tasks import Batch
-from longscan.training.records import commit, device_name
+from longscan.training.run import commit, device_name
 from seeds import Stacked, accuracies, clip_each, restore_training, summed_losses, training_tensors
 
 ROOT = Path(__file__).parents[1]

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from longscan.report.page import commit_text
 from longscan.report.records import Record, read_records
-from longscan.report.text import commit_text
 
 QUANTITIES = {  # field of a row -> column
     "forward_ms": "forward, ms",

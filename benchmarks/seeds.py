@@ -49,11 +49,10 @@ from longscan.report.statistics import mean_interval
 from longscan.tasks import Batch
 from longscan.tasks.base import Split
 from longscan.training.batches import LengthSchedule
-from longscan.training.optim import build_optimizer, learning_rate
 from longscan.training.parsing import parse_settings
-from longscan.training.records import commit
-from longscan.training.run import first_model
+from longscan.training.run import commit, first_model
 from longscan.training.settings import SettingError, Settings
+from longscan.training.trainer import build_optimizer
 
 EXACT = 1 - 1e-6  # a scaled accuracy above it means that all answers are right, up to the rounding of a mean
 MOMENTS = ("exp_avg", "exp_avg_sq")  # of AdamW
@@ -201,7 +200,7 @@ class Seeds(Callback):
         self.engine = Engine(
             build_optimizer(self.model, self.training),
             self.compute_loss,
-            learning_rate=partial(learning_rate, settings=self.training),
+            learning_rate=self.training.learning_rate,
             clip_gradients=partial(clip_each, list(self.model.parameters()), self.training.clip),
             callbacks=[self] if self.average is None else [self.average, self],
         )

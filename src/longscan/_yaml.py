@@ -1,7 +1,7 @@
-"""YAML files and words of the command line as plain values."""
+"""YAML files and arguments of the command line as plain values."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile("None$"), ["N
 
 
 def parse_text(text: str, declared: Any) -> Any:
-    """Return a word of the command line as YAML reads it; unchanged if empty or text, or if only the word is of the type."""
+    """Return an argument of the command line as YAML reads it; unchanged if it is text, or if only the text is of the type."""
     if not text.strip():  # nothing to YAML, but null and None are how to write that
         return text
     try:
@@ -58,3 +58,12 @@ def read_mapping(path: str | Path, names: Sequence[str]) -> dict[str, Any]:
 def describe_kind(value: object) -> str:
     """Return a value of a file in words, for example "a list"."""
     return {type(None): "nothing", list: "a list", str: "text"}.get(type(value), repr(value))
+
+
+def flatten(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the settings of nested mappings by their dotted names."""
+    for name, value in settings.items():
+        if isinstance(value, Mapping) and value:
+            yield from flatten(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value

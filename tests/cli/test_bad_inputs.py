@@ -64,7 +64,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory, tiny_words: list[str]) ->
         (["--model.spec", "((m*100)*100)*2"], ["model.spec", "10,000 blocks"]),
         (["--model.spec", "(" * 3000 + "m" + ")" * 2999], ["model.spec", "opens a group at position 1 "]),
         (["--about.published", "[zz]"], ["about.published", "'zz'", "published.json"]),
-        (["--about.published", "[r036, r0018]"], ["about.published", "'r0018'", "did you mean r018?"]),
+        (["--about.published", "[r036, r0018]"], ["about.published[1]", "'r0018'", "published.json"]),
         (["--model.spec", "mza"], ["model.spec", "'mza'", "position 1"]),
         (["--model.spec", "ma sss"], ["model.spec", "'sss'", "position 4", "'mamba aussm s5*3'"]),
         (["--model.block_options.e.dropout", "0.1"], ["block_options", "'e'", "'s7' in the letters of earlier versions"]),

@@ -1,6 +1,7 @@
 """The training loop: what a step does, when callbacks run, and what happens to a loss that is not finite."""
 
 import math
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -17,9 +18,6 @@ class Recorder(Callback):
     def __init__(self, stop_at: int | None = None) -> None:
         self.events: list[Any] = []
         self.stop_at = stop_at
-
-    def on_train_begin(self, engine: Engine) -> None:
-        self.events.append("begin")
 
     def on_step_end(self, engine: Engine, result: StepResult) -> None:
         self.events.append(engine.step)
@@ -79,9 +77,9 @@ def test_callbacks_run_in_order_and_may_stop() -> None:
     engine = engine_of(nn.Linear(1, 1), callbacks=[first, second])
     engine.run(batches())
     rows = [{"rate": 1.0}, {"rate": 0.5}]
-    assert first.events == ["begin", 1, rows[0], rows[0], 2, rows[1], rows[1], "end"]
-    assert second.events == ["begin", rows[0], 1, rows[0], rows[1], 2, rows[1], "end"]
-    assert asked[1] == ["begin", rows[0], 1, rows[0]], "a batch is asked for after the callbacks of the step before"
+    assert first.events == [1, rows[0], rows[0], 2, rows[1], rows[1], "end"]
+    assert second.events == [rows[0], 1, rows[0], rows[1], 2, rows[1], "end"]
+    assert asked[1] == [rows[0], 1, rows[0]], "a batch is asked for after the callbacks of the step before"
     assert len(asked) == 2
 
 
@@ -89,7 +87,7 @@ def test_callbacks_run_in_order_and_may_stop() -> None:
 def test_a_loss_that_is_not_finite_ends_the_run_with_an_error(slope: float, batch: float) -> None:
     recorder = Recorder()
     engine = engine_of(nn.Linear(1, 1), slope, callbacks=[recorder])
-    assert engine.is_finite()
+    engine.raise_if_not_finite()
     with pytest.raises(NonFiniteLossError, match="not finite at step 2 or before"):
         engine.run([torch.tensor(batch), torch.tensor(1.0)])
     assert "end" not in recorder.events
@@ -98,14 +96,16 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_an_error(slope: float, batc
 def test_one_infinite_gradient_of_several_is_found() -> None:
     engine = engine_of(nn.Linear(1, 1), clip_gradients=lambda: torch.tensor([1.0, math.inf]))
     engine.update(torch.tensor(1.0))
-    assert not engine.is_finite()
+    with pytest.raises(NonFiniteLossError):
+        engine.raise_if_not_finite()
 
 
 @pytest.mark.parametrize(("here", "elsewhere", "finite"), [(True, 0, True), (True, 1, False), (False, 0, False)])
 def test_a_process_knows_of_the_others(here: bool, elsewhere: int, finite: bool) -> None:
     engine = engine_of(nn.Linear(1, 1), sum_over_processes=lambda x: x + elsewhere)
     engine.all_finite.fill_(here)
-    assert engine.is_finite() is finite
+    with nullcontext() if finite else pytest.raises(NonFiniteLossError):
+        engine.raise_if_not_finite()
 
 
 def test_rates_of_groups_are_scaled_and_tensors_are_filled_in_place() -> None:

@@ -11,8 +11,8 @@ from longscan.models import (
     parameters_by_role,
     with_head,
 )
-from longscan.training.optim import build_optimizer
 from longscan.training.settings import TrainingSettings
+from longscan.training.trainer import build_optimizer
 
 
 def causal(seed: int = 0, spec: str = "mm", **options) -> SequenceModel:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from longscan.models import STANDARD_BLOCKS, Forecaster, LanguageModel, SequenceModel, SiameseModel
 from longscan.report import read_records
 from longscan.training import Run
-from longscan.training.records import commit
+from longscan.training.run import commit
 
 ROOT = Path(__file__).parents[2]
 RECIPES = (

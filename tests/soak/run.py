@@ -248,7 +248,7 @@ def record(kind: str, tally: Tally, seconds: float, args: argparse.Namespace) ->
     """Return the line of one kind for the records."""
     import torch
 
-    from longscan.training.records import commit, device_name
+    from longscan.training.run import commit, device_name
 
     return {
         "kind": kind,

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from longscan.training import CurriculumSettings, LateLengthSettings
-from longscan.training.batches import LengthSchedule, Prefetcher
+from longscan.training.batches import LengthSchedule, prefetch_batches
 
 
 def test_without_settings_the_task_is_the_tasks_own(tiny: Any) -> None:
@@ -37,17 +37,18 @@ def test_prefetched_batches_are_those_of_the_schedule_at_the_time_of_use(tiny: A
     late = LateLengthSettings(share=0.5, start=0.5, shortest=6, longest=12)
     settings = tiny(steps=12, curriculum=CurriculumSettings(start=4, end=8), late_lengths=late)
     schedule = LengthSchedule(settings)
-    with Prefetcher(schedule.task, 8, 5, depth=depth) as batches:
-        for step in range(12):
-            if step in (3, 4, 8):
-                schedule.update(1.0)
-            expected = schedule.task(step).batch("train", step, 8, 5)
-            found = batches.get(step)
-            assert torch.equal(found.inputs, expected.inputs)
-            assert torch.equal(found.targets, expected.targets)
+    batches = prefetch_batches(schedule.task, range(12), 8, 5, depth=depth)
+    for step in range(12):
+        if step in (3, 4, 8):
+            schedule.update(1.0)
+        expected = schedule.task(step).batch("train", step, 8, 5)
+        found = next(batches)
+        assert torch.equal(found.inputs, expected.inputs)
+        assert torch.equal(found.targets, expected.targets)
+    assert next(batches, None) is None
 
 
 def test_an_error_in_a_batch_reaches_the_loop(tiny: Any) -> None:
     schedule = LengthSchedule(tiny())
-    with Prefetcher(schedule.task, 0, 0, depth=2) as batches, pytest.raises(ValueError, match="batch_size"):
-        batches.get(0)
+    with pytest.raises(ValueError, match="batch_size"):
+        next(prefetch_batches(schedule.task, range(4), 0, 0, depth=2))

@@ -71,7 +71,7 @@ BOUNDS: dict[type, dict[str, tuple[list[Any], list[Any]]]] = {
         "prefetch": COUNT_OR_OFF,
     },
 }
-UNBOUNDED = {"block_options", "decay_all", "curriculum", "late_lengths", "start_from", "capture", "trackers"}
+UNBOUNDED = {"block_options", "decay_all", "curriculum", "late_lengths", "start_from", "capture", "shard", "trackers"}
 
 
 def test_every_setting_has_bounds_here() -> None:

@@ -22,7 +22,7 @@ from longscan.training.checkpoint import (
     write_checkpoint,
     write_tensors,
 )
-from longscan.training.optim import build_optimizer
+from longscan.training.trainer import build_optimizer
 
 
 def save(target: Path, value: float) -> None:

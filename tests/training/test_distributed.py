@@ -15,11 +15,12 @@ from accelerate.utils import DistributedType
 from torch import Tensor, distributed
 from torch.nn.parallel import DistributedDataParallel
 
+from longscan.cli import main
 from longscan.layers.parameters import parameter_options
 from longscan.models import SequenceModel
 from longscan.models.roles import optimizer_groups
 from longscan.tasks import TASKS, Batch, Task
-from longscan.training import SettingError, shard_model, share_of, train
+from longscan.training import Run, SettingError, shard_model, share_of, train
 from longscan.training import trainer as trainer_module
 from longscan.training.checkpoint import read_tensors
 from longscan.training.evaluate import predict, scored_answers
@@ -129,8 +130,14 @@ def test_sharding_by_accelerate_is_refused(tiny: Any, tmp_path: Path, monkeypatc
         return SimpleNamespace(distributed_type=DistributedType.FSDP, num_processes=1)
 
     monkeypatch.setattr(trainer_module, "Accelerator", sharding)
-    with pytest.raises(SettingError, match=r"^accelerate: got FSDP, needed none"):
+    with pytest.raises(SettingError, match=r"^accelerate: got FSDP, needed a launch without it; `training.shard`"):
         train(tiny(), tmp_path / "run")
+
+
+def test_one_process_cannot_split_a_model(tiny: Any, tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match=r"^training\.shard: got True, needed false, or several processes"):
+        train(tiny(shard=True), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 STEPS = 12
@@ -172,10 +179,15 @@ def finish(started: list[Any], folder: Path) -> None:
         assert process.exitcode == 0, Path(f"{folder}-{rank}.err").read_text()
 
 
-def test_two_processes_that_were_killed_go_on(tmp_path: Path) -> None:
+def rows_without_seconds(folder: Path) -> list[dict[str, Any]]:
+    return [{name: value for name, value in row.items() if name != "seconds"} for row in read_rows(folder / "metrics.jsonl")]
+
+
+@pytest.mark.parametrize("shard", ["false", "true"])
+def test_two_processes_that_were_killed_go_on(tmp_path: Path, shard: str) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    finish(start_two(whole), whole)
-    started = start_two(cut)
+    finish(start_two(whole, "--training.shard", shard), whole)
+    started = start_two(cut, "--training.shard", shard)
     while all(process.is_alive() for process in started) and len(read_rows(cut / "metrics.jsonl")) < 7:
         time.sleep(0.002)
     for process in reversed(started):
@@ -185,14 +197,26 @@ def test_two_processes_that_were_killed_go_on(tmp_path: Path) -> None:
         process.join()
     assert len(read_rows(cut / "metrics.jsonl")) < STEPS
     finish(start_two(cut, "--resume"), cut)
-    for which in ("last", "best"):
-        for name in ("model", "optimizer", "average"):
-            path = Path("checkpoints", which, f"{name}.safetensors")
-            if (whole / path).exists():
-                left, right = read_tensors(whole / path), read_tensors(cut / path)
-                assert all(torch.equal(left[key], right[key]) for key in left), path
-    rows = [
-        [{name: value for name, value in row.items() if name != "seconds"} for row in read_rows(folder / "metrics.jsonl")]
-        for folder in (whole, cut)
-    ]
-    assert rows[0] == rows[1]
+    for which in ("last", "best", "average"):
+        for path in sorted((whole / "checkpoints" / which).glob("*.safetensors")):
+            left, right = read_tensors(path), read_tensors(cut / "checkpoints" / which / path.name)
+            assert left.keys() == right.keys()
+            assert all(torch.equal(left[key], right[key]) for key in left), path
+    assert rows_without_seconds(whole) == rows_without_seconds(cut)
+
+
+def test_two_processes_with_a_split_model_are_one(tmp_path: Path) -> None:
+    """The same rows and files up to rounding, without dropout, which differs between processes; one process resumes the run."""
+    words = ["--model.block_options.m.dropout", "0", "--training.select", "average", "--training.eval_every", "4"]
+    one, two = tmp_path / "one", tmp_path / "two"
+    finish(start_two(two, *words, "--training.shard", "true"), two)
+    assert main([*WORDS, *words, "--out", str(one)]) == 0
+    for left, right in zip(rows_without_seconds(one), rows_without_seconds(two), strict=True):
+        assert (left.pop("split"), left) == (right.pop("split"), pytest.approx(right, rel=1e-4, abs=1e-6))
+    for path in sorted((one / "checkpoints").glob("*/*.safetensors")):
+        left, right = read_tensors(path), read_tensors(two / path.relative_to(one))
+        assert left.keys() == right.keys()
+        for key, value in left.items():
+            torch.testing.assert_close(value, right[key], rtol=1e-3, atol=1e-4)
+    assert main(["train", "--out", str(two), "--resume", "--training.shard", "false", "--steps", str(STEPS + 2)]) == 0
+    assert Run(two).model("average")(torch.zeros(1, 3, dtype=torch.long)).isfinite().all()

@@ -7,7 +7,7 @@ from torch import nn
 from longscan.engine import make_capturable, set_learning_rate
 from longscan.layers.parameters import mark
 from longscan.training import TrainingSettings
-from longscan.training.optim import build_optimizer
+from longscan.training.trainer import build_optimizer
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """What a person sees of a run."""
 
+import contextlib
 import functools
 import io
 from typing import Any
@@ -9,7 +10,7 @@ import torch
 from rich.console import Console
 
 from longscan.engine import Engine, StepResult
-from longscan.training.callbacks import ProgressBar
+from longscan.training.logs import ProgressBar
 
 ROWS = [
     {"step": 2, "split": "train", "loss": 0.5, "accuracy": 0.75, "lr": 0.01},
@@ -20,10 +21,10 @@ ROWS = [
 def seen(monkeypatch: pytest.MonkeyPatch, *, terminal: bool, shown: bool = True) -> str:
     text = io.StringIO()
     console = functools.partial(Console, file=text, force_terminal=terminal, width=160)
-    monkeypatch.setattr("longscan.training.callbacks.Console", lambda **values: console(quiet=values["quiet"]))
+    monkeypatch.setattr("longscan.training.logs.Console", lambda **values: console(quiet=values["quiet"]))
     weight = torch.zeros(1, requires_grad=True)
     engine = Engine(torch.optim.SGD([weight]), lambda _: (weight.sum(), None), learning_rate=lambda _: 0.0)
-    with ProgressBar(10, 1, "accuracy", shown=shown) as bar:
+    with contextlib.closing(ProgressBar(10, 1, "accuracy", shown=shown)) as bar:
         for engine.step in (2, 3, 4):
             bar.on_step_end(engine, StepResult(None, weight, None, 0.0))
         for row in ROWS:

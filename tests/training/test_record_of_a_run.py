@@ -9,16 +9,16 @@ import pytest
 import torch
 
 from longscan.training import ModelSettings, SettingError, parse_settings
-from longscan.training import records as records_module
-from longscan.training.records import check_target, device_name, read_baselines, write_baselines
-from longscan.training.run import build_model
+from longscan.training import run as run_module
+from longscan.training.records import check_target, read_baselines, write_baselines
+from longscan.training.run import build_model, device_name
 
 
 def test_a_cpu_is_named_by_its_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     described = tmp_path / "cpuinfo"
-    monkeypatch.setattr(records_module, "Path", lambda path: described if path == "/proc/cpuinfo" else Path(path))
-    monkeypatch.setattr(records_module.platform, "processor", lambda: "")
-    monkeypatch.setattr(records_module.platform, "machine", lambda: "riscv64")
+    monkeypatch.setattr(run_module, "Path", lambda path: described if path == "/proc/cpuinfo" else Path(path))
+    monkeypatch.setattr(run_module.platform, "processor", lambda: "")
+    monkeypatch.setattr(run_module.platform, "machine", lambda: "riscv64")
     threads = torch.get_num_threads()
     assert device_name(torch.device("cpu")) == f"cpu, riscv64, {threads} threads"
     described.write_text("processor : 0\nmodel name\t: First: one\nmodel name\t: Second\n")

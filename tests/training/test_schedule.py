@@ -5,12 +5,11 @@ import torch
 from torch.optim.lr_scheduler import CosineAnnealingLR, CosineAnnealingWarmRestarts
 
 from longscan.training import TrainingSettings
-from longscan.training.optim import learning_rate
 
 
 def rates(**values: object) -> list[float]:
     settings = TrainingSettings(**values)
-    return [learning_rate(step, settings) for step in range(settings.steps)]
+    return [settings.learning_rate(step) for step in range(settings.steps)]
 
 
 def torch_rates(scheduler: type, lr: float, steps: int, *args: object, **values: object) -> list[float]:

@@ -26,7 +26,6 @@ from longscan.training import (
     train,
 )
 from longscan.training.batches import LengthSchedule
-from longscan.training.optim import learning_rate
 from longscan.training.parsing import load_settings
 from longscan.training.records import result_row
 from longscan.training.space import SweepConfig
@@ -64,7 +63,7 @@ def test_every_setting_of_a_run_is_read(tiny: Any, tmp_path: Path, reads: set[tu
     )  # fmt: skip
     result_row(train(settings, tmp_path / "run"))
     LengthSchedule(settings).update(1.0)
-    learning_rate(2, replace(settings.training, restart_period=1))
+    replace(settings.training, restart_period=1).learning_rate(2)
     unread = {(kind.__name__, field.name) for kind in SETTINGS for field in fields(kind)} - reads
     assert sorted(unread) == []
 

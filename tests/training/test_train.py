@@ -31,8 +31,7 @@ from longscan.training import (
 from longscan.training.checkpoint import find_checkpoint, read_checkpoint, read_tensors
 from longscan.training.evaluate import evaluate
 from longscan.training.logs import read_rows
-from longscan.training.records import commit
-from longscan.training.run import build_model, first_model
+from longscan.training.run import build_model, commit, first_model
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:tensorboard")
 

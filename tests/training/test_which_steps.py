@@ -8,13 +8,13 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import PartialState
 
+from longscan.engine import StepResult
 from longscan.tasks import TASKS, Batch
 from longscan.training import SettingError, train
-from longscan.training import callbacks as callbacks_module
 from longscan.training import trainer as trainer_module
+from longscan.training.batches import share_of
 from longscan.training.evaluate import Scores
 from longscan.training.logs import read_rows
-from longscan.training.sharing import share_of
 from longscan.training.trainer import Trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:tensorboard")
@@ -38,8 +38,8 @@ def followed(tiny: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
             (saved if target.name == "last" else written).append(state)
 
         monkeypatch.setattr(trainer_module, "evaluate", evaluate)
-        monkeypatch.setattr(callbacks_module, "write_checkpoint", write)
-        monkeypatch.setattr(trainer_module.longscan.report, "run_report", lambda _: None)
+        monkeypatch.setattr(trainer_module, "write_checkpoint", write)
+        monkeypatch.setattr(trainer_module, "run_report", lambda _: None)
         done = train(tiny(**values), tmp_path / "run", test=False)
         rows = read_rows(tmp_path / "run" / "metrics.jsonl")
         return {
@@ -117,9 +117,13 @@ def test_scores_of_a_batch_are_means_over_the_processes(tiny: Any, tmp_path: Any
     """Each process adds loss times weight, score times weight and the weight; the same on each of them here."""
     one = trainer(tiny(), tmp_path)
     other = torch.tensor([8.0, 1.0, 2.0])
+    batch = one.task.batch("train", 0, 4, 0)
+    result = StepResult((one.model(batch.inputs, valid=batch.valid), batch, 6.0), torch.zeros(()), None, 0.0)
+    loss, score = one.batch_scores(result)
     one.accelerator = SimpleNamespace(num_processes=number, device="cpu", reduce=lambda x: x + other)  # type: ignore[assignment]
-    expected = (0.5, 0.25) if number == 1 else ((0.5 * 6 + 8) / 8, (0.25 * 6 + 1) / 8)
-    assert one.mean_over_processes(0.5, 0.25, 6.0) == pytest.approx(expected)
+    one.engine.step = 1
+    expected = (loss, score) if number == 1 else ((loss * 6 + 8) / 8, (score * 6 + 1) / 8)
+    assert one.batch_scores(result) == pytest.approx(expected)
 
 
 def test_a_run_puts_back_what_it_set_for_the_process(followed: Any) -> None:

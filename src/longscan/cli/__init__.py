@@ -42,11 +42,11 @@ _OUT_OF_MEMORY = re.compile(r"can't allocate memory|not enough memory|out of mem
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command that the words name (`sys.argv` where None) and return its exit code."""
+    """Run the command that the arguments name (`sys.argv` if None) and return its exit code."""
     argv = list(sys.argv[1:] if argv is None else argv)
     name = argv[0] if argv else "--help"
     try:
-        code = _run(argv)
+        code = run_command(name, COMMANDS[name], argv[1:]) if name in COMMANDS else _print_page(name, argv)
         sys.stdout.flush()
         return code
     except ModuleNotFoundError as error:
@@ -72,19 +72,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-def _run(argv: Sequence[str]) -> int:
-    if not argv or argv[0] in ("-h", "--help"):
-        _print_help()
-        return 0 if argv else 2
-    if argv[0] == "--version":
-        sys.stdout.write(f"longscan {longscan.__version__}\n")
+def _print_page(name: str, argv: Sequence[str]) -> int:
+    """Print the version or the list of commands and return the exit code. Raises SettingError for an unknown command."""
+    if name == "--version":
+        echo(f"longscan {longscan.__version__}")
         return 0
-    if argv[0] not in COMMANDS:
-        raise SettingError(f"{argv[0]}: unknown command, needed one of {', '.join(COMMANDS)}")
-    return run_command(argv[0], COMMANDS[argv[0]], argv[1:])
-
-
-def _print_help() -> None:
+    if name not in ("-h", "--help"):
+        raise SettingError(f"{name}: unknown command, needed one of {', '.join(COMMANDS)}")
     from rich.table import Table
 
     table = Table("command", "what it does", title="longscan: state space models for long sequences", title_justify="left")
@@ -92,3 +86,4 @@ def _print_help() -> None:
         table.add_row(name, first_line(command))
     print_table(table)
     echo("`longscan COMMAND --help` lists a command's options; `longscan train --task NAME --help` also the settings of a task.")
+    return 0 if argv else 2

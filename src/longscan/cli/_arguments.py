@@ -1,11 +1,11 @@
-"""Command lines from signatures: a command's parameters are its arguments, with their type, help and default.
+"""Command lines from signatures: a command's parameters are its arguments, with type, help and default.
 
     def predict(run: Annotated[str, Doc("folder of the run")], *, out: Annotated[str | None, Doc("where to write")] = None) -> int
 
 is `longscan predict RUN [--out VALUE]`. Keyword-only parameters are options, those of type bool are flags, the others positional.
-A command that takes `*settings: str` gets the words that are no arguments of its own, for `longscan.training.parse_settings`. Its
-positional argument is the first word, because argparse can not tell the value of an unknown option from a positional argument. A
-parameter `command_line` gets the whole line, for records.
+A command with a parameter `*settings: str` gets all arguments that it does not declare, which `parse_settings` reads. Its
+positional argument must come first, because argparse cannot tell the value of an unknown option from a positional argument. A
+parameter `command_line` gets the whole command line, for records.
 """
 
 import inspect
@@ -25,25 +25,26 @@ COMMAND_LINE = "command_line"
 
 
 class Argument(NamedTuple):
-    """One argument of a command: its parameter, annotated type and default, MISSING where it is required."""
+    """One argument of a command.
+
+    Attributes:
+        name: the parameter.
+        declared: its annotated type.
+        default: its default, MISSING if it is required.
+        is_positional: whether it is no option.
+        is_flag: whether it is an option without a value.
+        word: the argument as it is written on the command line.
+    """
 
     name: str
     declared: Any
     default: Any
     is_positional: bool
-
-    @property
-    def is_flag(self) -> bool:
-        """Whether the argument is an option without a value."""
-        return not self.is_positional and (get_args(self.declared) or (self.declared,))[0] is bool
-
-    @property
-    def word(self) -> str:
-        """The argument as it is written on the command line."""
-        return self.name if self.is_positional else "--" + self.name.replace("_", "-")
+    is_flag: bool
+    word: str
 
     def convert(self, text: str | bool | None) -> Any:
-        """Convert the text of the argument to its type. Raises SettingError where it does not match or is missing."""
+        """Convert the text of the argument to its type. Raises SettingError if it does not match or is missing."""
         if text is None and self.default is MISSING:
             raise SettingError(f"{self.word}: got nothing, needed {find_doc(self.declared)}")
         if text is None or self.is_flag:
@@ -61,17 +62,20 @@ def first_line(documented: object) -> str:
 
 
 def list_arguments(command: Command) -> list[Argument]:
-    """List the arguments of a command, less its settings and its command line."""
-    hints, parameters = type_hints(command, include_extras=True), inspect.signature(command).parameters.values()
-    return [
-        Argument(p.name, hints[p.name], MISSING if p.default is p.empty else p.default, p.kind is p.POSITIONAL_OR_KEYWORD)
-        for p in parameters
-        if p.kind is not p.VAR_POSITIONAL and p.name != COMMAND_LINE
-    ]
+    """List the arguments of a command, without its settings and its command line."""
+    arguments, hints = [], type_hints(command, include_extras=True)
+    for one in inspect.signature(command).parameters.values():
+        if one.kind is not one.VAR_POSITIONAL and one.name != COMMAND_LINE:
+            declared, is_positional = hints[one.name], one.kind is one.POSITIONAL_OR_KEYWORD
+            is_flag = not is_positional and (get_args(declared) or (declared,))[0] is bool
+            word = one.name if is_positional else "--" + one.name.replace("_", "-")
+            default = MISSING if one.default is one.empty else one.default
+            arguments.append(Argument(one.name, declared, default, is_positional, is_flag, word))
+    return arguments
 
 
 def run_command(name: str, command: Command, argv: Sequence[str]) -> int:
-    """Parse the words of a command and call it, or print its help. Raises SettingError for words that do not fit."""
+    """Parse the arguments of a command and call it, or print its help. Raises SettingError for an unknown or invalid argument."""
     parameters = inspect.signature(command).parameters
     takes_settings = any(one.kind is one.VAR_POSITIONAL for one in parameters.values())
     arguments = list_arguments(command)
@@ -92,7 +96,7 @@ def run_command(name: str, command: Command, argv: Sequence[str]) -> int:
 
 
 def _parser(arguments: Sequence[Argument]) -> ArgumentParser:
-    """Build a parser in which an argument that is not given is None, a flag False."""
+    """Build a parser that returns None for an argument that is not given, False for a flag."""
     parser = new_parser()
     parser.add_argument("-h", "--help", action="store_true", help="show this page")
     for one in arguments:
@@ -107,7 +111,7 @@ def _parser(arguments: Sequence[Argument]) -> ArgumentParser:
 
 
 def _print_help(name: str, command: Command, settings: Sequence[str] | None) -> None:
-    """Print the help page of a command; settings: its words for settings, None where it takes none."""
+    """Print the help page of a command; settings: its arguments for settings, None if it takes none."""
     arguments = list_arguments(command)
     parents, usage = [_parser(arguments)], None
     if settings is not None:

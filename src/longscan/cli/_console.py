@@ -35,7 +35,7 @@ def stderr() -> "Console":
 
 def echo(text: str) -> None:
     """Print text on stdout."""
-    stdout().print(text, markup=False)
+    sys.stdout.write(f"{text}\n")
 
 
 def echo_error(text: str, style: str | None = None) -> None:

@@ -2,15 +2,12 @@
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from longscan._errors import SettingError
 from longscan._types import Doc, NonNegativeInt
 from longscan.cli._console import echo, echo_error, print_table
 from longscan.cli.runs import append_record
-
-if TYPE_CHECKING:
-    from longscan.training import Run
 
 
 def train(
@@ -38,11 +35,6 @@ def train(
         return 0
     if record is not None:
         append_record(run, record)
-    return _print_result(run)
-
-
-def _print_result(run: "Run") -> int:
-    """Print the test score of a run and return the exit code."""
     result = run.result or {}
     if result["status"] == "failed":
         echo_error(f"failed: {result['failure']}; the report is {run.folder / 'report.html'}", style="red")
@@ -97,8 +89,8 @@ def sweep(
 
 def _print_sweep(result: dict[str, Any]) -> None:
     """Print the trials of a sweep, best first, and the test over seeds."""
+    from longscan.report.page import mean_text
     from longscan.report.sweep import failures, settings_text
-    from longscan.report.text import mean_text
 
     metric, best, test = result["metric"], result["best"], result["test"]
     if result["trials"]:
@@ -118,8 +110,8 @@ def _print_trials(result: dict[str, Any]) -> None:
     from rich.markup import escape
     from rich.table import Table
 
+    from longscan.report.page import show
     from longscan.report.sweep import best_first, setting_text
-    from longscan.report.text import show
 
     names = [", ".join(name.rpartition(".")[2] for name in key.split(",")) for key in result["space"]]
     score = f"validation {result['metric']}"

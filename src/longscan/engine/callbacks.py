@@ -1,6 +1,9 @@
 """Callbacks that any training can use."""
 
+import copy
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,7 +24,7 @@ class EpochLosses(Callback):
         self._losses: list[Tensor] = []
 
     def on_step_end(self, engine: Engine, result: StepResult) -> None:
-        """Keep the loss; at the end of an epoch, add the mean to the curve."""
+        """Store the loss; at the end of an epoch, append the mean to the curve."""
         self._losses.append(result.loss)
         if engine.step % self._steps_per_epoch == 0:
             engine.raise_if_not_finite()
@@ -29,43 +32,65 @@ class EpochLosses(Callback):
             self._losses = []
 
 
-class EarlyStopping(Callback):
-    """Evaluates a model every `every` steps, keeps its best weights, and stops after `patience` evaluations without a better one.
+@dataclass
+class Patience:
+    """The best error so far, and the number of evaluations since.
 
-    evaluate: returns the error, smaller is better. The model has its best weights when training ends; its first ones if no error
-    was a number.
+    Attributes:
+        limit: evaluations without a smaller error after which training stops; 0: never.
+        best_error: infinity before the first evaluation.
+        used: evaluations since the best one.
+        is_used_up: whether `limit` is reached.
+    """
+
+    limit: int
+    best_error: Any = math.inf
+    used: int = 0
+    is_used_up: bool = False
+
+    def update(self, error: Any) -> bool:
+        """Compare an error, a number or a tuple of numbers, with the best one; return whether it is smaller."""
+        is_best = bool(error < self.best_error)
+        if is_best:
+            self.best_error = error
+        self.used = 0 if is_best else self.used + 1
+        self.is_used_up = 0 < self.limit <= self.used
+        return is_best
+
+
+class EarlyStopping(Callback):
+    """Evaluates a model every `every` steps, restores its best weights at the end, and stops after `patience` evaluations without
+    a smaller error.
+
+    evaluate: returns the error, smaller is better. If it is never a number, the first weights are restored.
     """
 
     def __init__(self, model: nn.Module, evaluate: Callable[[], float], *, every: int, patience: int) -> None:
-        self._model, self._evaluate, self._every, self._patience = model, evaluate, every, patience
-        self._best_error, self._patience_used = float("inf"), 0
-        self._best_weights = self._copy()
+        self._model, self._evaluate, self._every, self._patience = model, evaluate, every, Patience(patience)
+        self._best_weights = copy.deepcopy(model.state_dict())
 
     def on_step_end(self, engine: Engine, result: StepResult) -> None:
-        """Evaluate if it is time to."""
+        """Evaluate the model after every `every`-th step."""
         if engine.step % self._every:
             return
-        error = self._evaluate()
-        if error < self._best_error:
-            self._best_error, self._patience_used, self._best_weights = error, 0, self._copy()
-        else:
-            self._patience_used += 1
-            engine.stop_requested |= self._patience_used >= self._patience
+        if self._patience.update(self._evaluate()):
+            self._best_weights = copy.deepcopy(self._model.state_dict())
+        engine.stop_requested |= self._patience.is_used_up
 
     def on_train_end(self, engine: Engine) -> None:
-        """Give the model its best weights."""
+        """Restore the best weights."""
         self._model.load_state_dict(self._best_weights)
-
-    def _copy(self) -> dict[str, Any]:
-        return {name: value.clone() for name, value in self._model.state_dict().items()}
 
 
 class WeightAverage(Callback):
-    """The mean of a model's parameters over its steps: exponential with `decay` < 1, plain with `decay` = 1.
+    """Mean of a model's parameters over its steps: exponential with `decay` < 1, plain with `decay` = 1.
 
-    After k entries the newest has the weight max(1 - decay, 1 / k), so the exponential average starts as a plain one and has no
-    bias towards the first weights. Steps up to `start` are left out. `model` is a copy of the model that has the averaged
-    parameters and the newest buffers.
+    The k-th update has the weight max(1 - decay, 1 / k), so the exponential average starts as a plain one and has no bias towards
+    the first weights. Steps up to `start` are left out.
+
+    Attributes:
+        count: number of updates so far.
+        model: a copy of the model with the averaged parameters and the newest buffers.
     """
 
     def __init__(self, model: nn.Module, decay: float, start: float = 0) -> None:
@@ -79,16 +104,16 @@ class WeightAverage(Callback):
 
     @property
     def weights(self) -> dict[str, Tensor]:
-        """The averaged parameters by name; empty before the first entry."""
+        """The averaged parameters by name; empty before the first update."""
         return {name: value.detach() for name, value in self.model.named_parameters()} if self.count else {}
 
     def on_step_end(self, engine: Engine, result: StepResult) -> None:
-        """Enter the parameters if the average has started."""
+        """Add the parameters to the average if it has started."""
         if engine.step > self._start:
             self.update()
 
     def update(self) -> None:
-        """Enter the model's parameters as they are now."""
+        """Add the model's present parameters to the average."""
         self.count += 1
         self._averaged.update_parameters(self._source)
 
@@ -97,7 +122,7 @@ class WeightAverage(Callback):
         torch._foreach_lerp_(averages, parameters, max(1 - self._decay, 1 / self.count))
 
     def restore(self, weights: dict[str, Tensor], count: int) -> None:
-        """Continue from averages over `count` entries. Raises KeyError if a parameter is missing."""
+        """Continue from averages over `count` updates. Raises KeyError if a parameter is missing."""
         copy_weights(weights, self.model)
         self.count = count
         self._averaged.n_averaged.fill_(count)
@@ -105,6 +130,6 @@ class WeightAverage(Callback):
 
 @torch.no_grad()
 def copy_weights(weights: dict[str, Tensor], model: nn.Module) -> None:
-    """Overwrite a model's parameters by the values of their names. Raises KeyError if one is missing."""
+    """Copy values into a model's parameters by name. Raises KeyError if one is missing."""
     for name, parameter in model.named_parameters():
         parameter.copy_(weights[name])

@@ -1,4 +1,4 @@
-"""`Engine`: gradient steps over batches. What else belongs to a training is a `Callback`."""
+"""The training loop `Engine` makes gradient steps over batches; everything else in a training is a `Callback`."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -15,11 +15,13 @@ class NonFiniteLossError(FloatingPointError):
 
 
 class StepResult(NamedTuple):
-    """What callbacks see of a gradient step.
+    """The result of one gradient step. If steps are replayed as CUDA graphs, the next step overwrites all tensors.
 
-    outputs: what `compute_loss` returned next to the loss. loss: the scalar that was differentiated, detached. grad_norm: what
-    `clip_gradients` returned, the norm before clipping; None without clipping. Under a CUDA graph the next step overwrites all
-    tensors.
+    Attributes:
+        outputs: the second value that `compute_loss` returned.
+        loss: the scalar that was differentiated, detached.
+        grad_norm: the norm of the gradient before clipping, as `clip_gradients` returned it; None without clipping.
+        learning_rate: the learning rate of the step, before the "scale" of a parameter group.
     """
 
     outputs: Any
@@ -29,14 +31,11 @@ class StepResult(NamedTuple):
 
 
 class Callback:
-    """Base class of what runs around the gradient steps; override the methods that are needed.
+    """Base class of callbacks, whose methods the engine calls after each step; override the methods that are needed.
 
-    Methods are called in the order of `Engine.callbacks`. A callback may read `engine.step`, the number of steps made, set
+    Callbacks are called in the order of `Engine.callbacks`. A callback may read `engine.step`, the number of steps made, set
     `engine.stop_requested`, and send a row to all callbacks by `engine.log`.
     """
-
-    def on_train_begin(self, engine: "Engine") -> None:
-        """Run before the first step of `Engine.run`."""
 
     def on_step_end(self, engine: "Engine", result: StepResult) -> None:
         """Run after each step."""
@@ -52,14 +51,14 @@ class Engine:
     """Minimise a loss by gradient steps, one for each batch.
 
     Args:
-        optimizer: over the parameters to train. A group may have an entry "scale", by which its learning rate is multiplied.
+        optimizer: of the parameters to train. A group may have an entry "scale", by which its learning rate is multiplied.
         compute_loss: maps a batch to (loss, outputs): a scalar to differentiate, and anything that callbacks need, detached.
         learning_rate: maps the number of steps made so far to the learning rate of the next one, so that resuming a training
             needs only the number.
         clip_gradients: clips the gradients in place and returns their norm before that, a scalar or one for each of several
             models trained together. None: gradients stay as they are.
         backward: differentiates the loss; accelerate's for several processes.
-        callbacks: in the order in which they are called.
+        callbacks: called after each step and at the end, in this order.
         sum_over_processes: sums a tensor over the processes that train together; None for one process.
     """
 
@@ -89,16 +88,16 @@ class Engine:
     def run(self, batches: Iterable[Any]) -> None:
         """Make a step for each batch, until there are no more or a callback sets `stop_requested`.
 
-        A batch is asked for after the callbacks of the step before, which may change what it is. Raises NonFiniteLossError if a
+        The next batch is requested after the callbacks of the step before, so they may change it. Raises NonFiniteLossError if a
         loss or gradient was not finite.
         """
-        self._call_all("on_train_begin")
         for batch in batches:
             self.update(batch)
             if self.stop_requested:
                 break
         self.raise_if_not_finite()
-        self._call_all("on_train_end")
+        for callback in self.callbacks:
+            callback.on_train_end(self)
 
     def update(self, batch: Any) -> StepResult:
         """Make one step and call the callbacks' `on_step_end`."""
@@ -106,7 +105,8 @@ class Engine:
         set_learning_rate(self.optimizer, rate)
         result = StepResult(*self._gradient_step(batch), rate)
         self.step += 1
-        self._call_all("on_step_end", result)
+        for callback in self.callbacks:
+            callback.on_step_end(self, result)
         return result
 
     def gradient_step(self, batch: Any) -> tuple[Any, Tensor, Tensor | None]:
@@ -129,23 +129,16 @@ class Engine:
         make_capturable(self.optimizer, device)
         self._gradient_step = GraphedStep(self.gradient_step, device)
 
-    def is_finite(self) -> bool:
-        """Return whether every loss and gradient so far was finite, in all processes. Waits for the device."""
-        failures = (~self.all_finite).float()
-        return not bool(failures if self.sum_over_processes is None else self.sum_over_processes(failures))
-
     def raise_if_not_finite(self) -> None:
-        """Raise NonFiniteLossError if a loss or gradient was not finite."""
-        if not self.is_finite():
+        """Raise NonFiniteLossError if a loss or gradient so far was not finite, in any process. Waits for the device."""
+        failures = (~self.all_finite).float()
+        if failures if self.sum_over_processes is None else self.sum_over_processes(failures):
             raise NonFiniteLossError(f"the loss or the norm of its gradient was not finite at step {self.step} or before")
 
     def log(self, row: dict[str, Any]) -> None:
-        """Send a row of figures to all callbacks."""
-        self._call_all("on_log", row)
-
-    def _call_all(self, event: str, *args: Any) -> None:
+        """Send a row of values by name to all callbacks."""
         for callback in self.callbacks:
-            getattr(callback, event)(self, *args)
+            callback.on_log(self, row)
 
 
 def set_learning_rate(optimizer: Optimizer, rate: float) -> None:

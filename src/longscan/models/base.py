@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+from torch import Tensor
+
 from longscan._specs import SPEC_VERSION
 from longscan.layers._settings import bind_arguments
 from longscan.layers.parameters import Marked
@@ -68,9 +70,13 @@ class PretrainedModel(Marked):
         """
         return cls(parse_spec(spec, d_state=d_state, block_options=block_options), **arguments)
 
-    def save_pretrained(self, folder: str | Path) -> None:
-        """Write config.json and model.safetensors into `folder`, which is created if necessary."""
-        write_model(Path(folder), {"spec_version": SPEC_VERSION, **self.config}, self.state_dict())
+    def save_pretrained(self, folder: str | Path, state_dict: Mapping[str, Tensor] | None = None) -> None:
+        """Write config.json and model.safetensors into `folder`, which is created if necessary.
+
+        state_dict: the tensors to write instead of `self.state_dict()`, as for a model whose parameters are split over processes.
+        """
+        tensors = self.state_dict() if state_dict is None else dict(state_dict)
+        write_model(Path(folder), {"spec_version": SPEC_VERSION, **self.config}, tensors)
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, *, backend: str | None = None) -> Self:

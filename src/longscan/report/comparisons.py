@@ -7,10 +7,10 @@ from math import fsum
 from statistics import median
 from typing import Any
 
+from longscan.report.page import commit_text, uncommitted_note
 from longscan.report.published import published_row, published_table
 from longscan.report.records import Record, apply_corrections
 from longscan.report.statistics import mean_interval
-from longscan.report.text import commit_text, uncommitted_note
 
 OWN = ("triton", "cpu", "eager", "reference")
 # Options of a command that do not change what a recipe trains.

@@ -17,15 +17,10 @@ SMOOTHING_LENGTH = 400  # longer series are smoothed
 CLEAR = "rgba(0,0,0,0)"
 
 
-def title(text: str) -> dict[str, Any]:
-    """Return the title of an axis or a colour bar."""
-    return {"title": {"text": text, "standoff": 8}}
-
-
 def decorate(figure: go.Figure, height: int, x: Mapping[str, Any], y: Mapping[str, Any], **entries: Any) -> go.Figure:
     """Apply the shared layout to a figure; x, y: entries of its axes, `entries`: other top-level entries of the layout."""
     lines = {"gridcolor": "var(--grid)", "linecolor": "var(--line)", "tickcolor": "var(--line)", "zeroline": False}
-    axis: dict[str, Any] = lines | {"automargin": True}
+    axis: dict[str, Any] = lines | {"automargin": True, "title_standoff": 8}
     shared = {
         "template": "none",
         "height": height,
@@ -91,7 +86,9 @@ def curves(
     if not wide and len(finite) > 0 and (from_zero or finite.min() == finite.max()) and finite.min() >= 0 and finite.max() > 0:
         # Plotly plots a constant in the middle of a range of 2, where a learning rate looks like 0.
         scale = {"range": [0, 1.1 * max(finite.max(), constant or 0.0)], "exponentformat": "none", "separatethousands": True}
-    return decorate(figure, 320, title("step") | {"exponentformat": "none"}, title(label) | scale, hovermode="x unified")
+    return decorate(
+        figure, 320, {"title_text": "step", "exponentformat": "none"}, {"title_text": label, **scale}, hovermode="x unified"
+    )
 
 
 def success_rate(steps: Sequence[int], successes: Sequence[int], seeds: int) -> go.Figure:
@@ -103,7 +100,7 @@ def success_rate(steps: Sequence[int], successes: Sequence[int], seeds: int) -> 
     rate = [number / seeds for number in successes]
     figure.add_scatter(x=steps, y=rate, mode="lines", line=line, customdata=labels, hovertemplate=hover, showlegend=False)
     share = {"range": [-0.04, 1.04], "tickformat": ".0%", "dtick": 0.2}
-    return decorate(figure, 380, title("step") | {"exponentformat": "none"}, title("success rate") | share)
+    return decorate(figure, 380, {"title_text": "step", "exponentformat": "none"}, {"title_text": "success rate", **share})
 
 
 def every_seed(
@@ -117,7 +114,13 @@ def every_seed(
     horizontal_line(figure, published, "published", "dot")
     lowest = min([min(values) for values in scores.values()])
     scale = {"range": [min(lowest, 0.0) - 0.05, 1.05], "dtick": 0.2}
-    return decorate(figure, 380, title("step") | {"exponentformat": "none"}, title("scaled score") | scale, hovermode="x unified")
+    return decorate(
+        figure,
+        380,
+        {"title_text": "step", "exponentformat": "none"},
+        {"title_text": "scaled score", **scale},
+        hovermode="x unified",
+    )
 
 
 def confusion(counts: Sequence[Sequence[float]], classes: Sequence[str]) -> go.Figure:
@@ -129,7 +132,9 @@ def confusion(counts: Sequence[Sequence[float]], classes: Sequence[str]) -> go.F
     figure = heat_map(share, classes, classes, "share of true class", hovertemplate=hover, **trace)
     category = {"type": "category", "showgrid": False}
     height = min(max(320, 160 + 30 * len(classes)), 720)
-    return decorate(figure, height, title("predicted") | category, title("true") | category | {"autorange": "reversed"})
+    return decorate(
+        figure, height, {"title_text": "predicted", **category}, {"title_text": "true", **category, "autorange": "reversed"}
+    )
 
 
 def by_length(scores: Mapping[str, float], metric: str, constant: float | None) -> go.Figure:
@@ -141,7 +146,7 @@ def by_length(scores: Mapping[str, float], metric: str, constant: float | None) 
     figure.add_bar(x=lengths, y=values, name="model", marker_color=COLOURS[0], width=0.6, hovertemplate=hover, **text)
     horizontal_line(figure, constant, "constant predictor")
     category = {"type": "category", "showgrid": False}
-    return decorate(figure, 320, title("length") | category, title(metric) | {"rangemode": "tozero"})
+    return decorate(figure, 320, {"title_text": "length", **category}, {"title_text": metric, "rangemode": "tozero"})
 
 
 def angle_rings(symbols: Sequence[str], theta: Sequence[Sequence[float]]) -> go.Figure:
@@ -177,8 +182,8 @@ def angle_map(symbols: Sequence[str], theta: Sequence[Sequence[float]]) -> go.Fi
     hover = "symbol %{y}, %{x}°: %{z:.1%}<extra></extra>"
     figure = heat_map(share, centres, [str(s) for s in symbols], "share of entries", hovertemplate=hover)
     angles = {"tickvals": [-180, -90, 0, 90, 180], "ticktext": ["−π", "−π/2", "0", "π/2", "π"], "showgrid": False}
-    rows = title("symbol") | {"type": "category", "showgrid": False}
-    return decorate(figure, min(160 + 14 * len(symbols), 900), title("angle") | angles, rows)
+    rows = {"title_text": "symbol", "type": "category", "showgrid": False}
+    return decorate(figure, min(160 + 14 * len(symbols), 900), {"title_text": "angle", **angles}, rows)
 
 
 def scores(
@@ -209,7 +214,9 @@ def scores(
         figure.add_vline(value, line=line, opacity=0.7, name=name, showlegend=True)
     rows = [*dict.fromkeys([name for name, _, _ in ours] + [name for name, _ in published])]
     category = {"type": "category", "categoryarray": rows[::-1], "range": [-0.6, len(rows) - 0.4]}
-    return decorate(figure, 120 + 34 * max(len(rows), 3), title(label), category, margin={"l": 60, "r": 16, "t": 48, "b": 48})
+    return decorate(
+        figure, 120 + 34 * max(len(rows), 3), {"title_text": label}, category, margin={"l": 60, "r": 16, "t": 48, "b": 48}
+    )
 
 
 def scores_by_setting(
@@ -244,7 +251,7 @@ def scores_by_setting(
     axis: dict[str, Any] = {"type": "log", "dtick": 1, "exponentformat": "power"} if log else {}
     if values is not None:
         axis = {"type": "category", "categoryarray": values, "range": [-0.5, len(values) - 0.5], "showgrid": False}
-    return decorate(figure, 320, title(name) | axis, title(label))
+    return decorate(figure, 320, {"title_text": name, **axis}, {"title_text": label})
 
 
 def ratios(times: Mapping[str, tuple[float | None, float | None]], unit: str) -> go.Figure:
@@ -257,7 +264,7 @@ def ratios(times: Mapping[str, tuple[float | None, float | None]], unit: str) ->
             hover = f"%{{y}}, {name}: %{{x:.2f}} ×<extra></extra>"
             figure.add_bar(y=names, x=values, orientation="h", name=name, marker_color=COLOURS[i], hovertemplate=hover)
     marks = [digit * 10.0**power for power in range(-3, 6) for digit in (1, 2, 5)]
-    axis = title(f"time / time of {unit}") | {"rangemode": "tozero"}
+    axis: dict[str, Any] = {"title_text": f"time / time of {unit}", "rangemode": "tozero"}
     finite = [v for pair in times.values() for v in pair if v is not None]
     if max(finite, default=0.0) > 5 * min(finite, default=0.0):
         axis |= {"type": "log", "tickvals": marks, "ticktext": [f"{m:,g}" for m in marks]}

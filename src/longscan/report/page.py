@@ -1,75 +1,71 @@
-"""The HTML page: one file that opens offline and contains Plotly, the style sheet and the figures.
+"""The HTML page of a report, one file that opens offline, and the numbers, durations and notes in it as text.
 
-All HTML is in the Jinja2 templates of the folder `templates`. Text is escaped there; `Markup` is HTML already.
+All HTML is in templates/page.html, whose macros have names here. Each returns Markup, which is not escaped again.
 """
 
+import math
 from collections.abc import Iterable, Sequence
-from functools import cache
 from importlib import resources
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
-from plotly.graph_objects import Figure
 from plotly.offline import get_plotlyjs
 
-NUMBER = "number"
+NUMBER = "number"  # the class of a column of numbers
 
-
-@cache
-def _environment() -> Environment:
-    return Environment(loader=PackageLoader("longscan.report"), autoescape=True, undefined=StrictUndefined)
-
-
-def _component(name: str, *arguments: Any) -> Markup:
-    """Render a macro of components.html with arguments."""
-    html: Markup = getattr(_environment().get_template("components.html").module, name)(*arguments)
-    return html
-
-
-def _asset(name: str) -> Markup:
-    return Markup(resources.files("longscan.report").joinpath("assets", name).read_text("utf-8").strip())
+_environment = Environment(loader=PackageLoader("longscan.report"), autoescape=True, undefined=StrictUndefined)
+_macros: Any = _environment.get_template("page.html").module
+heading, paragraph, code = _macros.heading, _macros.paragraph, _macros.code
+group, tiles, table, figure = _macros.group, _macros.tiles, _macros.table, _macros.figure
+_CHANGES = "+changes"  # what `longscan.training.run.commit` adds if the checkout has uncommitted changes
 
 
 def page(title: str, body: Iterable[str]) -> str:
     """Return a complete page around `body`, pieces of HTML."""
-    style, script = _asset("page.css"), _asset("page.js")
-    template = _environment().get_template("page.html")
-    return template.render(title=title, style=style, plotly=Markup(get_plotlyjs()), script=script, body=body)
+    assets = resources.files("longscan.report").joinpath("assets")
+    style, script = (Markup(assets.joinpath(name).read_text("utf-8").strip()) for name in ("page.css", "page.js"))
+    return str(_macros.page(title, body, style, Markup(get_plotlyjs()), script))
 
 
-def heading(level: int, text: str) -> Markup:
-    """Return a heading of the given level."""
-    return _component("element", f"h{level}", "", text)
+def show(value: float | None, digits: int = 4) -> str:
+    """Format a number for tables; a dash for None."""
+    if value is None:
+        return "–"
+    if isinstance(value, int) or not math.isfinite(value):
+        return f"{value:,}"
+    return f"{value:.{digits}f}" if 1e-3 <= abs(value) < 1e4 or value == 0 else f"{value:.3g}"
 
 
-def paragraph(text: str, kind: str = "") -> Markup:
-    """Return a paragraph; `kind` is a class of the style sheet: note, failure, caption, subtitle."""
-    return _component("element", "p", kind, text)
+def duration(seconds: float | None) -> str:
+    """Format seconds as hours, minutes and seconds."""
+    if seconds is None:
+        return "–"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
 
 
-def code(text: str) -> Markup:
-    """Return a block of code."""
-    return _component("element", "pre", "", text)
+def mean_text(mean: tuple[float, float | None] | None, digits: int = 3) -> str:
+    """Format a mean with half the width of its interval."""
+    if mean is None:
+        return "no finished run"
+    centre, half = mean
+    return f"{centre:.{digits}f}" if half is None else f"{centre:.{digits}f} ± {half:.{digits}f}"
 
 
-def group(kind: str, pieces: Iterable[Markup]) -> Markup:
-    """Return pieces of HTML inside one element of class `kind`: columns, settings, or "" for none."""
-    return _component("group", kind, pieces)
+def commit_text(commit: str, digits: int | None = None) -> str:
+    """Format a commit with at most `digits` digits, and "with uncommitted changes" if the tree had some."""
+    name = commit.removesuffix(_CHANGES)[:digits]
+    return f"{name} with uncommitted changes" if commit.endswith(_CHANGES) else name
 
 
-def tiles(entries: Sequence[tuple[str, str, str]]) -> Markup:
-    """Return key figures as tiles of (label, value, remark); the style sheet marks the first as the main one."""
-    return _component("tiles", entries)
-
-
-def table(header: Sequence[str], rows: Iterable[Sequence[str]], kinds: Sequence[str] = (), classes: Sequence[str] = ()) -> Markup:
-    """Return a table of text cells; kinds: `NUMBER` or "" for each column, classes: a class or "" for each row."""
-    rows = list(rows)
-    return _component("table", header, rows, kinds or [""] * len(header), classes or [""] * len(rows))
-
-
-def figure(drawing: Figure, caption: str = "") -> Markup:
-    """Return a Plotly figure with its caption below; its height is the layout's."""
-    data = Markup(drawing.to_json().replace("<", "\\u003c"))  # no "</script>" may stand inside the script element
-    return _component("figure", data, drawing.layout.height, caption)
+def uncommitted_note(commits: Sequence[str]) -> str:
+    """Return a note on how many of the rows with these commits come from trees with uncommitted changes; "" if none does."""
+    count = sum(commit.endswith(_CHANGES) for commit in commits)
+    if not count:
+        return ""
+    share = "" if count == len(commits) else f"{count} of {len(commits)} rows "
+    return f"{share}from a tree with uncommitted changes"

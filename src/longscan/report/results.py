@@ -7,10 +7,10 @@ from pathlib import Path
 from longscan._files import write_text
 from longscan.report import figures, page
 from longscan.report.comparisons import Comparison, Entry, Measurement, Timing, compare, measurements
+from longscan.report.page import commit_text, duration, mean_text, show, uncommitted_note
 from longscan.report.published import papers, valid_score
 from longscan.report.records import Record, apply_corrections, read_folder, read_seeds
 from longscan.report.seeds import Seeds, trained_together
-from longscan.report.text import commit_text, duration, mean_text, show, uncommitted_note
 
 RESULTS_MARKERS = ("<!-- results -->", "<!-- /results -->")
 QUICK_MARKERS = ("<!-- quick -->", "<!-- /quick -->")

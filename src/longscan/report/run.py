@@ -9,8 +9,9 @@ import yaml
 
 from longscan._files import write_text
 from longscan._specs import spec_names, upgrade_record, upgrade_settings
+from longscan._yaml import flatten
 from longscan.report import figures, page
-from longscan.report.text import duration, show
+from longscan.report.page import duration, show
 
 _NOT_METRICS = {"step", "split", "loss", "lr", "seconds"}
 
@@ -26,9 +27,14 @@ def run_report(run_dir: str | Path) -> Path:
         raise FileNotFoundError(f"run_dir: {folder} is not a directory; a run's directory is needed")
     settings = _read(folder / "settings.yaml", lambda content: upgrade_settings(yaml.safe_load(content) or {})) or {}
     result = _read(folder / "result.json", lambda content: upgrade_record(json.loads(content)))
-    rows = _read(folder / "metrics.jsonl", _json_lines) or []
+    # A kill can leave an incomplete last line, which has no line break.
+    rows = _read(folder / "metrics.jsonl", lambda text: [json.loads(line) for line in text.split("\n")[:-1]]) or []
     angles = _read(folder / "angles.json", json.loads)
-    title = _title(folder, settings, result)
+    sections = {name: settings.get(name) or {} for name in ("task", "model", "training", "about")}
+    planned = {"task": sections["task"].get("name"), **sections["model"], **sections["training"]}
+    task, spec, seed = ((result or planned).get(name) for name in ("task", "spec", "seed"))
+    parts = (task, spec, None if seed is None else f"seed {seed}", "quick size" if sections["about"].get("quick") else None)
+    title = ", ".join(str(part) for part in parts if part) or folder.name
     body = [
         *_summary(title, result),
         *_scores(result),
@@ -40,16 +46,6 @@ def run_report(run_dir: str | Path) -> Path:
     return write_text(folder / "report.html", page.page(title, body))
 
 
-def _json_lines(text: str) -> list[dict[str, Any]]:
-    """Return the objects of a JSON Lines file without a last line that is incomplete after a kill."""
-    lines = text.splitlines()
-    rows = [json.loads(line) for line in lines[:-1]]
-    try:
-        return [*rows, *(json.loads(line) for line in lines[-1:])]
-    except json.JSONDecodeError:
-        return rows
-
-
 def _read(path: Path, parse: Any) -> Any:
     """Return the parsed file, None if it does not exist."""
     if not path.exists():
@@ -58,18 +54,6 @@ def _read(path: Path, parse: Any) -> Any:
         return parse(path.read_text("utf-8"))
     except (ValueError, yaml.YAMLError) as error:
         raise ValueError(f"{path} is damaged: {error}") from error
-
-
-def _title(folder: Path, settings: Mapping[str, Any], result: Mapping[str, Any] | None) -> str:
-    source = result or {
-        "task": (settings.get("task") or {}).get("name"),
-        "spec": (settings.get("model") or {}).get("spec"),
-        "seed": (settings.get("training") or {}).get("seed"),
-    }
-    parts = [source.get("task"), source.get("spec"), None if source.get("seed") is None else f"seed {source['seed']}"]
-    if (settings.get("about") or {}).get("quick"):
-        parts.append("quick size")
-    return ", ".join(str(p) for p in parts if p) or folder.name
 
 
 def _summary(title: str, result: Mapping[str, Any] | None) -> Iterator[str]:
@@ -118,16 +102,6 @@ def _scores(result: Mapping[str, Any] | None) -> Iterator[str]:
         yield page.paragraph("The run records neither a confusion matrix nor the score by length.", "note")
 
 
-def _series(rows: list[dict[str, Any]], key: str) -> dict[str, tuple[list[float], list[float]]]:
-    """Return (steps, values) of one column by split."""
-    found: dict[str, tuple[list[float], list[float]]] = {}
-    for split in figures.SPLITS:
-        points = [(r["step"], r[key]) for r in rows if r.get("split") == split and r.get(key) is not None]
-        if points:
-            found[split] = ([p[0] for p in points], [p[1] for p in points])
-    return found
-
-
 def _curves(rows: list[dict[str, Any]], result: Mapping[str, Any] | None) -> Iterator[str]:
     yield page.heading(2, "Learning curves")
     if not rows:
@@ -135,9 +109,14 @@ def _curves(rows: list[dict[str, Any]], result: Mapping[str, Any] | None) -> Ite
         return
     main = (result or {}).get("metric")
     names = sorted({k for row in rows for k in row if k not in _NOT_METRICS and "/" not in k}, key=lambda k: (k != main, k))
-    drawings = []
+    drawings, is_smoothed = [], False
     for key, label in [("loss", "loss"), *((n, n) for n in names), ("lr", "learning rate")]:
-        series = _series(rows, key)
+        points = {
+            split: [(r["step"], r[key]) for r in rows if r.get("split") == split and r.get(key) is not None]
+            for split in figures.SPLITS
+        }
+        series: dict[str, Any] = {split: tuple(zip(*found, strict=True)) for split, found in points.items() if found}
+        is_smoothed = is_smoothed or any(len(found) > figures.SMOOTHING_LENGTH for found in points.values())
         if series:
             constant = (result or {}).get("constant") if key == main else None
             drawing = figures.curves(series, label, constant=constant, log=key == "loss", from_zero=key == "lr")
@@ -145,7 +124,7 @@ def _curves(rows: list[dict[str, Any]], result: Mapping[str, Any] | None) -> Ite
         else:
             yield page.paragraph(f"metrics.jsonl has no {label}.", "note")
     yield page.group("columns", drawings)
-    if any(len(s) > 400 for _, (s, _) in _series(rows, "loss").items()):
+    if is_smoothed:
         yield page.paragraph("Faint: every recorded point; solid: its running mean over a hundredth of the run.", "caption")
 
 
@@ -170,23 +149,18 @@ def _angles(angles: Mapping[str, Any] | None, settings: Mapping[str, Any]) -> It
     yield page.group("columns", (page.group("", [drawing]) for drawing in drawings))
 
 
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    for key, value in settings.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", "–" if value is None else str(value)
-
-
 def _settings(settings: Mapping[str, Any]) -> Iterator[str]:
     yield page.heading(2, "Settings")
     if not settings:
         yield page.paragraph("There is no settings.yaml: the settings of this run are not known.", "note")
         return
-    parts = {k: v for k, v in settings.items() if isinstance(v, Mapping)}
-    single = {k: v for k, v in settings.items() if not isinstance(v, Mapping)}
-    columns = [*parts.items(), *([("other", single)] if single else [])]
-    yield page.group("settings", (page.group("", [page.heading(3, k) + page.table(("", ""), _flat(v))]) for k, v in columns))
+    sections = {name: values for name, values in settings.items() if isinstance(values, Mapping)}
+    other = {name: value for name, value in settings.items() if name not in sections}
+    columns = []
+    for section, values in (sections | ({"other": other} if other else {})).items():
+        cells = [(name, "–" if value is None else str(value)) for name, value in flatten(values)]
+        columns.append(page.group("", [page.heading(3, section) + page.table(("", ""), cells)]))
+    yield page.group("settings", columns)
 
 
 def _origin(folder: Path, result: Mapping[str, Any] | None) -> Iterator[str]:

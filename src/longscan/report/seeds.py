@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from longscan._specs import spec_names
+from longscan.report.page import commit_text, uncommitted_note
 from longscan.report.published import published_table, valid_score
 from longscan.report.records import Record
-from longscan.report.text import commit_text, uncommitted_note
 
 # Published name of a model by the names of its blocks.
 MODELS = {frozenset(["mamba"]): "Mamba", frozenset(["aussm"]): "AUSSM", frozenset(["mamba", "aussm"]): "AUSSM Hybrid"}

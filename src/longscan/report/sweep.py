@@ -11,7 +11,7 @@ from plotly.graph_objects import Figure
 
 from longscan._files import write_text
 from longscan.report import figures, page
-from longscan.report.text import duration, mean_text, show
+from longscan.report.page import duration, mean_text, show
 
 Found = Mapping[str, Any]
 

@@ -1,4 +1,4 @@
-"""Training: settings, the loop, checkpoints, logs, runs on disk, sweeps.
+"""Training: settings, runs in folders, checkpoints, logs, sweeps.
 
 Names are imported when they are first used: settings and help pages need neither accelerate nor Optuna.
 """
@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from longscan._lazy import lazy
 
 if TYPE_CHECKING:
+    from longscan.training.batches import Share as Share
+    from longscan.training.batches import share_of as share_of
     from longscan.training.parsing import parse_settings as parse_settings
     from longscan.training.records import check_target as check_target
     from longscan.training.records import record_run as record_run
@@ -20,14 +22,13 @@ if TYPE_CHECKING:
     from longscan.training.settings import SettingError as SettingError
     from longscan.training.settings import Settings as Settings
     from longscan.training.settings import TrainingSettings as TrainingSettings
-    from longscan.training.sharing import Share as Share
-    from longscan.training.sharing import shard_model as shard_model
-    from longscan.training.sharing import share_of as share_of
+    from longscan.training.sharding import shard_model as shard_model
     from longscan.training.space import SweepConfig as SweepConfig
     from longscan.training.sweep import run_sweep as run_sweep
     from longscan.training.trainer import train as train
 
 _NAMES = {  # module -> names
+    "batches": ["Share", "share_of"],
     "parsing": ["parse_settings"],
     "records": ["check_target", "record_run", "write_baselines"],
     "run": ["Run"],
@@ -40,7 +41,7 @@ _NAMES = {  # module -> names
         "Settings",
         "TrainingSettings",
     ],
-    "sharing": ["Share", "shard_model", "share_of"],
+    "sharding": ["shard_model"],
     "space": ["SweepConfig"],
     "trainer": ["train"],
 }

@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ STATE = "state.json"
 
 
 def write_checkpoint(target: Path, write: Callable[[Path], None], state: dict[str, Any]) -> None:
-    """Replace the checkpoint folder `target` by one with the files that `write(folder)` makes and `state` (of JSON's types)."""
+    """Replace the checkpoint folder `target` by one with the files that `write(folder)` writes and with `state` as JSON."""
     target.parent.mkdir(parents=True, exist_ok=True)
     fresh, previous = target.with_name(target.name + ".writing"), target.with_name(target.name + ".previous")
     shutil.rmtree(fresh, ignore_errors=True)
@@ -36,7 +36,8 @@ def write_checkpoint(target: Path, write: Callable[[Path], None], state: dict[st
     content = {**state, "files": sums}
     (fresh / STATE).write_text(json.dumps({**content, "checksum": _checksum(content)}, indent=1), encoding="utf-8")
     for path in fresh.iterdir():
-        _flush(path)
+        with path.open("rb+") as file:
+            os.fsync(file.fileno())
     if target.exists():
         shutil.rmtree(previous, ignore_errors=True)
         target.rename(previous)
@@ -47,15 +48,6 @@ def write_checkpoint(target: Path, write: Callable[[Path], None], state: dict[st
 def _checksum(state: dict[str, Any]) -> int:
     """Return the CRC-32 of a state as JSON, which does not depend on the order of its keys or on white space."""
     return zlib.crc32(json.dumps(state, sort_keys=True).encode())
-
-
-def _flush(path: Path) -> None:
-    """Have the system write a file to the disk."""
-    descriptor = os.open(path, os.O_RDWR)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def find_checkpoint(target: Path) -> Path | None:
@@ -96,13 +88,38 @@ def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
     save_file({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}, path)
 
 
+def whole_tensors(tensors: Mapping[str, Tensor], *, keep: bool) -> dict[str, Tensor]:
+    """Gather tensors that FSDP2 has split over the processes, one at a time; return them on the CPU, or nothing without `keep`.
+
+    All processes must call this together. Whole tensors are returned as they are.
+    """
+    whole = {}
+    for name, tensor in tensors.items():
+        # Not isinstance(tensor, DTensor): importing DTensor takes two seconds, which only runs that are split should wait.
+        gathered = tensor.full_tensor().cpu() if hasattr(tensor, "full_tensor") else tensor
+        if keep:
+            whole[name] = gathered
+    return whole
+
+
+def split_like(value: Tensor, tensor: Tensor) -> Tensor:
+    """Return a whole tensor with the dtype and device of another one, and split over the processes if that one is."""
+    value = value.to(tensor.device, tensor.dtype)
+    if not hasattr(tensor, "full_tensor"):
+        return value
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    assert isinstance(tensor, DTensor)
+    return distribute_tensor(value, tensor.device_mesh, tensor.placements)
+
+
 def optimizer_tensors(optimizer: Optimizer, model: nn.Module) -> dict[str, Tensor]:
     """Return the optimiser's state as a dictionary from "PARAMETER/ENTRY" (such as "head.weight/exp_avg") to tensors."""
-    tensors = {}
-    for name, parameter in model.named_parameters():
-        for entry, value in optimizer.state.get(parameter, {}).items():
-            tensors[f"{name}/{entry}"] = value
-    return tensors
+    return {
+        f"{name}/{entry}": value
+        for name, parameter in model.named_parameters()
+        for entry, value in optimizer.state.get(parameter, {}).items()
+    }
 
 
 def restore_optimizer(optimizer: Optimizer, model: nn.Module, tensors: dict[str, Tensor]) -> None:
@@ -114,27 +131,20 @@ def restore_optimizer(optimizer: Optimizer, model: nn.Module, tensors: dict[str,
     for key, value in tensors.items():
         name, _, entry = key.rpartition("/")
         parameter = parameters[name]
-        optimizer.state[parameter][entry] = value.to(parameter.device if entry == "step" else parameter)
+        optimizer.state[parameter][entry] = value.to(parameter.device) if entry == "step" else split_like(value, parameter)
 
 
 def generator_states() -> dict[str, Any]:
     """Return the states of torch's random generators on this machine, each as base64 text."""
-    states: dict[str, Any] = {"cpu": _encode(torch.get_rng_state())}
-    if torch.cuda.is_available():
-        states["cuda"] = [_encode(state) for state in torch.cuda.get_rng_state_all()]
-    return states
+    states = [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [])]
+    cpu, *cuda = (base64.b64encode(state.numpy().tobytes()).decode() for state in states)
+    return {"cpu": cpu, **({"cuda": cuda} if cuda else {})}
 
 
 def restore_generators(states: dict[str, Any]) -> None:
     """Set torch's random generators to saved states. States of devices that do not exist here are left out."""
-    torch.set_rng_state(_decode(states["cpu"]))
-    for index, state in enumerate(states.get("cuda", [])[: torch.cuda.device_count()]):
-        torch.cuda.set_rng_state(_decode(state), index)
-
-
-def _encode(state: Tensor) -> str:
-    return base64.b64encode(state.numpy().tobytes()).decode()
-
-
-def _decode(text: str) -> Tensor:
-    return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)
+    texts = (states["cpu"], *states.get("cuda", [])[: torch.cuda.device_count()])
+    cpu, *cuda = (torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8) for text in texts)
+    torch.set_rng_state(cpu)
+    for index, state in enumerate(cuda):
+        torch.cuda.set_rng_state(state, index)

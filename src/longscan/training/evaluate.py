@@ -1,13 +1,15 @@
-"""The loss and the metrics of a model on a split of a task."""
+"""The loss and the metrics of a model on a split of a task, and the rotation angles of its AUSSM layers by input symbol."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from math import isfinite
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from longscan.layers import AUSSM
 from longscan.tasks import Batch, Task
 from longscan.tasks.base import Split
 
@@ -38,14 +40,6 @@ def predict(model: nn.Module, batch: Batch) -> Tensor:
     """Return the model's output on a batch, with its elapsed times, mask and packing."""
     output: Tensor = model(batch.inputs, elapsed=batch.elapsed, valid=batch.valid, seq_idx=batch.seq_idx)
     return output
-
-
-def batch_score(task: Task, output: Tensor, batch: Batch) -> float:
-    """Return the task's main metric of the outputs for one training batch."""
-    metrics = task.metrics("train")
-    main = {task.metric: metrics[task.metric].to(output.device)}
-    task.update(main, output, batch)
-    return float(main[task.metric].compute())
 
 
 @torch.no_grad()
@@ -100,3 +94,32 @@ def evaluate(
 def number(value: float) -> float | None:
     """Return the value, or None if it is infinite or not a number, which JSON cannot express."""
     return value if isfinite(value) else None
+
+
+@torch.no_grad()
+def symbol_angles(model: nn.Module, task: Task) -> dict[str, Any]:
+    """Return {layer name: {"symbols": [...], "theta": [[D * N angles in radians] for each symbol]}}.
+
+    Empty for a model without AUSSM layers and for a task without symbols. The angles of a symbol are those for a sequence of this
+    symbol alone, after the blocks below the layer and the layer's own projection and convolution; inside a longer sequence they
+    also depend on the symbols before.
+    """
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, AUSSM)}
+    symbols = task.symbols
+    if not layers or symbols is None:
+        return {}
+    angles: dict[str, Any] = {}
+
+    def record_angles(name: str, layer: AUSSM, args: tuple[Tensor, ...]) -> None:
+        theta = layer.angles(args[0][:, 0]).flatten(1).double().cpu().tolist()
+        angles[name] = {"symbols": list(symbols), "theta": theta}
+
+    hooks = [layer.register_forward_pre_hook(partial(record_angles, name)) for name, layer in layers.items()]
+    was_training = model.training
+    try:
+        model.eval()(torch.arange(len(symbols), device=next(model.parameters()).device).unsqueeze(1))
+    finally:
+        model.train(was_training)
+        for hook in hooks:
+            hook.remove()
+    return angles

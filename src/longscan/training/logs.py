@@ -1,4 +1,4 @@
-"""The logs of a run: metrics.jsonl, the same rows as metrics.csv, and accelerate's trackers (TensorBoard, Weights & Biases, ...).
+"""The logs of a run: metrics.jsonl, the same rows as metrics.csv, accelerate's trackers (TensorBoard, ...), the progress bar.
 
 metrics.jsonl is the record that a run resumes from. The other logs are written again from its rows when a run resumes, so that no
 step is in any of them twice.
@@ -15,9 +15,12 @@ from typing import Any
 
 from accelerate import Accelerator
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker, get_available_trackers
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
 from longscan._errors import SettingError, one_line, setting_error
-from longscan.engine import Callback, Engine
+from longscan._yaml import flatten
+from longscan.engine import Callback, Engine, StepResult
 
 Row = dict[str, Any]
 PROJECT = "longscan"  # the project of Weights & Biases, the experiment of MLflow
@@ -83,32 +86,64 @@ class RunLog(Callback):
 class TrackerLog(Callback):
     """Sends rows to the trackers of an accelerator, first those of an earlier part of the run.
 
-    A resumed run is a new run to each tracker, with all rows up to the checkpoint: a killed run may have sent later ones.
+    The caller finishes the trackers. A resumed run is a new run to each of them, with all rows up to the checkpoint: a killed run
+    may have sent later ones. Raises SettingError if a tracker does not start, for example because its server is not reached.
     """
 
     def __init__(self, accelerator: Accelerator, folder: Path, config: dict[str, Any], rows: Iterable[Row] = ()) -> None:
         self._accelerator = accelerator
         shutil.rmtree(folder / "tensorboard", ignore_errors=True)
-        accelerator.init_trackers(PROJECT, init_kwargs={"wandb": {"name": folder.name}, "mlflow": {"run_name": folder.name}})
-        for tracker in accelerator.trackers:
-            if tracker.name != "tensorboard":  # it would add a run of its own for the settings
-                tracker.store_init_configuration(config)
+        names = {"wandb": {"name": folder.name}, "mlflow": {"run_name": folder.name}}
+        try:
+            accelerator.init_trackers(PROJECT, init_kwargs=names)
+            for tracker in accelerator.trackers:
+                if tracker.name != "tensorboard":  # it would add a separate run for the settings
+                    tracker.store_init_configuration(dict(flatten(config)))
+        except Exception as error:  # each tracker has other kinds of exceptions
+            raise SettingError(f"training.trackers: a tracker does not start ({one_line(error)})") from error
         for row in rows:
-            self._send(row)
+            self.on_log(None, row)
 
-    def on_log(self, engine: Engine, row: Row) -> None:
-        """Send the numbers of the row, named SPLIT/METRIC."""
-        self._send(row)
+    def on_log(self, engine: Engine | None, row: Row) -> None:
+        """Send the numbers of the row, named SPLIT/METRIC; scores by length are named SPLIT/METRIC_LENGTHS.
 
-    def _send(self, row: Row) -> None:
+        MLflow stores a metric as a file, so that no metric may have a name that begins with another metric's name and a slash.
+        """
         numbers = {name: value for name, value in row.items() if name not in ("step", "split") and isinstance(value, int | float)}
-        values = {f"{row['split']}/{name}": value for name, value in numbers.items()}
+        values = {f"{row['split']}/{name.replace('/', '_')}": value for name, value in numbers.items()}
         self._accelerator.log(values, step=row["step"], log_kwargs={"tensorboard": {"walltime": row["seconds"]}})
 
-    def close(self) -> None:
-        """Finish the trackers' runs."""
-        for tracker in self._accelerator.trackers:
-            tracker.finish()
+
+class ProgressBar(Callback):
+    """Shows a progress bar in a terminal, and a line for each validation and test on stderr; nothing if `shown` is False.
+
+    Attributes:
+        close: removes the bar.
+    """
+
+    def __init__(self, steps: int, steps_made: int, metric: str, *, shown: bool) -> None:
+        self._metric = metric
+        self._console = Console(stderr=True, quiet=not shown)
+        rate, note = "{task.fields[rate]}", "{task.fields[note]}"
+        columns = ("training", BarColumn(), MofNCompleteColumn(), rate, TimeRemainingColumn(), note)
+        self._bar = Progress(*columns, console=self._console, disable=not (shown and self._console.is_terminal))
+        self._task = self._bar.add_task("training", total=steps, completed=steps_made, rate="", note="")
+        self._bar.start()
+        self.close = self._bar.stop
+
+    def on_step_end(self, engine: Engine, result: StepResult) -> None:
+        """Show the steps made and the speed."""
+        speed = self._bar.tasks[0].speed
+        self._bar.update(self._task, completed=engine.step, rate=f"{speed:.1f} steps/s" if speed else "")
+
+    def on_log(self, engine: Engine, row: Row) -> None:
+        """Show a training row next to the bar, any other as a line."""
+        values = {name: row[name] for name in ("loss", self._metric) if name in row}
+        text = ", ".join(f"{name} {'none' if value is None else format(value, '.4f')}" for name, value in values.items())
+        if row["split"] == "train":
+            self._bar.update(self._task, note=f"train {text}, lr {row['lr']:.2g}")
+        else:
+            self._console.print(f"step {row['step']}: {row['split']} {text}", highlight=False)
 
 
 def build_trackers(names: Sequence[str], folder: Path) -> list[str | GeneralTracker]:

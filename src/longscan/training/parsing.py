@@ -17,7 +17,6 @@ from longscan._argparse import new_parser, option_help, parse_known, unknown_arg
 from longscan._errors import SettingError, one_line, setting_error, unknown_setting
 from longscan._specs import upgrade_settings
 from longscan._types import (
-    Setting,
     SettingsGroup,
     check_names,
     checked_value,
@@ -114,22 +113,17 @@ def sources_parser() -> ArgumentParser:
     return parser
 
 
-def _settings_of(task: type[Task] | None) -> dict[str, list[Setting]]:
-    """List the settings of a task and of all other sections, by section."""
-    kinds: dict[str, type] = ({} if task is None else {"task": task}) | SECTIONS
-    return {section: list(list_settings(kind, section)) for section, kind in kinds.items()}
-
-
-def settings_parser(task: type[Task] | None) -> ArgumentParser:
-    """Build the parser of the second stage, with an option for each setting."""
-    parser = new_parser(argument_default=SUPPRESS)
-    for section, settings in _settings_of(task).items():
-        doc = getdoc(task if section == "task" else SECTIONS[section])
+def settings_parser(task: type[Task] | None) -> tuple[ArgumentParser, dict[str, Any]]:
+    """Build the parser of the second stage, with an option for each setting; also return the types of the settings by name."""
+    parser, types = new_parser(argument_default=SUPPRESS), {}
+    for section, kind in {**({} if task is None else {"task": task}), **SECTIONS}.items():
+        doc = getdoc(kind)
         group = parser.add_argument_group(f"{section} settings", f"{task.name}: {doc}" if task and section == "task" else doc)
-        for setting in settings:
+        for setting in list_settings(kind, section):
             names = [f"--{setting.name}", *filter(None, [_SHORT_OPTIONS.get(setting.name)])]
             group.add_argument(*names, dest=setting.name, metavar="VALUE", help=option_help(setting.declared, setting.default))
-    return parser
+            types[setting.name] = setting.declared
+    return parser, types
 
 
 def asks_for_quick(argv: Sequence[str]) -> bool:
@@ -168,9 +162,8 @@ def _parse_overrides(task: type[Task], argv: Sequence[str]) -> dict[str, Any]:
 
     A setting that is a mapping also takes options for its items, of any name, such as --model.block_options.aussm.phase_dt.
     """
-    types = {setting.name: setting.declared for settings in _settings_of(task).values() for setting in settings}
+    parser, types = settings_parser(task)
     mappings = tuple(f"--{name}." for name, declared in types.items() if matches_type({}, declared))
-    parser = settings_parser(task)
     for option in {word.partition("=")[0] for word in argv if word.startswith(mappings)}:
         parser.add_argument(option, dest=option.removeprefix("--"))
     given, unknown = parse_known(parser, argv)
@@ -197,14 +190,13 @@ def settings_help(argv: Sequence[str]) -> list[ArgumentParser]:
     early = sources_parser()
     given, _ = parse_known(early, argv)
     name = given.task or _read_configs({}, given.config, quick=False).get("task", {}).get("name")
-    return [early, settings_parser(None if name is None else task_class(name))]
+    return [early, settings_parser(None if name is None else task_class(name))[0]]
 
 
 def make_settings(plain: Mapping[str, Any]) -> Settings:
     """Return the settings that nested mappings hold, such as those of settings.yaml. Raises SettingError."""
     task = dict(plain.get("task", {}))
     kind = task_class(task.pop("name", None))
-    check_names(task, kind, "task")
     groups: dict[str, Any] = {}
     for section, group in SECTIONS.items():
         groups[section], _ = group.parse_mapping(plain.get(section, {}), section)

@@ -1,4 +1,4 @@
-"""The folder of a run, and a run as an object: settings, model, scores on any split, predictions.
+"""The folder of a run: its settings, model, description and result, scores on any split, predictions.
 
 settings.yaml, metrics.jsonl, metrics.csv, tensorboard/, checkpoints/{last,best,average}/, result.json, angles.json, report.html.
 """
@@ -6,23 +6,29 @@ settings.yaml, metrics.jsonl, metrics.csv, tensorboard/, checkpoints/{last,best,
 import json
 import logging
 import os
+import platform
 import shutil
+import subprocess
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
-import yaml
+from torch import nn
 
+import longscan
 from longscan._errors import SettingError, one_line, setting_error
-from longscan._files import try_writing, write_text
-from longscan._specs import upgrade_record
+from longscan._files import try_writing
+from longscan._specs import SPEC_VERSION, format_names, upgrade_record
 from longscan.models import SequenceModel
+from longscan.models.spec import block_label, parse_spec
 from longscan.ops.dispatch import NATIVE
 from longscan.tasks import Batch
 from longscan.tasks.base import Split, Task
-from longscan.training.checkpoint import find_checkpoint, read_checkpoint, read_tensors
+from longscan.training.checkpoint import find_checkpoint, read_checkpoint, read_tensors, split_like
 from longscan.training.evaluate import Scores, evaluate, predict
 from longscan.training.parsing import load_settings, with_section
 from longscan.training.settings import ModelSettings, Settings
@@ -207,9 +213,10 @@ def _with_missing(task: Task, missing: str) -> Task:
 
 
 def load_weights(model: SequenceModel, folder: Path) -> None:
-    """Copy the weights of a checkpoint into a model. Raises SettingError if the checkpoint is of another model."""
+    """Copy the weights of a checkpoint into a model, split or not. Raises SettingError if they are those of another model."""
+    tensors, own = read_tensors(folder / "model.safetensors"), model.state_dict()
     try:
-        model.load_state_dict(read_tensors(folder / "model.safetensors"))
+        model.load_state_dict({name: split_like(value, own.get(name, value)) for name, value in tensors.items()})
     except RuntimeError as error:
         raise SettingError(f"{folder / 'model.safetensors'}: does not fit the model of {SETTINGS} ({one_line(error)})") from None
 
@@ -237,6 +244,68 @@ def clear_run(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
-def write_settings(folder: Path, settings: Settings) -> None:
-    """Write settings.yaml, completely or not at all."""
-    write_text(folder / SETTINGS, yaml.safe_dump(settings.as_dict(), sort_keys=False))
+def describe_run(settings: Settings, model: nn.Module, device: torch.device, command: str) -> dict[str, Any]:
+    """Return the part of result.json that is known before training. A spec that is a list is shown without its options."""
+    task, spec = settings.task, settings.model.spec
+    return {
+        "task": task_title(settings),
+        "suite": getattr(task, "suite", None) or getattr(task, "protocol", None),
+        "spec": spec if isinstance(spec, str) else format_names([block_label(entry) for entry in parse_spec(spec)]),
+        "spec_version": SPEC_VERSION,
+        "seed": settings.training.seed,
+        "metric": task.metric,
+        "device": device_name(device),
+        "params": sum(parameter.numel() for parameter in model.parameters()),
+        "commit": commit(),
+        "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "versions": {
+            "longscan": longscan.__version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "numpy": numpy.__version__,
+        },
+        "command": command,
+        "classes": None if task.classes is None else list(task.classes),
+    }
+
+
+def task_title(settings: Settings) -> str:
+    """Return the task's name, with that of the data set for a task that reads several."""
+    dataset = getattr(settings.task, "dataset", None)
+    return f"{settings.task.name}/{dataset}" if dataset else settings.task.name
+
+
+def device_name(device: torch.device) -> str:
+    """Return the name of a device: the model of a GPU, or the processor and the number of threads of a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    if device.type != "cpu":
+        return device.type
+    name = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        models = (line.partition(":")[2].strip() for line in cpuinfo.read_text().splitlines() if line.startswith("model name"))
+        name = next(models, name)
+    return f"cpu, {name}, {torch.get_num_threads()} threads"
+
+
+def commit() -> str:
+    """Return the commit of the checkout that this package runs from, marked if files have changed since, or "unknown".
+
+    The environment variable LONGSCAN_COMMIT names it for files that were copied without their history. A package that is
+    installed inside another project's checkout is not of that checkout: git must know this package's files.
+    """
+    if os.environ.get("LONGSCAN_COMMIT"):
+        return os.environ["LONGSCAN_COMMIT"]
+    printed = []
+    for words in (
+        ["ls-files", "--error-unmatch", "__init__.py"],
+        ["rev-parse", "--short=12", "HEAD"],
+        ["status", "--porcelain", "--untracked-files=no", "--", ":/", ":(top,exclude)results"],
+    ):
+        command = ["git", "-C", str(Path(longscan.__file__).parent), *words]
+        try:
+            printed.append(subprocess.run(command, check=True, capture_output=True, text=True, timeout=10).stdout.strip())
+        except (OSError, subprocess.SubprocessError):
+            return "unknown"
+    return printed[1] + ("+changes" if printed[2] else "")

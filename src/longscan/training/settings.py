@@ -5,7 +5,7 @@ A field's type, range and help stand beside it. Every error is a `SettingError` 
 """
 
 from dataclasses import asdict, dataclass, field, fields, replace
-from difflib import get_close_matches
+from math import cos, pi
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -72,11 +72,24 @@ class ModelSettings(SettingsGroup):
     backend: Annotated[Literal["auto", "reference", "eager", "cpu", "triton"], Doc("implementation of the scans")] = "auto"
 
 
+class LengthSettings(SettingsGroup):
+    """Base of settings with a smaller and a larger length, whose names are `lengths`."""
+
+    lengths: ClassVar[tuple[str, str]]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        (small, low), (large, high) = ((name, getattr(self, name)) for name in self.lengths)
+        if low > high:
+            raise setting_error(f"{self.path}.{small}", low, f"at most {self.path}.{large} ({high})")
+
+
 @dataclass(frozen=True, kw_only=True)
-class CurriculumSettings(SettingsGroup):
+class CurriculumSettings(LengthSettings):
     """Training lengths that grow with success, for tasks with `Task.at_length`."""
 
     path: ClassVar[str] = "training.curriculum"
+    lengths: ClassVar[tuple[str, str]] = ("start", "end")
 
     start: Annotated[NonNegativeInt, Doc("longest training length at first; 0 turns the curriculum off")] = 0
     end: Annotated[PositiveInt, Doc("longest training length at last")] = 40
@@ -84,27 +97,18 @@ class CurriculumSettings(SettingsGroup):
     threshold: Annotated[Fraction, Doc("main metric of a training batch above which the length grows")] = 0.97
     every: Annotated[PositiveInt, Doc("steps between two training batches that are compared with the threshold")] = 100
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.start > self.end:
-            raise setting_error(f"{self.path}.start", self.start, f"at most {self.path}.end ({self.end})")
-
 
 @dataclass(frozen=True, kw_only=True)
-class LateLengthSettings(SettingsGroup):
+class LateLengthSettings(LengthSettings):
     """Another range of training lengths for a share of the batches late in training, for tasks with `train_lengths`."""
 
     path: ClassVar[str] = "training.late_lengths"
+    lengths: ClassVar[tuple[str, str]] = ("shortest", "longest")
 
     share: Annotated[Fraction, Doc("share of the batches from this range once training has come to it; 0 turns it off")] = 0.0
     start: Annotated[Fraction, Doc("fraction of the steps after which it begins")] = 0.5
     shortest: Annotated[PositiveInt, Doc("shortest length of these batches")] = 32
     longest: Annotated[PositiveInt, Doc("longest length of these batches")] = 40
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.shortest > self.longest:
-            raise setting_error(f"{self.path}.shortest", self.shortest, f"at most {self.path}.longest ({self.longest})")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,7 +190,7 @@ class TrainingSettings(SettingsGroup):
     device: Annotated[Literal["auto", "cpu", "cuda", "mps"], Doc("auto takes an accelerator where there is one")] = "auto"
     precision: Annotated[Literal["float32", "bfloat16"], Doc("bfloat16 runs the forward pass under autocast")] = "float32"
     threads: Annotated[  # far more than 1024 end the process without a message
-        Annotated[int, Rule(lambda n: 0 <= n <= 1024, "a whole number from 0 to 1024")],
+        Annotated[int, Rule(range(1025).__contains__, "a whole number from 0 to 1024")],
         Doc("CPU threads; 0 keeps torch's own choice"),
     ] = 0
     prefetch: Annotated[NonNegativeInt, Doc("training batches that a thread makes in advance; does not change results")] = 2
@@ -197,13 +201,20 @@ class TrainingSettings(SettingsGroup):
             "for batches of few shapes, all of whose steps are scored. Other devices run the update as it is"
         ),
     ] = False
+    shard: Annotated[
+        bool,
+        Doc(
+            "split parameters, gradients and optimiser over the processes (FSDP2), instead of a whole model in each (DDP); for "
+            "several processes, as torchrun and accelerate launch start them"
+        ),
+    ] = False
     trackers: Annotated[
         list[str],
         Doc(
             "where the logs go besides metrics.jsonl and metrics.csv: names that accelerate knows (tensorboard, wandb, mlflow, "
             "...), or import paths of subclasses of its GeneralTracker (package.module.Class)"
         ),
-    ] = field(default_factory=lambda: ["tensorboard"])
+    ] = field(default_factory=["tensorboard"].copy)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -219,8 +230,28 @@ class TrainingSettings(SettingsGroup):
                 raise setting_error(f"training.{name}", getattr(self, name), "left out, unless eval_every is above 0")
 
     def max_batches(self, split: Split) -> int:
-        """Batches in an evaluation on a split; 0 stands for all of them."""
+        """Return the number of batches in an evaluation on a split; 0 stands for all of them."""
         return self.test_batches if split == "test" else self.eval_batches
+
+    def learning_rate(self, step: int) -> float:
+        """Return the learning rate of step number `step`, 0 <= step < steps, for a parameter with scale 1.
+
+        Warm-up is linear and reaches `lr` at step `warmup`; the schedule proper starts `hold` steps later. `restarts` is SGDR
+        (Loshchilov and Hutter, equation 5) with periods restart_period * restart_factor^i; `cosine` is one such period up to the
+        last step. The cooldown multiplies the last `cooldown` rates by a line that would reach 0 at step `steps`.
+        """
+        if step < self.warmup:
+            return self.lr * (step + 1) / (self.warmup + 1)
+        since, period = step - self.warmup - self.hold, self.steps - self.warmup - self.hold
+        rate = self.lr
+        if self.schedule != "constant" and since >= 0:
+            if self.schedule == "restarts":
+                period = self.restart_period
+                while since >= period and self.restart_factor > 1:
+                    since, period = since - period, period * self.restart_factor
+                since %= period
+            rate = self.lr_min + (self.lr - self.lr_min) * (1 + cos(pi * since / period)) / 2
+        return rate * min(1.0, (self.steps - step) / (self.cooldown + 1))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,7 +262,10 @@ class AboutSettings(SettingsGroup):
 
     paper: Annotated[str | None, Doc("paper whose row the recipe follows, by its name in longscan/report/published.json")] = None
     model: Annotated[str | None, Doc("name of the model in tables; the spec where it is not given")] = None
-    published: Annotated[list[str], Doc("ids of the published rows that the run is compared with")] = field(default_factory=list)
+    published: Annotated[
+        list[Annotated[str, Rule(lambda name: name in published_ids(), "the id of a row in longscan/report/published.json")]],
+        Doc("ids of the published rows that the run is compared with"),
+    ] = field(default_factory=list)
     recipe: Annotated[str | None, Doc("file that the settings came from; the command line fills it in")] = None
     quick: Annotated[
         bool, Doc("the recipe's quick section was used, so that reports list such runs separately; --quick sets it")
@@ -243,14 +277,6 @@ class AboutSettings(SettingsGroup):
             "were known; tables show it. None: not known"
         ),
     ] = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for identity in self.published:
-            if identity not in published_ids():
-                near = get_close_matches(identity, published_ids(), 1)
-                hint = f" (did you mean {near[0]}?)" if near else ""
-                raise setting_error(f"{self.path}.published", identity, f"ids of rows in longscan/report/published.json{hint}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,8 +39,8 @@ from longscan._files import write_text
 from longscan.report.records import check_record, read_records
 from longscan.report.statistics import mean_interval
 from longscan.report.sweep import settings_text
-from longscan.training.records import commit, result_row, task_title
-from longscan.training.run import Run, check_out, holds_run
+from longscan.training.records import result_row
+from longscan.training.run import Run, check_out, commit, holds_run, task_title
 from longscan.training.space import CONFIG_FILE, SweepConfig, check_same_search, read_config, write_config
 from longscan.training.trainer import train
 from longscan.training.workers import FileLock, run_workers

@@ -1,51 +1,78 @@
-"""`train`: opens the folder of a run, takes the device, and has a `Trainer` bring the run to its end.
+"""The training of a run: `train` checks the folder and the device, `Trainer` makes the steps, validations and checkpoints.
 
-A run is one sequence of steps, validations and checkpoints, which a kill may cut and a later process continues with the same
-result. All that the rest of a run depends on is in checkpoints/last: weights, optimiser, average, step, states of the random
-generators, the curriculum's length, the best validation. Batches and learning rates are functions of the step. The logs are cut
-back to the checkpoint's step.
+A run can be killed at any moment and resumed with the same result. All that the rest of a run depends on is in checkpoints/last:
+weights, optimiser, average, step, states of the random generators, the curriculum's length, the best validation. Batches and
+learning rates are functions of the step. A resumed run first removes the rows of the logs that follow the checkpoint's step.
 """
 
 import json
 import shlex
+import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+import yaml
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, PartialState
-from accelerate.utils import DistributedType, ProjectConfiguration
+from accelerate.utils import DistributedType, ProjectConfiguration, gather_object
 from torch import Tensor, nn
+from torch.optim import AdamW
 
-import longscan.report
-from longscan._errors import SettingError, setting_error
+from longscan._errors import SettingError, one_line, setting_error
 from longscan._files import write_text
-from longscan.engine import Callback, Engine, NonFiniteLossError, StepResult, WeightAverage
+from longscan.blocks import BatchNorm
+from longscan.engine import Callback, Engine, NonFiniteLossError, Patience, StepResult, WeightAverage, copy_weights
+from longscan.models.roles import optimizer_groups
 from longscan.ops.dispatch import NATIVE
+from longscan.report.run import run_report
 from longscan.tasks import Batch
 from longscan.tasks.base import Split
-from longscan.training import callbacks as cb
-from longscan.training.batches import LengthSchedule, Prefetcher
-from longscan.training.checkpoint import find_checkpoint, read_checkpoint
-from longscan.training.evaluate import Scores, batch_score, evaluate, predict
-from longscan.training.logs import Row, RunLog, TrackerLog, build_trackers, read_rows
-from longscan.training.optim import build_optimizer, learning_rate
+from longscan.training.batches import LengthSchedule, prefetch_batches, share_of
+from longscan.training.checkpoint import (
+    find_checkpoint,
+    generator_states,
+    optimizer_tensors,
+    read_checkpoint,
+    read_tensors,
+    restore_generators,
+    restore_optimizer,
+    split_like,
+    whole_tensors,
+    write_checkpoint,
+    write_tensors,
+)
+from longscan.training.evaluate import Scores, evaluate, number, predict, symbol_angles
+from longscan.training.logs import ProgressBar, Row, RunLog, TrackerLog, build_trackers, read_rows
 from longscan.training.parsing import with_section
-from longscan.training.records import describe_run
-from longscan.training.run import Run, build_model, check_out, clear_run, first_model, holds_run, refuse_backend, write_settings
+from longscan.training.run import (
+    SETTINGS,
+    Run,
+    build_model,
+    check_out,
+    clear_run,
+    describe_run,
+    first_model,
+    holds_run,
+    load_weights,
+    refuse_backend,
+)
 from longscan.training.settings import Settings, TrainingSettings, check_same_size
-from longscan.training.sharing import share_of
 
 if TYPE_CHECKING:
     from longscan.models import SequenceModel
 
-MAY_CHANGE = ("steps", "checkpoint_every", "device", "threads", "prefetch", "capture", "trackers")
+MAY_CHANGE = ("steps", "checkpoint_every", "device", "threads", "prefetch", "capture", "shard", "trackers")
+# Names in checkpoints of version 0.1 -> names since.
+RENAMED = {"longest": "max_length", "waited": "patience_used", "solved": "solved_evaluations", "averaged": "n_averaged"}
 
 
 def train(
@@ -66,13 +93,12 @@ def train(
         out: folder of the run, created if needed.
         resume: continue from the last checkpoint in `out`, or from the start if the run was killed before its first. The settings
             must be those of the run, except for steps (at least the number made), checkpoint_every, device, threads, prefetch,
-            capture and trackers. A run that is over is left as it is.
+            capture, shard and trackers. A run that is over is left as it is.
         overwrite: remove the run that `out` holds.
         progress: show a progress bar (in a terminal) or a line for each validation on stderr.
         command: what result.json gives as the command; None: the command line of this process.
         test: score the test split at the end. A search does not, and result.json then holds the validation scores alone.
-        callbacks: run after those of the package (`Trainer.default_callbacks`), each step and at the end. Their state is not
-            saved in checkpoints.
+        callbacks: called after those of the package, after each step and at the end. Their state is not saved in checkpoints.
 
     The run's `result["status"]` is "finished", or "failed" if the loss stopped being finite. Raises SettingError for settings
     that cannot be met, KeyboardInterrupt after a checkpoint if the process was asked to stop (SIGINT, SIGTERM).
@@ -82,7 +108,7 @@ def train(
         raise setting_error("training.start_from", source, "a folder that stays, not the run that is overwritten")
     _check_folder(folder, settings, resume=resume, overwrite=overwrite)
     if resume and _is_over(folder, settings):
-        longscan.report.run_report(folder)
+        run_report(folder)
         return Run(folder)
     threads = torch.get_num_threads()
     if settings.training.threads:
@@ -160,10 +186,10 @@ def _accelerator(training: TrainingSettings, folder: Path) -> Iterator[Accelerat
     try:
         # Accelerate's own sharding comes after the optimiser is built, on parameters that the optimiser then does not have.
         if accelerator.distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM):
-            needed = (
-                "none of it, as training holds whole models (`longscan.training.shard_model` splits one for a loop of your own)"
-            )
-            raise SettingError(f"accelerate: got {accelerator.distributed_type.value}, needed {needed}")
+            kind = accelerator.distributed_type.value
+            raise SettingError(f"accelerate: got {kind}, needed a launch without it; `training.shard` splits the model by FSDP2")
+        if training.shard and accelerator.num_processes == 1:
+            raise setting_error("training.shard", True, "false, or several processes, which torchrun and accelerate launch start")
         yield accelerator
     finally:
         if accelerator.num_processes == 1:
@@ -171,16 +197,51 @@ def _accelerator(training: TrainingSettings, folder: Path) -> Iterator[Accelerat
             PartialState._reset_state()
 
 
+@contextmanager
+def _catch_signals() -> Iterator[threading.Event]:
+    """Yield an event that SIGINT and SIGTERM set for the length of a `with` block, instead of ending the process."""
+    requested = threading.Event()
+    handlers = {name: signal.signal(name, lambda *_: requested.set()) for name in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield requested
+    finally:
+        for name, handler in handlers.items():
+            signal.signal(name, handler)
+
+
+def build_optimizer(model: nn.Module, training: TrainingSettings) -> AdamW:
+    """Return AdamW over `longscan.models.optimizer_groups` of the model, each with its "scale" on the learning rate."""
+    groups = optimizer_groups(model, weight_decay=training.weight_decay, lr_scale=training.lr_scale, decay_all=training.decay_all)
+    return AdamW(groups, lr=training.lr, betas=training.betas, fused=True)
+
+
 class StepOutputs(NamedTuple):
-    """What a step leaves for the callbacks: the model's output on this process's rows, and the weight of their mean score."""
+    """The model's output on this process's rows of a batch, these rows, and the weight of their mean score in the batch's."""
 
     output: Tensor
     rows: Batch
     weight: float
 
 
-class Trainer:
-    """One run in one process (of several, under torchrun): model, optimiser and engine, and the callbacks around its steps."""
+@dataclass
+class ValidationState:
+    """The results of a run's validations so far, which checkpoints save.
+
+    Attributes:
+        best: step, value of the main metric, and loss of the best validation of the newest weights.
+        valid: the last validation's main metric by what was scored, "last" or "average" weights.
+        solved_evaluations: the number of validations up to the last one that reached `training.solved_at` without interruption.
+        stopped_early: whether `training.patience` or `training.solved_at` ended the training.
+    """
+
+    best: dict[str, Any] | None = None
+    valid: dict[str, float | None] = field(default_factory=dict)
+    solved_evaluations: int = 0
+    stopped_early: bool = False
+
+
+class Trainer(Callback):
+    """One run in one process (of several, under torchrun): model, optimiser, engine, and the callback that follows each step."""
 
     def __init__(
         self,
@@ -197,37 +258,45 @@ class Trainer:
         self.folder, self.accelerator, self.command, self.tests = folder, accelerator, command, test
         self.is_main: bool = accelerator.is_main_process
         self.shows_progress = progress and self.is_main
-        torch.manual_seed(self.training.seed)
+        training, several = self.training, accelerator.num_processes > 1
+        torch.manual_seed(training.seed)
         continues = resume and find_checkpoint(folder / "checkpoints" / "last") is not None
         self.model: SequenceModel = (build_model if continues else first_model)(settings).to(accelerator.device)
         if accelerator.process_index:  # the same weights as the other processes, and different dropout
-            torch.manual_seed(self.training.seed + accelerator.process_index)
+            torch.manual_seed(training.seed + accelerator.process_index)
         self._check_data()
         self.lengths = LengthSchedule(settings)
-        self.progress = cb.Progress()
+        self.progress, self.patience = ValidationState(), Patience(training.patience)
         self.average: WeightAverage | None = None
-        if self.training.average:
-            self.average = WeightAverage(self.model, self.training.average, self.training.average_start * self.training.steps)
-        several = accelerator.num_processes > 1
+        if training.average:
+            self.average = WeightAverage(self.model, training.average, training.average_start * training.steps)
+        models = [self.model, *([] if self.average is None else [self.average.model])]
+        if training.shard:
+            from longscan.training.sharding import shard_model
+
+            for model in models:
+                shard_model(model)
+        norms = [module for model in models for module in model.modules() if isinstance(module, BatchNorm)]
+        self._statistics = [buffer for norm in norms for buffer in norm.buffers()] if several else []
+        clip: Any = partial(nn.utils.clip_grad_norm_, list(self.model.parameters()), training.clip or inf)
         self.engine = Engine(
-            build_optimizer(self.model, self.training),
+            build_optimizer(self.model, training),
             self.compute_loss,
-            learning_rate=partial(learning_rate, settings=self.training),
-            clip_gradients=partial(nn.utils.clip_grad_norm_, list(self.model.parameters()), self.training.clip or inf),
+            learning_rate=training.learning_rate,
+            clip_gradients=(lambda: clip().full_tensor()) if training.shard else clip,
             backward=accelerator.backward,
             sum_over_processes=accelerator.reduce if several else None,
         )
-        if self.training.capture and accelerator.device.type == "cuda":
+        if training.capture and accelerator.device.type == "cuda":
             self.engine.capture(accelerator.device)
-        self.wrapped_model: nn.Module = accelerator.prepare_model(self.model) if several else self.model
-        self.checkpoints = cb.Checkpoints(self)
+        wrap = several and not training.shard
+        self.wrapped_model: nn.Module = accelerator.prepare_model(self.model) if wrap else self.model
         self.run_log: RunLog | None = None
         self.result: dict[str, Any] = {}
-        self.earlier_seconds = 0.0
-        self._start = time.perf_counter()
+        self._stop_requested, self._signals = threading.Event(), ExitStack()
+        self._start = time.perf_counter()  # of the training, minus the seconds of earlier processes
+        self._seconds_before = 0.0
         self._batch_scores: tuple[int, float, float] = (-1, 0.0, 0.0)
-
-    # Checks before anything is written, so that what is wrong with the data is one line and not a failed run.
 
     def _check_data(self) -> None:
         """Make the first batch. Raises SettingError if it, the number of batches of a split, or the backend is not possible."""
@@ -271,70 +340,62 @@ class Trainer:
         finally:
             self.model.train()
 
-    # The training.
-
     def run(self, callbacks: Sequence[Callback] = ()) -> None:
         """Train from the last checkpoint, or from the start, to the end, and write result.json and report.html."""
-        self.checkpoints.restore()
+        training, folder = self.training, self.folder
+        self.restore()
         if self.is_main:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            write_settings(self.folder, self.settings)
-            (self.folder / "result.json").unlink(missing_ok=True)
-        self.result = self._empty_result()
-        self._start = time.perf_counter()
+            folder.mkdir(parents=True, exist_ok=True)
+            write_text(folder / SETTINGS, yaml.safe_dump(self.settings.as_dict(), sort_keys=False))
+            (folder / "result.json").unlink(missing_ok=True)
+        unknown = ("value", "scaled", "selected", "confusion", "by_length", "test", "constant", "constant_scaled")
+        self.result = describe_run(self.settings, self.model, self.accelerator.device, self.command) | dict.fromkeys(unknown)
+        self.result["status"] = "finished"
+        if self.tests:
+            constant = self.task.constant_score("test")
+            self.result |= {"constant": constant, "constant_scaled": self.task.scaled(constant)}
+        steps = range(self.engine.step, self.engine.step if self.progress.stopped_early else training.steps)
+        pin = self.accelerator.device.type == "cuda"
+        batches = prefetch_batches(
+            self.lengths.task, steps, training.batch_size, self.settings.data_seed, depth=training.prefetch, pin=pin
+        )
         with ExitStack() as stack:
-            self.engine.callbacks = [*self.default_callbacks(stack), *callbacks]
-            batches = stack.enter_context(self._batches())
-            steps = () if self.progress.stopped_early else range(self.engine.step, self.training.steps)
+            logs = self._open_logs(stack) if self.is_main else []
+            self.engine.callbacks = [*([] if self.average is None else [self.average]), *logs, self, *callbacks]
+            stack.enter_context(closing(batches))
+            # Of several processes none catches signals: they would stop at different steps and wait for each other. Only the
+            # main thread may handle signals.
+            if self.accelerator.num_processes == 1 and threading.current_thread() is threading.main_thread():
+                self._signals = stack.enter_context(ExitStack())
+                self._stop_requested = self._signals.enter_context(_catch_signals())
+            self._start = time.perf_counter() - self._seconds_before
             try:
-                self.engine.run(batches.get(step) for step in steps)
+                self.engine.run(batches)
             except NonFiniteLossError as error:
                 self.result |= {"status": "failed", "failure": str(error)}
-            self._write_result()
+            progress = self.progress
+            self.result |= {"steps": self.engine.step, "stopped_early": progress.stopped_early}
+            self.result["valid"] = {**progress.valid, "best": progress.best and progress.best["value"]}
+            self.result["seconds"] = round(time.perf_counter() - self._start, 3)
+            if self.is_main:
+                write_text(folder / "result.json", json.dumps(self.result, indent=1))
+                run_report(folder)
         self.accelerator.wait_for_everyone()
 
-    def default_callbacks(self, stack: ExitStack) -> list[Callback]:
-        """Return the callbacks of every run in their order; what has to be closed is closed by `stack`."""
-        bar = cb.ProgressBar(self.training.steps, self.engine.step, self.task.metric, shown=self.shows_progress)
-        return [
-            *([] if self.average is None else [self.average]),
-            cb.FiniteCheck(self),
-            *(self._open_logs(stack) if self.is_main else []),
-            stack.enter_context(bar),
-            cb.TrainingRows(self),
-            cb.LengthCurriculum(self),
-            cb.Validation(self),
-            self.checkpoints,
-            stack.enter_context(cb.StopOnSignal(self)),
-            cb.SelectWeights(self),
-            *([cb.ScoreTestSplit(self)] if self.tests else []),
-            *([cb.SymbolAngles(self)] if self.is_main else []),
-        ]
-
     def _open_logs(self, stack: ExitStack) -> list[Callback]:
-        """Open the logs, cut back to the step where the run stands."""
-        step = self.engine.step
+        """Open the logs, without rows that follow the present step, and the progress bar; `stack` closes them."""
+        step, training = self.engine.step, self.training
         rows = [row for row in read_rows(self.folder / "metrics.jsonl", step) if row["step"] <= step and row["split"] != "test"]
-        self.run_log = stack.enter_context(closing(RunLog(self.folder, self._columns(), rows)))
+        names = dict.fromkeys(name for split in self.task.splits for name in self.task.metrics(split) if name != "confusion")
+        averaged = ["average_loss", *(f"average_{name}" for name in names)] if training.average else []
+        columns = ["step", "split", "loss", *names, *averaged, "lr", "grad_norm", "max_length", "seconds"]
+        self.run_log = RunLog(self.folder, columns, rows)
+        stack.callback(self.run_log.close)
         trackers = TrackerLog(self.accelerator, self.folder, self.settings.as_dict(), rows)
-        return [self.run_log, stack.enter_context(closing(trackers))]
-
-    def _columns(self) -> list[str]:
-        """Return the columns of metrics.csv."""
-        names = dict.fromkeys(
-            name for split in self.task.splits for name, metric in self.task.metrics(split).items() if name != "confusion"
-        )
-        extra = ["average_loss", *(f"average_{name}" for name in names)] if self.training.average else []
-        return ["step", "split", "loss", *names, *extra, "lr", "grad_norm", "max_length", "seconds"]
-
-    def _batches(self) -> Prefetcher:
-        return Prefetcher(
-            self.lengths.task,
-            self.training.batch_size,
-            self.settings.data_seed,
-            depth=self.training.prefetch,
-            pin=self.accelerator.device.type == "cuda",
-        )
+        for tracker in self.accelerator.trackers:
+            stack.callback(tracker.finish)
+        bar = stack.enter_context(closing(ProgressBar(training.steps, step, self.task.metric, shown=self.shows_progress)))
+        return [self.run_log, trackers, bar]
 
     def compute_loss(self, batch: Batch) -> tuple[Tensor, StepOutputs]:
         """Return the loss of this process's rows of a batch, times their factor, and what callbacks need of the step."""
@@ -346,15 +407,148 @@ class Trainer:
         loss = self.task.loss(output, rows, training.loss_reduction, training.label_smoothing) * share.factor
         return loss, StepOutputs(output.detach(), rows, share.weight)
 
-    # What the callbacks call.
+    def on_step_end(self, engine: Engine, result: StepResult) -> None:
+        """Log, raise the training lengths, validate and save a checkpoint, each after the steps that the settings name.
 
-    def seconds(self) -> float:
-        """Return the seconds of training so far, with those of earlier processes."""
-        return self.earlier_seconds + time.perf_counter() - self._start
+        Raises NonFiniteLossError before anything of a loss that is not finite is logged, scored or saved, and KeyboardInterrupt
+        after a checkpoint if a signal asked the process to stop.
+        """
+        step, training = engine.step, self.training
+        for buffer in self._statistics:  # else the processes would score, and stop, by different statistics of batches
+            torch.distributed.broadcast(buffer, 0)
+        logs = step in (1, training.steps) or step % training.log_every == 0
+        validates = step == training.steps or bool(training.eval_every and step % training.eval_every == 0)
+        saves = validates or bool(training.checkpoint_every and step % training.checkpoint_every == 0)
+        if logs or saves:
+            engine.raise_if_not_finite()
+        if logs:
+            loss, score = self.batch_scores(result)
+            row: Row = {"loss": number(loss), self.task.metric: number(score), "lr": result.learning_rate}
+            row["grad_norm"] = None if result.grad_norm is None else number(result.grad_norm.item())
+            self.log("train", row | ({"max_length": self.lengths.max_length} if self.lengths.max_length else {}))
+        if self.lengths.needs_score(step):
+            self.lengths.update(self.batch_scores(result)[1])
+        if validates:
+            self.validate()
+        if saves or self._stop_requested.is_set():
+            self.save("last")
+        if self._stop_requested.is_set():
+            raise KeyboardInterrupt
+
+    def validate(self) -> None:
+        """Score the newest weights and their average on validation, save the best weights, and stop the training early."""
+        training, progress, metric = self.training, self.progress, self.task.metric
+        scores = self.evaluate("valid", self.model)
+        row: Row = {"loss": number(scores.loss), **scores.values}
+        progress.valid = {"last": scores.values[metric]}
+        if self.average is not None and self.average.count:
+            average = self.evaluate("valid", self.average.model)
+            row |= {"average_loss": number(average.loss)} | {f"average_{name}": value for name, value in average.values.items()}
+            progress.valid["average"] = average.values[metric]
+        self.log("valid", row)
+        found = {"step": self.engine.step, "value": scores.values[metric], "loss": number(scores.loss)}
+        if self.patience.update(self._error(found)):
+            progress.best = found
+            self.save("best")
+        value = progress.valid.get("average" if training.select == "average" else "last")
+        sign = 1 if self.task.higher_is_better else -1
+        solved = bool(training.solved_at) and value is not None and sign * value >= sign * training.solved_at
+        progress.solved_evaluations = progress.solved_evaluations + 1 if solved else 0
+        progress.stopped_early = self.patience.is_used_up or (solved and progress.solved_evaluations >= training.solved_for)
+        self.engine.stop_requested |= progress.stopped_early
+
+    def _error(self, found: dict[str, Any] | None) -> tuple[float, float]:
+        """Return the error of a validation, smaller is better. Between equal metrics the smaller loss decides."""
+        if found is None or found["value"] is None:
+            return inf, inf if found is None else 0.0
+        return (-1 if self.task.higher_is_better else 1) * found["value"], inf if found["loss"] is None else found["loss"]
+
+    def on_train_end(self, engine: Engine) -> None:  # noqa: ARG002
+        """Select weights by `training.select`, score them on the test split, and write the angles of AUSSM layers."""
+        self._signals.close()
+        selected, metric = self.training.select, self.task.metric
+        if selected == "best":
+            self.accelerator.wait_for_everyone()
+            folder = find_checkpoint(self.folder / "checkpoints" / "best")
+            assert folder is not None, "a run is validated at its last step"
+            load_weights(self.model, folder)
+        elif selected == "average" and self.average is not None and self.average.count:
+            copy_weights(self.average.weights, self.model)
+            self.save("average")
+        else:  # also of a run that stops before its average starts
+            selected = "last"
+        self.result["selected"] = selected
+        if self.tests:
+            scores = self.evaluate("test", self.model)
+            row, value = {"loss": number(scores.loss), **scores.values}, scores.values[metric]
+            self.log("test", row)
+            by_length = {name.split("/", 1)[1]: v for name, v in scores.values.items() if name.startswith(f"{metric}/")}
+            self.result |= {"value": value, "scaled": None if value is None else self.task.scaled(value), "test": row}
+            self.result |= {"confusion": scores.tables.get("confusion"), "by_length": by_length or None}
+        angles = symbol_angles(self.model, self.task)
+        if angles and self.is_main:
+            write_text(self.folder / "angles.json", json.dumps(angles))
+
+    def save(self, name: str) -> None:
+        """Write a checkpoint of the model, and if it is "last" of all that the rest of the run depends on.
+
+        The logs are flushed before "last", so that they have no row that a resumed run would write again.
+        """
+        engine, average, resumable = self.engine, self.average, name == "last"
+        state: dict[str, Any] = {"step": engine.step, "best": self.progress.best}
+        weights = whole_tensors(self.model.state_dict(), keep=self.is_main)
+        files: dict[str, dict[str, Tensor]] = {}
+        if resumable:
+            generators = gather_object([generator_states()])
+            files["optimizer"] = whole_tensors(optimizer_tensors(engine.optimizer, self.model), keep=self.is_main)
+            if average is not None and average.count:
+                files["average"] = whole_tensors(average.weights, keep=self.is_main)
+            state |= {**vars(self.progress), "patience_used": self.patience.used, "max_length": self.lengths.max_length}
+            state |= {"n_averaged": 0 if average is None else average.count, "lr": float(engine.optimizer.param_groups[0]["lr"])}
+            state |= {
+                "seconds": time.perf_counter() - self._start,
+                "generators": generators[0],
+                "generators_of_others": generators[1:],
+            }
+        if self.run_log is None:  # not the main process
+            return
+        if resumable:
+            self.run_log.flush()
+
+        def write(folder: Path) -> None:
+            self.model.save_pretrained(folder, weights)
+            for file, tensors in files.items():
+                write_tensors(folder / f"{file}.safetensors", tensors)
+
+        write_checkpoint(self.folder / "checkpoints" / name, write, state)
+
+    def restore(self) -> None:
+        """Continue from checkpoint "last" if there is one. Raises SettingError if it is damaged."""
+        folder = find_checkpoint(self.folder / "checkpoints" / "last")
+        self.patience.best_error = self._error(None)
+        if folder is None:
+            return
+        state = {RENAMED.get(name, name): value for name, value in read_checkpoint(folder).items()}
+        load_weights(self.model, folder)
+        try:
+            self.engine.step, self._seconds_before = state["step"], state["seconds"]
+            self.progress = ValidationState(**{name: state[name] for name in vars(self.progress)})
+            self.patience.used, self.patience.best_error = state["patience_used"], self._error(state["best"])
+            restore_optimizer(self.engine.optimizer, self.model, read_tensors(folder / "optimizer.safetensors"))
+            if self.average is not None and state["n_averaged"]:
+                tensors, parameters = read_tensors(folder / "average.safetensors"), self.average.model.named_parameters()
+                averaged = {name: split_like(tensors[name], parameter) for name, parameter in parameters}
+                self.average.restore(averaged, state["n_averaged"])
+            states, process = [state["generators"], *state.get("generators_of_others", [])], self.accelerator.process_index
+            if process < len(states):  # a process that the run did not have before keeps its fresh generators
+                restore_generators(states[process])
+            self.lengths.max_length = state["max_length"]
+        except (KeyError, TypeError, ValueError) as error:
+            raise SettingError(f"{folder}: damaged ({one_line(error)}), needed the checkpoint that training wrote") from None
 
     def log(self, split: Split, row: Row) -> None:
         """Send a row to the logs and the progress bar, with the step, the split and the seconds of training."""
-        self.engine.log({"step": self.engine.step, "split": split, **row, "seconds": round(self.seconds(), 3)})
+        self.engine.log({"step": self.engine.step, "split": split, **row, "seconds": round(time.perf_counter() - self._start, 3)})
 
     def evaluate(self, split: Split, model: nn.Module) -> Scores:
         """Return the loss and the metrics of a model on a split, or on as many batches as the settings say."""
@@ -372,36 +566,12 @@ class Trainer:
         """Return the mean loss and the main metric of the step's batch over all processes, computed once a step."""
         if self._batch_scores[0] != self.engine.step:
             output, rows, weight = result.outputs
-            scores = self.task.loss(output, rows).item(), batch_score(self.task, output, rows)
-            self._batch_scores = (self.engine.step, *self.mean_over_processes(*scores, weight))
+            main = {self.task.metric: self.task.metrics("train")[self.task.metric].to(output.device)}
+            self.task.update(main, output, rows)
+            loss, score = self.task.loss(output, rows).item(), float(main[self.task.metric].compute())
+            if self.accelerator.num_processes > 1:  # weighted by the numbers of scored answers
+                sums = torch.tensor([loss * weight, score * weight, weight], device=self.accelerator.device)
+                loss, score, weight = self.accelerator.reduce(sums).tolist()
+                loss, score = loss / weight, score / weight
+            self._batch_scores = (self.engine.step, loss, score)
         return self._batch_scores[1:]
-
-    def mean_over_processes(self, loss: float, score: float, weight: float) -> tuple[float, float]:
-        """Return the means of loss and score over the processes, weighted by their numbers of scored answers."""
-        if self.accelerator.num_processes == 1:
-            return loss, score
-        sums = torch.tensor([loss * weight, score * weight, weight], device=self.accelerator.device)
-        loss, score, weight = self.accelerator.reduce(sums).tolist()
-        return loss / weight, score / weight
-
-    # The result.
-
-    def _empty_result(self) -> dict[str, Any]:
-        """Return what result.json holds before the training, and what it holds of a failed one."""
-        unknown = ("value", "scaled", "selected", "confusion", "by_length", "test", "constant", "constant_scaled")
-        result = {**describe_run(self.settings, self.model, self.accelerator.device, self.command), "status": "finished"}
-        result |= dict.fromkeys(unknown)
-        if self.tests:
-            constant = self.task.constant_score("test")
-            result |= {"constant": constant, "constant_scaled": self.task.scaled(constant)}
-        return result
-
-    def _write_result(self) -> None:
-        """Write result.json and report.html."""
-        progress = self.progress
-        self.result |= {"steps": self.engine.step, "stopped_early": progress.stopped_early}
-        self.result["valid"] = {**progress.valid, "best": progress.best and progress.best["value"]}
-        self.result["seconds"] = round(self.seconds(), 3)
-        if self.is_main:
-            write_text(self.folder / "result.json", json.dumps(self.result, indent=1))
-            longscan.report.run_report(self.folder)
