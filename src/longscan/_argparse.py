@@ -10,7 +10,7 @@ from longscan._types import describe_type, find_doc
 
 
 def new_parser(**options: Any) -> ArgumentParser:
-    """Build a parser that raises ArgumentError, wants whole names and adds no --help."""
+    """Build a parser that raises ArgumentError, accepts no abbreviations and adds no --help."""
     return ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False, **options)
 
 
@@ -22,7 +22,7 @@ def option_help(declared: Any, default: Any) -> str:
 
 
 def parse_known(parser: ArgumentParser, argv: Sequence[str]) -> tuple[Namespace, list[str]]:
-    """Parse the words that a parser knows and return the others. Raises SettingError for an option without its value."""
+    """Parse the arguments that a parser knows and return the others. Raises SettingError for an option without its value."""
     try:
         return parser.parse_known_args(argv)
     except ArgumentError as error:
@@ -30,5 +30,5 @@ def parse_known(parser: ArgumentParser, argv: Sequence[str]) -> tuple[Namespace,
 
 
 def unknown_argument(word: str) -> SettingError:
-    """Return the error for a word that no parser knows."""
+    """Return the error for an argument that no parser knows."""
     return SettingError(f"{word}: unknown argument; `--help` lists the arguments that exist")

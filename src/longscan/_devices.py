@@ -1,4 +1,4 @@
-"""The torch device of a setting, or one line that says which there are."""
+"""The torch device that a setting names."""
 
 from typing import TYPE_CHECKING
 
@@ -7,9 +7,9 @@ if TYPE_CHECKING:
 
 
 def find_device(name: "str | torch.device", argument: str = "device") -> "torch.device":
-    """The device of a name, "auto" being an accelerator where there is one; ValueError where this machine has none of that name.
+    """Return the device of a name; "auto" is an accelerator if there is one. Raises ValueError if this machine has none.
 
-    argument: what the setting is called in errors.
+    argument: the name of the setting in errors.
     """
     import torch
 
@@ -20,7 +20,7 @@ def find_device(name: "str | torch.device", argument: str = "device") -> "torch.
         device = torch.device(name)
     except RuntimeError as error:
         first = str(error).splitlines()[0]
-        raise ValueError(f"{argument}: got {name!r}, expected 'auto' or a device of torch ({first})") from None
+        raise ValueError(f"`{argument}` must be 'auto' or a device of torch ({first}), got {name!r}") from None
     count = 1 if device.type == "cpu" else 0
     if accelerator is not None and device.type == accelerator.type:
         count = torch.accelerator.device_count()
@@ -28,5 +28,5 @@ def find_device(name: "str | torch.device", argument: str = "device") -> "torch.
         there = ["cpu"]
         if accelerator is not None:
             there += [f"{accelerator.type}:{index}" for index in range(torch.accelerator.device_count())]
-        raise ValueError(f"{argument}: got {str(name)!r}, expected one of the devices that torch finds here: {', '.join(there)}")
+        raise ValueError(f"`{argument}` must be one of the devices that torch finds here ({', '.join(there)}), got {str(name)!r}")
     return device

@@ -1,4 +1,4 @@
-"""Text files: reading a user's with errors of one line, replacing one of ours at once; and where caches are."""
+"""Reading of a user's files with errors of one line, atomic writing of text files, and the folder of caches."""
 
 import os
 from pathlib import Path
@@ -6,14 +6,14 @@ from tempfile import TemporaryDirectory
 
 
 def cache_folder() -> Path:
-    """Where the package keeps what it may lose: `$LONGSCAN_CACHE`, else `longscan` in the user's cache."""
+    """Return the folder for files that can be made again: `$LONGSCAN_CACHE`, or `longscan` in the user's cache folder."""
     if own := os.environ.get("LONGSCAN_CACHE"):
         return Path(own)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "longscan"
 
 
 def read_text(path: str | Path) -> str:
-    """The text of a UTF-8 file; ValueError naming the file where it is missing, a folder, unreadable or no UTF-8 text."""
+    """Return the text of a UTF-8 file. Raises ValueError naming the file if it is missing, a folder, unreadable or not UTF-8."""
     try:
         return Path(path).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -23,7 +23,7 @@ def read_text(path: str | Path) -> str:
 
 
 def read_bytes(path: str | Path) -> bytes:
-    """Return the content of a file; ValueError naming the file if it is missing, a folder or unreadable."""
+    """Return the content of a file. Raises ValueError naming the file if it is missing, a folder or unreadable."""
     try:
         return Path(path).read_bytes()
     except OSError as error:
@@ -31,18 +31,18 @@ def read_bytes(path: str | Path) -> bytes:
 
 
 def try_writing(path: str | Path) -> None:
-    """Raise OSError where a file or folder can not be written, or not be made; nothing is left behind."""
+    """Raise OSError if a file or folder cannot be written or created. Creates nothing that remains."""
     whole = Path(path).absolute()
     nearest = next(place for place in (whole, *whole.parents) if place.exists() or place.is_symlink())
     if nearest.is_file() and nearest == whole:
         nearest.open("ab").close()
         return
-    with TemporaryDirectory(dir=nearest):  # permissions alone do not tell: root may do all, and yet nothing in /proc
+    with TemporaryDirectory(dir=nearest):  # permissions are not enough: root has all of them, and yet cannot write into /proc
         return
 
 
 def write_text(path: Path, text: str) -> Path:
-    """Write a file under a temporary name in the same folder and move it into place, so that no reader sees half of it."""
+    """Write a file under a temporary name in the same folder and rename it, so that no reader sees an incomplete file."""
     temporary = path.with_name(path.name + ".writing")
     temporary.write_text(text, encoding="utf-8")
     temporary.replace(path)

@@ -1,4 +1,4 @@
-"""Names of a package that are imported when they are first used."""
+"""Lazy imports: names of a package that are imported when they are first used."""
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -6,9 +6,9 @@ from typing import Any
 
 
 def lazy(package: str, modules: Mapping[str, str], extra: str = "train") -> Callable[[str], Any]:
-    """The module-level `__getattr__` of a package: its names come from `modules` (name -> module).
+    """Return the module-level `__getattr__` of a package whose names come from `modules` (name -> module).
 
-    Where a module needs a package that is not installed, ImportError says which one and what to install: the extra of longscan.
+    If a module needs a package that is not installed, the ImportError names it and the extra of longscan that installs it.
     """
 
     def get(name: str) -> Any:

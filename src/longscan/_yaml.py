@@ -56,7 +56,7 @@ def read_mapping(path: str | Path, names: Sequence[str]) -> dict[str, Any]:
 
 
 def describe_kind(value: object) -> str:
-    """Return a value of a file in words, for example "a list"."""
+    """Describe the type of a value in a file, for example "a list"."""
     return {type(None): "nothing", list: "a list", str: "text"}.get(type(value), repr(value))
 
 

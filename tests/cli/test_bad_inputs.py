@@ -1,4 +1,4 @@
-"""What a user gets wrong is said in one line that names it, with exit code 2, before anything is written."""
+"""A wrong argument, file or folder gives one line that names it and exit code 2, before anything is written."""
 
 import shutil
 import subprocess
@@ -98,7 +98,8 @@ def test_settings(
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has the device")
 def test_a_device_that_is_not_here(refused: Callable[..., str], tmp_path: Path, tiny_words: list[str]) -> None:
     assert "training.device" in refused("train", "--out", tmp_path / "run", *tiny_words, "--training.device", "cuda")
-    assert "--device: got 'cuda', expected one of the devices that torch finds here: cpu" in refused("doctor", "--device", "cuda")
+    line = refused("doctor", "--device", "cuda")
+    assert "`--device` must be one of the devices that torch finds here (cpu), got 'cuda'" in line
 
 
 @pytest.mark.parametrize("backend", ["triton", "cpu"])

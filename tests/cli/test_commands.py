@@ -1,4 +1,4 @@
-"""What the commands do and print; that the command line and Python give the same run."""
+"""The results and the output of the commands; the command line and Python make the same run."""
 
 import csv
 import io

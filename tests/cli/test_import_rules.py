@@ -21,7 +21,7 @@ lint_imports_command()
 
 
 def linted(folder: Path) -> subprocess.CompletedProcess[str]:
-    """What import-linter says of the package in `folder` under the project's rules."""
+    """Return the output of import-linter for the package in `folder` under the project's rules."""
     command = [sys.executable, "-c", PROGRAM, "--config", str(ROOT / "pyproject.toml"), "--no-cache"]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 

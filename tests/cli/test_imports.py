@@ -1,4 +1,4 @@
-"""What is imported when: nothing by `import longscan`, torch by no help page, plotly only where it is used."""
+"""Imports happen late: none by `import longscan`, torch by no help page, plotly only by commands that use it."""
 
 import json
 import subprocess

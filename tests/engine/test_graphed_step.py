@@ -18,7 +18,7 @@ class Pair(NamedTuple):
 
 @pytest.fixture
 def events(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What the step and the graphs do."""
+    """Replace CUDA's streams and graphs by stand-ins; return the list of calls to the step and of captures and replays."""
     seen: list[Any] = []
 
     @contextmanager

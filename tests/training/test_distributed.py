@@ -1,4 +1,4 @@
-"""Two processes have one process's gradients, whatever each holds of a batch; a killed run of two goes on as if it were whole."""
+"""Training on two processes, by DDP and FSDP2: the gradients and losses of one process, and the same bits after a kill."""
 
 import multiprocessing
 import os

@@ -81,7 +81,7 @@ def kill_after(process: BaseProcess, folder: Path, rows: int, delay: float) -> N
 
 
 def contents(folder: Path) -> dict[str, Any]:
-    """All that must not depend on the kills: weights, optimiser, averages, rows of the three logs, result."""
+    """Return all that must not depend on the kills: weights, optimiser, averages, rows of the three logs, result."""
     tensors = {
         f"{which}/{path.name}": path.read_bytes()
         for which in ("last", "best", "average")
@@ -105,7 +105,7 @@ def contents(folder: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The run that nothing disturbed."""
+    """Return the contents of a run that was not killed."""
     folder = tmp_path_factory.mktemp("whole") / "run"
     finish(start(folder), folder)
     found = contents(folder)

@@ -1,4 +1,4 @@
-"""What a person sees of a run."""
+"""The output of a run on a terminal and elsewhere: the progress bar, the lines of validations, silence."""
 
 import contextlib
 import functools

@@ -1,4 +1,4 @@
-"""What a record says of the machine, and of the baselines; where it may go; and which pooling a task can have."""
+"""The record of a run: machine, baselines and the file that it is appended to; and which pooling a task can have."""
 
 import json
 from pathlib import Path

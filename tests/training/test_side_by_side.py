@@ -1,4 +1,4 @@
-"""benchmarks/side_by_side.py: plans are read, runs stand side by side, what is stopped goes on, a failed run is told."""
+"""benchmarks/side_by_side.py reads plans, makes runs in parallel, resumes those that were stopped, and reports failed ones."""
 
 import sys
 from pathlib import Path

@@ -1,9 +1,9 @@
 """The command `longscan`: train, sweep, eval, predict, record, automata, tasks, layers, report and others.
 
-Each command is a function whose parameters are its arguments (`longscan.cli._arguments`) and whose result is the exit code. An
+Each command is a function whose parameters are its arguments (`longscan.cli._arguments`) and which returns the exit code. An
 error that the user can correct (a setting, a file, a folder) is one line on stderr with exit code 2; a run whose loss is not
-finite ends with 1, an interrupted one with 130. Packages outside the standard library are imported where they are used, so that a
-missing one is one line too.
+finite ends with 1, an interrupted one with 130. Packages outside the standard library are imported inside the functions that use
+them, so that a missing package is also an error of one line.
 """
 
 import os

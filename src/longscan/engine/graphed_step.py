@@ -1,4 +1,4 @@
-"""Training steps captured as CUDA graphs. A replay takes the place of hundreds of small kernel launches."""
+"""Training steps captured as CUDA graphs. One replay replaces hundreds of small kernel launches."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -71,7 +71,7 @@ class GraphedStep:
 
 
 def make_capturable(optimizer: Optimizer, device: torch.device) -> None:
-    """Keep the optimiser's learning rates and step counts as tensors on `device`, from where a captured step reads them."""
+    """Store the optimiser's learning rates and step counts as tensors on `device`, where a captured step reads them."""
     for group in optimizer.param_groups:
         if not isinstance(group["lr"], Tensor):
             group["lr"] = torch.tensor(float(group["lr"]), device=device)

@@ -1,4 +1,4 @@
-"""The base of the dataclasses of records: how a mapping of a JSON file becomes one, and what is wrong with it by path."""
+"""Base class of the dataclasses of records, which converts a mapping from a JSON file and lists what does not match, by path."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING as REQUIRED
@@ -32,12 +32,12 @@ class RecordType:
     unknown_fields: ClassVar[bool] = True
 
     def field_errors(self) -> Iterator[FieldError]:
-        """Yield what is wrong with the values of several fields together, each field being of its type."""
+        """Yield the errors of values that match their types but not each other. Called only if all fields match their types."""
         yield from ()
 
     @classmethod
     def parse_mapping(cls, values: Mapping[str, Any], path: str) -> tuple[Self | None, list[FieldError]]:
-        """Return a record made of a mapping, None if it can not be made, and what is wrong with the mapping."""
+        """Convert a mapping; return the record, None if the mapping does not match, and what does not match."""
         hints = type_hints(cast("Any", cls), include_extras=True)
         names = {field.metadata.get("name", field.name): field for field in fields(cls)}  # type: ignore[arg-type]
         found, errors = {}, []

@@ -46,7 +46,7 @@ def append_record(path: str | Path, row: Record) -> None:
 
     The row is checked and turned into text before the file is opened, and written in one call at the end of the file, so that
     processes that write at the same time do not mix their rows. Raises ValueError, which names the file and
-    the fields, for a row that is not of its kind's type or holds NaN or an infinity.
+    the fields, for a row that is not of its kind's type, or contains NaN or an infinity.
     """
     path = Path(path)
     kind = _kind(path)

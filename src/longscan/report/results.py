@@ -123,7 +123,7 @@ def _together(found: Sequence[Seeds]) -> Iterator[str]:
     if not found:
         return
     yield page.heading(2, "Success over seeds")
-    yield page.paragraph("Seeds of one recipe that were trained together and scored on validation words on the way.")
+    yield page.paragraph("Seeds of one recipe that were trained together and scored on validation words during training.")
     kinds = ["", "", "", *[page.NUMBER] * len(SEEDS_COLUMNS)]
     rows = [(s.name, s.task, s.model, *_together_cells(s)) for s in found]
     yield page.table(("record", "task", "model", *SEEDS_COLUMNS), rows, kinds)

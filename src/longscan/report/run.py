@@ -173,6 +173,6 @@ def _origin(folder: Path, result: Mapping[str, Any] | None) -> Iterator[str]:
     versions = result.get("versions") or {}
     rows = [("commit", result.get("commit")), ("date", result.get("date")), ("device", result.get("device")), *versions.items()]
     yield page.table(("", ""), [(k, str(v)) for k, v in rows if v])
-    beside = [n for n in ("metrics.csv", "checkpoints", "tensorboard") if (folder / n).exists()]
-    if beside:
-        yield page.paragraph("Beside this page: " + ", ".join(beside) + ".", "caption")
+    others = [name for name in ("metrics.csv", "checkpoints", "tensorboard") if (folder / name).exists()]
+    if others:
+        yield page.paragraph(f"In the same folder: {', '.join(others)}.", "caption")

@@ -19,7 +19,7 @@ Found = Mapping[str, Any]
 def sweep_report(folder: str | Path) -> Path:
     """Write `report.html` into a sweep's folder from its sweep.json, and return its path.
 
-    Raises FileNotFoundError if there is no sweep.json, ValueError if it can not be read.
+    Raises FileNotFoundError if there is no sweep.json, ValueError if it cannot be read.
     """
     path = Path(folder) / "sweep.json"
     try:
@@ -169,4 +169,4 @@ def _origin(found: Found) -> Iterator[str]:
         yield page.code(found["command"])
     rows = [("recipe", found["recipe"]), ("sampler", found["sampler"]), ("commit", found["commit"]), ("date", found["date"])]
     yield page.table(("", ""), [(name, str(value)) for name, value in rows if value])
-    yield page.paragraph("Beside this page: sweep.json, and a run's directory for each trial and seed.", "caption")
+    yield page.paragraph("In the same folder: sweep.json, and a run's directory for each trial and seed.", "caption")

@@ -46,7 +46,7 @@ def read_rows(path: Path, steps: int = 0) -> list[Row]:
             raise SettingError(f"{path}, line {number}: damaged ({one_line(error)}), needed a row that training wrote") from None
         rows.append(row)
     if steps and not rows:
-        raise SettingError(f"{path}: holds no row, needed those of {steps} steps")
+        raise SettingError(f"{path}: empty, needed the rows of {steps} steps")
     return rows
 
 

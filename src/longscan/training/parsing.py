@@ -1,9 +1,9 @@
 """Settings from YAML files and the command line.
 
-`parse_settings(["--config", "recipes/x.yaml", "--model.d_model", "64"])` returns `Settings`. The words are parsed in two stages
+`parse_settings(["--config", "recipes/x.yaml", "--model.d_model", "64"])` returns `Settings`. Arguments are parsed in two stages
 (`ArgumentParser.parse_known_args`): the first finds the files and the task's name, the second has an option for each setting of
-this task, of the model, of training and of the record. Every error is a `SettingError`. A recipe's section `quick` holds settings
-that `--quick` merges over the others of that file.
+this task, of the model, of training and of the record. Every error is a `SettingError`. `--quick` merges the settings in a
+recipe's section `quick` over the others of that file.
 """
 
 import re
@@ -127,7 +127,7 @@ def settings_parser(task: type[Task] | None) -> tuple[ArgumentParser, dict[str, 
 
 
 def asks_for_quick(argv: Sequence[str]) -> bool:
-    """Return whether --quick is among the words."""
+    """Return whether --quick is among the arguments."""
     return bool(parse_known(sources_parser(), argv)[0].quick)
 
 
@@ -139,7 +139,7 @@ def task_class(name: object) -> type[Task]:
 
 
 def parse_settings(argv: Sequence[str], base: Mapping[str, Any] | None = None) -> Settings:
-    """Return the settings of command-line words, over those of the YAML files that they name, over `base`, over the defaults.
+    """Return the settings that command-line arguments give; files that they name, `base` and the defaults give the others.
 
     `--steps`, `--checkpoint-every` and `--data-dir` are short for the settings of these names. `--quick` merges the quick section
     of each file over its other settings. Raises SettingError with one line.
@@ -158,7 +158,7 @@ def parse_settings(argv: Sequence[str], base: Mapping[str, Any] | None = None) -
 
 
 def _parse_overrides(task: type[Task], argv: Sequence[str]) -> dict[str, Any]:
-    """Return the settings in words of the command line by their dotted names.
+    """Return the settings in arguments of the command line by their dotted names.
 
     A setting that is a mapping also takes options for its items, of any name, such as --model.block_options.aussm.phase_dt.
     """
@@ -172,7 +172,7 @@ def _parse_overrides(task: type[Task], argv: Sequence[str]) -> dict[str, Any]:
     return {name: parse_text(text, types.get(name, Any)) for name, text in vars(given).items()}
 
 
-def _unknown_option(option: str, words: Sequence[str], task: type[Task], names: Sequence[str]) -> SettingError:
+def _unknown_option(option: str, argv: Sequence[str], task: type[Task], names: Sequence[str]) -> SettingError:
     """Return the error for an option that is no setting, with the settings next to it where its section exists."""
     path = option.removeprefix("--")
     section = path.rpartition(".")[0] + "."
@@ -180,13 +180,13 @@ def _unknown_option(option: str, words: Sequence[str], task: type[Task], names: 
     if known and option.startswith("--"):
         return unknown_setting(path, list(dict.fromkeys(known)))
     if option == _SHORT_OPTIONS["task.data_dir"]:
-        value = words[0].partition("=")[2] or (words[1] if len(words) > 1 else "")
+        value = argv[0].partition("=")[2] or (argv[1] if len(argv) > 1 else "")
         return setting_error(option, value, f"left out, as task {task.name} has no setting data_dir")
     return unknown_argument(option)
 
 
 def settings_help(argv: Sequence[str]) -> list[ArgumentParser]:
-    """Return the parsers of both stages for a help page, with the settings of the task that the words or their files name."""
+    """Return the parsers of both stages for a help page, with the settings of the task that the arguments or files name."""
     early = sources_parser()
     given, _ = parse_known(early, argv)
     name = given.task or _read_configs({}, given.config, quick=False).get("task", {}).get("name")
@@ -194,7 +194,7 @@ def settings_help(argv: Sequence[str]) -> list[ArgumentParser]:
 
 
 def make_settings(plain: Mapping[str, Any]) -> Settings:
-    """Return the settings that nested mappings hold, such as those of settings.yaml. Raises SettingError."""
+    """Build the settings from nested mappings, such as the content of settings.yaml. Raises SettingError."""
     task = dict(plain.get("task", {}))
     kind = task_class(task.pop("name", None))
     groups: dict[str, Any] = {}
@@ -259,7 +259,7 @@ def load_settings(path: str | Path) -> Settings:
 
 
 def stored_settings(path: str | Path, plain: Mapping[str, Any]) -> Settings:
-    """Return the settings that a file of a run or sweep holds. Raises SettingError naming the file and the setting."""
+    """Return the settings in a file of a run or sweep. Raises SettingError naming the file and the setting."""
     try:
         return make_settings(without_retired(dict(plain)))
     except (SettingError, TypeError, AttributeError) as error:

@@ -108,7 +108,7 @@ def _start_from(model: SequenceModel, given: Path) -> None:
 
 
 class Run:
-    """A run's folder, finished or not. Raises SettingError if `folder` holds no run."""
+    """The folder of a run, finished or not. Raises SettingError if `folder` is not that of a run."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)

@@ -1,7 +1,7 @@
-"""The settings of a run: frozen dataclasses of task, model and training, whose constructors check their values.
+"""The settings of a run: frozen dataclasses of task, model, training and record, whose constructors check their values.
 
-A `Settings` object and a recipe (YAML) hold the same: `Settings.as_dict` and `longscan.training.parsing` convert between them.
-A field's type, range and help stand beside it. Every error is a `SettingError` of one line: setting, value, what was needed.
+`Settings.as_dict` and `longscan.training.parsing` convert between `Settings` and the content of a recipe (YAML). Each field
+declares its type, range and help. Every error is a `SettingError` of one line: setting, value, what was needed.
 """
 
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -256,7 +256,7 @@ class TrainingSettings(SettingsGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class AboutSettings(SettingsGroup):
-    """Fields of a run's record besides its scores."""
+    """Fields of a run's record other than its scores."""
 
     path: ClassVar[str] = "about"
 
@@ -281,7 +281,7 @@ class AboutSettings(SettingsGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Everything that determines a run's result: the task, the model, how it is fitted, and what its record says of it."""
+    """Everything that determines a run's result: task, model and training, and the fields of its record."""
 
     task: Task
     model: ModelSettings = field(default_factory=ModelSettings)
@@ -315,7 +315,7 @@ class Settings:
                 raise setting_error("training.late_lengths", lengths, f"lengths that the task can train at ({error})") from None
 
     def late_task(self) -> Task:
-        """The task with the training lengths of `training.late_lengths`."""
+        """Return the task with the training lengths of `training.late_lengths`."""
         late = self.training.late_lengths
         changed: dict[str, Any] = {"train_lengths": (late.shortest, late.longest)}
         return replace(self.task, **changed)
@@ -327,7 +327,7 @@ class Settings:
         return training.seed if training.data_seed is None else training.data_seed
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain dictionaries, lists and numbers: what settings.yaml and recipes hold."""
+        """Return plain dictionaries, lists and numbers: the content of settings.yaml and of recipes."""
         training = asdict(self.training) | {"betas": list(self.training.betas)}
         return {
             "spec_version": SPEC_VERSION,

@@ -1,6 +1,6 @@
 """The configuration of a sweep: base settings, the search space, the sampler and the seeds.
 
-A sweep file (YAML) and a `SweepConfig` hold the same. A key of the space is a setting, with a list of values or a numeric range,
+A sweep file (YAML) has the fields of a `SweepConfig`. A key of the space is a setting, with a list of values or a numeric range,
 or several settings separated by commas, with a list of lists of values:
 
     spec_version: 2
@@ -170,7 +170,7 @@ class SweepConfig(SettingsGroup):
             if section not in _SECTIONS or not setting:
                 raise setting_error("space", name, f"a setting of {', '.join(_SECTIONS)}, such as training.lr")
             if name == "task.name":
-                raise SettingError("space.task.name: scores of different tasks can not be compared, needed one sweep for each")
+                raise SettingError("space.task.name: scores of different tasks cannot be compared, needed one sweep for each")
             if name == "training.seed":
                 raise SettingError("space.training.seed: the best seed says nothing, needed search_seeds or seeds in its place")
             if searched.count(name) + (name in self.with_seed) > 1:
@@ -190,12 +190,12 @@ class SweepConfig(SettingsGroup):
                 raise SettingError(f"space: {error}") from None
 
     def probe_points(self) -> list[dict[str, Any]]:
-        """Return points that together contain every value of a list and both ends of a range, each changed on its own."""
+        """Return points that together contain every value of a list and both ends of a range; one key differs from the first."""
         first = {key: dimension.values[0] for key, dimension in self.dimensions.items()}
         return [first, *({**first, key: value} for key, way in self.dimensions.items() for value in way.values[1:])]
 
     def grid_points(self) -> list[dict[str, Any]]:
-        """Return what is known of each trial's settings before it starts: everything for grid, nothing for random and tpe."""
+        """Return the settings of each trial that are known before it starts: all for grid, none for random and tpe."""
         if not self.space or self.sampler != "grid":
             return [{} for _ in range(self.trials or 0)] if self.space else []
         return [dict(zip(self.space, values, strict=True)) for values in product(*self.space.values())]
@@ -252,13 +252,13 @@ def write_config(folder: Path, config: SweepConfig, name: str) -> None:
 
 
 def read_config(folder: Path) -> tuple[str, SweepConfig]:
-    """Read the study's name and the configuration from a sweep's folder. Raises SettingError if it holds no sweep."""
+    """Read the study's name and the configuration from a sweep's folder. Raises SettingError if it is not one."""
     path = folder / CONFIG_FILE
     if not os.path.exists(path):
         raise SettingError(f"{folder}: holds no sweep, needed a directory with a {CONFIG_FILE} (of `longscan sweep --out`)")
     content = read_mapping(path, ("name", *(f.name for f in fields(SweepConfig))))
     if not {"name", "settings", "space"} <= content.keys():
-        raise SettingError(f"{path}: damaged, needed the plan that `longscan sweep` wrote, with name, settings and space")
+        raise SettingError(f"{path}: damaged, needed the file that `longscan sweep` wrote, with name, settings and space")
     version = content.pop("spec_version", 1)
     plain = upgrade(path, {"spec_version": version, "settings": content.pop("settings")})["settings"]
     name, settings = content.pop("name"), stored_settings(path, plain)

@@ -114,7 +114,7 @@ def trial_status(trial: FrozenTrial | None) -> str:
 
 
 class Sweep:
-    """A sweep's folder. Raises SettingError if it holds no sweep, or if the storage cannot be opened."""
+    """The folder of a sweep. Raises SettingError if it is not one, or if the storage cannot be opened."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder).absolute()
@@ -169,7 +169,7 @@ class Sweep:
         return FileLock(self.folder / "workers" / f"{worker}.lock")
 
     def is_alive(self, worker: str) -> bool:
-        """Return whether a process holds the worker's lock, which the system releases when that process ends or is killed."""
+        """Return whether a process has the worker's lock, which the system releases when that process ends or is killed."""
         lock = self._worker_lock(worker)
         if not lock.path.exists():
             return False

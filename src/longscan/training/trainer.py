@@ -94,10 +94,10 @@ def train(
         resume: continue from the last checkpoint in `out`, or from the start if the run was killed before its first. The settings
             must be those of the run, except for steps (at least the number made), checkpoint_every, device, threads, prefetch,
             capture, shard and trackers. A run that is over is left as it is.
-        overwrite: remove the run that `out` holds.
+        overwrite: remove the run in `out`, if there is one.
         progress: show a progress bar (in a terminal) or a line for each validation on stderr.
         command: what result.json gives as the command; None: the command line of this process.
-        test: score the test split at the end. A search does not, and result.json then holds the validation scores alone.
+        test: score the test split at the end. A search does not, and result.json then has the validation scores alone.
         callbacks: called after those of the package, after each step and at the end. Their state is not saved in checkpoints.
 
     The run's `result["status"]` is "finished", or "failed" if the loss stopped being finite. Raises SettingError for settings
@@ -128,7 +128,7 @@ def train(
 
 
 def _check_folder(folder: Path, settings: Settings, *, resume: bool, overwrite: bool) -> None:
-    """Raise SettingError if the folder cannot be written, holds a run that is to be kept, or one of other settings."""
+    """Raise SettingError if the folder cannot be written, has a run that is not to be overwritten, or one of other settings."""
     check_out(folder)
     if resume:
         started = Run(folder).settings

@@ -1,4 +1,4 @@
-"""The processes of a sweep on one machine, and the file locks by which processes of any machine know of each other."""
+"""The processes of a sweep on one machine, and the file locks that tell processes on any machine of each other."""
 
 import fcntl
 import os
@@ -29,7 +29,7 @@ _PATIENCE = 60  # seconds that a worker has for its last checkpoint
 class FileLock(JournalFileOpenLock):
     """An exclusive lock on a file, which replaces the lock of Optuna's journal.
 
-    The system releases it when the process that holds it ends. Optuna's own lock would remain after a kill.
+    The system releases it when the process that locked it ends. Optuna's lock would remain after a kill.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -38,7 +38,7 @@ class FileLock(JournalFileOpenLock):
         self._file: BinaryIO | None = None
 
     def acquire(self, blocking: bool = True) -> bool:
-        """Lock the file; return whether it is locked, which is False only if another process holds it and `blocking` is False."""
+        """Lock the file. Without `blocking`, return False if another process has locked it."""
         self._file = self.path.open("ab")
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | (0 if blocking else fcntl.LOCK_NB))
@@ -68,7 +68,7 @@ def run_workers(folder: Path, n_workers: int, echo: Callable[[str], None]) -> No
     try:
         for process in processes:
             if code := process.wait():
-                echo(f"a worker ended with code {code}, others continue what it had begun")
+                echo(f"a worker ended with code {code}, other workers continue its runs")
     finally:
         for process in processes:
             if process.stdin is not None:
