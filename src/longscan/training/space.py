@@ -104,7 +104,7 @@ def parse_dimension(key: str, given: Any) -> CategoricalDimension | NumericDimen
     if kind is None or n_settings > 1:
         raise setting_error(where, given, "a list of values, or a range such as {float: [1.0e-4, 1.0e-2], log: true}")
     if unknown := set(given) - {kind, "step", "log"}:
-        raise SettingError(f"{where}.{min(unknown)}: unknown word, needed one of {kind}, step, log")
+        raise SettingError(f"{where}.{min(unknown)}: unknown name, needed one of {kind}, step, log")
     ends, step, log = given[kind], given.get("step"), given.get("log", False)
     number, pair, adjective = (int, tuple[int, int], "whole ") if kind == "int" else (float, tuple[float, float], "")
     if not (matches_type(ends, pair) and ends[0] < ends[1]):

@@ -271,7 +271,7 @@ class Trainer(Callback):
         if training.average:
             self.average = WeightAverage(self.model, training.average, training.average_start * training.steps)
         models = [self.model, *([] if self.average is None else [self.average.model])]
-        if training.shard:
+        if training.shard:  # after the average has copied the model, which FSDP2 does not allow
             from longscan.training.sharding import shard_model
 
             for model in models:
