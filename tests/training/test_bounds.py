@@ -157,9 +157,9 @@ def test_values_out_of_all_bounds_in_a_file_are_one_short_line(tmp_path: Path, l
     assert "\n" not in str(raised.value)
 
 
-def test_a_lost_worker_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_lost_worker_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(workers, "_PROGRAM", "import os, sys; sys.exit(3 * int(os.environ['OMP_NUM_THREADS']))")
     monkeypatch.setattr(workers, "worker_environment", lambda position, _: {"OMP_NUM_THREADS": str(position)})
     lines: list[str] = []
     workers.run_workers(tmp_path, 2, lines.append)
-    assert lines == ["a worker ended with code 3, others continue what it had begun"]
+    assert lines == ["a worker ended with code 3, other workers continue its runs"]
