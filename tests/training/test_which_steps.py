@@ -39,7 +39,7 @@ def followed(tiny: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 
         monkeypatch.setattr(trainer_module, "evaluate", evaluate)
         monkeypatch.setattr(trainer_module, "write_checkpoint", write)
-        monkeypatch.setattr(trainer_module, "run_report", lambda _: None)
+        monkeypatch.setattr(trainer_module.longscan.report, "run_report", lambda _: None)
         done = train(tiny(**values), tmp_path / "run", test=False)
         rows = read_rows(tmp_path / "run" / "metrics.jsonl")
         return {

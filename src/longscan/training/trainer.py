@@ -27,13 +27,13 @@ from accelerate.utils import DistributedType, ProjectConfiguration, gather_objec
 from torch import Tensor, nn
 from torch.optim import AdamW
 
+import longscan.report
 from longscan._errors import SettingError, one_line, setting_error
 from longscan._files import write_text
 from longscan.blocks import BatchNorm
 from longscan.engine import Callback, Engine, NonFiniteLossError, Patience, StepResult, WeightAverage, copy_weights
 from longscan.models.roles import optimizer_groups
 from longscan.ops.dispatch import NATIVE
-from longscan.report.run import run_report
 from longscan.tasks import Batch
 from longscan.tasks.base import Split
 from longscan.training.batches import LengthSchedule, prefetch_batches, share_of
@@ -108,7 +108,7 @@ def train(
         raise setting_error("training.start_from", source, "a folder that stays, not the run that is overwritten")
     _check_folder(folder, settings, resume=resume, overwrite=overwrite)
     if resume and _is_over(folder, settings):
-        run_report(folder)
+        longscan.report.run_report(folder)
         return Run(folder)
     threads = torch.get_num_threads()
     if settings.training.threads:
@@ -187,7 +187,7 @@ def _accelerator(training: TrainingSettings, folder: Path) -> Iterator[Accelerat
         # Accelerate's own sharding comes after the optimiser is built, on parameters that the optimiser then does not have.
         if accelerator.distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM):
             kind = accelerator.distributed_type.value
-            raise SettingError(f"accelerate: got {kind}, needed a launch without it; `training.shard` splits the model by FSDP2")
+            raise setting_error("accelerate", kind, "launched without sharding, as `training.shard` splits the model by FSDP2")
         if training.shard and accelerator.num_processes == 1:
             raise setting_error("training.shard", True, "false, or several processes, which torchrun and accelerate launch start")
         yield accelerator
@@ -379,7 +379,7 @@ class Trainer(Callback):
             self.result["seconds"] = round(time.perf_counter() - self._start, 3)
             if self.is_main:
                 write_text(folder / "result.json", json.dumps(self.result, indent=1))
-                run_report(folder)
+                longscan.report.run_report(folder)
         self.accelerator.wait_for_everyone()
 
     def _open_logs(self, stack: ExitStack) -> list[Callback]:
