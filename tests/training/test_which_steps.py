@@ -8,7 +8,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import PartialState
 
-from longscan.engine import StepResult
+from longscan.engine import Callback, Engine, StepResult
 from longscan.tasks import TASKS, Batch
 from longscan.training import SettingError, train
 from longscan.training import trainer as trainer_module
@@ -149,3 +149,13 @@ def test_shares_of_processes() -> None:
     empty = share_of(first, task, "mean", 1, 2)
     assert (empty.weight, empty.factor) == (0.0, 0.0)
     assert torch.equal(empty.rows.inputs, first.inputs)
+
+
+def test_a_callback_may_stop_a_run_before_its_first_validation(tiny: Any, tmp_path: Any) -> None:
+    class Stop(Callback):
+        def on_step_end(self, engine: Engine, result: StepResult) -> None:
+            engine.stop_requested = True
+
+    result = train(tiny(steps=4, eval_every=3, select="best"), tmp_path / "run", callbacks=[Stop()]).result
+    assert result is not None
+    assert (result["steps"], result["selected"], result["status"]) == (1, "last", "finished")

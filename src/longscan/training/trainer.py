@@ -467,15 +467,14 @@ class Trainer(Callback):
         """Select weights by `training.select`, score them on the test split, and write the angles of AUSSM layers."""
         self._signals.close()
         selected, metric = self.training.select, self.task.metric
-        if selected == "best":
-            self.accelerator.wait_for_everyone()
-            folder = find_checkpoint(self.folder / "checkpoints" / "best")
-            assert folder is not None, "a run is validated at its last step"
-            load_weights(self.model, folder)
+        self.accelerator.wait_for_everyone()  # the main process may still write the best weights
+        best = find_checkpoint(self.folder / "checkpoints" / "best")
+        if selected == "best" and best is not None:
+            load_weights(self.model, best)
         elif selected == "average" and self.average is not None and self.average.count:
             copy_weights(self.average.weights, self.model)
             self.save("average")
-        else:  # also of a run that stops before its average starts
+        else:  # also if a callback stops the run before it is validated or its average starts
             selected = "last"
         self.result["selected"] = selected
         if self.tests:
