@@ -1,4 +1,4 @@
-"""The command `longscan`: train, sweep, eval, predict, record, automata, tasks, layers, report and others.
+"""The command `longscan`: train, sweep, eval, predict, record, automata, data, tasks, layers, report and others.
 
 Each command is a function whose parameters are its arguments (`longscan.cli._arguments`) and which returns the exit code. An
 error that the user can correct (a setting, a file, a folder) is one line on stderr with exit code 2; a run whose loss is not
@@ -16,6 +16,7 @@ from longscan._errors import SettingError
 from longscan.cli._arguments import first_line, run_command
 from longscan.cli._console import echo, print_error, print_table
 from longscan.cli.automata import automata
+from longscan.cli.data import data
 from longscan.cli.fitting import sweep, train
 from longscan.cli.listing import layers, show, tasks
 from longscan.cli.machine import doctor, explain
@@ -28,6 +29,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "predict": predict,
     "record": record,
     "automata": automata,
+    "data": data,
     "tasks": tasks,
     "show": show,
     "baselines": baselines,

@@ -19,7 +19,7 @@ from longscan.tasks.classification import ClassificationTask, majority_share, mo
 from longscan.tasks.dna.fasta import BASES, read_fasta, reverse_complement
 from longscan.tasks.language.base import LanguageTask
 
-_NEEDED_FILES = "FASTA files (.fa, .fasta, .fna): SPECIES/*.fa, or SPECIES.REGION.fa at any depth, such as ENCODE's"
+_NEEDED_FILES = "FASTA files (.fa, .fasta, .fna): SPECIES/*.fa, or SPECIES.REGION.fa at any depth (`longscan data get ENCODE`)"
 _SUFFIXES = (".fa", ".fasta", ".fna")
 _TEST, _VALID = {5, 7, 9, 10, 11}, {1, 3, 12, 13}  # chromosomes, as in the thesis' code
 _BLOCK_SIZE = 256

@@ -17,7 +17,7 @@ from longscan.tasks._store import data_folder, first_existing
 from longscan.tasks.base import TASKS, Batch, Split, check_request, rows_of_step
 from longscan.tasks.classification import ClassificationTask, majority_share, most_probable
 
-_NEEDED_FILES = "ConfLongDemo_JSI.txt (https://archive.ics.uci.edu/dataset/196)"
+_NEEDED_FILES = "ConfLongDemo_JSI.txt (`longscan data get ConfLongDemo_JSI`)"
 _TAGS = ("010-000-024-033", "010-000-030-096", "020-000-033-111", "020-000-032-221")
 CLASSES = ("lying", "sitting", "standing up", "walking", "falling", "on all fours", "sitting on the ground")
 _ACTIVITIES = {

@@ -12,7 +12,7 @@ from longscan.tasks._store import Arrays, cached_arrays, data_folder, load_array
 from longscan.tasks.base import TASKS, Split
 from longscan.tasks.dynamics.series import SeriesArrays, SeriesRegression
 
-_NEEDED_FILES = "the .npy rollouts of walker.zip (https://people.csail.mit.edu/mlechner/datasets/walker.zip)"
+_NEEDED_FILES = "the .npy rollouts of walker.zip (`longscan data get walker`)"
 _WINDOW, _HOP = 64, 16
 
 

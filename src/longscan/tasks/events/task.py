@@ -35,11 +35,11 @@ from longscan.tasks.examples import split_off_validation
 Dataset = Literal["nmnist", "shd", "ssc", "dvs_gesture"]
 _SIZES = {"nmnist": (34, 34), "shd": (700, 1), "ssc": (700, 1), "dvs_gesture": (128, 128)}
 _NEEDED_FILES = {
-    "nmnist": "Train/0 .. Train/9 and Test/0 .. Test/9 with .bin files (https://www.garrickorchard.com/datasets/n-mnist), or "
+    "nmnist": "Train/0 .. Train/9 and Test/0 .. Test/9 with .bin files (`longscan data get N-MNIST`), or "
     "train1K.txt, test100.txt and .bs2 files",
-    "shd": "shd_train.h5 and shd_test.h5 (https://zenkelab.org/datasets)",
-    "ssc": "ssc_train.h5, ssc_valid.h5 and ssc_test.h5 (https://zenkelab.org/datasets)",
-    "dvs_gesture": "ibmGestureTrain/USER/CLASS.npy and ibmGestureTest, as tonic keeps them (https://tonic.readthedocs.io), or "
+    "shd": "shd_train.h5 and shd_test.h5 (`longscan data get SHD`)",
+    "ssc": "ssc_train.h5, ssc_valid.h5 and ssc_test.h5 (`longscan data get SSC`)",
+    "dvs_gesture": "ibmGestureTrain/USER/CLASS.npy and ibmGestureTest, as tonic keeps them (`longscan data get DVSGesture`), or "
     "trials_to_train.txt, trials_to_test.txt and the recordings (https://research.ibm.com/dvsgesture)",
 }
 _GESTURES = (

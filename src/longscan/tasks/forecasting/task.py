@@ -30,7 +30,10 @@ from longscan.tasks.regression import RegressionTask
 if TYPE_CHECKING:
     from torchmetrics import Metric
 
-_NEEDED_FILES = "NAME.csv: WTH of Informer2020, weather of Autoformer or ETTh1, ETTh2, ETTm1, ETTm2 of ETDataset"
+_NEEDED_FILES = (
+    "NAME.csv: WTH of Informer2020, weather of Autoformer or ETTh1 of ETDataset (`longscan data get WTH`, weather or ETTh1), "
+    "or its ETTh2, ETTm1, ETTm2"
+)
 _MONTH = 30 * 24
 
 

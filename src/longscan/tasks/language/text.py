@@ -95,7 +95,7 @@ class ByteText(LanguageTask):
 def _load(path: str | None) -> np.ndarray:
     """Return the content of a file, or of all files in a folder, (bytes,) uint8."""
     if path is None:
-        raise FileNotFoundError("path: name a file, or a folder of files, to learn from")
+        raise FileNotFoundError("path: name a file, or a folder of files, to learn from (`longscan data get tinyshakespeare`)")
     if not Path(path).exists():
         raise FileNotFoundError(f"path: {path} does not exist; a file or a folder of files is needed")
     if Path(path).is_file():

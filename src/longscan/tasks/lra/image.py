@@ -18,7 +18,7 @@ from longscan.tasks.lra._cifar10 import read_batch
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 _NEEDED_FILES = (
-    "CIFAR-10: data_batch_1 .. data_batch_5 and test_batch of the python version (https://www.cs.toronto.edu/~kriz/cifar.html), "
+    "CIFAR-10: data_batch_1 .. data_batch_5 and test_batch of the python version (`longscan data get CIFAR-10`), "
     "or images in train/CLASS and test/CLASS"
 )
 _FOLDERS = ("", "cifar-10-batches-py", "CIFAR-10-images", "cifar10")

@@ -19,7 +19,7 @@ from longscan.tasks.examples import LabelledSequences
 from longscan.tasks.lra._generated import Block, GeneratedTask
 from longscan.tasks.lra._pathfinder_images import MAX_CONTOUR, draw_images, image_settings
 
-_SOURCE = "get them from https://github.com/google-research/long-range-arena (lra_release.gz, lra_release/pathfinder32)"
+_SOURCE = "`longscan data get Pathfinder` unpacks lra_release.gz, or says where to get it"
 
 
 @TASKS.register("pathfinder")

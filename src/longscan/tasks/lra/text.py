@@ -16,7 +16,7 @@ from longscan.tasks._text import Alphabet, TokenLevel, frequent_characters
 from longscan.tasks.base import TASKS, Batch, Split, SplitSeed, ValidFraction
 from longscan.tasks.examples import LabelledSequences, SequenceClassification, split_off_validation
 
-_NEEDED_FILES = "train/pos, train/neg, test/pos and test/neg of aclImdb (https://ai.stanford.edu/~amaas/data/sentiment)"
+_NEEDED_FILES = "train/pos, train/neg, test/pos and test/neg of aclImdb (`longscan data get aclImdb`)"
 _PARTS = [(part, kind) for part in ("train", "test") for kind in ("neg", "pos")]
 
 

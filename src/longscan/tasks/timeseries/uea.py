@@ -16,6 +16,7 @@ from torch import Tensor
 from longscan._errors import setting_error
 from longscan._float32 import LARGEST, first_beyond
 from longscan._types import Doc, Rule, between
+from longscan.datasets import DATA_SETS
 from longscan.tasks._sparklines import sparkline
 from longscan.tasks._store import default_data_folder
 from longscan.tasks.base import TASKS, Batch, Split, ValidFraction, check_request, rows_of_step
@@ -278,7 +279,8 @@ def _read_train_test(dataset: str, data_dir: str | None, missing: Missing) -> tu
         lacking = "TRAIN" if parts[0] is None else "TEST"
         needed = f"{dataset}_{lacking}.ts, {dataset}_{lacking}.arff and {dataset}Dimension1_{lacking}.arff"
         places = " and ".join(folders) + (" (data_dir was not given)" if data_dir is None else "")
-        source = f"get them from {_SOURCE}/description.php?Dataset={dataset}"
+        known = dataset in DATA_SETS
+        source = f"`longscan data get {dataset}` downloads them" if known else f"the archive is at {_SOURCE}"
         raise FileNotFoundError(f"data_dir: looked for {needed} in {places}: not there; {source}")
     return parts[0], parts[1]
 

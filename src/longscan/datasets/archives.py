@@ -1,0 +1,73 @@
+"""Unpacking of chosen parts of ZIP and TAR archives, in one pass."""
+
+import shutil
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePosixPath
+from typing import IO
+
+DAMAGED = (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError)
+
+
+def unpack_members(archive: Path, members: Sequence[str], target: Path, temporary: Path) -> None:
+    """Unpack chosen members of an archive; files appear in the target folder only after all have been unpacked.
+
+    Args:
+        archive: a ZIP file, or a TAR file with or without compression.
+        members: paths of files, and of folders with a trailing "/", without the folders of the archive above them.
+        target: the folder that receives them. Existing files of the same names are replaced.
+        temporary: a folder for files that are not complete; what it holds is removed before and after.
+
+    Raises:
+        ValueError: the archive is damaged, lacks a member, or has a member outside the target folder.
+    """
+    shutil.rmtree(temporary, ignore_errors=True)
+    paths: list[PurePosixPath] = []
+    try:
+        for path, content in _regular_files(archive, members):
+            (temporary / path).parent.mkdir(parents=True, exist_ok=True)
+            with (temporary / path).open("wb") as file:
+                shutil.copyfileobj(content, file, 2**20)
+            paths.append(path)
+    except DAMAGED as error:
+        raise ValueError(f"{archive}: is no readable ZIP or TAR archive: {error}") from None
+    absent = [member for member in members if not (temporary / member).exists()]
+    if absent:
+        raise ValueError(f"{archive}: must contain {', '.join(members)}, got an archive without {', '.join(absent)}")
+    for path in paths:
+        (target / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.move(temporary / path, target / path)
+    shutil.rmtree(temporary)
+
+
+def _regular_files(archive: Path, members: Sequence[str]) -> Iterator[tuple[PurePosixPath, IO[bytes]]]:
+    """Yield the chosen files of an archive: path without the leading folders, and content. Links are left out."""
+    if zipfile.is_zipfile(archive):
+        with zipfile.ZipFile(archive) as zipped:
+            for entry in zipped.infolist():
+                path = _path_from_member(entry.filename, members)
+                if path is not None and not entry.is_dir():
+                    with zipped.open(entry) as content:
+                        yield path, content
+        return
+    with tarfile.open(archive, "r|*") as tarred:  # a stream: a second pass over gigabytes takes minutes
+        for info in tarred:
+            path = _path_from_member(info.name, members)
+            stored = tarred.extractfile(info) if path is not None and info.isreg() else None
+            if path is not None and stored is not None:
+                yield path, stored
+
+
+def _path_from_member(name: str, members: Sequence[str]) -> PurePosixPath | None:
+    """Return the part of a path that begins with one of the members, or None; ValueError for a path with ".."."""
+    path = f"/{name}"
+    for member in members:
+        start = path.find(f"/{member}")
+        if start >= 0 and (member.endswith("/") or path.endswith(f"/{member}")):
+            found = PurePosixPath(path[start + 1 :])
+            if ".." in found.parts:
+                raise ValueError(f"member of an archive must lie within its folder, got {name!r}")
+            return found
+    return None

@@ -1,0 +1,319 @@
+"""Downloads from a local server: whole, continued, damaged, changed, killed; and every error as one line of `longscan data`."""
+
+import hashlib
+import io
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pooch")
+
+from file_server import FileServer, packed
+from longscan.cli import main
+from longscan.datasets import DATA_SETS, DataSet, RemoteFile
+from longscan.datasets.archives import unpack_members
+from longscan.datasets.download import CHUNK_BYTES
+from longscan.datasets.storage import LOCK_NAME, fetch, is_available, read_lock
+
+CONTENT = random.Random(0).randbytes(100_000)
+
+
+def toy(url: str | None, checksum: str | None = None, members: tuple[str, ...] = (), name: str = "toy.bin") -> DataSet:
+    file = RemoteFile(name=name, url=url, checksum=checksum, members=members)
+    page = "https://example.org/toy"
+    return DataSet(name="toy", folder="area", files=(file,), size="1", licence="none", page=page, use="--task parity")
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., str]:
+    """`command(data_set)`: what `longscan data get` prints, on stdout with code 0 or else as one line on stderr with code 2."""
+
+    def run(data_set: DataSet, code: int = 0) -> str:
+        monkeypatch.setitem(DATA_SETS, data_set.name, data_set)
+        capsys.readouterr()
+        assert main(["data", "get", data_set.name, "--root", str(tmp_path)]) == code
+        captured = capsys.readouterr()
+        if code:
+            assert captured.out == ""
+            (line,) = captured.err.splitlines()
+            return line
+        assert captured.err == ""
+        return captured.out
+
+    return run
+
+
+def test_a_whole_file(server: FileServer, tmp_path: Path, command: Callable[..., str]) -> None:
+    server.files["toy.bin"] = CONTENT
+    data_set = toy(server.url("toy.bin"))
+    assert not is_available(data_set, tmp_path)
+    out = command(data_set)
+    assert str(tmp_path / "area") in out
+    assert f"export LONGSCAN_DATA={tmp_path}; longscan train --task parity" in out
+    assert (tmp_path / "area" / "toy.bin").read_bytes() == CONTENT
+    assert is_available(data_set, tmp_path)
+    record = read_lock(tmp_path)["toy/toy.bin"]
+    expected = {"size": len(CONTENT), "sha256": hashlib.sha256(CONTENT).hexdigest(), "url": server.url("toy.bin")}
+    assert record == expected
+    assert {path.name for path in tmp_path.rglob("*") if path.is_file()} == {"toy.bin", LOCK_NAME}
+    command(data_set)
+    assert len(server.asked) == 1, "nothing is downloaded twice"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_cut_download_continues(server: FileServer, tmp_path: Path, command: Callable[..., str], seed: int) -> None:
+    server.files["toy.bin"] = CONTENT
+    server.cut_after = random.Random(seed).randrange(CHUNK_BYTES, len(CONTENT))
+    data_set = toy(server.url("toy.bin"))
+    line = command(data_set, 2)
+    assert "the connection ended early; repeat the command to continue; the data set by hand: https://example.org/toy" in line
+    assert not is_available(data_set, tmp_path)
+    received = (tmp_path / "downloads" / "toy" / "toy.bin.part").stat().st_size
+    assert server.cut_after - CHUNK_BYTES < received <= server.cut_after
+    server.cut_after = None
+    command(data_set)
+    assert server.asked[1] == ("toy.bin", f"bytes={received}-")
+    assert (tmp_path / "area" / "toy.bin").read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("change", ["file", "no version", "no ranges"])
+def test_a_download_that_can_not_continue_starts_again(
+    server: FileServer, tmp_path: Path, command: Callable[..., str], change: str
+) -> None:
+    server.files["toy.bin"] = CONTENT
+    server.cut_after, server.versioned = CHUNK_BYTES, change != "no version"
+    data_set = toy(server.url("toy.bin"))
+    command(data_set, 2)
+    server.cut_after, server.ranges = None, change != "no ranges"
+    if change == "file":
+        server.files["toy.bin"] = CONTENT[::-1]
+    command(data_set)
+    assert server.asked[1][1] == (None if change == "no version" else f"bytes={CHUNK_BYTES}-")
+    assert (tmp_path / "area" / "toy.bin").read_bytes() == server.files["toy.bin"]
+
+
+def test_a_complete_part_is_not_downloaded_again(server: FileServer, tmp_path: Path) -> None:
+    server.files["toy.bin"] = CONTENT
+    part = tmp_path / "downloads" / "toy" / "toy.bin.part"
+    part.parent.mkdir(parents=True)
+    part.write_bytes(CONTENT)
+    part.with_name("toy.bin.part.version").write_text(f'"{hashlib.md5(CONTENT).hexdigest()}"')
+    fetch(toy(server.url("toy.bin")), tmp_path)
+    assert server.asked == [("toy.bin", f"bytes={len(CONTENT)}-")]
+    assert (tmp_path / "area" / "toy.bin").read_bytes() == CONTENT
+
+
+def test_a_wrong_published_checksum(server: FileServer, tmp_path: Path, command: Callable[..., str]) -> None:
+    server.files["toy.bin"] = CONTENT
+    expected, found = hashlib.md5(b"other").hexdigest(), hashlib.md5(CONTENT).hexdigest()
+    data_set = toy(server.url("toy.bin"), f"md5:{expected}")
+    line = command(data_set, 2)
+    assert expected in line
+    assert found in line
+    assert line.endswith("published for this file")
+    assert not is_available(data_set, tmp_path)
+    assert not (tmp_path / LOCK_NAME).exists()
+    command(toy(server.url("toy.bin"), f"md5:{found}"))
+    assert (tmp_path / "area" / "toy.bin").read_bytes() == CONTENT
+
+
+def test_a_changed_file_is_refused(server: FileServer, tmp_path: Path, command: Callable[..., str]) -> None:
+    server.files["toy.bin"] = CONTENT
+    data_set = toy(server.url("toy.bin"))
+    command(data_set)
+    first, changed = hashlib.sha256(CONTENT).hexdigest(), CONTENT[:-1]
+    path = tmp_path / "area" / "toy.bin"
+    path.write_bytes(changed)  # on this machine
+    line = command(data_set, 2)
+    assert first in line
+    assert hashlib.sha256(changed).hexdigest() in line
+    assert LOCK_NAME in line
+    path.unlink()
+    server.files["toy.bin"] = changed  # on the server
+    line = command(data_set, 2)
+    assert first in line
+    assert hashlib.sha256(changed).hexdigest() in line
+    assert LOCK_NAME in line
+    assert not path.exists()
+    server.files["toy.bin"] = CONTENT
+    command(data_set)
+    assert path.read_bytes() == CONTENT
+
+
+def test_a_users_own_file_is_left_alone(server: FileServer, tmp_path: Path) -> None:
+    path = tmp_path / "area" / "toy.bin"
+    path.parent.mkdir()
+    path.write_bytes(b"mine")
+    fetch(toy(server.url("toy.bin"), "md5:0"), tmp_path)
+    assert path.read_bytes() == b"mine"
+    assert server.asked == []
+
+
+def test_refusals_of_a_server_and_of_the_net(server: FileServer, tmp_path: Path, command: Callable[..., str]) -> None:
+    assert "toy.bin: the server answered 404 Not Found; the data set by hand: " in command(toy(server.url("toy.bin")), 2)
+    assert "no connection (ConnectionError)" in command(toy("http://127.0.0.1:9/toy.bin"), 2)
+    server.files["toy.bin"] = b"x" * 10
+    (tmp_path / "downloads" / "toy").mkdir(exist_ok=True)
+    (tmp_path / "downloads" / "toy" / "toy.bin.part").write_bytes(b"x" * 20)
+    (tmp_path / "downloads" / "toy" / "toy.bin.part.version").write_text('"9"')
+    command(toy(server.url("toy.bin")))  # the version is another, so that the server sends the whole file
+    assert (tmp_path / "area" / "toy.bin").read_bytes() == b"x" * 10
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_a_full_disk(server: FileServer, tmp_path: Path, command: Callable[..., str]) -> None:
+    server.files["toy.bin"] = CONTENT
+    part = tmp_path / "downloads" / "toy" / "toy.bin.part"
+    part.parent.mkdir(parents=True)
+    part.symlink_to("/dev/full")
+    assert command(toy(server.url("toy.bin")), 2).endswith("can not be written: No space left on device")
+
+
+def test_names_and_folders(refused_data: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert refused_data("get", "etth", "--root", tmp_path) == (
+        "longscan: `name` must be a data set of `longscan data list`, got 'etth'; did you mean ETTh1 or WTH or weather?"
+    )
+    assert refused_data("get", "qqqqq", "--root", tmp_path).endswith("got 'qqqqq'")
+    assert refused_data("get", "ETTh1").startswith("longscan: `--root` must be the folder of all data, got nothing; or set LONG")
+    assert refused_data("get") == "longscan: `name` must be a data set of `longscan data list`, got nothing"
+    assert "action" in refused_data()
+    assert "`action` must be one of list, get, got 'fetch'" in refused_data("fetch")
+    (tmp_path / LOCK_NAME).write_text("[1]")
+    assert "data-lock.json: must be a JSON object of records" in refused_data("get", "ETTh1", "--root", tmp_path)
+    monkeypatch.setenv("LONGSCAN_DATA", str(tmp_path))
+    assert "data-lock.json: must be a JSON object of records" in refused_data("list")
+
+
+@pytest.fixture
+def refused_data(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """`refused_data(*words)`: the one line that `longscan data` answers with."""
+
+    def run(*words: object) -> str:
+        assert main(["data", *map(str, words)]) == 2
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        (line,) = captured.err.splitlines()
+        return line
+
+    return run
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from longscan.datasets import DataSet, RemoteFile
+from longscan.datasets.storage import fetch
+file = RemoteFile(name="toy.bin", url=sys.argv[1])
+fetch(DataSet(name="toy", folder="area", files=(file,), size="", licence="", page="", use=""), Path(sys.argv[2]))
+"""
+
+
+def test_a_killed_download_continues(server: FileServer, tmp_path: Path) -> None:
+    server.files["toy.bin"], server.pause = CONTENT, 0.1
+    process = subprocess.Popen([sys.executable, "-c", KILLED, server.url("toy.bin"), str(tmp_path)])
+    part = tmp_path / "downloads" / "toy" / "toy.bin.part"
+    limit = time.monotonic() + 60
+    while not (part.exists() and part.stat().st_size) and time.monotonic() < limit:
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    received, server.pause = part.stat().st_size, 0.0
+    assert 0 < received < len(CONTENT)
+    fetch(toy(server.url("toy.bin")), tmp_path)
+    assert server.asked[1] == ("toy.bin", f"bytes={received}-")
+    assert (tmp_path / "area" / "toy.bin").read_bytes() == CONTENT
+    assert {path.name for path in tmp_path.rglob("*") if path.is_file()} == {"toy.bin", LOCK_NAME}
+
+
+FILES = {"release/a/Train/0/1.bin": b"one", "release/a/Train/1/2.bin": b"two", "release/a/notes.txt": b"n", "release/b.txt": b"b"}
+
+
+@pytest.mark.parametrize("kind", ["zip", "w:gz", "w"])
+def test_chosen_members_are_unpacked(server: FileServer, tmp_path: Path, command: Callable[..., str], kind: str) -> None:
+    server.files["toy"] = packed(kind, FILES)
+    data_set = toy(server.url("toy"), None, ("Train/", "b.txt"))
+    command(data_set)
+    found = {str(path.relative_to(tmp_path / "area")): path.read_bytes() for path in (tmp_path / "area").rglob("*.*")}
+    assert found == {"Train/0/1.bin": b"one", "Train/1/2.bin": b"two", "b.txt": b"b"}
+    assert read_lock(tmp_path)["toy/toy.bin"]["size"] == len(server.files["toy"])
+    assert not (tmp_path / "downloads" / "toy").exists()
+    command(data_set)
+    assert len(server.asked) == 1
+
+
+def test_an_archive_that_can_not_be_unpacked(server: FileServer, tmp_path: Path, command: Callable[..., str]) -> None:
+    data_set = toy(server.url("toy"), None, ("Train/", "b.txt"))
+    server.files["toy"] = b"<html>come back later</html>"
+    assert "is no readable ZIP or TAR archive" in command(data_set, 2)
+    server.files["toy"] = packed("w:gz", FILES)[:-20]
+    assert "is no readable ZIP or TAR archive" in command(data_set, 2)
+    server.files["toy"] = packed("zip", {"Train/1.bin": b"1"})
+    assert "must contain Train/, b.txt, got an archive without b.txt" in command(data_set, 2)
+    server.files["toy"] = packed("w", {"Train/../../x": b"1"})
+    assert "must lie within its folder" in command(data_set, 2)
+    assert not (tmp_path / LOCK_NAME).exists(), "the checksum of a damaged archive is not recorded"
+    assert list((tmp_path / "area").rglob("*")) == []
+    server.files["toy"] = packed("zip", FILES)
+    command(data_set)
+    assert (tmp_path / "area" / "b.txt").read_bytes() == b"b"
+
+
+def test_unpacking_that_was_killed_is_repeated(server: FileServer, tmp_path: Path) -> None:
+    server.files["toy"] = packed("zip", FILES)
+    data_set = toy(server.url("toy"), None, ("Train/", "b.txt"))
+    (tmp_path / "area" / "Train").mkdir(parents=True)
+    (tmp_path / "area" / "b.txt").write_text("b")
+    assert is_available(data_set, tmp_path), "files of the user"
+    archive = tmp_path / "downloads" / "toy" / "toy.bin"
+    archive.parent.mkdir(parents=True)
+    archive.write_bytes(server.files["toy"])
+    assert not is_available(data_set, tmp_path), "the archive is still there, so it was not unpacked to its end"
+    fetch(data_set, tmp_path)
+    assert (tmp_path / "area" / "Train" / "0" / "1.bin").read_bytes() == b"one"
+    assert server.asked == []
+
+
+def test_links_are_not_unpacked(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "x.tar", "w") as archive:
+        link = tarfile.TarInfo("Train/passwd")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        archive.addfile(link)
+        info = tarfile.TarInfo("Train/1")
+        info.size = 1
+        archive.addfile(info, io.BytesIO(b"1"))
+    unpack_members(tmp_path / "x.tar", ["Train/"], tmp_path / "to", tmp_path / "temporary")
+    assert [path.name for path in (tmp_path / "to" / "Train").iterdir()] == ["1"]
+
+
+def test_downloads_by_hand(tmp_path: Path, command: Callable[..., str]) -> None:
+    archive = packed("w:gz", FILES)
+    data_set = toy(None, f"md5:{hashlib.md5(archive).hexdigest()}", ("Train/", "b.txt"))
+    line = command(data_set, 2)
+    put = f"download toy.bin from https://example.org/toy into {tmp_path / 'downloads'}, then repeat the command"
+    assert line == f"longscan: toy must be downloaded by hand: {put}"
+    (tmp_path / "downloads").mkdir(exist_ok=True)
+    (tmp_path / "downloads" / "toy.bin").write_bytes(archive[:-1])
+    assert hashlib.md5(archive).hexdigest() in command(data_set, 2)
+    (tmp_path / "downloads" / "toy.bin").write_bytes(archive)
+    command(data_set)
+    assert (tmp_path / "area" / "b.txt").read_bytes() == b"b"
+    assert (tmp_path / "downloads" / "toy.bin").exists(), "the user's archive stays"
+    assert is_available(data_set, tmp_path)
+    plain = toy(None, name="table.csv")
+    assert command(plain, 2).endswith(f"download table.csv from https://example.org/toy into {tmp_path / 'area'}")
+
+
+def test_the_lock_file_is_sorted_json(server: FileServer, tmp_path: Path) -> None:
+    server.files |= {"b": b"b", "a": b"a"}
+    files = tuple(RemoteFile(name=name, url=server.url(name)) for name in ("b", "a"))
+    fetch(DataSet(name="toy", folder="area", files=files, size="", licence="", page="", use=""), tmp_path)
+    assert list(json.loads((tmp_path / LOCK_NAME).read_text())) == ["toy/a", "toy/b"]
