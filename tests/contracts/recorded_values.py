@@ -62,18 +62,18 @@ def describe_table(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return {name: describe(column if isinstance(column[0], str) else np.array(column)) for name, column in columns.items()}
 
 
-def differences(found: Any, recorded: Any, place: str = "") -> list[str]:
-    """Where what was found differs from the record, by more than the tolerance where both are floating-point numbers."""
+def differences(found: Any, recorded: Any, place: str = "", tolerance: float = TOLERANCE) -> list[str]:
+    """List the places at which values differ from the record, floating-point numbers by more than the relative tolerance."""
     if isinstance(found, dict) and isinstance(recorded, dict):
         missing = [f"{place}/{key}: only in one of both" for key in sorted(found.keys() ^ recorded.keys())]
         both = [key for key in found if key in recorded]
-        return missing + [line for key in both for line in differences(found[key], recorded[key], f"{place}/{key}")]
+        return missing + [line for key in both for line in differences(found[key], recorded[key], f"{place}/{key}", tolerance)]
     if isinstance(found, list) and isinstance(recorded, list) and len(found) == len(recorded):
         if len(found) == 5 and isinstance(found[-1], float) and found[:2] == recorded[:2]:
-            close = np.allclose(found[2:], recorded[2:], rtol=0, atol=TOLERANCE * (abs(recorded[4]) + 1e-30))
+            close = np.allclose(found[2:], recorded[2:], rtol=0, atol=tolerance * (abs(recorded[4]) + 1e-30))
             return [] if close else [f"{place}: {found}, recorded {recorded}"]
         pairs = enumerate(zip(found, recorded, strict=True))
-        return [line for index, (one, other) in pairs for line in differences(one, other, f"{place}/{index}")]
-    if isinstance(found, float) and isinstance(recorded, float) and abs(found - recorded) <= TOLERANCE * abs(recorded) + 1e-12:
+        return [line for index, (one, other) in pairs for line in differences(one, other, f"{place}/{index}", tolerance)]
+    if isinstance(found, float) and isinstance(recorded, float) and abs(found - recorded) <= tolerance * abs(recorded) + 1e-12:
         return []
     return [] if found == recorded and type(found) is type(recorded) else [f"{place}: {found!r}, recorded {recorded!r}"]

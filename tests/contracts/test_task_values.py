@@ -16,7 +16,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from recorded_values import describe, describe_table, differences
+from recorded_values import TOLERANCE, describe, describe_table, differences
 
 from longscan.tasks import Batch, Task
 from longscan.tasks._random import CounterRNG
@@ -24,6 +24,9 @@ from task_variants import SPECIAL, VARIANTS
 
 RECORD = Path(__file__).with_name("task_values.json")
 # Without teacher forcing the languages of the clean suite are what they are by default.
+# scipy's RK45 chooses its steps by an estimate of the error at a relative tolerance of 1e-3. A difference in the last bit of a power,
+# as between processors with and without AVX-512, changes the steps: single voltages by up to 1e-2, the sums here by up to 5e-5.
+TOLERANCES = {"fitzhugh_nagumo-solver=published": 1e-3}
 ALL = [*(variant for variant in VARIANTS if not variant.id.endswith("-teacher_forcing=False")), *SPECIAL]
 
 
@@ -99,7 +102,7 @@ def recorded() -> dict[str, Any]:
 def test_a_task_gives_what_was_recorded(task, recorded, request):
     name = request.node.callspec.id
     assert name in recorded, f"{name} is new: write the record anew"
-    assert differences(values_of(task), recorded[name]) == []
+    assert differences(values_of(task), recorded[name], tolerance=TOLERANCES.get(name, TOLERANCE)) == []
 
 
 def test_the_shared_generator_gives_what_was_recorded(recorded):
