@@ -24,8 +24,8 @@ from task_variants import SPECIAL, VARIANTS
 
 RECORD = Path(__file__).with_name("task_values.json")
 # Without teacher forcing the languages of the clean suite are what they are by default.
-# scipy's RK45 chooses its steps by an estimate of the error at a relative tolerance of 1e-3. A difference in the last bit of a power,
-# as between processors with and without AVX-512, changes the steps: single voltages by up to 1e-2, the sums here by up to 5e-5.
+# scipy's RK45 chooses its steps by an estimate of the error at a relative tolerance of 1e-3. A difference in the last bit of a
+# power, as between processors with and without AVX-512, changes the steps: single voltages by up to 1e-2, these sums by 5e-5.
 TOLERANCES = {"fitzhugh_nagumo-solver=published": 1e-3}
 ALL = [*(variant for variant in VARIANTS if not variant.id.endswith("-teacher_forcing=False")), *SPECIAL]
 
