@@ -210,7 +210,7 @@ def test_places_that_can_not_be_written(
     out = tmp_path / (place if place != "long" else "x" * 999)
     before = sorted(tmp_path.iterdir())
     line = refused(command, "--out", out, *tiny_words)
-    assert line.startswith(f"longscan: --out: {out} can not be written (")
+    assert line.startswith(f"longscan: --out: {out} cannot be written (")
     assert sorted(tmp_path.iterdir()) == before
     refused(command, "--out", out, *tiny_words, "--resume")
 
@@ -222,8 +222,8 @@ def test_places_that_can_not_be_written(
         ("elsewhere/r.jsonl", "must be a JSON Lines file in a folder called runs"),
         ("bench/r.jsonl", "must be a JSON Lines file in a folder called runs"),
         ("runs", "must be a JSON Lines file in a folder called runs"),
-        ("file/runs/r.jsonl", "can not be written ("),
-        ("/proc/runs/r.jsonl", "can not be written ("),
+        ("file/runs/r.jsonl", "cannot be written ("),
+        ("/proc/runs/r.jsonl", "cannot be written ("),
         ("runs/damaged.jsonl", "damaged.jsonl, line 1"),
     ],
 )

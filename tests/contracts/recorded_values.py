@@ -53,7 +53,7 @@ def describe(value: Any) -> Any:
         if value and all(isinstance(item, str) for item in value):
             return describe_text(f"{len(value)}: {' '.join(value)}")
         return [describe(item) for item in value]
-    raise TypeError(f"{type(value).__name__} can not be described")
+    raise TypeError(f"{type(value).__name__} cannot be described")
 
 
 def describe_table(rows: list[dict[str, Any]]) -> dict[str, Any]:

@@ -368,9 +368,9 @@ def test_a_missing_or_empty_file_is_named(cls, tmp_path):
     task = small(cls)
     texts = task.d_input is None or isinstance(task, HumanActivity | Forecast | LraImage | Pathfinder)
     ending = "txt" if texts else "csv"
-    with pytest.raises(ValueError, match=f"none.{ending}: can not be read: No such file"):
+    with pytest.raises(ValueError, match=f"none.{ending}: cannot be read: No such file"):
         task.read_inputs(tmp_path / f"none.{ending}")
     path = tmp_path / f"empty.{ending}"
     path.write_text("")
-    with pytest.raises(ValueError, match=f"empty.{ending}:(1:)? (holds no|can not be read|a header|is no FASTA)"):
+    with pytest.raises(ValueError, match=f"empty.{ending}:(1:)? (holds no|cannot be read|a header|is no FASTA)"):
         task.read_inputs(path)

@@ -175,7 +175,7 @@ def test_a_full_disk(server: FileServer, tmp_path: Path, command: Callable[..., 
     part = tmp_path / "downloads" / "toy" / "toy.bin.part"
     part.parent.mkdir(parents=True)
     part.symlink_to("/dev/full")
-    assert command(toy(server.url("toy.bin")), 2).endswith("can not be written: No space left on device")
+    assert command(toy(server.url("toy.bin")), 2).endswith("cannot be written: No space left on device")
 
 
 def test_names_and_folders(refused_data: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

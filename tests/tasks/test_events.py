@@ -437,7 +437,7 @@ def test_damaged_recordings_of_gestures(tmp_path):
     ):
         with pytest.raises(ValueError, match=f"user01_led.aedat: {message}"):
             read_gestures(path, [*spans, LabelledSpan(1, start, end, "labels.csv:3")])
-    with pytest.raises(ValueError, match=r"gone.aedat: can not be read: No such file"):
+    with pytest.raises(ValueError, match=r"gone.aedat: cannot be read: No such file"):
         read_aedat(tmp_path / "gone.aedat")
 
 

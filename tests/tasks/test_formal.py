@@ -417,7 +417,7 @@ def test_lengths_may_come_as_lists():
     [
         (Parity(), "1 0 1\n\n1 2 0\n", r"questions.txt:3: '2' is no symbol of parity, which has 0 1$"),
         (Parity(), " \n | 1\n", r"questions.txt: holds no question$"),
-        (BucketSort(suite="aussm"), "5 2 ACT\n", r"questions.txt: bucket_sort can not answer new questions: under"),
+        (BucketSort(suite="aussm"), "5 2 ACT\n", r"questions.txt: bucket_sort cannot answer new questions: under"),
     ],
 )
 def test_damaged_question_files(tmp_path, task, text, message):
@@ -432,7 +432,7 @@ def test_question_files_of_another_encoding(tmp_path):
     path.write_bytes("1 0 1 é".encode("latin-1"))
     with pytest.raises(ValueError, match=r"questions.txt: is not UTF-8 text \(byte 6 is 0xe9\)"):
         Parity().read_inputs(path)
-    with pytest.raises(ValueError, match="can not be read: Is a directory"):
+    with pytest.raises(ValueError, match="cannot be read: Is a directory"):
         Parity().read_inputs(tmp_path)
 
 

@@ -220,7 +220,7 @@ def test_damaged_pathfinder_files(tmp_path):
     for line, message in (
         ("imgs/0 sample_0.png 0 7", r"0.npy:1: needs folder, name, index and a label of 0 or 1"),
         ("../../x sample_0.png 0 1", r"0.npy:1: .* lies outside"),
-        ("imgs/0 sample_99.png 0 1", r"sample_99.png: can not be read: No such file"),
+        ("imgs/0 sample_99.png 0 1", r"sample_99.png: cannot be read: No such file"),
     ):
         listing.write_text("\n".join([line, *lines[1:]]))
         with pytest.raises(ValueError, match=message):
@@ -228,7 +228,7 @@ def test_damaged_pathfinder_files(tmp_path):
     listing.write_text("\n".join(lines))
     image = folder / "imgs" / "0" / "sample_0.png"
     image.write_bytes(image.read_bytes()[:200])
-    with pytest.raises(ValueError, match=r"sample_0.png: can not be read: it is damaged"):
+    with pytest.raises(ValueError, match=r"sample_0.png: cannot be read: it is damaged"):
         Pathfinder(data_dir=str(folder), split_seed=1).size("train")
     Image.new("L", (31, 32)).save(image)
     with pytest.raises(ValueError, match=r"sample_0.png: has 31 x 32 pixels, 32 x 32 are needed"):
@@ -427,7 +427,7 @@ def test_arrays_stay_in_memory_where_nothing_can_be_kept(tmp_path, monkeypatch, 
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("LONGSCAN_CACHE", str(tmp_path / "file" / "below"))
     assert cached_arrays("kept", [], 1, lambda: {"x": np.arange(3)})["x"].tolist() == [0, 1, 2]
-    assert "can not be cached" in caplog.text
+    assert "cannot be cached" in caplog.text
 
 
 def test_unequal_sequences():

@@ -113,7 +113,7 @@ def test_frequencies_of_bytes(tmp_path):
     (tmp_path / "y").write_bytes(b"")
     with pytest.raises(ValueError, match="y: holds no bytes"):
         task.read_inputs(tmp_path / "y")
-    with pytest.raises(ValueError, match="can not be read"):
+    with pytest.raises(ValueError, match="cannot be read"):
         task.read_inputs(tmp_path / "z")
 
 

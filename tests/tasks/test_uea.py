@@ -292,7 +292,7 @@ def test_one_arff_file_a_channel(tmp_path):
     task = Uea(dataset="Mine", data_dir=str(tmp_path))
     assert (task.d_input, task.length, task.size("test")) == (3, 6, 4)
     (tmp_path / "MineDimension2_TEST.arff").unlink()
-    with pytest.raises(ValueError, match=r"MineDimension2_TEST.arff: can not be read: No such file"):
+    with pytest.raises(ValueError, match=r"MineDimension2_TEST.arff: cannot be read: No such file"):
         _ = Uea(dataset="Mine", data_dir=f"{tmp_path}/").length
 
 

@@ -215,7 +215,7 @@ class CompiledAutomaton:
         return of_number[stream[..., first : first + len(last.sets)].argmax(-1)]
 
     def accepts(self, words: Tensor | Sequence[Word]) -> list[bool]:
-        """Return the model's answer for every word; for the empty word, on which a model can not run, the automaton's."""
+        """Return the model's answer for every word; for the empty word, on which a model cannot run, the automaton's."""
         numbers, lengths = self._encode_batch(words)
         answers = [logits.argmax(-1) == 1 for logits, _ in self.run(numbers)]
         at_end = torch.cat(answers, 1) if answers else torch.zeros(len(numbers), 0, dtype=torch.bool)

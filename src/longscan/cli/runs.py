@@ -88,7 +88,7 @@ def _open_table(path: str) -> Any:
     try:
         return Path(path).open("w", encoding="utf-8", newline="")
     except OSError as error:
-        raise SettingError(f"--out: {path} can not be written ({error.strerror})") from None
+        raise SettingError(f"--out: {path} cannot be written ({error.strerror})") from None
 
 
 def record(

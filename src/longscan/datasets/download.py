@@ -14,7 +14,7 @@ class ResumingDownloader:
     """Download a file over HTTP into a partial file, which a later call continues.
 
     The version of the server's file (its ETag, or time of change) is stored next to the partial file. The server is asked to
-    continue only this version, and sends the whole file if it has changed or if it can not continue.
+    continue only this version, and sends the whole file if it has changed or if it cannot continue.
 
     Args:
         partial: the partial file. It is moved to the output file of the call once it is complete.
@@ -39,7 +39,7 @@ class ResumingDownloader:
         try:
             with requests.get(url, headers=headers, stream=True, timeout=TIMEOUT) as response:
                 if response.status_code == 416 and response.headers.get("Content-Range") != f"bytes */{start}":
-                    raise ConnectionError(f"{url}: the server can not continue at byte {start}; remove {self.partial}")
+                    raise ConnectionError(f"{url}: the server cannot continue at byte {start}; remove {self.partial}")
                 if response.status_code != 416:  # otherwise nothing is missing
                     self._save(response, start)
         except requests.Timeout:
@@ -74,7 +74,7 @@ class ResumingDownloader:
             raise ConnectionError(f"{url}: the connection ended early; repeat the command to continue")
 
     def _store_version(self, etag: str, last_modified: str) -> None:
-        """Store what identifies the server's file. A weak ETag ("W/...") can not stand in If-Range."""
+        """Store what identifies the server's file. A weak ETag ("W/...") cannot stand in If-Range."""
         version = etag if etag and not etag.startswith("W/") else last_modified
         self.version.unlink(missing_ok=True)
         if version:

@@ -52,10 +52,10 @@ def fetch(data_set: DataSet, root: Path) -> Path:
         root: the folder of all data.
 
     Raises:
-        ConnectionError: a file can not be downloaded; the message names the page of the data set.
+        ConnectionError: a file cannot be downloaded; the message names the page of the data set.
         FileNotFoundError: a file must be downloaded by hand and is not there.
         ValueError: a checksum is wrong, or an archive is damaged.
-        OSError: a file can not be written.
+        OSError: a file cannot be written.
     """
     try:
         if not data_set.files and not is_available(data_set, root):
@@ -71,7 +71,7 @@ def fetch(data_set: DataSet, root: Path) -> Path:
     except OSError as error:
         if error.strerror is None:  # a message of this package
             raise
-        raise OSError(f"{error.filename or root}: can not be written: {error.strerror}") from None
+        raise OSError(f"{error.filename or root}: cannot be written: {error.strerror}") from None
     shutil.rmtree(root / DOWNLOADS / data_set.name, ignore_errors=True)
     return root / data_set.folder
 

@@ -17,7 +17,7 @@ def as_clock(times: Any, source: str) -> pd.Index:
     """
     try:
         times = times.detach().cpu().numpy() if isinstance(times, Tensor) else times
-        half = isinstance(times, np.ndarray) and times.dtype.kind == "f"  # an index can not contain fp16 numbers
+        half = isinstance(times, np.ndarray) and times.dtype.kind == "f"  # an index cannot contain fp16 numbers
         index = pd.Index(times.astype(np.float64) if half else times)
         if isinstance(index.dtype, pd.CategoricalDtype):
             index = index.astype(index.categories.dtype)

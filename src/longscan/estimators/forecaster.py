@@ -226,7 +226,7 @@ class SSMForecaster(BaseEstimator):
         return self._unify_time_zones(read_collection([y], given, layout=layout, known=known, argument="y"), known), False
 
     def _unify_time_zones(self, collection: Collection, known: FittedChannels | None) -> Collection:
-        """Convert the clocks to the time zone of fit, or of the first series; ValueError for input that the model can not read.
+        """Convert the clocks to the time zone of fit, or of the first series; ValueError for input that the model cannot read.
 
         known: None in `fit`.
         """

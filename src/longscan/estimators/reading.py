@@ -266,7 +266,7 @@ def align_targets(collection: Collection, y: Any) -> Any:
     cases = collection.cases
     if collection.is_long and cases is not None and len(y) == len(cases) and not cases.is_monotonic_increasing:
         raise ValueError(
-            "y: got values without an index, and the cases of X are not sorted, so it can not be told whose they are; pass a "
+            "y: got values without an index, and the cases of X are not sorted, so it cannot be told whose they are; pass a "
             "Series indexed by case, or X.sort_index() with y in the order of the sorted cases"
         )
     return y

@@ -21,7 +21,7 @@ def read_image(path: Path, size: int | None = None, *, colour: bool = False) -> 
             pixels = np.asarray(image.convert("RGB" if colour else "L")) if has_size else None
     except (OSError, UnidentifiedImageError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else "it is damaged or no image"
-        raise ValueError(f"{path}: can not be read: {why}") from None
+        raise ValueError(f"{path}: cannot be read: {why}") from None
     if pixels is None:
         raise ValueError(f"{path}: has {width} x {height} pixels, {size} x {size} are needed")
     return pixels

@@ -53,7 +53,7 @@ def load_array(path: str | Path) -> np.ndarray:
         array = np.load(path, allow_pickle=False)
     except Exception as error:  # the header is a Python expression, so a damaged one can raise any exception
         if isinstance(error, OSError) and error.strerror:
-            raise ValueError(f"{path}: can not be read: {error.strerror}") from None
+            raise ValueError(f"{path}: cannot be read: {error.strerror}") from None
         lines = str(error).splitlines() or ["it is cut off"]
         raise ValueError(f"{path}: is no readable .npy file: {lines[0][:120]}") from None
     if not isinstance(array, np.ndarray):
@@ -77,7 +77,7 @@ def cached_arrays(name: str, sources: Iterable[Path], settings: object, compute:
         try:
             _write(folder, arrays)
         except OSError as error:
-            _log.warning("%s: arrays can not be cached (%s), so the next process computes them again", folder, error.strerror)
+            _log.warning("%s: arrays cannot be cached (%s), so the next process computes them again", folder, error.strerror)
             return arrays
     return {path.stem: np.load(path, mmap_mode="r", allow_pickle=False) for path in folder.glob("*.npy")}
 

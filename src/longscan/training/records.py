@@ -62,7 +62,7 @@ def check_target(target: str | Path) -> None:
         if path.exists():
             longscan.report.read_records(path)
     except OSError as error:
-        raise SettingError(f"--record: {target} can not be written ({error.strerror or error})") from None
+        raise SettingError(f"--record: {target} cannot be written ({error.strerror or error})") from None
     except ValueError as error:
         raise SettingError(f"--record: {error}") from error
 

@@ -233,7 +233,7 @@ def check_out(folder: Path) -> None:
     try:
         try_writing(folder)
     except OSError as error:
-        raise SettingError(f"--out: {folder} can not be written ({error.strerror or error})") from None
+        raise SettingError(f"--out: {folder} cannot be written ({error.strerror or error})") from None
 
 
 def clear_run(folder: Path) -> None:

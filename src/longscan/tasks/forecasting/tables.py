@@ -61,7 +61,7 @@ def read_table(path: Path, expected: int | None = None, missing: Missing = "refu
         with path.open(encoding="latin-1", newline=None) as file:
             header = file.readline().rstrip("\n\r").removeprefix("ï»¿").split(",")
     except OSError as error:
-        raise ValueError(f"{path}: can not be read: {error.strerror}") from None
+        raise ValueError(f"{path}: cannot be read: {error.strerror}") from None
     if len(header) < 2 or header[0].strip().strip('"').lower() not in ("date", "time", "timestamp"):
         raise ValueError(f"{path}:1: a header 'date,NAME,NAME,...' is needed, not {','.join(header)[:60]!r}")
     names = [name.strip().strip('"') for name in header]

@@ -269,7 +269,7 @@ class WordTask(ClassificationTask):
         answer_lengths = np.array([self._answer_length(question) for question in questions])
         if self.uses_teacher_forcing and answer_lengths.max() > 1:
             why = "under teacher forcing it reads its answers in the input"
-            raise ValueError(f"{path}: {self.name} can not answer new questions: {why}")
+            raise ValueError(f"{path}: {self.name} cannot answer new questions: {why}")
         unknown_answers = np.full((len(questions), answer_lengths.max()), self.padding)
         examples = Examples(*Ragged.from_sequences(questions).pad(None, self.padding), unknown_answers, answer_lengths)
         return self._to_batch(examples, None, uses_teacher_forcing=False)._replace(targets=None)

@@ -99,7 +99,7 @@ def _load(path: str | None) -> np.ndarray:
     if not Path(path).exists():
         raise FileNotFoundError(f"path: {path} does not exist; a file or a folder of files is needed")
     if Path(path).is_file():
-        # An empty file can not be mapped.
+        # An empty file cannot be mapped.
         return np.memmap(path, np.uint8, "r") if Path(path).stat().st_size else np.empty(0, np.uint8)
     files = sorted(item for item in Path(path).rglob("*") if item.is_file())
     return np.frombuffer(b"".join(map(read_bytes, files)), np.uint8)

@@ -52,7 +52,7 @@ class Uea(ClassificationTask):
 
     The number of missing values is in the error or in a warning. With missing="mask" they become the mean of the channel over the
     training series ("aussm": over all), which is 0 after standardisation, and as many additional channels are 1 at measured and 0
-    at missing values. `valid` can not mark them: it has one value per step, and a step may lack only some channels.
+    at missing values. `valid` cannot mark them: it has one value per step, and a step may lack only some channels.
 
     Raises FileNotFoundError if files are missing, ValueError for damaged files, for labels that a file's header does not list,
     for missing values, and for invalid settings.
