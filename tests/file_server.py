@@ -15,10 +15,11 @@ class FileServer:
 
     cut_after: bytes of content after which a connection ends, None for none. pause: seconds after every 4 KiB. versioned: whether
     answers have an ETag. ranges: whether requests for a range are answered by a range. asked: path and Range header of every
-    request.
+    request. encoding: the Content-Encoding of answers.
     """
 
     address: str = ""
+    encoding: str | None = None
     files: dict[str, bytes] = field(default_factory=dict)
     cut_after: int | None = None
     pause: float = 0.0
@@ -52,6 +53,8 @@ def handler(server: FileServer) -> type[BaseHTTPRequestHandler]:
             self.send_response(206 if start else 200)
             if start:
                 self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
+            if server.encoding is not None:
+                self.send_header("Content-Encoding", server.encoding)
             if server.versioned:
                 self.send_header("ETag", version)
             self.send_header("Content-Length", str(len(content) - start))

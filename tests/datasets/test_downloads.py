@@ -1,5 +1,6 @@
 """Downloads from a local server: whole, continued, damaged, changed, killed; and every error as one line of `longscan data`."""
 
+import gzip
 import hashlib
 import io
 import json
@@ -161,12 +162,32 @@ def test_a_users_own_file_is_left_alone(server: FileServer, tmp_path: Path) -> N
 def test_refusals_of_a_server_and_of_the_net(server: FileServer, tmp_path: Path, command: Callable[..., str]) -> None:
     assert "toy.bin: the server answered 404 Not Found; the data set by hand: " in command(toy(server.url("toy.bin")), 2)
     assert "no connection (ConnectionError)" in command(toy("http://127.0.0.1:9/toy.bin"), 2)
+
+
+def test_a_part_that_is_too_long_is_removed(server: FileServer, tmp_path: Path, command: Callable[..., str]) -> None:
     server.files["toy.bin"] = b"x" * 10
-    (tmp_path / "downloads" / "toy").mkdir(exist_ok=True)
-    (tmp_path / "downloads" / "toy" / "toy.bin.part").write_bytes(b"x" * 20)
-    (tmp_path / "downloads" / "toy" / "toy.bin.part.version").write_text('"9"')
-    command(toy(server.url("toy.bin")))  # the version is another, so that the server sends the whole file
+    part = tmp_path / "downloads" / "toy" / "toy.bin.part"
+    part.parent.mkdir(parents=True)
+    part.write_bytes(b"x" * 20)
+    part.with_name("toy.bin.part.version").write_text(f'"{hashlib.md5(b"x" * 10).hexdigest()}"')
+    assert "the server cannot continue at byte 20; repeat the command to start again" in command(toy(server.url("toy.bin")), 2)
+    command(toy(server.url("toy.bin")))
     assert (tmp_path / "area" / "toy.bin").read_bytes() == b"x" * 10
+
+
+def test_a_server_that_stops_answering(
+    server: FileServer, tmp_path: Path, command: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.files["toy.bin"], server.pause = CONTENT, 0.5
+    monkeypatch.setattr("longscan.datasets.download.TIMEOUT", 0.1)
+    assert "toy.bin: no answer within 0.1 seconds; repeat the command to continue" in command(toy(server.url("toy.bin")), 2)
+    assert not (tmp_path / "area").exists()
+
+
+def test_a_compressed_file_stays_compressed(server: FileServer, tmp_path: Path, command: Callable[..., str]) -> None:
+    server.files["toy.bin"], server.encoding = gzip.compress(CONTENT), "x-gzip"
+    command(toy(server.url("toy.bin")))
+    assert (tmp_path / "area" / "toy.bin").read_bytes() == server.files["toy.bin"]
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")

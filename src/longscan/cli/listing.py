@@ -28,7 +28,7 @@ def tasks(
         return 0
     _print_rows([_task_row(name, task) for name, task in sorted(TASKS.items())], ("task", "what it asks", "available"))
     areas = "uea, lra, forecasting, activity, events, dna"
-    echo(f"Data: --data-dir FOLDER, or LONGSCAN_DATA with a folder an area ({areas}).")
+    echo(f"Data: --data-dir FOLDER, or LONGSCAN_DATA with a folder an area ({areas}); `longscan data list` shows public ones.")
     return 0
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import requests
 from tqdm import tqdm
+from urllib3.exceptions import HTTPError, ReadTimeoutError
 
 TIMEOUT = 30.0  # seconds without an answer or without data
 CHUNK_BYTES = 2**14  # of a connection that ends, the content since the last whole chunk is lost
@@ -38,36 +39,36 @@ class ResumingDownloader:
             headers |= {"Range": f"bytes={start}-", "If-Range": self.version.read_text("utf-8")}
         try:
             with requests.get(url, headers=headers, stream=True, timeout=TIMEOUT) as response:
-                if response.status_code == 416 and response.headers.get("Content-Range") != f"bytes */{start}":
-                    raise ConnectionError(f"{url}: the server cannot continue at byte {start}; remove {self.partial}")
-                if response.status_code != 416:  # otherwise nothing is missing
-                    self._save(response, start)
-        except requests.Timeout:
-            raise ConnectionError(f"{url}: no answer within {TIMEOUT:.0f} seconds; repeat the command to continue") from None
-        except (requests.exceptions.ChunkedEncodingError, requests.exceptions.ContentDecodingError):
+                self._save(response, url, start)
+        except (requests.Timeout, ReadTimeoutError):
+            raise ConnectionError(f"{url}: no answer within {TIMEOUT:g} seconds; repeat the command to continue") from None
+        except HTTPError:  # of the content; requests has errors of its own for what comes before
             raise ConnectionError(f"{url}: the connection ended early; repeat the command to continue") from None
         except requests.RequestException as error:
             raise ConnectionError(f"{url}: no connection ({type(error).__name__})") from None
         self.partial.replace(output_file)
         self.version.unlink(missing_ok=True)
 
-    def _save(self, response: requests.Response, start: int) -> None:
+    def _save(self, response: requests.Response, url: str, start: int) -> None:
         """Append the content of a response to the partial file, or replace the file if the response has all of it."""
-        url, headers = response.url, response.headers
-        if response.status_code not in (200, 206):
-            raise ConnectionError(f"{url}: the server answered {response.status_code} {response.reason}")
-        if response.status_code == 206 and not headers.get("Content-Range", "").startswith(f"bytes {start}-"):
-            raise ConnectionError(f"{url}: asked for bytes from {start}, got {headers.get('Content-Range', 'no Content-Range')}")
-        if response.status_code == 200:
+        status, headers = response.status_code, response.headers
+        if status == 416 and headers.get("Content-Range") == f"bytes */{start}":
+            return  # nothing is missing
+        if status == 416 or (status == 206 and not headers.get("Content-Range", "").startswith(f"bytes {start}-")):
+            self.partial.unlink()
+            raise ConnectionError(f"{url}: the server cannot continue at byte {start}; repeat the command to start again")
+        if status not in (200, 206):
+            raise ConnectionError(f"{url}: the server answered {status} {response.reason}")
+        if status == 200:
             start = 0
             self._store_version(headers.get("ETag", ""), headers.get("Last-Modified", ""))
-        missing = int(headers["Content-Length"]) if "Content-Length" in headers else None
-        total = None if missing is None else start + missing
+        total = start + int(headers["Content-Length"]) if "Content-Length" in headers else None
         with (
             self.partial.open("ab" if start else "wb") as file,
             tqdm(total=total, initial=start, unit="B", unit_scale=True, desc=self.partial.stem, disable=None) as bar,
         ):
-            for chunk in response.iter_content(CHUNK_BYTES):
+            # Servers give .gz files with "Content-Encoding: x-gzip", which requests would decompress.
+            for chunk in response.raw.stream(CHUNK_BYTES, decode_content=False):
                 file.write(chunk)
                 bar.update(len(chunk))
         if total is not None and self.partial.stat().st_size != total:
