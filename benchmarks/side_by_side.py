@@ -11,19 +11,17 @@ which they save a checkpoint and end; finished runs are not repeated. The exit s
 """
 
 import argparse
-import os
 import shlex
-import signal
-import subprocess
 import sys
-import time
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from tqdm import tqdm
 
-GRACE = 20  # seconds before the limit at which runs get the signal to stop
+from longscan.training.processes import STOPPED, Job, run_jobs
+
 TRAIN = "import sys; from longscan.cli import main; sys.exit(main())"
 PROGRAMS = ("train", "seeds", "learned")
 
@@ -47,14 +45,6 @@ class Planned(NamedTuple):
         return [sys.executable, script, *self.words, "--out", str(target), *limit]
 
 
-class Started(NamedTuple):
-    """A running process and its GPU."""
-
-    name: str
-    process: "subprocess.Popen[bytes]"
-    gpu: str
-
-
 def read_plan(path: Path, only: list[str]) -> list[Planned]:
     """Return the lines of a plan; with `only`, those whose name begins with one of its texts. ValueError for an invalid line."""
     lines = [shlex.split(line, comments=True) for line in path.read_text(encoding="utf-8").splitlines()]
@@ -69,40 +59,12 @@ def read_plan(path: Path, only: list[str]) -> list[Planned]:
     return [line for line in plan if not only or line.name.startswith(tuple(only))]
 
 
-def start(line: Planned, gpu: str, out: Path, seconds: float) -> Started:
-    """Start the process of a line."""
-    with (out / f"{line.name}.txt").open("ab") as log:
-        process = subprocess.Popen(
-            line.command(out, seconds), stdout=log, stderr=subprocess.STDOUT, env=os.environ | {"CUDA_VISIBLE_DEVICES": gpu}
-        )
-    return Started(line.name, process, gpu)
-
-
 def side_by_side(plan: list[Planned], gpus: list[str], per_gpu: int, out: Path, limit: float) -> dict[str, int]:
     """Run a plan; return the exit status of every run that was started, by name."""
-    began, waiting, running, ended = time.monotonic(), list(plan), list[Started](), dict[str, int]()
-    places = gpus * per_gpu
-    out.mkdir(parents=True, exist_ok=True)
+    jobs = [Job(line.name, out / f"{line.name}.txt", partial(line.command, out)) for line in plan]
     with tqdm(total=len(plan), unit="run", mininterval=10) as bar:
-        while (waiting or running) and time.monotonic() - began < limit - GRACE:
-            while waiting and places:
-                left = limit - GRACE - (time.monotonic() - began)
-                running.append(start(waiting.pop(0), places.pop(0), out, left))
-            for one in [one for one in running if one.process.poll() is not None]:
-                running.remove(one)
-                places.append(one.gpu)
-                ended[one.name] = one.process.returncode
-                bar.update()
-            time.sleep(0.5)
-    for one in running:
-        one.process.send_signal(signal.SIGINT)
-    for one in running:
-        try:
-            ended[one.name] = one.process.wait(timeout=GRACE)
-        except subprocess.TimeoutExpired:
-            one.process.kill()
-            ended[one.name] = one.process.wait()
-    return ended
+        ended = run_jobs(jobs, gpus, per_gpu, limit, lambda _: bar.update())
+    return {name: one.status for name, one in ended.items()}
 
 
 def main() -> int:
@@ -117,12 +79,11 @@ def main() -> int:
     given = parser.parse_args()
     out = given.out or Path("runs") / given.plan.stem
     ended = side_by_side(read_plan(given.plan, given.only), given.gpus, given.per_gpu, out, given.limit)
-    stopped = (130, -signal.SIGKILL)  # exit statuses of a run that got the signal, and of one that was killed after it
     for name, status in ended.items():
         print(
-            name, "done" if status == 0 else "stopped, resumed by the same command" if status in stopped else f"FAILED ({status})"
+            name, "done" if status == 0 else "stopped, resumed by the same command" if status in STOPPED else f"FAILED ({status})"
         )
-    return int(any(status not in (0, *stopped) for status in ended.values()))
+    return int(any(status not in (0, *STOPPED) for status in ended.values()))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 import side_by_side
-from longscan.training import Run
+from longscan.training import Run, processes
 from longscan.training.checkpoint import read_checkpoint
 
 ROOT = Path(__file__).parents[2]
@@ -53,7 +53,7 @@ def test_runs_end_or_fail_side_by_side(tmp_path: Path, monkeypatch: pytest.Monke
 def test_what_the_limit_cuts_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = side_by_side.read_plan(plan(tmp_path, f"long train {SMALL} --training.steps 100000 --training.eval_every 20"), [])
     out = tmp_path / "out"
-    monkeypatch.setattr(side_by_side, "GRACE", 10)
+    monkeypatch.setattr(processes, "GRACE", 10)
     steps = [0]
     for _ in range(2):
         assert side_by_side.side_by_side(lines, [""], 1, out, 35.0) == {"long": 130}

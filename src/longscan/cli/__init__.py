@@ -20,6 +20,7 @@ from longscan.cli.data import data
 from longscan.cli.fitting import sweep, train
 from longscan.cli.listing import layers, show, tasks
 from longscan.cli.machine import doctor, explain
+from longscan.cli.reproduction import reproduce
 from longscan.cli.runs import baselines, evaluate, predict, record, report
 
 COMMANDS: dict[str, Callable[..., int]] = {
@@ -35,6 +36,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "baselines": baselines,
     "layers": layers,
     "report": report,
+    "reproduce": reproduce,
     "doctor": doctor,
     "explain": explain,
 }

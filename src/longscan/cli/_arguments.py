@@ -106,7 +106,8 @@ def _parser(arguments: Sequence[Argument]) -> ArgumentParser:
         elif one.is_positional:
             parser.add_argument(one.name, nargs="?", help=text)
         else:
-            parser.add_argument(one.word, dest=one.name, metavar="VALUE", help=text)
+            several = "+" if matches_type([""], one.declared) else None
+            parser.add_argument(one.word, dest=one.name, nargs=several, metavar="VALUE", help=text)
     return parser
 
 

@@ -2,10 +2,8 @@
 
 import fcntl
 import os
-import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -16,8 +14,8 @@ from optuna.storages.journal import JournalFileOpenLock
 
 _PROGRAM = """
 import sys
-from longscan.training import sweep, workers
-workers.stop_with_parent()
+from longscan.training import processes, sweep
+processes.stop_with_parent()
 try:
     sweep.work(sys.argv[1])
 except KeyboardInterrupt:
@@ -89,13 +87,3 @@ def worker_environment(position: int, n_workers: int) -> dict[str, str]:
         devices = visible.split(",")
         variables["CUDA_VISIBLE_DEVICES"] = devices[position % len(devices)]
     return variables
-
-
-def stop_with_parent() -> None:
-    """Send this process SIGTERM, on which training saves a checkpoint and stops, once the process that started it is gone."""
-
-    def watch() -> None:
-        os.read(0, 1)  # nothing is ever written: this returns when the other end is closed
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=watch, daemon=True).start()

@@ -1,0 +1,138 @@
+"""The command `longscan reproduce`: the papers' tables row by row, their runs, and the comparison."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from longscan._errors import SettingError, setting_error
+from longscan._types import Doc, PositiveFloat, PositiveInt
+from longscan.cli._console import echo, stdout
+
+if TYPE_CHECKING:
+    from longscan.reproduce import PublishedRow
+
+FOLDER = "runs/reproduce"
+WIDTH = 100
+COLUMNS = {"row": 24, "published": 9, "recipe": 15, "data": 10, "seeds": 5, "updates": 9, "min": 3, "state": 11}  # of the list
+
+
+def reproduce(
+    target: Annotated[str, Doc("list, report, or a paper, table or row, such as aussm/table1")],
+    folder: Annotated[str | None, Doc(f"with list and report: the folder of the runs; {FOLDER} without it")] = None,
+    *,
+    paper: Annotated[Literal["aussm", "s7", "thesis", "mamba_lra"] | None, Doc("with list: only this paper")] = None,
+    rows: Annotated[list[str] | None, Doc("only these rows of the table, by their names or the first parts of them")] = None,
+    seeds: Annotated[PositiveInt | None, Doc("seeds of each row, from 0; those of the row's protocol without it")] = None,
+    minutes: Annotated[PositiveFloat | None, Doc("after which all runs save a checkpoint and end")] = None,
+    per_device: Annotated[PositiveInt | None, Doc("runs at a time on a GPU (8) or on the CPU (one for each core)")] = None,
+    out: Annotated[str | None, Doc(f"folder of the runs, {FOLDER} without it; with report: the Markdown file")] = None,
+    pack: Annotated[
+        str | None, Doc("folder for an archive to carry to another machine: read before the runs, written after them")
+    ] = None,
+) -> int:
+    """Run rows of the papers' tables up to a time limit, list them, or compare our scores with the published ones."""
+    from longscan.cli.runs import errors_as_lines
+
+    of_runs = {"--rows": rows, "--seeds": seeds, "--minutes": minutes, "--per-device": per_device, "--pack": pack}
+    if target in ("list", "report"):
+        unused = of_runs | ({"--out": out} if target == "list" else {"--paper": paper})
+    else:
+        unused = {"folder": folder, "--paper": paper}
+    for option, value in unused.items():
+        if value is not None:
+            raise setting_error(option, value, f"left out with `longscan reproduce {target}`")
+    with errors_as_lines():
+        if target == "list":
+            return _list(Path(folder or FOLDER), paper)
+        if target == "report":
+            return _report(Path(folder or FOLDER), out or "docs/reproduction.md")
+        return _run(target, rows or [], seeds, math.inf if minutes is None else minutes, per_device, out or FOLDER, pack)
+
+
+def _list(folder: Path, paper: str | None) -> int:
+    """Print the rows of all papers, or of one."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    from longscan.reproduce.page import list_lines, read_outcomes
+    from longscan.reproduce.rows import read_rows
+
+    console = Console(width=WIDTH, highlight=False, file=stdout().file)
+    rows = [row for row in read_rows() if paper is None or row.id.startswith(f"{paper}/")]
+    for table, lines, reasons in list_lines(read_outcomes(rows, folder)):
+        page = Table(title=table, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0), width=WIDTH)
+        for name, width in COLUMNS.items():
+            page.add_column(name, width=width, overflow="fold")
+        for line in lines:
+            page.add_row(*map(escape, line))
+        console.print(page)
+        for reason in reasons:
+            console.print(reason, markup=False)
+        console.print()
+    own = [row for row in rows if row.status not in ("cited", "repeated")]
+    runnable = sum(row.status == "recipe" for row in own)
+    echo(f"{len(rows)} rows: {len(own)} of the papers' own, {runnable} with a recipe; min: GPU minutes of all seeds, expected")
+    return 0
+
+
+def _report(folder: Path, out: str) -> int:
+    """Write the comparison of the runs of a folder with the published figures."""
+    from longscan._files import write_text
+    from longscan.reproduce.page import read_outcomes, report_page
+    from longscan.reproduce.rows import read_rows
+
+    if not folder.is_dir():
+        raise setting_error("folder", str(folder), "a folder that `longscan reproduce` made")
+    page = report_page(read_outcomes(read_rows(), folder), f"longscan reproduce report {folder} --out {out}")
+    path = Path(out)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    echo(f"report: {write_text(path, page)}")
+    return 0
+
+
+def _run(
+    target: str,
+    names: Sequence[str],
+    seeds: int | None,
+    minutes: float,
+    per_device: int | None,
+    out: str,
+    pack: str | None,
+) -> int:
+    """Run rows, print what ended and what is left, and return the exit code."""
+    from longscan.reproduce.runs import reproduce
+
+    rows = _runnable(target, names)
+    failed: list[str] = []
+
+    def show(line: str) -> None:
+        if ": ended with code" in line or ": failed" in line:
+            failed.append(line)
+        echo(line)
+
+    left = reproduce(rows, out, seeds=seeds, minutes=minutes, per_device=per_device, archive=pack, echo=show)
+    if left:
+        echo(f"{len(left)} runs are not over; the same command continues them" + (f", elsewhere from {pack}" if pack else ""))
+    echo(f"`longscan reproduce report {out}` compares {', '.join(dict.fromkeys(row.table for row in rows))} with the papers")
+    return 1 if failed else 0
+
+
+def _runnable(target: str, names: Sequence[str]) -> "list[PublishedRow]":
+    """Return the rows to run. Rows that cannot be run are printed; raises SettingError if no others are left."""
+    from longscan.reproduce.rows import find_rows
+
+    rows, reasons = [], []
+    for row in find_rows(target, names):
+        if row.status != "recipe":
+            reasons.append(f"{row.id}: {row.status}: {row.why}")
+        elif not row.has_data:
+            reasons.append(f"{row.id}: its data are missing: `longscan data get {row.data}`")
+        else:
+            rows.append(row)
+    if not rows:
+        raise SettingError("; ".join(reasons[:3]) + (f"; and {len(reasons) - 3} more" if len(reasons) > 3 else ""))
+    for reason in reasons:
+        echo(f"left out: {reason}")
+    return rows

@@ -1,0 +1,137 @@
+"""Archives of a folder of runs that are small enough to carry to another machine: parts of 16 MiB, at most eight.
+
+An archive is a gzip-compressed tar file, cut into the files runs.tar.gz.1of3 and so on. It holds what a run needs to continue: of
+a run that is over its settings, result and log, of others also the last checkpoint and the best one. Checkpoints of runs that are
+over, TensorBoard's files and pages stay behind.
+"""
+
+import io
+import json
+import re
+import shutil
+import tarfile
+from pathlib import Path
+
+from longscan._errors import one_line, setting_error
+from longscan.training.checkpoint import STATE, find_checkpoint
+from longscan.training.run import SETTINGS
+
+MANIFEST = "reproduce.json"
+PART_BYTES, MAX_PARTS = 16 * 2**20, 8
+_FILES = (SETTINGS, "metrics.jsonl", "result.json", "angles.json", "device_seconds.json")
+_PART = re.compile(r"runs\.tar\.gz\.(\d+)of(\d+)")
+
+
+def pack(out: Path, target: Path) -> list[Path]:
+    """Write the archive of a folder of runs and return its parts, which replace those of an earlier archive.
+
+    Args:
+        out: the folder of the runs, with their records in `runs`.
+        target: folder of the parts, created if needed.
+
+    Raises SettingError, and leaves an earlier archive, if more parts would be needed than are allowed.
+    """
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=6) as tar:
+        for path in [out / MANIFEST, *sorted((out / "runs").glob("*.jsonl"))]:
+            tar.add(path, path.relative_to(out))
+        for settings in sorted(out.rglob(SETTINGS)):
+            _add_run(tar, settings.parent, settings.parent.relative_to(out))
+    content = buffer.getvalue()
+    parts = [content[start : start + PART_BYTES] for start in range(0, len(content), PART_BYTES)]
+    if len(parts) > MAX_PARTS:
+        size, most = len(content) / 2**20, MAX_PARTS * PART_BYTES // 2**20
+        needed = f"the folder of an archive of at most {most} MiB, which fewer rows or seeds in --out make"
+        raise setting_error("--pack", f"{target} with {size:.0f} MiB", needed)
+    target.mkdir(parents=True, exist_ok=True)
+    written = []
+    for number, part in enumerate(parts, 1):
+        path = target / f"runs.tar.gz.{number}of{len(parts)}"
+        path.with_name(path.name + ".writing").write_bytes(part)
+        written.append(path)
+    for path in _parts(target):
+        path.unlink()
+    for path in written:
+        path.with_name(path.name + ".writing").rename(path)
+    return written
+
+
+def _add_run(tar: tarfile.TarFile, folder: Path, name: Path) -> None:
+    """Add what is needed to continue a run, or to know the result of one that is over."""
+    for file in _FILES:
+        if (folder / file).exists():
+            tar.add(folder / file, name / file)
+    if (folder / "result.json").exists():
+        return
+    for which in ("last", "best"):
+        found = find_checkpoint(folder / "checkpoints" / which)
+        if found is not None:
+            tar.add(found, name / "checkpoints" / which)
+
+
+def _parts(source: Path) -> list[Path]:
+    """Return the parts of the archive in a folder, in no order."""
+    return [path for path in source.glob("runs.tar.gz.*") if _PART.fullmatch(path.name)]
+
+
+def read_archive(source: Path) -> bytes | None:
+    """Return the content of the archive in a folder, None if there is none. Raises SettingError if a part is missing."""
+    parts = {path: [int(number) for number in _PART.fullmatch(path.name).groups()] for path in _parts(source)}  # type: ignore[union-attr]
+    if not parts:
+        return None
+    count = max(total for _, total in parts.values())
+    if sorted(parts.values()) != [[number, count] for number in range(1, count + 1)]:
+        names = ", ".join(sorted(path.name for path in parts))
+        raise setting_error("--pack", f"{source} with {names}", f"a folder with the {count} parts of one archive")
+    return b"".join(path.read_bytes() for path in sorted(parts, key=lambda path: parts[path]))
+
+
+def unpack(source: Path, out: Path) -> None:
+    """Copy the runs and records of an archive into a folder of runs, which has its manifest.
+
+    A run that both have is taken from the archive if it has made more updates there. Records are added to those of the folder.
+    Raises SettingError if the archive is damaged or of another version.
+    """
+    content = read_archive(source)
+    if content is None:
+        return
+    new = out / ".unpacking"
+    shutil.rmtree(new, ignore_errors=True)
+    try:
+        with tarfile.open(fileobj=io.BytesIO(content), mode="r:gz") as tar:
+            tar.extractall(new, filter="data")
+    except (tarfile.TarError, EOFError, OSError, ValueError) as error:
+        shutil.rmtree(new, ignore_errors=True)
+        raise setting_error("--pack", str(source), f"a folder whose archive is not damaged ({one_line(error)})") from None
+    versions = [(folder / MANIFEST).read_text("utf-8") for folder in (out, new)]
+    if versions[0] != versions[1]:
+        shutil.rmtree(new)
+        raise setting_error("--pack", f"{source} of {versions[1]}", f"a folder whose archive is of this version, {versions[0]}")
+    for settings in sorted(new.rglob(SETTINGS)):
+        run = settings.parent
+        here = out / run.relative_to(new)
+        if _updates(run) > _updates(here):
+            shutil.rmtree(here, ignore_errors=True)
+            here.parent.mkdir(parents=True, exist_ok=True)
+            run.rename(here)
+    for records in (new / "runs").glob("*.jsonl"):
+        _merge_lines(records, out / "runs" / records.name)
+    shutil.rmtree(new)
+
+
+def _updates(folder: Path) -> float:
+    """Return the updates of the run in a folder: -1 without a run, infinity if it is over."""
+    if not (folder / SETTINGS).exists():
+        return -1.0
+    if (folder / "result.json").exists():
+        return float("inf")
+    last = find_checkpoint(folder / "checkpoints" / "last")
+    return 0.0 if last is None else float(json.loads((last / STATE).read_text("utf-8"))["step"])
+
+
+def _merge_lines(source: Path, target: Path) -> None:
+    """Append the lines of a file that another one does not have."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    have = target.read_text("utf-8").splitlines() if target.exists() else []
+    with target.open("a", encoding="utf-8") as file:
+        file.writelines(f"{line}\n" for line in source.read_text("utf-8").splitlines() if line not in have)

@@ -1,0 +1,208 @@
+"""Tables of the papers' rows: which can be run and how far their runs are, and ours next to the published figures."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+from longscan.report.comparisons import compare
+from longscan.report.published import papers, valid_score
+from longscan.report.records import Record, read_folder
+from longscan.report.statistics import mean_interval
+from longscan.reproduce.rows import PublishedRow
+from longscan.reproduce.runs import device_seconds, progress_of
+from longscan.reproduce.verdicts import VERDICTS, Verdict, margin_of, verdict
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What the runs of a row have given so far.
+
+    Attributes:
+        row: the row.
+        scores: one for each seed whose run is over, in the unit of the published figure.
+        constant: score of the best constant predictor, of the runs or else of the protocol.
+        failed: number of seeds whose runs failed.
+        updates: the smallest number of updates of a run that is over, 0 without one.
+        unfinished: updates of the runs that are not over, by seed.
+        minutes: minutes of a GPU or CPU, of all runs.
+        verdict: the comparison with the published figure.
+    """
+
+    row: PublishedRow
+    scores: tuple[float, ...]
+    constant: float | None
+    failed: int
+    updates: int
+    unfinished: dict[int, int]
+    minutes: float
+    verdict: Verdict
+
+    @property
+    def ours(self) -> str:
+        """Mean and half the 95 % interval over seeds; a dash without a score."""
+        if not self.scores:
+            return "–"
+        mean, half = mean_interval(self.scores)
+        digits = self.row.decimals + 1
+        return f"{mean:.{digits}f}" if half is None else f"{mean:.{digits}f} ± {half:.{digits}f}"
+
+    @property
+    def state(self) -> str:
+        """How far the runs of the row are."""
+        seeds = self.row.seeds
+        if self.scores or self.failed:
+            over = f"done: ours {self.ours}, {len(self.scores)} of {seeds} seeds, {self.verdict}"
+            return f"{over}, {self.failed} failed" if self.failed else over
+        if self.unfinished:
+            return (
+                f"at update {min(self.unfinished.values()):,} to {max(self.unfinished.values()):,}, {len(self.unfinished)} seeds"
+            )
+        return "not run"
+
+
+def read_outcomes(rows: Iterable[PublishedRow], out: Path) -> list[Outcome]:
+    """Return the outcomes of rows from the records and checkpoints of a folder of runs, which need not exist."""
+    records: dict[str, list[Record]] = {}
+    for record in read_folder(out / "runs"):
+        records.setdefault(record.get("row", ""), []).append(record)
+    return [outcome_of(row, records.get(row.id, []), _unfinished(row, out)) for row in rows]
+
+
+def _unfinished(row: PublishedRow, out: Path) -> dict[int, tuple[int, float]]:
+    """Return updates and seconds on a device of the runs that are not over, by seed."""
+    found = {}
+    for folder in (out / row.id).glob("seed_*/"):
+        progress = progress_of(folder)
+        if not progress.is_over:
+            found[int(folder.name.removeprefix("seed_"))] = (progress.updates, device_seconds(folder))
+    return found
+
+
+def outcome_of(row: PublishedRow, records: Sequence[Record], unfinished: dict[int, tuple[int, float]]) -> Outcome:
+    """Return the outcome of a row from its records and its runs that are not over (updates and seconds by seed)."""
+    entries = [entry for comparison in compare(records) for entry in comparison.entries]
+    entry = max(entries, key=lambda one: one.seeds, default=None)  # of several recipes the one with most seeds
+    scores = () if entry is None else entry.scores
+    constant = row.constant if entry is None or entry.constant is None else entry.constant
+    updates = min((r["steps"] for r in records if r["status"] == "finished"), default=0)
+    seconds = sum(float(r.get("device_seconds") or r["seconds"] or 0.0) for r in records)
+    seconds += sum(earlier for _, earlier in unfinished.values())
+    figure, published = row.figure, valid_score(row.figure)
+    found: Verdict = "not run"
+    if published is not None:
+        found = verdict(
+            scores,
+            published=published,
+            decimals=row.decimals,
+            higher=figure["direction"] == "higher",
+            constant=constant,
+            margin=margin_of(figure),
+            updates=updates,
+            protocol_updates=row.updates or 0,
+        )
+    return Outcome(
+        row=row,
+        scores=scores,
+        constant=constant,
+        failed=0 if entry is None else entry.failed,
+        updates=updates,
+        unfinished={seed: made for seed, (made, _) in sorted(unfinished.items())},
+        minutes=seconds / 60,
+        verdict=found,
+    )
+
+
+def figure_text(row: PublishedRow) -> str:
+    """Return the published figure as printed; "withdrawn" if the author withdrew it."""
+    value: float | None = valid_score(row.figure)
+    if value is None:
+        return "withdrawn"
+    return f"{value:.{row.decimals}f}" if row.status == "recipe" else f"{value:g}"
+
+
+def list_lines(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, list[list[str]], list[str]]]:
+    """Yield each table's name, its lines (row, published, recipe, data, seeds, updates, minutes, state) and the reasons in them.
+
+    Neighbouring figures without names that have no run for the same reason are one line. A state such as "no recipe (1)" refers
+    to the first of the reasons.
+    """
+    for table, members in groupby(outcomes, lambda one: one.row.table):
+        lines, reasons = list[list[str]](), list[str]()
+        for (status, why), group in groupby(members, lambda one: (one.row.status, one.row.why)):
+            found = list(group)
+            names = [one.row.id.removeprefix(f"{table}/") for one in found]
+            if status == "recipe":
+                lines += [_line(name, one) for name, one in zip(names, found, strict=True)]
+                continue
+            reasons += [] if why in reasons else [why]
+            state = f"{status} ({reasons.index(why) + 1})"
+            if len(found) > 1 and names == [one.row.published for one in found]:
+                parts = [(f"{names[0]} to {names[-1]}", "")]
+            else:
+                parts = [(name, figure_text(one.row)) for name, one in zip(names, found, strict=True)]
+            lines += [[name, figure, "", found[0].row.data or "", "", "", "", state] for name, figure in parts]
+        yield table, lines, [f"({number}) {why}" for number, why in enumerate(reasons, 1)]
+
+
+def _line(name: str, one: Outcome) -> list[str]:
+    row = one.row
+    data = "generated" if row.data is None else row.data if row.has_data else f"{row.data}, missing"
+    recipe = (row.recipe or "").removeprefix("recipes/").removesuffix(".yaml")
+    minutes = "" if row.gpu_minutes is None else f"{row.gpu_minutes * row.seeds:.0f}"
+    return [name, figure_text(row), recipe, data, str(row.seeds), f"{row.updates:,}", minutes, one.state]
+
+
+HEADER = "| row | published | ours | seeds | constant | updates, of published | minutes | verdict |"
+
+
+def report_page(outcomes: Sequence[Outcome], command: str) -> str:
+    """Return the Markdown page that compares our runs with the published figures."""
+    runnable = [one for one in outcomes if one.row.status == "recipe"]
+    counts = {name: sum(one.verdict == name for one in runnable) for name in VERDICTS}
+    lines = [
+        "# Reproduction of the papers' tables",
+        "",
+        f"`{command}` writes this page from the records of `longscan reproduce` ([how to](howto/reproduce.md)).",
+        "A score is the mean over seeds with half of Student's 95 % interval, in the unit of the paper. Minutes are those of one",
+        "GPU or CPU, divided among the runs on it at that time. The constant is the best constant predictor on the test split.",
+        "",
+        f"Of {len(runnable)} rows with a recipe: {', '.join(f'{n} {name}' for name, n in counts.items() if n)}.",
+    ]
+    for paper, of_paper in groupby(runnable, lambda one: one.row.figure["paper"]):
+        lines += ["", f"## {papers()[paper]}"]
+        for table, group in groupby(of_paper, lambda one: one.row.table):
+            members = list(group)
+            metrics = ", ".join(dict.fromkeys(f"{one.row.figure['metric']} ({one.row.figure['unit']})" for one in members))
+            lines += ["", f"### {table}: {members[0].row.figure['table']}, {metrics}", "", HEADER, "|---|" + "---|" * 7]
+            lines += [_report_line(table, one) for one in members]
+            notes = dict.fromkeys(note for one in members for note in _notes(table, one.row))
+            lines += ["", *(f"- {note}" for note in notes)] if notes else []
+    lines += ["", "## Verdicts", "", *(f"- **{name}**: {meaning}." for name, meaning in VERDICTS.items())]
+    lines += ["", "## Figures without a run", ""]
+    reasons: dict[str, int] = {}
+    for one in outcomes:
+        if one.row.status != "recipe":
+            reason = one.row.status if one.row.status in ("cited", "repeated") else f"{one.row.status}: {one.row.why}"
+            reasons[reason] = reasons.get(reason, 0) + 1
+    return "\n".join([*lines, *(f"- {count} {reason}" for reason, count in reasons.items())]) + "\n"
+
+
+def _report_line(table: str, one: Outcome) -> str:
+    """Return a line of the report's tables."""
+    row = one.row
+    updates = f"{one.updates:,}" if one.updates else "0"
+    if one.unfinished:
+        updates += f" (not over: {', '.join(f'seed {seed} at {made:,}' for seed, made in one.unfinished.items())})"
+    seeds = f"{len(one.scores)}, {one.failed} failed" if one.failed else str(len(one.scores))
+    constant = "–" if one.constant is None else f"{one.constant:.{row.decimals + 1}f}"
+    cells = (row.id.removeprefix(f"{table}/"), figure_text(row), one.ours, f"{seeds} of {row.seeds}", constant)
+    return f"| {' | '.join(cells)} | {updates}, of {row.updates:,} | {one.minutes:.1f} | {one.verdict} |"
+
+
+def _notes(table: str, row: PublishedRow) -> Iterator[str]:
+    """Yield what differs from the printed settings of a row."""
+    name = row.id.removeprefix(f"{table}/")
+    yield from (f"{name}: {setting} differs: {reason}" for setting, reason in row.differs.items())
+    if row.note:
+        yield f"{name}: {row.note}"

@@ -1,0 +1,267 @@
+"""A folder of runs that reproduce rows of the papers' tables: training up to a time limit, and the records.
+
+reproduce.json                        version of this layout and of the package
+PAPER/TABLE/ROW/seed_0/               a run's folder, as `longscan train` writes it, and device_seconds.json
+PAPER/TABLE/ROW/seed_0.txt            what its processes printed
+runs/PAPER.jsonl                      the records of the runs that are over
+"""
+
+import fcntl
+import json
+import math
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+import longscan
+from longscan._errors import SettingError, one_line, setting_error
+from longscan._files import write_text
+from longscan.report.records import append_record, read_folder
+from longscan.reproduce.archive import MANIFEST, pack, unpack
+from longscan.reproduce.rows import PublishedRow, find_recipe
+from longscan.training.checkpoint import find_checkpoint, read_checkpoint
+from longscan.training.parsing import parse_settings
+from longscan.training.processes import Ended, Job, run_jobs
+from longscan.training.records import result_row
+from longscan.training.run import Run, check_out, holds_run
+from longscan.training.settings import Settings
+from longscan.training.trainer import MAY_CHANGE
+
+DEVICE_SECONDS = "device_seconds.json"
+LAYOUT = 1  # version of the folder
+_TRAIN = """
+import sys
+from longscan.cli import main
+from longscan.training.processes import stop_with_parent
+stop_with_parent()
+sys.exit(main())
+"""
+
+
+class Progress(NamedTuple):
+    """The state of one run: the updates that it has made, and whether it is over."""
+
+    updates: int
+    is_over: bool
+
+
+class Planned(NamedTuple):
+    """One run: its row, seed, folder and words of `longscan train`."""
+
+    row: PublishedRow
+    seed: int
+    folder: Path
+    words: list[str]
+
+    @property
+    def name(self) -> str:
+        """Row and seed."""
+        return f"{self.row.id}/seed_{self.seed}"
+
+    def command(self, _: float) -> list[str]:
+        """Return the command of the process, which resumes what is in the folder."""
+        resume = ["--resume"] if holds_run(self.folder) else []
+        return [sys.executable, "-c", _TRAIN, "train", *self.words, "--out", str(self.folder), *resume]
+
+
+def run_folder(out: Path, row: PublishedRow, seed: int) -> Path:
+    """Return the folder of one run."""
+    return out / row.id / f"seed_{seed}"
+
+
+def row_words(row: PublishedRow, seed: int) -> list[str]:
+    """Return the words of `longscan train` for one seed of a row. Raises SettingError if the recipe is missing."""
+    if row.recipe is None:
+        raise SettingError(f"{row.id}: {row.status}: {row.why}")
+    settings = {
+        **row.settings,
+        **dict.fromkeys(["training.seed", *row.with_seed], seed),
+        "about.paper": row.figure["paper"],
+        "about.model": row.figure["model"],
+        "about.published": [row.published],
+    }
+    values = {name: value if isinstance(value, str) else json.dumps(value) for name, value in settings.items()}
+    return ["--config", find_recipe(row.recipe), *(f"--{name}={value}" for name, value in values.items())]
+
+
+def row_settings(row: PublishedRow, seed: int = 0) -> Settings:
+    """Return the settings of one seed of a row. Raises SettingError, which names the command that fetches missing data."""
+    try:
+        return parse_settings(row_words(row, seed))
+    except SettingError as error:
+        if isinstance(error.__cause__, FileNotFoundError) and row.data is not None:
+            raise SettingError(f"{row.id}: its data are missing: `longscan data get {row.data}` ({one_line(error)})") from error
+        raise
+
+
+def progress_of(folder: Path) -> Progress:
+    """Return the state of the run in a folder, which need not exist."""
+    if not holds_run(folder):
+        return Progress(0, False)
+    result = Run(folder).result
+    if result is not None:
+        return Progress(result["steps"], True)
+    last = find_checkpoint(folder / "checkpoints" / "last")
+    return Progress(0 if last is None else read_checkpoint(last)["step"], False)
+
+
+def check_manifest(out: Path) -> None:
+    """Raise SettingError if a folder was made by another version, or holds other files than those of this layout."""
+    path = out / MANIFEST
+    here = {"layout": LAYOUT, "longscan": longscan.__version__}
+    if not path.exists():
+        if out.is_dir() and any(out.iterdir()):
+            raise setting_error("--out", str(out), "an empty folder or one that `longscan reproduce` made")
+        return
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise SettingError(f"{path}: damaged ({error}), needed the JSON that `longscan reproduce` wrote") from None
+    if found != here:
+        raise SettingError(f"`--out` must be a folder made by {here}, got {out} by {found}")
+
+
+def check_run(planned: Planned, settings: Settings) -> None:
+    """Raise SettingError if a run's folder holds a run of other settings than the row's, as after a change of its recipe."""
+    if not holds_run(planned.folder):
+        return
+    stored, given = (_comparable(one) for one in (Run(planned.folder).settings, settings))
+    for name, value in given.items():
+        if stored.get(name) != value:
+            needed = f"{stored.get(name)!r} as in {planned.folder}, whose run is of another recipe (choose another --out)"
+            raise setting_error(name, value, needed)
+
+
+def _comparable(settings: Settings) -> dict[str, Any]:
+    """Return the settings that the runs of a row share, by their dotted names, with the number of updates."""
+    sections = settings.as_dict()
+    return {
+        f"{section}.{name}": value
+        for section in ("task", "model", "training")
+        for name, value in sections[section].items()
+        if section != "training" or name not in MAY_CHANGE or name == "steps"
+    }
+
+
+def with_seed(settings: Settings, row: PublishedRow, seed: int) -> Settings:
+    """Return the settings of seed 0 of a row with another seed."""
+    of_task: Mapping[str, Any] = {name.removeprefix("task."): seed for name in row.with_seed}
+    return replace(settings, training=replace(settings.training, seed=seed), task=replace(settings.task, **of_task))
+
+
+@contextmanager
+def _locked(out: Path) -> Iterator[None]:
+    """Lock a folder of runs. Raises SettingError if another process works on it."""
+    with (out / "reproduce.lock").open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise setting_error("--out", str(out), "a folder in which no other process runs") from None
+        yield
+
+
+def reproduce(
+    rows: Sequence[PublishedRow],
+    out: str | Path,
+    *,
+    seeds: int | None = None,
+    minutes: float = math.inf,
+    per_device: int | None = None,
+    archive: str | Path | None = None,
+    echo: Callable[[str], object] = lambda _: None,
+) -> list[Planned]:
+    """Run rows of the papers' tables in parallel and record the runs that are over; return the runs that are not.
+
+    Args:
+        rows: the rows, whose status is "recipe" and whose data are present.
+        out: folder of the runs, created if needed; runs in it are continued.
+        seeds: number of seeds of each row, from 0; None: that of the row's protocol. Seed 0 of every row comes first.
+        minutes: limit after which all runs save a checkpoint and end.
+        per_device: processes on a GPU (8), or on the CPU (one for each core).
+        archive: folder whose archive is unpacked into `out` before, and written again after the runs.
+        echo: called with a line for each run that ends.
+
+    Raises SettingError if the folder is of another version or recipe, or if data are missing; KeyboardInterrupt, after the
+    checkpoints are saved, on a request to stop.
+    """
+    out = Path(out)
+    check_out(out)
+    check_manifest(out)
+    settings = {row.id: row_settings(row) for row in rows}
+    out.mkdir(parents=True, exist_ok=True)
+    write_text(out / MANIFEST, json.dumps({"layout": LAYOUT, "longscan": longscan.__version__}))
+    with _locked(out):
+        if archive is not None:
+            unpack(Path(archive), out)
+        counts = {row.id: row.seeds if seeds is None else seeds for row in rows}
+        plan = [
+            Planned(row, seed, run_folder(out, row, seed), row_words(row, seed))
+            for seed in range(max(counts.values(), default=0))
+            for row in rows
+            if seed < counts[row.id]
+        ]
+        for one in plan:
+            check_run(one, with_seed(settings[one.row.id], one.row, one.seed))
+        by_name = {one.name: one for one in plan}
+
+        def on_end(ended: Ended) -> None:
+            one = by_name[ended.name]
+            _add_device_seconds(one.folder, ended.device_seconds)
+            echo(_record(one, out) or _unfinished_line(one, ended.status))
+
+        for one in plan:  # runs that ended while this process was gone
+            _record(one, out)
+        waiting = [one for one in plan if not progress_of(one.folder).is_over]
+        gpus = [str(number) for number in range(torch.cuda.device_count())]
+        jobs = [Job(one.name, one.folder.with_suffix(".txt"), one.command) for one in waiting]
+        try:
+            run_jobs(jobs, gpus or [""], per_device or (8 if gpus else os.cpu_count() or 1), 60 * minutes, on_end)
+        finally:
+            if archive is not None:
+                pack(out, Path(archive))
+        return [one for one in plan if not progress_of(one.folder).is_over]
+
+
+def _add_device_seconds(folder: Path, seconds: float) -> None:
+    """Add to the seconds that a run has used of its device."""
+    if folder.is_dir():
+        write_text(folder / DEVICE_SECONDS, json.dumps(round(device_seconds(folder) + seconds, 3)))
+
+
+def device_seconds(folder: Path) -> float:
+    """Return the seconds that a run has used of its device: of several runs on a device at a time, each counts its share."""
+    path = folder / DEVICE_SECONDS
+    return float(json.loads(path.read_text("utf-8"))) if path.exists() else 0.0
+
+
+def _record(one: Planned, out: Path) -> str | None:
+    """Append the record of a run that is over, once; return a line on it, None if it is not over."""
+    if not progress_of(one.folder).is_over:
+        return None
+    row = result_row(Run(one.folder)) | {
+        "row": one.row.id,
+        "recipe": one.row.recipe,
+        "updates_published": one.row.updates,
+        "device_seconds": device_seconds(one.folder),
+    }
+    row["updates_per_second"] = round(row["steps"] / row["seconds"], 3) if row["steps"] and row["seconds"] else None
+    recorded = [(r.get("row"), r["seed"], r["date"]) for r in read_folder(out / "runs")]
+    if (row["row"], row["seed"], row["date"]) not in recorded:
+        append_record(out / "runs" / f"{one.row.id.partition('/')[0]}.jsonl", row)
+    value = "failed" if row["value"] is None else f"{row['metric']} {row['value']:.4f}"
+    return f"{one.name}: {value} after {row['steps']:,} updates, {row['updates_per_second']} updates a second"
+
+
+def _unfinished_line(one: Planned, status: int) -> str:
+    """Return a line on a run that is not over."""
+    log = one.folder.with_suffix(".txt")
+    if status not in (0, 130):
+        lines = log.read_text("utf-8", errors="replace").splitlines()
+        return f"{one.name}: ended with code {status}: {lines[-1] if lines else ''} ({log})"
+    return f"{one.name}: stopped at update {progress_of(one.folder).updates:,} of {one.row.updates:,}"

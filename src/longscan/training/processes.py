@@ -1,0 +1,152 @@
+"""Run processes in parallel on the GPUs of a machine, or on its CPU, up to a time limit."""
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import NamedTuple
+
+GRACE = 20.0  # seconds before the limit at which processes get the signal to stop
+STOPPED = (128 + signal.SIGINT, -signal.SIGINT, -signal.SIGTERM, -signal.SIGKILL)  # exit statuses of a process that was stopped
+_POLL = 0.5  # seconds between two looks at the processes
+
+
+class Job(NamedTuple):
+    """A process to start.
+
+    Attributes:
+        name: name of the job.
+        log: file to which the output of the process is appended.
+        command: function from the number of seconds that are left to the words of the command.
+    """
+
+    name: str
+    log: Path
+    command: Callable[[float], list[str]]
+
+
+class Ended(NamedTuple):
+    """A process that has ended.
+
+    Attributes:
+        name: name of the job.
+        status: exit status.
+        device_seconds: its share of the time of its device: each second counts 1 / (number of jobs that ran on the device).
+    """
+
+    name: str
+    status: int
+    device_seconds: float
+
+
+class _Started:
+    """A running process."""
+
+    def __init__(self, job: Job, device: str, n_places: int, seconds: float) -> None:
+        job.log.parent.mkdir(parents=True, exist_ok=True)
+        threads = str(max(1, (os.cpu_count() or 1) // n_places))
+        environment = {"OMP_NUM_THREADS": threads, **os.environ, "CUDA_VISIBLE_DEVICES": device}
+        with job.log.open("ab") as log:
+            # A group of its own: Ctrl-C in a terminal reaches this process alone, which passes it on once. The pipe closes when
+            # this process ends, even if it is killed, which is how `stop_with_parent` knows.
+            self.process = subprocess.Popen(
+                job.command(seconds),
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                process_group=0,
+            )
+        self.job, self.device, self.device_seconds = job, device, 0.0
+
+    def ended(self, seconds: float) -> Ended:
+        """Wait for the end of the process, which is killed if it does not come within a number of seconds."""
+        assert self.process.stdin is not None
+        try:
+            self.process.wait(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.process.stdin.close()
+        return Ended(self.job.name, self.process.returncode, self.device_seconds)
+
+
+def run_jobs(
+    jobs: Sequence[Job],
+    devices: Sequence[str],
+    per_device: int,
+    limit: float,
+    on_end: Callable[[Ended], object] = lambda _: None,
+) -> dict[str, Ended]:
+    """Run jobs in their order, at most `per_device` on each device, and return those that were started, by name.
+
+    Args:
+        jobs: the processes.
+        devices: values of CUDA_VISIBLE_DEVICES; "" is the CPU.
+        per_device: largest number of processes on a device.
+        limit: seconds after which all have ended. `GRACE` seconds before, running processes get SIGINT.
+        on_end: called with each process that has ended.
+
+    Raises KeyboardInterrupt on SIGINT or SIGTERM, after the processes have been stopped in the same way.
+    """
+    began, waiting, running, ended = time.monotonic(), list(jobs), list[_Started](), dict[str, Ended]()
+    places = [device for _ in range(per_device) for device in devices]
+    n_places = min(len(places), max(1, len(jobs)))
+
+    def end(one: _Started, seconds: float) -> None:
+        running.remove(one)
+        places.append(one.device)
+        ended[one.job.name] = one.ended(seconds)
+        on_end(ended[one.job.name])
+
+    with _terminate_as_interrupt():
+        try:
+            last = began
+            while (waiting or running) and (now := time.monotonic()) - began < limit - GRACE:
+                for one in running:
+                    one.device_seconds += (now - last) / sum(other.device == one.device for other in running)
+                last = now
+                for one in [one for one in running if one.process.poll() is not None]:
+                    end(one, GRACE)
+                while waiting and places:
+                    running.append(_Started(waiting.pop(0), places.pop(0), n_places, limit - GRACE - (now - began)))
+                time.sleep(_POLL)
+        finally:
+            deadline = time.monotonic() + GRACE
+            for one in running:
+                one.process.send_signal(signal.SIGINT)
+            for one in list(running):
+                end(one, max(0.0, deadline - time.monotonic()))
+    return ended
+
+
+@contextmanager
+def _terminate_as_interrupt() -> Iterator[None]:
+    """Raise KeyboardInterrupt on SIGTERM, in the main thread, which alone may handle signals."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(_: int, __: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def stop_with_parent() -> None:
+    """Send this process SIGTERM, on which training saves a checkpoint and stops, once the process that started it is gone."""
+
+    def watch() -> None:
+        os.read(0, 1)  # nothing is ever written: this returns when the other end is closed
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True).start()

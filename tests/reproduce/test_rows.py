@@ -1,0 +1,70 @@
+"""The rows of the papers' tables: every published figure is in one of them, and names lead to rows or to the nearest name."""
+
+from collections import Counter
+
+import pytest
+
+from longscan._errors import SettingError
+from longscan.cli import main
+from longscan.report.published import published_ids
+from longscan.reproduce import find_rows, read_rows
+
+ROWS = read_rows()
+
+
+def test_every_published_figure_has_a_row() -> None:
+    assert {row.published for row in ROWS} == set(published_ids())
+    assert len({row.id for row in ROWS}) == len(ROWS)
+
+
+def test_figures_of_the_papers_own_say_how_or_why_not() -> None:
+    own = [row for row in ROWS if row.figure["provenance"].startswith("own") and "same_as" not in row.figure]
+    assert len({row.published for row in own}) == 222  # 219, and three from theory
+    assert {row.status for row in own} == {"recipe", "no recipe", "impossible", "no training"}
+    assert all(row.why for row in own if row.status != "recipe")
+    others = [row for row in ROWS if row.status in ("cited", "repeated")]
+    assert Counter(row.status for row in others) == {"cited": 217, "repeated": 24}
+    assert all("same_as" in row.figure or row.figure["provenance"].startswith("cited") for row in others)
+
+
+def test_rows_with_a_recipe_are_complete() -> None:
+    for row in ROWS:
+        assert (row.status == "recipe") == (row.recipe is not None), row.id
+        if row.status == "recipe":
+            assert row.updates, row.id
+            assert row.printed, row.id
+            assert row.figure["direction"] in ("higher", "lower"), row.id
+            assert round(row.figure["value"], row.decimals) == row.figure["value"], f"{row.id} has more digits"
+
+
+def test_names_find_rows() -> None:
+    assert [row.id for row in find_rows("aussm/table1", ["parity/ma"])] == ["aussm/table1/parity/ma"]
+    assert [row.id for row in find_rows("aussm/table1", ["parity", "parity/ma"])] == [
+        "aussm/table1/parity/ma",
+        "aussm/table1/parity/am",
+        "aussm/table1/parity/aa",
+    ]
+    assert find_rows("aussm/table1/parity/ma") == find_rows("aussm/table1", ["aussm/table1/parity/ma"])
+    assert {row.table for row in find_rows("s7")} > {"s7/table1", "s7/table2"}
+
+
+@pytest.mark.parametrize(
+    ("target", "names", "nearest"),
+    [("aussm/tabel1", [], "aussm/table1"), ("aussm/table1", ["partiy"], "parity"), ("s7/table2", ["lisstops"], "listops")],
+)
+def test_an_unknown_row_names_the_nearest(target: str, names: list[str], nearest: str) -> None:
+    with pytest.raises(SettingError, match=f"did you mean {nearest}\\?"):
+        find_rows(target, names)
+
+
+def test_the_list_has_a_hundred_columns(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LONGSCAN_DATA", raising=False)
+    assert main(["reproduce", "list", "/nowhere"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 100
+    (line,) = [line for line in lines if line.startswith("parity/ma ")]
+    assert line.split() == ["parity/ma", "1.00", "aussm/parity", "generated", "5", "100,000", "15", "not", "run"]
+    assert sum(line.startswith("heartbeat ") and "missing" in line for line in lines) <= 1
+    assert lines[-1].startswith(f"{len(ROWS)} rows: ")
+    assert main(["reproduce", "list", "/nowhere", "--paper", "mamba_lra"]) == 0
+    assert "aussm" not in capsys.readouterr().out

@@ -1,0 +1,180 @@
+"""Runs of rows: records, folders that are refused, archives, and the report."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+import longscan
+from longscan._errors import SettingError
+from longscan.cli import main
+from longscan.report.records import read_records
+from longscan.reproduce import PublishedRow, archive, find_rows
+from longscan.reproduce.archive import MANIFEST
+from longscan.reproduce.page import read_outcomes, report_page
+from longscan.reproduce.runs import Planned, check_manifest, check_run, progress_of, reproduce, row_settings, run_folder
+from longscan.training import Run
+from longscan.training.run import SETTINGS
+
+RECIPE = """# Parity of short words.
+spec_version: 2
+task: {name: parity, suite: aussm, train_lengths: [3, 8], eval_lengths: [9, 12], valid_size: 8, test_size: 8}
+model: {spec: ma, d_model: 4, d_state: 2, backend: eager}
+training: {steps: 3, batch_size: 4, eval_every: 2, select: best, device: cpu}
+"""
+
+
+@pytest.fixture
+def row(tmp_path: Path) -> PublishedRow:
+    """Parity with a model that trains in a second."""
+    recipe = tmp_path / "parity.yaml"
+    recipe.write_text(RECIPE)
+    return PublishedRow(id="aussm/table1/parity/ma", published="r036", recipe=str(recipe), updates=3, seeds=2, constant=0.01)
+
+
+def test_runs_are_recorded_once_and_compared(row: PublishedRow, tmp_path: Path) -> None:
+    out, lines = tmp_path / "out", list[str]()
+    assert reproduce([row], out, archive=tmp_path / "archive", echo=lines.append) == []
+    assert [line.partition(":")[0] for line in sorted(lines)] == [f"{row.id}/seed_0", f"{row.id}/seed_1"]
+    records = read_records(out / "runs" / "aussm.jsonl")
+    assert sorted(record["seed"] for record in records) == [0, 1]
+    for record in records:
+        assert (record["row"], record["published"], record["recipe"]) == (row.id, ["r036"], row.recipe)
+        assert (record["steps"], record["updates_published"]) == (3, 3)
+        assert record["updates_per_second"] == pytest.approx(3 / record["seconds"], rel=0.01)
+        assert record["device_seconds"] > 0
+    before = (out / "runs" / "aussm.jsonl").read_bytes()
+    assert reproduce([row], out, echo=lines.append) == []
+    assert (out / "runs" / "aussm.jsonl").read_bytes() == before
+    assert len(lines) == 2, "nothing ran again"
+
+    (outcome,) = read_outcomes([row], out)
+    assert (len(outcome.scores), outcome.updates, outcome.verdict) == (2, 3, "partial")
+    assert outcome.state.startswith("done: ours ")
+    page = report_page([outcome], "longscan reproduce report")
+    (line,) = [line for line in page.splitlines() if line.startswith("| parity/ma | 1.00 | ")]
+    assert line.split(" | ")[3] == "2 of 2"
+    assert line.endswith("| partial |")
+
+    elsewhere = tmp_path / "elsewhere"
+    assert reproduce([row], elsewhere, archive=tmp_path / "archive") == []
+    assert (elsewhere / "runs" / "aussm.jsonl").read_bytes() == before, "the archive has the results and the records"
+    (again,) = read_outcomes([row], elsewhere)
+    assert again == outcome
+
+
+def stored(row: PublishedRow, out: Path, seed: int, step: int) -> Path:
+    """Write a run that has made some updates, as far as archives look at it."""
+    folder = run_folder(out, row, seed)
+    last = folder / "checkpoints" / "last"
+    last.mkdir(parents=True)
+    (folder / SETTINGS).write_text(yaml.safe_dump(row_settings(row, seed).as_dict()))
+    (folder / "metrics.jsonl").write_text("{}\n")
+    (folder / "report.html").write_text("page")
+    (last / "state.json").write_text(json.dumps({"step": step, "files": {}}))
+    (last / "model.safetensors").write_bytes(bytes(range(256)) * step)
+    (out / MANIFEST).write_text(json.dumps({"layout": 1, "longscan": longscan.__version__}))
+    return folder
+
+
+def test_an_archive_continues_elsewhere(row: PublishedRow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archive, "PART_BYTES", 500)
+    here, there, packed = tmp_path / "here", tmp_path / "there", tmp_path / "packed"
+    first, second = stored(row, here, 0, 7), stored(row, here, 1, 2)
+    parts = archive.pack(here, packed)
+    assert len(parts) > 1
+    assert max(part.stat().st_size for part in parts) == 500
+    assert sorted(path.name for path in packed.iterdir()) == sorted(part.name for part in parts)
+
+    newer = stored(row, there, 1, 5)
+    (there / MANIFEST).write_text(json.dumps({"layout": 1, "longscan": "0.0.1"}))
+    with pytest.raises(SettingError, match="`--pack` must be a folder whose archive is of this version"):
+        archive.unpack(packed, there)
+    shutil.copy(here / MANIFEST, there / MANIFEST)
+    archive.unpack(packed, there)
+    copied = there / first.relative_to(here)
+    assert (copied / "checkpoints/last/model.safetensors").read_bytes() == bytes(range(256)) * 7
+    assert not (copied / "report.html").exists()
+    assert progress_of(newer) == (5, False), "the run that has made more updates stays"
+    assert progress_of(second) == (2, False)
+    assert not (there / ".unpacking").exists()
+
+    archive.pack(there, packed)
+    archive.unpack(packed, here)
+    assert progress_of(second) == (5, False)
+
+
+def test_archives_that_are_too_large_or_damaged(row: PublishedRow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here, there, packed = tmp_path / "here", tmp_path / "there", tmp_path / "packed"
+    stored(row, here, 0, 7)
+    there.mkdir()
+    archive.unpack(packed, there)  # there is none yet
+    monkeypatch.setattr(archive, "PART_BYTES", 700)
+    before = archive.pack(here, packed)
+    monkeypatch.setattr(archive, "MAX_PARTS", 1)
+    with pytest.raises(SettingError, match="`--pack` must be the folder of an archive of at most 0 MiB"):
+        archive.pack(here, packed)
+    assert sorted(packed.iterdir()) == sorted(before), "the earlier archive stays"
+    whole = before[0].read_bytes()
+    before[0].write_bytes(whole[:300])
+    with pytest.raises(SettingError, match="a folder whose archive is not damaged"):
+        archive.unpack(packed, there)
+    before[0].unlink()
+    with pytest.raises(SettingError, match=f"a folder with the {len(before)} parts of one archive"):
+        archive.unpack(packed, there)
+    assert list(there.iterdir()) == []
+
+
+def test_folders_of_another_version_or_recipe_are_refused(row: PublishedRow, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    stored(row, out, 0, 2)
+    check_manifest(out)
+    (out / MANIFEST).write_text(json.dumps({"layout": 1, "longscan": "0.0.1"}))
+    with pytest.raises(SettingError, match=r"`--out` must be a folder made by .* got .*0\.0\.1"):
+        reproduce([row], out)
+    (out / MANIFEST).unlink()
+    with pytest.raises(SettingError, match="`--out` must be an empty folder or one"):
+        reproduce([row], out)
+    shutil.rmtree(out)
+    folder = stored(row, out, 0, 2)
+    settings = row_settings(row)
+    check_run(Planned(row, 0, folder, []), settings)
+    Path(row.recipe or "").write_text(RECIPE.replace("batch_size: 4", "batch_size: 8"))
+    with pytest.raises(SettingError, match=r"`training\.batch_size` must be 4 as in .* another recipe .*, got 8"):
+        reproduce([row], out)
+    assert Run(folder).settings == settings
+
+
+def test_bad_arguments_are_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("LONGSCAN_DATA", str(tmp_path))
+    for words, expected in {
+        (
+            "aussm/table1",
+            "--rows",
+            "partiy",
+        ): "list` shows, got 'partiy'; did you mean parity?",
+        ("aussm/table2", "--rows", "heartbeat"): "aussm/table2/heartbeat: its data are missing: `longscan data get Heartbeat`",
+        ("aussm/table1/parity/aa",): "aussm/table1/parity/aa: no recipe: the setting is chosen by a search",
+        ("list", "--seeds", "3"): "`--seeds` must be left out with `longscan reproduce list`, got 3",
+        ("aussm/table1", "--minutes", "0"): "`--minutes` must be a number above 0 or None, got 0",
+        ("report", str(tmp_path / "none")): "`folder` must be a folder that `longscan reproduce` made",
+    }.items():
+        assert main(["reproduce", *words]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert expected in line
+    (heartbeat,) = find_rows("aussm/table2/heartbeat")
+    with pytest.raises(SettingError, match="`longscan data get Heartbeat`"):
+        row_settings(heartbeat)
+
+
+@pytest.mark.slow
+def test_a_limit_stops_runs_which_the_same_call_continues_elsewhere(row: PublishedRow, tmp_path: Path) -> None:
+    Path(row.recipe or "").write_text(RECIPE.replace("steps: 3", "steps: 1000000"))
+    long, packed = row.__class__(**{**vars(row), "updates": 1_000_000}), tmp_path / "packed"
+    made = [0]
+    for out in (tmp_path / "here", tmp_path / "there"):
+        assert len(reproduce([long], out, seeds=1, minutes=0.75, archive=packed)) == 1
+        made.append(progress_of(run_folder(out, long, 0)).updates)
+    assert made == sorted(set(made)), "the second folder continues what the archive of the first one holds"
