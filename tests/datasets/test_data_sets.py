@@ -33,7 +33,8 @@ def write_ett(folder: Path) -> None:
 
 def write_text(folder: Path) -> None:
     (folder / "wikitext-2").mkdir()
-    (folder / "wikitext-2" / "wiki.train.tokens").write_text("a film is <unk> " * 2000)
+    for part in ("train", "valid", "test"):
+        (folder / "wikitext-2" / f"wiki.{part}.tokens").write_text("a film is <unk> " * 2000)
 
 
 def write_encode(folder: Path) -> None:

@@ -303,6 +303,16 @@ def test_unpacking_that_was_killed_is_repeated(server: FileServer, tmp_path: Pat
     assert server.asked == []
 
 
+def test_damage_within_a_compressed_archive_is_found(tmp_path: Path) -> None:
+    """The readers for streams do not compare the checksum at the end of a gzip file."""
+    content = bytearray(packed("w:gz", {"Train/1": CONTENT}))
+    content[-6] ^= 1  # of the checksum
+    (tmp_path / "x.tar.gz").write_bytes(content)
+    with pytest.raises(ValueError, match=r"x.tar.gz: is no readable ZIP or TAR archive: CRC check failed"):
+        unpack_members(tmp_path / "x.tar.gz", ["Train/"], tmp_path / "to", tmp_path / "temporary")
+    assert not (tmp_path / "to").exists()
+
+
 def test_links_are_not_unpacked(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "x.tar", "w") as archive:
         link = tarfile.TarInfo("Train/passwd")

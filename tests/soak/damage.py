@@ -32,6 +32,9 @@ import torch
 from test_damaged import FORMATS
 from torch import Tensor
 
+from file_server import packed
+from longscan.datasets.archives import unpack_members
+from longscan.datasets.storage import LOCK_NAME, read_lock
 from longscan.models import Forecaster, LanguageModel, SequenceModel, SiameseModel
 from longscan.ops import dispatch
 from longscan.report import read_records, run_report
@@ -209,6 +212,37 @@ FOUND |= {
     "records of automata": rows_of("automata", "table.jsonl"),
     "records of seeds": Format(seeds, read_seeds),
     "verdicts": Format(verdicts, read_verdicts),
+}
+
+
+def archive(kind: str) -> Format:
+    """Write an archive of three files, the last of which is not chosen, and read the content of the chosen ones."""
+    files = {
+        f"top/Train/{number}.bin": np.random.default_rng(number).integers(0, 256, 500, np.uint8).tobytes() + b"-" * 500
+        for number in range(2)
+    }
+
+    def write(path: Path) -> None:
+        path.write_bytes(packed(kind, {**files, "top/notes": b"notes"}))
+
+    def read(path: Path) -> Any:
+        with tempfile.TemporaryDirectory() as folder:
+            unpack_members(path, ["Train/"], Path(folder) / "to", Path(folder) / "temporary")
+            return {str(found.relative_to(folder)): found.read_bytes() for found in Path(folder).rglob("*.bin")}
+
+    return Format(write, read, checked=() if kind == "w" else ("*",))
+
+
+def lock_file(path: Path) -> None:
+    record = {"size": 120, "sha256": "0123456789abcdef" * 4, "url": None}
+    path.write_text(json.dumps({"toy/a.csv": record, "toy/b.csv": record}, indent=1))
+
+
+FOUND |= {
+    "data.zip": archive("zip"),
+    "data.tar.gz": archive("w:gz"),
+    "data.tar": archive("w"),
+    LOCK_NAME: Format(lock_file, lambda path: read_lock(path.parent)),
 }
 
 

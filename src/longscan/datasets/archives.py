@@ -1,14 +1,14 @@
 """Unpacking of chosen parts of ZIP and TAR archives, in one pass."""
 
+import errno
 import shutil
 import tarfile
 import zipfile
-import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-DAMAGED = (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError)
+from longscan._errors import one_line
 
 
 def unpack_members(archive: Path, members: Sequence[str], target: Path, temporary: Path) -> None:
@@ -31,8 +31,10 @@ def unpack_members(archive: Path, members: Sequence[str], target: Path, temporar
             with (temporary / path).open("wb") as file:
                 shutil.copyfileobj(content, file, 2**20)
             paths.append(path)
-    except DAMAGED as error:
-        raise ValueError(f"{archive}: is no readable ZIP or TAR archive: {error}") from None
+    except Exception as error:  # the readers of ZIP and TAR raise almost anything for a damaged archive
+        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):  # EINVAL: a wrong position; others: the disk
+            raise
+        raise ValueError(f"{archive}: is no readable ZIP or TAR archive: {one_line(error)[:200]}") from None
     absent = [member for member in members if not (temporary / member).exists()]
     if absent:
         raise ValueError(f"{archive}: must contain {', '.join(members)}, got an archive without {', '.join(absent)}")
@@ -52,12 +54,15 @@ def _regular_files(archive: Path, members: Sequence[str]) -> Iterator[tuple[Pure
                     with zipped.open(entry) as content:
                         yield path, content
         return
-    with tarfile.open(archive, "r|*") as tarred:  # a stream: a second pass over gigabytes takes minutes
+    with tarfile.open(archive) as tarred:
         for info in tarred:
             path = _path_from_member(info.name, members)
             stored = tarred.extractfile(info) if path is not None and info.isreg() else None
             if path is not None and stored is not None:
                 yield path, stored
+            tarred.members.clear()  # which would hold an entry for each of a million files
+        while tarred.fileobj is not None and tarred.fileobj.read(2**20):
+            pass  # the checksum of a compressed archive is compared at its end
 
 
 def _path_from_member(name: str, members: Sequence[str]) -> PurePosixPath | None:

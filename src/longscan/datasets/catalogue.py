@@ -354,7 +354,11 @@ def _all_data_sets() -> Iterator[DataSet]:
         folder="text",
         files=(
             # The author's mirror; the first address, on Amazon S3, is reported to be gone.
-            RemoteFile(name="wikitext-2-v1.zip", url="https://wikitext.smerity.com/wikitext-2-v1.zip", members=("wikitext-2/",)),
+            RemoteFile(
+                name="wikitext-2-v1.zip",
+                url="https://wikitext.smerity.com/wikitext-2-v1.zip",
+                members=tuple(f"wikitext-2/wiki.{part}.tokens" for part in ("train", "valid", "test")),
+            ),
         ),
         size="12 MB",
         licence="CC BY-SA",

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from longscan._errors import one_line
-from longscan._files import read_text, write_text
+from longscan._files import write_text
 from longscan.datasets.archives import unpack_members
 from longscan.datasets.catalogue import DataSet, RemoteFile
 
@@ -26,10 +26,12 @@ def read_lock(root: Path) -> Lock:
     if not path.is_file():
         return {}
     try:
-        lock: Lock = json.loads(read_text(path))
-        if all({"size", "sha256", "url"} <= set(record) for record in lock.values()):
+        lock: Lock = json.loads(path.read_bytes())
+        if all(
+            isinstance(record["sha256"], str) and isinstance(record["size"], int) and "url" in record for record in lock.values()
+        ):
             return lock
-    except (json.JSONDecodeError, AttributeError, TypeError):
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         pass  # the error below says what is needed
     raise ValueError(f"{path}: must be a JSON object of records with size, sha256 and url, got something else")
 
