@@ -1,7 +1,13 @@
 """Runs of rows: records, folders that are refused, archives, and the report."""
 
 import json
+import os
 import shutil
+import signal
+import threading
+import time
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -169,12 +175,31 @@ def test_bad_arguments_are_one_line(capsys: pytest.CaptureFixture[str], monkeypa
         row_settings(heartbeat)
 
 
+def terminate_after(folder: Path, updates: int) -> None:
+    """Send this process SIGTERM once the run in a folder has a checkpoint with more than a number of updates."""
+    state, made = folder / "checkpoints" / "last" / "state.json", 0
+    while made <= updates:
+        time.sleep(0.2)
+        with suppress(OSError, ValueError):  # it is being replaced
+            made = json.loads(state.read_text())["step"]
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
 @pytest.mark.slow
-def test_a_limit_stops_runs_which_the_same_call_continues_elsewhere(row: PublishedRow, tmp_path: Path) -> None:
+def test_a_stopped_run_continues_elsewhere(row: PublishedRow, tmp_path: Path) -> None:
     Path(row.recipe or "").write_text(RECIPE.replace("steps: 3", "steps: 1000000"))
-    long, packed = row.__class__(**{**vars(row), "updates": 1_000_000}), tmp_path / "packed"
-    made = [0]
+    long, packed, made = replace(row, updates=1_000_000), tmp_path / "packed", [0]
     for out in (tmp_path / "here", tmp_path / "there"):
-        assert len(reproduce([long], out, seeds=1, minutes=0.75, archive=packed)) == 1
-        made.append(progress_of(run_folder(out, long, 0)).updates)
+        folder = run_folder(out, long, 0)
+        watch = threading.Thread(target=terminate_after, args=(folder, made[-1]), daemon=True)
+        watch.start()
+        with pytest.raises(KeyboardInterrupt):
+            reproduce([long], out, seeds=1, archive=packed)
+        watch.join()
+        made.append(progress_of(folder).updates)
+        (outcome,) = read_outcomes([long], out)
+        assert outcome.unfinished == {0: made[-1]}
+        assert outcome.verdict == "not run"
     assert made == sorted(set(made)), "the second folder continues what the archive of the first one holds"
+    steps = [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert (steps[0], steps == sorted(steps)) == (1, True)

@@ -55,9 +55,9 @@ class Outcome:
             over = f"done: ours {self.ours}, {len(self.scores)} of {seeds} seeds, {self.verdict}"
             return f"{over}, {self.failed} failed" if self.failed else over
         if self.unfinished:
-            return (
-                f"at update {min(self.unfinished.values()):,} to {max(self.unfinished.values()):,}, {len(self.unfinished)} seeds"
-            )
+            first, last = min(self.unfinished.values()), max(self.unfinished.values())
+            updates = f"{first:,}" if first == last else f"{first:,} to {last:,}"
+            return f"at update {updates}, {len(self.unfinished)} of {seeds} seeds"
         return "not run"
 
 

@@ -11,6 +11,7 @@ import json
 import math
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -35,6 +36,7 @@ from longscan.training.trainer import MAY_CHANGE
 
 DEVICE_SECONDS = "device_seconds.json"
 LAYOUT = 1  # version of the folder
+PACKING = 5  # seconds of the limit that are left for the archive
 _TRAIN = """
 import sys
 from longscan.cli import main
@@ -190,7 +192,7 @@ def reproduce(
     Raises SettingError if the folder is of another version or recipe, or if data are missing; KeyboardInterrupt, after the
     checkpoints are saved, on a request to stop.
     """
-    out = Path(out)
+    began, out = time.monotonic(), Path(out)
     check_out(out)
     check_manifest(out)
     settings = {row.id: row_settings(row) for row in rows}
@@ -220,8 +222,9 @@ def reproduce(
         waiting = [one for one in plan if not progress_of(one.folder).is_over]
         gpus = [str(number) for number in range(torch.cuda.device_count())]
         jobs = [Job(one.name, one.folder.with_suffix(".txt"), one.command) for one in waiting]
+        limit = 60 * minutes - (time.monotonic() - began) - (0 if archive is None else PACKING)
         try:
-            run_jobs(jobs, gpus or [""], per_device or (8 if gpus else os.cpu_count() or 1), 60 * minutes, on_end)
+            run_jobs(jobs, gpus or [""], per_device or (8 if gpus else os.cpu_count() or 1), limit, on_end)
         finally:
             if archive is not None:
                 pack(out, Path(archive))
