@@ -176,8 +176,7 @@ def report_page(outcomes: Sequence[Outcome], command: str) -> str:
             metrics = ", ".join(dict.fromkeys(f"{one.row.figure['metric']} ({one.row.figure['unit']})" for one in members))
             lines += ["", f"### {table}: {members[0].row.figure['table']}, {metrics}", "", HEADER, "|---|" + "---|" * 7]
             lines += [_report_line(table, one) for one in members]
-            notes = dict.fromkeys(note for one in members for note in _notes(table, one.row))
-            lines += ["", *(f"- {note}" for note in notes)] if notes else []
+            lines += _note_lines(table, [one.row for one in members])
     lines += ["", "## Verdicts", "", *(f"- **{name}**: {meaning}." for name, meaning in VERDICTS.items())]
     lines += ["", "## Figures without a run", ""]
     reasons: dict[str, int] = {}
@@ -200,9 +199,12 @@ def _report_line(table: str, one: Outcome) -> str:
     return f"| {' | '.join(cells)} | {updates}, of {row.updates:,} | {one.minutes:.1f} | {one.verdict} |"
 
 
-def _notes(table: str, row: PublishedRow) -> Iterator[str]:
-    """Yield what differs from the printed settings of a row."""
-    name = row.id.removeprefix(f"{table}/")
-    yield from (f"{name}: {setting} differs: {reason}" for setting, reason in row.differs.items())
-    if row.note:
-        yield f"{name}: {row.note}"
+def _note_lines(table: str, rows: Sequence[PublishedRow]) -> list[str]:
+    """Return what differs from the printed settings and the notes of a table's rows, each once with the names of its rows."""
+    names: dict[str, list[str]] = {}
+    for row in rows:
+        notes = [f"{setting} differs: {reason}" for setting, reason in row.differs.items()] + [row.note] * bool(row.note)
+        for note in notes:
+            names.setdefault(note, []).append(row.id.removeprefix(f"{table}/"))
+    lines = [f"- {'all rows' if len(of) == len(rows) > 1 else ', '.join(of)}: {note}" for note, of in names.items()]
+    return ["", *lines] if lines else []
