@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from filelock import FileLock
 from optuna.trial import TrialState
 
 import longscan.report
@@ -24,7 +25,6 @@ from longscan.training.checkpoint import read_tensors
 from longscan.training.logs import read_rows
 from longscan.training.space import read_sweep_file
 from longscan.training.sweep import Sweep, open_sweep, run_sweep, work
-from longscan.training.workers import FileLock
 
 GRID = {"training.lr": [1e20, 1e-2], "model.spec, model.block_options": [["ma", {}], ["m", {"m": {"d_conv": 2}}]]}
 PROCESSES = multiprocessing.get_context("forkserver")  # so that what takes long to import is imported once

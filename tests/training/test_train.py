@@ -460,6 +460,9 @@ def test_the_commit_is_of_a_checkout_of_this_package(tmp_path: Path, monkeypatch
     monkeypatch.setattr("longscan.__file__", str(package / "__init__.py"))
     monkeypatch.setenv("LONGSCAN_COMMIT", "0123abc")
     assert commit() == "0123abc", "files without their history"
+    monkeypatch.setenv("LONGSCAN_COMMIT", "main")
+    with pytest.raises(SettingError, match="`LONGSCAN_COMMIT` must be 7 to 40 hexadecimal digits, got 'main'"):
+        commit()
     monkeypatch.delenv("LONGSCAN_COMMIT")
     assert commit() == "unknown"
     for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "other"]):

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import platform
+import re
 import shutil
 import subprocess
 from dataclasses import replace
@@ -294,9 +295,12 @@ def commit() -> str:
 
     The environment variable LONGSCAN_COMMIT names it for files that were copied without their history. A package that is
     installed inside another project's checkout is not of that checkout: git must know this package's files.
+    Raises SettingError if LONGSCAN_COMMIT is not a hash.
     """
-    if os.environ.get("LONGSCAN_COMMIT"):
-        return os.environ["LONGSCAN_COMMIT"]
+    if given := os.environ.get("LONGSCAN_COMMIT"):
+        if not re.fullmatch(r"[0-9a-f]{7,40}(\+changes)?", given):
+            raise SettingError(f"`LONGSCAN_COMMIT` must be 7 to 40 hexadecimal digits, got {given!r}")
+        return given
     printed = []
     for words in (
         ["ls-files", "--error-unmatch", "__init__.py"],

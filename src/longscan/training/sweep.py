@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import optuna
+from filelock import FileLock, Timeout
 from optuna.storages import BaseStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend, JournalStorage
 from optuna.study import StudyDirection
@@ -43,7 +44,7 @@ from longscan.training.records import result_row
 from longscan.training.run import Run, check_out, commit, holds_run, task_title
 from longscan.training.space import CONFIG_FILE, SweepConfig, check_same_search, read_config, write_config
 from longscan.training.trainer import train
-from longscan.training.workers import FileLock, run_workers
+from longscan.training.workers import run_workers
 
 POLL = 0.5  # seconds between two attempts to get a trial while other workers run the last ones of a study
 _STATUS = {TrialState.RUNNING: "running", TrialState.COMPLETE: "finished", TrialState.PRUNED: "failed"}
@@ -68,7 +69,8 @@ def open_storage(url: str | None, folder: Path) -> BaseStorage:
         for number, line in enumerate(whole.splitlines(), 1):  # noqa: B007
             if not {"op_code", "worker_id"} <= json.loads(line).keys():
                 raise ValueError("not an entry of Optuna's journal")
-        return JournalStorage(JournalFileBackend(str(journal), lock_obj=lock))
+        # Optuna's own lock remains after a kill; of the lock that it is given it calls acquire() and release() only.
+        return JournalStorage(JournalFileBackend(str(journal), lock_obj=lock))  # type: ignore[arg-type]
     except (ValueError, LookupError, TypeError, AttributeError, AssertionError, RecursionError) as error:
         raise SettingError(f"{journal}: damaged in line {number} or before ({one_line(error)[:200]}), needed Optuna's") from None
 
@@ -171,11 +173,14 @@ class Sweep:
     def is_alive(self, worker: str) -> bool:
         """Return whether a process has the worker's lock, which the system releases when that process ends or is killed."""
         lock = self._worker_lock(worker)
-        if not lock.path.exists():
+        if not Path(lock.lock_file).exists():
             return False
-        acquired = lock.acquire(blocking=False)
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:
+            return True
         lock.release()
-        return not acquired
+        return False
 
     def ask(self, worker: str) -> tuple[Stage, optuna.Trial] | None:
         """Start the next trial. Waits while others run the last ones of a study; returns None once the sweep is over."""
@@ -335,7 +340,7 @@ def work(folder: str | Path, echo: Callable[[str], None] = echo_to_stderr) -> No
                 sweep.write()
                 echo(sweep.describe(stage, trial.user_attrs["place"]))
         finally:
-            lock.path.unlink(missing_ok=True)
+            Path(lock.lock_file).unlink(missing_ok=True)
 
 
 def run_sweep(

@@ -1,16 +1,12 @@
-"""The processes of a sweep on one machine, and the file locks that tell processes on any machine of each other."""
+"""Start and stop the processes of a sweep on one machine."""
 
-import fcntl
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
-from typing import BinaryIO
 
 import torch
-from optuna.storages.journal import JournalFileOpenLock
 
 _PROGRAM = """
 import sys
@@ -22,39 +18,6 @@ except KeyboardInterrupt:
     sys.exit(130)
 """
 _PATIENCE = 60  # seconds that a worker has for its last checkpoint
-
-
-class FileLock(JournalFileOpenLock):
-    """An exclusive lock on a file, which replaces the lock of Optuna's journal.
-
-    The system releases it when the process that locked it ends. Optuna's lock would remain after a kill.
-    """
-
-    def __init__(self, path: str | Path) -> None:
-        super().__init__(str(path))
-        self.path = Path(path)
-        self._file: BinaryIO | None = None
-
-    def acquire(self, blocking: bool = True) -> bool:
-        """Lock the file. Without `blocking`, return False if another process has locked it."""
-        self._file = self.path.open("ab")
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | (0 if blocking else fcntl.LOCK_NB))
-        except BlockingIOError:
-            return False
-        return True
-
-    def release(self) -> None:
-        """Unlock the file."""
-        if self._file is not None:
-            self._file.close()
-
-    def __enter__(self) -> "FileLock":
-        self.acquire()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.release()
 
 
 def run_workers(folder: Path, n_workers: int, echo: Callable[[str], None]) -> None:
