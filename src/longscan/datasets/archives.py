@@ -60,7 +60,8 @@ def _regular_files(archive: Path, members: Sequence[str]) -> Iterator[tuple[Pure
             stored = tarred.extractfile(info) if path is not None and info.isreg() else None
             if path is not None and stored is not None:
                 yield path, stored
-            tarred.members.clear()  # which would hold an entry for each of a million files
+            # The list would hold an entry for each of a million files; typeshed lacks it.
+            tarred.members.clear()  # type: ignore[attr-defined]
         while tarred.fileobj is not None and tarred.fileobj.read(2**20):
             pass  # the checksum of a compressed archive is compared at its end
 
