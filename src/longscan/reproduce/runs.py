@@ -6,7 +6,6 @@ PAPER/TABLE/ROW/seed_0.txt            what its processes printed
 runs/PAPER.jsonl                      the records of the runs that are over
 """
 
-import fcntl
 import json
 import math
 import os
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from filelock import FileLock, Timeout
 
 import longscan
 from longscan._errors import SettingError, one_line, setting_error
@@ -160,12 +160,15 @@ def with_seed(settings: Settings, row: PublishedRow, seed: int) -> Settings:
 @contextmanager
 def _locked(out: Path) -> Iterator[None]:
     """Lock a folder of runs. Raises SettingError if another process works on it."""
-    with (out / "reproduce.lock").open("ab") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise setting_error("--out", str(out), "a folder in which no other process runs") from None
+    lock = FileLock(out / "reproduce.lock", blocking=False)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise setting_error("--out", str(out), "a folder in which no other process runs") from None
+    try:
         yield
+    finally:
+        lock.release()
 
 
 def reproduce(
