@@ -17,6 +17,7 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 from longscan.cli import main
 from longscan.training import Run
 from longscan.training.logs import read_rows
+from longscan.training.trainer import _catch_signals
 
 STEPS = 30
 WORDS = [
@@ -161,3 +162,20 @@ def test_a_run_asked_to_stop_saves_first(tmp_path: Path, whole: dict[str, Any], 
     finish(start(folder, "--resume"), folder)
     assert len(rows) < STEPS
     assert contents(folder) == whole
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("events", range(12))
+def test_a_signal_that_interrupts_the_handler_of_another_does_not_block(events: int) -> None:
+    remaining = iter(range(events))  # calls and returns in the handler of SIGINT before SIGTERM comes
+
+    def send_another(*_: Any) -> None:
+        if next(remaining, None) is None:
+            sys.setprofile(None)
+            signal.raise_signal(signal.SIGTERM)
+
+    with _catch_signals() as received:
+        sys.setprofile(send_another)
+        signal.raise_signal(signal.SIGINT)
+        sys.setprofile(None)
+        assert received

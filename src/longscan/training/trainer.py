@@ -198,12 +198,13 @@ def _accelerator(training: TrainingSettings, folder: Path) -> Iterator[Accelerat
 
 
 @contextmanager
-def _catch_signals() -> Iterator[threading.Event]:
-    """Yield an event that SIGINT and SIGTERM set for the length of a `with` block, instead of ending the process."""
-    requested = threading.Event()
-    handlers = {name: signal.signal(name, lambda *_: requested.set()) for name in (signal.SIGINT, signal.SIGTERM)}
+def _catch_signals() -> Iterator[set[int]]:
+    """Yield a set to which SIGINT and SIGTERM are added for the length of a `with` block, instead of ending the process."""
+    # Not a threading.Event: a signal that interrupts the handler of another one would wait for ever for the lock of the event.
+    received: set[int] = set()
+    handlers = {name: signal.signal(name, lambda number, _: received.add(number)) for name in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield requested
+        yield received
     finally:
         for name, handler in handlers.items():
             signal.signal(name, handler)
@@ -293,7 +294,8 @@ class Trainer(Callback):
         self.wrapped_model: nn.Module = accelerator.prepare_model(self.model) if wrap else self.model
         self.run_log: RunLog | None = None
         self.result: dict[str, Any] = {}
-        self._stop_requested, self._signals = threading.Event(), ExitStack()
+        self._received_signals: set[int] = set()
+        self._signals = ExitStack()
         self._start = time.perf_counter()  # of the training, minus the seconds of earlier processes
         self._seconds_before = 0.0
         self._batch_scores: tuple[int, float, float] = (-1, 0.0, 0.0)
@@ -367,7 +369,7 @@ class Trainer(Callback):
             # main thread may handle signals.
             if self.accelerator.num_processes == 1 and threading.current_thread() is threading.main_thread():
                 self._signals = stack.enter_context(ExitStack())
-                self._stop_requested = self._signals.enter_context(_catch_signals())
+                self._received_signals = self._signals.enter_context(_catch_signals())
             self._start = time.perf_counter() - self._seconds_before
             try:
                 self.engine.run(batches)
@@ -430,9 +432,11 @@ class Trainer(Callback):
             self.lengths.update(self.batch_scores(result)[1])
         if validates:
             self.validate()
-        if saves or self._stop_requested.is_set():
+        if saves:
             self.save("last")
-        if self._stop_requested.is_set():
+        if self._received_signals:
+            if not saves:
+                self.save("last")
             raise KeyboardInterrupt
 
     def validate(self) -> None:
