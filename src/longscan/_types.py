@@ -10,6 +10,7 @@ from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import Enum
 from functools import cache
 from numbers import Integral, Real
+from pathlib import PurePath
 from types import UnionType
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, Union, cast, get_args, get_origin, get_type_hints
 
@@ -63,9 +64,9 @@ NonEmptyStr = Annotated[str, Rule(bool, "text that is not empty")]
 def parse_value(value: Any, declared: Any, path: str = "") -> tuple[Any, list[FieldError]]:
     """Convert a value to an annotated type and list what does not match, by path.
 
-    Lists become tuples where the type is a tuple, whole numbers floats where it is float, numbers of NumPy those of Python. bool
-    is no number, text is no number, numbers must be finite and within the range of float64. A class with a method `parse_mapping`
-    is made from a mapping by this method.
+    Lists become tuples where the type is a tuple, whole numbers floats where it is float, numbers of NumPy those of Python,
+    paths text. bool is no number, text is no number, numbers must be finite and within the range of float64. A class with a
+    method `parse_mapping` is made from a mapping by this method.
     """
     origin, arguments = get_origin(declared), get_args(declared)
     if origin is Annotated:
@@ -92,6 +93,8 @@ def parse_value(value: Any, declared: Any, path: str = "") -> tuple[Any, list[Fi
             return kind(one for one, _ in found), [error for _, errors in found for error in errors]
     if hasattr(declared, "parse_mapping") and isinstance(value, Mapping):
         return declared.parse_mapping(value, path)
+    if declared is str and isinstance(value, PurePath):
+        return str(value), []
     if _matches_plain(value, declared):
         return (declared(value) if declared in (int, float) else value), []
     return value, [FieldError(path, quote(value), describe_type(declared))]

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+import yaml
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from longscan.tasks import TASKS, Batch
@@ -30,6 +31,7 @@ from longscan.tasks.listing import task_facts
 from longscan.tasks.lra import LraText
 from longscan.tasks.lra._listops import ExpressionLimits, generate_expressions
 from longscan.tasks.timeseries import protocols
+from longscan.training import Settings
 from made_up import MADE_UP, event_bytes, events_of
 
 
@@ -474,3 +476,10 @@ def test_facts_of_a_task(tmp_path):
     assert unknown.missing.startswith("path: name a file")
     there = task_facts(ByteText(**MADE_UP["byte_text"](tmp_path)))
     assert (there.available, there.missing, there.classes) == ("yes", None, 256)
+
+
+@pytest.mark.parametrize(("name", "setting"), [("lra_image", "data_dir"), ("byte_text", "path"), ("forecast", "data_dir")])
+def test_a_folder_may_be_a_path(tmp_path, name, setting):
+    task = TASKS[name](**{setting: tmp_path})
+    assert task == TASKS[name](**{setting: str(tmp_path)})
+    assert yaml.safe_load(yaml.safe_dump(Settings(task=task).as_dict()))["task"][setting] == str(tmp_path)
