@@ -62,7 +62,8 @@ class EarlyStopping(Callback):
     """Evaluates a model every `every` steps, restores its best weights at the end, and stops after `patience` evaluations without
     a smaller error.
 
-    evaluate: returns the error, smaller is better. If it is never a number, the first weights are restored.
+    evaluate: returns the error, smaller is better. If it is never a number, the first weights are restored. With `patience` 0
+    training is not stopped.
     """
 
     def __init__(self, model: nn.Module, evaluate: Callable[[], float], *, every: int, patience: int) -> None:
