@@ -31,6 +31,7 @@ STANDARD_BLOCKS: Mapping[str, tuple[str | None, str | None]] = {
     "s6": ("s6", "mamba"),
     "mamba2": ("mamba2", "mamba2"),
     "mamba3": ("mamba3", "mamba3"),
+    "gated_deltanet": ("gated_deltanet", "gated_deltanet"),
     "aussm": ("aussm", "aussm"),
     "s4d": ("s4d", "simple"),
     "s4": ("s4", "simple"),

@@ -24,7 +24,7 @@ PRECISIONS = [torch.float32] * 3 + [torch.float64, torch.bfloat16, torch.float16
 COMPLEX = {torch.float64: torch.complex128}
 DEVICE = torch.device(os.environ.get("LONGSCAN_DEVICE", "cpu"))  # of the Triton kernels; all else runs on the CPU
 CHOSEN = os.environ.get("LONGSCAN_BACKEND")  # the only backend to test, if it is set
-LEADS = {"linear_scan": "b", "block2_scan": "f", "ssd_scan": "x", "mamba_step": "x"}
+LEADS = {"linear_scan": "b", "block2_scan": "f", "ssd_scan": "x", "delta_scan": "v", "mamba_step": "x"}
 ONE_DTYPE = ("mamba_step",)  # every tensor is of float32, or every one of float64
 FACTORS = {
     "linear_scan": "a",
@@ -279,6 +279,14 @@ def _ssd(draw: st.DrawFn, batch: int, length: int, generator: torch.Generator) -
     return _in_some_form(draw, "ssd_scan", inputs), {}
 
 
+def _delta(draw: st.DrawFn, batch: int, length: int, generator: torch.Generator) -> Made:
+    width, states = draw(st.sampled_from([1, 2, 5])), draw(st.sampled_from([1, 2, 5, 16]))
+    inputs = _inputs("delta_scan", batch, length, generator, H=draw(st.integers(1, 3)), P=width, N=states)
+    inputs["log_alpha"] *= draw(st.sampled_from([0, 1e-4, 0.1, 1.0]))
+    inputs["beta"] *= draw(st.sampled_from([1, 2]))  # with 2, eigenvalues of I - beta k k^T down to -1
+    return _in_some_form(draw, "delta_scan", inputs), {}
+
+
 def _short(draw: st.DrawFn, batch: int, length: int, generator: torch.Generator) -> Made:
     sizes = {"D": draw(st.integers(1, 9)), "K": draw(st.sampled_from([1, 2, 4, 7]))}
     inputs = _in_some_form(draw, "short_conv", _inputs("short_conv", batch, length, generator, **sizes))
@@ -304,6 +312,7 @@ MAKERS = {
     "selective_scan": _selective,
     "unitary_scan": _unitary,
     "ssd_scan": _ssd,
+    "delta_scan": _delta,
     "short_conv": _short,
     "long_conv": _long,
     "mamba_step": _mamba,

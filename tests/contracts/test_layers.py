@@ -86,6 +86,10 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         {"d_state": 2, "head_dim": 1, "groups": 2, "dt_min": 0.01, "dt_max": 0.5},
         {"d_state": 3, "dt_limit": (0.0, 0.05)},
     ],
+    "layer gated_deltanet": [
+        {"d_state": 3, "head_dim": 2},
+        {"d_state": None, "dt_min": 0.01, "dt_max": 0.5},
+    ],
     "layer linoss": [{"d_state": 3}, {"d_state": 3, "discretisation": "imex"}],
     "layer mamba3": [
         {"d_state": 4, "head_dim": 2},
@@ -128,6 +132,11 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     "block mamba3": [
         {"layer_options": {"d_state": 4, "head_dim": 4}},
         {"layer": "mamba3", "expand": 1, "layer_options": {"d_state": 3, "rope_fraction": 1.0, "groups": 2, "head_dim": 2}},
+    ],
+    "block gated_deltanet": [
+        {"layer_options": {"d_state": 3, "head_dim": 4}},
+        {"layer": "gated_deltanet", "expand": 1, "d_conv": 2, "layer_options": {"head_dim": 2}},
+        {"d_conv": 0},
     ],
     "block simple": [
         {"layer_options": {"d_state": 4}},
@@ -330,6 +339,10 @@ def slow_mamba2(layer: Any, factor: float) -> None:
     layer.x_proj[: layer.heads.groups * layer.heads.d_state] /= factor  # the rows of B
 
 
+def slow_gated_deltanet(layer: Any, factor: float) -> None:
+    layer.heads.A_log -= math.log(factor)
+
+
 def slow_lru(layer: Any, factor: float) -> None:
     layer.nu -= math.log(factor)
     layer.phi -= math.log(factor)
@@ -353,6 +366,7 @@ SLOW_DOWN: dict[str, Callable[[Any, float], Any]] = {
     "attention": slow_attention,
     "mamba3": slow_mamba3,
     "mamba2": slow_mamba2,
+    "gated_deltanet": slow_gated_deltanet,
     "lru": slow_lru,
     "s4": slow_s4,
     "s4d": slow_s4,

@@ -83,8 +83,13 @@ def test_every_layer_has_a_page_of_equations_with_numbers(root):
 
 def test_every_layer_says_what_elapsed_time_is_to_it(root):
     rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \|$", (root / "docs/howto/irregular.md").read_text("utf-8"), re.MULTILINE)
-    told = {name.strip().replace("-", "").lower(): meaning for names, meaning in rows for name in re.split(r",| with ", names)}
+    told = {
+        name.strip().replace("-", "").replace(" ", "_").lower(): meaning
+        for names, meaning in rows
+        for name in re.split(r",| with ", names)
+    }
     for name, layer in LAYERS.items():
+        assert name in told, f"docs/howto/irregular.md has no row for {name}"
         assert layer.irregular == (told[name] != "no meaning: a ValueError") or name == "s7", name
 
 

@@ -32,7 +32,7 @@ def test_every_tensor_is_checked(op):
             continue
         with pytest.raises(TypeError, match=f"`{name}` must be a tensor, got str"):
             OPS[op].function(**(inputs | {name: "tensor"}))
-        first = name in ("u", "b", "f", "x")  # what the other shapes are compared with: the error may name one of those
+        first = name in ("u", "b", "f", "x", "v")  # what the other shapes are compared with: the error may name one of those
         with pytest.raises(
             ValueError, match=r"` must be .*of shape .*, got" if first else rf"`{name}` must be .*of shape .*, got"
         ):

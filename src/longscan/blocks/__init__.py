@@ -8,6 +8,7 @@ from longscan.blocks.bidirectional import BidirectionalState as BidirectionalSta
 from longscan.blocks.dropout import SharedDropout as SharedDropout
 from longscan.blocks.feed_forward import FeedForwardBlock as FeedForwardBlock
 from longscan.blocks.gated import GatedState as GatedState
+from longscan.blocks.gated_deltanet import GatedDeltaNetBlock as GatedDeltaNetBlock
 from longscan.blocks.linoss import LinOSSBlock as LinOSSBlock
 from longscan.blocks.mamba import MambaBlock as MambaBlock
 from longscan.blocks.mamba2 import Mamba2Block as Mamba2Block

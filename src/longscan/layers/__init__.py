@@ -8,6 +8,7 @@ from longscan.layers.attention import AttentionState as AttentionState
 from longscan.layers.aussm import AUSSM as AUSSM
 from longscan.layers.base import SequenceLayer as SequenceLayer
 from longscan.layers.base import SequenceModule as SequenceModule
+from longscan.layers.gated_deltanet import GatedDeltaNet as GatedDeltaNet
 from longscan.layers.gru import GRU as GRU
 from longscan.layers.linoss import LinOSS as LinOSS
 from longscan.layers.lru import LRU as LRU

@@ -6,6 +6,7 @@ from typing import Any
 
 from longscan._registry import Registry
 from longscan.ops import block2_scan as _block2_scan
+from longscan.ops import delta_scan as _delta_scan
 from longscan.ops import linear_scan as _linear_scan
 from longscan.ops import long_conv as _long_conv
 from longscan.ops import mamba_step as _mamba_step
@@ -22,6 +23,7 @@ block2_scan = _block2_scan.block2_scan
 selective_scan = _selective_scan.selective_scan
 unitary_scan = _unitary_scan.unitary_scan
 ssd_scan = _ssd_scan.ssd_scan
+delta_scan = _delta_scan.delta_scan
 short_conv = _short_conv.short_conv
 long_conv = _long_conv.long_conv
 mamba_step = _mamba_step.mamba_step
@@ -63,6 +65,7 @@ for _name, _op in {
         ("x", "dt", "B", "C", "z", "input_scale", "own_scale", "angle"),
         ("A", "D", "B_bias", "C_bias"),
     ),
+    "delta_scan": Op(delta_scan, _delta_scan.NATIVE_BACKENDS, ("v", "k", "q", "log_alpha", "beta"), ()),
     "short_conv": Op(short_conv, _short_conv.NATIVE_BACKENDS, ("u",), ("weight", "bias")),
     "long_conv": Op(long_conv, _long_conv.NATIVE_BACKENDS, ("u",), ("k",), stateful=False),
     "mamba_step": Op(mamba_step, _mamba_step.NATIVE_BACKENDS, (), MambaWeights._fields, stateful=False, native_gradients=False),

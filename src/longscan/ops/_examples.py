@@ -12,6 +12,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
 Sizes = Mapping[str, int]
 
@@ -82,6 +83,14 @@ ARGUMENTS: dict[str, dict[str, Argument]] = {
         "angle": Argument("BLHR", optional=True),
         "B_bias": Argument("HN", optional=True),
         "C_bias": Argument("HN", optional=True),
+    },
+    "delta_scan": {
+        "v": Argument("BLHP"),
+        "k": Argument("BLHN", rescale=lambda k: normalize(k, dim=-1)),
+        "q": Argument("BLHN"),
+        "log_alpha": Argument("BLH", "negative"),
+        "beta": Argument("BLH", "uniform"),
+        "initial_state": Argument("BHPN", optional=True),
     },
     "short_conv": {
         "u": Argument("BLD"),

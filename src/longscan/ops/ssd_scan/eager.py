@@ -16,6 +16,7 @@ from torch.nn.functional import silu
 from longscan.numerics.rotary import rotate_pairs
 from longscan.ops.arguments import carry_dtype, flag_masks, reset_mask, zero_invalid
 from longscan.ops.associative import running_sum
+from longscan.ops.chunk_decay import chunk_decay, zero_unless
 from longscan.ops.chunks import scan_chunks
 from longscan.ops.masked_products import masked_products, masked_sums
 from longscan.ops.ssd_scan.reference import repeat_for_heads
@@ -62,35 +63,24 @@ def _chunk(
     drive = x * (dt if input_scale is None else input_scale).unsqueeze(-1)
     B, C, drive = (part.transpose(1, 2) for part in (B, C, drive))  # (B, heads or groups, L, .)
 
-    is_earlier = torch.ones(length, length, dtype=torch.bool, device=x.device).tril(-1)
-    exponent = (dt * A).transpose(1, 2)  # (B, H, L)
-    # Sums over just the steps between: differences of running sums would cancel, in the gradient of A above all.
-    between = torch.where(is_earlier, exponent.unsqueeze(3), 0).cumsum(2)
-    since_start = exponent.cumsum(2)
-    excluded, in_first, in_last = is_earlier.T, None, None
     reset = reset_mask(flags, packed, 2)
-    if reset is not None:
-        segment = reset.cumsum(1).unsqueeze(1)  # (B, 1, L)
-        excluded = excluded | (segment.unsqueeze(3) != segment.unsqueeze(2))
-        in_first, in_last = (segment == 0).unsqueeze(3), (segment == segment[..., -1:]).unsqueeze(3)
-        since_start = since_start.masked_fill(segment != 0, -torch.inf)
-    decay, from_start = between.masked_fill(excluded, -torch.inf).exp(), since_start.exp()
+    decay, from_start, is_earlier, included, in_first, in_last = chunk_decay((dt * A).transpose(1, 2), reset)
     to_end = decay[..., -1, :]
 
     per_group = (batch, groups, heads // groups)
     pair_weights = decay if own_scale is None else torch.where(is_earlier, decay, 0)
-    products = C @ B.transpose(2, 3) if reset is None else masked_products(C, B, ~excluded)
+    products = C @ B.transpose(2, 3) if reset is None else masked_products(C, B, included)
     weights = (products.unsqueeze(2) * pair_weights.reshape(*per_group, length, length)).flatten(1, 2)
-    y_chunk = (weights @ drive if reset is None else masked_sums(weights, drive, ~excluded)).transpose(1, 2)
+    y_chunk = (weights @ drive if reset is None else masked_sums(weights, drive, included)).transpose(1, 2)
     rows = state.reshape(batch, groups, heads // groups * width, state.shape[-1])
-    y_carried = _zero_unless(in_first, C) @ rows.transpose(2, 3)  # (B, G, L, heads of a group * P)
+    y_carried = zero_unless(in_first, C) @ rows.transpose(2, 3)  # (B, G, L, heads of a group * P)
     y_carried = y_carried.reshape(batch, groups, length, heads // groups, width).transpose(2, 3).flatten(1, 2)
-    y = y_chunk + _zero_unless(in_first, y_carried * from_start.unsqueeze(-1)).transpose(1, 2)
+    y = y_chunk + zero_unless(in_first, y_carried * from_start.unsqueeze(-1)).transpose(1, 2)
     weighted_drive = (
-        _zero_unless(in_last, drive * to_end.unsqueeze(-1)).reshape(*per_group, length, width).transpose(3, 4).flatten(2, 3)
+        zero_unless(in_last, drive * to_end.unsqueeze(-1)).reshape(*per_group, length, width).transpose(3, 4).flatten(2, 3)
     )
-    added_state = weighted_drive @ _zero_unless(in_last, B)
-    before = _zero_unless(None if in_first is None else in_first[:, :, -1:], state)  # unchanged if the chunk has no restart
+    added_state = weighted_drive @ zero_unless(in_last, B)
+    before = zero_unless(None if in_first is None else in_first[:, :, -1:], state)  # unchanged if the chunk has no restart
     state = from_start[..., -1:, None] * before + added_state.reshape(state.shape)
     if cumulative_angle is not None:
         state = rotate_pairs(state, cumulative_angle[:, -1].unsqueeze(2))
@@ -100,11 +90,6 @@ def _chunk(
     y = y if D is None else y + D.unsqueeze(-1) * x
     y = y if z is None else y * silu(z)
     return y if flags is None else torch.where(flag_masks(flags, 4)[0], 0, y), state
-
-
-def _zero_unless(steps: Tensor | None, x: Tensor) -> Tensor:
-    """Return x with zeros where `steps` (bool) is False; x itself if `steps` is None."""
-    return x if steps is None else torch.where(steps, x, 0)
 
 
 def ssd_scan(

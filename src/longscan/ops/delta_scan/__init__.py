@@ -1,0 +1,67 @@
+"""The scan of heads with a matrix state that the gated delta rule updates, as in Gated DeltaNet."""
+
+import torch
+from torch import Tensor
+
+from longscan.ops.arguments import check_real, state_dtype, step_flags, without_autocast
+from longscan.ops.delta_scan import eager, reference
+from longscan.ops.dispatch import resolve
+
+NATIVE_BACKENDS = ()
+
+
+def delta_scan(
+    v: Tensor,
+    k: Tensor,
+    q: Tensor,
+    log_alpha: Tensor,
+    beta: Tensor,
+    initial_state: Tensor | None = None,
+    *,
+    valid: Tensor | None = None,
+    seq_idx: Tensor | None = None,
+    backend: str = "auto",
+) -> tuple[Tensor, Tensor]:
+    """S_t = alpha_t S_{t-1} (I - beta_t k_t k_t^T) + beta_t v_t k_t^T,  y_t = S_t q_t,  head by head, alpha = exp(log_alpha).
+
+    The value that the decayed state returns for the key k_t is replaced by v_t, wholly for beta_t = 1 and |k_t| = 1. Keys longer
+    than sqrt(2 / beta_t) let the state grow. Yang, Kautz and Hatamizadeh, "Gated Delta Networks: Improving Mamba2 with Delta
+    Rule" (arXiv:2412.06464), section 3.
+
+    Args:
+        v: (B, L, H, P) values of H heads of width P; y has their dtype.
+        k, q: (B, L, H, N) keys and queries.
+        log_alpha: (B, L, H) logarithms of the decays, at most 0 where the state is to decay.
+        beta: (B, L, H) strengths of the updates.
+        initial_state: (B, H, P, N); zeros when None.
+        valid: (B, L) bool; where False the step is as if absent and y is 0 there.
+        seq_idx: (B, L) integers; where it changes from one valid step to the next, the state restarts from zero.
+        backend: "auto", "reference" or "eager".
+
+    Returns:
+        y (B, L, H, P) and the final state (B, H, P, N) in float32 (float64 where an input is).
+
+    Raises:
+        TypeError, ValueError: an argument's type, dtype, shape or device is wrong, or the backend cannot run.
+    """
+    check_real("v", v, (-1, -1, -1, -1))
+    batch, length, heads, width = v.shape
+    check_real("k", k, (batch, length, heads, -1), v)
+    states = k.shape[3]
+    check_real("q", q, (batch, length, heads, states), v)
+    check_real("log_alpha", log_alpha, (batch, length, heads), v)
+    check_real("beta", beta, (batch, length, heads), v)
+    if initial_state is None:
+        initial_state = torch.zeros(batch, heads, width, states, dtype=torch.float32, device=v.device)
+    check_real("initial_state", initial_state, (batch, heads, width, states), v)
+    flags = step_flags(batch, length, valid, seq_idx, v)
+    chosen = resolve("delta_scan", backend, v, NATIVE_BACKENDS)
+    given = (v, k, q, log_alpha, beta, initial_state)
+    wide = state_dtype(*given)
+    v_wide, k, q, log_alpha, beta, initial_state = (value.to(wide) for value in given)
+    with without_autocast(v):
+        if chosen == "reference":
+            y, final = reference.delta_scan(v_wide, k, q, log_alpha, beta, initial_state, flags)
+        else:
+            y, final = eager.delta_scan(v_wide, k, q, log_alpha, beta, initial_state, flags, packed=seq_idx is not None)
+    return y.to(v.dtype), final
