@@ -104,6 +104,25 @@ def test_trackers_have_the_steps_of_a_resumed_run_once(tiny: Any, tmp_path: Path
     assert [step for step, _ in losses] == list(range(1, 9))
 
 
+class LogNorm(Callback):
+    """Logs a number without a split at every fourth step."""
+
+    def on_step_end(self, engine: Engine, result: StepResult) -> None:
+        if engine.step % 4 == 0:
+            engine.log({"norm": 1.5})
+
+
+def test_rows_of_a_callback_without_a_split(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OwnTracker, "runs", [])
+    settings = tiny(steps=8, eval_every=3, trackers=["tensorboard", f"{__name__}.OwnTracker"])
+    train(settings, tmp_path / "run", callbacks=[LogNorm()], progress=True)
+    wanted = [(4, {"norm": 1.5}), (8, {"norm": 1.5})]
+    rows = [row for row in read_rows(tmp_path / "run" / "metrics.jsonl") if "norm" in row]
+    assert rows == [{"step": 4, "norm": 1.5}, {"step": 8, "norm": 1.5}]
+    assert [row for row in OwnTracker.runs[0]["rows"] if "norm" in row[1]] == wanted
+    assert [(step, value) for step, tag, value in events(tmp_path / "run") if tag == "norm"] == [(4, 1.5), (8, 1.5)]
+
+
 def test_without_trackers_there_are_no_other_files(tiny: Any, tmp_path: Path) -> None:
     train(tiny(trackers=[]), tmp_path)
     assert not (tmp_path / "tensorboard").exists()

@@ -136,7 +136,8 @@ class Engine:
             raise NonFiniteLossError(f"the loss or the norm of its gradient was not finite at step {self.step} or before")
 
     def log(self, row: dict[str, Any]) -> None:
-        """Send a row of values by name to all callbacks."""
+        """Send a row of values by name to all callbacks; "step", the number of steps made, is added if it is missing."""
+        row = {"step": self.step} | row
         for callback in self.callbacks:
             callback.on_log(self, row)
 

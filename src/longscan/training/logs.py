@@ -53,7 +53,8 @@ def read_rows(path: Path, steps: int = 0) -> list[Row]:
 class RunLog(Callback):
     """Appends rows to metrics.jsonl and metrics.csv; `rows` are those of an earlier part of the run, with which both start.
 
-    columns: of metrics.csv. Each row has "step", "split" and "seconds" (of training), and numbers.
+    columns: of metrics.csv, which has no other numbers of a row; metrics.jsonl has all. The rows of training have "step", "split"
+    and "seconds" (of training); those of other callbacks may have only "step" and numbers.
     """
 
     def __init__(self, folder: Path, columns: Sequence[str], rows: Iterable[Row] = ()) -> None:
@@ -105,13 +106,16 @@ class TrackerLog(Callback):
             self.on_log(None, row)
 
     def on_log(self, engine: Engine | None, row: Row) -> None:
-        """Send the numbers of the row, named SPLIT/METRIC; scores by length are named SPLIT/METRIC_LENGTHS.
+        """Send the numbers of the row, named SPLIT/METRIC, or METRIC in a row without a split; scores by length are named
+        SPLIT/METRIC_LENGTHS.
 
         MLflow stores a metric as a file, so that no metric may have a name that begins with another metric's name and a slash.
         """
         numbers = {name: value for name, value in row.items() if name not in ("step", "split") and isinstance(value, int | float)}
-        values = {f"{row['split']}/{name.replace('/', '_')}": value for name, value in numbers.items()}
-        self._accelerator.log(values, step=row["step"], log_kwargs={"tensorboard": {"walltime": row["seconds"]}})
+        prefix = f"{row['split']}/" if "split" in row else ""
+        values = {f"{prefix}{name.replace('/', '_')}": value for name, value in numbers.items()}
+        options = {"tensorboard": {"walltime": row["seconds"]}} if "seconds" in row else {}
+        self._accelerator.log(values, step=row["step"], log_kwargs=options)
 
 
 class ProgressBar(Callback):
@@ -137,7 +141,9 @@ class ProgressBar(Callback):
         self._bar.update(self._task, completed=engine.step, rate=f"{speed:.1f} steps/s" if speed else "")
 
     def on_log(self, engine: Engine, row: Row) -> None:
-        """Show a training row next to the bar, any other as a line."""
+        """Show a training row next to the bar, and the row of another split as a line."""
+        if "split" not in row:
+            return
         values = {name: row[name] for name in ("loss", self._metric) if name in row}
         text = ", ".join(f"{name} {'none' if value is None else format(value, '.4f')}" for name, value in values.items())
         if row["split"] == "train":

@@ -387,7 +387,8 @@ class Trainer(Callback):
     def _open_logs(self, stack: ExitStack) -> list[Callback]:
         """Open the logs, without rows that follow the present step, and the progress bar; `stack` closes them."""
         step, training = self.engine.step, self.training
-        rows = [row for row in read_rows(self.folder / "metrics.jsonl", step) if row["step"] <= step and row["split"] != "test"]
+        rows = read_rows(self.folder / "metrics.jsonl", step)
+        rows = [row for row in rows if row["step"] <= step and row.get("split") != "test"]
         names = dict.fromkeys(name for split in self.task.splits for name in self.task.metrics(split) if name != "confusion")
         averaged = ["average_loss", *(f"average_{name}" for name in names)] if training.average else []
         columns = ["step", "split", "loss", *names, *averaged, "lr", "grad_norm", "max_length", "seconds"]
