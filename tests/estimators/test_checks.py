@@ -91,5 +91,5 @@ def test_the_forecaster_keeps_to_what_the_other_checks_ask() -> None:
     for kind in (np.float32, object):
         np.testing.assert_allclose(clone(forecaster).fit(y.astype(kind)).predict(), forecast, rtol=1e-3)
     for wrong in (np.where(y > 0.9, np.nan, y), np.array(["a"] * 30), y.astype(complex), np.zeros((0,))):
-        with pytest.raises(ValueError, match=r"^[yX]: "):
+        with pytest.raises(ValueError, match=r"^`[yX]` "):
             clone(forecaster).fit(wrong)

@@ -36,7 +36,7 @@ def hours(*numbers: float) -> pd.DatetimeIndex:
     ids=str,
 )
 def test_what_can_be_a_clock(times, kind, first):
-    clock = as_clock(times, "y")
+    clock = as_clock(times, "`y`")
     assert str(clock.dtype).startswith(kind)
     assert clock[0] == first
 
@@ -44,23 +44,23 @@ def test_what_can_be_a_clock(times, kind, first):
 @pytest.mark.parametrize(
     ("times", "message"),
     [
-        (["a", "b"], "^y: its times are of kind 'string', which has no order in time"),
-        ([[1, 2], [3]], "^y: "),
-        ([0.0, np.nan, np.nan], "^y: lacks 2 time stamps, the first in row 1"),
-        ([0.0, 1.0, np.inf], "^y: lacks 1 time stamps, the first in row 2"),
-        (pd.array([4, None], dtype="Int64"), "^y: lacks 1 time stamps, the first in row 1"),
-        (pd.DatetimeIndex([DAY, None, None]), "^y: lacks 2 time stamps, the first in row 1"),
+        (["a", "b"], "^`y` must have times that are .*, got the kind 'string', which has no order in time"),
+        ([[1, 2], [3]], "^`y` must have times that are numbers"),
+        ([0.0, np.nan, np.nan], "^`y` must have a time stamp in each row, got 2 missing, first row 1"),
+        ([0.0, 1.0, np.inf], "^`y` must have a time stamp in each row, got 1 missing, first row 2"),
+        (pd.array([4, None], dtype="Int64"), "^`y` must have a time stamp in each row, got 1 missing, first row 1"),
+        (pd.DatetimeIndex([DAY, None, None]), "^`y` must have a time stamp in each row, got 2 missing, first row 1"),
         (
             [pd.Timestamp("2024-01-01", tz="UTC"), pd.Timestamp("2024-01-01", tz="Asia/Tokyo")],
-            "^y: (holds times that are neither numbers nor dates of one time zone|its times are of kind)",
+            "^`y` must have times that are numbers, (or )?dates",
         ),
-        ([True, False], "^y: its times are of kind 'boolean'"),
+        ([True, False], "^`y` must have times .*, got the kind 'boolean'"),
     ],
     ids=str,
 )
 def test_what_can_be_none(times, message):
     with pytest.raises(ValueError, match=message):
-        as_clock(times, "y")
+        as_clock(times, "`y`")
 
 
 def test_seconds_since_the_first_stamp():
@@ -74,14 +74,14 @@ def test_seconds_since_the_first_stamp():
 
 
 def test_stamps_must_increase():
-    check_increasing(pd.Index([1, 2, 5]), "y")
-    check_increasing(pd.Index([3]), "y")
-    with pytest.raises(ValueError, match=r"^y: its index holds 2 duplicated time stamps, the first 4; keep one"):
-        check_increasing(pd.Index([1, 4, 4, 9, 9]), "y")
-    with pytest.raises(ValueError, match=r"^y: its time stamps go back in row 2, from 7 to 3; sort_index"):
-        check_increasing(pd.Index([1, 7, 3, 9, 8]), "y")
-    with pytest.raises(ValueError, match=r"go back in row 1, from 7 to 3;"):
-        check_increasing(pd.Index([7, 3]), "y")
+    check_increasing(pd.Index([1, 2, 5]), "`y`")
+    check_increasing(pd.Index([3]), "`y`")
+    with pytest.raises(ValueError, match=r"^`y` must be without duplicated time stamps, got 2, the first 4; remove the"):
+        check_increasing(pd.Index([1, 4, 4, 9, 9]), "`y`")
+    with pytest.raises(ValueError, match=r"^`y` must be in the order of time, got 3 in row 2 after 7; sort_index"):
+        check_increasing(pd.Index([1, 7, 3, 9, 8]), "`y`")
+    with pytest.raises(ValueError, match=r"got 3 in row 1 after 7;"):
+        check_increasing(pd.Index([7, 3]), "`y`")
 
 
 @pytest.mark.parametrize(
@@ -109,41 +109,47 @@ def test_stamps_must_increase():
     ids=str,
 )
 def test_the_step_of_an_even_clock(clock, known, step):
-    found = regular_step(clock, "y", known)
+    found = regular_step(clock, "`y`", known)
     assert type(found) is type(step)
     assert found == pytest.approx(step, rel=2e-6, abs=0) if isinstance(step, float) else found == step
 
 
 def test_one_stamp_has_the_step_that_is_known():
-    assert regular_step(pd.Index([3]), "y") is None
-    assert regular_step(pd.Index([3]), "y", 7) == 7
-    assert regular_step(hours(3), "y", to_offset("h")) == to_offset("h")
+    assert regular_step(pd.Index([3]), "`y`") is None
+    assert regular_step(pd.Index([3]), "`y`", 7) == 7
+    assert regular_step(hours(3), "`y`", to_offset("h")) == to_offset("h")
 
 
 @pytest.mark.parametrize(
     ("clock", "message"),
     [
-        (pd.Index([0, 1, 2, 4, 5, 7]), "2 of 5 differ from 1, the first between 2 and 4; asfreq"),
-        (pd.Index([10**9, 10**9 + 1000, 10**9 + 2001]), "1 of 2 differ from 1000"),
+        (pd.Index([0, 1, 2, 4, 5, 7]), "2 of 5 that differ from 1, the first between 2 and 4; asfreq"),
+        (pd.Index([10**9, 10**9 + 1000, 10**9 + 2001]), "1 of 2 that differ from 1000"),
         (pd.Index([0, 1, 2, 3 + 1.1e-6]), "between 2.0 and 3.0000011"),
-        (pd.Index([1 + EPS * number for number in (0, 1024, 2048, 3072, 4101)]), "1 of 4 differ"),
-        (hours(0, 1, 2, 4), "1 of 3 differ from 0 days 01:00:00, the first between 2024-01-01 02:00:00 and 2024-01-01 04:00:00"),
+        (pd.Index([1 + EPS * number for number in (0, 1024, 2048, 3072, 4101)]), "1 of 4 that differ"),
+        (
+            hours(0, 1, 2, 4),
+            "1 of 3 that differ from 0 days 01:00:00, the first between 2024-01-01 02:00:00 and 2024-01-01 04:00:00",
+        ),
         (hours(0, 1, 2, 4), r"times\)? .*local times of a place that changes its clocks need a time zone"),
-        (pd.to_timedelta([0, 10, 20, 40, 50], unit="s"), "1 of 4 differ from 0 days 00:00:10, the first between 0 days 00:00:20"),
-        (pd.PeriodIndex(["2024-01", "2024-02", "2024-03", "2024-05"], freq="M"), "1 of 3 differ from 1, .* between 2024-03"),
+        (
+            pd.to_timedelta([0, 10, 20, 40, 50], unit="s"),
+            "1 of 4 that differ from 0 days 00:00:10, the first between 0 days 00:00:20",
+        ),
+        (pd.PeriodIndex(["2024-01", "2024-02", "2024-03", "2024-05"], freq="M"), "1 of 3 that differ from 1, .* between 2024-03"),
     ],
     ids=str,
 )
 def test_the_first_uneven_step_is_named(clock, message):
-    with pytest.raises(ValueError, match=f"^y: its steps are not even: .*{message}"):
-        regular_step(clock, "y")
+    with pytest.raises(ValueError, match=f"^`y` must have equal steps, got .*{message}"):
+        regular_step(clock, "`y`")
 
 
 def test_times_of_a_zone_need_no_other():
     with pytest.raises(ValueError, match=r"reads uneven times$"):
-        regular_step(hours(0, 1, 2, 4).tz_localize("UTC"), "y")
+        regular_step(hours(0, 1, 2, 4).tz_localize("UTC"), "`y`")
     with pytest.raises(ValueError, match=r"reads uneven times$"):
-        regular_step(pd.Index([0, 1, 3]), "y")
+        regular_step(pd.Index([0, 1, 3]), "`y`")
 
 
 @pytest.mark.parametrize(

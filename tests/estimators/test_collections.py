@@ -76,7 +76,7 @@ UNORDERED = [{"a": 1}, {1, 2}, frozenset([1]), iter([1]), "ab", b"ab", (x for x 
 
 @pytest.mark.parametrize("X", UNORDERED, ids=lambda X: type(X).__name__)
 def test_what_has_no_order_is_refused(X):
-    with pytest.raises(ValueError, match=f"^X: got a {type(X).__name__}, expected an array"):
+    with pytest.raises(ValueError, match=f"^`X` must be an array, a list or a frame, got a {type(X).__name__}"):
         convert_input(X)
 
 
@@ -98,7 +98,7 @@ def test_array_like_objects_become_arrays():
         assert convert_input(same) is same
     shown = np.ma.masked_array([1.0, 2.0], [False, False])
     assert type(convert_input(shown)) is np.ndarray
-    with pytest.raises(ValueError, match=r"^y: got an array with 2 masked values"):
+    with pytest.raises(ValueError, match=r"^`y` must be an array without masked values, got 2 masked"):
         convert_input(np.ma.masked_array([1.0, 2.0, 3.0], [False, True, True]), "y")
 
 
@@ -107,24 +107,39 @@ def test_tensors_become_arrays():
     assert tensor_as_array(torch.tensor([1.5], dtype=torch.float16), "X").dtype == np.float32
     assert tensor_as_array(torch.tensor([1.5], dtype=torch.float64, requires_grad=True), "X").dtype == np.float64
     assert convert_input(torch.tensor([1 + 2j]).conj()).tolist() == [1 - 2j]
-    with pytest.raises(ValueError, match=r"^X: got a tensor with layout"):
+    with pytest.raises(ValueError, match=r"^`X` must be a dense tensor, got layout"):
         tensor_as_array(torch.eye(2).to_sparse(), "X")
-    with pytest.raises(ValueError, match=r"^X: got a tensor on the device meta"):
+    with pytest.raises(ValueError, match=r"^`X` must be a tensor with values, got one on the device meta"):
         tensor_as_array(torch.zeros(2, device="meta"), "X")
 
 
 @pytest.mark.parametrize(
     ("X", "message"),
     [
-        (np.zeros(2, "datetime64[s]"), r"^X: holds datetime64\[s\], expected real numbers"),
-        (np.zeros(2, "timedelta64[s]"), r"^X: holds timedelta64\[s\]"),
-        (pd.DataFrame([[1, 2]], columns=[["a", "b"], ["c", "d"]]), "^X: its columns have 2 levels"),
-        (pd.DataFrame({"a": [1.0], "b": [1j]}), "^X: column 'b' holds complex128"),
-        (pd.DataFrame({"b": pd.to_datetime(["2024"])}), "^X: column 'b' holds datetime64"),
-        (pd.DataFrame({"b": pd.PeriodIndex(["2024"], freq="Y")}), "^X: column 'b' holds period"),
-        (pd.DataFrame({"a": [1.0], "b": [[1.0]]}), "^X: column 'b' holds a series a cell"),
-        (pd.DataFrame([[1, 2]], columns=[2, 1]), "^X: its columns: its time stamps go back in row 1"),
-        (pd.DataFrame([[1, 2]], columns=pd.to_datetime(["2024-01-02", "2024-01-01"])), "^X: its columns: its time"),
+        (np.zeros(2, "datetime64[s]"), r"^`X` must be an array of real numbers, got dtype datetime64\[s\]"),
+        (np.zeros(2, "timedelta64[s]"), r"^`X` must be an array of real numbers, got dtype timedelta64\[s\]"),
+        (
+            pd.DataFrame([[1, 2]], columns=[["a", "b"], ["c", "d"]]),
+            "^`X` must be a frame with one level of columns, the steps, got 2 levels",
+        ),
+        (pd.DataFrame({"a": [1.0], "b": [1j]}), "^`X` must be a frame of real numbers, got dtype complex128.* in column 'b'"),
+        (
+            pd.DataFrame({"b": pd.to_datetime(["2024"])}),
+            "^`X` must be a frame of real numbers, got dtype datetime64.* in column 'b'",
+        ),
+        (
+            pd.DataFrame({"b": pd.PeriodIndex(["2024"], freq="Y")}),
+            "^`X` must be a frame of real numbers, got dtype period.* in column 'b'",
+        ),
+        (
+            pd.DataFrame({"a": [1.0], "b": [[1.0]]}),
+            "^`X` must be a frame of real numbers, got a series in each cell of column 'b'",
+        ),
+        (pd.DataFrame([[1, 2]], columns=[2, 1]), "^the columns of `X` must be in the order of time, got .* in row 1 after"),
+        (
+            pd.DataFrame([[1, 2]], columns=pd.to_datetime(["2024-01-02", "2024-01-01"])),
+            "^the columns of `X` must be in the order of time",
+        ),
     ],
     ids=str,
 )
@@ -151,17 +166,20 @@ def test_cases_of_a_long_frame():
 @pytest.mark.parametrize(
     ("X", "message"),
     [
-        (pd.DataFrame({"a": [1.0]}), "^X: got an index of 1 levels, expected a frame indexed by"),
-        ([1], "^X: got list, expected a frame"),
-        (long_frame(("x", 0, 1)).iloc[:0], "^X: got no series"),
-        (long_frame(("x", 0, 1), (None, 1, 1), (None, 2, 1)), "^X: 2 rows have no case, the first is row 1"),
+        (pd.DataFrame({"a": [1.0]}), "^`X` must be a frame indexed by .*, got an index of 1 levels"),
+        ([1], "^`X` must be a frame indexed by .*, got a list"),
+        (long_frame(("x", 0, 1)).iloc[:0], "^`X` must have at least one series, got none"),
+        (
+            long_frame(("x", 0, 1), (None, 1, 1), (None, 2, 1)),
+            "^`X` must have a case for each row, got 2 rows without, first row 1",
+        ),
         (
             long_frame((pd.Timestamp("2024"), 0, 1)),
-            r"^X: its index is \(time, case\), expected \(case, time\); X.swaplevel",
+            r"^`X` must be indexed by \(case, time\), got \(time, case\); X.swaplevel",
         ),
         (
             long_frame(("x", 4, 1), ("y", 7, 1), ("y", 8, 1), ("y", 8, 1), ("y", 7, 1)),
-            "^X: 2 duplicated time stamps, the first 7 of case 'y'",
+            "^`X` must be without duplicated time stamps in a case, got 2, the first 7 of case 'y'",
         ),
     ],
     ids=str,
@@ -180,41 +198,69 @@ def test_a_time_may_stand_in_several_cases_and_cases_may_be_dates():
 @pytest.mark.parametrize(
     ("X", "options", "message"),
     [
-        (np.zeros((1, 2, 3, 4)), {}, "^X: got an array of 4 axes"),
-        ([], {}, "^X: got no series, expected at least one"),
-        ([np.zeros((3, 2)), np.zeros((3, 1))], {}, "^X: series 1 has 1 channels, expected 2 as the first; read as .*'ncl'$"),
-        ([np.zeros((3, 2)), np.zeros((4, 1))], {}, "^X: series 1 has 1 channels, expected 2 as the first$"),
-        ([np.zeros((3, 2))], {"known": FittedChannels(1, None)}, "^X: got series of 2 channels, expected 1 as in fit"),
+        (np.zeros((1, 2, 3, 4)), {}, r"^`X` must be an array \(cases, steps, channels\), got 4 axes"),
+        ([], {}, "^`X` must have at least one series, got none"),
+        (
+            [np.zeros((3, 2)), np.zeros((3, 1))],
+            {},
+            "^series 1 of `X` must have 2 channels like the first, got 1; with layout='ncl'",
+        ),
+        ([np.zeros((3, 2)), np.zeros((4, 1))], {}, "^series 1 of `X` must have 2 channels like the first, got 1$"),
+        ([np.zeros((3, 2))], {"known": FittedChannels(1, None)}, "^`X` must have 1 channels as in fit, got 2"),
         (
             [np.zeros((3, 2))],
             {"known": FittedChannels(3, None), "layout": "nlc"},
-            "^X: got series of 2 channels, expected 3 as in fit",
+            "^`X` must have 3 channels as in fit, got 2",
         ),
-        ([np.zeros((3, 2)), "word"], {}, "^X: series 1: got a str"),
-        ([np.zeros(())], {}, r"^X: series 0 has the shape \(\)"),
-        ([np.zeros((2, 2, 2))], {}, r"^X: series 0 has the shape \(2, 2, 2\)"),
-        ([np.zeros((2, 0))], {}, r"^X: series 0 has the shape \(2, 0\)"),
-        ([np.array([0, np.nan, np.nan, np.inf])], {}, r"^X: series 0 contains NaN or infinity \(2 and 1 values\)"),
-        ([pd.DataFrame({"a": [1.0, None]})], {}, r"contains NaN or infinity \(1 and 0 values\)"),
-        ([np.array(["a"])], {}, "^X: series 0 holds what is no number"),
-        ([np.zeros(2, "timedelta64[s]")], {}, r"^X: series 0 holds timedelta64\[s\], expected real"),
-        ([pd.Series([1j])], {}, "^X: series 0 holds complex128, expected real"),
-        ([pd.DataFrame([[1, 2]], columns=[["a", "b"], ["c", "d"]])], {}, "^X: series 0 has columns of 2 levels"),
-        ([pd.DataFrame([[1, 2]], columns=["a", "a"])], {}, r"^X: series 0 has the columns 1 labels \('a'\) more than once"),
+        ([np.zeros((3, 2)), "word"], {}, r"^`X\[1\]` must be an array, a list or a frame, got a str"),
+        ([np.zeros(())], {}, r"^series 0 of `X` must have the shape .*, got \(\)"),
+        ([np.zeros((2, 2, 2))], {}, r"^series 0 of `X` must have the shape .*, got \(2, 2, 2\)"),
+        ([np.zeros((2, 0))], {}, r"^series 0 of `X` must have the shape .*, got \(2, 0\)"),
+        (
+            [np.array([0, np.nan, np.nan, np.inf])],
+            {},
+            r"^series 0 of `X` must contain only finite numbers, got 2 NaN and 1 infinity",
+        ),
+        ([pd.DataFrame({"a": [1.0, None]})], {}, r"got 1 NaN and 0 infinity"),
+        ([np.array(["a"])], {}, "^series 0 of `X` must contain only real numbers, got a value that is no number"),
+        ([np.zeros(2, "timedelta64[s]")], {}, r"^series 0 of `X` must contain only real numbers, got dtype timedelta64\[s\]"),
+        ([pd.Series([1j])], {}, "^series 0 of `X` must contain only real numbers, got dtype complex128"),
+        (
+            [pd.DataFrame([[1, 2]], columns=[["a", "b"], ["c", "d"]])],
+            {},
+            "^series 0 of `X` must have one level of columns, the channels, got 2 levels",
+        ),
+        (
+            [pd.DataFrame([[1, 2]], columns=["a", "a"])],
+            {},
+            r"^series 0 of `X` must have unique columns, got 1 labels \('a'\) more than once",
+        ),
         (
             [pd.DataFrame([[1, 2]], columns=["a", "b"]), pd.DataFrame([[1, 2]], columns=["a", "c"])],
             {},
-            r"^X: series 1: its columns lack 1 labels \('b'\) and have 1 labels \('c'\)",
+            r"^series 1 of `X` must have .* channels, .*, got columns that lack 1 labels \('b'\) and have 1 labels \('c'\)",
         ),
-        ([np.zeros((2, 3))], {}, r"^X: series 0 has the shape \(2, 3\): 2 steps of 3 channels"),
-        ([np.zeros((2, 3))], {"known": FittedChannels(2, None)}, "and the latter has the 2 channels of fit; set layout"),
-        ([np.zeros(3)], {"times": "index"}, "^times: got 'index', expected times, or"),
-        ([pd.Series([1.0])], {"times": "columns"}, "^times: got 'columns'"),
-        (long_frame(("x", 0, 1)), {"times": [[0]]}, "^times: got list, expected None or 'index', as X is indexed by time"),
-        (long_frame(("x", 0, 1)), {"times": "other"}, "^times: got str"),
-        ([np.zeros(3)], {"times": []}, "^times: got 0 series of times, expected 1"),
-        ([np.zeros(3)], {"times": [[0, 1]]}, "^times: series 0 has 2 times, expected 3"),
-        ([np.zeros(3)], {"times": [[0, 2, 1]]}, "^times: series 0 has times that go back"),
+        (
+            [np.zeros((2, 3))],
+            {},
+            r"`layout` must be set for series 0 of X with the shape \(2, 3\), got None: 2 steps of 3 channels",
+        ),
+        ([np.zeros((2, 3))], {"known": FittedChannels(2, None)}, "layout='ncl', and the latter has the 2 channels of fit"),
+        (
+            [np.zeros(3)],
+            {"times": "index"},
+            "^`times` must be the times of the steps, or 'index' with series of pandas, got 'index'",
+        ),
+        (
+            [pd.Series([1.0])],
+            {"times": "columns"},
+            "^`times` must be the times of the steps, or 'index' with series of pandas, got 'columns'",
+        ),
+        (long_frame(("x", 0, 1)), {"times": [[0]]}, "^`times` must be None or 'index', as X is indexed by time, got a list"),
+        (long_frame(("x", 0, 1)), {"times": "other"}, "^`times` must be None or 'index', as X is indexed by time, got a str"),
+        ([np.zeros(3)], {"times": []}, "^`times` must have 1 series of times, got 0"),
+        ([np.zeros(3)], {"times": [[0, 1]]}, "^series 0 of `times` must have 3 times, one for each step, got 2"),
+        ([np.zeros(3)], {"times": [[0, 2, 1]]}, "^series 0 of `times` must be in the order of time, got times that go back"),
     ],
     ids=str,
 )
@@ -255,22 +301,25 @@ def test_values_find_their_cases():
     assert align_to_cases([1, 2], cases, "y") == [1, 2]
     assert align_to_cases(values, None, "y") is values
     for index, message in (
-        (["y", "y"], r"^y: its index and that of X differ, and that of y holds 1 labels \('y'\) more than once"),
-        (["y", "z"], r"it lacks 1 labels \('x'\) of X, and has 1 labels \('z'\) that X has not"),
-        (["y"], r"it lacks 1 labels \('x'\) of X, and has none that X has not"),
+        (
+            ["y", "y"],
+            r"^`y` must have the index of X, or .* unique index, got 1 labels \('y'\) more than once in the index of y",
+        ),
+        (["y", "z"], r"got an index that lacks 1 labels \('x'\) of X, and has 1 labels \('z'\) that X has not"),
+        (["y"], r"got an index that lacks 1 labels \('x'\) of X, and has none that X has not"),
         ([*"xyabcdef"], r"has 6 labels \('a', 'b', 'c', 'd', 'e', \.\.\.\) that X"),
         ([*"xyabcde"], r"has 5 labels \('a', 'b', 'c', 'd', 'e'\) that X"),
     ):
         with pytest.raises(ValueError, match=message):
             align_to_cases(pd.Series(range(len(index)), index=index), cases, "y")
-    with pytest.raises(ValueError, match="and that of X holds"):
+    with pytest.raises(ValueError, match="more than once in the index of X"):
         align_to_cases(values, pd.Index(["x", "x"]), "y")
 
 
 def test_targets_without_an_index_need_sorted_cases():
     rows, y = [("x", 0, 1), ("y", 0, 2)], np.array([1, 2])
     assert align_targets(read_collection(long_frame(*rows)), y) is y
-    with pytest.raises(ValueError, match=r"^y: got values without an index, and the cases of X are not sorted"):
+    with pytest.raises(ValueError, match=r"^`y` must be indexed by case, .*, got values without an index and unsorted cases"):
         align_targets(read_collection(long_frame(*rows[::-1])), y)
     assert len(align_targets(read_collection(long_frame(*rows[::-1])), y[:1])) == 1, "the number is checked by others"
     assert align_targets(read_collection(pd.Series([np.zeros(2)] * 2, index=[1, 0])), y) is y
@@ -310,7 +359,7 @@ def test_padding_gaps_and_units():
     assert timed.time_unit() == 3.5
     assert collection.with_times([[7], [3, 3, 10]]).time_unit() == 7, "gaps of 0 do not count"
     assert collection.with_times([[7], [3, 3, 3]]).time_unit() == 1
-    with pytest.raises(ValueError, match=r"^times: got 1 series of times, expected 2"):
+    with pytest.raises(ValueError, match=r"^`times` must have 2 series of times, got 1"):
         collection.with_times([[7]])
 
 

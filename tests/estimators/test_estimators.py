@@ -147,19 +147,35 @@ NO_DATE = np.array(["NaT", "2024-01-01", "2024-01-02"], "datetime64[D]")
 @pytest.mark.parametrize(
     ("X", "times", "message"),
     [
-        ([], None, "X: got no series"),
-        ([np.zeros((3, 2)), np.zeros((3, 1))], None, "X: series 1 has 1 channels, expected 2"),
-        ([np.zeros((3, 2)), np.full((3, 2), np.nan)], None, "X: series 1 contains NaN"),
-        ([np.zeros((3, 2)), np.zeros((0, 2))], None, "X: series 1 has the shape"),
-        ([np.zeros((3, 2)), np.array([["a", "b"]])], None, "X: series 1 holds what is no number"),
-        ([np.zeros((3, 2)), np.zeros((3, 2), complex)], None, "X: series 1 holds complex128, expected real numbers"),
-        ([np.zeros((3, 2)), np.zeros((3, 2), "datetime64[s]")], None, r"X: series 1 holds datetime64\[s\], expected"),
-        (np.zeros((2, 3, 1)), np.zeros((1, 3)), "times: got 1 series of times, expected 2"),
-        (np.zeros((2, 3, 1)), np.zeros((2, 2)), "times: series 0 has 2 times, expected 3"),
-        (np.zeros((2, 3, 1)), [[0, 1, 2], [0, 2, 1]], "times: series 1 has times that go back"),
-        (np.zeros((2, 3, 1)), [[0, 1, 2], ["a", "b", "c"]], "times: series 1: its times are of kind 'string'"),
-        (np.zeros((2, 3, 1)), [[0, 1, 2], NO_DATE], "times: series 1: lacks 1 time stamps, the first in row 0"),
-        (np.zeros((2, 3, 1)), "index", "times: got 'index', expected times, or 'index' with series of pandas"),
+        ([], None, "`X` must have at least one series, got none"),
+        ([np.zeros((3, 2)), np.zeros((3, 1))], None, "series 1 of `X` must have 2 channels like the first, got 1"),
+        ([np.zeros((3, 2)), np.full((3, 2), np.nan)], None, "series 1 of `X` must contain only finite numbers"),
+        ([np.zeros((3, 2)), np.zeros((0, 2))], None, "series 1 of `X` must have the shape"),
+        (
+            [np.zeros((3, 2)), np.array([["a", "b"]])],
+            None,
+            "series 1 of `X` must contain only real numbers, got a value that is no number",
+        ),
+        (
+            [np.zeros((3, 2)), np.zeros((3, 2), complex)],
+            None,
+            "series 1 of `X` must contain only real numbers, got dtype complex128",
+        ),
+        (
+            [np.zeros((3, 2)), np.zeros((3, 2), "datetime64[s]")],
+            None,
+            r"series 1 of `X` must contain only real numbers, got dtype datetime64\[s\]",
+        ),
+        (np.zeros((2, 3, 1)), np.zeros((1, 3)), "`times` must have 2 series of times, got 1"),
+        (np.zeros((2, 3, 1)), np.zeros((2, 2)), "series 0 of `times` must have 3 times, one for each step, got 2"),
+        (np.zeros((2, 3, 1)), [[0, 1, 2], [0, 2, 1]], "series 1 of `times` must be in the order of time, got times that go back"),
+        (np.zeros((2, 3, 1)), [[0, 1, 2], ["a", "b", "c"]], "series 1 of `times` must have times .*, got the kind 'string'"),
+        (
+            np.zeros((2, 3, 1)),
+            [[0, 1, 2], NO_DATE],
+            "series 1 of `times` must have a time stamp in each row, got 1 missing, first row 0",
+        ),
+        (np.zeros((2, 3, 1)), "index", "`times` must be the times of the steps, or 'index' with series of pandas, got 'index'"),
     ],
     ids=str,
 )
@@ -171,13 +187,13 @@ def test_impossible_series_are_named(X, times, message):
 def test_what_does_not_fit_what_was_fitted_is_named():
     X, y = waves(8, 6)
     model = SSMClassifier(**BRIEF).fit(X, y)
-    with pytest.raises(ValueError, match="X: got series of 1 channels, expected 2 as in fit"):
+    with pytest.raises(ValueError, match="`X` must have 2 channels as in fit, got 1"):
         model.predict(X[..., :1])
-    with pytest.raises(ValueError, match="times: got some, expected them where fit had them"):
+    with pytest.raises(ValueError, match="`times` must be None as in fit, got times"):
         model.predict(X, np.zeros((8, 6)))
-    with pytest.raises(ValueError, match="y: got 7 labels, expected 8"):
+    with pytest.raises(ValueError, match="`y` must have 8 labels, one for each series, got 7"):
         SSMClassifier(**BRIEF).fit(X, y[:7])
-    with pytest.raises(ValueError, match=r"y: got shape \(7,\), expected \(8,\)"):
+    with pytest.raises(ValueError, match=r"`y` must have the shape \(8,\) or \(8, K\), .*, got \(7,\)"):
         SSMRegressor(**BRIEF).fit(X, np.zeros(7))
     with pytest.raises(ValueError, match=r"`epochs` must be .*, got 0"):
         SSMClassifier(**{**BRIEF, "epochs": 0}).fit(X, y)
@@ -211,7 +227,7 @@ def test_forecasts_come_in_the_form_of_the_series():
     np.testing.assert_allclose(model.predict(frame), model.predict(y), atol=1e-5)
     several = SSMForecaster(**brief).fit([y, y[:20]])
     assert several.predict(y).shape == (4, 2)
-    with pytest.raises(ValueError, match="y: fit had several series"):
+    with pytest.raises(ValueError, match="`y` must be the series to forecast, as fit had several"):
         several.predict()
     np.testing.assert_allclose(model.predict(y), model.predict(y[-10:]), atol=1e-6)  # the window is all that is read
     twin = copy.deepcopy(model).fit(y)
@@ -227,20 +243,20 @@ def test_forecasts_for_uneven_times():
     np.testing.assert_allclose(model.predict(y, times), model.predict(y, times, ahead), atol=1e-5)
     assert not np.allclose(model.predict(y, times, times[-1] + np.array([5.0, 9.0, 20.0])), model.predict(y, times))
     assert np.isfinite(model.score(y, times))
-    with pytest.raises(ValueError, match="times_ahead: they start before the series ends"):
+    with pytest.raises(ValueError, match="`times_ahead` must be in the order of time and start after the series ends"):
         model.predict(y, times, times[-4:-1])
-    with pytest.raises(ValueError, match="times_ahead: got times, expected none where fit had none"):
+    with pytest.raises(ValueError, match="`times_ahead` must be None, as fit had no times"):
         SSMForecaster(horizon=3, window=8, **BRIEF).fit(y).predict(y, times_ahead=times[-3:])
 
 
 @pytest.mark.parametrize(
     ("y", "options", "message"),
     [
-        (np.zeros(4), {"horizon": 4}, "y: the longest series has 4 steps, expected more than the horizon of 4"),
+        (np.zeros(4), {"horizon": 4}, "`y` must have a series of more steps than the horizon of 4, got at most 4"),
         (np.zeros(9), {"horizon": 0}, "`horizon` must be .*, got 0"),
         (np.zeros(9), {"horizon": 2, "spec": "bidirectional"}, "`blocks` must be causal"),
         (np.zeros(9), {"horizon": 2.5}, r"`horizon` must be a whole number of at least 1, got 2\.5"),
-        ([], {}, "y: got no series"),
+        ([], {}, "`y` must have at least one series, got none"),
     ],
     ids=str,
 )
@@ -294,21 +310,23 @@ def test_values_beyond_float32_are_refused_where_they_stand():
     x = np.random.default_rng(0).normal(size=(20, 12))
     labels, large = np.arange(20) % 2, x.copy()
     large[3, 5] = 1e60
-    place = r"X: series 3, channel 0, step 5: got 1e\+60, which float32 does not hold in units of .*; the largest possible is 3"
+    place = r"series 3 of `X` must be at most 3.* in channel 0, the largest number of float32 .*, got 1e\+60 in step 5"
     for model in (SSMClassifier(**BRIEF).fit(x, labels), SSMRegressor(**BRIEF).fit(x, labels)):
         with pytest.raises(ValueError, match=place):
             model.predict(large)
     named = pd.DataFrame(np.stack([x[0], large[3]], 1), columns=["level", "flow"])
-    with pytest.raises(ValueError, match=r"y: series 0, channel 'flow', step 5: got 1e\+60, which"):
+    with pytest.raises(ValueError, match=r"series 0 of `y` must be at most .* in channel 'flow', .*, got 1e\+60 in step 5"):
         SSMForecaster(horizon=2, window=5, **BRIEF).fit(named.clip(-9, 9)).predict(named)
     constant = np.full((20, 12), 1e60)
     constant[3, 5] += 1e50
-    with pytest.raises(ValueError, match=r"X: series 0, channel 0, step 0: got 1e\+60"):
+    with pytest.raises(ValueError, match=r"series 0 of `X` must be at most .* in channel 0, .*, got 1e\+60 in step 0"):
         SSMClassifier(**BRIEF).fit(constant, labels)
     times = np.tile(np.arange(12.0), (20, 1))
     fitted = SSMClassifier(**BRIEF).fit(x, labels, times)
     times[4, 11] = 1e60
-    with pytest.raises(ValueError, match=r"times: series 4, step 11: got 1e\+60 since the step before, which float32 does not"):
+    with pytest.raises(
+        ValueError, match=r"series 4 of `times` must be at most .* from step to step, .*, got 1e\+60 before step 11"
+    ):
         fitted.predict(x, times)
 
 
@@ -326,5 +344,5 @@ def test_a_prediction_that_is_not_finite_is_no_class(call):
     model = SSMClassifier(**BRIEF).fit(x, labels)
     with torch.no_grad():
         next(model.model_.parameters()).fill_(torch.nan)
-    with pytest.raises(ValueError, match=r"X: the prediction for series 0 is NaN or infinite \(6 of 6 are\)"):
+    with pytest.raises(ValueError, match=r"the prediction for series 0 of `X` is NaN or infinite \(6 of 6 are\)"):
         getattr(model, call)(x, *([labels] if call == "score" else []))

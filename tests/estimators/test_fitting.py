@@ -96,7 +96,7 @@ def test_a_short_run_starts_at_the_full_rate_and_one_of_forty_warms_up_for_four(
 
 def test_a_loss_that_is_not_finite_is_an_error(updates):
     model = nn.Linear(1, 1, bias=False)
-    with pytest.raises(ValueError, match=r"^lr: got 0\.01, .* not a number in epoch 2 of 3, needed a smaller one"):
+    with pytest.raises(ValueError, match=r"^`lr` must be smaller, .*, got 0\.01, .* not a number in epoch 2 of 3"):
         run(model, lambda _: model.weight.sum() * (1.0 if len(updates.rates) < 4 else np.nan), lambda _: np.arange(6))
 
 
@@ -104,7 +104,7 @@ def test_a_loss_that_is_not_finite_is_an_error(updates):
 def test_a_fit_that_diverges_is_an_error_and_leaves_no_model(kind):
     X, y = np.random.default_rng(0).normal(size=(7, 9)), np.array([0, 1, 0, 1, 0, 1, 1])
     estimator = kind(**{**BRIEF, "epochs": 20}, lr=1e30)
-    with pytest.raises(ValueError, match=r"^lr: got 1e\+30, .* became infinite or not a number"):
+    with pytest.raises(ValueError, match=r"^`lr` must be smaller, .*, got 1e\+30, .* became infinite or not a number"):
         estimator.set_params(horizon=2, window=3).fit(X[0]) if kind is SSMForecaster else estimator.fit(X, y)
     assert not hasattr(estimator, "model_")
 
@@ -204,12 +204,12 @@ def test_predictions_are_read_batch_by_batch():
     assert labels.score(X, ["a", "b", "c"]) == pytest.approx(2 / 3)
     odds = np.exp([3.0, 2.0, 0.0])
     np.testing.assert_allclose(labels.predict_proba(X)[0], odds / odds.sum())
-    with pytest.raises(ValueError, match=r"^y: got 2 labels, expected 3"):
+    with pytest.raises(ValueError, match=r"^`y` must have 3 labels, one for each series, got 2"):
         labels.score(X, ["a", "b"])
-    with pytest.raises(ValueError, match=r"^times: got some, expected"):
+    with pytest.raises(ValueError, match=r"^`times` must be None as in fit, got times"):
         labels.predict(X, [[0, 1], [0], [0, 1, 2]])
     labels.has_times_ = True
-    with pytest.raises(ValueError, match=r"^times: got none, expected"):
+    with pytest.raises(ValueError, match=r"^`times` must be given as in fit, got None"):
         labels.predict(X)
 
 
@@ -235,10 +235,10 @@ def test_the_form_of_predictions(output, given, kind):
 @pytest.mark.parametrize(
     ("y", "message"),
     [
-        (["a", None, None], "^y: 2 of 3 labels are missing, the first in row 1"),
+        (["a", None, None], "^`y` must have a label in each row, got 2 of 3 missing, first row 1"),
         ([1.0, np.inf], "y"),
-        (np.array(["a", 1], object), "^y: holds labels of kind 'mixed-integer'"),
-        ([0.5, 1.5], "^y: Unknown label type: continuous"),
+        (np.array(["a", 1], object), "^`y` must contain only text or only numbers, got labels of kind 'mixed-integer'"),
+        ([0.5, 1.5], "^`y` is not a valid target: Unknown label type: continuous"),
         (np.zeros((2, 2)), "y should be a 1d array"),
     ],
     ids=str,
@@ -260,7 +260,11 @@ def test_kinds_of_labels(y, kind):
 def test_numbers_to_predict():
     assert convert_targets([1, 2]).dtype == np.float64
     assert convert_targets([[1, 2]]).shape == (1, 2)
-    for y, message in ((["a"], "^y: "), ([np.nan], "^y: Input y contains NaN"), (np.zeros(1, "datetime64[s]"), "^y: ")):
+    for y, message in (
+        (["a"], "^`y` "),
+        ([np.nan], "^`y` is not a valid target: Input y contains NaN"),
+        (np.zeros(1, "datetime64[s]"), "^`y` "),
+    ):
         with pytest.raises(ValueError, match=message):
             convert_targets(y)
 
@@ -277,9 +281,9 @@ def test_targets_are_standardised_by_column(monkeypatch):
     assert SSMRegressor(**BRIEF).fit(X, y["a"] * 3).target_scale_.tolist() == [3]
     assert SSMRegressor(**BRIEF).fit(X, y["a"].to_numpy()).predict(X).shape == (4,)
     for wrong in (np.zeros((4, 1, 1)), np.zeros(3)):
-        with pytest.raises(ValueError, match=r"^y: "):
+        with pytest.raises(ValueError, match=r"^`y` "):
             SSMRegressor(**BRIEF).fit(X, wrong)
-    with pytest.raises(ValueError, match=r"^y: got the one class 'a', expected two"):
+    with pytest.raises(ValueError, match=r"^`y` must have at least two classes, got the one class 'a'"):
         SSMClassifier(**BRIEF).fit(X, ["a"] * 4)
     for kind in (SSMClassifier, SSMRegressor):
         with pytest.raises(ValueError, match=r"requires y to be passed"):
@@ -361,7 +365,7 @@ def test_the_window_shrinks_with_a_short_series(stubbed, caplog):
         assert model.model_.calls[-1][0].shape[1] == length
         model.predict()
         assert model.model_.calls[-1][0].shape[1] == length
-    with pytest.raises(ValueError, match=r"^y: the longest series has 9 steps, expected more than the horizon of 9"):
+    with pytest.raises(ValueError, match=r"^`y` must have a series of more steps than the horizon of 9, got at most 9"):
         SSMForecaster(9, 10, **BRIEF).fit(y)
 
 
@@ -392,7 +396,7 @@ def test_the_score_of_a_forecaster(stubbed):
     assert model.score(y[:5]) == pytest.approx(wanted, rel=1e-5), "a shorter window where the series is short"
     assert model.score(y[:4]) == pytest.approx(wanted, rel=1e-5)
     for short in (3, 2):
-        with pytest.raises(ValueError, match=rf"^y: got {short} steps, expected more than the horizon of 3"):
+        with pytest.raises(ValueError, match=rf"^`y` must have more steps than the horizon of 3, got {short}"):
             model.score(y[:short])
     assert model.score(np.full(9, 4.0)) == 0, "no skill where nothing changes and something was forecast"
     model.model_.forward = lambda past, **_: past[:, -1:].expand(-1, 3, -1)
@@ -420,14 +424,14 @@ def test_times_ahead(stubbed):
     model.predict(times, times, [11, 11])
     assert model.model_.calls[-1][2].tolist() == [[0, 0]]
     for ahead, message in (
-        ([12], r"^times_ahead: got 1 times, expected 2, one a step"),
-        ([12, 13, 14], r"^times_ahead: got 3 times"),
-        ([10, 12], r"^times_ahead: they start before the series ends, or go back"),
-        ([13, 12], r"^times_ahead: they start before"),
+        ([12], r"^`times_ahead` must have 2 times, one for each step of the horizon, got 1"),
+        ([12, 13, 14], r"^`times_ahead` must have 2 times, .*, got 3"),
+        ([10, 12], r"^`times_ahead` must be in the order of time and start after the series ends"),
+        ([13, 12], r"^`times_ahead` must be in the order of time and start after the series ends"),
     ):
         with pytest.raises(ValueError, match=message):
             model.predict(times, times, ahead)
-    with pytest.raises(ValueError, match=r"^times: got none, expected them where fit had them"):
+    with pytest.raises(ValueError, match=r"^`times` must be given as in fit, got None"):
         model.predict(times)
 
 
@@ -441,9 +445,9 @@ def test_the_stamps_of_forecasts(stubbed):
     one = model.predict(pd.Series([1.0], days[:1]))
     assert one.index.tolist() == [pd.Timestamp("2024-01-02"), pd.Timestamp("2024-01-03")]
     counted = SSMForecaster(2, 4, **BRIEF).fit(y)
-    with pytest.raises(ValueError, match=r"^y: got one row, which does not tell how far apart steps are"):
+    with pytest.raises(ValueError, match=r"^`y` must have at least two rows, .*, got one row"):
         counted.predict(pd.Series([1.0], days[:1]))
-    with pytest.raises(ValueError, match=r"^y: its steps are 2D apart, expected D as in fit"):
+    with pytest.raises(ValueError, match=r"^`y` must have steps of D as in fit"):
         model.predict(pd.Series(y[::2], days[::2]))
     timed = SSMForecaster(2, 4, **BRIEF).fit(pd.Series(y, days), "index")
     assert timed.step_ is None
@@ -462,13 +466,13 @@ def test_the_stamps_of_forecasts(stubbed):
 def test_steps_of_several_series(stubbed):
     days = pd.date_range("2024-01-01", periods=8, freq="D")
     one, other = pd.Series(np.arange(8.0), days), pd.Series(np.arange(4.0), days[::2])
-    with pytest.raises(ValueError, match=r"^y: series 1: its steps are 2D apart, expected D as in series 0"):
+    with pytest.raises(ValueError, match=r"^series 1 of `y` must have steps of D as in series 0"):
         SSMForecaster(2, 2, **BRIEF).fit([one, other])
     model = SSMForecaster(2, 2, **BRIEF).fit([one.iloc[:1], one])
     assert model.step_ == days.freq
-    with pytest.raises(ValueError, match=r"^y: got 2 series, expected the one to forecast"):
+    with pytest.raises(ValueError, match=r"^`y` must be one series, got 2"):
         model.predict([one, one])
-    with pytest.raises(ValueError, match=r"^y: got 2 series, expected one"):
+    with pytest.raises(ValueError, match=r"^`y` must be one series, got 2"):
         model.score([one, one])
 
 

@@ -40,9 +40,9 @@ def test_predictions_carry_the_case_as_output_says():
     same = SSMRegressor(**BRIEF).fit(DATA, SIZES.to_numpy())
     np.testing.assert_array_equal(sizes.predict(LONG), same.predict(DATA))
     assert sizes.score(LONG, SIZES.iloc[::-1]) == same.score(DATA, SIZES.to_numpy())
-    with pytest.raises(ValueError, match="y: its index differs"):
+    with pytest.raises(ValueError, match="`y` must have the index of the cases of X"):
         model.score(LONG, KINDS.iloc[1:])
-    with pytest.raises(ValueError, match="y: got 11 labels, expected 12"):
+    with pytest.raises(ValueError, match="`y` must have 12 labels, one for each series, got 11"):
         model.score(LONG, KINDS.tolist()[1:])
 
 
@@ -59,7 +59,7 @@ def test_scikit_learns_tools_cut_split_cases_between_cases():
     assert GridSearchCV(SSMClassifier(**BRIEF), {"d_model": [2, 4]}, cv=2).fit(parts, labels).best_params_["d_model"] in (2, 4)
     train, test, known, asked = train_test_split(parts, labels, random_state=0)
     assert 0 <= SSMClassifier(**BRIEF).fit(train, known).score(test, asked.iloc[::-1]) <= 1, "labels find their series"
-    with pytest.raises(ValueError, match="X: got ndarray, expected a frame indexed by"):
+    with pytest.raises(ValueError, match=r"`X` must be a frame indexed by .*, got a ndarray"):
         split_cases(DATA)
 
 
@@ -80,9 +80,9 @@ def test_forecasts_of_frames_name_their_channels_and_dates():
     assert turned.columns.tolist() == ["sun", "load"]
     pd.testing.assert_frame_equal(turned[["load", "sun"]], forecast)
     np.testing.assert_array_equal(model.predict(frame.to_numpy()), forecast)
-    with pytest.raises(ValueError, match=r"y: the series: its columns lack 1 labels \('sun'\)"):
+    with pytest.raises(ValueError, match=r"`y` must have .* channels, .*, got columns that lack 1 labels \('sun'\)"):
         model.predict(frame.rename(columns={"sun": "rain"}))
-    with pytest.raises(ValueError, match=r"set layout='nlc' for the former"):
+    with pytest.raises(ValueError, match=r"`layout` must be set for series 0 of y with the shape"):
         SSMForecaster(**AHEAD).fit(frame.to_numpy().T)
     other = SSMForecaster(**AHEAD, layout="ncl").fit(frame.to_numpy().T)
     np.testing.assert_array_equal(other.predict(frame.to_numpy().T), forecast)
@@ -97,27 +97,31 @@ def test_the_clock_of_a_series_must_be_that_of_fit():
     assert model.predict(LOAD.to_numpy()).shape == (3,)
     assert model.predict(LOAD.reset_index(drop=True)).index.tolist() == [60, 61, 62], "rows that are only counted have no step"
     for frequency in ("D", "30min"):
-        with pytest.raises(ValueError, match=rf"y: its steps are {frequency} apart, expected h as in fit"):
+        with pytest.raises(ValueError, match=rf"`y` must have steps of h as in fit, got steps of {frequency}"):
             model.predict(LOAD.set_axis(pd.date_range("2024", periods=60, freq=frequency, tz="UTC")))
-    with pytest.raises(ValueError, match=r"y: its steps are 0.5 apart, expected 2 as in fit"):
+    with pytest.raises(ValueError, match=r"`y` must have steps of 2 as in fit"):
         SSMForecaster(**AHEAD).fit(LOAD.set_axis(range(0, 120, 2))).predict(LOAD.set_axis(np.arange(60) / 2))
-    with pytest.raises(ValueError, match="y: its steps are not even"):
+    with pytest.raises(ValueError, match="`y` must have equal steps"):
         model.score(LOAD.drop(HOURS[9]))
     months = LOAD.set_axis(pd.date_range("2020-01-31", periods=60, freq="ME"))
     assert SSMForecaster(**AHEAD).fit(months).predict(months.iloc[:2]).index[0] == pd.Timestamp("2020-03-31")
-    with pytest.raises(ValueError, match="y: got one row, which does not tell how far apart steps are"):
+    with pytest.raises(ValueError, match=r"`y` must have at least two rows, .*, got one row"):
         SSMForecaster(**AHEAD).fit(LOAD.to_numpy()).predict(LOAD.iloc[:1])
 
 
 def test_dates_with_and_without_a_time_zone_are_not_the_same_clock():
     model = SSMForecaster(**AHEAD).fit(LOAD)
-    with pytest.raises(ValueError, match=r"y: its dates have no time zone, expected the time zone Europe/Berlin as in fit"):
+    with pytest.raises(ValueError, match=r"`y` must have dates with the time zone Europe/Berlin as in fit, got no time zone"):
         model.predict(LOAD.set_axis(pd.date_range("2024", periods=60, freq="h")))
-    with pytest.raises(ValueError, match=r"y: series 1: its dates have no time zone, expected the time zone .* as in series 0"):
+    with pytest.raises(
+        ValueError, match=r"series 1 of `y` must have dates with the time zone .* as in series 0, got no time zone"
+    ):
         SSMForecaster(**AHEAD).fit([LOAD, LOAD.set_axis(pd.date_range("2024", periods=60, freq="h"))])
     days = LOAD.set_axis(pd.date_range("2024-03-01", periods=60, freq="D"))
     for call in ("predict", "score"):
-        with pytest.raises(ValueError, match=r"y: its dates have the time zone UTC, expected no time zone as in fit; tz_convert"):
+        with pytest.raises(
+            ValueError, match=r"`y` must have dates with no time zone as in fit, got the time zone UTC; tz_convert"
+        ):
             getattr(SSMForecaster(**AHEAD).fit(days), call)(days.tz_localize("UTC"))
     local = days.tz_localize("Europe/Berlin")
     model = SSMForecaster(**AHEAD).fit(local)
@@ -135,9 +139,9 @@ def test_forecasts_of_several_series():
     cube = SSMForecaster(**AHEAD).fit(np.stack([LOAD, LOAD])[..., None])
     np.testing.assert_array_equal(cube.predict(LOAD), SSMForecaster(**AHEAD).fit([LOAD, LOAD]).predict(LOAD))
     daily = LOAD.set_axis(pd.date_range("2024", periods=60, freq="D", tz="Europe/Berlin"))
-    with pytest.raises(ValueError, match="y: series 1: its steps are D apart, expected h as in series 0"):
+    with pytest.raises(ValueError, match="series 1 of `y` must have steps of h as in series 0"):
         SSMForecaster(**AHEAD).fit([LOAD, daily])
-    with pytest.raises(ValueError, match="y: got 2 series, expected the one to forecast"):
+    with pytest.raises(ValueError, match="`y` must be one series, got 2"):
         model.predict(long)
 
 
@@ -153,11 +157,11 @@ def test_uneven_clocks_are_read_as_times():
     elapsed = np.asarray((gappy.index - gappy.index[0]).total_seconds())
     numbers = model.predict(gappy.to_numpy(), elapsed, elapsed[-1] + 3600 * np.array([1, 5, 30]))
     np.testing.assert_array_equal(numbers, forecast)
-    with pytest.raises(ValueError, match="times_ahead: got 2 times, expected 3, one a step of the horizon"):
+    with pytest.raises(ValueError, match="`times_ahead` must have 3 times, one for each step of the horizon, got 2"):
         model.predict(gappy, "index", ahead[:2])
-    with pytest.raises(ValueError, match="times_ahead: "):
+    with pytest.raises(ValueError, match="`times_ahead` "):
         model.predict(gappy, "index", [1.0, 2.0, 3.0])
-    with pytest.raises(ValueError, match="y: the series: its index holds 1 duplicated time stamps"):
+    with pytest.raises(ValueError, match="`y` must be without duplicated time stamps, got 1"):
         SSMForecaster(**AHEAD).fit(pd.concat([gappy, gappy[-1:]]), times="index")
     months = pd.Series(np.sin(np.arange(40)), index=pd.period_range("2020-01", periods=42, freq="M").delete([5, 9]))
     assert (

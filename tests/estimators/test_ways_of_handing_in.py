@@ -210,53 +210,89 @@ ways(
         "long frame of one column": lambda: Cased(long(CHANNELS[:1]), NAMES),
     },
     {
-        "a value is NaN": (lambda: hurt((1, 2), np.nan), "X: Input X contains NaN"),
-        "a value is infinite": (lambda: hurt((1, 2), np.inf), "X: Input X contains infinity"),
-        "a value is None": (lambda: hurt((1, 2), None), "X: Input X contains NaN"),
-        "a value is a word": (lambda: hurt((1, 2), "high"), "X: could not convert string to float: 'high'"),
-        "a value is complex": (lambda: TABLE + 0j, "X: Complex data not supported"),
-        "a value is masked": (lambda: np.ma.masked_greater(TABLE, 8), "X: got an array with . masked values"),
-        "a value of a frame is missing": (lambda: wide().mask(wide() > 8), "X: Input X contains NaN"),
-        "a nullable value is missing": (lambda: wide(dtype="Int64").mask(wide() > 8), "X: Input X contains NaN"),
-        "words": (lambda: TABLE.astype(str), "X: dtype='numeric' is not compatible with arrays of bytes/strings"),
-        "bytes": (lambda: TABLE.astype("S"), "X: dtype='numeric' is not compatible with arrays of bytes/strings"),
-        "dates": (lambda: TABLE.astype("M8[s]"), r"X: holds datetime64\[s\], expected real numbers"),
-        "durations": (lambda: TABLE.astype("m8[s]"), r"X: holds timedelta64\[s\], expected real numbers"),
-        "a column of dates": (lambda: wide().assign(x=HOURS[:1].repeat(N)).drop(columns=0), "X: column 'x' holds datetime64"),
-        "a matrix": (lambda: np.matrix(TABLE), "X: np.matrix is not supported"),
-        "a sparse matrix": (lambda: sparse.csr_array(TABLE), "X: Sparse data was passed for X"),
-        "a sparse tensor": (lambda: torch.from_numpy(TABLE).to_sparse(), "X: got a tensor with layout torch.sparse_coo"),
-        "a complex tensor": (lambda: torch.from_numpy(TABLE) + 0j, "X: Complex data not supported"),
-        "a tensor without values": (lambda: torch.empty(N, L, device="meta"), "X: got a tensor on the device meta"),
-        "one series": (lambda: TABLE[0], "X: Expected 2D array, got 1D array instead"),
-        "one Series": (lambda: pd.Series(TABLE[0]), "X: Expected (a )?2-?(D|dimensional)"),
-        "a number": (lambda: 3.0, "X: Expected 2D array, got scalar array instead"),
-        "nothing": (lambda: None, "X: Expected 2D array, got scalar array instead"),
-        "a word": (lambda: "series", "X: got a str, expected an array"),
-        "a path as bytes": (lambda: b"x.csv", "X: got a bytes, expected an array"),
-        "a generator": (lambda: (row for row in TABLE), "X: got a generator, expected an array"),
-        "a map": (lambda: map(list, TABLE), "X: got a map, expected an array"),
-        "a set": (lambda: set(map(tuple, TABLE)), "X: got a set, expected an array"),
-        "a dictionary": (lambda: dict(zip(NAMES, TABLE, strict=True)), r"X: got a dict, .*; pandas.Series\(X\) keeps its keys"),
-        "a mapping": (lambda: types.MappingProxyType({"a": TABLE[0]}), "X: got a mappingproxy, expected an array"),
-        "no series": (list, "X: got no series"),
-        "no rows": (lambda: TABLE[:0], r"X: Found array with 0 sample\(s\)"),
-        "no steps": (lambda: TABLE[:, :0], r"X: Found array with 0 feature\(s\)"),
-        "fewer steps than in fit": (lambda: TABLE[:, :4], "X: X has 4 features, but SSMClassifier is expecting 6"),
-        "an empty series in a list": (lambda: [*TABLE[1:], np.zeros(0)], r"X: series 7 has the shape \(0,\)"),
-        "two channels": (lambda: DATA, "X: got series of 2 channels, expected 1 as in fit"),
-        "four axes": (lambda: DATA[..., None], "X: got an array of 4 axes"),
+        "a value is NaN": (lambda: hurt((1, 2), np.nan), "`X` is not a valid table: Input X contains NaN"),
+        "a value is infinite": (lambda: hurt((1, 2), np.inf), "`X` is not a valid table: Input X contains infinity"),
+        "a value is None": (lambda: hurt((1, 2), None), "`X` is not a valid table: Input X contains NaN"),
+        "a value is a word": (
+            lambda: hurt((1, 2), "high"),
+            "`X` is not a valid table: could not convert string to float: 'high'",
+        ),
+        "a value is complex": (lambda: TABLE + 0j, "`X` is not a valid table: Complex data not supported"),
+        "a value is masked": (lambda: np.ma.masked_greater(TABLE, 8), "`X` must be an array without masked values, got . masked"),
+        "a value of a frame is missing": (lambda: wide().mask(wide() > 8), "`X` is not a valid table: Input X contains NaN"),
+        "a nullable value is missing": (
+            lambda: wide(dtype="Int64").mask(wide() > 8),
+            "`X` is not a valid table: Input X contains NaN",
+        ),
+        "words": (
+            lambda: TABLE.astype(str),
+            "`X` is not a valid table: dtype='numeric' is not compatible with arrays of bytes/strings",
+        ),
+        "bytes": (
+            lambda: TABLE.astype("S"),
+            "`X` is not a valid table: dtype='numeric' is not compatible with arrays of bytes/strings",
+        ),
+        "dates": (lambda: TABLE.astype("M8[s]"), r"`X` must be an array of real numbers, got dtype datetime64\[s\]"),
+        "durations": (lambda: TABLE.astype("m8[s]"), r"`X` must be an array of real numbers, got dtype timedelta64\[s\]"),
+        "a column of dates": (
+            lambda: wide().assign(x=HOURS[:1].repeat(N)).drop(columns=0),
+            "`X` must be a frame of real numbers, got dtype datetime64.* in column 'x'",
+        ),
+        "a matrix": (lambda: np.matrix(TABLE), "`X` is not a valid table: np.matrix is not supported"),
+        "a sparse matrix": (lambda: sparse.csr_array(TABLE), "`X` is not a valid table: Sparse data was passed for X"),
+        "a sparse tensor": (
+            lambda: torch.from_numpy(TABLE).to_sparse(),
+            "`X` must be a dense tensor, got layout torch.sparse_coo",
+        ),
+        "a complex tensor": (lambda: torch.from_numpy(TABLE) + 0j, "`X` is not a valid table: Complex data not supported"),
+        "a tensor without values": (
+            lambda: torch.empty(N, L, device="meta"),
+            "`X` must be a tensor with values, got one on the device meta",
+        ),
+        "one series": (lambda: TABLE[0], "`X` is not a valid table: Expected 2D array, got 1D array instead"),
+        "one Series": (lambda: pd.Series(TABLE[0]), "`X` is not a valid table: Expected (a )?2-?(D|dimensional)"),
+        "a number": (lambda: 3.0, "`X` is not a valid table: Expected 2D array, got scalar array instead"),
+        "nothing": (lambda: None, "`X` is not a valid table: Expected 2D array, got scalar array instead"),
+        "a word": (lambda: "series", "`X` must be an array, a list or a frame, got a str"),
+        "a path as bytes": (lambda: b"x.csv", "`X` must be an array, a list or a frame, got a bytes"),
+        "a generator": (lambda: (row for row in TABLE), "`X` must be an array, a list or a frame, got a generator"),
+        "a map": (lambda: map(list, TABLE), "`X` must be an array, a list or a frame, got a map"),
+        "a set": (lambda: set(map(tuple, TABLE)), "`X` must be an array, a list or a frame, got a set"),
+        "a dictionary": (
+            lambda: dict(zip(NAMES, TABLE, strict=True)),
+            r"`X` must be an array, a list or a frame, got a dict; pandas.Series\(X\) converts it, with its keys",
+        ),
+        "a mapping": (
+            lambda: types.MappingProxyType({"a": TABLE[0]}),
+            "`X` must be an array, a list or a frame, got a mappingproxy",
+        ),
+        "no series": (list, "`X` must have at least one series, got none"),
+        "no rows": (lambda: TABLE[:0], r"`X` is not a valid table: Found array with 0 sample\(s\)"),
+        "no steps": (lambda: TABLE[:, :0], r"`X` is not a valid table: Found array with 0 feature\(s\)"),
+        "fewer steps than in fit": (
+            lambda: TABLE[:, :4],
+            "`X` is not a valid table: X has 4 features, but SSMClassifier is expecting 6",
+        ),
+        "an empty series in a list": (lambda: [*TABLE[1:], np.zeros(0)], r"series 7 of `X` must have the shape .*, got \(0,\)"),
+        "two channels": (lambda: DATA, "`X` must have 1 channels as in fit, got 2"),
+        "four axes": (lambda: DATA[..., None], r"`X` must be an array \(cases, steps, channels\), got 4 axes"),
         "aeon's axes of one channel": (
             lambda: TABLE[:, None],
-            r"X: series 0 has the shape \(1, 6\): 1 steps of 6 channels .* layout",
+            r"`layout` must be set for series 0 of X with the shape \(1, 6\), got None: 1 steps of 6 channels",
         ),
-        "columns that go back": (lambda: wide(columns=HOURS[::-1]), "X: its columns: its time stamps go back"),
-        "columns of one time": (lambda: wide(columns=HOURS[[0, 0, 1, 2, 3, 4]]), "X: its columns: its index holds 1 duplicated"),
+        "columns that go back": (lambda: wide(columns=HOURS[::-1]), "the columns of `X` must be in the order of time"),
+        "columns of one time": (
+            lambda: wide(columns=HOURS[[0, 0, 1, 2, 3, 4]]),
+            "the columns of `X` must be without duplicated time stamps, got 1",
+        ),
         "columns of two levels": (
             lambda: wide(columns=pd.MultiIndex.from_product([["a", "b"], [0, 1, 2]])),
-            "X: its columns have 2",
+            "`X` must be a frame with one level of columns, the steps, got 2",
         ),
-        "a series a cell": (lambda: pd.DataFrame({"level": list(TABLE)}), "X: column 'level' holds a series a cell"),
+        "a series a cell": (
+            lambda: pd.DataFrame({"level": list(TABLE)}),
+            "`X` must be a frame of real numbers, got a series in each cell of column 'level'",
+        ),
     },
 )
 
@@ -367,88 +403,118 @@ ways(
     {
         "aeon's axes": (
             lambda: DATA.transpose(0, 2, 1),
-            r"X: series 0 has the shape \(2, 6\): .*the latter has the 2 channels of fit",
+            r"`layout` must be set for series 0 of X with the shape \(2, 6\), got None: .*the latter has the 2 channels of fit",
         ),
-        "a tensor with aeon's axes": (lambda: torch.from_numpy(DATA).mT, r"X: series 0 has the shape \(2, 6\)"),
-        "a list with aeon's axes": (lambda: list(DATA.transpose(0, 2, 1)), r"X: series 0 has the shape \(2, 6\)"),
-        "a table for two channels": (lambda: TABLE, "X: got series of 1 channels, expected 2 as in fit"),
-        "three channels": (lambda: DATA[..., [0, 1, 1]], "X: got series of 3 channels, expected 2 as in fit"),
+        "a tensor with aeon's axes": (
+            lambda: torch.from_numpy(DATA).mT,
+            r"`layout` must be set for series 0 of X with the shape \(2, 6\)",
+        ),
+        "a list with aeon's axes": (
+            lambda: list(DATA.transpose(0, 2, 1)),
+            r"`layout` must be set for series 0 of X with the shape \(2, 6\)",
+        ),
+        "a table for two channels": (lambda: TABLE, "`X` must have 2 channels as in fit, got 1"),
+        "three channels": (lambda: DATA[..., [0, 1, 1]], "`X` must have 2 channels as in fit, got 3"),
         "a list of unequal channels": (
             lambda: [*DATA[1:], DATA[0, :, :1]],
-            "X: series 7 has 1 channels, expected 2 as the first",
+            "series 7 of `X` must have 2 channels like the first, got 1",
         ),
-        "NaN in one series": (lambda: [*DATA[1:], DATA[0] * np.nan], "X: series 7 contains NaN or infinity"),
-        "a masked series": (lambda: [*DATA[1:], np.ma.masked_greater(DATA[0], 5)], "X: series 7: got an array with . masked"),
-        "a missing value in a long frame": (lambda: long().mask(long() > 8), "X: series . contains NaN or infinity"),
-        "a nullable value missing in a long frame": (lambda: long().astype("Int64").mask(long() > 8), "X: series . contains NaN"),
-        "complex series": (lambda: DATA + 0j, "X: series 0 holds complex128, expected real numbers"),
-        "words in a long frame": (lambda: long().assign(flow="high"), "X: series 0 holds what is no number"),
-        "dates in a long frame": (lambda: long().assign(flow=HOURS[0]), "X: series 0 holds datetime64"),
-        "a channel is missing": (lambda: long()[["level"]], r"X: series 0: its columns lack 1 labels \('flow'\)"),
-        "a channel too many": (lambda: long().assign(x=1.0), r"X: series 0: .* have 1 labels \('x'\) that were not expected"),
+        "NaN in one series": (lambda: [*DATA[1:], DATA[0] * np.nan], "series 7 of `X` must contain only finite numbers"),
+        "a masked series": (
+            lambda: [*DATA[1:], np.ma.masked_greater(DATA[0], 5)],
+            r"`X\[7\]` must be an array without masked values, got . masked",
+        ),
+        "a missing value in a long frame": (lambda: long().mask(long() > 8), "series . of `X` must contain only finite numbers"),
+        "a nullable value missing in a long frame": (
+            lambda: long().astype("Int64").mask(long() > 8),
+            "series . of `X` must contain only finite numbers",
+        ),
+        "complex series": (lambda: DATA + 0j, "series 0 of `X` must contain only real numbers, got dtype complex128"),
+        "words in a long frame": (
+            lambda: long().assign(flow="high"),
+            "series 0 of `X` must contain only real numbers, got a value that is no number",
+        ),
+        "dates in a long frame": (
+            lambda: long().assign(flow=HOURS[0]),
+            "series 0 of `X` must contain only real numbers, got dtype datetime64",
+        ),
+        "a channel is missing": (
+            lambda: long()[["level"]],
+            r"series 0 of `X` must have .* channels, .*, got columns that lack 1 labels \('flow'\)",
+        ),
+        "a channel too many": (lambda: long().assign(x=1.0), r"series 0 of `X` .* have 1 labels \('x'\) besides"),
         "a channel has another name": (
             lambda: long(columns=["level", "Flow"]),
-            r"X: series 0: its columns lack 1 labels \('flow'\)",
+            r"series 0 of `X` must have .* channels, .*, got columns that lack 1 labels \('flow'\)",
         ),
         "a channel is there twice": (
             lambda: long(columns=["level", "level"]),
-            r"X: series 0 has the columns 1 labels \('level'\) more",
+            r"series 0 of `X` must have unique columns, got 1 labels \('level'\) more",
         ),
         "columns have two levels": (
             lambda: long(columns=pd.MultiIndex.from_tuples([("a", 0), ("a", 1)])),
-            "X: series 0 has columns of 2",
+            "series 0 of `X` must have one level of columns, the channels, got 2",
         ),
-        "a time is there twice": (lambda: relabelled(1, REPEATED), "X: 8 duplicated time stamps, the first .* of case 'case 0'"),
-        "a whole case is there twice": (lambda: pd.concat([long(), long().iloc[:L]]), "X: 6 duplicated time stamps"),
+        "a time is there twice": (
+            lambda: relabelled(1, REPEATED),
+            "`X` must be without duplicated time stamps in a case, got 8, the first .* of case 'case 0'",
+        ),
+        "a whole case is there twice": (
+            lambda: pd.concat([long(), long().iloc[:L]]),
+            "`X` must be without duplicated time stamps in a case, got 6",
+        ),
         "a time is missing": (
             lambda: relabelled(1, pd.DatetimeIndex([*HOURS[:5], None] * N)),
-            "X: lacks 8 time stamps, the first in row 5",
+            "`X` must have a time stamp in each row, got 8 missing, first row 5",
         ),
-        "a time is NaN": (lambda: relabelled(1, pd.Index([0, 1, 2, 3, 4, np.nan] * N)), "X: lacks 8 time stamps"),
+        "a time is NaN": (
+            lambda: relabelled(1, pd.Index([0, 1, 2, 3, 4, np.nan] * N)),
+            "`X` must have a time stamp in each row, got 8 missing",
+        ),
         "times are words": (
             lambda: relabelled(1, pd.Index([f"t{i}" for i in range(L)] * N)),
-            "X: its times are of kind 'string'",
+            "`X` must have times .*, got the kind 'string'",
         ),
         "times are dates in words": (
             lambda: relabelled(1, pd.Index(HOURS.strftime("%d.%m.%Y %H")).append([]).repeat(N)),
-            "X: its times are",
+            "`X` must have times that are",
         ),
         "times are words and numbers": (
             lambda: relabelled(1, pd.Index([0, 1, 2, "3", 4, 5] * N, dtype=object)),
-            "X: its times are of kind 'mix",
+            "`X` must have times .*, got the kind 'mix",
         ),
         "times are true or false": (
             lambda: relabelled(1, pd.Index([True, False] * (N * L // 2))),
-            "X: its times are of kind 'boolean'",
+            "`X` must have times .*, got the kind 'boolean'",
         ),
         "times are intervals": (
             lambda: relabelled(1, pd.interval_range(0, periods=N * L)),
-            "X: its times are of kind 'interval'",
+            "`X` must have times .*, got the kind 'interval'",
         ),
         "times are of two zones": (
             lambda: relabelled(1, pd.Index([HOURS[0].tz_localize("UTC"), HOURS[0].tz_localize("Asia/Tokyo")] * 24, dtype=object)),
-            "X: holds times that are neither numbers nor dates of one time zone",
+            "`X` must have times that are numbers, or dates",
         ),
         "a case is missing": (
             lambda: relabelled(0, pd.Index([None, *NAMES[1:]]).repeat(L)),
-            "X: 6 rows have no case, the first is row 0",
+            "`X` must have a case for each row, got 6 rows without, first row 0",
         ),
-        "levels the other way round": (lambda: long().swaplevel(), r"X: its index is \(time, case\), expected \(case, time\)"),
-        "three levels": (lambda: pd.concat({"plant": long()}), "X: got an index of 3 levels, expected a frame indexed by"),
-        "an empty long frame": (lambda: long().iloc[:0], "X: got no series"),
+        "levels the other way round": (lambda: long().swaplevel(), r"`X` must be indexed by \(case, time\), got \(time, case\)"),
+        "three levels": (lambda: pd.concat({"plant": long()}), "`X` must be a frame indexed by .*, got an index of 3 levels"),
+        "an empty long frame": (lambda: long().iloc[:0], "`X` must have at least one series, got none"),
         "a frame whose times go back": (
             lambda: [pd.DataFrame(series, index=HOURS[::-1]) for series in DATA],
-            "X: series 0: its time stamps go back in row 1",
+            "series 0 of `X` must be in the order of time, got .* in row 1 after",
         ),
         "a frame with a time twice": (
             lambda: [pd.DataFrame(series, index=HOURS[[0, 1, 1, 2, 3, 4]]) for series in DATA],
-            "X: series 0: its index holds 1 duplicated time stamps",
+            "series 0 of `X` must be without duplicated time stamps, got 1",
         ),
         "a frame with words as times": (
             lambda: [pd.DataFrame(s, index=list("abcdef")) for s in DATA],
-            "X: series 0: its times are of",
+            "series 0 of `X` must have times that are",
         ),
-        "dictionaries": (lambda: [dict.fromkeys(CHANNELS, 0)] * N, "X: series 0: got a dict"),
+        "dictionaries": (lambda: [dict.fromkeys(CHANNELS, 0)] * N, r"`X\[0\]` must be an array, a list or a frame, got a dict"),
     },
 )
 
@@ -524,54 +590,84 @@ ways(
         "frame of one column": lambda: (labels()[0], labels()[1].to_frame()),
     },
     {
-        "none": (lambda: (TABLE, None), "y: this classifier requires y to be passed"),
-        "one class": (lambda: (TABLE, ["a"] * N), "y: got the one class 'a', expected two classes or more"),
-        "one class as numbers": (lambda: (TABLE, np.zeros(N, int)), "y: got the one class 0, expected two classes"),
-        "one class of categories": (lambda: (TABLE, pd.Categorical(["a"] * N, ["a", "b"])), "y: got the one class 'a'"),
-        "too few": (lambda: (TABLE, LABELS[1:]), "y: got 7 labels, expected 8"),
-        "too many": (lambda: (TABLE, [*LABELS, "a"]), "y: got 9 labels, expected 8"),
-        "NaN": (lambda: (TABLE, np.array([0, 1, np.nan, 1, 0, 1, 0, 1])), "y: 1 of 8 labels are missing, the first in row 2"),
-        "None": (lambda: (TABLE, [None, *LABELS[1:]]), "y: 1 of 8 labels are missing, the first in row 0"),
-        "a missing category": (lambda: (TABLE, pd.Series(LABELS).astype("category").where(LABELS == "a")), "y: 4 of 8 labels"),
-        "a missing nullable": (lambda: (TABLE, pd.array([1, 0, None, 1, 0, 1, 0, 1])), "y: 1 of 8 labels are missing"),
+        "none": (lambda: (TABLE, None), "`y` must be given: this classifier requires y to be passed"),
+        "one class": (lambda: (TABLE, ["a"] * N), "`y` must have at least two classes, got the one class 'a'"),
+        "one class as numbers": (lambda: (TABLE, np.zeros(N, int)), "`y` must have at least two classes, got the one class 0"),
+        "one class of categories": (
+            lambda: (TABLE, pd.Categorical(["a"] * N, ["a", "b"])),
+            "`y` must have at least two classes, got the one class 'a'",
+        ),
+        "too few": (lambda: (TABLE, LABELS[1:]), "`y` must have 8 labels, one for each series, got 7"),
+        "too many": (lambda: (TABLE, [*LABELS, "a"]), "`y` must have 8 labels, one for each series, got 9"),
+        "NaN": (
+            lambda: (TABLE, np.array([0, 1, np.nan, 1, 0, 1, 0, 1])),
+            "`y` must have a label in each row, got 1 of 8 missing, first row 2",
+        ),
+        "None": (lambda: (TABLE, [None, *LABELS[1:]]), "`y` must have a label in each row, got 1 of 8 missing, first row 0"),
+        "a missing category": (
+            lambda: (TABLE, pd.Series(LABELS).astype("category").where(LABELS == "a")),
+            "`y` must have a label in each row, got 4 of 8",
+        ),
+        "a missing nullable": (
+            lambda: (TABLE, pd.array([1, 0, None, 1, 0, 1, 0, 1])),
+            "`y` must have a label in each row, got 1 of 8 missing",
+        ),
         "infinite": (lambda: (TABLE, np.array([0, 1, np.inf, 1, 0, 1, 0, 1])), "Input y contains infinity"),
-        "words and numbers": (lambda: (TABLE, np.array(["a", 1] * 4, dtype=object)), "y: holds labels of kind 'mixed-integer'"),
-        "fractions": (lambda: (TABLE, NUMBERS / 7), "y: Unknown label type: continuous"),
+        "words and numbers": (
+            lambda: (TABLE, np.array(["a", 1] * 4, dtype=object)),
+            "`y` must contain only text or only numbers, got labels of kind 'mixed-integer'",
+        ),
+        "fractions": (lambda: (TABLE, NUMBERS / 7), "`y` is not a valid target: Unknown label type: continuous"),
         "a column each class": (lambda: (TABLE, np.eye(2)[(LABELS == "a").astype(int)]), "y should be a 1d array"),
-        "bytes": (lambda: (TABLE, LABELS.astype("S")), "y: "),
-        "a word": (lambda: (TABLE, "abbabaab"), "y: got a str, expected an array"),
+        "bytes": (lambda: (TABLE, LABELS.astype("S")), "`y` "),
+        "a word": (lambda: (TABLE, "abbabaab"), "`y` must be an array, a list or a frame, got a str"),
         "a dictionary": (
             lambda: (wide(index=NAMES), dict(zip(NAMES, LABELS, strict=True))),
-            r"y: got a dict.*pandas.Series\(y\)",
+            r"`y` must be an array, a list or a frame, got a dict.*pandas.Series\(y\)",
         ),
-        "a generator": (lambda: (TABLE, (label for label in LABELS)), "y: got a generator"),
-        "a set": (lambda: (TABLE, {"a", "b"}), "y: got a set"),
-        "masked": (lambda: (TABLE, np.ma.masked_equal((LABELS == "b").astype(int), 1)), "y: got an array with 4 masked values"),
+        "a generator": (lambda: (TABLE, (label for label in LABELS)), "`y` must be an array, a list or a frame, got a generator"),
+        "a set": (lambda: (TABLE, {"a", "b"}), "`y` must be an array, a list or a frame, got a set"),
+        "masked": (
+            lambda: (TABLE, np.ma.masked_equal((LABELS == "b").astype(int), 1)),
+            "`y` must be an array without masked values, got 4 masked",
+        ),
         "other cases": (
             lambda: (wide(), pd.Series(LABELS, index=range(3, 11))),
-            r"y: its index differs .* lacks 3 labels \(0, 1, 2\)",
+            r"`y` must have the index of the cases of X, .* lacks 3 labels \(0, 1, 2\)",
         ),
         "cases of another name": (
             lambda: (wide(index=NAMES), pd.Series(LABELS)),
-            r"y: its index differs .* lacks 8 labels \('case 0'",
+            r"`y` must have the index of the cases of X, .* lacks 8 labels \('case 0'",
         ),
-        "numbers for words": (lambda: (wide(index=list("01234567")), pd.Series(LABELS)), r"y: its index differs .* \('0', '1'"),
+        "numbers for words": (
+            lambda: (wide(index=list("01234567")), pd.Series(LABELS)),
+            r"`y` must have the index of the cases of X, .* \('0', '1'",
+        ),
         "a case too many": (lambda: (wide(index=NAMES), pd.Series([*LABELS, "a"], index=[*NAMES, "x"])), r"has 1 labels \('x'\)"),
-        "a case too few": (lambda: (wide(index=NAMES), labels()[1].drop("case 3")), r"y: .* lacks 1 labels \('case 3'\) of X"),
-        "a case twice": (lambda: (wide(index=NAMES), labels(index=["a", "a", *NAMES[2:]])[1]), "y: .* that of y holds 1 labels"),
-        "a case of X twice": (lambda: (wide(index=["a", "a", *NAMES[2:]]), labels()[1]), "y: .* that of X holds 1 labels"),
+        "a case too few": (lambda: (wide(index=NAMES), labels()[1].drop("case 3")), r"`y` .* lacks 1 labels \('case 3'\) of X"),
+        "a case twice": (
+            lambda: (wide(index=NAMES), labels(index=["a", "a", *NAMES[2:]])[1]),
+            "`y` must have .* unique index, got 1 labels .* in the index of y",
+        ),
+        "a case of X twice": (
+            lambda: (wide(index=["a", "a", *NAMES[2:]]), labels()[1]),
+            "`y` must have .* unique index, got 1 labels .* in the index of X",
+        ),
         "a label a row of a long frame": (
             lambda: (long(), pd.Series(LABELS.repeat(L), index=long().index)),
-            "y: its index differs",
+            "`y` must have the index of the cases of X",
         ),
-        "an array a row of a long frame": (lambda: (long(), LABELS.repeat(L)), "y: got 48 labels, expected 8"),
+        "an array a row of a long frame": (
+            lambda: (long(), LABELS.repeat(L)),
+            "`y` must have 8 labels, one for each series, got 48",
+        ),
         "an array for a long frame that is not sorted": (
             lambda: (reordered(np.arange(N * L)[::-1]).X, LABELS),
-            "y: got values without an index, and the cases of X are not sorted",
+            "`y` must be indexed by case, .*, got values without an index and unsorted cases",
         ),
         "a list for a long frame with words and numbers": (
             lambda: (cases_of(pd.Index([*NAMES[:4], *range(4)], dtype=object)).X, LABELS.tolist()),
-            "y: got values without an index, and the cases of X are not sorted",
+            "`y` must be indexed by case, .*, got values without an index and unsorted cases",
         ),
     },
 )
@@ -595,14 +691,26 @@ ways(
     {
         "aeon's axes": (
             lambda: (DATA.transpose(0, 2, 1), None),
-            r"X: .*\(2, 6\): 2 steps of 6 channels with axes \(cases, steps, channels\), or 6 steps of 2 channels with axes "
-            r"\(cases, channels, steps\); set layout='nlc' for the former, layout='ncl' for the latter",
+            r"`layout` must be set for series 0 of X with the shape \(2, 6\), got None: 2 steps of 6 channels with axes \(cases, "
+            r"steps, channels\), layout='nlc', or 6 steps of 2 channels with axes \(cases, channels, steps\), layout='ncl'$",
         ),
-        "a list of aeon's axes": (lambda: (list(DATA.transpose(0, 2, 1)), None), "X: .*set layout='nlc' for the former"),
-        "a tensor of aeon's axes": (lambda: (torch.from_numpy(DATA).mT, None), "X: .*set layout='nlc' for the former"),
-        "objects of aeon's axes": (lambda: (cells(list(DATA.transpose(0, 2, 1))), None), "X: .*set layout='nlc' for the former"),
-        "more channels than steps": (lambda: (DATA[:, :1], None), "X: .*1 steps of 2 channels .* set layout='nlc'"),
-        "unequal lengths in aeon's axes": (lambda: ([s.T for s in SHORT], None), "X: series 1 has 2 channels, .* layout='ncl'"),
+        "a list of aeon's axes": (
+            lambda: (list(DATA.transpose(0, 2, 1)), None),
+            "`layout` must be set for series 0 of X with the shape",
+        ),
+        "a tensor of aeon's axes": (
+            lambda: (torch.from_numpy(DATA).mT, None),
+            "`layout` must be set for series 0 of X with the shape",
+        ),
+        "objects of aeon's axes": (
+            lambda: (cells(list(DATA.transpose(0, 2, 1))), None),
+            "`layout` must be set for series 0 of X with the shape",
+        ),
+        "more channels than steps": (lambda: (DATA[:, :1], None), "`layout` must be set .*1 steps of 2 channels .* layout='nlc'"),
+        "unequal lengths in aeon's axes": (
+            lambda: ([s.T for s in SHORT], None),
+            "series 1 of `X` must have . channels like the first, got 2; with layout='ncl'",
+        ),
         "an unknown layout": (lambda: (DATA, "nchw"), "`layout` must be one of nlc, ncl or None, got 'nchw'"),
     },
 )
@@ -627,7 +735,12 @@ ways(
             pd.concat(dict(zip(NAMES, map(pd.DataFrame, SHORT), strict=True))).sample(frac=1, random_state=0), NAMES
         ),
     },
-    {"an array of arrays of unequal channels": (lambda: cells([*SHORT[1:], SHORT[0][:, :1]]), "X: series 7 has 1 channels")},
+    {
+        "an array of arrays of unequal channels": (
+            lambda: cells([*SHORT[1:], SHORT[0][:, :1]]),
+            "series 7 of `X` must have . channels like the first, got 1",
+        )
+    },
 )
 
 # Times of the steps, for a model that was fitted to times in seconds: (X, times).
@@ -680,30 +793,45 @@ ways(
         ),
     },
     {
-        "none where fit had them": (lambda: (DATA, None), "times: got none, expected them where fit had them"),
-        "too few series": (lambda: (DATA, SECONDS[1:]), "times: got 7 series of times, expected 8"),
-        "too few steps": (lambda: (DATA, SECONDS[:, 1:]), "times: series 0 has 5 times, expected 6"),
-        "times of one series": (lambda: (DATA, SECONDS[0]), "times: got 6 series of times, expected 8"),
-        "they go back": (lambda: (DATA, SECONDS[:, ::-1]), "times: series 0 has times that go back"),
+        "none where fit had them": (lambda: (DATA, None), "`times` must be given as in fit, got None"),
+        "too few series": (lambda: (DATA, SECONDS[1:]), "`times` must have 8 series of times, got 7"),
+        "too few steps": (lambda: (DATA, SECONDS[:, 1:]), "series 0 of `times` must have 6 times, one for each step, got 5"),
+        "times of one series": (lambda: (DATA, SECONDS[0]), "`times` must have 8 series of times, got 6"),
+        "they go back": (
+            lambda: (DATA, SECONDS[:, ::-1]),
+            "series 0 of `times` must be in the order of time, got times that go back",
+        ),
         "local times whose clock goes back": (
             lambda: (DATA, [t.tz_localize(None) for t in (BERLIN,) * N]),
-            "times: series 0 has times that go back",
+            "series 0 of `times` must be in the order of time, got times that go back",
         ),
-        "NaN": (lambda: (DATA, np.where(SECONDS > 20, np.nan, SECONDS)), "times: series 0: lacks . time stamps"),
-        "infinite": (lambda: (DATA, np.where(SECONDS > 20, np.inf, SECONDS)), "times: series 0: lacks . time stamps"),
-        "words": (lambda: (DATA, SECONDS.astype(str)), "times: series 0: its times are of kind 'string'"),
-        "another axis": (lambda: (DATA, SECONDS[..., None]), "times: series 0: holds times that are neither numbers nor dates"),
-        "a word": (lambda: (DATA, "steps"), "times: got 'steps', expected times, or 'index'"),
-        "index of arrays": (lambda: (DATA, "index"), "times: got 'index', expected times, or 'index' with series of pandas"),
+        "NaN": (
+            lambda: (DATA, np.where(SECONDS > 20, np.nan, SECONDS)),
+            "series 0 of `times` must have a time stamp in each row, got . missing",
+        ),
+        "infinite": (
+            lambda: (DATA, np.where(SECONDS > 20, np.inf, SECONDS)),
+            "series 0 of `times` must have a time stamp in each row, got . missing",
+        ),
+        "words": (lambda: (DATA, SECONDS.astype(str)), "series 0 of `times` must have times .*, got the kind 'string'"),
+        "another axis": (lambda: (DATA, SECONDS[..., None]), "series 0 of `times` must have times that are numbers, or dates"),
+        "a word": (
+            lambda: (DATA, "steps"),
+            "`times` must be the times of the steps, or 'index' with series of pandas, got 'steps'",
+        ),
+        "index of arrays": (
+            lambda: (DATA, "index"),
+            "`times` must be the times of the steps, or 'index' with series of pandas, got 'index'",
+        ),
         "an array for a long frame": (
             lambda: (TIMED, SECONDS),
-            "times: got ndarray, expected None or 'index', as X is indexed by time",
+            "`times` must be None or 'index', as X is indexed by time, got a ndarray",
         ),
         "of other cases": (
             lambda: (split_cases(TIMED), pd.DataFrame(SECONDS)),
-            "times: its index differs from that of the cases of X",
+            "`times` must have the index of the cases of X",
         ),
-        "a generator": (lambda: (DATA, (row for row in SECONDS)), "times: got a generator"),
+        "a generator": (lambda: (DATA, (row for row in SECONDS)), "`times` must be an array, a list or a frame, got a generator"),
     },
 )
 
@@ -726,11 +854,11 @@ ways(
         "Series for a long frame": lambda: (long(CHANNELS[:1]), pd.Series(NUMBERS, index=NAMES).iloc[SHUFFLED]),
     },
     {
-        "words": (lambda: (TABLE, LABELS), "y: "),
-        "NaN": (lambda: (TABLE, np.where(NUMBERS > 8, np.nan, NUMBERS)), "y: Input y contains NaN"),
-        "dates": (lambda: (TABLE, NUMBERS.astype("M8[s]")), "y: holds datetime64"),
-        "of other cases": (lambda: (wide(index=NAMES), pd.Series(NUMBERS)), "y: its index differs from that of the cases of X"),
-        "too few": (lambda: (TABLE, NUMBERS[1:]), r"y: got shape \(7,\), expected \(8,\)"),
+        "words": (lambda: (TABLE, LABELS), "`y` "),
+        "NaN": (lambda: (TABLE, np.where(NUMBERS > 8, np.nan, NUMBERS)), "`y` is not a valid target: Input y contains NaN"),
+        "dates": (lambda: (TABLE, NUMBERS.astype("M8[s]")), "`y` must contain only numbers, got dtype datetime64"),
+        "of other cases": (lambda: (wide(index=NAMES), pd.Series(NUMBERS)), "`y` must have the index of the cases of X"),
+        "too few": (lambda: (TABLE, NUMBERS[1:]), r"`y` must have the shape \(8,\) or \(8, K\), .*, got \(7,\)"),
     },
 )
 
@@ -787,57 +915,57 @@ ways(
     {
         "a gap": (
             lambda: dated("h")[0].drop(START + pd.Timedelta("5h")),
-            "y: its steps are not even: 1 of 38 differ from 0 days 01:",
+            "`y` must have equal steps, got 1 of 38 that differ from 0 days 01:",
         ),
         "a gap in numbers": (
             lambda: pd.Series(ONE).drop(7),
-            "y: its steps are not even: 1 of 38 differ from 1, the first between 6 and 8",
+            "`y` must have equal steps, got 1 of 38 that differ from 1, the first between 6 and 8",
         ),
         "a gap in periods": (
             lambda: clocked(pd.period_range("2020", periods=43, freq="D"))[0].iloc[[0, *range(2, 40)]],
-            "y: its steps are",
+            "`y` must have equal steps",
         ),
         "a gap in durations": (
             lambda: clocked(pd.timedelta_range(0, periods=43, freq="s"))[0].iloc[[0, *range(2, 40)]],
-            "y: its steps are",
+            "`y` must have equal steps",
         ),
         "two frequencies": (
             lambda: pd.Series(ONE, index=dated("h")[0].index[:20].append(pd.date_range("2025", periods=20, freq="D"))),
-            "y: its steps are not even: 20 of 39 differ",
+            "`y` must have equal steps, got 20 of 39 that differ",
         ),
-        "uneven numbers": (lambda: pd.Series(ONE, index=np.arange(40.0) ** 2), "y: its steps are not even"),
+        "uneven numbers": (lambda: pd.Series(ONE, index=np.arange(40.0) ** 2), "`y` must have equal steps"),
         "a time twice": (
             lambda: pd.concat([dated("h")[0], dated("h")[0][-1:]]),
-            "y: the series: its index holds 1 duplicated time",
+            "`y` must be without duplicated time stamps, got 1",
         ),
-        "a clock that goes back": (lambda: dated("h")[0][::-1], "y: the series: its time stamps go back in row 1"),
+        "a clock that goes back": (lambda: dated("h")[0][::-1], "`y` must be in the order of time, got .* in row 1 after"),
         "local times that come twice": (
             lambda: dated("h", "Europe/Berlin")[0].tz_localize(None),
-            "y: the series: its index holds 1 duplicated time stamps, the first 2024-10-27 02:00:00; .*tz_localize",
+            "`y` must be without duplicated time stamps, got 1, the first 2024-10-27 02:00:00; .*tz_localize",
         ),
         "local times of which one is left out": (
             lambda: dated("h", "Europe/Berlin", pd.Timestamp("2024-03-30 21:00"))[0].tz_localize(None),
-            "y: its steps are not even: 1 of 39 .*local times of a place that changes its clocks need a time zone",
+            "`y` must have equal steps, got 1 of 39 .*local times of a place that changes its clocks need a time zone",
         ),
         "a missing time": (
             lambda: pd.Series(ONE, index=pd.DatetimeIndex([None, *HOURS[:1].repeat(39)])),
-            "y: the series: lacks 1 time",
+            "`y` must have a time stamp in each row, got 1 missing",
         ),
         "words as times": (
             lambda: pd.Series(ONE, index=[f"t{i}" for i in range(40)]),
-            "y: the series: its times are of kind 'string'",
+            "`y` must have times .*, got the kind 'string'",
         ),
-        "NaN": (lambda: np.where(ONE > 8, np.nan, ONE), "y: the series contains NaN"),
-        "a missing value": (lambda: pd.Series(ONE).where(ONE < 9), "y: the series contains NaN"),
-        "words": (lambda: ["a"] * 40, "y: the series holds what is no number"),
-        "complex": (lambda: ONE + 0j, "y: the series holds complex128"),
-        "dates": (lambda: ONE.astype("M8[s]"), "y: the series holds datetime64"),
-        "two channels": (lambda: SERIES, "y: got series of 2 channels, expected 1 as in fit"),
-        "the other axis": (lambda: ONE[None], "y: series 0 has the shape .* set layout='nlc'"),
-        "several series": (lambda: [ONE, ONE], "y: got 2 series, expected the one to forecast"),
-        "nothing": (lambda: np.zeros(0), "y: got no series"),
-        "a generator": (lambda: (value for value in ONE), "y: got a generator"),
-        "a dictionary": (lambda: {"level": ONE}, "y: got a dict"),
+        "NaN": (lambda: np.where(ONE > 8, np.nan, ONE), "`y` must contain only finite numbers"),
+        "a missing value": (lambda: pd.Series(ONE).where(ONE < 9), "`y` must contain only finite numbers"),
+        "words": (lambda: ["a"] * 40, "`y` must contain only real numbers, got a value that is no number"),
+        "complex": (lambda: ONE + 0j, "`y` must contain only real numbers, got dtype complex128"),
+        "dates": (lambda: ONE.astype("M8[s]"), "`y` must contain only real numbers, got dtype datetime64"),
+        "two channels": (lambda: SERIES, "`y` must have 1 channels as in fit, got 2"),
+        "the other axis": (lambda: ONE[None], "`layout` must be set for series 0 of y"),
+        "several series": (lambda: [ONE, ONE], "`y` must be one series, got 2"),
+        "nothing": (lambda: np.zeros(0), "`y` must have at least one series, got none"),
+        "a generator": (lambda: (value for value in ONE), "`y` must be an array, a list or a frame, got a generator"),
+        "a dictionary": (lambda: {"level": ONE}, "`y` must be an array, a list or a frame, got a dict"),
     },
 )
 
@@ -924,7 +1052,7 @@ def test_every_error_names_its_argument() -> None:
     for way in WAYS:
         argument = {"fit": "y", "regress": "y", "forecast": "y", "times": "times"}.get(way.subject, "X")
         if way.error is not None:
-            named = rf"^(Input )?{argument}\b|layout: got|has 1 labels"
+            named = rf"^(series \d of |series \. of |the columns of )?`{argument}\b|^`layout`|^(Input )?y "
             assert re.search(named, way.error), f"{way.subject}: {way.name}: {way.error}"
 
 

@@ -53,12 +53,12 @@ class SSMClassifier(ClassifierMixin, SeriesEstimator):
     def fit(self, X: Any, y: Any, times: Any = None) -> Self:
         """Fit to series X and their labels y (n,)."""
         if y is None:
-            raise ValueError("y: this classifier requires y to be passed, but the target y is None")
+            raise ValueError("`y` must be given: this classifier requires y to be passed, but the target y is None")
         collection = self._read(X, times, fitting=True)
         labels = _read_labels(collection, y)
         self.classes_, numbers = np.unique(labels, return_inverse=True)
         if len(self.classes_) < 2:
-            raise ValueError(f"y: got the one class {self.classes_.tolist()[0]!r}, expected two classes or more to tell apart")
+            raise ValueError(f"`y` must have at least two classes, got the one class {self.classes_.tolist()[0]!r}")
         targets = torch.from_numpy(numbers.astype(np.int64))
         self._fit(collection, len(self.classes_), lambda output, rows: cross_entropy(output, targets[rows].to(output.device)))
         return self
@@ -89,7 +89,7 @@ def _read_labels(collection: Collection, y: Any) -> np.ndarray:
     """Return the labels (n,) of the series in the order of the cases; ValueError if their number is another."""
     labels = class_labels(align_targets(collection, y))
     if len(labels) != len(collection):
-        raise ValueError(f"y: got {len(labels)} labels, expected {len(collection)}, one for each series")
+        raise ValueError(f"`y` must have {len(collection)} labels, one for each series, got {len(labels)}")
     return labels
 
 
@@ -98,7 +98,9 @@ def class_labels(y: Any) -> np.ndarray:
     labels = np.asarray(column_or_1d(y, warn=True))
     missing = np.asarray(pd.isna(labels))
     if missing.any():
-        raise ValueError(f"y: {missing.sum()} of {len(labels)} labels are missing, the first in row {missing.argmax()}")
+        raise ValueError(
+            f"`y` must have a label in each row, got {missing.sum()} of {len(labels)} missing, first row {missing.argmax()}"
+        )
     if labels.dtype.kind == "f":
         assert_all_finite(labels, input_name="y")
     if labels.dtype == object:
@@ -106,9 +108,9 @@ def class_labels(y: Any) -> np.ndarray:
         if kind in ("integer", "floating", "boolean"):
             labels = labels.astype({"integer": np.int64, "floating": np.float64, "boolean": np.bool_}[kind])
         elif kind not in ("string", "empty"):
-            raise ValueError(f"y: holds labels of kind {kind!r}, expected words or numbers alone")
+            raise ValueError(f"`y` must contain only text or only numbers, got labels of kind {kind!r}")
     try:
         check_classification_targets(labels)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"y: {error}") from None
+        raise ValueError(f"`y` is not a valid target: {error}") from None
     return labels

@@ -13,7 +13,7 @@ Step = Any  # pandas.DateOffset of dates and periods, pandas.Timedelta of durati
 def as_clock(times: Any, source: str) -> pd.Index:
     """Convert time stamps to an index of numbers, dates, periods or durations; ValueError for any other and for missing ones.
 
-    times: an index, an array, a list, a Series or a tensor, (L,). source: their name in errors, such as "y" or "times: series 3".
+    times: an index, an array, a list, a Series or a tensor, (L,). source: their name in errors, "`y`" or "series 3 of `times`".
     """
     try:
         times = times.detach().cpu().numpy() if isinstance(times, Tensor) else times
@@ -25,20 +25,22 @@ def as_clock(times: Any, source: str) -> pd.Index:
             kind = pd.api.types.infer_dtype(index, skipna=True)
             index = pd.DatetimeIndex(index) if kind in ("date", "datetime", "datetime64") else index.infer_objects()
     except (TypeError, ValueError) as error:  # nested lists; dates of several time zones
-        raise ValueError(f"{source}: holds times that are neither numbers nor dates of one time zone ({error})") from None
+        raise ValueError(f"{source} must have times that are numbers, or dates of one time zone, got others ({error})") from None
     number = pd.api.types.is_any_real_numeric_dtype(index.dtype)
     if not number and not isinstance(index, (pd.DatetimeIndex, pd.PeriodIndex, pd.TimedeltaIndex)):
         kind = pd.api.types.infer_dtype(index, skipna=True)
         raise ValueError(
-            f"{source}: its times are of kind {kind!r}, which has no order in time; expected numbers, dates, periods or "
-            "durations (pd.to_datetime reads dates; reset_index(drop=True) is right where an index holds no times)"
+            f"{source} must have times that are numbers, dates, periods or durations, got the kind {kind!r}, which has no order "
+            "in time (pd.to_datetime reads dates; reset_index(drop=True) removes an index without times)"
         )
     missing = np.asarray(index.isna())
     if number:
         index = index.astype(np.float64) if missing.any() or pd.api.types.is_extension_array_dtype(index.dtype) else index
         missing = ~np.isfinite(np.asarray(index, dtype=np.float64))
     if missing.any():
-        raise ValueError(f"{source}: lacks {missing.sum()} time stamps, the first in row {int(missing.argmax())}")
+        raise ValueError(
+            f"{source} must have a time stamp in each row, got {missing.sum()} missing, first row {int(missing.argmax())}"
+        )
     return index
 
 
@@ -60,15 +62,15 @@ def check_increasing(clock: pd.Index, source: str) -> None:
     twice = clock.duplicated()
     if twice.any():
         raise ValueError(
-            f"{source}: its index holds {twice.sum()} duplicated time stamps, the first {clock[int(twice.argmax())]}; keep one "
-            "row of each, or give local times that repeat an hour a time zone (tz_localize), or drop an index that holds no "
+            f"{source} must be without duplicated time stamps, got {twice.sum()}, the first {clock[int(twice.argmax())]}; remove "
+            "the other rows, or give local times that repeat an hour a time zone (tz_localize), or remove an index without "
             "times (reset_index(drop=True))"
         )
     if not clock.is_monotonic_increasing:
         row = int(np.argmax(np.asarray(clock[1:] < clock[:-1]))) + 1
         raise ValueError(
-            f"{source}: its time stamps go back in row {row}, from {clock[row - 1]} to {clock[row]}; sort_index() puts them in "
-            "order, reset_index(drop=True) drops an index that holds no times"
+            f"{source} must be in the order of time, got {clock[row]} in row {row} after {clock[row - 1]}; sort_index() sorts "
+            "the rows, reset_index(drop=True) removes an index without times"
         )
 
 
@@ -111,8 +113,8 @@ def regular_step(clock: pd.Index, source: str, known: Step = None) -> Step:
     local = isinstance(clock, pd.DatetimeIndex) and clock.tz is None
     zone = " (local times of a place that changes its clocks need a time zone, tz_localize)" if local else ""
     raise ValueError(
-        f"{source}: its steps are not even: {odd.sum()} of {len(odd)} differ from {usual}, the first between {clock[row]} and "
-        f"{clock[row + 1]}; asfreq and interpolate fill gaps, and times='index' reads uneven times{zone}"
+        f"{source} must have equal steps, got {odd.sum()} of {len(odd)} that differ from {usual}, the first between {clock[row]} "
+        f"and {clock[row + 1]}; asfreq and interpolate fill gaps, and times='index' reads uneven times{zone}"
     )
 
 

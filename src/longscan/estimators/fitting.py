@@ -19,7 +19,17 @@ from torch import Tensor, nn
 from longscan._devices import find_device
 from longscan._types import NonNegativeFloat, PositiveInt, checked_value
 from longscan.engine import Engine, EpochLosses, NonFiniteLossError
-from longscan.estimators.reading import FittedChannels, Layout, align_times, check_table, convert_input, is_table, read_collection
+from longscan.estimators.reading import (
+    FittedChannels,
+    Layout,
+    align_times,
+    check_table,
+    convert_input,
+    is_table,
+    read_collection,
+    times_keyword_error,
+    times_presence_error,
+)
 from longscan.estimators.series import Collection, check_predictions
 from longscan.layers._settings import declared_types
 from longscan.models import SequenceModel, optimizer_groups
@@ -85,7 +95,7 @@ def minimise(
         engine.run(batches())
     except NonFiniteLossError as error:
         failed = f"with which the loss became infinite or not a number in epoch {len(losses.curve) + 1} of {epochs}"
-        raise ValueError(f"lr: got {lr}, {failed}, needed a smaller one, or data without extreme values") from error
+        raise ValueError(f"`lr` must be smaller, or the data without extreme values, got {lr}, {failed}") from error
     model.eval()
     return losses.curve
 
@@ -139,9 +149,7 @@ class SeriesEstimator(BaseEstimator):
                     if hasattr(self, name):
                         delattr(self, name)
         if not fitting and (collection.times is not None) != self.has_times_:
-            raise ValueError(
-                f"times: got {'some' if times is not None else 'none'}, expected them where fit had them, and only there"
-            )
+            raise times_presence_error(self.has_times_)
         return collection
 
     def _read_table(self, X: Any, times: Any, known: FittedChannels | None, *, fitting: bool) -> Collection:
@@ -150,7 +158,7 @@ class SeriesEstimator(BaseEstimator):
         try:
             table = validate_data(self, X, reset=fitting, dtype="numeric", ensure_min_samples=1)
         except (TypeError, ValueError) as error:
-            raise type(error)(f"X: {error}") from error
+            raise type(error)(f"`X` is not a valid table: {error}") from error
         collection = read_collection(np.asarray(table, dtype=np.float64)[..., None], layout="nlc", known=known)
         if isinstance(X, pd.DataFrame):
             collection = replace(collection, cases=X.index)
@@ -158,7 +166,7 @@ class SeriesEstimator(BaseEstimator):
             return collection
         if isinstance(times, str):
             if times != "index" or not isinstance(X, pd.DataFrame):
-                raise ValueError(f"times: got {times!r}, expected times, or 'index' with series of pandas")
+                raise times_keyword_error(times)
             return collection.with_times([X.columns] * len(X))
         return collection.with_times(align_times(times, collection.cases))
 

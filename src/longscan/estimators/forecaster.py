@@ -18,7 +18,14 @@ from longscan._devices import find_device
 from longscan._types import NonNegativeFloat, PositiveInt
 from longscan.estimators.clock import Step, as_clock, next_stamps, regular_step, same_step, step_name, to_seconds
 from longscan.estimators.fitting import Spec, check_settings, minimise, seeded
-from longscan.estimators.reading import FittedChannels, Layout, contains_series, convert_input, read_collection
+from longscan.estimators.reading import (
+    FittedChannels,
+    Layout,
+    contains_series,
+    convert_input,
+    read_collection,
+    times_presence_error,
+)
 from longscan.estimators.series import Collection, StandardisedSeries, check_predictions
 from longscan.models import Forecaster
 
@@ -97,7 +104,7 @@ class SSMForecaster(BaseEstimator):
         longest = int(collection.lengths.max())
         window = min(self.window, longest - self.horizon)
         if window < 1:
-            raise ValueError(f"y: the longest series has {longest} steps, expected more than the horizon of {self.horizon}")
+            raise ValueError(f"`y` must have a series of more steps than the horizon of {self.horizon}, got at most {longest}")
         if window < self.window:
             _log.warning(
                 "window: the longest series has %d steps, so windows of %d steps are read before the horizon of %d, not of %d",
@@ -168,19 +175,19 @@ class SSMForecaster(BaseEstimator):
         check_is_fitted(self, "model_")
         if y is None:
             if self._last_fit_data is None:
-                raise ValueError("y: fit had several series, expected the one to forecast")
+                raise ValueError("`y` must be the series to forecast, as fit had several, got None")
             y, times = self._last_fit_data
         history, several = self._read(y, times, FittedChannels(self.n_channels_, self.channel_names_))
         if several:
-            raise ValueError(f"y: got {len(history)} series, expected the one to forecast")
+            raise ValueError(f"`y` must be one series, got {len(history)}")
         if (history.times is not None) != self.has_times_:
-            raise ValueError(f"times: got {'some' if times is not None else 'none'}, expected them where fit had them")
+            raise times_presence_error(self.has_times_)
         if times_ahead is not None and not self.has_times_:
-            raise ValueError("times_ahead: got times, expected none where fit had none")
+            raise ValueError("`times_ahead` must be None, as fit had no times, got times")
         stamps = self._stamps_ahead(history, times, times_ahead)
         gaps = None
         if history.clocks is not None and times_ahead is not None:
-            gaps = np.diff(to_seconds(as_clock(history.clocks[0][-1:].append(stamps), "times_ahead")))
+            gaps = np.diff(to_seconds(as_clock(history.clocks[0][-1:].append(stamps), "`times_ahead`")))
         standardised = history.standardise(self.mean_, self.scale_, self.time_unit_, "y")
         forecast = self._forecast(standardised, int(history.lengths[0]), gaps)
         if isinstance(y, pd.DataFrame):
@@ -199,13 +206,13 @@ class SSMForecaster(BaseEstimator):
         check_is_fitted(self, "model_")
         series, several = self._read(y, times, FittedChannels(self.n_channels_, self.channel_names_))
         if several:
-            raise ValueError(f"y: got {len(series)} series, expected one")
+            raise ValueError(f"`y` must be one series, got {len(series)}")
         self._step(series, times)
         standardised = series.standardise(self.mean_, self.scale_, self.time_unit_, "y")
         values = series.values[0] / self.scale_
         cuts = range(min(self.window_, len(values) - self.horizon), len(values) - self.horizon + 1, self.horizon)
         if not len(cuts) or cuts[0] < 1:
-            raise ValueError(f"y: got {len(values)} steps, expected more than the horizon of {self.horizon}")
+            raise ValueError(f"`y` must have more steps than the horizon of {self.horizon}, got {len(values)}")
         error = persistence = 0.0
         for cut in cuts:
             gaps = None if series.times is None else np.diff(series.times[0][cut - 1 : cut + self.horizon])
@@ -237,12 +244,13 @@ class SSMForecaster(BaseEstimator):
                 aware = clock.tz is not None
                 zone = zone if zone is not None else clock.tz if aware else "naive"
                 if aware != (zone != "naive"):
-                    source = "y" if len(collection) == 1 else f"y: series {index}"
+                    source = "`y`" if len(collection) == 1 else f"series {index} of `y`"
                     where = "fit" if known is not None and self.time_zone_ is not None else "series 0"
                     got, needed = (clock.tz, "no time zone") if aware else ("no time zone", zone)
-                    hint = "tz_convert('UTC').tz_localize(None) drops one" if aware else "tz_localize gives one"
-                    found = f"its dates have {_zone_name(got)}, expected {_zone_name(needed)}"
-                    raise ValueError(f"{source}: {found} as in {where}; {hint}")
+                    hint = "tz_convert('UTC').tz_localize(None) removes one" if aware else "tz_localize adds one"
+                    raise ValueError(
+                        f"{source} must have dates with {_zone_name(needed)} as in {where}, got {_zone_name(got)}; {hint}"
+                    )
                 if aware and str(clock.tz) != str(zone):
                     clock = clock.tz_convert(zone)
             clocks.append(clock)
@@ -273,19 +281,23 @@ class SSMForecaster(BaseEstimator):
             return None
         clock = history.clocks[0]
         if times_ahead is not None:
-            ahead = as_clock(times_ahead, "times_ahead")
+            ahead = as_clock(times_ahead, "`times_ahead`")
             if getattr(ahead, "tz", None) is not None and getattr(clock, "tz", None) is not None:
                 ahead = ahead.tz_convert(clock.tz)
             if len(ahead) != self.horizon:
-                raise ValueError(f"times_ahead: got {len(ahead)} times, expected {self.horizon}, one a step of the horizon")
-            if not as_clock(clock[-1:].append(ahead), "times_ahead").is_monotonic_increasing:
-                raise ValueError("times_ahead: they start before the series ends, or go back")
+                raise ValueError(
+                    f"`times_ahead` must have {self.horizon} times, one for each step of the horizon, got {len(ahead)}"
+                )
+            if not as_clock(clock[-1:].append(ahead), "`times_ahead`").is_monotonic_increasing:
+                raise ValueError(
+                    "`times_ahead` must be in the order of time and start after the series ends, got times that do not"
+                )
             return ahead
         if times is None:
             step = self._step(history, times, self.step_)
             if step is None:
                 raise ValueError(
-                    "y: got one row, which does not tell how far apart steps are; expected two, or a fit to indexed rows"
+                    "`y` must have at least two rows, as fit had no index that determines the time between steps, got one row"
                 )
         elif isinstance(clock, pd.PeriodIndex):
             step = clock.freq * max(1, round(np.median(np.diff(clock.asi8)) / clock.freq.n)) if len(clock) > 1 else clock.freq
@@ -300,11 +312,11 @@ class SSMForecaster(BaseEstimator):
         if collection.clocks is None or times is not None:
             return None
         for index, clock in enumerate(collection.clocks):
-            source = "y" if len(collection) == 1 else f"y: series {index}"
+            source = "`y`" if len(collection) == 1 else f"series {index} of `y`"
             step = regular_step(clock, source, known)
             if not same_step(step, known):
                 where = "fit" if index == 0 else "series 0"
-                raise ValueError(f"{source}: its steps are {step_name(step)} apart, expected {step_name(known)} as in {where}")
+                raise ValueError(f"{source} must have steps of {step_name(known)} as in {where}, got steps of {step_name(step)}")
             known = step if known is None else known
         return step
 

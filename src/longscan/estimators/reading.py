@@ -40,17 +40,17 @@ def convert_input(X: Any, argument: str = "X") -> Any:
     if isinstance(X, np.ma.MaskedArray):
         hidden = int((np.ones(X.shape, bool) & X.mask).sum())
         if hidden:
-            raise ValueError(f"{argument}: got an array with {hidden} masked values, expected none that is missing")
+            raise ValueError(f"`{argument}` must be an array without masked values, got {hidden} masked values")
         return np.asarray(X.data)
     if isinstance(X, (np.ndarray, pd.DataFrame, pd.Series)) or sparse.issparse(X):
         return X
     if isinstance(X, Mapping):
         raise ValueError(
-            f"{argument}: got a {type(X).__name__}, expected an array, a list or a frame; pandas.Series({argument}) keeps its "
-            "keys as the index of the cases"
+            f"`{argument}` must be an array, a list or a frame, got a {type(X).__name__}; pandas.Series({argument}) converts it, "
+            "with its keys as the index of the cases"
         )
     if isinstance(X, (Set, Iterator)) or (isinstance(X, Iterable) and isinstance(X, (str, bytes))):
-        raise ValueError(f"{argument}: got a {type(X).__name__}, expected an array, a list or a frame")
+        raise ValueError(f"`{argument}` must be an array, a list or a frame, got a {type(X).__name__}")
     if isinstance(X, memoryview):
         return np.asarray(X)
     if isinstance(X, Sequence):
@@ -60,12 +60,12 @@ def convert_input(X: Any, argument: str = "X") -> Any:
     return X
 
 
-def tensor_as_array(tensor: Tensor, source: str) -> np.ndarray:
+def tensor_as_array(tensor: Tensor, argument: str) -> np.ndarray:
     """Convert a tensor on any device to an array; fp16 and bfloat16 become float32."""
     if tensor.layout != torch.strided or tensor.is_quantized:
-        raise ValueError(f"{source}: got a tensor with layout {tensor.layout}, expected a dense one")
+        raise ValueError(f"`{argument}` must be a dense tensor, got layout {tensor.layout}")
     if tensor.is_meta:
-        raise ValueError(f"{source}: got a tensor on the device meta, which has no values")
+        raise ValueError(f"`{argument}` must be a tensor with values, got one on the device meta")
     tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
     half = tensor.dtype in (torch.bfloat16, torch.float16)
     return np.asarray((tensor.float() if half else tensor).numpy())
@@ -95,23 +95,25 @@ def contains_series(X: Any) -> bool:
 def check_table(X: Any) -> Any:
     """Return a table with dense columns; ValueError for a table that scikit-learn would accept but misinterpret."""
     if isinstance(X, np.ndarray) and X.dtype.kind in "mM":
-        raise ValueError(f"X: holds {X.dtype}, expected real numbers")
+        raise ValueError(f"`X` must be an array of real numbers, got dtype {X.dtype}")
     if not isinstance(X, pd.DataFrame):
         return X
     if isinstance(X.columns, pd.MultiIndex):
         raise ValueError(
-            f"X: its columns have {X.columns.nlevels} levels, expected one, the steps; X.stack(future_stack=True) makes a frame "
-            "indexed by (case, time) with a column a channel"
+            f"`X` must be a frame with one level of columns, the steps, got {X.columns.nlevels} levels; "
+            "X.stack(future_stack=True) returns a frame indexed by (case, time) with one column for each channel"
         )
     for name, dtype in X.dtypes.items():
         if dtype.kind in "mMc" or isinstance(dtype, (pd.PeriodDtype, pd.IntervalDtype)):
-            raise ValueError(f"X: column {name!r} holds {dtype}, expected real numbers")
+            raise ValueError(f"`X` must be a frame of real numbers, got dtype {dtype} in column {name!r}")
         if contains_series(X[name]):
-            raise ValueError(f"X: column {name!r} holds a series a cell, expected numbers; a list of arrays holds series")
+            raise ValueError(
+                f"`X` must be a frame of real numbers, got a series in each cell of column {name!r}; pass a list of arrays"
+            )
     if pd.api.types.is_any_real_numeric_dtype(X.columns) or isinstance(
         X.columns, (pd.DatetimeIndex, pd.PeriodIndex, pd.TimedeltaIndex)
     ):
-        check_increasing(as_clock(X.columns, "X: its columns"), "X: its columns")
+        check_increasing(as_clock(X.columns, "the columns of `X`"), "the columns of `X`")
     is_sparse = [isinstance(dtype, pd.SparseDtype) for dtype in X.dtypes]
     return X.astype({name: X.dtypes[name].subtype for name in X.columns[is_sparse]}) if any(is_sparse) else X
 
@@ -133,17 +135,20 @@ def split_cases(X: pd.DataFrame | pd.Series) -> pd.Series:
 def _split_long(X: Any, argument: str) -> tuple[pd.Index, list[Any]]:
     """Return the cases of a long frame, and the rows of each sorted by time and indexed by time."""
     if not isinstance(X, (pd.DataFrame, pd.Series)) or X.index.nlevels != 2:
-        got = f"an index of {X.index.nlevels} levels" if isinstance(X, (pd.DataFrame, pd.Series)) else type(X).__name__
-        raise ValueError(f"{argument}: got {got}, expected a frame indexed by (case, time)")
+        got = f"an index of {X.index.nlevels} levels" if isinstance(X, (pd.DataFrame, pd.Series)) else f"a {type(X).__name__}"
+        raise ValueError(f"`{argument}` must be a frame indexed by (case, time), got {got}")
     if not len(X):
-        raise ValueError(f"{argument}: got no series, expected at least one")
+        raise ValueError(f"`{argument}` must have at least one series, got none")
     first, second = X.index.get_level_values(0), X.index.get_level_values(1)
     if first.isna().any():
-        raise ValueError(f"{argument}: {first.isna().sum()} rows have no case, the first is row {int(first.isna().argmax())}")
+        raise ValueError(
+            f"`{argument}` must have a case for each row, got {first.isna().sum()} rows without, first row "
+            f"{int(first.isna().argmax())}"
+        )
     dated = [isinstance(level, (pd.DatetimeIndex, pd.PeriodIndex, pd.TimedeltaIndex)) for level in (first, second)]
     if dated == [True, False]:
-        raise ValueError(f"{argument}: its index is (time, case), expected (case, time); {argument}.swaplevel() turns it round")
-    times = as_clock(second, argument)
+        raise ValueError(f"`{argument}` must be indexed by (case, time), got (time, case); {argument}.swaplevel() exchanges them")
+    times = as_clock(second, f"`{argument}`")
     codes, cases = pd.factorize(first)
     order = np.lexsort((pd.factorize(times, sort=True)[0], codes))
     same = codes[order][1:] == codes[order][:-1]
@@ -151,7 +156,8 @@ def _split_long(X: Any, argument: str) -> tuple[pd.Index, list[Any]]:
     if twice.any():
         row = order[1:][twice][0]
         raise ValueError(
-            f"{argument}: {twice.sum()} duplicated time stamps, the first {times[row]} of case {first[row]!r}; keep one of each"
+            f"`{argument}` must be without duplicated time stamps in a case, got {twice.sum()}, the first {times[row]} of case "
+            f"{first[row]!r}"
         )
     ordered = X.iloc[order].set_axis(times[order], axis=0)
     bounds = np.flatnonzero(np.diff(codes[order])) + 1
@@ -179,14 +185,14 @@ def read_collection(
         cases, parts = _split_long(X, argument)
         is_long = True
         if times is not None and not (isinstance(times, str) and times == "index"):
-            raise ValueError(f"times: got {type(times).__name__}, expected None or 'index', as {argument} is indexed by time")
+            raise ValueError(f"`times` must be None or 'index', as {argument} is indexed by time, got a {type(times).__name__}")
     elif isinstance(X, np.ndarray) and X.dtype != object and X.ndim > 3:
-        raise ValueError(f"{argument}: got an array of {X.ndim} axes, expected (cases, steps, channels)")
+        raise ValueError(f"`{argument}` must be an array (cases, steps, channels), got {X.ndim} axes")
     else:
         cases = X.index if isinstance(X, pd.Series) else None
-        parts = [convert_input(part, f"{argument}: series {index}") for index, part in enumerate(X)]
+        parts = [convert_input(part, f"{argument}[{index}]") for index, part in enumerate(X)]
     if not parts:
-        raise ValueError(f"{argument}: got no series, expected at least one")
+        raise ValueError(f"`{argument}` must have at least one series, got none")
     parts = [_without_case_level(part) for part in parts]
     arrays = [_values(_series_name(argument, index, parts), part) for index, part in enumerate(parts)]
     names = _channel_names(parts, known)
@@ -198,10 +204,12 @@ def read_collection(
     for index, array in enumerate(arrays):
         if array.shape[1] != channels:
             alike = len({len(array) for array in arrays}) == 1
-            hint = "; read as (channels, steps) all have as many: layout='ncl'" if alike else ""
-            raise ValueError(f"{argument}: series {index} has {array.shape[1]} channels, expected {channels} as the first{hint}")
+            hint = "; with layout='ncl', (channels, steps), the series have equally many channels" if alike else ""
+            raise ValueError(
+                f"series {index} of `{argument}` must have {channels} channels like the first, got {array.shape[1]}{hint}"
+            )
     if known is not None and channels != known.channels:
-        raise ValueError(f"{argument}: got series of {channels} channels, expected {known.channels} as in fit")
+        raise ValueError(f"`{argument}` must have {known.channels} channels as in fit, got {channels}")
     collection = replace(pad_arrays(arrays), cases=cases, channel_names=names, is_long=is_long)
     if all(isinstance(part, (pd.Series, pd.DataFrame)) for part in parts):
         clocks = []
@@ -211,14 +219,24 @@ def read_collection(
         collection = replace(collection, clocks=tuple(clocks))
     if isinstance(times, str):
         if times != "index" or collection.clocks is None:
-            raise ValueError(f"times: got {times!r}, expected times, or 'index' with series of pandas")
+            raise times_keyword_error(times)
         times = collection.clocks
     return collection if times is None else collection.with_times(align_times(times, cases))
 
 
 def _series_name(argument: str, index: int, parts: list[Any]) -> str:
     """Return the name by which errors refer to a series."""
-    return "y: the series" if argument == "y" and len(parts) == 1 else f"{argument}: series {index}"
+    return "`y`" if argument == "y" and len(parts) == 1 else f"series {index} of `{argument}`"
+
+
+def times_keyword_error(times: str) -> ValueError:
+    """Return the error for a text as `times` that is not "index", or for "index" with series that have none."""
+    return ValueError(f"`times` must be the times of the steps, or 'index' with series of pandas, got {times!r}")
+
+
+def times_presence_error(has_times: bool) -> ValueError:
+    """Return the error for `times` that are missing although `fit` had them (`has_times`), or given although it had none."""
+    return ValueError(f"`times` must be {'given' if has_times else 'None'} as in fit, got {'None' if has_times else 'times'}")
 
 
 def align_times(times: Any, cases: pd.Index | None) -> Any:
@@ -237,14 +255,14 @@ def align_to_cases(values: Any, cases: pd.Index | None, argument: str) -> Any:
         if not index.is_unique:
             twice = index[index.duplicated()].unique()
             raise ValueError(
-                f"{argument}: its index and that of X differ, and that of {name} holds {_format_labels(twice)} more than once; "
-                "give both the same unique index"
+                f"`{argument}` must have the index of X, or both must have a unique index, got {_format_labels(twice)} more than "
+                f"once in the index of {name}"
             )
     lacking, surplus = cases.difference(values.index, sort=False), values.index.difference(cases, sort=False)
     if len(lacking) or len(surplus):
         raise ValueError(
-            f"{argument}: its index differs from that of the cases of X: it lacks {_format_labels(lacking)} of X, and has "
-            f"{_format_labels(surplus)} that X has not; rows are matched by index (reset_index(drop=True) of both matches by "
+            f"`{argument}` must have the index of the cases of X, got an index that lacks {_format_labels(lacking)} of X, and "
+            f"has {_format_labels(surplus)} that X has not; rows are matched by index (reset_index(drop=True) of both matches by "
             "position)"
         )
     return values.loc[cases]
@@ -266,8 +284,8 @@ def align_targets(collection: Collection, y: Any) -> Any:
     cases = collection.cases
     if collection.is_long and cases is not None and len(y) == len(cases) and not cases.is_monotonic_increasing:
         raise ValueError(
-            "y: got values without an index, and the cases of X are not sorted, so it cannot be told whose they are; pass a "
-            "Series indexed by case, or X.sort_index() with y in the order of the sorted cases"
+            "`y` must be indexed by case, or the cases of X must be sorted, got values without an index and unsorted cases: "
+            "their order is ambiguous; pass a Series, or X.sort_index() with y in the order of the sorted cases"
         )
     return y
 
@@ -283,29 +301,30 @@ def _without_case_level(part: Any) -> Any:
 def _values(source: str, part: Any) -> np.ndarray:
     """Convert one series to float64, (L,) or (L, C); ValueError for anything but finite real numbers."""
     if isinstance(part, pd.DataFrame) and part.columns.nlevels > 1:
-        raise ValueError(f"{source} has columns of {part.columns.nlevels} levels, expected one, the channels")
+        raise ValueError(f"{source} must have one level of columns, the channels, got {part.columns.nlevels} levels")
     pandas = isinstance(part, (pd.Series, pd.DataFrame))
     kinds = list(part.dtypes) if isinstance(part, pd.DataFrame) else [part.dtype] if pandas else []
     for dtype in kinds:
         if dtype.kind in "cmM" or isinstance(dtype, (pd.PeriodDtype, pd.IntervalDtype)):
-            raise ValueError(f"{source} holds {dtype}, expected real numbers")
+            raise _dtype_error(source, dtype)
     try:
         array = part.to_numpy(dtype=np.float64, na_value=np.nan) if pandas else np.asarray(part)
-        if array.dtype.kind in "cmM":
-            raise ValueError(f"{source} holds {array.dtype}, expected real numbers")
-        if array.dtype.kind not in "fiub":
-            array = array.astype(np.float64)
+        converted = array.astype(np.float64) if array.dtype.kind not in "cmM" else None
     except (TypeError, ValueError) as error:
-        if str(error).startswith(source):
-            raise
-        raise ValueError(f"{source} holds what is no number ({error})") from None
+        raise ValueError(f"{source} must contain only real numbers, got a value that is no number ({error})") from None
+    if converted is None:
+        raise _dtype_error(source, array.dtype)
+    array = converted
     if array.ndim not in (1, 2) or 0 in array.shape:
-        raise ValueError(f"{source} has the shape {array.shape}, expected (length,) or (length, channels)")
-    array = array.astype(np.float64)
+        raise ValueError(f"{source} must have the shape (length,) or (length, channels), got {array.shape}")
     if not np.isfinite(array).all():
         nan, infinite = np.isnan(array).sum(), np.isinf(array).sum()
-        raise ValueError(f"{source} contains NaN or infinity ({nan} and {infinite} values), expected finite numbers")
+        raise ValueError(f"{source} must contain only finite numbers, got {nan} NaN and {infinite} infinity")
     return array
+
+
+def _dtype_error(source: str, dtype: Any) -> ValueError:
+    return ValueError(f"{source} must contain only real numbers, got dtype {dtype}")
 
 
 def _has_names(part: Any) -> bool:
@@ -325,13 +344,13 @@ def _reorder_channels(source: str, part: Any, array: np.ndarray, names: tuple[st
         return array
     columns = pd.Index(part.columns)
     if not columns.is_unique:
-        raise ValueError(f"{source} has the columns {_format_labels(columns[columns.duplicated()])} more than once")
+        raise ValueError(f"{source} must have unique columns, got {_format_labels(columns[columns.duplicated()])} more than once")
     expected = pd.Index(names)
     lacking, surplus = expected.difference(columns, sort=False), columns.difference(expected, sort=False)
     if len(lacking) or len(surplus):
         raise ValueError(
-            f"{source}: its columns lack {_format_labels(lacking)} and have {_format_labels(surplus)} that were not expected; "
-            f"expected {len(names)} channels, {_format_labels(expected)}"
+            f"{source} must have {len(names)} channels, {_format_labels(expected)}, got columns that lack "
+            f"{_format_labels(lacking)} and have {_format_labels(surplus)} besides"
         )
     return array[:, columns.get_indexer(expected)]
 
@@ -355,9 +374,9 @@ def _apply_layout(
             steps, channels = arrays[free[0]].shape
             agrees = "" if known is None else f", and the latter has the {known.channels} channels of fit"
             raise ValueError(
-                f"{argument}: series {free[0]} has the shape ({steps}, {channels}): {steps} steps of {channels} channels with "
-                f"axes (cases, steps, channels), or {channels} steps of {steps} channels with axes (cases, channels, "
-                f"steps){agrees}; set layout='nlc' for the former, layout='ncl' for the latter"
+                f"`layout` must be set for series {free[0]} of {argument} with the shape ({steps}, {channels}), got None: "
+                f"{steps} steps of {channels} channels with axes (cases, steps, channels), layout='nlc', or {channels} steps of "
+                f"{steps} channels with axes (cases, channels, steps), layout='ncl'{agrees}"
             )
     transposed = set(free) if layout == "ncl" else set()
     return [array[:, None] if array.ndim == 1 else array.T if i in transposed else array for i, array in enumerate(arrays)]

@@ -51,11 +51,12 @@ class SSMRegressor(RegressorMixin, SeriesEstimator):
     def fit(self, X: Any, y: Any, times: Any = None) -> Self:
         """Fit to series X and their targets y, (n,) or (n, K)."""
         if y is None:
-            raise ValueError("y: this regressor requires y to be passed, but the target y is None")
+            raise ValueError("`y` must be given: this regressor requires y to be passed, but the target y is None")
         collection = self._read(X, times, fitting=True)
         targets = convert_targets(align_targets(collection, y))
-        if targets.ndim > 2 or len(targets) != len(collection):
-            raise ValueError(f"y: got shape {targets.shape}, expected ({len(collection)},), one number a series, or two axes")
+        n = len(collection)
+        if targets.ndim > 2 or len(targets) != n:
+            raise ValueError(f"`y` must have the shape ({n},) or ({n}, K), one row for each series, got {targets.shape}")
         self.target_names_ = tuple(y.columns) if isinstance(y, pd.DataFrame) else None
         self._one_target = targets.ndim == 1
         columns = targets.reshape(len(targets), -1)
@@ -90,7 +91,7 @@ def convert_targets(y: Any) -> np.ndarray:
     try:
         checked = check_array(y, ensure_2d=False, dtype="numeric", input_name="y")
     except (TypeError, ValueError) as error:
-        raise ValueError(f"y: {error}") from None
+        raise ValueError(f"`y` is not a valid target: {error}") from None
     if checked.dtype.kind in "mM":
-        raise ValueError(f"y: holds {checked.dtype}, expected numbers")
+        raise ValueError(f"`y` must contain only numbers, got dtype {checked.dtype}")
     return np.asarray(checked, dtype=np.float64)

@@ -61,9 +61,9 @@ class Collection:
                 row, step, channel = beyond
                 name = channel if self.channel_names is None else repr(self.channel_names[channel])
                 raise ValueError(
-                    f"{argument}: {self._case(row)}, channel {name}, step {step}: got {self.values[beyond]:g}, which float32 "
-                    f"does not hold in units of the channel's standard deviation in fit, {deviation[channel]:g}; the largest "
-                    f"possible is {mean[channel] + LARGEST * deviation[channel]:.3g}"
+                    f"{self._case(row)} of `{argument}` must be at most {mean[channel] + LARGEST * deviation[channel]:.3g} in "
+                    f"channel {name}, the largest number of float32 in units of its standard deviation in fit, "
+                    f"{deviation[channel]:g}, got {self.values[beyond]:g} in step {step}"
                 )
         gaps = self.gaps()
         if gaps is None:
@@ -71,9 +71,9 @@ class Collection:
         beyond = first_beyond(gaps / unit)
         if beyond is not None:
             raise ValueError(
-                f"times: {self._case(beyond[0])}, step {beyond[1]}: got {gaps[beyond]:g} since the step before, which float32 "
-                f"does not hold in units of the median time between steps in fit, {unit:g}; the largest possible is "
-                f"{LARGEST * unit:.3g}"
+                f"{self._case(beyond[0])} of `times` must be at most {LARGEST * unit:.3g} from step to step, the largest number "
+                f"of float32 in units of the median time between steps in fit, {unit:g}, got {gaps[beyond]:g} before step "
+                f"{beyond[1]}"
             )
         return StandardisedSeries(values.astype(np.float32), self.lengths, (gaps / unit).astype(np.float32))
 
@@ -97,15 +97,15 @@ class Collection:
     def with_times(self, times: Sequence[Any]) -> "Collection":
         """Return the collection with times (n, L), or a list of arrays; ValueError if their lengths differ or they decrease."""
         if len(times) != len(self):
-            raise ValueError(f"times: got {len(times)} series of times, expected {len(self)}")
+            raise ValueError(f"`times` must have {len(self)} series of times, got {len(times)}")
         padded, clocks = np.zeros(self.values.shape[:2]), []
         for index, (row, length) in enumerate(zip(times, self.lengths, strict=True)):
-            source = f"times: series {index}"
+            source = f"series {index} of `times`"
             clock = as_clock(row, source)
             if len(clock) != length:
-                raise ValueError(f"{source} has {len(clock)} times, expected {length}, one for each step")
+                raise ValueError(f"{source} must have {length} times, one for each step, got {len(clock)}")
             if not clock.is_monotonic_increasing:
-                raise ValueError(f"{source} has times that go back, expected them in order")
+                raise ValueError(f"{source} must be in the order of time, got times that go back")
             padded[index, :length] = to_seconds(clock)
             clocks.append(clock)
         return replace(self, times=padded, clocks=tuple(clocks))
@@ -148,8 +148,8 @@ def check_predictions(predictions: np.ndarray, argument: str) -> np.ndarray:
     wrong = ~np.isfinite(predictions.reshape(len(predictions), -1)).all(1)
     if wrong.any():
         raise ValueError(
-            f"{argument}: the prediction for series {int(wrong.argmax())} is NaN or infinite ({int(wrong.sum())} of {len(wrong)} "
-            "are): the series holds values far larger than those of fit, or the fit diverged (see loss_curve_)"
+            f"the prediction for series {int(wrong.argmax())} of `{argument}` is NaN or infinite ({int(wrong.sum())} of "
+            f"{len(wrong)} are): its values are far larger than those of fit, or the fit diverged (see loss_curve_)"
         )
     return predictions
 
