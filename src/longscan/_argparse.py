@@ -31,4 +31,4 @@ def parse_known(parser: ArgumentParser, argv: Sequence[str]) -> tuple[Namespace,
 
 def unknown_argument(word: str) -> SettingError:
     """Return the error for an argument that no parser knows."""
-    return SettingError(f"{word}: unknown argument; `--help` lists the arguments that exist")
+    return SettingError(f"`{word}` is an unknown argument; `--help` lists the arguments that exist")

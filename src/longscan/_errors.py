@@ -31,11 +31,16 @@ def setting_error(setting: str, got: object, needed: str) -> SettingError:
     return SettingError(str(FieldError(setting, quote(got), needed)))
 
 
+def names_argument(error: Exception, argument: str) -> bool:
+    """Return whether an exception is about `argument`: its message has the form "`argument` must be ..., got ..."."""
+    return str(error).startswith(f"`{argument}` must ")
+
+
 def unknown_setting(path: str, names: Sequence[str]) -> SettingError:
     """Return the error for a dotted name whose last part is none of `names`, with the nearest one."""
     near = get_close_matches(path.rpartition(".")[2], names, 1)
     hint = f"did you mean {near[0]}? " if near else ""
-    return SettingError(f"{path}: unknown setting; {hint}needed one of {', '.join(names)}")
+    return SettingError(f"`{path}` is an unknown setting; {hint}the settings are {', '.join(names)}")
 
 
 def one_line(error: BaseException) -> str:

@@ -98,29 +98,29 @@ def expand_spec(spec: str) -> list[tuple[str, int]]:
             repeatable = 0
         elif token == ")":
             if not opened:
-                raise ValueError(f"spec: {_quote(spec)} has a ')' at position {position} that no '(' opens")
+                raise ValueError(f"`spec` must have a '(' before the ')' at position {position}, got {_quote(spec)}")
             start, inner = opened.pop(), groups.pop()
             if not inner:
-                raise ValueError(f"spec: {_quote(spec)} has an empty group at position {start}")
+                raise ValueError(f"`spec` must have a name in the group at position {start}, got {_quote(spec)}")
             groups[-1] += inner
             repeatable = len(inner)
         elif match["count"] is None:
-            raise ValueError(f"spec: {_quote(spec)} has {token!r} at position {position}, needed a name, '(', ')' or '*'")
+            raise ValueError(f"`spec` must have a name, '(', ')' or '*' at position {position}, got {token!r} in {_quote(spec)}")
         else:
             if not repeatable:
-                raise ValueError(f"spec: {_quote(spec)} has a '*' at position {position} without a name or group before it")
+                raise ValueError(f"`spec` must have a name or group before the '*' at position {position}, got {_quote(spec)}")
             digits = match["count"].lstrip("0")
             if not digits:
-                raise ValueError(f"spec: {_quote(spec)} needs a number of at least 1 after the '*' at position {position}")
+                raise ValueError(f"`spec` must have a number above 0 after the '*' at position {position}, got {_quote(spec)}")
             count = int(digits) if len(digits) <= len(str(MAX_BLOCKS)) else MAX_BLOCKS + 1
             if sum(map(len, groups)) + repeatable * (count - 1) > MAX_BLOCKS:
-                raise ValueError(f"spec: {_quote(spec)} has more than {MAX_BLOCKS:,} blocks")
+                raise ValueError(f"`spec` must have at most {MAX_BLOCKS:,} blocks, got {_quote(spec)}")
             groups[-1] += groups[-1][-repeatable:] * (count - 1)
             repeatable = 0
     if opened:
-        raise ValueError(f"spec: {_quote(spec)} opens a group at position {opened[-1]} that no ')' closes")
+        raise ValueError(f"`spec` must have a ')' for the '(' at position {opened[-1]}, got {_quote(spec)}")
     if len(groups[0]) > MAX_BLOCKS:
-        raise ValueError(f"spec: {_quote(spec)} has more than {MAX_BLOCKS:,} blocks")
+        raise ValueError(f"`spec` must have at most {MAX_BLOCKS:,} blocks, got {_quote(spec)}")
     return groups[0]
 
 
@@ -151,7 +151,7 @@ def translate_letters(spec: str) -> str:
     letters = [letter for letter, _ in expand_spec(re.sub(r"([^\W\d])", r"\1 ", spec))]
     for letter in letters:
         if letter not in LETTERS:
-            raise ValueError(f"spec: {_quote(spec)} has {letter!r}, which is no letter of version 1: {', '.join(LETTERS)}")
+            raise ValueError(f"`spec` must have letters of version 1, {', '.join(LETTERS)}, got {letter!r} in {_quote(spec)}")
     return format_names([LETTERS[letter] for letter in letters])
 
 
@@ -205,9 +205,9 @@ def _upgrade_value(setting: str, value: Any) -> Any:
         translated = translate_letters(value)
     except ValueError as error:
         if not _is_readable(value):
-            raise ValueError(f"model.{error}") from None
+            raise ValueError(str(error).replace("`spec`", "`model.spec`", 1)) from None
         raise ValueError(
-            f"model.spec: got {value!r} in a file without spec_version, which is read by the letters of version 1; "
+            f"`model.spec` must be letters of version 1 in a file without spec_version, got {value!r}; "
             f"add `spec_version: {SPEC_VERSION}` to the file"
         ) from None
     if translated != value and _is_readable(value):

@@ -40,18 +40,18 @@ def read_mapping(path: str | Path, names: Sequence[str]) -> dict[str, Any]:
     try:
         content = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_Loader)
     except OSError as error:
-        raise SettingError(f"{path}: {error.strerror or error}, needed a readable YAML file") from None
+        raise SettingError(f"{path} must be a YAML file that can be read ({error.strerror or error})") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: no UTF-8, or a number of thousands of digits
         mark = getattr(error, "problem_mark", None)
         where = f" (line {mark.line + 1})" if mark else ""
         deep = isinstance(error, RecursionError)
         problem = getattr(error, "problem", None) or ("nested too deeply" if deep else one_line(error))
-        raise SettingError(f"{path}: not YAML{where}: {problem}, needed {needed}") from None
+        raise SettingError(f"{path} must be {needed}, got text that is not YAML{where}: {problem}") from None
     if not isinstance(content, dict):
-        raise SettingError(f"{path}: got {describe_kind(content)}, needed {needed}")
+        raise SettingError(f"{path} must be {needed}, got {describe_kind(content)}")
     for name in content:
         if name not in names:
-            raise SettingError(f"{path}: unknown setting {name!r}, needed one of {', '.join(names)}")
+            raise SettingError(f"{path}: each setting must be one of {', '.join(names)}, got {name!r}")
     return content
 
 

@@ -115,8 +115,8 @@ def test_the_command(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["automata"], "needed exactly one of a regular expression and --named"),
-        (["automata", "a", "--named", "S3"], "needed exactly one"),
+        (["automata"], "exactly one of a regular expression and --named must be given"),
+        (["automata", "a", "--named", "S3"], "exactly one"),
         (["automata", "(ab"], "opens a '(' that no ')' closes at position 1"),
         (["automata", "--named", "A5"], "contains a perfect group of order 60"),
         (["automata", "--named", "S9"], "name"),

@@ -144,14 +144,14 @@ def test_stored_settings_of_a_quick_run_stay_quick(recipe: Path, tmp_path: Path)
 @pytest.mark.parametrize(
     ("section", "said"),
     [
-        ("quick: 3", "quick: got 3, needed a mapping with task, model, training"),
-        ("quick: {}", "quick: got {}, needed a mapping with task, model, training"),
-        ("quick: {about: {paper: S7}}", "quick: unknown section 'about', needed one of task, model, training"),
-        ("quick: {model: 3}", "quick.model: got 3, needed a mapping of settings"),
-        ("quick: {task: {name: set}}", "quick.task.name: got 'set', needed none, as a quick run is of the recipe's task"),
+        ("quick: 3", "`quick` must be a mapping with task, model, training, got 3"),
+        ("quick: {}", "`quick` must be a mapping with task, model, training, got {}"),
+        ("quick: {about: {paper: S7}}", "each section of `quick` must be one of task, model, training, got 'about'"),
+        ("quick: {model: 3}", "`quick.model` must be a mapping of settings, got 3"),
+        ("quick: {task: {name: set}}", "`quick.task.name` must be left out, as a quick run is of the recipe's task, got 'set'"),
     ],
 )
-def test_a_section_that_can_not_be_used(section: str, said: str, refused: Callable[..., str], tmp_path: Path) -> None:
+def test_a_section_that_cannot_be_used(section: str, said: str, refused: Callable[..., str], tmp_path: Path) -> None:
     path = tmp_path / "bad.yaml"
     path.write_text(f"task: {{name: parity}}\n{section}\n")
     assert refused("train", "--config", path, "--quick", "--out", tmp_path / "run") == f"longscan: {path}: {said}"
@@ -161,16 +161,16 @@ def test_a_setting_that_is_unknown_in_the_section(refused: Callable[..., str], t
     path = tmp_path / "bad.yaml"
     path.write_text("task: {name: parity}\nquick: {training: {step: 3}}\n")
     line = refused("train", "--config", path, "--quick", "--out", tmp_path / "run")
-    assert line.startswith("longscan: training.step: unknown setting; did you mean steps?")
+    assert line.startswith("longscan: `training.step` is an unknown setting; did you mean steps?")
 
 
 def test_a_recipe_without_a_section_and_no_recipe(refused: Callable[..., str], tmp_path: Path) -> None:
     path = tmp_path / "full.yaml"
     path.write_text(yaml.safe_dump(RECIPE))
     line = refused("train", "--config", path, "--quick", "--out", tmp_path / "run")
-    assert line == f"longscan: --quick: {path} has no section 'quick', needed a recipe with one"
+    assert line == f"longscan: `--config` must be a recipe with a section 'quick' for --quick, got {path}"
     line = refused("train", "--task", "parity", "--quick", "--out", tmp_path / "run")
-    assert line == "longscan: --quick: got no --config, needed the recipe whose quick section to take"
+    assert line == "longscan: `--config` must be the recipe whose quick section --quick takes, got nothing"
 
 
 def test_resume_keeps_to_the_size(recipe: Path, refused: Callable[..., str], tmp_path: Path) -> None:
@@ -178,12 +178,11 @@ def test_resume_keeps_to_the_size(recipe: Path, refused: Callable[..., str], tmp
     full, quick = str(tmp_path / "full"), str(tmp_path / "quick")
     assert main([*words, full]) == 0
     assert main([*words, quick, "--quick"]) == 0
-    needed = "needed settings of the same size, as"
     line = refused(*words, full, "--quick", "--resume")
-    assert line == f"longscan: --resume: got --quick, {needed} {full} holds a full run of its recipe"
+    assert line == f"longscan: `--quick` must be left out, as {full} is a run of its recipe's full size, got --quick"
     line = refused(*words, quick, "--resume")
-    assert line == f"longscan: --resume: got no --quick, {needed} {quick} holds a quick run of its recipe"
-    assert refused("train", "--out", full, "--quick", "--resume").startswith("longscan: --quick: got no --config")
+    assert line == f"longscan: `--quick` must be given, as {quick} is a run of its recipe's quick size, got nothing"
+    assert refused("train", "--out", full, "--quick", "--resume").startswith("longscan: `--config` must be the recipe")
     for more in ([], ["--quick"]):
         assert main(["train", "--out", quick, "--resume", "--steps", "4", *more]) == 0
         assert Run(quick).settings.about.quick

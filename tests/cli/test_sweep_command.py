@@ -85,13 +85,13 @@ def test_a_search_that_finds_nothing_ends_with_1(file: Path, tmp_path: Path, cap
         (["--seeds", "-1"], ["seeds", "-1"]),
         (["--workers", "-1"], ["--workers", "-1"]),
         (["--workers", "two"], ["workers", "'two'", "whole number"]),
-        (["--sampler", "tpe"], ["trials: got nothing"]),
+        (["--sampler", "tpe"], ["`trials` must be"]),
         (["--trials", "3"], ["trials", "3", "grid"]),
         (["--training.lrr", "1"], ["training.lrr", "did you mean lr"]),
         (["--storage", "nowhere"], ["--storage", "'nowhere'", "URL"]),
         (["--storage", "oracle+x://a/b"], ["--storage", "oracle"]),
         (["--storage", "sqlite:////nowhere/at/all.db"], ["--storage", "unable to open database file"]),
-        (["--resume"], ["holds no sweep"]),
+        (["--resume"], ["is not the directory of a sweep"]),
         (["--bogus"], ["--bogus", "unknown argument"]),
     ],
     ids=lambda value: " ".join(value) if value and value[0].startswith("--") else "",
@@ -104,13 +104,13 @@ def test_words(refused: Callable[..., str], file: Path, tmp_path: Path, words: l
 
 def test_files(refused: Callable[..., str], file: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    assert "--out: got nothing" in refused("sweep", file)
+    assert "`--out` must be" in refused("sweep", file)
     assert "gone.yaml" in refused("sweep", tmp_path / "gone.yaml", "--out", out)
-    assert "task.name: got nothing" in refused("sweep", "--out", out)
+    assert "`--task` must be" in refused("sweep", "--out", out)
     file.write_text(FILE.replace("training.lr:", "training.rate:"))
-    assert "space: training.rate: unknown setting" in refused("sweep", file, "--out", out)
+    assert "space: `training.rate` is an unknown setting" in refused("sweep", file, "--out", out)
     file.write_text(FILE + "speed: 3\n")
-    assert "sweep.yaml: unknown setting 'speed'" in refused("sweep", file, "--out", out)
+    assert "got 'speed'" in refused("sweep", file, "--out", out)
     (tmp_path / "text").write_text("")
     file.write_text(FILE)
     assert "is a file" in refused("sweep", file, "--out", tmp_path / "text")
@@ -163,9 +163,7 @@ def test_a_quick_sweep(file: Path, refused: Callable[..., str], tmp_path: Path) 
     assert (row["quick"], row["published"], row["steps"]) == (True, None, 2)
 
     line = refused(*words, "--resume")
-    assert line == (
-        f"longscan: --resume: got no --quick, needed settings of the same size, as {out} holds a quick sweep of its recipe"
-    )
+    assert line == (f"longscan: `--quick` must be given, as {out} is a sweep of its recipe's quick size, got nothing")
     assert main([*words, "--quick", "--resume", "--record", str(records)]) == 0
     assert main(["sweep", "--out", str(out), "--resume"]) == 0, "what is stored stays quick"
     assert len(read_records(records)) == 1
@@ -174,12 +172,12 @@ def test_a_quick_sweep(file: Path, refused: Callable[..., str], tmp_path: Path) 
 def test_a_quick_sweep_of_a_recipe_alone(file: Path, refused: Callable[..., str], tmp_path: Path) -> None:
     recipe, out = tmp_path / "recipe.yaml", tmp_path / "out"
     line = refused("sweep", file, "--out", out, "--quick")
-    assert line == f"longscan: --quick: {recipe} has no section 'quick', needed a recipe with one"
+    assert line == f"longscan: `recipe` must have a section 'quick' for --quick, got {recipe}"
     recipe.write_text(RECIPE + QUICK)
     words = ["sweep", "--config", str(recipe), "--seeds", "1", "--out", str(out)]
     assert main(words) == 0
     assert not json.loads((out / "sweep.json").read_text())["quick"]
-    assert "got --quick, needed settings of the same size" in refused(*words, "--quick", "--resume")
+    assert "`--quick` must be left out" in refused(*words, "--quick", "--resume")
     assert main([*words[:-1], str(tmp_path / "quick"), "--quick"]) == 0
     assert Run(tmp_path / "quick" / "seeds" / "seed_0").settings.about.quick
 

@@ -320,7 +320,7 @@ def test_an_example_as_text_can_be_read_back(task, tmp_path):
 
 
 @every_class
-def test_outputs_without_targets_can_not_be_scored(cls):
+def test_outputs_without_targets_cannot_be_scored(cls):
     task = small(cls)
     batch = task.batch("valid", 0, 3)
     output = answer(task, batch, torch.zeros_like(batch.targets))

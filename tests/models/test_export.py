@@ -276,7 +276,7 @@ def test_the_table_of_the_page_has_every_layer_and_no_error_beyond_the_bound():
         assert all(float(cell) <= 1e-4 for cell in cells.split("|")[1:]), name
 
 
-def test_what_can_not_be_exported_is_named():
+def test_what_cannot_be_exported_is_named():
     with pytest.raises(ValueError, match="`example` must have at least 3 steps, got 2"):
         export_graph(Attention(4), torch.randn(1, 2, 4))
     with pytest.raises(ValueError, match="`step` must be False, as BidirectionalBlock cannot run step by step"):

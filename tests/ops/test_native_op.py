@@ -226,7 +226,7 @@ def test_meta_tensors_are_checked_where_values_are_absent(kernels, op, monkeypat
     for custom_op, given in calls:
         call, args = custom_op.overload, [x.detach().to("meta") if isinstance(x, torch.Tensor) else x for x in given]
         assert all(x.is_meta for x in call(*args))
-        with pytest.raises(ValueError, match=rf"backend: got 'gpu', expected one of .*, the native backends of {op}"):
+        with pytest.raises(ValueError, match=rf"`backend` must be one of .*, the native backends of {op}, got 'gpu'"):
             call(*args[:-1], "gpu")
         names = [argument.name for argument in call._schema.arguments]
         for i, (name, x) in enumerate(zip(names, args, strict=True)):

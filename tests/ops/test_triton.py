@@ -177,7 +177,7 @@ def test_what_is_kept_for_the_backward_has_room():
 @pytest.mark.parametrize("call", [selective_scan])
 def test_too_many_states(call, monkeypatch):
     monkeypatch.setattr(_triton_launch, "MAX_STATES", 3)
-    with pytest.raises(ValueError, match="N: got 4 states a channel, the triton backend takes at most 3"):
+    with pytest.raises(ValueError, match="`N` must be at most 3 states for each channel on the triton backend, got 4"):
         call(**on_device(example(call.__name__)), backend="triton")
 
 

@@ -196,7 +196,7 @@ def test_missing_values_are_counted_and_refused_filled_or_marked(tmp_path, caplo
         read_recordings(path, "drop")
 
 
-def test_a_channel_without_a_value_can_not_be_filled(tmp_path):
+def test_a_channel_without_a_value_cannot_be_filled(tmp_path):
     path = tmp_path / "toy.ts"
     path.write_text(TS.replace("4,5,6.5", "?,?,?"))
     with pytest.raises(ValueError, match=r": series 1 has no value in channel 2 to interpolate from; missing='mask' marks it$"):

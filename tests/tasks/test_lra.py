@@ -166,7 +166,7 @@ def test_shorter_contours_are_other_images_and_the_published_ones_stay():
 
 
 @pytest.mark.parametrize(("contour", "folder"), [(2, None), (15, None), (6, "files")])
-def test_contours_that_can_not_be(contour, folder):
+def test_contours_that_cannot_be(contour, folder):
     with pytest.raises(ValueError, match=r"^`?contour"):
         Pathfinder(contour=contour, data_dir=folder)
 

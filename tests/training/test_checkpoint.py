@@ -100,7 +100,7 @@ def test_damage_names_the_file(tmp_path: Path, damage: bytes | None) -> None:
         content[-1] ^= 1
         damage = bytes(content)
     path.write_bytes(damage)
-    with pytest.raises(SettingError, match=r"x\.safetensors: damaged"):
+    with pytest.raises(SettingError, match=r"x\.safetensors is no safetensors file"):
         read_checkpoint(target)
     path.unlink()
     with pytest.raises(SettingError, match=r"x\.safetensors: missing"):
@@ -111,7 +111,7 @@ def test_damaged_state_names_the_file(tmp_path: Path) -> None:
     target = tmp_path / "last"
     save(target, 1.0)
     (target / "state.json").write_text("{")
-    with pytest.raises(SettingError, match=r"state\.json: damaged"):
+    with pytest.raises(SettingError, match=r"state\.json is damaged"):
         read_checkpoint(target)
 
 

@@ -43,7 +43,7 @@ def test_baselines_are_kept_with_the_run(tmp_path: Path) -> None:
     assert write_baselines(run) == {"last value": 4.0, "ridge": 11.0}
     assert json.loads((tmp_path / "baselines.json").read_text()) == {"last value": 4.0, "ridge": 11.0}
     (tmp_path / "baselines.json").write_text('{"ridge": ')
-    with pytest.raises(SettingError, match=r"baselines\.json: damaged \(.*\), needed the JSON that `longscan baselines` wrote"):
+    with pytest.raises(SettingError, match=r"baselines\.json is damaged \(.*\); `longscan baselines` writes it"):
         read_baselines(run)
 
 
@@ -76,5 +76,5 @@ def test_a_pooling_that_the_task_cannot_have(task: str, pooling: str, needed: st
 
 
 def test_an_unknown_setting_within_another_is_named_with_its_neighbours() -> None:
-    with pytest.raises(SettingError, match=r"training\.curriculum\.strat: unknown setting.*start"):
+    with pytest.raises(SettingError, match=r"`training\.curriculum\.strat` is an unknown setting.*start"):
         parse_settings(["--task.name", "parity", "--training.curriculum.strat", "3"])

@@ -78,7 +78,7 @@ def test_a_setting_that_exists_no_more_is_still_read_from_files(tiny: Any, tmp_p
         else:
             with pytest.raises(SettingError, match=needed):
                 load_settings(path)
-    with pytest.raises(SettingError, match=r"training\.optimizer: unknown setting"):
+    with pytest.raises(SettingError, match=r"`training\.optimizer` is an unknown setting"):
         parse_settings(["--task", "parity", "--training.optimizer", "adamw"])
 
 

@@ -367,7 +367,7 @@ def test_the_page_shows_trials_failures_and_seeds(whole: tuple[Path, dict[str, A
         ({"training.lr": {"float": [0, 1], "steps": 2}}, {}, ["space.training.lr.steps", "step, log"]),
         ({"training.lr": {"float": [1e-3, 1e-2]}}, {}, ["space.training.lr", "a list of values, or sampler random or tpe"]),
         ({"training.lr": [1e-3]}, {"trials": 3}, ["trials", "3"]),
-        ({"training.lr": [1e-3]}, {"sampler": "tpe"}, ["trials: got nothing", "tpe"]),
+        ({"training.lr": [1e-3]}, {"sampler": "tpe"}, ["`trials` must be", "tpe", "got nothing"]),
         ({"training.lr": [1e-3]}, {"sampler": "tpe", "trials": 0}, ["trials", "at least 1"]),
         ({"training.lr": [1e-3]}, {"sampler": "sobol"}, ["sampler", "'sobol'", "grid, random, tpe"]),
         ({"training.lr": [1e-3]}, {"search_seeds": 0}, ["search_seeds", "at least 1"]),
@@ -413,13 +413,13 @@ def test_values_that_a_run_would_refuse_are_found_before_it(
 
 def test_another_search_is_not_that_of_a_folder(config: SweepConfig, whole: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     folder = whole[0]
-    with pytest.raises(SettingError, match="holds a sweep already"):
+    with pytest.raises(SettingError, match="must be a directory without a sweep"):
         open_sweep(config, folder)
-    with pytest.raises(SettingError, match=r"space: got .*needed .*as in"):
+    with pytest.raises(SettingError, match=r"`space` must be .* with --resume, as in"):
         open_sweep(SweepConfig(settings=config.settings, space={"training.lr": [1.0]}, search_seeds=2), folder, resume=True)
-    with pytest.raises(SettingError, match="holds a run, needed another"):
+    with pytest.raises(SettingError, match="must be a directory without a run"):
         open_sweep(config, folder / "trials" / "0000" / "seed_7")
-    with pytest.raises(SettingError, match="holds no sweep"):
+    with pytest.raises(SettingError, match="is not the directory of a sweep"):
         open_sweep(config, tmp_path, resume=True)
 
 

@@ -240,21 +240,21 @@ def test_more_steps_continue_a_run_that_is_over(tiny: Any, tmp_path: Path) -> No
     extended = train(tiny(steps=8), tmp_path / "short", resume=True)
     assert same(weights(extended), weights(longer))
     assert logged(extended) == logged(longer)
-    with pytest.raises(SettingError, match=r"^training\.steps: got 4 with --resume, needed at least 8"):
+    with pytest.raises(SettingError, match=r"^`training\.steps` must be at least 8 with --resume, .*, got 4"):
         train(tiny(steps=4), tmp_path / "short", resume=True)
 
 
 @pytest.mark.parametrize("values", [{"lr": 0.5}, {"seed": 4}, {"curriculum": CurriculumSettings(start=4, end=8)}])
 def test_resuming_with_other_settings_is_refused(tiny: Any, tmp_path: Path, values: dict[str, Any]) -> None:
     train(tiny(), tmp_path)
-    with pytest.raises(SettingError, match=f"training.{next(iter(values))}: got .* with --resume"):
+    with pytest.raises(SettingError, match=f"`training.{next(iter(values))}` must be .* with --resume"):
         train(tiny(**values), tmp_path, resume=True)
 
 
 def test_a_directory_with_a_run_is_not_written_into(tiny: Any, tmp_path: Path) -> None:
     train(tiny(), tmp_path)
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(SettingError, match="holds a run already"):
+    with pytest.raises(SettingError, match="must be a directory without a run, unless --resume"):
         train(tiny(), tmp_path)
     train(tiny(steps=2), tmp_path, overwrite=True)
     assert (tmp_path / "notes.txt").read_text() == "mine"

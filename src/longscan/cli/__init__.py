@@ -82,7 +82,7 @@ def _print_page(name: str, argv: Sequence[str]) -> int:
         echo(f"longscan {longscan.__version__}")
         return 0
     if name not in ("-h", "--help"):
-        raise SettingError(f"{name}: unknown command, needed one of {', '.join(COMMANDS)}")
+        raise SettingError(f"the command must be one of {', '.join(COMMANDS)}, got {name!r}")
     from rich.table import Table
 
     table = Table("command", "what it does", title="longscan: state space models for long sequences", title_justify="left")

@@ -34,7 +34,7 @@ def automata(
     from longscan.cli.runs import errors_as_lines
 
     if (pattern is None) == (named is None):
-        raise SettingError("automata: needed exactly one of a regular expression and --named")
+        raise SettingError("exactly one of a regular expression and --named must be given")
     with errors_as_lines():
         dfa = automata.from_regex(pattern, alphabet) if pattern is not None else automata.named(str(named))
         table = Table("", "", show_header=False, title=named or pattern)
@@ -76,7 +76,7 @@ def evaluate_automaton(folder: str, split: str, checkpoint: str) -> int:
     from longscan.cli.runs import errors_as_lines
 
     if split != "test" or checkpoint != "selected":
-        raise SettingError(f"{folder}: a compiled model has no splits and no checkpoints, needed neither of these options")
+        raise SettingError(f"`--split` and `--checkpoint` must be left out for the compiled model {folder}, which has neither")
     with errors_as_lines():
         compiled = load(folder)
     table = Table("words", "answers right", "states right", "best constant answer", title=f"{folder}, after each letter")

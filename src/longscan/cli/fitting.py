@@ -25,7 +25,7 @@ def train(
     from longscan.training.trainer import train as train_model
 
     if resume and overwrite:
-        raise SettingError("--resume: got --overwrite as well, needed one of the two")
+        raise SettingError("`--overwrite` must be left out with --resume, got both")
     base = read_yaml(Run(out).folder / SETTINGS) if resume else None
     parsed = parse_settings(settings, base)
     if record is not None:

@@ -47,7 +47,7 @@ def evaluate(
     task = opened.settings.task
     buckets = {name: value for name, value in scores.values.items() if "/" in name}
     if by_length and not buckets:
-        raise SettingError(f"--by-length: task {task.name} has no scores by length")
+        raise SettingError(f"`--by-length` must be left out, as task {task.name} has no scores by length, got it")
     table = Table("metric", "value", title=f"{run}, {split} split, weights: {checkpoint}")
     table.add_row("loss", f"{scores.loss:.4f}")
     for name, value in scores.values.items():
@@ -88,7 +88,7 @@ def _open_table(path: str) -> Any:
     try:
         return Path(path).open("w", encoding="utf-8", newline="")
     except OSError as error:
-        raise SettingError(f"--out: {path} cannot be written ({error.strerror})") from None
+        raise SettingError(f"`--out` must be a file that can be written, got {path} ({error.strerror})") from None
 
 
 def record(
@@ -149,13 +149,13 @@ def report(
         if holds_run(path) or (path / "sweep.json").is_file():
             for option, value in (("--out", out), ("--markdown", markdown)):
                 if value is not None:
-                    raise SettingError(f"{option}: got {value!r}, needed none, as a run's report is written into its folder")
+                    raise SettingError(f"`{option}` must be left out, as a run's report lies in its folder, got {value!r}")
             page = run_report(path) if holds_run(path) else sweep_report(path)
         elif markdown is not None:
             page = fill_markdown(markdown, path)
         elif path.is_dir():
             page = results_report(path, Path(out) if out else path / "report.html")
         else:
-            raise SettingError(f"{path}: no such directory, needed a run's or one of results")
+            raise SettingError(f"`path` must be the directory of a run or of results, got {path}, which does not exist")
     echo(f"report: {page}")
     return 0

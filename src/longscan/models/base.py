@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from torch import Tensor
 
+from longscan._errors import names_argument
 from longscan._specs import SPEC_VERSION
 from longscan.layers._settings import bind_arguments
 from longscan.layers.parameters import Marked
@@ -100,7 +101,7 @@ class PretrainedModel(Marked):
         try:
             model = cls(**config if backend is None else {**config, "backend": backend})
         except (ValueError, TypeError, KeyError, AttributeError, RuntimeError, MemoryError, OverflowError) as error:
-            if str(error).startswith(("backend: ", "`backend` ")):  # about this machine or the argument, not about the file
+            if names_argument(error, "backend"):  # about this machine or the argument, not about the file
                 raise
             raise ValueError(f"{path}: damaged ({str(error)[:300]})") from error
         try:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from longscan._errors import names_argument
 from longscan.ops.dispatch import Choice, Recording, choose, recorded_choices, verdicts_path
 
 LENGTH = 8  # steps of the example sequences
@@ -160,7 +161,7 @@ def _call_packed(model: Any, x: Tensor, ids: Tensor) -> object:
     try:
         return model(x, seq_idx=ids)
     except ValueError as error:
-        if not str(error).startswith(("seq_idx: ", "`seq_idx` ")):
+        if not names_argument(error, "seq_idx"):
             raise
         return None
 

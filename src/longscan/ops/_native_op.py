@@ -195,7 +195,7 @@ class NativeOp:
 
         def check_backend(backend: str) -> None:
             if backend not in native:
-                raise ValueError(f"backend: got {backend!r}, expected one of {native}, the native backends of {name}")
+                raise ValueError(f"`backend` must be one of {', '.join(native)}, the native backends of {name}, got {backend!r}")
 
         def check_fake(signature: Signature, known: dict[str, Any], backend: str) -> None:
             signature.check_devices([known[x] for x in signature.names])
@@ -208,13 +208,13 @@ class NativeOp:
             check_backend(backend)
             reason = dispatch.unsupported_reason(name, backend, state.device, state.dtype, native)
             if reason:
-                raise ValueError(f"backend: {backend!r} cannot run {name}: {reason}")
+                raise ValueError(dispatch.refusal_message(name, backend, reason))
             if "models" in axes and backend not in GROUPED:
                 of = ", ".join(x for x in signature.names if "models" in declared.get(x, ""))
-                raise ValueError(f"{of}: got an axis of models, which the {backend} backend of {name} does not have")
+                raise ValueError(f"`{of}` must be without an axis of models for the {backend} backend of {name}, got one")
             for constant, axis in axis_of.items():
                 if axis and known[constant] != (axis in axes):
-                    raise ValueError(f"{constant}: got {known[constant]}, expected {axis in axes} by the axes of the tensors")
+                    raise ValueError(f"`{constant}` must be {axis in axes} by the axes of the tensors, got {known[constant]}")
 
         def forward(*args: Any) -> Any:
             check(forward_signature, dict(zip(arguments, args, strict=False)), args[-1])
@@ -251,15 +251,15 @@ class NativeOp:
 
         def check_chunk_states(x: Tensor, shape: tuple[int, ...], like: Tensor) -> None:
             if x.shape != shape:
-                raise ValueError(f"chunk_states: got shape {tuple(x.shape)}, expected {shape}, or (0,) where none were kept")
+                raise ValueError(f"`chunk_states` must be of shape {shape}, or (0,) if none were saved, got {tuple(x.shape)}")
             if x.dtype != like.dtype:
-                raise TypeError(f"chunk_states: got dtype {x.dtype}, expected {like.dtype} like initial_state")
+                raise TypeError(f"`chunk_states` must be of dtype {like.dtype} like initial_state, got {x.dtype}")
 
         def check_chunk_states_device(x: Tensor | None, like: Tensor) -> None:
             if x is None:
-                raise TypeError(f"chunk_states: got None, expected a tensor, which {name}_backward requires")
+                raise TypeError(f"`chunk_states` must be a tensor, which {name}_backward requires, got None")
             if x.device != like.device:
-                raise ValueError(f"chunk_states: is on {x.device}, expected {like.device} like initial_state")
+                raise ValueError(f"`chunk_states` must be on {like.device} like initial_state, got a tensor on {x.device}")
 
         def forward_fake(*args: Any) -> Any:
             known = dict(zip(arguments, args[:-1], strict=True))
@@ -299,9 +299,7 @@ class NativeOp:
             ctx.backend = inputs[-1]
 
         def refuse(ctx: Any, *_: Any) -> Any:
-            raise RuntimeError(
-                f"{name}: the {ctx.backend} backend has no second derivative; use backend='eager' where one is needed"
-            )
+            raise RuntimeError(f"{name}: the {ctx.backend} backend has no second derivative; use backend='eager'")
 
         def has_batch(axes: Sequence[int]) -> tuple[Sequence[bool], Sequence[bool]]:
             chosen = batched(dict(zip((*arguments, "backend"), axes, strict=True)))

@@ -136,7 +136,7 @@ def largest(one: int, other: int) -> int:
 def layout(op: str, channels: int, states: int) -> Layout:
     """How channels and states are divided among programs."""
     if states > MAX_STATES:
-        raise ValueError(f"N: got {states} states a channel, the triton backend takes at most {MAX_STATES}")
+        raise ValueError(f"`N` must be at most {MAX_STATES} states for each channel on the triton backend, got {states}")
     launch, NB = TABLE[op], power_of_two(states)
     BD = min(max(1, launch.lanes // NB), power_of_two(channels))
     warps = min(MAX_WARPS, max(1, power_of_two(BD * NB * launch.warps // launch.lanes)))
@@ -329,7 +329,7 @@ def _watched() -> bool:
 def _checked(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], constants: dict[str, Any]) -> Any:
     names = kernel.arg_names[len(args) :]
     if set(names) != set(constants) - OPTIONS:
-        raise TypeError(f"{kernel}: got {len(args)} arguments and {sorted(constants)}, expected {names} after the arguments")
+        raise TypeError(f"{kernel}: the keywords after {len(args)} arguments must be {names}, got {sorted(constants)}")
     return kernel[grid](*args, **constants)
 
 

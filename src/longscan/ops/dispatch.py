@@ -259,7 +259,7 @@ def resolve(
     native backend can take these inputs.
     """
     if backend not in ("auto", *BACKENDS):
-        raise ValueError(f"backend: got {backend!r}, expected 'auto' or one of {BACKENDS}")
+        raise ValueError(f"`backend` must be one of auto, {', '.join(BACKENDS)}, got {backend!r}")
     decided = _decide(op, backend, like.device, like.dtype, native, impossible, unsuited)
     if decided.startswith("!"):
         raise ValueError(refusal_message(op, backend, decided[1:]))
@@ -268,7 +268,7 @@ def resolve(
 
 def refusal_message(op: str, backend: str, reason: str) -> str:
     """Return the error message for a named backend that cannot run `op`."""
-    return f"backend: {backend!r} cannot run {op}: {reason}; use backend='auto' or 'eager'"
+    return f"`backend` must be 'auto', 'eager' or another that can run {op} here, got {backend!r}: {reason}"
 
 
 def plain_backend(backend: str) -> str:

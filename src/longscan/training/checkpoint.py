@@ -65,13 +65,13 @@ def read_checkpoint(folder: Path) -> dict[str, Any]:
             raise ValueError("its checksum is not that of its content")
         sums: dict[str, int] = dict(state.pop("files").items())
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise SettingError(f"{folder / STATE}: damaged ({one_line(error)}), needed the state that training wrote") from None
+        raise SettingError(f"{folder / STATE} is damaged ({one_line(error)})") from None
     for name, expected in sums.items():
         path = folder / name
         if not path.exists():
-            raise SettingError(f"{path}: missing, needed by this checkpoint")
+            raise SettingError(f"{path} is missing, a file of this checkpoint")
         if zlib.crc32(path.read_bytes()) != expected:
-            raise SettingError(f"{path}: damaged, its checksum is not the one in {STATE}")
+            raise SettingError(f"{path} is damaged: its checksum is not the one in {STATE}")
     return state
 
 
@@ -80,7 +80,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except (OSError, SafetensorError) as error:
-        raise SettingError(f"{path}: damaged ({error}), needed a safetensors file") from None
+        raise SettingError(f"{path} is no safetensors file, or damaged ({error})") from None
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:

@@ -60,7 +60,7 @@ def evaluate(
     """
     batches = task.num_batches(split, batch_size)
     if batches is None and not max_batches:
-        raise ValueError(f"max_batches: got 0, needed a number of batches, as split {split!r} of {task.name} is endless")
+        raise ValueError(f"`max_batches` must be a number of batches, as split {split!r} of {task.name} is endless, got 0")
     batches = min(b for b in (batches, max_batches or None) if b is not None)
     device = next(model.parameters()).device
     metrics = {name: metric.to(device) for name, metric in task.metrics(split).items()}

@@ -35,7 +35,7 @@ def read_rows(path: Path, steps: int = 0) -> list[Row]:
     if not path.exists() and not steps:
         return rows
     if not path.exists():
-        raise SettingError(f"{path}: missing, needed the rows of {steps} steps")
+        raise SettingError(f"{path} is missing, which has the rows of {steps} steps")
     lines = path.read_bytes().split(b"\n")
     for number, line in enumerate(lines[:-1], 1):  # what follows the last line break is incomplete
         try:
@@ -43,10 +43,10 @@ def read_rows(path: Path, steps: int = 0) -> list[Row]:
             if not isinstance(row, dict) or type(row.get("step")) is not int:
                 raise ValueError("it has no step")
         except (ValueError, RecursionError) as error:
-            raise SettingError(f"{path}, line {number}: damaged ({one_line(error)}), needed a row that training wrote") from None
+            raise SettingError(f"{path} is damaged in line {number} ({one_line(error)})") from None
         rows.append(row)
     if steps and not rows:
-        raise SettingError(f"{path}: empty, needed the rows of {steps} steps")
+        raise SettingError(f"{path} must have the rows of {steps} steps, got no rows")
     return rows
 
 

@@ -48,14 +48,14 @@ def read_recipe(path: str | Path) -> tuple[dict[str, Any], dict[str, Any] | None
     if quick is None:
         return check_sections(path, content), None
     if not isinstance(quick, dict) or not quick:
-        raise SettingError(f"{path}: {QUICK}: got {describe_kind(quick)}, needed a mapping with {', '.join(_QUICK_SECTIONS)}")
+        raise SettingError(f"{path}: `{QUICK}` must be a mapping with {', '.join(_QUICK_SECTIONS)}, got {describe_kind(quick)}")
     for section, value in quick.items():
         if section not in _QUICK_SECTIONS:
-            raise SettingError(f"{path}: {QUICK}: unknown section {section!r}, needed one of {', '.join(_QUICK_SECTIONS)}")
+            raise SettingError(f"{path}: each section of `{QUICK}` must be one of {', '.join(_QUICK_SECTIONS)}, got {section!r}")
         if not isinstance(value, dict):
-            raise SettingError(f"{path}: {QUICK}.{section}: got {describe_kind(value)}, needed a mapping of settings")
+            raise SettingError(f"{path}: `{QUICK}.{section}` must be a mapping of settings, got {describe_kind(value)}")
     if (name := quick.get("task", {}).get("name")) is not None:
-        raise SettingError(f"{path}: {QUICK}.task.name: got {name!r}, needed none, as a quick run is of the recipe's task")
+        raise SettingError(f"{path}: `{QUICK}.task.name` must be left out, as a quick run is of the recipe's task, got {name!r}")
     return check_sections(path, content), quick
 
 
@@ -63,9 +63,9 @@ def check_sections(path: str | Path, content: dict[str, Any]) -> dict[str, Any]:
     """Return `content`. Raises SettingError naming the file if it is no mapping of sections to mappings of settings."""
     for section, value in content.items():
         if section not in ("task", *SECTIONS):
-            raise SettingError(f"{path}: unknown setting {section!r}, needed one of task, {', '.join(SECTIONS)}")
+            raise SettingError(f"{path}: each section must be one of task, {', '.join(SECTIONS)}, got {section!r}")
         if not isinstance(value, dict):
-            raise SettingError(f"{path}: {section}: got {describe_kind(value)}, needed a mapping of settings")
+            raise SettingError(f"{path}: `{section}` must be a mapping of settings, got {describe_kind(value)}")
     return content
 
 
@@ -149,7 +149,7 @@ def parse_settings(argv: Sequence[str], base: Mapping[str, Any] | None = None) -
     plain = without_retired(_read_configs(base, given.config, quick=given.quick))
     name = given.task or plain.get("task", {}).get("name")
     if name is None:
-        raise SettingError(f"task.name: got nothing, needed --config FILE or --task with one of {', '.join(sorted(TASKS))}")
+        raise SettingError(f"`--task` must be one of {', '.join(sorted(TASKS))}, unless --config FILE names it, got nothing")
     for setting, value in _parse_overrides(task_class(name), rest).items():
         plain = set_nested(plain, setting, value)
     if given.config and plain.get("about", {}).get("recipe") is None:
@@ -207,10 +207,10 @@ def _read_configs(base: Mapping[str, Any], configs: Sequence[str], *, quick: boo
     """Merge the settings of files over `base`; quick: with the quick section of each file."""
     plain, was_quick = dict(base), bool(base.get("about", {}).get(QUICK))
     if quick and not configs and not was_quick:
-        raise SettingError("--quick: got no --config, needed the recipe whose quick section to take")
+        raise SettingError("`--config` must be the recipe whose quick section --quick takes, got nothing")
     found = [read_recipe(path) for path in configs]
     if quick and configs and not any(small for _, small in found):
-        raise SettingError(f"--quick: {configs[-1]} has no section {QUICK!r}, needed a recipe with one")
+        raise SettingError(f"`--config` must be a recipe with a section {QUICK!r} for --quick, got {configs[-1]}")
     for content, small in found:
         plain = merge(plain, merge(content, small) if quick and small else content)
     if found:  # a stored quick run stays quick until a recipe is given without --quick

@@ -17,7 +17,7 @@ def result_row(run: Run) -> dict[str, Any]:
     """
     result = run.result
     if result is None:
-        raise SettingError(f"{run.folder}: its run is not over, so there is no result to record")
+        raise SettingError(f"{run.folder}: the run has not ended, so there is no result to record")
     about = run.settings.about
     same = ("task", "suite", "spec", "spec_version", "seed", "metric", "value", "scaled", "constant", "constant_scaled")
     rest = ("steps", "seconds", "device", "params", "commit", "date", "status", "command", "by_length", "selected", "valid")
@@ -40,7 +40,7 @@ def read_baselines(run: Run) -> dict[str, float]:
     try:
         scores: dict[str, float] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     except ValueError as error:
-        raise SettingError(f"{path}: damaged ({error}), needed the JSON that `longscan baselines` wrote") from None
+        raise SettingError(f"{path} is damaged ({error}); `longscan baselines` writes it") from None
     return scores
 
 
@@ -62,7 +62,7 @@ def check_target(target: str | Path) -> None:
         if path.exists():
             longscan.report.read_records(path)
     except OSError as error:
-        raise SettingError(f"--record: {target} cannot be written ({error.strerror or error})") from None
+        raise SettingError(f"`--record` must be a file that can be written, got {target} ({error.strerror or error})") from None
     except ValueError as error:
         raise SettingError(f"--record: {error}") from error
 

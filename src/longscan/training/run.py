@@ -66,15 +66,7 @@ def build_model(settings: Settings) -> SequenceModel:
             backend=model.backend,
         )
     except (ValueError, TypeError, KeyError) as error:
-        if str(error).startswith(("backend: ", "`backend` ")):
-            raise refuse_backend(model.backend, error) from error
         raise SettingError(with_section("model", error, ModelSettings)) from error
-
-
-def refuse_backend(backend: str, error: Exception) -> SettingError:
-    """Return the SettingError for `model.backend` with the message of a layer or an op that refused the backend."""
-    reason = str(error).removeprefix("backend: ")
-    return setting_error("model.backend", backend, f"auto, or a backend that can run this model here ({reason})")
 
 
 def first_model(settings: Settings) -> SequenceModel:
@@ -114,7 +106,7 @@ class Run:
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         if not holds_run(self.folder):
-            raise SettingError(f"{folder}: holds no run, needed a directory with a {SETTINGS} (`longscan train --out` makes one)")
+            raise SettingError(f"{folder} is not the directory of a run: it has no {SETTINGS}, which `longscan train` writes")
 
     @cached_property
     def settings(self) -> Settings:
@@ -130,7 +122,7 @@ class Run:
         try:
             result = upgrade_record(json.loads(path.read_text(encoding="utf-8")))
         except ValueError as error:
-            raise SettingError(f"{path}: damaged ({error}), needed the JSON that training wrote") from None
+            raise SettingError(f"{path} is damaged ({error})") from None
         return result
 
     def checkpoint(self, which: str) -> Path:
@@ -139,7 +131,7 @@ class Run:
             which = (self.result or {}).get("selected") or "last"
         folder = find_checkpoint(self.folder / "checkpoints" / which)
         if folder is None:
-            raise SettingError(f"{self.folder}: has no checkpoint {which!r} yet")
+            raise SettingError(f"{self.folder} has no checkpoint {which!r} yet")
         return folder
 
     def model(self, which: str = "selected") -> SequenceModel:
@@ -230,11 +222,11 @@ def holds_run(folder: Path) -> bool:
 def check_out(folder: Path) -> None:
     """Raise SettingError if a folder cannot be created or written into."""
     if os.path.isfile(folder):
-        raise SettingError(f"--out: {folder} is a file, needed a directory")
+        raise SettingError(f"`--out` must be a directory, got the file {folder}")
     try:
         try_writing(folder)
     except OSError as error:
-        raise SettingError(f"--out: {folder} cannot be written ({error.strerror or error})") from None
+        raise SettingError(f"`--out` must be a directory that can be written, got {folder} ({error.strerror or error})") from None
 
 
 def clear_run(folder: Path) -> None:

@@ -1,7 +1,7 @@
 """The settings of a run: frozen dataclasses of task, model, training and record, whose constructors check their values.
 
 `Settings.as_dict` and `longscan.training.parsing` convert between `Settings` and the content of a recipe (YAML). Each field
-declares its type, range and help. Every error is a `SettingError` of one line: setting, value, what was needed.
+declares its type, range and help. Every error is a `SettingError` of one line: setting, what it must be, value.
 """
 
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -35,9 +35,8 @@ Role = Annotated[str, Rule(ROLES.__contains__, f"one of {', '.join(ROLES)}")]
 def check_same_size(stored: bool, given: bool, folder: Path, kind: str) -> None:
     """Raise SettingError if a run or sweep (`kind`) of a recipe's quick size is resumed at its full size, or vice versa."""
     if stored != given:
-        got, size = ("--quick", "full") if given else ("no --quick", "quick")
-        needed = f"settings of the same size, as {folder} holds a {size} {kind} of its recipe"
-        raise SettingError(f"--resume: got {got}, needed {needed}")
+        needed, size, got = ("left out", "full", "--quick") if given else ("given", "quick", "nothing")
+        raise SettingError(f"`--quick` must be {needed}, as {folder} is a {kind} of its recipe's {size} size, got {got}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -104,7 +104,7 @@ def parse_dimension(key: str, given: Any) -> CategoricalDimension | NumericDimen
     if kind is None or n_settings > 1:
         raise setting_error(where, given, "a list of values, or a range such as {float: [1.0e-4, 1.0e-2], log: true}")
     if unknown := set(given) - {kind, "step", "log"}:
-        raise SettingError(f"{where}.{min(unknown)}: unknown name, needed one of {kind}, step, log")
+        raise SettingError(f"each name in `{where}` must be one of {kind}, step, log, got {min(unknown)!r}")
     ends, step, log = given[kind], given.get("step"), given.get("log", False)
     number, pair, adjective = (int, tuple[int, int], "whole ") if kind == "int" else (float, tuple[float, float], "")
     if not (matches_type(ends, pair) and ends[0] < ends[1]):
@@ -158,11 +158,11 @@ class SweepConfig(SettingsGroup):
         self._check_names([name for key in self.space for name in split_key(key)])
         ranges = [key for key, dimension in self.dimensions.items() if isinstance(dimension, NumericDimension)]
         if self.sampler == "grid" and ranges:
-            raise SettingError(f"space.{ranges[0]}: got a range, needed a list of values, or sampler random or tpe")
+            raise SettingError(f"`space.{ranges[0]}` must be a list of values, unless sampler is random or tpe, got a range")
         if self.sampler == "grid" and self.trials is not None:
             raise setting_error("trials", self.trials, "left out, as a grid tries every point, unless sampler is random or tpe")
         if self.sampler != "grid" and self.trials is None and self.space:
-            raise SettingError(f"trials: got nothing, needed how many settings {self.sampler} is to try")
+            raise SettingError(f"`trials` must be the number of settings that {self.sampler} tries, got nothing")
 
     def _check_names(self, searched: list[str]) -> None:
         for name in (*searched, *self.with_seed):
@@ -170,11 +170,11 @@ class SweepConfig(SettingsGroup):
             if section not in _SECTIONS or not setting:
                 raise setting_error("space", name, f"a setting of {', '.join(_SECTIONS)}, such as training.lr")
             if name == "task.name":
-                raise SettingError("space.task.name: scores of different tasks cannot be compared, needed one sweep for each")
+                raise SettingError("`space.task.name` must be left out, as scores of different tasks cannot be compared")
             if name == "training.seed":
-                raise SettingError("space.training.seed: the best seed says nothing, needed search_seeds or seeds in its place")
+                raise SettingError("`space.training.seed` must be left out, as the best seed says nothing; use seeds")
             if searched.count(name) + (name in self.with_seed) > 1:
-                raise SettingError(f"space.{name}: is given twice, needed one of the two")
+                raise SettingError(f"`space.{name}` must be given once, got it twice")
 
     @cached_property
     def dimensions(self) -> dict[str, CategoricalDimension | NumericDimension]:
@@ -233,14 +233,14 @@ def read_sweep_file(path: str | Path, *, quick: bool = False) -> dict[str, Any]:
     content = upgrade(path, read_mapping(path, _SWEEP_FILE_KEYS))
     settings, config = content.pop("settings", {}), content.pop("config", None)
     if not isinstance(settings, dict):
-        raise SettingError(f"{path}: settings: got {settings!r}, needed a mapping of settings")
+        raise SettingError(f"{path}: `settings` must be a mapping of settings, got {settings!r}")
     settings = check_sections(path, settings)
     if config is not None:
         recipe = Path(os.path.normpath(Path(path).parent / str(config)))
         base, small = read_recipe(recipe)
         settings = merge({"about": {"recipe": str(recipe)}}, merge(base, settings))
         if quick and small is None:
-            raise SettingError(f"--quick: {recipe} has no section {QUICK!r}, needed a recipe with one")
+            raise SettingError(f"`recipe` must have a section {QUICK!r} for --quick, got {recipe}")
         if quick:
             settings = merge(settings, {**(small or {}), "about": {QUICK: True}})
     return {**content, "settings": settings} if settings else content
@@ -255,10 +255,10 @@ def read_config(folder: Path) -> tuple[str, SweepConfig]:
     """Read the study's name and the configuration from a sweep's folder. Raises SettingError if it is not one."""
     path = folder / CONFIG_FILE
     if not os.path.exists(path):
-        raise SettingError(f"{folder}: holds no sweep, needed a directory with a {CONFIG_FILE} (of `longscan sweep --out`)")
+        raise SettingError(f"{folder} is not the directory of a sweep: it has no {CONFIG_FILE}, which `longscan sweep` writes")
     content = read_mapping(path, ("name", *(f.name for f in fields(SweepConfig))))
     if not {"name", "settings", "space"} <= content.keys():
-        raise SettingError(f"{path}: damaged, needed the file that `longscan sweep` wrote, with name, settings and space")
+        raise SettingError(f"{path} is damaged: it has no name, settings or space, which `longscan sweep` writes")
     version = content.pop("spec_version", 1)
     plain = upgrade(path, {"spec_version": version, "settings": content.pop("settings")})["settings"]
     name, settings = content.pop("name"), stored_settings(path, plain)
@@ -274,7 +274,7 @@ def check_same_search(stored: SweepConfig, given: SweepConfig, folder: Path) -> 
     old, new = (_flatten(config) for config in (stored, given))
     for name, value in old.items():
         if name not in ("trials", "seeds", "command") and new.get(name) != value:
-            raise SettingError(f"{name}: got {new.get(name)!r} with --resume, needed {value!r} as in {folder}")
+            raise SettingError(f"`{name}` must be {value!r} with --resume, as in {folder}, got {new.get(name)!r}")
 
 
 def _flatten(config: SweepConfig) -> dict[str, Any]:

@@ -72,7 +72,7 @@ def open_storage(url: str | None, folder: Path) -> BaseStorage:
         # Optuna's own lock remains after a kill; of the lock that it is given it calls acquire() and release() only.
         return JournalStorage(JournalFileBackend(str(journal), lock_obj=lock))  # type: ignore[arg-type]
     except (ValueError, LookupError, TypeError, AttributeError, AssertionError, RecursionError) as error:
-        raise SettingError(f"{journal}: damaged in line {number} or before ({one_line(error)[:200]}), needed Optuna's") from None
+        raise SettingError(f"{journal} is damaged in line {number} or before ({one_line(error)[:200]})") from None
 
 
 @dataclass(frozen=True)
@@ -389,9 +389,9 @@ def open_sweep(config: SweepConfig, folder: Path, *, resume: bool = False) -> Sw
         config = replace(config, space=stored.space, spec_version=stored.spec_version)  # the spelling in Optuna's storage
     else:
         if (folder / CONFIG_FILE).exists():
-            raise SettingError(f"--out: {folder} holds a sweep already, needed another directory or --resume")
+            raise SettingError(f"`--out` must be a directory without a sweep, unless --resume is given, got {folder}")
         if holds_run(folder):
-            raise SettingError(f"--out: {folder} holds a run, needed another directory")
+            raise SettingError(f"`--out` must be a directory without a run, got {folder}")
         config.check_probes()
         if config.storage is not None:
             open_storage(config.storage, folder)

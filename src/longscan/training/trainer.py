@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 
 import longscan.report
-from longscan._errors import SettingError, one_line, setting_error
+from longscan._errors import SettingError, names_argument, one_line, setting_error
 from longscan._files import write_text
 from longscan.blocks import BatchNorm
 from longscan.engine import Callback, Engine, NonFiniteLossError, Patience, StepResult, WeightAverage, copy_weights
@@ -63,9 +63,8 @@ from longscan.training.run import (
     first_model,
     holds_run,
     load_weights,
-    refuse_backend,
 )
-from longscan.training.settings import Settings, TrainingSettings, check_same_size
+from longscan.training.settings import ModelSettings, Settings, TrainingSettings, check_same_size
 
 if TYPE_CHECKING:
     from longscan.models import SequenceModel
@@ -135,10 +134,10 @@ def _check_folder(folder: Path, settings: Settings, *, resume: bool, overwrite: 
         _check_same_settings(started.as_dict(), settings.as_dict(), folder)
         made = _steps_made(folder)
         if settings.training.steps < made:
-            needed = f"at least {made}, which the run in {folder} has made"
-            raise SettingError(f"training.steps: got {settings.training.steps} with --resume, needed {needed}")
+            needed = f"at least {made} with --resume, the steps that the run in {folder} has made"
+            raise setting_error("training.steps", settings.training.steps, needed)
     elif holds_run(folder) and not overwrite:
-        raise SettingError(f"--out: {folder} holds a run already, needed another directory, --resume or --overwrite")
+        raise SettingError(f"`--out` must be a directory without a run, unless --resume or --overwrite is given, got {folder}")
 
 
 def _check_same_settings(started: dict[str, Any], given: dict[str, Any], folder: Path) -> None:
@@ -148,9 +147,7 @@ def _check_same_settings(started: dict[str, Any], given: dict[str, Any], folder:
         for name, value in started[section].items():
             free = section == "training" and name in MAY_CHANGE
             if not free and given[section].get(name) != value:
-                raise SettingError(
-                    f"{section}.{name}: got {given[section].get(name)!r} with --resume, needed {value!r} as in {folder}"
-                )
+                raise setting_error(f"{section}.{name}", given[section].get(name), f"{value!r} with --resume, as in {folder}")
 
 
 def _steps_made(folder: Path) -> int:
@@ -336,9 +333,9 @@ class Trainer(Callback):
             with self.accelerator.autocast():
                 predict(self.model, first.to(self.accelerator.device))
         except ValueError as error:
-            if not str(error).startswith(("backend: ", "`backend` ")):
+            if not names_argument(error, "backend"):
                 raise
-            raise refuse_backend(self.settings.model.backend, error) from None
+            raise SettingError(with_section("model", error, ModelSettings)) from None
         finally:
             self.model.train()
 
@@ -548,7 +545,7 @@ class Trainer(Callback):
                 restore_generators(states[process])
             self.lengths.max_length = state["max_length"]
         except (KeyError, TypeError, ValueError) as error:
-            raise SettingError(f"{folder}: damaged ({one_line(error)}), needed the checkpoint that training wrote") from None
+            raise SettingError(f"{folder}: the checkpoint is damaged ({one_line(error)})") from None
 
     def log(self, split: Split, row: Row) -> None:
         """Send a row to the logs and the progress bar, with the step, the split and the seconds of training."""

@@ -357,7 +357,7 @@ def _problem(x: Tensor, A: Tensor, B: Tensor, op: str) -> _Problem:
     batch, length, heads, width = x.shape
     groups, states = B.shape[2:]
     if states > launch.MAX_MATRIX_STATES:
-        raise ValueError(f"N: got {states} states, the triton backend takes at most {launch.MAX_MATRIX_STATES}")
+        raise ValueError(f"`N` must be at most {launch.MAX_MATRIX_STATES} states on the triton backend, got {states}")
     table, Q = launch.TABLE[op if x.element_size() == 2 else f"{op}_exact"], _steps(x.element_size(), states)
     NB = max(16, launch.power_of_two(states))
     PB = max(16, min(launch.power_of_two(width), table.lanes // NB, 64))
