@@ -100,7 +100,7 @@ def test_damage_names_the_file(tmp_path: Path, damage: bytes | None) -> None:
         content[-1] ^= 1
         damage = bytes(content)
     path.write_bytes(damage)
-    with pytest.raises(SettingError, match=r"x\.safetensors is no safetensors file"):
+    with pytest.raises(SettingError, match=r"x\.safetensors is damaged"):
         read_checkpoint(target)
     path.unlink()
     with pytest.raises(SettingError, match=r"x\.safetensors: missing"):

@@ -479,7 +479,7 @@ def test_the_commit_is_of_a_checkout_of_this_package(tmp_path: Path, monkeypatch
 def test_a_run_that_is_not_over_has_no_record(tiny: Any, tmp_path: Path) -> None:
     run = train(tiny(), tmp_path / "run")
     (run.folder / "result.json").unlink()
-    with pytest.raises(SettingError, match="not over"):
+    with pytest.raises(SettingError, match="has not ended"):
         record_run(run, tmp_path / "runs" / "parity.jsonl")
 
 
