@@ -170,4 +170,4 @@ def test_a_compiled_model_has_no_splits(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     automata.compile(automata.mod(2)).save("model")
     assert main(["eval", "model", "--split", "train"]) == 2
-    assert "has no splits" in capsys.readouterr().err
+    assert "which has neither" in capsys.readouterr().err

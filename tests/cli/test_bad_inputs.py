@@ -258,7 +258,7 @@ def test_damaged_runs(refused: Callable[..., str], tmp_path: Path, finished: Pat
     shutil.copy(finished / "settings.yaml", run)
     (run / "result.json").unlink()
     assert "no checkpoint" in refused("eval", run)
-    assert "not over" in refused("record", run, "--results", tmp_path / "runs" / "r.jsonl")
+    assert "has not ended" in refused("record", run, "--results", tmp_path / "runs" / "r.jsonl")
 
 
 def test_other_commands(refused: Callable[..., str], tmp_path: Path, finished: Path) -> None:

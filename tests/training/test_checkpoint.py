@@ -103,7 +103,7 @@ def test_damage_names_the_file(tmp_path: Path, damage: bytes | None) -> None:
     with pytest.raises(SettingError, match=r"x\.safetensors is damaged"):
         read_checkpoint(target)
     path.unlink()
-    with pytest.raises(SettingError, match=r"x\.safetensors: missing"):
+    with pytest.raises(SettingError, match=r"x\.safetensors is missing"):
         read_checkpoint(target)
 
 
