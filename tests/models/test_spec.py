@@ -118,7 +118,7 @@ def test_names_and_letters_stand_for_layers_and_blocks_that_exist():
         assert layer is None or layer in LAYERS
         assert block is None or block in BLOCKS
     assert set(LAYERS) <= set(STANDARD_BLOCKS), "the name of every layer stands for its paper's block"
-    assert {STANDARD_BLOCKS[name] for name in LETTERS.values()} == set(STANDARD_BLOCKS.values())
+    assert {STANDARD_BLOCKS[name] for name in LETTERS.values()} <= set(STANDARD_BLOCKS.values())  # later layers have no letter
     assert not any(set(name) <= {"m", "a"} for name in {*LAYERS, *BLOCKS}), "words of m and a are the AUSSM paper's notation"
 
 
