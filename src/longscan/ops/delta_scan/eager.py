@@ -56,8 +56,8 @@ def _chunk(
         """Return what the state before the chunk, decayed, gives for the keys (B, H, L, N) of its steps: (B, H, L, P)."""
         return zero_unless(decay.in_first, from_start * (zero_unless(decay.in_first, keys) @ state.mT))
 
-    weights = torch.where(decay.is_earlier, decay.between * _products(k, k, mask), 0)
-    correction = _sums(_inverse(beta * weights, mask), beta * (v - read(k)), mask)
+    lower = torch.where(decay.is_earlier, decay.between * _products(beta * k, k, mask), 0)
+    correction = _sums(_inverse(lower, mask), beta * (v - read(k)), mask)
     y = read(q) + _sums(decay.between * _products(q, k, mask), correction, mask)
     to_end = decay.between[..., -1, :].unsqueeze(-1)
     added_state = zero_unless(decay.in_last, correction * to_end).mT @ zero_unless(decay.in_last, k)
