@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -27,6 +28,14 @@ def test_the_same_model_is_saved_as_the_same_bytes(tmp_path: Path) -> None:
         model().save_pretrained(tmp_path / str(number))
         found.add((tmp_path / str(number) / WEIGHTS).read_bytes())
     assert len(found) == 1
+
+
+def test_numpy_numbers_are_saved_as_plain_numbers(tmp_path: Path) -> None:
+    d_model: Any = numpy.int64(4)
+    SequenceModel.from_spec("s6", d_model=d_model, d_state=numpy.int32(2), d_output=2, d_input=3).save_pretrained(tmp_path)
+    config = SequenceModel.from_pretrained(tmp_path).config
+    assert type(config["d_model"]) is int
+    assert config["blocks"][0]["options"]["d_state"] == 2
 
 
 def test_one_changed_bit_of_the_weights_is_found(tmp_path: Path) -> None:

@@ -6,11 +6,19 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 HEADER = "longscan"  # entry in the header of the weights, with the configuration and the checksum
+
+
+def _plain_number(value: object) -> Any:
+    """Return a NumPy number as Python's, which JSON has. Raises TypeError for anything else."""
+    if isinstance(value, numpy.generic):
+        return value.item()
+    raise TypeError(f"the arguments of a model must be values of JSON, got {type(value).__name__}")
 
 
 def write_model(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
@@ -24,7 +32,8 @@ def write_model(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]
 
     folder.mkdir(parents=True, exist_ok=True)
     values = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    text = json.dumps(config, indent=2) + "\n"
+    text = json.dumps(config, indent=2, default=_plain_number) + "\n"
+    config = json.loads(text)
     # One entry: safetensors writes several in any order, and the same model must give the same bytes.
     metadata = {HEADER: json.dumps({"config": config, "crc32": tensor_checksum(values)})}
     partial_config, partial_weights = (folder / f".{name}.{os.getpid()}" for name in (CONFIG, WEIGHTS))
