@@ -113,7 +113,7 @@ def test_files(refused: Callable[..., str], file: Path, tmp_path: Path) -> None:
     assert "got 'speed'" in refused("sweep", file, "--out", out)
     (tmp_path / "text").write_text("")
     file.write_text(FILE)
-    assert "is a file" in refused("sweep", file, "--out", tmp_path / "text")
+    assert "must be a directory, got the file" in refused("sweep", file, "--out", tmp_path / "text")
     assert not out.exists()
 
 

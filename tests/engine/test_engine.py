@@ -76,7 +76,7 @@ def test_callbacks_run_in_order_and_may_stop() -> None:
 
     engine = engine_of(nn.Linear(1, 1), callbacks=[first, second])
     engine.run(batches())
-    rows = [{"rate": 1.0}, {"rate": 0.5}]
+    rows = [{"step": 1, "rate": 1.0}, {"step": 2, "rate": 0.5}]
     assert first.events == [1, rows[0], rows[0], 2, rows[1], rows[1], "end"]
     assert second.events == [rows[0], 1, rows[0], rows[1], 2, rows[1], "end"]
     assert asked[1] == [rows[0], 1, rows[0]], "a batch is asked for after the callbacks of the step before"

@@ -260,7 +260,7 @@ def test_explain_and_fall_back(monkeypatch, caplog):
     assert [record.message for record in caplog.records] == [
         "linear_scan runs on the eager backend, not cpu: no compiler for this test"
     ]
-    with pytest.raises(KeyError, match="no op is called 'scan'; there are: block2_scan, linear_scan"):
+    with pytest.raises(KeyError, match="no op is called 'scan'; there are: block2_scan, delta_scan, linear_scan"):
         explain("scan")
 
 

@@ -86,6 +86,20 @@ def read_archive(source: Path) -> bytes | None:
     return b"".join(path.read_bytes() for path in sorted(parts, key=lambda path: parts[path]))
 
 
+def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> None:
+    """Write one file of an archive below `folder`. Raises ValueError for a link, and for a path that leaves the folder."""
+    target = folder / member.name
+    content = tar.extractfile(member) if member.isfile() else None
+    if not (content or member.isdir()) or not target.resolve().is_relative_to(folder.resolve()):
+        raise ValueError(f"{member.name} is not a file or folder of a run")
+    if content is None:
+        target.mkdir(parents=True, exist_ok=True)
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with content, target.open("wb") as file:
+        shutil.copyfileobj(content, file)
+
+
 def unpack(source: Path, out: Path) -> None:
     """Copy the runs and records of an archive into a folder of runs, which has its manifest.
 
@@ -99,7 +113,8 @@ def unpack(source: Path, out: Path) -> None:
     shutil.rmtree(new, ignore_errors=True)
     try:
         with tarfile.open(fileobj=io.BytesIO(content), mode="r:gz") as tar:
-            tar.extractall(new, filter="data")
+            for member in tar:
+                _extract(tar, member, new)
     except (tarfile.TarError, EOFError, OSError, ValueError) as error:
         shutil.rmtree(new, ignore_errors=True)
         raise setting_error("--pack", str(source), f"a folder whose archive is not damaged ({one_line(error)})") from None

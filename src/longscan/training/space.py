@@ -172,7 +172,7 @@ class SweepConfig(SettingsGroup):
             if name == "task.name":
                 raise SettingError("`space.task.name` must be left out, as scores of different tasks cannot be compared")
             if name == "training.seed":
-                raise SettingError("`space.training.seed` must be left out, as the best seed says nothing; use seeds")
+                raise SettingError("`space.training.seed` must be left out, use search_seeds or seeds to try several")
             if searched.count(name) + (name in self.with_seed) > 1:
                 raise SettingError(f"`space.{name}` must be given once, got it twice")
 
