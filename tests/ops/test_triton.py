@@ -216,7 +216,7 @@ def test_the_interpreters_products_are_those_of_the_kernel(monkeypatch):
 def test_a_launch_names_every_compile_time_argument():
     kernel = import_module("longscan.ops._triton").chain
     x = torch.zeros(1, 1, 1, device=DEVICE)
-    with pytest.raises(TypeError, match=r"got 6 arguments and .'BLOCK', 'COMPLEX'., expected .*'REVERSE'"):
+    with pytest.raises(TypeError, match=r"after 6 arguments must be .*'REVERSE'.*, got .'BLOCK', 'COMPLEX'"):
         _triton_launch.run(kernel, (1, 1), x, x, x, x, 1, 1, constants={"COMPLEX": False, "BLOCK": 128})
 
 
