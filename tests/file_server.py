@@ -71,7 +71,7 @@ def handler(server: FileServer) -> type[BaseHTTPRequestHandler]:
                 time.sleep(server.pause)
 
         def log_message(self, *arguments: object) -> None:
-            """Stay silent."""
+            """Write nothing; the base class writes a line for each request to stderr."""
 
     return Handler
 

@@ -274,9 +274,9 @@ def test_chosen_members_are_unpacked(server: FileServer, tmp_path: Path, command
 def test_an_archive_that_cannot_be_unpacked(server: FileServer, tmp_path: Path, command: Callable[..., str]) -> None:
     data_set = toy(server.url("toy"), None, ("Train/", "b.txt"))
     server.files["toy"] = b"<html>come back later</html>"
-    assert "is no readable ZIP or TAR archive" in command(data_set, 2)
+    assert "is not a readable ZIP or TAR archive" in command(data_set, 2)
     server.files["toy"] = packed("w:gz", FILES)[:-20]
-    assert "is no readable ZIP or TAR archive" in command(data_set, 2)
+    assert "is not a readable ZIP or TAR archive" in command(data_set, 2)
     server.files["toy"] = packed("zip", {"Train/1.bin": b"1"})
     assert "must contain Train/, b.txt, got an archive without b.txt" in command(data_set, 2)
     server.files["toy"] = packed("w", {"Train/../../x": b"1"})
@@ -308,7 +308,7 @@ def test_damage_within_a_compressed_archive_is_found(tmp_path: Path) -> None:
     content = bytearray(packed("w:gz", {"Train/1": CONTENT}))
     content[-6] ^= 1  # of the checksum
     (tmp_path / "x.tar.gz").write_bytes(content)
-    with pytest.raises(ValueError, match=r"x.tar.gz: is no readable ZIP or TAR archive: CRC check failed"):
+    with pytest.raises(ValueError, match=r"x.tar.gz is not a readable ZIP or TAR archive: CRC check failed"):
         unpack_members(tmp_path / "x.tar.gz", ["Train/"], tmp_path / "to", tmp_path / "temporary")
     assert not (tmp_path / "to").exists()
 

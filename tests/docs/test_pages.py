@@ -83,14 +83,14 @@ def test_every_layer_has_a_page_of_equations_with_numbers(root):
 
 def test_every_layer_says_what_elapsed_time_is_to_it(root):
     rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \|$", (root / "docs/howto/irregular.md").read_text("utf-8"), re.MULTILINE)
-    told = {
+    meanings = {
         name.strip().replace("-", "").replace(" ", "_").lower(): meaning
         for names, meaning in rows
         for name in re.split(r",| with ", names)
     }
     for name, layer in LAYERS.items():
-        assert name in told, f"docs/howto/irregular.md has no row for {name}"
-        assert layer.irregular == (told[name] != "no meaning: a ValueError") or name == "s7", name
+        assert name in meanings, f"docs/howto/irregular.md has no row for {name}"
+        assert layer.irregular == (meanings[name] != "no meaning: a ValueError") or name == "s7", name
 
 
 def test_the_navigation_lists_every_page(root):

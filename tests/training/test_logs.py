@@ -9,6 +9,7 @@ import pytest
 import torch
 from accelerate.tracking import GeneralTracker
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+from torch.utils.tensorboard import SummaryWriter
 
 from longscan.engine import Callback, Engine, StepResult
 from longscan.training import SettingError, train
@@ -121,6 +122,37 @@ def test_rows_of_a_callback_without_a_split(tiny: Any, tmp_path: Path, monkeypat
     assert rows == [{"step": 4, "norm": 1.5}, {"step": 8, "norm": 1.5}]
     assert [row for row in OwnTracker.runs[0]["rows"] if "norm" in row[1]] == wanted
     assert [(step, value) for step, tag, value in events(tmp_path / "run") if tag == "norm"] == [(4, 1.5), (8, 1.5)]
+
+
+class UnreachableTracker(GeneralTracker):
+    """A tracker whose server is not reached."""
+
+    name = "unreachable"
+    requires_logging_directory = False
+
+    def __init__(self, project: str) -> None:
+        super().__init__()
+
+    @property
+    def tracker(self) -> Any:
+        raise AssertionError("it has not started")
+
+    def start(self) -> None:
+        raise ConnectionError("no server")
+
+    def finish(self) -> None:
+        raise AssertionError("it has not started")
+
+
+def test_a_tracker_that_does_not_start_finishes_the_others(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OwnTracker, "runs", [])
+    trackers = [f"{__name__}.OwnTracker", "tensorboard", f"{__name__}.UnreachableTracker"]
+    closed = list[str]()
+    monkeypatch.setattr(SummaryWriter, "close", lambda writer: closed.append(writer.log_dir))
+    with pytest.raises(SettingError, match=r"^`training\.trackers` must be trackers that start, got one .*\(no server\)$"):
+        train(tiny(trackers=trackers), tmp_path / "run")
+    assert OwnTracker.runs[0]["finished"]
+    assert len(closed) == 1
 
 
 def test_without_trackers_there_are_no_other_files(tiny: Any, tmp_path: Path) -> None:

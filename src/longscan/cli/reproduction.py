@@ -126,9 +126,9 @@ def _runnable(target: str, names: Sequence[str]) -> "list[PublishedRow]":
     rows, reasons = [], []
     for row in find_rows(target, names):
         if row.status != "recipe":
-            reasons.append(f"{row.id}: {row.status}: {row.why}")
+            reasons.append(f"{row.id} cannot be run ({row.status}: {row.why})")
         elif not row.has_data:
-            reasons.append(f"{row.id}: its data are missing: `longscan data get {row.data}`")
+            reasons.append(f"the data of {row.id} are missing; `longscan data get {row.data}` downloads them")
         else:
             rows.append(row)
     if not rows:

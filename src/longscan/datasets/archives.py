@@ -16,7 +16,7 @@ def unpack_members(archive: Path, members: Sequence[str], target: Path, temporar
 
     Args:
         archive: a ZIP file, or a TAR file with or without compression.
-        members: paths of files, and of folders with a trailing "/", without the folders of the archive above them.
+        members: paths of files, and of folders with a trailing "/", without the folders of the archive above them; "" for all.
         target: the folder that receives them. Existing files of the same names are replaced.
         temporary: a folder for files that are not complete; what it holds is removed before and after.
 
@@ -34,10 +34,10 @@ def unpack_members(archive: Path, members: Sequence[str], target: Path, temporar
     except Exception as error:  # the readers of ZIP and TAR raise almost anything for a damaged archive
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):  # EINVAL: a wrong position; others: the disk
             raise
-        raise ValueError(f"{archive}: is no readable ZIP or TAR archive: {one_line(error)[:200]}") from None
+        raise ValueError(f"{archive} is not a readable ZIP or TAR archive: {one_line(error)[:200]}") from None
     absent = [member for member in members if not (temporary / member).exists()]
     if absent:
-        raise ValueError(f"{archive}: must contain {', '.join(members)}, got an archive without {', '.join(absent)}")
+        raise ValueError(f"{archive} must contain {', '.join(members)}, got an archive without {', '.join(absent)}")
     for path in paths:
         (target / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.move(temporary / path, target / path)
@@ -67,13 +67,13 @@ def _regular_files(archive: Path, members: Sequence[str]) -> Iterator[tuple[Pure
 
 
 def _path_from_member(name: str, members: Sequence[str]) -> PurePosixPath | None:
-    """Return the part of a path that begins with one of the members, or None; ValueError for a path with ".."."""
+    """Return the part of a path that begins with one of the members, or None; ValueError for an absolute path or ".."."""
     path = f"/{name}"
     for member in members:
         start = path.find(f"/{member}")
-        if start >= 0 and (member.endswith("/") or path.endswith(f"/{member}")):
+        if start >= 0 and (not member or member.endswith("/") or path.endswith(f"/{member}")):
             found = PurePosixPath(path[start + 1 :])
-            if ".." in found.parts:
+            if ".." in found.parts or found.is_absolute():
                 raise ValueError(f"member of an archive must lie within its folder, got {name!r}")
             return found
     return None

@@ -42,7 +42,7 @@ class ResumingDownloader:
                 self._save(response, url, start)
         except (requests.Timeout, ReadTimeoutError):
             raise ConnectionError(f"{url}: no answer within {TIMEOUT:g} seconds; repeat the command to continue") from None
-        except HTTPError:  # of the content; requests has errors of its own for what comes before
+        except HTTPError:  # while the content is read; before that requests raises its RequestException
             raise ConnectionError(f"{url}: the connection ended early; repeat the command to continue") from None
         except requests.RequestException as error:
             raise ConnectionError(f"{url}: no connection ({type(error).__name__})") from None

@@ -132,7 +132,9 @@ class Engine:
     def raise_if_not_finite(self) -> None:
         """Raise NonFiniteLossError if a loss or gradient so far was not finite, in any process. Waits for the device."""
         failures = (~self.all_finite).float()
-        if failures if self.sum_over_processes is None else self.sum_over_processes(failures):
+        if self.sum_over_processes is not None:
+            failures = self.sum_over_processes(failures)
+        if failures:
             raise NonFiniteLossError(f"the loss or the norm of its gradient was not finite at step {self.step} or before")
 
     def log(self, row: dict[str, Any]) -> None:

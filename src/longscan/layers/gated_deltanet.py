@@ -22,7 +22,7 @@ from longscan.layers._settings import check_backend
 from longscan.layers.base import SequenceInfo, start_state
 from longscan.layers.heads import Heads, HeadsLayer, head_width
 from longscan.layers.parameters import float32_parameter, mark
-from longscan.layers.state import ScanState, State, no_sequence
+from longscan.layers.state import ScanState, State
 from longscan.numerics.timescales import initial_dt
 from longscan.ops import delta_scan
 from longscan.ops.dispatch import Backend, plain_backend
@@ -69,12 +69,6 @@ class GatedDeltaNetHeads(Heads):
         )
         y = (rms_norm(y, (self.head_dim,), eps=NORM_EPSILON) * self.norm_weight).flatten(2).to(x.dtype)
         return y if info.gate is None else y * silu(info.gate), ScanState(ssm, last_seq_idx)
-
-    def initial_state(self, batch: int) -> ScanState:
-        """Return zeros: ssm (batch, H, P, N)."""
-        dtype = torch.float64 if self.A_log.dtype == torch.float64 else torch.float32
-        ssm = torch.zeros(batch, self.heads, self.head_dim, self.d_state, dtype=dtype, device=self.A_log.device)
-        return ScanState(ssm, no_sequence(batch, self.A_log.device))
 
 
 @LAYERS.register("gated_deltanet")

@@ -1,4 +1,4 @@
-"""Base classes of layers with heads whose state is a matrix (Mamba-2, Mamba-3).
+"""Base classes of layers with heads whose state is a matrix (Mamba-2, Mamba-3, Gated DeltaNet).
 
 The recurrence of a head depends on selected features: step sizes, input and output maps. In a Mamba-2 block one projection before
 the convolution computes them together with the input. So the heads are a separate module that takes both as arguments, and a
@@ -14,7 +14,7 @@ from torch.nn.functional import linear
 
 from longscan.layers.base import SequenceInfo, SequenceLayer
 from longscan.layers.parameters import Marked, mark
-from longscan.layers.state import State
+from longscan.layers.state import ScanState, State, no_sequence
 from longscan.ops.dispatch import Backend
 
 
@@ -29,11 +29,13 @@ class Heads(Marked, ABC):
         groups: number of groups of heads with the same input and output maps.
         selected: number of selected features, the argument of the heads in addition to their input.
         convolved: number of selected features, the first ones, to which a block applies its convolution together with the input.
+        dt_bias: (H,) biases of the step sizes.
         op_names: as in `SequenceModule`.
     """
 
     selected: int
     convolved: int
+    dt_bias: nn.Parameter
     op_names: tuple[str, ...] = ()
 
     def __init__(self, d_model: int, d_state: int, head_dim: int | None, groups: int, backend: Backend) -> None:
@@ -48,9 +50,12 @@ class Heads(Marked, ABC):
     def forward_impl(self, x: Tensor, selected: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
         """Return y (B, L, D) and the state after the last step, from x (B, L, D) and selected features (B, L, `selected`)."""
 
-    @abstractmethod
     def initial_state(self, batch: int) -> State:
-        """Return the state before the first step of `batch` sequences."""
+        """Return the state before the first step of `batch` sequences: zeros, ssm (batch, H, P, N)."""
+        like = self.dt_bias
+        dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
+        ssm = torch.zeros(batch, self.heads, self.head_dim, self.d_state, dtype=dtype, device=like.device)
+        return ScanState(ssm, no_sequence(batch, like.device))
 
     def split(self, x: Tensor) -> Tensor:
         """Return x (..., D) in the shape (..., H, P)."""

@@ -24,7 +24,7 @@ from longscan.layers._settings import check_backend
 from longscan.layers.base import SequenceInfo, start_state
 from longscan.layers.heads import Heads, HeadsLayer
 from longscan.layers.parameters import float32_parameter
-from longscan.layers.state import ScanState, State, no_sequence
+from longscan.layers.state import ScanState, State
 from longscan.numerics.timescales import initial_dt
 from longscan.ops import ssd_scan
 from longscan.ops.dispatch import Backend
@@ -83,12 +83,6 @@ class Mamba2Heads(Heads):
             backend=self.backend,
         )
         return y.flatten(2), ScanState(ssm, last_seq_idx)
-
-    def initial_state(self, batch: int) -> ScanState:
-        """Return zeros: ssm (batch, H, P, N)."""
-        dtype = torch.float64 if self.D.dtype == torch.float64 else torch.float32
-        ssm = torch.zeros(batch, self.heads, self.head_dim, self.d_state, dtype=dtype, device=self.D.device)
-        return ScanState(ssm, no_sequence(batch, self.D.device))
 
 
 @LAYERS.register("mamba2")

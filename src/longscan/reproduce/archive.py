@@ -6,15 +6,16 @@ over, TensorBoard's files and pages stay behind.
 """
 
 import io
-import json
 import re
 import shutil
 import tarfile
+from math import inf
 from pathlib import Path
 
-from longscan._errors import one_line, setting_error
-from longscan.training.checkpoint import STATE, find_checkpoint
-from longscan.training.run import SETTINGS
+from longscan._errors import setting_error
+from longscan.datasets.archives import unpack_members
+from longscan.training.checkpoint import find_checkpoint
+from longscan.training.run import SETTINGS, Run, holds_run
 
 MANIFEST = "reproduce.json"
 PART_BYTES, MAX_PARTS = 16 * 2**20, 8
@@ -32,7 +33,7 @@ def pack(out: Path, target: Path) -> list[Path]:
     Raises SettingError, and leaves an earlier archive, if more parts would be needed than are allowed.
     """
     buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=6) as tar:
+    with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=6, dereference=True) as tar:  # `unpack` leaves links out
         for path in [out / MANIFEST, *sorted((out / "runs").glob("*.jsonl"))]:
             tar.add(path, path.relative_to(out))
         for settings in sorted(out.rglob(SETTINGS)):
@@ -86,20 +87,6 @@ def read_archive(source: Path) -> bytes | None:
     return b"".join(path.read_bytes() for path in sorted(parts, key=lambda path: parts[path]))
 
 
-def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> None:
-    """Write one file of an archive below `folder`. Raises ValueError for a link, and for a path that leaves the folder."""
-    target = folder / member.name
-    content = tar.extractfile(member) if member.isfile() else None
-    if not (content or member.isdir()) or not target.resolve().is_relative_to(folder.resolve()):
-        raise ValueError(f"{member.name} is not a file or folder of a run")
-    if content is None:
-        target.mkdir(parents=True, exist_ok=True)
-        return
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with content, target.open("wb") as file:
-        shutil.copyfileobj(content, file)
-
-
 def unpack(source: Path, out: Path) -> None:
     """Copy the runs and records of an archive into a folder of runs, which has its manifest.
 
@@ -111,13 +98,13 @@ def unpack(source: Path, out: Path) -> None:
         return
     new = out / ".unpacking"
     shutil.rmtree(new, ignore_errors=True)
+    new.mkdir(parents=True)
+    (new / "runs.tar.gz").write_bytes(content)
     try:
-        with tarfile.open(fileobj=io.BytesIO(content), mode="r:gz") as tar:
-            for member in tar:
-                _extract(tar, member, new)
-    except (tarfile.TarError, EOFError, OSError, ValueError) as error:
-        shutil.rmtree(new, ignore_errors=True)
-        raise setting_error("--pack", str(source), f"a folder whose archive is not damaged ({one_line(error)})") from None
+        unpack_members(new / "runs.tar.gz", [""], new, new / "incomplete")
+    except ValueError as error:
+        shutil.rmtree(new)
+        raise setting_error("--pack", str(source), f"a folder whose archive is not damaged ({error})") from None
     versions = [(folder / MANIFEST).read_text("utf-8") for folder in (out, new)]
     if versions[0] != versions[1]:
         shutil.rmtree(new)
@@ -136,12 +123,10 @@ def unpack(source: Path, out: Path) -> None:
 
 def _updates(folder: Path) -> float:
     """Return the updates of the run in a folder: -1 without a run, infinity if it is over."""
-    if not (folder / SETTINGS).exists():
+    if not holds_run(folder):
         return -1.0
-    if (folder / "result.json").exists():
-        return float("inf")
-    last = find_checkpoint(folder / "checkpoints" / "last")
-    return 0.0 if last is None else float(json.loads((last / STATE).read_text("utf-8"))["step"])
+    run = Run(folder)
+    return run.steps_made() if run.result is None else inf
 
 
 def _merge_lines(source: Path, target: Path) -> None:

@@ -16,7 +16,7 @@ from longscan.reproduce.verdicts import VERDICTS, Verdict, margin_of, verdict
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What the runs of a row have given so far.
+    """The results of the runs of a row so far, next to its published figure.
 
     Attributes:
         row: the row.

@@ -177,4 +177,4 @@ def find_recipe(recipe: str) -> str:
     for path in (Path(recipe), checkout / recipe):
         if path.is_file():
             return str(path)
-    raise SettingError(f"{recipe}: no such file here or in {checkout}, needed the folder `recipes` of the repository")
+    raise setting_error("recipe", recipe, f"a file in the current folder or in {checkout}, which holds `recipes` in a checkout")

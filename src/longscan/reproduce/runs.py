@@ -23,16 +23,15 @@ from filelock import FileLock, Timeout
 import longscan
 from longscan._errors import SettingError, one_line, setting_error
 from longscan._files import write_text
-from longscan.report.records import append_record, read_folder
+from longscan.report.records import Record, append_record, read_folder
 from longscan.reproduce.archive import MANIFEST, pack, unpack
 from longscan.reproduce.rows import PublishedRow, find_recipe
-from longscan.training.checkpoint import find_checkpoint, read_checkpoint
 from longscan.training.parsing import parse_settings
 from longscan.training.processes import Ended, Job, run_jobs
 from longscan.training.records import result_row
 from longscan.training.run import Run, check_out, holds_run
 from longscan.training.settings import Settings
-from longscan.training.trainer import MAY_CHANGE
+from longscan.training.trainer import MAY_CHANGE, changed_settings
 
 DEVICE_SECONDS = "device_seconds.json"
 LAYOUT = 1  # version of the folder
@@ -54,12 +53,12 @@ class Progress(NamedTuple):
 
 
 class Planned(NamedTuple):
-    """One run: its row, seed, folder and words of `longscan train`."""
+    """One run: its row, seed, folder, and the arguments of `longscan train`."""
 
     row: PublishedRow
     seed: int
     folder: Path
-    words: list[str]
+    argv: list[str]
 
     @property
     def name(self) -> str:
@@ -69,7 +68,7 @@ class Planned(NamedTuple):
     def command(self, _: float) -> list[str]:
         """Return the command of the process, which resumes what is in the folder."""
         resume = ["--resume"] if holds_run(self.folder) else []
-        return [sys.executable, "-c", _TRAIN, "train", *self.words, "--out", str(self.folder), *resume]
+        return [sys.executable, "-c", _TRAIN, "train", *self.argv, "--out", str(self.folder), *resume]
 
 
 def run_folder(out: Path, row: PublishedRow, seed: int) -> Path:
@@ -77,10 +76,10 @@ def run_folder(out: Path, row: PublishedRow, seed: int) -> Path:
     return out / row.id / f"seed_{seed}"
 
 
-def row_words(row: PublishedRow, seed: int) -> list[str]:
-    """Return the words of `longscan train` for one seed of a row. Raises SettingError if the recipe is missing."""
+def row_argv(row: PublishedRow, seed: int) -> list[str]:
+    """Return the arguments of `longscan train` for one seed of a row. Raises SettingError if the recipe is missing."""
     if row.recipe is None:
-        raise SettingError(f"{row.id}: {row.status}: {row.why}")
+        raise SettingError(f"{row.id} cannot be run ({row.status}: {row.why})")
     settings = {
         **row.settings,
         **dict.fromkeys(["training.seed", *row.with_seed], seed),
@@ -95,10 +94,11 @@ def row_words(row: PublishedRow, seed: int) -> list[str]:
 def row_settings(row: PublishedRow, seed: int = 0) -> Settings:
     """Return the settings of one seed of a row. Raises SettingError, which names the command that fetches missing data."""
     try:
-        return parse_settings(row_words(row, seed))
+        return parse_settings(row_argv(row, seed))
     except SettingError as error:
         if isinstance(error.__cause__, FileNotFoundError) and row.data is not None:
-            raise SettingError(f"{row.id}: its data are missing: `longscan data get {row.data}` ({one_line(error)})") from error
+            download = f"`longscan data get {row.data}` downloads them"
+            raise SettingError(f"the data of {row.id} are missing; {download} ({one_line(error)})") from error
         raise
 
 
@@ -106,11 +106,8 @@ def progress_of(folder: Path) -> Progress:
     """Return the state of the run in a folder, which need not exist."""
     if not holds_run(folder):
         return Progress(0, False)
-    result = Run(folder).result
-    if result is not None:
-        return Progress(result["steps"], True)
-    last = find_checkpoint(folder / "checkpoints" / "last")
-    return Progress(0 if last is None else read_checkpoint(last)["step"], False)
+    run = Run(folder)
+    return Progress(run.steps_made(), run.result is not None)
 
 
 def check_manifest(out: Path) -> None:
@@ -124,7 +121,7 @@ def check_manifest(out: Path) -> None:
     try:
         found = json.loads(path.read_text("utf-8"))
     except ValueError as error:
-        raise SettingError(f"{path}: damaged ({error}), needed the JSON that `longscan reproduce` wrote") from None
+        raise SettingError(f"{path} is damaged ({error})") from None
     if found != here:
         raise SettingError(f"`--out` must be a folder made by {here}, got {out} by {found}")
 
@@ -133,22 +130,10 @@ def check_run(planned: Planned, settings: Settings) -> None:
     """Raise SettingError if a run's folder holds a run of other settings than the row's, as after a change of its recipe."""
     if not holds_run(planned.folder):
         return
-    stored, given = (_comparable(one) for one in (Run(planned.folder).settings, settings))
-    for name, value in given.items():
-        if stored.get(name) != value:
-            needed = f"{stored.get(name)!r} as in {planned.folder}, whose run is of another recipe (choose another --out)"
-            raise setting_error(name, value, needed)
-
-
-def _comparable(settings: Settings) -> dict[str, Any]:
-    """Return the settings that the runs of a row share, by their dotted names, with the number of updates."""
-    sections = settings.as_dict()
-    return {
-        f"{section}.{name}": value
-        for section in ("task", "model", "training")
-        for name, value in sections[section].items()
-        if section != "training" or name not in MAY_CHANGE or name == "steps"
-    }
+    may_change = MAY_CHANGE - {"training.steps"}
+    for name, stored, given in changed_settings(Run(planned.folder).settings, settings, may_change):
+        needed = f"{stored!r} as in {planned.folder}, whose run is of another recipe (choose another --out)"
+        raise setting_error(name, given, needed)
 
 
 def with_seed(settings: Settings, row: PublishedRow, seed: int) -> Settings:
@@ -206,7 +191,7 @@ def reproduce(
             unpack(Path(archive), out)
         counts = {row.id: row.seeds if seeds is None else seeds for row in rows}
         plan = [
-            Planned(row, seed, run_folder(out, row, seed), row_words(row, seed))
+            Planned(row, seed, run_folder(out, row, seed), row_argv(row, seed))
             for seed in range(max(counts.values(), default=0))
             for row in rows
             if seed < counts[row.id]
@@ -214,14 +199,15 @@ def reproduce(
         for one in plan:
             check_run(one, with_seed(settings[one.row.id], one.row, one.seed))
         by_name = {one.name: one for one in plan}
+        recorded = {_identity(record) for record in read_folder(out / "runs")}
 
         def on_end(ended: Ended) -> None:
             one = by_name[ended.name]
             _add_device_seconds(one.folder, ended.device_seconds)
-            echo(_record(one, out) or _unfinished_line(one, ended.status))
+            echo(_record(one, out, recorded) or _unfinished_line(one, ended.status))
 
         for one in plan:  # runs that ended while this process was gone
-            _record(one, out)
+            _record(one, out, recorded)
         waiting = [one for one in plan if not progress_of(one.folder).is_over]
         gpus = [str(number) for number in range(torch.cuda.device_count())]
         jobs = [Job(one.name, one.folder.with_suffix(".txt"), one.command) for one in waiting]
@@ -246,8 +232,13 @@ def device_seconds(folder: Path) -> float:
     return float(json.loads(path.read_text("utf-8"))) if path.exists() else 0.0
 
 
-def _record(one: Planned, out: Path) -> str | None:
-    """Append the record of a run that is over, once; return a line on it, None if it is not over."""
+def _identity(record: Record) -> tuple[Any, ...]:
+    """Return what identifies the run of a record: row, seed and the time at which the run started."""
+    return record.get("row"), record["seed"], record["date"]
+
+
+def _record(one: Planned, out: Path, recorded: set[tuple[Any, ...]]) -> str | None:
+    """Append the record of a run that is over, unless its identity is in `recorded`, and return a line on it; else None."""
     if not progress_of(one.folder).is_over:
         return None
     row = result_row(Run(one.folder)) | {
@@ -257,8 +248,8 @@ def _record(one: Planned, out: Path) -> str | None:
         "device_seconds": device_seconds(one.folder),
     }
     row["updates_per_second"] = round(row["steps"] / row["seconds"], 3) if row["steps"] and row["seconds"] else None
-    recorded = [(r.get("row"), r["seed"], r["date"]) for r in read_folder(out / "runs")]
-    if (row["row"], row["seed"], row["date"]) not in recorded:
+    if _identity(row) not in recorded:
+        recorded.add(_identity(row))
         append_record(out / "runs" / f"{one.row.id.partition('/')[0]}.jsonl", row)
     value = "failed" if row["value"] is None else f"{row['metric']} {row['value']:.4f}"
     return f"{one.name}: {value} after {row['steps']:,} updates, {row['updates_per_second']} updates a second"

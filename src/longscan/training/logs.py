@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -87,8 +88,9 @@ class RunLog(Callback):
 class TrackerLog(Callback):
     """Sends rows to the trackers of an accelerator, first those of an earlier part of the run.
 
-    The caller finishes the trackers. A resumed run is a new run to each of them, with all rows up to the checkpoint: a killed run
-    may have sent later ones. Raises SettingError if a tracker does not start, for example because its server is not reached.
+    A resumed run is a new run to each tracker, with all rows up to the checkpoint: a killed run may have sent later ones. The
+    caller finishes the trackers. If a tracker does not start, for example because its server is not reached, the others are
+    finished here, and SettingError is raised.
     """
 
     def __init__(self, accelerator: Accelerator, folder: Path, config: dict[str, Any], rows: Iterable[Row] = ()) -> None:
@@ -100,10 +102,14 @@ class TrackerLog(Callback):
             for tracker in accelerator.trackers:
                 if tracker.name != "tensorboard":  # it would add a separate run for the settings
                     tracker.store_init_configuration(dict(flatten(config)))
+            for row in rows:
+                self.on_log(None, row)
         except Exception as error:  # each tracker has other kinds of exceptions
-            raise SettingError(f"training.trackers: a tracker does not start ({one_line(error)})") from error
-        for row in rows:
-            self.on_log(None, row)
+            for tracker in accelerator.trackers:
+                with suppress(Exception):  # the tracker that did not start may have nothing to finish
+                    tracker.finish()
+            message = f"`training.trackers` must be trackers that start, got one that does not ({one_line(error)})"
+            raise SettingError(message) from error
 
     def on_log(self, engine: Engine | None, row: Row) -> None:
         """Send the numbers of the row, named SPLIT/METRIC, or METRIC in a row without a split; scores by length are named

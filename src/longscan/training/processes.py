@@ -52,8 +52,8 @@ class _Started:
         threads = str(max(1, (os.cpu_count() or 1) // n_places))
         environment = {"OMP_NUM_THREADS": threads, **os.environ, "CUDA_VISIBLE_DEVICES": device}
         with job.log.open("ab") as log:
-            # A group of its own: Ctrl-C in a terminal reaches this process alone, which passes it on once. The pipe closes when
-            # this process ends, even if it is killed, which is how `stop_with_parent` knows.
+            # A separate process group: Ctrl-C in a terminal reaches this process alone, which sends SIGINT to each job once. The
+            # pipe closes when this process ends, even if it is killed, which is how `stop_with_parent` knows.
             self.process = subprocess.Popen(
                 job.command(seconds),
                 stdin=subprocess.PIPE,

@@ -125,6 +125,13 @@ class Run:
             raise SettingError(f"{path} is damaged ({error})") from None
         return result
 
+    def steps_made(self) -> int:
+        """Return the number of steps up to the result, or up to the last checkpoint if the run has no result."""
+        result, last = self.result, find_checkpoint(self.folder / "checkpoints" / "last")
+        if result is not None:
+            return int(result["steps"])
+        return 0 if last is None else int(read_checkpoint(last)["step"])
+
     def checkpoint(self, which: str) -> Path:
         """Return the folder of checkpoint last, best, average or selected, with which the run ended (last, before its end)."""
         if which == "selected":

@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -69,7 +69,10 @@ from longscan.training.settings import ModelSettings, Settings, TrainingSettings
 if TYPE_CHECKING:
     from longscan.models import SequenceModel
 
-MAY_CHANGE = ("steps", "checkpoint_every", "device", "threads", "prefetch", "capture", "shard", "trackers")
+# Settings that a resumed run may be given with other values.
+MAY_CHANGE = frozenset(
+    f"training.{name}" for name in ("steps", "checkpoint_every", "device", "threads", "prefetch", "capture", "shard", "trackers")
+)
 # Names in checkpoints of version 0.1 -> names since.
 RENAMED = {"longest": "max_length", "waited": "patience_used", "solved": "solved_evaluations", "averaged": "n_averaged"}
 
@@ -130,9 +133,11 @@ def _check_folder(folder: Path, settings: Settings, *, resume: bool, overwrite: 
     """Raise SettingError if the folder cannot be written, has a run that is not to be overwritten, or one of other settings."""
     check_out(folder)
     if resume:
-        started = Run(folder).settings
-        _check_same_settings(started.as_dict(), settings.as_dict(), folder)
-        made = _steps_made(folder)
+        run = Run(folder)
+        check_same_size(run.settings.about.quick, settings.about.quick, folder, "run")
+        for name, stored, given in changed_settings(run.settings, settings, MAY_CHANGE):
+            raise setting_error(name, given, f"{stored!r} with --resume, as in {folder}")
+        made = run.steps_made()
         if settings.training.steps < made:
             needed = f"at least {made} with --resume, the steps that the run in {folder} has made"
             raise setting_error("training.steps", settings.training.steps, needed)
@@ -140,22 +145,13 @@ def _check_folder(folder: Path, settings: Settings, *, resume: bool, overwrite: 
         raise SettingError(f"`--out` must be a directory without a run, unless --resume or --overwrite is given, got {folder}")
 
 
-def _check_same_settings(started: dict[str, Any], given: dict[str, Any], folder: Path) -> None:
-    """Raise SettingError if a resumed run is given another value of a setting that must not change."""
-    check_same_size(started["about"]["quick"], given["about"]["quick"], folder, "run")
+def changed_settings(stored: Settings, given: Settings, may_change: Set[str]) -> Iterator[tuple[str, Any, Any]]:
+    """Yield name, stored and given value of each setting of task, model and training that differs and must not change."""
+    before, after = stored.as_dict(), given.as_dict()
     for section in ("task", "model", "training"):
-        for name, value in started[section].items():
-            free = section == "training" and name in MAY_CHANGE
-            if not free and given[section].get(name) != value:
-                raise setting_error(f"{section}.{name}", given[section].get(name), f"{value!r} with --resume, as in {folder}")
-
-
-def _steps_made(folder: Path) -> int:
-    """Return the number of steps up to a run's result, or up to its last checkpoint if it has no result."""
-    result, last = Run(folder).result, find_checkpoint(folder / "checkpoints" / "last")
-    if result is not None:
-        return int(result["steps"])
-    return 0 if last is None else int(read_checkpoint(last)["step"])
+        for name, value in before[section].items():
+            if f"{section}.{name}" not in may_change and after[section].get(name) != value:
+                yield f"{section}.{name}", value, after[section].get(name)
 
 
 def _is_over(folder: Path, settings: Settings) -> bool:

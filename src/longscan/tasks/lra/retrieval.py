@@ -18,8 +18,7 @@ from longscan.tasks.base import TASKS, Batch, Split
 from longscan.tasks.examples import LabelledSequences, SequenceClassification, consecutive_rows
 
 _NEEDED_FILES = (
-    "new_aan_pairs.train.tsv, new_aan_pairs.eval.tsv and new_aan_pairs.test.tsv of Long Range Arena "
-    "(`longscan data get AAN`)"
+    "new_aan_pairs.train.tsv, new_aan_pairs.eval.tsv and new_aan_pairs.test.tsv of Long Range Arena (`longscan data get AAN`)"
 )
 _FILES: dict[Split, str] = {"train": "train", "valid": "eval", "test": "test"}
 
