@@ -1,9 +1,9 @@
-"""Call every op of `torch.ops.longscan`, and `mamba_step`, right and with one argument wrong after another.
+"""Call every op of `torch.ops.longscan`, and `mamba_step`, with right arguments and with each argument replaced by wrong ones.
 
-Run by test_signature.py in a process of its own, since a wrong address may end a process. The argument is "all", or "quick" for
-one backend an op. Writes a line of JSON for each call:
-"op", "backend", "change", "right" (whether the call should run), "raised" (the error, or null), "named" (whether it names the
-argument). Triton kernels run in the interpreter where there is no GPU.
+test_signature.py runs this file in a separate process, because a wrong address may end a process. The argument is "all", or
+"quick" for one backend of each op. Each call writes a line of JSON: "op", "backend", "change", "right" (whether the call should
+run), "raised" (the error, or null), "named" (whether the error names the argument). Triton kernels run in the interpreter where
+there is no GPU.
 """
 
 import json
@@ -20,22 +20,23 @@ sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
 import torch  # noqa: E402
 
 from interpreter import speed_up_interpreter  # noqa: E402
-from longscan.ops import OPS, _native_op, mamba_step  # noqa: E402
-from op_examples import example, with_gradients  # noqa: E402
+from longscan.ops import OPS, mamba_step  # noqa: E402
+from op_examples import example, record_calls  # noqa: E402
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.int64, torch.uint8, torch.complex64)
 
 
-# what another shape of one argument alone may be
+# changes of the shape of one argument that give a right call
 ALSO_RIGHT = {
     "longscan::short_conv u axis 1 longer", "longscan::short_conv u axis 1 of 1",  # no other argument has the length
     *(f"longscan::ssd_scan{op} angle axis 3 {change}" for op in ("", "_backward") for change in ("longer", "empty")),
 }  # fmt: skip
-MODELS = dict.fromkeys(("a", "M"), ("axis 1 missing", "axis 2 missing"))  # a constant factor for each of several models
+# changes that give a constant factor for each of several models, which Triton kernels accept
+MODELS = dict.fromkeys(("a", "M"), ("axis 1 missing", "axis 2 missing"))
 
 
 def wrong_tensors(x: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """Tensors that differ from `x` in one thing that kernels trust."""
+    """Yield descriptions and tensors that differ from `x` in one property on which kernels rely."""
     for axis in range(x.ndim):
         one = x.new_ones([1 if i == axis else size for i, size in enumerate(x.shape)])
         yield f"axis {axis} longer", torch.cat([x, one], axis)
@@ -53,7 +54,7 @@ def wrong_tensors(x: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def report(op: str, backend: str, change: str, right: bool, name: str, call: Any) -> None:
-    """Make a call and write down what became of it."""
+    """Make a call and write its outcome to standard output."""
     try:
         call()
         raised = None
@@ -68,60 +69,47 @@ def report(op: str, backend: str, change: str, right: bool, name: str, call: Any
 
 
 def fuzz(op: Any, args: tuple[Any, ...], triton: bool) -> None:
-    """Call an op right, and wrong in every argument."""
+    """Call an op with right arguments and with every argument replaced by wrong ones."""
     schema, overload, backend = op.overload._schema, op.overload, args[-1]
-    plain = tuple(x.detach() if isinstance(x, torch.Tensor) else x for x in args)
+    detached = tuple(x.detach() if isinstance(x, torch.Tensor) else x for x in args)
 
     def call(changed: tuple[Any, ...]) -> None:
         with torch.no_grad():
             overload(*changed)
 
-    report(schema.name, backend, "none", True, "", lambda: call(plain))
+    report(schema.name, backend, "none", True, "", lambda: call(detached))
     for i, argument in enumerate(schema.arguments):
-        value = plain[i]
+        value = detached[i]
         changes: dict[str, Any] = {}
         if isinstance(value, torch.Tensor):
             changes = dict(wrong_tensors(value)) | {"None": None, "on meta": value.to("meta")}
         if argument.name == "is_complex":
-            changes = {"the contrary": not value}
+            changes = {"inverted": not value}
         if argument.name == "backend":
             changes = {other: other for other in ("eager", "nonsense", "") if other != value}
         for change, other in changes.items():
             if triton and change == "of torch.float16":
-                continue  # triton takes some tensors so
+                continue  # triton accepts float16 for some tensors
             if f"{schema.name} {argument.name} {change}" in ALSO_RIGHT or (triton and change in MODELS.get(argument.name, ())):
                 continue
             absent = change == "None" and isinstance(argument.type, torch.OptionalType)
             if absent and triton and sys.argv[1:] != ["all"]:
-                continue  # a right call, and slow in the interpreter
-            # chunk states without numbers are found again by the backward
-            kept = absent or (argument.name == "chunk_states" and change == "no numbers")
-            changed = (*plain[:i], other, *plain[i + 1 :])
+                continue  # a right call, which is slow in the interpreter
+            # the backward pass computes chunk states again if the tensor is empty
+            right = absent or (argument.name == "chunk_states" and change == "no numbers")
+            changed = (*detached[:i], other, *detached[i + 1 :])
             report(
-                schema.name, backend, f"{argument.name} {change}", kept, argument.name, lambda changed=changed: overload(*changed)
+                schema.name,
+                backend,
+                f"{argument.name} {change}",
+                right,
+                argument.name,
+                lambda changed=changed: overload(*changed),
             )
 
 
-def recorded_calls(name: str, inputs: dict[str, Any], backend: str) -> list[tuple[Any, tuple[Any, ...]]]:
-    """The custom ops, forward and backward, with the arguments that a call of the public function hands to them."""
-    calls: list[tuple[Any, tuple[Any, ...]]] = []
-    original = _native_op._CustomOp.__call__
-
-    def noted(self: Any, *args: Any) -> Any:
-        calls.append((self, args))
-        return original(self, *args)
-
-    _native_op._CustomOp.__call__ = noted  # type: ignore[method-assign]
-    try:
-        y, final = OPS[name].function(**with_gradients(inputs), backend=backend)
-        (y.sum() + final.sum()).backward()
-    finally:
-        _native_op._CustomOp.__call__ = original  # type: ignore[method-assign]
-    return calls
-
-
 def fuzz_mamba_step() -> None:
-    """The same for the op of one token, which is no custom op."""
+    """Fuzz `mamba_step`, which is not a custom op."""
     optional = ("conv_bias", "D", "norm_weight", "elapsed", "active")
     rows, width, inner, taps, rank, states = 2, 3, 4, 5, 2, 6
     shapes = {
@@ -132,32 +120,32 @@ def fuzz_mamba_step() -> None:
         "A_log": (inner, states), "D": (inner,), "out_proj": (width, inner), "norm_weight": (width,),
         "elapsed": (rows,),
     }  # fmt: skip
-    given = {name: torch.rand(shape) for name, shape in shapes.items()} | {"active": torch.ones(rows, dtype=torch.bool)}
-    report("mamba_step", "cpu", "none", True, "", lambda: mamba_step(**given, backend="cpu"))
-    for name, value in given.items():
+    inputs = {name: torch.rand(shape) for name, shape in shapes.items()} | {"active": torch.ones(rows, dtype=torch.bool)}
+    report("mamba_step", "cpu", "none", True, "", lambda: mamba_step(**inputs, backend="cpu"))
+    for name, value in inputs.items():
         report(
             "mamba_step",
             "cpu",
             f"{name} None",
             name in optional,
             name,
-            lambda n=name: mamba_step(**given | {n: None}, backend="cpu"),
+            lambda n=name: mamba_step(**inputs | {n: None}, backend="cpu"),
         )
         for change, other in wrong_tensors(value):
-            # a dtype that all share is a matter of the backend, which says which two there are
-            wanted = rf"({name}|{other.dtype})" if other.shape == value.shape else r"\w+"
+            # the error for a wrong dtype may name the dtype instead of the argument, because it is that of the backend
+            pattern = rf"({name}|{other.dtype})" if other.shape == value.shape else r"\w+"
             report(
                 "mamba_step",
                 "cpu",
                 f"{name} {change}",
                 False,
-                wanted,
-                lambda n=name, x=other: mamba_step(**given | {n: x}, backend="cpu"),
+                pattern,
+                lambda n=name, x=other: mamba_step(**inputs | {n: x}, backend="cpu"),
             )
 
 
 def main() -> None:
-    """All ops on all native backends that can run here."""
+    """Fuzz all ops on the native backends that can run here."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
     speed_up_interpreter()
@@ -168,7 +156,7 @@ def main() -> None:
             for everything in (True, False) if backend == "cpu" else (True,):
                 is_complex = everything and name == "selective_scan"
                 inputs = example(name, length=3, optional=everything, masked=everything, is_complex=is_complex)
-                for op, args in recorded_calls(name, inputs, backend):
+                for op, args in record_calls(name, inputs, backend):
                     fuzz(op, args, triton=backend == "triton")
     fuzz_mamba_step()
 

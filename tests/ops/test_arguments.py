@@ -1,4 +1,4 @@
-"""What callers see when an argument is wrong: a message with its name, what came and what was needed."""
+"""Errors of wrong arguments, the forms and dtypes that ops accept, flags of steps, and the choice of the backend."""
 
 import inspect
 import logging
@@ -20,34 +20,35 @@ from longscan.ops.arguments import (
     step_flags,
     zero_invalid,
 )
+from native import usable_backends
 from op_examples import example, floats
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_every_tensor_is_checked(op):
-    """Each tensor argument in turn: no tensor, a wrong shape, integers, another device."""
+def test_wrong_tensor_argument_raises(op):
+    """Each tensor argument is replaced by a string, a wrong shape, integers, and a tensor on another device."""
     inputs = example(op)
     for name, value in inputs.items():
         if not isinstance(value, torch.Tensor):
             continue
         with pytest.raises(TypeError, match=f"`{name}` must be a tensor, got str"):
             OPS[op].function(**(inputs | {name: "tensor"}))
-        first = name in ("u", "b", "f", "x", "v")  # what the other shapes are compared with: the error may name one of those
+        is_lead = name in ("u", "b", "f", "x", "v")  # other shapes are compared with it, so the error may name one of them
         with pytest.raises(
-            ValueError, match=r"` must be .*of shape .*, got" if first else rf"`{name}` must be .*of shape .*, got"
+            ValueError, match=r"` must be .*of shape .*, got" if is_lead else rf"`{name}` must be .*of shape .*, got"
         ):
             OPS[op].function(**(inputs | {name: value[..., None, None]}))
         if value.is_floating_point():
             with pytest.raises(TypeError, match=f"`{name}` must be of a .*dtype.*, got torch.int64"):
                 OPS[op].function(**(inputs | {name: value.long()}))
-        if not first:
+        if not is_lead:
             with pytest.raises(ValueError, match=f"`{name}` must be on cpu like the other inputs, got a tensor on meta"):
                 OPS[op].function(**(inputs | {name: value.to("meta")}))
 
 
 @pytest.mark.parametrize("backend", ["auto", "eager"])
 @pytest.mark.parametrize("op", OPS)
-def test_sparse_tensors_are_refused(op, backend):
+def test_sparse_tensor_raises(op, backend):
     inputs = example(op)
     for name, value in inputs.items():
         if isinstance(value, torch.Tensor):
@@ -57,7 +58,7 @@ def test_sparse_tensors_are_refused(op, backend):
                 OPS[op].function(**inputs | {name: value.to_sparse()}, backend=backend)
 
 
-def test_sparse_complex_tensors_are_refused():
+def test_sparse_complex_tensor_raises():
     inputs = example("selective_scan", is_complex=True)
     for name in ("A", "B", "C", "initial_state"):
         for value in (inputs[name], torch.view_as_complex(inputs[name])):
@@ -68,7 +69,7 @@ def test_sparse_complex_tensors_are_refused():
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_unknown_backends(op):
+def test_unavailable_backend_raises(op):
     with pytest.raises(ValueError, match="`backend` must be one of auto, reference, eager, cpu, triton, got 'cuda'"):
         OPS[op].function(**example(op), backend="cuda")
     with pytest.raises(ValueError, match=f"`backend` must be 'auto', 'eager' or another that can run {op} here, got 'triton'"):
@@ -76,7 +77,7 @@ def test_unknown_backends(op):
 
 
 @pytest.mark.parametrize("op", [name for name, op in OPS.items() if op.stateful])
-def test_masks_are_checked(op):
+def test_wrong_mask_raises(op):
     inputs = example(op, masked=False)
     with pytest.raises(TypeError, match=r"`valid` must be of dtype torch\.bool, got torch\.uint8"):
         OPS[op].function(**inputs, valid=torch.ones(2, 5, dtype=torch.uint8))
@@ -86,7 +87,7 @@ def test_masks_are_checked(op):
         OPS[op].function(**inputs, valid=torch.ones(2, 4, dtype=torch.bool))
 
 
-def test_particular_errors():
+def test_errors_of_single_ops():
     x = torch.ones(1, 3, 2)
     with pytest.raises(ValueError, match=r"`b` must be of shape \(B, L, \.\.\.\), got \(3,\)"):
         linear_scan(x, torch.ones(3))
@@ -97,8 +98,8 @@ def test_particular_errors():
     with pytest.raises(TypeError, match=r"`a` must be of a real floating-point dtype, got torch\.complex64"):
         linear_scan(x.to(torch.complex64), x, pairs=True)
     real, pairs = torch.ones(2, 4), torch.ones(2, 4, 2)
-    wanted = r"complex of shape \(1, 3, 4\) or real pairs of shape \(1, 3, 4, 2\)"
-    with pytest.raises(ValueError, match=rf"`B` must be {wanted}, got a real tensor of shape \(1, 3, 4\)"):
+    expected = r"complex of shape \(1, 3, 4\) or real pairs of shape \(1, 3, 4, 2\)"
+    with pytest.raises(ValueError, match=rf"`B` must be {expected}, got a real tensor of shape \(1, 3, 4\)"):
         selective_scan(x, x, pairs, torch.ones(1, 3, 4), torch.ones(1, 3, 4))
     with pytest.raises(ValueError, match=r"`B` must be of shape \(1, 3, 4\), got \(1, 3, 4, 2\)"):
         selective_scan(x, x, real, torch.ones(1, 3, 4, 2), torch.ones(1, 3, 4, 2))
@@ -115,8 +116,8 @@ def test_particular_errors():
         long_conv(x, torch.ones(2, 4))
 
 
-def test_forms_of_complex_numbers():
-    """The final state comes back in the form of the parameters; the results are the same."""
+def test_final_state_has_the_complex_form_of_the_parameters():
+    """Complex tensors and pairs of real numbers give the same results, and so do lazily conjugated tensors."""
     u, dt, W, bias = torch.randn(1, 4, 3), torch.rand(1, 4, 3), torch.randn(3, 2, 3), torch.randn(3, 2)
     B, C, h = torch.randn(2, dtype=torch.complex64), torch.randn(3, 2, dtype=torch.complex64), torch.randn(1, 3, 2, 2)
     y, final = unitary_scan(u, dt, W, bias, B, C, initial_state=h)
@@ -131,30 +132,30 @@ def test_forms_of_complex_numbers():
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_meta_tensors_give_shapes(op):
+def test_meta_tensors_give_results_of_the_same_shape(op):
     inputs = {name: x.to("meta") if isinstance(x, torch.Tensor) else x for name, x in example(op).items()}
     results, expected = OPS[op].function(**inputs), OPS[op].function(**example(op))
-    for one, other in zip(results, expected, strict=True):
-        assert one.shape == other.shape
-        assert one.is_meta
+    for result, reference in zip(results, expected, strict=True):
+        assert result.shape == reference.shape
+        assert result.is_meta
 
 
 @pytest.mark.parametrize("is_complex", [False, True])
 @pytest.mark.parametrize("op", OPS)
-def test_non_contiguous_inputs(op, is_complex):
-    """Strides and offsets do not matter, of pairs neither."""
+def test_strides_of_inputs_do_not_change_results(op, is_complex):
+    """Transposed inputs and inputs with an offset into their storage give the same results, also for pairs."""
     inputs = example(op, is_complex=is_complex)
     swapped = inputs | {name: x.mT.contiguous().mT for name, x in floats(inputs).items() if x.ndim > 1}
     shifted = inputs | {name: torch.cat([x[..., :1], x], -1)[..., 1:] for name, x in floats(inputs).items()}
-    for backend in [name for name in ("reference", "eager", *OPS[op].native) if usable(op, name)]:
+    for backend in usable_backends(op):
         expected = OPS[op].function(**inputs, backend=backend)
         torch.testing.assert_close(OPS[op].function(**swapped, backend=backend), expected)
         torch.testing.assert_close(OPS[op].function(**shifted, backend=backend), expected)
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_registry_names_the_arguments(op):
-    """What `OPS` says of an op's arguments is what its function takes."""
+def test_registry_agrees_with_the_signature(op):
+    """`OPS` names only parameters of the function of an op, and only stateful ops have a state and masks."""
     parameters = inspect.signature(OPS[op].function).parameters
     assert {*OPS[op].per_step, *OPS[op].shared} <= set(parameters)
     assert ("initial_state" in parameters) == ("valid" in parameters) == ("seq_idx" in parameters) == OPS[op].stateful
@@ -162,25 +163,21 @@ def test_registry_names_the_arguments(op):
 
 
 @pytest.mark.parametrize("op", [name for name, op in OPS.items() if op.stateful])
-def test_masks_under_vmap(op):
-    """`valid` and `seq_idx` may be mapped like any other argument."""
+def test_vmap_over_masks_equals_a_loop(op):
+    """`valid` and `seq_idx` can be mapped like any other argument."""
     inputs = example(op, masked=False)
     valid, ids = torch.rand(3, 2, 5) < 0.7, torch.randint(0, 2, (3, 2, 5))
-    for backend in [name for name in ("reference", "eager", *OPS[op].native) if usable(op, name)]:
+    for backend in usable_backends(op):
 
         def call(valid, ids, backend=backend):
             return OPS[op].function(**inputs, valid=valid, seq_idx=ids, backend=backend)
 
         each = [call(*masks) for masks in zip(valid, ids, strict=True)]
-        for found, *expected in zip(torch.func.vmap(call)(valid, ids), *each, strict=True):
-            torch.testing.assert_close(found, torch.stack(expected))
+        for mapped, *expected in zip(torch.func.vmap(call)(valid, ids), *each, strict=True):
+            torch.testing.assert_close(mapped, torch.stack(expected))
 
 
-def usable(op, backend):
-    return dispatch.unsupported_reason(op, backend, torch.device("cpu"), torch.float32, OPS[op].native) is None
-
-
-def test_marks_of_steps():
+def test_step_flags_mark_invalid_steps_and_resets():
     """Segments start at valid steps whose id differs from that of the last valid step."""
     like = torch.zeros(1)
     valid = torch.tensor([[False, True, False, True, True, False, True]])
@@ -188,18 +185,18 @@ def test_marks_of_steps():
     expected = torch.tensor([[INVALID, 0, INVALID, 0, RESET, INVALID, RESET]], dtype=torch.uint8)
     assert torch.equal(step_flags(1, 7, valid, ids, like), expected)
     assert step_flags(1, 7, None, None, like) is None
-    every = torch.tensor([[0, RESET, RESET, RESET, RESET, 0, RESET]], dtype=torch.uint8)
-    assert torch.equal(step_flags(1, 7, None, ids, like), every)
+    without_mask = torch.tensor([[0, RESET, RESET, RESET, RESET, 0, RESET]], dtype=torch.uint8)
+    assert torch.equal(step_flags(1, 7, None, ids, like), without_mask)
 
 
-def test_the_last_valid_step_before_each():
+def test_last_valid_gives_the_last_valid_step_before_each():
     flags = torch.tensor([[INVALID, INVALID, 0, RESET, INVALID, INVALID, 0], [0, 0, INVALID, 0, 0, RESET, INVALID]])
     expected = torch.tensor([[-1, -1, -1, 2, 3, 3, 3], [-1, 0, 1, 1, 3, 4, 5]])
     assert torch.equal(last_valid(flags.to(torch.uint8)), expected)
 
 
-def test_forms_of_marks():
-    """Bits of the flags are separate masks; `zero_invalid` writes zeros at invalid steps only."""
+def test_flags_split_into_masks_and_zero_invalid_steps():
+    """Each bit of the flags is a mask of its own; `zero_invalid` writes zeros at invalid steps only."""
     flags = torch.tensor([[INVALID, 0, RESET]], dtype=torch.uint8)
     invalid, reset = flag_masks(flags, 4)
     assert (invalid.shape, reset.shape) == ((1, 3, 1, 1), (1, 3, 1, 1))
@@ -214,7 +211,7 @@ def test_forms_of_marks():
     assert zero_invalid(None, x)[0] is x
 
 
-def test_dtypes_of_accumulation():
+def test_states_are_at_least_float32_and_carries_float64():
     half, single, double = (torch.zeros(1, dtype=dtype) for dtype in (torch.bfloat16, torch.float32, torch.float64))
     assert state_dtype(half, None) == state_dtype(half, single) == torch.float32
     assert state_dtype(half, double) == state_dtype(single, double.to(torch.complex128)) == torch.float64
@@ -227,27 +224,27 @@ def test_dtypes_of_accumulation():
     [((), ("x", "B", "C")), (("x",), ()), (("B",), ()), (("C",), ()), (("dt", "A"), ("x", "B", "C"))],
     ids=str,
 )
-def test_what_the_kernel_of_ssd_scan_gets_in_bfloat16(wide, narrow, monkeypatch):
-    """x, B and C stay in bfloat16 where all three are; everything else is float32."""
-    given = {}
+def test_ssd_scan_calls_its_kernel_with_bfloat16_only_where_all_maps_have_it(wide, narrow, monkeypatch):
+    """x, B and C stay in bfloat16 if all three have it; everything else is converted to float32."""
+    dtypes = {}
 
-    def run(*args):
+    def record_dtypes(*args):
         names = ("x", "dt", "input_scale", "own_scale", "A", "B", "C", "D", "B_bias", "C_bias", "angle", "initial_state")
-        given.update({name: x.dtype for name, x in zip(names, args, strict=False)} | {"backend": args[-1]})
+        dtypes.update({name: x.dtype for name, x in zip(names, args, strict=False)} | {"backend": args[-1]})
         return args[0], args[11], None
 
     module = import_module("longscan.ops.ssd_scan")
-    monkeypatch.setattr(module, "_native", run)
+    monkeypatch.setattr(module, "_native", record_dtypes)
     monkeypatch.setattr(module, "resolve", lambda *_: "triton")
     inputs = example("ssd_scan", torch.bfloat16, masked=False)
     y, _ = OPS["ssd_scan"].function(**inputs | {name: inputs[name].float() for name in wide})
-    assert given.pop("backend") == "triton"
-    assert given == dict.fromkeys(given, torch.float32) | dict.fromkeys(narrow, torch.bfloat16)
+    assert dtypes.pop("backend") == "triton"
+    assert dtypes == dict.fromkeys(dtypes, torch.float32) | dict.fromkeys(narrow, torch.bfloat16)
     assert y.dtype == (torch.float32 if "x" in wide else torch.bfloat16)
 
 
-def test_explain_and_fall_back(monkeypatch, caplog):
-    """`auto` says once why it took another backend than the native one, and `explain` says it whenever asked."""
+def test_auto_logs_its_fallback_once_and_explain_gives_the_reason(monkeypatch, caplog):
+    """`auto` logs once why it does not use the native backend; `explain` returns the reason in every call."""
     assert explain("linear_scan", "meta") == "linear_scan on meta, torch.float32: eager (no native kernel for this device)"
     assert explain("long_conv") == "long_conv on cpu, torch.float32: eager (long_conv has no native kernel)"
     monkeypatch.setattr(dispatch, "_unusable", {"linear_scan": "no compiler for this test"})
@@ -264,38 +261,40 @@ def test_explain_and_fall_back(monkeypatch, caplog):
         explain("scan")
 
 
-def test_fall_backs_are_logged_where_a_graph_is_traced_and_in_steps(monkeypatch, caplog):
+def test_fallbacks_are_logged_while_tracing_and_in_steps(monkeypatch, caplog):
     monkeypatch.setattr(dispatch, "_unusable", dict.fromkeys(("short_conv", "linear_scan", "mamba_step"), "no compiler here"))
     a, b, u = torch.rand(1, 4, 3), torch.randn(1, 4, 3), torch.randn(1, 4, 3)
-    logged = "{} runs on the eager backend, not cpu: no compiler here".format
+    fallback_message = "{} runs on the eager backend, not cpu: no compiler here".format
 
-    def both(a, b, u):
+    def scan_and_convolve(a, b, u):
         return linear_scan(a, b)[0] + short_conv(u, b[0].T)[0]
 
     with caplog.at_level(logging.WARNING, "longscan"):
         for _ in range(2):
-            torch.testing.assert_close(torch.compile(both, fullgraph=True, backend="eager")(a, b, u), both(a, b, u))
-        assert [record.message for record in caplog.records] == [logged("linear_scan"), logged("short_conv")]
+            torch.testing.assert_close(
+                torch.compile(scan_and_convolve, fullgraph=True, backend="eager")(a, b, u), scan_and_convolve(a, b, u)
+            )
+        assert [record.message for record in caplog.records] == [fallback_message("linear_scan"), fallback_message("short_conv")]
         caplog.clear()
         block = BLOCKS["mamba"](4)
         with torch.no_grad():
             state = block.step(torch.randn(1, 4), block.initial_state(1))[1]
             block.step(torch.randn(1, 4), state)
-        assert [record.message for record in caplog.records] == [logged("mamba_step")]
+        assert [record.message for record in caplog.records] == [fallback_message("mamba_step")]
     with dispatch.recorded_choices() as recording:
         torch.compile(lambda a, b: linear_scan(a, b)[0], fullgraph=True, backend="eager")(a, b)
     assert recording.choices == [dispatch.Choice("linear_scan", "auto", "eager", "no compiler here")]
 
 
 @pytest.fixture(autouse=True)
-def nothing_logged_yet():
-    """Messages that are logged once are logged once in every test."""
+def clear_logged_messages():
+    """Forget which messages have been logged, so that each test sees those that are logged only once."""
     dispatch._log_once.cache_clear()
 
 
 @pytest.mark.parametrize("op", [name for name, op in OPS.items() if op.stateful])
-def test_default_dtype_changes_nothing(op):
-    """A state that nobody gave is float32 whatever torch's default is."""
+def test_default_dtype_does_not_change_results(op):
+    """A missing initial state is float32 whatever torch's default dtype is."""
     inputs = example(op, optional=False)
     inputs.pop("initial_state", None)
     expected = OPS[op].function(**inputs)
@@ -304,6 +303,4 @@ def test_default_dtype_changes_nothing(op):
         results = OPS[op].function(**inputs)
     finally:
         torch.set_default_dtype(torch.float32)
-    for one, other in zip(results, expected, strict=True):
-        assert torch.equal(one, other)
-        assert one.dtype == other.dtype
+    torch.testing.assert_close(results, expected, rtol=0, atol=0)

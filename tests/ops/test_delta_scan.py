@@ -1,4 +1,4 @@
-"""`delta_scan` against what it generalises, and the accuracy of its chunked form where many keys are alike."""
+"""`delta_scan` against the scan of Mamba-2 and a gradient step, and the accuracy of its chunked form for equal keys."""
 
 import pytest
 import torch
@@ -6,39 +6,36 @@ from torch.nn.functional import normalize
 
 from longscan.ops import delta_scan, ssd_scan
 from longscan.ops._tolerances import largest_error
+from op_examples import randn64
 
 B, L, H, P, N = 2, 70, 3, 2, 4
 BACKENDS = pytest.mark.parametrize("backend", ["reference", "eager"])
 
 
-def double(*shape):
-    return torch.randn(shape, dtype=torch.float64)
-
-
 @BACKENDS
-def test_orthogonal_keys_make_it_the_scan_of_mamba2(backend):
-    """While every key is new, nothing is replaced: S_t = alpha_t S_{t-1} + beta_t v_t k_t^T."""
-    k = torch.linalg.qr(double(B, H, L, L))[0].transpose(1, 2).contiguous()
-    v, q, beta, log_alpha = double(B, L, H, P), double(B, L, H, L), torch.rand(B, L, H).double(), -torch.rand(B, L, H).double()
+def test_orthogonal_keys_give_the_scan_of_mamba2(backend):
+    """If all keys are orthogonal, no value is replaced: S_t = alpha_t S_{t-1} + beta_t v_t k_t^T."""
+    k = torch.linalg.qr(randn64(B, H, L, L))[0].transpose(1, 2).contiguous()
+    v, q, beta, log_alpha = randn64(B, L, H, P), randn64(B, L, H, L), torch.rand(B, L, H).double(), -torch.rand(B, L, H).double()
     y, final = delta_scan(v, k, q, log_alpha, beta, backend=backend)
-    wanted, state = ssd_scan(v, -log_alpha, -torch.ones(H).double(), k, q, input_scale=beta, backend="reference")
-    torch.testing.assert_close((y, final), (wanted, state))
+    expected, state = ssd_scan(v, -log_alpha, -torch.ones(H).double(), k, q, input_scale=beta, backend="reference")
+    torch.testing.assert_close((y, final), (expected, state))
 
 
 @BACKENDS
-def test_the_state_is_a_step_of_gradient_descent(backend):
+def test_update_without_decay_is_a_step_of_gradient_descent(backend):
     """Without decay, S_t = S_{t-1} minus beta_t times the gradient of |S k_t - v_t|^2 / 2 (table 4 of the paper)."""
-    v, k, q, beta, state = double(B, 1, H, P), double(B, 1, H, N), double(B, 1, H, N), double(B, 1, H), double(B, H, P, N)
+    v, k, q, beta, state = randn64(B, 1, H, P), randn64(B, 1, H, N), randn64(B, 1, H, N), randn64(B, 1, H), randn64(B, H, P, N)
     S = state.clone().requires_grad_()
     loss = ((S @ k[:, 0].unsqueeze(-1)).squeeze(-1) - v[:, 0]).square().sum() / 2
-    wanted = state - beta[:, 0, :, None, None] * torch.autograd.grad(loss, S)[0]
+    expected = state - beta[:, 0, :, None, None] * torch.autograd.grad(loss, S)[0]
     _, final = delta_scan(v, k, q, torch.zeros_like(beta), beta, state, backend=backend)
-    torch.testing.assert_close(final, wanted)
+    torch.testing.assert_close(final, expected)
 
 
 @pytest.mark.parametrize("beta", [1.0, 2.0])
-def test_one_key_at_all_steps(beta):
-    """Powers of the triangular matrix have entries of 1e17; errors are at most those of the loop and of rounded keys."""
+def test_equal_keys_do_not_increase_the_error_of_eager(beta):
+    """Powers of the triangular matrix have entries of 1e17, but errors stay below those of the loop and of rounded keys."""
     key = normalize(torch.randn(1, 1, 1, N), dim=-1).expand(1, 200, 1, N)
     v, q = torch.randn(1, 200, 1, P), torch.randn(1, 200, 1, N)
     decay, strength = torch.zeros(1, 200, 1), torch.full((1, 200, 1), beta)
@@ -50,13 +47,13 @@ def test_one_key_at_all_steps(beta):
 
 
 @BACKENDS
-def test_a_decay_of_zero_forgets(backend):
-    """log_alpha of minus infinity drops everything before its step, without NaN in results or gradients."""
-    v, k, q, beta = double(B, L, H, P), normalize(double(B, L, H, N), dim=-1), double(B, L, H, N), torch.rand(B, L, H).double()
+def test_decay_of_zero_clears_the_state(backend):
+    """A log_alpha of minus infinity removes everything before its step, without NaN in results or gradients."""
+    v, k, q, beta = randn64(B, L, H, P), normalize(randn64(B, L, H, N), dim=-1), randn64(B, L, H, N), torch.rand(B, L, H).double()
     log_alpha = -torch.rand(B, L, H).double()
     log_alpha[:, 20] = -torch.inf
     inputs = [x.requires_grad_() for x in (v, k, q, log_alpha, beta)]
-    y, _ = delta_scan(*inputs, double(B, H, P, N), backend=backend)
-    alone, _ = delta_scan(*(x[:, 20:] for x in inputs), backend=backend)
-    torch.testing.assert_close(y[:, 20:], alone)
+    y, _ = delta_scan(*inputs, randn64(B, H, P, N), backend=backend)
+    restarted, _ = delta_scan(*(x[:, 20:] for x in inputs), backend=backend)
+    torch.testing.assert_close(y[:, 20:], restarted)
     assert all(grad.isfinite().all() for grad in torch.autograd.grad(y.sum(), inputs))

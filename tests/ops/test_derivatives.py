@@ -7,10 +7,10 @@ from longscan.ops import OPS, chunks
 from op_examples import example, floats
 
 PAIRS = ("linear_scan", "block2_scan", "selective_scan")
-CALLS = [*((op, False) for op in OPS), *((op, True) for op in PAIRS)]  # whether numbers are pairs
+CALLS = [*((op, False) for op in OPS), *((op, True) for op in PAIRS)]  # the op, and whether its complex numbers are pairs
 
 
-def function_of_floats(op, backend, is_complex, masked=True):
+def make_function_of_floats(op, backend, is_complex, masked=True):
     inputs = example(op, torch.float64, length=4, batch=1, masked=masked, is_complex=is_complex)
     values = floats(inputs)
 
@@ -29,17 +29,17 @@ def _short_chunks(monkeypatch):
 
 @pytest.mark.parametrize("backend", ["reference", "eager"])
 @pytest.mark.parametrize(("op", "is_complex"), CALLS)
-def test_first_derivatives(op, is_complex, backend):
-    torch.autograd.gradcheck(*function_of_floats(op, backend, is_complex))
+def test_first_derivatives_equal_finite_differences(op, is_complex, backend):
+    torch.autograd.gradcheck(*make_function_of_floats(op, backend, is_complex))
 
 
 @pytest.mark.parametrize(("op", "is_complex"), CALLS)
-def test_second_derivatives_of_eager(op, is_complex):
-    torch.autograd.gradgradcheck(*function_of_floats(op, "eager", is_complex), fast_mode=True)
+def test_second_derivatives_of_eager_equal_finite_differences(op, is_complex):
+    torch.autograd.gradgradcheck(*make_function_of_floats(op, "eager", is_complex), fast_mode=True)
 
 
-def test_complex_arguments():
-    """Complex tensors, where the others come as pairs."""
+def test_derivatives_of_complex_tensors_equal_finite_differences():
+    """The other tests pass complex numbers as pairs of real numbers."""
     u, dt = torch.randn(1, 4, 2, dtype=torch.float64), torch.rand(1, 4, 2, dtype=torch.float64)
     A, B, C, h = (torch.randn(shape, dtype=torch.complex128) for shape in ((2, 2), (1, 4, 2), (1, 4, 2), (1, 2, 2)))
     for backend in ("reference", "eager"):
@@ -52,10 +52,10 @@ def test_complex_arguments():
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_eager_under_the_transforms_of_torch_func(op):
-    """vmap, per-example gradients and forward-over-reverse second derivatives equal a loop."""
+def test_transforms_of_torch_func_equal_a_loop(op):
+    """vmap, and per-example gradients by vmap of grad, equal a loop over the examples."""
     size = 2
-    call, values = function_of_floats(op, "eager", False)
+    call, values = make_function_of_floats(op, "eager", False)
     stacked = [torch.randn(size, *x.shape, dtype=torch.float64) * 0.1 + x.detach() for x in values]
 
     def loss(*args):
@@ -63,21 +63,21 @@ def test_eager_under_the_transforms_of_torch_func(op):
 
     rows = [[x[i] for x in stacked] for i in range(size)]
     torch.testing.assert_close(torch.func.vmap(loss)(*stacked), torch.stack([loss(*row) for row in rows]))
-    which = tuple(range(len(values)))
-    per_example = torch.func.vmap(torch.func.grad(loss, which))(*stacked)
-    for found, *each in zip(per_example, *[torch.func.grad(loss, which)(*row) for row in rows], strict=True):
-        torch.testing.assert_close(found, torch.stack(each))
+    argnums = tuple(range(len(values)))
+    per_example = torch.func.vmap(torch.func.grad(loss, argnums))(*stacked)
+    for mapped, *each in zip(per_example, *[torch.func.grad(loss, argnums)(*row) for row in rows], strict=True):
+        torch.testing.assert_close(mapped, torch.stack(each))
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")  # torch's own, in forward mode
 @pytest.mark.parametrize("op", OPS)
-def test_eager_in_forward_mode(op):
-    """The directional derivative by forward mode is that by backward mode."""
-    call, values = function_of_floats(op, "eager", False)
+def test_forward_mode_equals_backward_mode(op):
+    """The directional derivatives of eager by forward mode equal those by backward mode."""
+    call, values = make_function_of_floats(op, "eager", False)
     primals, directions = tuple(x.detach() for x in values), tuple(torch.randn_like(x) for x in values)
     _, tangents = torch.func.jvp(lambda *args: call(*args)[0], primals, directions)
     y = call(*values)[0]
-    weight = torch.randn_like(y)
-    grads = torch.autograd.grad(y, values, weight)
+    cotangent = torch.randn_like(y)
+    grads = torch.autograd.grad(y, values, cotangent)
     expected = sum((grad * direction).sum() for grad, direction in zip(grads, directions, strict=True))
-    torch.testing.assert_close((tangents * weight).sum(), expected)
+    torch.testing.assert_close((tangents * cotangent).sum(), expected)

@@ -1,4 +1,4 @@
-"""`longscan doctor` on kernels that are right and on kernels that are wrong, and what `auto` makes of it."""
+"""`longscan doctor` on correct kernels and on wrong ones, and the backend that `auto` chooses after a failure."""
 
 import os
 from concurrent.futures import Future
@@ -24,18 +24,18 @@ pytestmark = pytest.mark.skipif(
 NATIVE = [op for op in OPS if BACKEND in OPS[op].native]
 
 
-def changed_arguments(change):
-    """A kernel that is called with other arguments."""
+def changing_arguments(change):
+    """Return a wrapper of kernels that applies `change` to the list of their arguments."""
     return lambda kernel: lambda *args: kernel(*change(list(args)))
 
 
-def changed_results(change):
-    """A kernel that returns other results."""
+def changing_results(change):
+    """Return a wrapper of kernels that applies `change` to the list of their results."""
     return lambda kernel: lambda *args: tuple(change(list(kernel(*args))))
 
 
-def place(index, value):
-    """A change of one entry of a list; `value` makes the new one of the old one."""
+def at_index(index, value):
+    """Return a function that replaces one entry of a list by `value` of it."""
 
     def change(entries):
         entries[index] = value(entries[index])
@@ -45,13 +45,13 @@ def place(index, value):
 
 
 def without_tail(y):
-    """The last step was never written."""
-    found = torch.empty_like(y)
-    found[:, : y.shape[1] - 1] = y[:, :-1]
-    return found
+    """Return a copy whose last step is uninitialised."""
+    copy = torch.empty_like(y)
+    copy[:, :-1] = y[:, :-1]
+    return copy
 
 
-def given(change):
+def unless_none(change):
     return lambda x: None if x is None else change(x)
 
 
@@ -60,47 +60,63 @@ def conjugated(x):
 
 
 MUTANTS = {
-    "the state before the first step is lost": ("linear_scan", "forward", changed_arguments(place(2, torch.zeros_like))),
-    "marks come one step late": ("linear_scan", "forward", changed_arguments(place(3, given(lambda x: x.roll(1, 1))))),
-    "the gradient of a is that of the next step": ("linear_scan", "backward", changed_results(place(0, lambda x: x.roll(1, 1)))),
-    "C is conjugated": ("selective_scan", "forward", changed_arguments(place(4, conjugated))),
-    "the last step is not written": ("selective_scan", "forward", changed_results(place(0, without_tail))),
-    "the gradient of the bias is dropped": ("selective_scan", "backward", changed_results(place(7, torch.zeros_like))),
-    "the gate is rounded": ("selective_scan", "forward", changed_arguments(place(6, lambda x: x.bfloat16().float()))),
-    "angles of half precision": ("unitary_scan", "forward", changed_arguments(place(2, lambda x: x.bfloat16().float()))),
-    "the final state has no gradient": ("unitary_scan", "backward", changed_arguments(place(1, torch.zeros_like))),
-    "one batch row is left out of a gradient": ("unitary_scan", "backward", changed_results(place(4, lambda x: x * 0.5))),
-    "restarts are overlooked": ("short_conv", "forward", changed_arguments(place(4, given(lambda x: x & 1)))),
-    "the state has no gradient": ("short_conv", "backward", changed_results(place(3, torch.zeros_like))),
-    "sums in another order each time": ("short_conv", "forward", changed_results(place(0, lambda x: x + 1e-7 * torch.rand(())))),
-    "a kernel that does not compile": ("short_conv", "backward", changed_arguments(lambda args: args[:1])),
+    "the state before the first step is lost": ("linear_scan", "forward", changing_arguments(at_index(2, torch.zeros_like))),
+    "the flags are shifted by a step": (
+        "linear_scan",
+        "forward",
+        changing_arguments(at_index(3, unless_none(lambda x: x.roll(1, 1)))),
+    ),
+    "the gradient of a is that of the next step": (
+        "linear_scan",
+        "backward",
+        changing_results(at_index(0, lambda x: x.roll(1, 1))),
+    ),
+    "C is conjugated": ("selective_scan", "forward", changing_arguments(at_index(4, conjugated))),
+    "the last step is not written": ("selective_scan", "forward", changing_results(at_index(0, without_tail))),
+    "the gradient of the bias is dropped": ("selective_scan", "backward", changing_results(at_index(7, torch.zeros_like))),
+    "the gate is rounded": ("selective_scan", "forward", changing_arguments(at_index(6, lambda x: x.bfloat16().float()))),
+    "the angles are rounded to bfloat16": (
+        "unitary_scan",
+        "forward",
+        changing_arguments(at_index(2, lambda x: x.bfloat16().float())),
+    ),
+    "the final state has no gradient": ("unitary_scan", "backward", changing_arguments(at_index(1, torch.zeros_like))),
+    "one batch row is left out of a gradient": ("unitary_scan", "backward", changing_results(at_index(4, lambda x: x * 0.5))),
+    "resets are ignored": ("short_conv", "forward", changing_arguments(at_index(4, unless_none(lambda x: x & 1)))),
+    "the state has no gradient": ("short_conv", "backward", changing_results(at_index(3, torch.zeros_like))),
+    "results differ from call to call": (
+        "short_conv",
+        "forward",
+        changing_results(at_index(0, lambda x: x + 1e-7 * torch.rand(()))),
+    ),
+    "the kernel raises an error": ("short_conv", "backward", changing_arguments(lambda args: args[:1])),
 }
 
 
-def faults(op):
+def find_faults(op):
     return [finding.fault for finding in doctor.check_kernel(op, BACKEND, CPU, doctor.SIZES) if finding.fault]
 
 
 @pytest.mark.parametrize("op", NATIVE)
-def test_no_fault_is_found_in_the_kernels(op):
-    assert faults(op) == []
+def test_kernels_have_no_fault(op):
+    assert find_faults(op) == []
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
-def test_every_mutant_is_caught(mutant, monkeypatch):
+def test_mutant_has_a_fault(mutant, monkeypatch):
     op, direction, mutate = MUTANTS[mutant]
     module = import_module(f"longscan.ops.{op}.{BACKEND}")
     monkeypatch.setattr(module, direction, mutate(getattr(module, direction)))
     assert any(doctor.check_call(call, BACKEND, CPU).fault for call in doctor.example_calls(op, doctor.SIZES))
 
 
-def test_processes_side_by_side_find_the_same():
-    found = [("short_conv", BACKEND), ("linear_scan", BACKEND)]
-    here = [doctor.check_kernel(op, backend, CPU, doctor.SIZES[1:]) for op, backend in found]
-    assert list(doctor.check_in_parallel(found, CPU, doctor.SIZES[1:], workers=2)) == here
+def test_check_in_parallel_equals_check_in_one_process():
+    kernels = [("short_conv", BACKEND), ("linear_scan", BACKEND)]
+    expected = [doctor.check_kernel(op, backend, CPU, doctor.SIZES[1:]) for op, backend in kernels]
+    assert list(doctor.check_in_parallel(kernels, CPU, doctor.SIZES[1:], workers=2)) == expected
 
 
-def test_a_kernel_that_kills_its_process_has_a_fault():
+def test_kernel_that_kills_its_process_has_a_fault():
     call = doctor.example_calls("short_conv", doctor.SIZES)[0]
     future = Future()
     future.set_exception(BrokenProcessPool())
@@ -108,17 +124,17 @@ def test_a_kernel_that_kills_its_process_has_a_fault():
 
 
 @pytest.fixture
-def own_verdicts(tmp_path, monkeypatch):
-    """No verdicts yet, and none left behind."""
+def verdicts_file(tmp_path, monkeypatch):
+    """Store verdicts in a temporary file that does not exist yet, and forget them after the test."""
     monkeypatch.setenv("LONGSCAN_CACHE", str(tmp_path))
     failed_doctor.cache_clear()
     yield tmp_path / "doctor.json"
     failed_doctor.cache_clear()
 
 
-@pytest.mark.skipif(INTERPRETED, reason="`auto` takes the cpu backend on the CPU")
-def test_auto_refuses_what_failed(own_verdicts, monkeypatch, capsys):
-    """The command says what is wrong and exits with 1; from then on `auto` runs elsewhere, in this process and others."""
+@pytest.mark.skipif(INTERPRETED, reason="`auto` uses the cpu backend on the CPU")
+def test_auto_does_not_use_kernels_that_failed(verdicts_file, monkeypatch, capsys):
+    """The command names the fault and exits with 1; then `auto` uses another backend, in this process and in others."""
     monkeypatch.setattr(doctor, "SIZES", ((2, 5, 3, 2),))
     monkeypatch.setattr(doctor, "LARGE", ())
     assert explain("linear_scan").endswith("cpu (native kernel)")
@@ -127,11 +143,11 @@ def test_auto_refuses_what_failed(own_verdicts, monkeypatch, capsys):
     assert explain("linear_scan").endswith("cpu (native kernel)")
     module = import_module("longscan.ops.linear_scan.cpu")
     with monkeypatch.context() as patch:
-        patch.setattr(module, "forward", changed_results(place(1, torch.zeros_like))(module.forward))
+        patch.setattr(module, "forward", changing_results(at_index(1, torch.zeros_like))(module.forward))
         assert main(["doctor"]) == 1
     assert "`auto` will not use these kernels here" in capsys.readouterr().out
     assert "eager (`longscan doctor` found" in explain("linear_scan")
-    assert "final state: error" in own_verdicts.read_text()
+    assert "final state: error" in verdicts_file.read_text()
     assert explain("short_conv").endswith("cpu (native kernel)")
     a, b = torch.rand(1, 4, 3), torch.randn(1, 4, 3)
     with recorded_choices() as recording:
@@ -145,19 +161,19 @@ def test_auto_refuses_what_failed(own_verdicts, monkeypatch, capsys):
     assert explain("linear_scan").endswith("cpu (native kernel)")
 
 
-def test_an_unreadable_file_of_verdicts_says_nothing(own_verdicts):
-    own_verdicts.write_text("{")
+def test_unreadable_file_of_verdicts_is_ignored(verdicts_file):
+    verdicts_file.write_text("{")
     assert read_verdicts() == {}
     assert failed_doctor("linear_scan", "cpu", CPU) is None
 
 
-def test_a_device_that_is_not_there(capsys):
+def test_doctor_on_a_missing_device_fails(capsys):
     assert main(["doctor", "--device", "cuda:77"]) == 2
     assert "`--device` must be one of the devices that torch finds here" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"cpu": 3}', b'{"cpu": {"linear_scan": {"cpu": 1}}}', b"\xff\xfe{"])
-def test_a_damaged_file_of_verdicts_is_told(
+def test_damaged_file_of_verdicts_is_logged(
     content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "verdicts.json").write_bytes(content)

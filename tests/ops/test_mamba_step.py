@@ -1,4 +1,4 @@
-"""The fused Mamba step: its CPU kernel and its vectorised form against its definition, in float64."""
+"""`mamba_step`: its CPU kernel and its eager backend against the reference, in float64."""
 
 import itertools
 
@@ -9,7 +9,7 @@ from longscan.ops import mamba_step
 from native import needs_kernels
 
 
-def step_inputs(rows=3, width=24, inner=40, taps=4, rank=3, states=5, seed=0):
+def make_inputs(rows=3, width=24, inner=40, taps=4, rank=3, states=5, seed=0):
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape, scale=1.0):
@@ -28,7 +28,7 @@ def step_inputs(rows=3, width=24, inner=40, taps=4, rank=3, states=5, seed=0):
     return inputs | weights
 
 
-def options_of(inputs, seed=1):
+def make_options(inputs, seed=1):
     generator = torch.Generator().manual_seed(seed)
     (rows, width), inner = inputs["x"].shape, len(inputs["conv_weight"])
     return {
@@ -53,49 +53,45 @@ def cast(tensors, dtype):
         {"rows": 1, "width": 1, "inner": 1, "taps": 1, "rank": 1, "states": 1},
         {"rows": 5, "width": 33, "inner": 66, "states": 17},
     ],
-    ids=["odd", "ones", "wider"],
+    ids=["default", "ones", "large"],
 )
 @pytest.mark.parametrize("selects_raw", [False, True])
-def test_kernel_equals_definition(sizes, selects_raw, dtype, limit):
-    inputs = step_inputs(**sizes)
-    options = options_of(inputs)
+def test_kernel_equals_reference(sizes, selects_raw, dtype, limit):
+    inputs = make_inputs(**sizes)
+    options = make_options(inputs)
     for chosen in itertools.chain([()], itertools.combinations(options, 1), [tuple(options)]):
         arguments = inputs | {name: options[name] for name in chosen}
         truth = mamba_step(**arguments, selects_raw=selects_raw, backend="reference")
-        found = mamba_step(**cast(arguments, dtype), selects_raw=selects_raw, backend="cpu")
-        for got, wanted in zip(found, truth, strict=True):
-            assert got.dtype == dtype
-            torch.testing.assert_close(got.double(), wanted, rtol=limit, atol=limit)
+        results = mamba_step(**cast(arguments, dtype), selects_raw=selects_raw, backend="cpu")
+        for result, expected in zip(results, truth, strict=True):
+            assert result.dtype == dtype
+            torch.testing.assert_close(result.double(), expected, rtol=limit, atol=limit)
 
 
 @needs_kernels
-def test_threads_do_not_change_a_bit():
-    arguments = cast(step_inputs(rows=2, width=64, inner=128), torch.float32)
-    before = torch.get_num_threads()
+def test_number_of_threads_does_not_change_bits(set_num_threads):
+    arguments = cast(make_inputs(rows=2, width=64, inner=128), torch.float32)
     results = []
-    try:
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            results.append(mamba_step(**arguments, backend="cpu"))
-    finally:
-        torch.set_num_threads(before)
+    for threads in (1, 2, 3):
+        set_num_threads(threads)
+        results.append(mamba_step(**arguments, backend="cpu"))
     for other in results[1:]:
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
 
 
 @pytest.mark.parametrize("selects_raw", [False, True])
-def test_eager_equals_definition(selects_raw):
-    inputs = step_inputs()
-    options = options_of(inputs)
+def test_eager_equals_reference(selects_raw):
+    inputs = make_inputs()
+    options = make_options(inputs)
     for chosen in itertools.chain([()], itertools.combinations(options, 1), [tuple(options)]):
         arguments = inputs | {name: options[name] for name in chosen}
         results = [mamba_step(**arguments, selects_raw=selects_raw, backend=backend) for backend in ("eager", "reference")]
-        for got, wanted in zip(*results, strict=True):
-            torch.testing.assert_close(got, wanted, rtol=1e-13, atol=1e-13)
+        for result, expected in zip(*results, strict=True):
+            torch.testing.assert_close(result, expected, rtol=1e-13, atol=1e-13)
 
 
-def test_definition_has_gradients():
-    arguments = step_inputs(rows=2, width=2, inner=3, taps=2, rank=1, states=2)
+def test_derivatives_of_the_reference_equal_finite_differences():
+    arguments = make_inputs(rows=2, width=2, inner=3, taps=2, rank=1, states=2)
     names = [name for name in arguments if name != "x"]
 
     def run(x, *rest):
@@ -104,8 +100,8 @@ def test_definition_has_gradients():
     assert torch.autograd.gradcheck(run, tuple(x.requires_grad_() for x in arguments.values()))
 
 
-def test_inactive_rows_keep_their_state():
-    inputs = step_inputs()
+def test_inactive_rows_do_not_change_their_state():
+    inputs = make_inputs()
     active = torch.tensor([True, False, True])
     y, conv, ssm = mamba_step(**inputs, active=active)
     assert torch.equal(conv[1], inputs["conv_state"][1])
@@ -124,14 +120,14 @@ def test_inactive_rows_keep_their_state():
         ("backend", "triton", "`backend` must be .* that can run mamba_step here, got 'triton': mamba_step has no triton kernel"),
     ],
 )
-def test_wrong_arguments_are_named(name, value, message):
+def test_wrong_argument_raises(name, value, message):
     with pytest.raises((TypeError, ValueError), match=message):
-        mamba_step(**(step_inputs() | {name: value}))
+        mamba_step(**(make_inputs() | {name: value}))
 
 
 @needs_kernels
-def test_explicit_backend_refuses_what_it_cannot_do():
-    inputs = step_inputs()
+def test_cpu_kernel_with_gradients_raises():
+    inputs = make_inputs()
     inputs["in_proj"].requires_grad_()
     with pytest.raises(ValueError, match="it has no gradient"):
         mamba_step(**inputs, backend="cpu")

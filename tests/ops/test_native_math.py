@@ -16,19 +16,19 @@ _native = pytest.importorskip("longscan.ops._native")
 
 ROOT = Path(__file__).parents[2]
 ISAS = ("baseline", "avx2", "avx512")
-GROWTH = {  # function: (exact, domain, units in the last place)
+MONOTONIC = {  # function: (exact, domain, units in the last place)
     "exp": (np.exp, (-80, 80), 2),
     "exp2": (np.exp2, (-120, 120), 2),
     "softplus": (lambda x: np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x))), (-80, 80), 4),
     "sigmoid": (lambda x: 1 / (1 + np.exp(-x)), (-80, 80), 4),
     "silu": (lambda x: x / (1 + np.exp(-x)), (-80, 80), 4),
 }
-WAVES = {"sin": np.sin, "cos": np.cos}
+PERIODIC = {"sin": np.sin, "cos": np.cos}
 Run = Callable[[str, np.ndarray], np.ndarray]
 
 
 def compiler_flags(isa: str) -> list[str]:
-    """The flags that CMakeLists.txt compiles the kernels of an instruction set with."""
+    """Return the flags with which CMakeLists.txt compiles the kernels of an instruction set."""
     text = (ROOT / "CMakeLists.txt").read_text()
     (common,) = re.findall(r"\$\{flags_\$\{isa\}\} (-O3 .*)", text)
     (own,) = re.findall(rf"set\(flags_{isa} (-.*)\)", text) or [""]
@@ -37,7 +37,7 @@ def compiler_flags(isa: str) -> list[str]:
 
 @pytest.fixture(scope="module", params=ISAS)
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Builds the functions for an instruction set; run(name, x) applies one of them."""
+    """Compile the functions for an instruction set; return `run(name, x)`, which applies one of them."""
     if ISAS.index(request.param) > ISAS.index(_native.isa()):
         pytest.skip(f"this processor or build has no {request.param}")
     compiler = shutil.which("c++")
@@ -57,33 +57,33 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     return apply
 
 
-def arguments(low: float, high: float, dtype: type) -> np.ndarray:
+def make_arguments(low: float, high: float, dtype: type) -> np.ndarray:
     generator = np.random.default_rng(0)
-    ends = [low, high, 0.0, 1e-3, -1e-3, 0.5, -0.5]
-    return np.concatenate([generator.uniform(low, high, 100_003), generator.normal(0, 1, 50_000), ends]).astype(dtype)
+    special = [low, high, 0.0, 1e-3, -1e-3, 0.5, -0.5]
+    return np.concatenate([generator.uniform(low, high, 100_003), generator.normal(0, 1, 50_000), special]).astype(dtype)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("name", GROWTH)
-def test_growth(run: Run, name: str, dtype: type) -> None:
-    exact, (low, high), limit = GROWTH[name]
-    x = arguments(low, high, dtype)
+@pytest.mark.parametrize("name", MONOTONIC)
+def test_exponential_functions_are_accurate_to_a_few_ulps(run: Run, name: str, dtype: type) -> None:
+    exact, (low, high), limit = MONOTONIC[name]
+    x = make_arguments(low, high, dtype)
     truth = exact(x.astype(np.longdouble))
     ulps = np.abs(run(name, x) - truth) / np.spacing(np.abs(truth).astype(dtype))
     assert ulps.max() <= limit
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("reach", [4.0, 8000.0, 1e5, 1e9])
-@pytest.mark.parametrize("name", WAVES)
-def test_waves(run: Run, name: str, reach: float, dtype: type) -> None:
-    x = arguments(-reach, reach, dtype)
-    error = np.abs(run(name, x) - WAVES[name](x.astype(np.longdouble)))
+@pytest.mark.parametrize("limit", [4.0, 8000.0, 1e5, 1e9])
+@pytest.mark.parametrize("name", PERIODIC)
+def test_sin_and_cos_are_accurate_for_large_arguments(run: Run, name: str, limit: float, dtype: type) -> None:
+    x = make_arguments(-limit, limit, dtype)
+    error = np.abs(run(name, x) - PERIODIC[name](x.astype(np.longdouble)))
     assert error.max() <= np.finfo(dtype).eps
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_ends_of_the_range(run: Run, dtype: type) -> None:
+def test_functions_of_nan_infinity_and_overflow(run: Run, dtype: type) -> None:
     x = np.array([np.nan, np.inf, -np.inf, 1e4, -1e4], dtype)
     np.testing.assert_array_equal(run("exp", x), np.array([np.nan, np.inf, 0, np.inf, 0], dtype))
     np.testing.assert_array_equal(run("exp2", x), np.array([np.nan, np.inf, 0, np.inf, 0], dtype))
@@ -93,8 +93,8 @@ def test_ends_of_the_range(run: Run, dtype: type) -> None:
     assert np.isnan(run("cos", x)[:3]).all()
 
 
-def load(isa: str) -> subprocess.CompletedProcess[str]:
-    """Load the compiled module alone, without torch, in a process that is told the instruction set."""
+def load_native_module(isa: str) -> subprocess.CompletedProcess[str]:
+    """Load the compiled module without torch, in a process whose environment names the instruction set."""
     return subprocess.run(
         [sys.executable, "-c", "import _native; print(_native.isa())"],
         cwd=Path(_native.__file__).parent, env={**os.environ, "LONGSCAN_CPU_ISA": isa}, capture_output=True, text=True,
@@ -102,14 +102,14 @@ def load(isa: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("isa", ISAS)
-def test_choice_of_the_instruction_set(isa: str) -> None:
-    result = load(isa)
+def test_environment_variable_chooses_the_instruction_set(isa: str) -> None:
+    result = load_native_module(isa)
     if "this processor or build has no" in result.stderr:
         pytest.skip(f"this processor or build has no {isa}")
     assert result.stdout.strip() == isa
 
 
-def test_unknown_instruction_set() -> None:
-    result = load("z80")
+def test_unknown_instruction_set_raises() -> None:
+    result = load_native_module("z80")
     assert result.returncode != 0
     assert "LONGSCAN_CPU_ISA: got 'z80'" in result.stderr

@@ -1,4 +1,4 @@
-"""The custom-op layer around native kernels: on the compiled kernels, or on stand-ins written in torch where there are none."""
+"""The custom ops around native kernels, tested with the compiled kernels, or with PyTorch functions where they are missing."""
 
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -14,7 +14,7 @@ from longscan.ops.selective_scan import eager as selective_eager
 from longscan.ops.short_conv import eager as short_eager
 from longscan.ops.ssd_scan import eager as ssd_eager
 from longscan.ops.unitary_scan import eager as unitary_eager
-from op_examples import example, floats, with_gradients
+from op_examples import example, floats, record_calls, with_gradients
 
 # The first native backend of each op: cpu, where there is one.
 BACKEND = {name: op.native[0] for name, op in OPS.items() if op.native and op.native_gradients}
@@ -49,91 +49,81 @@ def ssd(x, dt, input_scale, own_scale, A, B, C, D, B_bias, C_bias, angle, initia
     return ssd_eager.ssd_scan(x, dt, A, B, C, D, None, initial_state, input_scale, own_scale, angle, B_bias, C_bias, flags)
 
 
-def stand_in(scan, inputs, keeps):
-    """A module like a native backend's, from a torch function: `inputs` differentiable arguments, `keeps` chunk states or not."""
+def make_backend(scan, n_inputs, saves_states):
+    """Return an object with the functions of a native backend that calls a function of PyTorch.
+
+    n_inputs: number of differentiable arguments; saves_states: whether `forward` returns states for the backward pass.
+    """
 
     def forward(*args):
-        y, final = scan(*(args[:-1] if keeps else args))
+        y, final = scan(*(args[:-1] if saves_states else args))
         y, final = y.contiguous(), final.contiguous()
-        return (y, final, y.new_zeros(y.shape[0] if args[-1] else 0)) if keeps else (y, final)
+        return (y, final, y.new_zeros(y.shape[0] if args[-1] else 0)) if saves_states else (y, final)
 
     def backward(grad_y, grad_final, *args):
-        if keeps:
-            args = (*args[: inputs + 1], *args[inputs + 2 :])
+        if saves_states:
+            args = (*args[: n_inputs + 1], *args[n_inputs + 2 :])
         elif scan in (linear, block2):
             factor, x, *rest = args
             args = (factor, torch.zeros_like(x), *rest)
-        with ThreadPoolExecutor(1) as fresh:  # a custom op runs below autograd; a new thread stands above it again
-            return fresh.submit(differentiate, (grad_y, grad_final), args).result()
+        with ThreadPoolExecutor(1) as executor:  # autograd is switched off inside a custom op, but not in a new thread
+            return executor.submit(differentiate, (grad_y, grad_final), args).result()
 
     def differentiate(weights, args):
-        leaves = [None if x is None else x.detach().requires_grad_() for x in args[:inputs]]
-        results = scan(*leaves, *args[inputs:])
-        given = [x for x in leaves if x is not None]
-        found = iter(torch.autograd.grad(results, given, weights, allow_unused=True, materialize_grads=True))
-        dense = torch.contiguous_format
-        return tuple(weights[0].new_empty(0) if x is None else next(found).clone(memory_format=dense) for x in leaves)
+        leaves = [None if x is None else x.detach().requires_grad_() for x in args[:n_inputs]]
+        results = scan(*leaves, *args[n_inputs:])
+        present = [x for x in leaves if x is not None]
+        grads = iter(torch.autograd.grad(results, present, weights, allow_unused=True, materialize_grads=True))
+        contiguous = torch.contiguous_format
+        return tuple(weights[0].new_empty(0) if x is None else next(grads).clone(memory_format=contiguous) for x in leaves)
 
     return SimpleNamespace(forward=forward, backward=backward, chunk_states_shape=lambda batch, *_: (batch,))
 
 
-STAND_INS = {
-    "linear_scan": stand_in(linear, 3, False),
-    "block2_scan": stand_in(block2, 3, False),
-    "selective_scan": stand_in(selective, 10, True),
-    "unitary_scan": stand_in(unitary, 9, True),
-    "short_conv": stand_in(short, 4, False),
-    "ssd_scan": stand_in(ssd, 12, True),
+TORCH_BACKENDS = {
+    "linear_scan": make_backend(linear, 3, False),
+    "block2_scan": make_backend(block2, 3, False),
+    "selective_scan": make_backend(selective, 10, True),
+    "unitary_scan": make_backend(unitary, 9, True),
+    "short_conv": make_backend(short, 4, False),
+    "ssd_scan": make_backend(ssd, 12, True),
 }
 
 
-def unusable(op):
+def unsupported_reason(op):
     return dispatch.unsupported_reason(op, BACKEND[op], torch.device("cpu"), torch.float32, OPS[op].native)
 
 
 @pytest.fixture
 def kernels(monkeypatch):
-    """The first native backend of every op: the compiled kernels, or a stand-in where they cannot run."""
-    missing = {op for op in NATIVE if unusable(op)}
-    module, unsupported_reason = NativeOp._module, dispatch.unsupported_reason
+    """Make the first native backend of every op available: a PyTorch function takes the place of kernels that cannot run."""
+    missing = {op for op in NATIVE if unsupported_reason(op)}
+    module, original = NativeOp._module, dispatch.unsupported_reason
+    monkeypatch.setattr(dispatch, "unsupported_reason", lambda op, *args: None if op in missing else original(op, *args))
+    monkeypatch.setattr(_native_op, "GROUPED", ())  # the functions of PyTorch accept no groups of parameters
     monkeypatch.setattr(
-        dispatch, "unsupported_reason", lambda op, *args: None if op in missing else unsupported_reason(op, *args)
+        NativeOp, "_module", lambda self, backend: TORCH_BACKENDS[self._name] if self._name in missing else module(self, backend)
     )
-    monkeypatch.setattr(_native_op, "GROUPED", ())  # no stand-in takes groups of parameters
-    monkeypatch.setattr(
-        NativeOp, "_module", lambda self, backend: STAND_INS[self._name] if self._name in missing else module(self, backend)
-    )
-
-
-def recorded_calls(monkeypatch, op, inputs):
-    """The arguments with which the custom ops of `op` are called, forward and backward."""
-    calls = []
-    original = _native_op._CustomOp.__call__
-    monkeypatch.setattr(_native_op._CustomOp, "__call__", lambda self, *args: calls.append((self, args)) or original(self, *args))
-    y, final = OPS[op].function(**with_gradients(inputs), backend=BACKEND[op])
-    (y.sum() + final.sum()).backward()
-    monkeypatch.setattr(_native_op._CustomOp, "__call__", original)
-    return calls
 
 
 @pytest.mark.parametrize("optional", [True, False])
 @pytest.mark.parametrize("op", NATIVE)
-def test_custom_ops_pass_opcheck(kernels, op, optional, monkeypatch):
-    calls = recorded_calls(monkeypatch, op, example(op, optional=optional, masked=optional, is_complex=optional))
+def test_custom_ops_pass_opcheck(kernels, op, optional):
+    calls = record_calls(op, example(op, optional=optional, masked=optional, is_complex=optional), BACKEND[op])
     assert len(calls) == 2
-    (first, forward), (second, backward) = calls
-    torch.library.opcheck(first.overload, leaves(forward, grads=True))
-    torch.library.opcheck(second.overload, leaves(backward, grads=False))
+    (forward_op, forward_args), (backward_op, backward_args) = calls
+    torch.library.opcheck(forward_op.overload, detach_tensors(forward_args, grads=True))
+    torch.library.opcheck(backward_op.overload, detach_tensors(backward_args, grads=False))
 
 
-def leaves(args, grads):
+def detach_tensors(args, grads):
     return tuple(
         x.detach().clone().requires_grad_(grads and x.is_floating_point()) if isinstance(x, torch.Tensor) else x for x in args
     )
 
 
 @pytest.mark.parametrize("op", NATIVE)
-def test_second_derivative_is_refused(kernels, op):
+def test_second_derivative_raises(kernels, op):
     inputs = with_gradients(example(op))
     leaves = list(floats(inputs).values())
     y, _ = OPS[op].function(**inputs, backend=BACKEND[op])
@@ -144,7 +134,7 @@ def test_second_derivative_is_refused(kernels, op):
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")  # torch's own, in forward mode
 @pytest.mark.parametrize("op", NATIVE)
-def test_forward_mode_is_refused(kernels, op):
+def test_forward_mode_raises(kernels, op):
     inputs = example(op, masked=False)
     name = next(iter(floats(inputs)))
     with torch.autograd.forward_ad.dual_level():
@@ -154,77 +144,79 @@ def test_forward_mode_is_refused(kernels, op):
 
 
 @pytest.mark.parametrize("op", NATIVE)
-def test_direct_call_equals_custom_op(kernels, op):
-    """Where no gradient is asked for, the kernel is called directly, with the same result."""
+def test_call_without_gradients_equals_custom_op(kernels, op):
+    """The kernel is called directly if no input requires a gradient."""
     inputs = example(op)
     direct = OPS[op].function(**inputs, backend=BACKEND[op])
     recorded = OPS[op].function(**with_gradients(inputs), backend=BACKEND[op])
-    for one, other in zip(direct, recorded, strict=True):
-        assert other.requires_grad
-        assert torch.equal(one, other)
+    for result, expected in zip(direct, recorded, strict=True):
+        assert expected.requires_grad
+        assert torch.equal(result, expected)
 
 
-def loss(op, inputs, backend):
+def sum_of_squares(op, inputs, backend):
     y, final = OPS[op].function(**inputs, backend=backend)
     return y.square().sum() + final.square().sum()
 
 
 @pytest.mark.parametrize("mapped", ["steps", "parameters", "everything"])
 @pytest.mark.parametrize("op", NATIVE)
-def test_vmap_and_gradients_under_it(kernels, op, mapped):
-    """vmap, vmap of grad and grad of vmap equal a loop, whether the mapped axis folds into the batch or not."""
+def test_vmap_and_grad_equal_a_loop(kernels, op, mapped):
+    """vmap, vmap of grad and grad of vmap equal a loop, whether or not the mapped axis can become part of the batch axis."""
     size = 3
-    many = [example(op, torch.float64) for _ in range(size)]
-    chosen = [name for name in floats(many[0]) if mapped == "everything" or (name in OPS[op].shared) == (mapped == "parameters")]
+    examples = [example(op, torch.float64) for _ in range(size)]
+    chosen = [
+        name for name in floats(examples[0]) if mapped == "everything" or (name in OPS[op].shared) == (mapped == "parameters")
+    ]
     if op == "linear_scan" and mapped != "steps":
         chosen = ["b"]
-    for inputs in many[1:]:
-        inputs.update({name: x for name, x in many[0].items() if name not in chosen})
-    stacked = {name: torch.stack([inputs[name] for inputs in many]) for name in chosen}
+    for inputs in examples[1:]:
+        inputs.update({name: x for name, x in examples[0].items() if name not in chosen})
+    stacked = {name: torch.stack([inputs[name] for inputs in examples]) for name in chosen}
 
-    def of(chosen_inputs):
-        return loss(op, many[0] | chosen_inputs, BACKEND[op])
+    def loss(chosen_inputs):
+        return sum_of_squares(op, examples[0] | chosen_inputs, BACKEND[op])
 
-    each = [{name: inputs[name] for name in chosen} for inputs in many]
-    values = torch.stack([of(inputs) for inputs in each])
-    torch.testing.assert_close(torch.func.vmap(of)(stacked), values)
-    grads = [torch.func.grad(of)(inputs) for inputs in each]
-    per_example = torch.func.vmap(torch.func.grad(of))(stacked)
-    summed = torch.func.grad(lambda inputs: torch.func.vmap(of)(inputs).sum())(stacked)
+    rows = [{name: inputs[name] for name in chosen} for inputs in examples]
+    values = torch.stack([loss(inputs) for inputs in rows])
+    torch.testing.assert_close(torch.func.vmap(loss)(stacked), values)
+    grads = [torch.func.grad(loss)(inputs) for inputs in rows]
+    per_example = torch.func.vmap(torch.func.grad(loss))(stacked)
+    summed = torch.func.grad(lambda inputs: torch.func.vmap(loss)(inputs).sum())(stacked)
     for name in chosen:
         expected = torch.stack([grad[name] for grad in grads])
         torch.testing.assert_close(per_example[name], expected)
         torch.testing.assert_close(summed[name], expected)
 
 
-def test_constant_factor_is_not_folded(kernels):
-    """A constant a has no batch axis: mapping it goes through the loop."""
+def test_vmap_over_a_constant_factor_equals_a_loop(kernels):
+    """A constant `a` has no batch axis, so that the mapped axis cannot become part of it."""
     a, b = torch.rand(3, 2, dtype=torch.float64), torch.randn(1, 4, 2, dtype=torch.float64)
     mapped = torch.func.vmap(lambda a: linear_scan(a, b, backend="cpu")[0])(a)
     torch.testing.assert_close(mapped, torch.stack([linear_scan(row, b, backend="eager")[0] for row in a]))
 
 
-@pytest.mark.parametrize("trains", [False, True])
+@pytest.mark.parametrize("requires_grad", [False, True])
 @pytest.mark.parametrize("call", [selective_scan, unitary_scan, short_conv])
-def test_a_plain_call_costs_no_custom_op(kernels, call, trains):
-    """Nothing but the kernel runs between the checks, with gradients and without."""
+def test_call_outside_of_transforms_uses_no_custom_op(kernels, call, requires_grad):
+    """The kernel is called directly, with gradients and without, because dispatching a custom op takes time."""
     inputs = example(call.__name__, length=1, masked=False)
-    inputs["u"].requires_grad_(trains)
+    inputs["u"].requires_grad_(requires_grad)
     with torch.profiler.profile() as profile:
         y, _ = call(**inputs, backend="cpu")
-        if trains:
+        if requires_grad:
             y.sum().backward()
     assert not [event.key for event in profile.key_averages() if event.key.startswith("longscan::")]
     assert y.shape == (2, 1, 3)
 
 
 @pytest.mark.parametrize("op", NATIVE)
-def test_meta_tensors_are_checked_where_values_are_absent(kernels, op, monkeypatch):
-    """The kernel for shapes alone refuses mixed devices, an absent tensor and an unknown backend as the others do."""
-    calls = recorded_calls(monkeypatch, op, example(op, length=3))
+def test_custom_ops_check_meta_tensors(kernels, op):
+    """The meta kernel raises for mixed devices, a missing tensor and an unknown backend, like the other kernels."""
+    calls = record_calls(op, example(op, length=3), BACKEND[op])
     assert len(calls) == 2  # forward and backward
-    for custom_op, given in calls:
-        call, args = custom_op.overload, [x.detach().to("meta") if isinstance(x, torch.Tensor) else x for x in given]
+    for custom_op, recorded_args in calls:
+        call, args = custom_op.overload, [x.detach().to("meta") if isinstance(x, torch.Tensor) else x for x in recorded_args]
         assert all(x.is_meta for x in call(*args))
         with pytest.raises(ValueError, match=rf"`backend` must be one of .*, the native backends of {op}, got 'gpu'"):
             call(*args[:-1], "gpu")
@@ -233,7 +225,7 @@ def test_meta_tensors_are_checked_where_values_are_absent(kernels, op, monkeypat
             if not isinstance(x, torch.Tensor):
                 continue
             mixed = [*args[:i], torch.zeros(x.shape, dtype=x.dtype), *args[i + 1 :]]
-            # the others are compared with initial_state
+            # the devices of the other arguments are compared with that of initial_state
             message = "on cpu like initial_state" if name == "initial_state" else f"{name}(` must be on|: is on)"
             with pytest.raises(ValueError, match=message):
                 call(*mixed)

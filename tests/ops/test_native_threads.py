@@ -1,4 +1,4 @@
-"""Threads of the compiled kernels: the same bits with any number of them, after a fork, and beside other Python threads."""
+"""Threads of the compiled kernels: same bits with any number of threads, after a fork, and while other Python threads run."""
 
 import os
 import threading
@@ -13,16 +13,8 @@ from native import needs_kernels
 pytestmark = needs_kernels
 
 
-@pytest.fixture
-def threads():
-    """Sets the number of threads; puts the old one back."""
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
-
-
-def scan_and_gradients(complex_state=False):
-    """Results of a selective scan, a linear scan and a convolution, and all their gradients."""
+def run_with_gradients(complex_state=False):
+    """Return the results of a convolution, a selective scan and a linear scan, and their gradients."""
     generator = torch.Generator().manual_seed(0)
 
     def normal(*shape):
@@ -43,24 +35,24 @@ def scan_and_gradients(complex_state=False):
 
 
 @pytest.mark.parametrize("complex_state", [False, True])
-def test_number_of_threads_changes_no_bit(threads, complex_state):
-    threads(1)
-    alone = scan_and_gradients(complex_state)
+def test_any_number_of_threads_gives_the_same_bits(set_num_threads, complex_state):
+    set_num_threads(1)
+    single = run_with_gradients(complex_state)
     for count in (2, 3, 8):
-        threads(count)
-        assert all(torch.equal(a, b) for a, b in zip(scan_and_gradients(complex_state), alone, strict=True))
+        set_num_threads(count)
+        assert all(torch.equal(a, b) for a, b in zip(run_with_gradients(complex_state), single, strict=True))
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
-def test_forked_process_runs_on(threads):
-    """OpenMP's threads do not survive a fork: a child that waited for them would hang."""
-    threads(2)
-    expected = scan_and_gradients()
+def test_forked_process_can_call_a_kernel(set_num_threads):
+    """A child that waits for OpenMP's threads would hang, because a fork does not copy them."""
+    set_num_threads(2)
+    expected = run_with_gradients()
     child = os.fork()
     if child == 0:
-        # `_exit` alone, whatever happens: no second test runner may go on from here. Only this package's kernels run in
-        # parallel here, torch's own parallel loops do not survive a fork either.
+        # `_exit` in every case, because a second test runner must not continue from here. Only kernels of this package are
+        # called, because parallel loops of torch hang after a fork, too.
         try:
             a, b = torch.full((64,), 0.5), torch.ones(4, 100, 64)
             x, _ = linear_scan(a, b, backend="cpu")
@@ -79,24 +71,24 @@ def test_forked_process_runs_on(threads):
         os.waitpid(child, 0)
         pytest.fail("the forked process hangs")
     assert os.waitstatus_to_exitcode(status) == 0
-    assert all(torch.equal(a, b) for a, b in zip(scan_and_gradients(), expected, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(run_with_gradients(), expected, strict=True))
 
 
-def test_other_python_threads_run_during_a_kernel(threads):
-    threads(1)
+def test_other_python_threads_run_while_a_kernel_runs(set_num_threads):
+    set_num_threads(1)
     a, b = torch.full((512,), 0.5), torch.ones(8, 4000, 512)
-    running, done, seen = threading.Event(), threading.Event(), []
+    started, done, times = threading.Event(), threading.Event(), []
 
-    def work():
-        running.set()
+    def run_kernel():
+        started.set()
         linear_scan(a, b, backend="cpu")
         done.set()
 
-    worker = threading.Thread(target=work)
+    worker = threading.Thread(target=run_kernel)
     worker.start()
-    running.wait()
+    started.wait()
     while not done.is_set():
-        seen.append(time.monotonic())
+        times.append(time.monotonic())
         time.sleep(0)
     worker.join()
-    assert len(seen) > 20
+    assert len(times) > 20

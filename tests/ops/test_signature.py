@@ -1,4 +1,4 @@
-"""The native custom ops refuse every wrong shape, dtype and device, named, before a kernel is given an address."""
+"""The native custom ops raise for every wrong shape, dtype and device, with the name of the argument, before a kernel runs."""
 
 import json
 import subprocess
@@ -14,13 +14,13 @@ FUZZ = Path(__file__).parent / "fuzz_native_ops.py"
 CASES = ("u: B L D", "A: [models] D N [2]", "h: B D N [2]", "w?: B L, uint8", "s?: B K-1, reduced", "k?: K")
 
 
-def signature():
+def make_signature():
     return Signature("scan", CASES, "h", may_be_empty=("N",), limits=lambda sizes: "h: odd" if sizes["N"] == 7 else None)
 
 
-def tensors(**changed):
-    given = {"u": (2, 5, 3), "A": (3, 4), "h": (2, 3, 4), "w": None, "s": None, "k": None} | changed
-    return [None if x is None else x if isinstance(x, torch.Tensor) else torch.zeros(x) for x in given.values()]
+def make_tensors(**changed):
+    shapes = {"u": (2, 5, 3), "A": (3, 4), "h": (2, 3, 4), "w": None, "s": None, "k": None} | changed
+    return [None if x is None else x if isinstance(x, torch.Tensor) else torch.zeros(x) for x in shapes.values()]
 
 
 @pytest.mark.parametrize(
@@ -34,10 +34,10 @@ def tensors(**changed):
         ({"s": (2, 4), "k": (5,), "w": torch.zeros(2, 5, dtype=torch.uint8)}, set()),
         ({"s": (2, 0), "k": (1,)}, set()),
     ],
-    ids=lambda value: str(sorted(value)),  # a set has another order in every process
+    ids=lambda value: str(sorted(value)),  # the order of a set differs between processes
 )
-def test_what_fits(changed, axes):
-    assert signature().check(tensors(**changed), "cpu") - {""} == axes
+def test_matching_tensors_give_the_optional_axes(changed, axes):
+    assert make_signature().check(make_tensors(**changed), "cpu") - {""} == axes
 
 
 @pytest.mark.parametrize(
@@ -69,42 +69,42 @@ def test_what_fits(changed, axes):
     ],
     ids=str,
 )
-def test_what_does_not_fit_is_named(changed, error, message):
+def test_mismatch_raises_and_names_the_argument(changed, error, message):
     with pytest.raises(error, match=message):
-        signature().check(tensors(**changed), "cpu")
+        make_signature().check(make_tensors(**changed), "cpu")
 
 
-def test_reduced_precision_goes_to_triton_alone():
-    together = Signature("scan", ("x: B, bfloat16", "y: B, bfloat16", "h: B"), "h")
+def test_bfloat16_is_accepted_by_triton_only():
+    signature = Signature("scan", ("x: B, bfloat16", "y: B, bfloat16", "h: B"), "h")
     low, high = torch.zeros(2, dtype=torch.bfloat16), torch.zeros(2)
-    together.check([low, low, high], "triton")
+    signature.check([low, low, high], "triton")
     with pytest.raises(TypeError, match=r"`x` must be of dtype torch.float32 .*, got torch\.bfloat16"):
-        together.check([low, low, high], "cpu")
+        signature.check([low, low, high], "cpu")
     with pytest.raises(TypeError, match=r"`y` must be of dtype torch.bfloat16 like x, got torch\.float32"):
-        together.check([low, high, high], "triton")
+        signature.check([low, high, high], "triton")
     with pytest.raises(TypeError, match=r"`x` must be of dtype torch.float64 .*, got torch\.bfloat16"):
-        together.check([low, low, high.double()], "triton")
+        signature.check([low, low, high.double()], "triton")
 
 
 @pytest.fixture(scope="module", params=["quick", pytest.param("all", marks=pytest.mark.slow)])
-def fuzzed(request):
-    """What became of wrong calls of every registered op, in a process of its own, which a wrong address would end."""
-    done = subprocess.run([sys.executable, str(FUZZ), request.param], capture_output=True, text=True, check=False, timeout=280)
-    assert done.returncode == 0, f"exit status {done.returncode} after {done.stdout[-300:]}{done.stderr[-2000:]}"
-    return [json.loads(line) for line in done.stdout.splitlines()]
+def fuzz_reports(request):
+    """Return the outcomes of right and wrong calls of every registered op, made in a process that a wrong address may end."""
+    process = subprocess.run([sys.executable, str(FUZZ), request.param], capture_output=True, text=True, check=False, timeout=280)
+    assert process.returncode == 0, f"exit status {process.returncode} after {process.stdout[-300:]}{process.stderr[-2000:]}"
+    return [json.loads(line) for line in process.stdout.splitlines()]
 
 
-def test_every_registered_op_is_tried(fuzzed):
+def test_every_registered_op_is_fuzzed(fuzz_reports):
     registered = {name for name in torch._C._dispatch_get_all_op_names() if name.startswith("longscan::")}
-    assert {line["op"] for line in fuzzed} == registered | {"mamba_step"}
-    assert len(fuzzed) > 1500
+    assert {line["op"] for line in fuzz_reports} == registered | {"mamba_step"}
+    assert len(fuzz_reports) > 1500
 
 
-def test_wrong_calls_raise_and_name_the_argument(fuzzed):
-    wrong = [line for line in fuzzed if not line["right"] and (line["raised"] is None or not line["named"])]
+def test_wrong_calls_raise_and_name_the_argument(fuzz_reports):
+    wrong = [line for line in fuzz_reports if not line["right"] and (line["raised"] is None or not line["named"])]
     assert not wrong, wrong[:5]
 
 
-def test_right_calls_run(fuzzed):
-    assert not [line for line in fuzzed if line["right"] and line["raised"]]
-    assert sum(line["right"] for line in fuzzed) >= 15
+def test_right_calls_run(fuzz_reports):
+    assert not [line for line in fuzz_reports if line["right"] and line["raised"]]
+    assert sum(line["right"] for line in fuzz_reports) >= 15

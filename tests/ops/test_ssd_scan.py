@@ -1,4 +1,4 @@
-"""`ssd_scan` against what it generalises: the selective scan, a complex recurrence, and the matrix of a sequence."""
+"""`ssd_scan` against the selective scan, a complex recurrence and a semiseparable matrix, and its options."""
 
 from importlib import import_module
 
@@ -7,94 +7,91 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from longscan.ops import dispatch, linear_scan, selective_scan, ssd_scan
+from op_examples import randn64
 
 B, L, H, P, N = 2, 70, 3, 2, 4
 
 
-def double(*shape):
-    return torch.randn(shape, dtype=torch.float64)
-
-
 @pytest.fixture
 def heads():
-    """x, dt, A, B, C with one group, and a state."""
-    dt = torch.rand(B, L, H, dtype=torch.float64)
-    return double(B, L, H, P), dt, -torch.rand(H, dtype=torch.float64), double(B, L, 1, N), double(B, L, 1, N), double(B, H, P, N)
+    """Return x, dt, A, B and C with one group, and an initial state."""
+    dt, A = torch.rand(B, L, H, dtype=torch.float64), -torch.rand(H, dtype=torch.float64)
+    return randn64(B, L, H, P), dt, A, randn64(B, L, 1, N), randn64(B, L, 1, N), randn64(B, H, P, N)
 
 
-def test_a_head_is_a_selective_scan_whose_channels_share_step_and_decay(heads):
-    x, dt, A, into, out, start = heads
-    y, final = ssd_scan(x, dt, A, into, out, initial_state=start)
+def test_head_equals_selective_scan_with_shared_steps_and_decays(heads):
+    x, dt, A, B_map, C_map, start = heads
+    y, final = ssd_scan(x, dt, A, B_map, C_map, initial_state=start)
     shared = A.repeat_interleave(P).unsqueeze(1).expand(-1, N)
-    wanted, state = selective_scan(
-        x.flatten(2), dt.repeat_interleave(P, 2), shared, into[:, :, 0], out[:, :, 0], initial_state=start.flatten(1, 2)
+    expected, state = selective_scan(
+        x.flatten(2), dt.repeat_interleave(P, 2), shared, B_map[:, :, 0], C_map[:, :, 0], initial_state=start.flatten(1, 2)
     )
-    torch.testing.assert_close(y.flatten(2), wanted)
+    torch.testing.assert_close(y.flatten(2), expected)
     torch.testing.assert_close(final.flatten(1, 2), state)
 
 
 def test_the_outputs_are_a_semiseparable_matrix_times_the_inputs(heads):
     """Equation 3 of the paper: M_ts = C_t^T a_t ... a_{s+1} B_s s_s, entry by entry."""
-    x, dt, A, into, out, _ = heads
+    x, dt, A, B_map, C_map, _ = heads
     steps = (dt * A).cumsum(1)
     for head in range(H):
         decay = (steps[:, :, None, head] - steps[:, None, :, head]).exp().tril()
-        matrix = torch.einsum("btn,bsn->bts", out[:, :, 0], into[:, :, 0]) * decay * dt[:, None, :, head]
-        torch.testing.assert_close(matrix @ x[:, :, head], ssd_scan(x, dt, A, into, out)[0][:, :, head])
+        matrix = torch.einsum("btn,bsn->bts", C_map[:, :, 0], B_map[:, :, 0]) * decay * dt[:, None, :, head]
+        torch.testing.assert_close(matrix @ x[:, :, head], ssd_scan(x, dt, A, B_map, C_map)[0][:, :, head])
 
 
-def test_turned_pairs_are_complex_states(heads):
-    x, dt, A, into, out, start = heads
-    angle = 3 * double(B, L, H, N // 2)
-    y, final = ssd_scan(x, dt, A, into, out, initial_state=start, angle=angle)
+def test_scan_with_angles_equals_scan_of_complex_states(heads):
+    x, dt, A, B_map, C_map, start = heads
+    angle = 3 * randn64(B, L, H, N // 2)
+    y, final = ssd_scan(x, dt, A, B_map, C_map, initial_state=start, angle=angle)
 
-    def numbers(part):
-        return torch.view_as_complex(part.reshape(*part.shape[:-1], N // 2, 2).contiguous())
+    def as_complex(x):
+        return torch.view_as_complex(x.reshape(*x.shape[:-1], N // 2, 2).contiguous())
 
     factor = torch.polar((dt * A).exp().unsqueeze(-1).expand_as(angle), angle).unsqueeze(3).expand(-1, -1, -1, P, -1)
-    drive = (dt.unsqueeze(-1) * x).unsqueeze(-1) * numbers(into).unsqueeze(3)
-    states, last = linear_scan(factor, drive, numbers(start))
-    torch.testing.assert_close(y, (states * numbers(out).unsqueeze(3).conj()).real.sum(-1))
-    torch.testing.assert_close(numbers(final), last)
+    drive = (dt.unsqueeze(-1) * x).unsqueeze(-1) * as_complex(B_map).unsqueeze(3)
+    states, last = linear_scan(factor, drive, as_complex(start))
+    torch.testing.assert_close(y, (states * as_complex(C_map).unsqueeze(3).conj()).real.sum(-1))
+    torch.testing.assert_close(as_complex(final), last)
 
 
-def test_input_scale_replaces_the_step_as_the_weight_of_an_input(heads):
-    x, dt, A, into, out, start = heads
-    scale = double(B, L, H)
-    y, final = ssd_scan(x, dt, A, into, out, initial_state=start, input_scale=scale)
-    wanted, last = ssd_scan(x * (scale / dt).unsqueeze(-1), dt, A, into, out, initial_state=start)
-    torch.testing.assert_close((y, final), (wanted, last))
+def test_input_scale_replaces_dt_as_the_weight_of_inputs(heads):
+    x, dt, A, B_map, C_map, start = heads
+    scale = randn64(B, L, H)
+    y, final = ssd_scan(x, dt, A, B_map, C_map, initial_state=start, input_scale=scale)
+    expected, last = ssd_scan(x * (scale / dt).unsqueeze(-1), dt, A, B_map, C_map, initial_state=start)
+    torch.testing.assert_close((y, final), (expected, last))
 
 
-def test_own_scale_weighs_an_input_in_the_output_of_its_own_step_alone(heads):
-    x, dt, A, into, out, start = heads
-    own = double(B, L, H)
-    options = {"initial_state": start, "angle": double(B, L, H, 1)}
-    y, final = ssd_scan(x, dt, A, into, out, own_scale=own, **options)
-    wanted, last = ssd_scan(x, dt, A, into, out, **options)
-    torch.testing.assert_close(y, wanted + ((own - dt) * (into * out).sum(-1)).unsqueeze(-1) * x)
+def test_own_scale_weighs_inputs_in_the_output_of_their_own_step_only(heads):
+    x, dt, A, B_map, C_map, start = heads
+    own = randn64(B, L, H)
+    options = {"initial_state": start, "angle": randn64(B, L, H, 1)}
+    y, final = ssd_scan(x, dt, A, B_map, C_map, own_scale=own, **options)
+    expected, last = ssd_scan(x, dt, A, B_map, C_map, **options)
+    torch.testing.assert_close(y, expected + ((own - dt) * (B_map * C_map).sum(-1)).unsqueeze(-1) * x)
     torch.testing.assert_close(final, last)
 
 
-def test_heads_add_their_biases_to_the_maps_of_their_group(heads):
-    x, dt, A, into, out, _ = heads
-    biases = double(2, H, N)
-    found = ssd_scan(x, dt, A, into, out, B_bias=biases[0], C_bias=biases[1])
-    torch.testing.assert_close(found, ssd_scan(x, dt, A, into + biases[0], out + biases[1]))
+def test_biases_of_heads_are_added_to_maps_of_their_group(heads):
+    x, dt, A, B_map, C_map, _ = heads
+    biases = randn64(2, H, N)
+    results = ssd_scan(x, dt, A, B_map, C_map, B_bias=biases[0], C_bias=biases[1])
+    torch.testing.assert_close(results, ssd_scan(x, dt, A, B_map + biases[0], C_map + biases[1]))
 
 
-def test_groups_serve_heads_in_order():
-    into, out = double(1, L, 2, N), double(1, L, 2, N)
-    x, dt, A = double(1, L, 4, P), torch.rand(1, L, 4, dtype=torch.float64), -torch.rand(4, dtype=torch.float64)
-    y, _ = ssd_scan(x, dt, A, into, out)
-    for group in (0, 1):
-        part = slice(2 * group, 2 * group + 2)
-        alone, _ = ssd_scan(x[:, :, part], dt[:, :, part], A[part], into[:, :, group : group + 1], out[:, :, group : group + 1])
-        torch.testing.assert_close(y[:, :, part], alone)
+def test_consecutive_heads_share_a_group():
+    B_map, C_map = randn64(1, L, 2, N), randn64(1, L, 2, N)
+    x, dt, A = randn64(1, L, 4, P), torch.rand(1, L, 4, dtype=torch.float64), -torch.rand(4, dtype=torch.float64)
+    y, _ = ssd_scan(x, dt, A, B_map, C_map)
+    for i in (0, 1):
+        group, heads = slice(i, i + 1), slice(2 * i, 2 * i + 2)
+        expected, _ = ssd_scan(x[:, :, heads], dt[:, :, heads], A[heads], B_map[:, :, group], C_map[:, :, group])
+        torch.testing.assert_close(y[:, :, heads], expected)
 
 
-def test_decays_beyond_the_range_of_float32():
-    """No form divides by a running product: a state that is forgotten is zero, not a NaN, and so are its gradients."""
+def test_decay_below_the_range_of_float32_gives_zero_states_and_finite_gradients():
+    """An algorithm that divides by the cumulative product of decays would give NaN."""
     x, dt = torch.randn(1, 200, 1, 2), torch.full((1, 200, 1), 90.0, requires_grad=True)
     y, final = ssd_scan(x, dt, -torch.ones(1), torch.ones(1, 200, 1, 2), torch.ones(1, 200, 1, 2), backend="eager")
     torch.testing.assert_close(y, 180 * x)
@@ -102,8 +99,8 @@ def test_decays_beyond_the_range_of_float32():
     assert dt.grad.isfinite().all()
 
 
-class Calls(TorchDispatchMode):
-    """Counts the operations of torch."""
+class OperationCounter(TorchDispatchMode):
+    """Count the calls of PyTorch operations."""
 
     count = 0
 
@@ -112,13 +109,13 @@ class Calls(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_matrix_products_take_the_place_of_the_loop():
+def test_eager_calls_fewer_operations_than_the_loop():
     x, dt, A = torch.randn(1, 512, 4, 32), torch.rand(1, 512, 4), -torch.rand(4)
-    into, out = torch.randn(1, 512, 1, 64), torch.randn(1, 512, 1, 64)
+    B_map, C_map = torch.randn(1, 512, 1, 64), torch.randn(1, 512, 1, 64)
     counts = {}
     for backend in ("eager", "reference"):
-        with Calls() as calls:
-            ssd_scan(x, dt, A, into, out, backend=backend)
+        with OperationCounter() as calls:
+            ssd_scan(x, dt, A, B_map, C_map, backend=backend)
         counts[backend] = calls.count
     assert 10 * counts["eager"] < counts["reference"]
     assert counts["reference"] > 512
@@ -132,20 +129,22 @@ def test_matrix_products_take_the_place_of_the_loop():
         ({"C_bias": torch.ones(2, 2)}, r"`C_bias` must be of shape \(4, 2\), got \(2, 2\)"),
     ],
 )
-def test_what_does_not_fit_is_named(change, message):
+def test_mismatch_raises_and_names_the_argument(change, message):
     inputs = {"x": torch.ones(1, 5, 4, 1), "dt": torch.ones(1, 5, 4), "A": torch.ones(4)}
     inputs |= {"B": torch.ones(1, 5, 2, 2), "C": torch.ones(1, 5, 2, 2)}
     with pytest.raises(ValueError, match=message):
         ssd_scan(**(inputs | change))
 
 
-@pytest.mark.parametrize(("states", "dtype", "taken"), [(128, torch.float32, 1), (129, torch.float32, 0), (4, torch.float64, 0)])
-def test_auto_takes_the_kernel_where_it_was_measured(monkeypatch, states, dtype, taken):
+@pytest.mark.parametrize(
+    ("states", "dtype", "n_calls"), [(128, torch.float32, 1), (129, torch.float32, 0), (4, torch.float64, 0)]
+)
+def test_auto_uses_the_kernel_for_sizes_at_which_it_was_measured(monkeypatch, states, dtype, n_calls):
     module = import_module("longscan.ops.ssd_scan")
     monkeypatch.setattr(dispatch, "AUTO", {"cpu": "triton"})
     monkeypatch.setattr(dispatch, "unsupported_reason", lambda *_: None)
-    called = []
-    monkeypatch.setattr(module, "_native", lambda *args: called.append(args[-1]) or (args[0], args[11], None))
+    backends = []
+    monkeypatch.setattr(module, "_native", lambda *args: backends.append(args[-1]) or (args[0], args[11], None))
     maps = torch.randn(1, 3, 1, states, dtype=dtype)
     ssd_scan(torch.randn(1, 3, 2, 4, dtype=dtype), torch.rand(1, 3, 2, dtype=dtype), -torch.ones(2, dtype=dtype), maps, maps)
-    assert called == ["triton"] * taken
+    assert backends == ["triton"] * n_calls

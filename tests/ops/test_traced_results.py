@@ -1,4 +1,4 @@
-"""Graphs give what the plain call gives: a selection of the matrix of tests/soak/tracing.py, in a child process."""
+"""Traced and compiled graphs give the results of direct calls: selected cases of tests/soak/tracing.py, in a child process."""
 
 import importlib.util
 import json
@@ -12,7 +12,7 @@ __import__("sys").modules["soak_tracing"] = tracing
 _spec.loader.exec_module(tracing)
 
 SELECTED = [
-    # what once crashed, or returned memory that nobody had written
+    # cases that once crashed or returned uninitialised memory
     "layer:s6/cpu/export/grad/frozen/63/fixed",
     "layer:s6/cpu/export/no_grad/frozen/1/fixed",
     "layer:aussm/cpu/export/grad/frozen/63/fixed",
@@ -37,22 +37,22 @@ def child():
 
 
 @pytest.mark.parametrize("name", SELECTED)
-def test_a_graph_gives_what_the_plain_call_gives(name, child):
+def test_graph_equals_direct_call(name, child):
     result = child.run(tracing.Case.parse(name))
     assert result["status"] == "passed", result
 
 
-def test_the_selection_is_of_the_matrix():
+def test_selected_cases_exist():
     names = [str(case) for case in tracing.cases(("eager", "cpu"))]
     assert set(SELECTED) <= set(names)
     assert len(names) == len(set(names)) > 2500
 
 
-def test_a_crash_and_a_hang_fail_one_case(tmp_path, monkeypatch):
-    """A child that dies, and one that says nothing, end their case and no more."""
+def test_crash_and_time_out_fail_one_case_only(tmp_path, monkeypatch):
+    """A child process that dies, and one that does not answer, end their own case only."""
     case = tracing.Case.parse(SELECTED[0])
-    deaths = ("import os; os.abort()", "crashed", 60), ("import time; time.sleep(60)", "hung", 0.5)
-    for text, status, timeout in deaths:
+    scripts = ("import os; os.abort()", "crashed", 60), ("import time; time.sleep(60)", "hung", 0.5)
+    for text, status, timeout in scripts:
         script = tmp_path / "child.py"
         script.write_text(text)
         monkeypatch.setattr(tracing, "__file__", str(script))

@@ -4,15 +4,11 @@ import pytest
 import torch
 
 from longscan.ops import OPS, chunks, dispatch
-from op_examples import example, floats, with_gradients
+from native import usable_backends
+from op_examples import example, run_with_gradients, with_gradients
 
-BACKENDS = [
-    (op, backend)
-    for op in OPS
-    for backend in ("reference", "eager", *(OPS[op].native if OPS[op].native_gradients else ()))
-    if dispatch.unsupported_reason(op, backend, torch.device("cpu"), torch.float32, OPS[op].native) is None
-]
-# torch's own remarks while it compiles; none of them is about this package
+BACKENDS = [(op, name) for op in OPS for name in usable_backends(op)[: None if OPS[op].native_gradients else 2]]
+# warnings of torch's compiler that do not concern this package
 IGNORED = pytest.mark.filterwarnings(
     "ignore:.torch.jit.script:DeprecationWarning",
     "ignore:.*should not be instantiated:DeprecationWarning",
@@ -20,29 +16,19 @@ IGNORED = pytest.mark.filterwarnings(
 )
 
 
-def results_and_gradients(function, inputs):
-    inputs = with_gradients(inputs)
-    results = function(inputs)
-    results = results if isinstance(results, tuple) else (results,)
-    generator = torch.Generator().manual_seed(1)
-    weights = [torch.randn(x.shape, generator=generator, dtype=x.dtype) for x in results]
-    return [*results, *torch.autograd.grad(results, list(floats(inputs).values()), weights)]
+def assert_all_close(results, expected):
+    torch.testing.assert_close(results, expected, rtol=1e-4, atol=1e-5)
 
 
-def close(found, expected):
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
-
-
-REFERENCES = [pair for pair in BACKENDS if pair[1] == "reference"]  # loops over the steps, all compiled in one way
+REFERENCES = [pair for pair in BACKENDS if pair[1] == "reference"]  # loops over the steps, all of which compile in the same way
 
 
 @IGNORED
 @pytest.mark.parametrize(
     ("op", "backend"), [pytest.param(*pair, marks=pytest.mark.slow if pair in REFERENCES[1:] else ()) for pair in BACKENDS]
 )
-def test_compiles_without_graph_breaks(op, backend, monkeypatch):
-    """Forward and backward are captured whole, the chunks of eager included."""
+def test_compiled_op_has_no_graph_breaks_and_equals_direct_call(op, backend, monkeypatch):
+    """Forward and backward of every backend, with several chunks, are one graph without breaks."""
     monkeypatch.setattr(chunks, "CHUNK", 3)
     monkeypatch.setattr(chunks, "CHUNK_ELEMENTS", 1)
     inputs = example(op, is_complex=op == "selective_scan")
@@ -52,14 +38,13 @@ def test_compiles_without_graph_breaks(op, backend, monkeypatch):
 
     torch.compiler.reset()
     compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
-    close(results_and_gradients(compiled, inputs), results_and_gradients(function, inputs))
+    assert_all_close(run_with_gradients(compiled, inputs), run_with_gradients(function, inputs))
 
 
 @IGNORED
 @pytest.mark.slow
 @pytest.mark.parametrize(("op", "backend"), [pair for pair in BACKENDS if pair[1] != "reference"])
-def test_generated_code_gives_the_same(op, backend, monkeypatch):
-    """As above, through the code generator."""
+def test_code_of_inductor_equals_direct_call(op, backend, monkeypatch):
     monkeypatch.setattr(chunks, "CHUNK", 3)
     monkeypatch.setattr(chunks, "CHUNK_ELEMENTS", 1)
     inputs = example(op)
@@ -68,12 +53,15 @@ def test_generated_code_gives_the_same(op, backend, monkeypatch):
         return OPS[op].function(**inputs, backend=backend)
 
     torch.compiler.reset()
-    close(results_and_gradients(torch.compile(function, fullgraph=True), inputs), results_and_gradients(function, inputs))
+    assert_all_close(
+        run_with_gradients(torch.compile(function, fullgraph=True), inputs),
+        run_with_gradients(function, inputs),
+    )
 
 
 @pytest.mark.parametrize(("op", "backend"), [pair for pair in BACKENDS if pair[1] != "reference"])
-def test_exports_with_gradients(op, backend, monkeypatch):
-    """The graph has the results and the gradients of the plain call, through several chunks and through packed rows."""
+def test_exported_op_has_the_results_and_gradients_of_the_direct_call(op, backend, monkeypatch):
+    """The inputs are packed rows of several chunks."""
     monkeypatch.setattr(chunks, "CHUNK", 3)
     monkeypatch.setattr(chunks, "CHUNK_ELEMENTS", 1)
     inputs = example(op)
@@ -87,27 +75,26 @@ def test_exports_with_gradients(op, backend, monkeypatch):
     module = Module()
     module.forward = lambda **tensors: Module.forward(module, **tensors, **constants)
     program = torch.export.export(module, (), with_gradients(tensors)).module()
-    expected = results_and_gradients(lambda inputs: OPS[op].function(**inputs, **constants, backend=backend), tensors)
-    close(results_and_gradients(lambda inputs: program(**inputs), tensors), expected)
+    expected = run_with_gradients(lambda inputs: OPS[op].function(**inputs, **constants, backend=backend), tensors)
+    assert_all_close(run_with_gradients(lambda inputs: program(**inputs), tensors), expected)
 
 
-# mamba_step holds the projections of a block, which autocast applies to.
+# mamba_step is left out because it contains the projections of a block, to which autocast applies.
 @pytest.mark.parametrize(("op", "backend"), [pair for pair in BACKENDS if OPS[pair[0]].per_step])
-def test_autocast_changes_nothing(op, backend):
+def test_autocast_does_not_change_results(op, backend):
     inputs = example(op, length=70 if backend == "eager" else 5)
 
     def function(inputs):
         return OPS[op].function(**inputs, backend=backend)
 
-    expected = results_and_gradients(function, inputs)
+    expected = run_with_gradients(function, inputs)
 
     def under_autocast(inputs):
         with torch.autocast("cpu", torch.bfloat16):
             return function(inputs)
 
-    for one, other in zip(results_and_gradients(under_autocast, inputs), expected, strict=True):
-        assert torch.equal(one, other)
+    torch.testing.assert_close(run_with_gradients(under_autocast, inputs), expected, rtol=0, atol=0)
 
 
-def test_verdicts_are_marked_as_torch_marks_constants():
+def test_decide_is_marked_as_a_constant_function_for_torch_compile():
     assert vars(dispatch._decide) == vars(torch.compiler.assume_constant_result(lambda: None))

@@ -1,4 +1,4 @@
-"""The compiled `unitary_scan`: layouts, chunks, threads and instruction sets, which the contract of the ops does not see."""
+"""The compiled `unitary_scan`: layouts, chunks, threads and instruction sets, which the contract tests of ops do not vary."""
 
 import os
 import subprocess
@@ -12,10 +12,10 @@ from native import needs_kernels
 
 pytestmark = needs_kernels
 
-CHUNK = 64  # steps between saved states for up to 32 states
+CHUNK = 64  # number of steps between saved states, for up to 32 states
 
-# (B, L, D, N): one chunk less, all and one more step; channels that fill whole vectors of 16, 8, 4 or 2 lanes, with and without
-# a rest; odd and even numbers of states; several chunks, longer ones for more states
+# (B, L, D, N): lengths of one chunk, one step less and one more; numbers of channels that are multiples of 16, 8, 4 or 2 lanes
+# and others; odd and even numbers of states; several chunks, which are longer for more states
 SHAPES = [
     (1, CHUNK - 1, 1, 1),
     (2, CHUNK, 5, 3),
@@ -29,7 +29,7 @@ SHAPES = [
 ]
 
 
-def arguments(shape, dtype=torch.float64, resets=True):
+def make_inputs(shape, dtype=torch.float64, resets=True):
     batch, length, channels, states = shape
     generator = torch.Generator().manual_seed(sum(shape))
 
@@ -54,60 +54,52 @@ def arguments(shape, dtype=torch.float64, resets=True):
     return inputs
 
 
-def results(inputs, backend="cpu", phase_dt=False):
-    """y, the final state and the gradients of both, weighted by fixed numbers."""
+def run_with_gradients(inputs, backend="cpu", phase_dt=False):
+    """Return y, the final state and all gradients, for fixed random cotangents."""
     y, final = unitary_scan(**inputs, phase_dt=phase_dt, backend=backend)
     generator = torch.Generator().manual_seed(0)
-    weights = [torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x.dtype) for x in (y, final)]
-    loss = (y * weights[0]).sum() + (final * weights[1]).sum()
+    cotangents = [torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x.dtype) for x in (y, final)]
+    loss = (y * cotangents[0]).sum() + (final * cotangents[1]).sum()
     return [y, final, *torch.autograd.grad(loss, [x for x in inputs.values() if x.requires_grad])]
 
 
-def assert_close(found, expected, tolerance):
-    """To `tolerance` of the largest number of each result."""
-    for one, other in zip(found, expected, strict=True):
-        assert (one - other).abs().max() <= tolerance * other.abs().max()
-
-
-@pytest.fixture
-def threads():
-    """Sets the number of threads; puts the old one back."""
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
+def assert_close(results, expected, tolerance):
+    """Assert that each result errs at most `tolerance` times its largest absolute value."""
+    for result, reference in zip(results, expected, strict=True):
+        assert (result - reference).abs().max() <= tolerance * reference.abs().max()
 
 
 @pytest.mark.parametrize("phase_dt", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_layouts_and_chunks(shape, phase_dt):
-    inputs = arguments(shape)
-    assert_close(results(inputs, "cpu", phase_dt), results(inputs, "eager", phase_dt), 1e-11)
+def test_cpu_equals_eager_for_all_layouts(shape, phase_dt):
+    inputs = make_inputs(shape)
+    assert_close(run_with_gradients(inputs, "cpu", phase_dt), run_with_gradients(inputs, "eager", phase_dt), 1e-11)
 
 
 @pytest.mark.parametrize("count", [2, 3, 8])
 @pytest.mark.parametrize("shape", [(1, 1500, 20, 9), (3, 130, 33, 4), (4, 130, 3, 6), (5, 70, 6, 50)])
-def test_threads_agree_and_repeat_themselves(threads, shape, count):
-    """The number of threads changes the order of sums only; the same number gives the same bits."""
-    inputs = arguments(shape)
-    threads(1)
-    alone = results(inputs)
-    threads(count)
-    first, second = results(inputs), results(inputs)
+def test_same_number_of_threads_gives_the_same_bits(set_num_threads, shape, count):
+    """Another number of threads changes only the order in which sums are added."""
+    inputs = make_inputs(shape)
+    set_num_threads(1)
+    single = run_with_gradients(inputs)
+    set_num_threads(count)
+    first, second = run_with_gradients(inputs), run_with_gradients(inputs)
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
-    assert_close(first, alone, 1e-12)
+    assert_close(first, single, 1e-12)
 
 
 IN_ANOTHER_PROCESS = """
 import sys, torch
 from longscan.ops import _native
-from test_unitary_native import arguments, results
-found = {dtype: results(arguments((2, 90, 19, 7), dtype)) for dtype in (torch.float32, torch.float64)}
-torch.save((_native.isa(), found), sys.argv[1])
+from test_unitary_native import make_inputs, run_with_gradients
+results = {dtype: run_with_gradients(make_inputs((2, 90, 19, 7), dtype)) for dtype in (torch.float32, torch.float64)}
+torch.save((_native.isa(), results), sys.argv[1])
 """
 
 
 @pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512"])
-def test_instruction_sets_agree(isa, tmp_path):
+def test_instruction_sets_give_close_results(isa, tmp_path):
     saved = tmp_path / "results.pt"
     run = subprocess.run(
         [sys.executable, "-c", IN_ANOTHER_PROCESS, str(saved)],
@@ -119,7 +111,7 @@ def test_instruction_sets_agree(isa, tmp_path):
     if "this processor or build has no" in run.stderr:
         pytest.skip(f"no {isa} here")
     assert run.returncode == 0, run.stderr
-    ran, found = torch.load(saved)
-    assert ran == isa
+    used, results = torch.load(saved)
+    assert used == isa
     for dtype, tolerance in ((torch.float32, 1e-5), (torch.float64, 1e-13)):
-        assert_close(found[dtype], results(arguments((2, 90, 19, 7), dtype)), tolerance)
+        assert_close(results[dtype], run_with_gradients(make_inputs((2, 90, 19, 7), dtype)), tolerance)

@@ -1,4 +1,4 @@
-"""`unitary_scan`: the published recurrence, and phases that stay exact over long sequences."""
+"""`unitary_scan` against the published recurrence, and the accuracy of phases over long sequences."""
 
 import math
 
@@ -7,18 +7,14 @@ import pytest
 import torch
 from torch.nn.functional import silu, softplus
 
-from longscan.ops import OPS, unitary_scan
-from longscan.ops.dispatch import unsupported_reason
+from longscan.ops import unitary_scan
+from native import usable_backends
 
-BACKENDS = [
-    name
-    for name in ("reference", "eager", *OPS["unitary_scan"].native)
-    if unsupported_reason("unitary_scan", name, torch.device("cpu"), torch.float32, OPS["unitary_scan"].native) is None
-]
+BACKENDS = usable_backends("unitary_scan")
 
 
 def published_example():
-    """Two channels, two states, five steps; angles, step sizes and coefficients as plain formulas of the indices."""
+    """Return inputs with two channels, two states and five steps, all of them formulas of the indices."""
     t, i = torch.arange(5, dtype=torch.float64)[:, None], torch.arange(2, dtype=torch.float64)
     u, dt, z = torch.sin(0.7 * t + 0.3 * i), 0.5 + 0.1 * t + 0.05 * i, torch.cos(0.4 * t - 0.2 * i)
     W = 0.3 * (i[:, None, None] + 1) - 0.2 * i[:, None] + 0.1 * i
@@ -30,7 +26,7 @@ def published_example():
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_published_recurrence(backend):
-    """Numbers computed from the recurrence that the AUSSM paper's code evaluates, in float64, to seven digits."""
+    """The expected numbers were computed in float64 from the recurrence of the code of the AUSSM paper, to seven digits."""
     y, final = unitary_scan(*published_example(), backend=backend)
     expected = [
         [0.0, 0.1261414],
@@ -46,8 +42,8 @@ def test_published_recurrence(backend):
 
 @pytest.mark.parametrize("phase_dt", [False, True])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_sequential_form(backend, phase_dt):
-    """The recurrence as written, one rotation a step, independent of how the backends sum phases."""
+def test_scan_equals_one_rotation_a_step(backend, phase_dt):
+    """The expected states come from the recurrence itself, so they do not depend on how the backends sum phases."""
     u, dt, W, bias, B, C, D, z = published_example()
     h = torch.zeros(1, 2, 2, dtype=torch.complex128)
     outputs = []
@@ -62,12 +58,12 @@ def test_sequential_form(backend, phase_dt):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_whole_turns_change_nothing(backend):
+def test_adding_two_pi_to_angles_does_not_change_results(backend):
     u, dt, W, bias, *rest = published_example()
     y, final = unitary_scan(u, dt, W, bias, *rest, backend=backend)
-    turned, turned_final = unitary_scan(u, dt, W, bias + 2 * math.pi, *rest, backend=backend)
-    torch.testing.assert_close(y, turned, rtol=1e-12, atol=1e-13)
-    torch.testing.assert_close(final, turned_final, rtol=1e-12, atol=1e-13)
+    shifted, shifted_final = unitary_scan(u, dt, W, bias + 2 * math.pi, *rest, backend=backend)
+    torch.testing.assert_close(y, shifted, rtol=1e-12, atol=1e-13)
+    torch.testing.assert_close(final, shifted_final, rtol=1e-12, atol=1e-13)
 
 
 QUICK = [(name, 65_536 if name != "reference" else 8_192) for name in BACKENDS]  # the reference is a loop in Python
@@ -77,10 +73,10 @@ QUICK = [(name, 65_536 if name != "reference" else 8_192) for name in BACKENDS] 
     ("backend", "steps"), [*QUICK, *(pytest.param(name, 1_000_000, marks=pytest.mark.slow) for name in BACKENDS)]
 )
 @pytest.mark.timeout(1200)
-def test_phase_and_size_stay_exact(backend, steps):
-    """Constant angles 2 pi / k, k = 2..97, and random ones, without input, in float32.
+def test_phase_and_modulus_of_states_stay_accurate(backend, steps):
+    """Rotate states without input by constant angles 2 pi / k, k = 2..97, and by random ones, in float32.
 
-    The size of the state stays within 1e-4; its phase errs at most 4 times what summing the angle in float32 modulo 2 pi errs.
+    The modulus of the state errs by at most 1e-4, its phase by at most 4 times the error of a float32 sum of angles modulo 2 pi.
     """
     generator = torch.Generator().manual_seed(0)
     exact = torch.cat([2 * math.pi / torch.arange(2, 98), (2 * torch.rand(32, generator=generator) - 1) * math.pi])
@@ -96,9 +92,9 @@ def test_phase_and_size_stay_exact(backend, steps):
     for _ in range(steps):
         plain = np.remainder(plain + step, turn)
     truth = angles.double() * steps
-    found = final[0, 0].to(torch.complex128) / start.to(torch.complex128)
-    assert (found.abs() - 1).abs().max() < 1e-4
-    error = (found * torch.polar(torch.ones(states, dtype=torch.float64), -truth)).angle().abs()
+    rotations = final[0, 0].to(torch.complex128) / start.to(torch.complex128)
+    assert (rotations.abs() - 1).abs().max() < 1e-4
+    error = (rotations * torch.polar(torch.ones(states, dtype=torch.float64), -truth)).angle().abs()
     wrapped = torch.from_numpy(plain).double() - truth
     plain_error = (wrapped - 2 * math.pi * (wrapped / (2 * math.pi)).round()).abs()
     for group in (slice(0, 96), slice(96, states)):
@@ -107,8 +103,8 @@ def test_phase_and_size_stay_exact(backend, steps):
 
 
 @pytest.mark.parametrize("backend", [name for name in BACKENDS if name != "reference"])
-def test_long_sequences_with_input(backend):
-    """4,096 steps of random input in float32: no worse than twice a plain loop in float32, which multiplies by e^{i theta}."""
+def test_error_over_long_sequences_is_at_most_twice_that_of_a_loop(backend):
+    """The loop in float32 multiplies by e^{i theta} in each of 4,096 steps of random input."""
     generator = torch.Generator().manual_seed(0)
     shapes = {"u": (1, 4096, 2), "dt": (1, 4096, 2), "W": (2, 3, 2), "bias": (2, 3), "B": (2, 3, 2), "C": (2, 3, 2)}
     inputs = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
@@ -118,8 +114,8 @@ def test_long_sequences_with_input(backend):
     state, outputs = torch.zeros(1, 2, 3, dtype=torch.complex64), []
     for t in range(u.shape[1]):
         angle = torch.einsum("bp,dnp->bdn", u[:, t], W) + bias
-        entering = (dt[:, t] * torch.nn.functional.silu(u[:, t])).unsqueeze(-1) * torch.view_as_complex(B)
-        state = torch.polar(torch.ones_like(angle), angle) * state + entering
+        driven = (dt[:, t] * torch.nn.functional.silu(u[:, t])).unsqueeze(-1) * torch.view_as_complex(B)
+        state = torch.polar(torch.ones_like(angle), angle) * state + driven
         outputs.append((torch.view_as_complex(C) * state).real.sum(-1))
     plain_y, plain_final = torch.stack(outputs, 1), torch.view_as_real(state)
     true_y, true_final = unitary_scan(*(x.double() for x in inputs.values()), backend="eager")
