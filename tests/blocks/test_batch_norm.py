@@ -87,7 +87,7 @@ def test_a_model_with_batch_norm_steps_as_it_evaluates():
     assert SequenceModel(**net.config).config["norm"] == "batch"
 
 
-def test_impossible_settings_are_named():
+def test_invalid_setting_raises():
     with pytest.raises(ValueError, match=r"`momentum` must .*got 0\.0"):
         BatchNorm(3, momentum=0.0)
 

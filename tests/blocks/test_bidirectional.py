@@ -192,6 +192,6 @@ def test_states_of_the_placebo_hold_both_branches():
     ],
     ids=str,
 )
-def test_impossible_settings_are_named(options, message):
+def test_invalid_setting_raises(options, message):
     with pytest.raises(ValueError, match=message):
         block(**options)

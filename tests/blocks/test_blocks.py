@@ -148,7 +148,7 @@ def test_blocks_are_what_their_layers_are():
         ("simple", {"dropout": 1.0}, ValueError, r"`dropout` must .*got 1\.0"),
     ],
 )
-def test_impossible_settings_are_named(block, options, error, message):
+def test_invalid_setting_raises(block, options, error, message):
     with pytest.raises(error, match=message):
         BLOCKS[block](**{"d_model": 4, **options})
 

@@ -20,7 +20,7 @@ def test_feed_forward_by_hand(gated):
     ("options", "message"),
     [({"d_hidden": 0}, "`d_hidden` must .*got 0"), ({"dropout": -0.1}, "`dropout` must .*got -0.1"), ({"d_model": 0}, "d_model")],
 )
-def test_impossible_settings_are_named(options, message):
+def test_invalid_setting_raises(options, message):
     with pytest.raises(ValueError, match=message):
         BLOCKS["feed_forward"](**{"d_model": 4, **options})
 

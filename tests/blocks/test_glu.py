@@ -152,7 +152,7 @@ def test_windows_of_simultaneous_events_have_weights():
         ("s5", {"layer_options": {"d_state": 6, "blocks": 4}}, "`blocks` must .*got 4"),
     ],
 )
-def test_impossible_settings_are_named(block, options, message):
+def test_invalid_setting_raises(block, options, message):
     with pytest.raises(ValueError, match=message):
         BLOCKS[block](4, **options)
 

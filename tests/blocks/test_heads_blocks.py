@@ -76,7 +76,7 @@ def test_names_in_specs(name):
     ],
 )
 @pytest.mark.parametrize("block", ["mamba2", "mamba3"])
-def test_impossible_settings_are_named(block, options, message):
+def test_invalid_setting_raises(block, options, message):
     with pytest.raises(ValueError, match=message):
         BLOCKS[block](4, **options)
 

@@ -150,6 +150,6 @@ def test_positions_count_valid_steps_of_each_sequence():
     ],
     ids=str,
 )
-def test_impossible_settings_are_named(options, message):
+def test_invalid_setting_raises(options, message):
     with pytest.raises(ValueError, match=message):
         MambaBlock(**{"d_model": 4, **options})

@@ -282,7 +282,7 @@ def test_impossible_forecasts_are_named(y, options, message):
     ],
     ids=str,
 )
-def test_impossible_settings_are_named(options, message):
+def test_invalid_setting_raises(options, message):
     with pytest.raises(ValueError, match=message):
         SSMClassifier(**{**BRIEF, **options}).fit(*waves(4, 6))
 

@@ -1,4 +1,4 @@
-"""Linear systems as dense real matrices, sampled and simulated by scipy: what layers with structured matrices must agree with."""
+"""Linear systems as dense real matrices, discretised and simulated by scipy: the reference for structured matrices of layers."""
 
 import numpy as np
 import torch
@@ -7,9 +7,9 @@ from torch import Tensor
 
 
 def real_form(eigenvalues: Tensor, B: Tensor, C: Tensor, P: Tensor | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """x' = (Lambda - P P*) x + B u, y = 2 Re C x, for the N/2 of each conjugate pair, as real A (N, N), B (N, H), C (H', N).
+    """Return x' = (Lambda - P P*) x + B u, y = 2 Re C x with N/2 conjugate pairs as real A (N, N), B (N, H) and C (H', N).
 
-    eigenvalues, P: (N/2,) complex; B: (N/2, H); C: (H', N/2). The real state holds all real parts, then all imaginary parts.
+    eigenvalues, P: (N/2,) complex; B: (N/2, H); C: (H', N/2). The real state has all real parts, then all imaginary parts.
     """
     half = len(eigenvalues)
     lam, b, c = (x.detach().numpy() for x in (eigenvalues, B, C))
@@ -21,14 +21,14 @@ def real_form(eigenvalues: Tensor, B: Tensor, C: Tensor, P: Tensor | None = None
     return a, np.concatenate([b.real, b.imag]), 2 * np.concatenate([c.real, -c.imag], 1)
 
 
-def recur(a: np.ndarray, b: np.ndarray, c: np.ndarray, u: Tensor) -> Tensor:
-    """y_k = c x_k, x_k = a x_{k-1} + b u_k, by scipy, whose outputs are of the state before the input."""
+def run_recurrence(a: np.ndarray, b: np.ndarray, c: np.ndarray, u: Tensor) -> Tensor:
+    """Return y_k = c x_k with x_k = a x_{k-1} + b u_k. The outputs of scipy's dlsim use the state before the input."""
     _, y, _ = dlsim((a, b, c @ a, c @ b, 1.0), u.detach().numpy())
     return torch.from_numpy(y)
 
 
 def simulate(system: tuple[np.ndarray, np.ndarray, np.ndarray], dt: float, rule: str, u: Tensor) -> Tensor:
-    """y_k = C x_k for inputs u (L, H), where x_k = a x_{k-1} + b u_k is the system sampled by scipy: "zoh" or "bilinear"."""
+    """Return y_k = C x_k for inputs u (L, H) of the system discretised by scipy with `rule`, "zoh" or "bilinear"."""
     a, b, c = system
     ad, bd, *_ = cont2discrete((a, b, c, np.zeros((len(c), b.shape[1]))), dt, method=rule)
-    return recur(ad, bd, c, u)
+    return run_recurrence(ad, bd, c, u)

@@ -9,11 +9,11 @@ from longscan.layers import Attention
 from longscan.numerics.rotary import frequencies, rotate_pairs
 
 
-def by_hand(layer: Attention, u: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
-    """The equation at the top of the layer's file, one query after the other."""
+def apply_equations(layer: Attention, u: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+    """Apply the equation at the top of the layer's file to one query after the other."""
     q, k, v = (part.unflatten(-1, (layer.heads, layer.head_dim)) for part in linear(u, layer.in_proj, layer.in_bias).chunk(3, -1))
-    speed = torch.tensor(frequencies(layer.rotary_dim, layer.base), dtype=u.dtype)
-    q, k = (rotate_pairs(part, (position.unsqueeze(-1) * speed).unsqueeze(2)) for part in (q, k))
+    rates = torch.tensor(frequencies(layer.rotary_dim, layer.base), dtype=u.dtype)
+    q, k = (rotate_pairs(part, (position.unsqueeze(-1) * rates).unsqueeze(2)) for part in (q, k))
     y = torch.zeros_like(v)
     for t in range(u.shape[1]):
         first = 0 if layer.window is None else max(0, t + 1 - layer.window)
@@ -22,49 +22,49 @@ def by_hand(layer: Attention, u: torch.Tensor, position: torch.Tensor) -> torch.
     return linear(y.flatten(2), layer.out_proj, layer.out_bias)
 
 
-@pytest.mark.parametrize("timed", [False, True])
+@pytest.mark.parametrize("has_elapsed", [False, True])
 @pytest.mark.parametrize(
     "options", [{}, {"head_dim": 2, "base": 50.0}, {"window": 4}, {"rotary_dim": 2}, {"bias": True}], ids=str
 )
-def test_equations(options, timed):
+def test_outputs_follow_the_equations(options, has_elapsed):
     layer = Attention(6, **{"head_dim": 3, **options}).double()
     if layer.in_bias is not None:
         with torch.no_grad():
             layer.in_bias.normal_()
             layer.out_bias.normal_()
     u = torch.randn(2, 11, 6, dtype=torch.float64)
-    elapsed = torch.rand(2, 11, dtype=torch.float64) * 4 if timed else torch.ones(2, 11, dtype=torch.float64)
-    y = layer(u, elapsed=elapsed if timed else None)
-    torch.testing.assert_close(y, by_hand(layer, u, elapsed.cumsum(1)))
+    elapsed = torch.rand(2, 11, dtype=torch.float64) * 4 if has_elapsed else torch.ones(2, 11, dtype=torch.float64)
+    y = layer(u, elapsed=elapsed if has_elapsed else None)
+    torch.testing.assert_close(y, apply_equations(layer, u, elapsed.cumsum(1)))
 
 
-def test_long_windows_are_answered_in_pieces():
+def test_window_over_several_chunks_follows_the_equations():
     layer = Attention(4, window=5).double()
     u = torch.randn(1, 300, 4, dtype=torch.float64)
-    torch.testing.assert_close(layer(u), by_hand(layer, u, torch.arange(300.0, dtype=torch.float64).unsqueeze(0)))
+    torch.testing.assert_close(layer(u), apply_equations(layer, u, torch.arange(300.0, dtype=torch.float64).unsqueeze(0)))
 
 
-def test_a_window_keeps_memory_linear():
-    """Four times the steps, not sixteen times the memory."""
+def test_memory_with_window_is_linear_in_the_length():
+    """Four times the steps need about four times the memory, not sixteen times."""
 
-    def peak(length: int) -> int:
+    def largest_tensor(length: int) -> int:
         layer, u = Attention(4, window=8), torch.randn(1, length, 4)
         sizes = []
 
-        class Largest(torch.utils._python_dispatch.TorchDispatchMode):
+        class SizeRecorder(torch.utils._python_dispatch.TorchDispatchMode):
             def __torch_dispatch__(self, func, types, args=(), kwargs=None):
                 result = func(*args, **(kwargs or {}))
                 sizes.extend(part.nbytes for part in torch.utils._pytree.tree_leaves(result) if isinstance(part, torch.Tensor))
                 return result
 
-        with torch.no_grad(), Largest():
+        with torch.no_grad(), SizeRecorder():
             layer(u)
         return max(sizes)
 
-    assert peak(4000) <= 4.5 * peak(1000)
+    assert largest_tensor(4000) <= 4.5 * largest_tensor(1000)
 
 
-def test_the_cache_grows_by_one_slot_a_step_or_not_at_all():
+def test_cache_grows_by_one_entry_a_step_without_window_only():
     full, windowed = Attention(8, head_dim=4), Attention(8, head_dim=4, window=6)
     sizes = {}
     for name, layer in (("full", full), ("windowed", windowed)):
@@ -79,7 +79,7 @@ def test_the_cache_grows_by_one_slot_a_step_or_not_at_all():
     assert windowed(torch.randn(2, 40, 8), return_state=True)[1].nbytes == sizes["windowed"][0]
 
 
-def test_trimming_gives_back_what_padding_took():
+def test_trimmed_state_has_no_padding_and_gives_the_same_outputs():
     layer = Attention(4).double()
     u, valid = torch.randn(2, 9, 4, dtype=torch.float64), torch.arange(9) < torch.tensor([[4], [3]])
     _, state = layer(u, valid=valid, return_state=True)
@@ -87,19 +87,19 @@ def test_trimming_gives_back_what_padding_took():
     trimmed = state.trimmed()
     assert trimmed.age.shape == (2, 4)
     assert trimmed.age[0].tolist() == [3, 2, 1, 0]
-    later = torch.randn(2, 2, 4, dtype=torch.float64)
-    torch.testing.assert_close(layer(later, trimmed), layer(later, state))
+    next_inputs = torch.randn(2, 2, 4, dtype=torch.float64)
+    torch.testing.assert_close(layer(next_inputs, trimmed), layer(next_inputs, state))
 
 
-def test_angles_stay_exact_in_a_long_stream():
-    """A million steps into a sequence the scores are what they are at its start."""
+def test_outputs_after_a_million_steps_are_accurate():
+    """Scores depend only on differences of positions, so an elapsed time of 1e6 before the window does not change them."""
     layer = Attention(4, window=4)
     u = torch.randn(1, 6, 4)
     _, state = layer(u[:, :3], elapsed=torch.tensor([[1e6, 1.0, 1.0]]), return_state=True)
     torch.testing.assert_close(layer(u[:, 3:], state), layer(u)[:, 3:], rtol=1e-5, atol=1e-6)
 
 
-def test_hybrids():
+def test_steps_of_a_hybrid_model_equal_the_whole_sequence():
     sizes = {"d_model": 8, "d_output": 3, "vocab_size": 5, "d_state": 4}
     model = SequenceModel.from_spec("(mamba attention)*2", **sizes, pooling="none").double().eval()
     assert [entry["layer"] for entry in model.entries] == ["s6", "attention"] * 2
@@ -125,6 +125,6 @@ def test_hybrids():
         (6, {"base": 0.0}, "`base` must .*got 0"),
     ],
 )
-def test_impossible_settings_are_named(d_model, options, message):
+def test_invalid_setting_raises(d_model, options, message):
     with pytest.raises(ValueError, match=message):
         Attention(d_model, **options)

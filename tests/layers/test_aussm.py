@@ -9,8 +9,8 @@ from longscan.numerics.timescales import inverse_softplus
 from native import BACKENDS
 
 
-def published_example(twice: bool) -> tuple[AUSSM, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """A layer with the parameters of a worked example, and its inputs, step sizes and gates."""
+def make_published_example(twice: bool) -> tuple[AUSSM, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return a layer with the parameters of a worked example, and its inputs, step sizes and gates."""
     layer = AUSSM(2, d_state=2, dt_bias_twice=twice).double()
     i, j, p = torch.arange(2.0, dtype=torch.float64), torch.arange(2.0, dtype=torch.float64), torch.arange(2.0).double()
     with torch.no_grad():
@@ -27,9 +27,9 @@ def published_example(twice: bool) -> tuple[AUSSM, torch.Tensor, torch.Tensor, t
 
 @pytest.mark.parametrize("twice", [True, False])
 @pytest.mark.parametrize("backend", ["auto", "eager", "reference"])
-def test_worked_example(twice, backend):
-    """Outputs and final state that were computed from the published code's equations, to seven digits."""
-    layer, u, dt, z = published_example(twice)
+def test_outputs_equal_those_of_the_published_code(twice, backend):
+    """The expected outputs and final state were computed from the equations of the published code, to seven digits."""
+    layer, u, dt, z = make_published_example(twice)
     layer.backend = backend
     state, outputs = layer.initial_state(1), []
     for t in range(5):
@@ -37,14 +37,14 @@ def test_worked_example(twice, backend):
             layer.dt_bias.copy_(inverse_softplus(dt[t]) / (2 if twice else 1))
         y, state = layer(u[t].view(1, 1, 2), state, gate=z[t].view(1, 1, 2), return_state=True)
         outputs.append(y[0, 0])
-    wanted = [
+    expected = [
         [0.0000000, 0.1261414],
         [0.4436495, 0.4292926],
         [0.5713468, 0.3186690],
         [0.1995767, 0.1002493],
         [-0.0001451, -0.0107892],
     ]
-    torch.testing.assert_close(torch.stack(outputs), torch.tensor(wanted, dtype=torch.float64), atol=6e-8, rtol=0)
+    torch.testing.assert_close(torch.stack(outputs), torch.tensor(expected, dtype=torch.float64), atol=6e-8, rtol=0)
     final = [
         [[-0.2148608, 0.3006124], [-0.3385424, 0.6113904]],
         [[-0.1125313, 0.0863291], [-0.1192945, -0.0246524]],
@@ -52,8 +52,8 @@ def test_worked_example(twice, backend):
     torch.testing.assert_close(state.ssm[0], torch.tensor(final, dtype=torch.float64), atol=6e-8, rtol=0)
 
 
-def by_hand(layer: AUSSM, u: torch.Tensor) -> torch.Tensor:
-    """The equations at the top of the layer's file, in complex numbers, one step after the other."""
+def apply_equations(layer: AUSSM, u: torch.Tensor) -> torch.Tensor:
+    """Apply the equations at the top of the layer's file step by step, in complex numbers."""
     twice = 2 if layer.dt_bias_twice else 1
     dt = softplus(u @ layer.x_proj.T @ layer.dt_proj.T + twice * layer.dt_bias)
     theta = layer.angles(u)
@@ -73,13 +73,13 @@ def by_hand(layer: AUSSM, u: torch.Tensor) -> torch.Tensor:
     [{}, {"phase_dt": True}, {"dt_bias_twice": False}, {"phase_scale": "one"}, {"shared": False}, {"dt_rank": 1}],
     ids=str,
 )
-def test_equations(options):
+def test_outputs_follow_the_equations(options):
     layer = AUSSM(3, d_state=4, **options).double()
     u = torch.randn(2, 12, 3, dtype=torch.float64)
-    torch.testing.assert_close(layer(u), by_hand(layer, u))
+    torch.testing.assert_close(layer(u), apply_equations(layer, u))
 
 
-def test_initial_values():
+def test_initial_values_are_as_documented():
     layer = AUSSM(16, d_state=32)
     assert layer.angle_proj.abs().max() <= 1 / 4
     assert layer.angle_proj.abs().max() > 0.24
@@ -106,13 +106,13 @@ def test_initial_values():
         ({"phase_grid": 8, "phase_dt": True}, "`phase_grid` must be None with phase_dt=True, got 8"),
     ],
 )
-def test_impossible_settings_are_named(options, message):
+def test_invalid_setting_raises(options, message):
     with pytest.raises(ValueError, match=message):
         AUSSM(4, **options)
 
 
-def on_the_grid(layer: AUSSM, grid: int) -> AUSSM:
-    """Change the angles to multiples of 2 pi / grid for inputs of integers, up to a noise far below half a step."""
+def set_angles_near_grid(layer: AUSSM, grid: int) -> AUSSM:
+    """Set angle parameters so that angles of integer inputs are multiples of 2 pi / grid, plus noise far below half a step."""
     step = 2 * math.pi / grid
     with torch.no_grad():
         layer.angle_proj.copy_(torch.randint(-3, 4, layer.angle_proj.shape).double() * step / layer.phase_factor)
@@ -121,23 +121,28 @@ def on_the_grid(layer: AUSSM, grid: int) -> AUSSM:
     return layer
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_phase_grid_is_the_recurrence_with_rounded_angles(backend):
-    layer = on_the_grid(AUSSM(3, d_state=4, phase_grid=7, backend=backend).double(), 7)
-    u = torch.randint(-2, 3, (2, 20, 3)).double()
-    rounded = AUSSM(3, d_state=4).double()
+def copy_with_rounded_bias(layer: AUSSM, grid: int) -> AUSSM:
+    """Return a layer without `phase_grid` that has the same parameters, with biases rounded to multiples of 2 pi / grid."""
+    rounded = AUSSM(len(layer.dt_bias), d_state=layer.d_state).double()
     rounded.load_state_dict(layer.state_dict())
+    step = 2 * math.pi / grid
     with torch.no_grad():
-        step = 2 * math.pi / 7
         rounded.angle_bias.copy_(torch.round(layer.angle_bias / step) * step)
-    torch.testing.assert_close(layer(u), by_hand(rounded, u))
+    return rounded
 
 
-def test_phase_grid_has_no_memory_of_noise():
-    """Ten thousand float32 steps of noisy thirds of a turn: the phase is an integer, the size of a parked state stays 1."""
-    layer = on_the_grid(AUSSM(2, d_state=1, phase_grid=3), 3)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_phase_grid_equals_the_recurrence_with_rounded_angles(backend):
+    layer = set_angles_near_grid(AUSSM(3, d_state=4, phase_grid=7, backend=backend).double(), 7)
+    u = torch.randint(-2, 3, (2, 20, 3)).double()
+    torch.testing.assert_close(layer(u), apply_equations(copy_with_rounded_bias(layer, 7), u))
+
+
+def test_phase_grid_does_not_accumulate_noise():
+    """After 10,000 float32 steps of noisy angles near thirds of 2 pi the phase is exact and the modulus of the state is 1."""
+    layer = set_angles_near_grid(AUSSM(2, d_state=1, phase_grid=3), 3)
     with torch.no_grad():
-        layer.B[..., 0] = -200.0  # softplus(-200) = 0: nothing enters
+        layer.B[..., 0] = -200.0  # softplus(-200) = 0, so no input is added
     start = layer.initial_state(1)
     start.ssm[..., 0] = 1.0
     u = torch.randint(-2, 3, (1, 10_000, 2)).float()
@@ -147,15 +152,11 @@ def test_phase_grid_has_no_memory_of_noise():
     torch.testing.assert_close(after.phase, exact.long())
 
 
-def test_phase_grid_passes_the_gradient_of_the_angle():
-    layer = on_the_grid(AUSSM(2, d_state=3, phase_grid=5).double(), 5)
+def test_phase_grid_has_the_gradient_of_the_unrounded_angle():
+    layer = set_angles_near_grid(AUSSM(2, d_state=3, phase_grid=5).double(), 5)
     u = torch.randint(-2, 3, (1, 6, 2)).double()
-    rounded = AUSSM(2, d_state=3).double()
-    rounded.load_state_dict(layer.state_dict())
-    with torch.no_grad():
-        rounded.angle_bias.copy_(torch.round(layer.angle_bias / (2 * math.pi / 5)) * 2 * math.pi / 5)
     gradients = []
-    for module in (layer, rounded):
+    for module in (layer, copy_with_rounded_bias(layer, 5)):
         module(u).square().sum().backward()
         gradients.append(module.angle_proj.grad)
     torch.testing.assert_close(*gradients)

@@ -9,8 +9,8 @@ from longscan.layers.base import SequenceInfo
 from longscan.layers.gated_deltanet import GatedDeltaNetHeads
 
 
-def by_hand(heads: GatedDeltaNetHeads, v: torch.Tensor, selected: torch.Tensor, elapsed: torch.Tensor) -> torch.Tensor:
-    """Equation 10 of the paper, head by head, with the matrix I - beta k k^T; keys and queries of length 1, norm of each head."""
+def apply_equations(heads: GatedDeltaNetHeads, v: torch.Tensor, selected: torch.Tensor, elapsed: torch.Tensor) -> torch.Tensor:
+    """Apply equation 10 of the paper, with normalised keys and queries and a norm of the outputs of each head."""
     width = heads.heads * heads.d_state
     k, q, dt, b = selected.split([width, width, heads.heads, heads.heads], -1)
     alpha = torch.exp(-heads.A_log.exp() * softplus(dt + heads.dt_bias)) ** elapsed.unsqueeze(-1)
@@ -31,18 +31,18 @@ def by_hand(heads: GatedDeltaNetHeads, v: torch.Tensor, selected: torch.Tensor, 
 
 
 @pytest.mark.parametrize("options", [{}, {"d_state": 5, "head_dim": 2}, {"d_state": 1, "head_dim": 3}], ids=str)
-def test_equations(options):
+def test_outputs_follow_the_equations(options):
     layer = GatedDeltaNet(6, **options).double()
     with torch.no_grad():
         layer.heads.norm_weight.normal_()
     (u, gate), elapsed = torch.randn(2, 2, 9, 6, dtype=torch.float64), 2 * torch.rand(2, 9, dtype=torch.float64)
-    wanted = by_hand(layer.heads, u, linear(u, layer.x_proj), elapsed) * silu(gate)
-    torch.testing.assert_close(layer(u, gate=gate, elapsed=elapsed), wanted)
+    expected = apply_equations(layer.heads, u, linear(u, layer.x_proj), elapsed) * silu(gate)
+    torch.testing.assert_close(layer(u, gate=gate, elapsed=elapsed), expected)
 
 
 @pytest.mark.parametrize("options", [{}, {"d_conv": 0, "expand": 1}, {"d_conv": 3, "layer_options": {"d_state": 3}}], ids=str)
-def test_block_by_hand(options):
-    """One projection; convolution and SiLU for values, keys and queries; norm before the gate."""
+def test_block_equals_projection_convolution_heads_and_gate(options):
+    """The convolution and SiLU apply to values, keys and queries; the norm precedes the gate."""
     block = GatedDeltaNetBlock(4, **options).double()
     for parameter in block.parameters():
         nn.init.normal_(parameter)
@@ -53,12 +53,12 @@ def test_block_by_hand(options):
         weight = block.conv_weight.unsqueeze(1)
         vkq = silu(conv1d(left_padded, weight, block.conv_bias, groups=len(weight)).transpose(1, 2))
     ones = torch.ones(2, 9, dtype=torch.float64)
-    y = by_hand(heads, vkq[..., :inner], torch.cat([vkq[..., inner:], rest], -1), ones)
+    y = apply_equations(heads, vkq[..., :inner], torch.cat([vkq[..., inner:], rest], -1), ones)
     torch.testing.assert_close(block(x), block.out_proj(y * silu(z)))
 
 
-def test_the_last_value_of_a_key_is_what_its_query_returns():
-    """With beta of 1 and no decay, a second value replaces the first one of the same key; other keys are unchanged."""
+def test_query_returns_the_last_value_of_its_key():
+    """With a beta of 1 and no decay, a second value replaces the first value of the same key; other keys are unchanged."""
     heads = GatedDeltaNet(2, d_state=2, head_dim=2).double().heads
     with torch.no_grad():
         heads.A_log.fill_(-100.0)
@@ -71,7 +71,7 @@ def test_the_last_value_of_a_key_is_what_its_query_returns():
     torch.testing.assert_close(y[0], values[[0, 0, 1]], rtol=1e-4, atol=1e-4)
 
 
-def test_initial_values():
+def test_initial_values_are_as_documented():
     heads = GatedDeltaNet(64 * 200).heads
     assert (heads.heads, heads.head_dim, heads.d_state) == (200, 64, 32)
     rates = heads.A_log.exp()
@@ -94,6 +94,6 @@ def test_initial_values():
         ({"backend": "cpu"}, "`backend` must be 'auto' or 'eager', .*got 'cpu'"),
     ],
 )
-def test_impossible_settings_are_named(options, message):
+def test_invalid_setting_raises(options, message):
     with pytest.raises(ValueError, match=message):
         GatedDeltaNet(4, **options)

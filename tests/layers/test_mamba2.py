@@ -5,8 +5,8 @@ from torch.nn.functional import linear, silu, softplus
 from longscan.layers import Mamba2, parameter_options
 
 
-def by_hand(layer: Mamba2, u: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-    """The equations at the top of the layer's file, head by head, one step after the other."""
+def apply_equations(layer: Mamba2, u: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    """Apply the equations at the top of the layer's file head by head and step by step."""
     heads = layer.heads
     size = heads.groups * heads.d_state
     B, C, dt = linear(u, layer.x_proj).split([size, size, heads.heads], -1)
@@ -27,15 +27,15 @@ def by_hand(layer: Mamba2, u: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("options", [{}, {"groups": 3}, {"dt_limit": (0.0, 0.02)}, {"head_dim": 6}], ids=str)
-def test_equations(options):
+def test_outputs_follow_the_equations(options):
     layer = Mamba2(6, **{"d_state": 4, "head_dim": 2, **options}).double()
     with torch.no_grad():
         layer.heads.D.normal_()
     u, gate = torch.randn(2, 2, 9, 6, dtype=torch.float64)
-    torch.testing.assert_close(layer(u, gate=gate), by_hand(layer, u, gate))
+    torch.testing.assert_close(layer(u, gate=gate), apply_equations(layer, u, gate))
 
 
-def test_initial_values():
+def test_initial_values_are_as_documented():
     layer = Mamba2(64 * 200)
     heads = layer.heads
     assert (heads.heads, heads.head_dim, heads.groups, heads.d_state) == (200, 64, 1, 128)
@@ -51,7 +51,7 @@ def test_initial_values():
 
 
 @pytest.mark.parametrize(("d_model", "width"), [(1, 1), (64, 64), (96, 48), (100, 50), (256, 64)])
-def test_heads_have_the_largest_width_that_fits(d_model, width):
+def test_head_dim_is_the_largest_divisor_up_to_64(d_model, width):
     assert Mamba2(d_model, d_state=2).heads.head_dim == width
 
 
@@ -68,7 +68,7 @@ def test_heads_have_the_largest_width_that_fits(d_model, width):
         ({"dt_limit": (0.1,)}, r"`dt_limit` must .*got \(0.1,\)"),
     ],
 )
-def test_impossible_settings_are_named(options, message):
+def test_invalid_setting_raises(options, message):
     with pytest.raises(ValueError, match=message):
         Mamba2(4, **options)
     with pytest.raises(ValueError, match=r"`d_model` must .*got 0"):

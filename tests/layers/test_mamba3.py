@@ -8,57 +8,57 @@ from longscan.layers import Mamba3, parameter_options
 from longscan.numerics.rotary import rotate_pairs
 
 
-def published_form(layer: Mamba3, u: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-    """The authors' recurrence, one step after the other: maps turned by the angles summed so far, two input terms a step."""
+def apply_published_recurrence(layer: Mamba3, u: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    """Apply the recurrence of the authors: B and C are rotated by cumulative angles, and each step adds two input terms."""
     heads, size = layer.heads, layer.heads.groups * layer.heads.d_state
     sizes = [size, size, heads.heads, heads.heads, heads.heads, heads.pairs]
     B, C, dt, a, trap, angle = linear(u, layer.x_proj).split(sizes, -1)
 
-    def mapped(part, scale, bias):
+    def normalise_maps(part, scale, bias):
         part = part.unflatten(-1, (heads.groups, heads.d_state))
         part = part / (part.square().mean(-1, keepdim=True) + 1e-5).sqrt() * scale
         return part.repeat_interleave(heads.heads // heads.groups, 2) + bias
 
-    B, C = mapped(B, heads.B_norm, heads.B_bias), mapped(C, heads.C_norm, heads.C_bias)
+    B, C = normalise_maps(B, heads.B_norm, heads.B_bias), normalise_maps(C, heads.C_norm, heads.C_bias)
     dt = softplus(dt + heads.dt_bias)
     A = -torch.where(a >= 0, 1 + a, 1 / (1 - a)).clamp(min=1e-4)
-    alpha, share = (A * dt).exp(), sigmoid(trap)
-    turned = (dt.unsqueeze(-1) * math.pi * torch.tanh(angle).unsqueeze(2)).cumsum(1)
-    B, C = rotate_pairs(B, turned), rotate_pairs(C, turned)
+    alpha, weight = (A * dt).exp(), sigmoid(trap)
+    angles = (dt.unsqueeze(-1) * math.pi * torch.tanh(angle).unsqueeze(2)).cumsum(1)
+    B, C = rotate_pairs(B, angles), rotate_pairs(C, angles)
     x = u.unflatten(-1, (heads.heads, heads.head_dim))
     h = u.new_zeros(len(u), heads.heads, heads.head_dim, heads.d_state)
-    before, outputs = torch.zeros_like(h), []
+    previous_input, outputs = torch.zeros_like(h), []
     for t in range(u.shape[1]):
-        entering = x[:, t].unsqueeze(-1) * B[:, t].unsqueeze(-2)
-        decay, step, new = (part[:, t, :, None, None] for part in (alpha, dt, share))
-        h = decay * h + (1 - new) * step * decay * before + new * step * entering
-        before = entering
+        new_input = x[:, t].unsqueeze(-1) * B[:, t].unsqueeze(-2)
+        decay, step, gamma = (part[:, t, :, None, None] for part in (alpha, dt, weight))
+        h = decay * h + (1 - gamma) * step * decay * previous_input + gamma * step * new_input
+        previous_input = new_input
         outputs.append(torch.einsum("bhpn,bhn->bhp", h, C[:, t]) + heads.D[:, None] * x[:, t])
     return torch.stack(outputs, 1).flatten(2) * silu(gate)
 
 
 @pytest.mark.parametrize("options", [{}, {"groups": 3}, {"rope_fraction": 1.0, "d_state": 5}, {"head_dim": 6}], ids=str)
-def test_published_recurrence(options):
+def test_outputs_follow_the_published_recurrence(options):
     layer = Mamba3(6, **{"d_state": 4, "head_dim": 2, **options}).double()
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter.normal_()
     u, gate = torch.randn(2, 2, 70, 6, dtype=torch.float64)
-    torch.testing.assert_close(layer(u, gate=gate), published_form(layer, u, gate))
+    torch.testing.assert_close(layer(u, gate=gate), apply_published_recurrence(layer, u, gate))
 
 
-def test_a_state_carries_the_last_input():
-    """The step after a call takes its share of the input before it: without that input the outputs differ."""
+def test_state_contains_the_last_input():
+    """A step adds a term of the previous input. Without that input in the state the outputs differ."""
     layer = Mamba3(4, d_state=4).double()
     u = torch.randn(1, 6, 4, dtype=torch.float64)
     _, state = layer(u[:, :3], return_state=True)
     whole = layer(u)[:, 3:]
     torch.testing.assert_close(layer(u[:, 3:], state), whole)
-    forgetful = layer(u[:, 3:], state._replace(last_x=torch.zeros_like(state.last_x)))
-    assert not torch.allclose(forgetful, whole)
+    without_input = layer(u[:, 3:], state._replace(last_x=torch.zeros_like(state.last_x)))
+    assert not torch.allclose(without_input, whole)
 
 
-def test_initial_values():
+def test_initial_values_are_as_documented():
     layer = Mamba3(64 * 200)
     heads = layer.heads
     assert (heads.heads, heads.head_dim, heads.groups, heads.d_state, heads.pairs) == (200, 64, 1, 128, 32)
@@ -84,6 +84,6 @@ def test_initial_values():
         ({"dt_min": 0.5}, "`dt_min` and `dt_max` must be .*, got 0.5 and 0.1"),
     ],
 )
-def test_impossible_settings_are_named(options, message):
+def test_invalid_setting_raises(options, message):
     with pytest.raises(ValueError, match=message):
         Mamba3(4, **options)

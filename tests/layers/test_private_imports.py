@@ -1,4 +1,4 @@
-"""Layers and blocks use the public functions of the ops alone."""
+"""Layers and blocks import only public functions of the ops."""
 
 import ast
 from pathlib import Path
@@ -9,7 +9,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "longscan"
 FILES = [path for package in ("layers", "blocks") for path in sorted((SOURCE / package).glob("*.py"))]
 
 
-def private_imports(source: str) -> list[str]:
+def list_private_imports(source: str) -> list[str]:
     """Return the names that a module imports from `longscan.ops` and that are private or in a private module."""
     names = []
     for node in ast.walk(ast.parse(source)):
@@ -21,12 +21,12 @@ def private_imports(source: str) -> list[str]:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")
-def test_nothing_private_of_the_ops_is_imported(path: Path) -> None:
-    assert private_imports(path.read_text("utf-8")) == []
+def test_module_imports_nothing_private_of_the_ops(path: Path) -> None:
+    assert list_private_imports(path.read_text("utf-8")) == []
 
 
 @pytest.mark.parametrize(
     "line", ["from longscan.ops import _signature", "from longscan.ops._cpu import addresses", "import longscan.ops._cpu"]
 )
-def test_private_imports_are_seen(line: str) -> None:
-    assert private_imports(line)
+def test_private_imports_are_detected(line: str) -> None:
+    assert list_private_imports(line)

@@ -7,19 +7,19 @@ from longscan.models import SequenceModel
 
 
 @pytest.mark.parametrize(("layer", "module"), [(GRU, nn.GRU), (LSTM, nn.LSTM)])
-def test_torch_computes_the_same(layer, module):
-    """With the same weights: the whole row at once, and cell by cell, which masks select."""
-    ours, theirs = layer(5).double(), module(5, 5, batch_first=True).double()
+def test_outputs_equal_those_of_torch_with_the_same_weights(layer, module):
+    """Without a mask the layer calls torch on the whole sequence; with a mask it calls a cell for each step."""
+    ours, torch_layer = layer(5).double(), module(5, 5, batch_first=True).double()
     names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-    theirs.load_state_dict({f"{name}_l0": getattr(ours, name) for name in names})
+    torch_layer.load_state_dict({f"{name}_l0": getattr(ours, name) for name in names})
     x = torch.randn(3, 11, 5, dtype=torch.float64)
-    expected, final = theirs(x)
+    expected, final = torch_layer(x)
     final = final if isinstance(final, tuple) else (final,)
     for options in ({}, {"valid": torch.ones(3, 11, dtype=torch.bool)}):
         y, state = ours(x, return_state=True, **options)
         torch.testing.assert_close(y, expected)
-        for part, wanted in zip(state, final, strict=False):
-            torch.testing.assert_close(part, wanted[0])
+        for part, expected_part in zip(state, final, strict=False):
+            torch.testing.assert_close(part, expected_part[0])
 
 
 @pytest.mark.parametrize("layer", [GRU, LSTM])
@@ -30,7 +30,7 @@ def test_initial_values_are_those_of_torch(layer):
 
 
 @pytest.mark.parametrize("layer", [GRU, LSTM])
-def test_impossible_settings_are_named(layer):
+def test_invalid_setting_raises(layer):
     with pytest.raises(ValueError, match=r"`d_model` must .*got 0"):
         layer(0)
     with pytest.raises(ValueError, match=r"`elapsed` must be None, as .* takes no elapsed times"):
@@ -38,8 +38,8 @@ def test_impossible_settings_are_named(layer):
 
 
 @pytest.mark.parametrize("name", ["gru", "lstm"])
-def test_states_of_other_batches_never_reach_the_kernel(name):
-    """Inside a model too, where layers trust what they are given."""
+def test_state_of_another_batch_size_raises(name):
+    """A model raises, too, although it calls layers without checks."""
     model = SequenceModel.from_spec(name, d_model=4, d_input=2, d_output=1, pooling="none")
     for rows in (1, 3):
         with pytest.raises(ValueError, match=rf"`state` must have tensors of shape \(2, 4\), got \({rows}, 4\)"):

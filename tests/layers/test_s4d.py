@@ -5,17 +5,17 @@ from dense_systems import real_form, simulate
 from longscan.layers import S4D, parameter_options
 from longscan.layers.base import SequenceInfo
 
-FORMS = pytest.mark.parametrize(
+VARIANTS = pytest.mark.parametrize(
     "options",
     [{"init": init, "discretisation": rule} for init in ("lin", "inv", "legs", "real") for rule in ("zoh", "bilinear")],
     ids=str,
 )
 
 
-@FORMS
+@VARIANTS
 @pytest.mark.parametrize("length", [2, 3, 63, 64, 65, 500])
 def test_convolution_equals_recurrence(options, length):
-    """With a carried state, and rows padded left, right or wholly: outputs and final states."""
+    """Outputs and final states agree for an initial state and rows that are padded left, right or entirely."""
     layer = S4D(3, d_state=8, dt_max=0.5, **options).double()
     u = torch.randn(4, length, 3, dtype=torch.float64)
     state = torch.randn(4, 3, 4, 2, dtype=torch.float64)
@@ -23,14 +23,14 @@ def test_convolution_equals_recurrence(options, length):
     first, last = torch.tensor([[0], [length // 2], [0], [1]]), torch.tensor([[length], [length], [0], [length - 1]])
     for valid in (None, (steps >= first) & (steps < last)):
         y, final = layer.convolve(u, state, valid)
-        y_slow, final_slow = layer.recur(u, state, SequenceInfo(valid=valid))
-        shown = torch.ones(4, length, dtype=torch.bool) if valid is None else valid
-        torch.testing.assert_close(y[shown], y_slow[shown], rtol=1e-9, atol=1e-9)
-        torch.testing.assert_close(final, final_slow, rtol=1e-9, atol=1e-9)
+        expected, expected_final = layer.recur(u, state, SequenceInfo(valid=valid))
+        mask = torch.ones(4, length, dtype=torch.bool) if valid is None else valid
+        torch.testing.assert_close(y[mask], expected[mask], rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(final, expected_final, rtol=1e-9, atol=1e-9)
 
 
-def test_equations_of_the_default_form():
-    """K_l = 2 Re sum_n C_n (e^{dt A_n} - 1) / A_n e^{l dt A_n}, straight from the paper, and the skip."""
+def test_outputs_follow_the_equations_of_the_default_variant():
+    """The kernel of the paper is K_l = 2 Re sum_n C_n (e^{dt A_n} - 1) / A_n e^{l dt A_n}; D adds the input."""
     layer = S4D(2, d_state=6).double()
     A, C = torch.view_as_complex(layer.eigenvalues()), torch.view_as_complex(layer.C.detach())
     dt = layer.log_dt.exp().unsqueeze(-1)
@@ -41,42 +41,42 @@ def test_equations_of_the_default_form():
     torch.testing.assert_close(layer(u)[0], y + layer.D * u[0])
 
 
-@FORMS
-@pytest.mark.parametrize("timed", [False, True])
-def test_outputs_of_the_dense_system(options, timed):
-    """Convolution and recurrence against scipy's sampling and simulation of the same system as one real matrix."""
+@VARIANTS
+@pytest.mark.parametrize("has_elapsed", [False, True])
+def test_outputs_equal_those_of_the_dense_system(options, has_elapsed):
+    """The reference is scipy's discretisation and simulation of the system as one real matrix."""
     layer = S4D(2, d_state=8, dt_min=0.01, **options).double()
     u = torch.randn(1, 60, 2, dtype=torch.float64)
-    y = layer(u, elapsed=torch.full((1, 60), 1.7, dtype=torch.float64) if timed else None)
+    y = layer(u, elapsed=torch.full((1, 60), 1.7, dtype=torch.float64) if has_elapsed else None)
     eigenvalues, C = torch.view_as_complex(layer.eigenvalues()), torch.view_as_complex(layer.C.detach())
     for channel in range(2):
-        dt = layer.log_dt[channel].exp().item() * (1.7 if timed else 1)
+        dt = layer.log_dt[channel].exp().item() * (1.7 if has_elapsed else 1)
         ones = torch.ones(4, 1, dtype=torch.complex128)
         system = real_form(eigenvalues[channel], ones, C[channel : channel + 1])
         expected = simulate(system, dt, options["discretisation"], u[0, :, channel : channel + 1])[:, 0]
         torch.testing.assert_close(y[0, :, channel], expected + layer.D[channel] * u[0, :, channel], rtol=1e-9, atol=1e-10)
 
 
-def test_a_held_input_sampled_twice_as_fast_reaches_the_same_state():
-    """Zero-order hold is exact: two steps of half the time with the input held end where one step does."""
+def test_two_half_steps_of_a_constant_input_equal_one_step():
+    """Zero-order hold is exact for inputs that are constant over a step."""
     layer = S4D(2, d_state=4).double()
     u = torch.randn(1, 6, 2, dtype=torch.float64)
-    _, once = layer(u, elapsed=torch.ones(1, 6), return_state=True)
-    _, twice = layer(u.repeat_interleave(2, 1), elapsed=torch.full((1, 12), 0.5), return_state=True)
-    torch.testing.assert_close(twice.ssm, once.ssm)
+    _, whole = layer(u, elapsed=torch.ones(1, 6), return_state=True)
+    _, halves = layer(u.repeat_interleave(2, 1), elapsed=torch.full((1, 12), 0.5), return_state=True)
+    torch.testing.assert_close(halves.ssm, whole.ssm)
 
 
-@pytest.mark.parametrize("timed", [False, True])
-def test_mixed_precision_leaves_the_kernel_alone(timed):
+@pytest.mark.parametrize("has_elapsed", [False, True])
+def test_autocast_does_not_change_the_convolution(has_elapsed):
     layer, u = S4D(3, d_state=8), torch.randn(2, 50, 3)
-    elapsed = torch.rand(2, 50) if timed else None
+    elapsed = torch.rand(2, 50) if has_elapsed else None
     with torch.autocast("cpu", torch.bfloat16):
         mixed = layer(u, elapsed=elapsed)
     assert torch.equal(mixed, layer(u, elapsed=elapsed))
 
 
-@FORMS
-def test_the_initial_spectrum_is_stable(options):
+@VARIANTS
+def test_initial_eigenvalues_have_negative_real_parts(options):
     assert (S4D(2, d_state=16, **options).eigenvalues()[..., 0] < 0).all()
 
 
@@ -89,14 +89,14 @@ def test_the_initial_spectrum_is_stable(options):
         ({"dt_max": 1e-4}, "`dt_min` and `dt_max` must be"),
     ],
 )
-def test_impossible_settings_are_named(options, message):
+def test_invalid_setting_raises(options, message):
     with pytest.raises(ValueError, match=message):
         S4D(4, **options)
 
 
 @pytest.mark.parametrize("init", ["lin", "legs"])
-def test_a_trained_input_map_is_a_factor_of_the_output_map(init):
-    """At the start B is what the minimal form absorbs in C; any other B does what C B does."""
+def test_trained_input_map_equals_a_factor_of_the_output_map(init):
+    """A layer with trained B and C has the outputs of a layer without B whose C is the product C B."""
     full = S4D(4, d_state=8, init=init, trained_B=True).double()
     minimal = S4D(4, d_state=8, init=init).double()
     with torch.no_grad():

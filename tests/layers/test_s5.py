@@ -6,8 +6,8 @@ from longscan.layers import S5
 from longscan.numerics.hippo import legs, legs_basis
 
 
-def complex_parts(layer):
-    """Lambda dt (per state), B dt, B and C, complex: dt is the states' own, so the system is taken in units of it."""
+def scaled_system(layer):
+    """Return Lambda dt, B dt, B and C as complex tensors. Each state has its own dt, so time is measured in units of it."""
     dt = layer.log_dt.detach().exp()
     B, C = (torch.view_as_complex(x.detach()) for x in (layer.B, layer.C))
     return torch.view_as_complex(layer.eigenvalues().detach()) * dt, B * dt.unsqueeze(1), B, C
@@ -15,21 +15,21 @@ def complex_parts(layer):
 
 @pytest.mark.parametrize("discretisation", ["zoh", "bilinear"])
 @pytest.mark.parametrize("blocks", [1, 4])
-@pytest.mark.parametrize("timed", [False, True])
-def test_outputs_of_the_dense_system(discretisation, blocks, timed):
-    """Against scipy's sampling and simulation of the same system as one real matrix."""
+@pytest.mark.parametrize("has_elapsed", [False, True])
+def test_outputs_equal_those_of_the_dense_system(discretisation, blocks, has_elapsed):
+    """The reference is scipy's discretisation and simulation of the system as one real matrix."""
     layer = S5(3, d_state=16, blocks=blocks, discretisation=discretisation, dt_min=0.01).double()
     u = torch.randn(1, 50, 3, dtype=torch.float64)
-    y = layer(u, elapsed=torch.full((1, 50), 1.7, dtype=torch.float64) if timed else None)
-    scaled, B_scaled, _, C = complex_parts(layer)
-    expected = simulate(real_form(scaled, B_scaled, C), 1.7 if timed else 1.0, discretisation, u[0])
+    y = layer(u, elapsed=torch.full((1, 50), 1.7, dtype=torch.float64) if has_elapsed else None)
+    scaled, B_scaled, _, C = scaled_system(layer)
+    expected = simulate(real_form(scaled, B_scaled, C), 1.7 if has_elapsed else 1.0, discretisation, u[0])
     torch.testing.assert_close(y[0], expected + layer.D * u[0], rtol=1e-9, atol=1e-10)
 
 
-def test_irregular_steps_are_those_of_the_matrix_exponential():
-    """Inputs held over gaps of any length: x after a gap is what e^{(A B; 0 0) tau} makes of (x, u)."""
+def test_irregular_steps_equal_the_matrix_exponential():
+    """For a constant input u over a gap tau, the state after the gap is the first part of e^{(A B; 0 0) tau} (x, u)."""
     layer = S5(2, d_state=8).double()
-    scaled, B_scaled, _, C = complex_parts(layer)
+    scaled, B_scaled, _, C = scaled_system(layer)
     a, b, c = (torch.from_numpy(part) for part in real_form(scaled, B_scaled, C))
     u, elapsed = torch.randn(9, 2, dtype=torch.float64), 40 * torch.rand(9, dtype=torch.float64)
     generator = torch.zeros(10, 10, dtype=torch.float64)
@@ -43,21 +43,21 @@ def test_irregular_steps_are_those_of_the_matrix_exponential():
 
 @pytest.mark.parametrize("discretisation", ["dirac", "async"])
 @pytest.mark.parametrize("conjugate", [True, False])
-def test_events(discretisation, conjugate):
-    """x decays over the gap before an event; the event enters as it is, or held over dt whatever the gap."""
+def test_event_discretisations_follow_the_equations(discretisation, conjugate):
+    """The state decays over the gap before an event. The event is added directly ("dirac") or held over dt ("async")."""
     layer = S5(2, d_state=6, conjugate=conjugate, discretisation=discretisation).double()
-    scaled, B_scaled, B, C = complex_parts(layer)
+    scaled, B_scaled, B, C = scaled_system(layer)
     u, elapsed = torch.randn(9, 2, dtype=torch.complex128).real.contiguous(), 9 * torch.rand(9, dtype=torch.float64)
     x, outputs = torch.zeros_like(scaled), []
     for k in range(9):
-        event = B if discretisation == "dirac" else (scaled.exp() - 1).unsqueeze(1) / scaled.unsqueeze(1) * B_scaled
-        x = (scaled * elapsed[k]).exp() * x + event @ u[k].to(x.dtype)
+        event_map = B if discretisation == "dirac" else (scaled.exp() - 1).unsqueeze(1) / scaled.unsqueeze(1) * B_scaled
+        x = (scaled * elapsed[k]).exp() * x + event_map @ u[k].to(x.dtype)
         outputs.append((2 if conjugate else 1) * (C @ x).real + layer.D * u[k])
     torch.testing.assert_close(layer(u.unsqueeze(0), elapsed=elapsed.unsqueeze(0))[0], torch.stack(outputs))
 
 
-def test_the_start_is_blocks_of_the_normal_part_of_hippo():
-    """In the eigenbasis: V Lambda V* is -1/2 plus the skew part of A, in every block, and V* undoes V."""
+def test_initial_blocks_are_the_normal_part_of_hippo():
+    """In every block V Lambda V* is -1/2 plus the skew-symmetric part of A, and V is unitary."""
     layer = S5(4, d_state=24, blocks=3)
     eigenvalues, vectors = legs_basis(8)
     torch.testing.assert_close(layer.A_imag.double(), eigenvalues.imag.repeat(3), rtol=1e-6, atol=1e-6)
@@ -67,12 +67,12 @@ def test_the_start_is_blocks_of_the_normal_part_of_hippo():
     rebuilt = 2 * ((vectors * eigenvalues) @ vectors.conj().T).real
     torch.testing.assert_close(rebuilt, normal)
     torch.testing.assert_close(2 * (vectors @ vectors.conj().T).real, torch.eye(8, dtype=torch.float64), atol=1e-12, rtol=0)
-    everything, _ = legs_basis(7, pairs=False)
-    assert len(everything) == 7
-    torch.testing.assert_close(everything.imag, -everything.imag.flip(0), atol=1e-12, rtol=0)
+    all_eigenvalues, _ = legs_basis(7, pairs=False)
+    assert len(all_eigenvalues) == 7
+    torch.testing.assert_close(all_eigenvalues.imag, -all_eigenvalues.imag.flip(0), atol=1e-12, rtol=0)
 
 
-def test_initial_values():
+def test_initial_values_are_as_documented():
     layer = S5(200, d_state=400, blocks=4, dt_min=0.01, dt_max=0.02)
     assert layer.B.square().sum(-1).mean().item() == pytest.approx(1 / 200, rel=0.05)
     assert layer.C.square().sum(-1).mean().item() == pytest.approx(2 / 400, rel=0.05)
@@ -83,7 +83,7 @@ def test_initial_values():
     assert sum(p.numel() for p in layer.parameters()) == 3 * 200 + 2 * 2 * 200 * 200 + 200
 
 
-def test_clipping_keeps_eigenvalues_in_the_stable_half_plane():
+def test_clip_limits_real_parts_of_eigenvalues():
     for clip, expected in ((True, -1e-4), (False, 0.5)):
         layer = S5(2, d_state=4, clip=clip)
         with torch.no_grad():
@@ -102,6 +102,6 @@ def test_clipping_keeps_eigenvalues_in_the_stable_half_plane():
         ({"dt_min": 0.0}, "`dt_min` must .*got 0.0"),
     ],
 )
-def test_impossible_settings_are_named(options, message):
+def test_invalid_setting_raises(options, message):
     with pytest.raises(ValueError, match=message):
         S5(4, **options)

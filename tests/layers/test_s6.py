@@ -5,8 +5,8 @@ from torch.nn.functional import silu, softplus
 from longscan.layers import S6
 
 
-def by_hand(layer: S6, x: torch.Tensor) -> torch.Tensor:
-    """The equations at the top of the layer's file, one step after the other, complex where the state is."""
+def apply_equations(layer: S6, x: torch.Tensor) -> torch.Tensor:
+    """Apply the equations at the top of the layer's file step by step, in complex numbers if the state is complex."""
     dt, B, C = layer.select(x)
     dt = softplus(dt + (2 if layer.dt_bias_twice else 1) * layer.dt_bias)
     u = silu(x) if layer.activates_input else x
@@ -23,21 +23,21 @@ def by_hand(layer: S6, x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("options", [{}, {"activates_input": True, "dt_bias_twice": True}, {"complex_state": True}], ids=str)
-def test_equations(options):
+def test_outputs_follow_the_equations(options):
     layer = S6(3, d_state=4, **options).double()
     x = torch.randn(2, 12, 3, dtype=torch.float64)
-    torch.testing.assert_close(layer(x), by_hand(layer, x))
+    torch.testing.assert_close(layer(x), apply_equations(layer, x))
 
 
 @pytest.mark.parametrize("length", [0, 1])
-def test_complex_parts_of_a_projection_may_start_anywhere_in_memory(length):
-    """A row of one step, cut out of the projection at an odd place, is contiguous and yet no complex tensor in memory."""
+def test_complex_state_accepts_sequences_of_at_most_one_step(length):
+    """The slice of a projection for one step is contiguous, but its odd storage offset does not allow a view as complex."""
     layer = S6(3, d_state=4, complex_state=True, backend="reference").double()
     x = torch.randn(1, length, 3, dtype=torch.float64)
     assert layer(x).shape == x.shape
 
 
-def test_official_initialisation():
+def test_initial_values_are_those_of_the_official_code():
     layer = S6(512, d_state=16)
     dt = softplus(layer.dt_bias)
     assert 0.99e-3 < dt.min() < 1.1e-3
@@ -48,7 +48,7 @@ def test_official_initialisation():
     assert torch.equal(layer.D, torch.ones(512))
 
 
-def test_the_variant_of_the_hybrid_models_starts_with_steps_near_softplus_of_zero():
+def test_linear_dt_init_gives_steps_near_softplus_of_zero():
     layer = S6(64, d_state=16, dt_init="linear", dt_bias_twice=True)
     assert layer.dt_bias.abs().max() <= layer.dt_rank**-0.5
     assert layer.dt_bias.mean().abs() < 0.1
@@ -56,7 +56,7 @@ def test_the_variant_of_the_hybrid_models_starts_with_steps_near_softplus_of_zer
     assert softplus(2 * layer.dt_bias).mean() > 5 * softplus(standard.dt_bias).mean()
 
 
-def test_complex_states_start_as_s4d_lin():
+def test_initial_complex_eigenvalues_are_those_of_s4d_lin():
     A = S6(2, d_state=3, complex_state=True).eigenvalues()
     torch.testing.assert_close(A[0, :, 0], torch.full((3,), -0.5))
     torch.testing.assert_close(A[1, :, 1], torch.pi * torch.arange(3.0))
@@ -71,11 +71,11 @@ def test_complex_states_start_as_s4d_lin():
         ({"dt_min": 0.5}, "`dt_min` and `dt_max` must be .*, got 0.5 and 0.1"),
     ],
 )
-def test_impossible_settings_are_named(options, message):
+def test_invalid_setting_raises(options, message):
     with pytest.raises(ValueError, match=message):
         S6(4, **options)
 
 
 @pytest.mark.parametrize(("d_model", "rank"), [(1, 1), (16, 1), (17, 2), (32, 2), (33, 3), (160, 10)])
-def test_the_rank_of_the_steps_is_a_sixteenth_of_the_width_rounded_up(d_model, rank):
+def test_default_dt_rank_is_d_model_over_16_rounded_up(d_model, rank):
     assert S6(d_model, d_state=2).dt_proj.shape == (d_model, rank)

@@ -8,14 +8,14 @@ from longscan.numerics.stability import stable_factor
 @pytest.mark.parametrize("reparam", [(1.0, 0.5), (0.5, 1.0), None, "exponential"])
 @pytest.mark.parametrize("rank", [None, 2])
 @pytest.mark.parametrize("selects", ["ABCD", "", "AC"])
-def test_equations(reparam, rank, selects):
-    """x_k = a_k x_{k-1} + B_k u_k + beta, y_k = C_k x_k + D_k u_k, every matrix written out at every step."""
+def test_outputs_follow_the_equations(reparam, rank, selects):
+    """The equations are x_k = a_k x_{k-1} + B_k u_k + beta and y_k = C_k x_k + D_k u_k, with full matrices in each step."""
     layer = S7(3, d_state=4, reparam=reparam, rank=rank, selects=tuple(selects)).double()
     with torch.no_grad():
         layer.bias.normal_()
     u, elapsed = torch.randn(9, 3, dtype=torch.float64), 3 * torch.rand(9, dtype=torch.float64)
 
-    def tensor(part):  # of a bilinear map: output, the vector it is applied to, the vector it is chosen by
+    def bilinear_tensor(part):  # axes: output, the vector to which the map is applied, the input that selects the map
         if part is None:
             return 0
         if rank is None:
@@ -25,8 +25,8 @@ def test_equations(reparam, rank, selects):
     x, outputs = torch.zeros(4, dtype=torch.float64), []
     for k in range(9):
         w = layer.w if layer.select_w is None else layer.w + layer.select_w @ u[k]
-        B, C = layer.B + tensor(layer.select_B) @ u[k] if "B" in selects else layer.B, layer.C
-        C = C + tensor(layer.select_C) @ u[k] if "C" in selects else C
+        B, C = layer.B + bilinear_tensor(layer.select_B) @ u[k] if "B" in selects else layer.B, layer.C
+        C = C + bilinear_tensor(layer.select_C) @ u[k] if "C" in selects else C
         D = layer.D + layer.select_D @ u[k] if "D" in selects else layer.D
         if reparam == "exponential":
             a = torch.exp(-torch.log1p(w.exp()) * elapsed[k])
@@ -38,8 +38,8 @@ def test_equations(reparam, rank, selects):
     torch.testing.assert_close(y[0], torch.stack(outputs))
 
 
-def test_the_gradient_stays_below_the_slope_of_the_reparametrisation():
-    """|dL/dw| <= C |f'(w)| for every w, C of the length and the inputs alone; as |a| <= 1 a state grows at most linearly."""
+def test_gradient_is_bounded_by_the_derivative_of_the_reparametrisation():
+    """|dL/dw| <= C |f'(w)| for every w, where C depends on the length and the inputs only, because |a| <= 1."""
     length = 40
     w = torch.cat([torch.linspace(-3, 3, 60), torch.zeros(1), torch.logspace(0.5, 4, 60)]).double()
     layer = S7(1, d_state=len(w), selects=()).double()
@@ -48,27 +48,27 @@ def test_the_gradient_stays_below_the_slope_of_the_reparametrisation():
         layer.B.fill_(1.0)
         layer.C.fill_(1.0)
     u = torch.randn(1, length, 1, dtype=torch.float64)
-    weight = torch.randn(length, dtype=torch.float64)
-    (layer(u)[0, :, 0] * weight).sum().backward()
-    slope = (2 * w / (w.square() + 0.5).square()).abs()
-    largest, steps = u.abs().max() * weight.abs().max(), torch.arange(length)
+    cotangent = torch.randn(length, dtype=torch.float64)
+    (layer(u)[0, :, 0] * cotangent).sum().backward()
+    derivative = (2 * w / (w.square() + 0.5).square()).abs()
+    largest, steps = u.abs().max() * cotangent.abs().max(), torch.arange(length)
     bound = largest * (steps * (length - steps)).sum()  # |x_{k-1}| <= k max|u|, and L - k later outputs see a_k
     gradient = layer.w.grad.abs()
-    assert (gradient <= bound * slope).all()
+    assert (gradient <= bound * derivative).all()
     assert gradient[w == 0] == 0
-    assert gradient[-1] < 1e-8  # w = 10^4, a memory of 10^8 steps: the factor 1 - 10^-8 itself has a gradient of order 100
+    assert gradient[-1] < 1e-8  # w = 10^4 gives the factor 1 - 10^-8, whose own gradient has the order of 100
     free = S7(1, d_state=1, selects=(), reparam=None).double()
     with torch.no_grad():
         free.w.fill_(stable_factor(w[-1]).item())
         free.B.fill_(1.0)
         free.C.fill_(1.0)
-    (free(u)[0, :, 0] * weight).sum().backward()
+    (free(u)[0, :, 0] * cotangent).sum().backward()
     assert free.w.grad.abs() > 1
 
 
 @pytest.mark.parametrize("reparam", [(1.0, 0.5), (0.5, 0.5), (1.0, 1.0), None, "exponential"])
-def test_the_start_remembers_and_has_a_slope(reparam):
-    """1 - a_k lies between dt_min and dt_max; w is far from 0, where f has no slope; white noise keeps its size."""
+def test_initial_factors_are_near_one_and_have_a_gradient(reparam):
+    """1 - a_k lies between dt_min and dt_max; w is far from 0, where f' = 0; states of white noise have unit variance."""
     layer = S7(4, d_state=40, reparam=reparam, selects=(), dt_min=0.01, dt_max=0.2)
     with torch.no_grad():
         a = layer.factors(torch.zeros(1, 1, 4))
@@ -83,8 +83,7 @@ def test_the_start_remembers_and_has_a_slope(reparam):
     assert variance.mean().item() == pytest.approx(1, rel=0.25)
 
 
-def test_stable_however_the_input_chooses():
-    """Factors stay in [-1, 1) for inputs of any size."""
+def test_factors_stay_below_one_for_large_inputs():
     layer = S7(4, d_state=6)
     factors = layer.factors(1e4 * torch.randn(1, 1000, 4))
     assert factors.min() >= -1
@@ -93,20 +92,20 @@ def test_stable_however_the_input_chooses():
 
 
 @pytest.mark.parametrize("d", [16, 5])
-def test_parameters(d):
-    """Full maps: P D^2 each for B and C; of rank R: (P + 2 D) R and (D + P + D) R."""
+def test_number_of_parameters(d):
+    """Full maps have P D^2 parameters each for B and C, maps of rank R (P + 2 D) R."""
 
     def count(layer):
         return sum(p.numel() for p in layer.parameters())
 
     p, r = 14, 3
-    plain = 2 * p + 2 * p * d + d
-    assert count(S7(d, d_state=p, selects=())) == plain
-    assert count(S7(d, d_state=p)) == plain + 2 * p * d * d + p * d + d * d
-    assert count(S7(d, d_state=p, rank=r)) == plain + 2 * r * (p + 2 * d) + p * d + d * d
+    fixed = 2 * p + 2 * p * d + d
+    assert count(S7(d, d_state=p, selects=())) == fixed
+    assert count(S7(d, d_state=p)) == fixed + 2 * p * d * d + p * d + d * d
+    assert count(S7(d, d_state=p, rank=r)) == fixed + 2 * r * (p + 2 * d) + p * d + d * d
 
 
-def test_elapsed_time_needs_the_exponential_form():
+def test_elapsed_time_without_exponential_reparam_raises():
     x, elapsed = torch.randn(1, 5, 4), torch.rand(1, 5)
     with pytest.raises(ValueError, match="`elapsed` must be None, as S7 takes no elapsed times"):
         S7(4)(x, elapsed=elapsed)
@@ -127,6 +126,6 @@ def test_elapsed_time_needs_the_exponential_form():
         ({"dt_min": 0.0}, "`dt_min` must .*got 0.0"),
     ],
 )
-def test_impossible_settings_are_named(options, message):
+def test_invalid_setting_raises(options, message):
     with pytest.raises(ValueError, match=message):
         S7(4, **options)

@@ -1,4 +1,4 @@
-"""A graph of a layer, recorded at one length, gives at any other length what the layer gives, or raises."""
+"""A graph of a layer that was traced at one length equals the layer at any other length, or raises an error."""
 
 import pytest
 import torch
@@ -11,13 +11,13 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning"),
 ]
 
-# layers whose Python code depends on the length, so that the graph holds for one alone
+# layers whose Python code depends on the length, so that their graphs are valid for one length only
 ONE_LENGTH = ("linoss", "mlstm", "s4", "s4d", "slstm")
 FEW_CHANNELS = 4
 
 
 class WithState(torch.nn.Module):
-    """A layer as a function of x, which returns y and the tensors of the state."""
+    """A layer that also returns the tensors of its state."""
 
     def __init__(self, layer):
         super().__init__()
@@ -28,29 +28,29 @@ class WithState(torch.nn.Module):
         return y, *state
 
 
-def traced(layer, length):
+def trace(layer, length):
     return torch.jit.trace(layer, (torch.randn(2, length, FEW_CHANNELS),), check_trace=False)
 
 
 @pytest.mark.parametrize("name", LAYERS)
 @torch.no_grad()
-def test_a_graph_is_right_at_other_lengths_or_raises(name):
+def test_traced_graph_equals_the_layer_at_other_lengths_or_raises(name):
     module = WithState(LAYERS[name](FEW_CHANNELS).eval())
-    for recorded in (1, 8):
-        graph = traced(module, recorded)
-        for length in (recorded, 1, 7, 9, 64):
+    for traced_length in (1, 8):
+        graph = trace(module, traced_length)
+        for length in (traced_length, 1, 7, 9, 64):
             x = torch.randn(2, length, FEW_CHANNELS)
             try:
-                found = graph(x)
+                results = graph(x)
             except RuntimeError:
-                assert length != recorded
+                assert length != traced_length
                 continue
-            torch.testing.assert_close(found, module(x))
+            torch.testing.assert_close(results, module(x))
 
 
 @pytest.mark.parametrize("name", LAYERS)
 @torch.no_grad()
-def test_a_graph_of_make_fx_is_right_at_other_lengths_or_raises(name):
+def test_make_fx_graph_equals_the_layer_at_other_lengths_or_raises(name):
     module = WithState(LAYERS[name](FEW_CHANNELS).eval())
     parameters = dict(module.named_parameters())
 
@@ -58,21 +58,21 @@ def test_a_graph_of_make_fx_is_right_at_other_lengths_or_raises(name):
         return torch.func.functional_call(module, dict(zip(parameters, values, strict=True)), (x,))
 
     graph = make_fx(call, tracing_mode="symbolic")(list(parameters.values()), torch.randn(2, 8, FEW_CHANNELS))
-    for length in (8, 1, 7, 9, 16, 64):  # multiples of the length too: what is reshaped may fit by chance
+    for length in (8, 1, 7, 9, 16, 64):  # with multiples of the traced length, for which a reshape may succeed by chance
         x = torch.randn(2, length, FEW_CHANNELS)
         try:
-            found = graph(list(parameters.values()), x)
+            results = graph(list(parameters.values()), x)
         except (IndexError, RuntimeError):
             assert length != 8
             continue
-        torch.testing.assert_close(tuple(found), module(x))
+        torch.testing.assert_close(tuple(results), module(x))
 
 
 @pytest.mark.parametrize("name", ONE_LENGTH)
 @torch.no_grad()
-def test_a_graph_of_one_length_names_it(name):
-    """After the optimisation of the graph, which the second call at its length completes, as before."""
-    graph = traced(LAYERS[name](FEW_CHANNELS).eval(), 8)
+def test_error_at_another_length_names_the_traced_length(name):
+    """The error is the same after the second call at the traced length, which completes the optimisation of the graph."""
+    graph = trace(LAYERS[name](FEW_CHANNELS).eval(), 8)
     for _ in range(3):
         with pytest.raises(RuntimeError, match=r"Provided sizes \[8\] don't multiply up to the size of dim 1 \(1\)"):
             graph(torch.randn(2, 1, FEW_CHANNELS))
@@ -80,17 +80,17 @@ def test_a_graph_of_one_length_names_it(name):
 
 
 @torch.no_grad()
-def test_a_frozen_graph_keeps_the_check():
-    graph = torch.jit.freeze(traced(LAYERS["s4d"](FEW_CHANNELS).eval(), 8))
+def test_frozen_graph_raises_at_another_length():
+    graph = torch.jit.freeze(trace(LAYERS["s4d"](FEW_CHANNELS).eval(), 8))
     with pytest.raises(RuntimeError, match=r"Provided sizes \[8\]"):
         graph(torch.randn(2, 1, FEW_CHANNELS))
 
 
 @pytest.mark.parametrize("name", ["linear_scan", "selective_scan", "ssd_scan"])
 @torch.no_grad()
-def test_the_loops_of_reference_backends_keep_the_check(name):
+def test_traced_reference_backend_raises_at_another_length(name):
     layer = LAYERS[{"linear_scan": "lru", "selective_scan": "s6", "ssd_scan": "mamba2"}[name]](FEW_CHANNELS, backend="reference")
-    graph = traced(layer.eval(), 4)
+    graph = trace(layer.eval(), 4)
     for length in (1, 3, 5):
         with pytest.raises(RuntimeError, match=r"Provided sizes \[4\]"):
             graph(torch.randn(2, length, FEW_CHANNELS))
@@ -98,11 +98,11 @@ def test_the_loops_of_reference_backends_keep_the_check(name):
 
 @pytest.mark.parametrize("length", [1, 3, 6])
 @torch.no_grad()
-def test_attention_is_traced_at_every_length(length):
-    """With a window, too, whose graph holds for one length."""
+def test_attention_can_be_traced_at_every_length(length):
+    """The graph of a layer with a window is valid for the traced length only."""
     for window in (None, 4):
         layer = LAYERS["attention"](FEW_CHANNELS, window=window).eval()
-        graph, x = traced(layer, length), torch.randn(2, length, FEW_CHANNELS)
+        graph, x = trace(layer, length), torch.randn(2, length, FEW_CHANNELS)
         torch.testing.assert_close(graph(x), layer(x))
     with pytest.raises(RuntimeError, match=rf"Provided sizes \[{length}\]"):
         graph(torch.randn(2, 200, FEW_CHANNELS))

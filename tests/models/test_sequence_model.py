@@ -286,7 +286,7 @@ def test_deep_copies_are_independent():
         ({"d_input": 2, "spec": "mZ"}, "at position 1: no layer or block is called 'mZ'"),
     ],
 )
-def test_impossible_settings_are_named(options, message):
+def test_invalid_setting_raises(options, message):
     given = {"spec": "m", **SIZES, **options}
     with pytest.raises(ValueError, match=message):
         SequenceModel.from_spec(**given)

@@ -46,7 +46,7 @@ def test_ring_is_uniform_in_area():
     assert all(part.isfinite().all() for part in ring(50_000, 0.0, 1.0, 6.28))
 
 
-def test_impossible_settings_are_named():
+def test_invalid_setting_raises():
     with pytest.raises(ValueError, match=r"`d_state` must be an even number of at least 2 \(conjugate pairs\), got 3"):
         diagonal_eigenvalues(3)
     with pytest.raises(ValueError, match=r"`init` must be one of .*, got 'fft'"):

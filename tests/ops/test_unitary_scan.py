@@ -25,7 +25,7 @@ def published_example():
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_published_recurrence(backend):
+def test_outputs_follow_the_published_recurrence(backend):
     """The expected numbers were computed in float64 from the recurrence of the code of the AUSSM paper, to seven digits."""
     y, final = unitary_scan(*published_example(), backend=backend)
     expected = [
