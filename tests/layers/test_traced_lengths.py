@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from longscan.layers import LAYERS
+from longscan.layers import LAYERS, mlstm
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning"),
@@ -106,3 +106,29 @@ def test_attention_can_be_traced_at_every_length(length):
         torch.testing.assert_close(graph(x), layer(x))
     with pytest.raises(RuntimeError, match=rf"Provided sizes \[{length}\]"):
         graph(torch.randn(2, 200, FEW_CHANNELS))
+
+
+@pytest.mark.parametrize("way", ["make_fx", "export"])
+@torch.no_grad()
+def test_stabiliser_of_mlstm_has_an_open_length_up_to_a_limit(way, monkeypatch):
+    """Where the scan is a native op, nothing else in an mLSTM fixes the length, so that its graphs serve every length."""
+    monkeypatch.setattr(mlstm, "LONGEST_OPEN", 64)
+
+    class Maximum(torch.nn.Module):
+        def forward(self, log_f, log_i, start):
+            return mlstm.running_maximum(log_f, log_i, start, None)
+
+    def inputs(length):
+        return -torch.rand(2, length, 3), torch.randn(2, length, 3), torch.zeros(2, 3)
+
+    if way == "make_fx":
+        graph = make_fx(Maximum(), tracing_mode="symbolic")(*inputs(8))
+    else:
+        length = torch.export.Dim("length", max=64)
+        exported = torch.export.export(Maximum(), inputs(8), dynamic_shapes=({1: length}, {1: length}, None))
+        graph = exported.module()
+    for length in (8, 7, 16, 33, 64):
+        given = inputs(length)
+        torch.testing.assert_close(graph(*given), Maximum()(*given))
+    with pytest.raises((RuntimeError, AssertionError)):
+        graph(*inputs(65))

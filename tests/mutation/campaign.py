@@ -13,7 +13,8 @@ in a separate column; an entry is valid as long as its line is unchanged.
     python tests/mutation/campaign.py run mutants.jsonl --coverage coverage.json --processes 2 --out results.jsonl
     python tests/mutation/campaign.py report results.jsonl
 
-`run` skips mutants that the result file has already, so the same command continues a campaign. The Triton kernels are left out:
+`run` skips mutants that the result file has already, so the same command continues a campaign. Tests that fail on this machine
+without any mutant kill none, also if the coverage comes from another machine. The Triton kernels are left out:
 the interpreter runs rewritten source, which coverage cannot attribute to lines.
 """
 
@@ -296,28 +297,50 @@ def copy_tree(folder: Path) -> Path:
     return tree
 
 
-def try_mutant(mutant: dict[str, Any], tests: list[str], tree: Path, limit: float) -> dict[str, Any]:
-    """Run the tests on a mutant; return the row to write, without the mutant's source."""
-    row = {name: value for name, value in mutant.items() if name not in ("source", "of")} | {"tests": len(tests)}
-    original = (tree / mutant["path"]).read_text(encoding="utf-8")
-    if digest(original) != mutant["of"]:
-        return row | {"outcome": "stale", "by": "the file has changed since the mutant was chosen", "seconds": 0.0}
-    started = time.monotonic()
+def run_tests(tree: Path, tests: Sequence[str], limit: float) -> tuple[bool, str]:
+    """Run tests until one fails; return whether all passed, and the test that failed, or how the run ended without one.
+
+    subprocess.TimeoutExpired if they take more than `limit` seconds.
+    """
     names = tree / "chosen.txt"
     names.write_text("\n".join(tests), encoding="utf-8")
-    try:
-        (tree / mutant["path"]).write_text(mutant["source"], encoding="utf-8")
-        words = ["-x", "-q", "-p", "no:cacheprovider", "--no-header", f"@{names}"]
-        call = [sys.executable, "-c", BY_PATH + RUN_PYTEST, *words]
-        done = subprocess.run(call, cwd=tree, env=environment(tree), capture_output=True, text=True, timeout=limit)
-        outcome = "survived" if done.returncode == 0 else "killed"
-        failed = [line.split(" ")[1] for line in done.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))]
-        by = failed[0] if failed else f"exit status {done.returncode}" if done.returncode else ""
-    except subprocess.TimeoutExpired:
-        outcome, by = "timeout", f"{limit:.0f} s"
-    finally:
-        (tree / mutant["path"]).write_text(original, encoding="utf-8")
-    return row | {"outcome": outcome, "by": by, "seconds": round(time.monotonic() - started, 1)}
+    words = ["-x", "-q", "-p", "no:cacheprovider", "--no-header", f"@{names}"]
+    call = [sys.executable, "-c", BY_PATH + RUN_PYTEST, *words]
+    done = subprocess.run(call, cwd=tree, env=environment(tree), capture_output=True, text=True, timeout=limit)
+    failed = [line.split(" ")[1] for line in done.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+    return done.returncode == 0, failed[0] if failed else f"exit status {done.returncode}"
+
+
+def try_mutant(mutant: dict[str, Any], tests: list[str], tree: Path, limit: float, unchanged: dict[str, bool]) -> dict[str, Any]:
+    """Run the tests on a mutant; return the row to write, without the mutant's source.
+
+    Only a test that passes on the unchanged package kills; one that fails there, too, is left out of this and all later runs.
+    `unchanged` maps the first words of each failure to whether the test passes without a mutant, and is added to.
+    """
+    row = {name: value for name, value in mutant.items() if name not in ("source", "of")}
+    original = (tree / mutant["path"]).read_text(encoding="utf-8")
+    if digest(original) != mutant["of"]:
+        changed = "the file has changed since the mutant was chosen"
+        return row | {"tests": len(tests), "outcome": "stale", "by": changed, "seconds": 0.0}
+    started = time.monotonic()
+    while True:
+        failing = tuple(name for name, passes in unchanged.items() if not passes)
+        tests = [test for test in tests if not test.startswith(failing)]
+        try:
+            (tree / mutant["path"]).write_text(mutant["source"], encoding="utf-8")
+            passed, by = run_tests(tree, tests, limit)
+            outcome, by = ("survived", "") if passed else ("killed", by)
+        except subprocess.TimeoutExpired:
+            outcome, by = "timeout", f"{limit:.0f} s"
+        finally:
+            (tree / mutant["path"]).write_text(original, encoding="utf-8")
+        if outcome == "killed" and by not in unchanged:
+            test = next((test for test in tests if test.startswith(by)), None)
+            unchanged[by] = run_tests(tree, [test or tests[0]], limit)[0]
+            if test is None and not unchanged[by]:
+                raise RuntimeError(f"{tests[0]} fails without a change of the package")
+        if outcome != "killed" or unchanged[by]:
+            return row | {"tests": len(tests), "outcome": outcome, "by": by, "seconds": round(time.monotonic() - started, 1)}
 
 
 def run(chosen: Path, coverage_files: Sequence[Path], processes: int, seconds: float, until: float, out: Path) -> None:
@@ -327,6 +350,7 @@ def run(chosen: Path, coverage_files: Sequence[Path], processes: int, seconds: f
     mutants = [json.loads(row) for row in chosen.read_text(encoding="utf-8").splitlines()]
     waiting = [mutant for mutant in mutants if mutant["id"] not in done]
     began = time.monotonic()
+    unchanged: dict[str, bool] = {}
     with tempfile.TemporaryDirectory() as folder:
         trees: SimpleQueue[Path] = SimpleQueue()
         for number in range(processes):
@@ -338,7 +362,7 @@ def run(chosen: Path, coverage_files: Sequence[Path], processes: int, seconds: f
                 return None
             tree = trees.get()
             try:
-                return try_mutant(mutant, tests_for(mutant, coverage, seconds), tree, 60 + 5 * seconds)
+                return try_mutant(mutant, tests_for(mutant, coverage, seconds), tree, 60 + 5 * seconds, unchanged)
             finally:
                 trees.put(tree)
 

@@ -29,9 +29,9 @@ from longscan.numerics.symbolic import is_symbolic
 from longscan.ops import ssd_scan
 from longscan.ops.arguments import INVALID, RESET, step_flags
 from longscan.ops.dispatch import Backend
-from longscan.ops.tracing import fix_length
+from longscan.ops.tracing import record_length
 
-LONGEST_OPEN = 2**20  # largest number of steps of a graph that is exported with an open length
+LONGEST_OPEN = 2**20  # largest number of steps of a graph of open length
 MAX_EXPONENT = 80.0  # e^80 is finite in float32
 
 
@@ -48,7 +48,7 @@ def running_maximum(log_f: Tensor, log_i: Tensor, start: Tensor, flags: Tensor |
     """Return m_t = max(log_f_t + m_{t-1}, log_i_t), shape (B, L, H), without a loop over time.
 
     The maps m -> max(log_f + m, log_i), affine in the max-plus semiring, are composed by doubling: log2(L) times over all steps,
-    or log2(LONGEST_OPEN) times in an exported graph of open length, with the same result. A map that contains a restart drops
+    or log2(LONGEST_OPEN) times in a graph of open length, which takes at most LONGEST_OPEN steps, with the same result. A map that contains a restart drops
     the earlier steps by a selection, so that a NaN of an earlier sequence does not reach a later one.
 
     Args:
@@ -62,11 +62,11 @@ def running_maximum(log_f: Tensor, log_i: Tensor, start: Tensor, flags: Tensor |
         invalid, reset = (flags.unsqueeze(-1) == kind for kind in (INVALID, RESET))
         log_i = torch.where(invalid, -torch.inf, torch.where(reset, torch.maximum(log_f, log_i), log_i))
         log_f, restarted = torch.where(invalid, 0, log_f), restarted | reset
-    log_i, length = fix_length(log_i)  # the number of doublings depends on it
+    log_i, length = record_length(log_i)  # the number of doublings depends on it
     is_open = is_symbolic(length) and not torch.compiler.is_dynamo_compiling()  # torch.compile recompiles for more steps
     if is_open:
-        message = f"an exported graph of open length takes at most {LONGEST_OPEN} steps"
-        torch._check(length <= LONGEST_OPEN, lambda: message)  # type: ignore[no-untyped-call]
+        # Graphs of make_fx hold no checks of sizes, but `narrow` raises in every graph for more than LONGEST_OPEN steps.
+        log_i = log_i + log_i.new_zeros(1).expand(LONGEST_OPEN).narrow(0, 0, length).unsqueeze(-1)
     reach = 1
     while reach < (LONGEST_OPEN if is_open else length):
         earlier = _shift_right(log_i, reach, -torch.inf, is_open)
