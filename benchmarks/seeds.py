@@ -51,7 +51,7 @@ from longscan.tasks.base import Split
 from longscan.training.batches import LengthSchedule
 from longscan.training.parsing import parse_settings
 from longscan.training.run import commit, first_model
-from longscan.training.settings import SettingError, Settings
+from longscan.training.settings import SettingError, Settings, TrainingSettings
 from longscan.training.trainer import build_optimizer
 
 EXACT = 1 - 1e-6  # a scaled accuracy above it means that all answers are right, up to the rounding of a mean
@@ -87,8 +87,11 @@ class Stacked(nn.Module):
 class TrainingBatches(IterableDataset):
     """Iterates over the batches of all seeds for the steps from `start` to `stop`, with BLOCK steps on a leading axis."""
 
-    def __init__(self, lengths: list[LengthSchedule], seeds: list[int], batch_size: int, start: int, stop: int) -> None:
-        self.lengths, self.seeds, self.batch_size, self.start, self.stop = lengths, seeds, batch_size, start, stop
+    def __init__(
+        self, lengths: list[LengthSchedule], seeds: list[int], training: TrainingSettings, start: int, stop: int
+    ) -> None:
+        self.lengths, self.seeds, self.start, self.stop = lengths, seeds, start, stop
+        self.batch_size, self.repeats = training.batch_size, training.batch_repeats
 
     def __iter__(self) -> Iterator[Batch]:
         worker = get_worker_info()
@@ -98,7 +101,7 @@ class TrainingBatches(IterableDataset):
             yield stack_batches([stack_batches([self._batch(i, step) for i in range(len(self.seeds))]) for step in steps])
 
     def _batch(self, i: int, step: int) -> Batch:
-        return self.lengths[i].task(step).batch("train", step, self.batch_size, self.seeds[i])
+        return self.lengths[i].task(step).batch("train", step // self.repeats, self.batch_size, self.seeds[i])
 
 
 def stack_batches(batches: list[Batch]) -> Batch:
@@ -388,7 +391,7 @@ def train_together(stacks: list[Seeds], limit: float, workers: int, evaluations:
         grows = any(0 < schedule.max_length < curriculum.end for schedule in first.lengths)
         if grows:  # the curriculum may move at its next update, so batches are made no further ahead than that
             stop = min(stop, (step // curriculum.every + 1) * curriculum.every)
-        data = TrainingBatches(first.lengths, first.seeds, training.batch_size, step, stop)
+        data = TrainingBatches(first.lengths, first.seeds, training, step, stop)
         ahead = {} if grows or not workers else {"num_workers": workers, "prefetch_factor": 4}
         for block in DataLoader(data, batch_size=None, pin_memory=first.device == "cuda", **ahead):
             for parts in zip(*(part for part in block if part is not None), strict=True):

@@ -2,22 +2,28 @@
 
 import json
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts
 
 from longscan._types import checked_value, field_types
 from longscan.models import SequenceModel, parse_spec
 from longscan.reproduce import PublishedRow, read_rows
 from longscan.reproduce.runs import row_settings, with_seed
-from longscan.tasks import TASKS
+from longscan.tasks import TASKS, Task
+from longscan.tasks.forecasting import Forecast
+from longscan.tasks.formal.base import WordTask
 from longscan.training.parsing import read_recipe, set_nested
 from longscan.training.settings import AboutSettings, ModelSettings, TrainingSettings
+from longscan.training.trainer import build_optimizer
 
 ROOT = Path(__file__).parents[2]
 ROWS = [row for row in read_rows() if row.status == "recipe"]
-GENERATED = [row for row in ROWS if row.data is None and row.table == "aussm/table1"]
+GENERATED = [row for row in ROWS if row.table == "aussm/table1" and row.candidate_of is None]
 rows = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.id)
 
 
@@ -30,11 +36,20 @@ def plain_settings(row: PublishedRow) -> dict[str, Any]:
     return plain
 
 
-def actual(model: ModelSettings, training: TrainingSettings) -> dict[str, Any]:
+def task_values(task: Task) -> dict[str, Any]:
+    """Return sizes of a generated task or a forecast, by the names of printed settings."""
+    if isinstance(task, WordTask):
+        sizes = {f"{split}_examples": task.size(split) for split in task.splits}
+        return {**sizes, "train_longest": task._length_range("train")[1], "test_longest": task._length_range("test")[1]}
+    return {"context": task._shape.context, "horizon": task._shape.horizon} if isinstance(task, Forecast) else {}
+
+
+def actual(task: Task, model: ModelSettings, training: TrainingSettings) -> dict[str, Any]:
     """Return what a row trains with, by the names of printed settings."""
     blocks = parse_spec(model.spec)
     dropouts = {options["dropout"] for options in model.block_options.values() if "dropout" in options}
     return {
+        **task_values(task),
         "stack": model.spec,
         "depth": sum(block["block"] != "feed_forward" for block in blocks),
         "width": model.d_model,
@@ -53,15 +68,14 @@ def test_settings_are_valid_and_as_printed(row: PublishedRow) -> None:
     plain = plain_settings(row)
     kind = TASKS[plain["task"].pop("name")]
     types = field_types(kind)
-    for name, value in plain["task"].items():
-        checked_value(value, types[name], f"task.{name}")
+    task = kind(**{name: checked_value(value, types[name], f"task.{name}") for name, value in plain["task"].items()})
     assert {name.removeprefix("task.") for name in row.with_seed} <= set(types)
     model, _ = ModelSettings.parse_mapping(plain["model"], "model")
     training, _ = TrainingSettings.parse_mapping(plain["training"], "training")
     about, _ = AboutSettings.parse_mapping(plain["about"], "about")
     assert about.paper == row.figure["paper"]
     assert training.steps == row.updates
-    printed, found = dict(row.printed), actual(model, training)
+    printed, found = dict(row.printed), actual(task, model, training)
     epochs, examples = printed.pop("epochs", None), printed.pop("examples", None)
     if epochs is not None:
         assert training.steps == int(epochs * examples / training.batch_size)
@@ -71,16 +85,19 @@ def test_settings_are_valid_and_as_printed(row: PublishedRow) -> None:
 
 
 @cache
-def build(settings: str) -> int:
-    """Build a model from the JSON of settings of `SequenceModel.from_spec` and return its number of parameters."""
-    model = SequenceModel.from_spec(**json.loads(settings), d_input=3, d_output=10, pooling="mean")
-    return sum(parameter.numel() for parameter in model.parameters())
+def build(settings: str) -> SequenceModel:
+    """Build a model from the JSON of settings of `SequenceModel.from_spec`."""
+    return SequenceModel.from_spec(**json.loads(settings), d_input=3, d_output=10, pooling="mean")
 
 
-def parameters_of(row: PublishedRow) -> int:
+def model_of(row: PublishedRow) -> SequenceModel:
     model, _ = ModelSettings.parse_mapping(plain_settings(row)["model"], "model")
     names = ("spec", "d_model", "d_state", "head", "norm", "block_options")
     return build(json.dumps({name: getattr(model, name) for name in names}))
+
+
+def parameters_of(row: PublishedRow) -> int:
+    return sum(parameter.numel() for parameter in model_of(row).parameters())
 
 
 @rows
@@ -88,11 +105,74 @@ def test_models_can_be_built(row: PublishedRow) -> None:
     assert parameters_of(row) > 0
 
 
+def printed_group(paper: str, name: str) -> tuple[float, bool]:
+    """Return the factor on the rate of a parameter, and whether it decays, as the paper or its code has it."""
+    if paper == "AUSSM":
+        return 1.0, True  # one group: its code decays everything
+    raise AssertionError(f"{paper} has no rule for {name}")
+
+
+RULED = [row for row in ROWS if row.figure["paper"] in ("AUSSM",)]
+
+
+def training_of(row: PublishedRow) -> TrainingSettings:
+    training, _ = TrainingSettings.parse_mapping(plain_settings(row)["training"], "training")
+    return training
+
+
+@pytest.mark.parametrize("row", RULED, ids=lambda row: row.id)
+def test_groups_of_the_optimiser_are_those_of_the_paper(row: PublishedRow) -> None:
+    model, training = model_of(row), training_of(row)
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    optimizer = build_optimizer(model, training)
+    found = {names[p]: (group["scale"], group["weight_decay"]) for group in optimizer.param_groups for p in group["params"]}
+    expected = {name: printed_group(row.figure["paper"], name) for name in names.values()}
+    assert found == {name: (scale, training.weight_decay * decays) for name, (scale, decays) in expected.items()}
+
+
+def printed_rates(row: PublishedRow, steps: list[int]) -> list[float]:
+    """Return the rates of these steps by the scheduler of torch that the authors' code has."""
+    training = training_of(row)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=training.lr)
+    if not row.id.startswith("aussm/table1"):
+        return [training.lr] * len(steps)
+    scheduler = CosineAnnealingWarmRestarts(optimizer, T_0=1000, T_mult=2, eta_min=1e-5)
+    rates = []
+    for step in steps:
+        scheduler.step(step)
+        rates.append(optimizer.param_groups[0]["lr"])
+    return rates
+
+
+@pytest.mark.parametrize("row", RULED, ids=lambda row: row.id)
+def test_rates_over_the_steps_are_those_of_the_paper(row: PublishedRow) -> None:
+    training = training_of(row)
+    steps = [0, 999, 1000, training.steps // 2, training.steps - 1]
+    assert [training.learning_rate(step) for step in steps] == pytest.approx(printed_rates(row, steps), rel=1e-9)
+
+
 def test_models_of_the_thesis_have_the_printed_sizes() -> None:
     # Table 3, for CIFAR-10 in numbers, in thousands
     sizes = {"simple-s4d": 551, "simple-s4": 616, "mamba-s6": 587, "mamba-s4d": 564, "mamba-s4": 587}
     found = {row.id.rpartition("/")[2]: parameters_of(row) for row in ROWS if row.id.startswith("thesis/table4/cifar_numerical/")}
     assert {name: pytest.approx(1000 * size, rel=0.01) for name, size in sizes.items()} == found
+
+
+def test_pure_aussm_is_chosen_among_depths_and_rates() -> None:
+    """Appendix G.2: two, four or six blocks, three rates. As printed and as released every task has the nine candidates."""
+    found: dict[str, list[tuple[str, float]]] = {}
+    for row in ROWS:
+        if row.candidate_of is not None:
+            found.setdefault(row.candidate_of, []).append((row.settings["model.spec"], row.settings["training.lr"]))
+    tasks = [row.id.split("/")[2] for row in GENERATED if row.id.endswith(("ma", "am"))]
+    assert set(found) == {f"aussm/{table}/{task}/aa" for table in ("table1", "table1-released") for task in tasks}
+    assert all(sorted(of) == sorted(product(("aa", "aaaa", "aaaaaa"), (1e-4, 1e-3, 1e-2))) for of in found.values())
+
+
+def test_released_rows_use_each_batch_four_times() -> None:
+    for row in ROWS:
+        if row.table == "aussm/table1-released":
+            assert training_of(row).batch_repeats == 4
 
 
 @pytest.mark.parametrize("row", GENERATED, ids=lambda row: row.id)

@@ -19,7 +19,7 @@ from longscan.cli import main
 from longscan.report.records import read_records
 from longscan.reproduce import PublishedRow, archive, find_rows
 from longscan.reproduce.archive import MANIFEST
-from longscan.reproduce.page import read_outcomes, report_page
+from longscan.reproduce.page import choose_candidates, read_outcomes, report_page
 from longscan.reproduce.runs import Planned, check_manifest, check_run, progress_of, reproduce, row_settings, run_folder
 from longscan.training import Run
 from longscan.training.run import SETTINGS
@@ -58,6 +58,8 @@ def test_runs_are_recorded_once_and_compared(row: PublishedRow, tmp_path: Path) 
 
     (outcome,) = read_outcomes([row], out)
     assert (len(outcome.scores), outcome.updates, outcome.verdict) == (2, 3, "partial")
+    bests = [Run(run_folder(out, row, seed)).result["valid"]["best"] for seed in (0, 1)]
+    assert outcome.validation == pytest.approx(sum(bests) / 2)
     assert outcome.state.startswith("done: ours ")
     page = report_page([outcome], "longscan reproduce report")
     (line,) = [line for line in page.splitlines() if line.startswith("| parity/ma | 1.00 | ")]
@@ -69,6 +71,19 @@ def test_runs_are_recorded_once_and_compared(row: PublishedRow, tmp_path: Path) 
     assert (elsewhere / "runs" / "aussm.jsonl").read_bytes() == before, "the archive has the results and the records"
     (again,) = read_outcomes([row], elsewhere)
     assert again == outcome
+
+
+def test_only_the_best_candidate_on_validation_is_compared(row: PublishedRow, tmp_path: Path) -> None:
+    """The test scores have another order. Of a candidate without a run nobody knows, so that the choice is not final."""
+    names = ("aa-0.0001", "aa-0.001", "aa-0.01")
+    rows = [replace(row, id=f"aussm/table1/parity/aa/{name}", candidate_of="aussm/table1/parity/aa") for name in names]
+    first, second, third = read_outcomes(rows, tmp_path)
+    assert [one.verdict for one in (first, second, third)] == ["not run"] * 3
+    first = replace(first, validation=0.7, scores=(0.5,), verdict="short")
+    second = replace(second, validation=0.6, scores=(1.0,), verdict="reproduced")
+    assert [one.verdict for one in choose_candidates([first, second])] == ["short", "not chosen"]
+    incomplete = choose_candidates([first, second, third], {"aussm/table1/parity/aa"})
+    assert [one.verdict for one in incomplete] == ["partial", "not chosen", "not chosen"]
 
 
 def stored(row: PublishedRow, out: Path, seed: int, step: int) -> Path:
@@ -166,7 +181,7 @@ def test_bad_arguments_are_one_line(capsys: pytest.CaptureFixture[str], monkeypa
             "--rows",
             "heartbeat",
         ): "the data of aussm/table2/heartbeat are missing; `longscan data get Heartbeat` downloads them",
-        ("aussm/table1/parity/aa",): "aussm/table1/parity/aa cannot be run (no recipe: the setting is chosen by a search",
+        ("aussm/appendix/r082",): "aussm/appendix/r082 cannot be run (impossible: a limit of one kernel",
         ("list", "--seeds", "3"): "`--seeds` must be left out with `longscan reproduce list`, got 3",
         ("aussm/table1", "--minutes", "0"): "`--minutes` must be a number above 0 or None, got 0",
         ("report", str(tmp_path / "none")): "`folder` must be a folder that `longscan reproduce` made",

@@ -91,4 +91,4 @@ def test_the_margin_has_the_unit_of_the_figure() -> None:
 def test_every_verdict_is_explained() -> None:
     tried = {verdict(scores, **WHOLE | changed) for scores, changed in [([], {}), ([0.9] * 3, {}), ([0.9], {})]}
     assert tried < set(VERDICTS)
-    assert len(VERDICTS) == 7
+    assert len(VERDICTS) == 8

@@ -52,3 +52,21 @@ def test_an_error_in_a_batch_reaches_the_loop(tiny: Any) -> None:
     schedule = LengthSchedule(tiny())
     with pytest.raises(ValueError, match="batch_size"):
         next(prefetch_batches(schedule.task, range(4), 0, 0, depth=2))
+
+
+@pytest.mark.parametrize("depth", [0, 1, 6])
+def test_each_batch_is_used_several_times_in_a_row(tiny: Any, depth: int) -> None:
+    schedule = LengthSchedule(tiny())
+    found = list(prefetch_batches(schedule.task, range(2, 12), 8, 5, depth=depth, repeats=4))
+    expected = [schedule.task(0).batch("train", step // 4, 8, 5).inputs for step in range(2, 12)]
+    assert all(torch.equal(batch.inputs, inputs) for batch, inputs in zip(found, expected, strict=True))
+    assert not torch.equal(expected[1], expected[2])
+
+
+def test_a_repeated_batch_is_made_again_when_the_curriculum_grows(tiny: Any) -> None:
+    schedule = LengthSchedule(tiny(curriculum=CurriculumSettings(start=4, end=8)))
+    batches = prefetch_batches(schedule.task, range(4), 8, 5, depth=3, repeats=4)
+    for step in range(4):
+        if step == 2:
+            schedule.update(1.0)
+        assert torch.equal(next(batches).inputs, schedule.task(step).batch("train", 0, 8, 5).inputs)

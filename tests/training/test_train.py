@@ -299,6 +299,15 @@ def test_average_is_the_mean_of_the_weights_from_its_start(tiny: Any, tmp_path: 
         assert torch.allclose(value, torch.stack([part[name] for part in parts]).mean(0), atol=1e-6)
 
 
+def test_the_loss_may_decide_which_validation_is_the_best(tiny: Any, tmp_path: Path) -> None:
+    """As in the AUSSM repository's runs on weather. In this run another validation has the best accuracy."""
+    run = train(tiny(steps=10, lr=0.1, seed=3, eval_every=1, select="best", best_by="loss"), tmp_path)
+    valid = [row for row in logged(run) if row["split"] == "valid"]
+    best = min(valid, key=lambda row: row["loss"])
+    assert best["accuracy"] < max(row["accuracy"] for row in valid)
+    assert read_checkpoint(run.checkpoint("best"))["step"] == best["step"]
+
+
 def test_patience_stops_a_run_that_no_longer_improves(tiny: Any, tmp_path: Path) -> None:
     run = train(tiny(steps=50, lr=1e-30, eval_every=1, patience=3), tmp_path)
     assert run.result is not None

@@ -1,15 +1,16 @@
 """Tables of the papers' rows: which can be run and how far their runs are, and ours next to the published figures."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
+from statistics import fmean
 
 from longscan.report.comparisons import compare
 from longscan.report.published import papers, valid_score
 from longscan.report.records import Record, read_folder
 from longscan.report.statistics import mean_interval
-from longscan.reproduce.rows import PublishedRow
+from longscan.reproduce.rows import PublishedRow, read_rows
 from longscan.reproduce.runs import device_seconds, progress_of
 from longscan.reproduce.verdicts import VERDICTS, Verdict, margin_of, verdict
 
@@ -27,6 +28,7 @@ class Outcome:
         unfinished: updates of the runs that are not over, by seed.
         minutes: minutes of a GPU or CPU, of all runs.
         verdict: the comparison with the published figure.
+        validation: mean validation score of the selected weights over the runs that are over, which chooses among candidates.
     """
 
     row: PublishedRow
@@ -37,6 +39,7 @@ class Outcome:
     unfinished: dict[int, int]
     minutes: float
     verdict: Verdict
+    validation: float | None = None
 
     @property
     def ours(self) -> str:
@@ -61,12 +64,39 @@ class Outcome:
         return "not run"
 
 
-def read_outcomes(rows: Iterable[PublishedRow], out: Path) -> list[Outcome]:
+def read_outcomes(rows: Sequence[PublishedRow], out: Path) -> list[Outcome]:
     """Return the outcomes of rows from the records and checkpoints of a folder of runs, which need not exist."""
     records: dict[str, list[Record]] = {}
     for record in read_folder(out / "runs"):
         records.setdefault(record.get("row", ""), []).append(record)
-    return [outcome_of(row, records.get(row.id, []), _unfinished(row, out)) for row in rows]
+    outcomes = [outcome_of(row, records.get(row.id, []), _unfinished(row, out)) for row in rows]
+    candidates = {row.candidate_of for row in rows} - {None}
+    missing = {row.candidate_of for row in read_rows() if row.candidate_of in candidates and not records.get(row.id)}
+    return choose_candidates(outcomes, missing)
+
+
+def choose_candidates(outcomes: Sequence[Outcome], incomplete: Container[str | None] = ()) -> list[Outcome]:
+    """Return outcomes in which only the best candidate on validation is compared with a figure that has several.
+
+    The verdict of the others is "not chosen", so that no test score decides. incomplete: those `candidate_of` some of whose
+    candidates have no run yet; their best one so far is "partial".
+    """
+    best: dict[str | None, Outcome] = {}
+    for one in outcomes:
+        first = best.get(one.row.candidate_of)
+        sign = 1 if one.row.figure["direction"] == "higher" else -1
+        if one.validation is not None and (first is None or sign * one.validation > sign * (first.validation or 0.0)):
+            best[one.row.candidate_of] = one
+    found = []
+    for one in outcomes:
+        name, changed = one.row.candidate_of, one.verdict
+        if name in best and name is not None:
+            if one is not best[name]:
+                changed = "not chosen"
+            elif name in incomplete and one.verdict != "trivial":
+                changed = "partial"
+        found.append(replace(one, verdict=changed))
+    return found
 
 
 def _unfinished(row: PublishedRow, out: Path) -> dict[int, tuple[int, float]]:
@@ -88,6 +118,8 @@ def outcome_of(row: PublishedRow, records: Sequence[Record], unfinished: dict[in
     updates = min((r["steps"] for r in records if r["status"] == "finished"), default=0)
     seconds = sum(float(r.get("device_seconds") or r["seconds"] or 0.0) for r in records)
     seconds += sum(earlier for _, earlier in unfinished.values())
+    selected = [] if entry is None else [r["valid"].get(r["selected"]) for r in entry.rows if r["status"] == "finished"]
+    validations = [value for value in selected if value is not None]
     figure, published = row.figure, valid_score(row.figure)
     found: Verdict = "not run"
     if published is not None:
@@ -110,6 +142,7 @@ def outcome_of(row: PublishedRow, records: Sequence[Record], unfinished: dict[in
         unfinished={seed: made for seed, (made, _) in sorted(unfinished.items())},
         minutes=seconds / 60,
         verdict=found,
+        validation=fmean(validations) if validations else None,
     )
 
 

@@ -8,6 +8,11 @@
         defaults: fields of all rows of this table
         rows: {parity/ma: fields of the row aussm/table1/parity/ma}
         others: [fields of rows that need no name; `published` may be a range such as r296-r334]
+      table1-released:
+        like: table1, whose defaults and rows this table repeats; with settings, notes and so on below `defaults` in addition
+
+A row with `candidates`, lists of values by setting, stands for a row for each combination of them, whose names follow that of the
+row: parity/aa/aaaa-0.001. The validation scores choose one of them (`longscan.reproduce.page`).
 
 Figures of a paper that its file does not name are those that the paper cites or repeats.
 """
@@ -19,6 +24,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cache
 from importlib import resources
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -29,6 +35,7 @@ from longscan._errors import SettingError, setting_error
 from longscan._types import NonNegativeInt, PositiveFloat, PositiveInt, Rule, SettingsGroup
 from longscan.datasets import DATA_SETS
 from longscan.report.published import papers, published_ids, published_row
+from longscan.training.parsing import merge
 
 PROTOCOLS = resources.files("longscan.reproduce").joinpath("protocols")
 Status = Literal["recipe", "no recipe", "impossible", "no training", "cited", "repeated"]
@@ -48,6 +55,7 @@ class PublishedRow(SettingsGroup):
         recipe: path in the repository.
         settings: settings that replace the recipe's, by dotted name.
         with_seed: further settings that get the number of the seed.
+        candidate_of: id that the candidates for one figure share; None for a row that is not chosen among others.
         seeds: number of seeds of the protocol.
         updates: number of updates of the protocol.
         data: name of the data set for `longscan data get`; None if the data are generated.
@@ -68,6 +76,7 @@ class PublishedRow(SettingsGroup):
     recipe: str | None = None
     settings: dict[str, Any] = field(default_factory=dict)
     with_seed: list[str] = field(default_factory=list)
+    candidate_of: str | None = None
     seeds: PositiveInt = 3
     updates: PositiveInt | None = None
     data: DataSetName | None = None
@@ -112,11 +121,13 @@ def read_rows() -> tuple[PublishedRow, ...]:
 def _read_protocol(name: str, content: Mapping[str, Any]) -> Iterator[PublishedRow]:
     """Yield the rows of a paper. Raises SettingError for fields that do not exist or do not match their type."""
     seen = set[str]()
-    for table, entries in content["tables"].items():
-        named = [(row, values) for row, values in entries.get("rows", {}).items()]
+    for table, own in content["tables"].items():
+        model = content["tables"][own["like"]] if "like" in own else {}
+        entries = merge(model, {key: value for key, value in own.items() if key != "like"})
+        named = [one for row, values in entries.get("rows", {}).items() for one in _candidates(f"{name}/{table}", row, values)]
         others = [(one, values | {"published": one}) for values in entries.get("others", []) for one in _ids(values["published"])]
         for row, values in named + others:
-            values = entries.get("defaults", {}) | values
+            values = merge(entries.get("defaults", {}), values)
             identity = f"{name}/{table}/{row}"
             parsed, _ = PublishedRow.parse_mapping({"id": identity, **values}, identity)
             seen.add(parsed.published)
@@ -128,6 +139,19 @@ def _read_protocol(name: str, content: Mapping[str, Any]) -> Iterator[PublishedR
             why = f"repeats {repeats}" if repeats else "the paper takes this figure from elsewhere"
             status: Status = "repeated" if repeats else "cited"
             yield PublishedRow(id=f"{name}/{source}/{identity}", published=identity, status=status, why=why)
+
+
+def _candidates(table: str, row: str, values: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield name and fields of a row, or of each of its candidates."""
+    fields = dict(values)
+    space = fields.pop("candidates", None)
+    if space is None:
+        yield row, fields
+        return
+    for point in product(*space.values()):
+        settings = {**fields.get("settings", {}), **dict(zip(space, point, strict=True))}
+        label = "-".join(map(str, point))
+        yield f"{row}/{label}", fields | {"settings": settings, "candidate_of": f"{table}/{row}"}
 
 
 def _ids(text: str) -> list[str]:

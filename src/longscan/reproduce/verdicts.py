@@ -7,7 +7,7 @@ from longscan.report.statistics import mean_interval
 
 MIN_SEEDS = 3
 MARGIN = 0.05  # of an accuracy between 0 and 1; a share of the published figure where that is an error
-Verdict = Literal["not run", "trivial", "partial", "reproduced", "beyond", "short", "undecided"]
+Verdict = Literal["not run", "trivial", "partial", "reproduced", "beyond", "short", "undecided", "not chosen"]
 VERDICTS: dict[Verdict, str] = {
     "reproduced": "the published figure lies inside our 95 % interval, whose half-width is at most .05 or a tenth of the "
     "distance from the figure to the constant predictor; at least three seeds, the whole protocol, and the constant is beaten by "
@@ -17,6 +17,7 @@ VERDICTS: dict[Verdict, str] = {
     "undecided": "the published figure lies inside our interval, which is too wide or reaches the constant predictor",
     "partial": "fewer updates than the protocol has, or fewer than three seeds",
     "trivial": "a constant predictor reaches the published figure within .05",
+    "not chosen": "one of several candidates for the figure, of which another has the best validation score",
     "not run": "no run is over",
 }
 

@@ -1,6 +1,6 @@
 """The training batches of a run: the lengths of each step, prefetching, and the rows that each of several processes trains on.
 
-A batch is a pure function of its task and step, so prefetching does not change results, and resuming needs only the step.
+A batch is a pure function of its task and number, so prefetching does not change results, and resuming needs only the step.
 """
 
 from collections import deque
@@ -51,7 +51,14 @@ class LengthSchedule:
 
 
 def prefetch_batches(
-    task_of: Callable[[int], Task], steps: range, batch_size: int, seed: int, *, depth: int, pin: bool = False
+    task_of: Callable[[int], Task],
+    steps: range,
+    batch_size: int,
+    seed: int,
+    *,
+    depth: int,
+    pin: bool = False,
+    repeats: int = 1,
 ) -> Generator[Batch, None, None]:
     """Yield the training batch of each step; a thread makes those of the next `depth` steps in advance.
 
@@ -63,30 +70,32 @@ def prefetch_batches(
         seed: of the data.
         depth: number of batches made in advance; 0 starts no thread.
         pin: put the tensors into page-locked memory, for copies to a CUDA device.
+        repeats: steps in a row that get the same batch, whose number is the step divided by `repeats`.
 
     Raises whatever the task raises when it makes a batch.
     """
 
-    def make(task: Task, step: int) -> Batch:
-        batch = task.batch("train", step, batch_size, seed)
+    def make(task: Task, index: int) -> Batch:
+        batch = task.batch("train", index, batch_size, seed)
         if not pin:
             return batch
         return Batch(*(None if tensor is None else tensor.pin_memory() for tensor in batch))  # type: ignore[arg-type]
 
     if not depth:
-        yield from (make(task_of(step), step) for step in steps)
+        yield from (make(task_of(step), step // repeats) for step in steps)
         return
     pool = ThreadPoolExecutor(1, thread_name_prefix="longscan-batches")
     queue: deque[tuple[Task, int, Future[Batch]]] = deque()
     try:
         for step in steps:
             for position, later in enumerate(range(step, min(step + depth + 1, steps.stop))):
-                key = task_of(later), later
+                key = task_of(later), later // repeats
                 while len(queue) > position and queue[position][:2] != key:
                     queue[position][2].cancel()
                     del queue[position]
                 if len(queue) == position:
-                    queue.append((*key, pool.submit(make, *key)))
+                    is_repeated = position > 0 and queue[-1][:2] == key
+                    queue.append((*key, queue[-1][2] if is_repeated else pool.submit(make, *key)))
             yield queue.popleft()[2].result()
     finally:
         pool.shutdown(cancel_futures=True)

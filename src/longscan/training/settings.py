@@ -118,6 +118,10 @@ class TrainingSettings(SettingsGroup):
 
     steps: Annotated[PositiveInt, Doc("number of updates")] = 1000
     batch_size: Annotated[PositiveInt, Doc("examples in an update, over all processes together")] = 32
+    batch_repeats: Annotated[
+        PositiveInt,
+        Doc("updates in a row on each training batch; 4 is what the four unsharded loaders of the AUSSM repository come to"),
+    ] = 1
     lr: Annotated[PositiveFloat, Doc("learning rate of AdamW after warm-up")] = 1e-3
     betas: Annotated[tuple[FractionBelowOne, FractionBelowOne], Doc("AdamW's two decay rates")] = (0.9, 0.999)
     weight_decay: Annotated[NonNegativeFloat, Doc("decoupled weight decay of the parameters that declare decay")] = 0.0
@@ -159,6 +163,10 @@ class TrainingSettings(SettingsGroup):
         Literal["last", "best", "average"],
         Doc("weights that a run ends with and that are tested: last, best on validation, or average"),
     ] = "last"
+    best_by: Annotated[
+        Literal["metric", "loss"],
+        Doc("what makes a validation the best one: the task's main metric, and the loss between equal metrics; or the loss"),
+    ] = "metric"
     eval_every: Annotated[NonNegativeInt, Doc("steps between validations; 0 validates only at the end")] = 500
     eval_batches: Annotated[NonNegativeInt, Doc("validation batches; 0 is the whole split (an endless split needs a number)")] = 0
     test_batches: Annotated[NonNegativeInt, Doc("the same for the test split")] = 0

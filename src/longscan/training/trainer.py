@@ -352,7 +352,13 @@ class Trainer(Callback):
         steps = range(self.engine.step, self.engine.step if self.progress.stopped_early else training.steps)
         pin = self.accelerator.device.type == "cuda"
         batches = prefetch_batches(
-            self.lengths.task, steps, training.batch_size, self.settings.data_seed, depth=training.prefetch, pin=pin
+            self.lengths.task,
+            steps,
+            training.batch_size,
+            self.settings.data_seed,
+            depth=training.prefetch,
+            pin=pin,
+            repeats=training.batch_repeats,
         )
         with ExitStack() as stack:
             logs = self._open_logs(stack) if self.is_main else []
@@ -456,10 +462,11 @@ class Trainer(Callback):
         self.engine.stop_requested |= progress.stopped_early
 
     def _error(self, found: dict[str, Any] | None) -> tuple[float, float]:
-        """Return the error of a validation, smaller is better. Between equal metrics the smaller loss decides."""
+        """Return the error of a validation, smaller is better, by `training.best_by`. The second number decides between ties."""
         if found is None or found["value"] is None:
             return inf, inf if found is None else 0.0
-        return (-1 if self.task.higher_is_better else 1) * found["value"], inf if found["loss"] is None else found["loss"]
+        error, loss = (-1 if self.task.higher_is_better else 1) * found["value"], inf if found["loss"] is None else found["loss"]
+        return (loss, error) if self.training.best_by == "loss" else (error, loss)
 
     def on_train_end(self, engine: Engine) -> None:  # noqa: ARG002
         """Select weights by `training.select`, score them on the test split, and write the angles of AUSSM layers."""

@@ -69,6 +69,8 @@ class Forecast(RegressionTask):
     Dates must be in order with equal steps (`longscan.tasks.forecasting.tables`); the published table "weather" has one row twice
     and lacks nine, and is read unchanged.
 
+    Neighbouring windows share almost all of their rows, so that with order="time" the examples of a batch are nearly the same.
+
     Rows are split in time, 70/10/20, or for ETT by months, 12/4/4; the context of a window of valid or test may contain rows of
     the previous split. Variables are standardised by the training rows, and errors are of standardised values. Every window is
     used; the last batch is never dropped.
@@ -102,6 +104,10 @@ class Forecast(RegressionTask):
     channels: Annotated[Literal["together", "apart"], Doc("an example is a window of all variables, or of one variable")] = (
         "together"
     )
+    order: Annotated[
+        Literal["shuffled", "time"],
+        Doc("training windows: shuffled in each epoch, or in the order of time, as the AUSSM repository's loader gives them"),
+    ] = "shuffled"
     season: Annotated[PositiveInt, Doc("steps of a season, for level and for the seasonal baselines")] = 24
     periods: Annotated[PositiveInt, Doc("number of seasons whose mean is the level season and a baseline")] = 7
     missing: Annotated[
@@ -178,7 +184,11 @@ class Forecast(RegressionTask):
     def batch(self, split: Split, step: int, batch_size: int, seed: int = 0) -> Batch:
         """Return the batch of a step: inputs (B, L, C) float32, targets (B, L, C), loss_mask (B, L), True at forecasts."""
         check_request(self, split, step, batch_size, seed)
-        first, chosen = self._row_range(split)[0], rows_of_step(self.size(split), split, step, batch_size, seed)
+        first, size = self._row_range(split)[0], self.size(split)
+        if split == "train" and self.order == "time":
+            chosen = np.arange(size)[step % -(-size // batch_size) * batch_size :][:batch_size]
+        else:
+            chosen = rows_of_step(size, split, step, batch_size, seed)
         if self.channels == "together":
             return self._to_batch(self._windows(first + chosen))
         starts, columns = np.divmod(chosen, len(self._columns))
