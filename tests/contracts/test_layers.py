@@ -527,6 +527,9 @@ WRONG_ARGUMENTS: list[tuple[type[Exception], str, Callable[[SequenceModule, Tens
     (ValueError, "`x` must have shape", lambda module, x: module(x[..., 1:])),
     (TypeError, r"`x` must have the dtype .*, torch\.float64, got torch\.float32", lambda module, x: module(x.float())),
     (TypeError, r"`x` must have the dtype .*, got torch\.int64", lambda module, x: module(x.long())),
+    (TypeError, "`x` must be a tensor, got a list", lambda module, x: module(x.tolist())),
+    (TypeError, r"`x` must be dense, .*, got layout torch\.sparse_coo", lambda module, x: module(x.to_sparse())),
+    (ValueError, "`x` must be on the device of the parameters, cpu, got meta", lambda module, x: module(x.to("meta"))),
     (
         ValueError,
         "`valid` must have one run .*, got more in row 1",

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from longscan.layers.checks import StateForm, check_dtype, check_state_form, check_steps, state_form
+from longscan.layers.checks import StateForm, check_input, check_state_form, check_steps, state_form
 from longscan.layers.parameters import Marked
 from longscan.layers.state import PhaseState, ScanState, State, no_sequence, restarted_rows, zero_rows
 from longscan.ops.tracing import is_compiled_or_transformed
@@ -154,9 +154,9 @@ class SequenceModule(Marked, ABC):
 
     def validate_inputs(self, x: Tensor, info: SequenceInfo) -> tuple[Tensor, SequenceInfo]:
         """Check the inputs of `forward`; return them with zeros in the padding of x and gate, and ones in that of elapsed."""
+        check_input(x, self)
         if x.ndim != 3 or x.shape[-1] != self.d_model:
             raise ValueError(f"`x` must have shape (batch, length, {self.d_model}), got {tuple(x.shape)}")
-        check_dtype(x, self)
         if info.elapsed is not None and not self.irregular:
             raise ValueError(f"`elapsed` must be None, as {type(self).__name__} takes no elapsed times, got a tensor")
         check_steps((x.shape[0], x.shape[1]), info.elapsed, info.valid, info.seq_idx)

@@ -1,4 +1,4 @@
-"""Checks of the arguments of `SequenceModule.forward`: dtype of x, type and shapes of a state, `elapsed`, `valid`, `seq_idx`."""
+"""Checks of the arguments of `SequenceModule.forward`: x, type and shapes of a state, `elapsed`, `valid`, `seq_idx`."""
 
 from typing import NamedTuple
 
@@ -50,11 +50,18 @@ def _has_shape(found: tuple[int, ...], needed: tuple[int, ...]) -> bool:
     )
 
 
-def check_dtype(x: Tensor, module: nn.Module) -> None:
-    """Raise TypeError unless x has the dtype of a parameter, or is fp16 or bf16 and all parameters stay float32 under casts.
+def check_input(x: Tensor, module: nn.Module) -> None:
+    """Raise TypeError or ValueError unless x is a dense tensor with dtype and device of the parameters of `module`.
 
-    Under autocast any dtype is right.
+    Under autocast any dtype is right; so are fp16 and bf16 if all parameters stay float32 when the module is cast.
     """
+    if not isinstance(x, Tensor):
+        raise TypeError(f"`x` must be a tensor, got a {type(x).__name__}")
+    if x.layout != torch.strided:
+        raise TypeError(f"`x` must be dense, of layout torch.strided, got layout {x.layout}")
+    devices = {parameter.device for parameter in module.parameters()}
+    if x.device not in devices:
+        raise ValueError(f"`x` must be on the device of the parameters, {' or '.join(sorted(map(str, devices)))}, got {x.device}")
     dtypes = {parameter.dtype for parameter in module.parameters()}
     if x.dtype in dtypes or torch.is_autocast_enabled(x.device.type):
         return
