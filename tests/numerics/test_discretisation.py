@@ -1,4 +1,4 @@
-"""Discretisations against the matrix exponential, which knows nothing of eigenvalues."""
+"""Discretisations by eigenvalues, compared with the matrix exponential."""
 
 import math
 
@@ -9,14 +9,14 @@ from longscan.numerics.discretisation import change, discretise, discretise_even
 
 
 def real_system(eigenvalue: complex) -> torch.Tensor:
-    """x' = lambda x + u for complex x as a real 2x2 system with the held input as a third state."""
+    """Return x' = lambda x + u for complex x as a real 2x2 system whose third state is the constant input."""
     a, b = eigenvalue.real, eigenvalue.imag
     return torch.tensor([[a, -b, 1.0], [b, a, 0.0], [0.0, 0.0, 0.0]], dtype=torch.float64)
 
 
 @pytest.mark.parametrize("eigenvalue", [-0.5 + 3.0j, -2.0 + 0.0j, -1e-6 + 1e-3j])
 @pytest.mark.parametrize("dt", [0.001, 0.7])
-def test_zero_order_hold_is_exact_for_held_inputs(eigenvalue, dt):
+def test_zero_order_hold_is_exact_for_constant_inputs(eigenvalue, dt):
     exact = torch.linalg.matrix_exp(real_system(eigenvalue) * dt)
     pair = torch.tensor([eigenvalue.real, eigenvalue.imag], dtype=torch.float64)
     a, b = discretise(pair, torch.tensor(dt, dtype=torch.float64))
@@ -30,19 +30,19 @@ def test_bilinear_is_of_second_order():
     for dt in (0.02, 0.01, 0.005):
         exact = torch.linalg.matrix_exp(real_system(-0.5 + 3j) * dt)[:2, 0]
         a, _ = discretise(eigenvalue, torch.tensor(dt, dtype=torch.float64), "bilinear")
-        errors.append((a - exact).norm() / dt)  # of the rate, over one step: local error over dt
+        errors.append((a - exact).norm() / dt)  # the local error of one step divided by dt
     orders = [torch.log2(errors[i] / errors[i + 1]).item() for i in range(2)]
     assert orders == pytest.approx([2.0, 2.0], abs=0.02)
 
 
 @pytest.mark.parametrize("rule", ["zoh", "bilinear"])
-def test_inputs_that_change_are_followed_to_first_order(rule):
-    """x' = lambda x + sin(t), each step driven by the input at its end: the error at t = 2 halves with the step."""
+def test_error_for_changing_inputs_is_of_first_order(rule):
+    """For x' = lambda x + sin(t), sampled at the end of each step, half the step size gives half the error at t = 2."""
     eigenvalue = -0.5 + 3j
     exact = (1j * torch.tensor(2.0, dtype=torch.float64)).exp() / (1j - eigenvalue)
     exact = (exact - torch.tensor(2 * eigenvalue).exp() / (1j - eigenvalue)) / 2j
-    other = (-1j * torch.tensor(2.0, dtype=torch.float64)).exp() - torch.tensor(2 * eigenvalue).exp()
-    exact = exact - other / (-1j - eigenvalue) / 2j
+    conjugate_term = (-1j * torch.tensor(2.0, dtype=torch.float64)).exp() - torch.tensor(2 * eigenvalue).exp()
+    exact = exact - conjugate_term / (-1j - eigenvalue) / 2j
     errors = []
     for count in (400, 800, 1600):
         dt = 2 / count
@@ -66,8 +66,8 @@ def test_bilinear_solves_the_trapezoidal_rule():
 
 
 @pytest.mark.parametrize("rule", ["zoh", "bilinear"])
-def test_change_is_lambda_times_the_input_factor_and_keeps_its_digits(rule):
-    """a - 1 = lambda b under both rules; for steps so short that a rounds to 1 it is lambda dt."""
+def test_change_equals_lambda_times_the_input_factor_at_any_step_size(rule):
+    """Both rules give a - 1 = lambda b; if the step is so short that a rounds to 1, `change` returns lambda dt."""
     eigenvalues = torch.stack([-torch.rand(20), 5 * torch.randn(20)], -1).double()
     dt = torch.rand(20, dtype=torch.float64)
     a, b = (torch.view_as_complex(part) for part in discretise(eigenvalues, dt, rule))
@@ -78,7 +78,7 @@ def test_change_is_lambda_times_the_input_factor_and_keeps_its_digits(rule):
 
 
 @pytest.mark.parametrize("rule", ["zoh", "bilinear"])
-def test_log_step_holds_modulus_and_angle(rule):
+def test_exponential_of_log_step_is_the_step(rule):
     eigenvalues = torch.stack([-torch.rand(20), 5 * torch.randn(20)], -1).double()
     dt = 0.1 + torch.rand(20, dtype=torch.float64)
     a, _ = discretise(eigenvalues, dt, rule)
@@ -87,7 +87,7 @@ def test_log_step_holds_modulus_and_angle(rule):
 
 
 @pytest.mark.parametrize("rule", ["zoh", "bilinear"])
-def test_every_step_may_have_its_own_length(rule):
+def test_discretise_accepts_a_dt_for_each_step(rule):
     eigenvalues = torch.tensor([[-0.5, 1.0], [-0.1, 4.0]], dtype=torch.float64)
     dt = torch.rand(3, 5, 1, dtype=torch.float64)
     a, b = discretise(eigenvalues, dt, rule)
@@ -96,21 +96,21 @@ def test_every_step_may_have_its_own_length(rule):
     assert torch.autograd.gradcheck(lambda e, d: discretise(e, d, rule), (eigenvalues.requires_grad_(), dt.requires_grad_()))
 
 
-def test_an_unknown_rule_is_named():
+def test_unknown_rule_raises():
     for function in (discretise, change):
         with pytest.raises(ValueError, match=r"`rule` must be one of .*, got 'euler'"):
             function(torch.ones(1, 2), torch.ones(1), "euler")
 
 
-def test_events_decay_over_the_gap_and_enter_as_the_rule_says():
+def test_rules_of_events_discretise_gap_and_input_separately():
     eigenvalues = torch.tensor([[-0.5, 1.0], [-0.1, 4.0]], dtype=torch.float64)
     dt, elapsed = torch.tensor([0.1, 0.3], dtype=torch.float64), torch.tensor([[0.0], [2.5]], dtype=torch.float64)
     for rule in ("zoh", "bilinear"):
         torch.testing.assert_close(discretise_events(eigenvalues, dt, elapsed, rule), discretise(eigenvalues, dt * elapsed, rule))
-    one = torch.tensor([1.0, 0.0], dtype=torch.float64).expand(2, 2)
-    for rule, enters in (("dirac", one), ("async", discretise(eigenvalues, dt)[1])):
+    ones = torch.tensor([1.0, 0.0], dtype=torch.float64).expand(2, 2)
+    for rule, input_factor in (("dirac", ones), ("async", discretise(eigenvalues, dt)[1])):
         a, b = discretise_events(eigenvalues, dt, elapsed, rule)
         assert torch.equal(a, discretise(eigenvalues, dt * elapsed)[0])
-        assert torch.equal(b, enters)
+        assert torch.equal(b, input_factor)
     with pytest.raises(ValueError, match=r"`rule` must be one of .*, got 'euler'"):
         discretise_events(eigenvalues, dt, None, "euler")

@@ -5,51 +5,51 @@ import torch
 from longscan.numerics.dplr import bilinear_solver, bilinear_step, dense_step, spectrum
 
 
-def system(channels=2, pairs=3):
+def make_system(channels=2, pairs=3):
     parts = torch.randn(4, channels, pairs, 2, dtype=torch.float64)
     eigenvalues = parts[0].clone()
     eigenvalues[..., 0] = -eigenvalues[..., 0].abs() - 0.1
     return eigenvalues, parts[1], parts[2], parts[3], torch.rand(channels, dtype=torch.float64)
 
 
-def full(eigenvalues, P):
-    """Lambda - P P* with both halves of the conjugate pairs, complex."""
+def dense_matrix(eigenvalues, P):
+    """Return Lambda - P P* as a complex matrix for both members of the conjugate pairs."""
     lam, p = torch.view_as_complex(eigenvalues), torch.view_as_complex(P)
     lam, p = torch.cat([lam, lam.conj()], -1), torch.cat([p, p.conj()], -1)
     return torch.diag_embed(lam) - p.unsqueeze(-1) * p.conj().unsqueeze(-2)
 
 
-def both(x):
+def add_conjugates(x):
     half = torch.view_as_complex(x)
     return torch.cat([half, half.conj()], -1)
 
 
-def test_a_step_solves_the_bilinear_rule():
-    """x' - x = dt (A (x + x') / 2 + B u), A written out."""
-    eigenvalues, P, B, x, dt = system()
+def test_step_solves_the_bilinear_rule():
+    """The rule is x' - x = dt (A (x + x') / 2 + B u) with the dense A."""
+    eigenvalues, P, B, x, dt = make_system()
     u = 1.3
     after = bilinear_step(bilinear_solver(eigenvalues, P, dt), P, x, u * dt[:, None, None] * B)
-    A, halves = full(eigenvalues, P), dt.unsqueeze(-1) / 2
-    mean = (A @ both(x + after).unsqueeze(-1)).squeeze(-1)
-    torch.testing.assert_close(both(after - x), halves * mean + dt.unsqueeze(-1) * both(B) * u)
+    A, half_dt = dense_matrix(eigenvalues, P), dt.unsqueeze(-1) / 2
+    mean = (A @ add_conjugates(x + after).unsqueeze(-1)).squeeze(-1)
+    torch.testing.assert_close(add_conjugates(after - x), half_dt * mean + dt.unsqueeze(-1) * add_conjugates(B) * u)
 
 
-def test_the_dense_form_is_the_same_step():
-    eigenvalues, P, B, x, dt = system()
+def test_dense_step_equals_the_step_by_woodbury():
+    eigenvalues, P, B, x, dt = make_system()
     A_bar, B_bar = dense_step(eigenvalues, P, B, dt)
     after = bilinear_step(bilinear_solver(eigenvalues, P, dt), P, x, dt[:, None, None] * B)
     torch.testing.assert_close((A_bar @ x.flatten(-2).unsqueeze(-1)).squeeze(-1) + B_bar, after.flatten(-2))
 
 
-def test_the_spectrum_is_the_transform_of_the_kernel():
-    """2 C (1 - e^{-i angle} A_bar)^{-1} B_bar, at 0 and pi too, where one of the terms of the Cauchy sums vanishes."""
-    eigenvalues, P, B, C, dt = system()
-    A, eye = full(eigenvalues, P), torch.eye(6, dtype=torch.complex128)
+def test_spectrum_is_the_transform_of_the_kernel():
+    """It is 2 C (1 - e^{-i angle} A_bar)^{-1} B_bar, also at 0 and pi, where a term of the Cauchy sums vanishes."""
+    eigenvalues, P, B, C, dt = make_system()
+    A, eye = dense_matrix(eigenvalues, P), torch.eye(6, dtype=torch.complex128)
     angles = torch.tensor([0.0, 0.7, 2.0, math.pi], dtype=torch.float64)
-    found = torch.view_as_complex(spectrum(angles, eigenvalues, P, B, C, dt))
+    values = torch.view_as_complex(spectrum(angles, eigenvalues, P, B, C, dt))
     for k, angle in enumerate(angles):
         half = dt[:, None, None] / 2
         A_bar = torch.linalg.solve(eye - half * A, eye + half * A)
-        B_bar = torch.linalg.solve(eye - half * A, (dt.unsqueeze(-1) * both(B)).unsqueeze(-1))
+        B_bar = torch.linalg.solve(eye - half * A, (dt.unsqueeze(-1) * add_conjugates(B)).unsqueeze(-1))
         state = torch.linalg.solve(eye - torch.exp(-1j * angle) * A_bar, B_bar).squeeze(-1)
-        torch.testing.assert_close(found[:, k], (both(C) * state).sum(-1))
+        torch.testing.assert_close(values[:, k], (add_conjugates(C) * state).sum(-1))

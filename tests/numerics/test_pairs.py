@@ -9,19 +9,19 @@ def random_pairs(*shape: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("function", "wanted"),
+    ("function", "complex_function"),
     [
         (pairs.multiply, torch.multiply),
         (pairs.divide, torch.divide),
     ],
 )
-def test_arithmetic_is_that_of_complex_numbers(function, wanted):
+def test_arithmetic_of_pairs_equals_that_of_complex_numbers(function, complex_function):
     x, y = random_pairs(3, 4), random_pairs(4)
-    expected = wanted(torch.view_as_complex(x), torch.view_as_complex(y))
+    expected = complex_function(torch.view_as_complex(x), torch.view_as_complex(y))
     torch.testing.assert_close(torch.view_as_complex(function(x, y)), expected)
 
 
-def test_exponentials_are_those_of_complex_numbers():
+def test_exponentials_of_pairs_equal_those_of_complex_numbers():
     x = 3 * random_pairs(20)
     expected = torch.view_as_complex(x).exp()
     torch.testing.assert_close(torch.view_as_complex(pairs.exponential(x)), expected)
@@ -29,7 +29,7 @@ def test_exponentials_are_those_of_complex_numbers():
     torch.testing.assert_close(torch.view_as_complex(pairs.polar(x[..., 0].exp(), x[..., 1])), expected)
 
 
-def test_exponential_minus_one_keeps_its_digits_near_zero():
+def test_exponential_minus_one_is_accurate_near_zero():
     x = random_pairs(50) * 1e-5
     z = torch.view_as_complex(x)
     series = z + z**2 / 2 + z**3 / 6

@@ -1,4 +1,4 @@
-"""DNA and bytes: FASTA, strands, splits without leaks, windows, damaged files, real files where present."""
+"""Tasks on DNA and bytes: FASTA files, strands, disjoint splits, windows, damaged files, and real files if present."""
 
 import os
 from pathlib import Path
@@ -14,7 +14,7 @@ from longscan.tasks.language import ByteText
 from made_up import MADE_UP
 
 
-def test_fasta(tmp_path):
+def test_fasta_records_are_read_as_base_indices(tmp_path):
     path = tmp_path / "a.fa"
     path.write_bytes(b">chr1 a name\nACGT\r\nacgu\nNRY\n>two\n>three\nTT\n")
     records = read_fasta(path)
@@ -34,14 +34,14 @@ def test_fasta(tmp_path):
         (b">one\nACGT\n7C\n", "a.fa:3: b'7' is no base"),
     ],
 )
-def test_damaged_fasta(tmp_path, content, message):
+def test_damaged_fasta_raises(tmp_path, content, message):
     path = tmp_path / "a.fa"
     path.write_bytes(content)
     with pytest.raises(ValueError, match=message):
         read_fasta(path)
 
 
-def test_the_other_strand():
+def test_reverse_complement_is_its_own_inverse():
     bases = np.array([0, 0, 1, 4, 3])
     assert reverse_complement(bases).tolist() == [0, 4, 2, 3, 3]
     assert reverse_complement(reverse_complement(bases)).tolist() == bases.tolist()
@@ -53,91 +53,91 @@ def folder(tmp_path):
     return tmp_path
 
 
-def species(folder, **settings):
+def make_species(folder, **settings):
     return Species(**{"data_dir": str(folder), "window": 40, "valid_size": 40, "test_size": 60, **settings})
 
 
-def where(folder, window):
-    """The species and the relative places at which a window stands in the files."""
-    found = set()
+def find_window(folder, window):
+    """Return the species, and the relative start and end of a window in each file that contains it."""
+    matches = set()
     for path in folder.glob("*.fa"):
         ((_, bases),) = read_fasta(path)
-        place = bases.tobytes().find(window.astype(np.uint8).tobytes())
-        if place >= 0:
-            found.add((path.name.split(".")[0], place / len(bases), (place + len(window)) / len(bases)))
-    return found
+        start = bases.tobytes().find(window.astype(np.uint8).tobytes())
+        if start >= 0:
+            matches.add((path.name.split(".")[0], start / len(bases), (start + len(window)) / len(bases)))
+    return matches
 
 
-def test_splits_share_no_position(folder):
-    task = species(folder)
+def test_splits_are_disjoint_ranges_of_positions(folder):
+    task = make_species(folder)
     assert task.classes == ("cat", "dog", "eel")
     for split, low, high in (("train", 0, 0.7), ("valid", 0.7, 0.85), ("test", 0.85, 1)):
         batch = task.batch(split, 0, 40)
         for window, target in zip(batch.inputs.numpy(), batch.targets.tolist(), strict=True):
-            ((kind, first, last),) = where(folder, window)
+            ((kind, first, last),) = find_window(folder, window)
             assert kind == task.classes[target]
             assert low <= first < last <= high + 1e-9
 
 
-def test_other_strands_are_read_in_training_alone(folder):
-    task, plain = species(folder, reverse_complement=True), species(folder)
+def test_reverse_complements_occur_in_training_only(folder):
+    task, plain = make_species(folder, reverse_complement=True), make_species(folder)
     assert torch.equal(task.batch("test", 0, 60).inputs, plain.batch("test", 0, 60).inputs)
-    turned = 0
+    n_reversed = 0
     for window in task.batch("train", 0, 60).inputs.numpy():
-        if not where(folder, window):
-            assert where(folder, reverse_complement(window))
-            turned += 1
-    assert 15 < turned < 45
+        if not find_window(folder, window):
+            assert find_window(folder, reverse_complement(window))
+            n_reversed += 1
+    assert 15 < n_reversed < 45
 
 
-def test_windows_of_n_are_drawn_again(tmp_path):
+def test_windows_of_n_are_sampled_again(tmp_path):
     for kind in ("a", "b"):
         (tmp_path / f"{kind}.x.fa").write_text(f">{kind}\n" + "N" * 3000 + "ACGT" * 750 + "\n")
-    task = species(tmp_path, split="position", window=20)
-    share = (task.batch("train", 0, 400).inputs == 4).all(1).float().mean()
-    assert share < 0.4, "71 % of the places are N; four tries leave a quarter"
+    task = make_species(tmp_path, split="position", window=20)
+    fraction = (task.batch("train", 0, 400).inputs == 4).all(1).float().mean()
+    assert fraction < 0.4, "71 % of the positions are N; after four tries a quarter of the windows are"
 
 
-def test_chromosomes(tmp_path):
+def test_split_by_chromosome(tmp_path):
     for kind in ("human", "pig"):
         (tmp_path / kind).mkdir()
         for number, letter in ((2, "A"), (1, "C"), (5, "G")):
             (tmp_path / kind / f"chr{number}.fa").write_text(f">chr{number}\n" + letter * 200 + "\n")
-    task = species(tmp_path, split="chromosome")
+    task = make_species(tmp_path, split="chromosome")
     assert task.classes == ("human", "pig")
     assert [task.batch(split, 0, 8).inputs.unique().tolist() for split in task.splits] == [[0], [1], [2]]
     language = DnaLanguage(data_dir=str(tmp_path), split="chromosome", window=16, valid_size=8, test_size=8)
     batch = language.batch("valid", 0, 8)
     assert torch.equal(batch.inputs[:, 1:], batch.targets[:, :-1])
-    assert language.constant_score("valid") > 5, "C never occurs in train"
+    assert language.constant_score("valid") > 5, "C does not occur in train"
     (tmp_path / "pig" / "chr5.fa").unlink()
     _load.cache_clear()
     with pytest.raises(ValueError, match=r"^window: pig has no range of 40 bases in split test by chromosome"):
-        species(tmp_path, split="chromosome", test_size=61).batch("train", 0, 1)
+        make_species(tmp_path, split="chromosome", test_size=61).batch("train", 0, 1)
 
 
-def test_missing_genomes(tmp_path):
+def test_missing_genomes_raise(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"^data_dir: .* holds no FASTA files"):
-        species(tmp_path).size("train")
+        make_species(tmp_path).size("train")
     (tmp_path / "one.fa").write_text(">x\nACGT\n")
     with pytest.raises(ValueError, match=r"^data_dir: .* has files of 1 species, at least two are needed"):
-        species(tmp_path, window=3).batch("train", 0, 1)
+        make_species(tmp_path, window=3).batch("train", 0, 1)
 
 
-def test_a_users_sequences(folder, tmp_path):
+def test_read_inputs_pads_sequences_of_a_fasta_file(folder, tmp_path):
     path = tmp_path / "new.fasta"
     path.write_text(">a\nACGTA\n>b\nGG\n")
-    batch = species(folder).read_inputs(path)
+    batch = make_species(folder).read_inputs(path)
     assert batch.inputs.tolist() == [[0, 1, 2, 3, 0], [2, 2, 4, 4, 4]]
     assert batch.valid.sum(1).tolist() == [5, 2]
     rows = DnaLanguage(data_dir=str(folder)).decode(torch.nn.functional.one_hot(batch.inputs, 5).float() * 9, batch)
     assert [row["next"] for row in rows] == ["A", "G"]
 
 
-# Bytes.
+# Tests of bytes.
 
 
-def test_bytes_of_a_file(tmp_path):
+def test_byte_text_splits_a_file_into_windows(tmp_path):
     content = bytes(np.random.default_rng(0).integers(0, 256, 5000, dtype=np.uint8))
     (tmp_path / "x").write_bytes(content)
     task = ByteText(path=str(tmp_path / "x"), window=50, valid_fraction=0.2)
@@ -150,7 +150,7 @@ def test_bytes_of_a_file(tmp_path):
     assert 7.5 < task.constant_score() < 9
 
 
-def test_a_folder_of_texts_and_damaged_ones(tmp_path):
+def test_byte_text_reads_a_folder_and_raises_for_missing_or_short_files(tmp_path):
     for name, text in (("b", "two" * 400), ("a", "one" * 400)):
         (tmp_path / f"{name}.txt").write_text(text)
     task = ByteText(path=str(tmp_path), window=9)
@@ -175,7 +175,7 @@ def test_a_folder_of_texts_and_damaged_ones(tmp_path):
         (ByteText, {"valid_fraction": 0.5}, "^`?valid_fraction"),
     ],
 )
-def test_impossible_settings(cls, settings, message):
+def test_invalid_setting_raises(cls, settings, message):
     with pytest.raises(ValueError, match=message):
         cls(**settings)
 
@@ -184,7 +184,7 @@ ROOT = Path(os.environ.get("LONGSCAN_TEST_DATA", "/nowhere"))
 
 
 @pytest.mark.skipif(not (ROOT / "dna").is_dir(), reason="LONGSCAN_TEST_DATA names no folder with dna/")
-def test_real_genomes():
+def test_real_genomes_have_23_species():
     task = Species(data_dir=str(ROOT / "dna" / "encode_MAY-2005"), window=1024)
     assert task.num_classes == 23
     batch = task.batch("train", 0, 64)
@@ -193,6 +193,6 @@ def test_real_genomes():
 
 
 @pytest.mark.skipif(not (ROOT / "text").is_dir(), reason="LONGSCAN_TEST_DATA names no folder with text/")
-def test_real_text():
+def test_constant_score_of_real_text():
     task = ByteText(path=str(ROOT / "text" / "tinyshakespeare"))
     assert 4.5 < task.constant_score() < 5.1

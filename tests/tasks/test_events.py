@@ -1,4 +1,4 @@
-"""Event streams: formats, tokens, gaps, changes with their units, buckets, packing, damaged files, real files."""
+"""Event streams: formats, tokens, gaps, augmentations, buckets, packing, damaged files, and real files if present."""
 
 import os
 import struct
@@ -42,7 +42,7 @@ from made_up import MADE_UP, aedat_bytes, event_bytes, events_of, gestures, reco
 h5py = pytest.importorskip("h5py")
 
 
-def stream_of(seed=0, count=4000, size=(128, 128)):
+def make_stream(seed=0, count=4000, size=(128, 128)):
     return Stream(*events_of(seed, count, size))
 
 
@@ -52,12 +52,12 @@ def folder(tmp_path):
     return tmp_path
 
 
-def nmnist(folder, **settings):
+def make_nmnist(folder, **settings):
     return Events(**{"data_dir": str(folder), "valid_fraction": 0.2, **settings})
 
 
-def test_digits(folder):
-    task = nmnist(folder)
+def test_nmnist_has_the_tokens_gaps_and_labels_of_the_files(folder):
+    task = make_nmnist(folder)
     assert [task.size(split) for split in task.splits] == [24, 6, 20]
     batch = task.batch("test", 0, 20)
     t, x, y, p = events_of(31, 20 + 31 % 9, (34, 34))
@@ -68,24 +68,24 @@ def test_digits(folder):
     assert task.vocab_size == 34 * 34 * 2
 
 
-def test_no_two_places_share_a_token():
+def test_each_pixel_and_polarity_has_its_own_token():
     task = Events()
     x, y, p = (part.ravel() for part in np.meshgrid(np.arange(34), np.arange(34), np.arange(2)))
     tokens = task._tokens(Stream(x, x, y, p))
     assert len(set(tokens.tolist())) == task.vocab_size == len(tokens)
     assert tokens.max() == task.vocab_size - 1
-    half = Events(downsample=2)
-    assert half.vocab_size == 17 * 17 * 2
-    assert len(set(half._tokens(Stream(x, x, y, p)).tolist())) == half.vocab_size
-    assert Events(downsample=3).vocab_size == 12 * 12 * 2, "what is left over has a pixel of its own"
+    downsampled = Events(downsample=2)
+    assert downsampled.vocab_size == 17 * 17 * 2
+    assert len(set(downsampled._tokens(Stream(x, x, y, p)).tolist())) == downsampled.vocab_size
+    assert Events(downsample=3).vocab_size == 12 * 12 * 2, "the remainder has a pixel, too"
 
 
-def spikes(path, labels, seed=0):
+def write_spikes(path, labels, seed=0):
     draw = np.random.default_rng(seed)
     with h5py.File(path, "w") as file:
-        kinds = h5py.vlen_dtype(np.float16), h5py.vlen_dtype(np.uint16)
-        times = file.create_dataset("spikes/times", (len(labels),), dtype=kinds[0])
-        units = file.create_dataset("spikes/units", (len(labels),), dtype=kinds[1])
+        dtypes = h5py.vlen_dtype(np.float16), h5py.vlen_dtype(np.uint16)
+        times = file.create_dataset("spikes/times", (len(labels),), dtype=dtypes[0])
+        units = file.create_dataset("spikes/units", (len(labels),), dtype=dtypes[1])
         for number in range(len(labels)):
             count = int(draw.integers(5, 30))
             times[number] = np.sort(draw.uniform(0, 1, count)).astype(np.float16)
@@ -95,9 +95,9 @@ def spikes(path, labels, seed=0):
     return path
 
 
-def test_spoken_digits(tmp_path):
-    spikes(tmp_path / "shd_train.h5", [0, 1, 2] * 10)
-    spikes(tmp_path / "shd_test.h5", [0, 1, 2] * 4, seed=1)
+def test_shd_has_the_tokens_and_times_of_the_files(tmp_path):
+    write_spikes(tmp_path / "shd_train.h5", [0, 1, 2] * 10)
+    write_spikes(tmp_path / "shd_test.h5", [0, 1, 2] * 4, seed=1)
     task = Events(dataset="shd", data_dir=str(tmp_path))
     assert [task.size(split) for split in task.splits] == [27, 3, 12]
     assert task.classes == ("null", "eins", "zwei")
@@ -105,37 +105,37 @@ def test_spoken_digits(tmp_path):
     batch = task.batch("test", 0, 12)
     with h5py.File(tmp_path / "shd_test.h5") as file:
         assert batch.inputs[3][batch.valid[3]].tolist() == file["spikes/units"][3].tolist()
-        first, last = (float(file["spikes/times"][3][place]) for place in (0, -1))
+        first, last = (float(file["spikes/times"][3][i]) for i in (0, -1))
         total = (last - first) * 1000
     assert batch.elapsed[3][batch.valid[3]].sum().item() == pytest.approx(total, abs=0.01)
     assert batch.targets.tolist() == [0, 1, 2] * 4
 
 
-def test_spoken_words_have_their_own_valid(tmp_path):
+def test_ssc_reads_its_own_validation_split(tmp_path):
     for number, part in enumerate(("train", "valid", "test")):
-        spikes(tmp_path / f"ssc_{part}.h5", [0, 1, 2] * (number + 2), seed=number)
+        write_spikes(tmp_path / f"ssc_{part}.h5", [0, 1, 2] * (number + 2), seed=number)
     task = Events(dataset="ssc", data_dir=str(tmp_path))
     assert [task.size(split) for split in task.splits] == [6, 9, 12]
 
 
-def test_gestures(tmp_path):
+def test_dvs_gesture_has_the_labels_and_times_of_the_files(tmp_path):
     for part, users in (("ibmGestureTrain", 3), ("ibmGestureTest", 2)):
         for user in range(users):
-            place = tmp_path / part / f"user{user:02}_led"
-            place.mkdir(parents=True)
+            directory = tmp_path / part / f"user{user:02}_led"
+            directory.mkdir(parents=True)
             for kind in (0, 4, 10):
                 t, x, y, p = events_of(user * 11 + kind, 40, (128, 128))
-                np.save(place / f"{kind}.npy", np.stack([x, y, p, t // 1000], axis=1))
+                np.save(directory / f"{kind}.npy", np.stack([x, y, p, t // 1000], axis=1))
     task = Events(dataset="dvs_gesture", data_dir=str(tmp_path))
     assert [task.size(split) for split in task.splits] == [8, 1, 6]
     batch = task.batch("test", 0, 6)
     assert sorted(batch.targets.tolist()) == [0, 0, 4, 4, 10, 10]
-    assert (batch.elapsed[batch.valid] % 1 == 0).all(), "milliseconds"
+    assert (batch.elapsed[batch.valid] % 1 == 0).all(), "times are milliseconds"
     assert task.read_inputs(tmp_path / "ibmGestureTest" / "user00_led" / "4.npy").inputs.shape == (1, 40)
 
 
 @pytest.mark.parametrize("begin", [0, 2**31 - 1_500_000], ids=["early", "times overflow"])
-def test_gestures_of_ibm_are_those_of_tonic(tmp_path, begin):
+def test_gestures_of_ibm_equal_those_of_tonic(tmp_path, begin):
     for name, write in (("tonic", gestures), ("ibm", lambda folder: recordings(folder, begin=begin))):
         (tmp_path / name).mkdir()
         write(tmp_path / name)
@@ -149,18 +149,20 @@ def test_gestures_of_ibm_are_those_of_tonic(tmp_path, begin):
         assert torch.equal(left.elapsed, right.elapsed)
         assert torch.equal(left.valid, right.valid)
     root = tmp_path / "ibm" / "DvsGesture"
-    (found,) = read_gestures(root / "user00_led.aedat", read_gesture_labels(root / "user00_led_labels.csv")[1:2])
-    held = read_tonic_array(tmp_path / "tonic" / "ibmGestureTrain" / "user00_led" / "10.npy")
-    assert all(np.array_equal(mine, theirs) for mine, theirs in zip(found, held, strict=True)), "times since the span's start"
+    (stream,) = read_gestures(root / "user00_led.aedat", read_gesture_labels(root / "user00_led_labels.csv")[1:2])
+    expected = read_tonic_array(tmp_path / "tonic" / "ibmGestureTrain" / "user00_led" / "10.npy")
+    assert all(np.array_equal(*arrays) for arrays in zip(stream, expected, strict=True)), "times since the start of the span"
     whole = ibm.read_inputs(root / "user00_led.aedat")
     assert whole.inputs.shape == (1, 3 * (40 + 2))
     (tmp_path / "both").mkdir()
     recordings(tmp_path / "both")
     gestures(tmp_path / "both", count=50)
-    assert Events(dataset="dvs_gesture", data_dir=str(tmp_path / "both")).length == 50, "tonic's are read where both are there"
+    assert Events(dataset="dvs_gesture", data_dir=str(tmp_path / "both")).length == 50, (
+        "files of tonic are preferred if both exist"
+    )
 
 
-def test_a_gesture_labelled_twice_is_two_streams(tmp_path):
+def test_gesture_labelled_twice_gives_two_streams(tmp_path):
     recordings(tmp_path)
     path = tmp_path / "DvsGesture" / "user04_led_labels.csv"
     path.write_text(path.read_text().replace("\n11,", "\n1,"))
@@ -168,37 +170,39 @@ def test_a_gesture_labelled_twice_is_two_streams(tmp_path):
     assert task.batch("test", 0, 12).targets.tolist() == [0, 0, 4, *[0, 10, 4] * 3]
 
 
-def test_events_that_are_not_valid_are_left_out(tmp_path):
+def test_invalid_events_of_aedat_are_removed(tmp_path):
     path = tmp_path / "x.aedat"
-    sound = aedat_bytes(*events_of(0, 4, (128, 128)))
-    data = bytearray(sound)
+    valid = aedat_bytes(*events_of(0, 4, (128, 128)))
+    data = bytearray(valid)
     data[-32] &= 0xFE
     path.write_bytes(data)
-    assert len(read_aedat(path).t) == 4, "the packet says that all are valid"
+    assert len(read_aedat(path).t) == 4, "the packet header declares all events valid"
     data[-36:-32] = struct.pack("<i", 3)
     path.write_bytes(data)
-    left, whole = read_aedat(path), Stream(*events_of(0, 4, (128, 128)))
-    assert left.t.tolist() == (whole.t[1:] - whole.t[1]).tolist()
-    assert left.x.tolist() == whole.x[1:].tolist()
+    remaining, whole = read_aedat(path), Stream(*events_of(0, 4, (128, 128)))
+    assert remaining.t.tolist() == (whole.t[1:] - whole.t[1]).tolist()
+    assert remaining.x.tolist() == whole.x[1:].tolist()
 
 
-def test_long_training_streams_are_cut(folder):
-    task = nmnist(folder, train_events=10)
+def test_train_events_limits_training_streams_only(folder):
+    task = make_nmnist(folder, train_events=10)
     train, test = task.batch("train", 0, 24), task.batch("test", 0, 20)
     assert train.inputs.shape[1] == 10
     assert test.inputs.shape[1] > 20
     assert torch.equal(train.inputs, task.batch("train", 0, 24).inputs)
-    again = task.batch("train", 1, 24)
-    assert not torch.equal(train.inputs.sort(0).values, again.inputs.sort(0).values), "another place in the next epoch"
+    next_epoch = task.batch("train", 1, 24)
+    assert not torch.equal(train.inputs.sort(0).values, next_epoch.inputs.sort(0).values), (
+        "another part of the stream in the next epoch"
+    )
 
 
-def test_changes_are_drawn_by_seed_and_step(folder):
-    task = nmnist(folder, augment=True)
-    first, again, other = (task.batch("train", step, 8, seed=seed) for step, seed in ((3, 1), (3, 1), (3, 2)))
-    assert torch.equal(first.inputs, again.inputs)
-    assert first.inputs.shape != other.inputs.shape or not torch.equal(first.inputs, other.inputs)
-    plain = nmnist(folder).batch("test", 0, 20)
-    assert torch.equal(task.batch("test", 0, 20).inputs, plain.inputs), "valid and test stay"
+def test_augmentation_depends_on_seed_and_step_only(folder):
+    task = make_nmnist(folder, augment=True)
+    first, repeated, other_seed = (task.batch("train", step, 8, seed=seed) for step, seed in ((3, 1), (3, 1), (3, 2)))
+    assert torch.equal(first.inputs, repeated.inputs)
+    assert first.inputs.shape != other_seed.inputs.shape or not torch.equal(first.inputs, other_seed.inputs)
+    plain = make_nmnist(folder).batch("test", 0, 20)
+    assert torch.equal(task.batch("test", 0, 20).inputs, plain.inputs), "valid and test are not augmented"
     for step in range(20):
         batch = task.batch("train", step, 8)
         assert batch.inputs.min() >= 0
@@ -206,10 +210,10 @@ def test_changes_are_drawn_by_seed_and_step(folder):
         assert (batch.elapsed >= 0).all()
 
 
-def test_mixed_streams_have_shares_of_classes(tmp_path, monkeypatch):
+def test_cutmix_gives_probabilities_of_classes_as_targets(tmp_path, monkeypatch):
     MADE_UP["events"](tmp_path)
     monkeypatch.setitem(PUBLISHED, "nmnist", Augmentation(cutmix=1.0))
-    task = nmnist(tmp_path, augment=True)
+    task = make_nmnist(tmp_path, augment=True)
     batch = task.batch("train", 0, 8)
     assert batch.targets.shape == (8, 10)
     assert torch.allclose(batch.targets.sum(1), torch.ones(8))
@@ -222,30 +226,30 @@ def test_mixed_streams_have_shares_of_classes(tmp_path, monkeypatch):
     assert " | " in task.describe(batch)
 
 
-def test_dropping_events():
-    stream = stream_of()
+def test_drop_and_drop_chunk_remove_the_stated_fraction():
+    stream = make_stream()
     assert len(drop(stream, 0.25, CounterRNG(("d",), 0)).t) == pytest.approx(3000, abs=150)
     assert drop(stream, 0.0, CounterRNG(("d",), 0)) is stream
-    cut = drop_chunk(stream, 0.5, CounterRNG(("c",), 1))
-    lost = np.flatnonzero(~np.isin(stream.t, cut.t))
-    assert 0 < 4000 - len(cut.t) <= 2000
-    assert lost[-1] - lost[0] < 2100, "one run"
+    shortened = drop_chunk(stream, 0.5, CounterRNG(("c",), 1))
+    lost = np.flatnonzero(~np.isin(stream.t, shortened.t))
+    assert 0 < 4000 - len(shortened.t) <= 2000
+    assert lost[-1] - lost[0] < 2100, "one contiguous range"
 
 
-def test_shifts_of_places_are_in_pixels():
+def test_jitter_space_is_in_pixels_and_removes_events_outside_the_sensor():
     stream = Stream(np.arange(5000), np.full(5000, 60), np.full(5000, 60), np.zeros(5000, int))
     moved = jitter_space(stream, 3.0, (128, 128), CounterRNG(("s",), 0))
     assert (moved.x - 60).std() == pytest.approx(3.0, rel=0.05)
     assert (moved.y - 60).std() == pytest.approx(3.0, rel=0.05)
     edge = jitter_space(stream._replace(x=np.zeros(5000, int)), 3.0, (128, 128), CounterRNG(("s",), 0))
-    assert len(edge.t) == pytest.approx(2830, abs=200), "those that leave the sensor are lost"
+    assert len(edge.t) == pytest.approx(2830, abs=200), "events outside the sensor are removed"
     line = jitter_space(stream._replace(y=np.zeros(5000, int)), 3.0, (700, 1), CounterRNG(("s",), 0))
     assert len(line.t) == 5000
     assert not line.y.any()
 
 
-def test_changes_of_time_are_in_microseconds():
-    stream = stream_of()
+def test_jitter_time_is_in_microseconds_and_skew_time_is_bounded():
+    stream = make_stream()
     shifted = jitter_time(stream._replace(t=np.full(4000, 1_000_000)), 5.0, CounterRNG(("t",), 0))
     assert (shifted.t - 1_000_000).std() == pytest.approx(5.0, rel=0.05)
     assert (np.diff(shifted.t) >= 0).all()
@@ -254,8 +258,8 @@ def test_changes_of_time_are_in_microseconds():
     assert 1.17 < max(factors) < 1.2 + 1e-3
 
 
-def test_noise():
-    stream = stream_of(count=100)
+def test_add_noise_adds_at_most_the_stated_number_of_events():
+    stream = make_stream(count=100)
     counts = [len(add_noise(stream, 35, (128, 128), CounterRNG(("n",), n)).t) - 100 for n in range(300)]
     assert (min(counts), max(counts)) == (0, 35)
     noisy = add_noise(stream, 35, (128, 128), CounterRNG(("n",), 3))
@@ -263,44 +267,44 @@ def test_noise():
     assert not add_noise(stream._replace(p=np.zeros(100, int)), 35, (700, 1), CounterRNG(("n",), 3)).p.any()
 
 
-def test_movements():
+def test_roll_and_rotation_move_all_events_together():
     square = Stream(np.arange(4), np.array([60, 67, 60, 67]), np.array([60, 60, 67, 67]), np.zeros(4, int))
     rolled = roll(square, 32, (128, 128), CounterRNG(("r",), 0))
     assert len(set((rolled.x - square.x).tolist())) == 1
-    stream = stream_of()
-    turned = rotate_and_scale(stream, 10.0, 1.0, (128, 128), CounterRNG(("a",), 1))
-    assert 0.9 * 4000 < len(turned.t) < 4000, "corners leave the sensor"
-    assert turned.x.max() <= 127
-    same = rotate_and_scale(stream, 0.0, 1.0, (128, 128), CounterRNG(("a",), 1))
-    assert np.array_equal(same.x, stream.x)
+    stream = make_stream()
+    rotated = rotate_and_scale(stream, 10.0, 1.0, (128, 128), CounterRNG(("a",), 1))
+    assert 0.9 * 4000 < len(rotated.t) < 4000, "the corners are outside the sensor"
+    assert rotated.x.max() <= 127
+    unrotated = rotate_and_scale(stream, 0.0, 1.0, (128, 128), CounterRNG(("a",), 1))
+    assert np.array_equal(unrotated.x, stream.x)
     sizes = [np.ptp(rotate_and_scale(square, 0.0, 1.9, (128, 128), CounterRNG(("f",), n)).x) for n in range(40)]
     assert min(sizes) < 6 < 10 < max(sizes)
 
 
-def test_cutmix():
-    stream = stream_of()._replace(p=np.zeros(4000, int))
-    partner = stream_of(1)._replace(p=np.ones(4000, int))
-    merged, share = cut_and_mix(stream, partner, CounterRNG(("m",), 0))
-    assert merged.p.mean() == pytest.approx(share)
-    run = merged.t[merged.p == 1]
-    inside = (merged.t > run[0]) & (merged.t < run[-1])
-    assert (merged.p[inside] == 1).all(), "the stretch holds the partner's events alone"
+def test_cut_and_mix_replaces_one_range_by_events_of_the_partner():
+    stream = make_stream()._replace(p=np.zeros(4000, int))
+    partner = make_stream(1)._replace(p=np.ones(4000, int))
+    merged, fraction = cut_and_mix(stream, partner, CounterRNG(("m",), 0))
+    assert merged.p.mean() == pytest.approx(fraction)
+    inserted = merged.t[merged.p == 1]
+    inside = (merged.t > inserted[0]) & (merged.t < inserted[-1])
+    assert (merged.p[inside] == 1).all(), "the range has events of the partner only"
     assert (np.diff(merged.t) >= 0).all()
     assert cut_and_mix(stream, partner.select(np.array([0])), CounterRNG(("m",), 0))[1] == 0
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_published_strengths_leave_sound_streams(name):
+def test_published_augmentations_give_valid_streams(name):
     size = {"shd": (700, 1), "ssc": (700, 1), "dvs_gesture": (128, 128), "nmnist": (34, 34)}[name]
-    stream = stream_of(count=300, size=size)
+    stream = make_stream(count=300, size=size)
     for number in range(60):
-        changed = augment_stream(stream, PUBLISHED[name], size, CounterRNG((name,), number))
-        assert len(changed.t) > 0
-        assert (np.diff(changed.t) >= 0).all()
-        assert ((changed.x >= 0) & (changed.x < size[0]) & (changed.y >= 0) & (changed.y < size[1])).all()
+        augmented = augment_stream(stream, PUBLISHED[name], size, CounterRNG((name,), number))
+        assert len(augmented.t) > 0
+        assert (np.diff(augmented.t) >= 0).all()
+        assert ((augmented.x >= 0) & (augmented.x < size[0]) & (augmented.y >= 0) & (augmented.y < size[1])).all()
 
 
-def test_an_epoch_of_buckets_holds_each_recording_once():
+def test_epoch_of_buckets_has_each_recording_once():
     lengths = tuple(np.random.default_rng(0).integers(1, 1000, 203).tolist())
     for epoch in (0, 1):
         batches = [bucketed_rows(lengths, epoch * 26 + step, 8, seed=1) for step in range(26)]
@@ -310,39 +314,41 @@ def test_an_epoch_of_buckets_holds_each_recording_once():
     assert not np.array_equal(bucketed_rows(lengths, 0, 8, seed=1), bucketed_rows(lengths, 26, 8, seed=1))
 
 
-def test_rows_are_filled():
-    places = pack_rows([5, 3, 8, 2, 6])
-    assert places.width == 8
-    assert places.height == 3
+def test_pack_rows_places_recordings_without_overlap():
+    layout = pack_rows([5, 3, 8, 2, 6])
+    assert layout.width == 8
+    assert layout.height == 3
     used = np.zeros((3, 8), int)
-    for row, start, length in zip(places.rows, places.starts, [5, 3, 8, 2, 6], strict=True):
+    for row, start, length in zip(layout.rows, layout.starts, [5, 3, 8, 2, 6], strict=True):
         used[row, start : start + length] += 1
     assert used.max() == 1
     assert used.sum() == 24
 
 
-def test_packed_streams_answer_as_each_alone(folder):
+def test_packed_streams_give_the_outputs_of_separate_streams(folder):
     (folder / "Test" / "0" / "00000.bin").write_bytes(event_bytes(*events_of(99, 70, (34, 34))))
-    packed_task, padded_task = nmnist(folder, batching="packed"), nmnist(folder)
+    packed_task, padded_task = make_nmnist(folder, batching="packed"), make_nmnist(folder)
     torch.manual_seed(0)
     model = SequenceModel.from_spec(
         "m", d_model=8, d_state=4, d_output=10, vocab_size=padded_task.vocab_size, pooling="none", backend="eager"
     )
-    rows = packed_task.batch("test", 0, 20)
-    assert len(rows.inputs) < 20
+    packed = packed_task.batch("test", 0, 20)
+    assert len(packed.inputs) < 20
     with torch.no_grad():
-        together = model(rows.inputs, elapsed=rows.elapsed, valid=rows.valid, seq_idx=rows.seq_idx)[rows.loss_mask]
-        alone = padded_task.batch("test", 0, 20)
-        apart = model(alone.inputs, elapsed=alone.elapsed, valid=alone.valid)
-    last = alone.valid.sum(1) - 1
-    apart = apart[torch.arange(20), last]
-    order = rows.seq_idx[rows.loss_mask]
-    assert torch.allclose(together, apart[order], atol=1e-5)
-    assert torch.equal(rows.targets[rows.loss_mask], alone.targets[order])
+        packed_outputs = model(packed.inputs, elapsed=packed.elapsed, valid=packed.valid, seq_idx=packed.seq_idx)[
+            packed.loss_mask
+        ]
+        padded = padded_task.batch("test", 0, 20)
+        padded_outputs = model(padded.inputs, elapsed=padded.elapsed, valid=padded.valid)
+    last = padded.valid.sum(1) - 1
+    padded_outputs = padded_outputs[torch.arange(20), last]
+    order = packed.seq_idx[packed.loss_mask]
+    assert torch.allclose(packed_outputs, padded_outputs[order], atol=1e-5)
+    assert torch.equal(packed.targets[packed.loss_mask], padded.targets[order])
     metrics = packed_task.metrics("test")
-    packed_task.update(metrics, torch.nn.functional.one_hot(rows.targets.clamp(min=0), 10).float(), rows)
+    packed_task.update(metrics, torch.nn.functional.one_hot(packed.targets.clamp(min=0), 10).float(), packed)
     assert metrics["accuracy"].compute() == 1
-    assert len(packed_task.decode(torch.zeros(*rows.inputs.shape, 10), rows)) == 20
+    assert len(packed_task.decode(torch.zeros(*packed.inputs.shape, 10), packed)) == 20
 
 
 @pytest.mark.parametrize(
@@ -353,14 +359,14 @@ def test_packed_streams_answer_as_each_alone(folder):
         (event_bytes(*(np.array([v]) for v in (5, 34, 0, 0))), "x.bin: event 0 has x 34, 0 .. 33 is possible"),
     ],
 )
-def test_damaged_recordings(tmp_path, content, message):
+def test_damaged_nmnist_recording_raises(tmp_path, content, message):
     path = tmp_path / "x.bin"
     path.write_bytes(content)
     with pytest.raises(ValueError, match=message):
         read_nmnist(path)
 
 
-def test_damaged_arrays_of_events(tmp_path):
+def test_damaged_tonic_array_raises(tmp_path):
     path = tmp_path / "0.npy"
     for array, message in (
         (np.zeros((3, 5)), r"numbers of shape \(events, 4\)"),
@@ -378,10 +384,10 @@ def test_damaged_arrays_of_events(tmp_path):
         read_tonic_array(path)
 
 
-def test_damaged_spikes(tmp_path):
-    path = spikes(tmp_path / "a.h5", [0, 1, 2])
-    sound = path.read_bytes()
-    for content in (b"", sound[: len(sound) // 2], b"not HDF5" * 20):
+def test_damaged_spike_file_raises(tmp_path):
+    path = write_spikes(tmp_path / "a.h5", [0, 1, 2])
+    valid = path.read_bytes()
+    for content in (b"", valid[: len(valid) // 2], b"not HDF5" * 20):
         path.write_bytes(content)
         with pytest.raises(ValueError, match=r"a.h5: is no readable HDF5 file with spikes/times"):
             read_spike_file(path)
@@ -391,7 +397,7 @@ def test_damaged_spikes(tmp_path):
         (lambda file: file["spikes/units"].__setitem__(1, [701] * len(file["spikes/times"][1])), "recording 1: event 0 has x"),
         (lambda file: file["spikes/units"].__setitem__(1, [1]), "recording 1 has .* times and 1 units"),
     ):
-        path.write_bytes(sound)
+        path.write_bytes(valid)
         with h5py.File(path, "a") as file:
             change(file)
         with pytest.raises(ValueError, match=message):
@@ -402,18 +408,18 @@ def packed_header(kind=1, length=8, offset=4, overflow=0, number=4):
     return struct.pack("<hh6i", kind, 1, length, offset, overflow, number, number, number)
 
 
-def test_damaged_recordings_of_gestures(tmp_path):
+def test_damaged_aedat_recording_raises(tmp_path):
     path = tmp_path / "user01_led.aedat"
     t, x, y, p = np.array([10, 20, 30, 40]), *np.ones((3, 4), int)
-    sound = aedat_bytes(t, x, y, p)
-    head, body = sound[:-60], sound[-32:]
+    valid = aedat_bytes(t, x, y, p)
+    head, body = valid[:-60], valid[-32:]
     spans = [LabelledSpan(0, 5, 45, "user01_led_labels.csv:2")]
     for content, message in (
         (b"", "begins with b'', needed #!AER-DAT3.1"),
-        (sound.replace(b"3.1", b"2.0", 1), "begins with b'#!AER-DAT2.0', needed #!AER-DAT3.1"),
-        (sound.replace(b"#!END-HEADER", b"#!END-FOOTER"), "its header is without the line #!END-HEADER"),
-        (sound.replace(b"RAW", b"PNG"), "its header says b'#Format: PNG', needed the format RAW"),
-        (sound[:-1], "packet at byte .* is cut off, 4 events of 8 bytes are due and 31 follow"),
+        (valid.replace(b"3.1", b"2.0", 1), "begins with b'#!AER-DAT2.0', needed #!AER-DAT3.1"),
+        (valid.replace(b"#!END-HEADER", b"#!END-FOOTER"), "its header is without the line #!END-HEADER"),
+        (valid.replace(b"RAW", b"PNG"), "its header says b'#Format: PNG', needed the format RAW"),
+        (valid[:-1], "packet at byte .* is cut off, 4 events of 8 bytes are due and 31 follow"),
         (head + packed_header()[:-1], "packet at byte .* is cut off, its header has 28 bytes and 27 follow"),
         (head + packed_header(length=16, number=2) + body, "its events have 16 bytes, the time at byte 4; 8 and 4 are needed"),
         (head + packed_header(offset=0) + body, "its events have 8 bytes, the time at byte 0"),
@@ -429,7 +435,7 @@ def test_damaged_recordings_of_gestures(tmp_path):
         path.write_bytes(content)
         with pytest.raises(ValueError, match=f"user01_led.aedat: .*{message}"):
             read_gestures(path, spans)
-    path.write_bytes(sound)
+    path.write_bytes(valid)
     for start, end, message in (
         (41, 50, r"has events of 10 .. 40 microseconds, labels.csv:3 names 41 .. 50"),
         (0, 10, r"has events of 10 .. 40 microseconds, labels.csv:3 names 0 .. 10"),
@@ -454,7 +460,7 @@ def test_damaged_recordings_of_gestures(tmp_path):
         ("class,startTime_usec,endTime_usec\n1,3,3\n", "l.csv:2: a class of 1 .. 11 and a start before its end"),
     ],
 )
-def test_damaged_labels_of_gestures(tmp_path, content, message):
+def test_damaged_gesture_labels_raise(tmp_path, content, message):
     path = tmp_path / "l.csv"
     path.write_text(content)
     with pytest.raises(ValueError, match=message):
@@ -470,14 +476,14 @@ def test_damaged_labels_of_gestures(tmp_path, content, message):
         ("user01_led.aedat\nuser01_led.aedat\n", "t.txt: lists user01_led.aedat twice"),
     ],
 )
-def test_damaged_trials_of_gestures(tmp_path, content, message):
+def test_damaged_recording_list_raises(tmp_path, content, message):
     path = tmp_path / "t.txt"
     path.write_text(content)
     with pytest.raises(ValueError, match=message):
         read_recording_list(path)
 
 
-def test_recordings_that_do_not_fit_together(tmp_path):
+def test_inconsistent_recording_lists_raise(tmp_path):
     recordings(tmp_path)
     task, root = Events(dataset="dvs_gesture", data_dir=str(tmp_path)), tmp_path / "DvsGesture"
     lists = [root / f"trials_to_{part}.txt" for part in ("train", "test")]
@@ -490,7 +496,7 @@ def test_recordings_that_do_not_fit_together(tmp_path):
         task.size("train")
 
 
-def test_missing_files(tmp_path):
+def test_missing_event_files_raise(tmp_path):
     for dataset, name in (("nmnist", "Train/0"), ("shd", "shd_train.h5"), ("ssc", "ssc_train.h5"), ("dvs_gesture", "ibmGesture")):
         with pytest.raises(FileNotFoundError, match=rf"^data_dir: .*{name}"):
             Events(dataset=dataset, data_dir=str(tmp_path)).size("train")
@@ -506,7 +512,7 @@ def test_missing_files(tmp_path):
     ],
     ids=str,
 )
-def test_impossible_settings(settings, message):
+def test_invalid_setting_raises(settings, message):
     with pytest.raises(ValueError, match=message):
         Events(**settings)
 
@@ -515,7 +521,7 @@ ROOT = Path(os.environ.get("LONGSCAN_TEST_DATA", "/nowhere")) / "events"
 
 
 @pytest.mark.skipif(not ROOT.is_dir(), reason="LONGSCAN_TEST_DATA names no folder with events/")
-def test_real_digits():
+def test_real_nmnist_has_the_published_sizes():
     task = Events(data_dir=str(ROOT))
     assert [task.size(split) for split in task.splits] == [900, 100, 100]
     assert task.length <= 7152

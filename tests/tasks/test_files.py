@@ -1,4 +1,4 @@
-"""Readers of series: against aeon's where it reads rightly, every kind of damage, headers that are wrong."""
+"""Readers of series, compared with those of aeon: damaged files, wrong headers, missing values, encodings."""
 
 import os
 import re
@@ -41,39 +41,39 @@ ARFF = """% a comment
 
 
 @pytest.mark.parametrize(("name", "text", "read"), [("toy.ts", TS, read_ts), ("toy.arff", ARFF, read_arff)])
-def test_both_formats_read_the_same(tmp_path, name, text, read):
+def test_ts_and_arff_give_the_same_series_and_labels(tmp_path, name, text, read):
     path = tmp_path / name
     path.write_text(text)
-    found = read(path)
-    assert [series.tolist() for series in found.series] == [[[1, 2, 3], [4, 5, 6.5]], [[-1, -20, -3], [4, 0.5, 6]]]
-    assert found.labels == ["up", "Down"]
-    assert found.classes == ("up", "Down")
-    assert read_recordings(path).labels == found.labels
+    recordings = read(path)
+    assert [series.tolist() for series in recordings.series] == [[[1, 2, 3], [4, 5, 6.5]], [[-1, -20, -3], [4, 0.5, 6]]]
+    assert recordings.labels == ["up", "Down"]
+    assert recordings.classes == ("up", "Down")
+    assert read_recordings(path).labels == recordings.labels
 
 
 @pytest.mark.parametrize("name", ["BasicMotions", "JapaneseVowels", "ArrowHead", "PickupGestureWiimoteZ"])
-def test_ts_agrees_with_aeon(name):
+def test_read_ts_equals_the_reader_of_aeon(name):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from aeon.datasets import load_from_ts_file
     for part in ("TRAIN", "TEST"):
         path = AEON / name / f"{name}_{part}.ts"
-        found = read_ts(path)
+        recordings = read_ts(path)
         series, labels = load_from_ts_file(str(path))
-        assert len(found.series) == len(series)
-        assert all(np.array_equal(ours, theirs) for ours, theirs in zip(found.series, series, strict=True))
-        assert [label.lower() for label in found.labels] == labels.tolist()
+        assert len(recordings.series) == len(series)
+        assert all(np.array_equal(ours, theirs) for ours, theirs in zip(recordings.series, series, strict=True))
+        assert [label.lower() for label in recordings.labels] == labels.tolist()
 
 
 @pytest.mark.parametrize("name", ["BasicMotions", "ArrowHead", "GunPoint"])
-def test_arff_holds_what_ts_holds(name):
+def test_arff_and_ts_files_of_a_data_set_are_equal(name):
     arff, ts = (read_recordings(AEON / name / f"{name}_TRAIN.{ending}") for ending in ("arff", "ts"))
     assert len(arff.series) == len(ts.series)
     assert all(np.allclose(a, b, atol=1e-5) for a, b in zip(arff.series, ts.series, strict=True))
     assert [label.lower() for label in arff.labels] == [label.lower() for label in ts.labels]
 
 
-DAMAGED = [  # file, what to replace, by what, the error after the path
+DAMAGED = [  # file name, content, text to replace, replacement, error message after the path
     ("toy.ts", TS, "4,5,6.5:up", "4,5:up", r":10: channel 2 has 2 values, channel 1 has 3$"),
     ("toy.ts", TS, ":+4,.5,6:Down", ":Down", r":11: has 1 channels, the first series has 2$"),
     ("toy.ts", TS, ":+4,.5,6:Down", ":+4,.5", r":11: the class label at the end is missing; the line is damaged or cut off$"),
@@ -103,7 +103,7 @@ DAMAGED = [  # file, what to replace, by what, the error after the path
 
 
 @pytest.mark.parametrize(("name", "text", "old", "new", "message"), DAMAGED)
-def test_damage_is_named_in_one_line(tmp_path, name, text, old, new, message):
+def test_damaged_file_raises_an_error_of_one_line(tmp_path, name, text, old, new, message):
     path = tmp_path / name
     path.write_text(text.replace(old, new) if old else text)
     with pytest.raises(ValueError, match=rf"^{path}{message}") as caught:
@@ -112,12 +112,12 @@ def test_damage_is_named_in_one_line(tmp_path, name, text, old, new, message):
 
 
 @pytest.mark.parametrize("ending", ["ts", "arff", "csv", "npy"])
-def test_missing_files_are_named(tmp_path, ending):
+def test_missing_file_raises(tmp_path, ending):
     with pytest.raises(ValueError, match=rf"^{tmp_path}/none.{ending}: "):
         read_recordings(tmp_path / f"none.{ending}")
 
 
-def test_other_encodings(tmp_path):
+def test_encodings_other_than_utf8_raise_outside_of_comments(tmp_path):
     path = tmp_path / "toy.ts"
     path.write_bytes(TS.encode("latin-1"))
     assert len(read_ts(path).series) == 2, "a comment may be of any encoding"
@@ -132,7 +132,7 @@ def test_other_encodings(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "claims"),
+    ("old", "new", "warning"),
     [
         ("@seriesLength 3", "@seriesLength 127", "serieslength is 3, not 127"),
         ("@dimensions 2", "@dimensions 3", "dimensions is 2, not 3"),
@@ -147,24 +147,24 @@ def test_other_encodings(tmp_path):
         ("@data\n1,2,3", "@missing false\n@data\n1,?,3", "missing is true, not false"),
     ],
 )
-def test_a_header_is_advisory(tmp_path, old, new, claims):
+def test_wrong_header_warns_and_is_ignored(tmp_path, old, new, warning):
     path = tmp_path / "toy.ts"
     path.write_text(TS.replace(old, new))
-    if claims is None:
-        found = read_ts(path, "fill")
+    if warning is None:
+        recordings = read_ts(path, "fill")
     else:
-        with pytest.warns(UserWarning, match=f"its header does not fit its data, which are used: {claims}$") as caught:
-            found = read_ts(path, "fill")
+        with pytest.warns(UserWarning, match=f"its header does not fit its data, which are used: {warning}$") as caught:
+            recordings = read_ts(path, "fill")
         assert len(caught) == 1
-    assert set(found.labels) == set(found.classes) == {"up", "Down"}
+    assert set(recordings.labels) == set(recordings.classes) == {"up", "Down"}
 
 
-def test_missing_values_and_unequal_lengths(tmp_path):
+def test_trailing_missing_values_shorten_a_series(tmp_path):
     path = tmp_path / "toy.ts"
     text = TS.replace("equalLength true", "equalLength false").replace("1,2,3:4,5,6.5", "1,?,3,NaN:4,,6.5,nan")
     path.write_text(text.replace("@seriesLength 3\n", ""))
     first, second = read_ts(path, "mask").series
-    assert np.array_equal(first, [[1, np.nan, 3], [4, np.nan, 6.5]], equal_nan=True), "nothing is left of the last step"
+    assert np.array_equal(first, [[1, np.nan, 3], [4, np.nan, 6.5]], equal_nan=True), "the last step is removed"
     assert second.shape == (2, 3)
     path = tmp_path / "toy.arff"
     path.write_text(ARFF.replace("-1,-2e1,-3\\n+4,.5,6", "-1,-2e1,?\\n+4,?,?"))
@@ -177,7 +177,7 @@ MISSING = TS.replace("1,2,3:4,5,6.5", "?,2,:4,NaN,6.5")  # three values, in the 
 @pytest.mark.parametrize(
     ("name", "text"), [("toy.ts", MISSING), ("toy.arff", ARFF.replace("1,2,3\\n4,5,6.5", "?,2,\\n4,NaN,6.5"))]
 )
-def test_missing_values_are_counted_and_refused_filled_or_marked(tmp_path, caplog, name, text):
+def test_missing_values_raise_are_filled_or_are_marked(tmp_path, caplog, name, text):
     path = tmp_path / name
     path.write_text(text)
     message = r": 3 missing values \('\?', 'NaN' or nothing\) in 1 of its 2 series"
@@ -196,7 +196,7 @@ def test_missing_values_are_counted_and_refused_filled_or_marked(tmp_path, caplo
         read_recordings(path, "drop")
 
 
-def test_a_channel_without_a_value_cannot_be_filled(tmp_path):
+def test_filling_a_channel_without_values_raises(tmp_path):
     path = tmp_path / "toy.ts"
     path.write_text(TS.replace("4,5,6.5", "?,?,?"))
     with pytest.raises(ValueError, match=r": series 1 has no value in channel 2 to interpolate from; missing='mask' marks it$"):
@@ -213,17 +213,17 @@ def test_a_channel_without_a_value_cannot_be_filled(tmp_path):
         ("toy.arff", ARFF.replace("{up,'Down'}", "{up,left}"), 11),
     ],
 )
-def test_a_label_that_the_header_does_not_list_is_an_error(tmp_path, name, text, line):
+def test_label_that_the_header_does_not_list_raises(tmp_path, name, text, line):
     path = tmp_path / name
     path.write_text(text)
     message = rf"^{path}:{line}: the label '[^']*' is not in the header's list of labels \(up, "
     with pytest.raises(ValueError, match=message) as caught:
         read_recordings(path)
     assert "\n" not in str(caught.value)
-    assert read_recordings(path, with_labels=False).labels is None, "labels that nobody reads need not be right"
+    assert read_recordings(path, with_labels=False).labels is None, "labels are not checked unless they are read"
 
 
-def test_the_axes_of_an_array_are_not_guessed(tmp_path):
+def test_array_with_ambiguous_axes_raises(tmp_path):
     path = tmp_path / "some.npy"
     array = np.arange(24.0).reshape(2, 3, 4)
     np.save(path, array)
@@ -243,7 +243,7 @@ REAL = sorted(path for pattern in ("*/*_TRAIN.ts", "*/*_TRAIN.arff") for path in
 @pytest.mark.filterwarnings("ignore:.*missing is true, not false")
 @pytest.mark.skipif(not REAL, reason="LONGSCAN_TEST_DATA names no folder with uea/NAME/NAME_TRAIN.ts")
 @pytest.mark.parametrize("source", REAL, ids=lambda path: path.name)
-def test_files_of_the_archive_are_whole_and_damage_to_them_is_found(source, tmp_path):
+def test_archive_files_are_valid_and_damage_to_them_raises(source, tmp_path):
     whole = read_recordings(source)
     assert whole.n_missing == 0
     assert set(whole.labels) == set(whole.classes)
@@ -259,35 +259,35 @@ def test_files_of_the_archive_are_whole_and_damage_to_them_is_found(source, tmp_
     filled = read_recordings(path, "fill").series
     assert sum(int((a != b).sum()) for a, b in zip(filled, whole.series, strict=True)) <= 1
     label = re.escape(whole.labels[-1])
-    renamed = re.sub(rf"(?<=[,:])(['\"]?){label}(['\"]?)\s*$", r"\1unheard-of\2\n", lines[last])
+    renamed = re.sub(rf"(?<=[,:])(['\"]?){label}(['\"]?)\s*$", r"\1unknown-label\2\n", lines[last])
     assert renamed != lines[last]
     path.write_text("".join([*lines[:last], renamed]), encoding="latin-1")
-    with pytest.raises(ValueError, match=rf":{last + 1}: the label 'unheard-of' is not in the header's list of labels"):
+    with pytest.raises(ValueError, match=rf":{last + 1}: the label 'unknown-label' is not in the header's list of labels"):
         read_recordings(path)
 
 
-def test_files_without_labels(tmp_path):
+def test_file_without_labels_has_no_classes(tmp_path):
     path = tmp_path / "toy.ts"
     path.write_text("@classLabel false\n@data\n1,2:3,4\n")
-    found = read_ts(path)
-    assert found.labels is None
-    assert found.classes == ()
-    assert found.series[0].shape == (2, 2)
+    recordings = read_ts(path)
+    assert recordings.labels is None
+    assert recordings.classes == ()
+    assert recordings.series[0].shape == (2, 2)
     path.write_text("@targetLabel true\n@data\n1,2:0.5\n")
     assert read_ts(path).labels == ["0.5"]
 
 
-def test_one_file_a_channel(tmp_path):
+def test_read_arff_dimensions_joins_one_file_per_channel(tmp_path):
     header = "@relation toy\n@attribute a numeric\n@attribute class {up,down}\n@data\n"
     paths = [tmp_path / f"toyDimension{number}_TRAIN.arff" for number in (1, 2)]
     paths[0].write_text(header + "1,2,?,up\n3,4,5,down\n")
     paths[1].write_text(header + "6,?,?,up\n7,8,9,down\n")
     with pytest.raises(ValueError, match=r"toyDimension1_TRAIN.arff: 1 missing values .* in 1 of its 2 series"):
         read_arff_dimensions(paths)
-    found = read_arff_dimensions(paths, "mask")
-    assert found.labels == ["up", "down"]
-    assert np.array_equal(found.series[0], [[1, 2], [6, np.nan]], equal_nan=True)
-    assert found.series[1].tolist() == [[3, 4, 5], [7, 8, 9]]
+    recordings = read_arff_dimensions(paths, "mask")
+    assert recordings.labels == ["up", "down"]
+    assert np.array_equal(recordings.series[0], [[1, 2], [6, np.nan]], equal_nan=True)
+    assert recordings.series[1].tolist() == [[3, 4, 5], [7, 8, 9]]
     paths[1].write_text(header + "6,?,?,down\n7,8,9,down\n")
     with pytest.raises(ValueError, match=r"toyDimension2_TRAIN.arff: its labels differ from those of"):
         read_arff_dimensions(paths)
@@ -296,7 +296,7 @@ def test_one_file_a_channel(tmp_path):
         read_arff_dimensions(paths)
 
 
-def test_plain_tables(tmp_path):
+def test_csv_and_npy_files_are_read_as_series(tmp_path):
     path = tmp_path / "one.csv"
     path.write_text("x, y\n1, 2\n3,\n5,6\n")
     assert np.array_equal(read_recordings(path, "mask").series[0], [[1, 3, 5], [2, np.nan, 6]], equal_nan=True)

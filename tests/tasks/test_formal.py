@@ -1,4 +1,4 @@
-"""Formal languages: samples of the papers, answers against independent evaluators, lengths, balance, disjoint splits, files."""
+"""Formal languages: samples of the papers, answers of independent evaluators, lengths, balance, disjoint splits, files."""
 
 import operator
 from collections import Counter
@@ -30,7 +30,7 @@ from longscan.tasks.formal._expressions import SymbolIds, generate_expressions
 FORMAL = [cls for cls in TASKS.values() if issubclass(cls, FormalTask)]
 
 
-# Evaluators that share nothing with the generators: from the text of a question to the text of its answer.
+# Evaluators return the answer to a question as text. They share no code with the generators.
 
 
 def parity_odd(question: str, modulus: int) -> str:
@@ -50,18 +50,18 @@ def arithmetic(question: str, modulus: int) -> str:
 
 
 def left_to_right(question: str, modulus: int) -> str:
-    words = question.split()
-    value = int(words[0])
-    for name, digit in zip(words[1:-1:2], words[2:-1:2], strict=True):
+    tokens = question.split()
+    value = int(tokens[0])
+    for name, digit in zip(tokens[1:-1:2], tokens[2:-1:2], strict=True):
         value = {"*": operator.mul, "-": operator.sub, "+": operator.add}[name](value, int(digit))
     return str(value % modulus)
 
 
 def solve_modular(question: str, modulus: int) -> str:
     left, right = question.removesuffix(" ACT").split(" = ")
-    fits = [x for x in range(modulus) if (eval(left.replace("x", str(x))) - eval(right)) % modulus == 0]
-    assert len(fits) == 1, "the solution is unique"
-    return str(fits[0])
+    solutions = [x for x in range(modulus) if (eval(left.replace("x", str(x))) - eval(right)) % modulus == 0]
+    assert len(solutions) == 1, "the solution is unique"
+    return str(solutions[0])
 
 
 def solve_rational(question: str, modulus: int) -> str:
@@ -127,19 +127,19 @@ EVALUATORS = [
 ]
 
 
-def described(task, split, count, step=0):
+def describe_examples(task, split, count, step=0):
     batch = task.batch(split, step, count)
     return [task.describe(batch, row).split(" | ") for row in range(count)]
 
 
 @pytest.mark.parametrize(("task", "evaluate"), EVALUATORS, ids=lambda value: getattr(value, "__name__", type(value).__name__))
-def test_answers_agree_with_an_independent_evaluator(task, evaluate):
+def test_answers_equal_those_of_an_independent_evaluator(task, evaluate):
     train, test = (10, 0) if evaluate is solve_rational else (200, 20)
-    for question, answer in described(task, "train", train) + described(task, "test", max(test, 1))[:test]:
+    for question, answer in describe_examples(task, "train", train) + describe_examples(task, "test", max(test, 1))[:test]:
         assert answer == evaluate(question, task.num_classes), question
 
 
-SAMPLES = [  # question | answer, under the published semantics unless the evaluator says otherwise
+SAMPLES = [  # question | answer, its evaluator, and the modulus
     ("1 0 1 1 0 | 0", parity_even, 2),
     ("1 0 1 1 0 | 1", parity_odd, 2),
     ("+1 STAY -1 -1 -1 | 6", cycle, 8),
@@ -165,7 +165,7 @@ SAMPLES = [  # question | answer, under the published semantics unless the evalu
 
 
 @pytest.mark.parametrize(("sample", "evaluate", "modulus"), SAMPLES)
-def test_samples_of_the_papers(sample, evaluate, modulus):
+def test_evaluator_gives_the_answers_of_the_papers(sample, evaluate, modulus):
     question, answer = sample.split(" | ")
     assert evaluate(question, modulus) == answer
 
@@ -179,17 +179,17 @@ def test_docstrings_show_samples(cls):
         assert any(sample in line for sample in samples), line
 
 
-def lengths(task, split, count):
-    """Whole sequences: question and answer."""
+def sequence_lengths(task, split, count):
+    """Return the lengths of sequences, each of a question and its answer."""
     return (task.batch(split, 0, count).valid.sum(1) + 1).tolist()
 
 
 @pytest.mark.parametrize("cls", FORMAL, ids=lambda cls: cls.name)
-def test_lengths_of_the_suites(cls):
+def test_lengths_cover_the_range_of_each_suite(cls):
     slack = {"solve_equation": 8, "set": 40, "modular_arithmetic_brackets": 3, "modular_arithmetic": 2}.get(cls.name, 2)
     for suite, low in (("clean", 5 if cls is SolveEquation else 3), ("aussm", 6)):
         task = cls(suite=suite, valid_size=600)
-        train, valid = lengths(task, "train", 600), lengths(task, "valid", 600)
+        train, valid = sequence_lengths(task, "train", 600), sequence_lengths(task, "valid", 600)
         assert low - slack <= min(train) <= low + 2
         assert 40 - slack - (2 if suite == "aussm" else 0) <= max(train) <= 40
         assert min(valid) >= (41 - slack if cls is not Set else 20)
@@ -214,7 +214,7 @@ def test_lengths_of_the_suites(cls):
         (SolveEquation(), 5, 4, 1),
     ],
 )
-def test_length_accounting(task, length, question, answer):
+def test_length_counts_question_and_answer(task, length, question, answer):
     one_length = type(task)(suite=task.suite, train_lengths=(length, length))
     batch = one_length.batch("train", 0, 20)
     assert set((batch.valid.sum(1) + 1).tolist()) == {question + answer}
@@ -222,111 +222,111 @@ def test_length_accounting(task, length, question, answer):
     assert set(batch.loss_mask.int().argmax(1).tolist()) == {question - 1}
 
 
-def test_published_sequences_show_their_answers_and_clean_ones_hide_them():
+def test_answers_are_inputs_only_with_teacher_forcing():
     shown = BucketSort(suite="aussm", train_lengths=(11, 11)).batch("train", 0, 30)
     assert torch.equal(shown.inputs[:, 5:9], shown.targets[:, 4:8]), "each answer is the next input"
     hidden = BucketSort(train_lengths=(11, 11)).batch("train", 0, 30)
-    assert (hidden.inputs[:, 6:] == 11).all(), "padding stands at the places of the answer"
+    assert (hidden.inputs[:, 6:] == 11).all(), "padding takes the place of the answer"
     assert hidden.valid.sum(1).eq(10).all()
     forced = BucketSort(train_lengths=(11, 11), teacher_forcing=True).batch("train", 0, 30)
     assert torch.equal(forced.inputs[:, 6:], forced.targets[:, 5:9])
-    bare = BucketSort(suite="aussm", train_lengths=(11, 11), teacher_forcing=False).batch("train", 0, 30)
-    assert (bare.inputs[:, 5:] == 11).all()
+    unforced = BucketSort(suite="aussm", train_lengths=(11, 11), teacher_forcing=False).batch("train", 0, 30)
+    assert (unforced.inputs[:, 5:] == 11).all()
 
 
-def share_of_zero(task, count=8000):
+def fraction_of_zeros(task, count=8000):
     targets = [task.batch("test", step, 1000) for step in range(count // 1000)]
     answers = torch.cat([batch.targets[batch.loss_mask] for batch in targets])
     return (answers == 0).float().mean().item()
 
 
-def test_balance_of_the_answers():
-    # Shares by simulation of the published generators; five standard errors of 8,000 draws are 0.028.
-    assert share_of_zero(ModularArithmetic(suite="aussm")) == pytest.approx(0.467, abs=0.028)
-    assert share_of_zero(ModularArithmetic(suite="aussm", vocab_size=10)) == pytest.approx(0.517, abs=0.028)
-    assert share_of_zero(ModularArithmeticBrackets(suite="aussm")) == pytest.approx(0.306, abs=0.028)
-    assert share_of_zero(ModularArithmetic()) == pytest.approx(1 / 7, abs=0.02)
+def test_balance_of_answers_is_that_of_the_published_generators():
+    # The fractions come from a simulation of the published generators. Five standard errors for 8,000 samples are 0.028.
+    assert fraction_of_zeros(ModularArithmetic(suite="aussm")) == pytest.approx(0.467, abs=0.028)
+    assert fraction_of_zeros(ModularArithmetic(suite="aussm", vocab_size=10)) == pytest.approx(0.517, abs=0.028)
+    assert fraction_of_zeros(ModularArithmeticBrackets(suite="aussm")) == pytest.approx(0.306, abs=0.028)
+    assert fraction_of_zeros(ModularArithmetic()) == pytest.approx(1 / 7, abs=0.02)
 
 
-def test_constant_predictor_on_the_scale_of_the_papers():
+def test_constant_score_on_the_scale_of_the_papers():
     arithmetic_task = ModularArithmetic(suite="aussm")
     assert arithmetic_task.scaled(arithmetic_task.constant_score()) == pytest.approx(0.38, abs=0.03)
     assert Parity().constant_score() == pytest.approx(0.5, abs=0.02)
-    assert Parity().constant_score("train") == pytest.approx(0.5, abs=0.02), "of the stream's first examples"
+    assert Parity().constant_score("train") == pytest.approx(0.5, abs=0.02), "for the first examples of the stream"
     assert Parity().scaled(0.75) == 0.5
-    # A five-class and two two- and four-class rows of the published table.
+    # Rows of the published table with five, two and four classes.
     for score, classes, scaled in ((0.95, 5, 0.9375), (0.758, 2, 0.516), (0.299, 4, 0.065)):
         task = CycleNavigation(vocab_size=classes + 4)
         assert task.scaled(score) == pytest.approx(scaled, abs=5e-4)
 
 
-def test_bracket_lengths_of_training():
-    shares = Counter(length - 2 for length in lengths(ModularArithmeticBrackets(suite="aussm"), "train", 8000))
-    assert set(shares) == set(range(1, 38, 4))
-    assert shares[1] / 8000 == pytest.approx(1 / 35, abs=0.01)
-    assert shares[37] / 8000 == pytest.approx(2 / 35, abs=0.015)
-    assert shares[17] / 8000 == pytest.approx(4 / 35, abs=0.02)
-    early = lengths(ModularArithmeticBrackets(suite="aussm"), "train", 8000)[:4000].count(39)
-    assert early / 4000 == pytest.approx(2 / 35, abs=0.02), "questions that were drawn again stand where they belong"
+def test_bracket_lengths_have_the_published_frequencies():
+    counts = Counter(length - 2 for length in sequence_lengths(ModularArithmeticBrackets(suite="aussm"), "train", 8000))
+    assert set(counts) == set(range(1, 38, 4))
+    assert counts[1] / 8000 == pytest.approx(1 / 35, abs=0.01)
+    assert counts[37] / 8000 == pytest.approx(2 / 35, abs=0.015)
+    assert counts[17] / 8000 == pytest.approx(4 / 35, abs=0.02)
+    early = sequence_lengths(ModularArithmeticBrackets(suite="aussm"), "train", 8000)[:4000].count(39)
+    assert early / 4000 == pytest.approx(2 / 35, abs=0.02), "questions that were sampled again keep their position"
 
 
-def shapes(leaves: int) -> dict[str, float]:
-    """Probabilities of bracketings grown one uniformly chosen leaf at a time."""
-    now = {"d": 1.0}
+def shape_probabilities(leaves: int) -> dict[str, float]:
+    """Return the probabilities of bracketings if in each step a uniformly chosen leaf is replaced by two."""
+    probabilities = {"d": 1.0}
     for _ in range(leaves - 1):
-        after: Counter[str] = Counter()
-        for shape, probability in now.items():
-            places = [place for place, letter in enumerate(shape) if letter == "d"]
-            for place in places:
-                after[f"{shape[:place]}(dd){shape[place + 1 :]}"] += probability / len(places)
-        now = dict(after)
-    return now
+        grown: Counter[str] = Counter()
+        for shape, probability in probabilities.items():
+            positions = [position for position, letter in enumerate(shape) if letter == "d"]
+            for position in positions:
+                grown[f"{shape[:position]}(dd){shape[position + 1 :]}"] += probability / len(positions)
+        probabilities = dict(grown)
+    return probabilities
 
 
-def test_trees_have_the_distribution_of_leaf_by_leaf_growth():
+def test_trees_have_the_distribution_of_growth_by_leaves():
     count = 20_000
     ids = SymbolIds(closing=5, opening=6, times=7, padding=11)
     generated = generate_expressions(CounterRNG(("trees",), 0), np.full(count, 4), 5, ids)
     letters = np.array([*"ddddd)(***"])
-    found = Counter("".join(row).replace("*", "") for row in letters[generated.tokens])
-    expected = shapes(5)
-    assert set(found) == set(expected)
+    frequencies = Counter("".join(row).replace("*", "") for row in letters[generated.tokens])
+    expected = shape_probabilities(5)
+    assert set(frequencies) == set(expected)
     for shape, probability in expected.items():
         error = (probability * (1 - probability) / count) ** 0.5
-        assert abs(found[shape] / count - probability) < 5 * error
+        assert abs(frequencies[shape] / count - probability) < 5 * error
 
 
-def test_equations_of_the_published_suite_have_any_size_of_solution():
-    # Products of many twos pass 2^63: the solution must stay exact.
+def test_large_solutions_of_the_published_equations_are_exact():
+    # Products of many twos exceed 2^63.
     task = SolveEquation(suite="aussm", vocab_size=40, train_lengths=(400, 400), eval_lengths=(400, 400))
-    for question, answer in described(task, "train", 5):
+    for question, answer in describe_examples(task, "train", 5):
         left, right = question.removesuffix(" ACT").split(" = ")
-        at = [eval(left.replace("x", str(x))) for x in (0, 1)]
-        rest, slope = eval(right) - at[0], at[1] - at[0]
-        cut = abs(rest) // abs(slope) * (1 if rest * slope > 0 else -1)
-        assert answer == str(cut % 31)
+        values = [eval(left.replace("x", str(x))) for x in (0, 1)]
+        rest, slope = eval(right) - values[0], values[1] - values[0]
+        quotient = abs(rest) // abs(slope) * (1 if rest * slope > 0 else -1)
+        assert answer == str(quotient % 31)
 
 
 @pytest.mark.parametrize(("cls", "suite"), [(cls, suite) for cls in FORMAL for suite in get_args(get_type_hints(cls)["suite"])])
-def test_overlapping_lengths_share_no_question(cls, suite):
+def test_splits_with_the_same_lengths_have_no_common_question(cls, suite):
     task = cls(suite=suite, train_lengths=(12, 24), eval_lengths=(12, 24), valid_size=400, test_size=400)
-    questions = [{question for question, _ in described(task, split, 400)} for split in task.splits]
-    more = {question for question, _ in described(task, "train", 400, step=1)}
+    questions = [{question for question, _ in describe_examples(task, split, 400)} for split in task.splits]
+    more = {question for question, _ in describe_examples(task, "train", 400, step=1)}
     assert len(questions[0]) > 100
     for first, second in ((questions[0] | more, questions[1]), (questions[0] | more, questions[2]), (questions[1], questions[2])):
         assert not first & second
 
 
-def test_parity_words_are_split_even_where_there_are_few():
+def test_splits_of_few_parity_questions_are_disjoint_and_not_empty():
     task = Parity(train_lengths=(2, 5), eval_lengths=(2, 5), data="samples", train_size=200, valid_size=200, test_size=200)
-    words = [{question for question, _ in described(task, split, 200)} for split in task.splits]
-    assert all(words)
-    assert set.union(*words) == {" ".join(f"{number:0{bits}b}") for bits in range(1, 5) for number in range(2**bits)}
-    assert sum(map(len, words)) == 2 + 4 + 8 + 16
+    questions = [{question for question, _ in describe_examples(task, split, 200)} for split in task.splits]
+    assert all(questions)
+    assert set.union(*questions) == {" ".join(f"{number:0{bits}b}") for bits in range(1, 5) for number in range(2**bits)}
+    assert sum(map(len, questions)) == 2 + 4 + 8 + 16
 
 
-def test_a_split_that_can_hold_no_question_is_refused():
-    # Both words of one bit belong to test.
+def test_split_without_questions_raises():
+    # Both questions of one bit belong to test.
     task = Parity(train_lengths=(2, 2), eval_lengths=(2, 2))
     with pytest.raises(ValueError, match=r"^eval_lengths: 2 to 2 tokens give too few questions of parity for a split 'valid'"):
         task.batch("valid", 0, 4)
@@ -335,23 +335,23 @@ def test_a_split_that_can_hold_no_question_is_refused():
     assert task.batch("test", 0, 4).valid.all()
 
 
-def test_valid_and_test_do_not_depend_on_how_training_data_come():
+def test_valid_and_test_do_not_depend_on_training_settings():
     first, second = Parity(), Parity(train_lengths=(3, 9), data="samples")
     for split in ("valid", "test"):
         assert torch.equal(first.batch(split, 0, 50).inputs, second.batch(split, 0, 50).inputs)
         assert first.size(split) == second.size(split) == {"valid": 1_000, "test": 10_000}[split]
 
 
-def test_a_stream_does_not_repeat():
+def test_stream_does_not_repeat_questions():
     task = CycleNavigation(train_lengths=(40, 40))
     rows = [tuple(row) for step in range(8) for row in task.batch("train", step, 64).inputs.tolist()]
     assert len(set(rows)) == len(rows)
 
 
-def test_curriculum_lengths():
+def test_at_length_limits_training_sequences_only():
     task = Parity()
     short = task.at_length(7)
-    assert max(lengths(short, "train", 200)) == 7
+    assert max(sequence_lengths(short, "train", 200)) == 7
     assert short.batch("train", 0, 4).inputs.shape == (4, 6)
     assert torch.equal(short.batch("valid", 0, 4).inputs, task.batch("valid", 0, 4).inputs)
     with pytest.raises(ValueError, match=r"^`?length\b.* at least 3, the length of the shortest training sequence of"):
@@ -360,7 +360,7 @@ def test_curriculum_lengths():
         TASKS["uea"]().at_length(10)
 
 
-def test_accuracy_by_length():
+def test_metrics_have_accuracies_by_length():
     task = Parity(test_size=600)
     metrics = task.metrics("test")
     ranges = ["41-64", "65-128", "129-192", "193-256"]
@@ -368,8 +368,8 @@ def test_accuracy_by_length():
     assert list(task.metrics("train")) == ["accuracy"]
     for step in range(3):
         batch = task.batch("test", step, 200)
-        right = batch.valid.sum(1, keepdim=True) + 1 <= 128
-        choice = torch.where(right, batch.targets, 1 - batch.targets).clamp(0, 1)
+        is_short = batch.valid.sum(1, keepdim=True) + 1 <= 128
+        choice = torch.where(is_short, batch.targets, 1 - batch.targets).clamp(0, 1)
         task.update(metrics, torch.nn.functional.one_hot(choice, 2).float(), batch)
     values = {name: metric.compute().item() for name, metric in metrics.items()}
     assert [values[name] for name in metrics if "/" in name] == [1, 1, 0, 0]
@@ -378,7 +378,7 @@ def test_accuracy_by_length():
     assert [name for name in long if "/" in name][-1] == "accuracy/4097-5000"
 
 
-def test_sequence_accuracy_wants_every_token():
+def test_sequence_accuracy_requires_every_token():
     task = Repetition(valid_size=40)
     batch, metrics = task.batch("valid", 0, 40), task.metrics("valid")
     choice = batch.targets.clamp(min=0)
@@ -403,12 +403,12 @@ def test_sequence_accuracy_wants_every_token():
         (Set, {"test_size": -1}, "^`?test_size"),
     ],
 )
-def test_impossible_settings_are_refused_by_name(cls, settings, message):
+def test_invalid_setting_raises(cls, settings, message):
     with pytest.raises(ValueError, match=message):
         cls(**settings)
 
 
-def test_lengths_may_come_as_lists():
+def test_lengths_can_be_lists():
     assert Parity(train_lengths=[3, 9]) == Parity(train_lengths=(3, 9))
 
 
@@ -420,14 +420,14 @@ def test_lengths_may_come_as_lists():
         (BucketSort(suite="aussm"), "5 2 ACT\n", r"questions.txt: bucket_sort cannot answer new questions: under"),
     ],
 )
-def test_damaged_question_files(tmp_path, task, text, message):
+def test_damaged_question_file_raises(tmp_path, task, text, message):
     path = tmp_path / "questions.txt"
     path.write_text(text)
     with pytest.raises(ValueError, match=message):
         task.read_inputs(path)
 
 
-def test_question_files_of_another_encoding(tmp_path):
+def test_question_file_of_another_encoding_raises(tmp_path):
     path = tmp_path / "questions.txt"
     path.write_bytes("1 0 1 é".encode("latin-1"))
     with pytest.raises(ValueError, match=r"questions.txt: is not UTF-8 text \(byte 6 is 0xe9\)"):
@@ -436,7 +436,7 @@ def test_question_files_of_another_encoding(tmp_path):
         Parity().read_inputs(tmp_path)
 
 
-def test_closing_symbols_may_be_left_out(tmp_path):
+def test_closing_symbol_of_a_question_is_optional(tmp_path):
     path = tmp_path / "questions.txt"
     path.write_text("3 5 0 7 3\n5 2 ACT\n")
     batch = Set().read_inputs(path)
@@ -445,28 +445,28 @@ def test_closing_symbols_may_be_left_out(tmp_path):
     assert batch.valid.sum(1).tolist() == [9, 4]
 
 
-def test_random_numbers_never_change():
-    # Pins the streams: with other numbers, published seeds would mean other data.
+def test_random_streams_are_fixed():
+    # With other random numbers published seeds would give other data.
     assert CounterRNG(("key", 1), 2).integers(0, 100, 8).tolist() == [62, 81, 82, 12, 40, 18, 37, 35]
     assert CounterRNG(("key", 1), 3).integers(5, np.array([6, 7, 100]), 3).tolist() == [5, 5, 91]
     assert CounterRNG(("key", 2), 2).permutation(6).tolist() == [1, 3, 0, 4, 2, 5]
     assert Parity(train_lengths=(8, 8)).example() == "1 0 1 1 0 0 0 | 1"
 
 
-def test_random_numbers_are_uniform():
+def test_integers_and_permutations_are_uniform():
     counts = np.bincount(CounterRNG(("uniform",), 0).integers(0, 7, 70_000), minlength=7)
     assert np.abs(counts - 10_000).max() < 5 * (70_000 / 7 * 6 / 7) ** 0.5
     firsts = np.bincount([CounterRNG(("uniform",), counter).permutation(4)[0] for counter in range(2000)], minlength=4)
     assert np.abs(firsts - 500).max() < 5 * 375**0.5
 
 
-def test_settings_that_lay_out_examples_are_settings():
+def test_selection_settings_are_fields_of_formal_tasks():
     from longscan.tasks.formal.base import _SELECTION_SETTINGS
 
     assert set(_SELECTION_SETTINGS) < {field.name for field in fields(FormalTask)}
 
 
-def test_buckets_have_no_gaps():
+def test_length_buckets_have_no_gaps():
     for low, high in ((41, 256), (2, 2), (64, 64), (65, 1000), (10, 65)):
         buckets = Parity(eval_lengths=(low, high))._length_buckets()
         assert buckets[0][0] == low

@@ -1,4 +1,4 @@
-"""Long Range Arena: generators against independent evaluation, formats, protocols, damaged files, real files where present."""
+"""Long Range Arena: generators and independent evaluators, formats, protocols, damaged files, and real files if present."""
 
 import os
 import pickle
@@ -20,47 +20,47 @@ from longscan.tasks.lra._listops import SYMBOLS, ExpressionLimits, generate_expr
 from longscan.tasks.lra._pathfinder_images import IMAGE_SETTINGS, _Canvas, _draw_batch, _two_snakes, draw_images, image_settings
 from made_up import MADE_UP, cifar_batch
 
-# ListOps.
+# Tests of ListOps.
 
 
-def evaluated(words):
-    """The value of an expression, by recursion over its words."""
-    word = words.pop(0)
-    if word.isdigit():
-        return int(word)
+def evaluate(tokens):
+    """Return the value of an expression and remove its tokens from the list."""
+    token = tokens.pop(0)
+    if token.isdigit():
+        return int(token)
     values = []
-    while words[0] != "]":
-        values.append(evaluated(words))
-    words.pop(0)
-    function = {"[MIN": min, "[MAX": max, "[MED": lambda x: int(np.median(x)), "[SM": lambda x: sum(x) % 10}[word]
+    while tokens[0] != "]":
+        values.append(evaluate(tokens))
+    tokens.pop(0)
+    function = {"[MIN": min, "[MAX": max, "[MED": lambda x: int(np.median(x)), "[SM": lambda x: sum(x) % 10}[token]
     return function(values)
 
 
-def test_listops_values():
+def test_listops_answers_equal_those_of_the_evaluator():
     task = ListOps(train_size=60, valid_size=20, test_size=20)
     batch = task.batch("train", 0, 60)
     for row in range(60):
         question, answer = task.describe(batch, row).split(" | ")
-        words = question.split()
-        assert 500 < len(words) < 2000
-        assert evaluated(words) == int(answer)
-        assert not words
+        tokens = question.split()
+        assert 500 < len(tokens) < 2000
+        assert evaluate(tokens) == int(answer)
+        assert not tokens
 
 
 @pytest.mark.parametrize(
     ("text", "value"),
     [("[MAX 4 [MIN 2 3 ] 1 0 [MED 1 5 8 9 2 ] ]", 5), ("[MED 1 2 ]", 1), ("[SM 9 9 9 ]", 7), ("[MED 3 4 9 9 ]", 6)],
 )
-def test_the_evaluator_agrees_with_the_paper(text, value):
-    assert evaluated(text.split()) == value
+def test_evaluator_gives_the_answers_of_the_paper(text, value):
+    assert evaluate(text.split()) == value
 
 
-def test_listops_trees_are_those_of_the_published_generator():
+def test_listops_trees_have_the_published_distribution():
     sequences, values = generate_expressions(CounterRNG(("trees",), 0), 3000, ExpressionLimits())
     assert abs(sequences.lengths.mean() - 1030) < 30
-    shares = np.bincount(values, minlength=10) / 3000
-    assert shares[0] == pytest.approx(0.17, abs=0.03)
-    assert shares[9] == pytest.approx(0.163, abs=0.03)
+    frequencies = np.bincount(values, minlength=10) / 3000
+    assert frequencies[0] == pytest.approx(0.17, abs=0.03)
+    assert frequencies[9] == pytest.approx(0.163, abs=0.03)
     tokens = Counter(sequences.values.tolist())
     operators = sum(tokens[number] for number in range(10, 14))
     assert tokens[14] == operators
@@ -68,18 +68,18 @@ def test_listops_trees_are_those_of_the_published_generator():
         assert tokens[number] / operators == pytest.approx(0.25, abs=0.01)
 
 
-def test_listops_are_drawn_by_seed_alone():
+def test_listops_depend_on_the_seed_only():
     settings = {"train_size": 20, "valid_size": 5, "test_size": 5}
     first = ListOps(**settings).batch("train", 0, 20, seed=1)
-    again = ListOps(**{**settings, "test_size": 7}).batch("train", 0, 20, seed=1)
-    assert torch.equal(first.inputs, again.inputs)
+    other_size = ListOps(**{**settings, "test_size": 7}).batch("train", 0, 20, seed=1)
+    assert torch.equal(first.inputs, other_size.inputs)
     stream = ListOps(data="stream", **settings)
     assert stream.size("train") is None
     values, _ = generate_expressions(CounterRNG(("pinned",), 0), 1, ExpressionLimits(longer_than=5, shorter_than=30))
     assert " ".join(SYMBOLS[token] for token in values.values) == "[MED 0 0 0 8 5 ]"
 
 
-def test_listops_files(tmp_path):
+def test_listops_reads_expressions_from_a_file(tmp_path):
     path = tmp_path / "expressions.txt"
     path.write_text("( ( ( [MAX 4 ) 3 ) ] )\n\n[MIN 1 2 X | 1\n")
     batch = ListOps().read_inputs(path)
@@ -95,19 +95,19 @@ def test_listops_files(tmp_path):
             ListOps().read_inputs(path)
 
 
-def test_bounds_without_expressions_are_refused():
+def test_bounds_without_expressions_raise():
     task = ListOps(max_depth=2, max_args=2, longer_than=20, shorter_than=30)
     with pytest.raises(ValueError, match=r"^longer_than, shorter_than: between 20 and 30 tokens"):
         task.batch("train", 0, 2)
 
 
-# Pathfinder.
+# Tests of Pathfinder.
 
 
 @pytest.mark.parametrize("size", IMAGE_SETTINGS)
-def test_the_marks_of_a_drawing(size):
+def test_pathfinder_images_have_full_brightness_and_few_bright_pixels(size):
     drawing = IMAGE_SETTINGS[size]
-    if size in (64, 128):  # where a pair of long snakes is rarely finished
+    if size in (64, 128):  # these sizes rarely finish a pair of long snakes
         return
     labels = np.array([0, 1] * 8)
     images = draw_images(CounterRNG(("marks", size), 0), labels, drawing)
@@ -117,17 +117,17 @@ def test_the_marks_of_a_drawing(size):
     assert 0.01 < (images > 60).mean() < 0.25
 
 
-def board(count=2048):
+def make_canvas(count=2048):
     return _Canvas(count, IMAGE_SETTINGS[32], 1, CounterRNG(("board",), 0))
 
 
-def test_long_snakes_keep_apart():
-    pairs = board()
+def test_long_snakes_do_not_touch():
+    pairs = make_canvas()
     rows, paddles, tips = _two_snakes(pairs)
     assert len(rows) > 40
-    # 14 paddles of each snake were laid on each finished board, and ends lie on the image.
+    # Each finished canvas has 14 paddles of each snake, and both ends lie on the image.
     assert len(paddles.added) == 28
-    assert all(np.isin(rows, laid).all() for laid, _, _ in paddles.added)
+    assert all(np.isin(rows, drawn).all() for drawn, _, _ in paddles.added)
     assert ((tips[rows] >= 0) & (tips[rows] < 32)).all()
     lengths = np.linalg.norm(tips[rows, :, 1] - tips[rows, :, 0], axis=-1)
     assert lengths.max() > 12
@@ -135,38 +135,38 @@ def test_long_snakes_keep_apart():
     assert (np.abs(starts - 7) < 1).all(), "the seeds are seven pixels apart"
 
 
-def test_discs_lie_where_the_label_says(monkeypatch):
+def test_discs_lie_at_the_ends_of_one_snake_if_the_label_is_one(monkeypatch):
     from longscan.tasks.lra import _pathfinder_images
 
-    seen = []
-    inner = _pathfinder_images._two_snakes
+    snakes = []
+    original = _pathfinder_images._two_snakes
 
-    def recorded(pairs):
-        result = inner(pairs)
-        seen.append(result)
+    def record_result(pairs):
+        result = original(pairs)
+        snakes.append(result)
         return result
 
-    monkeypatch.setattr(_pathfinder_images, "_two_snakes", recorded)
+    monkeypatch.setattr(_pathfinder_images, "_two_snakes", record_result)
     labels = np.array([0, 1] * 10)
     images = _draw_batch(CounterRNG(("discs",), 0), labels, IMAGE_SETTINGS[32], 1)
-    tips = np.concatenate([result[2][result[0]] for result in seen])[:20]
+    tips = np.concatenate([result[2][result[0]] for result in snakes])[:20]
     for image, label, ends in zip(images, labels, tips, strict=True):
-        bright = [all(image[tuple(place)] == 255 for place in (ends[first, 0], ends[second, 1])) for first, second in
+        bright = [all(image[tuple(position)] == 255 for position in (ends[first, 0], ends[second, 1])) for first, second in
                   ((0, 0), (1, 1), (0, 1), (1, 0))]  # fmt: skip
         assert any(bright[:2] if label else bright[2:])
 
 
-def test_shorter_contours_are_other_images_and_the_published_ones_stay():
+def test_shorter_contours_do_not_change_the_published_images():
     easy, hard = Pathfinder(contour=6), Pathfinder()
     assert easy._rng_key("test") != hard._rng_key("test") == ("pathfinder", 32, "test")
     assert (image_settings(32, 6).contour_length, image_settings(32, 6).distractor_length) == (6, 2)
     assert image_settings(32, 14) == IMAGE_SETTINGS[32]
-    shades = [task._generate(CounterRNG(("ink",), 0), 40)[0].values.mean() for task in (easy, hard)]
-    assert shades[0] < 0.8 * shades[1]
+    brightness = [task._generate(CounterRNG(("ink",), 0), 40)[0].values.mean() for task in (easy, hard)]
+    assert brightness[0] < 0.8 * brightness[1]
 
 
 @pytest.mark.parametrize(("contour", "folder"), [(2, None), (15, None), (6, "files")])
-def test_contours_that_cannot_be(contour, folder):
+def test_invalid_contour_raises(contour, folder):
     with pytest.raises(ValueError, match=r"^`?contour"):
         Pathfinder(contour=contour, data_dir=folder)
 
@@ -182,8 +182,8 @@ def test_pathfinder_labels_are_balanced_and_pixels_scaled():
     assert torch.equal(tokens, ((batch.inputs[..., 0] + 1) * 127.5).round().long())
 
 
-def released(folder, count=30):
-    """The layout of the released Pathfinder files."""
+def write_pathfinder_files(folder, count=30):
+    """Write files in the layout of the released Pathfinder data."""
     (folder / "metadata").mkdir(parents=True)
     draw = np.random.default_rng(0)
     for part in (0, 1):
@@ -197,24 +197,24 @@ def released(folder, count=30):
     return folder
 
 
-def test_released_pathfinder_files(tmp_path):
-    folder = released(tmp_path)
+def test_pathfinder_reads_the_released_files(tmp_path):
+    folder = write_pathfinder_files(tmp_path)
     task = Pathfinder(data_dir=str(folder))
     assert [task.size(split) for split in task.splits] == [24, 3, 3]
-    shown = torch.cat([task.batch(split, 0, 30).inputs for split in ("valid", "test")])
+    evaluated = torch.cat([task.batch(split, 0, 30).inputs for split in ("valid", "test")])
     image = np.asarray(Image.open(folder / "imgs" / "0" / "sample_0.png"))
-    rows = torch.cat([shown, task.batch("train", 0, 30).inputs])[..., 0]
-    wanted = torch.from_numpy(image.reshape(-1) / 255 * 2 - 1).float()
-    assert ((rows - wanted).abs() < 1e-6).all(1).sum() == 1
+    rows = torch.cat([evaluated, task.batch("train", 0, 30).inputs])[..., 0]
+    expected = torch.from_numpy(image.reshape(-1) / 255 * 2 - 1).float()
+    assert ((rows - expected).abs() < 1e-6).all(1).sum() == 1
     assert task.read_inputs(folder / "imgs" / "0").inputs.shape == (15, 1024, 1)
 
 
-def test_damaged_pathfinder_files(tmp_path):
+def test_damaged_pathfinder_files_raise(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"^data_dir: .* is no folder"):
         Pathfinder(data_dir=str(tmp_path / "none")).batch("train", 0, 1)
     with pytest.raises(FileNotFoundError, match=r"^data_dir: .* holds no metadata"):
         Pathfinder(data_dir=str(tmp_path)).batch("train", 0, 1)
-    folder = released(tmp_path / "a")
+    folder = write_pathfinder_files(tmp_path / "a")
     listing = folder / "metadata" / "0.npy"
     lines = listing.read_text().splitlines()
     for line, message in (
@@ -235,7 +235,7 @@ def test_damaged_pathfinder_files(tmp_path):
         Pathfinder(data_dir=str(folder), split_seed=2).size("train")
 
 
-# Text and retrieval.
+# Tests of text and retrieval.
 
 
 @pytest.fixture
@@ -244,7 +244,7 @@ def folder(request, tmp_path):
 
 
 @pytest.mark.parametrize("folder", ["lra_text"], indirect=True)
-def test_reviews(folder):
+def test_lra_text_has_the_bytes_and_splits_of_the_reviews(folder):
     task = LraText(data_dir=folder)
     assert [task.size(split) for split in task.splits] == [54, 6, 60]
     batch = task.batch("test", 0, 60)
@@ -258,11 +258,11 @@ def test_reviews(folder):
     short = LraText(data_dir=folder, longest=9)
     assert short.length == 9
     (first.parent.parent / "pos" / "9_9.txt").write_text("wonderful new")
-    assert LraText(data_dir=folder, split_seed=3).size("test") == 61, "a changed folder is read again"
+    assert LraText(data_dir=folder, split_seed=3).size("test") == 61, "a changed directory is read again"
 
 
 @pytest.mark.parametrize("folder", ["lra_text"], indirect=True)
-def test_characters(folder, tmp_path):
+def test_characters_are_those_of_the_training_texts(folder, tmp_path):
     task = LraText(data_dir=folder, level="characters", longest=30)
     characters = task._alphabet.characters
     assert "ü" in characters
@@ -270,13 +270,13 @@ def test_characters(folder, tmp_path):
     batch = task.batch("train", 0, 4)
     assert (batch.inputs[batch.valid].view(-1) < task.vocab_size).all()
     last = batch.valid.sum(1) - 1
-    assert (batch.inputs[torch.arange(4), last] == 2).all(), "every text ends with the end"
+    assert (batch.inputs[torch.arange(4), last] == 2).all(), "every text ends with the end symbol"
     path = tmp_path / "new.txt"
     path.write_text("éa\n")
     assert task.read_inputs(path).inputs[0].tolist() == [1, characters.index("a") + 3, 2]
 
 
-def test_alphabets_round_trip():
+def test_decoding_inverts_encoding_of_known_characters():
     bytes_ = Alphabet()
     assert bytes_.text(bytes_.encode(["naïve".encode()], 99)[0].tolist()) == "naïve"
     some = Alphabet(("a", "b"))
@@ -285,7 +285,7 @@ def test_alphabets_round_trip():
 
 
 @pytest.mark.parametrize("folder", ["lra_text"], indirect=True)
-def test_missing_reviews(folder):
+def test_missing_reviews_raise(folder):
     for path in (Path(folder) / "aclImdb" / "train" / "pos").glob("*.txt"):
         path.unlink()
     with pytest.raises(FileNotFoundError, match=r"^data_dir: .*train/pos holds no .txt files; train/pos, train/neg"):
@@ -294,7 +294,7 @@ def test_missing_reviews(folder):
         LraText().size("train")
 
 
-def test_data_may_stand_under_one_root(tmp_path, monkeypatch):
+def test_data_directory_can_come_from_the_environment(tmp_path, monkeypatch):
     (tmp_path / "lra").mkdir()
     MADE_UP["lra_text"](tmp_path / "lra")
     monkeypatch.setenv("LONGSCAN_DATA", str(tmp_path))
@@ -302,7 +302,7 @@ def test_data_may_stand_under_one_root(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("folder", ["lra_retrieval"], indirect=True)
-def test_pairs(folder, tmp_path):
+def test_lra_retrieval_joins_the_two_texts_of_a_pair(folder, tmp_path):
     task = LraRetrieval(data_dir=folder, longest=25)
     batch = task.batch("test", 0, 20)
     assert batch.targets.tolist() == [0, 1] * 10
@@ -320,11 +320,11 @@ def test_pairs(folder, tmp_path):
         LraRetrieval(data_dir=folder, longest=26).size("train")
 
 
-# Images.
+# Tests of images.
 
 
 @pytest.mark.parametrize("folder", ["lra_image"], indirect=True)
-def test_python_batches(folder):
+def test_lra_image_has_the_pixels_of_the_python_batches(folder):
     task = LraImage(data_dir=folder, pixels="categorical")
     assert [task.size(split) for split in task.splits] == [90, 10, 20]
     batch = task.batch("test", 0, 20)
@@ -337,13 +337,13 @@ def test_python_batches(folder):
     assert torch.allclose(colour[1, 5].double(), torch.from_numpy(expected), atol=1e-6)
 
 
-def test_grey_is_what_pillow_makes_of_it():
+def test_to_grey_equals_pillow():
     colours = np.random.default_rng(0).integers(0, 256, (4, 9, 7, 3), dtype=np.uint8)
-    for picture, shades in zip(colours, to_grey(colours), strict=True):
-        assert np.array_equal(shades, np.asarray(Image.fromarray(picture).convert("L")))
+    for image, grey in zip(colours, to_grey(colours), strict=True):
+        assert np.array_equal(grey, np.asarray(Image.fromarray(image).convert("L")))
 
 
-def test_a_folder_of_images(tmp_path):
+def test_lra_image_reads_a_directory_of_images(tmp_path):
     from longscan.tasks.lra.image import CLASSES
 
     for part, count in (("train", 3), ("test", 2)):
@@ -361,7 +361,9 @@ def test_a_folder_of_images(tmp_path):
         LraImage(data_dir=str(tmp_path), split_seed=1).size("train")
 
 
-class Bomb:
+class CodeExecution:
+    """An object whose pickle calls a function."""
+
     def __reduce__(self):
         return (os.mkdir, ("/tmp/longscan-must-not-exist",))
 
@@ -369,8 +371,8 @@ class Bomb:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (pickle.dumps(Bomb()), r"it asks for posix.mkdir"),
-        (pickle.dumps({b"data": Bomb(), b"labels": []}, protocol=2), r"it asks for posix.mkdir"),
+        (pickle.dumps(CodeExecution()), r"it asks for posix.mkdir"),
+        (pickle.dumps({b"data": CodeExecution(), b"labels": []}, protocol=2), r"it asks for posix.mkdir"),
         (pickle.dumps({b"data": np.zeros((2, 3072), object), b"labels": [0, 1]}, protocol=2), "arrays must hold bytes"),
         (pickle.dumps({b"data": np.zeros((2, 3071), np.uint8), b"labels": [0, 1]}, protocol=2), r"shape \(images, 3072\)"),
         (pickle.dumps({b"data": np.zeros((2, 3072), np.float32), b"labels": [0, 1]}, protocol=2), "arrays must hold bytes"),
@@ -383,7 +385,7 @@ class Bomb:
     ],
     ids=range(11),
 )
-def test_pickles_are_read_without_running_them(tmp_path, content, message):
+def test_damaged_pickle_raises_and_is_not_executed(tmp_path, content, message):
     path = tmp_path / "data_batch_1"
     path.write_bytes(content)
     with pytest.raises(ValueError, match=message):
@@ -392,45 +394,45 @@ def test_pickles_are_read_without_running_them(tmp_path, content, message):
 
 
 @pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4, 5])
-def test_pickles_of_every_protocol(tmp_path, protocol):
+def test_pickles_of_protocols_up_to_four_are_read(tmp_path, protocol):
     path = tmp_path / "data_batch_1"
     path.write_bytes(pickle.dumps(cifar_batch(3), protocol=protocol))
-    if protocol == 5:  # numpy then names functions of its own, which CIFAR-10's files do not
+    if protocol == 5:  # with protocol 5 NumPy refers to functions that CIFAR-10's files do not contain
         with pytest.raises(ValueError, match="it asks for"):
             read_batch(path)
         return
-    found = read_batch(path)
-    assert np.array_equal(found.images.transpose(0, 3, 1, 2).reshape(20, 3072), cifar_batch(3)[b"data"])
+    batch = read_batch(path)
+    assert np.array_equal(batch.images.transpose(0, 3, 1, 2).reshape(20, 3072), cifar_batch(3)[b"data"])
 
 
-# What is kept.
+# Tests of the cache.
 
 
-def test_arrays_are_kept_and_made_again_when_a_file_changes(tmp_path):
-    path, made = tmp_path / "source", []
+def test_cached_arrays_are_computed_again_when_a_file_changes(tmp_path):
+    path, calls = tmp_path / "source", []
     path.write_text("1")
 
-    def make():
-        made.append(1)
+    def compute():
+        calls.append(1)
         return {"x": np.arange(3)}
 
     for _ in range(2):
-        assert cached_arrays("kept", [path], 1, make)["x"].tolist() == [0, 1, 2]
-    assert len(made) == 1
-    cached_arrays("kept", [path], 2, make)
+        assert cached_arrays("kept", [path], 1, compute)["x"].tolist() == [0, 1, 2]
+    assert len(calls) == 1
+    cached_arrays("kept", [path], 2, compute)
     path.write_text("12")
-    assert isinstance(cached_arrays("kept", [path], 1, make)["x"], np.memmap)
-    assert len(made) == 3
+    assert isinstance(cached_arrays("kept", [path], 1, compute)["x"], np.memmap)
+    assert len(calls) == 3
 
 
-def test_arrays_stay_in_memory_where_nothing_can_be_kept(tmp_path, monkeypatch, caplog):
+def test_arrays_stay_in_memory_if_the_cache_is_not_writable(tmp_path, monkeypatch, caplog):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("LONGSCAN_CACHE", str(tmp_path / "file" / "below"))
     assert cached_arrays("kept", [], 1, lambda: {"x": np.arange(3)})["x"].tolist() == [0, 1, 2]
     assert "cannot be cached" in caplog.text
 
 
-def test_unequal_sequences():
+def test_ragged_pads_sequences_of_unequal_lengths():
     ragged = Ragged.from_sequences([np.array([1, 2, 3]), np.array([4]), np.array([5, 6])])
     table, lengths = ragged.pad(np.array([2, 0]), 9)
     assert table.tolist() == [[5, 6, 9], [1, 2, 3]]
@@ -452,12 +454,12 @@ def test_unequal_sequences():
         (LraImage, {"colour": True, "pixels": "categorical"}, "^`?colour"),
     ],
 )
-def test_impossible_settings(cls, settings, message):
+def test_invalid_setting_raises(cls, settings, message):
     with pytest.raises(ValueError, match=message):
         cls(**settings)
 
 
-# Real files, where they are.
+# Tests of real files.
 
 ROOT = Path(os.environ.get("LONGSCAN_TEST_DATA", "/nowhere"))
 needs_data = pytest.mark.skipif(not (ROOT / "lra").is_dir(), reason="LONGSCAN_TEST_DATA names no folder with lra/")
@@ -465,7 +467,7 @@ needs_data = pytest.mark.skipif(not (ROOT / "lra").is_dir(), reason="LONGSCAN_TE
 
 @needs_data
 @pytest.mark.slow
-def test_the_real_reviews():
+def test_real_reviews_have_the_published_sizes():
     task = LraText(data_dir=str(ROOT / "lra"))
     assert [task.size(split) for split in task.splits] == [22_500, 2_500, 25_000]
     assert task.constant_score() == 0.5
@@ -475,7 +477,7 @@ def test_the_real_reviews():
 
 @needs_data
 @pytest.mark.slow
-def test_the_real_pictures():
+def test_real_images_have_the_published_sizes():
     task = LraImage(data_dir=str(ROOT / "lra"))
     assert [task.size(split) for split in task.splits] == [45_000, 5_000, 10_000]
     assert task.constant_score() == pytest.approx(0.1)

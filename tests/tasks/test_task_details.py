@@ -1,4 +1,4 @@
-"""Single functions of the tasks at the edges of what they take: bounds, counts, rows of tables, drawings, splits, baselines."""
+"""Functions of the tasks at the limits of their arguments: bounds, counts, rows of tables, sparklines, splits, baselines."""
 
 import math
 
@@ -35,8 +35,8 @@ from longscan.training import Settings
 from made_up import MADE_UP, event_bytes, events_of
 
 
-def listed_digits(folder, test):
-    """The smaller N-MNIST of Intel: lists of sample numbers and classes next to the recordings."""
+def make_listed_nmnist(folder, test):
+    """Write the smaller N-MNIST of Intel, with lists of sample numbers and classes, and return its task."""
     root = folder / "deep" / "NMNISTsmall"
     root.mkdir(parents=True)
     for number in range(1, 7):
@@ -46,24 +46,24 @@ def listed_digits(folder, test):
     return Events(data_dir=str(folder), valid_fraction=0.25)
 
 
-def test_digits_listed_by_number(tmp_path):
-    task = listed_digits(tmp_path / "whole", "5 2\n6 3\n")
+def test_nmnist_reads_lists_of_samples(tmp_path):
+    task = make_listed_nmnist(tmp_path / "whole", "5 2\n6 3\n")
     assert [task.size(split) for split in task.splits] == [3, 1, 2]
     assert task.batch("test", 0, 2).targets.tolist() == [2, 3]
     assert task.batch("test", 0, 2).valid.sum(1).tolist() == [15, 16]
     with pytest.raises(ValueError, match=r"NMNISTsmall: class 10 of 5.bs2 is no digit"):
-        listed_digits(tmp_path / "class", "5 10\n").size("train")
+        make_listed_nmnist(tmp_path / "class", "5 10\n").size("train")
     with pytest.raises(FileNotFoundError, match=r"^data_dir: .*8.bs2 is listed but missing"):
-        listed_digits(tmp_path / "missing", "8 3\n").size("train")
+        make_listed_nmnist(tmp_path / "missing", "8 3\n").size("train")
 
 
 @pytest.mark.parametrize(("group", "size"), [("Z2", 2), ("Z9", 9), ("S2", 2), ("S6", 720), ("A3", 3), ("A6", 360)])
-def test_the_smallest_and_largest_groups(group, size):
+def test_smallest_and_largest_groups_have_the_right_order(group, size):
     assert GroupWord(group=group).num_classes == size
 
 
 @pytest.mark.parametrize("group", ["Z1", "Z721", "S1", "S7", "A2", "A7", "D4", "Z", "3", "Z02x", ""])
-def test_groups_that_are_refused(group):
+def test_invalid_group_name_raises(group):
     with pytest.raises(ValueError, match=r"^`?group\b.* one of Z2 \.\. Z720, S2 \.\. S6 or A3 \.\. A6"):
         GroupWord(group=group)
 
@@ -78,23 +78,23 @@ def test_groups_that_are_refused(group):
     ],
     ids=str,
 )
-def test_generators_that_are_refused(generators, message):
+def test_invalid_generators_raise(generators, message):
     with pytest.raises(ValueError, match=message):
         GroupWord(generators=generators)
 
 
-def test_products_of_groups_are_taken_from_left_to_right():
+def test_group_products_are_taken_from_left_to_right():
     group = GroupWord(group="S4")._group
     for first in range(0, 24, 5):
         for second in range(24):
-            one, other = group.elements[first], group.elements[second]
-            assert group.elements[group.table[first, second]] == tuple(other[image] for image in one)
+            left, right = group.elements[first], group.elements[second]
+            assert group.elements[group.table[first, second]] == tuple(right[image] for image in left)
     assert group.elements[0] == (0, 1, 2, 3)
     assert [group.elements[number] for number in group.generators] == [(1, 2, 3, 0), (1, 0, 2, 3)]
 
 
-def test_frequencies_of_bytes(tmp_path):
-    """Train is counted whole, valid and test where a byte is asked for."""
+def test_byte_text_counts_and_decodes_bytes(tmp_path):
+    """All bytes of train are counted, and the targets of valid and test."""
     (tmp_path / "x").write_bytes(b"a" * 60 + b"bbbbccccccccccccccdd" + b"efffffffffgggggggghh")
     task = ByteText(path=str(tmp_path / "x"), window=9, valid_fraction=0.2)
     assert [task.size(split) for split in task.splits] == [None, 2, 2]
@@ -108,8 +108,8 @@ def test_frequencies_of_bytes(tmp_path):
     output[0, -1, 65], output[1, -1, 10], output[:, 0, 3] = 4.0, 6.0, 9.0
     rows = task.decode(output, task.batch("test", 0, 2))
     assert [row["next"] for row in rows] == ["b'A'", r"b'\n'"]
-    shares = [math.exp(4) / (255 + math.exp(4)), math.exp(6) / (255 + math.exp(6))]
-    assert [row["probability"] for row in rows] == pytest.approx(shares, rel=1e-5)
+    probabilities = [math.exp(4) / (255 + math.exp(4)), math.exp(6) / (255 + math.exp(6))]
+    assert [row["probability"] for row in rows] == pytest.approx(probabilities, rel=1e-5)
     (tmp_path / "y").write_bytes(b"hello world, again")
     assert bytes(task.read_inputs(tmp_path / "y").inputs[0].tolist()) == b"hello wor"
     (tmp_path / "y").write_bytes(b"")
@@ -119,7 +119,7 @@ def test_frequencies_of_bytes(tmp_path):
         task.read_inputs(tmp_path / "z")
 
 
-def test_windows_of_bytes_start_anywhere_in_train(tmp_path):
+def test_windows_of_bytes_start_at_any_position_of_train(tmp_path):
     (tmp_path / "x").write_bytes(bytes(range(100)))
     task = ByteText(path=str(tmp_path / "x"), window=20, valid_fraction=0.21)
     firsts = {int(start) for step in range(20) for start in task.batch("train", step, 32).inputs[:, 0]}
@@ -131,7 +131,7 @@ def genomes(tmp_path_factory):
     return MADE_UP["species"](tmp_path_factory.mktemp("genomes"))
 
 
-def test_the_next_base_after_each_sequence(genomes):
+def test_decode_gives_the_next_base_after_each_sequence(genomes):
     task = DnaLanguage(**genomes)
     output = torch.zeros(2, 4, 5)
     output[0, 3, 2], output[1, 3, 1], output[1, 1, 4], output[0, 2, 3] = 5.0, 5.0, 7.0, 8.0
@@ -143,11 +143,11 @@ def test_the_next_base_after_each_sequence(genomes):
     assert rows[0]["probability"] == pytest.approx(math.exp(8) / (math.exp(8) + 4), rel=1e-5)
 
 
-def test_frequencies_of_bases_and_species(genomes):
+def test_constant_scores_come_from_the_frequencies_of_targets(genomes):
     task = DnaLanguage(**genomes)
     for split in ("valid", "test"):
-        asked = torch.cat([task.batch(split, step, 20).targets for step in range(task.num_batches(split, 20))])
-        assert task._token_counts(split).tolist() == asked.flatten().bincount(minlength=5).tolist()
+        targets = torch.cat([task.batch(split, step, 20).targets for step in range(task.num_batches(split, 20))])
+        assert task._token_counts(split).tolist() == targets.flatten().bincount(minlength=5).tolist()
     assert task._token_counts("train").sum() == 1024 * 40
     species = Species(**genomes)
     targets = species.batch("test", 0, 60).targets
@@ -155,7 +155,7 @@ def test_frequencies_of_bases_and_species(genomes):
     assert species.constant_score("train") == pytest.approx(1 / 3)
 
 
-def test_which_part_of_a_sequence_is_of_which_split():
+def test_split_ranges_by_position_and_by_chromosome():
     assert _split_ranges("position", "x", 101) == {"train": (0, 70), "valid": (70, 85), "test": (85, 101)}
     names = {"chr5 a": "test", "chromosome 12": "valid", "chr2": "train", "chrX": "train", "chr15": "train", "part 5": "train"}
     names |= {f"chr{number}": "test" for number in (7, 9, 10, 11)} | {f"chr{number}": "valid" for number in (1, 3, 13)}
@@ -165,13 +165,13 @@ def test_which_part_of_a_sequence_is_of_which_split():
     }
 
 
-def test_rows_of_numbers():
+def test_decode_gives_one_row_for_each_scored_step():
     task = Pendulum(train_size=2, valid_size=2, test_size=2, frames=4)
     output = torch.arange(12.0).reshape(2, 3, 2)
     inputs = torch.zeros(2, 3, 1)
     first, second = task.variables
-    everything = [(row["example"], row["step"], row[first], row[second]) for row in task.decode(output, Batch(inputs))]
-    assert everything == [(i // 3, i % 3, 2 * i, 2 * i + 1) for i in range(6)]
+    all_rows = [(row["example"], row["step"], row[first], row[second]) for row in task.decode(output, Batch(inputs))]
+    assert all_rows == [(i // 3, i % 3, 2 * i, 2 * i + 1) for i in range(6)]
     mask = torch.tensor([[False, True, False], [True, False, True]])
     for batch in (Batch(inputs, valid=mask), Batch(inputs, loss_mask=mask, valid=~mask)):
         assert [(row["example"], row["step"]) for row in task.decode(output, batch)] == [(0, 1), (1, 0), (1, 2)]
@@ -181,20 +181,20 @@ def test_rows_of_numbers():
         task.loss(output, Batch(inputs, output), smoothing=0.1)
 
 
-def test_scored_answers():
+def test_scored_outputs_are_those_of_the_loss_mask():
     output = torch.arange(12.0).reshape(2, 2, 3)
     targets = torch.tensor([[0, 1], [2, 0]])
-    logits, found = scored_outputs(output, Batch(torch.zeros(2, 2), targets))
+    logits, scored_targets = scored_outputs(output, Batch(torch.zeros(2, 2), targets))
     assert logits.tolist() == output.flatten(0, 1).tolist()
-    assert found.tolist() == [0, 1, 2, 0]
+    assert scored_targets.tolist() == [0, 1, 2, 0]
     mask = torch.tensor([[False, True], [True, False]])
-    logits, found = scored_outputs(output, Batch(torch.zeros(2, 2), targets, loss_mask=mask))
+    logits, scored_targets = scored_outputs(output, Batch(torch.zeros(2, 2), targets, loss_mask=mask))
     assert logits.tolist() == [[3, 4, 5], [6, 7, 8]]
-    assert found.tolist() == [1, 2]
+    assert scored_targets.tolist() == [1, 2]
     assert majority_share(np.array([[0, 2], [2, 1]])) == 0.5
 
 
-def test_rows_of_a_step():
+def test_rows_of_a_step_follow_the_order_of_the_split():
     assert [rows_of_step(10, "test", step, 4, 0).tolist() for step in range(3)] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     with pytest.raises(IndexError, match="step 3 is beyond the 3 batches of 4 in split 'valid'"):
         rows_of_step(10, "valid", 3, 4, 0)
@@ -204,15 +204,15 @@ def test_rows_of_a_step():
     assert [epoch.tolist() for epoch in epochs] == [order.tolist() for order in expected]
     task = TASKS["parity"]()
     check_request(task, "train", 0, 1, 0)
-    for request in (("other", 0, 1, 0), ("train", -1, 1, 0), ("train", 0, 0, 0), ("train", 0, 1, -1)):
+    for arguments in (("other", 0, 1, 0), ("train", -1, 1, 0), ("train", 0, 0, 0), ("train", 0, 1, -1)):
         with pytest.raises(ValueError, match=r"split|a whole number of at least"):
-            check_request(task, *request)
+            check_request(task, *arguments)
 
 
-def test_validation_examples_are_carved_out():
-    for count, fraction, share in ((10, 0.1, 1), (10, 0.25, 3), (10, 0.24, 2), (3, 0.01, 1), (2, 0.1, 1)):
+def test_split_off_validation_takes_the_rounded_fraction():
+    for count, fraction, expected_size in ((10, 0.1, 1), (10, 0.25, 3), (10, 0.24, 2), (3, 0.01, 1), (2, 0.1, 1)):
         train, valid = split_off_validation(count, fraction, 0)
-        assert len(valid) == share
+        assert len(valid) == expected_size
         assert sorted([*train, *valid]) == list(range(count))
         assert train.tolist() == sorted(train)
         assert valid.tolist() == sorted(valid)
@@ -228,7 +228,7 @@ def test_validation_examples_are_carved_out():
             LraText(valid_fraction=fraction)
 
 
-def test_drawings_in_characters():
+def test_sparklines_and_shaded_lines_have_the_expected_characters():
     assert sparkline(torch.tensor([0.0, 1.0, 2.0, 7.0])) == "▁▂▃█"
     assert sparkline(torch.tensor([0.0, 2.0, 6.0, 8.0]), width=2) == "▁█"
     assert len(sparkline(torch.arange(81.0))) == 27
@@ -243,7 +243,7 @@ def test_drawings_in_characters():
     assert truncate_text("abcdef", 4) == "abc…"
 
 
-def test_pools_of_sorted_recordings():
+def test_bucketed_rows_are_sorted_within_pools():
     lengths = tuple(int(number) for number in np.random.default_rng(0).permutation(70) + 1)
     epoch = [bucketed_rows(lengths, step, 2, 3) for step in range(35)]
     assert sorted(np.concatenate(epoch)) == list(range(70))
@@ -255,14 +255,14 @@ def test_pools_of_sorted_recordings():
     ranks = np.sort(np.array(lengths)[pool]).reshape(16, 2).tolist()
     assert sorted(np.array(lengths)[rows].tolist() for rows in inside) == ranks
     assert [rows.tolist() for rows in epoch] != sorted(rows.tolist() for rows in epoch)
-    again = [bucketed_rows(lengths, 35 + step, 2, 3).tolist() for step in range(35)]
-    assert again != [rows.tolist() for rows in epoch]
-    found = pack_rows([4, 1, 6, 2, 3])
-    assert (found.rows.tolist(), found.starts.tolist()) == ([1, 2, 0, 1, 2], [0, 3, 0, 4, 0])
-    assert (found.height, found.width) == (3, 6)
+    next_epoch = [bucketed_rows(lengths, 35 + step, 2, 3).tolist() for step in range(35)]
+    assert next_epoch != [rows.tolist() for rows in epoch]
+    layout = pack_rows([4, 1, 6, 2, 3])
+    assert (layout.rows.tolist(), layout.starts.tolist()) == ([1, 2, 0, 1, 2], [0, 3, 0, 4, 0])
+    assert (layout.height, layout.width) == (3, 6)
 
 
-def test_sequences_side_by_side():
+def test_ragged_keeps_dtype_and_offsets():
     ragged = Ragged.from_sequences([np.array([1, 2]), np.array([3]), np.array([4, 5, 6])], np.int16)
     assert ragged.values.dtype == np.int16
     assert ragged.offsets.tolist() == [0, 2, 3, 6]
@@ -272,7 +272,7 @@ def test_sequences_side_by_side():
     assert lengths.tolist() == [1, 2]
 
 
-def test_expressions_lie_strictly_between_two_lengths():
+def test_expression_lengths_lie_strictly_between_the_limits():
     bounds = ExpressionLimits(max_depth=4, max_args=4, shorter_than=12, longer_than=7)
     ragged, values = generate_expressions(CounterRNG(("some",), 0), 300, bounds)
     assert {int(length) for length in ragged.lengths} == {8, 9, 10, 11}
@@ -281,32 +281,32 @@ def test_expressions_lie_strictly_between_two_lengths():
     assert values.max() <= 9
 
 
-def test_alphabets():
+def test_alphabets_encode_bytes_and_frequent_characters():
     assert frequent_characters([b"abcab", "zcü".encode()], 2) == ("a", "b", "c")
     assert frequent_characters([b"bab"], 1) == ("b", "a")
-    words = Alphabet(("a", "b"))
-    assert words.size == 5
-    assert [tokens.tolist() for tokens in words.encode([b"abx", b""], 3)] == [[3, 4, 2], [2]]
-    assert words.encode([b"xba"], 4)[0].tolist() == [1, 4, 3, 2]
-    assert words.text([3, 1, 4, 2, 0]) == "a\N{REPLACEMENT CHARACTER}b"
-    plain = Alphabet()
-    assert plain.size == 257
-    assert [tokens.tolist() for tokens in plain.encode([b"ab\xff", b""], 2)] == [[98, 99], [33]]
-    assert plain.text([98, 0, 99]) == "ab"
+    characters = Alphabet(("a", "b"))
+    assert characters.size == 5
+    assert [tokens.tolist() for tokens in characters.encode([b"abx", b""], 3)] == [[3, 4, 2], [2]]
+    assert characters.encode([b"xba"], 4)[0].tolist() == [1, 4, 3, 2]
+    assert characters.text([3, 1, 4, 2, 0]) == "a\N{REPLACEMENT CHARACTER}b"
+    bytes_only = Alphabet()
+    assert bytes_only.size == 257
+    assert [tokens.tolist() for tokens in bytes_only.encode([b"ab\xff", b""], 2)] == [[98, 99], [33]]
+    assert bytes_only.text([98, 0, 99]) == "ab"
     assert to_grey(np.array([[[255, 0, 0], [0, 255, 0], [0, 0, 255], [255, 255, 255], [1, 2, 3]]], np.uint8)).tolist() == [
         [76, 150, 29, 255, 2]
     ]
 
 
-def test_examples_of_a_language_as_arrays():
-    one = Examples(np.array([[1, 2], [3, 9]]), np.array([2, 1]), np.array([[5], [6]]), np.array([1, 1]))
-    other = Examples(np.array([[4, 4, 4]]), np.array([3]), np.array([[7, 8]]), np.array([2]))
-    both = concatenate_examples([one, other], 9)
+def test_next_token_batch_places_answers_after_questions():
+    first = Examples(np.array([[1, 2], [3, 9]]), np.array([2, 1]), np.array([[5], [6]]), np.array([1, 1]))
+    second = Examples(np.array([[4, 4, 4]]), np.array([3]), np.array([[7, 8]]), np.array([2]))
+    both = concatenate_examples([first, second], 9)
     assert both.questions.tolist() == [[1, 2, 9], [3, 9, 9], [4, 4, 4]]
     assert both.answers.tolist() == [[5, 9], [6, 9], [7, 8]]
-    hidden, shown = (next_token_batch(both, 4, 9, uses_teacher_forcing=shows) for shows in (False, True))
+    hidden, forced = (next_token_batch(both, 4, 9, uses_teacher_forcing=forcing) for forcing in (False, True))
     assert hidden.inputs.tolist() == [[1, 2, 9, 9], [3, 9, 9, 9], [4, 4, 4, 9]]
-    assert shown.inputs.tolist() == [[1, 2, 5, 9], [3, 6, 9, 9], [4, 4, 4, 7]]
+    assert forced.inputs.tolist() == [[1, 2, 5, 9], [3, 6, 9, 9], [4, 4, 4, 7]]
     assert hidden.targets.tolist() == [[-100, 5, -100, -100], [6, -100, -100, -100], [-100, -100, 7, 8]]
     assert hidden.valid.tolist() == [[True, True, False, False], [True, False, False, False], [True] * 4]
     assert torch.equal(hidden.loss_mask, hidden.targets >= 0)
@@ -318,10 +318,10 @@ def test_examples_of_a_language_as_arrays():
     assert split_index(changed, np.array([3, 2, 2, 1])).tolist() == split_index(questions, np.array([3, 2, 2, 1])).tolist()
 
 
-def test_shares_and_splits_of_series():
+def test_subset_sizes_splits_and_statistics_of_series():
     cases = ((10, 0.15), (10, 0.14), (2, 0.01), (2, 0.99), (1, 0.5), (4, 0.5))
-    shares = [protocols._subset_size(count, fraction) for count, fraction in cases]
-    assert shares == [2, 1, 1, 1, 0, 2]
+    sizes = [protocols._subset_size(count, fraction) for count, fraction in cases]
+    assert sizes == [2, 1, 1, 1, 0, 2]
     parts = protocols._split_rows(np.arange(10), [7, 8])
     assert {name: rows.tolist() for name, rows in parts.items()} == {"train": [*range(7)], "valid": [7], "test": [8, 9]}
     for bounds in ([0, 2], [2, 2]):
@@ -334,7 +334,7 @@ def test_shares_and_splits_of_series():
     assert protocols._channel_statistics([np.full((1, 2), np.nan)])[0].tolist() == [0]
 
 
-def test_the_aussm_protocol_cuts_where_random_split_does():
+def test_aussm_protocol_has_the_splits_of_random_split():
     series = [np.full((2, 3), float(number)) for number in range(27)]
     partition = protocols.aussm(series, seed=4)
     order = torch.randperm(27, generator=torch.Generator().manual_seed(4)).tolist()
@@ -344,7 +344,7 @@ def test_the_aussm_protocol_cuts_where_random_split_does():
     assert partition.scale[0] == pytest.approx(np.repeat(np.arange(27), 3).std(ddof=1))
 
 
-def test_the_clean_protocol_drops_repeats_and_carves_by_class():
+def test_clean_protocol_removes_repeats_and_stratifies_validation():
     train = [np.full((1, 4), float(number)) for number in [*range(12), 3, 20]]
     test = [np.full((1, 4), 20.0), np.full((1, 4), 30.0)]
     labels = np.array([0] * 8 + [1] * 6 + [0, 1])
@@ -360,7 +360,7 @@ def test_the_clean_protocol_drops_repeats_and_carves_by_class():
         protocols.clean(train[:1], test, labels, protocols.ValidationSplit(1, 0.25, stratified=False))
 
 
-def test_linoss_protocol_keeps_the_first_of_equal_series():
+def test_linoss_protocol_removes_repeated_series():
     series = [np.full((2, 3), float(number % 20)) for number in range(23)]
     sets = {order: protocols.linoss(series, seed=3, order=order).rows for order in ("file", "sorted")}
     for rows in sets.values():
@@ -373,17 +373,17 @@ def test_linoss_protocol_keeps_the_first_of_equal_series():
     assert partition.rows["train"].tolist() != sets["file"]["train"].tolist()
 
 
-def test_dlinear_halves_its_rate_and_stops_after_three_epochs_without_a_better_one(monkeypatch):
+def test_dlinear_halves_its_learning_rate_and_stops_after_three_worse_epochs(monkeypatch):
     rows = np.random.default_rng(0).normal(size=(80, 2)).astype(np.float32)
     errors, weights, rates = [5.0, 4.0, 4.0, 4.5, 3.0, 3.0, 3.5, 9.0, 1.0], [], []
 
-    def scripted(model, windows, context):
+    def next_error(model, windows, context):
         assert windows.shape == (11, 35, 2)
         assert context == 30
         weights.append(model.trend.weight.detach().clone())
         return errors[len(weights) - 1]
 
-    monkeypatch.setattr(baselines, "_error", scripted)
+    monkeypatch.setattr(baselines, "_error", next_error)
     handle = register_optimizer_step_pre_hook(lambda optimizer, *_: rates.append(optimizer.param_groups[0]["lr"]))
     try:
         model = baselines.fitted_dlinear(rows, rows[:45], 30, 5, seed=0)
@@ -395,7 +395,7 @@ def test_dlinear_halves_its_rate_and_stops_after_three_epochs_without_a_better_o
     assert rates == pytest.approx([1e-3 * 0.5**epoch for epoch in range(8) for _ in range(2)])
 
 
-def test_errors_of_dlinear_are_means_over_windows():
+def test_dlinear_errors_are_means_over_windows():
     model = baselines.DLinear(26, 2)
     for layer in (model.trend, model.rest):
         torch.nn.init.zeros_(layer.weight)
@@ -414,7 +414,7 @@ def test_errors_of_dlinear_are_means_over_windows():
 
 
 @pytest.mark.parametrize(
-    ("words", "last"),
+    ("dates", "following"),
     [
         (["2020-01-01", "2020-01-02"], ["2020-01-03 00:00:00", "2020-01-04 00:00:00"]),
         (["2020-01-01 00:00", "2020-01-01 00:30"], ["2020-01-01 01:00:00", "2020-01-01 01:30:00"]),
@@ -430,16 +430,16 @@ def test_errors_of_dlinear_are_means_over_windows():
     ],
     ids=str,
 )
-def test_dates_that_follow(tmp_path, words, last):
+def test_read_dates_continues_the_dates_of_a_table(tmp_path, dates, following):
     path = tmp_path / "t.csv"
-    path.write_text("date,v\n" + "".join(f"{word},1\n" for word in words))
-    found = read_dates(path, 2)
-    assert len(found) == len(words) + 2
-    assert [word[:25] for word in found[-2:]] == last
+    path.write_text("date,v\n" + "".join(f"{date},1\n" for date in dates))
+    result = read_dates(path, 2)
+    assert len(result) == len(dates) + 2
+    assert [date[:25] for date in result[-2:]] == following
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("dates", "message"),
     [
         (["2020-01-02", "2020-01-01"], r"t.csv:3: its time stamps go back, from 2020-01-02 to 2020-01-01; rows in the order"),
         (["2020-01-01", "2020-01-01"], r"t.csv:3: the time stamp 2020-01-01 is duplicated; keep one row of each$"),
@@ -457,29 +457,29 @@ def test_dates_that_follow(tmp_path, words, last):
     ],
     ids=str,
 )
-def test_dates_that_are_refused(tmp_path, words, message):
+def test_invalid_dates_raise(tmp_path, dates, message):
     path = tmp_path / "t.csv"
-    path.write_text("date,v\n" + "".join(f"{word},1\n" for word in words))
+    path.write_text("date,v\n" + "".join(f"{date},1\n" for date in dates))
     with pytest.raises(ValueError, match=message):
         read_dates(path, 2)
 
 
-def test_facts_of_a_task(tmp_path):
-    known = task_facts(TASKS["parity"](train_size=5000, data="samples"))
-    assert known.sizes == (5000, 1000, 10000)
-    assert (known.classes, known.length, known.metric) == (2, 255, "accuracy")
-    assert (known.source, known.available) == ("generated", "generated")
-    assert 0.5 <= known.constant < 0.6
-    unknown = task_facts(ByteText())
-    assert (unknown.sizes, unknown.classes, unknown.length, unknown.constant) == (None, None, None, None)
-    assert unknown.available == "no"
-    assert unknown.missing.startswith("path: name a file")
-    there = task_facts(ByteText(**MADE_UP["byte_text"](tmp_path)))
-    assert (there.available, there.missing, there.classes) == ("yes", None, 256)
+def test_task_facts_of_known_and_missing_data(tmp_path):
+    generated = task_facts(TASKS["parity"](train_size=5000, data="samples"))
+    assert generated.sizes == (5000, 1000, 10000)
+    assert (generated.classes, generated.length, generated.metric) == (2, 255, "accuracy")
+    assert (generated.source, generated.available) == ("generated", "generated")
+    assert 0.5 <= generated.constant < 0.6
+    missing = task_facts(ByteText())
+    assert (missing.sizes, missing.classes, missing.length, missing.constant) == (None, None, None, None)
+    assert missing.available == "no"
+    assert missing.missing.startswith("path: name a file")
+    present = task_facts(ByteText(**MADE_UP["byte_text"](tmp_path)))
+    assert (present.available, present.missing, present.classes) == ("yes", None, 256)
 
 
 @pytest.mark.parametrize(("name", "setting"), [("lra_image", "data_dir"), ("byte_text", "path"), ("forecast", "data_dir")])
-def test_a_folder_may_be_a_path(tmp_path, name, setting):
+def test_directory_setting_can_be_a_path(tmp_path, name, setting):
     task = TASKS[name](**{setting: tmp_path})
     assert task == TASKS[name](**{setting: str(tmp_path)})
     assert yaml.safe_load(yaml.safe_dump(Settings(task=task).as_dict()))["task"][setting] == str(tmp_path)
