@@ -1,4 +1,4 @@
-"""scikit-learn's and aeon's own checks of estimators; what is skipped stands in SKIPPED with its reason."""
+"""The checks of estimators of scikit-learn and aeon. SKIPPED lists the checks that are skipped, with reasons."""
 
 import pickle
 from collections.abc import Callable
@@ -16,11 +16,11 @@ from longscan.estimators import SSMClassifier, SSMForecaster, SSMRegressor
 from longscan.estimators.aeon import AeonSSMClassifier, AeonSSMForecaster, AeonSSMRegressor
 
 SKIPPED = {
-    "check_methods_subset_invariance": "wants outputs equal to 1e-7 in batches of other sizes; they are float32, and are held to "
-    "1e-5 by test_estimators.py::test_predictions_do_not_depend_on_the_batch",
-    "check_array_api_input": "scikit-learn itself leaves it out unless SCIPY_ARRAY_API is set",
+    "check_methods_subset_invariance": "requires outputs equal to 1e-7 in batches of other sizes; they are float32, and "
+    "test_estimators.py::test_predictions_do_not_depend_on_the_batch requires 1e-5",
+    "check_array_api_input": "scikit-learn skips it unless SCIPY_ARRAY_API is set",
 }
-WITHOUT_DATA = (  # the checks that a forecaster can pass: all others hand fit a table of cases and their targets, not a series
+WITHOUT_DATA = (  # the checks that a forecaster can pass; all others fit a table of cases and targets, not a series
     "check_do_not_raise_errors_in_init_or_set_params",
     "check_estimator_cloneable",
     "check_estimator_repr",
@@ -33,19 +33,19 @@ WITHOUT_DATA = (  # the checks that a forecaster can pass: all others hand fit a
     "check_set_params",
     "check_valid_tag_types",
 )
-LEARNS = ("check_classifiers_train", "check_regressors_train")  # the checks that ask for a good score
+LEARNS = ("check_classifiers_train", "check_regressors_train")  # the checks that require a good score
 BRIEF = {"d_model": 4, "d_state": 2, "epochs": 1, "device": "cpu", "random_state": 0}
-ENOUGH = {"d_model": 16, "d_state": 4, "epochs": 60, "lr": 0.01, "device": "cpu", "random_state": 0}
+LONG = {"d_model": 16, "d_state": 4, "epochs": 60, "lr": 0.01, "device": "cpu", "random_state": 0}
 
 
-def checks() -> list[Any]:
+def list_checks() -> list[Any]:
     cases = []
     for kind in (SSMClassifier, SSMRegressor):
-        for settings in (BRIEF, ENOUGH):
+        for settings in (BRIEF, LONG):
             for estimator, check in estimator_checks_generator(kind(**settings)):
                 name = check.func.__name__
-                if name not in SKIPPED and (name in LEARNS) == (settings is ENOUGH):
-                    marks = [pytest.mark.slow] if settings is ENOUGH else []
+                if name not in SKIPPED and (name in LEARNS) == (settings is LONG):
+                    marks = [pytest.mark.slow] if settings is LONG else []
                     cases.append(pytest.param(estimator, check, id=f"{kind.__name__}-{name}", marks=marks))
     forecaster = SSMForecaster(horizon=2, window=4, d_model=4, d_state=2, epochs=1, device="cpu", random_state=0)
     for estimator, check in estimator_checks_generator(forecaster):
@@ -56,29 +56,29 @@ def checks() -> list[Any]:
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning", "ignore::sklearn.exceptions.DataConversionWarning")
-@pytest.mark.parametrize(("estimator", "check"), checks())
-def test_check_of_scikit_learn(estimator: BaseEstimator, check: Callable[[BaseEstimator], None]) -> None:
+@pytest.mark.parametrize(("estimator", "check"), list_checks())
+def test_estimator_passes_check_of_scikit_learn(estimator: BaseEstimator, check: Callable[[BaseEstimator], None]) -> None:
     try:
         check(estimator)
     except SkipTest as skipped:
-        pytest.fail(f"skipped without standing in SKIPPED: {skipped}")
+        pytest.fail(f"not listed in SKIPPED: {skipped}")
 
 
 def test_skipped_checks_exist_and_are_few() -> None:
     names = {check.func.__name__ for _, check in estimator_checks_generator(SSMRegressor(**BRIEF))}
     assert set(SKIPPED) <= names
-    assert len(SKIPPED) <= 2, "this list may only shrink"
+    assert len(SKIPPED) <= 2, "do not add checks to SKIPPED"
     assert len(names) > 45
     assert issubclass(SkipTestWarning, UserWarning)
 
 
 @parametrize_with_checks([AeonSSMClassifier, AeonSSMRegressor, AeonSSMForecaster])
-def test_check_of_aeon(check: Callable[[], None]) -> None:
+def test_estimator_passes_check_of_aeon(check: Callable[[], None]) -> None:
     check()
 
 
-def test_the_forecaster_keeps_to_what_the_other_checks_ask() -> None:
-    """Of series: settings and data stay as they are, fits repeat themselves, and a pickled copy forecasts the same."""
+def test_forecaster_satisfies_the_checks_of_tables_with_series() -> None:
+    """Settings and data do not change, fits are deterministic, a pickled copy gives the same forecast, wrong data raise."""
     forecaster = SSMForecaster(horizon=3, window=8, d_model=4, d_state=2, epochs=1, device="cpu", random_state=0)
     settings = forecaster.get_params()
     y = np.sin(np.arange(30.0))
@@ -88,8 +88,8 @@ def test_the_forecaster_keeps_to_what_the_other_checks_ask() -> None:
     assert forecaster.get_params() == settings
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(forecaster)).predict(y), forecast)
     np.testing.assert_array_equal(forecaster.fit(y).predict(), forecast)
-    for kind in (np.float32, object):
-        np.testing.assert_allclose(clone(forecaster).fit(y.astype(kind)).predict(), forecast, rtol=1e-3)
-    for wrong in (np.where(y > 0.9, np.nan, y), np.array(["a"] * 30), y.astype(complex), np.zeros((0,))):
+    for dtype in (np.float32, object):
+        np.testing.assert_allclose(clone(forecaster).fit(y.astype(dtype)).predict(), forecast, rtol=1e-3)
+    for invalid in (np.where(y > 0.9, np.nan, y), np.array(["a"] * 30), y.astype(complex), np.zeros((0,))):
         with pytest.raises(ValueError, match=r"^`[yX]` "):
-            clone(forecaster).fit(wrong)
+            clone(forecaster).fit(invalid)

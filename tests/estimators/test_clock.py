@@ -1,4 +1,4 @@
-"""Time stamps: what can be a clock, its step, what comes after it, and the errors, which name the first place at fault."""
+"""Time stamps: accepted types, their step, the stamps that follow, and errors, which name the first wrong position."""
 
 import datetime
 
@@ -14,7 +14,7 @@ EPS = float(np.finfo(np.float64).eps)
 DAY = pd.Timestamp("2024-01-01")
 
 
-def hours(*numbers: float) -> pd.DatetimeIndex:
+def make_hours(*numbers: float) -> pd.DatetimeIndex:
     return pd.DatetimeIndex([DAY + pd.Timedelta(number, unit="h") for number in numbers])
 
 
@@ -35,7 +35,7 @@ def hours(*numbers: float) -> pd.DatetimeIndex:
     ],
     ids=str,
 )
-def test_what_can_be_a_clock(times, kind, first):
+def test_as_clock_accepts_numbers_dates_periods_and_durations(times, kind, first):
     clock = as_clock(times, "`y`")
     assert str(clock.dtype).startswith(kind)
     assert clock[0] == first
@@ -58,22 +58,22 @@ def test_what_can_be_a_clock(times, kind, first):
     ],
     ids=str,
 )
-def test_what_can_be_none(times, message):
+def test_as_clock_of_invalid_times_raises(times, message):
     with pytest.raises(ValueError, match=message):
         as_clock(times, "`y`")
 
 
-def test_seconds_since_the_first_stamp():
+def test_to_seconds_counts_from_the_first_stamp():
     assert to_seconds(pd.Index([2.5, 4])).tolist() == [2.5, 4]
     assert to_seconds(pd.Index([2, 4])).dtype == np.float64
-    assert to_seconds(hours(3, 4, 4.5)).tolist() == [0, 3600, 5400]
+    assert to_seconds(make_hours(3, 4, 4.5)).tolist() == [0, 3600, 5400]
     assert to_seconds(pd.DatetimeIndex([DAY, DAY + pd.Timedelta(3, unit="ns")])).tolist() == [0, 3e-9]
-    assert to_seconds(hours(3, 4).as_unit("s")).tolist() == [0, 3600]
+    assert to_seconds(make_hours(3, 4).as_unit("s")).tolist() == [0, 3600]
     assert to_seconds(pd.to_timedelta([5, 7], unit="ms")).tolist() == [0, 0.002]
     assert to_seconds(pd.period_range("2024-02", periods=2, freq="M")).tolist() == [0, 29 * 86400]
 
 
-def test_stamps_must_increase():
+def test_check_increasing_raises_for_repeated_or_decreasing_stamps():
     check_increasing(pd.Index([1, 2, 5]), "`y`")
     check_increasing(pd.Index([3]), "`y`")
     with pytest.raises(ValueError, match=r"^`y` must be without duplicated time stamps, got 2, the first 4; remove the"):
@@ -87,10 +87,10 @@ def test_stamps_must_increase():
 @pytest.mark.parametrize(
     ("clock", "known", "step"),
     [
-        (hours(3, 4), None, to_offset("h")),
-        (hours(3, 5), None, to_offset("2h")),
-        (hours(3, 4, 5), None, to_offset("h")),
-        (hours(3, 5), to_offset("h"), to_offset("2h")),
+        (make_hours(3, 4), None, to_offset("h")),
+        (make_hours(3, 5), None, to_offset("2h")),
+        (make_hours(3, 4, 5), None, to_offset("h")),
+        (make_hours(3, 5), to_offset("h"), to_offset("2h")),
         (pd.DatetimeIndex(["2024-01-31", "2024-02-29", "2024-03-31"]), None, to_offset("ME")),
         (pd.DatetimeIndex(["2024-01-31", "2024-02-29"]), to_offset("ME"), to_offset("ME")),
         (pd.DatetimeIndex(["2024-01-31", "2024-02-29"]), to_offset("h"), to_offset("696h")),
@@ -108,16 +108,16 @@ def test_stamps_must_increase():
     ],
     ids=str,
 )
-def test_the_step_of_an_even_clock(clock, known, step):
-    found = regular_step(clock, "`y`", known)
-    assert type(found) is type(step)
-    assert found == pytest.approx(step, rel=2e-6, abs=0) if isinstance(step, float) else found == step
+def test_regular_step_of_an_even_clock(clock, known, step):
+    result = regular_step(clock, "`y`", known)
+    assert type(result) is type(step)
+    assert result == pytest.approx(step, rel=2e-6, abs=0) if isinstance(step, float) else result == step
 
 
-def test_one_stamp_has_the_step_that_is_known():
+def test_regular_step_of_one_stamp_is_the_known_step():
     assert regular_step(pd.Index([3]), "`y`") is None
     assert regular_step(pd.Index([3]), "`y`", 7) == 7
-    assert regular_step(hours(3), "`y`", to_offset("h")) == to_offset("h")
+    assert regular_step(make_hours(3), "`y`", to_offset("h")) == to_offset("h")
 
 
 @pytest.mark.parametrize(
@@ -128,10 +128,10 @@ def test_one_stamp_has_the_step_that_is_known():
         (pd.Index([0, 1, 2, 3 + 1.1e-6]), "between 2.0 and 3.0000011"),
         (pd.Index([1 + EPS * number for number in (0, 1024, 2048, 3072, 4101)]), "1 of 4 that differ"),
         (
-            hours(0, 1, 2, 4),
+            make_hours(0, 1, 2, 4),
             "1 of 3 that differ from 0 days 01:00:00, the first between 2024-01-01 02:00:00 and 2024-01-01 04:00:00",
         ),
-        (hours(0, 1, 2, 4), r"times\)? .*local times of a place that changes its clocks need a time zone"),
+        (make_hours(0, 1, 2, 4), r"times\)? .*local times of a place that changes its clocks need a time zone"),
         (
             pd.to_timedelta([0, 10, 20, 40, 50], unit="s"),
             "1 of 4 that differ from 0 days 00:00:10, the first between 0 days 00:00:20",
@@ -140,14 +140,14 @@ def test_one_stamp_has_the_step_that_is_known():
     ],
     ids=str,
 )
-def test_the_first_uneven_step_is_named(clock, message):
+def test_uneven_clock_raises_and_names_the_first_uneven_step(clock, message):
     with pytest.raises(ValueError, match=f"^`y` must have equal steps, got .*{message}"):
         regular_step(clock, "`y`")
 
 
-def test_times_of_a_zone_need_no_other():
+def test_error_of_uneven_times_suggests_a_time_zone_only_for_local_times():
     with pytest.raises(ValueError, match=r"reads uneven times$"):
-        regular_step(hours(0, 1, 2, 4).tz_localize("UTC"), "`y`")
+        regular_step(make_hours(0, 1, 2, 4).tz_localize("UTC"), "`y`")
     with pytest.raises(ValueError, match=r"reads uneven times$"):
         regular_step(pd.Index([0, 1, 3]), "`y`")
 
@@ -174,17 +174,17 @@ def test_times_of_a_zone_need_no_other():
     ],
     ids=str,
 )
-def test_equal_steps(step, other, same):
+def test_same_step_compares_steps_with_a_tolerance(step, other, same):
     assert same_step(step, other) is same
 
 
-def test_steps_in_words():
+def test_step_name_gives_a_short_text():
     names = [step_name(step) for step in (to_offset("h"), to_offset("ME"), pd.Timedelta(10, unit="s"), 0.5)]
     assert names == ["h", "ME", "0 days 00:00:10", "0.5"]
 
 
 @pytest.mark.parametrize(
-    ("last", "step", "wanted"),
+    ("last", "step", "expected"),
     [
         (7, 2, pd.RangeIndex(9, 15, 2)),
         (np.int64(7), 2, pd.RangeIndex(9, 15, 2)),
@@ -192,18 +192,18 @@ def test_steps_in_words():
         (7, 0.5, pd.Index([7.5, 8.0, 8.5])),
         (DAY, to_offset("D"), pd.DatetimeIndex(["2024-01-02", "2024-01-03", "2024-01-04"])),
         (pd.Timestamp("2024-01-31"), to_offset("ME"), pd.DatetimeIndex(["2024-02-29", "2024-03-31", "2024-04-30"])),
-        (DAY, pd.Timedelta(12, unit="h"), hours(12, 24, 36)),
+        (DAY, pd.Timedelta(12, unit="h"), make_hours(12, 24, 36)),
         (pd.Timedelta(1, unit="s"), pd.Timedelta(2, unit="s"), pd.to_timedelta([3, 5, 7], unit="s")),
         (pd.Period("2024-01", "M"), pd.Period("2024-01", "M").freq, pd.PeriodIndex(["2024-02", "2024-03", "2024-04"], freq="M")),
     ],
     ids=str,
 )
-def test_the_stamps_that_follow(last, step, wanted):
-    found = next_stamps(last, step, 3)
-    assert type(found) is type(wanted)
-    assert found.equals(wanted)
+def test_next_stamps_continue_the_clock(last, step, expected):
+    stamps = next_stamps(last, step, 3)
+    assert type(stamps) is type(expected)
+    assert stamps.equals(expected)
 
 
-def test_periods_that_follow_in_longer_steps():
-    found = next_stamps(pd.Period("2024-01", "M"), 2 * pd.Period("2024-01", "M").freq, 3)
-    assert [str(period) for period in found] == ["2024-03", "2024-05", "2024-07"]
+def test_next_stamps_of_periods_with_longer_steps():
+    periods = next_stamps(pd.Period("2024-01", "M"), 2 * pd.Period("2024-01", "M").freq, 3)
+    assert [str(period) for period in periods] == ["2024-03", "2024-05", "2024-07"]

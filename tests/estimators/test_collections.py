@@ -1,4 +1,4 @@
-"""Reading series, and what a collection of them computes: direct tests of each rule and each error."""
+"""Functions that read series, and the methods of collections: each rule and each error."""
 
 import numpy as np
 import pandas as pd
@@ -21,7 +21,7 @@ from longscan.estimators.reading import (
 from longscan.estimators.series import Collection, pad_arrays
 
 
-def objects(*items):
+def make_object_array(*items):
     array = np.empty(len(items), dtype=object)
     array[:] = items
     return array
@@ -46,9 +46,9 @@ def long_frame(*rows) -> pd.DataFrame:
         (np.zeros(3), True),
         (np.zeros((2, 3)), True),
         (np.zeros((2, 3, 1)), False),
-        (objects([1.0], [2.0, 3.0]), False),
-        (objects("a", "b"), True),
-        (objects(), True),
+        (make_object_array([1.0], [2.0, 3.0]), False),
+        (make_object_array("a", "b"), True),
+        (make_object_array(), True),
         (pd.DataFrame({"a": [1]}), True),
         (pd.Series([1.0]), True),
         (pd.Series([np.zeros(2), np.zeros(3)]), False),
@@ -57,30 +57,30 @@ def long_frame(*rows) -> pd.DataFrame:
     ],
     ids=str,
 )
-def test_tables_are_told_from_series(X, table):
+def test_is_table_distinguishes_tables_from_series(X, table):
     assert is_table(X) is table
 
 
-def test_what_holds_series():
-    assert contains_series(objects([1.0], 2.0))
-    assert not contains_series(objects(2.0, [1.0])), "the first says it"
+def test_contains_series_looks_at_the_first_element():
+    assert contains_series(make_object_array([1.0], 2.0))
+    assert not contains_series(make_object_array(2.0, [1.0])), "the first element decides"
     assert not contains_series(np.empty((1, 1), object))
-    assert not contains_series(objects())
+    assert not contains_series(make_object_array())
     assert not contains_series(np.zeros(2))
-    assert not contains_series(objects(None, [1.0]))
-    assert contains_series(pd.Series([np.zeros(2)], index=[5])), "by place, not by label"
+    assert not contains_series(make_object_array(None, [1.0]))
+    assert contains_series(pd.Series([np.zeros(2)], index=[5])), "by position, not by label"
 
 
 UNORDERED = [{"a": 1}, {1, 2}, frozenset([1]), iter([1]), "ab", b"ab", (x for x in [1])]
 
 
 @pytest.mark.parametrize("X", UNORDERED, ids=lambda X: type(X).__name__)
-def test_what_has_no_order_is_refused(X):
+def test_converting_unordered_input_raises(X):
     with pytest.raises(ValueError, match=f"^`X` must be an array, a list or a frame, got a {type(X).__name__}"):
         convert_input(X)
 
 
-def test_array_like_objects_become_arrays():
+def test_array_like_objects_are_converted_to_arrays():
     class Wrapped:
         def __array__(self, dtype=None, copy=None):
             return np.arange(3)
@@ -92,17 +92,17 @@ def test_array_like_objects_become_arrays():
     assert convert_input(range(2)) == [0, 1]
     assert convert_input(memoryview(np.arange(3))).tolist() == [0, 1, 2]
     assert convert_input(Wrapped()).tolist() == [0, 1, 2]
-    other = Frame()
-    assert convert_input(other) is other
-    for same in (np.zeros(2), pd.Series([1]), pd.DataFrame(), sparse.csr_array((1, 1))):
-        assert convert_input(same) is same
-    shown = np.ma.masked_array([1.0, 2.0], [False, False])
-    assert type(convert_input(shown)) is np.ndarray
+    frame = Frame()
+    assert convert_input(frame) is frame
+    for unchanged in (np.zeros(2), pd.Series([1]), pd.DataFrame(), sparse.csr_array((1, 1))):
+        assert convert_input(unchanged) is unchanged
+    unmasked = np.ma.masked_array([1.0, 2.0], [False, False])
+    assert type(convert_input(unmasked)) is np.ndarray
     with pytest.raises(ValueError, match=r"^`y` must be an array without masked values, got 2 masked"):
         convert_input(np.ma.masked_array([1.0, 2.0, 3.0], [False, True, True]), "y")
 
 
-def test_tensors_become_arrays():
+def test_tensors_are_converted_to_arrays():
     assert tensor_as_array(torch.tensor([1.5], dtype=torch.bfloat16), "X").dtype == np.float32
     assert tensor_as_array(torch.tensor([1.5], dtype=torch.float16), "X").dtype == np.float32
     assert tensor_as_array(torch.tensor([1.5], dtype=torch.float64, requires_grad=True), "X").dtype == np.float64
@@ -143,19 +143,19 @@ def test_tensors_become_arrays():
     ],
     ids=str,
 )
-def test_tables_that_would_be_misread(X, message):
+def test_ambiguous_table_raises(X, message):
     with pytest.raises(ValueError, match=message):
         check_table(X)
 
 
-def test_tables_that_are_read():
+def test_check_table_returns_valid_tables():
     for X in ([[1, 2]], np.zeros((1, 2)), pd.DataFrame([[1, 2]], columns=["b", "a"]), pd.DataFrame([[1, 2]], columns=[1, 2])):
         assert check_table(X) is X
     mixed = pd.DataFrame({"a": pd.arrays.SparseArray([0.0, 1.0]), "b": [2.0, 3.0]})
     assert [str(dtype) for dtype in check_table(mixed).dtypes] == ["float64", "float64"]
 
 
-def test_cases_of_a_long_frame():
+def test_split_cases_keeps_the_order_of_cases_and_sorts_times():
     parts = split_cases(long_frame(("y", 2, 1), ("x", 0, 2), ("y", 1, 3), ("x", 5, 4)))
     assert parts.index.tolist() == ["y", "x"]
     assert parts.index.name == "case"
@@ -184,12 +184,12 @@ def test_cases_of_a_long_frame():
     ],
     ids=str,
 )
-def test_long_frames_that_are_refused(X, message):
+def test_invalid_long_frame_raises(X, message):
     with pytest.raises(ValueError, match=message):
         split_cases(X)
 
 
-def test_a_time_may_stand_in_several_cases_and_cases_may_be_dates():
+def test_split_cases_accepts_equal_times_and_dates_as_cases():
     assert len(split_cases(long_frame(("x", 1, 1), ("y", 1, 2)))) == 2
     days = pd.to_datetime(["2024-01-01", "2024-01-02"])
     assert len(split_cases(long_frame((days[0], days[0], 1), (days[1], days[0], 1)))) == 2
@@ -264,18 +264,18 @@ def test_a_time_may_stand_in_several_cases_and_cases_may_be_dates():
     ],
     ids=str,
 )
-def test_what_is_no_collection(X, options, message):
+def test_invalid_collection_raises(X, options, message):
     with pytest.raises(ValueError, match=message):
         read_collection(X, **options)
 
 
-def test_the_axes_of_arrays():
+def test_read_collection_orders_axes_by_layout():
     square, wide = np.arange(4.0).reshape(2, 2), np.arange(6.0).reshape(2, 3)
-    assert read_collection([square]).values.tolist() == [square.tolist()], "as many steps as channels: (steps, channels)"
+    assert read_collection([square]).values.tolist() == [square.tolist()], "square arrays have the axes (steps, channels)"
     assert read_collection([square], layout="ncl").values.tolist() == [square.T.tolist()]
     assert read_collection([wide], layout="ncl").values.shape == (1, 3, 2)
     assert read_collection([wide], layout="nlc").values.shape == (1, 2, 3)
-    assert read_collection([wide, np.zeros((4, 3))]).channels == 3, "a number of rows that varies is no number of channels"
+    assert read_collection([wide, np.zeros((4, 3))]).channels == 3, "an axis of varying size cannot be that of channels"
     assert read_collection([wide], known=FittedChannels(3, None)).channels == 3
     assert read_collection([square], known=FittedChannels(2, None)).channels == 2
     assert read_collection([np.arange(3.0)]).values.shape == (1, 3, 1)
@@ -283,18 +283,18 @@ def test_the_axes_of_arrays():
     assert read_collection([pd.DataFrame(wide)], layout="ncl").values.shape == (1, 2, 3)
 
 
-def test_channels_find_their_names():
-    one, two = pd.DataFrame([[1.0, 2.0]], columns=["a", "b"]), pd.DataFrame([[3.0, 4.0]], columns=["b", "a"])
-    found = read_collection([one, two])
-    assert found.channel_names == ("a", "b")
-    assert found.values.tolist() == [[[1, 2]], [[4, 3]]]
-    assert read_collection([one], known=FittedChannels(2, ("b", "a"))).values.tolist() == [[[2, 1]]]
+def test_channels_are_aligned_by_name():
+    first, second = pd.DataFrame([[1.0, 2.0]], columns=["a", "b"]), pd.DataFrame([[3.0, 4.0]], columns=["b", "a"])
+    collection = read_collection([first, second])
+    assert collection.channel_names == ("a", "b")
+    assert collection.values.tolist() == [[[1, 2]], [[4, 3]]]
+    assert read_collection([first], known=FittedChannels(2, ("b", "a"))).values.tolist() == [[[2, 1]]]
     assert read_collection([pd.DataFrame([[1.0, 2.0]])]).channel_names is None
-    assert not found.is_long
+    assert not collection.is_long
     assert read_collection(long_frame(("x", 0, 1))).is_long
 
 
-def test_values_find_their_cases():
+def test_align_to_cases_reorders_values_by_index():
     cases = pd.Index(["x", "y"])
     values = pd.Series([1, 2], index=["y", "x"])
     assert align_to_cases(values, cases, "y").tolist() == [2, 1]
@@ -316,18 +316,18 @@ def test_values_find_their_cases():
         align_to_cases(values, pd.Index(["x", "x"]), "y")
 
 
-def test_targets_without_an_index_need_sorted_cases():
+def test_targets_without_index_for_unsorted_cases_raise():
     rows, y = [("x", 0, 1), ("y", 0, 2)], np.array([1, 2])
     assert align_targets(read_collection(long_frame(*rows)), y) is y
     with pytest.raises(ValueError, match=r"^`y` must be indexed by case, .*, got values without an index and unsorted cases"):
         align_targets(read_collection(long_frame(*rows[::-1])), y)
-    assert len(align_targets(read_collection(long_frame(*rows[::-1])), y[:1])) == 1, "the number is checked by others"
+    assert len(align_targets(read_collection(long_frame(*rows[::-1])), y[:1])) == 1, "another function checks the number"
     assert align_targets(read_collection(pd.Series([np.zeros(2)] * 2, index=[1, 0])), y) is y
     assert align_targets(read_collection(long_frame(*rows)), pd.Series([1, 2], index=["y", "x"])).tolist() == [2, 1]
 
 
-def test_statistics_of_channels():
-    """Standard deviations of whole channels; 1 for those that are constant up to rounding, or too small for a quotient."""
+def test_statistics_are_per_channel_and_of_valid_steps():
+    """The standard deviation is 1 for channels that are constant up to rounding or too small for a division."""
     cases = {
         0.0: (0, 0),
         1.0: (5, 5),
@@ -341,11 +341,11 @@ def test_statistics_of_channels():
     tiny = np.array([[[1.0, 1e-39], [1 + 4e-9, -1e-39]]])
     assert Collection(tiny, np.array([2])).statistics()[1].tolist() == [1, 1]
     mean, deviation = Collection(np.array([[[1.0], [3.0]], [[8.0], [99.0]]]), np.array([2, 1])).statistics()
-    assert mean.tolist() == [4], "padding is left out"
+    assert mean.tolist() == [4], "padding is not counted"
     assert deviation[0] == pytest.approx(np.std([1, 3, 8]))
 
 
-def test_padding_gaps_and_units():
+def test_collection_has_padding_gaps_and_a_time_unit():
     collection = pad_arrays([np.ones((1, 2)), np.full((3, 2), 2.0)])
     assert collection.values[:, :, 0].tolist() == [[1, 0, 0], [2, 2, 2]]
     assert collection.lengths.tolist() == [1, 3]
@@ -363,7 +363,7 @@ def test_padding_gaps_and_units():
         collection.with_times([[7]])
 
 
-def test_batches_of_a_collection():
+def test_batches_are_standardised_values_masks_and_elapsed_times():
     collection = pad_arrays([np.array([[1.0], [3.0]]), np.array([[5.0]]), np.arange(4.0)[:, None]])
     timed = collection.with_times([[0, 4], [3], [0, 1, 3, 9]])
     mean, scale, device = np.array([1.0]), np.array([2.0]), torch.device("cpu")

@@ -18,8 +18,8 @@ SMALL = {"d_model": 8, "d_state": 4, "epochs": 15, "lr": 0.02, "device": "cpu", 
 BRIEF = {**SMALL, "d_model": 4, "epochs": 1}
 
 
-def waves(count: int, length: int = 20, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Two channels; the class says whether the second runs ahead of the first."""
+def make_waves(count: int, length: int = 20, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Return series of two channels, and labels that say whether the second channel is ahead of the first or behind it."""
     random = np.random.default_rng(seed)
     labels = random.integers(0, 2, count)
     start = random.uniform(0, 2 * np.pi, (count, 1))
@@ -29,103 +29,103 @@ def waves(count: int, length: int = 20, seed: int = 0) -> tuple[np.ndarray, np.n
     return X, np.array(["behind", "ahead"])[labels]
 
 
-def test_a_classifier_learns_and_beats_the_constant():
-    X, y = waves(96)
+def test_classifier_learns_and_beats_the_constant():
+    X, y = make_waves(96)
     model = SSMClassifier(**SMALL).fit(X, y)
-    new, labels = waves(64, seed=1)
-    assert model.score(new, labels) > 0.9 > max(np.mean(labels == "ahead"), np.mean(labels == "behind"))
+    X_test, y_test = make_waves(64, seed=1)
+    assert model.score(X_test, y_test) > 0.9 > max(np.mean(y_test == "ahead"), np.mean(y_test == "behind"))
     assert model.classes_.tolist() == ["ahead", "behind"]
-    chances = model.predict_proba(new)
-    np.testing.assert_allclose(chances.sum(1), 1)
-    assert (model.predict(new) == model.classes_[chances.argmax(1)]).all()
+    probabilities = model.predict_proba(X_test)
+    np.testing.assert_allclose(probabilities.sum(1), 1)
+    assert (model.predict(X_test) == model.classes_[probabilities.argmax(1)]).all()
     assert model.loss_curve_[-1] < 0.5 * model.loss_curve_[0]
 
 
-def test_a_regressor_learns_and_beats_the_constant():
+def test_regressor_learns_and_beats_the_constant():
     random = np.random.default_rng(0)
     X = random.standard_normal((128, 12))
     y = 100 + 30 * X.mean(1)
     model = SSMRegressor(**{**SMALL, "epochs": 30}).fit(X[:96], y[:96])
     assert model.score(X[96:], y[96:]) > 0.8
-    two = SSMRegressor(**{**SMALL, "epochs": 2}).fit(X, np.stack([y, -y], 1))
-    assert two.predict(X[:3]).shape == (3, 2)
+    multioutput = SSMRegressor(**{**SMALL, "epochs": 2}).fit(X, np.stack([y, -y], 1))
+    assert multioutput.predict(X[:3]).shape == (3, 2)
 
 
-def test_every_form_of_the_same_series_gives_the_same():
-    """Arrays, lists, frames in a list, and one frame indexed by series and time."""
-    X, y = waves(12, 8)
+def test_predictions_do_not_depend_on_the_type_of_the_input():
+    """The types are arrays, lists, lists of frames, and one frame indexed by series and time."""
+    X, y = make_waves(12, 8)
     frame = pd.concat({name: pd.DataFrame(series, columns=["a", "b"]) for name, series in zip("lkjihgfedcba", X, strict=True)})
-    forms = [X, list(X), [pd.DataFrame(series) for series in X], frame, X.astype(np.float32), [series.tolist() for series in X]]
+    inputs = [X, list(X), [pd.DataFrame(series) for series in X], frame, X.astype(np.float32), [series.tolist() for series in X]]
     labels = pd.Series(y, index=list("lkjihgfedcba"))
-    fitted = [SSMClassifier(**BRIEF).fit(form, labels if form is frame else y) for form in forms]
-    wanted = fitted[0].predict_proba(X)
-    for form, model in zip(forms, fitted, strict=True):
-        np.testing.assert_allclose(model.predict_proba(form), wanted, atol=1e-5)
+    fitted = [SSMClassifier(**BRIEF).fit(data, labels if data is frame else y) for data in inputs]
+    expected = fitted[0].predict_proba(X)
+    for data, model in zip(inputs, fitted, strict=True):
+        np.testing.assert_allclose(model.predict_proba(data), expected, atol=1e-5)
     table = X[..., 0]
-    one = SSMRegressor(**BRIEF).fit(table, np.arange(12.0))
-    for form in (table, pd.DataFrame(table), list(table), [pd.Series(row) for row in table], table.tolist(), table[..., None]):
-        np.testing.assert_allclose(one.predict(form), one.predict(table), atol=1e-4)
+    regressor = SSMRegressor(**BRIEF).fit(table, np.arange(12.0))
+    for data in (table, pd.DataFrame(table), list(table), [pd.Series(row) for row in table], table.tolist(), table[..., None]):
+        np.testing.assert_allclose(regressor.predict(data), regressor.predict(table), atol=1e-4)
 
 
-def test_unequal_lengths_give_what_each_gives_alone():
-    X, y = waves(10)
+def test_predictions_of_unequal_lengths_equal_those_of_single_series():
+    X, y = make_waves(10)
     ragged = [series[: 5 + index] for index, series in enumerate(X)]
     model = SSMClassifier(**BRIEF).fit(ragged, y)
-    together = model.predict_proba(ragged)
-    alone = np.concatenate([model.predict_proba([series]) for series in ragged])
-    np.testing.assert_allclose(together, alone, atol=1e-5)
+    joint = model.predict_proba(ragged)
+    single = np.concatenate([model.predict_proba([series]) for series in ragged])
+    np.testing.assert_allclose(joint, single, atol=1e-5)
 
 
 def test_predictions_do_not_depend_on_the_batch():
-    X, y = waves(50)
+    X, y = make_waves(50)
     model = SSMClassifier(**BRIEF).fit(X, y)
     whole = model.predict_proba(X)
     np.testing.assert_allclose(np.concatenate([model.predict_proba(X[i : i + 7]) for i in range(0, 50, 7)]), whole, atol=1e-5)
 
 
-def test_times_are_read_from_arguments_and_from_the_index():
-    X, y = waves(10, 8)
+def test_times_can_be_an_argument_or_the_index():
+    X, y = make_waves(10, 8)
     random = np.random.default_rng(0)
     times = random.exponential(2.0, (10, 8)).cumsum(1)
     model = SSMClassifier("lru", **BRIEF).fit(X, y, times)
     assert model.time_unit_ == pytest.approx(np.median(np.diff(times, axis=1)))
-    wanted = model.predict_proba(X, times)
-    assert not np.allclose(model.predict_proba(X, 3 * times), wanted, atol=1e-3)
+    expected = model.predict_proba(X, times)
+    assert not np.allclose(model.predict_proba(X, 3 * times), expected, atol=1e-3)
     frames = [pd.DataFrame(series, index=row) for series, row in zip(X, times, strict=True)]
-    np.testing.assert_allclose(model.predict_proba(frames, "index"), wanted, atol=1e-6)
+    np.testing.assert_allclose(model.predict_proba(frames, "index"), expected, atol=1e-6)
     dates = [
         pd.DataFrame(s, index=pd.Timestamp("2024-01-01") + pd.to_timedelta(row, unit="s"))
         for s, row in zip(X, times, strict=True)
     ]
-    np.testing.assert_allclose(model.predict_proba(dates, "index"), wanted, atol=1e-5)
+    np.testing.assert_allclose(model.predict_proba(dates, "index"), expected, atol=1e-5)
     zoned = [frame.tz_localize("Asia/Tokyo") for frame in dates]
-    np.testing.assert_allclose(model.predict_proba(zoned, "index"), wanted, atol=1e-5)
+    np.testing.assert_allclose(model.predict_proba(zoned, "index"), expected, atol=1e-5)
     shifted = [row + 5 for row in times]
-    np.testing.assert_allclose(model.predict_proba(list(X), shifted), wanted, atol=1e-5)
+    np.testing.assert_allclose(model.predict_proba(list(X), shifted), expected, atol=1e-5)
     even = SSMClassifier(**BRIEF).fit(X, y)
     regular = SSMClassifier(**BRIEF).fit(X, y, np.tile(np.arange(8) * 0.25, (10, 1)))
     np.testing.assert_allclose(regular.predict_proba(X, np.tile(np.arange(8) * 0.25, (10, 1))), even.predict_proba(X), atol=1e-5)
 
 
-def test_the_same_seed_gives_the_same_model_and_leaves_torch_alone():
-    X, y = waves(10, 8)
+def test_same_seed_gives_the_same_model_and_restores_the_generator():
+    X, y = make_waves(10, 8)
     state = torch.get_rng_state()
-    one, two = (SSMClassifier(**BRIEF).fit(X, y) for _ in range(2))
+    first, second = (SSMClassifier(**BRIEF).fit(X, y) for _ in range(2))
     assert torch.equal(torch.get_rng_state(), state)
-    assert np.array_equal(one.predict_proba(X), two.predict_proba(X))
-    other = SSMClassifier(**{**BRIEF, "random_state": 1}).fit(X, y)
-    assert not np.allclose(one.predict_proba(X), other.predict_proba(X))
-    back = pickle.loads(pickle.dumps(one))
-    np.testing.assert_allclose(back.predict_proba(X), one.predict_proba(X), atol=1e-6)
-    network = one.network()
+    assert np.array_equal(first.predict_proba(X), second.predict_proba(X))
+    other_seed = SSMClassifier(**{**BRIEF, "random_state": 1}).fit(X, y)
+    assert not np.allclose(first.predict_proba(X), other_seed.predict_proba(X))
+    unpickled = pickle.loads(pickle.dumps(first))
+    np.testing.assert_allclose(unpickled.predict_proba(X), first.predict_proba(X), atol=1e-6)
+    network = first.network()
     with torch.no_grad():
-        logits = network(torch.from_numpy(((X - one.mean_) / one.scale_).astype(np.float32)))
-    np.testing.assert_allclose(torch.softmax(logits, 1).numpy(), one.predict_proba(X), atol=1e-5)
-    assert network is not one.model_
+        logits = network(torch.from_numpy(((X - first.mean_) / first.scale_).astype(np.float32)))
+    np.testing.assert_allclose(torch.softmax(logits, 1).numpy(), first.predict_proba(X), atol=1e-5)
+    assert network is not first.model_
 
 
-def test_it_works_in_the_tools_of_scikit_learn():
-    X, y = waves(24, 8)
+def test_estimators_work_in_tools_of_scikit_learn():
+    X, y = make_waves(24, 8)
     table = X[..., 1]
     assert cross_val_score(SSMClassifier(**BRIEF), table, y, cv=2).shape == (2,)
     search = GridSearchCV(SSMClassifier(**BRIEF), {"spec": ["mamba", "lru"], "lr": [0.01]}, cv=2).fit(table, y)
@@ -134,8 +134,8 @@ def test_it_works_in_the_tools_of_scikit_learn():
     assert pipeline.predict(np.abs(table)).shape == (24,)
 
 
-def test_bidirectional_specs_and_lists_of_blocks():
-    X, y = waves(10, 8)
+def test_spec_can_be_bidirectional_or_a_list_of_blocks():
+    X, y = make_waves(10, 8)
     blocks = [{"layer": "s6", "block": "bidirectional", "options": {"variant": "own"}}, {"layer": None, "block": "feed_forward"}]
     for spec in ("bidirectional feed_forward", blocks):
         assert SSMClassifier(spec, **BRIEF, pooling="last").fit(X, y).predict(X).shape == (10,)
@@ -179,13 +179,13 @@ NO_DATE = np.array(["NaT", "2024-01-01", "2024-01-02"], "datetime64[D]")
     ],
     ids=str,
 )
-def test_impossible_series_are_named(X, times, message):
+def test_invalid_series_or_times_raise(X, times, message):
     with pytest.raises(ValueError, match=message):
         SSMClassifier(**BRIEF).fit(X, [0, 1], times)
 
 
-def test_what_does_not_fit_what_was_fitted_is_named():
-    X, y = waves(8, 6)
+def test_data_that_differ_from_those_of_fit_raise():
+    X, y = make_waves(8, 6)
     model = SSMClassifier(**BRIEF).fit(X, y)
     with pytest.raises(ValueError, match="`X` must have 2 channels as in fit, got 1"):
         model.predict(X[..., :1])
@@ -203,22 +203,22 @@ def test_what_does_not_fit_what_was_fitted_is_named():
         SSMForecaster().predict(X[0])
 
 
-def season(length: int) -> np.ndarray:
+def make_season(length: int) -> np.ndarray:
     return 5 + 2 * np.sin(np.arange(length) * 2 * np.pi / 12)
 
 
-def test_a_forecaster_beats_the_last_value():
-    y = season(200)
+def test_forecaster_beats_the_last_value():
+    y = make_season(200)
     model = SSMForecaster(horizon=6, window=24, **{**SMALL, "epochs": 25, "d_model": 16}).fit(y)
-    assert model.score(season(300)) > 0.7
+    assert model.score(make_season(300)) > 0.7
     assert model.score(np.full(60, 3.0)) <= 1
     forecast = model.predict()
     assert forecast.shape == (6,)
-    assert np.abs(forecast - season(206)[200:]).mean() < 0.5
+    assert np.abs(forecast - make_season(206)[200:]).mean() < 0.5
 
 
-def test_forecasts_come_in_the_form_of_the_series():
-    y = np.stack([season(60), -season(60)], 1)
+def test_forecasts_have_the_type_of_the_series():
+    y = np.stack([make_season(60), -make_season(60)], 1)
     brief = {"horizon": 4, "window": 10, **BRIEF}
     model = SSMForecaster(**brief).fit(y)
     assert model.predict(y[:30]).shape == (4, 2)
@@ -229,12 +229,12 @@ def test_forecasts_come_in_the_form_of_the_series():
     assert several.predict(y).shape == (4, 2)
     with pytest.raises(ValueError, match="`y` must be the series to forecast, as fit had several"):
         several.predict()
-    np.testing.assert_allclose(model.predict(y), model.predict(y[-10:]), atol=1e-6)  # the window is all that is read
-    twin = copy.deepcopy(model).fit(y)
-    np.testing.assert_allclose(twin.predict(), model.predict(), atol=1e-6)
+    np.testing.assert_allclose(model.predict(y), model.predict(y[-10:]), atol=1e-6)  # only the window is read
+    refitted = copy.deepcopy(model).fit(y)
+    np.testing.assert_allclose(refitted.predict(), model.predict(), atol=1e-6)
 
 
-def test_forecasts_for_uneven_times():
+def test_forecasts_at_uneven_times_depend_on_the_times():
     random = np.random.default_rng(0)
     times = random.exponential(1.0, 80).cumsum()
     y = np.sin(times)
@@ -260,7 +260,7 @@ def test_forecasts_for_uneven_times():
     ],
     ids=str,
 )
-def test_impossible_forecasts_are_named(y, options, message):
+def test_invalid_series_to_forecast_raises(y, options, message):
     with pytest.raises(ValueError, match=message):
         SSMForecaster(**{**BRIEF, **options}).fit(y)
 
@@ -284,14 +284,14 @@ def test_impossible_forecasts_are_named(y, options, message):
 )
 def test_invalid_setting_raises(options, message):
     with pytest.raises(ValueError, match=message):
-        SSMClassifier(**{**BRIEF, **options}).fit(*waves(4, 6))
+        SSMClassifier(**{**BRIEF, **options}).fit(*make_waves(4, 6))
 
 
-def test_the_rate_warms_up_over_a_tenth_and_falls_as_a_cosine():
-    """Twenty updates at 0.01: half of it at first, all of it less a cosine from the second on, a half in the middle."""
+def test_learning_rate_warms_up_and_decays_as_a_cosine():
+    """Over twenty updates the first rate is half of 0.01, and from the second on the rate follows a cosine."""
     model = torch.nn.Linear(1, 1)
-    seen = []
-    handle = register_optimizer_step_pre_hook(lambda optimizer, *_: seen.append(optimizer.param_groups[0]["lr"]))
+    rates = []
+    handle = register_optimizer_step_pre_hook(lambda optimizer, *_: rates.append(optimizer.param_groups[0]["lr"]))
     try:
         minimise(
             model, lambda rows: model(torch.ones(len(rows), 1)).mean(), lambda random: random.permutation(10),
@@ -299,20 +299,20 @@ def test_the_rate_warms_up_over_a_tenth_and_falls_as_a_cosine():
         )  # fmt: skip
     finally:
         handle.remove()
-    assert len(seen) == 20
-    assert seen[:3] == pytest.approx([0.005, 0.00993844, 0.00975528], rel=1e-5)
-    assert seen[10] == pytest.approx(0.005)
-    assert seen[19] == pytest.approx(0.0000615583, rel=1e-5)
-    assert seen[1:] == sorted(seen[1:], reverse=True)
+    assert len(rates) == 20
+    assert rates[:3] == pytest.approx([0.005, 0.00993844, 0.00975528], rel=1e-5)
+    assert rates[10] == pytest.approx(0.005)
+    assert rates[19] == pytest.approx(0.0000615583, rel=1e-5)
+    assert rates[1:] == sorted(rates[1:], reverse=True)
 
 
-def test_values_beyond_float32_are_refused_where_they_stand():
+def test_values_beyond_float32_raise_and_are_located():
     x = np.random.default_rng(0).normal(size=(20, 12))
     labels, large = np.arange(20) % 2, x.copy()
     large[3, 5] = 1e60
-    place = r"series 3 of `X` must be at most 3.* in channel 0, the largest number of float32 .*, got 1e\+60 in step 5"
+    message = r"series 3 of `X` must be at most 3.* in channel 0, the largest number of float32 .*, got 1e\+60 in step 5"
     for model in (SSMClassifier(**BRIEF).fit(x, labels), SSMRegressor(**BRIEF).fit(x, labels)):
-        with pytest.raises(ValueError, match=place):
+        with pytest.raises(ValueError, match=message):
             model.predict(large)
     named = pd.DataFrame(np.stack([x[0], large[3]], 1), columns=["level", "flow"])
     with pytest.raises(ValueError, match=r"series 0 of `y` must be at most .* in channel 'flow', .*, got 1e\+60 in step 5"):
@@ -330,7 +330,7 @@ def test_values_beyond_float32_are_refused_where_they_stand():
         fitted.predict(x, times)
 
 
-def test_values_and_targets_of_any_scale_that_float64_holds_are_fitted():
+def test_values_and_targets_of_the_scale_of_float64_are_fitted():
     x = np.random.default_rng(0).normal(size=(20, 12))
     labels = np.arange(20) % 2
     predicted = SSMRegressor(**BRIEF).fit(x, labels).predict(x)
@@ -339,7 +339,7 @@ def test_values_and_targets_of_any_scale_that_float64_holds_are_fitted():
 
 
 @pytest.mark.parametrize("call", ["predict", "predict_proba", "score"])
-def test_a_prediction_that_is_not_finite_is_no_class(call):
+def test_prediction_that_is_not_finite_raises(call):
     x, labels = np.random.default_rng(0).normal(size=(6, 5)), np.arange(6) % 2
     model = SSMClassifier(**BRIEF).fit(x, labels)
     with torch.no_grad():

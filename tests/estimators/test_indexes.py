@@ -1,4 +1,4 @@
-"""What the index of pandas objects does: labels, predictions, the tools of scikit-learn, and the clocks of forecasts."""
+"""The index of pandas objects in fits and predictions, tools of scikit-learn, and time stamps of forecasts."""
 
 import numpy as np
 import pandas as pd
@@ -19,34 +19,34 @@ HOURS = pd.date_range("2024-10-26 21:00", periods=60, freq="h", tz="Europe/Berli
 LOAD = pd.Series(np.sin(np.arange(60) / 3), index=HOURS, name="load")
 
 
-def test_predictions_carry_the_case_as_output_says():
+def test_predictions_have_the_index_of_cases():
     model = SSMClassifier(**BRIEF).fit(LONG, KINDS)
-    chances = model.predict_proba(LONG)
-    assert chances.index.tolist() == CASES
-    assert chances.columns.tolist() == ["a", "b"]
+    probabilities = model.predict_proba(LONG)
+    assert probabilities.index.tolist() == CASES
+    assert probabilities.columns.tolist() == ["a", "b"]
     predicted = model.predict(LONG.iloc[::-1])
-    assert predicted.index.tolist() == CASES[::-1], "in the order in which cases first occur"
+    assert predicted.index.tolist() == CASES[::-1], "cases are in the order of their first occurrence"
     assert predicted.sort_index().equals(model.predict(LONG))
     assert model.score(LONG, KINDS.sample(frac=1, random_state=0)) == (model.predict(LONG) == KINDS).mean()
     assert isinstance(model.set_params(output="numpy").predict(LONG), np.ndarray)
     table = pd.DataFrame(DATA[..., 0], index=CASES)
-    one = SSMClassifier(**BRIEF).fit(table, KINDS)
-    assert isinstance(one.predict(table), np.ndarray)
-    assert one.set_params(output="pandas").predict(table).index.tolist() == CASES
-    assert one.predict(DATA[..., 0]).index.tolist() == list(range(12)), "an array has no index"
+    table_model = SSMClassifier(**BRIEF).fit(table, KINDS)
+    assert isinstance(table_model.predict(table), np.ndarray)
+    assert table_model.set_params(output="pandas").predict(table).index.tolist() == CASES
+    assert table_model.predict(DATA[..., 0]).index.tolist() == list(range(12)), "an array has no index"
     sizes = SSMRegressor(**BRIEF).fit(LONG, SIZES.sample(frac=1, random_state=0))
     assert sizes.predict(LONG).columns.tolist() == ["length", "width"]
     assert sizes.predict(LONG).index.tolist() == CASES
-    same = SSMRegressor(**BRIEF).fit(DATA, SIZES.to_numpy())
-    np.testing.assert_array_equal(sizes.predict(LONG), same.predict(DATA))
-    assert sizes.score(LONG, SIZES.iloc[::-1]) == same.score(DATA, SIZES.to_numpy())
+    array_model = SSMRegressor(**BRIEF).fit(DATA, SIZES.to_numpy())
+    np.testing.assert_array_equal(sizes.predict(LONG), array_model.predict(DATA))
+    assert sizes.score(LONG, SIZES.iloc[::-1]) == array_model.score(DATA, SIZES.to_numpy())
     with pytest.raises(ValueError, match="`y` must have the index of the cases of X"):
         model.score(LONG, KINDS.iloc[1:])
     with pytest.raises(ValueError, match="`y` must have 12 labels, one for each series, got 11"):
         model.score(LONG, KINDS.tolist()[1:])
 
 
-def test_scikit_learns_tools_cut_split_cases_between_cases():
+def test_tools_of_scikit_learn_split_between_cases():
     parts, labels = split_cases(LONG.sample(frac=1, random_state=0)), KINDS.iloc[::-1]
     assert set(parts.index) == set(CASES)
     assert all(part.index.tolist() == list(range(6)) for part in parts)
@@ -57,45 +57,45 @@ def test_scikit_learns_tools_cut_split_cases_between_cases():
     assert np.isfinite(cross_val_score(SSMClassifier(**BRIEF), parts, labels, cv=GroupKFold(2), groups=groups)).all()
     assert cross_val_predict(SSMClassifier(**BRIEF), parts, labels, cv=3, method="predict_proba").shape == (12, 2)
     assert GridSearchCV(SSMClassifier(**BRIEF), {"d_model": [2, 4]}, cv=2).fit(parts, labels).best_params_["d_model"] in (2, 4)
-    train, test, known, asked = train_test_split(parts, labels, random_state=0)
-    assert 0 <= SSMClassifier(**BRIEF).fit(train, known).score(test, asked.iloc[::-1]) <= 1, "labels find their series"
+    X_train, X_test, y_train, y_test = train_test_split(parts, labels, random_state=0)
+    assert 0 <= SSMClassifier(**BRIEF).fit(X_train, y_train).score(X_test, y_test.iloc[::-1]) <= 1, "labels are aligned by index"
     with pytest.raises(ValueError, match=r"`X` must be a frame indexed by .*, got a ndarray"):
         split_cases(DATA)
 
 
-def test_a_fit_forgets_what_an_earlier_one_saw_of_a_table():
+def test_refit_on_a_cube_forgets_the_number_of_columns():
     model = SSMClassifier(**BRIEF).fit(pd.DataFrame(DATA[..., 0]).add_prefix("t"), KINDS.to_numpy())
     assert model.n_features_in_ == 6
     model.fit(DATA[..., :1], KINDS.to_numpy())
-    assert model.predict(DATA[:, :4, 0]).shape == (12,), "steps of a cube may be fewer than in fit"
+    assert model.predict(DATA[:, :4, 0]).shape == (12,), "a cube can have fewer steps than in fit"
 
 
-def test_forecasts_of_frames_name_their_channels_and_dates():
+def test_forecasts_of_frames_have_channel_names_and_dates():
     frame = pd.DataFrame({"load": LOAD, "sun": -LOAD})
     model = SSMForecaster(**AHEAD).fit(frame)
     forecast = model.predict()
     assert forecast.columns.tolist() == ["load", "sun"]
     assert forecast.index.equals(pd.date_range(HOURS[-1], periods=4, freq="h")[1:])
-    turned = model.predict(frame[["sun", "load"]])
-    assert turned.columns.tolist() == ["sun", "load"]
-    pd.testing.assert_frame_equal(turned[["load", "sun"]], forecast)
+    reordered = model.predict(frame[["sun", "load"]])
+    assert reordered.columns.tolist() == ["sun", "load"]
+    pd.testing.assert_frame_equal(reordered[["load", "sun"]], forecast)
     np.testing.assert_array_equal(model.predict(frame.to_numpy()), forecast)
     with pytest.raises(ValueError, match=r"`y` must have .* channels, .*, got columns that lack 1 labels \('sun'\)"):
         model.predict(frame.rename(columns={"sun": "rain"}))
     with pytest.raises(ValueError, match=r"`layout` must be set for series 0 of y with the shape"):
         SSMForecaster(**AHEAD).fit(frame.to_numpy().T)
-    other = SSMForecaster(**AHEAD, layout="ncl").fit(frame.to_numpy().T)
-    np.testing.assert_array_equal(other.predict(frame.to_numpy().T), forecast)
+    transposed = SSMForecaster(**AHEAD, layout="ncl").fit(frame.to_numpy().T)
+    np.testing.assert_array_equal(transposed.predict(frame.to_numpy().T), forecast)
 
 
-def test_the_clock_of_a_series_must_be_that_of_fit():
+def test_series_with_another_step_than_in_fit_raises():
     model = SSMForecaster(**AHEAD).fit(LOAD)
     assert model.step_ == pd.tseries.frequencies.to_offset("h")
     assert model.predict(LOAD.iloc[:30]).index[0] == HOURS[30]
-    assert model.predict(LOAD.iloc[:2]).index.equals(HOURS[2:5]), "the step is known from fit"
+    assert model.predict(LOAD.iloc[:2]).index.equals(HOURS[2:5]), "the step is that of fit"
     assert model.predict(LOAD.tz_convert("Asia/Tokyo")).index.tz.key == "Asia/Tokyo"
     assert model.predict(LOAD.to_numpy()).shape == (3,)
-    assert model.predict(LOAD.reset_index(drop=True)).index.tolist() == [60, 61, 62], "rows that are only counted have no step"
+    assert model.predict(LOAD.reset_index(drop=True)).index.tolist() == [60, 61, 62], "a range index has no step"
     for frequency in ("D", "30min"):
         with pytest.raises(ValueError, match=rf"`y` must have steps of h as in fit, got steps of {frequency}"):
             model.predict(LOAD.set_axis(pd.date_range("2024", periods=60, freq=frequency, tz="UTC")))
@@ -109,7 +109,7 @@ def test_the_clock_of_a_series_must_be_that_of_fit():
         SSMForecaster(**AHEAD).fit(LOAD.to_numpy()).predict(LOAD.iloc[:1])
 
 
-def test_dates_with_and_without_a_time_zone_are_not_the_same_clock():
+def test_mixing_dates_with_and_without_time_zone_raises():
     model = SSMForecaster(**AHEAD).fit(LOAD)
     with pytest.raises(ValueError, match=r"`y` must have dates with the time zone Europe/Berlin as in fit, got no time zone"):
         model.predict(LOAD.set_axis(pd.date_range("2024", periods=60, freq="h")))
@@ -126,16 +126,16 @@ def test_dates_with_and_without_a_time_zone_are_not_the_same_clock():
     local = days.tz_localize("Europe/Berlin")
     model = SSMForecaster(**AHEAD).fit(local)
     elsewhere = model.predict(local.tz_convert("UTC"))
-    assert elsewhere.index.equals(model.predict(local).index.tz_convert("UTC")), "days of Berlin, whose clocks changed"
+    assert elsewhere.index.equals(model.predict(local).index.tz_convert("UTC")), "days of Berlin over a change of the clock"
     np.testing.assert_array_equal(elsewhere.to_numpy(), model.predict(local).to_numpy())
 
 
-def test_forecasts_of_several_series():
+def test_forecasts_after_a_fit_on_several_series():
     parts = [LOAD.iloc[:30], LOAD.iloc[20:]]
     model = SSMForecaster(**AHEAD).fit(parts)
     long = pd.concat(dict(zip("ab", parts, strict=True)))
-    twin = SSMForecaster(**AHEAD).fit(long.sample(frac=1, random_state=0).sort_index(level=0, sort_remaining=False))
-    pd.testing.assert_series_equal(model.predict(LOAD), twin.predict(LOAD))
+    shuffled = SSMForecaster(**AHEAD).fit(long.sample(frac=1, random_state=0).sort_index(level=0, sort_remaining=False))
+    pd.testing.assert_series_equal(model.predict(LOAD), shuffled.predict(LOAD))
     cube = SSMForecaster(**AHEAD).fit(np.stack([LOAD, LOAD])[..., None])
     np.testing.assert_array_equal(cube.predict(LOAD), SSMForecaster(**AHEAD).fit([LOAD, LOAD]).predict(LOAD))
     daily = LOAD.set_axis(pd.date_range("2024", periods=60, freq="D", tz="Europe/Berlin"))
@@ -145,7 +145,7 @@ def test_forecasts_of_several_series():
         model.predict(long)
 
 
-def test_uneven_clocks_are_read_as_times():
+def test_uneven_dates_are_read_as_times():
     gappy = LOAD.drop(HOURS[[9, 10, 40]])
     model = SSMForecaster(**AHEAD, spec="lru").fit(gappy, times="index")
     assert model.time_unit_ == 3600
@@ -169,7 +169,7 @@ def test_uneven_clocks_are_read_as_times():
     )
 
 
-def test_microseconds_of_dates_are_kept():
-    """float64 counts the seconds since 1970 no finer than a quarter of a microsecond."""
+def test_to_seconds_keeps_nanoseconds_of_dates():
+    """Seconds since 1970 in float64 would have a resolution of a quarter of a microsecond."""
     clock = pd.date_range("2024-01-01", periods=5, freq="250ns")
     np.testing.assert_allclose(np.diff(to_seconds(clock)), 2.5e-7, rtol=1e-12)
