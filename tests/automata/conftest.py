@@ -1,4 +1,4 @@
-"""What the tests of automata share: random automata, and names."""
+"""A fixture that creates random automata."""
 
 import random
 
@@ -7,8 +7,8 @@ import pytest
 from longscan.automata import DFA
 
 
-def random_automaton(seed: int, most_states: int = 10) -> DFA:
-    """A random automaton of 2 to `most_states` states over two or three letters."""
+def make_random_automaton(seed: int, most_states: int = 10) -> DFA:
+    """Return a random automaton of 2 to `most_states` states over two or three letters."""
     draw = random.Random(seed)
     states, letters = draw.randint(2, most_states), draw.randint(2, 3)
     delta = tuple(tuple(draw.randrange(states) for _ in range(letters)) for _ in range(states))
@@ -16,6 +16,6 @@ def random_automaton(seed: int, most_states: int = 10) -> DFA:
 
 
 @pytest.fixture
-def automaton():
-    """Makes random automata: automaton(seed, most_states=10)."""
-    return random_automaton
+def make_automaton():
+    """Return a function that creates random automata: make_automaton(seed, most_states=10)."""
+    return make_random_automaton

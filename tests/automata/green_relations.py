@@ -1,4 +1,4 @@
-"""Green's relations in the transition monoid of an automaton: a second way to the verdict on its language.
+"""Green's relations in the transition monoid of an automaton, which give the verdict on its language independently.
 
 Source: Pin, "Mathematical foundations of automata theory", chapter V. R and L classes are the strong components of the right and
 left Cayley graphs, D (= J) classes those of both together, H = R meet L. The group of a D class with an idempotent is the H class
@@ -16,9 +16,9 @@ from longscan.automata.skeleton import strong_components
 
 @dataclass(frozen=True)
 class DClass:
-    """One D class: boxes[row][column] are the elements (by number) of an H class, rows are R classes, columns L classes.
+    """A D class: boxes[row][column] are the numbers of the elements of an H class, rows are R classes, columns L classes.
 
-    group: of an H class with an idempotent, None where there is none (a class that is not regular). rank: states in an image.
+    group: the group of an H class with an idempotent, None if the class is not regular. rank: number of states in an image.
     """
 
     boxes: tuple[tuple[tuple[int, ...], ...], ...]
@@ -28,7 +28,7 @@ class DClass:
 
     @property
     def size(self) -> int:
-        """Number of elements."""
+        """Return the number of elements."""
         return sum(len(box) for row in self.boxes for box in row)
 
 
@@ -41,7 +41,7 @@ class Monoid:
 
     @property
     def size(self) -> int:
-        """Number of elements."""
+        """Return the number of elements."""
         return len(self.elements)
 
     @cached_property
@@ -54,22 +54,22 @@ class Monoid:
 
     @cached_property
     def d_classes(self) -> tuple[DClass, ...]:
-        """The D classes, those of larger images first."""
-        place: dict[str, dict[int, int]] = {
+        """Return the D classes, those with larger images first."""
+        class_of: dict[str, dict[int, int]] = {
             name: {element: i for i, part in enumerate(self._components[name]) for element in part} for name in ("R", "L")
         }
         classes = []
         for part in self._components["D"]:
-            rows = {row: i for i, row in enumerate(sorted({place["R"][x] for x in part}))}
-            columns = {column: i for i, column in enumerate(sorted({place["L"][x] for x in part}))}
+            rows = {row: i for i, row in enumerate(sorted({class_of["R"][x] for x in part}))}
+            columns = {column: i for i, column in enumerate(sorted({class_of["L"][x] for x in part}))}
             boxes: list[list[list[int]]] = [[[] for _ in columns] for _ in rows]
             for x in sorted(part):
-                boxes[rows[place["R"][x]]][columns[place["L"][x]]].append(x)
+                boxes[rows[class_of["R"][x]]][columns[class_of["L"][x]]].append(x)
             idempotents = frozenset(x for x in part if _is_idempotent(self.elements[x]))
             group = None
             if idempotents:
                 e = min(idempotents)
-                group = self._group(e, boxes[rows[place["R"][e]]][columns[place["L"][e]]])
+                group = self._group(e, boxes[rows[class_of["R"][e]]][columns[class_of["L"][e]]])
             rank = len(set(self.elements[part[0]]))
             classes.append(DClass(tuple(tuple(map(tuple, row)) for row in boxes), idempotents, group, rank))
         return tuple(sorted(classes, key=lambda c: (-c.rank, c.boxes[0][0][0])))
@@ -81,23 +81,23 @@ class Monoid:
 
     @cached_property
     def counts(self) -> dict[str, int]:
-        """Numbers of R, L, D and H classes."""
+        """Return the numbers of R, L, D and H classes."""
         counts = {name: len(parts) for name, parts in self._components.items()}
         return counts | {"H": sum(1 for c in self.d_classes for row in c.boxes for box in row if box)}
 
     @property
     def is_aperiodic(self) -> bool:
-        """Whether all its groups are trivial: the language of the automaton, if minimal, is star-free (Schuetzenberger 1965)."""
+        """Return whether all groups are trivial: a minimal automaton then has a star-free language (Schuetzenberger 1965)."""
         return all(c.group is None or c.group.order == 1 for c in self.d_classes)
 
     @property
     def is_solvable(self) -> bool:
-        """Whether all its groups are solvable."""
+        """Return whether all groups are solvable."""
         return all(c.group is None or c.group.is_solvable for c in self.d_classes)
 
     @property
-    def trivial(self) -> list[str]:
-        """Those of Green's relations R, L and J that are equality."""
+    def trivial_relations(self) -> list[str]:
+        """Return which of Green's relations R, L and J are equality."""
         names = (("R", "R"), ("L", "L"), ("J", "D"))
         return [name for name, relation in names if self.counts[relation] == self.size]
 
@@ -106,6 +106,6 @@ def _is_idempotent(element: Map) -> bool:
     return all(element[y] == y for y in set(element))
 
 
-def monoid_of(dfa: DFA, limit: int = 30_000) -> Monoid:
-    """Return the transition monoid of an automaton with Green's relations; LimitExceeded beyond `limit` elements."""
+def build_monoid(dfa: DFA, limit: int = 30_000) -> Monoid:
+    """Return the transition monoid of an automaton with Green's relations; raise LimitExceeded beyond `limit` elements."""
     return Monoid(dfa, transition_monoid(dfa, limit))

@@ -1,11 +1,11 @@
-"""Groups, image sets and monoids, against sympy and against each other."""
+"""Groups, image sets and monoids, compared with sympy and with each other."""
 
 import itertools
 import math
 import random
 
 import pytest
-from green_relations import monoid_of
+from green_relations import build_monoid
 from sympy.combinatorics import Permutation as SympyPermutation
 from sympy.combinatorics import PermutationGroup as SympyGroup
 
@@ -17,31 +17,31 @@ from longscan.automata.permutations import PermutationGroup, cycle_notation, ele
 from longscan.automata.skeleton import ImageTables, build_skeleton, states_of
 
 
-def random_group(seed: int) -> tuple[int, list[tuple[int, ...]]]:
+def make_random_group(seed: int) -> tuple[int, list[tuple[int, ...]]]:
     draw = random.Random(seed)
     degree = draw.randint(2, 8)
     generators = []
     for _ in range(draw.randint(1, 3)):
         image = list(range(degree))
-        moved = draw.sample(range(degree), draw.randint(2, degree))
-        for x, y in zip(moved, [*moved[1:], moved[0]], strict=True):
+        cycle = draw.sample(range(degree), draw.randint(2, degree))
+        for x, y in zip(cycle, [*cycle[1:], cycle[0]], strict=True):
             image[x] = y
         generators.append(tuple(image))
     return degree, generators
 
 
-def test_groups_are_those_of_sympy():
+def test_permutation_groups_equal_those_of_sympy():
     for seed in range(200):
-        degree, generators = random_group(seed)
-        group, known = PermutationGroup(degree, generators), SympyGroup([SympyPermutation(list(g)) for g in generators])
-        assert group.order == known.order()
-        assert [g.order for g in group.derived_series()][:2] == [g.order() for g in known.derived_series()][:2]
-        assert group.is_solvable == known.is_solvable
-        assert group.is_abelian == known.is_abelian
+        degree, generators = make_random_group(seed)
+        group, expected = PermutationGroup(degree, generators), SympyGroup([SympyPermutation(list(g)) for g in generators])
+        assert group.order == expected.order()
+        assert [g.order for g in group.derived_series()][:2] == [g.order() for g in expected.derived_series()][:2]
+        assert group.is_solvable == expected.is_solvable
+        assert group.is_abelian == expected.is_abelian
         draw = random.Random(seed)
         for _ in range(5):
             g = tuple(draw.sample(range(degree), degree))
-            assert (g in group) == known.contains(SympyPermutation(list(g)))
+            assert (g in group) == expected.contains(SympyPermutation(list(g)))
         if group.order <= 200:
             assert len(set(group.elements(200))) == group.order
 
@@ -58,7 +58,7 @@ def test_arithmetic_of_permutations():
         PermutationGroup(5, GROUPS["S5"]).elements(100)
 
 
-def test_names_of_groups():
+def test_small_groups_are_named():
     for name, generators in GROUPS.items():
         assert PermutationGroup(len(generators[0]), generators).name == name
         regular = automata.word_problem(generators)
@@ -71,7 +71,7 @@ def test_names_of_groups():
     assert PermutationGroup(10, [(1, 2, 3, 4, 5, 6, 7, 8, 9, 0), (1, 0, *range(2, 10))]).name == "S10"
 
 
-def test_smith_form():
+def test_smith_normal_form_diagonalises_relations():
     draw = random.Random(1)
     for _ in range(100):
         n = draw.randint(1, 4)
@@ -81,108 +81,110 @@ def test_smith_form():
         for i, j in itertools.product(range(n), repeat=2):
             assert sum(V[i][k] * W[k][j] for k in range(n)) == int(i == j)
         for row in matrix:  # a relation is zero in the new coordinates
-            along = [sum(x * V[i][j] for i, x in enumerate(row)) for j in range(n)]
-            assert all(x % d == 0 for x, d in zip(along, diagonal, strict=True))
+            coordinates = [sum(x * V[i][j] for i, x in enumerate(row)) for j in range(n)]
+            assert all(x % d == 0 for x, d in zip(coordinates, diagonal, strict=True))
     assert prime_powers(360) == [8, 9, 5]
     assert prime_powers(1) == []
 
 
 @pytest.mark.parametrize("series", ["abelian", "prime"])
 @pytest.mark.parametrize("name", ["S3", "A4", "S4", "D4", "Q8", "random"])
-def test_counters_multiply(name, series):
-    """Coordinates: phi is a homomorphism, the representatives hit it, and the carry brings the product back together."""
+def test_counters_of_factors_represent_products(name, series):
+    """The counters are sums of phi, and the representatives of their values, with carries, give the product of elements."""
     if name == "random":
         degree, generators = 7, [(1, 2, 3, 0, 4, 5, 6), (0, 3, 2, 1, 4, 5, 6), (0, 1, 2, 3, 5, 6, 4), (0, 1, 2, 3, 5, 4, 6)]
     else:
         generators = list(GROUPS[name])
         degree = len(generators[0])
     group = PermutationGroup(degree, generators)
-    found = factors(group, series, 1000)
-    assert math.prod(q for factor in found for q in factor.moduli) == group.order
+    group_factors = factors(group, series, 1000)
+    assert math.prod(q for factor in group_factors for q in factor.moduli) == group.order
     if series == "prime":
-        assert all(len(prime_powers(q)) == 1 and all(q % (d * d) for d in range(2, q)) for f in found for q in f.moduli)
+        assert all(len(prime_powers(q)) == 1 and all(q % (d * d) for d in range(2, q)) for f in group_factors for q in f.moduli)
     else:
-        assert len(found) == len(list(group.derived_series())) - 1
+        assert len(group_factors) == len(list(group.derived_series())) - 1
     draw = random.Random(0)
     elements = group.elements(1000)
-    assert found[0].size == group.order
+    assert group_factors[0].size == group.order
     for _ in range(30):
-        product, counts = group.identity, [(0,) * len(factor.moduli) for factor in found]
+        product, counts = group.identity, [(0,) * len(factor.moduli) for factor in group_factors]
         for h in draw.choices(elements, k=6):
             product = multiply(product, h)
-            for i, factor in enumerate(found):
+            for i, factor in enumerate(group_factors):
                 counts[i] = tuple((c + d) % q for c, d, q in zip(counts[i], factor.phi[h], factor.moduli, strict=True))
                 h = factor.carry(h, counts[i])
         decoded = group.identity
-        for factor, c in zip(found, counts, strict=True):
+        for factor, c in zip(group_factors, counts, strict=True):
             decoded = multiply(factor.representatives[c], decoded)
         assert decoded == product
 
 
-def test_skeletons(automaton):
-    """Tiles cover, levels fall along letters that leave a class and along tiles, in-class letters permute tiles."""
+def test_skeleton_has_tiles_of_lower_levels_that_letters_permute(make_automaton):
+    """Tiles cover their set and have lower levels. Letters permute the tiles of a class or lead to a lower level."""
     for seed in range(80):
-        dfa = automaton(seed).minimise()
-        bones = build_skeleton(dfa)
+        dfa = make_automaton(seed).minimise()
+        skeleton = build_skeleton(dfa)
         images = ImageTables(dfa)
-        for mask, targets in bones.moves.items():
+        for mask, targets in skeleton.moves.items():
             expected = [sum(1 << q for q in {letter[p] for p in states_of(mask)}) for letter in dfa.maps]
             assert list(targets) == expected == [images.image(mask, a) for a in range(len(dfa.alphabet))]
-            if mask not in bones.class_of:
-                assert bones.level[mask] == 0
+            if mask not in skeleton.class_of:
+                assert skeleton.level[mask] == 0
                 continue
-            own = bones.class_of[mask]
+            equivalence_class = skeleton.class_of[mask]
             union = 0
-            for tile in own.tiles[mask]:
+            for tile in equivalence_class.tiles[mask]:
                 union |= tile
-                assert bones.level[tile] < own.level
+                assert skeleton.level[tile] < equivalence_class.level
             assert union == mask
             for letter, target in enumerate(targets):
-                if target in own.tiles:
-                    carried = [bones.moves[tile][letter] for tile in own.tiles[mask]]
-                    assert sorted(carried) == sorted(own.tiles[target])
-                    assert tuple(own.tiles[target].index(tile) for tile in carried) in own.group
+                if target in equivalence_class.tiles:
+                    targets_of_tiles = [skeleton.moves[tile][letter] for tile in equivalence_class.tiles[mask]]
+                    assert sorted(targets_of_tiles) == sorted(equivalence_class.tiles[target])
+                    assert (
+                        tuple(equivalence_class.tiles[target].index(tile) for tile in targets_of_tiles) in equivalence_class.group
+                    )
                 else:
-                    assert bones.level[target] < own.level
+                    assert skeleton.level[target] < equivalence_class.level
     with pytest.raises(LimitExceeded, match="image sets"):
         build_skeleton(automata.dyck(8), limit=12)
 
 
-def test_both_routes_to_the_verdict_agree(automaton):
-    compared = 0
+def test_verdict_equals_that_of_the_transition_monoid(make_automaton):
+    n_compared = 0
     for seed in range(120):
-        report = automata.analyse(automaton(seed, 6), monoid_limit=3000)
+        report = automata.analyse(make_automaton(seed, 6), monoid_limit=3000)
         if report.monoid_size is None:
             assert report.limits == ("monoid: more than 3000 elements",)
             continue
-        compared += 1
-        monoid = monoid_of(report.dfa)
+        n_compared += 1
+        monoid = build_monoid(report.dfa)
         assert monoid.size == report.monoid_size
         assert monoid.is_aperiodic == (report.verdict == "star-free")
         assert monoid.is_solvable == (report.verdict != "non-solvable")
-    assert compared > 60
+    assert n_compared > 60
 
 
-SIZES = {  # elements of the monoid, as known
+SIZES = {  # known numbers of elements of the monoids
     "parity": 2, "(ab)*": 6, "a*b*": 5, "contains aba": 12, "Dyck depth 3": 31, "Dyck depth 8": 286, "S3": 6, "A4": 12, "S4": 24,
     "F20 on 5 points": 20, "flip-flop and parity": 5, "S3 and resets": 9, "S4 and a map of rank 3": 256, "S5 and a reset": 125,
 }  # fmt: skip
 
 
-def test_known_monoids():
-    found = {name: monoid_of(NAMED[name]().minimise()) for name in SIZES}
-    assert {name: monoid.size for name, monoid in found.items()} == SIZES
-    for monoid in found.values():
+def test_monoids_have_the_known_sizes_and_classes():
+    monoids = {name: build_monoid(NAMED[name]().minimise()) for name in SIZES}
+    assert {name: monoid.size for name, monoid in monoids.items()} == SIZES
+    for monoid in monoids.values():
         assert sum(c.size for c in monoid.d_classes) == monoid.size
         for c in monoid.d_classes:
-            assert len({len(box) for row in c.boxes for box in row}) == 1  # H classes of a D class have one size
+            assert len({len(box) for row in c.boxes for box in row}) == 1  # all H classes of a D class have the same size
             if c.group is not None:
                 assert c.group.order == len(c.boxes[0][0])
-    assert found["a*b*"].trivial == ["R", "L", "J"]
-    assert found["(ab)*"].counts == {"R": 4, "L": 4, "D": 3, "H": 6}
-    assert [c.rank for c in found["S4 and a map of rank 3"].d_classes] == [4, 3, 2, 1]
+    assert monoids["a*b*"].trivial_relations == ["R", "L", "J"]
+    assert monoids["(ab)*"].counts == {"R": 4, "L": 4, "D": 3, "H": 6}
+    assert [c.rank for c in monoids["S4 and a map of rank 3"].d_classes] == [4, 3, 2, 1]
     with pytest.raises(LimitExceeded, match="elements of the transition monoid"):
-        monoid_of(NAMED["Dyck depth 8"](), limit=285)
+        build_monoid(NAMED["Dyck depth 8"](), limit=285)
 
 
 NEEDS = {
@@ -191,7 +193,7 @@ NEEDS = {
 }  # fmt: skip
 
 
-def test_verdicts():
+def test_analysis_names_the_model_that_a_language_needs():
     assert {name: automata.analyse(NAMED[name]()).needs for name in NEEDS} == NEEDS
     assert automata.analyse(automata.from_regex("(a|b)*")).needs == "none"
     report = automata.analyse(NAMED["S4 and a map of rank 3"]())
@@ -206,7 +208,7 @@ def test_verdicts():
     assert dict(automata.analyse(NAMED["A5"]()).rows())["obstruction"] == obstruction
 
 
-def test_large_automata_reach_their_limit_at_once():
+def test_large_automaton_exceeds_the_limit():
     with pytest.raises(LimitExceeded, match="image sets: got at least 30001, the limit is 20000"):
         automata.analyse(automata.mod(30_000))
     assert PermutationGroup(500, [tuple((x + 1) % 500 for x in range(500))]).name == "C500"

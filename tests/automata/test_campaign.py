@@ -1,4 +1,4 @@
-"""The suite automata of benchmarks/run.py: its oracle agrees with the verdict, and a few of each case find nothing wrong."""
+"""The suite "automata" of benchmarks/run.py: its oracle agrees with the verdict, and small numbers of cases find no error."""
 
 import sys
 from argparse import Namespace
@@ -15,7 +15,7 @@ from cases import automata as benchmark
 QUICK = Namespace(quick=True)
 
 
-def test_solvability_is_found_independently():
+def test_solvability_equals_that_of_the_independent_algorithm():
     verdicts = set()
     for seed in range(60):
         dfa = benchmark.random_automaton(seed).minimise()
@@ -29,7 +29,7 @@ def test_solvability_is_found_independently():
 
 
 @pytest.mark.slow
-def test_a_few_of_each():
+def test_small_campaigns_find_no_error():
     rows = list(benchmark.random_outcomes(30))
     assert all(row["right"] for row in rows)
     assert {row["outcome"] for row in rows} == {"compiled", "refused", "limit"}

@@ -1,4 +1,4 @@
-"""The cascade as a program: right on every word, proved by its tables, and every corruption that matters caught."""
+"""The cascade as a program: it is right for every word, its tables prove this, and changed tables are rejected."""
 
 import random
 from collections.abc import Iterator
@@ -17,51 +17,51 @@ from longscan.automata.skeleton import build_skeleton
 SOLVABLE = [name for name in NAMED if name not in ("A5", "S5", "S5 and a reset")]
 
 
-def compiled(dfa: automata.DFA, series: str = "abelian") -> Program:
+def compile_program(dfa: automata.DFA, series: str = "abelian") -> Program:
     return build_program(build_skeleton(dfa), dfa.start, series)
 
 
-def errors(program: Program, dfa: automata.DFA, words: int = 100, length: int = 60) -> int:
-    drawn = np.random.default_rng(0).integers(0, len(dfa.alphabet), (words, length))
-    return int((program.states(program.run(drawn)) != dfa.run(drawn)).sum())
+def count_errors(program: Program, dfa: automata.DFA, count: int = 100, length: int = 60) -> int:
+    words = np.random.default_rng(0).integers(0, len(dfa.alphabet), (count, length))
+    return int((program.states(program.run(words)) != dfa.run(words)).sum())
 
 
 @pytest.mark.parametrize("series", ["abelian", "prime"])
 @pytest.mark.parametrize("name", SOLVABLE)
-def test_named_cases(name, series):
+def test_program_of_a_named_automaton_is_proved_and_right(name, series):
     dfa = NAMED[name]().minimise()
-    program = compiled(dfa, series)
+    program = compile_program(dfa, series)
     proof = check_program(program, dfa)
     assert proof.problems == []
-    assert errors(program, dfa) == 0
+    assert count_errors(program, dfa) == 0
     assert check_product(program, dfa) in (True, None)
 
 
-def test_random_automata(automaton):
-    searched = 0
+def test_program_of_a_random_automaton_is_proved_and_right(make_automaton):
+    n_searched = 0
     for seed in range(40):
-        dfa = automaton(seed, 8).minimise()
+        dfa = make_automaton(seed, 8).minimise()
         if automata.analyse(dfa, 0).verdict == "non-solvable":
             continue
-        program = compiled(dfa)
+        program = compile_program(dfa)
         assert check_program(program, dfa).problems == []
-        assert errors(program, dfa) == 0
-        searched += check_product(program, dfa, 2000) is True
-    assert searched > 15
+        assert count_errors(program, dfa) == 0
+        n_searched += check_product(program, dfa, 2000) is True
+    assert n_searched > 15
 
 
-def test_the_proof_is_of_one_automaton():
-    """A program is not proved against another automaton, or another start."""
+def test_proof_of_another_automaton_fails():
+    """The other automata differ in the start, in a transition, or completely."""
     dfa = NAMED["S3 and resets"]()
-    program = compiled(dfa)
+    program = compile_program(dfa)
     assert check_program(program, dfa).is_proved
     assert not check_program(program, replace(dfa, start=1)).is_proved
     assert not check_program(program, replace(dfa, delta=(*dfa.delta[:2], dfa.delta[0]))).is_proved
     assert not check_program(program, automata.mod(4)).is_proved
 
 
-def mutants(program: Program, draw: random.Random) -> Iterator[tuple[Program, str]]:
-    """Programs with one entry of one table changed, without end."""
+def generate_mutants(program: Program, draw: random.Random) -> Iterator[tuple[Program, str]]:
+    """Yield programs with one changed entry of one table, without end."""
     while True:
         number = draw.randrange(len(program.ops))
         op = program.ops[number]
@@ -79,20 +79,22 @@ def mutants(program: Program, draw: random.Random) -> Iterator[tuple[Program, st
 
 
 @pytest.mark.parametrize("name", ["S3 and resets", "Dyck depth 3", "S4 and a map of rank 3"])
-def test_corruptions_are_caught(name):
-    """None that changes an answer passes; and the search over products finds most of them, so they do change answers."""
+def test_mutant_that_changes_answers_is_not_proved(name):
+    """More than half of the mutants change an answer."""
     dfa = NAMED[name]()
-    wrong = 0
-    for mutant, what in (pair for pair, _ in zip(mutants(compiled(dfa), random.Random(0)), range(40), strict=False)):
-        changes = errors(mutant, dfa, 50, 40) > 0 or check_product(mutant, dfa, 3000) is False
-        wrong += changes
-        assert not (changes and check_program(mutant, dfa).is_proved), what
-    assert wrong > 20
+    n_wrong = 0
+    for mutant, description in (
+        pair for pair, _ in zip(generate_mutants(compile_program(dfa), random.Random(0)), range(40), strict=False)
+    ):
+        changes_answers = count_errors(mutant, dfa, 50, 40) > 0 or check_product(mutant, dfa, 3000) is False
+        n_wrong += changes_answers
+        assert not (changes_answers and check_program(mutant, dfa).is_proved), description
+    assert n_wrong > 20
 
 
-def test_malformed_programs_are_refused():
+def test_malformed_program_is_not_proved():
     dfa = NAMED["flip-flop and parity"]()
-    program = compiled(dfa)
+    program = compile_program(dfa)
     number = next(i for i, op in enumerate(program.ops) if op.kind == "lookup")
     op = program.ops[number]
     outside = program.replace_op(number, replace(op, default=program.fields[op.output].size))
@@ -103,7 +105,7 @@ def test_malformed_programs_are_refused():
     assert "two ops write one field" in check_program(same_field, dfa).problems
 
 
-def test_counters_have_prime_length_in_the_prime_series():
+def test_prime_series_gives_counters_of_prime_size():
     dfa = NAMED["F20 on 5 points"]()
-    sizes = {series: [f.size for f in compiled(dfa, series).fields if f.is_counter] for series in ("abelian", "prime")}
+    sizes = {series: [f.size for f in compile_program(dfa, series).fields if f.is_counter] for series in ("abelian", "prime")}
     assert sizes == {"abelian": [4, 5], "prime": [2, 2, 5]}

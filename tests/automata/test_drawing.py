@@ -1,4 +1,4 @@
-"""The figure and the graphs of a compiled automaton, scores, and the command."""
+"""Figures, graphs and scores of a compiled automaton, and the command `longscan automata`."""
 
 import json
 import struct
@@ -21,12 +21,12 @@ def hybrid() -> automata.CompiledAutomaton:
     return automata.compile(NAMED["S3 and resets"]())
 
 
-def size_of(path: Path) -> tuple[int, int]:
+def read_png_size(path: Path) -> tuple[int, int]:
     width, height = struct.unpack(">II", path.read_bytes()[16:24])
     return width, height
 
 
-def test_the_figure_shows_the_states_and_the_residual_stream():
+def test_figure_shows_the_states_and_the_residual_stream():
     compiled = automata.compile(NAMED["Dyck depth 3"]())
     figure = draw_model(compiled, "(()")
     states, stream = figure.axes[:2]
@@ -41,14 +41,14 @@ def test_the_figure_shows_the_states_and_the_residual_stream():
     np.testing.assert_array_equal(stream.images[0].get_array(), compiled.explain("(()").stream.T)
 
 
-def test_many_states_are_left_to_graphviz(tmp_path):
+def test_figure_of_many_states_has_no_graph(tmp_path):
     large = automata.compile(automata.mod(50))
     assert [text.get_text() for text in draw_model(large, "01").axes[0].texts] == ["50 states: too many to draw"]
     assert "{50 states} > {3}" in str(large.explain("0111"))
     assert '  49 -> 0 [label="1"];' in write_dot(large, tmp_path / "large.dot").read_text()
 
 
-def test_graphs_for_graphviz(hybrid, tmp_path):
+def test_dot_files_have_all_states_edges_and_operations(hybrid, tmp_path):
     automaton = write_dot(automata.mod(2), tmp_path / "mod.dot").read_text().splitlines()
     assert automaton == [
         "digraph {", "  rankdir=LR;", '  start [shape=none, label=""];', "  start -> 0;",
@@ -68,19 +68,19 @@ def test_graphs_for_graphviz(hybrid, tmp_path):
     assert '  "P1" -> "x1" [style=dashed];' in delayed
 
 
-def test_scores(hybrid):
+def test_scores_of_a_right_and_a_wrong_head(hybrid):
     rows = scores(hybrid, lengths=(30,), count=10)
     assert [row.words for row in rows] == ["all up to length 7", "10 of length 30"]
     assert all(row.accuracy == row.states == 1 for row in rows)
     broken = automata.compile(automata.mod(2))
     with torch.no_grad():
         broken.model.head.weight.copy_(broken.model.head.weight.flip(0))
-    found = score(broken, random_words(broken, 20, 50))
-    assert (found.accuracy, found.states) == (0, 1)
-    assert 0.5 <= found.constant < 0.6
+    result = score(broken, random_words(broken, 20, 50))
+    assert (result.accuracy, result.states) == (0, 1)
+    assert 0.5 <= result.constant < 0.6
 
 
-def test_words_that_keep_out_of_sinks():
+def test_random_words_avoid_sinks_on_request():
     compiled = automata.compile(automata.from_regex("(ab)*"))
     (sink,) = compiled.dfa.sinks
     assert sink in compiled.dfa.run(random_words(compiled, 1, 50).numpy())
@@ -95,25 +95,25 @@ def test_words_that_keep_out_of_sinks():
     assert random_words(everything, 3, 20, avoid_sinks=True).unique().tolist() == [0, 1]
 
 
-def test_the_command(tmp_path, monkeypatch, capsys):
+def test_command_compiles_saves_and_draws(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["automata", "(ab)*", "--save", "model", "--word", "abab"]) == 0
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     expected = ("star-free", "blocks mmmm, d_model 14, 3,206 parameters", "certified for words of every length", "automaton.dot")
-    for words in (*expected, "a       1      reject"):
-        assert words in said
-    written = {path.name for path in Path("model").iterdir()}
-    assert written >= {"model.safetensors", "config.json", "automaton.png", "automaton.dot"}
+    for text in (*expected, "a       1      reject"):
+        assert text in output
+    file_names = {path.name for path in Path("model").iterdir()}
+    assert file_names >= {"model.safetensors", "config.json", "automaton.png", "automaton.dot"}
     assert json.loads(Path("model/automaton.json").read_text())["alphabet"] == ["a", "b"]
     assert main(["eval", "model"]) == 0
     assert "1.000000" in capsys.readouterr().out
     assert main(["automata", "--named", "mod 4", "--picture", "p.png", "--series", "prime", "--phase", "float"]) == 0
     assert "certified for words of up to" in capsys.readouterr().out
-    assert size_of(Path("p.png"))[0] > 500
+    assert read_png_size(Path("p.png"))[0] > 500
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("argv", "message"),
     [
         (["automata"], "exactly one of a regular expression and --named must be given"),
         (["automata", "a", "--named", "S3"], "exactly one"),
@@ -130,15 +130,15 @@ def test_the_command(tmp_path, monkeypatch, capsys):
         (["automata", "--named", "mod 5", "--phase", "float", "--length", "1000000000"], "certified up to"),
     ],
 )
-def test_mistakes_are_one_line(words, message, tmp_path, monkeypatch, capsys):
+def test_wrong_arguments_give_an_error_of_one_line(argv, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert main([*words, "--save", "model"] if "--word" in words else words) == 2
+    assert main([*argv, "--save", "model"] if "--word" in argv else argv) == 2
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
 
 
-def test_a_damaged_model_is_refused_in_one_line(tmp_path, monkeypatch, capsys):
+def test_damaged_model_gives_an_error_of_one_line(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     automata.compile(automata.mod(2)).save("model")
     saved = Path("model/automaton.json").read_text()
@@ -160,13 +160,13 @@ def test_a_damaged_model_is_refused_in_one_line(tmp_path, monkeypatch, capsys):
     assert "model.safetensors: no such file" in capsys.readouterr().err
 
 
-def test_nothing_is_saved_beside_a_wrong_word(tmp_path, monkeypatch):
+def test_model_is_not_saved_for_an_invalid_word(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["automata", "ab", "--word", "abc", "--save", "model"]) == 2
     assert not Path("model").exists()
 
 
-def test_a_compiled_model_has_no_splits(tmp_path, monkeypatch, capsys):
+def test_eval_of_a_split_of_a_compiled_model_fails(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     automata.compile(automata.mod(2)).save("model")
     assert main(["eval", "model", "--split", "train"]) == 2

@@ -1,4 +1,4 @@
-"""Automata and regular expressions."""
+"""Deterministic finite automata and regular expressions."""
 
 import itertools
 import operator
@@ -12,29 +12,29 @@ from longscan import automata
 from longscan.automata import DFA, RegexError, from_regex
 
 
-def random_pattern(draw: random.Random, depth: int) -> str:
+def make_random_pattern(draw: random.Random, depth: int) -> str:
     if depth == 0:
         return draw.choice(["a", "b", "."])
     kind = draw.randrange(4)
-    inner = [random_pattern(draw, depth - 1) for _ in range(2)]
+    operands = [make_random_pattern(draw, depth - 1) for _ in range(2)]
     if kind == 0:
-        return f"({inner[0]}|{inner[1]})"
+        return f"({operands[0]}|{operands[1]})"
     if kind == 1:
-        return f"({inner[0]}){draw.choice('*+?')}"
-    return inner[0] + inner[1]
+        return f"({operands[0]}){draw.choice('*+?')}"
+    return operands[0] + operands[1]
 
 
-def test_patterns_mean_what_they_mean_to_python():
+def test_patterns_accept_the_words_that_re_accepts():
     draw = random.Random(0)
     words = ["".join(word) for length in range(7) for word in itertools.product("ab", repeat=length)]
     for _ in range(150):
-        pattern = random_pattern(draw, draw.randint(1, 5))
+        pattern = make_random_pattern(draw, draw.randint(1, 5))
         dfa = from_regex(pattern, "ab")
         assert [dfa.accepts(word) for word in words] == [re.fullmatch(pattern, word) is not None for word in words], pattern
 
 
 @pytest.mark.parametrize("pattern", ["", "|a", "a|", "()", "(a|)*b"])
-def test_empty_terms_are_the_empty_word(pattern):
+def test_empty_term_matches_the_empty_word(pattern):
     dfa = from_regex(pattern, "ab")
     for word in ("", "a", "b", "ab", "aab", "ba"):
         assert dfa.accepts(word) == (re.fullmatch(pattern, word) is not None)
@@ -44,13 +44,13 @@ def test_empty_terms_are_the_empty_word(pattern):
     ("pattern", "position"),
     [("(ab", 1), ("ab)", 3), ("*a", 1), ("a|*", 3), ("a**", 3), ("a[bc]", 2), ("a\\b", 2), ("((a)", 1), ("a{2}", 2)],
 )
-def test_what_cannot_be_read_is_named_with_its_position(pattern, position):
+def test_invalid_pattern_raises_with_its_position(pattern, position):
     with pytest.raises(RegexError, match=f"at position {position}$") as caught:
         from_regex(pattern, "ab")
     assert caught.value.position == position
 
 
-def test_letters_that_are_missing_are_named():
+def test_letter_outside_of_the_alphabet_raises():
     with pytest.raises(ValueError, match=r"alphabet.* letters with b of the pattern"):
         from_regex("ab", "a")
     with pytest.raises(ValueError, match=r"alphabet.* given for the pattern '\.\*', which has no letters"):
@@ -59,20 +59,20 @@ def test_letters_that_are_missing_are_named():
         from_regex("(ab)*").accepts("ac")
 
 
-def test_known_sizes():
+def test_automata_of_patterns_have_the_known_sizes():
     sizes = {"(ab)*": 3, "a*b*": 3, ".*aba.*": 4, "(a|b)*": 1, "(a|b)*a(a|b)(a|b)": 8}
     assert {pattern: from_regex(pattern, "ab").size for pattern in sizes} == sizes
 
 
-def test_minimal_automata_are_minimal_and_equal(automaton):
+def test_minimised_automaton_is_minimal_and_equivalent(make_automaton):
     for seed in range(60):
-        dfa = automaton(seed)
+        dfa = make_automaton(seed)
         small = dfa.minimise()
         words = np.random.default_rng(seed).integers(0, len(dfa.alphabet), (50, 20))
         accept = [np.isin(a.run(words), list(a.accept)) for a in (dfa, small)]
         np.testing.assert_array_equal(*accept)
         assert small.minimise() == small
-        # every two states are told apart by some word, every state is reached
+        # some word distinguishes every two states, and every state is reached
         equal = {(p, q) for p in range(small.size) for q in range(small.size) if (p in small.accept) == (q in small.accept)}
         for _ in range(small.size):
             equal = {(p, q) for p, q in equal if all(pair in equal for pair in zip(small.delta[p], small.delta[q], strict=True))}
@@ -80,7 +80,7 @@ def test_minimal_automata_are_minimal_and_equal(automaton):
         assert small.trim().size == small.size
 
 
-def test_boolean_operations():
+def test_product_and_complement_follow_the_boolean_operation():
     even, ends = automata.mod(2), from_regex("(0|1)*1")
     both = even.product(ends, operator.and_)
     neither = even.complement().product(ends.complement(), operator.and_)
@@ -108,13 +108,13 @@ def test_boolean_operations():
         ((("a",), ((0,),), 0, (3,)), "accept"),
     ],
 )
-def test_impossible_automata_are_refused(arguments, message):
+def test_invalid_automaton_raises(arguments, message):
     alphabet, delta, start, accept = arguments
     with pytest.raises(ValueError, match=re.escape(message)):
         DFA(alphabet, delta, start, frozenset(accept))
 
 
-def test_named_languages():
+def test_named_languages_accept_the_expected_words():
     assert automata.named("mod 7").size == 7
     assert automata.named("Dyck depth 2").accepts("(())()")
     assert not automata.named("Dyck depth 2").accepts("((()))")
