@@ -105,6 +105,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         {"d_state": 3, "rank": 2, "reparam": (0.5, 1.0), "dt_min": 0.01, "dt_max": 0.5},
         {"d_state": 3, "reparam": None, "selects": ("A", "C")},
         {"d_state": 3, "reparam": "exponential", "selects": ("B", "C", "D")},
+        {"d_state": 4, "continuous": True, "blocks": 2, "selects": ("B", "C", "D")},
     ],
     "layer mlstm": [{}, {"head_dim": 2}],
     "layer slstm": [{}, {"head_dim": 2}],
@@ -324,6 +325,14 @@ def slow_s6(layer: Any, factor: float) -> None:
     layer.x_proj[layer.dt_rank : layer.dt_rank + (layer.x_proj.shape[0] - layer.dt_rank) // 2] /= factor  # the rows of B
 
 
+def slow_s7(layer: Any, factor: float) -> None:
+    if layer.reparam == "exponential":
+        layer.w.copy_(inverse_softplus(torch.nn.functional.softplus(layer.w) / factor))
+    else:
+        a, b = layer.reparam
+        layer.w.copy_(torch.sqrt((factor * (a * layer.w.square() + b) - b) / a))
+
+
 def slow_attention(layer: Any, factor: float) -> None:
     frequencies = layer.rotary_frequencies
     layer.rotary_frequencies = lambda like: frequencies(like) / factor
@@ -372,7 +381,7 @@ SLOW_DOWN: dict[str, Callable[[Any, float], Any]] = {
     "s4d": slow_s4,
     "s5": slow_s5,
     "linoss": lambda layer, factor: layer.dt.copy_(torch.logit(layer.dt.sigmoid() / factor)),
-    "s7": lambda layer, factor: layer.w.copy_(inverse_softplus(torch.nn.functional.softplus(layer.w) / factor)),
+    "s7": slow_s7,
 }
 
 

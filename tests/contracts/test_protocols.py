@@ -54,6 +54,7 @@ def actual(task: Task, model: ModelSettings, training: TrainingSettings) -> dict
         "depth": sum(block["block"] != "feed_forward" for block in blocks),
         "width": model.d_model,
         "state": model.d_state,
+        "blocks": model.block_options.get("s7", {}).get("blocks"),
         "dropout": dropouts.pop() if len(dropouts) == 1 else None,
         "lr": training.lr,
         "ssm_lr": pytest.approx(training.lr * training.lr_scale.get("ssm", 1.0), rel=2e-3),
@@ -76,12 +77,36 @@ def test_settings_are_valid_and_as_printed(row: PublishedRow) -> None:
     assert about.paper == row.figure["paper"]
     assert training.steps == row.updates
     printed, found = dict(row.printed), actual(task, model, training)
+    base = printed.pop("base_lr", None)
+    if base is not None:  # S7, Table 11: "base LR"; four batches of DVS-Gesture are one update
+        assert printed["ssm_lr"] / (base * printed["batch"]) in [pytest.approx(1, rel=0.16), pytest.approx(4, rel=0.01)]
     epochs, examples = printed.pop("epochs", None), printed.pop("examples", None)
     if epochs is not None:
         assert training.steps == int(epochs * examples / training.batch_size)
     unlike = {name: (found[name], value) for name, value in printed.items() if found[name] != value}
     assert set(unlike) == set(row.differs), f"(ours, printed): {unlike}"
     assert all(row.differs.values())
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if "base_lr" in row.printed], ids=lambda row: row.id)
+def test_groups_of_s7_have_the_printed_rate_and_decay(row: PublishedRow) -> None:
+    """Recurrence and B have the printed SSM LR and no decay. All other parameters have a rate at least as high and the decay."""
+    model, _ = ModelSettings.parse_mapping(plain_settings(row)["model"], "model")
+    training, _ = TrainingSettings.parse_mapping(plain_settings(row)["training"], "training")
+    names = ("spec", "d_model", "d_state", "head", "norm", "block_options")
+    network = SequenceModel.from_spec(**{name: getattr(model, name) for name in names}, vocab_size=3, d_output=2)
+    groups = [
+        {id(parameter): (training.lr * group["scale"], group["weight_decay"]) for parameter in group["params"]}
+        for group in build_optimizer(network, training).param_groups
+    ]
+    found = {name: next(group[id(x)] for group in groups if id(x) in group) for name, x in network.named_parameters()}
+    recurrence = {name for name in found if name.rpartition(".")[2] in ("w", "bias", "B") and ".block.layer." in name}
+    undecayed = {name for name in found if ".norm." in name or name.startswith(("norm.", "encoder."))}
+    assert len(recurrence) == 3 * row.printed["depth"]
+    for name, (rate, decay) in found.items():
+        assert rate == pytest.approx(row.printed["ssm_lr"] if name in recurrence else training.lr, rel=2e-3)
+        assert decay == (0 if name in recurrence | undecayed else row.printed["weight_decay"])
+    assert training.lr >= row.printed["ssm_lr"]
 
 
 @cache

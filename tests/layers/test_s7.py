@@ -2,15 +2,17 @@ import pytest
 import torch
 
 from longscan.layers import S7
+from longscan.layers.parameters import parameter_options
 from longscan.numerics.stability import stable_factor
 
 
 @pytest.mark.parametrize("reparam", [(1.0, 0.5), (0.5, 1.0), None, "exponential"])
+@pytest.mark.parametrize("continuous", [False, True])
 @pytest.mark.parametrize("rank", [None, 2])
 @pytest.mark.parametrize("selects", ["ABCD", "", "AC"])
-def test_outputs_follow_the_equations(reparam, rank, selects):
+def test_outputs_follow_the_equations(reparam, continuous, rank, selects):
     """The equations are x_k = a_k x_{k-1} + B_k u_k + beta and y_k = C_k x_k + D_k u_k, with full matrices in each step."""
-    layer = S7(3, d_state=4, reparam=reparam, rank=rank, selects=tuple(selects)).double()
+    layer = S7(3, d_state=4, reparam=reparam, continuous=continuous, rank=rank, selects=tuple(selects)).double()
     with torch.no_grad():
         layer.bias.normal_()
     u, elapsed = torch.randn(9, 3, dtype=torch.float64), 3 * torch.rand(9, dtype=torch.float64)
@@ -32,9 +34,10 @@ def test_outputs_follow_the_equations(reparam, rank, selects):
             a = torch.exp(-torch.log1p(w.exp()) * elapsed[k])
         else:
             a = w if reparam is None else 1 - 1 / (reparam[0] * w**2 + reparam[1])
+            a = torch.exp((a - 1) * elapsed[k]) if continuous else a
         x = a * x + B @ u[k] + layer.bias
         outputs.append(C @ x + D * u[k])
-    y = layer(u.unsqueeze(0), elapsed=elapsed.unsqueeze(0) if reparam == "exponential" else None)
+    y = layer(u.unsqueeze(0), elapsed=elapsed.unsqueeze(0) if layer.irregular else None)
     torch.testing.assert_close(y[0], torch.stack(outputs))
 
 
@@ -67,12 +70,13 @@ def test_gradient_is_bounded_by_the_derivative_of_the_reparametrisation():
 
 
 @pytest.mark.parametrize("reparam", [(1.0, 0.5), (0.5, 0.5), (1.0, 1.0), None, "exponential"])
-def test_initial_factors_are_near_one_and_have_a_gradient(reparam):
+@pytest.mark.parametrize("continuous", [False, True])
+def test_initial_factors_are_near_one_and_have_a_gradient(reparam, continuous):
     """1 - a_k lies between dt_min and dt_max; w is far from 0, where f' = 0; states of white noise have unit variance."""
-    layer = S7(4, d_state=40, reparam=reparam, selects=(), dt_min=0.01, dt_max=0.2)
+    layer = S7(4, d_state=40, reparam=reparam, continuous=continuous, selects=(), dt_min=0.01, dt_max=0.2)
     with torch.no_grad():
         a = layer.factors(torch.zeros(1, 1, 4))
-        decay = -a.log() if reparam == "exponential" else 1 - a
+        decay = -a.log() if layer.irregular else 1 - a
         assert decay.min() >= 0.01 * (1 - 1e-3)
         assert decay.max() <= 0.2 * (1 + 1e-3)
         if isinstance(reparam, tuple):
@@ -81,6 +85,40 @@ def test_initial_factors_are_near_one_and_have_a_gradient(reparam):
     variance = state.ssm.square().mean(0)
     torch.testing.assert_close(variance, layer.B.detach().square().sum(1) / (1 - a**2), rtol=0.25, atol=0)
     assert variance.mean().item() == pytest.approx(1, rel=0.25)
+
+
+@pytest.mark.parametrize("reparam", [(1.0, 0.5), (1.0, 1.0), None, "exponential"])
+@pytest.mark.parametrize("continuous", [False, True])
+def test_blocks_have_the_real_eigenvalues_of_hippo(reparam, continuous):
+    """The value of f, or 1 + log a if exponential, is e^{-n dt} for state n of a block with dt_min <= dt <= dt_max."""
+    layer = S7(2, d_state=60, blocks=15, reparam=reparam, continuous=continuous, selects=(), dt_min=0.02, dt_max=0.1).double()
+    a = layer.factors(torch.zeros(1, 1, 2).double()).detach().view(15, 4)
+    dt = -(1 + a.log() if layer.irregular else a).log() / torch.arange(1.0, 5.0).double()
+    assert dt.min() >= 0.02 * (1 - 1e-3)
+    assert dt.max() <= 0.1 * (1 + 1e-3)
+    assert (dt < 0.04).any(0).all()
+    assert (dt > 0.05).any(0).all()
+
+
+def test_roles_and_decay_of_the_parameters():
+    """The recurrence and B are "ssm" without decay, the input-dependent parts "selector", C and D "dense"."""
+    groups = {}
+    for name, parameter in S7(3, d_state=2).named_parameters():
+        options = parameter_options(parameter)
+        groups.setdefault((options.role, options.decay, options.lr_scale), set()).add(name.split(".")[0])
+    assert groups == {
+        ("ssm", False, 1.0): {"w", "bias", "B"},
+        ("selector", True, 1.0): {"select_w", "select_B", "select_C", "select_D"},
+        ("dense", True, 1.0): {"C", "D"},
+    }
+
+
+@pytest.mark.parametrize("reparam", [(1.0, 0.5), "exponential"])
+def test_exponential_factors_lie_between_zero_and_one(reparam):
+    layer = S7(4, d_state=6, reparam=reparam, continuous=True)
+    factors = layer.factors(1e4 * torch.randn(1, 1000, 4), 100 * torch.rand(1, 1000))
+    assert factors.min() >= 0
+    assert factors.max() <= 1
 
 
 def test_factors_stay_below_one_for_large_inputs():
@@ -109,7 +147,8 @@ def test_elapsed_time_without_exponential_reparam_raises():
     x, elapsed = torch.randn(1, 5, 4), torch.rand(1, 5)
     with pytest.raises(ValueError, match="`elapsed` must be None, as S7 takes no elapsed times"):
         S7(4)(x, elapsed=elapsed)
-    assert S7(4, reparam="exponential")(x, elapsed=elapsed).isfinite().all()
+    for options in ({"reparam": "exponential"}, {"continuous": True}, {"continuous": True, "reparam": None}):
+        assert S7(4, **options)(x, elapsed=elapsed).isfinite().all()
 
 
 @pytest.mark.parametrize(
@@ -122,6 +161,8 @@ def test_elapsed_time_without_exponential_reparam_raises():
         ({"reparam": (1.0, 0.4)}, r"`reparam\[1\]` must .*got 0\.4"),
         ({"reparam": (0.0, 0.5)}, r"`reparam\[0\]` must .*got 0\.0"),
         ({"reparam": (1.0, 3.0), "dt_max": 0.5}, r"`reparam` must .*got \(1\.0, 3\.0\)"),
+        ({"reparam": (1.0, 2.5), "blocks": 1}, r"`reparam` must .*got \(1\.0, 2\.5\)"),
+        ({"blocks": 3}, r"`blocks` must divide d_state \(16\), got 3"),
         ({"dt_max": 1.0}, r"`dt_max` must .*got 1\.0"),
         ({"dt_min": 0.0}, "`dt_min` must .*got 0.0"),
     ],

@@ -160,4 +160,17 @@ def test_parameters_have_roles_and_can_be_frozen():
         optimizer_groups(model, lr_scale={"gate": 0.1})
     with pytest.raises(ValueError, match="`under` must begin the name of a parameter of roles"):
         freeze(model, "ssm", under="head")
+    with pytest.raises(ValueError, match=r"`weight_decay_by_role` must be some of ssm.*, got gate"):
+        optimizer_groups(model, weight_decay_by_role={"gate": 0.1})
     assert isinstance(model.stack[0].block, MambaBlock)
+
+
+def test_weight_decay_by_role():
+    """A role that is named decays as given, whatever its parameters declare; the other roles follow the general rule."""
+    model = causal()
+    groups = optimizer_groups(model, weight_decay=0.1, weight_decay_by_role={"ssm": 0.3, "selector": 0.0})
+    decay = {id(parameter): group["weight_decay"] for group in groups for parameter in group["params"]}
+    by_role = {
+        role: {decay[id(parameter)] for parameter in members.values()} for role, members in parameters_by_role(model).items()
+    }
+    assert by_role == {"ssm": {0.3}, "selector": {0.0}, "dense": {0.1}, "norm": {0.0}, "embedding": {0.0}}

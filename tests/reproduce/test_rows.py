@@ -32,7 +32,7 @@ def test_rows_with_a_recipe_are_complete() -> None:
         assert (row.status == "recipe") == (row.recipe is not None), row.id
         if row.status == "recipe":
             assert row.updates, row.id
-            assert row.printed, row.id
+            assert row.printed or "Table 11 has no row" in row.note, row.id
             assert row.figure["direction"] in ("higher", "lower"), row.id
             assert round(row.figure["value"], row.decimals) == row.figure["value"], f"{row.id} has more digits"
 

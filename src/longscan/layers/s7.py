@@ -10,11 +10,22 @@ The paper does not state how these depend on u_k. Here all are affine in it: w_k
 tensor W_B (P, D, D), C_k and D_k likewise, where D_k is diagonal; with `rank` W_B and W_C are sums of R outer products. The state
 is real, since f is bounded by 1 for real w only. Initially 1 - f(w) is log-uniform on [dt_min, dt_max], which is far from w = 0,
 where the derivative of f is 0; the rows of B have variance (1 - a^2) / D, so that states have about the variance of the input.
-The paper's blocks of HiPPO are not defined for real factors. `reparam="exponential"` is the paper's form for events,
-a_k = e^{-softplus(w_k) tau_k} (equation 12) with the elapsed time tau, which does not occur in f. None is its ablation,
-a_k = w_k.
+`reparam=None` is the ablation of the paper, a_k = w_k.
+
+For events the paper has a_k = e^{Lambda_k tau_k} with the elapsed time tau (equation 12), in which f does not occur, and still
+reports results with and without f. `continuous=True` reads equation 4 as one Euler step of length 1 of x' = (f(w_k) - 1) x, and
+takes the exact solution after tau: a_k = e^{-tau_k / (a w_k^2 + b)}, or e^{(w_k - 1) tau_k} without f. `reparam="exponential"`
+is a_k = e^{-softplus(w_k) tau_k}.
+
+The paper starts from J blocks of the eigenvalues of HiPPO's normal part (Table 11), whose imaginary parts real factors cannot
+have. `blocks=J` gives each block instead the real eigenvalues -1 ... -P/J of the HiPPO matrix itself, and each state a step size
+dt that is log-uniform on [dt_min, dt_max], as in S5: f is e^{-n dt} for the n-th state of a block.
+
+The optimiser's groups are those of event-ssm, which the paper follows: w, beta and B are "ssm" parameters without weight decay,
+W_A ... W_D "selector" (section 4.1: a separate decay), C and D "dense", like the rest of a model.
 """
 
+import math
 from collections.abc import Collection
 from typing import Annotated, Literal
 
@@ -26,7 +37,7 @@ from longscan._types import PositiveFloat, PositiveInt, Rule
 from longscan.layers._registry import LAYERS
 from longscan.layers._settings import check_backend
 from longscan.layers.base import SequenceInfo, SequenceLayer, mask_padding, start_state
-from longscan.layers.parameters import float32_parameter, mark
+from longscan.layers.parameters import Role, float32_parameter, mark
 from longscan.layers.state import ScanState, State, no_sequence
 from longscan.numerics.stability import stable_factor, stable_parameter
 from longscan.numerics.timescales import inverse_softplus, log_uniform
@@ -41,6 +52,15 @@ PositiveFractionBelowOne = Annotated[float, Rule(lambda x: 0 < x < 1, "a number 
 
 def _normal(*shape: int, variance: float) -> Tensor:
     return torch.randn(shape, dtype=torch.float64) * variance**0.5
+
+
+def _initial_distances(d_state: int, blocks: int | None, dt_min: float, dt_max: float) -> tuple[Tensor, float]:
+    """Return the initial distances of f (or of w_k) from 1, (P,) float64, and the largest value that they can have."""
+    dt = log_uniform((d_state,), dt_min, dt_max)
+    if blocks is None:
+        return dt, dt_max
+    eigenvalues = torch.arange(1, d_state // blocks + 1, dtype=torch.float64)
+    return -torch.expm1(-eigenvalues.repeat(blocks) * dt), -math.expm1(-len(eigenvalues) * dt_max)
 
 
 class Bilinear(nn.Module):
@@ -80,12 +100,14 @@ class S7(SequenceLayer):
         d_model: channels D.
         d_state: number of states P.
         reparam: (a, b) of f with a > 0 and 1/2 <= b < 1/dt_max, or "exponential", or None.
+        continuous: factors that are exponential in the elapsed time; "exponential" always is.
+        blocks: number J of blocks of the initial spectrum, a divisor of P; None for P unrelated values.
         selects: those of "A", "B", "C", "D" that depend on the input.
         rank: number R of outer products in W_B and W_C; None for full tensors.
-        dt_min, dt_max: initial range of 1 - a_k (of -log a_k with "exponential"), log-uniform.
+        dt_min, dt_max: initial range of 1 - a_k (of -log a_k if continuous), log-uniform; with `blocks` that of step sizes.
         backend: of `longscan.ops.linear_scan`.
 
-    Elapsed times raise ValueError except with "exponential". The state is `ScanState` with ssm (B, P).
+    Elapsed times raise ValueError unless the factors are exponential. The state is `ScanState` with ssm (B, P).
     """
 
     irregular = False
@@ -97,6 +119,8 @@ class S7(SequenceLayer):
         *,
         d_state: PositiveInt = 16,
         reparam: tuple[PositiveFloat, AtLeastHalf] | Literal["exponential"] | None = (1.0, 0.5),
+        continuous: bool = False,
+        blocks: PositiveInt | None = None,
         selects: SelectedMaps = SELECTED,
         rank: PositiveInt | None = None,
         dt_min: PositiveFloat = 1e-3,
@@ -105,29 +129,30 @@ class S7(SequenceLayer):
     ) -> None:
         super().__init__()
         self.d_model, self.d_state, self.backend = d_model, d_state, backend
-        self.irregular = reparam == "exponential"
-        self.reparam: tuple[float, float] | Literal["exponential"] | None = "exponential" if self.irregular else None
-        dt = log_uniform((d_state,), dt_min, dt_max)
-        if self.irregular:
-            w, decay = inverse_softplus(dt), torch.exp(-dt)
-        elif reparam is None:
-            w = decay = 1 - dt
-        else:
+        self.continuous = self.irregular = continuous or reparam == "exponential"
+        if blocks is not None and d_state % blocks:
+            raise ValueError(f"`blocks` must divide d_state ({d_state}), got {blocks}")
+        distance, largest = _initial_distances(d_state, blocks, dt_min, dt_max)
+        self.reparam: tuple[float, float] | Literal["exponential"] | None = None
+        w = 1 - distance
+        decay = torch.exp(-distance) if self.continuous else w
+        if reparam == "exponential":
+            self.reparam, w = "exponential", inverse_softplus(distance)
+        elif reparam is not None:
             a, b = (float(part) for part in reparam)
-            if b >= 1 / dt_max:
-                raise ValueError(f"`reparam` must have b below 1/dt_max ({1 / dt_max:g}), got {(a, b)}")
-            self.reparam, decay = (a, b), 1 - dt
-            w = stable_parameter(decay, a, b)
+            if b >= 1 / largest:
+                raise ValueError(f"`reparam` must have b below {1 / largest:g}, which dt_max allows, got {(a, b)}")
+            self.reparam, w = (a, b), stable_parameter(w, a, b)
 
-        def dense(values: Tensor, role: Literal["ssm", "selector"] = "ssm") -> nn.Parameter:
-            return mark(nn.Parameter(values.to(torch.get_default_dtype())), role)
+        def dense(values: Tensor, role: Role, *, decay: bool = True) -> nn.Parameter:
+            return mark(nn.Parameter(values.to(torch.get_default_dtype())), role, decay=decay)
 
         scale, ones = torch.sqrt(1 - decay.square()), torch.ones(d_model)
         self.w, self.bias = float32_parameter(w), float32_parameter(torch.zeros(d_state))
-        self.B = dense(_normal(d_state, d_model, variance=1 / d_model) * scale.unsqueeze(1))
-        self.C = dense(_normal(d_model, d_state, variance=1 / d_state))
-        self.D = float32_parameter(torch.randn(d_model))
-        selected_w = _normal(d_state, d_model, variance=1 / d_model) * (dt.unsqueeze(1) if reparam is None else 1)
+        self.B = dense(_normal(d_state, d_model, variance=1 / d_model) * scale.unsqueeze(1), "ssm", decay=False)
+        self.C = dense(_normal(d_model, d_state, variance=1 / d_state), "dense")
+        self.D = float32_parameter(torch.randn(d_model), "dense", decay=True)
+        selected_w = _normal(d_state, d_model, variance=1 / d_model) * (distance.unsqueeze(1) if reparam is None else 1)
         self.select_w = dense(selected_w, "selector") if "A" in selects else None
         self.select_B = Bilinear(d_model, d_model, scale, rank) if "B" in selects else None
         self.select_C = Bilinear(d_state, d_model, ones, rank) if "C" in selects else None
@@ -139,8 +164,11 @@ class S7(SequenceLayer):
         w = self.w if self.select_w is None else self.w + linear(x, self.select_w).to(self.w.dtype)
         if self.reparam == "exponential":
             rate = softplus(w)
-            return torch.exp(-rate if elapsed is None else -rate * elapsed.unsqueeze(-1).to(rate.dtype))
-        return w if self.reparam is None else stable_factor(w, *self.reparam)
+        elif not self.continuous:
+            return w if self.reparam is None else stable_factor(w, *self.reparam)
+        else:
+            rate = 1 - w if self.reparam is None else 1 / (self.reparam[0] * w.square() + self.reparam[1])
+        return torch.exp(-rate if elapsed is None else -rate * elapsed.unsqueeze(-1).to(rate.dtype))
 
     def forward_impl(self, x: Tensor, state: State, info: SequenceInfo) -> tuple[Tensor, State]:
         """Return the outputs (B, L, D) and the state after the last step by the equations at the top of the file."""

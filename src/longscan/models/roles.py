@@ -21,7 +21,12 @@ def parameters_by_role(model: nn.Module) -> dict[Role, dict[str, nn.Parameter]]:
 
 
 def optimizer_groups(
-    model: nn.Module, *, weight_decay: float = 0.0, lr_scale: Mapping[str, float] | None = None, decay_all: bool = False
+    model: nn.Module,
+    *,
+    weight_decay: float = 0.0,
+    lr_scale: Mapping[str, float] | None = None,
+    decay_all: bool = False,
+    weight_decay_by_role: Mapping[str, float] | None = None,
 ) -> list[dict[str, Any]]:
     """Return the trainable parameters as parameter groups of a torch optimiser.
 
@@ -30,17 +35,20 @@ def optimizer_groups(
         weight_decay: of the parameters that declare decay.
         lr_scale: role -> factor on the learning rate, in addition to the factor that a parameter declares.
         decay_all: also decay parameters that declare no decay.
+        weight_decay_by_role: role -> weight decay of all parameters of this role, whatever it declares.
 
     Returns one group for each combination of factor and weight decay, {"params", "scale", "weight_decay"}: "scale" is the factor
     by which the caller multiplies the learning rate of the group. Raises ValueError naming an unknown role.
     """
+    by_role = weight_decay_by_role or {}
     _check_roles("lr_scale", lr_scale or {})
+    _check_roles("weight_decay_by_role", by_role)
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for parameter in model.parameters():
         if parameter.requires_grad:
             mark = parameter_options(parameter)
             scale = mark.lr_scale * (lr_scale or {}).get(mark.role, 1.0)
-            decay = weight_decay if mark.decay or decay_all else 0.0
+            decay = by_role.get(mark.role, weight_decay if mark.decay or decay_all else 0.0)
             groups.setdefault((scale, decay), []).append(parameter)
     return [{"params": groups[key], "scale": key[0], "weight_decay": key[1]} for key in sorted(groups)]
 

@@ -14,6 +14,7 @@ from longscan.layers.checks import check_steps, values_unavailable
 from longscan.layers.parameters import mark
 from longscan.layers.state import State, layer_state, map_state, state_tensors
 from longscan.models.base import PretrainedModel
+from longscan.models.encoders import ImageEncoder, ImageShape
 from longscan.models.pooling import Pooling, PoolState, pool
 from longscan.models.spec import block_label, build_block
 from longscan.ops.dispatch import Backend
@@ -43,6 +44,8 @@ class SequenceModel(PretrainedModel):
         vocab_size: number of tokens, for inputs (B, L) of integers from 0 to vocab_size - 1, which an embedding encodes.
         d_input: size of the input vectors, for inputs (B, L, d_input), which a linear map encodes. Exactly one of vocab_size and
             d_input is given.
+        image_shape: channels, height and width of the image that the first values of each input vector are, which two
+            convolutions encode (`longscan.models.encoders`); None for the linear map.
         pooling: "mean" over the valid steps, "last" for the last valid step, or "none" for an output at every step.
         head: "linear" without bias, "affine" with bias, "mlp" for two linear maps with GELU between them, or "none", for which
             d_output is d_model.
@@ -66,6 +69,7 @@ class SequenceModel(PretrainedModel):
         d_output: PositiveInt,
         vocab_size: PositiveInt | None = None,
         d_input: PositiveInt | None = None,
+        image_shape: ImageShape | None = None,
         pooling: Pooling = "mean",
         head: Head = "linear",
         initial_state: Literal["zero", "learned"] = "zero",
@@ -75,6 +79,8 @@ class SequenceModel(PretrainedModel):
         super().__init__(blocks)
         if (vocab_size is None) == (d_input is None):
             raise ValueError(f"exactly one of `vocab_size` and `d_input` must be given, got {vocab_size} and {d_input}")
+        if image_shape is not None and d_input is None:
+            raise ValueError(f"`image_shape` must be None for tokens, got {image_shape}")
         if head == "none" and d_output != d_model:
             raise ValueError(f"`d_output` must be d_model ({d_model}) without a head, got {d_output}")
         self.d_model, self.d_output, self.vocab_size, self.d_input = d_model, d_output, vocab_size, d_input
@@ -83,9 +89,10 @@ class SequenceModel(PretrainedModel):
         if vocab_size is not None:
             embedding = nn.Embedding(vocab_size, d_model)
             mark(embedding.weight, "embedding", decay=False)
-            self.encoder: nn.Embedding | nn.Linear = embedding
+            self.encoder: nn.Embedding | nn.Linear | ImageEncoder = embedding
         elif d_input is not None:
-            self.encoder = nn.Linear(d_input, d_model)
+            image = None if image_shape is None else ImageEncoder(image_shape, d_input, d_model)
+            self.encoder = nn.Linear(d_input, d_model) if image is None else image
         with building_parts():
             stack = [Residual(build_block(entry, d_model, backend), norm) for entry in self.entries]
         for block in stack:

@@ -50,6 +50,8 @@ def build_model(settings: Settings) -> SequenceModel:
             "none, as the task wants an answer at every step" if task.per_step else "mean or last, as the task wants one answer"
         )
         raise setting_error("model.pooling", pooling, needed)
+    if model.encoder == "conv2d" and task.image_shape is None:
+        raise setting_error("model.encoder", model.encoder, f"auto, as the inputs of {task.name} are no images")
     try:
         return SequenceModel.from_spec(
             model.spec,
@@ -57,6 +59,7 @@ def build_model(settings: Settings) -> SequenceModel:
             d_output=task.d_output,
             vocab_size=task.vocab_size,
             d_input=task.d_input,
+            image_shape=task.image_shape if model.encoder == "conv2d" else None,
             d_state=model.d_state,
             pooling=pooling,
             head=model.head,

@@ -55,6 +55,13 @@ class ModelSettings(SettingsGroup):
     ] = "ma"
     d_model: Annotated[PositiveInt, Doc("width of the residual stream")] = 64
     d_state: Annotated[PositiveInt, Doc("state size of the state space layers")] = 16
+    encoder: Annotated[
+        Literal["auto", "conv2d"],
+        Doc(
+            "map from the inputs to the first width; auto is an embedding of tokens and a linear map of numbers, conv2d two "
+            "convolutions of each step's image, for tasks with images"
+        ),
+    ] = "auto"
     pooling: Annotated[
         Literal["auto", "mean", "last", "none"],
         Doc("how the steps become one output; auto is none for a task with an answer at each step and mean otherwise"),
@@ -128,6 +135,10 @@ class TrainingSettings(SettingsGroup):
     decay_all: Annotated[
         bool, Doc("also decay parameters that are declared without decay (the AUSSM repository's training does)")
     ] = False
+    weight_decay_by_role: Annotated[
+        dict[Role, NonNegativeFloat],
+        Doc(f"weight decay of all parameters of a role ({', '.join(ROLES)}), in place of weight_decay and decay_all"),
+    ] = field(default_factory=dict)
     lr_scale: Annotated[
         dict[Role, NonNegativeFloat],
         Doc(f"factor on the learning rate by role ({', '.join(ROLES)}), on top of a parameter's own"),

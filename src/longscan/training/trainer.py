@@ -205,7 +205,13 @@ def _catch_signals() -> Iterator[set[int]]:
 
 def build_optimizer(model: nn.Module, training: TrainingSettings) -> AdamW:
     """Return AdamW over `longscan.models.optimizer_groups` of the model, each with its "scale" on the learning rate."""
-    groups = optimizer_groups(model, weight_decay=training.weight_decay, lr_scale=training.lr_scale, decay_all=training.decay_all)
+    groups = optimizer_groups(
+        model,
+        weight_decay=training.weight_decay,
+        lr_scale=training.lr_scale,
+        decay_all=training.decay_all,
+        weight_decay_by_role=training.weight_decay_by_role,
+    )
     return AdamW(groups, lr=training.lr, betas=training.betas, fused=True)
 
 

@@ -35,6 +35,7 @@ class Pendulum(GeneratedSeries):
 
     variables: ClassVar[tuple[str, ...]] = ("sine", "cosine")
     plot_kind: ClassVar[Literal["image"]] = "image"
+    image_shape: ClassVar[tuple[int, int, int] | None] = (1, PIXELS, PIXELS)
     frames: Annotated[int, between(1, FRAMES), Doc("number of frames that are selected")] = 50
 
     def _arrays(self) -> SeriesArrays:
