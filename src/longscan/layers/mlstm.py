@@ -48,11 +48,12 @@ def running_maximum(log_f: Tensor, log_i: Tensor, start: Tensor, flags: Tensor |
     """Return m_t = max(log_f_t + m_{t-1}, log_i_t), shape (B, L, H), without a loop over time.
 
     The maps m -> max(log_f + m, log_i), affine in the max-plus semiring, are composed by doubling: log2(L) times over all steps,
-    or log2(LONGEST_OPEN) times in a graph of open length, which takes at most LONGEST_OPEN steps, with the same result. A map that contains a restart drops
-    the earlier steps by a selection, so that a NaN of an earlier sequence does not reach a later one.
+    or log2(LONGEST_OPEN) times in a graph of open length, which takes at most LONGEST_OPEN steps, with the same result. A map
+    that contains a restart drops the earlier steps by a selection, so that a NaN of an earlier sequence does not reach a later
+    one.
 
     Args:
-        log_f: (B, L, H), logarithms of the log_f gates.
+        log_f: (B, L, H), logarithms of the forget gates.
         log_i: (B, L, H), logarithms of the input gates.
         start: (B, H), m before the first step. It is 0 before the first step of a later sequence.
         flags: (B, L), from `longscan.ops.arguments.step_flags`, or None.
