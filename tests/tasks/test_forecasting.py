@@ -85,15 +85,15 @@ def split_variables(series):
     return series.transpose(1, 2).flatten(0, 1)[..., None]
 
 
-def test_training_windows_in_the_order_of_time(folder):
-    task = own(folder, order="time")
+def test_order_time_gives_training_windows_in_the_order_of_time(folder):
+    task = make_task(folder, order="time")
     size, first, second = task.size("train"), task.batch("train", 0, 7), task.batch("train", 1, 7)
-    assert torch.equal(first.inputs[1:, :-1], first.inputs[:-1, 1:]), "a window begins a row after the one before"
+    assert torch.equal(first.inputs[1:, :-1], first.inputs[:-1, 1:]), "a window starts one row after the window before"
     assert torch.equal(second.inputs[0, :-1], first.inputs[-1, 1:])
-    last, again = task.batch("train", size // 7, 7), task.batch("train", -(-size // 7), 7)
+    last, next_epoch = task.batch("train", size // 7, 7), task.batch("train", -(-size // 7), 7)
     assert len(last.inputs) == size % 7
-    assert torch.equal(again.inputs, first.inputs), "the order is the same in every epoch"
-    assert torch.equal(task.batch("valid", 0, 7).inputs, own(folder).batch("valid", 0, 7).inputs)
+    assert torch.equal(next_epoch.inputs, first.inputs), "the order is the same in every epoch"
+    assert torch.equal(task.batch("valid", 0, 7).inputs, make_task(folder).batch("valid", 0, 7).inputs)
 
 
 LAYOUTS = pytest.mark.parametrize(
