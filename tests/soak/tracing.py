@@ -187,7 +187,14 @@ def _op(name: str, case: Case, device: str) -> Subject:
         exact.load_state_dict(module.state_dict())
         return exact.double().to(device)
 
-    axes = [{1: "length"} if x == "k" else {0: "batch"} if x == "initial_state" else {0: "batch", 1: "length"} for x in names]
+    axes = [
+        {1: "length"}
+        if x == "k" and x not in op.per_step
+        else {0: "batch"}
+        if x == "initial_state"
+        else {0: "batch", 1: "length"}
+        for x in names
+    ]
     return Subject(Module(case.backend), names, arguments, [_open(case, each) for each in axes], reference)
 
 
