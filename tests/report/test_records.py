@@ -1,12 +1,12 @@
 """Records: what is accepted, what is refused, and that everything under results/ is accepted."""
 
 import json
-import multiprocessing
 import re
 from pathlib import Path
 
 import pytest
 
+from fork_server import PROCESSES
 from longscan.report import append_record, read_records
 from longscan.report.published import published_row
 from longscan.report.records import apply_corrections, check_record, read_seeds
@@ -83,8 +83,7 @@ def _append(path: Path, row: dict, number: int) -> None:
 
 def test_processes_that_append_together_lose_nothing(tmp_path, new_run_row):
     path = tmp_path / "runs" / "rows.jsonl"
-    context = multiprocessing.get_context("forkserver")
-    workers = [context.Process(target=_append, args=(path, new_run_row(), n)) for n in range(2)]
+    workers = [PROCESSES.Process(target=_append, args=(path, new_run_row(), n)) for n in range(2)]
     for worker in workers:
         worker.start()
     for worker in workers:

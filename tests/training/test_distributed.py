@@ -1,6 +1,5 @@
 """Training on two processes, by DDP and FSDP2: the gradients and losses of one process, and the same bits after a kill."""
 
-import multiprocessing
 import os
 import socket
 import sys
@@ -15,6 +14,7 @@ from accelerate.utils import DistributedType
 from torch import Tensor, distributed
 from torch.nn.parallel import DistributedDataParallel
 
+from fork_server import PROCESSES
 from longscan.cli import main
 from longscan.layers.parameters import parameter_options
 from longscan.models import SequenceModel
@@ -26,8 +26,6 @@ from longscan.training.checkpoint import read_tensors
 from longscan.training.evaluate import predict, scored_answers
 from longscan.training.logs import read_rows
 
-PROCESSES = multiprocessing.get_context("forkserver")  # so that what takes long to import is imported once
-PROCESSES.set_forkserver_preload(["longscan.cli", "longscan.training", "torchmetrics.classification", "torch.distributed.fsdp"])
 OPTIONS: dict[str, dict[str, Any]] = {"m": {}, "a": {"d_conv": 2}}
 
 

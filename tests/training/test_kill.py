@@ -1,7 +1,6 @@
 """kill -9 at a random moment, and `--resume`: the same final weights bit for bit, and a log without a gap or a repetition."""
 
 import csv
-import multiprocessing
 import os
 import random
 import signal
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
+from fork_server import PROCESSES
 from longscan.cli import main
 from longscan.training import Run
 from longscan.training.logs import read_rows
@@ -39,10 +39,6 @@ WORDS = [
     *("--training.late_lengths.shortest", "8", "--training.late_lengths.longest", "16"),
     *("--training.threads", "1", "--training.device", "cpu"),
 ]
-
-
-PROCESSES = multiprocessing.get_context("forkserver")  # so that what takes long to import is imported once
-PROCESSES.set_forkserver_preload(["longscan.cli", "longscan.training", "torchmetrics.classification"])
 
 
 def program(words: list[str], errors: Path) -> None:

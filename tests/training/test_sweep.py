@@ -1,7 +1,6 @@
 """Sweeps: what is tried, what is chosen and by which split, and that no kill loses or repeats anything."""
 
 import json
-import multiprocessing
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ from filelock import FileLock
 from optuna.trial import TrialState
 
 import longscan.report
+from fork_server import PROCESSES
 from longscan.report import run_report, sweep_report
 from longscan.report.sweep import settings_text
 from longscan.tasks import TASKS
@@ -27,8 +27,6 @@ from longscan.training.space import read_sweep_file
 from longscan.training.sweep import Sweep, open_sweep, run_sweep, work
 
 GRID = {"training.lr": [1e20, 1e-2], "model.spec, model.block_options": [["ma", {}], ["m", {"m": {"d_conv": 2}}]]}
-PROCESSES = multiprocessing.get_context("forkserver")  # so that what takes long to import is imported once
-PROCESSES.set_forkserver_preload(["longscan.cli", "longscan.training.sweep", "torchmetrics.classification"])
 
 
 def report_of_one(folder: Path) -> Path:
