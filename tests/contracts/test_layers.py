@@ -65,6 +65,8 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         {"d_state": 2, "dt_init": "linear", "dt_bias_twice": True, "activates_input": True},
         {"d_state": 2, "complex_state": True},
         {"d_state": 2, "complex_state": "A"},
+        {"d_state": 2, "discretisation": "zoh"},
+        {"d_state": 2, "complex_state": True, "activates_input": True, "discretisation": "zoh"},
     ],
     "layer s4": [{"d_state": 4}, {"d_state": 4, "n_ssm": 2, "dt_min": 0.01, "dt_max": 0.5}],
     "layer s4d": [

@@ -16,13 +16,18 @@ def apply_equations(layer: S6, x: torch.Tensor) -> torch.Tensor:
     h, outputs = torch.zeros(len(x), *A.shape[:2], dtype=A.dtype), []
     for t in range(x.shape[1]):
         step = dt[:, t].unsqueeze(-1)
-        h = (step * A).exp() * h + step * B[:, t].unsqueeze(1) * u[:, t].unsqueeze(-1)
+        held = ((step * A).exp() - 1) / A if layer.discretisation == "zoh" else step
+        h = (step * A).exp() * h + held * B[:, t].unsqueeze(1) * u[:, t].unsqueeze(-1)
         y = (h * C[:, t].unsqueeze(1)).sum(-1)
         outputs.append((2 * y.real if layer.complex_state else y) + layer.D * u[:, t])
     return torch.stack(outputs, 1)
 
 
-@pytest.mark.parametrize("options", [{}, {"activates_input": True, "dt_bias_twice": True}, {"complex_state": True}], ids=str)
+FORMS = [{}, {"activates_input": True, "dt_bias_twice": True}, {"complex_state": True}]
+FORMS += [{**form, "discretisation": "zoh"} for form in (*FORMS, {"complex_state": "A"})]
+
+
+@pytest.mark.parametrize("options", FORMS, ids=str)
 def test_outputs_follow_the_equations(options):
     layer = S6(3, d_state=4, **options).double()
     x = torch.randn(2, 12, 3, dtype=torch.float64)

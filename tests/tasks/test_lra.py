@@ -3,6 +3,7 @@
 import os
 import pickle
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -163,6 +164,25 @@ def test_shorter_contours_do_not_change_the_published_images():
     assert image_settings(32, 14) == IMAGE_SETTINGS[32]
     brightness = [task._generate(CounterRNG(("ink",), 0), 40)[0].values.mean() for task in (easy, hard)]
     assert brightness[0] < 0.8 * brightness[1]
+
+
+def test_released_shades_make_long_snakes_darker_than_short_ones():
+    """The same drawing in both shades. An image's largest value becomes white, and a disc, of contrast 1, is darker than that."""
+    labels, key = np.array([0, 1] * 8), ("shades",)
+    white, released = (draw_images(CounterRNG(key, 0), labels, image_settings(32, 14, kind)) for kind in ("white", "released"))
+    assert (released.max((1, 2)) == 255).all()
+    long_only = replace(image_settings(32, 14), distractors=0)
+    long = draw_images(CounterRNG(key, 0), labels, long_only)
+    paddle = (white > 60) & (white < 255)
+    of_long, of_short = paddle & (long == white), paddle & (long < 20)
+    ratio = released[paddle] / white[paddle]
+    in_long, in_short = (released[where] / white[where] for where in (of_long, of_short))
+    assert np.median(in_long) / np.median(in_short) == pytest.approx(0.75, abs=0.06)
+    assert ratio.max() < 2.1
+    discs = released[white == 255]
+    assert 160 < np.median(discs) < 230
+    assert Pathfinder(shades="released")._rng_key("test") != Pathfinder()._rng_key("test")
+    assert Pathfinder(shades="released", resolution=64)._rng_key("test") == Pathfinder(resolution=64)._rng_key("test")
 
 
 @pytest.mark.parametrize(("contour", "folder"), [(2, None), (15, None), (6, "files")])

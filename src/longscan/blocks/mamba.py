@@ -78,9 +78,11 @@ class MambaBlock(GatedBlock):
             layer_options={**inner_options(layer, d_model), **VARIANTS[variant], **(layer_options or {})},
             backend=backend,
         )
-        # `mamba_step` covers S6 with real A after a convolution. It is not in `op_names`, as the block also runs without it.
+        # `mamba_step` covers S6 with real A and Euler's rule after a convolution. It is not in `op_names`, as the block also runs
+        # without it.
         plain = rotary is None and not dropout
-        self.fuses_steps = isinstance(self.layer, S6) and not self.layer.complex_state and d_conv > 0 and plain
+        is_covered = isinstance(self.layer, S6) and not self.layer.complex_state and self.layer.discretisation == "euler"
+        self.fuses_steps = is_covered and d_conv > 0 and plain
 
     def step(
         self, x_t: Tensor, state: State, *, elapsed: Tensor | None = None, active: Tensor | None = None

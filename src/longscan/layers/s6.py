@@ -4,8 +4,9 @@
     h_t = e^{Delta_t A} h_{t-1} + Delta_t B_t u_t       y_t = C_t h_t + skip u_t,  times silu(gate_t)
 
 u: input (B, L, D). h: state (B, D, N). A: (D, N), with negative real part. B_t, C_t: (B, L, N). Delta: (B, L, D).
-R: rank of the map to Delta. A is discretised by zero-order hold and B by Euler's rule, as in the authors' code (the paper
-writes zero-order hold for both).
+R: rank of the map to Delta. A is discretised by zero-order hold and B by Euler's rule, as in the authors' code. The paper writes
+zero-order hold for both, which `discretisation="zoh"` computes: (e^{Delta_t A} - 1) / A B_t u_t in place of Delta_t B_t u_t. This
+factor differs between channels and states, so that this form runs by `longscan.ops.linear_scan`, several times slower.
 
 The defaults are the authors' initialisation: A = -(1..N), Delta log-uniform by its bias, skip 1. The hybrid models of the AUSSM
 paper use a variant with three options: `dt_init="linear"` initialises the map to Delta as an ordinary linear map, `dt_bias_twice`
@@ -19,18 +20,22 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear, silu
+from torch.nn.functional import linear, silu, softplus
 
 from longscan._types import PositiveFloat, PositiveInt
 from longscan.layers._registry import LAYERS
 from longscan.layers._settings import check_backend
-from longscan.layers.base import SequenceInfo, SequenceLayer, start_state
+from longscan.layers.base import SequenceInfo, SequenceLayer, mask_padding, start_state
 from longscan.layers.parameters import float32_parameter, mark
 from longscan.layers.state import ScanState, State, no_sequence
 from longscan.numerics.initialisers import diagonal_eigenvalues
+from longscan.numerics.pairs import constant, divide, exponential_minus_one, multiply
 from longscan.numerics.timescales import initial_dt
 from longscan.ops import selective_scan
-from longscan.ops.dispatch import Backend
+from longscan.ops.arguments import step_flags, without_autocast
+from longscan.ops.chunks import scan_chunks
+from longscan.ops.dispatch import Backend, resolve
+from longscan.ops.linear_scan import NATIVE_BACKENDS, run_backend
 
 
 @LAYERS.register("s6")
@@ -46,7 +51,8 @@ class S6(SequenceLayer):
         dt_bias_twice: add the bias of Delta twice.
         activates_input: compute Delta, B and C from x, and scan silu(x).
         complex_state: True for complex A, B and C; "A" for complex A and real B and C.
-        backend: of `longscan.ops.selective_scan`.
+        discretisation: of B, "euler" or "zoh", zero-order hold; A has zero-order hold in both cases.
+        backend: of `longscan.ops.selective_scan`, or with zero-order hold of `longscan.ops.linear_scan`.
 
     Elapsed time multiplies Delta. The state is `ScanState` with ssm (B, D, N), or (B, D, N, 2) with `complex_state`.
     """
@@ -66,6 +72,7 @@ class S6(SequenceLayer):
         dt_bias_twice: bool = False,
         activates_input: bool = False,
         complex_state: bool | Literal["A"] = False,
+        discretisation: Literal["euler", "zoh"] = "euler",
         backend: Backend = "auto",
     ) -> None:
         super().__init__()
@@ -73,7 +80,9 @@ class S6(SequenceLayer):
         self.d_model, self.d_state, self.dt_rank = d_model, d_state, rank
         self.dt_bias_twice, self.activates_input, self.complex_state = dt_bias_twice, activates_input, bool(complex_state)
         self.complex_maps = complex_state is True
-        self.backend = backend
+        self.discretisation, self.backend = discretisation, backend
+        if discretisation == "zoh":
+            self.op_names = ("linear_scan",)
         dtype = torch.get_default_dtype()
 
         def uniform(*shape: int, fan_in: int) -> Tensor:
@@ -120,15 +129,19 @@ class S6(SequenceLayer):
         """
         initial, last_seq_idx = start_state(state, x.shape[0], info, x.device)
         dt, B, C = selected
+        u, dt_bias = silu(x) if self.activates_input else x, 2 * self.dt_bias if self.dt_bias_twice else self.dt_bias
+        if self.discretisation == "zoh":
+            y, ssm = self._scan_with_hold(u, (dt, B, C), dt_bias, initial, info)
+            return y, ScanState(ssm, last_seq_idx)
         y, ssm = selective_scan(
-            silu(x) if self.activates_input else x,
+            u,
             dt,
             self.eigenvalues(),
             B,
             C,
             self.D,
             info.gate,
-            2 * self.dt_bias if self.dt_bias_twice else self.dt_bias,
+            dt_bias,
             initial,
             dt_softplus=True,
             dt_scale=info.elapsed,
@@ -137,6 +150,56 @@ class S6(SequenceLayer):
             backend=self.backend,
         )
         return y, ScanState(ssm, last_seq_idx)
+
+    def _scan_with_hold(
+        self,
+        u: Tensor,
+        selected: tuple[Tensor, Tensor, Tensor],
+        dt_bias: Tensor,
+        initial: Tensor | None,
+        info: SequenceInfo,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the gated outputs and the final state with zero-order hold. Memory is bounded by a chunk of steps.
+
+        initial: the state before the first step; None for zeros.
+        """
+        wide, length = self.state_dtype, u.shape[1]
+        A, is_complex = self.eigenvalues(), self.complex_state
+        flags = step_flags(u.shape[0], length, info.valid, info.seq_idx, u)
+        backend = resolve("linear_scan", self.backend, u.to(wide), NATIVE_BACKENDS)
+        start = self.initial_state(u.shape[0]).ssm if initial is None else initial
+
+        def chunk(
+            u: Tensor,
+            dt: Tensor,
+            B: Tensor,
+            C: Tensor,
+            elapsed: Tensor | None,
+            flags: Tensor | None,
+            A: Tensor,
+            dt_bias: Tensor,
+            state: Tensor,
+        ) -> tuple[Tensor, Tensor]:
+            dt = softplus(dt + dt_bias)
+            if elapsed is not None:
+                dt = dt * elapsed.unsqueeze(-1).to(wide)
+            if is_complex:
+                less_one = exponential_minus_one(A * dt[..., None, None])
+                a, drive = less_one + constant(less_one, 1.0, 0.0), multiply(divide(less_one, A), B.unsqueeze(2))
+                drive = drive * u[..., None, None]
+            else:
+                less_one = torch.expm1(A * dt.unsqueeze(-1))
+                a, drive = less_one + 1, less_one / A * B.unsqueeze(2) * u.unsqueeze(-1)
+            h, state = run_backend(a, drive, state, flags, False, is_complex, backend, info.seq_idx is not None)
+            products = multiply(h, C.unsqueeze(2))[..., 0] * 2 if is_complex else h * C.unsqueeze(2)
+            return products.sum(-1), state
+
+        with without_autocast(u):
+            u_wide, steps = u.to(wide), [part.to(wide) for part in selected]
+            y, ssm = scan_chunks(chunk, (u_wide, *steps, info.elapsed, flags), (A, dt_bias), start, empty=u_wide)
+            y = y + self.D * u_wide
+            y = y if info.gate is None else y * silu(info.gate.to(wide))
+        return mask_padding(y, info.valid).to(u.dtype), ssm
 
     def initial_state(self, batch: int) -> ScanState:
         """Return zeros: ssm (batch, D, N), with a last axis of 2 where the state is complex."""

@@ -4,7 +4,11 @@ An image has two long dashed contours ("snakes" of paddles), several short ones,
 one long snake, label 1, or on ends of different ones, label 0. Random numbers are used for the same choices in the same order as
 in the published generator: first paddles, then one paddle at a time for both snakes alternately. Two steps differ: the pixels of
 a paddle at an angle are computed once and then copied, and a free position is found by at most `_TRIES` random trials instead of
-a search of the whole image. Pixels brighter than white become white, so that no snake is brighter than another.
+a search of the whole image. As by the published writer of files, an image brighter than white is divided by its largest value.
+
+The published settings for 32 pixels draw the short snakes with contrast 2 and the long ones with 1.5 (shades="released"), so that
+the shade of a paddle tells whether it belongs to a long snake. With shades="white" all have contrast 1. At other sizes all snakes
+of the released images have the same contrast.
 
 Coordinates are (row, column), angles in radian from the column axis towards the row axis. L: paddle length, m: margin.
 """
@@ -13,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -29,7 +33,10 @@ _TOUCHES = 1.8  # the sum of two masks from which on they overlap
 
 @dataclass(frozen=True, kw_only=True)
 class ImageSettings:
-    """The published settings for an image size; lengths in pixels, contour and distractor lengths in paddles."""
+    """The published settings for an image size; lengths in pixels, contour and distractor lengths in paddles.
+
+    contrast is that of all snakes, long_contrast a further factor for the two long ones.
+    """
 
     window: int
     padding: int = 1
@@ -43,6 +50,7 @@ class ImageSettings:
     distractor_length: int = MAX_CONTOUR // 3
     distractors: int = 5
     contrast: float = 1.0
+    long_contrast: float = 1.0
 
 
 IMAGE_SETTINGS = {
@@ -53,9 +61,16 @@ IMAGE_SETTINGS = {
 }
 
 
-def image_settings(resolution: int, contour: int) -> ImageSettings:
+RELEASED_SHADES = {32: (2.0, 0.75)}  # contrast and long_contrast; the other sizes have those of IMAGE_SETTINGS
+
+
+def image_settings(resolution: int, contour: int, shades: Literal["white", "released"] = "white") -> ImageSettings:
     """Return the settings for an image size with long snakes of `contour` paddles and short ones of contour // 3 paddles."""
-    return replace(IMAGE_SETTINGS[resolution], contour_length=contour, distractor_length=contour // 3)
+    settings = replace(IMAGE_SETTINGS[resolution], contour_length=contour, distractor_length=contour // 3)
+    if shades == "white" or resolution not in RELEASED_SHADES:
+        return settings
+    contrast, long_contrast = RELEASED_SHADES[resolution]
+    return replace(settings, contrast=contrast, long_contrast=long_contrast)
 
 
 class _Sprites(NamedTuple):
@@ -290,6 +305,7 @@ def _draw_batch(rng: CounterRNG, labels: np.ndarray, settings: ImageSettings, ma
         canvas.occupied[filled], tips[filled] = trial.occupied[rows], trial_tips[rows]
         _paste_paddles(trial, images, paddles, dict(zip(rows.tolist(), filled.tolist(), strict=True)))
         done += len(rows)
+    images *= settings.long_contrast
     for _ in range(settings.distractors):
         _short_snake(canvas, images)
     images *= settings.contrast
@@ -305,7 +321,8 @@ def _draw_batch(rng: CounterRNG, labels: np.ndarray, settings: ImageSettings, ma
         images[where] = np.maximum(images[where], disc)
     start = canvas.frame + reach
     inside = images[:, start : start + settings.window, start : start + settings.window]
-    return np.rint(255 * np.clip(inside, 0, 1)).astype(np.uint8)
+    brightest = np.maximum(inside.max((1, 2), keepdims=True), 1)
+    return np.rint(255 * (inside / brightest)).astype(np.uint8)
 
 
 def _attempts(settings: ImageSettings) -> int:

@@ -17,7 +17,7 @@ from longscan.tasks._store import Ragged, cached_arrays, data_folder, first_exis
 from longscan.tasks.base import TASKS, Batch, Split, SplitSeed, TestSize, TrainSize, ValidSize, check_request
 from longscan.tasks.examples import LabelledSequences
 from longscan.tasks.lra._generated import Block, GeneratedTask
-from longscan.tasks.lra._pathfinder_images import MAX_CONTOUR, draw_images, image_settings
+from longscan.tasks.lra._pathfinder_images import MAX_CONTOUR, RELEASED_SHADES, draw_images, image_settings
 
 _SOURCE = "`longscan data get Pathfinder` unpacks lra_release.gz, or says where to get it"
 
@@ -47,6 +47,13 @@ class Pathfinder(GeneratedTask):
         between(3, MAX_CONTOUR),
         Doc("paddles of a contour; the published sets have 6, 9 and, the hard one, 14"),
     ] = MAX_CONTOUR
+    shades: Annotated[
+        Literal["white", "released"],
+        Doc(
+            "of generated images of 32 pixels: all paddles equally bright, or the long contours darker than the short ones as in "
+            "the released images, where the shade is a cue; no difference at other sizes"
+        ),
+    ] = "white"
     data_dir: Annotated[
         str | None,
         Doc("folder with metadata/ and the released images that it names, such as .../pathfinder32/curv_contour_length_14"),
@@ -80,11 +87,13 @@ class Pathfinder(GeneratedTask):
         return 512 if self.resolution == 32 else 64
 
     def _rng_key(self, split: Split) -> tuple[object, ...]:
-        return (self.name, self.resolution, split, *([] if self.contour == MAX_CONTOUR else [self.contour]))
+        contour = [] if self.contour == MAX_CONTOUR else [self.contour]
+        shades = [self.shades] if self.shades == "released" and self.resolution in RELEASED_SHADES else []
+        return (self.name, self.resolution, split, *contour, *shades)
 
     def _generate(self, rng: CounterRNG, count: int) -> Block:
         labels = rng.integers(0, 2, count)
-        images = draw_images(rng, labels, image_settings(self.resolution, self.contour))
+        images = draw_images(rng, labels, image_settings(self.resolution, self.contour, self.shades))
         return Ragged(images.reshape(-1), np.arange(count + 1) * self.length), labels
 
     def size(self, split: Split) -> int | None:
