@@ -101,6 +101,8 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         {},
         {"head_dim": 2, "window": 3, "base": 100.0},
         {"rotary_dim": 2, "window": 2, "bias": True},
+        {"head_dim": 2, "causal": False},
+        {"rotary_dim": 0},
     ],
     "layer s7": [
         {"d_state": 3},

@@ -17,14 +17,15 @@ def apply_equations(layer: Attention, u: torch.Tensor, position: torch.Tensor) -
     y = torch.zeros_like(v)
     for t in range(u.shape[1]):
         first = 0 if layer.window is None else max(0, t + 1 - layer.window)
-        scores = torch.einsum("bhp,bshp->bhs", q[:, t], k[:, first : t + 1]) / math.sqrt(layer.head_dim)
-        y[:, t] = torch.einsum("bhs,bshp->bhp", scores.softmax(-1), v[:, first : t + 1])
+        last = t + 1 if layer.causal else u.shape[1]
+        scores = torch.einsum("bhp,bshp->bhs", q[:, t], k[:, first:last]) / math.sqrt(layer.head_dim)
+        y[:, t] = torch.einsum("bhs,bshp->bhp", scores.softmax(-1), v[:, first:last])
     return linear(y.flatten(2), layer.out_proj, layer.out_bias)
 
 
 @pytest.mark.parametrize("has_elapsed", [False, True])
 @pytest.mark.parametrize(
-    "options", [{}, {"head_dim": 2, "base": 50.0}, {"window": 4}, {"rotary_dim": 2}, {"bias": True}], ids=str
+    "options", [{}, {"head_dim": 2, "base": 50.0}, {"window": 4}, {"rotary_dim": 2}, {"bias": True}, {"causal": False}], ids=str
 )
 def test_outputs_follow_the_equations(options, has_elapsed):
     layer = Attention(6, **{"head_dim": 3, **options}).double()
@@ -36,6 +37,26 @@ def test_outputs_follow_the_equations(options, has_elapsed):
     elapsed = torch.rand(2, 11, dtype=torch.float64) * 4 if has_elapsed else torch.ones(2, 11, dtype=torch.float64)
     y = layer(u, elapsed=elapsed if has_elapsed else None)
     torch.testing.assert_close(y, apply_equations(layer, u, elapsed.cumsum(1)))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_without_a_rotation_nothing_depends_on_times(causal):
+    layer = Attention(6, rotary_dim=0, causal=causal).double()
+    u = torch.randn(2, 11, 6, dtype=torch.float64)
+    torch.testing.assert_close(layer(u), apply_equations(layer, u, torch.zeros(2, 11, dtype=torch.float64)))
+    with pytest.raises(ValueError, match="`elapsed` must be None"):
+        layer(u, elapsed=torch.ones(2, 11))
+
+
+@pytest.mark.parametrize("seq_idx", [None, torch.tensor([[0, 0, 0, 0, 1, 1, 1, 2, 2, 2, 2]])])
+def test_all_steps_of_a_sequence_and_no_padding_are_attended_to(seq_idx):
+    layer = Attention(6, causal=False).double()
+    u, valid = torch.randn(1, 11, 6, dtype=torch.float64), torch.arange(11).unsqueeze(0) < 9
+    y = layer(u, valid=valid, seq_idx=seq_idx)
+    parts = [slice(0, 9)] if seq_idx is None else [slice(0, 4), slice(4, 7), slice(7, 9)]
+    for part in parts:
+        torch.testing.assert_close(y[:, part], layer(u[:, part]))
+    assert not y[:, 9:].any()
 
 
 def test_window_over_several_chunks_follows_the_equations():
@@ -116,7 +137,8 @@ def test_steps_of_a_hybrid_model_equal_the_whole_sequence():
     ("d_model", "options", "message"),
     [
         (6, {"rotary_dim": 3}, "`rotary_dim` must .*got 3"),
-        (6, {"rotary_dim": 0}, "`rotary_dim` must .*got 0"),
+        (6, {"rotary_dim": -2}, "`rotary_dim` must .*got -2"),
+        (6, {"window": 2, "causal": False}, "`window` must .*got 2"),
         (6, {"head_dim": 2, "rotary_dim": 4}, "`rotary_dim` must .*got 4"),
         (6, {"head_dim": 4}, "`head_dim` must .*got 4"),
         (6, {"head_dim": 1}, "`head_dim` must .*got 1"),

@@ -3,7 +3,8 @@
     (q_t, k_t, v_t) = W u_t         y_t = W_o [ sum_s softmax_s( <R(p_t) q_t, R(p_s) k_s> / sqrt(P) ) v_s ]      s <= t
 
 u: input (B, L, D) of H heads of width P, D = H P. p: position, the running sum of the elapsed times. R(p) rotates pair i of a
-head by p base^(-2i/R) radians, so that scores depend on p_t - p_s alone. With a window w the sum is over the last w steps.
+head by p base^(-2i/R) radians, so that scores depend on p_t - p_s alone. With a window w the sum is over the last w steps. With
+causal=False it is over all steps s of the sequence, as in the encoders of Vaswani et al., section 3.1.
 
 torch's scaled_dot_product_attention computes the sum, with its fused kernels where they apply. Rows of several sequences are
 computed by masked products instead: a fused kernel multiplies masked values by a weight of 0, and 0 times a NaN of another
@@ -13,14 +14,14 @@ grows with the sequence: see `AttentionState`.
 
 import math
 from contextlib import nullcontext
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import linear, pad, scaled_dot_product_attention
 
-from longscan._types import EvenInt, PositiveFloat, PositiveInt
+from longscan._types import PositiveFloat, PositiveInt, Rule
 from longscan.layers._registry import LAYERS
 from longscan.layers.base import SequenceInfo, SequenceLayer, mask_padding
 from longscan.layers.heads import head_width
@@ -34,7 +35,8 @@ from longscan.ops.tracing import in_func_transform, record_length
 
 PIECE = 128  # smallest number of steps that a layer with a window processes together
 SCORES = 2**22  # largest number of scores (B, H, L, T) of packed rows in memory; more are computed and recomputed in pieces
-QUERIES = 256  # largest number of queries in such a piece, whose scores cover no key after its last step
+RotaryDim = Annotated[int, Rule(lambda n: n >= 0 and n % 2 == 0, "an even whole number of at least 0")]
+QUERIES = 256  # largest number of queries in such a piece, whose scores cover no key after its last step if causal
 
 
 @layer_state
@@ -65,17 +67,20 @@ class AttentionState(NamedTuple):
 
 @LAYERS.register("attention")
 class Attention(SequenceLayer):
-    """Causal softmax attention of every step to all steps before it, or to the last `window` of them.
+    """Softmax attention of every step to all steps before it, to the last `window` of them, or to all steps of the sequence.
 
     Args:
         d_model: channels D.
         head_dim: channels P of a head; None for the largest divisor of D up to 64.
         window: number of steps w that a step attends to, itself included; None for all earlier steps.
-        rotary_dim: number R of features of a head that are rotated, even; None for all of them, without the last one if P is odd.
+        rotary_dim: number R of features of a head that are rotated, even; 0 for no rotation; None for all of them, without the
+            last one if P is odd.
         base: base of the frequencies.
         bias: whether both projections have biases.
+        causal: whether a step attends to earlier steps and itself alone; False only without a window. If False, a sequence that
+            is processed in pieces has other outputs than in one call: no step attends to a later piece.
 
-    Elapsed time adds to the position. The state is `AttentionState`.
+    Elapsed time adds to the position, where there is a rotation. The state is `AttentionState`.
     """
 
     def __init__(
@@ -84,11 +89,15 @@ class Attention(SequenceLayer):
         *,
         head_dim: PositiveInt | None = None,
         window: PositiveInt | None = None,
-        rotary_dim: EvenInt | None = None,
+        rotary_dim: RotaryDim | None = None,
         base: PositiveFloat = 10_000.0,
         bias: bool = False,
+        causal: bool = True,
     ) -> None:
         super().__init__()
+        if window is not None and not causal:
+            raise ValueError(f"`window` must be None with causal=False, got {window}")
+        self.causal = self.streaming = causal
         self.d_model, self.head_dim = d_model, head_width(d_model, head_dim)
         if self.head_dim < 2:
             raise ValueError(f"`head_dim` must be at least 2, a pair of features that is rotated, got {self.head_dim}")
@@ -96,6 +105,7 @@ class Attention(SequenceLayer):
         if width > self.head_dim:
             raise ValueError(f"`rotary_dim` must be at most the width of a head ({self.head_dim}), got {width}")
         self.heads, self.window, self.rotary_dim, self.base = d_model // self.head_dim, window, width, base
+        self.irregular = width > 0
         bound = 1 / math.sqrt(d_model)
         self.in_proj = nn.Parameter(torch.empty(3 * d_model, d_model).uniform_(-bound, bound))
         self.out_proj = nn.Parameter(torch.empty(d_model, d_model).uniform_(-bound, bound))
@@ -148,12 +158,14 @@ class Attention(SequenceLayer):
         segment = torch.zeros_like(valid, dtype=torch.int64) if flags is None else (flags == RESET).cumsum(1)
         key_mask = torch.cat([filled, valid], 1)
         # bool(): under torch.jit.trace comparisons of lengths are tensors
-        is_causal = bool(length > 1 and not n_slots and flags is None and (self.window is None or length <= self.window))
+        attends_to_all = bool(not n_slots and flags is None and (self.window is None or length <= self.window))
+        is_causal = self.causal and attends_to_all and bool(length > 1)
         values_by_head = values.transpose(1, 2)
         if packed:
             y = self._attend_packed(queries, rotated_keys, values_by_head, key_mask, segment, valid)
         else:
-            mask = None if is_causal else self._mask(key_mask, segment, valid, slice(0, length)).unsqueeze(1)
+            needs_mask = not is_causal and (self.causal or not attends_to_all)
+            mask = None if not needs_mask else self._mask(key_mask, segment, valid, slice(0, length)).unsqueeze(1)
             # vmap has no rule for the fused kernels.
             with sdpa_kernel(SDPBackend.MATH) if in_func_transform() else nullcontext():
                 y = scaled_dot_product_attention(queries, rotated_keys, values_by_head, attn_mask=mask, is_causal=is_causal)
@@ -184,7 +196,9 @@ class Attention(SequenceLayer):
         slots = torch.arange(1 - n_slots, 1, device=key_mask.device).expand(key_mask.shape[0], n_slots)
         distance = order[:, piece].unsqueeze(2) - torch.cat([slots, order], 1).unsqueeze(1)
         same_sequence = segment[:, piece].unsqueeze(2) == pad(segment, (n_slots, 0)).unsqueeze(1)
-        allowed = key_mask.unsqueeze(1) & (distance >= 0) & same_sequence
+        allowed = key_mask.unsqueeze(1) & same_sequence
+        if self.causal:
+            allowed = allowed & (distance >= 0)
         if self.window is not None:
             allowed = allowed & (distance < self.window)
         own_key = torch.arange(valid.shape[1], device=key_mask.device)[piece].unsqueeze(1) + n_slots
@@ -215,7 +229,9 @@ class Attention(SequenceLayer):
             per_query = max(1, batch * heads * total)
             size = max(1, min(QUERIES, SCORES // per_query))
             for start in range(0, length, size):
-                piece, end = slice(start, start + size), total - length + min(start + size, length)
+                piece, end = slice(start, start + size), total
+                if self.causal:
+                    end += min(start + size, length) - length
                 mask = self._mask(key_mask, segment, valid, piece)[..., :end].unsqueeze(1)
                 given = (queries[:, :, piece].to(wide), keys[:, :, :end], widened[:, :, :end], mask)
                 outputs.append(attend(*given) if length * per_query <= SCORES else run_chunk(attend, given))

@@ -23,7 +23,7 @@ def frequency_tensor(width: int, base: float, like: Tensor) -> Tensor:
 
     It is computed on the device, because a CUDA graph cannot record a copy from the host.
     """
-    return (torch.arange(0, width, 2, dtype=like.dtype, device=like.device) * (-math.log(base) / width)).exp()
+    return (torch.arange(0, width, 2, dtype=like.dtype, device=like.device) * (-math.log(base) / max(width, 1))).exp()
 
 
 def rotate_pairs(x: Tensor, angle: Tensor) -> Tensor:
