@@ -21,6 +21,7 @@ from longscan.reproduce import PublishedRow, archive, find_rows
 from longscan.reproduce.archive import MANIFEST
 from longscan.reproduce.page import choose_candidates, read_outcomes, report_page
 from longscan.reproduce.runs import Planned, check_manifest, check_run, progress_of, reproduce, row_settings, run_folder
+from longscan.reproduce.stacks import is_stacked
 from longscan.training import Run
 from longscan.training.run import SETTINGS
 
@@ -71,6 +72,54 @@ def test_runs_are_recorded_once_and_compared(row: PublishedRow, tmp_path: Path) 
     assert (elsewhere / "runs" / "aussm.jsonl").read_bytes() == before, "the archive has the results and the records"
     (again,) = read_outcomes([row], elsewhere)
     assert again == outcome
+
+
+def test_stacked_seeds_give_the_same_records(row: PublishedRow, tmp_path: Path) -> None:
+    """The records of a process with both seeds are those of two processes, except for times and the rounding of the scores."""
+    records = {}
+    for stacking in ("always", "never"):
+        lines = list[str]()
+        assert reproduce([row], tmp_path / stacking, stacking=stacking, echo=lines.append) == []
+        assert [line.partition(":")[0] for line in sorted(lines)] == [f"{row.id}/seed_0", f"{row.id}/seed_1"]
+        found = read_records(tmp_path / stacking / "runs" / "aussm.jsonl")
+        records[stacking] = {record["seed"]: record for record in found}
+        assert set(records[stacking]) == {0, 1}
+    assert (tmp_path / "always" / row.id / "seeds_0-1.txt").exists()
+    varying = {"date", "seconds", "device_seconds", "updates_per_second", "command"}
+    for seed in (0, 1):
+        together, alone = (records[stacking][seed] for stacking in ("always", "never"))
+        assert together.keys() == alone.keys()
+        assert together["command"].replace("always", "never") == alone["command"]
+        for name in alone.keys() - varying:
+            expected = alone[name]
+            assert together[name] == (pytest.approx(expected, rel=1e-3) if isinstance(expected, float) else expected), name
+        files = [
+            {path.relative_to(folder) for path in folder.rglob("*")}
+            for folder in (run_folder(tmp_path / stacking, row, seed) for stacking in ("always", "never"))
+        ]
+        assert {name for name in files[0] if "tfevents" not in name.name} == {
+            name for name in files[1] if "tfevents" not in name.name
+        }
+    assert reproduce([row], tmp_path / "always") == [], "runs that are over are not started again"
+
+
+def test_the_rule_for_stacks(row: PublishedRow, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU, small recipes without dropout; on the CPU none. What cannot be stacked is an error if it is asked for."""
+    settings = row_settings(row)
+    settings = replace(settings, training=replace(settings.training, device="auto"))
+    dropout = replace(settings, model=replace(settings.model, block_options={"mamba": {"dropout": 0.1}}))
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert not is_stacked(row, settings, "auto")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    assert is_stacked(row, settings, "auto")
+    assert not is_stacked(row, settings, "never")
+    assert not is_stacked(row, dropout, "auto")
+    assert not is_stacked(row, row_settings(row), "auto"), "its device is the CPU"
+    large = replace(settings, training=replace(settings.training, batch_size=2**20))
+    assert not is_stacked(row, large, "auto")
+    assert is_stacked(row, large, "always")
+    with pytest.raises(SettingError, match=r"`--stacked` must be auto or never for aussm/table1/parity/ma \(dropout"):
+        is_stacked(row, dropout, "always")
 
 
 def test_only_the_best_candidate_on_validation_is_compared(row: PublishedRow, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from fork_server import PROCESSES
 from longscan.cli import main
 from longscan.training import Run
 from longscan.training.logs import read_rows
-from longscan.training.trainer import _catch_signals
+from longscan.training.trainer import catch_signals
 
 STEPS = 30
 WORDS = [
@@ -170,7 +170,7 @@ def test_a_signal_that_interrupts_the_handler_of_another_does_not_block(events: 
             sys.setprofile(None)
             signal.raise_signal(signal.SIGTERM)
 
-    with _catch_signals() as received:
+    with catch_signals() as received:
         sys.setprofile(send_another)
         signal.raise_signal(signal.SIGINT)
         sys.setprofile(None)

@@ -26,6 +26,10 @@ def reproduce(
     seeds: Annotated[PositiveInt | None, Doc("seeds of each row, from 0; those of the row's protocol without it")] = None,
     minutes: Annotated[PositiveFloat | None, Doc("after which all runs save a checkpoint and end")] = None,
     per_device: Annotated[PositiveInt | None, Doc("runs at a time on a GPU (8) or on the CPU (one for each core)")] = None,
+    stacked: Annotated[
+        Literal["auto", "always", "never"] | None,
+        Doc("train the seeds of a row together in one process; auto (without it) does so on a GPU where it saves time"),
+    ] = None,
     out: Annotated[str | None, Doc(f"folder of the runs, {FOLDER} without it; with report: the Markdown file")] = None,
     pack: Annotated[
         str | None, Doc("folder for an archive to carry to another machine: read before the runs, written after them")
@@ -34,7 +38,8 @@ def reproduce(
     """Run rows of the papers' tables up to a time limit, list them, or compare our scores with the published ones."""
     from longscan.cli.runs import errors_as_lines
 
-    of_runs = {"--rows": rows, "--seeds": seeds, "--minutes": minutes, "--per-device": per_device, "--pack": pack}
+    of_runs: dict[str, object] = {"--rows": rows, "--seeds": seeds, "--minutes": minutes, "--per-device": per_device}
+    of_runs |= {"--stacked": stacked, "--pack": pack}
     if target in ("list", "report"):
         unused = of_runs | ({"--out": out} if target == "list" else {"--paper": paper})
     else:
@@ -47,7 +52,8 @@ def reproduce(
             return _list(Path(folder or FOLDER), paper)
         if target == "report":
             return _report(Path(folder or FOLDER), out or "docs/reproduction.md")
-        return _run(target, rows or [], seeds, math.inf if minutes is None else minutes, per_device, out or FOLDER, pack)
+        limit = math.inf if minutes is None else minutes
+        return _run(target, rows or [], seeds, limit, per_device, stacked or "auto", out or FOLDER, pack)
 
 
 def _list(folder: Path, paper: str | None) -> int:
@@ -98,6 +104,7 @@ def _run(
     seeds: int | None,
     minutes: float,
     per_device: int | None,
+    stacked: Literal["auto", "always", "never"],
     out: str,
     pack: str | None,
 ) -> int:
@@ -112,7 +119,7 @@ def _run(
             failed.append(line)
         echo(line)
 
-    left = reproduce(rows, out, seeds=seeds, minutes=minutes, per_device=per_device, archive=pack, echo=show)
+    left = reproduce(rows, out, seeds=seeds, minutes=minutes, per_device=per_device, stacking=stacked, archive=pack, echo=show)
     if left:
         echo(f"{len(left)} runs are not over; the same command continues them" + (f", elsewhere from {pack}" if pack else ""))
     echo(f"`longscan reproduce report {out}` compares {', '.join(dict.fromkeys(row.table for row in rows))} with the papers")

@@ -95,15 +95,26 @@ class Engine:
             self.update(batch)
             if self.stop_requested:
                 break
+        self.finish()
+
+    def finish(self) -> None:
+        """Call the callbacks' `on_train_end`, unless a loss or gradient was not finite, which raises NonFiniteLossError."""
         self.raise_if_not_finite()
         for callback in self.callbacks:
             callback.on_train_end(self)
 
     def update(self, batch: Any) -> StepResult:
         """Make one step and call the callbacks' `on_step_end`."""
-        rate = self.learning_rate(self.step)
-        set_learning_rate(self.optimizer, rate)
-        result = StepResult(*self._gradient_step(batch), rate)
+        self.begin_step()
+        return self.end_step(*self._gradient_step(batch))
+
+    def begin_step(self) -> None:
+        """Give the optimiser the learning rate of the next step."""
+        set_learning_rate(self.optimizer, self.learning_rate(self.step))
+
+    def end_step(self, outputs: Any, loss: Tensor, grad_norm: Tensor | None) -> StepResult:
+        """Count a step with these results of `gradient_step` and call the callbacks' `on_step_end`."""
+        result = StepResult(outputs, loss, grad_norm, self.learning_rate(self.step))
         self.step += 1
         for callback in self.callbacks:
             callback.on_step_end(self, result)
@@ -117,12 +128,16 @@ class Engine:
         self.optimizer.zero_grad()
         loss, outputs = self.compute_loss(batch)
         self.backward(loss)
+        return outputs, loss.detach(), self.apply_gradients(loss)
+
+    def apply_gradients(self, loss: Tensor) -> Tensor | None:
+        """Clip the gradients of a loss and make an optimiser step; return the norm of the gradients before clipping."""
         norm = None if self.clip_gradients is None else self.clip_gradients()
         self.all_finite &= torch.isfinite(loss.detach())
         if norm is not None:
             self.all_finite &= torch.isfinite(norm).all()
         self.optimizer.step()
-        return outputs, loss.detach(), norm
+        return norm
 
     def capture(self, device: torch.device) -> None:
         """Replay further steps as CUDA graphs. Graphs that were captured before are dropped."""

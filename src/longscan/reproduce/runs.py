@@ -3,6 +3,7 @@
 reproduce.json                        version of this layout and of the package
 PAPER/TABLE/ROW/seed_0/               a run's folder, as `longscan train` writes it, and device_seconds.json
 PAPER/TABLE/ROW/seed_0.txt            what its processes printed
+PAPER/TABLE/ROW/seeds_0-2.txt         the same for seeds that train together in one process
 runs/PAPER.jsonl                      the records of the runs that are over
 """
 
@@ -11,7 +12,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +27,7 @@ from longscan._files import write_text
 from longscan.report.records import Record, append_record, read_folder
 from longscan.reproduce.archive import MANIFEST, pack, unpack
 from longscan.reproduce.rows import PublishedRow, find_recipe
+from longscan.reproduce.stacks import Stacking, is_stacked, stack_command
 from longscan.training.parsing import parse_settings
 from longscan.training.processes import Ended, Job, run_jobs
 from longscan.training.records import result_row
@@ -65,10 +67,35 @@ class Planned(NamedTuple):
         """Row and seed."""
         return f"{self.row.id}/seed_{self.seed}"
 
+
+class Process(NamedTuple):
+    """A process with one run, or with several seeds of a row that train together."""
+
+    runs: list[Planned]
+
+    @property
+    def folder(self) -> Path:
+        """The path of the log without its suffix: the folder of the run, or a name of the seeds next to the runs."""
+        first, last = self.runs[0], self.runs[-1]
+        return first.folder if first is last else first.folder.with_name(f"seeds_{first.seed}-{last.seed}")
+
+    @property
+    def log(self) -> Path:
+        """The file of what the process prints."""
+        return self.folder.with_suffix(".txt")
+
+    @property
+    def name(self) -> str:
+        """Row and seeds."""
+        return f"{self.runs[0].row.id}/{self.folder.name}"
+
     def command(self, _: float) -> list[str]:
-        """Return the command of the process, which resumes what is in the folder."""
-        resume = ["--resume"] if holds_run(self.folder) else []
-        return [sys.executable, "-c", _TRAIN, "train", *self.argv, "--out", str(self.folder), *resume]
+        """Return the command of the process, which resumes what is in the folders."""
+        if len(self.runs) > 1:
+            return stack_command([(one.argv, one.folder) for one in self.runs])
+        (one,) = self.runs
+        resume = ["--resume"] if holds_run(one.folder) else []
+        return [sys.executable, "-c", _TRAIN, "train", *one.argv, "--out", str(one.folder), *resume]
 
 
 def run_folder(out: Path, row: PublishedRow, seed: int) -> Path:
@@ -163,6 +190,7 @@ def reproduce(
     seeds: int | None = None,
     minutes: float = math.inf,
     per_device: int | None = None,
+    stacking: Stacking = "auto",
     archive: str | Path | None = None,
     echo: Callable[[str], object] = lambda _: None,
 ) -> list[Planned]:
@@ -174,6 +202,8 @@ def reproduce(
         seeds: number of seeds of each row, from 0; None: that of the row's protocol. Seed 0 of every row comes first.
         minutes: limit after which all runs save a checkpoint and end.
         per_device: processes on a GPU (8), or on the CPU (one for each core).
+        stacking: whether the seeds of a row train together in one process: "always", "never", or for "auto" by the rule of
+            `longscan.reproduce.stacks.is_stacked`.
         archive: folder whose archive is unpacked into `out` before, and written again after the runs.
         echo: called with a line for each run that ends.
 
@@ -184,6 +214,7 @@ def reproduce(
     check_out(out)
     check_manifest(out)
     settings = {row.id: row_settings(row) for row in rows}
+    stacked = {row.id for row in rows if is_stacked(row, settings[row.id], stacking)}
     out.mkdir(parents=True, exist_ok=True)
     write_text(out / MANIFEST, json.dumps({"layout": LAYOUT, "longscan": longscan.__version__}))
     with _locked(out):
@@ -198,19 +229,21 @@ def reproduce(
         ]
         for one in plan:
             check_run(one, with_seed(settings[one.row.id], one.row, one.seed))
-        by_name = {one.name: one for one in plan}
         recorded = {_identity(record) for record in read_folder(out / "runs")}
 
         def on_end(ended: Ended) -> None:
-            one = by_name[ended.name]
-            _add_device_seconds(one.folder, ended.device_seconds)
-            echo(_record(one, out, recorded) or _unfinished_line(one, ended.status))
+            process = by_name[ended.name]
+            for one in process.runs:
+                _add_device_seconds(one.folder, ended.device_seconds / len(process.runs))
+                echo(_record(one, out, recorded) or _unfinished_line(one, ended.status, process.log))
 
         for one in plan:  # runs that ended while this process was gone
             _record(one, out, recorded)
         waiting = [one for one in plan if not progress_of(one.folder).is_over]
+        processes = _share_processes(waiting, stacked)
+        by_name = {process.name: process for process in processes}
         gpus = [str(number) for number in range(torch.cuda.device_count())]
-        jobs = [Job(one.name, one.folder.with_suffix(".txt"), one.command) for one in waiting]
+        jobs = [Job(process.name, process.log, process.command) for process in processes]
         limit = 60 * minutes - (time.monotonic() - began) - (0 if archive is None else PACKING)
         try:
             run_jobs(jobs, gpus or [""], per_device or (8 if gpus else os.cpu_count() or 1), limit, on_end)
@@ -218,6 +251,20 @@ def reproduce(
             if archive is not None:
                 pack(out, Path(archive))
         return [one for one in plan if not progress_of(one.folder).is_over]
+
+
+def _share_processes(waiting: Sequence[Planned], stacked: Set[str]) -> list[Process]:
+    """Return the processes of runs in their order; the seeds of a row in `stacked` share that of the first one."""
+    processes: list[Process] = []
+    shared: dict[str, Process] = {}
+    for one in waiting:
+        if one.row.id in shared:
+            shared[one.row.id].runs.append(one)
+            continue
+        processes.append(Process([one]))
+        if one.row.id in stacked:
+            shared[one.row.id] = processes[-1]
+    return processes
 
 
 def _add_device_seconds(folder: Path, seconds: float) -> None:
@@ -255,9 +302,8 @@ def _record(one: Planned, out: Path, recorded: set[tuple[Any, ...]]) -> str | No
     return f"{one.name}: {value} after {row['steps']:,} updates, {row['updates_per_second']} updates a second"
 
 
-def _unfinished_line(one: Planned, status: int) -> str:
-    """Return a line on a run that is not over."""
-    log = one.folder.with_suffix(".txt")
+def _unfinished_line(one: Planned, status: int, log: Path) -> str:
+    """Return a line on a run that is not over, from the exit status and the log of its process."""
     if status not in (0, 130):
         lines = log.read_text("utf-8", errors="replace").splitlines()
         return f"{one.name}: ended with code {status}: {lines[-1] if lines else ''} ({log})"

@@ -108,15 +108,15 @@ def train(
     folder, source = Path(out), settings.training.start_from
     if overwrite and source is not None and Path(source).resolve().is_relative_to(folder.resolve()):
         raise setting_error("training.start_from", source, "a folder that stays, not the run that is overwritten")
-    _check_folder(folder, settings, resume=resume, overwrite=overwrite)
-    if resume and _is_over(folder, settings):
+    check_folder(folder, settings, resume=resume, overwrite=overwrite)
+    if resume and is_over(folder, settings):
         longscan.report.run_report(folder)
         return Run(folder)
     threads = torch.get_num_threads()
     if settings.training.threads:
         torch.set_num_threads(settings.training.threads)
     try:
-        with _accelerator(settings.training, folder) as accelerator:
+        with open_accelerator(settings.training, folder) as accelerator:
             command = command or shlex.join(sys.argv)
             trainer = Trainer(settings, folder, accelerator, command, resume=resume, progress=progress, test=test)
             if overwrite and not resume:  # not before everything that can be refused has been checked
@@ -129,7 +129,7 @@ def train(
     return Run(folder)
 
 
-def _check_folder(folder: Path, settings: Settings, *, resume: bool, overwrite: bool) -> None:
+def check_folder(folder: Path, settings: Settings, *, resume: bool, overwrite: bool) -> None:
     """Raise SettingError if the folder cannot be written, has a run that is not to be overwritten, or one of other settings."""
     check_out(folder)
     if resume:
@@ -154,7 +154,7 @@ def changed_settings(stored: Settings, given: Settings, may_change: Set[str]) ->
                 yield f"{section}.{name}", value, after[section].get(name)
 
 
-def _is_over(folder: Path, settings: Settings) -> bool:
+def is_over(folder: Path, settings: Settings) -> bool:
     """Return whether a run has a result to which more steps would add nothing."""
     result = Run(folder).result
     if result is None:
@@ -163,7 +163,7 @@ def _is_over(folder: Path, settings: Settings) -> bool:
 
 
 @contextmanager
-def _accelerator(training: TrainingSettings, folder: Path) -> Iterator[Accelerator]:
+def open_accelerator(training: TrainingSettings, folder: Path) -> Iterator[Accelerator]:
     """Yield accelerate's view of device, precision, processes and trackers. A single process resets its global state after it."""
     if training.device == "cuda" and not torch.cuda.is_available():
         raise setting_error("training.device", "cuda", "cpu or auto, as torch finds no CUDA device here")
@@ -176,22 +176,23 @@ def _accelerator(training: TrainingSettings, folder: Path) -> Iterator[Accelerat
         log_with=build_trackers(training.trackers, folder) or None,
         project_config=ProjectConfiguration(logging_dir=str(folder / "tensorboard")),
     )
+    is_single = accelerator.num_processes == 1
     try:
         # Accelerate's own sharding comes after the optimiser is built, on parameters that the optimiser then does not have.
         if accelerator.distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM):
             kind = accelerator.distributed_type.value
             raise setting_error("accelerate", kind, "launched without sharding, as `training.shard` splits the model by FSDP2")
-        if training.shard and accelerator.num_processes == 1:
+        if training.shard and is_single:
             raise setting_error("training.shard", True, "false, or several processes, which torchrun and accelerate launch start")
         yield accelerator
     finally:
-        if accelerator.num_processes == 1:
+        if is_single:
             AcceleratorState._reset_state()
             PartialState._reset_state()
 
 
 @contextmanager
-def _catch_signals() -> Iterator[set[int]]:
+def catch_signals() -> Iterator[set[int]]:
     """Yield a set to which SIGINT and SIGTERM are added for the length of a `with` block, instead of ending the process."""
     # Not a threading.Event: a signal that interrupts the handler of another one would wait for ever for the lock of the event.
     received: set[int] = set()
@@ -293,7 +294,7 @@ class Trainer(Callback):
         self.wrapped_model: nn.Module = accelerator.prepare_model(self.model) if wrap else self.model
         self.run_log: RunLog | None = None
         self.result: dict[str, Any] = {}
-        self._received_signals: set[int] = set()
+        self.received_signals: set[int] = set()
         self._signals = ExitStack()
         self._start = time.perf_counter()  # of the training, minus the seconds of earlier processes
         self._seconds_before = 0.0
@@ -343,6 +344,15 @@ class Trainer(Callback):
 
     def run(self, callbacks: Sequence[Callback] = ()) -> None:
         """Train from the last checkpoint, or from the start, to the end, and write result.json and report.html."""
+        with self.open(callbacks) as batches, self._stop_on_signals():
+            self.engine.run(batches)
+
+    @contextmanager
+    def open(self, callbacks: Sequence[Callback] = ()) -> Iterator[Iterator[Batch]]:
+        """Restore the last checkpoint, if there is one, and yield the batches of the steps that are left, for the engine.
+
+        After the `with` block result.json and report.html are written, also if it raised NonFiniteLossError, which ends here.
+        """
         training, folder = self.training, self.folder
         self.restore()
         if self.is_main:
@@ -370,14 +380,9 @@ class Trainer(Callback):
             logs = self._open_logs(stack) if self.is_main else []
             self.engine.callbacks = [*([] if self.average is None else [self.average]), *logs, self, *callbacks]
             stack.enter_context(closing(batches))
-            # Of several processes none catches signals: they would stop at different steps and wait for each other. Only the
-            # main thread may handle signals.
-            if self.accelerator.num_processes == 1 and threading.current_thread() is threading.main_thread():
-                self._signals = stack.enter_context(ExitStack())
-                self._received_signals = self._signals.enter_context(_catch_signals())
             self._start = time.perf_counter() - self._seconds_before
             try:
-                self.engine.run(batches)
+                yield batches
             except NonFiniteLossError as error:
                 self.result |= {"status": "failed", "failure": str(error)}
             progress = self.progress
@@ -388,6 +393,23 @@ class Trainer(Callback):
                 write_text(folder / "result.json", json.dumps(self.result, indent=1))
                 longscan.report.run_report(folder)
         self.accelerator.wait_for_everyone()
+
+    @contextmanager
+    def _stop_on_signals(self) -> Iterator[None]:
+        """Stop after a checkpoint on SIGINT and SIGTERM, up to `on_train_end`.
+
+        Of several processes none catches signals: they would stop at different steps and wait for each other. Only the main
+        thread may handle signals.
+        """
+        with self._signals:
+            if self.accelerator.num_processes == 1 and threading.current_thread() is threading.main_thread():
+                self.received_signals = self._signals.enter_context(catch_signals())
+            yield
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no step is left."""
+        return self.engine.step >= self.training.steps or self.progress.stopped_early or self.engine.stop_requested
 
     def _open_logs(self, stack: ExitStack) -> list[Callback]:
         """Open the logs, without rows that follow the present step, and the progress bar; `stack` closes them."""
@@ -440,7 +462,7 @@ class Trainer(Callback):
             self.validate()
         if saves:
             self.save("last")
-        if self._received_signals:
+        if self.received_signals:
             if not saves:
                 self.save("last")
             raise KeyboardInterrupt

@@ -1,0 +1,217 @@
+"""Train several runs of one model in one process: their forward and backward passes run together under `torch.vmap`.
+
+Each run has its own `Trainer` with optimiser, schedule, data, logs, validations and checkpoints, and its folder is that of a
+separate run. Only the passes of an update are shared: the parameters of all runs are stacked on a leading axis, of which those of
+each model are views, and the losses are differentiated as one sum. As no model reads another one's parameters, the gradients are
+those of separate runs up to the rounding of batched matrix products. On a GPU the kernels of small models leave most of the
+device unused, and one call for all models takes little more time than one for a single model.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from longscan._errors import setting_error
+from longscan.blocks import BatchNorm
+from longscan.engine import GraphedStep, NonFiniteLossError
+from longscan.tasks import Batch
+from longscan.training.run import Run, build_model, holds_run
+from longscan.training.settings import Settings
+from longscan.training.trainer import StepOutputs, Trainer, catch_signals, check_folder, is_over, open_accelerator
+
+# What padding holds, by the parts of a batch. Masks exclude padded steps from the loss.
+_FILL = {"inputs": 0, "targets": -100, "valid": 0, "loss_mask": 0, "elapsed": 1, "seq_idx": 0}
+
+
+class StackableRun(NamedTuple):
+    """One of the runs that are trained together.
+
+    Attributes:
+        settings: its settings, which differ from those of the other runs in seeds alone.
+        folder: its folder; a run in it is resumed.
+        command: the command in its result.
+    """
+
+    settings: Settings
+    folder: Path
+    command: str
+
+
+def unstackable_reason(settings: Settings) -> str | None:
+    """Return why runs of these settings cannot be trained together with other seeds, None if they can."""
+    if settings.training.shard:
+        return "training.shard splits a model over processes"
+    with torch.device("meta"):
+        model = build_model(settings)
+    for module in model.modules():
+        if isinstance(module, nn.Dropout) and module.p:
+            return "dropout draws from one random generator for all runs of a process"
+        if isinstance(module, BatchNorm):
+            return "BatchNorm changes its statistics in the forward pass"
+    if any(block.changes_length for block in model.stack):
+        return "blocks that shorten sequences need batches of equal length"
+    return None
+
+
+def train_stacked(runs: Sequence[StackableRun]) -> list[Run]:
+    """Train runs together, each from its last checkpoint or from the start, and test and report them; return all.
+
+    A run that stops early, or whose loss stops being finite, leaves the others. Raises SettingError for settings that cannot be
+    met, KeyboardInterrupt after a checkpoint of each run if the process was asked to stop.
+    """
+    threads = torch.get_num_threads()
+    with ExitStack() as exits:
+        members = []
+        for settings, folder, command in runs:
+            if reason := unstackable_reason(settings):
+                raise setting_error("runs", str(folder), f"runs that can be trained together ({reason})")
+            resume = holds_run(folder)
+            check_folder(folder, settings, resume=resume, overwrite=False)
+            if not (resume and is_over(folder, settings)):
+                accelerator = exits.enter_context(open_accelerator(settings.training, folder))
+                trainer = Trainer(settings, folder, accelerator, command, resume=resume, progress=False, test=True)
+                members.append(_Member(trainer))
+        if runs[0].settings.training.threads:
+            torch.set_num_threads(runs[0].settings.training.threads)
+            exits.callback(torch.set_num_threads, threads)
+        received = exits.enter_context(catch_signals())
+        for member in members:
+            exits.push(member.exits)
+            member.open()
+        while members := [member for member in members if not member.is_closed]:
+            _train_until_one_is_over(members, received)
+    return [Run(run.folder) for run in runs]
+
+
+def _train_until_one_is_over(members: "list[_Member]", received: set[int]) -> None:
+    """Make updates until a run is over, and close it. Raises KeyboardInterrupt after checkpoints if a signal was received."""
+    step = _StackedStep([member.trainer for member in members])
+    while not any(member.is_closed or member.trainer.is_over for member in members):
+        signals = set(received)  # the same for all runs, so that all save a checkpoint after this update
+        batches = [next(member.batches) for member in members]
+        for member in members:
+            member.trainer.engine.begin_step()
+        for member, result in zip(members, step(stack_batches(batches)), strict=True):
+            member.end_step(result, signals)
+        if signals:
+            raise KeyboardInterrupt
+    for member in members:
+        if not member.is_closed and member.trainer.is_over:
+            member.finish()
+
+
+class _Member:
+    """A trainer among those that train together, with its batches and all that is open while it trains."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer, self.exits, self.is_closed = trainer, ExitStack(), False
+        self.batches: Iterator[Batch] = iter(())
+
+    def open(self) -> None:
+        """Restore the run and begin to make its batches."""
+        self.batches = self.exits.enter_context(self.trainer.open())
+
+    def end_step(self, result: tuple[StepOutputs, Tensor, Tensor | None], signals: set[int]) -> None:
+        """Give the run the result of an update. It fails here if its loss is not finite, and saves a checkpoint on signals."""
+        self.trainer.received_signals = signals
+        try:
+            self.trainer.engine.end_step(*result)
+        except NonFiniteLossError as error:
+            self._close(error)
+        except KeyboardInterrupt:
+            if not signals:
+                raise
+
+    def finish(self) -> None:
+        """Test the run and write its result."""
+        try:
+            self.trainer.engine.finish()
+        except NonFiniteLossError as error:
+            self._close(error)
+        else:
+            self._close(None)
+
+    def _close(self, error: NonFiniteLossError | None) -> None:
+        """Leave the context of the run, in which its result is written, also that of a failure."""
+        self.is_closed = True
+        self.exits.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
+
+
+class _StackedStep:
+    """The update of several trainers at once.
+
+    The parameters of the models become views of stacked ones, (K, ...) by name, which the optimisers of the models change.
+    With `training.capture` on a CUDA device updates are captured as CUDA graphs.
+    """
+
+    def __init__(self, trainers: Sequence[Trainer]) -> None:
+        self.trainers = trainers
+        first, self.device = trainers[0], trainers[0].accelerator.device
+        self.own = [dict(trainer.model.named_parameters()) for trainer in trainers]
+        self.parameters = {}
+        for name, parameter in self.own[0].items():
+            stacked = torch.stack([parameters[name].detach() for parameters in self.own])
+            self.parameters[name] = stacked.requires_grad_(parameter.requires_grad)
+            for parameters, values in zip(self.own, stacked.detach(), strict=True):
+                parameters[name].data = values
+        self._step: Any = self.gradient_step
+        if first.training.capture and self.device.type == "cuda":
+            self._step = GraphedStep(self.gradient_step, self.device)
+
+    def __call__(self, batch: Batch) -> list[tuple[StepOutputs, Tensor, Tensor | None]]:
+        """Make an update of each model with its part of a stacked batch (K, B, ...), and return what its engine needs of it."""
+        results: list[tuple[StepOutputs, Tensor, Tensor | None]] = self._step(batch.to(self.device))
+        return results
+
+    def gradient_step(self, batch: Batch) -> list[tuple[StepOutputs, Tensor, Tensor | None]]:
+        """Make the forward and backward pass of all models, and clipping and an optimiser step of each one."""
+        given = {name: x for name in ("inputs", "elapsed", "valid", "seq_idx") if (x := getattr(batch, name)) is not None}
+        for stacked in self.parameters.values():
+            stacked.grad = None
+        with self.trainers[0].accelerator.autocast():
+            outputs = torch.vmap(self._forward)(self.parameters, given)
+        losses, steps = [], []
+        for k, trainer in enumerate(self.trainers):
+            rows = Batch(*(None if tensor is None else tensor[k] for tensor in batch))  # type: ignore[arg-type]
+            training = trainer.training
+            losses.append(trainer.task.loss(outputs[k], rows, training.loss_reduction, training.label_smoothing))
+            steps.append(StepOutputs(outputs[k].detach(), rows, 1.0))
+        torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
+        results = []
+        for k, (trainer, loss, step) in enumerate(zip(self.trainers, losses, steps, strict=True)):
+            for name, parameter in self.own[k].items():
+                gradient = self.parameters[name].grad
+                parameter.grad = None if gradient is None else gradient[k]
+            results.append((step, loss.detach(), trainer.engine.apply_gradients(loss)))
+        return results
+
+    def _forward(self, parameters: dict[str, Tensor], given: dict[str, Tensor]) -> Tensor:
+        """Return the output of the model with other parameters."""
+        output: Tensor = functional_call(self.trainers[0].model, parameters, (), given)
+        return output
+
+
+def stack_batches(batches: Sequence[Batch]) -> Batch:
+    """Stack batches on a leading axis; shorter ones are padded on the right by steps that are not valid."""
+    widths = [batch.inputs.shape[1] for batch in batches]
+    if len(set(widths)) > 1:
+        batches = [_pad_batch(batch, max(widths)) for batch in batches]
+    parts = zip(*batches, strict=True)
+    return Batch(*(None if part[0] is None else torch.stack(part) for part in parts))  # type: ignore[arg-type]
+
+
+def _pad_batch(batch: Batch, width: int) -> Batch:
+    """Pad a batch on the right to `width` steps."""
+    length = batch.inputs.shape[1]
+    valid = torch.ones(batch.inputs.shape[:2], dtype=torch.bool) if batch.valid is None else batch.valid
+    padded = {}
+    for name, tensor in batch._replace(valid=valid)._asdict().items():
+        has_steps = tensor is not None and tensor.ndim > 1 and tensor.shape[1] == length
+        pad = (0,) * (2 * (tensor.ndim - 2)) + (0, width - length) if has_steps else ()
+        padded[name] = nn.functional.pad(tensor, pad, value=_FILL[name]) if has_steps else tensor
+    return Batch(**padded)

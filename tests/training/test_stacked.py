@@ -1,0 +1,173 @@
+"""Runs that are trained together: their folders are those of separate runs."""
+
+import json
+import os
+import signal
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from longscan.engine import Engine
+from longscan.tasks import TASKS
+from longscan.training import Run, Settings, train
+from longscan.training.settings import CurriculumSettings, ModelSettings, SettingError, TrainingSettings
+from longscan.training.stacked import StackableRun, stack_batches, train_stacked, unstackable_reason
+
+PARITY = {"suite": "aussm", "train_lengths": (3, 12), "eval_lengths": (13, 20), "valid_size": 16, "test_size": 16}
+SERIES = {"train_size": 16, "valid_size": 8, "test_size": 8, "frames": 12}
+TRAINING = {"steps": 12, "batch_size": 8, "eval_every": 4, "log_every": 1, "lr": 0.01, "device": "cpu", "trackers": []}
+
+
+def settings(task: Any, spec: str, **training: Any) -> Settings:
+    return Settings(
+        task=task,
+        model=ModelSettings(spec=spec, d_model=8, d_state=4, block_options={"s7": {"continuous": True}} if "s7" in spec else {}),
+        training=TrainingSettings(**{**TRAINING, **training}),
+    )
+
+
+CASES = {
+    "tokens": settings(TASKS["parity"](**PARITY), "ma", select="best", weight_decay=0.1),
+    "curriculum": settings(
+        TASKS["parity"](**PARITY), "aussm", curriculum=CurriculumSettings(start=4, end=12, every=2, threshold=0.3), average=0.9
+    ),
+    "series": settings(TASKS["pendulum"](**SERIES), "s5 s7", schedule="cosine", select="best"),
+    "time channel": settings(TASKS["pendulum"](**SERIES, elapsed="channel"), "gru mamba", clip=0.1),
+    "bfloat16": settings(TASKS["pendulum"](**SERIES), "mamba", precision="bfloat16"),
+}
+
+
+def runs_of(case: Settings, folder: Path, seeds: int = 2) -> list[StackableRun]:
+    return [
+        StackableRun(replace(case, training=replace(case.training, seed=seed)), folder / str(seed), "a command")
+        for seed in range(seeds)
+    ]
+
+
+def rows_of(run: Run) -> list[dict[str, Any]]:
+    rows = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text("utf-8").splitlines()]
+    return [{name: value for name, value in row.items() if name != "seconds"} for row in rows]
+
+
+def assert_close(found: dict[str, Any], expected: dict[str, Any], tolerance: float) -> None:
+    """Numbers are the same within a tolerance, all else is equal."""
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert found[name] == (pytest.approx(value, rel=tolerance, abs=tolerance) if isinstance(value, float) else value), name
+
+
+def assert_same_run(stacked: Run, separate: Run, tolerance: float) -> None:
+    """Settings, logs, results, weights and optimisers are the same, numbers within a tolerance."""
+    assert stacked.settings == separate.settings
+    for row, expected in zip(rows_of(stacked), rows_of(separate), strict=True):
+        assert_close(row, expected, tolerance)
+    unlike = {"seconds", "date", "commit", "confusion", "by_length", "test", "valid", "versions"}
+    results = [{name: value for name, value in (run.result or {}).items() if name not in unlike} for run in (stacked, separate)]
+    assert_close(results[0], results[1], tolerance)
+    for name in sorted(path.relative_to(separate.folder) for path in separate.folder.glob("checkpoints/**/*.safetensors")):
+        tensors, expected_tensors = load_file(stacked.folder / name), load_file(separate.folder / name)
+        assert tensors.keys() == expected_tensors.keys()
+        for key, expected_tensor in expected_tensors.items():
+            torch.testing.assert_close(tensors[key], expected_tensor, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_runs_are_those_of_separate_training(case: str, tmp_path: Path) -> None:
+    """Matrix products in batches round differently, which AdamW's first steps amplify where a gradient is nearly zero."""
+    runs = runs_of(CASES[case], tmp_path / "together")
+    for stacked, run in zip(train_stacked(runs), runs, strict=True):
+        separate = train(run.settings, tmp_path / "separate" / run.folder.name, command="a command")
+        assert_same_run(stacked, separate, 5e-2 if case == "bfloat16" else 1e-3)
+    assert rows_of(Run(runs[0].folder)) != rows_of(Run(runs[1].folder))
+
+
+def test_one_update_has_the_gradients_of_separate_training(tmp_path: Path) -> None:
+    """The logged norms of the first gradients, before anything is amplified, agree to the rounding of float32."""
+    runs = runs_of(CASES["series"], tmp_path / "together", 3)
+    for stacked, run in zip(train_stacked(runs), runs, strict=True):
+        first, expected = (rows_of(one)[0] for one in (stacked, train(run.settings, tmp_path / "separate" / run.folder.name)))
+        assert first["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-5)
+        assert first["loss"] == pytest.approx(expected["loss"], rel=1e-5)
+
+
+def test_runs_continue_after_a_signal(tmp_path: Path) -> None:
+    """On SIGTERM all runs save a checkpoint of the same update, from which they continue, together or alone."""
+    case = settings(TASKS["parity"](**PARITY), "ma", steps=60, eval_every=30, log_every=10, lr=1e-4)
+    runs = runs_of(case, tmp_path / "together")
+
+    def terminate() -> None:
+        while not (runs[1].folder / "metrics.jsonl").exists() or not rows_of(Run(runs[1].folder)):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=terminate)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        train_stacked(runs)
+    thread.join()
+    states = [json.loads((run.folder / "checkpoints/last/state.json").read_text()) for run in runs]
+    assert 0 < states[0]["step"] == states[1]["step"] < 60
+    assert not any((run.folder / "result.json").exists() for run in runs)
+    train(runs[0].settings, runs[0].folder, resume=True, command="a command")
+    train_stacked(runs)
+    for run in runs:
+        separate = train(run.settings, tmp_path / "separate" / run.folder.name, command="a command")
+        assert_same_run(Run(run.folder), separate, 1e-3)
+
+
+def test_a_run_that_ends_early_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One run fails in its loss and one stops early; the third makes all updates."""
+    end_step: Any = Engine.end_step
+    runs = runs_of(CASES["tokens"], tmp_path, 3)
+    engines: list[Engine] = []
+
+    def end(engine: Engine, outputs: Any, loss: torch.Tensor, norm: torch.Tensor | None) -> Any:
+        if engine not in engines:
+            engines.append(engine)
+        if engines.index(engine) == 0 and engine.step == 5:
+            engine.all_finite.zero_()
+        if engines.index(engine) == 1 and engine.step == 7:
+            engine.stop_requested = True
+        return end_step(engine, outputs, loss, norm)
+
+    monkeypatch.setattr(Engine, "end_step", end)
+    results = [run.result or {} for run in train_stacked(runs)]
+    assert [(result["status"], result["steps"]) for result in results] == [("failed", 6), ("finished", 8), ("finished", 12)]
+    monkeypatch.undo()
+    separate = train(runs[2].settings, tmp_path / "separate", command="a command")
+    assert_same_run(Run(runs[2].folder), separate, 1e-3)
+    before = (runs[2].folder / "result.json").read_bytes()
+    train_stacked(runs)
+    assert (runs[2].folder / "result.json").read_bytes() == before, "a run that is over is left as it is"
+
+
+def test_what_cannot_be_trained_together(tmp_path: Path) -> None:
+    case = CASES["series"]
+    for reason, model in {
+        "dropout": ModelSettings(spec="s5", block_options={"s5": {"dropout": 0.1}}),
+        "BatchNorm": ModelSettings(spec="s5", norm="batch"),
+        "shorten": ModelSettings(spec="s5", block_options={"s5": {"stride": 2}}),
+    }.items():
+        unlike = replace(case, model=model)
+        assert reason in (unstackable_reason(unlike) or "")
+        with pytest.raises(SettingError, match=rf"`runs` must be runs that can be trained together \(.*{reason}"):
+            train_stacked(runs_of(unlike, tmp_path))
+    assert unstackable_reason(case) is None
+
+
+def test_shorter_batches_are_padded() -> None:
+    task = TASKS["parity"](**PARITY)
+    short, long = task.at_length(4).batch("train", 0, 8), task.at_length(12).batch("train", 1, 8)
+    stacked = stack_batches([short, long])
+    length = short.inputs.shape[1]
+    assert stacked.inputs.shape == (2, *long.inputs.shape)
+    assert torch.equal(stacked.inputs[0, :, :length], short.inputs)
+    assert not stacked.valid[0, :, length:].any()
+    assert not stacked.loss_mask[0, :, length:].any()
+    assert torch.equal(stacked.valid[1], long.valid)
