@@ -24,6 +24,7 @@ TABLE = Path(__file__).with_name("defaults.json")
 PARTS = ("blocks", "engine", "estimators", "layers", "models", "numerics", "ops", "tasks", "training")
 LEFT_OUT = ("triton", "_native.")  # in the name of a module and a dot: what only some machines can import
 CHANGED_BY_TESTS = "ops.chunks.CHUNK_ELEMENTS"  # tests/conftest.py makes the chunks smaller
+OF_THE_TORCH_VERSION = "ops.tracing._UNUSUAL"  # its dispatch keys
 UNSUPPORTED = object()
 
 
@@ -100,7 +101,8 @@ def collect() -> dict[str, Any]:
                 value = plain(default)
                 if value is not UNSUPPORTED:
                     found[f"{entry.name.removeprefix('longscan.')}.{name}"] = value
-    found.pop(CHANGED_BY_TESTS)
+    for name in (CHANGED_BY_TESTS, OF_THE_TORCH_VERSION):
+        found.pop(name)
     return found
 
 

@@ -1,5 +1,6 @@
 """Training steps captured as CUDA graphs. One replay replaces hundreds of small kernel launches."""
 
+import gc
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -30,6 +31,7 @@ class GraphedStep:
 
     def __init__(self, step: Callable[[Any], Any], device: torch.device) -> None:
         self._step, self._device = step, device
+        self._stream: torch.cuda.Stream | None = None
         self._n_calls: Counter[Any] = Counter()
         self._captures: dict[Any, Capture] = {}
 
@@ -53,19 +55,27 @@ class GraphedStep:
 
     def _run_on_side_stream(self, batch: Any) -> Any:
         """Run the step on a stream other than the current one, which CUDA requires of the calls before a capture."""
-        stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(stream):
+        current = torch.cuda.current_stream(self._device)
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
             outputs = self._step(self._on_device(batch))
-        torch.cuda.current_stream(self._device).wait_stream(stream)
+        current.wait_stream(self._stream)
         return outputs
 
     def _capture(self, batch: Any) -> Capture:
-        """Capture the step as a CUDA graph on a static copy of `batch`. The step is not executed."""
+        """Capture the step as a CUDA graph on a static copy of `batch`. The step is not executed.
+
+        The stream is that of the calls before: reference cycles (those of `torch.utils.checkpoint`) can keep an autograd graph
+        alive, and with it the nodes that accumulate gradients, which wait for the stream that they were made on. Waiting for
+        any other stream would make the capture invalid.
+        """
         static = batch._make(None if tensor is None else tensor.clone() for tensor in self._on_device(batch))
+        gc.collect()  # frees such graphs, and their memory, before the graph gets its own
         graph = torch.cuda.CUDAGraph()
         # A loader thread may copy to page-locked memory meanwhile; only this thread's work belongs to the graph.
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
             outputs = self._step(static)
         return Capture(graph, static, outputs)
 
