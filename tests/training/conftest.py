@@ -1,4 +1,4 @@
-"""A run that takes a second: parity of short words, a model of a few hundred weights."""
+"""Settings of a run that takes a second: parity of short sequences, and a model with a few hundred weights."""
 
 from dataclasses import replace
 from typing import Any
@@ -11,7 +11,7 @@ from longscan.training import ModelSettings, Settings, TrainingSettings
 
 @pytest.fixture
 def tiny() -> Any:
-    """`tiny(steps=4, ...)`: settings whose training part takes the given values."""
+    """Return a function that makes settings: tiny(steps=4, ...) has the given values in its training section."""
     task = TASKS["parity"](train_lengths=(3, 8), eval_lengths=(9, 12), valid_size=16, test_size=24)
     model = ModelSettings(spec="ma", d_model=4, d_state=2, backend="eager")
     training = TrainingSettings(steps=4, batch_size=8, eval_every=2, log_every=1, threads=1, device="cpu")

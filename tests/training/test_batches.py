@@ -1,4 +1,4 @@
-"""The length curriculum, the late range of lengths, and batches made ahead of time for a schedule that changes."""
+"""The length curriculum, the late range of lengths, and prefetched batches of a schedule that changes."""
 
 from typing import Any
 
@@ -9,14 +9,14 @@ from longscan.training import CurriculumSettings, LateLengthSettings
 from longscan.training.batches import LengthSchedule, prefetch_batches
 
 
-def test_without_settings_the_task_is_the_tasks_own(tiny: Any) -> None:
+def test_schedule_without_settings_does_not_change_the_task(tiny: Any) -> None:
     settings = tiny()
     schedule = LengthSchedule(settings)
     assert schedule.task(0) is settings.task
     assert not schedule.needs_score(100)
 
 
-def test_curriculum_grows_above_the_threshold_up_to_its_end(tiny: Any) -> None:
+def test_curriculum_grows_if_the_score_exceeds_the_threshold(tiny: Any) -> None:
     schedule = LengthSchedule(tiny(curriculum=CurriculumSettings(start=4, end=7, increment=2, threshold=0.9, every=10)))
     assert schedule.task(0).train_lengths == (3, 4)
     assert [schedule.needs_score(done) for done in (9, 10, 11, 20)] == [False, True, False, True]
@@ -26,14 +26,14 @@ def test_curriculum_grows_above_the_threshold_up_to_its_end(tiny: Any) -> None:
     assert not schedule.needs_score(10)
 
 
-def test_late_lengths_get_their_share_of_the_steps_evenly(tiny: Any) -> None:
+def test_late_lengths_are_spread_evenly_over_the_late_steps(tiny: Any) -> None:
     schedule = LengthSchedule(tiny(steps=100, late_lengths=LateLengthSettings(share=0.25, start=0.6, shortest=6, longest=12)))
     late = [step for step in range(100) if schedule.task(step).train_lengths == (6, 12)]
     assert late == list(range(63, 100, 4))
 
 
 @pytest.mark.parametrize("depth", [0, 1, 3])
-def test_prefetched_batches_are_those_of_the_schedule_at_the_time_of_use(tiny: Any, depth: int) -> None:
+def test_prefetched_batches_follow_the_schedule_at_the_time_of_use(tiny: Any, depth: int) -> None:
     late = LateLengthSettings(share=0.5, start=0.5, shortest=6, longest=12)
     settings = tiny(steps=12, curriculum=CurriculumSettings(start=4, end=8), late_lengths=late)
     schedule = LengthSchedule(settings)
@@ -42,13 +42,13 @@ def test_prefetched_batches_are_those_of_the_schedule_at_the_time_of_use(tiny: A
         if step in (3, 4, 8):
             schedule.update(1.0)
         expected = schedule.task(step).batch("train", step, 8, 5)
-        found = next(batches)
-        assert torch.equal(found.inputs, expected.inputs)
-        assert torch.equal(found.targets, expected.targets)
+        batch = next(batches)
+        assert torch.equal(batch.inputs, expected.inputs)
+        assert torch.equal(batch.targets, expected.targets)
     assert next(batches, None) is None
 
 
-def test_an_error_in_a_batch_reaches_the_loop(tiny: Any) -> None:
+def test_error_in_a_prefetched_batch_is_raised(tiny: Any) -> None:
     schedule = LengthSchedule(tiny())
     with pytest.raises(ValueError, match="batch_size"):
         next(prefetch_batches(schedule.task, range(4), 0, 0, depth=2))

@@ -1,4 +1,4 @@
-"""The values at the ends of what each setting may be, retired settings, and the exit codes of a sweep's workers."""
+"""The smallest and largest values of each setting, retired settings, and exit codes of the workers of a sweep."""
 
 from dataclasses import fields
 from pathlib import Path
@@ -74,17 +74,17 @@ BOUNDS: dict[type, dict[str, tuple[list[Any], list[Any]]]] = {
 UNBOUNDED = {"block_options", "decay_all", "curriculum", "late_lengths", "start_from", "capture", "shard", "trackers"}
 
 
-def test_every_setting_has_bounds_here() -> None:
+def test_every_setting_has_bounds_in_this_file() -> None:
     for kind, bounds in BOUNDS.items():
         assert {field.name for field in fields(kind)} - UNBOUNDED == set(bounds)
 
 
 @pytest.mark.parametrize("kind", BOUNDS, ids=lambda kind: kind.__name__)
-def test_values_at_the_bounds(kind: Any) -> None:
-    for name, (accepted, refused) in BOUNDS[kind].items():
+def test_values_at_the_bounds_are_accepted_and_beyond_them_raise(kind: Any) -> None:
+    for name, (accepted, rejected) in BOUNDS[kind].items():
         for value in accepted:
             assert getattr(kind(**{name: value}), name) == value
-        for value in refused:
+        for value in rejected:
             with pytest.raises(SettingError, match=r"` must be .*, got "):
                 kind(**{name: value})
 
@@ -105,30 +105,30 @@ def test_values_at_the_bounds(kind: Any) -> None:
     ],
     ids=str,
 )
-def test_settings_that_depend_on_each_other(values: dict[str, Any], refused: str | None) -> None:
-    if refused is None:
+def test_inconsistent_settings_raise(values: dict[str, Any], rejected: str | None) -> None:
+    if rejected is None:
         TrainingSettings(**values)
         return
-    with pytest.raises(SettingError, match=rf"^`{refused}` must be .*, got {values[refused.partition('.')[2]]}"):
+    with pytest.raises(SettingError, match=rf"^`{rejected}` must be .*, got {values[rejected.partition('.')[2]]}"):
         TrainingSettings(**values)
 
 
-def test_batches_of_an_evaluation() -> None:
+def test_max_batches_depends_on_the_split() -> None:
     settings = TrainingSettings(eval_batches=3, test_batches=5)
     assert [settings.max_batches(split) for split in ("train", "valid", "test")] == [3, 3, 5]
 
 
-def test_retired_settings_are_left_out() -> None:
-    given = {"training": {"optimizer": "adamw", "lr": 0.1}, "model": {"optimizer": "other"}}
-    found = without_retired(given)
-    assert found == {"training": {"lr": 0.1}, "model": {"optimizer": "other"}}
-    assert given == {"training": {"optimizer": "adamw", "lr": 0.1}, "model": {"optimizer": "other"}}
+def test_retired_settings_are_removed_or_raise() -> None:
+    values = {"training": {"optimizer": "adamw", "lr": 0.1}, "model": {"optimizer": "other"}}
+    result = without_retired(values)
+    assert result == {"training": {"lr": 0.1}, "model": {"optimizer": "other"}}
+    assert values == {"training": {"optimizer": "adamw", "lr": 0.1}, "model": {"optimizer": "other"}}
     assert without_retired({"model": {}}) == {"model": {}}
     with pytest.raises(SettingError, match=r"`training\.optimizer` must be adamw or left out, as every run does this, got 'sgd'"):
         without_retired({"training": {"optimizer": "sgd"}})
 
 
-def test_merging_leaves_both_mappings_as_they_are() -> None:
+def test_merge_does_not_change_its_arguments() -> None:
     base, over = {"a": {"b": 1, "c": 2}, "d": 3, "f": {"g": 1}}, {"a": {"c": 4}, "d": {"e": 5}, "f": 6}
     assert merge(base, over) == {"a": {"b": 1, "c": 4}, "d": {"e": 5}, "f": 6}
     assert (base["a"], over["a"]) == ({"b": 1, "c": 2}, {"c": 4})
@@ -148,7 +148,7 @@ HUGE, DEEP = "9" * 400, "[" * 2000
     ],
     ids=["huge rate", "huge steps", "huge length", "deep", "long name"],
 )
-def test_values_out_of_all_bounds_in_a_file_are_one_short_line(tmp_path: Path, line: str, message: str) -> None:
+def test_huge_values_in_a_file_give_a_short_error_of_one_line(tmp_path: Path, line: str, message: str) -> None:
     path = tmp_path / "recipe.yaml"
     path.write_text(line)
     with pytest.raises(SettingError, match=message) as raised:
@@ -157,7 +157,7 @@ def test_values_out_of_all_bounds_in_a_file_are_one_short_line(tmp_path: Path, l
     assert "\n" not in str(raised.value)
 
 
-def test_a_lost_worker_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_failed_worker_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(workers, "_PROGRAM", "import os, sys; sys.exit(3 * int(os.environ['OMP_NUM_THREADS']))")
     monkeypatch.setattr(workers, "worker_environment", lambda position, _: {"OMP_NUM_THREADS": str(position)})
     lines: list[str] = []

@@ -1,4 +1,4 @@
-"""Updates recorded as a CUDA graph: the same numbers, and a refusal where an update cannot be recorded."""
+"""Training steps captured as a CUDA graph give the results of plain steps, or raise if they cannot be captured."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -10,12 +10,12 @@ import torch
 from longscan.models import STANDARD_BLOCKS, SequenceModel
 from longscan.tasks import TASKS
 from longscan.training import ModelSettings, SettingError, Settings, TrainingSettings, train
-from longscan.training.checkpoint import read_tensors
+from run_files import have_equal_tensors, read_weights
 
 
 @pytest.fixture
 def settings() -> Settings:
-    """Twelve updates of a small forecaster, with dropout, warm-up and an average of the weights."""
+    """Return settings of twelve updates of a small forecaster with dropout, warm-up and weight averaging."""
     model = ModelSettings(spec="m", d_model=8, d_state=2, backend="eager", block_options={"m": {"dropout": 0.1}})
     training = TrainingSettings(
         steps=12, batch_size=4, lr=0.01, schedule="cosine", warmup=4, average=0.9, eval_every=6, eval_batches=1, test_batches=1,
@@ -24,33 +24,26 @@ def settings() -> Settings:
     return Settings(task=TASKS["fitzhugh_nagumo"](train_size=16, valid_size=4, test_size=4), model=model, training=training)
 
 
-def test_a_task_that_scores_some_steps_is_refused(tiny: Any, tmp_path: Path) -> None:
+def test_capture_for_a_task_that_scores_some_steps_raises(tiny: Any, tmp_path: Path) -> None:
     with pytest.raises(SettingError, match=r"`training.capture` must be false, as parity scores some of the steps.*, got True"):
         train(tiny(capture=True), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
-def test_the_cpu_runs_the_update_as_it_is(settings: Settings, tmp_path: Path) -> None:
+def test_capture_on_the_cpu_does_not_change_the_weights(settings: Settings, tmp_path: Path) -> None:
     settings = replace(settings, training=replace(settings.training, device="cpu"))
     captured = train(settings, tmp_path / "captured")
     plain = train(replace(settings, training=replace(settings.training, capture=False)), tmp_path / "plain")
-    assert weights_of(captured) == weights_of(plain)
-
-
-def weights_of(run: Any) -> dict[str, list[float]]:
-    tensors = read_tensors(run.checkpoint("last") / "model.safetensors")
-    return {name: tensor.flatten().tolist() for name, tensor in tensors.items()}
+    assert have_equal_tensors(read_weights(captured), read_weights(plain))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("backend", ["eager", "triton"])
-def test_a_replayed_update_is_the_plain_one(settings: Settings, tmp_path: Path, backend: str) -> None:
+def test_captured_training_equals_plain_training(settings: Settings, tmp_path: Path, backend: str) -> None:
     settings = replace(settings, model=replace(settings.model, backend=backend))
     captured = train(settings, tmp_path / "captured")
     plain = train(replace(settings, training=replace(settings.training, capture=False)), tmp_path / "plain")
-    expected = weights_of(plain)
-    for name, found in weights_of(captured).items():
-        torch.testing.assert_close(torch.tensor(found), torch.tensor(expected[name]), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(read_weights(captured), read_weights(plain), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -59,20 +52,18 @@ def test_a_resumed_run_ends_as_one_that_was_not_stopped(settings: Settings, tmp_
     whole = replace(settings, training=training)
     train(replace(whole, training=replace(training, steps=6)), tmp_path / "parts")
     resumed, unstopped = train(whole, tmp_path / "parts", resume=True), train(whole, tmp_path / "whole")
-    expected = weights_of(unstopped)
-    for name, found in weights_of(resumed).items():
-        torch.testing.assert_close(torch.tensor(found), torch.tensor(expected[name]), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(read_weights(resumed), read_weights(unstopped), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", STANDARD_BLOCKS)
-def test_an_update_takes_no_constants_from_the_host(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A CUDA graph records no copy of such a tensor to the device."""
+def test_training_step_creates_no_tensors_from_host_values(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The copy of such a tensor to the device cannot be captured in a CUDA graph."""
     model = SequenceModel.from_spec(name, d_model=8, d_state=4, d_input=2, d_output=3, backend="eager")
     x = torch.randn(2, 70, 2)
 
-    def refuse(*_: object, **__: object) -> torch.Tensor:
-        raise AssertionError("a tensor was made of numbers on the host")
+    def raise_error(*_: object, **__: object) -> torch.Tensor:
+        raise AssertionError("a tensor was created from values on the host")
 
-    for place, name in ((torch, "tensor"), (torch, "as_tensor"), (torch, "from_numpy"), (torch.Tensor, "new_tensor")):
-        monkeypatch.setattr(place, name, refuse)
+    for owner, name in ((torch, "tensor"), (torch, "as_tensor"), (torch, "from_numpy"), (torch.Tensor, "new_tensor")):
+        monkeypatch.setattr(owner, name, raise_error)
     model(x).square().sum().backward()

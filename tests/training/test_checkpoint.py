@@ -1,4 +1,4 @@
-"""Checkpoints: a kill at any moment leaves one, damage is seen, nothing is lost on the way to disk and back."""
+"""Checkpoints: a kill at any moment leaves a valid one, damage raises, and saving and loading keep all states."""
 
 import json
 import os
@@ -25,35 +25,35 @@ from longscan.training.checkpoint import (
 from longscan.training.trainer import build_optimizer
 
 
-def save(target: Path, value: float) -> None:
+def save_value(target: Path, value: float) -> None:
     write_checkpoint(
         target, lambda folder: write_tensors(folder / "x.safetensors", {"x": torch.tensor([value])}), {"step": value}
     )
 
 
-def load(target: Path) -> tuple[float, float]:
+def load_value(target: Path) -> tuple[float, float]:
     folder = find_checkpoint(target)
     assert folder is not None
     return read_checkpoint(folder)["step"], read_tensors(folder / "x.safetensors")["x"].item()
 
 
 class Kill(BaseException):
-    """Nothing in the code under test catches this, as nothing survives SIGKILL."""
+    """An exception that the tested code does not catch, like SIGKILL."""
 
 
-@pytest.mark.parametrize("when", range(12))
-def test_a_kill_at_any_call_to_the_file_system_leaves_the_old_or_the_new(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: int
+@pytest.mark.parametrize("n_calls", range(12))
+def test_kill_at_any_file_system_call_leaves_a_valid_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_calls: int
 ) -> None:
     target = tmp_path / "last"
-    save(target, 1.0)
+    save_value(target, 1.0)
     calls = 0
 
-    def killing(function: Any) -> Any:
+    def raise_after_calls(function: Any) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
             nonlocal calls
             calls += 1
-            if calls > when:
+            if calls > n_calls:
                 raise Kill
             return function(*args, **kwargs)
 
@@ -69,31 +69,31 @@ def test_a_kill_at_any_call_to_the_file_system_leaves_the_old_or_the_new(
             (os, "rmdir"),
             (shutil, "rmtree"),
         ):
-            patch.setattr(owner, name, killing(getattr(owner, name)))
+            patch.setattr(owner, name, raise_after_calls(getattr(owner, name)))
         try:
-            save(target, 2.0)
+            save_value(target, 2.0)
         except Kill:
             killed = True
         else:
             killed = False
-    assert load(target) in ((1.0, 1.0), (2.0, 2.0))
-    assert killed or load(target) == (2.0, 2.0)
-    save(target, 3.0)
-    assert load(target) == (3.0, 3.0)
+    assert load_value(target) in ((1.0, 1.0), (2.0, 2.0))
+    assert killed or load_value(target) == (2.0, 2.0)
+    save_value(target, 3.0)
+    assert load_value(target) == (3.0, 3.0)
     assert [path.name for path in tmp_path.iterdir()] == ["last"]
 
 
-def test_between_the_renames_the_one_before_is_found(tmp_path: Path) -> None:
+def test_previous_checkpoint_is_used_between_the_renames(tmp_path: Path) -> None:
     target = tmp_path / "last"
-    save(target, 1.0)
+    save_value(target, 1.0)
     target.rename(tmp_path / "last.previous")
-    assert load(target) == (1.0, 1.0)
+    assert load_value(target) == (1.0, 1.0)
 
 
 @pytest.mark.parametrize("damage", [b"", b"short", None])
-def test_damage_names_the_file(tmp_path: Path, damage: bytes | None) -> None:
+def test_damaged_or_missing_tensors_raise_and_name_the_file(tmp_path: Path, damage: bytes | None) -> None:
     target = tmp_path / "last"
-    save(target, 1.0)
+    save_value(target, 1.0)
     path = target / "x.safetensors"
     if damage is None:
         content = bytearray(path.read_bytes())
@@ -107,32 +107,32 @@ def test_damage_names_the_file(tmp_path: Path, damage: bytes | None) -> None:
         read_checkpoint(target)
 
 
-def test_damaged_state_names_the_file(tmp_path: Path) -> None:
+def test_damaged_state_raises_and_names_the_file(tmp_path: Path) -> None:
     target = tmp_path / "last"
-    save(target, 1.0)
+    save_value(target, 1.0)
     (target / "state.json").write_text("{")
     with pytest.raises(SettingError, match=r"state\.json is damaged"):
         read_checkpoint(target)
 
 
-def test_optimizer_goes_on_as_if_never_saved(tmp_path: Path) -> None:
+def test_restored_optimizer_gives_the_same_updates(tmp_path: Path) -> None:
     def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
         for _ in range(steps):
             optimizer.zero_grad()
             model(torch.linspace(-1, 1, 6).view(2, 3)).square().sum().backward()
             optimizer.step()
 
-    def make() -> tuple[nn.Module, torch.optim.Optimizer]:
+    def make_model_and_optimizer() -> tuple[nn.Module, torch.optim.Optimizer]:
         torch.manual_seed(1)
         model = nn.Linear(3, 2)
         return model, build_optimizer(model, TrainingSettings(weight_decay=0.1))
 
-    whole, optimizer = make()
+    whole, optimizer = make_model_and_optimizer()
     train(whole, optimizer, 7)
-    part, optimizer = make()
+    part, optimizer = make_model_and_optimizer()
     train(part, optimizer, 4)
     write_tensors(tmp_path / "o.safetensors", optimizer_tensors(optimizer, part))
-    resumed, optimizer = make()
+    resumed, optimizer = make_model_and_optimizer()
     resumed.load_state_dict(part.state_dict())
     restore_optimizer(optimizer, resumed, read_tensors(tmp_path / "o.safetensors"))
     train(resumed, optimizer, 3)
@@ -140,7 +140,7 @@ def test_optimizer_goes_on_as_if_never_saved(tmp_path: Path) -> None:
     assert torch.equal(resumed.bias, whole.bias)
 
 
-def test_generators_go_on_through_json() -> None:
+def test_restored_generators_give_the_same_numbers() -> None:
     torch.manual_seed(3)
     torch.randn(5)
     text = json.dumps(generator_states())

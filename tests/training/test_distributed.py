@@ -1,4 +1,4 @@
-"""Training on two processes, by DDP and FSDP2: the gradients and losses of one process, and the same bits after a kill."""
+"""Training in two processes by DDP and FSDP2 has the gradients and losses of one process, and the same bits after a kill."""
 
 import os
 import socket
@@ -25,61 +25,62 @@ from longscan.training import trainer as trainer_module
 from longscan.training.checkpoint import read_tensors
 from longscan.training.evaluate import predict, scored_answers
 from longscan.training.logs import read_rows
+from run_files import have_equal_tensors, read_log
 
 OPTIONS: dict[str, dict[str, Any]] = {"m": {}, "a": {"d_conv": 2}}
 
 
-def task_and_model(dtype: torch.dtype) -> tuple[Task, SequenceModel]:
+def make_task_and_model(dtype: torch.dtype) -> tuple[Task, SequenceModel]:
     torch.manual_seed(0)
     task = TASKS["bucket_sort"](train_lengths=(6, 12), eval_lengths=(13, 20), valid_size=4, test_size=4)
     sizes = {"d_output": task.d_output, "vocab_size": task.vocab_size, "d_model": 8, "d_state": 4}
     return task, SequenceModel.from_spec("ma", pooling="none", block_options=OPTIONS, **sizes).to(dtype)
 
 
-def rows_of(batch: Batch, count: int) -> Batch:
+def first_rows(batch: Batch, count: int) -> Batch:
     return Batch(*(None if part is None else part[:count] for part in batch))
 
 
-def gradients(rows: int, reduction: Any, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Of one process with the whole batch; words differ in length, so shares differ in the number of scored answers."""
-    task, model = task_and_model(dtype)
-    batch = rows_of(task.batch("train", 0, 7), rows)
+def compute_gradients(rows: int, reduction: Any, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Return the gradients of one process for a batch whose sequences differ in length and number of scored answers."""
+    task, model = make_task_and_model(dtype)
+    batch = first_rows(task.batch("train", 0, 7), rows)
     task.loss(predict(model, batch), batch, reduction).backward()
     return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
 
 
-def one_of_two(rank: int, how: str, folder: str) -> None:
-    """Write down how far this process's gradients are from those of one process, for every case."""
+def write_gradient_errors(rank: int, method: str, folder: str) -> None:
+    """Write the relative errors of the gradients of this process, compared with one process, to a file."""
     distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     torch.set_num_threads(1)
     lines = []
     for dtype in (torch.float32, torch.float64):
         for rows in (7, 1):
             for reduction in ("mean", "sum"):
-                task, model = task_and_model(dtype)
+                task, model = make_task_and_model(dtype)
                 before = {name: parameter_options(parameter) for name, parameter in model.named_parameters()}
-                wrapped = DistributedDataParallel(model) if how == "ddp" else shard_model(model)
+                wrapped = DistributedDataParallel(model) if method == "ddp" else shard_model(model)
                 assert {name: parameter_options(parameter) for name, parameter in model.named_parameters()} == before
-                share = share_of(rows_of(task.batch("train", 0, 7), rows), task, reduction, rank, 2)
+                share = share_of(first_rows(task.batch("train", 0, 7), rows), task, reduction, rank, 2)
                 (task.loss(predict(wrapped, share.rows), share.rows, reduction) * share.factor).backward()
-                expected = gradients(rows, reduction, dtype)
+                expected = compute_gradients(rows, reduction, dtype)
                 for name, parameter in model.named_parameters():
-                    found = parameter.grad if how == "ddp" else parameter.grad.full_tensor()
-                    error = (found - expected[name]).norm() / expected[name].norm()
+                    gradient = parameter.grad if method == "ddp" else parameter.grad.full_tensor()
+                    error = (gradient - expected[name]).norm() / expected[name].norm()
                     lines.append(f"{dtype} {rows} {reduction} {name} {error.item()}")
     Path(folder, f"errors-{rank}.txt").write_text("\n".join(lines))
     distributed.destroy_process_group()
 
 
-@pytest.mark.parametrize("how", ["ddp", "fsdp2"])
-def test_two_processes_have_the_gradients_of_one(tmp_path: Path, how: str) -> None:
-    started = [PROCESSES.Process(target=one_of_two, args=(rank, how, str(tmp_path))) for rank in range(2)]
-    for process in started:
+@pytest.mark.parametrize("method", ["ddp", "fsdp2"])
+def test_gradients_of_two_processes_equal_those_of_one(tmp_path: Path, method: str) -> None:
+    workers = [PROCESSES.Process(target=write_gradient_errors, args=(rank, method, str(tmp_path))) for rank in range(2)]
+    for process in workers:
         process.start()
-    for process in started:
+    for process in workers:
         process.join(120)
         assert process.exitcode == 0
-    number = len(list(task_and_model(torch.float32)[1].parameters()))
+    number = len(list(make_task_and_model(torch.float32)[1].parameters()))
     for rank in range(2):
         lines = [line.split() for line in (tmp_path / f"errors-{rank}.txt").read_text().splitlines()]
         assert len(lines) == 8 * number
@@ -87,8 +88,8 @@ def test_two_processes_have_the_gradients_of_one(tmp_path: Path, how: str) -> No
             assert float(error) < (1e-6 if dtype == "torch.float32" else 1e-13), (dtype, *case, error)
 
 
-def test_shares() -> None:
-    task, _ = task_and_model(torch.float32)
+def test_shares_of_a_batch_have_rows_weights_and_factors() -> None:
+    task, _ = make_task_and_model(torch.float32)
     batch = task.batch("train", 0, 7)
     whole = share_of(batch, task, "mean", 0, 1)
     assert whole.rows is batch
@@ -100,15 +101,15 @@ def test_shares() -> None:
     assert sum(share.factor for share in shares) == pytest.approx(3.0)
     assert [share_of(batch, task, "sum", process, 3).factor for process in range(3)] == [3.0] * 3
     for reduction in ("mean", "sum"):
-        one, none = (share_of(rows_of(batch, 1), task, reduction, process, 2) for process in range(2))
-        assert (one.factor, none.factor, none.weight) == (2.0, 0.0, 0.0)
-        assert torch.equal(none.rows.inputs, batch.inputs[:1])
+        full, empty = (share_of(first_rows(batch, 1), task, reduction, process, 2) for process in range(2))
+        assert (full.factor, empty.factor, empty.weight) == (2.0, 0.0, 0.0)
+        assert torch.equal(empty.rows.inputs, batch.inputs[:1])
 
 
-def test_a_split_model_declares_what_the_whole_one_does() -> None:
-    """In one process, where FSDP2 makes new parameters all the same."""
-    _, whole = task_and_model(torch.float32)
-    _, split = task_and_model(torch.float32)
+def test_sharded_model_has_the_parameter_options_of_the_model() -> None:
+    """FSDP2 creates new parameters also in a single process."""
+    _, whole = make_task_and_model(torch.float32)
+    _, split = make_task_and_model(torch.float32)
     store = distributed.HashStore()
     distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
@@ -123,23 +124,23 @@ def test_a_split_model_declares_what_the_whole_one_does() -> None:
     assert len(groups[0]) > 1
 
 
-def test_sharding_by_accelerate_is_refused(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def sharding(**_: Any) -> Any:
+def test_sharding_by_accelerate_raises(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def make_sharding_accelerator(**_: Any) -> Any:
         return SimpleNamespace(distributed_type=DistributedType.FSDP, num_processes=1)
 
-    monkeypatch.setattr(trainer_module, "Accelerator", sharding)
+    monkeypatch.setattr(trainer_module, "Accelerator", make_sharding_accelerator)
     with pytest.raises(SettingError, match=r"^`accelerate` must be launched without sharding, .*, got 'FSDP'"):
         train(tiny(), tmp_path / "run")
 
 
-def test_one_process_cannot_split_a_model(tiny: Any, tmp_path: Path) -> None:
+def test_sharding_in_one_process_raises(tiny: Any, tmp_path: Path) -> None:
     with pytest.raises(SettingError, match=r"^`training\.shard` must be false, or several processes.*, got True"):
         train(tiny(shard=True), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 STEPS = 12
-WORDS = [
+ARGUMENTS = [
     *("train", "--task", "bucket_sort", "--task.train_lengths", "[6, 12]", "--task.eval_lengths", "[13, 20]"),
     *("--task.valid_size", "16", "--task.test_size", "16", "--model.d_model", "8", "--model.d_state", "4"),
     *("--model.block_options.m.dropout", "0.3", "--training.batch_size", "7", "--training.eval_every", "6"),
@@ -148,68 +149,63 @@ WORDS = [
 ]
 
 
-def command(rank: int, port: int, words: list[str], errors: str) -> None:
-    """The command in a process as torchrun starts it, its stderr in a file."""
+def run_command(rank: int, port: int, argv: list[str], errors: str) -> None:
+    """Run the command with the environment of a process of torchrun, with its stderr in a file."""
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
     os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
     from longscan.cli import main
 
-    code = main(words)
+    code = main(argv)
     distributed.destroy_process_group()
     sys.exit(code)
 
 
-def start_two(folder: Path, *words: str) -> list[Any]:
+def start_two_processes(folder: Path, *options: str) -> list[Any]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    words = (*WORDS, "--out", str(folder), *words)
-    started = [PROCESSES.Process(target=command, args=(rank, port, list(words), f"{folder}-{rank}.err")) for rank in range(2)]
-    for process in started:
+    argv = [*ARGUMENTS, "--out", str(folder), *options]
+    workers = [PROCESSES.Process(target=run_command, args=(rank, port, argv, f"{folder}-{rank}.err")) for rank in range(2)]
+    for process in workers:
         process.start()
-    return started
+    return workers
 
 
-def finish(started: list[Any], folder: Path) -> None:
-    for rank, process in enumerate(started):
+def join_processes(workers: list[Any], folder: Path) -> None:
+    for rank, process in enumerate(workers):
         process.join(200)
         assert process.exitcode == 0, Path(f"{folder}-{rank}.err").read_text()
 
 
-def rows_without_seconds(folder: Path) -> list[dict[str, Any]]:
-    return [{name: value for name, value in row.items() if name != "seconds"} for row in read_rows(folder / "metrics.jsonl")]
-
-
 @pytest.mark.parametrize("shard", ["false", "true"])
-def test_two_processes_that_were_killed_go_on(tmp_path: Path, shard: str) -> None:
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    finish(start_two(whole, "--training.shard", shard), whole)
-    started = start_two(cut, "--training.shard", shard)
-    while all(process.is_alive() for process in started) and len(read_rows(cut / "metrics.jsonl")) < 7:
+def test_resumed_run_of_two_killed_processes_equals_an_uninterrupted_run(tmp_path: Path, shard: str) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "cut"
+    join_processes(start_two_processes(whole, "--training.shard", shard), whole)
+    workers = start_two_processes(killed, "--training.shard", shard)
+    while all(process.is_alive() for process in workers) and len(read_rows(killed / "metrics.jsonl")) < 7:
         time.sleep(0.002)
-    for process in reversed(started):
-        assert process.is_alive(), "the kill came too late to test anything"
+    for process in reversed(workers):
+        assert process.is_alive(), "the run ended before the kill"
         process.kill()
-    for process in started:
+    for process in workers:
         process.join()
-    assert len(read_rows(cut / "metrics.jsonl")) < STEPS
-    finish(start_two(cut, "--resume"), cut)
+    assert len(read_rows(killed / "metrics.jsonl")) < STEPS
+    join_processes(start_two_processes(killed, "--resume"), killed)
     for which in ("last", "best", "average"):
         for path in sorted((whole / "checkpoints" / which).glob("*.safetensors")):
-            left, right = read_tensors(path), read_tensors(cut / "checkpoints" / which / path.name)
-            assert left.keys() == right.keys()
-            assert all(torch.equal(left[key], right[key]) for key in left), path
-    assert rows_without_seconds(whole) == rows_without_seconds(cut)
+            left, right = read_tensors(path), read_tensors(killed / "checkpoints" / which / path.name)
+            assert have_equal_tensors(left, right), path
+    assert read_log(whole) == read_log(killed)
 
 
-def test_two_processes_with_a_split_model_are_one(tmp_path: Path) -> None:
-    """The same rows and files up to rounding, without dropout, which differs between processes; one process resumes the run."""
-    words = ["--model.block_options.m.dropout", "0", "--training.select", "average", "--training.eval_every", "4"]
+def test_two_processes_with_a_sharded_model_equal_one_process(tmp_path: Path) -> None:
+    """Logs and weights agree up to rounding, without dropout, which differs between processes; one process resumes the run."""
+    options = ["--model.block_options.m.dropout", "0", "--training.select", "average", "--training.eval_every", "4"]
     one, two = tmp_path / "one", tmp_path / "two"
-    finish(start_two(two, *words, "--training.shard", "true"), two)
-    assert main([*WORDS, *words, "--out", str(one)]) == 0
-    for left, right in zip(rows_without_seconds(one), rows_without_seconds(two), strict=True):
+    join_processes(start_two_processes(two, *options, "--training.shard", "true"), two)
+    assert main([*ARGUMENTS, *options, "--out", str(one)]) == 0
+    for left, right in zip(read_log(one), read_log(two), strict=True):
         assert (left.pop("split"), left) == (right.pop("split"), pytest.approx(right, rel=1e-4, abs=1e-6))
     for path in sorted((one / "checkpoints").glob("*/*.safetensors")):
         left, right = read_tensors(path), read_tensors(two / path.relative_to(one))

@@ -1,4 +1,4 @@
-"""Optimiser groups come from what the parameters declare."""
+"""Parameter groups of the optimiser follow the options of the parameters."""
 
 import pytest
 import torch
@@ -20,28 +20,28 @@ def model() -> nn.Module:
     return module
 
 
-def groups(model: nn.Module, **values: object) -> dict[str, tuple[float, float]]:
-    """Parameter name -> (learning rate, weight decay) at a rate of 1."""
+def rates_and_decays(model: nn.Module, **values: object) -> dict[str, tuple[float, float]]:
+    """Return the learning rate, for a base rate of 1, and the weight decay of each parameter by name."""
     optimizer = build_optimizer(model, TrainingSettings(weight_decay=0.1, **values))
     set_learning_rate(optimizer, 1.0)
     names = {parameter: name for name, parameter in model.named_parameters()}
     return {names[p]: (g["lr"], g["weight_decay"]) for g in optimizer.param_groups for p in g["params"]}
 
 
-def test_declared_scale_and_decay(model: nn.Module) -> None:
-    assert groups(model) == {"dense": (1.0, 0.1), "angle": (0.5, 0.1), "decayless": (1.0, 0.0)}
+def test_groups_have_the_scale_and_decay_of_the_parameters(model: nn.Module) -> None:
+    assert rates_and_decays(model) == {"dense": (1.0, 0.1), "angle": (0.5, 0.1), "decayless": (1.0, 0.0)}
 
 
-def test_role_scale_multiplies_the_declared_one(model: nn.Module) -> None:
-    assert groups(model, lr_scale={"selector": 0.1, "ssm": 0.0})["angle"] == pytest.approx((0.05, 0.1))
-    assert groups(model, lr_scale={"selector": 0.1, "ssm": 0.0})["decayless"] == (0.0, 0.0)
+def test_scale_of_a_role_multiplies_that_of_the_parameter(model: nn.Module) -> None:
+    assert rates_and_decays(model, lr_scale={"selector": 0.1, "ssm": 0.0})["angle"] == pytest.approx((0.05, 0.1))
+    assert rates_and_decays(model, lr_scale={"selector": 0.1, "ssm": 0.0})["decayless"] == (0.0, 0.0)
 
 
-def test_decay_all(model: nn.Module) -> None:
-    assert groups(model, decay_all=True)["decayless"] == (1.0, 0.1)
+def test_decay_all_decays_all_parameters(model: nn.Module) -> None:
+    assert rates_and_decays(model, decay_all=True)["decayless"] == (1.0, 0.1)
 
 
-def test_decay_shrinks_only_what_declares_it(model: nn.Module) -> None:
+def test_weight_decay_shrinks_only_parameters_with_decay(model: nn.Module) -> None:
     optimizer = build_optimizer(model, TrainingSettings(weight_decay=0.5, lr=0.1))
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
@@ -51,8 +51,8 @@ def test_decay_shrinks_only_what_declares_it(model: nn.Module) -> None:
     assert model.frozen.tolist() == [1.0] * 5
 
 
-def test_rates_that_a_recorded_update_reads_are_filled_in_place(model: nn.Module) -> None:
-    """The tensors stay the same, and hold the rate times each parameter's scale: 0.004 for 0.008 of a parameter at a half."""
+def test_set_learning_rate_changes_rates_of_a_captured_step_in_place(model: nn.Module) -> None:
+    """A captured step reads the same tensors, whose value is the rate times the scale of the parameter."""
     optimizer = build_optimizer(model, TrainingSettings(lr=1.0))
     make_capturable(optimizer, torch.device("cpu"))
     before = [group["lr"] for group in optimizer.param_groups]

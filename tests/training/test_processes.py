@@ -1,4 +1,4 @@
-"""Two processes under torchrun train on the same data as one, and come to the same weights up to rounding."""
+"""Two processes of torchrun train on the same data as one process and have the same weights up to rounding."""
 
 import subprocess
 import sys
@@ -15,9 +15,9 @@ PROGRAM = "import sys; from longscan.cli import main; sys.exit(main())"
 
 @pytest.mark.slow
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_two_processes_are_one(tmp_path: Path, reduction: str) -> None:
+def test_two_processes_equal_one_process(tmp_path: Path, reduction: str) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
-    words = [
+    options = [
         *(
             "--task",
             "bucket_sort",
@@ -36,15 +36,15 @@ def test_two_processes_are_one(tmp_path: Path, reduction: str) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     printed = {}
     for name, command in (("one", [sys.executable]), ("two", torchrun)):
-        done = subprocess.run(
-            [*command, str(tmp_path / "program.py"), "train", "--out", str(tmp_path / name), *words],
+        completed = subprocess.run(
+            [*command, str(tmp_path / "program.py"), "train", "--out", str(tmp_path / name), *options],
             capture_output=True,
             text=True,
             check=False,
             timeout=240,
         )
-        assert done.returncode == 0, done.stderr
-        printed[name] = done.stdout.replace(str(tmp_path / name), "OUT")
+        assert completed.returncode == 0, completed.stderr
+        printed[name] = completed.stdout.replace(str(tmp_path / name), "OUT")
     assert printed["one"] == printed["two"]
     one, two = (read_tensors(tmp_path / name / "checkpoints" / "last" / "model.safetensors") for name in ("one", "two"))
     for name, value in one.items():

@@ -1,4 +1,4 @@
-"""The output of a run on a terminal and elsewhere: the progress bar, the lines of validations, silence."""
+"""The output of a run: a progress bar on a terminal, one line for each validation elsewhere, nothing by default."""
 
 import contextlib
 import functools
@@ -18,7 +18,7 @@ ROWS = [
 ]
 
 
-def seen(monkeypatch: pytest.MonkeyPatch, *, terminal: bool, shown: bool = True) -> str:
+def capture_output(monkeypatch: pytest.MonkeyPatch, *, terminal: bool, shown: bool = True) -> str:
     text = io.StringIO()
     console = functools.partial(Console, file=text, force_terminal=terminal, width=160)
     monkeypatch.setattr("longscan.training.logs.Console", lambda **values: console(quiet=values["quiet"]))
@@ -32,18 +32,18 @@ def seen(monkeypatch: pytest.MonkeyPatch, *, terminal: bool, shown: bool = True)
     return text.getvalue()
 
 
-def test_a_terminal_has_a_bar_with_steps_speed_loss_metric_and_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = seen(monkeypatch, terminal=True)
+def test_progress_bar_on_a_terminal_has_steps_speed_loss_metric_and_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = capture_output(monkeypatch, terminal=True)
     assert "4/10" in text
     assert "steps/s" in text
     assert "train loss 0.5000, accuracy 0.7500, lr 0.01" in text
     assert "step 2: valid loss 0.2500, accuracy none" in text
 
 
-def test_elsewhere_each_validation_has_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert seen(monkeypatch, terminal=False) == "step 2: valid loss 0.2500, accuracy none\n"
+def test_output_without_terminal_has_one_line_for_each_validation(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert capture_output(monkeypatch, terminal=False) == "step 2: valid loss 0.2500, accuracy none\n"
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_python_is_silent_unless_asked(monkeypatch: pytest.MonkeyPatch, terminal: Any) -> None:
-    assert seen(monkeypatch, terminal=terminal, shown=False) == ""
+def test_training_prints_nothing_by_default(monkeypatch: pytest.MonkeyPatch, terminal: Any) -> None:
+    assert capture_output(monkeypatch, terminal=terminal, shown=False) == ""

@@ -1,4 +1,4 @@
-"""The record of a run: machine, baselines and the file that it is appended to; and which pooling a task can have."""
+"""The record of a run: machine, baselines and the file of records; and errors of the pooling and of nested settings."""
 
 import json
 from pathlib import Path
@@ -14,20 +14,20 @@ from longscan.training.records import check_target, read_baselines, write_baseli
 from longscan.training.run import build_model, device_name
 
 
-def test_a_cpu_is_named_by_its_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    described = tmp_path / "cpuinfo"
-    monkeypatch.setattr(run_module, "Path", lambda path: described if path == "/proc/cpuinfo" else Path(path))
+def test_device_name_of_a_cpu_is_its_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    monkeypatch.setattr(run_module, "Path", lambda path: cpuinfo if path == "/proc/cpuinfo" else Path(path))
     monkeypatch.setattr(run_module.platform, "processor", lambda: "")
     monkeypatch.setattr(run_module.platform, "machine", lambda: "riscv64")
     threads = torch.get_num_threads()
     assert device_name(torch.device("cpu")) == f"cpu, riscv64, {threads} threads"
-    described.write_text("processor : 0\nmodel name\t: First: one\nmodel name\t: Second\n")
+    cpuinfo.write_text("processor : 0\nmodel name\t: First: one\nmodel name\t: Second\n")
     assert device_name(torch.device("cpu")) == f"cpu, First: one, {threads} threads"
     assert device_name(torch.device("meta")) == "meta"
 
 
-def run_of(folder: Path) -> Any:
-    """A run whose task has a predictor without parameters and one that is fitted."""
+def make_run(folder: Path) -> Any:
+    """Return a run whose task has a baseline without parameters and a fitted one."""
     task = SimpleNamespace(
         baselines=lambda split: {"last value": float(len(split))},
         fitted_baselines=lambda split, seed: {"ridge": float(seed + len(split))},
@@ -35,8 +35,8 @@ def run_of(folder: Path) -> Any:
     return SimpleNamespace(folder=folder, settings=SimpleNamespace(task=task, training=SimpleNamespace(seed=7)))
 
 
-def test_baselines_are_kept_with_the_run(tmp_path: Path) -> None:
-    run = run_of(tmp_path)
+def test_baselines_are_stored_in_the_directory_of_the_run(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
     assert read_baselines(run) == {}
     assert write_baselines(run, fitted=False) == {"last value": 4.0}
     assert read_baselines(run) == {"last value": 4.0}
@@ -47,7 +47,7 @@ def test_baselines_are_kept_with_the_run(tmp_path: Path) -> None:
         read_baselines(run)
 
 
-def test_where_a_record_may_go(tmp_path: Path) -> None:
+def test_target_of_a_record_outside_of_runs_raises(tmp_path: Path) -> None:
     folder = tmp_path / "runs"
     folder.mkdir()
     check_target(folder / "new.jsonl")
@@ -68,13 +68,13 @@ def test_where_a_record_may_go(tmp_path: Path) -> None:
         ("repetition", "last", "none, as the task wants an answer at every step"),
     ],
 )
-def test_a_pooling_that_the_task_cannot_have(task: str, pooling: str, needed: str) -> None:
+def test_pooling_that_does_not_fit_the_task_raises(task: str, pooling: str, needed: str) -> None:
     settings = parse_settings(["--task.name", task, "--model.d_model", "4", "--model.pooling", pooling])
     with pytest.raises(SettingError, match=f"`model.pooling` must be {needed}, got '{pooling}'"):
         build_model(settings)
     assert ModelSettings().pooling == "auto"
 
 
-def test_an_unknown_setting_within_another_is_named_with_its_neighbours() -> None:
+def test_unknown_nested_setting_raises_and_names_similar_ones() -> None:
     with pytest.raises(SettingError, match=r"`training\.curriculum\.strat` is an unknown setting.*start"):
         parse_settings(["--task.name", "parity", "--training.curriculum.strat", "3"])

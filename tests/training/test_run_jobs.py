@@ -1,4 +1,4 @@
-"""Processes in parallel: their order and devices, their share of a device's time, and what a limit does to them."""
+"""`run_jobs` runs processes in parallel: their order, devices and device time, and the time limit."""
 
 import sys
 import time
@@ -15,35 +15,35 @@ PRINT = "import os, sys, time; print(os.environ['CUDA_VISIBLE_DEVICES'], flush=T
 
 @pytest.fixture
 def job(tmp_path: Path) -> Callable[[str, str], Job]:
-    """`job(name, code)`: a process that prints its device and then runs Python code."""
+    """Return a function that makes a job: job(name, code) prints its device and then runs Python code."""
     return lambda name, code: Job(name, tmp_path / f"{name}.txt", lambda _: [sys.executable, "-c", PRINT + code])
 
 
-def test_jobs_run_on_all_devices_and_share_their_time(job: Callable[[str, str], Job], tmp_path: Path) -> None:
+def test_jobs_run_on_all_devices_and_share_device_time(job: Callable[[str, str], Job], tmp_path: Path) -> None:
     order = list[str]()
     jobs = [job("a", "time.sleep(2)"), job("b", "time.sleep(2)"), job("c", "time.sleep(2)"), job("d", "sys.exit(3)")]
     began = time.monotonic()
-    ended = run_jobs(jobs, ["0", "1"], 1, 100.0, lambda one: order.append(one.name))
+    ended = run_jobs(jobs, ["0", "1"], 1, 100.0, lambda job: order.append(job.name))
     seconds = time.monotonic() - began
-    assert {name: one.status for name, one in ended.items()} == {"a": 0, "b": 0, "c": 0, "d": 3}
-    assert sorted(order[:2]) == ["a", "b"], "only two run at a time"
+    assert {name: result.status for name, result in ended.items()} == {"a": 0, "b": 0, "c": 0, "d": 3}
+    assert sorted(order[:2]) == ["a", "b"], "only two jobs run at the same time"
     assert [(tmp_path / f"{name}.txt").read_text() for name in "ab"] == ["0\n", "1\n"]
-    assert sum(one.device_seconds for one in ended.values()) <= 2 * seconds
+    assert sum(result.device_seconds for result in ended.values()) <= 2 * seconds
     shared = run_jobs([job("e", "time.sleep(2)"), job("f", "time.sleep(2)")], [""], 2, 100.0)
-    alone = run_jobs([job("g", "time.sleep(2)")], [""], 2, 100.0)["g"].device_seconds
-    assert all(one.device_seconds < alone for one in shared.values())
+    single = run_jobs([job("g", "time.sleep(2)")], [""], 2, 100.0)["g"].device_seconds
+    assert all(result.device_seconds < single for result in shared.values())
 
 
-def test_a_limit_interrupts_and_then_kills(
+def test_time_limit_interrupts_and_then_kills_jobs(
     job: Callable[[str, str], Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(processes, "GRACE", 3.0)
-    stubborn = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); print('ready', flush=True); time.sleep(60)"
-    jobs = [job("polite", "time.sleep(60)"), job("stubborn", stubborn), job("waiting", "pass")]
+    ignore_interrupt = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); print('ready', flush=True); time.sleep(60)"
+    jobs = [job("interruptible", "time.sleep(60)"), job("stubborn", ignore_interrupt), job("waiting", "pass")]
     began = time.monotonic()
     ended = run_jobs(jobs, [""], 2, 8.0)
     assert time.monotonic() - began < 30
-    assert {name: one.status in STOPPED for name, one in ended.items()} == {"polite": True, "stubborn": True}
+    assert {name: result.status in STOPPED for name, result in ended.items()} == {"interruptible": True, "stubborn": True}
     assert "ready" in (tmp_path / "stubborn.txt").read_text()
     assert ended["stubborn"].status == -9
-    assert run_jobs(jobs, [""], 2, 0.0) == {}, "no time is left"
+    assert run_jobs(jobs, [""], 2, 0.0) == {}, "the limit is zero"

@@ -1,4 +1,4 @@
-"""No option does nothing: every setting is read by the code that acts on it, not only by what checks or writes settings."""
+"""Every setting has an effect: code that acts on it reads it, not only code that checks or writes settings."""
 
 import ast
 import functools
@@ -31,31 +31,40 @@ from longscan.training.records import result_row
 from longscan.training.space import SweepConfig
 
 SETTINGS = (ModelSettings, TrainingSettings, CurriculumSettings, LateLengthSettings, AboutSettings)
-CARRIERS = {"__post_init__", "_check", "as_dict", "asdict", "_asdict_inner", "fields", "replace", "_replace"}  # act on no setting
+IGNORED_CALLERS = {
+    "__post_init__",
+    "_check",
+    "as_dict",
+    "asdict",
+    "_asdict_inner",
+    "fields",
+    "replace",
+    "_replace",
+}  # functions that copy or check all settings
 
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, str]]:
-    """(class, field) of every setting that is read, but by what carries settings from one place to another."""
-    found: set[tuple[str, str]] = set()
+    """Return the set of (class, field) of all settings that are read, except by IGNORED_CALLERS."""
+    fields_read: set[tuple[str, str]] = set()
 
     def watched(kind: type, names: frozenset[str]) -> Callable[[Any, str], Any]:
         def read(self: Any, name: str) -> Any:
             if name in names:
                 caller = sys._getframe(1).f_code
-                if caller.co_name not in CARRIERS and not caller.co_filename.endswith("dataclasses.py"):
-                    found.add((kind.__name__, name))
+                if caller.co_name not in IGNORED_CALLERS and not caller.co_filename.endswith("dataclasses.py"):
+                    fields_read.add((kind.__name__, name))
             return object.__getattribute__(self, name)
 
         return read
 
     for kind in SETTINGS:
         monkeypatch.setattr(kind, "__getattribute__", watched(kind, frozenset(field.name for field in fields(kind))))
-    return found
+    return fields_read
 
 
 def test_every_setting_of_a_run_is_read(tiny: Any, tmp_path: Path, reads: set[tuple[str, str]]) -> None:
-    """By a short run with a curriculum, late lengths, an average, restarts and ways to stop early, and by what records it."""
+    """The run is short and has a curriculum, late lengths, an average, restarts and early stopping, and it is recorded."""
     late = LateLengthSettings(share=0.5, start=0.5, shortest=4, longest=5)
     settings = tiny(
         steps=3, eval_every=2, curriculum=CurriculumSettings(start=4, end=6, every=1), late_lengths=late, average=0.5,
@@ -68,8 +77,8 @@ def test_every_setting_of_a_run_is_read(tiny: Any, tmp_path: Path, reads: set[tu
     assert sorted(unread) == []
 
 
-def test_a_setting_that_exists_no_more_is_still_read_from_files(tiny: Any, tmp_path: Path) -> None:
-    """With the one value that it could have: every run uses AdamW. As a word of the command line it is unknown."""
+def test_retired_setting_is_read_from_files_with_its_only_value(tiny: Any, tmp_path: Path) -> None:
+    """The optimizer is always AdamW. On the command line the setting is unknown."""
     path, content = tmp_path / "settings.yaml", tiny().as_dict()
     for value, needed in (("adamw", None), ("sgd", "`training.optimizer` must be adamw .*, got 'sgd'")):
         path.write_text(yaml.safe_dump({**content, "training": {**content["training"], "optimizer": value}}))
@@ -83,9 +92,9 @@ def test_a_setting_that_exists_no_more_is_still_read_from_files(tiny: Any, tmp_p
 
 
 @functools.cache
-def loaded(path: Path) -> set[str]:
-    """The names that are loaded as attributes in this file, outside of `__post_init__`."""
-    found: set[str] = set()
+def read_attributes(path: Path) -> set[str]:
+    """Return the names of attributes that a file reads outside of `__post_init__`."""
+    names: set[str] = set()
 
     class Visitor(ast.NodeVisitor):
         def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
@@ -94,20 +103,20 @@ def loaded(path: Path) -> set[str]:
 
         def visit_Attribute(self, node: ast.Attribute) -> None:
             if isinstance(node.ctx, ast.Load):
-                found.add(node.attr)
+                names.add(node.attr)
             self.generic_visit(node)
 
     Visitor().visit(ast.parse(path.read_text()))
-    return found
+    return names
 
 
 @pytest.mark.parametrize("name", TASKS)
 def test_every_setting_of_a_task_is_read(name: str) -> None:
-    """In the package of the task's own file or in what all tasks share."""
+    """The setting is read in the package of the task or in the modules of all tasks."""
     own = Path(inspect.getfile(TASKS[name])).parent
     shared = Path(inspect.getfile(longscan)).parent / "tasks"
     files = {*own.glob("*.py"), *shared.glob("*.py"), *(Path(inspect.getfile(kind)) for kind in TASKS[name].__mro__[:-1])}
-    assert {field.name for field in fields(TASKS[name])} <= set().union(*map(loaded, files))
+    assert {field.name for field in fields(TASKS[name])} <= set().union(*map(read_attributes, files))
 
 
 ESTIMATORS = [kind for name in estimators.__all__ if inspect.isclass(kind := getattr(estimators, name))]
@@ -116,4 +125,4 @@ ESTIMATORS = [kind for name in estimators.__all__ if inspect.isclass(kind := get
 @pytest.mark.parametrize("kind", [SweepConfig, *ESTIMATORS])
 def test_every_setting_of_sweeps_and_estimators_is_read(kind: type) -> None:
     names = [field.name for field in fields(kind)] if kind is SweepConfig else list(inspect.signature(kind).parameters)
-    assert set(names) <= set().union(*map(loaded, Path(inspect.getfile(kind)).parent.glob("*.py")))
+    assert set(names) <= set().union(*map(read_attributes, Path(inspect.getfile(kind)).parent.glob("*.py")))

@@ -1,4 +1,4 @@
-"""benchmarks/side_by_side.py reads plans, makes runs in parallel, resumes those that were stopped, and reports failed ones."""
+"""benchmarks/side_by_side.py reads plans, runs their lines in parallel, resumes interrupted runs and reports failed ones."""
 
 import sys
 from pathlib import Path
@@ -15,14 +15,14 @@ ROOT = Path(__file__).parents[2]
 SMALL = "--task parity --task.valid_size 4 --task.test_size 4 --model.d_model 4 --model.d_state 2 --training.batch_size 2"
 
 
-def plan(tmp_path: Path, *lines: str) -> Path:
+def write_plan(tmp_path: Path, *lines: str) -> Path:
     path = tmp_path / "plan.txt"
     path.write_text("\n".join(["# a plan", "", *lines]) + "\n")
     return path
 
 
-def test_plans_are_read(tmp_path: Path) -> None:
-    path = plan(
+def test_read_plan_gives_names_programs_and_arguments(tmp_path: Path) -> None:
+    path = write_plan(
         tmp_path, f'a-0 train {SMALL} --model.block_options "{{a: {{dropout: 0.1}}}}"', "b train --task parity  # the second"
     )
     first, second = side_by_side.read_plan(path, [])
@@ -30,13 +30,13 @@ def test_plans_are_read(tmp_path: Path) -> None:
     assert second == ("b", "train", ["--task", "parity"])
     assert [line.name for line in side_by_side.read_plan(path, ["a"])] == ["a-0"]
     with pytest.raises(ValueError, match="got 'a', needed a name and one of train, seeds, learned"):
-        side_by_side.read_plan(plan(tmp_path, "a"), [])
+        side_by_side.read_plan(write_plan(tmp_path, "a"), [])
     with pytest.raises(ValueError, match="names must differ, got a 2 times"):
-        side_by_side.read_plan(plan(tmp_path, "a train --task parity", "a train"), [])
+        side_by_side.read_plan(write_plan(tmp_path, "a train --task parity", "a train"), [])
 
 
-def test_runs_end_or_fail_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = plan(tmp_path, f"good train {SMALL} --training.steps 2", "bad train --task parity --training.steps 0")
+def test_finished_and_failed_runs_of_a_plan_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_plan(tmp_path, f"good train {SMALL} --training.steps 2", "bad train --task parity --training.steps 0")
     out = tmp_path / "out"
     monkeypatch.setattr(sys, "argv", ["side_by_side.py", str(path), "--out", str(out), "--gpus", "", "--per-gpu", "2"])
     assert side_by_side.main() == 1
@@ -45,34 +45,36 @@ def test_runs_end_or_fail_side_by_side(tmp_path: Path, monkeypatch: pytest.Monke
     assert result["steps"] == 2
     assert "`training.steps` must be a whole number of at least 1, got 0" in (out / "bad.txt").read_text()
     assert side_by_side.side_by_side(side_by_side.read_plan(path, ["good"]), [""], 1, out, 60.0) == {"good": 0}, (
-        "over: nothing to do"
+        "a finished run is not repeated"
     )
 
 
 @pytest.mark.slow
-def test_what_the_limit_cuts_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = side_by_side.read_plan(plan(tmp_path, f"long train {SMALL} --training.steps 100000 --training.eval_every 20"), [])
+def test_runs_interrupted_by_the_limit_are_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = side_by_side.read_plan(
+        write_plan(tmp_path, f"long train {SMALL} --training.steps 100000 --training.eval_every 20"), []
+    )
     out = tmp_path / "out"
     monkeypatch.setattr(processes, "GRACE", 10)
     steps = [0]
     for _ in range(2):
         assert side_by_side.side_by_side(lines, [""], 1, out, 35.0) == {"long": 130}
         steps.append(read_checkpoint(Run(out / "long").checkpoint("last"))["step"])
-    assert steps == sorted(set(steps)), "each call goes on where the one before was cut"
+    assert steps == sorted(set(steps)), "each call must resume the run of the call before"
     assert Run(out / "long").result is None
 
 
 @pytest.mark.parametrize("name", ["afternoon", "table1", "groups", "protocol", "length_generalization", "weather"])
-def test_the_plans_of_the_project_can_be_run(name: str, tmp_path: Path) -> None:
+def test_plans_of_the_project_are_valid(name: str, tmp_path: Path) -> None:
     for line in side_by_side.read_plan(ROOT / "benchmarks" / "plans" / f"{name}.txt", []):
-        recipes = [word for word in line.words if word.endswith(".yaml")]
+        recipes = [argument for argument in line.words if argument.endswith(".yaml")]
         assert all((ROOT / recipe).exists() for recipe in recipes)
         command = line.command(tmp_path, 60.0)
         assert (ROOT / command[1]).exists() or command[1] == "-c"
         assert ("--limit" in command) == (line.program != "train")
 
 
-def test_every_recipe_for_an_afternoon_is_in_the_plan() -> None:
+def test_plan_has_every_afternoon_recipe() -> None:
     lines = side_by_side.read_plan(ROOT / "benchmarks" / "plans" / "afternoon.txt", [])
     recipes = {line.words[line.words.index("--config") + 1] for line in lines}
     assert {f"recipes/afternoon/{path.name}" for path in (ROOT / "recipes" / "afternoon").glob("*.yaml")} <= recipes

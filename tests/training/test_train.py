@@ -1,4 +1,4 @@
-"""Runs from start to end: what they leave behind, that they repeat, that a pause changes nothing, how they fail."""
+"""Complete runs: their files, determinism, resuming, early stopping, evaluation, predictions, and failures."""
 
 import csv
 import json
@@ -30,27 +30,15 @@ from longscan.training import (
 )
 from longscan.training.checkpoint import find_checkpoint, read_checkpoint, read_tensors
 from longscan.training.evaluate import evaluate
-from longscan.training.logs import read_rows
 from longscan.training.run import build_model, commit, first_model
+from run_files import have_equal_tensors, read_log, read_weights
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:tensorboard")
 
 
-def weights(run: Run, which: str = "last") -> dict[str, torch.Tensor]:
-    return read_tensors(run.checkpoint(which) / "model.safetensors")
-
-
-def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
-    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
-
-
-def logged(run: Run) -> list[dict[str, Any]]:
-    return [{k: v for k, v in row.items() if k != "seconds"} for row in read_rows(run.folder / "metrics.jsonl")]
-
-
 @pytest.fixture
-def eventful(tiny: Any) -> Any:
-    """Settings under which a step depends on all that a checkpoint holds."""
+def stateful_settings(tiny: Any) -> Any:
+    """Return a function that makes settings with which a step depends on everything in a checkpoint."""
 
     def settings(**values: Any) -> Settings:
         return tiny(
@@ -74,7 +62,7 @@ def eventful(tiny: Any) -> Any:
     return settings
 
 
-def test_a_run_leaves_what_the_report_and_the_next_reader_need(tiny: Any, tmp_path: Path) -> None:
+def test_run_writes_settings_logs_checkpoints_result_and_report(tiny: Any, tmp_path: Path) -> None:
     run = train(tiny(), tmp_path / "run", command="as typed")
     names = {path.name for path in run.folder.iterdir()}
     assert names == {
@@ -90,7 +78,7 @@ def test_a_run_leaves_what_the_report_and_the_next_reader_need(tiny: Any, tmp_pa
     assert result["scaled"] == pytest.approx(2 * result["value"] - 1)
     assert result["constant"] == run.settings.task.constant_score("test")
     assert set(result["by_length"]) == {name.split("/")[1] for name in result["test"] if "/" in name}
-    rows = logged(run)
+    rows = read_log(run.folder)
     assert [(r["step"], r["split"]) for r in rows] == [
         *((1, "train"), (2, "train"), (2, "valid"), (3, "train"), (4, "train"), (4, "valid"), (4, "test"))
     ]
@@ -102,38 +90,38 @@ def test_a_run_leaves_what_the_report_and_the_next_reader_need(tiny: Any, tmp_pa
     assert isinstance(SequenceModel.from_pretrained(run.folder / "checkpoints" / "last"), SequenceModel)
 
 
-def test_settings_come_back_from_the_run(tiny: Any, tmp_path: Path) -> None:
+def test_settings_are_read_from_the_run(tiny: Any, tmp_path: Path) -> None:
     settings = tiny(steps=1, lr_scale={"selector": 0.5}, betas=(0.8, 0.9))
     assert train(settings, tmp_path).settings == settings
 
 
-def test_a_run_starts_from_the_weights_of_another(tiny: Any, tmp_path: Path) -> None:
-    before = weights(train(tiny(), tmp_path / "before"))
+def test_run_starts_from_the_weights_of_another(tiny: Any, tmp_path: Path) -> None:
+    before = read_weights(train(tiny(), tmp_path / "before"))
     for folder in (tmp_path / "before", tmp_path / "before" / "checkpoints" / "last"):
-        assert same(first_model(tiny(start_from=str(folder))).state_dict(), before)
+        assert have_equal_tensors(first_model(tiny(start_from=str(folder))).state_dict(), before)
     after = train(tiny(start_from=str(tmp_path / "before"), steps=2, lr=1e-9), tmp_path / "after")
-    assert not same(weights(after), before)
-    torch.testing.assert_close(weights(after), before, rtol=0, atol=1e-7)
+    assert not have_equal_tensors(read_weights(after), before)
+    torch.testing.assert_close(read_weights(after), before, rtol=0, atol=1e-7)
 
 
-def test_a_head_of_another_size_starts_as_drawn(tiny: Any, tmp_path: Path) -> None:
-    tokens = tiny(model_values={"head": "affine"})
+def test_start_from_a_model_with_another_head_keeps_the_initial_head(tiny: Any, tmp_path: Path) -> None:
+    base = tiny(model_values={"head": "affine"})
     sizes = {"d_model": 4, "d_state": 2, "vocab_size": 3}
     SequenceModel.from_spec("ma", d_output=7, pooling="none", **sizes).save_pretrained(tmp_path / "more")
     LanguageModel.from_spec("ma", pad_vocab_to=1, **sizes).save_pretrained(tmp_path / "language")
     for name in ("more", "language"):
-        settings = replace(tokens, training=replace(tokens.training, start_from=str(tmp_path / name)))
+        settings = replace(base, training=replace(base.training, start_from=str(tmp_path / name)))
         torch.manual_seed(3)
-        drawn = build_model(settings).state_dict()
+        initial = build_model(settings).state_dict()
         torch.manual_seed(3)
-        found = first_model(settings).state_dict()
-        changed = {key for key, value in found.items() if not torch.equal(value, drawn[key])}
+        loaded = first_model(settings).state_dict()
+        changed = {key for key, value in loaded.items() if not torch.equal(value, initial[key])}
         assert {key.split(".")[0] for key in changed} == {"encoder", "blocks"}
         saved = read_tensors(tmp_path / name / "model.safetensors")
-        assert all(torch.equal(found[key], saved.get(key, saved.get(f"backbone.{key}"))) for key in changed)
+        assert all(torch.equal(loaded[key], saved.get(key, saved.get(f"backbone.{key}"))) for key in changed)
 
 
-def test_weights_that_do_not_fit_are_refused(tiny: Any, tmp_path: Path) -> None:
+def test_start_from_other_shapes_or_a_missing_run_raises(tiny: Any, tmp_path: Path) -> None:
     train(tiny(), tmp_path / "before")
     wider = tiny(model_values={"d_model": 6}, start_from=str(tmp_path / "before"))
     with pytest.raises(SettingError, match=r"`training.start_from` must be .*blocks\.0.* is \[.*\] there and \[.*\] here"):
@@ -144,17 +132,17 @@ def test_weights_that_do_not_fit_are_refused(tiny: Any, tmp_path: Path) -> None:
         first_model(tiny(start_from=str(tmp_path / "nothing")))
 
 
-def test_a_run_in_the_place_of_another_starts_from_its_weights(tiny: Any, tmp_path: Path) -> None:
-    before = weights(train(tiny(), tmp_path / "before"))
+def test_overwriting_run_can_start_from_another_run_but_not_from_itself(tiny: Any, tmp_path: Path) -> None:
+    before = read_weights(train(tiny(), tmp_path / "before"))
     train(tiny(seed=1), tmp_path / "run")
     run = train(tiny(start_from=str(tmp_path / "before"), steps=2, lr=1e-9), tmp_path / "run", overwrite=True)
-    torch.testing.assert_close(weights(run), before, rtol=0, atol=1e-7)
+    torch.testing.assert_close(read_weights(run), before, rtol=0, atol=1e-7)
     with pytest.raises(SettingError, match=r"`training.start_from` must be .* not the run that is overwritten, got '.*last'"):
         train(tiny(start_from=str(tmp_path / "run" / "checkpoints" / "last")), tmp_path / "run", overwrite=True)
     assert run.result is not None
 
 
-def test_a_run_that_goes_on_needs_no_start(tiny: Any, tmp_path: Path) -> None:
+def test_resumed_run_does_not_read_start_from(tiny: Any, tmp_path: Path) -> None:
     train(tiny(), tmp_path / "before")
     settings = tiny(start_from=str(tmp_path / "before"), steps=2)
     train(settings, tmp_path / "run")
@@ -163,7 +151,7 @@ def test_a_run_that_goes_on_needs_no_start(tiny: Any, tmp_path: Path) -> None:
     assert train(longer, tmp_path / "run", resume=True).result is not None
 
 
-def test_evaluation_of_a_run_is_what_training_reported(tiny: Any, tmp_path: Path) -> None:
+def test_evaluation_of_a_run_equals_its_result(tiny: Any, tmp_path: Path) -> None:
     run = train(tiny(), tmp_path)
     assert run.result is not None
     scores = run.evaluate("test")
@@ -183,85 +171,85 @@ def test_evaluation_does_not_depend_on_the_batch_size(tiny: Any) -> None:
     assert model.training
 
 
-def test_the_same_settings_give_the_same_run_whatever_the_loader(eventful: Any, tmp_path: Path) -> None:
-    first = train(eventful(), tmp_path / "a")
-    second = train(eventful(prefetch=0), tmp_path / "b")
-    assert same(weights(first), weights(second))
-    assert logged(first) == logged(second)
-    other = train(eventful(seed=1), tmp_path / "c")
-    assert not same(weights(first), weights(other))
+def test_same_settings_give_the_same_run_with_and_without_prefetching(stateful_settings: Any, tmp_path: Path) -> None:
+    first = train(stateful_settings(), tmp_path / "a")
+    second = train(stateful_settings(prefetch=0), tmp_path / "b")
+    assert have_equal_tensors(read_weights(first), read_weights(second))
+    assert read_log(first.folder) == read_log(second.folder)
+    other = train(stateful_settings(seed=1), tmp_path / "c")
+    assert not have_equal_tensors(read_weights(first), read_weights(other))
 
 
-def test_data_seed_is_apart_from_the_seed_of_the_weights(tiny: Any, tmp_path: Path) -> None:
-    seen = {}
+def test_data_seed_is_independent_of_the_seed_of_the_weights(tiny: Any, tmp_path: Path) -> None:
+    losses = {}
     for seed, data_seed in ((1, 0), (1, 1), (2, 0), (1, None)):
         settings = tiny(seed=seed, data_seed=data_seed, steps=1)
         torch.manual_seed(seed)
         model = build_model(settings)
         batch = settings.task.batch("train", 0, settings.training.batch_size, seed if data_seed is None else data_seed)
         expected = settings.task.loss(model(batch.inputs, valid=batch.valid), batch).item()
-        seen[seed, data_seed] = logged(train(settings, tmp_path / f"{seed} {data_seed}"))[0]["loss"]
-        assert seen[seed, data_seed] == pytest.approx(expected, rel=1e-5)
-    assert seen[1, None] == seen[1, 1]
-    assert len({seen[1, 0], seen[1, 1], seen[2, 0]}) == 3
+        losses[seed, data_seed] = read_log(train(settings, tmp_path / f"{seed} {data_seed}").folder)[0]["loss"]
+        assert losses[seed, data_seed] == pytest.approx(expected, rel=1e-5)
+    assert losses[1, None] == losses[1, 1]
+    assert len({losses[1, 0], losses[1, 1], losses[2, 0]}) == 3
 
 
 @pytest.mark.parametrize("pause", range(1, 12, 3))
-def test_a_pause_changes_nothing(eventful: Any, tmp_path: Path, pause: int) -> None:
-    whole = train(eventful(), tmp_path / "whole")
+def test_resumed_run_equals_an_uninterrupted_run(stateful_settings: Any, tmp_path: Path, last_step: int) -> None:
+    whole = train(stateful_settings(), tmp_path / "whole")
 
     class Kill(Callback):
         def on_step_end(self, engine: Engine, result: StepResult) -> None:
-            if engine.step == pause:
+            if engine.step == last_step:
                 raise RuntimeError("killed")
 
     with pytest.raises(RuntimeError, match="killed"):
-        train(eventful(), tmp_path / "parts", callbacks=[Kill()])
+        train(stateful_settings(), tmp_path / "parts", callbacks=[Kill()])
     torch.manual_seed(99)
-    parts = train(eventful(), tmp_path / "parts", resume=True)
+    parts = train(stateful_settings(), tmp_path / "parts", resume=True)
     for which in ("last", "best", "average"):
-        assert same(weights(parts, which), weights(whole, which))
-    assert logged(parts) == logged(whole)
+        assert have_equal_tensors(read_weights(parts, which), read_weights(whole, which))
+    assert read_log(parts.folder) == read_log(whole.folder)
     assert parts.result is not None
     assert whole.result is not None
     assert parts.result["test"] == whole.result["test"]
 
 
-def test_resuming_a_run_that_is_over_leaves_it(tiny: Any, tmp_path: Path) -> None:
+def test_resuming_a_finished_run_does_not_change_it(tiny: Any, tmp_path: Path) -> None:
     run = train(tiny(), tmp_path)
     before = (run.folder / "result.json").read_text()
     train(tiny(), tmp_path, resume=True)
     assert (run.folder / "result.json").read_text() == before
 
 
-def test_more_steps_continue_a_run_that_is_over(tiny: Any, tmp_path: Path) -> None:
+def test_more_steps_continue_a_finished_run(tiny: Any, tmp_path: Path) -> None:
     longer = train(tiny(steps=8), tmp_path / "long")
     train(tiny(steps=4), tmp_path / "short")
     extended = train(tiny(steps=8), tmp_path / "short", resume=True)
-    assert same(weights(extended), weights(longer))
-    assert logged(extended) == logged(longer)
+    assert have_equal_tensors(read_weights(extended), read_weights(longer))
+    assert read_log(extended.folder) == read_log(longer.folder)
     with pytest.raises(SettingError, match=r"^`training\.steps` must be at least 8 with --resume, .*, got 4"):
         train(tiny(steps=4), tmp_path / "short", resume=True)
 
 
 @pytest.mark.parametrize("values", [{"lr": 0.5}, {"seed": 4}, {"curriculum": CurriculumSettings(start=4, end=8)}])
-def test_resuming_with_other_settings_is_refused(tiny: Any, tmp_path: Path, values: dict[str, Any]) -> None:
+def test_resuming_with_other_settings_raises(tiny: Any, tmp_path: Path, values: dict[str, Any]) -> None:
     train(tiny(), tmp_path)
     with pytest.raises(SettingError, match=f"`training.{next(iter(values))}` must be .* with --resume"):
         train(tiny(**values), tmp_path, resume=True)
 
 
-def test_a_directory_with_a_run_is_not_written_into(tiny: Any, tmp_path: Path) -> None:
+def test_training_into_the_directory_of_a_run_without_overwrite_raises(tiny: Any, tmp_path: Path) -> None:
     train(tiny(), tmp_path)
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(SettingError, match="must be a directory without a run, unless --resume"):
         train(tiny(), tmp_path)
     train(tiny(steps=2), tmp_path, overwrite=True)
     assert (tmp_path / "notes.txt").read_text() == "mine"
-    assert max(row["step"] for row in logged(Run(tmp_path))) == 2
+    assert max(row["step"] for row in read_log(tmp_path)) == 2
 
 
-def test_a_loss_that_is_no_number_is_a_failed_run(tiny: Any, tmp_path: Path) -> None:
+def test_run_whose_loss_is_not_finite_fails(tiny: Any, tmp_path: Path) -> None:
     run = train(tiny(lr=1e30, steps=20, clip=0.0, checkpoint_every=1), tmp_path)
     result = run.result
     assert result is not None
@@ -269,14 +257,14 @@ def test_a_loss_that_is_no_number_is_a_failed_run(tiny: Any, tmp_path: Path) -> 
     assert result["value"] is None
     assert "was not finite at step" in result["failure"]
     assert result["steps"] < 20
-    assert all(torch.isfinite(value).all() for value in weights(run).values())
+    assert all(torch.isfinite(value).all() for value in read_weights(run).values())
     record_run(run, tmp_path / "runs" / "x.jsonl")
     assert json.loads((tmp_path / "runs" / "x.jsonl").read_text())["status"] == "failed"
     assert train(tiny(lr=1e30, steps=20, clip=0.0, checkpoint_every=1), tmp_path, resume=True).result == result
 
 
 @pytest.mark.parametrize("select", ["last", "best", "average"])
-def test_the_selected_weights_are_tested_and_kept(tiny: Any, tmp_path: Path, select: str) -> None:
+def test_selected_weights_are_saved_and_scored_on_test(tiny: Any, tmp_path: Path, select: str) -> None:
     run = train(tiny(steps=6, lr=0.05, average=1.0, select=select), tmp_path)
     assert run.result is not None
     assert run.result["selected"] == select
@@ -284,7 +272,7 @@ def test_the_selected_weights_are_tested_and_kept(tiny: Any, tmp_path: Path, sel
     assert expected.values["accuracy"] == run.result["value"]
     assert expected.loss == pytest.approx(run.result["test"]["loss"], rel=1e-6)
     assert set(run.result["valid"]) == {"last", "best", "average"}
-    valid = [row for row in logged(run) if row["split"] == "valid"]
+    valid = [row for row in read_log(run.folder) if row["split"] == "valid"]
     assert run.result["valid"]["last"] == valid[-1]["accuracy"]
     assert run.result["valid"]["average"] == valid[-1]["average_accuracy"]
     best = max(valid, key=lambda row: (row["accuracy"], -row["loss"]))
@@ -292,23 +280,23 @@ def test_the_selected_weights_are_tested_and_kept(tiny: Any, tmp_path: Path, sel
     assert read_checkpoint(run.checkpoint("best"))["step"] == best["step"]
 
 
-def test_average_is_the_mean_of_the_weights_from_its_start(tiny: Any, tmp_path: Path) -> None:
+def test_average_is_the_mean_of_the_weights_since_its_start(tiny: Any, tmp_path: Path) -> None:
     run = train(tiny(steps=8, average=1.0, average_start=0.5, select="average"), tmp_path / "a")
-    parts = [weights(train(tiny(steps=steps), tmp_path / f"{steps}")) for steps in (5, 6, 7, 8)]
-    for name, value in weights(run, "average").items():
+    parts = [read_weights(train(tiny(steps=steps), tmp_path / f"{steps}")) for steps in (5, 6, 7, 8)]
+    for name, value in read_weights(run, "average").items():
         assert torch.allclose(value, torch.stack([part[name] for part in parts]).mean(0), atol=1e-6)
 
 
 def test_the_loss_may_decide_which_validation_is_the_best(tiny: Any, tmp_path: Path) -> None:
     """As in the AUSSM repository's runs on weather. In this run another validation has the best accuracy."""
     run = train(tiny(steps=10, lr=0.1, seed=3, eval_every=1, select="best", best_by="loss"), tmp_path)
-    valid = [row for row in logged(run) if row["split"] == "valid"]
+    valid = [row for row in read_log(run.folder) if row["split"] == "valid"]
     best = min(valid, key=lambda row: row["loss"])
     assert best["accuracy"] < max(row["accuracy"] for row in valid)
     assert read_checkpoint(run.checkpoint("best"))["step"] == best["step"]
 
 
-def test_patience_stops_a_run_that_no_longer_improves(tiny: Any, tmp_path: Path) -> None:
+def test_patience_stops_a_run_without_improvement(tiny: Any, tmp_path: Path) -> None:
     run = train(tiny(steps=50, lr=1e-30, eval_every=1, patience=3), tmp_path)
     assert run.result is not None
     assert run.result["steps"] == 4
@@ -316,7 +304,7 @@ def test_patience_stops_a_run_that_no_longer_improves(tiny: Any, tmp_path: Path)
     assert train(tiny(steps=50, lr=1e-30, eval_every=1, patience=3), tmp_path, resume=True).result == run.result
 
 
-def test_a_run_that_stops_before_its_average_starts_ends_with_the_last_weights(tiny: Any, tmp_path: Path) -> None:
+def test_run_that_stops_before_its_average_starts_selects_the_last_weights(tiny: Any, tmp_path: Path) -> None:
     settings = tiny(steps=50, lr=1e-30, eval_every=1, patience=2, average=1.0, average_start=0.9, select="average")
     run = train(settings, tmp_path)
     assert run.result is not None
@@ -325,7 +313,7 @@ def test_a_run_that_stops_before_its_average_starts_ends_with_the_last_weights(t
 
 
 @pytest.mark.parametrize("settings", [{}, {"average": 0.5, "select": "average"}])
-def test_a_solved_task_ends_the_run(tiny: Any, tmp_path: Path, settings: dict[str, Any]) -> None:
+def test_solved_at_stops_the_run(tiny: Any, tmp_path: Path, settings: dict[str, Any]) -> None:
     run = train(tiny(steps=50, eval_every=2, solved_at=1e-9, solved_for=3, **settings), tmp_path / "solved")
     assert run.result is not None
     assert (run.result["steps"], run.result["stopped_early"]) == (6, True)
@@ -334,33 +322,33 @@ def test_a_solved_task_ends_the_run(tiny: Any, tmp_path: Path, settings: dict[st
     assert (run.result["steps"], run.result["stopped_early"]) == (10, False)
 
 
-def test_curriculum_shows_in_the_log(tiny: Any, tmp_path: Path) -> None:
+def test_curriculum_is_in_the_log(tiny: Any, tmp_path: Path) -> None:
     run = train(tiny(steps=6, curriculum=CurriculumSettings(start=4, end=7, threshold=0.0, every=2)), tmp_path)
-    assert [row["max_length"] for row in logged(run) if row["split"] == "train"] == [4, 4, 6, 6, 7, 7]
+    assert [row["max_length"] for row in read_log(run.folder) if row["split"] == "train"] == [4, 4, 6, 6, 7, 7]
 
 
-def test_sum_reduction_multiplies_the_gradient_by_the_answers(tiny: Any, tmp_path: Path) -> None:
+def test_sum_reduction_multiplies_the_gradient_by_the_number_of_targets(tiny: Any, tmp_path: Path) -> None:
     mean, total = (train(tiny(steps=1, loss_reduction=kind), tmp_path / kind) for kind in ("mean", "sum"))
-    assert logged(total)[0]["grad_norm"] == pytest.approx(8 * logged(mean)[0]["grad_norm"], rel=1e-4)
-    assert logged(total)[0]["loss"] == pytest.approx(logged(mean)[0]["loss"], rel=1e-6)
+    assert read_log(total.folder)[0]["grad_norm"] == pytest.approx(8 * read_log(mean.folder)[0]["grad_norm"], rel=1e-4)
+    assert read_log(total.folder)[0]["loss"] == pytest.approx(read_log(mean.folder)[0]["loss"], rel=1e-6)
 
 
-def test_label_smoothing_is_trained_on_and_not_logged(tiny: Any, tmp_path: Path) -> None:
-    plain, smooth = (train(tiny(steps=1, label_smoothing=share), tmp_path / f"{share}") for share in (0.0, 0.2))
-    assert logged(plain)[0]["loss"] == logged(smooth)[0]["loss"]
+def test_label_smoothing_changes_the_gradient_and_not_the_logged_loss(tiny: Any, tmp_path: Path) -> None:
+    plain, smooth = (train(tiny(steps=1, label_smoothing=smoothing), tmp_path / f"{smoothing}") for smoothing in (0.0, 0.2))
+    assert read_log(plain.folder)[0]["loss"] == read_log(smooth.folder)[0]["loss"]
     settings = tiny(steps=1)
     torch.manual_seed(0)
     model = build_model(settings)
     batch = settings.task.batch("train", 0, settings.training.batch_size, 0)
     logits, targets = model(batch.inputs, valid=batch.valid)[batch.loss_mask], batch.targets[batch.loss_mask]
-    chances = logits.log_softmax(-1)
-    expected = -0.8 * chances.gather(-1, targets[:, None]).mean() - 0.2 * chances.mean()
+    log_probabilities = logits.log_softmax(-1)
+    expected = -0.8 * log_probabilities.gather(-1, targets[:, None]).mean() - 0.2 * log_probabilities.mean()
     norm = torch.stack([g.norm() for g in torch.autograd.grad(expected, list(model.parameters()))]).norm().item()
-    assert logged(smooth)[0]["grad_norm"] == pytest.approx(norm, rel=1e-4)
-    assert logged(plain)[0]["grad_norm"] != pytest.approx(norm, rel=1e-2)
+    assert read_log(smooth.folder)[0]["grad_norm"] == pytest.approx(norm, rel=1e-4)
+    assert read_log(plain.folder)[0]["grad_norm"] != pytest.approx(norm, rel=1e-2)
 
 
-def test_only_classes_are_smoothed() -> None:
+def test_label_smoothing_without_classes_raises() -> None:
     task = TASKS["fitzhugh_nagumo"]()
     with pytest.raises(SettingError, match=r"`training.label_smoothing` must be 0, as fitzhugh_nagumo has no classes, got 0.1"):
         Settings(task=task, training=TrainingSettings(label_smoothing=0.1))
@@ -368,22 +356,22 @@ def test_only_classes_are_smoothed() -> None:
         task.loss(torch.zeros(1), Batch(torch.zeros(1)), smoothing=0.1)
 
 
-def test_bfloat16_runs_under_autocast(tiny: Any, tmp_path: Path) -> None:
+def test_bfloat16_changes_losses_and_not_the_dtype_of_weights(tiny: Any, tmp_path: Path) -> None:
     run = train(tiny(precision="bfloat16", steps=2), tmp_path / "half")
     full = train(tiny(steps=2), tmp_path / "full")
-    assert all(value.dtype == torch.float32 for value in weights(run).values())
-    loss, exact = logged(run)[0]["loss"], logged(full)[0]["loss"]
+    assert all(value.dtype == torch.float32 for value in read_weights(run).values())
+    loss, exact = read_log(run.folder)[0]["loss"], read_log(full.folder)[0]["loss"]
     assert loss != exact
     assert loss == pytest.approx(exact, rel=0.05)
 
 
-def test_threads_are_put_back(tiny: Any, tmp_path: Path) -> None:
+def test_run_restores_the_number_of_threads(tiny: Any, tmp_path: Path) -> None:
     before = torch.get_num_threads()
     train(tiny(steps=1, threads=2), tmp_path)
     assert torch.get_num_threads() == before
 
 
-def test_series_of_unequal_length_train_and_predict(tmp_path: Path) -> None:
+def test_training_and_prediction_with_series_of_unequal_length(tmp_path: Path) -> None:
     settings = Settings(
         task=TASKS["uea"](dataset="JapaneseVowels"),
         model=ModelSettings(spec="m", d_model=4, d_state=2, backend="eager"),
@@ -404,9 +392,9 @@ def test_series_of_unequal_length_train_and_predict(tmp_path: Path) -> None:
         run.predict(tmp_path / "absent.csv")
 
 
-def test_predictions_are_those_of_the_model_in_batches(tiny: Any, tmp_path: Path) -> None:
+def test_predictions_equal_those_of_the_model(tiny: Any, tmp_path: Path) -> None:
     run = train(tiny(batch_size=2), tmp_path / "run")
-    path = tmp_path / "words.txt"
+    path = tmp_path / "questions.txt"
     path.write_text("1 0 1\n1 1\n0 0 0 1\n")
     rows = run.predict(path)
     examples = run.settings.task.read_inputs(path)
@@ -416,16 +404,16 @@ def test_predictions_are_those_of_the_model_in_batches(tiny: Any, tmp_path: Path
     assert [row["answer"] for row in rows] == [row["answer"] for row in expected]
 
 
-def test_predictions_count_examples_over_batches(tmp_path: Path) -> None:
-    words = ["--task", "fitzhugh_nagumo", "--task.train_size", "2", "--task.valid_size", "2", "--task.test_size", "2"]
-    words += ["--model.spec", "gru", "--model.d_model", "4", "--training.steps", "1", "--training.batch_size", "2"]
-    run = train(parse_settings(words), tmp_path / "run")
+def test_example_numbers_of_predictions_continue_over_batches(tmp_path: Path) -> None:
+    argv = ["--task", "fitzhugh_nagumo", "--task.train_size", "2", "--task.valid_size", "2", "--task.test_size", "2"]
+    argv += ["--model.spec", "gru", "--model.d_model", "4", "--training.steps", "1", "--training.batch_size", "2"]
+    run = train(parse_settings(argv), tmp_path / "run")
     np.save(tmp_path / "new.npy", np.random.default_rng(0).normal(size=(3, 5, 1)))
     rows = run.predict(tmp_path / "new.npy")
     assert [(row["example"], row["step"]) for row in rows] == [(example, step) for example in range(3) for step in range(5)]
 
 
-def test_angles_are_those_of_a_word_of_one_symbol(tiny: Any, tmp_path: Path) -> None:
+def test_angles_are_those_of_single_symbols(tiny: Any, tmp_path: Path) -> None:
     run = train(tiny(model_values={"spec": "ama"}), tmp_path)
     angles = json.loads((tmp_path / "angles.json").read_text())
     assert len(angles) == 2
@@ -442,12 +430,12 @@ def test_angles_are_those_of_a_word_of_one_symbol(tiny: Any, tmp_path: Path) -> 
     assert torch.allclose(torch.tensor(first["theta"]), expected, atol=1e-6)
 
 
-def test_a_model_without_rotations_has_no_angles(tiny: Any, tmp_path: Path) -> None:
+def test_model_without_rotations_writes_no_angles(tiny: Any, tmp_path: Path) -> None:
     train(tiny(model_values={"spec": "mm"}, steps=1), tmp_path)
     assert not (tmp_path / "angles.json").exists()
 
 
-def test_records_follow_the_schema(tiny: Any, tmp_path: Path) -> None:
+def test_record_of_a_run_is_appended_to_a_file(tiny: Any, tmp_path: Path) -> None:
     run = train(tiny(), tmp_path / "run")
     target = tmp_path / "runs" / "parity.jsonl"
     record_run(run, target)
@@ -460,39 +448,39 @@ def test_records_follow_the_schema(tiny: Any, tmp_path: Path) -> None:
         record_run(run, tmp_path / "elsewhere" / "parity.jsonl")
 
 
-def test_the_commit_is_of_a_checkout_of_this_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Installed inside a checkout of something else, whose git ignores it, the package has no commit."""
+def test_commit_is_that_of_a_checkout_of_this_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package that is installed in a checkout of another project has no commit."""
     git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(tmp_path)]
     package = tmp_path / "longscan"
     package.mkdir()
     (package / "__init__.py").write_text("")
     monkeypatch.setattr("longscan.__file__", str(package / "__init__.py"))
     monkeypatch.setenv("LONGSCAN_COMMIT", "0123abc")
-    assert commit() == "0123abc", "files without their history"
+    assert commit() == "0123abc", "files without git history"
     monkeypatch.setenv("LONGSCAN_COMMIT", "main")
     with pytest.raises(SettingError, match="`LONGSCAN_COMMIT` must be 7 to 40 hexadecimal digits, got 'main'"):
         commit()
     monkeypatch.delenv("LONGSCAN_COMMIT")
     assert commit() == "unknown"
-    for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "other"]):
-        subprocess.run([*git, *words], check=True)
+    for arguments in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "other"]):
+        subprocess.run([*git, *arguments], check=True)
     assert commit() == "unknown"
-    for words in (["add", "longscan"], ["commit", "-q", "-m", "this"]):
-        subprocess.run([*git, *words], check=True)
+    for arguments in (["add", "longscan"], ["commit", "-q", "-m", "this"]):
+        subprocess.run([*git, *arguments], check=True)
     head = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
     assert commit() == head
     (package / "__init__.py").write_text("changed")
     assert commit() == f"{head}+changes"
 
 
-def test_a_run_that_is_not_over_has_no_record(tiny: Any, tmp_path: Path) -> None:
+def test_recording_an_unfinished_run_raises(tiny: Any, tmp_path: Path) -> None:
     run = train(tiny(), tmp_path / "run")
     (run.folder / "result.json").unlink()
     with pytest.raises(SettingError, match="has not ended"):
         record_run(run, tmp_path / "runs" / "parity.jsonl")
 
 
-def test_a_checkpoint_of_another_model_is_refused(tiny: Any, tmp_path: Path) -> None:
+def test_loading_a_checkpoint_of_another_model_raises(tiny: Any, tmp_path: Path) -> None:
     run = train(tiny(), tmp_path / "run")
     text = (run.folder / "settings.yaml").read_text()
     (run.folder / "settings.yaml").write_text(text.replace("d_model: 4", "d_model: 6"))
@@ -500,7 +488,9 @@ def test_a_checkpoint_of_another_model_is_refused(tiny: Any, tmp_path: Path) -> 
         Run(run.folder).model()
 
 
-def test_an_endless_split_needs_a_number_of_batches(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_on_an_endless_split_without_number_of_batches_raises(
+    tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings = tiny()
     kind = type(settings.task)
     size = kind.size
@@ -512,10 +502,10 @@ def test_an_endless_split_needs_a_number_of_batches(tiny: Any, tmp_path: Path, m
 
 
 @pytest.mark.parametrize(
-    ("missing", "named"), [(["generators"], r"damaged .*checksum"), (["generators", "checksum"], r"damaged .*generators")]
+    ("missing", "message"), [(["generators"], r"damaged .*checksum"), (["generators", "checksum"], r"damaged .*generators")]
 )
-def test_a_damaged_checkpoint_stops_the_resumption(tiny: Any, tmp_path: Path, missing: list[str], named: str) -> None:
-    """A state that lacks an entry is refused by its checksum; one of version 0.1, which has none, when the entry is needed."""
+def test_resuming_from_a_damaged_checkpoint_raises(tiny: Any, tmp_path: Path, missing: list[str], message: str) -> None:
+    """The checksum detects a missing entry. A state of version 0.1 has no checksum and raises when the entry is needed."""
     run = train(tiny(), tmp_path)
     folder = find_checkpoint(tmp_path / "checkpoints" / "last")
     assert folder is not None
@@ -524,5 +514,5 @@ def test_a_damaged_checkpoint_stops_the_resumption(tiny: Any, tmp_path: Path, mi
         del state[name]
     (folder / "state.json").write_text(json.dumps(state))
     (run.folder / "result.json").unlink()
-    with pytest.raises(SettingError, match=named):
+    with pytest.raises(SettingError, match=message):
         train(tiny(), tmp_path, resume=True)
