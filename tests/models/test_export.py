@@ -1,4 +1,4 @@
-"""Graphs of every layer: torch.export programs and ONNX files that give what the layer gives."""
+"""Graphs of every layer: torch.export programs and ONNX files give the results of the layer."""
 
 import re
 from pathlib import Path
@@ -15,113 +15,117 @@ from longscan.models.export import export_graph
 
 pytest.importorskip("onnxruntime")
 PAGE = Path(__file__).parents[2] / "docs" / "howto" / "export.md"
-IGNORED = pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # torch's own
-FORMS = pytest.mark.parametrize("step", [False, True], ids=["forward", "step"])
+IGNORED = pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # a warning of torch
+METHODS = pytest.mark.parametrize("step", [False, True], ids=["forward", "step"])
 OPTIONS = {
     "s4": {"d_state": 4}, "s4d": {"d_state": 4}, "s5": {"d_state": 4}, "s6": {"d_state": 4}, "aussm": {"d_state": 4},
     "mamba2": {"d_state": 4, "head_dim": 2}, "mamba3": {"d_state": 4, "head_dim": 2},
 }  # fmt: skip
 
 
-def layer_and_example(name, length=5):
+def make_layer_and_example(name, length=5):
     torch.manual_seed(0)
     return LAYERS[name](4, **OPTIONS.get(name, {})), torch.randn(2, length, 4)
 
 
 @IGNORED
-@FORMS
+@METHODS
 @pytest.mark.parametrize("name", LAYERS)
-def test_programs(name, step):
-    layer, example = layer_and_example(name, 3)
+def test_exported_program_equals_the_layer(name, step):
+    layer, example = make_layer_and_example(name, 3)
     traced = export_graph(layer, example, step=step)
     program = torch.export.export(traced.module, traced.arguments, dynamic_shapes=traced.dynamic_shapes)
     with torch.no_grad():
-        wanted = layer.step(example[:, 0], layer(example, return_state=True)[1]) if step else layer(example)
-        found = program.module()(*traced.arguments)
-    for one, other in zip(found if step else [found], state_tensors(wanted), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+        expected = layer.step(example[:, 0], layer(example, return_state=True)[1]) if step else layer(example)
+        results = program.module()(*traced.arguments)
+    for result, reference in zip(results if step else [results], state_tensors(expected), strict=True):
+        torch.testing.assert_close(result, reference, rtol=1e-4, atol=1e-5)
     assert not any(value.dtype.is_complex for value in traced.arguments)
 
 
-def session(module, path, example, step, inputs=None):
+def export_and_open_session(module, path, example, step, inputs=None):
     import onnxruntime
 
     export_onnx(module, path, example, step=step, inputs=inputs)
     return onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
 
 
-def feed(run, *tensors):
-    """The inputs of a session by name; an input that no output depends on is not there."""
+def inputs_by_name(session, *tensors):
+    """Return the inputs of a session by name; a graph has no input on which no output depends."""
     names = ["x", *(f"state_{i}" for i in range(len(tensors) - 1))]
-    taken = {part.name for part in run.get_inputs()}
-    return {name: tensor.numpy() for name, tensor in zip(names, tensors, strict=True) if name in taken}
+    graph_inputs = {part.name for part in session.get_inputs()}
+    return {name: tensor.numpy() for name, tensor in zip(names, tensors, strict=True) if name in graph_inputs}
 
 
-def relative_error(found, wanted):
-    """The largest error of a result in units of its largest number, over all results."""
-    pairs = [(torch.from_numpy(one), other) for one, other in zip(found, wanted, strict=True) if other.numel()]
-    return max(((one - other).abs().max() / other.abs().max().clamp(min=1)).item() for one, other in pairs)
+def relative_error(results, expected):
+    """Return the largest error of all results, each divided by the largest absolute value of the expected result."""
+    pairs = [
+        (torch.from_numpy(result), reference) for result, reference in zip(results, expected, strict=True) if reference.numel()
+    ]
+    return max(((result - reference).abs().max() / reference.abs().max().clamp(min=1)).item() for result, reference in pairs)
 
 
-def steps_in_onnx(module, run, inputs, start):
-    """Step after step, the state handed on, from a start: the largest relative error against the module."""
-    errors, state, held = [], start, state_tensors(start)
+def error_of_steps(module, session, inputs, start):
+    """Run single steps that pass their states on, from an initial state; return the largest relative error."""
+    errors, state, graph_state = [], start, state_tensors(start)
     with torch.no_grad():
         for x in inputs.unbind(1):
             y, state = module.step(x, state)
-            found = run.run(None, feed(run, x, *held))
-            held = [torch.from_numpy(part) for part in found[1:]]
-            errors.append(relative_error(found, [y, *state_tensors(state)]))
+            results = session.run(None, inputs_by_name(session, x, *graph_state))
+            graph_state = [torch.from_numpy(part) for part in results[1:]]
+            errors.append(relative_error(results, [y, *state_tensors(state)]))
     return max(errors)
 
 
 QUICK = [("s6", True)]
 EVERY_GRAPH = [
-    pytest.param(*one, marks=() if one in QUICK else pytest.mark.slow) for name in LAYERS for one in ((name, False), (name, True))
+    pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow)
+    for name in LAYERS
+    for case in ((name, False), (name, True))
 ]
 
 
 @IGNORED
 @pytest.mark.parametrize(("name", "step"), EVERY_GRAPH)
-def test_onnx_gives_the_same(name, step, tmp_path):
-    layer, example = layer_and_example(name)
+def test_onnx_graph_equals_the_layer(name, step, tmp_path):
+    layer, example = make_layer_and_example(name)
     layer.eval()
-    run = session(layer, tmp_path / "layer.onnx", example, step)
+    session = export_and_open_session(layer, tmp_path / "layer.onnx", example, step)
     if step:
-        assert steps_in_onnx(layer, run, example, layer.initial_state(2)) < 1e-4
+        assert error_of_steps(layer, session, example, layer.initial_state(2)) < 1e-4
         return
     with torch.no_grad():
-        wanted = layer(example)
-    assert relative_error(run.run(None, feed(run, example)), [wanted]) < 1e-4
+        expected = layer(example)
+    assert relative_error(session.run(None, inputs_by_name(session, example)), [expected]) < 1e-4
 
 
 @IGNORED
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"window": 3}], ids=str)
-def test_a_growing_state_keeps_its_axis_open(options, tmp_path):
+def test_growing_state_has_a_dynamic_axis(options, tmp_path):
     layer, example = Attention(4, **options).eval(), torch.randn(2, 9, 4)
-    run = session(layer, tmp_path / "layer.onnx", example, True)
-    slots = next(part for part in run.get_inputs() if part.name == "state_0").shape[1]
+    session = export_and_open_session(layer, tmp_path / "layer.onnx", example, True)
+    slots = next(part for part in session.get_inputs() if part.name == "state_0").shape[1]
     assert slots == (2 if options else "steps")
-    assert steps_in_onnx(layer, run, example, layer.initial_state(2)) < 1e-4
+    assert error_of_steps(layer, session, example, layer.initial_state(2)) < 1e-4
 
 
 @IGNORED
 @pytest.mark.slow
-def test_models(tmp_path):
+def test_onnx_graph_equals_the_model(tmp_path):
     tokens = torch.randint(0, 7, (2, 6))
     language = LanguageModel.from_spec("mamba attention", d_model=8, vocab_size=7, d_state=4).eval()
-    run = session(language, tmp_path / "language.onnx", tokens, True)
-    assert steps_in_onnx(language, run, tokens, language.initial_state(2)) < 1e-4
+    session = export_and_open_session(language, tmp_path / "language.onnx", tokens, True)
+    assert error_of_steps(language, session, tokens, language.initial_state(2)) < 1e-4
     model = SequenceModel.from_spec("a", d_model=8, d_output=3, d_input=2, d_state=4).eval()
     series = torch.randn(2, 6, 2)
-    run = session(model, tmp_path / "model.onnx", series, False)
+    session = export_and_open_session(model, tmp_path / "model.onnx", series, False)
     with torch.no_grad():
-        assert relative_error(run.run(None, feed(run, series)), [model(series)]) < 1e-4
+        assert relative_error(session.run(None, inputs_by_name(session, series)), [model(series)]) < 1e-4
 
 
-def named_inputs(module, length, *, other, state=True):
-    """Inputs by name: padding right, or left in others; times where they have a meaning; a state after some steps."""
+def make_named_inputs(module, length, *, other, state=True):
+    """Return inputs by name: a mask with padding on the right, or the left for `other`, times and a state after some steps."""
     steps = torch.arange(length)
     named = {"valid": steps >= torch.tensor([[1], [3]]) if other else steps < torch.tensor([[length], [length - 2]])}
     if getattr(module, "irregular", True):
@@ -132,83 +136,83 @@ def named_inputs(module, length, *, other, state=True):
     return named
 
 
-def flat(example, named):
-    """The arguments of a graph for named inputs, the state last."""
+def flatten_inputs(example, named):
+    """Return the arguments of a graph for named inputs, with the state last."""
     named = dict(named)
     state = named.pop("state", None)
     return example, *named.values(), *state_tensors(state)
 
 
-def unlike(example, valid):
-    """Other inputs of the same sizes, with no number in the padding."""
+def replace_values(example, valid):
+    """Return other inputs of the same shape, with NaN in the padding."""
     return torch.where(valid.unsqueeze(-1), torch.randn_like(example), torch.nan)
 
 
-def whole(module, example, named):
-    """What a graph of named inputs gives: y, and the state's tensors after where there is one before."""
+def call_module(module, example, named):
+    """Return the results of a graph with named inputs: y, and the tensors of the final state if there is an initial one."""
     with torch.no_grad():
         return state_tensors(module(example, **named, **({"return_state": True} if "state" in named else {})))
 
 
 @IGNORED
 @pytest.mark.parametrize("name", LAYERS)
-def test_programs_take_padding_times_and_a_state(name):
-    layer, example = layer_and_example(name)
+def test_exported_program_accepts_masks_times_and_a_state(name):
+    layer, example = make_layer_and_example(name)
     layer.eval()
-    traced = export_graph(layer, example, inputs=named_inputs(layer, 5, other=False))
+    traced = export_graph(layer, example, inputs=make_named_inputs(layer, 5, other=False))
     program = torch.export.export(traced.module, traced.arguments, dynamic_shapes=traced.dynamic_shapes)
-    named = named_inputs(layer, 5, other=True)
-    example = unlike(example, named["valid"])
-    found, wanted = program.module()(*flat(example, named)), whole(layer, example, named)
-    for one, other in zip(found, wanted, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    named = make_named_inputs(layer, 5, other=True)
+    example = replace_values(example, named["valid"])
+    results, expected = program.module()(*flatten_inputs(example, named)), call_module(layer, example, named)
+    torch.testing.assert_close(list(results), list(expected), rtol=1e-4, atol=1e-5)
 
 
 @IGNORED
 @pytest.mark.parametrize("name", [name if name == "s6" else pytest.param(name, marks=pytest.mark.slow) for name in LAYERS])
-def test_onnx_takes_padding_packing_times_and_a_state(name, tmp_path):
-    layer, example = layer_and_example(name)
+def test_onnx_graph_accepts_masks_packing_times_and_a_state(name, tmp_path):
+    layer, example = make_layer_and_example(name)
     layer.eval()
-    given, named = (named_inputs(layer, 5, other=other) for other in (False, True))
-    run = session(layer, tmp_path / "padded.onnx", example, False, given)
-    assert {"x", "valid", "state_0"} | ({"elapsed"} if layer.irregular else set()) <= {part.name for part in run.get_inputs()}
-    x = unlike(example, named["valid"])
-    assert relative_error(run.run(None, feed_named(run, layer, x, named)), whole(layer, x, named)) < 1e-4
-    first, second = packings()
-    given, named = {"seq_idx": first, "state": given["state"]}, {"seq_idx": second, "state": named["state"]}
-    run = session(layer, tmp_path / "packed.onnx", example, False, given)
-    assert relative_error(run.run(None, feed_named(run, layer, example, named)), whole(layer, example, named)) < 1e-4
+    example_inputs, named = (make_named_inputs(layer, 5, other=other) for other in (False, True))
+    session = export_and_open_session(layer, tmp_path / "padded.onnx", example, False, example_inputs)
+    assert {"x", "valid", "state_0"} | ({"elapsed"} if layer.irregular else set()) <= {part.name for part in session.get_inputs()}
+    x = replace_values(example, named["valid"])
+    assert relative_error(session.run(None, graph_inputs_by_name(session, layer, x, named)), call_module(layer, x, named)) < 1e-4
+    first, second = make_seq_idx()
+    example_inputs, named = {"seq_idx": first, "state": example_inputs["state"]}, {"seq_idx": second, "state": named["state"]}
+    session = export_and_open_session(layer, tmp_path / "packed.onnx", example, False, example_inputs)
+    results = session.run(None, graph_inputs_by_name(session, layer, example, named))
+    assert relative_error(results, call_module(layer, example, named)) < 1e-4
 
 
-def packings():
-    """Sequence numbers of two batches, the second unlike the first."""
+def make_seq_idx():
+    """Return `seq_idx` of two different batches."""
     return torch.tensor([[0, 0, 1, 1, 1]] * 2), torch.tensor([[0, 1, 1, 2, 2], [0, 0, 0, 0, 4]])
 
 
-def feed_named(run, module, example, named):
-    """The inputs of a session by the names that `graph` gives them."""
-    names, taken = export_graph(module, example, inputs=named).names, {part.name for part in run.get_inputs()}
-    return {name: part.numpy() for name, part in zip(names, flat(example, named), strict=True) if name in taken}
+def graph_inputs_by_name(session, module, example, named):
+    """Return the inputs of a session by the names that `export_graph` gives them."""
+    names, graph_inputs = export_graph(module, example, inputs=named).names, {part.name for part in session.get_inputs()}
+    return {name: part.numpy() for name, part in zip(names, flatten_inputs(example, named), strict=True) if name in graph_inputs}
 
 
 @IGNORED
-def test_a_step_takes_times_and_rows_that_rest(tmp_path):
-    layer, example = layer_and_example("s6")
+def test_onnx_step_accepts_times_and_inactive_rows(tmp_path):
+    layer, example = make_layer_and_example("s6")
     layer.eval()
-    given = {"elapsed": torch.ones(2), "active": torch.ones(2, dtype=torch.bool)}
-    run = session(layer, tmp_path / "step.onnx", example, True, given)
+    example_inputs = {"elapsed": torch.ones(2), "active": torch.ones(2, dtype=torch.bool)}
+    session = export_and_open_session(layer, tmp_path / "step.onnx", example, True, example_inputs)
     state, named = layer.initial_state(2), {"elapsed": torch.tensor([0.3, 2.0]), "active": torch.tensor([True, False])}
     for x in example.unbind(1):
         with torch.no_grad():
             y, after = layer.step(x, state, **named)
         values = {"x": x, **named, **{f"state_{i}": part for i, part in enumerate(state_tensors(state))}}
-        found = run.run(None, {part.name: values[part.name].numpy() for part in run.get_inputs()})
-        assert relative_error(found, [y, *state_tensors(after)]) < 1e-4
+        results = session.run(None, {part.name: values[part.name].numpy() for part in session.get_inputs()})
+        assert relative_error(results, [y, *state_tensors(after)]) < 1e-4
         state = after
 
 
 TIMES = torch.ones(2, 5)
-MODELS = {  # a module, and what it takes beside its first input, twice
+MODELS = {  # functions that make a module
     "bidirectional": lambda: BidirectionalBlock(4, rotary={"base": 10.0, "targets": ["B", "x"]}, layer_options={"d_state": 3}),
     "rotary": lambda: MambaBlock(4, rotary={"base": 10.0}, layer_options={"d_state": 3}),
     "hybrid": lambda: SequenceModel.from_spec("ma", d_model=4, d_input=4, d_output=3, d_state=4),
@@ -221,22 +225,28 @@ MODELS = {  # a module, and what it takes beside its first input, twice
 @IGNORED
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
-def test_blocks_and_models_take_named_inputs(name, tmp_path):
+def test_onnx_graph_of_blocks_and_models_accepts_named_inputs(name, tmp_path):
     torch.manual_seed(0)
     module, example = MODELS[name]().eval(), torch.randn(2, 6, 4)
-    given, named = (named_inputs(module, 6, other=other, state=name in ("rotary", "hybrid")) for other in (False, True))
-    x = unlike(example, named["valid"])
+    example_inputs, named = (
+        make_named_inputs(module, 6, other=other, state=name in ("rotary", "hybrid")) for other in (False, True)
+    )
+    x = replace_values(example, named["valid"])
     if name == "queries":
-        given["elapsed_ahead"], named["elapsed_ahead"] = torch.rand(2, 2), torch.rand(2, 2)
+        example_inputs["elapsed_ahead"], named["elapsed_ahead"] = torch.rand(2, 2), torch.rand(2, 2)
     if name == "siamese":
-        given, named = ({"second": torch.randn(2, 6, 4), "valid_second": part["valid"]} for part in (given, named))
+        example_inputs, named = (
+            {"second": torch.randn(2, 6, 4), "valid_second": part["valid"]} for part in (example_inputs, named)
+        )
         x = example
-    run = session(module, tmp_path / "model.onnx", example, False, given)
-    assert relative_error(run.run(None, feed_named(run, module, x, named)), whole(module, x, named)) < 1e-4
+    session = export_and_open_session(module, tmp_path / "model.onnx", example, False, example_inputs)
+    assert (
+        relative_error(session.run(None, graph_inputs_by_name(session, module, x, named)), call_module(module, x, named)) < 1e-4
+    )
 
 
-def test_the_arguments_of_a_graph_have_names():
-    layer, example = layer_and_example("s6")
+def test_arguments_of_a_graph_have_names():
+    layer, example = make_layer_and_example("s6")
     plain = export_graph(layer, example)
     assert (plain.names, plain.dynamic_shapes, len(plain.arguments)) == (("x",), None, 1)
     state = layer.initial_state(2)
@@ -261,22 +271,22 @@ def test_the_arguments_of_a_graph_have_names():
     ],
     ids=str,
 )
-def test_inputs_that_do_not_fit_are_named(name, inputs, step, error, message):
-    layer, example = layer_and_example(name)
+def test_invalid_graph_input_raises(name, inputs, step, error, message):
+    layer, example = make_layer_and_example(name)
     if inputs.get("state") == "initial":
         inputs = {"state": layer.initial_state(2)}
     with pytest.raises(error, match=message):
         export_graph(layer, example, step=step, inputs=inputs)
 
 
-def test_the_table_of_the_page_has_every_layer_and_no_error_beyond_the_bound():
+def test_table_of_the_page_has_every_layer_and_small_errors():
     rows = re.findall(r"^\| `(\w+)` \|(.*)\|$", PAGE.read_text(), re.MULTILINE)
     assert sorted({name for name, _ in rows}) == sorted(LAYERS)
     for name, cells in rows:
         assert all(float(cell) <= 1e-4 for cell in cells.split("|")[1:]), name
 
 
-def test_what_cannot_be_exported_is_named():
+def test_exporting_an_impossible_step_or_short_example_raises():
     with pytest.raises(ValueError, match="`example` must have at least 3 steps, got 2"):
         export_graph(Attention(4), torch.randn(1, 2, 4))
     with pytest.raises(ValueError, match="`step` must be False, as BidirectionalBlock cannot run step by step"):

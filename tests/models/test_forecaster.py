@@ -6,57 +6,57 @@ import torch
 from longscan.models import Forecaster, SiameseModel
 
 
-def forecaster(spec: str = "ma", **options) -> Forecaster:
-    given = {"d_model": 6, "d_state": 4, "d_input": 2, "horizon": 5, **options}
-    return Forecaster.from_spec(spec, **given).double().eval()
+def make_forecaster(spec: str = "ma", **options) -> Forecaster:
+    settings = {"d_model": 6, "d_state": 4, "d_input": 2, "horizon": 5, **options}
+    return Forecaster.from_spec(spec, **settings).double().eval()
 
 
-def series(batch: int, length: int) -> torch.Tensor:
+def make_series(batch: int, length: int) -> torch.Tensor:
     return torch.randn(batch, length, 2, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("mode", ["queries", "offset"])
 @pytest.mark.parametrize("normalise", [False, True])
-def test_padding_changes_no_forecast(mode, normalise):
-    net = forecaster(mode=mode, normalise=normalise)
-    short, long = series(1, 6), series(1, 9)
-    alone = torch.cat([net(short), net(long)])
+def test_padding_does_not_change_forecasts(mode, normalise):
+    net = make_forecaster(mode=mode, normalise=normalise)
+    short, long = make_series(1, 6), make_series(1, 9)
+    expected = torch.cat([net(short), net(long)])
     for left in (False, True):
         pad = torch.full((1, 3, 2), torch.nan, dtype=torch.float64)
         rows = torch.cat([torch.cat([pad, short] if left else [short, pad], 1), long])
-        torch.testing.assert_close(net(rows, valid=~rows[..., 0].isnan()), alone)
+        torch.testing.assert_close(net(rows, valid=~rows[..., 0].isnan()), expected)
 
 
-def test_a_forecast_of_the_published_size():
-    """720 steps in, 720 steps out; every output has seen the last input in mode "queries", and its own past in mode "offset"."""
-    x = series(1, 720)
-    later = x.clone()
-    later[:, 700:] += 1
-    ahead, offset = (forecaster("m", horizon=720, mode=mode) for mode in ("queries", "offset"))
-    assert ahead(x).shape == (1, 720, 2)
-    assert ((ahead(x) - ahead(later)).abs().amax(-1) > 0).all()
-    changed = (offset(x) - offset(later)).abs().amax(-1)[0] > 0
+def test_forecasts_of_720_steps_depend_on_the_inputs_that_the_mode_allows():
+    """Every output depends on the last input in mode "queries", and on its own past only in mode "offset"."""
+    x = make_series(1, 720)
+    changed_x = x.clone()
+    changed_x[:, 700:] += 1
+    queries, offset = (make_forecaster("m", horizon=720, mode=mode) for mode in ("queries", "offset"))
+    assert queries(x).shape == (1, 720, 2)
+    assert ((queries(x) - queries(changed_x)).abs().amax(-1) > 0).all()
+    changed = (offset(x) - offset(changed_x)).abs().amax(-1)[0] > 0
     assert not changed[:700].any()
     assert changed[700:].all()
 
 
-def test_queries_run_the_state_on_without_input():
-    net = forecaster("m")
-    x = series(2, 7)
+def test_queries_are_steps_without_input():
+    net = make_forecaster("m")
+    x = make_series(2, 7)
     measured = torch.cat([x, torch.ones(2, 7, 1, dtype=torch.float64)], -1)
-    asked = torch.zeros(2, 5, 3, dtype=torch.float64)
-    torch.testing.assert_close(net(x), net.backbone(torch.cat([measured, asked], 1))[:, 7:])
+    queries = torch.zeros(2, 5, 3, dtype=torch.float64)
+    torch.testing.assert_close(net(x), net.backbone(torch.cat([measured, queries], 1))[:, 7:])
     longer = net(x, elapsed_ahead=torch.full((2, 5), 2.0, dtype=torch.float64))
     assert not torch.allclose(longer, net(x))
 
 
-def test_normalised_forecasts_move_and_grow_with_the_series():
-    net = forecaster(normalise=True)
-    x = series(2, 40)
+def test_normalised_forecasts_are_equivariant_to_shift_and_scale():
+    net = make_forecaster(normalise=True)
+    x = make_series(2, 40)
     torch.testing.assert_close(net(3 * x + 7), 3 * net(x) + 7, rtol=1e-3, atol=1e-3)
 
 
-def test_it_learns_to_go_on_with_a_wave():
+def test_forecaster_learns_to_continue_a_sine_wave():
     torch.manual_seed(0)
     net = Forecaster.from_spec("m", d_model=16, d_state=8, d_input=1, horizon=8)
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
@@ -70,13 +70,13 @@ def test_it_learns_to_go_on_with_a_wave():
     assert loss < 0.05  # the variance is 0.5
 
 
-def test_forecasters_come_back_from_disk(tmp_path):
-    net = forecaster(mode="offset", normalise=True)
+def test_saved_forecaster_can_be_loaded(tmp_path):
+    net = make_forecaster(mode="offset", normalise=True)
     net.save_pretrained(tmp_path)
-    back = Forecaster.from_pretrained(tmp_path)
-    x = series(2, 6)
-    torch.testing.assert_close(back(x), net(x))
-    assert back.config == net.config
+    loaded = Forecaster.from_pretrained(tmp_path)
+    x = make_series(2, 6)
+    torch.testing.assert_close(loaded(x), net(x))
+    assert loaded.config == net.config
 
 
 @pytest.mark.parametrize(
@@ -89,43 +89,43 @@ def test_forecasters_come_back_from_disk(tmp_path):
     ],
     ids=str,
 )
-def test_impossible_forecasters_are_named(options, message):
+def test_invalid_setting_raises(options, message):
     with pytest.raises(ValueError, match=message):
-        forecaster(**options)
+        make_forecaster(**options)
 
 
-def test_impossible_requests_are_named():
+def test_invalid_inputs_raise():
     with pytest.raises(ValueError, match=r"`inputs` must have shape .*, got \(1, 0, 2\)"):
-        forecaster()(series(1, 0))
+        make_forecaster()(make_series(1, 0))
     with pytest.raises(ValueError, match="`inputs` must have at least 5 steps, as many as the horizon, got 3"):
-        forecaster(mode="offset")(series(1, 3))
+        make_forecaster(mode="offset")(make_series(1, 3))
     with pytest.raises(ValueError, match="`elapsed_ahead` must be None in mode 'offset'"):
-        forecaster(mode="offset")(series(1, 6), elapsed_ahead=torch.ones(1, 5))
+        make_forecaster(mode="offset")(make_series(1, 6), elapsed_ahead=torch.ones(1, 5))
 
 
 @pytest.mark.parametrize("interaction", ["nli", "concat"])
-def test_siamese_models_by_hand(interaction, tmp_path):
+def test_siamese_model_combines_the_features_of_both_sequences(interaction, tmp_path):
     net = SiameseModel.from_spec("ma", d_model=6, d_state=4, vocab_size=9, d_output=2, interaction=interaction).double()
     first, second = torch.randint(0, 9, (3, 5)), torch.randint(0, 9, (3, 8))
     a, b = net.backbone(first), net.backbone(second)
-    parts = torch.cat([a, b, a * b, a - b] if interaction == "nli" else [a, b], -1)
-    torch.testing.assert_close(net(first, second), net.head(parts))
+    features = torch.cat([a, b, a * b, a - b] if interaction == "nli" else [a, b], -1)
+    torch.testing.assert_close(net(first, second), net.head(features))
     valid = torch.arange(8) < 5
     padded = torch.cat([first, torch.full((3, 3), 99)], 1)
     torch.testing.assert_close(net(padded, second, valid_first=valid.expand(3, 8)), net(first, second))
     times = torch.rand(3, 8, dtype=torch.float64)
     c = net.backbone(second, elapsed=times)
-    later = net.head(torch.cat([a, c, a * c, a - c][: 4 if interaction == "nli" else 2], -1))
-    torch.testing.assert_close(net(first, second, elapsed_second=times), later)
+    expected = net.head(torch.cat([a, c, a * c, a - c][: 4 if interaction == "nli" else 2], -1))
+    torch.testing.assert_close(net(first, second, elapsed_second=times), expected)
     net.save_pretrained(tmp_path)
     torch.testing.assert_close(SiameseModel.from_pretrained(tmp_path)(first, second), net(first, second))
 
 
-def test_siamese_models_learn_whether_two_sequences_have_one_source():
+def test_siamese_model_learns_whether_two_sequences_have_the_same_source():
     torch.manual_seed(0)
     net = SiameseModel.from_spec("m", d_model=16, d_state=4, vocab_size=8, d_output=2, pooling="mean")
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
-    right = []
+    accuracies = []
     for _ in range(150):
         source = torch.randint(0, 2, (2, 32, 1))
         text = torch.randint(0, 6, (2, 32, 12)) + 2 * source
@@ -135,8 +135,8 @@ def test_siamese_models_learn_whether_two_sequences_have_one_source():
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        right.append((output.argmax(1) == labels).float().mean().item())
-    assert sum(right[-20:]) / 20 > 0.9
+        accuracies.append((output.argmax(1) == labels).float().mean().item())
+    assert sum(accuracies[-20:]) / 20 > 0.9
 
 
 @pytest.mark.parametrize(
@@ -149,12 +149,12 @@ def test_siamese_models_learn_whether_two_sequences_have_one_source():
     ],
     ids=str,
 )
-def test_impossible_siamese_models_are_named(options, message):
+def test_invalid_setting_of_siamese_models_raises(options, message):
     with pytest.raises(ValueError, match=message):
         SiameseModel.from_spec("m", **{"d_model": 4, "d_output": 2, "vocab_size": 9, **options})
 
 
-def test_pairs_must_be_pairs():
+def test_unequal_numbers_of_sequences_raise():
     net = SiameseModel.from_spec("m", d_model=4, d_output=2, vocab_size=9)
     with pytest.raises(ValueError, match="`second` must have 3 sequences, as many as first, got 2"):
         net(torch.zeros(3, 2, dtype=torch.int64), torch.zeros(2, 2, dtype=torch.int64))

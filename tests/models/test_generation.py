@@ -5,17 +5,17 @@ from longscan.layers.state import state_tensors
 from longscan.models import LanguageModel, SequenceModel, generate, sample, stream
 
 
-def model(spec: str = "ma", **options) -> LanguageModel:
+def make_model(spec: str = "ma", **options) -> LanguageModel:
     torch.manual_seed(1)
     net = LanguageModel.from_spec(spec, d_model=6, vocab_size=11, d_state=4, **options).double().eval()
     with torch.no_grad():
-        net.backbone.encoder.weight *= 40  # logits that tell tokens apart
+        net.backbone.encoder.weight *= 40  # gives logits that differ clearly between tokens
     return net
 
 
-def test_greedy_tokens_are_those_of_whole_forwards():
-    """One by one from a state; each token is the likeliest after all that stands before it."""
-    net = model("mamba aussm lru")
+def test_greedy_tokens_equal_those_of_forward_passes():
+    """Each token is the most probable one after all tokens before it."""
+    net = make_model("mamba aussm lru")
     prompt = torch.randint(0, 11, (3, 5))
     tokens, _ = generate(net, prompt, 7, temperature=0)
     text = prompt
@@ -24,60 +24,60 @@ def test_greedy_tokens_are_those_of_whole_forwards():
     assert torch.equal(tokens, text[:, 5:])
 
 
-def test_generation_goes_on_from_its_state():
-    net, prompt = model(), torch.randint(0, 11, (2, 4))
+def test_generation_continues_from_a_state():
+    net, prompt = make_model(), torch.randint(0, 11, (2, 4))
     whole, _ = generate(net, prompt, 8, temperature=0)
     first, state = generate(net, prompt, 3, temperature=0)
     second, _ = generate(net, first[:, -1:], 5, state=state, temperature=0)
     assert torch.equal(torch.cat([first, second], 1), whole)
 
 
-def test_padded_prompts_give_what_they_give_alone():
-    net = model()
+def test_padding_does_not_change_generated_tokens():
+    net = make_model()
     short, long = torch.randint(0, 11, (1, 3)), torch.randint(0, 11, (1, 6))
-    alone = torch.cat([generate(net, row, 5, temperature=0)[0] for row in (short, long)])
+    expected = torch.cat([generate(net, row, 5, temperature=0)[0] for row in (short, long)])
     for left in (False, True):
         pad = torch.full((1, 3), 99)
         rows = torch.cat([torch.cat([pad, short] if left else [short, pad], 1), long])
         valid = rows != 99
-        assert torch.equal(generate(net, rows, 5, valid=valid, temperature=0)[0], alone)
+        assert torch.equal(generate(net, rows, 5, valid=valid, temperature=0)[0], expected)
 
 
-def test_rows_stop_at_their_token_and_keep_their_state():
-    net, prompt = model(), torch.randint(0, 11, (4, 3))
-    free, _ = generate(net, prompt, 9, temperature=0)
-    stop = int(free[0, 2])
+def test_rows_stop_at_the_stop_token_with_the_state_of_that_step():
+    net, prompt = make_model(), torch.randint(0, 11, (4, 3))
+    unstopped, _ = generate(net, prompt, 9, temperature=0)
+    stop = int(unstopped[0, 2])
     stopped, state = generate(net, prompt, 9, temperature=0, stop=stop)
     for row in range(4):
-        hits = (free[row] == stop).nonzero()
+        hits = (unstopped[row] == stop).nonzero()
         end = int(hits[0]) if len(hits) else 8
-        assert torch.equal(stopped[row, : end + 1], free[row, : end + 1])
+        assert torch.equal(stopped[row, : end + 1], unstopped[row, : end + 1])
         assert (stopped[row, end + 1 :] == stop).all()
-    end = int((free[0] == stop).nonzero()[0])
+    end = int((unstopped[0] == stop).nonzero()[0])
     _, early = generate(net, prompt[:1], end + 1, temperature=0)
     torch.testing.assert_close(state_tensors(state.select_rows(slice(0, 1))), state_tensors(early))
 
 
-def frequencies(logits: torch.Tensor, **options) -> torch.Tensor:
-    draws = sample(logits.expand(40_000, -1), generator=torch.Generator().manual_seed(0), **options)
-    return torch.bincount(draws, minlength=logits.shape[-1]) / len(draws)
+def sample_frequencies(logits: torch.Tensor, **options) -> torch.Tensor:
+    samples = sample(logits.expand(40_000, -1), generator=torch.Generator().manual_seed(0), **options)
+    return torch.bincount(samples, minlength=logits.shape[-1]) / len(samples)
 
 
-def test_draws_follow_the_distribution():
+def test_samples_follow_the_distribution():
     logits = torch.tensor([[0.5, 0.1, 0.3, 0.05, 0.05]]).log()
-    torch.testing.assert_close(frequencies(logits), logits[0].exp(), atol=0.01, rtol=0)
+    torch.testing.assert_close(sample_frequencies(logits), logits[0].exp(), atol=0.01, rtol=0)
     sharp = torch.softmax(2 * logits[0], -1)
-    torch.testing.assert_close(frequencies(logits, temperature=0.5), sharp, atol=0.01, rtol=0)
+    torch.testing.assert_close(sample_frequencies(logits, temperature=0.5), sharp, atol=0.01, rtol=0)
     two = torch.tensor([0.625, 0, 0.375, 0, 0])
-    torch.testing.assert_close(frequencies(logits, top_k=2), two, atol=0.01, rtol=0)
-    for top_p, wanted in ((0.7, two), (0.79, two), (0.5, torch.eye(5)[0]), (1.0, logits[0].exp())):
-        torch.testing.assert_close(frequencies(logits, top_p=top_p), wanted, atol=0.01, rtol=0)
-    assert torch.equal(frequencies(logits, temperature=0), torch.eye(5)[0])
-    assert torch.equal(frequencies(logits, top_k=1), torch.eye(5)[0])
+    torch.testing.assert_close(sample_frequencies(logits, top_k=2), two, atol=0.01, rtol=0)
+    for top_p, expected in ((0.7, two), (0.79, two), (0.5, torch.eye(5)[0]), (1.0, logits[0].exp())):
+        torch.testing.assert_close(sample_frequencies(logits, top_p=top_p), expected, atol=0.01, rtol=0)
+    assert torch.equal(sample_frequencies(logits, temperature=0), torch.eye(5)[0])
+    assert torch.equal(sample_frequencies(logits, top_k=1), torch.eye(5)[0])
 
 
-def test_streaming_keeps_a_state_of_one_size():
-    net = model("mamba aussm s4d lru gru lstm")
+def test_streaming_state_has_a_constant_size():
+    net = make_model("mamba aussm s4d lru gru lstm")
     text = torch.randint(0, 11, (1, 300))
     sizes = set()
     state = net.initial_state(1)
@@ -103,14 +103,14 @@ def test_streaming_keeps_a_state_of_one_size():
     ],
     ids=str,
 )
-def test_impossible_requests_are_named(options, message):
-    given = {"prompt": torch.zeros(1, 1, dtype=torch.int64), "steps": 2, **options}
+def test_invalid_inputs_raise(options, message):
+    arguments = {"prompt": torch.zeros(1, 1, dtype=torch.int64), "steps": 2, **options}
     with pytest.raises(ValueError, match=message):
-        generate(model(), **given)
+        generate(make_model(), **arguments)
 
 
-def test_models_that_look_ahead_write_nothing():
-    two_sided = model("mamba bidirectional")
+def test_generation_with_a_model_that_is_not_causal_raises():
+    two_sided = make_model("mamba bidirectional")
     with pytest.raises(ValueError, match=r"generate: block 1 \(bidirectional\) cannot"):
         generate(two_sided, torch.zeros(1, 1, dtype=torch.int64), 1)
     net = SequenceModel.from_spec("bidirectional", d_model=4, d_output=2, d_input=1)

@@ -1,4 +1,4 @@
-"""Checkpoints of transformers, built at random: the same logits and the same tokens."""
+"""Models loaded from random checkpoints of transformers give the same logits and tokens."""
 
 import json
 import math
@@ -29,8 +29,8 @@ SHAPES["mamba2"][2] |= {"num_hidden_layers": 1, "tie_word_embeddings": True, "co
 EVERY_SHAPE = pytest.mark.parametrize(("kind", "shape"), [(kind, shape) for kind in SHAPES for shape in SHAPES[kind]], ids=str)
 
 
-def published(kind, shape, **settings):
-    """A model of transformers with random weights, none of them at its initial zero or one."""
+def make_transformers_model(kind, shape, **settings):
+    """Return a model of transformers with random weights, also where the initial weights are zeros or ones."""
     config = {"mamba": transformers.MambaConfig, "mamba2": transformers.Mamba2Config}[kind](**shape, **settings)
     model = {"mamba": transformers.MambaForCausalLM, "mamba2": transformers.Mamba2ForCausalLM}[kind](config).eval()
     with torch.no_grad():
@@ -41,50 +41,50 @@ def published(kind, shape, **settings):
 
 
 @EVERY_SHAPE
-def test_the_same_logits_and_the_same_tokens(kind, shape, tmp_path):
-    theirs = published(kind, shape)
-    theirs.save_pretrained(tmp_path)
+def test_loaded_model_gives_the_same_logits_and_tokens(kind, shape, tmp_path):
+    original = make_transformers_model(kind, shape)
+    original.save_pretrained(tmp_path)
     tokens = torch.randint(0, shape["vocab_size"], (2, 90))
     with torch.no_grad():
-        wanted = theirs(tokens).logits
+        expected = original(tokens).logits
     prompt = tokens[:, :7]
     greedy = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0, "attention_mask": torch.ones_like(prompt)}
-    written = theirs.generate(prompt, max_new_tokens=25, **greedy)[:, 7:]
-    for source in (theirs, tmp_path):
-        ours = from_transformers(source).eval()
-        assert isinstance(ours, LanguageModel)
-        assert ours.backbone.encoder.weight.shape[0] % 8 == 0
+    expected_tokens = original.generate(prompt, max_new_tokens=25, **greedy)[:, 7:]
+    for source in (original, tmp_path):
+        loaded = from_transformers(source).eval()
+        assert isinstance(loaded, LanguageModel)
+        assert loaded.backbone.encoder.weight.shape[0] % 8 == 0
         with torch.no_grad():
-            difference = (ours(tokens) - wanted).abs().max()
+            difference = (loaded(tokens) - expected).abs().max()
         assert difference < 1e-4, difference
-        assert torch.equal(generate(ours, prompt, 25, temperature=0)[0], written)
-    if shape.get("use_conv_bias", True):  # here a convolution always has one
-        theirs_and_ours = (theirs.backbone.layers, ours.backbone.blocks)
-        assert len({sum(part.numel() for part in stack.parameters()) for stack in theirs_and_ours}) == 1
+        assert torch.equal(generate(loaded, prompt, 25, temperature=0)[0], expected_tokens)
+    if shape.get("use_conv_bias", True):  # convolutions of this package always have a bias
+        stacks = (original.backbone.layers, loaded.backbone.blocks)
+        assert len({sum(part.numel() for part in stack.parameters()) for stack in stacks}) == 1
 
 
-def test_clamped_steps_and_what_is_saved_again(tmp_path):
-    theirs = published("mamba2", SHAPES["mamba2"][0], time_step_limit=(0.001, 0.02))
+def test_time_step_limit_is_kept_by_loading_and_saving(tmp_path):
+    original = make_transformers_model("mamba2", SHAPES["mamba2"][0], time_step_limit=(0.001, 0.02))
     tokens = torch.randint(0, 24, (2, 40))
-    ours = from_transformers(theirs).eval()
-    unclamped = from_transformers(published("mamba2", SHAPES["mamba2"][0])).eval()
-    unclamped.load_state_dict(ours.state_dict())
+    loaded = from_transformers(original).eval()
+    unclamped = from_transformers(make_transformers_model("mamba2", SHAPES["mamba2"][0])).eval()
+    unclamped.load_state_dict(loaded.state_dict())
     with torch.no_grad():
-        wanted = theirs(tokens).logits
-        assert (ours(tokens) - wanted).abs().max() < 1e-4
-        assert (unclamped(tokens) - wanted).abs().max() > 1e-3
-    ours.save_pretrained(tmp_path)
-    again = LanguageModel.from_pretrained(tmp_path)
-    assert torch.equal(again(tokens), ours(tokens))
+        expected = original(tokens).logits
+        assert (loaded(tokens) - expected).abs().max() < 1e-4
+        assert (unclamped(tokens) - expected).abs().max() > 1e-3
+    loaded.save_pretrained(tmp_path)
+    reloaded = LanguageModel.from_pretrained(tmp_path)
+    assert torch.equal(reloaded(tokens), loaded(tokens))
 
 
-def test_shards_are_put_together(tmp_path):
-    theirs = published("mamba", SHAPES["mamba"][0])
-    theirs.save_pretrained(tmp_path, max_shard_size="8KB")
+def test_sharded_checkpoint_can_be_loaded(tmp_path):
+    original = make_transformers_model("mamba", SHAPES["mamba"][0])
+    original.save_pretrained(tmp_path, max_shard_size="8KB")
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
     tokens = torch.randint(0, 24, (1, 9))
     with torch.no_grad():
-        torch.testing.assert_close(from_transformers(tmp_path)(tokens), theirs(tokens).logits, rtol=0, atol=1e-4)
+        torch.testing.assert_close(from_transformers(tmp_path)(tokens), original(tokens).logits, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -96,15 +96,15 @@ def test_shards_are_put_together(tmp_path):
         ({"layer_norm_epsilon": 1e-6}, "`layer_norm_epsilon` must be 1e-05, .*, got 1e-06"),
     ],
 )
-def test_what_models_here_do_not_have_is_named(change, message, tmp_path):
-    published("mamba", SHAPES["mamba"][0]).save_pretrained(tmp_path)
+def test_unsupported_configuration_raises(change, message, tmp_path):
+    make_transformers_model("mamba", SHAPES["mamba"][0]).save_pretrained(tmp_path)
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(ValueError, match=message):
         from_transformers(tmp_path)
 
 
-def test_missing_files_and_other_checkpoints_are_named(tmp_path):
+def test_missing_files_or_another_kind_of_checkpoint_raise(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"config\.json: no such file"):
         from_transformers(tmp_path)
     transformers.MambaModel(transformers.MambaConfig(**SHAPES["mamba"][0])).save_pretrained(tmp_path)
@@ -115,10 +115,10 @@ def test_missing_files_and_other_checkpoints_are_named(tmp_path):
         from_transformers(tmp_path)
 
 
-def test_infinity_may_be_written_in_two_ways(tmp_path):
+def test_infinite_time_step_limit_can_be_written_in_two_ways(tmp_path):
     for infinity in (math.inf, {"__float__": "Infinity"}):
-        theirs = published("mamba2", SHAPES["mamba2"][0])
-        theirs.save_pretrained(tmp_path)
+        original = make_transformers_model("mamba2", SHAPES["mamba2"][0])
+        original.save_pretrained(tmp_path)
         path = tmp_path / "config.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | {"time_step_limit": [0.0, infinity]}))
         assert from_transformers(tmp_path).config["blocks"][0]["options"]["dt_limit"] is None

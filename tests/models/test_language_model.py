@@ -8,18 +8,18 @@ from longscan.layers.state import state_tensors
 from longscan.models import LanguageModel, SequenceModel
 
 
-def model(spec: str = "ma", **options) -> LanguageModel:
+def make_model(spec: str = "ma", **options) -> LanguageModel:
     return LanguageModel.from_spec(spec, **{"d_model": 6, "vocab_size": 11, "d_state": 4, **options}).double().eval()
 
 
-def tokens(batch: int, length: int) -> torch.Tensor:
+def make_tokens(batch: int, length: int) -> torch.Tensor:
     return torch.randint(0, 11, (batch, length))
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_logits_are_those_of_the_embedding_or_of_a_head(tied):
-    net = model(tied=tied)
-    inputs = tokens(2, 5)
+def test_logits_come_from_the_embedding_or_a_head(tied):
+    net = make_model(tied=tied)
+    inputs = make_tokens(2, 5)
     features = net.backbone(inputs)
     weight = net.backbone.encoder.weight if tied else net.lm_head
     assert weight.shape == (16, 6)
@@ -27,24 +27,24 @@ def test_logits_are_those_of_the_embedding_or_of_a_head(tied):
     assert len(list(net.parameters())) == len(list(net.backbone.parameters())) + (not tied)
 
 
-def test_the_padding_of_the_vocabulary_is_no_token_and_learns_nothing():
-    net = model(pad_vocab_to=8)
+def test_tokens_of_the_vocabulary_padding_raise_and_have_no_gradient():
+    net = make_model(pad_vocab_to=8)
     with pytest.raises(ValueError, match="`inputs` must be tokens from 0 to 10, got 11"):
         net(torch.tensor([[3, 11]]))
     with pytest.raises(ValueError, match="`inputs` must be tokens from 0 to 10, got 12"):
         net.step(torch.tensor([12]), net.initial_state(1))
-    net(tokens(2, 5)).square().sum().backward()
+    net(make_tokens(2, 5)).square().sum().backward()
     grad = net.backbone.encoder.weight.grad
     assert grad[11:].abs().max() == 0
     assert grad[:11].abs().min() > 0
-    assert model(pad_vocab_to=1).backbone.encoder.weight.shape[0] == 11
+    assert make_model(pad_vocab_to=1).backbone.encoder.weight.shape[0] == 11
     with pytest.raises(ValueError, match=r"`pad_vocab_to` must .*got 0"):
-        model(pad_vocab_to=0)
+        make_model(pad_vocab_to=0)
 
 
-def test_steps_and_pieces_give_what_the_whole_gives():
-    net = model("mamba aussm s4d gru")
-    inputs, valid = tokens(2, 9), torch.arange(9) < torch.tensor([[9], [6]])
+def test_steps_and_packed_sequences_equal_whole_sequences():
+    net = make_model("mamba aussm s4d gru")
+    inputs, valid = make_tokens(2, 9), torch.arange(9) < torch.tensor([[9], [6]])
     whole, final = net(inputs, valid=valid, return_state=True)
     state, outputs = net.initial_state(2), []
     for t in range(9):
@@ -57,7 +57,7 @@ def test_steps_and_pieces_give_what_the_whole_gives():
     torch.testing.assert_close(packed, torch.cat([net(inputs[:, :4]), net(inputs[:, 4:])], 1))
 
 
-def test_it_starts_as_mambas_language_models_do():
+def test_initial_values_are_those_of_mamba_language_models():
     torch.manual_seed(0)
     net = LanguageModel.from_spec("(mamba bidirectional)*2", d_model=64, vocab_size=500)
     assert net.backbone.encoder.weight.std().item() == pytest.approx(0.02, rel=0.05)
@@ -71,27 +71,27 @@ def test_it_starts_as_mambas_language_models_do():
 @pytest.mark.parametrize(
     "options", [{}, {"tied": False, "pad_vocab_to": 1, "norm": "layer", "initial_state": "learned"}], ids=str
 )
-def test_saved_models_come_back(options, tmp_path):
-    net = model("mamba bidirectional", **options)
+def test_saved_model_can_be_loaded(options, tmp_path):
+    net = make_model("mamba bidirectional", **options)
     net.save_pretrained(tmp_path)
-    back = LanguageModel.from_pretrained(tmp_path)
-    inputs = tokens(2, 5)
-    torch.testing.assert_close(back.eval()(inputs), net(inputs))
-    assert all(torch.equal(value, back.state_dict()[name]) for name, value in net.state_dict().items())
-    assert back.config == net.config
+    loaded = LanguageModel.from_pretrained(tmp_path)
+    inputs = make_tokens(2, 5)
+    torch.testing.assert_close(loaded.eval()(inputs), net(inputs))
+    assert all(torch.equal(value, loaded.state_dict()[name]) for name, value in net.state_dict().items())
+    assert loaded.config == net.config
     with pytest.raises(
         ValueError, match=r"config.json: pad_vocab_to, tied is no setting of SequenceModel; another class wrote it"
     ):
         SequenceModel.from_pretrained(tmp_path)
 
 
-def test_what_the_blocks_allow():
-    assert model().causal
-    assert model().streaming
-    two_sided = model("mamba bidirectional")
+def test_properties_and_errors_follow_from_the_blocks():
+    assert make_model().causal
+    assert make_model().streaming
+    two_sided = make_model("mamba bidirectional")
     assert not two_sided.causal
     with pytest.raises(ValueError, match=r"step: block 1 \(bidirectional\) cannot run step by step"):
         two_sided.step(torch.tensor([1]), two_sided.initial_state(1))
     with pytest.raises(ValueError, match=r"blocks: block 1 \(s5\) shortens the sequence"):
-        model("mamba s5", block_options={"s5": {"stride": 2}})
-    assert parameter_options(model(tied=False).lm_head).role == "dense"
+        make_model("mamba s5", block_options={"s5": {"stride": 2}})
+    assert parameter_options(make_model(tied=False).lm_head).role == "dense"

@@ -7,52 +7,52 @@ from torch.nn.functional import cross_entropy
 from longscan.models import LanguageModel, masked_tokens, next_tokens, token_loss
 
 
-def model(spec: str = "m") -> LanguageModel:
+def make_model(spec: str = "m") -> LanguageModel:
     return LanguageModel.from_spec(spec, d_model=8, vocab_size=12, d_state=4)
 
 
-def test_next_tokens_by_hand():
+def test_next_tokens_are_shifted_and_masked():
     tokens = torch.tensor([[1, 2, 3, 4], [9, 5, 6, 9]])
     valid = torch.tensor([[True] * 4, [False, True, True, False]])
     batch = next_tokens(tokens, valid)
     assert batch.inputs.tolist() == [[1, 2, 3], [9, 5, 6]]
     assert batch.targets.tolist() == [[2, 3, 4], [5, 6, 9]]
     assert batch.scored.tolist() == [[True] * 3, [False, True, False]]
-    back = next_tokens(tokens, valid, reverse=True)
-    assert back.inputs.tolist() == [[4, 3, 2], [9, 6, 5]]
-    assert back.targets.tolist() == [[3, 2, 1], [6, 5, 9]]
-    assert back.scored.tolist() == batch.scored.tolist()
+    reverse = next_tokens(tokens, valid, reverse=True)
+    assert reverse.inputs.tolist() == [[4, 3, 2], [9, 6, 5]]
+    assert reverse.targets.tolist() == [[3, 2, 1], [6, 5, 9]]
+    assert reverse.scored.tolist() == batch.scored.tolist()
 
 
-def test_loss_is_the_mean_over_what_is_scored():
-    net, tokens = model(), torch.randint(0, 12, (2, 6))
+def test_loss_is_the_mean_over_scored_targets():
+    net, tokens = make_model(), torch.randint(0, 12, (2, 6))
     valid = torch.arange(6) < torch.tensor([[6], [3]])
     batch = next_tokens(tokens, valid)
     logits = net(tokens[:, :-1])
-    wanted = [cross_entropy(logits[row, t], tokens[row, t + 1]) for row, end in ((0, 5), (1, 2)) for t in range(end)]
-    torch.testing.assert_close(token_loss(net, batch), torch.stack(wanted).mean())
-    torch.testing.assert_close(token_loss(net, batch, "sum"), torch.stack(wanted).sum())
-    nothing = next_tokens(tokens, torch.zeros(2, 6, dtype=torch.bool))
-    assert token_loss(net, nothing) == 0
+    expected = [cross_entropy(logits[row, t], tokens[row, t + 1]) for row, end in ((0, 5), (1, 2)) for t in range(end)]
+    torch.testing.assert_close(token_loss(net, batch), torch.stack(expected).mean())
+    torch.testing.assert_close(token_loss(net, batch, "sum"), torch.stack(expected).sum())
+    unscored = next_tokens(tokens, torch.zeros(2, 6, dtype=torch.bool))
+    assert token_loss(net, unscored) == 0
 
 
-def test_masking_frequencies():
-    """15 % of the tokens that are not special, of these 80 / 10 / 10, over a million tokens; the rest is as it was."""
+def test_masked_tokens_have_the_frequencies_of_the_paper():
+    """15 % of the ordinary tokens are chosen; 80 % of these are masked, 10 % random and 10 % unchanged."""
     tokens = torch.randint(0, 12, (1000, 1000))
     batch = masked_tokens(tokens, mask_token=3, vocab_size=12, special=range(7), generator=torch.Generator().manual_seed(0))
     ordinary = tokens >= 7
     assert not (batch.scored & ~ordinary).any()
     assert (batch.scored.sum() / ordinary.sum()).item() == pytest.approx(0.15, abs=0.002)
-    chosen, given = batch.inputs[batch.scored], tokens[batch.scored]
+    chosen, original = batch.inputs[batch.scored], tokens[batch.scored]
     masked = (chosen == 3).float().mean().item()
-    kept = (chosen == given).float().mean().item()
+    unchanged = (chosen == original).float().mean().item()
     assert masked == pytest.approx(0.8, abs=0.005)
-    assert kept == pytest.approx(0.1 + 0.1 / 5, abs=0.005)  # a random token is the same one in five
+    assert unchanged == pytest.approx(0.1 + 0.1 / 5, abs=0.005)  # one in five random tokens is the original one
     assert set(chosen.unique().tolist()) == {3, 7, 8, 9, 10, 11}
     assert torch.equal(batch.inputs[~batch.scored], tokens[~batch.scored])
     assert torch.equal(batch.targets, tokens)
-    everything = masked_tokens(tokens, mask_token=3, vocab_size=12, special=range(7), random_special=True, split=(0.0, 1.0))
-    assert len(everything.inputs[everything.scored].unique()) == 12
+    any_random = masked_tokens(tokens, mask_token=3, vocab_size=12, special=range(7), random_special=True, split=(0.0, 1.0))
+    assert len(any_random.inputs[any_random.scored].unique()) == 12
 
 
 def test_next_token_prediction_has_seven_times_the_targets():
@@ -62,18 +62,18 @@ def test_next_token_prediction_has_seven_times_the_targets():
     assert (next_tokens(tokens).scored.sum() / masked).item() == pytest.approx(1 / 0.15, rel=0.02)
 
 
-def test_padding_is_never_masked_and_draws_are_repeatable():
+def test_padding_is_not_masked_and_the_generator_decides():
     tokens, valid = torch.randint(7, 12, (50, 40)), torch.arange(40) < torch.randint(1, 40, (50, 1))
-    one, two = (
+    first, second = (
         masked_tokens(tokens, mask_token=3, vocab_size=12, valid=valid, share=0.5, generator=torch.Generator().manual_seed(4))
         for _ in range(2)
     )
-    assert torch.equal(one.inputs, two.inputs)
-    assert not (one.scored & ~valid).any()
+    assert torch.equal(first.inputs, second.inputs)
+    assert not (first.scored & ~valid).any()
 
 
-def learned(net: LanguageModel, objective, steps: int) -> list[float]:
-    """Losses on sequences that count up by one, modulo 5, from anywhere: every token tells its neighbours."""
+def train_on_counting(net: LanguageModel, objective, steps: int) -> list[float]:
+    """Train on sequences that count up modulo 5, so that every token determines its neighbours; return the losses."""
     optimizer = torch.optim.AdamW(net.parameters(), lr=2e-2)
     losses = []
     for _ in range(steps):
@@ -95,15 +95,15 @@ def learned(net: LanguageModel, objective, steps: int) -> list[float]:
     ],
     ids=["next", "reversed", "masked"],
 )
-def test_pretraining_learns(spec, objective):
-    losses = learned(model(spec), objective, 60)
+def test_pretraining_reduces_the_loss(spec, objective):
+    losses = train_on_counting(make_model(spec), objective, 60)
     assert losses[0] > 1.5
     assert sum(losses[-5:]) / 5 < 0.3
 
 
-def test_reverse_pretraining_goes_on_from_the_forward_model():
-    """R1 started from F1: the same weights at first, another objective."""
-    forward = model()
+def test_reverse_loss_equals_the_forward_loss_of_reversed_tokens():
+    """Reverse pretraining (R1) starts from the weights of the forward model (F1)."""
+    forward = make_model()
     reverse = copy.deepcopy(forward)
     tokens = torch.randint(0, 12, (2, 9))
     torch.testing.assert_close(
@@ -124,14 +124,14 @@ def test_reverse_pretraining_goes_on_from_the_forward_model():
     ],
     ids=str,
 )
-def test_impossible_masks_are_named(options, message):
+def test_invalid_masking_raises(options, message):
     with pytest.raises(ValueError, match=message):
         masked_tokens(**{"tokens": torch.zeros(1, 4, dtype=torch.int64), "mask_token": 3, "vocab_size": 12, **options})
 
 
-def test_models_that_would_see_the_answer_are_refused():
+def test_next_token_loss_of_a_model_that_is_not_causal_raises():
     tokens = torch.randint(0, 12, (1, 5))
     with pytest.raises(ValueError, match="`model` must be causal"):
-        token_loss(model("mamba bidirectional"), next_tokens(tokens))
+        token_loss(make_model("mamba bidirectional"), next_tokens(tokens))
     with pytest.raises(ValueError, match=r"`tokens` must have shape .*, got \(1, 1\)"):
         next_tokens(tokens[:, :1])

@@ -1,4 +1,4 @@
-"""Saved models: the same bytes each time, damage is found, and a save that was killed half-way leaves a whole model."""
+"""Saved models: saving is deterministic, damage raises, and a kill during saving leaves a complete model."""
 
 import inspect
 import json
@@ -17,17 +17,17 @@ from longscan.models.base import PretrainedModel
 from longscan.models.saving import CONFIG, WEIGHTS
 
 
-def model(pooling: str = "mean", seed: int = 0) -> SequenceModel:
+def make_model(pooling: str = "mean", seed: int = 0) -> SequenceModel:
     torch.manual_seed(seed)
     return SequenceModel.from_spec("ma", d_model=4, d_state=2, d_output=2, d_input=3, pooling=pooling)  # type: ignore[arg-type]
 
 
-def test_the_same_model_is_saved_as_the_same_bytes(tmp_path: Path) -> None:
-    found = set()
+def test_same_model_is_saved_as_the_same_bytes(tmp_path: Path) -> None:
+    contents = set()
     for number in range(8):
-        model().save_pretrained(tmp_path / str(number))
-        found.add((tmp_path / str(number) / WEIGHTS).read_bytes())
-    assert len(found) == 1
+        make_model().save_pretrained(tmp_path / str(number))
+        contents.add((tmp_path / str(number) / WEIGHTS).read_bytes())
+    assert len(contents) == 1
 
 
 def test_numpy_numbers_are_saved_as_plain_numbers(tmp_path: Path) -> None:
@@ -38,8 +38,8 @@ def test_numpy_numbers_are_saved_as_plain_numbers(tmp_path: Path) -> None:
     assert config["blocks"][0]["options"]["d_state"] == 2
 
 
-def test_one_changed_bit_of_the_weights_is_found(tmp_path: Path) -> None:
-    model().save_pretrained(tmp_path)
+def test_changed_bit_of_the_weights_raises(tmp_path: Path) -> None:
+    make_model().save_pretrained(tmp_path)
     content = bytearray((tmp_path / WEIGHTS).read_bytes())
     content[-7] ^= 1
     (tmp_path / WEIGHTS).write_bytes(bytes(content))
@@ -47,14 +47,14 @@ def test_one_changed_bit_of_the_weights_is_found(tmp_path: Path) -> None:
         SequenceModel.from_pretrained(tmp_path)
 
 
-def test_weights_without_a_checksum_are_read(tmp_path: Path) -> None:
-    model().save_pretrained(tmp_path)
+def test_weights_without_a_checksum_can_be_loaded(tmp_path: Path) -> None:
+    make_model().save_pretrained(tmp_path)
     save_file(load_file(tmp_path / WEIGHTS), tmp_path / WEIGHTS)
     SequenceModel.from_pretrained(tmp_path)
 
 
-def test_errors_name_the_file_that_is_wrong(tmp_path: Path) -> None:
-    model().save_pretrained(tmp_path)
+def test_wrong_configuration_raises_and_names_the_file(tmp_path: Path) -> None:
+    make_model().save_pretrained(tmp_path)
     config = json.loads((tmp_path / CONFIG).read_text())
     (tmp_path / CONFIG).write_text(json.dumps({**config, "pooling": "most"}))
     with pytest.raises(ValueError, match=r"config\.json: damaged \(`pooling` must .*got 'most'"):
@@ -64,35 +64,35 @@ def test_errors_name_the_file_that_is_wrong(tmp_path: Path) -> None:
         SequenceModel.from_pretrained(tmp_path)
 
 
-@pytest.mark.parametrize("moves", [0, 1])
-def test_a_kill_between_the_files_leaves_the_old_or_the_new_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moves: int
+@pytest.mark.parametrize("n_moved", [0, 1])
+def test_kill_between_the_files_leaves_the_old_or_the_new_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_moved: int
 ) -> None:
-    """Both have tensors of the same names and shapes, so that nothing but the settings tells which they belong to."""
+    """Both models have tensors of the same names and shapes, so that only the configuration distinguishes them."""
 
     class KilledError(BaseException):
         pass
 
-    old, new = model("mean"), model("last", seed=1)
+    old, new = make_model("mean"), make_model("last", seed=1)
     old.save_pretrained(tmp_path)
-    replace, made = os.replace, 0
+    replace, moved = os.replace, 0
 
-    def stop(*paths: Path) -> None:
-        nonlocal made
-        if made == moves:
+    def replace_or_kill(*paths: Path) -> None:
+        nonlocal moved
+        if moved == n_moved:
             raise KilledError
-        made += 1
+        moved += 1
         replace(*paths)
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "replace", stop)
-        patch.setattr(Path, "unlink", lambda *_, **__: None)  # what is killed removes nothing
+        patch.setattr(os, "replace", replace_or_kill)
+        patch.setattr(Path, "unlink", lambda *_, **__: None)  # a killed process removes no files
         with pytest.raises(KilledError):
             new.save_pretrained(tmp_path)
-    found, expected = SequenceModel.from_pretrained(tmp_path), new if moves else old
-    assert found.config == expected.config
+    loaded, expected = SequenceModel.from_pretrained(tmp_path), new if n_moved else old
+    assert loaded.config == expected.config
     x = torch.randn(2, 5, 3)
-    assert torch.equal(found(x), expected(x))
+    assert torch.equal(loaded(x), expected(x))
     old.save_pretrained(tmp_path)
     assert SequenceModel.from_pretrained(tmp_path).config == old.config
 
@@ -107,21 +107,21 @@ MODELS: dict[str, Callable[[], PretrainedModel]] = {
 
 
 @pytest.mark.parametrize("build", MODELS.values(), ids=MODELS)
-def test_all_models_are_configured_and_saved_alike(build: Callable[[], PretrainedModel], tmp_path: Path) -> None:
-    made = build()
-    assert made.config.keys() == inspect.signature(type(made)).parameters.keys()
-    assert type(made)(**made.config).config == made.config
-    made.config["blocks"].clear()
-    assert made.config["blocks"], "the configuration is a copy"
-    made.save_pretrained(tmp_path)
-    assert json.loads((tmp_path / CONFIG).read_text()) == {"spec_version": 2, **made.config}
-    again = type(made).from_pretrained(tmp_path)
-    assert again.config == made.config
-    assert all(torch.equal(value, again.state_dict()[name]) for name, value in made.state_dict().items())
+def test_every_model_has_a_configuration_and_can_be_saved(build: Callable[[], PretrainedModel], tmp_path: Path) -> None:
+    model = build()
+    assert model.config.keys() == inspect.signature(type(model)).parameters.keys()
+    assert type(model)(**model.config).config == model.config
+    model.config["blocks"].clear()
+    assert model.config["blocks"], "the configuration is a copy"
+    model.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / CONFIG).read_text()) == {"spec_version": 2, **model.config}
+    loaded = type(model).from_pretrained(tmp_path)
+    assert loaded.config == model.config
+    assert all(torch.equal(value, loaded.state_dict()[name]) for name, value in model.state_dict().items())
 
 
-def test_a_configuration_of_a_later_version_is_refused(tmp_path: Path) -> None:
-    model().save_pretrained(tmp_path)
+def test_configuration_of_a_later_version_raises(tmp_path: Path) -> None:
+    make_model().save_pretrained(tmp_path)
     config = json.loads((tmp_path / CONFIG).read_text())
     (tmp_path / CONFIG).write_text(json.dumps({**config, "spec_version": 3}))
     with pytest.raises(ValueError, match=r"config\.json: `spec_version` must be at most 2, got 3"):

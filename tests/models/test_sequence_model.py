@@ -12,28 +12,28 @@ SIZES = {"d_model": 6, "d_output": 3, "d_state": 4}
 POOLINGS = ("mean", "last", "none")
 
 
-def tokens(batch: int, length: int) -> torch.Tensor:
+def make_tokens(batch: int, length: int) -> torch.Tensor:
     return torch.randint(0, 7, (batch, length))
 
 
-def model(spec: str = "ma", **options) -> SequenceModel:
+def make_model(spec: str = "ma", **options) -> SequenceModel:
     return SequenceModel.from_spec(spec, vocab_size=7, **{**SIZES, **options}).double().eval()
 
 
 @pytest.mark.parametrize("spec", ["mamba", "aussm", "s4d", "lru", "gru", "lstm", "(ma)*2 s4d lru gru lstm"])
 @pytest.mark.parametrize("pooling", POOLINGS)
-def test_shapes_and_gradients(spec, pooling):
-    net = model(spec, pooling=pooling)
-    y = net(tokens(2, 9))
+def test_outputs_have_the_shape_of_the_pooling_and_all_parameters_have_gradients(spec, pooling):
+    net = make_model(spec, pooling=pooling)
+    y = net(make_tokens(2, 9))
     assert y.shape == ((2, 9, 3) if pooling == "none" else (2, 3))
     y.square().sum().backward()
     assert all(parameter.grad is not None for parameter in net.parameters())
 
 
-def test_the_stack_by_hand():
-    """Embedding, x + block(RMSNorm(x)), mean over the steps, RMSNorm, linear head without bias."""
-    net = model("am")
-    inputs = tokens(2, 5)
+def test_model_is_embedding_residual_blocks_pooling_norm_and_head():
+    """A residual block is x + block(RMSNorm(x)); the head has no bias."""
+    net = make_model("am")
+    inputs = make_tokens(2, 5)
     x = net.encoder(inputs)
     for residual in net.stack:
         x = x + residual.block(residual.norm(x))
@@ -41,7 +41,7 @@ def test_the_stack_by_hand():
     assert sum(parameter.numel() for parameter in net.head.parameters()) == 18
 
 
-def test_vectors_go_through_a_linear_map():
+def test_vector_inputs_are_encoded_by_a_linear_map():
     net = SequenceModel.from_spec("m", d_input=4, pooling="last", head="mlp", **SIZES)
     inputs = torch.randn(2, 5, 4)
     x = net.stack[0](inputs @ net.encoder.weight.T + net.encoder.bias)
@@ -52,21 +52,21 @@ def test_vectors_go_through_a_linear_map():
 
 @pytest.mark.parametrize("pooling", POOLINGS)
 @pytest.mark.parametrize("initial_state", ["zero", "learned"])
-@pytest.mark.parametrize("recorded", [True, False])
-def test_streaming_equals_whole(pooling, initial_state, recorded):
-    """Step by step, and in chunks with padding, the outputs and the state are those of one call."""
-    with torch.set_grad_enabled(recorded):
-        check_streaming(pooling, initial_state)
+@pytest.mark.parametrize("grad_enabled", [True, False])
+def test_streaming_equals_whole(pooling, initial_state, grad_enabled):
+    """Outputs and states of single steps, and of chunks with padding, equal those of one call."""
+    with torch.set_grad_enabled(grad_enabled):
+        assert_streaming_equals_whole(pooling, initial_state)
 
 
-def check_streaming(pooling: str, initial_state: str) -> None:
-    net = model("mamba aussm s4d lru", pooling=pooling, initial_state=initial_state)
+def assert_streaming_equals_whole(pooling: str, initial_state: str) -> None:
+    net = make_model("mamba aussm s4d lru", pooling=pooling, initial_state=initial_state)
     with torch.no_grad():
         for start in net.start:
             start.normal_()
-    inputs, elapsed = tokens(3, 12), torch.rand(3, 12, dtype=torch.float64)
+    inputs, elapsed = make_tokens(3, 12), torch.rand(3, 12, dtype=torch.float64)
     valid = (torch.arange(12) >= torch.tensor([[0], [5], [0]])) & (torch.arange(12) < torch.tensor([[12], [12], [7]]))
-    inputs = torch.where(valid, inputs, 99)  # padding holds no token
+    inputs = torch.where(valid, inputs, 99)  # no token has this number
     whole, final = net(inputs, elapsed=elapsed, valid=valid, return_state=True)
     state, outputs = net.initial_state(3), []
     for t in range(12):
@@ -75,8 +75,8 @@ def check_streaming(pooling: str, initial_state: str) -> None:
     torch.testing.assert_close(torch.stack(outputs, 1) if pooling == "none" else outputs[-1], whole)
     torch.testing.assert_close(state_tensors(state), state_tensors(final))
     state, outputs = None, []
-    for cut in (slice(0, 4), slice(4, 4), slice(4, 12)):
-        y, state = net(inputs[:, cut], state, elapsed=elapsed[:, cut], valid=valid[:, cut], return_state=True)
+    for chunk in (slice(0, 4), slice(4, 4), slice(4, 12)):
+        y, state = net(inputs[:, chunk], state, elapsed=elapsed[:, chunk], valid=valid[:, chunk], return_state=True)
         outputs.append(y)
     torch.testing.assert_close(torch.cat(outputs, 1) if pooling == "none" else outputs[-1], whole)
     torch.testing.assert_close(state_tensors(state), state_tensors(final))
@@ -84,35 +84,35 @@ def check_streaming(pooling: str, initial_state: str) -> None:
 
 @pytest.mark.parametrize("pooling", POOLINGS)
 @pytest.mark.parametrize("spec", ["ma", "s4d", "lru gru"])
-def test_padding_changes_nothing(spec, pooling):
-    """Padded left or right with tokens that do not exist, a row gives what it gives alone; so do its gradients."""
-    net = model(spec, pooling=pooling)
-    rows = [tokens(1, length) for length in (9, 4, 1)]
-    alone = torch.cat([net(row)[:, -1] if pooling == "none" else net(row) for row in rows])
-    wanted = torch.autograd.grad(alone.square().sum(), list(net.parameters()))
+def test_padding_does_not_change_outputs_and_gradients(spec, pooling):
+    """Rows are padded on the left or the right with tokens outside of the vocabulary."""
+    net = make_model(spec, pooling=pooling)
+    rows = [make_tokens(1, length) for length in (9, 4, 1)]
+    expected = torch.cat([net(row)[:, -1] if pooling == "none" else net(row) for row in rows])
+    expected_grads = torch.autograd.grad(expected.square().sum(), list(net.parameters()))
     for left in (False, True):
         inputs, valid = torch.full((3, 10), 99), torch.zeros(3, 10, dtype=torch.bool)
         for index, row in enumerate(rows):
-            place = slice(10 - row.shape[1], 10) if left else slice(0, row.shape[1])
-            inputs[index, place], valid[index, place] = row[0], True
+            steps = slice(10 - row.shape[1], 10) if left else slice(0, row.shape[1])
+            inputs[index, steps], valid[index, steps] = row[0], True
         y = net(inputs, valid=valid)
         if pooling == "none":
             assert torch.equal(y[~valid], torch.zeros_like(y[~valid]))
             ends = torch.full((3,), 9) if left else valid.sum(1) - 1
             y = y[torch.arange(3), ends]
-        torch.testing.assert_close(y, alone)
-        torch.testing.assert_close(torch.autograd.grad(y.square().sum(), list(net.parameters())), wanted)
+        torch.testing.assert_close(y, expected)
+        torch.testing.assert_close(torch.autograd.grad(y.square().sum(), list(net.parameters())), expected_grads)
 
 
-def test_packed_rows_equal_their_sequences():
-    net = model("mamba aussm s4d lru lstm", pooling="none")
-    first, second = tokens(1, 5), tokens(1, 8)
+def test_packed_sequences_equal_separate_sequences():
+    net = make_model("mamba aussm s4d lru lstm", pooling="none")
+    first, second = make_tokens(1, 5), make_tokens(1, 8)
     seq_idx = torch.tensor([[0] * 5 + [1] * 8])
     packed = net(torch.cat([first, second], 1), seq_idx=seq_idx)
     torch.testing.assert_close(packed, torch.cat([net(first), net(second)], 1))
 
 
-def test_nan_in_the_padding_of_vectors_reaches_nothing():
+def test_nan_in_the_padding_does_not_change_outputs_and_gradients():
     net = SequenceModel.from_spec("ma", d_input=2, **SIZES)
     inputs, valid = torch.randn(2, 6, 2), torch.arange(6) < torch.tensor([[6], [3]])
     results = []
@@ -120,21 +120,21 @@ def test_nan_in_the_padding_of_vectors_reaches_nothing():
         elapsed = torch.where(valid, torch.tensor(0.7), filler)
         y = net(torch.where(valid.unsqueeze(-1), inputs, filler), valid=valid, elapsed=elapsed)
         results.append([y, *torch.autograd.grad(y.sum(), list(net.parameters()))])
-    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+    torch.testing.assert_close(*results, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("norm", ["rms", "layer", "post"])
-def test_norms_and_heads(norm):
-    """The last norm is of the branches' kind, none after "post"; pieces, padding and configuration as ever."""
-    net = model("mamba feed_forward", norm=norm, head="affine", pooling="none")
+def test_norms_and_heads_work_with_steps_padding_and_configurations(norm):
+    """The last norm has the type of the other norms; there is none with "post"."""
+    net = make_model("mamba feed_forward", norm=norm, head="affine", pooling="none")
     with torch.no_grad():
         for parameter in net.parameters():
-            parameter += 0.1 * torch.randn_like(parameter)  # no norm has its first scale or shift
-    bare = model("mamba feed_forward", norm=norm, head="none", pooling="none", d_output=6)
-    bare.load_state_dict({name: value for name, value in net.state_dict().items() if not name.startswith("head")})
-    inputs, valid = tokens(2, 9), torch.arange(9) < torch.tensor([[9], [4]])
+            parameter += 0.1 * torch.randn_like(parameter)  # so that norms do not have their initial scales and shifts
+    headless = make_model("mamba feed_forward", norm=norm, head="none", pooling="none", d_output=6)
+    headless.load_state_dict({name: value for name, value in net.state_dict().items() if not name.startswith("head")})
+    inputs, valid = make_tokens(2, 9), torch.arange(9) < torch.tensor([[9], [4]])
     whole = net(inputs, valid=valid)
-    torch.testing.assert_close(net(inputs), bare(inputs) @ net.head.weight.T + net.head.bias)
+    torch.testing.assert_close(net(inputs), headless(inputs) @ net.head.weight.T + net.head.bias)
     torch.testing.assert_close(whole[1, :4], net(inputs[1:, :4])[0])
     assert not whole[1, 4:].any()
     state, outputs = net.initial_state(2), []
@@ -146,35 +146,37 @@ def test_norms_and_heads(norm):
     assert SequenceModel(**net.config).config == net.config
 
 
-def test_learned_states_are_trained_and_start_at_zero():
-    net, plain = model("ma", initial_state="learned"), model("ma")
+def test_learned_states_have_gradients_and_start_at_zero():
+    net, plain = make_model("ma", initial_state="learned"), make_model("ma")
     plain.load_state_dict(net.state_dict(), strict=False)
-    inputs = tokens(2, 5)
+    inputs = make_tokens(2, 5)
     torch.testing.assert_close(net(inputs), plain(inputs))
     net(inputs).sum().backward()
-    assert len(net.start) == 4  # convolution and scan, twice
+    assert len(net.start) == 4  # the states of convolution and scan of two blocks
     assert all(start.grad is not None and start.grad.abs().sum() > 0 for start in net.start)
     assert all(parameter_options(start).keep_float32 for start in net.start)
 
 
-def test_saved_models_come_back(tmp_path):
-    net = model("(ma)*2 gru", pooling="last", head="mlp", initial_state="learned", block_options={"a": {"angle_spread": 3.0}})
+def test_saved_model_can_be_loaded(tmp_path):
+    net = make_model(
+        "(ma)*2 gru", pooling="last", head="mlp", initial_state="learned", block_options={"a": {"angle_spread": 3.0}}
+    )
     net.to(torch.bfloat16)
     net.save_pretrained(tmp_path / "model")
     assert sorted(path.name for path in (tmp_path / "model").iterdir()) == ["config.json", "model.safetensors"]
-    twin = SequenceModel.from_pretrained(tmp_path / "model")
-    assert twin.config == net.config
+    loaded = SequenceModel.from_pretrained(tmp_path / "model")
+    assert loaded.config == net.config
     assert json.loads((tmp_path / "model" / "config.json").read_text()) == {"spec_version": 2, **net.config}
-    for (name, one), (_, other) in zip(net.named_parameters(), twin.named_parameters(), strict=True):
-        assert one.dtype == other.dtype, name
-        assert torch.equal(one, other), name
-        assert parameter_options(one) == parameter_options(other), name
-    inputs = tokens(2, 5)
-    assert torch.equal(net(inputs), twin(inputs))
-    net.save_pretrained(tmp_path / "model")  # again, over the first
+    for (name, saved), (_, parameter) in zip(net.named_parameters(), loaded.named_parameters(), strict=True):
+        assert saved.dtype == parameter.dtype, name
+        assert torch.equal(saved, parameter), name
+        assert parameter_options(saved) == parameter_options(parameter), name
+    inputs = make_tokens(2, 5)
+    assert torch.equal(net(inputs), loaded(inputs))
+    net.save_pretrained(tmp_path / "model")  # the second save overwrites the first
 
 
-def test_a_folder_without_a_model_is_named(tmp_path):
+def test_directory_without_a_model_raises(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"config\.json: no such file; a saved model is a folder"):
         SequenceModel.from_pretrained(tmp_path)
 
@@ -188,17 +190,17 @@ def test_a_folder_without_a_model_is_named(tmp_path):
         ("model.safetensors", b"x" * 40, r"model\.safetensors: damaged"),
     ],
 )
-def test_a_damaged_model_is_named(tmp_path, name, content, message):
-    model().save_pretrained(tmp_path)
+def test_damaged_model_raises_and_names_the_file(tmp_path, name, content, message):
+    make_model().save_pretrained(tmp_path)
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=message):
         SequenceModel.from_pretrained(tmp_path)
 
 
-def test_states_and_sizes_that_do_not_fit_are_named():
-    net, other = model("ma"), model("m")
+def test_state_of_another_model_raises():
+    net, other = make_model("ma"), make_model("m")
     state = other.initial_state(2)
-    for call in (lambda state: net(tokens(2, 3), state=state), lambda state: net.step(tokens(2, 3)[:, 0], state)):
+    for call in (lambda state: net(make_tokens(2, 3), state=state), lambda state: net.step(make_tokens(2, 3)[:, 0], state)):
         with pytest.raises(ValueError, match="`state` must have the states of 2 blocks, got 1"):
             call(state)
         with pytest.raises(TypeError, match="`state` must be the ModelState of an earlier call, got a list"):
@@ -207,15 +209,15 @@ def test_states_and_sizes_that_do_not_fit_are_named():
         SequenceModel.from_spec("m", d_model=4, d_output=2, d_input=1.5)
 
 
-def test_a_failed_write_leaves_the_old_model(tmp_path, monkeypatch):
-    net = model()
+def test_failed_write_leaves_the_old_model(tmp_path, monkeypatch):
+    net = make_model()
     net.save_pretrained(tmp_path)
     before = (tmp_path / "model.safetensors").read_bytes()
 
-    def fail(*_: object) -> None:
+    def raise_error(*_: object) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr("os.replace", fail)
+    monkeypatch.setattr("os.replace", raise_error)
     with torch.no_grad():
         net.norm.weight.add_(1)
     with pytest.raises(OSError, match="disk full"):
@@ -224,48 +226,48 @@ def test_a_failed_write_leaves_the_old_model(tmp_path, monkeypatch):
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_bfloat16_models_run_and_keep_float32_states():
-    net = model("mamba aussm s4d lru gru lstm", pooling="mean").to(torch.bfloat16)
-    y, state = net(tokens(2, 6), return_state=True)
+def test_bfloat16_model_has_float32_states():
+    net = make_model("mamba aussm s4d lru gru lstm", pooling="mean").to(torch.bfloat16)
+    y, state = net(make_tokens(2, 6), return_state=True)
     assert y.dtype == torch.bfloat16
     floats = [leaf for leaf in state_tensors(state) if leaf.is_floating_point()]
     assert {leaf.dtype for leaf in floats} == {torch.float32}
-    once_more, _ = net.step(torch.tensor([1, 2]), state)
-    assert once_more.isfinite().all()
+    y, _ = net.step(torch.tensor([1, 2]), state)
+    assert y.isfinite().all()
 
 
-def test_the_residual_stream_stays_in_float32_under_autocast():
+def test_residual_stream_is_float32_under_autocast():
     model = SequenceModel.from_spec("ma", d_model=8, d_state=4, d_input=3, d_output=2, pooling="none")
-    streams = []
+    dtypes = []
     for block in model.stack:
-        block.register_forward_hook(lambda _, given, made: streams.extend([given[0].dtype, made[0].dtype]))
+        block.register_forward_hook(lambda _, inputs, outputs: dtypes.extend([inputs[0].dtype, outputs[0].dtype]))
     with torch.autocast("cpu", torch.bfloat16):
-        model(torch.randn(2, 9, 3))
-    assert streams == [torch.float32] * 4
+        make_model(torch.randn(2, 9, 3))
+    assert dtypes == [torch.float32] * 4
 
 
-def test_states_move_and_select_rows():
-    net = model("ma")
-    inputs = tokens(3, 5)
+def test_selected_rows_of_a_state_continue_their_sequences():
+    net = make_model("ma")
+    inputs = make_tokens(3, 5)
     _, state = net(inputs, return_state=True)
     rows = torch.tensor([2, 0])
-    later = tokens(3, 4)
-    torch.testing.assert_close(net(later[rows], state.select_rows(rows)), net(later, state)[rows])
+    next_inputs = make_tokens(3, 4)
+    torch.testing.assert_close(net(next_inputs[rows], state.select_rows(rows)), net(next_inputs, state)[rows])
     assert state.nbytes == sum(leaf.nbytes for leaf in state_tensors(state))
 
 
-def test_compiles_to_one_graph():
-    net = model("mamba aussm lru", pooling="none")
+def test_model_compiles_to_one_graph():
+    net = make_model("mamba aussm lru", pooling="none")
     compiled = torch.compile(net, fullgraph=True, backend="aot_eager")
-    inputs, valid = tokens(2, 4), torch.ones(2, 4, dtype=torch.bool)
+    inputs, valid = make_tokens(2, 4), torch.ones(2, 4, dtype=torch.bool)
     torch.testing.assert_close(compiled(inputs, valid=valid), net(inputs, valid=valid))
 
 
-def test_deep_copies_are_independent():
-    net = model("ma")
-    twin = copy.deepcopy(net)
+def test_deep_copy_is_independent():
+    net = make_model("ma")
+    copied = copy.deepcopy(net)
     with torch.no_grad():
-        twin.norm.weight.zero_()
+        copied.norm.weight.zero_()
     assert torch.equal(net.norm.weight, torch.ones_like(net.norm.weight))
     assert map_state(torch.clone, net.initial_state(1)).pooled is not None
 
@@ -287,13 +289,13 @@ def test_deep_copies_are_independent():
     ],
 )
 def test_invalid_setting_raises(options, message):
-    given = {"spec": "m", **SIZES, **options}
+    settings = {"spec": "m", **SIZES, **options}
     with pytest.raises(ValueError, match=message):
-        SequenceModel.from_spec(**given)
+        SequenceModel.from_spec(**settings)
 
 
-def test_impossible_inputs_are_named():
-    net, vectors = model(), SequenceModel.from_spec("gru", d_input=2, **SIZES)
+def test_invalid_inputs_raise():
+    net, vectors = make_model(), SequenceModel.from_spec("gru", d_input=2, **SIZES)
     with pytest.raises(ValueError, match=r"`inputs` must be integer tokens .*, got torch\.float32 \(2, 3\)"):
         net(torch.randn(2, 3))
     with pytest.raises(ValueError, match="`inputs` must be tokens from 0 to 6, got 7"):
@@ -305,8 +307,8 @@ def test_impossible_inputs_are_named():
     with pytest.raises(ValueError, match=r"`elapsed` must be None, as block 0 \(gru\) takes no elapsed times"):
         vectors(torch.randn(2, 3, 2), elapsed=torch.ones(2, 3))
     with pytest.raises(ValueError, match="`seq_idx` must be None with pooling="):
-        net(tokens(1, 3), seq_idx=torch.zeros(1, 3, dtype=torch.int64))
+        net(make_tokens(1, 3), seq_idx=torch.zeros(1, 3, dtype=torch.int64))
     with pytest.raises(ValueError, match="`seq_idx` must be None with initial_state='learned'"):
-        model(pooling="none", initial_state="learned")(tokens(1, 3), seq_idx=torch.zeros(1, 3, dtype=torch.int64))
+        make_model(pooling="none", initial_state="learned")(make_tokens(1, 3), seq_idx=torch.zeros(1, 3, dtype=torch.int64))
     with pytest.raises(ValueError, match=r"`valid` must have one run .*, got more in row 0"):
-        net(tokens(1, 3), valid=torch.tensor([[True, False, True]]))
+        net(make_tokens(1, 3), valid=torch.tensor([[True, False, True]]))

@@ -16,7 +16,7 @@ from longscan.layers import LAYERS
 from longscan.models import format_spec, parse_spec
 
 
-def names(spec: str) -> list[str]:
+def expanded_names(spec: str) -> list[str]:
     return [name for name, _ in expand_spec(spec)]
 
 
@@ -38,8 +38,8 @@ def names(spec: str) -> list[str]:
     ],
     ids=lambda value: str(value)[:30],
 )
-def test_examples(spec, blocks):
-    assert names(spec) == blocks
+def test_spec_expands_to_blocks(spec, blocks):
+    assert expanded_names(spec) == blocks
 
 
 @pytest.mark.parametrize(
@@ -74,12 +74,12 @@ def test_examples(spec, blocks):
     ],
     ids=lambda value: str(value)[:30],
 )
-def test_errors_name_the_position_and_the_nearest_names(spec, message):
+def test_invalid_spec_raises_with_position_and_similar_names(spec, message):
     with pytest.raises(ValueError, match=message):
         parse_spec(spec)
 
 
-# Trees of names, groups and repetitions, written as a spec and expanded by hand.
+# Trees of names, groups and repetitions: the spec and the expected names.
 PAIRS = ["mamba[s4d]", "simple[s5]", "bidirectional[lru]"]
 NAME = st.sampled_from(sorted(STANDARD_BLOCKS.keys() - {"s6"}) + PAIRS).map(lambda name: (name, [name]))
 TREES = st.recursive(
@@ -95,39 +95,41 @@ TREES = st.recursive(
 
 
 @given(trees=st.lists(st.tuples(TREES, st.integers(1, 4)), min_size=1, max_size=3))
-def test_any_nesting_expands_and_comes_back(trees):
-    """Each of a list of trees repeated; `parse_spec` and `format_spec` are each other's inverse."""
+def test_format_spec_and_parse_spec_are_inverse_for_any_nesting(trees):
+    """A spec is a list of repeated trees."""
     spec = "".join(f"({text})*{count}" for (text, _), count in trees)
     expanded = [name for (_, inner), count in trees for name in inner * count]
-    assert names(spec) == names(format_names(expanded)) == expanded
+    assert expanded_names(spec) == expanded_names(format_names(expanded)) == expanded
     blocks = parse_spec(spec)
     assert parse_spec(format_spec(blocks)) == blocks == parse_spec(blocks)
 
 
 @given(letters=st.text(sorted(LETTERS), min_size=1, max_size=12), count=st.integers(1, 3))
-def test_any_letters_translate_to_the_same_blocks(letters, count):
-    """A version-1 spec and its translation name the same blocks; words of m and a stay as they are."""
+def test_letters_of_version_1_translate_to_the_same_blocks(letters, count):
+    """Specs that consist of m and a are not changed."""
     translated = translate_letters(f"({letters})*{count}")
     assert (translated == f"({letters})*{count}") == (set(letters) <= {"m", "a"})
     pairs = [(block["layer"], block["block"]) for block in parse_spec(translated)]
     assert pairs == [STANDARD_BLOCKS[LETTERS[letter]] for letter in letters * count]
 
 
-def test_names_and_letters_stand_for_layers_and_blocks_that_exist():
+def test_standard_blocks_and_letters_refer_to_existing_layers_and_blocks():
     for layer, block in STANDARD_BLOCKS.values():
         assert layer is None or layer in LAYERS
         assert block is None or block in BLOCKS
-    assert set(LAYERS) <= set(STANDARD_BLOCKS), "the name of every layer stands for its paper's block"
-    assert {STANDARD_BLOCKS[name] for name in LETTERS.values()} <= set(STANDARD_BLOCKS.values())  # later layers have no letter
-    assert not any(set(name) <= {"m", "a"} for name in {*LAYERS, *BLOCKS}), "words of m and a are the AUSSM paper's notation"
+    assert set(LAYERS) <= set(STANDARD_BLOCKS), "the name of each layer is a spec of its standard block"
+    assert {STANDARD_BLOCKS[name] for name in LETTERS.values()} <= set(STANDARD_BLOCKS.values())  # newer layers have no letter
+    assert not any(set(name) <= {"m", "a"} for name in {*LAYERS, *BLOCKS}), (
+        "specs of m and a have the notation of the AUSSM paper"
+    )
 
 
-def test_a_pair_is_a_layer_in_a_block():
+def test_spec_with_brackets_is_a_layer_in_a_block():
     assert parse_spec("mamba[s4d]") == [{"layer": "s4d", "block": "mamba", "options": {}}]
     assert parse_spec("simple[s4] mamba[s6] s5[s7] s6") == parse_spec("s4 mamba s7 mamba")
 
 
-def test_options_are_keyed_by_name_and_d_state_goes_to_layers():
+def test_block_options_are_keyed_by_name_and_d_state_is_set_for_layers():
     options = {"aussm": {"d_state": 4, "phase_dt": True}, "mamba": {"recompute": True}, "mamba[s4d]": {"init": "inv"}}
     assert parse_spec("ma gru mamba[s4d]", d_state=8, block_options=options) == [
         {"layer": "s6", "block": "mamba", "options": {"recompute": True, "d_state": 8}},
@@ -141,7 +143,7 @@ def test_options_are_keyed_by_name_and_d_state_goes_to_layers():
     }
 
 
-def test_lists_may_leave_out_what_is_empty_and_combine_anything():
+def test_list_of_blocks_has_optional_keys_and_any_combination():
     assert parse_spec([{"layer": "gru"}]) == [{"layer": "gru", "block": None, "options": {}}]
     combined = parse_spec([{"layer": "s4d", "block": "mamba", "options": {"init": "legs", "expand": 1}}])
     assert format_spec(combined) == "mamba[s4d]"
@@ -182,18 +184,18 @@ def test_lists_may_leave_out_what_is_empty_and_combine_anything():
         ("a", {"a": {"angle_spread": "wide"}}, r"`angle_spread` of .* must be a number above 0 or None, got 'wide'"),
     ],
 )
-def test_impossible_lists_and_options_are_named(spec, options, message):
+def test_invalid_lists_or_options_raise(spec, options, message):
     with pytest.raises(ValueError, match=message):
         parse_spec(spec, block_options=options)
 
 
-def test_files_without_a_version_are_read_by_letters(caplog):
-    old = {
+def test_settings_without_a_version_are_upgraded_from_letters(caplog):
+    settings = {
         "model": {"spec": "mfmf", "d_model": 4, "block_options": {"f": {"d_hidden": 64}, "m": {"d_conv": 2}}},
         "quick": {"model": {"spec": "e"}, "training": {"lr": 1}},
         "space": {"model.spec, model.block_options": [["bb", {"b": {}}], ["ma", {"a": {}}]], "model.spec": ["d", "m*2"]},
     }
-    assert upgrade_settings(old) == {
+    assert upgrade_settings(settings) == {
         "model": {
             "spec": "(mamba feed_forward)*2",
             "d_model": 4,
@@ -211,9 +213,9 @@ def test_files_without_a_version_are_read_by_letters(caplog):
     assert "add `spec_version: 2`" in caplog.text
 
 
-def test_files_of_version_2_stay_as_they_are():
-    new = {"model": {"spec": "lstm", "block_options": {"lstm": {}}}, "quick": {"model": {"spec": "s4d*2"}}}
-    assert upgrade_settings({"spec_version": 2, **new}) == new
+def test_settings_of_version_2_are_not_changed():
+    settings = {"model": {"spec": "lstm", "block_options": {"lstm": {}}}, "quick": {"model": {"spec": "s4d*2"}}}
+    assert upgrade_settings({"spec_version": 2, **settings}) == settings
 
 
 @pytest.mark.parametrize(
@@ -233,12 +235,12 @@ def test_files_of_version_2_stay_as_they_are():
     ],
     ids=str,
 )
-def test_files_that_cannot_be_read_are_named(content, message):
+def test_settings_that_cannot_be_upgraded_raise(content, message):
     with pytest.raises(ValueError, match=message):
         upgrade_settings(content)
 
 
-def test_records_of_version_1_come_back_in_names():
+def test_records_of_version_1_are_upgraded_to_names():
     command = "longscan train --model.spec kk --model.block_options '{k: {dropout: 0.3}}' --steps 9"
     row = upgrade_record({"spec": "kk", "model": "kk", "command": command})
     assert row == {

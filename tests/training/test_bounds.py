@@ -90,7 +90,7 @@ def test_values_at_the_bounds_are_accepted_and_beyond_them_raise(kind: Any) -> N
 
 
 @pytest.mark.parametrize(
-    ("values", "refused"),
+    ("values", "rejected"),
     [
         ({"schedule": "cosine", "lr": 0.1, "lr_min": 0.1}, None),
         ({"schedule": "cosine", "lr": 0.1, "lr_min": 0.2}, "training.lr_min"),

@@ -194,7 +194,7 @@ def test_data_seed_is_independent_of_the_seed_of_the_weights(tiny: Any, tmp_path
     assert len({losses[1, 0], losses[1, 1], losses[2, 0]}) == 3
 
 
-@pytest.mark.parametrize("pause", range(1, 12, 3))
+@pytest.mark.parametrize("last_step", range(1, 12, 3))
 def test_resumed_run_equals_an_uninterrupted_run(stateful_settings: Any, tmp_path: Path, last_step: int) -> None:
     whole = train(stateful_settings(), tmp_path / "whole")
 
