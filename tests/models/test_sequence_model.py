@@ -242,7 +242,7 @@ def test_residual_stream_is_float32_under_autocast():
     for block in model.stack:
         block.register_forward_hook(lambda _, inputs, outputs: dtypes.extend([inputs[0].dtype, outputs[0].dtype]))
     with torch.autocast("cpu", torch.bfloat16):
-        make_model(torch.randn(2, 9, 3))
+        model(torch.randn(2, 9, 3))
     assert dtypes == [torch.float32] * 4
 
 

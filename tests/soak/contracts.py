@@ -11,19 +11,19 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-CASES = 20  # of a property before the next one
-_GENERATED = "generated cases"  # where tests/conftest.py counts them
+CASES = 20  # cases of a property before the next one
+_GENERATED = "generated cases"  # the key of their number in tests/conftest.py
 
 
-class Rounds:
-    """A plugin of pytest that runs the property tests again and again, each with a new seed, until the time is over."""
+class RepeatUntil:
+    """A plugin of pytest that repeats the property tests, each time with a new seed, until the time is over."""
 
     def __init__(self, seed: int, until: float, write: Callable[..., None]) -> None:
         self.seed, self.until, self.write = seed, until, write
         self.failure: str | None = None
 
     def pytest_addoption(self, parser: pytest.Parser) -> None:
-        if find_spec("pytest_timeout") is None:  # the settings of the project name it; units end by themselves
+        if find_spec("pytest_timeout") is None:  # the configuration of the project has this option
             parser.addini("timeout", "seconds of a test", default="300")
 
     def pytest_configure(self, config: pytest.Config) -> None:
@@ -38,7 +38,7 @@ class Rounds:
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         if not session.items:
             raise RuntimeError("the contract suites could not be collected")
-        from hypothesis import core  # only now: pytest rewrites its assertions when it loads it
+        from hypothesis import core  # imported here because pytest must rewrite its assertions first
 
         number = 0
         while time.monotonic() < self.until:
@@ -64,6 +64,6 @@ class Rounds:
 def run(seed: int, until: float, write: Callable[..., None], *select: str) -> None:
     os.environ.setdefault("LONGSCAN_EXAMPLES", str(CASES))
     suites = sorted(str(path) for path in (ROOT / "tests" / "contracts").glob("test_*.py"))
-    words = [*(select or suites), "-q", "--continue-on-collection-errors", "-p", "no:cacheprovider"]
-    words += ["-p", "no:xdist", "-p", "no:benchmark"]
-    pytest.main(words, plugins=[Rounds(seed, until, write)])
+    argv = [*(select or suites), "-q", "--continue-on-collection-errors", "-p", "no:cacheprovider"]
+    argv += ["-p", "no:xdist", "-p", "no:benchmark"]
+    pytest.main(argv, plugins=[RepeatUntil(seed, until, write)])

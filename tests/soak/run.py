@@ -1,12 +1,12 @@
-"""Run the long reliability tests for a number of minutes, on any number of processes, and record how many cases they were.
+"""Run the long reliability tests for a number of minutes in any number of processes, and record the number of cases.
 
-    python tests/soak/run.py --minutes 10 --processes 2     # all kinds; the one furthest from its target goes first
+    python tests/soak/run.py --minutes 10 --processes 2     # all kinds; the one furthest from its target runs first
     python tests/soak/run.py --kinds kills,damage           # some kinds
-    python tests/soak/run.py --totals                       # what the records say so far
+    python tests/soak/run.py --totals                       # print the sums of the records
     python tests/soak/run.py --merge FOLDER_OR_FILE         # add the records of another machine
 
 Kinds: contracts (generated cases of the contract suites), damage (damaged files), kills (SIGKILL while training, sweeping and
-saving), streaming (a million steps of a layer in pieces), tracing (the matrix of traced and exported layers). Work is cut into
+saving), streaming (a million steps of a layer in chunks), tracing (the matrix of traced and exported layers). Work consists of
 units. Every unit is a process with a seed that no other unit has had, so that a later call continues the work of an earlier one,
 and several machines can share it (`--first-seed`). The file of `--state` holds the next seed of each kind, and under "again" the
 seeds of units that were stopped before their end and must run once more. Each call adds a line per kind to `--results`. The exit
@@ -37,13 +37,13 @@ GRACE = 20  # seconds that a unit may take beyond the end of the call
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of test: how a unit of it is started.
+    """A kind of test, and the sizes of its units.
 
     Attributes:
-        target: number of cases that the records should hold in the end.
-        expected: rough number of cases of one unit, by which running units count towards the target.
+        target: number of cases that the records should have in the end.
+        expected: approximate number of cases of one unit, which counts towards the target while it runs.
         seconds: length of one unit.
-        whole: whether a unit must run to its end to count; if it is stopped, its seed is used again.
+        whole: whether a unit counts only if it runs to its end; if it is stopped, its seed is used again.
     """
 
     target: int
@@ -78,7 +78,7 @@ class Unit:
 
 @dataclass
 class Tally:
-    """The cases and failures of the units of one kind. empty_units: how many units in a row ended without a case."""
+    """The cases and failures of the units of one kind. empty_units: number of consecutive units without a case."""
 
     empty_units: int = 0
     cases: int = 0
@@ -89,11 +89,11 @@ class Tally:
     failures: list[dict[str, Any]] = field(default_factory=list)
 
 
-def available(kind: str) -> bool:
+def is_available(kind: str) -> bool:
     return (FOLDER / f"{kind}.py").exists()
 
 
-def module_of(kind: str) -> str:
+def module_name(kind: str) -> str:
     return "tracing_cases" if kind == "tracing" else kind
 
 
@@ -106,10 +106,10 @@ def run_unit(kind: str, seed: int, seconds: float, lines: Path) -> None:
             file.write(json.dumps(line) + "\n")
             file.flush()
 
-        importlib.import_module(module_of(kind)).run(seed, time.monotonic() + seconds, write)
+        importlib.import_module(module_name(kind)).run(seed, time.monotonic() + seconds, write)
 
 
-def start(kind: str, seed: int, seconds: float, folder: Path) -> Unit:
+def start_unit(kind: str, seed: int, seconds: float, folder: Path) -> Unit:
     lines = folder / f"{kind}-{seed}.jsonl"
     command = [sys.executable, __file__, "--unit", kind, "--seed", str(seed), "--seconds", str(seconds), "--lines", str(lines)]
     variables = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **os.environ, "LONGSCAN_NEW_CASES": "1"}
@@ -122,13 +122,13 @@ def start(kind: str, seed: int, seconds: float, folder: Path) -> Unit:
 
 def collect(unit: Unit, tally: Tally, *, stopped: bool) -> None:
     """Add the cases of a finished or stopped unit to the tally of its kind."""
-    begun: dict[str, Any] | None = None
+    unfinished: dict[str, Any] | None = None
     before = tally.cases
     for line in unit.read():
         if "begin" in line:
-            begun = line
+            unfinished = line
             continue
-        begun = None
+        unfinished = None
         tally.cases += line["cases"]
         tally.subjects[line["subject"]] += line["cases"]
         tally.outcomes.update(line.get("outcomes", {}))
@@ -136,8 +136,8 @@ def collect(unit: Unit, tally: Tally, *, stopped: bool) -> None:
             tally.failures.append({"seed": unit.seed, "case": line["subject"], "failure": line["failure"][:600]})
     if unit.process.returncode and not stopped:
         log = unit.lines.with_suffix(".log").read_text("utf-8", "replace")[-600:]
-        what = f"the process ended with {unit.process.returncode} {'in ' + begun['begin'] if begun else ''}: {log}"
-        tally.failures.append({"seed": unit.seed, "case": "process", "failure": what})
+        failure = f"the process ended with {unit.process.returncode} {'in ' + unfinished['begin'] if unfinished else ''}: {log}"
+        tally.failures.append({"seed": unit.seed, "case": "process", "failure": failure})
     tally.empty_units = 0 if tally.cases > before or stopped else tally.empty_units + 1
     tally.units += 1
     tally.seeds.append(unit.seed)
@@ -147,36 +147,38 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []
 
 
-def totals(path: Path) -> dict[str, tuple[int, int]]:
-    """Return the cases and failures in the records, by kind."""
-    found = {kind: [0, 0] for kind in KINDS}
+def sum_records(path: Path) -> dict[str, tuple[int, int]]:
+    """Return the numbers of cases and failures in the records by kind."""
+    sums = {kind: [0, 0] for kind in KINDS}
     for line in read_lines(path):
-        found[line["kind"]][0] += line["cases"]
-        found[line["kind"]][1] += line["failures"]
-    return {kind: (cases, failures) for kind, (cases, failures) in found.items()}
+        sums[line["kind"]][0] += line["cases"]
+        sums[line["kind"]][1] += line["failures"]
+    return {kind: (cases, failures) for kind, (cases, failures) in sums.items()}
 
 
 def soak(args: argparse.Namespace) -> int:
     """Run units in all processes until the time is over; return the exit status."""
     began, end = time.monotonic(), time.monotonic() + 60 * args.minutes
-    kinds = [kind for kind in args.kinds.split(",") if available(kind)]
+    kinds = [kind for kind in args.kinds.split(",") if is_available(kind)]
     state = json.loads(args.state.read_text()) if args.state.exists() else {}
-    done = {kind: cases for kind, (cases, _) in totals(args.results).items()}
+    recorded_cases = {kind: cases for kind, (cases, _) in sum_records(args.results).items()}
     tallies = {kind: Tally() for kind in kinds}
     running: list[Unit] = []
-    shown = 0.0
+    last_print = 0.0
     args.state.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix="longscan-soak-"))
 
-    def share(kind: str) -> float:
+    def fraction_done(kind: str) -> float:
         planned = sum(unit.kind == kind for unit in running) * KINDS[kind].expected
-        part = (done[kind] + tallies[kind].cases + planned) / KINDS[kind].target
-        return part / 100 if KINDS[kind].whole and part < 1 else part  # units that count only when they end go first
+        fraction = (recorded_cases[kind] + tallies[kind].cases + planned) / KINDS[kind].target
+        return (
+            fraction / 100 if KINDS[kind].whole and fraction < 1 else fraction
+        )  # units that count only when they end have priority
 
     def next_seed(kind: str) -> int:
-        own = state.setdefault(kind, {"next": 0, "again": []})
-        seed = own["again"].pop() if own["again"] else own["next"] + args.first_seed
-        own["next"] = max(own["next"], seed - args.first_seed + 1)
+        seeds = state.setdefault(kind, {"next": 0, "again": []})
+        seed = seeds["again"].pop() if seeds["again"] else seeds["next"] + args.first_seed
+        seeds["next"] = max(seeds["next"], seed - args.first_seed + 1)
         save()
         return seed
 
@@ -192,7 +194,7 @@ def soak(args: argparse.Namespace) -> int:
             save()
         collect(unit, tallies[unit.kind], stopped=stopped)
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was done is recorded then, too
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the finished cases are recorded
     try:
         while running or time.monotonic() < end - 5:
             for unit in [unit for unit in running if unit.process.poll() is not None]:
@@ -201,15 +203,15 @@ def soak(args: argparse.Namespace) -> int:
             if not kinds:
                 break
             while len(running) < args.processes and time.monotonic() < end - 5:
-                kind = min(kinds, key=share)
+                kind = min(kinds, key=fraction_done)
                 seconds = min(KINDS[kind].seconds, end - time.monotonic())
-                running.append(start(kind, next_seed(kind), seconds, scratch))
+                running.append(start_unit(kind, next_seed(kind), seconds, scratch))
             if time.monotonic() > end + GRACE:
                 break
-            shown = show_progress(shown, began, args, tallies, running)
+            last_print = show_progress(last_print, began, args, tallies, running)
             time.sleep(0.2)
     except KeyboardInterrupt:
-        sys.stderr.write("\nstopped; what was done is recorded\n")
+        sys.stderr.write("\nstopped; the finished cases are recorded\n")
     finally:
         for unit in running:
             unit.process.kill()
@@ -217,8 +219,8 @@ def soak(args: argparse.Namespace) -> int:
         for unit in list(running):
             finish(unit, stopped=True)
     seconds = round(time.monotonic() - began, 1)
-    lines = [record(kind, tally, seconds, args) for kind, tally in tallies.items() if tally.cases or tally.failures]
-    append(args.results, lines)
+    lines = [make_record(kind, tally, seconds, args) for kind, tally in tallies.items() if tally.cases or tally.failures]
+    append_lines(args.results, lines)
     for line in lines:
         sys.stderr.write(f"\n{line['kind']}: {line['cases']:,} cases, {line['failures']} failures")
         for failure in line["failed"]:
@@ -227,24 +229,26 @@ def soak(args: argparse.Namespace) -> int:
     return int(any(line["failures"] for line in lines))
 
 
-def show_progress(shown: float, began: float, args: argparse.Namespace, tallies: dict[str, Tally], running: list[Unit]) -> float:
+def show_progress(
+    last_print: float, began: float, args: argparse.Namespace, tallies: dict[str, Tally], running: list[Unit]
+) -> float:
     """Print a progress bar, once a second in a terminal and every half minute elsewhere; return the time of the last print."""
     now, terminal = time.monotonic(), sys.stderr.isatty()
-    if now - shown < (1 if terminal else 30):
-        return shown
-    found = Counter({kind: tally.cases for kind, tally in tallies.items()})
+    if now - last_print < (1 if terminal else 30):
+        return last_print
+    counts_by_kind = Counter({kind: tally.cases for kind, tally in tallies.items()})
     for unit in running:
-        found[unit.kind] += sum(line.get("cases", 0) for line in unit.read())
-    part = min(1.0, (now - began) / (60 * args.minutes))
-    bar = "#" * round(20 * part) + "." * (20 - round(20 * part))
+        counts_by_kind[unit.kind] += sum(line.get("cases", 0) for line in unit.read())
+    fraction = min(1.0, (now - began) / (60 * args.minutes))
+    bar = "#" * round(20 * fraction) + "." * (20 - round(20 * fraction))
     failures = sum(len(tally.failures) for tally in tallies.values())
-    counts = ", ".join(f"{kind} {found[kind]:,}" for kind in tallies)
+    counts = ", ".join(f"{kind} {counts_by_kind[kind]:,}" for kind in tallies)
     sys.stderr.write(f"{chr(13) if terminal else ''}[{bar}] {counts}; {failures} failures{'' if terminal else chr(10)}")
     sys.stderr.flush()
     return now
 
 
-def record(kind: str, tally: Tally, seconds: float, args: argparse.Namespace) -> dict[str, Any]:
+def make_record(kind: str, tally: Tally, seconds: float, args: argparse.Namespace) -> dict[str, Any]:
     """Return the line of one kind for the records."""
     import torch
 
@@ -266,23 +270,23 @@ def record(kind: str, tally: Tally, seconds: float, args: argparse.Namespace) ->
         "machine": device_name(torch.device("cpu")).rpartition(",")[0],
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "command": shlex.join(["python", "tests/soak/run.py", *without_paths(sys.argv[1:])]),
+        "command": shlex.join(["python", "tests/soak/run.py", *remove_paths(sys.argv[1:])]),
     }
 
 
-def without_paths(words: list[str]) -> list[str]:
+def remove_paths(argv: list[str]) -> list[str]:
     """Return the command line without the arguments that name files of this machine, for the record."""
     paths = ("--state", "--results")
-    return [word for i, word in enumerate(words) if word not in paths and (i == 0 or words[i - 1] not in paths)]
+    return [argument for i, argument in enumerate(argv) if argument not in paths and (i == 0 or argv[i - 1] not in paths)]
 
 
-def append(path: Path, lines: list[dict[str, Any]]) -> None:
+def append_lines(path: Path, lines: list[dict[str, Any]]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
         file.write("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def main(words: list[str] | None = None) -> int:
+def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=10, help="length of the call")
     parser.add_argument("--processes", type=int, default=os.cpu_count(), help="processes at the same time")
@@ -296,7 +300,7 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--seconds", type=float, help=argparse.SUPPRESS)
     parser.add_argument("--lines", type=Path, help=argparse.SUPPRESS)
-    args = parser.parse_args(words)
+    args = parser.parse_args(argv)
     if args.unit:
         run_unit(args.unit, args.seed, args.seconds, args.lines)
         return 0
@@ -306,9 +310,9 @@ def main(words: list[str] | None = None) -> int:
     if args.merge:
         source = args.merge / "reliability.jsonl" if args.merge.is_dir() else args.merge
         known = read_lines(args.results)
-        append(args.results, [line for line in read_lines(source) if line not in known])
+        append_lines(args.results, [line for line in read_lines(source) if line not in known])
     if args.totals or args.merge:
-        for kind, (cases, failures) in totals(args.results).items():
+        for kind, (cases, failures) in sum_records(args.results).items():
             sys.stdout.write(f"{kind:10} {cases:9,} of {KINDS[kind].target:,} cases, {failures} failures\n")
         return 0
     return soak(args)

@@ -1,4 +1,4 @@
-"""`make soak` with small numbers: counts, failures, crashes, seeds of later calls, damaged files, and a layer in pieces."""
+"""`make soak` with few cases: counts, failures, crashes, seeds of later calls, damaged files, and a layer in chunks."""
 
 import importlib.util
 import json
@@ -21,7 +21,7 @@ runner = importlib.util.module_from_spec(_spec)
 sys.modules["soak_run"] = runner
 _spec.loader.exec_module(runner)
 
-PRETEND = """
+UNIT_PROGRAM = """
 def run(seed, until, write):
     write(begin="one")
     write(subject="a", cases=3, outcomes={"fine": 3})
@@ -33,39 +33,39 @@ def run(seed, until, write):
 
 
 @pytest.fixture
-def pretend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def fake_kind_argv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return a kind whose second unit crashes and whose third has a failure, and the arguments that run it."""
-    monkeypatch.setattr(runner, "KINDS", {"pretended": runner.Kind(16, 4, 1)})
-    monkeypatch.setattr(runner, "available", lambda _: True)
+    monkeypatch.setattr(runner, "KINDS", {"fake": runner.Kind(16, 4, 1)})
+    monkeypatch.setattr(runner, "is_available", lambda _: True)
 
-    class Done:
+    class FinishedProcess:
         def __init__(self, code: int) -> None:
             self.returncode = code
 
         def poll(self) -> int:
             return self.returncode
 
-    def start(kind: str, seed: int, seconds: float, folder: Path) -> Any:
+    def start_unit(kind: str, seed: int, seconds: float, folder: Path) -> Any:
         lines = folder / f"{kind}-{seed}.jsonl"
         with lines.open("w") as file:
             (folder / f"{kind}-{seed}.log").write_text("a crash")
             space: dict[str, Any] = {}
-            exec(PRETEND, space)
+            exec(UNIT_PROGRAM, space)
             code = 0
             try:
                 space["run"](seed, 0, lambda **line: file.write(json.dumps(line) + "\n"))
             except SystemExit:
                 code = 9
-        return runner.Unit(kind, seed, lines, Done(code))  # type: ignore[arg-type]
+        return runner.Unit(kind, seed, lines, FinishedProcess(code))  # type: ignore[arg-type]
 
-    monkeypatch.setattr(runner, "start", start)
+    monkeypatch.setattr(runner, "start_unit", start_unit)
     results, state = tmp_path / "results.jsonl", tmp_path / "state.json"
-    return ["--minutes", "0.11", "--processes", "1", "--kinds", "pretended", "--results", str(results), "--state", str(state)]
+    return ["--minutes", "0.11", "--processes", "1", "--kinds", "fake", "--results", str(results), "--state", str(state)]
 
 
-def test_records_have_counts_failures_and_seeds(pretend: list[str], tmp_path: Path) -> None:
-    assert runner.main(pretend) == 1
-    assert runner.main([*pretend, "--first-seed", "100"]) == 0
+def test_records_have_counts_failures_and_seeds(fake_kind_argv: list[str], tmp_path: Path) -> None:
+    assert runner.main(fake_kind_argv) == 1
+    assert runner.main([*fake_kind_argv, "--first-seed", "100"]) == 0
     first, second = runner.read_lines(tmp_path / "results.jsonl")
     assert first["failures"] == 2
     assert "the process ended with 9 in two: a crash" in first["failed"][0]["failure"]
@@ -77,11 +77,10 @@ def test_records_have_counts_failures_and_seeds(pretend: list[str], tmp_path: Pa
     other = tmp_path / "other.jsonl"
     assert runner.main(["--merge", str(tmp_path / "results.jsonl"), "--results", str(other)]) == 0
     assert runner.main(["--merge", str(tmp_path / "results.jsonl"), "--results", str(other)]) == 0
-    assert runner.read_lines(other) == [first, second], "what is there is not added again"
+    assert runner.read_lines(other) == [first, second], "existing records are not added again"
 
 
-def test_committed_records_can_be_repeated() -> None:
-    """Every line has the fields that are needed to repeat it."""
+def test_committed_records_have_the_fields_to_repeat_them() -> None:
     for line in runner.read_lines(runner.ROOT / "results" / "reliability.jsonl"):
         assert line["kind"] in runner.KINDS
         assert line["cases"] == sum(line["subjects"].values())
@@ -90,40 +89,39 @@ def test_committed_records_can_be_repeated() -> None:
 
 
 @pytest.mark.parametrize("name", ["model", "checkpoint", "records of runs", "settings.yaml"])
-def test_damaged_files_are_refused_or_valid(name: str, tmp_path: Path) -> None:
+def test_damaged_file_raises_or_is_valid(name: str, tmp_path: Path) -> None:
     for number in range(4):
         (tmp_path / str(number)).mkdir()
-        outcome, failure = damage.check(name, damage.np.random.default_rng([99, number]), tmp_path / str(number))
+        outcome, failure = damage.check_damaged_file(name, damage.np.random.default_rng([99, number]), tmp_path / str(number))
         assert failure is None, failure
         assert outcome in ("refused", "unchanged", "well-formed")
 
 
-def test_undetected_damage_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reader that accepts a damaged file is counted as a failure."""
+def test_undetected_damage_is_counted_as_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lax = damage.Format(lambda path: path.write_bytes(b"123456789"), lambda path: path.read_bytes().decode("latin-1"), sized=True)
-    monkeypatch.setitem(damage.FOUND, "lax", lax)
-    found = []
+    monkeypatch.setitem(damage.READERS, "lax", lax)
+    failures = []
     for number in range(40):
         (tmp_path / str(number)).mkdir()
-        found.append(damage.check("lax", damage.np.random.default_rng(number), tmp_path / str(number))[1])
-    assert any(failure and "that has its length" in failure for failure in found)
-    assert any(failure and "was read" in failure for failure in found)
+        failures.append(damage.check_damaged_file("lax", damage.np.random.default_rng(number), tmp_path / str(number))[1])
+    assert any(failure and "that has its length" in failure for failure in failures)
+    assert any(failure and "was read" in failure for failure in failures)
 
 
-def test_a_layer_in_pieces_equals_one_pass() -> None:
-    assert streaming.check("s5", streaming.settings("s5", 0), 1, 3000) is None
+def test_layer_in_chunks_equals_one_pass() -> None:
+    assert streaming.find_fault("s5", streaming.contract_options("s5", 0), 1, 3000) is None
     assert runner.KINDS["streaming"].target == len(streaming.NAMES)
 
 
-def test_a_lost_state_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = streaming.in_pieces
+def test_wrong_final_state_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = streaming.run_in_chunks
 
-    def lossy(*arguments: Any) -> Any:
-        y, _, growth, largest = real(*arguments)
+    def return_initial_state(*arguments: Any) -> Any:
+        y, _, growth, largest = original(*arguments)
         return y, streaming.LAYERS["s5"](streaming.WIDTH, d_state=4).initial_state(1), growth, largest
 
-    monkeypatch.setattr(streaming, "in_pieces", lossy)
-    lossy.__qualname__, lossy.__module__ = "in_pieces", "streaming"
-    failure = streaming.check("s5", {"d_state": 4}, 1, 500)
+    monkeypatch.setattr(streaming, "run_in_chunks", return_initial_state)
+    return_initial_state.__qualname__, return_initial_state.__module__ = "run_in_chunks", "streaming"
+    failure = streaming.find_fault("s5", {"d_state": 4}, 1, 500)
     assert failure is not None
     assert "differ from one pass" in failure

@@ -1,15 +1,15 @@
-"""Graphs of every op and layer, recorded in every way, give the results and gradients of the plain call.
+"""Graphs of every op and layer, made by every tracer, give the results and gradients of the direct call.
 
-A case is a subject (an op or a layer), a backend, a way (torch.export, torch.jit.trace, make_fx, AOT and inductor), whether
-gradients are recorded while the graph is made, whether parameters are trainable, a length, and whether batch and length stay
-open. Plain torch code loops over the length, so that only its batch stays open: at another length a graph is right or raises.
-Cases run in a child process, so that one that crashes or hangs fails alone; the child is started again for the next.
+A case is a subject (an op or a layer), a backend, a tracer (torch.export, torch.jit.trace, make_fx, AOT and inductor), whether
+gradients are enabled while the graph is made, whether parameters are trainable, a length, and whether the axes of batch and
+length are dynamic. Plain torch code loops over the length, so that only its batch is dynamic: at another length a graph is right
+or raises. Cases run in a child process, so that a crash or a hang fails one case only; the child is started again for the next.
 
     python tests/soak/tracing.py --out results.jsonl [--device cuda] [--only REGEX] [--shard K/N] [--seconds N] [--timeout N]
 
 Each case is one line of JSON in `--out`: "case", "status" (passed, refused, failed, crashed, hung), "detail", "seconds". Cases
-that the file has already are not run again, so that a run can be stopped and continued. "refused" is a case of `REFUSED`, which
-torch cannot record, and which raised as it should. The exit status is 1 where a case failed, crashed or hung.
+that are already in the file are not repeated, so that a run can be interrupted and resumed. "refused" is a case of `REFUSED`,
+which torch cannot trace and which raised the expected error. The exit status is 1 if a case failed, crashed or hung.
 On CUDA the native backend is triton; with TRITON_INTERPRET=1 and `--backends triton` its kernels run on a CPU, slowly.
 """
 
@@ -33,14 +33,14 @@ sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / 
 
 LENGTHS = (1, 63, 1000)
 Results = dict[str, Any]
-UNROLLED = ("gru", "lstm", "slstm")  # loops in Python: graphs of 1,000 steps take minutes
-WAYS = ("export", "jit_trace", "make_fx", "aot_eager", "inductor")
-# (way, axes) -> why there are no such cases
-NOT_OFFERED = {("jit_trace", "dynamic"): "torch.jit.trace records the sizes that Python code computes as constants"}
-# a regular expression of cases -> what torch says when it cannot record them
+UNROLLED = ("gru", "lstm", "slstm")  # layers with loops in Python, whose graphs of 1,000 steps take minutes
+TRACERS = ("export", "jit_trace", "make_fx", "aot_eager", "inductor")
+# (tracer, axes) -> why there are no such cases
+UNSUPPORTED = {("jit_trace", "dynamic"): "torch.jit.trace records the sizes that Python code computes as constants"}
+# regular expression of cases -> the error of torch, which cannot trace them
 REFUSED: dict[str, str] = {}
 D_MODEL = 4
-BATCH = 5  # no other size: an open axis that is compared with a constant, and is equal, becomes that constant
+BATCH = 5  # differs from all other sizes: a dynamic axis that equals a constant in a comparison becomes that constant
 OPTIONS = {
     "s4": {"d_state": 4}, "s4d": {"d_state": 4}, "s5": {"d_state": 4}, "s6": {"d_state": 4}, "aussm": {"d_state": 4},
     "mamba2": {"d_state": 4, "head_dim": 2}, "mamba3": {"d_state": 4, "head_dim": 2},
@@ -49,32 +49,32 @@ OPTIONS = {
 
 @dataclass(frozen=True)
 class Case:
-    """One way of recording the graph of one op or layer.
+    """A tracer and its settings for one op or layer.
 
-    subject: "op:NAME" or "layer:NAME". gradients: recorded while the graph is made. axes: "fixed" or "dynamic".
+    subject: "op:NAME" or "layer:NAME". gradients: whether they are enabled while the graph is made. axes: "fixed" or "dynamic".
     """
 
     subject: str
     backend: str
-    way: str
+    tracer: str
     gradients: bool
     trainable: bool
     length: int
     axes: str
 
     def __str__(self) -> str:
-        recorded, parameters = "grad" if self.gradients else "no_grad", "trainable" if self.trainable else "frozen"
-        return "/".join((self.subject, self.backend, self.way, recorded, parameters, str(self.length), self.axes))
+        grad_mode, parameters = "grad" if self.gradients else "no_grad", "trainable" if self.trainable else "frozen"
+        return "/".join((self.subject, self.backend, self.tracer, grad_mode, parameters, str(self.length), self.axes))
 
     @classmethod
     def parse(cls, text: str) -> "Case":
         """Return the case with this string."""
-        subject, backend, way, recorded, parameters, length, axes = text.split("/")
-        return cls(subject, backend, way, recorded == "grad", parameters == "trainable", int(length), axes)
+        subject, backend, tracer, grad_mode, parameters, length, axes = text.split("/")
+        return cls(subject, backend, tracer, grad_mode == "grad", parameters == "trainable", int(length), axes)
 
 
-def subjects() -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Return every op and every layer, each with the native backends that it supports."""
+def list_subjects() -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield every op and every layer with its native backends."""
     from longscan.layers import LAYERS, make_layer
     from longscan.ops import OPS
 
@@ -93,22 +93,22 @@ def subjects() -> Iterator[tuple[str, tuple[str, ...]]]:
         yield f"layer:{name}", tuple(native)
 
 
-def cases(backends: Sequence[str]) -> list[Case]:
-    """Return all cases on these backends; "eager" stands for plain torch code."""
-    found = []
-    for subject, native in subjects():
-        for backend in [each for each in backends if each == "eager" or each in native]:
-            for way in WAYS:
+def list_cases(backends: Sequence[str]) -> list[Case]:
+    """Return all cases of the backends; "eager" stands for plain torch code."""
+    cases = []
+    for subject, native in list_subjects():
+        for backend in [name for name in backends if name == "eager" or name in native]:
+            for tracer in TRACERS:
                 for axes in ("fixed", "dynamic"):
-                    if (way, axes) in NOT_OFFERED:
+                    if (tracer, axes) in UNSUPPORTED:
                         continue
-                    # a graph for one step is always one for one step alone: torch treats sizes 0 and 1 as constants
+                    # torch treats sizes 0 and 1 as constants, so a graph for one step has no dynamic length
                     lengths = [n for n in LENGTHS if (n > 1 or axes == "fixed") and (n < 1000 or subject[6:] not in UNROLLED)]
                     for length in lengths:
                         for gradients in (True, False):
                             for trainable in (True, False):
-                                found.append(Case(subject, backend, way, gradients, trainable, length, axes))
-    return found
+                                cases.append(Case(subject, backend, tracer, gradients, trainable, length, axes))
+    return cases
 
 
 # ---------------------------------------------------------------------------------------------- one case, in the child
@@ -116,25 +116,25 @@ def cases(backends: Sequence[str]) -> list[Case]:
 
 @dataclass
 class Subject:
-    """A module and its arguments. open_axes: of each argument, the axes that have the sizes of the batch and the length."""
+    """A module and its arguments. dynamic_axes: for each argument, the axes of the batch and the length."""
 
     module: Any
     names: list[str]
     arguments: Callable[[int, int], list[Any]]
-    open_axes: list[dict[int, str]]
+    dynamic_axes: list[dict[int, str]]
     reference: Callable[[Any], Any] = field(default=lambda module: module)
 
 
-def build(case: Case, device: str) -> Subject:
+def build_subject(case: Case, device: str) -> Subject:
     """Return the module of a case on a device."""
     import torch
 
     torch.manual_seed(0)
     kind, name = case.subject.split(":")
-    return _layer(name, case, device) if kind == "layer" else _op(name, case, device)
+    return _build_layer(name, case, device) if kind == "layer" else _build_op(name, case, device)
 
 
-def _layer(name: str, case: Case, device: str) -> Subject:
+def _build_layer(name: str, case: Case, device: str) -> Subject:
     import torch
 
     from longscan.layers import make_layer
@@ -151,10 +151,10 @@ def _layer(name: str, case: Case, device: str) -> Subject:
         exact.load_state_dict(module.state_dict())
         return exact.double()
 
-    return Subject(layer, ["x"], arguments, [_open(case, {0: "batch", 1: "length"})], reference)
+    return Subject(layer, ["x"], arguments, [_dynamic_axes(case, {0: "batch", 1: "length"})], reference)
 
 
-def _op(name: str, case: Case, device: str) -> Subject:
+def _build_op(name: str, case: Case, device: str) -> Subject:
     import torch
 
     from longscan.ops import OPS
@@ -179,93 +179,88 @@ def _op(name: str, case: Case, device: str) -> Subject:
 
     def arguments(batch: int, length: int) -> list[Any]:
         torch.manual_seed(batch + length)
-        made = example(name, length=length, batch=batch)
-        return [made[x].to(device) for x in names]
+        inputs = example(name, length=length, batch=batch)
+        return [inputs[x].to(device) for x in names]
 
     def reference(module: Any) -> Any:
         exact = Module("reference")
         exact.load_state_dict(module.state_dict())
         return exact.double().to(device)
 
-    axes = [
-        {1: "length"}
-        if x == "k" and x not in op.per_step
-        else {0: "batch"}
-        if x == "initial_state"
-        else {0: "batch", 1: "length"}
-        for x in names
-    ]
-    return Subject(Module(case.backend), names, arguments, [_open(case, each) for each in axes], reference)
+    axes = {x: {0: "batch"} if x == "initial_state" else {0: "batch", 1: "length"} for x in names}
+    if "k" not in op.per_step:  # the kernel of a convolution
+        axes["k"] = {1: "length"}
+    return Subject(Module(case.backend), names, arguments, [_dynamic_axes(case, axes[x]) for x in names], reference)
 
 
-def _open(case: Case, axes: dict[int, str]) -> dict[int, str]:
-    """Return the axes of open size: plain torch code loops over the length in Python, so its graphs are for one length."""
+def _dynamic_axes(case: Case, axes: dict[int, str]) -> dict[int, str]:
+    """Return the dynamic axes: plain torch code loops over the length in Python, so its graphs are for one length."""
     return {axis: name for axis, name in axes.items() if name == "batch" or case.backend != "eager"}
 
 
-def leaves_of(arguments: Sequence[Any]) -> list[Any]:
+def make_leaves(arguments: Sequence[Any]) -> list[Any]:
     """Return the arguments as leaves of a new graph, floating-point ones with gradients."""
     return [x.detach().clone().requires_grad_(x.is_floating_point()) for x in arguments]
 
 
-def weights_of(results: Sequence[Any]) -> list[Any]:
-    """Return the weights of the results in the scalar whose gradients are compared."""
+def make_cotangents(results: Sequence[Any]) -> list[Any]:
+    """Return the cotangents of the results for the gradients that are compared."""
     import torch
 
     generator = torch.Generator().manual_seed(1)
     return [torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x.device, x.dtype) for x in results]
 
 
-def outcome(call: Callable[..., Any], names: Sequence[str], arguments: Sequence[Any], parameters: Results) -> Results:
+def run_with_gradients(call: Callable[..., Any], names: Sequence[str], arguments: Sequence[Any], parameters: Results) -> Results:
     """Return results and gradients by name, of the arguments and of the trainable parameters."""
     import torch
 
-    leaves = leaves_of(arguments)
+    leaves = make_leaves(arguments)
     results = call(*leaves)
     results = list(results) if isinstance(results, (tuple, list)) else [results]
-    wanted = {x: leaf for x, leaf in zip(names, leaves, strict=True) if leaf.requires_grad}
-    wanted |= {x: value for x, value in parameters.items() if value.requires_grad}
-    grads = torch.autograd.grad(results, list(wanted.values()), weights_of(results), allow_unused=True)
-    return _named(results, dict(zip(wanted, grads, strict=True)))
+    differentiated = {x: leaf for x, leaf in zip(names, leaves, strict=True) if leaf.requires_grad}
+    differentiated |= {x: value for x, value in parameters.items() if value.requires_grad}
+    grads = torch.autograd.grad(results, list(differentiated.values()), make_cotangents(results), allow_unused=True)
+    return _name_results(results, dict(zip(differentiated, grads, strict=True)))
 
 
-def _named(results: Sequence[Any], grads: dict[str, Any]) -> dict[str, Any]:
-    found = {f"result {i}": x.detach() for i, x in enumerate(results)}
-    return found | {f"gradient of {x}": grad for x, grad in grads.items() if grad is not None}
+def _name_results(results: Sequence[Any], grads: dict[str, Any]) -> dict[str, Any]:
+    named = {f"result {i}": x.detach() for i, x in enumerate(results)}
+    return named | {f"gradient of {x}": grad for x, grad in grads.items() if grad is not None}
 
 
-def record(case: Case, subject: Subject, arguments: Sequence[Any]) -> Callable[[Sequence[Any]], Results]:
-    """Record the graph of a case; return a function that computes results and gradients by it."""
+def trace_case(case: Case, subject: Subject, arguments: Sequence[Any]) -> Callable[[Sequence[Any]], Results]:
+    """Trace the graph of a case; return a function that computes results and gradients with it."""
     import torch
 
-    if case.way == "make_fx":
-        return _make_fx(case, subject, arguments)
+    if case.tracer == "make_fx":
+        return _trace_with_make_fx(case, subject, arguments)
     module, dynamic = subject.module, case.axes == "dynamic"
-    example = leaves_of(arguments)
+    example = make_leaves(arguments)
     with torch.set_grad_enabled(case.gradients):
-        if case.way == "export":
+        if case.tracer == "export":
             shapes = None
             if dynamic:
-                shapes = tuple(dict.fromkeys(axes, torch.export.Dim.DYNAMIC) for axes in subject.open_axes)
-                shapes = shapes if case.subject.startswith("layer:") else (shapes,)  # an op's module takes *args
+                shapes = tuple(dict.fromkeys(axes, torch.export.Dim.DYNAMIC) for axes in subject.dynamic_axes)
+                shapes = shapes if case.subject.startswith("layer:") else (shapes,)  # the module of an op has *args
             traced = torch.export.export(module, tuple(example), dynamic_shapes=shapes).module()
-        elif case.way == "jit_trace":
+        elif case.tracer == "jit_trace":
             traced = torch.jit.trace(module, tuple(example), check_trace=False)
         else:
             torch.compiler.reset()
-            for x, axes in zip(example, subject.open_axes, strict=True):
+            for x, axes in zip(example, subject.dynamic_axes, strict=True):
                 for axis in axes if dynamic else ():
                     torch._dynamo.mark_dynamic(x, axis)
-            traced = torch.compile(module, backend=case.way, fullgraph=True, dynamic=None if dynamic else False)
+            traced = torch.compile(module, backend=case.tracer, fullgraph=True, dynamic=None if dynamic else False)
             traced(*example)
-    parameters = dict((module if case.way in ("aot_eager", "inductor") else traced).named_parameters())
+    parameters = dict((module if case.tracer in ("aot_eager", "inductor") else traced).named_parameters())
     if set(parameters) != {name for name, _ in module.named_parameters()}:
         raise AssertionError(f"parameters of the graph: {sorted(parameters)}")
-    return lambda arguments: outcome(traced, subject.names, arguments, parameters)
+    return lambda arguments: run_with_gradients(traced, subject.names, arguments, parameters)
 
 
-def _make_fx(case: Case, subject: Subject, arguments: Sequence[Any]) -> Callable[[Sequence[Any]], dict[str, Any]]:
-    """With gradients, the graph is that of results and gradients together; else of the results alone, differentiated later."""
+def _trace_with_make_fx(case: Case, subject: Subject, arguments: Sequence[Any]) -> Callable[[Sequence[Any]], dict[str, Any]]:
+    """With gradients, the graph has results and gradients; without, it has the results, which are differentiated later."""
     import torch
     from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -279,94 +274,96 @@ def _make_fx(case: Case, subject: Subject, arguments: Sequence[Any]) -> Callable
 
     if not case.gradients:
         with torch.no_grad():
-            graph = make_fx(call, tracing_mode=mode)(list(parameters.values()), leaves_of(arguments))
-        return lambda arguments: outcome(
+            graph = make_fx(call, tracing_mode=mode)(list(parameters.values()), make_leaves(arguments))
+        return lambda arguments: run_with_gradients(
             lambda *args: graph(list(parameters.values()), list(args)), subject.names, arguments, parameters
         )
 
-    def step(values: Sequence[Any], args: Sequence[Any], weights: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    def step(values: Sequence[Any], args: Sequence[Any], cotangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         results = call(values, args)
-        wanted = [x for x in (*args, *values) if x.requires_grad]
-        return results, list(torch.autograd.grad(results, wanted, list(weights), allow_unused=True))
+        differentiated = [x for x in (*args, *values) if x.requires_grad]
+        return results, list(torch.autograd.grad(results, differentiated, list(cotangents), allow_unused=True))
 
-    def prepared(arguments: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+    def prepare_arguments(arguments: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
         with torch.no_grad():
-            weights = weights_of(call(list(parameters.values()), arguments))
+            cotangents = make_cotangents(call(list(parameters.values()), arguments))
         values = [x.detach().requires_grad_(case.trainable) for x in parameters.values()]
-        return values, leaves_of(arguments), weights
+        return values, make_leaves(arguments), cotangents
 
-    graph = make_fx(step, tracing_mode=mode)(*prepared(arguments))
+    graph = make_fx(step, tracing_mode=mode)(*prepare_arguments(arguments))
 
     def run(arguments: Sequence[Any]) -> dict[str, Any]:
-        values, leaves, weights = prepared(arguments)
-        results, grads = graph(values, leaves, weights)
+        values, leaves, cotangents = prepare_arguments(arguments)
+        results, grads = graph(values, leaves, cotangents)
         names = [x for x, leaf in zip((*subject.names, *parameters), (*leaves, *values), strict=True) if leaf.requires_grad]
-        return _named(results, dict(zip(names, grads, strict=True)))
+        return _name_results(results, dict(zip(names, grads, strict=True)))
 
     return run
 
 
-def compare(found: dict[str, Any], plain: dict[str, Any], subject: Subject, arguments: Sequence[Any]) -> None:
-    """Raise AssertionError unless the two are equal, or `found` is as close to the truth as the plain call."""
+def assert_equal_or_as_accurate(
+    results: dict[str, Any], plain: dict[str, Any], subject: Subject, arguments: Sequence[Any]
+) -> None:
+    """Raise AssertionError unless the results are equal, or `results` are as close to the truth as those of the direct call."""
     import torch
 
     from tolerances import assert_as_accurate, perturb
 
-    if set(found) != set(plain):
-        raise AssertionError(f"got {sorted(found)}, expected {sorted(plain)}")
-    if all(torch.equal(found[x], plain[x]) for x in plain):
+    if set(results) != set(plain):
+        raise AssertionError(f"got {sorted(results)}, expected {sorted(plain)}")
+    if all(torch.equal(results[x], plain[x]) for x in plain):
         return
     exact = subject.reference(subject.module).requires_grad_(next(iter(subject.module.parameters()), arguments[0]).requires_grad)
 
     def truth(generator: Any) -> dict[str, Any]:
         """Return the float64 results; with a generator, for inputs and parameters moved by one rounding."""
-        twin, eps = copy.deepcopy(exact), torch.finfo(torch.float32).eps
-        given = [x.double() if x.is_floating_point() else x for x in arguments]
+        copied, eps = copy.deepcopy(exact), torch.finfo(torch.float32).eps
+        inputs = [x.double() if x.is_floating_point() else x for x in arguments]
         if generator is not None:
-            given = [perturb(x, eps, generator) if x.is_floating_point() else x for x in given]
+            inputs = [perturb(x, eps, generator) if x.is_floating_point() else x for x in inputs]
             with torch.no_grad():
-                for value in twin.parameters():
+                for value in copied.parameters():
                     value.copy_(perturb(value, eps, generator))
-        return outcome(twin, subject.names, given, dict(twin.named_parameters()))
+        return run_with_gradients(copied, subject.names, inputs, dict(copied.named_parameters()))
 
     device = arguments[0].device
     moved = [truth(torch.Generator(device).manual_seed(seed)) for seed in range(3)]
-    assert_as_accurate(found, [plain], truth(None), moved)
+    assert_as_accurate(results, [plain], truth(None), moved)
 
 
 def run_case(case: Case, device: str) -> tuple[str, str]:
     """Run a case; return its status and an explanation."""
-    subject = build(case, device)
+    subject = build_subject(case, device)
     arguments = subject.arguments(BATCH, case.length)
-    expected = [message for pattern, message in REFUSED.items() if re.fullmatch(pattern, str(case))]
+    expected_errors = [message for pattern, message in REFUSED.items() if re.fullmatch(pattern, str(case))]
     try:
-        run = record(case, subject, arguments)
+        run = trace_case(case, subject, arguments)
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
-        if expected and any(re.search(message, text, re.DOTALL) for message in expected):
+        if expected_errors and any(re.search(message, text, re.DOTALL) for message in expected_errors):
             return "refused", text[:200]
         raise
-    if expected:
-        raise AssertionError("listed in REFUSED, and torch recorded it")
+    if expected_errors:
+        raise AssertionError("listed in REFUSED, but torch traced it")
     sizes = [(BATCH, case.length)]
     if case.axes == "dynamic":
         sizes += [(BATCH + 2, case.length), (BATCH + 2, case.length + 9)]
     for size in sizes:
         arguments = subject.arguments(*size)
-        plain = outcome(subject.module, subject.names, arguments, dict(subject.module.named_parameters()))
+        plain = run_with_gradients(subject.module, subject.names, arguments, dict(subject.module.named_parameters()))
         try:
-            found = run(arguments)
+            results = run(arguments)
         except Exception as error:
             if case.backend == "eager" and size[1] != case.length:
                 return "passed", f"refused another length: {type(error).__name__}: {error}"[:200]
             raise
-        compare(found, plain, subject, arguments)
+        assert_equal_or_as_accurate(results, plain, subject, arguments)
     return "passed", ""
 
 
 def serve(device: str) -> None:
     """Run the cases named on standard input, one JSON line of result for each on standard output."""
-    answers = os.fdopen(os.dup(1), "w")
+    output = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     import torch
 
@@ -378,53 +375,53 @@ def serve(device: str) -> None:
         from interpreter import speed_up_interpreter
 
         speed_up_interpreter()
-    answers.write("ready\n")
-    answers.flush()
+    output.write("ready\n")
+    output.flush()
     for line in sys.stdin:
         start = time.monotonic()
         try:
             status, detail = run_case(Case.parse(line.strip()), device)
-        except Exception as error:  # whatever goes wrong is the result
+        except Exception as error:  # every error is the result of the case
             status, detail = "failed", f"{type(error).__name__}: {error}"[:2000]
-        answers.write(json.dumps({"status": status, "detail": detail, "seconds": round(time.monotonic() - start, 2)}) + "\n")
-        answers.flush()
+        output.write(json.dumps({"status": status, "detail": detail, "seconds": round(time.monotonic() - start, 2)}) + "\n")
+        output.flush()
 
 
 # ---------------------------------------------------------------------------------------------- all cases, from the parent
 
 
 class Child:
-    """The process that runs cases; it is started when needed, and again after a crash."""
+    """The process that runs cases. It is started when it is needed, and again after a crash."""
 
     def __init__(self, device: str, timeout: float) -> None:
         self.device, self.timeout = device, timeout
         self.process: subprocess.Popen[str] | None = None
 
     def run(self, case: Case) -> dict[str, Any]:
-        """Return the line of a case."""
+        """Run a case and return its line."""
         if self.process is None:
             environment = {"OMP_NUM_THREADS": "1", "CUBLAS_WORKSPACE_CONFIG": ":4096:8", **os.environ}
             command = [sys.executable, __file__, "--serve", "--device", self.device]
             self.process = subprocess.Popen(command, stdin=-1, stdout=-1, stderr=subprocess.DEVNULL, text=True, env=environment)
-            if self._line() is None:
-                return self._dead(case, time.monotonic())
+            if self._read_line() is None:
+                return self._describe_death(case, time.monotonic())
         start = time.monotonic()
         pipe: IO[str] = self.process.stdin  # type: ignore[assignment]
         pipe.write(f"{case}\n")
         pipe.flush()
-        line = self._line()
-        return self._dead(case, start) if line is None else {"case": str(case), **json.loads(line)}
+        line = self._read_line()
+        return self._describe_death(case, start) if line is None else {"case": str(case), **json.loads(line)}
 
-    def _line(self) -> str | None:
+    def _read_line(self) -> str | None:
         """Return the next line of the child, or None if it crashed or took too long."""
         pipe: IO[str] = self.process.stdout  # type: ignore[union-attr, assignment]
         ready, _, _ = select.select([pipe], [], [], self.timeout)
         return (pipe.readline() or None) if ready else None
 
-    def _dead(self, case: Case, start: float) -> dict[str, Any]:
+    def _describe_death(self, case: Case, start: float) -> dict[str, Any]:
         process: subprocess.Popen[str] = self.process  # type: ignore[assignment]
         try:
-            process.wait(2)  # its pipe is closed a little before it has ended
+            process.wait(2)  # the pipe is closed shortly before the process ends
             hung = False
         except subprocess.TimeoutExpired:
             hung = True
@@ -450,10 +447,10 @@ class Child:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Read the command line and run the cases."""
-    parser = argparse.ArgumentParser(description="Every op and layer through every way of recording a graph.")
+    parser = argparse.ArgumentParser(description="Trace every op and layer with every tracer.")
     parser.add_argument("--out", type=Path, help="the file of results, one JSON line a case")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
-    parser.add_argument("--backends", help="by commas; eager and the native one of the device where not given")
+    parser.add_argument("--backends", help="separated by commas; by default eager and the native backend of the device")
     parser.add_argument("--only", default="", help="a regular expression that a case's name must contain")
     parser.add_argument("--shard", default="0/1", help="K/N: every N-th case from the K-th on")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="start no case after so many seconds")
@@ -465,12 +462,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         serve(options.device)
         return 0
     backends = (options.backends or f"eager,{'cpu' if options.device == 'cpu' else 'triton'}").split(",")
-    wanted = [case for case in cases(backends) if re.search(options.only, str(case))]
-    wanted.sort(key=lambda case: (WAYS.index(case.way), case.length))  # quick ones first
+    chosen = [case for case in list_cases(backends) if re.search(options.only, str(case))]
+    chosen.sort(key=lambda case: (TRACERS.index(case.tracer), case.length))  # fast cases first
     shard, shards = map(int, options.shard.split("/"))
-    wanted = wanted[shard::shards]
+    chosen = chosen[shard::shards]
     if options.list:
-        sys.stdout.write("\n".join(map(str, wanted)) + "\n")
+        sys.stdout.write("\n".join(map(str, chosen)) + "\n")
         return 0
     if options.out is None:
         parser.error("--out is needed")
@@ -479,7 +476,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     child, start = Child(options.device, options.timeout), time.monotonic()
     try:
         with options.out.open("a", encoding="utf-8") as out:
-            for case in wanted:
+            for case in chosen:
                 if str(case) in done:
                     continue
                 if time.monotonic() - start > options.seconds:
@@ -490,9 +487,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                 out.flush()
     finally:
         child.close()
-    statuses = [done[str(case)] for case in wanted if str(case) in done]
+    statuses = [done[str(case)] for case in chosen if str(case) in done]
     counts = {status: statuses.count(status) for status in ("passed", "refused", "failed", "crashed", "hung")}
-    sys.stdout.write(", ".join(f"{count} {status}" for status, count in counts.items()) + f" of {len(wanted)} cases\n")
+    sys.stdout.write(", ".join(f"{count} {status}" for status, count in counts.items()) + f" of {len(chosen)} cases\n")
     return int(bool(counts["failed"] or counts["crashed"] or counts["hung"]))
 
 

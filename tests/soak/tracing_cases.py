@@ -1,4 +1,4 @@
-"""Run a part of the matrix of tests/soak/tracing.py: a unit is every k-th case, in a child process."""
+"""Run a part of the matrix of tests/soak/tracing.py: a unit is every `UNITS`-th case, in a child process."""
 
 import json
 import re
@@ -16,19 +16,19 @@ BAD = ("failed", "crashed", "hung")
 
 def run(seed: int, until: float, write: Callable[..., None]) -> None:
     command = [sys.executable, str(MATRIX)]
-    listed = subprocess.run([*command, "--list"], check=True, capture_output=True, text=True).stdout.splitlines()
-    only = "^(" + "|".join(map(re.escape, listed[seed % UNITS :: UNITS])) + ")$"
+    case_names = subprocess.run([*command, "--list"], check=True, capture_output=True, text=True).stdout.splitlines()
+    only = "^(" + "|".join(map(re.escape, case_names[seed % UNITS :: UNITS])) + ")$"
     with tempfile.TemporaryDirectory() as folder:
         out, reported = Path(folder) / "cases.jsonl", 0
-        words = ["--out", str(out), "--only", only, "--timeout", "250", "--seconds", str(max(1.0, until - time.monotonic()))]
-        process = subprocess.Popen([*command, *words], stdout=subprocess.DEVNULL)
-        over = False
-        while not over:
-            over = process.poll() is not None
+        options = ["--out", str(out), "--only", only, "--timeout", "250", "--seconds", str(max(1.0, until - time.monotonic()))]
+        process = subprocess.Popen([*command, *options], stdout=subprocess.DEVNULL)
+        finished = False
+        while not finished:
+            finished = process.poll() is not None
             lines = out.read_bytes().split(b"\n")[:-1] if out.exists() else []
-            for found in map(json.loads, lines[reported:]):
-                failure = f"{found['case']}: {found['status']}: {found['detail']}" if found["status"] in BAD else None
-                write(subject=found["case"].split("/")[0], cases=1, outcomes={found["status"]: 1}, failure=failure)
+            for result in map(json.loads, lines[reported:]):
+                failure = f"{result['case']}: {result['status']}: {result['detail']}" if result["status"] in BAD else None
+                write(subject=result["case"].split("/")[0], cases=1, outcomes={result["status"]: 1}, failure=failure)
             reported = len(lines)
             time.sleep(0.2)
         if not reported:
