@@ -1,8 +1,10 @@
-"""README.md: its example learns, its tables are those of results/."""
+"""README.md: its example learns; its tables and those of the pages of results are those of results/."""
 
 import re
 
 from longscan.report import results_markdown
+from longscan.reproduce import read_rows
+from longscan.reproduce.page import read_outcomes, report_page, summary_table
 
 
 def test_the_example_is_short_and_learns(run_page, blocks_of):
@@ -13,6 +15,21 @@ def test_the_example_is_short_and_learns(run_page, blocks_of):
 
 
 def test_the_tables_are_those_of_the_records(root):
-    text = (root / "README.md").read_text("utf-8")
+    text = (root / "results/README.md").read_text("utf-8")
     (tables,) = re.findall(r"<!-- results -->\n(.*?)<!-- /results -->", text, re.DOTALL)
-    assert tables.strip() == results_markdown(root / "results").strip(), "run: longscan report results/ --markdown"
+    assert tables.strip() == results_markdown(root / "results").strip(), "--markdown results/README.md writes them"
+
+
+def test_the_states_of_the_papers_are_those_of_the_records(root):
+    outcomes = read_outcomes(read_rows(), root / "results")
+    text = (root / "README.md").read_text("utf-8")
+    command = "longscan reproduce report results --out docs/reproduction.md"
+    (summary,) = re.findall(r"<!-- reproduction -->\n(.*?)<!-- /reproduction -->", text, re.DOTALL)
+    assert summary.strip() == summary_table(outcomes).strip(), "run: longscan reproduce report results --readme README.md"
+    assert (root / "docs/reproduction.md").read_text("utf-8") == report_page(outcomes, command)
+
+
+def test_tables_of_the_readme_are_short(root):
+    tables = re.findall(r"(?:^\|.*\n)+", (root / "README.md").read_text("utf-8"), re.MULTILINE)
+    assert tables
+    assert all(len(table.splitlines()) <= 2 + 5 for table in tables), "a header, a line below it and five rows"

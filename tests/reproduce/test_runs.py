@@ -19,7 +19,7 @@ from longscan.cli import main
 from longscan.report.records import read_records
 from longscan.reproduce import PublishedRow, archive, find_rows
 from longscan.reproduce.archive import MANIFEST
-from longscan.reproduce.page import choose_candidates, read_outcomes, report_page
+from longscan.reproduce.page import choose_candidates, read_outcomes, report_page, summary_table
 from longscan.reproduce.runs import Planned, check_manifest, check_run, progress_of, reproduce, row_settings, run_folder
 from longscan.reproduce.stacks import is_stacked
 from longscan.training import Run
@@ -63,6 +63,7 @@ def test_runs_are_recorded_once_and_compared(row: PublishedRow, tmp_path: Path) 
     assert outcome.validation == pytest.approx(sum(bests) / 2)
     assert outcome.state.startswith("done: ours ")
     page = report_page([outcome], "longscan reproduce report")
+    assert summary_table([outcome]).splitlines()[2].endswith(" | 1 | partial |")
     (line,) = [line for line in page.splitlines() if line.startswith("| parity/ma | 1.00 | ")]
     assert line.split(" | ")[3] == "2 of 2"
     assert line.endswith("| partial |")

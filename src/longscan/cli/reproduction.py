@@ -31,6 +31,9 @@ def reproduce(
         Doc("train the seeds of a row together in one process; auto (without it) does so on a GPU where it saves time"),
     ] = None,
     out: Annotated[str | None, Doc(f"folder of the runs, {FOLDER} without it; with report: the Markdown file")] = None,
+    readme: Annotated[
+        str | None, Doc("with report: a Markdown file that gets a line for each paper between its marks, such as README.md")
+    ] = None,
     pack: Annotated[
         str | None, Doc("folder for an archive to carry to another machine: read before the runs, written after them")
     ] = None,
@@ -41,9 +44,9 @@ def reproduce(
     of_runs: dict[str, object] = {"--rows": rows, "--seeds": seeds, "--minutes": minutes, "--per-device": per_device}
     of_runs |= {"--stacked": stacked, "--pack": pack}
     if target in ("list", "report"):
-        unused = of_runs | ({"--out": out} if target == "list" else {"--paper": paper})
+        unused = of_runs | ({"--out": out, "--readme": readme} if target == "list" else {"--paper": paper})
     else:
-        unused = {"folder": folder, "--paper": paper}
+        unused = {"folder": folder, "--paper": paper, "--readme": readme}
     for option, value in unused.items():
         if value is not None:
             raise setting_error(option, value, f"left out with `longscan reproduce {target}`")
@@ -51,7 +54,7 @@ def reproduce(
         if target == "list":
             return _list(Path(folder or FOLDER), paper)
         if target == "report":
-            return _report(Path(folder or FOLDER), out or "docs/reproduction.md")
+            return _report(Path(folder or FOLDER), out or "docs/reproduction.md", readme)
         limit = math.inf if minutes is None else minutes
         return _run(target, rows or [], seeds, limit, per_device, stacked or "auto", out or FOLDER, pack)
 
@@ -83,15 +86,21 @@ def _list(folder: Path, paper: str | None) -> int:
     return 0
 
 
-def _report(folder: Path, out: str) -> int:
-    """Write the comparison of the runs of a folder with the published figures."""
+def _report(folder: Path, out: str, readme: str | None) -> int:
+    """Write the comparison of the runs of a folder with the published figures, and the lines of the papers into `readme`."""
     from longscan._files import write_text
-    from longscan.reproduce.page import read_outcomes, report_page
+    from longscan.report.results import replace_between
+    from longscan.reproduce.page import SUMMARY_MARKERS, read_outcomes, report_page, summary_table
     from longscan.reproduce.rows import read_rows
 
     if not folder.is_dir():
         raise setting_error("folder", str(folder), "a folder that `longscan reproduce` made")
-    page = report_page(read_outcomes(read_rows(), folder), f"longscan reproduce report {folder} --out {out}")
+    outcomes = read_outcomes(read_rows(), folder)
+    page = report_page(outcomes, f"longscan reproduce report {folder} --out {out}")
+    if readme is not None:
+        summary = Path(readme)
+        text = replace_between(summary.read_text("utf-8"), SUMMARY_MARKERS, summary_table(outcomes), summary)
+        write_text(summary, text)
     path = Path(out)
     path.parent.mkdir(parents=True, exist_ok=True)
     echo(f"report: {write_text(path, page)}")

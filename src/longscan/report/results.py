@@ -233,7 +233,7 @@ def _filled(field: str, text: Callable[[float], str], timing: Timing) -> str:
 
 
 def results_markdown(results_dir: str | Path) -> str:
-    """Return the comparisons as short Markdown tables for the README: runs, seeds trained together, measurements.
+    """Return the comparisons as short Markdown tables for results/README.md: runs, seeds trained together, measurements.
 
     A sentence replaces a table without rows.
 
@@ -265,12 +265,20 @@ def fill_markdown(path: str | Path, results_dir: str | Path) -> Path:
     tables = {RESULTS_MARKERS: results_markdown, QUICK_MARKERS: quick_markdown}
     present = [marks for marks in tables if any(mark in text for mark in marks)]
     for marks in present or [RESULTS_MARKERS]:
-        if text.count(marks[0]) != 1 or text.count(marks[1]) != 1 or text.index(marks[0]) > text.index(marks[1]):
-            raise ValueError(f"{path}: the lines {marks[0]} and {marks[1]} are needed, once each and in this order")
-        before, rest = filled.split(marks[0])
-        after = rest.split(marks[1])[1]
-        filled = f"{before}{marks[0]}\n\n{tables[marks](results_dir)}\n{marks[1]}{after}"
+        filled = replace_between(filled, marks, tables[marks](results_dir), path)
     return write_text(path, filled)
+
+
+def replace_between(text: str, marks: tuple[str, str], content: str, path: Path) -> str:
+    """Return the text with `content` between two marker lines.
+
+    Raises ValueError with the path of the text unless both are present once and in this order.
+    """
+    if text.count(marks[0]) != 1 or text.count(marks[1]) != 1 or text.index(marks[0]) > text.index(marks[1]):
+        raise ValueError(f"{path}: the lines {marks[0]} and {marks[1]} are needed, once each and in this order")
+    before, rest = text.split(marks[0])
+    after = rest.split(marks[1])[1]
+    return f"{before}{marks[0]}\n\n{content}\n{marks[1]}{after}"
 
 
 def _cell(text: str) -> str:

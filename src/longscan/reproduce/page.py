@@ -186,13 +186,30 @@ def _line(name: str, one: Outcome) -> list[str]:
     return [name, figure_text(row), recipe, data, str(row.seeds), f"{row.updates:,}", minutes, one.state]
 
 
+SUMMARY_MARKERS = ("<!-- reproduction -->", "<!-- /reproduction -->")
+
+
+def summary_table(outcomes: Sequence[Outcome]) -> str:
+    """Return a Markdown table with a line for each paper: how many of its rows have a recipe, and how many have which verdict."""
+    lines = ["| Paper | Rows with a recipe | State |", "|---|---|---|"]
+    for paper, group in groupby(outcomes, lambda one: one.row.figure["paper"]):
+        verdicts = [one.verdict for one in group if one.row.status == "recipe"]
+        lines.append(f"| {papers()[paper]} | {len(verdicts)} | {_counts_text(verdicts)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _counts_text(verdicts: Sequence[Verdict]) -> str:
+    """Return how often each verdict occurs; the verdict alone if all are the same."""
+    counts = {name: verdicts.count(name) for name in VERDICTS if name in verdicts}
+    return next(iter(counts)) if len(counts) == 1 else ", ".join(f"{n} {name}" for name, n in counts.items())
+
+
 HEADER = "| row | published | ours | seeds | constant | updates, of published | minutes | verdict |"
 
 
 def report_page(outcomes: Sequence[Outcome], command: str) -> str:
     """Return the Markdown page that compares our runs with the published figures."""
     runnable = [one for one in outcomes if one.row.status == "recipe"]
-    counts = {name: sum(one.verdict == name for one in runnable) for name in VERDICTS}
     lines = [
         "# Reproduction of the papers' tables",
         "",
@@ -200,7 +217,7 @@ def report_page(outcomes: Sequence[Outcome], command: str) -> str:
         "A score is the mean over seeds with half of Student's 95 % interval, in the unit of the paper. Minutes are those of one",
         "GPU or CPU, divided among the runs on it at that time. The constant is the best constant predictor on the test split.",
         "",
-        f"Of {len(runnable)} rows with a recipe: {', '.join(f'{n} {name}' for name, n in counts.items() if n)}.",
+        f"Of {len(runnable)} rows with a recipe: {_counts_text([one.verdict for one in runnable])}.",
     ]
     for paper, of_paper in groupby(runnable, lambda one: one.row.figure["paper"]):
         lines += ["", f"## {papers()[paper]}"]
