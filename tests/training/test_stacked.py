@@ -96,6 +96,16 @@ def test_one_update_has_the_gradients_of_separate_training(tmp_path: Path) -> No
         assert first["loss"] == pytest.approx(expected["loss"], rel=1e-5)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("capture", [False, True])
+def test_runs_on_a_gpu_are_those_of_separate_training(tmp_path: Path, capture: bool) -> None:
+    """Graphs are captured at the fourth update, so that most of these updates are replayed."""
+    case = settings(TASKS["pendulum"](**SERIES), "s7 mamba", device="cuda", capture=capture, average=0.9)
+    runs = runs_of(case, tmp_path / "together", 3)
+    for stacked, run in zip(train_stacked(runs), runs, strict=True):
+        assert_same_run(stacked, train(run.settings, tmp_path / "separate" / run.folder.name, command="a command"), 1e-2)
+
+
 def test_runs_continue_after_a_signal(tmp_path: Path) -> None:
     """On SIGTERM all runs save a checkpoint of the same update, from which they continue, together or alone."""
     case = settings(TASKS["parity"](**PARITY), "ma", steps=60, eval_every=30, log_every=10, lr=1e-4)
