@@ -1,4 +1,4 @@
-"""What the tests of the documentation share: the pages and the code blocks in them."""
+"""Fixtures with the pages of the documentation and the code blocks in them."""
 
 import contextlib
 import io
@@ -14,14 +14,14 @@ ROOT = Path(__file__).parents[2]
 _FENCE = re.compile(r"^```(\w+)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-def blocks(path: Path, language: str) -> list[str]:
-    """The code blocks of a page in one language."""
+def read_blocks(path: Path, language: str) -> list[str]:
+    """Return the code blocks of a page in one language."""
     return [code for name, code in _FENCE.findall(path.read_text("utf-8")) if name == language]
 
 
 @dataclass
 class Page:
-    """A page after its blocks were run one after another: what they printed, and the names that they left."""
+    """The results of the Python blocks of a page: their output, and the variables that they define."""
 
     printed: list[str] = field(default_factory=list)
     names: dict[str, Any] = field(default_factory=dict)
@@ -29,13 +29,13 @@ class Page:
 
 @pytest.fixture
 def run_page(tmp_path, monkeypatch):
-    """Runs the Python blocks of a page, in an empty folder: run_page("docs/scans.md")."""
+    """Return a function that runs the Python blocks of a page in an empty directory: run_page("docs/scans.md")."""
 
     def run(path: str) -> Page:
         monkeypatch.chdir(tmp_path)
         torch.manual_seed(0)
         page = Page()
-        for number, code in enumerate(blocks(ROOT / path, "python"), 1):
+        for number, code in enumerate(read_blocks(ROOT / path, "python"), 1):
             output = io.StringIO()
             with contextlib.redirect_stdout(output):
                 exec(compile(code, f"{path}, block {number}", "exec"), page.names)
@@ -46,27 +46,27 @@ def run_page(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def blocks_of():
-    """The code blocks of a page in one language: blocks_of("README.md", "bash")."""
-    return lambda path, language: blocks(ROOT / path, language)
+def read_page_blocks():
+    """Return a function that reads the code blocks of a page in one language: read_page_blocks("README.md", "bash")."""
+    return lambda path, language: read_blocks(ROOT / path, language)
 
 
 @pytest.fixture
 def root() -> Path:
-    """The root of the repository."""
+    """Return the root of the repository."""
     return ROOT
 
 
-def pages() -> list[str]:
-    """README.md, CONTRIBUTING.md and every page of docs/, relative to the root."""
+def list_pages() -> list[str]:
+    """Return README.md, CONTRIBUTING.md and every page of docs/, relative to the root."""
     return ["README.md", "CONTRIBUTING.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md"))]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """`page` runs over all pages, `executed_page` over those with Python blocks that no test of their own runs."""
+    """Parametrise `page` with all pages, and `executed_page` with pages whose Python blocks no other test runs."""
     if "executed_page" in metafunc.fixturenames:
         theory = (f"docs/theory/{name}.md" for name in ("expressivity", "derivation", "rotations", "rounding", "work"))
         own = ("README.md", "docs/scans.md", *theory)
-        metafunc.parametrize("executed_page", [p for p in pages() if blocks(ROOT / p, "python") and p not in own])
+        metafunc.parametrize("executed_page", [p for p in list_pages() if read_blocks(ROOT / p, "python") and p not in own])
     if "page" in metafunc.fixturenames:
-        metafunc.parametrize("page", pages())
+        metafunc.parametrize("page", list_pages())

@@ -1,4 +1,4 @@
-"""The documentation: every code block runs, every command and name in it exists, the site builds."""
+"""The documentation: code blocks run, commands, links and names exist, all layers are documented, and the site builds."""
 
 import ast
 import importlib
@@ -17,40 +17,40 @@ from longscan.layers import LAYERS
 from longscan.ops import OPS
 
 
-def test_the_code_of_a_page_runs(executed_page, run_page):
+def test_code_of_a_page_runs(executed_page, run_page):
     run_page(executed_page)
 
 
-def test_the_page_of_scans_counts_and_overflows(run_page):
+def test_page_of_scans_counts_operations_and_shows_overflow(run_page):
     page = run_page("docs/scans.md")
     blelloch = page.names["blelloch"]
     for k in range(1, 9):
         sums, combinations, levels = blelloch(range(2**k), lambda x, y: x + y, 0)
         assert sums == [i * (i + 1) // 2 for i in range(2**k)]
         assert (combinations, levels) == (2 * 2**k - 2, 2 * k)
-    joined, _, _ = blelloch("longscan", lambda x, y: x + y, "")
-    assert joined == ["longscan"[: i + 1] for i in range(8)]  # the order is kept
+    prefixes, _, _ = blelloch("longscan", lambda x, y: x + y, "")
+    assert prefixes == ["longscan"[: i + 1] for i in range(8)]  # the operands stay in order
     assert page.names["overflows"][1.6] == 56
     assert page.names["overflows"][0.1] == 864
     assert sum("<svg" in text for text in page.printed) == 1
 
 
-def test_commands_exist_with_their_flags(page, blocks_of, root, capsys):
-    lines = [line for block in blocks_of(page, "bash") for line in block.splitlines()]
-    for words in [shlex.split(line, comments=True) for line in lines if line.startswith("longscan")]:
-        command, *rest = words[1:]
+def test_commands_exist_with_their_flags(page, read_page_blocks, root, capsys):
+    lines = [line for block in read_page_blocks(page, "bash") for line in block.splitlines()]
+    for argv in [shlex.split(line, comments=True) for line in lines if line.startswith("longscan")]:
+        command, *rest = argv[1:]
         assert command in COMMANDS
-        given = {word.partition("=")[0] for word in rest if word.startswith("--")}
+        flags = {argument.partition("=")[0] for argument in rest if argument.startswith("--")}
         task = ["--task", rest[rest.index("--task") + 1]] if "--task" in rest else []
         main([command, *task, "--help"])
-        shown = capsys.readouterr().out
-        assert {flag for flag in given - {"--task"} if not re.search(rf"{flag}\b", shown)} == set()
-        assert [word for word in rest if word.startswith("recipes/") and not (root / word).is_file()] == []
+        help_text = capsys.readouterr().out
+        assert {flag for flag in flags - {"--task"} if not re.search(rf"{flag}\b", help_text)} == set()
+        assert [argument for argument in rest if argument.startswith("recipes/") and not (root / argument).is_file()] == []
     targets = re.findall(r"^(\w+):", (root / "Makefile").read_text(), re.MULTILINE)
     assert [line for line in lines if line.startswith("make") and line.split()[1] not in targets] == []
 
 
-def test_links_between_pages_lead_somewhere(page, root):
+def test_links_between_pages_are_valid(page, root):
     text = (root / page).read_text("utf-8")
     for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", re.sub(r"```.*?```|`[^`]*`|\$[^$]*\$", "", text, flags=re.DOTALL)):
         assert target.startswith("https:") or ((root / page).parent / target).is_file(), f"{page} links to {target}"
@@ -60,18 +60,18 @@ def test_every_name_of_the_api_pages_exists(root):
     for path in sorted((root / "docs/api").glob("*.md")):
         for name in re.findall(r"^::: (\S+)$", path.read_text(), re.MULTILINE):
             module, _, attribute = name.rpartition(".")
-            thing = getattr(importlib.import_module(module), attribute)
-            assert thing.__doc__, f"{name} has no docstring"
+            documented = getattr(importlib.import_module(module), attribute)
+            assert documented.__doc__, f"{name} has no docstring"
 
 
-def test_everything_registered_is_documented(root):
+def test_all_layers_blocks_and_ops_are_documented(root):
     text = "\n".join(p.read_text() for p in (root / "docs/api").glob("*.md"))
     documented = set(re.findall(r"^::: \S+\.(\w+)$", text, re.MULTILINE))
     classes = {kind.__name__ for kind in (*LAYERS.values(), *BLOCKS.values())}
     assert classes | set(OPS) <= documented
 
 
-def test_every_layer_has_a_page_of_equations_with_numbers(root):
+def test_every_layer_has_a_page_with_numbered_equations(root):
     pages = [path.read_text("utf-8") for path in sorted((root / "docs/math").glob("*.md"))]
     for page in pages:
         numbers = [int(number) for number in re.findall(r"\\tag\{(\d+)\}", page)]
@@ -81,7 +81,7 @@ def test_every_layer_has_a_page_of_equations_with_numbers(root):
         assert page.count("\\tag{") >= 2, name
 
 
-def test_every_layer_says_what_elapsed_time_is_to_it(root):
+def test_every_layer_has_a_row_about_elapsed_time(root):
     rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \|$", (root / "docs/howto/irregular.md").read_text("utf-8"), re.MULTILINE)
     meanings = {
         name.strip().replace("-", "").replace(" ", "_").lower(): meaning
@@ -93,9 +93,9 @@ def test_every_layer_says_what_elapsed_time_is_to_it(root):
         assert layer.irregular == (meanings[name] != "no meaning: a ValueError") or name == "s7", name
 
 
-def test_the_navigation_lists_every_page(root):
+def test_navigation_lists_every_page(root):
     class Loader(yaml.SafeLoader):
-        """Reads mkdocs.yml."""
+        """A loader for mkdocs.yml."""
 
     def leaves(entry):
         if isinstance(entry, str):
@@ -106,7 +106,7 @@ def test_the_navigation_lists_every_page(root):
     assert sorted(leaves(config["nav"])) == sorted(str(p.relative_to(root / "docs")) for p in (root / "docs").rglob("*.md"))
 
 
-def test_decisions_name_tests_that_exist(root):
+def test_decisions_name_existing_tests(root):
     text = (root / "docs/decisions.md").read_text("utf-8")
     entries = re.findall(r"^- \*\*.*?(?=^- |^#|\Z)", text, re.MULTILINE | re.DOTALL)
     assert len(entries) > 20
@@ -120,7 +120,7 @@ def test_decisions_name_tests_that_exist(root):
 
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("mkdocs_material") is None and find_spec("material") is None, reason="mkdocs is not installed")
-def test_the_site_builds_without_a_warning(root, tmp_path):
+def test_site_builds_without_a_warning(root, tmp_path):
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-d", str(tmp_path)]
     subprocess.run(command, cwd=root, check=True, timeout=200)
     scans = (tmp_path / "scans.html").read_text("utf-8")

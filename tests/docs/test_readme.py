@@ -1,4 +1,4 @@
-"""README.md: its example learns; its tables and those of the pages of results are those of results/."""
+"""README.md and the pages of results: the example learns, and the tables are those of results/."""
 
 import re
 
@@ -7,20 +7,20 @@ from longscan.reproduce import read_rows
 from longscan.reproduce.page import read_outcomes, report_page, summary_table
 
 
-def test_the_example_is_short_and_learns(run_page, blocks_of):
-    (code,) = blocks_of("README.md", "python")
+def test_example_is_short_and_learns(run_page, read_page_blocks):
+    (code,) = read_page_blocks("README.md", "python")
     assert len(code.splitlines()) <= 26
     page = run_page("README.md")
     assert page.names["accuracy"] > 0.9
 
 
-def test_the_tables_are_those_of_the_records(root):
+def test_tables_are_those_of_the_records(root):
     text = (root / "results/README.md").read_text("utf-8")
     (tables,) = re.findall(r"<!-- results -->\n(.*?)<!-- /results -->", text, re.DOTALL)
     assert tables.strip() == results_markdown(root / "results").strip(), "--markdown results/README.md writes them"
 
 
-def test_the_states_of_the_papers_are_those_of_the_records(root):
+def test_summary_and_page_of_reproduction_are_those_of_the_records(root):
     outcomes = read_outcomes(read_rows(), root / "results")
     text = (root / "README.md").read_text("utf-8")
     command = "longscan reproduce report results --out docs/reproduction.md"

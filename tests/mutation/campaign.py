@@ -1,9 +1,9 @@
 """Measure how many one-token changes of the package its tests detect.
 
 Cosmic Ray finds the places and makes the changes (`choose`), except those that cannot change what the package does: in type
-annotations, and of `strict=` of zip and `frozen=`, `slots=`, `kw_only=` of @dataclass, which only decide whether misuse raises.
+annotations, and of `strict=` of zip and `frozen=`, `slots=`, `kw_only=` of @dataclass, which only make misuse raise.
 `cover` runs the tests once under coverage to record which test executes which line, and how long it takes. `run` changes a copy
-of the package, runs the tests that execute the changed line (the quick ones of every file first, then the others, up to --seconds
+of the package, runs the tests that execute the changed line (the fast ones of every file first, then the others, up to --seconds
 of their time) and writes one JSON line: killed, timeout, survived, or stale if the file has changed since. `report` prints a
 table by part and lists the survivors. Survivors that are in equivalent.json, as "id": "reason why nothing changes", are counted
 in a separate column; an entry is valid as long as its line is unchanged.
@@ -40,12 +40,12 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = Path("src/longscan")
 PARTS = ("ops", "layers", "blocks", "training", "tasks", "estimators")
-LEFT_OUT = ("triton", "_native.pyi")  # in a file's name
-EXCLUDED_ARGUMENTS = {"zip": {"strict"}, "dataclass": {"frozen", "slots", "kw_only"}}  # call -> arguments left out
+EXCLUDED_FILES = ("triton", "_native.pyi")  # parts of file names
+EXCLUDED_ARGUMENTS = {"zip": {"strict"}, "dataclass": {"frozen", "slots", "kw_only"}}  # call -> excluded arguments
 EQUIVALENT = Path(__file__).with_name("equivalent.json")
 # Replacements that raise TypeError on floats or compare identities: any test that executes the line detects them.
 TRIVIAL = ("Shift", "Bit", "_Is", "IsNot", "Invert", "UAdd", "VariableReplacer", "VariableInserter")
-# Defaults are executed when a module is imported, which belongs to no test: the test that compares them is tried on every mutant.
+# Default values are executed at import, which belongs to no test, so the test that compares them runs for every mutant.
 DEFAULTS = "tests/contracts/test_defaults.py::test_defaults_are_those_of_the_table"
 # An editable installation finds the package by an entry of sys.meta_path, which comes before PYTHONPATH.
 BY_PATH = "import sys; sys.meta_path[:] = [x for x in sys.meta_path if 'ScikitBuild' not in type(x).__name__]; "
@@ -53,7 +53,7 @@ RUN_PYTEST = "import sys, pytest; sys.exit(pytest.main(sys.argv[1:]))"
 
 
 class Position(NamedTuple):
-    """A place of a source file that can be mutated, and the operators that apply there as (name, occurrence)."""
+    """A position of a source file that can be mutated, and the operators that apply there as (name, occurrence)."""
 
     path: str
     line: int
@@ -61,43 +61,45 @@ class Position(NamedTuple):
     operators: list[tuple[str, int]]
 
 
-def source_files(part: str) -> list[Path]:
+def list_source_files(part: str) -> list[Path]:
     """Return the Python files of a part of the package, relative to the repository."""
     files = sorted((ROOT / PACKAGE / part).rglob("*.py"))
-    return [path.relative_to(ROOT) for path in files if not any(word in path.name for word in LEFT_OUT)]
+    return [path.relative_to(ROOT) for path in files if not any(text in path.name for text in EXCLUDED_FILES)]
 
 
-def excluded_spans(source: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+def find_excluded_spans(source: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
     """Return start and end, as (line, column), of every type annotation and of the arguments of `EXCLUDED_ARGUMENTS`."""
     spans = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            found = [node.returns]
+            excluded = [node.returns]
         elif isinstance(node, ast.arg | ast.AnnAssign):
-            found = [node.annotation]
+            excluded = [node.annotation]
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in EXCLUDED_ARGUMENTS:
-            found = [word.value for word in node.keywords if word.arg in EXCLUDED_ARGUMENTS[node.func.id]]
+            excluded = [keyword.value for keyword in node.keywords if keyword.arg in EXCLUDED_ARGUMENTS[node.func.id]]
         else:
             continue
         spans += [
-            ((one.lineno, one.col_offset), (one.end_lineno or 0, one.end_col_offset or 0)) for one in found if one is not None
+            ((part.lineno, part.col_offset), (part.end_lineno or 0, part.end_col_offset or 0))
+            for part in excluded
+            if part is not None
         ]
     return spans
 
 
-def positions(path: Path) -> Iterator[Position]:
-    """Yield every place of a file at which Cosmic Ray has a change that is not trivially detected."""
+def find_positions(path: Path) -> Iterator[Position]:
+    """Yield every position of a file at which Cosmic Ray has a change that is not trivially detected."""
     from cosmic_ray import plugins
     from cosmic_ray.ast import ast_nodes, get_ast_from_path
 
-    spans = excluded_spans((ROOT / path).read_text(encoding="utf-8"))
+    spans = find_excluded_spans((ROOT / path).read_text(encoding="utf-8"))
     tree, found = get_ast_from_path(ROOT / path), defaultdict(list)
     for name in plugins.operator_names():
-        if any(word in name for word in TRIVIAL):
+        if any(text in name for text in TRIVIAL):
             continue
         operator = plugins.get_operator(name)()
-        places = (start for node in ast_nodes(tree) for start, _ in operator.mutation_positions(node))
-        for occurrence, start in enumerate(places):
+        starts = (start for node in ast_nodes(tree) for start, _ in operator.mutation_positions(node))
+        for occurrence, start in enumerate(starts):
             if not any(first <= start < last for first, last in spans):
                 found[start].append((name, occurrence))
     for (line, column), operators in sorted(found.items()):
@@ -105,7 +107,7 @@ def positions(path: Path) -> Iterator[Position]:
 
 
 def digest(source: str) -> str:
-    """Return a fingerprint of a source file, by which `run` finds mutants of earlier versions of the file."""
+    """Return a hash of a source file, by which `run` detects mutants of earlier versions of the file."""
     return hashlib.sha256(source.encode()).hexdigest()
 
 
@@ -118,19 +120,19 @@ def changes_meaning(source: str, mutated: str) -> bool:
 
 
 def choose(count: int, seed: int, out: Path) -> None:
-    """Write `count` mutants, spread evenly over the parts, places and operators drawn at random."""
+    """Write `count` mutants, spread evenly over the parts, with random positions and operators."""
     from cosmic_ray import plugins
     from cosmic_ray.mutating import mutate_code
 
     generator, chosen = random.Random(seed), []
     for index, part in enumerate(PARTS):
-        wanted = count // len(PARTS) + (index < count % len(PARTS))
-        places = [place for path in source_files(part) for place in positions(path)]
-        for place in generator.sample(places, len(places)):
-            if wanted == 0:
+        remaining = count // len(PARTS) + (index < count % len(PARTS))
+        all_positions = [position for path in list_source_files(part) for position in find_positions(path)]
+        for position in generator.sample(all_positions, len(all_positions)):
+            if remaining == 0:
                 break
-            name, occurrence = generator.choice(place.operators)
-            source = (ROOT / place.path).read_text(encoding="utf-8")
+            name, occurrence = generator.choice(position.operators)
+            source = (ROOT / position.path).read_text(encoding="utf-8")
             mutated = mutate_code(source, plugins.get_operator(name)(), occurrence)
             if mutated is None or not changes_meaning(source, mutated):
                 continue
@@ -138,17 +140,17 @@ def choose(count: int, seed: int, out: Path) -> None:
             changed = [number for number, pair in enumerate(zip(before, after, strict=False)) if pair[0] != pair[1]]
             chosen.append(
                 {
-                    "id": f"{place.path}:{place.line}:{place.column}:{name.removeprefix('core/')}",
+                    "id": f"{position.path}:{position.line}:{position.column}:{name.removeprefix('core/')}",
                     "part": part,
-                    "path": place.path,
-                    "line": place.line,
+                    "path": position.path,
+                    "line": position.line,
                     "before": before[changed[0]].strip(),
                     "after": after[changed[0]].strip() if len(before) == len(after) else "(line removed)",
                     "source": mutated,
                     "of": digest(source),
                 }
             )
-            wanted -= 1
+            remaining -= 1
     out.write_text("".join(json.dumps(mutant) + "\n" for mutant in chosen), encoding="utf-8")
 
 
@@ -166,7 +168,7 @@ class Recorder:
         self.coverage.start()
 
     def pytest_runtest_protocol(self, item: Any) -> None:
-        """Attribute the lines that follow to this test; stop where the time is over."""
+        """Attribute the following lines to this test; stop if the time is over."""
         if time.monotonic() > self.end:
             item.session.shouldstop = "the time is over"
         self.coverage.switch_context(item.nodeid)
@@ -184,18 +186,18 @@ class Recorder:
         self.coverage.save()
 
 
-def environment(tree: Path) -> dict[str, str]:
+def make_environment(tree: Path) -> dict[str, str]:
     """Return the environment variables of tests of the package in `tree`."""
     paths = [str(tree / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
     settings = {"PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
     return os.environ | settings
 
 
-def collected(select: Sequence[str] = ()) -> list[str]:
+def collect_tests(select: Sequence[str] = ()) -> list[str]:
     """Return the names of the tests that are not slow, of the whole project or of the files given."""
-    words = ["-q", "-m", "not slow", "--continue-on-collection-errors", "--collect-only", *select]
-    call = [sys.executable, "-c", RUN_PYTEST, *words]
-    listing = subprocess.run(call, cwd=ROOT, env=environment(ROOT), capture_output=True, text=True)
+    arguments = ["-q", "-m", "not slow", "--continue-on-collection-errors", "--collect-only", *select]
+    call = [sys.executable, "-c", RUN_PYTEST, *arguments]
+    listing = subprocess.run(call, cwd=ROOT, env=make_environment(ROOT), capture_output=True, text=True)
     tests = [line for line in listing.stdout.splitlines() if line.startswith("tests/") and "::" in line]
     if not tests:
         raise RuntimeError(f"pytest found no tests: {listing.stdout[-2000:]} {listing.stderr[-2000:]}")
@@ -203,13 +205,13 @@ def collected(select: Sequence[str] = ()) -> list[str]:
 
 
 def read_coverage(paths: Sequence[Path]) -> dict[str, Any]:
-    """Read one or several files that `cover` wrote, and leave out tests that no longer exist."""
-    known, seconds, lines = set(collected()), {}, defaultdict(lambda: defaultdict(list))
+    """Read the files that `cover` wrote, without tests that no longer exist."""
+    known, seconds, lines = set(collect_tests()), {}, defaultdict(lambda: defaultdict(list))
     for path in paths:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        seconds |= {test: cost for test, cost in found["seconds"].items() if test in known}
-        for source, tests_of in found["lines"].items():
-            for line, tests in tests_of.items():
+        coverage = json.loads(path.read_text(encoding="utf-8"))
+        seconds |= {test: cost for test, cost in coverage["seconds"].items() if test in known}
+        for source, tests_by_line in coverage["lines"].items():
+            for line, tests in tests_by_line.items():
                 lines[source][line] += [test for test in tests if test in known]
     return {"lines": lines, "seconds": seconds}
 
@@ -217,17 +219,17 @@ def read_coverage(paths: Sequence[Path]) -> dict[str, Any]:
 def cover(processes: int, select: list[str], until: float, out: Path) -> None:
     """Run the tests once and write which tests execute which line, their seconds, and which of them fail without any change.
 
-    After `until` seconds no further test is started, and the number of those left out is printed.
+    After `until` seconds no further test is started, and the number of tests that did not run is printed.
     """
     from coverage import Coverage
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         call = [sys.executable, "-c", RUN_PYTEST, "-q", "-m", "not slow", "--continue-on-collection-errors"]
-        variables = environment(ROOT)
+        variables = make_environment(ROOT)
         variables |= {"LONGSCAN_OUTCOMES": str(folder / "outcomes.jsonl"), "LONGSCAN_COVERAGE": str(folder / "lines")}
         variables["LONGSCAN_SECONDS"] = str(until)
-        tests = collected(select)
+        tests = collect_tests(select)
         (folder / "record_lines.py").write_text(
             "import campaign\ndef pytest_configure(config):\n    config.pluginmanager.register(campaign.Recorder())\n",
             encoding="utf-8",
@@ -237,17 +239,17 @@ def cover(processes: int, select: list[str], until: float, out: Path) -> None:
         def run_share(number: int) -> str:
             share = folder / f"share-{number}.txt"
             share.write_text("\n".join(tests[number::processes]), encoding="utf-8")
-            words = ["-p", "record_lines", "-p", "no:cacheprovider", f"@{share}"]
-            done = subprocess.run([*call, *words], cwd=ROOT, env=variables, capture_output=True, text=True)
-            return f"{done.stdout[-300:]} {done.stderr[-300:]}"
+            arguments = ["-p", "record_lines", "-p", "no:cacheprovider", f"@{share}"]
+            completed = subprocess.run([*call, *arguments], cwd=ROOT, env=variables, capture_output=True, text=True)
+            return f"{completed.stdout[-300:]} {completed.stderr[-300:]}"
 
         with ThreadPoolExecutor(processes) as pool:
-            ends = list(pool.map(run_share, range(processes)))
+            outputs = list(pool.map(run_share, range(processes)))
         if not (folder / "outcomes.jsonl").exists():
-            raise RuntimeError(f"no test ran: {ends[0]}")
-        together = Coverage(data_file=str(folder / "lines"))
-        together.combine([name])
-        data, lines = together.get_data(), {}
+            raise RuntimeError(f"no test ran: {outputs[0]}")
+        combined = Coverage(data_file=str(folder / "lines"))
+        combined.combine([name])
+        data, lines = combined.get_data(), {}
         for path in data.measured_files():
             contexts = data.contexts_by_lineno(path)
             relative = str(Path(path).resolve().relative_to(ROOT))
@@ -256,12 +258,12 @@ def cover(processes: int, select: list[str], until: float, out: Path) -> None:
     passed = {row["test"]: row["seconds"] for row in rows if row["outcome"] == "passed"}
     failing = sorted({row["test"] for row in rows if row["outcome"] == "failed"})
     out.write_text(json.dumps({"lines": lines, "seconds": passed, "failing": failing}), encoding="utf-8")
-    left = len(tests) - len({row["test"] for row in rows})
-    sys.stderr.write(f"{len(passed)} tests passed, {len(failing)} failed, {left} not run, {len(lines)} files covered\n")
+    n_left = len(tests) - len({row["test"] for row in rows})
+    sys.stderr.write(f"{len(passed)} tests passed, {len(failing)} failed, {n_left} not run, {len(lines)} files covered\n")
 
 
-def tests_for(mutant: dict[str, Any], coverage: dict[str, Any], seconds: float) -> list[str]:
-    """Return the tests for a mutant: those that execute its line, else its file, quick ones of every test file first."""
+def choose_tests(mutant: dict[str, Any], coverage: dict[str, Any], seconds: float) -> list[str]:
+    """Return the tests that execute the line of a mutant, or else its file, with the fast ones of every test file first."""
     known, by_line = coverage["seconds"], coverage["lines"].get(mutant["path"], {})
     candidates = by_line.get(str(mutant["line"])) or [test for tests in by_line.values() for test in tests]
     unique = sorted({test for test in candidates if test in known}, key=lambda test: known[test])
@@ -280,7 +282,7 @@ def tests_for(mutant: dict[str, Any], coverage: dict[str, Any], seconds: float) 
 
 
 def copy_tree(folder: Path) -> Path:
-    """Copy the package and its tests into a folder that mutants are written into."""
+    """Copy the package and its tests into a directory in which mutants are applied."""
     tree = folder / "tree"
     for name in ("src", "tests", "recipes", "results", "docs", "benchmarks", "csrc"):
         shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -290,32 +292,32 @@ def copy_tree(folder: Path) -> Path:
     native = find_spec("longscan.ops._native")
     if native is not None and native.origin is not None:
         shutil.copy2(native.origin, tree / PACKAGE / "ops")
-    found = [sys.executable, "-c", BY_PATH + "import longscan; print(longscan.__file__)"]
-    done = subprocess.run(found, cwd=tree, env=environment(tree), capture_output=True, text=True, check=True)
-    if not Path(done.stdout.strip()).is_relative_to(tree):
-        raise RuntimeError(f"the tests of {tree} would import {done.stdout.strip()}")
+    command = [sys.executable, "-c", BY_PATH + "import longscan; print(longscan.__file__)"]
+    completed = subprocess.run(command, cwd=tree, env=make_environment(tree), capture_output=True, text=True, check=True)
+    if not Path(completed.stdout.strip()).is_relative_to(tree):
+        raise RuntimeError(f"the tests of {tree} would import {completed.stdout.strip()}")
     return tree
 
 
 def run_tests(tree: Path, tests: Sequence[str], limit: float) -> tuple[bool, str]:
     """Run tests until one fails; return whether all passed, and the test that failed, or how the run ended without one.
 
-    subprocess.TimeoutExpired if they take more than `limit` seconds.
+    Raises subprocess.TimeoutExpired if they take more than `limit` seconds.
     """
     names = tree / "chosen.txt"
     names.write_text("\n".join(tests), encoding="utf-8")
-    words = ["-x", "-q", "-p", "no:cacheprovider", "--no-header", f"@{names}"]
-    call = [sys.executable, "-c", BY_PATH + RUN_PYTEST, *words]
-    done = subprocess.run(call, cwd=tree, env=environment(tree), capture_output=True, text=True, timeout=limit)
-    failed = [line.split(" ")[1] for line in done.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))]
-    return done.returncode == 0, failed[0] if failed else f"exit status {done.returncode}"
+    arguments = ["-x", "-q", "-p", "no:cacheprovider", "--no-header", f"@{names}"]
+    call = [sys.executable, "-c", BY_PATH + RUN_PYTEST, *arguments]
+    completed = subprocess.run(call, cwd=tree, env=make_environment(tree), capture_output=True, text=True, timeout=limit)
+    failed = [line.split(" ")[1] for line in completed.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+    return completed.returncode == 0, failed[0] if failed else f"exit status {completed.returncode}"
 
 
 def try_mutant(mutant: dict[str, Any], tests: list[str], tree: Path, limit: float, unchanged: dict[str, bool]) -> dict[str, Any]:
     """Run the tests on a mutant; return the row to write, without the mutant's source.
 
-    Only a test that passes on the unchanged package kills; one that fails there, too, is left out of this and all later runs.
-    `unchanged` maps the first words of each failure to whether the test passes without a mutant, and is added to.
+    Only a test that passes on the unchanged package can kill. A test that fails there, too, is excluded from all later runs.
+    `unchanged` maps the start of the name of each failed test to whether it passes without a mutant, and is extended.
     """
     row = {name: value for name, value in mutant.items() if name not in ("source", "of")}
     original = (tree / mutant["path"]).read_text(encoding="utf-8")
@@ -344,7 +346,7 @@ def try_mutant(mutant: dict[str, Any], tests: list[str], tree: Path, limit: floa
 
 
 def run(chosen: Path, coverage_files: Sequence[Path], processes: int, seconds: float, until: float, out: Path) -> None:
-    """Try every mutant that `out` does not hold yet, in parallel; after `until` seconds no further one is started."""
+    """Try every mutant that is not in `out`, in parallel; after `until` seconds no further one is started."""
     coverage = read_coverage(coverage_files)
     done = {json.loads(row)["id"] for row in out.read_text(encoding="utf-8").splitlines()} if out.exists() else set()
     mutants = [json.loads(row) for row in chosen.read_text(encoding="utf-8").splitlines()]
@@ -357,17 +359,17 @@ def run(chosen: Path, coverage_files: Sequence[Path], processes: int, seconds: f
             (Path(folder) / str(number)).mkdir()
             trees.put(copy_tree(Path(folder) / str(number)))
 
-        def one(mutant: dict[str, Any]) -> dict[str, Any] | None:
+        def run_mutant(mutant: dict[str, Any]) -> dict[str, Any] | None:
             if time.monotonic() - began > until:
                 return None
             tree = trees.get()
             try:
-                return try_mutant(mutant, tests_for(mutant, coverage, seconds), tree, 60 + 5 * seconds, unchanged)
+                return try_mutant(mutant, choose_tests(mutant, coverage, seconds), tree, 60 + 5 * seconds, unchanged)
             finally:
                 trees.put(tree)
 
         with ThreadPoolExecutor(processes) as pool, out.open("a", encoding="utf-8") as file:
-            for number, row in enumerate(pool.map(one, waiting), 1):
+            for number, row in enumerate(pool.map(run_mutant, waiting), 1):
                 if row is not None:
                     file.write(json.dumps(row) + "\n")
                     file.flush()
@@ -375,7 +377,7 @@ def run(chosen: Path, coverage_files: Sequence[Path], processes: int, seconds: f
 
 
 def report(results: Path) -> str:
-    """Return a table by part, and every survivor with its change; for those in equivalent.json, why nothing changes."""
+    """Return a table by part, and every survivor with its change or, if it is in equivalent.json, with the reason."""
     rows = [json.loads(row) for row in results.read_text(encoding="utf-8").splitlines()]
     reasons = json.loads(EQUIVALENT.read_text(encoding="utf-8"))
     for row in rows:
@@ -383,8 +385,8 @@ def report(results: Path) -> str:
             row["outcome"] = "equivalent"
     lines = ["| part | mutants | killed | timeout | equivalent | survived |", "|---|---|---|---|---|---|"]
     for part in (*PARTS, "all"):
-        found = Counter(row["outcome"] for row in rows if part in ("all", row["part"]))
-        counts = [found[outcome] for outcome in ("killed", "timeout", "equivalent", "survived")]
+        outcomes = Counter(row["outcome"] for row in rows if part in ("all", row["part"]))
+        counts = [outcomes[outcome] for outcome in ("killed", "timeout", "equivalent", "survived")]
         lines.append(f"| {part} | {sum(counts)} | {' | '.join(map(str, counts))} |")
     lines.append("")
     for row in rows:
