@@ -19,7 +19,7 @@ from longscan.cli import main
 from longscan.report.records import read_records
 from longscan.reproduce import PublishedRow, archive, find_rows
 from longscan.reproduce.archive import MANIFEST
-from longscan.reproduce.page import choose_candidates, read_outcomes, report_page, summary_table
+from longscan.reproduce.page import choose_candidates, merge_candidates, read_outcomes, report_page, summary_table
 from longscan.reproduce.runs import Planned, check_manifest, check_run, progress_of, reproduce, row_settings, run_folder
 from longscan.reproduce.stacks import is_stacked
 from longscan.training import Run
@@ -134,6 +134,19 @@ def test_only_the_best_candidate_on_validation_is_compared(row: PublishedRow, tm
     assert [one.verdict for one in choose_candidates([first, second])] == ["short", "not chosen"]
     incomplete = choose_candidates([first, second, third], {"aussm/table1/parity/aa"})
     assert [one.verdict for one in incomplete] == ["partial", "not chosen", "not chosen"]
+
+
+def test_candidates_that_have_not_begun_are_one_line_of_the_report(row: PublishedRow, tmp_path: Path) -> None:
+    names = ["aa", "aaaa"]
+    rows = [replace(row, id=f"aussm/table1/parity/aa/{name}", candidate_of="aussm/table1/parity/aa") for name in names]
+    outcomes = read_outcomes([row, *rows], tmp_path)
+    assert [one.row.id for one in merge_candidates(outcomes)] == [row.id, "aussm/table1/parity/aa (2 settings)"]
+    page = report_page(outcomes, "longscan reproduce report")
+    assert "Of 2 figures with a recipe: not run." in page
+    assert "| parity/aa (2 settings) | " in page
+    begun = choose_candidates([*outcomes[:2], replace(outcomes[2], validation=0.7, scores=(0.5,), verdict="short")])
+    assert merge_candidates(begun) == begun
+    assert [one.verdict for one in merge_candidates(begun, all_begun=True)] == ["not run", "short"]
 
 
 def stored(row: PublishedRow, out: Path, seed: int, step: int) -> Path:

@@ -99,6 +99,24 @@ def choose_candidates(outcomes: Sequence[Outcome], incomplete: Container[str | N
     return found
 
 
+def merge_candidates(outcomes: Sequence[Outcome], *, all_begun: bool = False) -> list[Outcome]:
+    """Return outcomes with one for the candidates of a figure of which none has begun, under the name that they share.
+
+    all_begun: also replace candidates that have begun by the one whose verdict counts, so that there is one outcome a figure.
+    """
+    merged = list[Outcome]()
+    for name, group in groupby(outcomes, lambda one: one.row.candidate_of):
+        members = list(group)
+        if name is None or (any(one.state != "not run" for one in members) and not all_begun):
+            merged += members
+            continue
+        chosen = [one for one in members if one.verdict not in ("not run", "not chosen")]
+        merged.append(
+            chosen[0] if chosen else replace(members[0], row=replace(members[0].row, id=f"{name} ({len(members)} settings)"))
+        )
+    return merged
+
+
 def _unfinished(row: PublishedRow, out: Path) -> dict[int, tuple[int, float]]:
     """Return updates and seconds on a device of the runs that are not over, by seed."""
     found = {}
@@ -191,9 +209,9 @@ SUMMARY_MARKERS = ("<!-- reproduction -->", "<!-- /reproduction -->")
 
 def summary_table(outcomes: Sequence[Outcome]) -> str:
     """Return a Markdown table with a line for each paper: how many of its rows have a recipe, and how many have which verdict."""
-    lines = ["| Paper | Rows with a recipe | State |", "|---|---|---|"]
+    lines = ["| Paper | Figures with a recipe | State |", "|---|---|---|"]
     for paper, group in groupby(outcomes, lambda one: one.row.figure["paper"]):
-        verdicts = [one.verdict for one in group if one.row.status == "recipe"]
+        verdicts = [one.verdict for one in merge_candidates(list(group), all_begun=True) if one.row.status == "recipe"]
         lines.append(f"| {papers()[paper]} | {len(verdicts)} | {_counts_text(verdicts)} |")
     return "\n".join(lines) + "\n"
 
@@ -210,6 +228,7 @@ HEADER = "| row | published | ours | seeds | constant | updates, of published | 
 def report_page(outcomes: Sequence[Outcome], command: str) -> str:
     """Return the Markdown page that compares our runs with the published figures."""
     runnable = [one for one in outcomes if one.row.status == "recipe"]
+    figures = merge_candidates(runnable, all_begun=True)
     lines = [
         "# Reproduction of the papers' tables",
         "",
@@ -217,7 +236,8 @@ def report_page(outcomes: Sequence[Outcome], command: str) -> str:
         "A score is the mean over seeds with half of Student's 95 % interval, in the unit of the paper. Minutes are those of one",
         "GPU or CPU, divided among the runs on it at that time. The constant is the best constant predictor on the test split.",
         "",
-        f"Of {len(runnable)} rows with a recipe: {_counts_text([one.verdict for one in runnable])}.",
+        f"Of {len(figures)} figures with a recipe: {_counts_text([one.verdict for one in figures])}.",
+        "A row with several settings runs with each of them, and the validation scores choose one.",
     ]
     for paper, of_paper in groupby(runnable, lambda one: one.row.figure["paper"]):
         lines += ["", f"## {papers()[paper]}"]
@@ -225,7 +245,7 @@ def report_page(outcomes: Sequence[Outcome], command: str) -> str:
             members = list(group)
             metrics = ", ".join(dict.fromkeys(f"{one.row.figure['metric']} ({one.row.figure['unit']})" for one in members))
             lines += ["", f"### {table}: {members[0].row.figure['table']}, {metrics}", "", HEADER, "|---|" + "---|" * 7]
-            lines += [_report_line(table, one) for one in members]
+            lines += [_report_line(table, one) for one in merge_candidates(members)]
             lines += _note_lines(table, [one.row for one in members])
     lines += ["", "## Verdicts", "", *(f"- **{name}**: {meaning}." for name, meaning in VERDICTS.items())]
     lines += ["", "## Figures without a run", ""]
@@ -250,11 +270,12 @@ def _report_line(table: str, one: Outcome) -> str:
 
 
 def _note_lines(table: str, rows: Sequence[PublishedRow]) -> list[str]:
-    """Return what differs from the printed settings and the notes of a table's rows, each once with the names of its rows."""
-    names: dict[str, list[str]] = {}
+    """Return what differs from the printed settings and the notes of a table's rows, each once with the names of its figures."""
+    names: dict[str, dict[str, None]] = {}
     for row in rows:
         notes = [f"{setting} differs: {reason}" for setting, reason in row.differs.items()] + [row.note] * bool(row.note)
         for note in notes:
-            names.setdefault(note, []).append(row.id.removeprefix(f"{table}/"))
-    lines = [f"- {'all rows' if len(of) == len(rows) > 1 else ', '.join(of)}: {note}" for note, of in names.items()]
+            names.setdefault(note, {})[(row.candidate_of or row.id).removeprefix(f"{table}/")] = None
+    n_figures = len({row.candidate_of or row.id for row in rows})
+    lines = [f"- {'all rows' if len(of) == n_figures > 1 else ', '.join(of)}: {note}" for note, of in names.items()]
     return ["", *lines] if lines else []
