@@ -65,6 +65,7 @@ def test_head_dim_is_the_largest_divisor_up_to_64(d_model, width):
         ({"groups": 0}, "`groups` must .*got 0"),
         ({"dt_min": 0.5}, "`dt_min` and `dt_max` must be .*, got 0.5 and 0.1"),
         ({"dt_limit": (0.1, 0.1)}, r"`dt_limit` must .*got \(0.1, 0.1\)"),
+        ({"dt_limit": (0.2, 0.1)}, r"`dt_limit` must .*got \(0.2, 0.1\)"),
         ({"dt_limit": (0.1,)}, r"`dt_limit` must .*got \(0.1,\)"),
     ],
 )

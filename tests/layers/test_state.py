@@ -1,8 +1,10 @@
 from typing import NamedTuple
 
+import pytest
 import torch
 from torch import Tensor
 
+from longscan.layers.checks import check_state_form, state_form
 from longscan.layers.state import ScanState, layer_state, restarted_rows, zero_rows
 
 
@@ -56,3 +58,11 @@ def test_zero_rows_does_not_change_other_rows():
     assert torch.equal(result[1], state[1])
     assert torch.equal(result[::2], torch.zeros(2, 2, 4))
     assert zero_rows(None, state) is state
+
+
+@pytest.mark.parametrize("shape", [(3, 2), (2, 3), (2, 2, 1), (2,)], ids=str)
+def test_state_with_another_shape_raises(shape):
+    form = state_form(ScanState(torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64)))
+    check_state_form(ScanState(torch.zeros(2, 2), torch.zeros(2, dtype=torch.int64)), form, 2)
+    with pytest.raises(ValueError, match="`state` must have tensors of shapes"):
+        check_state_form(ScanState(torch.zeros(shape), torch.zeros(2, dtype=torch.int64)), form, 2)
