@@ -7,7 +7,7 @@ TORCH := torch==2.13.0
 
 INTERPRETED := tests/contracts/test_ops.py tests/ops/test_triton.py  # the Triton kernels, where there is no GPU
 
-.PHONY: run test slow contract soak mutants lint bench docs clean
+.PHONY: run test slow contract soak mutants gpu-test lint bench docs clean
 .DEFAULT_GOAL := test
 
 # The exact torch first: a looser request may bring gigabytes of CUDA packages. `--no-build-isolation` keeps the C++ build on the tools
@@ -50,6 +50,11 @@ mutants: $(STAMP)
 	$(BIN)/python tests/mutation/campaign.py cover --out build/coverage-$(SEED).json
 	$(BIN)/python tests/mutation/campaign.py run build/mutants-$(SEED).jsonl --coverage build/coverage-$(SEED).json --out build/mutants-$(SEED)-results.jsonl
 	$(BIN)/python tests/mutation/campaign.py report build/mutants-$(SEED)-results.jsonl
+
+# What needs a GPU, in the Python environment that has a torch for it; the records go to results/gpu_tests.jsonl.
+GPU_PYTHON ?= python3
+gpu-test:
+	$(GPU_PYTHON) tests/soak/gpu.py
 
 lint: $(STAMP)
 	$(BIN)/ruff check src tests benchmarks

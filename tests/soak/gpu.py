@@ -1,0 +1,142 @@
+"""Run the checks that need a GPU, and write a line of JSON for each of them as soon as it ends.
+
+    python tests/soak/gpu.py --minutes 8 [--only NAME ...] [--logs DIR] [--out results/gpu_tests.jsonl]
+
+The checks: `doctor` compares each kernel with the reference, `capture` tests updates in CUDA graphs and seeds that train
+together, `contracts` tests all ops and layers with their Triton kernels, and `tracing` runs graphs of every op and layer for the
+time that is left (of the cases in the log folder's tracing-K.jsonl none runs again). A check that has not ended when its time is
+over counts as not finished. A line of the file has "check", "passed", "failed", "finished", "status", "seconds", "command",
+"commit", "device", "torch" and "date". What a check prints is in DIR/CHECK.txt. The exit status is 1 if a check failed or was not
+finished.
+
+With --device cpu the same checks run without a GPU, the kernels of the CPU in place of those of Triton.
+"""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from longscan.training.run import commit
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMAND_LINE = "import sys; from longscan.cli import main; sys.exit(main())"
+TRACING_PROCESSES = 4
+LAST_CASES = 45  # seconds for the cases that have begun when no more begin
+CAPTURE_TESTS = ("tests/training/test_capture.py", "tests/training/test_stacked.py")
+CONTRACT_TESTS = (
+    "tests/ops/test_triton.py",
+    "tests/contracts/test_op_isolation.py",
+    "tests/contracts/test_ops.py",
+    "tests/contracts/test_layer_isolation.py",
+)
+
+
+class Check(NamedTuple):
+    """Commands that run at the same time, and the largest part of the whole time that they may take."""
+
+    commands: list[list[str]]
+    share: float
+
+
+def list_checks(device: str, logs: Path) -> dict[str, Check]:
+    """Return the checks by name, in the order in which they run."""
+    python = sys.executable
+    test = [python, "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider"]
+    tracing = [python, "tests/soak/tracing.py", "--device", device, "--backends", native_backend(device), "--timeout", "120"]
+    shards = [
+        [*tracing, "--shard", f"{k}/{TRACING_PROCESSES}", "--out", str(logs / f"tracing-{k}.jsonl")]
+        for k in range(TRACING_PROCESSES)
+    ]
+    return {
+        "doctor": Check([[python, "-c", COMMAND_LINE, "doctor"]], 0.4),
+        "capture": Check([[*test, *CAPTURE_TESTS]], 0.3),
+        "contracts": Check([[*test, "-n", "3", *CONTRACT_TESTS]], 0.7),
+        "tracing": Check(shards, 1.0),
+    }
+
+
+def native_backend(device: str) -> str:
+    """Return the backend whose kernels run on a device."""
+    return "triton" if device == "cuda" else "cpu"
+
+
+def run_check(name: str, check: Check, device: str, seconds: float, logs: Path) -> dict[str, Any]:
+    """Run the commands of a check for at most `seconds`; return its counts and whether all commands ended."""
+    settings = {"LONGSCAN_DEVICE": device, "LONGSCAN_BACKEND": native_backend(device), "LONGSCAN_EXAMPLES": "2"}
+    start, paths, processes = time.monotonic(), list[Path](), list[subprocess.Popen[bytes]]()
+    for number, command in enumerate(check.commands):
+        paths.append(logs / (f"{name}.txt" if len(check.commands) == 1 else f"{name}-{number}.txt"))
+        limit = ["--seconds", f"{max(1.0, seconds - LAST_CASES):.0f}"] if name == "tracing" else []
+        with paths[-1].open("wb") as log:
+            processes.append(
+                subprocess.Popen([*command, *limit], cwd=ROOT, env=os.environ | settings, stdout=log, stderr=subprocess.STDOUT)
+            )
+    statuses = []
+    for process in processes:
+        try:
+            statuses.append(process.wait(max(0.0, start + seconds - time.monotonic())))
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            process.wait()
+            statuses.append(None)
+    text = "\n".join(path.read_text("utf-8", errors="replace") for path in paths)
+    return {
+        "check": name,
+        "passed": count_of("passed", text),
+        "failed": count_of("failed", text) + count_of("crashed", text) + count_of("hung", text),
+        "finished": None not in statuses,
+        "status": max((status for status in statuses if status is not None), default=None),
+        "seconds": round(time.monotonic() - start, 1),
+    }
+
+
+def count_of(word: str, text: str) -> int:
+    """Return the sum of the numbers before a word in the summaries of pytest and of tracing.py, in lines such as "3 passed"."""
+    summaries = [line for line in text.splitlines() if re.search(r"\d+ (passed|failed)", line)]
+    return sum(int(number) for line in summaries for number in re.findall(rf"(\d+) {word}", line))
+
+
+def main() -> int:
+    """Read the command line and run the checks; return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=8, help="length of the call")
+    parser.add_argument("--only", nargs="+", help="names of checks; all of them by default")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--logs", type=Path, default=ROOT / "runs" / "gpu_tests", help="folder for what the checks print")
+    parser.add_argument("--out", type=Path, default=ROOT / "results" / "gpu_tests.jsonl", help="file of the records")
+    options = parser.parse_args()
+    checks = list_checks(options.device, options.logs)
+    if unknown := set(options.only or ()) - set(checks):
+        parser.error(f"`--only` must name some of {', '.join(checks)}, got {', '.join(sorted(unknown))}")
+    if options.device == "cuda" and not torch.cuda.is_available():
+        parser.error("`--device` must be cpu, as torch finds no CUDA device here, got cuda")
+    options.logs.mkdir(parents=True, exist_ok=True)
+    end, whole, failed = time.monotonic() + 60 * options.minutes, 60 * options.minutes, False
+    device = torch.cuda.get_device_name() if options.device == "cuda" else "cpu"
+    for name in options.only or checks:
+        seconds = min(checks[name].share * whole, end - time.monotonic())
+        if seconds <= 0:
+            failed = True
+            break
+        row = run_check(name, checks[name], options.device, seconds, options.logs)
+        row |= {"command": "python " + " ".join(["tests/soak/gpu.py", *sys.argv[1:]]), "commit": commit(), "device": device}
+        row |= {"torch": torch.__version__, "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")}
+        with options.out.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+        sys.stdout.write(json.dumps(row) + "\n")
+        sys.stdout.flush()
+        failed |= not row["finished"] or row["status"] != 0
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
