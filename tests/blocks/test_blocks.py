@@ -142,6 +142,7 @@ def test_blocks_are_what_their_layers_are():
         ("mamba", {"d_conv": -1}, ValueError, "`d_conv` must .*got -1"),
         ("mamba", {"variant": "official"}, ValueError, "`variant` must .*got 'official'"),
         ("mamba", {"variant": "aussm", "layer": "lru"}, ValueError, "`layer` must be 's6' with variant='aussm', got 'lru'"),
+        ("mamba", {"variant": "aussm", "layer": "s7"}, ValueError, "`layer` must be 's6' with variant='aussm', got 's7'"),
         ("mamba", {"layer": "s66"}, KeyError, "no layer is called 's66'"),
         ("mamba", {"layer_options": {"rank": 3}}, TypeError, "rank"),
         ("aussm", {"d_model": 0}, ValueError, "`d_model` must .*got 0"),
