@@ -1,4 +1,4 @@
-"""Words for a run that takes a second, and what a command answers to bad ones."""
+"""Arguments of a run that takes a second, and functions that run commands which succeed or fail."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,8 +9,8 @@ from longscan.cli import main
 
 
 @pytest.fixture(scope="session")
-def tiny_words() -> list[str]:
-    """Parity of short words, a model of a few hundred weights, two steps."""
+def tiny_argv() -> list[str]:
+    """Return arguments for parity of short sequences, a model with a few hundred weights and two steps."""
     return [
         *("--task", "parity", "--task.train_lengths", "[3, 8]", "--task.eval_lengths", "[9, 12]"),
         *("--task.valid_size", "8", "--task.test_size", "8", "--model.d_model", "4", "--model.d_state", "2"),
@@ -20,12 +20,12 @@ def tiny_words() -> list[str]:
 
 
 @pytest.fixture
-def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """`refused(*words)`: the one line that the command answers with."""
+def run_failing_command(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Return a function that runs a command with wrong arguments and returns its error message of one line."""
 
-    def run(*words: Any) -> str:
+    def run(*argv: Any) -> str:
         capsys.readouterr()
-        assert main([str(word) for word in words]) == 2
+        assert main([str(argument) for argument in argv]) == 2
         captured = capsys.readouterr()
         assert captured.out == ""
         lines = captured.err.splitlines()
@@ -33,5 +33,17 @@ def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
         assert "Traceback" not in captured.err
         assert "usage" not in captured.err.lower()
         return lines[0]
+
+    return run
+
+
+@pytest.fixture
+def run_command(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Return a function that runs a command which succeeds and returns its standard output."""
+
+    def run(*argv: Any) -> str:
+        capsys.readouterr()
+        assert main([str(argument) for argument in argv]) == 0
+        return capsys.readouterr().out
 
     return run

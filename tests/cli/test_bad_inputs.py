@@ -1,4 +1,4 @@
-"""A wrong argument, file or folder gives one line that names it and exit code 2, before anything is written."""
+"""A wrong argument, file or directory gives an error of one line that names it, with exit code 2, before anything is written."""
 
 import shutil
 import subprocess
@@ -20,15 +20,15 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory, tiny_words: list[str]) -> Path:
-    """A run, to be looked at and copied."""
+def finished(tmp_path_factory: pytest.TempPathFactory, tiny_argv: list[str]) -> Path:
+    """Return the directory of a finished run."""
     folder = tmp_path_factory.mktemp("runs") / "finished"
-    assert main(["train", "--out", str(folder), *tiny_words]) == 0
+    assert main(["train", "--out", str(folder), *tiny_argv]) == 0
     return folder
 
 
 @pytest.mark.parametrize(
-    ("words", "names"),
+    ("options", "names"),
     [
         (["--model.d_modle", "4"], ["model.d_modle", "unknown setting", "did you mean d_model"]),
         (["--training.curriculum.stop", "4"], ["training.curriculum.stop", "unknown setting", "start"]),
@@ -86,40 +86,45 @@ def finished(tmp_path_factory: pytest.TempPathFactory, tiny_words: list[str]) ->
     ],
     ids=lambda value: " ".join(value) if value and value[0].startswith("--") else "",
 )
-def test_settings(
-    refused: Callable[..., str], tmp_path: Path, finished: Path, tiny_words: list[str], words: list[str], names: list[str]
+def test_wrong_setting_fails(
+    run_failing_command: Callable[..., str],
+    tmp_path: Path,
+    finished: Path,
+    tiny_argv: list[str],
+    options: list[str],
+    names: list[str],
 ) -> None:
-    out = finished if "--resume" in words else tmp_path / "run"
-    line = refused("train", "--out", out, *tiny_words, *words)
+    out = finished if "--resume" in options else tmp_path / "run"
+    line = run_failing_command("train", "--out", out, *tiny_argv, *options)
     assert [name for name in names if name not in line] == [], line
     assert out == finished or not out.exists()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has the device")
-def test_a_device_that_is_not_here(refused: Callable[..., str], tmp_path: Path, tiny_words: list[str]) -> None:
-    assert "training.device" in refused("train", "--out", tmp_path / "run", *tiny_words, "--training.device", "cuda")
-    line = refused("doctor", "--device", "cuda")
+def test_missing_device_fails(run_failing_command: Callable[..., str], tmp_path: Path, tiny_argv: list[str]) -> None:
+    assert "training.device" in run_failing_command("train", "--out", tmp_path / "run", *tiny_argv, "--training.device", "cuda")
+    line = run_failing_command("doctor", "--device", "cuda")
     assert "`--device` must be one of the devices that torch finds here (cpu), got 'cuda'" in line
 
 
 @pytest.mark.parametrize("backend", ["triton", "cpu"])
-def test_a_backend_that_cannot_run_here(
-    refused: Callable[..., str], tmp_path: Path, tiny_words: list[str], monkeypatch: pytest.MonkeyPatch, backend: str
+def test_unavailable_backend_fails(
+    run_failing_command: Callable[..., str], tmp_path: Path, tiny_argv: list[str], monkeypatch: pytest.MonkeyPatch, backend: str
 ) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     for op in ("short_conv", "selective_scan", "unitary_scan"):
         monkeypatch.setitem(dispatch._unusable, op, "the compiled CPU kernels are not installed")
     out = tmp_path / "run"
-    line = refused("train", "--out", out, *tiny_words, "--model.backend", backend)
+    line = run_failing_command("train", "--out", out, *tiny_argv, "--model.backend", backend)
     assert line.startswith("longscan: `model.backend` must be 'auto', 'eager' or another that can run ")
     assert not out.exists()
-    assert main(["train", "--out", str(out), *tiny_words]) == 0
-    held = sorted(out.rglob("*"))
-    assert "model.backend" in refused("train", "--out", out, *tiny_words, "--model.backend", backend, "--overwrite")
-    assert sorted(out.rglob("*")) == held, "the run that was there is left alone"
+    assert main(["train", "--out", str(out), *tiny_argv]) == 0
+    files = sorted(out.rglob("*"))
+    assert "model.backend" in run_failing_command("train", "--out", out, *tiny_argv, "--model.backend", backend, "--overwrite")
+    assert sorted(out.rglob("*")) == files, "the existing run is not changed"
     settings = out / "settings.yaml"
     settings.write_text(settings.read_text().replace("backend: eager", f"backend: {backend}"))
-    assert main(["eval", str(out)]) == 0, "a run of another device is scored on the CPU"
+    assert main(["eval", str(out)]) == 0, "the run of another device can be scored on the CPU"
 
 
 @pytest.mark.parametrize(
@@ -139,85 +144,93 @@ def test_a_backend_that_cannot_run_here(
         (b"model: {d_model: wide}", ["model.d_model", "'wide'", "whole number"]),
     ],
 )
-def test_config_files(refused: Callable[..., str], tmp_path: Path, content: bytes, names: list[str]) -> None:
+def test_invalid_config_file_fails(
+    run_failing_command: Callable[..., str], tmp_path: Path, content: bytes, names: list[str]
+) -> None:
     path = tmp_path / "c.yaml"
     path.write_bytes(content)
-    rest = [] if b"chess" in content else ["--task", "parity"]
-    line = refused("train", "--out", tmp_path / "run", "--config", path, *rest)
+    options = [] if b"chess" in content else ["--task", "parity"]
+    line = run_failing_command("train", "--out", tmp_path / "run", "--config", path, *options)
     assert [name for name in names if name not in line] == [], line
 
 
 @pytest.mark.parametrize("setting", ["--model.d_model=9999999", "--task.eval_lengths=[41,99999999]"])
-def test_what_does_not_fit_into_memory(refused: Callable[..., str], tmp_path: Path, tiny_words: list[str], setting: str) -> None:
-    assert "needs more memory than there is here" in refused("train", *tiny_words, setting, "--out", str(tmp_path / "run"))
+def test_settings_that_need_too_much_memory_fail(
+    run_failing_command: Callable[..., str], tmp_path: Path, tiny_argv: list[str], setting: str
+) -> None:
+    assert "needs more memory than there is here" in run_failing_command(
+        "train", *tiny_argv, setting, "--out", str(tmp_path / "run")
+    )
 
 
-def test_no_task_and_no_config(refused: Callable[..., str], tmp_path: Path) -> None:
-    assert "`--task` must be" in refused("train", "--out", tmp_path / "run")
-    assert "absent.yaml" in refused("train", "--out", tmp_path / "run", "--config", tmp_path / "absent.yaml")
+def test_missing_task_or_config_fails(run_failing_command: Callable[..., str], tmp_path: Path) -> None:
+    assert "`--task` must be" in run_failing_command("train", "--out", tmp_path / "run")
+    assert "absent.yaml" in run_failing_command("train", "--out", tmp_path / "run", "--config", tmp_path / "absent.yaml")
 
 
-def test_no_out(refused: Callable[..., str], tiny_words: list[str]) -> None:
-    assert "`--out` must be" in refused("train", *tiny_words)
-    assert "`--out` must be" in refused("train", "--resume")
-    assert "--out: expected one argument" in refused("train", *tiny_words, "--out")
+def test_missing_out_fails(run_failing_command: Callable[..., str], tiny_argv: list[str]) -> None:
+    assert "`--out` must be" in run_failing_command("train", *tiny_argv)
+    assert "`--out` must be" in run_failing_command("train", "--resume")
+    assert "--out: expected one argument" in run_failing_command("train", *tiny_argv, "--out")
 
 
-def test_missing_and_damaged_data(refused: Callable[..., str], tmp_path: Path) -> None:
-    words = ["train", "--out", tmp_path / "run", "--task", "uea", "--task.data_dir", tmp_path, "--task.dataset", "Mine"]
-    line = refused(*words)
+def test_missing_or_damaged_data_fail(run_failing_command: Callable[..., str], tmp_path: Path) -> None:
+    argv = ["train", "--out", tmp_path / "run", "--task", "uea", "--task.data_dir", tmp_path, "--task.dataset", "Mine"]
+    line = run_failing_command(*argv)
     assert "Mine_TRAIN.ts" in line
     assert str(tmp_path) in line
     for part in ("TRAIN", "TEST"):
         (tmp_path / f"Mine_{part}.ts").write_text("@problemName Mine\n@classLabel true a b\n@data\n1,2,x:a\n")
-    line = refused(*words)
+    line = run_failing_command(*argv)
     assert "Mine_TRAIN.ts" in line
     assert "4" in line  # the line of the file
 
 
 @pytest.mark.parametrize("command", ["train", "sweep", "show"])
-def test_data_dir_stands_for_the_setting_of_the_task(refused: Callable[..., str], tmp_path: Path, command: str) -> None:
-    words = ["--task", "uea", "--task.dataset", "Mine", "--out", tmp_path / "out"]
-    said = {refused(command, *words, name, tmp_path / "data") for name in ("--data-dir", "--task.data_dir")}
-    assert len(said) == 1
-    assert str(tmp_path / "data") in said.pop()
+def test_data_dir_is_the_setting_of_the_task(run_failing_command: Callable[..., str], tmp_path: Path, command: str) -> None:
+    options = ["--task", "uea", "--task.dataset", "Mine", "--out", tmp_path / "out"]
+    messages = {run_failing_command(command, *options, name, tmp_path / "data") for name in ("--data-dir", "--task.data_dir")}
+    assert len(messages) == 1
+    assert str(tmp_path / "data") in messages.pop()
 
 
-def test_a_task_without_lengths_has_no_curriculum(refused: Callable[..., str], tmp_path: Path) -> None:
-    words = ["train", "--out", tmp_path / "run", "--task", "uea"]
-    assert "training.curriculum.start" in refused(*words, "--training.curriculum.start", "4")
-    assert "training.late_lengths.share" in refused(*words, "--training.late_lengths.share", "0.5")
+def test_curriculum_of_a_task_without_lengths_fails(run_failing_command: Callable[..., str], tmp_path: Path) -> None:
+    argv = ["train", "--out", tmp_path / "run", "--task", "uea"]
+    assert "training.curriculum.start" in run_failing_command(*argv, "--training.curriculum.start", "4")
+    assert "training.late_lengths.share" in run_failing_command(*argv, "--training.late_lengths.share", "0.5")
 
 
-def test_directories_of_runs(refused: Callable[..., str], tmp_path: Path, finished: Path, tiny_words: list[str]) -> None:
-    assert "must be a directory without a run" in refused("train", "--out", finished, *tiny_words)
-    assert "is not the directory of a run" in refused("train", "--out", tmp_path, "--resume", *tiny_words)
-    assert "training.seed" in refused("train", "--out", finished, "--resume", *tiny_words, "--training.seed", "7")
+def test_directory_of_another_kind_fails(
+    run_failing_command: Callable[..., str], tmp_path: Path, finished: Path, tiny_argv: list[str]
+) -> None:
+    assert "must be a directory without a run" in run_failing_command("train", "--out", finished, *tiny_argv)
+    assert "is not the directory of a run" in run_failing_command("train", "--out", tmp_path, "--resume", *tiny_argv)
+    assert "training.seed" in run_failing_command("train", "--out", finished, "--resume", *tiny_argv, "--training.seed", "7")
     (tmp_path / "file").write_text("")
-    assert "got the file" in refused("train", "--out", tmp_path / "file", *tiny_words)
+    assert "got the file" in run_failing_command("train", "--out", tmp_path / "file", *tiny_argv)
     for command in ("eval", "record", "predict"):
-        words = {"record": ["--results", "r.jsonl"], "predict": ["words.txt"]}.get(command, [])
-        assert "is not the directory of a run" in refused(command, tmp_path, *words)
+        options = {"record": ["--results", "r.jsonl"], "predict": ["questions.txt"]}.get(command, [])
+        assert "is not the directory of a run" in run_failing_command(command, tmp_path, *options)
 
 
 @pytest.mark.parametrize("command", ["train", "sweep"])
-@pytest.mark.parametrize("place", ["file/run", "file/a/run", "link", "/proc/run", "long"])
-def test_places_that_cannot_be_written(
-    refused: Callable[..., str], tmp_path: Path, tiny_words: list[str], command: str, place: str
+@pytest.mark.parametrize("name", ["file/run", "file/a/run", "link", "/proc/run", "long"])
+def test_out_that_cannot_be_written_fails(
+    run_failing_command: Callable[..., str], tmp_path: Path, tiny_argv: list[str], command: str, name: str
 ) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "link").symlink_to(tmp_path / "absent" / "further")
-    out = tmp_path / (place if place != "long" else "x" * 999)
+    out = tmp_path / (name if name != "long" else "x" * 999)
     before = sorted(tmp_path.iterdir())
-    line = refused(command, "--out", out, *tiny_words)
+    line = run_failing_command(command, "--out", out, *tiny_argv)
     assert line.startswith(f"longscan: `--out` must be a directory that can be written, got {out} (")
     assert sorted(tmp_path.iterdir()) == before
-    refused(command, "--out", out, *tiny_words, "--resume")
+    run_failing_command(command, "--out", out, *tiny_argv, "--resume")
 
 
 @pytest.mark.parametrize("command", ["train", "sweep"])
 @pytest.mark.parametrize(
-    ("place", "said"),
+    ("name", "message"),
     [
         ("elsewhere/r.jsonl", "must be a JSON Lines file in a folder called runs"),
         ("bench/r.jsonl", "must be a JSON Lines file in a folder called runs"),
@@ -227,89 +240,106 @@ def test_places_that_cannot_be_written(
         ("runs/damaged.jsonl", "damaged.jsonl, line 1"),
     ],
 )
-def test_records_that_cannot_be_written_are_refused_before_the_run(
-    refused: Callable[..., str], tmp_path: Path, tiny_words: list[str], command: str, place: str, said: str
+def test_record_that_cannot_be_written_fails_before_the_run(
+    run_failing_command: Callable[..., str], tmp_path: Path, tiny_argv: list[str], command: str, name: str, message: str
 ) -> None:
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "damaged.jsonl").write_text("{\n")
     (tmp_path / "file").write_text("")
-    line = refused(command, "--out", tmp_path / "out", *tiny_words, "--record", tmp_path / place)
+    line = run_failing_command(command, "--out", tmp_path / "out", *tiny_argv, "--record", tmp_path / name)
     assert line.startswith(("longscan: `--record` must be ", "longscan: --record: "))
-    assert said in line
+    assert message in line
     assert not (tmp_path / "out").exists()
 
 
-def test_damaged_runs(refused: Callable[..., str], tmp_path: Path, finished: Path) -> None:
+def test_damaged_run_fails(run_failing_command: Callable[..., str], tmp_path: Path, finished: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(finished, run)
     weights = run / "checkpoints" / "last" / "model.safetensors"
-    whole = weights.read_bytes()
-    weights.write_bytes(whole[: len(whole) // 2])
-    assert "model.safetensors is damaged" in refused("eval", run)
-    assert "model.safetensors is damaged" in refused("train", "--out", run, "--resume", "--steps", "4")
+    content = weights.read_bytes()
+    weights.write_bytes(content[: len(content) // 2])
+    assert "model.safetensors is damaged" in run_failing_command("eval", run)
+    assert "model.safetensors is damaged" in run_failing_command("train", "--out", run, "--resume", "--steps", "4")
     weights.unlink()
-    assert "model.safetensors is missing" in refused("eval", run)
-    weights.write_bytes(whole)
+    assert "model.safetensors is missing" in run_failing_command("eval", run)
+    weights.write_bytes(content)
     (run / "result.json").write_text("{")
-    assert "result.json is damaged" in refused("record", run, "--results", tmp_path / "runs" / "r.jsonl")
+    assert "result.json is damaged" in run_failing_command("record", run, "--results", tmp_path / "runs" / "r.jsonl")
     (run / "settings.yaml").write_text("task: [")
-    assert "got text that is not YAML" in refused("eval", run)
+    assert "got text that is not YAML" in run_failing_command("eval", run)
     shutil.rmtree(run / "checkpoints")
     shutil.copy(finished / "settings.yaml", run)
     (run / "result.json").unlink()
-    assert "no checkpoint" in refused("eval", run)
-    assert "has not ended" in refused("record", run, "--results", tmp_path / "runs" / "r.jsonl")
+    assert "no checkpoint" in run_failing_command("eval", run)
+    assert "has not ended" in run_failing_command("record", run, "--results", tmp_path / "runs" / "r.jsonl")
 
 
-def test_other_commands(refused: Callable[..., str], tmp_path: Path, finished: Path) -> None:
-    assert "the command must be one of" in refused("dance")
-    assert "`--split` must be one of train, valid, test, got 'future'" in refused("eval", finished, "--split", "future")
-    assert "has no checkpoint 'best_of_all'" in refused("eval", finished, "--checkpoint", "best_of_all")
-    assert "--fast" in refused("eval", finished, "--fast")
-    assert "run" in refused("eval")
-    assert "words.txt" in refused("predict", finished, tmp_path / "words.txt")
-    (tmp_path / "words.txt").write_text("1 0\n1 7\n")
-    line = refused("predict", finished, tmp_path / "words.txt")
-    assert "words.txt:2" in line
+def test_wrong_arguments_of_other_commands_fail(run_failing_command: Callable[..., str], tmp_path: Path, finished: Path) -> None:
+    assert "the command must be one of" in run_failing_command("dance")
+    assert "`--split` must be one of train, valid, test, got 'future'" in run_failing_command(
+        "eval", finished, "--split", "future"
+    )
+    assert "has no checkpoint 'best_of_all'" in run_failing_command("eval", finished, "--checkpoint", "best_of_all")
+    assert "--fast" in run_failing_command("eval", finished, "--fast")
+    assert "run" in run_failing_command("eval")
+    assert "questions.txt" in run_failing_command("predict", finished, tmp_path / "questions.txt")
+    (tmp_path / "questions.txt").write_text("1 0\n1 7\n")
+    line = run_failing_command("predict", finished, tmp_path / "questions.txt")
+    assert "questions.txt:2" in line
     assert "'7'" in line
-    (tmp_path / "words.txt").write_text("1 0\n")
-    assert "--out" in refused("predict", finished, tmp_path / "words.txt", "--out", tmp_path / "absent" / "table.csv")
-    assert "runs" in refused("record", finished, "--results", tmp_path / "elsewhere" / "r.jsonl")
-    assert "which does not exist" in refused("report", tmp_path / "absent")
-    assert "--out" in refused("report", finished, "--out", tmp_path / "page.html")
-    assert "`all` is an unknown argument" in refused("tasks", "all")
+    (tmp_path / "questions.txt").write_text("1 0\n")
+    assert "--out" in run_failing_command(
+        "predict", finished, tmp_path / "questions.txt", "--out", tmp_path / "absent" / "table.csv"
+    )
+    assert "runs" in run_failing_command("record", finished, "--results", tmp_path / "elsewhere" / "r.jsonl")
+    assert "which does not exist" in run_failing_command("report", tmp_path / "absent")
+    assert "--out" in run_failing_command("report", finished, "--out", tmp_path / "page.html")
+    assert "`all` is an unknown argument" in run_failing_command("tasks", "all")
 
 
-def test_scores_by_length_and_missing_values_of_series(refused: Callable[..., str], tmp_path: Path) -> None:
-    words = ["--task", "uea", "--model.spec", "m", "--model.d_model", "2", "--model.d_state", "1", "--training.eval_batches", "1"]
-    rest = ["--training.test_batches", "1", "--training.batch_size", "2", "--steps", "1", "--model.backend", "eager"]
-    assert main(["train", "--out", str(tmp_path / "run"), *words, *rest]) == 0
-    assert "--by-length" in refused("eval", tmp_path / "run", "--by-length")
+def test_scores_by_length_and_missing_values_of_series_fail(run_failing_command: Callable[..., str], tmp_path: Path) -> None:
+    options = [
+        "--task",
+        "uea",
+        "--model.spec",
+        "m",
+        "--model.d_model",
+        "2",
+        "--model.d_state",
+        "1",
+        "--training.eval_batches",
+        "1",
+    ]
+    options += ["--training.test_batches", "1", "--training.batch_size", "2", "--steps", "1", "--model.backend", "eager"]
+    assert main(["train", "--out", str(tmp_path / "run"), *options]) == 0
+    assert "--by-length" in run_failing_command("eval", tmp_path / "run", "--by-length")
     examples = tmp_path / "new.ts"
     channels = [":".join(["1,2,3"] * 6), ":".join(["1,?,3", "1,2,NaN", *["1,2,3"] * 4]), ":".join(["?,2,3", *["1,2,3"] * 5])]
     examples.write_text("@problemName New\n@classLabel false\n@data\n" + "\n".join(channels) + "\n")
     program = "import sys; from longscan.cli import main; sys.exit(main())"
     counts = f"{examples}: 3 missing values ('?', 'NaN' or nothing) in 2 of its 3 series"
-    assert counts in refused("predict", tmp_path / "run", examples)
-    given = ("predict", tmp_path / "run", examples, "--missing")
-    assert "`--missing` must be refuse, as in training" in refused(*given, "mask")
-    assert "one of refuse, fill, mask" in refused(*given, "drop")
-    words = [sys.executable, "-c", program, "predict", str(tmp_path / "run"), str(examples), "--missing", "fill"]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert (done.returncode, len(done.stdout.splitlines())) == (0, 4)
-    (line,) = done.stderr.splitlines()
+    assert counts in run_failing_command("predict", tmp_path / "run", examples)
+    argv = ("predict", tmp_path / "run", examples, "--missing")
+    assert "`--missing` must be refuse, as in training" in run_failing_command(*argv, "mask")
+    assert "one of refuse, fill, mask" in run_failing_command(*argv, "drop")
+    command = [sys.executable, "-c", program, "predict", str(tmp_path / "run"), str(examples), "--missing", "fill"]
+    completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (completed.returncode, len(completed.stdout.splitlines())) == (0, 4)
+    (line,) = completed.stderr.splitlines()
     assert line == f"{counts} were filled by linear interpolation within their series"
     assert Run(tmp_path / "run").settings.model.spec == "m"
 
 
-@pytest.mark.parametrize("words", [["--training.lr", "-1"], ["--backend", "quantum"], ["--model.spec", "mza"]])
-def test_the_benchmark_of_seeds(tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("options", [["--training.lr", "-1"], ["--backend", "quantum"], ["--model.spec", "mza"]])
+def test_wrong_setting_of_the_benchmark_of_seeds_fails(
+    tmp_path: Path, options: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     recipe = ROOT / "recipes" / "aussm" / "parity.yaml"
-    with pytest.raises(SystemExit) as ended:
-        seeds.main([str(recipe), "--out", str(tmp_path / "x.json"), *words])
-    said = capsys.readouterr()
-    assert (ended.value.code, said.out) == (2, "")
-    (line,) = said.err.splitlines()
-    setting = "model.backend" if words[0] == "--backend" else words[0].lstrip("-")
+    with pytest.raises(SystemExit) as exit_info:
+        seeds.main([str(recipe), "--out", str(tmp_path / "x.json"), *options])
+    captured = capsys.readouterr()
+    assert (exit_info.value.code, captured.out) == (2, "")
+    (line,) = captured.err.splitlines()
+    setting = "model.backend" if options[0] == "--backend" else options[0].lstrip("-")
     assert line.startswith((f"seeds.py: `{setting}` must be ", f"seeds.py: {setting}: "))
     assert not (tmp_path / "x.json").exists()

@@ -1,4 +1,4 @@
-"""The results and the output of the commands; the command line and Python make the same run."""
+"""The results and the output of the commands; the command line and Python give the same run."""
 
 import csv
 import io
@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -25,26 +24,14 @@ from longscan.training.checkpoint import read_tensors
 
 
 @pytest.fixture
-def said(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """`said(*words)`: what a command that succeeds prints on stdout."""
-
-    def run(*words: Any) -> str:
-        capsys.readouterr()
-        assert main([str(word) for word in words]) == 0
-        return capsys.readouterr().out
-
-    return run
-
-
-@pytest.fixture
-def run(tmp_path: Path, tiny_words: list[str]) -> Path:
+def run(tmp_path: Path, tiny_argv: list[str]) -> Path:
     folder = tmp_path / "run"
-    assert main(["train", "--out", str(folder), *tiny_words]) == 0
+    assert main(["train", "--out", str(folder), *tiny_argv]) == 0
     return folder
 
 
-def test_the_program_ends_with_the_code_and_says_no_more(tmp_path: Path) -> None:
-    words = [
+def test_program_prints_one_error_and_exits_with_its_code(tmp_path: Path) -> None:
+    command = [
         sys.executable,
         "-c",
         "import sys; from longscan.cli import main; sys.exit(main())",
@@ -52,16 +39,16 @@ def test_the_program_ends_with_the_code_and_says_no_more(tmp_path: Path) -> None
         "--out",
         str(tmp_path / "r"),
     ]
-    done = subprocess.run([*words, "--task", "parity", "--training.lr", "-1"], capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert done.stderr == "longscan: `training.lr` must be a number above 0, got -1\n"
+    completed = subprocess.run([*command, "--task", "parity", "--training.lr", "-1"], capture_output=True, text=True, check=False)
+    assert completed.returncode == 2
+    assert completed.stdout == ""
+    assert completed.stderr == "longscan: `training.lr` must be a number above 0, got -1\n"
 
 
-def test_train_ends_with_the_score_the_constant_and_the_report(
-    said: Callable[..., str], tmp_path: Path, tiny_words: list[str]
+def test_train_prints_the_score_the_constant_and_the_report(
+    run_command: Callable[..., str], tmp_path: Path, tiny_argv: list[str]
 ) -> None:
-    lines = said("train", "--out", tmp_path / "run", *tiny_words).splitlines()
+    lines = run_command("train", "--out", tmp_path / "run", *tiny_argv).splitlines()
     result = Run(tmp_path / "run").result
     assert result is not None
     assert lines == [
@@ -70,8 +57,8 @@ def test_train_ends_with_the_score_the_constant_and_the_report(
         f"report: {tmp_path / 'run' / 'report.html'}",
     ]
     assert (tmp_path / "run" / "report.html").stat().st_size > 1000
-    words = ["longscan", "train", "--out", str(tmp_path / "run"), *tiny_words]
-    assert shlex.split(result["command"]) == words, "the command can be given again as it is recorded"
+    argv = ["longscan", "train", "--out", str(tmp_path / "run"), *tiny_argv]
+    assert shlex.split(result["command"]) == argv, "the recorded command can be repeated"
 
 
 def test_python_gives_the_run_of_the_command_line(run: Path, tmp_path: Path) -> None:
@@ -88,15 +75,15 @@ def test_python_gives_the_run_of_the_command_line(run: Path, tmp_path: Path) -> 
     assert other.result["value"] == json.loads((run / "result.json").read_text())["value"]
 
 
-def test_later_settings_win(tmp_path: Path) -> None:
+def test_later_settings_replace_earlier_ones(tmp_path: Path) -> None:
     first, second = tmp_path / "a.yaml", tmp_path / "b.yaml"
     first.write_text(
         "task: {name: parity, suite: aussm}\nmodel: {d_model: 8, block_options: {a: {angle_spread: 3}}}\ntraining: {lr: 1e-2}\n"
     )
     second.write_text("model: {d_model: 16}\ntraining: {curriculum: {start: 8}}\n")
     options = ["--model.block_options.a.phase_dt", "true", "--model.block_options.m.d_conv=2"]
-    words = ["--config", str(first), "--config", str(second), "--training.curriculum.end", "20", "--training.lr=0.5", *options]
-    settings = parse_settings(words)
+    argv = ["--config", str(first), "--config", str(second), "--training.curriculum.end", "20", "--training.lr=0.5", *options]
+    settings = parse_settings(argv)
     assert settings.task.suite == "aussm"
     assert settings.model.d_model == 16
     assert settings.model.block_options == {"a": {"angle_spread": 3, "phase_dt": True}, "m": {"d_conv": 2}}
@@ -105,34 +92,34 @@ def test_later_settings_win(tmp_path: Path) -> None:
     assert parse_settings(["--config", str(first)]).training.lr == 0.01
 
 
-def test_a_spec_may_be_a_list_of_blocks(tmp_path: Path, tiny_words: list[str]) -> None:
-    """From a recipe and from the command line, as `SequenceModel.from_spec` takes it; the result names the blocks."""
+def test_spec_can_be_a_list_of_blocks(tmp_path: Path, tiny_argv: list[str]) -> None:
+    """Recipes and the command line accept the list of `SequenceModel.from_spec`; the result names the blocks."""
     path, out = tmp_path / "recipe.yaml", tmp_path / "run"
     blocks = [{"layer": "s6", "block": "mamba", "options": {"d_conv": 2}}, {"layer": "gru"}, {"layer": "gru"}]
     path.write_text(yaml.safe_dump({"task": {"name": "parity"}, "model": {"spec": blocks}}))
     assert parse_settings(["--config", str(path)]).model.spec == blocks
     assert parse_settings(["--task", "parity", "--model.spec", json.dumps(blocks)]).model.spec == blocks
-    assert main(["train", "--config", str(path), *tiny_words, "--out", str(out)]) == 0
+    assert main(["train", "--config", str(path), *tiny_argv, "--out", str(out)]) == 0
     run = Run(out)
     assert run.settings.model.spec == blocks
     assert run.result is not None
     assert run.result["spec"] == "mamba gru*2"
     assert run.model().config["blocks"][0]["options"]["d_conv"] == 2
     path.write_text(yaml.safe_dump({"task": {"name": "parity"}, "model": {"spec": [{"layer": "grue"}]}}))
-    assert main(["train", "--config", str(path), *tiny_words, "--out", str(tmp_path / "other")]) == 2
+    assert main(["train", "--config", str(path), *tiny_argv, "--out", str(tmp_path / "other")]) == 2
 
 
-def test_settings_survive_yaml(tmp_path: Path) -> None:
-    words = ["--task", "parity", "--task.train_lengths", "[4, 9]", "--training.betas", "[0.8, 0.99]", "--training.lr", "1e-05"]
-    settings = parse_settings(words)
+def test_settings_written_to_yaml_are_read_unchanged(tmp_path: Path) -> None:
+    argv = ["--task", "parity", "--task.train_lengths", "[4, 9]", "--training.betas", "[0.8, 0.99]", "--training.lr", "1e-05"]
+    settings = parse_settings(argv)
     path = tmp_path / "settings.yaml"
     path.write_text(yaml.safe_dump(settings.as_dict()))
-    again = parse_settings(["--config", str(path), "--task.name", "parity"])
-    assert again.as_dict() | {"about": None} == settings.as_dict() | {"about": None}
-    assert again.task == settings.task
+    read_settings = parse_settings(["--config", str(path), "--task.name", "parity"])
+    assert read_settings.as_dict() | {"about": None} == settings.as_dict() | {"about": None}
+    assert read_settings.task == settings.task
 
 
-def test_resume_takes_the_settings_from_the_run(run: Path) -> None:
+def test_resume_uses_the_settings_of_the_run(run: Path) -> None:
     assert main(["train", "--out", str(run), "--resume", "--steps", "4", "--checkpoint-every", "1"]) == 0
     result = Run(run).result
     assert result is not None
@@ -140,132 +127,134 @@ def test_resume_takes_the_settings_from_the_run(run: Path) -> None:
     assert Run(run).settings.training.checkpoint_every == 1
 
 
-def test_overwrite_makes_the_run_again(run: Path, tiny_words: list[str]) -> None:
-    assert main(["train", f"--out={run}", "--overwrite", *tiny_words, "--steps", "1"]) == 0
+def test_overwrite_replaces_the_run(run: Path, tiny_argv: list[str]) -> None:
+    assert main(["train", f"--out={run}", "--overwrite", *tiny_argv, "--steps", "1"]) == 0
     result = Run(run).result
     assert result is not None
     assert result["steps"] == 1
 
 
-def test_a_failed_run_ends_with_1(tmp_path: Path, tiny_words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--training.lr", "1e30", "--training.clip", "0", "--steps", "9"]
-    assert main(["train", "--out", str(tmp_path / "run"), *tiny_words, *words]) == 1
+def test_failed_run_exits_with_1(tmp_path: Path, tiny_argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--training.lr", "1e30", "--training.clip", "0", "--steps", "9"]
+    assert main(["train", "--out", str(tmp_path / "run"), *tiny_argv, *options]) == 1
     assert "failed: the loss or the norm of its gradient was not finite" in capsys.readouterr().err
 
 
-def test_train_can_record(said: Callable[..., str], tmp_path: Path, tiny_words: list[str]) -> None:
+def test_train_and_record_append_to_the_records(run_command: Callable[..., str], tmp_path: Path, tiny_argv: list[str]) -> None:
     target = tmp_path / "runs" / "parity.jsonl"
-    assert "recorded in" in said("train", "--out", tmp_path / "run", *tiny_words, "--record", target)
-    assert "recorded in" in said("record", tmp_path / "run", "--results", target)
+    assert "recorded in" in run_command("train", "--out", tmp_path / "run", *tiny_argv, "--record", target)
+    assert "recorded in" in run_command("record", tmp_path / "run", "--results", target)
     rows = [json.loads(line) for line in target.read_text().splitlines()]
     assert [row["task"] for row in rows] == ["parity", "parity"]
 
 
-def test_eval_prints_the_scores(said: Callable[..., str], run: Path) -> None:
+def test_eval_prints_the_scores(run_command: Callable[..., str], run: Path) -> None:
     result = Run(run).result
     assert result is not None
-    text = said("eval", run)
+    text = run_command("eval", run)
     assert f"{result['value']:.4f}" in text
     assert f"{result['constant']:.4f}" in text
     assert "accuracy/9-12" not in text
-    assert "accuracy/" in said("eval", run, "--by-length")
-    assert "valid split, weights: best" in said("eval", run, "--split", "valid", "--checkpoint", "best")
+    assert "accuracy/" in run_command("eval", run, "--by-length")
+    assert "valid split, weights: best" in run_command("eval", run, "--split", "valid", "--checkpoint", "best")
 
 
-def test_predict_writes_a_table(said: Callable[..., str], run: Path, tmp_path: Path) -> None:
-    words = tmp_path / "words.txt"
-    words.write_text("1 0 1\n\n0 0\n")
-    printed = list(csv.DictReader(io.StringIO(said("predict", run, words))))
-    assert [row["question"] for row in printed] == ["1 0 1", "0 0"]
-    assert all(row["answer"] in "01" and 0.5 <= float(row["probability"]) <= 1 for row in printed)
-    assert said("predict", run, words, "--out", tmp_path / "table.csv") == ""
+def test_predict_writes_a_table(run_command: Callable[..., str], run: Path, tmp_path: Path) -> None:
+    examples = tmp_path / "questions.txt"
+    examples.write_text("1 0 1\n\n0 0\n")
+    rows = list(csv.DictReader(io.StringIO(run_command("predict", run, examples))))
+    assert [row["question"] for row in rows] == ["1 0 1", "0 0"]
+    assert all(row["answer"] in "01" and 0.5 <= float(row["probability"]) <= 1 for row in rows)
+    assert run_command("predict", run, examples, "--out", tmp_path / "table.csv") == ""
     with (tmp_path / "table.csv").open() as file:
-        assert list(csv.DictReader(file)) == printed
+        assert list(csv.DictReader(file)) == rows
 
 
-def test_tasks_and_layers_are_listed(said: Callable[..., str]) -> None:
-    tasks = said("tasks")
+def test_tasks_and_layers_commands_list_every_name(run_command: Callable[..., str]) -> None:
+    tasks = run_command("tasks")
     assert "…" not in tasks
-    assert [line.split()[0] for line in tasks.splitlines()[1:-1]] == sorted(TASKS), "a row a task, with its whole name"
+    assert [line.split()[0] for line in tasks.splitlines()[1:-1]] == sorted(TASKS), "one row for each task, with its full name"
     assert all(name in tasks for name in TASKS)
-    assert "accuracy about 0.5 " in tasks, "what a constant answer scores, of a small drawn set"
+    assert "accuracy about 0.5 " in tasks, "the score of a constant answer on a small sample"
     assert "endless / 1,000 / 10,000" in tasks
-    settings = said("tasks", "--settings")
+    settings = run_command("tasks", "--settings")
     assert "train_lengths (None)" in settings
     assert [line.split()[0] for line in settings.splitlines()[1:]] == sorted(TASKS)
-    layers = said("layers")
+    layers = run_command("layers")
     assert all(name in layers for name in LAYERS)
-    both, mamba = (next(line for line in layers.splitlines() if f" {block} " in line) for block in ("bidirectional", "mamba"))
+    bidirectional, mamba = (
+        next(line for line in layers.splitlines() if f" {block} " in line) for block in ("bidirectional", "mamba")
+    )
     assert "causal, streaming" in mamba
-    assert "causal" not in both
-    assert "irregular" in both
+    assert "causal" not in bidirectional
+    assert "irregular" in bidirectional
 
 
-@pytest.mark.parametrize("words", [["tasks"], ["tasks", "--settings"]])
-def test_names_are_whole_on_a_narrow_terminal(
-    said: Callable[..., str], monkeypatch: pytest.MonkeyPatch, words: list[str]
+@pytest.mark.parametrize("argv", [["tasks"], ["tasks", "--settings"]])
+def test_names_are_not_truncated_on_a_narrow_terminal(
+    run_command: Callable[..., str], monkeypatch: pytest.MonkeyPatch, argv: list[str]
 ) -> None:
     console = Console(width=80, force_terminal=True, soft_wrap=True, no_color=True)
     for module in ("_console", "listing"):
         monkeypatch.setattr(f"longscan.cli.{module}.stdout", lambda: console)
-    text = said(*words)
+    text = run_command(*argv)
     assert [name for name in TASKS if f" {name} " not in text] == []
     assert "…" not in text
     assert max(map(len, re.sub(r"\x1b\[\d*m", "", text.partition("Data:")[0]).splitlines())) <= 80
 
 
-def test_a_reader_that_leaves_ends_the_command_without_a_word(run: Path, tmp_path: Path) -> None:
-    examples = tmp_path / "words.txt"
-    examples.write_text("1 0 1\n" * 5_000)  # more rows than a pipe holds (64 KiB)
+def test_closed_output_pipe_ends_the_command_without_error_message(run: Path, tmp_path: Path) -> None:
+    examples = tmp_path / "questions.txt"
+    examples.write_text("1 0 1\n" * 5_000)  # more than the buffer of a pipe, 64 KiB
     program = "import sys; from longscan.cli import main; sys.exit(main())"
-    words = [sys.executable, "-c", program, "predict", str(run), str(examples)]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as done:
-        assert done.stdout is not None
-        assert done.stderr is not None
-        assert done.stdout.readline() == "question,answer,probability\n"
-        done.stdout.close()
-        assert done.stderr.read() == ""
-    assert done.returncode == 1
+    command = [sys.executable, "-c", program, "predict", str(run), str(examples)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == "question,answer,probability\n"
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.returncode == 1
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
-def test_only_commands_that_can_go_on_say_so(
+def test_only_resumable_commands_suggest_resume(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    def interrupted() -> int:
+    def raise_interrupt() -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setitem(COMMANDS, name, interrupted)
+    monkeypatch.setitem(COMMANDS, name, raise_interrupt)
     assert main([name]) == 130
-    said = capsys.readouterr().err
-    assert said.startswith("longscan: stopped")
-    assert ("--resume" in said) == (name in ("train", "sweep"))
+    message = capsys.readouterr().err
+    assert message.startswith("longscan: stopped")
+    assert ("--resume" in message) == (name in ("train", "sweep"))
 
 
-def test_report_of_a_run_and_of_results(said: Callable[..., str], run: Path, tmp_path: Path) -> None:
+def test_report_writes_the_page_of_a_run_and_of_results(run_command: Callable[..., str], run: Path, tmp_path: Path) -> None:
     (run / "report.html").unlink()
-    assert said("report", run) == f"report: {run / 'report.html'}\n"
+    assert run_command("report", run) == f"report: {run / 'report.html'}\n"
     assert (run / "report.html").exists()
-    said("record", run, "--results", tmp_path / "results" / "runs" / "parity.jsonl")
+    run_command("record", run, "--results", tmp_path / "results" / "runs" / "parity.jsonl")
     page = tmp_path / "page.html"
-    said("report", tmp_path / "results", "--out", page)
+    run_command("report", tmp_path / "results", "--out", page)
     assert "parity" in page.read_text()
-    said("report", tmp_path / "results")
+    run_command("report", tmp_path / "results")
     assert (tmp_path / "results" / "report.html").exists()
 
 
-def test_help_names_every_command_and_setting(said: Callable[..., str]) -> None:
-    text = said("--help")
+def test_help_names_every_command_and_setting(run_command: Callable[..., str]) -> None:
+    text = run_command("--help")
     assert all(name in text for name in COMMANDS)
-    assert said("--version") == f"longscan {longscan.__version__}\n"
-    settings = said("train", "--task", "parity", "--help")
+    assert run_command("--version") == f"longscan {longscan.__version__}\n"
+    settings = run_command("train", "--task", "parity", "--help")
     assert "--task.train_lengths" in settings
     assert "--training.curriculum.start" in settings
     assert "learning rate of AdamW after warm-up" in settings
-    assert "--task.train_lengths" not in said("train", "--help")
+    assert "--task.train_lengths" not in run_command("train", "--help")
     for name in set(COMMANDS) - {"train"}:
-        assert f"longscan {name}" in said(name, "--help")
+        assert f"longscan {name}" in run_command(name, "--help")
 
 
-def test_no_words_show_the_help_and_fail() -> None:
+def test_no_arguments_show_the_help_and_fail() -> None:
     assert main([]) == 2

@@ -1,4 +1,4 @@
-"""The rules on imports in pyproject.toml hold, and each of them bites where it is broken."""
+"""The rules on imports in pyproject.toml detect forbidden imports."""
 
 import shutil
 import subprocess
@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-# The copy comes before the package that is installed, whose finder comes before all folders.
+# Removes the finder of the installed package, so that the copy in the current directory is imported.
 PROGRAM = """
 import sys
 sys.meta_path[:] = [finder for finder in sys.meta_path if "ScikitBuild" not in type(finder).__name__]
@@ -20,7 +20,7 @@ lint_imports_command()
 """
 
 
-def linted(folder: Path) -> subprocess.CompletedProcess[str]:
+def run_import_linter(folder: Path) -> subprocess.CompletedProcess[str]:
     """Return the output of import-linter for the package in `folder` under the project's rules."""
     command = [sys.executable, "-c", PROGRAM, "--config", str(ROOT / "pyproject.toml"), "--no-cache"]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
@@ -38,10 +38,10 @@ def linted(folder: Path) -> subprocess.CompletedProcess[str]:
         ("report/page.py", "import longscan.tasks", "Reports read records, not models"),
     ],
 )
-def test_a_forbidden_import_is_found(tmp_path: Path, module: str, line: str, rule: str) -> None:
+def test_forbidden_import_breaks_its_rule(tmp_path: Path, module: str, line: str, rule: str) -> None:
     shutil.copytree(ROOT / "src" / "longscan", tmp_path / "longscan", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     path = tmp_path / "longscan" / module
     path.write_text(f"{path.read_text()}\n{line}\n")
-    found = linted(tmp_path)
-    assert found.returncode == 1, found.stdout + found.stderr
-    assert f"{rule} BROKEN" in " ".join(found.stdout.split())
+    completed = run_import_linter(tmp_path)
+    assert completed.returncode == 1, completed.stdout + completed.stderr
+    assert f"{rule} BROKEN" in " ".join(completed.stdout.split())

@@ -1,4 +1,4 @@
-"""`--quick`: the section of a recipe, what refuses, and that each quick recipe trains and beats the constant predictor."""
+"""`--quick`: the section of a recipe, errors, and that each quick recipe trains and beats the constant predictor."""
 
 import os
 import time
@@ -20,7 +20,7 @@ from longscan.training.settings import AboutSettings, SettingError
 ROOT = Path(__file__).parents[2]
 RECIPES = [path for paper in ("aussm", "mamba-lra", "s7", "thesis") for path in sorted((ROOT / "recipes" / paper).glob("*.yaml"))]
 REAL = os.environ.get("LONGSCAN_TEST_DATA")
-AREAS = {  # task, or task and data set -> the folder of its files where the real ones are at hand
+AREAS = {  # task, or task and data set -> the directory of its real files
     "lra_text": "lra",
     "lra_image": "lra",
     "forecast": "forecasting",
@@ -29,24 +29,24 @@ AREAS = {  # task, or task and data set -> the folder of its files where the rea
     "dna_language": "dna",
     "uea/SelfRegulationSCP1": "uea",
 }
-SECONDS = 120  # of processor time
-SHORT = ("mamba-lra-retrieval",)  # trained in every run of the tests
+SECONDS = 120  # limit of processor time
+FAST = ("mamba-lra-retrieval",)  # recipes that are not marked as slow
 
 
-def name_of(path: Path) -> str:
+def recipe_name(path: Path) -> str:
     return f"{path.parent.name}-{path.stem}"
 
 
-def quick_settings(path: Path, folder: Path, *words: str) -> Settings:
-    """The quick settings of a recipe on made-up files."""
-    found = learnable(yaml.safe_load(path.read_text())["task"], folder)
-    given = [word for name, value in found.items() for word in (f"--task.{name}", str(value))]
-    return parse_settings(["--config", str(path), "--quick", "--training.threads", "1", *given, *words])
+def make_quick_settings(path: Path, folder: Path, *options: str) -> Settings:
+    """Return the quick settings of a recipe for generated files."""
+    values = learnable(yaml.safe_load(path.read_text())["task"], folder)
+    task_options = [text for name, value in values.items() for text in (f"--task.{name}", str(value))]
+    return parse_settings(["--config", str(path), "--quick", "--training.threads", "1", *task_options, *options])
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=name_of)
-def test_every_quick_section_is_small_and_of_the_same_task(path: Path, tmp_path: Path) -> None:
-    settings = quick_settings(path, tmp_path)
+@pytest.mark.parametrize("path", RECIPES, ids=recipe_name)
+def test_quick_section_is_small_and_has_the_same_task(path: Path, tmp_path: Path) -> None:
+    settings = make_quick_settings(path, tmp_path)
     recipe = yaml.safe_load(path.read_text())
     assert settings.about.quick
     assert settings.task.name == recipe["task"]["name"]
@@ -54,17 +54,17 @@ def test_every_quick_section_is_small_and_of_the_same_task(path: Path, tmp_path:
     training = settings.training
     assert training.steps <= 2000
     batch = settings.task.batch("train", 0, training.batch_size)
-    assert training.steps * batch.inputs.shape[0] * batch.inputs.shape[1] < 12e6, "steps of sequences that are learned from"
+    assert training.steps * batch.inputs.shape[0] * batch.inputs.shape[1] < 12e6, "number of training steps times sequence steps"
     assert set(recipe["quick"]) <= {"task", "model", "training"}
     for section, values in recipe["quick"].items():
         for name, value in values.items():
-            assert recipe[section].get(name) != value, f"{section}.{name} is the recipe's own"
+            assert recipe[section].get(name) != value, f"{section}.{name} is already the value of the recipe"
 
 
-def train_quickly(path: Path, settings: Settings, folder: Path) -> None:
-    """Train; the test score must be better than the constant predictor's, within the time.
+def train_and_compare_with_constant(path: Path, settings: Settings, folder: Path) -> None:
+    """Train within the time limit and assert that the test score is better than that of the constant predictor.
 
-    Of Pathfinder a run to its end is asked: its models answer by chance until long after two minutes.
+    Pathfinder must only finish, because its models answer by chance until long after two minutes.
     """
     start = time.process_time()
     run = train(settings, folder / "run")
@@ -78,29 +78,31 @@ def train_quickly(path: Path, settings: Settings, folder: Path) -> None:
     assert (row["quick"], row["published"], row["recipe"]) == (True, None, str(path))
 
 
-def trained(paths: list[Path]) -> list[Any]:
-    return [pytest.param(path, id=name_of(path), marks=[] if name_of(path) in SHORT else pytest.mark.slow) for path in paths]
+def mark_slow_recipes(paths: list[Path]) -> list[Any]:
+    return [
+        pytest.param(path, id=recipe_name(path), marks=[] if recipe_name(path) in FAST else pytest.mark.slow) for path in paths
+    ]
 
 
-@pytest.mark.parametrize("path", trained(RECIPES))
-def test_a_quick_recipe_beats_the_constant_predictor(path: Path, tmp_path: Path) -> None:
-    train_quickly(path, quick_settings(path, tmp_path), tmp_path)
+@pytest.mark.parametrize("path", mark_slow_recipes(RECIPES))
+def test_quick_recipe_beats_the_constant_predictor(path: Path, tmp_path: Path) -> None:
+    train_and_compare_with_constant(path, make_quick_settings(path, tmp_path), tmp_path)
 
 
-def area_of(path: Path) -> str | None:
+def data_area(path: Path) -> str | None:
     task = yaml.safe_load(path.read_text())["task"]
     return AREAS.get(task["name"], AREAS.get(f"{task['name']}/{task.get('dataset')}"))
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(REAL is None, reason="LONGSCAN_DATA names no folder of real files")
-@pytest.mark.parametrize("path", [path for path in RECIPES if area_of(path)], ids=name_of)
-def test_a_quick_recipe_beats_it_on_the_real_files(path: Path, tmp_path: Path) -> None:
-    folder = Path(str(REAL)) / str(area_of(path))
+@pytest.mark.parametrize("path", [path for path in RECIPES if data_area(path)], ids=recipe_name)
+def test_quick_recipe_beats_the_constant_predictor_on_real_files(path: Path, tmp_path: Path) -> None:
+    folder = Path(str(REAL)) / str(data_area(path))
     if not folder.is_dir():
-        pytest.skip(f"{folder} is not there")
-    words = ["--config", str(path), "--quick", "--training.threads", "1", "--task.data_dir", str(folder)]
-    train_quickly(path, parse_settings(words), tmp_path)
+        pytest.skip(f"{folder} is missing")
+    argv = ["--config", str(path), "--quick", "--training.threads", "1", "--task.data_dir", str(folder)]
+    train_and_compare_with_constant(path, parse_settings(argv), tmp_path)
 
 
 RECIPE = {
@@ -119,30 +121,30 @@ def recipe(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_section_goes_over_the_recipe_and_words_over_both(recipe: Path) -> None:
-    words = ["--config", str(recipe)]
-    full, quick = parse_settings(words), parse_settings([*words, "--quick"])
+def test_quick_section_replaces_the_recipe_and_options_replace_both(recipe: Path) -> None:
+    argv = ["--config", str(recipe)]
+    full, quick = parse_settings(argv), parse_settings([*argv, "--quick"])
     assert (full.training.steps, full.model.d_state, full.about.quick) == (3, 4, False)
     assert (quick.training.steps, quick.model.d_state, quick.about.quick) == (2, 2, True)
     assert quick.model.block_options == {"m": {"expand": 1, "d_conv": 2}}
     assert quick.task == full.task
-    assert parse_settings([*words, "--quick", "--training.steps", "1"]).training.steps == 1
+    assert parse_settings([*argv, "--quick", "--training.steps", "1"]).training.steps == 1
 
 
-def test_a_later_file_goes_over_the_section(recipe: Path, tmp_path: Path) -> None:
-    more = tmp_path / "more.yaml"
-    more.write_text("training: {steps: 5}\n")
-    settings = parse_settings(["--config", str(recipe), "--config", str(more), "--quick"])
+def test_later_file_replaces_the_quick_section(recipe: Path, tmp_path: Path) -> None:
+    later = tmp_path / "more.yaml"
+    later.write_text("training: {steps: 5}\n")
+    settings = parse_settings(["--config", str(recipe), "--config", str(later), "--quick"])
     assert (settings.training.steps, settings.model.d_state, settings.about.quick) == (5, 2, True)
 
 
-def test_stored_settings_of_a_quick_run_stay_quick(recipe: Path, tmp_path: Path) -> None:
+def test_stored_settings_of_a_quick_run_are_quick(recipe: Path, tmp_path: Path) -> None:
     assert main(["train", "--config", str(recipe), "--quick", "--out", str(tmp_path / "run")]) == 0
     assert parse_settings(["--config", str(tmp_path / "run" / "settings.yaml")]).about.quick
 
 
 @pytest.mark.parametrize(
-    ("section", "said"),
+    ("section", "message"),
     [
         ("quick: 3", "`quick` must be a mapping with task, model, training, got 3"),
         ("quick: {}", "`quick` must be a mapping with task, model, training, got {}"),
@@ -151,57 +153,59 @@ def test_stored_settings_of_a_quick_run_stay_quick(recipe: Path, tmp_path: Path)
         ("quick: {task: {name: set}}", "`quick.task.name` must be left out, as a quick run is of the recipe's task, got 'set'"),
     ],
 )
-def test_a_section_that_cannot_be_used(section: str, said: str, refused: Callable[..., str], tmp_path: Path) -> None:
+def test_invalid_quick_section_fails(section: str, message: str, run_failing_command: Callable[..., str], tmp_path: Path) -> None:
     path = tmp_path / "bad.yaml"
     path.write_text(f"task: {{name: parity}}\n{section}\n")
-    assert refused("train", "--config", path, "--quick", "--out", tmp_path / "run") == f"longscan: {path}: {said}"
+    assert run_failing_command("train", "--config", path, "--quick", "--out", tmp_path / "run") == f"longscan: {path}: {message}"
 
 
-def test_a_setting_that_is_unknown_in_the_section(refused: Callable[..., str], tmp_path: Path) -> None:
+def test_unknown_setting_in_the_quick_section_fails(run_failing_command: Callable[..., str], tmp_path: Path) -> None:
     path = tmp_path / "bad.yaml"
     path.write_text("task: {name: parity}\nquick: {training: {step: 3}}\n")
-    line = refused("train", "--config", path, "--quick", "--out", tmp_path / "run")
+    line = run_failing_command("train", "--config", path, "--quick", "--out", tmp_path / "run")
     assert line.startswith("longscan: `training.step` is an unknown setting; did you mean steps?")
 
 
-def test_a_recipe_without_a_section_and_no_recipe(refused: Callable[..., str], tmp_path: Path) -> None:
+def test_quick_without_recipe_or_section_fails(run_failing_command: Callable[..., str], tmp_path: Path) -> None:
     path = tmp_path / "full.yaml"
     path.write_text(yaml.safe_dump(RECIPE))
-    line = refused("train", "--config", path, "--quick", "--out", tmp_path / "run")
+    line = run_failing_command("train", "--config", path, "--quick", "--out", tmp_path / "run")
     assert line == f"longscan: `--config` must be a recipe with a section 'quick' for --quick, got {path}"
-    line = refused("train", "--task", "parity", "--quick", "--out", tmp_path / "run")
+    line = run_failing_command("train", "--task", "parity", "--quick", "--out", tmp_path / "run")
     assert line == "longscan: `--config` must be the recipe whose quick section --quick takes, got nothing"
 
 
-def test_resume_keeps_to_the_size(recipe: Path, refused: Callable[..., str], tmp_path: Path) -> None:
-    words = ["train", "--config", str(recipe), "--out"]
+def test_resuming_with_the_other_size_fails(recipe: Path, run_failing_command: Callable[..., str], tmp_path: Path) -> None:
+    argv = ["train", "--config", str(recipe), "--out"]
     full, quick = str(tmp_path / "full"), str(tmp_path / "quick")
-    assert main([*words, full]) == 0
-    assert main([*words, quick, "--quick"]) == 0
-    line = refused(*words, full, "--quick", "--resume")
+    assert main([*argv, full]) == 0
+    assert main([*argv, quick, "--quick"]) == 0
+    line = run_failing_command(*argv, full, "--quick", "--resume")
     assert line == f"longscan: `--quick` must be left out, as {full} is a run of its recipe's full size, got --quick"
-    line = refused(*words, quick, "--resume")
+    line = run_failing_command(*argv, quick, "--resume")
     assert line == f"longscan: `--quick` must be given, as {quick} is a run of its recipe's quick size, got nothing"
-    assert refused("train", "--out", full, "--quick", "--resume").startswith("longscan: `--config` must be the recipe")
-    for more in ([], ["--quick"]):
-        assert main(["train", "--out", quick, "--resume", "--steps", "4", *more]) == 0
+    assert run_failing_command("train", "--out", full, "--quick", "--resume").startswith(
+        "longscan: `--config` must be the recipe"
+    )
+    for options in ([], ["--quick"]):
+        assert main(["train", "--out", quick, "--resume", "--steps", "4", *options]) == 0
         assert Run(quick).settings.about.quick
     result = Run(quick).result
     assert result is not None
     assert result["steps"] == 4
 
 
-def test_a_recipe_is_chosen_on_validation_or_test() -> None:
+def test_chosen_on_is_validation_or_test() -> None:
     assert AboutSettings().chosen_on is None
     with pytest.raises(SettingError, match=r"^`about\.chosen_on` must be one of validation, test or None, got 'train'"):
         AboutSettings(chosen_on="train")  # type: ignore[arg-type]
 
 
-def test_quick_results_stay_apart(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_quick_results_are_in_a_separate_table(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     records, page = tmp_path / "results" / "runs" / "x.jsonl", tmp_path / "page.md"
-    for words in ([], ["--quick"]):
-        out = str(tmp_path / f"run{len(words)}")
-        assert main(["train", "--config", str(recipe), "--out", out, "--record", str(records), *words]) == 0
+    for options in ([], ["--quick"]):
+        out = str(tmp_path / f"run{len(options)}")
+        assert main(["train", "--config", str(recipe), "--out", out, "--record", str(records), *options]) == 0
     rows = read_records(records)
     assert [(row["quick"], row["published"]) for row in rows] == [(False, ["r036"]), (True, None)]
     assert "quick size" in (tmp_path / "run1" / "report.html").read_text("utf-8")
@@ -219,10 +223,10 @@ def test_quick_results_stay_apart(recipe: Path, tmp_path: Path, capsys: pytest.C
     assert "quick" in (records.parents[1] / "report.html").read_text("utf-8")
 
 
-def test_the_page_of_recipes_holds_the_recorded_table() -> None:
+def test_page_of_recipes_has_the_recorded_table() -> None:
     page = (ROOT / "docs" / "howto" / "recipes.md").read_text("utf-8")
     table = page.split("<!-- quick -->")[1].split("<!-- /quick -->")[0]
-    assert table.strip() == quick_markdown(ROOT / "results").strip(), "`longscan report results --markdown` writes it anew"
+    assert table.strip() == quick_markdown(ROOT / "results").strip(), "run: longscan report results --markdown"
 
 
 def test_recorded_quick_runs_beat_the_constant_predictor() -> None:
@@ -231,6 +235,6 @@ def test_recorded_quick_runs_beat_the_constant_predictor() -> None:
     for row in rows:
         assert row["quick"]
         assert row["recipe"].removeprefix("recipes/").removesuffix(".yaml") in recipes
-        better = TASKS[row["task"].partition("/")[0]].higher_is_better
-        beats = row["value"] > row["constant"] if better else row["value"] < row["constant"]
+        higher_is_better = TASKS[row["task"].partition("/")[0]].higher_is_better
+        beats = row["value"] > row["constant"] if higher_is_better else row["value"] < row["constant"]
         assert beats or row["task"] == "pathfinder", row["recipe"]

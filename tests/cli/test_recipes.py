@@ -1,13 +1,13 @@
-"""Every recipe is read, built and trained for two steps; where its data are not at hand, on made-up files of the same form."""
+"""Every recipe is read, built and trained for two steps, on generated files if its data are missing."""
 
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import yaml
 
+from learnable import uea
 from longscan.report import results_report
 from longscan.training import Run, parse_settings, record_run, train
 from longscan.training.evaluate import predict
@@ -22,27 +22,8 @@ RECIPES = sorted(set((ROOT / "recipes").rglob("*.yaml")) - set(SWEEPS))
 PUBLISHED = FORMAL | SERIES
 
 
-def make_up(folder: Path, dataset: str) -> None:
-    """Small files of a UEA set: its channels and classes, four series a class, ten steps."""
-    channels, classes = FORMS[dataset]
-    draw = np.random.default_rng(0)
-    labels = [f"c{number}" for number in range(classes)]
-    for part in ("TRAIN", "TEST"):
-        lines = [
-            f"@problemName {dataset}",
-            "@univariate false",
-            f"@dimensions {channels}",
-            "@equalLength true",
-            "@seriesLength 10",
-        ]
-        lines += [f"@classLabel true {' '.join(labels)}", "@data"]
-        for label in labels * 4:
-            lines.append(":".join([*(",".join(f"{x:.3f}" for x in row) for row in draw.normal(size=(channels, 10))), label]))
-        (folder / f"{dataset}_{part}.ts").write_text("\n".join(lines) + "\n")
-
-
-def made_up_for(task: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Settings that put small files, and small numbers of drawn examples, in the place of a recipe's data."""
+def write_task_files(task: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Write small files for a task; return settings with their directory and with small numbers of generated examples."""
     if task["name"] == "events" and task["dataset"] != "nmnist":
         return EVENTS[task["dataset"]](folder)
     settings = MADE_UP[task["name"]](folder)
@@ -55,9 +36,9 @@ def made_up_for(task: dict[str, Any], folder: Path) -> dict[str, Any]:
     return settings
 
 
-def shortened(path: Path, tmp_path: Path) -> list[str]:
-    """The recipe with two steps on little data."""
-    words = [
+def shorten_recipe(path: Path, tmp_path: Path) -> list[str]:
+    """Return the arguments that run a recipe for two steps on small data."""
+    argv = [
         "--config",
         str(path),
         "--training.steps",
@@ -69,19 +50,18 @@ def shortened(path: Path, tmp_path: Path) -> list[str]:
         "--training.warmup",
         "0",
     ]
-    words += ["--training.eval_batches", "1", "--training.test_batches", "1", "--training.cooldown", "0"]
+    argv += ["--training.eval_batches", "1", "--training.test_batches", "1", "--training.cooldown", "0"]
     task = yaml.safe_load(path.read_text())["task"]
     if task["name"] in MADE_UP:
         folder = tmp_path / "data"
         folder.mkdir()
-        settings = made_up_for(task, folder)
-        return words + [word for name, value in settings.items() for word in (f"--task.{name}", str(value))]
+        settings = write_task_files(task, folder)
+        return argv + [text for name, value in settings.items() for text in (f"--task.{name}", str(value))]
     if task["name"] != "uea":
-        return [*words, "--task.eval_lengths", "[41, 48]", "--task.valid_size", "4", "--task.test_size", "4"]
+        return [*argv, "--task.eval_lengths", "[41, 48]", "--task.valid_size", "4", "--task.test_size", "4"]
     if task["dataset"] in FORMS:
-        make_up(tmp_path, task["dataset"])
-        words += ["--task.data_dir", str(tmp_path)]
-    return words
+        argv += ["--task.data_dir", uea(tmp_path, task["dataset"], each=4, length=10)["data_dir"]]
+    return argv
 
 
 FAST = ("aussm", "quickstart")
@@ -89,8 +69,8 @@ RUNS = [pytest.param(p, id=f"{p.parent.name}-{p.stem}", marks=[] if p.parent.nam
 
 
 @pytest.mark.parametrize("path", RUNS)
-def test_recipe_runs(path: Path, tmp_path: Path) -> None:
-    settings = parse_settings(shortened(path, tmp_path))
+def test_recipe_trains_and_is_recorded(path: Path, tmp_path: Path) -> None:
+    settings = parse_settings(shorten_recipe(path, tmp_path))
     assert sum(p.numel() for p in build_model(settings).parameters()) > 0
     run = train(settings, tmp_path / "run")
     assert run.result is not None
@@ -101,13 +81,13 @@ def test_recipe_runs(path: Path, tmp_path: Path) -> None:
     assert Run(run.folder).settings.about.recipe == str(path)
 
 
-SLOW_TO_DRAW = "pathfinder_64"
-LARGE = [p for p in RECIPES if p.parent.name not in FAST and p.stem != SLOW_TO_DRAW]
+SLOW_TO_GENERATE = "pathfinder_64"
+LARGE = [p for p in RECIPES if p.parent.name not in FAST and p.stem != SLOW_TO_GENERATE]
 
 
 @pytest.mark.parametrize("path", LARGE, ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_recipe_fits_its_data(path: Path, tmp_path: Path) -> None:
-    settings = parse_settings(shortened(path, tmp_path))
+def test_model_of_a_recipe_accepts_its_data(path: Path, tmp_path: Path) -> None:
+    settings = parse_settings(shorten_recipe(path, tmp_path))
     batch = settings.task.batch("train", 0, 2)
     with torch.no_grad():
         output = predict(build_model(settings), batch)
@@ -115,14 +95,14 @@ def test_recipe_fits_its_data(path: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_recipe_states_its_steps(path: Path) -> None:
+def test_recipe_has_a_comment_and_its_number_of_steps(path: Path) -> None:
     recipe = yaml.safe_load(path.read_text())
     assert recipe["training"]["steps"] > 0
     assert path.read_text().startswith("# ")
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_recipe_is_the_published_row(name: str) -> None:
+def test_recipe_has_the_published_settings(name: str) -> None:
     recipe = yaml.safe_load((ROOT / "recipes" / "aussm" / f"{name}.yaml").read_text())
     model, training = recipe["model"], recipe["training"]
     found = (model["spec"], model["d_model"], model["d_state"], training["weight_decay"], training["lr"])
@@ -134,7 +114,7 @@ def test_recipe_is_the_published_row(name: str) -> None:
     assert model["block_options"]["m"] == {"variant": "aussm"}, "the authors' hybrids have their own Mamba block"
 
 
-GRIDS = {  # what the papers print: sweep file -> (recipes it is for, settings tried, seeds of the search, seeds tested)
+GRIDS = {  # of the papers: sweep file -> (its recipes, points of the grid, seeds of the search, seeds of the test)
     "aussm-hybrid": (("parity",), 4 * 4 * 3 * 3 * 3, 5, 5),
     "aussm-pure": (("parity",), 3 * 4 * 3 * 3 * 3, 5, 5),
     "aussm-series": (("heartbeat",), 3 * 3 * 3, 5, 20),
@@ -142,24 +122,29 @@ GRIDS = {  # what the papers print: sweep file -> (recipes it is for, settings t
     "aussm-weather": ((), 3 * 3 * 3, 5, 20),
     "thesis-bidirectional": ((), 4, 5, 5),
     "quickstart-basic_motions": ((), 12, 1, 5),
+    "s7-dense_rate": ((), 4, 3, 3),
 }
 
 
 @pytest.mark.parametrize("path", SWEEPS, ids=lambda path: f"{path.parts[-3]}-{path.stem}")
-def test_sweep_file(path: Path, tmp_path: Path) -> None:
-    recipes, number, searched, tested = GRIDS[f"{path.parts[-3]}-{path.stem}"]
+def test_sweep_file_has_the_published_grid(path: Path, tmp_path: Path) -> None:
+    recipes, number, search_seeds, test_seeds = GRIDS[f"{path.parts[-3]}-{path.stem}"]
     assert path.read_text().startswith("# ")
     for recipe in [path.parents[1] / f"{name}.yaml" for name in recipes] or [None]:
-        words = read_sweep_file(path)
-        settings = words.pop("settings", {})
+        values = read_sweep_file(path)
+        settings = values.pop("settings", {})
         folder = tmp_path / str(recipe and recipe.stem)
         folder.mkdir()
-        short = shortened(recipe or Path(settings["about"]["recipe"]), folder)
-        plan = SweepConfig(settings=parse_settings(short if recipe else short[2:], base=settings), **words)
-        assert (len(plan.grid_points()), len(plan.seeds_of_search()), len(plan.seeds_of_test())) == (number, searched, tested)
+        argv = shorten_recipe(recipe or Path(settings["about"]["recipe"]), folder)
+        plan = SweepConfig(settings=parse_settings(argv if recipe else argv[2:], base=settings), **values)
+        assert (len(plan.grid_points()), len(plan.seeds_of_search()), len(plan.seeds_of_test())) == (
+            number,
+            search_seeds,
+            test_seeds,
+        )
         assert not plan.space or not set(plan.seeds_of_search()) & set(plan.seeds_of_test())
         plan.check_probes()
 
 
-def test_every_grid_that_is_named_is_there() -> None:
+def test_every_sweep_file_has_an_entry_in_grids() -> None:
     assert {f"{path.parts[-3]}-{path.stem}" for path in SWEEPS} == set(GRIDS)

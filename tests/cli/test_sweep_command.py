@@ -1,4 +1,4 @@
-"""`longscan sweep`: what it prints and leaves, that it survives the death of its parent, and what it answers to bad words."""
+"""`longscan sweep`: its output and files, wrong arguments, quick sweeps, and resuming after a signal."""
 
 import json
 import signal
@@ -30,57 +30,61 @@ training: {steps: 4, batch_size: 4, eval_every: 2, checkpoint_every: 1, threads:
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
-    """A sweep of two settings, one of which diverges, and one seed."""
+def sweep_file(tmp_path: Path) -> Path:
+    """Write a sweep of two points, one of which diverges, and one seed; return its file."""
     (tmp_path / "recipe.yaml").write_text(RECIPE)
     (tmp_path / "sweep.yaml").write_text(FILE)
     return tmp_path / "sweep.yaml"
 
 
-def test_a_sweep_from_its_file_to_its_record(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sweep_prints_trials_scores_and_report_and_is_recorded(
+    sweep_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out, records = tmp_path / "out", tmp_path / "runs" / "x.jsonl"
-    words = ["sweep", str(file), "--out", str(out)]
-    assert main([*words, "--record", str(records), "--training.threads", "1"]) == 0
-    said = capsys.readouterr()
-    found = json.loads((out / "sweep.json").read_text())
-    check_record("sweep", found)
-    assert found["status"] == "finished"
-    assert found["command"] == f"longscan sweep {file} --out {out} --record {records} --training.threads 1"
-    score = found["trials"][0]["score"]
-    assert f"trial 0: accuracy {score:.4f} on validation (training.lr 0.01)" in said.err
-    assert "trial 1: the loss or the norm of its gradient was not finite" in said.err
-    assert "seed 1: accuracy" in said.err
-    assert f"best on validation: trial 0, accuracy {score:.4f} (training.lr 0.01)" in said.out
-    assert "failed, trial 1: the loss or the norm of its gradient was not finite" in said.out
-    lines = said.out.splitlines()
-    assert lines[-4].startswith(f"test accuracy: {found['test']['mean']:.4f} over 1 seeds (scaled ")
+    argv = ["sweep", str(sweep_file), "--out", str(out)]
+    assert main([*argv, "--record", str(records), "--training.threads", "1"]) == 0
+    captured = capsys.readouterr()
+    result = json.loads((out / "sweep.json").read_text())
+    check_record("sweep", result)
+    assert result["status"] == "finished"
+    assert result["command"] == f"longscan sweep {sweep_file} --out {out} --record {records} --training.threads 1"
+    score = result["trials"][0]["score"]
+    assert f"trial 0: accuracy {score:.4f} on validation (training.lr 0.01)" in captured.err
+    assert "trial 1: the loss or the norm of its gradient was not finite" in captured.err
+    assert "seed 1: accuracy" in captured.err
+    assert f"best on validation: trial 0, accuracy {score:.4f} (training.lr 0.01)" in captured.out
+    assert "failed, trial 1: the loss or the norm of its gradient was not finite" in captured.out
+    lines = captured.out.splitlines()
+    assert lines[-4].startswith(f"test accuracy: {result['test']['mean']:.4f} over 1 seeds (scaled ")
     assert lines[-3:] == [
-        f"best constant predictor: {found['test']['constant']:.4f}",
+        f"best constant predictor: {result['test']['constant']:.4f}",
         f"recorded in {records}",
         f"report: {out / 'report.html'}",
     ]
     (row,) = read_records(records)
-    assert (row["seed"], row["value"], row["recipe"]) == (1, found["seeds"][0]["score"], str(tmp_path / "recipe.yaml"))
+    assert (row["seed"], row["value"], row["recipe"]) == (1, result["seeds"][0]["score"], str(tmp_path / "recipe.yaml"))
 
-    assert main([*words, "--resume", "--record", str(records)]) == 0
-    assert len(read_records(records)) == 1, "what is recorded is not recorded again"
-    assert capsys.readouterr().err == "", "what is over is not told again"
+    assert main([*argv, "--resume", "--record", str(records)]) == 0
+    assert len(read_records(records)) == 1, "seeds are not recorded again"
+    assert capsys.readouterr().err == "", "finished trials are not printed again"
     (out / "report.html").unlink()
     assert main(["report", str(out)]) == 0
     assert (out / "report.html").exists()
 
 
-def test_a_search_that_finds_nothing_ends_with_1(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sweep_without_a_finished_trial_exits_with_1(
+    sweep_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     settings = parse_settings(["--config", str(tmp_path / "recipe.yaml")])
     run_sweep(SweepConfig(settings=settings, space={"training.lr": [1e20]}, seeds=1), tmp_path / "out")
     assert main(["sweep", "--out", str(tmp_path / "out"), "--resume"]) == 1
-    said = capsys.readouterr().out
-    assert "failed, trial 0" in said
-    assert "test accuracy" not in said
+    output = capsys.readouterr().out
+    assert "failed, trial 0" in output
+    assert "test accuracy" not in output
 
 
 @pytest.mark.parametrize(
-    ("words", "names"),
+    ("options", "names"),
     [
         (["--seeds", "-1"], ["seeds", "-1"]),
         (["--workers", "-1"], ["--workers", "-1"]),
@@ -96,44 +100,48 @@ def test_a_search_that_finds_nothing_ends_with_1(file: Path, tmp_path: Path, cap
     ],
     ids=lambda value: " ".join(value) if value and value[0].startswith("--") else "",
 )
-def test_words(refused: Callable[..., str], file: Path, tmp_path: Path, words: list[str], names: list[str]) -> None:
-    line = refused("sweep", file, "--out", tmp_path / "out", *words)
+def test_wrong_argument_fails(
+    run_failing_command: Callable[..., str], sweep_file: Path, tmp_path: Path, options: list[str], names: list[str]
+) -> None:
+    line = run_failing_command("sweep", sweep_file, "--out", tmp_path / "out", *options)
     assert [name for name in names if name not in line] == [], line
     assert not (tmp_path / "out").exists()
 
 
-def test_files(refused: Callable[..., str], file: Path, tmp_path: Path) -> None:
+def test_wrong_sweep_file_fails(run_failing_command: Callable[..., str], sweep_file: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    assert "`--out` must be" in refused("sweep", file)
-    assert "gone.yaml" in refused("sweep", tmp_path / "gone.yaml", "--out", out)
-    assert "`--task` must be" in refused("sweep", "--out", out)
-    file.write_text(FILE.replace("training.lr:", "training.rate:"))
-    assert "space: `training.rate` is an unknown setting" in refused("sweep", file, "--out", out)
-    file.write_text(FILE + "speed: 3\n")
-    assert "got 'speed'" in refused("sweep", file, "--out", out)
+    assert "`--out` must be" in run_failing_command("sweep", sweep_file)
+    assert "gone.yaml" in run_failing_command("sweep", tmp_path / "gone.yaml", "--out", out)
+    assert "`--task` must be" in run_failing_command("sweep", "--out", out)
+    sweep_file.write_text(FILE.replace("training.lr:", "training.rate:"))
+    assert "space: `training.rate` is an unknown setting" in run_failing_command("sweep", sweep_file, "--out", out)
+    sweep_file.write_text(FILE + "speed: 3\n")
+    assert "got 'speed'" in run_failing_command("sweep", sweep_file, "--out", out)
     (tmp_path / "text").write_text("")
-    file.write_text(FILE)
-    assert "must be a directory, got the file" in refused("sweep", file, "--out", tmp_path / "text")
+    sweep_file.write_text(FILE)
+    assert "must be a directory, got the file" in run_failing_command("sweep", sweep_file, "--out", tmp_path / "text")
     assert not out.exists()
 
 
-def test_without_optuna(refused: Callable[..., str], file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sweep_without_optuna_fails(
+    run_failing_command: Callable[..., str], sweep_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
     monkeypatch.delitem(sys.modules, "longscan.training.sweep")
-    line = refused("sweep", file, "--out", tmp_path / "out")
+    line = run_failing_command("sweep", sweep_file, "--out", tmp_path / "out")
     assert line.endswith("needs the package optuna, which is not installed: pip install 'longscan[sweep]'")
 
 
-def start(*words: object) -> subprocess.Popen:
-    # A background job of a shell has SIGINT ignored, and so have its children.
+def start_sweep(*arguments: object) -> subprocess.Popen:
+    # The default handler of SIGINT is set because background jobs of a shell ignore it, and so do their children.
     program = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
     program += "from longscan.cli import main; sys.exit(main())"
     return subprocess.Popen(
-        [sys.executable, "-c", program, "sweep", *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", program, "sweep", *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
 
 
-def finished_runs(out: Path) -> dict[Path, float]:
+def modification_times(out: Path) -> dict[Path, float]:
     return {path: path.stat().st_mtime for path in out.glob("*/*/seed_*/result.json")}
 
 
@@ -143,59 +151,61 @@ quick: {model: {d_model: 2}, training: {steps: 2}}
 """
 
 
-def test_a_quick_sweep(file: Path, refused: Callable[..., str], tmp_path: Path) -> None:
+def test_quick_sweep_has_the_settings_of_the_quick_section(
+    sweep_file: Path, run_failing_command: Callable[..., str], tmp_path: Path
+) -> None:
     (tmp_path / "recipe.yaml").write_text(RECIPE + QUICK)
-    file.write_text(FILE.replace("1.0e+20", "1.0e-3") + "settings: {training: {steps: 3, weight_decay: 0.5}}\n")
+    sweep_file.write_text(FILE.replace("1.0e+20", "1.0e-3") + "settings: {training: {steps: 3, weight_decay: 0.5}}\n")
     out, records = tmp_path / "out", tmp_path / "runs" / "x.jsonl"
-    words = ["sweep", str(file), "--out", str(out)]
-    assert main([*words, "--quick", "--record", str(records), "--training.threads", "1"]) == 0
-    found = json.loads((out / "sweep.json").read_text())
-    assert found["quick"]
+    argv = ["sweep", str(sweep_file), "--out", str(out)]
+    assert main([*argv, "--quick", "--record", str(records), "--training.threads", "1"]) == 0
+    result = json.loads((out / "sweep.json").read_text())
+    assert result["quick"]
     assert "quick size" in (out / "report.html").read_text("utf-8")
-    runs = [Run(out / run["folder"]) for row in [*found["trials"], *found["seeds"]] for run in row["runs"]]
+    runs = [Run(out / run["folder"]) for row in [*result["trials"], *result["seeds"]] for run in row["runs"]]
     assert len(runs) == 3
     for run in runs:
         settings = run.settings
         assert (settings.about.quick, settings.model.d_model, settings.training.steps) == (True, 2, 2)
         assert settings.training.weight_decay == 0.5
-    assert [run.settings.training.lr for run in runs[:2]] == [1e-2, 1e-3], "the space goes over the quick section"
+    assert [run.settings.training.lr for run in runs[:2]] == [1e-2, 1e-3], "the space replaces the quick section"
     (row,) = read_records(records)
     assert (row["quick"], row["published"], row["steps"]) == (True, None, 2)
 
-    line = refused(*words, "--resume")
+    line = run_failing_command(*argv, "--resume")
     assert line == (f"longscan: `--quick` must be given, as {out} is a sweep of its recipe's quick size, got nothing")
-    assert main([*words, "--quick", "--resume", "--record", str(records)]) == 0
-    assert main(["sweep", "--out", str(out), "--resume"]) == 0, "what is stored stays quick"
+    assert main([*argv, "--quick", "--resume", "--record", str(records)]) == 0
+    assert main(["sweep", "--out", str(out), "--resume"]) == 0, "the stored sweep is quick"
     assert len(read_records(records)) == 1
 
 
-def test_a_quick_sweep_of_a_recipe_alone(file: Path, refused: Callable[..., str], tmp_path: Path) -> None:
+def test_quick_sweep_without_a_sweep_file(sweep_file: Path, run_failing_command: Callable[..., str], tmp_path: Path) -> None:
     recipe, out = tmp_path / "recipe.yaml", tmp_path / "out"
-    line = refused("sweep", file, "--out", out, "--quick")
+    line = run_failing_command("sweep", sweep_file, "--out", out, "--quick")
     assert line == f"longscan: `recipe` must have a section 'quick' for --quick, got {recipe}"
     recipe.write_text(RECIPE + QUICK)
-    words = ["sweep", "--config", str(recipe), "--seeds", "1", "--out", str(out)]
-    assert main(words) == 0
+    argv = ["sweep", "--config", str(recipe), "--seeds", "1", "--out", str(out)]
+    assert main(argv) == 0
     assert not json.loads((out / "sweep.json").read_text())["quick"]
-    assert "`--quick` must be left out" in refused(*words, "--quick", "--resume")
-    assert main([*words[:-1], str(tmp_path / "quick"), "--quick"]) == 0
+    assert "`--quick` must be left out" in run_failing_command(*argv, "--quick", "--resume")
+    assert main([*argv[:-1], str(tmp_path / "quick"), "--quick"]) == 0
     assert Run(tmp_path / "quick" / "seeds" / "seed_0").settings.about.quick
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGINT"])
-def test_workers_end_with_their_parent_and_the_sweep_goes_on(file: Path, tmp_path: Path, name: str) -> None:
-    file.write_text(FILE.replace("[1.0e-2, 1.0e+20]", "[1.0e-2, 1.0e+20, 1.0e-3, 1.0e-4, 3.0e-3]"))
+def test_workers_end_with_their_parent_and_the_sweep_can_be_resumed(sweep_file: Path, tmp_path: Path, name: str) -> None:
+    sweep_file.write_text(FILE.replace("[1.0e-2, 1.0e+20]", "[1.0e-2, 1.0e+20, 1.0e-3, 1.0e-4, 3.0e-3]"))
     out = tmp_path / "out"
-    words = (file, "--out", out, "--workers", "2", "--steps", "60")
-    process = start(*words)
-    while len(finished_runs(out)) < 2:
+    argv = (sweep_file, "--out", out, "--workers", "2", "--steps", "60")
+    process = start_sweep(*argv)
+    while len(modification_times(out)) < 2:
         assert process.poll() is None
         time.sleep(0.01)
     process.send_signal(getattr(signal, name))
     process.communicate(timeout=100)
     assert process.returncode == {"SIGKILL": -9, "SIGINT": 130}[name]
-    for _ in range(1000):  # until the workers have noticed
+    for _ in range(1000):  # waits until the workers have ended
         rows = Sweep(out).result()["trials"]
         locks = list((out / "workers").glob("*.lock"))
         if not any(Sweep(out).is_alive(lock.stem) for lock in locks):
@@ -203,11 +213,11 @@ def test_workers_end_with_their_parent_and_the_sweep_goes_on(file: Path, tmp_pat
         time.sleep(0.1)
     else:
         pytest.fail("a worker outlived its parent")
-    assert any(row["status"] in ("waiting", "running") for row in rows), "the signal came too late to test anything"
-    before = finished_runs(out)
-    process = start(*words, "--resume")
-    said = process.communicate(timeout=250)
-    assert process.returncode == 0, said[1]
-    assert {path: time_ for path, time_ in finished_runs(out).items() if path in before} == before
-    found = json.loads((out / "sweep.json").read_text())
-    assert [row["status"] for row in found["trials"]] == ["finished", "failed", *["finished"] * 3]
+    assert any(row["status"] in ("waiting", "running") for row in rows), "the sweep ended before the signal"
+    before = modification_times(out)
+    process = start_sweep(*argv, "--resume")
+    output = process.communicate(timeout=250)
+    assert process.returncode == 0, output[1]
+    assert {path: time_ for path, time_ in modification_times(out).items() if path in before} == before
+    result = json.loads((out / "sweep.json").read_text())
+    assert [row["status"] for row in result["trials"]] == ["finished", "failed", *["finished"] * 3]

@@ -1,4 +1,4 @@
-"""Pictures of examples, task_facts of tasks, baselines beside a run."""
+"""Figures of examples, facts of tasks, and baselines of runs."""
 
 import json
 from pathlib import Path
@@ -12,57 +12,62 @@ from longscan.tasks.listing import task_facts
 from longscan.tasks.pictures import draw_examples
 from made_up import MADE_UP
 
-SHOWN = ("parity", "listops", "pathfinder", "forecast", "pendulum", "walker", "events", "species", "lra_image")
+DRAWN_TASKS = ("parity", "listops", "pathfinder", "forecast", "pendulum", "walker", "events", "species", "lra_image")
 
 
-@pytest.mark.parametrize("name", SHOWN)
-def test_examples_are_drawn(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", DRAWN_TASKS)
+def test_draw_examples_writes_an_image(name: str, tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     task = TASKS[name](**(MADE_UP[name](tmp_path / "data") if name in MADE_UP else {}))
-    picture = draw_examples(task, tmp_path / "pictures" / "x.png", split="valid", count=2)
-    with Image.open(picture) as image:
+    path = draw_examples(task, tmp_path / "pictures" / "x.png", split="valid", count=2)
+    with Image.open(path) as image:
         image.load()
         assert image.format == "PNG"
         assert min(image.size) > 100
-        assert len(image.convert("L").getcolors(256) or ()) > 10, "something is drawn"
+        assert len(image.convert("L").getcolors(256) or ()) > 10, "the image is not empty"
     with pytest.raises(ValueError, match=r"^`count` must be a whole number of at least 1, got 0$"):
         draw_examples(task, tmp_path / "x.png", count=0)
 
 
-def test_every_task_says_how_it_is_shown() -> None:
+def test_every_task_has_a_plot_kind() -> None:
     for name, cls in TASKS.items():
         if name not in MADE_UP:
             assert cls().plot_kind in ("text", "series")
 
 
-def test_facts(tmp_path: Path) -> None:
-    known = task_facts(TASKS["parity"]())
-    assert (known.sizes, known.classes, known.length, known.available) == ((None, 1000, 10_000), 2, 255, "generated")
+def test_task_facts_of_generated_missing_and_present_data(tmp_path: Path) -> None:
+    generated = task_facts(TASKS["parity"]())
+    assert (generated.sizes, generated.classes, generated.length, generated.available) == (
+        (None, 1000, 10_000),
+        2,
+        255,
+        "generated",
+    )
     missing = task_facts(TASKS["lra_text"]())
     assert missing.available == "no"
     assert missing.sizes is None
     assert "LONGSCAN_DATA" in (missing.missing or "")
-    there = task_facts(TASKS["walker"](**MADE_UP["walker"](tmp_path)))
-    assert there.available == "yes"
-    assert there.constant is not None
+    present = task_facts(TASKS["walker"](**MADE_UP["walker"](tmp_path)))
+    assert present.available == "yes"
+    assert present.constant is not None
 
 
-def test_show_and_its_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_writes_an_image_or_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", "parity", "--out", str(tmp_path / "p.png"), "--count", "2"]) == 0
     assert (tmp_path / "p.png").exists()
-    for words, message in (
+    for argv, message in (
         (["show", "parity", "--count", "0"], "count"),
         (["show", "parities"], "task.name"),
         (["show", "parity", "--split", "dev"], "split"),
         (["show", "lra_text"], "data_dir"),
     ):
-        assert main(words) == 2
+        assert main(argv) == 2
         assert message in capsys.readouterr().err
 
 
-def test_baselines_join_the_record(tmp_path: Path, tiny_words: list[str]) -> None:
+def test_baselines_are_part_of_the_record(tmp_path: Path, tiny_argv: list[str]) -> None:
     run = str(tmp_path / "run")
-    assert main(["train", *tiny_words, "--out", run]) == 0
+    assert main(["train", *tiny_argv, "--out", run]) == 0
     assert main(["baselines", run]) == 0
     scores = json.loads((tmp_path / "run" / "baselines.json").read_text())
     assert set(scores) == {"constant"}
@@ -74,7 +79,7 @@ def test_baselines_join_the_record(tmp_path: Path, tiny_words: list[str]) -> Non
 
 
 @pytest.mark.slow
-def test_baselines_of_series() -> None:
+def test_baselines_of_series_beat_the_constant() -> None:
     pytest.importorskip("aeon")
     task = TASKS["uea"]()
     scores = task.baselines("test") | task.fitted_baselines("test")
