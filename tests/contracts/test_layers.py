@@ -441,18 +441,31 @@ def test_gradients_of_half_precision_keep_the_dtypes_of_their_parameters(entry: 
         assert parameter.grad.dtype == parameter.dtype, name
 
 
-@every_case
-def test_everything_is_on_the_device_of_the_inputs(entry: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+# An operation takes a millisecond on the meta device, so `make test` gives sequences without padding only to the first settings.
+DEVICE_CASES = [
+    pytest.param(entry, options, padded, marks=() if padded or number == 0 else pytest.mark.slow)
+    for entry in ENTRIES
+    for number, options in enumerate(options_of(entry))
+    for padded in (True, False)
+]
+
+
+@pytest.mark.parametrize(("entry", "options", "padded"), DEVICE_CASES, ids=str)
+def test_everything_is_on_the_device_of_the_inputs(
+    entry: str, options: dict[str, Any], padded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On the meta device, whose tensors cannot be combined with others, a tensor that a module makes on the CPU is an error."""
-    monkeypatch.setattr(chunks, "CHUNK", 4)  # two chunks and a part of a third: an operation takes a millisecond here
+    monkeypatch.setattr(chunks, "CHUNK", 2)  # two chunks and a part of a third
     monkeypatch.setattr(chunks, "CHUNK_ELEMENTS", 1)
     factory: Callable[..., SequenceModule] = ENTRIES[entry]
     with torch.device("meta"):
         module = factory(WIDTH, **options).eval()
-        x, ones = torch.randn(2, 10, WIDTH), torch.ones(2, 10)
+        x, ones = torch.randn(2, 5, WIDTH), torch.ones(2, 5)
     module.checks_inputs = False  # there are no values to check
-    given: list[dict[str, Tensor]] = [{}, {"valid": ones.bool()} | ({"elapsed": ones} if module.irregular else {})]
-    for extra in given if module.changes_length else [*given, {"seq_idx": ones.long()}]:
+    given: list[dict[str, Tensor]] = [{}] if module.changes_length else [{}, {"seq_idx": ones.long()}]
+    if padded:
+        given = [{"valid": ones.bool()} | ({"elapsed": ones} if module.irregular else {})]
+    for extra in given:
         y, state = module(x, module.initial_state(2), return_state=True, **extra)
         y.sum().backward()
         y_t, state = module.step(x[:, 0], state) if module.streaming else (y, state)
@@ -470,12 +483,12 @@ def test_training_steps_leave_no_tensors_behind(entry: str) -> None:
     forwards_leave_nothing_behind(build(entry, options_of(entry)[0]), Inputs(torch.randn(2, 9, WIDTH, dtype=torch.float64)))
 
 
-def compiled_equals_eager(entry: str, options: dict[str, Any], compiler: str) -> None:
+def compiled_equals_eager(entry: str, options: dict[str, Any], compiler: str, length: int = 5) -> None:
     """One graph, no breaks, with a state and padding; outputs, state and gradients as without compiling."""
     torch._dynamo.reset()
     module = build(entry, options)
-    x = torch.randn(2, 5, WIDTH, dtype=torch.float64)
-    valid = torch.arange(5) < torch.tensor([[5], [3]])
+    x = torch.randn(2, length, WIDTH, dtype=torch.float64)
+    valid = torch.arange(length) < torch.tensor([[length], [length - 1]])
     torch.set_default_device(None)  # dynamo does not see through a default
 
     def run(x: Tensor, state: State, valid: Tensor) -> tuple[Tensor, State]:
@@ -495,9 +508,15 @@ def compiled_equals_eager(entry: str, options: dict[str, Any], compiler: str) ->
 LRU_INSIDE = {"block simple": 1, "block linoss": 1}  # numbers of the settings with LRU, which is traced in a third of the time
 
 
-@every_entry
+# The blocks of the same test contain what these layers compute.
+COMPILED_IN_BLOCKS = {f"layer {name}" for name in ("aussm", "gated_deltanet", "lru", "mamba3", "s5", "s6")}
+
+
+@pytest.mark.parametrize(
+    "entry", [pytest.param(entry, marks=pytest.mark.slow if entry in COMPILED_IN_BLOCKS else ()) for entry in ENTRIES]
+)
 def test_torch_compile_makes_one_graph(entry: str) -> None:
-    compiled_equals_eager(entry, options_of(entry)[LRU_INSIDE.get(entry, 0)], "aot_eager")
+    compiled_equals_eager(entry, options_of(entry)[LRU_INSIDE.get(entry, 0)], "aot_eager", length=3)
 
 
 @pytest.mark.slow
