@@ -27,13 +27,18 @@ settings.load_profile("longscan")
 _GENERATED = "generated cases"
 
 
-def pytest_configure() -> None:
+def _is_xdist_worker(config: pytest.Config) -> bool:
+    return hasattr(config, "workerinput")
+
+
+def pytest_configure(config: pytest.Config) -> None:
     """Fill torch.empty with NaN, so that a result that was never written cannot pass, and use one thread per worker.
 
-    Arrays made from data files are cached in a temporary folder, and the folder of data in the environment is ignored. Chunks are
-    small, so that small calls have several.
+    Generated data and arrays made from data files are cached in a temporary folder that all workers share. The folder of data in
+    the environment is ignored. Chunks are small, so that small calls have several.
     """
-    os.environ["LONGSCAN_CACHE"] = tempfile.mkdtemp(prefix="longscan-tests-")
+    if not _is_xdist_worker(config):
+        os.environ["LONGSCAN_CACHE"] = tempfile.mkdtemp(prefix="longscan-tests-")
     root = os.environ.pop("LONGSCAN_DATA", None)
     if root is not None:  # the tests that read real files use this variable
         os.environ.setdefault("LONGSCAN_TEST_DATA", root)
@@ -45,9 +50,10 @@ def pytest_configure() -> None:
         speed_up_interpreter()
 
 
-def pytest_unconfigure() -> None:
+def pytest_unconfigure(config: pytest.Config) -> None:
     """Remove the temporary folder, and make all objects collectable: compiled modules report the others as leaks."""
-    shutil.rmtree(os.environ["LONGSCAN_CACHE"], ignore_errors=True)
+    if not _is_xdist_worker(config):
+        shutil.rmtree(os.environ["LONGSCAN_CACHE"], ignore_errors=True)
     gc.unfreeze()
 
 

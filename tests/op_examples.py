@@ -10,9 +10,9 @@ from longscan.ops._examples import example_inputs, example_masks
 OPTIONS = {"selective_scan": {"dt_softplus": True}, "short_conv": {"activation": "silu"}}
 
 
-def example(op, dtype=torch.float32, length=5, batch=2, optional=True, masked=True, is_complex=False):
-    """Return the arguments of one small call of an op."""
-    sizes = {"B": batch, "L": length, "D": 3, "N": 4, "H": 4, "P": 3, "G": 2, "R": 1, "K": 3}
+def example(op, dtype=torch.float32, length=5, batch=2, optional=True, masked=True, is_complex=False, **widths):
+    """Return the arguments of one small call of an op; `widths`: sizes of its other axes by their letters."""
+    sizes = {"B": batch, "L": length, "D": 3, "N": 4, "H": 4, "P": 3, "G": 2, "R": 1, "K": 3} | widths
     inputs = example_inputs(op, sizes, dtype=dtype, optional=optional, is_complex=is_complex)
     if optional:
         inputs |= OPTIONS.get(op, {})

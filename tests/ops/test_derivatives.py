@@ -11,7 +11,8 @@ CALLS = [*((op, False) for op in OPS), *((op, True) for op in PAIRS)]  # the op,
 
 
 def make_function_of_floats(op, backend, is_complex, masked=True):
-    inputs = example(op, torch.float64, length=4, batch=1, masked=masked, is_complex=is_complex)
+    # Widths that differ, and two heads in each group: finite differences call the op twice for each number.
+    inputs = example(op, torch.float64, length=4, batch=1, masked=masked, is_complex=is_complex, D=2, N=3, H=4, P=2, G=2)
     values = floats(inputs)
 
     def call(*args):

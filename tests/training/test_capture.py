@@ -21,7 +21,7 @@ def settings() -> Settings:
         steps=12, batch_size=4, lr=0.01, schedule="cosine", warmup=4, average=0.9, eval_every=6, eval_batches=1, test_batches=1,
         log_every=1, device="auto", capture=True,
     )  # fmt: skip
-    return Settings(task=TASKS["fitzhugh_nagumo"](train_size=16, valid_size=4, test_size=4), model=model, training=training)
+    return Settings(task=TASKS["fitzhugh_nagumo"](train_size=24, valid_size=10, test_size=12), model=model, training=training)
 
 
 def test_capture_for_a_task_that_scores_some_steps_raises(tiny: Any, tmp_path: Path) -> None:
@@ -31,7 +31,7 @@ def test_capture_for_a_task_that_scores_some_steps_raises(tiny: Any, tmp_path: P
 
 
 def test_capture_on_the_cpu_does_not_change_the_weights(settings: Settings, tmp_path: Path) -> None:
-    settings = replace(settings, training=replace(settings.training, device="cpu"))
+    settings = replace(settings, training=replace(settings.training, device="cpu", steps=4, warmup=2, eval_every=2))
     captured = train(settings, tmp_path / "captured")
     plain = train(replace(settings, training=replace(settings.training, capture=False)), tmp_path / "plain")
     assert have_equal_tensors(read_weights(captured), read_weights(plain))

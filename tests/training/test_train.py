@@ -405,8 +405,9 @@ def test_predictions_equal_those_of_the_model(tiny: Any, tmp_path: Path) -> None
 
 
 def test_example_numbers_of_predictions_continue_over_batches(tmp_path: Path) -> None:
-    argv = ["--task", "fitzhugh_nagumo", "--task.train_size", "2", "--task.valid_size", "2", "--task.test_size", "2"]
+    argv = ["--task", "fitzhugh_nagumo", "--task.train_size", "24", "--task.valid_size", "10", "--task.test_size", "12"]
     argv += ["--model.spec", "gru", "--model.d_model", "4", "--training.steps", "1", "--training.batch_size", "2"]
+    argv += ["--training.eval_batches", "1", "--training.test_batches", "1"]
     run = train(parse_settings(argv), tmp_path / "run")
     np.save(tmp_path / "new.npy", np.random.default_rng(0).normal(size=(3, 5, 1)))
     rows = run.predict(tmp_path / "new.npy")

@@ -32,7 +32,8 @@ def decorate(figure: go.Figure, height: int, x: Mapping[str, Any], y: Mapping[st
         "legend": {"orientation": "h", "x": 0, "xanchor": "left", "y": 1.02, "yanchor": "bottom"},
         "showlegend": True,
     }
-    return figure.update_layout(shared | entries | {"xaxis": {**axis, **x}, "yaxis": {**axis, **y}})
+    # Overwriting takes half the time of merging, and these entries are complete.
+    return figure.update_layout(shared | entries | {"xaxis": {**axis, **x}, "yaxis": {**axis, **y}}, overwrite=True)
 
 
 def horizontal_line(figure: go.Figure, height: float | None, name: str, dash: str = "dash") -> None:
