@@ -381,10 +381,10 @@ def set_launches(parser: argparse.ArgumentParser, entries: Sequence[str]) -> Non
     for entry in entries:
         name, _, numbers = entry.partition("=")
         if name not in _triton_launch.TABLE:
-            parser.error(f"--set: got {name!r}, expected one of {', '.join(_triton_launch.TABLE)}")
+            parser.error(f"`--set` must begin with one of {', '.join(_triton_launch.TABLE)}, got {name!r}")
         kind = type(_triton_launch.TABLE[name])
         try:
             _triton_launch.TABLE[name] = kind(*map(int, numbers.split(",")))
         except (TypeError, ValueError):
             expected = ",".join(one.name.upper() for one in fields(kind))
-            parser.error(f"--set: got {entry!r}, expected {name}={expected} in whole numbers")
+            parser.error(f"`--set` must be {name}={expected} in whole numbers, got {entry!r}")

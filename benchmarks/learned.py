@@ -209,7 +209,9 @@ class Learning(Callback):
         with safe_open(self.file, "pt") as file:
             saved = file.metadata()["setting"]
         if saved != self.name:
-            raise ValueError(f"{self.file}: got training of {saved}, needed {self.name}; use its settings, or move the file")
+            raise ValueError(
+                f"{self.file} must be the training of {self.name}, got that of {saved}; use its settings, or move the file"
+            )
         tensors = load_file(self.file)
         step, self.seconds, *self.solved = tensors["progress"].tolist()
         self.engine.step = int(step)
@@ -359,7 +361,7 @@ def main() -> int:
     training = (given.steps, given.width, given.states, given.batch, given.rate, given.start, given.smoothing, given.average)
     for row in rows:
         if row["change"] == "learned" and trained_by(row) != training:
-            raise ValueError(f"{path}: got rows of other settings, {trained_by(row)}, needed {training}; give --name")
+            raise ValueError(f"{path} must have rows of the settings {training}, got {trained_by(row)}; choose another --name")
     for group in given.only:
         if not any((row["case"], row["change"]) == (group, "compiled") for row in rows):
             append_record(path, compiled_row(group, given.words, given.longest))

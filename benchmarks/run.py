@@ -36,7 +36,7 @@ def selected(words: list[str]) -> list[Case | Measurement]:
         suite, slash, part = word.partition("/")
         matches = [c for c in CASES if word in (c.suite, c.name) or (slash and c.suite == suite and part in c.name)]
         if not matches:
-            raise SystemExit(f"--only: got {word!r}, needed a suite, the name of a case, or SUITE/TEXT; --list shows them")
+            raise SystemExit(f"`--only` must be a suite, the name of a case, or SUITE/TEXT, as --list shows them, got {word!r}")
         chosen += matches
     return [case for case in CASES if case in chosen]
 

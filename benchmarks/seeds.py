@@ -542,7 +542,7 @@ def main(given: list[str] | None = None) -> None:
             write(*paths)
             return
     if words.recipe is None or words.out is None:
-        parser.error("RECIPE and --out, or --draw, or --table, or --tests, are needed")
+        parser.error("RECIPE and --out must be given, unless --draw, --table or --tests is")
     command = shlex.join(["python", "benchmarks/seeds.py", *(sys.argv[1:] if given is None else given)])
     try:
         settings = parse_settings(["--config", str(words.recipe), *further])

@@ -50,12 +50,14 @@ def read_plan(path: Path, only: list[str]) -> list[Planned]:
     lines = [shlex.split(line, comments=True) for line in path.read_text(encoding="utf-8").splitlines()]
     for words in lines:
         if words and (len(words) < 2 or words[1] not in PROGRAMS):
-            raise ValueError(f"{path}: got {shlex.join(words)!r}, needed a name and one of {', '.join(PROGRAMS)}")
+            raise ValueError(
+                f"{path}: each line must begin with a name and one of {', '.join(PROGRAMS)}, got {shlex.join(words)!r}"
+            )
     plan = [Planned(words[0], words[1], words[2:]) for words in lines if words]
     names = [line.name for line in plan]
     for name in names:
         if names.count(name) > 1:
-            raise ValueError(f"{path}: names must differ, got {name} {names.count(name)} times")
+            raise ValueError(f"{path}: the names of lines must differ, got {name} {names.count(name)} times")
     return [line for line in plan if not only or line.name.startswith(tuple(only))]
 
 

@@ -17,9 +17,11 @@ def read_text(path: str | Path) -> str:
     try:
         return Path(path).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: is not UTF-8 text (byte {error.start} is 0x{error.object[error.start]:02x})") from None
+        raise ValueError(
+            f"{path} must be UTF-8 text, got the byte 0x{error.object[error.start]:02x} at position {error.start}"
+        ) from None
     except OSError as error:
-        raise ValueError(f"{path}: cannot be read: {error.strerror}") from None
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
 
 
 def read_bytes(path: str | Path) -> bytes:
@@ -27,7 +29,7 @@ def read_bytes(path: str | Path) -> bytes:
     try:
         return Path(path).read_bytes()
     except OSError as error:
-        raise ValueError(f"{path}: cannot be read: {error.strerror}") from None
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
 
 
 def try_writing(path: str | Path) -> None:

@@ -19,6 +19,6 @@ def lazy(package: str, modules: Mapping[str, str], extra: str = "train") -> Call
         except ModuleNotFoundError as error:
             missing = (error.name or "").partition(".")[0]
             needed = f"needs the package {missing}, which is not installed: pip install 'longscan[{extra}]'"
-            raise ImportError(f"{package}.{name}: {needed}", name=error.name) from error
+            raise ImportError(f"{package}.{name} {needed}", name=error.name) from error
 
     return get

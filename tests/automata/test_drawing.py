@@ -127,7 +127,10 @@ def test_command_compiles_saves_and_draws(tmp_path, monkeypatch, capsys):
         (["automata", "ab", "--word", "a" * 301], "a word of 1 to 300 letters"),
         (["automata", "ab", "--dtype", "half"], "one of float32, float64"),
         (["automata", "ab", "--backend", "gpu"], "one of auto, reference, eager, cpu, triton"),
-        (["automata", "--named", "mod 5", "--phase", "float", "--length", "1000000000"], "certified up to"),
+        (
+            ["automata", "--named", "mod 5", "--phase", "float", "--length", "1000000000"],
+            "up to which answers are certified",
+        ),
     ],
 )
 def test_wrong_arguments_give_an_error_of_one_line(argv, message, tmp_path, monkeypatch, capsys):
@@ -145,9 +148,9 @@ def test_damaged_model_gives_an_error_of_one_line(tmp_path, monkeypatch, capsys)
     other = json.loads(saved) | {"alphabet": ["0", "1", "2"], "delta": [[0, 1, 0], [1, 0, 1]]}
     for text, message in (
         ("{", "damaged"),
-        ('{"alphabet": ["a"]}', "damaged (KeyError('delta'))"),
+        ('{"alphabet": ["a"]}', "automaton.json is damaged (KeyError('delta'))"),
         (json.dumps(json.loads(saved) | {"start": 5}), "a state from 0 to"),
-        (json.dumps(other), "the model is not of the automaton in automaton.json"),
+        (json.dumps(other), "must hold the model of the automaton in automaton.json, got another model"),
     ):
         Path("model/automaton.json").write_text(text)
         assert main(["eval", "model"]) == 2
@@ -157,7 +160,7 @@ def test_damaged_model_gives_an_error_of_one_line(tmp_path, monkeypatch, capsys)
     Path("model/automaton.json").write_text(saved)
     Path("model/model.safetensors").unlink()
     assert main(["eval", "model"]) == 2
-    assert "model.safetensors: no such file" in capsys.readouterr().err
+    assert "model.safetensors does not exist" in capsys.readouterr().err
 
 
 def test_model_is_not_saved_for_an_invalid_word(tmp_path, monkeypatch):

@@ -111,7 +111,7 @@ def test_run_with_other_settings_in_the_same_file_raises(learned, tmp_path, monk
     monkeypatch.setattr(sys, "argv", argv)
     assert learned.main() == 0
     monkeypatch.setattr(sys, "argv", [*argv, "--start", "learned"])
-    with pytest.raises(ValueError, match=r"rows of other settings.*give --name"):
+    with pytest.raises(ValueError, match=r"must have rows of the settings .*, got .*; choose another --name"):
         learned.main()
 
 

@@ -110,7 +110,7 @@ def test_length_beyond_the_certified_one_without_grid_raises():
     assert 10_000 < certified < 10_000_000
     assert count_errors(compiled, torch.ones(1, min(certified, 50_000), dtype=torch.int64)) == 0
     automata.compile(dfa, phase="float", length=certified)
-    with pytest.raises(PrecisionError, match=f"got {certified + 1}, but correct answers are certified up to") as caught:
+    with pytest.raises(PrecisionError, match=f"`length` must be at most {certified}, .*, got {certified + 1}") as caught:
         automata.compile(dfa, phase="float", length=certified + 1)
     assert (caught.value.required, caught.value.certified) == (certified + 1, certified)
     assert automata.compile(dfa, length=10**12).verify().safe_length is None
@@ -177,9 +177,9 @@ def test_compiled_model_works_like_other_models(tmp_path):
     assert loaded.verify().is_certified
     assert set(loaded.state_dict()) == set(model.state_dict())
     (tmp_path / "automaton.json").write_text(json.dumps({"alphabet": ["a"]}))
-    with pytest.raises(automata.AutomataError, match=r"automaton\.json: damaged"):
+    with pytest.raises(automata.AutomataError, match=r"automaton\.json is damaged"):
         automata.load(tmp_path)
-    with pytest.raises(FileNotFoundError, match="no such file"):
+    with pytest.raises(FileNotFoundError, match=r"automaton\.json does not exist"):
         automata.load(tmp_path / "nothing")
 
 
@@ -200,7 +200,7 @@ def test_compiling_a_non_solvable_automaton_raises():
 
 
 def test_limits_and_invalid_settings_raise():
-    with pytest.raises(LimitExceeded, match=r"parameters: got at least \d+, the limit is 100; .* not mean impossible") as caught:
+    with pytest.raises(LimitExceeded, match=r"at most 100 parameters are allowed, got at least \d+") as caught:
         automata.compile(automata.mod(2), max_params=100)
     assert (caught.value.what, caught.value.limit) == ("parameters", 100)
     with pytest.raises(ValueError, match=r"dtype.* one of float32, float64"):

@@ -116,7 +116,7 @@ def test_stages_of_a_model(model_pooling):
             if model_pooling == "none":
                 assert alone.shape[1] == length // 6
                 assert not y[row, length // 6 :].any()
-    with pytest.raises(ValueError, match="step: block 0"):
+    with pytest.raises(ValueError, match="each block must run step by step for `step`, got block 0"):
         net.step(tokens[:, 0], net.initial_state(3))
 
 
@@ -159,7 +159,7 @@ def test_invalid_setting_raises(block, options, message):
 
 def test_steps_and_packed_rows_need_every_step():
     block = S5Block(4, stride=2)
-    with pytest.raises(ValueError, match="step: S5Block with stride=2 cannot run step by step"):
+    with pytest.raises(ValueError, match=r"`stride` must be 1 for single steps, .*, got 2"):
         block.step(torch.randn(1, 4), block.initial_state(1))
     with pytest.raises(ValueError, match="`seq_idx` must be None with stride=2"):
         block(torch.randn(1, 4, 4), seq_idx=torch.tensor([[0, 0, 1, 1]]))

@@ -317,8 +317,8 @@ def test_scores_by_length_and_missing_values_of_series_fail(run_failing_command:
     channels = [":".join(["1,2,3"] * 6), ":".join(["1,?,3", "1,2,NaN", *["1,2,3"] * 4]), ":".join(["?,2,3", *["1,2,3"] * 5])]
     examples.write_text("@problemName New\n@classLabel false\n@data\n" + "\n".join(channels) + "\n")
     program = "import sys; from longscan.cli import main; sys.exit(main())"
-    counts = f"{examples}: 3 missing values ('?', 'NaN' or nothing) in 2 of its 3 series"
-    assert counts in run_failing_command("predict", tmp_path / "run", examples)
+    counts = "3 missing values ('?', 'NaN' or nothing) in 2 of its 3 series"
+    assert f"{examples} has {counts}" in run_failing_command("predict", tmp_path / "run", examples)
     argv = ("predict", tmp_path / "run", examples, "--missing")
     assert "`--missing` must be refuse, as in training" in run_failing_command(*argv, "mask")
     assert "one of refuse, fill, mask" in run_failing_command(*argv, "drop")
@@ -326,7 +326,7 @@ def test_scores_by_length_and_missing_values_of_series_fail(run_failing_command:
     completed = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (completed.returncode, len(completed.stdout.splitlines())) == (0, 4)
     (line,) = completed.stderr.splitlines()
-    assert line == f"{counts} were filled by linear interpolation within their series"
+    assert line == f"{examples}: {counts} were filled by linear interpolation within their series"
     assert Run(tmp_path / "run").settings.model.spec == "m"
 
 

@@ -76,7 +76,7 @@ def test_data_set_of_a_missing_package_fails() -> None:
     completed = run_python(program, "show", "uea")
     assert completed.returncode == 2
     (line,) = completed.stderr.splitlines()
-    assert line.startswith("longscan: task.data_dir: name the files' folder, or install aeon")
+    assert line.startswith("longscan: `task.data_dir` must be the folder of the files, got None; the package aeon")
     assert line.endswith("pip install 'longscan[train,data]'")
 
 
@@ -101,7 +101,7 @@ def test_run_without_plotly_is_saved_and_the_report_names_the_package(tmp_path: 
     completed = run_python(program, "train", "--out", str(tmp_path / "run"), *tiny_argv)
     *_, plotly, code = completed.stderr.splitlines()
     assert code == "2"
-    assert plotly.startswith("longscan: longscan.report.run_report: needs the package plotly, which is not")
+    assert plotly.startswith("longscan: longscan.report.run_report needs the package plotly, which is not")
     assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "finished"
     assert completed.returncode == 0, "a record needs only the packages of training"
     assert json.loads((tmp_path / "runs" / "x.jsonl").read_text())["task"] == "parity"

@@ -329,7 +329,7 @@ def test_outputs_without_targets_cannot_be_scored(cls):
     batch = task.batch("valid", 0, 3)
     output = answer(task, batch, torch.zeros_like(batch.targets))
     for use in (task.loss, lambda output, batch: task.update(task.metrics("valid"), output, batch)):
-        with pytest.raises(ValueError, match=r"^batch: it has no targets"):
+        with pytest.raises(ValueError, match=r"^`batch` must have targets"):
             use(output, batch._replace(targets=None))
 
 
@@ -372,9 +372,11 @@ def test_a_missing_or_empty_file_is_named(cls, tmp_path):
     task = small(cls)
     texts = task.d_input is None or isinstance(task, HumanActivity | Forecast | LraImage | Pathfinder)
     ending = "txt" if texts else "csv"
-    with pytest.raises(ValueError, match=f"none.{ending}: cannot be read: No such file"):
+    with pytest.raises(ValueError, match=f"none.{ending} cannot be read: No such file"):
         task.read_inputs(tmp_path / f"none.{ending}")
     path = tmp_path / f"empty.{ending}"
     path.write_text("")
-    with pytest.raises(ValueError, match=f"empty.{ending}:(1:)? (holds no|cannot be read|a header|is no FASTA)"):
+    with pytest.raises(
+        ValueError, match=f"empty.{ending}(:1:)? (must contain|cannot be read|the header must be|must be a FASTA)"
+    ):
         task.read_inputs(path)

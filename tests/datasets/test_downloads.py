@@ -76,7 +76,10 @@ def test_a_cut_download_continues(server: FileServer, tmp_path: Path, command: C
     server.cut_after = random.Random(seed).randrange(CHUNK_BYTES, len(CONTENT))
     data_set = toy(server.url("toy.bin"))
     line = command(data_set, 2)
-    assert "the connection ended early; repeat the command to continue; the data set by hand: https://example.org/toy" in line
+    assert (
+        "the connection ended early; repeat the command to continue; the data set can be downloaded by hand from https://example.org/toy"
+        in line
+    )
     assert not is_available(data_set, tmp_path)
     received = (tmp_path / "downloads" / "toy" / "toy.bin.part").stat().st_size
     assert server.cut_after - CHUNK_BYTES < received <= server.cut_after
@@ -160,8 +163,10 @@ def test_a_users_own_file_is_left_alone(server: FileServer, tmp_path: Path) -> N
 
 
 def test_refusals_of_a_server_and_of_the_net(server: FileServer, tmp_path: Path, command: Callable[..., str]) -> None:
-    assert "toy.bin: the server answered 404 Not Found; the data set by hand: " in command(toy(server.url("toy.bin")), 2)
-    assert "no connection (ConnectionError)" in command(toy("http://127.0.0.1:9/toy.bin"), 2)
+    assert "toy.bin: the server answered 404 Not Found; the data set can be downloaded by hand from " in command(
+        toy(server.url("toy.bin")), 2
+    )
+    assert "toy.bin cannot be reached (ConnectionError)" in command(toy("http://127.0.0.1:9/toy.bin"), 2)
 
 
 def test_a_part_that_is_too_long_is_removed(server: FileServer, tmp_path: Path, command: Callable[..., str]) -> None:
@@ -180,7 +185,7 @@ def test_a_server_that_stops_answering(
 ) -> None:
     server.files["toy.bin"], server.pause = CONTENT, 0.5
     monkeypatch.setattr("longscan.datasets.download.TIMEOUT", 0.1)
-    assert "toy.bin: no answer within 0.1 seconds; repeat the command to continue" in command(toy(server.url("toy.bin")), 2)
+    assert "toy.bin did not answer within 0.1 seconds; repeat the command to continue" in command(toy(server.url("toy.bin")), 2)
     assert not (tmp_path / "area").exists()
 
 
@@ -209,9 +214,9 @@ def test_names_and_folders(refused_data: Callable[..., str], monkeypatch: pytest
     assert "action" in refused_data()
     assert "`action` must be one of list, get, got 'fetch'" in refused_data("fetch")
     (tmp_path / LOCK_NAME).write_text("[1]")
-    assert "data-lock.json: must be a JSON object of records" in refused_data("get", "ETTh1", "--root", tmp_path)
+    assert "data-lock.json must be a JSON object of records" in refused_data("get", "ETTh1", "--root", tmp_path)
     monkeypatch.setenv("LONGSCAN_DATA", str(tmp_path))
-    assert "data-lock.json: must be a JSON object of records" in refused_data("list")
+    assert "data-lock.json must be a JSON object of records" in refused_data("list")
 
 
 @pytest.fixture

@@ -111,8 +111,8 @@ def test_invalid_inputs_raise(options, message):
 
 def test_generation_with_a_model_that_is_not_causal_raises():
     two_sided = make_model("mamba bidirectional")
-    with pytest.raises(ValueError, match=r"generate: block 1 \(bidirectional\) cannot"):
+    with pytest.raises(ValueError, match=r"each block must run step by step for `generate`, got block 1 \(bidirectional\)"):
         generate(two_sided, torch.zeros(1, 1, dtype=torch.int64), 1)
     net = SequenceModel.from_spec("bidirectional", d_model=4, d_output=2, d_input=1)
-    with pytest.raises(ValueError, match="stream: block 0"):
+    with pytest.raises(ValueError, match="each block must run step by step for `stream`, got block 0"):
         next(iter(stream(net, [torch.zeros(1, 2, 1)])))

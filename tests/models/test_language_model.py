@@ -80,7 +80,7 @@ def test_saved_model_can_be_loaded(options, tmp_path):
     assert all(torch.equal(value, loaded.state_dict()[name]) for name, value in net.state_dict().items())
     assert loaded.config == net.config
     with pytest.raises(
-        ValueError, match=r"config.json: pad_vocab_to, tied is no setting of SequenceModel; another class wrote it"
+        ValueError, match=r"config.json must have settings of SequenceModel, got pad_vocab_to, tied; another class wrote it"
     ):
         SequenceModel.from_pretrained(tmp_path)
 
@@ -90,8 +90,10 @@ def test_properties_and_errors_follow_from_the_blocks():
     assert make_model().streaming
     two_sided = make_model("mamba bidirectional")
     assert not two_sided.causal
-    with pytest.raises(ValueError, match=r"step: block 1 \(bidirectional\) cannot run step by step"):
+    with pytest.raises(ValueError, match=r"each block must run step by step for `step`, got block 1 \(bidirectional\)"):
         two_sided.step(torch.tensor([1]), two_sided.initial_state(1))
-    with pytest.raises(ValueError, match=r"blocks: block 1 \(s5\) shortens the sequence"):
+    with pytest.raises(
+        ValueError, match=r"each block must keep the length of the sequence for a language model, got block 1 \(s5\)"
+    ):
         make_model("mamba s5", block_options={"s5": {"stride": 2}})
     assert parameter_options(make_model(tied=False).lm_head).role == "dense"

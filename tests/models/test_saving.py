@@ -43,7 +43,7 @@ def test_changed_bit_of_the_weights_raises(tmp_path: Path) -> None:
     content = bytearray((tmp_path / WEIGHTS).read_bytes())
     content[-7] ^= 1
     (tmp_path / WEIGHTS).write_bytes(bytes(content))
-    with pytest.raises(ValueError, match=r"model\.safetensors: damaged \(its tensors do not have the checksum"):
+    with pytest.raises(ValueError, match=r"model\.safetensors is damaged \(its tensors do not have the checksum"):
         SequenceModel.from_pretrained(tmp_path)
 
 
@@ -57,10 +57,13 @@ def test_wrong_configuration_raises_and_names_the_file(tmp_path: Path) -> None:
     make_model().save_pretrained(tmp_path)
     config = json.loads((tmp_path / CONFIG).read_text())
     (tmp_path / CONFIG).write_text(json.dumps({**config, "pooling": "most"}))
-    with pytest.raises(ValueError, match=r"config\.json: damaged \(`pooling` must .*got 'most'"):
+    with pytest.raises(ValueError, match=r"config\.json is damaged \(`pooling` must .*got 'most'"):
         SequenceModel.from_pretrained(tmp_path)
     (tmp_path / CONFIG).write_text(json.dumps({**config, "d_output": 3}))
-    with pytest.raises(ValueError, match=r"model\.safetensors: is of another model than config\.json \(size mismatch for head"):
+    with pytest.raises(
+        ValueError,
+        match=r"model\.safetensors must have the weights of the model of config\.json, got others \(size mismatch for head",
+    ):
         SequenceModel.from_pretrained(tmp_path)
 
 

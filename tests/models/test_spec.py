@@ -46,15 +46,15 @@ def test_spec_expands_to_blocks(spec, blocks):
     ("spec", "message"),
     [
         ("", "`spec` must have at least one block, such as 'mamba', got none"),
-        ("mamba s4e", r"at position 7: no layer or block is called 's4e'; did you mean s4 or s4d"),
-        ("Mamba", "at position 1: no layer or block is called 'Mamba'; did you mean mamba"),
+        ("mamba s4e", r"at position 7, got .*: no layer or block is called 's4e'; did you mean s4 or s4d"),
+        ("Mamba", r"at position 1, got .*: no layer or block is called 'Mamba'; did you mean mamba"),
         ("zzz", "no layer or block is called 'zzz'; there are attention, aussm, bidirectional, "),
-        ("s4d simple", r"at position 5: the block 'simple' needs a layer, such as simple\[s4d\]"),
-        ("mamba[s8d]", r"at position 1: no layer is called 's8d'; did you mean s4d"),
-        ("mambo[s4d]", r"at position 1: no block is called 'mambo'; did you mean mamba"),
+        ("s4d simple", r"at position 5, got .*: the block 'simple' needs a layer, such as simple\[s4d\]"),
+        ("mamba[s8d]", r"at position 1, got .*: no layer is called 's8d'; did you mean s4d"),
+        ("mambo[s4d]", r"at position 1, got .*: no block is called 'mambo'; did you mean mamba"),
         ("feed_forward[s4d]", "the block 'feed_forward' takes no layer"),
-        ("sss", r"at position 1: no layer or block is called 'sss'; in the letters of earlier versions this is 's5\*3'"),
-        ("(md)*2", r"position 2: .* in the letters of earlier versions this is '\(mamba s4d\)\*2'"),
+        ("sss", r"at position 1, got .*: no layer or block is called 'sss'; in the letters of earlier versions this is 's5\*3'"),
+        ("(md)*2", r"at position 2, got .*: .* in the letters of earlier versions this is '\(mamba s4d\)\*2'"),
         ("sd", "did you mean s4d.*in the letters of earlier versions this is 's5 s4d'"),
         ("m|a", r"must have a name, .* at position 2, got '\|'"),
         ("mamba[s4d", r"at position 6, got '\['"),
@@ -147,41 +147,53 @@ def test_list_of_blocks_has_optional_keys_and_any_combination():
     assert parse_spec([{"layer": "gru"}]) == [{"layer": "gru", "block": None, "options": {}}]
     combined = parse_spec([{"layer": "s4d", "block": "mamba", "options": {"init": "legs", "expand": 1}}])
     assert format_spec(combined) == "mamba[s4d]"
-    with pytest.raises(ValueError, match="block 0 is the layer 's4d' without a block, which has no name in a spec"):
+    with pytest.raises(ValueError, match="`blocks` must have names in a spec, got the layer 's4d' without a block in block 0"):
         format_spec(parse_spec([{"layer": "s4d"}]))
 
 
 @pytest.mark.parametrize(
     ("spec", "options", "message"),
     [
-        ("ma", {"s4d": {}}, "'s4d' is no block of the spec 'ma'"),
+        ("ma", {"s4d": {}}, "`block_options` must be named by the blocks of the spec 'ma', got 's4d'"),
         ("s4d", {"d": {}}, "no layer or block is called 'd'; .*'s4d' in the letters of earlier versions"),
-        ("ma", {"a": {"d_state": 3}, "aussm": {"d_state": 4}}, "'d_state' of 'aussm' is given twice"),
-        ("ma", {"a": {"d_stat": 3}}, r"block 1 \(aussm\) has no setting 'd_stat'; its settings are .*d_state"),
-        ("gru mamba", {"gru": {"d_conv": 3}}, r"block 0 \(gru\) has no setting 'd_conv'"),
-        ([{"layer": "s8"}], None, "the layer of block 0 must be one of attention, aussm.*, got 's8'"),
-        ([{"layer": "s6", "block": "mambo"}], None, "the block of block 0 must be one of aussm, bidirectional.*, got 'mambo'"),
-        ([{"block": "mamba"}], None, r"block 0 must have the key 'layer' .*, got \['block'\]"),
-        ([{"layer": None, "block": "mamba"}], None, "the layer of block 0 must be given in the block 'mamba', got None"),
+        (
+            "ma",
+            {"a": {"d_state": 3}, "aussm": {"d_state": 4}},
+            "`block_options` must give each option once, got 'd_state' by 'aussm'",
+        ),
+        ("ma", {"a": {"d_stat": 3}}, r"the options of block 1 \(aussm\) of `spec` must be among .*d_state.*, got 'd_stat'"),
+        ("gru mamba", {"gru": {"d_conv": 3}}, r"the options of block 0 \(gru\) of `spec` must be among none, got 'd_conv'"),
+        ([{"layer": "s8"}], None, "the layer of block 0 of `spec` must be one of attention, aussm.*, got 's8'"),
+        (
+            [{"layer": "s6", "block": "mambo"}],
+            None,
+            "the block of block 0 of `spec` must be one of aussm, bidirectional.*, got 'mambo'",
+        ),
+        ([{"block": "mamba"}], None, r"block 0 of `spec` must have the key 'layer' .*, got \['block'\]"),
+        (
+            [{"layer": None, "block": "mamba"}],
+            None,
+            "the layer of block 0 of `spec` must be given in the block 'mamba', got None",
+        ),
         ([{"layer": "s6", "block": "feed_forward"}], None, "must be None in the block 'feed_forward', got 's6'"),
-        ([{"layer": None}], None, "the layer of block 0 must be given in the block None, got None"),
+        ([{"layer": None}], None, "the layer of block 0 of `spec` must be given in the block None, got None"),
         (
             "feed_forward",
             {"feed_forward": {"expand": 2}},
-            r"block 0 \(feed_forward\) has no setting 'expand'; its .* are d_hidden",
+            r"the options of block 0 \(feed_forward\) of `spec` must be among d_hidden, .*, got 'expand'",
         ),
-        ([{"layer": "s6", "option": {}}], None, r"block 0 must have the key 'layer' .*, got \['layer', 'option'\]"),
+        ([{"layer": "s6", "option": {}}], None, r"block 0 of `spec` must have the key 'layer' .*, got \['layer', 'option'\]"),
         ([{"layer": "s6"}], {"mamba": {}}, "`block_options` must be None with a list of blocks"),
         ([], None, "got an empty list"),
         (3, None, "`spec` must be a text or a list of blocks, got 3"),
-        ("ma", {"a": {"phase_dt": "no"}}, r"`phase_dt` of block 1 \(aussm\) must be true or false, got 'no'"),
-        ("m", {"m": {"recompute": 3}}, r"`recompute` of block 0 \(mamba\) must be true or false, got 3"),
-        ("a", {"a": {"d_state": "x"}}, r"`d_state` of .* must be a whole number of at least 1, got 'x'"),
-        ("m", {"m": {"d_conv": 2.5}}, r"`d_conv` of .* must be a whole number of at least 0, got 2.5"),
-        ("a", {"a": {"phase_grid": True}}, r"`phase_grid` of .* must be a whole number of at least 2 or None, got True"),
-        ("bidirectional", {"bidirectional": {"layer_options": 3}}, r"has no setting 'layer_options'"),
-        ("m", {"m": {"rotary": "theta"}}, r"`rotary` of .* must be a mapping or None, got 'theta'"),
-        ("a", {"a": {"angle_spread": "wide"}}, r"`angle_spread` of .* must be a number above 0 or None, got 'wide'"),
+        ("ma", {"a": {"phase_dt": "no"}}, r"phase_dt of block 1 \(aussm\) of `spec` must be true or false, got 'no'"),
+        ("m", {"m": {"recompute": 3}}, r"recompute of block 0 \(mamba\) of `spec` must be true or false, got 3"),
+        ("a", {"a": {"d_state": "x"}}, r"d_state of .* must be a whole number of at least 1, got 'x'"),
+        ("m", {"m": {"d_conv": 2.5}}, r"d_conv of .* must be a whole number of at least 0, got 2.5"),
+        ("a", {"a": {"phase_grid": True}}, r"phase_grid of .* must be a whole number of at least 2 or None, got True"),
+        ("bidirectional", {"bidirectional": {"layer_options": 3}}, r"must be among .*, got 'layer_options'"),
+        ("m", {"m": {"rotary": "theta"}}, r"rotary of .* must be a mapping or None, got 'theta'"),
+        ("a", {"a": {"angle_spread": "wide"}}, r"angle_spread of .* must be a number above 0 or None, got 'wide'"),
     ],
 )
 def test_invalid_lists_or_options_raise(spec, options, message):

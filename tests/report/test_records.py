@@ -60,7 +60,7 @@ def test_a_missing_field_is_named(tmp_path, new_bench_row):
 
 
 def test_the_folder_says_the_kind(tmp_path, new_run_row):
-    with pytest.raises(ValueError, match=r"records live in folders automata, bench, runs"):
+    with pytest.raises(ValueError, match=r"`path` must be in a folder automata or bench or runs, got "):
         append_record(tmp_path / "rows.jsonl", new_run_row())
 
 
@@ -72,7 +72,7 @@ def test_a_broken_line_is_named(tmp_path, new_run_row):
     with pytest.raises(ValueError, match=r"rows\.jsonl, line 2: Expecting"):
         read_records(path)
     path.write_text(whole + json.dumps(new_run_row(steps="many")) + "\n")
-    with pytest.raises(ValueError, match=r"rows\.jsonl, line 2: not a record of runs: `steps` must be .*, got 'many'"):
+    with pytest.raises(ValueError, match=r"rows\.jsonl, line 2: this is not a record of runs: `steps` must be .*, got 'many'"):
         read_records(path)
 
 
@@ -169,7 +169,9 @@ def test_seeds_trained_together_are_checked(make_seeds, tmp_path):
     assert list(read_seeds(path.parent)) == ["one"]
     assert read_seeds(tmp_path / "nowhere") == {}
     make_seeds(path, success="high")
-    with pytest.raises(ValueError, match=r"one\.json: not a record of seeds: `success` must be a finite number, got 'high'"):
+    with pytest.raises(
+        ValueError, match=r"one\.json: this is not a record of seeds: `success` must be a finite number, got 'high'"
+    ):
         read_seeds(path.parent)
     path.write_text("{")
     with pytest.raises(ValueError, match=r"one\.json: Expecting"):

@@ -264,7 +264,7 @@ def test_the_tables_are_put_between_the_marks(results, tmp_path):
         expected = f"before\n<!-- results -->\n\n{results_markdown(results)}\n<!-- /results -->\nafter\n"
         assert page.read_text("utf-8") == expected
     page.write_text("no marks")
-    with pytest.raises(ValueError, match="are needed, once each"):
+    with pytest.raises(ValueError, match=r"must have the lines <!-- .*, once each"):
         fill_markdown(page, results)
     assert page.read_text() == "no marks"
 
@@ -288,7 +288,7 @@ def test_no_records_is_said(tmp_path):
 
 
 def test_a_missing_folder_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"results_dir: .*nowhere"):
+    with pytest.raises(FileNotFoundError, match=r"`results_dir` must be a directory .*nowhere"):
         results_report(tmp_path / "nowhere", tmp_path / "out.html")
 
 

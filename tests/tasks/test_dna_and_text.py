@@ -26,12 +26,12 @@ def test_fasta_records_are_read_as_base_indices(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "a.fa: is no FASTA file"),
-        (b"ACGT\n", "a.fa: is no FASTA file"),
-        (b">one\n>two\n", "a.fa: holds no sequence"),
-        (b">one\nACGT\nAC\xffT\n", r"a.fa:3: b'\\xff' is no base"),
-        (b">one\nACGT\n>two\nAC7\n", "a.fa:4: b'7' is no base"),
-        (b">one\nACGT\n7C\n", "a.fa:3: b'7' is no base"),
+        (b"", "a.fa must be a FASTA file"),
+        (b"ACGT\n", "a.fa must be a FASTA file"),
+        (b">one\n>two\n", "a.fa must contain sequences, got none"),
+        (b">one\nACGT\nAC\xffT\n", r"a.fa:3: each letter must be the code of a base, got b'\\xff'"),
+        (b">one\nACGT\n>two\nAC7\n", "a.fa:4: each letter must be the code of a base, got b'7'"),
+        (b">one\nACGT\n7C\n", "a.fa:3: each letter must be the code of a base, got b'7'"),
     ],
 )
 def test_damaged_fasta_raises(tmp_path, content, message):
@@ -112,15 +112,17 @@ def test_split_by_chromosome(tmp_path):
     assert language.constant_score("valid") > 5, "C does not occur in train"
     (tmp_path / "pig" / "chr5.fa").unlink()
     _load.cache_clear()
-    with pytest.raises(ValueError, match=r"^window: pig has no range of 40 bases in split test by chromosome"):
+    with pytest.raises(
+        ValueError, match=r"^`window` must be shorter than the ranges of pig in split test by chromosome, got windows of 40 bases"
+    ):
         make_species(tmp_path, split="chromosome", test_size=61).batch("train", 0, 1)
 
 
 def test_missing_genomes_raise(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"^data_dir: .* holds no FASTA files"):
+    with pytest.raises(FileNotFoundError, match=r"^`data_dir` must be a folder with FASTA files"):
         make_species(tmp_path).size("train")
     (tmp_path / "one.fa").write_text(">x\nACGT\n")
-    with pytest.raises(ValueError, match=r"^data_dir: .* has files of 1 species, at least two are needed"):
+    with pytest.raises(ValueError, match=r"^`data_dir` must have at least two species in .*, got 1 in "):
         make_species(tmp_path, window=3).batch("train", 0, 1)
 
 
@@ -155,14 +157,14 @@ def test_byte_text_reads_a_folder_and_raises_for_missing_or_short_files(tmp_path
         (tmp_path / f"{name}.txt").write_text(text)
     task = ByteText(path=str(tmp_path), window=9)
     assert bytes(task.batch("test", 0, 1).inputs[0].tolist()).startswith(b"two")
-    with pytest.raises(ValueError, match=r"^path: .* has 2400 bytes, too few for windows of 200"):
+    with pytest.raises(ValueError, match=r"^`path` must have more than 200 bytes, .* with 120 of 2400 bytes in each"):
         ByteText(path=str(tmp_path), window=200).batch("train", 0, 1)
-    with pytest.raises(FileNotFoundError, match=r"^path: .*none does not exist"):
+    with pytest.raises(FileNotFoundError, match=r"^`path` must be a file or a folder of files, got .*none, which does not exist"):
         ByteText(path=str(tmp_path / "none")).batch("train", 0, 1)
-    with pytest.raises(FileNotFoundError, match=r"^path: name a file"):
+    with pytest.raises(FileNotFoundError, match=r"^`path` must be a file or a folder of files to learn from .*, got None"):
         ByteText().batch("train", 0, 1)
     (tmp_path / "empty").write_text("")
-    with pytest.raises(ValueError, match="has 0 bytes"):
+    with pytest.raises(ValueError, match="with 0 of 0 bytes in each"):
         ByteText(path=str(tmp_path / "empty")).batch("train", 0, 1)
 
 

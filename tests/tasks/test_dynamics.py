@@ -134,23 +134,23 @@ def test_damaged_rollout_raises(folder):
     path = folder / "rollout_004.npy"
     valid = path.read_bytes()
     for content, message in (
-        (valid[:500], "rollout_004.npy: is no readable .npy file"),
-        (b"", "rollout_004.npy: is no readable .npy file"),
+        (valid[:500], "rollout_004.npy must be an .npy file"),
+        (b"", "rollout_004.npy must be an .npy file"),
     ):
         path.write_bytes(content)
         with pytest.raises(ValueError, match=message):
             Walker(data_dir=str(folder), dropped=0.2).size("train")
     for array, message in (
-        (np.zeros((9, 4)), "channels, the files before it have"),
+        (np.zeros((9, 4)), "must have 3 channels, like the files before it, got 4"),
         (np.zeros(9), "floats of shape"),
-        (np.full((9, 3), np.nan), "step 0 has a value that is not finite"),
-        (np.array([[{}]]), "is no readable .npy file"),
+        (np.full((9, 3), np.nan), "must contain finite values, got .* at step 0"),
+        (np.array([[{}]]), "must be an .npy file of numbers"),
     ):
         np.save(path, array)
         with pytest.raises(ValueError, match=message):
             Walker(data_dir=str(folder), dropped=0.3).size("train")
     (folder / "empty").mkdir()
-    with pytest.raises(FileNotFoundError, match=r"holds 0 .npy files, at least 10 are needed"):
+    with pytest.raises(FileNotFoundError, match=r"`data_dir` must be a folder with at least 10 of .* with 0"):
         Walker(data_dir=str(folder / "empty")).size("train")
 
 
@@ -181,18 +181,18 @@ def test_damaged_activities_raise(folder):
     valid = path.read_text().splitlines()
     for number, (line, message) in enumerate(
         (
-            ("A01,1,2", "JSI.txt:2: has 3 columns, 8 are needed"),
-            (valid[1].replace("walking", "flying"), "JSI.txt:2: 'flying' is no known activity"),
-            (valid[1].replace("0-000-0", "9-000-0"), "JSI.txt:2: .* is none of the tags"),
-            (",".join([*valid[1].split(",")[:4], "x", "1", "2", "walking"]), "JSI.txt:2: ticks, x, y or z is no number"),
-            (",".join([*valid[1].split(",")[:4], "inf", "1", "2", "walking"]), "JSI.txt:2: x, y or z is not finite"),
+            ("A01,1,2", "JSI.txt:2: the line must have 8 columns .*, got 3"),
+            (valid[1].replace("walking", "flying"), "JSI.txt:2: the activity must be one of .*, got 'flying'"),
+            (valid[1].replace("0-000-0", "9-000-0"), "JSI.txt:2: the tag must be one of .*, got "),
+            (",".join([*valid[1].split(",")[:4], "x", "1", "2", "walking"]), "JSI.txt:2: ticks, x, y and z must be numbers"),
+            (",".join([*valid[1].split(",")[:4], "inf", "1", "2", "walking"]), "JSI.txt:2: x, y and z must be finite, got "),
         )
     ):
         path.write_text("\n".join([valid[0], line, *valid[2:]]))
         with pytest.raises(ValueError, match=message):
             HumanActivity(data_dir=str(folder), test_person="ABCDE"[number]).size("train")
     path.write_text("\n".join(line for line in valid if line[0] in "AB"))
-    with pytest.raises(ValueError, match="has no windows for"):
+    with pytest.raises(ValueError, match="must contain windows of each of the persons A to E, got none for"):
         HumanActivity(data_dir=str(folder), protocol="person", test_person="C").size("train")
 
 

@@ -354,9 +354,9 @@ def test_packed_streams_give_the_outputs_of_separate_streams(folder):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "x.bin: holds no events"),
-        (b"\0" * 7, "x.bin: has 7 bytes, no multiple of 5"),
-        (event_bytes(*(np.array([v]) for v in (5, 34, 0, 0))), "x.bin: event 0 has x 34, 0 .. 33 is possible"),
+        (b"", "x.bin must contain events, got none"),
+        (b"\0" * 7, "x.bin must have 5 bytes for each event, got 7 bytes"),
+        (event_bytes(*(np.array([v]) for v in (5, 34, 0, 0))), "x.bin: x of each event must be from 0 to 33, got 34 in event 0"),
     ],
 )
 def test_damaged_nmnist_recording_raises(tmp_path, content, message):
@@ -369,18 +369,18 @@ def test_damaged_nmnist_recording_raises(tmp_path, content, message):
 def test_damaged_tonic_array_raises(tmp_path):
     path = tmp_path / "0.npy"
     for array, message in (
-        (np.zeros((3, 5)), r"numbers of shape \(events, 4\)"),
-        (np.array([[1, 2, 3, np.nan]]), "event 0 has a value that is not finite"),
-        (np.array([[1, 2, 5, 1]]), "event 0 has polarity 5"),
-        (np.array([[1, 2, 1, -1]]), "event 0 has time -1000"),
-        (np.array([[1, 200, 1, 1]]), "event 0 has y 200"),
-        (np.zeros((0, 4)), "holds no events"),
+        (np.zeros((3, 5)), r"must be numbers of shape \(events, 4\)"),
+        (np.array([[1, 2, 3, np.nan]]), "must contain finite values, got .* in event 0"),
+        (np.array([[1, 2, 5, 1]]), "polarity of each event must be from 0 to 1, got 5 in event 0"),
+        (np.array([[1, 2, 1, -1]]), "time of each event must be .*, got -1000 in event 0"),
+        (np.array([[1, 200, 1, 1]]), "y of each event must be .*, got 200 in event 0"),
+        (np.zeros((0, 4)), "must contain events, got none"),
     ):
         np.save(path, array)
-        with pytest.raises(ValueError, match=f"0.npy: {message}"):
+        with pytest.raises(ValueError, match=f"0.npy.* {message}"):
             read_tonic_array(path)
     path.write_bytes(b"\x93NUMPY")
-    with pytest.raises(ValueError, match=r"is no readable .npy file"):
+    with pytest.raises(ValueError, match=r"must be an .npy file of numbers"):
         read_tonic_array(path)
 
 
@@ -389,13 +389,19 @@ def test_damaged_spike_file_raises(tmp_path):
     valid = path.read_bytes()
     for content in (b"", valid[: len(valid) // 2], b"not HDF5" * 20):
         path.write_bytes(content)
-        with pytest.raises(ValueError, match=r"a.h5: is no readable HDF5 file with spikes/times"):
+        with pytest.raises(ValueError, match=r"a.h5 must be an HDF5 file with spikes/times"):
             read_spike_file(path)
     for change, message in (
-        (lambda file: file.__delitem__("labels"), "is no readable HDF5 file"),
-        (lambda file: file["labels"].__setitem__(0, 7), "a label lies outside the 3"),
-        (lambda file: file["spikes/units"].__setitem__(1, [701] * len(file["spikes/times"][1])), "recording 1: event 0 has x"),
-        (lambda file: file["spikes/units"].__setitem__(1, [1]), "recording 1 has .* times and 1 units"),
+        (lambda file: file.__delitem__("labels"), "must be an HDF5 file"),
+        (lambda file: file["labels"].__setitem__(0, 7), "each label must be from 0 to 2, .*, got 1 to 7"),
+        (
+            lambda file: file["spikes/units"].__setitem__(1, [701] * len(file["spikes/times"][1])),
+            "recording 1: x of each event must be .* in event 0",
+        ),
+        (
+            lambda file: file["spikes/units"].__setitem__(1, [1]),
+            "recording 1 must have a finite time for each unit, got .* times and 1 units",
+        ),
     ):
         path.write_bytes(valid)
         with h5py.File(path, "a") as file:
@@ -415,49 +421,55 @@ def test_damaged_aedat_recording_raises(tmp_path):
     head, body = valid[:-60], valid[-32:]
     spans = [LabelledSpan(0, 5, 45, "user01_led_labels.csv:2")]
     for content, message in (
-        (b"", "begins with b'', needed #!AER-DAT3.1"),
-        (valid.replace(b"3.1", b"2.0", 1), "begins with b'#!AER-DAT2.0', needed #!AER-DAT3.1"),
-        (valid.replace(b"#!END-HEADER", b"#!END-FOOTER"), "its header is without the line #!END-HEADER"),
-        (valid.replace(b"RAW", b"PNG"), "its header says b'#Format: PNG', needed the format RAW"),
-        (valid[:-1], "packet at byte .* is cut off, 4 events of 8 bytes are due and 31 follow"),
-        (head + packed_header()[:-1], "packet at byte .* is cut off, its header has 28 bytes and 27 follow"),
-        (head + packed_header(length=16, number=2) + body, "its events have 16 bytes, the time at byte 4; 8 and 4 are needed"),
-        (head + packed_header(offset=0) + body, "its events have 8 bytes, the time at byte 0"),
-        (head + packed_header(length=0) + body, "its header is none of AEDAT 3.1: type 1, 4 events of 0 bytes"),
-        (head + packed_header(number=-4) + body, "its header is none of AEDAT 3.1: type 1, -4 events"),
-        (head + packed_header(kind=-3) + body, "its header is none of AEDAT 3.1: type -3"),
-        (head + packed_header(overflow=-1) + body, "its header is none of AEDAT 3.1: .*, -1 overflows"),
-        (head + packed_header() + body[:-4] + b"\xff" * 4, "has an event at time -1"),
-        (head, "holds no polarity events"),
-        (head + packed_header(number=0), "holds no polarity events"),
-        (aedat_bytes(t, x + 127, y, p), r"user01_led_labels.csv:2: event 0 has x 128, 0 .. 127 is possible"),
+        (b"", "must begin with #!AER-DAT3.1, got b''"),
+        (valid.replace(b"3.1", b"2.0", 1), "must begin with #!AER-DAT3.1, got b'#!AER-DAT2.0'"),
+        (valid.replace(b"#!END-HEADER", b"#!END-FOOTER"), "must have the line #!END-HEADER at the end of its header"),
+        (valid.replace(b"RAW", b"PNG"), "must have the format RAW, got the line b'#Format: PNG' in its header"),
+        (valid[:-1], "packet at byte .* must have 4 events of 8 bytes, got 31 bytes; the file is cut off"),
+        (head + packed_header()[:-1], "packet at byte .* must have a header of 28 bytes, got 27 bytes; the file is cut off"),
+        (
+            head + packed_header(length=16, number=2) + body,
+            "must have events of 8 bytes with the time at byte 4, got 16 bytes and byte 4",
+        ),
+        (head + packed_header(offset=0) + body, "must have events of 8 bytes with the time at byte 4, got 8 bytes and byte 0"),
+        (head + packed_header(length=0) + body, "must have a header of AEDAT 3.1, got type 1, 4 events of 0 bytes"),
+        (head + packed_header(number=-4) + body, "must have a header of AEDAT 3.1, got type 1, -4 events"),
+        (head + packed_header(kind=-3) + body, "must have a header of AEDAT 3.1, got type -3"),
+        (head + packed_header(overflow=-1) + body, "must have a header of AEDAT 3.1, got .*, -1 overflows"),
+        (head + packed_header() + body[:-4] + b"\xff" * 4, "must have times from 0 to 2147483647, got -1"),
+        (head, "must contain polarity events, got none"),
+        (head + packed_header(number=0), "must contain polarity events, got none"),
+        (aedat_bytes(t, x + 127, y, p), r"user01_led_labels.csv:2: x of each event must be from 0 to 127, got 128 in event 0"),
     ):
         path.write_bytes(content)
-        with pytest.raises(ValueError, match=f"user01_led.aedat: .*{message}"):
+        with pytest.raises(ValueError, match=f"user01_led.aedat.*{message}"):
             read_gestures(path, spans)
     path.write_bytes(valid)
     for start, end, message in (
-        (41, 50, r"has events of 10 .. 40 microseconds, labels.csv:3 names 41 .. 50"),
-        (0, 10, r"has events of 10 .. 40 microseconds, labels.csv:3 names 0 .. 10"),
-        (21, 30, "labels.csv:3: holds no events"),
+        (41, 50, r"the span of labels.csv:3 must overlap the events from 10 to 40 microseconds, got 41 to 50"),
+        (0, 10, r"the span of labels.csv:3 must overlap the events from 10 to 40 microseconds, got 0 to 10"),
+        (21, 30, "labels.csv:3 must contain events, got none"),
     ):
         with pytest.raises(ValueError, match=f"user01_led.aedat: {message}"):
             read_gestures(path, [*spans, LabelledSpan(1, start, end, "labels.csv:3")])
-    with pytest.raises(ValueError, match=r"gone.aedat: cannot be read: No such file"):
+    with pytest.raises(ValueError, match=r"gone.aedat cannot be read: No such file"):
         read_aedat(tmp_path / "gone.aedat")
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "l.csv: begins with '', needed the columns class,startTime_usec,endTime_usec"),
-        ("class,start,end\n1,2,3\n", "l.csv: begins with 'class,start,end', needed the columns"),
-        ("class,startTime_usec,endTime_usec\n", "l.csv: labels nothing"),
-        ("class,startTime_usec,endTime_usec\n1,2\n", "l.csv:2: three whole numbers are needed"),
-        ("class,startTime_usec,endTime_usec\n1,2,3\n\n1,2.5,3\n", "l.csv:4: three whole numbers are needed"),
-        (f"class,startTime_usec,endTime_usec\n1,2,{10**30}\n", "l.csv:2: three whole numbers are needed"),
-        ("class,startTime_usec,endTime_usec\n12,2,3\n", "l.csv:2: a class of 1 .. 11"),
-        ("class,startTime_usec,endTime_usec\n1,3,3\n", "l.csv:2: a class of 1 .. 11 and a start before its end"),
+        ("", "l.csv: the first line must be class,startTime_usec,endTime_usec, got ''"),
+        ("class,start,end\n1,2,3\n", "l.csv: the first line must be .*, got 'class,start,end'"),
+        ("class,startTime_usec,endTime_usec\n", "l.csv must contain labels, got none"),
+        ("class,startTime_usec,endTime_usec\n1,2\n", "l.csv:2: the line must be three whole numbers"),
+        ("class,startTime_usec,endTime_usec\n1,2,3\n\n1,2.5,3\n", "l.csv:4: the line must be three whole numbers"),
+        (f"class,startTime_usec,endTime_usec\n1,2,{10**30}\n", "l.csv:2: the line must be three whole numbers"),
+        ("class,startTime_usec,endTime_usec\n12,2,3\n", "l.csv:2: the class must be from 1 to 11"),
+        (
+            "class,startTime_usec,endTime_usec\n1,3,3\n",
+            "l.csv:2: the class must be from 1 to 11, and the start before the end, got '1,3,3'",
+        ),
     ],
 )
 def test_damaged_gesture_labels_raise(tmp_path, content, message):
@@ -470,10 +482,10 @@ def test_damaged_gesture_labels_raise(tmp_path, content, message):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("\n", "t.txt: lists no recording"),
-        ("user01_led\n", "t.txt: lists 'user01_led', needed a recording"),
-        ("../user01_led.aedat\n", "t.txt: lists '../user01_led.aedat', needed a recording"),
-        ("user01_led.aedat\nuser01_led.aedat\n", "t.txt: lists user01_led.aedat twice"),
+        ("\n", "t.txt must list recordings, got none"),
+        ("user01_led\n", "t.txt: each line must be the name of a recording .*, got 'user01_led'"),
+        ("../user01_led.aedat\n", "t.txt: each line must be the name of a recording .*, got '../user01_led.aedat'"),
+        ("user01_led.aedat\nuser01_led.aedat\n", "t.txt must list each recording once, got user01_led.aedat twice"),
     ],
 )
 def test_damaged_recording_list_raises(tmp_path, content, message):
@@ -488,17 +500,22 @@ def test_inconsistent_recording_lists_raise(tmp_path):
     task, root = Events(dataset="dvs_gesture", data_dir=str(tmp_path)), tmp_path / "DvsGesture"
     lists = [root / f"trials_to_{part}.txt" for part in ("train", "test")]
     lists[0].write_text(lists[0].read_text() + "user04_led.aedat\n")
-    with pytest.raises(ValueError, match=r"trials_to_test.txt: lists user04_led.aedat, which is in trials_to_train.txt too"):
+    with pytest.raises(
+        ValueError, match=r"trials_to_test.txt must list other recordings than trials_to_train.txt, got user04_led.aedat in both"
+    ):
         task.size("train")
     lists[0].write_text("user00_led.aedat\n")
     (root / "user00_led_labels.csv").unlink()
-    with pytest.raises(FileNotFoundError, match=r"^data_dir: .*user00_led_labels.csv is listed but missing"):
+    with pytest.raises(
+        FileNotFoundError,
+        match=r"^`data_dir` must be a folder with all recordings in its lists, got one without .*user00_led_labels.csv",
+    ):
         task.size("train")
 
 
 def test_missing_event_files_raise(tmp_path):
     for dataset, name in (("nmnist", "Train/0"), ("shd", "shd_train.h5"), ("ssc", "ssc_train.h5"), ("dvs_gesture", "ibmGesture")):
-        with pytest.raises(FileNotFoundError, match=rf"^data_dir: .*{name}"):
+        with pytest.raises(FileNotFoundError, match=rf"^`data_dir` must be a folder with .*{name}"):
             Events(dataset=dataset, data_dir=str(tmp_path)).size("train")
 
 

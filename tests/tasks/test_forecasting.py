@@ -157,7 +157,7 @@ def test_read_inputs_with_channels_apart_gives_one_example_per_variable(folder, 
         (number, row["step"], row[name]) for number, name in enumerate(whole.variables) for row in named
     ]
     path.write_text(table(60, 2))
-    with pytest.raises(ValueError, match=r"new.csv: its variables are not those of mine"):
+    with pytest.raises(ValueError, match=r"new.csv must have the variables of mine, "):
         task.read_inputs(path)
 
 
@@ -171,7 +171,9 @@ def test_variants_have_the_windows_of_the_released_code(tmp_path):
     assert torch.equal(batch.targets[:, 192:288], batch.inputs[:, 288:])
     assert task.size("test") == 600 + 384 - 480 + 1
     whole = make_task(tmp_path, variant="720-720", context=None, horizon=None)
-    with pytest.raises(ValueError, match=r"^context, horizon: valid of mine has too few rows for 720 \+ 720 steps"):
+    with pytest.raises(
+        ValueError, match=r"^`context` and `horizon` must fit into the .* rows of the split valid of mine, got 720 \+ 720 steps"
+    ):
         whole.size("valid")
 
 
@@ -226,26 +228,38 @@ def test_read_inputs_gives_the_last_window_of_a_table(folder, tmp_path):
     assert batch.targets is None
     rows = task.decode(torch.zeros(1, 48, 3), batch)
     assert [row["step"] for row in rows] == list(range(24, 48))
-    for shape, message in (((60, 2), "its variables are not those of mine"), ((40, 3), "has 40 rows, the context needs 48")):
+    for shape, message in (
+        ((60, 2), "must have the variables of mine"),
+        ((40, 3), "must have at least 48 rows, as the context has, got 40"),
+    ):
         path.write_text(table(*shape))
-        with pytest.raises(ValueError, match=f"new.csv: {message}"):
+        with pytest.raises(ValueError, match=f"new.csv {message}"):
             task.read_inputs(path)
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "t.csv:1: a header 'date,NAME"),
-        ("a,b\n1,2\n", "t.csv:1: a header"),
-        ("date,b\n", "t.csv: holds no rows"),
-        ("date,b,c\n2020-01-01,1,2\n2020-01-02,1\n", "t.csv:3: has 2 columns, the header has 3"),
-        ("date,b\n2020-01-01,1\n2020-01-02,one\n", "t.csv:3: a value is no number"),
-        ("date,b\n1,1\n2,\n", r"t.csv: 1 missing values \('\?', 'NaN' or nothing\) in 1 of its 2 rows, the first in line 3, b; "),
-        ("date,b,c\n\n1,1,2\n2,2,nan\n3,?,\n", "t.csv: 3 missing values .* in 2 of its 3 rows, the first in line 4, c; missing"),
-        ("date,b\nx,1\nx,1e999\n", "t.csv:3: a value is not finite in float32, inf; "),
-        ("date,b\nx,1\nx,-1e39\n", r"t.csv:3: a value is not finite in float32, -1e\+39; 3.4e\+38 is the largest"),
-        ("date,a,a\n2020-01-01,1,2\n", "t.csv:1: the column 'a' occurs 2 times; unique names are needed"),
-        ("date,b\n2020-01-01,1\n2020-13-45 99:00,1\n", "t.csv:3: '2020-13-45 99:00' is no date; one of ISO 8601, "),
+        ("", "t.csv:1: the header must be 'date,NAME"),
+        ("a,b\n1,2\n", "t.csv:1: the header must be"),
+        ("date,b\n", "t.csv must have rows after the header, got none"),
+        ("date,b,c\n2020-01-01,1,2\n2020-01-02,1\n", "t.csv:3: the line must have 3 columns, like the header, got 2"),
+        ("date,b\n2020-01-01,1\n2020-01-02,one\n", "t.csv:3: values must be numbers"),
+        (
+            "date,b\n1,1\n2,\n",
+            r"t.csv has 1 missing values \('\?', 'NaN' or nothing\) in 1 of its 2 rows, the first in line 3, b; ",
+        ),
+        (
+            "date,b,c\n\n1,1,2\n2,2,nan\n3,?,\n",
+            "t.csv has 3 missing values .* in 2 of its 3 rows, the first in line 4, c; missing",
+        ),
+        ("date,b\nx,1\nx,1e999\n", "t.csv:3: values must be at most .*, the largest of float32, got inf"),
+        ("date,b\nx,1\nx,-1e39\n", r"t.csv:3: values must be at most 3.4e\+38, the largest of float32, got -1e\+39"),
+        ("date,a,a\n2020-01-01,1,2\n", "t.csv:1: the names of columns must be unique, got 'a' 2 times"),
+        (
+            "date,b\n2020-01-01,1\n2020-13-45 99:00,1\n",
+            "t.csv:3: dates must be ISO 8601, .*, got '2020-13-45 99:00'",
+        ),
     ],
 )
 def test_damaged_table_raises(tmp_path, text, message):
@@ -261,7 +275,7 @@ def test_missing_values_of_a_table_are_filled_from_earlier_rows(tmp_path, caplog
     assert read_table(path, missing="fill").values.tolist() == [[1, 2], [1, 3], [1, 3], [4, 5]], "not from later rows"
     assert "3 missing values ('?', 'NaN' or nothing) in 2 of its 4 rows were filled with the last value before" in caplog.text
     path.write_text("date,b,c\n1,1,\n2,2,3\n")
-    with pytest.raises(ValueError, match=r"t.csv: line 2 has no value of c, and none before it to repeat"):
+    with pytest.raises(ValueError, match=r"t.csv:2: the first line must have a value of c, .*, got none"):
         read_table(path, missing="fill")
     with pytest.raises(ValueError, match=r"missing\b.* one of refuse, fill\b"):
         read_table(path, missing="mask")
@@ -274,7 +288,7 @@ def test_missing_values_raise_or_are_filled(folder):
         date, *rest = lines[row + 1].split(",")
         lines[row + 1] = ",".join([date, "", *rest[1:]])
     (folder / "gaps.csv").write_text("\n".join(lines))
-    with pytest.raises(ValueError, match=r"gaps.csv: 2 missing values .* the first in line 12, v0; missing='fill'"):
+    with pytest.raises(ValueError, match=r"gaps.csv has 2 missing values .* the first in line 12, v0; missing='fill'"):
         make_task(folder, dataset="gaps").size("test")
     task = make_task(folder, dataset="gaps", missing="fill")
     assert torch.allclose(task.batch("test", 0, 1).inputs[0, 0], whole, atol=1e-2), "the statistics are of almost the same values"
@@ -323,16 +337,24 @@ def test_add_times_inside_the_file_gives_its_dates(tmp_path):
     assert rows_with_times[0]["date"] == str(dates[-96])
     assert rows_with_times[95]["date"] == str(dates[-1]), "ahead 0 is the last row of the file"
     path.write_text(path.read_text().replace("2024-01-17 15:00:00", "2024-01-17 15:30:00"))
-    with pytest.raises(ValueError, match=r"new.csv:401: its steps are not even: 1 of 399 differ from 1:00:00, the first between"):
+    with pytest.raises(
+        ValueError, match=r"new.csv:401: the steps must be equal, got 1 of 399 that differ from 1:00:00, the first between"
+    ):
         task.read_inputs(path)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda rows: [*rows[:5], rows[6], rows[5], *rows[7:]], r"mine.csv:7: its steps are not even|mine.csv:8: .* go back"),
-        (lambda rows: [*rows[:5], *rows[4:]], r"mine.csv:7: the time stamp 1/1/2020 4:00 is duplicated; keep one row of each"),
-        (lambda rows: [*rows[:5], *rows[55:]], r"mine.csv:7: its steps are not even: 1 of 949 differ from 1:00:00, the first"),
+        (
+            lambda rows: [*rows[:5], rows[6], rows[5], *rows[7:]],
+            r"mine.csv:7: the steps must be equal|mine.csv:8: the rows must be in the order of time",
+        ),
+        (lambda rows: [*rows[:5], *rows[4:]], r"mine.csv:7: each time stamp must occur once, got 1/1/2020 4:00 twice"),
+        (
+            lambda rows: [*rows[:5], *rows[55:]],
+            r"mine.csv:7: the steps must be equal, got 1 of 949 that differ from 1:00:00, the first",
+        ),
     ],
     ids=["swapped", "repeated", "gap"],
 )
@@ -354,7 +376,7 @@ def test_known_irregular_steps_of_weather_are_accepted(tmp_path):
     weather = read_table(tmp_path / "weather.csv", irregular=KNOWN_IRREGULAR_STEPS["weather"])
     assert len(weather.values) == len(dates)
     assert read_dates(tmp_path / "weather.csv", 1, KNOWN_IRREGULAR_STEPS["weather"])[-1] == str(dates[-1] + pd.Timedelta("10min"))
-    with pytest.raises(ValueError, match=r"other.csv:39: the time stamp 2020-05-12 06:00:00 is duplicated"):
+    with pytest.raises(ValueError, match=r"other.csv:39: each time stamp must occur once, got 2020-05-12 06:00:00 twice"):
         read_table(tmp_path / "other.csv")
 
 
@@ -363,7 +385,7 @@ def test_value_beyond_float32_after_standardising_raises(folder):
     rows = [f"{row.split(',')[0]},{number % 2 * 1e-9},0,0" for number, row in enumerate(rows)]
     rows[900] = rows[900].split(",")[0] + ",1e38,0,0"
     (folder / "mine.csv").write_text("\n".join([header, *rows]))
-    with pytest.raises(ValueError, match=r"mine.csv: row 901 after the header, v0: 1e\+38 is 2e\+47 in units of the training"):
+    with pytest.raises(ValueError, match=r"mine.csv: v0 in row 901 after the header must be .*, got 1e\+38, which is 2e\+47"):
         make_task(folder).size("train")
 
 
@@ -377,9 +399,11 @@ def test_quotes_byte_order_mark_and_empty_lines_are_accepted(tmp_path):
 
 def test_table_with_the_wrong_number_of_variables_raises(tmp_path):
     (tmp_path / "WTH.csv").write_text(table(100, 21))
-    with pytest.raises(ValueError, match=r"WTH.csv: has 21 variables, 12 are needed; is it another table of the same name"):
+    with pytest.raises(ValueError, match=r"WTH.csv must have 12 variables, got 21; is it another table of the same name"):
         Forecast(data_dir=str(tmp_path)).size("train")
-    with pytest.raises(FileNotFoundError, match=r"^data_dir: .* holds no weather.csv; NAME.csv: WTH of Informer2020"):
+    with pytest.raises(
+        FileNotFoundError, match=r"^`data_dir` must be a folder with NAME.csv: WTH of Informer2020.* without weather.csv"
+    ):
         Forecast(data_dir=str(tmp_path), dataset="weather").size("train")
 
 

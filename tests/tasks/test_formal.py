@@ -328,9 +328,11 @@ def test_splits_of_few_parity_questions_are_disjoint_and_not_empty():
 def test_split_without_questions_raises():
     # Both questions of one bit belong to test.
     task = Parity(train_lengths=(2, 2), eval_lengths=(2, 2))
-    with pytest.raises(ValueError, match=r"^eval_lengths: 2 to 2 tokens give too few questions of parity for a split 'valid'"):
+    with pytest.raises(
+        ValueError, match=r"^`eval_lengths` must give enough questions of parity for the split 'valid', got 2 to 2 tokens"
+    ):
         task.batch("valid", 0, 4)
-    with pytest.raises(ValueError, match=r"^train_lengths: 2 to 2 tokens"):
+    with pytest.raises(ValueError, match=r"^`train_lengths` must give enough questions .*, got 2 to 2 tokens"):
         task.batch("train", 0, 4)
     assert task.batch("test", 0, 4).valid.all()
 
@@ -356,7 +358,7 @@ def test_at_length_limits_training_sequences_only():
     assert torch.equal(short.batch("valid", 0, 4).inputs, task.batch("valid", 0, 4).inputs)
     with pytest.raises(ValueError, match=r"^`?length\b.* at least 3, the length of the shortest training sequence of"):
         task.at_length(2)
-    with pytest.raises(ValueError, match="no length to choose"):
+    with pytest.raises(ValueError, match=r"`length` must be left out, .*, got 10"):
         TASKS["uea"]().at_length(10)
 
 
@@ -415,9 +417,13 @@ def test_lengths_can_be_lists():
 @pytest.mark.parametrize(
     ("task", "text", "message"),
     [
-        (Parity(), "1 0 1\n\n1 2 0\n", r"questions.txt:3: '2' is no symbol of parity, which has 0 1$"),
-        (Parity(), " \n | 1\n", r"questions.txt: holds no question$"),
-        (BucketSort(suite="aussm"), "5 2 ACT\n", r"questions.txt: bucket_sort cannot answer new questions: under"),
+        (Parity(), "1 0 1\n\n1 2 0\n", r"questions.txt:3: each symbol must be one of 0 1, got '2'$"),
+        (Parity(), " \n | 1\n", r"questions.txt must contain questions, got none$"),
+        (
+            BucketSort(suite="aussm"),
+            "5 2 ACT\n",
+            r"questions.txt must contain questions of bucket_sort with answers of one token, .*, got longer ones",
+        ),
     ],
 )
 def test_damaged_question_file_raises(tmp_path, task, text, message):
@@ -430,7 +436,7 @@ def test_damaged_question_file_raises(tmp_path, task, text, message):
 def test_question_file_of_another_encoding_raises(tmp_path):
     path = tmp_path / "questions.txt"
     path.write_bytes("1 0 1 é".encode("latin-1"))
-    with pytest.raises(ValueError, match=r"questions.txt: is not UTF-8 text \(byte 6 is 0xe9\)"):
+    with pytest.raises(ValueError, match=r"questions.txt must be UTF-8 text, got the byte 0xe9 at position 6"):
         Parity().read_inputs(path)
     with pytest.raises(ValueError, match="cannot be read: Is a directory"):
         Parity().read_inputs(tmp_path)

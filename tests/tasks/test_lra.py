@@ -86,10 +86,10 @@ def test_listops_reads_expressions_from_a_file(tmp_path):
     batch = ListOps().read_inputs(path)
     assert batch.inputs.tolist() == [[11, 4, 3, 14], [10, 1, 2, 14]]
     for text, message in (
-        ("[MAX 1 2 ]\n[FIRST 1 2 ]\n", r"expressions.txt:2: '\[FIRST' is no symbol"),
-        ("[MAX 1 2\n", "expressions.txt:1: the brackets"),
-        ("[MAX 1 ] 2 ]\n", "expressions.txt:1: the brackets"),
-        ("\n", "expressions.txt: holds no expression"),
+        ("[MAX 1 2 ]\n[FIRST 1 2 ]\n", r"expressions.txt:2: each symbol must be one of .*, got '\[FIRST'"),
+        ("[MAX 1 2\n", "expressions.txt:1: the line must be one expression whose brackets match"),
+        ("[MAX 1 ] 2 ]\n", "expressions.txt:1: the line must be one expression whose brackets match"),
+        ("\n", "expressions.txt must contain expressions, got none"),
     ):
         path.write_text(text)
         with pytest.raises(ValueError, match=message):
@@ -98,7 +98,7 @@ def test_listops_reads_expressions_from_a_file(tmp_path):
 
 def test_bounds_without_expressions_raise():
     task = ListOps(max_depth=2, max_args=2, longer_than=20, shorter_than=30)
-    with pytest.raises(ValueError, match=r"^longer_than, shorter_than: between 20 and 30 tokens"):
+    with pytest.raises(ValueError, match=r"^`longer_than` and `shorter_than` must allow expressions of .*, got 20 and 30"):
         task.batch("train", 0, 2)
 
 
@@ -230,17 +230,17 @@ def test_pathfinder_reads_the_released_files(tmp_path):
 
 
 def test_damaged_pathfinder_files_raise(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"^data_dir: .* is no folder"):
+    with pytest.raises(FileNotFoundError, match=r"^`data_dir` must be a folder with .*, got .*, which is not a folder"):
         Pathfinder(data_dir=str(tmp_path / "none")).batch("train", 0, 1)
-    with pytest.raises(FileNotFoundError, match=r"^data_dir: .* holds no metadata"):
+    with pytest.raises(FileNotFoundError, match=r"^`data_dir` must be a folder with .* without metadata"):
         Pathfinder(data_dir=str(tmp_path)).batch("train", 0, 1)
     folder = write_pathfinder_files(tmp_path / "a")
     listing = folder / "metadata" / "0.npy"
     lines = listing.read_text().splitlines()
     for line, message in (
-        ("imgs/0 sample_0.png 0 7", r"0.npy:1: needs folder, name, index and a label of 0 or 1"),
-        ("../../x sample_0.png 0 1", r"0.npy:1: .* lies outside"),
-        ("imgs/0 sample_99.png 0 1", r"sample_99.png: cannot be read: No such file"),
+        ("imgs/0 sample_0.png 0 7", r"0.npy:1: the line must be folder, name, index and a label of 0 or 1"),
+        ("../../x sample_0.png 0 1", r"0.npy:1: the image must be a file below .*, got "),
+        ("imgs/0 sample_99.png 0 1", r"sample_99.png cannot be read: No such file"),
     ):
         listing.write_text("\n".join([line, *lines[1:]]))
         with pytest.raises(ValueError, match=message):
@@ -248,10 +248,10 @@ def test_damaged_pathfinder_files_raise(tmp_path):
     listing.write_text("\n".join(lines))
     image = folder / "imgs" / "0" / "sample_0.png"
     image.write_bytes(image.read_bytes()[:200])
-    with pytest.raises(ValueError, match=r"sample_0.png: cannot be read: it is damaged"):
+    with pytest.raises(ValueError, match=r"sample_0.png cannot be read: it is damaged"):
         Pathfinder(data_dir=str(folder), split_seed=1).size("train")
     Image.new("L", (31, 32)).save(image)
-    with pytest.raises(ValueError, match=r"sample_0.png: has 31 x 32 pixels, 32 x 32 are needed"):
+    with pytest.raises(ValueError, match=r"sample_0.png must have 32 x 32 pixels, got 31 x 32"):
         Pathfinder(data_dir=str(folder), split_seed=2).size("train")
 
 
@@ -308,9 +308,13 @@ def test_decoding_inverts_encoding_of_known_characters():
 def test_missing_reviews_raise(folder):
     for path in (Path(folder) / "aclImdb" / "train" / "pos").glob("*.txt"):
         path.unlink()
-    with pytest.raises(FileNotFoundError, match=r"^data_dir: .*train/pos holds no .txt files; train/pos, train/neg"):
+    with pytest.raises(
+        FileNotFoundError, match=r"^`data_dir` must be a folder with train/pos, train/neg.*, got no .txt files in .*train/pos"
+    ):
         LraText(data_dir=folder, split_seed=9).size("train")
-    with pytest.raises(FileNotFoundError, match=r"^data_dir: name the folder with train/pos.* or set LONGSCAN_DATA"):
+    with pytest.raises(
+        FileNotFoundError, match=r"^`data_dir` must be a folder with train/pos.* unless LONGSCAN_DATA names a folder .*, got None"
+    ):
         LraText().size("train")
 
 
@@ -332,11 +336,11 @@ def test_lra_retrieval_joins_the_two_texts_of_a_pair(folder, tmp_path):
     path.write_text("one text\tanother\n")
     assert task.describe(task.read_inputs(path)) == "one text / another 8 + 7 bytes"
     path.write_text("one text\n")
-    with pytest.raises(ValueError, match=r"new.tsv:1: two texts apart by a tab are needed, not 1"):
+    with pytest.raises(ValueError, match=r"new.tsv:1: the line must be two texts, separated by a tab, got 1"):
         task.read_inputs(path)
     train = Path(folder) / "new_aan_pairs.train.tsv"
     train.write_text(train.read_text() + "2.0\ta\tb\tc\td\n")
-    with pytest.raises(ValueError, match=r"train.tsv:21: needs a label of 0 or 1"):
+    with pytest.raises(ValueError, match=r"train.tsv:21: the line must be a label of 0 or 1"):
         LraRetrieval(data_dir=folder, longest=26).size("train")
 
 
@@ -377,7 +381,7 @@ def test_lra_image_reads_a_directory_of_images(tmp_path):
     assert task.read_inputs(tmp_path / "test" / "frog").inputs.shape == (2, 1024, 1)
     for path in (tmp_path / "train" / "dog").iterdir():
         path.unlink()
-    with pytest.raises(FileNotFoundError, match=r"^data_dir: .*train/dog holds no images"):
+    with pytest.raises(FileNotFoundError, match=r"^`data_dir` must be a folder with .*, got no images in .*train/dog"):
         LraImage(data_dir=str(tmp_path), split_seed=1).size("train")
 
 
@@ -398,10 +402,10 @@ class CodeExecution:
         (pickle.dumps({b"data": np.zeros((2, 3072), np.float32), b"labels": [0, 1]}, protocol=2), "arrays must hold bytes"),
         (pickle.dumps({**cifar_batch(0), b"labels": [10] * 20}, protocol=2), "20 numbers from 0 to 9"),
         (pickle.dumps({**cifar_batch(0), b"labels": [1] * 19}, protocol=2), "20 numbers from 0 to 9"),
-        (pickle.dumps([1, 2]), "a dictionary is needed, not list"),
-        (pickle.dumps(cifar_batch(0), protocol=2)[:-500], "is no CIFAR-10 batch"),
-        (b"", "is no CIFAR-10 batch"),
-        (b"not a pickle", "is no CIFAR-10 batch"),
+        (pickle.dumps([1, 2]), "must be a batch file of CIFAR-10, which is a dictionary, got a list"),
+        (pickle.dumps(cifar_batch(0), protocol=2)[:-500], "must be a batch file of CIFAR-10"),
+        (b"", "must be a batch file of CIFAR-10"),
+        (b"not a pickle", "must be a batch file of CIFAR-10"),
     ],
     ids=range(11),
 )

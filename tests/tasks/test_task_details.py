@@ -51,9 +51,11 @@ def test_nmnist_reads_lists_of_samples(tmp_path):
     assert [task.size(split) for split in task.splits] == [3, 1, 2]
     assert task.batch("test", 0, 2).targets.tolist() == [2, 3]
     assert task.batch("test", 0, 2).valid.sum(1).tolist() == [15, 16]
-    with pytest.raises(ValueError, match=r"NMNISTsmall: class 10 of 5.bs2 is no digit"):
+    with pytest.raises(ValueError, match=r"NMNISTsmall: the class of 5.bs2 must be a digit, got 10"):
         make_listed_nmnist(tmp_path / "class", "5 10\n").size("train")
-    with pytest.raises(FileNotFoundError, match=r"^data_dir: .*8.bs2 is listed but missing"):
+    with pytest.raises(
+        FileNotFoundError, match=r"^`data_dir` must be a folder with all samples in its lists, got one without .*8.bs2"
+    ):
         make_listed_nmnist(tmp_path / "missing", "8 3\n").size("train")
 
 
@@ -113,7 +115,7 @@ def test_byte_text_counts_and_decodes_bytes(tmp_path):
     (tmp_path / "y").write_bytes(b"hello world, again")
     assert bytes(task.read_inputs(tmp_path / "y").inputs[0].tolist()) == b"hello wor"
     (tmp_path / "y").write_bytes(b"")
-    with pytest.raises(ValueError, match="y: holds no bytes"):
+    with pytest.raises(ValueError, match="y must contain bytes, got an empty file"):
         task.read_inputs(tmp_path / "y")
     with pytest.raises(ValueError, match="cannot be read"):
         task.read_inputs(tmp_path / "z")
@@ -196,7 +198,7 @@ def test_scored_outputs_are_those_of_the_loss_mask():
 
 def test_rows_of_a_step_follow_the_order_of_the_split():
     assert [rows_of_step(10, "test", step, 4, 0).tolist() for step in range(3)] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
-    with pytest.raises(IndexError, match="step 3 is beyond the 3 batches of 4 in split 'valid'"):
+    with pytest.raises(IndexError, match="`step` must be below 3, the number of batches of 4 in split 'valid', got 3"):
         rows_of_step(10, "valid", 3, 4, 0)
     epochs = [np.concatenate([rows_of_step(10, "train", 3 * epoch + step, 4, 1) for step in range(3)]) for epoch in range(2)]
     assert [sorted(epoch) for epoch in epochs] == [list(range(10))] * 2
@@ -219,7 +221,9 @@ def test_split_off_validation_takes_the_rounded_fraction():
     order = CounterRNG(("valid", 7), 0).permutation(10)
     assert split_off_validation(10, 0.3, 7)[1].tolist() == sorted(order[:3])
     for count, fraction in ((1, 0.1), (2, 0.75)):
-        with pytest.raises(ValueError, match=f"^valid_fraction: {count} training examples are too few to take {fraction:g} of"):
+        with pytest.raises(
+            ValueError, match=f"^`valid_fraction` must leave an example for training, got {fraction:g} of {count} examples"
+        ):
             split_off_validation(count, fraction, 0)
     for fraction in (0.001, 0.999):
         assert LraText(valid_fraction=fraction).valid_fraction == fraction
@@ -325,7 +329,7 @@ def test_subset_sizes_splits_and_statistics_of_series():
     parts = protocols._split_rows(np.arange(10), [7, 8])
     assert {name: rows.tolist() for name, rows in parts.items()} == {"train": [*range(7)], "valid": [7], "test": [8, 9]}
     for bounds in ([0, 2], [2, 2]):
-        with pytest.raises(ValueError, match=r"^data_dir: 3 series are too few for a split 70/15/15"):
+        with pytest.raises(ValueError, match=r"^`data_dir` must have enough series for a split 70/15/15, got 3"):
             protocols._split_rows(np.arange(3), bounds)
     series = [np.array([[1.0, 2.0], [5.0, 5.0], [np.nan, np.nan]]), np.array([[np.nan, 6.0], [5.0, 5.0], [np.nan, 4.0]])]
     mean, std = protocols._channel_statistics(series)
@@ -356,7 +360,9 @@ def test_clean_protocol_removes_repeats_and_stratifies_validation():
     plain = protocols.clean(train, test, labels, protocols.ValidationSplit(seed=1, fraction=0.25, stratified=False))
     assert plain.rows["valid"].tolist() == sorted(order[:3])
     assert plain.shift[0] == pytest.approx(np.mean([train[row] for row in plain.rows["train"]]))
-    with pytest.raises(ValueError, match=r"^valid_fraction: 1 training series are too few to take 0.25 of them"):
+    with pytest.raises(
+        ValueError, match=r"^`valid_fraction` must leave series for training and for validation, got 0.25 of 1 series"
+    ):
         protocols.clean(train[:1], test, labels, protocols.ValidationSplit(1, 0.25, stratified=False))
 
 
@@ -441,19 +447,25 @@ def test_read_dates_continues_the_dates_of_a_table(tmp_path, dates, following):
 @pytest.mark.parametrize(
     ("dates", "message"),
     [
-        (["2020-01-02", "2020-01-01"], r"t.csv:3: its time stamps go back, from 2020-01-02 to 2020-01-01; rows in the order"),
-        (["2020-01-01", "2020-01-01"], r"t.csv:3: the time stamp 2020-01-01 is duplicated; keep one row of each$"),
+        (["2020-01-02", "2020-01-01"], r"t.csv:3: the rows must be in the order of time, got 2020-01-01 after 2020-01-02"),
+        (["2020-01-01", "2020-01-01"], r"t.csv:3: each time stamp must occur once, got 2020-01-01 twice$"),
         (
             ["2020-01-01", "2020-01-02", "2020-01-04"],
-            r"t.csv:4: its steps are not even: 1 of 2 differ from 1 day, 0:00:00, the first between 2020-01-02 and 2020-01-04; ",
+            r"t.csv:4: .* got 1 of 2 that differ from 1 day, 0:00:00, the first between 2020-01-02 and 2020-01-04",
         ),
-        (["2020-01-01", "2020-13-45 99:00"], r"t.csv:3: '2020-13-45 99:00' is no date; one of ISO 8601, "),
-        (["", "2020-01-01"], r"t.csv:2: '' is no date; one of ISO 8601, "),
-        (["2020-01-01", "2020-01-02T00:00+00:00"], r"t.csv:3: '2020-01-02T00:00\+00:00' is no date"),
-        (["1/2/2020 0:00", "1/2/2020 1:00"], r"can be read in several forms \(%m/%d/%Y %H:%M, %d/%m/%Y %H:%M\); dates as in ISO"),
-        (["1", "2", "nan"], r"t.csv:4: 'nan' is no date; one of .* or numbers, the same in all lines"),
-        (["1", "2", "4"], r"t.csv:4: its steps are not even: 1 of 2 differ from 1, the first between 2 and 4"),
-        (["2020-01-01"], r"t.csv: has one row, which does not tell how far apart steps are; two are needed"),
+        (
+            ["2020-01-01", "2020-13-45 99:00"],
+            r"t.csv:3: dates must be ISO 8601, .*, got '2020-13-45 99:00'",
+        ),
+        (["", "2020-01-01"], r"t.csv:2: dates must be ISO 8601, .*, got ''"),
+        (["2020-01-01", "2020-01-02T00:00+00:00"], r"t.csv:3: dates must be .*, got '2020-01-02T00:00\+00:00'"),
+        (
+            ["1/2/2020 0:00", "1/2/2020 1:00"],
+            r"dates must be in a form that can be read in one way, .*, which can be read as %m/%d/%Y %H:%M, %d/%m/%Y %H:%M$",
+        ),
+        (["1", "2", "nan"], r"t.csv:4: dates must be .* or numbers, the same in all lines, got 'nan'"),
+        (["1", "2", "4"], r"t.csv:4: the steps must be equal, got 1 of 2 that differ from 1, the first between 2 and 4"),
+        (["2020-01-01"], r"t.csv must have at least two rows, .*, got one"),
     ],
     ids=str,
 )
@@ -473,7 +485,7 @@ def test_task_facts_of_known_and_missing_data(tmp_path):
     missing = task_facts(ByteText())
     assert (missing.sizes, missing.classes, missing.length, missing.constant) == (None, None, None, None)
     assert missing.available == "no"
-    assert missing.missing.startswith("path: name a file")
+    assert missing.missing.startswith("`path` must be a file or a folder of files to learn from")
     present = task_facts(ByteText(**MADE_UP["byte_text"](tmp_path)))
     assert (present.available, present.missing, present.classes) == ("yes", None, 256)
 

@@ -185,7 +185,7 @@ def test_time_channel_has_the_relative_step(folder):
 def test_missing_values_raise_by_default(folder):
     raw = read_ts(folder / "Mine_TRAIN.ts")
     write_ts(folder / "Mine_TRAIN.ts", raw.series, raw.labels, missing={(0, 2), (3, 1)})
-    with pytest.raises(ValueError, match=r": 4 missing values .* in 2 of its 20 series, the first in series 1, channel 1"):
+    with pytest.raises(ValueError, match=r" has 4 missing values .* in 2 of its 20 series, the first in series 1, channel 1"):
         _ = Uea(dataset="Mine", data_dir=str(folder)).length
     with pytest.raises(ValueError, match=r"^`?missing\b.* one of refuse, fill, mask\b"):
         Uea(dataset="Mine", data_dir=str(folder), missing="mean")
@@ -281,7 +281,7 @@ def test_read_inputs_standardises_a_file_like_the_test_split(folder, tmp_path, e
 def test_read_inputs_with_other_channels_raises(folder, tmp_path):
     path = tmp_path / "new.csv"
     path.write_text("1,2,3\n")
-    with pytest.raises(ValueError, match=r"new.csv: its series have 3 channels, those of Mine have 2$"):
+    with pytest.raises(ValueError, match=r"new.csv must contain series of 2 channels, like Mine, got 3 channels$"):
         Uea(dataset="Mine", data_dir=str(folder)).read_inputs(path)
 
 
@@ -294,7 +294,7 @@ def test_data_set_with_one_arff_file_per_channel(tmp_path):
     task = Uea(dataset="Mine", data_dir=str(tmp_path))
     assert (task.d_input, task.length, task.size("test")) == (3, 6, 4)
     (tmp_path / "MineDimension2_TEST.arff").unlink()
-    with pytest.raises(ValueError, match=r"MineDimension2_TEST.arff: cannot be read: No such file"):
+    with pytest.raises(ValueError, match=r"MineDimension2_TEST.arff cannot be read: No such file"):
         _ = Uea(dataset="Mine", data_dir=f"{tmp_path}/").length
 
 
@@ -315,7 +315,7 @@ def test_arff_and_ts_files_give_the_same_batches(folder):
 
 def test_missing_data_without_aeon_raises(monkeypatch):
     monkeypatch.setattr("longscan.tasks.timeseries.uea.find_spec", lambda _: None)
-    with pytest.raises(FileNotFoundError, match=r"^data_dir: name the files' folder, or install aeon"):
+    with pytest.raises(FileNotFoundError, match=r"^`data_dir` must be the folder of the files, got None; the package aeon"):
         _ = Uea(split_seed=77).length
 
 
@@ -327,9 +327,17 @@ def test_missing_data_without_aeon_raises(monkeypatch):
         ({"split_seed": -1}, ValueError, r"^`?split_seed"),
         ({"time_channel": True, "protocol": "aussm"}, ValueError, r"^`?time_channel\b.* false for the protocol aussm"),
         ({"dataset": "../x"}, ValueError, r"^`?dataset\b.* the NAME of NAME_TRAIN.ts"),
-        ({"dataset": "Heartbeat"}, FileNotFoundError, r"^data_dir: looked for Heartbeat_TRAIN.ts, .* in the package aeon \("),
-        ({"data_dir": "/none"}, FileNotFoundError, r"BasicMotions_TRAIN.arff .* in /none and /none/BasicMotions: not there"),
-        ({"dataset": "Covid3Month"}, ValueError, r"^data_dir: Covid3Month has 156 different labels for 201 series; at least two"),
+        (
+            {"dataset": "Heartbeat"},
+            FileNotFoundError,
+            r"^`data_dir` must be a folder with Heartbeat_TRAIN.ts, .*, got the package aeon \(",
+        ),
+        ({"data_dir": "/none"}, FileNotFoundError, r"BasicMotions_TRAIN.arff .*, got /none and /none/BasicMotions without them"),
+        (
+            {"dataset": "Covid3Month"},
+            ValueError,
+            r"^`data_dir` must have at least two classes of Covid3Month, .*, got 156 different labels for 201 series",
+        ),
     ],
 )
 def test_invalid_setting_or_missing_data_raises(settings, error, message):
@@ -340,22 +348,24 @@ def test_invalid_setting_or_missing_data_raises(settings, error, message):
 
 def test_missing_test_file_raises(folder):
     (folder / "Mine_TEST.ts").unlink()
-    with pytest.raises(FileNotFoundError, match=r"looked for Mine_TEST.ts, Mine_TEST.arff and MineDimension1_TEST.arff"):
+    with pytest.raises(FileNotFoundError, match=r"a folder with Mine_TEST.ts, Mine_TEST.arff or MineDimension1_TEST.arff"):
         _ = Uea(dataset="Mine", data_dir=str(folder)).length
 
 
 def test_damaged_data_set_raises(folder):
     write_ts(folder / "Mine_TEST.ts", make_series(1, 10, channels=3), ["b", "a"] * 5)
-    with pytest.raises(ValueError, match=r"^data_dir: Mine has 2 channels in train, 3 in test$"):
+    with pytest.raises(ValueError, match=r"^`data_dir` must have as many channels in train as in test of Mine, got 2 and 3$"):
         _ = Uea(dataset="Mine", data_dir=str(folder)).length
     (folder / "Mine_TEST.ts").write_text("@classLabel false\n@data\n1,2:3,4\n")
-    with pytest.raises(ValueError, match=r"^data_dir: the files of Mine hold series without labels"):
+    with pytest.raises(ValueError, match=r"^`data_dir` must have files of Mine with labels, got series without labels"):
         _ = Uea(dataset="Mine", data_dir=str(folder)).length
     write_ts(folder / "Mine_TEST.ts", make_series(1, 4), ["a", "b"] * 2)
     write_ts(folder / "Mine_TRAIN.ts", make_series(0, 1), ["a"])
-    with pytest.raises(ValueError, match=r"^valid_fraction: 1 training series are too few to take 0.15 of them$"):
+    with pytest.raises(
+        ValueError, match=r"^`valid_fraction` must leave series for training and for validation, got 0.15 of 1 series$"
+    ):
         _ = Uea(dataset="Mine", data_dir=str(folder)).length
-    with pytest.raises(ValueError, match=r"^data_dir: 5 series are too few for a split 70/15/15$"):
+    with pytest.raises(ValueError, match=r"^`data_dir` must have enough series for a split 70/15/15, got 5$"):
         _ = Uea(dataset="Mine", data_dir=str(folder), protocol="aussm").length
 
 
@@ -440,6 +450,6 @@ def test_value_beyond_float32_after_scaling_raises(folder):
     tiny = [item * 1e-6 for item in read_ts(folder / "Mine_TRAIN.ts").series]
     write_ts(folder / "Mine_TRAIN.ts", tiny, read_ts(folder / "Mine_TRAIN.ts").labels)
     write_ts(folder / "Mine_TEST.ts", series, labels)
-    message = rf"Mine, train before test: series {len(tiny) + 2}, channel 1, step 3: 3e\+38 is .* after scaling, which is beyond"
+    message = rf"Mine, train before test: scaled values .*, got .* from 3e\+38 in series {len(tiny) + 2}, channel 1, step 3"
     with pytest.raises(ValueError, match=message):
         task.size("test")

@@ -56,7 +56,7 @@ def test_target_of_a_record_outside_of_runs_raises(tmp_path: Path) -> None:
         with pytest.raises(SettingError, match=r"`--record` must be a JSON Lines file in a folder called runs, got '.*'"):
             check_target(target)
     (folder / "damaged.jsonl").write_text("{}\n")
-    with pytest.raises(SettingError, match=r"--record: .*damaged\.jsonl, line 1"):
+    with pytest.raises(SettingError, match=r"`--record` must be a file with valid records, got .*damaged\.jsonl, line 1"):
         check_target(folder / "damaged.jsonl")
 
 

@@ -29,9 +29,9 @@ def test_read_plan_gives_names_programs_and_arguments(tmp_path: Path) -> None:
     assert first.words[-1] == "{a: {dropout: 0.1}}"
     assert second == ("b", "train", ["--task", "parity"])
     assert [line.name for line in side_by_side.read_plan(path, ["a"])] == ["a-0"]
-    with pytest.raises(ValueError, match="got 'a', needed a name and one of train, seeds, learned"):
+    with pytest.raises(ValueError, match="each line must begin with a name and one of train, seeds, learned, got 'a'"):
         side_by_side.read_plan(write_plan(tmp_path, "a"), [])
-    with pytest.raises(ValueError, match="names must differ, got a 2 times"):
+    with pytest.raises(ValueError, match="the names of lines must differ, got a 2 times"):
         side_by_side.read_plan(write_plan(tmp_path, "a train --task parity", "a train"), [])
 
 

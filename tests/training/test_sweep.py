@@ -418,7 +418,9 @@ def test_invalid_values_of_the_space_raise_before_the_first_run(
 ) -> None:
     with pytest.raises(SettingError) as raised:
         open_sweep(SweepConfig(settings=config.settings, space=space), tmp_path / "sweep")
-    assert [name for name in ("space: ", *names) if name not in str(raised.value)] == [], raised.value
+    assert [name for name in ("`space` must have values that runs can have: ", *names) if name not in str(raised.value)] == [], (
+        raised.value
+    )
     assert not (tmp_path / "sweep").exists()
 
 

@@ -267,18 +267,18 @@ def load(folder: str | Path) -> CompiledAutomaton:
     """
     path = Path(folder) / AUTOMATON
     if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file; `longscan automata --save` writes it into the folder of the model")
+        raise FileNotFoundError(f"{path} does not exist; `longscan automata --save` writes it into the folder of the model")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         dfa = DFA(content["alphabet"], content["delta"], content["start"], frozenset(content["accept"]))
         settings = content["settings"]
         report, program, layout_plan = _build_plan(dfa, settings["series"], settings["layout"], minimise=False)
     except (KeyError, TypeError, json.JSONDecodeError) as error:
-        raise AutomataError(f"{path}: damaged ({error!r}), expected what `longscan automata --save` wrote") from None
+        raise AutomataError(f"{path} is damaged ({error!r}); `longscan automata --save` writes it") from None
     model = SequenceModel.from_pretrained(folder).eval()
     shapes = {name: value.shape for name, value in weight_arrays(program, layout_plan, dfa.accept).items()}
     if {name: tuple(parameter.shape) for name, parameter in model.named_parameters()} != shapes:
-        raise AutomataError(f"{folder}: the model is not of the automaton in {AUTOMATON}, expected both from one --save")
+        raise AutomataError(f"{folder} must hold the model of the automaton in {AUTOMATON}, got another model")
     compiled = CompiledAutomaton(report, program, layout_plan, check_program(program, dfa), settings)
     vars(compiled)["model"] = model
     return compiled

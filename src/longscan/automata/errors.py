@@ -11,7 +11,7 @@ class RegexError(AutomataError):
     """An invalid regular expression; attributes: `pattern`, and `position`, counted from 1."""
 
     def __init__(self, pattern: str, position: int, problem: str) -> None:
-        super().__init__(f"pattern: {pattern!r} {problem} at position {position}")
+        super().__init__(f"`pattern` must be a regular expression, got {pattern!r}, which {problem} at position {position}")
         self.pattern, self.position = pattern, position
 
 
@@ -19,7 +19,9 @@ class LimitExceeded(AutomataError):  # noqa: N818
     """A computation that stopped at a limit without a result; attributes: `what`, `limit`, `reached`."""
 
     def __init__(self, what: str, limit: int, reached: int) -> None:
-        super().__init__(f"{what}: got at least {reached}, the limit is {limit}; not compiled, which does not mean impossible")
+        super().__init__(
+            f"at most {limit} {what} are allowed, got at least {reached}; beyond this limit nothing is known about the automaton"
+        )
         self.what, self.limit, self.reached = what, limit, reached
 
 
@@ -28,7 +30,7 @@ class NonSolvableError(AutomataError):
 
     def __init__(self, report: Any) -> None:
         limit = "diagonal models of fixed depth and finite precision track solvable groups only (arXiv:2603.01959)"
-        super().__init__(f"dfa: {report.obstruction}; {limit}")
+        super().__init__(f"`dfa` must need solvable groups only, but {report.obstruction}; {limit}")
         self.report = report
 
 
@@ -36,6 +38,7 @@ class PrecisionError(AutomataError):
     """A required length beyond the certified one; attributes: `required`, `certified`."""
 
     def __init__(self, required: int, certified: int) -> None:
-        limit = f"correct answers are certified up to {certified}; phase='grid' has no limit"
-        super().__init__(f"length: got {required}, but {limit}")
+        super().__init__(
+            f"`length` must be at most {certified}, up to which answers are certified, got {required}; phase='grid' has no limit"
+        )
         self.required, self.certified = required, certified

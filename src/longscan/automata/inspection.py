@@ -188,10 +188,10 @@ class _BlockInspector:
             if not error <= MAX_ERROR:
                 problems.append(f"{name} is written with an error of {error:.2g}")
             if not margin >= MIN_MARGIN:
-                problems.append(f"a row of {name} is {margin:.2g} from its threshold, expected at least {MIN_MARGIN}")
+                problems.append(f"a row of {name} must be at least {MIN_MARGIN} from its threshold, got {margin:.2g}")
         allowed = None if grid is None else math.pi / grid
         if allowed is not None and not angle < allowed / 2:
-            problems.append(f"an angle is wrong by {angle:.2g}, expected less than half of {allowed:.2g}")
+            problems.append(f"the error of an angle must be less than half of {allowed:.2g}, got {angle:.2g}")
         return BlockCheck(self.planned.letter, cases, error, margin, angle, allowed), problems
 
     def _run(self, op: Op, values: np.ndarray) -> tuple[float, float, float]:

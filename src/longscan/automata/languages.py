@@ -59,7 +59,7 @@ def word_problem(perms: Mapping[str, Sequence[int]] | Sequence[Sequence[int]]) -
         raise setting_error("perms", perms, "at least one permutation, all of the same points")
     group = PermutationGroup(len(next(iter(steps.values()))), steps.values())
     if group.order > STATE_LIMIT:
-        raise LimitExceeded("order of a group", STATE_LIMIT, group.order)
+        raise LimitExceeded("elements of a group", STATE_LIMIT, group.order)
     numbers = {group.identity: 0}
     rows = []
     for g in (queue := [group.identity]):

@@ -146,7 +146,7 @@ class PermutationGroup:
     def elements(self, limit: int) -> list[Permutation]:
         """Return all elements, the identity first; LimitExceeded if there are more than `limit`."""
         if self.order > limit:
-            raise LimitExceeded("order of a group", limit, self.order)
+            raise LimitExceeded("elements of a group", limit, self.order)
         found = {self.identity: None}
         for g in (queue := [self.identity]):
             for h in self.generators:

@@ -159,7 +159,7 @@ class _OpTable:
             values = branch(old, new)
             has_row = values != NO_ROW
             if (has_row & has_value).any():
-                raise ValueError("branches: two rows of one table apply at the same time")
+                raise ValueError("`branches` must have one row for each input, got two that apply")
             has_value |= has_row
             result = np.where(has_row, values, result)
         return result

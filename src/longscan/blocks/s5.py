@@ -87,7 +87,9 @@ class S5Block(GLUBlock):
     ) -> tuple[Tensor, State]:
         """Return y_t and the new state as `SequenceModule.step`; ValueError with a stride."""
         if self.stride > 1:
-            raise ValueError(f"step: S5Block with stride={self.stride} cannot run step by step, as a window has one output")
+            raise ValueError(
+                f"`stride` must be 1 for single steps, as a window of several steps has one output, got {self.stride}"
+            )
         return super().step(x_t, state, elapsed=elapsed, active=active)
 
     def shorten(self, x: Tensor, info: SequenceInfo) -> Tensor:

@@ -41,11 +41,11 @@ class ResumingDownloader:
             with requests.get(url, headers=headers, stream=True, timeout=TIMEOUT) as response:
                 self._save(response, url, start)
         except (requests.Timeout, ReadTimeoutError):
-            raise ConnectionError(f"{url}: no answer within {TIMEOUT:g} seconds; repeat the command to continue") from None
+            raise ConnectionError(f"{url} did not answer within {TIMEOUT:g} seconds; repeat the command to continue") from None
         except HTTPError:  # while the content is read; before that requests raises its RequestException
             raise ConnectionError(f"{url}: the connection ended early; repeat the command to continue") from None
         except requests.RequestException as error:
-            raise ConnectionError(f"{url}: no connection ({type(error).__name__})") from None
+            raise ConnectionError(f"{url} cannot be reached ({type(error).__name__})") from None
         self.partial.replace(output_file)
         self.version.unlink(missing_ok=True)
 

@@ -33,7 +33,7 @@ def read_lock(root: Path) -> Lock:
             return lock
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         pass  # the error below says what is needed
-    raise ValueError(f"{path}: must be a JSON object of records with size, sha256 and url, got something else")
+    raise ValueError(f"{path} must be a JSON object of records with size, sha256 and url, got something else")
 
 
 def is_available(data_set: DataSet, root: Path) -> bool:
@@ -69,11 +69,11 @@ def fetch(data_set: DataSet, root: Path) -> Path:
             elif not _has_alternative(data_set, root):
                 local.fetch()
     except ConnectionError as error:
-        raise ConnectionError(f"{one_line(error)}; the data set by hand: {data_set.page}") from None
+        raise ConnectionError(f"{one_line(error)}; the data set can be downloaded by hand from {data_set.page}") from None
     except OSError as error:
         if error.strerror is None:  # a message of this package
             raise
-        raise OSError(f"{error.filename or root}: cannot be written: {error.strerror}") from None
+        raise OSError(f"{error.filename or root} cannot be written: {error.strerror}") from None
     shutil.rmtree(root / DOWNLOADS / data_set.name, ignore_errors=True)
     return root / data_set.folder
 
@@ -189,4 +189,6 @@ def _check(path: Path, checksum: str, origin: str) -> None:
     algorithm, _, digest = checksum.partition(":")
     found = pooch.file_hash(str(path), algorithm)
     if found != digest:
-        raise ValueError(f"{path}: {algorithm} checksum must be {digest}, {origin}, got {found}; remove the file to download it")
+        raise ValueError(
+            f"the {algorithm} checksum of {path} must be {digest}, {origin}, got {found}; remove the file to download it"
+        )

@@ -134,7 +134,7 @@ class SequenceModule(Marked, ABC):
         In rows that are not active the state is unchanged and y_t is 0. Raises ValueError if the module is not `streaming`.
         """
         if not self.streaming:
-            raise ValueError(f"step: {type(self).__name__} cannot run step by step, as its outputs depend on later steps")
+            raise ValueError(f"{type(self).__name__} cannot run step by step, as its outputs depend on later steps")
         y, state = self(
             x_t.unsqueeze(1),
             state,

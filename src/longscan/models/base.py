@@ -95,19 +95,23 @@ class PretrainedModel(Marked):
             raise ValueError(f"{path}: `spec_version` must be at most {SPEC_VERSION}, got {version!r}; a later version wrote it")
         required = {name for name, parameter in parameters.items() if parameter.default is parameter.empty}
         if unknown := sorted(config.keys() - parameters.keys()):
-            raise ValueError(f"{path}: {', '.join(unknown)[:200]} is no setting of {cls.__name__}; another class wrote it")
+            raise ValueError(
+                f"{path} must have settings of {cls.__name__}, got {', '.join(unknown)[:200]}; another class wrote it"
+            )
         if missing := sorted(required - config.keys()):
-            raise ValueError(f"{path}: {', '.join(missing)} is missing, which {cls.__name__} needs")
+            raise ValueError(f"{path} must have the settings {', '.join(missing)} of {cls.__name__}, got a file without them")
         try:
             model = cls(**config if backend is None else {**config, "backend": backend})
         except (ValueError, TypeError, KeyError, AttributeError, RuntimeError, MemoryError, OverflowError) as error:
             if names_argument(error, "backend"):  # about this machine or the argument, not about the file
                 raise
-            raise ValueError(f"{path}: damaged ({str(error)[:300]})") from error
+            raise ValueError(f"{path} is damaged ({str(error)[:300]})") from error
         try:
             model.load_state_dict(tensors, assign=True)
         except RuntimeError as error:
-            raise ValueError(f"{Path(folder) / WEIGHTS}: is of another model than {CONFIG} ({_first_problem(error)})") from error
+            raise ValueError(
+                f"{Path(folder) / WEIGHTS} must have the weights of the model of {CONFIG}, got others ({_first_problem(error)})"
+            ) from error
         return model
 
 

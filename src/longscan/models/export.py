@@ -224,7 +224,7 @@ def export_onnx(
         needed = f"export_onnx needs the package {error.name}: pip install 'longscan[export]'"
         raise ImportError(needed, name=error.name) from error
     if program is None:
-        raise RuntimeError("export_onnx: torch.onnx.export returned no program")
+        raise RuntimeError("torch.onnx.export returned no program")
     for node in program.model.graph:  # torch may give an inner value the name of an input
         for value in node.outputs:
             value.name = f"inner_{value.name}" if value.name in traced.names else value.name

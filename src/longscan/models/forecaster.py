@@ -65,9 +65,9 @@ class Forecaster(PretrainedModel):
         )
         if not self.backbone.causal:
             raise ValueError("`blocks` must be causal, got blocks that are not")
-        self.backbone.require_same_length("blocks")
+        self.backbone.require_same_length("forecasts")
         if mode == "queries":
-            self.backbone.require_streaming("blocks")
+            self.backbone.require_streaming("mode 'queries'")
 
     def forward(
         self,

@@ -76,7 +76,7 @@ def generate(
     Returns the tokens (B, steps), and the state after all of them except the last: `generate(model, tokens[:, -1:], steps,
     state=state)` continues. Raises ValueError naming an argument that does not fit, and if the model cannot run step by step.
     """
-    model.backbone.require_streaming("generate")
+    model.backbone.require_streaming("`generate`")
     if prompt.ndim != 2 or not prompt.shape[1]:
         raise ValueError(f"`prompt` must have shape (batch, length >= 1), got {tuple(prompt.shape)}")
     if valid is not None and not bool(valid.any(1).all()):
@@ -115,7 +115,7 @@ def stream(model: SequenceModel | LanguageModel, pieces: Iterable[Tensor], state
     Raises ValueError if a block of the model needs later steps.
     """
     backbone = model.backbone if isinstance(model, LanguageModel) else model
-    backbone.require_streaming("stream")
+    backbone.require_streaming("`stream`")
     for piece in pieces:
         y, state = model(piece, state, return_state=True)
         yield y

@@ -130,7 +130,7 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     single, index = folder / "model.safetensors", folder / INDEX
     for path in (folder / "config.json", index if index.is_file() else single):
         if not path.is_file():
-            raise FileNotFoundError(f"{path}: no such file; a checkpoint is a folder with config.json and model.safetensors")
+            raise FileNotFoundError(f"{path} does not exist; a checkpoint is a folder with config.json and model.safetensors")
     shards = set(json.loads(index.read_text())["weight_map"].values()) if index.is_file() else {single.name}
     tensors = {name: tensor for shard in sorted(shards) for name, tensor in load_file(folder / shard).items()}
     return json.loads((folder / "config.json").read_text()), tensors

@@ -72,7 +72,7 @@ class LanguageModel(PretrainedModel):
             norm=norm,
             backend=backend,
         )
-        self.backbone.require_same_length("blocks")
+        self.backbone.require_same_length("a language model")
         self.lm_head: nn.Parameter | None = None
         if not tied:
             self.lm_head = mark(nn.Parameter(torch.empty(rows, d_model).uniform_(-1, 1) / math.sqrt(d_model)), "dense")

@@ -68,15 +68,15 @@ def read_model(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
     for name in (CONFIG, WEIGHTS):
         if not (folder / name).is_file():
-            raise FileNotFoundError(f"{folder / name}: no such file; a saved model is a folder with {CONFIG} and {WEIGHTS}")
+            raise FileNotFoundError(f"{folder / name} does not exist; a saved model is a folder with {CONFIG} and {WEIGHTS}")
     try:
         with safe_open(folder / WEIGHTS, "pt") as file:
             metadata = json.loads((file.metadata() or {}).get(HEADER, "{}"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
     except (SafetensorError, OSError, ValueError) as error:
-        raise ValueError(f"{folder / WEIGHTS}: damaged ({error})") from None
+        raise ValueError(f"{folder / WEIGHTS} is damaged ({error})") from None
     if "crc32" in metadata and tensor_checksum(tensors) != metadata["crc32"]:
-        raise ValueError(f"{folder / WEIGHTS}: damaged (its tensors do not have the checksum that was saved with them)")
+        raise ValueError(f"{folder / WEIGHTS} is damaged (its tensors do not have the checksum that was saved with them)")
     config = _read_config(folder / CONFIG)
     if "config" in metadata and any(_has_content(path, metadata["config"]) for path in folder.glob(f".{CONFIG}.*")):
         config = metadata["config"]
@@ -96,7 +96,7 @@ def _read_config(path: Path) -> dict[str, Any]:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: damaged ({error})") from None
+        raise ValueError(f"{path} is damaged ({error})") from None
     if not isinstance(config, dict):
-        raise ValueError(f"{path}: damaged (it must be a mapping of settings, got a {type(config).__name__})")
+        raise ValueError(f"{path} is damaged (it must be a mapping of settings, got a {type(config).__name__})")
     return config

@@ -185,7 +185,7 @@ class SequenceModel(PretrainedModel):
         Returns (y, state): y is (B, d_output), the output for all steps so far, or that of this step without pooling. Raises
         ValueError if a block needs later steps.
         """
-        self.require_streaming("step")
+        self.require_streaming("`step`")
         valid = None if active is None else active.unsqueeze(1)
         inputs = inputs.unsqueeze(1)
         self._check_inputs(inputs, None if elapsed is None else elapsed.unsqueeze(1), valid, None)
@@ -219,14 +219,14 @@ class SequenceModel(PretrainedModel):
         return PoolState(torch.zeros(batch, self.d_model, dtype=dtype, device=device), count)
 
     def require_streaming(self, caller: str) -> None:
-        """Raise ValueError, with `caller` in its message, unless every block can run step by step."""
+        """Raise ValueError, whose message names the caller, unless every block can run step by step."""
         if name := self._find_block(lambda block: not block.streaming):
-            raise ValueError(f"{caller}: {name} cannot run step by step")
+            raise ValueError(f"each block must run step by step for {caller}, got {name}, which cannot")
 
     def require_same_length(self, caller: str) -> None:
-        """Raise ValueError, with `caller` in its message, unless the blocks keep the length of the sequence."""
+        """Raise ValueError, whose message names the caller, unless the blocks keep the length of the sequence."""
         if name := self._find_block(lambda block: block.changes_length):
-            raise ValueError(f"{caller}: {name} shortens the sequence")
+            raise ValueError(f"each block must keep the length of the sequence for {caller}, got {name}, which shortens it")
 
     def _find_block(self, has_property: Callable[[Residual], bool]) -> str | None:
         """Return the position and name of the first block with a property, such as "block 1 (s5)"; None if no block has it."""

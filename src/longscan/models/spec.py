@@ -63,7 +63,7 @@ def _parse_text(spec: str) -> list[tuple[str | None, str | None]]:
             found.append(find_block(name))
         except KeyError as error:
             reason = _name_letters(spec, error.args[0])
-            raise ValueError(f"spec: {spec[:60]!r} at position {position}: {reason}") from None
+            raise ValueError(f"`spec` must be valid at position {position}, got {spec[:60]!r}: {reason}") from None
     if not found:
         raise ValueError("`spec` must have at least one block, such as 'mamba', got none")
     return found
@@ -113,12 +113,13 @@ def parse_spec(
         label = block_label(entry)
         for name, value in entry["options"].items():
             if name not in layer_settings | block_settings:
-                known = ", ".join(sorted(layer_settings | block_settings))
-                raise ValueError(f"spec: block {index} ({label}) has no setting {name!r}; its settings are {known}")
+                known = ", ".join(sorted(layer_settings | block_settings)) or "none"
+                raise ValueError(f"the options of block {index} ({label}) of `spec` must be among {known}, got {name!r}")
             owner = LAYERS[str(entry["layer"])] if name in layer_settings else BLOCKS[str(entry["block"])]
             declared = declared_types(owner)[name]
             if not matches_type(value, declared):
-                raise ValueError(f"spec: `{name}` of block {index} ({label}) must be {describe_type(declared)}, got {value!r}")
+                needed = describe_type(declared)
+                raise ValueError(f"{name} of block {index} ({label}) of `spec` must be {needed}, got {value!r}")
         if d_state is not None and "d_state" in layer_settings:
             entry["options"].setdefault("d_state", d_state)
     return entries
@@ -134,12 +135,14 @@ def _options_of_pairs(
             pair = find_block(key)
         except KeyError as error:
             letter = f"; {LETTERS[key]!r} in the letters of earlier versions" if key in LETTERS else ""
-            raise ValueError(f"block_options: {error.args[0]}{letter}") from None
+            raise ValueError(
+                f"`block_options` must be named by the blocks of the spec, got {key!r}: {error.args[0]}{letter}"
+            ) from None
         if pair not in pairs:
-            raise ValueError(f"block_options: {key!r} is no block of the spec {spec[:60]!r}")
+            raise ValueError(f"`block_options` must be named by the blocks of the spec {spec[:60]!r}, got {key!r}")
         earlier = found.setdefault(pair, {})
         if twice := earlier.keys() & options.keys():
-            raise ValueError(f"block_options: {min(twice)!r} of {key!r} is given twice, once under another name of this block")
+            raise ValueError(f"`block_options` must give each option once, got {min(twice)!r} by {key!r} and by another name")
         earlier.update(options)
     return found
 
@@ -148,16 +151,20 @@ def _complete_entry(index: int, given: Mapping[str, Any]) -> BlockSpec:
     """Return one entry of a list with its missing keys. Raises ValueError naming what does not exist."""
     unknown = set(given) - {"layer", "block", "options"}
     if unknown or "layer" not in given:
-        raise ValueError(f"spec: block {index} must have the key 'layer' and may have 'block' and 'options', got {sorted(given)}")
+        raise ValueError(
+            f"block {index} of `spec` must have the key 'layer' and may have 'block' and 'options', got {sorted(given)}"
+        )
     layer, block = given["layer"], given.get("block")
     if layer is not None and layer not in LAYERS:
-        raise ValueError(f"spec: the layer of block {index} must be one of {', '.join(sorted(LAYERS))}, got {layer!r}")
+        raise ValueError(f"the layer of block {index} of `spec` must be one of {', '.join(sorted(LAYERS))}, got {layer!r}")
     if block is not None and block not in BLOCKS:
-        raise ValueError(f"spec: the block of block {index} must be one of {', '.join(sorted(BLOCKS))} or None, got {block!r}")
+        raise ValueError(
+            f"the block of block {index} of `spec` must be one of {', '.join(sorted(BLOCKS))} or None, got {block!r}"
+        )
     alone = block is not None and "layer" not in parameter_names(BLOCKS[block])
     if (layer is None) != alone:
         needed = f"None in the block {block!r}" if alone else f"given in the block {block!r}"
-        raise ValueError(f"spec: the layer of block {index} must be {needed}, got {layer!r}")
+        raise ValueError(f"the layer of block {index} of `spec` must be {needed}, got {layer!r}")
     return BlockSpec(layer=layer, block=block, options=dict(given.get("options") or {}))
 
 
@@ -178,7 +185,9 @@ def format_spec(blocks: Sequence[BlockSpec]) -> str:
     names = [block_label(entry) for entry in blocks]
     for index, (name, entry) in enumerate(zip(names, blocks, strict=True)):
         if find_block(name) != (entry["layer"], entry["block"]):
-            raise ValueError(f"spec: block {index} is the layer {name!r} without a block, which has no name in a spec")
+            raise ValueError(
+                f"`blocks` must have names in a spec, got the layer {name!r} without a block in block {index}, which has none"
+            )
     return format_names(names)
 
 

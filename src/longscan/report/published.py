@@ -27,7 +27,7 @@ def published_row(identity: str) -> dict[str, Any]:
     for row in _data()["results"]:
         if row["id"] == identity:
             return row
-    raise ValueError(f"published: got {identity!r}, needed the id of a row of published.json")
+    raise ValueError(f"`published` must be the id of a row of published.json, got {identity!r}")
 
 
 def published_table(identity: str) -> list[dict[str, Any]]:

@@ -31,13 +31,13 @@ def check_record(kind: str, row: Record) -> None:
     if errors:
         named = "; ".join(map(str, errors[:_MAX_ERRORS]))
         more = f"; and {len(errors) - _MAX_ERRORS} more" if len(errors) > _MAX_ERRORS else ""
-        raise ValueError(f"not a record of {kind}: {named}{more}")
+        raise ValueError(f"this is not a record of {kind}: {named}{more}")
 
 
 def _kind(path: Path) -> str:
     kind = path.resolve().parent.name
     if kind not in _FOLDERS:
-        raise ValueError(f"path: {path} lies in a folder {kind!r}; records live in folders {', '.join(_FOLDERS)}")
+        raise ValueError(f"`path` must be in a folder {' or '.join(_FOLDERS)}, got {path}")
     return kind
 
 

@@ -44,7 +44,7 @@ def results_report(results_dir: str | Path, out: str | Path) -> Path:
 def _records(results_dir: str | Path) -> tuple[list[Record], list[Record]]:
     folder = Path(results_dir)
     if not folder.is_dir():
-        raise FileNotFoundError(f"results_dir: {folder} is not a directory; a folder with runs/ and bench/ is needed")
+        raise FileNotFoundError(f"`results_dir` must be a directory with runs/ and bench/, got {folder}")
     return read_folder(folder / "runs"), read_folder(folder / "bench")
 
 
@@ -275,7 +275,7 @@ def replace_between(text: str, marks: tuple[str, str], content: str, path: Path)
     Raises ValueError with the path of the text unless both are present once and in this order.
     """
     if text.count(marks[0]) != 1 or text.count(marks[1]) != 1 or text.index(marks[0]) > text.index(marks[1]):
-        raise ValueError(f"{path}: the lines {marks[0]} and {marks[1]} are needed, once each and in this order")
+        raise ValueError(f"{path} must have the lines {marks[0]} and {marks[1]}, once each and in this order, got others")
     before, rest = text.split(marks[0])
     after = rest.split(marks[1])[1]
     return f"{before}{marks[0]}\n\n{content}\n{marks[1]}{after}"

@@ -24,7 +24,7 @@ def run_report(run_dir: str | Path) -> Path:
     """
     folder = Path(run_dir)
     if not folder.is_dir():
-        raise FileNotFoundError(f"run_dir: {folder} is not a directory; a run's directory is needed")
+        raise FileNotFoundError(f"`run_dir` must be the directory of a run, got {folder}")
     settings = _read(folder / "settings.yaml", lambda content: upgrade_settings(yaml.safe_load(content) or {})) or {}
     result = _read(folder / "result.json", lambda content: upgrade_record(json.loads(content)))
     # A kill can leave an incomplete last line, which has no line break.

@@ -14,7 +14,7 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[fl
     """
     n = len(values)
     if n == 0:
-        raise ValueError("values: got none, needed at least one")
+        raise ValueError("`values` must have at least one value, got none")
     mean = math.fsum(values) / n
     if n == 1:
         return mean, None

@@ -20,10 +20,10 @@ def read_image(path: Path, size: int | None = None, *, colour: bool = False) -> 
             has_size = size is None or image.size == (size, size)
             pixels = np.asarray(image.convert("RGB" if colour else "L")) if has_size else None
     except (OSError, UnidentifiedImageError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        why = error.strerror if isinstance(error, OSError) and error.strerror else "it is damaged or no image"
-        raise ValueError(f"{path}: cannot be read: {why}") from None
+        why = error.strerror if isinstance(error, OSError) and error.strerror else "it is damaged or not an image"
+        raise ValueError(f"{path} cannot be read: {why}") from None
     if pixels is None:
-        raise ValueError(f"{path}: has {width} x {height} pixels, {size} x {size} are needed")
+        raise ValueError(f"{path} must have {size} x {size} pixels, got {width} x {height}")
     return pixels
 
 
@@ -32,7 +32,7 @@ def read_images(path: str | Path, size: int, *, colour: bool = False) -> np.ndar
     path = Path(path)
     paths = sorted(item for item in path.iterdir() if item.suffix.lower() in IMAGE_SUFFIXES) if path.is_dir() else [path]
     if not paths:
-        raise ValueError(f"{path}: holds no image ({', '.join(IMAGE_SUFFIXES)})")
+        raise ValueError(f"{path} must contain images ({', '.join(IMAGE_SUFFIXES)}), got none")
     return np.stack([read_image(item, size, colour=colour) for item in paths])
 
 

@@ -33,9 +33,10 @@ def data_folder(data_dir: str | None, area: str, needed: str) -> Path:
     """Return the folder `data_dir`, or `$LONGSCAN_DATA/area` if it is None; FileNotFoundError naming the `needed` files."""
     folder = default_data_folder(area) if data_dir is None else Path(data_dir)
     if folder is None:
-        raise FileNotFoundError(f"data_dir: name the folder with {needed}, or set LONGSCAN_DATA to a folder with it in {area}/")
+        elsewhere = f"unless LONGSCAN_DATA names a folder that has them in {area}/"
+        raise FileNotFoundError(f"`data_dir` must be a folder with {needed}, {elsewhere}, got None")
     if not folder.is_dir():
-        raise FileNotFoundError(f"data_dir: {folder} is no folder; one with {needed} is needed")
+        raise FileNotFoundError(f"`data_dir` must be a folder with {needed}, got {folder}, which is not a folder")
     return folder
 
 
@@ -44,7 +45,7 @@ def first_existing(folder: Path, names: Sequence[str], needed: str) -> Path:
     for name in names:
         if (folder / name).exists():
             return folder / name
-    raise FileNotFoundError(f"data_dir: {folder} holds no {' or '.join(names)}; {needed}")
+    raise FileNotFoundError(f"`data_dir` must be a folder with {needed}, got {folder} without {' or '.join(names)}")
 
 
 def load_array(path: str | Path) -> np.ndarray:
@@ -53,11 +54,11 @@ def load_array(path: str | Path) -> np.ndarray:
         array = np.load(path, allow_pickle=False)
     except Exception as error:  # the header is a Python expression, so a damaged one can raise any exception
         if isinstance(error, OSError) and error.strerror:
-            raise ValueError(f"{path}: cannot be read: {error.strerror}") from None
+            raise ValueError(f"{path} cannot be read: {error.strerror}") from None
         lines = str(error).splitlines() or ["it is cut off"]
-        raise ValueError(f"{path}: is no readable .npy file: {lines[0][:120]}") from None
+        raise ValueError(f"{path} must be an .npy file of numbers, got another or a damaged one ({lines[0][:120]})") from None
     if not isinstance(array, np.ndarray):
-        raise ValueError(f"{path}: is no readable .npy file: it holds several arrays")
+        raise ValueError(f"{path} must be an .npy file of one array, got several arrays")
     return array
 
 

@@ -198,11 +198,13 @@ class Task(ABC):
 
     def event_coordinates(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return column, row and polarity of tokens (n,) that are events."""
-        raise ValueError(f"{self.name}: its tokens are no events (first one: {tokens[:1].tolist()})")
+        raise ValueError(f"`tokens` must be events, got tokens of {self.name}, first {tokens[:1].tolist()}")
 
     def at_length(self, length: int) -> Self:
         """Return the same task with training examples of at most `length` steps, for a length curriculum; valid and test stay."""
-        raise ValueError(f"{self.name}: its training examples have no length to choose, so none can be {length}")
+        raise ValueError(
+            f"`length` must be left out, as {self.name} has no setting for the length of its training examples, got {length}"
+        )
 
     def num_batches(self, split: Split, batch_size: int) -> int | None:
         """Return the number of batches of one pass over a split, None for an endless stream."""
@@ -256,5 +258,5 @@ def rows_of_step(size: int, split: Split, step: int, batch_size: int, seed: int)
     if split == "train":
         return _epoch_order(size, seed, epoch)[rows]
     if epoch:
-        raise IndexError(f"step {step} is beyond the {batches} batches of {batch_size} in split {split!r}")
+        raise IndexError(f"`step` must be below {batches}, the number of batches of {batch_size} in split {split!r}, got {step}")
     return rows

@@ -102,7 +102,7 @@ def majority_share(targets: np.ndarray) -> float:
 def scored_outputs(output: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
     """Return the scored logits (n, K) and their targets, (n,) classes or (n, K) class probabilities."""
     if batch.targets is None:
-        raise ValueError("batch: it has no targets, so its output cannot be scored")
+        raise ValueError("`batch` must have targets, with which outputs are scored, got None")
     if batch.targets.is_floating_point():
         return output, batch.targets
     if batch.loss_mask is None:

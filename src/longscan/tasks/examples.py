@@ -80,7 +80,7 @@ def split_off_validation(count: int, fraction: float, seed: int) -> tuple[np.nda
     order = CounterRNG(("valid", seed), 0).permutation(count)
     valid_count = max(1, int(count * fraction + 0.5))
     if valid_count >= count:
-        raise ValueError(f"valid_fraction: {count} training examples are too few to take {fraction:g} of them")
+        raise ValueError(f"`valid_fraction` must leave an example for training, got {fraction:g} of {count} examples")
     return np.sort(order[valid_count:]), np.sort(order[:valid_count])
 
 

@@ -81,7 +81,7 @@ class RegressionTask(Task):
 def _scored(output: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
     """Return answers and targets, (n, C) each, at the scored steps."""
     if batch.targets is None:
-        raise ValueError("batch: it has no targets, so its output cannot be scored")
+        raise ValueError("`batch` must have targets, with which outputs are scored, got None")
     mask = batch.loss_mask if batch.loss_mask is not None else batch.valid
     if mask is None:
         return output.flatten(0, 1), batch.targets.flatten(0, 1)

@@ -245,12 +245,10 @@ def build_task(kind: type[Task], values: Mapping[str, Any]) -> Task:
 
 
 def with_section(section: str, error: BaseException, kind: type) -> str:
-    """Return an exception's message after its section; if it begins with a field of `kind`, "NAME: " or "`NAME` ", before it."""
+    """Return the message of an exception with the section before the field of `kind` that it begins with, "`NAME` ..."."""
     message = one_line(error)
-    name = re.match(r"`(\w+)` |(\w+): ", message)
-    if name is None or (name[1] or name[2]) not in field_types(kind):
-        return f"{section}: {message}"
-    return f"`{section}.{message[1:]}" if name[1] else f"{section}.{message}"
+    name = re.match(r"`(\w+)` ", message)
+    return f"`{section}.{message[1:]}" if name is not None and name[1] in field_types(kind) else f"{section}: {message}"
 
 
 def load_settings(path: str | Path) -> Settings:

@@ -64,7 +64,7 @@ def check_target(target: str | Path) -> None:
     except OSError as error:
         raise SettingError(f"`--record` must be a file that can be written, got {target} ({error.strerror or error})") from None
     except ValueError as error:
-        raise SettingError(f"--record: {error}") from error
+        raise SettingError(f"`--record` must be a file with valid records, got {target} ({error})") from error
 
 
 def record_run(run: Run, target: str | Path) -> None:
@@ -73,4 +73,4 @@ def record_run(run: Run, target: str | Path) -> None:
     try:
         longscan.report.append_record(target, row)
     except (ValueError, OSError) as error:
-        raise SettingError(f"record: {error}") from error
+        raise SettingError(f"the run cannot be recorded ({error})") from error

@@ -187,7 +187,7 @@ class SweepConfig(SettingsGroup):
             try:
                 first_model(self.settings_for(point, self.settings.training.seed))
             except SettingError as error:
-                raise SettingError(f"space: {error}") from None
+                raise SettingError(f"`space` must have values that runs can have: {error}") from None
 
     def probe_points(self) -> list[dict[str, Any]]:
         """Return points that together contain every value of a list and both ends of a range; one key differs from the first."""

@@ -19,7 +19,7 @@ def read_fasta(path: Path) -> list[tuple[str, np.ndarray]]:
     """Return names and bases (n,) uint8 of the sequences in a file; ValueError naming file and line for other content."""
     content = read_bytes(path)
     if not content.lstrip().startswith(b">"):
-        raise ValueError(f"{path}: is no FASTA file: its first line must start with '>'")
+        raise ValueError(f"{path} must be a FASTA file, whose first line starts with '>', got {content[:20]!r}")
     records = []
     position = content.index(b">")
     while position < len(content):
@@ -32,12 +32,12 @@ def read_fasta(path: Path) -> list[tuple[str, np.ndarray]]:
         if (codes == 255).any():
             wrong = letters[(codes == 255).argmax()]
             line = content.count(b"\n", 0, position + len(name) + 1 + body.find(bytes([wrong]))) + 1
-            raise ValueError(f"{path}:{line}: {bytes([wrong])!r} is no base")
+            raise ValueError(f"{path}:{line}: each letter must be the code of a base, got {bytes([wrong])!r}")
         if len(codes):
             records.append((name[1:].split(None, 1)[0].decode("utf-8", "replace") if len(name) > 1 else "", codes))
         position = len(content) if end < 0 else end + 1
     if not records:
-        raise ValueError(f"{path}: holds no sequence")
+        raise ValueError(f"{path} must contain sequences, got none")
     return records
 
 

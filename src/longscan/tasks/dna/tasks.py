@@ -208,11 +208,11 @@ def _load(data_dir: str | None) -> _GenomeData:
     folder = data_folder(data_dir, "dna", _NEEDED_FILES)
     paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in _SUFFIXES)
     if not paths:
-        raise FileNotFoundError(f"data_dir: {folder} holds no {_NEEDED_FILES}")
+        raise FileNotFoundError(f"`data_dir` must be a folder with {_NEEDED_FILES}, got {folder} without such files")
     kinds = [path.name.split(".")[0] if path.name.count(".") > 1 else path.parent.name for path in paths]
     species = tuple(sorted(set(kinds)))
     if len(species) < 2:
-        raise ValueError(f"data_dir: {folder} has files of {len(species)} species, at least two are needed; {_NEEDED_FILES}")
+        raise ValueError(f"`data_dir` must have at least two species in {_NEEDED_FILES}, got {len(species)} in {folder}")
 
     def read() -> Arrays:
         sequences, owners, names = [], [], []
@@ -240,7 +240,8 @@ def _window_ranges(task: _GenomeTask) -> dict[Split, list[np.ndarray]]:
     for split, kinds in ranges.items():
         for kind, species_ranges in zip(data.species, kinds, strict=True):
             if not species_ranges:
-                raise ValueError(f"window: {kind} has no range of {task._sample_length} bases in split {split} by {task.split}")
+                ranges_of = f"the ranges of {kind} in split {split} by {task.split}"
+                raise ValueError(f"`window` must be shorter than {ranges_of}, got windows of {task._sample_length} bases")
     return {split: [np.array(species_ranges) for species_ranges in kinds] for split, kinds in ranges.items()}
 
 

@@ -87,7 +87,7 @@ class HumanActivity(ClassificationTask):
             for start in range(0, len(series.times) - _WINDOW + 1, _WINDOW)
         ]
         if not windows:
-            raise ValueError(f"{path}: holds no sequence of {_WINDOW} steps")
+            raise ValueError(f"{path} must contain sequences of at least {_WINDOW} steps, got shorter ones")
         inputs, elapsed = (torch.from_numpy(np.stack(part)) for part in zip(*windows, strict=True))
         return Batch(inputs, elapsed=elapsed)
 
@@ -132,23 +132,24 @@ def _read(path: Path, *, labelled: bool = True) -> list[_Series]:
         if not text.strip():
             continue
         if len(words) != 8:
-            raise ValueError(f"{path}:{line}: has {len(words)} columns, 8 are needed: name, tag, ticks, date, x, y, z, activity")
+            columns = "name, tag, ticks, date, x, y, z and activity"
+            raise ValueError(f"{path}:{line}: the line must have 8 columns ({columns}), got {len(words)}")
         if words[1] not in _TAGS:
-            raise ValueError(f"{path}:{line}: {words[1][:40]!r} is none of the tags {', '.join(_TAGS)}")
+            raise ValueError(f"{path}:{line}: the tag must be one of {', '.join(_TAGS)}, got {words[1][:40]!r}")
         if words[7].strip() not in _ACTIVITIES and labelled:
-            raise ValueError(f"{path}:{line}: {words[7][:40]!r} is no known activity")
+            raise ValueError(f"{path}:{line}: the activity must be one of {', '.join(_ACTIVITIES)}, got {words[7][:40]!r}")
         try:
             ticks, position = int(words[2]), [float(word) for word in words[4:7]]
         except ValueError:
-            raise ValueError(f"{path}:{line}: ticks, x, y or z is no number in {text[:60]!r}") from None
+            raise ValueError(f"{path}:{line}: ticks, x, y and z must be numbers, got {text[:60]!r}") from None
         if not np.isfinite(position).all():
-            raise ValueError(f"{path}:{line}: x, y or z is not finite")
+            raise ValueError(f"{path}:{line}: x, y and z must be finite, got {text[:60]!r}")
         if words[0] != name:
             finish_sequence()
             name, steps = words[0], []
         steps.append((ticks / 1e5, [float(words[1] == tag) for tag in _TAGS] + position, _ACTIVITIES.get(words[7].strip(), 0)))
     if name is None:
-        raise ValueError(f"{path}: holds no steps")
+        raise ValueError(f"{path} must contain steps, got none")
     finish_sequence()
     return series
 
@@ -176,7 +177,7 @@ def _load(task: HumanActivity) -> _Windows:
             elapsed.append(item_elapsed[window])
             people.append(item.name[:1])
     if len(inputs) < 10:
-        raise ValueError(f"{path}: has {len(inputs)} windows of {_WINDOW} steps, at least 10 are needed")
+        raise ValueError(f"{path} must contain at least 10 windows of {_WINDOW} steps, got {len(inputs)}")
     if task.protocol == "person":
         rows = _split_by_person(np.array(people), task.test_person, path)
     else:
@@ -194,7 +195,7 @@ def _split_by_person(people: np.ndarray, test_person: str, path: Path) -> dict[S
     }
     for split, windows in rows.items():
         if not len(windows):
-            raise ValueError(f"{path}: has no windows for {split}; sequences of the persons A to E are needed")
+            raise ValueError(f"{path} must contain windows of each of the persons A to E, got none for the split {split}")
     return rows
 
 

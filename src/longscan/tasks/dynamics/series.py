@@ -111,10 +111,10 @@ class SeriesRegression(RegressionTask):
         """Read series of equal length from a .ts, .arff, .csv or .npy file; the time between steps is 1."""
         series = read_recordings(path, "mask", layout="nlc", with_labels=False).series
         if len(series[0]) != self._channels:
-            raise ValueError(f"{path}: its series have {len(series[0])} channels, {self._channels} are needed")
+            raise ValueError(f"{path} must contain series of {self._channels} channels, got {len(series[0])} channels")
         lengths = {item.shape[1] for item in series}
         if len(lengths) > 1 or any(np.isnan(item).any() for item in series):
-            raise ValueError(f"{path}: series without missing values and of one length are needed")
+            raise ValueError(f"{path} must contain series of one length without missing values, got others")
         return self._add_time_channel(Batch(torch.from_numpy(np.stack([item.T for item in series]).astype(np.float32))))
 
 

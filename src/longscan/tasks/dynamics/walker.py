@@ -47,7 +47,9 @@ def _arrays(data_dir: str | None, dropped: float) -> SeriesArrays:
     folder = data_folder(data_dir, "activity", _NEEDED_FILES)
     paths = sorted(folder.rglob("*.npy"), key=lambda path: path.name)
     if len(paths) < 10:
-        raise FileNotFoundError(f"data_dir: {folder} holds {len(paths)} .npy files, at least 10 are needed: {_NEEDED_FILES}")
+        raise FileNotFoundError(
+            f"`data_dir` must be a folder with at least 10 of {_NEEDED_FILES}, got {folder} with {len(paths)}"
+        )
     arrays = cached_arrays("walker", paths, dropped, lambda: _windows(paths, dropped))
     ends = arrays["counts"].cumsum()
     train, valid, test = np.split(np.arange(ends[-1]), ends[:-1])
@@ -78,7 +80,9 @@ def _windows(paths: list[Path], dropped: float) -> Arrays:
                 count += 1
         counts.append(count)
     if not all(counts):
-        raise ValueError(f"data_dir: {paths[0].parent}: rollouts of more than {_WINDOW} steps are needed in every split")
+        raise ValueError(
+            f"`data_dir` must have rollouts of more than {_WINDOW} steps for every split, got {paths[0].parent} with shorter ones"
+        )
     return {name: np.stack(part) for name, part in parts.items()} | {"counts": np.array(counts)}
 
 
@@ -86,11 +90,14 @@ def _read_rollout(path: Path, channels: int | None) -> np.ndarray:
     """Read the states of a file, (steps, channels) float32; ValueError for any other content."""
     states = load_array(path)
     if states.ndim != 2 or states.dtype.kind != "f" or len(states) < 2:
-        raise ValueError(f"{path}: floats of shape (steps, channels) are needed, two steps at least")
+        raise ValueError(
+            f"{path} must be floats of shape (steps, channels), at least 2 steps, got {states.dtype} of shape {states.shape}"
+        )
     if channels is not None and states.shape[1] != channels:
-        raise ValueError(f"{path}: has {states.shape[1]} channels, the files before it have {channels}")
+        raise ValueError(f"{path} must have {channels} channels, like the files before it, got {states.shape[1]}")
     with np.errstate(over="ignore"):
         states = states.astype(np.float32)
     if not np.isfinite(states).all():
-        raise ValueError(f"{path}: step {np.flatnonzero(~np.isfinite(states).all(1))[0]} has a value that is not finite")
+        step = np.flatnonzero(~np.isfinite(states).all(1))[0]
+        raise ValueError(f"{path} must contain finite values, got {states[step].tolist()} at step {step}")
     return states

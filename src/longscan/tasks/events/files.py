@@ -38,7 +38,7 @@ class Stream(NamedTuple):
 def validate_and_sort(stream: Stream, size: tuple[int, int], path: Path | str) -> Stream:
     """Return a stream in the order of time; ValueError if it is empty or an event lies outside the sensor or before time 0."""
     if not len(stream.t):
-        raise ValueError(f"{path}: holds no events")
+        raise ValueError(f"{path} must contain events, got none")
     for name, values, low, high in (
         ("x", stream.x, 0, size[0] - 1),
         ("y", stream.y, 0, size[1] - 1),
@@ -47,7 +47,9 @@ def validate_and_sort(stream: Stream, size: tuple[int, int], path: Path | str) -
     ):
         wrong = np.flatnonzero((values < low) | (values > high))
         if len(wrong):
-            raise ValueError(f"{path}: event {wrong[0]} has {name} {values[wrong[0]]}, {low} .. {high} is possible")
+            raise ValueError(
+                f"{path}: {name} of each event must be from {low} to {high}, got {values[wrong[0]]} in event {wrong[0]}"
+            )
     return stream.select(np.argsort(stream.t, kind="stable"))
 
 
@@ -55,7 +57,7 @@ def read_nmnist(path: Path, size: tuple[int, int] = (34, 34)) -> Stream:
     """Read a .bin or .bs2 file of N-MNIST: five bytes per event, x, y, then one bit of polarity and 23 bits of microseconds."""
     raw = np.frombuffer(read_bytes(path), np.uint8)
     if len(raw) % 5:
-        raise ValueError(f"{path}: has {len(raw)} bytes, no multiple of 5; it is cut off or another format")
+        raise ValueError(f"{path} must have 5 bytes for each event, got {len(raw)} bytes; it is cut off or has another format")
     x, y, high, middle, low = raw.reshape(-1, 5).T.astype(np.int64)
     return validate_and_sort(Stream((high & 127) << 16 | middle << 8 | low, x, y, high >> 7), size, path)
 
@@ -64,9 +66,13 @@ def read_tonic_array(path: Path, size: tuple[int, int] = (128, 128)) -> Stream:
     """Read a recording of DVS-Gesture as stored by tonic: an .npy array (n, 4) of x, y, polarity and milliseconds."""
     events = load_array(path)
     if events.ndim != 2 or events.shape[1] != 4 or events.dtype.kind not in "fiu":
-        raise ValueError(f"{path}: numbers of shape (events, 4) are needed: x, y, polarity, milliseconds")
+        raise ValueError(
+            f"{path} must be numbers of shape (events, 4): x, y, polarity, milliseconds; got {events.dtype} of shape "
+            f"{events.shape}"
+        )
     if not np.isfinite(events).all():
-        raise ValueError(f"{path}: event {np.flatnonzero(~np.isfinite(events).all(1))[0]} has a value that is not finite")
+        row = np.flatnonzero(~np.isfinite(events).all(1))[0]
+        raise ValueError(f"{path} must contain finite values, got {events[row].tolist()} in event {row}")
     x, y, p, time = np.clip(events.T.astype(np.float64), -1, 2.0**31)
     microseconds = np.rint(time * 1000.0)
     return validate_and_sort(Stream(*(part.astype(np.int64) for part in (microseconds, x, y, p))), size, path)
@@ -85,20 +91,20 @@ def read_gesture_labels(path: Path) -> list[LabelledSpan]:
     """Read the labels of a recording of DVS-Gesture: a header, then lines of class, 1 .. 11, start and end in microseconds."""
     lines = read_text(path).splitlines() or [""]
     if lines[0].replace(" ", "") != _COLUMNS:
-        raise ValueError(f"{path}: begins with {lines[0][:60]!r}, needed the columns {_COLUMNS}")
+        raise ValueError(f"{path}: the first line must be {_COLUMNS}, got {lines[0][:60]!r}")
     spans = []
     for number, text in enumerate(lines[1:], 2):
         words = [word.strip() for word in text.split(",")]
         if words == [""]:
             continue
         if len(words) != 3 or not all(word.isdecimal() and len(word) < 19 for word in words):
-            raise ValueError(f"{path}:{number}: three whole numbers are needed, {_COLUMNS}, not {text[:60]!r}")
+            raise ValueError(f"{path}:{number}: the line must be three whole numbers, {_COLUMNS}, got {text[:60]!r}")
         label, start, end = map(int, words)
         if not 1 <= label <= 11 or start >= end:
-            raise ValueError(f"{path}:{number}: a class of 1 .. 11 and a start before its end are needed, not {text[:60]!r}")
+            raise ValueError(f"{path}:{number}: the class must be from 1 to 11, and the start before the end, got {text[:60]!r}")
         spans.append(LabelledSpan(label - 1, start, end, f"{path.name}:{number}"))
     if not spans:
-        raise ValueError(f"{path}: labels nothing")
+        raise ValueError(f"{path} must contain labels, got none")
     return spans
 
 
@@ -107,11 +113,11 @@ def read_recording_list(path: Path) -> list[str]:
     names = [line.strip() for line in read_text(path).splitlines() if line.strip()]
     for name in names:
         if not name.endswith(".aedat") or "/" in name or "\\" in name or "\0" in name:
-            raise ValueError(f"{path}: lists {name[:60]!r}, needed a recording such as user01_led.aedat")
+            raise ValueError(f"{path}: each line must be the name of a recording such as user01_led.aedat, got {name[:60]!r}")
         if names.count(name) > 1:
-            raise ValueError(f"{path}: lists {name[:60]} twice")
+            raise ValueError(f"{path} must list each recording once, got {name[:60]} twice")
     if not names:
-        raise ValueError(f"{path}: lists no recording")
+        raise ValueError(f"{path} must list recordings, got none")
     return names
 
 
@@ -125,8 +131,10 @@ def read_gestures(path: Path, spans: Sequence[LabelledSpan], size: tuple[int, in
     streams = []
     for span, (first, last) in zip(spans, limits.tolist(), strict=True):
         if span.end <= times[0] or span.start > times[-1]:
-            interval = f"{times[0]} .. {times[-1]} microseconds"
-            raise ValueError(f"{path}: has events of {interval}, {span.line} names {span.start} .. {span.end}")
+            interval = f"from {times[0]} to {times[-1]} microseconds"
+            raise ValueError(
+                f"{path}: the span of {span.line} must overlap the events {interval}, got {span.start} to {span.end}"
+            )
         events = _decode_events(times[first:last] - span.start, data[first:last])
         streams.append(validate_and_sort(events, size, f"{path}: {span.line}"))
     return streams
@@ -148,29 +156,32 @@ def _read_aedat_events(path: Path) -> tuple[np.ndarray, np.ndarray]:
     position = _find_header_end(content, path)
     times, data = [], []
     while position < len(content):
-        where, start = f"{path}: packet at byte {position}", position + _PACKET.size
+        where, start = f"{path}: the packet at byte {position}", position + _PACKET.size
         if start > len(content):
-            raise ValueError(f"{where}: is cut off, its header has {_PACKET.size} bytes and {len(content) - position} follow")
+            raise ValueError(
+                f"{where} must have a header of {_PACKET.size} bytes, got {len(content) - position} bytes; the file is cut off"
+            )
         kind, _, length, offset, overflow, _, number, valid = _PACKET.unpack_from(content, position)
         if min(kind, overflow, number) < 0 or length < 1:
             found = f"type {kind}, {number} events of {length} bytes, {overflow} overflows of their times"
-            raise ValueError(f"{where}: its header is none of AEDAT 3.1: {found}")
+            raise ValueError(f"{where} must have a header of AEDAT 3.1, got {found}")
         if kind == _POLARITY and (length, offset) != (_EVENT.itemsize, 4):
-            raise ValueError(f"{where}: its events have {length} bytes, the time at byte {offset}; 8 and 4 are needed")
+            raise ValueError(f"{where} must have events of 8 bytes with the time at byte 4, got {length} bytes and byte {offset}")
         position = start + number * length
         if position > len(content):
-            raise ValueError(f"{where}: is cut off, {number} events of {length} bytes are due and {len(content) - start} follow")
+            found = f"{len(content) - start} bytes; the file is cut off"
+            raise ValueError(f"{where} must have {number} events of {length} bytes, got {found}")
         if kind != _POLARITY or not number:
             continue
         events = np.frombuffer(content, _EVENT, number, start)
         if valid < number:  # otherwise the bit is ignored: IBM's description of its files does not define it
             events = events[events["data"] & 1 == 1]
         if len(events) and events["time"].min() < 0:
-            raise ValueError(f"{where}: has an event at time {events['time'].min()}, 0 .. {2**31 - 1} is possible")
+            raise ValueError(f"{where} must have times from 0 to {2**31 - 1}, got {events['time'].min()}")
         times.append(events["time"].astype(np.int64) + (overflow << 31))
         data.append(events["data"])
     if not sum(map(len, times)):
-        raise ValueError(f"{path}: holds no polarity events")
+        raise ValueError(f"{path} must contain polarity events, got none")
     all_times, all_data = np.concatenate(times), np.concatenate(data)
     order = np.argsort(all_times, kind="stable")
     return all_times[order], all_data[order]
@@ -179,15 +190,15 @@ def _read_aedat_events(path: Path) -> tuple[np.ndarray, np.ndarray]:
 def _find_header_end(content: bytes, path: Path) -> int:
     """Return the byte position of the first packet of an AEDAT 3.1 file."""
     if not content.startswith(b"#!AER-DAT3.1"):
-        raise ValueError(f"{path}: begins with {content[:12]!r}, needed #!AER-DAT3.1")
+        raise ValueError(f"{path} must begin with #!AER-DAT3.1, got {content[:12]!r}")
     position = 0
     while content.startswith(b"#", position) and (end := content.find(b"\n", position) + 1):
         line, position = content[position:end].strip(), end
         if line.startswith(b"#Format:") and line.partition(b":")[2].strip() != b"RAW":
-            raise ValueError(f"{path}: its header says {line[:40]!r}, needed the format RAW")
+            raise ValueError(f"{path} must have the format RAW, got the line {line[:40]!r} in its header")
         if line == b"#!END-HEADER":
             return position
-    raise ValueError(f"{path}: its header is without the line #!END-HEADER")
+    raise ValueError(f"{path} must have the line #!END-HEADER at the end of its header, got a header without it")
 
 
 def read_spike_file(path: Path, units: int = 700) -> tuple[list[Stream], np.ndarray, tuple[str, ...]]:
@@ -201,16 +212,20 @@ def read_spike_file(path: Path, units: int = 700) -> tuple[list[Stream], np.ndar
     except (OSError, KeyError, RuntimeError, TypeError, ValueError, UnicodeDecodeError) as error:
         why = str(error).strip("'\"").splitlines()[0][:120] if str(error) else type(error).__name__
         needed = "spikes/times, spikes/units, labels and extra/keys"
-        raise ValueError(f"{path}: is no readable HDF5 file with {needed}: {why}") from None
+        raise ValueError(f"{path} must be an HDF5 file with {needed}, got another or a damaged one ({why})") from None
     if not len(times) == len(spikes) == len(labels) > 0 or labels.dtype.kind not in "iu":
-        raise ValueError(f"{path}: has {len(times)} recordings of times, {len(spikes)} of units and {len(labels)} labels")
+        found = f"{len(times)} recordings of times, {len(spikes)} of units and {len(labels)} labels of {labels.dtype}"
+        raise ValueError(f"{path} must have times, units and an integer label for each recording, got {found}")
     if labels.min() < 0 or labels.max() >= len(keys):
-        raise ValueError(f"{path}: a label lies outside the {len(keys)} in extra/keys")
+        raise ValueError(
+            f"{path}: each label must be from 0 to {len(keys) - 1}, as extra/keys names {len(keys)}, got {labels.min()} to "
+            f"{labels.max()}"
+        )
     streams = []
     for number, (time, unit) in enumerate(zip(times, spikes, strict=True)):
         if len(time) != len(unit) or not np.isfinite(time).all():
-            counts = f"{len(time)} times and {len(unit)} units"
-            raise ValueError(f"{path}: recording {number} has {counts}, or a time that is not finite")
+            found = f"{len(time)} times and {len(unit)} units" if len(time) != len(unit) else "a time that is not finite"
+            raise ValueError(f"{path}: recording {number} must have a finite time for each unit, got {found}")
         microseconds = np.rint(np.asarray(time, np.float64) * 1e6).astype(np.int64)
         zeros = np.zeros(len(microseconds), np.int64)
         stream = Stream(microseconds, np.asarray(unit, np.int64), zeros, zeros)
@@ -226,8 +241,8 @@ def read_sample_list(path: Path) -> list[tuple[str, int]]:
         if not words or words[0].startswith("#"):
             continue
         if len(words) != 2 or not all(word.isdigit() for word in words):
-            raise ValueError(f"{path}:{line}: a sample's number and its class are needed, not {text[:40]!r}")
+            raise ValueError(f"{path}:{line}: the line must be the number of a sample and its class, got {text[:40]!r}")
         rows.append((words[0], int(words[1])))
     if not rows:
-        raise ValueError(f"{path}: lists no sample")
+        raise ValueError(f"{path} must list samples, got none")
     return rows

@@ -303,7 +303,7 @@ def _concatenate_streams(streams: Iterable[Stream]) -> Arrays:
 def _read_spike_files(paths: list[Path]) -> Arrays:
     parts = [read_spike_file(path) for path in paths]
     if len({keys for _, _, keys in parts}) > 1:
-        raise ValueError(f"{paths[1]}: its extra/keys are not those of {paths[0]}")
+        raise ValueError(f"{paths[1]} must have the same extra/keys as {paths[0]}, got others")
     names = np.array([key.encode() for key in parts[0][2]])
     return _concatenate_streams([stream for streams, _, _ in parts for stream in streams]) | {
         "targets": np.concatenate([labels for _, labels, _ in parts]),
@@ -335,10 +335,10 @@ def _find_ibm_recordings(folder: Path) -> list[list[Path]] | None:
             continue
         trials = [[root / name for name in read_recording_list(path)] for path in lists]
         if both := set(trials[0]) & set(trials[1]):
-            raise ValueError(f"{lists[1]}: lists {min(both).name}, which is in {lists[0].name} too")
+            raise ValueError(f"{lists[1]} must list other recordings than {lists[0].name}, got {min(both).name} in both")
         for path in (path for part in trials for recording in part for path in (recording, _label_file(recording))):
             if not path.is_file():
-                raise FileNotFoundError(f"data_dir: {path} is listed but missing")
+                raise FileNotFoundError(f"`data_dir` must be a folder with all recordings in its lists, got one without {path}")
         return trials
     return None
 
@@ -354,16 +354,16 @@ def _find_nmnist_files(folder: Path) -> FileLists:
             listings = [[(root / f"{name}.bs2", label) for name, label in part] for part in listed]
             for path, label in (entry for listing in listings for entry in listing):
                 if label > 9:
-                    raise ValueError(f"{root}: class {label} of {path.name} is no digit")
+                    raise ValueError(f"{root}: the class of {path.name} must be a digit, got {label}")
                 if not path.is_file():
-                    raise FileNotFoundError(f"data_dir: {path} is listed but missing")
+                    raise FileNotFoundError(f"`data_dir` must be a folder with all samples in its lists, got one without {path}")
             return listings
         if (root / "Train" / "0").is_dir() and (root / "Test" / "0").is_dir():
             return [
                 [(path, digit) for digit in range(10) for path in sorted((root / part / str(digit)).glob("*.bin"))]
                 for part in ("Train", "Test")
             ]
-    raise FileNotFoundError(f"data_dir: {folder} holds no {_NEEDED_FILES['nmnist']}")
+    raise FileNotFoundError(f"`data_dir` must be a folder with {_NEEDED_FILES['nmnist']}, got {folder} without them")
 
 
 def _find_tonic_files(folder: Path) -> FileLists:
@@ -373,6 +373,8 @@ def _find_tonic_files(folder: Path) -> FileLists:
         root = first_existing(folder, [part, f"DVSGesture/{part}"], _NEEDED_FILES["dvs_gesture"])
         paths = sorted(path for path in root.glob("*/*.npy") if path.stem.isdigit() and int(path.stem) < len(_GESTURES))
         if not paths:
-            raise FileNotFoundError(f"data_dir: {root} holds no {_NEEDED_FILES['dvs_gesture']}")
+            raise FileNotFoundError(
+                f"`data_dir` must be a folder with {_NEEDED_FILES['dvs_gesture']}, got {root} without recordings"
+            )
         listed.append([(path, int(path.stem)) for path in paths])
     return listed

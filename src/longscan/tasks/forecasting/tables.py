@@ -61,17 +61,17 @@ def read_table(path: Path, expected: int | None = None, missing: Missing = "refu
         with path.open(encoding="latin-1", newline=None) as file:
             header = file.readline().rstrip("\n\r").removeprefix("ï»¿").split(",")
     except OSError as error:
-        raise ValueError(f"{path}: cannot be read: {error.strerror}") from None
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
     if len(header) < 2 or header[0].strip().strip('"').lower() not in ("date", "time", "timestamp"):
-        raise ValueError(f"{path}:1: a header 'date,NAME,NAME,...' is needed, not {','.join(header)[:60]!r}")
+        raise ValueError(f"{path}:1: the header must be 'date,NAME,NAME,...', got {','.join(header)[:60]!r}")
     names = [name.strip().strip('"') for name in header]
     for name in names:
         count = names.count(name)
         if count > 1:
-            raise ValueError(f"{path}:1: the column {name!r} occurs {count} times; unique names are needed")
+            raise ValueError(f"{path}:1: the names of columns must be unique, got {name!r} {count} times")
     variables = tuple(names[1:])
     if expected is not None and len(variables) != expected:
-        raise ValueError(f"{path}: has {len(variables)} variables, {expected} are needed; is it another table of the same name?")
+        raise ValueError(f"{path} must have {expected} variables, got {len(variables)}; is it another table of the same name?")
     arrays = cached_arrays("dated_table", [path], irregular, lambda: _parse_rows(path, len(header), irregular))
     values, lines = arrays["values"], arrays["lines"]
     gaps = np.isnan(values)
@@ -81,11 +81,13 @@ def read_table(path: Path, expected: int | None = None, missing: Missing = "refu
     counts = f"{gaps.sum()} missing values ('?', 'NaN' or nothing) in {gaps.any(1).sum()} of its {len(values)} rows"
     if missing == "refuse":
         raise ValueError(
-            f"{path}: {counts}, the first in line {lines[row]}, {variables[column]}; missing='fill' repeats the value before"
+            f"{path} has {counts}, the first in line {lines[row]}, {variables[column]}; missing='fill' repeats the value before"
         )
     if gaps[0].any():
         first = variables[int(gaps[0].argmax())]
-        raise ValueError(f"{path}: line {lines[0]} has no value of {first}, and none before it to repeat; start at a later line")
+        raise ValueError(
+            f"{path}:{lines[0]}: the first line must have a value of {first}, as none before it can be repeated, got none"
+        )
     last_present = np.maximum.accumulate(np.where(gaps, 0, np.arange(len(values))[:, None]))
     _log.warning("%s: %s were filled with the last value before", path, counts)
     return Table(np.take_along_axis(values, last_present, 0), variables)
@@ -101,7 +103,7 @@ def read_dates(path: Path, horizon: int, irregular: StepDates = ()) -> list[str]
     arrays = cached_arrays("dated_table", [path], irregular, lambda: _parse_rows(path, columns, irregular))
     words, form = arrays["dates"].tolist(), str(arrays["form"][0])
     if len(words) < 2:
-        raise ValueError(f"{path}: has one row, which does not tell how far apart steps are; two are needed")
+        raise ValueError(f"{path} must have at least two rows, from which the step between rows is known, got one")
     usual = _usual_step(_parse_timestamps(words, form))
     count = range(1, horizon + 1)
     if form == "numbers":
@@ -130,21 +132,21 @@ def _parse_rows(path: Path, columns: int, irregular: StepDates) -> dict[str, np.
             if len(words) != columns:
                 if not text.strip():
                     continue
-                raise ValueError(f"{path}:{line}: has {len(words)} columns, the header has {columns}")
+                raise ValueError(f"{path}:{line}: the line must have {columns} columns, like the header, got {len(words)}")
             try:
                 rows.append([float("nan" if word.strip() in ("", "?") else word) for word in words[1:]])
             except ValueError:
-                raise ValueError(f"{path}:{line}: a value is no number in {text[:60]!r}") from None
+                raise ValueError(f"{path}:{line}: values must be numbers, got {text[:60]!r}") from None
             dates.append(words[0].strip().strip('"'))
             numbers.append(line)
     if not rows:
-        raise ValueError(f"{path}: holds no rows after the header")
+        raise ValueError(f"{path} must have rows after the header, got none")
     values = np.array(rows)
     wrong = np.argwhere(np.abs(values) > LARGEST)
     if len(wrong):
         row, column = wrong[0]
         value = values[row, column]
-        raise ValueError(f"{path}:{numbers[row]}: a value is not finite in float32, {value:g}; {LARGEST:.3g} is the largest")
+        raise ValueError(f"{path}:{numbers[row]}: values must be at most {LARGEST:.3g}, the largest of float32, got {value:g}")
     form = _detect_date_format(path, dates, numbers, irregular)
     return {"values": values, "dates": np.array(dates), "form": np.array([form]), "lines": np.array(numbers)}
 
@@ -165,8 +167,8 @@ def _detect_date_format(path: Path, words: list[str], lines: list[int], irregula
             stamps = _parse_timestamps(words, form)
         except _UnreadableError as error:
             reached = False, error.row
-            needed = f"{', '.join(DATE_FORMATS)} or numbers, the same in all lines, is needed"
-            problem = f"{words[error.row][:40]!r} is no date; one of {needed}"
+            needed = f"{', '.join(DATE_FORMATS)} or numbers, the same in all lines"
+            problem = f"dates must be {needed}, got {words[error.row][:40]!r}"
         else:
             row, problem = _find_uneven_step(stamps, words, form, known)
             reached = True, row
@@ -178,8 +180,8 @@ def _detect_date_format(path: Path, words: list[str], lines: list[int], irregula
             best, reason = reached, problem
     if len(found) > 1:
         raise ValueError(
-            f"{path}: its dates from {words[0]} to {words[-1]} can be read in several forms ({', '.join(found)}); dates as in "
-            "ISO 8601, such as 2024-01-31 13:00, are needed"
+            f"{path}: dates must be in a form that can be read in one way, such as 2024-01-31 13:00 of ISO 8601, got dates from "
+            f"{words[0]} to {words[-1]}, which can be read as {', '.join(found)}"
         )
     if not found:
         raise ValueError(f"{path}:{lines[best[1]]}: {reason}")
@@ -193,8 +195,8 @@ def _find_uneven_step(stamps: np.ndarray, words: list[str], form: str, irregular
         if (words[row], words[row + 1]) in irregular:
             continue
         if steps[row] == 0:
-            return row + 1, f"the time stamp {words[row]} is duplicated; keep one row of each"
-        return row + 1, f"its time stamps go back, from {words[row]} to {words[row + 1]}; rows in the order of time are needed"
+            return row + 1, f"each time stamp must occur once, got {words[row]} twice"
+        return row + 1, f"the rows must be in the order of time, got {words[row + 1]} after {words[row]}"
     odd = _irregular_steps(stamps, words, irregular)
     if not len(odd) or (form != "numbers" and _calendar_frequency([_parse_date(word, form) for word in words]) is not None):
         return 0, ""
@@ -202,7 +204,7 @@ def _find_uneven_step(stamps: np.ndarray, words: list[str], form: str, irregular
     shown = f"{usual:g}" if form == "numbers" else str(timedelta(microseconds=int(usual)))
     pandas = "" if find_spec("pandas") else "; steps of a calendar, such as months, are read with pandas, which is not installed"
     return row + 1, (
-        f"its steps are not even: {len(odd)} of {len(steps)} differ from {shown}, the first between {words[row]} and "
+        f"the steps must be equal, got {len(odd)} of {len(steps)} that differ from {shown}, the first between {words[row]} and "
         f"{words[row + 1]}; asfreq and interpolate of pandas fill gaps{pandas}"
     )
 

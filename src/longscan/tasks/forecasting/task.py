@@ -178,7 +178,8 @@ class Forecast(RegressionTask):
         first = {"train": 0, "valid": train - context, "test": valid - context}[split]
         last = {"train": train, "valid": valid, "test": test}[split]
         if first < 0 or last - first < context + horizon:
-            raise ValueError(f"context, horizon: {split} of {self.dataset} has too few rows for {context} + {horizon} steps")
+            rows = f"{last - max(first, 0)} rows of the split {split} of {self.dataset}"
+            raise ValueError(f"`context` and `horizon` must fit into the {rows}, got {context} + {horizon} steps")
         return first, last
 
     def batch(self, split: Split, step: int, batch_size: int, seed: int = 0) -> Batch:
@@ -307,10 +308,14 @@ class Forecast(RegressionTask):
         table = read_table(Path(path), missing=self.missing, irregular=KNOWN_IRREGULAR_STEPS.get(self.dataset, ()))
         data, (context, horizon, _) = _load(self.dataset, self.data_dir, self.missing), self._shape
         if table.variables != data.variables:
-            raise ValueError(f"{path}: its variables are not those of {self.dataset}: {', '.join(data.variables)}")
+            raise ValueError(
+                f"{path} must have the variables of {self.dataset}, {', '.join(data.variables)}, got {', '.join(table.variables)}"
+            )
         if len(table.values) < max(2, context):
-            needed = f"the context needs {context}" if context > 1 else "two are needed to tell how far apart steps are"
-            raise ValueError(f"{path}: has {len(table.values)} rows, {needed}")
+            needed = (
+                f"{context} rows, as the context has" if context > 1 else "two rows, from which the step between rows is known"
+            )
+            raise ValueError(f"{path} must have at least {needed}, got {len(table.values)}")
         rows = _standardise(path, table, data.mean, data.std)[-context:]
         window = torch.from_numpy(np.concatenate([rows, np.zeros((horizon, rows.shape[1]), np.float32)]))
         windows = window[None] if self.channels == "together" else window.T[..., None]
@@ -337,12 +342,12 @@ def _load(dataset: str, data_dir: str | None, missing: Missing) -> _Data:
         month = _MONTH * (4 if dataset.startswith("ETTm") else 1)
         borders = (12 * month, 16 * month, 20 * month)
         if rows < borders[-1]:
-            raise ValueError(f"{path}: has {rows} rows, the months of train, valid and test are {borders[-1]}")
+            raise ValueError(f"{path} must have at least {borders[-1]} rows, the months of train, valid and test, got {rows}")
     else:
         borders = (int(rows * 0.7), rows - int(rows * 0.2), rows)
     train = table.values[: borders[0]]
     if len(train) < 2:
-        raise ValueError(f"{path}: has {rows} rows, which are too few to split")
+        raise ValueError(f"{path} must have enough rows for a split 70/10/20, got {rows}")
     mean, std = train.mean(0), train.std(0)
     std = np.where(std > 0, std, 1.0)
     return _Data(_standardise(path, table, mean, std), table.variables, borders, mean, std)
@@ -355,9 +360,9 @@ def _standardise(path: str | Path, table: Table, mean: np.ndarray, std: np.ndarr
     if beyond is not None:
         row, column = beyond
         raise ValueError(
-            f"{path}: row {row + 1} after the header, {table.variables[column]}: {table.values[row, column]:g} is "
-            f"{values[row, column]:g} in units of the training rows' standard deviation, {std[column]:g}; float32 holds at most "
-            f"{LARGEST:.3g}"
+            f"{path}: {table.variables[column]} in row {row + 1} after the header must be at most {LARGEST:.3g}, the largest of "
+            f"float32, in units of the training rows' standard deviation, {std[column]:g}, got {table.values[row, column]:g}, "
+            f"which is {values[row, column]:g}"
         )
     return values.astype(np.float32)
 

@@ -258,18 +258,18 @@ class WordTask(ClassificationTask):
             words = text.split("|")[0].split()
             unknown = next((word for word in words if word not in numbers), None)
             if unknown is not None:
-                raise ValueError(f"{path}:{line}: {unknown[:40]!r} is no symbol of {self.name}, which has {' '.join(numbers)}")
+                raise ValueError(f"{path}:{line}: each symbol must be one of {' '.join(numbers)}, got {unknown[:40]!r}")
             question = [numbers[word] for word in words]
             if question and self._end_of_question is not None and question[-1] != self._end_of_question:
                 question.append(self._end_of_question)
             if question:
                 questions.append(question)
         if not questions:
-            raise ValueError(f"{path}: holds no question")
+            raise ValueError(f"{path} must contain questions, got none")
         answer_lengths = np.array([self._answer_length(question) for question in questions])
         if self.uses_teacher_forcing and answer_lengths.max() > 1:
-            why = "under teacher forcing it reads its answers in the input"
-            raise ValueError(f"{path}: {self.name} cannot answer new questions: {why}")
+            why = "as a model trained by teacher forcing reads the answers in its input"
+            raise ValueError(f"{path} must contain questions of {self.name} with answers of one token, {why}, got longer ones")
         unknown_answers = np.full((len(questions), answer_lengths.max()), self.padding)
         examples = Examples(*Ragged.from_sequences(questions).pad(None, self.padding), unknown_answers, answer_lengths)
         return self._to_batch(examples, None, uses_teacher_forcing=False)._replace(targets=None)
@@ -325,7 +325,9 @@ class WordTask(ClassificationTask):
             if attempt % 5 == 4:  # a length with so few questions that perhaps none belongs to this split
                 lengths[pending] = rng.integers(low, high + 1, len(pending))
         setting = "train_lengths" if split == "train" else "eval_lengths"
-        raise ValueError(f"{setting}: {low} to {high} tokens give too few questions of {self.name} for a split {split!r}")
+        raise ValueError(
+            f"`{setting}` must give enough questions of {self.name} for the split {split!r}, got {low} to {high} tokens"
+        )
 
     def _belongs_to_split(self, examples: Examples, split: Split) -> np.ndarray:
         """Return which questions belong to the split, (n,) bool."""

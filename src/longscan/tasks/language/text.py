@@ -50,8 +50,8 @@ class ByteText(LanguageTask):
         content = _load(self.path)
         size = int(len(content) * self.valid_fraction)
         if size <= self.window:
-            found = f"{self.path} has {len(content)} bytes"
-            raise ValueError(f"path: {found}, too few for windows of {self.window} in valid and test")
+            needed = f"more than {self.window} bytes, a window, in each of valid and test"
+            raise ValueError(f"`path` must have {needed}, got {self.path} with {size} of {len(content)} bytes in each")
         first, last = {"train": (None, -2 * size), "valid": (-2 * size, -size), "test": (-size, None)}[split]
         return content[first:last]
 
@@ -83,7 +83,7 @@ class ByteText(LanguageTask):
         """Read the first `window` bytes of a file."""
         content = np.frombuffer(read_bytes(path)[: self.window], np.uint8)
         if not len(content):
-            raise ValueError(f"{path}: holds no bytes")
+            raise ValueError(f"{path} must contain bytes, got an empty file")
         return Batch(torch.from_numpy(content.astype(np.int64))[None])
 
     def decode(self, output: Tensor, batch: Batch) -> list[dict[str, str | float]]:  # noqa: ARG002
@@ -95,9 +95,11 @@ class ByteText(LanguageTask):
 def _load(path: str | None) -> np.ndarray:
     """Return the content of a file, or of all files in a folder, (bytes,) uint8."""
     if path is None:
-        raise FileNotFoundError("path: name a file, or a folder of files, to learn from (`longscan data get tinyshakespeare`)")
+        raise FileNotFoundError(
+            "`path` must be a file or a folder of files to learn from (`longscan data get tinyshakespeare`), got None"
+        )
     if not Path(path).exists():
-        raise FileNotFoundError(f"path: {path} does not exist; a file or a folder of files is needed")
+        raise FileNotFoundError(f"`path` must be a file or a folder of files, got {path}, which does not exist")
     if Path(path).is_file():
         # An empty file cannot be mapped.
         return np.memmap(path, np.uint8, "r") if Path(path).stat().st_size else np.empty(0, np.uint8)

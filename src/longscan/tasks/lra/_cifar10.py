@@ -52,7 +52,7 @@ def _new_array(*_: Any) -> _ArrayStub:
 
 def _encode_latin1(text: Any, encoding: Any) -> bytes:
     if encoding != "latin1" or not isinstance(text, str):
-        raise pickle.UnpicklingError("only latin1 text may be encoded")
+        raise pickle.UnpicklingError(f"the encoding must be latin1, got {encoding!r}")
     return text.encode("latin1")
 
 
@@ -71,7 +71,7 @@ class _RestrictedUnpickler(pickle.Unpickler):
         try:
             return _ALLOWED[module, name]
         except KeyError:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no CIFAR-10 batch needs") from None
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which a CIFAR-10 batch does not need") from None
 
 
 def read_batch(path: Path) -> Images:
@@ -81,13 +81,13 @@ def read_batch(path: Path) -> Images:
         content = _RestrictedUnpickler(BytesIO(raw), encoding="bytes").load()
     except Exception as error:  # a damaged pickle can raise any exception
         why = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
-        raise ValueError(f"{path}: is no CIFAR-10 batch: {why}") from None
+        raise ValueError(f"{path} must be a batch file of CIFAR-10, got another or a damaged one ({why})") from None
     if not isinstance(content, dict):
-        raise ValueError(f"{path}: is no CIFAR-10 batch: a dictionary is needed, not {type(content).__name__}")
+        raise ValueError(f"{path} must be a batch file of CIFAR-10, which is a dictionary, got a {type(content).__name__}")
     data, labels = (content.get(key.encode(), content.get(key)) for key in ("data", "labels"))
     pixels = data.values if isinstance(data, _ArrayStub) else None
     if pixels is None or pixels.ndim != 2 or pixels.shape[1] != _PIXELS:
-        raise ValueError(f"{path}: is no CIFAR-10 batch: 'data' must be bytes of shape (images, {_PIXELS})")
+        raise ValueError(f"{path}: 'data' must be bytes of shape (images, {_PIXELS}), got something else")
     if not isinstance(labels, list) or len(labels) != len(pixels) or not all(type(x) is int and 0 <= x < 10 for x in labels):
-        raise ValueError(f"{path}: is no CIFAR-10 batch: 'labels' must be {len(pixels)} numbers from 0 to 9")
+        raise ValueError(f"{path}: 'labels' must be {len(pixels)} numbers from 0 to 9, got something else")
     return Images(pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), np.array(labels, np.int64))

@@ -48,7 +48,8 @@ def generate_expressions(rng: CounterRNG, count: int, limits: ExpressionLimits) 
         rounds += 1
         if rounds == 20 and not sequences:
             interval = f"{limits.longer_than} and {limits.shorter_than}"
-            raise ValueError(f"longer_than, shorter_than: between {interval} tokens there is no expression of such depth")
+            depth = f"`max_depth` {limits.max_depth} and `max_args` {limits.max_args}"
+            raise ValueError(f"`longer_than` and `shorter_than` must allow expressions of {depth}, got {interval}")
     return Ragged.from_sequences(sequences[:count]), np.concatenate(values)[:count]
 
 

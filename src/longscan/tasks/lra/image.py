@@ -106,7 +106,7 @@ def _arrays(folder: Path) -> Arrays:
         root = folder / name
         if (root / "train").is_dir() and (root / "test").is_dir():
             return _read_image_files(root)
-    raise FileNotFoundError(f"data_dir: {folder} holds no {_NEEDED_FILES}")
+    raise FileNotFoundError(f"`data_dir` must be a folder with {_NEEDED_FILES}, got {folder} without them")
 
 
 def _read_batch_files(folder: Path) -> Arrays:
@@ -129,7 +129,7 @@ def _read_image_files(root: Path) -> Arrays:
             folder = root / part / kind
             images = sorted(item for item in folder.iterdir() if item.suffix.lower() in IMAGE_SUFFIXES) if folder.is_dir() else []
             if not images:
-                raise FileNotFoundError(f"data_dir: {folder} holds no images; {_NEEDED_FILES}")
+                raise FileNotFoundError(f"`data_dir` must be a folder with {_NEEDED_FILES}, got no images in {folder}")
             paths += images
             targets += [number] * len(images)
         counts.append(len(paths))

@@ -72,14 +72,14 @@ class ListOps(GeneratedTask):
             words = text.split("|")[0].replace("(", " ").replace(")", " ").split()
             unknown = next((word for word in words if word not in _NUMBERS), None)
             if unknown is not None:
-                raise ValueError(f"{path}:{line}: {unknown[:40]!r} is no symbol of listops, which has {' '.join(SYMBOLS)}")
+                raise ValueError(f"{path}:{line}: each symbol must be one of {' '.join(SYMBOLS)}, got {unknown[:40]!r}")
             if not words:
                 continue
             tokens = np.array([_NUMBERS[word] for word in words], np.uint8)
             depth = np.where(tokens == _NUMBERS["]"], -1, tokens >= _NUMBERS["[MIN"]).cumsum()
             if depth[-1] != 0 or (depth[:-1] < 1).any():
-                raise ValueError(f"{path}:{line}: the brackets do not make one expression")
+                raise ValueError(f"{path}:{line}: the line must be one expression whose brackets match, got {text[:60]!r}")
             expressions.append(tokens)
         if not expressions:
-            raise ValueError(f"{path}: holds no expression")
+            raise ValueError(f"{path} must contain expressions, got none")
         return self._to_batch(Ragged.from_sequences(expressions))

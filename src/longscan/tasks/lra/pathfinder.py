@@ -130,7 +130,7 @@ def _load_released(task: Pathfinder) -> LabelledSequences:
     folder = data_folder(task.data_dir, "lra", needed)
     listing = sorted(first_existing(folder, ["metadata"], needed).glob("*.npy"), key=lambda path: (len(path.name), path.name))
     if not listing:
-        raise FileNotFoundError(f"data_dir: {folder / 'metadata'} holds no .npy files; {_SOURCE}")
+        raise FileNotFoundError(f"`data_dir` must be a folder with {needed}, got no .npy files in {folder / 'metadata'}")
 
     def read() -> dict[str, np.ndarray]:
         images, labels = [], []
@@ -138,10 +138,12 @@ def _load_released(task: Pathfinder) -> LabelledSequences:
             for line, text in enumerate(read_text(path).splitlines(), 1):
                 words = text.split()
                 if len(words) < 4 or words[3] not in ("0", "1"):
-                    raise ValueError(f"{path}:{line}: needs folder, name, index and a label of 0 or 1, not {text[:60]!r}")
+                    raise ValueError(
+                        f"{path}:{line}: the line must be folder, name, index and a label of 0 or 1, got {text[:60]!r}"
+                    )
                 image = folder / words[0] / words[1]
                 if not image.resolve().is_relative_to(folder.resolve()):
-                    raise ValueError(f"{path}:{line}: {words[0]}/{words[1]} lies outside {folder}")
+                    raise ValueError(f"{path}:{line}: the image must be a file below {folder}, got {words[0]}/{words[1]}")
                 images.append(read_image(image, task.resolution))
                 labels.append(int(words[3]))
         return {"images": np.stack(images), "labels": np.array(labels, np.int64)}
@@ -149,7 +151,7 @@ def _load_released(task: Pathfinder) -> LabelledSequences:
     arrays = cached_arrays("pathfinder-released", listing, task.resolution, read)
     count = len(arrays["labels"])
     if count < 10:
-        raise ValueError(f"data_dir: {folder} has {count} images; at least 10 are needed for a split 80/10/10")
+        raise ValueError(f"`data_dir` must be a folder with at least 10 images, for a split 80/10/10, got {folder} with {count}")
     order = CounterRNG(("split", task.split_seed), 0).permutation(count)
     train, valid, test = (np.sort(part) for part in np.split(order, [int(0.8 * count), int(0.9 * count)]))
     return LabelledSequences(image_sequence(arrays["images"]), arrays["labels"], {"train": train, "valid": valid, "test": test})

@@ -66,11 +66,11 @@ class LraRetrieval(SequenceClassification):
         for line, text in enumerate(read_text(path).split("\n"), 1):
             words = text.rstrip("\r").split("\t")
             if len(words) != 2 and text.strip():
-                raise ValueError(f"{path}:{line}: two texts apart by a tab are needed, not {len(words)}")
+                raise ValueError(f"{path}:{line}: the line must be two texts, separated by a tab, got {len(words)}")
             if len(words) == 2:
                 pairs += [word.encode() for word in words]
         if not pairs:
-            raise ValueError(f"{path}: holds no pair of texts")
+            raise ValueError(f"{path} must contain pairs of texts, got none")
         return self._to_batch(_join_pairs(self._alphabet.encode(pairs, self.longest), self.vocab_size - 1))
 
 
@@ -88,7 +88,8 @@ def _read_lines(path: Path) -> Iterator[tuple[int, bytes, bytes]]:
         if not text.strip():
             continue
         if len(words) != 5 or words[0] not in ("0", "1", "0.0", "1.0"):
-            raise ValueError(f"{path}:{line}: needs a label of 0 or 1, two ids and two texts, apart by tabs, not {text[:60]!r}")
+            needed = "a label of 0 or 1, two ids and two texts, separated by tabs"
+            raise ValueError(f"{path}:{line}: the line must be {needed}, got {text[:60]!r}")
         yield int(float(words[0])), words[3].encode(), words[4].encode()
 
 
@@ -103,7 +104,7 @@ def _read_pairs(data_dir: str | None, split: Split) -> Arrays:
             labels.append(label)
             texts += [np.frombuffer(first or b" ", np.uint8), np.frombuffer(second or b" ", np.uint8)]
         if not labels:
-            raise ValueError(f"{path}: holds no pair of texts")
+            raise ValueError(f"{path} must contain pairs of texts, got none")
         return {**Ragged.from_sequences(texts)._asdict(), "targets": np.array(labels, np.int64)}
 
     return cached_arrays("aan", [path], "pairs", read)

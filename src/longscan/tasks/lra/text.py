@@ -68,7 +68,7 @@ class LraText(SequenceClassification):
         """Read reviews from a text file, one per line."""
         texts = [line.encode() for line in read_text(path).splitlines() if line.strip()]
         if not texts:
-            raise ValueError(f"{path}: holds no text")
+            raise ValueError(f"{path} must contain text, got none")
         return self._to_batch(Ragged.from_sequences(self._alphabet.encode(texts, self.longest)))
 
 
@@ -80,7 +80,9 @@ def _read_reviews(data_dir: str | None) -> Arrays:
     for part, kind in _PARTS:
         paths = sorted((root / part / kind).glob("*.txt"))
         if not paths:
-            raise FileNotFoundError(f"data_dir: {root / part / kind} holds no .txt files; {_NEEDED_FILES}")
+            raise FileNotFoundError(
+                f"`data_dir` must be a folder with {_NEEDED_FILES}, got no .txt files in {root / part / kind}"
+            )
         listed.append(paths)
 
     def read() -> Arrays:

@@ -62,7 +62,7 @@ def read_ts(path: str | Path, missing: Missing = "refuse", *, with_labels: bool 
         key, *values = text[1:].split()
         header[key.lower()] = values
     if header.get("timestamps", ["false"])[0].lower() == "true":
-        raise ValueError(f"{path}: holds time stamps (@timeStamps true); series with steps of equal length are needed")
+        raise ValueError(f"{path} must contain series with equal steps, got time stamps (@timeStamps true)")
     stated = [header[key][0].lower() for key in ("classlabel", "targetlabel") if header.get(key)]
     labelled = "true" in stated or not stated
     listed = header.get("classlabel", [])[1:] if with_labels else []
@@ -91,9 +91,9 @@ def read_arff_dimensions(paths: Sequence[str | Path], missing: Missing = "refuse
     for path in paths[1:]:
         _, more, more_labels = _read_arff_lines(path)
         if [part.shape[1] for part in more] != [part.shape[1] for part in series]:
-            raise ValueError(f"{path}: the number or the lengths of its series differ from those of {paths[0]}")
+            raise ValueError(f"{path} must have the number and the lengths of the series of {paths[0]}, got others")
         if more_labels != labels:
-            raise ValueError(f"{path}: its labels differ from those of {paths[0]}")
+            raise ValueError(f"{path} must have the labels of {paths[0]}, got others")
         series = [np.concatenate(pair) for pair in zip(series, more, strict=True)]
     return _build_recordings(paths[0], header, series, labels, missing)
 
@@ -104,13 +104,13 @@ def read_csv(path: str | Path, missing: Missing = "refuse") -> Recordings:
     if lines and all(_parse_number(word) is None for word in lines[0][1].split(",")):
         lines = lines[1:]
     if not lines:
-        raise ValueError(f"{path}: holds no numbers")
+        raise ValueError(f"{path} must contain numbers, got none")
     width = len(lines[0][1].split(","))
     rows = []
     for line, text in lines:
         words = text.split(",")
         if len(words) != width:
-            raise ValueError(f"{path}:{line}: has {len(words)} columns, the first row has {width}")
+            raise ValueError(f"{path}:{line}: the line must have {width} columns, like the first row, got {len(words)}")
         rows.append(_parse_numbers(words, path, line))
     series, count = _handle_missing(path, [np.array(rows).T], missing)
     return Recordings(series, None, (), count)
@@ -126,17 +126,19 @@ def read_npy(path: str | Path, missing: Missing = "refuse", *, layout: Layout | 
     array = load_array(path)
     if array.ndim not in (2, 3) or array.dtype.kind not in "fiu" or not array.size:
         need = "numbers of shape (steps, channels) or (series, steps, channels)"
-        raise ValueError(f"{path}: {need} are needed, not {array.dtype} of shape {array.shape}")
+        raise ValueError(f"{path} must be {need}, got {array.dtype} of shape {array.shape}")
     if np.isinf(array).any():
-        raise ValueError(f"{path}: holds {np.isinf(array).sum()} infinite values, finite ones are needed")
+        raise ValueError(f"{path} must contain finite values, got {np.isinf(array).sum()} infinite ones")
     several = array if array.ndim == 3 else array[None]
     if np.abs(several[~np.isnan(several)].astype(np.float64)).max(initial=0) > LARGEST:
-        raise ValueError(f"{path}: holds {np.nanmax(np.abs(several)):g}, which is beyond the range of float32, {LARGEST:.3g}")
+        raise ValueError(
+            f"{path}: values must be at most {LARGEST:.3g}, the largest of float32, got {np.nanmax(np.abs(several)):g}"
+        )
     steps, channels = several.shape[1:]
     if layout is None and channels > steps:
         raise ValueError(
-            f"{path}: its shape {array.shape} is {steps} steps of {channels} channels with axes (series, steps, channels), or "
-            f"{channels} steps of {steps} channels with axes (series, channels, steps); say layout='nlc' or layout='ncl'"
+            f"`layout` must be 'nlc' or 'ncl' for an array with more channels than steps, got None: the shape {array.shape} of "
+            f"{path} is {steps} steps of {channels} channels by 'nlc', or {channels} steps of {steps} channels by 'ncl'"
         )
     channels_first = several if layout == "ncl" else several.transpose(0, 2, 1)
     series, count = _handle_missing(path, [np.ascontiguousarray(item, dtype=np.float64) for item in channels_first], missing)
@@ -167,7 +169,7 @@ def _lines(path: str | Path) -> Iterator[tuple[int, str]]:
     """Yield the numbered lines except comments and empty ones; only these must be UTF-8 text."""
     content = read_bytes(path).removeprefix(b"\xef\xbb\xbf")
     if b"\0" in content:
-        raise ValueError(f"{path}: is not UTF-8 text (it holds zero bytes)")
+        raise ValueError(f"{path} must be UTF-8 text, got zero bytes")
     for line, raw in enumerate(content.splitlines(), 1):
         stripped = raw.strip()
         if not stripped or stripped.startswith((b"#", b"%")):
@@ -175,7 +177,7 @@ def _lines(path: str | Path) -> Iterator[tuple[int, str]]:
         try:
             yield line, stripped.decode()
         except UnicodeDecodeError as error:
-            raise ValueError(f"{path}:{line}: is not UTF-8 text (byte 0x{stripped[error.start]:02x})") from None
+            raise ValueError(f"{path}:{line}: the line must be UTF-8 text, got the byte 0x{stripped[error.start]:02x}") from None
 
 
 def _header_lines(path: str | Path, lines: Iterator[tuple[int, str]]) -> Iterator[str]:
@@ -186,7 +188,7 @@ def _header_lines(path: str | Path, lines: Iterator[tuple[int, str]]) -> Iterato
         if not text.startswith("@") or len(text) == 1:
             raise ValueError(f"{path}:{line}: a line before @data must start with '@' and a key, not with {text[:20]!r}")
         yield text
-    raise ValueError(f"{path}: has no @data line")
+    raise ValueError(f"{path} must have a line @data, got none")
 
 
 def _read_arff_lines(path: str | Path, *, with_labels: bool = True) -> tuple[Header, list[np.ndarray], list[str]]:
@@ -205,7 +207,7 @@ def _read_arff_lines(path: str | Path, *, with_labels: bool = True) -> tuple[Hea
         if relational:
             match = re.fullmatch(r"(['\"])(.*)\1\s*,(.*)", text)
             if match is None:
-                raise ValueError(f"{path}:{line}: no series in quotes, comma and label; the line is damaged or cut off")
+                raise ValueError(f"{path}:{line}: the line must be a series in quotes, a comma and a label, got {text[:60]!r}")
             channels, label = match[2].split(r"\n"), match[3]
         else:
             channel, _, label = text.rpartition(",")
@@ -219,10 +221,10 @@ def _parse_label(text: str, path: str | Path, line: int, listed: Sequence[str]) 
     """Return the label of a line; ValueError if there is none, or if the header lists labels without it."""
     label = text.strip().strip("'\"")
     if not label or "," in label:
-        raise ValueError(f"{path}:{line}: the class label at the end is missing; the line is damaged or cut off")
+        raise ValueError(f"{path}:{line}: the line must end with a class label, got {label[-40:]!r}")
     if listed and label not in listed:
         shown = ", ".join(listed[:8]) + (", ..." if len(listed) > 8 else "")
-        raise ValueError(f"{path}:{line}: the label {label[:40]!r} is not in the header's list of labels ({shown[:120]})")
+        raise ValueError(f"{path}:{line}: the label must be one that the header lists ({shown[:120]}), got {label[:40]!r}")
     return label
 
 
@@ -230,10 +232,10 @@ def _parse_series(channels: list[str], previous: list[np.ndarray], path: str | P
     """Return the series (C, L) of a line; ValueError if its number of channels differs from that of the previous series."""
     rows = [_parse_numbers(channel.split(","), path, line) for channel in channels]
     if previous and len(rows) != len(previous[0]):
-        raise ValueError(f"{path}:{line}: has {len(rows)} channels, the first series has {len(previous[0])}")
+        raise ValueError(f"{path}:{line}: the line must have {len(previous[0])} channels, like the first series, got {len(rows)}")
     for number, row in enumerate(rows[1:], 2):
         if len(row) != len(rows[0]):
-            raise ValueError(f"{path}:{line}: channel {number} has {len(row)} values, channel 1 has {len(rows[0])}")
+            raise ValueError(f"{path}:{line}: channel {number} must have {len(rows[0])} values, like channel 1, got {len(row)}")
     return np.array(rows).reshape(len(rows), -1)
 
 
@@ -268,8 +270,8 @@ def _parse_numbers(words: list[str], path: str | Path, line: int) -> list[float]
     if None in checked:
         word = words[checked.index(None)].strip()
         if _is_too_large(word):
-            raise ValueError(f"{path}:{line}: {word[:40]!r} is beyond the range of float32; {LARGEST:.3g} is the largest")
-        raise ValueError(f"{path}:{line}: {word[:40]!r} is not a finite number")
+            raise ValueError(f"{path}:{line}: values must be at most {LARGEST:.3g}, the largest of float32, got {word[:40]!r}")
+        raise ValueError(f"{path}:{line}: values must be finite numbers, got {word[:40]!r}")
     return [np.nan if number is None else number for number in checked]
 
 
@@ -278,12 +280,12 @@ def _build_recordings(
 ) -> Recordings:
     """Remove missing steps at the ends of series, treat other missing values, and warn if the header contradicts the data."""
     if not series:
-        raise ValueError(f"{path}: holds no series after @data")
+        raise ValueError(f"{path} must contain series after @data, got none")
     trimmed = []
     for number, case in enumerate(series, 1):
         present = np.flatnonzero(~np.isnan(case).all(0))
         if not len(present):
-            raise ValueError(f"{path}: series {number} has no value")
+            raise ValueError(f"{path}: series {number} must have values, got none")
         trimmed.append(case[:, : present[-1] + 1])
     found = set(labels or ())
     stated = [] if labels is None else header.get("classlabel", [])[1:]
@@ -308,7 +310,7 @@ def _handle_missing(path: str | Path, series: list[np.ndarray], missing: Missing
     counts = f"{count} missing values ('?', 'NaN' or nothing) in {len(lacking)} of its {len(series)} series"
     if missing == "refuse":
         raise ValueError(
-            f"{path}: {counts}, the first in series {first + 1}, channel {channel + 1}, step {step + 1}; missing='fill' "
+            f"{path} has {counts}, the first in series {first + 1}, channel {channel + 1}, step {step + 1}; missing='fill' "
             "interpolates them, missing='mask' marks them"
         )
     if missing == "mask":
@@ -328,7 +330,8 @@ def _interpolate_channels(path: str | Path, number: int, series: np.ndarray) -> 
         present = ~np.isnan(values)
         if not present.any():
             raise ValueError(
-                f"{path}: series {number} has no value in channel {channel + 1} to interpolate from; missing='mask' marks it"
+                f"{path}: series {number} must have a value in channel {channel + 1}, from which missing ones are interpolated, "
+                "got none; missing='mask' marks them"
             )
         filled[channel] = np.interp(steps, steps[present], values[present])
     return filled

@@ -58,7 +58,8 @@ def clean(train: list[np.ndarray], test: list[np.ndarray], labels: np.ndarray, v
         valid = order[: _subset_size(len(order), validation.fraction)]
     training = np.setdiff1d(order, valid)
     if not len(valid) or not len(training):
-        raise ValueError(f"valid_fraction: {len(unique)} training series are too few to take {validation.fraction:g} of them")
+        found = f"{validation.fraction:g} of {len(unique)} series"
+        raise ValueError(f"`valid_fraction` must leave series for training and for validation, got {found}")
     rows: dict[Split, np.ndarray] = {
         "train": training,
         "valid": np.sort(valid),
@@ -97,7 +98,7 @@ def aussm(series: list[np.ndarray], *, seed: int) -> Partition:
 def _split_rows(rows: np.ndarray, bounds: list[int]) -> dict[Split, np.ndarray]:
     train, valid, test = np.split(rows, bounds)
     if not len(train) or not len(valid):
-        raise ValueError(f"data_dir: {len(rows)} series are too few for a split 70/15/15")
+        raise ValueError(f"`data_dir` must have enough series for a split 70/15/15, got {len(rows)}")
     return {"train": train, "valid": valid, "test": test}
 
 

@@ -166,7 +166,9 @@ class Uea(ClassificationTask):
         loaded = _load(self)
         channels = len(loaded.partition.shift)
         if len(series[0]) != channels:
-            raise ValueError(f"{path}: its series have {len(series[0])} channels, those of {self.dataset} have {channels}")
+            raise ValueError(
+                f"{path} must contain series of {channels} channels, like {self.dataset}, got {len(series[0])} channels"
+            )
         duration = self.length if self.time_channel else None
         inputs, valid = _build_arrays(series, loaded.partition, duration, str(path), mark_missing=self.missing == "mask")
         return Batch(inputs=inputs, valid=valid)
@@ -188,13 +190,16 @@ def _load(task: Uea) -> _SeriesData:
     series = train.series + test.series
     labels = [*(train.labels or ()), *(test.labels or ())]
     if len(labels) != len(series):
-        raise ValueError(f"data_dir: the files of {task.dataset} hold series without labels, so there is nothing to learn")
+        raise ValueError(f"`data_dir` must have files of {task.dataset} with labels, got series without labels")
     if len(train.series[0]) != len(test.series[0]):
-        raise ValueError(f"data_dir: {task.dataset} has {len(train.series[0])} channels in train, {len(test.series[0])} in test")
+        found = f"{len(train.series[0])} and {len(test.series[0])}"
+        raise ValueError(f"`data_dir` must have as many channels in train as in test of {task.dataset}, got {found}")
     classes = (*train.classes, *(label for label in test.classes if label not in train.classes))
     if not 2 <= len(classes) <= len(series) // 2:
         counts = f"{len(classes)} different labels for {len(series)} series"
-        raise ValueError(f"data_dir: {task.dataset} has {counts}; at least two classes, and two series a class, are needed")
+        raise ValueError(
+            f"`data_dir` must have at least two classes of {task.dataset}, and two series for each class, got {counts}"
+        )
     numbers = {label: number for number, label in enumerate(classes)}
     targets = np.array([numbers[label] for label in labels])
     if task.protocol == "clean":
@@ -209,7 +214,7 @@ def _load(task: Uea) -> _SeriesData:
         partition = protocols.aussm(series, seed=task.split_seed)
     longest = max(item.shape[1] for item in series)
     duration = longest if task.time_channel else None
-    source = f"data_dir: {task.dataset}, train before test"
+    source = f"{task.dataset}, train before test"
     inputs, valid = _build_arrays(series, partition, duration, source, mark_missing=task.missing == "mask")
     return _SeriesData(inputs, torch.from_numpy(targets), valid, classes, partition)
 
@@ -259,8 +264,8 @@ def _build_arrays(
         if beyond is not None:
             step, channel = beyond
             raise ValueError(
-                f"{source}: series {row + 1}, channel {channel + 1}, step {step + 1}: {values[beyond]:g} is "
-                f"{scaled[beyond]:g} after scaling, which is beyond the range of float32, {LARGEST:.3g}"
+                f"{source}: scaled values must be at most {LARGEST:.3g}, the largest of float32, got {scaled[beyond]:g} from "
+                f"{values[beyond]:g} in series {row + 1}, channel {channel + 1}, step {step + 1}"
             )
         inputs[row, : len(values), first : first + channels] = scaled
         if mark_missing:
@@ -277,11 +282,11 @@ def _read_train_test(dataset: str, data_dir: str | None, missing: Missing) -> tu
     parts = [_read_part(dataset, part, list(folders.values()), missing) for part in ("TRAIN", "TEST")]
     if parts[0] is None or parts[1] is None:
         lacking = "TRAIN" if parts[0] is None else "TEST"
-        needed = f"{dataset}_{lacking}.ts, {dataset}_{lacking}.arff and {dataset}Dimension1_{lacking}.arff"
+        needed = f"{dataset}_{lacking}.ts, {dataset}_{lacking}.arff or {dataset}Dimension1_{lacking}.arff"
         places = " and ".join(folders) + (" (data_dir was not given)" if data_dir is None else "")
         known = dataset in DATA_SETS
         source = f"`longscan data get {dataset}` downloads them" if known else f"the archive is at {_SOURCE}"
-        raise FileNotFoundError(f"data_dir: looked for {needed} in {places}: not there; {source}")
+        raise FileNotFoundError(f"`data_dir` must be a folder with {needed}, got {places} without them; {source}")
     return parts[0], parts[1]
 
 
@@ -296,7 +301,9 @@ def _candidate_folders(dataset: str, data_dir: str | None) -> dict[str, Path]:
         folders["the package aeon"] = Path(spec.submodule_search_locations[0]) / "datasets" / "data" / dataset
     if not folders:
         install = "pip install 'longscan[train,data]'"
-        raise FileNotFoundError(f"data_dir: name the files' folder, or install aeon, which carries some sets: {install}")
+        raise FileNotFoundError(
+            f"`data_dir` must be the folder of the files, got None; the package aeon has some data sets: {install}"
+        )
     return folders
 
 
