@@ -1,5 +1,6 @@
 """Every recipe is read, built and trained for two steps, on generated files if its data are missing."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import yaml
 
 from learnable import uea
 from longscan.report import results_report
+from longscan.reproduce import PublishedRow, read_rows
 from longscan.training import Run, parse_settings, record_run, train
 from longscan.training.evaluate import predict
 from longscan.training.run import build_model
@@ -79,6 +81,27 @@ def test_recipe_trains_and_is_recorded(path: Path, tmp_path: Path) -> None:
     page = results_report(tmp_path / "results", tmp_path / "page.html")
     assert Path(page).exists()
     assert Run(run.folder).settings.about.recipe == str(path)
+
+
+ROWS = [
+    row
+    for row in read_rows()
+    if row.status == "recipe"
+    and row.settings
+    and row.candidate_of is None
+    and row.figure["paper"] in ("AUSSM", "MAMBA_LRA", "THESIS")
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.id)
+def test_row_makes_an_update(row: PublishedRow, tmp_path: Path) -> None:
+    """Rows that replace settings of a shared recipe, such as its blocks."""
+    assert row.recipe is not None
+    values = {name: value if isinstance(value, str) else json.dumps(value) for name, value in row.settings.items()}
+    words = [f"--{name}={value}" for name, value in values.items() if name != "training.capture"]
+    settings = parse_settings([*shorten_recipe(ROOT / row.recipe, tmp_path), *words, "--training.steps", "1"])
+    assert (train(settings, tmp_path / "run").result or {})["status"] == "finished"
 
 
 SLOW_TO_GENERATE = "pathfinder_64"

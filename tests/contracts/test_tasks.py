@@ -134,13 +134,14 @@ def test_batches_have_the_declared_shapes_dtypes_and_ranges(task):
     longest = 0
     for split in task.splits:
         for batch in whole(task, split)[:3]:
-            count, length = batch.inputs.shape[:2]
+            pair = (2,) if task.is_pair else ()
+            count, length = batch.inputs.shape[0], batch.inputs.shape[1 + len(pair)]
             longest = max(longest, length)
             if task.vocab_size is None:
                 assert (batch.inputs.dtype, batch.inputs.shape) == (torch.float32, (count, length, task.d_input))
                 assert batch.inputs.isfinite().all()
             else:
-                assert (batch.inputs.dtype, batch.inputs.shape) == (torch.int64, (count, length))
+                assert (batch.inputs.dtype, batch.inputs.shape) == (torch.int64, (count, *pair, length))
                 assert 0 <= batch.inputs.min() <= batch.inputs.max() < task.vocab_size
             scored = batch.targets if batch.loss_mask is None else batch.targets[batch.loss_mask]
             if task.num_classes is None:
@@ -151,9 +152,9 @@ def test_batches_have_the_declared_shapes_dtypes_and_ranges(task):
                 assert (batch.targets.dtype, batch.targets.shape) == (torch.int64, expected)
                 assert 0 <= scored.min() <= scored.max() < task.num_classes
             if batch.valid is not None:
-                assert (batch.valid.dtype, batch.valid.shape) == (torch.bool, (count, length))
-                assert batch.valid[:, 0].all(), "padding is on the right"
-                assert (batch.valid.int().diff(dim=1) <= 0).all(), "one run of valid steps per row"
+                assert (batch.valid.dtype, batch.valid.shape) == (torch.bool, (count, *pair, length))
+                assert batch.valid[..., 0].all(), "padding is on the right"
+                assert (batch.valid.int().diff(dim=-1) <= 0).all(), "one run of valid steps per row"
             if batch.loss_mask is not None:
                 assert batch.loss_mask.shape == (count, length)
                 assert batch.loss_mask.any(1).all()

@@ -19,6 +19,9 @@ from longscan.tasks.lra import ListOps, LraImage, LraRetrieval, LraText, Pathfin
 from longscan.tasks.lra._cifar10 import read_batch
 from longscan.tasks.lra._listops import SYMBOLS, ExpressionLimits, generate_expressions
 from longscan.tasks.lra._pathfinder_images import IMAGE_SETTINGS, _Canvas, _draw_batch, _two_snakes, draw_images, image_settings
+from longscan.training import SettingError, parse_settings, train
+from longscan.training.evaluate import predict
+from longscan.training.run import build_model, first_model
 from made_up import MADE_UP, cifar_batch
 
 # Tests of ListOps.
@@ -342,6 +345,43 @@ def test_lra_retrieval_joins_the_two_texts_of_a_pair(folder, tmp_path):
     train.write_text(train.read_text() + "2.0\ta\tb\tc\td\n")
     with pytest.raises(ValueError, match=r"train.tsv:21: the line must be a label of 0 or 1"):
         LraRetrieval(data_dir=folder, longest=26).size("train")
+
+
+@pytest.mark.parametrize("folder", ["lra_retrieval"], indirect=True)
+def test_lra_retrieval_gives_pairs_for_two_towers(folder, tmp_path):
+    joined, task = LraRetrieval(data_dir=folder, longest=25), LraRetrieval(data_dir=folder, longest=25, layout="pair")
+    batch, whole = task.batch("test", 0, 20), joined.batch("test", 0, 20)
+    assert batch.inputs.shape == batch.valid.shape == (20, 2, 25)
+    assert task.length == 25
+    assert task.vocab_size == joined.vocab_size - 1 == 257
+    assert batch.targets.tolist() == whole.targets.tolist()
+    for row in range(20):
+        parts = [batch.inputs[row, i][batch.valid[row, i]].tolist() for i in (0, 1)]
+        assert [*parts[0], 257, *parts[1]] == whole.unpadded(row).tolist()
+        assert task.describe(batch, row) == joined.describe(whole, row)
+    path = tmp_path / "new.tsv"
+    path.write_text("one text\tanother\n")
+    assert task.describe(task.read_inputs(path)) == "one text / another 8 + 7 bytes"
+
+
+@pytest.mark.parametrize("folder", ["lra_retrieval"], indirect=True)
+def test_two_towers_train_on_pairs(folder, tmp_path):
+    words = ["--task", "lra_retrieval", "--task.data_dir", folder, "--task.layout", "pair", "--task.longest", "12"]
+    words += ["--model.spec", "mamba", "--model.d_model", "4", "--training.steps", "2", "--training.batch_size", "4"]
+    with pytest.raises(
+        SettingError, match=r"`model\.head` must be mlp for the pairs of sequences of task lra_retrieval, got 'linear'"
+    ):
+        build_model(parse_settings(words))
+    settings = parse_settings([*words, "--model.head", "mlp", "--training.device", "cpu"])
+    run = train(settings, tmp_path / "run")
+    assert run.result["status"] == "finished"
+    batch = settings.task.batch("test", 0, 3)
+    model = run.model("last")
+    together = predict(model, batch)
+    apart = model(*batch.inputs.unbind(1), valid_first=batch.valid[:, 0], valid_second=batch.valid[:, 1])
+    torch.testing.assert_close(together, apart)
+    again = first_model(parse_settings([*words, "--model.head", "mlp", "--training.start_from", str(tmp_path / "run")]))
+    torch.testing.assert_close(predict(again.eval(), batch), together)
 
 
 # Tests of images.

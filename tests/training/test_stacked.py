@@ -18,6 +18,7 @@ from longscan.tasks import TASKS
 from longscan.training import Run, Settings, train
 from longscan.training.settings import CurriculumSettings, ModelSettings, SettingError, TrainingSettings
 from longscan.training.stacked import StackableRun, stack_batches, train_stacked, unstackable_reason
+from made_up import MADE_UP
 
 PARITY = {"suite": "aussm", "train_lengths": (3, 12), "eval_lengths": (13, 20), "valid_size": 16, "test_size": 16}
 SERIES = {"train_size": 16, "valid_size": 8, "test_size": 8, "frames": 12}
@@ -33,7 +34,7 @@ def settings(task: Any, spec: str, **training: Any) -> Settings:
 
 
 CASES = {
-    "tokens": settings(TASKS["parity"](**PARITY), "ma", select="best", weight_decay=0.1),
+    "tokens": settings(TASKS["parity"](**PARITY), "ma", select="best", weight_decay=0.1, batch_repeats=2, best_by="loss"),
     "curriculum": settings(
         TASKS["parity"](**PARITY), "aussm", curriculum=CurriculumSettings(start=4, end=12, every=2, threshold=0.3), average=0.9
     ),
@@ -163,12 +164,19 @@ def test_what_cannot_be_trained_together(tmp_path: Path) -> None:
         "dropout": ModelSettings(spec="s5", block_options={"s5": {"dropout": 0.1}}),
         "BatchNorm": ModelSettings(spec="s5", norm="batch"),
         "shorten": ModelSettings(spec="s5", block_options={"s5": {"stride": 2}}),
+        "padding": ModelSettings(spec="s5", padding="read"),
     }.items():
         unlike = replace(case, model=model)
         assert reason in (unstackable_reason(unlike) or "")
         with pytest.raises(SettingError, match=rf"`runs` must be runs that can be trained together \(.*{reason}"):
             train_stacked(runs_of(unlike, tmp_path))
     assert unstackable_reason(case) is None
+
+
+def test_pairs_of_sequences_are_not_trained_together(tmp_path: Path) -> None:
+    task = TASKS["lra_retrieval"](layout="pair", **MADE_UP["lra_retrieval"](tmp_path))
+    pairs = Settings(task=task, model=ModelSettings(spec="mamba", d_model=4, head="mlp"), training=TrainingSettings())
+    assert unstackable_reason(pairs) == "examples are pairs of sequences"
 
 
 def test_shorter_batches_are_padded() -> None:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from longscan._types import PositiveInt
 from longscan.blocks.residual import Norm, Residual, layer_norm, rms_norm
+from longscan.blocks.rotary import positions as count_positions
 from longscan.layers._settings import building_parts, check_backend
 from longscan.layers.base import SequenceInfo, mask_padding
 from longscan.layers.checks import check_steps, values_unavailable
@@ -16,19 +17,28 @@ from longscan.layers.state import State, layer_state, map_state, state_tensors
 from longscan.models.base import PretrainedModel
 from longscan.models.encoders import ImageEncoder, ImageShape
 from longscan.models.pooling import Pooling, PoolState, pool
+from longscan.models.positions import PositionKind, Positions
 from longscan.models.spec import block_label, build_block
 from longscan.ops.dispatch import Backend
 
 
 @layer_state
 class ModelState(NamedTuple):
-    """The state of a model after some steps: the state of each block, and that of the pooling, None without pooling."""
+    """The state of a model after some steps.
+
+    Attributes:
+        blocks: the state of each block.
+        pooled: the state of the pooling; None without pooling.
+        position: (B,), the position of the next step; None without absolute positions.
+    """
 
     blocks: tuple[State, ...]
     pooled: PoolState | None
+    position: Tensor | None = None
 
 
 Head = Literal["linear", "affine", "mlp", "none"]
+Padding = Literal["masked", "read"]
 
 
 class SequenceModel(PretrainedModel):
@@ -50,6 +60,11 @@ class SequenceModel(PretrainedModel):
         head: "linear" without bias, "affine" with bias, "mlp" for two linear maps with GELU between them, or "none", for which
             d_output is d_model.
         initial_state: state in which each block starts a sequence, "zero", or "learned", a parameter.
+        positions: absolute positions that are added to the input of the first block ("sinusoidal", "learned") or of every block
+            ("blocks", "tied"), see `longscan.models.positions`.
+        max_length: the largest number of steps for learned positions; otherwise None.
+        padding: "masked": invalid steps are ignored; "read": they are read and pooled like valid ones, as in codes that pass no
+            lengths, so that the output depends on how far a row is padded. Only with pooling.
         norm: of the residual branches, see `longscan.blocks.Residual`. The norm before the head is of the same kind; there is
             none with "batch" and "post".
         backend: backend of every op, "auto" to choose for each call.
@@ -74,6 +89,9 @@ class SequenceModel(PretrainedModel):
         head: Head = "linear",
         initial_state: Literal["zero", "learned"] = "zero",
         norm: Norm = "rms",
+        positions: PositionKind = "none",
+        max_length: PositiveInt | None = None,
+        padding: Padding = "masked",
         backend: Backend = "auto",
     ) -> None:
         super().__init__(blocks)
@@ -83,8 +101,10 @@ class SequenceModel(PretrainedModel):
             raise ValueError(f"`image_shape` must be None for tokens, got {image_shape}")
         if head == "none" and d_output != d_model:
             raise ValueError(f"`d_output` must be d_model ({d_model}) without a head, got {d_output}")
+        if padding == "read" and pooling == "none":
+            raise ValueError("`padding` must be 'masked' without pooling, where padding has no output, got 'read'")
         self.d_model, self.d_output, self.vocab_size, self.d_input = d_model, d_output, vocab_size, d_input
-        self.pooling, self.backend = pooling, backend
+        self.pooling, self.padding, self.backend = pooling, padding, backend
         self.has_learned_state = initial_state == "learned"
         if vocab_size is not None:
             embedding = nn.Embedding(vocab_size, d_model)
@@ -106,6 +126,13 @@ class SequenceModel(PretrainedModel):
             self.head = nn.Linear(d_model, d_output, bias=head == "affine")
         elif head == "mlp":
             self.head = nn.Sequential(nn.Linear(d_model, d_model), nn.GELU(), nn.Linear(d_model, d_output))
+        self.positions: Positions | None = None
+        if positions != "none":
+            self.positions = Positions(positions, d_model, len(stack), max_length)
+        elif max_length is not None:
+            raise ValueError(f"`max_length` must be None without positions, got {max_length}")
+        if positions in ("blocks", "tied"):
+            self.require_same_length("positions")
         self.start = nn.ParameterList()  # learned initial states: one row for each floating-point tensor of the blocks' states
         if self.has_learned_state:
             self.start.extend(
@@ -148,18 +175,24 @@ class SequenceModel(PretrainedModel):
         Raises ValueError or TypeError naming an argument that does not fit.
         """
         self._check_inputs(inputs, elapsed, valid, seq_idx)
+        if self.padding == "read":
+            valid = None
+        batch = inputs.shape[0]
         if state is not None:
             state = self._checked_state(state)
         elif self.has_learned_state:
-            state = self.initial_state(inputs.shape[0])
+            state = self.initial_state(batch)
         else:  # None is the initial state, which blocks then need not read
-            state = ModelState((None,) * len(self.stack), self._initial_pool_state(inputs.shape[0]))
+            state = ModelState((None,) * len(self.stack), self._initial_pool_state(batch), self._initial_position(batch))
         for block, before in zip(self.stack, state.blocks, strict=True):
             block.check_state(before, inputs.shape[0])
         x = self._encode(inputs, valid)
         elapsed = elapsed if elapsed is None or valid is None else torch.where(valid, elapsed, 1)
         info, after = SequenceInfo(elapsed, valid, seq_idx, return_state=return_state), []
-        for block, before in zip(self.stack, state.blocks, strict=True):
+        position, next_position = self._positions(state.position, (batch, inputs.shape[1]), info)
+        for index, (block, before) in enumerate(zip(self.stack, state.blocks, strict=True)):
+            if self.positions is not None:
+                x = mask_padding(self.positions(x, position, index), info.valid)
             x, block_state = block.call_unchecked(x, before, info)
             info = block.shorten_info(info)._replace(return_state=return_state)
             after.append(block_state)
@@ -169,7 +202,7 @@ class SequenceModel(PretrainedModel):
         y = self.head(self.norm(x))
         if pooled is None:
             y = mask_padding(y, info.valid)
-        return (y, ModelState(tuple(after), pooled)) if return_state else y
+        return (y, ModelState(tuple(after), pooled, next_position)) if return_state else y
 
     def step(
         self, inputs: Tensor, state: ModelState, *, elapsed: Tensor | None = None, active: Tensor | None = None
@@ -190,8 +223,11 @@ class SequenceModel(PretrainedModel):
         inputs = inputs.unsqueeze(1)
         self._check_inputs(inputs, None if elapsed is None else elapsed.unsqueeze(1), valid, None)
         x = self._encode(inputs, valid).squeeze(1)
-        after = []
-        for block, before in zip(self.stack, self._checked_state(state).blocks, strict=True):
+        after, before_step = [], self._checked_state(state)
+        position, next_position = self._positions(before_step.position, (inputs.shape[0], 1), SequenceInfo(valid=valid))
+        for index, (block, before) in enumerate(zip(self.stack, before_step.blocks, strict=True)):
+            if self.positions is not None:
+                x = mask_padding(self.positions(x.unsqueeze(1), position, index), valid).squeeze(1)
             x, block_state = block.step(x, before, elapsed=elapsed, active=active)
             after.append(block_state)
         pooled = state.pooled
@@ -200,7 +236,7 @@ class SequenceModel(PretrainedModel):
         y = self.head(self.norm(x))
         if pooled is None and active is not None:
             y = torch.where(active.unsqueeze(-1), y, 0)
-        return y, ModelState(tuple(after), pooled)
+        return y, ModelState(tuple(after), pooled, next_position)
 
     def initial_state(self, batch: int) -> ModelState:
         """Return the state before the first step of `batch` sequences."""
@@ -208,7 +244,15 @@ class SequenceModel(PretrainedModel):
         if self.has_learned_state:
             learned = iter(self.start)
             blocks = map_state(lambda x: next(learned).expand_as(x) if x.is_floating_point() else x, blocks)
-        return ModelState(blocks, self._initial_pool_state(batch))
+        return ModelState(blocks, self._initial_pool_state(batch), self._initial_position(batch))
+
+    def _initial_position(self, batch: int) -> Tensor | None:
+        """Return position 0 of each row, (B,); None without absolute positions."""
+        return None if self.positions is None else torch.zeros(batch, dtype=torch.int64, device=self.encoder.weight.device)
+
+    def _positions(self, carried: Tensor | None, shape: tuple[int, int], info: SequenceInfo) -> tuple[Any, Tensor | None]:
+        """Return the positions (B, L) of steps and that of the next one, (B,), after `carried`; None without positions."""
+        return (None, None) if carried is None else count_positions(carried, None, shape, info)
 
     def _initial_pool_state(self, batch: int) -> PoolState | None:
         if self.pooling == "none":
@@ -251,6 +295,8 @@ class SequenceModel(PretrainedModel):
             raise ValueError(f"`seq_idx` must be None with pooling={self.pooling!r}, with one sequence per row, got a tensor")
         if seq_idx is not None and self.has_learned_state:
             raise ValueError("`seq_idx` must be None with initial_state='learned', with one sequence per row, got a tensor")
+        if seq_idx is not None and self.positions is not None:
+            raise ValueError("`seq_idx` must be None with positions, with one sequence per row, got a tensor")
         check_steps((inputs.shape[0], inputs.shape[1]), elapsed, valid, seq_idx)
 
     def _encode(self, inputs: Tensor, valid: Tensor | None) -> Tensor:

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from longscan._types import PositiveInt
+from longscan.blocks.residual import Norm
 from longscan.models.base import PretrainedModel
-from longscan.models.sequence_model import SequenceModel
+from longscan.models.sequence_model import Padding, SequenceModel
 from longscan.ops.dispatch import Backend
 
 
@@ -26,6 +27,8 @@ class SiameseModel(PretrainedModel):
         d_input: size of the input vectors, for inputs (B, L, d_input). Exactly one of vocab_size and d_input is given.
         pooling: "mean" over the valid steps, or "last" for the last valid step.
         interaction: inputs of the MLP, [a, b, a * b, a - b] for "nli" (Long Range Arena) and [a, b] for "concat".
+        norm: of the residual branches, as in `SequenceModel`.
+        padding: "masked" or "read", as in `SequenceModel`.
         backend: backend of every op, "auto" to choose for each call.
 
     Raises ValueError naming an argument that does not fit.
@@ -44,6 +47,8 @@ class SiameseModel(PretrainedModel):
         d_input: PositiveInt | None = None,
         pooling: Literal["mean", "last"] = "mean",
         interaction: Literal["nli", "concat"] = "nli",
+        norm: Norm = "rms",
+        padding: Padding = "masked",
         backend: Backend = "auto",
     ) -> None:
         super().__init__(blocks)
@@ -56,6 +61,8 @@ class SiameseModel(PretrainedModel):
             d_input=d_input,
             pooling=pooling,
             head="none",
+            norm=norm,
+            padding=padding,
             backend=backend,
         )
         n_features = 4 if interaction == "nli" else 2

@@ -41,6 +41,7 @@ class Batch(NamedTuple):
     regression, None for inputs read from a user's file. valid: (B, L) bool, True at steps that are not padding (None: all).
     loss_mask: (B, L) bool, True at steps whose output is scored (None: the pooled output, or all steps). elapsed: (B, L) time
     since the previous step (None: 1). seq_idx: (B, L) int64, number of the sequence of a packed row (None: one sequence per row).
+    Of tasks with `is_pair` inputs, valid and elapsed have an axis of size 2 after B.
     """
 
     inputs: Tensor
@@ -195,6 +196,11 @@ class Task(ABC):
     def target_offset(self) -> int:
         """Number of steps between the step of an input and the step that its target describes."""
         return 0
+
+    @property
+    def is_pair(self) -> bool:
+        """Whether an example is a pair of sequences: inputs (B, 2, L) or (B, 2, L, C), and valid (B, 2, L)."""
+        return False
 
     def event_coordinates(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return column, row and polarity of tokens (n,) that are events."""

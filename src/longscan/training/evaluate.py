@@ -37,8 +37,15 @@ def scored_answers(batch: Batch, task: Task) -> Tensor:
 
 
 def predict(model: nn.Module, batch: Batch) -> Tensor:
-    """Return the model's output on a batch, with its elapsed times, mask and packing."""
-    output: Tensor = model(batch.inputs, elapsed=batch.elapsed, valid=batch.valid, seq_idx=batch.seq_idx)
+    """Return the model's output on a batch, with its elapsed times, mask and packing; for pairs of a `SiameseModel`."""
+    if batch.inputs.ndim == 3 + batch.inputs.is_floating_point():  # pairs, of tasks with `is_pair`
+        parts: dict[str, Tensor] = {}
+        for name, part in (("valid", batch.valid), ("elapsed", batch.elapsed)):
+            if part is not None:
+                parts[f"{name}_first"], parts[f"{name}_second"] = part.unbind(1)
+        output: Tensor = model(*batch.inputs.unbind(1), **parts)
+    else:
+        output = model(batch.inputs, elapsed=batch.elapsed, valid=batch.valid, seq_idx=batch.seq_idx)
     return output
 
 

@@ -24,7 +24,7 @@ import longscan
 from longscan._errors import SettingError, one_line, setting_error
 from longscan._files import try_writing
 from longscan._specs import SPEC_VERSION, format_names, upgrade_record
-from longscan.models import SequenceModel
+from longscan.models import SequenceModel, SiameseModel
 from longscan.models.spec import block_label, parse_spec
 from longscan.ops.dispatch import NATIVE
 from longscan.tasks import Batch
@@ -39,9 +39,13 @@ STREAM_BATCHES = 100  # of an endless split, if the settings give no number
 log = logging.getLogger("longscan")
 _FILES = (SETTINGS, "metrics.jsonl", "metrics.csv", "result.json", "angles.json", "report.html")
 _FOLDERS = ("tensorboard", "checkpoints")
+_OF_PAIRS = {"head": "mlp", "initial_state": "zero", "positions": "none"}  # settings of a model for pairs of sequences
 
 
-def build_model(settings: Settings) -> SequenceModel:
+TrainedModel = SequenceModel | SiameseModel
+
+
+def build_model(settings: Settings) -> TrainedModel:
     """Return the model that the settings describe, sized for their task. Raises SettingError for values that it cannot have."""
     task, model = settings.task, settings.model
     pooling = ("none" if task.per_step else "mean") if model.pooling == "auto" else model.pooling
@@ -52,27 +56,38 @@ def build_model(settings: Settings) -> SequenceModel:
         raise setting_error("model.pooling", pooling, needed)
     if model.encoder == "conv2d" and task.image_shape is None:
         raise setting_error("model.encoder", model.encoder, f"auto, as the inputs of {task.name} are no images")
+    if task.is_pair:
+        for setting, needed in _OF_PAIRS.items():
+            if (value := getattr(model, setting)) != needed:
+                raise setting_error(f"model.{setting}", value, f"{needed} for the pairs of sequences of task {task.name}")
+    kind: type[TrainedModel] = SiameseModel if task.is_pair else SequenceModel
+    only_one_sequence = {
+        "image_shape": task.image_shape if model.encoder == "conv2d" else None,
+        "head": model.head,
+        "initial_state": model.initial_state,
+        "positions": model.positions,
+        "max_length": None if model.positions in ("none", "sinusoidal") else task.length,
+    }
     try:
-        return SequenceModel.from_spec(
+        return kind.from_spec(
             model.spec,
             d_model=model.d_model,
             d_output=task.d_output,
             vocab_size=task.vocab_size,
             d_input=task.d_input,
-            image_shape=task.image_shape if model.encoder == "conv2d" else None,
             d_state=model.d_state,
             pooling=pooling,
-            head=model.head,
-            initial_state=model.initial_state,
             norm=model.norm,
+            padding=model.padding,
             block_options=model.block_options,
             backend=model.backend,
+            **({} if task.is_pair else only_one_sequence),
         )
     except (ValueError, TypeError, KeyError) as error:
         raise SettingError(with_section("model", error, ModelSettings)) from error
 
 
-def first_model(settings: Settings) -> SequenceModel:
+def first_model(settings: Settings) -> TrainedModel:
     """Return the model that a run starts with: new, or with the weights of `training.start_from`, if set."""
     model = build_model(settings)
     if settings.training.start_from is not None:
@@ -80,7 +95,7 @@ def first_model(settings: Settings) -> SequenceModel:
     return model
 
 
-def _start_from(model: SequenceModel, given: Path) -> None:
+def _start_from(model: TrainedModel, given: Path) -> None:
     """Copy the weights of a run or of a saved model into a new one; those of the head only if its sizes are the same.
 
     Of a language model its stack is taken. Raises SettingError if the other weights are not those of this model.
@@ -90,17 +105,19 @@ def _start_from(model: SequenceModel, given: Path) -> None:
         tensors = read_tensors(folder / "model.safetensors")
     except SettingError as error:
         raise setting_error("training.start_from", str(given), f"a folder of a run or a saved model ({error})") from None
-    tensors = {name.removeprefix("backbone."): tensor for name, tensor in tensors.items()}
-    own = model.state_dict()
+    own, stack = model.state_dict(), "backbone." if isinstance(model, SiameseModel) else ""
+    if tensors.keys() != own.keys():
+        tensors = {f"{stack}{name.removeprefix('backbone.')}": tensor for name, tensor in tensors.items()}
     here, there = ({name: list(tensor.shape) for name, tensor in of.items()} for of in (own, tensors))
     unlike = {name for name in here.keys() | there.keys() if here.get(name) != there.get(name)}
-    heads = {name for name in unlike if name.startswith("head.")}
+    head = ("head.", f"{stack}head.")
+    heads = {name for name in unlike if name.startswith(head)}
     if unlike > heads:
         first = min(unlike - heads)
         sizes = f"{first} is {there.get(first, 'absent')} there and {here.get(first, 'absent')} here"
         needed = f"weights for the encoder, blocks and norm of this model ({sizes})"
         raise setting_error("training.start_from", str(given), needed)
-    model.load_state_dict({name: value if heads and name.startswith("head.") else tensors[name] for name, value in own.items()})
+    model.load_state_dict({name: value if heads and name.startswith(head) else tensors[name] for name, value in own.items()})
 
 
 class Run:
@@ -144,7 +161,7 @@ class Run:
             raise SettingError(f"{self.folder} has no checkpoint {which!r} yet")
         return folder
 
-    def model(self, which: str = "selected") -> SequenceModel:
+    def model(self, which: str = "selected") -> TrainedModel:
         """Return the model of a checkpoint, on the CPU, in evaluation mode.
 
         If the backend of the settings cannot run this model on the CPU, `auto` takes its place, with a warning.
@@ -155,7 +172,7 @@ class Run:
         load_weights(model, folder)
         return model.eval()
 
-    def _model_on_cpu(self) -> SequenceModel:
+    def _model_on_cpu(self) -> TrainedModel:
         """Return a new model of the settings, with the backend `auto` if theirs cannot run on the CPU."""
         settings, backend = self.settings, self.settings.model.backend
         try:
@@ -215,7 +232,7 @@ def _with_missing(task: Task, missing: str) -> Task:
         raise SettingError(f"--{one_line(error)}") from None
 
 
-def load_weights(model: SequenceModel, folder: Path) -> None:
+def load_weights(model: TrainedModel, folder: Path) -> None:
     """Copy the weights of a checkpoint into a model, split or not. Raises SettingError if they are those of another model."""
     tensors, own = read_tensors(folder / "model.safetensors"), model.state_dict()
     try:

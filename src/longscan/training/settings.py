@@ -72,6 +72,20 @@ class ModelSettings(SettingsGroup):
         Literal["rms", "layer", "batch", "post"],
         Doc("of the residual branches: RMSNorm, LayerNorm or BatchNorm before each block, or LayerNorm after it"),
     ] = "rms"
+    positions: Annotated[
+        Literal["none", "sinusoidal", "learned", "blocks", "tied"],
+        Doc(
+            "absolute positions added to the features: sinusoids or a learned table at the first block, a learned table for each "
+            "block (blocks), or one learned table for all (tied). Rotary positions are an option of blocks"
+        ),
+    ] = "none"
+    padding: Annotated[
+        Literal["masked", "read"],
+        Doc(
+            "steps after the end of a sequence: ignored, or read and pooled like others, as in codes that pass no lengths; then "
+            "an output depends on the longest sequence of its batch. For tasks with one answer"
+        ),
+    ] = "masked"
     block_options: Annotated[
         dict[str, dict[str, Any]], Doc("options of a block by its name in the spec, for example {aussm: {recompute: true}}")
     ] = field(default_factory=dict)

@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, TypeVar
 from torch.distributed.fsdp import fully_shard
 
 from longscan.layers.parameters import mark, parameter_options
-from longscan.models import SequenceModel
+from longscan.models import SequenceModel, SiameseModel
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-M = TypeVar("M", bound=SequenceModel)
+M = TypeVar("M", bound=SequenceModel | SiameseModel)
 
 
 def shard_model(model: M, mesh: "DeviceMesh | None" = None) -> M:
@@ -20,7 +20,8 @@ def shard_model(model: M, mesh: "DeviceMesh | None" = None) -> M:
     (`longscan.layers.parameters.mark`); here the new ones declare the same. Build the optimiser afterwards.
     """
     declared = {name: parameter_options(parameter) for name, parameter in model.named_parameters()}
-    for unit in (*model.blocks, model):
+    stack = model.backbone if isinstance(model, SiameseModel) else model
+    for unit in (*stack.blocks, model):
         # True also for the whole model: else its own parameters would stay gathered after a forward pass without a backward pass.
         fully_shard(unit, mesh=mesh, reshard_after_forward=True)
     for name, parameter in model.named_parameters():

@@ -19,6 +19,7 @@ from torch.func import functional_call
 from longscan._errors import setting_error
 from longscan.blocks import BatchNorm
 from longscan.engine import GraphedStep, NonFiniteLossError
+from longscan.models import SiameseModel
 from longscan.tasks import Batch
 from longscan.training.run import Run, build_model, holds_run
 from longscan.training.settings import Settings
@@ -46,8 +47,12 @@ def unstackable_reason(settings: Settings) -> str | None:
     """Return why runs of these settings cannot be trained together with other seeds, None if they can."""
     if settings.training.shard:
         return "training.shard splits a model over processes"
+    if settings.model.padding == "read":
+        return "batches are padded to one length, which model.padding 'read' does not ignore"
     with torch.device("meta"):
         model = build_model(settings)
+    if isinstance(model, SiameseModel):
+        return "examples are pairs of sequences"
     for module in model.modules():
         if isinstance(module, nn.Dropout) and module.p:
             return "dropout draws from one random generator for all runs of a process"

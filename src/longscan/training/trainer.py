@@ -67,7 +67,7 @@ from longscan.training.run import (
 from longscan.training.settings import ModelSettings, Settings, TrainingSettings, check_same_size
 
 if TYPE_CHECKING:
-    from longscan.models import SequenceModel
+    from longscan.training.run import TrainedModel
 
 # Settings that a resumed run may be given with other values.
 MAY_CHANGE = frozenset(
@@ -262,7 +262,7 @@ class Trainer(Callback):
         training, several = self.training, accelerator.num_processes > 1
         torch.manual_seed(training.seed)
         continues = resume and find_checkpoint(folder / "checkpoints" / "last") is not None
-        self.model: SequenceModel = (build_model if continues else first_model)(settings).to(accelerator.device)
+        self.model: TrainedModel = (build_model if continues else first_model)(settings).to(accelerator.device)
         if accelerator.process_index:  # the same weights as the other processes, and different dropout
             torch.manual_seed(training.seed + accelerator.process_index)
         self._check_data()

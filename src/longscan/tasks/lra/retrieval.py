@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
+import torch
 
 from longscan._files import read_text
 from longscan._types import Doc, at_least
@@ -30,7 +31,8 @@ class LraRetrieval(SequenceClassification):
 
         We present a method of… / A parser for… 4000 + 3127 bytes | linked
 
-    The two texts are one sequence with the token vocab_size - 1 between them; one model reads both (LRA encodes them separately).
+    With layout="joined" the two texts are one sequence with the token vocab_size - 1 between them. With layout="pair" inputs and
+    valid are (B, 2, L), and a model with the same weights for both texts encodes each separately, as in Long Range Arena.
     """
 
     source: ClassVar[str] = "github.com/google-research/long-range-arena"
@@ -40,11 +42,25 @@ class LraRetrieval(SequenceClassification):
     data_dir: Annotated[str | None, Doc("folder of the three .tsv files, whose columns are label, two ids, two texts")] = None
     level: TokenLevel = "bytes"
     longest: Annotated[int, at_least(2), Doc("number of tokens to which each text is truncated")] = 4000
+    layout: Annotated[
+        Literal["joined", "pair"],
+        Doc("both texts in one sequence, or in two that the same stack encodes separately (two towers)"),
+    ] = "joined"
 
     @property
     def vocab_size(self) -> int:
-        """Number of tokens: bytes or characters, padding, the token between texts."""
-        return self._alphabet.size + 1
+        """Number of tokens: bytes or characters, padding, and the token between joined texts."""
+        return self._alphabet.size + (self.layout == "joined")
+
+    @property
+    def is_pair(self) -> bool:
+        """Whether an example is two sequences."""
+        return self.layout == "pair"
+
+    @property
+    def length(self) -> int:
+        """Steps of the longest sequence, of one text for pairs."""
+        return int(self._data().sequences.lengths.max()) if self.is_pair else super().length
 
     @property
     def _alphabet(self) -> Alphabet:
@@ -55,10 +71,14 @@ class LraRetrieval(SequenceClassification):
 
     def describe(self, batch: Batch, row: int = 0) -> str:
         """Return an example as text: the beginnings of both texts, their lengths, the class."""
-        tokens = batch.unpadded(row).tolist()
-        middle = tokens.index(self.vocab_size - 1)
-        first, second = (truncate_text(self._alphabet.text(part), 25) for part in (tokens[:middle], tokens[middle + 1 :]))
-        return self._append_class(f"{first} / {second} {middle} + {len(tokens) - middle - 1} {self.level}", batch, row)
+        if self.is_pair:
+            parts = [batch.inputs[row, i][batch.valid_steps(row)[i]].tolist() for i in (0, 1)]
+        else:
+            tokens = batch.unpadded(row).tolist()
+            middle = tokens.index(self.vocab_size - 1)
+            parts = [tokens[:middle], tokens[middle + 1 :]]
+        first, second = (truncate_text(self._alphabet.text(part), 25) for part in parts)
+        return self._append_class(f"{first} / {second} {len(parts[0])} + {len(parts[1])} {self.level}", batch, row)
 
     def read_inputs(self, path: str | Path) -> Batch:
         """Read pairs from a text file, one per line, the two texts separated by a tab."""
@@ -71,7 +91,22 @@ class LraRetrieval(SequenceClassification):
                 pairs += [word.encode() for word in words]
         if not pairs:
             raise ValueError(f"{path} must contain pairs of texts, got none")
-        return self._to_batch(_join_pairs(self._alphabet.encode(pairs, self.longest), self.vocab_size - 1))
+        return self._to_batch(_lay_out(self, self._alphabet.encode(pairs, self.longest)))
+
+    def _to_batch(self, sequences: Ragged, rows: np.ndarray | None = None) -> Batch:
+        """Return the examples with numbers `rows` (None: all) as a batch without targets; of pairs two sequences each."""
+        if not self.is_pair:
+            return super()._to_batch(sequences, rows)
+        rows = np.arange(len(sequences.lengths) // 2) if rows is None else rows
+        table, lengths = sequences.pad(np.stack([2 * rows, 2 * rows + 1], 1).reshape(-1), self._padding_value)
+        inputs, valid = self._to_inputs(table), np.arange(table.shape[1]) < lengths[:, None]
+        shape = (len(rows), 2, table.shape[1])
+        return Batch(torch.from_numpy(inputs.reshape(shape)), valid=torch.from_numpy(valid.reshape(shape)))
+
+
+def _lay_out(task: LraRetrieval, texts: list[np.ndarray]) -> Ragged:
+    """Return the sequences of consecutive pairs of texts in the task's layout: one for a pair, or two."""
+    return Ragged.from_sequences(texts) if task.is_pair else _join_pairs(texts, task.vocab_size - 1)
 
 
 def _join_pairs(texts: list[np.ndarray], separator: int) -> Ragged:
@@ -128,4 +163,4 @@ def _load(task: LraRetrieval) -> LabelledSequences:
         tokens += task._alphabet.encode(_split_texts(pairs), task.longest)
         targets[split] = pairs["targets"]
     rows = consecutive_rows({split: len(part) for split, part in targets.items()})
-    return LabelledSequences(_join_pairs(tokens, task.vocab_size - 1), np.concatenate(list(targets.values())), rows)
+    return LabelledSequences(_lay_out(task, tokens), np.concatenate(list(targets.values())), rows)
