@@ -1,8 +1,8 @@
-"""Short descriptions of tensors, tables and texts that a JSON file can hold, and their comparison with what was recorded.
+"""Short JSON descriptions of tensors, tables and texts, and their comparison with recorded ones.
 
-A tensor becomes [dtype, shape, sum, weighted sum]: the weights differ from place to place, so that two exchanged values show.
-Sums of whole numbers are exact. Those of floating-point numbers may differ by 2e-6 of their scale, the weighted sum of the
-absolute values: processors and versions of numpy differ in the last bits of sines and exponentials.
+The description of a tensor is [dtype, shape, sum, weighted sum]: the weights depend on the position, so that exchanged values
+change it. Sums of integers are exact. Those of floating-point numbers may differ by 2e-6 of their scale, the weighted sum of
+absolute values: processors and versions of NumPy differ in the last bits of sines and exponentials.
 """
 
 import hashlib
@@ -14,11 +14,11 @@ import numpy as np
 from torch import Tensor
 
 TOLERANCE = 2e-6
-LONGEST = 100  # characters of a text that is recorded as it is
+LONGEST = 100  # number of characters up to which a text is recorded in full
 
 
 def describe_array(values: np.ndarray) -> list[Any]:
-    """[dtype, shape, sum, weighted sum]; of floating-point numbers, of which NaN counts as 1000, also the scale of the sums."""
+    """Return [dtype, shape, sum, weighted sum] and, of floating-point numbers, the scale of the sums; NaN counts as 1000."""
     weights = np.arange(values.size, dtype=np.int64) * 7919 % 1009 + 1
     head = [str(values.dtype), list(values.shape)]
     if values.dtype.kind in "iub":
@@ -30,13 +30,13 @@ def describe_array(values: np.ndarray) -> list[Any]:
 
 
 def describe_text(text: str) -> str:
-    """A text, or the beginning and the digest of a long one."""
+    """Return a text, or the beginning and the digest of a long one."""
     digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
     return text if len(text) <= LONGEST else f"{text[:20]}... {len(text)} characters {digest}"
 
 
 def describe(value: Any) -> Any:
-    """A value of JSON for a tensor, an array, a number, a text, None, and for lists, tuples and mappings of these."""
+    """Return the JSON value of a tensor, array, number, text or None, or of a sequence or mapping of these."""
     if isinstance(value, Tensor):
         return describe(value.item()) if value.ndim == 0 else describe_array(value.detach().numpy())
     if isinstance(value, np.ndarray):
@@ -57,23 +57,25 @@ def describe(value: Any) -> Any:
 
 
 def describe_table(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The columns of a table whose rows have the same keys: texts joined, numbers as an array."""
+    """Return the description of each column of a table whose rows have the same keys."""
     columns = {name: [row[name] for row in rows] for name in rows[0]}
     return {name: describe(column if isinstance(column[0], str) else np.array(column)) for name, column in columns.items()}
 
 
-def differences(found: Any, recorded: Any, place: str = "", tolerance: float = TOLERANCE) -> list[str]:
-    """List the places at which values differ from the record, floating-point numbers by more than the relative tolerance."""
-    if isinstance(found, dict) and isinstance(recorded, dict):
-        missing = [f"{place}/{key}: only in one of both" for key in sorted(found.keys() ^ recorded.keys())]
-        both = [key for key in found if key in recorded]
-        return missing + [line for key in both for line in differences(found[key], recorded[key], f"{place}/{key}", tolerance)]
-    if isinstance(found, list) and isinstance(recorded, list) and len(found) == len(recorded):
-        if len(found) == 5 and isinstance(found[-1], float) and found[:2] == recorded[:2]:
-            close = np.allclose(found[2:], recorded[2:], rtol=0, atol=tolerance * (abs(recorded[4]) + 1e-30))
-            return [] if close else [f"{place}: {found}, recorded {recorded}"]
-        pairs = enumerate(zip(found, recorded, strict=True))
-        return [line for index, (one, other) in pairs for line in differences(one, other, f"{place}/{index}", tolerance)]
-    if isinstance(found, float) and isinstance(recorded, float) and abs(found - recorded) <= tolerance * abs(recorded) + 1e-12:
+def list_differences(actual: Any, recorded: Any, path: str = "", tolerance: float = TOLERANCE) -> list[str]:
+    """List where values differ from the record, floating-point numbers by more than the relative tolerance."""
+    if isinstance(actual, dict) and isinstance(recorded, dict):
+        missing = [f"{path}/{key}: only in one of the two" for key in sorted(actual.keys() ^ recorded.keys())]
+        shared = [key for key in actual if key in recorded]
+        return missing + [
+            line for key in shared for line in list_differences(actual[key], recorded[key], f"{path}/{key}", tolerance)
+        ]
+    if isinstance(actual, list) and isinstance(recorded, list) and len(actual) == len(recorded):
+        if len(actual) == 5 and isinstance(actual[-1], float) and actual[:2] == recorded[:2]:
+            close = np.allclose(actual[2:], recorded[2:], rtol=0, atol=tolerance * (abs(recorded[4]) + 1e-30))
+            return [] if close else [f"{path}: {actual}, recorded {recorded}"]
+        pairs = enumerate(zip(actual, recorded, strict=True))
+        return [line for index, (left, right) in pairs for line in list_differences(left, right, f"{path}/{index}", tolerance)]
+    if isinstance(actual, float) and isinstance(recorded, float) and abs(actual - recorded) <= tolerance * abs(recorded) + 1e-12:
         return []
-    return [] if found == recorded and type(found) is type(recorded) else [f"{place}: {found!r}, recorded {recorded!r}"]
+    return [] if actual == recorded and type(actual) is type(recorded) else [f"{path}: {actual!r}, recorded {recorded!r}"]

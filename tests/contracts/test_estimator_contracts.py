@@ -1,4 +1,4 @@
-"""Properties of every estimator on generated series and settings: the form in which series are passed changes no prediction."""
+"""Properties of every estimator on generated series and settings."""
 
 import pickle
 from typing import Any
@@ -12,14 +12,14 @@ from sklearn.base import clone
 
 from longscan.estimators import SSMClassifier, SSMForecaster, SSMRegressor
 
-CLOSE = {"rtol": 1e-3, "atol": 1e-4}  # padding and batches change the order of sums in float32
+TOLERANCE = {"rtol": 1e-3, "atol": 1e-4}  # padding and batches change the order of sums in float32
 KINDS = {"classifier": SSMClassifier, "regressor": SSMRegressor}
 SPECS = ["mamba", "lru", "s5", "s4d", "aussm", "linoss", "ma"]
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
-def build(data: st.DataObject, kind: type) -> Any:
-    """Return an estimator with generated settings whose fit makes about two updates."""
+def build_estimator(data: st.DataObject, kind: type) -> Any:
+    """Return an estimator with generated settings whose `fit` makes about two updates."""
     return kind(
         spec=data.draw(st.sampled_from(SPECS), label="spec"),
         d_model=data.draw(st.sampled_from([2, 4, 6]), label="d_model"),
@@ -31,7 +31,7 @@ def build(data: st.DataObject, kind: type) -> Any:
     )
 
 
-def series(data: st.DataObject, kind: str) -> tuple[list[np.ndarray], np.ndarray]:
+def draw_series(data: st.DataObject, kind: str) -> tuple[list[np.ndarray], np.ndarray]:
     """Return four to nine series (L, C) of generated lengths, equal or not, with C < L, and a target for each."""
     random = np.random.default_rng(data.draw(st.integers(0, 10**6), label="series"))
     count, channels = data.draw(st.integers(4, 9), label="n"), data.draw(st.integers(1, 3), label="C")
@@ -42,66 +42,67 @@ def series(data: st.DataObject, kind: str) -> tuple[list[np.ndarray], np.ndarray
     return X, y
 
 
-def answers(model: Any, X: Any) -> np.ndarray:
+def predict(model: Any, X: Any) -> np.ndarray:
+    """Return the probabilities of classes or, of a regressor, the predictions."""
     return model.predict_proba(X) if hasattr(model, "predict_proba") else model.predict(X)
 
 
 @every_kind
 @given(data=st.data())
 def test_predictions_do_not_depend_on_the_other_series(kind: str, data: st.DataObject) -> None:
-    """Nor on order and batch; an estimator restored by pickle gives the same bits."""
-    X, y = series(data, kind)
-    model = build(data, KINDS[kind]).fit(X, y)
-    wanted = answers(model, X)
-    assert np.isfinite(wanted).all()
+    """Nor do they depend on their order; an estimator restored by pickle gives the same bits."""
+    X, y = draw_series(data, kind)
+    model = build_estimator(data, KINDS[kind]).fit(X, y)
+    expected = predict(model, X)
+    assert np.isfinite(expected).all()
     order = np.random.default_rng(len(X)).permutation(len(X))
-    np.testing.assert_allclose(answers(model, [X[place] for place in order]), wanted[order], **CLOSE)
-    np.testing.assert_allclose(np.concatenate([answers(model, [one]) for one in X]), wanted, **CLOSE)
-    assert np.array_equal(answers(pickle.loads(pickle.dumps(model)), X), wanted)
+    np.testing.assert_allclose(predict(model, [X[index] for index in order]), expected[order], **TOLERANCE)
+    np.testing.assert_allclose(np.concatenate([predict(model, [series]) for series in X]), expected, **TOLERANCE)
+    assert np.array_equal(predict(pickle.loads(pickle.dumps(model)), X), expected)
 
 
 @every_kind
 @given(data=st.data())
-def test_the_form_of_the_series_changes_nothing(kind: str, data: st.DataObject) -> None:
-    X, y = series(data, kind)
-    model = build(data, KINDS[kind])
-    wanted = answers(model.fit(X, y), X)
-    index = [f"case {number}" for number in range(len(X))]
+def test_predictions_do_not_depend_on_the_container_of_the_series(kind: str, data: st.DataObject) -> None:
+    X, y = draw_series(data, kind)
+    model = build_estimator(data, KINDS[kind])
+    expected = predict(model.fit(X, y), X)
+    names = [f"case {number}" for number in range(len(X))]
     forms: dict[str, Any] = {
-        "frames": [pd.DataFrame(one) for one in X],
-        "lists": [one.tolist() for one in X],
-        "one frame": pd.concat({name: pd.DataFrame(one) for name, one in zip(index, X, strict=True)}),
+        "frames": [pd.DataFrame(series) for series in X],
+        "lists": [series.tolist() for series in X],
+        "one frame": pd.concat({name: pd.DataFrame(series) for name, series in zip(names, X, strict=True)}),
     }
-    if len({len(one) for one in X}) == 1:
+    if len({len(series) for series in X}) == 1:
         forms["an array"] = np.stack(X)
     name = data.draw(st.sampled_from(sorted(forms)), label="form")
-    again = clone(model).fit(forms[name], y)
-    assert np.array_equal(answers(again, forms[name]), wanted), name
-    assert np.array_equal(answers(model, forms[name]), wanted), name
+    refitted = clone(model).fit(forms[name], y)
+    assert np.array_equal(predict(refitted, forms[name]), expected), name
+    assert np.array_equal(predict(model, forms[name]), expected), name
 
 
 @every_kind
 @given(data=st.data())
-def test_the_same_seed_gives_the_same_bits(kind: str, data: st.DataObject) -> None:
-    X, y = series(data, kind)
-    model = build(data, KINDS[kind])
-    one = answers(model.fit(X, y), X)
-    assert np.array_equal(answers(clone(model).fit(X, y), X), one)
-    assert np.array_equal(answers(model.fit(X, y), X), one), "a second fit starts afresh"
+def test_refitting_with_the_same_seed_gives_the_same_bits(kind: str, data: st.DataObject) -> None:
+    X, y = draw_series(data, kind)
+    model = build_estimator(data, KINDS[kind])
+    first = predict(model.fit(X, y), X)
+    assert np.array_equal(predict(clone(model).fit(X, y), X), first)
+    assert np.array_equal(predict(model.fit(X, y), X), first), "a second fit starts from new weights"
 
 
 @given(data=st.data())
-def test_forecasts_are_repeatable_and_depend_on_the_last_steps_only(data: st.DataObject) -> None:
-    """They have the horizon's length and are finite; a clone and a copy by pickle give the same bits."""
+def test_forecasts_are_repeatable_and_depend_only_on_the_context(data: st.DataObject) -> None:
+    """They are finite, as long as the horizon, and have the same bits from a clone and from a pickled copy."""
     random = np.random.default_rng(data.draw(st.integers(0, 10**6), label="series"))
     channels, horizon = data.draw(st.integers(1, 3), label="C"), data.draw(st.integers(1, 6), label="horizon")
     context = data.draw(st.integers(4, 12), label="context")
     y = random.normal(size=(context + horizon + data.draw(st.integers(1, 30), label="more"), channels)).cumsum(0)
-    model = build(data, SSMForecaster).set_params(horizon=horizon, window=context)
-    wanted = np.asarray(model.fit(y).predict())
-    assert wanted.reshape(horizon, -1).shape == (horizon, channels)
-    assert np.isfinite(wanted).all()
-    assert np.array_equal(np.asarray(clone(model).fit(y).predict()), wanted)
-    assert np.array_equal(np.asarray(pickle.loads(pickle.dumps(model)).predict()), wanted)
-    assert np.array_equal(np.asarray(model.predict(y)), wanted)
-    np.testing.assert_allclose(np.asarray(model.predict(y[-context:])), wanted, **CLOSE)
+    model = build_estimator(data, SSMForecaster).set_params(horizon=horizon, window=context)
+    expected = np.asarray(model.fit(y).predict())
+    assert expected.reshape(horizon, -1).shape == (horizon, channels)
+    assert np.isfinite(expected).all()
+    assert np.array_equal(np.asarray(clone(model).fit(y).predict()), expected)
+    assert np.array_equal(np.asarray(pickle.loads(pickle.dumps(model)).predict()), expected)
+    assert np.array_equal(np.asarray(model.predict(y)), expected)
+    np.testing.assert_allclose(np.asarray(model.predict(y[-context:])), expected, **TOLERANCE)

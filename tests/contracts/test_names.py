@@ -40,9 +40,9 @@ def _definitions(body: list[ast.stmt], prefix: str) -> Iterator[str]:
         elif isinstance(statement, Function):
             name = prefix + statement.name
             arguments = statement.args
-            every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
+            all_arguments = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
             yield name
-            yield from (f"{name}.{argument.arg}" for argument in every if argument is not None)
+            yield from (f"{name}.{argument.arg}" for argument in all_arguments if argument is not None)
             yield from (prefix + attribute for attribute in _attributes(statement))
         else:
             for node in ast.walk(statement):
@@ -59,12 +59,12 @@ def _attributes(function: Function) -> Iterator[str]:
 
 def is_defined(qualified: str) -> bool:
     """Return whether the sources define a qualified name; a module counts, too."""
-    found = module_path(qualified)
-    if found is None:
+    module = module_path(qualified)
+    if module is None:
         return False
-    path, rest = found
-    inside = path.parent if path.name == "__init__.py" else None
-    is_module = inside is not None and ((inside / f"{rest}.py").is_file() or (inside / rest / "__init__.py").is_file())
+    path, rest = module
+    package = path.parent if path.name == "__init__.py" else None
+    is_module = package is not None and ((package / f"{rest}.py").is_file() or (package / rest / "__init__.py").is_file())
     return is_module or rest in definitions(path)
 
 
@@ -72,11 +72,11 @@ def test_retired_names_are_not_defined():
     assert [name for name in RETIRED if is_defined(name)] == []
 
 
-def test_the_list_is_in_order_and_without_repeats():
+def test_retired_names_are_sorted_and_unique():
     assert sorted(set(RETIRED)) == RETIRED
 
 
-def test_definitions_of_every_kind_are_seen():
+def test_is_defined_finds_every_kind_of_definition():
     for name in (
         "longscan.ops.dispatch",  # a module
         "longscan.training.settings.TrainingSettings",

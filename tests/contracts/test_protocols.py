@@ -1,4 +1,4 @@
-"""The recipes of the papers' rows: their settings are valid, their models can be built, and they are as the paper prints them."""
+"""The recipes of published rows have valid settings, which are those that the paper prints, and models that can be built."""
 
 import json
 from functools import cache
@@ -23,7 +23,7 @@ from longscan.training.trainer import build_optimizer
 
 ROOT = Path(__file__).parents[2]
 ROWS = [row for row in read_rows() if row.status == "recipe"]
-GENERATED = [row for row in ROWS if row.table == "aussm/table1" and row.candidate_of is None]
+AUSSM_TABLE_1 = [row for row in ROWS if row.table == "aussm/table1" and row.candidate_of is None]
 rows = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.id)
 
 
@@ -37,15 +37,15 @@ def plain_settings(row: PublishedRow) -> dict[str, Any]:
 
 
 def task_values(task: Task) -> dict[str, Any]:
-    """Return sizes of a generated task or a forecast, by the names of printed settings."""
+    """Return the sizes of a generated task or of a forecast by the names of printed settings."""
     if isinstance(task, WordTask):
         sizes = {f"{split}_examples": task.size(split) for split in task.splits}
         return {**sizes, "train_longest": task._length_range("train")[1], "test_longest": task._length_range("test")[1]}
     return {"context": task._shape.context, "horizon": task._shape.horizon} if isinstance(task, Forecast) else {}
 
 
-def actual(task: Task, model: ModelSettings, training: TrainingSettings) -> dict[str, Any]:
-    """Return what a row trains with, by the names of printed settings."""
+def collect_settings(task: Task, model: ModelSettings, training: TrainingSettings) -> dict[str, Any]:
+    """Return the settings that a row trains with, by the names of printed settings."""
     blocks = parse_spec(model.spec)
     dropouts = {options["dropout"] for options in model.block_options.values() if "dropout" in options}
     return {
@@ -67,7 +67,7 @@ def actual(task: Task, model: ModelSettings, training: TrainingSettings) -> dict
 
 
 @rows
-def test_settings_are_valid_and_as_printed(row: PublishedRow) -> None:
+def test_settings_are_valid_and_equal_the_printed_ones(row: PublishedRow) -> None:
     plain = plain_settings(row)
     kind = TASKS[plain["task"].pop("name")]
     types = field_types(kind)
@@ -78,21 +78,21 @@ def test_settings_are_valid_and_as_printed(row: PublishedRow) -> None:
     about, _ = AboutSettings.parse_mapping(plain["about"], "about")
     assert about.paper == row.figure["paper"]
     assert training.steps == row.updates
-    printed, found = dict(row.printed), actual(task, model, training)
+    printed, settings = dict(row.printed), collect_settings(task, model, training)
     base = printed.pop("base_lr", None)
     if base is not None:  # S7, Table 11: "base LR"; four batches of DVS-Gesture are one update
         assert printed["ssm_lr"] / (base * printed["batch"]) in [pytest.approx(1, rel=0.16), pytest.approx(4, rel=0.01)]
     epochs, examples, _ = (printed.pop(name, None) for name in ("epochs", "examples", "params"))
     if epochs is not None:
         assert training.steps == int(epochs * examples / training.batch_size)
-    unlike = {name: (found[name], value) for name, value in printed.items() if found[name] != value}
-    assert set(unlike) == set(row.differs), f"(ours, printed): {unlike}"
+    differences = {name: (settings[name], value) for name, value in printed.items() if settings[name] != value}
+    assert set(differences) == set(row.differs), f"(ours, printed): {differences}"
     assert all(row.differs.values())
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if "base_lr" in row.printed], ids=lambda row: row.id)
 def test_groups_of_s7_have_the_printed_rate_and_decay(row: PublishedRow) -> None:
-    """Recurrence and B have the printed SSM LR and no decay. All other parameters have a rate at least as high and the decay."""
+    """Recurrence and B have the printed SSM learning rate and no decay; all others the decay and a rate at least as high."""
     model, _ = ModelSettings.parse_mapping(plain_settings(row)["model"], "model")
     training, _ = TrainingSettings.parse_mapping(plain_settings(row)["training"], "training")
     names = ("spec", "d_model", "d_state", "head", "norm", "block_options")
@@ -101,11 +101,11 @@ def test_groups_of_s7_have_the_printed_rate_and_decay(row: PublishedRow) -> None
         {id(parameter): (training.lr * group["scale"], group["weight_decay"]) for parameter in group["params"]}
         for group in build_optimizer(network, training).param_groups
     ]
-    found = {name: next(group[id(x)] for group in groups if id(x) in group) for name, x in network.named_parameters()}
-    recurrence = {name for name in found if name.rpartition(".")[2] in ("w", "bias", "B") and ".block.layer." in name}
-    undecayed = {name for name in found if ".norm." in name or name.startswith(("norm.", "encoder."))}
+    rates_and_decays = {name: next(group[id(x)] for group in groups if id(x) in group) for name, x in network.named_parameters()}
+    recurrence = {name for name in rates_and_decays if name.rpartition(".")[2] in ("w", "bias", "B") and ".block.layer." in name}
+    undecayed = {name for name in rates_and_decays if ".norm." in name or name.startswith(("norm.", "encoder."))}
     assert len(recurrence) == 3 * row.printed["depth"]
-    for name, (rate, decay) in found.items():
+    for name, (rate, decay) in rates_and_decays.items():
         assert rate == pytest.approx(row.printed["ssm_lr"] if name in recurrence else training.lr, rel=2e-3)
         assert decay == (0 if name in recurrence | undecayed else row.printed["weight_decay"])
     assert training.lr >= row.printed["ssm_lr"]
@@ -117,23 +117,23 @@ def build(settings: str) -> SequenceModel:
     return SequenceModel.from_spec(**json.loads(settings), d_input=3, d_output=10, pooling="mean")
 
 
-def model_of(row: PublishedRow) -> SequenceModel:
+def build_model(row: PublishedRow) -> SequenceModel:
     model, _ = ModelSettings.parse_mapping(plain_settings(row)["model"], "model")
     names = ("spec", "d_model", "d_state", "head", "norm", "block_options")
     return build(json.dumps({name: getattr(model, name) for name in names}))
 
 
-def parameters_of(row: PublishedRow) -> int:
-    return sum(parameter.numel() for parameter in model_of(row).parameters())
+def count_parameters(row: PublishedRow) -> int:
+    return sum(parameter.numel() for parameter in build_model(row).parameters())
 
 
 @rows
 def test_models_can_be_built(row: PublishedRow) -> None:
-    assert parameters_of(row) > 0
+    assert count_parameters(row) > 0
 
 
 def printed_group(paper: str, name: str) -> tuple[float, bool]:
-    """Return the factor on the rate of a parameter, and whether it decays, as the paper or its code has it."""
+    """Return the factor on the learning rate of a parameter, and whether it decays, by the paper or its code."""
     if paper == "AUSSM":
         return 1.0, True  # one group: its code decays everything
     if paper == "MAMBA_LRA":  # nothing is printed: as in Mamba's code, and no decay of norms and embeddings
@@ -141,27 +141,27 @@ def printed_group(paper: str, name: str) -> tuple[float, bool]:
     raise AssertionError(f"{paper} has no rule for {name}")
 
 
-RULED = [row for row in ROWS if row.figure["paper"] in ("AUSSM", "MAMBA_LRA")]
+ROWS_WITH_PRINTED_GROUPS = [row for row in ROWS if row.figure["paper"] in ("AUSSM", "MAMBA_LRA")]
 
 
-def training_of(row: PublishedRow) -> TrainingSettings:
+def read_training(row: PublishedRow) -> TrainingSettings:
     training, _ = TrainingSettings.parse_mapping(plain_settings(row)["training"], "training")
     return training
 
 
-@pytest.mark.parametrize("row", RULED, ids=lambda row: row.id)
-def test_groups_of_the_optimiser_are_those_of_the_paper(row: PublishedRow) -> None:
-    model, training = model_of(row), training_of(row)
+@pytest.mark.parametrize("row", ROWS_WITH_PRINTED_GROUPS, ids=lambda row: row.id)
+def test_parameter_groups_are_those_of_the_paper(row: PublishedRow) -> None:
+    model, training = build_model(row), read_training(row)
     names = {parameter: name for name, parameter in model.named_parameters()}
     optimizer = build_optimizer(model, training)
-    found = {names[p]: (group["scale"], group["weight_decay"]) for group in optimizer.param_groups for p in group["params"]}
+    actual = {names[p]: (group["scale"], group["weight_decay"]) for group in optimizer.param_groups for p in group["params"]}
     expected = {name: printed_group(row.figure["paper"], name) for name in names.values()}
-    assert found == {name: (scale, training.weight_decay * decays) for name, (scale, decays) in expected.items()}
+    assert actual == {name: (scale, training.weight_decay * decays) for name, (scale, decays) in expected.items()}
 
 
 def printed_rates(row: PublishedRow, steps: list[int]) -> list[float]:
-    """Return the rates of these steps by the scheduler of torch that the authors' code has."""
-    training = training_of(row)
+    """Return the learning rates at these steps by the PyTorch scheduler of the authors' code."""
+    training = read_training(row)
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=training.lr)
     if not row.id.startswith("aussm/table1"):
         return [training.lr] * len(steps)
@@ -173,9 +173,9 @@ def printed_rates(row: PublishedRow, steps: list[int]) -> list[float]:
     return rates
 
 
-@pytest.mark.parametrize("row", RULED, ids=lambda row: row.id)
-def test_rates_over_the_steps_are_those_of_the_paper(row: PublishedRow) -> None:
-    training = training_of(row)
+@pytest.mark.parametrize("row", ROWS_WITH_PRINTED_GROUPS, ids=lambda row: row.id)
+def test_learning_rates_are_those_of_the_paper(row: PublishedRow) -> None:
+    training = read_training(row)
     steps = [0, 999, 1000, training.steps // 2, training.steps - 1]
     assert [training.learning_rate(step) for step in steps] == pytest.approx(printed_rates(row, steps), rel=1e-9)
 
@@ -215,29 +215,32 @@ def test_models_of_mamba_on_lra_have_the_printed_sizes(row: PublishedRow) -> Non
 def test_models_of_the_thesis_have_the_printed_sizes() -> None:
     # Table 3, for CIFAR-10 in numbers, in thousands
     sizes = {"simple-s4d": 551, "simple-s4": 616, "mamba-s6": 587, "mamba-s4d": 564, "mamba-s4": 587}
-    found = {row.id.rpartition("/")[2]: parameters_of(row) for row in ROWS if row.id.startswith("thesis/table4/cifar_numerical/")}
-    assert {name: pytest.approx(1000 * size, rel=0.01) for name, size in sizes.items()} == found
+    parameter_counts = {
+        row.id.rpartition("/")[2]: count_parameters(row) for row in ROWS if row.id.startswith("thesis/table4/cifar_numerical/")
+    }
+    assert {name: pytest.approx(1000 * size, rel=0.01) for name, size in sizes.items()} == parameter_counts
 
 
-def test_pure_aussm_is_chosen_among_depths_and_rates() -> None:
-    """Appendix G.2: two, four or six blocks, three rates. As printed and as released every task has the nine candidates."""
-    found: dict[str, list[tuple[str, float]]] = {}
+def test_pure_aussm_has_a_candidate_for_each_depth_and_rate() -> None:
+    """Appendix G.2: two, four or six blocks and three rates, for every task of both tables."""
+    candidates: dict[str, list[tuple[str, float]]] = {}
     for row in ROWS:
         if row.candidate_of is not None:
-            found.setdefault(row.candidate_of, []).append((row.settings["model.spec"], row.settings["training.lr"]))
-    tasks = [row.id.split("/")[2] for row in GENERATED if row.id.endswith(("ma", "am"))]
-    assert set(found) == {f"aussm/{table}/{task}/aa" for table in ("table1", "table1-released") for task in tasks}
-    assert all(sorted(of) == sorted(product(("aa", "aaaa", "aaaaaa"), (1e-4, 1e-3, 1e-2))) for of in found.values())
+            candidates.setdefault(row.candidate_of, []).append((row.settings["model.spec"], row.settings["training.lr"]))
+    tasks = [row.id.split("/")[2] for row in AUSSM_TABLE_1 if row.id.endswith(("ma", "am"))]
+    assert set(candidates) == {f"aussm/{table}/{task}/aa" for table in ("table1", "table1-released") for task in tasks}
+    grid = sorted(product(("aa", "aaaa", "aaaaaa"), (1e-4, 1e-3, 1e-2)))
+    assert all(sorted(settings) == grid for settings in candidates.values())
 
 
 def test_released_rows_use_each_batch_four_times() -> None:
     for row in ROWS:
         if row.table == "aussm/table1-released":
-            assert training_of(row).batch_repeats == 4
+            assert read_training(row).batch_repeats == 4
 
 
-@pytest.mark.parametrize("row", GENERATED, ids=lambda row: row.id)
-def test_words_of_the_command_line_are_the_settings_of_the_row(row: PublishedRow) -> None:
+@pytest.mark.parametrize("row", AUSSM_TABLE_1, ids=lambda row: row.id)
+def test_row_settings_have_the_steps_seed_task_and_model_of_the_row(row: PublishedRow) -> None:
     settings = row_settings(row, 3)
     assert (settings.training.steps, settings.training.seed) == (row.updates, 3)
     assert settings.about.published == [row.published]

@@ -1,4 +1,4 @@
-"""Constructors of layers, blocks and models refuse values that do not match the declared type, with the setting's name."""
+"""Constructors of layers, blocks and models raise an error with the setting's name for values that do not match its type."""
 
 import inspect
 import math
@@ -10,24 +10,34 @@ from longscan.blocks import BLOCKS, BatchNorm, Residual, Rotary
 from longscan.layers import LAYERS
 from longscan.models import Forecaster, LanguageModel, SequenceModel, SiameseModel
 
-MADE = [*LAYERS.values(), *BLOCKS.values(), BatchNorm, Residual, Rotary, SequenceModel, LanguageModel, Forecaster, SiameseModel]
+CLASSES = [
+    *LAYERS.values(),
+    *BLOCKS.values(),
+    BatchNorm,
+    Residual,
+    Rotary,
+    SequenceModel,
+    LanguageModel,
+    Forecaster,
+    SiameseModel,
+]
 REQUIRED: dict[str, Any] = {"blocks": [{"layer": "gru"}], "block": LAYERS["gru"](4)}  # required arguments other than integers
-every_constructor = pytest.mark.parametrize("made", MADE, ids=lambda made: made.__name__)
+every_constructor = pytest.mark.parametrize("constructor", CLASSES, ids=lambda constructor: constructor.__name__)
 
 
-def construct(made: type, name: str, value: object) -> object:
+def construct(constructor: type, name: str, value: object) -> object:
     """Call a constructor with this value and its other required arguments."""
-    parameters = list(inspect.signature(made).parameters.values())
+    parameters = list(inspect.signature(constructor).parameters.values())
     needed = [parameter.name for parameter in parameters if parameter.default is parameter.empty]
-    if made in (SequenceModel, SiameseModel) and name != "vocab_size":
-        needed.append("d_input")  # required without vocab_size, which the signature does not show
-    return made(**{**{other: REQUIRED.get(other, 4) for other in needed}, name: value})
+    if constructor in (SequenceModel, SiameseModel) and name != "vocab_size":
+        needed.append("d_input")  # required without `vocab_size`, which the signature does not show
+    return constructor(**{**{other: REQUIRED.get(other, 4) for other in needed}, name: value})
 
 
 @every_constructor
-def test_every_setting_refuses_values_of_other_types(made: type) -> None:
-    declared = get_type_hints(made.__init__)
-    for name in inspect.signature(made).parameters:
+def test_values_of_other_types_raise(constructor: type) -> None:
+    declared = get_type_hints(constructor.__init__)
+    for name in inspect.signature(constructor).parameters:
         wrong: list[object] = [object()]
         types = str(declared[name])
         if "int" in types and "float" not in types:
@@ -38,25 +48,25 @@ def test_every_setting_refuses_values_of_other_types(made: type) -> None:
             wrong += [1, "no"]
         for value in wrong:
             with pytest.raises(ValueError, match=f"^`{name}` must be "):
-                construct(made, name, value)
+                construct(constructor, name, value)
 
 
 @every_constructor
-def test_unknown_backends_are_refused(made: type) -> None:
-    if "backend" in inspect.signature(made).parameters:
+def test_unknown_backend_raises(constructor: type) -> None:
+    if "backend" in inspect.signature(constructor).parameters:
         with pytest.raises(ValueError, match=r"^`backend` must be one of auto, .*, got 'gpu'"):
-            construct(made, "backend", "gpu")
+            construct(constructor, "backend", "gpu")
 
 
 @every_constructor
-def test_negative_sizes_are_refused(made: type) -> None:
-    for name, kind in get_type_hints(made.__init__).items():
+def test_negative_sizes_raise(constructor: type) -> None:
+    for name, kind in get_type_hints(constructor.__init__).items():
         if kind in (int, int | None):
             with pytest.raises(ValueError, match=rf"`{name}` must .*got -1"):
-                construct(made, name, -1)
+                construct(constructor, name, -1)
 
 
-def test_impossible_values_of_the_right_type_are_refused() -> None:
+def test_invalid_values_of_the_declared_type_raise() -> None:
     with pytest.raises(ValueError, match=r"`norm` must be one of rms, layer, batch, post, got 'group'"):
         Residual(LAYERS["gru"](4), norm="group")
     with pytest.raises(ValueError, match=r"`epsilon` must .*got -1\.0"):

@@ -46,7 +46,7 @@ EQUIVALENT = Path(__file__).with_name("equivalent.json")
 # Replacements that raise TypeError on floats or compare identities: any test that executes the line detects them.
 TRIVIAL = ("Shift", "Bit", "_Is", "IsNot", "Invert", "UAdd", "VariableReplacer", "VariableInserter")
 # Default values are executed at import, which belongs to no test, so the test that compares them runs for every mutant.
-DEFAULTS = "tests/contracts/test_defaults.py::test_defaults_are_those_of_the_table"
+DEFAULTS = "tests/contracts/test_defaults.py::test_defaults_match_the_table"
 # An editable installation finds the package by an entry of sys.meta_path, which comes before PYTHONPATH.
 BY_PATH = "import sys; sys.meta_path[:] = [x for x in sys.meta_path if 'ScikitBuild' not in type(x).__name__]; "
 RUN_PYTEST = "import sys, pytest; sys.exit(pytest.main(sys.argv[1:]))"
