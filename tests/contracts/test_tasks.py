@@ -29,12 +29,12 @@ every_regressor = pytest.mark.parametrize("task", [v for v in VARIANTS if isinst
 every_class = pytest.mark.parametrize("cls", [pytest.param(cls, id=name) for name, cls in TASKS.items()])
 
 
-def same(first: Batch, second: Batch) -> bool:
+def are_equal(first: Batch, second: Batch) -> bool:
     return all((a is None and b is None) or torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
-def examples(task: Task, batch: Batch) -> list[bytes]:
-    """Return the inputs of each example as bytes: of tokens those up to the first answer, of numbers those of valid steps."""
+def example_bytes(task: Task, batch: Batch) -> list[bytes]:
+    """Return the inputs of each example as bytes: tokens up to the first scored step, or numbers of valid steps."""
     rows = []
     for row, inputs in enumerate(batch.inputs):
         steps = slice(None)
@@ -46,26 +46,30 @@ def examples(task: Task, batch: Batch) -> list[bytes]:
     return rows
 
 
-def whole(task: Task, split: str, batch_size: int = 64) -> list[Batch]:
+def scored_targets(batch: Batch) -> Tensor:
+    return batch.targets if batch.loss_mask is None else batch.targets[batch.loss_mask]
+
+
+def list_batches(task: Task, split: str, batch_size: int = 64) -> list[Batch]:
     """Return the batches of a finite split, or of the first 256 examples of a stream."""
     count = task.num_batches(split, batch_size)
     return [task.batch(split, step, batch_size) for step in range(4 if count is None else count)]
 
 
-def answer(task: Task, batch: Batch, classes: Tensor) -> Tensor:
-    """Return model outputs for the answers `classes`: logits that are certain of a class, or the numbers themselves."""
-    if classes.is_floating_point():
-        return classes
-    return torch.nn.functional.one_hot(classes.clamp(min=0), task.num_classes).float() * 50
+def make_outputs(task: Task, batch: Batch, targets: Tensor) -> Tensor:
+    """Return model outputs that predict `targets`: logits with nearly all probability on a class, or the numbers themselves."""
+    if targets.is_floating_point():
+        return targets
+    return torch.nn.functional.one_hot(targets.clamp(min=0), task.num_classes).float() * 50
 
 
-def score(task: Task, split: str, constant: int | None) -> float:
-    """Return the main metric of predicting class `constant` everywhere, or the targets if it is None."""
+def compute_score(task: Task, split: str, constant: int | None) -> float:
+    """Return the main metric of predicting the class `constant` for every example, or the targets if it is None."""
     metrics = task.metrics(split)
-    for batch in whole(task, split):
+    for batch in list_batches(task, split):
         assert batch.targets is not None
-        classes = batch.targets if constant is None else torch.full_like(batch.targets, constant)
-        task.update(metrics, answer(task, batch, classes), batch)
+        predictions = batch.targets if constant is None else torch.full_like(batch.targets, constant)
+        task.update(metrics, make_outputs(task, batch, predictions), batch)
     assert next(iter(metrics)) == task.metric
     values = {name: metric.compute() for name, metric in metrics.items()}
     assert all(value.ndim == (2 if name == "confusion" else 0) for name, value in values.items())
@@ -76,23 +80,23 @@ def score(task: Task, split: str, constant: int | None) -> float:
 def test_a_task_is_registered_under_its_name(cls):
     assert TASKS[cls.name] is cls
     assert cls.__doc__
-    assert " | " in cls.__doc__, "the docstring draws an example"
+    assert " | " in cls.__doc__, "the docstring has an example"
 
 
 @every_variant
-def test_batch_is_a_pure_function(task):
-    again = replace(task)
-    assert again == task
-    assert hash(again) == hash(task)
+def test_batch_depends_only_on_its_arguments(task):
+    equal_task = replace(task)
+    assert equal_task == task
+    assert hash(equal_task) == hash(task)
     for split in task.splits:
         last = 1 if split == "train" else task.num_batches(split, 16) - 1
         forwards = [task.batch(split, step, 16, seed=3) for step in (0, last)]
-        backwards = [again.batch(split, step, 16, seed=3) for step in (last, 0)]
-        assert all(same(a, b) for a, b in zip(forwards, reversed(backwards), strict=True))
+        backwards = [equal_task.batch(split, step, 16, seed=3) for step in (last, 0)]
+        assert all(are_equal(a, b) for a, b in zip(forwards, reversed(backwards), strict=True))
 
 
 @dataclass
-class SequenceInfo(Dataset):
+class TrainingBatches(Dataset):
     task: Task
 
     def __len__(self) -> int:
@@ -103,23 +107,23 @@ class SequenceInfo(Dataset):
 
 
 @pytest.mark.parametrize("name", ["parity", "uea", "lra_text"])
-def test_any_number_of_workers_gives_the_same_batches(name):
+def test_data_loader_workers_give_the_same_batches(name):
     task = small(TASKS[name])
     alone = [task.batch("train", step, 8, seed=1) for step in range(6)]
-    loaded = DataLoader(SequenceInfo(task), batch_size=None, num_workers=2)
-    assert all(same(a, b) for a, b in zip(alone, loaded, strict=True))
+    loaded = DataLoader(TrainingBatches(task), batch_size=None, num_workers=2)
+    assert all(are_equal(a, b) for a, b in zip(alone, loaded, strict=True))
 
 
-def keeps_order(task):
-    """Whether training batches are the same in every epoch and for every seed, as in the AUSSM repository."""
+def has_fixed_order(task):
+    """Return whether training batches are the same in every epoch and for every seed, as in the AUSSM repository."""
     return getattr(task, "protocol", None) == "aussm" or getattr(task, "order", None) == "time"
 
 
 @every_variant
-def test_other_steps_and_seeds_give_other_training_batches(task):
+def test_training_batches_differ_between_steps_and_seeds(task):
     first = task.batch("train", 0, 16)
-    assert not same(first, task.batch("train", 1, 16))
-    assert same(first, task.batch("train", 0, 16, seed=1)) == keeps_order(task)
+    assert not are_equal(first, task.batch("train", 1, 16))
+    assert are_equal(first, task.batch("train", 0, 16, seed=1)) == has_fixed_order(task)
 
 
 @every_variant
@@ -133,7 +137,7 @@ def test_batches_have_the_declared_shapes_dtypes_and_ranges(task):
     assert task.symbols is None or len(task.symbols) == len(set(task.symbols)) == task.vocab_size
     longest = 0
     for split in task.splits:
-        for batch in whole(task, split)[:3]:
+        for batch in list_batches(task, split)[:3]:
             pair = (2,) if task.is_pair else ()
             count, length = batch.inputs.shape[0], batch.inputs.shape[1 + len(pair)]
             longest = max(longest, length)
@@ -143,7 +147,7 @@ def test_batches_have_the_declared_shapes_dtypes_and_ranges(task):
             else:
                 assert (batch.inputs.dtype, batch.inputs.shape) == (torch.int64, (count, *pair, length))
                 assert 0 <= batch.inputs.min() <= batch.inputs.max() < task.vocab_size
-            scored = batch.targets if batch.loss_mask is None else batch.targets[batch.loss_mask]
+            scored = scored_targets(batch)
             if task.num_classes is None:
                 assert (batch.targets.dtype, batch.targets.shape) == (torch.float32, (count, length, task.d_output))
                 assert scored.isfinite().all()
@@ -166,11 +170,11 @@ def test_batches_have_the_declared_shapes_dtypes_and_ranges(task):
 
 
 @every_variant
-def test_finite_splits_come_in_order_and_whole(task):
+def test_finite_splits_are_complete_for_any_batch_size(task):
     for split in ("valid", "test"):
         size = task.size(split)
-        small_batches = [example for batch in whole(task, split, 7) for example in examples(task, batch)]
-        large_batches = [example for batch in whole(task, split, 64) for example in examples(task, batch)]
+        small_batches = [example for batch in list_batches(task, split, 7) for example in example_bytes(task, batch)]
+        large_batches = [example for batch in list_batches(task, split, 64) for example in example_bytes(task, batch)]
         assert len(small_batches) == size
         assert small_batches == large_batches
         with pytest.raises(IndexError, match=split):
@@ -178,55 +182,56 @@ def test_finite_splits_come_in_order_and_whole(task):
 
 
 @every_variant
-def test_an_epoch_shows_each_training_example_once(task):
+def test_epoch_has_each_training_example_once(task):
     size = task.size("train")
     if size is None:
         assert task.num_batches("train", 7) is None
         return
     batches = task.num_batches("train", 7)
     steps = (range(batches), range(batches, 2 * batches))
-    epochs = [[example for step in epoch for example in examples(task, task.batch("train", step, 7))] for epoch in steps]
-    if task.name == "uea" and task.protocol == "linoss":  # drops an epoch's last batch
+    epochs = [[example for step in epoch for example in example_bytes(task, task.batch("train", step, 7))] for epoch in steps]
+    if task.name == "uea" and task.protocol == "linoss":  # this protocol drops the last batch of an epoch
         assert len(epochs[0]) == len(epochs[1]) == (size - 1) // 7 * 7
         assert len(set(epochs[0])) == len(epochs[0])
         return
     assert len(epochs[0]) == size
     assert sorted(epochs[0]) == sorted(epochs[1])
-    assert (epochs[0] == epochs[1]) == keeps_order(task)
+    assert (epochs[0] == epochs[1]) == has_fixed_order(task)
 
 
 @every_variant
 def test_splits_are_disjoint(task):
-    seen = [{example for batch in whole(task, split) for example in examples(task, batch)} for split in task.splits]
-    assert not seen[0] & seen[1]
-    assert not seen[0] & seen[2]
+    examples = [
+        {example for batch in list_batches(task, split) for example in example_bytes(task, batch)} for split in task.splits
+    ]
+    assert not examples[0] & examples[1]
+    assert not examples[0] & examples[2]
     if task.name == "lra_text" and task.holdout == "lra":  # that protocol validates on test
-        assert seen[1] == seen[2]
+        assert examples[1] == examples[2]
     else:
-        assert not seen[1] & seen[2]
+        assert not examples[1] & examples[2]
 
 
 @every_classifier
-def test_constant_score_is_what_the_best_constant_predictor_gets(task):
-    answers = [batch.targets if batch.loss_mask is None else batch.targets[batch.loss_mask] for batch in whole(task, "valid")]
-    present = torch.cat(answers).unique().tolist()
+def test_constant_score_is_the_score_of_the_best_constant(task):
+    present = torch.cat([scored_targets(batch) for batch in list_batches(task, "valid")]).unique().tolist()
     absent = [constant for constant in range(task.num_classes) if constant not in present][:1]
-    scores = [score(task, "valid", constant) for constant in present + absent]
+    scores = [compute_score(task, "valid", constant) for constant in present + absent]
     assert task.constant_score("valid") == pytest.approx(max(scores), abs=1e-6)
     assert sum(scores) == pytest.approx(1, abs=1e-5)
 
 
 @every_classifier
-def test_perfect_answers_score_one(task):
-    assert score(task, "test", None) == 1
+def test_correct_predictions_score_one(task):
+    assert compute_score(task, "test", None) == 1
     assert task.higher_is_better
     assert task.scaled(1) == 1
     assert task.scaled(1 / task.num_classes) == pytest.approx(0, abs=1e-12)
 
 
 @every_regressor
-def test_perfect_predictions_have_no_error(task):
-    assert score(task, "test", None) == 0
+def test_correct_predictions_have_no_error(task):
+    assert compute_score(task, "test", None) == 0
     assert not task.higher_is_better
     assert task.scaled(0) == 1
     assert task.scaled(task.constant_score()) == 0
@@ -239,8 +244,7 @@ def test_no_constant_has_a_smaller_error_than_constant_score(task):
     if isinstance(task, Forecast) and (task.level, task.channels) != ("kept", "together"):
         assert task.constant_score("valid") == replace(task, level="kept", channels="together").constant_score("valid")
         return
-    batches = whole(task, "valid")
-    targets = torch.cat([(b.targets if b.loss_mask is None else b.targets[b.loss_mask]).flatten(0, -2) for b in batches]).double()
+    targets = torch.cat([scored_targets(batch).flatten(0, -2) for batch in list_batches(task, "valid")]).double()
     best = targets.median(0).values if task.metric == "mae" else targets.mean(0)
 
     def error(constant: Tensor) -> float:
@@ -253,58 +257,55 @@ def test_no_constant_has_a_smaller_error_than_constant_score(task):
         assert error(best + step * targets.std(0)) > task.constant_score("valid")
 
 
+def assert_loss(task: Task, batch: Batch, output: Tensor, mean: object) -> None:
+    """Assert that the loss is `mean` for each scored target, in float32, and has gradients at scored steps only."""
+    assert task.loss(output, batch).item() == mean
+    total = task.loss(output, batch, reduction="sum")
+    assert total.item() / scored_targets(batch).numel() == mean
+    total.backward()
+    has_gradient = (output.grad != 0).any(-1)
+    assert has_gradient.all() if batch.loss_mask is None else torch.equal(has_gradient, batch.loss_mask)
+    assert task.loss(output.bfloat16(), batch).dtype == torch.float32
+
+
 @every_regressor
-def test_loss_is_the_squared_error(task):
+def test_regression_loss_is_the_squared_error(task):
     batch = task.batch("valid", 0, 5)
     output = (batch.targets + 2).requires_grad_()
-    assert task.loss(output, batch).item() == pytest.approx(4, rel=1e-4)
-    scored = batch.targets.numel() if batch.loss_mask is None else int(batch.loss_mask.sum()) * task.d_output
-    total = task.loss(output, batch, reduction="sum")
-    assert total.item() == pytest.approx(4 * scored, rel=1e-4)
-    total.backward()
-    touched = (output.grad.abs() > 0).any(-1)
-    assert touched.all() if batch.loss_mask is None else torch.equal(touched, batch.loss_mask)
-    assert task.loss(output.bfloat16(), batch).dtype == torch.float32
+    assert_loss(task, batch, output, pytest.approx(4, rel=1e-4))
     metrics = task.metrics("valid")
     task.update(metrics, output, batch)
     expected = {"mse": 4, "mae": 2, "rmse": 2}
     assert {name: metric.compute().item() for name, metric in metrics.items()} == pytest.approx(expected, rel=1e-4)
     assert next(iter(metrics)) == task.metric
     rows = task.decode(output.detach(), batch)
-    assert len(rows) == scored // task.d_output
+    assert len(rows) == len(scored_targets(batch).flatten(0, -2))
     assert list(rows[0]) == ["example", "step", *task.variables]
 
 
 @every_language
 def test_bits_per_token_are_those_of_uniform_and_certain_predictions(task):
-    uniform, known = task.metrics("test"), task.metrics("test")
-    for batch in whole(task, "test"):
+    uniform, certain = task.metrics("test"), task.metrics("test")
+    for batch in list_batches(task, "test"):
         task.update(uniform, torch.zeros(*batch.targets.shape, task.num_classes), batch)
-        task.update(known, answer(task, batch, batch.targets), batch)
+        task.update(certain, make_outputs(task, batch, batch.targets), batch)
     bits = uniform["bits"].compute().item()
     assert bits == pytest.approx(log(task.num_classes) / log(2), rel=1e-5)
-    assert known["bits"].compute() < 1e-6
+    assert certain["bits"].compute() < 1e-6
     assert 0 < task.constant_score() < bits
     assert task.scaled(task.constant_score()) == 0
     assert not task.higher_is_better
 
 
 @every_labelled
-def test_loss_of_blind_guessing_is_log_k(task):
+def test_loss_of_uniform_predictions_is_log_of_number_of_classes(task):
     batch = task.batch("valid", 0, 5)
     output = torch.zeros(*batch.targets.shape, task.num_classes, requires_grad=True)
-    scored = batch.targets.numel() if batch.loss_mask is None else int(batch.loss_mask.sum())
-    assert task.loss(output, batch).item() == pytest.approx(log(task.num_classes), rel=1e-5)
-    total = task.loss(output, batch, reduction="sum")
-    assert total.item() == pytest.approx(scored * log(task.num_classes), rel=1e-5)
-    total.backward()
-    touched = output.grad.abs().sum(-1) > 0
-    assert touched.all() if batch.loss_mask is None else torch.equal(touched, batch.loss_mask)
-    assert task.loss(output.bfloat16(), batch).dtype == torch.float32
+    assert_loss(task, batch, output, pytest.approx(log(task.num_classes), rel=1e-5))
 
 
 @every_variant
-def test_an_example_as_text_can_be_read_back(task, tmp_path):
+def test_described_examples_can_be_read_as_inputs(task, tmp_path):
     batch = task.batch("valid", 0, 4)
     text = [task.describe(batch, row) for row in range(4)]
     assert task.example("valid") == text[0]
@@ -313,29 +314,29 @@ def test_an_example_as_text_can_be_read_back(task, tmp_path):
         return
     path = tmp_path / "questions.txt"
     path.write_text("\n\n".join(text))
-    asked = task.read_inputs(path)
-    assert asked.targets is None
-    assert [task.describe(asked, row) for row in range(4)] == [line.split(" | ")[0] for line in text]
-    length = asked.inputs.shape[1]
-    assert torch.equal(asked.loss_mask, batch.loss_mask[:, :length])
-    assert torch.equal(asked.valid, batch.valid[:, :length])
-    rows = task.decode(answer(task, batch, batch.targets[:, :length]), asked)
+    read_batch = task.read_inputs(path)
+    assert read_batch.targets is None
+    assert [task.describe(read_batch, row) for row in range(4)] == [line.split(" | ")[0] for line in text]
+    length = read_batch.inputs.shape[1]
+    assert torch.equal(read_batch.loss_mask, batch.loss_mask[:, :length])
+    assert torch.equal(read_batch.valid, batch.valid[:, :length])
+    rows = task.decode(make_outputs(task, batch, batch.targets[:, :length]), read_batch)
     assert [f"{row['question']} | {row['answer']}" for row in rows] == text
     assert all(row["probability"] > 0.99 for row in rows)
 
 
 @every_class
-def test_outputs_without_targets_cannot_be_scored(cls):
+def test_loss_and_update_without_targets_raise(cls):
     task = small(cls)
     batch = task.batch("valid", 0, 3)
-    output = answer(task, batch, torch.zeros_like(batch.targets))
-    for use in (task.loss, lambda output, batch: task.update(task.metrics("valid"), output, batch)):
+    output = make_outputs(task, batch, torch.zeros_like(batch.targets))
+    for function in (task.loss, lambda output, batch: task.update(task.metrics("valid"), output, batch)):
         with pytest.raises(ValueError, match=r"^`batch` must have targets"):
-            use(output, batch._replace(targets=None))
+            function(output, batch._replace(targets=None))
 
 
 @every_class
-def test_a_batch_moves_as_a_whole(cls):
+def test_batch_to_moves_all_tensors(cls):
     batch = small(cls).batch("valid", 0, 3)
     moved = batch.to("meta")
     assert [part is None for part in moved] == [part is None for part in batch]
@@ -343,41 +344,41 @@ def test_a_batch_moves_as_a_whole(cls):
 
 
 @every_variant
-def test_settings_survive_json(task):
+def test_settings_round_trip_through_json(task):
     assert type(task)(**json.loads(json.dumps(asdict(task)))) == task
 
 
 @every_class
 @pytest.mark.parametrize(
-    ("arguments", "named"),
+    ("arguments", "name"),
     [(("dev", 0, 4), "split"), (("train", -1, 4), "step"), (("train", 0, 0), "batch_size"), (("train", 0, 4, -1), "seed")],
 )
-def test_requests_that_make_no_sense_are_refused_by_name(cls, arguments, named):
-    with pytest.raises(ValueError, match=f"^`?{named}"):
+def test_invalid_arguments_of_batch_raise(cls, arguments, name):
+    with pytest.raises(ValueError, match=f"^`?{name}"):
         small(cls).batch(*arguments)
 
 
 @every_class
-def test_unknown_settings_and_choices_are_refused_by_name(cls):
+def test_unknown_settings_and_choices_raise(cls):
     with pytest.raises(TypeError, match="no_such_setting"):
         cls(no_such_setting=1)
     hints = get_type_hints(cls)
-    listed = [field.name for field in fields(cls) if any(isinstance(choice, str) for choice in choices(hints[field.name]))]
-    for name in listed:
+    names = [field.name for field in fields(cls) if any(isinstance(choice, str) for choice in choices(hints[field.name]))]
+    for name in names:
         with pytest.raises(ValueError, match=f"^`?{name}`?.*nonsense"):
             cls(**{name: "nonsense"})
 
 
 @every_class
-def test_a_missing_or_empty_file_is_named(cls, tmp_path):
+def test_missing_or_empty_file_raises_with_its_name(cls, tmp_path):
     task = small(cls)
-    texts = task.d_input is None or isinstance(task, HumanActivity | Forecast | LraImage | Pathfinder)
-    ending = "txt" if texts else "csv"
-    with pytest.raises(ValueError, match=f"none.{ending} cannot be read: No such file"):
-        task.read_inputs(tmp_path / f"none.{ending}")
-    path = tmp_path / f"empty.{ending}"
+    reads_text = task.d_input is None or isinstance(task, HumanActivity | Forecast | LraImage | Pathfinder)
+    suffix = "txt" if reads_text else "csv"
+    with pytest.raises(ValueError, match=f"none.{suffix} cannot be read: No such file"):
+        task.read_inputs(tmp_path / f"none.{suffix}")
+    path = tmp_path / f"empty.{suffix}"
     path.write_text("")
     with pytest.raises(
-        ValueError, match=f"empty.{ending}(:1:)? (must contain|cannot be read|the header must be|must be a FASTA)"
+        ValueError, match=f"empty.{suffix}(:1:)? (must contain|cannot be read|the header must be|must be a FASTA)"
     ):
         task.read_inputs(path)
