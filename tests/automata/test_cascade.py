@@ -100,7 +100,7 @@ def test_malformed_program_is_not_proved():
     outside = program.replace_op(number, replace(op, default=program.fields[op.output].size))
     assert "writes values" in check_program(outside, dfa).problems[0]
     twice = program.replace_op(number, replace(op, branches=(*op.branches, op.branches[0])))
-    assert "two rows of one table apply at the same time" in check_program(twice, dfa).problems[0]
+    assert "`branches` must have one row for each input, got two that apply" in check_program(twice, dfa).problems[0]
     same_field = program.replace_op(number, replace(op, output=program.ops[0].output))
     assert "two ops write one field" in check_program(same_field, dfa).problems
 

@@ -114,7 +114,7 @@ def test_wrong_sweep_file_fails(run_failing_command: Callable[..., str], sweep_f
     assert "gone.yaml" in run_failing_command("sweep", tmp_path / "gone.yaml", "--out", out)
     assert "`--task` must be" in run_failing_command("sweep", "--out", out)
     sweep_file.write_text(FILE.replace("training.lr:", "training.rate:"))
-    assert "space: `training.rate` is an unknown setting" in run_failing_command("sweep", sweep_file, "--out", out)
+    assert "`training.rate` is an unknown setting" in run_failing_command("sweep", sweep_file, "--out", out)
     sweep_file.write_text(FILE + "speed: 3\n")
     assert "got 'speed'" in run_failing_command("sweep", sweep_file, "--out", out)
     (tmp_path / "text").write_text("")

@@ -235,7 +235,7 @@ def plain_inputs() -> Inputs:
 def test_every_setting_has_a_test() -> None:
     for entry, factory in ENTRIES.items():
         named = set(inspect.signature(factory.__init__).parameters) - {"self", "d_model", "backend"}
-        assert len(named) + 2 <= 10, f"{entry} has too many settings"
+        assert len(named | {"backend"}) <= 10, f"{entry} has too many settings"
         used = {name for options in options_of(entry) for name in options}
         assert named == used, f"{entry}: settings without a test, or tests of settings that are not there: {named ^ used}"
 
@@ -592,7 +592,7 @@ def test_errors_name_the_wrong_argument(entry: str) -> None:
         with pytest.raises(ValueError, match="`state` must have tensors of shapes"):
             module(x, module.initial_state(3))
     if not module.streaming:
-        with pytest.raises(ValueError, match="step: "):
+        with pytest.raises(ValueError, match="cannot run step by step"):
             module.step(x[:, 0], module.initial_state(2))
 
 

@@ -21,13 +21,16 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Replace CUDA's streams and graphs by stand-ins; return the list of calls to the step and of captures and replays."""
     seen: list[Any] = []
 
+    stream = SimpleNamespace(wait_stream=lambda _: None)
+
     @contextmanager
-    def graph(_: Any, capture_error_mode: str) -> Any:
+    def graph(_: Any, stream: Any, capture_error_mode: str) -> Any:
+        assert stream is side_stream
         seen.append(f"capture, {capture_error_mode}")
         yield
 
-    stream = SimpleNamespace(wait_stream=lambda _: None)
-    monkeypatch.setattr(torch.cuda, "Stream", lambda _: stream)
+    side_stream = SimpleNamespace(wait_stream=lambda _: None)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda _: side_stream)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: stream)
     monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
     monkeypatch.setattr(torch.cuda, "graph", graph)

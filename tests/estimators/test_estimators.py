@@ -197,7 +197,7 @@ def test_data_that_differ_from_those_of_fit_raise():
         SSMRegressor(**BRIEF).fit(X, np.zeros(7))
     with pytest.raises(ValueError, match=r"`epochs` must be .*, got 0"):
         SSMClassifier(**{**BRIEF, "epochs": 0}).fit(X, y)
-    with pytest.raises(ValueError, match="'Z' at position 1"):
+    with pytest.raises(ValueError, match="`spec` must be valid at position 1, got 'Z'"):
         SSMClassifier("Z", **BRIEF).fit(X, y)
     with pytest.raises(NotFittedError):
         SSMForecaster().predict(X[0])

@@ -172,7 +172,7 @@ def test_a_last_line_cut_short_is_left_out_and_damage_is_named(make_run, tmp_pat
 
 
 def test_a_missing_directory_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"run_dir: .*nowhere"):
+    with pytest.raises(FileNotFoundError, match=r"`run_dir` must be the directory of a run, got .*nowhere"):
         run_report(tmp_path / "nowhere")
 
 

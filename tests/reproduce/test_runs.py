@@ -86,7 +86,7 @@ def test_stacked_seeds_give_the_same_records(row: PublishedRow, tmp_path: Path) 
         records[stacking] = {record["seed"]: record for record in found}
         assert set(records[stacking]) == {0, 1}
     assert (tmp_path / "always" / row.id / "seeds_0-1.txt").exists()
-    varying = {"date", "seconds", "device_seconds", "updates_per_second", "command"}
+    varying = {"date", "seconds", "device_seconds", "updates_per_second", "command", "device"}  # with the number of threads
     for seed in (0, 1):
         together, alone = (records[stacking][seed] for stacking in ("always", "never"))
         assert together.keys() == alone.keys()

@@ -75,7 +75,18 @@ BOUNDS: dict[type, dict[str, tuple[list[Any], list[Any]]]] = {
         "prefetch": COUNT_OR_OFF,
     },
 }
-UNBOUNDED = {"block_options", "decay_all", "curriculum", "late_lengths", "start_from", "capture", "shard", "trackers"}
+UNBOUNDED = {
+    "block_options",
+    "decay_all",
+    "curriculum",
+    "late_lengths",
+    "start_from",
+    "capture",
+    "shard",
+    "trackers",
+    "padding",
+    "positions",
+}
 
 
 def test_every_setting_has_bounds_in_this_file() -> None:

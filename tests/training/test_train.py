@@ -445,7 +445,7 @@ def test_record_of_a_run_is_appended_to_a_file(tiny: Any, tmp_path: Path) -> Non
     assert len(rows) == 2
     assert rows[0]["task"] == "parity"
     assert rows[0]["value"] == run.result["value"]
-    with pytest.raises(SettingError, match="record: "):
+    with pytest.raises(SettingError, match="the run cannot be recorded"):
         record_run(run, tmp_path / "elsewhere" / "parity.jsonl")
 
 
