@@ -153,13 +153,13 @@ def test_parameters_have_roles_and_can_be_frozen():
     )
     trained = [parameter for group in build_optimizer(model, TrainingSettings()).param_groups for parameter in group["params"]]
     assert len(trained) == len(list(model.parameters())) - len(groups["ssm"]) - len(groups["embedding"])
-    assert freeze(model, under="blocks.1") == count_parameters(model.stack[1])
+    assert freeze(model, prefix="blocks.1") == count_parameters(model.stack[1])
     with pytest.raises(ValueError, match=r"`roles` must be some of ssm.*, got gate"):
         freeze(model, "gate")
     with pytest.raises(ValueError, match=r"`lr_scale` must be some of ssm.*, got gate"):
         optimizer_groups(model, lr_scale={"gate": 0.1})
     with pytest.raises(ValueError, match="`under` must begin the name of a parameter of roles"):
-        freeze(model, "ssm", under="head")
+        freeze(model, "ssm", prefix="head")
     with pytest.raises(ValueError, match=r"`weight_decay_by_role` must be some of ssm.*, got gate"):
         optimizer_groups(model, weight_decay_by_role={"gate": 0.1})
     assert isinstance(model.stack[0].block, MambaBlock)

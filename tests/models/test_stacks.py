@@ -5,10 +5,12 @@ from longscan.models import SequenceModel, format_spec, parse_spec, place_rotary
 
 
 def test_replace_blocks_replaces_the_chosen_blocks():
-    blocks = replace_blocks(parse_spec("mamba*4", d_state=8), at=[1, 3])
+    blocks = replace_blocks(parse_spec("mamba*4", d_state=8), positions=[1, 3])
     assert format_spec(blocks) == "(mamba aussm)*2"
     assert [entry["options"]["d_state"] for entry in blocks] == [8, 8, 8, 8]
-    with_lru = replace_blocks("mamba s4d mamba", at=[2], by={"layer": "lru", "block": "simple", "options": {"d_state": 5}})
+    with_lru = replace_blocks(
+        "mamba s4d mamba", positions=[2], replacement={"layer": "lru", "block": "simple", "options": {"d_state": 5}}
+    )
     assert format_spec(with_lru) == "mamba s4d lru"
     assert with_lru[2]["options"] == {"d_state": 5}
     assert SequenceModel(blocks, d_model=4, d_output=2, d_input=1).stack[1].block.layer.d_state == 8
@@ -26,9 +28,9 @@ def test_random_replacement_depends_on_the_seed():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "exactly one of `at` and `count` must be given, got None and None"),
-        ({"at": [0], "count": 1}, r"exactly one of `at` and `count` must be given, got \[0\] and 1"),
-        ({"at": [1]}, r"`at` must be positions of mamba blocks, \[0, 2\], got 1"),
+        ({}, "exactly one of `positions` and `count` must be given, got None and None"),
+        ({"positions": [0], "count": 1}, r"exactly one of `positions` and `count` must be given, got \[0\] and 1"),
+        ({"positions": [1]}, r"`positions` must be those of mamba blocks, \[0, 2\], got 1"),
         ({"count": 3}, "`count` must be 0 to 2, .*, got 3"),
     ],
     ids=str,

@@ -10,8 +10,9 @@ from scipy import stats
 from longscan.cli import main
 from longscan.report import append_record, figures, fill_markdown, quick_markdown, results_markdown, results_report
 from longscan.report.comparisons import compare, measurements
-from longscan.report.published import _data, papers, published_table, valid_score
+from longscan.report.published import _data, papers, published_ids, published_row, published_table, valid_score
 from longscan.report.records import read_records, read_seeds
+from longscan.report.results import SOURCES
 from longscan.report.seeds import trained_together
 from longscan.report.statistics import mean_interval
 
@@ -80,7 +81,10 @@ def test_corrected_values_and_notes_stand_in_the_tables(tmp_path, new_run_row):
         "from a tree with uncommitted changes; recipe replaced: because of its test score; "
         "recipe made after test scores of other recipes had been seen; without the stop .67"
     )
-    assert f"| walker (aussm), mse | hybrid (ma) | 0.500 | 1 | 0 | 9.400 | persistence 4.500 | – | {notes} | `longscan" in text
+    assert (
+        f"| walker (protocol of AUSSM), mse | hybrid (ma) | 0.500 | 1 | 0 | 9.400 | persistence 4.500 | – | {notes} | `longscan"
+        in text
+    )
 
 
 @pytest.mark.parametrize("kind", ["runs", "quick", "seeds", "bench"])
@@ -103,10 +107,10 @@ def test_two_recipes_of_one_model_are_told_apart(new_run_row):
     rows = [new_run_row(recipe=r) for r in ("recipes/aussm/parity.yaml", "recipes/quick/parity.yaml", None)]
     (comparison,) = compare([*rows, new_run_row(model="Mamba", spec="mm")])
     assert [entry.name for entry in comparison.entries] == [
-        "hybrid (ma), aussm, recipes/aussm/parity.yaml",
-        "hybrid (ma), aussm, recipes/quick/parity.yaml",
-        "hybrid (ma), aussm, 9000 steps",
-        "Mamba (mm), aussm",
+        "hybrid (ma), protocol of AUSSM, recipes/aussm/parity.yaml",
+        "hybrid (ma), protocol of AUSSM, recipes/quick/parity.yaml",
+        "hybrid (ma), protocol of AUSSM, 9000 steps",
+        "Mamba (mm), protocol of AUSSM",
     ]
 
 
@@ -120,7 +124,7 @@ def test_a_published_percentage_scales_ours(new_run_row):
 def test_a_score_on_another_scale_than_the_published_one_is_refused(new_run_row):
     row = new_run_row()
     del row["scaled"]
-    with pytest.raises(ValueError, match=r"parity \(seed 0\) has no 'scaled', which published r036 needs"):
+    with pytest.raises(ValueError, match=r"parity \(seed 0\) must have 'scaled' for the comparison with r036, got none"):
         compare([row])
 
 
@@ -168,8 +172,8 @@ def test_the_page_shows_ours_the_published_the_constant_and_the_failed(results, 
     text = results_report(results, tmp_path / "out.html").read_text("utf-8")
     text = text.split("</style>")[1].split("</main>")[0]
     rows = [re.sub(r"<[^>]+>", "|", r) for r in re.findall(r"<tr.*?</tr>", text)]
-    assert any("hybrid (ma), aussm||0.851 ± 0.468||0.410 to 1.000||4||1||longscan" in r for r in rows)
-    assert any("AUSSM Hybrid||1||" in r and "own" in r for r in rows)
+    assert any("hybrid (ma), protocol of AUSSM||0.851 ± 0.468||0.410 to 1.000||4||1||longscan" in r for r in rows)
+    assert any("AUSSM Hybrid||1||" in r and "measured by the paper" in r for r in rows)
     assert any("best constant predictor||0.000" in r for r in rows)
     assert any("1-NN Euclidean||0.675" in r for r in rows)
     (failed,) = re.findall(r'<tr class="failed">.*?</tr>', text)
@@ -179,6 +183,10 @@ def test_the_page_shows_ours_the_published_the_constant_and_the_failed(results, 
     assert any("plain torch loop||33.10 ×||47.50 ×" in r for r in rows)
     figures = [json.loads(f) for f in re.findall(r'class="figure">(.*?)</script>', text, re.S)]
     assert len(figures) == 4
+
+
+def test_every_provenance_of_a_published_score_has_words():
+    assert {published_row(identity)["provenance"] for identity in published_ids()} == set(SOURCES)
 
 
 def test_absolute_times_are_given_for_gpus_only(results, tmp_path):
@@ -197,7 +205,7 @@ def test_rows_without_times_draw_no_chart_and_show_the_extra_memory(tmp_path, ne
     text = results_report(tmp_path / "results", tmp_path / "out.html").read_text("utf-8").split("</style>")[1].split("</main>")[0]
     assert 'class="figure"' not in text
     header, row = [re.sub(r"<[^>]+>", "|", r) for r in re.findall(r"<tr.*?</tr>", text)]
-    assert header == "||implementation||peak MiB||extra memory||rows||"
+    assert header == "||implementation||peak MiB||extra memory||measurements||"
     assert row == "||longscan cpu||207.8||26%||1||"
     assert "at most one half" in text
     assert "1 × is" not in text
@@ -219,14 +227,16 @@ def test_seeds_trained_together_are_drawn_beside_the_constant_and_the_published(
     make_seeds(folder / "seeds" / "parity_mamba.json")
     text = results_report(folder, tmp_path / "out.html").read_text("utf-8").split("</style>")[1]
     rows = [re.sub(r"<[^>]+>", "|", r) for r in re.findall(r"<tr.*?</tr>", text)]
-    cells = ["parity_mamba", "parity (aussm)", "Mamba (mm)", "3", "1, 0", "1.000", "-0.020 to 0.500", "0.022", "0.13"]
+    cells = ["parity_mamba", "parity (protocol of AUSSM)", "Mamba (mm)", "3", "1, 0", "1.000", "-0.020 to 0.500", "0.022", "0.13"]
     assert f"||{'||'.join(cells)}||" in rows
     rate, every = [json.loads(f) for f in re.findall(r'class="figure">(.*?)</script>', text, re.S)]
     assert rate["data"][0]["customdata"] == ["0 of 3 seeds", "1 of 3 seeds", "1 of 3 seeds", "0 of 3 seeds"]
     assert [trace["name"] for trace in every["data"] if trace["y"]][:3] == ["seed 0", "seed 1", "seed 2"]
     assert [line["y0"] for line in every["layout"]["shapes"]] == [0.022, 0.13]
     markdown = results_markdown(folder)
-    row = "| parity (aussm), 2,000 steps | Mamba (mm) | 3 | 1, 0 | 1.000 | -0.020 to 0.500 | 0.022 | 0.13 | – | `python"
+    row = (
+        "| parity (protocol of AUSSM), 2,000 steps | Mamba (mm) | 3 | 1, 0 | 1.000 | -0.020 to 0.500 | 0.022 | 0.13 | – | `python"
+    )
     assert row in markdown
 
 
@@ -239,7 +249,10 @@ def test_averages_count_before_the_last_weights_and_a_model_no_paper_has_is_set_
 
 def test_the_markdown_tables_hold_the_same_numbers(results):
     text = results_markdown(results)
-    assert "| parity (aussm), scaled test accuracy | hybrid (ma) | 0.851 ± 0.468 | 4 | 1 | 0.000 | – | xLSTM 1, Mamba" in text
+    assert (
+        "| parity (protocol of AUSSM), scaled test accuracy | hybrid (ma) | 0.851 ± 0.468 | 4 | 1 | 0.000 | – | xLSTM 1, Mamba"
+        in text
+    )
     assert "| BasicMotions (archive), accuracy | hybrid (ma) | 0.975 | 1 | 0 | 0.250 | 1-NN Euclidean 0.675 | – |" in text
     assert "| plain torch loop | 33.1× | 47.5× | – | `make bench` |" in text
 

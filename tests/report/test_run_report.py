@@ -135,7 +135,7 @@ def test_a_run_without_details_says_so(make_run, tmp_path):
 
 def test_a_length_without_examples_is_said(make_run, tmp_path):
     text = body_of(run_report(make_run(tmp_path, steps=5, every=5, by_length={"41-64": 0.5, "65-128": None})))
-    assert "No test example is of length 65-128." in text
+    assert "No test example has a length of 65-128." in text
     assert figures_of(text)[1]["data"][0]["x"] == ["41-64"]
 
 

@@ -1,4 +1,6 @@
-"""Gated blocks that read a sequence in both directions (thesis "State space models for long sequences", section 15).
+"""Gated blocks that read a sequence in both directions.
+
+They are those of the thesis "Deep Learning with State Spaces for Efficient Sequence Modeling" (section 15).
 
     (x, z) = W_in u      y = W_out (f(x, z) + flip(g(flip x, flip z)))      f, g: layer(act(conv(.))) * silu(.)
 

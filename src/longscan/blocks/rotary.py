@@ -4,8 +4,9 @@
 
 x: features (B, L, E), E even. position: number of valid steps since the start of the sequence, also across calls.
 
-The options are those of the thesis "State space models for long sequences" (section 14): base, learned frequencies, a length
-over which the fastest pair rotates by pi, repeated positions, and the inputs of the scan that are computed from rotated features.
+The options are those of the thesis "Deep Learning with State Spaces for Efficient Sequence Modeling" (section 14): base, learned
+frequencies, a length over which the fastest pair rotates by pi, repeated positions, and the inputs of the scan that are computed
+from rotated features.
 """
 
 import math

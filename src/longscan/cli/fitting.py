@@ -110,7 +110,7 @@ def _print_trials(result: dict[str, Any]) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from longscan.report.page import show
+    from longscan.report.page import number_text
     from longscan.report.sweep import best_first, setting_text
 
     names = [", ".join(name.rpartition(".")[2] for name in key.split(",")) for key in result["space"]]
@@ -118,5 +118,5 @@ def _print_trials(result: dict[str, Any]) -> None:
     table = Table("trial", *names, score, "constant", "status", title=f"sweep, {result['task']}")
     for row in best_first(result):
         values = [escape(setting_text(row["settings"][key])) if key in row["settings"] else "" for key in result["space"]]
-        table.add_row(str(row["trial"]), *values, show(row["score"]), show(row["constant"]), row["status"])
+        table.add_row(str(row["trial"]), *values, number_text(row["score"]), number_text(row["constant"]), row["status"])
     print_table(table)

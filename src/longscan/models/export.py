@@ -128,8 +128,8 @@ def export_graph(module: nn.Module, example: Tensor, *, step: bool = False, inpu
         before, traced = state_tensors(state), form(copied, tuple(named), state).eval()
         arguments = (x, *named.values(), *before)
         outputs = traced(*arguments)  # raises the module's own errors for arguments that do not fit
-    open_axes = _growing_axes(before, [] if state is None else outputs[1:])
-    shapes = (None, (*(None for _ in named), *open_axes)) if any(open_axes) else None
+    dynamic_axes = _growing_axes(before, [] if state is None else outputs[1:])
+    shapes = (None, (*(None for _ in named), *dynamic_axes)) if any(dynamic_axes) else None
     return Graph(traced, arguments, shapes, ("x", *named, *(f"state_{i}" for i in range(len(before)))))
 
 
@@ -170,10 +170,10 @@ def _onnx_translations() -> dict[Callable[..., Any], Callable[..., Any]]:
 
     def running_maximum(x: Any, axis: int) -> tuple[Any]:
         """Return the running maximum without its indices, by maxima over windows whose length doubles."""
-        length, reach = x.shape[axis], 1
-        while reach < length:
-            first, earlier = (onnx.Slice(x, [0], [end], [axis]) for end in (reach, length - reach))
-            x, reach = onnx.Max(x, onnx.Concat(first, earlier, axis=axis)), 2 * reach
+        length, window = x.shape[axis], 1
+        while window < length:
+            first, earlier = (onnx.Slice(x, [0], [end], [axis]) for end in (window, length - window))
+            x, window = onnx.Max(x, onnx.Concat(first, earlier, axis=axis)), 2 * window
         return (x,)
 
     def sort(x: Any, *, stable: bool, dim: int = -1, descending: bool = False) -> Any:  # noqa: ARG001 - TopK is stable

@@ -34,8 +34,8 @@ class LanguageModel(PretrainedModel):
         d_model: width of the stack.
         vocab_size: number of tokens.
         tied: use the embedding as the head; otherwise the head is a separate linear map without bias.
-        pad_vocab_to: the number of rows of the embedding is rounded up to a multiple of this, the sizes at which GPUs multiply
-            matrices fastest. Rows beyond vocab_size belong to no token; their logits are not returned.
+        pad_vocab_to: the number of rows of the embedding is rounded up to a multiple of this, as GPUs multiply matrices of such
+            sizes fastest. Rows beyond vocab_size belong to no token; their logits are not returned.
         initial_state: "zero" or "learned", as in `SequenceModel`.
         norm: of the residual branches, as in `SequenceModel`.
         backend: backend of every op, "auto" to choose for each call.

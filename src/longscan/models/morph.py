@@ -1,10 +1,10 @@
 """New models from the weights of pretrained ones: a bidirectional model from causal ones, and a model with another head.
 
-The bidirectional models are those of the thesis "State space models for long sequences" (section 16), where they are called
-morphs. F1 copies the convolution, the layer and the rotary positions of each block of a causal model into both directions of a
-bidirectional block. F1R1 takes the reverse direction from a second causal model, pretrained on reversed sequences. Projections,
-norms and encoder come from one of the two. To keep the time scales of both alike, the thesis proposes to train the second model
-from a copy of the first (`copy.deepcopy`) with `next_tokens(reverse=True)`.
+The bidirectional models are those of the thesis "Deep Learning with State Spaces for Efficient Sequence Modeling" (section 16),
+where they are called morphs. F1 copies the convolution, the layer and the rotary positions of each block of a causal model into
+both directions of a bidirectional block. F1R1 takes the reverse direction from a second causal model, pretrained on reversed
+sequences. Projections, norms and encoder come from one of the two. To keep the time scales of both alike, the thesis proposes to
+train the second model from a copy of the first (`copy.deepcopy`) with `next_tokens(reverse=True)`.
 """
 
 from typing import Literal, cast
@@ -55,7 +55,7 @@ def make_bidirectional(
         forward: the model whose convolutions and layers become the forward direction, and without `reverse` also the reverse one.
             Of a language model only the backbone is used.
         reverse: the model whose convolutions and layers become the reverse direction; its blocks and width are those of
-        `forward`.
+            `forward`.
         projections: the model that gives in_proj, out_proj, the blocks' norms and the encoder. The thesis's text names the
             forward one; its code takes in_proj and out_proj of the reverse one.
         keep_head: also copy the last norm and the head of `forward`; in the thesis they are new.

@@ -86,18 +86,18 @@ def masked_tokens(
     if not 0 <= mask_token < vocab_size:
         raise ValueError(f"`mask_token` must be a token below vocab_size ({vocab_size}), got {mask_token}")
     check_tokens(tokens, valid, vocab_size, name="tokens")
-    unchosen = torch.tensor(sorted({mask_token, *special}))
-    eligible = ~torch.isin(tokens, unchosen.to(tokens.device))
+    never_chosen = torch.tensor(sorted({mask_token, *special}))
+    eligible = ~torch.isin(tokens, never_chosen.to(tokens.device))
     if valid is not None:
         eligible = eligible & valid
     choice, replacement = (torch.rand(tokens.shape, generator=generator).to(tokens.device) for _ in range(2))
     chosen = eligible & (choice < share)
-    pool = torch.arange(vocab_size)
+    candidates = torch.arange(vocab_size)
     if not random_special:
-        pool = pool[~torch.isin(pool, unchosen)]
-    if not len(pool):
+        candidates = candidates[~torch.isin(candidates, never_chosen)]
+    if not len(candidates):
         raise ValueError(f"`special` must leave at least one other token, got all {vocab_size}")
-    random_tokens = pool[torch.randint(len(pool), tokens.shape, generator=generator)].to(tokens.device)
+    random_tokens = candidates[torch.randint(len(candidates), tokens.shape, generator=generator)].to(tokens.device)
     inputs = torch.where(chosen & (replacement < split[0]), mask_token, tokens)
     inputs = torch.where(chosen & (replacement >= split[0]) & (replacement < sum(split)), random_tokens, inputs)
     return TokenTargets(inputs, tokens, chosen, valid, needs_causal=False)

@@ -46,20 +46,20 @@ def optimizer_groups(
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for parameter in model.parameters():
         if parameter.requires_grad:
-            mark = parameter_options(parameter)
-            scale = mark.lr_scale * (lr_scale or {}).get(mark.role, 1.0)
-            decay = by_role.get(mark.role, weight_decay if mark.decay or decay_all else 0.0)
+            options = parameter_options(parameter)
+            scale = options.lr_scale * (lr_scale or {}).get(options.role, 1.0)
+            decay = by_role.get(options.role, weight_decay if options.decay or decay_all else 0.0)
             groups.setdefault((scale, decay), []).append(parameter)
     return [{"params": groups[key], "scale": key[0], "weight_decay": key[1]} for key in sorted(groups)]
 
 
-def freeze(model: nn.Module, *roles: Role, under: str = "") -> int:
+def freeze(model: nn.Module, *roles: Role, prefix: str = "") -> int:
     """Set `requires_grad` of some parameters to False, so that they are not trained.
 
     Args:
         model: the model, or any module.
         roles: the roles of these parameters; none for parameters of any role.
-        under: prefix of their names, for example "blocks.0.".
+        prefix: beginning of their names, for example "blocks.0.".
 
     Returns the number of their entries. Raises ValueError for an unknown role, and if no parameter has these roles and this
     prefix.
@@ -68,10 +68,10 @@ def freeze(model: nn.Module, *roles: Role, under: str = "") -> int:
     chosen: list[Tensor] = [
         parameter
         for name, parameter in model.named_parameters()
-        if name.startswith(under) and (not roles or parameter_options(parameter).role in roles)
+        if name.startswith(prefix) and (not roles or parameter_options(parameter).role in roles)
     ]
     if not chosen:
-        raise ValueError(f"`under` must begin the name of a parameter of roles {roles or 'any'}, got {under!r}")
+        raise ValueError(f"`prefix` must be that of a parameter of roles {roles or 'any'}, got {prefix!r}")
     for parameter in chosen:
         parameter.requires_grad_(False)
     return sum(parameter.numel() for parameter in chosen)

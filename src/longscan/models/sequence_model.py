@@ -54,7 +54,7 @@ class SequenceModel(PretrainedModel):
         vocab_size: number of tokens, for inputs (B, L) of integers from 0 to vocab_size - 1, which an embedding encodes.
         d_input: size of the input vectors, for inputs (B, L, d_input), which a linear map encodes. Exactly one of vocab_size and
             d_input is given.
-        image_shape: channels, height and width of the image that the first values of each input vector are, which two
+        image_shape: channels, height and width of the image in the first values of each input vector, which two
             convolutions encode (`longscan.models.encoders`); None for the linear map.
         pooling: "mean" over the valid steps, "last" for the last valid step, or "none" for an output at every step.
         head: "linear" without bias, "affine" with bias, "mlp" for two linear maps with GELU between them, or "none", for which

@@ -17,39 +17,39 @@ ROTARY_BLOCKS = tuple(name for name in sorted(BLOCKS) if "rotary" in parameter_n
 def replace_blocks(
     blocks: str | Sequence[Mapping[str, Any]],
     *,
-    at: Sequence[int] | None = None,
+    positions: Sequence[int] | None = None,
     count: int | None = None,
     seed: int = 0,
     replaced: str = "mamba",
-    by: Mapping[str, Any] = AUSSM_BLOCK,
+    replacement: Mapping[str, Any] = AUSSM_BLOCK,
 ) -> list[BlockSpec]:
     """Return a stack with some of its blocks replaced, as in the hybrids of the AUSSM paper, which replace Mamba blocks by AUSSM.
 
     Args:
         blocks: a spec, or a list of blocks.
-        at: positions of the blocks to replace, from 0. Exactly one of this and count is given.
+        positions: positions of the blocks to replace, from 0. Exactly one of this and count is given.
         count: number of blocks to replace, at random positions.
         seed: of the random positions.
         replaced: name in `BLOCKS` of the blocks that may be replaced.
-        by: the new block, an entry of a list of blocks. The default of its option d_state is that of the block it replaces.
+        replacement: the new block, an entry of a list of blocks. Its option d_state is by default that of the block it replaces.
 
-    Returns the list of blocks. Raises ValueError if there is another block at a position of `at`, or fewer than count blocks.
+    Returns the list of blocks. Raises ValueError if there is another block at one of the positions, or fewer than count blocks.
     """
     entries = parse_spec(blocks)
-    positions = [index for index, entry in enumerate(entries) if entry["block"] == replaced]
-    if (at is None) == (count is None):
-        raise ValueError(f"exactly one of `at` and `count` must be given, got {at} and {count}")
+    candidates = [index for index, entry in enumerate(entries) if entry["block"] == replaced]
+    if (positions is None) == (count is None):
+        raise ValueError(f"exactly one of `positions` and `count` must be given, got {positions} and {count}")
     if count is not None:
-        if not 0 <= count <= len(positions):
-            raise ValueError(f"`count` must be 0 to {len(positions)}, the number of {replaced} blocks, got {count}")
-        at = sorted(np.random.default_rng(seed).choice(positions, count, replace=False).tolist()) if count else []
-    for index in at or ():
-        if index not in positions:
-            raise ValueError(f"`at` must be positions of {replaced} blocks, {positions}, got {index}")
-        options = dict(by.get("options") or {})
+        if not 0 <= count <= len(candidates):
+            raise ValueError(f"`count` must be 0 to {len(candidates)}, the number of {replaced} blocks, got {count}")
+        positions = sorted(np.random.default_rng(seed).choice(candidates, count, replace=False).tolist()) if count else []
+    for index in positions or ():
+        if index not in candidates:
+            raise ValueError(f"`positions` must be those of {replaced} blocks, {candidates}, got {index}")
+        options = dict(replacement.get("options") or {})
         if "d_state" in entries[index]["options"]:
             options.setdefault("d_state", entries[index]["options"]["d_state"])
-        entries[index] = parse_spec([{**by, "options": options}])[0]
+        entries[index] = parse_spec([{**replacement, "options": options}])[0]
     return entries
 
 

@@ -7,12 +7,12 @@ from math import fsum
 from statistics import median
 from typing import Any
 
-from longscan.report.page import commit_text, uncommitted_note
+from longscan.report.page import commit_text, protocol_text, uncommitted_note
 from longscan.report.published import published_row, published_table
 from longscan.report.records import Record, apply_corrections
 from longscan.report.statistics import mean_interval
 
-OWN = ("triton", "cpu", "eager", "reference")
+BACKENDS = ("triton", "cpu", "eager", "reference")
 # Options of a command that do not change what a recipe trains.
 _NOT_OVERRIDES = ("training.seed", "training.threads", "training.device", "task.split_seed", "task.data_dir")
 CHOSEN = {
@@ -25,13 +25,17 @@ CHOSEN = {
 class Entry:
     """The runs of one setting over its distinct seeds, in the unit of its comparison.
 
-    scores: one score for each distinct seed with a finished run, the mean of that seed's finished runs. runs: number of finished
-    runs. failed: number of seeds without a finished run. notes: remarks on these rows for the tables.
+    Attributes:
+        protocol: whose protocol the data of the task follow, in words; empty if the task has one protocol only.
+        scores: one score for each distinct seed with a finished run, the mean of that seed's finished runs.
+        runs: number of finished runs.
+        failed: number of seeds without a finished run.
+        notes: remarks on these rows for the tables.
     """
 
     name: str
     model: str
-    suite: str
+    protocol: str
     setting: str
     scores: tuple[float, ...]
     runs: int
@@ -86,7 +90,8 @@ def _scale(row: Record, published: Sequence[dict[str, Any]], field: str) -> floa
     scaled, factor = "scaled" in published[0]["metric"], _factor(published)
     name = ("scaled" if field == "value" else "constant_scaled") if scaled else field
     if name not in row:
-        raise ValueError(f"a run of {row['task']} (seed {row['seed']}) has no {name!r}, which published {_ids(row)[0]} needs")
+        run = f"a run of {row['task']} (seed {row['seed']})"
+        raise ValueError(f"{run} must have {name!r} for the comparison with {_ids(row)[0]}, got none")
     return None if row[name] is None else row[name] * factor
 
 
@@ -97,7 +102,7 @@ def _factor(published: Sequence[dict[str, Any]]) -> float:
 
 
 def _settings(groups: Sequence[Sequence[Record]]) -> list[str]:
-    """Return recipe (or steps) and overrides of each group whose model and suite are not unique; "" for the others."""
+    """Return recipe (or steps) and overrides of each group whose model and suite another group has, too; "" for the others."""
     names = [(_model(rows[0]), rows[0]["suite"]) for rows in groups]
     return [
         "" if names.count(name) == 1 else " ".join((rows[0]["recipe"] or f"{rows[0]['steps']} steps", *overrides(rows[0])))
@@ -146,10 +151,11 @@ def _entry(setting: str, rows: Sequence[Record], published: Sequence[dict[str, A
     for name in baselines:
         mean, _ = mean_interval([r["baselines"][name] for r in rows if name in r["baselines"]])
         baselines[name] = mean * _factor(published)
+    protocol = protocol_text(rows[0]["suite"])
     return Entry(
-        name=", ".join(filter(None, (_model(rows[0]), rows[0]["suite"], setting))),
+        name=", ".join(filter(None, (_model(rows[0]), protocol, setting))),
         model=_model(rows[0]),
-        suite=rows[0]["suite"] or "",
+        protocol=protocol,
         setting=setting,
         scores=tuple(fsum(scores) / len(scores) for scores in by_seed.values()),
         runs=len(finished),
@@ -259,7 +265,7 @@ def measurements(rows: Iterable[Record]) -> list[Measurement]:
         latest = max(r["date"] for r in members)[:10]
         session = [r for r in members if r["date"][:10] == latest]
         named = dict(_groups(session, _implementation))
-        unit = next((f"longscan {b}" for b in OWN if f"longscan {b}" in named), next(iter(named)))
+        unit = next((f"longscan {b}" for b in BACKENDS if f"longscan {b}" in named), next(iter(named)))
         base = {field: _median(named[unit], field) for field in ("forward_ms", "forward_backward_ms")}
         timings = []
         for name, group in named.items():

@@ -14,7 +14,7 @@ COLOURS = tuple(f"var(--{name})" for name in ("blue", "orange", "green", "purple
 SPLITS = {"train": COLOURS[0], "valid": COLOURS[1], "test": COLOURS[2]}
 MAX_RINGS = 16  # more symbols than this are plotted as rows of a map, not as rings
 SMOOTHING_LENGTH = 400  # longer series are smoothed
-CLEAR = "rgba(0,0,0,0)"
+TRANSPARENT = "rgba(0,0,0,0)"
 
 
 def decorate(figure: go.Figure, height: int, x: Mapping[str, Any], y: Mapping[str, Any], **entries: Any) -> go.Figure:
@@ -24,8 +24,8 @@ def decorate(figure: go.Figure, height: int, x: Mapping[str, Any], y: Mapping[st
     shared = {
         "template": "none",
         "height": height,
-        "paper_bgcolor": CLEAR,
-        "plot_bgcolor": CLEAR,
+        "paper_bgcolor": TRANSPARENT,
+        "plot_bgcolor": TRANSPARENT,
         "font": {"family": "var(--font)", "size": 13, "color": "var(--text)"},
         "margin": {"l": 60, "r": 16, "t": 40, "b": 48},
         "hoverlabel": {"bgcolor": "var(--surface)", "bordercolor": "var(--line)", "font": {"color": "var(--text)"}},
@@ -169,7 +169,7 @@ def angle_rings(symbols: Sequence[str], theta: Sequence[Sequence[float]]) -> go.
     radial = {"showticklabels": False, "ticks": "", "showline": False, "gridcolor": "var(--grid)"}
     eighths = ["0", "π/4", "π/2", "3π/4", "π", "−3π/4", "−π/2", "−π/4"]
     angular = {"gridcolor": "var(--grid)", "linecolor": "var(--line)", "tickvals": [*range(0, 360, 45)], "ticktext": eighths}
-    polar = {"bgcolor": CLEAR, "radialaxis": rings | radial, "angularaxis": angular}
+    polar = {"bgcolor": TRANSPARENT, "radialaxis": rings | radial, "angularaxis": angular}
     legend = {"orientation": "h", "title_text": "symbol ", "x": 0.5, "xanchor": "center", "y": -0.1, "itemsizing": "constant"}
     return decorate(figure, 460, {}, {}, polar=polar, legend=legend, margin={"l": 40, "r": 40, "t": 32, "b": 32})
 

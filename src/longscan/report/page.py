@@ -18,6 +18,15 @@ _environment = Environment(loader=PackageLoader("longscan.report"), autoescape=T
 _macros: Any = _environment.get_template("page.html").module
 heading, paragraph, code = _macros.heading, _macros.paragraph, _macros.code
 group, tiles, table, figure = _macros.group, _macros.tiles, _macros.table, _macros.figure
+# In words: suites of formal languages and protocols of other data sets. Suites of tasks outside this package keep their names.
+_PROTOCOLS = {
+    "clean": "protocol of longscan",
+    "aussm": "protocol of AUSSM",
+    "linoss": "protocol of LinOSS",
+    "chomsky": "protocol of the Chomsky hierarchy suite",
+    "person": "split by persons",
+    "published": "published split",
+}
 _CHANGES = "+changes"  # what `longscan.training.run.commit` adds if the checkout has uncommitted changes
 
 
@@ -28,7 +37,7 @@ def page(title: str, body: Iterable[str]) -> str:
     return str(_macros.page(title, body, style, Markup(get_plotlyjs()), script))
 
 
-def show(value: float | None, digits: int = 4) -> str:
+def number_text(value: float | None, digits: int = 4) -> str:
     """Format a number for tables; a dash for None."""
     if value is None:
         return "–"
@@ -37,7 +46,7 @@ def show(value: float | None, digits: int = 4) -> str:
     return f"{value:.{digits}f}" if 1e-3 <= abs(value) < 1e4 or value == 0 else f"{value:.3g}"
 
 
-def duration(seconds: float | None) -> str:
+def duration_text(seconds: float | None) -> str:
     """Format seconds as hours, minutes and seconds."""
     if seconds is None:
         return "–"
@@ -46,6 +55,11 @@ def duration(seconds: float | None) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+
+
+def protocol_text(suite: str | None) -> str:
+    """Return the words for the field `suite` of a record: whose protocol the data of a task follow; "" for None."""
+    return "" if suite is None else _PROTOCOLS.get(suite, suite)
 
 
 def mean_text(mean: tuple[float, float | None] | None, digits: int = 3) -> str:

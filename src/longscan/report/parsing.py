@@ -23,7 +23,7 @@ class RecordType:
     """Base of the dataclasses of records.
 
     A field without a default must be in the file, one whose default is MISSING may be. `field(metadata={"name": ...})` gives the
-    name in the file where it is no name of Python.
+    name in the file if that is not a valid name in Python.
 
     Attributes:
         unknown_fields: whether the file may hold fields that the dataclass does not have. They are not compared with anything.

@@ -48,7 +48,7 @@ class CorrectedValues(RecordType):
     baselines: dict[str, float] | Missing = MISSING
 
     def field_errors(self) -> Iterator[FieldError]:
-        """Refuse a correction that corrects nothing."""
+        """Yield an error if no value is corrected."""
         if all(value is MISSING for value in vars(self).values()):
             yield FieldError("", "no field", "a mapping with at least one of " + ", ".join(vars(self)))
 
@@ -72,9 +72,9 @@ class RunRecord(Provenance):
 
     Attributes:
         paper: key of the paper in published.json; None where no paper has this task.
-        suite: aussm, clean, or the protocol of a data set.
-        spec: the stack of blocks, as in the settings; of spec_version 1, letters, where that is missing.
-        value: raw test score; None only where the run failed.
+        suite: suite of a formal language or protocol of a data set, such as clean or aussm; None for other tasks.
+        spec: the spec of the blocks, as in the settings; in the letters of version 1 if `spec_version` is missing.
+        value: raw test score; None only if the run failed.
         scaled: test score with uniform guessing at 0 and perfection at 1.
         constant: raw test score of the best constant predictor, chosen on the test split itself.
         constant_scaled: the same, scaled.
@@ -84,10 +84,10 @@ class RunRecord(Provenance):
         seconds: time of the training.
         params: number of parameters.
         recipe: path of the recipe in the repository.
-        quick: made with the recipe's quick section; kept apart from runs of the recipe's own size.
+        quick: whether the run used the recipe's section `quick`; tables do not mix such runs with those of full size.
         chosen_on: the split whose scores decided between recipes of this task. "test": test scores of other recipes had been seen
             when this one was made. None or missing: not known.
-        replaced: why the recipe was given up, where another one took its place.
+        replaced: why another recipe replaced this one; missing if none did.
         note: what a reader of the tables must know besides the figures, with its source.
         corrected: values computed again after the run.
     """
@@ -118,7 +118,7 @@ class RunRecord(Provenance):
     corrected: Correction | Missing = MISSING
 
     def field_errors(self) -> Iterator[FieldError]:
-        """Refuse a finished run without a score."""
+        """Yield an error for a finished run without a score."""
         if self.status == "finished" and self.value is None:
             yield FieldError("value", "None", "a finite number, as the run is finished")
 
@@ -128,9 +128,9 @@ class BenchRecord(Provenance):
     """A row of results/bench/*.jsonl: one measurement.
 
     Attributes:
-        backend: backend of longscan; None for a peer.
-        peer: name of the implementation compared with; None for longscan's own.
-        variant: what distinguishes this row of longscan's from the plain one.
+        backend: backend of longscan; None for another implementation.
+        peer: name of another implementation; None for longscan.
+        variant: how the measured call differs from the default call of longscan.
         shape: sizes of the inputs by the names of their axes.
         forward_ms, forward_backward_ms: time of one call, in milliseconds.
         peak_mib: peak of the memory in use, in MiB.
@@ -139,11 +139,11 @@ class BenchRecord(Provenance):
         extra_share: extra_mib divided by the size of inputs, outputs and their gradients.
         runs: number of repeats, or the time of each.
         parameters: number of parameters of the whole model.
-        inference_peak_mib: peak memory of inference, in MiB; peak_mib is of a training step then.
+        inference_peak_mib: peak memory of inference, in MiB, in rows whose peak_mib is that of a training step.
         reason: why there are no times.
         kernels: names of the fused attention kernels that ran.
-        figure: the figure of which the row is a point; such rows stand in no table.
-        check: what error_vs_float64 is of, where nothing is timed; such rows stand in no table.
+        figure: the figure of which the row is a point; such rows are in no table.
+        check: what error_vs_float64 measures in a row without times; such rows are in no table.
         torch, triton: versions.
     """
 
@@ -172,26 +172,30 @@ class BenchRecord(Provenance):
 
 @dataclass(frozen=True, kw_only=True)
 class AutomataRecord(Provenance):
-    """A row of results/automata/*.jsonl, of one of the kinds in `KINDS`, by the fields that each needs.
+    """A row of results/automata/*.jsonl. `KINDS` lists the fields that each kind of row needs, in this order:
 
-    A compiled language checked (with a word of a million letters among them), a language that is refused, a random automaton,
-    corrupted tables, weights changed, or a learned model with the compiled one to compare with.
+    a compiled language whose states were compared with the automaton; a language that cannot be compiled; a random automaton;
+    tables of compiled programs with random changes; compiled weights with random changes; a learned model, or the compiled
+    model that it is compared with.
 
     Attributes:
-        amount: size of the change.
-        states: number of states, or the share of states that are right, by length of the word.
+        amount: size of the change of the weights.
+        states: number of states of the automaton, or the share of right states by length of the word.
         certified_length: length up to which the weights are certified.
         answers, constant: share of right answers, and that of the best constant answer, by length.
         words: (number, length) of the words.
         prefixes, wrong: number of prefixes read, and of those whose state is wrong.
-        counters, flip_flops: sizes, one for each.
+        counters, flip_flops: the sizes of the counters and of the flip-flops of the compiled model.
         compile_ms, weights_ms: times in milliseconds.
-        derived_length: number of abelian factors of the group's derived series; None where it does not end.
+        derived_length: number of abelian factors of the derived series of the group; None if the group is not solvable.
         elements: order of the group.
         layers: number of AUSSM blocks.
+        tried, change_the_language, harmless: number of changed tables, of those that change the language, and of the others.
+        caught, missed: number of changes of the language that the check of the program found, and did not find.
+        harmless_but_refused: number of harmless changes that the check rejected.
         exact: share of words without a wrong state, by length.
         rate: highest learning rate.
-        start: state before the first letter; zero where it is missing.
+        start: state before the first letter; zero if it is missing.
         smoothing: share of a label that is spread over all answers in training.
         average: decay of the average of the weights that was tested; 0: the weights themselves.
         solved_at: first step at which a training batch was answered; None: never.
@@ -260,7 +264,7 @@ class AutomataRecord(Provenance):
     torch: NonEmptyStr
 
     def field_errors(self) -> Iterator[FieldError]:
-        """Refuse a row that lacks a field of every kind."""
+        """Yield an error for a row that does not have all fields of one of the kinds."""
         given = {name for name, value in vars(self).items() if value is not MISSING}
         if not any(given.issuperset(kind) for kind in self.KINDS):
             needed = "; or ".join(", ".join(kind).replace("_", " ") for kind in self.KINDS)
@@ -275,7 +279,7 @@ class SeedsRow(RecordType):
         train: accuracy on the last batch.
         loss: on the last batch.
         last: scaled validation score of the weights as they are.
-        average: scaled validation score of their average, where one is kept.
+        average: scaled validation score of their running average; missing if there is none.
         seconds: time since the training began.
     """
 
@@ -317,7 +321,7 @@ class SeedsRecord(Provenance):
     """A file of results/seeds, table1 or protocol: seeds of one recipe trained together, with their scores during training.
 
     Attributes:
-        spec: the stack of blocks, as in the settings; of spec_version 1, letters, where that is missing.
+        spec: the spec of the blocks, as in the settings; in the letters of version 1 if `spec_version` is missing.
         constant_scaled, constant_scaled_test: scaled score of the best constant predictor, on validation and on test.
         success: scaled score from which a seed counts as having found the solution.
         selected: each seed's selected weights.
@@ -379,7 +383,7 @@ class SweepRow(RecordType):
     runs: list[SweepRun]
 
     def field_errors(self) -> Iterator[FieldError]:
-        """Refuse a finished trial or seed without a score."""
+        """Yield an error for a finished trial or seed without a score."""
         if self.status == "finished" and self.score is None:
             yield FieldError("score", "None", "a finite number, as it is finished")
 

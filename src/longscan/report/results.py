@@ -7,17 +7,25 @@ from pathlib import Path
 from longscan._files import write_text
 from longscan.report import figures, page
 from longscan.report.comparisons import Comparison, Entry, Measurement, Timing, compare, measurements
-from longscan.report.page import commit_text, duration, mean_text, show, uncommitted_note
+from longscan.report.page import commit_text, duration_text, mean_text, number_text, protocol_text, uncommitted_note
 from longscan.report.published import papers, valid_score
 from longscan.report.records import Record, apply_corrections, read_folder, read_seeds
 from longscan.report.seeds import Seeds, trained_together
 
 RESULTS_MARKERS = ("<!-- results -->", "<!-- /results -->")
 QUICK_MARKERS = ("<!-- quick -->", "<!-- /quick -->")
+SOURCES = {  # of a published score, by its field "provenance"
+    "own": "measured by the paper",
+    "own (theory)": "derived by the paper",
+    "cited": "cited by the paper",
+    "cited (presumed)": "probably cited by the paper",
+    "cited (presumed; source not stated in the caption)": "probably cited by the paper",
+    "unclear (own or cited)": "measured or cited by the paper",
+}
 SEEDS_COLUMNS = ("seeds", "successful", "best", "at the end", "constant", "published")
 EXTRA_MEMORY = (
-    "Extra memory: the peak beyond inputs, outputs and their gradients, as a share of these; at most one half is asked of the "
-    "compiled scans."
+    "Extra memory: the peak beyond inputs, outputs and their gradients, as a share of these. The compiled scans must need at "
+    "most one half."
 )
 INTERVAL = "mean ± half of Student's 95 % interval over distinct seeds; several runs of one seed count once, with their mean"
 
@@ -54,8 +62,7 @@ def _overview(runs: Sequence[Record], bench: Sequence[Record]) -> str:
 
 
 def _title(comparison: Comparison) -> str:
-    source = f" ({comparison.paper}, {comparison.source})" if comparison.source else ""
-    return f"{comparison.task}: {comparison.metric}{source}"
+    return f"{comparison.task}: {comparison.metric}"
 
 
 def _digits(comparison: Comparison) -> int:
@@ -77,7 +84,7 @@ def _lines(comparison: Comparison) -> list[tuple[tuple[str, ...], str]]:
         printed, seeds = valid_score(row), str(row.get("n_seeds", ""))
         spread = f"std {row['std']:g}" if "std" in row else ""
         score = "withdrawn" if printed is None else f"{printed:g}"
-        lines.append(((row["model"], score, spread, seeds, "", row["provenance"], ""), ""))
+        lines.append(((row["model"], score, spread, seeds, "", SOURCES[row["provenance"]], ""), ""))
     return lines
 
 
@@ -87,21 +94,21 @@ def _seeds_text(entry: Entry) -> str:
 
 
 def _reference_scores(entries: Sequence[Entry]) -> dict[str, float]:
-    """Return baselines by name; with several suites the name contains the suite."""
+    """Return baselines by name; with several protocols the name contains the protocol."""
     scores: dict[str, float] = {}
     for entry in entries:
         named = {"best constant predictor": entry.constant} | entry.baselines
         for name, value in named.items():
             if value is not None and name != "constant":
-                several = len({e.suite for e in entries}) > 1 and entry.suite
-                scores[f"{name}, {entry.suite}" if several else name] = value
+                several = len({e.protocol for e in entries}) > 1 and entry.protocol
+                scores[f"{name}, {entry.protocol}" if several else name] = value
     return scores
 
 
 def _comparison(comparison: Comparison) -> Iterator[str]:
     yield page.heading(2, _title(comparison))
-    if comparison.paper in papers():
-        yield page.paragraph(papers()[comparison.paper], "caption")
+    if comparison.paper in papers() and comparison.source:
+        yield page.paragraph(f"{comparison.source} of {papers()[comparison.paper]}", "caption")
     if not comparison.published:
         yield page.paragraph("There is no published figure for these runs.", "caption")
     header = ("model", "score", "range", "seeds", "failed", "source", "notes")
@@ -128,8 +135,9 @@ def _together(found: Sequence[Seeds]) -> Iterator[str]:
     rows = [(s.name, s.task, s.model, *_together_cells(s)) for s in found]
     yield page.table(("record", "task", "model", *SEEDS_COLUMNS), rows, kinds)
     yield page.paragraph(
-        "Scaled scores: 0 is uniform guessing, 1 perfection. Best: the highest of any seed at any evaluation; at the end: lowest "
-        "to highest seed; successful: seeds at or above the score that the figure names, at best and at the end.",
+        "The scores are scaled: 0 is uniform guessing, 1 perfection. Best: the highest score at any evaluation. At the "
+        "end: the scores of the lowest and the highest seed. Successful: how many seeds reach the score that the figure names, "
+        "at the best evaluation and at the end.",
         "caption",
     )
     for s in found:
@@ -138,7 +146,7 @@ def _together(found: Sequence[Seeds]) -> Iterator[str]:
         rate = figures.success_rate(s.steps, s.successes, len(s.seeds))
         every = figures.every_seed(s.steps, scores, constant=s.constant, published=s.published)
         validation = ", ".join(filter(None, ("Validation", s.lengths)))
-        captions = (f"Share of {len(s.seeds)} seeds at {s.success:g} or more.", f"{validation}.")
+        captions = (f"Share of the {len(s.seeds)} seeds whose score is at least {s.success:g}.", f"{validation}.")
         yield page.group("columns", map(page.figure, (rate, every), captions))
         yield page.paragraph(f"{s.origin[0].upper()}{s.origin[1:]}.", "caption")
         yield page.code(s.command)
@@ -159,16 +167,16 @@ def _all_runs(runs: Sequence[Record]) -> Iterator[str]:
         return
     columns: dict[str, Callable[[Record], str]] = {
         "task": lambda r: r["task"],
-        "suite": lambda r: r["suite"] or "–",
+        "protocol": lambda r: protocol_text(r["suite"]) or "–",
         "size": lambda r: "quick" if r.get("quick") else "full",
         "model": lambda r: r["spec"] or r["model"],
         "metric": lambda r: r["metric"],
         "seed": lambda r: str(r["seed"]),
         "value": _value,
-        "constant": lambda r: show(r["constant"]),
-        "steps": lambda r: show(r["steps"]),
-        "time": lambda r: duration(r["seconds"]),
-        "parameters": lambda r: show(r["params"]),
+        "constant": lambda r: number_text(r["constant"]),
+        "steps": lambda r: number_text(r["steps"]),
+        "time": lambda r: duration_text(r["seconds"]),
+        "parameters": lambda r: number_text(r["params"]),
         "device": lambda r: r["device"],
         "commit, date": lambda r: f"{commit_text(r['commit'], 10)}, {r['date'][:10]}",
     }
@@ -179,7 +187,7 @@ def _all_runs(runs: Sequence[Record]) -> Iterator[str]:
 
 def _value(run: Record) -> str:
     """Return the score, and "failed" for a failed run; at least one of them is present."""
-    score = [] if run["value"] is None else [show(run["value"])]
+    score = [] if run["value"] is None else [number_text(run["value"])]
     return ", ".join(score + ["failed"] * (run["status"] == "failed"))
 
 
@@ -189,8 +197,8 @@ def _measurements(found: Sequence[Measurement]) -> Iterator[str]:
         yield page.paragraph("There is no record of a measurement.", "note")
         return
     yield page.paragraph(
-        "Times are ratios to ours, measured side by side in one session; milliseconds are given for GPUs only. Error: largest "
-        "deviation from the float64 reference."
+        "Times are ratios to the time of longscan in the same session; milliseconds are given for GPUs only. Error: the "
+        "largest deviation from the float64 reference."
     )
     for m in found:
         columns = _measured(m)
@@ -199,7 +207,9 @@ def _measurements(found: Sequence[Measurement]) -> Iterator[str]:
         rows = [[text(t) for text in columns.values()] for t in m.timings]
         yield page.table([*columns], rows, kinds, ["ours" if t.ours else "" for t in m.timings])
         timed = any(t.timed for t in m.timings)
-        yield page.paragraph(f"1 × is {m.unit}; {m.origin}." if timed else f"{m.origin[0].upper()}{m.origin[1:]}.", "caption")
+        yield page.paragraph(
+            f"1 × is the time of {m.unit}; {m.origin}." if timed else f"{m.origin[0].upper()}{m.origin[1:]}.", "caption"
+        )
         if "extra memory" in columns:
             yield page.paragraph(EXTRA_MEMORY, "caption")
         if sum(t.timed for t in m.timings) > 1:
@@ -212,11 +222,11 @@ def _measured(m: Measurement) -> dict[str, Callable[[Timing], str]]:
     """Return the columns that some implementation has a value for, by header; absolute times only for GPUs."""
     absolute = not m.device.lower().startswith("cpu")
     formats: dict[str, tuple[str, Callable[[float], str]]] = {
-        "forward": ("forward", lambda v: f"{show(v, 2)} ×"),
-        "forward+backward": ("forward_backward", lambda v: f"{show(v, 2)} ×"),
-        "forward ms": ("forward_ms", lambda v: show(v, 3)),
-        "forward+backward ms": ("forward_backward_ms", lambda v: show(v, 3)),
-        "peak MiB": ("peak_mib", lambda v: show(v, 1)),
+        "forward": ("forward", lambda v: f"{number_text(v, 2)} ×"),
+        "forward+backward": ("forward_backward", lambda v: f"{number_text(v, 2)} ×"),
+        "forward ms": ("forward_ms", lambda v: number_text(v, 3)),
+        "forward+backward ms": ("forward_backward_ms", lambda v: number_text(v, 3)),
+        "peak MiB": ("peak_mib", lambda v: number_text(v, 1)),
         "extra memory": ("extra_share", lambda v: f"{v:.0%}"),
         "error": ("error", lambda v: f"{v:.1e}"),
     }
@@ -224,7 +234,7 @@ def _measured(m: Measurement) -> dict[str, Callable[[Timing], str]]:
     for name, (field, text) in formats.items():
         if (absolute or not name.endswith(" ms")) and any(getattr(t, field) is not None for t in m.timings):
             columns[name] = partial(_filled, field, text)
-    return columns | {"rows": lambda t: str(t.measurements)}
+    return columns | {"measurements": lambda t: str(t.measurements)}
 
 
 def _filled(field: str, text: Callable[[float], str], timing: Timing) -> str:
@@ -295,7 +305,15 @@ def _quick_markdown(rows: Sequence[Record]) -> Iterator[str]:
         recipe = r["recipe"].removeprefix("recipes/").removesuffix(".yaml")
         value = "failed" if r["value"] is None else f"{r['value']:.3f}"
         note = uncommitted_note([r["commit"]]) or "–"
-        cells = (recipe, r["metric"], value, show(r["constant"], 3), show(r["seconds"], 0), note, f"`{r['command']}`")
+        cells = (
+            recipe,
+            r["metric"],
+            value,
+            number_text(r["constant"], 3),
+            number_text(r["seconds"], 0),
+            note,
+            f"`{r['command']}`",
+        )
         yield f"| {' | '.join(_cell(cell) for cell in cells)} |"
 
 
@@ -310,7 +328,7 @@ def _runs_markdown(found: Sequence[Comparison]) -> Iterator[str]:
         for e in c.entries:
             model = ", ".join(filter(None, (e.model, e.setting)))
             constant = "–" if e.constant is None else f"{e.constant:.{_digits(c)}f}"
-            task = f"{c.task} ({e.suite}), {c.metric}" if e.suite else f"{c.task}, {c.metric}"
+            task = f"{c.task} ({e.protocol}), {c.metric}" if e.protocol else f"{c.task}, {c.metric}"
             task += f", {c.unit}" if c.unit in ("%", "1e-2", "1e-3") else ""
             others = [f"{name.replace('_', ' ')} {v:.{_digits(c)}f}" for name, v in e.baselines.items() if name != "constant"]
             score, command = mean_text(e.mean, _digits(c)), f"`{e.rows[0]['command']}`"

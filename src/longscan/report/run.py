@@ -11,7 +11,7 @@ from longscan._files import write_text
 from longscan._specs import spec_names, upgrade_record, upgrade_settings
 from longscan._yaml import flatten
 from longscan.report import figures, page
-from longscan.report.page import duration, show
+from longscan.report.page import duration_text, number_text, protocol_text
 
 _NOT_METRICS = {"step", "split", "loss", "lr", "seconds"}
 
@@ -59,25 +59,37 @@ def _read(path: Path, parse: Any) -> Any:
 def _summary(title: str, result: Mapping[str, Any] | None) -> Iterator[str]:
     yield page.heading(1, title)
     if result is None:
-        yield page.paragraph("There is no result.json: the run has not finished, so there is no test score.", "note")
+        yield page.paragraph("There is no result.json, as the run has not finished, so there is no test score.", "note")
         return
     date = (result.get("date") or "").replace("T", " ").replace("Z", " UTC")
-    facts = [result.get("suite") and f"suite {result['suite']}", date, result.get("device")]
+    facts = [protocol_text(result.get("suite")), date, result.get("device")]
     yield page.paragraph(" · ".join(str(f) for f in facts if f), "subtitle")
     if result.get("status") != "finished":
         reason = result.get("failure") or "no reason is recorded"
-        yield page.paragraph(f"This run {result.get('status')}: {reason}. Its figures are kept as they are.", "failure")
+        yield page.paragraph(
+            f"This run {result.get('status')}: {reason}. Its figures are shown as they were recorded.", "failure"
+        )
     metric = result["metric"]
     if result.get("status") == "finished" and result.get("test", {}) is None:
         best = (result.get("valid") or {}).get(result.get("selected"))
-        yield page.paragraph(f"A run of a search: the test split was left alone. Validation {metric} {show(best)}.", "note")
+        yield page.paragraph(
+            f"This run belongs to a search, which does not use the test split. Validation {metric}: {number_text(best)}.", "note"
+        )
     yield page.tiles(
         [
-            (f"test {metric}", show(result.get("value")), f"model: {result['selected']}" if result.get("selected") else ""),
-            ("best constant predictor", show(result.get("constant")), "the same metric"),
-            ("scaled score", show(result.get("scaled")), f"constant predictor {show(result.get('constant_scaled'))}"),
-            ("parameters", show(result.get("params")), ""),
-            ("training", duration(result.get("seconds")), f"{show(result.get('steps'))} steps"),
+            (
+                f"test {metric}",
+                number_text(result.get("value")),
+                f"model: {result['selected']}" if result.get("selected") else "",
+            ),
+            ("best constant predictor", number_text(result.get("constant")), "the same metric"),
+            (
+                "scaled score",
+                number_text(result.get("scaled")),
+                f"constant predictor {number_text(result.get('constant_scaled'))}",
+            ),
+            ("parameters", number_text(result.get("params")), ""),
+            ("training", duration_text(result.get("seconds")), f"{number_text(result.get('steps'))} steps"),
         ]
     )
 
@@ -94,7 +106,9 @@ def _scores(result: Mapping[str, Any] | None) -> Iterator[str]:
         drawings.append(page.figure(figures.confusion(matrix, classes), caption))
     if lengths:
         known = {name: score for name, score in lengths.items() if score is not None}
-        empty = f" No test example is of length {', '.join(lengths.keys() - known.keys())}." if len(known) < len(lengths) else ""
+        empty = (
+            f" No test example has a length of {', '.join(lengths.keys() - known.keys())}." if len(known) < len(lengths) else ""
+        )
         drawing = figures.by_length(known, result["metric"], result.get("constant"))
         drawings.append(page.figure(drawing, f"Test {result['metric']} by length of the input.{empty}"))
     yield page.group("columns", drawings)
@@ -105,7 +119,7 @@ def _scores(result: Mapping[str, Any] | None) -> Iterator[str]:
 def _curves(rows: list[dict[str, Any]], result: Mapping[str, Any] | None) -> Iterator[str]:
     yield page.heading(2, "Learning curves")
     if not rows:
-        yield page.paragraph("There is no metrics.jsonl, or it is empty: no learning curves.", "note")
+        yield page.paragraph("There is no metrics.jsonl, or it is empty, so there are no learning curves.", "note")
         return
     main = (result or {}).get("metric")
     names = sorted({k for row in rows for k in row if k not in _NOT_METRICS and "/" not in k}, key=lambda k: (k != main, k))
@@ -125,7 +139,9 @@ def _curves(rows: list[dict[str, Any]], result: Mapping[str, Any] | None) -> Ite
             yield page.paragraph(f"metrics.jsonl has no {label}.", "note")
     yield page.group("columns", drawings)
     if is_smoothed:
-        yield page.paragraph("Faint: every recorded point; solid: its running mean over a hundredth of the run.", "caption")
+        yield page.paragraph(
+            "The faint line shows every recorded point, the solid line the running mean over a hundredth of the run.", "caption"
+        )
 
 
 def _angles(angles: Mapping[str, Any] | None, settings: Mapping[str, Any]) -> Iterator[str]:
@@ -133,12 +149,12 @@ def _angles(angles: Mapping[str, Any] | None, settings: Mapping[str, Any]) -> It
         spec = (settings.get("model") or {}).get("spec", "")
         if any("aussm" in name for name in (spec_names(spec) if isinstance(spec, str) else [str(spec)])):
             yield page.heading(2, "Rotation angles")
-            yield page.paragraph("No angles are recorded; they are drawn for AUSSM layers of models that read tokens.", "note")
+            yield page.paragraph("No angles are recorded. They are recorded for AUSSM layers of models that read tokens.", "note")
         return
     yield page.heading(2, "Rotation angles")
     yield page.paragraph(
-        "How far one step of each input symbol turns the state of an AUSSM layer. A point is an entry of its channels × states; "
-        "larger points are several entries at one angle."
+        "The angles by which one step of each input symbol rotates the state of an AUSSM layer, one for each channel and state. "
+        "The area of a point grows with the number of equal angles."
     )
     drawings = []
     for name, layer in angles.items():
@@ -152,7 +168,7 @@ def _angles(angles: Mapping[str, Any] | None, settings: Mapping[str, Any]) -> It
 def _settings(settings: Mapping[str, Any]) -> Iterator[str]:
     yield page.heading(2, "Settings")
     if not settings:
-        yield page.paragraph("There is no settings.yaml: the settings of this run are not known.", "note")
+        yield page.paragraph("There is no settings.yaml, so the settings of this run are not known.", "note")
         return
     sections = {name: values for name, values in settings.items() if isinstance(values, Mapping)}
     other = {name: value for name, value in settings.items() if name not in sections}
@@ -164,7 +180,7 @@ def _settings(settings: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _origin(folder: Path, result: Mapping[str, Any] | None) -> Iterator[str]:
-    yield page.heading(2, "Where it comes from")
+    yield page.heading(2, "Origin")
     if result is None:
         yield page.paragraph("Without result.json neither the command nor the commit is known.", "note")
         return

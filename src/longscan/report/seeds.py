@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from longscan._specs import spec_names
-from longscan.report.page import commit_text, uncommitted_note
+from longscan.report.page import commit_text, protocol_text, uncommitted_note
 from longscan.report.published import published_table, valid_score
 from longscan.report.records import Record
 
@@ -52,11 +52,11 @@ def trained_together(records: Mapping[str, Record]) -> list[Seeds]:
 
 def _seeds(name: str, record: Record) -> Seeds:
     low, high = record["settings"]["task"].get("eval_lengths") or (None, None)
-    where = f"{record['task']} ({record['suite']})" if record["suite"] else record["task"]
+    protocol = protocol_text(record["suite"])
     known = MODELS.get(frozenset(spec_names(record["spec"])))
     return Seeds(
         name=name,
-        task=where,
+        task=f"{record['task']} ({protocol})" if protocol else record["task"],
         model=f"{known} ({record['spec']})" if known else record["spec"],
         lengths="" if low is None else f"lengths {low} to {high}",
         seeds=tuple(record["seeds"]),

@@ -11,9 +11,9 @@ from plotly.graph_objects import Figure
 
 from longscan._files import write_text
 from longscan.report import figures, page
-from longscan.report.page import duration, mean_text, show
+from longscan.report.page import duration_text, mean_text, number_text
 
-Found = Mapping[str, Any]
+Content = Mapping[str, Any]
 
 
 def sweep_report(folder: str | Path) -> Path:
@@ -23,11 +23,11 @@ def sweep_report(folder: str | Path) -> Path:
     """
     path = Path(folder) / "sweep.json"
     try:
-        found = json.loads(path.read_text("utf-8"))
+        content = json.loads(path.read_text("utf-8"))
     except ValueError as error:
         raise ValueError(f"{path} is damaged: {error}") from error
-    body = [*_summary(found), *_search(found), *_seeds(found), *_origin(found)]
-    return write_text(path.with_name("report.html"), page.page(f"sweep, {found['task']}", body))
+    body = [*_summary(content), *_search(content), *_seeds(content), *_origin(content)]
+    return write_text(path.with_name("report.html"), page.page(f"sweep, {content['task']}", body))
 
 
 def setting_text(value: Any) -> str:
@@ -37,7 +37,7 @@ def setting_text(value: Any) -> str:
     return yaml.safe_dump(value, default_flow_style=True, width=math.inf).removesuffix("...\n").strip()
 
 
-def settings_text(values: Found) -> str:
+def settings_text(values: Content) -> str:
     """Format settings by their dotted names, on one line."""
     pairs: list[tuple[str, Any]] = []
     for key, value in values.items():
@@ -46,51 +46,53 @@ def settings_text(values: Found) -> str:
     return ", ".join(f"{name.strip()} {setting_text(value)}" for name, value in pairs)
 
 
-def _summary(found: Found) -> Iterator[str]:
-    yield page.heading(1, f"Sweep, {found['task']}")
-    trials, seeds, test, best = found["trials"], found["seeds"], found["test"], found["best"]
+def _summary(content: Content) -> Iterator[str]:
+    yield page.heading(1, f"Sweep, {content['task']}")
+    trials, seeds, test, best = content["trials"], content["seeds"], content["test"], content["best"]
     failed = sum(row["status"] == "failed" for row in trials)
-    size, date = "quick size" if found.get("quick") else "", found["date"].replace("T", " ").rstrip("Z")
+    size, date = "quick size" if content.get("quick") else "", content["date"].replace("T", " ").rstrip("Z")
     parts = [f"{len(trials)} settings, {failed} of them failed" if trials else "", size, date]
     yield page.paragraph(" · ".join(part for part in parts if part), "subtitle")
-    if found["status"] != "finished":
+    if content["status"] != "finished":
         over = sum(row["status"] in ("finished", "failed") for row in [*trials, *seeds])
-        yield page.paragraph(f"This sweep is not over: {over} of {len(trials) + len(seeds)} trials and seeds are.", "note")
+        yield page.paragraph(f"This sweep is not over: {over} of {len(trials) + len(seeds)} trials and seeds have ended.", "note")
     mean = None if test is None else (test["mean"], test["half_width"])
     count = "" if test is None else f"{test['count']} seeds, {test['failed']} failed"
-    entries = [(f"test {found['metric']}", "–" if mean is None else mean_text(mean, 4), count)]
+    entries = [(f"test {content['metric']}", "–" if mean is None else mean_text(mean, 4), count)]
     if test is not None:
-        entries.append(("best constant predictor", show(test["constant"]), "the same metric"))
-        entries.append(("scaled score", show(test["scaled"]), "0: blind guessing, 1: perfect"))
+        entries.append(("best constant predictor", number_text(test["constant"]), "the same metric"))
+        entries.append(("scaled score", number_text(test["scaled"]), "0 is uniform guessing, 1 perfection"))
     if best is not None:
-        entries.append((f"validation {found['metric']}", show(best["score"]), f"best of the search, trial {best['trial']}"))
+        entries.append(
+            (f"validation {content['metric']}", number_text(best["score"]), f"best of the search, trial {best['trial']}")
+        )
     yield page.tiles(entries)
     if best is not None:
         yield page.paragraph(f"Best setting on validation: {settings_text(best['settings'])}.")
 
 
-def _search(found: Found) -> Iterator[str]:
-    trials = found["trials"]
+def _search(content: Content) -> Iterator[str]:
+    trials = content["trials"]
     if not trials:
         return
     yield page.heading(2, "Search")
-    seeds = len(found["search_seeds"])
+    seeds = len(content["search_seeds"])
     mean = f"; a score is the mean over {seeds} seeds" if seeds > 1 else ""
-    yield page.paragraph(f"Scores are of the validation split; the test split was left alone{mean}.")
+    yield page.paragraph(f"Scores are of the validation split; the test split was not used{mean}.")
     constants = [row["constant"] for row in trials if row["constant"] is not None]
     constant = sum(constants) / len(constants) if constants else None
-    best = None if found["best"] is None else found["best"]["trial"]
-    drawings = [page.figure(_drawing(found, key, best, constant)) for key in found["space"]]
+    best = None if content["best"] is None else content["best"]["trial"]
+    drawings = [page.figure(_drawing(content, key, best, constant)) for key in content["space"]]
     yield page.group("columns", drawings)
     yield page.heading(3, "All trials")
-    header = ["trial", *found["space"], f"validation {found['metric']}", "constant", "time", "status"]
-    kinds = [page.NUMBER, *[""] * len(found["space"]), *[page.NUMBER] * 3, ""]
-    ordered = best_first(found)
+    header = ["trial", *content["space"], f"validation {content['metric']}", "constant", "time", "status"]
+    kinds = [page.NUMBER, *[""] * len(content["space"]), *[page.NUMBER] * 3, ""]
+    ordered = best_first(content)
     rows = [
         [
             str(row["trial"]),
-            *(setting_text(row["settings"][name]) if name in row["settings"] else "–" for name in found["space"]),
-            *(show(row["score"]), show(row["constant"]), duration(row["seconds"])),
+            *(setting_text(row["settings"][name]) if name in row["settings"] else "–" for name in content["space"]),
+            *(number_text(row["score"]), number_text(row["constant"]), duration_text(row["seconds"])),
             status_text(row),
         ]
         for row in ordered
@@ -98,32 +100,32 @@ def _search(found: Found) -> Iterator[str]:
     yield page.table(header, rows, kinds, [_class(row, row["trial"] == best) for row in ordered])
 
 
-def _drawing(found: Found, key: str, best: int | None, constant: float | None) -> Figure:
+def _drawing(content: Content, key: str, best: int | None, constant: float | None) -> Figure:
     """Plot the scores of all trials against one setting of the space."""
-    dimension = found["space"][key]
+    dimension = content["space"][key]
     values = [setting_text(value) for value in dimension] if isinstance(dimension, list) else None
     position = (lambda value: value) if values is None else setting_text
     points = [
         (position(row["settings"][key]), row["score"], _hover(row), row["trial"] == best)
-        for row in found["trials"]
+        for row in content["trials"]
         if row["status"] in ("finished", "failed") and key in row["settings"]
     ]
     log = values is None and dimension.get("log", False)
-    return figures.scores_by_setting(key, points, f"validation {found['metric']}", constant=constant, values=values, log=log)
+    return figures.scores_by_setting(key, points, f"validation {content['metric']}", constant=constant, values=values, log=log)
 
 
-def best_first(found: Found) -> list[Found]:
+def best_first(content: Content) -> list[Content]:
     """Return the trials sorted by score, the best first and those without a score last."""
-    sign = -1 if found["higher_is_better"] else 1
-    return sorted(found["trials"], key=lambda row: (row["score"] is None, sign * (row["score"] or 0.0), row["trial"]))
+    sign = -1 if content["higher_is_better"] else 1
+    return sorted(content["trials"], key=lambda row: (row["score"] is None, sign * (row["score"] or 0.0), row["trial"]))
 
 
-def _hover(row: Found) -> str:
-    score = show(row["score"]) if row["failure"] is None else status_text(row)
+def _hover(row: Content) -> str:
+    score = number_text(row["score"]) if row["failure"] is None else status_text(row)
     return f"trial {row['trial']}: {score} ({settings_text(row['settings'])})"
 
 
-def failures(rows: Iterable[Found], kind: str) -> Iterator[str]:
+def failures(rows: Iterable[Content], kind: str) -> Iterator[str]:
     """Yield a line for each reason for which trials or seeds failed."""
     reasons: dict[str, list[str]] = {}
     for row in rows:
@@ -133,40 +135,52 @@ def failures(rows: Iterable[Found], kind: str) -> Iterator[str]:
         yield f"failed, {kind} {', '.join(which)}: {reason}"
 
 
-def status_text(row: Found) -> str:
+def status_text(row: Content) -> str:
     """Return the status of a trial or seed, with the reason of a failure."""
     return row["status"] if row["failure"] is None else f"{row['status']}: {row['failure']}"
 
 
-def _class(row: Found, best: bool) -> str:
+def _class(row: Content, best: bool) -> str:
     return "ours" if best else "failed" if row["status"] == "failed" else ""
 
 
-def _seeds(found: Found) -> Iterator[str]:
-    seeds, test = found["seeds"], found["test"]
+def _seeds(content: Content) -> Iterator[str]:
+    seeds, test = content["seeds"], content["test"]
     if not seeds:
         return
     yield page.heading(2, "Test over seeds")
     if test is not None:
         scores = [row["score"] for row in seeds if row["score"] is not None]
-        name = "best setting" if found["trials"] else "longscan"
+        name = "best setting" if content["trials"] else "longscan"
         mean = (test["mean"], test["half_width"])
         drawing = figures.scores(
-            [(name, scores, mean)], [], {"best constant predictor": test["constant"]}, f"test {found['metric']}"
+            [(name, scores, mean)], [], {"best constant predictor": test["constant"]}, f"test {content['metric']}"
         )
         caption = "Every seed, and their mean with its 95 % interval (Student's t)."
         yield page.figure(drawing, caption)
     rows = [
-        [str(row["seed"]), show(row["score"]), show(row["constant"]), duration(row["seconds"]), status_text(row)] for row in seeds
+        [
+            str(row["seed"]),
+            number_text(row["score"]),
+            number_text(row["constant"]),
+            duration_text(row["seconds"]),
+            status_text(row),
+        ]
+        for row in seeds
     ]
-    header = ["seed", f"test {found['metric']}", "constant", "time", "status"]
+    header = ["seed", f"test {content['metric']}", "constant", "time", "status"]
     yield page.table(header, rows, [page.NUMBER] * 4 + [""], [_class(row, False) for row in seeds])
 
 
-def _origin(found: Found) -> Iterator[str]:
-    yield page.heading(2, "Where it comes from")
-    if found["command"]:
-        yield page.code(found["command"])
-    rows = [("recipe", found["recipe"]), ("sampler", found["sampler"]), ("commit", found["commit"]), ("date", found["date"])]
+def _origin(content: Content) -> Iterator[str]:
+    yield page.heading(2, "Origin")
+    if content["command"]:
+        yield page.code(content["command"])
+    rows = [
+        ("recipe", content["recipe"]),
+        ("sampler", content["sampler"]),
+        ("commit", content["commit"]),
+        ("date", content["date"]),
+    ]
     yield page.table(("", ""), [(name, str(value)) for name, value in rows if value])
     yield page.paragraph("In the same folder: sweep.json, and a run's directory for each trial and seed.", "caption")
