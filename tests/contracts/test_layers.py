@@ -508,12 +508,14 @@ def compiled_equals_eager(entry: str, options: dict[str, Any], compiler: str, le
 LRU_INSIDE = {"block simple": 1, "block linoss": 1}  # numbers of the settings with LRU, which is traced in a third of the time
 
 
-# The blocks of the same test contain what these layers compute.
-COMPILED_IN_BLOCKS = {f"layer {name}" for name in ("aussm", "gated_deltanet", "lru", "mamba3", "s5", "s6")}
+# Blocks of this test contain what these layers compute, and slstm has the loop of gru. The block of linoss contains an LRU here,
+# as "simple" does, and the block of mamba2 is built like that of mamba3.
+COMPILED_ELSEWHERE = {f"layer {name}" for name in ("aussm", "gated_deltanet", "lru", "mamba3", "s5", "s6", "slstm")}
+COMPILED_ELSEWHERE |= {"block linoss", "block mamba2"}
 
 
 @pytest.mark.parametrize(
-    "entry", [pytest.param(entry, marks=pytest.mark.slow if entry in COMPILED_IN_BLOCKS else ()) for entry in ENTRIES]
+    "entry", [pytest.param(entry, marks=pytest.mark.slow if entry in COMPILED_ELSEWHERE else ()) for entry in ENTRIES]
 )
 def test_torch_compile_makes_one_graph(entry: str) -> None:
     compiled_equals_eager(entry, options_of(entry)[LRU_INSIDE.get(entry, 0)], "aot_eager", length=3)

@@ -20,12 +20,16 @@ from longscan.tasks.lra import LraImage, Pathfinder
 from longscan.tasks.regression import RegressionTask
 from task_variants import VARIANTS, choices, small
 
-every_variant = pytest.mark.parametrize("task", VARIANTS)
 LABELLED = [v for v in VARIANTS if isinstance(v.values[0], ClassificationTask)]
-every_labelled = pytest.mark.parametrize("task", LABELLED)
-every_classifier = pytest.mark.parametrize("task", [v for v in LABELLED if not isinstance(v.values[0], LanguageTask)])
-every_language = pytest.mark.parametrize("task", [v for v in LABELLED if isinstance(v.values[0], LanguageTask)])
-every_regressor = pytest.mark.parametrize("task", [v for v in VARIANTS if isinstance(v.values[0], RegressionTask)])
+LANGUAGES = [v for v in LABELLED if isinstance(v.values[0], LanguageTask)]
+CLASSIFIERS = [v for v in LABELLED if not isinstance(v.values[0], LanguageTask)]
+REGRESSORS = [v for v in VARIANTS if isinstance(v.values[0], RegressionTask)]
+# The scope has pytest run all tests of a task one after another, so that its data are read or drawn once.
+every_variant = pytest.mark.parametrize("task", VARIANTS, scope="module")
+every_labelled = pytest.mark.parametrize("task", LABELLED, scope="module")
+every_classifier = pytest.mark.parametrize("task", CLASSIFIERS, scope="module")
+every_language = pytest.mark.parametrize("task", LANGUAGES, scope="module")
+every_regressor = pytest.mark.parametrize("task", REGRESSORS, scope="module")
 every_class = pytest.mark.parametrize("cls", [pytest.param(cls, id=name) for name, cls in TASKS.items()])
 
 

@@ -14,6 +14,8 @@ pytestmark = [
 # layers whose Python code depends on the length, so that their graphs are valid for one length only
 ONE_LENGTH = ("linoss", "mlstm", "s4", "s4d", "slstm")
 FEW_CHANNELS = 4
+# mamba3 and mlstm have the op of mamba2, slstm has the loop of gru over the steps, and mlstm's maximum has a test of its own.
+ALIKE = ("mamba3", "mlstm", "slstm")
 
 
 class WithState(torch.nn.Module):
@@ -48,7 +50,7 @@ def test_traced_graph_equals_the_layer_at_other_lengths_or_raises(name):
             torch.testing.assert_close(results, module(x))
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow if name in ALIKE else ()) for name in LAYERS])
 @torch.no_grad()
 def test_make_fx_graph_equals_the_layer_at_other_lengths_or_raises(name):
     module = WithState(LAYERS[name](FEW_CHANNELS).eval())

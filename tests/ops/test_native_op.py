@@ -106,7 +106,7 @@ def kernels(monkeypatch):
     )
 
 
-@pytest.mark.parametrize("optional", [True, False])
+@pytest.mark.parametrize("optional", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("op", NATIVE)
 def test_custom_ops_pass_opcheck(kernels, op, optional):
     calls = record_calls(op, example(op, optional=optional, masked=optional, is_complex=optional), BACKEND[op])
