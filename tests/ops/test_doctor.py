@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from fork_server import PROCESSES
 from longscan import doctor
 from longscan.cli import main
 from longscan.ops import OPS, dispatch, explain, linear_scan
@@ -110,7 +111,8 @@ def test_mutant_has_a_fault(mutant, monkeypatch):
     assert any(doctor.check_call(call, BACKEND, CPU).fault for call in doctor.example_calls(op, doctor.SIZES))
 
 
-def test_check_in_parallel_equals_check_in_one_process():
+def test_check_in_parallel_equals_check_in_one_process(monkeypatch):
+    monkeypatch.setattr(doctor, "get_context", lambda _: PROCESSES)  # whose processes need not import PyTorch again
     kernels = [("short_conv", BACKEND), ("linear_scan", BACKEND)]
     expected = [doctor.check_kernel(op, backend, CPU, doctor.SIZES[1:]) for op, backend in kernels]
     assert list(doctor.check_in_parallel(kernels, CPU, doctor.SIZES[1:], workers=2)) == expected

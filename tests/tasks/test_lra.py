@@ -100,7 +100,7 @@ def test_listops_reads_expressions_from_a_file(tmp_path):
 
 
 def test_bounds_without_expressions_raise():
-    task = ListOps(max_depth=2, max_args=2, longer_than=20, shorter_than=30)
+    task = ListOps(max_depth=2, max_args=2, longer_than=20, shorter_than=30, train_size=100)  # a large set starts processes
     with pytest.raises(ValueError, match=r"^`longer_than` and `shorter_than` must allow expressions of .*, got 20 and 30"):
         task.batch("train", 0, 2)
 
