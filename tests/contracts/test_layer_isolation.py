@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from isolation import POISON_VALUES, assert_same_bits, fill_where, find_state_rows
 from layer_properties import Inputs
-from test_layers import DEVICE, ENTRIES, WIDTH, build, draw_module, every_entry, options_of
+from test_layers import DEVICE, ENTRIES, WIDTH, build, draw_module, every_entry, get_options
 from torch import Tensor
 
 from longscan.layers import SequenceModule
@@ -21,7 +21,7 @@ from longscan.layers.state import State, map_state, state_tensors
 
 true_or_false = st.sampled_from([True, False])  # True in the first example, the only one of a short run
 fewer_examples = settings(max_examples=max(1, settings().max_examples // 10))
-PACKABLE = [entry for entry in ENTRIES if any(not build(entry, options).changes_length for options in options_of(entry))]
+PACKABLE = [entry for entry in ENTRIES if any(not build(entry, options).changes_length for options in get_options(entry))]
 every_packable_entry = pytest.mark.parametrize("entry", PACKABLE)
 
 

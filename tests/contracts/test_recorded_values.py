@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_layers import ENTRIES, WIDTH, build, options_of
+from test_layers import ENTRIES, WIDTH, build, get_options
 from torch import Tensor
 
 from longscan.layers import parameter_options
@@ -55,7 +55,7 @@ def assert_statistics_match(actual: list[float], recorded: list[float], name: st
 def tabulate_parameters(entry: str) -> Table:
     """Return a row for each parameter and buffer of a layer or block, for all its OPTIONS and for its defaults."""
     rows = {}
-    for options in options_of(entry):
+    for options in get_options(entry):
         module = build(entry, options, dtype=torch.float32)
         rows |= {f"{entry} {options} {name}": describe_parameter(x) for name, x in module.named_parameters()}
         rows |= {f"{entry} {options} {name}": {"values": compute_statistics(x)} for name, x in module.named_buffers()}
@@ -84,7 +84,7 @@ def describe_parameter(parameter: Tensor) -> dict[str, Any]:
 def tabulate_outputs(entry: str) -> Table:
     """Return a row for each result of a layer or block: in evaluation mode, then with all optional inputs in training mode."""
     rows = {}
-    for options in options_of(entry):
+    for options in get_options(entry):
         for kind in ("plain", "full"):
             module = build(entry, options)
             torch.manual_seed(1)
