@@ -1,4 +1,4 @@
-"""Set-up of all tests: memory filled with NaN, fixed seeds, one thread, and counts of generated cases."""
+"""Configuration of all tests: memory filled with NaN, fixed seeds, one thread, and counts of generated cases."""
 
 import gc
 import os

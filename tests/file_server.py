@@ -1,4 +1,4 @@
-"""A server on this machine that gives out files, continues them from a byte, and cuts, delays or changes them when told to."""
+"""A local HTTP server of files that supports ranges, and can truncate, delay or change its answers."""
 
 import hashlib
 import io
@@ -11,10 +11,10 @@ from http.server import BaseHTTPRequestHandler
 
 @dataclass
 class FileServer:
-    """The files of a local HTTP server by path, and what it was asked for.
+    """The files of a local HTTP server by path, and the requests that it has received.
 
-    cut_after: bytes of content after which a connection ends, None for none. pause: seconds after every 4 KiB. versioned: whether
-    answers have an ETag. ranges: whether requests for a range are answered by a range. asked: path and Range header of every
+    cut_after: bytes of content after which a connection ends, if any. pause: seconds after every 4 KiB. versioned: whether
+    answers have an ETag. ranges: whether requests for a range are answered by a range. requests: path and Range header of every
     request. encoding: the Content-Encoding of answers.
     """
 
@@ -25,7 +25,7 @@ class FileServer:
     pause: float = 0.0
     versioned: bool = True
     ranges: bool = True
-    asked: list[tuple[str, str | None]] = field(default_factory=list)
+    requests: list[tuple[str, str | None]] = field(default_factory=list)
 
     def url(self, path: str) -> str:
         return f"{self.address}/{path}"
@@ -34,16 +34,16 @@ class FileServer:
 def handler(server: FileServer) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            path, wanted = self.path.lstrip("/"), self.headers.get("Range")
-            server.asked.append((path, wanted))
+            path, range_header = self.path.lstrip("/"), self.headers.get("Range")
+            server.requests.append((path, range_header))
             if path not in server.files:
                 self.send_error(404)
                 return
             content = server.files[path]
             version = f'"{hashlib.md5(content).hexdigest()}"'
             start = 0
-            if wanted is not None and server.ranges and self.headers.get("If-Range") in (None, version):
-                start = int(wanted.removeprefix("bytes=").removesuffix("-"))
+            if range_header is not None and server.ranges and self.headers.get("If-Range") in (None, version):
+                start = int(range_header.removeprefix("bytes=").removesuffix("-"))
                 if start >= len(content):
                     self.send_response(416)
                     self.send_header("Content-Range", f"bytes */{len(content)}")
@@ -76,8 +76,8 @@ def handler(server: FileServer) -> type[BaseHTTPRequestHandler]:
     return Handler
 
 
-def packed(kind: str, files: dict[str, bytes]) -> bytes:
-    """A ZIP archive, or a TAR archive of tarfile's mode `kind`."""
+def make_archive(kind: str, files: dict[str, bytes]) -> bytes:
+    """Return a ZIP archive of files, or a TAR archive in the mode `kind` of tarfile."""
     stream = io.BytesIO()
     if kind == "zip":
         with zipfile.ZipFile(stream, "w") as archive:

@@ -1,6 +1,6 @@
-"""Generated files in the formats of the real data sets that a small model can learn from: the quick recipes are trained on them.
+"""Generated files in the formats of the real data sets, from which small models can learn; for tests of the quick recipes.
 
-Classes differ in the mean or the place of values, which a small model finds in few steps. Series to forecast are noise about
+Classes differ in the mean or the position of values, which a small model learns in few steps. Series to forecast are noise around
 fixed values, so that the mean is a better forecast than the last value.
 """
 
@@ -17,7 +17,7 @@ Settings = dict[str, Any]
 
 
 def uea(folder: Path, dataset: str, each: int = 12, length: int = 40) -> Settings:
-    """A UEA set's channels and classes, `each` series a class; a class has its own mean."""
+    """Write a UEA set with its channels and classes, and with `each` series per class, whose mean depends on the class."""
     channels, classes = FORMS[dataset]
     labels = [f"c{number}" for number in range(classes)]
     for seed, part in enumerate(("TRAIN", "TEST")):
@@ -32,24 +32,24 @@ def uea(folder: Path, dataset: str, each: int = 12, length: int = 40) -> Setting
 
 
 def events(folder: Path, dataset: str) -> Settings:
-    """SHD, SSC or DVS-Gesture: a class has its own units, or its own columns of the sensor."""
+    """Write SHD, SSC or DVS-Gesture, in which each class has its own units, or its own columns of the sensor."""
     if dataset == "dvs_gesture":
         return gestures(folder, users=10, count=90, size=(40, 128), shift=44)
     return spoken(folder, dataset, recordings=60, spikes=(60, 90), units=200, shift=250)
 
 
 def human_activity(folder: Path) -> Settings:
-    """Five people, two sequences each; activities differ in height."""
+    """Write two sequences of each of five people, in which activities differ in height."""
     return made_up.human_activity(folder, steps=480, bout=40, spread=0.3, height=1.0)
 
 
 def lra_text(folder: Path) -> Settings:
-    """aclImdb with eighty reviews a folder."""
+    """Write aclImdb with eighty reviews per folder."""
     return {"data_dir": made_up.lra_text(folder, 80)["data_dir"]}
 
 
 def lra_retrieval(folder: Path) -> Settings:
-    """Three files of pairs; the second text of a linked one praises."""
+    """Write three files of pairs. The second text of a linked pair is positive, all other texts are negative."""
     for seed, part in enumerate(("train", "eval", "test")):
         lines = []
         first, *seconds = (reviews(seed + shift, kind, 80) for shift, kind in ((0, "neg"), (5, "neg"), (9, "pos")))
@@ -61,18 +61,18 @@ def lra_retrieval(folder: Path) -> Settings:
 
 
 def lra_image(folder: Path) -> Settings:
-    """Six python batches of forty pictures; classes differ in brightness."""
+    """Write six batches of forty images whose brightness depends on the class."""
 
-    def shaded(seed: int) -> dict[bytes, Any]:
+    def make_batch(seed: int) -> dict[bytes, Any]:
         batch = cifar_batch(seed, 40)
-        shades = 25 * np.array(batch[b"labels"])[:, None] + batch[b"data"] // 16
-        return batch | {b"data": shades.astype(np.uint8)}
+        pixels = 25 * np.array(batch[b"labels"])[:, None] + batch[b"data"] // 16
+        return batch | {b"data": pixels.astype(np.uint8)}
 
-    return made_up.lra_image(folder, shaded)
+    return made_up.lra_image(folder, make_batch)
 
 
 def forecast(folder: Path) -> Settings:
-    """A table of twelve variables, 7,300 hours long."""
+    """Write a table of twelve variables over 7300 hours."""
     values = rng(0).normal(size=(7300, 12)) + np.arange(12)
     lines = ["date," + ",".join(f"v{number}" for number in range(12))]
     lines += [f"{hour_of_2020(hour)}," + ",".join(f"{x:.3f}" for x in row) for hour, row in enumerate(values)]
@@ -81,23 +81,23 @@ def forecast(folder: Path) -> Settings:
 
 
 def walker(folder: Path) -> Settings:
-    """Twenty rollouts of three channels of noise."""
+    """Write twenty rollouts of three channels of noise."""
     return made_up.walker(folder, walks=False)
 
 
 def species(folder: Path) -> Settings:
-    """Three species with two regions each, of different shares of bases."""
+    """Write two regions of each of three species, which differ in the frequencies of bases."""
     return {"data_dir": made_up.genomes(folder, 4000)["data_dir"]}
 
 
 FILES: dict[str, Callable[[Path], Settings]] = {
-    made.__name__: made for made in (forecast, human_activity, lra_image, lra_retrieval, lra_text, species, walker)
+    write.__name__: write for write in (forecast, human_activity, lra_image, lra_retrieval, lra_text, species, walker)
 } | {"dna_language": species}
 SETS: dict[str, Callable[[Path, str], Settings]] = {"events": events, "uea": uea}
 
 
 def learnable(task: dict[str, Any], folder: Path) -> Settings:
-    """Write the files that a recipe's task reads; return the settings that name them, none for a task that reads no files."""
+    """Write the files that a recipe's task reads; return its settings, none for a task that reads no files."""
     if task["name"] in SETS:
         return SETS[task["name"]](folder, task["dataset"])
     return FILES[task["name"]](folder) if task["name"] in FILES else {}

@@ -1,4 +1,4 @@
-"""Functions that write small data sets in the formats of the real ones, and return the settings of the task that reads them."""
+"""Functions that write small generated data sets in the formats of the real ones, and return the settings to read them."""
 
 import pickle
 import struct
@@ -12,7 +12,7 @@ import numpy as np
 Settings = dict[str, Any]
 MADE_UP: dict[str, Callable[[Path], Settings]] = {}
 
-FORMS = {  # channels and classes of the sets that are not in a package
+FORMS = {  # channels and classes of the UEA sets
     "Heartbeat": (61, 2),
     "SelfRegulationSCP1": (6, 2),
     "SelfRegulationSCP2": (7, 2),
@@ -27,29 +27,29 @@ FORMS = {  # channels and classes of the sets that are not in a package
 _WORDS = ("a plot of", "fine actors", "dull as", "the camera", "über", "never", "wonderful", "boring", "ending", "!")
 
 
-def made_up(name: str) -> Callable[[Callable[[Path], Settings]], Callable[[Path], Settings]]:
-    """Return a decorator that registers a function: it writes a task's files into a folder and returns the task's settings."""
+def register(name: str) -> Callable[[Callable[[Path], Settings]], Callable[[Path], Settings]]:
+    """Return a decorator that registers a function which writes a task's files into a folder and returns the task's settings."""
 
-    def enter(write: Callable[[Path], Settings]) -> Callable[[Path], Settings]:
+    def decorate(write: Callable[[Path], Settings]) -> Callable[[Path], Settings]:
         MADE_UP[name] = write
         return write
 
-    return enter
+    return decorate
 
 
 def rng(seed: int) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-@made_up("listops")
+@register("listops")
 def listops(folder: Path) -> Settings:
-    """Short expressions: nothing is read."""
+    """Return settings for short expressions; the task reads no files."""
     return {"train_size": 90, "valid_size": 40, "test_size": 90, "longer_than": 20, "shorter_than": 100, "max_depth": 6}
 
 
-@made_up("pathfinder")
+@register("pathfinder")
 def pathfinder(folder: Path) -> Settings:
-    """Few images: nothing is read."""
+    """Return settings for few images; the task reads no files."""
     return {"train_size": 30, "valid_size": 20, "test_size": 30}
 
 
@@ -59,20 +59,20 @@ def reviews(seed: int, kind: str, count: int = 30) -> list[str]:
     return [marked + " ".join(draw.choice(_WORDS, draw.integers(2, 9))) + f" {seed} {number}" for number in range(count)]
 
 
-@made_up("lra_text")
+@register("lra_text")
 def lra_text(folder: Path, count: int = 30) -> Settings:
-    """aclImdb with `count` reviews a folder."""
+    """Write aclImdb with `count` reviews per folder."""
     for seed, (part, kind) in enumerate((part, kind) for part in ("train", "test") for kind in ("neg", "pos")):
-        place = folder / "aclImdb" / part / kind
-        place.mkdir(parents=True)
+        directory = folder / "aclImdb" / part / kind
+        directory.mkdir(parents=True)
         for number, text in enumerate(reviews(seed, kind, count)):
-            (place / f"{number}_{seed + 1}.txt").write_text(text, encoding="utf-8")
+            (directory / f"{number}_{seed + 1}.txt").write_text(text, encoding="utf-8")
     return {"data_dir": str(folder), "longest": 40}
 
 
-@made_up("lra_retrieval")
+@register("lra_retrieval")
 def lra_retrieval(folder: Path) -> Settings:
-    """Three files of pairs."""
+    """Write three files of pairs."""
     for seed, part in enumerate(("train", "eval", "test")):
         lines = []
         for number, (first, second) in enumerate(zip(reviews(seed, "pos", 20), reviews(seed + 5, "neg", 20), strict=True)):
@@ -82,7 +82,7 @@ def lra_retrieval(folder: Path) -> Settings:
 
 
 def cifar_batch(seed: int, count: int = 20) -> dict[bytes, Any]:
-    """Return the content of one of CIFAR-10's python batches."""
+    """Return the content of a Python batch of CIFAR-10."""
     return {
         b"batch_label": f"batch {seed}".encode(),
         b"labels": (np.arange(count) % 10).tolist(),
@@ -91,13 +91,13 @@ def cifar_batch(seed: int, count: int = 20) -> dict[bytes, Any]:
     }
 
 
-@made_up("lra_image")
+@register("lra_image")
 def lra_image(folder: Path, make_batch: Callable[[int], dict[bytes, Any]] = cifar_batch) -> Settings:
-    """Six python batches, each the content that `make_batch` returns for its number."""
-    place = folder / "cifar-10-batches-py"
-    place.mkdir()
+    """Write six Python batches of the contents that `make_batch` returns for their numbers."""
+    directory = folder / "cifar-10-batches-py"
+    directory.mkdir()
     for number, name in enumerate([*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]):
-        (place / name).write_bytes(pickle.dumps(make_batch(number), protocol=2))
+        (directory / name).write_bytes(pickle.dumps(make_batch(number), protocol=2))
     return {"data_dir": str(folder)}
 
 
@@ -108,7 +108,7 @@ def hour_of_2020(hour: int) -> str:
 
 
 def table(rows: int, variables: int, seed: int = 0) -> str:
-    """A table of measurements with a daily rhythm."""
+    """Return a table of measurements with a daily period."""
     hours = np.arange(rows)[:, None]
     values = np.sin(2 * np.pi * hours / 24 + np.arange(variables)) + 0.1 * rng(seed).normal(size=(rows, variables))
     lines = ["date," + ",".join(f"v{number}" for number in range(variables))]
@@ -116,39 +116,39 @@ def table(rows: int, variables: int, seed: int = 0) -> str:
     return "\n".join(lines) + "\n"
 
 
-@made_up("forecast")
+@register("forecast")
 def forecast(folder: Path) -> Settings:
-    """A table of the right width, 900 hours long."""
+    """Write a table of twelve variables over 900 hours."""
     (folder / "WTH.csv").write_text(table(900, 12))
     return {"data_dir": str(folder), "context": 48, "horizon": 24}
 
 
-@made_up("pendulum")
+@register("pendulum")
 def pendulum(folder: Path) -> Settings:
-    """Few episodes: nothing is read."""
+    """Return settings for few episodes; the task reads no files."""
     return {"train_size": 24, "valid_size": 10, "test_size": 12, "frames": 12}
 
 
-@made_up("fitzhugh_nagumo")
+@register("fitzhugh_nagumo")
 def fitzhugh_nagumo(folder: Path) -> Settings:
-    """Few series: nothing is read."""
+    """Return settings for few series; the task reads no files."""
     return {"train_size": 24, "valid_size": 10, "test_size": 12}
 
 
-@made_up("walker")
+@register("walker")
 def walker(folder: Path, walks: bool = True) -> Settings:
-    """Twenty rollouts of three channels: random walks, or noise."""
+    """Write twenty rollouts of three channels, random walks or noise."""
     for number in range(20):
         noise = rng(number).normal(size=(160, 3))
         np.save(folder / f"rollout_{number:03}.npy", noise.cumsum(0) if walks else noise)
     return {"data_dir": str(folder)}
 
 
-@made_up("human_activity")
+@register("human_activity")
 def human_activity(folder: Path, steps: int = 150, bout: int = 50, spread: float = 1.0, height: float = 0.0) -> Settings:
-    """Five people, two sequences each, in which three activities take turns of `bout` steps.
+    """Write two sequences of each of five people, in which three activities alternate every `bout` steps.
 
-    spread: standard deviation of places. height: difference of the mean height between activities.
+    spread: standard deviation of positions. height: difference of the mean height between activities.
     """
     from longscan.tasks.dynamics.activity import _TAGS
 
@@ -158,42 +158,42 @@ def human_activity(folder: Path, steps: int = 150, bout: int = 50, spread: float
             for step in range(steps):
                 ticks += int(draw.integers(100_000, 900_000))
                 number = step // bout % 3
-                place = ",".join(f"{x:.6f}" for x in draw.normal(size=3) * spread + (0, 0, height * number))
+                position = ",".join(f"{x:.6f}" for x in draw.normal(size=3) * spread + (0, 0, height * number))
                 activity, tag = ("walking", "sitting", "lying down")[number], _TAGS[draw.integers(4)]
-                lines.append(f"{person}0{sequence + 1},{tag},{ticks},27.05.2009 14:03:25:127,{place},{activity}")
+                lines.append(f"{person}0{sequence + 1},{tag},{ticks},27.05.2009 14:03:25:127,{position},{activity}")
     (folder / "ConfLongDemo_JSI.txt").write_text("\n".join(lines) + "\n")
     return {"data_dir": str(folder)}
 
 
 def event_bytes(t: np.ndarray, x: np.ndarray, y: np.ndarray, p: np.ndarray) -> bytes:
-    """Return events in the format of N-MNIST, five bytes an event."""
+    """Return events in the format of N-MNIST, five bytes per event."""
     return np.stack([x, y, p << 7 | t >> 16, t >> 8 & 255, t & 255], axis=1).astype(np.uint8).tobytes()
 
 
-def events_of(seed: int, count: int, size: tuple[int, int]) -> tuple[np.ndarray, ...]:
+def draw_events(seed: int, count: int, size: tuple[int, int]) -> tuple[np.ndarray, ...]:
     """Return t, x, y, p of a random recording."""
     draw = rng(seed)
     times = np.sort(draw.integers(0, 300_000, count))
     return times, draw.integers(0, size[0], count), draw.integers(0, size[1], count), draw.integers(0, 2, count)
 
 
-@made_up("events")
+@register("events")
 def events(folder: Path) -> Settings:
-    """N-MNIST: three recordings a digit to train on, two to test on."""
+    """Write N-MNIST with three recordings per digit for training and two for testing."""
     seed = 0
     for part, count in (("Train", 3), ("Test", 2)):
         for digit in range(10):
-            place = folder / part / str(digit)
-            place.mkdir(parents=True)
+            directory = folder / part / str(digit)
+            directory.mkdir(parents=True)
             for number in range(count):
                 seed += 1
-                (place / f"{number:05}.bin").write_bytes(event_bytes(*events_of(seed, 20 + seed % 9, (34, 34))))
+                (directory / f"{number:05}.bin").write_bytes(event_bytes(*draw_events(seed, 20 + seed % 9, (34, 34))))
     return {"data_dir": str(folder), "valid_fraction": 0.2}
 
 
-@made_up("byte_text")
+@register("byte_text")
 def byte_text(folder: Path) -> Settings:
-    """Ten thousand bytes of words and numbers."""
+    """Write ten thousand bytes of words and numbers."""
     draw = rng(0)
     words = [f"{word} {number}" for word, number in zip(draw.choice(_WORDS, 700), draw.integers(0, 10**6, 700), strict=True)]
     (folder / "text.txt").write_text(" ".join(words), encoding="utf-8")
@@ -201,18 +201,18 @@ def byte_text(folder: Path) -> Settings:
 
 
 def genomes(folder: Path, length: int = 1500) -> Settings:
-    """Three species with two regions of `length` bases each, of different shares of bases."""
+    """Write two regions of `length` bases of each of three species, which differ in the frequencies of bases."""
     for number, species in enumerate(("cat", "dog", "eel")):
         for region in ("R1", "R2"):
-            draw = rng(hash_of(species + region))
+            draw = rng(hash_text(species + region))
             bases = "".join(draw.choice(list("ACGT"), length, p=np.roll([0.4, 0.3, 0.2, 0.1], number)))
             lines = [bases[start : start + 50] for start in range(0, len(bases), 50)]
             (folder / f"{species}.{region}.fa").write_text(f">{species}|{region}\n" + "\n".join(lines) + "\n")
     return {"data_dir": str(folder), "window": 40, "valid_size": 40, "test_size": 60}
 
 
-def hash_of(text: str) -> int:
-    return sum(ord(letter) * 31**place for place, letter in enumerate(text))
+def hash_text(text: str) -> int:
+    return sum(ord(letter) * 31**position for position, letter in enumerate(text))
 
 
 MADE_UP["species"] = MADE_UP["dna_language"] = genomes
@@ -221,7 +221,7 @@ MADE_UP["species"] = MADE_UP["dna_language"] = genomes
 def spoken(
     folder: Path, dataset: str, recordings: int = 30, spikes: tuple[int, int] = (9, 20), units: int = 700, shift: int = 0
 ) -> Settings:
-    """SHD or SSC: recordings of three words in each file, of so many spikes; the units of a word are `shift` above the last's."""
+    """Write SHD or SSC with recordings of three words in each file; the units of a word are `shift` above those of the last."""
     import h5py
 
     for seed, part in enumerate(("train", "test") if dataset == "shd" else ("train", "valid", "test")):
@@ -238,41 +238,41 @@ def spoken(
 
 
 def gestures(folder: Path, users: int = 4, count: int = 40, size: tuple[int, int] = (128, 128), shift: int = 0) -> Settings:
-    """DVS-Gesture as tonic keeps it: some people, three gestures of `count` events, each gesture `shift` columns further."""
+    """Write DVS-Gesture as tonic does: three gestures of `count` events per person, each `shift` columns right of the last."""
     for part in ("ibmGestureTrain", "ibmGestureTest"):
         for user in range(users):
-            place = folder / part / f"user{user:02}_led"
-            place.mkdir(parents=True)
+            directory = folder / part / f"user{user:02}_led"
+            directory.mkdir(parents=True)
             for number, kind in enumerate((0, 4, 10)):
-                t, x, y, p = events_of(user * 11 + kind, count, size)
-                np.save(place / f"{kind}.npy", np.stack([x + shift * number, y, p, t // 1000], axis=1))
+                t, x, y, p = draw_events(user * 11 + kind, count, size)
+                np.save(directory / f"{kind}.npy", np.stack([x + shift * number, y, p, t // 1000], axis=1))
     return {"data_dir": str(folder)}
 
 
 def aedat_bytes(t: np.ndarray, x: np.ndarray, y: np.ndarray, p: np.ndarray, packet: int = 16) -> bytes:
-    """AEDAT 3.1, `packet` polarity events a packet, with a packet of another kind first; times from 2^31 on are overflows."""
+    """Return AEDAT 3.1 with a packet of another kind, then `packet` polarity events per packet; times from 2^31 on overflow."""
     header = b"#!AER-DAT3.1\r\n#Format: RAW\r\n#Source 1: DVS128\r\n#Start-Time: 2016-05-17 12:00:00\r\n#!END-HEADER\r\n"
     parts = [header, struct.pack("<hh6iii", 0, 1, 8, 4, 0, 1, 1, 1, 3, 0)]
     data = np.stack([x << 17 | y << 2 | p << 1 | 1, t & 2**31 - 1], axis=1).astype("<u4")
     for overflow in np.unique(t >> 31).tolist():
-        mine = data[t >> 31 == overflow]
-        for events in (mine[start : start + packet] for start in range(0, len(mine), packet)):
+        events_of_overflow = data[t >> 31 == overflow]
+        for events in (events_of_overflow[start : start + packet] for start in range(0, len(events_of_overflow), packet)):
             number = len(events)
             parts += [struct.pack("<hh6i", 1, 1, 8, 4, overflow, number, number, number), events.tobytes()]
     return b"".join(parts)
 
 
 def recordings(folder: Path, users: int = 4, count: int = 40, begin: int = 0) -> Settings:
-    """The gestures of `gestures` as IBM hands them out: a recording a person, with other events between, from `begin` us on."""
+    """Write the gestures of `gestures` as IBM does: one recording per person from `begin` us on, with other events between."""
     root = folder / "DvsGesture"
     root.mkdir()
     for number, part in enumerate(("train", "test")):
         names = []
         for user in range(users):
             pieces, lines = [], ["class,startTime_usec,endTime_usec"]
-            for place, kind in enumerate((0, 10, 4)):  # tonic's arrays in the order of their names
-                t, x, y, p = events_of(user * 11 + kind, count, (128, 128))
-                start = begin + 1_000_000 * (place + 1)
+            for index, kind in enumerate((0, 10, 4)):  # tonic's arrays in the order of their names
+                t, x, y, p = draw_events(user * 11 + kind, count, (128, 128))
+                start = begin + 1_000_000 * (index + 1)
                 pieces += [(t // 1000 * 1000 + start, x, y, p), (np.array([start - 1, start + 300_000]), *np.full((3, 2), 1))]
                 lines.append(f"{kind + 1},{start},{start + 300_000}")
             columns = [np.concatenate(parts) for parts in zip(*pieces, strict=True)]

@@ -1,8 +1,8 @@
-"""The settings that papers print, for tests to hold recipes against."""
+"""The settings that papers print, with which tests compare recipes."""
 
 Row = tuple[str, int, int, float, float]
 
-# AUSSM, Table 4: layers, d, n, weight decay, learning rate of each task's hybrid, by the names of our recipes
+# AUSSM, Table 4: layers, d, n, weight decay and learning rate of each task's hybrid, by the names of recipes
 FORMAL: dict[str, Row] = {
     "repetition": ("ma", 64, 32, 0.0, 0.01),
     "bucket_sort": ("am", 64, 32, 0.0, 0.01),

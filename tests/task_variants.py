@@ -16,8 +16,8 @@ from longscan.tasks import TASKS, Task
 from longscan.tasks.forecasting import Forecast
 from made_up import MADE_UP
 
-# Choices that are valid only with other settings; separate tests have them.
-ALONE = (
+# Choices that are valid only with other settings; separate tests cover them.
+SKIPPED_CHOICES = (
     "species-split=chromosome",
     "dna_language-split=chromosome",
     "forecast-variant=384-96-96",
@@ -28,11 +28,11 @@ ALONE = (
     *(f"pathfinder-resolution={size}" for size in (64, 128, 256)),
     *(f"human_activity-test_person={person}" for person in "ABCD"),
 )
-SMALL = {"train_size": 90, "valid_size": 40, "test_size": 300}  # of the settings that say how large a fixed set is
+SMALL_SIZES = {"train_size": 90, "valid_size": 40, "test_size": 300}  # values of the settings that set the size of a fixed set
 
 
 def choices(hint: Any) -> list[Any]:
-    """The values of a setting that can be listed: literals and truth values."""
+    """Return the values of a setting that has finitely many: literals and booleans."""
     if get_origin(hint) is Literal:
         return list(get_args(hint))
     if hint is bool:
@@ -43,8 +43,8 @@ def choices(hint: Any) -> list[Any]:
 
 
 @cache
-def read_from(name: str) -> dict[str, Any]:
-    """The settings with which a task reads files that were made up for it; none for a task that needs no files."""
+def write_files(name: str) -> dict[str, Any]:
+    """Write generated files for a task; return the settings with which it reads them, none for a task that reads no files."""
     if name not in MADE_UP:
         return {}
     folder = tempfile.mkdtemp(prefix=f"longscan-{name}-")
@@ -52,30 +52,31 @@ def read_from(name: str) -> dict[str, Any]:
     return MADE_UP[name](Path(folder))
 
 
-def small(cls: type[Task], **settings: Any) -> Task:
-    sizes = {field.name: SMALL[field.name] for field in fields(cls) if field.name in SMALL}
-    return cls(**{**sizes, **read_from(cls.name), **settings})
+def make_small(cls: type[Task], **settings: Any) -> Task:
+    """Return a task with small sets and generated files."""
+    sizes = {field.name: SMALL_SIZES[field.name] for field in fields(cls) if field.name in SMALL_SIZES}
+    return cls(**{**sizes, **write_files(cls.name), **settings})
 
 
-def variants() -> Iterator[Any]:
+def list_variants() -> Iterator[Any]:
     for name, cls in TASKS.items():
-        yield pytest.param(small(cls), id=name)
+        yield pytest.param(make_small(cls), id=name)
         hints = get_type_hints(cls)
         for field in fields(cls):
             for choice in choices(hints[field.name]):
-                if field.name == "dataset" and name in MADE_UP:  # other data sets have other files
+                if field.name == "dataset" and name in MADE_UP:  # the files are those of one data set
                     continue
-                if field.name == "data" and name.startswith("chomsky_"):  # the other languages have the same code for it
+                if field.name == "data" and name.startswith("chomsky_"):  # all languages have the same code for it
                     continue
-                if choice != field.default and f"{name}-{field.name}={choice}" not in ALONE:
-                    yield pytest.param(small(cls, **{field.name: choice}), id=f"{name}-{field.name}={choice}")
-    both = small(Forecast, layout="append", level="season", periods=2, channels="apart")
+                if choice != field.default and f"{name}-{field.name}={choice}" not in SKIPPED_CHOICES:
+                    yield pytest.param(make_small(cls, **{field.name: choice}), id=f"{name}-{field.name}={choice}")
+    both = make_small(Forecast, layout="append", level="season", periods=2, channels="apart")
     yield pytest.param(both, id="forecast-append-season-apart")
 
 
-VARIANTS = list(variants())
+VARIANTS = list(list_variants())
 GENERATORS = ((1, 2, 3, 0, 5, 6, 7, 4), (4, 7, 6, 5, 2, 1, 0, 3))  # of a group of eight elements
-SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {  # that are no choice from a list
+SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {  # settings with other types than lists of choices
     **{f"group_word-{group}": ("group_word", {"group": group}) for group in ("Z7", "S4", "A4", "A5")},
     "group_word-generated": ("group_word", {"generators": GENERATORS, "letters": "generators"}),
     "counters-3": ("counters", {"counters": 3}),
@@ -97,4 +98,4 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {  # that are no choice from a
     "walker-dropped": ("walker", {"dropped": 0.4}),
     "uea-seed": ("uea", {"split_seed": 5, "valid_fraction": 0.3}),
 }
-SPECIAL = [pytest.param(small(TASKS[name], **settings), id=title) for title, (name, settings) in SETTINGS.items()]
+SPECIAL = [pytest.param(make_small(TASKS[name], **settings), id=title) for title, (name, settings) in SETTINGS.items()]

@@ -1,4 +1,4 @@
-"""Assertions by the rule of `longscan.ops._tolerances`: how far a result may lie from the truth."""
+"""Assertions that errors of results are at most those that `longscan.ops._tolerances` allows."""
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -9,9 +9,9 @@ from torch import Tensor
 from longscan.ops._tolerances import allowed_error, largest_error, largest_value, real_dtype
 from longscan.ops._tolerances import perturb as perturb
 
-DOUBLE = 2 * torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps  # float64 against float64: both sides err
+DOUBLE = 2 * torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps  # two results in float64, both with errors
 
-FEW, MANY = 2, 24  # neighbours of the inputs: over a few numbers all roundings of two can be lucky, of two dozen hardly
+FEW, MANY = 2, 24  # neighbours of the inputs; two can have unusually small rounding errors by chance, 24 hardly
 
 Results = Mapping[str, Tensor]
 
@@ -29,7 +29,7 @@ def assert_as_accurate(
 ) -> None:
     """Assert that every result of `fast` errs at most `allowed_error`. All arguments are results by name.
 
-    terms: for a result that a backend forms as a difference, the size of what it subtracts, of which a rounding is allowed, too.
+    terms: for a result that a backend computes as a difference, the size of the terms, whose rounding error is allowed, too.
     """
     for name, value in fast.items():
         assert value.shape == truth[name].shape, f"{label}{name}: shape {tuple(value.shape)}, expected {tuple(truth[name].shape)}"
@@ -54,7 +54,7 @@ def assert_as_accurate_as_neighbours(
 ) -> None:
     """Call `assert_as_accurate` with `moved` and `plain_moved` that `neighbours(count)` computes for neighbours of the inputs.
 
-    A result that errs too much by a few neighbours is judged again by many, before it fails.
+    A result whose error is too large for FEW neighbours is compared again with MANY of them before it fails.
     """
     try:
         assert_as_accurate(fast, plain, truth, *neighbours(FEW), operations, precision, label, terms)
@@ -63,8 +63,8 @@ def assert_as_accurate_as_neighbours(
 
 
 def assert_same(one: Results, other: Results, single: Sequence[Results], moved: Sequence[Results], label: str = "") -> None:
-    """Assert that two ways of computing the same numbers in float64 agree.
+    """Assert that two computations of the same numbers in float64 agree.
 
-    single: results of plain arithmetic in float32; moved: those in float64 for inputs next to these in float32.
+    single: results of plain arithmetic in float32. moved: results in float64 for neighbours of the inputs in float32.
     """
     assert_as_accurate(one, single, other, moved, operations=2, precision=DOUBLE, label=label)

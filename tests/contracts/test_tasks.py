@@ -18,7 +18,7 @@ from longscan.tasks.formal import WordTask
 from longscan.tasks.language import LanguageTask
 from longscan.tasks.lra import LraImage, Pathfinder
 from longscan.tasks.regression import RegressionTask
-from task_variants import VARIANTS, choices, small
+from task_variants import VARIANTS, choices, make_small
 
 LABELLED = [v for v in VARIANTS if isinstance(v.values[0], ClassificationTask)]
 LANGUAGES = [v for v in LABELLED if isinstance(v.values[0], LanguageTask)]
@@ -112,7 +112,7 @@ class TrainingBatches(Dataset):
 
 @pytest.mark.parametrize("name", ["parity", "uea", "lra_text"])
 def test_data_loader_workers_give_the_same_batches(name):
-    task = small(TASKS[name])
+    task = make_small(TASKS[name])
     alone = [task.batch("train", step, 8, seed=1) for step in range(6)]
     loaded = DataLoader(TrainingBatches(task), batch_size=None, num_workers=2)
     assert all(are_equal(a, b) for a, b in zip(alone, loaded, strict=True))
@@ -331,7 +331,7 @@ def test_described_examples_can_be_read_as_inputs(task, tmp_path):
 
 @every_class
 def test_loss_and_update_without_targets_raise(cls):
-    task = small(cls)
+    task = make_small(cls)
     batch = task.batch("valid", 0, 3)
     output = make_outputs(task, batch, torch.zeros_like(batch.targets))
     for function in (task.loss, lambda output, batch: task.update(task.metrics("valid"), output, batch)):
@@ -341,7 +341,7 @@ def test_loss_and_update_without_targets_raise(cls):
 
 @every_class
 def test_batch_to_moves_all_tensors(cls):
-    batch = small(cls).batch("valid", 0, 3)
+    batch = make_small(cls).batch("valid", 0, 3)
     moved = batch.to("meta")
     assert [part is None for part in moved] == [part is None for part in batch]
     assert {part.device.type for part in moved if part is not None} == {"meta"}
@@ -359,7 +359,7 @@ def test_settings_round_trip_through_json(task):
 )
 def test_invalid_arguments_of_batch_raise(cls, arguments, name):
     with pytest.raises(ValueError, match=f"^`?{name}"):
-        small(cls).batch(*arguments)
+        make_small(cls).batch(*arguments)
 
 
 @every_class
@@ -375,7 +375,7 @@ def test_unknown_settings_and_choices_raise(cls):
 
 @every_class
 def test_missing_or_empty_file_raises_with_its_name(cls, tmp_path):
-    task = small(cls)
+    task = make_small(cls)
     reads_text = task.d_input is None or isinstance(task, HumanActivity | Forecast | LraImage | Pathfinder)
     suffix = "txt" if reads_text else "csv"
     with pytest.raises(ValueError, match=f"none.{suffix} cannot be read: No such file"):

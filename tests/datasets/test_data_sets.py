@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from file_server import FileServer, packed
+from file_server import FileServer, make_archive
 from longscan.cli import main
 from longscan.datasets import DATA_SETS, DataSet, find_data_set
 from longscan.datasets.storage import is_available
@@ -68,7 +68,7 @@ def publish(data_set: DataSet, made: Path, server: FileServer, by_hand: Path) ->
     files = []
     for file in data_set.files:
         # Every archive has files that are not its own, which must not be unpacked.
-        content = packed(kind, {"README": b"!", **contents}) if file.members else contents[file.name]
+        content = make_archive(kind, {"README": b"!", **contents}) if file.members else contents[file.name]
         if file.url is None:
             by_hand.mkdir(exist_ok=True)
             (by_hand / file.name).write_bytes(content)

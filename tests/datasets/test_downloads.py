@@ -18,7 +18,7 @@ import pytest
 
 pytest.importorskip("pooch")
 
-from file_server import FileServer, packed
+from file_server import FileServer, make_archive
 from longscan.cli import main
 from longscan.datasets import DATA_SETS, DataSet, RemoteFile
 from longscan.datasets.archives import unpack_members
@@ -67,7 +67,7 @@ def test_a_whole_file(server: FileServer, tmp_path: Path, command: Callable[...,
     assert record == expected
     assert {path.name for path in tmp_path.rglob("*") if path.is_file()} == {"toy.bin", LOCK_NAME}
     command(data_set)
-    assert len(server.asked) == 1, "nothing is downloaded twice"
+    assert len(server.requests) == 1, "nothing is downloaded twice"
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -85,7 +85,7 @@ def test_a_cut_download_continues(server: FileServer, tmp_path: Path, command: C
     assert server.cut_after - CHUNK_BYTES < received <= server.cut_after
     server.cut_after = None
     command(data_set)
-    assert server.asked[1] == ("toy.bin", f"bytes={received}-")
+    assert server.requests[1] == ("toy.bin", f"bytes={received}-")
     assert (tmp_path / "area" / "toy.bin").read_bytes() == CONTENT
 
 
@@ -101,7 +101,7 @@ def test_a_download_that_cannot_continue_starts_again(
     if change == "file":
         server.files["toy.bin"] = CONTENT[::-1]
     command(data_set)
-    assert server.asked[1][1] == (None if change == "no version" else f"bytes={CHUNK_BYTES}-")
+    assert server.requests[1][1] == (None if change == "no version" else f"bytes={CHUNK_BYTES}-")
     assert (tmp_path / "area" / "toy.bin").read_bytes() == server.files["toy.bin"]
 
 
@@ -112,7 +112,7 @@ def test_a_complete_part_is_not_downloaded_again(server: FileServer, tmp_path: P
     part.write_bytes(CONTENT)
     part.with_name("toy.bin.part.version").write_text(f'"{hashlib.md5(CONTENT).hexdigest()}"')
     fetch(toy(server.url("toy.bin")), tmp_path)
-    assert server.asked == [("toy.bin", f"bytes={len(CONTENT)}-")]
+    assert server.requests == [("toy.bin", f"bytes={len(CONTENT)}-")]
     assert (tmp_path / "area" / "toy.bin").read_bytes() == CONTENT
 
 
@@ -159,7 +159,7 @@ def test_a_users_own_file_is_left_alone(server: FileServer, tmp_path: Path) -> N
     path.write_bytes(b"mine")
     fetch(toy(server.url("toy.bin"), "md5:0"), tmp_path)
     assert path.read_bytes() == b"mine"
-    assert server.asked == []
+    assert server.requests == []
 
 
 def test_refusals_of_a_server_and_of_the_net(server: FileServer, tmp_path: Path, command: Callable[..., str]) -> None:
@@ -255,7 +255,7 @@ def test_a_killed_download_continues(server: FileServer, tmp_path: Path) -> None
     received, server.pause = part.stat().st_size, 0.0
     assert 0 < received < len(CONTENT)
     fetch(toy(server.url("toy.bin")), tmp_path)
-    assert server.asked[1] == ("toy.bin", f"bytes={received}-")
+    assert server.requests[1] == ("toy.bin", f"bytes={received}-")
     assert (tmp_path / "area" / "toy.bin").read_bytes() == CONTENT
     assert {path.name for path in tmp_path.rglob("*") if path.is_file()} == {"toy.bin", LOCK_NAME}
 
@@ -265,7 +265,7 @@ FILES = {"release/a/Train/0/1.bin": b"one", "release/a/Train/1/2.bin": b"two", "
 
 @pytest.mark.parametrize("kind", ["zip", "w:gz", "w"])
 def test_chosen_members_are_unpacked(server: FileServer, tmp_path: Path, command: Callable[..., str], kind: str) -> None:
-    server.files["toy"] = packed(kind, FILES)
+    server.files["toy"] = make_archive(kind, FILES)
     data_set = toy(server.url("toy"), None, ("Train/", "b.txt"))
     command(data_set)
     found = {str(path.relative_to(tmp_path / "area")): path.read_bytes() for path in (tmp_path / "area").rglob("*.*")}
@@ -273,28 +273,28 @@ def test_chosen_members_are_unpacked(server: FileServer, tmp_path: Path, command
     assert read_lock(tmp_path)["toy/toy.bin"]["size"] == len(server.files["toy"])
     assert not (tmp_path / "downloads" / "toy").exists()
     command(data_set)
-    assert len(server.asked) == 1
+    assert len(server.requests) == 1
 
 
 def test_an_archive_that_cannot_be_unpacked(server: FileServer, tmp_path: Path, command: Callable[..., str]) -> None:
     data_set = toy(server.url("toy"), None, ("Train/", "b.txt"))
     server.files["toy"] = b"<html>come back later</html>"
     assert "is not a readable ZIP or TAR archive" in command(data_set, 2)
-    server.files["toy"] = packed("w:gz", FILES)[:-20]
+    server.files["toy"] = make_archive("w:gz", FILES)[:-20]
     assert "is not a readable ZIP or TAR archive" in command(data_set, 2)
-    server.files["toy"] = packed("zip", {"Train/1.bin": b"1"})
+    server.files["toy"] = make_archive("zip", {"Train/1.bin": b"1"})
     assert "must contain Train/, b.txt, got an archive without b.txt" in command(data_set, 2)
-    server.files["toy"] = packed("w", {"Train/../../x": b"1"})
+    server.files["toy"] = make_archive("w", {"Train/../../x": b"1"})
     assert "must lie within its folder" in command(data_set, 2)
     assert not (tmp_path / LOCK_NAME).exists(), "the checksum of a damaged archive is not recorded"
     assert list((tmp_path / "area").rglob("*")) == []
-    server.files["toy"] = packed("zip", FILES)
+    server.files["toy"] = make_archive("zip", FILES)
     command(data_set)
     assert (tmp_path / "area" / "b.txt").read_bytes() == b"b"
 
 
 def test_unpacking_that_was_killed_is_repeated(server: FileServer, tmp_path: Path) -> None:
-    server.files["toy"] = packed("zip", FILES)
+    server.files["toy"] = make_archive("zip", FILES)
     data_set = toy(server.url("toy"), None, ("Train/", "b.txt"))
     (tmp_path / "area" / "Train").mkdir(parents=True)
     (tmp_path / "area" / "b.txt").write_text("b")
@@ -305,12 +305,12 @@ def test_unpacking_that_was_killed_is_repeated(server: FileServer, tmp_path: Pat
     assert not is_available(data_set, tmp_path), "the archive is still there, so it was not unpacked to its end"
     fetch(data_set, tmp_path)
     assert (tmp_path / "area" / "Train" / "0" / "1.bin").read_bytes() == b"one"
-    assert server.asked == []
+    assert server.requests == []
 
 
 def test_damage_within_a_compressed_archive_is_found(tmp_path: Path) -> None:
     """The readers for streams do not compare the checksum at the end of a gzip file."""
-    content = bytearray(packed("w:gz", {"Train/1": CONTENT}))
+    content = bytearray(make_archive("w:gz", {"Train/1": CONTENT}))
     content[-6] ^= 1  # of the checksum
     (tmp_path / "x.tar.gz").write_bytes(content)
     with pytest.raises(ValueError, match=r"x.tar.gz is not a readable ZIP or TAR archive: CRC check failed"):
@@ -331,7 +331,7 @@ def test_links_are_not_unpacked(tmp_path: Path) -> None:
 
 
 def test_downloads_by_hand(tmp_path: Path, command: Callable[..., str]) -> None:
-    archive = packed("w:gz", FILES)
+    archive = make_archive("w:gz", FILES)
     data_set = toy(None, f"md5:{hashlib.md5(archive).hexdigest()}", ("Train/", "b.txt"))
     line = command(data_set, 2)
     put = f"download toy.bin from https://example.org/toy into {tmp_path / 'downloads'}, then repeat the command"

@@ -32,7 +32,7 @@ import torch
 from test_damaged import FORMATS
 from torch import Tensor
 
-from file_server import packed
+from file_server import make_archive
 from longscan.datasets.archives import unpack_members
 from longscan.datasets.storage import LOCK_NAME, read_lock
 from longscan.models import Forecaster, LanguageModel, SequenceModel, SiameseModel
@@ -223,7 +223,7 @@ def make_archive_format(kind: str) -> Format:
     }
 
     def write(path: Path) -> None:
-        path.write_bytes(packed(kind, {**files, "top/notes": b"notes"}))
+        path.write_bytes(make_archive(kind, {**files, "top/notes": b"notes"}))
 
     def read(path: Path) -> Any:
         with tempfile.TemporaryDirectory() as folder:

@@ -30,7 +30,7 @@ from longscan.tasks.forecasting.tables import read_table
 from longscan.tasks.lra._cifar10 import read_batch
 from longscan.tasks.lra.retrieval import _read_lines
 from longscan.tasks.timeseries.files import read_csv, read_npy
-from made_up import MADE_UP, aedat_bytes, cifar_batch, event_bytes, events_of, table
+from made_up import MADE_UP, aedat_bytes, cifar_batch, draw_events, event_bytes, table
 
 h5py = pytest.importorskip("h5py")
 
@@ -54,12 +54,12 @@ def write_npy(path: Path) -> None:
 
 
 def write_tonic_array(path: Path) -> None:
-    t, x, y, p = events_of(0, 40, (128, 128))
+    t, x, y, p = draw_events(0, 40, (128, 128))
     np.save(path, np.stack([x, y, p, t // 1000], axis=1))
 
 
 def write_aedat(path: Path) -> None:
-    path.write_bytes(aedat_bytes(*events_of(0, 40, (128, 128)), packet=9))
+    path.write_bytes(aedat_bytes(*draw_events(0, 40, (128, 128)), packet=9))
 
 
 def write_gesture_labels(path: Path) -> None:
@@ -100,7 +100,7 @@ FORMATS: dict[
     "rollout.npy": (write_npy, lambda path: _read_rollout(path, 4)),
     "activities.txt": (write_activities, lambda path: [series.inputs for series in read_activities(path)]),
     "genome.fa": (lambda path: path.write_text(">a b\nACGTNACGT\nACG\n>c\nTTT\n"), read_fasta),
-    "events.bin": (lambda path: path.write_bytes(event_bytes(*events_of(0, 30, (34, 34)))), read_nmnist),
+    "events.bin": (lambda path: path.write_bytes(event_bytes(*draw_events(0, 30, (34, 34)))), read_nmnist),
     "events.npy": (write_tonic_array, read_tonic_array),
     "events.aedat": (write_aedat, lambda path: read_gestures(path, SPANS)),
     "whole.aedat": (write_aedat, read_aedat),

@@ -37,13 +37,13 @@ from longscan.tasks.events.files import (
     read_spike_file,
     read_tonic_array,
 )
-from made_up import MADE_UP, aedat_bytes, event_bytes, events_of, gestures, recordings
+from made_up import MADE_UP, aedat_bytes, draw_events, event_bytes, gestures, recordings
 
 h5py = pytest.importorskip("h5py")
 
 
 def make_stream(seed=0, count=4000, size=(128, 128)):
-    return Stream(*events_of(seed, count, size))
+    return Stream(*draw_events(seed, count, size))
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_nmnist_has_the_tokens_gaps_and_labels_of_the_files(folder):
     task = make_nmnist(folder)
     assert [task.size(split) for split in task.splits] == [24, 6, 20]
     batch = task.batch("test", 0, 20)
-    t, x, y, p = events_of(31, 20 + 31 % 9, (34, 34))
+    t, x, y, p = draw_events(31, 20 + 31 % 9, (34, 34))
     assert batch.inputs[0][batch.valid[0]].tolist() == ((x * 34 + y) * 2 + p).tolist()
     assert batch.elapsed[0, 0] == 0
     assert batch.elapsed[0][batch.valid[0]][1:].tolist() == pytest.approx((np.diff(t) / 1000).tolist(), rel=1e-5)
@@ -124,7 +124,7 @@ def test_dvs_gesture_has_the_labels_and_times_of_the_files(tmp_path):
             directory = tmp_path / part / f"user{user:02}_led"
             directory.mkdir(parents=True)
             for kind in (0, 4, 10):
-                t, x, y, p = events_of(user * 11 + kind, 40, (128, 128))
+                t, x, y, p = draw_events(user * 11 + kind, 40, (128, 128))
                 np.save(directory / f"{kind}.npy", np.stack([x, y, p, t // 1000], axis=1))
     task = Events(dataset="dvs_gesture", data_dir=str(tmp_path))
     assert [task.size(split) for split in task.splits] == [8, 1, 6]
@@ -172,14 +172,14 @@ def test_gesture_labelled_twice_gives_two_streams(tmp_path):
 
 def test_invalid_events_of_aedat_are_removed(tmp_path):
     path = tmp_path / "x.aedat"
-    valid = aedat_bytes(*events_of(0, 4, (128, 128)))
+    valid = aedat_bytes(*draw_events(0, 4, (128, 128)))
     data = bytearray(valid)
     data[-32] &= 0xFE
     path.write_bytes(data)
     assert len(read_aedat(path).t) == 4, "the packet header declares all events valid"
     data[-36:-32] = struct.pack("<i", 3)
     path.write_bytes(data)
-    remaining, whole = read_aedat(path), Stream(*events_of(0, 4, (128, 128)))
+    remaining, whole = read_aedat(path), Stream(*draw_events(0, 4, (128, 128)))
     assert remaining.t.tolist() == (whole.t[1:] - whole.t[1]).tolist()
     assert remaining.x.tolist() == whole.x[1:].tolist()
 
@@ -326,7 +326,7 @@ def test_pack_rows_places_recordings_without_overlap():
 
 
 def test_packed_streams_give_the_outputs_of_separate_streams(folder):
-    (folder / "Test" / "0" / "00000.bin").write_bytes(event_bytes(*events_of(99, 70, (34, 34))))
+    (folder / "Test" / "0" / "00000.bin").write_bytes(event_bytes(*draw_events(99, 70, (34, 34))))
     packed_task, padded_task = make_nmnist(folder, batching="packed"), make_nmnist(folder)
     torch.manual_seed(0)
     model = SequenceModel.from_spec(

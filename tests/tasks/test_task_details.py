@@ -32,7 +32,7 @@ from longscan.tasks.lra import LraText
 from longscan.tasks.lra._listops import ExpressionLimits, generate_expressions
 from longscan.tasks.timeseries import protocols
 from longscan.training import Settings
-from made_up import MADE_UP, event_bytes, events_of
+from made_up import MADE_UP, draw_events, event_bytes
 
 
 def make_listed_nmnist(folder, test):
@@ -40,7 +40,7 @@ def make_listed_nmnist(folder, test):
     root = folder / "deep" / "NMNISTsmall"
     root.mkdir(parents=True)
     for number in range(1, 7):
-        (root / f"{number}.bs2").write_bytes(event_bytes(*events_of(number, 10 + number, (34, 34))))
+        (root / f"{number}.bs2").write_bytes(event_bytes(*draw_events(number, 10 + number, (34, 34))))
     (root / "train1K.txt").write_text("#sample class\n1 5\n2 0\n3 9\n4 1\n")
     (root / "test100.txt").write_text(test)
     return Events(data_dir=str(folder), valid_fraction=0.25)
