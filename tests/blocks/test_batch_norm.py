@@ -10,8 +10,8 @@ from longscan.models import SequenceModel
 
 
 @pytest.mark.parametrize("affine", [False, True])
-def test_whole_rows_are_normalised_as_torch_does(affine):
-    """Training: over batch and time, running statistics moved by the momentum; evaluation: by these."""
+def test_unpadded_rows_equal_torch_batch_norm(affine):
+    """In training with the statistics of batch and time, which update the running ones; in evaluation with the running ones."""
     norm = BatchNorm(3, affine=affine, momentum=0.2).double()
     if affine:
         torch.nn.init.normal_(norm.weight)
@@ -25,26 +25,26 @@ def test_whole_rows_are_normalised_as_torch_does(affine):
         torch.testing.assert_close((norm.running_mean, norm.running_variance), (mean, variance))
 
 
-def test_padding_is_ignored():
-    """The valid steps of padded rows are normalised as if they stood in one row, whatever stands beside them; y is 0 there."""
+def test_padding_does_not_change_results_or_statistics():
+    """Valid steps of padded rows are normalised as if they were in one row; y is 0 at the padding."""
     valid = torch.arange(9) < torch.tensor([[9], [2], [0], [5]])
     x = torch.randn(4, 9, 3, dtype=torch.float64)
-    padded, alone = BatchNorm(3).double(), BatchNorm(3).double()
-    given = torch.where(valid.unsqueeze(-1), x, float("nan")).requires_grad_()
-    y = padded(given, valid)
-    torch.testing.assert_close(y[valid], alone(x[valid].unsqueeze(0))[0])
+    padded, unpadded = BatchNorm(3).double(), BatchNorm(3).double()
+    x_with_nan = torch.where(valid.unsqueeze(-1), x, float("nan")).requires_grad_()
+    y = padded(x_with_nan, valid)
+    torch.testing.assert_close(y[valid], unpadded(x[valid].unsqueeze(0))[0])
     assert torch.equal(y[~valid], torch.zeros_like(y[~valid]))
-    torch.testing.assert_close(padded.running_mean, alone.running_mean)
-    torch.testing.assert_close(padded.running_variance, alone.running_variance)
+    torch.testing.assert_close(padded.running_mean, unpadded.running_mean)
+    torch.testing.assert_close(padded.running_variance, unpadded.running_variance)
     y.square().sum().backward()
-    assert given.grad.isfinite().all()
+    assert x_with_nan.grad.isfinite().all()
     before = copy.deepcopy(padded)
-    padded(given.detach(), torch.zeros_like(valid))
+    padded(x_with_nan.detach(), torch.zeros_like(valid))
     assert torch.equal(padded.running_mean, before.running_mean)
     assert torch.equal(padded.running_variance, before.running_variance)
 
 
-def test_a_step_uses_the_running_statistics_even_in_training():
+def test_step_uses_running_statistics_in_training():
     residual = Residual(SimpleBlock(4, layer="lru"), "batch").double()
     x = 2 + torch.randn(3, 6, 4, dtype=torch.float64)
     whole = residual(x)
@@ -52,8 +52,8 @@ def test_a_step_uses_the_running_statistics_even_in_training():
     normed = (x - x.mean((0, 1))) / (x.var((0, 1), correction=0) + 1e-5).sqrt()
     torch.testing.assert_close(whole, x + residual.block(normed))
     y, _ = residual.step(x[:, 0], residual.initial_state(3), active=torch.tensor([True, True, False]))
-    by_running = (x[:, :1] - statistics[0]) / (statistics[1] + 1e-5).sqrt()
-    torch.testing.assert_close(y[:2], (x[:, :1] + residual.block(by_running))[:2, 0])
+    normed_x0 = (x[:, :1] - statistics[0]) / (statistics[1] + 1e-5).sqrt()
+    torch.testing.assert_close(y[:2], (x[:, :1] + residual.block(normed_x0))[:2, 0])
     assert torch.equal(y[2], x[2, 0])
     assert torch.equal(residual.norm.running_mean, statistics[0])
     residual.eval()
@@ -75,7 +75,7 @@ def test_running_statistics_stay_float32():
     assert parameter_options(norm.weight).role == "norm"
 
 
-def test_a_model_with_batch_norm_steps_as_it_evaluates():
+def test_steps_of_model_with_batch_norm_equal_evaluation():
     net = SequenceModel.from_spec("linoss*2", d_model=6, d_output=2, d_input=3, d_state=4, norm="batch").double()
     x = torch.randn(5, 8, 3, dtype=torch.float64)
     net(x, valid=torch.arange(8) < torch.tensor([[8], [3], [5], [8], [1]]))
@@ -92,14 +92,14 @@ def test_invalid_setting_raises():
         BatchNorm(3, momentum=0.0)
 
 
-def test_scale_and_bias_are_parameters_of_a_norm_without_decay():
+def test_scale_and_bias_have_norm_role_without_decay():
     norm = BatchNorm(3, affine=True)
     assert [parameter_options(parameter) for parameter in norm.parameters()] == [ParameterOptions("norm", decay=False)] * 2
     assert (norm.weight.tolist(), norm.bias.tolist()) == ([1.0] * 3, [0.0] * 3)
     assert list(BatchNorm(3).parameters()) == []
 
 
-def test_a_momentum_of_one_keeps_the_last_batch_alone():
+def test_momentum_of_one_keeps_only_last_batch():
     norm = BatchNorm(2, momentum=1.0)
     norm(torch.randn(3, 5, 2))
     x = torch.randn(3, 5, 2)

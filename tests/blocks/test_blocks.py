@@ -2,37 +2,33 @@ import copy
 
 import pytest
 import torch
-from torch import nn
 from torch.nn.functional import conv1d, gelu, pad, sigmoid, silu
 
 from longscan.blocks import BLOCKS, AUSSMBlock, MambaBlock, Residual, SimpleBlock, mamba
 from longscan.blocks.gated import GatedBlock
 from longscan.layers import AUSSM, S6, parameter_options
-
-
-def count(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
+from parameter_counts import count_parameters
 
 
 @pytest.mark.parametrize(
     ("d", "n", "published"), [(16, 8, 3_360), (64, 32, 150_144), (64, 64, 287_488), (16, 128, 40_320)], ids=str
 )
-def test_parameters_of_the_aussm_block(d, n, published):
-    """The published counts include the block's own norm; the formula is that of the bare block."""
+def test_aussm_block_has_the_published_parameter_count(d, n, published):
+    """The published counts include the norm; the formula is that of the block without it."""
     block, rank = AUSSMBlock(d, layer_options={"d_state": n}), n
     formula = 3 * d * d + 5 * d + d * rank + (rank * d + d) + d + 4 * n + (n * d * d + n * d)
-    assert count(block) == formula
-    assert count(Residual(block)) == published
+    assert count_parameters(block) == formula
+    assert count_parameters(Residual(block)) == published
 
 
 @pytest.mark.parametrize(("d", "n", "published"), [(64, 32, 38_848), (16, 8, 2_608), (16, 128, 14_128)], ids=str)
 @pytest.mark.parametrize("variant", ["mamba", "aussm"])
-def test_parameters_of_the_mamba_block(d, n, published, variant):
-    assert count(Residual(MambaBlock(d, variant=variant, layer_options={"d_state": n}))) == published
+def test_mamba_block_has_the_published_parameter_count(d, n, published, variant):
+    assert count_parameters(Residual(MambaBlock(d, variant=variant, layer_options={"d_state": n}))) == published
 
 
-def gated_by_hand(block: GatedBlock, x: torch.Tensor) -> torch.Tensor:
-    """in_proj, causal depthwise convolution, SiLU unless the layer does it, layer, gate, out_proj."""
+def compute_gated_block(block: GatedBlock, x: torch.Tensor) -> torch.Tensor:
+    """Apply in_proj, a causal depthwise convolution, SiLU unless the layer applies it, the layer, the gate and out_proj."""
     inner, z = block.in_proj(x).chunk(2, -1)
     if block.conv_weight is not None:
         left_padded = pad(inner.transpose(1, 2), (block.d_conv - 1, 0))
@@ -47,13 +43,13 @@ def gated_by_hand(block: GatedBlock, x: torch.Tensor) -> torch.Tensor:
     [(MambaBlock, {}), (MambaBlock, {"variant": "aussm"}), (MambaBlock, {"layer": "s4d", "expand": 1}), (AUSSMBlock, {})],
     ids=str,
 )
-def test_gated_blocks_by_hand(block, options, d_conv):
+def test_gated_blocks_equal_their_formula(block, options, d_conv):
     module = block(6, d_conv=d_conv, layer_options={"d_state": 4}, **options).double()
     x = torch.randn(2, 9, 6, dtype=torch.float64)
-    torch.testing.assert_close(module(x), gated_by_hand(module, x))
+    torch.testing.assert_close(module(x), compute_gated_block(module, x))
 
 
-def test_silu_before_a_layer_that_has_its_own():
+def test_silu_is_applied_before_aussm_layer():
     block = AUSSMBlock(6, d_conv=0, activation="silu", layer_options={"d_state": 4}).double()
     x = torch.randn(2, 9, 6, dtype=torch.float64)
     inner, z = block.in_proj(x).chunk(2, -1)
@@ -62,7 +58,7 @@ def test_silu_before_a_layer_that_has_its_own():
         AUSSMBlock(6, activation="gelu")
 
 
-def test_the_variant_sets_the_three_options_and_what_is_given_wins():
+def test_aussm_variant_sets_options_of_s6_that_can_be_overridden():
     variant = MambaBlock(32, variant="aussm", layer_options={"dt_bias_twice": False}).layer
     assert isinstance(variant, S6)
     assert variant.activates_input
@@ -71,20 +67,20 @@ def test_the_variant_sets_the_three_options_and_what_is_given_wins():
     standard = MambaBlock(32).layer
     assert isinstance(standard, S6)
     assert not standard.activates_input
-    assert standard.dt_rank == 2  # of the block's width, not of the inner one
+    assert standard.dt_rank == 2  # computed from the block's width, not from the inner one
     assert MambaBlock(32, layer_options={"dt_rank": 5}).layer.dt_rank == 5
     assert isinstance(AUSSMBlock(4).layer, AUSSM)
 
 
 @pytest.mark.parametrize("options", [{}, {"variant": "aussm"}, {"d_conv": 0}, {"layer": "lru"}], ids=str)
-def test_recomputing_changes_no_gradient_and_keeps_less(options):
-    """The same outputs and gradients to the bit, from a fraction of the memory between forward and backward."""
+def test_recompute_gives_same_bits_and_saves_less_memory(options):
+    """Outputs and gradients have the same bits; the tensors saved for the backward pass take at most 0.7 of the memory."""
     plain = MambaBlock(8, layer_options={"d_state": 16}, **options)
     recomputing = copy.deepcopy(plain)
     recomputing.recompute = True
     x = torch.randn(2, 300, 8)
     valid = torch.arange(300).expand(2, 300) < torch.tensor([[300], [250]])
-    results, kept = [], []
+    results, saved_bytes = [], []
     for block in (plain, recomputing):
         sizes: dict[int, int] = {}
 
@@ -92,24 +88,24 @@ def test_recomputing_changes_no_gradient_and_keeps_less(options):
             sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
             return tensor
 
-        given = x.clone().requires_grad_()
+        x_leaf = x.clone().requires_grad_()
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            y, state = block(given, block.initial_state(2), valid=valid, return_state=True)
-        kept.append(sum(sizes.values()))
+            y, state = block(x_leaf, block.initial_state(2), valid=valid, return_state=True)
+        saved_bytes.append(sum(sizes.values()))
         (y.square().sum() + state.layer.ssm.square().sum()).backward()
-        results.append([y.detach(), given.grad, *(parameter.grad for parameter in block.parameters())])
-    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
-    assert kept[1] < 0.7 * kept[0]
+        results.append([y.detach(), x_leaf.grad, *(parameter.grad for parameter in block.parameters())])
+    assert all(torch.equal(first, second) for first, second in zip(*results, strict=True))
+    assert saved_bytes[1] < 0.7 * saved_bytes[0]
 
 
-def test_simple_block_by_hand():
+def test_simple_block_equals_its_formula():
     block = SimpleBlock(6, layer_options={"d_state": 4}).double()
     x = torch.randn(2, 9, 6, dtype=torch.float64)
     first, second = block.out_proj(gelu(block.layer(x))).chunk(2, -1)
     torch.testing.assert_close(block(x), first * sigmoid(second))
 
 
-def test_dropout_acts_in_training_only():
+def test_dropout_is_applied_only_in_training():
     block = SimpleBlock(6, dropout=0.5, layer_options={"d_state": 4})
     x = torch.randn(2, 9, 6)
     assert not torch.equal(block(x), block(x))
@@ -117,7 +113,7 @@ def test_dropout_acts_in_training_only():
     assert torch.equal(block(x), block(x))
 
 
-def test_residual_normalises_before_and_adds_after():
+def test_residual_normalises_input_and_adds_it_to_output():
     residual = Residual(SimpleBlock(4, layer="lru")).double()
     x = 3 * torch.randn(2, 5, 4, dtype=torch.float64)
     normed = x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt()
@@ -129,7 +125,7 @@ def test_residual_normalises_before_and_adds_after():
     assert torch.equal(state.ssm[1], torch.zeros_like(state.ssm[1]))
 
 
-def test_blocks_are_what_their_layers_are():
+def test_block_is_irregular_if_its_layer_is():
     assert not SimpleBlock(4, layer="gru").irregular
     assert MambaBlock(4).irregular
     assert not Residual(MambaBlock(4, layer="lstm")).irregular
@@ -166,8 +162,8 @@ def test_invalid_setting_raises(block, options, error, message):
     ],
     ids=str,
 )
-def test_a_step_is_one_kernel_where_it_can_be(options, fused, monkeypatch):
-    """Under no_grad: the fused step, with and without the residual branch, and the same numbers as the forward."""
+def test_step_is_fused_if_block_supports_it(options, fused, monkeypatch):
+    """Steps under no_grad equal the forward pass, with and without the residual branch; a step with gradients is not fused."""
     residual = Residual(MambaBlock(6, **options)).double()
     calls = []
     original = mamba.mamba_step
@@ -187,7 +183,7 @@ def test_a_step_is_one_kernel_where_it_can_be(options, fused, monkeypatch):
     assert not calls
 
 
-def test_fused_steps_check_what_they_are_given():
+def test_fused_step_checks_its_arguments():
     block = MambaBlock(6)
     x, state = torch.randn(2, 6), block.initial_state(2)
     with torch.no_grad():
@@ -198,6 +194,6 @@ def test_fused_steps_check_what_they_are_given():
         with pytest.raises(ValueError, match=r"`x` must have shape .*, got \(2, 1, 5\)"):
             block.step(x[:, 1:], state)
         active = torch.tensor([True, False])
-        y, after = block.step(torch.where(active.unsqueeze(1), x, float("nan")), state, active=active)
+        y, new_state = block.step(torch.where(active.unsqueeze(1), x, float("nan")), state, active=active)
     assert torch.equal(y[1], torch.zeros(6))
-    assert torch.equal(after.conv[1], state.conv[1])
+    assert torch.equal(new_state.conv[1], state.conv[1])

@@ -6,7 +6,7 @@ from longscan.blocks import BLOCKS, BidirectionalBlock, FeedForwardBlock, MambaB
 
 
 @pytest.mark.parametrize("gated", [False, True])
-def test_feed_forward_by_hand(gated):
+def test_feed_forward_equals_its_formula(gated):
     block = FeedForwardBlock(4, d_hidden=6, gated=gated)
     x = torch.randn(2, 5, 4)
     h = block.in_proj(x)
@@ -25,7 +25,7 @@ def test_invalid_setting_raises(options, message):
         BLOCKS["feed_forward"](**{"d_model": 4, **options})
 
 
-def test_shared_dropout_drops_channels_of_whole_sequences():
+def test_shared_dropout_zeroes_channels_of_whole_sequences():
     dropout = SharedDropout(0.25)
     x = torch.rand(50, 20, 40) + 1
     ratio = dropout(x) / x
@@ -37,7 +37,7 @@ def test_shared_dropout_drops_channels_of_whole_sequences():
 
 
 @pytest.mark.parametrize(
-    "make",
+    "make_block",
     [
         lambda **o: MambaBlock(8, **o),
         lambda **o: BidirectionalBlock(8, **o),
@@ -45,18 +45,18 @@ def test_shared_dropout_drops_channels_of_whole_sequences():
     ],
     ids=["mamba", "bidirectional", "simple"],
 )
-def test_blocks_drop_in_training_only_and_channel_by_channel(make):
-    block, x = make(dropout=0.5), torch.randn(2, 6, 8)
+def test_blocks_drop_whole_channels_only_in_training(make_block):
+    block, x = make_block(dropout=0.5), torch.randn(2, 6, 8)
     assert not torch.equal(block(x), block(x))
     block.eval()
     assert torch.equal(block(x), block(x))
-    seen = []
-    block.train().dropout.register_forward_hook(lambda _, inputs, output: seen.append(output / inputs[0]))
+    ratios = []
+    block.train().dropout.register_forward_hook(lambda _, inputs, output: ratios.append(output / inputs[0]))
     block(x)
-    assert torch.equal(seen[0] == 0, (seen[0] == 0)[:, :1].expand_as(seen[0]))
+    assert torch.equal(ratios[0] == 0, (ratios[0] == 0)[:, :1].expand_as(ratios[0]))
 
 
-def test_blocks_with_dropout_do_not_fuse_their_steps():
+def test_steps_of_block_with_dropout_are_not_fused():
     block = MambaBlock(6, dropout=0.5).eval()
     assert not block.fuses_steps
     x = torch.randn(2, 3, 6)
@@ -66,7 +66,7 @@ def test_blocks_with_dropout_do_not_fuse_their_steps():
 
 
 @pytest.mark.parametrize("norm", ["layer", "post"])
-def test_layer_norms_before_and_after(norm):
+def test_layer_norm_is_applied_before_or_after_the_block(norm):
     residual = Residual(SimpleBlock(4, layer="lru"), norm).double()
     with torch.no_grad():
         residual.norm.bias.normal_()
@@ -75,18 +75,18 @@ def test_layer_norms_before_and_after(norm):
     def normed(y: torch.Tensor) -> torch.Tensor:
         return layer_norm(y, (4,), residual.norm.weight, residual.norm.bias, 1e-5)
 
-    wanted = x + residual.block(normed(x)) if norm == "layer" else normed(x + residual.block(x))
-    torch.testing.assert_close(residual(x), wanted)
+    expected = x + residual.block(normed(x)) if norm == "layer" else normed(x + residual.block(x))
+    torch.testing.assert_close(residual(x), expected)
     state, outputs = residual.initial_state(2), []
     for t in range(5):
         y, state = residual.step(x[:, t], state)
         outputs.append(y)
-    torch.testing.assert_close(torch.stack(outputs, 1), wanted)
+    torch.testing.assert_close(torch.stack(outputs, 1), expected)
     valid = torch.tensor([[False, True, True, True, True], [True, True, True, False, False]])
     padded = residual(x, valid=valid)
     torch.testing.assert_close(padded[0, 1:], residual(x[:1, 1:])[0])
     torch.testing.assert_close(padded[1, :3], residual(x[1:, :3])[0])
     assert not padded[~valid].any()
-    y, after = residual.step(x[:, 0], state, active=torch.tensor([True, False]))
+    y, new_state = residual.step(x[:, 0], state, active=torch.tensor([True, False]))
     torch.testing.assert_close(y[1], x[1, 0])
-    assert torch.equal(after.ssm[1], state.ssm[1])
+    assert torch.equal(new_state.ssm[1], state.ssm[1])

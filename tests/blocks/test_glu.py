@@ -1,20 +1,16 @@
 import pytest
 import torch
-from torch import nn
 from torch.nn.functional import gelu, layer_norm, sigmoid
 
 from longscan.blocks import BLOCKS, LinOSSBlock, Residual, S5Block, SharedDropout, windows
 from longscan.layers.base import SequenceInfo
 from longscan.models import SequenceModel
-
-
-def count(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
+from parameter_counts import count_parameters
 
 
 @pytest.mark.parametrize("glu", ["half1", "half2", "full"])
 @pytest.mark.parametrize("output_norm", [False, True])
-def test_blocks_by_hand(glu, output_norm):
+def test_s5_block_equals_its_formula(glu, output_norm):
     block = S5Block(6, glu=glu, output_norm=output_norm, layer_options={"d_state": 4}).double()
     x = torch.randn(2, 9, 6, dtype=torch.float64)
     u = block.layer(x)
@@ -22,18 +18,20 @@ def test_blocks_by_hand(glu, output_norm):
     gate = sigmoid(block.gate_proj(v))
     value = {"half1": v, "half2": u, "full": block.value_proj(v) if glu == "full" else None}[glu]
     torch.testing.assert_close(block(x), value * gate)
-    assert count(block) == count(block.layer) + (2 if glu == "full" else 1) * (6 * 6 + 6) + 2 * 6 * output_norm
+    assert (
+        count_parameters(block) == count_parameters(block.layer) + (2 if glu == "full" else 1) * (6 * 6 + 6) + 2 * 6 * output_norm
+    )
 
 
-def test_linoss_block_by_hand():
+def test_linoss_block_equals_its_formula():
     block = LinOSSBlock(6, layer_options={"d_state": 4}).double().eval()
     x = torch.randn(2, 9, 6, dtype=torch.float64)
     v = gelu(block.layer(x))
     torch.testing.assert_close(block(x), block.value_proj(v) * sigmoid(block.gate_proj(v)))
-    assert count(block) == (2 * 4 + 4 * 4 * 6 + 6) + 2 * (6 * 6 + 6)
+    assert count_parameters(block) == (2 * 4 + 4 * 4 * 6 + 6) + 2 * (6 * 6 + 6)
 
 
-def test_dropout_of_whole_channels_or_of_single_activations():
+def test_s5_drops_whole_channels_and_linoss_single_activations():
     shared, single = S5Block(6, dropout=0.5), LinOSSBlock(6, dropout=0.5)
     assert isinstance(shared.dropout, SharedDropout)
     x = torch.randn(3, 50, 6)
@@ -49,8 +47,8 @@ def test_dropout_of_whole_channels_or_of_single_activations():
         assert torch.equal(block(x), block(x))
 
 
-def test_a_window_is_one_step_with_the_product_of_its_factors():
-    """x_{k+p} = (product of a over the window) x_k + what the window's inputs leave, factors chosen by the inputs."""
+def test_window_equals_one_step_with_the_product_of_factors():
+    """x_{k+p} = (product of a over the window) x_k + the contributions of the window's inputs, with input-dependent factors."""
     block = S5Block(3, layer="s7", stride=4, layer_options={"d_state": 5}).double()
     layer = block.layer
     u = torch.randn(1, 14, 3, dtype=torch.float64)
@@ -64,27 +62,31 @@ def test_a_window_is_one_step_with_the_product_of_its_factors():
     last, states = u[:, 3:12:4], torch.stack(states).unsqueeze(0)
     skip = layer.D + last @ layer.select_D.T
     expected = block.mix(states @ layer.C.T + layer.select_C(states, last) + skip * last)
-    y, after = block(u, return_state=True)
+    y, final = block(u, return_state=True)
     torch.testing.assert_close(y, expected)
     assert y.shape == (1, 3, 3)
-    x = a[13] * (a[12] * x + b[12]) + b[13]  # steps that fill no window have no output, but the state has seen them
-    torch.testing.assert_close(after.ssm[0], x)
+    x = a[13] * (a[12] * x + b[12]) + b[13]  # steps that fill no window have no output but change the state
+    torch.testing.assert_close(final.ssm[0], x)
 
 
 @pytest.mark.parametrize("pooling", ["last", "mean", "time"])
-def test_the_residual_path_is_pooled(pooling):
+def test_residual_path_is_pooled(pooling):
     residual = Residual(S5Block(3, stride=4, pooling=pooling, layer_options={"d_state": 4})).double()
     x, elapsed = torch.randn(2, 14, 3, dtype=torch.float64), torch.rand(2, 14, dtype=torch.float64)
     y = residual(x, elapsed=elapsed)
-    cut, times = x[:, :12].view(2, 3, 4, 3), elapsed[:, :12].view(2, 3, 4, 1) + 1e-6
-    skip = {"last": cut[:, :, 3], "mean": cut.mean(2), "time": (cut * times).sum(2) / times.sum(2)}[pooling]
+    x_windows, elapsed_windows = x[:, :12].view(2, 3, 4, 3), elapsed[:, :12].view(2, 3, 4, 1) + 1e-6
+    skip = {
+        "last": x_windows[:, :, 3],
+        "mean": x_windows.mean(2),
+        "time": (x_windows * elapsed_windows).sum(2) / elapsed_windows.sum(2),
+    }[pooling]
     torch.testing.assert_close(y, skip + residual.block(residual.norm(x), elapsed=elapsed))
     after = residual.shorten_info(SequenceInfo(elapsed, torch.arange(14) < torch.tensor([[14], [7]])))
     torch.testing.assert_close(after.elapsed[0], elapsed[0, :12].view(3, 4).mean(1))
     assert after.valid.tolist() == [[True, True, True], [True, False, False]]
 
 
-def test_cuts_between_windows_change_nothing():
+def test_chunks_of_whole_windows_equal_one_call():
     block = S5Block(3, stride=4, layer_options={"d_state": 4}).double()
     x = torch.randn(2, 20, 3, dtype=torch.float64)
     whole, final = block(x, return_state=True)
@@ -95,13 +97,13 @@ def test_cuts_between_windows_change_nothing():
 
 
 @pytest.mark.parametrize("model_pooling", ["mean", "last", "none"])
-def test_stages_of_a_model(model_pooling):
-    """Two stages that pool by 3 and 2, among blocks that do not: padded rows give what they give alone."""
-    stage = [
+def test_model_with_two_pooling_stages_gives_padded_rows_the_results_of_separate_calls(model_pooling):
+    """Two stages pool by 3 and 2, and the blocks between them do not."""
+    blocks = [
         {"layer": "s5", "block": "s5", "options": {"stride": stride, "pooling": "time", "d_state": 4, "discretisation": "async"}}
         for stride in (3, 1, 2, 1)
     ]
-    net = SequenceModel(stage, d_model=6, d_output=4, vocab_size=9, pooling=model_pooling).double().eval()
+    net = SequenceModel(blocks, d_model=6, d_output=4, vocab_size=9, pooling=model_pooling).double().eval()
     tokens, elapsed = torch.randint(0, 9, (3, 30)), torch.rand(3, 30, dtype=torch.float64)
     lengths = [30, 17, 12]
     for left in (False, True):
@@ -110,18 +112,18 @@ def test_stages_of_a_model(model_pooling):
         valid = steps >= 30 - sizes if left else steps < sizes
         y = net(tokens, elapsed=elapsed, valid=valid)
         for row, length in enumerate(lengths):
-            alone = net(tokens[row : row + 1, valid[row]], elapsed=elapsed[row : row + 1, valid[row]])
-            shown = y[row : row + 1, : length // 6] if model_pooling == "none" else y[row : row + 1]
-            torch.testing.assert_close(shown, alone)
+            separate = net(tokens[row : row + 1, valid[row]], elapsed=elapsed[row : row + 1, valid[row]])
+            y_of_row = y[row : row + 1, : length // 6] if model_pooling == "none" else y[row : row + 1]
+            torch.testing.assert_close(y_of_row, separate)
             if model_pooling == "none":
-                assert alone.shape[1] == length // 6
+                assert separate.shape[1] == length // 6
                 assert not y[row, length // 6 :].any()
     with pytest.raises(ValueError, match="each block must run step by step for `step`, got block 0"):
         net.step(tokens[:, 0], net.initial_state(3))
 
 
-def test_windows_by_hand():
-    """Seven steps in windows of three: two windows, the seventh step dropped; with padding the first valid step starts them."""
+def test_windows_of_three_steps():
+    """Seven steps have two windows and the last is dropped; with padding, the windows start at the first valid step."""
     x = torch.arange(7.0).view(1, 7, 1)
     elapsed = torch.tensor([[1.0, 2.0, 3.0, 1.0, 1.0, 4.0, 1.0]])
     assert windows.shorten(x, SequenceInfo(), 3, "last").flatten().tolist() == [2.0, 5.0]
@@ -134,7 +136,7 @@ def test_windows_by_hand():
     assert windows.shorten_info(SequenceInfo(valid=valid), 3).valid.tolist() == [[True, False]]
 
 
-def test_windows_of_simultaneous_events_have_weights():
+def test_windows_with_zero_elapsed_times_are_means():
     x = torch.randn(1, 4, 2, dtype=torch.float64)
     pooled = windows.shorten(x, SequenceInfo(torch.zeros(1, 4, dtype=torch.float64)), 4, "time")
     torch.testing.assert_close(pooled[:, 0], x.mean(1))
@@ -157,7 +159,7 @@ def test_invalid_setting_raises(block, options, message):
         BLOCKS[block](4, **options)
 
 
-def test_steps_and_packed_rows_need_every_step():
+def test_strided_block_raises_for_steps_and_packed_rows():
     block = S5Block(4, stride=2)
     with pytest.raises(ValueError, match=r"`stride` must be 1 for single steps, .*, got 2"):
         block.step(torch.randn(1, 4), block.initial_state(1))

@@ -12,6 +12,7 @@ from longscan.models import SequenceModel
 from longscan.numerics.stability import stable_factor
 from longscan.ops import linear_scan
 from longscan.tasks.events import Events
+from parameter_counts import count_parameters
 
 PAIRS = ((1.0, 0.5), (0.5, 0.5), (1.0, 1.0))  # (a, b) of Table 10, the first is equation 4's
 
@@ -165,10 +166,6 @@ def s7_model(depth: int, width: int, states: int, vocab: int, classes: int) -> S
     return SequenceModel([block] * depth, d_model=width, vocab_size=vocab, d_output=classes)
 
 
-def size(model: torch.nn.Module) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())
-
-
 def maps(model: SequenceModel) -> int:
     """Parameters of all that could be complex: factors, B, C, and what selects them."""
     names = ("w", "bias", "B", "C", "select_w", "select_B", "select_C")
@@ -179,7 +176,7 @@ def maps(model: SequenceModel) -> int:
 def test_s16_a_width_of_32_has_no_4_million_parameters():
     model = s7_model(6, 32, 16, 2 * 128 * 128, 11)
     assert model.encoder.weight.numel() == 32_768 * 32 == 1_048_576
-    complex_maps = size(model) + maps(model)
+    complex_maps = count_parameters(model) + maps(model)
     full_skip = 6 * 32**3  # D a full matrix, of which every entry is selected
     assert complex_maps + full_skip - model.encoder.weight.numel() < 1_000_000
     assert complex_maps + full_skip < 4_100_000 / 2
@@ -188,8 +185,8 @@ def test_s16_a_width_of_32_has_no_4_million_parameters():
 
 def test_s17_no_one_kind_of_full_maps_gives_both_sizes():
     shd, ssc = s7_model(6, 48, 8, 700, 20), s7_model(8, 32, 32, 700, 35)
-    real = [round(size(model) / 1e6, 2) for model in (shd, ssc)]
-    with_complex = [round((size(model) + maps(model)) / 1e6, 2) for model in (shd, ssc)]
+    real = [round(count_parameters(model) / 1e6, 2) for model in (shd, ssc)]
+    with_complex = [round((count_parameters(model) + maps(model)) / 1e6, 2) for model in (shd, ssc)]
     assert real == [0.29, 0.59]
     assert with_complex == [0.52, 1.14]
 

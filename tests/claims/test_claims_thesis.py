@@ -25,10 +25,6 @@ CIFAR = {"d_input": 3, "d_output": 10, "head": "affine"}
 IMDB = {"vocab_size": 120, "d_output": 2, "head": "affine"}
 
 
-def size(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
-
-
 def stack(layer: str, block: str, **options: object) -> list[dict]:
     return [{"layer": layer, "block": block, "options": options}] * 6
 

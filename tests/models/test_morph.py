@@ -13,16 +13,13 @@ from longscan.models import (
 )
 from longscan.training.settings import TrainingSettings
 from longscan.training.trainer import build_optimizer
+from parameter_counts import count_parameters
 
 
 def make_causal_model(seed: int = 0, spec: str = "mm", **options) -> SequenceModel:
     torch.manual_seed(seed)
     settings = {"d_model": 6, "d_state": 4, "vocab_size": 9, "d_output": 3, "pooling": "none", **options}
     return SequenceModel.from_spec(spec, **settings).double()
-
-
-def count_parameters(module: torch.nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def zero_reverse_convolutions(model: SequenceModel) -> None:
