@@ -1,4 +1,4 @@
-"""The training loop: what a step does, when callbacks run, and what happens to a loss that is not finite."""
+"""The training loop: updates, the order of callbacks, and losses that are not finite."""
 
 import math
 from contextlib import nullcontext
@@ -13,7 +13,7 @@ from longscan.engine import Callback, Engine, NonFiniteLossError, StepResult, se
 
 
 class Recorder(Callback):
-    """Writes down the events of a training."""
+    """Record the events of a training run."""
 
     def __init__(self, stop_at: int | None = None) -> None:
         self.events: list[Any] = []
@@ -31,8 +31,8 @@ class Recorder(Callback):
         self.events.append("end")
 
 
-def engine_of(model: nn.Module, slope: float = 1.0, **options: Any) -> Engine:
-    """Gradient descent on `slope` times the sum of the weights times the batch."""
+def make_engine(model: nn.Module, slope: float = 1.0, **options: Any) -> Engine:
+    """Return an engine with SGD on the loss `slope` * sum of the weights * batch."""
 
     def compute_loss(batch: Tensor) -> tuple[Tensor, Tensor]:
         loss = slope * sum(parameter.sum() for parameter in model.parameters()) * batch
@@ -42,12 +42,12 @@ def engine_of(model: nn.Module, slope: float = 1.0, **options: Any) -> Engine:
     return Engine(optimizer, compute_loss, **{"learning_rate": lambda step: 0.5**step, **options})
 
 
-def test_a_step_follows_the_gradient_at_the_rate_of_its_number() -> None:
+def test_update_subtracts_gradient_times_learning_rate_of_the_step() -> None:
     model = nn.Linear(1, 1, bias=False)
     nn.init.zeros_(model.weight)
-    engine = engine_of(model, 3.0)
+    engine = make_engine(model, 3.0)
     results = [engine.update(torch.tensor(value)) for value in (1.0, 2.0)]
-    assert model.weight.item() == -3 * (1 * 1.0 + 0.5 * 2.0), "gradients of steps do not add up"
+    assert model.weight.item() == -3 * (1 * 1.0 + 0.5 * 2.0), "gradients of earlier steps are not added"
     assert [result.learning_rate for result in results] == [1.0, 0.5]
     assert results[1].loss.item() == 3 * -3 * 2
     assert results[1].outputs.item() == 2 * results[1].loss.item()
@@ -55,60 +55,60 @@ def test_a_step_follows_the_gradient_at_the_rate_of_its_number() -> None:
     assert not results[1].loss.requires_grad
 
 
-def test_the_passed_function_clips() -> None:
+def test_clip_gradients_is_applied() -> None:
     model = nn.Linear(1, 1, bias=False)
     nn.init.zeros_(model.weight)
     clip = partial(nn.utils.clip_grad_norm_, list(model.parameters()), 0.25)
-    result = engine_of(model, 4.0, clip_gradients=clip).update(torch.tensor(1.0))
+    result = make_engine(model, 4.0, clip_gradients=clip).update(torch.tensor(1.0))
     assert result.grad_norm is not None
     assert result.grad_norm.item() == pytest.approx(4)
     assert model.weight.item() == pytest.approx(-0.25)
 
 
-def test_callbacks_run_in_order_and_may_stop() -> None:
+def test_callbacks_run_in_order_and_can_stop_training() -> None:
     first, second = Recorder(stop_at=2), Recorder()
-    asked = []
+    events_before_batch = []
 
     def batches() -> Any:
         for number in range(5):
-            asked.append(list(second.events))
+            events_before_batch.append(list(second.events))
             yield torch.tensor(float(number))
 
-    engine = engine_of(nn.Linear(1, 1), callbacks=[first, second])
+    engine = make_engine(nn.Linear(1, 1), callbacks=[first, second])
     engine.run(batches())
     rows = [{"step": 1, "rate": 1.0}, {"step": 2, "rate": 0.5}]
     assert first.events == [1, rows[0], rows[0], 2, rows[1], rows[1], "end"]
     assert second.events == [rows[0], 1, rows[0], rows[1], 2, rows[1], "end"]
-    assert asked[1] == [rows[0], 1, rows[0]], "a batch is asked for after the callbacks of the step before"
-    assert len(asked) == 2
+    assert events_before_batch[1] == [rows[0], 1, rows[0]], "a batch is read after the callbacks of the step before"
+    assert len(events_before_batch) == 2
 
 
 @pytest.mark.parametrize(("slope", "batch"), [(math.nan, 1.0), (1.0, math.inf)])
-def test_a_loss_that_is_not_finite_ends_the_run_with_an_error(slope: float, batch: float) -> None:
+def test_loss_that_is_not_finite_raises(slope: float, batch: float) -> None:
     recorder = Recorder()
-    engine = engine_of(nn.Linear(1, 1), slope, callbacks=[recorder])
+    engine = make_engine(nn.Linear(1, 1), slope, callbacks=[recorder])
     engine.raise_if_not_finite()
     with pytest.raises(NonFiniteLossError, match="not finite at step 2 or before"):
         engine.run([torch.tensor(batch), torch.tensor(1.0)])
     assert "end" not in recorder.events
 
 
-def test_one_infinite_gradient_of_several_is_found() -> None:
-    engine = engine_of(nn.Linear(1, 1), clip_gradients=lambda: torch.tensor([1.0, math.inf]))
+def test_infinite_gradient_raises() -> None:
+    engine = make_engine(nn.Linear(1, 1), clip_gradients=lambda: torch.tensor([1.0, math.inf]))
     engine.update(torch.tensor(1.0))
     with pytest.raises(NonFiniteLossError):
         engine.raise_if_not_finite()
 
 
-@pytest.mark.parametrize(("here", "elsewhere", "finite"), [(True, 0, True), (True, 1, False), (False, 0, False)])
-def test_a_process_knows_of_the_others(here: bool, elsewhere: int, finite: bool) -> None:
-    engine = engine_of(nn.Linear(1, 1), sum_over_processes=lambda x: x + elsewhere)
-    engine.all_finite.fill_(here)
+@pytest.mark.parametrize(("finite_here", "failures_elsewhere", "finite"), [(True, 0, True), (True, 1, False), (False, 0, False)])
+def test_loss_that_is_not_finite_in_another_process_raises(finite_here: bool, failures_elsewhere: int, finite: bool) -> None:
+    engine = make_engine(nn.Linear(1, 1), sum_over_processes=lambda x: x + failures_elsewhere)
+    engine.all_finite.fill_(finite_here)
     with nullcontext() if finite else pytest.raises(NonFiniteLossError):
         engine.raise_if_not_finite()
 
 
-def test_rates_of_groups_are_scaled_and_tensors_are_filled_in_place() -> None:
+def test_set_learning_rate_scales_groups_and_fills_tensors_in_place() -> None:
     weights = [nn.Parameter(torch.ones(1)) for _ in range(3)]
     rate = torch.tensor(1.0)
     groups = [

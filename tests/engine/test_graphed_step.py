@@ -1,4 +1,4 @@
-"""When a step is captured and what a replay reads, with stand-ins for CUDA's streams and graphs."""
+"""Capture and replay of steps, with substitutes for the streams and graphs of CUDA."""
 
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
@@ -18,15 +18,15 @@ class Pair(NamedTuple):
 
 @pytest.fixture
 def events(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Replace CUDA's streams and graphs by stand-ins; return the list of calls to the step and of captures and replays."""
-    seen: list[Any] = []
+    """Replace the streams and graphs of CUDA; return the list of calls of the step, captures and replays."""
+    recorded: list[Any] = []
 
     stream = SimpleNamespace(wait_stream=lambda _: None)
 
     @contextmanager
     def graph(_: Any, stream: Any, capture_error_mode: str) -> Any:
         assert stream is side_stream
-        seen.append(f"capture, {capture_error_mode}")
+        recorded.append(f"capture, {capture_error_mode}")
         yield
 
     side_stream = SimpleNamespace(wait_stream=lambda _: None)
@@ -34,11 +34,11 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: stream)
     monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
     monkeypatch.setattr(torch.cuda, "graph", graph)
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: seen.append("replay")))
-    return seen
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: recorded.append("replay")))
+    return recorded
 
 
-def test_the_fourth_batch_of_a_shape_is_captured_and_further_ones_are_copied(events: list[Any]) -> None:
+def test_fourth_batch_of_a_shape_is_captured_and_later_ones_are_replayed(events: list[Any]) -> None:
     batches: list[Pair] = []
 
     def step(batch: Pair) -> Tensor:
@@ -53,10 +53,10 @@ def test_the_fourth_batch_of_a_shape_is_captured_and_further_ones_are_copied(eve
     assert outputs[4] is outputs[5]
     assert batches[3].inputs.tolist() == [5, 5], "the static batch has the values of the last one"
     graphed(Pair(torch.zeros(2), torch.ones(2)))
-    assert events[-1] == "step", "another shape starts anew"
+    assert events[-1] == "step", "another shape is not captured yet"
 
 
-def test_after_four_shapes_no_more_graphs_are_made(events: list[Any]) -> None:
+def test_at_most_four_shapes_are_captured(events: list[Any]) -> None:
     graphed = GraphedStep(lambda batch: batch.inputs, torch.device("cpu"))
     for length in range(1, 6):
         for _ in range(5):

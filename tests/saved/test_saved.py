@@ -1,4 +1,4 @@
-"""Models, runs, sweeps, recipes and records that earlier versions saved are read with the same meaning."""
+"""Models, runs, sweeps, recipes and records of earlier versions are read with the same results."""
 
 import json
 import shutil
@@ -29,14 +29,14 @@ FOLDERS = sorted(path.parent for path in ROOT.glob("*/about.json"))
 MODELS = sorted(path.parent for folder in FOLDERS for path in folder.glob("models/*/class.txt"))
 SWEEPS = sorted(path for folder in FOLDERS for path in folder.glob("recipes/*/sweeps/*.yaml"))
 RECIPES = sorted({path for folder in FOLDERS for path in folder.glob("recipes/**/*.yaml")} - set(SWEEPS))
-CLOSE = {"rtol": 1e-4, "atol": 1e-5}  # another version of torch may round otherwise, and training multiplies what it rounds
+TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}  # versions of torch round differently, and training amplifies the differences
 
 
-def name_of(path: Path) -> str:
+def relative_name(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-def test_there_are_files_of_each_kind() -> None:
+def test_folders_have_files_of_each_kind() -> None:
     assert FOLDERS
     for folder in FOLDERS:
         kinds = {"models": 28, "runs": 3, "recipes": 4, "records": 5, "sweep": 3}
@@ -44,113 +44,113 @@ def test_there_are_files_of_each_kind() -> None:
         assert all(found[kind] >= count for kind, count in kinds.items()), found
 
 
-@pytest.mark.parametrize("folder", MODELS, ids=name_of)
+@pytest.mark.parametrize("folder", MODELS, ids=relative_name)
 def test_models_give_the_same_outputs(folder: Path) -> None:
-    shown = load_file(folder / "shown.safetensors")
-    inputs = [shown[f"input_{number}"] for number in range(len(shown) - 1)]
+    tensors = load_file(folder / "shown.safetensors")
+    inputs = [tensors[f"input_{number}"] for number in range(len(tensors) - 1)]
     model = getattr(models, (folder / "class.txt").read_text().strip()).from_pretrained(folder).eval()
     with torch.no_grad():
-        assert_close(model(*inputs), shown["output"], **CLOSE)
+        assert_close(model(*inputs), tensors["output"], **TOLERANCE)
 
 
 @pytest.mark.parametrize("name", ["finished", "regression"])
-@pytest.mark.parametrize("folder", FOLDERS, ids=name_of)
+@pytest.mark.parametrize("folder", FOLDERS, ids=relative_name)
 def test_runs_give_the_same_weights_and_scores(folder: Path, name: str) -> None:
     run = Run(folder / "runs" / name)
     assert run.result is not None
     weights = load_file(folder / "runs" / name / "selected.safetensors")
-    found = run.model().state_dict()
-    assert found.keys() == weights.keys()
-    assert all(torch.equal(found[name], value) for name, value in weights.items())
+    loaded = run.model().state_dict()
+    assert loaded.keys() == weights.keys()
+    assert all(torch.equal(loaded[name], value) for name, value in weights.items())
     scores = run.evaluate("test")
-    assert_close(scores.loss, run.result["test"]["loss"], **CLOSE)
-    assert_close(scores.values[run.result["metric"]], run.result["value"], **CLOSE)
+    assert_close(scores.loss, run.result["test"]["loss"], **TOLERANCE)
+    assert_close(scores.values[run.result["metric"]], run.result["value"], **TOLERANCE)
 
 
-@pytest.mark.parametrize("folder", FOLDERS, ids=name_of)
-def test_a_stopped_run_resumes_to_the_same_result(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("folder", FOLDERS, ids=relative_name)
+def test_stopped_run_resumes_to_the_same_result(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copytree(folder / "runs" / "stopped", tmp_path / "run")
     settings = tmp_path / "run" / "settings.yaml"
-    before = json.loads((tmp_path / "run" / "checkpoints" / "last" / "state.json").read_text())["step"]
+    stopped_step = json.loads((tmp_path / "run" / "checkpoints" / "last" / "state.json").read_text())["step"]
     assert main(["train", "--config", str(settings), "--out", str(tmp_path / "run"), "--resume"]) == 0
     whole, resumed = Run(folder / "runs" / "finished"), Run(tmp_path / "run")
     assert whole.result is not None
     assert resumed.result is not None
-    assert 0 < before < resumed.result["steps"] == whole.result["steps"]
-    expected, found = whole.model().state_dict(), resumed.model().state_dict()
+    assert 0 < stopped_step < resumed.result["steps"] == whole.result["steps"]
+    expected, actual = whole.model().state_dict(), resumed.model().state_dict()
     for name, value in expected.items():
-        assert_close(found[name], value, rtol=1e-3, atol=1e-4, msg=name)
+        assert_close(actual[name], value, rtol=1e-3, atol=1e-4, msg=name)
     assert_close(resumed.result["test"]["loss"], whole.result["test"]["loss"], rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("folder", FOLDERS, ids=name_of)
-def test_a_stopped_sweep_resumes_to_the_same_result(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("folder", FOLDERS, ids=relative_name)
+def test_stopped_sweep_resumes_to_the_same_result(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copytree(folder / "sweep" / "stopped", tmp_path / "sweep")
     first = tmp_path / "sweep" / "trials" / "0000" / "seed_0" / "result.json"
-    before = first.stat().st_mtime_ns
+    modified = first.stat().st_mtime_ns
     work(tmp_path / "sweep")  # as a worker of `longscan sweep --resume`, but in this process
     assert main(["sweep", "--out", str(tmp_path / "sweep"), "--resume"]) == 0
-    assert first.stat().st_mtime_ns == before, "a trial that was over is not run again"
-    expected, found = (json.loads(path.read_text()) for path in (folder / "sweep/expected.json", tmp_path / "sweep/sweep.json"))
-    check_record("sweep", found)
+    assert first.stat().st_mtime_ns == modified, "a finished trial is not run again"
+    expected, actual = (json.loads(path.read_text()) for path in (folder / "sweep/expected.json", tmp_path / "sweep/sweep.json"))
+    check_record("sweep", actual)
     check_record("sweep", expected)
-    assert found["status"] == expected["status"] == "finished"
-    pairs = list(zip(found["trials"] + found["seeds"], expected["trials"] + expected["seeds"], strict=True))
+    assert actual["status"] == expected["status"] == "finished"
+    pairs = list(zip(actual["trials"] + actual["seeds"], expected["trials"] + expected["seeds"], strict=True))
     assert len(pairs) > 2
-    for one, other in pairs:
-        assert_close(one["score"], other["score"], **CLOSE)
+    for result, expected_result in pairs:
+        assert_close(result["score"], expected_result["score"], **TOLERANCE)
 
 
-def leaves(content: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """The paths and values of a nested mapping."""
+def iterate_values(content: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield the paths and values of a nested mapping."""
     for name, value in content.items():
         if isinstance(value, dict) and value:
-            yield from leaves(value, (*path, name))
+            yield from iterate_values(value, (*path, name))
         else:
             yield (*path, name), value
 
 
-def plain(value: Any) -> Any:
-    """Tuples as lists, and numbers that YAML reads as text as numbers."""
+def normalise(value: Any) -> Any:
+    """Return a value with tuples as lists, and with numbers that YAML reads as text as numbers."""
     if isinstance(value, list | tuple):
-        return [plain(part) for part in value]
+        return [normalise(part) for part in value]
     try:
         return float(value)
     except (TypeError, ValueError):
         return value
 
 
-def settings_of(words: list[str], task: str, folder: Path, base: dict[str, Any] | None = None) -> Settings:
-    """The settings with a folder of small made-up files where the task reads files."""
+def read_settings(argv: list[str], task: str, folder: Path, base: dict[str, Any] | None = None) -> Settings:
+    """Return the settings, with a folder of small generated files if the task reads files."""
     data = MADE_UP.get(task, lambda _: {})(folder)
-    given = ["--task.data_dir", data["data_dir"]] if "data_dir" in data else []
-    return parse_settings([*words, *given], base=base)
+    data_options = ["--task.data_dir", data["data_dir"]] if "data_dir" in data else []
+    return parse_settings([*argv, *data_options], base=base)
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=name_of)
+@pytest.mark.parametrize("path", RECIPES, ids=relative_name)
 def test_recipes_have_the_same_settings(path: Path, tmp_path: Path) -> None:
     written = upgrade_settings(yaml.safe_load(path.read_text()))
     written.pop("quick", None)
-    settings = settings_of(["--config", str(path)], written["task"]["name"], tmp_path)
-    found = dict(leaves(settings.as_dict()))
-    for key, value in leaves(written):
-        assert plain(found[key]) == plain(value), ".".join(key)
+    settings = read_settings(["--config", str(path)], written["task"]["name"], tmp_path)
+    found = dict(iterate_values(settings.as_dict()))
+    for key, value in iterate_values(written):
+        assert normalise(found[key]) == normalise(value), ".".join(key)
     build_model(settings)
 
 
-@pytest.mark.parametrize("path", SWEEPS, ids=name_of)
+@pytest.mark.parametrize("path", SWEEPS, ids=relative_name)
 def test_sweep_files_have_the_same_plan(path: Path, tmp_path: Path) -> None:
-    words, written = read_sweep_file(path), yaml.safe_load(path.read_text())
+    options, written = read_sweep_file(path), yaml.safe_load(path.read_text())
     config = ["--config", str(path.parents[1] / "parity.yaml")] if "config" not in written else []
-    base = words.pop("settings", None)
-    plan = SweepConfig(settings=settings_of(config, base["task"]["name"] if base else "parity", tmp_path, base), **words)
+    base = options.pop("settings", None)
+    plan = SweepConfig(settings=read_settings(config, base["task"]["name"] if base else "parity", tmp_path, base), **options)
     assert list(plan.dimensions) == list(written["space"])
     values = written["space"].values()
     assert len(plan.grid_points()) == (written.get("trials") or prod(len(value) for value in values))
     assert len(plan.seeds_of_test()) == written["seeds"]
 
 
-@pytest.mark.parametrize("folder", FOLDERS, ids=name_of)
+@pytest.mark.parametrize("folder", FOLDERS, ids=relative_name)
 def test_records_are_read(folder: Path) -> None:
     records = folder / "records"
     for kind in ("runs", "bench", "automata"):
