@@ -11,7 +11,7 @@ from file_server import FileServer, handler
 
 @pytest.fixture
 def server() -> Iterator[FileServer]:
-    """A running server without files."""
+    """Start a server without files."""
     files = FileServer()
     running = ThreadingHTTPServer(("127.0.0.1", 0), handler(files))
     files.address = f"http://127.0.0.1:{running.server_port}"

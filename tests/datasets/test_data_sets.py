@@ -1,4 +1,4 @@
-"""The catalogue fits the tasks: what is downloaded and unpacked is what their readers find."""
+"""Tasks read the downloaded and unpacked files of the data sets of the catalogue."""
 
 import hashlib
 import re
@@ -61,13 +61,13 @@ PUBLISHED: dict[str, tuple[Callable[[Path], Any], str, str]] = {
 }
 
 
-def publish(data_set: DataSet, made: Path, server: FileServer, by_hand: Path) -> DataSet:
-    """Put the files in `made` on the server, or into the folder `by_hand`, as they are published; return the changed data set."""
+def publish_files(data_set: DataSet, made: Path, server: FileServer, by_hand: Path) -> DataSet:
+    """Copy the files of `made` to the server or the folder `by_hand` in their published form; return the changed data set."""
     _, leading, kind = PUBLISHED[data_set.name]
     contents = {leading + str(path.relative_to(made)): path.read_bytes() for path in sorted(made.rglob("*")) if path.is_file()}
     files = []
     for file in data_set.files:
-        # Every archive has files that are not its own, which must not be unpacked.
+        # Every archive has a file that does not belong to the data set and must not be unpacked.
         content = make_archive(kind, {"README": b"!", **contents}) if file.members else contents[file.name]
         if file.url is None:
             by_hand.mkdir(exist_ok=True)
@@ -81,7 +81,7 @@ def publish(data_set: DataSet, made: Path, server: FileServer, by_hand: Path) ->
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_a_task_reads_what_was_downloaded(
+def test_task_reads_downloaded_files(
     name: str, server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("pooch")
@@ -89,22 +89,23 @@ def test_a_task_reads_what_was_downloaded(
     made.mkdir()
     root.mkdir()
     PUBLISHED[name][0](made)
-    data_set = publish(DATA_SETS[name], made, server, root / "downloads")
+    data_set = publish_files(DATA_SETS[name], made, server, root / "downloads")
     monkeypatch.setitem(DATA_SETS, name, data_set)
     monkeypatch.setenv("LONGSCAN_DATA", str(root))
     assert main(["data", "get", name]) == 0
-    (words,) = re.findall(r"^to read it: longscan train (.*) --out RUN$", capsys.readouterr().out, re.MULTILINE)
+    (options,) = re.findall(r"^to read it: longscan train (.*) --out RUN$", capsys.readouterr().out, re.MULTILINE)
     assert is_available(data_set, root)
-    # The area by name, not by LONGSCAN_DATA, as the caches of the tasks would give these files to later tests.
-    area = [] if "--data-dir" in words or "byte_text" in words else ["--data-dir", str(root / data_set.folder.partition("/")[0])]
-    task = parse_settings([*words.split(), *area]).task
+    # The folder is an option instead of LONGSCAN_DATA because the caches of tasks would give these files to later tests.
+    area = ["--data-dir", str(root / data_set.folder.partition("/")[0])]
+    folder = [] if "--data-dir" in options or "byte_text" in options else area
+    task = parse_settings([*options.split(), *folder]).task
     task.batch("train", 0, 2)
     assert task.size("test")
     assert not list(root.rglob("README"))
 
 
-def test_options_of_every_data_set_are_those_of_a_task() -> None:
-    for data_set in [one for one in DATA_SETS.values() if one.use]:
+def test_options_of_data_sets_are_those_of_a_task() -> None:
+    for data_set in [item for item in DATA_SETS.values() if item.use]:
         options = dict(zip(*[iter(data_set.use.format(folder="x").split())] * 2, strict=True))
         settings = {name.removeprefix("--task."): value for name, value in options.items() if name.startswith("--task.")}
         assert set(options) <= {"--task", "--data-dir", *(f"--task.{name}" for name in settings)}
@@ -112,26 +113,26 @@ def test_options_of_every_data_set_are_those_of_a_task() -> None:
         assert re.sub("[_-]", "", dataset).lower() == re.sub("[_-]", "", data_set.name).lower()
 
 
-def test_every_data_set_is_complete() -> None:
+def test_data_sets_are_complete() -> None:
     for name, data_set in DATA_SETS.items():
         assert name == data_set.name
         assert data_set.page.startswith("https://")
         assert data_set.size == "unknown" or re.fullmatch(r"[\d.]+ [MG]B", data_set.size)
         assert data_set.licence
         assert data_set.is_by_hand == (not data_set.files or None in [file.url for file in data_set.files])
-        assert not data_set.is_by_hand or data_set.note, "says why"
+        assert not data_set.is_by_hand or data_set.note, "a note is missing"
         for file in data_set.files:
             assert file.url is None or file.url.startswith("https://")
             assert file.checksum is None or re.fullmatch(r"md5:[0-9a-f]{32}|sha256:[0-9a-f]{64}", file.checksum)
 
 
-def test_names_in_any_case_and_near_ones() -> None:
+def test_names_ignore_case_and_errors_suggest_similar_names() -> None:
     assert find_data_set("cifar-10") is DATA_SETS["CIFAR-10"]
     with pytest.raises(ValueError, match=r"^`name` must be .*, got 'Hartbeat'; did you mean Heartbeat\?$"):
         find_data_set("Hartbeat")
 
 
-def test_errors_of_tasks_name_data_sets_that_exist() -> None:
+def test_errors_of_tasks_name_existing_data_sets() -> None:
     texts = [path.read_text("utf-8") for path in (ROOT / "src" / "longscan" / "tasks").rglob("*.py")]
     named = {name for text in texts for name in re.findall(r"longscan data get ([\w-]+)`", text)}
     assert len(named) > 10
@@ -156,18 +157,20 @@ def test_errors_of_tasks_name_data_sets_that_exist() -> None:
         ("byte_text", {}, "tinyshakespeare"),
     ],
 )
-def test_missing_data_name_the_command(task: str, settings: dict[str, str], data_set: str, tmp_path: Path) -> None:
+def test_missing_data_error_names_the_command(task: str, settings: dict[str, str], data_set: str, tmp_path: Path) -> None:
     settings |= {} if task == "byte_text" else {"data_dir": str(tmp_path)}
     with pytest.raises(FileNotFoundError, match=f"longscan data get {data_set}`"):
         TASKS[task](**settings).size("test")
 
 
-def test_an_unknown_series_set_names_the_archive() -> None:
+def test_unknown_uea_set_error_names_the_archive() -> None:
     with pytest.raises(FileNotFoundError, match=r"the archive is at https://www.timeseriesclassification.com"):
         TASKS["uea"](dataset="MyOwn", data_dir=str(ROOT)).size("test")
 
 
-def test_the_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_data_list_command_lists_data_sets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["data", "list"]) == 0
     text = capsys.readouterr().out
     lines = text.splitlines()
@@ -175,9 +178,9 @@ def test_the_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert [line.split()[0] for line in lines[1 : len(DATA_SETS) + 1]] == list(DATA_SETS)
     assert " yes " not in text
     assert "set LONGSCAN_DATA" in text
-    place = tmp_path / "uea" / "ERing"
-    place.mkdir(parents=True)
-    (place / "ERing_TRAIN.arff").write_text("")  # another form that the task reads
+    directory = tmp_path / "uea" / "ERing"
+    directory.mkdir(parents=True)
+    (directory / "ERing_TRAIN.arff").write_text("")  # another form that the task reads
     (tmp_path / "forecasting").mkdir()
     (tmp_path / "forecasting" / "weather.csv").write_text("")
     monkeypatch.setenv("LONGSCAN_DATA", str(tmp_path))

@@ -1,4 +1,4 @@
-"""Downloads from a local server: whole, continued, damaged, changed, killed; and every error as one line of `longscan data`."""
+"""Downloads from a local server: complete, continued, damaged, changed, killed; `longscan data` prints an error as one line."""
 
 import gzip
 import hashlib
@@ -28,7 +28,7 @@ from longscan.datasets.storage import LOCK_NAME, fetch, is_available, read_lock
 CONTENT = random.Random(0).randbytes(100_000)
 
 
-def toy(url: str | None, checksum: str | None = None, members: tuple[str, ...] = (), name: str = "toy.bin") -> DataSet:
+def make_data_set(url: str | None, checksum: str | None = None, members: tuple[str, ...] = (), name: str = "toy.bin") -> DataSet:
     file = RemoteFile(name=name, url=url, checksum=checksum, members=members)
     page = "https://example.org/toy"
     return DataSet(name="toy", folder="area", files=(file,), size="1", licence="none", page=page, use="--task parity")
@@ -36,7 +36,7 @@ def toy(url: str | None, checksum: str | None = None, members: tuple[str, ...] =
 
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., str]:
-    """`command(data_set)`: what `longscan data get` prints, on stdout with code 0 or else as one line on stderr with code 2."""
+    """Return a function that runs `longscan data get` and returns its output, or its error line if the exit code is 2."""
 
     def run(data_set: DataSet, code: int = 0) -> str:
         monkeypatch.setitem(DATA_SETS, data_set.name, data_set)
@@ -53,9 +53,9 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     return run
 
 
-def test_a_whole_file(server: FileServer, tmp_path: Path, command: Callable[..., str]) -> None:
+def test_downloaded_file_is_stored_and_recorded(server: FileServer, tmp_path: Path, command: Callable[..., str]) -> None:
     server.files["toy.bin"] = CONTENT
-    data_set = toy(server.url("toy.bin"))
+    data_set = make_data_set(server.url("toy.bin"))
     assert not is_available(data_set, tmp_path)
     out = command(data_set)
     assert str(tmp_path / "area") in out
@@ -71,10 +71,10 @@ def test_a_whole_file(server: FileServer, tmp_path: Path, command: Callable[...,
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_cut_download_continues(server: FileServer, tmp_path: Path, command: Callable[..., str], seed: int) -> None:
+def test_truncated_download_continues(server: FileServer, tmp_path: Path, command: Callable[..., str], seed: int) -> None:
     server.files["toy.bin"] = CONTENT
     server.cut_after = random.Random(seed).randrange(CHUNK_BYTES, len(CONTENT))
-    data_set = toy(server.url("toy.bin"))
+    data_set = make_data_set(server.url("toy.bin"))
     line = command(data_set, 2)
     assert (
         "the connection ended early; repeat the command to continue; the data set can be downloaded by hand from https://example.org/toy"
@@ -90,12 +90,12 @@ def test_a_cut_download_continues(server: FileServer, tmp_path: Path, command: C
 
 
 @pytest.mark.parametrize("change", ["file", "no version", "no ranges"])
-def test_a_download_that_cannot_continue_starts_again(
+def test_download_starts_again_if_it_cannot_continue(
     server: FileServer, tmp_path: Path, command: Callable[..., str], change: str
 ) -> None:
     server.files["toy.bin"] = CONTENT
     server.cut_after, server.versioned = CHUNK_BYTES, change != "no version"
-    data_set = toy(server.url("toy.bin"))
+    data_set = make_data_set(server.url("toy.bin"))
     command(data_set, 2)
     server.cut_after, server.ranges = None, change != "no ranges"
     if change == "file":
@@ -105,34 +105,34 @@ def test_a_download_that_cannot_continue_starts_again(
     assert (tmp_path / "area" / "toy.bin").read_bytes() == server.files["toy.bin"]
 
 
-def test_a_complete_part_is_not_downloaded_again(server: FileServer, tmp_path: Path) -> None:
+def test_complete_partial_file_is_not_downloaded_again(server: FileServer, tmp_path: Path) -> None:
     server.files["toy.bin"] = CONTENT
     part = tmp_path / "downloads" / "toy" / "toy.bin.part"
     part.parent.mkdir(parents=True)
     part.write_bytes(CONTENT)
     part.with_name("toy.bin.part.version").write_text(f'"{hashlib.md5(CONTENT).hexdigest()}"')
-    fetch(toy(server.url("toy.bin")), tmp_path)
+    fetch(make_data_set(server.url("toy.bin")), tmp_path)
     assert server.requests == [("toy.bin", f"bytes={len(CONTENT)}-")]
     assert (tmp_path / "area" / "toy.bin").read_bytes() == CONTENT
 
 
-def test_a_wrong_published_checksum(server: FileServer, tmp_path: Path, command: Callable[..., str]) -> None:
+def test_wrong_checksum_raises(server: FileServer, tmp_path: Path, command: Callable[..., str]) -> None:
     server.files["toy.bin"] = CONTENT
     expected, found = hashlib.md5(b"other").hexdigest(), hashlib.md5(CONTENT).hexdigest()
-    data_set = toy(server.url("toy.bin"), f"md5:{expected}")
+    data_set = make_data_set(server.url("toy.bin"), f"md5:{expected}")
     line = command(data_set, 2)
     assert expected in line
     assert found in line
     assert line.endswith("published for this file")
     assert not is_available(data_set, tmp_path)
     assert not (tmp_path / LOCK_NAME).exists()
-    command(toy(server.url("toy.bin"), f"md5:{found}"))
+    command(make_data_set(server.url("toy.bin"), f"md5:{found}"))
     assert (tmp_path / "area" / "toy.bin").read_bytes() == CONTENT
 
 
-def test_a_changed_file_is_refused(server: FileServer, tmp_path: Path, command: Callable[..., str]) -> None:
+def test_changed_file_raises(server: FileServer, tmp_path: Path, command: Callable[..., str]) -> None:
     server.files["toy.bin"] = CONTENT
-    data_set = toy(server.url("toy.bin"))
+    data_set = make_data_set(server.url("toy.bin"))
     command(data_set)
     first, changed = hashlib.sha256(CONTENT).hexdigest(), CONTENT[:-1]
     path = tmp_path / "area" / "toy.bin"
@@ -153,78 +153,84 @@ def test_a_changed_file_is_refused(server: FileServer, tmp_path: Path, command: 
     assert path.read_bytes() == CONTENT
 
 
-def test_a_users_own_file_is_left_alone(server: FileServer, tmp_path: Path) -> None:
+def test_existing_file_of_the_user_is_unchanged(server: FileServer, tmp_path: Path) -> None:
     path = tmp_path / "area" / "toy.bin"
     path.parent.mkdir()
     path.write_bytes(b"mine")
-    fetch(toy(server.url("toy.bin"), "md5:0"), tmp_path)
+    fetch(make_data_set(server.url("toy.bin"), "md5:0"), tmp_path)
     assert path.read_bytes() == b"mine"
     assert server.requests == []
 
 
-def test_refusals_of_a_server_and_of_the_net(server: FileServer, tmp_path: Path, command: Callable[..., str]) -> None:
+def test_http_error_and_unreachable_server_raise(server: FileServer, tmp_path: Path, command: Callable[..., str]) -> None:
     assert "toy.bin: the server answered 404 Not Found; the data set can be downloaded by hand from " in command(
-        toy(server.url("toy.bin")), 2
+        make_data_set(server.url("toy.bin")), 2
     )
-    assert "toy.bin cannot be reached (ConnectionError)" in command(toy("http://127.0.0.1:9/toy.bin"), 2)
+    assert "toy.bin cannot be reached (ConnectionError)" in command(make_data_set("http://127.0.0.1:9/toy.bin"), 2)
 
 
-def test_a_part_that_is_too_long_is_removed(server: FileServer, tmp_path: Path, command: Callable[..., str]) -> None:
+def test_partial_file_that_is_too_long_is_removed(server: FileServer, tmp_path: Path, command: Callable[..., str]) -> None:
     server.files["toy.bin"] = b"x" * 10
     part = tmp_path / "downloads" / "toy" / "toy.bin.part"
     part.parent.mkdir(parents=True)
     part.write_bytes(b"x" * 20)
     part.with_name("toy.bin.part.version").write_text(f'"{hashlib.md5(b"x" * 10).hexdigest()}"')
-    assert "the server cannot continue at byte 20; repeat the command to start again" in command(toy(server.url("toy.bin")), 2)
-    command(toy(server.url("toy.bin")))
+    assert "the server cannot continue at byte 20; repeat the command to start again" in command(
+        make_data_set(server.url("toy.bin")), 2
+    )
+    command(make_data_set(server.url("toy.bin")))
     assert (tmp_path / "area" / "toy.bin").read_bytes() == b"x" * 10
 
 
-def test_a_server_that_stops_answering(
-    server: FileServer, tmp_path: Path, command: Callable[..., str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_timeout_raises(server: FileServer, tmp_path: Path, command: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
     server.files["toy.bin"], server.pause = CONTENT, 0.5
     monkeypatch.setattr("longscan.datasets.download.TIMEOUT", 0.1)
-    assert "toy.bin did not answer within 0.1 seconds; repeat the command to continue" in command(toy(server.url("toy.bin")), 2)
+    assert "toy.bin did not answer within 0.1 seconds; repeat the command to continue" in command(
+        make_data_set(server.url("toy.bin")), 2
+    )
     assert not (tmp_path / "area").exists()
 
 
-def test_a_compressed_file_stays_compressed(server: FileServer, tmp_path: Path, command: Callable[..., str]) -> None:
+def test_content_encoding_is_not_decoded(server: FileServer, tmp_path: Path, command: Callable[..., str]) -> None:
     server.files["toy.bin"], server.encoding = gzip.compress(CONTENT), "x-gzip"
-    command(toy(server.url("toy.bin")))
+    command(make_data_set(server.url("toy.bin")))
     assert (tmp_path / "area" / "toy.bin").read_bytes() == server.files["toy.bin"]
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
-def test_a_full_disk(server: FileServer, tmp_path: Path, command: Callable[..., str]) -> None:
+def test_full_disk_raises(server: FileServer, tmp_path: Path, command: Callable[..., str]) -> None:
     server.files["toy.bin"] = CONTENT
     part = tmp_path / "downloads" / "toy" / "toy.bin.part"
     part.parent.mkdir(parents=True)
     part.symlink_to("/dev/full")
-    assert command(toy(server.url("toy.bin")), 2).endswith("cannot be written: No space left on device")
+    assert command(make_data_set(server.url("toy.bin")), 2).endswith("cannot be written: No space left on device")
 
 
-def test_names_and_folders(refused_data: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert refused_data("get", "etth", "--root", tmp_path) == (
+def test_invalid_data_command_prints_one_line(
+    run_invalid_command: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert run_invalid_command("get", "etth", "--root", tmp_path) == (
         "longscan: `name` must be a data set of `longscan data list`, got 'etth'; did you mean ETTh1 or WTH or weather?"
     )
-    assert refused_data("get", "qqqqq", "--root", tmp_path).endswith("got 'qqqqq'")
-    assert refused_data("get", "ETTh1").startswith("longscan: `--root` must be the folder of all data, got nothing; or set LONG")
-    assert refused_data("get") == "longscan: `name` must be a data set of `longscan data list`, got nothing"
-    assert "action" in refused_data()
-    assert "`action` must be one of list, get, got 'fetch'" in refused_data("fetch")
+    assert run_invalid_command("get", "qqqqq", "--root", tmp_path).endswith("got 'qqqqq'")
+    assert run_invalid_command("get", "ETTh1").startswith(
+        "longscan: `--root` must be the folder of all data, got nothing; or set LONG"
+    )
+    assert run_invalid_command("get") == "longscan: `name` must be a data set of `longscan data list`, got nothing"
+    assert "action" in run_invalid_command()
+    assert "`action` must be one of list, get, got 'fetch'" in run_invalid_command("fetch")
     (tmp_path / LOCK_NAME).write_text("[1]")
-    assert "data-lock.json must be a JSON object of records" in refused_data("get", "ETTh1", "--root", tmp_path)
+    assert "data-lock.json must be a JSON object of records" in run_invalid_command("get", "ETTh1", "--root", tmp_path)
     monkeypatch.setenv("LONGSCAN_DATA", str(tmp_path))
-    assert "data-lock.json must be a JSON object of records" in refused_data("list")
+    assert "data-lock.json must be a JSON object of records" in run_invalid_command("list")
 
 
 @pytest.fixture
-def refused_data(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """`refused_data(*words)`: the one line that `longscan data` answers with."""
+def run_invalid_command(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Return a function that runs `longscan data` with invalid arguments and returns its error line."""
 
-    def run(*words: object) -> str:
-        assert main(["data", *map(str, words)]) == 2
+    def run(*argv: object) -> str:
+        assert main(["data", *map(str, argv)]) == 2
         captured = capsys.readouterr()
         assert captured.out == ""
         (line,) = captured.err.splitlines()
@@ -233,7 +239,7 @@ def refused_data(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     return run
 
 
-KILLED = """
+DOWNLOAD_SCRIPT = """
 import sys
 from pathlib import Path
 from longscan.datasets import DataSet, RemoteFile
@@ -243,9 +249,9 @@ fetch(DataSet(name="toy", folder="area", files=(file,), size="", licence="", pag
 """
 
 
-def test_a_killed_download_continues(server: FileServer, tmp_path: Path) -> None:
+def test_killed_download_continues(server: FileServer, tmp_path: Path) -> None:
     server.files["toy.bin"], server.pause = CONTENT, 0.1
-    process = subprocess.Popen([sys.executable, "-c", KILLED, server.url("toy.bin"), str(tmp_path)])
+    process = subprocess.Popen([sys.executable, "-c", DOWNLOAD_SCRIPT, server.url("toy.bin"), str(tmp_path)])
     part = tmp_path / "downloads" / "toy" / "toy.bin.part"
     limit = time.monotonic() + 60
     while not (part.exists() and part.stat().st_size) and time.monotonic() < limit:
@@ -254,7 +260,7 @@ def test_a_killed_download_continues(server: FileServer, tmp_path: Path) -> None
     assert process.wait() == -signal.SIGKILL
     received, server.pause = part.stat().st_size, 0.0
     assert 0 < received < len(CONTENT)
-    fetch(toy(server.url("toy.bin")), tmp_path)
+    fetch(make_data_set(server.url("toy.bin")), tmp_path)
     assert server.requests[1] == ("toy.bin", f"bytes={received}-")
     assert (tmp_path / "area" / "toy.bin").read_bytes() == CONTENT
     assert {path.name for path in tmp_path.rglob("*") if path.is_file()} == {"toy.bin", LOCK_NAME}
@@ -264,20 +270,20 @@ FILES = {"release/a/Train/0/1.bin": b"one", "release/a/Train/1/2.bin": b"two", "
 
 
 @pytest.mark.parametrize("kind", ["zip", "w:gz", "w"])
-def test_chosen_members_are_unpacked(server: FileServer, tmp_path: Path, command: Callable[..., str], kind: str) -> None:
+def test_selected_members_are_unpacked(server: FileServer, tmp_path: Path, command: Callable[..., str], kind: str) -> None:
     server.files["toy"] = make_archive(kind, FILES)
-    data_set = toy(server.url("toy"), None, ("Train/", "b.txt"))
+    data_set = make_data_set(server.url("toy"), None, ("Train/", "b.txt"))
     command(data_set)
-    found = {str(path.relative_to(tmp_path / "area")): path.read_bytes() for path in (tmp_path / "area").rglob("*.*")}
-    assert found == {"Train/0/1.bin": b"one", "Train/1/2.bin": b"two", "b.txt": b"b"}
+    contents = {str(path.relative_to(tmp_path / "area")): path.read_bytes() for path in (tmp_path / "area").rglob("*.*")}
+    assert contents == {"Train/0/1.bin": b"one", "Train/1/2.bin": b"two", "b.txt": b"b"}
     assert read_lock(tmp_path)["toy/toy.bin"]["size"] == len(server.files["toy"])
     assert not (tmp_path / "downloads" / "toy").exists()
     command(data_set)
     assert len(server.requests) == 1
 
 
-def test_an_archive_that_cannot_be_unpacked(server: FileServer, tmp_path: Path, command: Callable[..., str]) -> None:
-    data_set = toy(server.url("toy"), None, ("Train/", "b.txt"))
+def test_unreadable_or_incomplete_archive_raises(server: FileServer, tmp_path: Path, command: Callable[..., str]) -> None:
+    data_set = make_data_set(server.url("toy"), None, ("Train/", "b.txt"))
     server.files["toy"] = b"<html>come back later</html>"
     assert "is not a readable ZIP or TAR archive" in command(data_set, 2)
     server.files["toy"] = make_archive("w:gz", FILES)[:-20]
@@ -293,23 +299,23 @@ def test_an_archive_that_cannot_be_unpacked(server: FileServer, tmp_path: Path, 
     assert (tmp_path / "area" / "b.txt").read_bytes() == b"b"
 
 
-def test_unpacking_that_was_killed_is_repeated(server: FileServer, tmp_path: Path) -> None:
+def test_interrupted_unpacking_is_repeated(server: FileServer, tmp_path: Path) -> None:
     server.files["toy"] = make_archive("zip", FILES)
-    data_set = toy(server.url("toy"), None, ("Train/", "b.txt"))
+    data_set = make_data_set(server.url("toy"), None, ("Train/", "b.txt"))
     (tmp_path / "area" / "Train").mkdir(parents=True)
     (tmp_path / "area" / "b.txt").write_text("b")
     assert is_available(data_set, tmp_path), "files of the user"
     archive = tmp_path / "downloads" / "toy" / "toy.bin"
     archive.parent.mkdir(parents=True)
     archive.write_bytes(server.files["toy"])
-    assert not is_available(data_set, tmp_path), "the archive is still there, so it was not unpacked to its end"
+    assert not is_available(data_set, tmp_path), "the archive still exists, so it was not unpacked completely"
     fetch(data_set, tmp_path)
     assert (tmp_path / "area" / "Train" / "0" / "1.bin").read_bytes() == b"one"
     assert server.requests == []
 
 
-def test_damage_within_a_compressed_archive_is_found(tmp_path: Path) -> None:
-    """The readers for streams do not compare the checksum at the end of a gzip file."""
+def test_damaged_compressed_archive_raises(tmp_path: Path) -> None:
+    """Stream readers do not check the checksum at the end of a gzip file."""
     content = bytearray(make_archive("w:gz", {"Train/1": CONTENT}))
     content[-6] ^= 1  # of the checksum
     (tmp_path / "x.tar.gz").write_bytes(content)
@@ -330,9 +336,9 @@ def test_links_are_not_unpacked(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "to" / "Train").iterdir()] == ["1"]
 
 
-def test_downloads_by_hand(tmp_path: Path, command: Callable[..., str]) -> None:
+def test_manual_download_is_unpacked(tmp_path: Path, command: Callable[..., str]) -> None:
     archive = make_archive("w:gz", FILES)
-    data_set = toy(None, f"md5:{hashlib.md5(archive).hexdigest()}", ("Train/", "b.txt"))
+    data_set = make_data_set(None, f"md5:{hashlib.md5(archive).hexdigest()}", ("Train/", "b.txt"))
     line = command(data_set, 2)
     put = f"download toy.bin from https://example.org/toy into {tmp_path / 'downloads'}, then repeat the command"
     assert line == f"longscan: toy must be downloaded by hand: {put}"
@@ -344,11 +350,11 @@ def test_downloads_by_hand(tmp_path: Path, command: Callable[..., str]) -> None:
     assert (tmp_path / "area" / "b.txt").read_bytes() == b"b"
     assert (tmp_path / "downloads" / "toy.bin").exists(), "the user's archive stays"
     assert is_available(data_set, tmp_path)
-    plain = toy(None, name="table.csv")
+    plain = make_data_set(None, name="table.csv")
     assert command(plain, 2).endswith(f"download table.csv from https://example.org/toy into {tmp_path / 'area'}")
 
 
-def test_the_lock_file_is_sorted_json(server: FileServer, tmp_path: Path) -> None:
+def test_lock_file_is_sorted_json(server: FileServer, tmp_path: Path) -> None:
     server.files |= {"b": b"b", "a": b"a"}
     files = tuple(RemoteFile(name=name, url=server.url(name)) for name in ("b", "a"))
     fetch(DataSet(name="toy", folder="area", files=files, size="", licence="", page="", use=""), tmp_path)

@@ -1,4 +1,4 @@
-"""Run directories and records made up for the tests, in the layout that training writes."""
+"""Fixtures that write generated run directories and records in the layout of those of training."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ import yaml
 def write_run(
     folder: Path, *, steps: int = 2000, every: int = 50, symbols: int = 3, entries: int = 128, n_classes: int = 4, **changes: Any
 ) -> Path:
-    """A finished run with curves, confusion matrix, scores by length and angles; `changes` replace fields of result.json."""
+    """Write a finished run with curves, confusion matrix, scores by length and angles; `changes` are fields of result.json."""
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(0)
     settings = {
@@ -94,7 +94,7 @@ def write_run(
 
 
 def run_row(**changes: Any) -> dict[str, Any]:
-    """A valid row of results/runs."""
+    """Return a valid row of results/runs with changed fields."""
     row = {
         "paper": "AUSSM",
         "task": "parity",
@@ -124,7 +124,7 @@ def run_row(**changes: Any) -> dict[str, Any]:
 
 
 def bench_row(**changes: Any) -> dict[str, Any]:
-    """A valid row of results/bench."""
+    """Return a valid row of results/bench with changed fields."""
     row = {
         "op": "selective_scan",
         "backend": "cpu",
@@ -147,7 +147,7 @@ def bench_row(**changes: Any) -> dict[str, Any]:
 
 
 def write_results(folder: Path) -> Path:
-    """A results folder with five seeds of one model (one failed), one of another, a task no paper has, and measurements."""
+    """Write a results folder with five seeds of a model (one failed), three of another, an unpublished task, and measurements."""
     scaled = (1.0, 0.998, 0.41, 0.995)
     runs = [run_row(seed=i, value=0.5 + s / 2, scaled=s) for i, s in enumerate(scaled)]
     runs.append(run_row(seed=4, value=None, scaled=None, status="failed"))
@@ -177,7 +177,7 @@ def write_results(folder: Path) -> Path:
 
 
 def write_seeds(path: Path, **changes: Any) -> Path:
-    """A record of three seeds trained together, one of which finds the solution and loses it again."""
+    """Write a record of three seeds trained together, one of which reaches the best score and loses it again."""
     scores = ((0.0, 0.02, 0.1), (0.3, 0.02, 1.0), (0.4, -0.02, 1.0), (0.5, -0.02, 0.2))
     rows = [
         {"step": 500 * i, "train": [0.5] * 3, "loss": [1.0] * 3, "last": list(row), "seconds": 7.0 * i}
@@ -213,29 +213,29 @@ def write_seeds(path: Path, **changes: Any) -> Path:
 
 @pytest.fixture(scope="session")
 def make_seeds():
-    """Writes a made-up record of seeds trained together: make_seeds(path, **changes)."""
+    """Return the function make_seeds(path, **changes), which writes a record of seeds trained together."""
     return write_seeds
 
 
 @pytest.fixture(scope="session")
 def make_results():
-    """Writes a made-up results folder: make_results(folder)."""
+    """Return the function make_results(folder), which writes a results folder."""
     return write_results
 
 
 @pytest.fixture
 def new_run_row():
-    """A valid row of results/runs with changes: new_run_row(**changes)."""
+    """Return the function new_run_row(**changes), which returns a valid row of results/runs."""
     return run_row
 
 
 @pytest.fixture
 def new_bench_row():
-    """A valid row of results/bench with changes: new_bench_row(**changes)."""
+    """Return the function new_bench_row(**changes), which returns a valid row of results/bench."""
     return bench_row
 
 
 @pytest.fixture(scope="session")
 def make_run():
-    """Writes a made-up run directory: make_run(folder, **options)."""
+    """Return the function make_run(folder, **options), which writes a run directory."""
     return write_run

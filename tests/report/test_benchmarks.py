@@ -1,4 +1,4 @@
-"""benchmarks/run.py at tiny sizes: selection of cases, rows, pages and figures, and rows of what could not be measured."""
+"""benchmarks/run.py with small sizes: selection of cases, rows, pages, figures, and rows of failed measurements."""
 
 import sys
 from pathlib import Path
@@ -18,12 +18,12 @@ from cases import CASES, blocks, loaders, systems
 ROOT = Path(__file__).parents[2]
 
 
-def run(monkeypatch: pytest.MonkeyPatch, out: Path, *words: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["benchmarks/run.py", "--quick", "--threads", "1", "--out", str(out), *words])
+def run(monkeypatch: pytest.MonkeyPatch, out: Path, *argv: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["benchmarks/run.py", "--quick", "--threads", "1", "--out", str(out), *argv])
     return command.main()
 
 
-def test_every_case_has_a_name_of_its_own_and_can_be_chosen():
+def test_cases_have_unique_names_and_can_be_selected():
     names = [f"{case.suite}/{case.name}" for case in CASES]
     assert len(set(names)) == len(names)
     assert {case.suite for case in command.selected(["cpu"])} == {"cpu"}
@@ -34,11 +34,11 @@ def test_every_case_has_a_name_of_its_own_and_can_be_chosen():
 
 
 @pytest.mark.parametrize("system", systems.SYSTEMS, ids=lambda system: system.name)
-def test_systems_are_of_one_size(system):
+def test_systems_have_equal_sizes(system):
     assert system.parameters == pytest.approx(600_000, rel=0.04)
 
 
-def test_variants_are_those_of_the_thesis():
+def test_variants_have_the_sizes_of_the_thesis():
     sizes = {system.name: system.parameters for system in systems.VARIANTS}
     assert sizes["S6"] == sizes["S6, recompute"] == pytest.approx(587_000, rel=0.01)  # Table 3
     assert sizes["S6, rotary, learned"] - sizes["S6, rotary, fixed"] == 696  # section 14.3.2
@@ -46,7 +46,7 @@ def test_variants_are_those_of_the_thesis():
     assert sizes["S6, speed-matched"] == pytest.approx(1_200_000, rel=0.01)  # Table 6
 
 
-def test_systems_are_measured_and_drawn(monkeypatch, tmp_path):
+def test_systems_are_measured_and_plotted(monkeypatch, tmp_path):
     out = tmp_path / "bench"
     assert run(monkeypatch, out, "--only", "systems/length S5", "systems/heads", "overhead") == 0
     rows = read_records(out / "systems.jsonl")
@@ -70,7 +70,7 @@ def test_systems_are_measured_and_drawn(monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
-def test_an_op_is_compared_with_its_peers(monkeypatch, tmp_path):
+def test_op_is_compared_with_its_peers(monkeypatch, tmp_path):
     assert run(monkeypatch, tmp_path / "bench", "--only", "aussm") == 0
     *rows, memory = read_records(tmp_path / "bench" / "cpu.jsonl")
     assert [row["peer"] for row in rows] == [
@@ -80,7 +80,7 @@ def test_an_op_is_compared_with_its_peers(monkeypatch, tmp_path):
     assert memory["extra_share"] == pytest.approx(memory["extra_mib"] / (memory["peak_mib"] - memory["extra_mib"]), rel=2)
 
 
-def toy(function, **more) -> harness.Case:
+def make_case(function, **more) -> harness.Case:
     x = torch.ones(2, 3)
 
     def build(_):
@@ -93,37 +93,37 @@ def toy(function, **more) -> harness.Case:
     return harness.Case(suite="cpu", name="toy", op="toy", shapes=shapes, quick_shape=shapes[0], build=build, truth=truth, **more)
 
 
-def test_a_wrong_result_is_never_timed():
+def test_incorrect_result_raises_before_timing():
     with pytest.raises(SystemExit, match="toy, ours: error"):
-        harness.compare(toy(lambda x: x.sin() + 1e-3), {"B": 2, "L": 3}, runs=1, quick=True)
+        harness.compare(make_case(lambda x: x.sin() + 1e-3), {"B": 2, "L": 3}, runs=1, quick=True)
 
 
-def test_what_a_case_needs_is_judged():
-    case = toy(torch.sin, needs={("peer", "forward"): 1e9}, limits=[(1e9, 1e-9)])
+def test_row_has_shortfall_of_needed_speed():
+    case = make_case(torch.sin, needs={("peer", "forward"): 1e9}, limits=[(1e9, 1e-9)])
     row, _ = harness.compare(case, case.shapes[0], runs=1, quick=False)
     assert len(row["needed"]) == 3
     assert [text.partition(":")[0] for text in row["shortfall"]] == ["forward", "forward_backward"]
 
 
-def test_after_a_failure_longer_shapes_are_not_tried(monkeypatch):
-    def measured(case, shape, *, runs, quick):
+def test_longer_shapes_are_skipped_after_a_failure(monkeypatch):
+    def fake_compare(case, shape, *, runs, quick):
         if shape["L"] > 3:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")
-        return [{"forward_ms": 1.0, "forward_backward_ms": took}]
+        return [{"forward_ms": 1.0, "forward_backward_ms": milliseconds}]
 
-    monkeypatch.setattr(command, "compare", measured)
+    monkeypatch.setattr(command, "compare", fake_compare)
     options = type("Options", (), {"quick": False, "end": float("inf"), "runs": 1})
-    took = 1.0
-    found = list(command.rows_of(toy(torch.sin, may_fail=True), options))
-    assert [rows[0].get("reason") for rows in found] == [None, "out of memory"]
-    took = 3000.0
-    found = list(command.rows_of(toy(torch.sin, may_fail=True), options))
-    assert [rows[0].get("reason") for rows in found] == [None, "over 4 s a call"]
+    milliseconds = 1.0
+    shape_rows = list(command.rows_of(make_case(torch.sin, may_fail=True), options))
+    assert [rows[0].get("reason") for rows in shape_rows] == [None, "out of memory"]
+    milliseconds = 3000.0
+    shape_rows = list(command.rows_of(make_case(torch.sin, may_fail=True), options))
+    assert [rows[0].get("reason") for rows in shape_rows] == [None, "over 4 s a call"]
     options.end = 0
-    assert list(command.rows_of(toy(torch.sin), options)) == []
+    assert list(command.rows_of(make_case(torch.sin), options)) == []
 
 
-def test_a_failure_is_a_reason_and_a_slip_is_not():
+def test_attempt_returns_runtime_errors_as_reasons_only():
     def fail(error: Exception) -> None:
         raise error
 
@@ -132,7 +132,7 @@ def test_a_failure_is_a_reason_and_a_slip_is_not():
         harness.attempt(lambda: fail(KeyError("forward_ms")))
 
 
-def test_the_last_row_of_a_measurement_counts(monkeypatch, tmp_path):
+def test_latest_row_of_a_measurement_is_used(monkeypatch, tmp_path):
     for _ in range(2):
         run(monkeypatch, tmp_path / "bench", "--only", "systems/length LRU")
     rows = read_records(tmp_path / "bench" / "systems.jsonl")
@@ -140,7 +140,7 @@ def test_the_last_row_of_a_measurement_counts(monkeypatch, tmp_path):
     assert page.latest(tmp_path / "bench" / "systems.jsonl") == rows[1:]
 
 
-def test_recorded_rows_make_pages(tmp_path):
+def test_pages_have_the_recorded_rows(tmp_path):
     (tmp_path / "bench").mkdir()
     for name in ("cpu", "gpu_scaling"):
         path = tmp_path / "bench" / f"{name}.jsonl"
@@ -149,12 +149,12 @@ def test_recorded_rows_make_pages(tmp_path):
         assert all(page.label_of(row) in path.with_suffix(".md").read_text("utf-8") for row in page.latest(path))
 
 
-def test_blocks_have_the_weights_of_the_peer():
+def test_blocks_with_the_weights_of_the_peer_give_its_results():
     shape = {"B": 2, "L": 5, "d_model": 8, "N": 4}
     assert max(harness.measure_errors(next(case for case in blocks.CASES if case.name == "block"), shape).values()) < 1e-5
 
 
-def test_a_row_of_a_loader(monkeypatch, tmp_path):
+def test_loader_row_has_batch_times(monkeypatch, tmp_path):
     recipe = str(ROOT / "recipes/aussm/parity.yaml")
     assert run(monkeypatch, tmp_path / "bench", "--only", "loaders", "--recipes", recipe) == 0
     (row,) = read_records(tmp_path / "bench" / "loaders.jsonl")
@@ -164,7 +164,7 @@ def test_a_row_of_a_loader(monkeypatch, tmp_path):
     assert "| aussm/parity | " in (tmp_path / "bench" / "loaders.md").read_text("utf-8")
 
 
-def test_updates_are_those_of_the_fastest_run_on_a_gpu():
+def test_update_time_is_that_of_the_fastest_gpu_run():
     runs = [
         {"recipe": "recipes/a/b.yaml", "device": device, "seconds": seconds, "steps": 10}
         for device, seconds in (("NVIDIA H200", 3.0), ("NVIDIA H200", 2.0), ("cpu", 1.0))
@@ -173,6 +173,6 @@ def test_updates_are_those_of_the_fastest_run_on_a_gpu():
     assert loaders.update_ms("a/c", runs) is None
 
 
-def test_missing_data_are_a_line(monkeypatch, tmp_path):
+def test_missing_data_exit_with_a_message(monkeypatch, tmp_path):
     with pytest.raises(SystemExit, match=r"cifar10.yaml: `task.data_dir` must be a folder with CIFAR-10"):
         run(monkeypatch, tmp_path / "bench", "--only", "loaders", "--recipes", str(ROOT / "recipes/afternoon/cifar10.yaml"))

@@ -1,4 +1,4 @@
-"""Records: what is accepted, what is refused, and that everything under results/ is accepted."""
+"""Valid and invalid records; all records in results/ are valid."""
 
 import json
 import re
@@ -17,7 +17,7 @@ SEEDS = sorted((ROOT / "results" / "seeds").glob("*.json"))
 TABLE1 = sorted((*(ROOT / "results" / "table1").rglob("*.json"), *(ROOT / "results" / "protocol").glob("*.json")))
 
 
-def test_what_is_appended_is_read(tmp_path, new_run_row, new_bench_row):
+def test_appended_records_are_read(tmp_path, new_run_row, new_bench_row):
     for kind, row in (("runs", new_run_row), ("bench", new_bench_row)):
         path = tmp_path / kind / "rows.jsonl"
         append_record(path, row())
@@ -26,7 +26,7 @@ def test_what_is_appended_is_read(tmp_path, new_run_row, new_bench_row):
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"value": "high"}, "`value` must be a finite number or None, got 'high'"),
         ({"value": None}, "`value` must be a finite number, as the run is finished, got None"),
@@ -45,26 +45,26 @@ def test_what_is_appended_is_read(tmp_path, new_run_row, new_bench_row):
         ({"corrected": {"values": {"value": 1.0}}}, "`corrected.values.value` must be left out, .* of this name, got 1.0"),
     ],
 )
-def test_a_wrong_run_is_refused_and_nothing_is_written(tmp_path, new_run_row, changes, said):
+def test_invalid_run_raises_and_is_not_written(tmp_path, new_run_row, changes, message):
     path = tmp_path / "runs" / "rows.jsonl"
-    with pytest.raises(ValueError, match=rf"{re.escape(str(path))}: .*{said}"):
+    with pytest.raises(ValueError, match=rf"{re.escape(str(path))}: .*{message}"):
         append_record(path, new_run_row(**changes))
     assert not path.exists()
 
 
-def test_a_missing_field_is_named(tmp_path, new_bench_row):
+def test_missing_field_raises(tmp_path, new_bench_row):
     row = new_bench_row()
     del row["peak_mib"]
     with pytest.raises(ValueError, match="`peak_mib` must be a finite number or None, got nothing"):
         append_record(tmp_path / "bench" / "rows.jsonl", row)
 
 
-def test_the_folder_says_the_kind(tmp_path, new_run_row):
+def test_folder_that_is_no_kind_of_record_raises(tmp_path, new_run_row):
     with pytest.raises(ValueError, match=r"`path` must be in a folder automata or bench or runs, got "):
         append_record(tmp_path / "rows.jsonl", new_run_row())
 
 
-def test_a_broken_line_is_named(tmp_path, new_run_row):
+def test_invalid_line_raises_with_its_number(tmp_path, new_run_row):
     path = tmp_path / "runs" / "rows.jsonl"
     append_record(path, new_run_row())
     whole = path.read_text()
@@ -81,7 +81,7 @@ def _append(path: Path, row: dict, number: int) -> None:
         append_record(path, row | {"seed": 1000 * number + i, "command": "x" * 3000})
 
 
-def test_processes_that_append_together_lose_nothing(tmp_path, new_run_row):
+def test_concurrent_appends_lose_no_record(tmp_path, new_run_row):
     path = tmp_path / "runs" / "rows.jsonl"
     workers = [PROCESSES.Process(target=_append, args=(path, new_run_row(), n)) for n in range(2)]
     for worker in workers:
@@ -92,7 +92,7 @@ def test_processes_that_append_together_lose_nothing(tmp_path, new_run_row):
     assert sorted(r["seed"] for r in read_records(path)) == [1000 * n + i for n in range(2) for i in range(50)]
 
 
-def test_unknown_fields_are_kept_but_those_of_automata(tmp_path, new_run_row):
+def test_unknown_fields_are_preserved_except_in_automata(tmp_path, new_run_row):
     append_record(path := tmp_path / "runs" / "rows.jsonl", new_run_row(weather="dry"))
     assert read_records(path) == [new_run_row(weather="dry")]
     row = json.loads((ROOT / "results" / "automata" / "mutants.jsonl").read_text())
@@ -102,7 +102,7 @@ def test_unknown_fields_are_kept_but_those_of_automata(tmp_path, new_run_row):
 
 
 @pytest.mark.parametrize("name", ["table", "million", "random", "mutants", "survival", "learned"])
-def test_a_row_of_automata_has_all_fields_of_one_kind(name):
+def test_automata_row_without_the_fields_of_its_kind_raises(name):
     row = json.loads((ROOT / "results" / "automata" / f"{name}.jsonl").read_text().splitlines()[0])
     check_record("automata", row)
     needed = {"backend", "refused", "outcome", "harmless but refused", "phase", "exact"} & row.keys()
@@ -110,7 +110,7 @@ def test_a_row_of_automata_has_all_fields_of_one_kind(name):
         check_record("automata", {field: value for field, value in row.items() if field not in needed})
 
 
-def test_fields_inside_lists_are_named(make_seeds, tmp_path):
+def test_errors_name_fields_inside_lists(make_seeds, tmp_path):
     record = json.loads(make_seeds(tmp_path / "one.json").read_text())
     record["rows"][2]["loss"] = []
     record["rows"][3]["last"][1] = "low"
@@ -123,34 +123,34 @@ def test_fields_inside_lists_are_named(make_seeds, tmp_path):
         check_record("seeds", record)
 
 
-def test_at_most_eight_fields_are_named():
+def test_errors_name_at_most_eight_fields():
     with pytest.raises(ValueError, match=r"`commit` must be text that is not empty, got nothing.*; and 8 more$"):
         check_record("bench", {})
     with pytest.raises(ValueError, match=r"not a record of bench: the row must be a mapping, got \[\]$"):
         check_record("bench", [])
 
 
-def test_the_records_of_the_project_are_valid():
+def test_records_in_results_are_valid():
     for row in (row for path in RESULTS for row in read_records(path)):
         identities = row.get("published") or []
         for identity in [identities] if isinstance(identities, str) else identities:
             assert published_row(identity)["paper"] == row["paper"]
 
 
-def test_no_row_shows_persistence_as_the_constant_predictor():
+def test_constant_score_is_not_that_of_persistence():
     rows = [row for path in RESULTS if path.parent.name == "runs" for row in read_records(path)]
     corrected = [row for row in rows if "corrected" in row]
     assert corrected
     for row in rows:
-        shown = apply_corrections(row)
-        assert shown["constant"] != shown["baselines"].get("persistence"), (row["task"], row["commit"])
+        corrected_row = apply_corrections(row)
+        assert corrected_row["constant"] != corrected_row["baselines"].get("persistence"), (row["task"], row["commit"])
     for row in corrected:
         values = row["corrected"]["values"]
         assert values["constant"] == values["baselines"]["constant"] != row["constant"]
         assert values["scaled"] == pytest.approx(1 - row["value"] / values["constant"])
 
 
-def test_the_page_of_automata_says_which_rows_are_of_uncommitted_trees():
+def test_automata_page_has_the_number_of_rows_from_uncommitted_trees():
     text = " ".join((ROOT / "docs" / "automata.md").read_text("utf-8").split())
     for path in (path for path in RESULTS if path.parent.name == "automata"):
         commits = [json.loads(line)["commit"] for line in path.read_text("utf-8").splitlines()]
@@ -158,13 +158,13 @@ def test_the_page_of_automata_says_which_rows_are_of_uncommitted_trees():
         assert f"{marked} of {len(commits):,} in `{path.stem}`" in text
 
 
-def test_nothing_but_records_and_drawings_lies_under_results():
+def test_results_folder_has_only_records_and_images():
     others = {p for p in (ROOT / "results").rglob("*") if p.is_file()} - set(RESULTS) - set(SEEDS) - set(TABLE1)
     others -= {ROOT / "results" / name for name in ("reliability.jsonl", "gpu_tests.jsonl")}  # of `make soak` and `make gpu-test`
     assert {p for p in others if p.suffix not in {".png", ".svg", ".md"} and p.name != "report.html"} == set()
 
 
-def test_seeds_trained_together_are_checked(make_seeds, tmp_path):
+def test_invalid_seeds_record_raises(make_seeds, tmp_path):
     path = make_seeds(tmp_path / "seeds" / "one.json")
     assert list(read_seeds(path.parent)) == ["one"]
     assert read_seeds(tmp_path / "nowhere") == {}
@@ -178,14 +178,14 @@ def test_seeds_trained_together_are_checked(make_seeds, tmp_path):
         read_seeds(path.parent)
 
 
-def test_the_seeds_of_the_project_are_valid():
+def test_seeds_in_results_are_valid():
     assert list(read_seeds(ROOT / "results" / "seeds")) == [path.stem for path in SEEDS]
     for folder in sorted({path.parent for path in TABLE1}):
         assert list(read_seeds(folder)) == [path.stem for path in TABLE1 if path.parent == folder]
 
 
 @pytest.mark.parametrize("path", SEEDS, ids=lambda path: path.stem)
-def test_seeds_trained_together_are_whole(path):
+def test_seeds_in_results_are_complete(path):
     record = json.loads(path.read_text("utf-8"))
     assert {"task", "suite", "spec", "settings", "command", "commit", "date", "torch", "device"} <= set(record)
     steps = [row["step"] for row in record["rows"]]

@@ -23,20 +23,20 @@ def results(make_results, tmp_path_factory):
 
 
 @pytest.mark.parametrize("n", [2, 3, 5, 20])
-def test_the_interval_is_students(n):
+def test_mean_interval_is_that_of_students_t(n):
     values = np.random.default_rng(n).normal(size=n)
     mean, half = mean_interval(values.tolist())
     low, high = stats.t.interval(0.95, n - 1, loc=values.mean(), scale=stats.sem(values))
     np.testing.assert_allclose([mean - half, mean + half], [low, high], rtol=1e-12)
 
 
-def test_one_value_has_no_interval_and_none_has_no_mean():
+def test_mean_interval_of_one_value_is_none_and_of_no_value_raises():
     assert mean_interval([0.5]) == (0.5, None)
     with pytest.raises(ValueError, match="at least one"):
         mean_interval([])
 
 
-def test_seeds_are_grouped_failed_ones_counted_and_scores_scaled(new_run_row):
+def test_entry_has_scaled_scores_and_number_of_failed_seeds(new_run_row):
     rows = [new_run_row(seed=i, value=0.5 + s / 2, scaled=s) for i, s in enumerate((1.0, 0.8))]
     rows.append(new_run_row(seed=2, value=None, scaled=None, status="failed"))
     (comparison,) = compare(rows)
@@ -46,7 +46,7 @@ def test_seeds_are_grouped_failed_ones_counted_and_scores_scaled(new_run_row):
     assert [p["model"] for p in comparison.published] == ["xLSTM", "Mamba", "AUSSM", "AUSSM Hybrid"]
 
 
-def test_a_seed_that_ran_twice_counts_once(new_run_row):
+def test_repeated_seed_counts_once_with_mean_of_its_runs(new_run_row):
     scores = ((0, 1.0), (0, 0.6), (1, 0.9), (2, None), (2, 0.7), (3, None))
     rows = [
         new_run_row(seed=seed, scaled=s, value=s, status="failed" if s is None else "finished", date=f"2026-11-2{i}")
@@ -59,7 +59,7 @@ def test_a_seed_that_ran_twice_counts_once(new_run_row):
     assert entry.notes == ("4 runs of 3 seeds: a seed counts once, with the mean of its runs",)
 
 
-def test_runs_whose_command_changed_the_recipe_are_an_entry_of_their_own(new_run_row):
+def test_runs_with_changed_recipe_are_separate_entry(new_run_row):
     command = "longscan train --config recipes/aussm/parity.yaml --training.seed {} --training.threads 1 --out runs/parity"
     rows = [new_run_row(seed=seed, command=command.format(seed)) for seed in (0, 1)]
     rows.append(new_run_row(command=command.format(0) + " --training.solved_at=0 --steps 9000"))
@@ -70,7 +70,7 @@ def test_runs_whose_command_changed_the_recipe_are_an_entry_of_their_own(new_run
     ]
 
 
-def test_corrected_values_and_notes_stand_in_the_tables(tmp_path, new_run_row):
+def test_tables_have_corrected_values_and_notes(tmp_path, new_run_row):
     corrected = {"reason": "it was persistence", "command": "correct", "commit": "0123abc", "date": "2026-11-23"}
     values = {"constant": 9.4, "constant_scaled": 0.0, "baselines": {"constant": 9.4, "persistence": 4.5}}
     row = new_run_row(paper=None, published=None, task="walker", metric="mse", value=0.5, constant=4.5)
@@ -103,7 +103,7 @@ def test_rows_from_uncommitted_trees_are_marked_in_every_table(tmp_path, make_se
     assert "with uncommitted changes" in page.split("</style>")[1]
 
 
-def test_two_recipes_of_one_model_are_told_apart(new_run_row):
+def test_entries_of_two_recipes_have_different_names(new_run_row):
     rows = [new_run_row(recipe=r) for r in ("recipes/aussm/parity.yaml", "recipes/quick/parity.yaml", None)]
     (comparison,) = compare([*rows, new_run_row(model="Mamba", spec="mm")])
     assert [entry.name for entry in comparison.entries] == [
@@ -114,61 +114,61 @@ def test_two_recipes_of_one_model_are_told_apart(new_run_row):
     ]
 
 
-def test_a_published_percentage_scales_ours(new_run_row):
+def test_scores_are_percentages_if_the_published_score_is(new_run_row):
     worms = new_run_row(task="EigenWorms", published="r070", value=0.86, scaled=0.825, constant=0.42, constant_scaled=0.275)
     (comparison,) = compare([worms])
     assert comparison.entries[0].scores == (82.5,)
     assert comparison.entries[0].constant == pytest.approx(27.5)
 
 
-def test_a_score_on_another_scale_than_the_published_one_is_refused(new_run_row):
+def test_missing_score_of_the_published_scale_raises(new_run_row):
     row = new_run_row()
     del row["scaled"]
     with pytest.raises(ValueError, match=r"parity \(seed 0\) must have 'scaled' for the comparison with r036, got none"):
         compare([row])
 
 
-def test_an_unknown_published_id_is_refused(new_run_row):
+def test_unknown_published_id_raises(new_run_row):
     with pytest.raises(ValueError, match="r99999"):
         compare([new_run_row(published="r99999")])
 
 
-def test_runs_of_all_seeds_failed_have_no_mean(new_run_row):
+def test_entry_of_only_failed_seeds_has_no_mean(new_run_row):
     (comparison,) = compare([new_run_row(status="failed", value=None, scaled=None)])
     assert comparison.entries[0].mean is None
 
 
-def test_measurements_are_ratios_to_ours_from_one_day(results, new_bench_row):
+def test_measurements_are_ratios_to_longscan_of_the_same_day(results, new_bench_row):
     rows = [new_bench_row(), new_bench_row(backend=None, peer="loop", forward_ms=250.0, forward_backward_ms=None)]
-    (found,) = measurements([*rows, new_bench_row(date="2026-11-20", forward_ms=1.0)])
-    assert found.unit == "longscan cpu"
-    assert [(t.name, t.ours, t.forward, t.forward_backward) for t in found.timings] == [
+    (comparison,) = measurements([*rows, new_bench_row(date="2026-11-20", forward_ms=1.0)])
+    assert comparison.unit == "longscan cpu"
+    assert [(t.name, t.ours, t.forward, t.forward_backward) for t in comparison.timings] == [
         ("longscan cpu", True, 1.0, 1.0),
         ("loop", False, 25.0, None),
     ]
 
 
-def test_repeated_measurements_count_by_their_median(new_bench_row):
+def test_repeated_measurements_have_their_median(new_bench_row):
     rows = [new_bench_row(forward_ms=ms) for ms in (10.0, 11.0, 90.0)]
-    (found,) = measurements([*rows, new_bench_row(backend=None, peer="loop", forward_ms=110.0)])
-    assert [(t.forward, t.measurements) for t in found.timings] == [(1.0, 3), (10.0, 1)]
+    (comparison,) = measurements([*rows, new_bench_row(backend=None, peer="loop", forward_ms=110.0)])
+    assert [(t.forward, t.measurements) for t in comparison.timings] == [(1.0, 3), (10.0, 1)]
 
 
-def test_a_variant_stands_beside_the_plain_one(new_bench_row):
-    (found,) = measurements([new_bench_row(), new_bench_row(variant="recompute", forward_backward_ms=50.0)])
-    assert found.unit == "longscan cpu"
-    assert [(t.name, t.ours, t.forward_backward) for t in found.timings] == [
+def test_variant_is_compared_with_the_plain_measurement(new_bench_row):
+    (comparison,) = measurements([new_bench_row(), new_bench_row(variant="recompute", forward_backward_ms=50.0)])
+    assert comparison.unit == "longscan cpu"
+    assert [(t.name, t.ours, t.forward_backward) for t in comparison.timings] == [
         ("longscan cpu", True, 1.0),
         ("longscan cpu, recompute", True, 1.25),
     ]
 
 
-def test_points_of_figures_and_checks_stand_in_no_table(new_bench_row):
-    (found,) = measurements([new_bench_row(), new_bench_row(figure="length"), new_bench_row(check="phase")])
-    assert [t.measurements for t in found.timings] == [1]
+def test_rows_of_figures_and_checks_are_in_no_table(new_bench_row):
+    (comparison,) = measurements([new_bench_row(), new_bench_row(figure="length"), new_bench_row(check="phase")])
+    assert [t.measurements for t in comparison.timings] == [1]
 
 
-def test_the_page_shows_ours_the_published_the_constant_and_the_failed(results, tmp_path):
+def test_page_has_measured_published_constant_and_failed_rows(results, tmp_path):
     text = results_report(results, tmp_path / "out.html").read_text("utf-8")
     text = text.split("</style>")[1].split("</main>")[0]
     rows = [re.sub(r"<[^>]+>", "|", r) for r in re.findall(r"<tr.*?</tr>", text)]
@@ -185,11 +185,11 @@ def test_the_page_shows_ours_the_published_the_constant_and_the_failed(results, 
     assert len(figures) == 4
 
 
-def test_every_provenance_of_a_published_score_has_words():
+def test_provenances_of_published_scores_have_a_text():
     assert {published_row(identity)["provenance"] for identity in published_ids()} == set(SOURCES)
 
 
-def test_absolute_times_are_given_for_gpus_only(results, tmp_path):
+def test_page_has_absolute_times_only_of_gpus(results, tmp_path):
     text = results_report(results, tmp_path / "out.html").read_text("utf-8").split("</style>")[1]
     sections = dict(zip(*[iter(re.split(r"<h3>(.*?)</h3>", text.split("Speed and memory</h2>")[1])[1:])] * 2, strict=True))
     assert {name: "forward ms" in section for name, section in sections.items()} == {
@@ -198,7 +198,7 @@ def test_absolute_times_are_given_for_gpus_only(results, tmp_path):
     }
 
 
-def test_rows_without_times_draw_no_chart_and_show_the_extra_memory(tmp_path, new_bench_row):
+def test_rows_without_times_have_extra_memory_but_no_chart(tmp_path, new_bench_row):
     path = tmp_path / "results" / "bench" / "rows.jsonl"
     timeless = {"forward_ms": None, "forward_backward_ms": None, "error_vs_float64": None}
     append_record(path, new_bench_row(**timeless, peak_mib=207.8, extra_mib=71.8, extra_share=0.264))
@@ -216,13 +216,13 @@ def test_rows_without_times_draw_no_chart_and_show_the_extra_memory(tmp_path, ne
     assert text.count("extra memory</th>") == 1
 
 
-def test_ratios_near_one_stand_on_an_axis_from_zero():
+def test_ratios_near_one_have_a_linear_axis_from_zero():
     near = figures.ratios({"plain": (None, 1.0), "recompute": (None, 1.19)}, "plain").layout.xaxis
     far = figures.ratios({"plain": (None, 1.0), "loop": (30.0, None)}, "plain").layout.xaxis
     assert (near.type, near.rangemode, far.type) == (None, "tozero", "log")
 
 
-def test_seeds_trained_together_are_drawn_beside_the_constant_and_the_published(make_seeds, tmp_path):
+def test_seeds_trained_together_are_compared_with_constant_and_published_scores(make_seeds, tmp_path):
     folder = tmp_path / "results"
     make_seeds(folder / "seeds" / "parity_mamba.json")
     text = results_report(folder, tmp_path / "out.html").read_text("utf-8").split("</style>")[1]
@@ -240,14 +240,14 @@ def test_seeds_trained_together_are_drawn_beside_the_constant_and_the_published(
     assert row in markdown
 
 
-def test_averages_count_before_the_last_weights_and_a_model_no_paper_has_is_set_beside_none(make_seeds, tmp_path):
+def test_averaged_weights_are_scored_and_unpublished_model_has_no_published_score(make_seeds, tmp_path):
     row = {"step": 500, "train": [0.5], "loss": [1.0], "last": [0.1], "average": [0.999], "seconds": 7.0}
     make_seeds(tmp_path / "one.json", spec="s5*2", seeds=[4], rows=[row])
-    (found,) = trained_together(read_seeds(tmp_path))
-    assert (found.model, found.scores, found.successes, found.published) == ("s5*2", ((0.999,),), (1,), None)
+    (comparison,) = trained_together(read_seeds(tmp_path))
+    assert (comparison.model, comparison.scores, comparison.successes, comparison.published) == ("s5*2", ((0.999,),), (1,), None)
 
 
-def test_the_markdown_tables_hold_the_same_numbers(results):
+def test_markdown_tables_have_the_same_numbers(results):
     text = results_markdown(results)
     assert (
         "| parity (protocol of AUSSM), scaled test accuracy | hybrid (ma) | 0.851 ± 0.468 | 4 | 1 | 0.000 | – | xLSTM 1, Mamba"
@@ -257,7 +257,7 @@ def test_the_markdown_tables_hold_the_same_numbers(results):
     assert "| plain torch loop | 33.1× | 47.5× | – | `make bench` |" in text
 
 
-def test_scores_and_baselines_are_in_the_unit_of_the_published_figure(make_results, tmp_path):
+def test_scores_and_baselines_have_the_unit_of_the_published_score(make_results, tmp_path):
     folder = make_results(tmp_path / "results")
     row = read_records(next((folder / "runs").glob("*.jsonl")))[0] | {"suite": None, "spec": "s5", "model": "s5"}
     swings = {"task": "pendulum", "paper": "S7", "published": ["r146"], "value": 0.0127, "constant": 0.4267}
@@ -269,7 +269,7 @@ def test_scores_and_baselines_are_in_the_unit_of_the_published_figure(make_resul
     assert "| lra_text, test accuracy, % | s5 | 88.8 | 1 | 0 | 50.0 | – | s4(old) 76," in text
 
 
-def test_the_tables_are_put_between_the_marks(results, tmp_path):
+def test_fill_markdown_replaces_text_between_marks(results, tmp_path):
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- results -->\nold\n<!-- /results -->\nafter\n")
     for _ in range(2):
@@ -282,7 +282,7 @@ def test_the_tables_are_put_between_the_marks(results, tmp_path):
     assert page.read_text() == "no marks"
 
 
-def test_the_command_writes_both(make_results, tmp_path, capsys):
+def test_report_command_writes_page_and_markdown(make_results, tmp_path, capsys):
     folder, page = make_results(tmp_path / "results"), tmp_path / "page.md"
     page.write_text("<!-- results -->\n<!-- /results -->\n")
     assert main(["report", str(folder), "--markdown", str(page)]) == 0
@@ -293,19 +293,19 @@ def test_the_command_writes_both(make_results, tmp_path, capsys):
     assert "nowhere.md" in capsys.readouterr().err
 
 
-def test_no_records_is_said(tmp_path):
+def test_page_without_records_says_that_none_exist(tmp_path):
     text = results_report(tmp_path, tmp_path / "out.html").read_text("utf-8")
     assert "There is no record of a run" in text
     assert "There is no record of a measurement" in text
     assert results_markdown(tmp_path) == "No run is recorded yet.\n\nNo measurement is recorded yet.\n"
 
 
-def test_a_missing_folder_is_named(tmp_path):
+def test_missing_folder_raises(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"`results_dir` must be a directory .*nowhere"):
         results_report(tmp_path / "nowhere", tmp_path / "out.html")
 
 
-def test_the_published_figures_are_complete_and_consistent():
+def test_published_scores_are_complete_and_consistent():
     rows = _data()["results"]
     assert len(rows) == len({r["id"] for r in rows}) == 465
     assert {r["paper"] for r in rows} == set(papers())
@@ -316,7 +316,7 @@ def test_the_published_figures_are_complete_and_consistent():
     assert len(published_table("r036")) == 4
 
 
-def test_a_new_record_changes_the_report(results, make_results, tmp_path, new_run_row):
+def test_new_record_changes_the_report(results, make_results, tmp_path, new_run_row):
     folder = make_results(tmp_path / "results")
     append_record(folder / "runs" / "more.jsonl", new_run_row(seed=5, value=0.75, scaled=0.5))
     assert "| 5 | 1 |" in results_markdown(folder)
