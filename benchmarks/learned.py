@@ -155,11 +155,11 @@ class Learning(Callback):
         losses = summed_losses(output, batch, self.setting.smoothing) / batch.loss_mask.sum((1, 2))
         return losses.sum(), (accuracies(output.detach(), batch), losses.detach())
 
-    def learning_rate(self, step: int) -> float:
-        """Return the learning rate of a step: a linear warm-up, and a cosine to a twentieth of the highest rate."""
+    def learning_rate(self, step: int, scale: float) -> float:
+        """Return `scale` times the learning rate of a step: a linear warm-up, a cosine to a twentieth of the highest rate."""
         steps = self.setting.steps
         warmup, decay = min(1.0, (step + 1) / (WARMUP * steps)), 0.525 + 0.475 * math.cos(math.pi * step / steps)
-        return self.setting.rate * warmup * decay
+        return scale * self.setting.rate * warmup * decay
 
     def run(self, until: float, every: int) -> bool:
         """Train to the last step, or until `time.perf_counter` reaches `until`, but at least one step; return whether it ended.

@@ -17,7 +17,7 @@ def make_engine(model: nn.Linear, callbacks: list[Any]) -> Engine:
     def compute_loss(batch: Tensor) -> tuple[Tensor, None]:
         return -model.weight.sum() + model.weight.sum().detach() + batch, None
 
-    return Engine(torch.optim.SGD(model.parameters(), lr=1.0), compute_loss, learning_rate=lambda _: 1.0, callbacks=callbacks)
+    return Engine(torch.optim.SGD(model.parameters(), lr=1.0), compute_loss, learning_rate=lambda *_: 1.0, callbacks=callbacks)
 
 
 @pytest.fixture

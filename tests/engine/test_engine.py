@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from longscan.engine import Callback, Engine, NonFiniteLossError, StepResult, set_learning_rate
+from longscan.engine import Callback, Engine, NonFiniteLossError, StepResult, set_learning_rates
 
 
 class Recorder(Callback):
@@ -39,7 +39,7 @@ def make_engine(model: nn.Module, slope: float = 1.0, **options: Any) -> Engine:
         return loss, loss.detach() * 2
 
     optimizer = torch.optim.SGD(model.parameters(), lr=9.0)
-    return Engine(optimizer, compute_loss, **{"learning_rate": lambda step: 0.5**step, **options})
+    return Engine(optimizer, compute_loss, **{"learning_rate": lambda step, scale: scale * 0.5**step, **options})
 
 
 def test_update_subtracts_gradient_times_learning_rate_of_the_step() -> None:
@@ -108,7 +108,7 @@ def test_loss_that_is_not_finite_in_another_process_raises(finite_here: bool, fa
         engine.raise_if_not_finite()
 
 
-def test_set_learning_rate_scales_groups_and_fills_tensors_in_place() -> None:
+def test_set_learning_rates_gives_groups_the_rate_of_their_scale_and_fills_tensors_in_place() -> None:
     weights = [nn.Parameter(torch.ones(1)) for _ in range(3)]
     rate = torch.tensor(1.0)
     groups = [
@@ -117,6 +117,6 @@ def test_set_learning_rate_scales_groups_and_fills_tensors_in_place() -> None:
         {"params": [weights[2]], "lr": rate, "scale": 2.0},
     ]
     optimizer = torch.optim.AdamW(groups, lr=1.0, foreach=False)
-    set_learning_rate(optimizer, 0.008)
+    set_learning_rates(optimizer, lambda scale: 0.008 * scale)
     assert [float(group["lr"]) for group in optimizer.param_groups] == pytest.approx([0.004, 0.008, 0.016])
     assert optimizer.param_groups[2]["lr"] is rate

@@ -2,7 +2,7 @@ import pytest
 import torch
 from dense_systems import real_form, simulate
 
-from longscan.layers import S4D, parameter_options
+from longscan.layers import S4, S4D, parameter_options
 from longscan.layers.base import SequenceInfo
 
 VARIANTS = pytest.mark.parametrize(
@@ -108,3 +108,10 @@ def test_trained_input_map_equals_a_factor_of_the_output_map(init):
     torch.testing.assert_close(full(x), minimal(x))
     torch.testing.assert_close(full(x, elapsed=elapsed), minimal(x, elapsed=elapsed))
     assert (parameter_options(full.B).lr_scale, parameter_options(full.B).decay) == (0.1, False)
+
+
+@pytest.mark.parametrize("kind", [S4, S4D])
+def test_skip_starts_from_ones_or_from_a_standard_gaussian(kind):
+    assert kind(1000, d_state=2, D_init="ones").D.tolist() == [1.0] * 1000
+    torch.manual_seed(0)
+    assert kind(1000, d_state=2).D.std().item() == pytest.approx(1, abs=0.1)

@@ -6,7 +6,15 @@ from typing import Any
 
 import pytest
 
-from longscan.training import CurriculumSettings, LateLengthSettings, ModelSettings, SettingError, TrainingSettings, workers
+from longscan.training import (
+    CurriculumSettings,
+    LateLengthSettings,
+    ModelSettings,
+    ParameterSettings,
+    SettingError,
+    TrainingSettings,
+    workers,
+)
 from longscan.training.parsing import merge, parse_settings, without_retired
 
 COUNT = ([1, 2**40], [0, -1, 0.5, float("inf"), float("nan")])
@@ -36,6 +44,7 @@ BOUNDS: dict[type, dict[str, tuple[list[Any], list[Any]]]] = {
         "every": COUNT,
     },
     LateLengthSettings: {"share": FRACTION, "start": FRACTION, "shortest": ([1, 40], [0, 41]), "longest": ([32, 2**40], [31])},
+    ParameterSettings: {"lr_scale": ([None, *NOT_NEGATIVE[0]], NOT_NEGATIVE[1]), "decay": ([None, True, False], [0, "no"])},
     TrainingSettings: {
         "steps": COUNT,
         "batch_size": COUNT,
@@ -50,6 +59,7 @@ BOUNDS: dict[type, dict[str, tuple[list[Any], list[Any]]]] = {
         "hold": ([0, 1, 1000], [-1, 1001]),
         "cooldown": ([0, 1, 1000], [-1, 1001]),
         "lr_min": NOT_NEGATIVE,
+        "parameters": ([{}], [{"A_log": {"lr_scale": -1e-12}}, {"A_log": 0.1}]),
         "restart_period": COUNT,
         "restart_factor": COUNT,
         "clip": NOT_NEGATIVE,
@@ -78,6 +88,7 @@ BOUNDS: dict[type, dict[str, tuple[list[Any], list[Any]]]] = {
 UNBOUNDED = {
     "block_options",
     "decay_all",
+    "lr_min_scaled",
     "curriculum",
     "late_lengths",
     "start_from",

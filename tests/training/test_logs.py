@@ -16,7 +16,7 @@ from longscan.training import SettingError, train
 from longscan.training.logs import RunLog, build_trackers, read_rows
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:tensorboard")
-ENGINE = Engine(torch.optim.SGD([torch.zeros(1)]), lambda batch: (batch, None), learning_rate=lambda _: 0.0)
+ENGINE = Engine(torch.optim.SGD([torch.zeros(1)]), lambda batch: (batch, None), learning_rate=lambda *_: 0.0)
 
 
 def make_row(step: int) -> dict[str, Any]:

@@ -23,7 +23,7 @@ def capture_output(monkeypatch: pytest.MonkeyPatch, *, terminal: bool, shown: bo
     console = functools.partial(Console, file=text, force_terminal=terminal, width=160)
     monkeypatch.setattr("longscan.training.logs.Console", lambda **values: console(quiet=values["quiet"]))
     weight = torch.zeros(1, requires_grad=True)
-    engine = Engine(torch.optim.SGD([weight]), lambda _: (weight.sum(), None), learning_rate=lambda _: 0.0)
+    engine = Engine(torch.optim.SGD([weight]), lambda _: (weight.sum(), None), learning_rate=lambda *_: 0.0)
     with contextlib.closing(ProgressBar(10, 1, "accuracy", shown=shown)) as bar:
         for engine.step in (2, 3, 4):
             bar.on_step_end(engine, StepResult(None, weight, None, 0.0))

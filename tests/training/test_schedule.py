@@ -35,6 +35,26 @@ def test_cosine_equals_that_of_torch() -> None:
     assert rates == pytest.approx(torch_learning_rates(CosineAnnealingLR, 0.02, 40, 40, eta_min=1e-3), rel=1e-9)
 
 
+def test_lowest_rate_of_groups_is_scaled_or_that_of_torch() -> None:
+    """PyTorch's schedule has one lowest rate: a group that starts there keeps its rate, one that starts below it rises."""
+    scales, values = [1.0, 0.1, 0.05], {"steps": 40, "lr": 0.02, "lr_min": 2e-3, "schedule": "cosine"}
+    optimizer = torch.optim.SGD([{"params": [torch.nn.Parameter(torch.zeros(1))], "lr": 0.02 * scale} for scale in scales])
+    schedule, settings = CosineAnnealingLR(optimizer, 40, eta_min=2e-3), TrainingSettings(**values, lr_min_scaled=False)
+    for step in range(40):
+        rates = [settings.learning_rate(step, scale) for scale in scales]
+        assert rates == pytest.approx([group["lr"] for group in optimizer.param_groups], rel=1e-9)
+        assert [TrainingSettings(**values).learning_rate(step, scale) for scale in scales] == pytest.approx(
+            [rates[0] * scale for scale in scales]
+        )
+        optimizer.step()
+        schedule.step()
+
+
+def test_warmup_scales_with_the_group() -> None:
+    settings = TrainingSettings(steps=10, lr=1.0, warmup=4)
+    assert [settings.learning_rate(step, 0.5) for step in (0, 5)] == pytest.approx([0.1, 0.5])
+
+
 def test_warmup_increases_linearly_to_the_rate() -> None:
     rates = learning_rates(steps=10, lr=1.0, warmup=4)
     assert rates == pytest.approx([0.2, 0.4, 0.6, 0.8, 1, 1, 1, 1, 1, 1])

@@ -14,6 +14,6 @@ from longscan.engine.engine import Callback as Callback
 from longscan.engine.engine import Engine as Engine
 from longscan.engine.engine import NonFiniteLossError as NonFiniteLossError
 from longscan.engine.engine import StepResult as StepResult
-from longscan.engine.engine import set_learning_rate as set_learning_rate
+from longscan.engine.engine import set_learning_rates as set_learning_rates
 from longscan.engine.graphed_step import GraphedStep as GraphedStep
 from longscan.engine.graphed_step import make_capturable as make_capturable

@@ -1,6 +1,7 @@
 """The training loop `Engine` makes gradient steps over batches; everything else in a training is a `Callback`."""
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +22,7 @@ class StepResult(NamedTuple):
         outputs: the second value that `compute_loss` returned.
         loss: the scalar that was differentiated, detached.
         grad_norm: the norm of the gradient before clipping, as `clip_gradients` returned it; None without clipping.
-        learning_rate: the learning rate of the step, before the "scale" of a parameter group.
+        learning_rate: the learning rate of the step, of parameter groups with "scale" 1.
     """
 
     outputs: Any
@@ -51,10 +52,10 @@ class Engine:
     """Minimise a loss by gradient steps, one for each batch.
 
     Args:
-        optimizer: of the parameters to train. A group may have an entry "scale", by which its learning rate is multiplied.
+        optimizer: of the parameters to train. A group may have an entry "scale", the factor on its learning rate (default 1).
         compute_loss: maps a batch to (loss, outputs): a scalar to differentiate, and anything that callbacks need, detached.
-        learning_rate: maps the number of steps made so far to the learning rate of the next one, so that resuming a training
-            needs only the number.
+        learning_rate: maps the number of steps made so far and the scale of a group to the group's learning rate in the next
+            step, so that resuming a training needs only the number.
         clip_gradients: clips the gradients in place and returns their norm before that, a scalar or one for each of several
             models trained together. None: gradients stay as they are.
         backward: differentiates the loss; accelerate's for several processes.
@@ -67,7 +68,7 @@ class Engine:
         optimizer: Optimizer,
         compute_loss: Callable[[Any], tuple[Tensor, Any]],
         *,
-        learning_rate: Callable[[int], float],
+        learning_rate: Callable[[int, float], float],
         clip_gradients: Callable[[], Tensor] | None = None,
         backward: Callable[[Tensor], Any] = Tensor.backward,
         callbacks: Sequence[Callback] = (),
@@ -109,12 +110,12 @@ class Engine:
         return self.end_step(*self._gradient_step(batch))
 
     def begin_step(self) -> None:
-        """Give the optimiser the learning rate of the next step."""
-        set_learning_rate(self.optimizer, self.learning_rate(self.step))
+        """Give each parameter group the learning rate of the next step."""
+        set_learning_rates(self.optimizer, partial(self.learning_rate, self.step))
 
     def end_step(self, outputs: Any, loss: Tensor, grad_norm: Tensor | None) -> StepResult:
         """Count a step with these results of `gradient_step` and call the callbacks' `on_step_end`."""
-        result = StepResult(outputs, loss, grad_norm, self.learning_rate(self.step))
+        result = StepResult(outputs, loss, grad_norm, self.learning_rate(self.step, 1.0))
         self.step += 1
         for callback in self.callbacks:
             callback.on_step_end(self, result)
@@ -159,11 +160,11 @@ class Engine:
             callback.on_log(self, row)
 
 
-def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
-    """Give each group `rate` times its "scale" (1 without one). A rate that is a tensor, as in CUDA graphs, is set in place."""
+def set_learning_rates(optimizer: Optimizer, rate_of: Callable[[float], float]) -> None:
+    """Give each group the rate of its "scale" (1 without one). A rate that is a tensor, as in CUDA graphs, is set in place."""
     for group in optimizer.param_groups:
-        scaled = rate * group.get("scale", 1.0)
+        rate = rate_of(group.get("scale", 1.0))
         if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(scaled)
+            group["lr"].fill_(rate)
         else:
-            group["lr"] = scaled
+            group["lr"] = rate

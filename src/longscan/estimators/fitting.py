@@ -86,7 +86,7 @@ def minimise(
     engine = Engine(
         optimizer,
         lambda rows: (loss_of(rows), None),
-        learning_rate=lambda step: lr * min(1, (step + 1) / warmup) * (1 + math.cos(math.pi * step / steps)) / 2,
+        learning_rate=lambda step, scale: scale * lr * min(1, (step + 1) / warmup) * (1 + math.cos(math.pi * step / steps)) / 2,
         clip_gradients=partial(nn.utils.clip_grad_norm_, list(model.parameters()), CLIP),
         callbacks=[losses],
     )

@@ -15,6 +15,7 @@ where the authors' code clips B.
 """
 
 import math
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -48,6 +49,7 @@ class S4(ConvolutionLayer):
         d_state: N, even: N/2 conjugate pairs per channel.
         n_ssm: number of different Lambda, P and B, which are repeated over the channels; a divisor of D; None for D.
         dt_min, dt_max: initial range of dt, log-uniform.
+        D_init: initial skip, "normal" for a standard Gaussian as in the authors' code, or "ones".
         backend: backend of `longscan.ops.long_conv`: "auto", "reference" or "eager", as there is no native kernel.
 
     The state is `ScanState` with ssm (B, D, N/2, 2). Lambda, P, B and dt learn at a tenth of the rate, without weight decay.
@@ -63,6 +65,7 @@ class S4(ConvolutionLayer):
         n_ssm: PositiveInt | None = None,
         dt_min: PositiveFloat = 1e-3,
         dt_max: PositiveFloat = 0.1,
+        D_init: Literal["normal", "ones"] = "normal",
         backend: Backend = "auto",
     ) -> None:
         super().__init__()
@@ -80,7 +83,7 @@ class S4(ConvolutionLayer):
         self.log_dt = float32_parameter(initial_dt((d_model,), dt_min, dt_max, stored_as="log"), lr_scale=0.1)
         C = complex_normal((d_model, d_state // 2)).to(torch.get_default_dtype())
         self.C = mark(nn.Parameter(C), "ssm", keep_float32=True)
-        self.D = mark(nn.Parameter(torch.randn(d_model)), "ssm", keep_float32=True)
+        self.D = mark(nn.Parameter(torch.ones(d_model) if D_init == "ones" else torch.randn(d_model)), "ssm", keep_float32=True)
         check_backend(self, backend)
 
     def system(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:

@@ -44,6 +44,7 @@ class S4D(ConvolutionLayer):
         discretisation: "zoh", zero-order hold, or "bilinear".
         dt_min, dt_max: initial range of dt, log-uniform.
         trained_B: whether B is a parameter in addition to C.
+        D_init: initial skip, "normal" for a standard Gaussian as in the authors' code, or "ones".
         backend: backend of the recurrence, `longscan.ops.linear_scan`. The convolution, `longscan.ops.long_conv`, has no native
             kernel and uses torch's FFT with "cpu" and "triton", too.
 
@@ -62,6 +63,7 @@ class S4D(ConvolutionLayer):
         dt_min: PositiveFloat = 1e-3,
         dt_max: PositiveFloat = 0.1,
         trained_B: bool = False,
+        D_init: Literal["normal", "ones"] = "normal",
         backend: Backend = "auto",
     ) -> None:
         super().__init__()
@@ -76,7 +78,7 @@ class S4D(ConvolutionLayer):
         self.log_dt = float32_parameter(initial_dt((d_model,), dt_min, dt_max, stored_as="log"), lr_scale=0.1)
         self.B = float32_parameter(start.expand(d_model, -1, -1), lr_scale=0.1) if trained_B else None
         self.C = mark(nn.Parameter(coefficients.to(torch.get_default_dtype())), "ssm", keep_float32=True)
-        self.D = mark(nn.Parameter(torch.randn(d_model)), "ssm", keep_float32=True)
+        self.D = mark(nn.Parameter(torch.ones(d_model) if D_init == "ones" else torch.randn(d_model)), "ssm", keep_float32=True)
         check_backend(self, backend)
 
     def eigenvalues(self) -> Tensor:

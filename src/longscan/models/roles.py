@@ -1,13 +1,20 @@
 """Parameters of a model by role: groups for an optimiser, and parameters that are not trained."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypedDict
 
 from torch import Tensor, nn
 
 from longscan.layers.parameters import Role, parameter_options
 
 ROLES: tuple[Role, ...] = ("ssm", "selector", "dense", "norm", "embedding")
+
+
+class OptimizerOptions(TypedDict, total=False):
+    """Options of a parameter that replace those it declares, see `longscan.layers.parameters.ParameterOptions`."""
+
+    lr_scale: float
+    decay: bool
 
 
 def parameters_by_role(model: nn.Module) -> dict[Role, dict[str, nn.Parameter]]:
@@ -27,6 +34,7 @@ def optimizer_groups(
     lr_scale: Mapping[str, float] | None = None,
     decay_all: bool = False,
     weight_decay_by_role: Mapping[str, float] | None = None,
+    by_name: Mapping[str, OptimizerOptions] | None = None,
 ) -> list[dict[str, Any]]:
     """Return the trainable parameters as parameter groups of a torch optimiser.
 
@@ -36,19 +44,27 @@ def optimizer_groups(
         lr_scale: role -> factor on the learning rate, in addition to the factor that a parameter declares.
         decay_all: also decay parameters that declare no decay.
         weight_decay_by_role: role -> weight decay of all parameters of this role, whatever it declares.
+        by_name: last part of a parameter's name, such as "A_log" -> options that replace those it declares. `decay` also replaces
+            decay_all and weight_decay_by_role.
 
     Returns one group for each combination of factor and weight decay, {"params", "scale", "weight_decay"}: "scale" is the factor
-    by which the caller multiplies the learning rate of the group. Raises ValueError naming an unknown role.
+    by which the caller multiplies the learning rate of the group. Raises ValueError for an unknown role, and for a name that no
+    parameter has.
     """
-    by_role = weight_decay_by_role or {}
+    by_role, by_name = weight_decay_by_role or {}, by_name or {}
     _check_roles("lr_scale", lr_scale or {})
     _check_roles("weight_decay_by_role", by_role)
+    names = {name.rpartition(".")[2] for name, _ in model.named_parameters()}
+    if unknown := set(by_name) - names:
+        raise ValueError(f"`by_name` must have names of parameters ({', '.join(sorted(names))}), got {min(unknown)}")
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
-    for parameter in model.parameters():
+    for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            options = parameter_options(parameter)
-            scale = options.lr_scale * (lr_scale or {}).get(options.role, 1.0)
+            options, own = parameter_options(parameter), by_name.get(name.rpartition(".")[2], {})
+            scale = own.get("lr_scale", options.lr_scale) * (lr_scale or {}).get(options.role, 1.0)
             decay = by_role.get(options.role, weight_decay if options.decay or decay_all else 0.0)
+            if "decay" in own:
+                decay = weight_decay if own["decay"] else 0.0
             groups.setdefault((scale, decay), []).append(parameter)
     return [{"params": groups[key], "scale": key[0], "weight_decay": key[1]} for key in sorted(groups)]
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from longscan.training.settings import CurriculumSettings as CurriculumSettings
     from longscan.training.settings import LateLengthSettings as LateLengthSettings
     from longscan.training.settings import ModelSettings as ModelSettings
+    from longscan.training.settings import ParameterSettings as ParameterSettings
     from longscan.training.settings import SettingError as SettingError
     from longscan.training.settings import Settings as Settings
     from longscan.training.settings import TrainingSettings as TrainingSettings
@@ -37,6 +38,7 @@ _NAMES = {  # module -> names
         "CurriculumSettings",
         "LateLengthSettings",
         "ModelSettings",
+        "ParameterSettings",
         "SettingError",
         "Settings",
         "TrainingSettings",

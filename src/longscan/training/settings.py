@@ -7,7 +7,7 @@ declares its type, range and help. Every error is a `SettingError` of one line: 
 from dataclasses import asdict, dataclass, field, fields, replace
 from math import cos, pi
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from longscan._errors import SettingError as SettingError
 from longscan._errors import setting_error
@@ -27,6 +27,9 @@ from longscan._types import (
 from longscan.report.published import published_ids
 from longscan.tasks import Task
 from longscan.tasks.base import Split
+
+if TYPE_CHECKING:
+    from longscan.models.roles import OptimizerOptions
 
 ROLES = ("ssm", "selector", "dense", "norm", "embedding")
 Role = Annotated[str, Rule(ROLES.__contains__, f"one of {', '.join(ROLES)}")]
@@ -132,6 +135,27 @@ class LateLengthSettings(LengthSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ParameterSettings(SettingsGroup):
+    """Options of parameters of one name for the optimiser, in place of those that the layers declare."""
+
+    path: ClassVar[str] = "training.parameters"
+
+    lr_scale: Annotated[NonNegativeFloat | None, Doc("factor on the learning rate; None: as declared")] = None
+    decay: Annotated[
+        bool | None, Doc("whether weight_decay applies, also where decay_all or weight_decay_by_role differ; None: as declared")
+    ] = None
+
+    def given(self) -> "OptimizerOptions":
+        """Return the options that are not None."""
+        options: OptimizerOptions = {}
+        if self.lr_scale is not None:
+            options["lr_scale"] = self.lr_scale
+        if self.decay is not None:
+            options["decay"] = self.decay
+        return options
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainingSettings(SettingsGroup):
     """How a model is fitted, evaluated and stored."""
 
@@ -157,6 +181,13 @@ class TrainingSettings(SettingsGroup):
         dict[Role, NonNegativeFloat],
         Doc(f"factor on the learning rate by role ({', '.join(ROLES)}), on top of a parameter's own"),
     ] = field(default_factory=dict)
+    parameters: Annotated[
+        dict[str, ParameterSettings],
+        Doc(
+            "lr_scale and decay of parameters by the last part of their name, in place of those that their layers declare, for "
+            "example {A_log: {lr_scale: 0.1, decay: false}}"
+        ),
+    ] = field(default_factory=dict)
     schedule: Annotated[
         Literal["constant", "cosine", "restarts"],
         Doc("learning rate over the steps: constant, cosine down to lr_min, or cosine with warm restarts"),
@@ -165,6 +196,13 @@ class TrainingSettings(SettingsGroup):
     hold: Annotated[NonNegativeInt, Doc("steps at lr after the warm-up, before the schedule begins")] = 0
     cooldown: Annotated[NonNegativeInt, Doc("last steps, over which the rate falls linearly to 0")] = 0
     lr_min: Annotated[NonNegativeFloat, Doc("lowest learning rate of cosine and restarts")] = 0.0
+    lr_min_scaled: Annotated[
+        bool,
+        Doc(
+            "whether the factor on the learning rate of a parameter also multiplies lr_min; false: lr_min is the lowest rate of "
+            "all parameters, as in PyTorch's CosineAnnealingLR"
+        ),
+    ] = True
     restart_period: Annotated[PositiveInt, Doc("steps in the first period of restarts")] = 1000
     restart_factor: Annotated[PositiveInt, Doc("each period is this many times the one before")] = 2
     clip: Annotated[NonNegativeFloat, Doc("largest norm of the gradient; 0 does not clip")] = 1.0
@@ -265,24 +303,25 @@ class TrainingSettings(SettingsGroup):
         """Return the number of batches in an evaluation on a split; 0 stands for all of them."""
         return self.test_batches if split == "test" else self.eval_batches
 
-    def learning_rate(self, step: int) -> float:
-        """Return the learning rate of step number `step`, 0 <= step < steps, for a parameter with scale 1.
+    def learning_rate(self, step: int, scale: float = 1.0) -> float:
+        """Return the learning rate of step number `step`, 0 <= step < steps, of parameters with the factor `scale` on it.
 
         Warm-up is linear and reaches `lr` at step `warmup`; the schedule proper starts `hold` steps later. `restarts` is SGDR
         (Loshchilov and Hutter, equation 5) with periods restart_period * restart_factor^i; `cosine` is one such period up to the
         last step. The cooldown multiplies the last `cooldown` rates by a line that would reach 0 at step `steps`.
         """
         if step < self.warmup:
-            return self.lr * (step + 1) / (self.warmup + 1)
+            return scale * self.lr * (step + 1) / (self.warmup + 1)
         since, period = step - self.warmup - self.hold, self.steps - self.warmup - self.hold
-        rate = self.lr
+        rate = scale * self.lr
         if self.schedule != "constant" and since >= 0:
             if self.schedule == "restarts":
                 period = self.restart_period
                 while since >= period and self.restart_factor > 1:
                     since, period = since - period, period * self.restart_factor
                 since %= period
-            rate = self.lr_min + (self.lr - self.lr_min) * (1 + cos(pi * since / period)) / 2
+            lowest = self.lr_min * (scale if self.lr_min_scaled else 1.0)
+            rate = lowest + (rate - lowest) * (1 + cos(pi * since / period)) / 2
         return rate * min(1.0, (self.steps - step) / (self.cooldown + 1))
 
 

@@ -205,14 +205,21 @@ def catch_signals() -> Iterator[set[int]]:
 
 
 def build_optimizer(model: nn.Module, training: TrainingSettings) -> AdamW:
-    """Return AdamW over `longscan.models.optimizer_groups` of the model, each with its "scale" on the learning rate."""
-    groups = optimizer_groups(
-        model,
-        weight_decay=training.weight_decay,
-        lr_scale=training.lr_scale,
-        decay_all=training.decay_all,
-        weight_decay_by_role=training.weight_decay_by_role,
-    )
+    """Return AdamW over `longscan.models.optimizer_groups` of the model, each with its "scale" on the learning rate.
+
+    Raises SettingError for names in `training.parameters` that no parameter of the model has.
+    """
+    try:
+        groups = optimizer_groups(
+            model,
+            weight_decay=training.weight_decay,
+            lr_scale=training.lr_scale,
+            decay_all=training.decay_all,
+            weight_decay_by_role=training.weight_decay_by_role,
+            by_name={name: options.given() for name, options in training.parameters.items()},
+        )
+    except ValueError as error:
+        raise SettingError(str(error).replace("by_name", "training.parameters")) from None
     return AdamW(groups, lr=training.lr, betas=training.betas, fused=True)
 
 

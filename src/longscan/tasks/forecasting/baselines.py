@@ -74,7 +74,7 @@ def fitted_dlinear(train: np.ndarray, valid: np.ndarray, context: int, horizon: 
 
     stopping = EarlyStopping(model, lambda: _error(model, valid_windows, context), every=steps_per_epoch, patience=3)
     optimizer = torch.optim.Adam(model.parameters())
-    engine = Engine(optimizer, compute_loss, learning_rate=lambda step: 1e-3 * 0.5 ** (step // steps_per_epoch))
+    engine = Engine(optimizer, compute_loss, learning_rate=lambda step, scale: scale * 1e-3 * 0.5 ** (step // steps_per_epoch))
     engine.callbacks.append(stopping)
     engine.run(batches())
     return model.eval()
