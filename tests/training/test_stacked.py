@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from longscan.engine import Engine
+from longscan.engine import Callback, Engine, StepResult
 from longscan.tasks import TASKS
 from longscan.training import Run, Settings, train
 from longscan.training.settings import CurriculumSettings, ModelSettings, SettingError, TrainingSettings
@@ -78,6 +78,16 @@ def assert_same_run(stacked: Run, separate: Run, tolerance: float) -> None:
             torch.testing.assert_close(tensors[key], expected_tensor, rtol=tolerance, atol=tolerance)
 
 
+class StopAt(Callback):
+    """Stop a training after a number of updates."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_end(self, engine: Engine, result: StepResult) -> None:
+        engine.stop_requested |= engine.step == self.step
+
+
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_runs_are_those_of_separate_training(case: str, tmp_path: Path) -> None:
     """Matrix products in batches round differently, which AdamW's first steps amplify where a gradient is nearly zero."""
@@ -132,6 +142,18 @@ def test_runs_continue_after_a_signal(tmp_path: Path) -> None:
         assert_same_run(Run(run.folder), separate, 1e-3)
 
 
+def test_runs_at_different_updates_catch_up_before_they_train_together(tmp_path: Path) -> None:
+    """The last batch of an epoch is smaller, so that the batches of updates 5 and 1 could not be stacked."""
+    case = settings(TASKS["pendulum"](**{**SERIES, "train_size": 20}), "s5", schedule="cosine", eval_every=2, steps=10)
+    runs = runs_of(case, tmp_path / "together", 3)
+    for run, step in zip(runs, (4, 10, 0), strict=True):
+        if step:
+            train(run.settings, run.folder, command="a command", callbacks=[StopAt(step)])
+            (run.folder / "result.json").unlink()
+    for stacked, run in zip(train_stacked(runs), runs, strict=True):
+        assert_same_run(stacked, train(run.settings, tmp_path / "separate" / run.folder.name, command="a command"), 1e-3)
+
+
 def test_a_run_that_ends_early_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One run fails in its loss and one stops early; the third makes all updates."""
     end_step: Any = Engine.end_step
@@ -171,6 +193,10 @@ def test_what_cannot_be_trained_together(tmp_path: Path) -> None:
         with pytest.raises(SettingError, match=rf"`runs` must be runs that can be trained together \(.*{reason}"):
             train_stacked(runs_of(unlike, tmp_path))
     assert unstackable_reason(case) is None
+    first, second = runs_of(case, tmp_path)
+    slower = second._replace(settings=replace(second.settings, training=replace(second.settings.training, precision="bfloat16")))
+    with pytest.raises(SettingError, match=r"`training\.precision` must be 'float32' as in .*, whose run trains in the same"):
+        train_stacked([first, slower])
 
 
 def test_pairs_of_sequences_are_not_trained_together(tmp_path: Path) -> None:

@@ -5,6 +5,9 @@ separate run. Only the passes of an update are shared: the parameters of all run
 each model are views, and the losses are differentiated as one sum. As no model reads another one's parameters, the gradients are
 those of separate runs up to the rounding of batched matrix products. On a GPU the kernels of small models leave most of the
 device unused, and one call for all models takes little more time than one for a single model.
+
+Runs that were resumed from different updates are first trained up to the same one, those that are furthest behind first: only
+batches of the same step have the same number of examples, as the last batch of an epoch may be smaller.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,7 +26,15 @@ from longscan.models import SiameseModel
 from longscan.tasks import Batch
 from longscan.training.run import Run, build_model, holds_run
 from longscan.training.settings import Settings
-from longscan.training.trainer import StepOutputs, Trainer, catch_signals, check_folder, is_over, open_accelerator
+from longscan.training.trainer import (
+    StepOutputs,
+    Trainer,
+    catch_signals,
+    changed_settings,
+    check_folder,
+    is_over,
+    open_accelerator,
+)
 
 # What padding holds, by the parts of a batch. Masks exclude padded steps from the loss.
 _FILL = {"inputs": 0, "targets": -100, "valid": 0, "loss_mask": 0, "elapsed": 1, "seq_idx": 0}
@@ -75,6 +86,9 @@ def train_stacked(runs: Sequence[StackableRun]) -> list[Run]:
         for settings, folder, command in runs:
             if reason := unstackable_reason(settings):
                 raise setting_error("runs", str(folder), f"runs that can be trained together ({reason})")
+            for name, first, given in changed_settings(runs[0].settings, settings, {"training.seed", "training.data_seed"}):
+                if not name.startswith("task."):  # data may be split by the seed
+                    raise setting_error(name, given, f"{first!r} as in {runs[0].folder}, whose run trains in the same process")
             resume = holds_run(folder)
             check_folder(folder, settings, resume=resume, overwrite=False)
             if not (resume and is_over(folder, settings)):
@@ -89,14 +103,19 @@ def train_stacked(runs: Sequence[StackableRun]) -> list[Run]:
             exits.push(member.exits)
             member.open()
         while members := [member for member in members if not member.is_closed]:
-            _train_until_one_is_over(members, received)
+            steps = sorted({member.step for member in members})
+            behind = [member for member in members if member.step == steps[0]]
+            _train_until_one_is_over(behind, received, steps[1] if len(steps) > 1 else None)
     return [Run(run.folder) for run in runs]
 
 
-def _train_until_one_is_over(members: "list[_Member]", received: set[int]) -> None:
-    """Make updates until a run is over, and close it. Raises KeyboardInterrupt after checkpoints if a signal was received."""
+def _train_until_one_is_over(members: "list[_Member]", received: set[int], until: int | None) -> None:
+    """Train runs that are at the same update until one of them is over, which is closed, or all have made `until` updates.
+
+    Raises KeyboardInterrupt after checkpoints if a signal was received.
+    """
     step = _StackedStep([member.trainer for member in members])
-    while not any(member.is_closed or member.trainer.is_over for member in members):
+    while members[0].step != until and not any(member.is_closed or member.trainer.is_over for member in members):
         signals = set(received)  # the same for all runs, so that all save a checkpoint after this update
         batches = [next(member.batches) for member in members]
         for member in members:
@@ -116,6 +135,11 @@ class _Member:
     def __init__(self, trainer: Trainer) -> None:
         self.trainer, self.exits, self.is_closed = trainer, ExitStack(), False
         self.batches: Iterator[Batch] = iter(())
+
+    @property
+    def step(self) -> int:
+        """The number of updates that the run has made."""
+        return self.trainer.engine.step
 
     def open(self) -> None:
         """Restore the run and begin to make its batches."""
