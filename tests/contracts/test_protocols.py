@@ -245,6 +245,15 @@ def test_rows_of_the_thesis_on_imdb_pool_padding() -> None:
             assert ModelSettings.parse_mapping(plain_settings(row)["model"], "model")[0].padding == expected
 
 
+def test_rows_that_select_weights_on_the_test_set_say_so() -> None:
+    """The validation set of Long Range Arena's text is its test set. Another row of the same figure holds examples out."""
+    selecting = {row.id for row in ROWS if plain_settings(row)["task"].get("holdout") == "lra"}
+    assert selecting == {row.id for row in ROWS if "selected on the test set" in row.note or row.id.endswith("-lra")}
+    assert selecting
+    assert {row.removesuffix("-lra") for row in selecting} <= {row.id for row in ROWS} - selecting
+    assert all("decides nothing" in row.note for row in ROWS if row.id in selecting)
+
+
 def test_pure_aussm_has_a_candidate_for_each_depth_and_rate() -> None:
     """Appendix G.2: two, four or six blocks and three rates, for every task of both tables."""
     candidates: dict[str, list[tuple[str, float]]] = {}
