@@ -254,6 +254,13 @@ def test_rows_that_select_weights_on_the_test_set_say_so() -> None:
     assert all("decides nothing" in row.note for row in ROWS if row.id in selecting)
 
 
+def test_pathfinder_32_of_the_papers_has_the_released_shades() -> None:
+    tasks = {row.id: plain_settings(row)["task"] for row in ROWS}
+    small = {name: task for name, task in tasks.items() if task["name"] == "pathfinder" and task["resolution"] == 32}
+    assert {name.split("/")[0] for name in small} == {"s7", "thesis", "mamba_lra"}
+    assert {name for name, task in small.items() if task.get("shades") != "released"} == set()
+
+
 def test_pure_aussm_has_a_candidate_for_each_depth_and_rate() -> None:
     """Appendix G.2: two, four or six blocks and three rates, for every task of both tables."""
     candidates: dict[str, list[tuple[str, float]]] = {}
