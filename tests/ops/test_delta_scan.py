@@ -46,6 +46,31 @@ def test_equal_keys_do_not_increase_the_error_of_eager(beta):
     assert largest_error(eager, exact) <= 2 * largest_error(loop, exact) + 4 * largest_error(rounded, exact)
 
 
+def apply_recurrence(v, k, q, log_alpha, beta, state):
+    """Apply equation 10 of the paper step by step: S_t = S_{t-1} (alpha_t (I - beta_t k_t k_t^T)) + beta_t v_t k_t^T."""
+    outputs, identity = [], torch.eye(N, dtype=v.dtype)
+    for t in range(v.shape[1]):
+        key, alpha, strength = k[:, t].unsqueeze(-1), log_alpha[:, t, :, None, None].exp(), beta[:, t, :, None, None]
+        state = state @ (alpha * (identity - strength * key @ key.mT)) + strength * v[:, t].unsqueeze(-1) @ key.mT
+        outputs.append((state @ q[:, t].unsqueeze(-1)).squeeze(-1))
+    return torch.stack(outputs, 1), state
+
+
+@BACKENDS
+@pytest.mark.parametrize("log_alpha", [0.0, -1e-7, -200.0], ids=["alpha=1", "alpha almost 1", "alpha almost 0"])
+@pytest.mark.parametrize("beta", [0.0, 1e-6, 1 - 1e-6, 1.0])
+def test_limits_of_decay_and_strength_follow_the_recurrence(backend, beta, log_alpha):
+    """Outputs, final state and gradients of nearly equal keys, which the triangular systems of two chunks contain."""
+    key = normalize(randn64(B, 1, H, N) + 1e-3 * randn64(B, L, H, N), dim=-1)
+    inputs = [randn64(B, L, H, P), key, randn64(B, L, H, N), torch.full((B, L, H), log_alpha).double()]
+    inputs = [x.requires_grad_() for x in (*inputs, torch.full((B, L, H), beta).double(), randn64(B, H, P, N))]
+    results, expected = delta_scan(*inputs, backend=backend), apply_recurrence(*inputs)
+    torch.testing.assert_close(results, expected, rtol=1e-10, atol=1e-10)
+    weights = [torch.randn_like(x) for x in expected]
+    gradients, expected_gradients = (torch.autograd.grad(of, inputs, weights) for of in (results, expected))
+    torch.testing.assert_close(gradients, expected_gradients, rtol=1e-9, atol=1e-9)
+
+
 @BACKENDS
 def test_decay_of_zero_clears_the_state(backend):
     """A log_alpha of minus infinity removes everything before its step, without NaN in results or gradients."""

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from longscan.ops import OPS, chunks, dispatch
+from longscan.ops.masked_products import masked_products
 from native import usable_backends
 from op_examples import example, run_with_gradients, with_gradients
 
@@ -41,6 +42,21 @@ def test_compiled_op_has_no_graph_breaks_and_equals_direct_call(op, backend, mon
     torch.compiler.reset()
     compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
     assert_all_close(run_with_gradients(compiled, inputs), run_with_gradients(function, inputs))
+
+
+@IGNORED
+def test_no_tensor_that_needs_a_gradient_is_passed_twice_to_a_compiled_autograd_function():
+    """The rule of CONTRIBUTING.md for new ops, which torch may make unnecessary: two tensors of the same values compile."""
+    mask, keys = torch.ones(3, 3, dtype=torch.bool).tril(), torch.randn(3, 2, requires_grad=True)
+
+    def square(other):
+        torch.compiler.reset()
+        return torch.compile(lambda k: masked_products(k, other(k), mask), fullgraph=True, backend="eager")
+
+    assert_all_close(square(lambda k: 1 * k)(keys), masked_products(keys, keys, mask))
+    assert_all_close(square(lambda k: k)(keys.detach()), masked_products(keys, keys, mask))
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="duplicate tensor input"):
+        square(lambda k: k)(keys)
 
 
 @IGNORED
