@@ -115,3 +115,27 @@ def test_skip_starts_from_ones_or_from_a_standard_gaussian(kind):
     assert kind(1000, d_state=2, D_init="ones").D.tolist() == [1.0] * 1000
     torch.manual_seed(0)
     assert kind(1000, d_state=2).D.std().item() == pytest.approx(1, abs=0.1)
+
+
+@torch.no_grad()
+def test_exported_graph_with_a_dynamic_length_is_valid_for_every_length():
+    """The kernel is computed in blocks of 32 steps; the graph has no condition on their number."""
+    layer = S4D(3, d_state=4)
+
+    class WithState(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x, ssm):
+            y, final = self.layer(x, state=layer.initial_state(2)._replace(ssm=ssm), return_state=True)
+            return y, final.ssm
+
+    def make_inputs(length):
+        return torch.randn(2, length, 3), torch.randn(2, 3, 2, 2)
+
+    shapes = ({1: torch.export.Dim.DYNAMIC}, None)
+    graph = torch.export.export(WithState(), make_inputs(63), dynamic_shapes=shapes).module()
+    for length in (2, 31, 32, 33, 64, 65, 1000):
+        inputs = make_inputs(length)
+        torch.testing.assert_close(graph(*inputs), WithState()(*inputs))

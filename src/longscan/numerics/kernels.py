@@ -31,8 +31,14 @@ def powers(log_a: Tensor, count: int, stride: int = 1) -> Tensor:
 
 
 def _split(length: int) -> tuple[int, int]:
-    """Return (Q, T) with Q T >= length and T about sqrt(length); 32 for a symbolic length."""
-    fine = 32 if is_symbolic(length) else max(1, math.isqrt(length))
+    """Return (Q, T) with Q T >= length and T about sqrt(length).
+
+    A symbolic length gives T = 32 and a Q of at least 2 with Q T > length, so that a graph does not depend on whether Q is 1 or
+    Q T is equal to the length.
+    """
+    if is_symbolic(length):
+        return length // 32 + 2, 32
+    fine = max(1, math.isqrt(length))
     return -(-length // fine), fine
 
 
