@@ -1,7 +1,7 @@
 """Generated files in the formats of the real data sets, from which small models can learn; for tests of the quick recipes.
 
-Classes differ in the mean or the position of values, which a small model learns in few steps. Series to forecast are noise around
-fixed values, so that the mean is a better forecast than the last value.
+Classes differ in the mean or the position of values, which a small model learns in few steps. Series to forecast have a daily
+period or are random walks, so that earlier values predict later ones better than a constant does.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import made_up
-from made_up import FORMS, cifar_batch, gestures, hour_of_2020, reviews, rng, spoken
+from made_up import FORMS, cifar_batch, gestures, reviews, rng, spoken, table
 
 Settings = dict[str, Any]
 
@@ -72,17 +72,9 @@ def lra_image(folder: Path) -> Settings:
 
 
 def forecast(folder: Path) -> Settings:
-    """Write a table of twelve variables over 7300 hours."""
-    values = rng(0).normal(size=(7300, 12)) + np.arange(12)
-    lines = ["date," + ",".join(f"v{number}" for number in range(12))]
-    lines += [f"{hour_of_2020(hour)}," + ",".join(f"{x:.3f}" for x in row) for hour, row in enumerate(values)]
-    (folder / "WTH.csv").write_text("\n".join(lines) + "\n")
+    """Write a table of twelve variables with a daily period over 7300 hours."""
+    (folder / "WTH.csv").write_text(table(7300, 12))
     return {"data_dir": str(folder)}
-
-
-def walker(folder: Path) -> Settings:
-    """Write twenty rollouts of three channels of noise."""
-    return made_up.walker(folder, walks=False)
 
 
 def species(folder: Path) -> Settings:
@@ -91,7 +83,7 @@ def species(folder: Path) -> Settings:
 
 
 FILES: dict[str, Callable[[Path], Settings]] = {
-    write.__name__: write for write in (forecast, human_activity, lra_image, lra_retrieval, lra_text, species, walker)
+    write.__name__: write for write in (forecast, human_activity, lra_image, lra_retrieval, lra_text, made_up.walker, species)
 } | {"dna_language": species}
 SETS: dict[str, Callable[[Path, str], Settings]] = {"events": events, "uea": uea}
 

@@ -136,11 +136,10 @@ def fitzhugh_nagumo(folder: Path) -> Settings:
 
 
 @register("walker")
-def walker(folder: Path, walks: bool = True) -> Settings:
-    """Write twenty rollouts of three channels, random walks or noise."""
+def walker(folder: Path) -> Settings:
+    """Write twenty rollouts of three channels, random walks."""
     for number in range(20):
-        noise = rng(number).normal(size=(160, 3))
-        np.save(folder / f"rollout_{number:03}.npy", noise.cumsum(0) if walks else noise)
+        np.save(folder / f"rollout_{number:03}.npy", rng(number).normal(size=(160, 3)).cumsum(0))
     return {"data_dir": str(folder)}
 
 

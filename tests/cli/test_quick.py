@@ -64,6 +64,15 @@ def test_quick_section_is_small_and_has_the_same_task(path: Path, tmp_path: Path
             assert recipe[section].get(name) != value, f"{section}.{name} is already the value of the recipe"
 
 
+@pytest.mark.parametrize(
+    ("recipe", "baseline"),
+    [("aussm/weather", "seasonal_naive"), ("aussm/weather_384", "seasonal_naive"), ("s7/walker", "persistence")],
+)
+def test_generated_series_can_be_predicted_better_than_by_a_constant(recipe: str, baseline: str, tmp_path: Path) -> None:
+    errors = make_quick_settings(ROOT / "recipes" / f"{recipe}.yaml", tmp_path).task.baselines("test")
+    assert errors[baseline] < errors["constant"] / 2
+
+
 def train_and_compare_with_constant(path: Path, settings: Settings, folder: Path) -> None:
     """Train within the time limit and assert that the test score is better than that of the constant predictor.
 
