@@ -5,9 +5,9 @@
 The checks: `doctor` compares each kernel with the reference, `capture` tests updates in CUDA graphs and seeds that train
 together, `contracts` tests all ops and layers with their Triton kernels, and `tracing` runs graphs of every op and layer for the
 time that is left (of the cases in the log folder's tracing-K.jsonl none runs again). A check that has not ended when its time is
-over counts as not finished. A line of the file has "check", "passed", "failed", "finished", "status", "seconds", "command",
-"commit", "device", "torch" and "date". What a check prints is in DIR/CHECK.txt. The exit status is 1 if a check failed or was not
-finished.
+over counts as not finished, and its line has the counts of what ran. A line of the file has "check", "passed", "failed",
+"finished", "status", "seconds", "command", "commit", "device", "torch" and "date". What a check prints is in DIR/CHECK.txt. The
+exit status is 1 if a check failed or was not finished.
 
 With --device cpu the same checks run without a GPU, the kernels of the CPU in place of those of Triton.
 """
@@ -16,6 +16,7 @@ import argparse
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -31,6 +32,7 @@ ROOT = Path(__file__).resolve().parents[2]
 COMMAND_LINE = "import sys; from longscan.cli import main; sys.exit(main())"
 TRACING_PROCESSES = 4
 LAST_CASES = 45  # seconds for the cases that have begun when no more begin
+LAST_COUNTS = 20  # seconds for a check that is interrupted to print its counts
 CAPTURE_TESTS = ("tests/training/test_capture.py", "tests/training/test_stacked.py")
 CONTRACT_TESTS = (
     "tests/ops/test_triton.py",
@@ -58,7 +60,7 @@ def list_checks(device: str, logs: Path) -> dict[str, Check]:
     ]
     return {
         "doctor": Check([[python, "-c", COMMAND_LINE, "doctor"]], 0.4),
-        "capture": Check([[*test, *CAPTURE_TESTS]], 0.3),
+        "capture": Check([[*test, "-n", "3", *CAPTURE_TESTS]], 0.3),
         "contracts": Check([[*test, "-n", "3", *CONTRACT_TESTS]], 0.7),
         "tracing": Check(shards, 1.0),
     }
@@ -85,9 +87,8 @@ def run_check(name: str, check: Check, device: str, seconds: float, logs: Path) 
         try:
             statuses.append(process.wait(max(0.0, start + seconds - time.monotonic())))
         except subprocess.TimeoutExpired:
-            process.terminate()
-            process.wait()
             statuses.append(None)
+            interrupt(process)
     text = "\n".join(path.read_text("utf-8", errors="replace") for path in paths)
     return {
         "check": name,
@@ -97,6 +98,16 @@ def run_check(name: str, check: Check, device: str, seconds: float, logs: Path) 
         "status": max((status for status in statuses if status is not None), default=None),
         "seconds": round(time.monotonic() - start, 1),
     }
+
+
+def interrupt(process: "subprocess.Popen[bytes]") -> None:
+    """End a process by SIGINT, on which pytest still prints its counts, or kill it if it does not end."""
+    process.send_signal(signal.SIGINT)
+    try:
+        process.wait(LAST_COUNTS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def count_of(word: str, text: str) -> int:
