@@ -9,6 +9,7 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -19,7 +20,7 @@ from longscan.cli import main
 from longscan.report.records import read_records
 from longscan.reproduce import PublishedRow, archive, find_rows
 from longscan.reproduce.archive import MANIFEST
-from longscan.reproduce.page import choose_candidates, merge_candidates, read_outcomes, report_page, summary_table
+from longscan.reproduce.page import choose_candidates, merge_candidates, outcome_of, read_outcomes, report_page, summary_table
 from longscan.reproduce.runs import Planned, check_manifest, check_run, progress_of, reproduce, row_settings, run_folder
 from longscan.reproduce.stacks import is_stacked
 from longscan.training import Run
@@ -134,6 +135,33 @@ def test_only_the_best_candidate_on_validation_is_compared(row: PublishedRow, tm
     assert [one.verdict for one in choose_candidates([first, second])] == ["short", "not chosen"]
     incomplete = choose_candidates([first, second, third], {"aussm/table1/parity/aa"})
     assert [one.verdict for one in incomplete] == ["partial", "not chosen", "not chosen"]
+
+
+def test_failed_seeds_and_earlier_recipes_do_not_change_what_is_compared(row: PublishedRow) -> None:
+    """A failed seed makes a row partial until it has a finished run; records of another recipe with fewer seeds do not."""
+    common = {
+        "paper": "AUSSM",
+        "task": "parity",
+        "metric": "accuracy",
+        "published": ["r036"],
+        "model": "AUSSM Hybrid",
+        "spec": "ma",
+    }
+    common |= {"suite": "aussm", "recipe": row.recipe, "command": "longscan train", "status": "finished", "commit": "0" * 12}
+    common |= {"steps": 3, "value": 1.0, "scaled": 1.0, "constant": 0.5, "constant_scaled": 0.0, "baselines": {}, "seconds": 1.0}
+    common |= {"selected": "best", "valid": {"best": 1.0}}
+    finished = [common | {"seed": seed} for seed in range(3)]
+    failed = common | {"seed": 3, "status": "failed", "steps": 2, "value": None, "scaled": None, "selected": None}
+    earlier = common | {"seed": 0, "steps": 1, "recipe": "recipes/earlier.yaml"}
+
+    def verdict_of(*records: dict[str, Any]) -> tuple[str, int]:
+        outcome = outcome_of(row, records, {})
+        return outcome.verdict, outcome.updates
+
+    assert verdict_of(*finished) == ("reproduced", 3)
+    assert verdict_of(*finished, earlier) == ("reproduced", 3)
+    assert verdict_of(*finished, failed) == ("partial", 2)
+    assert verdict_of(*finished, failed, common | {"seed": 3}) == ("reproduced", 3)
 
 
 def test_candidates_that_have_not_begun_are_one_line_of_the_report(row: PublishedRow, tmp_path: Path) -> None:

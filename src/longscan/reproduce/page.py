@@ -24,7 +24,8 @@ class Outcome:
         scores: one for each seed whose run is over, in the unit of the published figure.
         constant: score of the best constant predictor, of the runs or else of the protocol.
         failed: number of seeds whose runs failed.
-        updates: the smallest number of updates of a run that is over, 0 without one.
+        updates: the smallest number of updates of a run that is over, 0 without one. Seeds whose runs failed count, so that a
+            row is not reproduced by those that did not.
         unfinished: updates of the runs that are not over, by seed.
         minutes: minutes of a GPU or CPU, of all runs.
         verdict: the comparison with the published figure.
@@ -133,10 +134,12 @@ def outcome_of(row: PublishedRow, records: Sequence[Record], unfinished: dict[in
     entry = max(entries, key=lambda one: one.seeds, default=None)  # of several recipes the one with most seeds
     scores = () if entry is None else entry.scores
     constant = row.constant if entry is None or entry.constant is None else entry.constant
-    updates = min((r["steps"] for r in records if r["status"] == "finished"), default=0)
+    rows = () if entry is None else entry.rows
+    finished = {r["seed"] for r in rows if r["status"] == "finished"}
+    updates = min((r["steps"] for r in rows if r["status"] == "finished" or r["seed"] not in finished), default=0)
     seconds = sum(float(r.get("device_seconds") or r["seconds"] or 0.0) for r in records)
     seconds += sum(earlier for _, earlier in unfinished.values())
-    selected = [] if entry is None else [r["valid"].get(r["selected"]) for r in entry.rows if r["status"] == "finished"]
+    selected = [r["valid"].get(r["selected"]) for r in rows if r["status"] == "finished"]
     validations = [value for value in selected if value is not None]
     figure, published = row.figure, valid_score(row.figure)
     found: Verdict = "not run"

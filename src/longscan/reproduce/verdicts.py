@@ -15,7 +15,8 @@ VERDICTS: dict[Verdict, str] = {
     "beyond": "our interval lies on the better side of the published figure",
     "short": "our interval lies on the worse side of the published figure",
     "undecided": "the published figure lies inside our interval, which is too wide or reaches the constant predictor",
-    "partial": "fewer updates than the protocol has, or fewer than three seeds",
+    "partial": "fewer updates than the protocol has, or fewer than three seeds; the updates of a seed whose run failed are those "
+    "up to the failure",
     "trivial": "a constant predictor reaches the published figure within .05",
     "not chosen": "one of several candidates for the figure, of which another has the best validation score",
     "not run": "no run is over",
