@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from recorded import fill_note
+from recorded_figures import fill_note
 
 HERE = Path(__file__).parent
 TESTS = HERE.parent
@@ -33,10 +33,17 @@ TESTED = ("holds", "does not hold", "shown in part")
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """A claim: id, paper (a key of published.json), where it is printed, the claim in our words, the outcome and a note.
+    """A claim of a paper.
 
-    records: the files that its test reads under the root of the repository, each with the command that makes it again. tests: the
-    tests that show the claim, as FILE::NAME with a path below tests/, where no test is named by the claim.
+    Attributes:
+        id: name of the claim, such as A01.
+        paper: key of the paper in published.json.
+        where: place in the paper.
+        claim: the claim in our words.
+        outcome: a key of `OUTCOMES`.
+        note: what holds instead, or what is not shown.
+        records: files under the root of the repository that the test reads, each with the command that makes it.
+        tests: tests of the claim as FILE::NAME, with a path below tests/, if no test is named by the claim.
     """
 
     id: str
@@ -49,46 +56,51 @@ class Claim:
     tests: tuple[str, ...] = ()
 
 
-def outcome(identity: str) -> str:
+def outcome_of(identity: str) -> str:
     """Return the outcome of a claim in claims.json."""
-    (found,) = (row.outcome for row in claims() if row.id == identity)
-    return found
+    (result,) = (row.outcome for row in read_claims() if row.id == identity)
+    return result
 
 
-def verdict(*parts: bool) -> str:
+def combine_parts(*parts: bool) -> str:
     """Return the outcome of a claim, given whether each of its parts holds."""
     return "holds" if all(parts) else "shown in part" if any(parts) else "does not hold"
 
 
-class Found(NamedTuple):
-    """A test of a claim: its file, as a path below tests/, and its definition."""
+class ClaimTest(NamedTuple):
+    """A test of a claim.
+
+    Attributes:
+        file: path below tests/.
+        definition: the function.
+    """
 
     file: str
     definition: ast.FunctionDef
 
 
-def claims() -> list[Claim]:
-    """Return the rows of claims.json, with the figures of records in their notes."""
+def read_claims() -> list[Claim]:
+    """Return the claims of claims.json, with figures of records in their notes."""
     rows = json.loads((HERE / "claims.json").read_text("utf-8"))["claims"]
     return [Claim(**row | {"note": fill_note(row["id"], row.get("note", ""))}) for row in rows]
 
 
 @cache
-def named_tests() -> dict[str, list[Found]]:
-    """Return the tests of each claim by its id: those named by it, and those that claims.json names."""
-    found: dict[str, list[Found]] = {}
+def claim_tests() -> dict[str, list[ClaimTest]]:
+    """Return the tests of each claim by its id: those whose names begin with the id, and those that claims.json names."""
+    tests: dict[str, list[ClaimTest]] = {}
     for path in sorted(HERE.glob("test_claims_*.py")):
-        for name, definition in functions(f"claims/{path.name}").items():
+        for name, definition in read_functions(f"claims/{path.name}").items():
             if match := re.match(r"test_([a-z]\d\d)_", name):
-                found.setdefault(match[1].upper(), []).append(Found(f"claims/{path.name}", definition))
-    for row in claims():
+                tests.setdefault(match[1].upper(), []).append(ClaimTest(f"claims/{path.name}", definition))
+    for row in read_claims():
         for file, name in (test.split("::") for test in row.tests):
-            found.setdefault(row.id, []).append(Found(file, functions(file)[name]))
-    return found
+            tests.setdefault(row.id, []).append(ClaimTest(file, read_functions(file)[name]))
+    return tests
 
 
 @cache
-def functions(file: str) -> dict[str, ast.FunctionDef]:
+def read_functions(file: str) -> dict[str, ast.FunctionDef]:
     """Return the functions of a test file by name."""
     body = ast.parse((TESTS / file).read_text("utf-8")).body
     return {node.name: node for node in body if isinstance(node, ast.FunctionDef)}
@@ -98,10 +110,10 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-def page() -> str:
+def page_text() -> str:
     """Return the text of docs/claims.md."""
     titles: dict[str, str] = json.loads(PUBLISHED.read_text("utf-8"))["papers"]
-    rows, named = claims(), named_tests()
+    rows, tests = read_claims(), claim_tests()
     counts = Counter(row.outcome for row in rows)
     lines = [
         "---",
@@ -125,7 +137,7 @@ def page() -> str:
         lines += ["", f"## {title}", "", f"{len(own)} claims: {share}.", ""]
         lines += ["| Claim | Statement | Source | Outcome | Note | Test |", "|---|---|---|---|---|---|"]
         for row in own:
-            links = "; ".join(f"`{found.file}::{found.definition.name}`" for found in named.get(row.id, [])) or "–"
+            links = "; ".join(f"`{one.file}::{one.definition.name}`" for one in tests.get(row.id, [])) or "–"
             if row.records:
                 links += "; " + "; ".join(f"{record['file']}: `{record['command']}`" for record in row.records)
             cells = (row.id, row.claim, row.where, row.outcome, row.note or "–", links)
@@ -134,4 +146,4 @@ def page() -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
+    PAGE.write_text(page_text(), encoding="utf-8")

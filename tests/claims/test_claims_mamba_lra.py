@@ -7,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from counted import blelloch, compose, entries, orders, peak
+from claim_helpers import blelloch_scan, compose_affine_maps, count_entries, growth_exponents, peak_memory
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -26,20 +26,20 @@ from longscan.tasks._images import image_sequence, to_grey
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_m01_numbers_made_against_the_length(layer, order):
-    """The numbers that forward, and forward and backward, make; on plain torch, where every one of them can be counted."""
-    lengths, infer, train = [256, 512, 1024], [], []
+def test_m01_operations_are_linear_for_scans_and_quadratic_for_attention(layer, order):
+    """Count the entries of all tensors that forward, and forward and backward, create in plain PyTorch."""
+    lengths, forward_counts, backward_counts = [256, 512, 1024], [], []
     for length in lengths:
         x = torch.randn(1, length, 16)
-        with sdpa_kernel(SDPBackend.MATH):  # the scores written out: any exact attention forms them
+        with sdpa_kernel(SDPBackend.MATH):  # the matrix of scores, which every exact attention computes
             with torch.no_grad():
-                infer.append(entries(lambda x=x: layer(x)).count)
-            train.append(entries(lambda x=x: layer(x).sum().backward()).count)
-    for amounts in (infer, train):
-        assert orders(lengths, amounts)[-1] == pytest.approx(order, abs=0.15)
+                forward_counts.append(count_entries(lambda x=x: layer(x)).count)
+            backward_counts.append(count_entries(lambda x=x: layer(x).sum().backward()).count)
+    for amounts in (forward_counts, backward_counts):
+        assert growth_exponents(lengths, amounts)[-1] == pytest.approx(order, abs=0.15)
 
 
-def test_m02_flash_attention_saves_memory_and_no_time():
+def test_m02_flash_attention_saves_memory_but_no_operations():
     def attend(length: int, backend: SDPBackend) -> Callable[[], object]:
         q = torch.randn(1, 1, length, 16)
 
@@ -49,10 +49,13 @@ def test_m02_flash_attention_saves_memory_and_no_time():
 
         return run
 
-    flash, plain = SDPBackend.FLASH_ATTENTION, SDPBackend.MATH
-    grown = np.diff([peak(attend(length, flash)) for length in (2048, 4096, 8192, 16384)])
-    assert grown[1:] / grown[:-1] == pytest.approx([2, 2], abs=0.01)  # per step, without its tiles
-    assert orders([1024, 2048], [peak(attend(length, plain)) for length in (1024, 2048)]) == pytest.approx([2], abs=0.05)
+    flash, explicit = SDPBackend.FLASH_ATTENTION, SDPBackend.MATH
+    # Differences leave out the tiles, whose size does not depend on the length.
+    increments = np.diff([peak_memory(attend(length, flash)) for length in (2048, 4096, 8192, 16384)])
+    assert increments[1:] / increments[:-1] == pytest.approx([2, 2], abs=0.01)
+    assert growth_exponents([1024, 2048], [peak_memory(attend(length, explicit)) for length in (1024, 2048)]) == pytest.approx(
+        [2], abs=0.05
+    )
     for length in (32, 64, 128):
         q, k, ones = *torch.randn(2, 1, 1, length, length), torch.eye(length)[None, None]
         with sdpa_kernel(flash):
@@ -60,40 +63,40 @@ def test_m02_flash_attention_saves_memory_and_no_time():
         assert weights.count_nonzero() == length * (length + 1) // 2, "a separate product for each pair of steps"
 
 
-def as_printed(first: tuple[Fraction, Fraction], then: tuple[Fraction, Fraction]) -> tuple[Fraction, Fraction]:
-    """Return the composition by equation 16 as printed, with B_i x_i in both places of the sum."""
+def printed_operator(first: tuple[Fraction, Fraction], then: tuple[Fraction, Fraction]) -> tuple[Fraction, Fraction]:
+    """Return the composition of two affine maps by equation 16 as printed, with B_i x_i in both terms of the sum."""
     return then[0] * first[0], then[0] * first[1] + first[1]
 
 
-def test_m11_the_printed_operator_is_wrong():
-    numbers = [Fraction(int(x), 7) for x in np.random.default_rng(0).integers(-20, 20, 16)]
-    pairs = list(zip(numbers[::2], numbers[1::2], strict=True))
-    state, truth = Fraction(0), []
+def test_m11_printed_scan_operator_is_not_associative():
+    values = [Fraction(int(x), 7) for x in np.random.default_rng(0).integers(-20, 20, 16)]
+    pairs = list(zip(values[::2], values[1::2], strict=True))
+    state, expected = Fraction(0), []
     for a, b in pairs:
         state = a * state + b
-        truth.append(state)
-    for operator, right in ((compose, True), (as_printed, False)):
+        expected.append(state)
+    for operator, is_right in ((compose_affine_maps, True), (printed_operator, False)):
         triples = itertools.combinations(pairs, 3)
-        ways = [operator(operator(x, y), z) == operator(x, operator(y, z)) for x, y, z in triples]
-        assert all(ways) == right
-        prefixes, _ = blelloch(pairs, operator, (Fraction(1), Fraction(0)))
-        assert ([b for _, b in prefixes] == truth) == right
-    stepwise = list(itertools.accumulate(pairs, as_printed))
-    assert [b for _, b in stepwise] != truth  # one after another it is wrong, too
+        is_associative = [operator(operator(x, y), z) == operator(x, operator(y, z)) for x, y, z in triples]
+        assert all(is_associative) == is_right
+        prefixes, _ = blelloch_scan(pairs, operator, (Fraction(1), Fraction(0)))
+        assert ([b for _, b in prefixes] == expected) == is_right
+    stepwise = list(itertools.accumulate(pairs, printed_operator))
+    assert [b for _, b in stepwise] != expected  # nor is the result right if the maps are composed one after another
 
 
 def parallel_scan(items: list[float], processors: int) -> tuple[list[float], int]:
-    """Prefix sums on p processors, and the time they take: blocks one by one, their totals by Blelloch, blocks again."""
+    """Return prefix sums on p processors and their time: sums of blocks, Blelloch's scan of the totals, blocks again."""
     width = -(-len(items) // processors)
     blocks = [list(itertools.accumulate(items[first : first + width])) for first in range(0, len(items), width)]
     totals = [block[-1] for block in blocks] + [0] * (processors - len(blocks))
-    sums, levels = blelloch(totals, lambda x, y: x + y, 0)
+    sums, levels = blelloch_scan(totals, lambda x, y: x + y, 0)
     offsets = [0, *sums]
     prefixes = [offset + value for offset, block in zip(offsets, blocks, strict=False) for value in block]
     return prefixes, (width - 1) + len(levels) + (width if processors > 1 else 0)
 
 
-def test_m12_time_on_many_processors():
+def test_m12_time_of_a_parallel_scan_is_at_most_2_times_n_over_p_plus_log_p():
     n = 1024
     items = np.random.default_rng(0).integers(0, 9, n).tolist()
     times = {}
@@ -105,18 +108,18 @@ def test_m12_time_on_many_processors():
     assert times[10] <= 2 * 10 + 1
 
 
-def test_m13_how_far_euler_is_from_the_hold():
+def test_m13_euler_differs_from_zero_order_hold_by_half_of_step_times_eigenvalue():
     layer, dt = S6(4), torch.logspace(-5, -1, 9).double()
     A = -layer.A_log.exp().double().flatten().unique()
     eigenvalues = torch.stack([A, torch.zeros_like(A)], -1)
-    _, held = discretise(eigenvalues, dt[:, None])
-    difference = (dt[:, None] - held[..., 0]) / dt[:, None]
+    _, exact = discretise(eigenvalues, dt[:, None])
+    difference = (dt[:, None] - exact[..., 0]) / dt[:, None]
     z = dt[:, None] * -A
     torch.testing.assert_close(difference[z < 1e-2], z[z < 1e-2] / 2, rtol=5e-3, atol=0)
     assert A.min().item() == pytest.approx(-16)
     assert difference.max().item() == pytest.approx(0.5, abs=0.01)
 
 
-def test_m21_a_picture_is_1024_steps():
-    picture = image_sequence(to_grey(np.zeros((1, 32, 32, 3), dtype=np.uint8)))
-    assert picture.lengths.tolist() == [1024]
+def test_m21_grey_image_of_32_by_32_pixels_has_1024_steps():
+    image = image_sequence(to_grey(np.zeros((1, 32, 32, 3), dtype=np.uint8)))
+    assert image.lengths.tolist() == [1024]

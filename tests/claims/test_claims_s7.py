@@ -17,14 +17,14 @@ from parameter_counts import count_parameters
 PAIRS = ((1.0, 0.5), (0.5, 0.5), (1.0, 1.0))  # (a, b) of Table 10, the first is equation 4's
 
 
-def slope(w: Tensor, a: float, b: float) -> tuple[Tensor, Tensor]:
-    """f(w) and f'(w)."""
+def factor_and_derivative(w: Tensor, a: float, b: float) -> tuple[Tensor, Tensor]:
+    """Return f(w) and f'(w)."""
     w = w.clone().requires_grad_()
     f = stable_factor(w, a, b)
     return f.detach(), torch.autograd.grad(f.sum(), w)[0]
 
 
-def test_s01_the_factor_touches_the_unit_circle_at_zero():
+def test_s01_absolute_factor_is_one_at_zero_and_smaller_elsewhere():
     w = torch.arange(-100_000, 100_001, dtype=torch.float64) / 100
     f = stable_factor(w)
     assert f[w == 0].tolist() == [-1.0]
@@ -32,7 +32,7 @@ def test_s01_the_factor_touches_the_unit_circle_at_zero():
     assert f.min() == -1
 
 
-def test_s02_other_constants():
+def test_s02_ranges_of_the_factor_for_the_other_constants():
     w = torch.arange(-100_000, 100_001, dtype=torch.float64) / 100
     half, one = stable_factor(w, 0.5, 0.5), stable_factor(w, 1.0, 1.0)
     assert half.min() == -1
@@ -42,16 +42,16 @@ def test_s02_other_constants():
 
 
 @pytest.mark.parametrize(("a", "b"), PAIRS)
-def test_s03_the_equation_that_the_factor_solves(a, b):
+def test_s03_factor_minus_one_solves_the_differential_equation(a, b):
     w = torch.linspace(0.05, 5, 400, dtype=torch.float64)
-    f, derivative = slope(w, a, b)
+    f, derivative = factor_and_derivative(w, a, b)
     g = f - 1  # -1 / (a w^2 + b)
     torch.testing.assert_close(derivative.abs() / g.square(), 2 * a * w, rtol=1e-10, atol=1e-12)
-    ratio = (derivative.abs() / f.square()) / w  # constant, were f itself a solution
+    ratio = (derivative.abs() / f.square()) / w  # constant if f itself were a solution
     assert ratio.max() > 10 * ratio.min()
 
 
-def test_s04_gradients_scale_with_the_slope():
+def test_s04_gradients_are_bounded_by_the_derivative_of_the_factor():
     steepest = []
     for a, b in PAIRS:
         w = torch.cat([torch.zeros(1), torch.linspace(-4, 4, 800), torch.logspace(0.6, 3, 100)]).double()
@@ -63,25 +63,25 @@ def test_s04_gradients_scale_with_the_slope():
         length = 30
         u, weight = torch.randn(1, length, 1).double(), torch.randn(length).double()
         (layer(u)[0, :, 0] * weight).sum().backward()
-        _, derivative = slope(w, a, b)
+        _, derivative = factor_and_derivative(w, a, b)
         steps = torch.arange(length)
         largest = u.abs().max() * weight.abs().max() * (steps * (length - steps)).sum()  # |x_k| <= k max |u|
         assert (layer.w.grad.abs() <= largest * derivative.abs()).all()
         assert layer.w.grad[0] == 0
         steepest.append(derivative.abs().max().item())
-        # Where w depends on the input, every step has another w and slope.
+        # If w depends on the input, it differs between steps, as does the derivative.
         varying = torch.randn(1, length, 50).double().requires_grad_()
         drive = torch.randn(1, length, 50).double()
         states, _ = linear_scan(stable_factor(varying, a, b), drive)
         (states * weight[:, None]).sum().backward()
-        _, slopes = slope(varying.detach(), a, b)
+        _, derivatives = factor_and_derivative(varying.detach(), a, b)
         bound = drive.abs().max() * weight.abs().max() * (steps * (length - steps))  # |x_{k-1}| <= k max |drive|
-        assert (varying.grad.abs() <= bound[:, None] * slopes.abs()).all()
+        assert (varying.grad.abs() <= bound[:, None] * derivatives.abs()).all()
     assert steepest == pytest.approx([1.84, 1.30, 0.65], abs=0.005)
 
 
-def moved(layer: S7, size: float) -> float:
-    """Return how far the outputs move when every parameter of the factors moves by `size`, up or down."""
+def output_change(layer: S7, size: float) -> float:
+    """Return the largest change of the outputs if each parameter of the factors changes by `size` or -`size`."""
     u = torch.randn(1, 4000, 2, generator=torch.Generator().manual_seed(1)).double()
     changed = copy.deepcopy(layer)
     for name, parameter in changed.named_parameters():
@@ -93,27 +93,27 @@ def moved(layer: S7, size: float) -> float:
 
 
 @pytest.mark.parametrize("selects", [(), ("A",), ("A", "B", "C", "D")])
-def test_s05_perturbations_stay_proportional(selects):
+def test_s05_output_changes_are_proportional_to_perturbations_of_the_factors(selects):
     sizes = [10.0**-k for k in range(6, 0, -1)]
     stable = S7(2, d_state=16, selects=selects, dt_min=1e-3, dt_max=1e-2).double()
     free = S7(2, d_state=16, selects=selects, dt_min=1e-3, dt_max=1e-2, reparam=None).double()
     assert ("select_w" in dict(stable.named_parameters())) == ("A" in selects)
     with torch.no_grad():
-        ratios = [moved(stable, size) / size for size in sizes]
+        ratios = [output_change(stable, size) / size for size in sizes]
         assert max(ratios) < 1.5 * ratios[0]
         assert min(ratios) > 0.5 * ratios[0]
-        assert moved(free, sizes[-1]) / sizes[-1] > 1e50 * moved(free, sizes[0]) / sizes[0]
+        assert output_change(free, sizes[-1]) / sizes[-1] > 1e50 * output_change(free, sizes[0]) / sizes[0]
 
 
-def test_s06_printed_tokens_collide():
+def test_s06_printed_tokenizer_maps_several_events_to_one_token():
     x, y = (part.flatten() for part in np.mgrid[:128, :128])
     as_printed = np.concatenate([2 * (x * 128 + y) + p for p in (-1, 1)])
     assert len(as_printed) == 32_768
     assert len(np.unique(as_printed)) == 16_385
     assert len(np.unique(np.concatenate([2 * (x * 128 + y) + p for p in (0, 1)]))) == 32_768
-    wide, tall = (np.mgrid[:columns, :rows] for columns, rows in ((128, 96), (96, 128)))
-    collide = [len(np.unique(x * columns + y)) < 96 * 128 for (x, y), columns in ((wide, 128), (tall, 96))]
-    assert collide == [False, True]
+    columns_first, rows_first = (np.mgrid[:columns, :rows] for columns, rows in ((128, 96), (96, 128)))
+    collides = [len(np.unique(x * columns + y)) < 96 * 128 for (x, y), columns in ((columns_first, 128), (rows_first, 96))]
+    assert collides == [False, True]
     task = Events(dataset="dvs_gesture")
     places = torch.stack(task.event_coordinates(torch.arange(task.vocab_size)))
     assert task.vocab_size == 32_768
@@ -121,7 +121,7 @@ def test_s06_printed_tokens_collide():
     assert places.amax(1).tolist() == [127, 127, 1]
 
 
-def test_s07_a_window_is_its_steps():
+def test_s07_pooled_recurrence_equals_the_steps_of_its_windows():
     length, p = 24, 4
     factor, drive = torch.rand(3).double() * 2 - 1, torch.randn(1, length, 3).double()
     stepwise, _ = linear_scan(factor, drive)
@@ -138,27 +138,27 @@ def test_s07_a_window_is_its_steps():
     torch.testing.assert_close(pooled(powers), stepwise[0, p - 1 :: p], rtol=1e-12, atol=1e-12)
     varying = torch.rand(1, length, 3).double()
     selected, _ = linear_scan(varying, drive)
-    last = varying[0, p - 1 :: p, None] ** torch.arange(p + 1)[:, None]
-    assert (pooled(last) - selected[0, p - 1 :: p]).abs().max() > 0.1
-    later = torch.stack([torch.cat([torch.ones(1, 3), w.flip(0).cumprod(0)]) for w in varying[0].split(p)])
-    torch.testing.assert_close(pooled(later), selected[0, p - 1 :: p], rtol=1e-12, atol=1e-12)
+    powers_of_last_factor = varying[0, p - 1 :: p, None] ** torch.arange(p + 1)[:, None]
+    assert (pooled(powers_of_last_factor) - selected[0, p - 1 :: p]).abs().max() > 0.1
+    products = torch.stack([torch.cat([torch.ones(1, 3), w.flip(0).cumprod(0)]) for w in varying[0].split(p)])
+    torch.testing.assert_close(pooled(products), selected[0, p - 1 :: p], rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("selects", ["BCD", "ABCD"])
-def test_s08_a_gap_may_be_cut_in_two(selects):
+def test_s08_splitting_a_time_gap_changes_nothing_unless_factors_are_selected(selects):
     layer = S7(3, d_state=5, reparam="exponential", selects=tuple(selects)).double()
     u, elapsed = torch.randn(1, 8, 3).double(), torch.rand(1, 8).double() * 30 + 1
-    whole = layer(u, elapsed=elapsed)
-    first, rest = 0.3 * elapsed[:, 4:5], 0.7 * elapsed[:, 4:5]
-    more = torch.cat([u[:, :4], torch.zeros(1, 1, 3).double(), u[:, 4:]], 1)
-    times = torch.cat([elapsed[:, :4], first, rest, elapsed[:, 5:]], 1)
-    cut = layer(more, elapsed=times)
-    kept = torch.cat([cut[:, :4], cut[:, 5:]], 1)
+    expected = layer(u, elapsed=elapsed)
+    first, second = 0.3 * elapsed[:, 4:5], 0.7 * elapsed[:, 4:5]
+    inputs_with_zero = torch.cat([u[:, :4], torch.zeros(1, 1, 3).double(), u[:, 4:]], 1)
+    times = torch.cat([elapsed[:, :4], first, second, elapsed[:, 5:]], 1)
+    split = layer(inputs_with_zero, elapsed=times)
+    without_zero = torch.cat([split[:, :4], split[:, 5:]], 1)
     if "A" in selects:
-        assert (kept - whole)[:, 4:].abs().max() > 1e-3
+        assert (without_zero - expected)[:, 4:].abs().max() > 1e-3
     else:
-        torch.testing.assert_close(kept, whole, rtol=1e-12, atol=1e-12)
-    assert (layer(u) - whole).abs().max() > 1e-3  # the times do count
+        torch.testing.assert_close(without_zero, expected, rtol=1e-12, atol=1e-12)
+    assert (layer(u) - expected).abs().max() > 1e-3  # the outputs depend on the times
 
 
 def s7_model(depth: int, width: int, states: int, vocab: int, classes: int) -> SequenceModel:
@@ -166,40 +166,40 @@ def s7_model(depth: int, width: int, states: int, vocab: int, classes: int) -> S
     return SequenceModel([block] * depth, d_model=width, vocab_size=vocab, d_output=classes)
 
 
-def maps(model: SequenceModel) -> int:
-    """Parameters of all that could be complex: factors, B, C, and what selects them."""
+def count_map_parameters(model: SequenceModel) -> int:
+    """Return the number of parameters that could be complex: of the factors, B, C and their dependence on the input."""
     names = ("w", "bias", "B", "C", "select_w", "select_B", "select_C")
     layers = [residual.block.layer for residual in model.stack]
     return sum(p.numel() for layer in layers for name, p in layer.named_parameters() if name.split(".")[0] in names)
 
 
-def test_s16_a_width_of_32_has_no_4_million_parameters():
+def test_s16_model_of_width_32_has_fewer_than_4_million_parameters():
     model = s7_model(6, 32, 16, 2 * 128 * 128, 11)
     assert model.encoder.weight.numel() == 32_768 * 32 == 1_048_576
-    complex_maps = count_parameters(model) + maps(model)
+    complex_maps = count_parameters(model) + count_map_parameters(model)
     full_skip = 6 * 32**3  # D a full matrix, of which every entry is selected
     assert complex_maps + full_skip - model.encoder.weight.numel() < 1_000_000
     assert complex_maps + full_skip < 4_100_000 / 2
     assert s7_model(1, 128, 16, 32_768, 11).encoder.weight.numel() == pytest.approx(4.1e6, rel=0.03)
 
 
-def test_s17_no_one_kind_of_full_maps_gives_both_sizes():
+def test_s17_neither_real_nor_complex_full_maps_give_both_printed_sizes():
     shd, ssc = s7_model(6, 48, 8, 700, 20), s7_model(8, 32, 32, 700, 35)
     real = [round(count_parameters(model) / 1e6, 2) for model in (shd, ssc)]
-    with_complex = [round((count_parameters(model) + maps(model)) / 1e6, 2) for model in (shd, ssc)]
+    with_complex = [round((count_parameters(model) + count_map_parameters(model)) / 1e6, 2) for model in (shd, ssc)]
     assert real == [0.29, 0.59]
     assert with_complex == [0.52, 1.14]
 
 
-def test_s25_factors_may_be_positive():
+def test_s25_factors_are_positive_for_large_parameters():
     w = torch.linspace(-3, 3, 601, dtype=torch.float64)
     f = stable_factor(w)
     assert torch.equal(f > 0, w.square() > 0.5)
     assert 300 < (f > 0).sum() < 601
 
 
-def test_s30_selection_drops_tokens():
-    """Of tokens (value, mark) the state sums the values that are marked."""
+def test_s30_selection_sums_the_marked_tokens_only():
+    """The state sums the values of the tokens (value, mark) whose mark is 1."""
     layer = S7(2, d_state=1, selects=("B",), reparam=None).double()
     with torch.no_grad():
         for parameter in (layer.B, layer.C, layer.D):
@@ -211,9 +211,9 @@ def test_s30_selection_drops_tokens():
         weight[0, 0, 1] = 1  # value times mark
         value, mark = torch.randn(500, 20).double(), (torch.rand(500, 20) < 0.3).double()
         sums = layer(torch.stack([value, mark], -1))[:, -1, 0]
-    wanted = (value * mark).sum(1)
-    torch.testing.assert_close(sums, wanted)
+    expected = (value * mark).sum(1)
+    torch.testing.assert_close(sums, expected)
     # The state of a recurrence without selection is a linear function of all inputs.
-    given = torch.cat([value, mark, torch.ones(500, 1).double()], 1)
-    best = given @ torch.linalg.lstsq(given, wanted.unsqueeze(1)).solution
-    assert (best.squeeze(1) - wanted).square().mean() > 0.4 * wanted.var()
+    inputs = torch.cat([value, mark, torch.ones(500, 1).double()], 1)
+    prediction = inputs @ torch.linalg.lstsq(inputs, expected.unsqueeze(1)).solution
+    assert (prediction.squeeze(1) - expected).square().mean() > 0.4 * expected.var()

@@ -1,4 +1,4 @@
-"""The rows of the papers' tables: every published figure is in one of them, and names lead to rows or to the nearest name."""
+"""The rows of the papers' tables: each published figure has one, and rows are found by their names."""
 
 from collections import Counter
 
@@ -17,9 +17,9 @@ def test_every_published_figure_has_a_row() -> None:
     assert len({row.id for row in ROWS}) == len(ROWS)
 
 
-def test_figures_of_the_papers_own_say_how_or_why_not() -> None:
+def test_own_figures_have_a_recipe_or_a_reason() -> None:
     own = [row for row in ROWS if row.figure["provenance"].startswith("own") and "same_as" not in row.figure]
-    assert len({row.published for row in own}) == 222  # 219, and three from theory
+    assert len({row.published for row in own}) == 222  # 219 scores, and three numbers from theory
     assert {row.status for row in own} == {"recipe", "no recipe", "impossible", "no training"}
     assert all(row.why for row in own if row.status != "recipe")
     others = [row for row in ROWS if row.status in ("cited", "repeated")]
@@ -37,7 +37,7 @@ def test_rows_with_a_recipe_are_complete() -> None:
             assert round(row.figure["value"], row.decimals) == row.figure["value"], f"{row.id} has more digits"
 
 
-def test_names_find_rows() -> None:
+def test_rows_are_found_by_their_names_or_first_parts() -> None:
     assert [row.id for row in find_rows("aussm/table1", ["parity/ma"])] == ["aussm/table1/parity/ma"]
     assert [row.id for row in find_rows("aussm/table1", ["parity", "parity/ma"])][:3] == [
         "aussm/table1/parity/ma",
@@ -53,17 +53,19 @@ def test_names_find_rows() -> None:
     ("target", "names", "nearest"),
     [("aussm/tabel1", [], "aussm/table1"), ("aussm/table1", ["partiy"], "parity"), ("s7/table2", ["lisstops"], "listops")],
 )
-def test_an_unknown_row_names_the_nearest(target: str, names: list[str], nearest: str) -> None:
+def test_error_for_an_unknown_row_names_the_nearest_one(target: str, names: list[str], nearest: str) -> None:
     with pytest.raises(SettingError, match=f"did you mean {nearest}\\?"):
         find_rows(target, names)
 
 
-def test_the_list_has_a_hundred_columns(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_list_is_at_most_100_columns_wide_and_shows_each_row(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("LONGSCAN_DATA", raising=False)
     assert main(["reproduce", "list", "/nowhere"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 100
-    line, _ = [line for line in lines if line.startswith("parity/ma ")]  # as printed, as released
+    line, _ = [line for line in lines if line.startswith("parity/ma ")]  # of table1 and of table1-released
     assert line.split() == ["parity/ma", "1.00", "aussm/parity", "generated", "5", "100,000", "15", "not", "run"]
     assert sum(line.startswith("heartbeat ") and "missing" in line for line in lines) <= 1
     assert lines[-1].startswith(f"{len(ROWS)} rows: ")

@@ -105,8 +105,8 @@ def test_stacked_seeds_give_the_same_records(row: PublishedRow, tmp_path: Path) 
     assert reproduce([row], tmp_path / "always") == [], "runs that are over are not started again"
 
 
-def test_the_rule_for_stacks(row: PublishedRow, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU, small recipes without dropout; on the CPU none. What cannot be stacked is an error if it is asked for."""
+def test_seeds_are_stacked_on_a_gpu_if_recipe_and_size_allow_it(row: PublishedRow, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Automatic stacking needs a GPU and a small model without dropout; stacking="always" is an error if it is impossible."""
     settings = row_settings(row)
     settings = replace(settings, training=replace(settings.training, device="auto"))
     dropout = replace(settings, model=replace(settings.model, block_options={"mamba": {"dropout": 0.1}}))
@@ -125,7 +125,7 @@ def test_the_rule_for_stacks(row: PublishedRow, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_only_the_best_candidate_on_validation_is_compared(row: PublishedRow, tmp_path: Path) -> None:
-    """The test scores have another order. Of a candidate without a run nobody knows, so that the choice is not final."""
+    """The test scores have another order. The choice is partial while a candidate has no run."""
     names = ("aa-0.0001", "aa-0.001", "aa-0.01")
     rows = [replace(row, id=f"aussm/table1/parity/aa/{name}", candidate_of="aussm/table1/parity/aa") for name in names]
     first, second, third = read_outcomes(rows, tmp_path)
@@ -164,7 +164,7 @@ def test_failed_seeds_and_earlier_recipes_do_not_change_what_is_compared(row: Pu
     assert verdict_of(*finished, failed, common | {"seed": 3}) == ("reproduced", 3)
 
 
-def test_candidates_that_have_not_begun_are_one_line_of_the_report(row: PublishedRow, tmp_path: Path) -> None:
+def test_report_has_one_line_for_candidates_without_runs(row: PublishedRow, tmp_path: Path) -> None:
     names = ["aa", "aaaa"]
     rows = [replace(row, id=f"aussm/table1/parity/aa/{name}", candidate_of="aussm/table1/parity/aa") for name in names]
     outcomes = read_outcomes([row, *rows], tmp_path)
@@ -177,8 +177,8 @@ def test_candidates_that_have_not_begun_are_one_line_of_the_report(row: Publishe
     assert [one.verdict for one in merge_candidates(begun, all_begun=True)] == ["not run", "short"]
 
 
-def stored(row: PublishedRow, out: Path, seed: int, step: int) -> Path:
-    """Write a run that has made some updates, as far as archives look at it."""
+def write_run(row: PublishedRow, out: Path, seed: int, step: int) -> Path:
+    """Write the files that archives read of a run after a number of updates, and return its folder."""
     folder = run_folder(out, row, seed)
     last = folder / "checkpoints" / "last"
     last.mkdir(parents=True)
@@ -191,16 +191,16 @@ def stored(row: PublishedRow, out: Path, seed: int, step: int) -> Path:
     return folder
 
 
-def test_an_archive_continues_elsewhere(row: PublishedRow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_archive_keeps_the_run_with_more_updates(row: PublishedRow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(archive, "PART_BYTES", 500)
     here, there, packed = tmp_path / "here", tmp_path / "there", tmp_path / "packed"
-    first, second = stored(row, here, 0, 7), stored(row, here, 1, 2)
+    first, second = write_run(row, here, 0, 7), write_run(row, here, 1, 2)
     parts = archive.pack(here, packed)
     assert len(parts) > 1
     assert max(part.stat().st_size for part in parts) == 500
     assert sorted(path.name for path in packed.iterdir()) == sorted(part.name for part in parts)
 
-    newer = stored(row, there, 1, 5)
+    newer = write_run(row, there, 1, 5)
     (there / MANIFEST).write_text(json.dumps({"layout": 1, "longscan": "0.0.1"}))
     with pytest.raises(SettingError, match="`--pack` must be a folder whose archive is of this version"):
         archive.unpack(packed, there)
@@ -218,9 +218,11 @@ def test_an_archive_continues_elsewhere(row: PublishedRow, tmp_path: Path, monke
     assert progress_of(second) == (5, False)
 
 
-def test_archives_that_are_too_large_or_damaged(row: PublishedRow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_archives_that_are_too_large_or_damaged_are_refused(
+    row: PublishedRow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     here, there, packed = tmp_path / "here", tmp_path / "there", tmp_path / "packed"
-    stored(row, here, 0, 7)
+    write_run(row, here, 0, 7)
     there.mkdir()
     archive.unpack(packed, there)  # there is none yet
     monkeypatch.setattr(archive, "PART_BYTES", 700)
@@ -241,7 +243,7 @@ def test_archives_that_are_too_large_or_damaged(row: PublishedRow, tmp_path: Pat
 
 def test_folders_of_another_version_or_recipe_are_refused(row: PublishedRow, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    stored(row, out, 0, 2)
+    write_run(row, out, 0, 2)
     check_manifest(out)
     (out / MANIFEST).write_text(json.dumps({"layout": 1, "longscan": "0.0.1"}))
     with pytest.raises(SettingError, match=r"`--out` must be a folder made by .* got .*0\.0\.1"):
@@ -250,7 +252,7 @@ def test_folders_of_another_version_or_recipe_are_refused(row: PublishedRow, tmp
     with pytest.raises(SettingError, match="`--out` must be an empty folder or one"):
         reproduce([row], out)
     shutil.rmtree(out)
-    folder = stored(row, out, 0, 2)
+    folder = write_run(row, out, 0, 2)
     settings = row_settings(row)
     check_run(Planned(row, 0, folder, []), settings)
     Path(row.recipe or "").write_text(RECIPE.replace("batch_size: 4", "batch_size: 8"))
@@ -259,7 +261,9 @@ def test_folders_of_another_version_or_recipe_are_refused(row: PublishedRow, tmp
     assert Run(folder).settings == settings
 
 
-def test_bad_arguments_are_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_errors_in_arguments_are_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("LONGSCAN_DATA", str(tmp_path))
     for words, expected in {
         (
@@ -296,7 +300,7 @@ def terminate_after(folder: Path, updates: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_stopped_run_continues_elsewhere(row: PublishedRow, tmp_path: Path) -> None:
+def test_stopped_run_continues_from_its_archive_in_another_folder(row: PublishedRow, tmp_path: Path) -> None:
     Path(row.recipe or "").write_text(RECIPE.replace("steps: 3", "steps: 1000000"))
     long, packed, made = replace(row, updates=1_000_000), tmp_path / "packed", [0]
     for out in (tmp_path / "here", tmp_path / "there"):

@@ -1,18 +1,18 @@
-"""Figures of records that notes in claims.json quote, read from results/ when the page is written."""
+"""Figures of the records in results/ for the notes in claims.json, read when docs/claims.md is written."""
 
 from collections.abc import Callable
 
-from counted import records, scaling
+from claim_helpers import read_results, read_scaling
 
 FIGURE_2 = 2048  # the longest sequence of figure 2 of the AUSSM paper
 
 Values = dict[str, object]
 
 
-def beaten_forms() -> dict[str, dict[int, tuple[bool, bool]]]:
-    """Return form in PyTorch -> length -> whether our kernel takes less time, and less memory, on an H200, for figure 2."""
-    ours = scaling("unitary_scan", "triton", None)
-    forms = {name: scaling("unitary_scan", None, name) for name in ("loop over the steps", "separable")}
+def kernel_wins_by_form() -> dict[str, dict[int, tuple[bool, bool]]]:
+    """Return whether our kernel takes (less time, less memory) than each form in PyTorch, by length, on an H200."""
+    ours = read_scaling("unitary_scan", "triton", None)
+    forms = {name: read_scaling("unitary_scan", None, name) for name in ("loop over the steps", "separable")}
     return {
         name: {n: (ours[n][0] < time, ours[n][1] < memory) for n, (time, memory) in measured.items() if n <= FIGURE_2}
         for name, measured in forms.items()
@@ -20,18 +20,18 @@ def beaten_forms() -> dict[str, dict[int, tuple[bool, bool]]]:
 
 
 def ratios_to_s6(length: int) -> tuple[float, float]:
-    """Return the ratios of time and of memory of our AUSSM kernel to our S6 kernel, forward and backward, at a length."""
-    (time, memory), (s6_time, s6_memory) = (scaling(op, "triton", None)[length] for op in ("unitary_scan", "selective_scan"))
+    """Return time and memory of our AUSSM kernel relative to our S6 kernel, for forward and backward at a length."""
+    (time, memory), (s6_time, s6_memory) = (read_scaling(op, "triton", None)[length] for op in ("unitary_scan", "selective_scan"))
     return time / s6_time, memory / s6_memory
 
 
 def _a13() -> Values:
-    lengths = sorted(scaling("unitary_scan", None, "loop over the steps"))
+    lengths = sorted(read_scaling("unitary_scan", None, "loop over the steps"))
     return {"count": len(lengths), "low": lengths[0], "high": f"{lengths[-1]:,}"}
 
 
 def _a14() -> Values:
-    slower = sorted({n for form in beaten_forms().values() for n, (faster, _) in form.items() if not faster})
+    slower = sorted({n for form in kernel_wins_by_form().values() for n, (faster, _) in form.items() if not faster})
     time, memory = ratios_to_s6(FIGURE_2)
     return {
         "slower": ", ".join(map(str, slower)) or "no",
@@ -42,7 +42,7 @@ def _a14() -> Values:
 
 
 def _a22() -> Values:
-    rows = records("automata/random.jsonl")
+    rows = read_results("automata/random.jsonl")
     solvable = [row["outcome"] for row in rows if row["solvable"]]
     return {
         "total": f"{len(rows):,}",
@@ -57,5 +57,5 @@ VALUES: dict[str, Callable[[], Values]] = {"A13": _a13, "A14": _a14, "A22": _a22
 
 
 def fill_note(identity: str, note: str) -> str:
-    """Return a note with the figures of its claim's records in place of the names in braces."""
+    """Return a note in which figures of records replace the names in braces."""
     return note.format_map(VALUES[identity]()) if identity in VALUES else note
