@@ -20,6 +20,8 @@ from made_up import MADE_UP
 SKIPPED_CHOICES = (
     "species-split=chromosome",
     "dna_language-split=chromosome",
+    "species-train_part=rest",
+    "dna_language-train_part=rest",
     "forecast-variant=384-96-96",
     "forecast-level=last",
     "forecast-level=season",

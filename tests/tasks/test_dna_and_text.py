@@ -9,7 +9,7 @@ import torch
 
 from longscan.tasks.dna import DnaLanguage, Species
 from longscan.tasks.dna.fasta import read_fasta, reverse_complement
-from longscan.tasks.dna.tasks import _load
+from longscan.tasks.dna.tasks import _load, _window_ranges
 from longscan.tasks.language import ByteText
 from made_up import MADE_UP
 
@@ -116,6 +116,81 @@ def test_split_by_chromosome(tmp_path):
         ValueError, match=r"^`window` must be shorter than the ranges of pig in split test by chromosome, got windows of 40 bases"
     ):
         make_species(tmp_path, split="chromosome", test_size=61).batch("train", 0, 1)
+
+
+def test_first_and_rest_are_the_training_ranges_in_two_parts(folder):
+    """Each of the two files of a species has a training range of 1050 bases, so that the second one is divided."""
+    parts = {part: make_species(folder, train_part=part, train_first=1200) for part in ("first", "rest")}
+    ranges = {part: _window_ranges(task)["train"] for part, task in parts.items()}
+    whole = _window_ranges(make_species(folder))
+    for kind, species_ranges in enumerate(whole["train"]):
+        assert ranges["first"][kind][:, 1].sum() == 1200
+        assert sum(ranges[part][kind][:, 1].sum() for part in parts) == species_ranges[:, 1].sum()
+        covered = [(start, start + length) for part in parts for start, length in ranges[part][kind].tolist()]
+        assert sum(covered, ()) == tuple(sorted(sum(covered, ())))
+    for task in parts.values():
+        assert torch.equal(task.batch("test", 0, 20).inputs, make_species(folder).batch("test", 0, 20).inputs)
+    with pytest.raises(ValueError, match=r"^`window` must be shorter than .*, part rest with train_first 1000000, got windows"):
+        make_species(folder, train_part="rest").batch("train", 0, 1)
+
+
+def test_only_named_species_are_used(folder):
+    task = make_species(folder, species=["eel", "cat"])
+    assert task.classes == ("cat", "eel")
+    kinds = {kind for window in task.batch("train", 0, 30).inputs.numpy() for kind, _, _ in find_window(folder, window)}
+    assert kinds == {"cat", "eel"}
+    with pytest.raises(ValueError, match=r"^`species` must be names of species in the folder \(cat, dog, eel\), got 'cow'"):
+        make_species(folder, species=["cat", "cow"]).batch("train", 0, 1)
+    with pytest.raises(ValueError, match=r"^`species` must be at least two names of species, or none, got 'cat'"):
+        make_species(folder, species=["cat"])
+    language = DnaLanguage(data_dir=str(folder), species=("dog",), window=20)
+    assert {kind for window in language.batch("train", 0, 9).inputs.numpy() for kind, _, _ in find_window(folder, window)} == {
+        "dog"
+    }
+
+
+def test_reversed_windows_are_those_of_next_in_the_other_order(folder):
+    tasks = [DnaLanguage(data_dir=str(folder), window=30, objective=objective) for objective in ("next", "reverse")]
+    for split in ("train", "valid"):
+        forward, backward = (task.batch(split, 0, 8) for task in tasks)
+        whole = torch.cat([forward.inputs, forward.targets[:, -1:]], 1)
+        assert torch.equal(backward.inputs, whole.flip(1)[:, :-1])
+        assert torch.equal(backward.targets, whole.flip(1)[:, 1:])
+
+
+def test_reverse_reads_files_in_the_other_order(folder, tmp_path):
+    (tmp_path / "new.fa").write_text(">a\nACGTA\n>b\nGC\n")
+    batch = DnaLanguage(data_dir=str(folder), objective="reverse").read_inputs(tmp_path / "new.fa")
+    assert batch.inputs.tolist() == [[0, 3, 2, 1, 0], [1, 2, 4, 4, 4]]
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_masked_bases_have_the_frequencies_of_the_paper(folder, split):
+    """15 % are targets; 80 % of them are masked, 10 % kept and 10 % random, a fifth of which equals the base."""
+    task = DnaLanguage(data_dir=str(folder), window=200, objective="masked", test_size=400)
+    assert (task.vocab_size, task.symbols[5], task.num_classes, task.needs_causal) == (6, "?", 5, False)
+    batch = task.batch(split, 0, 400)
+    chosen = batch.loss_mask
+    assert chosen.float().mean().item() == pytest.approx(0.15, abs=0.01)
+    assert torch.equal(batch.inputs[~chosen], batch.targets[~chosen])
+    inputs, targets = batch.inputs[chosen], batch.targets[chosen]
+    assert (inputs == 5).float().mean().item() == pytest.approx(0.8, abs=0.02)
+    assert (inputs == targets).float().mean().item() == pytest.approx(0.1 + 0.1 / 5, abs=0.02)
+
+
+def test_masked_bases_of_a_row_do_not_depend_on_the_size_of_the_batch(folder):
+    task = DnaLanguage(data_dir=str(folder), window=20, objective="masked", valid_size=300)
+    whole = [torch.cat(parts) for parts in zip(*[task.batch("valid", step, 150)[:4:3] for step in range(2)], strict=True)]
+    small = [torch.cat(parts) for parts in zip(*[task.batch("valid", step, 70)[:4:3] for step in range(5)], strict=True)]
+    assert all(torch.equal(a, b) for a, b in zip(whole, small, strict=True))
+    assert whole[1].any(1).all(), "each window has a target"
+
+
+def test_constant_score_of_masked_bases_comes_from_the_targets(folder):
+    task = DnaLanguage(data_dir=str(folder), window=20, objective="masked", test_size=300)
+    batch = task.batch("test", 0, 300)
+    assert task._token_counts("test").tolist() == batch.targets[batch.loss_mask].bincount(minlength=5).tolist()
+    assert task._token_counts("train").sum() == 1024 * 20
 
 
 def test_missing_genomes_raise(tmp_path):

@@ -92,6 +92,7 @@ UNBOUNDED = {
     "curriculum",
     "late_lengths",
     "start_from",
+    "start_from_reverse",
     "capture",
     "shard",
     "trackers",

@@ -14,8 +14,9 @@ import pytest
 import torch
 
 from longscan.engine import Callback, Engine, StepResult
-from longscan.models import LanguageModel, SequenceModel
+from longscan.models import LanguageModel, SequenceModel, make_bidirectional
 from longscan.tasks import TASKS, Batch
+from longscan.tasks.dna import DnaLanguage
 from longscan.training import (
     CurriculumSettings,
     LateLengthSettings,
@@ -31,6 +32,7 @@ from longscan.training import (
 from longscan.training.checkpoint import find_checkpoint, read_checkpoint, read_tensors
 from longscan.training.evaluate import evaluate
 from longscan.training.run import build_model, commit, first_model
+from made_up import MADE_UP
 from run_files import have_equal_tensors, read_log, read_weights
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:tensorboard")
@@ -130,6 +132,66 @@ def test_start_from_other_shapes_or_a_missing_run_raises(tiny: Any, tmp_path: Pa
         first_model(tiny(model_values={"spec": "m"}, start_from=str(tmp_path / "before")))
     with pytest.raises(SettingError, match=r"`training.start_from` must be a folder of a run or a saved model.*nothing'"):
         first_model(tiny(start_from=str(tmp_path / "nothing")))
+
+
+BIDIRECTIONAL = {"spec": "bidirectional*2", "block_options": {"bidirectional": {"variant": "own"}}}
+
+
+@pytest.mark.parametrize("two", [False, True], ids=["F1", "F1R1"])
+def test_bidirectional_blocks_start_from_causal_ones(tiny: Any, tmp_path: Path, two: bool) -> None:
+    """Blocks and encoder are those of `make_bidirectional`; norm and head are new. Their dropout may differ."""
+    causal = tiny(model_values={"spec": "mamba*2", "block_options": {"mamba": {"dropout": 0.5}}})
+    runs = [train(replace(causal, training=replace(causal.training, seed=seed)), tmp_path / str(seed)) for seed in (1, 2)]
+    reverse = {"start_from_reverse": str(runs[1].folder)} if two else {}
+    settings = tiny(model_values=BIDIRECTIONAL, start_from=str(runs[0].folder), **reverse)
+    torch.manual_seed(3)
+    initial = build_model(settings).state_dict()
+    torch.manual_seed(3)
+    loaded = first_model(settings).state_dict()
+    expected = make_bidirectional(runs[0].model(), runs[1].model() if two else None).state_dict()
+    new = {name for name in loaded if name.startswith(("norm.", "head."))}
+    assert len(new) == 2
+    assert all(torch.equal(loaded[name], (initial if name in new else expected)[name]) for name in loaded)
+    name = "blocks.0.block.{}conv_weight"
+    assert torch.equal(loaded[name.format("")], loaded[name.format("reverse_")]) != two
+    assert train(settings, tmp_path / "after").result["status"] == "finished"
+
+
+def test_bidirectional_blocks_that_cannot_start_from_a_model_raise(tiny: Any, tmp_path: Path) -> None:
+    causal = str(train(tiny(model_values={"spec": "mamba*2"}), tmp_path / "causal").folder)
+    one = str(train(tiny(model_values={"spec": "mamba"}), tmp_path / "one").folder)
+    both = {"start_from": causal, "start_from_reverse": causal}
+    name = "`training.start_from_reverse` must be"
+    for model, sources, needed in (
+        (BIDIRECTIONAL, {**both, "start_from_reverse": one}, f"{name} a causal model that can become bidirectional"),
+        (BIDIRECTIONAL, {"start_from": one}, "`training.start_from` must be .*blocks.1.* absent there"),
+        ({"spec": "bidirectional*2"}, {"start_from": causal}, "`model.block_options` must be .* variant own .*, got 'shared'"),
+        ({"spec": "mamba*2"}, both, f"{name} left out, unless bidirectional blocks start from causal ones"),
+        ({"spec": "mamba*2"}, {"start_from_reverse": causal}, f"{name} left out, unless start_from is given"),
+        (BIDIRECTIONAL, {**both, "start_from_reverse": str(tmp_path)}, f"{name} a folder of a run or a saved model"),
+    ):
+        with pytest.raises(SettingError, match=needed):
+            first_model(tiny(model_values=model, **sources))
+
+
+def test_mask_token_of_pretraining_is_left_out(tiny: Any, tmp_path: Path) -> None:
+    sizes = {"d_model": 4, "d_state": 2, "d_output": 2, "pooling": "none"}
+    for vocab_size in (4, 5):
+        SequenceModel.from_spec("ma", vocab_size=vocab_size, **sizes).save_pretrained(tmp_path / str(vocab_size))
+    settings = tiny(start_from=str(tmp_path / "4"))
+    encoder = read_tensors(tmp_path / "4" / "model.safetensors")["encoder.weight"]
+    assert settings.task.vocab_size == 3
+    assert torch.equal(first_model(settings).state_dict()["encoder.weight"], encoder[:3])
+    with pytest.raises(SettingError, match=r"encoder.weight is \[5, 4\] there and \[3, 4\] here"):
+        first_model(tiny(start_from=str(tmp_path / "5")))
+
+
+def test_blocks_that_are_not_causal_raise_where_inputs_contain_the_targets(tiny: Any, tmp_path: Path) -> None:
+    MADE_UP["dna_language"](tmp_path)
+    base = tiny(model_values=BIDIRECTIONAL)
+    with pytest.raises(SettingError, match=r"`model.spec` must be causal blocks, .* dna_language contain the targets, got 'bi"):
+        build_model(replace(base, task=DnaLanguage(data_dir=str(tmp_path))))
+    assert not build_model(replace(base, task=DnaLanguage(data_dir=str(tmp_path), objective="masked"))).causal
 
 
 def test_overwriting_run_can_start_from_another_run_but_not_from_itself(tiny: Any, tmp_path: Path) -> None:

@@ -113,6 +113,11 @@ class Task(ABC):
         """Whether the model answers at every step, (B, L, d_output), or once, (B, d_output), by pooling."""
 
     @property
+    def needs_causal(self) -> bool:
+        """Whether the inputs of later steps contain the targets, so that only causal models may be trained."""
+        return False
+
+    @property
     @abstractmethod
     def length(self) -> int:
         """Steps of the longest input of any split."""

@@ -18,13 +18,15 @@ from typing import Any
 
 import numpy
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import longscan
 from longscan._errors import SettingError, one_line, setting_error
 from longscan._files import try_writing
 from longscan._specs import SPEC_VERSION, format_names, upgrade_record
-from longscan.models import SequenceModel, SiameseModel
+from longscan.blocks import BidirectionalBlock
+from longscan.models import LanguageModel, SequenceModel, SiameseModel, make_bidirectional
+from longscan.models.saving import CONFIG, WEIGHTS, read_model
 from longscan.models.spec import block_label, parse_spec
 from longscan.ops.dispatch import NATIVE
 from longscan.tasks import Batch
@@ -69,7 +71,7 @@ def build_model(settings: Settings) -> TrainedModel:
         "max_length": None if model.positions in ("none", "sinusoidal") else task.length,
     }
     try:
-        return kind.from_spec(
+        built = kind.from_spec(
             model.spec,
             d_model=model.d_model,
             d_output=task.d_output,
@@ -85,29 +87,39 @@ def build_model(settings: Settings) -> TrainedModel:
         )
     except (ValueError, TypeError, KeyError) as error:
         raise SettingError(with_section("model", error, ModelSettings)) from error
+    if task.needs_causal and isinstance(built, SequenceModel) and not built.causal:
+        raise setting_error("model.spec", model.spec, f"causal blocks, as later inputs of {task.name} contain the targets")
+    return built
 
 
 def first_model(settings: Settings) -> TrainedModel:
     """Return the model that a run starts with: new, or with the weights of `training.start_from`, if set."""
-    model = build_model(settings)
-    if settings.training.start_from is not None:
-        _start_from(model, Path(settings.training.start_from))
+    model, training = build_model(settings), settings.training
+    if training.start_from is not None:
+        _start_from(model, training.start_from, training.start_from_reverse)
     return model
 
 
-def _start_from(model: TrainedModel, given: Path) -> None:
+def _start_from(model: TrainedModel, given: str, reverse: str | None) -> None:
     """Copy the weights of a run or of a saved model into a new one; those of the head only if its sizes are the same.
 
-    Of a language model its stack is taken. Raises SettingError if the other weights are not those of this model.
+    Of a language model its stack is taken, and of an encoder with one token more, the mask token, the others. Bidirectional
+    blocks may start from causal ones, see `_bidirectional_weights`. Raises SettingError if weights do not fit this model.
     """
-    try:
-        folder = Run(given).checkpoint("selected") if holds_run(given) else given
-        tensors = read_tensors(folder / "model.safetensors")
-    except SettingError as error:
-        raise setting_error("training.start_from", str(given), f"a folder of a run or a saved model ({error})") from None
+    folder = _start_folder("start_from", given)
     own, stack = model.state_dict(), "backbone." if isinstance(model, SiameseModel) else ""
+    if isinstance(model, SequenceModel) and _is_converted(model, folder):
+        tensors = _bidirectional_weights(model, given, reverse)
+    elif reverse is not None:
+        needed = "left out, unless bidirectional blocks start from causal ones"
+        raise setting_error("training.start_from_reverse", reverse, needed)
+    else:
+        tensors = read_tensors(folder / WEIGHTS)
     if tensors.keys() != own.keys():
         tensors = {f"{stack}{name.removeprefix('backbone.')}": tensor for name, tensor in tensors.items()}
+    if isinstance(model, SequenceModel) and model.vocab_size is not None and "encoder.weight" in tensors:
+        encoder = tensors["encoder.weight"]
+        tensors["encoder.weight"] = encoder[:-1] if len(encoder) == model.vocab_size + 1 else encoder
     here, there = ({name: list(tensor.shape) for name, tensor in of.items()} for of in (own, tensors))
     unlike = {name for name in here.keys() | there.keys() if here.get(name) != there.get(name)}
     head = ("head.", f"{stack}head.")
@@ -116,8 +128,50 @@ def _start_from(model: TrainedModel, given: Path) -> None:
         first = min(unlike - heads)
         sizes = f"{first} is {there.get(first, 'absent')} there and {here.get(first, 'absent')} here"
         needed = f"weights for the encoder, blocks and norm of this model ({sizes})"
-        raise setting_error("training.start_from", str(given), needed)
+        raise setting_error("training.start_from", given, needed)
     model.load_state_dict({name: value if heads and name.startswith(head) else tensors[name] for name, value in own.items()})
+
+
+def _start_folder(setting: str, given: str) -> Path:
+    """Return the folder with the weights of a run, a checkpoint or a saved model. Raises SettingError if it has none."""
+    try:
+        folder = Run(given).checkpoint("selected") if holds_run(Path(given)) else Path(given)
+        read_tensors(folder / WEIGHTS)
+    except SettingError as error:
+        raise setting_error(f"training.{setting}", given, f"a folder of a run or a saved model ({error})") from None
+    return folder
+
+
+def _is_converted(model: SequenceModel, folder: Path) -> bool:
+    """Return whether a model has bidirectional blocks and the saved one in a folder has none."""
+    if not any(entry["block"] == "bidirectional" for entry in model.entries) or not (folder / CONFIG).is_file():
+        return False
+    return all(entry["block"] != "bidirectional" for entry in read_model(folder)[0]["blocks"])
+
+
+def _bidirectional_weights(model: SequenceModel, given: str, reverse: str | None) -> dict[str, Tensor]:
+    """Return weights for a model from causal ones by `make_bidirectional`; norm and head are those of the model itself."""
+    variants = {block.block.variant for block in model.stack if isinstance(block.block, BidirectionalBlock)}
+    if variants != {"own"}:
+        needed = "options with variant own for bidirectional blocks, which start from causal ones"
+        raise setting_error("model.block_options", ", ".join(sorted(variants)), needed)
+    causal = []
+    for setting, source in (("start_from", given), ("start_from_reverse", reverse or given)):
+        folder = _start_folder(setting, source)
+        kind = LanguageModel if "tied" in read_model(folder)[0] else SequenceModel
+        try:
+            causal.append(kind.from_pretrained(folder, backend="auto"))
+        except ValueError as error:
+            raise setting_error(f"training.{setting}", source, f"the folder of a model of tokens or series ({error})") from None
+    try:
+        made = make_bidirectional(*causal).state_dict()
+    except ValueError as error:
+        setting, source = ("start_from", given) if reverse is None else ("start_from_reverse", reverse)
+        needed = f"a causal model that can become bidirectional ({error})"
+        raise setting_error(f"training.{setting}", source, needed) from None
+    new = ("norm.", "head.")
+    kept = {name: value for name, value in model.state_dict().items() if name.startswith(new)}
+    return {name: value for name, value in made.items() if not name.startswith(new)} | kept
 
 
 class Run:

@@ -252,7 +252,16 @@ class TrainingSettings(SettingsGroup):
         Doc(
             "folder whose weights the run starts from: of a run (its selected weights, or its last ones), of a checkpoint, or of "
             "a model that `save_pretrained` wrote. Encoder, blocks and norm must be those of `model`; a head of other sizes "
-            "keeps its initial values"
+            "keeps its initial values, and one token more, the mask token of pretraining, is left out. Bidirectional blocks "
+            "with variant own may also start from mamba or aussm blocks, each direction from the same weights, with a new norm "
+            "and head (F1 of the thesis)"
+        ),
+    ] = None
+    start_from_reverse: Annotated[
+        str | None,
+        Doc(
+            "folder, as for start_from, of a model that was trained on reversed sequences: the convolutions and layers of its "
+            "mamba or aussm blocks become the reverse directions, all other weights are those of start_from (F1R1 of the thesis)"
         ),
     ] = None
     seed: Annotated[Seed, Doc("of the weights, and of the data where data_seed is None")] = 0
@@ -295,6 +304,8 @@ class TrainingSettings(SettingsGroup):
             raise setting_error("training.warmup", self.warmup, f"at most steps ({self.steps}) together with {others}")
         if self.select == "average" and not self.average:
             raise setting_error("training.select", self.select, "last or best, unless training.average is above 0")
+        if self.start_from_reverse is not None and self.start_from is None:
+            raise setting_error("training.start_from_reverse", self.start_from_reverse, "left out, unless start_from is given")
         for name in ("patience", "solved_at"):
             if getattr(self, name) and not self.eval_every:
                 raise setting_error(f"training.{name}", getattr(self, name), "left out, unless eval_every is above 0")

@@ -105,9 +105,11 @@ def train(
     The run's `result["status"]` is "finished", or "failed" if the loss stopped being finite. Raises SettingError for settings
     that cannot be met, KeyboardInterrupt after a checkpoint if the process was asked to stop (SIGINT, SIGTERM).
     """
-    folder, source = Path(out), settings.training.start_from
-    if overwrite and source is not None and Path(source).resolve().is_relative_to(folder.resolve()):
-        raise setting_error("training.start_from", source, "a folder that stays, not the run that is overwritten")
+    folder = Path(out)
+    for setting in ("start_from", "start_from_reverse"):
+        source = getattr(settings.training, setting)
+        if overwrite and source is not None and Path(source).resolve().is_relative_to(folder.resolve()):
+            raise setting_error(f"training.{setting}", source, "a folder that stays, not the run that is overwritten")
     check_folder(folder, settings, resume=resume, overwrite=overwrite)
     if resume and is_over(folder, settings):
         longscan.report.run_report(folder)

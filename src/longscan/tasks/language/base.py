@@ -27,6 +27,11 @@ class LanguageTask(ClassificationTask):
     d_input: ClassVar[None] = None
     per_step: ClassVar[bool] = True
 
+    @property
+    def needs_causal(self) -> bool:
+        """Whether the inputs of later steps contain the targets: they do, where the next token is predicted."""
+        return True
+
     @abstractmethod
     def _token_counts(self, split: Split) -> np.ndarray:
         """Return the number of times that each token is a target in a split, (num_classes,)."""
