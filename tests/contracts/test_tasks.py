@@ -38,11 +38,11 @@ def are_equal(first: Batch, second: Batch) -> bool:
 
 
 def example_bytes(task: Task, batch: Batch) -> list[bytes]:
-    """Return the inputs of each example as bytes: tokens up to the first scored step, or numbers of valid steps."""
+    """Return the inputs of each example as bytes: words up to their answer, whole windows of text, numbers of valid steps."""
     rows = []
     for row, inputs in enumerate(batch.inputs):
         steps = slice(None)
-        if batch.loss_mask is not None and batch.inputs.dtype == torch.int64:
+        if batch.loss_mask is not None and batch.inputs.dtype == torch.int64 and not isinstance(task, LanguageTask):
             steps = slice(int(batch.loss_mask[row].int().argmax()) + 1)
         elif batch.valid is not None:
             steps = batch.valid[row]
