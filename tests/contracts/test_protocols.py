@@ -254,6 +254,12 @@ def test_rows_that_select_weights_on_the_test_set_say_so() -> None:
     assert all("decides nothing" in row.note for row in ROWS if row.id in selecting)
 
 
+def test_rows_of_retrieval_encode_both_texts_separately() -> None:
+    tasks = {row.id: plain_settings(row)["task"] for row in ROWS if row.data == "AAN"}
+    assert {name.split("/")[0] for name in tasks} == {"s7", "mamba_lra"}
+    assert {name for name, task in tasks.items() if task.get("layout") != "pair"} == set()
+
+
 def test_pathfinder_32_of_the_papers_has_the_released_shades() -> None:
     tasks = {row.id: plain_settings(row)["task"] for row in ROWS}
     small = {name: task for name, task in tasks.items() if task["name"] == "pathfinder" and task["resolution"] == 32}
