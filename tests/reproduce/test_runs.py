@@ -90,6 +90,7 @@ def test_stacked_seeds_give_the_same_records(row: PublishedRow, tmp_path: Path) 
     varying = {"date", "seconds", "device_seconds", "updates_per_second", "command", "device"}  # with the number of threads
     for seed in (0, 1):
         together, alone = (records[stacking][seed] for stacking in ("always", "never"))
+        assert together.pop("stacked") == 2
         assert together.keys() == alone.keys()
         assert together["command"].replace("always", "never") == alone["command"]
         for name in alone.keys() - varying:

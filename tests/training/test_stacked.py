@@ -68,7 +68,7 @@ def assert_same_run(stacked: Run, separate: Run, tolerance: float) -> None:
     assert stacked.settings == separate.settings
     for row, expected in zip(rows_of(stacked), rows_of(separate), strict=True):
         assert_close(row, expected, tolerance)
-    unlike = {"seconds", "date", "commit", "confusion", "by_length", "test", "valid", "versions"}
+    unlike = {"seconds", "stacked", "date", "commit", "confusion", "by_length", "test", "valid", "versions"}
     results = [{name: value for name, value in (run.result or {}).items() if name not in unlike} for run in (stacked, separate)]
     assert_close(results[0], results[1], tolerance)
     for name in sorted(path.relative_to(separate.folder) for path in separate.folder.glob("checkpoints/**/*.safetensors")):
@@ -95,6 +95,7 @@ def test_runs_are_those_of_separate_training(case: str, tmp_path: Path) -> None:
     for stacked, run in zip(train_stacked(runs), runs, strict=True):
         separate = train(run.settings, tmp_path / "separate" / run.folder.name, command="a command")
         assert_same_run(stacked, separate, 5e-2 if case == "bfloat16" else 1e-3)
+        assert [(run.result or {}).get("stacked") for run in (stacked, separate)] == [2, None]
     assert rows_of(Run(runs[0].folder)) != rows_of(Run(runs[1].folder))
 
 

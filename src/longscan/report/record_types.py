@@ -90,6 +90,7 @@ class RunRecord(Provenance):
         replaced: why another recipe replaced this one; missing if none did.
         note: what a reader of the tables must know besides the figures, with its source.
         corrected: values computed again after the run.
+        stacked: number of seeds that trained together in one process, whose time `seconds` is; missing for a separate run.
     """
 
     paper: str | None
@@ -116,6 +117,7 @@ class RunRecord(Provenance):
     replaced: NonEmptyStr | Missing = MISSING
     note: NonEmptyStr | Missing = MISSING
     corrected: Correction | Missing = MISSING
+    stacked: PositiveInt | Missing = MISSING
 
     def field_errors(self) -> Iterator[FieldError]:
         """Yield an error for a finished run without a score."""

@@ -77,7 +77,8 @@ def unstackable_reason(settings: Settings) -> str | None:
 def train_stacked(runs: Sequence[StackableRun]) -> list[Run]:
     """Train runs together, each from its last checkpoint or from the start, and test and report them; return all.
 
-    A run that stops early, or whose loss stops being finite, leaves the others. Raises SettingError for settings that cannot be
+    A run that stops early, or whose loss stops being finite, leaves the others. The entry "stacked" of a result is the number of
+    runs that began together, whose time the entry "seconds" is. Raises SettingError for settings that cannot be
     met, KeyboardInterrupt after a checkpoint of each run if the process was asked to stop.
     """
     threads = torch.get_num_threads()
@@ -102,6 +103,7 @@ def train_stacked(runs: Sequence[StackableRun]) -> list[Run]:
         for member in members:
             exits.push(member.exits)
             member.open()
+            member.trainer.result["stacked"] = len(members)
         while members := [member for member in members if not member.is_closed]:
             steps = sorted({member.step for member in members})
             behind = [member for member in members if member.step == steps[0]]
