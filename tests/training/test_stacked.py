@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from longscan.engine import Callback, Engine, StepResult
-from longscan.tasks import TASKS
+from longscan.tasks import TASKS, Batch
 from longscan.training import Run, Settings, train
 from longscan.training.settings import CurriculumSettings, ModelSettings, SettingError, TrainingSettings
 from longscan.training.stacked import StackableRun, stack_batches, train_stacked, unstackable_reason
@@ -216,3 +216,10 @@ def test_shorter_batches_are_padded() -> None:
     assert not stacked.valid[0, :, length:].any()
     assert not stacked.loss_mask[0, :, length:].any()
     assert torch.equal(stacked.valid[1], long.valid)
+
+
+def test_class_probabilities_are_not_padded_even_if_there_are_as_many_classes_as_steps() -> None:
+    batches = [Batch(torch.zeros(2, length, dtype=torch.int64), torch.full((2, 4), 0.25)) for length in (4, 6)]
+    stacked = stack_batches(batches)
+    assert stacked.targets.shape == (2, 2, 4)
+    assert stacked.valid.sum((1, 2)).tolist() == [8, 12]

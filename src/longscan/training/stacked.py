@@ -242,7 +242,8 @@ def _pad_batch(batch: Batch, width: int) -> Batch:
     valid = torch.ones(batch.inputs.shape[:2], dtype=torch.bool) if batch.valid is None else batch.valid
     padded = {}
     for name, tensor in batch._replace(valid=valid)._asdict().items():
-        has_steps = tensor is not None and tensor.ndim > 1 and tensor.shape[1] == length
+        is_class_probabilities = name == "targets" and tensor is not None and tensor.ndim == 2 and tensor.is_floating_point()
+        has_steps = tensor is not None and tensor.ndim > 1 and tensor.shape[1] == length and not is_class_probabilities
         pad = (0,) * (2 * (tensor.ndim - 2)) + (0, width - length) if has_steps else ()
         padded[name] = nn.functional.pad(tensor, pad, value=_FILL[name]) if has_steps else tensor
     return Batch(**padded)
