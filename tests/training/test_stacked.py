@@ -223,3 +223,12 @@ def test_class_probabilities_are_not_padded_even_if_there_are_as_many_classes_as
     stacked = stack_batches(batches)
     assert stacked.targets.shape == (2, 2, 4)
     assert stacked.valid.sum((1, 2)).tolist() == [8, 12]
+
+
+def test_batches_with_and_without_padding_are_stacked() -> None:
+    valid = torch.tensor([[True, True, False]])
+    first, second = Batch(torch.zeros(1, 3, 1)), Batch(torch.zeros(1, 3, 1), valid=valid)
+    for batches, expected in (((first, second), [3, 2]), ((second, first), [2, 3])):
+        assert stack_batches(batches).valid.sum((1, 2)).tolist() == expected
+    with pytest.raises(TypeError):
+        stack_batches([first, first._replace(elapsed=torch.ones(1, 3))])

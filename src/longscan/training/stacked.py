@@ -229,11 +229,11 @@ class _StackedStep:
 
 def stack_batches(batches: Sequence[Batch]) -> Batch:
     """Stack batches on a leading axis; shorter ones are padded on the right by steps that are not valid."""
-    widths = [batch.inputs.shape[1] for batch in batches]
-    if len(set(widths)) > 1:
-        batches = [_pad_batch(batch, max(widths)) for batch in batches]
+    width = max(batch.inputs.shape[1] for batch in batches)
+    if any(batch.inputs.shape[1] < width for batch in batches) or len({batch.valid is None for batch in batches}) > 1:
+        batches = [_pad_batch(batch, width) for batch in batches]
     parts = zip(*batches, strict=True)
-    return Batch(*(None if part[0] is None else torch.stack(part) for part in parts))  # type: ignore[arg-type]
+    return Batch(*(None if all(x is None for x in part) else torch.stack(part) for part in parts))  # type: ignore[arg-type]
 
 
 def _pad_batch(batch: Batch, width: int) -> Batch:
