@@ -27,6 +27,49 @@ def test_padding_does_not_change_forecasts(mode, normalise):
         torch.testing.assert_close(net(rows, valid=~rows[..., 0].isnan()), expected)
 
 
+@pytest.mark.parametrize("normalise", [False, True])
+@pytest.mark.parametrize("channels", ["shared", "own"])
+def test_linear_forecast_is_the_initial_one_and_reads_the_last_valid_steps(channels, normalise):
+    net = make_forecaster(normalise=normalise, linear_window=4, linear_channels=channels)
+    maps = 1 if channels == "shared" else 2
+    weight, level, bias = torch.randn(maps, 5, 4), torch.randn(maps, 5), torch.randn(maps, 5)
+    net.set_linear(weight, level, bias)
+    assert not any(net.get_parameter(f"linear_{name}").requires_grad for name in ("weight", "level", "bias"))
+    x = make_series(3, 9)
+    mean = x[:, -4:].mean(1)
+    expected = torch.empty(3, 5, 2, dtype=torch.float64)
+    for row in range(3):
+        for channel in range(2):
+            index = channel % maps
+            change = weight[index].double() @ (x[row, -4:, channel] - mean[row, channel])
+            expected[row, :, channel] = mean[row, channel] * (1 + level[index]) + change + bias[index]
+    torch.testing.assert_close(net(x), expected)
+    padded = torch.cat([torch.full((3, 1, 2), torch.nan), x, torch.full((3, 2, 2), torch.nan)], 1)
+    torch.testing.assert_close(net(padded, valid=~padded[..., 0].isnan()), expected)
+    torch.nn.init.normal_(net.backbone.head.weight)
+    assert not torch.allclose(net(x), expected)
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_linear_forecast_counts_steps_before_the_first_one_as_the_mean(left):
+    net = make_forecaster(linear_window=6)
+    net.set_linear(torch.randn(1, 5, 6), torch.randn(1, 5), torch.randn(1, 5))
+    x = make_series(1, 2)
+    filled = torch.cat([x.mean(1, keepdim=True).expand(-1, 4, -1), x], 1)
+    torch.testing.assert_close(net(x), net(filled))
+    pad = torch.full((1, 5, 2), torch.nan, dtype=torch.float64)
+    padded = torch.cat([pad, x] if left else [x, pad], 1)
+    torch.testing.assert_close(net(padded, valid=~padded[..., 0].isnan()), net(filled))
+
+
+def test_set_linear_refuses_other_shapes_and_models_without_linear_forecast():
+    parts = torch.zeros(1, 5, 4), torch.zeros(1, 5), torch.zeros(1, 5)
+    with pytest.raises(ValueError, match=r"^`linear_window` must be a number of steps to set a linear forecast, got None"):
+        make_forecaster().set_linear(*parts)
+    with pytest.raises(ValueError, match=r"^`level` must have shape \(2, 5\), got \(1, 5\)"):
+        make_forecaster(linear_window=4, linear_channels="own").set_linear(torch.zeros(2, 5, 4), *parts[1:])
+
+
 def test_forecasts_of_720_steps_depend_on_the_inputs_that_the_mode_allows():
     """Every output depends on the last input in mode "queries", and on its own past only in mode "offset"."""
     x = make_series(1, 720)
@@ -71,7 +114,8 @@ def test_forecaster_learns_to_continue_a_sine_wave():
 
 
 def test_saved_forecaster_can_be_loaded(tmp_path):
-    net = make_forecaster(mode="offset", normalise=True)
+    net = make_forecaster(mode="offset", normalise=True, linear_window=3, linear_channels="own")
+    net.set_linear(torch.randn(2, 5, 3), torch.randn(2, 5), torch.randn(2, 5))
     net.save_pretrained(tmp_path)
     loaded = Forecaster.from_pretrained(tmp_path)
     x = make_series(2, 6)

@@ -92,7 +92,7 @@ class AeonSSMForecaster(BaseForecaster):
     def __init__(
         self,
         horizon: int = 1,
-        window: int = 96,
+        window: int | None = None,
         spec: Spec = "mamba",
         *,
         d_model: int = 64,

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from longscan._devices import find_device
 from longscan._types import NonNegativeFloat, PositiveInt, checked_value
-from longscan.engine import Engine, EpochLosses, NonFiniteLossError
+from longscan.engine import Callback, EarlyStopping, Engine, EpochLosses, NonFiniteLossError
 from longscan.estimators.reading import (
     FittedChannels,
     Layout,
@@ -64,16 +64,21 @@ def minimise(
     lr: float,
     weight_decay: float,
     random: np.random.RandomState,
+    schedule_epochs: int | None = None,
+    evaluate: Callable[[], float] | None = None,
+    patience: int = 0,
 ) -> list[float]:
     """Fit a model by AdamW with a linear warm-up, a cosine to 0 and gradients clipped at norm 1; return each epoch's mean loss.
 
-    epoch: returns the examples of an epoch in the order in which they are shown. loss_of: the mean loss of some of them. Raises
-    ValueError if the loss stops being finite, as scikit-learn's own estimators do.
+    epoch: returns the examples of an epoch in the order in which they are shown. loss_of: the mean loss of some of them.
+    schedule_epochs: number of epochs after which the cosine is 0, `epochs` without it. evaluate: returns the error after each
+    epoch; training ends after `patience` epochs without a smaller one, with the weights of the smallest. Raises ValueError if the
+    loss stops being finite, as scikit-learn's own estimators do.
     """
     optimizer = torch.optim.AdamW(optimizer_groups(model, weight_decay=weight_decay), lr=lr, fused=True)
     first_order = epoch(random)
     steps_per_epoch = math.ceil(len(first_order) / batch_size)
-    steps = epochs * steps_per_epoch
+    steps = max(1, (schedule_epochs or epochs) * steps_per_epoch)
     warmup = max(1, round(WARMUP * steps))
 
     def batches() -> Iterator[np.ndarray]:
@@ -83,12 +88,15 @@ def minimise(
                 yield order[first : first + batch_size]
 
     losses = EpochLosses(steps_per_epoch)
+    callbacks: list[Callback] = [losses]
+    if evaluate is not None:
+        callbacks.append(EarlyStopping(model, evaluate, every=steps_per_epoch, patience=patience))
     engine = Engine(
         optimizer,
         lambda rows: (loss_of(rows), None),
         learning_rate=lambda step, scale: scale * lr * min(1, (step + 1) / warmup) * (1 + math.cos(math.pi * step / steps)) / 2,
         clip_gradients=partial(nn.utils.clip_grad_norm_, list(model.parameters()), CLIP),
-        callbacks=[losses],
+        callbacks=callbacks,
     )
     model.train()
     try:

@@ -1,8 +1,11 @@
 """The forecaster of series with scikit-learn's interface, `SSMForecaster`."""
 
+import copy
 import logging
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, Self, cast
 
 import numpy as np
@@ -18,6 +21,7 @@ from longscan._devices import find_device
 from longscan._types import NonNegativeFloat, PositiveInt
 from longscan.estimators.clock import Step, as_clock, next_stamps, regular_step, same_step, step_name, to_seconds
 from longscan.estimators.fitting import Spec, check_settings, minimise, seeded
+from longscan.estimators.linear import WINDOWS, LinearForecast, fit_linear, usable_windows
 from longscan.estimators.reading import (
     FittedChannels,
     Layout,
@@ -29,6 +33,10 @@ from longscan.estimators.reading import (
 from longscan.estimators.series import Collection, StandardisedSeries, check_predictions
 from longscan.models import Forecaster
 
+HELD_BACK = 0.2  # of each series, to choose the number of epochs
+PATIENCE = 3  # epochs without an improvement
+COMPARED = 2000  # windows of the part that is held back, evenly spaced
+
 _log = logging.getLogger("longscan")
 
 
@@ -36,8 +44,14 @@ class SSMForecaster(BaseEstimator):
     """A forecaster of series: a stack of state space blocks that reads a window and predicts the next `horizon` steps.
 
     A series is an array (L,) or (L, C), a Series or a frame whose rows are the steps; `fit` also takes several: a list of these,
-    an array (n, L, C), or a frame indexed by (case, time). It is trained on windows of what it is given, by the mean absolute
-    error in units of each window's own standard deviation.
+    an array (n, L, C), or a frame indexed by (case, time).
+
+    The forecast is the sum of a linear forecast and of what the blocks add to it. The linear one is a ridge regression from the
+    window to the steps ahead, of all channels or of each; window and penalties are chosen by cross-validation over time. The
+    blocks are trained on windows of the series, by the mean absolute error in units of each window's own standard deviation. At
+    first the last fifth of each series is held back: the blocks are trained for as many epochs as give the lowest mean squared
+    error there, and are left out if the linear forecast alone is better. Then everything is fitted to the whole series. With
+    `times`, or if the series are too short to hold back a part, the blocks forecast alone and are trained for all `epochs`.
 
     The index of a Series or a frame is its clock, and forecasts are indexed by the time stamps that follow: an hourly
     series until noon gives a forecast indexed from 13:00 on, in its time zone. Clocks are numbers, dates, periods or durations.
@@ -46,11 +60,12 @@ class SSMForecaster(BaseEstimator):
     Args:
         horizon: steps of a forecast.
         window: largest number of steps that are read before the forecast. If the series of `fit` are shorter than `window` and
-            `horizon` together, the window is shorter and a warning is logged.
+            `horizon` together, the window is shorter and a warning is logged. None: that of the linear forecast of lowest error
+            in a cross-validation over time, or at most 96 without a linear forecast.
         spec: the blocks, by name or as a list, as in `longscan.SequenceModel.from_spec`; all must be causal.
         d_model: width of the stack.
         d_state: state size of the layers.
-        epochs: times each part of the series is shown.
+        epochs: times each part of the series is shown at most.
         batch_size: windows in an update.
         lr: largest learning rate, after a linear warm-up and before a cosine to 0.
         device: "cpu", "cuda", ..., or "auto".
@@ -59,8 +74,10 @@ class SSMForecaster(BaseEstimator):
             (series, channels, steps). None: "nlc"; an array with more channels than steps is refused. Rows of frames are steps.
 
     Attributes:
-        model_: the fitted `Forecaster`. loss_curve_: mean loss of each epoch. mean_, scale_: of the channels. time_unit_: the
-        median time between steps. window_: the window that was used. time_zone_: of the dates of `fit`; "naive" where these
+        model_: the fitted `Forecaster`. loss_curve_: mean loss of each epoch. n_epochs_: number of epochs, 0 if the linear
+        forecast alone was best. validation_curve_: mean squared error in the last fifth, in units of the channels' variance, of
+        the linear forecast and after each epoch; None without a linear forecast. mean_, scale_: of the channels. time_unit_:
+        the median time between steps. window_: the window that was used. time_zone_: of the dates of `fit`; "naive" where these
         have none, None without dates. step_: the time between the stamps of the series' clock, None without a clock or with
         `times`. n_channels_, channel_names_, has_times_: of the series in `fit`.
     """
@@ -68,7 +85,7 @@ class SSMForecaster(BaseEstimator):
     def __init__(
         self,
         horizon: PositiveInt = 24,
-        window: PositiveInt = 96,
+        window: PositiveInt | None = None,
         spec: Spec = "mamba",
         *,
         d_model: int = 64,
@@ -102,38 +119,92 @@ class SSMForecaster(BaseEstimator):
         collection, several = self._read(y, times, None)
         self.step_ = self._step(collection, times)
         longest = int(collection.lengths.max())
-        window = min(self.window, longest - self.horizon)
-        if window < 1:
+        if longest <= self.horizon:
             raise ValueError(f"`y` must have a series of more steps than the horizon of {self.horizon}, got at most {longest}")
-        if window < self.window:
-            _log.warning(
-                "window: the longest series has %d steps, so windows of %d steps are read before the horizon of %d, not of %d",
-                longest,
-                window,
-                self.horizon,
-                self.window,
-            )
-        self.window_ = window
         random = check_random_state(self.random_state)
         self.n_channels_, self.has_times_ = collection.channels, collection.times is not None
         self.channel_names_ = collection.channel_names
         self.mean_, self.scale_ = collection.statistics()
         self.time_unit_ = collection.time_unit()
         standardised = collection.standardise(self.mean_, self.scale_, self.time_unit_, "y")
-        device = find_device(self.device)
-        starts = _window_starts(collection, window + self.horizon)
-        with seeded(int(random.randint(2**31 - 1))):
+        seed = int(random.randint(2**31 - 1))
+        early = _first_part(standardised, HELD_BACK)
+        linear = None if self.has_times_ else self._fit_linear(early)
+        window = self._longest_window(longest) if linear is None else linear.window
+        self.window_: int = window
+        self.validation_curve_: list[float] | None = None
+        if linear is None:
+            self.model_, self.loss_curve_ = self._train(standardised, None, self.epochs, seed, random)
+        else:
+            held = _later_starts(standardised.lengths, early.lengths, window, self.horizon)
+            curve: list[float] = []
+            self.validation_curve_ = curve
+
+            def evaluate(model: Forecaster) -> float:
+                curve.append(self._squared_error(model, standardised, held))
+                return curve[-1]
+
+            self._train(early, linear, self.epochs, seed, copy.deepcopy(random), evaluate)
+            best = int(np.argmin(curve))
+            final = fit_linear(list(standardised.trimmed()), self.horizon, [window])
+            self.model_, self.loss_curve_ = self._train(standardised, final, best, seed, random)
+        self.n_epochs_ = len(self.loss_curve_)
+        self._last_fit_data = None if several else (y, times)
+        return self
+
+    def _longest_window(self, longest: int) -> int:
+        """Return the window for series of at most `longest` steps without a linear forecast; log it if it is shorter than set."""
+        wanted = 96 if self.window is None else self.window
+        window = min(wanted, longest - self.horizon)
+        if self.window is not None and window < wanted:
+            _log.warning(
+                "window: the longest series has %d steps, so windows of %d steps are read before the horizon of %d, not of %d",
+                longest,
+                window,
+                self.horizon,
+                wanted,
+            )
+        return window
+
+    def _fit_linear(self, early: StandardisedSeries) -> LinearForecast | None:
+        """Return the linear forecast of lowest error; None if the series are too short for one."""
+        candidates = WINDOWS if self.window is None else (self.window,)
+        windows = usable_windows(early.lengths, self.horizon, candidates)
+        return fit_linear(list(early.trimmed()), self.horizon, windows) if windows else None
+
+    def _train(
+        self,
+        series: StandardisedSeries,
+        linear: LinearForecast | None,
+        epochs: int,
+        seed: int,
+        random: np.random.RandomState,
+        evaluate: Callable[[Forecaster], float] | None = None,
+    ) -> tuple[Forecaster, list[float]]:
+        """Return a model trained for a number of epochs, with the schedule of `self.epochs`, and the mean loss of each.
+
+        evaluate: returns the error of the model, before the first epoch and after each; training ends after `PATIENCE` epochs
+            without a smaller one.
+        """
+        device, window = find_device(self.device), self.window_
+        starts = _window_starts(series.lengths, window + self.horizon)
+        with seeded(seed):
             model = Forecaster.from_spec(
                 self.spec,
                 d_model=self.d_model,
                 d_state=self.d_state,
-                d_input=collection.channels,
+                d_input=self.n_channels_,
                 horizon=self.horizon,
                 normalise=True,
-            ).to(device)
+                linear_window=None if linear is None else window,
+                linear_channels="shared" if linear is None or len(linear.weight) == 1 else "own",
+            )
+            if linear is not None:
+                model.set_linear(*(torch.from_numpy(part).float() for part in linear[:3]))
+            model = model.to(device)
 
             def loss_of(chosen: np.ndarray) -> Tensor:
-                windows = standardised.windows(starts[chosen], window + self.horizon)
+                windows = series.windows(starts[chosen], window + self.horizon)
                 values, _, elapsed = windows.batch(np.arange(len(chosen)), device)
                 past, future = values[:, :window], values[:, window:]
                 before, ahead = (None, None) if elapsed is None else (elapsed[:, :window], elapsed[:, window:])
@@ -146,19 +217,33 @@ class SSMForecaster(BaseEstimator):
             def order(random: np.random.RandomState) -> np.ndarray:
                 return random.choice(len(starts), count, replace=False)
 
-            self.loss_curve_ = minimise(
+            if evaluate is not None:
+                evaluate(model)
+            losses = minimise(
                 model,
                 loss_of,
                 order,
-                epochs=self.epochs,
+                epochs=epochs,
+                schedule_epochs=self.epochs,
                 batch_size=self.batch_size,
                 lr=self.lr,
                 weight_decay=0.01,
                 random=random,
+                evaluate=None if evaluate is None else partial(evaluate, model),
+                patience=PATIENCE,
             )
-        self.model_ = model
-        self._last_fit_data = None if several else (y, times)
-        return self
+        return model, losses
+
+    def _squared_error(self, model: Forecaster, series: StandardisedSeries, starts: np.ndarray) -> float:
+        """Return the mean squared error of the forecasts of windows, in units of the channels' variance."""
+        device, total = next(model.parameters()).device, 0.0
+        with torch.no_grad():
+            for first in range(0, len(starts), 256):
+                chosen = starts[first : first + 256]
+                values, _, _ = series.windows(chosen, self.window_ + self.horizon).batch(np.arange(len(chosen)), device)
+                past, future = values[:, : self.window_], values[:, self.window_ :]
+                total += float((model(past) - future).double().square().mean((1, 2)).sum())
+        return total / len(starts)
 
     def predict(self, y: Any = None, times: Any = None, times_ahead: Any = None) -> Any:
         """Return the forecast of the `horizon` steps after the last step of a series.
@@ -331,6 +416,21 @@ def _zone_name(zone: Any) -> str:
     return zone if zone == "no time zone" else f"the time zone {zone}"
 
 
-def _window_starts(collection: Collection, length: int) -> np.ndarray:
+def _window_starts(lengths: np.ndarray, length: int) -> np.ndarray:
     """Return series number and first step of every window of a length, (count, 2)."""
-    return np.array([(i, first) for i, size in enumerate(collection.lengths) for first in range(size - length + 1)])
+    return np.array([(i, first) for i, size in enumerate(lengths) for first in range(size - length + 1)])
+
+
+def _first_part(series: StandardisedSeries, held_back: float) -> StandardisedSeries:
+    """Return the series without the last part of each."""
+    return series._replace(lengths=series.lengths - np.floor(held_back * series.lengths).astype(int))
+
+
+def _later_starts(lengths: np.ndarray, early: np.ndarray, window: int, horizon: int) -> np.ndarray:
+    """Return series number and first step of at most `COMPARED` windows whose forecasts lie after the first part, (count, 2)."""
+    starts = [
+        (i, first)
+        for i, (size, begin) in enumerate(zip(lengths, early, strict=True))
+        for first in range(max(0, begin - window), size - window - horizon + 1)
+    ]
+    return np.array(starts)[:: math.ceil(len(starts) / COMPARED)]

@@ -1,6 +1,6 @@
 """A collection of series with one or several channels and any lengths, as one padded array."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -127,6 +127,11 @@ class StandardisedSeries(NamedTuple):
         if elapsed is not None:
             elapsed[:, 0] = 1.0  # the time before the first step is unknown
         return torch.from_numpy(self.values[rows, :longest]).to(device), mask, elapsed
+
+    def trimmed(self) -> Iterator[np.ndarray]:
+        """Yield the values of each series, (L_i, C) float64, without padding."""
+        for values, length in zip(self.values, self.lengths, strict=True):
+            yield values[:length].astype(np.float64)
 
     def windows(self, starts: np.ndarray, length: int) -> "StandardisedSeries":
         """Return windows of one length, each as a series. starts: (n, 2), number of the series and first step."""

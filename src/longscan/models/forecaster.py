@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from longscan._types import PositiveInt
 from longscan.layers.base import mask_padding
@@ -38,6 +38,9 @@ class Forecaster(PretrainedModel):
             step t is the forecast of step t + horizon.
         normalise: subtract the mean of each series and divide by its standard deviation, and undo both in the forecast.
         backend: backend of every op, "auto" to choose for each call.
+        linear_window: add a linear forecast from that number of steps to that of the blocks, see `set_linear`; None for none.
+            With it the head of the blocks is initialised by 0, so that the linear forecast is the model's before training.
+        linear_channels: "shared", one linear map for all channels, or "own", one for each.
 
     Raises ValueError naming an argument that does not fit, and for blocks that are not causal, shorten the sequence, or in mode
     "queries" cannot run step by step.
@@ -56,6 +59,8 @@ class Forecaster(PretrainedModel):
         mode: Literal["queries", "offset"] = "queries",
         normalise: bool = False,
         backend: Backend = "auto",
+        linear_window: PositiveInt | None = None,
+        linear_channels: Literal["shared", "own"] = "shared",
     ) -> None:
         super().__init__(blocks)
         self.horizon, self.mode, self.normalise, self.d_input = horizon, mode, normalise, d_input
@@ -68,6 +73,37 @@ class Forecaster(PretrainedModel):
         self.backbone.require_same_length("forecasts")
         if mode == "queries":
             self.backbone.require_streaming("mode 'queries'")
+        self.linear_window = linear_window
+        if linear_window is not None:
+            maps = 1 if linear_channels == "shared" else d_input
+            self.linear_weight = nn.Parameter(torch.zeros(maps, horizon, linear_window))
+            self.linear_level = nn.Parameter(torch.zeros(maps, horizon))
+            self.linear_bias = nn.Parameter(torch.zeros(maps, horizon))
+            for parameter in self.backbone.head.parameters():
+                nn.init.zeros_(parameter)
+
+    def set_linear(self, weight: Tensor, level: Tensor, bias: Tensor) -> None:
+        """Set the linear forecast and exclude it from training.
+
+        The linear forecast of step k after the last W = `linear_window` steps x_1 ... x_W of a channel, of mean m, is
+        m + sum_j weight[k, j] (x_j - m) + level[k] m + bias[k]. Steps before the first one count as m.
+
+        Args:
+            weight: (maps, horizon, W), where maps is 1 with `linear_channels="shared"` and d_input with "own".
+            level: (maps, horizon).
+            bias: (maps, horizon).
+
+        Raises ValueError for another shape, and for a model without a linear forecast.
+        """
+        if self.linear_window is None:
+            raise ValueError("`linear_window` must be a number of steps to set a linear forecast, got None")
+        for name, value in (("weight", weight), ("level", level), ("bias", bias)):
+            parameter = self.get_parameter(f"linear_{name}")
+            if value.shape != parameter.shape:
+                raise ValueError(f"`{name}` must have shape {tuple(parameter.shape)}, got {tuple(value.shape)}")
+            with torch.no_grad():
+                parameter.copy_(value)
+            parameter.requires_grad_(False)
 
     def forward(
         self,
@@ -90,6 +126,7 @@ class Forecaster(PretrainedModel):
         if inputs.ndim != 3 or inputs.shape[-1] != self.d_input or not inputs.shape[1]:
             raise ValueError(f"`inputs` must have shape (batch, length >= 1, {self.d_input}), got {tuple(inputs.shape)}")
         inputs = mask_padding(inputs, valid)
+        linear = None if self.linear_window is None else self._linear(inputs, valid)
         mean, deviation = self._scale(inputs, valid)
         inputs = (inputs - mean) / deviation
         measured = torch.cat([inputs, torch.ones_like(inputs[..., :1])], -1)
@@ -101,7 +138,28 @@ class Forecaster(PretrainedModel):
             if elapsed_ahead is not None:
                 raise ValueError("`elapsed_ahead` must be None in mode 'offset', which runs no further steps, got times")
             y = self._last(self.backbone(measured, elapsed=elapsed, valid=valid), valid)
-        return y * deviation + mean
+        return y * deviation + (mean if linear is None else linear)
+
+    def _linear(self, x: Tensor, valid: Tensor | None) -> Tensor:
+        """Return the linear forecast (B, horizon, d_input) from the last valid steps of x (B, L, d_input)."""
+        window = self.linear_weight.shape[-1]
+        if valid is None:
+            past = x[:, -window:]
+            count = past.new_full((1, 1, 1), past.shape[1])
+            mask = past.new_ones(1, past.shape[1], 1)
+        else:
+            steps = torch.arange(x.shape[1], device=x.device)
+            end = torch.where(valid, steps, 0).amax(1, keepdim=True)
+            taken = end - torch.arange(min(window, x.shape[1]) - 1, -1, -1, device=x.device)
+            clamped = taken.clamp(min=0)
+            mask = (valid.gather(1, clamped) & (taken >= 0)).unsqueeze(-1).to(x.dtype)
+            past = x.gather(1, clamped.unsqueeze(-1).expand(-1, -1, x.shape[-1])) * mask
+            count = mask.sum(1, keepdim=True).clamp(min=1)
+        mean = past.sum(1, keepdim=True) / count
+        centred = (past - mean) * mask
+        weight = self.linear_weight[..., window - past.shape[1] :].expand(x.shape[-1], -1, -1)
+        change = torch.einsum("btc,cht->bhc", centred, weight)
+        return mean * (1 + self.linear_level.T) + self.linear_bias.T + change
 
     def _last(self, y: Tensor, valid: Tensor | None) -> Tensor:
         """Return the last `horizon` valid steps of y (B, L, d_input)."""
