@@ -280,6 +280,12 @@ def test_errors_in_arguments_are_one_line(
         ("aussm/appendix/r082",): "aussm/appendix/r082 cannot be run (impossible: a limit of one kernel",
         ("list", "--seeds", "3"): "`--seeds` must be left out with `longscan reproduce list`, got 3",
         ("aussm/table1", "--minutes", "0"): "`--minutes` must be a number above 0 or None, got 0",
+        (
+            "aussm/table1",
+            "--minutes",
+            "0.33",
+        ): "`--minutes` must be at least 0.34, as the last 20 seconds are for checkpoints, got",
+        ("aussm/table1", "--minutes", "0.4", "--pack", "x"): "`--minutes` must be at least 0.42, as the last 25 seconds are for",
         ("report", str(tmp_path / "none")): "`folder` must be a folder that `longscan reproduce` made",
     }.items():
         assert main(["reproduce", *words]) == 2

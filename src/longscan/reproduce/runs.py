@@ -29,7 +29,7 @@ from longscan.reproduce.archive import MANIFEST, pack, unpack
 from longscan.reproduce.rows import PublishedRow, find_recipe
 from longscan.reproduce.stacks import Stacking, is_stacked, stack_command
 from longscan.training.parsing import parse_settings
-from longscan.training.processes import Ended, Job, run_jobs
+from longscan.training.processes import GRACE, Ended, Job, run_jobs
 from longscan.training.records import result_row
 from longscan.training.run import Run, check_out, holds_run
 from longscan.training.settings import Settings
@@ -207,10 +207,14 @@ def reproduce(
         archive: folder whose archive is unpacked into `out` before, and written again after the runs.
         echo: called with a line for each run that ends.
 
-    Raises SettingError if the folder is of another version or recipe, or if data are missing; KeyboardInterrupt, after the
-    checkpoints are saved, on a request to stop.
+    Raises SettingError if the folder is of another version or recipe, if data are missing, or if the limit leaves no time;
+    KeyboardInterrupt, after the checkpoints are saved, on a request to stop.
     """
     began, out = time.monotonic(), Path(out)
+    reserved = GRACE + (0 if archive is None else PACKING)
+    if 60 * minutes <= reserved:
+        needed = f"at least {math.ceil(reserved / 0.6) / 100:g}, as the last {reserved:g} seconds are for checkpoints"
+        raise setting_error("--minutes", minutes, needed)
     check_out(out)
     check_manifest(out)
     settings = {row.id: row_settings(row) for row in rows}
