@@ -95,6 +95,7 @@ def test_constant_series_are_forecast_as_constant():
 def test_short_series_have_no_usable_window():
     assert usable_windows(np.array([60]), 6) == [12]
     assert usable_windows(np.array([40, 30]), 6) == []
+    assert usable_windows(np.array([40, 30, 20]), 6) == [12]
     assert usable_windows(np.array([2000]), 24) == [12, 24, 48, 96, 192, 336]
 
 
@@ -126,3 +127,20 @@ def test_blocks_are_used_where_they_help():
     assert model.n_epochs_ == np.argmin(model.validation_curve_) > 0
     assert min(model.validation_curve_) < 0.7 * model.validation_curve_[0]
     assert len(model.loss_curve_) == model.n_epochs_
+
+
+def test_many_short_series_are_forecast_by_the_regression_of_all():
+    """Each of 40 series has two and a half years of months: too few for a regression, and a fifth of them is less than a year."""
+    random = np.random.default_rng(0)
+    months = np.arange(42)
+    series = [
+        level + size * np.sin(2 * np.pi * (months + shift) / 12) + 0.02 * random.normal(size=42)
+        for level, size, shift in zip(random.normal(size=40), random.uniform(1, 3, 40), random.integers(12, size=40), strict=True)
+    ]
+    model = SSMForecaster(12, d_model=4, d_state=2, epochs=1, device="cpu", random_state=0).fit([y[:30] for y in series])
+    assert model.validation_curve_ is None, "one series of 30 months has 18 before the part that is held back"
+    model.fit([y[:36] for y in series])
+    assert model.window_ == 12
+    assert model.validation_curve_[0] < 0.05
+    errors = [np.abs(model.predict(y[:30]) - y[30:]).mean() for y in series]
+    assert np.mean(errors) < 0.2

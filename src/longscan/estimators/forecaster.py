@@ -49,9 +49,10 @@ class SSMForecaster(BaseEstimator):
     The forecast is the sum of a linear forecast and of what the blocks add to it. The linear one is a ridge regression from the
     window to the steps ahead, of all channels or of each; window and penalties are chosen by cross-validation over time. The
     blocks are trained on windows of the series, by the mean absolute error in units of each window's own standard deviation. At
-    first the last fifth of each series is held back: the blocks are trained for as many epochs as give the lowest mean squared
-    error there, and are left out if the linear forecast alone is better. Then everything is fitted to the whole series. With
-    `times`, or if the series are too short to hold back a part, the blocks forecast alone and are trained for all `epochs`.
+    first the last fifth of each series is held back, or the last `horizon` steps if these are more: the blocks are trained for as
+    many epochs as give the lowest mean squared error there, and are left out if the linear forecast alone is better. Then
+    everything is fitted to the whole series. With `times`, or if the series are too short to hold back a part, the blocks
+    forecast alone and are trained for all `epochs`.
 
     The index of a Series or a frame is its clock, and forecasts are indexed by the time stamps that follow: an hourly
     series until noon gives a forecast indexed from 13:00 on, in its time zone. Clocks are numbers, dates, periods or durations.
@@ -128,7 +129,7 @@ class SSMForecaster(BaseEstimator):
         self.time_unit_ = collection.time_unit()
         standardised = collection.standardise(self.mean_, self.scale_, self.time_unit_, "y")
         seed = int(random.randint(2**31 - 1))
-        early = _first_part(standardised, HELD_BACK)
+        early = _first_part(standardised, self.horizon)
         linear = None if self.has_times_ else self._fit_linear(early)
         window = self._longest_window(longest) if linear is None else linear.window
         self.window_: int = window
@@ -421,9 +422,10 @@ def _window_starts(lengths: np.ndarray, length: int) -> np.ndarray:
     return np.array([(i, first) for i, size in enumerate(lengths) for first in range(size - length + 1)])
 
 
-def _first_part(series: StandardisedSeries, held_back: float) -> StandardisedSeries:
-    """Return the series without the last part of each."""
-    return series._replace(lengths=series.lengths - np.floor(held_back * series.lengths).astype(int))
+def _first_part(series: StandardisedSeries, horizon: int) -> StandardisedSeries:
+    """Return the series without the last part of each, which has at least `horizon` steps."""
+    held = np.maximum(np.floor(HELD_BACK * series.lengths).astype(int), horizon)
+    return series._replace(lengths=np.maximum(series.lengths - held, 0))
 
 
 def _later_starts(lengths: np.ndarray, early: np.ndarray, window: int, horizon: int) -> np.ndarray:

@@ -50,21 +50,32 @@ class _Candidate(NamedTuple):
 
 def usable_windows(lengths: Array, horizon: int, candidates: Sequence[int] = WINDOWS) -> list[int]:
     """Return the candidates for which series of these lengths have enough windows to fit and to compare a regression."""
-    counts = {window: np.maximum(lengths - window - horizon + 1, 0) for window in candidates}
-    return [window for window in candidates if counts[window].sum() >= window and counts[window].max() >= 2 * FOLDS * horizon]
+
+    def is_usable(window: int) -> bool:
+        counts = np.maximum(lengths - window - horizon + 1, 0)
+        return bool(counts.sum() >= window and (_has_parts(counts.max(), horizon) or np.sum(counts > 0) >= FOLDS))
+
+    return [window for window in candidates if is_usable(window)]
+
+
+def _has_parts(count: int, horizon: int) -> bool:
+    """Return whether a series of that number of windows is divided into parts; a shorter one is fitted or forecast whole."""
+    return count >= 2 * FOLDS * horizon
 
 
 def fit_linear(series: Sequence[Array], horizon: int, windows: Sequence[int]) -> LinearForecast:
     """Fit a linear forecast to series (L_i, C) by ridge regression, with the window and penalties of lowest error.
 
     The windows of each series are divided into `FOLDS` parts in the order of time; each part is forecast from the others, without
-    those windows whose steps ahead overlap with it. One regression for all channels is compared with one for each. The chosen one
-    is then fitted to all windows. windows: as returned by `usable_windows`.
+    those windows whose steps ahead overlap with it. Series that are too short for that belong to one part each. One regression
+    for all channels is compared with one for each. The chosen one is then fitted to all windows. windows: as returned by
+    `usable_windows`.
     """
     channels, largest = series[0].shape[1], max(windows)
+    long_enough = [values for values in series if len(values) >= largest + horizon]
     folds, whole = list[Array](), list[Array]()
     for channel in range(channels):
-        parts = [_sums_by_part(values[:, channel], largest, horizon) for values in series if len(values) >= largest + horizon]
+        parts = [_sums_by_part(values[:, channel], largest, horizon, number) for number, values in enumerate(long_enough)]
         folds.append(np.sum([part[0] for part in parts], axis=0))
         whole.append(np.sum([part[1] for part in parts], axis=0))
     groupings = [([np.sum(folds, axis=0)], [np.sum(whole, axis=0)])]
@@ -101,20 +112,23 @@ def window_sums(x: Array, size: int, bounds: Sequence[int]) -> list[Array]:
     return result
 
 
-def _sums_by_part(x: Array, window: int, horizon: int) -> tuple[Array, Array]:
+def _sums_by_part(x: Array, window: int, horizon: int, number: int) -> tuple[Array, Array]:
     """Return for each part of x the sums over the windows to fit and over those to forecast, (FOLDS, 2, n, n), and over all.
 
-    The former have only the compared steps of the horizon.
+    The former have only the compared steps of the horizon. number: of the series; a short one is all of part number % FOLDS.
     """
     count = len(x) - window - horizon + 1
-    edges = [round(count * part / FOLDS) for part in range(FOLDS + 1)]
+    if _has_parts(count, horizon):
+        edges = [round(count * part / FOLDS) for part in range(FOLDS + 1)]
+    else:
+        edges = [0 if part <= number % FOLDS else count for part in range(FOLDS + 1)]
     cuts = sorted({0, count, *(min(max(edge + shift, 0), count) for edge in edges for shift in (-horizon, 0, horizon))})
     pieces = dict(zip(pairwise(cuts), window_sums(x, window + horizon, cuts), strict=True))
     kept = np.r_[0 : 1 + window, 1 + window + _compared_steps(horizon)]
     by_part = np.zeros((FOLDS, 2, len(kept), len(kept)))
     for part, (start, end) in zip(by_part, pairwise(edges), strict=True):
         for (first, last), sums in pieces.items():
-            if last <= start - horizon or first >= end + horizon:
+            if start == end or last <= start - horizon or first >= end + horizon:
                 part[0] += sums[np.ix_(kept, kept)]
             elif start <= first and last <= end:
                 part[1] += sums[np.ix_(kept, kept)]
