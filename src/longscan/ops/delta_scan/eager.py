@@ -38,7 +38,8 @@ def _inverse(lower: Tensor, mask: Tensor | None) -> Tensor:
         block = steps // size
         is_left_of_block = (block % 2 == 1).unsqueeze(1) & (block.unsqueeze(1) == block + 1)
         left = torch.where(is_left_of_block, lower, 0)
-        inverse = inverse - _sums(inverse, _sums(left, inverse, mask), mask)
+        # the inverse of the first blocks, of size 1, is the identity
+        inverse = inverse - (left if size == 1 else _sums(inverse, _sums(left, inverse, mask), mask))
         size *= 2
     return inverse
 
