@@ -33,7 +33,12 @@ sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / 
 
 LENGTHS = (1, 63, 1000)
 Results = dict[str, Any]
-UNROLLED = ("gru", "lstm", "slstm")  # layers with loops in Python, whose graphs of 1,000 steps take minutes
+# Plain torch code that unrolls the sequence, so that graphs of 1,000 steps take a minute or more -> the lengths instead of 1,000.
+# The layers have a loop over steps. The ops have a loop over chunks of 64 steps with about 500 operations each; 130 steps are
+# three chunks. Layers with these ops are traced at 1,000 steps, without masks and packed rows.
+UNROLLED: dict[str, tuple[int, ...]] = {
+    "layer:gru": (), "layer:lstm": (), "layer:slstm": (), "op:delta_scan": (130,), "op:ssd_scan": (130,),
+}  # fmt: skip
 TRACERS = ("export", "jit_trace", "make_fx", "aot_eager", "inductor")
 # (tracer, axes) -> why there are no such cases
 UNSUPPORTED = {("jit_trace", "dynamic"): "torch.jit.trace records the sizes that Python code computes as constants"}
@@ -93,6 +98,11 @@ def list_subjects() -> Iterator[tuple[str, tuple[str, ...]]]:
         yield f"layer:{name}", tuple(native)
 
 
+def list_lengths(subject: str, backend: str) -> tuple[int, ...]:
+    """Return the lengths at which a subject is traced."""
+    return (*LENGTHS[:2], *UNROLLED[subject]) if backend == "eager" and subject in UNROLLED else LENGTHS
+
+
 def list_cases(backends: Sequence[str]) -> list[Case]:
     """Return all cases of the backends; "eager" stands for plain torch code."""
     cases = []
@@ -102,9 +112,9 @@ def list_cases(backends: Sequence[str]) -> list[Case]:
                 for axes in ("fixed", "dynamic"):
                     if (tracer, axes) in UNSUPPORTED:
                         continue
-                    # torch treats sizes 0 and 1 as constants, so a graph for one step has no dynamic length
-                    lengths = [n for n in LENGTHS if (n > 1 or axes == "fixed") and (n < 1000 or subject[6:] not in UNROLLED)]
-                    for length in lengths:
+                    for length in list_lengths(subject, backend):
+                        if length == 1 and axes == "dynamic":
+                            continue  # torch treats sizes 0 and 1 as constants
                         for gradients in (True, False):
                             for trainable in (True, False):
                                 cases.append(Case(subject, backend, tracer, gradients, trainable, length, axes))
