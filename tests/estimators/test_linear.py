@@ -1,10 +1,14 @@
 """The linear forecast is the ridge regression that an explicit table of windows gives, chosen by cross-validation over time."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
+import torch
 
 from longscan.estimators import SSMForecaster
 from longscan.estimators.linear import FOLDS, PENALTIES, fit_linear, usable_windows, window_sums
+from longscan.models import Forecaster
 
 
 def make_waves(length: int, seed: int = 0) -> np.ndarray:
@@ -92,6 +96,33 @@ def test_constant_series_are_forecast_as_constant():
     np.testing.assert_allclose(3 * (1 + fit.level[0]) + fit.bias[0], 3, atol=1e-9)
 
 
+@pytest.mark.parametrize("x", [np.full(300, 3.3), np.full(300, -0.5123), np.arange(1000) / 300 - 1.7], ids=["3", "-0.5", "line"])
+def test_weights_do_not_amplify_rounding_errors(x):
+    """The features are equal in all windows, so that all there is of their covariance is rounding errors of the sums."""
+    assert np.abs(fit_linear([x[:, None]], 4, [12, 24]).weight).max() < 1e-3
+
+
+def test_series_far_apart_are_forecast_as_well_as_near_ones():
+    """The variance in a series is 1e-12 of that between the two; rounding errors must not be taken for a low error."""
+    waves = make_waves(1000)[:, :1]
+    near, far = (fit_linear([waves, waves + offset], 4, [24]) for offset in (1, 3e5))
+    assert np.abs(far.weight).max() < 1
+    past, ahead = table_of_windows(waves[:, 0], 24, 4, with_level=False)
+    assert ((ahead - past @ far.weight[0].T) ** 2).mean() < 2 * ((ahead - past @ near.weight[0].T) ** 2).mean()
+
+
+def test_memory_does_not_grow_with_the_number_of_series():
+    def peak(count: int) -> int:
+        series = [np.random.default_rng(i).normal(size=(140, 1)) for i in range(count)]
+        tracemalloc.start()
+        fit_linear(series, 6, [96])
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return peak
+
+    assert peak(30) < 1.5 * peak(6)
+
+
 def test_short_series_have_no_usable_window():
     assert usable_windows(np.array([60]), 6) == [12]
     assert usable_windows(np.array([40, 30]), 6) == []
@@ -116,6 +147,27 @@ def test_linear_forecast_alone_is_used_where_the_blocks_do_not_help():
     mean = past.mean()
     expected = mean * (1 + linear.level[0]) + linear.weight[0] @ (past - mean) + linear.bias[0]
     np.testing.assert_allclose(model.predict(), expected * model.scale_ + model.mean_, rtol=1e-4, atol=1e-4)
+
+
+def test_blocks_whose_error_is_not_a_number_are_left_out():
+    """The only update of the only epoch makes the weights so large that the forecast overflows."""
+    model = SSMForecaster(horizon=3, d_model=4, d_state=2, epochs=1, batch_size=10_000, lr=1e30, device="cpu", random_state=0)
+    model.fit(make_walk(300))
+    assert np.isnan(model.validation_curve_[1])
+    assert model.n_epochs_ == 0
+    assert np.isfinite(model.predict()).all()
+
+
+def test_held_back_part_is_forecast_without_dropout(monkeypatch):
+    modes, forward = set(), Forecaster.forward
+
+    def record(self, *args, **kwargs):
+        modes.add((torch.is_grad_enabled(), self.training))
+        return forward(self, *args, **kwargs)
+
+    monkeypatch.setattr(Forecaster, "forward", record)
+    SSMForecaster(horizon=3, d_model=4, d_state=2, epochs=2, device="cpu", random_state=0).fit(make_walk(300))
+    assert modes == {(True, True), (False, False)}
 
 
 def test_blocks_are_used_where_they_help():

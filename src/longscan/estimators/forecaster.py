@@ -146,7 +146,7 @@ class SSMForecaster(BaseEstimator):
                 return curve[-1]
 
             self._train(early, linear, self.epochs, seed, copy.deepcopy(random), evaluate)
-            best = int(np.argmin(curve))
+            best = int(np.nanargmin(curve))  # of an untrained model the error is always a number
             final = fit_linear(list(standardised.trimmed()), self.horizon, [window])
             self.model_, self.loss_curve_ = self._train(standardised, final, best, seed, random)
         self.n_epochs_ = len(self.loss_curve_)
@@ -237,13 +237,15 @@ class SSMForecaster(BaseEstimator):
 
     def _squared_error(self, model: Forecaster, series: StandardisedSeries, starts: np.ndarray) -> float:
         """Return the mean squared error of the forecasts of windows, in units of the channels' variance."""
-        device, total = next(model.parameters()).device, 0.0
+        device, total, training = next(model.parameters()).device, 0.0, model.training
+        model.eval()
         with torch.no_grad():
             for first in range(0, len(starts), 256):
                 chosen = starts[first : first + 256]
                 values, _, _ = series.windows(chosen, self.window_ + self.horizon).batch(np.arange(len(chosen)), device)
                 past, future = values[:, : self.window_], values[:, self.window_ :]
                 total += float((model(past) - future).double().square().mean((1, 2)).sum())
+        model.train(training)
         return total / len(starts)
 
     def predict(self, y: Any = None, times: Any = None, times_ahead: Any = None) -> Any:

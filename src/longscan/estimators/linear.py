@@ -9,7 +9,7 @@ these products, so that a cumulative sum for each lag t - s gives the sums over 
 instead of (W + horizon)^2 L and without a table of windows. The squared error on other windows follows from their sums as well.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise, product
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ WINDOWS = (12, 24, 48, 96, 192, 336)  # candidates: up to two weeks of hours
 PENALTIES = tuple(10.0**power for power in range(-5, 4))  # in units of the mean variance of the features
 FOLDS = 3
 COMPARED_STEPS = 24  # of the horizon, evenly spaced, on which candidates are compared
+ROUNDING = 1e-11  # bound of the rounding errors of the sums of products, relative to the sum of the squares of all steps
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -41,11 +42,20 @@ class LinearForecast(NamedTuple):
 
 
 class _Candidate(NamedTuple):
-    """Penalty of a regression, whether it has the mean of the window as a feature, and its summed squared error."""
+    """Penalty of a regression, whether it has the mean of the window as a feature, rounding of its sums, summed squared error."""
 
     penalty: float
     with_level: bool
+    rounding: float
     error: float
+
+
+class _Sums(NamedTuple):
+    """Sums of products of one channel, or of all: as `_sums_by_part` returns them, and a bound of their rounding errors."""
+
+    folds: Array
+    whole: Array
+    rounding: float
 
 
 def usable_windows(lengths: Array, horizon: int, candidates: Sequence[int] = WINDOWS) -> list[int]:
@@ -73,22 +83,23 @@ def fit_linear(series: Sequence[Array], horizon: int, windows: Sequence[int]) ->
     """
     channels, largest = series[0].shape[1], max(windows)
     long_enough = [values for values in series if len(values) >= largest + horizon]
-    folds, whole = list[Array](), list[Array]()
+    own = []
     for channel in range(channels):
-        parts = [_sums_by_part(values[:, channel], largest, horizon, number) for number, values in enumerate(long_enough)]
-        folds.append(np.sum([part[0] for part in parts], axis=0))
-        whole.append(np.sum([part[1] for part in parts], axis=0))
-    groupings = [([np.sum(folds, axis=0)], [np.sum(whole, axis=0)])]
+        columns = [values[:, channel] for values in long_enough]
+        of_series = (_sums_by_part(x, largest, horizon, number) for number, x in enumerate(columns))
+        own.append(_Sums(*_total(of_series), ROUNDING * sum(float(x @ x) for x in columns)))
+    groupings = [[_Sums(*_total((sums.folds, sums.whole) for sums in own), sum(sums.rounding for sums in own))]]
     if channels > 1:
-        groupings.append((folds, whole))
-    count = groupings[0][0][0][:, 1, 0, 0].sum() * len(_compared_steps(horizon))
+        groupings.append(own)
+    count = groupings[0][0].folds[:, 1, 0, 0].sum() * len(_compared_steps(horizon))
     fits = []
-    for grouped, sums in groupings:
+    for grouped in groupings:
         for window in windows:
-            chosen = [_choose(fold, largest, window) for fold in grouped]
-            fits.append((sum(candidate.error for candidate in chosen) / count, window, chosen, sums))
-    error, window, chosen, sums = min(fits, key=lambda fit: fit[0])
-    solved = [_solve(_centre(group, largest, window), window, candidate) for candidate, group in zip(chosen, sums, strict=True)]
+            chosen = [_choose(sums, largest, window) for sums in grouped]
+            fits.append((sum(candidate.error for candidate in chosen) / count, window, chosen, grouped))
+    error, window, chosen, grouped = min(fits, key=lambda fit: fit[0])
+    pairs = zip(chosen, grouped, strict=True)
+    solved = [_solve(_centre(sums.whole, largest, window), window, candidate) for candidate, sums in pairs]
     weights, levels, biases = zip(*solved, strict=True)
     return LinearForecast(np.stack(weights), np.stack(levels), np.stack(biases), float(error))
 
@@ -112,6 +123,16 @@ def window_sums(x: Array, size: int, bounds: Sequence[int]) -> list[Array]:
     return result
 
 
+def _total(pairs: Iterable[tuple[Array, Array]]) -> tuple[Array, Array]:
+    """Return the sums of the first and of the second arrays, of which only one pair at a time is in memory."""
+    pairs = iter(pairs)
+    first, second = (part.copy() for part in next(pairs))
+    for part, other in pairs:
+        first += part
+        second += other
+    return first, second
+
+
 def _sums_by_part(x: Array, window: int, horizon: int, number: int) -> tuple[Array, Array]:
     """Return for each part of x the sums over the windows to fit and over those to forecast, (FOLDS, 2, n, n), and over all.
 
@@ -120,9 +141,10 @@ def _sums_by_part(x: Array, window: int, horizon: int, number: int) -> tuple[Arr
     count = len(x) - window - horizon + 1
     if _has_parts(count, horizon):
         edges = [round(count * part / FOLDS) for part in range(FOLDS + 1)]
+        cuts = sorted({0, count, *(edge + shift for edge in edges[1:-1] for shift in (-horizon, 0, horizon))})
     else:
         edges = [0 if part <= number % FOLDS else count for part in range(FOLDS + 1)]
-    cuts = sorted({0, count, *(min(max(edge + shift, 0), count) for edge in edges for shift in (-horizon, 0, horizon))})
+        cuts = [0, count]
     pieces = dict(zip(pairwise(cuts), window_sums(x, window + horizon, cuts), strict=True))
     kept = np.r_[0 : 1 + window, 1 + window + _compared_steps(horizon)]
     by_part = np.zeros((FOLDS, 2, len(kept), len(kept)))
@@ -161,25 +183,25 @@ def _decompose(sums: Array, features: slice, targets: slice) -> tuple[Array, Arr
     return np.maximum(values, 0), vectors, vectors.T @ cross
 
 
-def _ridge(values: Array, penalty: float) -> float:
-    """Return what is added to the eigenvalues; positive also for features that are all constant."""
-    return float(penalty * values.mean() + 1e-12 * values.max(initial=0.0) + 1e-30)
+def _ridge(values: Array, penalty: float, rounding: float) -> float:
+    """Return what is added to the eigenvalues; larger than the rounding errors, which are all there is of constant features."""
+    return float(penalty * values.mean() + rounding + 1e-30)
 
 
 def _solve(sums: Array, window: int, candidate: _Candidate) -> tuple[Array, Array, Array]:
     """Return weight (horizon, window), level and bias (horizon,) of a regression, from what `_centre` returns."""
     features, targets = slice(1, 1 + window + candidate.with_level), slice(2 + window, None)
     values, vectors, projected = _decompose(sums, features, targets)
-    coefficients = vectors @ (projected / (values + _ridge(values, candidate.penalty))[:, None])
+    coefficients = vectors @ (projected / (values + _ridge(values, candidate.penalty, candidate.rounding))[:, None])
     bias = (sums[targets, 0] - sums[features, 0] @ coefficients) / sums[0, 0]
     return coefficients[:window].T, coefficients[window] if candidate.with_level else np.zeros(len(bias)), bias
 
 
-def _choose(folds: Array, largest: int, window: int) -> _Candidate:
-    """Return the candidate of lowest squared error, summed over the windows that are forecast; folds: (FOLDS, 2, n, n)."""
+def _choose(sums: _Sums, largest: int, window: int) -> _Candidate:
+    """Return the candidate of lowest squared error, summed over the windows that are forecast."""
     errors = dict.fromkeys(product((False, True), PENALTIES), 0.0)
     targets = slice(2 + window, None)
-    for fitted, forecast in folds:
+    for fitted, forecast in sums.folds:
         moments, others = _centre(fitted, largest, window), _centre(forecast, largest, window)
         means = moments[0] / moments[0, 0]
         total = float(np.trace(others[targets, targets]))
@@ -190,8 +212,8 @@ def _choose(folds: Array, largest: int, window: int) -> _Candidate:
             along = np.vstack([others[0], vectors.T @ (others[features] - np.outer(means[features], others[0]))])
             inner = np.hstack([along[:, :1], (along[:, features] - np.outer(along[:, 0], means[features])) @ vectors])
             for penalty in PENALTIES:
-                coefficients = np.vstack([means[targets], projected / (values + _ridge(values, penalty))[:, None]])
+                coefficients = np.vstack([means[targets], projected / (values + _ridge(values, penalty, sums.rounding))[:, None]])
                 squares = np.sum(coefficients * (inner @ coefficients)) - 2 * np.sum(coefficients * along[:, targets])
                 errors[with_level, penalty] += total + float(squares)
     (with_level, penalty), error = min(errors.items(), key=lambda item: item[1])
-    return _Candidate(penalty, with_level, error)
+    return _Candidate(penalty, with_level, sums.rounding, error)
