@@ -68,13 +68,13 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         {"d_state": 2, "discretisation": "zoh"},
         {"d_state": 2, "complex_state": True, "activates_input": True, "discretisation": "zoh"},
     ],
-    "layer s4": [{"d_state": 4}, {"d_state": 4, "n_ssm": 2, "dt_min": 0.01, "dt_max": 0.5}],
+    "layer s4": [{"d_state": 4}, {"d_state": 4, "D_init": "ones", "n_ssm": 2, "dt_min": 0.01, "dt_max": 0.5}],
     "layer s4d": [
         {"d_state": 4, "init": "lin"},
         {"d_state": 4, "init": "inv", "dt_min": 0.01, "dt_max": 0.5},
         {"d_state": 4, "init": "legs", "discretisation": "bilinear"},
         {"d_state": 4, "init": "real"},
-        {"d_state": 4, "init": "legs", "trained_B": True},
+        {"d_state": 4, "init": "legs", "trained_B": True, "D_init": "ones"},
     ],
     "layer lru": [{"d_state": 5}, {"d_state": 5, "r_min": 0.9, "r_max": 0.999, "max_phase": 0.3}],
     "layer s5": [
