@@ -4,7 +4,6 @@ import copy
 import logging
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any, Self, cast
 
@@ -19,17 +18,19 @@ from torch.nn.functional import l1_loss
 
 from longscan._devices import find_device
 from longscan._types import NonNegativeFloat, PositiveInt
-from longscan.estimators.clock import Step, as_clock, next_stamps, regular_step, same_step, step_name, to_seconds
+from longscan.estimators.clock import as_clock, to_seconds
 from longscan.estimators.fitting import Spec, check_settings, minimise, seeded
-from longscan.estimators.linear import WINDOWS, LinearForecast, fit_linear, usable_windows
-from longscan.estimators.reading import (
-    FittedChannels,
-    Layout,
-    contains_series,
-    convert_input,
-    read_collection,
-    times_presence_error,
+from longscan.estimators.forecast_series import (
+    common_step,
+    in_zone,
+    read_series,
+    read_times_ahead,
+    stamps_after,
+    unify_time_zones,
+    usual_step,
 )
+from longscan.estimators.linear import WINDOWS, LinearForecast, fit_linear, usable_windows
+from longscan.estimators.reading import FittedChannels, Layout, times_presence_error
 from longscan.estimators.series import Collection, StandardisedSeries, check_predictions
 from longscan.models import Forecaster
 
@@ -117,8 +118,8 @@ class SSMForecaster(BaseEstimator):
         longer than the horizon.
         """
         check_settings(self)
-        collection, several = self._read(y, times, None)
-        self.step_ = self._step(collection, times)
+        collection, several = self._read(y, times, fitting=True)
+        self.step_ = common_step(collection) if times is None else None
         longest = int(collection.lengths.max())
         if longest <= self.horizon:
             raise ValueError(f"`y` must have a series of more steps than the horizon of {self.horizon}, got at most {longest}")
@@ -265,7 +266,7 @@ class SSMForecaster(BaseEstimator):
             if self._last_fit_data is None:
                 raise ValueError("`y` must be the series to forecast, as fit had several, got None")
             y, times = self._last_fit_data
-        history, several = self._read(y, times, FittedChannels(self.n_channels_, self.channel_names_))
+        history, several = self._read(y, times, fitting=False)
         if several:
             raise ValueError(f"`y` must be one series, got {len(history)}")
         if (history.times is not None) != self.has_times_:
@@ -280,9 +281,9 @@ class SSMForecaster(BaseEstimator):
         forecast = self._forecast(standardised, int(history.lengths[0]), gaps)
         if isinstance(y, pd.DataFrame):
             names = y.columns if history.channel_names is None else list(history.channel_names)
-            return pd.DataFrame(forecast, index=_in_zone(stamps, y), columns=names)[list(y.columns)]
+            return pd.DataFrame(forecast, index=in_zone(stamps, y), columns=names)[list(y.columns)]
         if isinstance(y, pd.Series):
-            return pd.Series(forecast[:, 0], index=_in_zone(stamps, y), name=y.name)
+            return pd.Series(forecast[:, 0], index=in_zone(stamps, y), name=y.name)
         return forecast[:, 0] if np.ndim(y) == 1 else forecast
 
     def score(self, y: Any, times: Any = None) -> float:
@@ -292,10 +293,11 @@ class SSMForecaster(BaseEstimator):
         one.
         """
         check_is_fitted(self, "model_")
-        series, several = self._read(y, times, FittedChannels(self.n_channels_, self.channel_names_))
+        series, several = self._read(y, times, fitting=False)
         if several:
             raise ValueError(f"`y` must be one series, got {len(series)}")
-        self._step(series, times)
+        if times is None:
+            common_step(series)
         standardised = series.standardise(self.mean_, self.scale_, self.time_unit_, "y")
         values = series.values[0] / self.scale_
         cuts = range(min(self.window_, len(values) - self.horizon), len(values) - self.horizon + 1, self.horizon)
@@ -309,42 +311,15 @@ class SSMForecaster(BaseEstimator):
             persistence += np.abs(values[cut - 1] - values[cut : cut + self.horizon]).sum()
         return float(1 - error / persistence) if persistence else float(error == 0)
 
-    def _read(self, y: Any, times: Any, known: FittedChannels | None) -> tuple[Collection, bool]:
-        """Convert one or several series to a collection; return it and whether the input had several."""
-        y = convert_input(y, "y")
-        layout = cast("Any", self.layout)
-        listed = isinstance(y, list) and not all(np.isscalar(step) for step in y)
-        long = isinstance(y, (pd.Series, pd.DataFrame)) and y.index.nlevels > 1
-        if listed or long or (isinstance(y, np.ndarray) and (y.ndim > 2 or contains_series(y))) or not np.size(y):
-            return self._unify_time_zones(read_collection(y, times, layout=layout, known=known, argument="y"), known), True
-        given = times if times is None or isinstance(times, str) else [times]
-        return self._unify_time_zones(read_collection([y], given, layout=layout, known=known, argument="y"), known), False
-
-    def _unify_time_zones(self, collection: Collection, known: FittedChannels | None) -> Collection:
-        """Convert the clocks to the time zone of fit, or of the first series; ValueError for input that the model cannot read.
-
-        known: None in `fit`.
-        """
-        zone = None if known is None else self.time_zone_
-        clocks = []
-        for index, clock in enumerate(collection.clocks or ()):
-            if isinstance(clock, pd.DatetimeIndex):
-                aware = clock.tz is not None
-                zone = zone if zone is not None else clock.tz if aware else "naive"
-                if aware != (zone != "naive"):
-                    source = "`y`" if len(collection) == 1 else f"series {index} of `y`"
-                    where = "fit" if known is not None and self.time_zone_ is not None else "series 0"
-                    got, needed = (clock.tz, "no time zone") if aware else ("no time zone", zone)
-                    hint = "tz_convert('UTC').tz_localize(None) removes one" if aware else "tz_localize adds one"
-                    raise ValueError(
-                        f"{source} must have dates with {_zone_name(needed)} as in {where}, got {_zone_name(got)}; {hint}"
-                    )
-                if aware and str(clock.tz) != str(zone):
-                    clock = clock.tz_convert(zone)
-            clocks.append(clock)
-        if known is None:
+    def _read(self, y: Any, times: Any, *, fitting: bool) -> tuple[Collection, bool]:
+        """Return one or several series as a collection, with clocks in the time zone of fit, and whether there are several."""
+        known = None if fitting else FittedChannels(self.n_channels_, self.channel_names_)
+        collection, several = read_series(y, times, cast("Any", self.layout), known)
+        zone = None if fitting else self.time_zone_
+        collection, zone = unify_time_zones(collection, zone, fitting=fitting)
+        if fitting:
             self.time_zone_: Any = zone
-        return replace(collection, clocks=tuple(clocks)) if clocks else collection
+        return collection, several
 
     def _forecast(self, series: StandardisedSeries, end: int, gaps: np.ndarray | None) -> np.ndarray:
         """Return the forecast (horizon, C) from the steps before `end` of the one series.
@@ -369,54 +344,9 @@ class SSMForecaster(BaseEstimator):
             return None
         clock = history.clocks[0]
         if times_ahead is not None:
-            ahead = as_clock(times_ahead, "`times_ahead`")
-            if getattr(ahead, "tz", None) is not None and getattr(clock, "tz", None) is not None:
-                ahead = ahead.tz_convert(clock.tz)
-            if len(ahead) != self.horizon:
-                raise ValueError(
-                    f"`times_ahead` must have {self.horizon} times, one for each step of the horizon, got {len(ahead)}"
-                )
-            if not as_clock(clock[-1:].append(ahead), "`times_ahead`").is_monotonic_increasing:
-                raise ValueError(
-                    "`times_ahead` must be in the order of time and start after the series ends, got times that do not"
-                )
-            return ahead
-        if times is None:
-            step = self._step(history, times, self.step_)
-            if step is None:
-                raise ValueError(
-                    "`y` must have at least two rows, as fit had no index that determines the time between steps, got one row"
-                )
-        elif isinstance(clock, pd.PeriodIndex):
-            step = clock.freq * max(1, round(np.median(np.diff(clock.asi8)) / clock.freq.n)) if len(clock) > 1 else clock.freq
-        elif isinstance(clock, (pd.DatetimeIndex, pd.TimedeltaIndex)):
-            step = pd.Timedelta(self.time_unit_, unit="s")
-        else:
-            step = self.time_unit_
-        return next_stamps(clock[-1], step, self.horizon)
-
-    def _step(self, collection: Collection, times: Any, known: Step = None) -> Step:
-        """Return the step between the stamps of all series; None without clocks, or with times, which may have unequal steps."""
-        if collection.clocks is None or times is not None:
-            return None
-        for index, clock in enumerate(collection.clocks):
-            source = "`y`" if len(collection) == 1 else f"series {index} of `y`"
-            step = regular_step(clock, source, known)
-            if not same_step(step, known):
-                where = "fit" if index == 0 else "series 0"
-                raise ValueError(f"{source} must have steps of {step_name(known)} as in {where}, got steps of {step_name(step)}")
-            known = step if known is None else known
-        return step
-
-
-def _in_zone(stamps: pd.Index | None, y: pd.Series | pd.DataFrame) -> pd.Index | None:
-    """Return the stamps of a forecast in the time zone of the series before it."""
-    zone = getattr(y.index, "tz", None)
-    return stamps if zone is None or not isinstance(stamps, pd.DatetimeIndex) else stamps.tz_convert(zone)
-
-
-def _zone_name(zone: Any) -> str:
-    return zone if zone == "no time zone" else f"the time zone {zone}"
+            return read_times_ahead(times_ahead, clock, self.horizon)
+        step = common_step(history, self.step_) if times is None else usual_step(clock, self.time_unit_)
+        return stamps_after(clock, step, self.horizon)
 
 
 def _window_starts(lengths: np.ndarray, length: int) -> np.ndarray:
