@@ -227,8 +227,7 @@ def test_forecasts_have_the_type_of_the_series():
     np.testing.assert_allclose(model.predict(frame), model.predict(y), atol=1e-5)
     several = SSMForecaster(**brief).fit([y, y[:20]])
     assert several.predict(y).shape == (4, 2)
-    with pytest.raises(ValueError, match="`y` must be the series to forecast, as fit had several"):
-        several.predict()
+    assert [forecast.shape for forecast in several.predict()] == [(4, 2), (4, 2)]
     np.testing.assert_allclose(model.predict(y), model.predict(y[-10:]), atol=1e-6)  # only the window is read
     refitted = copy.deepcopy(model).fit(y)
     np.testing.assert_allclose(refitted.predict(), model.predict(), atol=1e-6)

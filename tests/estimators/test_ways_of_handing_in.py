@@ -1007,7 +1007,6 @@ add_inputs(
         "dates": (lambda: ONE.astype("M8[s]"), "`y` must contain only real numbers, got dtype datetime64"),
         "two channels": (lambda: SERIES, "`y` must have 1 channels as in fit, got 2"),
         "the wrong axis": (lambda: ONE[None], "`layout` must be set for series 0 of y"),
-        "several series": (lambda: [ONE, ONE], "`y` must be one series, got 2"),
         "an empty array": (lambda: np.zeros(0), "`y` must have at least one series, got none"),
         "a generator": (lambda: (value for value in ONE), "`y` must be an array, a list or a frame, got a generator"),
         "a dictionary": (lambda: {"level": ONE}, "`y` must be an array, a list or a frame, got a dict"),

@@ -1,7 +1,8 @@
 """Reading of the series of `SSMForecaster`: their forms, time zones and steps, and the time stamps of forecasts."""
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -10,26 +11,92 @@ from longscan.estimators.clock import Step, as_clock, next_stamps, regular_step,
 from longscan.estimators.reading import FittedChannels, Layout, contains_series, convert_input, read_collection
 from longscan.estimators.series import Collection
 
+LONG_COLUMNS = ("unique_id", "ds", "y")  # of a long frame: the series, the time stamp, the value
 
-def is_several(y: Any) -> bool:
-    """Return whether converted `y` is a collection of series: a list or an array of these, or a frame indexed by (case, time)."""
+Form = Literal["one", "list", "array", "indexed", "long"]
+
+
+class History(NamedTuple):
+    """Series to fit or to forecast, and the form in which they were given, which is that of their forecasts.
+
+    form: "one" series; a "list" of series; an "array" (n, L, C); a frame "indexed" by (case, time); a "long" frame with the
+    columns unique_id, ds and y.
+    """
+
+    collection: Collection
+    form: Form
+    given: Any
+
+
+def find_form(y: Any) -> Form:
+    """Return the form of converted `y`, see `History`; ValueError for a frame with some of the columns of a long frame."""
     if isinstance(y, list):
-        return not y or not all(np.isscalar(step) for step in y)
+        return "one" if y and all(np.isscalar(step) for step in y) else "list"
+    if isinstance(y, pd.DataFrame) and {"unique_id", "ds"} & set(y.columns):
+        lacking = [name for name in LONG_COLUMNS if name not in y.columns]
+        if lacking:
+            raise ValueError(f"`y` must have the columns unique_id, ds and y as a long frame, got no column {', '.join(lacking)}")
+        return "long"
     if isinstance(y, (pd.Series, pd.DataFrame)):
-        return y.index.nlevels > 1 or not y.size
-    return isinstance(y, np.ndarray) and (y.ndim > 2 or contains_series(y) or not y.size)
+        return "indexed" if y.index.nlevels > 1 or not y.size else "one"
+    if isinstance(y, np.ndarray) and contains_series(y):
+        return "list"
+    return "array" if isinstance(y, np.ndarray) and (y.ndim > 2 or not y.size) else "one"
 
 
-def read_series(y: Any, times: Any, layout: Layout | None, known: FittedChannels | None) -> tuple[Collection, bool]:
-    """Convert one or several series to a collection; return it and whether the input had several.
+def read_series(y: Any, times: Any, layout: Layout | None, known: FittedChannels | None) -> History:
+    """Convert one or several series to a collection.
 
     known: number and names of the channels of `fit`, None in `fit`.
     """
     y = convert_input(y, "y")
-    if is_several(y):
-        return read_collection(y, times, layout=layout, known=known, argument="y"), True
-    given = times if times is None or isinstance(times, str) else [times]
-    return read_collection([y], given, layout=layout, known=known, argument="y"), False
+    form = find_form(y)
+    if form == "one":
+        times = times if times is None or isinstance(times, str) else [times]
+        return History(read_collection([y], times, layout=layout, known=known, argument="y"), form, y)
+    given = y
+    if form == "long":
+        others = [repr(name) for name in y.columns if name not in LONG_COLUMNS]
+        if others:
+            raise ValueError(f"`y` must have no columns besides unique_id, ds and y, got {', '.join(others)}")
+        y = index_long(y, ["y"])
+    return History(read_collection(y, times, layout=layout, known=known, argument="y"), form, given)
+
+
+def index_long(frame: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
+    """Return columns of a long frame as a frame indexed by (unique_id, ds)."""
+    return frame[list(columns)].set_axis(pd.MultiIndex.from_arrays([frame["unique_id"], frame["ds"]]), axis=0)
+
+
+def as_given(history: History, forecasts: np.ndarray, stamps: Sequence[pd.Index | None]) -> Any:
+    """Return forecasts (n, horizon, C) in the form of the series; stamps: of each forecast, None for arrays."""
+    collection, form, given = history
+    if form == "one":
+        return _as_part(given, forecasts[0], stamps[0], collection.channel_names)
+    if form == "list":
+        parts = zip(given, forecasts, stamps, strict=True)
+        return [_as_part(part, forecast, ahead, collection.channel_names) for part, forecast, ahead in parts]
+    if form == "array":
+        return forecasts
+    names = collection.channel_names or (given.columns if isinstance(given, pd.DataFrame) else [given.name])
+    columns = ["forecast"] if form == "long" else list(names)
+    frames = [pd.DataFrame(forecast, ahead, columns) for forecast, ahead in zip(forecasts, stamps, strict=True)]
+    levels = ["unique_id", "ds"] if form == "long" else given.index.names
+    joined = pd.concat(frames, keys=collection.cases, names=levels)
+    if form == "long":
+        return joined.reset_index()
+    return joined[list(given.columns)] if isinstance(given, pd.DataFrame) else joined.iloc[:, 0]
+
+
+def _as_part(given: Any, forecast: np.ndarray, stamps: pd.Index | None, names: Sequence[str] | None) -> Any:
+    """Return the forecast (horizon, C) of one series in its form: a Series, a frame with its columns, or an array."""
+    given = given if isinstance(given, (pd.Series, pd.DataFrame)) else np.asarray(given)
+    if isinstance(given, pd.DataFrame):
+        frame = pd.DataFrame(forecast, in_zone(stamps, given), given.columns if names is None else list(names))
+        return frame[list(given.columns)]
+    if isinstance(given, pd.Series):
+        return pd.Series(forecast[:, 0], in_zone(stamps, given), name=given.name)
+    return forecast[:, 0] if given.ndim == 1 else forecast
 
 
 def unify_time_zones(collection: Collection, fitted: Any, *, fitting: bool) -> tuple[Collection, Any]:

@@ -21,8 +21,9 @@ from longscan._types import NonNegativeFloat, PositiveInt
 from longscan.estimators.clock import as_clock, to_seconds
 from longscan.estimators.fitting import Spec, check_settings, minimise, seeded
 from longscan.estimators.forecast_series import (
+    History,
+    as_given,
     common_step,
-    in_zone,
     read_series,
     read_times_ahead,
     stamps_after,
@@ -31,11 +32,12 @@ from longscan.estimators.forecast_series import (
 )
 from longscan.estimators.linear import WINDOWS, LinearForecast, fit_linear, usable_windows
 from longscan.estimators.reading import FittedChannels, Layout, times_presence_error
-from longscan.estimators.series import Collection, StandardisedSeries, check_predictions
+from longscan.estimators.series import Collection, StandardisedSeries, check_predictions, cut_windows
 from longscan.models import Forecaster
 
 HELD_BACK = 0.2  # of each series, to choose the number of epochs
 PATIENCE = 3  # epochs without an improvement
+FORECAST_BATCH = 256  # windows that are forecast together
 COMPARED = 2000  # windows of the part that is held back, evenly spaced
 
 _log = logging.getLogger("longscan")
@@ -118,7 +120,7 @@ class SSMForecaster(BaseEstimator):
         longer than the horizon.
         """
         check_settings(self)
-        collection, several = self._read(y, times, fitting=True)
+        collection = self._read(y, times, fitting=True).collection
         self.step_ = common_step(collection) if times is None else None
         longest = int(collection.lengths.max())
         if longest <= self.horizon:
@@ -151,7 +153,7 @@ class SSMForecaster(BaseEstimator):
             final = fit_linear(list(standardised.trimmed()), self.horizon, [window])
             self.model_, self.loss_curve_ = self._train(standardised, final, best, seed, random)
         self.n_epochs_ = len(self.loss_curve_)
-        self._last_fit_data = None if several else (y, times)
+        self._last_fit_data = y, times
         return self
 
     def _longest_window(self, longest: int) -> int:
@@ -250,103 +252,105 @@ class SSMForecaster(BaseEstimator):
         return total / len(starts)
 
     def predict(self, y: Any = None, times: Any = None, times_ahead: Any = None) -> Any:
-        """Return the forecast of the `horizon` steps after the last step of a series.
+        """Return the forecast of the `horizon` steps after the last step of each series.
 
         Args:
-            y: the measured series, of which the last `window_` steps are read; None: the series of `fit`.
+            y: the measured series, of which the last `window_` steps are read, in any form of `fit`; None: those of `fit`.
             times: of its steps, if `fit` had times.
-            times_ahead: (horizon,), the times of the forecast; None: equal steps of `time_unit_`.
+            times_ahead: (horizon,), the times of the forecast of one series; None: equal steps of `time_unit_`.
 
         Returns:
-            An array (horizon,) or (horizon, C). For a Series a Series of its name, for a frame a frame with its columns, indexed
-            by the stamps that follow its last one: all lie ahead of the series.
+            For an array (horizon,) or (horizon, C). For a Series a Series of its name, for a frame a frame with its columns,
+            indexed by the stamps that follow its last one: all lie ahead of the series. For several series a list, an array (n,
+            horizon, C) or a frame indexed by (case, time), as they were given. For a long frame a frame with the columns
+            unique_id, ds and forecast.
         """
         check_is_fitted(self, "model_")
         if y is None:
-            if self._last_fit_data is None:
-                raise ValueError("`y` must be the series to forecast, as fit had several, got None")
             y, times = self._last_fit_data
-        history, several = self._read(y, times, fitting=False)
-        if several:
-            raise ValueError(f"`y` must be one series, got {len(history)}")
-        if (history.times is not None) != self.has_times_:
-            raise times_presence_error(self.has_times_)
+        history = self._read(y, times, fitting=False)
+        collection = history.collection
         if times_ahead is not None and not self.has_times_:
             raise ValueError("`times_ahead` must be None, as fit had no times, got times")
-        stamps = self._stamps_ahead(history, times, times_ahead)
+        if times_ahead is not None and len(collection) > 1:
+            raise ValueError(f"`times_ahead` must be None for several series, got times for {len(collection)} series")
+        stamps = self._stamps_ahead(collection, times, times_ahead)
         gaps = None
-        if history.clocks is not None and times_ahead is not None:
-            gaps = np.diff(to_seconds(as_clock(history.clocks[0][-1:].append(stamps), "`times_ahead`")))
-        standardised = history.standardise(self.mean_, self.scale_, self.time_unit_, "y")
-        forecast = self._forecast(standardised, int(history.lengths[0]), gaps)
-        if isinstance(y, pd.DataFrame):
-            names = y.columns if history.channel_names is None else list(history.channel_names)
-            return pd.DataFrame(forecast, index=in_zone(stamps, y), columns=names)[list(y.columns)]
-        if isinstance(y, pd.Series):
-            return pd.Series(forecast[:, 0], index=in_zone(stamps, y), name=y.name)
-        return forecast[:, 0] if np.ndim(y) == 1 else forecast
+        if collection.clocks is not None and times_ahead is not None:
+            gaps = np.diff(to_seconds(as_clock(collection.clocks[0][-1:].append(stamps[0]), "`times_ahead`")))[None]
+        standardised = collection.standardise(self.mean_, self.scale_, self.time_unit_, "y")
+        ends = np.stack([np.arange(len(collection)), collection.lengths], 1)
+        return as_given(history, self._forecast(standardised, ends, gaps), stamps)
 
     def score(self, y: Any, times: Any = None) -> float:
         """Return the skill over persistence, 1 - (mean absolute error) / (mean absolute error of repeating the last value).
 
-        Forecasts start at every `horizon` steps of the series from `window_` on. Raises ValueError if the series is too short for
+        Forecasts start at every `horizon` steps of each series from `window_` on. Raises ValueError if a series is too short for
         one.
         """
         check_is_fitted(self, "model_")
-        series, several = self._read(y, times, fitting=False)
-        if several:
-            raise ValueError(f"`y` must be one series, got {len(series)}")
+        series = self._read(y, times, fitting=False).collection
         if times is None:
             common_step(series)
+        ends = []
+        for row, length in enumerate(series.lengths):
+            if length <= self.horizon:
+                raise ValueError(f"`y` must have more steps than the horizon of {self.horizon}, got {length}")
+            first, last_cut = min(self.window_, length - self.horizon), length - self.horizon
+            ends += [(row, cut) for cut in range(first, last_cut + 1, self.horizon)]
+        starts = np.array(ends)
+        gaps = None if series.times is None else np.diff(cut_windows(series.times, starts - [0, 1], self.horizon + 1))
         standardised = series.standardise(self.mean_, self.scale_, self.time_unit_, "y")
-        values = series.values[0] / self.scale_
-        cuts = range(min(self.window_, len(values) - self.horizon), len(values) - self.horizon + 1, self.horizon)
-        if not len(cuts) or cuts[0] < 1:
-            raise ValueError(f"`y` must have more steps than the horizon of {self.horizon}, got {len(values)}")
-        error = persistence = 0.0
-        for cut in cuts:
-            gaps = None if series.times is None else np.diff(series.times[0][cut - 1 : cut + self.horizon])
-            forecast = self._forecast(standardised, cut, gaps) / self.scale_
-            error += np.abs(forecast - values[cut : cut + self.horizon]).sum()
-            persistence += np.abs(values[cut - 1] - values[cut : cut + self.horizon]).sum()
+        true = cut_windows(series.values, starts, self.horizon) / self.scale_
+        last = cut_windows(series.values, starts - [0, 1], 1) / self.scale_
+        error = np.abs(self._forecast(standardised, starts, gaps) / self.scale_ - true).sum()
+        persistence = np.abs(last - true).sum()
         return float(1 - error / persistence) if persistence else float(error == 0)
 
-    def _read(self, y: Any, times: Any, *, fitting: bool) -> tuple[Collection, bool]:
-        """Return one or several series as a collection, with clocks in the time zone of fit, and whether there are several."""
+    def _read(self, y: Any, times: Any, *, fitting: bool) -> History:
+        """Return one or several series as a collection, with clocks in the time zone of fit."""
         known = None if fitting else FittedChannels(self.n_channels_, self.channel_names_)
-        collection, several = read_series(y, times, cast("Any", self.layout), known)
+        history = read_series(y, times, cast("Any", self.layout), known)
         zone = None if fitting else self.time_zone_
-        collection, zone = unify_time_zones(collection, zone, fitting=fitting)
+        collection, zone = unify_time_zones(history.collection, zone, fitting=fitting)
         if fitting:
             self.time_zone_: Any = zone
-        return collection, several
+        elif (collection.times is not None) != self.has_times_:
+            raise times_presence_error(self.has_times_)
+        return history._replace(collection=collection)
 
-    def _forecast(self, series: StandardisedSeries, end: int, gaps: np.ndarray | None) -> np.ndarray:
-        """Return the forecast (horizon, C) from the steps before `end` of the one series.
+    def _forecast(self, series: StandardisedSeries, ends: np.ndarray, gaps: np.ndarray | None) -> np.ndarray:
+        """Return forecasts (n, horizon, C) in the units of the series.
 
-        gaps: (horizon,) times between the steps of the forecast, None for equal steps.
+        ends: (n, 2), number of the series and of the steps that are known. gaps: (n, horizon) times between the steps of the
+        forecasts, None for equal steps.
         """
         device = next(self.model_.parameters()).device
-        past = series.windows(np.array([[0, max(0, end - self.window_)]]), min(end, self.window_))
-        values, _, elapsed = past.batch(np.arange(1), device)
-        ahead = None
-        if elapsed is not None:
-            units = np.ones(self.horizon) if gaps is None else gaps / self.time_unit_
-            ahead = torch.from_numpy(units.astype(np.float32)).to(device).unsqueeze(0)
-        with torch.no_grad():
-            forecast: np.ndarray = self.model_(values, elapsed=elapsed, elapsed_ahead=ahead)[0].cpu().double().numpy()
+        forecasts = np.zeros((len(ends), self.horizon, self.n_channels_))
+        read = np.minimum(ends[:, 1], self.window_)
+        units = np.ones((len(ends), self.horizon)) if gaps is None else gaps / self.time_unit_
+        for length in np.unique(read):
+            rows_of_length = np.flatnonzero(read == length)
+            for first in range(0, len(rows_of_length), FORECAST_BATCH):
+                rows = rows_of_length[first : first + FORECAST_BATCH]
+                past = series.windows(ends[rows] - [0, length], length)
+                values, _, elapsed = past.batch(np.arange(len(rows)), device)
+                ahead = None if elapsed is None else torch.from_numpy(units[rows].astype(np.float32)).to(device)
+                with torch.no_grad():
+                    forecasts[rows] = self.model_(values, elapsed=elapsed, elapsed_ahead=ahead).cpu().double().numpy()
         with np.errstate(over="ignore"):
-            return check_predictions((forecast * self.scale_ + self.mean_)[None], "y")[0]
+            return check_predictions(forecasts * self.scale_ + self.mean_, "y")
 
-    def _stamps_ahead(self, history: Collection, times: Any, times_ahead: Any) -> pd.Index | None:
-        """Return the time stamps of a forecast, None for an array without times."""
-        if history.clocks is None:
-            return None
-        clock = history.clocks[0]
+    def _stamps_ahead(self, collection: Collection, times: Any, times_ahead: Any) -> list[pd.Index | None]:
+        """Return the time stamps of the forecast of each series, None for arrays without times."""
+        if collection.clocks is None:
+            return [None] * len(collection)
         if times_ahead is not None:
-            return read_times_ahead(times_ahead, clock, self.horizon)
-        step = common_step(history, self.step_) if times is None else usual_step(clock, self.time_unit_)
-        return stamps_after(clock, step, self.horizon)
+            return [read_times_ahead(times_ahead, collection.clocks[0], self.horizon)]
+        if times is None:
+            step = common_step(collection, self.step_)
+            return [stamps_after(clock, step, self.horizon) for clock in collection.clocks]
+        return [stamps_after(clock, usual_step(clock, self.time_unit_), self.horizon) for clock in collection.clocks]
 
 
 def _window_starts(lengths: np.ndarray, length: int) -> np.ndarray:

@@ -135,10 +135,14 @@ class StandardisedSeries(NamedTuple):
 
     def windows(self, starts: np.ndarray, length: int) -> "StandardisedSeries":
         """Return windows of one length, each as a series. starts: (n, 2), number of the series and first step."""
-        index = starts[:, :1], starts[:, 1:] + np.arange(length)
-        return StandardisedSeries(
-            self.values[index], np.full(len(starts), length), None if self.gaps is None else self.gaps[index]
-        )
+        values = cut_windows(self.values, starts, length)
+        gaps = None if self.gaps is None else cut_windows(self.gaps, starts, length)
+        return StandardisedSeries(values, np.full(len(starts), length), gaps)
+
+
+def cut_windows(values: np.ndarray, starts: np.ndarray, length: int) -> np.ndarray:
+    """Return windows (m, length, ...) of series (n, L, ...). starts: (m, 2), number of the series and first step."""
+    return values[starts[:, :1], starts[:, 1:] + np.arange(length)]
 
 
 def mean_and_deviation(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
