@@ -7,6 +7,13 @@ import pandas as pd
 from pandas.tseries.frequencies import to_offset
 from torch import Tensor
 
+SEASONS = {  # steps in a week or a year, by the codes of pandas
+    ("D",): 7,
+    ("B", "C"): 5,
+    ("W",): 52,
+    ("ME", "MS", "BME", "BMS", "M"): 12,
+    ("QE", "QS", "BQE", "BQS", "Q"): 4,
+}
 Step = Any  # pandas.DateOffset of dates and periods, pandas.Timedelta of durations, float or int of numbers
 
 
@@ -135,6 +142,22 @@ def same_step(step: Step, other: Step) -> bool:
 def step_name(step: Step) -> str:
     """Format a step as text, such as "h", "ME", "0 days 00:00:10" or "0.5"."""
     return str(getattr(step, "freqstr", step))
+
+
+def season_of(step: Step) -> int:
+    """Return the usual number of steps in a season: those of a day if shorter than one, otherwise of a week or a year; or 1.
+
+    Steps of numbers and durations have no season: a duration may count anything.
+    """
+    if not isinstance(step, pd.DateOffset):
+        return 1
+    if isinstance(step, pd.tseries.offsets.Tick):
+        count = pd.Timedelta(days=1) / pd.Timedelta(step)
+        return int(count) if count > 1 and count == int(count) else 7 if count == 1 else 1
+    for prefixes, count in SEASONS.items():
+        if step.rule_code.split("-")[0] in prefixes:
+            return count // step.n if count % step.n == 0 else 1
+    return 1
 
 
 def next_stamps(last: Any, step: Step, count: int) -> pd.Index:

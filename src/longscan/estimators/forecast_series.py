@@ -78,14 +78,54 @@ def as_given(history: History, forecasts: np.ndarray, stamps: Sequence[pd.Index 
         return [_as_part(part, forecast, ahead, collection.channel_names) for part, forecast, ahead in parts]
     if form == "array":
         return forecasts
-    names = collection.channel_names or (given.columns if isinstance(given, pd.DataFrame) else [given.name])
-    columns = ["forecast"] if form == "long" else list(names)
+    columns = ["forecast"] if form == "long" else channel_labels(history)
     frames = [pd.DataFrame(forecast, ahead, columns) for forecast, ahead in zip(forecasts, stamps, strict=True)]
     levels = ["unique_id", "ds"] if form == "long" else given.index.names
     joined = pd.concat(frames, keys=collection.cases, names=levels)
     if form == "long":
         return joined.reset_index()
     return joined[list(given.columns)] if isinstance(given, pd.DataFrame) else joined.iloc[:, 0]
+
+
+def channel_labels(history: History) -> list[Any]:
+    """Return the name of each channel: that of a column or of a Series, otherwise its number."""
+    first = history.given[0] if history.form == "list" else history.given
+    if history.collection.channel_names is not None:
+        return list(history.collection.channel_names)
+    if isinstance(first, pd.DataFrame):
+        return list(first.columns)
+    named = isinstance(first, pd.Series) and (first.name is not None or history.form == "indexed")
+    return [first.name] if named else list(range(history.collection.channels))
+
+
+def last_known(collection: Collection, cutoffs: np.ndarray) -> pd.Index:
+    """Return the last time stamp that is known at each cutoff, without clocks the number of known steps.
+
+    cutoffs: (n, 2), number of the series and of its steps that are known.
+    """
+    if collection.clocks is None:
+        return pd.Index(cutoffs[:, 1])
+    stamps = [collection.clocks[row][end - 1 : end] for row, end in cutoffs]
+    return stamps[0].append(stamps[1:])
+
+
+def truncate(collection: Collection, moment: Any) -> Collection:
+    """Return what is known of each series at a moment that `last_known` returned; series that begin later are left out."""
+    if collection.clocks is None:
+        lengths = np.minimum(collection.lengths, moment)
+    else:
+        lengths = np.array([clock.searchsorted(moment, side="right") for clock in collection.clocks])
+    kept = np.flatnonzero(lengths)
+    lengths, longest = lengths[kept], int(lengths.max())
+    valid = np.arange(longest) < lengths[:, None]
+    return replace(
+        collection,
+        values=np.where(valid[..., None], collection.values[kept, :longest], 0),
+        lengths=lengths,
+        times=None if collection.times is None else collection.times[kept, :longest],
+        cases=None if collection.cases is None else collection.cases[kept],
+        clocks=collection.clocks and tuple(collection.clocks[row][:n] for row, n in zip(kept, lengths, strict=True)),
+    )
 
 
 def _as_part(given: Any, forecast: np.ndarray, stamps: pd.Index | None, names: Sequence[str] | None) -> Any:

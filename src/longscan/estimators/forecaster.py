@@ -10,23 +10,26 @@ from typing import Any, Self, cast
 import numpy as np
 import pandas as pd
 import torch
-from sklearn.base import BaseEstimator
+from sklearn.base import BaseEstimator, clone
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 from torch.nn.functional import l1_loss
 
 from longscan._devices import find_device
-from longscan._types import NonNegativeFloat, PositiveInt
-from longscan.estimators.clock import as_clock, to_seconds
+from longscan._types import NonNegativeFloat, PositiveInt, checked_value
+from longscan.estimators.backtesting import build_frame, find_cutoffs
+from longscan.estimators.clock import as_clock, season_of, to_seconds
 from longscan.estimators.fitting import Spec, check_settings, minimise, seeded
 from longscan.estimators.forecast_series import (
     History,
     as_given,
     common_step,
+    last_known,
     read_series,
     read_times_ahead,
     stamps_after,
+    truncate,
     unify_time_zones,
     usual_step,
 )
@@ -120,8 +123,13 @@ class SSMForecaster(BaseEstimator):
         longer than the horizon.
         """
         check_settings(self)
-        collection = self._read(y, times, fitting=True).collection
-        self.step_ = common_step(collection) if times is None else None
+        self._fit_collection(self._read(y, times, fitting=True).collection, regular=times is None)
+        self._last_fit_data = y, times
+        return self
+
+    def _fit_collection(self, collection: Collection, *, regular: bool) -> None:
+        """Fit to the series of a collection. regular: whether their steps must be equal."""
+        self.step_ = common_step(collection) if regular else None
         longest = int(collection.lengths.max())
         if longest <= self.horizon:
             raise ValueError(f"`y` must have a series of more steps than the horizon of {self.horizon}, got at most {longest}")
@@ -153,8 +161,6 @@ class SSMForecaster(BaseEstimator):
             final = fit_linear(list(standardised.trimmed()), self.horizon, [window])
             self.model_, self.loss_curve_ = self._train(standardised, final, best, seed, random)
         self.n_epochs_ = len(self.loss_curve_)
-        self._last_fit_data = y, times
-        return self
 
     def _longest_window(self, longest: int) -> int:
         """Return the window for series of at most `longest` steps without a linear forecast; log it if it is shorter than set."""
@@ -299,13 +305,62 @@ class SSMForecaster(BaseEstimator):
             first, last_cut = min(self.window_, length - self.horizon), length - self.horizon
             ends += [(row, cut) for cut in range(first, last_cut + 1, self.horizon)]
         starts = np.array(ends)
-        gaps = None if series.times is None else np.diff(cut_windows(series.times, starts - [0, 1], self.horizon + 1))
-        standardised = series.standardise(self.mean_, self.scale_, self.time_unit_, "y")
         true = cut_windows(series.values, starts, self.horizon) / self.scale_
         last = cut_windows(series.values, starts - [0, 1], 1) / self.scale_
-        error = np.abs(self._forecast(standardised, starts, gaps) / self.scale_ - true).sum()
+        error = np.abs(self._forecast_from(series, starts) / self.scale_ - true).sum()
         persistence = np.abs(last - true).sum()
         return float(1 - error / persistence) if persistence else float(error == 0)
+
+    def backtest(
+        self,
+        y: Any = None,
+        times: Any = None,
+        *,
+        start: Any = None,
+        stride: PositiveInt | None = None,
+        refit: bool = False,
+        season: PositiveInt | None = None,
+    ) -> pd.DataFrame:
+        """Forecast a series from many of its steps, the cutoffs, and return the forecasts next to the values.
+
+        Args:
+            y: one or several series, as in `predict`; None: those of `fit`, from whose values the model was chosen.
+            times: of the steps, if `fit` had times.
+            start: the number of steps before the first forecast, or the time stamp of the first step that is forecast. None:
+                `window_` steps, or with `refit` half of the shortest series.
+            stride: steps from one cutoff to the next; None: the horizon, so that each step is forecast once.
+            refit: fit a clone of the estimator to what is known at each cutoff, instead of using the present model for all.
+            season: steps of a season of the seasonal naive forecast; None: those of a day for steps shorter than a day, of a week
+                for days, of a year for weeks, months and quarters, and 1, the last value, for any other.
+
+        Returns:
+            A frame with a row for each cutoff, step ahead and channel, and the columns cutoff, the last step that is known, ds,
+            the step that is forecast, channel, y, forecast, seasonal_naive, and naive_scale, the mean absolute difference of steps
+            one season apart before the first cutoff; for several series also unique_id. Steps of arrays are numbered from 0.
+            `score_forecasts` returns its errors.
+        """
+        check_is_fitted(self, "model_")
+        stride = self.horizon if stride is None else checked_value(stride, PositiveInt, "stride")
+        if y is None:
+            y, times = self._last_fit_data
+        history = self._read(y, times, fitting=False)
+        collection = history.collection
+        step = common_step(collection, self.step_) if times is None else None
+        season = season_of(step) if season is None else checked_value(season, PositiveInt, "season")
+        if start is None:
+            shortest = int(collection.lengths.min())
+            start = shortest // 2 if refit else max(1, min(self.window_, shortest - self.horizon))
+        cutoffs = find_cutoffs(collection, start, stride, self.horizon)
+        if not refit:
+            return build_frame(history, cutoffs, self._forecast_from(collection, cutoffs)[..., None], (), season)
+        forecasts = np.zeros((len(cutoffs), self.horizon, self.n_channels_, 1))
+        moments = last_known(collection, cutoffs)
+        for moment in moments.unique():
+            model, chosen = clone(self), np.flatnonzero(moments == moment)
+            model.time_zone_ = self.time_zone_
+            model._fit_collection(truncate(collection, moment), regular=times is None)
+            forecasts[chosen, ..., 0] = model._forecast_from(collection, cutoffs[chosen])
+        return build_frame(history, cutoffs, forecasts, (), season)
 
     def _read(self, y: Any, times: Any, *, fitting: bool) -> History:
         """Return one or several series as a collection, with clocks in the time zone of fit."""
@@ -318,6 +373,11 @@ class SSMForecaster(BaseEstimator):
         elif (collection.times is not None) != self.has_times_:
             raise times_presence_error(self.has_times_)
         return history._replace(collection=collection)
+
+    def _forecast_from(self, series: Collection, ends: np.ndarray) -> np.ndarray:
+        """Return forecasts (n, horizon, C) from steps within the series. ends: as in `_forecast`."""
+        gaps = None if series.times is None else np.diff(cut_windows(series.times, ends - [0, 1], self.horizon + 1))
+        return self._forecast(series.standardise(self.mean_, self.scale_, self.time_unit_, "y"), ends, gaps)
 
     def _forecast(self, series: StandardisedSeries, ends: np.ndarray, gaps: np.ndarray | None) -> np.ndarray:
         """Return forecasts (n, horizon, C) in the units of the series.
