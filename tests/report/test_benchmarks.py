@@ -3,6 +3,8 @@
 import sys
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -13,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import harness
 import page
 import run as command
-from cases import CASES, blocks, loaders, systems
+from cases import CASES, blocks, forecasts, loaders, systems
 
 ROOT = Path(__file__).parents[2]
 
@@ -176,3 +178,31 @@ def test_update_time_is_that_of_the_fastest_gpu_run():
 def test_missing_data_exit_with_a_message(monkeypatch, tmp_path):
     with pytest.raises(SystemExit, match=r"cifar10.yaml: `task.data_dir` must be a folder with CIFAR-10"):
         run(monkeypatch, tmp_path / "bench", "--only", "loaders", "--recipes", str(ROOT / "recipes/afternoon/cifar10.yaml"))
+
+
+def test_forecasts_have_a_row_for_each_case_and_are_not_measured_twice(monkeypatch, tmp_path):
+    steps = np.arange(1200)
+    random = np.random.default_rng(0)
+    waves = {name: np.sin(2 * np.pi * steps / 24) + 0.1 * random.standard_normal(1200) for name in ("HUFL", "OT")}
+    (tmp_path / "forecasting").mkdir()
+    pd.DataFrame(waves, index=pd.Index(steps, name="date")).to_csv(tmp_path / "forecasting" / "ETTh1.csv")
+    monkeypatch.setenv("LONGSCAN_DATA", str(tmp_path))
+    names = ["forecasts/constant", "forecasts/seasonal_naive", "forecasts/ridge"]
+    assert run(monkeypatch, tmp_path / "forecasts", "--only", *names) == 0
+    rows = read_records(tmp_path / "forecasts" / "forecasts.jsonl")
+    assert len(rows) == 6
+    for channels in ("OT", "all"):
+        errors = {row["model"]: row["mse"] for row in rows if row["channels"] == channels}
+        assert 0.01 < errors["ridge"] < errors["seasonal naive"] < errors["constant"]
+    text = (tmp_path / "forecasts" / "forecasts.md").read_text("utf-8")
+    assert all(f"{row['mse']:.3f} / {row['mae']:.3f}" in text for row in rows)
+    options = type("Options", (), {"quick": False, "end": float("inf"), "runs": 1, "out": tmp_path / "forecasts", "name": None})
+    monkeypatch.setattr(forecasts, "SETS", forecasts.SETS[:1])
+    monkeypatch.setattr(forecasts, "HORIZONS", (24,))
+    assert list(forecasts.rows_of(options, name="constant")) == []
+
+
+def test_page_of_forecasts_has_the_recorded_rows():
+    path = ROOT / "results" / "forecasts" / "forecasts.jsonl"
+    tables = forecasts.PAGE.read_text("utf-8").partition(forecasts.BEGIN)[2].partition(forecasts.END)[0]
+    assert tables.strip() == (forecasts.tables(read_records(path)).strip() if path.exists() else "")

@@ -173,6 +173,43 @@ class BenchRecord(Provenance):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ForecastRecord(Provenance):
+    """A row of results/forecasts/*.jsonl: a model fitted to the first part of a set, and its errors in the last part.
+
+    Attributes:
+        set: name of the file.
+        channels: the channel that the model has seen and forecast, or "all".
+        horizon: steps of a forecast.
+        window: number of steps that the model reads; None if it reads none.
+        mse, mae: errors of the scaled channels, over all steps of the forecasts at `origins` evenly spaced steps; None for a
+            model that is too slow for all of them.
+        mse_few, mae_few: the same at `origins_few` steps.
+        fit_seconds, predict_seconds: time of the fit, with the choice of settings, and of one forecast; AutoETS makes its
+            forecasts for all horizons in the row of the shortest.
+        threads: number of threads of torch.
+        note: what the model has chosen.
+    """
+
+    set: NonEmptyStr
+    channels: NonEmptyStr
+    horizon: PositiveInt
+    model: NonEmptyStr
+    seed: NonNegativeInt
+    window: PositiveInt | None
+    mse: NonNegativeFloat | None
+    mae: NonNegativeFloat | None
+    mse_few: NonNegativeFloat
+    mae_few: NonNegativeFloat
+    origins: PositiveInt
+    origins_few: PositiveInt
+    fit_seconds: NonNegativeFloat
+    predict_seconds: NonNegativeFloat
+    threads: PositiveInt
+    note: NonEmptyStr | Missing = MISSING
+    torch: NonEmptyStr
+
+
+@dataclass(frozen=True, kw_only=True)
 class AutomataRecord(Provenance):
     """A row of results/automata/*.jsonl. `KINDS` lists the fields that each kind of row needs, in this order:
 

@@ -7,14 +7,15 @@ from typing import Any
 from longscan._specs import upgrade_record
 from longscan._types import parse_value
 from longscan.report.parsing import RecordType
-from longscan.report.record_types import AutomataRecord, BenchRecord, RunRecord, SeedsRecord, SweepRecord
+from longscan.report.record_types import AutomataRecord, BenchRecord, ForecastRecord, RunRecord, SeedsRecord, SweepRecord
 
 Record = dict[str, Any]
 
-_FOLDERS = ("automata", "bench", "runs")  # whose files have rows of the kind of the folder's name
+_FOLDERS = ("automata", "bench", "forecasts", "runs")  # whose files have rows of the kind of the folder's name
 _TYPES: dict[str, type[RecordType]] = {
     "automata": AutomataRecord,
     "bench": BenchRecord,
+    "forecasts": ForecastRecord,
     "runs": RunRecord,
     "seeds": SeedsRecord,
     "sweep": SweepRecord,
@@ -25,7 +26,7 @@ _MAX_ERRORS = 8  # fields that a message names
 def check_record(kind: str, row: Record) -> None:
     """Raise ValueError naming the fields of a row that do not match the type of its kind, their values and what was needed.
 
-    Kinds: `runs`, `bench`, `automata` for rows, and `sweep` and `seeds` for whole files.
+    Kinds: `runs`, `bench`, `forecasts`, `automata` for rows, and `sweep` and `seeds` for whole files.
     """
     _, errors = parse_value(row, _TYPES[kind])
     if errors:
@@ -42,7 +43,7 @@ def _kind(path: Path) -> str:
 
 
 def append_record(path: str | Path, row: Record) -> None:
-    """Add one row to a JSON Lines file whose folder is called `runs`, `bench` or `automata`, which is the row's kind.
+    """Add one row to a JSON Lines file whose folder is called as the row's kind.
 
     The row is checked and turned into text before the file is opened, and written in one call at the end of the file, so that
     processes that write at the same time do not mix their rows. Raises ValueError, which names the file and
