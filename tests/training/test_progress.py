@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 
 from longscan.engine import Engine, StepResult
-from longscan.training.logs import ProgressBar
+from longscan.training.progress import ProgressBar
 
 ROWS = [
     {"step": 2, "split": "train", "loss": 0.5, "accuracy": 0.75, "lr": 0.01},
@@ -21,7 +21,7 @@ ROWS = [
 def capture_output(monkeypatch: pytest.MonkeyPatch, *, terminal: bool, shown: bool = True) -> str:
     text = io.StringIO()
     console = functools.partial(Console, file=text, force_terminal=terminal, width=160)
-    monkeypatch.setattr("longscan.training.logs.Console", lambda **values: console(quiet=values["quiet"]))
+    monkeypatch.setattr("longscan.training.progress.Console", lambda **values: console(quiet=values["quiet"]))
     weight = torch.zeros(1, requires_grad=True)
     engine = Engine(torch.optim.SGD([weight]), lambda _: (weight.sum(), None), learning_rate=lambda *_: 0.0)
     with contextlib.closing(ProgressBar(10, 1, "accuracy", shown=shown)) as bar:

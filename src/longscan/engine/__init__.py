@@ -8,6 +8,7 @@ of tasks and the benchmarks train by this package.
 from longscan.engine.callbacks import EarlyStopping as EarlyStopping
 from longscan.engine.callbacks import EpochLosses as EpochLosses
 from longscan.engine.callbacks import Patience as Patience
+from longscan.engine.callbacks import TimeLimit as TimeLimit
 from longscan.engine.callbacks import WeightAverage as WeightAverage
 from longscan.engine.callbacks import copy_weights as copy_weights
 from longscan.engine.engine import Callback as Callback

@@ -4,6 +4,7 @@ import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,10 @@ from longscan.engine.engine import Callback, Engine, StepResult
 
 
 class EpochLosses(Callback):
-    """Collects the mean loss of each epoch of `steps_per_epoch` steps in `curve`. Raises NonFiniteLossError after an epoch with a
-    loss or gradient that is not finite."""
+    """Collects the mean loss of each epoch of `steps_per_epoch` steps in `curve`, and of the steps after the last whole epoch.
+
+    Raises NonFiniteLossError after an epoch with a loss or gradient that is not finite.
+    """
 
     def __init__(self, steps_per_epoch: int) -> None:
         self.curve: list[float] = []
@@ -28,8 +31,45 @@ class EpochLosses(Callback):
         self._losses.append(result.loss)
         if engine.step % self._steps_per_epoch == 0:
             engine.raise_if_not_finite()
-            self.curve.append(float(np.mean(torch.stack(self._losses).tolist())))
-            self._losses = []
+            self._append_mean()
+
+    def on_train_end(self, engine: Engine) -> None:
+        """Append the mean of an incomplete epoch."""
+        if self._losses:
+            self._append_mean()
+
+    def _append_mean(self) -> None:
+        self.curve.append(float(np.mean(torch.stack(self._losses).tolist())))
+        self._losses = []
+
+
+class TimeLimit(Callback):
+    """Stops training within a number of seconds from the construction of this callback.
+
+    Training goes on while the longest step so far, with all that callbacks did in it, still fits into the time. The first step is
+    always made.
+
+    Args:
+        seconds: the time.
+        reserve: seconds of it to keep for what follows the last step.
+
+    Attributes:
+        fraction: the part of the time, without the reserve, that had passed after the last step, 0 to 1.
+    """
+
+    def __init__(self, seconds: float, reserve: float = 0.0) -> None:
+        self.fraction = 0.0
+        self._seconds = max(seconds - reserve, 0.0)
+        self._start = self._last = monotonic()
+        self._longest = 0.0
+
+    def on_step_end(self, engine: Engine, result: StepResult) -> None:
+        """Measure the step; request a stop if another one may not fit."""
+        now = monotonic()
+        self._longest, self._last = max(self._longest, now - self._last), now
+        spent = now - self._start
+        self.fraction = min(1.0, spent / self._seconds) if self._seconds else 1.0
+        engine.stop_requested |= spent + self._longest > self._seconds
 
 
 @dataclass
@@ -59,27 +99,33 @@ class Patience:
 
 
 class EarlyStopping(Callback):
-    """Evaluates a model every `every` steps, restores its best weights at the end, and stops after `patience` evaluations without
-    a smaller error.
+    """Evaluates a model every `every` steps and after the last one, restores its best weights at the end, and stops after
+    `patience` evaluations without a smaller error.
 
-    evaluate: returns the error, smaller is better. If it is never a number, the first weights are restored. With `patience` 0
-    training is not stopped.
+    evaluate: returns the error, a number or a tuple of numbers, smaller is better. If it is never a number, the first weights are
+    restored. With `patience` 0 training is not stopped.
     """
 
-    def __init__(self, model: nn.Module, evaluate: Callable[[], float], *, every: int, patience: int) -> None:
-        self._model, self._evaluate, self._every, self._patience = model, evaluate, every, Patience(patience)
+    def __init__(self, model: nn.Module, evaluate: Callable[[], Any], *, every: int, patience: int) -> None:
+        self._model, self._evaluate, self._every, self._patience = model, evaluate, every, Patience(patience, (math.inf,))
         self._best_weights = copy.deepcopy(model.state_dict())
 
     def on_step_end(self, engine: Engine, result: StepResult) -> None:
         """Evaluate the model after every `every`-th step."""
-        if engine.step % self._every:
-            return
-        if self._patience.update(self._evaluate()):
+        if engine.step % self._every == 0:
+            self._compare()
+            engine.stop_requested |= self._patience.is_used_up
+
+    def _compare(self) -> None:
+        """Evaluate the model and store its weights if the error is the smallest so far."""
+        error = self._evaluate()
+        if self._patience.update(error if isinstance(error, tuple) else (error,)):
             self._best_weights = copy.deepcopy(self._model.state_dict())
-        engine.stop_requested |= self._patience.is_used_up
 
     def on_train_end(self, engine: Engine) -> None:
-        """Restore the best weights."""
+        """Evaluate steps after the last evaluation, and restore the best weights."""
+        if engine.step % self._every:
+            self._compare()
         self._model.load_state_dict(self._best_weights)
 
 

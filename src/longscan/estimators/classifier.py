@@ -1,6 +1,7 @@
 """The scikit-learn classifier of series, `SSMClassifier`."""
 
-from typing import Any, Self
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Self
 
 import numpy as np
 import pandas as pd
@@ -9,10 +10,13 @@ from sklearn.base import ClassifierMixin
 from sklearn.utils import assert_all_finite
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from longscan.estimators.fitting import SeriesEstimator
-from longscan.estimators.reading import align_targets
+from longscan._types import FractionBelowOne, NonNegativeFloat, PositiveFloat, PositiveInt
+from longscan.engine import Callback
+from longscan.estimators.fitting import BlockOptions, Examples, Jobs, SeriesEstimator, Spec, check_settings, read_weights
+from longscan.estimators.reading import Layout, align_targets
 from longscan.estimators.series import Collection
 
 
@@ -32,36 +36,148 @@ class SSMClassifier(ClassifierMixin, SeriesEstimator):
         spec: the blocks, by name or as a list, as in `longscan.SequenceModel.from_spec`.
         d_model: width of the stack.
         d_state: state size of the layers.
+        block_options: more options by the name of a block in `spec`, for example `{"mamba": {"expand": 1}}`.
         pooling: "mean" over the steps, or the "last" one.
-        epochs: number of passes over the series.
+        epochs: number of passes over the series, at most with validation or `minutes`.
         batch_size: number of series of an update.
         lr: largest learning rate, after a linear warm-up and before a cosine to 0.
         weight_decay: of AdamW, for the parameters that declare it.
+        class_weight: None for equal weights of the classes in the loss, "balanced" for weights inversely proportional to their
+            numbers of series, or a weight for each label, 1 where it is missing.
+        validation_fraction: part of the series of each class that `fit` holds back, to keep the weights of the best epoch on
+            them; None or 0 for none.
+        patience: epochs without an improvement on validation data after which training ends.
+        minutes: time that `fit` may take, at most; the learning rate then ends with the time, and results depend on the speed.
+            One update is always made.
         device: "cpu", "cuda", ..., or "auto".
+        n_jobs: number of threads of torch in `fit` and `predict`; -1 for all processors. None: one, or torch's own number for
+            batches of two million values and more (steps times d_model), see `longscan.estimators.threads`. The results are
+            equal up to rounding.
         random_state: a number, a `numpy.random.RandomState` or None; the same number gives the same model.
         layout: the axes of arrays: "nlc", (cases, steps, channels) and (steps, channels), or "ncl", (cases, channels, steps) and
             (channels, steps), as in aeon and PyTorch's convolutions. None: "nlc", but an array with more channels than steps
             is refused, as it may be "ncl". Rows of frames are steps for every layout.
         output: "numpy", predictions as arrays; "pandas", as a Series or a frame indexed by case; "auto", the latter for frames
             indexed by (case, time), the former for all other input, as in scikit-learn.
+        callbacks: `longscan.engine.Callback`s, called after each update and at the end. Each epoch logs a row of split "train"
+            to them and, with validation data, one of split "valid".
+        verbose: 1 for a progress bar with loss, validation error and time left; a line for each epoch where there is no terminal.
 
     Attributes:
-        classes_: the labels. model_: the fitted `SequenceModel`. loss_curve_: mean loss of each epoch. mean_, scale_: of the
-        channels. time_unit_: the median time between steps. n_channels_, channel_names_, has_times_: of X in fit.
+        classes_: the labels. model_: the fitted `SequenceModel`. loss_curve_: mean loss of each epoch. validation_curve_: the
+        errors on the validation data after each epoch, a list of `{"error", "loss"}`, None without such data. mean_, scale_: of
+        the channels. time_unit_: the median time between steps. n_channels_, channel_names_, has_times_: of X in fit.
     """
 
-    def fit(self, X: Any, y: Any, times: Any = None) -> Self:
-        """Fit to series X and their labels y (n,)."""
+    def __init__(
+        self,
+        spec: Spec = "mamba",
+        *,
+        d_model: int = 64,
+        d_state: int = 16,
+        block_options: BlockOptions | None = None,
+        pooling: Literal["mean", "last"] = "mean",
+        epochs: PositiveInt = 50,
+        batch_size: PositiveInt = 32,
+        lr: NonNegativeFloat = 3e-3,
+        weight_decay: NonNegativeFloat = 0.01,
+        class_weight: Literal["balanced"] | Mapping[Any, NonNegativeFloat] | None = None,
+        validation_fraction: FractionBelowOne | None = None,
+        patience: PositiveInt = 10,
+        minutes: PositiveFloat | None = None,
+        device: str = "auto",
+        n_jobs: Jobs | None = None,
+        random_state: Any = None,
+        layout: Layout | None = None,
+        output: Literal["auto", "numpy", "pandas"] = "auto",
+        callbacks: Sequence[Callback] | None = None,
+        verbose: Literal[0, 1] = 0,
+    ) -> None:
+        super().__init__(
+            spec,
+            d_model=d_model,
+            d_state=d_state,
+            block_options=block_options,
+            pooling=pooling,
+            epochs=epochs,
+            batch_size=batch_size,
+            lr=lr,
+            weight_decay=weight_decay,
+            validation_fraction=validation_fraction,
+            patience=patience,
+            minutes=minutes,
+            device=device,
+            n_jobs=n_jobs,
+            random_state=random_state,
+            layout=layout,
+            output=output,
+            callbacks=callbacks,
+            verbose=verbose,
+        )
+        self.class_weight = class_weight
+
+    def fit(
+        self, X: Any, y: Any, times: Any = None, *, sample_weight: Any = None, validation_data: tuple[Any, ...] | None = None
+    ) -> Self:
+        """Fit to series X and their labels y (n,).
+
+        Args:
+            X: the series.
+            y: their labels.
+            times: of the steps.
+            sample_weight: (n,), weights of the series, in the loss and in means and deviations; series of weight 0 are left out.
+            validation_data: (X, y) or (X, y, times), on which the weights of the epoch of lowest error are kept: of the fewest
+                wrong labels and, among these, of the smallest loss.
+        """
         if y is None:
             raise ValueError("`y` must be given: this classifier requires y to be passed, but the target y is None")
         collection = self._read(X, times, fitting=True)
         labels = _read_labels(collection, y)
+        weights = read_weights(sample_weight, collection)
+        if weights is not None:
+            collection, labels, weights = collection.select(np.flatnonzero(weights)), labels[weights > 0], weights[weights > 0]
         self.classes_, numbers = np.unique(labels, return_inverse=True)
         if len(self.classes_) < 2:
             raise ValueError(f"`y` must have at least two classes, got the one class {self.classes_.tolist()[0]!r}")
-        targets = torch.from_numpy(numbers.astype(np.int64))
-        self._fit(collection, len(self.classes_), lambda output, rows: cross_entropy(output, targets[rows].to(output.device)))
+        of_classes = self._class_weights(numbers, weights)
+        if of_classes is not None:
+            weights = of_classes[numbers] * (1.0 if weights is None else weights)
+        weights = None if weights is None else weights / weights.mean()
+        examples = Examples(collection, torch.from_numpy(numbers), weights)
+        validation = self._read_validation(validation_data, self._numbers)
+        if validation is not None and of_classes is not None:
+            validation = validation._replace(weights=of_classes[validation.targets.numpy()])
+        self._fit(examples, len(self.classes_), validation, numbers)
         return self
+
+    def _class_weights(self, numbers: np.ndarray, weights: np.ndarray | None) -> np.ndarray | None:
+        """Return the weight of each class, (classes,); None for equal ones. numbers: (n,), the classes of the series."""
+        check_settings(self)
+        if self.class_weight is None:
+            return None
+        if isinstance(self.class_weight, str):
+            totals = np.bincount(numbers, weights)
+            return np.asarray(totals.sum() / (len(totals) * totals))
+        of_label = dict(self.class_weight)
+        result = np.array([float(of_label.pop(label, 1.0)) for label in self.classes_.tolist()])
+        if of_label or not result.any():
+            got = f"a weight of {next(iter(of_label))!r}" if of_label else "only weights of 0"
+            raise ValueError(f"`class_weight` must have weights of labels in `y`, {self.classes_.tolist()}, got {got}")
+        return result
+
+    def _numbers(self, collection: Collection, y: Any) -> Tensor:
+        """Return the labels of series as numbers of `classes_`, (n,). Raises ValueError for a label that fit had not."""
+        labels = _read_labels(collection, y)
+        unknown = ~np.isin(labels, self.classes_)
+        if unknown.any():
+            raise ValueError(f"`y` must have labels of fit, {self.classes_.tolist()}, got {labels[unknown].tolist()[0]!r}")
+        return torch.from_numpy(np.searchsorted(self.classes_, labels))
+
+    def _losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return cross_entropy(outputs, targets, reduction="none")
+
+    def _errors(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        return {"error": (outputs.argmax(1) != targets).float(), **super()._errors(outputs, targets)}
 
     def predict_proba(self, X: Any, times: Any = None) -> Any:
         """Return the probability of each class, (n, classes), in the order of `classes_`; see `output`."""
@@ -73,11 +189,11 @@ class SSMClassifier(ClassifierMixin, SeriesEstimator):
         collection = self._read_new(X, times)
         return self._labelled(self.classes_[self._probabilities(collection).argmax(1)], collection)
 
-    def score(self, X: Any, y: Any, times: Any = None) -> float:
-        """Return the accuracy on series X with labels y, which are aligned with X as in `fit`."""
+    def score(self, X: Any, y: Any, times: Any = None, sample_weight: Any = None) -> float:
+        """Return the accuracy on series X with labels y, which are aligned with X as in `fit`, as are their weights."""
         collection = self._read_new(X, times)
-        labels = _read_labels(collection, y)
-        return float(np.mean(self.classes_[self._probabilities(collection).argmax(1)] == labels))
+        labels, weights = _read_labels(collection, y), read_weights(sample_weight, collection)
+        return float(np.average(self.classes_[self._probabilities(collection).argmax(1)] == labels, weights=weights))
 
     def _probabilities(self, collection: Collection) -> np.ndarray:
         logits = self._outputs(collection)

@@ -3,26 +3,29 @@
 import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, cast
+from time import monotonic
+from typing import Annotated, Any, Literal, NamedTuple, cast
 
 import numpy as np
 import pandas as pd
 import torch
 from sklearn.base import BaseEstimator
+from sklearn.model_selection import train_test_split
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from longscan._devices import find_device
-from longscan._types import NonNegativeFloat, PositiveInt, checked_value
-from longscan.engine import Callback, EarlyStopping, Engine, EpochLosses, NonFiniteLossError
+from longscan._types import FractionBelowOne, NonNegativeFloat, PositiveFloat, PositiveInt, Rule, checked_value
+from longscan.engine import Callback, EarlyStopping, Engine, EpochLosses, NonFiniteLossError, StepResult, TimeLimit
 from longscan.estimators.reading import (
     FittedChannels,
     Layout,
     align_times,
+    align_to_cases,
     check_table,
     convert_input,
     is_table,
@@ -30,13 +33,16 @@ from longscan.estimators.reading import (
     times_keyword_error,
     times_presence_error,
 )
-from longscan.estimators.series import Collection, check_predictions
+from longscan.estimators.series import Collection, StandardisedSeries, check_predictions
+from longscan.estimators.threads import choose_threads, limited_threads
 from longscan.layers._settings import declared_types
 from longscan.models import SequenceModel, optimizer_groups
 
 CLIP = 1.0
 WARMUP = 0.1  # of the steps
 Spec = str | Sequence[Mapping[str, Any]]
+BlockOptions = Mapping[str, Mapping[str, Any]]
+Jobs = Annotated[int, Rule(bool, "a whole number other than 0")]
 
 
 @contextmanager
@@ -54,6 +60,37 @@ def check_settings(estimator: BaseEstimator) -> None:
         checked_value(value, declared_types(kind)[name], name)
 
 
+class EpochLog(Callback):
+    """Logs a row for each new entry of `losses.curve`: split "train", epoch, loss and lr."""
+
+    def __init__(self, losses: EpochLosses) -> None:
+        self._losses, self._logged, self._learning_rate = losses, 0, 0.0
+
+    def on_step_end(self, engine: Engine, result: StepResult) -> None:
+        """Log the epoch if this step ended it."""
+        self._learning_rate = result.learning_rate
+        self.on_train_end(engine)
+
+    def on_train_end(self, engine: Engine) -> None:
+        """Log an epoch that is not logged yet, such as an incomplete last one."""
+        if len(self._losses.curve) > self._logged:
+            self._logged = len(self._losses.curve)
+            row = {"epoch": self._logged, "loss": self._losses.curve[-1], "lr": self._learning_rate}
+            engine.log({"split": "train", **row})
+
+
+class ValidationCurve(Callback):
+    """Collects the errors of the rows of split "valid" in `curve`, each a dictionary."""
+
+    def __init__(self) -> None:
+        self.curve: list[dict[str, float]] = []
+
+    def on_log(self, engine: Engine, row: dict[str, Any]) -> None:  # noqa: ARG002 - the engine gives it
+        """Store the row without its step and split."""
+        if row.get("split") == "valid":
+            self.curve.append({name: value for name, value in row.items() if name not in ("step", "split")})
+
+
 def minimise(
     model: nn.Module,
     loss_of: Callable[[np.ndarray], Tensor],
@@ -65,16 +102,42 @@ def minimise(
     weight_decay: float,
     random: np.random.RandomState,
     schedule_epochs: int | None = None,
-    evaluate: Callable[[], float] | None = None,
+    evaluate: Callable[[], Mapping[str, float]] | None = None,
     patience: int = 0,
+    seconds: float | None = None,
+    callbacks: Sequence[Callback] = (),
+    verbose: int = 0,
 ) -> list[float]:
     """Fit a model by AdamW with a linear warm-up, a cosine to 0 and gradients clipped at norm 1; return each epoch's mean loss.
 
-    epoch: returns the examples of an epoch in the order in which they are shown. loss_of: the mean loss of some of them.
-    schedule_epochs: number of epochs after which the cosine is 0, `epochs` without it. evaluate: returns the error after each
-    epoch; training ends after `patience` epochs without a smaller one, with the weights of the smallest. Raises ValueError if the
-    loss stops being finite, as scikit-learn's own estimators do.
+    Each epoch logs a row to the callbacks, with split "train" and, with `evaluate`, one with split "valid".
+
+    Args:
+        model: the model; it is in evaluation mode afterwards.
+        loss_of: returns the mean loss of some examples.
+        epoch: returns the examples of an epoch in the order in which they are shown.
+        epochs: largest number of epochs.
+        batch_size: number of examples of an update.
+        lr: largest learning rate.
+        weight_decay: of the parameters that declare decay.
+        random: passed to `epoch`.
+        schedule_epochs: number of epochs after which the cosine is 0, `epochs` without it.
+        evaluate: returns errors by name, compared in this order, after each epoch and at the end; the weights of the smallest are
+            kept.
+        patience: epochs without a smaller error after which training ends; 0: never.
+        seconds: time within which training ends, with the schedule: the learning rate depends on the part of the updates or on
+            the part of the time that is over, whichever is larger. So it reaches 0 in time even if the speed changes, which an
+            estimate from the first updates would not. None: no limit, and results that do not depend on the speed.
+        callbacks: called after those of this function.
+        verbose: 1 for a progress bar.
+
+    Raises ValueError if the loss stops being finite, as scikit-learn's own estimators do.
     """
+    reserve, start = 0.0, monotonic()
+    if seconds is not None and evaluate is not None:
+        evaluate()
+        reserve = monotonic() - start
+    limit = None if seconds is None else TimeLimit(seconds - reserve, reserve)
     optimizer = torch.optim.AdamW(optimizer_groups(model, weight_decay=weight_decay), lr=lr, fused=True)
     first_order = epoch(random)
     steps_per_epoch = math.ceil(len(first_order) / batch_size)
@@ -87,25 +150,80 @@ def minimise(
             for first in range(0, len(order), batch_size):
                 yield order[first : first + batch_size]
 
+    def learning_rate(step: int, scale: float) -> float:
+        time_spent = 0.0 if limit is None else limit.fraction
+        warm = min(1, max((step + 1) / warmup, time_spent / WARMUP))
+        return scale * lr * warm * (1 + math.cos(math.pi * max(step / steps, time_spent))) / 2
+
+    def evaluate_and_log() -> tuple[float, ...]:
+        errors = cast("Any", evaluate)()
+        engine.log({"split": "valid", **errors})
+        return tuple(errors.values())
+
     losses = EpochLosses(steps_per_epoch)
-    callbacks: list[Callback] = [losses]
+    own: list[Callback] = [losses, EpochLog(losses)]
     if evaluate is not None:
-        callbacks.append(EarlyStopping(model, evaluate, every=steps_per_epoch, patience=patience))
+        own.append(EarlyStopping(model, evaluate_and_log, every=steps_per_epoch, patience=patience))
+    if limit is not None:
+        own.append(limit)
+    bar = _progress_bar(epochs * steps_per_epoch, limit) if verbose else None
     engine = Engine(
         optimizer,
         lambda rows: (loss_of(rows), None),
-        learning_rate=lambda step, scale: scale * lr * min(1, (step + 1) / warmup) * (1 + math.cos(math.pi * step / steps)) / 2,
+        learning_rate=learning_rate,
         clip_gradients=partial(nn.utils.clip_grad_norm_, list(model.parameters()), CLIP),
-        callbacks=callbacks,
+        callbacks=[*own, *callbacks] if bar is None else [*own, bar, *callbacks],
     )
     model.train()
     try:
-        engine.run(batches())
+        with nullcontext() if bar is None else closing(bar):
+            engine.run(batches())
     except NonFiniteLossError as error:
         failed = f"with which the loss became infinite or not a number in epoch {len(losses.curve) + 1} of {epochs}"
         raise ValueError(f"`lr` must be smaller, or the data without extreme values, got {lr}, {failed}") from error
     model.eval()
     return losses.curve
+
+
+def _progress_bar(steps: int, limit: TimeLimit | None) -> Any:
+    from longscan.training.progress import ProgressBar  # rich takes 0.1 s to import
+
+    time_spent = None if limit is None else lambda: limit.fraction
+    return ProgressBar(steps, 0, "error", shown=True, train_lines=True, time_spent=time_spent)
+
+
+class Examples(NamedTuple):
+    """Series, their targets (n,) or (n, K), and the weights (n,) of their losses, with mean 1; None if these are equal."""
+
+    collection: Collection
+    targets: Tensor
+    weights: np.ndarray | None
+
+    def select(self, rows: np.ndarray) -> "Examples":
+        """Return some of the examples. rows: (m,), their numbers."""
+        weights = None if self.weights is None else self.weights[rows]
+        return Examples(self.collection.select(rows), self.targets[rows], weights)
+
+
+def read_weights(sample_weight: Any, collection: Collection) -> np.ndarray | None:
+    """Return the weights (n,) of the series, aligned with them by the index if both have one; None without weights.
+
+    Raises ValueError for anything but numbers of at least 0, at least one of them above 0.
+    """
+    if sample_weight is None:
+        return None
+    given = align_to_cases(convert_input(sample_weight, "sample_weight"), collection.cases, "sample_weight")
+    n = len(collection)
+    try:
+        weights = np.asarray(given, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"`sample_weight` must be numbers, got others ({error})") from None
+    if weights.shape != (n,):
+        raise ValueError(f"`sample_weight` must have the shape ({n},), one weight for each series, got {weights.shape}")
+    if not (np.isfinite(weights) & (weights >= 0)).all() or not weights.any():
+        got = f"numbers from {weights.min():g} to {weights.max():g}" if weights.any() else "only zeros"
+        raise ValueError(f"`sample_weight` must be finite numbers of at least 0 with one above 0, got {got}")
+    return weights
 
 
 class SeriesEstimator(BaseEstimator):
@@ -114,34 +232,52 @@ class SeriesEstimator(BaseEstimator):
     Subclasses define targets and loss. scikit-learn reads the settings from the signature of the constructor.
     """
 
+    n_channels_: int
+    channel_names_: tuple[str, ...] | None
+    has_times_: bool
+
     def __init__(
         self,
         spec: Spec = "mamba",
         *,
         d_model: int = 64,
         d_state: int = 16,
+        block_options: BlockOptions | None = None,
         pooling: Literal["mean", "last"] = "mean",
         epochs: PositiveInt = 50,
         batch_size: PositiveInt = 32,
         lr: NonNegativeFloat = 3e-3,
         weight_decay: NonNegativeFloat = 0.01,
+        validation_fraction: FractionBelowOne | None = None,
+        patience: PositiveInt = 10,
+        minutes: PositiveFloat | None = None,
         device: str = "auto",
+        n_jobs: Jobs | None = None,
         random_state: Any = None,
         layout: Layout | None = None,
         output: Literal["auto", "numpy", "pandas"] = "auto",
+        callbacks: Sequence[Callback] | None = None,
+        verbose: Literal[0, 1] = 0,
     ) -> None:
         self.spec = spec
         self.d_model = d_model
         self.d_state = d_state
+        self.block_options = block_options
         self.pooling = pooling
         self.epochs = epochs
         self.batch_size = batch_size
         self.lr = lr
         self.weight_decay = weight_decay
+        self.validation_fraction = validation_fraction
+        self.patience = patience
+        self.minutes = minutes
         self.device = device
+        self.n_jobs = n_jobs
         self.random_state = random_state
         self.layout = layout
         self.output = output
+        self.callbacks = callbacks
+        self.verbose = verbose
 
     def _read(self, X: Any, times: Any, *, fitting: bool) -> Collection:
         """Return X and times as a collection. Raises ValueError if they are none, or have other channels than in `fit`."""
@@ -156,6 +292,9 @@ class SeriesEstimator(BaseEstimator):
                 for name in ("n_features_in_", "feature_names_in_"):
                     if hasattr(self, name):
                         delattr(self, name)
+        if fitting:
+            self.n_channels_, self.channel_names_ = collection.channels, collection.channel_names
+            self.has_times_ = collection.times is not None
         if not fitting and (collection.times is not None) != self.has_times_:
             raise times_presence_error(self.has_times_)
         return collection
@@ -187,20 +326,64 @@ class SeriesEstimator(BaseEstimator):
             return pd.Series(values, index=collection.cases)
         return pd.DataFrame(values, index=collection.cases, columns=columns)
 
-    def _fit(self, collection: Collection, d_output: int, loss: Callable[[Tensor, np.ndarray], Tensor]) -> None:
-        """Fit `model_` to the collection. loss: maps outputs (b, d_output) and the numbers of their series to the mean loss."""
+    def _losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the loss of each series, (b,), from the model's outputs (b, d_output) and the targets of the same series."""
+        raise NotImplementedError
+
+    def _errors(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        """Return what is compared on validation data, the first first: name -> error of each series, (b,)."""
+        return {"loss": self._losses(outputs, targets)}
+
+    def _read_validation(self, given: Any, read_targets: Callable[[Collection, Any], Tensor]) -> Examples | None:
+        """Return `validation_data`, (X, y) or (X, y, times), as examples; None without. read_targets: converts their y."""
+        if given is None:
+            return None
+        if self.validation_fraction:
+            raise ValueError(f"`validation_fraction` must be None with `validation_data`, got {self.validation_fraction}")
+        if not isinstance(given, (tuple, list)) or len(given) not in (2, 3):
+            got = f"{len(given)} items" if isinstance(given, (tuple, list)) else f"a {type(given).__name__}"
+            raise ValueError(f"`validation_data` must be (X, y) or (X, y, times), got {got}")
+        try:
+            collection = self._read(given[0], given[2] if len(given) == 3 else None, fitting=False)
+            return Examples(collection, read_targets(collection, given[1]), None)
+        except ValueError as error:
+            raise ValueError(f"`validation_data` must be series and targets like those of `fit`, got others: {error}") from error
+
+    def _split(self, examples: Examples, strata: np.ndarray | None, random: np.random.RandomState) -> tuple[Examples, Examples]:
+        """Return the examples to train on and those of `validation_fraction`. strata: (n,), classes to divide alike."""
+        n = len(examples.collection)
+        try:
+            parts = train_test_split(np.arange(n), test_size=self.validation_fraction, stratify=strata, random_state=random)
+        except ValueError as error:
+            of_class = "" if strata is None else " of each class"
+            rarest = "" if strata is None else f" with {np.unique(strata, return_counts=True)[1].min()} of the rarest class"
+            raise ValueError(
+                f"`validation_fraction` must leave enough series{of_class} in both parts, or be None, got "
+                f"{self.validation_fraction} of {n} series{rarest} ({error})"
+            ) from None
+        return examples.select(np.sort(parts[0])), examples.select(np.sort(parts[1]))
+
+    def _fit(self, examples: Examples, d_output: int, validation: Examples | None, strata: np.ndarray | None = None) -> None:
+        """Fit `model_` to examples; keep the weights of the epoch of lowest error on `validation`, if any.
+
+        strata: (n,), the classes of the examples, whose shares are the same in the validation part.
+        """
+        start = monotonic()
         random = check_random_state(self.random_state)
-        self.n_channels_, self.has_times_ = collection.channels, collection.times is not None
-        self.channel_names_ = collection.channel_names
-        self.mean_, self.scale_ = collection.statistics()
+        if self.validation_fraction:
+            examples, validation = self._split(examples, strata, random)
+        collection = examples.collection
+        self.mean_, self.scale_ = collection.statistics(examples.weights)
         self.time_unit_ = collection.time_unit()
         series = collection.standardise(self.mean_, self.scale_, self.time_unit_, "X")
+        held = None if validation is None else validation.collection.standardise(self.mean_, self.scale_, self.time_unit_, "X")
         device = find_device(self.device)
-        with seeded(int(random.randint(2**31 - 1))):
+        with seeded(int(random.randint(2**31 - 1))), self._threads(collection):
             model = SequenceModel.from_spec(
                 self.spec,
                 d_model=self.d_model,
                 d_state=self.d_state,
+                block_options=self.block_options,
                 d_output=d_output,
                 d_input=collection.channels,
                 pooling=cast("Any", self.pooling),
@@ -209,8 +392,18 @@ class SeriesEstimator(BaseEstimator):
 
             def loss_of(rows: np.ndarray) -> Tensor:
                 inputs, valid, elapsed = series.batch(rows, device)
-                return loss(model(inputs, valid=valid, elapsed=elapsed), rows)
+                losses = self._losses(model(inputs, valid=valid, elapsed=elapsed), examples.targets[rows].to(device))
+                if examples.weights is not None:
+                    losses = losses * torch.from_numpy(examples.weights[rows]).to(losses)
+                return losses.mean()
 
+            def evaluate() -> dict[str, float]:
+                outputs = self._model_outputs(model, cast("Any", held))
+                errors = self._errors(outputs, cast("Any", validation).targets)
+                weights = cast("Any", validation).weights
+                return {name: float(np.average(error.numpy(), weights=weights)) for name, error in errors.items()}
+
+            curve = ValidationCurve()
             self.loss_curve_ = minimise(
                 model,
                 loss_of,
@@ -220,20 +413,39 @@ class SeriesEstimator(BaseEstimator):
                 lr=self.lr,
                 weight_decay=self.weight_decay,
                 random=random,
+                evaluate=None if validation is None else evaluate,
+                patience=self.patience,
+                seconds=None if self.minutes is None else 60 * self.minutes - (monotonic() - start),
+                callbacks=[curve, *(self.callbacks or ())],
+                verbose=self.verbose,
             )
+        self.validation_curve_ = None if validation is None else curve.curve
         self.model_ = model
+
+    def _threads(self, collection: Collection) -> Any:
+        """Return a context in which torch uses the threads of `n_jobs`."""
+        steps = min(self.batch_size, len(collection)) * collection.values.shape[1]
+        return limited_threads(choose_threads(self.n_jobs, steps * self.d_model))
 
     def _outputs(self, collection: Collection) -> np.ndarray:
         """Return the model's outputs (n, d_output) in float64. Raises ValueError if one is not finite."""
         series = collection.standardise(self.mean_, self.scale_, self.time_unit_, "X")
-        device = next(self.model_.parameters()).device
+        with self._threads(collection):
+            outputs = self._model_outputs(self.model_, series).double().numpy()
+        return check_predictions(outputs, "X")
+
+    def _model_outputs(self, model: nn.Module, series: StandardisedSeries) -> Tensor:
+        """Return a model's outputs (n, d_output) on the CPU, in evaluation mode; restore the mode."""
+        device, training = next(model.parameters()).device, model.training
         parts = []
+        model.eval()
         with torch.no_grad():
-            for first in range(0, len(collection), self.batch_size):
-                rows = np.arange(first, min(first + self.batch_size, len(collection)))
+            for first in range(0, len(series.lengths), self.batch_size):
+                rows = np.arange(first, min(first + self.batch_size, len(series.lengths)))
                 inputs, valid, elapsed = series.batch(rows, device)
-                parts.append(self.model_(inputs, valid=valid, elapsed=elapsed).cpu().double().numpy())
-        return check_predictions(np.concatenate(parts), "X")
+                parts.append(model(inputs, valid=valid, elapsed=elapsed).cpu())
+        model.train(training)
+        return torch.cat(parts)
 
     def _read_new(self, X: Any, times: Any) -> Collection:
         """Return the series to predict as a collection. Raises NotFittedError before `fit`."""

@@ -4,7 +4,6 @@ import copy
 import logging
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Self, cast
 
 import numpy as np
@@ -239,7 +238,7 @@ class SSMForecaster(BaseEstimator):
                 lr=self.lr,
                 weight_decay=0.01,
                 random=random,
-                evaluate=None if evaluate is None else partial(evaluate, model),
+                evaluate=None if evaluate is None else lambda: {"loss": evaluate(model)},
                 patience=PATIENCE,
             )
         return model, losses

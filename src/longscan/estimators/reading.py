@@ -279,6 +279,13 @@ def _format_labels(labels: pd.Index) -> str:
 def align_targets(collection: Collection, y: Any) -> Any:
     """Return `y` in the order of the collection's cases; ValueError if the order is ambiguous."""
     y = convert_input(y, "y")
+    has_rows = isinstance(y, (pd.Series, pd.DataFrame)) and y.index.nlevels > 1
+    steps = int(collection.lengths.sum())
+    if collection.is_long and steps != len(collection) and (has_rows or len(y) == steps):
+        raise ValueError(
+            f"`y` must have the index of the cases of X, or a value for each of these {len(collection)}, got one for each of "
+            f"{len(y)} rows; for tools of scikit-learn that select rows, split_cases(X) returns the cases as rows"
+        )
     if isinstance(y, (pd.Series, pd.DataFrame)):
         return align_to_cases(y, collection.cases, "y")
     cases = collection.cases

@@ -11,7 +11,7 @@ from sklearn.utils.validation import check_array
 from torch import Tensor
 from torch.nn.functional import mse_loss
 
-from longscan.estimators.fitting import SeriesEstimator
+from longscan.estimators.fitting import Examples, SeriesEstimator, read_weights
 from longscan.estimators.reading import align_targets
 from longscan.estimators.series import Collection, check_predictions, mean_and_deviation
 
@@ -25,21 +25,34 @@ class SSMRegressor(RegressorMixin, SeriesEstimator):
         spec: the blocks, by name or as a list, as in `longscan.SequenceModel.from_spec`.
         d_model: width of the stack.
         d_state: state size of the layers.
+        block_options: more options by the name of a block in `spec`, for example `{"mamba": {"expand": 1}}`.
         pooling: "mean" over the steps, or the "last" one.
-        epochs: number of passes over the series.
+        epochs: number of passes over the series, at most with validation or `minutes`.
         batch_size: number of series of an update.
         lr: largest learning rate, after a linear warm-up and before a cosine to 0.
         weight_decay: of AdamW, for the parameters that declare it.
+        validation_fraction: part of the series that `fit` holds back, to keep the weights of the best epoch on them; None or 0
+            for none.
+        patience: epochs without an improvement on validation data after which training ends.
+        minutes: time that `fit` may take, at most; the learning rate then ends with the time, and results depend on the speed.
+            One update is always made.
         device: "cpu", "cuda", ..., or "auto".
+        n_jobs: number of threads of torch in `fit` and `predict`; -1 for all processors. None: one, or torch's own number for
+            batches of two million values and more (steps times d_model), see `longscan.estimators.threads`. The results are
+            equal up to rounding.
         random_state: a number, a `numpy.random.RandomState` or None; the same number gives the same model.
         layout: the axes of arrays: "nlc", (cases, steps, channels) and (steps, channels), or "ncl", (cases, channels, steps) and
             (channels, steps), as in aeon and PyTorch's convolutions. None: "nlc", but an array with more channels than steps
             is refused, as it may be "ncl". Rows of frames are steps for every layout.
         output: "numpy", predictions as arrays; "pandas", as a Series or a frame indexed by case; "auto", the latter for frames
             indexed by (case, time), the former for all other input, as in scikit-learn.
+        callbacks: `longscan.engine.Callback`s, called after each update and at the end. Each epoch logs a row of split "train"
+            to them and, with validation data, one of split "valid".
+        verbose: 1 for a progress bar with loss, validation error and time left; a line for each epoch where there is no terminal.
 
     Attributes:
         model_, loss_curve_, mean_, scale_, time_unit_, n_channels_, channel_names_, has_times_: as in `SSMClassifier`.
+        validation_curve_: the same with the mean squared error of standardised targets, a list of `{"loss"}`.
         target_mean_, target_scale_, target_names_: of y; names only if y was a frame.
     """
 
@@ -48,42 +61,73 @@ class SSMRegressor(RegressorMixin, SeriesEstimator):
         tags.target_tags.multi_output = True
         return tags
 
-    def fit(self, X: Any, y: Any, times: Any = None) -> Self:
-        """Fit to series X and their targets y, (n,) or (n, K)."""
+    def fit(
+        self, X: Any, y: Any, times: Any = None, *, sample_weight: Any = None, validation_data: tuple[Any, ...] | None = None
+    ) -> Self:
+        """Fit to series X and their targets y, (n,) or (n, K).
+
+        Args:
+            X: the series.
+            y: their targets.
+            times: of the steps.
+            sample_weight: (n,), weights of the series, in the loss and in means and deviations; series of weight 0 are left out.
+            validation_data: (X, y) or (X, y, times), on which the weights of the epoch of lowest squared error are kept.
+        """
         if y is None:
             raise ValueError("`y` must be given: this regressor requires y to be passed, but the target y is None")
         collection = self._read(X, times, fitting=True)
-        targets = convert_targets(align_targets(collection, y))
-        n = len(collection)
-        if targets.ndim > 2 or len(targets) != n:
-            raise ValueError(f"`y` must have the shape ({n},) or ({n}, K), one row for each series, got {targets.shape}")
+        targets = _read_targets(collection, y)
+        weights = read_weights(sample_weight, collection)
+        if weights is not None:
+            collection, targets, weights = collection.select(np.flatnonzero(weights)), targets[weights > 0], weights[weights > 0]
         self.target_names_ = tuple(y.columns) if isinstance(y, pd.DataFrame) else None
         self._one_target = targets.ndim == 1
         columns = targets.reshape(len(targets), -1)
-        self.target_mean_, deviation = mean_and_deviation(columns)
+        self.target_mean_, deviation = mean_and_deviation(columns, weights)
         self.target_scale_ = np.where(deviation > 0, deviation, 1.0)
-        standardised = torch.from_numpy(((columns - self.target_mean_) / self.target_scale_).astype(np.float32))
-
-        def loss(output: Tensor, rows: np.ndarray) -> Tensor:
-            return mse_loss(output, standardised[rows].to(output.device))
-
-        self._fit(collection, columns.shape[1], loss)
+        weights = None if weights is None else weights / weights.mean()
+        examples = Examples(collection, self._standardise(columns), weights)
+        self._fit(examples, columns.shape[1], self._read_validation(validation_data, self._validation_targets))
         return self
+
+    def _standardise(self, columns: np.ndarray) -> Tensor:
+        """Return targets (n, K) less their mean in fit, divided by their deviation, in float32."""
+        return torch.from_numpy(((columns - self.target_mean_) / self.target_scale_).astype(np.float32))
+
+    def _validation_targets(self, collection: Collection, y: Any) -> Tensor:
+        """Return the standardised targets of validation data. Raises ValueError if they have another number of columns."""
+        targets = _read_targets(collection, y)
+        columns = targets.reshape(len(targets), -1)
+        if columns.shape[1] != len(self.target_mean_):
+            raise ValueError(f"`y` must have {len(self.target_mean_)} columns as in fit, got {columns.shape[1]}")
+        return self._standardise(columns)
+
+    def _losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return mse_loss(outputs, targets, reduction="none").mean(1)
 
     def predict(self, X: Any, times: Any = None) -> Any:
         """Return predictions of the shape of y in fit, (n,) or (n, K); see `output`."""
         collection = self._read_new(X, times)
         return self._labelled(self._predictions(collection), collection, self.target_names_)
 
-    def score(self, X: Any, y: Any, times: Any = None) -> float:
-        """Return R^2, 1 for perfect predictions and 0 for the best constant; y is aligned with X as in `fit`."""
+    def score(self, X: Any, y: Any, times: Any = None, sample_weight: Any = None) -> float:
+        """Return R^2, 1 for perfect predictions and 0 for the best constant; y and weights are aligned with X as in `fit`."""
         collection = self._read_new(X, times)
-        return float(r2_score(convert_targets(align_targets(collection, y)), self._predictions(collection)))
+        targets, weights = _read_targets(collection, y), read_weights(sample_weight, collection)
+        return float(r2_score(targets, self._predictions(collection), sample_weight=weights))
 
     def _predictions(self, collection: Collection) -> np.ndarray:
         with np.errstate(over="ignore"):
             predicted = check_predictions(self._outputs(collection) * self.target_scale_ + self.target_mean_, "X")
         return predicted[:, 0] if self._one_target else predicted
+
+
+def _read_targets(collection: Collection, y: Any) -> np.ndarray:
+    """Return the targets (n,) or (n, K) of the series in the order of the cases; ValueError if they have another shape."""
+    targets, n = convert_targets(align_targets(collection, y)), len(collection)
+    if targets.ndim > 2 or len(targets) != n:
+        raise ValueError(f"`y` must have the shape ({n},) or ({n}, K), one row for each series, got {targets.shape}")
+    return targets
 
 
 def convert_targets(y: Any) -> np.ndarray:

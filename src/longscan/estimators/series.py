@@ -43,10 +43,25 @@ class Collection:
         """Steps that are not padding, (n, L) bool."""
         return np.arange(self.values.shape[1]) < self.lengths[:, None]
 
-    def statistics(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return mean and standard deviation of each channel over all steps, (C,); the latter is 1 for a constant channel."""
+    def select(self, rows: np.ndarray) -> "Collection":
+        """Return some of the series. rows: (m,), their numbers."""
+        longest = max(1, int(self.lengths[rows].max(initial=1)))
+        return replace(
+            self,
+            values=self.values[rows, :longest],
+            lengths=self.lengths[rows],
+            times=None if self.times is None else self.times[rows, :longest],
+            cases=None if self.cases is None else self.cases[rows],
+            clocks=None if self.clocks is None else tuple(self.clocks[row] for row in rows),
+        )
+
+    def statistics(self, weights: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Return mean and standard deviation of each channel over all steps, (C,); the latter is 1 for a constant channel.
+
+        weights: (n,), of the series; None for equal ones.
+        """
         flat = self.values[self.valid]
-        mean, deviation = mean_and_deviation(flat)
+        mean, deviation = mean_and_deviation(flat, None if weights is None else np.repeat(weights, self.lengths))
         return mean, np.where(deviation > 1e-8 * np.abs(flat).max(0, initial=1e-30), deviation, 1.0)
 
     def standardise(self, mean: np.ndarray, deviation: np.ndarray, unit: float, argument: str) -> "StandardisedSeries":
@@ -145,11 +160,18 @@ def cut_windows(values: np.ndarray, starts: np.ndarray, length: int) -> np.ndarr
     return values[starts[:, :1], starts[:, 1:] + np.arange(length)]
 
 
-def mean_and_deviation(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return mean and standard deviation of each column of (n, C), (C,), even if squares of the values exceed float64."""
+def mean_and_deviation(values: np.ndarray, weights: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Return mean and standard deviation of each column of (n, C), (C,), even if squares of the values exceed float64.
+
+    weights: (n,), of the rows; None for equal ones.
+    """
     largest = np.abs(values).max(0, initial=0.0)
     unit = np.where(largest > 1e100, largest, 1.0)
-    return (values / unit).mean(0) * unit, (values / unit).std(0) * unit
+    scaled = values / unit
+    if weights is None:
+        return scaled.mean(0) * unit, scaled.std(0) * unit
+    mean = np.average(scaled, axis=0, weights=weights)
+    return mean * unit, np.sqrt(np.average((scaled - mean) ** 2, axis=0, weights=weights)) * unit
 
 
 def check_predictions(predictions: np.ndarray, argument: str) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""The logs of a run: metrics.jsonl, the same rows as metrics.csv, accelerate's trackers (TensorBoard, ...), the progress bar.
+"""The logs of a run: metrics.jsonl, the same rows as metrics.csv, accelerate's trackers (TensorBoard, ...).
 
 metrics.jsonl is the record that a run resumes from. The other logs are written again from its rows when a run resumes, so that no
 step is in any of them twice.
@@ -16,12 +16,10 @@ from typing import Any
 
 from accelerate import Accelerator
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker, get_available_trackers
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
 from longscan._errors import SettingError, one_line, setting_error
 from longscan._yaml import flatten
-from longscan.engine import Callback, Engine, StepResult
+from longscan.engine import Callback, Engine
 
 Row = dict[str, Any]
 PROJECT = "longscan"  # the project of Weights & Biases, the experiment of MLflow
@@ -122,40 +120,6 @@ class TrackerLog(Callback):
         values = {f"{prefix}{name.replace('/', '_')}": value for name, value in numbers.items()}
         options = {"tensorboard": {"walltime": row["seconds"]}} if "seconds" in row else {}
         self._accelerator.log(values, step=row["step"], log_kwargs=options)
-
-
-class ProgressBar(Callback):
-    """Shows a progress bar in a terminal, and a line for each validation and test on stderr; nothing if `shown` is False.
-
-    Attributes:
-        close: removes the bar.
-    """
-
-    def __init__(self, steps: int, steps_made: int, metric: str, *, shown: bool) -> None:
-        self._metric = metric
-        self._console = Console(stderr=True, quiet=not shown)
-        rate, note = "{task.fields[rate]}", "{task.fields[note]}"
-        columns = ("training", BarColumn(), MofNCompleteColumn(), rate, TimeRemainingColumn(), note)
-        self._bar = Progress(*columns, console=self._console, disable=not (shown and self._console.is_terminal))
-        self._task = self._bar.add_task("training", total=steps, completed=steps_made, rate="", note="")
-        self._bar.start()
-        self.close = self._bar.stop
-
-    def on_step_end(self, engine: Engine, result: StepResult) -> None:
-        """Show the steps made and the speed."""
-        speed = self._bar.tasks[0].speed
-        self._bar.update(self._task, completed=engine.step, rate=f"{speed:.1f} steps/s" if speed else "")
-
-    def on_log(self, engine: Engine, row: Row) -> None:
-        """Show a training row next to the bar, and the row of another split as a line."""
-        if "split" not in row:
-            return
-        values = {name: row[name] for name in ("loss", self._metric) if name in row}
-        text = ", ".join(f"{name} {'none' if value is None else format(value, '.4f')}" for name, value in values.items())
-        if row["split"] == "train":
-            self._bar.update(self._task, note=f"train {text}, lr {row['lr']:.2g}")
-        else:
-            self._console.print(f"step {row['step']}: {row['split']} {text}", highlight=False)
 
 
 def build_trackers(names: Sequence[str], folder: Path) -> list[str | GeneralTracker]:

@@ -51,8 +51,9 @@ from longscan.training.checkpoint import (
     write_tensors,
 )
 from longscan.training.evaluate import Scores, evaluate, number, predict, symbol_angles
-from longscan.training.logs import ProgressBar, Row, RunLog, TrackerLog, build_trackers, read_rows
+from longscan.training.logs import Row, RunLog, TrackerLog, build_trackers, read_rows
 from longscan.training.parsing import with_section
+from longscan.training.progress import ProgressBar
 from longscan.training.run import (
     SETTINGS,
     Run,

@@ -1,0 +1,63 @@
+"""The progress bar of a training."""
+
+from collections.abc import Callable
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+from longscan.engine import Callback, Engine, StepResult
+
+
+class ProgressBar(Callback):
+    """Shows a progress bar in a terminal, and a line for each validation and test on stderr; nothing if `shown` is False.
+
+    Args:
+        steps: number of steps of the training.
+        steps_made: number of steps of an earlier part of it.
+        metric: name in the rows of the log that is shown next to the loss.
+        shown: False for no output.
+        train_lines: without a terminal also show a line for each training row.
+        time_spent: returns the part of the available time that has passed, 0 to 1, by which the number of steps is estimated if
+            time ends the training before `steps`. None if time is not limited.
+
+    Attributes:
+        close: removes the bar.
+    """
+
+    def __init__(
+        self,
+        steps: int,
+        steps_made: int,
+        metric: str,
+        *,
+        shown: bool,
+        train_lines: bool = False,
+        time_spent: Callable[[], float] | None = None,
+    ) -> None:
+        self._steps, self._metric, self._time_spent = steps, metric, time_spent
+        self._console = Console(stderr=True, quiet=not shown)
+        self._train_lines = train_lines and not self._console.is_terminal
+        rate, note = "{task.fields[rate]}", "{task.fields[note]}"
+        columns = ("training", BarColumn(), MofNCompleteColumn(), rate, TimeRemainingColumn(), note)
+        self._bar = Progress(*columns, console=self._console, disable=not (shown and self._console.is_terminal))
+        self._task = self._bar.add_task("training", total=steps, completed=steps_made, rate="", note="")
+        self._bar.start()
+        self.close = self._bar.stop
+
+    def on_step_end(self, engine: Engine, result: StepResult) -> None:
+        """Show the steps made and the speed."""
+        speed, spent = self._bar.tasks[0].speed, 0.0 if self._time_spent is None else self._time_spent()
+        total = min(self._steps, round(engine.step / spent)) if spent else self._steps
+        self._bar.update(self._task, completed=engine.step, total=total, rate=f"{speed:.1f} steps/s" if speed else "")
+
+    def on_log(self, engine: Engine, row: dict[str, Any]) -> None:
+        """Show a training row next to the bar, and the row of another split as a line."""
+        if "split" not in row:
+            return
+        values = {name: row[name] for name in ("loss", self._metric) if name in row}
+        text = ", ".join(f"{name} {'none' if value is None else format(value, '.4f')}" for name, value in values.items())
+        if row["split"] == "train":
+            self._bar.update(self._task, note=f"train {text}, lr {row['lr']:.2g}")
+        if row["split"] != "train" or self._train_lines:
+            self._console.print(f"step {row['step']}: {row['split']} {text}", highlight=False)
