@@ -685,7 +685,7 @@ add_inputs(
         ),
         "an array with a label for each row of a long frame": (
             lambda: (long(), LABELS.repeat(L)),
-            "a value for each of these 8, got one for each of 48 rows",
+            "`y` must have the index of the cases of X, or a value for each of these 8, got one for each of 48 rows",
         ),
         "an array for a long frame that is not sorted": (
             lambda: (reorder_rows(np.arange(N * L)[::-1]).X, LABELS),
