@@ -288,3 +288,25 @@ EVENTS: dict[str, Callable[[Path], Settings]] = {
     "ssc": lambda folder: spoken(folder, "ssc"),
     "dvs_gesture": gestures,
 }
+
+
+@register("series_classes")
+def labelled_series(folder: Path, count: int = 40) -> Settings:
+    """Write a long table of series of two channels, with times, three classes and a number for each series."""
+    draw = rng(0)
+    lines = ["unit,second,force,speed,kind,load"]
+    for number in range(count):
+        phase, kind = draw.uniform(0, 6), number % 3
+        for second in range(int(draw.integers(20, 30))):
+            force, speed = np.sin(phase + second * (kind + 1) / 3) + draw.normal(0, 0.1), draw.normal(10, 2)
+            lines.append(f"u{number},{second},{force:.4f},{speed:.4f},{'abc'[kind]},{phase:.3f}")
+    path = folder / "units.csv"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    settings = {"path": str(path), "id": "unit", "time": "second", "channels": ("force", "speed"), "label": "kind"}
+    return settings | {"valid_fraction": 0.2, "test_fraction": 0.3}
+
+
+@register("series_values")
+def series_with_numbers(folder: Path) -> Settings:
+    """Write the table of `labelled_series`, with its numbers as the answers."""
+    return labelled_series(folder) | {"label": "load"}

@@ -153,7 +153,8 @@ def test_batches_have_the_declared_shapes_dtypes_and_ranges(task):
                 assert 0 <= batch.inputs.min() <= batch.inputs.max() < task.vocab_size
             scored = scored_targets(batch)
             if task.num_classes is None:
-                assert (batch.targets.dtype, batch.targets.shape) == (torch.float32, (count, length, task.d_output))
+                expected = (count, length, task.d_output) if task.per_step else (count, task.d_output)
+                assert (batch.targets.dtype, batch.targets.shape) == (torch.float32, expected)
                 assert scored.isfinite().all()
             else:
                 expected = (count, length) if task.per_step else (count,)
@@ -284,7 +285,7 @@ def test_regression_loss_is_the_squared_error(task):
     assert next(iter(metrics)) == task.metric
     rows = task.decode(output.detach(), batch)
     assert len(rows) == len(scored_targets(batch).flatten(0, -2))
-    assert list(rows[0]) == ["example", "step", *task.variables]
+    assert list(rows[0]) == [*(("example", "step") if task.per_step else ()), *task.variables]
 
 
 @every_language

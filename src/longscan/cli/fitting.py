@@ -6,28 +6,52 @@ from typing import Annotated, Any
 
 from longscan._errors import SettingError
 from longscan._types import Doc, NonNegativeInt
+from longscan.cli import own_data
 from longscan.cli._console import echo, echo_error, print_table
 from longscan.cli.runs import append_record
 
 
 def train(
+    file: Annotated[str | None, Doc("your own file or folder of series, in place of --task; comes first")] = None,
     *settings: str,
     command_line: str,
-    out: Annotated[str, Doc("the folder of the run")],
+    label: own_data.Label = None,
+    label_kind: own_data.LabelKind = None,
+    target: own_data.Target = None,
+    horizon: own_data.Horizon = None,
+    id: own_data.Id = None,  # noqa: A002
+    time: own_data.Time = None,
+    channels: own_data.Channels = None,
+    group: own_data.Group = None,
+    out: Annotated[str | None, Doc("the folder of the run; with FILE runs/NAME without it")] = None,
     resume: Annotated[bool, Doc("continue from the last checkpoint in --out")] = False,
     overwrite: Annotated[bool, Doc("remove the run that --out holds")] = False,
     record: Annotated[str | None, Doc("append the result to this file of records")] = None,
 ) -> int:
-    """Train a model, test it and write its report."""
-    from longscan.training.parsing import parse_settings, read_yaml
+    """Train a model, on a task or on your own file, test it and write its report."""
+    from longscan.training.parsing import merge, parse_settings, read_yaml
     from longscan.training.records import check_target
     from longscan.training.run import SETTINGS, Run
     from longscan.training.trainer import train as train_model
 
     if resume and overwrite:
         raise SettingError("`--overwrite` must be left out with --resume, got both")
-    base = read_yaml(Run(out).folder / SETTINGS) if resume else None
-    parsed = parse_settings(settings, base)
+    options = own_data.given_options(
+        label=label, target=target, horizon=horizon, id=id, time=time, channels=channels, group=group
+    )
+    if file is None:
+        own_data.check_unused(options | ({} if label_kind is None else {"label_kind": label_kind}))
+    if out is None and (file is None or resume):
+        raise SettingError("`--out` must be the folder of the run, got nothing")
+    if resume:
+        stored = read_yaml(Run(str(out)).folder / SETTINGS)
+        parsed = parse_settings(settings, stored if file is None else merge(stored, {"task": {"path": file, **options}}))
+    elif file is not None:
+        parsed = own_data.own_settings(file, options, label_kind, settings)
+        own_data.print_summary(parsed)
+    else:
+        parsed = parse_settings(settings)
+    out = out or own_data.free_folder(str(file))
     if record is not None:
         check_target(record)
     run = train_model(parsed, out, resume=resume, overwrite=overwrite, progress=True, command=command_line)

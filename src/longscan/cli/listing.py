@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import MISSING, fields
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from longscan._types import Doc
+from longscan.cli import own_data
 from longscan.cli._arguments import first_line
 from longscan.cli._console import echo, print_table, stdout
 
@@ -70,18 +72,40 @@ def _print_rows(rows: Sequence[dict[str, str]], narrow_columns: Sequence[str]) -
 
 
 def show(
-    task: Annotated[str | None, Doc("name of the task; comes first")] = None,
+    task: Annotated[str | None, Doc("name of the task, your own file or folder, or the folder of a run; comes first")] = None,
     *settings: str,
+    label: own_data.Label = None,
+    label_kind: own_data.LabelKind = None,
+    target: own_data.Target = None,
+    horizon: own_data.Horizon = None,
+    id: own_data.Id = None,  # noqa: A002
+    time: own_data.Time = None,
+    channels: own_data.Channels = None,
+    group: own_data.Group = None,
     out: Annotated[str | None, Doc("the picture; TASK.png without it")] = None,
     split: Annotated[Literal["train", "valid", "test"], Doc("part of the task's data")] = "train",
     count: Annotated[int, Doc("how many examples")] = 6,
 ) -> int:
-    """Draw examples of a task into a PNG file: `longscan show parity`; the task's settings follow as in train."""
+    """Draw examples of a task, of your own file or of a run into a PNG file; settings follow as in train."""
     from longscan.cli.runs import errors_as_lines
+    from longscan.tasks import TASKS
     from longscan.tasks.pictures import draw_examples
-    from longscan.training.parsing import parse_settings
+    from longscan.training.parsing import parse_settings, read_yaml
+    from longscan.training.run import SETTINGS, holds_run
 
-    parsed = parse_settings([*([] if task is None else ["--task", task]), *settings])
+    options = own_data.given_options(
+        label=label, target=target, horizon=horizon, id=id, time=time, channels=channels, group=group
+    )
+    is_run = task is not None and task not in TASKS and holds_run(Path(task))
+    if task is not None and task not in TASKS and not is_run and own_data.is_path(task):
+        parsed = own_data.own_settings(task, options, label_kind, settings)
+        own_data.print_summary(parsed)
+    else:
+        own_data.check_unused(options | ({} if label_kind is None else {"label_kind": label_kind}))
+        if is_run:
+            parsed = parse_settings(settings, read_yaml(Path(str(task)) / SETTINGS))
+        else:
+            parsed = parse_settings([*([] if task is None else ["--task", task]), *settings])
     with errors_as_lines():
         picture = draw_examples(parsed.task, out or f"{parsed.task.name}.png", split=split, count=count)
     echo(f"picture: {picture}")

@@ -4,6 +4,7 @@ import csv
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -14,6 +15,7 @@ from longscan.cli._console import echo, print_table
 if TYPE_CHECKING:
     from longscan.training import Run
 
+PARQUET = (".parquet", ".pq")
 RunFolder = Annotated[str, Doc("the folder of the run")]
 Checkpoint = Annotated[str, Doc("selected, last, best or average")]
 
@@ -65,14 +67,35 @@ def predict(
     run: RunFolder,
     file: Annotated[str, Doc("examples in the form that the task reads")],
     *,
-    out: Annotated[str | None, Doc("where to write the table; stdout without it")] = None,
+    out: Annotated[str | None, Doc("where to write the table, .csv or .parquet; CSV on stdout without it")] = None,
     checkpoint: Checkpoint = "selected",
     missing: Annotated[str | None, Doc("refuse or fill missing values of series; as in training without it")] = None,
 ) -> int:
-    """Apply a run's model to the examples in a file, as a CSV table."""
+    """Apply a run's model to the examples in a file, as a table: ids, classes and probabilities, numbers or forecasts."""
     from longscan.training.run import Run
 
-    rows = Run(run).predict(file, checkpoint, missing)
+    if out is not None and Path(out).suffix.lower() in PARQUET:
+        find_pyarrow()
+    _write_table(Run(run).predict(file, checkpoint, missing), out)
+    return 0
+
+
+def find_pyarrow() -> None:
+    """Raise SettingError if pyarrow, which writes Parquet, is not installed."""
+    if find_spec("pyarrow") is None:
+        raise SettingError("`--out` must end in .csv, as .parquet needs the package pyarrow: pip install pyarrow")
+
+
+def _write_table(rows: list[dict[str, str | float]], out: str | None) -> None:
+    """Write rows as CSV to stdout or a file, or as Parquet to a file of this suffix."""
+    if out is not None and Path(out).suffix.lower() in PARQUET:
+        import pandas as pd
+
+        try:
+            pd.DataFrame(rows).to_parquet(out, index=False)
+        except OSError as error:
+            raise SettingError(f"`--out` must be a file that can be written, got {out} ({error.strerror or error})") from None
+        return
     target = sys.stdout if out is None else _open_table(out)
     try:
         writer = csv.DictWriter(target, list(rows[0]), lineterminator="\n")
@@ -81,7 +104,6 @@ def predict(
     finally:
         if out is not None:
             target.close()
-    return 0
 
 
 def _open_table(path: str) -> Any:

@@ -7,6 +7,7 @@ from longscan.tasks import forecasting as forecasting
 from longscan.tasks import formal as formal
 from longscan.tasks import language as language
 from longscan.tasks import lra as lra
+from longscan.tasks import series as series
 from longscan.tasks import timeseries as timeseries
 from longscan.tasks.base import TASKS as TASKS
 from longscan.tasks.base import Batch as Batch

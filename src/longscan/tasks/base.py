@@ -198,6 +198,11 @@ class Task(ABC):
         return "text" if self.d_input is None else "series"
 
     @property
+    def channel_names(self) -> tuple[str, ...] | None:
+        """Names of the input channels, None if the data have none or the inputs are tokens."""
+        return None
+
+    @property
     def target_offset(self) -> int:
         """Number of steps between the step of an input and the step that its target describes."""
         return 0

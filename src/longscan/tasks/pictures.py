@@ -49,7 +49,10 @@ def _series(axes: Any, task: Task, batch: Batch, row: int) -> None:
     values = batch.inputs[row][steps]
     for channel in range(min(6, values.shape[1])):
         axes.plot(times.numpy(), values[:, channel].numpy(), lw=0.8, color=f"C{channel}")
-    if batch.targets is not None and batch.targets.is_floating_point():
+    names = task.channel_names
+    if row == 0 and names is not None:
+        axes.legend(names[: min(6, values.shape[1])], fontsize=7, loc="upper right")
+    if batch.targets is not None and batch.targets.is_floating_point() and batch.targets.ndim == 3:
         scored = steps if batch.loss_mask is None else batch.loss_mask[row]
         target_times = scored.nonzero()[:, 0] + task.target_offset if batch.elapsed is None else times
         for channel in range(min(6, batch.targets.shape[2])):

@@ -79,9 +79,11 @@ class RegressionTask(Task):
 
 
 def _scored(output: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Return answers and targets, (n, C) each, at the scored steps."""
+    """Return answers and targets, (n, C) each, at the scored steps, or of whole sequences if the output has no axis of steps."""
     if batch.targets is None:
         raise ValueError("`batch` must have targets, with which outputs are scored, got None")
+    if output.ndim == 2:
+        return output, batch.targets
     mask = batch.loss_mask if batch.loss_mask is not None else batch.valid
     if mask is None:
         return output.flatten(0, 1), batch.targets.flatten(0, 1)

@@ -144,6 +144,11 @@ def parse_settings(argv: Sequence[str], base: Mapping[str, Any] | None = None) -
     `--steps`, `--checkpoint-every` and `--data-dir` are short for the settings of these names. `--quick` merges the quick section
     of each file over its other settings. Raises SettingError with one line.
     """
+    return make_settings(read_arguments(argv, base))
+
+
+def read_arguments(argv: Sequence[str], base: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return the nested mappings of `parse_settings` before defaults are added and values are checked."""
     given, rest = parse_known(sources_parser(), argv)
     base = {name: value for name, value in (base or {}).items() if name != "spec_version"}  # as `Settings.as_dict` has it
     plain = without_retired(_read_configs(base, given.config, quick=given.quick))
@@ -154,7 +159,7 @@ def parse_settings(argv: Sequence[str], base: Mapping[str, Any] | None = None) -
         plain = set_nested(plain, setting, value)
     if given.config and plain.get("about", {}).get("recipe") is None:
         plain = set_nested(plain, "about.recipe", given.config[-1])
-    return make_settings(set_nested(plain, "task.name", name))
+    return set_nested(plain, "task.name", name)
 
 
 def _parse_overrides(task: type[Task], argv: Sequence[str]) -> dict[str, Any]:

@@ -1,0 +1,115 @@
+"""The short form of commands for a user's own file: `longscan train mine.csv --label worn`, `longscan show mine.csv ...`."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from longscan._errors import SettingError, setting_error
+from longscan._types import Doc, PositiveInt
+from longscan.cli._console import echo
+
+if TYPE_CHECKING:
+    from longscan.tasks.series import SeriesFile
+    from longscan.training import Settings
+
+Label = Annotated[str | None, Doc("with FILE: column of the answers, classes or numbers")]
+LabelKind = Annotated[
+    Literal["class", "number"] | None, Doc("with FILE: what the labels are; without it text is a class, 12.5 a number")
+]
+Target = Annotated[str | None, Doc("with FILE: columns to forecast, separated by commas")]
+Horizon = Annotated[PositiveInt | None, Doc("with FILE: number of steps to forecast")]
+Id = Annotated[str | None, Doc("with FILE: column that names the series of a row")]
+Time = Annotated[str | None, Doc("with FILE: column of time stamps")]
+Channels = Annotated[str | None, Doc("with FILE: columns of values, separated by commas; all others without it")]
+Group = Annotated[str | None, Doc("with FILE: column of groups that the split does not divide")]
+KINDS = {"class": "series_classes", "number": "series_values"}
+
+
+def given_options(**options: Any) -> dict[str, Any]:
+    """Return the settings of a task that the options of a command give, without those that are not given."""
+    found = {name: value for name, value in options.items() if value is not None}
+    for name in ("channels", "target"):
+        if name in found:
+            found[name] = tuple(word.strip() for word in found[name].split(","))
+    return found
+
+
+def check_unused(options: Mapping[str, Any]) -> None:
+    """Raise SettingError for an option about a file if there is no file."""
+    for name, value in options.items():
+        shown = ",".join(value) if isinstance(value, tuple) else value
+        needed = "left out, unless a FILE comes first, as in `longscan train FILE`"
+        raise setting_error(f"--{name.replace('_', '-')}", shown, needed)
+
+
+def own_settings(file: str, options: Mapping[str, Any], label_kind: str | None, argv: Sequence[str]) -> "Settings":
+    """Return the settings for a user's file: the task that fits the options and the labels, and model and training by its size.
+
+    options: settings of the task. argv: further settings, which take precedence. Raises SettingError.
+    """
+    from longscan.cli.runs import errors_as_lines
+    from longscan.training.choice import choose_settings
+    from longscan.training.parsing import make_settings, merge, read_arguments
+
+    if not Path(file).exists():
+        raise setting_error("FILE", file, "a file or folder that exists")
+    for one, other in (("label", "target"), ("label", "horizon"), ("label_kind", "target")):
+        if one in {**options, **({"label_kind": 1} if label_kind else {})} and other in options:
+            given = one.replace("_", "-")
+            raise SettingError(f"`--{other}` must be left out with --{given}: a forecast, or an answer for each series, got both")
+    is_forecast = "target" in options or "horizon" in options
+    name = "series_forecast" if is_forecast else KINDS[label_kind or "class"]
+    plain = read_arguments(argv, {"task": {"name": name, "path": file, **options}})
+    if not is_forecast and label_kind is None and plain["task"]["name"] == name:
+        with errors_as_lines():
+            plain["task"]["name"] = KINDS[_find_kind(plain["task"])]
+    task = make_settings({"task": plain["task"]}).task
+    steps = plain.get("training", {}).get("steps")
+    return make_settings(merge(choose_settings(task, steps if isinstance(steps, int) and steps > 0 else None), plain))
+
+
+def _find_kind(values: Mapping[str, Any]) -> str:
+    """Return "class" or "number" for the labels of a file. Raises SettingError if they may be either."""
+    from longscan.tasks.series.labelled import SeriesClasses, label_kind
+    from longscan.training.parsing import with_section
+
+    try:
+        task = SeriesClasses(**{name: value for name, value in values.items() if name != "name"})
+        found = label_kind(str(task.path), task.read_options())
+    except (ValueError, OSError, TypeError) as error:
+        raise SettingError(with_section("task", error, SeriesClasses)) from error
+    if found == "unclear":
+        raise setting_error("--label-kind", None, f"class or number, as the labels in {task.label} are whole numbers")
+    return {"classes": "class", "values": "number"}[found]
+
+
+def is_path(word: str) -> bool:
+    """Return whether a word of the command line is a path: it exists, or contains a dot or a separator, unlike names of tasks."""
+    return Path(word).exists() or any(mark in word for mark in "./\\")
+
+
+def print_summary(settings: "Settings") -> None:
+    """Print what was understood of a user's file, and the chosen model and training."""
+    from longscan._specs import format_names
+    from longscan.models.spec import block_label, parse_spec
+
+    task: SeriesFile = settings.task  # type: ignore[assignment]
+    model, training = settings.model, settings.training
+    spec = model.spec if isinstance(model.spec, str) else format_names([block_label(entry) for entry in parse_spec(model.spec)])
+    rows = [
+        *task.summary(),
+        ("model", f"{spec}, width {model.d_model} (`--model.spec`, `--model.d_model`)"),
+        ("training", f"{training.steps:,} updates of {training.batch_size} examples, learning rate {training.lr:g} (`--steps`)"),
+    ]
+    for name, text in rows:
+        echo(f"{name:9} {text}")
+
+
+def free_folder(file: str) -> str:
+    """Return runs/NAME for a file NAME.csv, or the first of runs/NAME-2, runs/NAME-3, ... that does not exist."""
+    name = Path(file).resolve().name.partition(".")[0]
+    number, folder = 1, Path("runs") / name
+    while folder.exists():
+        number += 1
+        folder = Path("runs") / f"{name}-{number}"
+    return str(folder)

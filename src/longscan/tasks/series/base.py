@@ -1,0 +1,214 @@
+"""The settings and the data of tasks on series in a user's own file or folder: `longscan train mine.csv --label worn`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal, NamedTuple
+
+import numpy as np
+import torch
+
+from longscan._errors import setting_error
+from longscan._float32 import LARGEST
+from longscan._types import Doc, NonEmptyStr, Rule
+from longscan.tasks.base import Batch, Split, SplitSeed, Task
+from longscan.tasks.series.clock import uneven_steps
+from longscan.tasks.series.files import Dialect
+from longscan.tasks.series.reading import Order, ReadOptions, SeriesStore, TableLayout, iterate_pieces, read_series
+from longscan.tasks.timeseries.files import Missing
+
+Uneven = Literal["refuse", "elapsed", "ignore"]
+PART = Rule(lambda part: 0 < part < 0.5, "a number above 0 and below 0.5")
+CONSTANT = 1e-10  # largest standard deviation, relative to the mean, of a channel that counts as constant
+DECIMALS: tuple[str, ...] = (".", ",")
+
+
+class ChannelStatistics(NamedTuple):
+    """Mean and standard deviation of each channel over the training series, and the number of missing values in all series.
+
+    mean, scale: (C,) float64; the scale of a constant channel is 1. missing: (C,). constant: names of constant channels.
+    """
+
+    mean: np.ndarray
+    scale: np.ndarray
+    missing: np.ndarray
+    constant: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeriesFile(Task):
+    """A task on the series of a user's file or folder. Subclasses define what is asked."""
+
+    splits: ClassVar[tuple[Split, ...]] = ("train", "valid", "test")
+    source: ClassVar[str] = "your own file"
+    vocab_size: ClassVar[None] = None
+    path: Annotated[
+        str | None,
+        Doc("your file (.csv, .tsv, .parquet, .npz, .ts, .arff; text also .gz), or a folder with a table for each series"),
+    ] = None
+    id: Annotated[
+        NonEmptyStr | None, Doc("column that names the series of a row; None: unique_id, series_id, case_id or id, if present")
+    ] = None
+    time: Annotated[
+        NonEmptyStr | None, Doc("column of time stamps; None: ds, time, date, datetime or timestamp, if there is one")
+    ] = None
+    channels: Annotated[tuple[str, ...] | None, Doc("columns of values; None: all columns that are nothing else")] = None
+    layout: Annotated[
+        TableLayout,
+        Doc(
+            "long: a row is a step; wide: a row is a series; auto: by the columns. Of arrays: nlc, (series, steps, channels), or "
+            "ncl, (series, channels, steps)"
+        ),
+    ] = "auto"
+    separator: Annotated[NonEmptyStr, Doc("character between the columns of a text file; comma, tab for .tsv")] = ","
+    decimal: Annotated[Annotated[str, Rule(DECIMALS.__contains__, "'.' or ','")], Doc("decimal mark of a text file")] = "."
+    time_format: Annotated[
+        NonEmptyStr | None, Doc("form of the dates, such as %d/%m/%Y %H:%M, or numbers; None: found from all rows")
+    ] = None
+    order: Annotated[Order, Doc("rows that are not in the order of time: an error, or sorted")] = "refuse"
+    missing: Annotated[
+        Missing,
+        Doc("missing values ('?', 'NaN', nothing): an error, linear interpolation, or the channel's mean and a mask as channels"),
+    ] = "refuse"
+    split_seed: SplitSeed = 0
+
+    def summary(self) -> list[tuple[str, str]]:
+        """Return what was understood of the file: pairs of a name and a text."""
+        raise NotImplementedError
+
+    def _options(self, *, label: str | None = None, labels: str | None = None, group: str | None = None) -> ReadOptions:
+        """Return how the file is read."""
+        is_tsv = self.separator == "," and self.path is not None and ".tsv" in Path(self.path).name.lower()
+        dialect = Dialect("\t" if is_tsv else self.separator, self.decimal)
+        return ReadOptions(
+            self.layout, self.id, self.time, self.time_format, self.channels, label, labels, group, dialect, self.order
+        )
+
+    def _read(self, options: ReadOptions) -> SeriesStore:
+        """Read the file of the setting `path`. Raises FileNotFoundError without one."""
+        if self.path is None:
+            raise FileNotFoundError("`path` must be your file or folder, as in `longscan train mine.csv --label NAME`, got None")
+        return read_series(self.path, options)
+
+
+def fit_statistics(store: SeriesStore, rows: np.ndarray, source: str | Path) -> ChannelStatistics:
+    """Return the statistics of the channels over some series; ValueError for a channel without values in them."""
+    missing = np.zeros(store.values.shape[1], np.int64)
+    for first in range(0, len(store.values), 1_000_000):
+        missing += np.isnan(store.values[first : first + 1_000_000]).sum(0)
+    count = np.zeros(len(missing))
+    total = np.zeros(len(missing))
+    for piece in iterate_pieces(store, rows):
+        present = ~np.isnan(piece)
+        count += present.sum(0)
+        total += np.where(present, piece, 0).sum(0)
+    if not count.all():
+        name = store.channels[int((count == 0).argmax())]
+        raise ValueError(f"{source} must have values of {name!r} in the training series, got none")
+    mean = total / count
+    squares = np.zeros(len(missing))
+    for piece in iterate_pieces(store, rows):
+        squares += np.where(np.isnan(piece), 0, piece - mean).__pow__(2).sum(0)
+    std = np.sqrt(squares / count)
+    is_constant = std <= CONSTANT * np.abs(mean)
+    names = tuple(name for name, flag in zip(store.channels, is_constant, strict=True) if flag)
+    return ChannelStatistics(mean, np.where(is_constant, 1.0, std), missing, names)
+
+
+def check_missing(store: SeriesStore, missing: Missing, source: str | Path) -> None:
+    """Raise ValueError for missing values that the setting does not allow, with their number and the position of the first."""
+    if missing == "mask":
+        return
+    count, first = 0, None
+    for start in range(0, len(store.values), 1_000_000):
+        gaps = np.isnan(store.values[start : start + 1_000_000])
+        count += int(gaps.sum())
+        if first is None and gaps.any():
+            row, channel = np.argwhere(gaps)[0]
+            first = start + int(row), int(channel)
+    if first is None:
+        return
+    series = int(np.searchsorted(store.offsets, first[0], "right")) - 1
+    where = f"step {first[0] - store.offsets[series] + 1} of series {str(store.ids[series])!r}, {store.channels[first[1]]}"
+    if missing == "refuse":
+        raise ValueError(
+            f"{source} has {count} missing values, the first in {where}; `missing` fill interpolates them, mask marks them"
+        )
+    for row in range(len(store.ids)):
+        empty = np.isnan(store.series(row)).all(0)
+        if empty.any():
+            raise ValueError(
+                f"{source}: series {str(store.ids[row])!r} must have a value of {store.channels[int(empty.argmax())]}, from "
+                "which missing ones are interpolated, got none; `missing` mask marks them"
+            )
+
+
+def check_steps(store: SeriesStore, unit: float, source: str | Path) -> None:
+    """Raise SettingError if the time between the steps differs from `unit`, the usual step."""
+    if store.stamps is None:
+        return
+    odd = uneven_steps(np.asarray(store.stamps), np.asarray(store.offsets), unit)
+    if not len(odd):
+        return
+    row = int(odd[0])
+    series = int(np.searchsorted(store.offsets, row, "right")) - 1
+    found, usual = (
+        format_step(step, is_dated=store.is_dated) for step in (float(store.stamps[row + 1] - store.stamps[row]), unit)
+    )
+    raise setting_error(
+        "uneven", "refuse", f"elapsed (the layers get the time between steps) or ignore (steps count), as {len(odd)} steps of "
+        f"{source} differ from {usual}, the first, {found}, in series {str(store.ids[series])!r}"
+    )  # fmt: skip
+
+
+def format_step(step: float, *, is_dated: bool) -> str:
+    """Return the time between two steps as text: of dates in nanoseconds as a duration, of numbers as a number."""
+    if not is_dated:
+        return f"{step:g}"
+    from datetime import timedelta
+
+    return str(timedelta(microseconds=round(step / 1000)))
+
+
+def fill_gaps(values: np.ndarray) -> np.ndarray:
+    """Return a series (L, C) with missing values interpolated in each channel; ends are constant, empty channels stay missing."""
+    if not np.isnan(values).any():
+        return values
+    filled, steps = values.copy(), np.arange(len(values))
+    for channel in range(values.shape[1]):
+        present = ~np.isnan(values[:, channel])
+        if present.any():
+            filled[:, channel] = np.interp(steps, steps[present], values[present, channel])
+    return filled
+
+
+def build_inputs(
+    store: SeriesStore, rows: np.ndarray, mean: np.ndarray, scale: np.ndarray, missing: Missing, unit: float | None
+) -> Batch:
+    """Return series as a batch without targets: inputs (B, L, C), valid (B, L) or None, elapsed (B, L) if there is a `unit`.
+
+    mean, scale: (C,), of the standardisation. missing: see `SeriesFile`. unit: the time between steps that counts as 1.
+    """
+    lengths = np.asarray(store.lengths)[rows]
+    channels = len(mean)
+    inputs = np.zeros((len(rows), int(lengths.max()), channels * (2 if missing == "mask" else 1)), np.float32)
+    elapsed = np.ones(inputs.shape[:2], np.float32)
+    for number, row in enumerate(rows.tolist()):
+        values = fill_gaps(store.series(row)) if missing == "fill" else store.series(row)
+        scaled = (values - mean) / scale
+        if np.nanmax(np.abs(scaled), initial=0) > LARGEST:
+            raise ValueError(
+                f"series {str(store.ids[row])!r} must have values of at most {LARGEST:.3g}, the largest of float32, in units of "
+                f"the training series' standard deviation, got {np.nanmax(np.abs(scaled)):g}"
+            )
+        inputs[number, : len(values), :channels] = np.nan_to_num(scaled)
+        if missing == "mask":
+            inputs[number, : len(values), channels:] = ~np.isnan(values)
+        if unit is not None and store.stamps is not None:
+            stamps = np.asarray(store.stamps[store.offsets[row] : store.offsets[row + 1]])
+            elapsed[number, 1 : len(values)] = np.diff(stamps) / unit
+    valid = np.arange(inputs.shape[1]) < lengths[:, None]
+    return Batch(
+        torch.from_numpy(inputs),
+        valid=None if valid.all() else torch.from_numpy(valid),
+        elapsed=None if unit is None else torch.from_numpy(elapsed),
+    )

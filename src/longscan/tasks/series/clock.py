@@ -1,0 +1,132 @@
+"""Time stamps of a user's tables: dates in several formats, or numbers.
+
+A format is accepted if it reads every row, and if several do, the one with which the clock of every series increases.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_DAYS = ("%Y/%m/%d", "%m/%d/%Y", "%d/%m/%Y", "%d.%m.%Y")
+FORMATS = ("numbers", "ISO8601", *(f"{day}{time}" for time in ("", " %H:%M", " %H:%M:%S") for day in _DAYS))
+
+
+class Clock(NamedTuple):
+    """The time stamps of all rows: int64 nanoseconds since 1970, or float64 numbers, and the format that they were read with."""
+
+    stamps: np.ndarray
+    form: str
+
+    @property
+    def is_dated(self) -> bool:
+        """Whether the time stamps are dates."""
+        return self.form != "numbers"
+
+
+class ClockReader:
+    """Reads a column of time stamps piece by piece, in all formats that read every row so far.
+
+    form: the only format to try, in the notation of `datetime.strptime`; None for `FORMATS`.
+    """
+
+    def __init__(self, form: str | None) -> None:
+        self._stamps: dict[str, list[np.ndarray]] = {name: [] for name in ((form,) if form else FORMATS)}
+
+    def add(self, words: "pd.Series") -> int | None:
+        """Read more rows. Returns None, or the number of the first row among them that no format reads."""
+        furthest, remaining = 0, {}
+        for form, parts in self._stamps.items():
+            stamps, wrong = _parse(words, form)
+            if wrong is None:
+                remaining[form] = [*parts, stamps]
+            else:
+                furthest = max(furthest, wrong)
+        self._stamps = remaining or self._stamps
+        return None if remaining else furthest
+
+    def clocks(self) -> list[Clock]:
+        """Return the time stamps by each format that reads every row, without formats that give the same ones."""
+        found: list[Clock] = []
+        forms = self._stamps.keys() - {"numbers"} or self._stamps.keys()  # 20240131 is a number, too
+        for form, parts in self._stamps.items():
+            if form not in forms:
+                continue
+            clock = Clock(np.concatenate(parts), form)
+            if not any(np.array_equal(clock.stamps, other.stamps) for other in found):
+                found.append(clock)
+        return found
+
+
+def _parse(words: "pd.Series", form: str) -> tuple[np.ndarray, int | None]:
+    """Return the time stamps of words, and the row of the first that is none (None: all are)."""
+    import pandas as pd
+
+    if form == "numbers":
+        numbers = pd.to_numeric(words, errors="coerce").to_numpy(np.float64)
+        wrong = ~np.isfinite(numbers)
+        return numbers, int(wrong.argmax()) if wrong.any() else None
+    dates = pd.to_datetime(words, format=form, errors="coerce", utc=True)
+    wrong = dates.isna().to_numpy()
+    if form == "ISO8601":  # of words of digits alone only those of eight, 20240131, are dates
+        wrong = wrong | (words.str.isdigit() & (words.str.len() != 8)).to_numpy(bool)
+    if wrong.any():
+        return np.zeros(0), int(wrong.argmax())
+    return dates.dt.as_unit("ns").astype(np.int64).to_numpy(), None
+
+
+def format_stamps(stamps: np.ndarray, *, is_dated: bool) -> list[str]:
+    """Return time stamps as text: dates of ISO 8601 without a time zone, or numbers."""
+    if not is_dated:
+        return [f"{number:.15g}" for number in stamps.tolist()]
+    import pandas as pd
+
+    return [date.isoformat(" ") for date in pd.to_datetime(stamps, unit="ns")]
+
+
+def usual_step(stamps: np.ndarray, offsets: np.ndarray) -> float:
+    """Return the median step within the series; 1.0 if no series has two steps."""
+    steps = np.diff(stamps)
+    steps = np.delete(steps, offsets[1:-1] - 1) if len(offsets) > 2 else steps
+    return float(np.median(steps)) if len(steps) else 1.0
+
+
+def uneven_steps(stamps: np.ndarray, offsets: np.ndarray, usual: float) -> np.ndarray:
+    """Return the rows before the steps within a series that differ from the usual one by more than rounding."""
+    odd = np.abs(np.diff(stamps) - usual) > 1e-6 * usual + 4 * np.finfo(np.float64).eps * np.abs(stamps).max(initial=0) * (
+        stamps.dtype.kind == "f"
+    )
+    odd[offsets[1:-1] - 1] = False
+    return np.flatnonzero(odd)
+
+
+def calendar_frequency(stamps: np.ndarray) -> str | None:
+    """Return the calendar frequency of dates by its name in pandas ("MS", "B"), None if there is none."""
+    import pandas as pd
+
+    if len(stamps) < 3:
+        return None
+    try:
+        return pd.infer_freq(pd.to_datetime(stamps, unit="ns"))
+    except ValueError:
+        return None
+
+
+def later_stamps(stamps: np.ndarray, count: int, usual: float, frequency: str | None, *, is_dated: bool) -> np.ndarray:
+    """Return the next `count` time stamps after the last one: with the usual step, or with a calendar frequency."""
+    if frequency is not None and is_dated:
+        import pandas as pd
+
+        dates = pd.date_range(pd.to_datetime(int(stamps[-1]), unit="ns"), periods=count + 1, freq=frequency)[1:]
+        return dates.as_unit("ns").astype(np.int64).to_numpy()
+    return stamps[-1] + np.arange(1, count + 1) * (int(usual) if is_dated else usual)
+
+
+def first_decrease(stamps: np.ndarray, offsets: Sequence[int] | np.ndarray) -> int | None:
+    """Return the first row whose time stamp is not after that of the row before it in its series, None if there is none."""
+    wrong = np.diff(stamps) <= 0
+    wrong[np.asarray(offsets)[1:-1] - 1] = False
+    return int(wrong.argmax()) + 1 if wrong.any() else None

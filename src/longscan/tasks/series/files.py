@@ -1,0 +1,180 @@
+"""Tables in a user's files as frames of at most `ROWS` rows: CSV, Parquet, NPZ and folders of these.
+
+pandas reads CSV files (also compressed ones) and pyarrow reads Parquet. Columns that hold names (of series, labels, groups and
+times) are read as text, so that 007 stays 007.
+"""
+
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from longscan._errors import one_line, setting_error
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+ROWS = 250_000  # of a frame
+CSV = (".csv", ".tsv", ".txt")
+COMPRESSED = (".gz", ".bz2", ".xz", ".zip")
+PARQUET = (".parquet", ".pq")
+SERIES = (".ts", ".arff")
+SUFFIXES = (*CSV, *PARQUET, ".npz", *SERIES)
+MISSING_WORDS = ["?", "", "NaN", "nan", "NA", "N/A", "null", "None"]
+
+
+class Dialect(NamedTuple):
+    """How numbers are written in text files: the character between columns and the decimal mark."""
+
+    separator: str
+    decimal: str
+
+
+def suffix_of(path: Path) -> str:
+    """Return the suffix of a file in lower case, without that of a compression."""
+    parts = [part.lower() for part in path.suffixes]
+    if parts and parts[-1] in COMPRESSED and len(parts) > 1 and parts[-2] in CSV:
+        parts.pop()
+    return parts[-1] if parts else ""
+
+
+def find_files(path: str | Path) -> list[Path]:
+    """Return the file, or the files of a folder and its sub-folders in the order of their names; ValueError if there are none."""
+    path = Path(path)
+    if not path.exists():
+        raise ValueError(f"{path} cannot be read: No such file or directory")
+    if path.is_file():
+        if suffix_of(path) not in SUFFIXES:
+            compressed = ", ".join(COMPRESSED)
+            raise ValueError(f"{path}: its name must end in one of {', '.join(SUFFIXES)} (text also with {compressed})")
+        return [path]
+    tables = (*CSV, *PARQUET)
+    files = sorted(item for item in path.rglob("*") if suffix_of(item) in tables and item.is_file() and item.name[0] != ".")
+    if not files:
+        raise ValueError(f"{path} must contain files with names that end in one of {', '.join(tables)}, got none")
+    return files
+
+
+def column_names(path: Path, dialect: Dialect) -> list[str]:
+    """Return the names of the columns of a table. Raises ValueError for names that are missing, repeated or numbers."""
+    if suffix_of(path) in PARQUET:
+        names = [str(name) for name in _parquet(path).schema_arrow.names if not str(name).startswith("__index_level_")]
+    else:
+        import pandas as pd
+
+        try:
+            head = pd.read_csv(
+                path, sep=dialect.separator, header=None, nrows=1, dtype=str, keep_default_na=False, encoding="utf-8-sig"
+            )
+        except pd.errors.EmptyDataError:
+            raise ValueError(f"{path} must contain a line with the names of the columns, got an empty file") from None
+        except (ValueError, OSError, EOFError) as error:
+            raise _unreadable(path, error) from None
+        names = [str(name).strip() for name in head.iloc[0]]
+        _check_header(path, names, dialect)
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"{path}: the names of the columns must be unique, got {name!r} {names.count(name)} times")
+    return names
+
+
+def _check_header(path: Path, names: Sequence[str], dialect: Dialect) -> None:
+    """Raise ValueError for a header that is not one: another separator, or numbers."""
+    for mark in (";", "\t", ",", "|"):
+        if len(names) == 1 and mark != dialect.separator and mark in names[0]:
+            raise setting_error(
+                "separator", dialect.separator, f"the character between the columns of {path}, {mark!r} it seems (and decimal "
+                "',' if numbers are written 1,5)"
+            )  # fmt: skip
+    if all(_is_number(name) for name in names):
+        raise ValueError(f"{path} must begin with a line with the names of the columns, got the numbers {', '.join(names)[:60]}")
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def read_frames(path: Path, columns: Sequence[str], texts: Sequence[str], dialect: Dialect) -> Iterator["pd.DataFrame"]:
+    """Yield the rows of a table in frames of at most `ROWS` rows.
+
+    columns: the columns to read. texts: those of them that are read as text, missing ones as NaN. Raises ValueError naming the
+    file for content that cannot be read.
+    """
+    import pandas as pd
+
+    if suffix_of(path) in PARQUET:
+        for batch in _parquet(path).iter_batches(ROWS, columns=list(columns)):
+            frame = batch.to_pandas()[list(columns)]
+            yield frame.assign(**{name: _as_text(frame[name]) for name in texts})
+        return
+    names = column_names(path, dialect)
+    try:
+        reader = pd.read_csv(
+            path, sep=dialect.separator, decimal=dialect.decimal, header=0, names=names, usecols=list(columns), index_col=False,
+            dtype=dict.fromkeys(texts, str), na_values=MISSING_WORDS, keep_default_na=False, encoding="utf-8-sig",
+            chunksize=ROWS, skipinitialspace=True, low_memory=False, on_bad_lines="error",
+        )  # fmt: skip
+        with reader:
+            for frame in reader:
+                yield frame[list(columns)].assign(**{name: frame[name].str.strip() for name in texts})
+    except pd.errors.EmptyDataError:
+        return
+    except (ValueError, OSError, EOFError) as error:
+        raise _unreadable(path, error) from None
+
+
+def _as_text(column: "pd.Series") -> "pd.Series":
+    """Return a column of Parquet as text, with NaN for missing values; whole numbers without a decimal point."""
+    import pandas as pd
+
+    if pd.api.types.is_datetime64_any_dtype(column):
+        return column.map(lambda date: date.isoformat(), na_action="ignore").astype(object)
+    if pd.api.types.is_float_dtype(column):
+        return column.map(lambda number: f"{number:.17g}", na_action="ignore").astype(object)
+    return column.map(str, na_action="ignore").astype(object)
+
+
+def _unreadable(path: Path, error: Exception) -> ValueError:
+    """Return the error for a file that cannot be read as a table."""
+    reason = getattr(error, "strerror", None) or one_line(error).removeprefix("Error tokenizing data. C error: ")
+    return ValueError(f"{path} cannot be read: {reason}")
+
+
+def _parquet(path: Path) -> Any:
+    """Open a Parquet file. Raises ImportError naming the package to install, ValueError for a file that is none."""
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ModuleNotFoundError:
+        raise ImportError(f"{path} is a Parquet file, which needs the package pyarrow: pip install pyarrow") from None
+    try:
+        return pq.ParquetFile(path, memory_map=True)
+    except (pa.ArrowException, OSError) as error:
+        raise _unreadable(path, error) from None
+
+
+def check_column(setting: str, name: str, columns: Sequence[str], path: str | Path) -> None:
+    """Raise SettingError if no column has a name, with the most similar names."""
+    if name not in columns:
+        near = get_close_matches(name, columns, 2)
+        hint = f"did you mean {' or '.join(near)}? " if near else ""
+        shown = ", ".join(columns[:12]) + (", ..." if len(columns) > 12 else "")
+        raise setting_error(setting, name, f"a column of {path}; {hint}its columns are {shown}")
+
+
+def read_npz(path: Path) -> dict[str, np.ndarray]:
+    """Return the arrays of an .npz file by name. Raises ValueError if it is damaged, another format or contains objects."""
+    try:
+        with np.load(path, allow_pickle=False) as content:
+            return {name: content[name] for name in content.files}
+    except Exception as error:  # a damaged archive can raise almost any exception
+        if isinstance(error, OSError) and error.strerror:
+            raise _unreadable(path, error) from None
+        reason = one_line(error)[:100]
+        raise ValueError(f"{path} must be an .npz file of numbers and text, got another or a damaged one ({reason})") from None

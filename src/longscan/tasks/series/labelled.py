@@ -1,0 +1,393 @@
+"""Tasks on a user's series with one answer each: a class or a number."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from longscan._errors import setting_error
+from longscan._types import Doc, NonEmptyStr
+from longscan.tasks._sparklines import sparkline
+from longscan.tasks.base import TASKS, Batch, Split, check_request, rows_of_step
+from longscan.tasks.classification import ClassificationTask, majority_share
+from longscan.tasks.regression import RegressionTask
+from longscan.tasks.series.base import (
+    PART,
+    ChannelStatistics,
+    SeriesFile,
+    Uneven,
+    build_inputs,
+    check_missing,
+    check_steps,
+    fit_statistics,
+    format_step,
+)
+from longscan.tasks.series.clock import format_stamps, usual_step
+from longscan.tasks.series.reading import ReadOptions, SeriesStore, read_series
+from longscan.tasks.series.splits import split_series, split_units
+
+MIN_SERIES = 3  # of a class: one for each of train, valid and test
+FEW_CLASSES = 2  # whole numbers of so many values are classes
+SHOWN = 12  # largest number of classes in a summary
+
+
+class LabelledData(NamedTuple):
+    """The series of a file with their answers.
+
+    targets: (N,) int64 numbers of classes or float64 standardised numbers. classes: their names, None for numbers. rows: of each
+    split. unit: the usual time between steps. center, spread: of the training targets, 0 and 1 for classes.
+    """
+
+    store: SeriesStore
+    targets: np.ndarray
+    classes: tuple[str, ...] | None
+    rows: dict[Split, np.ndarray]
+    statistics: ChannelStatistics
+    unit: float
+    center: float
+    spread: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelledSeries(SeriesFile):
+    """A task with one answer for each series of a user's file."""
+
+    per_step: ClassVar[bool] = False
+    label: Annotated[
+        NonEmptyStr | None,
+        Doc(
+            "column of the answers, the same in all rows of a series; None for .ts and .arff files, for folders whose "
+            "sub-folders are the classes, and for y in .npz files"
+        ),
+    ] = None  # fmt: skip
+    labels: Annotated[
+        NonEmptyStr | None, Doc("for a folder: a table with a row for each file, with columns file (or `id`) and `label`")
+    ] = None
+    group: Annotated[
+        NonEmptyStr | None, Doc("column of groups (persons, machines, days), each of which is in one split only")
+    ] = None
+    uneven: Annotated[
+        Uneven,
+        Doc("unequal time between steps: an error; the layers get it (elapsed); or ignored, so that only the order counts"),
+    ] = "refuse"
+    valid_fraction: Annotated[float, PART, Doc("part of the series that is the validation split")] = 0.15
+    test_fraction: Annotated[float, PART, Doc("part of the series that is the test split")] = 0.2
+
+    @property
+    def _data(self) -> LabelledData:
+        return _load(self)
+
+    def read_options(self) -> ReadOptions:
+        """Return how the file is read, with its answers."""
+        return self._options(label=self.label, labels=self.labels, group=self.group)
+
+    @property
+    def d_input(self) -> int:
+        """Number of channels, including those of the mask of missing values."""
+        return len(self._data.store.channels) * (2 if self.missing == "mask" else 1)
+
+    @property
+    def channel_names(self) -> tuple[str, ...]:
+        """Names of the input channels, those of the mask of missing values after the others."""
+        names = self._data.store.channels
+        return (*names, *(f"{name} present" for name in names)) if self.missing == "mask" else names
+
+    @property
+    def length(self) -> int:
+        """Number of steps of the longest series."""
+        return int(self._data.store.lengths.max())
+
+    def size(self, split: Split) -> int:
+        """Return the number of series of a split."""
+        check_request(self, split)
+        return len(self._data.rows[split])
+
+    def batch(self, split: Split, step: int, batch_size: int, seed: int = 0) -> Batch:
+        """Return the batch of a step: inputs (B, L, C), targets (B,) classes or (B, 1) numbers, valid, elapsed."""
+        check_request(self, split, step, batch_size, seed)
+        data = self._data
+        rows = data.rows[split][rows_of_step(self.size(split), split, step, batch_size, seed)]
+        targets = torch.from_numpy(data.targets[rows])
+        targets = targets if data.classes is not None else targets.float()[:, None]
+        return self._to_batch(data.store, rows)._replace(targets=targets)
+
+    def _to_batch(self, store: SeriesStore, rows: np.ndarray) -> Batch:
+        statistics, unit = self._data.statistics, self._data.unit if self.uneven == "elapsed" else None
+        return build_inputs(store, rows, statistics.mean, statistics.scale, self.missing, unit)
+
+    def describe(self, batch: Batch, row: int = 0) -> str:
+        """Return an example as text: the first channel as bars, the shape, the answer."""
+        series = batch.unpadded(row)
+        text = f"{sparkline(series[:, 0])} {len(self._data.store.channels)} channels x {series.shape[0]} steps"
+        return text if batch.targets is None else f"{text} | {self._answer(batch, row)}"
+
+    def _answer(self, batch: Batch, row: int) -> str:
+        """Return the answer of an example of a batch with targets as text."""
+        raise NotImplementedError
+
+    def _new_series(self, path: str | Path) -> SeriesStore:
+        """Read a file with the channels of the training series, with or without labels."""
+        known = self._data
+        options = self._options(label=self.label, group=self.group)._replace(
+            channels=known.store.channels, fixed=True, others=self.channels is not None,
+            layout=cast("Any", known.store.layout) if known.store.layout in ("long", "wide") else self.layout,
+        )  # fmt: skip
+        store = read_series(path, options)
+        check_missing(store, self.missing, path)
+        if self.uneven == "refuse":
+            check_steps(store, known.unit, path)
+        return store
+
+    def read_inputs(self, path: str | Path) -> Batch:
+        """Read the series of a file or folder with the same channels and scale them like the training series."""
+        store = self._new_series(path)
+        return self._to_batch(store, np.arange(len(store.ids)))
+
+    def add_times(self, rows: list[dict[str, str | float]], path: str | Path) -> list[dict[str, str | float]]:
+        """Add the column id, which names the series, as the first one."""
+        store = self._new_series(path)
+        return [{"id": name, **row} for name, row in zip(store.ids.tolist(), rows, strict=True)]
+
+    def summary(self) -> list[tuple[str, str]]:
+        """Return what was understood of the file: pairs of a name and a text."""
+        data = self._data
+        store, statistics = data.store, data.statistics
+        lengths = store.lengths
+        short, long, median = int(lengths.min()), int(lengths.max()), int(np.median(lengths))
+        names = ", ".join(store.channels[:SHOWN]) + (", ..." if len(store.channels) > SHOWN else "")
+        missing = {name: int(count) for name, count in zip(store.channels, statistics.missing, strict=True) if count}
+        treatment = {"fill": "filled by interpolation", "mask": "marked by further channels", "refuse": ""}[self.missing]
+        rows = [
+            (
+                "file",
+                f"{self.path}, {len(store.values):,} steps" + (f", a {store.layout} table" if store.layout != "array" else ""),
+            ),
+            ("series", f"{len(store.ids):,}" + (f", named by {self._id_column}" if store.has_ids else ", one a row")),
+            ("channels", f"{len(store.channels)}: {names}"),
+            ("lengths", f"{short:,} steps" if short == long else f"{short:,} to {long:,} steps, median {median:,}"),
+            ("time", self._time_text()),
+            ("missing", f"{', '.join(f'{n:,} in {name}' for name, n in missing.items())}, {treatment}" if missing else "none"),
+        ]
+        if statistics.constant:
+            rows.append(("constant", f"{', '.join(statistics.constant)}: without information, not scaled"))
+        return [*rows, *self._answer_summary(), ("split", self._split_text())]
+
+    @property
+    def _id_column(self) -> str:
+        return "their files" if Path(str(self.path)).is_dir() else self.id or "the column of ids"
+
+    def _time_text(self) -> str:
+        data = self._data
+        if data.store.stamps is None:
+            return "no column of times; a row is a step" if data.store.layout == "long" else "none"
+        usual = format_step(data.unit, is_dated=data.store.is_dated)
+        ends = np.array([data.store.stamps.min(), data.store.stamps.max()])
+        first, last = format_stamps(ends, is_dated=data.store.is_dated)
+        uneven = "" if self.uneven == "refuse" else f" (median; uneven: {self.uneven})"
+        return f"{usual} between steps{uneven}, from {first} to {last}"
+
+    def _split_text(self) -> str:
+        data = self._data
+        sizes = ", ".join(f"{len(rows):,} {part}" for part, rows in data.rows.items())
+        if data.store.groups is not None:
+            counts = ", ".join(f"{len(np.unique(data.store.groups[rows]))} {part}" for part, rows in data.rows.items())
+            return f"{sizes} series; by {self.group}, whose groups are not divided: {counts}"
+        kind = "stratified by class" if data.classes is not None else "at random"
+        return f"{sizes} series; {kind}, equal series on the same side (`--group COLUMN` keeps groups together)"
+
+    def _answer_summary(self) -> list[tuple[str, str]]:
+        """Return the part of the summary about the answers."""
+        raise NotImplementedError
+
+
+@TASKS.register("series_classes")
+@dataclass(frozen=True, kw_only=True)
+class SeriesClasses(LabelledSeries, ClassificationTask):
+    """Classify the series of your own file: CSV, Parquet, NPZ, .ts, .arff, or a folder with a table a series.
+
+        ▃▅▇▇▄▄▇▆▆▁█▅▇▃▆▆▇▄▄▆▅▆▃▅▆▆▄▂▆▅▆▅▂▆ 6 channels x 100 steps | worn
+
+    A long table has a row for each step, with a column of ids, a column `label`, perhaps one of times, and the channels. A wide
+    table has a row for each series. `longscan train mine.csv --label worn` chooses this task and its settings.
+
+    Series are split into train, valid and test so that each class has its share in each part; series of a `group`, and series
+    with equal values, are in the same part. Channels are standardised by the training series; a constant channel is only shifted.
+
+    Raises FileNotFoundError without a file, SettingError for a setting that does not fit it or has to decide how it is read, and
+    ValueError for damaged content.
+    """
+
+    has_imbalanced_classes: ClassVar[bool] = True
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The labels, in the order of numbers if all are numbers, else of text."""
+        classes = self._data.classes
+        assert classes is not None
+        return classes
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes."""
+        return len(self.classes)
+
+    def constant_score(self, split: Split = "test") -> float:
+        """Return the accuracy on a split of always giving its most frequent class."""
+        check_request(self, split)
+        return majority_share(self._data.targets[self._data.rows[split]])
+
+    def decode(self, output: Tensor, batch: Batch) -> list[dict[str, str | float]]:  # noqa: ARG002
+        """Return a row for each series: the most probable class, its probability, and the probabilities of all classes."""
+        rows: list[dict[str, str | float]] = []
+        for chances in output.double().softmax(-1).tolist():
+            best = int(np.argmax(chances))
+            every = {f"probability_{name}": chance for name, chance in zip(self.classes, chances, strict=True)}
+            rows.append({"class": self.classes[best], "probability": chances[best], **every})
+        return rows
+
+    def _answer(self, batch: Batch, row: int) -> str:
+        assert batch.targets is not None
+        return self.classes[int(batch.targets[row])]
+
+    def _answer_summary(self) -> list[tuple[str, str]]:
+        counts = np.bincount(self._data.targets, minlength=self.num_classes).tolist()
+        shown = [f"{name} {count:,}" for name, count in list(zip(self.classes, counts, strict=True))[:SHOWN]]
+        more = f", and {self.num_classes - SHOWN} others" if self.num_classes > SHOWN else ""
+        return [("classes", f"{self.num_classes} in {self.label or 'the labels'}: {', '.join(shown)}{more}")]
+
+
+@TASKS.register("series_values")
+@dataclass(frozen=True, kw_only=True)
+class SeriesValues(LabelledSeries, RegressionTask):
+    """Predict a number for each series of your own file: CSV, Parquet, NPZ, .ts, .arff, or a folder with a table a series.
+
+        ▃▅▇▇▄▄▇▆▆▁█▅▇▃▆▆▇▄▄▆▅▆▃▅▆▆▄▂▆▅▆▅▂▆ 6 channels x 100 steps | 12.5
+
+    The column `label` holds the numbers. Files, splits and errors are those of the task series_classes. The model predicts
+    numbers that are standardised by the training series, and the errors are of these: an error of 1 is a standard deviation.
+    Predictions for new files are in the units of the file.
+    """
+
+    per_step: ClassVar[bool] = False
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """Name of the number, that of its column."""
+        return (self.label or "value",)
+
+    def constant_score(self, split: Split = "test") -> float:
+        """Return the mean squared error on a split of the mean of its numbers."""
+        check_request(self, split)
+        return float(self._data.targets[self._data.rows[split]].var())
+
+    def decode(self, output: Tensor, batch: Batch) -> list[dict[str, str | float]]:  # noqa: ARG002
+        """Return a row for each series: its number, in the units of the file."""
+        data = self._data
+        return [{self.variables[0]: number} for number in (output[:, 0].double() * data.spread + data.center).tolist()]
+
+    def _answer(self, batch: Batch, row: int) -> str:
+        assert batch.targets is not None
+        return f"{float(batch.targets[row, 0]) * self._data.spread + self._data.center:.6g}"
+
+    def _answer_summary(self) -> list[tuple[str, str]]:
+        data = self._data
+        numbers = data.targets * data.spread + data.center
+        spread = f"{numbers.min():g} to {numbers.max():g}, mean {numbers.mean():.4g}, standard deviation {numbers.std():.4g}"
+        return [("numbers", f"in {self.variables[0]}: {spread}")]
+
+
+def label_kind(path: str | Path, options: ReadOptions) -> Literal["classes", "values", "unclear"]:
+    """Return what the labels of a file are: classes (text, or two whole numbers), numbers (with fractions), or unclear."""
+    store = read_series(path, options)
+    if store.labels is None:
+        raise setting_error("label", options.label, f"the column of the labels in {path}")
+    if store.has_numbers is not None:
+        return "values" if store.has_numbers else "classes"
+    words = np.unique(store.labels).tolist()
+    numbers = _as_floats(words)
+    if numbers is None or len(set(numbers)) <= FEW_CLASSES:
+        return "classes"
+    return "unclear" if all(number == int(number) for number in numbers) else "values"
+
+
+def _as_floats(words: list[str]) -> list[float] | None:
+    """Return words as finite numbers, None if one is none."""
+    try:
+        numbers = [float(word) for word in words]
+    except ValueError:
+        return None
+    return numbers if np.isfinite(numbers).all() else None
+
+
+@lru_cache(maxsize=4)
+def _load(task: LabelledSeries) -> LabelledData:
+    """Read, check and split the series of a task."""
+    store = task._read(task.read_options())
+    source = str(task.path)
+    if store.labels is None:
+        shown = f"the column with the answers, as {source} has no labels otherwise"
+        raise setting_error("label", task.label, shown)
+    check_missing(store, task.missing, source)
+    unit = 1.0 if store.stamps is None else usual_step(np.asarray(store.stamps), np.asarray(store.offsets))
+    if task.uneven == "refuse":
+        check_steps(store, unit, source)
+    words = store.labels.tolist()
+    units = split_units(store)
+    has_groups = store.groups is not None
+    if isinstance(task, ClassificationTask):
+        classes = _classes(words, units, source, task.label, has_groups=has_groups)
+        numbers = {name: number for number, name in enumerate(classes)}
+        targets = np.array([numbers[word] for word in words])
+    else:
+        classes, targets = None, _numbers(words, source, task.label)
+    rows = split_series(
+        units,
+        None if classes is None else targets,
+        task.valid_fraction,
+        task.test_fraction,
+        task.split_seed,
+        has_groups=has_groups,
+    )
+    center, spread = 0.0, 1.0
+    if classes is None:
+        center, spread = float(targets[rows["train"]].mean()), float(targets[rows["train"]].std())
+        if not spread:
+            raise setting_error("label", task.label, f"a column whose numbers differ in the training series of {source}")
+        targets = (targets - center) / spread
+    elif len(set(targets[rows["train"]].tolist())) < len(classes):
+        lacking = sorted(set(range(len(classes))) - set(targets[rows["train"]].tolist()))
+        needed = f"groups that can be split with each class in train; class {classes[lacking[0]]!r} is in too few"
+        raise setting_error("group", task.group, needed)
+    return LabelledData(store, targets, classes, rows, fit_statistics(store, rows["train"], source), unit, center, spread)
+
+
+def _classes(words: list[str], units: np.ndarray, source: str, label: str | None, *, has_groups: bool) -> tuple[str, ...]:
+    """Return the classes in order; SettingError if there is one only, or one of them has too few series."""
+    names = sorted(set(words))
+    numbers = _as_floats(names)
+    if numbers is not None:
+        names = [name for _, name in sorted(zip(numbers, names, strict=True))]
+    if len(names) < 2:
+        raise setting_error("label", label, f"a column of {source} with at least two classes; every series has {names[0]!r}")
+    for name in names:
+        count = len({unit for unit, word in zip(units.tolist(), words, strict=True) if word == name})
+        if count < MIN_SERIES and not has_groups:
+            kinds = "different series" if words.count(name) > count else "series"
+            raise setting_error(
+                "label", label, f"a column of {source} with at least {MIN_SERIES} series a class, for train, valid and test; "
+                f"class {name!r} has {count} {kinds}" + (f" ({len(names)} classes; are they numbers?)" if numbers else "")
+            )  # fmt: skip
+    return tuple(names)
+
+
+def _numbers(words: list[str], source: str, label: str | None) -> np.ndarray:
+    """Return the labels as numbers; SettingError naming the first that is none."""
+    numbers = _as_floats(words)
+    if numbers is None:
+        first = next(word for word in words if _as_floats([word]) is None)
+        raise setting_error("label", label, f"a column of {source} with finite numbers; one value is {first[:40]!r}")
+    return np.array(numbers)

@@ -1,0 +1,41 @@
+"""Settings of model and training chosen from the size of a task's data, for `longscan train FILE`."""
+
+from math import ceil
+from typing import Any
+
+from longscan.tasks import Task
+
+WIDTH, BLOCKS = 64, 2
+STEPS_READ = 12_000_000  # sequence steps that training reads: some minutes on two CPU cores
+FEWEST_UPDATES, MOST_UPDATES = 300, 3_000
+EPOCHS = 100  # passes over the training examples, within these limits
+LENGTHS_OF_BATCH = 16_384  # largest number of sequence steps in a batch
+
+
+def choose_settings(task: Task, steps: int | None = None) -> dict[str, Any]:
+    """Return {"model": ..., "training": ...}: settings for a task with finite splits by the number and length of its examples.
+
+    Batches have an eighth of the training split, 8 to 32 examples, and at most `LENGTHS_OF_BATCH` steps. The number of updates
+    is `steps`; without it that of `EPOCHS` passes, within `FEWEST_UPDATES` and `MOST_UPDATES`, and less where `STEPS_READ` steps
+    would be exceeded. Weights are those of the smallest validation loss, of up to ten validations; three without a smaller one
+    end the training.
+    """
+    size, length = task.size("train"), task.length
+    assert size is not None
+    batch = max(1, min(32, max(8, size // 8), LENGTHS_OF_BATCH // length))
+    updates = min(MOST_UPDATES, max(FEWEST_UPDATES, ceil(EPOCHS * size / batch)))
+    updates = steps or max(100, min(updates, STEPS_READ // (batch * length)))
+    model: dict[str, Any] = {"spec": f"mamba*{BLOCKS}", "d_model": WIDTH, "head": "affine"}
+    training: dict[str, Any] = {
+        "steps": updates,
+        "batch_size": batch,
+        "lr": 3e-3,
+        "weight_decay": 0.05,
+        "schedule": "cosine",
+        "warmup": updates // 10,
+        "eval_every": max(1, updates // 10),
+        "select": "best",
+        "best_by": "loss",
+        "patience": 3,
+    }
+    return {"model": model, "training": training}

@@ -1,0 +1,70 @@
+"""The commands on a user's own file: train, predict and show, from CSV to answers with ids."""
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from longscan.cli import main
+from made_up import labelled_series
+
+QUICK = ["--steps", "3", "--model.d_model", "4", "--model.d_state", "2", "--training.device", "cpu", "--training.trackers", "[]"]
+COLUMNS = ["--id", "unit", "--time", "second", "--channels", "force,speed"]
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(labelled_series(tmp_path_factory.mktemp("own"))["path"])
+
+
+@pytest.fixture(scope="module")
+def run(table: Path) -> str:
+    out = str(table.parent / "run")
+    assert main(["train", str(table), "--label", "kind", *COLUMNS, *QUICK, "--out", out]) == 0
+    return out
+
+
+def rows_of(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(text.splitlines()))
+
+
+def test_predictions_have_ids_and_the_probabilities_of_all_classes(run, table, capsys):
+    capsys.readouterr()
+    assert main(["predict", run, str(table)]) == 0
+    rows = rows_of(capsys.readouterr().out)
+    assert [row["id"] for row in rows] == [f"u{number}" for number in range(40)]
+    assert list(rows[0]) == ["id", "class", "probability", "probability_a", "probability_b", "probability_c"]
+    for row in rows:
+        chances = {name: float(row[f"probability_{name}"]) for name in "abc"}
+        assert sum(chances.values()) == pytest.approx(1)
+        assert row["class"] == max(chances, key=chances.get)
+        assert float(row["probability"]) == chances[row["class"]]
+
+
+def test_what_was_understood_comes_first(table, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", str(table), "--label", "load", *COLUMNS, *QUICK, "--task.test_fraction", "0.25"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    named = {line.split()[0]: " ".join(line.split()[1:]) for line in lines[:10]}
+    assert named["series"] == "40, named by unit"
+    assert named["channels"] == "2: force, speed"
+    assert named["numbers"].startswith("in load: ")
+    assert named["split"].startswith("24 train, 6 valid, 10 test series")
+    assert named["training"].startswith("3 updates of 8 examples")
+    assert (tmp_path / "runs" / "units" / "report.html").is_file()
+    assert main(["predict", "runs/units", str(table)]) == 0
+    assert list(rows_of(capsys.readouterr().out)[0]) == ["id", "load"]
+
+
+def test_show_draws_a_file_and_a_run(run, table, tmp_path, capsys):
+    for number, argv in enumerate(([str(table), "--label", "kind", *COLUMNS], [run])):
+        picture = tmp_path / f"{number}.png"
+        assert main(["show", *argv, "--out", str(picture), "--count", "2"]) == 0
+        assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_options_of_a_file_need_one(capsys):
+    assert main(["train", "--task", "parity", "--label", "kind", "--out", "x"]) == 2
+    assert "`--label` must be left out, unless a FILE comes first" in capsys.readouterr().err
+    assert main(["train", "nowhere.csv", "--label", "kind"]) == 2
+    assert "`FILE` must be a file or folder that exists, got 'nowhere.csv'" in capsys.readouterr().err
