@@ -57,6 +57,7 @@ NonNegativeFloat = Annotated[float, Rule(lambda x: x >= 0, "a number of at least
 Fraction = Annotated[float, Rule(lambda x: 0 <= x <= 1, "a number from 0 to 1")]
 FractionBelowOne = Annotated[float, Rule(lambda x: 0 <= x < 1, "a number from 0 to below 1")]
 PositiveFraction = Annotated[float, Rule(lambda x: 0 < x <= 1, "a number above 0, at most 1")]
+Probability = Annotated[float, Rule(lambda x: 0 < x < 1, "a number between 0 and 1")]
 Number = Annotated[Any, Rule(lambda x: isinstance(x, Real) and not isinstance(x, bool), "a number")]  # also infinity and NaN
 NonEmptyStr = Annotated[str, Rule(bool, "text that is not empty")]
 

@@ -205,3 +205,76 @@ def test_unequal_numbers_of_sequences_raise():
     net = SiameseModel.from_spec("m", d_model=4, d_output=2, vocab_size=9)
     with pytest.raises(ValueError, match="`second` must have 3 sequences, as many as first, got 2"):
         net(torch.zeros(3, 2, dtype=torch.int64), torch.zeros(2, 2, dtype=torch.int64))
+
+
+def test_quantiles_do_not_cross_and_leave_the_gradients_of_the_forecast_alone():
+    net = make_forecaster(quantiles=[0.1, 0.5, 0.9], normalise=True)
+    x = make_series(3, 9)
+    forecast, quantiles = net.forecast_quantiles(x)
+    assert quantiles.shape == (3, 5, 2, 3)
+    assert (quantiles.diff(dim=-1) >= 0).all()
+    torch.testing.assert_close(net(x), forecast)
+    weight = net.backbone.head.weight
+    (gradient,) = torch.autograd.grad(quantiles.square().sum(), weight, retain_graph=True)
+    assert gradient[:2].eq(0).all()
+    assert gradient[2:].ne(0).any(1).all()
+    (gradient,) = torch.autograd.grad(forecast.square().sum(), weight)
+    assert gradient[2:].eq(0).all()
+    assert make_forecaster().forecast_quantiles(x)[1].shape == (3, 5, 2, 0)
+    linear = make_forecaster(quantiles=[0.2, 0.8], linear_window=4)
+    linear.set_linear(torch.randn(1, 5, 4), torch.randn(1, 5), torch.randn(1, 5))
+    forecast, quantiles = linear.forecast_quantiles(x)
+    torch.testing.assert_close(quantiles, forecast.unsqueeze(-1).expand(-1, -1, -1, 2))
+
+
+@pytest.mark.parametrize("mode", ["queries", "offset"])
+def test_padding_does_not_change_forecasts_with_covariates(mode):
+    known = 1 if mode == "queries" else 0
+    net = make_forecaster(
+        mode=mode, d_covariates=3, d_covariates_ahead=known, linear_window=4, linear_covariate_window=2, quantiles=[0.5]
+    )
+    net.set_linear(
+        torch.randn(1, 5, 4), torch.randn(1, 5), torch.randn(1, 5), torch.randn(2, known), torch.randn(2, 5, 2, 3)
+    )
+    torch.nn.init.normal_(net.backbone.head.weight)
+    x, covariates, ahead = make_series(2, 7), torch.randn(2, 7, 3).double(), torch.randn(2, 5, known).double()
+    expected = net(x, covariates=covariates, covariates_ahead=ahead)
+    for left in (False, True):
+        pads = [torch.full((2, 3, values.shape[-1]), torch.nan, dtype=torch.float64) for values in (x, covariates)]
+        padded = [torch.cat([pad, v] if left else [v, pad], 1) for v, pad in zip((x, covariates), pads, strict=True)]
+        valid = ~padded[0][..., 0].isnan()
+        torch.testing.assert_close(net(padded[0], covariates=padded[1], covariates_ahead=ahead, valid=valid), expected)
+
+
+def test_linear_forecast_adds_the_effect_of_covariates():
+    net = make_forecaster(d_covariates=3, d_covariates_ahead=2, linear_window=4, linear_covariate_window=2)
+    effect, weights = torch.randn(2, 2).double(), torch.randn(2, 5, 2, 3).double()
+    parts = torch.randn(1, 5, 4).double(), torch.randn(1, 5).double(), torch.randn(1, 5).double()
+    plain = make_forecaster(linear_window=4)
+    plain.set_linear(*parts)
+    net.set_linear(*parts, effect, weights)
+    x, covariates, ahead = make_series(3, 9), torch.randn(3, 9, 3).double(), torch.randn(3, 5, 2).double()
+    expected = plain(x - covariates[..., 1:] @ effect.T) + ahead @ effect.T
+    expected = expected + torch.einsum("btp,chtp->bhc", covariates[:, -2:], weights)
+    torch.testing.assert_close(net(x, covariates=covariates, covariates_ahead=ahead), expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "arguments", "message"),
+    [
+        ({"quantiles": [0.5, 0.1]}, {}, r"`quantiles` must be in increasing order, got \[0\.5, 0\.1\]"),
+        ({"quantiles": [0.5, 1.0]}, {}, r"`quantiles\[1\]` must be a number between 0 and 1, got 1\.0"),
+        ({"d_covariates_ahead": 1}, {}, "`d_covariates_ahead` must be at most `d_covariates`, 0, got 1"),
+        ({"d_covariates": 2, "d_covariates_ahead": 1, "mode": "offset"}, {},
+         "`d_covariates_ahead` must be 0 in mode 'offset', got 1"),
+        ({"d_covariates": 2}, {}, r"`covariates` must have shape \(1, 9, 2\), got None"),
+        ({}, {"covariates": torch.zeros(1, 9, 2)}, r"`covariates` must have shape \(1, 9, 0\), got \(1, 9, 2\)"),
+        ({"d_covariates": 1, "d_covariates_ahead": 1},
+         {"covariates": torch.zeros(1, 9, 1), "covariates_ahead": torch.zeros(1, 4, 1)},
+         r"`covariates_ahead` must have shape \(1, 5, 1\), got \(1, 4, 1\)"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_invalid_quantiles_or_covariates_raise(options, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        make_forecaster(**options)(make_series(1, 9), **arguments)

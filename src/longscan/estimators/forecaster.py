@@ -334,9 +334,9 @@ class SSMForecaster(BaseEstimator):
 
         Returns:
             A frame with a row for each cutoff, step ahead and channel, and the columns cutoff, the last step that is known, ds,
-            the step that is forecast, channel, y, forecast, seasonal_naive, and naive_scale, the mean absolute difference of steps
-            one season apart before the first cutoff; for several series also unique_id. Steps of arrays are numbered from 0.
-            `score_forecasts` returns its errors.
+            the step that is forecast, channel, y, forecast, seasonal_naive, and naive_scale, the mean absolute difference of
+            steps one season apart before the first cutoff; for several series also unique_id. Steps of arrays are numbered
+            from 0. `score_forecasts` returns its errors.
         """
         check_is_fitted(self, "model_")
         stride = self.horizon if stride is None else checked_value(stride, PositiveInt, "stride")

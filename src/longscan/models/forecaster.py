@@ -10,12 +10,13 @@ Two modes:
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from longscan._types import PositiveInt
+from longscan._types import NonNegativeInt, PositiveInt, Probability
 from longscan.layers.base import mask_padding
 from longscan.layers.checks import values_unavailable
 from longscan.models.base import PretrainedModel
@@ -26,7 +27,10 @@ EPSILON = 1e-5
 
 
 class Forecaster(PretrainedModel):
-    """A model that maps series (B, L, d_input) to forecasts (B, horizon, d_input).
+    """A model that maps series (B, L, d_input) to forecasts (B, horizon, d_input), and to quantiles of them.
+
+    Series may have covariates: further values that are known at the steps of the series, and some of them, such as a calendar,
+    also at the steps of the forecast.
 
     Args:
         blocks: the stack as a list of `{"layer", "block", "options"}`, see `longscan.models.parse_spec`. All blocks are causal,
@@ -41,6 +45,10 @@ class Forecaster(PretrainedModel):
         linear_window: add a linear forecast from that number of steps to that of the blocks, see `set_linear`; None for none.
             With it the head of the blocks is initialised by 0, so that the linear forecast is the model's before training.
         linear_channels: "shared", one linear map for all channels, or "own", one for each.
+        quantiles: probabilities of the quantiles that are forecast, in increasing order; None for none.
+        d_covariates: number of covariates at the steps of the series.
+        d_covariates_ahead: how many of these, the last ones, are known at the steps of the forecast, in mode "queries".
+        linear_covariate_window: number of steps of the covariates that the linear forecast reads besides those ahead.
 
     Raises ValueError naming an argument that does not fit, and for blocks that are not causal, shorten the sequence, or in mode
     "queries" cannot run step by step.
@@ -61,12 +69,30 @@ class Forecaster(PretrainedModel):
         backend: Backend = "auto",
         linear_window: PositiveInt | None = None,
         linear_channels: Literal["shared", "own"] = "shared",
+        quantiles: Sequence[Probability] | None = None,
+        d_covariates: NonNegativeInt = 0,
+        d_covariates_ahead: NonNegativeInt = 0,
+        linear_covariate_window: NonNegativeInt = 0,
     ) -> None:
         super().__init__(blocks)
+        self.quantiles = tuple(quantiles or ())
+        if any(low >= high for low, high in pairwise(self.quantiles)):
+            raise ValueError(f"`quantiles` must be in increasing order, got {list(self.quantiles)}")
+        if d_covariates_ahead > d_covariates:
+            raise ValueError(f"`d_covariates_ahead` must be at most `d_covariates`, {d_covariates}, got {d_covariates_ahead}")
+        if mode == "offset" and d_covariates_ahead:
+            raise ValueError(f"`d_covariates_ahead` must be 0 in mode 'offset', got {d_covariates_ahead}")
         self.horizon, self.mode, self.normalise, self.d_input = horizon, mode, normalise, d_input
-        # One more channel than the series has: 1 at the steps of the series, 0 at the steps of the forecast.
+        self.d_covariates, self.d_covariates_ahead = d_covariates, d_covariates_ahead
+        # One more channel than series and covariates have: 1 at the steps of the series, 0 at the steps of the forecast.
         self.backbone = SequenceModel(
-            blocks, d_model=d_model, d_output=d_input, d_input=d_input + 1, pooling="none", head="affine", backend=backend
+            blocks,
+            d_model=d_model,
+            d_output=d_input * (1 + len(self.quantiles)),
+            d_input=d_input + 1 + d_covariates,
+            pooling="none",
+            head="affine",
+            backend=backend,
         )
         if not self.backbone.causal:
             raise ValueError("`blocks` must be causal, got blocks that are not")
@@ -79,26 +105,36 @@ class Forecaster(PretrainedModel):
             self.linear_weight = nn.Parameter(torch.zeros(maps, horizon, linear_window))
             self.linear_level = nn.Parameter(torch.zeros(maps, horizon))
             self.linear_bias = nn.Parameter(torch.zeros(maps, horizon))
+            self.linear_effect = nn.Parameter(torch.zeros(d_input, d_covariates_ahead))
+            self.linear_covariates = nn.Parameter(torch.zeros(d_input, horizon, linear_covariate_window, d_covariates))
             for parameter in self.backbone.head.parameters():
                 nn.init.zeros_(parameter)
 
-    def set_linear(self, weight: Tensor, level: Tensor, bias: Tensor) -> None:
+    def set_linear(
+        self, weight: Tensor, level: Tensor, bias: Tensor, effect: Tensor | None = None, covariates: Tensor | None = None
+    ) -> None:
         """Set the linear forecast and exclude it from training.
 
         The linear forecast of step k after the last W = `linear_window` steps x_1 ... x_W of a channel, of mean m, is
-        m + sum_j weight[k, j] (x_j - m) + level[k] m + bias[k]. Steps before the first one count as m.
+        m + sum_j weight[k, j] (x_j - m) + level[k] m + bias[k]. Steps before the first one count as m. With covariates that are
+        known ahead, x is the series less `effect` times these covariates, which is added to the forecast. The last steps of all
+        covariates times `covariates` are added, too.
 
         Args:
             weight: (maps, horizon, W), where maps is 1 with `linear_channels="shared"` and d_input with "own".
             level: (maps, horizon).
             bias: (maps, horizon).
+            effect: (d_input, d_covariates_ahead), None for 0.
+            covariates: (d_input, horizon, linear_covariate_window, d_covariates), None for 0.
 
         Raises ValueError for another shape, and for a model without a linear forecast.
         """
         if self.linear_window is None:
             raise ValueError("`linear_window` must be a number of steps to set a linear forecast, got None")
-        for name, value in (("weight", weight), ("level", level), ("bias", bias)):
+        values = {"weight": weight, "level": level, "bias": bias, "effect": effect, "covariates": covariates}
+        for name, given in values.items():
             parameter = self.get_parameter(f"linear_{name}")
+            value = torch.zeros_like(parameter) if given is None else given
             if value.shape != parameter.shape:
                 raise ValueError(f"`{name}` must have shape {tuple(parameter.shape)}, got {tuple(value.shape)}")
             with torch.no_grad():
@@ -112,6 +148,8 @@ class Forecaster(PretrainedModel):
         elapsed: Tensor | None = None,
         valid: Tensor | None = None,
         elapsed_ahead: Tensor | None = None,
+        covariates: Tensor | None = None,
+        covariates_ahead: Tensor | None = None,
     ) -> Tensor:
         """Return the forecast (B, horizon, d_input) of a batch of series.
 
@@ -120,41 +158,85 @@ class Forecaster(PretrainedModel):
             elapsed: (B, L), time since the previous step; None for 1 at every step.
             valid: (B, L) bool, False for padding. Each row has one contiguous run of valid steps.
             elapsed_ahead: (B, horizon), time between the steps of the forecast, in mode "queries"; None for 1.
+            covariates: (B, L, d_covariates), for a model with covariates.
+            covariates_ahead: (B, horizon, d_covariates_ahead), for a model with covariates that are known ahead.
 
         Raises ValueError naming an argument that does not fit.
         """
+        return self._forecast(inputs, elapsed, valid, elapsed_ahead, covariates, covariates_ahead)[0]
+
+    def forecast_quantiles(
+        self,
+        inputs: Tensor,
+        *,
+        elapsed: Tensor | None = None,
+        valid: Tensor | None = None,
+        elapsed_ahead: Tensor | None = None,
+        covariates: Tensor | None = None,
+        covariates_ahead: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the forecast (B, horizon, d_input) and its quantiles (B, horizon, d_input, Q), which do not decrease along Q.
+
+        The arguments are those of `forward`. Losses of the quantiles have no gradient through the forecast that they surround.
+        """
+        return self._forecast(inputs, elapsed, valid, elapsed_ahead, covariates, covariates_ahead)
+
+    def _forecast(
+        self,
+        inputs: Tensor,
+        elapsed: Tensor | None,
+        valid: Tensor | None,
+        elapsed_ahead: Tensor | None,
+        covariates: Tensor | None,
+        covariates_ahead: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
         if inputs.ndim != 3 or inputs.shape[-1] != self.d_input or not inputs.shape[1]:
             raise ValueError(f"`inputs` must have shape (batch, length >= 1, {self.d_input}), got {tuple(inputs.shape)}")
         inputs = mask_padding(inputs, valid)
-        linear = None if self.linear_window is None else self._linear(inputs, valid)
+        covariates = self._check("covariates", covariates, inputs, inputs.shape[1], self.d_covariates)
+        ahead = self._check("covariates_ahead", covariates_ahead, inputs, self.horizon, self.d_covariates_ahead)
+        covariates = mask_padding(covariates, valid)
+        linear = None
+        if self.linear_window is not None:
+            inputs = inputs - covariates[..., self.d_covariates - self.d_covariates_ahead :] @ self.linear_effect.T
+            linear = self._linear(inputs, valid) + self._linear_of_covariates(covariates, valid) + ahead @ self.linear_effect.T
         mean, deviation = self._scale(inputs, valid)
         inputs = (inputs - mean) / deviation
-        measured = torch.cat([inputs, torch.ones_like(inputs[..., :1])], -1)
+        measured = torch.cat([inputs, torch.ones_like(inputs[..., :1]), covariates], -1)
         if self.mode == "queries":
             _, state = self.backbone(measured, elapsed=elapsed, valid=valid, return_state=True)
-            queries = measured.new_zeros(inputs.shape[0], self.horizon, self.d_input + 1)
-            y = self.backbone(queries, state, elapsed=elapsed_ahead)
+            unknown = measured.new_zeros(inputs.shape[0], self.horizon, measured.shape[-1] - self.d_covariates_ahead)
+            y = self.backbone(torch.cat([unknown, ahead], -1), state, elapsed=elapsed_ahead)
         else:
             if elapsed_ahead is not None:
                 raise ValueError("`elapsed_ahead` must be None in mode 'offset', which runs no further steps, got times")
             y = self._last(self.backbone(measured, elapsed=elapsed, valid=valid), valid)
-        return y * deviation + (mean if linear is None else linear)
+        forecast = y[..., : self.d_input] * deviation + (mean if linear is None else linear)
+        if not self.quantiles:
+            return forecast, forecast.new_zeros(*forecast.shape, 0)
+        spread = y[..., self.d_input :].unflatten(-1, (self.d_input, len(self.quantiles))) * deviation.unsqueeze(-1)
+        return forecast, (forecast.detach().unsqueeze(-1) + spread).sort(-1).values
+
+    def _check(self, name: str, value: Tensor | None, inputs: Tensor, length: int, count: int) -> Tensor:
+        """Return covariates (B, length, count), of no columns where there are none; ValueError for another shape."""
+        shape = (inputs.shape[0], length, count)
+        if value is None and not count:
+            return inputs.new_zeros(shape)
+        if value is None or value.shape != shape:
+            raise ValueError(f"`{name}` must have shape {shape}, got {None if value is None else tuple(value.shape)}")
+        return value
+
+    def _linear_of_covariates(self, covariates: Tensor, valid: Tensor | None) -> Tensor:
+        """Return the linear forecast (B, horizon, d_input) from the last valid steps of the covariates (B, L, d_covariates)."""
+        window = self.linear_covariates.shape[2]
+        past, _ = _last_steps(covariates, valid, window)
+        return torch.einsum("btp,chtp->bhc", past, self.linear_covariates[:, :, window - past.shape[1] :])
 
     def _linear(self, x: Tensor, valid: Tensor | None) -> Tensor:
         """Return the linear forecast (B, horizon, d_input) from the last valid steps of x (B, L, d_input)."""
         window = self.linear_weight.shape[-1]
-        if valid is None:
-            past = x[:, -window:]
-            count = past.new_full((1, 1, 1), past.shape[1])
-            mask = past.new_ones(1, past.shape[1], 1)
-        else:
-            steps = torch.arange(x.shape[1], device=x.device)
-            end = torch.where(valid, steps, 0).amax(1, keepdim=True)
-            taken = end - torch.arange(min(window, x.shape[1]) - 1, -1, -1, device=x.device)
-            clamped = taken.clamp(min=0)
-            mask = (valid.gather(1, clamped) & (taken >= 0)).unsqueeze(-1).to(x.dtype)
-            past = x.gather(1, clamped.unsqueeze(-1).expand(-1, -1, x.shape[-1])) * mask
-            count = mask.sum(1, keepdim=True).clamp(min=1)
+        past, mask = _last_steps(x, valid, window)
+        count = mask.sum(1, keepdim=True).clamp(min=1)
         mean = past.sum(1, keepdim=True) / count
         centred = (past - mean) * mask
         weight = self.linear_weight[..., window - past.shape[1] :].expand(x.shape[-1], -1, -1)
@@ -181,3 +263,16 @@ class Forecaster(PretrainedModel):
         mean = (x * mask).sum(1, keepdim=True) / count
         variance = ((x - mean).square() * mask).sum(1, keepdim=True) / count
         return mean, (variance + EPSILON).sqrt()
+
+
+def _last_steps(x: Tensor, valid: Tensor | None, window: int) -> tuple[Tensor, Tensor]:
+    """Return the last valid steps of x (B, L, C), at most `window`, with 0 before the first one, and whether they are valid."""
+    count = min(window, x.shape[1])
+    if valid is None:
+        return x[:, x.shape[1] - count :], x.new_ones(1, count, 1)
+    steps = torch.arange(x.shape[1], device=x.device)
+    end = torch.where(valid, steps, 0).amax(1, keepdim=True)
+    taken = end - torch.arange(count - 1, -1, -1, device=x.device)
+    clamped = taken.clamp(min=0)
+    mask = (valid.gather(1, clamped) & (taken >= 0)).unsqueeze(-1).to(x.dtype)
+    return x.gather(1, clamped.unsqueeze(-1).expand(-1, -1, x.shape[-1])) * mask, mask
