@@ -1,6 +1,6 @@
 """The loss and the metrics of a model on a split of a task, and the rotation angles of its AUSSM layers by input symbol."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from math import isfinite
@@ -60,15 +60,18 @@ def evaluate(
     max_batches: int = 0,
     autocast: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Scores:
-    """Return loss and metrics over a split, or over its first `max_batches` batches.
+    """Return loss and metrics over a split, or over `max_batches` of its batches.
 
-    The model is in evaluation mode meanwhile, and in its former mode afterwards. Raises ValueError for an endless split without
-    `max_batches`.
+    The batches of a finite split are evenly spaced, because the examples are often sorted by class, so that the first batches may
+    have a single class. Those of an endless split are the first ones. The model is in evaluation mode meanwhile, and in its
+    former mode afterwards. Raises ValueError for an endless split without `max_batches`.
     """
     batches = task.num_batches(split, batch_size)
     if batches is None and not max_batches:
         raise ValueError(f"`max_batches` must be a number of batches, as split {split!r} of {task.name} is endless, got 0")
-    batches = min(b for b in (batches, max_batches or None) if b is not None)
+    steps: Sequence[int] = range(max_batches if batches is None else batches)
+    if batches is not None and 0 < max_batches < batches:
+        steps = [number * batches // max_batches for number in range(max_batches)]
     device = next(model.parameters()).device
     metrics = {name: metric.to(device) for name, metric in task.metrics(split).items()}
     for metric in metrics.values():
@@ -77,7 +80,7 @@ def evaluate(
     model.eval()
     total, count = 0.0, 0.0
     try:
-        for step in range(batches):
+        for step in steps:
             batch = task.batch(split, step, batch_size, seed).to(device)
             with autocast():
                 output = predict(model, batch)

@@ -231,7 +231,10 @@ class TrainingSettings(SettingsGroup):
         Doc("what makes a validation the best one: the task's main metric, and the loss between equal metrics; or the loss"),
     ] = "metric"
     eval_every: Annotated[NonNegativeInt, Doc("steps between validations; 0 validates only at the end")] = 500
-    eval_batches: Annotated[NonNegativeInt, Doc("validation batches; 0 is the whole split (an endless split needs a number)")] = 0
+    eval_batches: Annotated[
+        NonNegativeInt,
+        Doc("validation batches, evenly spaced over the split; 0 is the whole split (an endless split needs a number)"),
+    ] = 0
     test_batches: Annotated[NonNegativeInt, Doc("the same for the test split")] = 0
     patience: Annotated[NonNegativeInt, Doc("validations without improvement after which training stops; 0 never stops")] = 0
     solved_at: Annotated[
